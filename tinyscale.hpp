@@ -45,6 +45,7 @@
 //   tinyscale/hardware/presets.hpp           Chip presets
 //   tinyscale/hardware/chip_facts.hpp        A chip figure by figure
 //   tinyscale/hardware/network.hpp           A machine
+//   tinyscale/hardware/machine_of_chips.hpp  The machine that so many chips make
 //   tinyscale/hardware/pod.hpp               What a whole pod or fat tree has
 //   tinyscale/hardware/roofline.hpp          The roofline
 //   tinyscale/hardware/intensity.hpp         The roofline in closed form
@@ -231,6 +232,7 @@
 //   tinyscale/plan/mfu.hpp                   The MFU decoder
 //   tinyscale/plan/training_job.hpp          A training job
 //   tinyscale/plan/layout_search.hpp         Every layout of a job on a machine, priced
+//   tinyscale/plan/strategy_regimes.hpp      Which strategy is bound by math from which batch
 //   tinyscale/plan/why_not.hpp               Why not another layout? Every layout one step from
 //   tinyscale/plan/step_load.hpp             What a step of training loads each part of a machine
 //   tinyscale/plan/twin.hpp                  A scale-down twin, a wind tunnel of a training plan
@@ -264,6 +266,7 @@
 //   tinyscale/show/run_trace.hpp             A mesh run as a trace that Perfetto
 //   tinyscale/show/link_map.hpp              A torus or mesh of chips with its links
 //   tinyscale/show/report_pictures.hpp       Pictures of whole reports
+//   tinyscale/show/plan_pictures.hpp         Pictures of plans
 
 #pragma once
 #ifndef TINYSCALE_HPP
@@ -1455,6 +1458,10 @@ inline double name_distance(const std::string& asked, const std::string& name) {
   const std::size_t at = (a_shorter ? b : a).find(part);
   if (at != std::string::npos && part.size() >= (at == 0 ? 2U : 3U)) {
     return a == b ? 0 : at == 0 ? 0.5 : 0.75;
+  }
+  if (a.size() >= 5 && b.size() > a.size() &&  // all but a letter of what the name begins with
+      edit_distance(a, b.substr(0, a.size())) <= 1) {
+    return 1.5;
   }
   const std::size_t letters = a.size() > b.size() ? a.size() : b.size();
   const std::size_t distance = edit_distance(a, b);
@@ -6080,6 +6087,127 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
     result.name = detail::machine_name(machine.chip, result.dims);
   }
   return result;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/hardware/machine_of_chips.hpp
+// The machine that so many chips make, as they are offered: machine_of_chips("tpu-v5p", 8960).
+//   3D torus  1, 2, 4 .. 32 chips, above that whole 4x4x4 cubes; sides nearest to a cube
+//   2D torus  powers of two, sides nearest to a square
+//   beyond a pod: {slices, sides}, the largest slices of 64 chips or more that divide the chips
+//   GPUs      {chips} within a node, else {nodes, GPUs}, nodes of whole hosts, the largest there
+//   are
+// Source: Google's documents of the TPU generations; "How To Scale Your Model", chapters 2 and 12.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline bool is_power_of_two(std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
+
+// Three sides with that product, the longest as short as can be, ascending.
+inline Shape nearest_cube(std::int64_t volume) {
+  Shape best = {1, 1, volume};
+  for (std::int64_t a = 1; a * a * a <= volume; ++a) {
+    for (std::int64_t b = a; volume % a == 0 && a * b * b <= volume; ++b) {
+      const std::int64_t c = volume / a / b;
+      if (a * b * c == volume && (c < best[2] || (c == best[2] && a > best[0]))) {
+        best = {a, b, c};
+      }
+    }
+  }
+  return best;
+}
+
+// The sides of a slice of a torus; empty where no such slice is offered.
+inline Shape slice_sides(const Chip& chip, std::int64_t chips) {
+  if (chips > chip.domain_chips || chips < 1) {
+    return {};
+  }
+  if (is_torus3d(chip)) {
+    if (chips < 64) {
+      return is_power_of_two(chips) ? nearest_cube(chips) : Shape();
+    }
+    const Shape cubes = chips % 64 == 0 ? nearest_cube(chips / 64) : Shape();
+    return cubes.size() == 0 ? cubes : Shape{4 * cubes[0], 4 * cubes[1], 4 * cubes[2]};
+  }
+  if (!is_power_of_two(chips)) {
+    return {};
+  }
+  std::int64_t side = 1;
+  while (side * side * 4 <= chips) {
+    side *= 2;
+  }
+  return {side, chips / side};
+}
+
+// GPUs of a node: the largest number of whole hosts that a switch joins and that divides the chips.
+inline std::int64_t node_chips(const Chip& chip, std::int64_t chips) {
+  const std::int64_t host = std::min(chip.host_chips, chip.domain_chips);
+  for (std::int64_t node = chip.domain_chips / host * host; node > 0; node -= host) {
+    if (chips % node == 0) {
+      return node;
+    }
+  }
+  return 0;
+}
+
+// Empty where so many are not offered.
+inline Shape offered_dims(const Chip& chip, std::int64_t chips) {
+  if (chip.kind == "gpu") {
+    const std::int64_t node = chips <= chip.domain_chips ? chips : node_chips(chip, chips);
+    return node == 0 ? Shape() : node == chips ? Shape{chips} : Shape{chips / node, node};
+  }
+  if (!is_torus2d(chip) && !is_torus3d(chip)) {
+    return {chips};
+  }
+  if (chips <= chip.domain_chips) {
+    return slice_sides(chip, chips);
+  }
+  for (std::int64_t slices = 2; slices <= chips / 64; ++slices) {
+    const Shape sides = chips % slices == 0 ? slice_sides(chip, chips / slices) : Shape();
+    if (sides.size() > 0) {
+      Shape dims = {slices};
+      for (int d = 0; d < sides.size(); ++d) {
+        dims.push_back(sides[d]);
+      }
+      return dims;
+    }
+  }
+  return {};
+}
+
+// The next number from `chips` on, up or down, that is offered.
+inline std::int64_t offered_near(const Chip& chip, std::int64_t chips, int step) {
+  std::int64_t n = chips + step;
+  while (n > 1 && offered_dims(chip, n).size() == 0) {
+    n += step;
+  }
+  return n;
+}
+
+}  // namespace detail
+
+// Throws and names the next smaller and larger machine when so many are not offered; others have
+// machine(chip, dims).
+inline Machine machine_of_chips(const Chip& chip, std::int64_t chips) {
+  if (chips < 1 || chips > 10000000) {
+    detail::fail(
+        {"machine_of_chips: ", chips, " chips of ", chip.name, "; 1 to 10000000 is right"});
+  }
+  const Shape dims = detail::offered_dims(chip, chips);
+  if (dims.size() == 0) {
+    detail::fail({"machine_of_chips: ", chips, " chips of ", chip.name, " make no whole ",
+                  chip.kind == "gpu"         ? "nodes"
+                  : detail::is_torus3d(chip) ? "cubes of 4x4x4"
+                                             : "slice",
+                  "; near are ", detail::offered_near(chip, chips, -1), " and ",
+                  detail::offered_near(chip, chips, 1), ", or say the dimensions"});
+  }
+  return machine(chip, dims);
+}
+inline Machine machine_of_chips(const std::string& chip_name, std::int64_t chips) {
+  return machine_of_chips(chip(chip_name), chips);
 }
 
 }}  // namespace tinyscale
@@ -35215,6 +35343,9 @@ inline ModelConfig config(const std::string& name) {
     }
     all += (all.empty() ? "" : ", ") + names[i];
   }
+  if (alike.empty()) {
+    alike = detail::joined_names(detail::near_names(name, names));
+  }
   detail::fail({"config: no model is named \"", name, "\"; ",
                 alike.empty() ? "known: " + all : "near: " + alike});
 }
@@ -43499,6 +43630,10 @@ inline void add_neighbours(const AxisPart& part, double& rate, GroupLinks& links
 
 // Of `size` chips, `stride` apart in the machine's row-major order.
 inline GroupLinks group_links(const Machine& machine, std::int64_t stride, std::int64_t size) {
+  if (stride < 1 || size < 1 || size > machine.chips() / stride) {
+    detail::fail({"group_links: ", size, " chips, ", stride, " apart, on ", machine.name, " of ",
+                  machine.chips(), "; at least 1 each, and together no more than the chips"});
+  }
   GroupLinks links;
   links.size = static_cast<double>(size);
   if (size <= 1) {
@@ -43579,33 +43714,33 @@ struct Efficiency {
   double matmul_hopper = 0.87;     // H100, H200, H800
   double matmul_blackwell = 0.87;  // B200, GB200, GB300
   double matmul_tpu = 0.9, matmul_tpu_fp8 = 0.65;
-  double waves = 0.64;      // power of a GPU's share of full waves: others fill in
-  double attention = 0.42;  // tiled, of the peak
+  double waves = 0.65;      // power of a GPU's share of full waves: others fill in
+  double attention = 0.43;  // tiled, of the peak
   double attention_tpu = 0.29;
-  double score_matmul = 0.26;  // of scores that go to memory, as `matmul`
-  double odd_heads = 0.19;     // of that, when the head size is no multiple of 8
-  double score_passes = 8.3;   // over the scores, forward
-  double memory = 0.83;        // of the memory's bandwidth
-  double unfused = 2.9;        // times the traffic of fused elementwise ops
+  double score_matmul = 0.28;  // of scores that go to memory, as `matmul`
+  double odd_heads = 0.2;      // of that, when the head size is no multiple of 8
+  double score_passes = 8.4;   // over the scores, forward
+  double memory = 0.84;        // of the memory's bandwidth
+  double unfused = 3;          // times the traffic of fused elementwise ops
   double tpu_elementwise = 1.1;
   double fp8_casts = 1.6;             // passes over the operands of fp8 matmuls
   double logit_passes = 9.7;          // of 4 bytes
-  double inner_links = 0.91;          // NVLink, ICI
-  double outer_links = 0.93;          // the network between nodes
-  double waiting_outer_links = 0.43;  // the same when nothing else goes on
-  double slice_links = 0.67;          // the network between TPU slices
-  double exchange_outer = 0.72;       // all_to_all between nodes
+  double inner_links = 0.92;          // NVLink, ICI
+  double outer_links = 0.98;          // the network between nodes
+  double waiting_outer_links = 0.41;  // the same when nothing else goes on
+  double slice_links = 0.66;          // the network between TPU slices
+  double exchange_outer = 0.71;       // all_to_all between nodes
   double hop = 2.5e-05;               // seconds before a collective moves its first byte
-  double hidden_tensor = 0.88, hidden_tensor_tpu = 0.86;  // share of the messages
-  double hidden_context = 0.8, hidden_expert = 0.2;
-  double exposed_gather = 0.6, exposed_gather_tpu = 0.085;  // share that no compute hides
-  double gather_beside = 0.2;      // share of the compute time that gathers can hide in
+  double hidden_tensor = 0.87, hidden_tensor_tpu = 0.87;  // share of the messages
+  double hidden_context = 0.8, hidden_expert = 0.25;
+  double exposed_gather = 0.63, exposed_gather_tpu = 0.1;  // share that no compute hides
+  double gather_beside = 0.35;     // share of the compute time that gathers can hide in
   double gather_beside_tpu = 0.5;  // assumed: no run that is priced needs more than 0.2
   double hidden_gradients = 0.9;   // share of the backward pass that gradients can hide in
-  double transfer = 0.72;          // of the time of messages between stages
-  double recompute = 0.86, recompute_tpu = 0.65;  // of the forward pass that is computed again
-  double layer_wait = 0.0084;  // seconds a layer and microbatch, where the host waits
-  double jitter = 0.011;       // of the step, for each doubling of the chips from eight
+  double transfer = 0.73;          // of the time of messages between stages
+  double recompute = 0.85, recompute_tpu = 0.66;  // of the forward pass that is computed again
+  double layer_wait = 0.0085;  // seconds a layer and microbatch, where the host waits
+  double jitter = 0.01;        // of the step, for each doubling of the chips from eight
 };
 
 inline Efficiency typical_efficiency() { return Efficiency(); }
@@ -43649,7 +43784,9 @@ struct LayerWork {
   double scores = 0;        // numbers of a T x T matrix for the chip's heads
   double elements = 0;      // read and written by fused elementwise ops
   double routed = 0;        // token copies that go to experts
-  double keys = 0;          // numbers of keys and values of the chip's tokens
+  double queries = 0;       // numbers of queries of the chip's tokens
+  double keys = 0;          // of keys and values
+  double least_keys = 0;    // the same, before latent attention makes them from their ranks
   double recast = 0;        // numbers that fp8 rounds
 
   void add(double m, double k, double n, double many = 1) {
@@ -43680,11 +43817,14 @@ inline void add_attention_work(const ModelConfig& c, double tokens, double parts
     w.add(tokens, width, rank + static_cast<double>(c.rope_head));
     w.add(tokens, rank, heads * static_cast<double>(c.head_size + c.output_head()));
     w.keys = tokens * heads * static_cast<double>(c.score_head() + c.output_head());
+    w.least_keys = std::min(w.keys, tokens * static_cast<double>(c.cached_numbers()));
   } else {
-    const double keys = 2 * static_cast<double>(c.key_width()) / parts;
+    const double kv_heads = std::max(1.0, static_cast<double>(c.kv_heads) / parts);  // or copies
+    const double keys = 2 * kv_heads * static_cast<double>(c.head_size);
     w.add(tokens, width, static_cast<double>(c.query_width()) / parts + keys);
-    w.keys = tokens * keys;
+    w.keys = w.least_keys = tokens * keys;
   }
+  w.queries = tokens * heads * static_cast<double>(c.score_head());
   w.add(tokens, out, width);
   w.elements += 2 * (static_cast<double>(c.query_width()) / parts * tokens + w.keys);
 }
@@ -43826,10 +43966,24 @@ struct StepPrice {
 
 namespace detail {
 
+// Activations keep 16 bits where matmuls have fewer.
+inline double activation_bytes(DType format) { return std::max(2.0, bytes_of(format)); }
+
+// Chips of a slice, a node or a box.
+inline std::int64_t domain_of(const Machine& machine) {
+  std::int64_t chips = 1;
+  for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
+       d < machine.dims.size(); ++d) {
+    chips *= machine.dims[d];
+  }
+  return chips;
+}
+
 // The links that each kind of message of a layout travels on.
 struct LayoutLinks {
   GroupLinks tensor, context, batch, shard, replica;
-  bool stages_leave = false;  // from stage to stage through the outer network
+  GroupLinks expert_shard, expert_replica;  // of those that hold the same experts
+  bool stages_leave = false;                // from stage to stage through the outer network
 
   LayoutLinks(const Machine& machine, const Layout& layout) {
     const std::int64_t inner = layout.tensor * layout.context;
@@ -43839,7 +43993,12 @@ struct LayoutLinks {
     const std::int64_t shards = layout.shards();
     shard = group_links(machine, layout.tensor, shards);
     replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
-    const std::int64_t domain = machine.chip.domain_chips;
+    const std::int64_t holders = layout.batch_devices() / layout.expert;
+    const std::int64_t fewer =
+        layout.zero == Zero::none || shards % layout.expert != 0 ? 1 : shards / layout.expert;
+    expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
+    expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
+    const std::int64_t domain = domain_of(machine);
     stages_leave = inner * layout.data >= domain && machine.chips() > domain;
   }
 };
@@ -43859,6 +44018,7 @@ class StepPricer {
     peak16_ = chip_.peak(DType::bf16);
     rate_ = sustained_matmul(e, chip_, job.format);
     memory_ = chip_.memory_bandwidth > 0 ? chip_.memory_bandwidth : 1e30;
+    wide_ = activation_bytes(job.format);
     inner_ = e.inner_links;
     outer_ = tpu_ ? e.slice_links : e.outer_links;
   }
@@ -43895,7 +44055,7 @@ class StepPricer {
   double matmul_seconds(double m, double k, double n) const {
     double share = mapping_efficiency(chip_, m, k, n);
     share = tpu_ || chip_.kind != "gpu" ? share : std::pow(share, e_.waves);
-    const double bytes = 2 * (m * k + k * n + m * n);
+    const double bytes = wide_ * (m * k + k * n + m * n);
     return std::max(2 * m * k * n / (rate_ * share), bytes / (memory_ * e_.memory));
   }
 
@@ -43914,11 +44074,11 @@ class StepPricer {
       const double odd = job_.model.head_size % 8 == 0 ? 1 : e_.odd_heads;
       const double rate =
           peak16_ * best_measured_matmul(chip_, DType::bf16) * e_.score_matmul * odd;
-      const double pass = 2 * w.scores / (memory_ * e_.memory);
+      const double pass = wide_ * w.scores / (memory_ * e_.memory);
       core = w.score_flops / rate + e_.score_passes * pass;
       core_backward = 2 * w.score_flops / rate + 1.4 * e_.score_passes * pass;
     }
-    double bytes = 2 * w.elements * (tpu_ ? e_.tpu_elementwise : on.fused ? 1 : e_.unfused);
+    double bytes = wide_ * w.elements * (tpu_ ? e_.tpu_elementwise : on.fused ? 1 : e_.unfused);
     bytes += is_fp8(job_.format) ? 2 * e_.fp8_casts * w.recast : 0;
     const double vector = bytes / (memory_ * e_.memory);
     layer_.matmul += many * (forward + backward);
@@ -43939,18 +44099,18 @@ class StepPricer {
     const double core = job_.software.tiled_attention ? w.causal_flops : w.score_flops;
     const bool core_again = layout_.recompute != Recompute::none;
     math_ += many * ((again ? 4 : 3) * w.flops() / peak_ + (core_again ? 4 : 3) * core / peak16_);
-    double matrices = 0;
+    double matrices = 0;  // each is read by two of the three matmuls and written by one
     for (int i = 0; i < w.count; ++i) {
       const MatmulShape& s = w.matmuls[i];
-      matrices += 2 * s.count * (s.m * s.k + s.k * s.n + s.m * s.n);
+      matrices += s.count * (s.m * s.k + s.k * s.n + s.m * s.n);
     }
-    memory_bytes_ += many * 3 * matrices;
+    memory_bytes_ += many * (2 * bytes_of(job_.format) + wide_) * matrices;
   }
 
   void add_messages(const LayerWork& w, double many) {
     const double passes = layout_.recompute == Recompute::full ? 3 : 2;  // forward, again, backward
     if (layout_.tensor > 1) {  // two all_reduces a pass, or as many gathers and scatters
-      const double bytes = 2 * tokens_ * width_;
+      const double bytes = wide_ * tokens_ * width_;
       const bool hides = job_.software.hides_tensor;
       const bool inside = !links_.tensor.leaves_domain();  // beyond, no run has hidden them
       const double hidden = !inside ? 0
@@ -43961,13 +44121,25 @@ class StepPricer {
       layer_.tensor += many * passes * 2 * one * (1 - hidden);
       limit_.tensor += many * passes * 4 * links_.tensor.gather(bytes);
     }
-    if (layout_.context > 1) {  // keys and values of all, in both passes; gradients of them
-      const double bytes = 2 * w.keys * static_cast<double>(layout_.context);
-      layer_.context +=
-          many * 3 * links_.context.gather(bytes, inner_, outer_) * (1 - e_.hidden_context);
-      limit_.context += many * 3 * links_.context.gather(bytes);
+    if (layout_.context > 1) {
+      const double n = static_cast<double>(layout_.context);
+      const double rounds = context_rounds();
+      const bool deals = layout_.context_parallel == ContextParallel::ulysses;
+      const auto seconds = [&](double keys, double inner, double outer) {
+        return deals ? links_.context.exchange(wide_ * (2 * w.queries + keys), inner, outer)
+                     : links_.context.gather(wide_ * keys * n, inner, outer);
+      };
+      layer_.context += many * rounds * seconds(w.keys, inner_, outer_) * (1 - e_.hidden_context);
+      limit_.context += many * rounds * seconds(w.least_keys, 1, 1);
     }
     add_experts(w, many);
+  }
+
+  // How often keys and values of all go around: forward, again with what is computed again, and
+  // backward with their gradients, for which a ring sends the keys once more.
+  double context_rounds() const {
+    const bool ring = layout_.context_parallel == ContextParallel::ring;
+    return (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
   }
 
   // To the experts and back, both passes. A token goes once to each other domain where it has an
@@ -43978,11 +44150,12 @@ class StepPricer {
       return;
     }
     const double top = job_.model.top_k, copies = w.routed;
-    const double domain = tpu_ ? group : std::min<double>(chip_.domain_chips, group);
+    const double node = static_cast<double>(domain_of(machine_));
+    const double domain = tpu_ ? group : std::min(node, group);
     const double domains = group / domain;
     const double met = domains * (1 - std::pow(1 - 1 / domains, top)) * (1 - 1 / domains);
-    const double outside = 2 * copies / top * width_ * met;
-    const double inside = 2 * copies * width_;
+    const double outside = wide_ * copies / top * width_ * met;
+    const double inside = wide_ * copies * width_;
     const GroupLinks links = group_links(machine_, 1, static_cast<std::int64_t>(domain));
     const double out_rate = chip_.dcn_bandwidth > 0 ? chip_.dcn_bandwidth : 1e30;
     const double limit = std::max(links.exchange(inside), outside / out_rate);
@@ -44019,53 +44192,88 @@ class StepPricer {
     t.head = head_ * m_;
     const double stages = static_cast<double>(layout_.pipeline);
     out_.limit = limit_;
-    out_.limit.math = m_ * (math_ * layers + head_math_ / stages);
+    const double mean = (math_ * static_cast<double>(job_.model.layers) + head_math_) / stages;
+    out_.limit.math = m_ * std::max(math_ * layers, mean);  // the head beside fewer layers
     out_.limit.memory = m_ * memory_bytes_ * layers / memory_;
     out_.limit.tensor *= all;
     out_.limit.context *= all;
     out_.limit.expert *= all;
     if (layout_.pipeline > 1) {
       const double one = layer_.total() * layers + (t.waiting / m_) + head_ / stages;
-      t.bubble = (stages - 1) / chunks_ * one;
-      out_.limit.bubble = out_.limit.math / m_ * (stages - 1) / chunks_;
+      const double idle = idle_microbatches();
+      t.bubble = idle * one;
+      out_.limit.bubble = out_.limit.math / m_ * idle;
       const double cut = job_.software.cuts_transfers || layout_.sequence_parallel
                              ? static_cast<double>(layout_.tensor)
                              : 1;
-      const double rate = links_.stages_leave ? chip_.dcn_bandwidth * outer_
-                                              : chip_.links * chip_.link_bandwidth * inner_;
-      const double bytes = 2 * tokens_ * width_ / cut;
+      const double out = chip_.dcn_bandwidth, in = chip_.links * chip_.link_bandwidth;
+      const double any = machine_.links.back().bandwidth.one_way();  // of a box without either
+      const double rate =
+          links_.stages_leave ? (out > 0 ? out : any) * outer_ : (in > 0 ? in : any) * inner_;
+      const double bytes = wide_ * tokens_ * width_ / cut;
       t.transfer = 2 * (m_ * chunks_ + stages - 1) * (e_.transfer * bytes / rate + e_.hop);
     }
   }
 
-  // Gradients to their owners and weights to their users; routed experts among fewer.
+  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule.
+  double idle_microbatches() const {
+    const double stages = static_cast<double>(layout_.pipeline);
+    if (layout_.schedule.empty()) {
+      return (stages - 1) / chunks_;
+    }
+    return time_pipeline(layout_.schedule).idle_to_work() * m_;
+  }
+
+  // Weights so often to their users and gradients so often to their owners in a step, as the
+  // executor does: each microbatch, where a chip keeps only its part of them. Pipelined chips keep
+  // gathered weights until the last microbatch, as step_memory() counts.
+  double weight_rounds() const {
+    const bool each = layout_.zero == Zero::parameters;
+    return layout_.zero == Zero::none ? 0 : !each || layout_.pipeline > 1 ? 1 : 2 * m_;
+  }
+  double gradient_rounds() const {
+    const bool held = layout_.zero == Zero::parameters && layout_.pipeline > 1;
+    return layout_.zero >= Zero::gradients && !held ? m_ : 1;
+  }
+
+  // Seconds until all that share a parameter have got so many bytes of each; routed experts are
+  // shared by fewer.
+  double gather_shards(double bytes, double inner = 1, double outer = 1) const {
+    const double shared = parameters_.all() - parameters_.experts;
+    return links_.shard.gather(shared * bytes, inner, outer) +
+           links_.expert_shard.gather(parameters_.experts * bytes, inner, outer);
+  }
+  // And until the holders of the same shard have summed it.
+  double sum_replicas(double bytes, double inner = 1, double outer = 1) const {
+    const double shared = (parameters_.all() - parameters_.experts) / links_.shard.size;
+    const double experts = parameters_.experts / links_.expert_shard.size;
+    return 2 * (links_.replica.gather(shared * bytes, inner, outer) +
+                links_.expert_replica.gather(experts * bytes, inner, outer));
+  }
+
   void add_data() {
     StepCost& t = out_.typical;
-    const double all = parameters_.all(), compute = t.compute();
+    const double compute = t.compute();
     if (layout_.batch_devices() <= 1) {
       return;
     }
     const double outer = !job_.software.hides_gradients && !tpu_ ? e_.waiting_outer_links : outer_;
-    const double window = e_.hidden_gradients * compute / m_ * 2 / 3;
+    const double window = e_.hidden_gradients * compute / m_ * 2 / 3 * gradient_rounds();
     const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
     const double beside = tpu_ ? e_.gather_beside_tpu : e_.gather_beside;
     const double g = job_.gradient_bytes, w = job_.gather_bytes;
-    if (layout_.zero == Zero::parameters) {
-      const double gathered = m_ * 2 * links_.shard.gather(all * w, inner_, outer_) +
-                              m_ * links_.shard.gather(all * g, inner_, outer_);
+    const double moved = weight_rounds() * w + gradient_rounds() * g;
+    out_.limit.data = gather_shards(moved) + sum_replicas(g);
+    if (layout_.zero == Zero::parameters && layout_.pipeline == 1) {
+      const double gathered = gather_shards(moved, inner_, outer_);
       t.gather = gathered - std::min((1 - exposed) * gathered, beside * compute);
-      out_.limit.data = m_ * links_.shard.gather(all * (2 * w + g));
-      const double part = all / static_cast<double>(layout_.shards());
-      t.gradients = 2 * links_.replica.gather(part * g, inner_, outer_);
-      out_.limit.data += 2 * links_.replica.gather(part * g);
+      t.gradients = sum_replicas(g, inner_, outer_);
       return;
     }
-    const double time =
-        links_.batch.gather(all * g, inner_, outer) + links_.batch.gather(all * w, inner_, outer);
+    const double time = gather_shards(moved, inner_, outer) + sum_replicas(g, inner_, outer);
     const double hidden =
         job_.software.hides_gradients ? std::min((1 - exposed) * time, window) : 0;
     t.gradients = time - hidden;
-    out_.limit.data = links_.batch.gather(all * (g + w));
   }
 
   void add_update() {
@@ -44081,6 +44289,7 @@ class StepPricer {
   const LayoutLinks& links_;
   bool tpu_ = false;
   double chunks_ = 1, m_ = 1, b_ = 1, tokens_ = 0, width_ = 0;
+  double wide_ = 2;  // bytes of an activation
   double peak_ = 0, peak16_ = 0, rate_ = 0, memory_ = 0, inner_ = 1, outer_ = 1;
   ChipParameters parameters_;
   StepCost layer_;   // of one mean layer and microbatch
@@ -44094,6 +44303,16 @@ class StepPricer {
 // The price of a step under `layout`, whose pipeline has `chunks` of the model on each rank.
 inline StepPrice price_step(const StepJob& job, const Machine& machine, const Layout& layout,
                             int chunks = 1, const Efficiency& e = typical_efficiency()) {
+  detail::check_layout_counts("price_step", layout);
+  if (layout.devices() != machine.chips()) {
+    detail::fail({"price_step: layout ", layout.text(), " = ", layout.devices(), " devices, ",
+                  machine.name, " has ", machine.chips(), " chips; they must be equal"});
+  }
+  if (!(job.batch > 0 && job.context > 0 && chunks > 0) || !detail::is_finite(job.batch) ||
+      !detail::is_finite(job.context)) {
+    detail::fail({"price_step: ", job.batch, " sequences of ", job.context, " tokens, ", chunks,
+                  " chunks; finite numbers above 0 are right"});
+  }
   const detail::LayoutLinks links(machine, layout);
   return detail::StepPricer(job, machine, layout, chunks, e, links).price();
 }
@@ -44384,7 +44603,7 @@ inline DeviceParameters end_share(const ModelConfig& c, const StageShare& stage,
   }
   if (stage.head) {
     out.rest += stage.embedding && c.tied ? 0 : table;
-    out.rest += static_cast<double>(c.norm_parameters() + c.other_parameters);
+    out.rest += static_cast<double>(c.norm_parameters());
   }
   return out;
 }
@@ -44411,7 +44630,10 @@ inline DeviceParameters device_parameters(const ModelConfig& model, const StageS
   const DeviceParameters plain = detail::layer_share(model, false, t, e);
   const DeviceParameters mixed = detail::layer_share(model, model.experts > 0, t, e);
   DeviceParameters out = detail::end_share(model, stage, t);
-  out.rest += dense * plain.rest + mixtures * mixed.rest;
+  // What the fields do not describe, below 0 too, is spread over the layers.
+  const double other = static_cast<double>(model.other_parameters * stage.layers) / t;
+  out.rest +=
+      dense * plain.rest + mixtures * mixed.rest + other / static_cast<double>(model.layers);
   out.experts += mixtures * mixed.experts;
   return out;
 }
@@ -44626,6 +44848,38 @@ inline void add_buffers(const ModelConfig& c, const Layout& layout, double token
   }
 }
 
+// Microbatches under way on a rank: of the layout's own schedule, else of 1F1B, interleaved over
+// chunks above 1.
+inline double held_microbatches(const Layout& layout, std::int64_t rank, int chunks) {
+  if (chunks <= 1 || !layout.schedule.empty()) {
+    return microbatches_under_way(layout, rank);
+  }
+  const double p = static_cast<double>(layout.pipeline),
+               m = static_cast<double>(layout.microbatches);
+  return std::min(m, ((chunks - 1) * p + 2 * (p - 1 - static_cast<double>(rank)) + 1) / chunks);
+}
+
+// Ranks of which one is the fullest: the first of each kind of stage, as a later one of the kind
+// has fewer microbatches under way, and the last, which has the logits.
+inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
+                                            const std::vector<std::int64_t>& layers) {
+  std::vector<std::int64_t> out = {0};
+  std::int64_t before = layers[0], most = layers[0];
+  bool mixed = model.dense_layers < 1;  // whether a stage of mixtures alone has been met
+  const auto last = static_cast<std::int64_t>(layers.size()) - 1;
+  for (std::int64_t i = 1; i <= last; ++i) {
+    const std::int64_t here = layers[static_cast<std::size_t>(i)];
+    const bool mixtures = model.experts > 0 && before >= model.dense_layers && !mixed;
+    if (i == 1 || i == last || here > most || mixtures) {
+      out.push_back(i);
+    }
+    mixed = mixed || mixtures;
+    most = std::max(most, here);
+    before += here;
+  }
+  return out;
+}
+
 }  // namespace detail
 
 // With `microbatch` sequences of `context` tokens at a time in each replica, and `chunks` of the
@@ -44636,13 +44890,13 @@ inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, co
                               const MemoryConvention& by = MemoryConvention()) {
   const double tokens = microbatch * context / static_cast<double>(layout.context);
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
-  const double stages = static_cast<double>(layout.pipeline);
-  const double interleaved = chunks > 1 ? 1 + (stages - 1) / (stages * chunks) : 1;
   StepMemory fullest;
-  for (const std::int64_t rank : {std::int64_t{0}, layout.pipeline - 1}) {
+  for (const std::int64_t rank : detail::full_ranks(model, layers)) {
     StageShare stage;
     stage.layers = layers[static_cast<std::size_t>(rank)];
-    stage.first = rank == 0 ? 0 : model.layers - stage.layers;
+    for (std::int64_t i = 0; i < rank; ++i) {
+      stage.first += layers[static_cast<std::size_t>(i)];
+    }
     stage.embedding = rank == 0;
     stage.head = rank == layout.pipeline - 1;
     StepMemory here;
@@ -44652,7 +44906,8 @@ inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, co
       detail::keep_scores(model, layout, tokens, microbatch, static_cast<double>(stage.layers),
                           microbatches_under_way(layout, rank), here.parts);
     }
-    here.parts.activations *= rank == 0 ? interleaved : 1;
+    here.parts.activations *=
+        detail::held_microbatches(layout, rank, chunks) / microbatches_under_way(layout, rank);
     if (layout.pipeline > 1 &&
         layout.zero == Zero::parameters) {  // whole until the last microbatch
       const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();
@@ -45181,11 +45436,12 @@ struct MfuRow {
 
 // One rate that the source prints, beside every convention.
 struct MfuMatch {
-  std::string printed;  // "132.71 TFLOP/s", "41.5 % MFU"
-  std::string peak;     // of which a percentage is: "bf16", "fp8", ...
-  double rate = 0;      // FLOP/s a chip that it stands for
-  double rounding = 0;  // relative: of its last digit and the speed's together
-  double unit = 0;      // relative: of the last digit alone, which some sources cut off
+  std::string printed;    // "132.71 TFLOP/s", "41.5 % MFU"
+  std::string peak;       // of which a percentage is: "bf16", "fp8", ...
+  bool hardware = false;  // printed as an HFU
+  double rate = 0;        // FLOP/s a chip that it stands for
+  double rounding = 0;    // relative: of its last digit and the speed's together
+  double unit = 0;        // relative: of the last digit alone, which some sources cut off
   // The nearest first: within the rounding; else within the unit that was cut; else within 0.5 %.
   List<FlopsConvention> within, cut, near;
   FlopsConvention closest = FlopsConvention::six_n;
@@ -45252,12 +45508,19 @@ inline List<NamedPeak> possible_peaks(const Chip& chip, DType format) {
                               {"bf16 sparse", sparse ? 2 * chip.flops_bf16 : 0},
                               {"fp8 sparse", sparse ? 2 * chip.flops_fp8 : 0}};
   for (const NamedPeak& other : others) {
-    bool known = !(other.rate > 0);
-    for (const NamedPeak& peak : out) {
-      known = known || peak.rate == other.rate;
-    }
-    if (!known) {
+    if (other.rate > 0 && other.rate != out[0].rate) {
       out.push_back(other);
+    }
+  }
+  return out;
+}
+
+// "int8 or bf16 sparse": of an A100 both are 624 TFLOP/s.
+inline std::string names_of_peak(const List<NamedPeak>& peaks, double rate) {
+  std::string out;
+  for (const NamedPeak& peak : peaks) {
+    if (std::fabs(peak.rate / rate - 1) < 1e-3) {
+      out += (out.empty() ? "" : " or ") + peak.name;
     }
   }
   return out;
@@ -45265,7 +45528,7 @@ inline List<NamedPeak> possible_peaks(const Chip& chip, DType format) {
 
 // What the source prints of its rate, as FLOP/s of a chip; a percentage is of that peak.
 struct PrintedRate {
-  std::string text, what;
+  std::string text;
   Quantity rate;
   double rounding = 0;  // relative
   bool share = false, hardware = false;
@@ -45276,16 +45539,16 @@ inline List<PrintedRate> printed_rates(const MfuClaim& claim, double peak) {
   const Quantity whole(peak, "FLOP/s", "peak", claim.chip.name);
   if (claim.tflops_per_chip.stated) {
     const Quantity rate(claim.tflops_per_chip.value * 1e12, "FLOP/s", "", "printed");
-    out.push_back({cat({claim.tflops_per_chip.value, " TFLOP/s"}), "TFLOP/s", rate,
+    out.push_back({cat({claim.tflops_per_chip.value, " TFLOP/s"}), rate,
                    claim.tflops_per_chip.relative(), false, false});
   }
   if (claim.mfu.stated) {
-    out.push_back({mfu_percent(claim.mfu.value) + " MFU", "MFU",
+    out.push_back({mfu_percent(claim.mfu.value) + " MFU",
                    Quantity(claim.mfu.value, "", "MFU", "printed") * whole, claim.mfu.relative(),
                    true, false});
   }
   if (claim.hfu.stated) {
-    out.push_back({mfu_percent(claim.hfu.value) + " HFU", "HFU",
+    out.push_back({mfu_percent(claim.hfu.value) + " HFU",
                    Quantity(claim.hfu.value, "", "HFU", "printed") * whole, claim.hfu.relative(),
                    true, true});
   }
@@ -45327,18 +45590,23 @@ inline void insert_by_gap(List<FlopsConvention>& list, std::vector<double>& gaps
   }
 }
 
-// An HFU is compared with what counts recomputation.
+// An HFU is compared with what counts recomputation, where a convention of the claim does.
 inline MfuMatch match_rate(const PrintedRate& printed, double scale, const List<MfuRow>& rows,
                            double speed_rounding) {
   MfuMatch out;
   out.printed = printed.text;
+  out.hardware = printed.hardware;
   out.rate = printed.rate.value() * scale;
   out.rounding = printed.rounding + speed_rounding;
   out.unit = 2 * printed.rounding;
   std::vector<double> within, cut, near;
   double best = 1e300;
+  bool hardware = false;
   for (const MfuRow& row : rows) {
-    if (printed.hardware && !counts_recomputation(row.convention)) {
+    hardware = hardware || (printed.hardware && counts_recomputation(row.convention));
+  }
+  for (const MfuRow& row : rows) {
+    if (hardware && !counts_recomputation(row.convention)) {
       continue;
     }
     const double gap = row.rate.value() / out.rate - 1;
@@ -45368,7 +45636,7 @@ inline MfuMatch match_with_peaks(const PrintedRate& printed, const List<NamedPea
   }
   for (const NamedPeak& peak : peaks) {
     MfuMatch other = match_rate(printed, peak.rate / peaks[0].rate, rows, speed_rounding);
-    other.peak = peak.name;
+    other.peak = names_of_peak(peaks, peak.rate);
     if (!other.none()) {
       return other;
     }
@@ -45490,12 +45758,13 @@ inline void check_share(MfuDecoding& d, const Printed& share, const char* name) 
   if (std::fabs(implied / d.peak - 1) <= allowed) {
     return;
   }
-  for (const NamedPeak& peak : possible_peaks(d.claim.chip, d.claim.format)) {
+  const List<NamedPeak> peaks = possible_peaks(d.claim.chip, d.claim.format);
+  for (const NamedPeak& peak : peaks) {
     if (std::fabs(implied / peak.rate - 1) <= allowed) {
       mfu_remark(d, MfuVerdict::possible,
-                 cat({"the printed ", name, " divides by the ", peak.name, " peak, ",
-                      mfu_teraflops(peak.rate), ", not by the ", name_of(d.claim.format), " peak, ",
-                      mfu_teraflops(d.peak)}));
+                 cat({"the printed ", name, " divides by the ", names_of_peak(peaks, peak.rate),
+                      " peak, ", mfu_teraflops(peak.rate), ", not by the ", name_of(d.claim.format),
+                      " peak, ", mfu_teraflops(d.peak)}));
       return;
     }
   }
@@ -45547,8 +45816,7 @@ inline bool partly_again(MfuDecoding& d, const MfuMatch& match) {
 inline void check_match(MfuDecoding& d, const MfuMatch& match) {
   const std::string own = name_of(d.claim.format);
   if (match.none()) {
-    if (match.printed.find("HFU") != std::string::npos && d.claim.work == TokenWork::training &&
-        partly_again(d, match)) {
+    if (match.hardware && d.claim.work == TokenWork::training && partly_again(d, match)) {
       return;
     }
     mfu_remark(
@@ -45562,7 +45830,7 @@ inline void check_match(MfuDecoding& d, const MfuMatch& match) {
     mfu_remark(d, MfuVerdict::possible,
                cat({match.printed, " is of the ", match.peak, " peak, not of ", own}));
   }
-  if (match.printed.find("MFU") != std::string::npos && counts_recomputation(used)) {
+  if (!match.peak.empty() && !match.hardware && counts_recomputation(used)) {
     mfu_remark(
         d, MfuVerdict::possible,
         cat({match.printed, " counts what is computed again (", name_of(used), "): it is an HFU"}));
@@ -45844,6 +46112,7 @@ struct TrainingInputs {
     s.batch = sequences;
     s.format = job.format;
     s.software = job.software;
+    s.gather_bytes = activation_bytes(job.format);  // 16 bits, or all 32
     return s;
   }
 };
@@ -45884,6 +46153,12 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
         cat({"tokens: assumed 20 for each parameter (Chinchilla), ", format_count(in.tokens)}));
   }
   in.context = static_cast<double>(job.context > 0 ? job.context : job.model.context);
+  if (job.model.position == Position::learned &&
+      in.context > static_cast<double>(job.model.context)) {
+    in.notes.push_back(cat({"positions: ", job.model.name, " has learned ",
+                            format_count(static_cast<double>(job.model.context)), "; counted with ",
+                            format_count(in.context)}));
+  }
   in.job.model.context = static_cast<std::int64_t>(in.context);
   in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
   in.batch = in.sequences * in.context;
@@ -45943,8 +46218,13 @@ inline double microbatch_of(const TrainingInputs& in, const Layout& layout) {
 }
 
 inline StepMemory memory_of(const TrainingInputs& in, const Layout& layout, int chunks) {
-  return step_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
-                     chunks, in.job.software, training_convention(in));
+  StepMemory out =
+      step_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
+                  chunks, in.job.software, training_convention(in));
+  const double wider = activation_bytes(in.job.format) / 2;  // the closed forms are of 16 bits
+  out.parts.activations *= wider;
+  out.parts.recomputed *= wider;
+  return out;
 }
 
 // Replicas with fewer sequences than the busiest wait for it.
@@ -45976,8 +46256,9 @@ inline std::vector<std::int64_t> divisors_of(std::int64_t n, std::int64_t most) 
 
 // Whether every head and every hidden unit belongs to one of so many chips.
 inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
-  const std::int64_t hidden = model.experts > 0 ? model.expert_hidden : model.hidden;
-  return model.heads % tensor == 0 && hidden % tensor == 0 &&
+  const bool dense = model.mixture_layers() < model.layers;
+  return model.heads % tensor == 0 && (!dense || model.hidden % tensor == 0) &&
+         (model.experts == 0 || model.expert_hidden % tensor == 0) &&
          (model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0);
 }
 
@@ -46049,7 +46330,8 @@ class LayoutSearch {
   void add_contexts(std::int64_t tensor, std::int64_t pipeline) {
     const std::int64_t rest = in_.machine.chips() / tensor / pipeline;
     const auto context = static_cast<std::int64_t>(in_.context);
-    for (std::int64_t parts = 1; parts <= rest && context / parts >= 512; parts *= 2) {
+    for (std::int64_t parts = 1; parts <= rest && (parts == 1 || context / parts >= 512);
+         parts *= 2) {
       const std::int64_t data = rest / parts;
       if (rest % parts != 0 || context % (parts > 1 ? 2 * parts : 1) != 0 ||
           static_cast<double>(data) > in_.sequences) {
@@ -46060,7 +46342,7 @@ class LayoutSearch {
       layout.pipeline = pipeline;
       layout.context = parts;
       layout.data = data;
-      layout.sequence_parallel = tensor > 1 && (context / parts) % tensor == 0;
+      layout.sequence_parallel = tensor > 1 && context % (parts * tensor) == 0;
       add_experts(layout);
     }
   }
@@ -46098,12 +46380,7 @@ class LayoutSearch {
   }
 
   static std::int64_t near_replicas(const Machine& machine, const Layout& layout) {
-    std::int64_t domain = 1;
-    for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
-         d < machine.dims.size(); ++d) {
-      domain *= machine.dims[d];
-    }
-    const std::int64_t near = std::max<std::int64_t>(1, domain / layout.tensor);
+    const std::int64_t near = std::max<std::int64_t>(1, domain_of(machine) / layout.tensor);
     return layout.batch_devices() % near == 0 ? near : 1;
   }
 
@@ -46181,6 +46458,141 @@ class LayoutSearch {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/plan/strategy_regimes.hpp
+// Which strategy is bound by math from which batch: FSDP alone, tensor parallelism alone, and both,
+// each over all chips of a machine, against the tokens of a batch for each chip.
+//   ratio = T_math / T_comms of the limit (step_cost.hpp); above 1 math is the longer
+//   FSDP's grows as the batch, tensor's does not change, mixed about as the batch's root
+// Source: "How To Scale Your Model", chapter 5, whose closed forms are in transformer_math.hpp.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct StrategyCurve {
+  std::string name;
+  std::vector<double> ratio;  // T_math / T_comms
+  double threshold = 0;       // tokens a chip from which it is 1; 0: at every batch, -1: at none
+};
+
+struct StrategyRegimes {
+  std::string title;
+  double planned = 0;  // the job's tokens for each chip
+  std::vector<double> tokens_per_chip;
+  List<StrategyCurve> curves;  // FSDP, tensor, mixed
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+class StrategyPricer {
+ public:
+  explicit StrategyPricer(const TrainingInputs& in)
+      : in_(in), step_(in.step()), orders_(machine_orders(in.machine)) {}
+
+  double fsdp(double tokens) const { return ratio(tokens, 1, in_.machine.chips()); }
+  double tensor(double tokens) const { return ratio(tokens, in_.machine.chips(), 1); }
+  double mixed(double tokens) const {
+    const std::int64_t chips = in_.machine.chips();
+    double best = 0;
+    for (const std::int64_t t : divisors_of(chips, in_.job.model.heads)) {
+      if (t > 1 && t < chips && tensor_divides(in_.job.model, t)) {
+        best = std::max(best, ratio(tokens, t, chips / t));
+      }
+    }
+    return best;
+  }
+
+ private:
+  double ratio(double tokens, std::int64_t tensor, std::int64_t data) const {
+    Layout layout;
+    layout.tensor = tensor;
+    layout.data = data;
+    layout.zero = data > 1 ? Zero::parameters : Zero::none;
+    StepJob job = step_;
+    job.batch = tokens * static_cast<double>(in_.machine.chips()) / job.context;
+    const StepLimit limit = price_step(job, best_order(orders_, layout), layout).limit;
+    return limit.math / std::max({limit.tensor, limit.data, limit.expert});
+  }
+
+  const TrainingInputs& in_;
+  const StepJob step_;
+  const List<Machine> orders_;
+};
+
+// Where a ratio that grows with the batch is 1, between two batches.
+inline double regime_threshold(const StrategyPricer& pricer,
+                               double (StrategyPricer::*ratio)(double) const, double low,
+                               double high) {
+  if ((pricer.*ratio)(low) >= 1) {
+    return 0;
+  }
+  if ((pricer.*ratio)(high) < 1) {
+    return -1;
+  }
+  while (high / low > 1 + 1e-9) {
+    const double middle = std::exp(0.5 * (std::log(low) + std::log(high)));
+    ((pricer.*ratio)(middle) < 1 ? low : high) = middle;
+  }
+  return high;
+}
+
+}  // namespace detail
+
+// From 1 to 100,000 tokens a chip, eight batches to a factor of ten.
+inline StrategyRegimes strategy_regimes(const TrainingJob& job, const Machine& machine) {
+  const detail::TrainingInputs in = detail::training_inputs(job, machine);
+  if (machine.chips() < 2) {
+    detail::fail({"strategy_regimes: ", machine.name, " is one chip, which sends nothing; 2 chips ",
+                  "or more are right"});
+  }
+  StrategyRegimes out;
+  out.title = detail::cat({job.model.name, " on ", machine.name});
+  out.planned = in.batch / static_cast<double>(machine.chips());
+  for (int i = 0; i <= 40; ++i) {
+    out.tokens_per_chip.push_back(std::pow(10.0, i / 8.0));
+  }
+  const detail::StrategyPricer pricer(in);
+  const struct {
+    const char* name;
+    double (detail::StrategyPricer::*ratio)(double) const;
+  } strategies[] = {{"FSDP", &detail::StrategyPricer::fsdp},
+                    {"tensor", &detail::StrategyPricer::tensor},
+                    {"FSDP and tensor", &detail::StrategyPricer::mixed}};
+  for (const auto& strategy : strategies) {
+    StrategyCurve curve;
+    curve.name = strategy.name;
+    for (const double tokens : out.tokens_per_chip) {
+      curve.ratio.push_back((pricer.*strategy.ratio)(tokens));
+    }
+    if (curve.ratio.back() > 0) {  // else no size of tensor parallelism divides the model
+      curve.threshold = detail::regime_threshold(pricer, strategy.ratio, 1, 1e5);
+      out.curves.push_back(curve);
+    }
+  }
+  return out;
+}
+
+inline Table StrategyRegimes::table() const {
+  Table out;
+  out.title = "T_math / T_comms by formula, " + title;
+  out.columns = {"tokens per chip"};
+  for (const StrategyCurve& curve : curves) {
+    out.columns.push_back(curve.name);
+  }
+  for (std::size_t i = 0; i < tokens_per_chip.size(); ++i) {
+    std::vector<std::string> row = {detail::printed('g', 6, tokens_per_chip[i])};
+    for (const StrategyCurve& curve : curves) {
+      row.push_back(detail::printed('g', 4, curve.ratio[i]));
+    }
+    out.add(row);
+  }
+  return out;
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/plan/why_not.hpp
 // Why not another layout? Every layout one step from the best, and the first thing that rules it
 // out: it does not divide, does not fit, or is slower, and which cause makes it so.
@@ -46202,9 +46614,10 @@ inline std::string undivided(const TrainingInputs& in, const Layout& layout, int
   const ModelConfig& c = in.job.model;
   const auto context = static_cast<std::int64_t>(in.context);
   if (!tensor_divides(c, layout.tensor)) {
+    const bool both = c.experts > 0 && c.mixture_layers() < c.layers;
     return cat({c.heads, " heads, ", c.kv_heads, " of keys, and a hidden width of ",
-                c.experts > 0 ? c.expert_hidden : c.hidden, " do not divide over tensor ",
-                layout.tensor});
+                c.experts > 0 ? c.expert_hidden : c.hidden, both ? cat({" or ", c.hidden}) : "",
+                " do not divide over tensor ", layout.tensor});
   }
   if (c.layers < layout.pipeline * chunks) {
     return cat({c.layers, " layers are fewer than ", layout.pipeline * chunks, " stages"});
@@ -46222,6 +46635,19 @@ inline std::string undivided(const TrainingInputs& in, const Layout& layout, int
   if (layout.microbatches > replica_sequences(in, layout)) {
     return cat({layout.microbatches, " microbatches are more than the ",
                 replica_sequences(in, layout), " sequences of a replica"});
+  }
+  if (layout.sequence_parallel && context % (layout.context * layout.tensor) != 0) {
+    return cat({context, " tokens do not divide over context ", layout.context, " x tensor ",
+                layout.tensor, ", as sequence parallelism needs"});
+  }
+  if (layout.context > 1 && layout.context_parallel == ContextParallel::ulysses &&
+      (c.heads / layout.tensor % layout.context != 0 ||
+       std::max<std::int64_t>(1, c.kv_heads / layout.tensor) % layout.context != 0)) {
+    return cat({c.heads, " heads, ", c.kv_heads, " of keys, do not divide over tensor ",
+                layout.tensor, " x context ", layout.context, ", as Ulysses needs"});
+  }
+  if (layout.expert > 1 && c.experts == 0) {
+    return cat({"expert ", layout.expert, " for ", c.name, ", which has no experts"});
   }
   if (layout.expert > 1 &&
       (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {
@@ -46258,6 +46684,10 @@ inline std::string grown_cause(const StepCost& from, const StepCost& to, std::st
   int most = 0;
   for (int i = 1; i < 13; ++i) {
     most = causes[i].grown > causes[most].grown ? i : most;
+  }
+  if (!(causes[most].grown > 0)) {  // its limit is above all causes together
+    constraint = "bandwidth";
+    return "links at their published rate";
   }
   constraint = causes[most].constraint;
   return cat({format_seconds(causes[most].grown), " more ", causes[most].cause});
@@ -46313,13 +46743,22 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
       }
       axis = more ? 2 * axis : axis / 2;
       layout.data = more ? layout.data / 2 : 2 * layout.data;
-      layout.sequence_parallel = layout.tensor > 1;
+      const auto context = static_cast<std::int64_t>(in.context);
+      layout.sequence_parallel =
+          layout.tensor > 1 && context % (layout.context * layout.tensor) == 0;
       layout.zero_devices = 0;
+      layout.zero = layout.zero == Zero::none && layout.batch_devices() > 1 ? Zero::optimizer
+                    : layout.batch_devices() > 1                            ? layout.zero
+                                                                            : Zero::none;
       const double sequences = static_cast<double>(replica_sequences(in, layout));
       layout.microbatches = static_cast<std::int64_t>(
           std::max(1.0, std::ceil(sequences / std::max(1.0, best.price.microbatch))));
-      add(cat({names[i], " ", axis, " instead of ", best.layout.*axes[i], ", data ", layout.data}),
-          layout, axes[i] == &Layout::pipeline && layout.pipeline == 1 ? 1 : best.chunks);
+      const bool same = layout.microbatches % layout.pipeline == 0 &&
+                        in.job.model.layers >= layout.pipeline * best.chunks;
+      const int chunks = layout.pipeline > 1 && same ? best.chunks : 1;
+      add(cat({names[i], " ", axis, " instead of ", best.layout.*axes[i], ", data ", layout.data,
+               chunks != best.chunks && layout.pipeline > 1 ? ", 1 chunk" : ""}),
+          layout, chunks);
     }
   }
   for (const bool more : {true, false}) {
@@ -46329,8 +46768,8 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
       add(cat({"expert ", layout.expert, " instead of ", best.layout.expert}), layout, best.chunks);
     }
     layout = best.layout;
-    layout.microbatches = more ? 2 * layout.microbatches : layout.microbatches / 2;
-    if (layout.microbatches >= 1) {
+    layout.microbatches = more ? 2 * layout.microbatches : (layout.microbatches + 1) / 2;
+    if (layout.microbatches != best.layout.microbatches) {
       add(cat({"microbatches ", layout.microbatches, " instead of ", best.layout.microbatches}),
           layout, best.chunks);
     }
@@ -46371,7 +46810,10 @@ struct AxisLoad {
   std::int64_t size = 1;
   AxisKind kind = AxisKind::line;   // a ring only where it closes
   double traffic = 0, latency = 0;  // seconds of a step
+  double by[5] = {0, 0, 0, 0, 0};   // of the traffic, by cause: seconds, the most of any device
   double seconds() const { return traffic + latency; }
+  // What the messages are for; of others: between stages, and few.
+  enum Cause { of_tensor, of_context, of_experts, of_data, of_others };
 };
 
 struct StepLoad {
@@ -46381,9 +46823,9 @@ struct StepLoad {
   double bubble = 0;  // share of the schedule's time, B = 2 F
   List<AxisLoad> axes;
 
-  // The longest of all: "maths", "memory" or an axis.
+  // The longest of all: "math", "memory" or an axis.
   std::string bottleneck() const {
-    std::string name = math >= memory ? "maths" : "memory";
+    std::string name = math >= memory ? "math" : "memory";
     double most = std::max(math, memory);
     for (const AxisLoad& axis : axes) {
       name = axis.seconds() > most ? axis.name : name;
@@ -46481,7 +46923,7 @@ class StepLoader {
         bytes_(bytes_of(job.format)) {
     for (std::size_t i = 0; i < placed_.size(); ++i) {
       if (placed_[i].size > 1) {
-        load.axes.push_back({placed_[i].name, placed_[i].size, kind_of(placed_[i].parts), 0, 0});
+        load.axes.push_back(axis_of(placed_[i]));
       }
     }
     const Transformer sizes = sizes_of(c_, layout_.expert);
@@ -46512,12 +46954,15 @@ class StepLoader {
   StepLoad load;
 
  private:
-  static AxisKind kind_of(const List<AxisPart>& parts) {
-    AxisKind kind = parts[0].kind;
-    for (const AxisPart& part : parts) {
-      kind = part.kind == kind ? kind : AxisKind::line;
+  static AxisLoad axis_of(const AxisPlacement& place) {
+    AxisLoad axis;
+    axis.name = place.name;
+    axis.size = place.size;
+    axis.kind = place.parts[0].kind;
+    for (const AxisPart& part : place.parts) {
+      axis.kind = part.kind == axis.kind ? axis.kind : AxisKind::line;
     }
-    return kind;
+    return axis;
   }
 
   // Most of each, over the devices that are looked at.
@@ -46527,19 +46972,36 @@ class StepLoader {
     load.memory_bytes = std::max(load.memory_bytes, moved(plan, rank));
     List<AxisLoad> axes = load.axes;
     for (AxisLoad& axis : axes) {
-      axis.traffic = axis.latency = 0;
+      const std::string name = axis.name;
+      axis = AxisLoad();
+      axis.name = name;
       for (const PlannedCall& call : plan.calls) {
-        axis.traffic += seconds(call, axis.name, false);
+        const double carried = seconds(call, axis.name, false);
+        axis.traffic += carried;
+        axis.by[cause_of(call)] += carried;
         axis.latency += seconds(call, axis.name, true);
       }
     }
     for (std::size_t i = 0; i < axes.size(); ++i) {
       load.axes[i].traffic = std::max(load.axes[i].traffic, axes[i].traffic);
       load.axes[i].latency = std::max(load.axes[i].latency, axes[i].latency);
+      for (int cause = 0; cause < 5; ++cause) {
+        load.axes[i].by[cause] = std::max(load.axes[i].by[cause], axes[i].by[cause]);
+      }
     }
   }
 
   // ---- Calls ----
+
+  static AxisLoad::Cause cause_of(const PlannedCall& call) {
+    const std::string& why = call.why;
+    const auto is = [&](const char* start) { return why.rfind(start, 0) == 0; };
+    return is("tensor") || why == "loss"                             ? AxisLoad::of_tensor
+           : is("ring") || is("gathered keys") || is("Ulysses")      ? AxisLoad::of_context
+           : is("experts") || is("rows of") || why == "balance loss" ? AxisLoad::of_experts
+           : is("weights") || is("gradients")                        ? AxisLoad::of_data
+                                                                     : AxisLoad::of_others;
+  }
 
   // Sums of losses, norms and counts stay as they are.
   double wire_bytes(const PlannedCall& call) const {
@@ -46733,9 +47195,10 @@ inline StepLoad step_load(const LoadJob& job) {
 // >> tinyscale/plan/twin.hpp
 // A scale-down twin, a wind tunnel of a training plan: a small model of the same kind, the same
 // axes with 2 or 3 devices each, and a fictional machine on which a step is bound as the plan's is.
-// Rates, latencies and capacity are solved from the closed forms of step_load, here for one axis:
+// The plan's seconds are its limit (step_cost.hpp); the twin's rates, latencies and capacity are
+// solved from the closed forms of what it will count (step_load.hpp), here for one axis:
 //   T_axis / T_math = (bytes / W) / (FLOPs / C),  equal to the plan's when W = bytes C / FLOPs / it
-// The twin runs: what it counts is held against the same forms at its size.
+// Memory is of the plan the operands of its matmuls, of the twin about all that its ops move.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -46747,7 +47210,7 @@ struct TwinRatio {
   std::string note;  // why they differ; empty: they are equal
 };
 
-// A step of a run with twice the maths, the memory's bandwidth or an axis's links.
+// A step of a run with twice the math rate, the memory's bandwidth or an axis's links.
 struct TwinGain {
   std::string name;
   double seconds = 0, saved = 0;  // simulated; share of the step as it was
@@ -46763,7 +47226,7 @@ struct Twin {
   List<TwinRatio> ratios;
   std::vector<std::string> notes;
 
-  // What takes longest: "maths", "memory" or the name of an axis.
+  // What takes longest: "math", "memory" or the name of an axis.
   std::string bottleneck() const { return load.bottleneck(); }
   TrainOptions options(std::int64_t steps = 2) const;
   // The same with a model and a batch of one's own, that the twin's layout divides: the machine is
@@ -46800,7 +47263,7 @@ inline List<TwinGain> Twin::gains(const MeshRun& run) const {
   Machine faster = run.machine();
   faster.chip.flops_f32 *= 2;
   faster.chip.flops_bf16 *= 2;
-  add("maths", faster);
+  add("math", faster);
   faster = run.machine();
   faster.chip.memory_bandwidth *= 2;
   add("memory", faster);
@@ -46818,7 +47281,7 @@ inline Table Twin::table() const {
   Table out;
   out.title = detail::cat({"twin of ", of, ": ", layout.devices(), " devices for ",
                            plan_layout.devices(), ", ", layout.text()});
-  out.columns = {"formula", "plan", "twin", "plan, of maths", "twin, of maths", "equal"};
+  out.columns = {"formula", "plan", "twin", "plan, of math", "twin, of math", "equal"};
   for (const TwinRatio& row : ratios) {
     const bool time = row.plan_seconds > 0 || row.twin_seconds > 0;
     out.add({row.name, time ? format_seconds(row.plan_seconds) : "-",
@@ -46921,7 +47384,7 @@ class TwinSolver {
   void add_ratios() {
     twin_.ratios.clear();
     const StepLoad &plan = twin_.plan_load, &small = twin_.load;
-    add_time("maths", plan.math, small.math);
+    add_time("math", plan.math, small.math);
     add_time("memory", plan.memory, small.memory);
     for (std::size_t i = 0; i < plan.axes.size(); ++i) {
       const AxisLoad &big = plan.axes[i], &little = small.axes[i];
@@ -47007,13 +47470,15 @@ class TwinMaker {
       : size_(size), axes_(layout_axes(layout)) {
     plan_.model = job.model;
     plan_.layout = layout;
-    plan_.machine = machine;
+    plan_.machine = best_order(machine_orders(machine), layout);
+    plan_.machine.name = machine.name;
     plan_.format = job.format;
     plan_.state = state_parts(job.state);
     twin.of = cat({job.model.name, " on ", machine.name});
     twin.plan_layout = layout;
     cut_batch(job);
     twin.plan_load = step_load(plan_);
+    take_limit(job, machine);
     shrink_layout();
     shrink_schedule();
     shrink_model();
@@ -47050,6 +47515,41 @@ class TwinMaker {
     } else if (plan_.model.context != context) {
       note(cat({"the plan's batch of ", format_count(job.batch_tokens), " tokens is priced as ",
                 plan_.sequences, " sequences of ", plan_.model.context}));
+    }
+  }
+
+  // The plan's own seconds, each part alone at published rates and all at once (step_cost.hpp):
+  // what goes over several axes loads the slowest as long as it takes, the others as their share of
+  // that. Latencies, and messages between stages, are those of step_load.
+  void take_limit(const TrainingJob& job, const Machine& machine) {
+    const TrainingInputs in = training_inputs(job, machine);
+    const Machine& on = plan_.machine;
+    const int chunks = layout().schedule.empty() ? 1 : layout().schedule.chunks();
+    const bool whole = in.sequences >= static_cast<double>(layout().data);
+    const StepLimit limit =
+        whole ? price_layout(in, in.step(), on, LayoutLinks(on, layout()), layout(), chunks)
+                    .price.limit
+              : price_step(in.step(), on, layout(), chunks).limit;
+    StepLoad& load = twin.plan_load;
+    load.math = limit.math;
+    load.memory = limit.memory;
+    if (whole && on.chip.memory_bytes > 0) {
+      load.held = memory_of(in, layout(), chunks).total() / on.chip.memory_bytes;
+    }
+    const double causes[] = {limit.tensor, limit.context, limit.expert, limit.data};
+    double most[4] = {0, 0, 0, 0};
+    for (int cause = 0; cause < 4; ++cause) {
+      for (const AxisLoad& axis : load.axes) {
+        most[cause] = std::max(most[cause], axis.by[cause]);
+      }
+    }
+    for (AxisLoad& axis : load.axes) {
+      double traffic = axis.by[AxisLoad::of_others];
+      for (int cause = 0; cause < 4; ++cause) {
+        const double share = axis.by[cause] > 0 ? axis.by[cause] / most[cause] : 0;
+        traffic = std::max(traffic, causes[cause] * share);
+      }
+      axis.traffic = traffic > 0 ? traffic : axis.traffic;
     }
   }
 
@@ -47302,7 +47802,7 @@ struct ServingLaw {
   double missed = 0;                // of an expert by one token: 1 - k / E
   double token = 0;                 // matmuls of a token, 2 P / (N C)
   double cached = 0;                // reading a cached token
-  double pair = 0;                  // a query with a key
+  double pair = 0, chunk_pair = 0;  // a query with a key, in decode and in prefill
   double link = 0, latency = 0;     // collectives: a token's bytes; a step's hops
   double prefill_mfu = 1;           // of matmuls in prefill
 
@@ -47318,7 +47818,7 @@ struct ServingLaw {
   }
   // Reading the cache and multiplying with it overlap in a bound.
   double attention(const StepWork& w, bool overlap) const {
-    const double pairs = pair * w.chunk_pairs / prefill_mfu;
+    const double pairs = chunk_pair * w.chunk_pairs / prefill_mfu;
     return overlap ? w.context * std::max(cached, pair) + std::max(w.chunk_context * cached, pairs)
                    : w.context * (cached + pair) + w.chunk_context * cached + pairs;
   }
@@ -47337,16 +47837,38 @@ struct ServingLaw {
 
 namespace detail {
 
-// A prompt in one chunk: every token sees itself and those before it.
-inline StepWork prompt_work(double tokens) {
+// Of a sequence so long, the tokens whose cache is kept and read, over the mean of the layers: a
+// local layer stops at its window.
+inline double kept_tokens(const ServingJob& job, double tokens) {
+  const std::int64_t whole = static_cast<std::int64_t>(tokens);
+  const double low = kv_cache_bytes(job.model, DType::int8, whole);
+  const double high = kv_cache_bytes(job.model, DType::int8, whole + 1);
+  const double part = tokens - static_cast<double>(whole);
+  return (low + part * (high - low)) / kv_cache_bytes_per_token(job.model, DType::int8);
+}
+
+// A prompt in one chunk: every token sees itself and those before it, in a window if there is one.
+inline StepWork prompt_work(const ServingJob& job, double tokens) {
+  const ModelConfig& m = job.model;
+  const double local = static_cast<double>(m.local_layers()) / static_cast<double>(m.layers);
+  const double window = std::min(static_cast<double>(m.window), tokens);
   StepWork work;
   work.chunk = tokens;
-  work.chunk_pairs = tokens * (tokens + 1) / 2;
+  work.chunk_pairs = (1 - local) * tokens * (tokens + 1) / 2 +
+                     local * (window * (window + 1) / 2 + (tokens - window) * window);
   return work;
 }
 
-// Of a sequence so long, the tokens whose cache is kept and read: all.
-inline double kept_tokens(const ServingJob&, double tokens) { return tokens; }
+// FLOPs of a query with a key and its value, all layers. A decode step leaves latents as they are
+// cached (C, and R of the rotary key) and multiplies the queries into them.
+inline double decode_pair_flops(const ModelConfig& m) {
+  const std::int64_t numbers =
+      m.latent() ? 2 * m.kv_lora_rank + m.rope_head : m.score_head() + m.output_head();
+  return 2.0 * static_cast<double>(m.layers * m.heads * numbers);
+}
+inline double prefill_pair_flops(const ModelConfig& m) {
+  return 2.0 * static_cast<double>(m.layers * m.heads * (m.score_head() + m.output_head()));
+}
 
 // In the middle of the output, and at its end.
 inline double mean_context(const ServingJob& job) {
@@ -47392,7 +47914,8 @@ inline ServingLaw even_law(const ServingJob& job, const Chip& chip, double chips
   law.missed = m.experts > 0 ? 1 - static_cast<double>(m.top_k) / m.experts : 0;
   law.token = 2.0 * static_cast<double>(m.active_parameters()) / rate;
   law.cached = serving_kv(job) / bandwidth;
-  law.pair = 4.0 * static_cast<double>(m.layers * m.query_width()) / rate;
+  law.pair = decode_pair_flops(m) / rate;
+  law.chunk_pair = prefill_pair_flops(m) / rate;
   law.prefill_mfu = job.prefill_mfu;
   return law;
 }
@@ -47423,37 +47946,13 @@ inline void check_serving(const ServingJob& job, const Machine& machine, const c
 
 // >> tinyscale/plan/serving_layout.hpp
 // How a replica's chips share weights and cache in decode, and what that sends (B tokens, D width,
-// F hidden, bf16, W bytes/s of an axis). Of one feed-forward layer:
+// F hidden, bf16, W bytes/s of an axis). Of one feed-forward layer, closed forms in decode_limits:
 //   Megatron over M axes  T = 4 B D / (M W)
-//   2D weight stationary  T = 2 B D / (X W) + 4 B F / (Y Z W),  X = sqrt(N D / (2 F)) ways of D
+//   2D weight stationary  T = 2 B D / (X W) + 4 B F / (Y Z W),  X ways of D
 // The cache by heads is free but stops at the KV heads; by batch it takes two AllToAlls a layer, by
 // sequence an AllGather of the queries and a merge. Source: "How To Scale Your Model", chapter 7.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// The book's closed forms, of one feed-forward layer with bf16 activations.
-inline double megatron_seconds(double batch, double width, double axes, double bandwidth) {
-  return 4 * batch * width / (axes * bandwidth);
-}
-inline double two_dimensional_seconds(double batch, double width, double hidden, double x,
-                                      double yz, double bandwidth) {
-  return 2 * batch * width / (x * bandwidth) + 4 * batch * hidden / (yz * bandwidth);
-}
-inline double two_dimensional_ways(double chips, double width, double hidden) {
-  return std::sqrt(chips * width / (2 * hidden));
-}
-// Chips above which two dimensions beat Megatron's one over so many axes: 2 M^2 F / D.
-inline double two_dimensional_from(double width, double hidden, double axes = 3) {
-  return 2 * axes * axes * hidden / width;
-}
-// Y < F / (B beta), beta = W_memory / W_link: above, activations move longer than weights are read.
-inline double decode_tensor_limit(double hidden, double batch, double beta) {
-  return hidden / (batch * beta);
-}
-// A collective of fewer bytes is bound by latency: n shards that each send for one hop's time.
-inline double latency_bound_bytes(double shards, double one_way, double hop_latency) {
-  return shards * one_way * hop_latency;
-}
 
 enum class WeightSharding { tensor, two_dimensional, expert };
 enum class CacheSharding { heads, batch, sequence };
@@ -47617,8 +48116,7 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.weights = weights;
   s.cache = cache;
   s.ways = weights == WeightSharding::expert ? std::min<std::int64_t>(chips, m.experts) : chips;
-  const bool latent = m.cached_numbers() != 2 * m.key_width();  // one cache for all heads
-  const std::int64_t heads = latent ? 1 : m.kv_heads;
+  const std::int64_t heads = m.latent() ? 1 : m.kv_heads;  // that keep a cache of their own
   const std::int64_t by_heads = heads / ((heads + chips - 1) / chips);  // 40 heads on 16: 3 each
   const std::int64_t most = cache == CacheSharding::heads   ? by_heads
                             : cache == CacheSharding::batch ? by_heads * job.batch
@@ -48031,8 +48529,7 @@ inline ServingFit fit_serving(const ServingJob& job, const Machine& machine) {
   fit.left = named("left", fit.capacity - fit.weights);
   fit.most_tokens = named("most tokens", floor(fit.left / kept));
   fit.most_sequences = named("most sequences", floor(fit.left / (length * kept)));
-  fit.largest_model =
-      named("largest model", floor((fit.capacity - fit.cache) / bytes));
+  fit.largest_model = named("largest model", floor((fit.capacity - fit.cache) / bytes));
   fit.fits = fit.memory.value() <= fit.capacity.value();
   return fit;
 }
@@ -48215,14 +48712,16 @@ inline ServingCauses causes_of(const ServingPlan& plan, const StepWork& work) {
   const Quantity context(work.context, "token", "context", "cached tokens read");
   const Quantity parts(ways, "", "parts", "of the cache, the rest are copies");
   const Quantity pairs(work.context + work.chunk_pairs, "", "pairs", "queries times keys");
-  const Quantity wide(static_cast<double>(job.model.layers * job.model.query_width()), "", "L H K");
+  const bool decoding = work.decode > 0;
+  const Quantity wide(decoding ? decode_pair_flops(job.model) : prefill_pair_flops(job.model),
+                      "FLOP", "pair", "a query with a key and its value, all layers");
   const Quantity active(static_cast<double>(job.model.active_parameters()), "", "P_used");
-  const Quantity two(2, "FLOP/token"), four(4, "FLOP");
+  const Quantity two(2, "FLOP/token");
   ServingCauses out;
   out.weights = named("T_weights", read / (chips * bandwidth));
   out.cache = named("T_cache", context * kept / (parts * bandwidth));
   out.math = named("T_math", two * tokens * active / (chips * rate));
-  const Quantity scores = named("T_scores", four * pairs * wide / (chips * rate));
+  const Quantity scores = named("T_scores", pairs * wide / (chips * rate));
   out.links = links_time(plan, tokens, false);
   out.latency = links_time(plan, tokens, true);
   const Quantity alone = named("T_chip", max(out.cache, scores) + max(out.math, out.weights));
@@ -48299,7 +48798,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   detail::plan_formats(plan);
   detail::note_unknown_links(plan);
   plan.decode = detail::causes_of(plan, detail::decode_work(job));
-  plan.prefill = detail::causes_of(plan, detail::prompt_work(static_cast<double>(job.prompt)));
+  plan.prefill = detail::causes_of(plan, detail::prompt_work(job, static_cast<double>(job.prompt)));
   detail::plan_target(plan);
   detail::plan_speculation(plan);
   return plan;
@@ -49219,6 +49718,7 @@ class ServingEngine {
 // what the plan's law says. Told are time to first token (TTFT), time per output token of a
 // request (its mean), gaps between tokens, and how busy the server and its cache are.
 // Prefill may have servers of its own, one prompt at a time, that send the cache to the decoders.
+// The cache of a server keeps every token in every layer, windows or not.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -49364,7 +49864,7 @@ inline double prefill_apart(const ServingPlan& plan, const ServingOptions& optio
     EngineRequest& r = requests[i];
     Event server = servers.pop();
     const double tokens = static_cast<double>(r.prompt);
-    const double took = plan.law().seconds(prompt_work(tokens), options.overlap);
+    const double took = plan.law().seconds(prompt_work(plan.job, tokens), options.overlap);
     server.key = std::max(server.key, r.arrival) + took;
     busy += took;
     servers.push(server);
@@ -49549,7 +50049,15 @@ struct TrainingPlan {
   Table why_not_table() const;
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
-  Twin twin() const { return twin_of(job, on, best.layout); }
+  // A small model on a fictional machine with the plan's own shares; interleaved where the plan is.
+  Twin twin() const {
+    Layout layout = best.layout;
+    if (best.chunks > 1) {
+      layout.schedule = interleaved(static_cast<int>(layout.pipeline),
+                                    static_cast<int>(layout.microbatches), best.chunks);
+    }
+    return twin_of(job, on, layout);
+  }
 };
 
 namespace detail {
@@ -49601,7 +50109,8 @@ inline Quantity sent(const char* name, const Quantity& bytes, double seconds, co
 inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
   const StepLimit& limit = plan.best.price.limit;
   const Layout& layout = plan.best.layout;
-  const Quantity six(6, "FLOP/token"), two(2, "B/token");
+  const double wide = activation_bytes(in.job.format);
+  const Quantity six(6, "FLOP/token"), two(wide, "B/token");
   const bool again = layout.recompute == Recompute::full;
   const Quantity needed = named("FLOPs a token", six * q.P_matmul + six * q.L * q.T * q.HK,
                                 "6 P and the half of attention that a causal mask keeps");
@@ -49626,25 +50135,31 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
       two * Quantity(2 * passes, "", "all_reduces", "of a layer, in all passes") * q.B * q.D * q.L /
       (q.X * q.Z);
   plan.tensor_time = sent("T_tensor", tensor_bytes, limit.tensor, "all_reduces of tensor ranks");
-  const Quantity key_bytes = Quantity(6, "B/token") * q.B *
-                             Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
-                                      "numbers of a key and value") *
-                             q.L / (q.X * q.Y * q.Z);
+  const double rounds = (layout.context_parallel == ContextParallel::ring ? 3 : 2) +
+                        (layout.recompute == Recompute::none ? 0 : 1);
+  const Quantity key_bytes =
+      Quantity(rounds * wide, "B/token", "r", "rounds of all that computes") * q.B *
+      Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
+               "numbers of a key and value") *
+      q.L / (in.job.model.latent() ? q.X * q.Z : q.X * q.Y * q.Z);
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
-  const Quantity routed = Quantity(8, "B/token") * q.B * q.D *
+  const Quantity routed = Quantity(4 * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
                           (q.X * q.Y * q.Z);
   plan.expert_time = sent("T_expert", routed, limit.expert, "to the experts and back, both passes");
   const ChipParameters held = chip_parameters(in.job.model, layout);
   const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
-  const bool gathered = layout.zero == Zero::parameters;
   const StepJob step = in.step();
-  const Quantity each(gathered ? static_cast<double>(layout.microbatches) *
-                                     (2 * step.gather_bytes + step.gradient_bytes)
-                               : step.gather_bytes + step.gradient_bytes,
-                      "B", "b",
-                      gathered ? "weights twice and gradients, each microbatch"
-                               : "gradients to their owners, weights back");
+  const auto m = static_cast<double>(layout.microbatches);
+  const double g = step.gradient_bytes, w = step.gather_bytes;
+  const bool kept = layout.pipeline > 1;  // gathered weights, until the last microbatch
+  const Quantity each =
+      layout.zero == Zero::none ? Quantity(2 * g, "B", "b", "gradients there and back")
+      : layout.zero == Zero::optimizer || (layout.zero == Zero::parameters && kept)
+          ? Quantity(w + g, "B", "b", "gradients to their owners, weights back")
+      : layout.zero == Zero::gradients
+          ? Quantity(w + m * g, "B", "b", "gradients of each microbatch, weights back")
+          : Quantity(m * (2 * w + g), "B", "b", "weights twice and gradients, each microbatch");
   plan.data_time = sent("T_data", each * parameters, limit.data, "gather and scatter of replicas");
   const Quantity all = max(max(max(plan.math_time + plan.bubble_time, plan.memory_time),
                                max(plan.tensor_time, plan.context_time)),
@@ -49728,8 +50243,14 @@ inline void plan_goodput(const TrainingInputs& in, TrainingPlan& plan) {
   const Quantity mean(mean_time_between_failures(faulty), "s", "M", "between failures of the job");
   const double interval = std::max(daly_interval(faulty), plan.typical_step_time.value());
   plan.checkpoint_interval = Quantity(interval, "s", "interval", "Daly: about sqrt(2 save M)");
+  const double goodput = expected_goodput(faulty, interval);
+  if (!(goodput > 1e-9)) {
+    fail({"plan_training: device_hours_per_failure is ", in.job.device_hours_per_failure,
+          ": the job fails every ", format_seconds(mean.value()), " and never gets through ",
+          format_seconds(interval), " of steps; more hours, or 0 for no failures"});
+  }
   plan.goodput = Quantity(
-      expected_goodput(faulty, interval), "", "goodput",
+      goodput, "", "goodput",
       cat({"share of time in lasting steps, a failure every ", format_seconds(mean.value())}));
 }
 
@@ -49839,6 +50360,23 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
   if (layout.devices() != in.machine.chips()) {
     fail({"plan_training: layout ", layout.text(), " = ", layout.devices(), " devices, ",
           in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
+  }
+  static const std::vector<std::string> order = Layout().order;
+  if (layout.order != order) {
+    fail(
+        {"plan_training: layout.order is not pipeline, data, context, tensor; another is not "
+         "planned"});
+  }
+  if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
+    fail({"plan_training: zero_devices is ", layout.zero_devices, " with ZeRO stage ",
+          static_cast<int>(layout.zero), "; 0 is for all, above 0 needs a stage above 0"});
+  }
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() &&
+      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
+    fail({"plan_training: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
+          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
+          " and microbatches ", layout.microbatches, "; they must be equal"});
   }
   const std::string why = undivided(in, layout, chunks);
   if (!why.empty()) {
@@ -51590,9 +52128,9 @@ inline List<Series> line_legend(const CallLines& lines) {
   return legend;
 }
 
-// Ticks of time below the tracks.
+// Ticks of time below the tracks; `kind` says where the time is from.
 inline void draw_time_axis(Canvas& canvas, double left, double right, double top, double bottom,
-                           double seconds) {
+                           double seconds, const char* kind = "simulated time") {
   static const char* const units[] = {"s", "ms", "us", "ns"};
   double shown = seconds;
   int unit = 0;
@@ -51605,8 +52143,7 @@ inline void draw_time_axis(Canvas& canvas, double left, double right, double top
     canvas.line(x, top, x, bottom, Canvas::grid());
     canvas.label(x, bottom + 17, tick_text(tick), 12, Anchor::middle, Canvas::soft());
   }
-  canvas.label((left + right) / 2, bottom + 36, cat({"simulated time, ", units[unit]}), 13,
-               Anchor::middle);
+  canvas.label((left + right) / 2, bottom + 36, cat({kind, ", ", units[unit]}), 13, Anchor::middle);
 }
 
 }  // namespace detail
@@ -51885,7 +52422,8 @@ inline std::string left_out(const MeshRun& run, const std::vector<int>& drawn) {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // waterfall(time_breakdown(run, 0, names), "Device 0")
-inline Svg waterfall(const List<TimeShare>& shares, const std::string& title) {
+inline Svg waterfall(const List<TimeShare>& shares, const std::string& title,
+                     const char* kind = "simulated time") {
   using detail::Anchor;
   using detail::Canvas;
   double seconds = 0, widest = 0;
@@ -51904,7 +52442,7 @@ inline Svg waterfall(const List<TimeShare>& shares, const std::string& title) {
   detail::draw_heading(canvas, detail::shorten(title + ": where the time went", 90),
                        "each bar begins where the one above ends; solid: compute, pale: waiting "
                        "for communication, grey: idle");
-  detail::draw_time_axis(canvas, left, scale.right, top, bottom, scale.seconds);
+  detail::draw_time_axis(canvas, left, scale.right, top, bottom, scale.seconds, kind);
   const List<detail::Swatch> styles = detail::swatches_of(shares);
   double at = 0;
   std::string text = title + ": ";
@@ -52653,6 +53191,239 @@ inline Svg svg(const MeshRun& run) {
     }
   }
   return svg(map);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/plan_pictures.hpp
+// Pictures of plans: when each strategy is bound by math, a step from its limit to its typical
+// time, what the fastest layouts hold, a layer's matmuls under the chip's roof, and latency of
+// serving against its price.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// T_math / T_comms against tokens a chip; rings where they are equal.
+inline Svg svg(const StrategyRegimes& regimes) {
+  Plot plot;
+  plot.title = "Bound by math from which batch? " + regimes.title;
+  plot.x = {"tokens of a batch for each chip", Scale::logarithmic, 0, 0};
+  plot.y = {"T_math / T_comms, by formula", Scale::logarithmic, 0, 0};
+  Series equal;
+  equal.mark = Mark::hollow_points;
+  double lowest = 1, highest = 1;
+  for (const StrategyCurve& curve : regimes.curves) {
+    std::string name = curve.name;
+    name += curve.threshold > 0    ? ": from " + detail::printed('g', 3, curve.threshold)
+            : curve.threshold == 0 ? ": always"
+                                   : ": never";
+    plot.series.push_back({name, regimes.tokens_per_chip, curve.ratio, Mark::line});
+    if (curve.threshold > 0) {
+      equal.x.push_back(curve.threshold);
+      equal.y.push_back(1);
+    }
+    for (const double ratio : curve.ratio) {
+      lowest = std::min(lowest, ratio);
+      highest = std::max(highest, ratio);
+    }
+  }
+  const std::vector<double> ends = {regimes.tokens_per_chip.front(),
+                                    regimes.tokens_per_chip.back()};
+  plot.series.push_back({"T_math = T_comms", ends, {1, 1}, Mark::line});
+  plot.series.push_back({"this job: " + detail::printed('g', 3, regimes.planned),
+                         {regimes.planned, regimes.planned},
+                         {lowest, highest},
+                         Mark::line});
+  plot.series.push_back(equal);
+  return svg(plot);
+}
+
+inline Svg strategy_regimes_picture(const TrainingJob& job, const Machine& machine) {
+  return svg(strategy_regimes(job, machine));
+}
+
+namespace detail {
+
+// The typical step: math at the peak, what it takes longer, and all else that is not hidden.
+inline List<TimeShare> step_ledger(const TrainingPlan& plan) {
+  const StepPrice& price = plan.best.price;
+  const StepCost& t = price.typical;
+  const double run = t.matmul + t.attention + t.head;
+  const double peak = std::min(price.limit.math, run);
+  List<TimeShare> out = {{"math at the peak", peak, TimeShare::Kind::compute},
+                         {"below the peak", run - peak, TimeShare::Kind::compute}};
+  for (const Cause& cause : causes_of(t)) {
+    const std::string name = cause.name;
+    const bool shown = name != "matmul" && name != "attention" && name != "head";
+    const bool computes = name == "elementwise" || name == "recompute" || name == "update";
+    if (shown && cause.seconds > 0) {
+      out.push_back({name, cause.seconds,
+                     computes            ? TimeShare::Kind::compute
+                     : name == "waiting" ? TimeShare::Kind::idle
+                                         : TimeShare::Kind::wait});
+    }
+  }
+  const double more = plan.best.typical_time - t.total();
+  if (more > 1e-12) {
+    out.push_back({"until the links are done", more, TimeShare::Kind::wait});
+  }
+  return out;
+}
+
+struct HeldPart {
+  std::string name;
+  double bytes;
+};
+
+inline List<HeldPart> held_parts(const StepMemory& m) {
+  const PlannedMemory& p = m.parts;
+  return {{"weights", p.weights},         {"gradients", p.gradients},
+          {"optimizer", p.optimizer},     {"gathered weights", p.gathered},
+          {"activations", p.activations}, {"computed again", p.recomputed},
+          {"logits", p.logits},           {"waste, runtime", m.wasted + m.system}};
+}
+
+inline std::string held_style(std::size_t part) { return part < 7 ? Canvas::fill(part) : pale(0); }
+
+}  // namespace detail
+
+// From math at the chip's peak to the typical step, cause by cause.
+inline Svg step_waterfall(const TrainingPlan& plan) {
+  return waterfall(detail::step_ledger(plan),
+                   detail::cat({plan.model, " on ", plan.machine, ", limit ",
+                                format_seconds(plan.best.step_time)}),
+                   "time by formula");
+}
+
+// What the fullest chip of the fastest layouts holds, beside what a chip has.
+inline Svg memory_bars(const TrainingPlan& plan, std::size_t most = 6) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const std::size_t bars = std::min(most, plan.layouts.size());
+  double scale = plan.on.chip.memory_bytes;
+  for (std::size_t i = 0; i < bars; ++i) {
+    scale = std::max(scale, plan.layouts[i].memory);
+  }
+  if (bars == 0 || !(scale > 0)) {
+    detail::fail({"memory_bars: the plan has ", plan.layouts.size(), " layouts and its chip ",
+                  plan.on.chip.memory_bytes, " bytes; one layout or more and a memory is right"});
+  }
+  List<detail::Swatch> legend;
+  const List<detail::HeldPart> names = detail::held_parts(plan.layouts[0].memory_parts);
+  for (std::size_t p = 0; p < names.size(); ++p) {
+    legend.push_back({names[p].name, detail::held_style(p)});
+  }
+  const double left = 20, right = 770, row = 44;
+  Canvas unseen(0, 0);
+  const double top = detail::draw_swatches(unseen, legend, left, 876, 72);
+  const double bottom = top + row * static_cast<double>(bars) + 4;
+  Canvas canvas(900, bottom + 30);
+  detail::draw_heading(canvas,
+                       detail::cat({"Memory of the fullest chip, ", plan.model, " on ",
+                                    plan.machine, ", by formula"}),
+                       "the fastest layouts, the first is the plan's; the line is what a chip has");
+  detail::draw_swatches(canvas, legend, left, 876, 72);
+  std::string text = detail::cat({plan.model, " on ", plan.machine, ", fullest chip"});
+  for (std::size_t i = 0; i < bars; ++i) {
+    const TrainingLayout& layout = plan.layouts[i];
+    const double y = top + row * static_cast<double>(i);
+    canvas.label(left, y + 14, detail::shorten(layout.text(), 110), 12, Anchor::start);
+    double at = left;
+    std::size_t p = 0;
+    for (const detail::HeldPart& part : detail::held_parts(layout.memory_parts)) {
+      const double wide = part.bytes / scale * (right - left);
+      if (part.bytes > 0) {
+        canvas.rect(at, y + 19, wide, 15, detail::held_style(p));
+      }
+      at += wide;
+      ++p;
+    }
+    canvas.label(at + 6, y + 31,
+                 format_bytes(layout.memory) + ", " + format_seconds(layout.typical_time), 11,
+                 Anchor::start, Canvas::soft());
+    text += detail::cat({"; ", layout.text(), ": ", format_bytes(layout.memory)});
+  }
+  if (plan.on.chip.memory_bytes > 0) {
+    const double x = left + plan.on.chip.memory_bytes / scale * (right - left);
+    canvas.line(x, top, x, bottom, Canvas::axis() + " stroke-width=\"2\"");
+    canvas.label(x, bottom + 16, "a chip has " + format_bytes(plan.on.chip.memory_bytes), 12,
+                 Anchor::middle, Canvas::soft());
+  }
+  return canvas.finish(text);
+}
+
+// The roof of a chip in a format; memory alone, or its levels.
+inline RooflinePlot roofline_plot(const Chip& chip, DType format = DType::bf16) {
+  RooflinePlot plot;
+  plot.title = "Roofline of " + chip.name + " in " + name_of(format);
+  plot.peak_flops_per_second = chip.peak(format);
+  plot.vector_flops_per_second = chip.vector_flops;
+  if (chip.sram_bandwidth > 0) {
+    plot.roofs.push_back({"on-chip memory", chip.sram_bandwidth});
+  }
+  if (chip.l2_bandwidth > 0) {
+    plot.roofs.push_back({"L2", chip.l2_bandwidth});
+  }
+  if (chip.memory_bandwidth > 0 && chip.memory_bandwidth != chip.sram_bandwidth) {
+    plot.roofs.push_back({"memory", chip.memory_bandwidth});
+  }
+  return plot;
+}
+inline Svg roofline_picture(const Chip& chip, DType format = DType::bf16) {
+  return svg(roofline_plot(chip, format));
+}
+
+// The matmuls of a layer in the shapes that are left on a chip, forward, under the chip's roof.
+inline Svg roofline_picture(const TrainingPlan& plan) {
+  const ModelConfig& model = plan.job.model;
+  RooflinePlot plot = roofline_plot(plan.on.chip, plan.job.format);
+  plot.title += ": a layer of " + plan.model;
+  plot.vector_flops_per_second = 0;  // matmuls alone
+  const double context = static_cast<double>(model.context);
+  const LayerWork work = layer_work(model, plan.best.layout, plan.best.price.microbatch, context,
+                                    model.mixture_layers() > 0);
+  for (int i = 0; i < work.count; ++i) {
+    const MatmulShape& s = work.matmuls[i];
+    const double bytes = bytes_of(plan.job.format) * (s.m * s.k + s.k * s.n + s.m * s.n);
+    const double intensity = 2 * s.m * s.k * s.n / bytes;
+    RooflinePoint point;
+    point.name = detail::cat({s.m, " x ", s.k, " x ", s.n});
+    point.flops_per_byte = intensity;
+    point.flops_per_second =
+        std::min(plot.peak_flops_per_second, intensity * plan.on.chip.memory_bandwidth);
+    plot.points.push_back(point);
+  }
+  return svg(plot);
+}
+
+// Every plan of the search, and those that no other beats in both latency and price; where no price
+// is known, in throughput.
+inline Svg svg(const ServingFrontier& frontier) {
+  bool priced = !frontier.points.empty();
+  for (const FrontierPoint& p : frontier.points) {
+    priced = priced && p.dollars_per_million_tokens > 0;
+  }
+  Plot plot;
+  plot.title = frontier.title;
+  plot.x = {"milliseconds a token, by formula", Scale::logarithmic, 0, 0};
+  plot.y = {priced ? "USD for a million tokens" : "tokens/s for each chip", Scale::logarithmic, 0,
+            0};
+  Series best, points, all;
+  best.name = "frontier";
+  points.mark = Mark::points;
+  all.name = "beaten by another";
+  all.mark = Mark::hollow_points;
+  for (const FrontierPoint& p : frontier.points) {
+    const double y = priced ? p.dollars_per_million_tokens : p.tokens_per_second_per_chip;
+    for (Series* to : {&best, &points, &all}) {
+      if (p.best == (to != &all)) {
+        to->x.push_back(1e3 * p.step_seconds);
+        to->y.push_back(y);
+      }
+    }
+  }
+  plot.series = {best, all};
+  plot.series.push_back(points);
+  return svg(plot);
 }
 
 }}  // namespace tinyscale

@@ -89,7 +89,7 @@ inline DeviceParameters end_share(const ModelConfig& c, const StageShare& stage,
   }
   if (stage.head) {
     out.rest += stage.embedding && c.tied ? 0 : table;
-    out.rest += static_cast<double>(c.norm_parameters() + c.other_parameters);
+    out.rest += static_cast<double>(c.norm_parameters());
   }
   return out;
 }
@@ -116,7 +116,10 @@ inline DeviceParameters device_parameters(const ModelConfig& model, const StageS
   const DeviceParameters plain = detail::layer_share(model, false, t, e);
   const DeviceParameters mixed = detail::layer_share(model, model.experts > 0, t, e);
   DeviceParameters out = detail::end_share(model, stage, t);
-  out.rest += dense * plain.rest + mixtures * mixed.rest;
+  // What the fields do not describe, below 0 too, is spread over the layers.
+  const double other = static_cast<double>(model.other_parameters * stage.layers) / t;
+  out.rest +=
+      dense * plain.rest + mixtures * mixed.rest + other / static_cast<double>(model.layers);
   out.experts += mixtures * mixed.experts;
   return out;
 }

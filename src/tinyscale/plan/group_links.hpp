@@ -9,6 +9,7 @@
 #include <algorithm>  // max
 #include <cstdint>    // std::int64_t
 
+#include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
@@ -46,6 +47,10 @@ inline void add_neighbours(const AxisPart& part, double& rate, GroupLinks& links
 
 // Of `size` chips, `stride` apart in the machine's row-major order.
 inline GroupLinks group_links(const Machine& machine, std::int64_t stride, std::int64_t size) {
+  if (stride < 1 || size < 1 || size > machine.chips() / stride) {
+    detail::fail({"group_links: ", size, " chips, ", stride, " apart, on ", machine.name, " of ",
+                  machine.chips(), "; at least 1 each, and together no more than the chips"});
+  }
   GroupLinks links;
   links.size = static_cast<double>(size);
   if (size <= 1) {

@@ -5,7 +5,7 @@
 //   qkv [M, D, (H + 2 KV) K / t], out [M, H K / t, D], up [M, D, 2 F / t], down [M, F / t, D]
 // A mixture's experts are dealt out to expert x tensor chips, to which tokens go k times.
 
-#include <algorithm>  // max
+#include <algorithm>  // max, min
 #include <cmath>      // ceil
 
 #include "tinyscale/base/list.hpp"
@@ -23,7 +23,9 @@ struct LayerWork {
   double scores = 0;        // numbers of a T x T matrix for the chip's heads
   double elements = 0;      // read and written by fused elementwise ops
   double routed = 0;        // token copies that go to experts
-  double keys = 0;          // numbers of keys and values of the chip's tokens
+  double queries = 0;       // numbers of queries of the chip's tokens
+  double keys = 0;          // of keys and values
+  double least_keys = 0;    // the same, before latent attention makes them from their ranks
   double recast = 0;        // numbers that fp8 rounds
 
   void add(double m, double k, double n, double many = 1) {
@@ -54,11 +56,14 @@ inline void add_attention_work(const ModelConfig& c, double tokens, double parts
     w.add(tokens, width, rank + static_cast<double>(c.rope_head));
     w.add(tokens, rank, heads * static_cast<double>(c.head_size + c.output_head()));
     w.keys = tokens * heads * static_cast<double>(c.score_head() + c.output_head());
+    w.least_keys = std::min(w.keys, tokens * static_cast<double>(c.cached_numbers()));
   } else {
-    const double keys = 2 * static_cast<double>(c.key_width()) / parts;
+    const double kv_heads = std::max(1.0, static_cast<double>(c.kv_heads) / parts);  // or copies
+    const double keys = 2 * kv_heads * static_cast<double>(c.head_size);
     w.add(tokens, width, static_cast<double>(c.query_width()) / parts + keys);
-    w.keys = tokens * keys;
+    w.keys = w.least_keys = tokens * keys;
   }
+  w.queries = tokens * heads * static_cast<double>(c.score_head());
   w.add(tokens, out, width);
   w.elements += 2 * (static_cast<double>(c.query_width()) / parts * tokens + w.keys);
 }

@@ -56,8 +56,13 @@ inline double microbatch_of(const TrainingInputs& in, const Layout& layout) {
 }
 
 inline StepMemory memory_of(const TrainingInputs& in, const Layout& layout, int chunks) {
-  return step_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
-                     chunks, in.job.software, training_convention(in));
+  StepMemory out =
+      step_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
+                  chunks, in.job.software, training_convention(in));
+  const double wider = activation_bytes(in.job.format) / 2;  // the closed forms are of 16 bits
+  out.parts.activations *= wider;
+  out.parts.recomputed *= wider;
+  return out;
 }
 
 // Replicas with fewer sequences than the busiest wait for it.
@@ -89,8 +94,9 @@ inline std::vector<std::int64_t> divisors_of(std::int64_t n, std::int64_t most) 
 
 // Whether every head and every hidden unit belongs to one of so many chips.
 inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
-  const std::int64_t hidden = model.experts > 0 ? model.expert_hidden : model.hidden;
-  return model.heads % tensor == 0 && hidden % tensor == 0 &&
+  const bool dense = model.mixture_layers() < model.layers;
+  return model.heads % tensor == 0 && (!dense || model.hidden % tensor == 0) &&
+         (model.experts == 0 || model.expert_hidden % tensor == 0) &&
          (model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0);
 }
 
@@ -162,7 +168,8 @@ class LayoutSearch {
   void add_contexts(std::int64_t tensor, std::int64_t pipeline) {
     const std::int64_t rest = in_.machine.chips() / tensor / pipeline;
     const auto context = static_cast<std::int64_t>(in_.context);
-    for (std::int64_t parts = 1; parts <= rest && context / parts >= 512; parts *= 2) {
+    for (std::int64_t parts = 1; parts <= rest && (parts == 1 || context / parts >= 512);
+         parts *= 2) {
       const std::int64_t data = rest / parts;
       if (rest % parts != 0 || context % (parts > 1 ? 2 * parts : 1) != 0 ||
           static_cast<double>(data) > in_.sequences) {
@@ -173,7 +180,7 @@ class LayoutSearch {
       layout.pipeline = pipeline;
       layout.context = parts;
       layout.data = data;
-      layout.sequence_parallel = tensor > 1 && (context / parts) % tensor == 0;
+      layout.sequence_parallel = tensor > 1 && context % (parts * tensor) == 0;
       add_experts(layout);
     }
   }
@@ -211,12 +218,7 @@ class LayoutSearch {
   }
 
   static std::int64_t near_replicas(const Machine& machine, const Layout& layout) {
-    std::int64_t domain = 1;
-    for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
-         d < machine.dims.size(); ++d) {
-      domain *= machine.dims[d];
-    }
-    const std::int64_t near = std::max<std::int64_t>(1, domain / layout.tensor);
+    const std::int64_t near = std::max<std::int64_t>(1, domain_of(machine) / layout.tensor);
     return layout.batch_devices() % near == 0 ? near : 1;
   }
 

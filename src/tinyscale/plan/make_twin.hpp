@@ -9,7 +9,7 @@
 #include <string>     // text
 #include <vector>     // sizes
 
-#include "tinyscale/plan/training_job.hpp"
+#include "tinyscale/plan/layout_search.hpp"
 #include "tinyscale/plan/twin.hpp"
 
 namespace tinyscale {
@@ -58,13 +58,15 @@ class TwinMaker {
       : size_(size), axes_(layout_axes(layout)) {
     plan_.model = job.model;
     plan_.layout = layout;
-    plan_.machine = machine;
+    plan_.machine = best_order(machine_orders(machine), layout);
+    plan_.machine.name = machine.name;
     plan_.format = job.format;
     plan_.state = state_parts(job.state);
     twin.of = cat({job.model.name, " on ", machine.name});
     twin.plan_layout = layout;
     cut_batch(job);
     twin.plan_load = step_load(plan_);
+    take_limit(job, machine);
     shrink_layout();
     shrink_schedule();
     shrink_model();
@@ -101,6 +103,41 @@ class TwinMaker {
     } else if (plan_.model.context != context) {
       note(cat({"the plan's batch of ", format_count(job.batch_tokens), " tokens is priced as ",
                 plan_.sequences, " sequences of ", plan_.model.context}));
+    }
+  }
+
+  // The plan's own seconds, each part alone at published rates and all at once (step_cost.hpp):
+  // what goes over several axes loads the slowest as long as it takes, the others as their share of
+  // that. Latencies, and messages between stages, are those of step_load.
+  void take_limit(const TrainingJob& job, const Machine& machine) {
+    const TrainingInputs in = training_inputs(job, machine);
+    const Machine& on = plan_.machine;
+    const int chunks = layout().schedule.empty() ? 1 : layout().schedule.chunks();
+    const bool whole = in.sequences >= static_cast<double>(layout().data);
+    const StepLimit limit =
+        whole ? price_layout(in, in.step(), on, LayoutLinks(on, layout()), layout(), chunks)
+                    .price.limit
+              : price_step(in.step(), on, layout(), chunks).limit;
+    StepLoad& load = twin.plan_load;
+    load.math = limit.math;
+    load.memory = limit.memory;
+    if (whole && on.chip.memory_bytes > 0) {
+      load.held = memory_of(in, layout(), chunks).total() / on.chip.memory_bytes;
+    }
+    const double causes[] = {limit.tensor, limit.context, limit.expert, limit.data};
+    double most[4] = {0, 0, 0, 0};
+    for (int cause = 0; cause < 4; ++cause) {
+      for (const AxisLoad& axis : load.axes) {
+        most[cause] = std::max(most[cause], axis.by[cause]);
+      }
+    }
+    for (AxisLoad& axis : load.axes) {
+      double traffic = axis.by[AxisLoad::of_others];
+      for (int cause = 0; cause < 4; ++cause) {
+        const double share = axis.by[cause] > 0 ? axis.by[cause] / most[cause] : 0;
+        traffic = std::max(traffic, causes[cause] * share);
+      }
+      axis.traffic = traffic > 0 ? traffic : axis.traffic;
     }
   }
 

@@ -13,6 +13,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/pipeline_timing.hpp"
 #include "tinyscale/plan/efficiency.hpp"
 #include "tinyscale/plan/group_links.hpp"
 #include "tinyscale/plan/layer_work.hpp"
@@ -67,10 +68,24 @@ struct StepPrice {
 
 namespace detail {
 
+// Activations keep 16 bits where matmuls have fewer.
+inline double activation_bytes(DType format) { return std::max(2.0, bytes_of(format)); }
+
+// Chips of a slice, a node or a box.
+inline std::int64_t domain_of(const Machine& machine) {
+  std::int64_t chips = 1;
+  for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
+       d < machine.dims.size(); ++d) {
+    chips *= machine.dims[d];
+  }
+  return chips;
+}
+
 // The links that each kind of message of a layout travels on.
 struct LayoutLinks {
   GroupLinks tensor, context, batch, shard, replica;
-  bool stages_leave = false;  // from stage to stage through the outer network
+  GroupLinks expert_shard, expert_replica;  // of those that hold the same experts
+  bool stages_leave = false;                // from stage to stage through the outer network
 
   LayoutLinks(const Machine& machine, const Layout& layout) {
     const std::int64_t inner = layout.tensor * layout.context;
@@ -80,7 +95,12 @@ struct LayoutLinks {
     const std::int64_t shards = layout.shards();
     shard = group_links(machine, layout.tensor, shards);
     replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
-    const std::int64_t domain = machine.chip.domain_chips;
+    const std::int64_t holders = layout.batch_devices() / layout.expert;
+    const std::int64_t fewer =
+        layout.zero == Zero::none || shards % layout.expert != 0 ? 1 : shards / layout.expert;
+    expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
+    expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
+    const std::int64_t domain = domain_of(machine);
     stages_leave = inner * layout.data >= domain && machine.chips() > domain;
   }
 };
@@ -100,6 +120,7 @@ class StepPricer {
     peak16_ = chip_.peak(DType::bf16);
     rate_ = sustained_matmul(e, chip_, job.format);
     memory_ = chip_.memory_bandwidth > 0 ? chip_.memory_bandwidth : 1e30;
+    wide_ = activation_bytes(job.format);
     inner_ = e.inner_links;
     outer_ = tpu_ ? e.slice_links : e.outer_links;
   }
@@ -136,7 +157,7 @@ class StepPricer {
   double matmul_seconds(double m, double k, double n) const {
     double share = mapping_efficiency(chip_, m, k, n);
     share = tpu_ || chip_.kind != "gpu" ? share : std::pow(share, e_.waves);
-    const double bytes = 2 * (m * k + k * n + m * n);
+    const double bytes = wide_ * (m * k + k * n + m * n);
     return std::max(2 * m * k * n / (rate_ * share), bytes / (memory_ * e_.memory));
   }
 
@@ -155,11 +176,11 @@ class StepPricer {
       const double odd = job_.model.head_size % 8 == 0 ? 1 : e_.odd_heads;
       const double rate =
           peak16_ * best_measured_matmul(chip_, DType::bf16) * e_.score_matmul * odd;
-      const double pass = 2 * w.scores / (memory_ * e_.memory);
+      const double pass = wide_ * w.scores / (memory_ * e_.memory);
       core = w.score_flops / rate + e_.score_passes * pass;
       core_backward = 2 * w.score_flops / rate + 1.4 * e_.score_passes * pass;
     }
-    double bytes = 2 * w.elements * (tpu_ ? e_.tpu_elementwise : on.fused ? 1 : e_.unfused);
+    double bytes = wide_ * w.elements * (tpu_ ? e_.tpu_elementwise : on.fused ? 1 : e_.unfused);
     bytes += is_fp8(job_.format) ? 2 * e_.fp8_casts * w.recast : 0;
     const double vector = bytes / (memory_ * e_.memory);
     layer_.matmul += many * (forward + backward);
@@ -180,18 +201,18 @@ class StepPricer {
     const double core = job_.software.tiled_attention ? w.causal_flops : w.score_flops;
     const bool core_again = layout_.recompute != Recompute::none;
     math_ += many * ((again ? 4 : 3) * w.flops() / peak_ + (core_again ? 4 : 3) * core / peak16_);
-    double matrices = 0;
+    double matrices = 0;  // each is read by two of the three matmuls and written by one
     for (int i = 0; i < w.count; ++i) {
       const MatmulShape& s = w.matmuls[i];
-      matrices += 2 * s.count * (s.m * s.k + s.k * s.n + s.m * s.n);
+      matrices += s.count * (s.m * s.k + s.k * s.n + s.m * s.n);
     }
-    memory_bytes_ += many * 3 * matrices;
+    memory_bytes_ += many * (2 * bytes_of(job_.format) + wide_) * matrices;
   }
 
   void add_messages(const LayerWork& w, double many) {
     const double passes = layout_.recompute == Recompute::full ? 3 : 2;  // forward, again, backward
     if (layout_.tensor > 1) {  // two all_reduces a pass, or as many gathers and scatters
-      const double bytes = 2 * tokens_ * width_;
+      const double bytes = wide_ * tokens_ * width_;
       const bool hides = job_.software.hides_tensor;
       const bool inside = !links_.tensor.leaves_domain();  // beyond, no run has hidden them
       const double hidden = !inside ? 0
@@ -202,13 +223,25 @@ class StepPricer {
       layer_.tensor += many * passes * 2 * one * (1 - hidden);
       limit_.tensor += many * passes * 4 * links_.tensor.gather(bytes);
     }
-    if (layout_.context > 1) {  // keys and values of all, in both passes; gradients of them
-      const double bytes = 2 * w.keys * static_cast<double>(layout_.context);
-      layer_.context +=
-          many * 3 * links_.context.gather(bytes, inner_, outer_) * (1 - e_.hidden_context);
-      limit_.context += many * 3 * links_.context.gather(bytes);
+    if (layout_.context > 1) {
+      const double n = static_cast<double>(layout_.context);
+      const double rounds = context_rounds();
+      const bool deals = layout_.context_parallel == ContextParallel::ulysses;
+      const auto seconds = [&](double keys, double inner, double outer) {
+        return deals ? links_.context.exchange(wide_ * (2 * w.queries + keys), inner, outer)
+                     : links_.context.gather(wide_ * keys * n, inner, outer);
+      };
+      layer_.context += many * rounds * seconds(w.keys, inner_, outer_) * (1 - e_.hidden_context);
+      limit_.context += many * rounds * seconds(w.least_keys, 1, 1);
     }
     add_experts(w, many);
+  }
+
+  // How often keys and values of all go around: forward, again with what is computed again, and
+  // backward with their gradients, for which a ring sends the keys once more.
+  double context_rounds() const {
+    const bool ring = layout_.context_parallel == ContextParallel::ring;
+    return (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
   }
 
   // To the experts and back, both passes. A token goes once to each other domain where it has an
@@ -219,11 +252,12 @@ class StepPricer {
       return;
     }
     const double top = job_.model.top_k, copies = w.routed;
-    const double domain = tpu_ ? group : std::min<double>(chip_.domain_chips, group);
+    const double node = static_cast<double>(domain_of(machine_));
+    const double domain = tpu_ ? group : std::min(node, group);
     const double domains = group / domain;
     const double met = domains * (1 - std::pow(1 - 1 / domains, top)) * (1 - 1 / domains);
-    const double outside = 2 * copies / top * width_ * met;
-    const double inside = 2 * copies * width_;
+    const double outside = wide_ * copies / top * width_ * met;
+    const double inside = wide_ * copies * width_;
     const GroupLinks links = group_links(machine_, 1, static_cast<std::int64_t>(domain));
     const double out_rate = chip_.dcn_bandwidth > 0 ? chip_.dcn_bandwidth : 1e30;
     const double limit = std::max(links.exchange(inside), outside / out_rate);
@@ -260,53 +294,88 @@ class StepPricer {
     t.head = head_ * m_;
     const double stages = static_cast<double>(layout_.pipeline);
     out_.limit = limit_;
-    out_.limit.math = m_ * (math_ * layers + head_math_ / stages);
+    const double mean = (math_ * static_cast<double>(job_.model.layers) + head_math_) / stages;
+    out_.limit.math = m_ * std::max(math_ * layers, mean);  // the head beside fewer layers
     out_.limit.memory = m_ * memory_bytes_ * layers / memory_;
     out_.limit.tensor *= all;
     out_.limit.context *= all;
     out_.limit.expert *= all;
     if (layout_.pipeline > 1) {
       const double one = layer_.total() * layers + (t.waiting / m_) + head_ / stages;
-      t.bubble = (stages - 1) / chunks_ * one;
-      out_.limit.bubble = out_.limit.math / m_ * (stages - 1) / chunks_;
+      const double idle = idle_microbatches();
+      t.bubble = idle * one;
+      out_.limit.bubble = out_.limit.math / m_ * idle;
       const double cut = job_.software.cuts_transfers || layout_.sequence_parallel
                              ? static_cast<double>(layout_.tensor)
                              : 1;
-      const double rate = links_.stages_leave ? chip_.dcn_bandwidth * outer_
-                                              : chip_.links * chip_.link_bandwidth * inner_;
-      const double bytes = 2 * tokens_ * width_ / cut;
+      const double out = chip_.dcn_bandwidth, in = chip_.links * chip_.link_bandwidth;
+      const double any = machine_.links.back().bandwidth.one_way();  // of a box without either
+      const double rate =
+          links_.stages_leave ? (out > 0 ? out : any) * outer_ : (in > 0 ? in : any) * inner_;
+      const double bytes = wide_ * tokens_ * width_ / cut;
       t.transfer = 2 * (m_ * chunks_ + stages - 1) * (e_.transfer * bytes / rate + e_.hop);
     }
   }
 
-  // Gradients to their owners and weights to their users; routed experts among fewer.
+  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule.
+  double idle_microbatches() const {
+    const double stages = static_cast<double>(layout_.pipeline);
+    if (layout_.schedule.empty()) {
+      return (stages - 1) / chunks_;
+    }
+    return time_pipeline(layout_.schedule).idle_to_work() * m_;
+  }
+
+  // Weights so often to their users and gradients so often to their owners in a step, as the
+  // executor does: each microbatch, where a chip keeps only its part of them. Pipelined chips keep
+  // gathered weights until the last microbatch, as step_memory() counts.
+  double weight_rounds() const {
+    const bool each = layout_.zero == Zero::parameters;
+    return layout_.zero == Zero::none ? 0 : !each || layout_.pipeline > 1 ? 1 : 2 * m_;
+  }
+  double gradient_rounds() const {
+    const bool held = layout_.zero == Zero::parameters && layout_.pipeline > 1;
+    return layout_.zero >= Zero::gradients && !held ? m_ : 1;
+  }
+
+  // Seconds until all that share a parameter have got so many bytes of each; routed experts are
+  // shared by fewer.
+  double gather_shards(double bytes, double inner = 1, double outer = 1) const {
+    const double shared = parameters_.all() - parameters_.experts;
+    return links_.shard.gather(shared * bytes, inner, outer) +
+           links_.expert_shard.gather(parameters_.experts * bytes, inner, outer);
+  }
+  // And until the holders of the same shard have summed it.
+  double sum_replicas(double bytes, double inner = 1, double outer = 1) const {
+    const double shared = (parameters_.all() - parameters_.experts) / links_.shard.size;
+    const double experts = parameters_.experts / links_.expert_shard.size;
+    return 2 * (links_.replica.gather(shared * bytes, inner, outer) +
+                links_.expert_replica.gather(experts * bytes, inner, outer));
+  }
+
   void add_data() {
     StepCost& t = out_.typical;
-    const double all = parameters_.all(), compute = t.compute();
+    const double compute = t.compute();
     if (layout_.batch_devices() <= 1) {
       return;
     }
     const double outer = !job_.software.hides_gradients && !tpu_ ? e_.waiting_outer_links : outer_;
-    const double window = e_.hidden_gradients * compute / m_ * 2 / 3;
+    const double window = e_.hidden_gradients * compute / m_ * 2 / 3 * gradient_rounds();
     const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
     const double beside = tpu_ ? e_.gather_beside_tpu : e_.gather_beside;
     const double g = job_.gradient_bytes, w = job_.gather_bytes;
-    if (layout_.zero == Zero::parameters) {
-      const double gathered = m_ * 2 * links_.shard.gather(all * w, inner_, outer_) +
-                              m_ * links_.shard.gather(all * g, inner_, outer_);
+    const double moved = weight_rounds() * w + gradient_rounds() * g;
+    out_.limit.data = gather_shards(moved) + sum_replicas(g);
+    if (layout_.zero == Zero::parameters && layout_.pipeline == 1) {
+      const double gathered = gather_shards(moved, inner_, outer_);
       t.gather = gathered - std::min((1 - exposed) * gathered, beside * compute);
-      out_.limit.data = m_ * links_.shard.gather(all * (2 * w + g));
-      const double part = all / static_cast<double>(layout_.shards());
-      t.gradients = 2 * links_.replica.gather(part * g, inner_, outer_);
-      out_.limit.data += 2 * links_.replica.gather(part * g);
+      t.gradients = sum_replicas(g, inner_, outer_);
       return;
     }
-    const double time =
-        links_.batch.gather(all * g, inner_, outer) + links_.batch.gather(all * w, inner_, outer);
+    const double time = gather_shards(moved, inner_, outer) + sum_replicas(g, inner_, outer);
     const double hidden =
         job_.software.hides_gradients ? std::min((1 - exposed) * time, window) : 0;
     t.gradients = time - hidden;
-    out_.limit.data = links_.batch.gather(all * (g + w));
   }
 
   void add_update() {
@@ -322,6 +391,7 @@ class StepPricer {
   const LayoutLinks& links_;
   bool tpu_ = false;
   double chunks_ = 1, m_ = 1, b_ = 1, tokens_ = 0, width_ = 0;
+  double wide_ = 2;  // bytes of an activation
   double peak_ = 0, peak16_ = 0, rate_ = 0, memory_ = 0, inner_ = 1, outer_ = 1;
   ChipParameters parameters_;
   StepCost layer_;   // of one mean layer and microbatch
@@ -335,6 +405,16 @@ class StepPricer {
 // The price of a step under `layout`, whose pipeline has `chunks` of the model on each rank.
 inline StepPrice price_step(const StepJob& job, const Machine& machine, const Layout& layout,
                             int chunks = 1, const Efficiency& e = typical_efficiency()) {
+  detail::check_layout_counts("price_step", layout);
+  if (layout.devices() != machine.chips()) {
+    detail::fail({"price_step: layout ", layout.text(), " = ", layout.devices(), " devices, ",
+                  machine.name, " has ", machine.chips(), " chips; they must be equal"});
+  }
+  if (!(job.batch > 0 && job.context > 0 && chunks > 0) || !detail::is_finite(job.batch) ||
+      !detail::is_finite(job.context)) {
+    detail::fail({"price_step: ", job.batch, " sequences of ", job.context, " tokens, ", chunks,
+                  " chunks; finite numbers above 0 are right"});
+  }
   const detail::LayoutLinks links(machine, layout);
   return detail::StepPricer(job, machine, layout, chunks, e, links).price();
 }

@@ -58,6 +58,38 @@ inline void add_buffers(const ModelConfig& c, const Layout& layout, double token
   }
 }
 
+// Microbatches under way on a rank: of the layout's own schedule, else of 1F1B, interleaved over
+// chunks above 1.
+inline double held_microbatches(const Layout& layout, std::int64_t rank, int chunks) {
+  if (chunks <= 1 || !layout.schedule.empty()) {
+    return microbatches_under_way(layout, rank);
+  }
+  const double p = static_cast<double>(layout.pipeline),
+               m = static_cast<double>(layout.microbatches);
+  return std::min(m, ((chunks - 1) * p + 2 * (p - 1 - static_cast<double>(rank)) + 1) / chunks);
+}
+
+// Ranks of which one is the fullest: the first of each kind of stage, as a later one of the kind
+// has fewer microbatches under way, and the last, which has the logits.
+inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
+                                            const std::vector<std::int64_t>& layers) {
+  std::vector<std::int64_t> out = {0};
+  std::int64_t before = layers[0], most = layers[0];
+  bool mixed = model.dense_layers < 1;  // whether a stage of mixtures alone has been met
+  const auto last = static_cast<std::int64_t>(layers.size()) - 1;
+  for (std::int64_t i = 1; i <= last; ++i) {
+    const std::int64_t here = layers[static_cast<std::size_t>(i)];
+    const bool mixtures = model.experts > 0 && before >= model.dense_layers && !mixed;
+    if (i == 1 || i == last || here > most || mixtures) {
+      out.push_back(i);
+    }
+    mixed = mixed || mixtures;
+    most = std::max(most, here);
+    before += here;
+  }
+  return out;
+}
+
 }  // namespace detail
 
 // With `microbatch` sequences of `context` tokens at a time in each replica, and `chunks` of the
@@ -68,13 +100,13 @@ inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, co
                               const MemoryConvention& by = MemoryConvention()) {
   const double tokens = microbatch * context / static_cast<double>(layout.context);
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
-  const double stages = static_cast<double>(layout.pipeline);
-  const double interleaved = chunks > 1 ? 1 + (stages - 1) / (stages * chunks) : 1;
   StepMemory fullest;
-  for (const std::int64_t rank : {std::int64_t{0}, layout.pipeline - 1}) {
+  for (const std::int64_t rank : detail::full_ranks(model, layers)) {
     StageShare stage;
     stage.layers = layers[static_cast<std::size_t>(rank)];
-    stage.first = rank == 0 ? 0 : model.layers - stage.layers;
+    for (std::int64_t i = 0; i < rank; ++i) {
+      stage.first += layers[static_cast<std::size_t>(i)];
+    }
     stage.embedding = rank == 0;
     stage.head = rank == layout.pipeline - 1;
     StepMemory here;
@@ -84,7 +116,8 @@ inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, co
       detail::keep_scores(model, layout, tokens, microbatch, static_cast<double>(stage.layers),
                           microbatches_under_way(layout, rank), here.parts);
     }
-    here.parts.activations *= rank == 0 ? interleaved : 1;
+    here.parts.activations *=
+        detail::held_microbatches(layout, rank, chunks) / microbatches_under_way(layout, rank);
     if (layout.pipeline > 1 &&
         layout.zero == Zero::parameters) {  // whole until the last microbatch
       const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();

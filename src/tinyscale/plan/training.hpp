@@ -47,7 +47,15 @@ struct TrainingPlan {
   Table why_not_table() const;
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
-  Twin twin() const { return twin_of(job, on, best.layout); }
+  // A small model on a fictional machine with the plan's own shares; interleaved where the plan is.
+  Twin twin() const {
+    Layout layout = best.layout;
+    if (best.chunks > 1) {
+      layout.schedule = interleaved(static_cast<int>(layout.pipeline),
+                                    static_cast<int>(layout.microbatches), best.chunks);
+    }
+    return twin_of(job, on, layout);
+  }
 };
 
 namespace detail {
@@ -99,7 +107,8 @@ inline Quantity sent(const char* name, const Quantity& bytes, double seconds, co
 inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
   const StepLimit& limit = plan.best.price.limit;
   const Layout& layout = plan.best.layout;
-  const Quantity six(6, "FLOP/token"), two(2, "B/token");
+  const double wide = activation_bytes(in.job.format);
+  const Quantity six(6, "FLOP/token"), two(wide, "B/token");
   const bool again = layout.recompute == Recompute::full;
   const Quantity needed = named("FLOPs a token", six * q.P_matmul + six * q.L * q.T * q.HK,
                                 "6 P and the half of attention that a causal mask keeps");
@@ -124,25 +133,31 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
       two * Quantity(2 * passes, "", "all_reduces", "of a layer, in all passes") * q.B * q.D * q.L /
       (q.X * q.Z);
   plan.tensor_time = sent("T_tensor", tensor_bytes, limit.tensor, "all_reduces of tensor ranks");
-  const Quantity key_bytes = Quantity(6, "B/token") * q.B *
-                             Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
-                                      "numbers of a key and value") *
-                             q.L / (q.X * q.Y * q.Z);
+  const double rounds = (layout.context_parallel == ContextParallel::ring ? 3 : 2) +
+                        (layout.recompute == Recompute::none ? 0 : 1);
+  const Quantity key_bytes =
+      Quantity(rounds * wide, "B/token", "r", "rounds of all that computes") * q.B *
+      Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
+               "numbers of a key and value") *
+      q.L / (in.job.model.latent() ? q.X * q.Z : q.X * q.Y * q.Z);
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
-  const Quantity routed = Quantity(8, "B/token") * q.B * q.D *
+  const Quantity routed = Quantity(4 * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
                           (q.X * q.Y * q.Z);
   plan.expert_time = sent("T_expert", routed, limit.expert, "to the experts and back, both passes");
   const ChipParameters held = chip_parameters(in.job.model, layout);
   const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
-  const bool gathered = layout.zero == Zero::parameters;
   const StepJob step = in.step();
-  const Quantity each(gathered ? static_cast<double>(layout.microbatches) *
-                                     (2 * step.gather_bytes + step.gradient_bytes)
-                               : step.gather_bytes + step.gradient_bytes,
-                      "B", "b",
-                      gathered ? "weights twice and gradients, each microbatch"
-                               : "gradients to their owners, weights back");
+  const auto m = static_cast<double>(layout.microbatches);
+  const double g = step.gradient_bytes, w = step.gather_bytes;
+  const bool kept = layout.pipeline > 1;  // gathered weights, until the last microbatch
+  const Quantity each =
+      layout.zero == Zero::none ? Quantity(2 * g, "B", "b", "gradients there and back")
+      : layout.zero == Zero::optimizer || (layout.zero == Zero::parameters && kept)
+          ? Quantity(w + g, "B", "b", "gradients to their owners, weights back")
+      : layout.zero == Zero::gradients
+          ? Quantity(w + m * g, "B", "b", "gradients of each microbatch, weights back")
+          : Quantity(m * (2 * w + g), "B", "b", "weights twice and gradients, each microbatch");
   plan.data_time = sent("T_data", each * parameters, limit.data, "gather and scatter of replicas");
   const Quantity all = max(max(max(plan.math_time + plan.bubble_time, plan.memory_time),
                                max(plan.tensor_time, plan.context_time)),
@@ -226,8 +241,14 @@ inline void plan_goodput(const TrainingInputs& in, TrainingPlan& plan) {
   const Quantity mean(mean_time_between_failures(faulty), "s", "M", "between failures of the job");
   const double interval = std::max(daly_interval(faulty), plan.typical_step_time.value());
   plan.checkpoint_interval = Quantity(interval, "s", "interval", "Daly: about sqrt(2 save M)");
+  const double goodput = expected_goodput(faulty, interval);
+  if (!(goodput > 1e-9)) {
+    fail({"plan_training: device_hours_per_failure is ", in.job.device_hours_per_failure,
+          ": the job fails every ", format_seconds(mean.value()), " and never gets through ",
+          format_seconds(interval), " of steps; more hours, or 0 for no failures"});
+  }
   plan.goodput = Quantity(
-      expected_goodput(faulty, interval), "", "goodput",
+      goodput, "", "goodput",
       cat({"share of time in lasting steps, a failure every ", format_seconds(mean.value())}));
 }
 
@@ -337,6 +358,23 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
   if (layout.devices() != in.machine.chips()) {
     fail({"plan_training: layout ", layout.text(), " = ", layout.devices(), " devices, ",
           in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
+  }
+  static const std::vector<std::string> order = Layout().order;
+  if (layout.order != order) {
+    fail(
+        {"plan_training: layout.order is not pipeline, data, context, tensor; another is not "
+         "planned"});
+  }
+  if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
+    fail({"plan_training: zero_devices is ", layout.zero_devices, " with ZeRO stage ",
+          static_cast<int>(layout.zero), "; 0 is for all, above 0 needs a stage above 0"});
+  }
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() &&
+      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
+    fail({"plan_training: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
+          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
+          " and microbatches ", layout.microbatches, "; they must be equal"});
   }
   const std::string why = undivided(in, layout, chunks);
   if (!why.empty()) {

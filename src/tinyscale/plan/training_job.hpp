@@ -46,6 +46,7 @@ struct TrainingInputs {
     s.batch = sequences;
     s.format = job.format;
     s.software = job.software;
+    s.gather_bytes = activation_bytes(job.format);  // 16 bits, or all 32
     return s;
   }
 };
@@ -86,6 +87,12 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
         cat({"tokens: assumed 20 for each parameter (Chinchilla), ", format_count(in.tokens)}));
   }
   in.context = static_cast<double>(job.context > 0 ? job.context : job.model.context);
+  if (job.model.position == Position::learned &&
+      in.context > static_cast<double>(job.model.context)) {
+    in.notes.push_back(cat({"positions: ", job.model.name, " has learned ",
+                            format_count(static_cast<double>(job.model.context)), "; counted with ",
+                            format_count(in.context)}));
+  }
   in.job.model.context = static_cast<std::int64_t>(in.context);
   in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
   in.batch = in.sequences * in.context;

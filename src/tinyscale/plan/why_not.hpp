@@ -27,9 +27,10 @@ inline std::string undivided(const TrainingInputs& in, const Layout& layout, int
   const ModelConfig& c = in.job.model;
   const auto context = static_cast<std::int64_t>(in.context);
   if (!tensor_divides(c, layout.tensor)) {
+    const bool both = c.experts > 0 && c.mixture_layers() < c.layers;
     return cat({c.heads, " heads, ", c.kv_heads, " of keys, and a hidden width of ",
-                c.experts > 0 ? c.expert_hidden : c.hidden, " do not divide over tensor ",
-                layout.tensor});
+                c.experts > 0 ? c.expert_hidden : c.hidden, both ? cat({" or ", c.hidden}) : "",
+                " do not divide over tensor ", layout.tensor});
   }
   if (c.layers < layout.pipeline * chunks) {
     return cat({c.layers, " layers are fewer than ", layout.pipeline * chunks, " stages"});
@@ -47,6 +48,19 @@ inline std::string undivided(const TrainingInputs& in, const Layout& layout, int
   if (layout.microbatches > replica_sequences(in, layout)) {
     return cat({layout.microbatches, " microbatches are more than the ",
                 replica_sequences(in, layout), " sequences of a replica"});
+  }
+  if (layout.sequence_parallel && context % (layout.context * layout.tensor) != 0) {
+    return cat({context, " tokens do not divide over context ", layout.context, " x tensor ",
+                layout.tensor, ", as sequence parallelism needs"});
+  }
+  if (layout.context > 1 && layout.context_parallel == ContextParallel::ulysses &&
+      (c.heads / layout.tensor % layout.context != 0 ||
+       std::max<std::int64_t>(1, c.kv_heads / layout.tensor) % layout.context != 0)) {
+    return cat({c.heads, " heads, ", c.kv_heads, " of keys, do not divide over tensor ",
+                layout.tensor, " x context ", layout.context, ", as Ulysses needs"});
+  }
+  if (layout.expert > 1 && c.experts == 0) {
+    return cat({"expert ", layout.expert, " for ", c.name, ", which has no experts"});
   }
   if (layout.expert > 1 &&
       (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {
@@ -83,6 +97,10 @@ inline std::string grown_cause(const StepCost& from, const StepCost& to, std::st
   int most = 0;
   for (int i = 1; i < 13; ++i) {
     most = causes[i].grown > causes[most].grown ? i : most;
+  }
+  if (!(causes[most].grown > 0)) {  // its limit is above all causes together
+    constraint = "bandwidth";
+    return "links at their published rate";
   }
   constraint = causes[most].constraint;
   return cat({format_seconds(causes[most].grown), " more ", causes[most].cause});
@@ -138,13 +156,22 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
       }
       axis = more ? 2 * axis : axis / 2;
       layout.data = more ? layout.data / 2 : 2 * layout.data;
-      layout.sequence_parallel = layout.tensor > 1;
+      const auto context = static_cast<std::int64_t>(in.context);
+      layout.sequence_parallel =
+          layout.tensor > 1 && context % (layout.context * layout.tensor) == 0;
       layout.zero_devices = 0;
+      layout.zero = layout.zero == Zero::none && layout.batch_devices() > 1 ? Zero::optimizer
+                    : layout.batch_devices() > 1                            ? layout.zero
+                                                                            : Zero::none;
       const double sequences = static_cast<double>(replica_sequences(in, layout));
       layout.microbatches = static_cast<std::int64_t>(
           std::max(1.0, std::ceil(sequences / std::max(1.0, best.price.microbatch))));
-      add(cat({names[i], " ", axis, " instead of ", best.layout.*axes[i], ", data ", layout.data}),
-          layout, axes[i] == &Layout::pipeline && layout.pipeline == 1 ? 1 : best.chunks);
+      const bool same = layout.microbatches % layout.pipeline == 0 &&
+                        in.job.model.layers >= layout.pipeline * best.chunks;
+      const int chunks = layout.pipeline > 1 && same ? best.chunks : 1;
+      add(cat({names[i], " ", axis, " instead of ", best.layout.*axes[i], ", data ", layout.data,
+               chunks != best.chunks && layout.pipeline > 1 ? ", 1 chunk" : ""}),
+          layout, chunks);
     }
   }
   for (const bool more : {true, false}) {
@@ -154,8 +181,8 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
       add(cat({"expert ", layout.expert, " instead of ", best.layout.expert}), layout, best.chunks);
     }
     layout = best.layout;
-    layout.microbatches = more ? 2 * layout.microbatches : layout.microbatches / 2;
-    if (layout.microbatches >= 1) {
+    layout.microbatches = more ? 2 * layout.microbatches : (layout.microbatches + 1) / 2;
+    if (layout.microbatches != best.layout.microbatches) {
       add(cat({"microbatches ", layout.microbatches, " instead of ", best.layout.microbatches}),
           layout, best.chunks);
     }

@@ -1,0 +1,285 @@
+// What a training step takes by cause: the bytes of each axis against what the executor sends for
+// the same layout, the bubble against its closed form, and what faster links and more chips change.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "error_of.hpp"
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+constexpr ts::DType f32 = ts::DType::f32;
+
+// Sizes that all numbers of devices here divide.
+ts::ModelConfig small_model(int experts = 0) {
+  ts::ModelConfig c = ts::config("nano");
+  c.layers = 4;
+  c.width = 32;
+  c.heads = c.kv_heads = 4;
+  c.head_size = 8;
+  c.hidden = 128;
+  c.context = 16;
+  c.vocabulary = 64;
+  c.tied = false;
+  c.experts = experts;
+  c.top_k = experts > 0 ? 2 : 0;
+  c.expert_hidden = experts > 0 ? 128 : 0;
+  return c;
+}
+
+ts::StepJob small_job(const ts::ModelConfig& model) {
+  ts::StepJob job;
+  job.model = model;
+  job.context = static_cast<double>(model.context);
+  job.batch = 16;
+  job.format = f32;
+  job.gather_bytes = job.gradient_bytes = 4;
+  return job;
+}
+
+// What the executor's busiest device sends for that reason in a step, around a ring.
+double sent(const ts::ModelConfig& model, const ts::Layout& layout, const std::string& why) {
+  ts::StepOptions options;
+  options.batch = 16;
+  const ts::Transformer whole(model, 1);
+  double most = 0;
+  for (std::int64_t rank = 0; rank < layout.devices(); ++rank) {
+    double bytes = 0;
+    const ts::StepPlan plan = ts::plan_step(whole, layout, options, rank);
+    for (const ts::PlannedCall& call : plan.calls) {
+      if (call.why.rfind(why, 0) != 0) {
+        continue;
+      }
+      double n = 1;
+      for (const std::string& axis : call.axes) {
+        n *= axis == "tensor"     ? static_cast<double>(layout.tensor)
+             : axis == "context"  ? static_cast<double>(layout.context)
+             : axis == "pipeline" ? static_cast<double>(layout.pipeline)
+                                  : 1;
+      }
+      if (n == 1) {  // parts of data: data, or expert and the rest, zero and the rest
+        const ts::detail::LayoutAxes axes = ts::detail::layout_axes(layout);
+        for (const ts::MeshAxis& axis : axes.mesh) {
+          for (const std::string& name : call.axes) {
+            n *= axis.name == name ? static_cast<double>(axis.size.value) : 1;
+          }
+        }
+      }
+      const double share = call.what == ts::Collective::permute      ? 1
+                           : call.what == ts::Collective::all_reduce ? 2 * (n - 1) / n
+                                                                     : (n - 1) / n;
+      bytes += 4 * share * static_cast<double>(call.elements * call.times);
+    }
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+ts::StepLimit limit_of(const ts::StepJob& job, const ts::Machine& machine,
+                       const ts::Layout& layout) {
+  return ts::price_step(job, machine, layout).limit;
+}
+
+ts::Machine one_node(std::int64_t chips) { return ts::machine("h100", {chips}); }
+
+double port(const ts::Machine& machine) { return machine.links.back().bandwidth.one_way(); }
+
+}  // namespace
+
+TEST_CASE("step cost: data parallelism and ZeRO send what the executor sends") {
+  const ts::StepJob job = small_job(small_model());
+  for (const ts::Zero zero :
+       {ts::Zero::none, ts::Zero::optimizer, ts::Zero::gradients, ts::Zero::parameters}) {
+    for (const std::int64_t m : {1, 2}) {
+      for (const std::int64_t near : {0, 2}) {
+        ts::Layout layout;
+        layout.data = 8;
+        layout.microbatches = m;
+        layout.zero = zero;
+        layout.zero_devices = zero == ts::Zero::none ? 0 : near;
+        const std::string text = layout.text();
+        CAPTURE(text);
+        const ts::Machine node = one_node(8);
+        const double bytes =
+            sent(job.model, layout, "weights") + sent(job.model, layout, "gradients");
+        CHECK(limit_of(job, node, layout).data * port(node) == doctest::Approx(bytes));
+      }
+    }
+  }
+}
+
+TEST_CASE("step cost: experts' gradients are summed among their own holders") {
+  const ts::StepJob job = small_job(small_model(8));
+  for (const std::int64_t expert : {1, 2, 4, 8}) {
+    for (const ts::Zero zero : {ts::Zero::none, ts::Zero::optimizer, ts::Zero::parameters}) {
+      ts::Layout layout;
+      layout.data = 8;
+      layout.expert = expert;
+      layout.zero = zero;
+      const std::string text = layout.text();
+      CAPTURE(text);
+      const ts::Machine node = one_node(8);
+      const ts::StepLimit limit = limit_of(job, node, layout);
+      const double bytes =
+          sent(job.model, layout, "weights") + sent(job.model, layout, "gradients");
+      CHECK(limit.data * port(node) == doctest::Approx(bytes));
+      CHECK(limit.expert * port(node) == doctest::Approx(sent(job.model, layout, "experts")));
+    }
+  }
+}
+
+// The embedding and the head send 4 units (5 or 6 where layers are computed again) beside the 8 or
+// 12 of each layer: left out of the price.
+TEST_CASE("step cost: tensor parallelism sends what the executor's layers send") {
+  const ts::StepJob job = small_job(small_model());
+  const double layers = 4;
+  for (const bool sequence : {false, true}) {
+    for (const ts::Recompute again :
+         {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
+      ts::Layout layout;
+      layout.tensor = 4;
+      layout.data = 2;
+      layout.microbatches = 2;
+      layout.sequence_parallel = sequence;
+      layout.recompute = again;
+      const std::string text = layout.text();
+      CAPTURE(text);
+      const ts::Machine node = one_node(8);
+      const bool full = again == ts::Recompute::full;
+      const double units = (full ? 12 : 8) * layers, ends = !full ? 4 : sequence ? 5 : 6;
+      CHECK(limit_of(job, node, layout).tensor * port(node) * (units + ends) / units ==
+            doctest::Approx(sent(job.model, layout, "tensor parallel")));
+    }
+  }
+}
+
+TEST_CASE("step cost: each kind of context parallelism sends what the executor sends") {
+  const ts::StepJob job = small_job(small_model());
+  const struct {
+    ts::ContextParallel kind;
+    const char* why;
+  } kinds[] = {{ts::ContextParallel::ring, "ring attention"},
+               {ts::ContextParallel::gathered, "gathered keys"},
+               {ts::ContextParallel::ulysses, "Ulysses"}};
+  for (const auto& kind : kinds) {
+    for (const ts::Recompute again :
+         {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
+      ts::Layout layout;
+      layout.context = 4;
+      layout.data = 2;
+      layout.context_parallel = kind.kind;
+      layout.recompute = again;
+      const std::string text = layout.text();
+      CAPTURE(text);
+      const ts::Machine node = one_node(8);
+      CHECK(limit_of(job, node, layout).context * port(node) ==
+            doctest::Approx(sent(job.model, layout, kind.why)));
+    }
+  }
+}
+
+TEST_CASE("step cost: a pipeline's bubble and messages") {
+  const ts::StepJob job = small_job(small_model());
+  ts::Efficiency e;
+  e.hop = 0;
+  e.transfer = e.inner_links = 1;
+  for (const int m : {4, 8}) {
+    for (const int chunks : {1, 2}) {
+      ts::Layout layout;
+      layout.pipeline = 2;
+      layout.microbatches = m;
+      const ts::Machine node = one_node(2);
+      const ts::StepPrice price = ts::price_step(job, node, layout, chunks, e);
+      ts::PipelineShape shape;
+      shape.kind =
+          chunks > 1 ? ts::PipelineKind::interleaved : ts::PipelineKind::one_forward_one_backward;
+      shape.ranks = 2;
+      shape.microbatches = m;
+      shape.chunks = chunks;
+      CHECK(price.limit.bubble / price.limit.math ==
+            doctest::Approx(ts::pipeline_idle(shape) / (3.0 * m)));
+      // A rank sends m activations or gradients a neighbour, and waits for one more way and back.
+      layout.schedule = ts::make_pipeline(shape);
+      const double bytes = sent(job.model, layout, "activations");
+      CHECK(price.typical.transfer * port(node) / bytes ==
+            doctest::Approx(2 * (m * chunks + 1.0) / (chunks > 1 ? m * chunks : m)).epsilon(1e-9));
+      const ts::StepPrice own = ts::price_step(job, node, layout, chunks, e);
+      CHECK(own.limit.bubble == doctest::Approx(price.limit.bubble));
+    }
+  }
+  ts::Layout h1;
+  h1.pipeline = 4;
+  h1.microbatches = 8;
+  const double whole = limit_of(job, one_node(4), h1).bubble;
+  h1.schedule = ts::zero_bubble_h1(4, 8);
+  CHECK(limit_of(job, one_node(4), h1).bubble == doctest::Approx(whole / 3));  // 3 of 9 units
+}
+
+TEST_CASE("step cost: better links are never slower, more replicas never faster") {
+  std::uint64_t state = 7;
+  const auto pick = [&](std::int64_t n) {  // a small generator, the same on every machine
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<std::int64_t>((state >> 33) % static_cast<std::uint64_t>(n));
+  };
+  const char* const models[] = {"llama3-70b", "gpt3-175b", "mixtral-8x7b"};
+  int below = 0;
+  for (int i = 0; i < 300; ++i) {
+    ts::StepJob job;
+    job.model = ts::config(models[pick(3)]);
+    job.context = 4096;
+    ts::Layout layout;
+    layout.tensor = std::int64_t{1} << pick(4);
+    layout.pipeline = std::int64_t{1} << pick(3);
+    layout.context = std::int64_t{1} << pick(2);
+    layout.data = std::int64_t{1} << pick(5);
+    layout.expert = job.model.experts > 0 && layout.data >= 2 ? 2 : 1;
+    layout.microbatches = std::int64_t{1} << pick(5);
+    layout.zero = static_cast<ts::Zero>(pick(4));
+    layout.recompute = static_cast<ts::Recompute>(pick(3));
+    layout.sequence_parallel = pick(2) > 0;
+    job.batch = static_cast<double>(layout.data * layout.microbatches);
+    const std::int64_t chips = layout.devices();
+    const auto on = [&](double faster, std::int64_t count) {
+      ts::Chip chip = ts::chip("h100");
+      chip.link_bandwidth *= faster;
+      chip.dcn_bandwidth *= faster;
+      return count <= 8 ? ts::machine(chip, {count}) : ts::machine(chip, {count / 8, 8});
+    };
+    const std::string text = layout.text();
+    CAPTURE(text);
+    const ts::StepPrice price = ts::price_step(job, on(1, chips), layout);
+    const ts::StepPrice fast = ts::price_step(job, on(2, chips), layout);
+    CHECK(fast.limit.total() <= price.limit.total());
+    CHECK(fast.typical.total() <= price.typical.total());
+    CHECK(price.typical.total() > price.limit.math + price.limit.bubble);
+    below += price.typical.total() < price.limit.total() ? 1 : 0;
+    layout.data *= 2;
+    job.batch *= 2;
+    const ts::StepPrice more = ts::price_step(job, on(1, 2 * chips), layout);
+    CHECK(more.limit.total() >= price.limit.total() * (1 - 1e-12));
+  }
+  CHECK(below == 0);  // hidden messages still take their time at published rates
+}
+
+TEST_CASE("step cost: what cannot be priced is refused") {
+  const ts::StepJob job = small_job(small_model());
+  ts::Layout layout;
+  layout.data = 4;
+  CHECK(error_of([&] { ts::price_step(job, one_node(8), layout); }) ==
+        "price_step: layout data 4, tensor 1, pipeline 1, context 1 = 4 devices, h100-sxm 8 has 8 "
+        "chips; they must be equal");
+  ts::StepJob none = job;
+  none.batch = 0;
+  layout.data = 8;
+  CHECK(error_of([&] { ts::price_step(none, one_node(8), layout); }) ==
+        "price_step: 0 sequences of 16 tokens, 1 chunks; finite numbers above 0 are right");
+  layout.tensor = 0;
+  CHECK(error_of([&] { ts::price_step(job, one_node(8), layout); }) ==
+        "price_step: layout is data 8, tensor 0, pipeline 1, context 1; each must be at least 1, "
+        "and the devices at most 2147483647");
+}
