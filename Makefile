@@ -44,16 +44,17 @@ EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
 EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
 # ONLY names a program of bench/, or groups of rows of bench/compute.
 BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BUILD)/bench/compare \
-  $(if $(ONLY),,$(BUILD)/bench/systolic $(BUILD)/bench/layouts))
+  $(if $(ONLY),,$(BUILD)/bench/systolic $(BUILD)/bench/layouts $(BUILD)/bench/planner))
 COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
-.PHONY: help demo test tests-built examples bench header lib check check-mpi check-long lint format install clean doctest
+.PHONY: help demo plan test tests-built examples bench header lib check check-mpi check-long lint format install clean doctest
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo        train, roofline, systolic array, four devices; writes demo.html (TEXT=path)'
 	@echo 'make test        build and run the tests (needs doctest, installs it where it can; ARGS=-tc=name*)'
 	@echo 'make examples    build and run every example and lab, compare with the committed outputs'
+	@echo 'make plan        the planner on the command line, $(BUILD)/plan: train, serve, collective, mfu, chip, ...'
 	@echo 'make bench       kernels beside the limit and other libraries, the array beside its targets (ONLY=mesh)'
 	@echo 'make header      join the parts under src/ into tinyscale.hpp'
 	@echo 'make lib         compile the library once: programs with -DTINYSCALE_EXTERN build in a second'
@@ -113,6 +114,9 @@ doctest:
 $(BUILD)/examples/%: examples/%.cpp tinyscale.hpp $(DECLARED) $(LINKED)
 	@mkdir -p $(@D)
 	$(CXX) $(PROGRAM) $(CXXFLAGS) $< $(LINKED) -o $@
+$(BUILD)/examples/plan: $(wildcard examples/plan_*.hpp)
+plan: $(BUILD)/examples/plan
+	@cp $< $(BUILD)/plan && echo 'built $(BUILD)/plan: $(BUILD)/plan help'
 examples: $(EXAMPLE_PROGRAMS)
 	@bash tools/run_examples.sh $(BUILD)/examples
 
@@ -149,7 +153,7 @@ lint:
 	@printf '#include "tinyscale.hpp"\nint main() {}\n' > $(BUILD)/lint.cpp
 	clang-tidy --quiet $(BUILD)/lint.cpp -- -std=c++17 -Isrc
 format:
-	clang-format -i $(filter-out src/tinyscale.hpp,$(PARTS)) $(wildcard tests/*.cpp tests/*.hpp tests/*/*.cpp bench/*.cpp bench/*.hpp bench/*/*.cpp bench/*/*.hpp bench/*.c tools/simgrid/*.c*) $(EXAMPLES)
+	clang-format -i $(filter-out src/tinyscale.hpp,$(PARTS)) $(wildcard tests/*.cpp tests/*.hpp tests/*/*.cpp bench/*.cpp bench/*.hpp bench/*/*.cpp bench/*/*.hpp bench/*.c tools/simgrid/*.c* examples/plan_*.hpp) $(EXAMPLES)
 
 install: tinyscale.hpp
 	mkdir -p '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/lib/pkgconfig'

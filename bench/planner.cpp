@@ -30,7 +30,7 @@ const Knob knobs[] = {
     {"matmul_hopper", &ts::Efficiency::matmul_hopper, 0.87, 0.6, 1},
     {"matmul_blackwell", &ts::Efficiency::matmul_blackwell, 0.87, 0.6, 1},
     {"matmul_tpu", &ts::Efficiency::matmul_tpu, 0.9, 0.7, 1.03},
-    {"matmul_tpu_fp8", &ts::Efficiency::matmul_tpu_fp8, 0.6, 0.4, 1},
+    {"matmul_tpu_fp8", &ts::Efficiency::matmul_tpu_fp8, 0.65, 0.4, 1},
     {"waves", &ts::Efficiency::waves, 0.6, 0.3, 1.5},
     {"attention", &ts::Efficiency::attention, 0.45, 0.2, 0.8},
     {"attention_tpu", &ts::Efficiency::attention_tpu, 0.3, 0.15, 0.8},
@@ -223,6 +223,65 @@ void print_runs(const std::vector<Run>& runs, const ts::Efficiency& e) {
   std::cout << table << "\n";
 }
 
+// From the limit to the published time, in shares of the published time, the mean of a source.
+void print_ledger(const std::vector<Run>& runs, const ts::Efficiency& e) {
+  ts::Table table;
+  table.title = "from the limit to the run, % of the run";
+  table.columns = {"source",   "limit",  "compute below the peak", "elementwise",
+                   "messages", "bubble", "update, host, jitter",   "not explained"};
+  for (const std::string& source : sources_of(runs)) {
+    double parts[7] = {}, n = 0;
+    for (const Run& run : runs) {
+      if (run.source == source) {
+        const ts::StepPrice p = ts::price_step(run.job, run.machine, run.layout, run.chunks, e);
+        const ts::StepCost& t = p.typical;
+        const double limit = p.limit.total();
+        const double math = p.limit.math + p.limit.bubble;  // what else bounds the limit hides it
+        const double row[7] = {
+            limit,
+            t.matmul + t.attention + t.head + t.recompute - p.limit.math - (limit - math),
+            t.elementwise,
+            t.tensor + t.context + t.expert + t.transfer + t.gather + t.gradients,
+            t.bubble - p.limit.bubble,
+            t.update + t.waiting + t.jitter,
+            run.step - t.total()};
+        for (int i = 0; i < 7; ++i) {
+          parts[i] += row[i] / run.step;
+        }
+        n += 1;
+      }
+    }
+    std::vector<std::string> row = {source};
+    for (const double part : parts) {
+      row.push_back(ts::format_fixed(100 * part / n, 1));
+    }
+    table.add(row);
+  }
+  std::cout << table;
+}
+
+// Runs whose source states no layout, beside the best that the search finds for them.
+void print_searched(const std::vector<Run>& runs) {
+  ts::Table table;
+  table.title = "layout not stated: the best that is found";
+  table.columns = {"run", "published", "limit", "typical", "run / typical", "layout"};
+  for (const Run& run : runs) {
+    if (run.skipped != "the source states no layout" || !(run.step > 0)) {
+      continue;
+    }
+    ts::TrainingJob job;
+    job.model = run.job.model;
+    job.context = static_cast<std::int64_t>(run.job.context);
+    job.batch_tokens = run.job.batch * run.job.context;
+    job.format = run.job.format;
+    const ts::TrainingPlan plan = ts::plan_training(job, run.machine);
+    table.add({run.from.id, ts::format_fixed(run.step, 2), ts::format_fixed(plan.best.step_time, 2),
+               ts::format_fixed(plan.best.typical_time, 2),
+               ts::format_fixed(run.step / plan.best.typical_time, 2), plan.best.text()});
+  }
+  std::cout << table;
+}
+
 // Peaks that sources print, and the run that ran out of memory.
 void print_memory(const std::vector<Run>& runs) {
   ts::Table table;
@@ -259,6 +318,71 @@ void print_memory(const std::vector<Run>& runs) {
             << "; fits or does not, said right: " << right << " of " << verdicts << "\n";
 }
 
+// What planning takes on one core: medians of several.
+void print_speed() {
+  const auto median_of = [](int times, const auto& work) {
+    std::vector<double> seconds;
+    for (int i = 0; i < times; ++i) {
+      const double begin = ts::detail::seconds_now();
+      work();
+      seconds.push_back(ts::detail::seconds_now() - begin);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  };
+  ts::Table table;
+  table.columns = {"speed, one core", "measured", "target"};
+  ts::TrainingJob job;
+  job.model = ts::config("llama3-70b");
+  job.context = 8192;
+  job.batch_tokens = 4194304;
+  const ts::Machine pod = ts::machine("tpu-v5p", {16, 16, 32});
+  ts::Layout layout;
+  layout.data = 512;
+  layout.tensor = 16;
+  layout.zero = ts::Zero::parameters;
+  table.add({"one training plan",
+             ts::format_seconds(median_of(101, [&] { ts::plan_training(job, pod, layout); })),
+             "100 us"});
+  const char* const models[] = {"llama3-70b", "llama3.1-405b", "deepseek-v3"};
+  for (const char* const model : models) {
+    job.model = ts::config(model);
+    job.context = 4096;
+    job.batch_tokens = 33554432;
+    table.add(
+        {std::string("search, 16,384 H100, ") + model,
+         ts::format_seconds(median_of(3,
+                                      [&] {
+                                        ts::plan_training(job, ts::machine("h100", {2048, 8}));
+                                      })),
+         "1 s"});
+  }
+  ts::ServingJob serve;
+  serve.model = ts::config("llama3-70b");
+  serve.prompt = 1024;
+  serve.batch = 64;
+  serve.format = ts::DType::int8;
+  const ts::ServingPlan plan = ts::plan_serving(serve, ts::machine("tpu-v5e", {4, 4}));
+  table.add({"one serving plan",
+             ts::format_seconds(median_of(101,
+                                          [&] {
+                                            ts::plan_serving(serve, ts::machine("tpu-v5e", {4, 4}));
+                                          })),
+             "100 us"});
+  ts::PoissonTraffic traffic;
+  traffic.requests = 1000000;
+  traffic.requests_per_second = 6;
+  traffic.least_prompt = 256;
+  traffic.most_prompt = 1792;
+  traffic.least_output = 1;
+  traffic.most_output = 511;
+  table.add({"a million requests served",
+             ts::format_seconds(
+                 median_of(1, [&] { ts::simulate_serving(ts::poisson_traffic(traffic), plan); })),
+             "10 s"});
+  std::cout << table << "\n";
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -270,6 +394,7 @@ int main(int count, char** words) {
     }
     return false;
   };
+  print_speed();
   std::vector<Run> runs;
   std::vector<std::string> skipped;
   const std::vector<Run> all_runs = planner::read_runs();
@@ -339,6 +464,8 @@ int main(int count, char** words) {
   }
   asked_verbose = asked("--pairs");
   print_pairs(runs, e);
+  print_ledger(runs, e);
+  print_searched(all_runs);
   print_memory(all_runs);
   return 0;
 }

@@ -1,8 +1,8 @@
 // A wind tunnel for a plan. Llama 3 70B on 8,192 TPU v5p does not run here; its twin does: a small
 // model, 2 or 3 devices for each axis, and a fictional machine on which each part of a step takes
 // the same share of it. You see the shares beside each other, then the twin trained: what it
-// counted beside its formulas, and what twice the maths, memory or links would buy. Two layouts
-// of the same job: one waits for the links of its data axis, the other for maths.
+// counted beside its formulas, and what twice the math, memory or links would buy. Two layouts
+// of the same job: one waits for the links of its data axis, the other for math.
 //   g++ -std=c++17 -O2 -pthread -I. examples/34_twin.cpp -o 34_twin && ./34_twin
 #include <iostream>
 
@@ -30,8 +30,11 @@ void count_rows(const ts::Comparison& rows) {
 }
 
 void fly(const ts::TrainingJob& job, const ts::Machine& machine, const ts::Layout& layout) {
-  const ts::Twin twin = ts::twin_of(job, machine, layout);
-  std::cout << twin << "\n";
+  const ts::TrainingPlan plan = ts::plan_training(job, machine, layout);
+  const ts::Twin twin = plan.twin();
+  std::cout << "the plan: a step of " << ts::format_seconds(plan.best.step_time)
+            << " at the limit, bound by " << plan.best.bound << "\n"
+            << twin << "\n";
   ts::Transformer model(twin.model, /*seed=*/1);
   const ts::TrainReport report = ts::train(model, fox(), twin.options(/*steps=*/2));
   std::cout << report.step.sent;
@@ -55,6 +58,7 @@ int main() {
     ts::TrainingJob job;
     job.model = ts::config("llama3-70b");
     job.batch_tokens = 1 << 22;
+    job.context = 512;
     job.state = ts::StateBytes::mixed;
     const ts::Machine machine = ts::machine("tpu-v5p", {16, 32, 16});
     ts::Layout layout;

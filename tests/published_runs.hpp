@@ -111,6 +111,12 @@ struct PublishedRun {
   bool recompute_known = false;
   std::vector<Figure> figures;
 
+  // States all that a model's cost needs: its sizes, a context, chips that are a preset.
+  bool complete() const {
+    return model.layers > 0 && model.width > 0 && model.heads > 0 && model.kv_heads > 0 &&
+           model.head_size > 0 && model.vocabulary > 0 && (model.hidden > 0 || model.experts > 0) &&
+           context > 0 && chips > 0 && !hardware.preset.empty();
+  }
   const Figure* find(const std::string& metric) const {
     for (const Figure& figure : figures) {
       if (figure.metric == metric) {

@@ -6,6 +6,7 @@
 
 #include "error_of.hpp"
 #include "tinyscale.hpp"
+#include "well_formed.hpp"
 
 namespace ts = tinyscale;
 
@@ -13,14 +14,6 @@ namespace {
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-int occurrences(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++count;
-  }
-  return count;
 }
 
 std::string read_file(const std::string& path) {
@@ -33,30 +26,6 @@ std::string read_file(const std::string& path) {
     std::fclose(file);
   }
   return text;
-}
-
-// Every element closed, in order; attributes quoted: enough XML for what we write.
-bool well_formed(const std::string& text) {
-  std::vector<std::string> open;
-  for (std::size_t at = text.find('<'); at != std::string::npos; at = text.find('<', at + 1)) {
-    const std::size_t end = text.find('>', at);
-    if (end == std::string::npos) {
-      return false;
-    }
-    const std::string tag = text.substr(at + 1, end - at - 1);
-    if (occurrences(tag, "\"") % 2 != 0) {
-      return false;
-    }
-    if (tag[0] == '/') {
-      if (open.empty() || open.back() != tag.substr(1)) {
-        return false;
-      }
-      open.pop_back();
-    } else if (tag.back() != '/') {
-      open.push_back(tag.substr(0, tag.find(' ')));
-    }
-  }
-  return open.empty();
 }
 
 ts::RooflinePlot laptop_like() {

@@ -365,8 +365,16 @@ TEST_CASE("memory: of a device, by hand") {
   CHECK(table.rows[1][1] == "8");
   CHECK(table.rows[3][1] == "7");
   const ts::StageShare second = {7, 8, false, false};
-  CHECK(table.rows[1][10] ==
+  CHECK(table.rows[1][11] ==
         ts::format_bytes(ts::device_memory(uneven, layout, tokens, second, 1).total()));
+  ts::MemoryConvention old;  // unfused attention keeps its matrices: 5 H T bytes a token
+  old.context_of_2022 = 2048;
+  old.overhead = 1e9;
+  const ts::ModelConfig gpt3 = ts::config("gpt3-175b");
+  m = ts::device_memory(gpt3, layout, 4096, {24, 24, false, false}, 1, old);
+  CHECK(m.activations == 3 * 24 * 4096 * (10 * 12288 + 12 * 12288 + 5 * 96 * 2048 / 2.0));
+  CHECK(m.overhead == 1e9);
+  CHECK(m.total() == m.states() + m.activations + 1e9);
   CHECK(ts::logits_bytes(c, tokens, 4, 14) == tokens * 128256 * 14 / 4);
   layout.data = 0;
   CHECK(error_of([&] {

@@ -67,7 +67,7 @@ struct Plan {
 };
 
 Plan llama_on_pod() {
-  return Plan("llama3-70b", "tpu-v5p", {16, 16, 16}, 4.2e6, 8192)
+  return Plan("llama3-70b", "tpu-v5p", {16, 16, 16}, 1 << 22, 8192)
       .sizes(256, 16)
       .zero(ts::Zero::parameters)
       .sequence_parallel();
@@ -78,12 +78,12 @@ void check_ratios(const ts::Twin& twin) {
   for (const ts::TwinRatio& row : twin.ratios) {
     CAPTURE(row.name);
     const bool bubble = row.name == "bubble of the schedule";
-    CHECK(std::fabs(row.plan - row.twin) <= (bubble ? 0.15 : 1e-9 * row.plan));
+    CHECK(std::fabs(row.plan - row.twin) <= (bubble ? 0.2 : 1e-9 * row.plan));
     CHECK((bubble || row.note.empty()));
     CHECK(row.note.empty() == (std::fabs(row.plan - row.twin) <= 1e-9 * row.plan));
   }
   CHECK(twin.bottleneck() == twin.plan_load.bottleneck());
-  CHECK(twin.layout.devices() <= 32);
+  CHECK(twin.layout.devices() <= 16);
   CHECK(twin.machine.chips() == twin.layout.devices());
   CHECK(twin.machine.name.find("(fictional)") != std::string::npos);
 }
@@ -164,11 +164,11 @@ TEST_CASE("twins of data parallelism and ZeRO run, and count what the formulas s
                  .zero(ts::Zero::gradients)
                  .micro(16)
                  .again(ts::Recompute::full));
-  check_twin(Plan("llama3-70b", "tpu-v5p", {16, 16, 16}, 4.2e6, 8192)
+  check_twin(Plan("llama3-70b", "tpu-v5p", {16, 16, 16}, 1 << 22, 8192)
                  .sizes(4096)
                  .zero(ts::Zero::parameters)
                  .again(ts::Recompute::full));
-  check_twin(Plan("llama3-70b", "h100", {64, 8}, 4.2e6, 8192)
+  check_twin(Plan("llama3-70b", "h100", {64, 8}, 1 << 22, 8192)
                  .sizes(512)
                  .zero(ts::Zero::parameters, 64)
                  .again(ts::Recompute::full));
@@ -184,7 +184,7 @@ TEST_CASE("twins of tensor and context parallelism run, and count what the formu
                  .sizes(16, 8)
                  .micro(8)
                  .again(ts::Recompute::full));
-  check_twin(Plan("llama3-70b", "h100", {128, 8}, 4.2e6, 8192)
+  check_twin(Plan("llama3-70b", "h100", {128, 8}, 1 << 22, 8192)
                  .sizes(128, 8)
                  .zero(ts::Zero::optimizer)
                  .micro(4)
@@ -204,13 +204,13 @@ TEST_CASE("twins of tensor and context parallelism run, and count what the formu
 }
 
 TEST_CASE("twins of pipelines run, and count what the formulas say") {
-  check_twin(Plan("gpt3-175b", "a100", {128, 8}, 3.2e6, 2048)
+  check_twin(Plan("gpt3-175b", "a100", {128, 8}, 1536 * 2048, 2048)
                  .sizes(16, 8, 8)
                  .micro(96)
                  .zero(ts::Zero::optimizer)
                  .again(ts::Recompute::selective)
                  .sequence_parallel());
-  check_twin(Plan("gpt3-175b", "a100", {128, 8}, 3.2e6, 2048)
+  check_twin(Plan("gpt3-175b", "a100", {128, 8}, 1536 * 2048, 2048)
                  .sizes(16, 8, 8)
                  .in(ts::interleaved(8, 96, 3))
                  .zero(ts::Zero::optimizer));
@@ -271,7 +271,10 @@ TEST_CASE("twins of expert and pipeline parallelism run, and count what the form
 }
 
 TEST_CASE("the twin of a plan that memory bounds is bound by memory when it runs") {
-  const Plan plan = Plan("gpt2-xl", "h100", {1, 8}, 8192, 1024).sizes(8);
+  Plan plan = Plan("llama2-7b", "h100", {1, 8}, 64, 64).sizes(1, 8);
+  for (ts::Links& links : plan.machine.links) {
+    links.latency = 0;
+  }
   CHECK(plan.twin().bottleneck() == "memory");
   check_twin(plan);
 }
@@ -333,7 +336,7 @@ TEST_CASE("the load of a step at full size is what the textbook forms say") {
   CHECK(both.axes[1].traffic ==
         doctest::Approx(2 * (8 * 80 + 5) * 512.0 * 8192 * 8192 / 256 / (2 * link)).epsilon(0.005));
   CHECK(both.axes[0].traffic == doctest::Approx(6 * p / 16 / (4 * link) * 16 / 15).epsilon(1e-3));
-  CHECK(both.bottleneck() == "maths");
+  CHECK(both.bottleneck() == "math");
   job.layout.data = 128;
   CHECK(error_of([&] { ts::step_load(job); }) ==
         "step_load: layout is data 128, tensor 16, pipeline 1, context 1, ZeRO: parameters, "
@@ -343,7 +346,14 @@ TEST_CASE("the load of a step at full size is what the textbook forms say") {
 TEST_CASE("the load of a step is about what the planner's limit says, priced another way") {
   const auto compare = [](const Plan& plan) {
     CAPTURE(plan.layout.text());
-    const ts::StepLoad load = plan.twin().plan_load;
+    ts::LoadJob whole;
+    whole.model = plan.job.model;
+    whole.model.context = plan.job.context;
+    whole.layout = plan.layout;
+    whole.machine = plan.machine;
+    whole.sequences = static_cast<std::int64_t>(plan.job.batch_tokens) / plan.job.context;
+    whole.state = ts::state_parts(ts::StateBytes::mixed);
+    const ts::StepLoad load = ts::step_load(whole);
     ts::StepJob job;
     job.model = plan.job.model;
     job.context = static_cast<double>(plan.job.context);
@@ -374,6 +384,42 @@ TEST_CASE("the load of a step is about what the planner's limit says, priced ano
   compare(Plan("gpt2-xl", "tpu-v5e", {4, 4}, 512 * 1024, 1024).sizes(16));
 }
 
+TEST_CASE("the twin of a plan has its limit's shares and is bound by what bounds it") {
+  const struct {
+    const char *model, *chip;
+    ts::Shape dims;
+  } cases[] = {{"llama3-70b", "tpu-v5p", {16, 20, 28}},
+               {"gpt3-175b", "a100", {64, 8}},
+               {"qwen3-30b-a3b", "tpu-v5e", {16, 16}},
+               {"gemma2-27b", "h100", {2048, 8}}};
+  for (const auto& one : cases) {
+    CAPTURE(one.model);
+    ts::TrainingJob job;
+    job.model = ts::config(one.model);
+    job.context = 4096;
+    const ts::TrainingPlan plan = ts::plan_training(job, ts::machine(one.chip, one.dims));
+    ts::Layout layout = plan.best.layout;
+    if (plan.best.chunks > 1) {
+      layout.schedule = ts::interleaved(static_cast<int>(layout.pipeline),
+                                        static_cast<int>(layout.microbatches), plan.best.chunks);
+    }
+    const ts::Twin twin = ts::twin_of(job, plan.on, layout);
+    check_ratios(twin);
+    CHECK(plan.twin().bottleneck() == twin.bottleneck());
+    const ts::StepLimit& limit = plan.best.price.limit;
+    CHECK(twin.plan_load.math == doctest::Approx(limit.math).epsilon(1e-12));
+    CHECK(twin.plan_load.memory == doctest::Approx(limit.memory).epsilon(1e-12));
+    CHECK(twin.plan_load.held * plan.on.chip.memory_bytes ==
+          doctest::Approx(plan.best.memory).epsilon(1e-12));
+    for (const ts::AxisLoad& axis : twin.plan_load.axes) {
+      if (axis.name == "tensor") {
+        CHECK(axis.traffic == doctest::Approx(limit.tensor).epsilon(1e-12));
+      }
+    }
+    CHECK(twin.bottleneck() == plan.best.bound);
+  }
+}
+
 TEST_CASE("the sizes of a model are all its parameters, without one of them") {
   for (const std::string& name : ts::configs()) {
     const ts::ModelConfig c = ts::config(name);
@@ -387,7 +433,8 @@ TEST_CASE("the sizes of a model are all its parameters, without one of them") {
 TEST_CASE("shrunk axes: 3 in a ring that closes and in a pipeline, 2 else; groups stay") {
   CHECK(llama_on_pod().twin().layout.text() ==
         "data 3, tensor 3, pipeline 1, context 1, ZeRO: parameters, sequence parallel");
-  const Plan gpus = Plan("gpt3-175b", "a100", {128, 8}, 3.2e6, 2048).sizes(16, 8, 8).micro(96);
+  const Plan gpus =
+      Plan("gpt3-175b", "a100", {128, 8}, 1536 * 2048, 2048).sizes(16, 8, 8).micro(96);
   CHECK(gpus.twin().layout.text() == "data 2, tensor 2, pipeline 3, context 1, microbatches 8");
   Plan hybrid = Plan("mixtral-8x7b", "h100", {16, 8}, 4e6, 4096);
   hybrid.sizes(128, 1, 1, 1, 4).zero(ts::Zero::parameters, 32);
@@ -413,7 +460,7 @@ TEST_CASE("a twin prints its ratios, what bounds it, and what is not equal") {
   out << twin;
   for (const char* const part :
        {"twin of deepseek-v3 on h100-sxm 256x8: 12 devices for 2048, data 4, tensor 1, pipeline 3",
-        "plan, of maths", "data_2, 64 to 2: bytes", "no: 16 ranks, 64 microbatches to 3, 8",
+        "plan, of math", "data_2, 64 to 2: bytes", "no: 16 ranks, 64 microbatches to 3, 8",
         "bound by data_2, the twin by data_2",
         "- model: this library runs none with latent attention, dense first layers, biases of the "
         "router; the twin has a plain block of the same kind",
@@ -422,7 +469,7 @@ TEST_CASE("a twin prints its ratios, what bounds it, and what is not equal") {
     CHECK(out.str().find(part) != std::string::npos);
   }
   CHECK(twin.csv().find("formula,plan,twin,") == 0);
-  CHECK(twin.json().find("\"formula\": \"maths\"") != std::string::npos);
+  CHECK(twin.json().find("\"formula\": \"math\"") != std::string::npos);
 }
 
 TEST_CASE("what has no twin says why") {
@@ -439,9 +486,9 @@ TEST_CASE("what has no twin says why") {
   plan.sizes(32, 4, 4, 2, 4).zero(ts::Zero::parameters, 32);
   plan.layout.microbatches = 4;
   CHECK(error_of([&] { plan.twin(); }) ==
-        "twin_of: data 32, tensor 4, pipeline 4, context 2, expert 4, microbatches 4, ZeRO: "
-        "parameters over 32 has 6 axes that must have 2 devices each or more, the twin at most 32; "
-        "let it have 64 (TwinSize::devices)");
+        "twin_of: the smallest twin of data 32, tensor 4, pipeline 4, context 2, expert 4, "
+        "microbatches 4, ZeRO: parameters over 32 has 64 devices, TwinSize::devices is 48; right "
+        "is 64 or more");
   plan = Plan("gpt2-xl", "a100", {2, 8}, 512e3, 1024);
   plan.sizes(8, 1, 2).in(ts::gpipe(2, 8)).micro(4);
   CHECK(error_of([&] { plan.twin(); }) ==

@@ -58,6 +58,10 @@ inline double name_distance(const std::string& asked, const std::string& name) {
   if (at != std::string::npos && part.size() >= (at == 0 ? 2U : 3U)) {
     return a == b ? 0 : at == 0 ? 0.5 : 0.75;
   }
+  if (a.size() >= 5 && b.size() > a.size() &&  // all but a letter of what the name begins with
+      edit_distance(a, b.substr(0, a.size())) <= 1) {
+    return 1.5;
+  }
   const std::size_t letters = a.size() > b.size() ? a.size() : b.size();
   const std::size_t distance = edit_distance(a, b);
   const std::size_t most = letters < 6 ? 1 : letters / 3;

@@ -10,6 +10,7 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/near_names.hpp"
 #include "tinyscale/model/model_config.hpp"
 
 namespace tinyscale {
@@ -254,6 +255,9 @@ inline ModelConfig config(const std::string& name) {
       alike += (alike.empty() ? "" : ", ") + names[i];
     }
     all += (all.empty() ? "" : ", ") + names[i];
+  }
+  if (alike.empty()) {
+    alike = detail::joined_names(detail::near_names(name, names));
   }
   detail::fail({"config: no model is named \"", name, "\"; ",
                 alike.empty() ? "known: " + all : "near: " + alike});

@@ -89,7 +89,7 @@ inline DeviceParameters end_share(const ModelConfig& c, const StageShare& stage,
   }
   if (stage.head) {
     out.rest += stage.embedding && c.tied ? 0 : table;
-    out.rest += static_cast<double>(c.norm_parameters() + c.other_parameters);
+    out.rest += static_cast<double>(c.norm_parameters());
   }
   return out;
 }
@@ -116,7 +116,10 @@ inline DeviceParameters device_parameters(const ModelConfig& model, const StageS
   const DeviceParameters plain = detail::layer_share(model, false, t, e);
   const DeviceParameters mixed = detail::layer_share(model, model.experts > 0, t, e);
   DeviceParameters out = detail::end_share(model, stage, t);
-  out.rest += dense * plain.rest + mixtures * mixed.rest;
+  // What the fields do not describe, below 0 too, is spread over the layers.
+  const double other = static_cast<double>(model.other_parameters * stage.layers) / t;
+  out.rest +=
+      dense * plain.rest + mixtures * mixed.rest + other / static_cast<double>(model.layers);
   out.experts += mixtures * mixed.experts;
   return out;
 }
@@ -130,6 +133,8 @@ struct MemoryConvention {
   int gathered_layers = 2;       // whole at once under ZeRO-3: the one at work and the next
   double gathered_bytes = 2;     // of each of their weights
   bool selective_by_op = false;  // selective recomputation is torchtitan's
+  double context_of_2022 = 0;  // above 0: Megatron's layer of 2022, dense, for sequences that long
+  double overhead = 0;         // bytes of the runtime: context, buffers of collectives, holes
 };
 
 // Bytes of one device, by what they are.
@@ -139,9 +144,12 @@ struct PlannedMemory {
   double activations = 0;  // kept from forward to backward
   double recomputed = 0;   // of the layer that is computed again
   double logits = 0;
+  double overhead = 0;  // as given
 
   double states() const { return weights + gradients + optimizer; }
-  double total() const { return states() + gathered + activations + recomputed + logits; }
+  double total() const {
+    return states() + gathered + activations + recomputed + logits + overhead;
+  }
 };
 
 // Bytes of the logits of `tokens` tokens; the vocabulary is cut by tensor parallelism.
@@ -197,6 +205,25 @@ inline double gathered_bytes(const ModelConfig& c, const StageShare& stage, cons
 
 }  // namespace detail
 
+namespace detail {
+
+inline double kept_of_layer(const ModelConfig& c, const Layout& layout, double tokens, bool mixture,
+                            Recompute recompute, const MemoryConvention& by) {
+  if (by.context_of_2022 > 0) {
+    return layer_activation_bytes({by.context_of_2022, tokens / by.context_of_2022,
+                                   static_cast<double>(c.width), static_cast<double>(c.heads),
+                                   static_cast<double>(layout.tensor), layout.sequence_parallel,
+                                   recompute});
+  }
+  if (recompute == Recompute::selective && by.selective_by_op) {
+    return op_selective_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel);
+  }
+  return modern_layer_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel,
+                                       recompute, mixture);
+}
+
+}  // namespace detail
+
 // Of a device on that pipeline rank, whose stage is `stage`; `tokens` of a microbatch that reach it
 // (after data and context parallelism).
 inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layout, double tokens,
@@ -211,17 +238,14 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
   detail::add_states(memory, held.experts, parts, layout, layout.expert);
   memory.gathered = detail::gathered_bytes(model, stage, layout, parts, by);
   const auto layer = [&](bool mixture, Recompute recompute) {
-    if (recompute == Recompute::selective && by.selective_by_op) {
-      return op_selective_activation_bytes(model, tokens, layout.tensor, layout.sequence_parallel);
-    }
-    return modern_layer_activation_bytes(model, tokens, layout.tensor, layout.sequence_parallel,
-                                         recompute, mixture);
+    return detail::kept_of_layer(model, layout, tokens, mixture, recompute, by);
   };
   const std::int64_t mixtures = detail::stage_mixtures(model, stage);
   const double kept =
       static_cast<double>(stage.layers - mixtures) * layer(false, layout.recompute) +
       (mixtures > 0 ? static_cast<double>(mixtures) * layer(true, layout.recompute) : 0);
   memory.activations = kept * microbatches_under_way(layout, rank);
+  memory.overhead = by.overhead;
   memory.recomputed = layer(mixtures > 0, Recompute::none) - layer(mixtures > 0, layout.recompute);
   if (stage.head) {  // the last norm's input and output
     const double stream = layout.sequence_parallel ? static_cast<double>(layout.tensor) : 1;
@@ -238,7 +262,7 @@ inline Table memory_table(const ModelConfig& model, const Layout& layout, double
   out.title = detail::cat({"bytes of a device: ", model.name, ", ", layout.text(), ", ", tokens,
                            " tokens a microbatch, ", name_of(by.states), " states"});
   out.columns = {"stage",    "layers",      "parameters", "weights", "gradients", "optimizer",
-                 "gathered", "activations", "recomputed", "logits",  "total"};
+                 "gathered", "activations", "recomputed", "logits",  "overhead",  "total"};
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
   StageShare stage;
   for (std::int64_t i = 0; i < layout.pipeline; ++i) {
@@ -250,7 +274,7 @@ inline Table memory_table(const ModelConfig& model, const Layout& layout, double
     out.add({detail::cat({i}), detail::cat({stage.layers}), format_si(held, ""),
              format_bytes(m.weights), format_bytes(m.gradients), format_bytes(m.optimizer),
              format_bytes(m.gathered), format_bytes(m.activations), format_bytes(m.recomputed),
-             format_bytes(m.logits), format_bytes(m.total())});
+             format_bytes(m.logits), format_bytes(m.overhead), format_bytes(m.total())});
     stage.first += stage.layers;
   }
   return out;

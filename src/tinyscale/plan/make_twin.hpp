@@ -9,14 +9,14 @@
 #include <string>     // text
 #include <vector>     // sizes
 
-#include "tinyscale/plan/training_job.hpp"
+#include "tinyscale/plan/layout_search.hpp"
 #include "tinyscale/plan/twin.hpp"
 
 namespace tinyscale {
 
 // How small.
 struct TwinSize {
-  std::int64_t devices = 32;      // at most
+  std::int64_t devices = 48;      // at most
   std::int64_t microbatches = 8;  // at most, of a pipeline
   std::int64_t vocabulary = 120;  // at least the distinct characters of the text it is given
   double math_seconds = 1e-3;     // of a step: the scale of the fictional machine
@@ -58,13 +58,15 @@ class TwinMaker {
       : size_(size), axes_(layout_axes(layout)) {
     plan_.model = job.model;
     plan_.layout = layout;
-    plan_.machine = machine;
+    plan_.machine = best_order(machine_orders(machine), layout);
+    plan_.machine.name = machine.name;
     plan_.format = job.format;
     plan_.state = state_parts(job.state);
     twin.of = cat({job.model.name, " on ", machine.name});
     twin.plan_layout = layout;
     cut_batch(job);
     twin.plan_load = step_load(plan_);
+    take_limit(job, machine);
     shrink_layout();
     shrink_schedule();
     shrink_model();
@@ -104,6 +106,41 @@ class TwinMaker {
     }
   }
 
+  // The plan's own seconds, each part alone at published rates and all at once (step_cost.hpp):
+  // what goes over several axes loads the slowest as long as it takes, the others as their share of
+  // that. Latencies, and messages between stages, are those of step_load.
+  void take_limit(const TrainingJob& job, const Machine& machine) {
+    const TrainingInputs in = training_inputs(job, machine);
+    const Machine& on = plan_.machine;
+    const int chunks = layout().schedule.empty() ? 1 : layout().schedule.chunks();
+    const bool whole = in.sequences >= static_cast<double>(layout().data);
+    const StepLimit limit =
+        whole ? price_layout(in, in.step(), on, LayoutLinks(on, layout()), layout(), chunks)
+                    .price.limit
+              : price_step(in.step(), on, layout(), chunks).limit;
+    StepLoad& load = twin.plan_load;
+    load.math = limit.math;
+    load.memory = limit.memory;
+    if (whole && on.chip.memory_bytes > 0) {
+      load.held = memory_of(in, layout(), chunks).total() / on.chip.memory_bytes;
+    }
+    const double causes[] = {limit.tensor, limit.context, limit.expert, limit.data};
+    double most[4] = {0, 0, 0, 0};
+    for (int cause = 0; cause < 4; ++cause) {
+      for (const AxisLoad& axis : load.axes) {
+        most[cause] = std::max(most[cause], axis.by[cause]);
+      }
+    }
+    for (AxisLoad& axis : load.axes) {
+      double traffic = axis.by[AxisLoad::of_others];
+      for (int cause = 0; cause < 4; ++cause) {
+        const double share = axis.by[cause] > 0 ? axis.by[cause] / most[cause] : 0;
+        traffic = std::max(traffic, causes[cause] * share);
+      }
+      axis.traffic = traffic > 0 ? traffic : axis.traffic;
+    }
+  }
+
   // ---- Axes ----
 
   // 3 for a ring that closes, as 2 chips have no way around, and for a pipeline with a middle.
@@ -134,10 +171,11 @@ class TwinMaker {
            a.expert == axes_.expert && a.expert_zero == axes_.expert_zero &&
            a.expert_replica == axes_.expert_replica;
   }
-  // Of all ways to give each axis 2 or 3 devices the one nearest to what is wanted.
+  // Of all ways to give each axis 2 or 3 devices the one nearest to what is wanted, above 16
+  // devices the smallest.
   void shrink_layout() {
     const List<AxisLoad>& axes = twin.plan_load.axes;
-    std::int64_t least = -1;
+    std::int64_t least = -1, smallest = -1;
     for (std::size_t choice = 0; choice < (std::size_t{1} << axes.size()); ++choice) {
       std::vector<std::int64_t> sizes;
       std::int64_t off = 0;
@@ -146,16 +184,20 @@ class TwinMaker {
         off += sizes[i] != wanted(axes[i]) ? 1000 : 0;
       }
       const Layout small = sized(sizes);
-      off += small.devices() + (small.devices() > 16 ? 1000000 : 0);
-      if (small.devices() <= size_.devices && (least < 0 || off < least) && alike(small)) {
+      const std::int64_t devices = small.devices();
+      off = devices > 16 ? 1000000 + devices : off + devices;
+      if (!alike(small)) {
+        continue;
+      }
+      smallest = smallest < 0 ? devices : std::min(smallest, devices);
+      if (devices <= size_.devices && (least < 0 || off < least)) {
         least = off;
         twin.layout = small;
       }
     }
     if (least < 0) {
-      fail({"twin_of: ", layout().text(), " has ", axes.size(), " axes that must have 2 devices ",
-            "each or more, the twin at most ", size_.devices, "; let it have ",
-            std::int64_t{1} << axes.size(), " (TwinSize::devices)"});
+      fail({"twin_of: the smallest twin of ", layout().text(), " has ", smallest,
+            " devices, TwinSize::devices is ", size_.devices, "; right is ", smallest, " or more"});
     }
     twin.layout.gradient_format = DType::f32;
   }

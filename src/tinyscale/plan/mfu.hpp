@@ -121,12 +121,13 @@ inline void check_share(MfuDecoding& d, const Printed& share, const char* name) 
   if (std::fabs(implied / d.peak - 1) <= allowed) {
     return;
   }
-  for (const NamedPeak& peak : possible_peaks(d.claim.chip, d.claim.format)) {
+  const List<NamedPeak> peaks = possible_peaks(d.claim.chip, d.claim.format);
+  for (const NamedPeak& peak : peaks) {
     if (std::fabs(implied / peak.rate - 1) <= allowed) {
       mfu_remark(d, MfuVerdict::possible,
-                 cat({"the printed ", name, " divides by the ", peak.name, " peak, ",
-                      mfu_teraflops(peak.rate), ", not by the ", name_of(d.claim.format), " peak, ",
-                      mfu_teraflops(d.peak)}));
+                 cat({"the printed ", name, " divides by the ", names_of_peak(peaks, peak.rate),
+                      " peak, ", mfu_teraflops(peak.rate), ", not by the ", name_of(d.claim.format),
+                      " peak, ", mfu_teraflops(d.peak)}));
       return;
     }
   }
@@ -178,8 +179,7 @@ inline bool partly_again(MfuDecoding& d, const MfuMatch& match) {
 inline void check_match(MfuDecoding& d, const MfuMatch& match) {
   const std::string own = name_of(d.claim.format);
   if (match.none()) {
-    if (match.printed.find("HFU") != std::string::npos && d.claim.work == TokenWork::training &&
-        partly_again(d, match)) {
+    if (match.hardware && d.claim.work == TokenWork::training && partly_again(d, match)) {
       return;
     }
     mfu_remark(
@@ -193,7 +193,7 @@ inline void check_match(MfuDecoding& d, const MfuMatch& match) {
     mfu_remark(d, MfuVerdict::possible,
                cat({match.printed, " is of the ", match.peak, " peak, not of ", own}));
   }
-  if (match.printed.find("MFU") != std::string::npos && counts_recomputation(used)) {
+  if (!match.peak.empty() && !match.hardware && counts_recomputation(used)) {
     mfu_remark(
         d, MfuVerdict::possible,
         cat({match.printed, " counts what is computed again (", name_of(used), "): it is an HFU"}));

@@ -35,11 +35,12 @@ struct MfuRow {
 
 // One rate that the source prints, beside every convention.
 struct MfuMatch {
-  std::string printed;  // "132.71 TFLOP/s", "41.5 % MFU"
-  std::string peak;     // of which a percentage is: "bf16", "fp8", ...
-  double rate = 0;      // FLOP/s a chip that it stands for
-  double rounding = 0;  // relative: of its last digit and the speed's together
-  double unit = 0;      // relative: of the last digit alone, which some sources cut off
+  std::string printed;    // "132.71 TFLOP/s", "41.5 % MFU"
+  std::string peak;       // of which a percentage is: "bf16", "fp8", ...
+  bool hardware = false;  // printed as an HFU
+  double rate = 0;        // FLOP/s a chip that it stands for
+  double rounding = 0;    // relative: of its last digit and the speed's together
+  double unit = 0;        // relative: of the last digit alone, which some sources cut off
   // The nearest first: within the rounding; else within the unit that was cut; else within 0.5 %.
   List<FlopsConvention> within, cut, near;
   FlopsConvention closest = FlopsConvention::six_n;
@@ -106,12 +107,19 @@ inline List<NamedPeak> possible_peaks(const Chip& chip, DType format) {
                               {"bf16 sparse", sparse ? 2 * chip.flops_bf16 : 0},
                               {"fp8 sparse", sparse ? 2 * chip.flops_fp8 : 0}};
   for (const NamedPeak& other : others) {
-    bool known = !(other.rate > 0);
-    for (const NamedPeak& peak : out) {
-      known = known || peak.rate == other.rate;
-    }
-    if (!known) {
+    if (other.rate > 0 && other.rate != out[0].rate) {
       out.push_back(other);
+    }
+  }
+  return out;
+}
+
+// "int8 or bf16 sparse": of an A100 both are 624 TFLOP/s.
+inline std::string names_of_peak(const List<NamedPeak>& peaks, double rate) {
+  std::string out;
+  for (const NamedPeak& peak : peaks) {
+    if (std::fabs(peak.rate / rate - 1) < 1e-3) {
+      out += (out.empty() ? "" : " or ") + peak.name;
     }
   }
   return out;
@@ -119,7 +127,7 @@ inline List<NamedPeak> possible_peaks(const Chip& chip, DType format) {
 
 // What the source prints of its rate, as FLOP/s of a chip; a percentage is of that peak.
 struct PrintedRate {
-  std::string text, what;
+  std::string text;
   Quantity rate;
   double rounding = 0;  // relative
   bool share = false, hardware = false;
@@ -130,16 +138,16 @@ inline List<PrintedRate> printed_rates(const MfuClaim& claim, double peak) {
   const Quantity whole(peak, "FLOP/s", "peak", claim.chip.name);
   if (claim.tflops_per_chip.stated) {
     const Quantity rate(claim.tflops_per_chip.value * 1e12, "FLOP/s", "", "printed");
-    out.push_back({cat({claim.tflops_per_chip.value, " TFLOP/s"}), "TFLOP/s", rate,
+    out.push_back({cat({claim.tflops_per_chip.value, " TFLOP/s"}), rate,
                    claim.tflops_per_chip.relative(), false, false});
   }
   if (claim.mfu.stated) {
-    out.push_back({mfu_percent(claim.mfu.value) + " MFU", "MFU",
+    out.push_back({mfu_percent(claim.mfu.value) + " MFU",
                    Quantity(claim.mfu.value, "", "MFU", "printed") * whole, claim.mfu.relative(),
                    true, false});
   }
   if (claim.hfu.stated) {
-    out.push_back({mfu_percent(claim.hfu.value) + " HFU", "HFU",
+    out.push_back({mfu_percent(claim.hfu.value) + " HFU",
                    Quantity(claim.hfu.value, "", "HFU", "printed") * whole, claim.hfu.relative(),
                    true, true});
   }
@@ -181,18 +189,23 @@ inline void insert_by_gap(List<FlopsConvention>& list, std::vector<double>& gaps
   }
 }
 
-// An HFU is compared with what counts recomputation.
+// An HFU is compared with what counts recomputation, where a convention of the claim does.
 inline MfuMatch match_rate(const PrintedRate& printed, double scale, const List<MfuRow>& rows,
                            double speed_rounding) {
   MfuMatch out;
   out.printed = printed.text;
+  out.hardware = printed.hardware;
   out.rate = printed.rate.value() * scale;
   out.rounding = printed.rounding + speed_rounding;
   out.unit = 2 * printed.rounding;
   std::vector<double> within, cut, near;
   double best = 1e300;
+  bool hardware = false;
   for (const MfuRow& row : rows) {
-    if (printed.hardware && !counts_recomputation(row.convention)) {
+    hardware = hardware || (printed.hardware && counts_recomputation(row.convention));
+  }
+  for (const MfuRow& row : rows) {
+    if (hardware && !counts_recomputation(row.convention)) {
       continue;
     }
     const double gap = row.rate.value() / out.rate - 1;
@@ -222,7 +235,7 @@ inline MfuMatch match_with_peaks(const PrintedRate& printed, const List<NamedPea
   }
   for (const NamedPeak& peak : peaks) {
     MfuMatch other = match_rate(printed, peak.rate / peaks[0].rate, rows, speed_rounding);
-    other.peak = peak.name;
+    other.peak = names_of_peak(peaks, peak.rate);
     if (!other.none()) {
       return other;
     }

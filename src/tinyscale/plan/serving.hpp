@@ -1,199 +1,175 @@
 #pragma once
-// What serving a model takes: memory, chips, the time of a decode step, the price of its tokens.
-//   T_decode = B KV / (N W) + max(2 B P / (N C), P_bytes / (N W))
-// B sequences of one step, KV the cache of one, N chips, W memory bandwidth, C peak. Lower bounds;
-// no collectives. Source: "How To Scale Your Model", chapters 7 and 8.
+// The serving plan put together: its causes under the sharding chosen, the batch for a latency
+// target, speculative decoding, and the tables.
+//   target batch: largest B with T_decode <= target
+//   speculation:  (1 - r^(g + 1)) / (1 - r) tokens a round of T_verify + g c T_decode
+// Sources: "How To Scale Your Model", chapter 7; Leviathan, Kalman, Matias 2023.
 
-#include <algorithm>  // max
-#include <cmath>      // ceil
+#include <algorithm>  // max, min
+#include <cmath>      // floor, pow
 #include <cstdint>    // std::int64_t
 #include <ostream>    // operator<<
 #include <string>     // text
-#include <vector>     // notes
 
-#include "tinyscale/base/error.hpp"
-#include "tinyscale/base/text.hpp"
-#include "tinyscale/hardware/network.hpp"
-#include "tinyscale/measure/quantity.hpp"
-#include "tinyscale/plan/transformer_math.hpp"
+#include "tinyscale/plan/serving_quantities.hpp"
 
 namespace tinyscale {
 
-// A number format that is "the same as the weights'" until it is set.
-struct CacheFormat {
-  bool set = false;
-  DType format = DType::bf16;
+// Tokens that a round of speculation yields: those accepted and one of the model itself.
+inline double expected_tokens(double acceptance, int length) {
+  detail::check_job("expected_tokens", "acceptance", acceptance, 0, 1);
+  detail::check_job("expected_tokens", "length", length, 0, 1000);
+  return acceptance == 1 ? length + 1.0 : (1 - std::pow(acceptance, length + 1)) / (1 - acceptance);
+}
 
-  CacheFormat& operator=(DType wanted) {
-    set = true;
-    format = wanted;
-    return *this;
+// Over plain decoding, where checking costs no more than a step (small batches).
+inline double speculative_speed_up(double acceptance, int length, double cost) {
+  return expected_tokens(acceptance, length) / (1 + length * cost);
+}
+
+// The decode step of the law at another batch: a lower bound, no links.
+inline double decode_seconds(const ServingJob& job, const Chip& chip, double chips) {
+  const ServingLaw law = detail::even_law(job, chip, chips);
+  const StepWork step = detail::decode_work(job);
+  return step.context * law.cached + std::max(law.math(step), law.read(step.decode));
+}
+
+// The largest batch whose decode step keeps within `seconds`; 0 when one sequence does not.
+inline std::int64_t batch_within(ServingJob job, const Chip& chip, double chips, double seconds) {
+  std::int64_t low = 0, high = 1000000000;
+  while (low < high) {
+    job.batch = low + (high - low + 1) / 2;
+    const bool within = decode_seconds(job, chip, chips) <= seconds;
+    low = within ? job.batch : low;
+    high = within ? high : job.batch - 1;
   }
-  DType or_else(DType weights) const { return set ? format : weights; }
-};
-
-struct ServingJob {
-  ModelConfig model;
-  std::int64_t prompt = 2048, output = 256;  // tokens
-  std::int64_t batch = 8;                    // sequences decoded together
-  DType format = DType::bf16;                // weights
-  CacheFormat cache;                         // KV cache
-  DType compute = DType::bf16;               // matmuls: weights are widened to it on the chip
-  double prefill_mfu = 0.4;                  // what prefill reaches (scaling book, chapter 8)
-};
-
-struct ServingPlan {
-  std::string model, machine, bound;
-  std::int64_t chips = 0;  // of one replica
-  Quantity weights, kv_cache_per_sequence, memory, chips_needed;
-  Quantity decode_step_time, prefill_time;  // one step of the batch; one prompt
-  Quantity tokens_per_second, tokens_per_second_per_chip;
-  Quantity dollars_per_million_tokens, dollars_with_prefill;  // of output tokens
-  Quantity tensor_limit;  // ways of tensor parallelism before links limit
-  std::vector<std::string> notes;
-
-  Table table() const;
-  std::string csv() const { return table().csv(); }
-  std::string json() const { return table().json(); }
-};
+  return low;
+}
 
 namespace detail {
 
-inline void check_serving(const ServingJob& job, const Machine& machine) {
-  job.model.validate();
-  if (machine.dims.size() == 0 || machine.chips() < 1) {
-    detail::fail(
-        {"plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})"});
+inline Quantity links_time(const ServingPlan& plan, const Quantity& tokens, bool latency) {
+  Quantity total(0.0, "s");
+  const Quantity layers(static_cast<double>(plan.job.model.layers), "", "L", "layers");
+  bool any = false;
+  for (const LayerTraffic& t : plan.sharding().traffic) {
+    if (!latency && !(t.bandwidth > 0)) {
+      continue;
+    }
+    const Quantity hops(t.latency, "s", "hops", t.what);
+    const Quantity bytes(t.bytes, "B/token", cat({"b(", t.what, ")"}), "of one layer");
+    const Quantity rate(t.bandwidth, "B/s", cat({"W(", t.what, ")"}));
+    const Quantity part = latency ? layers * hops : layers * tokens * bytes / rate;
+    total = any ? total + part : part;
+    any = true;
   }
-  check_network("plan_serving", machine);
-  const char* const who = "plan_serving";
-  const double most = 1e9;
-  check_job(who, "batch", static_cast<double>(job.batch), 1, most);
-  check_job(who, "prompt", static_cast<double>(job.prompt), job.output == 0 ? 1 : 0, most);
-  check_job(who, "output", static_cast<double>(job.output), 0, most);
-  check_job(who, "prefill_mfu", job.prefill_mfu, 1e-6, 1);
-  if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
-    fail({"plan_serving: ", machine.name, " needs memory_bytes and memory_bandwidth of its chip"});
-  }
+  return named(latency ? "T_latency" : "T_links", total);
 }
 
-// The next size that is made: powers of two; a TPU slice of two chips is not offered.
-inline std::int64_t slice_of(const Chip& chip, double needed) {
-  check_job("plan_serving", "the number of chips needed", needed, 0, 1e12);
-  std::int64_t chips = 1;
-  while (static_cast<double>(chips) < needed) {
-    chips *= 2;
-  }
-  return chips == 2 && chip.kind == "tpu" ? 4 : chips;
-}
-
-inline void serving_memory(const ServingJob& job, const Machine& on, ServingPlan& plan) {
-  const ModelConfig& m = job.model;
-  const DType cache = job.cache.or_else(job.format);
-  const Quantity parameters(static_cast<double>(m.parameters()), "", "P", "parameters");
-  const Quantity bytes(bytes_of(job.format), "B", "b", cat({"of a weight, ", name_of(job.format)}));
-  const Quantity layers(static_cast<double>(m.layers), "", "L", "layers");
-  const Quantity width(static_cast<double>(m.cached_numbers()), "", "KV",
-                       "numbers kept for a token and layer");
-  const Quantity kept(bytes_of(cache), "B/token", "b_kv", name_of(cache));
-  const Quantity length(static_cast<double>(job.prompt + job.output), "token", "S",
-                        "prompt + output");
-  const Quantity batch(static_cast<double>(job.batch), "", "batch", "sequences");
-  const Quantity capacity(on.chip.memory_bytes, "B", "M_chip", on.chip.name);
-  plan.weights = named("P_bytes", parameters * bytes);
-  plan.kv_cache_per_sequence = named("KV_sequence", layers * width * kept * length);
-  plan.memory = named("memory", plan.weights + batch * plan.kv_cache_per_sequence);
-  plan.chips_needed = named("chips needed", ceil(plan.memory / capacity));
-  plan.chips = on.chips();
-  if (static_cast<double>(plan.chips) < plan.chips_needed.value()) {
-    plan.chips = slice_of(on.chip, plan.chips_needed.value());
-    plan.notes.push_back(
-        cat({"chips: ", on.name, " holds ",
-             format_bytes(capacity.value() * static_cast<double>(on.chips())), " of the ",
-             format_bytes(plan.memory.value()), " needed; planned on ", plan.chips, " chips"}));
-  }
-}
-
-inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan& plan) {
-  const ModelConfig& m = job.model;
-  const double peak = on.chip.peak(job.compute);
-  const double mean = static_cast<double>(job.prompt) + static_cast<double>(job.output) / 2;
-  const double cached = kv_cache_bytes_per_token(m, job.cache.or_else(job.format)) * mean;
+// Decode (a step of the batch) or prefill (one prompt) under the chosen sharding, at peak rates.
+inline ServingCauses causes_of(const ServingPlan& plan, const StepWork& work) {
+  const ServingJob& job = plan.job;
+  const Chip& chip = plan.on.chip;
+  const double ways = static_cast<double>(plan.sharding().cache_ways);
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
-  const Quantity batch(static_cast<double>(job.batch), "token", "B", "one token a sequence");
-  const Quantity cache(cached, "B/token", "KV", cat({"cache at the mean length, ", mean}));
-  const Quantity bandwidth(on.chip.memory_bandwidth, "B/s", "W", cat({"memory of ", on.chip.name}));
-  const Quantity rate(peak, "FLOP/s", "C", cat({name_of(job.compute), " peak"}));
-  const Quantity active(static_cast<double>(m.active_parameters()), "", "P_used",
-                        "parameters that a token uses");
+  const Quantity tokens(work.decode + work.chunk, "token", "T", "tokens of the step");
+  const Quantity bandwidth(chip.memory_bandwidth, "B/s", "W", chip.name);
+  const Quantity rate(chip.peak(job.compute), "FLOP/s", "C", name_of(job.compute));
+  const Quantity read(plan.law().read(tokens.value()) * chip.memory_bandwidth * chips.value(), "B",
+                      "P_read", "weights that the step reads, times their copies");
+  const Quantity kept(serving_kv(job), "B/token", "KV_token", "cache of a token, all layers");
+  const Quantity context(work.context, "token", "context", "cached tokens read");
+  const Quantity parts(ways, "", "parts", "of the cache, the rest are copies");
+  const Quantity pairs(work.context + work.chunk_pairs, "", "pairs", "queries times keys");
+  const bool decoding = work.decode > 0;
+  const Quantity wide(decoding ? decode_pair_flops(job.model) : prefill_pair_flops(job.model),
+                      "FLOP", "pair", "a query with a key and its value, all layers");
+  const Quantity active(static_cast<double>(job.model.active_parameters()), "", "P_used");
   const Quantity two(2, "FLOP/token");
-  const Quantity math = named("T_math", two * batch * active / (chips * rate));
-  const Quantity weights = named("T_weights", plan.weights / (chips * bandwidth));
-  const Quantity kv = named("T_kv", batch * cache / (chips * bandwidth));
-  plan.decode_step_time = named("T_decode", kv + max(math, weights), "lower bound");
-  plan.bound = math.value() > weights.value() + kv.value() ? "math" : "memory";
-  plan.tokens_per_second = named("tokens/s", batch / plan.decode_step_time);
-  plan.tokens_per_second_per_chip = named("tokens/s/chip", plan.tokens_per_second / chips);
-  const Quantity prompt(static_cast<double>(job.prompt), "token", "prompt");
-  const Quantity mfu(job.prefill_mfu, "", "MFU", "of prefill, assumed");
-  plan.prefill_time = named("T_prefill", two * active * prompt / (chips * rate * mfu));
-  plan.notes.push_back(cat({"prefill: at an MFU of ", format_percent(job.prefill_mfu),
-                            ", assumed; the decode step is a lower bound"}));
+  ServingCauses out;
+  out.weights = named("T_weights", read / (chips * bandwidth));
+  out.cache = named("T_cache", context * kept / (parts * bandwidth));
+  out.math = named("T_math", two * tokens * active / (chips * rate));
+  const Quantity scores = named("T_scores", pairs * wide / (chips * rate));
+  out.links = links_time(plan, tokens, false);
+  out.latency = links_time(plan, tokens, true);
+  const Quantity alone = named("T_chip", max(out.cache, scores) + max(out.math, out.weights));
+  const Quantity sent = named("T_network", out.links + out.latency);
+  out.bound = named("T_bound", max(sent, alone), "all overlaps");
+  out.sum = named("T_sum", sent + out.cache + scores + out.math + out.weights, "nothing overlaps");
+  return out;
 }
 
-inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan& plan) {
-  const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
-  const Quantity hour(3600, "s/h"), million(1e6, "token");
-  const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
-  plan.dollars_per_million_tokens = named(
-      "USD per million", million * chips * price / (plan.tokens_per_second * hour), "decode alone");
-  if (job.output > 0) {
-    const Quantity output(static_cast<double>(job.output), "token", "output");
-    plan.dollars_with_prefill =
-        named("USD per million, with prefill",
-              plan.dollars_per_million_tokens +
-                  million * chips * price * plan.prefill_time / (output * hour));
-  }
-  if (!(on.dollars_per_hour > 0)) {
-    plan.notes.push_back(
-        cat({"price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"}));
-  }
-}
-
-// Y < F / (B W / W_link): beyond it, moving activations takes longer than reading weights.
-inline void serving_links(const ServingJob& job, const Machine& on, ServingPlan& plan) {
-  const ModelConfig& m = job.model;
-  const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
-  const Links& inner = on.links.back();
-  const double link = inner.kind == AxisKind::switched ? inner.bandwidth.one_way()
-                      : inner.kind == AxisKind::full
-                          ? inner.bandwidth.one_way() * (on.chip.domain_chips - 1)
-                          : inner.bandwidth.both_ways();
-  if (link > 0) {
-    const Quantity f(static_cast<double>(hidden), "", "F", "hidden width");
-    const Quantity b(static_cast<double>(job.batch), "", "B", "sequences");
-    const Quantity ratio(on.chip.memory_bandwidth / link, "", "W/W_link", "memory over link");
-    plan.tensor_limit = named("tensor limit", f / (b * ratio), "one ring, both ways");
-    if (static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
-      plan.notes.push_back(cat({"links: ", plan.chips, " chips are more than the ",
-                                short_number(plan.tensor_limit.value()),
-                                " ways of tensor parallelism that one ring feeds"}));
+inline void note_unknown_links(ServingPlan& plan) {
+  for (const LayerTraffic& t : plan.sharding().traffic) {
+    if (!(t.bandwidth > 0)) {
+      plan.notes.push_back(cat({"links: not known between all chips of ", plan.on.name,
+                                "; their time is not counted, set link_bandwidth and ",
+                                "dcn_bandwidth of the chip"}));
+      return;
     }
   }
+}
+
+inline void plan_target(ServingPlan& plan) {
+  const ServingJob& job = plan.job;
+  if (!(job.target > 0)) {
+    return;
+  }
+  const double chips = static_cast<double>(plan.chips);
+  const std::int64_t within = batch_within(job, plan.on.chip, chips, job.target);
+  const double most = std::min(static_cast<double>(within), plan.most_sequences.value());
+  plan.target_batch =
+      Quantity(most, "", "target batch", "largest with T_decode <= target that fits");
+  if (within < job.batch) {
+    ServingJob alone = job;
+    alone.batch = 1;
+    plan.notes.push_back(cat({"target: ", format_seconds(job.target), " a token holds for ", within,
+                              " sequences, not for ", job.batch, "; one alone takes ",
+                              format_seconds(decode_seconds(alone, plan.on.chip, chips))}));
+  }
+}
+
+// Checking g + 1 tokens of every sequence reads weights and cache once and multiplies g + 1 times.
+inline void plan_speculation(ServingPlan& plan) {
+  const Speculation& draft = plan.job.speculation;
+  if (draft.length == 0) {
+    return;
+  }
+  const ServingLaw law = even_law(plan.job, plan.on.chip, static_cast<double>(plan.chips));
+  StepWork step = decode_work(plan.job);
+  step.decode *= draft.length + 1;
+  const Quantity verify(step.context * law.cached + std::max(law.math(step), law.read(step.decode)),
+                        "s", "T_verify", "a step of g + 1 tokens a sequence");
+  const Quantity length(draft.length, "", "g", "proposed tokens");
+  const Quantity cost(draft.cost, "", "c", "step of the draft over the model's");
+  const Quantity tokens(expected_tokens(draft.acceptance, draft.length), "", "tokens",
+                        "(1 - r^(g + 1)) / (1 - r)");
+  const Quantity round = named("T_round", verify + length * cost * plan.decode_step_time);
+  plan.speculative_step_time = named("T_speculative", round / tokens, "for one token");
+  plan.speculative_speed_up = named("speed-up", plan.decode_step_time / plan.speculative_step_time);
 }
 
 }  // namespace detail
 
 // Memory, chips, decode step and price; where the machine is too small, the slice that holds it.
 inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
-  detail::check_serving(job, machine);
+  detail::check_serving(job, machine, "plan_serving");
   ServingPlan plan;
+  plan.job = job;
   plan.model = job.model.name;
   plan.machine = machine.chip.name;
-  detail::serving_memory(job, machine, plan);
-  detail::serving_times(job, machine, plan);
-  detail::serving_price(job, machine, plan);
-  detail::serving_links(job, machine, plan);
+  detail::plan_memory(machine, plan);
+  plan.shardings = detail::shardings_of(job, plan.on);
+  detail::plan_times(plan);
+  detail::plan_price(plan);
+  detail::plan_links(plan);
+  detail::plan_formats(plan);
+  detail::note_unknown_links(plan);
+  plan.decode = detail::causes_of(plan, detail::decode_work(job));
+  plan.prefill = detail::causes_of(plan, detail::prompt_work(job, static_cast<double>(job.prompt)));
+  detail::plan_target(plan);
+  detail::plan_speculation(plan);
   return plan;
 }
 
@@ -201,24 +177,60 @@ inline Table ServingPlan::table() const {
   Table out;
   out.title = detail::cat({"Serving ", model, " on ", chips, " x ", machine});
   out.columns = {"quantity", "formula"};
-  const auto row = [&](const std::string& name, const std::string& value) {
-    out.add({name, value});
-  };
-  const auto dollars = [](const Quantity& q) {
-    return q.value() > 0 ? detail::short_number(q.value()) : std::string("-");
+  const auto row = [&](const char* name, const std::string& value) { out.add({name, value}); };
+  const auto number = [&](const char* name, const Quantity& q, const char* unknown) {
+    if (q.value() > 0 || unknown != nullptr) {
+      row(name, q.value() > 0 ? detail::short_number(q.value()) : std::string(unknown));
+    }
   };
   row("weights", weights.text());
   row("KV cache per sequence", kv_cache_per_sequence.text());
   row("memory", memory.text());
   row("chips that hold it", detail::short_number(chips_needed.value()));
   row("chips", detail::cat({chips}));
+  number("sequences that fit", most_sequences, "0");
+  number("batch above which math bounds", critical_batch, nullptr);
+  number("batch for the latency target", target_batch, job.target > 0 ? "0" : nullptr);
   row("decode step", decode_step_time.text());
   row("  bound by", bound);
+  row("  with links, all overlapping", decode.bound.text());
+  row("  with links, nothing overlapping", decode.sum.text());
+  row("sharding", sharding().name);
   row("prefill of one prompt", prefill_time.text());
+  number("prefill servers for a decode server", prefill_servers, nullptr);
   row("tokens/s", detail::short_number(tokens_per_second.value()));
   row("tokens/s per chip", detail::short_number(tokens_per_second_per_chip.value()));
-  row("USD per million tokens, decode", dollars(dollars_per_million_tokens));
-  row("USD per million tokens, with prefill", dollars(dollars_with_prefill));
+  number("USD per million tokens, decode", dollars_per_million_tokens, "-");
+  number("USD per million tokens, with prefill", dollars_with_prefill, "-");
+  number("speed-up by speculation", speculative_speed_up, nullptr);
+  return out;
+}
+
+inline Table ServingPlan::causes() const {
+  Table out;
+  out.title = detail::cat({"One decode step and one prompt, ", sharding().name});
+  out.columns = {"cause", "decode, formula", "prefill, formula"};
+  const auto row = [&](const char* name, const Quantity& a, const Quantity& b) {
+    out.add({name, a.text(), b.text()});
+  };
+  row("weights", decode.weights, prefill.weights);
+  row("KV cache", decode.cache, prefill.cache);
+  row("math", decode.math, prefill.math);
+  row("links, bytes", decode.links, prefill.links);
+  row("links, latency", decode.latency, prefill.latency);
+  row("bound, all overlaps", decode.bound, prefill.bound);
+  row("sum, nothing overlaps", decode.sum, prefill.sum);
+  return out;
+}
+
+inline Table ServingPlan::choices() const {
+  Table out;
+  out.title = detail::cat({"Ways to share it over ", on.name});
+  out.columns = {"sharding", "bound, formula", "sum, formula", "a chip holds", "why not"};
+  for (const ServingSharding& s : shardings) {
+    out.add({s.name, format_seconds(s.bound), format_seconds(s.sum), format_bytes(s.chip_bytes),
+             s.why_not.empty() ? "chosen" : s.why_not});
+  }
   return out;
 }
 

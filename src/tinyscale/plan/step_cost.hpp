@@ -362,12 +362,13 @@ class StepPricer {
     const double outer = !job_.software.hides_gradients && !tpu_ ? e_.waiting_outer_links : outer_;
     const double window = e_.hidden_gradients * compute / m_ * 2 / 3 * gradient_rounds();
     const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
+    const double beside = tpu_ ? e_.gather_beside_tpu : e_.gather_beside;
     const double g = job_.gradient_bytes, w = job_.gather_bytes;
     const double moved = weight_rounds() * w + gradient_rounds() * g;
     out_.limit.data = gather_shards(moved) + sum_replicas(g);
     if (layout_.zero == Zero::parameters && layout_.pipeline == 1) {
       const double gathered = gather_shards(moved, inner_, outer_);
-      t.gather = gathered - std::min((1 - exposed) * gathered, e_.gather_beside * compute);
+      t.gather = gathered - std::min((1 - exposed) * gathered, beside * compute);
       t.gradients = sum_replicas(g, inner_, outer_);
       return;
     }

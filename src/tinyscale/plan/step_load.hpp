@@ -15,6 +15,8 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale/parallel/flops_forms.hpp"
+#include "tinyscale/parallel/memory_forms.hpp"
 #include "tinyscale/parallel/pipeline_timing.hpp"
 #include "tinyscale/parallel/step_forms.hpp"
 #include "tinyscale/parallel/step_traffic.hpp"
@@ -28,7 +30,10 @@ struct AxisLoad {
   std::int64_t size = 1;
   AxisKind kind = AxisKind::line;   // a ring only where it closes
   double traffic = 0, latency = 0;  // seconds of a step
+  double by[5] = {0, 0, 0, 0, 0};   // of the traffic, by cause: seconds, the most of any device
   double seconds() const { return traffic + latency; }
+  // What the messages are for; of others: between stages, and few.
+  enum Cause { of_tensor, of_context, of_experts, of_data, of_others };
 };
 
 struct StepLoad {
@@ -38,9 +43,9 @@ struct StepLoad {
   double bubble = 0;  // share of the schedule's time, B = 2 F
   List<AxisLoad> axes;
 
-  // The longest of all: "maths", "memory" or an axis.
+  // The longest of all: "math", "memory" or an axis.
   std::string bottleneck() const {
-    std::string name = math >= memory ? "maths" : "memory";
+    std::string name = math >= memory ? "math" : "memory";
     double most = std::max(math, memory);
     for (const AxisLoad& axis : axes) {
       name = axis.seconds() > most ? axis.name : name;
@@ -138,7 +143,7 @@ class StepLoader {
         bytes_(bytes_of(job.format)) {
     for (std::size_t i = 0; i < placed_.size(); ++i) {
       if (placed_[i].size > 1) {
-        load.axes.push_back({placed_[i].name, placed_[i].size, kind_of(placed_[i].parts), 0, 0});
+        load.axes.push_back(axis_of(placed_[i]));
       }
     }
     const Transformer sizes = sizes_of(c_, layout_.expert);
@@ -169,12 +174,15 @@ class StepLoader {
   StepLoad load;
 
  private:
-  static AxisKind kind_of(const List<AxisPart>& parts) {
-    AxisKind kind = parts[0].kind;
-    for (const AxisPart& part : parts) {
-      kind = part.kind == kind ? kind : AxisKind::line;
+  static AxisLoad axis_of(const AxisPlacement& place) {
+    AxisLoad axis;
+    axis.name = place.name;
+    axis.size = place.size;
+    axis.kind = place.parts[0].kind;
+    for (const AxisPart& part : place.parts) {
+      axis.kind = part.kind == axis.kind ? axis.kind : AxisKind::line;
     }
-    return kind;
+    return axis;
   }
 
   // Most of each, over the devices that are looked at.
@@ -184,19 +192,36 @@ class StepLoader {
     load.memory_bytes = std::max(load.memory_bytes, moved(plan, rank));
     List<AxisLoad> axes = load.axes;
     for (AxisLoad& axis : axes) {
-      axis.traffic = axis.latency = 0;
+      const std::string name = axis.name;
+      axis = AxisLoad();
+      axis.name = name;
       for (const PlannedCall& call : plan.calls) {
-        axis.traffic += seconds(call, axis.name, false);
+        const double carried = seconds(call, axis.name, false);
+        axis.traffic += carried;
+        axis.by[cause_of(call)] += carried;
         axis.latency += seconds(call, axis.name, true);
       }
     }
     for (std::size_t i = 0; i < axes.size(); ++i) {
       load.axes[i].traffic = std::max(load.axes[i].traffic, axes[i].traffic);
       load.axes[i].latency = std::max(load.axes[i].latency, axes[i].latency);
+      for (int cause = 0; cause < 5; ++cause) {
+        load.axes[i].by[cause] = std::max(load.axes[i].by[cause], axes[i].by[cause]);
+      }
     }
   }
 
   // ---- Calls ----
+
+  static AxisLoad::Cause cause_of(const PlannedCall& call) {
+    const std::string& why = call.why;
+    const auto is = [&](const char* start) { return why.rfind(start, 0) == 0; };
+    return is("tensor") || why == "loss"                             ? AxisLoad::of_tensor
+           : is("ring") || is("gathered keys") || is("Ulysses")      ? AxisLoad::of_context
+           : is("experts") || is("rows of") || why == "balance loss" ? AxisLoad::of_experts
+           : is("weights") || is("gradients")                        ? AxisLoad::of_data
+                                                                     : AxisLoad::of_others;
+  }
 
   // Sums of losses, norms and counts stay as they are.
   double wire_bytes(const PlannedCall& call) const {
@@ -303,12 +328,14 @@ class StepLoader {
     double kept = 0, most = 0;
     bool last = false;
     for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(rank)]) {
-      const bool frees =
-          op.work == PipelineWork::backward || op.work == PipelineWork::weight_gradient;
-      const double way = op.work == PipelineWork::forward ? 1 : frees ? -1 : 0;
       const bool ends = stages_.is_last(op.stage);
       const double out = ends ? logits() + 2 * rows() * width * bytes_ : stream() * bytes_;
-      kept += way * (layers(op.stage) * block(layout_.recompute) + out);
+      const double small = layers(op.stage) * block(layout_.recompute) + out;
+      const double whole = layers(op.stage) * block(Recompute::none) + out;
+      kept += op.work == PipelineWork::forward          ? small
+              : op.work == PipelineWork::input_gradient ? whole - small  // until W, computed again
+              : op.work == PipelineWork::backward       ? -small
+                                                        : -whole;
       most = std::max(most, kept);
       last = last || ends;
     }

@@ -47,7 +47,15 @@ struct TrainingPlan {
   Table why_not_table() const;
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
-  Twin twin() const { return twin_of(job, on, best.layout); }
+  // A small model on a fictional machine with the plan's own shares; interleaved where the plan is.
+  Twin twin() const {
+    Layout layout = best.layout;
+    if (best.chunks > 1) {
+      layout.schedule = interleaved(static_cast<int>(layout.pipeline),
+                                    static_cast<int>(layout.microbatches), best.chunks);
+    }
+    return twin_of(job, on, layout);
+  }
 };
 
 namespace detail {

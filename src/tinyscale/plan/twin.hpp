@@ -1,9 +1,10 @@
 #pragma once
 // A scale-down twin, a wind tunnel of a training plan: a small model of the same kind, the same
 // axes with 2 or 3 devices each, and a fictional machine on which a step is bound as the plan's is.
-// Rates, latencies and capacity are solved from the closed forms of step_load, here for one axis:
+// The plan's seconds are its limit (step_cost.hpp); the twin's rates, latencies and capacity are
+// solved from the closed forms of what it will count (step_load.hpp), here for one axis:
 //   T_axis / T_math = (bytes / W) / (FLOPs / C),  equal to the plan's when W = bytes C / FLOPs / it
-// The twin runs: what it counts is held against the same forms at its size.
+// Memory is of the plan the operands of its matmuls, of the twin about all that its ops move.
 
 #include <algorithm>  // max, min
 #include <cmath>      // floor, fabs
@@ -27,7 +28,7 @@ struct TwinRatio {
   std::string note;  // why they differ; empty: they are equal
 };
 
-// A step of a run with twice the maths, the memory's bandwidth or an axis's links.
+// A step of a run with twice the math rate, the memory's bandwidth or an axis's links.
 struct TwinGain {
   std::string name;
   double seconds = 0, saved = 0;  // simulated; share of the step as it was
@@ -43,7 +44,7 @@ struct Twin {
   List<TwinRatio> ratios;
   std::vector<std::string> notes;
 
-  // What takes longest: "maths", "memory" or the name of an axis.
+  // What takes longest: "math", "memory" or the name of an axis.
   std::string bottleneck() const { return load.bottleneck(); }
   TrainOptions options(std::int64_t steps = 2) const;
   // The same with a model and a batch of one's own, that the twin's layout divides: the machine is
@@ -80,7 +81,7 @@ inline List<TwinGain> Twin::gains(const MeshRun& run) const {
   Machine faster = run.machine();
   faster.chip.flops_f32 *= 2;
   faster.chip.flops_bf16 *= 2;
-  add("maths", faster);
+  add("math", faster);
   faster = run.machine();
   faster.chip.memory_bandwidth *= 2;
   add("memory", faster);
@@ -98,7 +99,7 @@ inline Table Twin::table() const {
   Table out;
   out.title = detail::cat({"twin of ", of, ": ", layout.devices(), " devices for ",
                            plan_layout.devices(), ", ", layout.text()});
-  out.columns = {"formula", "plan", "twin", "plan, of maths", "twin, of maths", "equal"};
+  out.columns = {"formula", "plan", "twin", "plan, of math", "twin, of math", "equal"};
   for (const TwinRatio& row : ratios) {
     const bool time = row.plan_seconds > 0 || row.twin_seconds > 0;
     out.add({row.name, time ? format_seconds(row.plan_seconds) : "-",
@@ -201,7 +202,7 @@ class TwinSolver {
   void add_ratios() {
     twin_.ratios.clear();
     const StepLoad &plan = twin_.plan_load, &small = twin_.load;
-    add_time("maths", plan.math, small.math);
+    add_time("math", plan.math, small.math);
     add_time("memory", plan.memory, small.memory);
     for (std::size_t i = 0; i < plan.axes.size(); ++i) {
       const AxisLoad &big = plan.axes[i], &little = small.axes[i];

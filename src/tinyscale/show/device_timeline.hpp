@@ -116,9 +116,9 @@ inline List<Series> line_legend(const CallLines& lines) {
   return legend;
 }
 
-// Ticks of time below the tracks.
+// Ticks of time below the tracks; `kind` says where the time is from.
 inline void draw_time_axis(Canvas& canvas, double left, double right, double top, double bottom,
-                           double seconds) {
+                           double seconds, const char* kind = "simulated time") {
   static const char* const units[] = {"s", "ms", "us", "ns"};
   double shown = seconds;
   int unit = 0;
@@ -131,8 +131,7 @@ inline void draw_time_axis(Canvas& canvas, double left, double right, double top
     canvas.line(x, top, x, bottom, Canvas::grid());
     canvas.label(x, bottom + 17, tick_text(tick), 12, Anchor::middle, Canvas::soft());
   }
-  canvas.label((left + right) / 2, bottom + 36, cat({"simulated time, ", units[unit]}), 13,
-               Anchor::middle);
+  canvas.label((left + right) / 2, bottom + 36, cat({kind, ", ", units[unit]}), 13, Anchor::middle);
 }
 
 }  // namespace detail

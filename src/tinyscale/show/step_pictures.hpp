@@ -18,7 +18,8 @@
 namespace tinyscale {
 
 // waterfall(time_breakdown(run, 0, names), "Device 0")
-inline Svg waterfall(const List<TimeShare>& shares, const std::string& title) {
+inline Svg waterfall(const List<TimeShare>& shares, const std::string& title,
+                     const char* kind = "simulated time") {
   using detail::Anchor;
   using detail::Canvas;
   double seconds = 0, widest = 0;
@@ -37,7 +38,7 @@ inline Svg waterfall(const List<TimeShare>& shares, const std::string& title) {
   detail::draw_heading(canvas, detail::shorten(title + ": where the time went", 90),
                        "each bar begins where the one above ends; solid: compute, pale: waiting "
                        "for communication, grey: idle");
-  detail::draw_time_axis(canvas, left, scale.right, top, bottom, scale.seconds);
+  detail::draw_time_axis(canvas, left, scale.right, top, bottom, scale.seconds, kind);
   const List<detail::Swatch> styles = detail::swatches_of(shares);
   double at = 0;
   std::string text = title + ": ";
