@@ -44339,11 +44339,15 @@ struct KeptBytes {
 
 namespace detail {
 
-// Collects what one layer keeps; `stream` devices share what tensor parallelism leaves whole.
+// Collects what one layer keeps, or only adds it up for a search over many layouts; `stream`
+// devices share what tensor parallelism leaves whole.
 class LayerKeeper {
  public:
-  LayerKeeper(const ModelConfig& c, double tensor, double stream)
-      : c_(c), tensor_(tensor), stream_(stream) {}
+  LayerKeeper(const ModelConfig& c, double tensor, double stream, bool lists)
+      : c_(c), tensor_(tensor), stream_(stream), lists_(lists) {}
+
+  // Bytes a token that this policy keeps; after layer().
+  double sum(Recompute recompute) const { return sums_[static_cast<int>(recompute)]; }
 
   List<KeptBytes> layer(bool mixture) {
     add("block input", 2 * width() / stream_, Recompute::full);
@@ -44372,7 +44376,12 @@ class LayerKeeper {
   double width() const { return static_cast<double>(c_.width); }
   double statistic() const { return c_.norm == Norm::layer ? 8 : 4; }  // f32
   void add(const char* name, double bytes, Recompute until = Recompute::selective) {
-    kept_.push_back({name, bytes, until});
+    for (int policy = 0; policy <= static_cast<int>(until); ++policy) {
+      sums_[policy] += bytes;
+    }
+    if (lists_) {
+      kept_.push_back({name, bytes, until});
+    }
   }
 
   // The ranks of latent attention are whole on each tensor-parallel device, as the stream is.
@@ -44435,6 +44444,8 @@ class LayerKeeper {
 
   const ModelConfig& c_;
   double tensor_, stream_;
+  bool lists_;
+  double sums_[3] = {0, 0, 0};  // by policy
   List<KeptBytes> kept_;
 };
 
@@ -44455,7 +44466,7 @@ inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tens
                                      bool sequence_parallel, bool mixture) {
   detail::check_tensor_devices("kept_by_layer", 0, tensor);
   const auto parts = static_cast<double>(tensor);
-  return detail::LayerKeeper(model, parts, sequence_parallel ? parts : 1).layer(mixture);
+  return detail::LayerKeeper(model, parts, sequence_parallel ? parts : 1, true).layer(mixture);
 }
 
 // Bytes that one layer keeps of `tokens` tokens of a microbatch:
@@ -44467,11 +44478,10 @@ inline double modern_layer_activation_bytes(const ModelConfig& model, double tok
                                             std::int64_t tensor, bool sequence_parallel,
                                             Recompute recompute, bool mixture) {
   detail::check_tensor_devices("modern_layer_activation_bytes", tokens, tensor);
-  double bytes = 0;
-  for (const KeptBytes& kept : kept_by_layer(model, tensor, sequence_parallel, mixture)) {
-    bytes += kept.until >= recompute ? kept.bytes : 0;
-  }
-  return tokens * bytes;
+  const auto parts = static_cast<double>(tensor);
+  detail::LayerKeeper keeper(model, parts, sequence_parallel ? parts : 1, false);
+  keeper.layer(mixture);
+  return tokens * keeper.sum(recompute);
 }
 
 inline double modern_layer_activation_bytes(const ModelConfig& model, double tokens,
@@ -53202,6 +53212,15 @@ inline Svg svg(const MeshRun& run) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
+namespace detail {
+
+// 99.9, 1,068
+inline std::string token_text(double tokens) {
+  return tokens < 1000 ? printed('g', 3, tokens) : format_count(tokens);
+}
+
+}  // namespace detail
+
 // T_math / T_comms against tokens a chip; rings where they are equal.
 inline Svg svg(const StrategyRegimes& regimes) {
   Plot plot;
@@ -53213,7 +53232,7 @@ inline Svg svg(const StrategyRegimes& regimes) {
   double lowest = 1, highest = 1;
   for (const StrategyCurve& curve : regimes.curves) {
     std::string name = curve.name;
-    name += curve.threshold > 0    ? ": from " + detail::printed('g', 3, curve.threshold)
+    name += curve.threshold > 0    ? ": from " + detail::token_text(curve.threshold)
             : curve.threshold == 0 ? ": always"
                                    : ": never";
     plot.series.push_back({name, regimes.tokens_per_chip, curve.ratio, Mark::line});
@@ -53229,7 +53248,7 @@ inline Svg svg(const StrategyRegimes& regimes) {
   const std::vector<double> ends = {regimes.tokens_per_chip.front(),
                                     regimes.tokens_per_chip.back()};
   plot.series.push_back({"T_math = T_comms", ends, {1, 1}, Mark::line});
-  plot.series.push_back({"this job: " + detail::printed('g', 3, regimes.planned),
+  plot.series.push_back({"this job: " + detail::token_text(regimes.planned),
                          {regimes.planned, regimes.planned},
                          {lowest, highest},
                          Mark::line});
@@ -53396,7 +53415,7 @@ inline Svg roofline_picture(const TrainingPlan& plan) {
 }
 
 // Every plan of the search, and those that no other beats in both latency and price; where no price
-// is known, in throughput.
+// is known, in throughput. Beside those: chips x sequences.
 inline Svg svg(const ServingFrontier& frontier) {
   bool priced = !frontier.points.empty();
   for (const FrontierPoint& p : frontier.points) {
@@ -53408,7 +53427,7 @@ inline Svg svg(const ServingFrontier& frontier) {
   plot.y = {priced ? "USD for a million tokens" : "tokens/s for each chip", Scale::logarithmic, 0,
             0};
   Series best, points, all;
-  best.name = "frontier";
+  best.name = "frontier, chips x sequences";
   points.mark = Mark::points;
   all.name = "beaten by another";
   all.mark = Mark::hollow_points;
@@ -53423,7 +53442,21 @@ inline Svg svg(const ServingFrontier& frontier) {
   }
   plot.series = {best, all};
   plot.series.push_back(points);
-  return svg(plot);
+  detail::Canvas canvas(plot.width, plot.height);
+  const detail::Frame frame = detail::draw_plot(canvas, plot);
+  std::string text = frontier.title;
+  std::size_t at = 0;
+  for (const FrontierPoint& p : frontier.best()) {
+    const std::string batch = detail::cat({p.chips, " x ", p.batch});
+    const double x = frame.px(best.x[at]), y = frame.py(best.y[at]);
+    const bool left = x > frame.left + 60;  // towards where no plan is, where there is room
+    canvas.label(left ? x - 7 : x + 7, priced && left ? y + 14 : y - 6, batch, 11,
+                 left ? detail::Anchor::end : detail::Anchor::start, detail::Canvas::soft());
+    text += detail::cat(
+        {"; ", batch, ": ", format_seconds(p.step_seconds), ", ", detail::tick_text(best.y[at])});
+    ++at;
+  }
+  return canvas.finish(text);
 }
 
 }}  // namespace tinyscale
