@@ -1,4 +1,4 @@
-// plan/ and measure/quantity: transformer maths, training and serving against the scaling book.
+// plan/ and measure/quantity: transformer maths and serving against the scaling book.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -68,15 +68,6 @@ ts::ServingPlan book_serving(const char* model, std::int64_t batch, ts::DType fo
   job.batch = batch;
   job.format = format;
   return ts::plan_serving(job, book_v5e({4, 2}));
-}
-
-ts::TrainingJob llama70b() {
-  ts::TrainingJob job;
-  job.model = ts::config("llama3-70b");
-  job.tokens = 15e12;
-  job.batch_tokens = 4e6;
-  job.context = 8192;
-  return job;
 }
 
 double days(double flops, double chips) {
@@ -226,147 +217,6 @@ TEST_CASE("plan: transformer maths") {
   CHECK(ts::kv_cache_bytes_per_token(ts::config("deepseek-v3"), ts::DType::bf16) == 70272);
   CHECK(error_of([] { ts::training_seconds(1, 0, 1, 1); }) ==
         "training_seconds: chips 0, peak 1, mfu 1; each must be above 0");
-}
-
-TEST_CASE("plan: Llama 3 70B on a pod of v5p, as in chapter 6") {
-  const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
-  const ts::TrainingPlan plan = ts::plan_training(llama70b(), pod);
-  CHECK(plan.best.layout.data == 2240);  // the division that the book means: 2240 x 4 = 8960
-  CHECK(plan.best.layout.tensor == 4);
-  CHECK(plan.batch.value() == 488 * 8192);
-  CHECK(plan.tokens_per_chip.value() == doctest::Approx(446.2).epsilon(0.001));
-  CHECK(plan.threshold.value() == doctest::Approx(113.4).epsilon(0.001));  // the book: 113
-  CHECK(plan.threshold.unit() == "token");
-  CHECK(plan.best.bound == "math");
-  CHECK(plan.step_time.value() == doctest::Approx(plan.best.step_time));
-  CHECK(plan.compute_time.value() == doctest::Approx(plan.best.compute_time));
-  CHECK(plan.fsdp_time.value() == doctest::Approx(plan.best.fsdp_time));
-  CHECK(plan.tensor_time.value() == doctest::Approx(plan.best.tensor_time));
-  CHECK(plan.communication_time.unit() == "s");
-  CHECK(plan.memory.value() == doctest::Approx(2.42e9).epsilon(0.005));  // the book: 2.4 GB
-  CHECK(plan.memory.value() == doctest::Approx(plan.best.memory));
-  CHECK(plan.days.value() == doctest::Approx(44.67).epsilon(0.001));  // 44.3 with 70e9
-  CHECK(plan.dollars.value() == doctest::Approx(8960 * 4.2 * 24 * plan.days.value()));
-  CHECK(plan.limit_days.value() < plan.days.value());
-  CHECK(plan.mfu.value() > 0.9);
-  CHECK(plan.notes[0] == "batch: 4,000,000 tokens rounded to 488 sequences of 8,192 = 3,997,696");
-  CHECK(plan.step_time.explain(0) ==
-        "T_step = max(T_math, T_comms)   [lower bound, perfect overlap]\n"
-        "       = max(437 ms, 294 ms)\n"
-        "       = 437 ms\n");
-  std::ostringstream text;
-  text << plan;
-  CHECK(text.str().find("Training llama3-70b on tpu-v5p 16x20x28") == 0);
-  CHECK(plan.json().find("T_fsdp") != std::string::npos);
-}
-
-TEST_CASE("plan: one layout, pure FSDP bound by its links") {
-  const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
-  ts::Layout layout;
-  layout.data = 8960;
-  const ts::TrainingPlan plan = ts::plan_training(llama70b(), pod, layout);
-  CHECK(plan.layouts.size() == 1);
-  CHECK(plan.threshold.value() == doctest::Approx(850));  // 446 tokens a chip < 850
-  CHECK(plan.best.bound == "fsdp");
-  CHECK(plan.tensor_time.value() == 0);
-  layout.data = 100;
-  CHECK(error_of([&] { ts::plan_training(llama70b(), pod, layout); }) ==
-        "plan_training: layout data 100, tensor 1, pipeline 1, context 1 on 8960 chips; data * "
-        "tensor must be the chips, pipeline and context 1");
-  layout.data = 1792;
-  layout.tensor = 5;
-  CHECK(error_of([&] { ts::plan_training(llama70b(), pod, layout); }) ==
-        "plan_training: tensor 5 does not divide the 64 heads and the hidden width of llama3-70b");
-}
-
-TEST_CASE("plan: GPUs share a switch inside and a network between nodes") {
-  const ts::Machine gpus = ts::machine("h100", {256, 8});
-  ts::Layout layout;
-  layout.data = 2048;
-  const ts::TrainingPlan fsdp = ts::plan_training(llama70b(), gpus, layout);
-  CHECK(fsdp.best.data_bandwidth == doctest::Approx(400e9));  // a node's ports
-  CHECK(fsdp.threshold.value() == doctest::Approx(2473.5));   // the book: 2475
-  layout.data = 256;
-  layout.tensor = 8;
-  const ts::TrainingPlan mixed = ts::plan_training(llama70b(), gpus, layout);
-  CHECK(mixed.best.data_bandwidth == doctest::Approx(50e9));
-  CHECK(mixed.best.tensor_bandwidth == doctest::Approx(450e9));
-  CHECK(!mixed.best.shared_links);
-  layout.data = 128;
-  layout.tensor = 16;  // both cross the network: one after the other
-  const ts::TrainingPlan wide = ts::plan_training(llama70b(), gpus, layout);
-  CHECK(wide.communication_time.value() ==
-        doctest::Approx(wide.fsdp_time.value() + wide.tensor_time.value()));
-  CHECK(wide.energy.value() > 1e9);
-}
-
-TEST_CASE("plan: what a training job leaves open is chosen and said") {
-  ts::TrainingJob job;
-  job.model = ts::config("nano");
-  job.batch_tokens = 4096;
-  const ts::TrainingPlan plan = ts::plan_training(job, ts::machine("tpu-v5e", {1}));
-  CHECK(plan.tokens.value() == 20.0 * static_cast<double>(job.model.parameters()));
-  CHECK(plan.notes[0] == "tokens: assumed 20 for each parameter (Chinchilla), " +
-                             ts::format_count(plan.tokens.value()));
-  CHECK(plan.communication_time.value() == 0);
-  CHECK(plan.best.layout.devices() == 1);
-  job.model = ts::config("llama3-70b");
-  job.batch_tokens = 4e6;
-  const ts::TrainingPlan big = ts::plan_training(job, ts::machine("tpu-v5p", {16, 20, 28}));
-  CHECK(big.notes[0] == "tokens: 15,000,000,000,000, as published for llama3-70b");
-}
-
-TEST_CASE("plan: errors of plan_training") {
-  ts::TrainingJob job = llama70b();
-  CHECK(error_of([&] {
-          ts::plan_training(job, ts::machine("tpu-v5e", {4, 2}));
-        }) ==
-        "plan_training: llama3-70b does not fit on tpu-v5e 4x2: 10 bytes a parameter = 706 GB, "
-        "checkpoints 21 TB, 2.71 TB a chip of 16 GB; would fit: 1,355 chips, or fewer tokens in a "
-        "batch or fewer checkpoints");
-  CHECK(error_of([&] { ts::plan_training(job, ts::Machine()); }) ==
-        "plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", {4, 4, 4})");
-  CHECK(error_of([&] {
-          ts::plan_training(job, ts::machine("tpu-v5p", {2, 4, 4, 4}));
-        }) == "plan_training: tpu-v5p 2x4x4x4 is slices joined by a network; give one slice");
-  const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
-  job.typical_mfu = 0;
-  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
-        "plan_training: typical_mfu is 0; a number from 1e-06 to 1 is right");
-  job.batch_tokens = 0;
-  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
-        "plan_training: batch_tokens is 0; a number from 1 to 1e+18 is right");
-  job.batch_tokens = NAN;
-  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
-        "plan_training: batch_tokens is nan; a number from 1 to 1e+18 is right");
-  job = llama70b();
-  job.checkpoints = -1;
-  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
-        "plan_training: checkpoints is -1; a number from 0 to 1000000 is right");
-  job.tokens = INFINITY;
-  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
-        "plan_training: tokens is inf; a number from 0 to 1e+30 is right");
-  const auto refused = [&](const ts::Layout& layout) {
-    return error_of([&] { ts::plan_training(llama70b(), pod, layout); });
-  };
-  ts::Layout layout;
-  layout.data = layout.tensor = -64;
-  CHECK(refused(layout) ==
-        "plan_training: layout is data -64, tensor -64, pipeline 1, context 1; "
-        "each must be at least 1, and the devices at most 2147483647");
-  layout.data = layout.tensor = layout.pipeline = 1000000000;
-  CHECK(refused(layout).rfind("plan_training: layout is data 1000000000, tensor", 0) == 0);
-  layout = ts::Layout();
-  layout.microbatches = -1;
-  CHECK(refused(layout) ==
-        "plan_training: layout is data 1, tensor 1, pipeline 1, context 1, "
-        "microbatches -1; each must be at least 1, and the devices at most 2147483647");
-  layout.microbatches = 1;
-  layout.expert = 0;
-  CHECK(refused(layout) ==
-        "plan_training: layout is data 1, tensor 1, pipeline 1, context 1, expert 0; "
-        "each must be at least 1, and the devices at most 2147483647");
-  CHECK(error_of([] { ts::config("llama9"); }).find("config: no model is named \"llama9\"") == 0);
 }
 
 TEST_CASE("plan: serving Llama 2 13B") {
