@@ -1,4 +1,4 @@
-// plan/ and measure/quantity: transformer maths, training and serving against the scaling book.
+// plan/ and measure/quantity: transformer maths and serving against the scaling book.
 #include <doctest/doctest.h>
 
 #include <cstdlib>

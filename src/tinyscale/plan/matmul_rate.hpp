@@ -68,7 +68,8 @@ inline double wave_efficiency(const Chip& chip, double m, double k, double n) {
 
 // The share of the arrays' ticks that do work for the shape; 1 where the chip has no arrays.
 inline double mapping_efficiency(const Chip& chip, double m, double k, double n) {
-  if (chip.mxu_rows < 8 || !(m > 0 && k > 0 && n > 0)) {
+  const bool arrays = chip.mxu_rows >= 8 && chip.mxu_cols > 0 && chip.mxus > 0 && chip.cores > 0;
+  if (!arrays || !(m > 0 && k > 0 && n > 0)) {
     return 1;
   }
   return chip.kind == "gpu" ? detail::wave_efficiency(chip, m, k, n)

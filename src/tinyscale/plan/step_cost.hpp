@@ -4,6 +4,8 @@
 //   T_limit = max(m (1 + bubble) T_math, m T_memory, m T_tensor, m T_context, m T_expert, T_data)
 // The typical time: a sum of what is not hidden, at what runs reach (efficiency.hpp), matmuls in
 // the shapes that are left on a chip. m microbatches; a bubble of (p - 1) / (v m) (parallel/).
+// Bytes are those that the executor sends (parallel/step_forms.hpp) but for tensor parallelism's
+// embedding and head, 4 of 8 L messages more, and for weights that a pipeline keeps gathered.
 // Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; docs/planner.md.
 
 #include <algorithm>  // max, min
@@ -280,8 +282,7 @@ class StepPricer {
   void add_stages() {
     StepCost& t = out_.typical;
     const double ranks = static_cast<double>(layout_.pipeline);  // whole layers on the busiest
-    const double layers =
-        chunks_ * std::ceil(static_cast<double>(job_.model.layers) / (ranks * chunks_));
+    const double layers = std::ceil(static_cast<double>(job_.model.layers) / ranks);
     const double all = layers * m_;
     t.matmul = layer_.matmul * all;
     t.attention = layer_.attention * all;

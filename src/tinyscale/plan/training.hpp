@@ -135,11 +135,12 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   plan.tensor_time = sent("T_tensor", tensor_bytes, limit.tensor, "all_reduces of tensor ranks");
   const double rounds = (layout.context_parallel == ContextParallel::ring ? 3 : 2) +
                         (layout.recompute == Recompute::none ? 0 : 1);
+  const Quantity replicas(static_cast<double>(layout.data), "", "data", "replicas");
   const Quantity key_bytes =
-      Quantity(rounds * wide, "B/token", "r", "rounds of all that computes") * q.B *
+      Quantity(rounds * wide, "B/token", "r", "bytes of a number in all rounds") * q.B *
       Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
                "numbers of a key and value") *
-      q.L / (in.job.model.latent() ? q.X * q.Z : q.X * q.Y * q.Z);
+      q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
   const Quantity routed = Quantity(4 * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /

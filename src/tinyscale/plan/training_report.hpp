@@ -45,18 +45,19 @@ inline Table TrainingPlan::cause_table() const {
   out.title = "one step by cause";
   out.columns = {"part", "limit formula", "typical formula", "share", "of what"};
   const StepLimit& l = best.price.limit;
+  const bool gathers = best.layout.zero == Zero::parameters && best.layout.pipeline == 1;
   const auto limit = [](double seconds) {
     return seconds > 0 ? format_seconds(seconds) : std::string("-");
   };
   for (const detail::Cause& cause : detail::causes_of(best.price.typical)) {
     const std::string name = cause.name;
-    const double bound = name == "matmul"      ? l.math
-                         : name == "tensor"    ? l.tensor
-                         : name == "context"   ? l.context
-                         : name == "expert"    ? l.expert
-                         : name == "bubble"    ? l.bubble
-                         : name == "gradients" ? (best.layout.zero == Zero::parameters ? 0 : l.data)
-                         : name == "gather"    ? (best.layout.zero == Zero::parameters ? l.data : 0)
+    const double bound = name == "matmul"        ? l.math
+                         : name == "tensor"      ? l.tensor
+                         : name == "context"     ? l.context
+                         : name == "expert"      ? l.expert
+                         : name == "bubble"      ? l.bubble
+                         : name == "gradients"   ? (gathers ? 0 : l.data)
+                         : name == "gather"      ? (gathers ? l.data : 0)
                          : name == "elementwise" ? l.memory
                                                  : 0;
     if (cause.seconds > 0 || bound > 0) {
