@@ -43580,7 +43580,8 @@ inline double wave_efficiency(const Chip& chip, double m, double k, double n) {
 
 // The share of the arrays' ticks that do work for the shape; 1 where the chip has no arrays.
 inline double mapping_efficiency(const Chip& chip, double m, double k, double n) {
-  if (chip.mxu_rows < 8 || !(m > 0 && k > 0 && n > 0)) {
+  const bool arrays = chip.mxu_rows >= 8 && chip.mxu_cols > 0 && chip.mxus > 0 && chip.cores > 0;
+  if (!arrays || !(m > 0 && k > 0 && n > 0)) {
     return 1;
   }
   return chip.kind == "gpu" ? detail::wave_efficiency(chip, m, k, n)
@@ -43914,6 +43915,8 @@ inline ChipParameters chip_parameters(const ModelConfig& c, const Layout& layout
 //   T_limit = max(m (1 + bubble) T_math, m T_memory, m T_tensor, m T_context, m T_expert, T_data)
 // The typical time: a sum of what is not hidden, at what runs reach (efficiency.hpp), matmuls in
 // the shapes that are left on a chip. m microbatches; a bubble of (p - 1) / (v m) (parallel/).
+// Bytes are those that the executor sends (parallel/step_forms.hpp) but for tensor parallelism's
+// embedding and head, 4 of 8 L messages more, and for weights that a pipeline keeps gathered.
 // Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; docs/planner.md.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -44178,8 +44181,7 @@ class StepPricer {
   void add_stages() {
     StepCost& t = out_.typical;
     const double ranks = static_cast<double>(layout_.pipeline);  // whole layers on the busiest
-    const double layers =
-        chunks_ * std::ceil(static_cast<double>(job_.model.layers) / (ranks * chunks_));
+    const double layers = std::ceil(static_cast<double>(job_.model.layers) / ranks);
     const double all = layers * m_;
     t.matmul = layer_.matmul * all;
     t.attention = layer_.attention * all;
@@ -50147,11 +50149,12 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   plan.tensor_time = sent("T_tensor", tensor_bytes, limit.tensor, "all_reduces of tensor ranks");
   const double rounds = (layout.context_parallel == ContextParallel::ring ? 3 : 2) +
                         (layout.recompute == Recompute::none ? 0 : 1);
+  const Quantity replicas(static_cast<double>(layout.data), "", "data", "replicas");
   const Quantity key_bytes =
-      Quantity(rounds * wide, "B/token", "r", "rounds of all that computes") * q.B *
+      Quantity(rounds * wide, "B/token", "r", "bytes of a number in all rounds") * q.B *
       Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
                "numbers of a key and value") *
-      q.L / (in.job.model.latent() ? q.X * q.Z : q.X * q.Y * q.Z);
+      q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
   const Quantity routed = Quantity(4 * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
@@ -50467,18 +50470,19 @@ inline Table TrainingPlan::cause_table() const {
   out.title = "one step by cause";
   out.columns = {"part", "limit formula", "typical formula", "share", "of what"};
   const StepLimit& l = best.price.limit;
+  const bool gathers = best.layout.zero == Zero::parameters && best.layout.pipeline == 1;
   const auto limit = [](double seconds) {
     return seconds > 0 ? format_seconds(seconds) : std::string("-");
   };
   for (const detail::Cause& cause : detail::causes_of(best.price.typical)) {
     const std::string name = cause.name;
-    const double bound = name == "matmul"      ? l.math
-                         : name == "tensor"    ? l.tensor
-                         : name == "context"   ? l.context
-                         : name == "expert"    ? l.expert
-                         : name == "bubble"    ? l.bubble
-                         : name == "gradients" ? (best.layout.zero == Zero::parameters ? 0 : l.data)
-                         : name == "gather"    ? (best.layout.zero == Zero::parameters ? l.data : 0)
+    const double bound = name == "matmul"        ? l.math
+                         : name == "tensor"      ? l.tensor
+                         : name == "context"     ? l.context
+                         : name == "expert"      ? l.expert
+                         : name == "bubble"      ? l.bubble
+                         : name == "gradients"   ? (gathers ? 0 : l.data)
+                         : name == "gather"      ? (gathers ? l.data : 0)
                          : name == "elementwise" ? l.memory
                                                  : 0;
     if (cause.seconds > 0 || bound > 0) {

@@ -231,7 +231,7 @@ TEST_CASE("twins of mixes of all axes run, and count what the formulas say") {
                  .zero(ts::Zero::optimizer)
                  .again(ts::Recompute::full)
                  .sequence_parallel());
-  check_twin(Plan("llama3.1-405b", "h100", {2048, 8}, 16e6, 131072)
+  check_twin(Plan("llama3.1-405b", "h200", {2048, 8}, 16e6, 131072)
                  .sizes(8, 8, 16, 16)
                  .micro(15)
                  .zero(ts::Zero::optimizer)
