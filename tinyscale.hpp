@@ -20,6 +20,7 @@
 //   tinyscale/base/list.hpp                  A growing array of the library's own structs
 //   tinyscale/base/format.hpp                Number formats
 //   tinyscale/base/order.hpp                 Sorting, queues and names once for all types
+//   tinyscale/base/near_names.hpp            Names near one that nobody knows
 //   tinyscale/base/thread_scope.hpp          How many threads loops may use
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
@@ -33,13 +34,18 @@
 //   tinyscale/measure/counters.hpp           What an op costs
 //   tinyscale/measure/hardware_counters.hpp  What the processor itself counts while a program
 //   tinyscale/measure/profile.hpp            A profile
+//   tinyscale/measure/units.hpp              Units as powers of named bases
+//   tinyscale/measure/quantity_formula.hpp   A quantity
 //   tinyscale/measure/quantity.hpp           A quantity that explains itself
 //   tinyscale/hardware/chip.hpp              A chip
 //   tinyscale/hardware/chip_table.hpp        A chip as a table
 //   tinyscale/hardware/laptop_loops.hpp      Loops that do nothing but reach a limit of this
 //   tinyscale/hardware/laptop.hpp            This machine as a chip
+//   tinyscale/hardware/energy.hpp            What an operation costs in energy
 //   tinyscale/hardware/presets.hpp           Chip presets
+//   tinyscale/hardware/chip_facts.hpp        A chip figure by figure
 //   tinyscale/hardware/network.hpp           A machine
+//   tinyscale/hardware/pod.hpp               What a whole pod or fat tree has
 //   tinyscale/hardware/roofline.hpp          The roofline
 //   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
 //   tinyscale/compute/transpose.hpp          Turning a matrix in memory
@@ -169,6 +175,8 @@
 //   tinyscale/model/data.hpp                 What a step learns from
 //   tinyscale/model/generate.hpp             Text from a model, token by token
 //   tinyscale/model/model_presets.hpp        Published architectures by name
+//   tinyscale/model/config_file.hpp          The keys of a config.json, one by one
+//   tinyscale/model/read_config.hpp          A model's shape from the config.json beside its
 //   tinyscale/model/loss_scaler.hpp          Dynamic loss scaling (arXiv 1710.03740)
 //   tinyscale/model/optimizer.hpp            AdamW with decoupled weight decay on matrices alone
 //   tinyscale/model/train_step.hpp           One step of training
@@ -202,9 +210,27 @@
 //   tinyscale/parallel/train_checkpoint.hpp  A training in a file, whole
 //   tinyscale/parallel/train.hpp             ts::train for one device and many
 //   tinyscale/plan/transformer_math.hpp      Transformer maths
+//   tinyscale/plan/matmul_rate.hpp           What a matmul of the shape that is left on one chip
+//   tinyscale/plan/group_links.hpp           What the links of a group of chips take for a byte
+//   tinyscale/plan/efficiency.hpp            What training runs reach of the published rates
+//   tinyscale/plan/layer_work.hpp            What one layer asks of one chip for one microbatch
+//   tinyscale/plan/step_cost.hpp             What a training step takes by cause
+//   tinyscale/plan/layer_memory.hpp          What a layer of today keeps in bf16 for its backward
+//   tinyscale/plan/device_memory.hpp         What one device of a layout needs to train a model
+//   tinyscale/plan/step_memory.hpp           What the fullest device of a layout holds
+//   tinyscale/plan/mfu_conventions.hpp       What a published utilisation may have counted
+//   tinyscale/plan/mfu_claim.hpp             A published claim of speed
+//   tinyscale/plan/mfu_match.hpp             A claim beside every convention
+//   tinyscale/plan/mfu.hpp                   The MFU decoder
 //   tinyscale/plan/serving.hpp               What serving a model takes
-//   tinyscale/plan/training_layout.hpp       Training layouts
+//   tinyscale/plan/training_job.hpp          A training job
+//   tinyscale/plan/layout_search.hpp         Every layout of a job on a machine, priced
+//   tinyscale/plan/why_not.hpp               Why not another layout? Every layout one step from
+//   tinyscale/plan/step_load.hpp             What a step of training loads each part of a machine
+//   tinyscale/plan/twin.hpp                  A scale-down twin, a wind tunnel of a training plan
+//   tinyscale/plan/make_twin.hpp             How a plan is made small
 //   tinyscale/plan/training.hpp              What a training run costs on a machine
+//   tinyscale/plan/training_report.hpp       A training plan as tables
 //   tinyscale/show/svg.hpp                   A picture as text
 //   tinyscale/show/html.hpp                  One self-contained page
 //   tinyscale/show/display.hpp               A value shown where the reader is
@@ -1358,6 +1384,106 @@ class NameTable {
   List<Entry> entries_;
   std::vector<std::size_t> slots_;  // place in entries_ + 1, or 0
 };
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/base/near_names.hpp
+// Names near one that nobody knows: what a user meant by "h10" or "lama3-8b".
+//   distance = letters added, dropped, changed, or two neighbours swapped, capitals and "-_. "
+//   aside
+// Near is a distance of at most a third of the letters, or a name that holds the other whole.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Small letters, without what people set between words.
+inline std::string plain_letters(const std::string& name) {
+  std::string out;
+  for (const char c : name) {
+    if (c != '-' && c != '_' && c != '.' && c != ' ') {
+      out += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    }
+  }
+  return out;
+}
+
+// The optimal string alignment distance; cost: the product of the lengths.
+inline std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) {
+    last[j] = j;
+  }
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t change = last[j - 1] + (a[i - 1] == b[j - 1] ? 0U : 1U);
+      const std::size_t one_more = (last[j] < row[j - 1] ? last[j] : row[j - 1]) + 1;
+      row[j] = change < one_more ? change : one_more;
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+          before[j - 2] + 1 < row[j]) {
+        row[j] = before[j - 2] + 1;
+      }
+    }
+    before.swap(last);
+    last.swap(row);
+  }
+  return last[b.size()];
+}
+
+// How far a name is from what was asked for; a negative number when it is not near. A name that
+// begins with the other is nearer than one that holds it further inside.
+inline double name_distance(const std::string& asked, const std::string& name) {
+  const std::string a = plain_letters(asked), b = plain_letters(name);
+  const bool a_shorter = a.size() <= b.size();
+  const std::string& part = a_shorter ? a : b;
+  const std::size_t at = (a_shorter ? b : a).find(part);
+  if (at != std::string::npos && part.size() >= (at == 0 ? 2U : 3U)) {
+    return a == b ? 0 : at == 0 ? 0.5 : 0.75;
+  }
+  const std::size_t letters = a.size() > b.size() ? a.size() : b.size();
+  const std::size_t distance = edit_distance(a, b);
+  const std::size_t most = letters < 6 ? 1 : letters / 3;
+  return distance <= most && distance < part.size() ? static_cast<double>(distance) : -1;
+}
+
+// Those of `names` that are near, the nearest first, at most `most`.
+inline std::vector<std::string> near_names(const std::string& asked,
+                                           const std::vector<std::string>& names,
+                                           std::size_t most = 5) {
+  std::vector<double> distances;
+  std::vector<std::size_t> near;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const double distance = name_distance(asked, names[i]);
+    if (distance >= 0) {
+      distances.push_back(distance);
+      near.push_back(i);
+    }
+  }
+  std::vector<std::string> out;
+  for (const std::size_t i : stable_order(distances)) {
+    if (out.size() < most) {
+      out.push_back(names[near[i]]);
+    }
+  }
+  return out;
+}
+
+inline std::string joined_names(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) {
+    out += (out.empty() ? "" : ", ") + name;
+  }
+  return out;
+}
+
+// The end of an error message: "near it are a, b", or all names when none is near.
+inline std::string near_text(const std::string& asked, const std::vector<std::string>& names) {
+  const std::vector<std::string> near = near_names(asked, names);
+  return near.empty()
+             ? "the names are " + joined_names(names)
+             : "near it " + std::string(near.size() == 1 ? "is " : "are ") + joined_names(near);
+}
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -3298,10 +3424,345 @@ inline double seconds_now() {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/measure/quantity.hpp
-// A quantity that explains itself: a number, its unit, and the formula that it came from.
-//   named("T", F / C).explain()  ->  "T = F / C" / "= 6e+12 FLOP / 2e+14 FLOP/s" / "= 0.03 s"
-// Arithmetic keeps the derivation and works the unit out; a named quantity stands as a symbol.
+// >> tinyscale/measure/units.hpp
+// Units as powers of named bases, and the prefixes in front of them.
+//   "FLOP/s" = FLOP s^-1   "GiB" = 2^30 B   "Gbit/s" = 1e9/8 B s^-1   "kWh" = 1e3 W h
+// Kept in bases: bit is B/8, Hz is 1/s, J is W*s, Wh is W*h; h, min and day stay what they are
+// until asked for in s. Prefixes of 1000 (k M G T P E; m u n p) and, for B and bit, of 1024 (Ki to
+// Ei). A word of three small letters or more counts things of its own: "token", "page".
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// By which prefixes a quantity of bytes was given: 1 GB is 1e9 B, 1 GiB is 2^30 B. Of both: mixed.
+enum class PrefixFamily { none, decimal, binary, mixed };
+
+// 1 GiB = 2^30 B: "95 GiB" where format_bytes() prints "102 GB".
+inline std::string format_binary_bytes(double bytes) {
+  static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  int step = 0;
+  while (std::fabs(bytes) >= 1023.5 && step < 6) {
+    bytes /= 1024;
+    ++step;
+  }
+  const double size = std::fabs(bytes);  // up to 1023: one digit more than three
+  const bool plain = detail::is_finite(bytes) && (bytes == 0 || (size >= 0.001 && size < 1e6));
+  return (plain ? detail::three_digits(bytes) : detail::cat({bytes})) + " " + units[step];
+}
+
+namespace detail {
+
+// A unit: at most six bases of at most 14 letters, in the order in which they came.
+struct UnitFactor {
+  char name[15] = {};
+  signed char power = 0;
+};
+
+struct Unit {
+  UnitFactor factors[6];
+  int count = 0;
+
+  void add(const char* name, int power);
+};
+
+inline signed char unit_power(int power, const char* name) {
+  if (power < -99 || power > 99) {
+    fail({"Quantity: the unit \"", name, "\" to the power ", power, "; -99 to 99 is right"});
+  }
+  return static_cast<signed char>(power);
+}
+
+inline void Unit::add(const char* name, int power) {
+  char key[15] = {};
+  for (int i = 0; i < 14 && name[i] != 0; ++i) {
+    key[i] = name[i];
+  }
+  for (int i = 0; i < count; ++i) {
+    if (std::memcmp(factors[i].name, key, sizeof key) == 0) {
+      factors[i].power = unit_power(factors[i].power + power, name);
+      if (factors[i].power == 0) {
+        --count;
+        for (int j = i; j < count; ++j) {
+          factors[j] = factors[j + 1];
+        }
+      }
+      return;
+    }
+  }
+  if (count == 6) {
+    fail({"Quantity: a product with more than six different units, the last \"", name,
+          "\"; name an intermediate result in units of its own"});
+  }
+  std::memcpy(factors[count].name, key, sizeof key);
+  factors[count].power = unit_power(power, name);
+  ++count;
+}
+
+inline bool same(const Unit& a, const Unit& b) {
+  bool all = a.count == b.count;
+  for (int i = 0; all && i < a.count; ++i) {
+    bool found = false;
+    for (int j = 0; j < b.count; ++j) {
+      found = found || std::memcmp(&a.factors[i], &b.factors[j], sizeof(UnitFactor)) == 0;
+    }
+    all = found;
+  }
+  return all;
+}
+
+inline bool is_just(const Unit& unit, const char* name) {
+  return unit.count == 1 && unit.factors[0].power == 1 &&
+         std::strcmp(unit.factors[0].name, name) == 0;
+}
+
+inline bool has(const Unit& unit, const char* name) {
+  bool found = false;
+  for (int i = 0; i < unit.count; ++i) {
+    found = found || std::strcmp(unit.factors[i].name, name) == 0;
+  }
+  return found;
+}
+
+inline Unit product(const Unit& a, const Unit& b, int sign) {
+  Unit out = a;
+  for (int i = 0; i < b.count; ++i) {
+    out.add(b.factors[i].name, sign * b.factors[i].power);
+  }
+  return out;
+}
+
+inline std::string unit_text(const Unit& unit) {
+  std::string over, under;
+  for (int i = 0; i < unit.count; ++i) {
+    for (int k = 0; k < unit.factors[i].power; ++k) {
+      over += (over.empty() ? "" : "*") + std::string(unit.factors[i].name);
+    }
+    for (int k = 0; k < -unit.factors[i].power; ++k) {
+      under += "/" + std::string(unit.factors[i].name);
+    }
+  }
+  return over.empty() && !under.empty() ? "1" + under : over + under;
+}
+
+// A name that may stand in a unit: what it is in bases, and which prefixes may stand before it.
+struct UnitName {
+  const char* name;
+  const char *base, *base2;  // base^power * base2
+  int power;
+  double scale;
+  bool binary, small;  // Ki...; m, u, n, p
+};
+
+// clang-format off
+inline const UnitName* unit_names(std::size_t& count) {
+  static const UnitName names[] = {
+      {"B", "B", "", 1, 1, true, false},        {"bit", "B", "", 1, 0.125, true, false},
+      {"s", "s", "", 1, 1, false, true},        {"FLOP", "FLOP", "", 1, 1, false, false},
+      {"OP", "OP", "", 1, 1, false, false},     {"W", "W", "", 1, 1, false, true},
+      {"J", "W", "s", 1, 1, false, true},       {"Wh", "W", "h", 1, 1, false, false},
+      {"Hz", "s", "", -1, 1, false, false},     {"USD", "USD", "", 1, 1, false, false},
+      {"min", "min", "", 1, 1, false, false},   {"h", "h", "", 1, 1, false, false},
+      {"day", "day", "", 1, 1, false, false},
+      // counted things, from the 13th on
+      {"token", "token", "", 1, 1, false, false},     {"chip", "chip", "", 1, 1, false, false},
+      {"cycle", "cycle", "", 1, 1, false, false},     {"step", "step", "", 1, 1, false, false},
+      {"layer", "layer", "", 1, 1, false, false},     {"param", "param", "", 1, 1, false, false},
+      {"sequence", "sequence", "", 1, 1, false, false},
+      {"request", "request", "", 1, 1, false, false}};
+  count = sizeof names / sizeof names[0];
+  return names;
+}
+
+struct UnitPrefix {
+  const char* name;
+  double factor;
+  int group;  // 0 large decimal, 1 small decimal, 2 binary
+};
+
+inline const UnitPrefix* unit_prefixes(std::size_t& count) {
+  static const UnitPrefix prefixes[] = {
+      {"Ki", 1024.0, 2}, {"Mi", 1048576.0, 2}, {"Gi", 1073741824.0, 2}, {"Ti", 1099511627776.0, 2},
+      {"Pi", 1125899906842624.0, 2}, {"Ei", 1152921504606846976.0, 2}, {"k", 1e3, 0},
+      {"M", 1e6, 0}, {"G", 1e9, 0}, {"T", 1e12, 0}, {"P", 1e15, 0}, {"E", 1e18, 0},
+      {"m", 1e-3, 1}, {"u", 1e-6, 1}, {"n", 1e-9, 1}, {"p", 1e-12, 1}};
+  count = sizeof prefixes / sizeof prefixes[0];
+  return prefixes;
+}
+
+// clang-format on
+
+inline bool may_stand(const UnitPrefix& prefix, const UnitName& unit) {
+  const bool clock = std::strcmp(unit.name, "h") == 0 || std::strcmp(unit.name, "min") == 0 ||
+                     std::strcmp(unit.name, "day") == 0;
+  return !clock && (prefix.group == 0 || (prefix.group == 1 ? unit.small : unit.binary));
+}
+
+// A unit as it was written: value in bases = value as written * scale.
+struct WrittenUnit {
+  Unit unit;
+  double scale = 1;
+  PrefixFamily family = PrefixFamily::none;
+  bool as_is = true;  // written in bases: nothing to convert
+};
+
+inline PrefixFamily joined(PrefixFamily a, PrefixFamily b) {
+  return a == PrefixFamily::none || a == b ? b : b == PrefixFamily::none ? a : PrefixFamily::mixed;
+}
+
+inline void add_written(const UnitName& name, const UnitPrefix* prefix, int sign,
+                        WrittenUnit& out) {
+  const double scale = (prefix != nullptr ? prefix->factor : 1) * name.scale;
+  out.unit.add(name.base, sign * name.power);
+  if (name.base2[0] != 0) {
+    out.unit.add(name.base2, sign);
+  }
+  out.scale = sign > 0 ? out.scale * scale : out.scale / scale;
+  if (prefix != nullptr && name.binary) {
+    out.family =
+        joined(out.family, prefix->group == 2 ? PrefixFamily::binary : PrefixFamily::decimal);
+  }
+  out.as_is = out.as_is && prefix == nullptr && std::strcmp(name.base, name.name) == 0;
+}
+
+// What people write and what they mean by it; empty for other words.
+inline const char* unit_meant(const std::string& written) {
+  // clang-format off
+  static const char* const said[][2] = {
+      {"byte", "B"}, {"bytes", "B"}, {"b", "bit, B"}, {"bits", "bit"}, {"Gb", "Gbit, GB"},
+      {"Mb", "Mbit, MB"}, {"Tb", "Tbit, TB"}, {"kb", "kbit, kB"}, {"Kb", "kbit, Kibit, kB, KiB"},
+      {"KB", "kB, KiB"}, {"sec", "s"}, {"second", "s"}, {"seconds", "s"}, {"hour", "h"},
+      {"hours", "h"}, {"hr", "h"}, {"minute", "min"}, {"minutes", "min"}, {"days", "day"},
+      {"flops", "FLOP, FLOP/s"}, {"FLOPS", "FLOP, FLOP/s"}, {"FLOPs", "FLOP, FLOP/s"},
+      {"TFLOPS", "TFLOP, TFLOP/s"}, {"TFLOPs", "TFLOP, TFLOP/s"}, {"dollar", "USD"},
+      {"dollars", "USD"}, {"watt", "W"}, {"watts", "W"}, {"joule", "J"}, {"joules", "J"},
+      {"GBps", "GB/s"}, {"Gbps", "Gbit/s"}};
+  // clang-format on
+  for (const auto& pair : said) {
+    if (written == pair[0]) {
+      return pair[1];
+    }
+  }
+  return "";
+}
+
+// The end of an error message: units near to what was written, prefixed ones included.
+inline std::string near_units(const std::string& written) {
+  if (unit_meant(written)[0] != 0) {
+    return cat({"right is ", unit_meant(written)});
+  }
+  std::vector<std::string> all;
+  std::size_t units = 0, prefixes = 0;
+  const UnitName* const unit = unit_names(units);
+  const UnitPrefix* const prefix = unit_prefixes(prefixes);
+  for (std::size_t i = 0; i < units; ++i) {
+    all.push_back(unit[i].name);
+    for (std::size_t k = 0; k < prefixes && i < 13; ++k) {  // of counted things only themselves
+      if (may_stand(prefix[k], unit[i])) {
+        all.push_back(std::string(prefix[k].name) + unit[i].name);
+      }
+    }
+  }
+  const std::vector<std::string> near = near_names(written, all);
+  return near.empty()
+             ? "right are B, bit, FLOP, OP, s, h, day, W, J, Wh, Hz, USD, token and "
+               "others, with prefixes as in GB, GiB or ms, joined by * and /"
+             : "near it " + std::string(near.size() == 1 ? "is " : "are ") + joined_names(near);
+}
+
+// A counted thing under its own name, unless it is a misspelt unit.
+inline bool is_own_word(const std::string& word) {
+  bool own = word.size() >= 3 && word.size() <= 14 && unit_meant(word)[0] == 0;
+  for (const char c : word) {
+    own = own && ((c >= 'a' && c <= 'z') || c == '_');
+  }
+  std::size_t units = 0;
+  const UnitName* const unit = unit_names(units);
+  for (std::size_t i = 0; own && i < units; ++i) {
+    const std::size_t length = std::strlen(unit[i].name);
+    const bool alike = unit[i].name[0] == word[0] && length >= 4 && length < word.size() + 2;
+    own = !alike || edit_distance(unit[i].name, word) > 1;
+  }
+  return own;
+}
+
+inline void add_word(const std::string& word, const std::string& whole, int sign,
+                     WrittenUnit& out) {
+  std::size_t units = 0, prefixes = 0;
+  const UnitName* const unit = unit_names(units);
+  for (std::size_t i = 0; i < units; ++i) {
+    if (word[0] == unit[i].name[0] && word == unit[i].name) {
+      return add_written(unit[i], nullptr, sign, out);
+    }
+  }
+  const UnitPrefix* const prefix = unit_prefixes(prefixes);
+  for (std::size_t k = 0; k < prefixes; ++k) {
+    const std::size_t length = std::strlen(prefix[k].name);
+    for (std::size_t i = 0; i < units && word.compare(0, length, prefix[k].name) == 0; ++i) {
+      if (may_stand(prefix[k], unit[i]) && word.compare(length, word.npos, unit[i].name) == 0) {
+        return add_written(unit[i], prefix + k, sign, out);
+      }
+    }
+  }
+  for (std::size_t i = 13; i < units; ++i) {  // several of a counted thing: "tokens"
+    if (word == std::string(unit[i].name) + "s") {
+      return add_written(unit[i], nullptr, sign, out);
+    }
+  }
+  if (!is_own_word(word)) {
+    fail({"Quantity: \"", word, "\" in the unit \"", whole, "\" is not known; ", near_units(word)});
+  }
+  out.unit.add(word.c_str(), sign);
+}
+
+// Reads "GB/s", "FLOP/token", "1/s"; after a / one factor is divided by, as in "B/token/s".
+inline WrittenUnit read_unit(const std::string& text) {
+  WrittenUnit out;
+  int sign = 1;
+  std::size_t begin = 0;
+  while (begin < text.size()) {
+    std::size_t end = begin;
+    while (end < text.size() && text[end] != '*' && text[end] != '/') {
+      ++end;
+    }
+    const std::string word = text.substr(begin, end - begin);
+    if (word.empty() || end + 1 == text.size()) {
+      fail({"Quantity: the unit \"", text, "\" lacks a name beside its ",
+            word.empty() ? text[begin] : text[end], "; right is as \"B/s\" or \"1/s\""});
+    }
+    if (word != "1") {
+      add_word(word, text, sign, out);
+    }
+    sign = end < text.size() && text[end] == '/' ? -1 : 1;
+    begin = end + 1;
+  }
+  return out;
+}
+
+// Hours, minutes and days as seconds, so that rates in either can be compared.
+inline WrittenUnit in_seconds(const Unit& unit) {
+  WrittenUnit out;
+  for (int i = 0; i < unit.count; ++i) {
+    const char* const name = unit.factors[i].name;
+    const int power = unit.factors[i].power;
+    const double seconds = std::strcmp(name, "h") == 0     ? 3600
+                           : std::strcmp(name, "min") == 0 ? 60
+                           : std::strcmp(name, "day") == 0 ? 86400
+                                                           : 0;
+    for (int k = 0; seconds > 0 && k < (power < 0 ? -power : power); ++k) {
+      out.scale = power > 0 ? out.scale * seconds : out.scale / seconds;
+    }
+    out.unit.add(seconds > 0 ? "s" : name, power);
+  }
+  return out;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/measure/quantity_formula.hpp
+// A quantity: a number, its unit and what it was made of, and how it is written: as its number, its
+// formula, the formula with the numbers put in, so for every named input below, and as JSON.
+//   T = F / C / = 6e+12 FLOP / 2e+14 FLOP/s / = 30 ms / F = 6e+12 FLOP [counted] / C = ...
+// Unnamed parts stand inside the formula; after 200 of them, the rest by their numbers.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -3311,255 +3772,593 @@ namespace detail {
 
 // What a quantity was made of; shared, never changed.
 struct QuantityNode {
-  double value = 0;
-  std::string unit, name, source;
-  std::string op;         // "+", "max", ...; empty for a given number
+  ~QuantityNode();
+  double value = 0;  // in bases
+  Unit unit;
+  std::string given;  // the unit that it is written in, where that has to be converted
+  double scale = 1;   // of it, in bases
+  PrefixFamily family = PrefixFamily::none;
+  std::string name, source;
+  const char* op = "";    // "+", "max", ...; empty for a given number
   List<Quantity> inputs;  // of the op
+  int levels = 0;         // named quantities below each other in the formula
+  int depth = 0;          // ops below each other
 };
-
-// Adds the powers of a unit's bases: "FLOP/s" is {FLOP 1, s -1}.
-inline void add_unit(NameTable& powers, const std::string& unit, int sign) {
-  std::string base;
-  int power = sign;
-  for (const char c : unit + "*") {
-    if (c == '*' || c == '/') {
-      if (!base.empty() && base != "1") {
-        powers[base] += power;
-      }
-      base.clear();
-      power = c == '/' ? -sign : sign;
-    } else {
-      base += c;
-    }
-  }
-}
-
-inline std::string unit_text(const NameTable& powers) {
-  std::string over, under;
-  for (const NameTable::Entry& base : powers) {
-    for (int i = 0; i < base.number; ++i) {
-      over += (over.empty() ? "" : "*") + base.name;
-    }
-    for (int i = 0; i < -base.number; ++i) {
-      under += "/" + base.name;
-    }
-  }
-  return over.empty() && !under.empty() ? "1" + under : over + under;
-}
-
-inline std::string combined_unit(const std::string& a, const std::string& b, int sign) {
-  NameTable powers;
-  add_unit(powers, a, 1);
-  add_unit(powers, b, sign);
-  return unit_text(powers);
-}
 
 }  // namespace detail
 
 class Quantity {
  public:
-  Quantity() : node_(new detail::QuantityNode) {}
+  Quantity() = default;                            // 0, no unit
   Quantity(double value) : Quantity(value, "") {}  // a plain number: no unit
   Quantity(double value, const std::string& unit, const std::string& name = "",
-           const std::string& source = "") {
-    const Shared<detail::QuantityNode> node(new detail::QuantityNode);
-    node->value = value;
-    node->unit = unit;
-    node->name = name;
-    node->source = source;
-    node_ = node;
-  }
+           const std::string& source = "");
   explicit Quantity(Shared<detail::QuantityNode> node) : node_(std::move(node)) {}
 
-  double value() const { return node_->value; }
-  const std::string& unit() const { return node_->unit; }
-  const std::string& name() const { return node_->name; }
-  const std::string& source() const { return node_->source; }
-  const List<Quantity>& inputs() const { return node_->inputs; }
-  const std::string& op() const { return node_->op; }
+  double value() const { return node().value; }  // in bases: bytes, seconds, FLOP/s
+  std::string unit() const { return detail::unit_text(node().unit); }
+  const std::string& name() const { return node().name; }
+  const std::string& source() const { return node().source; }
+  const List<Quantity>& inputs() const { return node().inputs; }
+  std::string op() const { return node().op; }
+  PrefixFamily prefixes() const { return node().family; }
+
+  double in(const std::string& unit) const;    // the number in that unit: in("GB"), in("TFLOP/s")
+  Quantity to(const std::string& unit) const;  // the same in another unit, as a step of the formula
 
   std::string formula() const;               // "6 * P * B / (N * C)"
-  std::string text() const;                  // "5.33 s"
+  std::string text() const;                  // "5.33 s", "95 GiB"
   std::string explain(int depth = 8) const;  // the formula, the numbers put in, and so for inputs
+  std::string json(int depth = 64) const;    // the same as data
+
+  const detail::QuantityNode& node() const {
+    static const detail::QuantityNode nothing;
+    return node_ == nullptr ? nothing : *node_;
+  }
 
  private:
+  friend struct detail::QuantityNode;
   Shared<detail::QuantityNode> node_;
 };
 
 namespace detail {
 
+// A chain of a million sums must not end in a million calls of this: long ones are taken apart.
+inline QuantityNode::~QuantityNode() {
+  List<Quantity> held;
+  if (depth > 100) {
+    held.swap(inputs);
+  }
+  while (!held.empty()) {
+    const Quantity last = static_cast<Quantity&&>(held.back());
+    held.pop_back();
+    if (last.node_.use_count() == 1) {
+      for (Quantity& input : last.node_->inputs) {
+        held.push_back(static_cast<Quantity&&>(input));
+      }
+      last.node_->depth = 0;
+    }
+  }
+}
+
 inline std::string short_number(double value) { return printed('g', 6, value); }
 
-// Seconds, bytes and dollars read better scaled; the rest is a number and its unit.
-inline std::string quantity_text(double value, const std::string& unit) {
-  if (unit == "s") {
-    return format_seconds(value);
-  }
-  if (unit == "B") {
-    return format_bytes(value);
-  }
-  return unit.empty() ? short_number(value) : short_number(value) + " " + unit;
+inline std::string base_text(const Quantity& q) {
+  return with_unit(short_number(q.value()), q.unit());
 }
+
+// As it was given or asked for, else seconds and bytes scaled; the rest is a number and its unit.
+inline std::string quantity_text(const Quantity& q) {
+  const QuantityNode& node = q.node();
+  if (!node.given.empty()) {
+    return short_number(node.value / node.scale) + " " + node.given;
+  }
+  if (is_just(node.unit, "s")) {
+    return format_seconds(node.value);
+  }
+  if (is_just(node.unit, "B") && node.family != PrefixFamily::mixed) {
+    return node.family == PrefixFamily::binary ? format_binary_bytes(node.value)
+                                               : format_bytes(node.value);
+  }
+  return base_text(q);
+}
+
+// A number that stands by itself, or a name: what no formula is written out for.
+inline bool is_term(const Quantity& q) { return q.node().op[0] == 0 || !q.name().empty(); }
 
 inline int binding_strength(const Quantity& q) {
-  const std::string& op = q.op();
-  if (op.empty() || !q.name().empty()) {
-    return 3;
+  const char* const op = q.node().op;
+  if (is_term(q)) {
+    return 4;
   }
-  return op == "+" || op == "-" ? 1 : op == "*" || op == "/" ? 2 : 3;
+  return std::strchr("+-n", op[0]) != nullptr ? 1 : std::strchr("*/", op[0]) != nullptr ? 2 : 3;
 }
 
-enum class QuantityStyle { symbols, numbers };
-
-inline std::string expression(const Quantity& q, QuantityStyle style);
-
-// An input of an expression: its name or its number, or its own expression when it has no name.
-inline std::string term(const Quantity& q, QuantityStyle style, int least_strength) {
-  if (q.op().empty() || !q.name().empty()) {
-    const bool symbol = style == QuantityStyle::symbols && !q.name().empty();
-    return symbol ? q.name() : q.text();
+// Writes one formula. Where GB and GiB both stand in it, its numbers are in plain bytes.
+class FormulaWriter {
+ public:
+  FormulaWriter(const Quantity& q, bool numbers) : numbers_(numbers) {
+    if (numbers) {
+      PrefixFamily family = PrefixFamily::none;
+      int parts = 0;
+      join_families(q, true, parts, family);
+      plain_ = family == PrefixFamily::mixed;
+    }
+    text = q.node().op[0] == 0 ? q.text() : expression(q);
   }
-  const std::string inner = expression(q, style);
-  return binding_strength(q) < least_strength ? "(" + inner + ")" : inner;
-}
 
-inline std::string expression(const Quantity& q, QuantityStyle style) {
-  const std::string& op = q.op();
-  const List<Quantity>& in = q.inputs();
-  if (op.empty()) {
-    return q.text();
-  }
-  if (op == "+" || op == "-" || op == "*" || op == "/") {
-    const int own = op == "+" || op == "-" ? 1 : 2;
-    const int right = op == "-" || op == "/" ? own + 1 : own;
-    return term(in[0], style, own) + " " + op + " " + term(in[1], style, right);
-  }
-  std::string list;
-  for (const Quantity& input : in) {
-    list += (list.empty() ? "" : ", ") + term(input, style, 0);
-  }
-  return op + "(" + list + ")";
-}
+  std::string text;
 
-// The named inputs of an expression, those inside its unnamed parts included.
-inline void named_inputs(const Quantity& q, List<Quantity>& out) {
-  for (const Quantity& input : q.inputs()) {
-    if (input.name().empty()) {
-      named_inputs(input, out);
-    } else {
-      out.push_back(input);
+ private:
+  static void join_families(const Quantity& q, bool whole, int& parts, PrefixFamily& family) {
+    if (is_term(q) && !whole) {
+      const PrefixFamily own = q.prefixes();
+      const bool scaled = own == PrefixFamily::none && is_just(q.node().unit, "B");
+      family = joined(family, scaled ? PrefixFamily::decimal : own);
+    } else if (++parts <= 200) {
+      for (const Quantity& input : q.inputs()) {
+        join_families(input, false, parts, family);
+      }
     }
   }
+
+  std::string number(const Quantity& q) const { return plain_ ? base_text(q) : q.text(); }
+
+  // An input of a formula: its name or its number, or its own formula when it has no name.
+  std::string term(const Quantity& q, int least_strength) {
+    if (is_term(q) || parts_ >= 200) {
+      return !numbers_ && !q.name().empty() ? q.name() : number(q);
+    }
+    const std::string inner = expression(q);
+    return binding_strength(q) < least_strength ? "(" + inner + ")" : inner;
+  }
+
+  std::string added(const List<Quantity>& in) {
+    std::string out;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      const bool left_out = in.size() > 12 && i >= 10 && i + 1 < in.size();
+      out += left_out ? (i == 10 ? " + ..." : "") : (i > 0 ? " + " : "") + term(in[i], 1);
+    }
+    return out;
+  }
+
+  std::string expression(const Quantity& q) {
+    const std::string op = q.op();
+    const List<Quantity>& in = q.inputs();
+    ++parts_;
+    if (op == "+") {
+      return added(in);
+    }
+    if (op == "-" || op == "*" || op == "/") {
+      const int own = op == "-" ? 1 : 2;
+      const std::string left = term(in[0], own);
+      return left + " " + op + " " + term(in[1], op == "*" ? own : own + 1);
+    }
+    if (op == "negative") {
+      return "-" + term(in[0], 2);
+    }
+    if (op == "^") {
+      const std::string base = term(in[0], 4);
+      const bool spaces = base[0] != '(' && base.find(' ') != std::string::npos;
+      return (spaces ? "(" + base + ")" : base) + "^" + in[1].text();
+    }
+    std::string list;
+    for (const Quantity& input : in) {
+      list += (list.empty() ? "" : ", ") + term(input, 0);
+    }
+    return op + "(" + list + ")";
+  }
+
+  bool numbers_ = false, plain_ = false;
+  int parts_ = 0;
+};
+
+// The named inputs of a formula, those inside its unnamed parts included, each part once.
+inline List<Quantity> named_inputs(const Quantity& q) {
+  List<Quantity> out, open;
+  NameTable seen;
+  open.push_back(q);
+  while (!open.empty()) {
+    const Quantity part = open.back();
+    open.pop_back();
+    const std::string at = std::to_string(reinterpret_cast<std::uintptr_t>(&part.node()));
+    if (part.node().op[0] == 0 && part.name().empty()) {
+      continue;
+    }
+    if (seen[at]++ > 0) {
+      continue;
+    }
+    if (!part.name().empty() && &part.node() != &q.node()) {
+      out.push_back(part);
+      continue;
+    }
+    for (std::size_t i = part.inputs().size(); i > 0; --i) {
+      open.push_back(part.inputs()[i - 1]);
+    }
+  }
+  return out;
 }
 
-inline void explain_into(const Quantity& q, int depth, int indent, std::string& out,
-                         std::vector<std::string>& told) {
-  const std::string margin(static_cast<std::size_t>(2 * indent), ' ');
-  const std::string name = q.name().empty() ? "result" : q.name();
-  for (const std::string& other : told) {
-    if (other == name + q.text()) {
+// One quantity, however often it was made: the same name, number and unit.
+inline std::string told_as(const Quantity& q) {
+  return q.name() + "=" + printed('g', 17, q.value()) + " " + q.unit();
+}
+
+// Tells a quantity, then its inputs, at most `depth` levels below each other.
+class Explanation {
+ public:
+  Explanation(const Quantity& q, int depth) : depth_(depth < 0 ? 0 : depth > 1000 ? 1000 : depth) {
+    find_levels(q);
+    tell(q, 0);
+  }
+
+  std::string text;
+
+ private:
+  // How near to the top each quantity stands, plus 1.
+  void find_levels(const Quantity& q) {
+    List<Quantity> now{q};
+    for (int level = 0; level <= depth_ && !now.empty(); ++level) {
+      List<Quantity> next;
+      for (const Quantity& each : now) {
+        int& nearest = nearest_[told_as(each)];
+        if (nearest == 0) {
+          nearest = level + 1;
+          for (const Quantity& input : named_inputs(each)) {
+            next.push_back(input);
+          }
+        }
+      }
+      now.swap(next);
+    }
+  }
+
+  void tell(const Quantity& q, int level) {
+    const std::string key = told_as(q);
+    const bool cut = q.node().levels > depth_ - level;
+    if (level > depth_ || told_.has(key) || (cut && level + 1 > nearest_[key])) {
+      return;  // told already, or told whole nearer to the top
+    }
+    told_[key] = 1;
+    write(q, level);
+    for (const Quantity& input : named_inputs(q)) {
+      tell(input, level + 1);
+    }
+  }
+
+  void write(const Quantity& q, int level) {
+    const std::string margin(static_cast<std::size_t>(2 * level), ' ');
+    const std::string name = q.name().empty() ? "result" : q.name();
+    const std::string source = q.source().empty() ? "" : "   [" + q.source() + "]";
+    if (q.node().op[0] == 0) {
+      const bool given = !q.node().given.empty();
+      text +=
+          margin + name + " = " + q.text() + (given ? " = " + base_text(q) : "") + source + "\n";
       return;
     }
+    const std::string under = margin + std::string(text_width(name), ' ') + " = ";
+    const std::string formula = q.formula(), numbers = FormulaWriter(q, true).text;
+    text += margin + name + " = " + formula + source + "\n";
+    text += numbers == formula ? "" : under + numbers + "\n";
+    text += under + q.text() + "\n";
   }
-  told.push_back(name + q.text());
-  const std::string source = q.source().empty() ? "" : "   [" + q.source() + "]";
-  if (q.op().empty()) {
-    out += margin + name + " = " + q.text() + source + "\n";
-    return;
-  }
-  const std::string under = margin + std::string(name.size(), ' ') + " = ";
-  out += margin + name + " = " + expression(q, QuantityStyle::symbols) + source + "\n";
-  out += under + expression(q, QuantityStyle::numbers) + "\n";
-  out += under + q.text() + "\n";
-  List<Quantity> inputs;
-  named_inputs(q, inputs);
-  for (const Quantity& input : inputs) {
-    if (depth > 0) {
-      explain_into(input, depth - 1, indent + 1, out, told);
+
+  int depth_ = 0;
+  NameTable nearest_, told_;
+};
+
+// The shortest decimal that is this number again; null for what JSON has no number for.
+inline std::string json_number(double value) {
+  for (int digits = 15; is_finite(value) && digits <= 17; ++digits) {
+    const std::string text = printed('g', digits, value);
+    if (digits == 17 || std::strtod(text.c_str(), nullptr) == value) {
+      return text;
     }
+  }
+  return "null";
+}
+
+// A quantity told already stands by its name, number and unit alone.
+inline void json_into(const Quantity& q, int depth, NameTable& told, std::string& out) {
+  const auto string = [&](const char* key, const std::string& value) {
+    out += std::string(", \"") + key + "\": \"" + json_escape(value) + "\"";
+  };
+  out += "{\"name\": \"" + json_escape(q.name()) + "\", \"value\": " + json_number(q.value());
+  string("unit", q.unit());
+  if (told[told_as(q)]++ == 0) {
+    string("text", q.text());
+    string("formula", q.node().op[0] == 0 ? "" : q.formula());
+    string("source", q.source());
+    out += ", \"inputs\": [";
+    const char* between = "";
+    for (const Quantity& input : depth > 0 ? named_inputs(q) : List<Quantity>()) {
+      out += between;
+      json_into(input, depth - 1, told, out);
+      between = ", ";
+    }
+    out += "]";
+  }
+  out += "}";
+}
+
+}  // namespace detail
+
+inline std::string Quantity::formula() const { return detail::FormulaWriter(*this, false).text; }
+
+inline std::string Quantity::text() const { return detail::quantity_text(*this); }
+
+inline std::string Quantity::explain(int depth) const {
+  return detail::Explanation(*this, depth).text;
+}
+
+inline std::string Quantity::json(int depth) const {
+  std::string out;
+  detail::NameTable told;
+  detail::json_into(*this, depth < 1000 ? depth : 1000, told, out);
+  return out + "\n";
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/measure/quantity.hpp
+// A quantity that explains itself: a number, its unit, and the formula that it came from.
+//   named("T", F / C).explain()  ->  "T = F / C" / "= 6e+12 FLOP / 2e+14 FLOP/s" / "= 30 ms"
+//   Quantity(95, "GiB").value() -> 1.02e11 (bytes: values are kept in bases)   .in("GB") -> 102
+// Arithmetic keeps the derivation and works the unit out; a named quantity stands as a symbol.
+// Bytes remember the prefixes they were given in and print so; where GB meet GiB, formula and
+// comparison show both in plain bytes.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+inline void check_prefixes(const Quantity& q, const Unit& unit, QuantityNode& node) {
+  if (q.prefixes() != PrefixFamily::none && has(unit, "B")) {
+    node.family = joined(node.family, q.prefixes());
   }
 }
 
-inline Quantity make_quantity(const char* op, double value, const std::string& unit,
+inline Quantity make_quantity(const char* op, double value, const Unit& unit,
                               const List<Quantity>& inputs) {
-  const Shared<QuantityNode> node(new QuantityNode);
-  node->op = op;
-  node->value = value;
-  node->unit = unit;
-  node->inputs = inputs;
-  return Quantity(node);
+  const Shared<QuantityNode> made = Shared<QuantityNode>::make();
+  QuantityNode& node = *made;
+  node.op = op;
+  node.value = value;
+  node.unit = unit;
+  node.inputs = inputs;
+  for (const Quantity& input : inputs) {
+    const QuantityNode& from = input.node();
+    const int levels = from.levels + (from.name.empty() ? 0 : 1);
+    node.levels = levels > node.levels ? levels : node.levels;
+    node.depth = from.depth + 1 > node.depth ? from.depth + 1 : node.depth;
+    check_prefixes(input, unit, node);
+  }
+  return Quantity(made);
 }
 
 inline void same_unit(const char* op, const Quantity& a, const Quantity& b) {
-  if (a.unit() != b.unit()) {
+  if (!same(a.node().unit, b.node().unit)) {
     fail({"Quantity: ", a.text(), " ", op, " ", b.text(), ": the units are \"", a.unit(),
           "\" and \"", b.unit(), "\"; both must be the same"});
   }
 }
 
-}  // namespace detail
-
-inline std::string Quantity::formula() const {
-  return detail::expression(*this, detail::QuantityStyle::symbols);
+// The number of a unit that q's bases make; throws when both do not measure the same.
+inline double conversion(const char* function, const Quantity& q, const WrittenUnit& to,
+                         const std::string& unit) {
+  if (same(q.node().unit, to.unit)) {
+    return 1 / to.scale;
+  }
+  const WrittenUnit from_seconds = in_seconds(q.node().unit);
+  const WrittenUnit to_seconds = in_seconds(to.unit);
+  if (!same(from_seconds.unit, to_seconds.unit)) {
+    fail({"Quantity::", function, ": ", q.name().empty() ? q.text() : q.name(), " is in \"",
+          q.unit(), "\", asked for in \"", unit, "\"; both must measure the same"});
+  }
+  return from_seconds.scale / (to_seconds.scale * to.scale);
 }
 
-inline std::string Quantity::text() const { return detail::quantity_text(value(), unit()); }
+}  // namespace detail
 
-inline std::string Quantity::explain(int depth) const {
-  std::string out;
-  std::vector<std::string> told;
-  detail::explain_into(*this, depth, 0, out, told);
-  return out;
+inline Quantity::Quantity(double value, const std::string& unit, const std::string& name,
+                          const std::string& source)
+    : node_(Shared<detail::QuantityNode>::make()) {
+  detail::QuantityNode& node = *node_;
+  const detail::WrittenUnit written = detail::read_unit(unit);
+  node.value = value * written.scale;
+  node.unit = written.unit;
+  node.family = written.family;
+  if (!written.as_is) {
+    node.given = unit;
+    node.scale = written.scale;
+  }
+  node.name = name;
+  node.source = source;
+}
+
+inline double Quantity::in(const std::string& unit) const {
+  const detail::WrittenUnit to = detail::read_unit(unit);
+  const double factor = detail::conversion("in", *this, to, unit);
+  return detail::same(node().unit, to.unit) ? value() / to.scale : value() * factor;
+}
+
+// Hours to seconds by a factor that stands in the formula, so that nothing is converted unseen; a
+// prefix changes only how the number is written.
+inline Quantity Quantity::to(const std::string& unit) const {
+  const detail::WrittenUnit to = detail::read_unit(unit);
+  const double factor = detail::conversion("to", *this, to, unit) * to.scale;
+  const Shared<detail::QuantityNode> out = Shared<detail::QuantityNode>::make();
+  if (detail::same(node().unit, to.unit)) {
+    *out = node();
+  } else {
+    const Quantity step(factor, detail::unit_text(detail::product(to.unit, node().unit, -1)));
+    *out = detail::make_quantity("*", value() * factor, to.unit, {*this, step}).node();
+  }
+  out->given = to.as_is ? "" : unit;
+  out->scale = to.scale;
+  out->family = to.family;
+  return Quantity(out);
 }
 
 inline Quantity operator+(const Quantity& a, const Quantity& b) {
   detail::same_unit("+", a, b);
-  return detail::make_quantity("+", a.value() + b.value(), a.unit(), {a, b});
+  return detail::make_quantity("+", a.value() + b.value(), a.node().unit, {a, b});
 }
 
 inline Quantity operator-(const Quantity& a, const Quantity& b) {
   detail::same_unit("-", a, b);
-  return detail::make_quantity("-", a.value() - b.value(), a.unit(), {a, b});
+  return detail::make_quantity("-", a.value() - b.value(), a.node().unit, {a, b});
 }
 
 inline Quantity operator*(const Quantity& a, const Quantity& b) {
-  const std::string unit = detail::combined_unit(a.unit(), b.unit(), 1);
+  const detail::Unit unit = detail::product(a.node().unit, b.node().unit, 1);
   return detail::make_quantity("*", a.value() * b.value(), unit, {a, b});
 }
 
 inline Quantity operator/(const Quantity& a, const Quantity& b) {
-  const std::string unit = detail::combined_unit(a.unit(), b.unit(), -1);
+  const detail::Unit unit = detail::product(a.node().unit, b.node().unit, -1);
   return detail::make_quantity("/", a.value() / b.value(), unit, {a, b});
+}
+
+inline Quantity operator-(const Quantity& a) {
+  return detail::make_quantity("negative", -a.value(), a.node().unit, {a});
 }
 
 inline Quantity max(const Quantity& a, const Quantity& b) {
   detail::same_unit("max", a, b);
-  return detail::make_quantity("max", std::max(a.value(), b.value()), a.unit(), {a, b});
+  return detail::make_quantity("max", a.value() < b.value() ? b.value() : a.value(), a.node().unit,
+                               {a, b});
+}
+
+inline Quantity min(const Quantity& a, const Quantity& b) {
+  detail::same_unit("min", a, b);
+  return detail::make_quantity("min", b.value() < a.value() ? b.value() : a.value(), a.node().unit,
+                               {a, b});
+}
+
+// Of one term or more, all in one unit; for many, where a chain of + would be as deep as they are.
+inline Quantity sum(const List<Quantity>& terms) {
+  if (terms.empty()) {
+    detail::fail({"sum: no quantities, so no unit; give at least one, as Quantity(0, \"s\")"});
+  }
+  double total = 0;
+  for (const Quantity& term : terms) {
+    detail::same_unit("+", terms[0], term);
+    total += term.value();
+  }
+  return terms.size() == 1 ? terms[0]
+                           : detail::make_quantity("+", total, terms[0].node().unit, terms);
 }
 
 inline Quantity ceil(const Quantity& a) {
-  return detail::make_quantity("ceil", std::ceil(a.value()), a.unit(), {a});
+  return detail::make_quantity("ceil", std::ceil(a.value()), a.node().unit, {a});
 }
 
-// The square root of a plain number: no unit.
+inline Quantity floor(const Quantity& a) {
+  return detail::make_quantity("floor", std::floor(a.value()), a.node().unit, {a});
+}
+
+// To a whole power: the unit's too.
+inline Quantity power(const Quantity& a, int exponent) {
+  if (exponent < -12 || exponent > 12) {
+    detail::fail({"power: ", a.text(), " to the ", exponent, "; -12 to 12 is right"});
+  }
+  detail::Unit unit = a.node().unit;
+  for (int i = 0; i < unit.count; ++i) {
+    detail::UnitFactor& factor = unit.factors[i];
+    factor.power = detail::unit_power(factor.power * exponent, factor.name);
+  }
+  unit.count = exponent == 0 ? 0 : unit.count;
+  return detail::make_quantity("^", std::pow(a.value(), exponent), unit,
+                               {a, Quantity(static_cast<double>(exponent))});
+}
+
+inline Quantity square(const Quantity& a) { return power(a, 2); }
+
+// Of a number, or of a unit that is a square: s*s.
 inline Quantity sqrt(const Quantity& a) {
-  detail::same_unit("sqrt", a, Quantity(0.0));
-  return detail::make_quantity("sqrt", std::sqrt(a.value()), "", {a});
+  detail::Unit unit = a.node().unit;
+  for (int i = 0; i < unit.count; ++i) {
+    if (unit.factors[i].power % 2 != 0) {
+      detail::fail({"sqrt: ", a.text(), ": the unit is \"", a.unit(),
+                    "\"; a plain number or the square of a unit is right"});
+    }
+    unit.factors[i].power = static_cast<signed char>(unit.factors[i].power / 2);
+  }
+  return detail::make_quantity("sqrt", std::sqrt(a.value()), unit, {a});
 }
 
 // The same quantity under a name, by which formulas that use it call it.
 inline Quantity named(const std::string& name, const Quantity& q, const std::string& source = "") {
-  const Shared<detail::QuantityNode> node(new detail::QuantityNode);
-  node->value = q.value();
-  node->unit = q.unit();
+  const Shared<detail::QuantityNode> node = Shared<detail::QuantityNode>::make();
+  *node = q.node();
   node->name = name;
-  node->source = source.empty() ? q.source() : source;
-  node->op = q.op();
-  node->inputs = q.inputs();
+  if (!source.empty()) {
+    node->source = source;
+  }
   return Quantity(node);
 }
 
 inline std::ostream& operator<<(std::ostream& out, const Quantity& q) { return out << q.text(); }
+
+// What a comparison found: true or false wherever a bool is wanted, and what was compared with what
+// when printed. GB and GiB are compared, and printed, in bytes.
+struct QuantityComparison {
+  Quantity left, right;
+  const char* op = "";
+  bool holds = false;
+
+  operator bool() const { return holds; }
+  std::string text() const;  // "95 GiB = 1.02005e+11 B <= 1e+11 B = 100 GB: false"
+};
+
+namespace detail {
+
+inline QuantityComparison compared(const char* op, const Quantity& a, const Quantity& b,
+                                   bool holds) {
+  same_unit(op, a, b);
+  QuantityComparison out;
+  out.left = a;
+  out.right = b;
+  out.op = op;
+  out.holds = holds;
+  return out;
+}
+
+}  // namespace detail
+
+inline QuantityComparison operator<(const Quantity& a, const Quantity& b) {
+  return detail::compared("<", a, b, a.value() < b.value());
+}
+inline QuantityComparison operator<=(const Quantity& a, const Quantity& b) {
+  return detail::compared("<=", a, b, a.value() <= b.value());
+}
+inline QuantityComparison operator>(const Quantity& a, const Quantity& b) {
+  return detail::compared(">", a, b, a.value() > b.value());
+}
+inline QuantityComparison operator>=(const Quantity& a, const Quantity& b) {
+  return detail::compared(">=", a, b, a.value() >= b.value());
+}
+inline QuantityComparison operator==(const Quantity& a, const Quantity& b) {
+  return detail::compared("==", a, b, a.value() == b.value());
+}
+inline QuantityComparison operator!=(const Quantity& a, const Quantity& b) {
+  return detail::compared("!=", a, b, a.value() != b.value());
+}
+
+inline std::ostream& operator<<(std::ostream& out, const QuantityComparison& c) {
+  return out << c.text();
+}
+
+inline std::string QuantityComparison::text() const {
+  const PrefixFamily both = detail::joined(left.prefixes(), right.prefixes());
+  const bool mixed = both == PrefixFamily::mixed ||
+                     (left.prefixes() != right.prefixes() && both == PrefixFamily::binary);
+  const auto side = [&](const Quantity& q) {
+    return mixed ? q.text() + " (" + detail::base_text(q) + ")" : q.text();
+  };
+  return side(left) + " " + op + " " + side(right) + (holds ? ": true" : ": false");
+}
 
 }}  // namespace tinyscale
 
@@ -3598,6 +4397,7 @@ struct Chip {
 
   double memory_bytes = 0, memory_bandwidth = 0;  // HBM or DRAM
   double sram_bytes = 0, sram_bandwidth = 0;      // VMEM or shared memory
+  double l2_bytes = 0, l2_bandwidth = 0;          // a cache that all cores share
   List<MemoryLevel> levels;                       // smallest first; empty: main memory only
 
   int mxu_rows = 0, mxu_cols = 0, mxus = 0;  // peak = 2 rows cols mxus clock
@@ -3615,8 +4415,8 @@ struct Chip {
   double dcn_bandwidth = 0, pcie_bandwidth = 0;  // for each chip
 
   double watts = 0, dollars_per_hour = 0;
-  std::string source, price_source;
-  bool measured = false;  // the rates were measured on this machine
+  std::string source, price_source, price_date;  // the date as far as it is known
+  bool measured = false;                         // the rates were measured on this machine
 
   double peak(DType format) const;       // matmul FLOP/s when the operands have this format
   double intensity(DType format) const;  // FLOPs per byte above which memory does not limit
@@ -4261,11 +5061,83 @@ inline Chip laptop() {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/hardware/energy.hpp
+// What an operation costs in energy: pJ at 45 nm and at 7 nm.
+//   one bf16 weight from HBM = 88 pJ = 150 bf16 multiply-accumulates of 0.59 pJ
+// 45 nm: Horowitz, ISSCC 2014; 7 nm: "Ten Lessons From Three Generations Shaped Google's TPUv4i",
+// ISCA 2021, table 2. S45: the 45 nm value was seen quoted; K: from general knowledge of the two.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct EnergyRow {
+  const char* operation = "";
+  double pj_45nm = 0, pj_7nm = 0;  // 0: not known
+  const char *source = "", *note = "";
+};
+
+// Arithmetic, a read of 64 bits from a memory, a bit over a link.
+inline const List<EnergyRow>& energy_rows() {
+  static const List<EnergyRow> rows = {
+      {"int8 add", 0.030, 0.007, "K", ""},
+      {"int32 add", 0.100, 0.030, "S45 K7", ""},
+      {"bf16 add", 0, 0.110, "K", ""},
+      {"fp16 add", 0.400, 0.160, "K", ""},
+      {"fp32 add", 0.900, 0.380, "S45 K7", ""},
+      {"int8 multiply", 0.200, 0.070, "K", ""},
+      {"int32 multiply", 3.100, 1.480, "S45 K7", ""},
+      {"bf16 multiply", 0, 0.210, "K", ""},
+      {"fp16 multiply", 1.100, 0.340, "K", ""},
+      {"fp32 multiply", 3.700, 1.310, "S45 K7", ""},
+      {"sram 8 KiB read, 64 bit", 10, 7.5, "S45 K7", ""},
+      {"sram 32 KiB read, 64 bit", 20, 8.5, "K", ""},
+      {"sram 1 MiB read, 64 bit", 100, 14, "K", ""},
+      {"dram ddr3/ddr4, 64 bit", 1300, 1300, "K", "1300-2600 in the 45 nm table"},
+      {"dram hbm2, 64 bit", 0, 350, "K", "range 250-450"},
+      {"dram gddr6, 64 bit", 0, 415, "K", "range 350-480"},
+      {"link on a package, 1 bit", 0, 1.5, "K", "range 1-2, a rule of thumb"},
+      {"link on a board, 1 bit", 0, 5, "K", "a rule of thumb"},
+      {"link by optics, 1 bit", 0, 15, "K", "range 10-20, a rule of thumb"},
+  };
+  return rows;
+}
+
+inline Table energy_table() {
+  Table out;
+  out.title = "Energy of an operation, pJ";
+  out.columns = {"operation", "45 nm", "7 nm", "source", "note"};
+  const auto cell = [](double pj) { return pj > 0 ? detail::cat({pj}) : std::string("-"); };
+  for (const EnergyRow& row : energy_rows()) {
+    out.add({row.operation, cell(row.pj_45nm), cell(row.pj_7nm), row.source, row.note});
+  }
+  return out;
+}
+
+// picojoules("bf16 multiply", 7) = 0.21; throws where the table has no value.
+inline double picojoules(const std::string& operation, int nanometres) {
+  std::vector<std::string> names;
+  for (const EnergyRow& row : energy_rows()) {
+    names.push_back(row.operation);
+    const double pj = nanometres == 45 ? row.pj_45nm : nanometres == 7 ? row.pj_7nm : 0;
+    if (operation == row.operation) {
+      if (!(pj > 0)) {
+        detail::fail({"picojoules: nothing known of \"", operation, "\" at ", nanometres,
+                      " nm; the table has 45 and 7 nm, see energy_table()"});
+      }
+      return pj;
+    }
+  }
+  detail::fail(
+      {"picojoules: no operation \"", operation, "\"; ", detail::near_text(operation, names)});
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/hardware/presets.hpp
 // Chip presets: one row for each chip, with where its numbers come from at the end of the row.
 // S = read there, K = from general knowledge of the paper or data sheet, inferred and derived =
-// arithmetic from the other columns. TPU links: the scaling book's rate, 10 % under the vendor's.
-// Prices: US list, on demand, seen by February 2025; they change: set dollars_per_hour.
+// arithmetic from the other columns; chip_facts() has it figure by figure. TPU links: the scaling
+// book's rate, 10 % under the vendor's: vendor_links() has that. Prices: US list, on demand, at
+// price_date; they change: set dollars_per_hour.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -4284,7 +5156,7 @@ struct ChipRow {
   const char *topology, *wrap;
   int domain_chips, host_chips;
   double dcn_bandwidth, pcie_bandwidth, watts, dollars_per_hour, hop_latency;
-  const char *price_source, *source;
+  const char *price_source, *price_date, *source;
 };
 
 // clang-format off
@@ -4293,109 +5165,131 @@ inline const List<ChipRow>& chip_rows() {
       {"tpu-v1", "google", "tpu", 2015, 0, 9.2e13, 0, 0, 0,
        8589934592, 3.4e10, 25165824, 1.79e11, 0, 0, 256, 256, 1, 1,
        7e8, 0, 0, "", "", 1, 4,
-       0, 1.4e10, 75, 0, 0, "",
+       0, 1.4e10, 75, 0, 0, "", "",
        "K:Jouppi ISCA 2017 (half speed for 8 x 16 bit, a quarter for 16 x 16)"},
       {"tpu-v2", "google", "tpu", 2017, 4.6e13, 0, 0, 0, 0,
        1.6e10, 7e11, 33554432, 0, 0, 0, 128, 128, 2, 2,
        7e8, 4, 6.2e10, "torus2d", "full axis 16", 256, 4,
-       0, 0, 280, 1.125, 0, "K: v2-8 $4.50 / 4 chips",
+       0, 0, 280, 1.125, 0, "K: v2-8 $4.50 / 4 chips", "undated",
        "K:Jouppi CACM 2020, TPUv4i paper table 1"},
       {"tpu-v3", "google", "tpu", 2018, 1.23e14, 0, 0, 0, 0,
        3.2e10, 9e11, 33554432, 0, 0, 0, 128, 128, 4, 2,
        9.4e8, 4, 8.2e10, "torus2d", "full axis 32", 1024, 4,
-       0, 0, 450, 2, 0, "K: v3-8 $8.00 / 4 chips",
+       0, 0, 450, 2, 0, "K: v3-8 $8.00 / 4 chips", "undated",
        "K:Jouppi CACM 2020; S:scaling book tpus.md (gives 1.4e14 and 1e11 per link)"},
       {"tpu-v4", "google", "tpu", 2020, 2.75e14, 2.75e14, 0, 0, 0,
        34359738368, 1.228e12, 167772160, 0, 0, 0, 128, 128, 8, 2,
        1.05e9, 6, 4.5e10, "torus3d", "axis multiple of 4 (optical)", 4096, 4,
-       6.25e9, 1.6e10, 192, 3.22, 1e-6, "S: skypilot catalogue v4-8 12.88 / 4",
+       6.25e9, 1.6e10, 192, 3.22, 1e-6, "S: skypilot catalogue v4-8 12.88 / 4", "read 2026",
        "S:scaling book; S:glennklockwood.com quoting Google docs; K:Jouppi ISCA 2023"},
       {"tpu-v5e", "google", "tpu", 2023, 1.97e14, 3.93e14, 0, 0, 0,
        1.6e10, 8.19e11, 134217728, 1.8e13, 0, 0, 128, 128, 4, 1,
        1.5e9, 4, 4.5e10, "torus2d", "only on a full axis of 16", 256, 8,
-       3.125e9, 1.6e10, 0, 1.2, 1e-6, "S: scaling book; S: quoted list price",
+       3.125e9, 1.6e10, 0, 1.2, 1e-6, "S: scaling book; S: quoted list price", "2025-02",
        "S:cloud.google.com/tpu/docs/v5e; S:scaling book"},
       {"tpu-v5p", "google", "tpu", 2023, 4.59e14, 9.18e14, 4.59e14, 0, 0,
        102005473280, 2.765e12, 134217728, 6.08e13, 0, 0, 128, 128, 8, 2,
        1.75e9, 6, 9e10, "torus3d", "axis multiple of 4 (optical)", 8960, 4,
-       6.25e9, 1.6e10, 0, 4.2, 1e-6, "S: skypilot catalogue v5p-11520 24192 / 5760; scaling book",
+       6.25e9, 1.6e10, 0, 4.2, 1e-6,
+       "S: skypilot catalogue v5p-11520 24192 / 5760; scaling book", "2025-02",
        "S:docs.cloud.google.com/tpu/docs/v5p; S:scaling book"},
       {"tpu-v6e", "google", "tpu", 2024, 9.18e14, 1.836e15, 9.18e14, 0, 0,
        3.2e10, 1.64e12, 134217728, 0, 0, 0, 256, 256, 4, 1,
        1.75e9, 4, 9e10, "torus2d", "only on a full axis of 16", 256, 8,
-       1.25e10, 3.2e10, 0, 2.7, 1e-6, "S: skypilot catalogue v6e-1",
+       1.25e10, 3.2e10, 0, 2.7, 1e-6, "S: skypilot catalogue v6e-1", "read 2026",
        "S:cloud.google.com/tpu/docs/v6e (two editions); S:scaling book"},
       {"tpu-v7", "google", "tpu", 2025, 2.307e15, 0, 4.614e15, 0, 0,
        206158430208, 7.38e12, 0, 0, 0, 0, 256, 256, 8, 2,
        2.2e9, 6, 9e10, "torus3d", "axis multiple of 4 (optical)", 9216, 4,
-       1.25e10, 0, 0, 12, 0, "K: list price, low confidence",
+       1.25e10, 0, 0, 12, 0, "K: list price, low confidence", "undated",
        "S:docs.cloud.google.com/tpu/docs/tpu7x; S:scaling book; S:ml-engineering"},
+      {"v100-32", "nvidia", "gpu", 2017, 1.25e14, 0, 0, 0, 1.57e13,
+       3.2e10, 9e11, 7864320, 1.57e13, 6291456, 0, 8, 16, 320, 80,
+       1.53e9, 6, 2.5e10, "switch", "", 16, 16,
+       6.25e9, 1.6e10, 300, 2.48, 0, "K: GCP V100", "undated",
+       "S:scaling book gpus.md (SMs, SMEM, L2, memory); K: data sheet, sixteen in a DGX-2"},
       {"a100-40", "nvidia", "gpu", 2020, 3.12e14, 6.24e14, 0, 0, 1.95e13,
        4e10, 1.555e12, 21233664, 1.95e13, 41943040, 5.1e12, 16, 16, 432, 108,
        1.41e9, 12, 2.5e10, "switch", "", 8, 8,
-       2.5e10, 3.1e10, 400, 3.67, 0, "K: GCP a2-highgpu-1g",
+       2.5e10, 3.1e10, 400, 3.67, 0, "K: GCP a2-highgpu-1g", "undated",
        "S:LLM-Viewer table; S:ml-engineering; S:scaling book gpus.md"},
       {"a100-80", "nvidia", "gpu", 2020, 3.12e14, 6.24e14, 0, 0, 1.95e13,
        8e10, 2.039e12, 21233664, 1.95e13, 41943040, 5.1e12, 16, 16, 432, 108,
        1.41e9, 12, 2.5e10, "switch", "", 8, 8,
-       2.5e10, 3.1e10, 400, 5.07, 0, "K: GCP a2-ultragpu-1g",
+       2.5e10, 3.1e10, 400, 5.07, 0, "K: GCP a2-ultragpu-1g", "undated",
        "S:ml-engineering; S:scaling book gpus.md"},
       {"h100-sxm", "nvidia", "gpu", 2022, 9.894e14, 1.979e15, 1.979e15, 0, 6.7e13,
        8e10, 3.35e12, 34603008, 3.3e13, 52428800, 5.5e12, 16, 32, 528, 132,
        1.83e9, 18, 2.5e10, "switch", "", 8, 8,
-       5e10, 6.3e10, 700, 10.8, 0, "S: scaling book (Google Cloud)",
+       5e10, 6.3e10, 700, 10.8, 0, "S: scaling book (Google Cloud)", "2025-02",
        "S:ml-engineering; S:scaling book gpus.md"},
       {"h100-pcie", "nvidia", "gpu", 2022, 7.56e14, 1.513e15, 1.513e15, 0, 5.1e13,
        8e10, 2e12, 29884416, 0, 52428800, 0, 16, 32, 456, 114,
        1.62e9, 18, 1.67e10, "pair bridge", "", 2, 8,
-       0, 6.3e10, 350, 0, 0, "",
+       0, 6.3e10, 350, 0, 0, "", "",
        "S:ml-engineering; clock and SM count K"},
+      {"h100-96", "nvidia", "gpu", 2023, 9.894e14, 1.979e15, 1.979e15, 0, 6.7e13,
+       9.6e10, 2.4e12, 34603008, 3.3e13, 52428800, 5.5e12, 16, 32, 528, 132,
+       1.83e9, 18, 2.5e10, "switch", "", 8, 8,
+       5e10, 6.3e10, 500, 0, 0, "", "",
+       "S:torchtitan benchmarks (HBM2e 2.4 TB/s, 500 W); peak not published, below the SXM part's "
+       "that stands here"},
+      {"h800", "nvidia", "gpu", 2023, 9.894e14, 1.979e15, 1.979e15, 0, 6.7e13,
+       8e10, 3.35e12, 34603008, 3.3e13, 52428800, 5.5e12, 16, 32, 528, 132,
+       1.83e9, 8, 2.5e10, "switch", "", 8, 8,
+       5e10, 6.3e10, 700, 2, 0, "K: rent that the DeepSeek-V3 report assumes", "2024-12",
+       "K: an H100 SXM with 8 of its 18 links; S:DeepEP issue 16 (200 GB/s each way, 160 reached)"},
       {"h200", "nvidia", "gpu", 2024, 9.894e14, 1.979e15, 1.979e15, 0, 6.7e13,
        1.41e11, 4.8e12, 34603008, 3.3e13, 52428800, 5.5e12, 16, 32, 528, 132,
        1.83e9, 18, 2.5e10, "switch", "", 8, 8,
-       5e10, 6.3e10, 700, 10, 0, "S: scaling book gpus.md (about)",
+       5e10, 6.3e10, 700, 10, 0, "S: scaling book gpus.md (about)", "2025-08",
        "S:ml-engineering; S:scaling book"},
       {"b200", "nvidia", "gpu", 2025, 2.25e15, 4.5e15, 4.5e15, 9e15, 8e13,
        1.8e11, 8e12, 38797312, 0, 132120576, 0, 32, 32, 592, 148,
        1.85e9, 18, 5e10, "switch", "", 8, 8,
-       5e10, 6.3e10, 1000, 0, 0, "",
+       5e10, 6.3e10, 1000, 0, 0, "", "",
        "S:ml-engineering; S:scaling book gpus.md (192 GB there); clock inferred"},
       {"gb200", "nvidia", "gpu", 2025, 2.5e15, 5e15, 5e15, 1e16, 8e13,
        1.86e11, 8e12, 38797312, 0, 132120576, 0, 32, 32, 592, 148,
        2.06e9, 18, 5e10, "switch", "", 72, 4,
-       5e10, 0, 1200, 0, 0, "",
+       5e10, 0, 1200, 0, 0, "", "",
        "S:ml-engineering; S:scaling book gpus.md; TDP K"},
+      {"gb300", "nvidia", "gpu", 2025, 2.5e15, 0, 5e15, 1.5e16, 8e13,
+       2.88e11, 8e12, 38797312, 0, 132120576, 0, 32, 32, 592, 148,
+       2.06e9, 18, 5e10, "switch", "", 72, 4,
+       1e11, 0, 1400, 0, 0, "", "",
+       "K: data sheet of the GB300 NVL72; clock inferred"},
       {"mi300x", "amd", "gpu", 2023, 1.307e15, 2.614e15, 2.614e15, 0, 1.634e14,
        1.92e11, 5.3e12, 19922944, 0, 268435456, 1.72e13, 16, 16, 1216, 304,
        2.1e9, 7, 6.4e10, "fully connected", "", 8, 8,
-       5e10, 6.3e10, 750, 0, 0, "",
+       5e10, 6.3e10, 750, 0, 0, "", "",
        "S:ml-engineering; LDS 64 KiB a CU and Infinity Cache bandwidth K"},
       {"gemmini", "berkeley", "npu", 2019, 0, 5.12e11, 0, 0, 0,
        0, 1.6e10, 262144, 0, 0, 0, 16, 16, 1, 1,
        1e9, 0, 0, "", "", 1, 1,
-       0, 0, 0, 0, 0, "",
+       0, 0, 0, 0, 0, "", "",
        "K:Genc DAC 2021, default configuration: 128-bit bus, 64 KiB of accumulators"},
       {"wse-2", "cerebras", "wafer", 2021, 7.5e15, 0, 0, 0, 0,
        4e10, 2e16, 4e10, 2e16, 0, 0, 1, 4, 850000, 850000,
        1.1e9, 4, 0, "mesh2d on wafer", "none", 1, 1,
-       1.5e11, 0, 23000, 0, 0, "",
+       1.5e11, 0, 23000, 0, 0, "", "",
        "S:aiwiki and others (cores, SRAM, 20 PB/s, 220 Pbit/s fabric); S:nextplatform (4-wide "
        "fp16 SIMD); peak and clock inferred"},
       {"wse-3", "cerebras", "wafer", 2024, 1.25e16, 0, 0, 0, 0,
        4.4e10, 2.1e16, 4.4e10, 2.1e16, 0, 0, 1, 8, 900000, 900000,
        1.1e9, 4, 0, "mesh2d on wafer", "none", 1, 1,
-       1.5e11, 0, 23000, 0, 0, "",
+       1.5e11, 0, 23000, 0, 0, "", "",
        "S:yobitel, nextplatform, argonne tutorial; dense peak inferred (125 PFLOP/s is the "
        "sparse figure)"},
       {"laptop-x86", "generic", "cpu", 2023, 9e11, 1.8e12, 0, 0, 9e11,
        17179869184, 9e10, 10878976, 1.8e12, 25165824, 3e11, 1, 8, 16, 8,
        3.5e9, 0, 0, "", "", 1, 1,
-       0, 0, 45, 0, 0, "",
+       0, 0, 45, 0, 0, "", "",
        "derived: 8 cores x 2 FMA units x 8 fp32 lanes x 3.5 GHz; dual-channel DDR5-5600"},
       {"laptop-arm", "generic", "cpu", 2023, 4.5e11, 9e11, 0, 0, 4.5e11,
        17179869184, 1e11, 16777216, 1e12, 16777216, 3e11, 1, 4, 16, 4,
        3.5e9, 0, 0, "", "", 1, 1,
-       0, 0, 20, 0, 0, "",
+       0, 0, 20, 0, 0, "", "",
        "derived: 4 performance cores x 4 NEON units x 4 lanes x 3.5 GHz; 100 GB/s unified "
        "memory"},
   };
@@ -4403,18 +5297,27 @@ inline const List<ChipRow>& chip_rows() {
 }
 // clang-format on
 
+struct ChipAlias {
+  const char *said, *name;
+};
+
 // Words that people use for a preset.
+// clang-format off
+inline const List<ChipAlias>& chip_aliases() {
+  static const List<ChipAlias> aliases = {
+      {"v1", "tpu-v1"}, {"v2", "tpu-v2"}, {"v3", "tpu-v3"}, {"v4", "tpu-v4"}, {"v4p", "tpu-v4"},
+      {"tpu-v4p", "tpu-v4"}, {"v5e", "tpu-v5e"}, {"v5p", "tpu-v5p"}, {"v6e", "tpu-v6e"},
+      {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"}, {"tpu7x", "tpu-v7"}, {"ironwood", "tpu-v7"},
+      {"v100", "v100-32"}, {"a100", "a100-80"}, {"h100", "h100-sxm"},
+      {"gb200-nvl72", "gb200"}, {"gb300-nvl72", "gb300"}};
+  return aliases;
+}
+// clang-format on
+
 inline std::string chip_alias(const std::string& name) {
-  static const char* const pairs[][2] = {
-      {"v1", "tpu-v1"},        {"v2", "tpu-v2"},    {"v3", "tpu-v3"},
-      {"v4", "tpu-v4"},        {"v4p", "tpu-v4"},   {"tpu-v4p", "tpu-v4"},
-      {"v5e", "tpu-v5e"},      {"v5p", "tpu-v5p"},  {"v6e", "tpu-v6e"},
-      {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"},    {"tpu7x", "tpu-v7"},
-      {"ironwood", "tpu-v7"},  {"a100", "a100-80"}, {"h100", "h100-sxm"},
-      {"gb200-nvl72", "gb200"}};
-  for (const auto& pair : pairs) {
-    if (name == pair[0]) {
-      return pair[1];
+  for (const ChipAlias& alias : chip_aliases()) {
+    if (name == alias.said) {
+      return alias.name;
     }
   }
   return name;
@@ -4444,6 +5347,8 @@ inline void copy_rates(const ChipRow& row, Chip& chip) {
   chip.memory_bandwidth = row.memory_bandwidth;
   chip.sram_bytes = row.sram_bytes;
   chip.sram_bandwidth = row.sram_bandwidth;
+  chip.l2_bytes = row.l2_bytes;
+  chip.l2_bandwidth = row.l2_bandwidth;
   chip.mxu_rows = row.mxu_rows;
   chip.mxu_cols = row.mxu_cols;
   chip.mxus = row.mxus;
@@ -4451,16 +5356,21 @@ inline void copy_rates(const ChipRow& row, Chip& chip) {
   chip.clock_hz = row.clock_hz;
 }
 
-// pJ by rule: a multiply-accumulate is a multiplication and an addition, SRAM a 1 MiB bank's 64
-// bits. 45 nm: Horowitz, ISSCC 2014; 7 nm: "Ten Lessons", ISCA 2021, table 2 (K; HBM2 250-450 pJ
-// per 64 bits, DDR3 1300-2600). Of other nodes only the memory is known.
+// pJ by rule of the energy table: a multiply-accumulate is a multiplication and an addition, SRAM
+// a 1 MiB bank's 64 bits. Known for 7 nm; of other nodes only the memory is.
 inline ChipEnergy energy_of(const std::string& name, const std::string& kind) {
   ChipEnergy energy;
-  const bool hbm = kind == "gpu" || (kind == "tpu" && name != "tpu-v1");
-  energy.memory_byte = hbm ? 350.0 / 8 : name == "tpu-v1" ? 1300.0 / 8 : 0;
-  energy.source = hbm ? "K: HBM2" : name == "tpu-v1" ? "K: DDR3, at least" : "";
+  const double hbm = picojoules("dram hbm2, 64 bit", 7) / 8;
+  const double ddr = picojoules("dram ddr3/ddr4, 64 bit", 45) / 8;
+  const bool has_hbm = kind == "gpu" || (kind == "tpu" && name != "tpu-v1");
+  energy.memory_byte = has_hbm ? hbm : name == "tpu-v1" ? ddr : 0;
+  energy.source = has_hbm ? "K: HBM2" : name == "tpu-v1" ? "K: DDR3, at least" : "";
   if (name == "tpu-v4" || name == "a100-40" || name == "a100-80") {
-    energy = {0.077, 0.59, 1.69, 14.0 / 8, 350.0 / 8, "K: 7 nm and HBM2, ISCA 2021"};
+    energy.mac_int8 = picojoules("int8 multiply", 7) + picojoules("int8 add", 7);
+    energy.mac_bf16 = picojoules("bf16 multiply", 7) + picojoules("fp32 add", 7);
+    energy.mac_f32 = picojoules("fp32 multiply", 7) + picojoules("fp32 add", 7);
+    energy.sram_byte = picojoules("sram 1 MiB read, 64 bit", 7) / 8;
+    energy.source = "K: 7 nm and HBM2, ISCA 2021";
   }
   return energy;
 }
@@ -4484,6 +5394,7 @@ inline Chip chip_from(const ChipRow& row) {
   chip.watts = row.watts;
   chip.dollars_per_hour = row.dollars_per_hour;
   chip.price_source = row.price_source;
+  chip.price_date = row.price_date;
   chip.source = row.source;
   chip.energy = energy_of(chip.name, chip.kind);
   chip.fifo_tiles = chip.name == "tpu-v1" ? 4 : 0;
@@ -4509,17 +5420,324 @@ inline std::vector<std::string> chips() {
   return names;
 }
 
-// The preset of this name ("tpu-v5e", "h100"); throws with the list of names when there is none.
+// The preset of this name ("tpu-v5e", "h100"); throws with the near names when there is none.
 inline Chip chip(const std::string& name) {
   const std::string full = detail::chip_alias(name);
-  std::string known;
   for (const detail::ChipRow& row : detail::chip_rows()) {
     if (full == row.name) {
       return detail::chip_from(row);
     }
-    known += (known.empty() ? "" : ", ") + std::string(row.name);
   }
-  detail::fail({"chip: no chip named \"", name, "\"; the names are ", known});
+  std::vector<std::string> known = chips();
+  const std::string all = detail::joined_names(known);
+  for (const detail::ChipAlias& alias : detail::chip_aliases()) {
+    known.push_back(alias.said);
+  }
+  const bool near = !detail::near_names(name, known).empty();
+  detail::fail(
+      {"chip: no chip named \"", name, "\"; ",
+       near ? detail::near_text(name, known) + "; chips() has all" : "the names are " + all});
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/hardware/chip_facts.hpp
+// A chip figure by figure, each with its source and how sure it is; and what an hour costs, with
+// its date.
+//   S: read in the source.  K: from general knowledge of it.  derived, inferred: arithmetic from
+//   other figures, the second where the vendor says nothing.  at most: a bound.  set: not the
+//   preset's value, so the user's own.
+// Prices: list prices on demand, US. FLOP per dollar = peak * 3600 s/h / price.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ChipFact {
+  std::string figure;
+  double value = 0;
+  std::string unit, source, sure;
+};
+
+namespace detail {
+
+// What is said of a figure of all chips of a kind, of all figures of a chip ("*"), of one figure of
+// a chip, where the source of the whole row does not do; the last that fits holds.
+struct FactNote {
+  const char *chip, *figure, *sure, *source;
+};
+
+// clang-format off
+inline const List<FactNote>& fact_notes() {
+  static const List<FactNote> notes = {
+      {"tpu", "hop latency", "S", "scaling book: about 1 us"},
+      {"tpu", "network", "S", "scaling book"},
+      {"tpu", "PCIe", "S", "scaling book"},
+      {"gpu", "vector rate", "S", "the f32 rate, in which a fused multiply-add counts as two"},
+      {"gpu", "on-chip memory", "derived", "cores x shared memory of each"},
+      {"gpu", "PCIe", "derived", "16 lanes of its generation"},
+      {"gpu", "network", "S", "scaling book: a 400 Gbit/s port for each GPU"},
+      {"wafer", "network", "K", "1.2 Tbit/s of the system"},
+      {"wafer", "power", "K", "of the system"},
+      {"tpu-v2", "link", "K", "496 Gbit/s"},
+      {"tpu-v3", "bf16 peak", "K", "the scaling book prints 1.4e14"},
+      {"tpu-v3", "link", "K", "656 Gbit/s; the scaling book prints 1e11"},
+      {"tpu-v4", "memory", "S", "32 GiB"},
+      {"tpu-v4", "clock", "K", "Jouppi, ISCA 2023"},
+      {"tpu-v4", "on-chip memory", "K", "128 MiB CMEM and 32 MiB VMEM"},
+      {"tpu-v4", "power", "K", "the most; 90 at least, 170 in the mean"},
+      {"tpu-v4", "link", "S", "scaling book; Google's documents: 50 GB/s"},
+      {"tpu-v5e", "on-chip bandwidth", "derived", "22 x HBM, scaling book"},
+      {"tpu-v5e", "link", "S", "scaling book; Google's documents: 1600 Gbit/s a chip, 50 GB/s"},
+      {"tpu-v5p", "memory", "S", "95 GiB"},
+      {"tpu-v5p", "on-chip memory", "S", "chart of the scaling book"},
+      {"tpu-v5p", "on-chip bandwidth", "derived", "22 x HBM, scaling book"},
+      {"tpu-v5p", "link", "S", "scaling book; Google's documents: 4800 Gbit/s a chip, 100 GB/s"},
+      {"tpu-v6e", "on-chip memory", "K", ""},
+      {"tpu-v6e", "memory bandwidth", "S", "Google's documents; a later edition: 1600 GB/s"},
+      {"tpu-v6e", "matrix units", "derived", "4 make the peak; documents: 4, in a later edition 2"},
+      {"tpu-v6e", "link", "S", "scaling book; Google's documents: 3200 Gbit/s a chip, once 3584"},
+      {"tpu-v7", "memory", "S", "192 GiB"},
+      {"tpu-v7", "matrix units", "inferred", "from the peak"},
+      {"tpu-v7", "clock", "inferred", "from the peak"},
+      {"tpu-v7", "link", "S", "scaling book; Google's documents: 1200 GB/s a chip both ways, 100"},
+      {"v100-32", "*", "K", "data sheet; sixteen in a DGX-2"},
+      {"v100-32", "cores", "S", "scaling book gpus.md"},
+      {"v100-32", "memory", "S", "scaling book gpus.md"},
+      {"v100-32", "memory bandwidth", "S", "scaling book gpus.md"},
+      {"v100-32", "on-chip memory", "S", "scaling book gpus.md: 80 x 96 KiB"},
+      {"v100-32", "on-chip bandwidth", "derived", "80 x 128 B x clock"},
+      {"v100-32", "L2", "S", "scaling book gpus.md"},
+      {"v100-32", "bf16 peak", "K", "float16: this chip has no bf16"},
+      {"v100-32", "matrix units", "derived", "two of its tensor cores counted as one"},
+      {"a100-40", "on-chip bandwidth", "derived", "108 x 128 B x clock"},
+      {"a100-40", "L2 bandwidth", "K", ""},
+      {"a100-40", "network", "K", "eight 200 Gbit/s ports in a DGX A100"},
+      {"a100-80", "on-chip bandwidth", "derived", "108 x 128 B x clock"},
+      {"a100-80", "L2 bandwidth", "K", ""},
+      {"a100-80", "network", "K", "eight 200 Gbit/s ports in a DGX A100"},
+      {"h100-sxm", "on-chip bandwidth", "derived", "132 x 128 B x clock"},
+      {"h100-sxm", "L2 bandwidth", "S", "measured, quoted by the scaling book"},
+      {"h100-pcie", "clock", "K", ""},
+      {"h100-pcie", "cores", "K", ""},
+      {"h100-96", "*", "K", "as the H100 SXM"},
+      {"h100-96", "memory", "S", "torchtitan benchmarks"},
+      {"h100-96", "memory bandwidth", "S", "torchtitan benchmarks"},
+      {"h100-96", "network", "S", "torchtitan benchmarks: 400 Gbit/s"},
+      {"h100-96", "power", "S", "torchtitan benchmarks"},
+      {"h100-96", "bf16 peak", "at most", "of the SXM part at 700 W; this one's is not published"},
+      {"h100-96", "int8 peak", "at most", "of the SXM part"},
+      {"h100-96", "fp8 peak", "at most", "of the SXM part"},
+      {"h100-96", "f32 peak", "at most", "of the SXM part"},
+      {"h100-96", "vector rate", "at most", "of the SXM part"},
+      {"h100-96", "clock", "at most", "of the SXM part"},
+      {"h800", "*", "K", "as the H100 SXM"},
+      {"h800", "network", "S", "400 Gbit/s a GPU, DeepSeek-V3 report"},
+      {"h800", "links", "S", "DeepEP issue 16: 200 GB/s each way; the scaling book says 300"},
+      {"h800", "fp8 peak", "K", "as the H100 SXM; the scaling book: 1.513e15, the PCIe part's"},
+      {"h200", "on-chip bandwidth", "derived", "132 x 128 B x clock"},
+      {"b200", "clock", "inferred", "from the peak"},
+      {"b200", "memory", "S", "ml-engineering; 192 GB in the scaling book"},
+      {"gb200", "clock", "inferred", "from the peak"},
+      {"gb200", "power", "K", ""},
+      {"gb300", "*", "K", "data sheet of the GB300 NVL72"},
+      {"gb300", "clock", "inferred", "from the peak"},
+      {"mi300x", "network", "K", "a 400 Gbit/s port for each GPU"},
+      {"mi300x", "on-chip memory", "K", "LDS, 64 KiB a compute unit"},
+      {"mi300x", "L2", "S", "Infinity Cache"},
+      {"mi300x", "L2 bandwidth", "K", "Infinity Cache"},
+      {"wse-2", "bf16 peak", "inferred", "units x clock; the vendor's are sparse figures"},
+      {"wse-2", "clock", "inferred", ""},
+      {"wse-3", "bf16 peak", "inferred", "125 PFLOP/s is the sparse figure"},
+      {"wse-3", "clock", "inferred", ""},
+  };
+  return notes;
+}
+// clang-format on
+
+// Every figure of a chip in a fixed order, 0 where nothing is known.
+inline List<ChipFact> chip_figures(const Chip& c) {
+  const auto n = [](int count) { return static_cast<double>(count); };
+  return {{"bf16 peak", c.flops_bf16, "FLOP/s", "", ""},
+          {"int8 peak", c.flops_int8, "OP/s", "", ""},
+          {"fp8 peak", c.flops_fp8, "FLOP/s", "", ""},
+          {"fp4 peak", c.flops_fp4, "FLOP/s", "", ""},
+          {"f32 peak", c.flops_f32, "FLOP/s", "", ""},
+          {"vector rate", c.vector_flops, "FLOP/s", "", ""},
+          {"memory", c.memory_bytes, "B", "", ""},
+          {"memory bandwidth", c.memory_bandwidth, "B/s", "", ""},
+          {"on-chip memory", c.sram_bytes, "B", "", ""},
+          {"on-chip bandwidth", c.sram_bandwidth, "B/s", "", ""},
+          {"L2", c.l2_bytes, "B", "", ""},
+          {"L2 bandwidth", c.l2_bandwidth, "B/s", "", ""},
+          {"matrix units", n(c.mxus), "", "", ""},
+          {"rows of a unit", n(c.mxu_rows), "", "", ""},
+          {"columns of a unit", n(c.mxu_cols), "", "", ""},
+          {"cores", n(c.cores), "", "", ""},
+          {"clock", c.clock_hz, "Hz", "", ""},
+          {"links", n(c.links), "", "", ""},
+          {"link", c.link_bandwidth, "B/s one way", "", ""},
+          {"hop latency", c.hop_latency, "s", "", ""},
+          {"domain", n(c.domain_chips), "chips", "", ""},
+          {"host", n(c.host_chips), "chips", "", ""},
+          {"network", c.dcn_bandwidth, "B/s one way", "", ""},
+          {"PCIe", c.pcie_bandwidth, "B/s one way", "", ""},
+          {"power", c.watts, "W", "", ""},
+          {"price", c.dollars_per_hour, "USD/h", "", ""}};
+}
+
+// Where a price comes from, and when.
+inline std::string dated(const Chip& chip) {
+  return chip.price_source + (chip.price_date.empty() ? "" : ", " + chip.price_date);
+}
+
+// The best matmul that was measured, of the peak; 0 where none is known.
+struct MatmulFraction {
+  const char* chip;
+  DType format;
+  double fraction;
+};
+inline const List<MatmulFraction>& matmul_fractions() {
+  static const List<MatmulFraction> rows = {
+      {"a100-40", DType::bf16, 0.87},  {"a100-80", DType::bf16, 0.87},
+      {"h100-sxm", DType::bf16, 0.80}, {"h100-sxm", DType::fp8_e4m3, 0.71},
+      {"b200", DType::bf16, 0.78},     {"mi300x", DType::bf16, 0.51}};
+  return rows;
+}
+
+inline bool begins(const std::string& text, const char* start) { return text.find(start) == 0; }
+
+// How sure the preset is of a figure, and where it comes from.
+inline void explain_fact(const Chip& preset, ChipFact& fact) {
+  fact.source = preset.source;
+  fact.sure = begins(preset.source, "K") ? "K" : begins(preset.source, "derived") ? "derived" : "S";
+  if (fact.figure == "price") {
+    fact.source = dated(preset);
+    fact.sure = begins(preset.price_source, "K") ? "K" : "S";
+    return;
+  }
+  for (const FactNote& note : fact_notes()) {
+    const bool all = std::strcmp(note.figure, "*") == 0;
+    if ((preset.name == note.chip || preset.kind == note.chip) &&
+        (all || fact.figure == note.figure)) {
+      fact.sure = note.sure;
+      fact.source = note.source[0] != 0 ? note.source : fact.source;
+    }
+  }
+  if (fact.figure == "vector rate" && !(preset.flops_f32 > 0)) {
+    const bool tpu = preset.flops_bf16 > 0;
+    fact.source = tpu ? "8 x 128 x 4 ALUs x clock x cores, scaling book" : "a value a column";
+    fact.sure = "derived";
+  }
+}
+
+}  // namespace detail
+
+// What a good kernel reaches of the chip's peak, measured for A100, H100, B200 and MI300X; 0 where
+// no measurement is known. Source: ml-engineering's table of matmul rates.
+inline double best_matmul_fraction(const Chip& chip, DType format = DType::bf16) {
+  for (const detail::MatmulFraction& row : detail::matmul_fractions()) {
+    if (chip.name == row.chip && format == row.format) {
+      return row.fraction;
+    }
+  }
+  return 0;
+}
+
+// The figures that are known of a chip; those that differ from its preset are the user's own.
+inline List<ChipFact> chip_facts(const Chip& chip) {
+  Chip preset;
+  for (const detail::ChipRow& row : detail::chip_rows()) {
+    preset = chip.name == row.name && !chip.measured ? detail::chip_from(row) : preset;
+  }
+  const List<ChipFact> given = detail::chip_figures(preset);
+  List<ChipFact> out;
+  std::size_t i = 0;
+  for (ChipFact& fact : detail::chip_figures(chip)) {
+    if (fact.value > 0) {
+      if (!preset.name.empty() && fact.value == given[i].value) {
+        detail::explain_fact(preset, fact);
+      } else {
+        fact.sure = chip.measured ? "measured" : "set";
+        const bool priced = fact.figure == "price" && chip.price_source != preset.price_source;
+        fact.source = chip.measured ? chip.source
+                      : priced      ? detail::dated(chip)
+                                    : std::string("not a preset's figure");
+      }
+      out.push_back(fact);
+    }
+    ++i;
+  }
+  for (const DType format : {DType::bf16, DType::fp8_e4m3}) {
+    if (best_matmul_fraction(chip, format) > 0) {
+      out.push_back({detail::cat({"best matmul, ", name_of(format)}),
+                     best_matmul_fraction(chip, format), "of the peak", "ml-engineering", "S"});
+    }
+  }
+  return out;
+}
+inline List<ChipFact> chip_facts(const std::string& name) { return chip_facts(chip(name)); }
+
+inline Table chip_facts_table(const Chip& chip) {
+  Table out;
+  out.title = detail::cat({chip.name, chip.vendor.empty() ? "" : ", ", chip.vendor,
+                           chip.year > 0 ? detail::cat({", ", chip.year}) : ""});
+  out.columns = {"figure", "value", "unit", "sure", "source"};
+  for (const ChipFact& fact : chip_facts(chip)) {
+    out.add({fact.figure, detail::cat({fact.value}), fact.unit, fact.sure, fact.source});
+  }
+  return out;
+}
+inline Table chip_facts_table(const std::string& name) { return chip_facts_table(chip(name)); }
+
+// What is asked for an hour of `chips` chips together.
+struct PriceRow {
+  std::string offer, chip;
+  int chips = 1;
+  double dollars_per_hour = 0;
+  std::string date, source;  // the date as far as it is known
+
+  double of_one() const { return dollars_per_hour / chips; }
+};
+
+// The presets' prices, then others that were seen; set Chip::dollars_per_hour for another.
+inline List<PriceRow> price_rows() {
+  List<PriceRow> rows;
+  for (const detail::ChipRow& row : detail::chip_rows()) {
+    if (row.dollars_per_hour > 0) {
+      rows.push_back(
+          {"preset", row.name, 1, row.dollars_per_hour, row.price_date, row.price_source});
+    }
+  }
+  rows.push_back({"AWS p4d", "a100-40", 8, 32.77, "undated", "K"});
+  rows.push_back({"AWS p5", "h100-sxm", 8, 98.32, "at launch, 2023", "K"});
+  rows.push_back({"GCP a3-highgpu-8g", "h100-sxm", 8, 88.49, "undated", "K"});
+  rows.push_back({"GPU chapter, about", "tpu-v5p", 1, 4, "2025-08", "S: scaling book gpus.md"});
+  return rows;
+}
+
+inline Table price_table() {
+  Table out;
+  out.title = "Prices of an hour, on demand, US list";
+  out.columns = {"offer", "chip", "chips", "USD/h", "USD/h of one", "date", "source"};
+  for (const PriceRow& row : price_rows()) {
+    out.add({row.offer, row.chip, detail::cat({row.chips}), detail::cat({row.dollars_per_hour}),
+             detail::printed('g', 4, row.of_one()), row.date, row.source});
+  }
+  return out;
+}
+
+// An hour of the chip as it is priced now; throws when no price is known.
+inline Quantity hourly_price(const Chip& chip) {
+  if (!(chip.dollars_per_hour > 0)) {
+    detail::fail({"hourly_price: ", chip.name.empty() ? "this chip" : chip.name,
+                  " has no price; set its dollars_per_hour"});
+  }
+  return Quantity(chip.dollars_per_hour, "USD/h", "price", detail::dated(chip));
+}
+
+// FLOP for a dollar, 3.9e17 of a v5p in bf16. The scaling book also prints it without the 3600.
+inline Quantity flops_per_dollar(const Chip& chip, DType format = DType::bf16) {
+  const Quantity rate(chip.peak(format), "FLOP/s", "C", chip.name + ", " + name_of(format));
+  return named("FLOP per dollar", rate * Quantity(3600, "s/h") / hourly_price(chip));
 }
 
 }}  // namespace tinyscale
@@ -4555,6 +5773,22 @@ class Bandwidth {
   explicit Bandwidth(double rate) : one_way_(rate) {}
   double one_way_ = 0;
 };
+
+// Which of the two a number is: the scaling book's TPU formulas use both ways, its GPU formulas
+// one.
+enum class Convention { one_way, both_ways };
+
+inline const char* name_of(Convention convention) {
+  return convention == Convention::one_way ? "one way" : "both ways";
+}
+
+// A bandwidth in a formula: which convention it follows has to be said, and explain() prints it.
+inline Quantity quantity_of(const Bandwidth& bandwidth, Convention convention,
+                            const std::string& name = "W", const std::string& source = "") {
+  const bool one = convention == Convention::one_way;
+  return Quantity(one ? bandwidth.one_way() : bandwidth.both_ways(), "B/s", name,
+                  (source.empty() ? "" : source + ", ") + name_of(convention));
+}
 
 // What joins the chips along one dimension.
 struct Links {
@@ -4831,6 +6065,196 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
     result.name = detail::machine_name(machine.chip, result.dims);
   }
   return result;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/hardware/pod.hpp
+// What a whole pod or fat tree has: FLOP/s, memory, all-reduce and bisection bandwidth.
+//   all-reduce = chips links rate   bisection = 2 (chips / longest side) rate   (both one way)
+//   fat tree: an all-gather of V bytes over a level of degree D takes V (D - 1) / (D W) at least
+// Published pod figures count the vendor's link rate; the presets have the scaling book's, 10 %
+// less. Sources: Google's TPU documents; "How To Scale Your Model", chapters 2 and 12.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The chip with its links at the vendor's rate: a v5e's 1600 Gbit/s are 4 x 50 GB/s, where the
+// scaling book and the preset have 45. Other chips already have the vendor's.
+inline Chip vendor_links(const Chip& chip) {
+  Chip out = chip;
+  const std::string& name = chip.name;
+  const bool slow = name == "tpu-v4" || name == "tpu-v5e";
+  if (slow || name == "tpu-v5p" || name == "tpu-v6e" || name == "tpu-v7") {
+    out.link_bandwidth = slow ? 5e10 : 1e11;
+    out.source += "; links at the vendor's rate";
+  }
+  return out;
+}
+inline Chip vendor_links(const std::string& name) { return vendor_links(chip(name)); }
+
+// An hour of one of a machine's chips: the machine's own price where that was set.
+inline Quantity hourly_price(const Machine& machine) {
+  Chip priced = machine.chip;
+  if (machine.dollars_per_hour < priced.dollars_per_hour ||
+      machine.dollars_per_hour > priced.dollars_per_hour) {
+    priced.dollars_per_hour = machine.dollars_per_hour;
+    priced.price_source = "set on the machine";
+    priced.price_date = "";
+  }
+  return hourly_price(priced);
+}
+
+// The largest slice of a TPU: what its interconnect joins; throws for other chips.
+inline Shape pod_shape(const Chip& chip) {
+  static const List<std::string> names = {"tpu-v2",  "tpu-v3",  "tpu-v4", "tpu-v5e",
+                                          "tpu-v5p", "tpu-v6e", "tpu-v7"};
+  static const List<Shape> shapes = {{16, 16},     {32, 32}, {16, 16, 16}, {16, 16},
+                                     {16, 20, 28}, {16, 16}, {4, 4, 576}};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (chip.name == names[i]) {
+      return shapes[i];
+    }
+  }
+  detail::fail({"pod_shape: ", chip.name.empty() ? "this chip" : chip.name, " is not of a TPU pod",
+                "; for v2 to v7 it is known, of GPUs see fat_tree(machine)"});
+}
+
+struct PodFigures {
+  std::string chip;
+  Quantity chips, flops_bf16, flops_int8, flops_fp8, memory;  // 0: not known
+  Quantity all_reduce, bisection, network;                    // B/s, one way; vendor's links
+  Quantity flops_per_dollar;                                  // bf16
+
+  Table table() const;
+};
+
+// What the pod's table gives when the chip's figures are multiplied out.
+inline PodFigures pod_figures(const Chip& chip) {
+  const Shape shape = pod_shape(chip);
+  const Chip vendor = vendor_links(chip);
+  const Machine pod = machine(vendor, shape);
+  std::int64_t longest = 1;
+  for (int d = 0; d < shape.size(); ++d) {
+    longest = shape[d] > longest ? shape[d] : longest;
+  }
+  PodFigures out;
+  out.chip = chip.name;
+  out.chips = Quantity(static_cast<double>(shape.count()), "chip", "N", pod.name);
+  const auto each = [&](const char* name, double value, const char* unit, const char* source) {
+    return value > 0 ? named(name, out.chips * Quantity(value, unit, source, chip.name))
+                     : Quantity();
+  };
+  out.flops_bf16 = each("bf16 FLOP/s of the pod", chip.flops_bf16, "FLOP/s/chip", "C_bf16");
+  out.flops_int8 = each("int8 OP/s of the pod", chip.flops_int8, "OP/s/chip", "C_int8");
+  out.flops_fp8 = each("fp8 FLOP/s of the pod", chip.flops_fp8, "FLOP/s/chip", "C_fp8");
+  out.memory = each("memory of the pod", chip.memory_bytes, "B/chip", "M");
+  out.network = each("data-centre network of the pod", chip.dcn_bandwidth, "B/s/chip", "W_dcn");
+  const Quantity links(vendor.links, "1/chip", "links");
+  const Quantity rate = quantity_of(pod.links[0].bandwidth, Convention::one_way, "W_link",
+                                    "a link, the vendor's rate");
+  out.all_reduce = named("all-reduce bandwidth", out.chips * links * rate);
+  const Quantity side(static_cast<double>(longest), "chip", "X", "longest side");
+  out.bisection = named("bisection bandwidth", 2.0 * out.chips / side * rate, "links cut twice");
+  if (chip.dollars_per_hour > 0) {
+    out.flops_per_dollar = flops_per_dollar(chip);
+  }
+  return out;
+}
+inline PodFigures pod_figures(const std::string& name) { return pod_figures(chip(name)); }
+
+inline Table PodFigures::table() const {
+  Table out;
+  out.title = "Pod of " + chip + ", " + chips.source();
+  out.columns = {"figure", "formula", "value"};
+  for (const Quantity* q : {&flops_bf16, &flops_int8, &flops_fp8, &memory, &all_reduce, &bisection,
+                            &network, &flops_per_dollar}) {
+    if (q->value() > 0) {
+      const std::string unit = q->unit();
+      out.add({q->name(), q->formula(), format_si(q->value(), unit)});
+    }
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const PodFigures& figures) {
+  return out << figures.table();
+}
+
+// A level of a fat tree: a switch (a node's NVSwitches, the leaves, the spines) over `degree`
+// parts.
+struct FatTreeLevel {
+  std::string name;
+  std::int64_t degree = 1;
+  Quantity part;       // what each part below sends into it, one way
+  Quantity all;        // all of them
+  Quantity gathering;  // bytes gathered a second when this level limits: part D / (D - 1)
+};
+
+// The levels of a machine of switches, the node first: machine("h100", {4, 32, 8}) has nodes of 8
+// GPUs, leaves of 32 nodes and a spine of 4 leaves: 514, 413 and 17,067 GB/s to gather.
+inline List<FatTreeLevel> fat_tree(const Machine& machine) {
+  List<FatTreeLevel> levels;
+  for (int d = machine.dims.size() - 1; d >= 0; --d) {
+    static const char* const names[] = {"node", "leaf", "spine"};
+    const std::size_t at = levels.size();
+    const AxisKind kind = machine.links[static_cast<std::size_t>(d)].kind;
+    if (kind != AxisKind::switched || at > 2) {
+      detail::fail({"fat_tree: ", machine.name, ": dimension ", d, " is ", name_of(kind),
+                    at > 2 ? ", above a spine" : "",
+                    "; at most three of switches are right, as machine(\"h100\", {4, 32, 8})"});
+    }
+    FatTreeLevel level;
+    level.name = names[at];
+    level.degree = machine.dims[d];
+    const Quantity below(static_cast<double>(detail::chips_behind(machine, d)), "", "S",
+                         "GPUs of a part");
+    const Quantity rate =
+        quantity_of(Bandwidth::one_way(machine.egress(d)), Convention::one_way, "W", "of a GPU");
+    const Quantity degree(static_cast<double>(level.degree), "", "D", "parts");
+    level.part = named(detail::cat({"W_", names[at]}), below * rate, "of a part, one way");
+    level.all = named("of all parts", degree * level.part, "one way");
+    level.gathering = level.degree > 1
+                          ? named("all-gather", level.part * degree / (degree - 1.0))
+                          : Quantity(0, "B/s", "all-gather", "of one part: nothing is sent");
+    levels.push_back(level);
+  }
+  return levels;
+}
+
+inline Table fat_tree_table(const Machine& machine) {
+  Table out;
+  out.title = "Fat tree of " + machine.name + ", one way";
+  out.columns = {"level", "degree", "a part sends", "all parts", "all-gather"};
+  for (const FatTreeLevel& level : fat_tree(machine)) {
+    out.add({level.name, detail::cat({level.degree}), format_si(level.part.value(), "B/s"),
+             format_si(level.all.value(), "B/s"), format_si(level.gathering.value(), "B/s")});
+  }
+  return out;
+}
+
+// What joins GPUs: NVLink by generation in a node, ports between nodes (scaling book, chapter 12).
+inline Table network_table() {
+  struct Row {
+    const char *name, *chip;
+    int switches;
+  };
+  static const Row rows[] = {{"NVLink 3", "a100-80", 6},
+                             {"NVLink 4", "h100-sxm", 4},
+                             {"NVLink 5", "b200", 2},
+                             {"NVLink 5, NVL72", "gb200", 18}};
+  Table out;
+  out.title = "GPU networks, one way";
+  out.columns = {"network",     "chip",       "a link", "links",
+                 "a GPU sends", "NVSwitches", "GPUs",   "between nodes, a GPU",
+                 "a node sends"};
+  for (const Row& row : rows) {
+    const Chip gpu = chip(row.chip);
+    out.add({row.name, row.chip, format_si(gpu.link_bandwidth, "B/s"), detail::cat({gpu.links}),
+             format_si(gpu.links * gpu.link_bandwidth, "B/s"), detail::cat({row.switches}),
+             detail::cat({gpu.domain_chips}), format_si(gpu.dcn_bandwidth, "B/s"),
+             format_si(gpu.domain_chips * gpu.dcn_bandwidth, "B/s")});
+  }
+  return out;
 }
 
 }}  // namespace tinyscale
@@ -30487,7 +31911,9 @@ struct Hooks {
 // >> tinyscale/model/model_config.hpp
 // The shape of a transformer: a plain struct from which everything else follows.
 // Parameters of a layer: attention D K (2 H + 2 KV), feed-forward 2 D F (3 D F when gated),
-// with D width, H heads, KV key-value heads, K head size, F hidden width.
+// with D width, H heads, KV key-value heads, K head size, F hidden width. Latent attention through
+// ranks Q and C, rotary head R, value head W: D Q + Q H (K + R) + D (C + R) + C H (K + W) + H W D.
+// Source of the last: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -30516,32 +31942,80 @@ struct ModelConfig {
   int top_k = 0;                   // experts that a token visits
   std::int64_t expert_hidden = 0;  // F of one expert
   int shared_experts = 0;          // experts that every token visits
+  std::int64_t dense_layers = 0;   // of a mixture: first layers with a feed-forward of `hidden`
+  bool router_bias = false;        // a number for each expert beside the router's matrix
   double rope_theta = 10000.0;
   double norm_epsilon = 1e-5;
   double initializer_range = 0.0;  // deviation of a new linear weight; 0: by the width
 
+  // Latent attention: the head size is then that of a query or key without its rotary part.
+  std::int64_t kv_lora_rank = 0;  // C, numbers cached beside the rotary key; 0: not latent
+  std::int64_t q_lora_rank = 0;   // Q; 0: queries come from the width at once
+  std::int64_t rope_head = 0;     // R, numbers of a query and key that carry the position
+  std::int64_t value_head = 0;    // W; 0: the head size
+
+  // Local attention: layer i, from 0, sees all tokens when global_every divides i + 1.
+  std::int64_t window = 0;        // tokens that a local layer sees, itself one; 0: none is local
+  std::int64_t global_every = 0;  // 0: with a window, all layers are local
+
   int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
   std::int64_t other_parameters = 0;  // what the fields above do not describe
-  std::int64_t other_active = 0;      // the same for the parameters that a token uses
-  std::int64_t kv_width = 0;          // numbers cached per token and layer when not 2 KV K
   double training_tokens = 0;         // as published by the model's makers; 0: not published
   std::string beyond;  // what this library's transformer lacks to run it; empty: it runs
 
   bool gated() const { return activation == Activation::swiglu || activation == Activation::geglu; }
   std::int64_t query_width() const { return heads * head_size; }
   std::int64_t key_width() const { return kv_heads * head_size; }
-  std::int64_t cached_numbers() const { return kv_width > 0 ? kv_width : 2 * key_width(); }
+  bool latent() const { return kv_lora_rank > 0; }
+  std::int64_t score_head() const { return head_size + (latent() ? rope_head : 0); }
+  std::int64_t output_head() const { return value_head > 0 ? value_head : head_size; }
+  std::int64_t output_width() const { return heads * output_head(); }  // what attention hands on
+  std::int64_t mixture_layers() const { return experts > 0 ? layers - dense_layers : 0; }
+  bool is_local(std::int64_t layer) const;
+  std::int64_t local_layers() const;
+  std::int64_t cached_numbers() const;                     // of one token and layer
+  std::int64_t cached_numbers(std::int64_t tokens) const;  // of one sequence that long, all layers
   std::int64_t norm_parameters() const { return norm == Norm::layer && bias ? 2 * width : width; }
   std::int64_t attention_parameters() const;                 // of one layer, without its norm
   std::int64_t feed_forward_parameters(std::int64_t) const;  // of one dense layer that wide
-  std::int64_t layer_parameters(std::int64_t experts_counted) const;
+  std::int64_t layer_parameters(std::int64_t experts_counted) const;  // of a mixture if it is one
+  std::int64_t dense_layer_parameters() const;
+  std::int64_t router_parameters() const { return width * experts + (router_bias ? experts : 0); }
   std::int64_t embedding_parameters() const;  // both tables and the output matrix
   std::int64_t parameters() const;
-  std::int64_t active_parameters() const;  // those that one token uses
+  std::int64_t active_parameters() const;                            // those that one token uses
+  std::int64_t parameters_with(std::int64_t experts_counted) const;  // so many in each mixture
   void validate() const;
 };
 
+inline bool ModelConfig::is_local(std::int64_t layer) const {
+  return window > 0 && (global_every == 0 || (layer + 1) % global_every != 0);
+}
+
+inline std::int64_t ModelConfig::local_layers() const {
+  return window == 0 ? 0 : layers - (global_every > 0 ? layers / global_every : 0);
+}
+
+inline std::int64_t ModelConfig::cached_numbers() const {
+  return latent() ? kv_lora_rank + rope_head : 2 * key_width();
+}
+
+// Local layers keep the last `window` tokens alone.
+inline std::int64_t ModelConfig::cached_numbers(std::int64_t tokens) const {
+  const std::int64_t local = local_layers();
+  const std::int64_t kept = tokens < window ? tokens : window;
+  return cached_numbers() * ((layers - local) * tokens + local * kept);
+}
+
 inline std::int64_t ModelConfig::attention_parameters() const {
+  if (latent()) {
+    const std::int64_t scores = heads * score_head();
+    const std::int64_t queries =  // the ranks have a norm each
+        q_lora_rank > 0 ? q_lora_rank * (width + 1 + scores) : width * scores;
+    const std::int64_t keys = width * (kv_lora_rank + rope_head) + kv_lora_rank +
+                              kv_lora_rank * (query_width() + output_width());
+    return queries + keys + output_width() * width;
+  }
   std::int64_t n = width * (2 * query_width() + 2 * key_width());
   if (bias || qkv_bias) {
     n += query_width() + 2 * key_width();
@@ -30554,13 +32028,16 @@ inline std::int64_t ModelConfig::feed_forward_parameters(std::int64_t wide) cons
   return (inputs + 1) * width * wide + (bias ? inputs * wide + width : 0);
 }
 
+inline std::int64_t ModelConfig::dense_layer_parameters() const {
+  return attention_parameters() + block_norms * norm_parameters() + feed_forward_parameters(hidden);
+}
+
 // A mixture counts its router and as many experts as asked.
 inline std::int64_t ModelConfig::layer_parameters(std::int64_t experts_counted) const {
-  std::int64_t n = attention_parameters() + block_norms * norm_parameters();
   if (experts == 0) {
-    return n + feed_forward_parameters(hidden);
+    return dense_layer_parameters();
   }
-  return n + width * experts +
+  return attention_parameters() + block_norms * norm_parameters() + router_parameters() +
          (experts_counted + shared_experts) * feed_forward_parameters(expert_hidden);
 }
 
@@ -30569,14 +32046,15 @@ inline std::int64_t ModelConfig::embedding_parameters() const {
   return vocabulary * width * (tied ? 1 : 2) + places * width;
 }
 
-inline std::int64_t ModelConfig::parameters() const {
-  return layers * layer_parameters(experts) + norm_parameters() + embedding_parameters() +
-         other_parameters;
-}
+inline std::int64_t ModelConfig::parameters() const { return parameters_with(experts); }
 
-inline std::int64_t ModelConfig::active_parameters() const {
-  return layers * layer_parameters(top_k) + norm_parameters() + embedding_parameters() +
-         (other_active != 0 ? other_active : other_parameters);
+inline std::int64_t ModelConfig::active_parameters() const { return parameters_with(top_k); }
+
+inline std::int64_t ModelConfig::parameters_with(std::int64_t experts_counted) const {
+  const std::int64_t mixtures = mixture_layers();
+  const std::int64_t mixed = mixtures > 0 ? mixtures * layer_parameters(experts_counted) : 0;
+  return (layers - mixtures) * dense_layer_parameters() + mixed + norm_parameters() +
+         embedding_parameters() + other_parameters;
 }
 
 namespace detail {
@@ -30596,10 +32074,16 @@ inline void check_config_counts(const ModelConfig& c) {
                 {"context", c.context, 1, size},
                 {"experts", c.experts, 0, few},
                 {"shared_experts", c.shared_experts, 0, few},
-                {"hidden", c.hidden, c.experts > 0 ? 0 : 1, size},
+                {"dense_layers", c.dense_layers, 0, c.experts > 0 ? c.layers : 0},
+                {"hidden", c.hidden, c.experts > 0 && c.dense_layers == 0 ? 0 : 1, size},
                 {"expert_hidden", c.expert_hidden, c.experts > 0 ? 1 : 0, size},
                 {"block_norms", c.block_norms, 0, 4},
-                {"kv_width", c.kv_width, 0, size}};
+                {"kv_lora_rank", c.kv_lora_rank, 0, size},
+                {"q_lora_rank", c.q_lora_rank, 0, c.latent() ? size : 0},
+                {"rope_head", c.rope_head, 0, c.latent() ? size : 0},
+                {"value_head", c.value_head, 0, c.latent() ? size : 0},
+                {"window", c.window, 0, size},
+                {"global_every", c.global_every, 0, c.window > 0 ? few : 0}};
   for (const auto& count : counts) {
     const bool low = count.value < count.least;
     if (low || count.value > count.most) {
@@ -30612,10 +32096,15 @@ inline void check_config_counts(const ModelConfig& c) {
 // Doubles do not overflow: when this is below 1e18, parameters() does not either.
 inline void check_config_product(const ModelConfig& c) {
   const auto n = [](std::int64_t value) { return static_cast<double>(value); };
-  const double hidden =
-      c.experts > 0 ? n(c.experts + c.shared_experts) * n(c.expert_hidden) : n(c.hidden);
-  const double layer = 2 * n(c.heads + c.kv_heads) * n(c.head_size) + 3 * hidden + n(c.experts) + 4;
-  const double about = n(c.width) * (n(c.layers) * layer + 2 * n(c.vocabulary) + n(c.context));
+  const double mixed = n(c.experts + c.shared_experts) * n(c.expert_hidden);
+  const double hidden = n(c.hidden) > mixed ? n(c.hidden) : mixed;
+  const double ranks = n(c.q_lora_rank) + n(c.kv_lora_rank) + n(c.rope_head);
+  const double heads = n(c.heads) * (n(c.head_size) + n(c.rope_head) + n(c.value_head));
+  const double attention =
+      c.latent() ? ranks + heads : 2 * n(c.heads + c.kv_heads) * n(c.head_size);
+  const double layer = attention + 3 * hidden + 2 * n(c.experts) + 4;
+  const double about = n(c.width) * (n(c.layers) * layer + 2 * n(c.vocabulary) + n(c.context)) +
+                       n(c.layers) * ranks * heads;
   if (about > 1e18) {
     fail({"ModelConfig: ", c.name, ": its sizes make about ", about,
           " parameters; at most 1e+18 can be counted"});
@@ -30627,6 +32116,25 @@ inline void config_above_zero(const ModelConfig& c, const char* field, double va
     fail({"ModelConfig: ", c.name, ": ", field, " is ", value,
           "; a number above 0 and below 1e+30 is right"});
   }
+}
+
+}  // namespace detail
+
+namespace detail {
+
+// What the fields ask for and this library's transformer lacks, in words; empty: nothing.
+inline std::string lacking(const ModelConfig& c) {
+  std::string all;
+  const auto add = [&all](bool lacks, const char* what) {
+    all += lacks ? (all.empty() ? "" : ", ") + std::string(what) : "";
+  };
+  add(c.latent(), "latent attention");
+  add(c.dense_layers > 0, "dense first layers");
+  add(c.router_bias, "biases of the router");
+  add(c.block_norms == 1, "attention and feed-forward side by side");
+  add(c.block_norms == 4, "norms after each sublayer");
+  add(c.window > 0, "sliding windows");
+  return all;
 }
 
 }  // namespace detail
@@ -30648,6 +32156,15 @@ inline void ModelConfig::validate() const {
   if (experts > 0 && (top_k < 1 || top_k > experts)) {
     detail::fail({"ModelConfig: ", name, ": top_k is ", top_k, " of ", experts, " experts; 1 to ",
                   experts, " is right"});
+  }
+  if (latent() && (rope_head < 2 || rope_head % 2 != 0 || kv_heads != heads)) {
+    detail::fail({"ModelConfig: ", name, ": latent attention with rope_head ", rope_head, " and ",
+                  kv_heads, " kv_heads of ", heads,
+                  " heads; an even rope_head from 2 and as many kv_heads as heads are right"});
+  }
+  if (latent() && (bias || qkv_bias || qk_norm)) {
+    detail::fail({"ModelConfig: ", name,
+                  ": latent attention with bias, qkv_bias or qk_norm; each false is right"});
   }
   if (!detail::is_finite(initializer_range) || initializer_range < 0 || initializer_range >= 100) {
     detail::fail({"ModelConfig: ", name, ": initializer_range is ", initializer_range,
@@ -30916,8 +32433,9 @@ class Transformer {
 // that over sqrt(2 layers).
 inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
     : config(std::move(shape)), seed_(seed) {
-  if (!config.beyond.empty()) {
-    detail::fail({"Transformer: ", config.name, " is planned, not run: it has ", config.beyond,
+  const std::string beyond = config.beyond.empty() ? detail::lacking(config) : config.beyond;
+  if (!beyond.empty()) {
+    detail::fail({"Transformer: ", config.name, " is planned, not run: it has ", beyond,
                   "; config(\"nano\") is one that runs"});
   }
   config.validate();
@@ -31297,6 +32815,7 @@ struct Json {
   std::string text;
   List<Json> list;
   List<JsonField> fields;
+  std::size_t at = 0;  // byte of the text where the value begins
 
   // The field of that name, or null when there is none.
   const Json* find(const std::string& key) const;
@@ -31333,6 +32852,8 @@ class JsonReader {
     }
     return value;
   }
+  // After an Error: the byte that is wrong; of a key that stands twice, where its second value is.
+  std::size_t position() const { return wrong_ > 0 ? wrong_ : at_; }
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
@@ -31365,6 +32886,7 @@ class JsonReader {
     }
     Json value;
     const char c = peek();
+    value.at = at_;
     if (c == '{') {
       read_object(value, depth);
     } else if (c == '[') {
@@ -31403,10 +32925,11 @@ class JsonReader {
     check_unique(value);
   }
 
-  void check_unique(const Json& object) const {
+  void check_unique(const Json& object) {
     NameTable times;
     for (const JsonField& field : object.fields) {
       if (++times[field.name] > 1) {
+        wrong_ = field.value.at;
         fail(cat({"the key \"", field.name, "\" stands twice, before"}));
       }
     }
@@ -31560,6 +33083,7 @@ class JsonReader {
 
   const std::string& text_;
   std::size_t at_ = 0;
+  std::size_t wrong_ = 0;  // 0: at_
 };
 
 }  // namespace detail
@@ -32533,10 +34057,8 @@ inline bool starts_with(const std::string& text, const char* start) {
 }
 
 // Adds what makes the whole equal a count that was published for this one architecture.
-inline void count_as(ModelConfig& c, std::int64_t all, std::int64_t active) {
-  const std::int64_t other_active = active - c.active_parameters();
+inline void count_as(ModelConfig& c, std::int64_t all) {
   c.other_parameters = all - c.parameters();
-  c.other_active = other_active;
 }
 
 inline void family_llama(ModelConfig& c, const std::string& family) {
@@ -32554,16 +34076,21 @@ inline void family_llama(ModelConfig& c, const std::string& family) {
   c.qk_norm = family == "qwen3" || family == "gemma3";
   c.norm_epsilon = starts_with(family, "qwen") ? 1e-6 : 1e-5;
   if (family == "deepseek") {
-    c.kv_width = 576;  // 512 of the compressed key and value, 64 of the rotary key
-    c.beyond = "latent attention, dense first layers";
-    count_as(c, 671026419200, 37552297472);
+    c.kv_lora_rank = 512;
+    c.q_lora_rank = 1536;
+    c.rope_head = 64;
+    c.value_head = 128;
+    c.dense_layers = 3;
+    c.router_bias = true;
+    c.norm_epsilon = 1e-6;
   }
   if (starts_with(family, "gemma")) {
     c.activation = Activation::geglu;
     c.norm_epsilon = 1e-6;
     c.rope_theta = family == "gemma3" ? 1e6 : 1e4;
     c.block_norms = 4;
-    c.beyond = "norms after each sublayer, sliding windows";
+    c.window = family == "gemma2" ? 4096 : c.name == "gemma3-1b" ? 512 : 1024;
+    c.global_every = family == "gemma2" ? 2 : 6;
   }
 }
 
@@ -32572,7 +34099,7 @@ inline void family_gpt(ModelConfig& c, const std::string& family) {
   c.activation = family == "nano" ? Activation::gelu : Activation::gelu_tanh;
   if (c.name == "gpt3-1.3b" || c.name == "gpt3-13b") {
     const std::int64_t all = c.name == "gpt3-13b" ? 12952938780 : 1315723264;
-    count_as(c, all, all);
+    count_as(c, all);
     c.beyond = "a published head count whose product with the head size is not the width";
   }
 }
@@ -32584,12 +34111,10 @@ inline void family_other(ModelConfig& c, const std::string& family) {
     c.position = Position::rotary;
     c.block_norms = 1;  // its norms, feed-forward and output matrix alone have biases
     c.other_parameters = c.layers * (2 * c.width + c.hidden) + c.width + c.vocabulary;
-    c.beyond = "attention and feed-forward side by side";
   } else if (family == "palm") {
     c.activation = Activation::swiglu;
     c.position = Position::rotary;
     c.block_norms = 1;
-    c.beyond = "attention and feed-forward side by side";
   } else if (family == "vit") {
     const std::int64_t patch = c.name == "vit-h14" ? 14 : 16;
     c.bias = true;  // patch embedding, class token, head of 1000 classes
@@ -32597,7 +34122,7 @@ inline void family_other(ModelConfig& c, const std::string& family) {
     c.beyond = "patches of an image in place of tokens";
   } else if (family == "diffusion") {
     c.beyond = "convolutions: a U-Net, of which only the count is right here";
-    count_as(c, 865910724, 865910724);
+    count_as(c, 865910724);
   }
 }
 
@@ -32628,6 +34153,7 @@ inline ModelConfig parse_preset(const char* row) {
   } else {
     family_llama(c, kind);
   }
+  c.beyond = c.beyond.empty() ? lacking(c) : c.beyond;
   return c;
 }
 
@@ -32697,6 +34223,536 @@ inline ModelConfig config(const std::string& name) {
   }
   detail::fail({"config: no model is named \"", name, "\"; ",
                 alike.empty() ? "known: " + all : "near: " + alike});
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/config_file.hpp
+// The keys of a config.json, one by one. The file is not trusted: what is missing, of another kind
+// or out of bounds is an Error with the file, the line and the key.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+class ConfigFile {
+ public:
+  // Both must outlive it; `file` stands before each error.
+  ConfigFile(const std::string& text, const std::string& file) : text_(text), file_(file) {
+    JsonReader reader(text);
+    try {
+      root_ = reader.whole();
+    } catch (const Error& error) {
+      wrong(reader.position(), error.what());
+    }
+    if (root_.kind != Json::Kind::object) {
+      wrong(root_.at, cat({"the file is ", shown(root_), "; an object of keys is right"}));
+    }
+    keys_ = &root_;
+  }
+  ConfigFile(const ConfigFile&) = delete;
+  ConfigFile& operator=(const ConfigFile&) = delete;
+
+  // From here on the keys of the object under that key, if there is one.
+  void enter(const char* key) {
+    const Json* inner = find(key);
+    if (inner != nullptr) {
+      keys_ = &kind(*inner, key, Json::Kind::object, "an object of keys");
+    }
+  }
+
+  // A key that is null is one that is not there.
+  const Json* find(const char* key) const {
+    const Json* value = keys_->find(key);
+    return value != nullptr && value->kind == Json::Kind::null ? nullptr : value;
+  }
+  const char* either(const char* key, const char* other) const {
+    return find(key) == nullptr && find(other) != nullptr ? other : key;
+  }
+
+  std::int64_t whole(const char* key, std::int64_t least, std::int64_t most) const {
+    const Json* value = find(key);
+    if (value == nullptr) {
+      wrong(keys_->at, cat({key, " is missing; a whole number from ", least, " is right"}));
+    }
+    const double n = value->number;
+    const bool number = value->kind == Json::Kind::number;
+    if (!number || !(n >= static_cast<double>(least)) || !is_finite(n) || n != whole_part(n)) {
+      refuse(*value, key, cat({"a whole number from ", least, " is right"}));
+    }
+    if (n > static_cast<double>(most)) {
+      refuse(*value, key, cat({"a whole number up to ", most, " is right"}));
+    }
+    return static_cast<std::int64_t>(n);
+  }
+  // `otherwise` stands for a key that is not there.
+  std::int64_t whole_or(const char* key, std::int64_t least, std::int64_t most,
+                        std::int64_t otherwise) const {
+    return find(key) == nullptr ? otherwise : whole(key, least, most);
+  }
+  double number_or(const char* key, double least, double below, double otherwise) const {
+    const Json* value = find(key);
+    if (value == nullptr) {
+      return otherwise;
+    }
+    const double n = value->number;
+    if (value->kind != Json::Kind::number || !(n >= least && n < below)) {
+      refuse(*value, key, cat({"a number from ", least, " and below ", below, " is right"}));
+    }
+    return n;
+  }
+  bool flag_or(const char* key, bool otherwise) const {
+    const Json* value = find(key);
+    return value == nullptr ? otherwise
+                            : kind(*value, key, Json::Kind::boolean, "true or false").number != 0;
+  }
+  std::string word_or(const char* key, const char* otherwise) const {
+    const Json* value = find(key);
+    return value == nullptr ? otherwise : kind(*value, key, Json::Kind::text, "a text").text;
+  }
+  const List<Json>* list(const char* key) const {
+    const Json* value = find(key);
+    return value == nullptr ? nullptr : &kind(*value, key, Json::Kind::list, "a list").list;
+  }
+
+  // Throws: the key is what it is, and what would be right.
+  [[noreturn]] void refuse(const char* key, const std::string& right) const {
+    const Json* value = keys_->find(key);
+    if (value == nullptr) {
+      wrong(keys_->at, cat({key, " is missing; ", right}));
+    }
+    refuse(*value, key, right);
+  }
+  // Throws: the sentence, with the line of the key, or of the object when it is not there.
+  [[noreturn]] void fail_at(const char* key, const std::string& sentence) const {
+    const Json* value = keys_->find(key);
+    wrong(value == nullptr ? keys_->at : value->at, sentence);
+  }
+
+ private:
+  [[noreturn]] void refuse(const Json& value, const char* key, const std::string& right) const {
+    wrong(value.at, cat({key, " is ", shown(value), "; ", right}));
+  }
+  [[noreturn]] void wrong(std::size_t at, const std::string& sentence) const {
+    std::int64_t line = 1;
+    for (std::size_t i = 0; i < at && i < text_.size(); ++i) {
+      line += text_[i] == '\n' ? 1 : 0;
+    }
+    fail({file_, ":", line, ": ", sentence});
+  }
+  const Json& kind(const Json& value, const char* key, Json::Kind right, const char* words) const {
+    if (value.kind != right) {
+      refuse(value, key, cat({words, " is right"}));
+    }
+    return value;
+  }
+
+  // Whole numbers beyond 2^53 are all there is.
+  static double whole_part(double n) {
+    return n < 9007199254740992.0 ? static_cast<double>(static_cast<std::int64_t>(n)) : n;
+  }
+  static std::string shown(const Json& value) {
+    switch (value.kind) {
+      case Json::Kind::boolean: return value.number != 0 ? "true" : "false";
+      case Json::Kind::number: return cat({value.number});
+      case Json::Kind::text: return cat({"\"", json_escape(value.text.substr(0, 40)), "\""});
+      case Json::Kind::list: return "a list";
+      case Json::Kind::object: return "an object";
+      default: return "null";
+    }
+  }
+
+  const std::string& text_;
+  const std::string& file_;
+  Json root_;
+  const Json* keys_ = nullptr;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/model/read_config.hpp
+// A model's shape from the config.json beside its weights on Hugging Face: read_config(path). What
+// this library's transformer lacks to run it stands in `beyond`. Source of the keys, and of what
+// holds for keys left out: the configuration classes of the transformers library.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// Bounds with which no sum of parameters runs over; ModelConfig::validate has the same.
+constexpr std::int64_t config_size = 2147483647, config_few = 1000000;
+
+class ConfigReader {
+ public:
+  ConfigReader(const std::string& text, const std::string& file) : file_(text, file) {}
+
+  ModelConfig read(const std::string& name) {
+    c_.name = name;
+    read_type();
+    c_.vocabulary = is("gemma3") ? file_.whole_or("vocab_size", 1, config_size, 262208)
+                                 : file_.whole("vocab_size", 1, config_size);
+    c_.initializer_range = file_.number_or("initializer_range", 0, 100, 0);
+    if (is("gpt") || is("opt") || is("bloom")) {
+      read_gpt();
+    } else {
+      read_llama();
+    }
+    note(!lacking(c_).empty(), lacking(c_));
+    c_.beyond = beyond_;
+    try {
+      c_.validate();
+    } catch (const Error& error) {
+      file_.fail_at("model_type", error.what());
+    }
+    return c_;
+  }
+
+ private:
+  // Whether the type begins so.
+  bool is(const char* start) const { return type_.rfind(start, 0) == 0; }
+  void note(bool lacks, const std::string& what) {
+    beyond_ += lacks ? (beyond_.empty() ? "" : ", ") + what : "";
+  }
+  // What a key must be a multiple of.
+  void divides(const char* key, std::int64_t n, const char* by, std::int64_t d) const {
+    if (n % d != 0) {
+      file_.fail_at(by, cat({key, " is ", n, ", ", by, " ", d, "; a multiple of it is right"}));
+    }
+  }
+
+  void read_type() {
+    static const char* const known[] = {
+        "bloom", "deepseek_v2", "deepseek_v3", "gemma", "gemma2",   "gemma3",  "gemma3_text",
+        "gpt2",  "gpt_neox",    "gptj",        "llama", "mistral",  "mixtral", "opt",
+        "phi3",  "qwen2",       "qwen2_moe",   "qwen3", "qwen3_moe"};
+    type_ = file_.word_or("model_type", "");
+    std::string all;
+    for (const char* type : known) {
+      if (type_ == type) {
+        if (type_ == "gemma3") {  // images beside the text: its text part alone
+          file_.enter("text_config");
+        }
+        return;
+      }
+      all += cat({all.empty() ? "" : ", ", type});
+    }
+    file_.refuse("model_type", "known: " + all);
+  }
+
+  // GPT-2 and those after it with layer norms, biases and two matrices in a feed-forward.
+  void read_gpt() {
+    const bool neox = is("gpt_neox"), opt = is("opt"), bloom = is("bloom"), gptj = is("gptj");
+    const char* width = neox || opt ? "hidden_size" : file_.either("n_embd", "hidden_size");
+    width = bloom ? file_.either("hidden_size", "n_embed") : width;
+    const char* heads =
+        neox || opt ? "num_attention_heads" : file_.either("n_head", "num_attention_heads");
+    const char* layers =
+        neox || opt ? "num_hidden_layers" : file_.either("n_layer", "num_hidden_layers");
+    const char* hidden = neox ? "intermediate_size" : opt ? "ffn_dim" : "n_inner";
+    c_.layers = file_.whole(layers, 1, config_few);
+    c_.width = file_.whole(width, 1, config_size / 4);
+    c_.heads = c_.kv_heads = file_.whole(heads, 1, config_few);
+    divides(width, c_.width, heads, c_.heads);
+    c_.head_size = c_.width / c_.heads;
+    c_.hidden = neox || opt ? file_.whole(hidden, 1, config_size)
+                            : file_.whole_or(hidden, 1, config_size, 4 * c_.width);
+    c_.context = bloom ? file_.whole_or("seq_length", 1, config_size, 2048)
+                       : file_.whole(neox || opt ? "max_position_embeddings" : "n_positions", 1,
+                                     config_size - 2);
+    c_.bias = !gptj;
+    c_.tied = file_.flag_or("tie_word_embeddings", !(neox || gptj));
+    c_.position = neox || bloom || gptj ? Position::rotary : Position::learned;
+    c_.norm_epsilon =
+        file_.number_or(neox ? "layer_norm_eps" : "layer_norm_epsilon", 1e-30, 1, 1e-5);
+    const char* act = neox ? "hidden_act" : "activation_function";
+    read_activation(act, opt ? "relu" : bloom ? "gelu_tanh" : neox ? "gelu" : "gelu_new", false);
+    finish_gpt(neox, opt, bloom, gptj);
+  }
+
+  // What each adds, in parameters and beyond this library.
+  void finish_gpt(bool neox, bool opt, bool bloom, bool gptj) {
+    if (neox) {
+      c_.rope_theta = file_.number_or("rotary_emb_base", 1, 1e30, 10000);
+      note(file_.number_or("rotary_pct", 0, 1.5, 0.25) < 1, "positions on a part of each head");
+      note(file_.flag_or("use_parallel_residual", true), "attention and feed-forward side by side");
+      if (!file_.flag_or("attention_bias", true)) {
+        file_.refuse("attention_bias", "true is right: others cannot be counted");
+      }
+    } else if (gptj) {
+      note(file_.whole_or("rotary_dim", 0, config_size, 64) < c_.head_size,
+           "positions on a part of each head");
+      c_.block_norms = 1;  // norms, feed-forward and output matrix alone have biases
+      c_.other_parameters = c_.layers * (2 * c_.width + c_.hidden) + c_.width + c_.vocabulary;
+    } else if (opt) {
+      if (file_.whole_or("word_embed_proj_dim", 1, config_size, c_.width) != c_.width) {
+        file_.refuse("word_embed_proj_dim", cat({"hidden_size, ", c_.width, ", is right"}));
+      }
+      if (!file_.flag_or("do_layer_norm_before", true)) {
+        file_.refuse("do_layer_norm_before", "true is right: others cannot be counted");
+      }
+      c_.other_parameters = 2 * c_.width;  // two more rows of positions
+      note(true, "positions that begin at 2");
+    } else if (bloom) {
+      c_.other_parameters = 2 * c_.width;  // a norm after the embedding
+      note(true, "positions as a slope of the scores, a norm after the embedding");
+    }
+  }
+
+  // Llama and those after it, with RMS norms, rotary positions and gated feed-forwards.
+  void read_llama() {
+    const bool gemma = is("gemma"), gemma3 = is("gemma3");
+    c_.norm = Norm::rms;
+    c_.position = Position::rotary;
+    c_.layers = file_.whole("num_hidden_layers", 1, config_few);
+    c_.width = file_.whole("hidden_size", 1, config_size);
+    c_.heads = gemma3 ? file_.whole_or("num_attention_heads", 1, config_few, 8)
+                      : file_.whole("num_attention_heads", 1, config_few);
+    c_.kv_heads = file_.whole_or("num_key_value_heads", 1, config_few, gemma3 ? 4 : c_.heads);
+    divides("num_attention_heads", c_.heads, "num_key_value_heads", c_.kv_heads);
+    c_.context = gemma3 ? file_.whole_or("max_position_embeddings", 1, config_size, 131072)
+                        : file_.whole("max_position_embeddings", 1, config_size);
+    c_.tied = file_.flag_or("tie_word_embeddings", gemma);
+    c_.qk_norm = is("qwen3") || gemma3;
+    c_.norm_epsilon = file_.number_or("rms_norm_eps", 1e-30, 1, 1e-6);
+    read_head(gemma || is("qwen3"));
+    read_mixture();
+    read_rotary(gemma3 ? 1e6 : 1e4);
+    read_windows();
+    const char* act = gemma ? file_.either("hidden_activation", "hidden_act") : "hidden_act";
+    read_activation(act, gemma ? "gelu_pytorch_tanh" : "silu", true);
+    read_biases();
+    if (gemma) {
+      c_.block_norms = is("gemma2") || gemma3 ? 4 : 2;
+      note(true, "embeddings times the root of the width");
+      note(is("gemma2"), "scores with a soft cap");
+    }
+  }
+
+  void read_head(bool own_default) {
+    if (is("deepseek")) {
+      c_.kv_lora_rank = file_.whole("kv_lora_rank", 1, config_size);
+      c_.q_lora_rank = file_.whole_or("q_lora_rank", 1, config_size, 0);
+      c_.rope_head = file_.whole("qk_rope_head_dim", 2, config_size);
+      c_.head_size = file_.whole("qk_nope_head_dim", 2, config_size);
+      c_.value_head = file_.whole("v_head_dim", 1, config_size);
+      if (c_.rope_head % 2 != 0) {
+        file_.refuse("qk_rope_head_dim", "an even number is right");
+      }
+      c_.kv_heads = c_.heads;
+    } else if (file_.find("head_dim") != nullptr || own_default) {
+      c_.head_size = file_.whole_or("head_dim", 1, config_size, is("gemma") ? 256 : 128);
+    } else {
+      divides("hidden_size", c_.width, "num_attention_heads", c_.heads);
+      c_.head_size = c_.width / c_.heads;
+    }
+    if (c_.head_size % 2 != 0 && !is("deepseek")) {
+      file_.fail_at(file_.either("head_dim", "num_attention_heads"),
+                    cat({"a head has ", c_.head_size, " numbers; an even number is right"}));
+    }
+  }
+
+  // Experts; first layers without them; Qwen2's shared experts are one wide one behind a gate.
+  void read_mixture() {
+    const bool deepseek = is("deepseek"), mixtral = is("mixtral"), qwen = is("qwen") && is_moe();
+    const char* wide =
+        mixtral || !(deepseek || qwen) ? "intermediate_size" : "moe_intermediate_size";
+    const char* number = deepseek  ? "n_routed_experts"
+                         : mixtral ? "num_local_experts"
+                                   : "num_experts";
+    if (!(mixtral || qwen || (deepseek && file_.find(number) != nullptr))) {
+      c_.hidden = file_.whole("intermediate_size", 1, config_size);
+      return;
+    }
+    c_.experts = static_cast<int>(file_.whole(number, 1, config_few));
+    c_.top_k = static_cast<int>(file_.whole("num_experts_per_tok", 1, config_few));
+    if (c_.top_k > c_.experts) {
+      file_.refuse("num_experts_per_tok",
+                   cat({"at most ", number, ", ", c_.experts, ", is right"}));
+    }
+    c_.expert_hidden = file_.whole(wide, 1, config_size);
+    c_.hidden = 0;
+    if (deepseek) {
+      c_.shared_experts = static_cast<int>(file_.whole_or("n_shared_experts", 0, config_few, 0));
+      c_.dense_layers = file_.whole_or("first_k_dense_replace", 0, c_.layers, 0);
+      c_.router_bias = is("deepseek_v3");
+      every_layer("moe_layer_freq");
+    } else if (qwen) {
+      every_layer("decoder_sparse_step");
+      read_dense_list();
+      read_shared_expert();
+    }
+    if (c_.dense_layers > 0) {
+      c_.hidden = file_.whole("intermediate_size", 1, config_size);
+    }
+  }
+  bool is_moe() const {
+    return type_.size() > 4 && type_.compare(type_.size() - 4, 4, "_moe") == 0;
+  }
+  void every_layer(const char* key) const {
+    if (file_.whole_or(key, 1, config_few, 1) != 1) {
+      file_.refuse(key, "1 is right: mixtures in some of the layers cannot be counted");
+    }
+  }
+  void read_dense_list() {
+    const List<Json>* dense = file_.list("mlp_only_layers");
+    for (std::size_t i = 0; dense != nullptr && i < dense->size(); ++i) {
+      const Json& layer = (*dense)[i];
+      if (layer.kind != Json::Kind::number || layer.number != static_cast<double>(i) ||
+          c_.dense_layers == c_.layers) {
+        file_.fail_at("mlp_only_layers",
+                      "mlp_only_layers is not 0, 1, ...: dense layers other than the first "
+                      "cannot be counted");
+      }
+      c_.dense_layers = static_cast<std::int64_t>(i) + 1;
+    }
+  }
+  void read_shared_expert() {
+    const char* key = "shared_expert_intermediate_size";
+    const std::int64_t shared = file_.whole_or(key, 0, config_size, 0);
+    if (shared > 0) {
+      divides(key, shared, "moe_intermediate_size", c_.expert_hidden);
+      c_.shared_experts = static_cast<int>(shared / c_.expert_hidden);
+      c_.other_parameters += (c_.layers - c_.dense_layers) * c_.width;  // its gate
+      note(true, "a gate of the shared expert");
+    }
+  }
+
+  void read_rotary(double theta) {
+    c_.rope_theta = file_.number_or("rope_theta", 1e-30, 1e30, theta);
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {  // newer files have the latter
+      const Json* turns = file_.find(key);
+      const Json* type = turns == nullptr ? nullptr : turns->find("rope_type");
+      const Json* given = turns == nullptr ? nullptr : turns->find("rope_theta");
+      const bool plain = type != nullptr ? type->text == "default" : key[5] == 'p';
+      note(turns != nullptr && !turns->fields.empty() && !plain, "scaled rotary positions");
+      if (given != nullptr && given->number > 0 && given->number < 1e30) {
+        c_.rope_theta = given->number;
+      }
+    }
+    note(file_.number_or("partial_rotary_factor", 0, 1.5, 1) < 1,
+         "positions on a part of each head");
+  }
+
+  // Gemma 2 has a window in every second layer, Gemma 3 in five of six; Qwen when it says so; the
+  // others in all. `layer_types` says it layer by layer.
+  void read_windows() {
+    if (is("gemma2") || is("gemma3")) {
+      c_.window = file_.whole_or("sliding_window", 1, config_size, 4096);
+      const char* key = file_.either("sliding_window_pattern", "_sliding_window_pattern");
+      c_.global_every = is("gemma2") ? 2 : file_.whole_or(key, 1, config_few, 6);
+    } else if (is("mistral") || is("mixtral") || is("phi3") ||
+               (is("qwen") && file_.flag_or("use_sliding_window", false))) {
+      c_.window = file_.whole_or("sliding_window", 1, config_size, 0);
+      const std::int64_t first = file_.whole_or("max_window_layers", 0, config_few, 0);
+      c_.window = first < c_.layers ? c_.window : 0;
+      if (c_.window > 0 && first > 0 && file_.list("layer_types") == nullptr) {
+        file_.refuse("max_window_layers", cat({"0 or all layers, ", c_.layers, ", are right"}));
+      }
+    }
+    if (c_.window > 0) {
+      read_layer_types();
+    }
+    if (c_.window >= c_.context || c_.global_every == 1) {
+      c_.window = 0;  // every token is seen
+    }
+    c_.global_every = c_.window == 0 ? 0 : c_.global_every;
+  }
+  void read_layer_types() {
+    const List<Json>* types = file_.list("layer_types");
+    if (types == nullptr) {
+      return;
+    }
+    const char* key = "layer_types";
+    if (types->size() != static_cast<std::size_t>(c_.layers)) {
+      file_.fail_at(key, cat({"layer_types has ", types->size(), " layers, num_hidden_layers is ",
+                              c_.layers, "; as many are right"}));
+    }
+    c_.global_every = 0;
+    for (std::int64_t i = 0; i < c_.layers; ++i) {
+      const std::string& type = (*types)[static_cast<std::size_t>(i)].text;
+      const bool global = type == "full_attention";
+      if (!global && type != "sliding_attention") {
+        file_.fail_at(key, cat({"layer_types has \"", json_escape(type), "\" at ", i,
+                                "; full_attention or sliding_attention is right"}));
+      }
+      c_.global_every = global && c_.global_every == 0 ? i + 1 : c_.global_every;
+      if (global == c_.is_local(i)) {
+        file_.fail_at(key, cat({"layer_types has \"", type, "\" at ", i,
+                                "; one global layer in each so many can be counted, the last"}));
+      }
+    }
+  }
+
+  void read_activation(const char* key, const char* otherwise, bool gated) {
+    static const char* const known[] = {"gelu",      "gelu_fast", "gelu_new", "gelu_pytorch_tanh",
+                                        "gelu_tanh", "relu",      "silu",     "swish"};
+    const std::string name = file_.word_or(key, otherwise);
+    std::string all;
+    bool found = false;
+    for (const char* word : known) {
+      found = found || name == word;
+      all += cat({all.empty() ? "" : ", ", word});
+    }
+    if (!found) {
+      file_.refuse(key, "known: " + all);
+    }
+    const bool silu = name == "silu" || name == "swish";
+    c_.activation = gated ? (silu ? Activation::swiglu : Activation::geglu)
+                          : (name == "gelu" ? Activation::gelu : Activation::gelu_tanh);
+    note(name == "relu" || (silu && !gated), name + " in the feed-forward");
+  }
+
+  void read_biases() {
+    c_.qkv_bias = is("qwen2");
+    const bool attention = file_.flag_or("attention_bias", false);
+    const bool hidden = file_.flag_or("mlp_bias", false);
+    if (attention && is("deepseek")) {
+      file_.refuse("attention_bias", "false is right with latent attention");
+    }
+    if (hidden && c_.experts > 0) {
+      file_.refuse("mlp_bias", "false is right in a mixture");
+    }
+    if (attention && hidden) {
+      c_.bias = true;
+    } else if (attention) {
+      c_.qkv_bias = true;
+      c_.other_parameters += c_.layers * c_.width;
+      note(true, "a bias on the output of attention");
+    } else if (hidden) {
+      c_.other_parameters += c_.layers * (2 * c_.hidden + c_.width);
+      note(true, "biases of the feed-forward");
+    }
+  }
+
+  ConfigFile file_;
+  ModelConfig c_;
+  std::string type_, beyond_;
+};
+
+// "models/llama/config.json" is llama's, "llama.json" too.
+inline std::string config_name(const std::string& path) {
+  std::string name = path;
+  if (name.size() > 5 && name.compare(name.size() - 5, 5, ".json") == 0) {
+    name.resize(name.size() - 5);
+  }
+  std::size_t slash = name.find_last_of("/\\");
+  if (slash != std::string::npos && slash > 0 && name.substr(slash + 1) == "config") {
+    name.resize(slash);
+    slash = name.find_last_of("/\\");
+  }
+  return slash == std::string::npos ? name : name.substr(slash + 1);
+}
+
+}  // namespace detail
+
+// The shape that the text of a config.json says; `name` stands in its errors and names the model.
+inline ModelConfig parse_config(const std::string& text, const std::string& name) {
+  return detail::ConfigReader(text, name).read(detail::config_name(name));
+}
+
+// The shape that a config.json of Hugging Face says, named by its folder.
+inline ModelConfig read_config(const std::string& path) {
+  return parse_config(detail::read_file(path, "read_config"), path);
 }
 
 }}  // namespace tinyscale
@@ -35576,23 +37632,41 @@ inline double context_activations(const ModelConfig& c, ContextParallel kind, st
 // >> tinyscale/parallel/flops_forms.hpp
 // FLOPs of a token by named conventions: model FLOPs (MFU) count what training needs, hardware
 // FLOPs (HFU) also what is computed again.
-//   training FLOPs per token = 6 P (2 P forward, 4 P backward) + attention 12 L T H K, causal half
-// with P parameters, L layers, D width, H heads, K head size, T context, V vocabulary.
-// Source: "How To Scale Your Model", chapter 4; PaLM (arXiv 2204.02311), appendix B; Megatron
-// (arXiv 2104.04473, 2205.05198).
+//   training FLOPs per token = 6 P (2 P forward, 4 P backward) + 6 L H (K + W) keys seen
+// P parameters, L layers, D width, H heads, K and W numbers of a head's key and value, T context,
+// V vocabulary. Source: "How To Scale Your Model", chapter 4; PaLM (arXiv 2204.02311), appendix B;
+// Megatron (arXiv 2104.04473, 2205.05198); MaxText's count, full until July 2025, then causal.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-// What of the scores and weighted values is counted: nothing, what a causal mask keeps, all T x T.
-enum class AttentionFlops { none, causal, full };
+// What of the scores and weighted values is counted: nothing, what a causal mask keeps (T/2 keys a
+// query), all T x T, or the mask's pairs to the last, the diagonal with them: (T + 1)/2.
+enum class AttentionFlops { none, causal, full, causal_exact };
 
-// Forward FLOPs of the scores and the weighted values for one token in all layers:
-// 4 T H K a layer when each token sees all T, half as much when it sees those before it.
+// Keys that a query sees in the mean over `context` tokens. A local layer's see u = min(T, window):
+// u when the mask is ignored, u - u^2/(2 T) causal, u - u (u - 1)/(2 T) with the diagonal.
+inline double keys_seen(double context, double window, AttentionFlops counted) {
+  const double most = window > 0 && window < context ? window : context;
+  switch (counted) {
+    case AttentionFlops::causal: return most - most * most / (2 * context);
+    case AttentionFlops::full: return most;
+    case AttentionFlops::causal_exact: return most - most * (most - 1) / (2 * context);
+    default: return 0;
+  }
+}
+
+// Forward FLOPs of the scores and the weighted values for one token in all layers: 2 H (K + W) a
+// key that is seen (4 H K where values are as wide as keys).
 inline double attention_flops_per_token(const ModelConfig& model, double context,
                                         AttentionFlops counted) {
-  const double full =
-      4.0 * static_cast<double>(model.layers) * context * static_cast<double>(model.query_width());
-  return counted == AttentionFlops::full ? full : counted == AttentionFlops::causal ? full / 2 : 0;
+  if (!detail::is_finite(context) || context < 1) {
+    detail::fail({"attention_flops_per_token: context is ", context, "; 1 or more is right"});
+  }
+  const auto local = static_cast<double>(model.local_layers());
+  const double keys = (static_cast<double>(model.layers) - local) * keys_seen(context, 0, counted) +
+                      local * keys_seen(context, static_cast<double>(model.window), counted);
+  const std::int64_t widths = model.heads * (model.score_head() + model.output_head());
+  return 2.0 * static_cast<double>(widths) * keys;
 }
 
 // Parameters that multiply a token: the active ones without the tables that are only looked up.
@@ -35603,9 +37677,47 @@ inline double matmul_parameters(const ModelConfig& model) {
   return static_cast<double>(model.active_parameters()) - positions - table;
 }
 
+// Numbers of the matrices that a token meets, part by part: no norms, no biases, no tables that are
+// looked up. A mixture's are the experts that it visits and the router.
+struct MatrixParameters {
+  double queries_keys_values = 0, output = 0;  // of attention
+  double feed_forward = 0, experts = 0, router = 0;
+  double head = 0;  // V D, the embedding table once more when tied
+
+  double total() const {
+    return queries_keys_values + output + feed_forward + experts + router + head;
+  }
+};
+
+inline MatrixParameters matrix_parameters(const ModelConfig& m) {
+  const std::int64_t mixtures = m.mixture_layers();
+  const std::int64_t matrices = m.gated() ? 3 : 2;
+  std::int64_t projected = m.width * (m.query_width() + 2 * m.key_width());
+  if (m.latent()) {
+    const std::int64_t scores = m.heads * m.score_head();
+    projected = m.q_lora_rank > 0 ? m.q_lora_rank * (m.width + scores) : m.width * scores;
+    projected += m.width * (m.kv_lora_rank + m.rope_head) +
+                 m.kv_lora_rank * (m.query_width() + m.output_width());
+  }
+  const std::int64_t visited = m.top_k + m.shared_experts;
+  MatrixParameters out;
+  out.queries_keys_values = static_cast<double>(m.layers * projected);
+  out.output = static_cast<double>(m.layers * m.output_width() * m.width);
+  out.feed_forward = static_cast<double>((m.layers - mixtures) * matrices * m.width * m.hidden);
+  out.experts = static_cast<double>(mixtures * visited * matrices * m.width * m.expert_hidden);
+  out.router = static_cast<double>(mixtures * m.width * m.experts);
+  out.head = static_cast<double>(m.vocabulary * m.width);
+  return out;
+}
+
 // 6 N: the numerator of an MFU, N all parameters that a token uses.
 inline double six_n(const ModelConfig& model) {
   return 6.0 * static_cast<double>(model.active_parameters());
+}
+
+// 6 N without the tables of tokens and positions and without the output matrix.
+inline double six_n_without_embedding(const ModelConfig& model) {
+  return 6.0 * static_cast<double>(model.active_parameters() - model.embedding_parameters());
 }
 
 // Forward and backward FLOPs that a token needs: three forward passes' worth.
@@ -35618,6 +37730,45 @@ inline double training_flops_per_token(const ModelConfig& model, double context,
 // What PaLM's MFU counts: 6 N + 12 L H K T, the embedding included and the mask ignored.
 inline double palm_flops_per_token(const ModelConfig& model, double context) {
   return six_n(model) + 3.0 * attention_flops_per_token(model, context, AttentionFlops::full);
+}
+
+// The same without the embedding: 6 (N - embedding) + 12 L H K T.
+inline double palm_flops_without_embedding(const ModelConfig& model, double context) {
+  return six_n_without_embedding(model) +
+         3.0 * attention_flops_per_token(model, context, AttentionFlops::full);
+}
+
+// What MaxText's logs count: matrices and attention alone, 3 [2 matrices + attention]: for a dense
+// llama 3 [L (2 D (H + 2 KV) K + 2 D H K + 4 T H K + 6 D F) + 2 D V].
+//   maxtext2024  all T x T, until July 2025
+//   maxtext2025  causal, T/2; also Megatron-Bridge, but for the extra tokens that it predicts
+inline double maxtext_flops_per_token(const ModelConfig& model, double context,
+                                      AttentionFlops counted) {
+  return 3.0 * (2.0 * matrix_parameters(model).total() +
+                attention_flops_per_token(model, context, counted));
+}
+
+inline double maxtext2024_flops_per_token(const ModelConfig& model, double context) {
+  return maxtext_flops_per_token(model, context, AttentionFlops::full);
+}
+
+// A local layer is halved as a global one is: u/2 keys.
+inline double maxtext2025_flops_per_token(const ModelConfig& model, double context) {
+  const double full = attention_flops_per_token(model, context, AttentionFlops::full);
+  return 3.0 * (2.0 * matrix_parameters(model).total() + full / 2);
+}
+
+// A module that predicts one more token (arXiv 2412.19437, section 2.2): one more layer of the last
+// kind, the output matrix once more, and a matrix from two widths to one. Megatron-Bridge counts
+// DeepSeek-V3 with one.
+inline double more_tokens_flops_per_token(const ModelConfig& model, double context,
+                                          AttentionFlops counted, int more_tokens = 1) {
+  ModelConfig one = model;
+  one.layers = 1;
+  one.dense_layers = 0;
+  one.global_every = 1;
+  const auto joint = static_cast<double>(2 * model.width * model.width);
+  return more_tokens * (maxtext_flops_per_token(one, context, counted) + 6.0 * joint);
 }
 
 // What recomputation adds: selective, the attention core once more; full, the layers once more (the
@@ -35680,7 +37831,11 @@ inline Table flops_table(const ModelConfig& model, double context) {
     out.add({name, format_si(flops, "FLOP"), format_fixed(flops / six_n(model), 3)});
   };
   add("6N", six_n(model));
+  add("6N without embedding", six_n_without_embedding(model));
   add("PaLM: 6N + full attention", palm_flops_per_token(model, context));
+  add("PaLM without embedding", palm_flops_without_embedding(model, context));
+  add("maxtext-2024: matrices + full attention", maxtext2024_flops_per_token(model, context));
+  add("maxtext-2025: matrices + half of it", maxtext2025_flops_per_token(model, context));
   add("causal attention", training_flops_per_token(model, context, AttentionFlops::causal));
   add("full attention", training_flops_per_token(model, context, AttentionFlops::full));
   add("causal, selective recomputation",
@@ -39311,9 +41466,67 @@ inline double checkpoint_bytes(const ModelConfig& model, double tokens, double k
   return 2.0 * tokens * static_cast<double>(model.width * model.layers) * kept_per_layer;
 }
 
-// KV cache of one token in all layers: 2 L KV K bytes_of(format), or the model's own cached width.
+// KV cache of one token in all layers: 2 L KV K bytes_of(format); with latent attention L (C + R).
 inline double kv_cache_bytes_per_token(const ModelConfig& model, DType format) {
   return static_cast<double>(model.layers * model.cached_numbers()) * bytes_of(format);
+}
+
+// KV cache of one sequence of `tokens`: local layers hold min(tokens, window) of them.
+inline double kv_cache_bytes(const ModelConfig& model, DType format, std::int64_t tokens) {
+  if (tokens < 0) {
+    detail::fail({"kv_cache_bytes: ", tokens, " tokens; 0 or more are right"});
+  }
+  return static_cast<double>(model.cached_numbers(tokens)) * bytes_of(format);
+}
+
+// Parameters of one part of a model: all, and those that one token uses.
+struct ParameterPart {
+  const char* name;
+  double all, active;
+};
+
+// The parts, the sums of which are parameters() and active_parameters(). Biases are with their
+// matrices; norms are those of blocks, of heads, of ranks and the last.
+inline List<ParameterPart> parameter_parts(const ModelConfig& m) {
+  const std::int64_t mixtures = m.mixture_layers();
+  const std::int64_t inner = (m.qk_norm && !m.latent() ? 2 * m.head_size : 0) +
+                             (m.latent() ? m.q_lora_rank + m.kv_lora_rank : 0);
+  const std::int64_t expert = m.feed_forward_parameters(m.expert_hidden);
+  const std::int64_t norms =
+      m.layers * (inner + m.block_norms * m.norm_parameters()) + m.norm_parameters();
+  const std::int64_t table = m.vocabulary * m.width;
+  List<ParameterPart> parts;
+  const auto add = [&parts](const char* name, std::int64_t all, std::int64_t active) {
+    if (all != 0) {
+      parts.push_back({name, static_cast<double>(all), static_cast<double>(active)});
+    }
+  };
+  const auto whole = [&add](const char* name, std::int64_t all) { add(name, all, all); };
+  whole("embedding", table);
+  whole("positions", m.embedding_parameters() - (m.tied ? 1 : 2) * table);
+  whole("attention", m.layers * (m.attention_parameters() - inner));
+  whole("feed-forward", (m.layers - mixtures) * m.feed_forward_parameters(m.hidden));
+  add("experts", mixtures * m.experts * expert, mixtures * m.top_k * expert);
+  whole("shared experts", mixtures * m.shared_experts * expert);
+  whole("router", mixtures * m.router_parameters());
+  whole("norms", norms);
+  whole("output matrix", m.tied ? 0 : table);
+  whole("other", m.other_parameters);
+  return parts;
+}
+
+inline Table params_table(const ModelConfig& model) {
+  Table out;
+  out.title = detail::cat({"parameters of ", model.name, model.tied ? ", embedding tied" : ""});
+  out.columns = {"part", "parameters", "of all", "a token uses"};
+  const auto all = static_cast<double>(model.parameters());
+  for (const ParameterPart& part : parameter_parts(model)) {
+    out.add({part.name, format_count(part.all), format_percent(part.all / all),
+             format_count(part.active)});
+  }
+  out.add({"all", format_count(all), format_percent(1),
+           format_count(static_cast<double>(model.active_parameters()))});
+  return out;
 }
 
 namespace detail {
@@ -39347,6 +41560,2558 @@ inline double mixed_threshold(double alpha, double data_axes, double tensor_axes
 // Most ways of tensor parallelism that stay bound by math: M_Y F / alpha.
 inline double tensor_limit(double alpha, double axes, double hidden) {
   return axes * hidden / alpha;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/matmul_rate.hpp
+// What a matmul of the shape that is left on one chip takes: the systolic closed form, whole tiles
+// only, without stepping.
+//   arrays side by side   ceil(K/R) ceil(N/(C A)) max(M, R) ticks, or the same of the transpose
+//   a GPU                 ceil(blocks / cores) waves of 128x128, 128x256 or 256x128 blocks
+// and never less than its bytes over the memory's bandwidth. Sources: docs of systolic/; the best
+// rates ever measured for a chip's matmuls: stas00/ml-engineering, scaling book chapter 2.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// x [m, k] times w [k, n], `count` of them.
+struct MatmulShape {
+  double m = 0, k = 0, n = 0, count = 1;
+
+  double flops() const { return 2 * m * k * n * count; }
+};
+
+// The best bf16 or fp8 rate that anybody has measured for a large matmul, as a share of the peak:
+// A100 0.87, H100 0.80 (fp8 0.71), B200 0.78, MI300X 0.51, TPUs about 0.95; others 1.
+inline double best_measured_matmul(const Chip& chip, DType format) {
+  const bool fp8 = format == DType::fp8_e4m3 || format == DType::fp8_e5m2;
+  const auto is = [&](const char* start) { return chip.name.rfind(start, 0) == 0; };
+  if (is("a100")) {
+    return 0.87;
+  }
+  if (is("h100") || is("h200") || is("h800")) {
+    return fp8 ? 0.71 : 0.80;
+  }
+  if (is("b200") || is("gb200") || is("gb300")) {
+    return fp8 ? 0.69 : 0.78;  // fp8 not measured: the ratio of the H100
+  }
+  return is("mi300x") ? 0.51 : chip.kind == "tpu" ? 0.95 : 1;
+}
+
+namespace detail {
+
+// Ticks of A arrays of R x C side by side over those that hold no padding.
+inline double array_efficiency(const Chip& chip, double m, double k, double n) {
+  const double rows = chip.mxu_rows, wide = static_cast<double>(chip.mxu_cols) * chip.mxus;
+  const auto ticks = [&](double stream, double down, double across) {
+    return std::ceil(down / rows) * std::ceil(across / wide) * std::max(stream, rows);
+  };
+  const double useful = m * k * n / (rows * wide);
+  return useful / std::min(ticks(m, k, n), ticks(n, k, m));
+}
+
+// Blocks to the cores in waves, each as long as K and the way in and out of a core's arrays.
+inline double wave_efficiency(const Chip& chip, double m, double k, double n) {
+  static const double blocks[][2] = {{128, 128}, {128, 256}, {256, 128}};
+  const double through = 2.0 * chip.mxu_rows + chip.mxu_cols;
+  double best = 0;
+  for (const auto& block : blocks) {
+    const double count = std::ceil(m / block[0]) * std::ceil(n / block[1]);
+    const double waves = std::ceil(count / chip.cores);
+    const double area = waves * chip.cores * block[0] * block[1];
+    best = std::max(best, m * n / area * k / (k + through));
+  }
+  return best;
+}
+
+}  // namespace detail
+
+// The share of the arrays' ticks that do work for the shape; 1 where the chip has no arrays.
+inline double mapping_efficiency(const Chip& chip, double m, double k, double n) {
+  const bool arrays = chip.mxu_rows >= 8 && chip.mxu_cols > 0 && chip.mxus > 0 && chip.cores > 0;
+  if (!arrays || !(m > 0 && k > 0 && n > 0)) {
+    return 1;
+  }
+  return chip.kind == "gpu" ? detail::wave_efficiency(chip, m, k, n)
+                            : detail::array_efficiency(chip, m, k, n);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/group_links.hpp
+// What the links of a group of chips take for a byte, by where the group lies on the machine.
+//   gather V bytes to each of n        V (n - 1) / n / W;  W: sum of a torus's axes, a ring both
+//   ways in a domain of n and across m      max(V (n - 1) / n / W_in, V (m - 1) / (m n) / W_out)
+//   exchange S bytes of each           switch S (n - 1) / n / W, ring S n / 8 / W, line S n / 4 / W
+// Scattering sums takes as long as gathering, an all_reduce twice that. Sources: scaling book,
+// chapters 3 and 12; placement: mesh/mesh_axis.hpp, the axes of a layout in its order.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Seconds a byte at the published rates: inside a domain (slice, node) and between domains.
+struct GroupLinks {
+  double size = 1;
+  double gather_inner = 0, gather_outer = 0;      // of the gathered array
+  double exchange_inner = 0, exchange_outer = 0;  // of what a chip holds and deals out
+  double hops = 0, latency = 0;                   // of one collective by a ring; seconds a hop
+
+  // Of an array of so many bytes, links reaching these shares of their rates.
+  double gather(double bytes, double inner = 1, double outer = 1) const {
+    return bytes * std::max(gather_inner / inner, gather_outer / outer);
+  }
+  double exchange(double bytes, double inner = 1, double outer = 1) const {
+    return bytes * std::max(exchange_inner / inner, exchange_outer / outer);
+  }
+  bool leaves_domain() const { return gather_outer > 0; }
+  // Than the links of as many chips elsewhere, for any message.
+  bool no_slower(const GroupLinks& other) const {
+    return gather_inner <= other.gather_inner && gather_outer <= other.gather_outer &&
+           exchange_inner <= other.exchange_inner && exchange_outer <= other.exchange_outer;
+  }
+};
+
+namespace detail {
+
+inline void add_neighbours(const AxisPart& part, double& rate, GroupLinks& links) {
+  const bool ring = part.kind == AxisKind::ring;
+  const double one_way = part.bandwidth / part.spacing;
+  rate += (ring ? 2 : 1) * one_way;
+  links.exchange_inner = std::max(links.exchange_inner, part.size / (ring ? 8.0 : 4.0) / one_way);
+  links.hops += ring ? part.size / 2 : part.size - 1;
+}
+
+}  // namespace detail
+
+// Of `size` chips, `stride` apart in the machine's row-major order.
+inline GroupLinks group_links(const Machine& machine, std::int64_t stride, std::int64_t size) {
+  if (stride < 1 || size < 1 || size > machine.chips() / stride) {
+    detail::fail({"group_links: ", size, " chips, ", stride, " apart, on ", machine.name, " of ",
+                  machine.chips(), "; at least 1 each, and together no more than the chips"});
+  }
+  GroupLinks links;
+  links.size = static_cast<double>(size);
+  if (size <= 1) {
+    return links;
+  }
+  const int first_inner = machine.dims.size() - detail::inner_dims(machine.chip, machine.dims);
+  double inner = 1, outer = 1, inner_rate = 0, outer_rate = 0;
+  for (const AxisPart& part : detail::parts_of_stretch(machine, stride, static_cast<int>(size))) {
+    const double n = part.size;
+    links.latency = std::max(links.latency, part.latency);
+    const bool inside = part.dim < 0 ? first_inner == 0 : part.dim >= first_inner;
+    if (!inside) {
+      outer *= n;
+      outer_rate = outer_rate > 0 ? std::min(outer_rate, part.bandwidth) : part.bandwidth;
+      links.hops += n - 1;
+      continue;
+    }
+    inner *= n;
+    if (part.kind == AxisKind::line || part.kind == AxisKind::ring) {
+      detail::add_neighbours(part, inner_rate, links);
+    } else {
+      const double rate = part.bandwidth * (part.kind == AxisKind::full ? n - 1 : 1);
+      inner_rate += rate;
+      links.exchange_inner = std::max(links.exchange_inner, (n - 1) / n / rate);
+      links.hops += n - 1;
+    }
+  }
+  if (inner > 1) {
+    links.gather_inner = (inner - 1) / inner / inner_rate;
+  }
+  if (outer > 1) {
+    links.gather_outer = (outer - 1) / outer / inner / outer_rate;
+    links.exchange_outer = (outer - 1) / outer / outer_rate;
+  }
+  return links;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/efficiency.hpp
+// What training runs reach of the published rates, by the software that runs them. One set for all
+// machines and sources: fitted to published step times, from round numbers, as bench/planner.cpp
+// does and prints beside the error of leaving each source out.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What a training program does, apart from its layout.
+struct Software {
+  std::string name = "current";
+  bool tiled_attention = true;    // no T x T scores in memory (FlashAttention); else they are
+  bool fused = true;              // elementwise ops in one pass over memory; else one by one
+  bool hides_tensor = true;       // tensor-parallel messages behind the matmuls they feed
+  bool hides_gradients = true;    // gradients travel during the backward pass
+  bool cuts_transfers = true;     // each tensor-parallel chip sends its part to the next stage
+  bool waits_for_layers = false;  // the host waits for each layer that is computed again
+  double wasted = 0.05;           // of activations, by an allocator that holds blocks of all sizes
+  double system_bytes = 3e9;      // runtime and communication buffers of a GPU
+};
+
+// Megatron-LM of 2021 and 2022: fused kernels, scores in memory, messages that wait.
+inline Software software_megatron_2021() {
+  return {"Megatron-LM 2021", false, true, false, false, true, false, 0.15, 5e9};
+}
+
+// Megatron-DeepSpeed of 2022: and a pipeline engine that sends whole activations and waits.
+inline Software software_deepspeed_2022() {
+  return {"Megatron-DeepSpeed 2022", false, true, false, false, false, true, 0.25, 7e9};
+}
+
+// FSDP of an eager framework: op by op.
+inline Software software_eager_fsdp() {
+  return {"eager FSDP", true, false, false, true, true, false, 0.15, 3e9};
+}
+
+// Shares of published rates, seconds that are lost, and how often memory is gone over.
+struct Efficiency {
+  double matmul = 0.92;            // of the best measured rate of a large one, A100 and others
+  double matmul_hopper = 0.87;     // H100, H200, H800
+  double matmul_blackwell = 0.87;  // B200, GB200, GB300
+  double matmul_tpu = 0.9, matmul_tpu_fp8 = 0.6;
+  double waves = 0.64;      // power of a GPU's share of full waves: others fill in
+  double attention = 0.42;  // tiled, of the peak
+  double attention_tpu = 0.29;
+  double score_matmul = 0.26;  // of scores that go to memory, as `matmul`
+  double odd_heads = 0.19;     // of that, when the head size is no multiple of 8
+  double score_passes = 8.3;   // over the scores, forward
+  double memory = 0.83;        // of the memory's bandwidth
+  double unfused = 2.9;        // times the traffic of fused elementwise ops
+  double tpu_elementwise = 1.1;
+  double fp8_casts = 1.6;             // passes over the operands of fp8 matmuls
+  double logit_passes = 9.7;          // of 4 bytes
+  double inner_links = 0.91;          // NVLink, ICI
+  double outer_links = 0.93;          // the network between nodes
+  double waiting_outer_links = 0.43;  // the same when nothing else goes on
+  double slice_links = 0.67;          // the network between TPU slices
+  double exchange_outer = 0.72;       // all_to_all between nodes
+  double hop = 2.5e-05;               // seconds before a collective moves its first byte
+  double hidden_tensor = 0.88, hidden_tensor_tpu = 0.86;  // share of the messages
+  double hidden_context = 0.8, hidden_expert = 0.2;
+  double exposed_gather = 0.6, exposed_gather_tpu = 0.085;  // share that no compute hides
+  double gather_beside = 0.2;     // share of the compute time that gathers can hide in
+  double hidden_gradients = 0.9;  // share of the backward pass that gradients can hide in
+  double transfer = 0.72;         // of the time of messages between stages
+  double recompute = 0.86, recompute_tpu = 0.65;  // of the forward pass that is computed again
+  double layer_wait = 0.0084;  // seconds a layer and microbatch, where the host waits
+  double jitter = 0.011;       // of the step, for each doubling of the chips from eight
+};
+
+inline Efficiency typical_efficiency() { return Efficiency(); }
+
+namespace detail {
+
+inline bool is_hopper(const Chip& chip) { return best_measured_matmul(chip, DType::bf16) == 0.80; }
+
+inline bool is_blackwell(const Chip& chip) {
+  return best_measured_matmul(chip, DType::bf16) == 0.78;
+}
+
+inline bool is_fp8(DType format) { return format == DType::fp8_e4m3 || format == DType::fp8_e5m2; }
+
+// FLOP/s of a large matmul in a long run.
+inline double sustained_matmul(const Efficiency& e, const Chip& chip, DType format) {
+  const double share = chip.kind == "tpu"   ? (is_fp8(format) ? e.matmul_tpu_fp8 : e.matmul_tpu)
+                       : is_hopper(chip)    ? e.matmul_hopper
+                       : is_blackwell(chip) ? e.matmul_blackwell
+                                            : e.matmul;
+  return share * best_measured_matmul(chip, format) * chip.peak(format);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/layer_work.hpp
+// What one layer asks of one chip for one microbatch, forward: its matmuls in their local shapes,
+// attention's scores and values, elementwise traffic, and the bytes that it sends.
+// M tokens on the chip, D width, t tensor-parallel devices:
+//   qkv [M, D, (H + 2 KV) K / t], out [M, H K / t, D], up [M, D, 2 F / t], down [M, F / t, D]
+// A mixture's experts are dealt out to expert x tensor chips, to which tokens go k times.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct LayerWork {
+  MatmulShape matmuls[12];
+  int count = 0;
+  double score_flops = 0;   // of scores and values, T x T
+  double causal_flops = 0;  // the same for what a causal mask keeps
+  double scores = 0;        // numbers of a T x T matrix for the chip's heads
+  double elements = 0;      // read and written by fused elementwise ops
+  double routed = 0;        // token copies that go to experts
+  double queries = 0;       // numbers of queries of the chip's tokens
+  double keys = 0;          // of keys and values
+  double least_keys = 0;    // the same, before latent attention makes them from their ranks
+  double recast = 0;        // numbers that fp8 rounds
+
+  void add(double m, double k, double n, double many = 1) {
+    if (m > 0 && k > 0 && n > 0) {
+      matmuls[count++] = {m, k, n, many};
+    }
+  }
+  double flops() const {
+    double sum = 0;
+    for (int i = 0; i < count; ++i) {
+      sum += matmuls[i].flops();
+    }
+    return sum;
+  }
+};
+
+namespace detail {
+
+inline void add_attention_work(const ModelConfig& c, double tokens, double parts, LayerWork& w) {
+  const double width = static_cast<double>(c.width), heads = static_cast<double>(c.heads) / parts;
+  const double out = heads * static_cast<double>(c.output_head());
+  if (c.latent()) {
+    const double rank = static_cast<double>(c.kv_lora_rank);
+    const double scores = heads * static_cast<double>(c.score_head());
+    const double queries = static_cast<double>(c.q_lora_rank);
+    w.add(tokens, width, queries > 0 ? queries : scores);
+    w.add(queries > 0 ? tokens : 0, queries, scores);
+    w.add(tokens, width, rank + static_cast<double>(c.rope_head));
+    w.add(tokens, rank, heads * static_cast<double>(c.head_size + c.output_head()));
+    w.keys = tokens * heads * static_cast<double>(c.score_head() + c.output_head());
+    w.least_keys = std::min(w.keys, tokens * static_cast<double>(c.cached_numbers()));
+  } else {
+    const double kv_heads = std::max(1.0, static_cast<double>(c.kv_heads) / parts);  // or copies
+    const double keys = 2 * kv_heads * static_cast<double>(c.head_size);
+    w.add(tokens, width, static_cast<double>(c.query_width()) / parts + keys);
+    w.keys = w.least_keys = tokens * keys;
+  }
+  w.queries = tokens * heads * static_cast<double>(c.score_head());
+  w.add(tokens, out, width);
+  w.elements += 2 * (static_cast<double>(c.query_width()) / parts * tokens + w.keys);
+}
+
+inline void add_feed_forward_work(const ModelConfig& c, bool mixture, double tokens, double parts,
+                                  double experts_here, LayerWork& w) {
+  const double width = static_cast<double>(c.width), up = c.gated() ? 2 : 1;
+  if (!mixture) {
+    const double hidden = static_cast<double>(c.hidden) / parts;
+    w.add(tokens, width, up * hidden);
+    w.add(tokens, hidden, width);
+    w.elements += tokens * hidden * (up + 1);
+    return;
+  }
+  const double cut = std::max(1.0, 1 / experts_here);  // fewer experts than chips: parts of one
+  const double here = experts_here * cut;
+  const double hidden = static_cast<double>(c.expert_hidden) / cut;
+  w.routed = tokens * c.top_k / parts * cut;
+  w.add(w.routed / here, width, up * hidden, here);
+  w.add(w.routed / here, hidden, width, here);
+  w.elements += w.routed * (hidden * (up + 1) + 6 * width);
+  if (c.shared_experts > 0) {
+    const double shared = static_cast<double>(c.expert_hidden) * c.shared_experts / parts;
+    w.add(tokens, width, up * shared);
+    w.add(tokens, shared, width);
+    w.elements += tokens * shared * (up + 1);
+  }
+}
+
+}  // namespace detail
+
+// Of `batch` sequences of T tokens, cut over layout.context and layout.tensor.
+inline LayerWork layer_work(const ModelConfig& c, const Layout& layout, double batch,
+                            double context, bool mixture) {
+  const double parts = static_cast<double>(layout.tensor);
+  const double here = context / static_cast<double>(layout.context);
+  const double tokens = batch * here;
+  LayerWork w;
+  detail::add_attention_work(c, tokens, parts, w);
+  const double dealt = static_cast<double>(layout.expert) * parts;  // chips that share experts
+  detail::add_feed_forward_work(c, mixture, tokens, parts, c.experts / dealt, w);
+  w.elements += 10 * tokens * static_cast<double>(c.width) / (layout.sequence_parallel ? parts : 1);
+  const double layers = static_cast<double>(c.layers);
+  const double share = tokens / layers / parts;
+  w.score_flops = share * attention_flops_per_token(c, context, AttentionFlops::full);
+  w.causal_flops = share * attention_flops_per_token(c, context, AttentionFlops::causal);
+  w.scores = tokens * context * static_cast<double>(c.heads) / parts;
+  w.recast = 3 * tokens * static_cast<double>(c.width);
+  for (int i = 0; i < w.count; ++i) {
+    w.recast += w.matmuls[i].m * w.matmuls[i].n * w.matmuls[i].count / 2;
+  }
+  return w;
+}
+
+// Parameters that a chip of the busiest stage holds: its layers and a share of the embedding.
+struct ChipParameters {
+  double layers = 0;   // layers of a stage
+  double dense = 0;    // in them, apart from routed experts
+  double experts = 0;  // routed experts
+  double tables = 0;   // embedding and output matrix
+  double all() const { return dense + experts + tables; }
+};
+
+inline ChipParameters chip_parameters(const ModelConfig& c, const Layout& layout) {
+  ChipParameters p;
+  const double parts = static_cast<double>(layout.tensor);
+  const double stages = static_cast<double>(layout.pipeline);
+  p.layers = std::ceil(static_cast<double>(c.layers) / stages);
+  const double share = p.layers / static_cast<double>(c.layers);
+  const double expert = static_cast<double>(c.feed_forward_parameters(c.expert_hidden));
+  const double routed = static_cast<double>(c.mixture_layers()) * c.experts * expert;
+  const double positions =
+      c.position == Position::learned ? static_cast<double>(c.context * c.width) : 0;
+  const double table = static_cast<double>(c.vocabulary * c.width);
+  const double whole = static_cast<double>(c.parameters());
+  p.tables = (layout.pipeline > 1 || c.tied ? table : 2 * table) / parts + positions;
+  p.experts = routed * share / (static_cast<double>(layout.expert) * parts);
+  p.dense = (whole - routed - positions - table * (c.tied ? 1 : 2)) * share / parts;
+  return p;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/step_cost.hpp
+// What a training step takes by cause, for any layout on any machine. The limit: published rates,
+// everything at once that can be.
+//   T_limit = max(m (1 + bubble) T_math, m T_memory, m T_tensor, m T_context, m T_expert, T_data)
+// The typical time: a sum of what is not hidden, at what runs reach (efficiency.hpp), matmuls in
+// the shapes that are left on a chip. m microbatches; a bubble of (p - 1) / (v m) (parallel/).
+// Bytes are those that the executor sends (parallel/step_forms.hpp) but for tensor parallelism's
+// embedding and head, 4 of 8 L messages more, and for weights that a pipeline keeps gathered.
+// Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; docs/planner.md.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// One step to price: sequences of `context` tokens, `batch` of them in all.
+struct StepJob {
+  ModelConfig model;
+  double context = 0, batch = 0;
+  DType format = DType::bf16;  // of the matmuls
+  double gather_bytes = 2;     // of a weight on the wire
+  double gradient_bytes = 4;   // of a gradient on the wire
+  double state_traffic = 30;   // bytes of a parameter that an update reads and writes
+  Software software;
+};
+
+// Seconds of a step on the busiest chip.
+struct StepCost {
+  double matmul = 0, attention = 0, elementwise = 0, head = 0, recompute = 0;
+  double tensor = 0, context = 0, expert = 0, transfer = 0;  // messages that compute does not hide
+  double bubble = 0, gather = 0, gradients = 0, update = 0, waiting = 0, jitter = 0;
+
+  double total() const {
+    return matmul + attention + elementwise + head + recompute + tensor + context + expert +
+           transfer + bubble + gather + gradients + update + waiting + jitter;
+  }
+  double compute() const { return matmul + attention + elementwise + head + recompute; }
+};
+
+// The parts of the limit: each alone, at published rates.
+struct StepLimit {
+  double math = 0, bubble = 0, memory = 0, tensor = 0, context = 0, expert = 0, data = 0;
+
+  double total() const { return std::max({math + bubble, memory, tensor, context, expert, data}); }
+  const char* bound() const {
+    const double t = total();
+    return math + bubble >= t ? (bubble > math ? "bubble" : "math")
+           : memory >= t      ? "memory"
+           : tensor >= t      ? "tensor"
+           : data >= t        ? "data"
+           : expert >= t      ? "expert"
+                              : "context";
+  }
+};
+
+struct StepPrice {
+  StepLimit limit;
+  StepCost typical;
+  double microbatches = 1, microbatch = 1;  // of a replica; sequences of one
+};
+
+namespace detail {
+
+// Activations keep 16 bits where matmuls have fewer.
+inline double activation_bytes(DType format) { return std::max(2.0, bytes_of(format)); }
+
+// Chips of a slice, a node or a box.
+inline std::int64_t domain_of(const Machine& machine) {
+  std::int64_t chips = 1;
+  for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
+       d < machine.dims.size(); ++d) {
+    chips *= machine.dims[d];
+  }
+  return chips;
+}
+
+// The links that each kind of message of a layout travels on.
+struct LayoutLinks {
+  GroupLinks tensor, context, batch, shard, replica;
+  GroupLinks expert_shard, expert_replica;  // of those that hold the same experts
+  GroupLinks experts;                       // among which tokens are dealt out, in a domain
+  double expert_domain = 1;                 // chips of that
+  bool stages_leave = false;                // from stage to stage through the outer network
+
+  LayoutLinks() = default;
+  LayoutLinks(const Machine& machine, const Layout& layout) {
+    const std::int64_t inner = layout.tensor * layout.context;
+    tensor = group_links(machine, 1, layout.tensor);
+    context = group_links(machine, layout.tensor, layout.context);
+    batch = group_links(machine, layout.tensor, layout.batch_devices());
+    const std::int64_t shards = layout.shards();
+    shard = group_links(machine, layout.tensor, shards);
+    replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
+    const std::int64_t holders = layout.batch_devices() / layout.expert;
+    const std::int64_t fewer =
+        layout.zero == Zero::none || shards % layout.expert != 0 ? 1 : shards / layout.expert;
+    expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
+    expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
+    const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
+    const std::int64_t near = machine.chip.kind == "tpu" ? group : std::min(domain, group);
+    expert_domain = static_cast<double>(near);
+    experts = group_links(machine, 1, near);
+    stages_leave = inner * layout.data >= domain && machine.chips() > domain;
+  }
+
+  // Than the same layout's on the machine's dimensions in another order.
+  bool no_slower(const LayoutLinks& other) const {
+    return tensor.no_slower(other.tensor) && context.no_slower(other.context) &&
+           shard.no_slower(other.shard) && replica.no_slower(other.replica) &&
+           expert_shard.no_slower(other.expert_shard) &&
+           expert_replica.no_slower(other.expert_replica) && experts.no_slower(other.experts);
+  }
+};
+
+class StepPricer {
+ public:
+  StepPricer(const StepJob& job, const Machine& machine, const Layout& layout, int chunks,
+             const Efficiency& e, const LayoutLinks& links)
+      : job_(job), machine_(machine), chip_(machine.chip), layout_(layout), e_(e), links_(links) {
+    tpu_ = chip_.kind == "tpu";
+    chunks_ = chunks;
+    m_ = static_cast<double>(layout.microbatches);
+    b_ = job.batch / (static_cast<double>(layout.data) * m_);
+    tokens_ = b_ * job.context / static_cast<double>(layout.context);
+    width_ = static_cast<double>(job.model.width);
+    peak_ = chip_.peak(job.format);
+    peak16_ = chip_.peak(DType::bf16);
+    rate_ = sustained_matmul(e, chip_, job.format);
+    memory_ = chip_.memory_bandwidth > 0 ? chip_.memory_bandwidth : 1e30;
+    wide_ = activation_bytes(job.format);
+    inner_ = e.inner_links;
+    outer_ = tpu_ ? e.slice_links : e.outer_links;
+  }
+
+  StepPrice price() {
+    out_.microbatches = m_;
+    out_.microbatch = b_;
+    const ModelConfig& c = job_.model;
+    const double layers = static_cast<double>(c.layers);
+    const double mixtures = static_cast<double>(c.mixture_layers()) / layers;
+    parameters_ = chip_parameters(c, layout_);
+    if (mixtures < 1) {
+      add_layer(layer_work(c, layout_, b_, job_.context, false), 1 - mixtures);
+    }
+    if (mixtures > 0) {
+      add_layer(layer_work(c, layout_, b_, job_.context, true), mixtures);
+    }
+    add_head();
+    add_stages();
+    add_data();
+    add_update();
+    StepCost& t = out_.typical;
+    const double chips = static_cast<double>(machine_.chips());
+    t.jitter = e_.jitter * std::log2(std::max(1.0, chips / 8)) * t.total();
+    return out_;
+  }
+
+ private:
+  // Forward and backward seconds of one matmul: the input's and the weight's gradient are two more.
+  void add_matmul(const MatmulShape& s, double& forward, double& backward) const {
+    forward += matmul_seconds(s.m, s.k, s.n) * s.count;
+    backward += (matmul_seconds(s.m, s.n, s.k) + matmul_seconds(s.k, s.m, s.n)) * s.count;
+  }
+  double matmul_seconds(double m, double k, double n) const {
+    double share = mapping_efficiency(chip_, m, k, n);
+    share = tpu_ || chip_.kind != "gpu" ? share : std::pow(share, e_.waves);
+    const double bytes = wide_ * (m * k + k * n + m * n);
+    return std::max(2 * m * k * n / (rate_ * share), bytes / (memory_ * e_.memory));
+  }
+
+  // `many` layers' worth (of a mean layer) of one microbatch.
+  void add_layer(const LayerWork& w, double many) {
+    const Software& on = job_.software;
+    double forward = 0, backward = 0;
+    for (int i = 0; i < w.count; ++i) {
+      add_matmul(w.matmuls[i], forward, backward);
+    }
+    double core = 0, core_backward = 0;
+    if (on.tiled_attention) {  // backward: five products where forward has two
+      core = w.causal_flops / (peak16_ * (tpu_ ? e_.attention_tpu : e_.attention));
+      core_backward = 2.5 * core;
+    } else {
+      const double odd = job_.model.head_size % 8 == 0 ? 1 : e_.odd_heads;
+      const double rate =
+          peak16_ * best_measured_matmul(chip_, DType::bf16) * e_.score_matmul * odd;
+      const double pass = wide_ * w.scores / (memory_ * e_.memory);
+      core = w.score_flops / rate + e_.score_passes * pass;
+      core_backward = 2 * w.score_flops / rate + 1.4 * e_.score_passes * pass;
+    }
+    double bytes = wide_ * w.elements * (tpu_ ? e_.tpu_elementwise : on.fused ? 1 : e_.unfused);
+    bytes += is_fp8(job_.format) ? 2 * e_.fp8_casts * w.recast : 0;
+    const double vector = bytes / (memory_ * e_.memory);
+    layer_.matmul += many * (forward + backward);
+    layer_.attention += many * (core + core_backward);
+    layer_.elementwise += many * 3 * vector;
+    if (layout_.recompute == Recompute::full) {
+      layer_.recompute +=
+          many * (forward + core + vector) * (tpu_ ? e_.recompute_tpu : e_.recompute);
+    } else if (layout_.recompute == Recompute::selective) {
+      layer_.recompute += many * (core + (tpu_ ? vector : 0));
+    }
+    limit_layer(w, many);
+    add_messages(w, many);
+  }
+
+  void limit_layer(const LayerWork& w, double many) {
+    const bool again = layout_.recompute == Recompute::full;
+    const double core = job_.software.tiled_attention ? w.causal_flops : w.score_flops;
+    const bool core_again = layout_.recompute != Recompute::none;
+    math_ += many * ((again ? 4 : 3) * w.flops() / peak_ + (core_again ? 4 : 3) * core / peak16_);
+    double matrices = 0;  // each is read by two of the three matmuls and written by one
+    for (int i = 0; i < w.count; ++i) {
+      const MatmulShape& s = w.matmuls[i];
+      matrices += s.count * (s.m * s.k + s.k * s.n + s.m * s.n);
+    }
+    memory_bytes_ += many * (2 * bytes_of(job_.format) + wide_) * matrices;
+  }
+
+  void add_messages(const LayerWork& w, double many) {
+    const double passes = layout_.recompute == Recompute::full ? 3 : 2;  // forward, again, backward
+    if (layout_.tensor > 1) {  // two all_reduces a pass, or as many gathers and scatters
+      const double bytes = wide_ * tokens_ * width_;
+      const bool hides = job_.software.hides_tensor;
+      const bool inside = !links_.tensor.leaves_domain();  // beyond, no run has hidden them
+      const double hidden = !inside ? 0
+                            : tpu_  ? e_.hidden_tensor_tpu
+                            : hides ? e_.hidden_tensor
+                                    : 0;
+      const double one = 2 * links_.tensor.gather(bytes, inner_, outer_) + 2 * e_.hop;
+      layer_.tensor += many * passes * 2 * one * (1 - hidden);
+      limit_.tensor += many * passes * 4 * links_.tensor.gather(bytes);
+    }
+    if (layout_.context > 1) {
+      const double n = static_cast<double>(layout_.context);
+      const double rounds = context_rounds();
+      const bool deals = layout_.context_parallel == ContextParallel::ulysses;
+      const auto seconds = [&](double keys, double inner, double outer) {
+        return deals ? links_.context.exchange(wide_ * (2 * w.queries + keys), inner, outer)
+                     : links_.context.gather(wide_ * keys * n, inner, outer);
+      };
+      layer_.context += many * rounds * seconds(w.keys, inner_, outer_) * (1 - e_.hidden_context);
+      limit_.context += many * rounds * seconds(w.least_keys, 1, 1);
+    }
+    add_experts(w, many);
+  }
+
+  // How often keys and values of all go around: forward, again with what is computed again, and
+  // backward with their gradients, for which a ring sends the keys once more.
+  double context_rounds() const {
+    const bool ring = layout_.context_parallel == ContextParallel::ring;
+    return (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
+  }
+
+  // To the experts and back, both passes. A token goes once to each other domain where it has an
+  // expert: of k choices among n domains, n (1 - (1 - 1/n)^k) are met (scaling book, chapter 12).
+  void add_experts(const LayerWork& w, double many) {
+    const double group = static_cast<double>(layout_.expert * layout_.tensor);
+    if (layout_.expert <= 1 || w.routed <= 0) {
+      return;
+    }
+    const double top = job_.model.top_k, copies = w.routed;
+    const double domains = group / links_.expert_domain;
+    const double met = domains * (1 - std::pow(1 - 1 / domains, top)) * (1 - 1 / domains);
+    const double outside = wide_ * copies / top * width_ * met;
+    const double inside = wide_ * copies * width_;
+    const GroupLinks& links = links_.experts;
+    const double out_rate = chip_.dcn_bandwidth > 0 ? chip_.dcn_bandwidth : 1e30;
+    const double limit = std::max(links.exchange(inside), outside / out_rate);
+    const double reached =
+        std::max(links.exchange(inside, inner_), outside / (out_rate * e_.exchange_outer));
+    layer_.expert += many * 4 * (reached + 4 * e_.hop) * (1 - e_.hidden_expert);
+    limit_.expert += many * 4 * limit;
+  }
+
+  void add_head() {
+    const double words =
+        static_cast<double>(job_.model.vocabulary) / static_cast<double>(layout_.tensor);
+    double forward = 0, backward = 0;
+    add_matmul({tokens_, width_, words, 1}, forward, backward);
+    head_ = forward + backward + 4 * e_.logit_passes * tokens_ * words / (memory_ * e_.memory);
+    head_math_ = 6 * tokens_ * width_ * words / peak_;
+  }
+
+  // All microbatches through the busiest stage, and the wait until the pipeline is full.
+  void add_stages() {
+    StepCost& t = out_.typical;
+    const double ranks = static_cast<double>(layout_.pipeline);  // whole layers on the busiest
+    const double layers = std::ceil(static_cast<double>(job_.model.layers) / ranks);
+    const double all = layers * m_;
+    t.matmul = layer_.matmul * all;
+    t.attention = layer_.attention * all;
+    t.elementwise = layer_.elementwise * all;
+    t.recompute = layer_.recompute * all;
+    t.tensor = layer_.tensor * all;
+    t.context = layer_.context * all;
+    t.expert = layer_.expert * all;
+    t.waiting = job_.software.waits_for_layers ? e_.layer_wait * all : 0;
+    t.head = head_ * m_;
+    const double stages = static_cast<double>(layout_.pipeline);
+    out_.limit = limit_;
+    const double mean = (math_ * static_cast<double>(job_.model.layers) + head_math_) / stages;
+    out_.limit.math = m_ * std::max(math_ * layers, mean);  // the head beside fewer layers
+    out_.limit.memory = m_ * memory_bytes_ * layers / memory_;
+    out_.limit.tensor *= all;
+    out_.limit.context *= all;
+    out_.limit.expert *= all;
+    if (layout_.pipeline > 1) {
+      const double one = layer_.total() * layers + (t.waiting / m_) + head_ / stages;
+      const double idle = idle_microbatches();
+      t.bubble = idle * one;
+      out_.limit.bubble = out_.limit.math / m_ * idle;
+      const double cut = job_.software.cuts_transfers || layout_.sequence_parallel
+                             ? static_cast<double>(layout_.tensor)
+                             : 1;
+      const double out = chip_.dcn_bandwidth, in = chip_.links * chip_.link_bandwidth;
+      const double any = machine_.links.back().bandwidth.one_way();  // of a box without either
+      const double rate =
+          links_.stages_leave ? (out > 0 ? out : any) * outer_ : (in > 0 ? in : any) * inner_;
+      const double bytes = wide_ * tokens_ * width_ / cut;
+      t.transfer = 2 * (m_ * chunks_ + stages - 1) * (e_.transfer * bytes / rate + e_.hop);
+    }
+  }
+
+  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule.
+  double idle_microbatches() const {
+    const double stages = static_cast<double>(layout_.pipeline);
+    if (layout_.schedule.empty()) {
+      return (stages - 1) / chunks_;
+    }
+    return time_pipeline(layout_.schedule).idle_to_work() * m_;
+  }
+
+  // Weights so often to their users and gradients so often to their owners in a step, as the
+  // executor does: each microbatch, where a chip keeps only its part of them. Pipelined chips keep
+  // gathered weights until the last microbatch, as step_memory() counts.
+  double weight_rounds() const {
+    const bool each = layout_.zero == Zero::parameters;
+    return layout_.zero == Zero::none ? 0 : !each || layout_.pipeline > 1 ? 1 : 2 * m_;
+  }
+  double gradient_rounds() const {
+    const bool held = layout_.zero == Zero::parameters && layout_.pipeline > 1;
+    return layout_.zero >= Zero::gradients && !held ? m_ : 1;
+  }
+
+  // Seconds until all that share a parameter have got so many bytes of each; routed experts are
+  // shared by fewer.
+  double gather_shards(double bytes, double inner = 1, double outer = 1) const {
+    const double shared = parameters_.all() - parameters_.experts;
+    return links_.shard.gather(shared * bytes, inner, outer) +
+           links_.expert_shard.gather(parameters_.experts * bytes, inner, outer);
+  }
+  // And until the holders of the same shard have summed it.
+  double sum_replicas(double bytes, double inner = 1, double outer = 1) const {
+    const double shared = (parameters_.all() - parameters_.experts) / links_.shard.size;
+    const double experts = parameters_.experts / links_.expert_shard.size;
+    return 2 * (links_.replica.gather(shared * bytes, inner, outer) +
+                links_.expert_replica.gather(experts * bytes, inner, outer));
+  }
+
+  void add_data() {
+    StepCost& t = out_.typical;
+    const double compute = t.compute();
+    if (layout_.batch_devices() <= 1) {
+      return;
+    }
+    const double outer = !job_.software.hides_gradients && !tpu_ ? e_.waiting_outer_links : outer_;
+    const double window = e_.hidden_gradients * compute / m_ * 2 / 3 * gradient_rounds();
+    const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
+    const double g = job_.gradient_bytes, w = job_.gather_bytes;
+    const double moved = weight_rounds() * w + gradient_rounds() * g;
+    out_.limit.data = gather_shards(moved) + sum_replicas(g);
+    if (layout_.zero == Zero::parameters && layout_.pipeline == 1) {
+      const double gathered = gather_shards(moved, inner_, outer_);
+      t.gather = gathered - std::min((1 - exposed) * gathered, e_.gather_beside * compute);
+      t.gradients = sum_replicas(g, inner_, outer_);
+      return;
+    }
+    const double time = gather_shards(moved, inner_, outer) + sum_replicas(g, inner_, outer);
+    const double hidden =
+        job_.software.hides_gradients ? std::min((1 - exposed) * time, window) : 0;
+    t.gradients = time - hidden;
+  }
+
+  void add_update() {
+    const double shards = layout_.zero == Zero::none ? 1 : static_cast<double>(layout_.shards());
+    out_.typical.update = parameters_.all() / shards * job_.state_traffic / (memory_ * e_.memory);
+  }
+
+  const StepJob& job_;
+  const Machine& machine_;
+  const Chip& chip_;
+  const Layout& layout_;
+  const Efficiency& e_;
+  const LayoutLinks& links_;
+  bool tpu_ = false;
+  double chunks_ = 1, m_ = 1, b_ = 1, tokens_ = 0, width_ = 0;
+  double wide_ = 2;  // bytes of an activation
+  double peak_ = 0, peak16_ = 0, rate_ = 0, memory_ = 0, inner_ = 1, outer_ = 1;
+  ChipParameters parameters_;
+  StepCost layer_;   // of one mean layer and microbatch
+  StepLimit limit_;  // the same, at published rates
+  double math_ = 0, memory_bytes_ = 0, head_ = 0, head_math_ = 0;
+  StepPrice out_;
+};
+
+}  // namespace detail
+
+// The price of a step under `layout`, whose pipeline has `chunks` of the model on each rank.
+inline StepPrice price_step(const StepJob& job, const Machine& machine, const Layout& layout,
+                            int chunks = 1, const Efficiency& e = typical_efficiency()) {
+  detail::check_layout_counts("price_step", layout);
+  if (layout.devices() != machine.chips()) {
+    detail::fail({"price_step: layout ", layout.text(), " = ", layout.devices(), " devices, ",
+                  machine.name, " has ", machine.chips(), " chips; they must be equal"});
+  }
+  if (!(job.batch > 0 && job.context > 0 && chunks > 0) || !detail::is_finite(job.batch) ||
+      !detail::is_finite(job.context)) {
+    detail::fail({"price_step: ", job.batch, " sequences of ", job.context, " tokens, ", chunks,
+                  " chunks; finite numbers above 0 are right"});
+  }
+  const detail::LayoutLinks links(machine, layout);
+  return detail::StepPricer(job, machine, layout, chunks, e, links).price();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/layer_memory.hpp
+// What a layer of today keeps in bf16 for its backward pass, tensor by tensor: RMS norms, grouped
+// or latent attention that stores no [T, T] matrix, gated feed-forwards, mixtures, no dropout. A
+// GPT layer keeps 32 D bytes a token so: Megatron's 34 D of 2022 without its two dropout masks.
+// What this library's own f32 layer keeps, as its memory meter counts, is in
+// model/training_memory.hpp. Source of the accounting: arXiv 2205.05198, section 4.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// One tensor that is kept, in bytes a token on one device. `until` is the last policy that keeps
+// it: none, everything is kept; selective, the attention core is computed again; full, only the
+// block's input is kept.
+struct KeptBytes {
+  const char* name;
+  double bytes;
+  Recompute until;
+};
+
+namespace detail {
+
+// Collects what one layer keeps, or only adds it up for a search over many layouts; `stream`
+// devices share what tensor parallelism leaves whole.
+class LayerKeeper {
+ public:
+  LayerKeeper(const ModelConfig& c, double tensor, double stream, bool lists)
+      : c_(c), tensor_(tensor), stream_(stream), lists_(lists) {}
+
+  // Bytes a token that this policy keeps; after layer().
+  double sum(Recompute recompute) const { return sums_[static_cast<int>(recompute)]; }
+
+  List<KeptBytes> layer(bool mixture) {
+    add("block input", 2 * width() / stream_, Recompute::full);
+    add("statistics of norm 1", statistic() / stream_);
+    add("norm 1's output", 2 * width() / stream_);
+    attention();
+    if (c_.block_norms >= 4) {
+      add("attention's result before its norm", (2 * width() + statistic()) / stream_);
+      add("feed-forward's result before its norm", (2 * width() + statistic()) / stream_);
+    }
+    if (c_.block_norms >= 2) {  // else one norm serves both
+      add("norm 2's input", 2 * width() / stream_);
+      add("statistics of norm 2", statistic() / stream_);
+      add("norm 2's output", 2 * width() / stream_);
+    }
+    if (mixture) {
+      experts();
+    } else {
+      hidden(static_cast<double>(c_.hidden),
+             {"gate", "up", "their product", "hidden layer", "hidden layer activated"});
+    }
+    return kept_;
+  }
+
+ private:
+  double width() const { return static_cast<double>(c_.width); }
+  double statistic() const { return c_.norm == Norm::layer ? 8 : 4; }  // f32
+  void add(const char* name, double bytes, Recompute until = Recompute::selective) {
+    for (int policy = 0; policy <= static_cast<int>(until); ++policy) {
+      sums_[policy] += bytes;
+    }
+    if (lists_) {
+      kept_.push_back({name, bytes, until});
+    }
+  }
+
+  // The ranks of latent attention are whole on each tensor-parallel device, as the stream is.
+  void attention() {
+    const auto heads = static_cast<double>(c_.heads), kv_heads = static_cast<double>(c_.kv_heads);
+    const auto scores = static_cast<double>(c_.score_head());
+    const auto values = static_cast<double>(c_.output_head());
+    if (c_.latent()) {
+      const auto queries = static_cast<double>(c_.q_lora_rank);
+      const auto keys = static_cast<double>(c_.kv_lora_rank);
+      const double rotary = static_cast<double>(c_.rope_head);
+      add("rank of queries, before and after its norm",
+          (queries > 0 ? 4 * queries + 4 : 0) / stream_);
+      add("rank of keys and rotary key", (2 * (keys + rotary) + 2 * keys + 4) / stream_);
+    }
+    if (c_.qk_norm) {
+      add("queries and keys before their norms", (heads + kv_heads) * (2 * scores + 4) / tensor_);
+    }
+    add("queries", 2 * heads * scores / tensor_);
+    add("keys", 2 * kv_heads * scores / tensor_);
+    add("values", 2 * kv_heads * values / tensor_);
+    add("attention's output", 2 * heads * values / tensor_);
+    add("log-sum-exps", 4 * heads / tensor_, Recompute::none);
+  }
+
+  struct HiddenNames {
+    const char *gate, *up, *product, *before, *after;
+  };
+
+  // Gated: gate, up, and their product that the last matrix reads (the gate's activation is
+  // computed again, as a fused kernel does); else the hidden layer before and after its activation.
+  void hidden(double wide, const HiddenNames& names) {
+    if (c_.gated()) {
+      add(names.gate, 2 * wide / tensor_);
+      add(names.up, 2 * wide / tensor_);
+      add(names.product, 2 * wide / tensor_);
+    } else {
+      add(names.before, 2 * wide / tensor_);
+      add(names.after, 2 * wide / tensor_);
+    }
+  }
+
+  // Of each choice the row that goes in and the one that comes out; on balanced experts a device
+  // has as many rows as its own tokens choose, wherever they come from.
+  void experts() {
+    const auto choices = static_cast<double>(c_.top_k);
+    const auto wide = static_cast<double>(c_.expert_hidden);
+    add("router's probabilities", 4 * static_cast<double>(c_.experts) / stream_);
+    add("weights of the choices", 4 * choices / stream_);
+    add("rows into experts", 2 * choices * width() / stream_);
+    hidden(choices * wide, {"gate of experts", "up of experts", "their product in experts",
+                            "hidden layer of experts", "hidden layer of experts activated"});
+    add("rows out of experts", 2 * choices * width() / stream_);
+    if (c_.shared_experts > 0) {
+      hidden(c_.shared_experts * wide,
+             {"gate of shared experts", "up of shared experts", "their product in shared experts",
+              "hidden layer of shared experts", "hidden layer of shared experts activated"});
+    }
+  }
+
+  const ModelConfig& c_;
+  double tensor_, stream_;
+  bool lists_;
+  double sums_[3] = {0, 0, 0};  // by policy
+  List<KeptBytes> kept_;
+};
+
+inline void check_tensor_devices(const char* who, double tokens, std::int64_t tensor) {
+  if (!is_finite(tokens) || tokens < 0 || tensor < 1) {
+    fail({who, ": ", tokens, " tokens on ", tensor,
+          " tensor-parallel devices; 0 or more on at least 1 are right"});
+  }
+}
+
+inline bool is_mixture(const ModelConfig& model) { return model.mixture_layers() > 0; }
+
+}  // namespace detail
+
+// What one layer keeps, a mixture when the model is one, on one of `tensor` devices, which also
+// share the tokens of the stream between their parts under sequence parallelism.
+inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tensor,
+                                     bool sequence_parallel, bool mixture) {
+  detail::check_tensor_devices("kept_by_layer", 0, tensor);
+  const auto parts = static_cast<double>(tensor);
+  return detail::LayerKeeper(model, parts, sequence_parallel ? parts : 1, true).layer(mixture);
+}
+
+// Bytes that one layer keeps of `tokens` tokens of a microbatch:
+//   llama, everything  8 D + 8 + 2 (2 H + 2 KV) K + 4 H + 6 F   (stream part / t when it is shared,
+//   selective          4 H less: the log-sum-exps                the rest / t)
+//   full               2 D
+// A mixture: 6 k F and 4 k D of rows instead of 6 F, and the router's 4 E + 4 k.
+inline double modern_layer_activation_bytes(const ModelConfig& model, double tokens,
+                                            std::int64_t tensor, bool sequence_parallel,
+                                            Recompute recompute, bool mixture) {
+  detail::check_tensor_devices("modern_layer_activation_bytes", tokens, tensor);
+  const auto parts = static_cast<double>(tensor);
+  detail::LayerKeeper keeper(model, parts, sequence_parallel ? parts : 1, false);
+  keeper.layer(mixture);
+  return tokens * keeper.sum(recompute);
+}
+
+inline double modern_layer_activation_bytes(const ModelConfig& model, double tokens,
+                                            std::int64_t tensor = 1, bool sequence_parallel = false,
+                                            Recompute recompute = Recompute::none) {
+  return modern_layer_activation_bytes(model, tokens, tensor, sequence_parallel, recompute,
+                                       detail::is_mixture(model));
+}
+
+// Another selective policy, torchtitan's by op: the block's input and the outputs of attention and
+// of every second matmul in the order q, k, v, output, gate, up, down; the rest computed again.
+// 2 (2 D + 2 H K + KV K + F) + 4 H bytes a token of a dense gated layer.
+inline double op_selective_activation_bytes(const ModelConfig& model, double tokens,
+                                            std::int64_t tensor = 1,
+                                            bool sequence_parallel = false) {
+  detail::check_tensor_devices("op_selective_activation_bytes", tokens, tensor);
+  if (model.experts > 0 || model.latent() || !model.gated()) {
+    detail::fail({"op_selective_activation_bytes: ", model.name,
+                  " is not a dense gated model without latent attention, for which it is known"});
+  }
+  const auto parts = static_cast<double>(tensor);
+  const auto width = static_cast<double>(model.width), heads = static_cast<double>(model.heads);
+  const auto attended = static_cast<double>(2 * model.query_width() + model.key_width());
+  const double whole = 4 * width / (sequence_parallel ? parts : 1);
+  return tokens *
+         (whole + (2 * (attended + static_cast<double>(model.hidden)) + 4 * heads) / parts);
+}
+
+// Every tensor that a layer keeps, in bytes a token, and under which policy.
+inline Table kept_table(const ModelConfig& model, std::int64_t tensor = 1,
+                        bool sequence_parallel = false) {
+  Table out;
+  out.title = detail::cat({"a layer of ", model.name, " keeps, bytes a token in bf16, of ", tensor,
+                           tensor == 1 ? " device" : " devices"});
+  out.columns = {"tensor", "none", "selective", "full"};
+  double sums[3] = {0, 0, 0};
+  for (const KeptBytes& kept :
+       kept_by_layer(model, tensor, sequence_parallel, detail::is_mixture(model))) {
+    std::vector<std::string> row = {kept.name};
+    for (int policy = 0; policy < 3; ++policy) {
+      const double bytes = kept.until >= static_cast<Recompute>(policy) ? kept.bytes : 0;
+      sums[policy] += bytes;
+      row.push_back(detail::cat({bytes}));
+    }
+    out.add(row);
+  }
+  out.add({"all", detail::cat({sums[0]}), detail::cat({sums[1]}), detail::cat({sums[2]})});
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/device_memory.hpp
+// What one device of a layout needs to train a model, part by part, stages uneven or not:
+//   parameters   matrices / tensor, experts / (tensor expert), norms and routers whole
+//   states       10, 16 or 18 bytes each (memory_forms.hpp), by ZeRO over the devices that share
+//   gathered     under ZeRO-3 whole weights of the unit at work and of the next
+//   activations  of the microbatches under way; of one layer more what is computed again
+//   logits       of one microbatch, on the last stage
+// Source: arXiv 1910.02054, 2104.04473, 2205.05198; PyTorch FSDP (2304.11277) for what is gathered.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Layers of each stage, as even as may be: where the number does not divide, the stages in the
+// middle have one more than those at the ends, which also hold the embedding and the output matrix.
+// `first` and `last`: so many on that stage; 0: by the rule.
+inline std::vector<std::int64_t> stage_layers(std::int64_t layers, std::int64_t stages,
+                                              std::int64_t first = 0, std::int64_t last = 0) {
+  const std::int64_t set = (first > 0 ? 1 : 0) + (last > 0 ? 1 : 0);
+  const std::int64_t rest = layers - first - last, among = stages - set;
+  if (stages < 1 || first < 0 || last < 0 || among < 0 || rest < among ||
+      (among == 0 && rest != 0)) {
+    detail::fail({"stage_layers: ", layers, " layers over ", stages, " stages, ", first,
+                  " on the first, ", last, " on the last; at least one layer a stage is right"});
+  }
+  std::vector<std::int64_t> out(static_cast<std::size_t>(stages));
+  const std::int64_t more = among > 0 ? rest % among : 0, before = (among - more) / 2;
+  for (std::int64_t i = 0; i < stages; ++i) {
+    const std::int64_t place = i - (first > 0 ? 1 : 0);
+    const bool one_more = place >= before && place < before + more;
+    out[static_cast<std::size_t>(i)] = i == 0 && first > 0           ? first
+                                       : i == stages - 1 && last > 0 ? last
+                                                                     : rest / among + one_more;
+  }
+  return out;
+}
+
+// Layers [first, first + layers) of a model and what stands at its ends.
+struct StageShare {
+  std::int64_t first = 0, layers = 0;
+  bool embedding = false, head = false;
+};
+
+// Parameters that one device holds of a stage. The experts are shared by fewer than the rest is.
+struct DeviceParameters {
+  double rest = 0, experts = 0;
+
+  double total() const { return rest + experts; }
+};
+
+namespace detail {
+
+// Of one layer: what tensor parallelism leaves whole are norms, the router and latent attention's
+// matrices into its ranks.
+inline DeviceParameters layer_share(const ModelConfig& c, bool mixture, double tensor,
+                                    double expert) {
+  std::int64_t whole = c.block_norms * c.norm_parameters() + (c.qk_norm ? 2 * c.head_size : 0);
+  if (c.latent()) {
+    whole +=
+        c.q_lora_rank * (c.width + 1) + c.width * (c.kv_lora_rank + c.rope_head) + c.kv_lora_rank;
+  }
+  std::int64_t all = c.dense_layer_parameters();
+  if (mixture) {
+    all = c.layer_parameters(0);
+    whole += c.router_parameters();
+  }
+  const std::int64_t experts = mixture ? c.experts * c.feed_forward_parameters(c.expert_hidden) : 0;
+  return {static_cast<double>(whole) + static_cast<double>(all - whole) / tensor,
+          static_cast<double>(experts) / (tensor * expert)};
+}
+
+// The tables at the ends of a model; with both on one device a tied table is there once.
+inline DeviceParameters end_share(const ModelConfig& c, const StageShare& stage, double tensor) {
+  const auto table = static_cast<double>(c.vocabulary * c.width) / tensor;
+  DeviceParameters out;
+  if (stage.embedding) {
+    out.rest += table;
+    out.rest += static_cast<double>(c.position == Position::learned ? c.context * c.width : 0);
+  }
+  if (stage.head) {
+    out.rest += stage.embedding && c.tied ? 0 : table;
+    out.rest += static_cast<double>(c.norm_parameters() + c.other_parameters);
+  }
+  return out;
+}
+
+inline std::int64_t stage_mixtures(const ModelConfig& c, const StageShare& stage) {
+  const std::int64_t from = std::max(stage.first, c.dense_layers);
+  return c.experts > 0 ? std::max<std::int64_t>(0, stage.first + stage.layers - from) : 0;
+}
+
+}  // namespace detail
+
+// Of all stages and devices together they are model.parameters(), with what is held more than once.
+inline DeviceParameters device_parameters(const ModelConfig& model, const StageShare& stage,
+                                          std::int64_t tensor = 1, std::int64_t expert = 1) {
+  if (stage.first < 0 || stage.layers < 0 || stage.first + stage.layers > model.layers ||
+      tensor < 1 || expert < 1) {
+    detail::fail({"device_parameters: layers ", stage.first, " to ", stage.first + stage.layers,
+                  " of ", model.layers, ", tensor ", tensor, ", expert ", expert,
+                  "; layers of the model over 1 device or more are right"});
+  }
+  const auto t = static_cast<double>(tensor), e = static_cast<double>(expert);
+  const auto mixtures = static_cast<double>(detail::stage_mixtures(model, stage));
+  const double dense = static_cast<double>(stage.layers) - mixtures;
+  const DeviceParameters plain = detail::layer_share(model, false, t, e);
+  const DeviceParameters mixed = detail::layer_share(model, model.experts > 0, t, e);
+  DeviceParameters out = detail::end_share(model, stage, t);
+  out.rest += dense * plain.rest + mixtures * mixed.rest;
+  out.experts += mixtures * mixed.experts;
+  return out;
+}
+
+// How a device's memory is counted.
+struct MemoryConvention {
+  StateBytes states = StateBytes::mixed_f32_gradients;
+  // Of each logit at once: f32 4 (Megatron), with its gradient 8; eager PyTorch 14: bf16 2, f32 4,
+  // the logarithm 4, its gradient 4.
+  double logit_bytes = 4;
+  int gathered_layers = 2;       // whole at once under ZeRO-3: the one at work and the next
+  double gathered_bytes = 2;     // of each of their weights
+  bool selective_by_op = false;  // selective recomputation is torchtitan's
+};
+
+// Bytes of one device, by what they are.
+struct PlannedMemory {
+  double weights = 0, gradients = 0, optimizer = 0;
+  double gathered = 0;     // whole weights and gradients of units under ZeRO
+  double activations = 0;  // kept from forward to backward
+  double recomputed = 0;   // of the layer that is computed again
+  double logits = 0;
+
+  double states() const { return weights + gradients + optimizer; }
+  double total() const { return states() + gathered + activations + recomputed + logits; }
+};
+
+// Bytes of the logits of `tokens` tokens; the vocabulary is cut by tensor parallelism.
+inline double logits_bytes(const ModelConfig& model, double tokens, std::int64_t tensor = 1,
+                           double bytes = 4) {
+  detail::check_tensor_devices("logits_bytes", tokens, tensor);
+  return tokens * static_cast<double>(model.vocabulary) * bytes / static_cast<double>(tensor);
+}
+
+// Microbatches under way on a pipeline rank at most, in the layers of that rank: 1F1B's min(m, p -
+// i), or what the layout's own schedule makes of it, chunk by chunk.
+inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
+  if (rank < 0 || rank >= layout.pipeline) {
+    detail::fail({"microbatches_under_way: rank ", rank, " of ", layout.pipeline, "; 0 to ",
+                  layout.pipeline - 1, " is right"});
+  }
+  if (layout.schedule.empty()) {
+    return static_cast<double>(std::min(layout.microbatches, layout.pipeline - rank));
+  }
+  int now = 0, most = 0;  // chunks
+  for (const PipelineOp& op : layout.schedule.program[static_cast<std::size_t>(rank)]) {
+    now += op.work == PipelineWork::forward          ? 1
+           : op.work == PipelineWork::input_gradient ? 0  // its weights' gradient still needs them
+                                                     : -1;
+    most = std::max(most, now);
+  }
+  return static_cast<double>(most) / std::max(1, layout.schedule.chunks());
+}
+
+namespace detail {
+
+inline void add_states(PlannedMemory& memory, double parameters, const StateParts& parts,
+                       const Layout& layout, std::int64_t fewer) {
+  const std::int64_t shards = std::max<std::int64_t>(1, layout.shards() / fewer);
+  const ModelStates states = model_states(parameters, parts, layout.zero, shards);
+  memory.weights += states.weights;
+  memory.gradients += states.gradients;
+  memory.optimizer += states.optimizer;
+}
+
+// Whole in bf16 while in use: of a stage the layers at work, the larger of a layer and the tables
+// at its end; of gradients one such unit before it is summed and cut.
+inline double gathered_bytes(const ModelConfig& c, const StageShare& stage, const Layout& layout,
+                             const StateParts& parts, const MemoryConvention& by) {
+  const auto t = static_cast<double>(layout.tensor), e = static_cast<double>(layout.expert);
+  const bool mixed = stage_mixtures(c, stage) > 0;
+  const double layer = layer_share(c, mixed, t, e).total();
+  const double unit = std::max(layer, end_share(c, stage, t).total());
+  const double whole = by.gathered_layers > 0 ? (by.gathered_layers - 1) * layer + unit : 0;
+  return (layout.zero >= Zero::parameters ? by.gathered_bytes * whole : 0) +
+         (layout.zero >= Zero::gradients ? parts.gradients * unit : 0);
+}
+
+}  // namespace detail
+
+// Of a device on that pipeline rank, whose stage is `stage`; `tokens` of a microbatch that reach it
+// (after data and context parallelism).
+inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layout, double tokens,
+                                   const StageShare& stage, std::int64_t rank,
+                                   const MemoryConvention& by = MemoryConvention()) {
+  detail::check_layout_counts("device_memory", layout);
+  detail::check_tensor_devices("device_memory", tokens, layout.tensor);
+  const StateParts parts = state_parts(by.states);
+  const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
+  PlannedMemory memory;
+  detail::add_states(memory, held.rest, parts, layout, 1);
+  detail::add_states(memory, held.experts, parts, layout, layout.expert);
+  memory.gathered = detail::gathered_bytes(model, stage, layout, parts, by);
+  const auto layer = [&](bool mixture, Recompute recompute) {
+    if (recompute == Recompute::selective && by.selective_by_op) {
+      return op_selective_activation_bytes(model, tokens, layout.tensor, layout.sequence_parallel);
+    }
+    return modern_layer_activation_bytes(model, tokens, layout.tensor, layout.sequence_parallel,
+                                         recompute, mixture);
+  };
+  const std::int64_t mixtures = detail::stage_mixtures(model, stage);
+  const double kept =
+      static_cast<double>(stage.layers - mixtures) * layer(false, layout.recompute) +
+      (mixtures > 0 ? static_cast<double>(mixtures) * layer(true, layout.recompute) : 0);
+  memory.activations = kept * microbatches_under_way(layout, rank);
+  memory.recomputed = layer(mixtures > 0, Recompute::none) - layer(mixtures > 0, layout.recompute);
+  if (stage.head) {  // the last norm's input and output
+    const double stream = layout.sequence_parallel ? static_cast<double>(layout.tensor) : 1;
+    memory.activations += 4 * tokens * static_cast<double>(model.width) / stream;
+    memory.logits = logits_bytes(model, tokens, layout.tensor, by.logit_bytes);
+  }
+  return memory;
+}
+
+// What each stage's devices hold: layers as stage_layers divides them.
+inline Table memory_table(const ModelConfig& model, const Layout& layout, double tokens,
+                          const MemoryConvention& by = MemoryConvention()) {
+  Table out;
+  out.title = detail::cat({"bytes of a device: ", model.name, ", ", layout.text(), ", ", tokens,
+                           " tokens a microbatch, ", name_of(by.states), " states"});
+  out.columns = {"stage",    "layers",      "parameters", "weights", "gradients", "optimizer",
+                 "gathered", "activations", "recomputed", "logits",  "total"};
+  const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
+  StageShare stage;
+  for (std::int64_t i = 0; i < layout.pipeline; ++i) {
+    stage.layers = layers[static_cast<std::size_t>(i)];
+    stage.embedding = i == 0;
+    stage.head = i == layout.pipeline - 1;
+    const PlannedMemory m = device_memory(model, layout, tokens, stage, i, by);
+    const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();
+    out.add({detail::cat({i}), detail::cat({stage.layers}), format_si(held, ""),
+             format_bytes(m.weights), format_bytes(m.gradients), format_bytes(m.optimizer),
+             format_bytes(m.gathered), format_bytes(m.activations), format_bytes(m.recomputed),
+             format_bytes(m.logits), format_bytes(m.total())});
+    stage.first += stage.layers;
+  }
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/step_memory.hpp
+// What the fullest device of a layout holds: device_memory() of its parts, and what a framework
+// takes besides.
+//   M = states + gathered + (1 + w) (activations + recomputed + logits) + system
+// On GPUs w and the system's bytes are the software's (efficiency.hpp), from 5 % and 3 GB where
+// programs are compiled; a compiled TPU program wastes nothing and leaves 0.3 GB. Held to the peaks
+// of BLOOM's tuning log and of torchtitan's runs by bench/planner.cpp.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Bytes of the fullest device.
+struct StepMemory {
+  PlannedMemory parts;    // of one device, in its closed forms
+  double wasted = 0;      // by the allocator
+  double system = 0;      // runtime, communication buffers
+  std::int64_t rank = 0;  // of the pipeline
+  double total() const { return parts.total() + wasted + system; }
+};
+
+namespace detail {
+
+// Scores in memory: Megatron's layer of 2022 in place of today's.
+inline void keep_scores(const ModelConfig& c, const Layout& layout, double tokens, double batch,
+                        double layers, double under_way, PlannedMemory& parts) {
+  ActivationShape shape;
+  shape.sequence = tokens / batch;
+  shape.batch = batch;
+  shape.width = static_cast<double>(c.width);
+  shape.heads = static_cast<double>(c.heads);
+  shape.tensor = static_cast<double>(layout.tensor);
+  shape.sequence_parallel = layout.sequence_parallel;
+  shape.recompute = layout.recompute;
+  const double kept = layer_activation_bytes(shape);
+  parts.activations = kept * layers * under_way;
+  shape.recompute = Recompute::none;
+  parts.recomputed = layer_activation_bytes(shape) - kept;
+}
+
+// Under sequence parallelism the layer at work gathers its input and two gradients of whole tokens;
+// an engine that sends whole activations holds those under way.
+inline void add_buffers(const ModelConfig& c, const Layout& layout, double tokens,
+                        const Software& software, PlannedMemory& parts) {
+  const double whole = 2 * tokens * static_cast<double>(c.width);
+  if (layout.sequence_parallel && layout.tensor > 1) {
+    parts.recomputed += 3 * whole;
+  }
+  if (software.waits_for_layers && layout.pipeline > 1) {
+    parts.activations +=
+        whole * static_cast<double>(std::min(layout.microbatches, layout.pipeline));
+  }
+}
+
+// Microbatches under way on a rank: of the layout's own schedule, else of 1F1B, interleaved over
+// chunks above 1.
+inline double held_microbatches(const Layout& layout, std::int64_t rank, int chunks) {
+  if (chunks <= 1 || !layout.schedule.empty()) {
+    return microbatches_under_way(layout, rank);
+  }
+  const double p = static_cast<double>(layout.pipeline),
+               m = static_cast<double>(layout.microbatches);
+  return std::min(m, ((chunks - 1) * p + 2 * (p - 1 - static_cast<double>(rank)) + 1) / chunks);
+}
+
+// Ranks of which one is the fullest: the first of each kind of stage, as a later one of the kind
+// has fewer microbatches under way, and the last, which has the logits.
+inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
+                                            const std::vector<std::int64_t>& layers) {
+  std::vector<std::int64_t> out = {0};
+  std::int64_t before = layers[0], most = layers[0];
+  bool mixed = model.dense_layers < 1;  // whether a stage of mixtures alone has been met
+  const auto last = static_cast<std::int64_t>(layers.size()) - 1;
+  for (std::int64_t i = 1; i <= last; ++i) {
+    const std::int64_t here = layers[static_cast<std::size_t>(i)];
+    const bool mixtures = model.experts > 0 && before >= model.dense_layers && !mixed;
+    if (i == 1 || i == last || here > most || mixtures) {
+      out.push_back(i);
+    }
+    mixed = mixed || mixtures;
+    most = std::max(most, here);
+    before += here;
+  }
+  return out;
+}
+
+}  // namespace detail
+
+// With `microbatch` sequences of `context` tokens at a time in each replica, and `chunks` of the
+// model on a pipeline rank.
+inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, const Chip& chip,
+                              double context, double microbatch, int chunks,
+                              const Software& software,
+                              const MemoryConvention& by = MemoryConvention()) {
+  const double tokens = microbatch * context / static_cast<double>(layout.context);
+  const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
+  StepMemory fullest;
+  for (const std::int64_t rank : detail::full_ranks(model, layers)) {
+    StageShare stage;
+    stage.layers = layers[static_cast<std::size_t>(rank)];
+    for (std::int64_t i = 0; i < rank; ++i) {
+      stage.first += layers[static_cast<std::size_t>(i)];
+    }
+    stage.embedding = rank == 0;
+    stage.head = rank == layout.pipeline - 1;
+    StepMemory here;
+    here.rank = rank;
+    here.parts = device_memory(model, layout, tokens, stage, rank, by);
+    if (!software.tiled_attention) {
+      detail::keep_scores(model, layout, tokens, microbatch, static_cast<double>(stage.layers),
+                          microbatches_under_way(layout, rank), here.parts);
+    }
+    here.parts.activations *=
+        detail::held_microbatches(layout, rank, chunks) / microbatches_under_way(layout, rank);
+    if (layout.pipeline > 1 &&
+        layout.zero == Zero::parameters) {  // whole until the last microbatch
+      const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();
+      here.parts.gathered = (by.gathered_bytes + state_parts(by.states).gradients) * held;
+    }
+    detail::add_buffers(model, layout, tokens, software, here.parts);
+    const PlannedMemory& p = here.parts;
+    const bool gpu = chip.kind == "gpu";
+    here.wasted = (gpu ? software.wasted : 0) * (p.activations + p.recomputed + p.logits);
+    here.system = gpu ? software.system_bytes : chip.kind == "tpu" ? 3e8 : 0;
+    fullest = here.total() > fullest.total() ? here : fullest;
+  }
+  return fullest;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/mfu_conventions.hpp
+// What a published utilisation may have counted: the FLOPs of one token by every named convention,
+// each as a quantity that shows its formula. Rates divide by the chip's peak:
+//   TFLOP/s a chip = FLOPs of a token x tokens/s a chip,   MFU = that / peak
+// Sources of the forms: parallel/flops_forms.hpp. MFU counts what a model needs (PaLM, arXiv
+// 2204.02311, appendix B), HFU also what is computed again.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class FlopsConvention {
+  six_n,
+  six_n_without_embedding,
+  palm,
+  palm_without_embedding,
+  exact_causal,
+  exact_full,
+  maxtext_2024,
+  maxtext_2025,
+  megatron_moe,
+  one_more_token,
+  megatron72,
+  megatron72_core_once,
+  megatron72_core_published,
+  megatron96,
+  eight_n,
+  causal_again,
+  full_again,
+  two_n,
+  two_n_without_embedding,
+  forward_causal,
+  forward_full,
+};
+
+constexpr int flops_conventions = 21;
+
+// What the tokens of a claim are for: training, or answering (a prompt, or a token after another).
+enum class TokenWork { training, prefill, decode };
+
+inline const char* name_of(FlopsConvention convention) {
+  static const char* const names[flops_conventions] = {
+      "6N",
+      "6N without embedding",
+      "PaLM: 6N + 12 L H K T",
+      "PaLM without embedding",
+      "exact, causal attention",
+      "exact, full attention",
+      "maxtext-2024: matrices, full attention",
+      "maxtext-2025: matrices, causal attention",
+      "Megatron mixture: no router, causal attention",
+      "maxtext-2025 and one more predicted token",
+      "megatron72",
+      "megatron72, core once more",
+      "megatron72, core as published",
+      "megatron96",
+      "8N: 6N and the forward pass again",
+      "exact, causal, and what is computed again",
+      "exact, full, and what is computed again",
+      "2N",
+      "2N without embedding",
+      "forward, causal attention",
+      "forward, full attention",
+  };
+  return names[static_cast<int>(convention)];
+}
+
+// Counts what is computed again: its rate over the peak is an HFU.
+inline bool counts_recomputation(FlopsConvention convention) {
+  switch (convention) {
+    case FlopsConvention::megatron72_core_once:
+    case FlopsConvention::megatron72_core_published:
+    case FlopsConvention::megatron96:
+    case FlopsConvention::eight_n:
+    case FlopsConvention::causal_again:
+    case FlopsConvention::full_again: return true;
+    default: return false;
+  }
+}
+
+// Megatron's closed forms are of a GPT: hidden width 4 D, two matrices, as many KV heads as heads.
+inline bool is_gpt_shape(const ModelConfig& model) {
+  return !model.gated() && model.experts == 0 && model.hidden == 4 * model.width &&
+         model.kv_heads == model.heads && model.query_width() == model.width;
+}
+
+// Whether a source can have counted so: the form is of this kind of model, work and recomputation.
+inline bool convention_applies(FlopsConvention convention, const ModelConfig& model, TokenWork work,
+                               Recompute recompute) {
+  const bool forward = convention >= FlopsConvention::two_n;
+  if (forward || work != TokenWork::training) {
+    return forward && work != TokenWork::training;
+  }
+  switch (convention) {
+    case FlopsConvention::megatron_moe: return model.experts > 0;
+    case FlopsConvention::one_more_token: return model.experts > 0 && model.latent();
+    case FlopsConvention::megatron72:
+    case FlopsConvention::megatron72_core_once:
+    case FlopsConvention::megatron72_core_published:
+    case FlopsConvention::megatron96: return is_gpt_shape(model);
+    case FlopsConvention::eight_n: return recompute == Recompute::full;
+    case FlopsConvention::causal_again:
+    case FlopsConvention::full_again: return recompute != Recompute::none;
+    default: return true;
+  }
+}
+
+namespace detail {
+
+inline Quantity flops_of(double value, const char* name, const char* source = "") {
+  return Quantity(value, "FLOP", name, source);
+}
+
+// N, the parameters that a token uses, with or without tables and output matrix.
+inline Quantity used_parameters(const ModelConfig& model, bool embedding) {
+  const auto all = static_cast<double>(model.active_parameters());
+  const auto tables = static_cast<double>(model.embedding_parameters());
+  return embedding ? Quantity(all, "", "N", model.name + ": parameters that a token uses")
+                   : Quantity(all - tables, "", "N without embedding", model.name);
+}
+
+inline Quantity attention_of(const ModelConfig& model, double context, AttentionFlops counted) {
+  return flops_of(attention_flops_per_token(model, context, counted), "attention",
+                  counted == AttentionFlops::full ? "scores and values of all layers, all T x T"
+                                                  : "scores and values of all layers, causal");
+}
+
+inline Quantity twice(double parameters, const char* name) {
+  return Quantity(2.0, "FLOP") * Quantity(parameters, "", name);
+}
+
+inline Quantity megatron_quantity(MegatronFlops form, const ModelConfig& m, double context) {
+  const Quantity layers(static_cast<double>(m.layers), "", "L");
+  const Quantity width(static_cast<double>(m.width), "", "D");
+  const Quantity words(static_cast<double>(m.vocabulary), "", "V");
+  const bool all_again = form == MegatronFlops::megatron96;
+  const double core = form == MegatronFlops::megatron72                  ? 12
+                      : form == MegatronFlops::megatron72_core_published ? 24
+                                                                         : 16;
+  const Quantity matrices = Quantity(all_again ? 96.0 : 72.0, "FLOP") * layers * width * width;
+  const Quantity scores =
+      Quantity(core, "FLOP") * layers * width * Quantity(context, "", "T", "tokens of a sequence");
+  return matrices + scores + Quantity(6.0, "FLOP") * width * words;
+}
+
+inline Quantity again_quantity(const ModelConfig& model, double context, AttentionFlops counted,
+                               Recompute recompute) {
+  const Quantity needed =
+      flops_of(training_flops_per_token(model, context, counted), "forward and backward");
+  return needed + flops_of(recomputed_flops_per_token(model, context, counted, recompute),
+                           recompute == Recompute::full ? "all layers again" : "the core again");
+}
+
+inline Quantity training_quantity(FlopsConvention convention, const ModelConfig& m, double context,
+                                  Recompute recompute) {
+  const Quantity three(3.0), six(6.0, "FLOP");
+  const Quantity full = attention_of(m, context, AttentionFlops::full);
+  const Quantity causal = attention_of(m, context, AttentionFlops::causal);
+  const auto matrices = [&m] { return twice(matrix_parameters(m).total(), "matrices"); };
+  switch (convention) {
+    case FlopsConvention::six_n: return six * used_parameters(m, true);
+    case FlopsConvention::six_n_without_embedding: return six * used_parameters(m, false);
+    case FlopsConvention::palm: return six * used_parameters(m, true) + three * full;
+    case FlopsConvention::palm_without_embedding:
+      return six * used_parameters(m, false) + three * full;
+    case FlopsConvention::exact_causal: return three * (twice(matmul_parameters(m), "P") + causal);
+    case FlopsConvention::exact_full: return three * (twice(matmul_parameters(m), "P") + full);
+    case FlopsConvention::maxtext_2024: return three * (matrices() + full);
+    case FlopsConvention::maxtext_2025: return three * (matrices() + full / Quantity(2.0));
+    case FlopsConvention::megatron_moe:
+      return three * (twice(matrix_parameters(m).total() - matrix_parameters(m).router,
+                            "matrices without router") +
+                      full / Quantity(2.0));
+    case FlopsConvention::one_more_token:
+      return three * (matrices() + full / Quantity(2.0)) +
+             flops_of(more_tokens_flops_per_token(m, context, AttentionFlops::causal),
+                      "one more predicted token", "a layer, the output matrix, 2 D x D");
+    case FlopsConvention::megatron72:
+      return megatron_quantity(MegatronFlops::megatron72, m, context);
+    case FlopsConvention::megatron72_core_once:
+      return megatron_quantity(MegatronFlops::megatron72_core_once, m, context);
+    case FlopsConvention::megatron72_core_published:
+      return megatron_quantity(MegatronFlops::megatron72_core_published, m, context);
+    case FlopsConvention::megatron96:
+      return megatron_quantity(MegatronFlops::megatron96, m, context);
+    case FlopsConvention::eight_n: return Quantity(8.0, "FLOP") * used_parameters(m, true);
+    case FlopsConvention::causal_again:
+      return again_quantity(m, context, AttentionFlops::causal, recompute);
+    default: return again_quantity(m, context, AttentionFlops::full, recompute);
+  }
+}
+
+// A prompt's tokens see half of it in the mean, a token that is decoded all before it.
+inline Quantity forward_quantity(FlopsConvention convention, const ModelConfig& m, double context) {
+  switch (convention) {
+    case FlopsConvention::two_n: return Quantity(2.0, "FLOP") * used_parameters(m, true);
+    case FlopsConvention::two_n_without_embedding:
+      return Quantity(2.0, "FLOP") * used_parameters(m, false);
+    case FlopsConvention::forward_causal:
+      return twice(matmul_parameters(m), "P") + attention_of(m, context, AttentionFlops::causal);
+    default:
+      return twice(matmul_parameters(m), "P") + attention_of(m, context, AttentionFlops::full);
+  }
+}
+
+}  // namespace detail
+
+// FLOPs of a token by a convention; .explain() shows the formula with its numbers.
+inline Quantity convention_flops(FlopsConvention convention, const ModelConfig& model,
+                                 double context, Recompute recompute = Recompute::none) {
+  const Quantity flops = convention >= FlopsConvention::two_n
+                             ? detail::forward_quantity(convention, model, context)
+                             : detail::training_quantity(convention, model, context, recompute);
+  return named("FLOPs of a token", flops, name_of(convention));
+}
+
+// The best matmul rate that was measured on a chip, FLOP/s; 0: none is known here. Source: the
+// comparison table of maximum achievable matmul FLOPS in stas00/ml-engineering (operands of good
+// shapes, no sparsity); of H100 and H200 the same.
+inline double best_matmul_rate(const Chip& chip, DType format) {
+  static const struct {
+    const char* chip;
+    double bf16, fp8;
+  } measured[] = {{"a100-40", 2.679e14, 0},          {"a100-80", 2.679e14, 0},
+                  {"h100-sxm", 7.945e14, 1.4534e15}, {"h200", 7.945e14, 1.4534e15},
+                  {"b200", 1.745e15, 3.4325e15},     {"mi300x", 7.819e14, 0}};
+  if (chip.measured) {  // its own rates are
+    return chip.peak(format);
+  }
+  for (const auto& row : measured) {
+    if (chip.name == row.chip) {
+      const bool eight = format == DType::fp8_e4m3 || format == DType::fp8_e5m2;
+      return eight ? row.fp8 : format == DType::bf16 || format == DType::f16 ? row.bf16 : 0;
+    }
+  }
+  return 0;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/mfu_claim.hpp
+// A published claim of speed: a model, chips, how fast it went, and what the source prints of it.
+//   tokens/s a chip = tokens/s / chips = batch / (step chips) = tokens / (days 86400 chips)
+//                   = tokens / (chip hours 3600)
+// A printed number is right to half a unit of its last digit, which says how near is near enough.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A number as a source prints it and half a unit of its last digit: "121.48" is 121.48 +- 0.005,
+// "64.05 %" is 0.6405 +- 0.00005. A text keeps zeros at the end that a number loses.
+struct Printed {
+  double value = 0, rounding = 0;
+  bool stated = false;
+
+  Printed() = default;
+  Printed(double number);
+  Printed(int number) : Printed(static_cast<double>(number)) {}  // else 0 could be a text
+  Printed(long number) : Printed(static_cast<double>(number)) {}
+  Printed(long long number) : Printed(static_cast<double>(number)) {}
+  Printed(const char* text) : Printed(std::string(text)) {}
+  Printed(const std::string& text);
+  double relative() const { return value > 0 ? rounding / value : 0; }
+};
+
+namespace detail {
+
+// Half a unit of the last digit of "121.48", "2e12", "1.5e-3".
+inline double printed_rounding(const std::string& number) {
+  const std::size_t power = number.find_first_of("eE");
+  const std::size_t point = number.find('.');
+  const std::size_t end = power == std::string::npos ? number.size() : power;
+  const double decimals = point == std::string::npos ? 0 : static_cast<double>(end - point - 1);
+  const double scale =
+      power == std::string::npos ? 0 : std::strtod(number.c_str() + power + 1, nullptr);
+  return 0.5 * std::pow(10.0, scale - decimals);
+}
+
+}  // namespace detail
+
+inline Printed::Printed(const std::string& text) : stated(true) {
+  char* end = nullptr;
+  value = std::strtod(text.c_str(), &end);
+  const std::string number = text.substr(0, static_cast<std::size_t>(end - text.c_str()));
+  const std::string rest = text.substr(number.size());
+  const bool percent = rest == "%" || rest == " %";
+  if (number.empty() || !detail::is_finite(value) || !(rest.empty() || percent)) {
+    detail::fail(
+        {"Printed: \"", text, "\" is not a number; right is such as 121.48, 2e12, 41.5 %"});
+  }
+  value /= percent ? 100 : 1;
+  rounding = detail::printed_rounding(number) / (percent ? 100 : 1);
+}
+
+inline Printed::Printed(double number) : value(number), stated(true) {
+  rounding =
+      detail::is_finite(number) ? detail::printed_rounding(detail::printed('g', 12, number)) : 0;
+}
+
+// A slice of TPUs by its cloud name: the generations of two cores a chip are named by cores.
+struct TpuSlice {
+  std::string chip;  // "tpu-v5p"
+  double named = 0, chips = 0;
+};
+
+// "v5p-2048" is 1024 chips of tpu-v5p, "v5e-256" is 256 of tpu-v5e.
+inline TpuSlice tpu_slice(const std::string& name) {
+  static const struct {
+    const char* start;
+    const char* chip;
+    double cores;
+  } kinds[] = {{"v2-", "tpu-v2", 2},   {"v3-", "tpu-v3", 2},   {"v4-", "tpu-v4", 2},
+               {"v5p-", "tpu-v5p", 2}, {"v5e-", "tpu-v5e", 1}, {"v5litepod-", "tpu-v5e", 1},
+               {"v6e-", "tpu-v6e", 1}};
+  for (const auto& kind : kinds) {
+    const std::string start = kind.start;
+    if (name.compare(0, start.size(), start) == 0) {
+      char* end = nullptr;
+      const double named = std::strtod(name.c_str() + start.size(), &end);
+      if (*end == '\0' && named >= 1 && named <= 1e6) {
+        return {kind.chip, named, named / kind.cores};
+      }
+    }
+  }
+  detail::fail(
+      {"tpu_slice: \"", name,
+       "\" is not the name of a slice; right is such as v4-128, v5p-2048, v5e-256, v6e-256"});
+}
+
+struct MfuClaim {
+  std::string source;  // who prints it
+  ModelConfig model;
+  double context = 0;  // tokens of a sequence; 0: the model's longest
+  TokenWork work = TokenWork::training;
+  Chip chip;
+  double chips = 0;
+  std::string slice;  // "v5p-2048"; sets chips when they are 0
+  DType format = DType::bf16;
+  Recompute recompute = Recompute::none;
+
+  // How fast: at least one of these, or of the printed rates below.
+  Printed tokens_per_second;  // of all chips
+  Printed tokens_per_second_per_chip;
+  Printed step_seconds;      // with batch_tokens
+  Printed days, chip_hours;  // with tokens
+  double batch_tokens = 0, tokens = 0;
+
+  // What the source prints of it; mfu and hfu a fraction or "41.5 %".
+  Printed tflops_per_chip, mfu, hfu;
+};
+
+namespace detail {
+
+// A claim's tokens/s of one chip by one of the figures that it states.
+struct ClaimSpeed {
+  std::string what;
+  Quantity rate;
+  double rounding = 0;  // relative
+};
+
+inline void check_above_zero(const char* field, double value) {
+  if (!is_finite(value) || value <= 0) {
+    fail({"decode_mfu: ", field, " is ", value, "; a number above 0 is right"});
+  }
+}
+
+inline void check_claim_rates(const MfuClaim& claim) {
+  const struct {
+    const char* field;
+    const Printed& printed;
+  } fields[] = {{"tokens_per_second", claim.tokens_per_second},
+                {"tokens_per_second_per_chip", claim.tokens_per_second_per_chip},
+                {"step_seconds", claim.step_seconds},
+                {"days", claim.days},
+                {"chip_hours", claim.chip_hours},
+                {"tflops_per_chip", claim.tflops_per_chip},
+                {"mfu", claim.mfu},
+                {"hfu", claim.hfu}};
+  for (const auto& field : fields) {
+    if (field.printed.stated) {
+      check_above_zero(field.field, field.printed.value);
+    }
+  }
+  if (claim.tflops_per_chip.value > 1e6) {
+    fail({"decode_mfu: tflops_per_chip is ", claim.tflops_per_chip.value,
+          "; units of 1e12 FLOP/s are right"});
+  }
+  for (const Printed* share : {&claim.mfu, &claim.hfu}) {
+    if (share->value > 2) {
+      fail({"decode_mfu: ", share == &claim.mfu ? "mfu" : "hfu", " is ", share->value,
+            "; a fraction such as ", share->value / 100, " or a text such as \"", share->value,
+            " %\" is right"});
+    }
+  }
+}
+
+inline void check_claim_counts(const MfuClaim& claim) {
+  const struct {
+    const char* field;
+    double value;
+    const char* needed_by;
+    bool needed;
+  } counts[] = {
+      {"chips", claim.chips, "tokens_per_second", claim.tokens_per_second.stated},
+      {"chips", claim.chips, "step_seconds", claim.step_seconds.stated},
+      {"chips", claim.chips, "days", claim.days.stated},
+      {"batch_tokens", claim.batch_tokens, "step_seconds", claim.step_seconds.stated},
+      {"tokens", claim.tokens, "days", claim.days.stated},
+      {"tokens", claim.tokens, "chip_hours", claim.chip_hours.stated},
+  };
+  for (const auto& count : counts) {
+    if (!is_finite(count.value) || count.value < 0) {
+      fail({"decode_mfu: ", count.field, " is ", count.value, "; a number above 0 is right"});
+    }
+    if (count.needed && count.value == 0) {
+      fail({"decode_mfu: ", count.field, " is 0; with ", count.needed_by,
+            " a number above 0 is right"});
+    }
+  }
+}
+
+// The claim with its open fields filled in; throws what is missing or cannot be.
+inline MfuClaim checked_claim(MfuClaim claim) {
+  if (!claim.slice.empty() && claim.chips == 0) {
+    claim.chips = tpu_slice(claim.slice).chips;
+  }
+  claim.model.validate();
+  claim.context = claim.context == 0 ? static_cast<double>(claim.model.context) : claim.context;
+  if (!is_finite(claim.context) || claim.context < 1) {
+    fail({"decode_mfu: context is ", claim.context, "; 1 token or more is right"});
+  }
+  check_claim_rates(claim);
+  check_claim_counts(claim);
+  const bool speed = claim.tokens_per_second.stated || claim.tokens_per_second_per_chip.stated ||
+                     claim.step_seconds.stated || claim.days.stated || claim.chip_hours.stated;
+  if (!speed && !claim.tflops_per_chip.stated && !claim.mfu.stated && !claim.hfu.stated) {
+    fail({"decode_mfu: the claim of ", claim.model.name,
+          " states no speed; right is one of tokens_per_second, tokens_per_second_per_chip, "
+          "step_seconds with batch_tokens, days or chip_hours with tokens, tflops_per_chip, mfu, "
+          "hfu"});
+  }
+  return claim;
+}
+
+inline Quantity printed_quantity(const Printed& printed, const char* unit, const char* name) {
+  return Quantity(printed.value, unit, name, "printed");
+}
+
+// Each speed that the claim states, the one of the most digits first.
+inline List<ClaimSpeed> claim_speeds(const MfuClaim& claim) {
+  const Quantity chips(claim.chips, "", "chips");
+  const Quantity batch(claim.batch_tokens, "", "tokens of a step");
+  const Quantity tokens(claim.tokens, "", "tokens");
+  List<ClaimSpeed> out;
+  const auto add = [&out](const char* what, const Quantity& rate, const Printed& printed) {
+    out.push_back({what, named("tokens/s a chip", rate), printed.relative()});
+    if (out.back().rounding < out.front().rounding) {
+      const ClaimSpeed better = out.back();
+      out.back() = out.front();
+      out.front() = better;
+    }
+  };
+  if (claim.tokens_per_second.stated) {
+    add("tokens/s", printed_quantity(claim.tokens_per_second, "1/s", "tokens/s") / chips,
+        claim.tokens_per_second);
+  }
+  if (claim.tokens_per_second_per_chip.stated) {
+    add("tokens/s a chip", Quantity(claim.tokens_per_second_per_chip.value, "1/s", "", "printed"),
+        claim.tokens_per_second_per_chip);
+  }
+  if (claim.step_seconds.stated) {
+    add("step time", batch / (printed_quantity(claim.step_seconds, "s", "step time") * chips),
+        claim.step_seconds);
+  }
+  if (claim.days.stated) {
+    const Quantity seconds = printed_quantity(claim.days, "", "days") * Quantity(86400.0, "s");
+    add("days", tokens / (seconds * chips), claim.days);
+  }
+  if (claim.chip_hours.stated) {
+    const Quantity seconds =
+        printed_quantity(claim.chip_hours, "", "chip hours") * Quantity(3600.0, "s");
+    add("chip hours", tokens / seconds, claim.chip_hours);
+  }
+  return out;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/mfu_match.hpp
+// A claim beside every convention: its rate and utilisation by each, and which of them give back
+// what the source prints, within the rounding of the printed digits or within 0.5 %.
+// A percentage that none gives back of the claim's own peak is tried with the chip's other peaks.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class MfuVerdict { possible, suspicious, impossible };
+
+inline const char* name_of(MfuVerdict verdict) {
+  static const char* const names[] = {"possible", "suspicious", "impossible"};
+  return names[static_cast<int>(verdict)];
+}
+
+// The claim under one convention, each figure a quantity with its formula.
+struct MfuRow {
+  FlopsConvention convention = FlopsConvention::six_n;
+  Quantity flops;        // of a token
+  Quantity tokens;       // a second and chip: stated, or what the printed rate would be
+  Quantity rate;         // FLOP/s a chip
+  Quantity utilisation;  // of the peak: an MFU, or an HFU when it counts recomputation
+};
+
+// One rate that the source prints, beside every convention.
+struct MfuMatch {
+  std::string printed;  // "132.71 TFLOP/s", "41.5 % MFU"
+  std::string peak;     // of which a percentage is: "bf16", "fp8", ...
+  double rate = 0;      // FLOP/s a chip that it stands for
+  double rounding = 0;  // relative: of its last digit and the speed's together
+  double unit = 0;      // relative: of the last digit alone, which some sources cut off
+  // The nearest first: within the rounding; else within the unit that was cut; else within 0.5 %.
+  List<FlopsConvention> within, cut, near;
+  FlopsConvention closest = FlopsConvention::six_n;
+  double gap = 0;  // of the closest: its rate / the printed rate - 1
+
+  bool none() const { return within.empty() && cut.empty() && near.empty(); }
+  const List<FlopsConvention>& best() const {
+    return !within.empty() ? within : !cut.empty() ? cut : near;
+  }
+};
+
+struct MfuDecoding {
+  MfuClaim claim;
+  double peak = 0;           // FLOP/s of a chip in the claim's format
+  bool speed_stated = true;  // else tokens/s follow from the printed rate, for each convention
+  List<detail::ClaimSpeed> speeds;
+  List<MfuRow> rows;
+  List<MfuMatch> matches;  // of the printed rates; none when no speed is stated
+  double needed = 0;       // FLOP/s a chip of the matrices alone
+  MfuVerdict verdict = MfuVerdict::possible;
+  std::vector<std::string> remarks;  // why it is not possible, and what else is odd
+
+  const MfuRow& row(FlopsConvention convention) const;
+  // Those that give back TFLOP/s and MFU best: both within their digits, both within 0.5 %, else
+  // the one that is printed first; none where nothing gives that back.
+  List<FlopsConvention> used() const;
+  Table table() const;  // for people; data(): the same in plain numbers, FLOP/s and fractions
+  Table data() const;
+  std::string text() const;
+  std::string csv() const { return data().csv(); }
+  std::string json() const;
+  // The utilisation by a convention, the one used if none is named: its formula with its numbers.
+  std::string explain() const;
+  std::string explain(FlopsConvention convention) const {
+    return row(convention).utilisation.explain();
+  }
+};
+
+namespace detail {
+
+constexpr double near_enough = 0.005;
+
+inline std::string mfu_teraflops(double rate) {
+  return cat({printed('g', 5, rate / 1e12), " TFLOP/s"});
+}
+
+// A percentage with the digits that it needs: "41.25 %".
+inline std::string mfu_percent(double share) { return cat({printed('g', 4, 100 * share), " %"}); }
+
+// The peaks that a source may have divided by, the claim's own first.
+struct NamedPeak {
+  std::string name;
+  double rate = 0;
+};
+
+inline List<NamedPeak> possible_peaks(const Chip& chip, DType format) {
+  List<NamedPeak> out;
+  out.push_back({name_of(format), chip.peak(format)});
+  const bool sparse = chip.kind == "gpu" && chip.year >= 2020;  // 2 of 4 weights are zero
+  const NamedPeak others[] = {{"bf16", chip.flops_bf16},
+                              {"fp8", chip.flops_fp8},
+                              {"int8", chip.flops_int8},
+                              {"fp4", chip.flops_fp4},
+                              {"bf16 sparse", sparse ? 2 * chip.flops_bf16 : 0},
+                              {"fp8 sparse", sparse ? 2 * chip.flops_fp8 : 0}};
+  for (const NamedPeak& other : others) {
+    bool known = !(other.rate > 0);
+    for (const NamedPeak& peak : out) {
+      known = known || peak.rate == other.rate;
+    }
+    if (!known) {
+      out.push_back(other);
+    }
+  }
+  return out;
+}
+
+// What the source prints of its rate, as FLOP/s of a chip; a percentage is of that peak.
+struct PrintedRate {
+  std::string text, what;
+  Quantity rate;
+  double rounding = 0;  // relative
+  bool share = false, hardware = false;
+};
+
+inline List<PrintedRate> printed_rates(const MfuClaim& claim, double peak) {
+  List<PrintedRate> out;
+  const Quantity whole(peak, "FLOP/s", "peak", claim.chip.name);
+  if (claim.tflops_per_chip.stated) {
+    const Quantity rate(claim.tflops_per_chip.value * 1e12, "FLOP/s", "", "printed");
+    out.push_back({cat({claim.tflops_per_chip.value, " TFLOP/s"}), "TFLOP/s", rate,
+                   claim.tflops_per_chip.relative(), false, false});
+  }
+  if (claim.mfu.stated) {
+    out.push_back({mfu_percent(claim.mfu.value) + " MFU", "MFU",
+                   Quantity(claim.mfu.value, "", "MFU", "printed") * whole, claim.mfu.relative(),
+                   true, false});
+  }
+  if (claim.hfu.stated) {
+    out.push_back({mfu_percent(claim.hfu.value) + " HFU", "HFU",
+                   Quantity(claim.hfu.value, "", "HFU", "printed") * whole, claim.hfu.relative(),
+                   true, true});
+  }
+  return out;
+}
+
+inline List<MfuRow> convention_rows(const MfuClaim& claim, double peak, const Quantity& tokens,
+                                    const Quantity& rate) {
+  List<MfuRow> out;
+  const Quantity whole(peak, "FLOP/s", "peak", claim.chip.name + ", " + name_of(claim.format));
+  const bool stated = tokens.value() > 0;
+  for (int i = 0; i < flops_conventions; ++i) {
+    const auto convention = static_cast<FlopsConvention>(i);
+    if (!convention_applies(convention, claim.model, claim.work, claim.recompute)) {
+      continue;
+    }
+    MfuRow row;
+    row.convention = convention;
+    row.flops = convention_flops(convention, claim.model, claim.context, claim.recompute);
+    row.tokens = stated ? tokens : named("tokens/s a chip", rate / row.flops);
+    row.rate = stated ? named("FLOP/s a chip", row.flops * tokens) : named("FLOP/s a chip", rate);
+    row.utilisation = named(counts_recomputation(convention) ? "HFU" : "MFU", row.rate / whole);
+    out.push_back(row);
+  }
+  return out;
+}
+
+// Puts a convention behind those that are nearer.
+inline void insert_by_gap(List<FlopsConvention>& list, std::vector<double>& gaps,
+                          FlopsConvention convention, double gap) {
+  std::size_t at = list.size();
+  list.push_back(convention);
+  gaps.push_back(gap);
+  for (; at > 0 && gaps[at - 1] > gap; --at) {
+    list[at] = list[at - 1];
+    gaps[at] = gaps[at - 1];
+    list[at - 1] = convention;
+    gaps[at - 1] = gap;
+  }
+}
+
+// An HFU is compared with what counts recomputation.
+inline MfuMatch match_rate(const PrintedRate& printed, double scale, const List<MfuRow>& rows,
+                           double speed_rounding) {
+  MfuMatch out;
+  out.printed = printed.text;
+  out.rate = printed.rate.value() * scale;
+  out.rounding = printed.rounding + speed_rounding;
+  out.unit = 2 * printed.rounding;
+  std::vector<double> within, cut, near;
+  double best = 1e300;
+  for (const MfuRow& row : rows) {
+    if (printed.hardware && !counts_recomputation(row.convention)) {
+      continue;
+    }
+    const double gap = row.rate.value() / out.rate - 1;
+    if (std::fabs(gap) <= out.rounding) {
+      insert_by_gap(out.within, within, row.convention, std::fabs(gap));
+    } else if (gap >= 0 && gap <= out.unit + speed_rounding) {
+      insert_by_gap(out.cut, cut, row.convention, gap);
+    } else if (std::fabs(gap) <= near_enough) {
+      insert_by_gap(out.near, near, row.convention, std::fabs(gap));
+    }
+    if (std::fabs(gap) < best) {
+      best = std::fabs(gap);
+      out.closest = row.convention;
+      out.gap = gap;
+    }
+  }
+  return out;
+}
+
+// A percentage that no convention reproduces of its own peak is tried with the chip's others.
+inline MfuMatch match_with_peaks(const PrintedRate& printed, const List<NamedPeak>& peaks,
+                                 const List<MfuRow>& rows, double speed_rounding) {
+  MfuMatch own = match_rate(printed, 1, rows, speed_rounding);
+  own.peak = printed.share ? peaks[0].name : "";
+  if (!printed.share || !own.none()) {
+    return own;
+  }
+  for (const NamedPeak& peak : peaks) {
+    MfuMatch other = match_rate(printed, peak.rate / peaks[0].rate, rows, speed_rounding);
+    other.peak = peak.name;
+    if (!other.none()) {
+      return other;
+    }
+  }
+  return own;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/mfu.hpp
+// The MFU decoder: what a published speed is worth in TFLOP/s and MFU under every convention, which
+// one the source must have counted, and whether the claim can be true.
+//   needed = FLOPs of the matrices alone x tokens/s a chip: above the peak a claim is impossible,
+//   above the best matmul that was measured on that chip it is suspicious.
+// Conventions: mfu_conventions.hpp; what a claim states: mfu_claim.hpp.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+inline void mfu_remark(MfuDecoding& out, MfuVerdict verdict, const std::string& text) {
+  out.verdict = verdict > out.verdict ? verdict : out.verdict;
+  out.remarks.push_back(text);
+}
+
+// ", in fp8 (1979 TFLOP/s) it would be 55 %" where another dense peak is high enough.
+inline std::string other_format(const MfuDecoding& d, double rate) {
+  for (const NamedPeak& peak : possible_peaks(d.claim.chip, d.claim.format)) {
+    if (peak.rate > d.peak && peak.rate >= rate && peak.name.find("sparse") == std::string::npos) {
+      return cat({"; of the ", peak.name, " peak, ", mfu_teraflops(peak.rate), ", it would be ",
+                  mfu_percent(rate / peak.rate)});
+    }
+  }
+  return "";
+}
+
+// What a chip must do is at most its peak, and seldom above the best matmul measured on it.
+inline void check_claimed_rate(MfuDecoding& d, const std::string& what, double rate,
+                               double rounding) {
+  const std::string chip = d.claim.chip.name.empty() ? "the chip" : d.claim.chip.name;
+  const double best = best_matmul_rate(d.claim.chip, d.claim.format);
+  if (rate * (1 - rounding) > d.peak) {
+    mfu_remark(
+        d, MfuVerdict::impossible,
+        cat({what, ", ", mfu_teraflops(rate), " a chip, is above the ", name_of(d.claim.format),
+             " peak of ", chip, ", ", mfu_teraflops(d.peak), other_format(d, rate)}));
+  } else if (best > 0 && rate * (1 - rounding) > best) {
+    mfu_remark(
+        d, MfuVerdict::suspicious,
+        cat({what, ", ", mfu_teraflops(rate), " a chip, is above the best ",
+             name_of(d.claim.format), " matmul measured on ", chip, ", ", mfu_teraflops(best)}));
+  }
+}
+
+inline void check_needed(MfuDecoding& d) {
+  const MatrixParameters p = matrix_parameters(d.claim.model);
+  const bool training = d.claim.work == TokenWork::training;
+  const double tokens = d.speeds[0].rate.value();
+  d.needed = (training ? 6 : 2) * p.total() * tokens;
+  check_claimed_rate(d, "what the matrices alone need", d.needed, d.speeds[0].rounding);
+  if (training && d.claim.recompute == Recompute::full && d.verdict == MfuVerdict::possible) {
+    check_claimed_rate(d, "what the matrices need with the layers computed again",
+                       d.needed + 2 * (p.total() - p.head) * tokens, d.speeds[0].rounding);
+  }
+}
+
+inline void check_printed(MfuDecoding& d) {
+  const MfuClaim& c = d.claim;
+  if (c.tflops_per_chip.stated) {
+    check_claimed_rate(d, "the printed rate", c.tflops_per_chip.value * 1e12,
+                       c.tflops_per_chip.relative());
+  }
+  for (const Printed* share : {&c.mfu, &c.hfu}) {
+    if (share->stated && share->value - share->rounding > 1) {
+      mfu_remark(d, MfuVerdict::impossible,
+                 cat({share == &c.mfu ? "an MFU" : "an HFU", " of ", mfu_percent(share->value),
+                      " is more than all of the peak"}));
+    }
+  }
+  if (c.mfu.stated && c.hfu.stated && c.hfu.value + c.hfu.rounding < c.mfu.value - c.mfu.rounding) {
+    mfu_remark(d, MfuVerdict::impossible,
+               cat({"the HFU, ", mfu_percent(c.hfu.value), ", is below the MFU, ",
+                    mfu_percent(c.mfu.value), "; it counts the same and what is computed again"}));
+  }
+}
+
+// The rates of two conventions, one with recomputation: 4/3 for full. True where TFLOP/s of the one
+// and the MFU of the other are both printed.
+inline bool counted_differently(MfuDecoding& d, double of_peak, double share, double allowed) {
+  double best = allowed;
+  std::string nearest;
+  for (const MfuRow& a : d.rows) {
+    for (const MfuRow& b : d.rows) {
+      const double gap = std::fabs(of_peak * b.flops.value() / a.flops.value() / share - 1);
+      if (counts_recomputation(a.convention) && !counts_recomputation(b.convention) &&
+          gap <= best) {
+        best = gap;
+        nearest = cat({"the TFLOP/s count what is computed again, as ", name_of(a.convention),
+                       " does, the MFU does not, as ", name_of(b.convention)});
+      }
+    }
+  }
+  if (!nearest.empty()) {
+    mfu_remark(d, MfuVerdict::possible, nearest);
+  }
+  return !nearest.empty();
+}
+
+// TFLOP/s / MFU must be a peak of the chip.
+inline void check_share(MfuDecoding& d, const Printed& share, const char* name) {
+  const Printed& rate = d.claim.tflops_per_chip;
+  if (!rate.stated || !share.stated) {
+    return;
+  }
+  const double digits = rate.relative() + share.relative() + 5e-4;  // peaks: three digits
+  const double allowed = digits > near_enough ? digits : near_enough;
+  const double implied = rate.value * 1e12 / share.value;
+  if (std::fabs(implied / d.peak - 1) <= allowed) {
+    return;
+  }
+  for (const NamedPeak& peak : possible_peaks(d.claim.chip, d.claim.format)) {
+    if (std::fabs(implied / peak.rate - 1) <= allowed) {
+      mfu_remark(d, MfuVerdict::possible,
+                 cat({"the printed ", name, " divides by the ", peak.name, " peak, ",
+                      mfu_teraflops(peak.rate), ", not by the ", name_of(d.claim.format), " peak, ",
+                      mfu_teraflops(d.peak)}));
+      return;
+    }
+  }
+  const double of_peak = rate.value * 1e12 / d.peak;
+  if (share.value < of_peak && counted_differently(d, of_peak, share.value, allowed)) {
+    return;
+  }
+  mfu_remark(
+      d, MfuVerdict::impossible,
+      cat({"the printed numbers disagree: ", rate.value, " TFLOP/s is ", mfu_percent(of_peak),
+           " of the ", name_of(d.claim.format), " peak, ", mfu_teraflops(d.peak), "; an ", name,
+           " of ", mfu_percent(share.value), " is ", mfu_teraflops(share.value * d.peak)}));
+}
+
+// What else would give back the printed rate: chips counted by cores, a forward pass for a step.
+inline std::string factor_hint(const MfuDecoding& d, const MfuMatch& match) {
+  static const struct {
+    double factor;
+    const char* meaning;
+  } factors[] = {{2, "as of half as many chips"},
+                 {0.5, "as of twice as many chips"},
+                 {1.0 / 3, "as of the forward pass alone"}};
+  for (const auto& each : factors) {
+    for (const MfuRow& row : d.rows) {
+      const double gap = row.rate.value() * each.factor / match.rate - 1;
+      if (std::fabs(gap) <= (match.rounding > 1e-3 ? match.rounding : 1e-3)) {
+        return cat({"; ", each.meaning, " it is ", name_of(row.convention),
+                    d.claim.chip.kind == "tpu" && each.factor != 1.0 / 3
+                        ? " (slices of TPU v2, v3, v4 and v5p are named by cores, two a chip)"
+                        : ""});
+      }
+    }
+  }
+  return "";
+}
+
+// An HFU between nothing and everything computed again names no convention: sources choose what.
+inline bool partly_again(MfuDecoding& d, const MfuMatch& match) {
+  const double extra = 3 * (match.rate / d.row(FlopsConvention::exact_full).rate.value() - 1);
+  if (extra < 0 || extra > 1) {
+    return false;
+  }
+  mfu_remark(d, MfuVerdict::possible,
+             cat({match.printed, " is as if ", mfu_percent(extra),
+                  " of the forward pass were computed again"}));
+  return true;
+}
+
+inline void check_match(MfuDecoding& d, const MfuMatch& match) {
+  const std::string own = name_of(d.claim.format);
+  if (match.none()) {
+    if (match.printed.find("HFU") != std::string::npos && d.claim.work == TokenWork::training &&
+        partly_again(d, match)) {
+      return;
+    }
+    mfu_remark(
+        d, MfuVerdict::suspicious,
+        cat({"no convention gives ", match.printed, ": the nearest, ", name_of(match.closest),
+             ", is ", mfu_percent(match.gap), " off", factor_hint(d, match)}));
+    return;
+  }
+  const FlopsConvention used = match.best()[0];
+  if (!match.peak.empty() && match.peak != own) {
+    mfu_remark(d, MfuVerdict::possible,
+               cat({match.printed, " is of the ", match.peak, " peak, not of ", own}));
+  }
+  if (match.printed.find("MFU") != std::string::npos && counts_recomputation(used)) {
+    mfu_remark(
+        d, MfuVerdict::possible,
+        cat({match.printed, " counts what is computed again (", name_of(used), "): it is an HFU"}));
+  }
+}
+
+inline void check_speeds(MfuDecoding& d) {
+  const ClaimSpeed& first = d.speeds[0];
+  for (const ClaimSpeed& other : d.speeds) {
+    const double gap = other.rate.value() / first.rate.value() - 1;
+    const double digits = first.rounding + other.rounding;
+    if (std::fabs(gap) > digits + 1e-12) {
+      mfu_remark(
+          d, std::fabs(gap) > near_enough ? MfuVerdict::suspicious : MfuVerdict::possible,
+          cat({"the ", other.what, " and the ", first.what, " are ", mfu_percent(std::fabs(gap)),
+               " apart, more than their digits allow: ", printed('g', 6, other.rate.value()),
+               " and ", printed('g', 6, first.rate.value()), " tokens/s a chip"}));
+    }
+  }
+}
+
+inline void check_slice(MfuDecoding& d) {
+  if (d.claim.slice.empty()) {
+    return;
+  }
+  const TpuSlice slice = tpu_slice(d.claim.slice);
+  if (slice.chips != d.claim.chips) {
+    const bool cores = slice.named == d.claim.chips;
+    mfu_remark(d, MfuVerdict::suspicious,
+               cat({d.claim.slice, " has ", slice.chips, " chips, the claim counts ", d.claim.chips,
+                    cores ? ": the name counts cores, two a chip" : ""}));
+  }
+  if (slice.chip != d.claim.chip.name) {
+    mfu_remark(
+        d, MfuVerdict::suspicious,
+        cat({d.claim.slice, " is of ", slice.chip, ", the claim's chip is ", d.claim.chip.name}));
+  }
+}
+
+inline std::string mfu_join(const List<FlopsConvention>& conventions) {
+  std::string out;
+  for (const FlopsConvention convention : conventions) {
+    out += (out.empty() ? "" : "; ") + std::string(name_of(convention));
+  }
+  return out;
+}
+
+}  // namespace detail
+
+// What a claim is worth; throws what it lacks or what in it cannot be a number of a run.
+inline MfuDecoding decode_mfu(const MfuClaim& given) {
+  MfuDecoding out;
+  out.claim = detail::checked_claim(given);
+  const MfuClaim& claim = out.claim;
+  out.peak = claim.chip.peak(claim.format);
+  out.speeds = detail::claim_speeds(claim);
+  out.speed_stated = !out.speeds.empty();
+  const List<detail::PrintedRate> printed = detail::printed_rates(claim, out.peak);
+  const Quantity tokens = out.speed_stated ? out.speeds[0].rate : Quantity(0.0);
+  out.rows = detail::convention_rows(claim, out.peak, tokens,
+                                     printed.empty() ? Quantity(0.0) : printed[0].rate);
+  if (out.speed_stated) {
+    const List<detail::NamedPeak> peaks = detail::possible_peaks(claim.chip, claim.format);
+    for (const detail::PrintedRate& rate : printed) {
+      out.matches.push_back(
+          detail::match_with_peaks(rate, peaks, out.rows, out.speeds[0].rounding));
+    }
+    detail::check_needed(out);
+    detail::check_speeds(out);
+  }
+  detail::check_slice(out);
+  detail::check_printed(out);
+  bool all = out.speed_stated;  // every printed rate is some convention's: they agree by that
+  for (const MfuMatch& match : out.matches) {
+    detail::check_match(out, match);
+    all = all && !match.none();
+  }
+  if (!all) {
+    detail::check_share(out, claim.mfu, "MFU");
+    detail::check_share(out, claim.hfu, "HFU");
+  }
+  return out;
+}
+
+inline const MfuRow& MfuDecoding::row(FlopsConvention convention) const {
+  for (const MfuRow& each : rows) {
+    if (each.convention == convention) {
+      return each;
+    }
+  }
+  std::string names;
+  for (const MfuRow& each : rows) {
+    names += (names.empty() ? "" : "; ") + std::string(name_of(each.convention));
+  }
+  detail::fail({"MfuDecoding::row: ", name_of(convention), " is not of this claim of ",
+                claim.model.name, "; right is one of: ", names});
+}
+
+namespace detail {
+
+// 0 within the digits or their unit, 1 within 0.5 %, 2 not.
+inline int match_tier(const MfuMatch& match, FlopsConvention convention) {
+  const List<FlopsConvention>* const tiers[] = {&match.within, &match.cut, &match.near};
+  for (int i = 0; i < 3; ++i) {
+    for (const FlopsConvention each : *tiers[i]) {
+      if (each == convention) {
+        return i == 2 ? 1 : 0;
+      }
+    }
+  }
+  return 2;
+}
+
+}  // namespace detail
+
+inline List<FlopsConvention> MfuDecoding::used() const {
+  List<FlopsConvention> best;
+  if (matches.empty()) {
+    return best;
+  }
+  const bool both = claim.tflops_per_chip.stated && claim.mfu.stated;
+  std::vector<double> gaps;
+  int least = 2;
+  for (const MfuRow& each : rows) {
+    int worst = 0;
+    double gap = 0;
+    for (std::size_t i = 0; i < (both ? 2U : 1U); ++i) {
+      const int tier = detail::match_tier(matches[i], each.convention);
+      worst = tier > worst ? tier : worst;
+      gap += std::fabs(each.rate.value() / matches[i].rate - 1) / (matches[i].rounding + 1e-9);
+    }
+    if (worst < least) {
+      least = worst;
+      best.clear();
+      gaps.clear();
+    }
+    if (worst == least && worst < 2) {
+      detail::insert_by_gap(best, gaps, each.convention, gap);
+    }
+  }
+  return best.empty() ? matches[0].best() : best;
+}
+
+inline std::string MfuDecoding::explain() const {
+  const List<FlopsConvention> named_ones = used();
+  return explain(named_ones.empty() ? rows[0].convention : named_ones[0]);
+}
+
+inline Table MfuDecoding::table() const {
+  Table out;
+  out.title = detail::cat(
+      {claim.model.name, " on ", claim.chips > 0 ? format_count(claim.chips) + " x " : "",
+       claim.chip.name, ", ", name_of(claim.format), " peak ", detail::mfu_teraflops(peak),
+       ", context ", claim.context, ", by formula"});
+  out.columns = {"convention",      "counts",         "GFLOPs a token",
+                 "tokens/s a chip", "TFLOP/s a chip", "of the peak"};
+  for (const MfuMatch& match : matches) {
+    out.columns.push_back("off " + match.printed);
+  }
+  const char* const kinds[] = {"model", "hardware"};
+  for (const MfuRow& row : rows) {
+    std::vector<std::string> cells = {name_of(row.convention),
+                                      kinds[counts_recomputation(row.convention) ? 1 : 0],
+                                      detail::printed('g', 5, row.flops.value() / 1e9),
+                                      detail::printed('g', 5, row.tokens.value()),
+                                      detail::printed('g', 5, row.rate.value() / 1e12),
+                                      format_percent(row.utilisation.value())};
+    for (const MfuMatch& match : matches) {
+      const double gap = 100 * (row.rate.value() / match.rate - 1);
+      cells.push_back(detail::printed('f', 2, std::fabs(gap) < 0.005 ? 0 : gap) + " %");
+    }
+    out.add(cells);
+  }
+  return out;
+}
+
+inline Table MfuDecoding::data() const {
+  Table out;
+  out.title = table().title;
+  out.columns = {"convention",
+                 "counts",
+                 "flops_per_token",
+                 "tokens_per_second_per_chip",
+                 "flops_per_second_per_chip",
+                 "utilisation"};
+  const char* const kinds[] = {"model", "hardware"};
+  const auto number = [](const Quantity& q) { return detail::cat({q.value()}); };
+  for (const MfuRow& row : rows) {
+    out.add({name_of(row.convention), kinds[counts_recomputation(row.convention) ? 1 : 0],
+             number(row.flops), number(row.tokens), number(row.rate), number(row.utilisation)});
+  }
+  return out;
+}
+
+inline std::string MfuDecoding::text() const {
+  std::string out = claim.source.empty() ? "" : claim.source + "\n";
+  out += table().text();
+  for (const MfuMatch& match : matches) {
+    out += match.printed + ": " +
+           (match.none() ? "no convention" : detail::mfu_join(match.best())) +
+           (match.none()            ? ""
+            : !match.within.empty() ? " (within the printed digits)"
+            : !match.cut.empty()    ? " (with the digits after it cut off)"
+                                    : " (within 0.5 %)");
+    out += "\n";
+  }
+  if (matches.size() > 1 && !used().empty()) {
+    out += "counted: " + detail::mfu_join(used()) + "\n";
+  }
+  if (speed_stated) {
+    out += detail::cat({"needed for the matrices alone: ", detail::mfu_teraflops(needed),
+                        " a chip, ", detail::mfu_percent(needed / peak), " of the peak\n"});
+  } else {
+    out += "no speed is stated: tokens/s are what the printed rate would be by each\n";
+  }
+  out += std::string("verdict: ") + name_of(verdict) + "\n";
+  for (const std::string& each : remarks) {
+    out += "  " + each + "\n";
+  }
+  return out;
+}
+
+inline std::string MfuDecoding::json() const {
+  const auto list = [](const std::vector<std::string>& items) {
+    std::string out;
+    for (const std::string& item : items) {
+      out += (out.empty() ? "\"" : ", \"") + json_escape(item) + "\"";
+    }
+    return "[" + out + "]";
+  };
+  std::vector<std::string> names;
+  for (const FlopsConvention convention : used()) {
+    names.push_back(name_of(convention));
+  }
+  return detail::cat({"{\"model\": \"", json_escape(claim.model.name), "\", \"chip\": \"",
+                      json_escape(claim.chip.name), "\", \"chips\": ", claim.chips, ", \"peak\": ",
+                      peak, ", \"needed\": ", needed, ", \"verdict\": \"", name_of(verdict),
+                      "\",\n \"used\": ", list(names), ",\n \"remarks\": ", list(remarks),
+                      ",\n \"conventions\": ", data().json(), "}\n"});
+}
+
+inline std::ostream& operator<<(std::ostream& out, const MfuDecoding& decoding) {
+  return out << decoding.text();
 }
 
 }}  // namespace tinyscale
@@ -39572,12 +44337,8 @@ inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
 
 }}  // namespace tinyscale
 
-// >> tinyscale/plan/training_layout.hpp
-// Training layouts: X chips of data (FSDP) times Y of tensor = N chips, priced by lower bounds.
-//   T_math = FLOPs / (N C)         T_step = max(T_math, T_fsdp, T_tensor): perfect overlap
-//   T_fsdp = 3 b P / (Y W_X)       weights gathered forward and backward, gradients scattered
-//   T_tensor = 8 b B D L / (X W_Y) activations gathered and scattered twice a layer, both passes
-// Source: "How To Scale Your Model", chapters 5 and 12. W: what a chip sends, both ways of a ring.
+// >> tinyscale/plan/training_job.hpp
+// A training job: what is to be trained, with what is left open decided and said.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -39587,20 +44348,11 @@ struct TrainingJob {
   double batch_tokens = 4e6;
   std::int64_t context = 0;  // 0: the model's
   DType format = DType::bf16;
-  StateBytes state = StateBytes::book;
-  double checkpoints = 4;    // tensors of width D kept for each layer
-  double typical_mfu = 0.4;  // what well-run jobs reach (scaling book, chapter 6)
-};
-
-// One way to divide the machine: what each part of a step takes, and what a chip must hold.
-struct TrainingLayout {
-  Layout layout;
-  int data_axes = 0, tensor_axes = 0;  // M_X, M_Y: dimensions of the machine that each spans
-  double data_bandwidth = 0, tensor_bandwidth = 0;  // W_X, W_Y: bytes/s out of a chip
-  double compute_time = 0, fsdp_time = 0, tensor_time = 0, step_time = 0;  // seconds
-  double memory = 0;                                                       // bytes a chip
-  bool shared_links = false;  // fsdp and tensor take turns instead of overlapping
-  std::string bound;          // math, fsdp, tensor
+  StateBytes state = StateBytes::mixed;  // 16 bytes a parameter
+  Software software;
+  double typical_mfu = 0;  // of 6 N FLOPs; 0: what the layout reaches by its causes
+  double device_hours_per_failure = 50000;  // Llama 3 (arXiv 2407.21783); 0: nothing fails
+  double save_seconds = 30, restart_seconds = 600;
 };
 
 namespace detail {
@@ -39611,6 +44363,17 @@ struct TrainingInputs {
   Machine machine;
   double tokens = 0, batch = 0, context = 0, sequences = 0;
   std::vector<std::string> notes;
+
+  StepJob step() const {
+    StepJob s;
+    s.model = job.model;
+    s.context = context;
+    s.batch = sequences;
+    s.format = job.format;
+    s.software = job.software;
+    s.gather_bytes = activation_bytes(job.format);  // 16 bits, or all 32
+    return s;
+  }
 };
 
 inline void check_training(const TrainingJob& job, const Machine& machine) {
@@ -39621,15 +44384,18 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
          "{4, 4, 4})"});
   }
   check_network("plan_training", machine);
-  if (machine.chip.kind == "tpu" && machine.dims.size() > inner_dims(machine.chip, machine.dims)) {
-    fail({"plan_training: ", machine.name, " is slices joined by a network; give one slice"});
-  }
   const char* const who = "plan_training";
   check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
   check_job(who, "tokens", job.tokens, 0, 1e30);  // 0: the plan chooses
   check_job(who, "context", static_cast<double>(job.context), 0, 1e9);
-  check_job(who, "checkpoints", job.checkpoints, 0, 1e6);
-  check_job(who, "typical_mfu", job.typical_mfu, 1e-6, 1);
+  check_job(who, "typical_mfu", job.typical_mfu, 0, 1);
+  check_job(who, "device_hours_per_failure", job.device_hours_per_failure, 0, 1e12);
+  check_job(who, "save_seconds", job.save_seconds, 0, 1e9);
+  check_job(who, "restart_seconds", job.restart_seconds, 0, 1e9);
+  if (machine.chips() > std::int64_t{1} << 22) {
+    fail({who, ": ", machine.name, " has ", machine.chips(), " chips; at most ",
+          std::int64_t{1} << 22, " are planned"});
+  }
 }
 
 inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& machine) {
@@ -39646,6 +44412,13 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
         cat({"tokens: assumed 20 for each parameter (Chinchilla), ", format_count(in.tokens)}));
   }
   in.context = static_cast<double>(job.context > 0 ? job.context : job.model.context);
+  if (job.model.position == Position::learned &&
+      in.context > static_cast<double>(job.model.context)) {
+    in.notes.push_back(cat({"positions: ", job.model.name, " has learned ",
+                            format_count(static_cast<double>(job.model.context)), "; counted with ",
+                            format_count(in.context)}));
+  }
+  in.job.model.context = static_cast<std::int64_t>(in.context);
   in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
   in.batch = in.sequences * in.context;
   if (in.batch != job.batch_tokens) {
@@ -39656,198 +44429,1442 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
   return in;
 }
 
-// Dimensions that have links: more than one chip along them.
-inline std::vector<int> linked_dims(const Machine& machine) {
-  std::vector<int> dims;
-  for (int i = 0; i < machine.dims.size(); ++i) {
-    if (machine.dims[i] > 1) {
-      dims.push_back(i);
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/layout_search.hpp
+// Every layout of a job on a machine, priced: tensor x pipeline x context x data, how many
+// sequences at a time, ZeRO's stage and reach, chunks of a pipeline rank, experts, and the least
+// recomputation with which it fits. The fastest are those of the least typical time.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// One way to divide the machine, what its step takes and what a chip must hold.
+struct TrainingLayout {
+  Layout layout;
+  int chunks = 1;  // of the model on a pipeline rank: interleaved 1F1B above 1
+  Shape dims;      // the machine's, in the order in which the layout's axes lie on them
+  StepPrice price;
+  StepMemory memory_parts;
+  double step_time = 0;     // s, the limit
+  double typical_time = 0;  // s
+  double memory = 0;        // bytes of the fullest chip
+  std::string bound;        // of the limit: math, bubble, memory, tensor, context, expert, data
+
+  std::string text() const {
+    return layout.text() + (chunks > 1 ? detail::cat({", ", chunks, " chunks"}) : "");
+  }
+};
+
+namespace detail {
+
+inline MemoryConvention training_convention(const TrainingInputs& in) {
+  MemoryConvention by;
+  by.states = in.job.state;
+  by.logit_bytes = 10;  // bf16 and f32, and the f32 gradient
+  return by;
+}
+
+// Sequences of the busiest replica.
+inline std::int64_t replica_sequences(const TrainingInputs& in, const Layout& layout) {
+  return static_cast<std::int64_t>(std::ceil(in.sequences / static_cast<double>(layout.data)));
+}
+
+// Sequences at a time: the replica's over its microbatches.
+inline double microbatch_of(const TrainingInputs& in, const Layout& layout) {
+  return std::ceil(static_cast<double>(replica_sequences(in, layout)) /
+                   static_cast<double>(layout.microbatches));
+}
+
+inline StepMemory memory_of(const TrainingInputs& in, const Layout& layout, int chunks) {
+  StepMemory out =
+      step_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
+                  chunks, in.job.software, training_convention(in));
+  const double wider = activation_bytes(in.job.format) / 2;  // the closed forms are of 16 bits
+  out.parts.activations *= wider;
+  out.parts.recomputed *= wider;
+  return out;
+}
+
+// A layout on the machine's dimensions in one of their orders.
+struct PlacedLinks {
+  const Machine* machine = nullptr;
+  LayoutLinks links;
+};
+
+// The orders of which none has links that are all as fast as another's.
+inline List<PlacedLinks> placed_links(const List<Machine>& orders, const Layout& layout) {
+  List<PlacedLinks> out;
+  for (const Machine& machine : orders) {
+    const LayoutLinks links(machine, layout);
+    List<PlacedLinks> kept;
+    bool worse = false;
+    for (const PlacedLinks& other : out) {
+      worse = worse || other.links.no_slower(links);
+      if (worse || !links.no_slower(other.links)) {
+        kept.push_back(other);
+      }
+    }
+    if (!worse) {
+      kept.push_back({&machine, links});
+      out = std::move(kept);
     }
   }
-  return dims;
+  return out;
 }
 
-// W_X and W_Y on a torus: tensor takes the last M_Y dimensions, data the first M_X; on a machine of
-// one dimension the two take turns on its links.
-inline void torus_bandwidths(const Machine& machine, TrainingLayout& plan) {
-  const std::vector<int> dims = linked_dims(machine);
-  const int count = static_cast<int>(dims.size());
-  for (int i = 0; i < count; ++i) {
-    const double rate = machine.egress(dims[static_cast<std::size_t>(i)]);
-    plan.data_bandwidth += i < plan.data_axes ? rate : 0;
-    plan.tensor_bandwidth += i >= count - plan.tensor_axes ? rate : 0;
+// In the fastest of its places. Replicas with fewer sequences than the busiest wait for it.
+inline TrainingLayout price_layout(const TrainingInputs& in, const StepJob& step,
+                                   const List<PlacedLinks>& places, const Layout& layout,
+                                   int chunks) {
+  TrainingLayout out;
+  out.layout = layout;
+  out.chunks = chunks;
+  StepJob job = step;
+  job.batch = microbatch_of(in, layout) * static_cast<double>(layout.microbatches * layout.data);
+  for (const PlacedLinks& at : places) {
+    const StepPrice price =
+        StepPricer(job, *at.machine, layout, chunks, typical_efficiency(), at.links).price();
+    const double limit = price.limit.total(), typical = std::max(limit, price.typical.total());
+    if (&at == &places.front() || typical < out.typical_time) {
+      out.price = price;
+      out.dims = at.machine->dims;
+      out.step_time = limit;
+      out.typical_time = typical;
+    }
   }
-  plan.shared_links = plan.data_axes + plan.tensor_axes > count;
+  out.bound = out.price.limit.bound();
+  return out;
 }
 
-// GPUs: V / max over levels, the switch of a node and the network between nodes, where tensor
-// parallelism inside the node leaves each GPU its own share of both (scaling book, chapter 12).
-inline void switch_bandwidths(const Machine& machine, TrainingLayout& plan) {
-  const int inner = machine.dims.size() - 1;
-  const double node = static_cast<double>(machine.dims[inner]);
-  const double gpu_rate = machine.egress(inner);
-  const bool many = machine.chips() > machine.dims[inner];
-  const double node_rate = many ? node * machine.egress(0) : 0;
-  const double tensor = static_cast<double>(plan.layout.tensor);
-  double time = tensor < node ? 1 / (gpu_rate * tensor) : 0;  // to gather one byte over X
-  if (many) {
-    time = std::max(time, node / std::max(node, tensor) / node_rate);
+inline std::vector<std::int64_t> divisors_of(std::int64_t n, std::int64_t most) {
+  std::vector<std::int64_t> out;
+  for (std::int64_t d = 1; d <= std::min(n, most); ++d) {
+    if (n % d == 0) {
+      out.push_back(d);
+    }
   }
-  plan.data_bandwidth = 1 / (tensor * time);
-  plan.tensor_bandwidth = tensor <= node ? gpu_rate : std::min(gpu_rate, node_rate);
-  plan.shared_links = tensor > node || !many;  // both through the network, or both in the switch
-}
-
-inline double training_memory(const TrainingInputs& in) {
-  return state_parts(in.job.state).total() * static_cast<double>(in.job.model.parameters()) +
-         checkpoint_bytes(in.job.model, in.batch, in.job.checkpoints);
-}
-
-inline TrainingLayout price_layout(const TrainingInputs& in, const Layout& layout, int data_axes,
-                                   int tensor_axes) {
-  const ModelConfig& model = in.job.model;
-  const double bytes = bytes_of(in.job.format);
-  const double chips = static_cast<double>(in.machine.chips());
-  TrainingLayout plan;
-  plan.layout = layout;
-  plan.tensor_axes = tensor_axes;
-  plan.data_axes = data_axes;
-  if (in.machine.chip.kind == "gpu") {
-    switch_bandwidths(in.machine, plan);
-  } else {
-    torus_bandwidths(in.machine, plan);
-  }
-  const double x = static_cast<double>(layout.data), y = static_cast<double>(layout.tensor);
-  plan.compute_time = training_flops_per_token(model, in.context, AttentionFlops::causal) *
-                      in.batch / (chips * in.machine.chip.peak(in.job.format));
-  if (layout.data > 1) {
-    plan.fsdp_time =
-        3 * bytes * static_cast<double>(model.parameters()) / (y * plan.data_bandwidth);
-  }
-  if (layout.tensor > 1) {
-    plan.tensor_time = 8 * bytes * in.batch * static_cast<double>(model.width * model.layers) /
-                       (x * plan.tensor_bandwidth);
-  }
-  const double comms = plan.shared_links ? plan.fsdp_time + plan.tensor_time
-                                         : std::max(plan.fsdp_time, plan.tensor_time);
-  plan.step_time = std::max(plan.compute_time, comms);
-  plan.bound = plan.compute_time >= plan.step_time  ? "math"
-               : plan.fsdp_time >= plan.tensor_time ? "fsdp"
-                                                    : "tensor";
-  plan.memory = training_memory(in) / chips;
-  return plan;
+  return out;
 }
 
 // Whether every head and every hidden unit belongs to one of so many chips.
 inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
-  const std::int64_t hidden = model.experts > 0 ? model.expert_hidden : model.hidden;
-  return model.heads % tensor == 0 && hidden % tensor == 0;
+  const bool dense = model.mixture_layers() < model.layers;
+  return model.heads % tensor == 0 && (!dense || model.hidden % tensor == 0) &&
+         (model.experts == 0 || model.expert_hidden % tensor == 0) &&
+         (model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0);
 }
 
-// One split of data x tensor = chips, over each way to give each its dimensions of the machine.
-inline void add_layouts(const TrainingInputs& in, std::int64_t tensor,
-                        List<TrainingLayout>& plans) {
-  Layout layout;
-  layout.tensor = tensor;
-  layout.data = in.machine.chips() / tensor;
-  layout.zero = Zero::parameters;
-  if (static_cast<double>(layout.data) > in.batch) {
-    return;
+// The machine with its inner dimensions in each order: axes cover them from the last.
+inline List<Machine> machine_orders(const Machine& machine) {
+  List<Machine> out = {machine};
+  const int dims = machine.dims.size(), inner = inner_dims(machine.chip, machine.dims);
+  if (machine.chip.kind != "tpu" || inner < 2) {
+    return out;
   }
-  const int dims = static_cast<int>(linked_dims(in.machine).size());
-  const bool both = layout.data > 1 && layout.tensor > 1;
-  if (in.machine.chip.kind == "gpu") {  // one switch, one network: no dimensions to give
-    plans.push_back(price_layout(in, layout, 0, 0));
-    return;
+  std::vector<int> order;
+  for (int i = 0; i < dims; ++i) {
+    order.push_back(i);
   }
-  if (!both || dims < 2) {
-    const int data_axes = layout.data > 1 ? dims : 0;
-    plans.push_back(price_layout(in, layout, data_axes, layout.tensor > 1 ? dims : 0));
-    return;
-  }
-  for (int axes = 1; axes < dims; ++axes) {
-    plans.push_back(price_layout(in, layout, dims - axes, axes));
-  }
-}
-
-inline List<TrainingLayout> fastest_first(const List<TrainingLayout>& plans) {
-  std::vector<double> keys;
-  for (const TrainingLayout& plan : plans) {
-    keys.push_back(plan.step_time);
-  }
-  List<TrainingLayout> sorted;
-  for (const std::size_t i : stable_order(keys)) {
-    sorted.push_back(plans[i]);
-  }
-  return sorted;
-}
-
-// Every layout whose tensor part divides heads and hidden units, fastest first.
-inline List<TrainingLayout> priced_layouts(const TrainingInputs& in) {
-  List<TrainingLayout> plans;
-  const std::int64_t chips = in.machine.chips();
-  for (std::int64_t tensor = 1; tensor <= std::min(chips, in.job.model.heads); ++tensor) {
-    if (chips % tensor == 0 && tensor_divides(in.job.model, tensor)) {
-      add_layouts(in, tensor, plans);
+  const auto first = order.begin() + (dims - inner);
+  while (std::next_permutation(first, order.end())) {
+    const Machine turned = reordered(machine, order);
+    bool known = false;
+    for (const Machine& other : out) {
+      known = known || other.dims == turned.dims;
+    }
+    if (!known) {
+      out.push_back(turned);
     }
   }
-  if (plans.empty()) {
-    fail({"plan_training: ", in.job.model.name, " has no data x tensor layout on ", in.machine.name,
-          ": a batch of ", format_count(in.batch),
-          " tokens must give each data-parallel chip at least one"});
-  }
-  return fastest_first(plans);
+  return out;
 }
 
-inline void check_fits(const TrainingInputs& in) {
-  const Chip& chip = in.machine.chip;
-  const double all = training_memory(in), chips = static_cast<double>(in.machine.chips());
-  if (chip.memory_bytes <= 0 || all <= chips * chip.memory_bytes) {
-    return;
+class LayoutSearch {
+ public:
+  explicit LayoutSearch(const TrainingInputs& in)
+      : in_(in), step_(in.step()), orders_(machine_orders(in.machine)) {}
+
+  // The fastest `kept` that fit, fastest first; empty when none does.
+  List<TrainingLayout> run(std::size_t kept) {
+    kept_ = kept;
+    const std::int64_t chips = in_.machine.chips();
+    const ModelConfig& model = in_.job.model;
+    for (const std::int64_t tensor : divisors_of(chips, model.heads)) {
+      if (!tensor_divides(model, tensor)) {
+        continue;
+      }
+      for (const std::int64_t pipeline : divisors_of(chips / tensor, model.layers)) {
+        add_contexts(tensor, pipeline);
+      }
+    }
+    return best_;
   }
-  const double state = state_parts(in.job.state).total();
-  const double parameters = static_cast<double>(in.job.model.parameters());
-  fail({"plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ", state,
-        " bytes a parameter = ", format_bytes(state * parameters), ", checkpoints ",
-        format_bytes(all - state * parameters), ", ", format_bytes(all / chips), " a chip of ",
-        format_bytes(chip.memory_bytes),
-        "; would fit: ", format_count(std::ceil(all / chip.memory_bytes)),
-        " chips, or fewer tokens in a batch or fewer checkpoints"});
+
+  std::int64_t priced() const { return priced_; }
+  double least_memory() const { return least_memory_; }  // of all that were tried, bytes a chip
+
+ private:
+  void add_contexts(std::int64_t tensor, std::int64_t pipeline) {
+    const std::int64_t rest = in_.machine.chips() / tensor / pipeline;
+    const auto context = static_cast<std::int64_t>(in_.context);
+    for (std::int64_t parts = 1; parts <= rest && (parts == 1 || context / parts >= 512);
+         parts *= 2) {
+      const std::int64_t data = rest / parts;
+      if (rest % parts != 0 || context % (parts > 1 ? 2 * parts : 1) != 0 ||
+          static_cast<double>(data) > in_.sequences) {
+        continue;
+      }
+      Layout layout;
+      layout.tensor = tensor;
+      layout.pipeline = pipeline;
+      layout.context = parts;
+      layout.data = data;
+      layout.sequence_parallel = tensor > 1 && context % (parts * tensor) == 0;
+      add_experts(layout);
+    }
+  }
+
+  void add_experts(Layout layout) {
+    if (in_.job.model.experts == 0) {
+      add_zero(layout);
+      return;
+    }
+    for (const std::int64_t expert : divisors_of(layout.batch_devices(), in_.job.model.experts)) {
+      if (in_.job.model.experts % expert == 0) {
+        layout.expert = expert;
+        add_zero(layout);
+      }
+    }
+  }
+
+  // Over all replicas, or over those of a slice or node with copies outside.
+  void add_zero(Layout layout) {
+    const std::int64_t replicas = layout.batch_devices();
+    for (const Zero zero : {Zero::optimizer, Zero::parameters}) {
+      layout.zero = replicas > 1 ? zero : Zero::none;
+      layout.zero_devices = 0;
+      add_microbatches(layout);
+      const std::int64_t near = near_replicas(in_.machine, layout);
+      if (replicas == 1) {
+        return;
+      }
+      if (near > 1 && near < replicas) {
+        layout.zero_devices = near;
+        add_microbatches(layout);
+      }
+    }
+  }
+
+  static std::int64_t near_replicas(const Machine& machine, const Layout& layout) {
+    const std::int64_t near = std::max<std::int64_t>(1, domain_of(machine) / layout.tensor);
+    return layout.batch_devices() % near == 0 ? near : 1;
+  }
+
+  void add_microbatches(Layout layout) {
+    const std::int64_t sequences = replica_sequences(in_, layout);
+    const List<PlacedLinks> places = placed_links(orders_, layout);
+    for (std::int64_t each = 1;; each *= 2) {
+      const std::int64_t size = std::min(each, sequences);
+      layout.microbatches = (sequences + size - 1) / size;
+      if (layout.microbatches >= layout.pipeline || size == 1) {
+        add_chunks(places, layout);
+      }
+      if (each >= sequences) {
+        return;
+      }
+    }
+  }
+
+  void add_chunks(const List<PlacedLinks>& places, const Layout& layout) {
+    for (const int chunks : {1, 2, 4}) {
+      const bool can =
+          chunks == 1 || (layout.pipeline > 1 && in_.job.model.layers >= layout.pipeline * chunks &&
+                          layout.microbatches % layout.pipeline == 0);
+      if (can) {
+        add(places, layout, chunks);
+      }
+    }
+  }
+
+  // With the least recomputation that fits.
+  void add(const List<PlacedLinks>& places, Layout layout, int chunks) {
+    const double holds = in_.machine.chip.memory_bytes;
+    for (const Recompute again : {Recompute::none, Recompute::full}) {
+      layout.recompute = again;
+      const StepMemory memory = memory_of(in_, layout, chunks);
+      const double bytes = memory.total();
+      least_memory_ = least_memory_ > 0 ? std::min(least_memory_, bytes) : bytes;
+      if (holds > 0 && bytes > holds) {
+        continue;
+      }
+      ++priced_;
+      TrainingLayout priced = price_layout(in_, step_, places, layout, chunks);
+      priced.memory = bytes;
+      priced.memory_parts = memory;
+      keep(priced);
+      return;
+    }
+  }
+
+  void keep(const TrainingLayout& priced) {
+    if (best_.size() == kept_ && priced.typical_time >= best_.back().typical_time) {
+      return;
+    }
+    std::size_t at = best_.size();
+    best_.push_back(priced);
+    while (at > 0 && best_[at - 1].typical_time > priced.typical_time) {
+      best_[at] = best_[at - 1];
+      --at;
+    }
+    best_[at] = priced;
+    if (best_.size() > kept_) {
+      best_.pop_back();
+    }
+  }
+
+  const TrainingInputs& in_;
+  const StepJob step_;
+  const List<Machine> orders_;
+  List<TrainingLayout> best_;
+  std::size_t kept_ = 10;
+  std::int64_t priced_ = 0;
+  double least_memory_ = 0;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/why_not.hpp
+// Why not another layout? Every layout one step from the best, and the first thing that rules it
+// out: it does not divide, does not fit, or is slower, and which cause makes it so.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct WhyNot {
+  std::string change;       // "tensor 8 instead of 4"
+  std::string constraint;   // divisibility, memory, bandwidth, bubble, shapes, recompute, overhead
+  std::string reason;       // in a sentence
+  double typical_time = 0;  // s; 0: it cannot run
+  Layout layout;
+};
+
+namespace detail {
+
+// Empty, or the first thing that does not divide.
+inline std::string undivided(const TrainingInputs& in, const Layout& layout, int chunks) {
+  const ModelConfig& c = in.job.model;
+  const auto context = static_cast<std::int64_t>(in.context);
+  if (!tensor_divides(c, layout.tensor)) {
+    const bool both = c.experts > 0 && c.mixture_layers() < c.layers;
+    return cat({c.heads, " heads, ", c.kv_heads, " of keys, and a hidden width of ",
+                c.experts > 0 ? c.expert_hidden : c.hidden, both ? cat({" or ", c.hidden}) : "",
+                " do not divide over tensor ", layout.tensor});
+  }
+  if (c.layers < layout.pipeline * chunks) {
+    return cat({c.layers, " layers are fewer than ", layout.pipeline * chunks, " stages"});
+  }
+  if (chunks > 1 && layout.microbatches % layout.pipeline != 0) {
+    return cat({layout.microbatches, " microbatches are no multiple of pipeline ", layout.pipeline,
+                ", which chunks need"});
+  }
+  if (layout.context > 1 && context % (2 * layout.context) != 0) {
+    return cat({context, " tokens do not divide over twice context ", layout.context});
+  }
+  if (static_cast<double>(layout.data) > in.sequences) {
+    return cat({"data ", layout.data, " is more than the ", in.sequences, " sequences of a batch"});
+  }
+  if (layout.microbatches > replica_sequences(in, layout)) {
+    return cat({layout.microbatches, " microbatches are more than the ",
+                replica_sequences(in, layout), " sequences of a replica"});
+  }
+  if (layout.sequence_parallel && context % (layout.context * layout.tensor) != 0) {
+    return cat({context, " tokens do not divide over context ", layout.context, " x tensor ",
+                layout.tensor, ", as sequence parallelism needs"});
+  }
+  if (layout.context > 1 && layout.context_parallel == ContextParallel::ulysses &&
+      (c.heads / layout.tensor % layout.context != 0 ||
+       std::max<std::int64_t>(1, c.kv_heads / layout.tensor) % layout.context != 0)) {
+    return cat({c.heads, " heads, ", c.kv_heads, " of keys, do not divide over tensor ",
+                layout.tensor, " x context ", layout.context, ", as Ulysses needs"});
+  }
+  if (layout.expert > 1 && c.experts == 0) {
+    return cat({"expert ", layout.expert, " for ", c.name, ", which has no experts"});
+  }
+  if (layout.expert > 1 &&
+      (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {
+    return cat({c.experts, " experts over expert ", layout.expert, " among ",
+                layout.batch_devices(), " devices with other tokens do not divide"});
+  }
+  if (layout.shards() > 1 && layout.batch_devices() % layout.shards() != 0) {
+    return cat({layout.shards(), " shards do not divide the ", layout.batch_devices(),
+                " devices with other tokens"});
+  }
+  return "";
+}
+
+// The cause that grew most from one typical time to another, by the constraint it stands for.
+inline std::string grown_cause(const StepCost& from, const StepCost& to, std::string& constraint) {
+  const struct {
+    const char *cause, *constraint;
+    double grown;
+  } causes[] = {
+      {"of tensor-parallel messages", "bandwidth", to.tensor - from.tensor},
+      {"of messages of context parallelism", "bandwidth", to.context - from.context},
+      {"of messages to experts", "bandwidth", to.expert - from.expert},
+      {"of messages between stages", "bandwidth", to.transfer - from.transfer},
+      {"until weights are gathered", "bandwidth", to.gather - from.gather},
+      {"until gradients are summed", "bandwidth", to.gradients - from.gradients},
+      {"of the bubble", "bubble", to.bubble - from.bubble},
+      {"of matmuls, in smaller shapes", "shapes", to.matmul - from.matmul},
+      {"of elementwise ops", "shapes", to.elementwise - from.elementwise},
+      {"of the output matrix on one stage", "shapes", to.head - from.head},
+      {"of layers computed again", "recompute", to.recompute - from.recompute},
+      {"of the update", "overhead", to.update - from.update},
+      {"of attention", "shapes", to.attention - from.attention},
+  };
+  int most = 0;
+  for (int i = 1; i < 13; ++i) {
+    most = causes[i].grown > causes[most].grown ? i : most;
+  }
+  if (!(causes[most].grown > 0)) {  // its limit is above all causes together
+    constraint = "bandwidth";
+    return "links at their published rate";
+  }
+  constraint = causes[most].constraint;
+  return cat({format_seconds(causes[most].grown), " more ", causes[most].cause});
+}
+
+// What `layout` would be like beside the best.
+inline WhyNot why_not(const TrainingInputs& in, const TrainingLayout& best,
+                      const std::string& change, const Layout& layout, int chunks) {
+  WhyNot out;
+  out.change = change;
+  out.layout = layout;
+  out.reason = undivided(in, layout, chunks);
+  if (!out.reason.empty()) {
+    out.constraint = "divisibility";
+    return out;
+  }
+  const StepMemory memory = memory_of(in, layout, chunks);
+  const double holds = in.machine.chip.memory_bytes;
+  if (holds > 0 && memory.total() > holds) {
+    out.constraint = "memory";
+    out.reason = cat({"needs ", format_bytes(memory.total()), " a chip of ", format_bytes(holds)});
+    return out;
+  }
+  const List<Machine> orders = machine_orders(in.machine);
+  const TrainingLayout priced =
+      price_layout(in, in.step(), placed_links(orders, layout), layout, chunks);
+  out.typical_time = priced.typical_time;
+  if (priced.typical_time <= best.typical_time * 1.001) {
+    out.constraint = "none";
+    out.reason = cat({"as fast: ", format_seconds(priced.typical_time)});
+    return out;
+  }
+  const std::string cause = grown_cause(best.price.typical, priced.price.typical, out.constraint);
+  out.reason =
+      cat({format_percent(priced.typical_time / best.typical_time - 1), " slower: ", cause});
+  return out;
+}
+
+inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& best) {
+  List<WhyNot> out;
+  const auto add = [&](const std::string& change, const Layout& layout, int chunks) {
+    out.push_back(why_not(in, best, change, layout, chunks));
+  };
+  std::int64_t Layout::*const axes[] = {&Layout::tensor, &Layout::pipeline, &Layout::context};
+  const char* const names[] = {"tensor", "pipeline", "context"};
+  for (int i = 0; i < 3; ++i) {
+    for (const bool more : {true, false}) {
+      Layout layout = best.layout;
+      std::int64_t& axis = layout.*axes[i];
+      if (more ? layout.data % 2 != 0 : axis % 2 != 0) {
+        continue;
+      }
+      axis = more ? 2 * axis : axis / 2;
+      layout.data = more ? layout.data / 2 : 2 * layout.data;
+      const auto context = static_cast<std::int64_t>(in.context);
+      layout.sequence_parallel =
+          layout.tensor > 1 && context % (layout.context * layout.tensor) == 0;
+      layout.zero_devices = 0;
+      layout.zero = layout.zero == Zero::none && layout.batch_devices() > 1 ? Zero::optimizer
+                    : layout.batch_devices() > 1                            ? layout.zero
+                                                                            : Zero::none;
+      const double sequences = static_cast<double>(replica_sequences(in, layout));
+      layout.microbatches = static_cast<std::int64_t>(
+          std::max(1.0, std::ceil(sequences / std::max(1.0, best.price.microbatch))));
+      const bool same = layout.microbatches % layout.pipeline == 0 &&
+                        in.job.model.layers >= layout.pipeline * best.chunks;
+      const int chunks = layout.pipeline > 1 && same ? best.chunks : 1;
+      add(cat({names[i], " ", axis, " instead of ", best.layout.*axes[i], ", data ", layout.data,
+               chunks != best.chunks && layout.pipeline > 1 ? ", 1 chunk" : ""}),
+          layout, chunks);
+    }
+  }
+  for (const bool more : {true, false}) {
+    Layout layout = best.layout;
+    if (layout.expert > 1 || (more && in.job.model.experts > 1)) {
+      layout.expert = more ? 2 * layout.expert : layout.expert / 2;
+      add(cat({"expert ", layout.expert, " instead of ", best.layout.expert}), layout, best.chunks);
+    }
+    layout = best.layout;
+    layout.microbatches = more ? 2 * layout.microbatches : (layout.microbatches + 1) / 2;
+    if (layout.microbatches != best.layout.microbatches) {
+      add(cat({"microbatches ", layout.microbatches, " instead of ", best.layout.microbatches}),
+          layout, best.chunks);
+    }
+  }
+  for (const Zero zero : {Zero::none, Zero::optimizer, Zero::gradients, Zero::parameters}) {
+    Layout layout = best.layout;
+    if (zero != layout.zero && layout.batch_devices() > 1) {
+      layout.zero = zero;
+      layout.zero_devices = zero == Zero::none ? 0 : layout.zero_devices;
+      add(cat({"ZeRO stage ", static_cast<int>(zero), " instead of ",
+               static_cast<int>(best.layout.zero)}),
+          layout, best.chunks);
+    }
+  }
+  Layout layout = best.layout;
+  const bool again = layout.recompute == Recompute::none;
+  layout.recompute = again ? Recompute::full : Recompute::none;
+  add(again ? "computing activations again" : "keeping all activations", layout, best.chunks);
+  return out;
 }
 
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/plan/step_load.hpp
+// What a step of training loads each part of a machine with, as this library's own devices would
+// run it, at any size and without a number of the model allocated: the closed forms of every op and
+// call that plan_step has, in seconds.
+//   T_math = FLOPs / peak            T_memory = bytes to and from memory / its bandwidth
+//   T_axis = what its collectives take with all other links free, split into bytes and latencies
+// Each of the device that has most of it; nothing overlaps here and nobody waits.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// One axis of the mesh that a layout makes.
+struct AxisLoad {
+  std::string name;
+  std::int64_t size = 1;
+  AxisKind kind = AxisKind::line;   // a ring only where it closes
+  double traffic = 0, latency = 0;  // seconds of a step
+  double seconds() const { return traffic + latency; }
+};
+
+struct StepLoad {
+  double flops = 0, memory_bytes = 0, held_bytes = 0;  // of a device
+  double math = 0, memory = 0;                         // seconds
+  double held = 0;    // share of the chip's memory; 0 where that is not known
+  double bubble = 0;  // share of the schedule's time, B = 2 F
+  List<AxisLoad> axes;
+
+  // The longest of all: "maths", "memory" or an axis.
+  std::string bottleneck() const {
+    std::string name = math >= memory ? "maths" : "memory";
+    double most = std::max(math, memory);
+    for (const AxisLoad& axis : axes) {
+      name = axis.seconds() > most ? axis.name : name;
+      most = std::max(most, axis.seconds());
+    }
+    return name;
+  }
+};
+
+// A step to be priced: `sequences` of model.context tokens over all devices.
+struct LoadJob {
+  ModelConfig model;
+  Layout layout;
+  Machine machine;
+  std::int64_t sequences = 1;
+  DType format = DType::bf16;  // of matmuls, and on the wire of weights and activations
+  StateParts state;            // bytes of a parameter; gradients of 4 travel as f32
+};
+
+namespace detail {
+
+// What of a model this library's transformer cannot run; empty: nothing.
+inline std::string beyond_of(const ModelConfig& c) {
+  return c.beyond.empty() ? lacking(c) : c.beyond;
+}
+
+// The nearest model that it runs.
+inline ModelConfig plain_model(ModelConfig c) {
+  c.beyond.clear();
+  c.other_parameters = c.dense_layers = 0;
+  c.kv_lora_rank = c.q_lora_rank = c.rope_head = c.value_head = 0;
+  c.window = c.global_every = 0;
+  c.router_bias = false;
+  c.block_norms = 2;
+  return c;
+}
+
+// A model of these sizes whose tensors are one number seen many times: for forms that ask only how
+// large they are. Parameters that are cut and gathered alike are one; experts are those of one
+// device of the first.
+inline Transformer sizes_of(const ModelConfig& c, std::int64_t expert_devices) {
+  ModelConfig least;
+  least.width = least.head_size = 2;
+  least.hidden = least.vocabulary = least.context = 1;
+  Transformer model(least);
+  model.config = c;
+  model.parameters.clear();
+  const Tensor one = zeros({1});
+  const auto add = [&](const std::string& name, std::int64_t count, Split split, int layer) {
+    if (count > 0) {
+      model.parameters.push_back(
+          Parameter{name, broadcast_to(one, Shape{count}), split, layer, -1});
+    }
+  };
+  const std::int64_t d = c.width, head_norms = c.qk_norm && !c.latent() ? 2 * c.head_size : 0;
+  const std::int64_t attention =
+      c.attention_parameters() - head_norms - (c.bias && !c.latent() ? d : 0);
+  add("model.embed_tokens.weight", c.vocabulary * d, Split::rows, -1);
+  add("model.embed_positions.weight", c.position == Position::learned ? c.context * d : 0,
+      Split::whole, -1);
+  for (int layer = 0; layer < c.layers; ++layer) {
+    const bool dense = c.experts == 0 || layer < c.dense_layers;
+    const std::int64_t biases = c.bias ? d : 0, shared = c.shared_experts * c.expert_hidden;
+    const std::int64_t other =
+        c.other_parameters / c.layers + (layer == 0 ? c.other_parameters % c.layers : 0);
+    const std::int64_t wide = dense ? c.hidden : shared;
+    const std::int64_t forward = wide > 0 ? c.feed_forward_parameters(wide) - biases : 0;
+    add("block", attention + forward + other, Split::rows, layer);
+    add("norms",
+        c.block_norms * c.norm_parameters() + (c.latent() ? 0 : biases) + (wide > 0 ? biases : 0),
+        Split::whole, layer);
+    add("block.q_norm.weight", head_norms, Split::whole, layer);
+    if (!dense) {
+      add("block.mlp.gate.weight", c.router_parameters(), Split::whole, layer);
+      add("block.mlp.experts",
+          c.experts / expert_devices * c.feed_forward_parameters(c.expert_hidden), Split::rows,
+          layer);
+      model.parameters.back().expert = 0;
+    }
+  }
+  add("model.norm.weight", c.norm_parameters(), Split::whole, -1);
+  add("lm_head.weight", c.tied ? 0 : c.vocabulary * d, Split::rows, -1);
+  return model;
+}
+
+class StepLoader {
+ public:
+  explicit StepLoader(const LoadJob& job)
+      : job_(job),
+        c_(job.model),
+        layout_(job.layout),
+        axes_(layout_axes(job.layout)),
+        stages_(job.layout, job.model),
+        placed_(place_axes(job.machine, axes_.mesh)),
+        bytes_(bytes_of(job.format)) {
+    for (std::size_t i = 0; i < placed_.size(); ++i) {
+      if (placed_[i].size > 1) {
+        load.axes.push_back({placed_[i].name, placed_[i].size, kind_of(placed_[i].parts), 0, 0});
+      }
+    }
+    const Transformer sizes = sizes_of(c_, layout_.expert);
+    StepOptions options;
+    options.batch = job.sequences;
+    const std::int64_t p = layout_.pipeline;
+    const MeshPoint at(axes_.mesh, 0);
+    for (std::int64_t rank = 0; rank < p; ++rank) {
+      if (rank < 2 || rank == p - 1) {  // those between are like rank 1
+        const std::int64_t device = p > 1 ? at.rank_at(axes_.pipeline, rank) : 0;
+        add_device(StepPlanner(sizes, layout_, axes_, options, device).plan, rank);
+      }
+    }
+    if (!beyond_of(c_).empty()) {  // the forms are of the plain one
+      const auto flops = [&](const ModelConfig& model) {
+        return hardware_flops_per_token(model, static_cast<double>(c_.context),
+                                        AttentionFlops::causal, layout_.recompute);
+      };
+      load.flops *= flops(c_) / flops(plain_model(c_));
+    }
+    const Chip& chip = job.machine.chip;
+    load.math = load.flops / chip.peak(job.format);
+    load.memory = chip.memory_bandwidth > 0 ? load.memory_bytes / chip.memory_bandwidth : 0;
+    load.held = chip.memory_bytes > 0 ? load.held_bytes / chip.memory_bytes : 0;
+    load.bubble = p > 1 ? time_pipeline(stages_.schedule).bubble() : 0;
+  }
+
+  StepLoad load;
+
+ private:
+  static AxisKind kind_of(const List<AxisPart>& parts) {
+    AxisKind kind = parts[0].kind;
+    for (const AxisPart& part : parts) {
+      kind = part.kind == kind ? kind : AxisKind::line;
+    }
+    return kind;
+  }
+
+  // Most of each, over the devices that are looked at.
+  void add_device(const StepPlan& plan, std::int64_t rank) {
+    load.flops = std::max(load.flops, plan.matmul_flops());
+    load.held_bytes = std::max(load.held_bytes, held(plan, rank));
+    load.memory_bytes = std::max(load.memory_bytes, moved(plan, rank));
+    List<AxisLoad> axes = load.axes;
+    for (AxisLoad& axis : axes) {
+      axis.traffic = axis.latency = 0;
+      for (const PlannedCall& call : plan.calls) {
+        axis.traffic += seconds(call, axis.name, false);
+        axis.latency += seconds(call, axis.name, true);
+      }
+    }
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      load.axes[i].traffic = std::max(load.axes[i].traffic, axes[i].traffic);
+      load.axes[i].latency = std::max(load.axes[i].latency, axes[i].latency);
+    }
+  }
+
+  // ---- Calls ----
+
+  // Sums of losses, norms and counts stay as they are.
+  double wire_bytes(const PlannedCall& call) const {
+    const bool few = call.why.compare(0, 4, "loss") == 0 || call.why.compare(0, 4, "rows") == 0 ||
+                     call.why == "balance loss";
+    const bool gradients = call.why.compare(0, 9, "gradients") == 0;
+    return few ? 4 : gradients && job_.state.gradients > 2 ? job_.state.gradients : bytes_;
+  }
+
+  // What equal calls take along one axis alone: by their bytes, or by their hops.
+  double seconds(const PlannedCall& call, const std::string& axis, bool hops) const {
+    CollectiveSpec spec = spec_of(call);
+    List<AxisPart> parts;
+    bool there = false;
+    for (const std::string& name : call.axes) {
+      for (const AxisPlacement& place : placed_) {
+        for (AxisPart part : place.parts) {
+          if (place.name != name || part.size == 1) {
+            continue;
+          }
+          const bool own = name == axis;
+          there = there || own;
+          part.latency = own && hops ? part.latency : 0;
+          part.bandwidth = own && !hops ? part.bandwidth : std::numeric_limits<double>::infinity();
+          parts.push_back(part);
+        }
+      }
+    }
+    if (!there) {
+      return 0;
+    }
+    const auto times = static_cast<double>(call.times);
+    if (call.send) {  // to a neighbour
+      CollectiveCost cost;
+      cost.add(spec, parts.back(), 1, static_cast<double>(call.elements));
+      return times * cost.seconds;
+    }
+    spec.parts = parts;
+    return times * cost_of(spec).seconds;
+  }
+
+  // The call as it will run: on the links that there are, by the algorithm for them.
+  CollectiveSpec spec_of(const PlannedCall& call) const {
+    CollectiveSpec spec;
+    std::vector<int> numbers;
+    for (const std::string& name : call.axes) {
+      for (std::size_t i = 0; i < placed_.size(); ++i) {
+        if (placed_[i].name == name) {
+          numbers.push_back(static_cast<int>(i));
+        }
+      }
+    }
+    spec.what = call.what;
+    spec.parts = parts_of_group(job_.machine, placed_, numbers);
+    spec.elements = call.elements;
+    spec.element_bytes = wire_bytes(call);
+    spec.root = call.what == Collective::permute ? 1 : 0;
+    if (!call.send) {
+      const bool named =
+          layout_.algorithm != Algorithm::automatic && has_algorithm(spec.what, layout_.algorithm);
+      spec.algorithm = named ? layout_.algorithm : choose_algorithm(spec).algorithm;
+    }
+    return spec;
+  }
+
+  // ---- Memory ----
+
+  double rows() const {  // tokens of a microbatch on a device
+    return static_cast<double>(job_.sequences / (layout_.microbatches * layout_.data) *
+                               (c_.context / layout_.context));
+  }
+  double layers(int stage) const {
+    return stages_.first_layer(stage + 1) - stages_.first_layer(stage);
+  }
+  double block(Recompute recompute) const {  // bytes that a layer keeps
+    const double each =
+        block_activation_bytes(c_, rows(), layout_.tensor, layout_.sequence_parallel, recompute) +
+        (recompute == Recompute::none
+             ? 4 * rows() *
+                   context_activations(c_, layout_.context_parallel, layout_.context,
+                                       job_.sequences, layout_.tensor)
+             : 0);
+    return each * bytes_ / 4;
+  }
+  double logits() const {  // f32
+    return 4 * rows() * static_cast<double>(c_.vocabulary) / static_cast<double>(layout_.tensor);
+  }
+
+  // Numbers that come and go between stages, and between the devices of experts.
+  double stream() const {
+    const auto t = static_cast<double>(layout_.sequence_parallel ? layout_.tensor : 1);
+    return rows() * static_cast<double>(c_.width) / t;
+  }
+  double expert_rows() const {
+    return layout_.expert > 1 ? rows() * static_cast<double>(c_.top_k * c_.width) : 0;
+  }
+
+  // States, the most activations that wait, what a layer and the loss work with; two units of
+  // weights where they are gathered, three of gradients where they are summed one by one; logits
+  // that wait, and a gradient of them.
+  double held(const StepPlan& plan, std::int64_t rank) const {
+    const StateParts& state = job_.state;
+    const auto width = static_cast<double>(c_.width);
+    double kept = 0, most = 0;
+    bool last = false;
+    for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(rank)]) {
+      const bool frees =
+          op.work == PipelineWork::backward || op.work == PipelineWork::weight_gradient;
+      const double way = op.work == PipelineWork::forward ? 1 : frees ? -1 : 0;
+      const bool ends = stages_.is_last(op.stage);
+      const double out = ends ? logits() + 2 * rows() * width * bytes_ : stream() * bytes_;
+      kept += way * (layers(op.stage) * block(layout_.recompute) + out);
+      most = std::max(most, kept);
+      last = last || ends;
+    }
+    const double zero3 = layout_.zero == Zero::parameters ? 2 * bytes_ : 0;
+    const double zero2 = layout_.zero > Zero::optimizer ? 3 * std::max(bytes_, state.gradients) : 0;
+    const double gathered = largest_unit() * (zero3 + zero2);
+    return plan.parameters / 4 * state.weights + plan.gradients / 4 * state.gradients +
+           plan.optimizer / 8 * state.optimizer() + most + block(Recompute::none) + gathered +
+           (6 * stream() + 4 * expert_rows()) * bytes_ + (last ? logits() : 0);
+  }
+  double largest_unit() const {
+    const auto t = static_cast<double>(layout_.tensor);
+    const double layer = static_cast<double>(c_.layer_parameters(c_.experts / layout_.expert)) / t;
+    return std::max(layer, static_cast<double>(c_.vocabulary * c_.width) / t);
+  }
+
+  // Operands of matmuls in a pass over one layer, and of the output matrix.
+  double operands(double m, double k, double n) const { return (m * k + k * n + m * n) * bytes_; }
+  double layer_operands() const {
+    const auto d = static_cast<double>(c_.width), t = static_cast<double>(layout_.tensor);
+    const double queries = static_cast<double>(c_.query_width()) / t;
+    const double keys = static_cast<double>(c_.key_width()) / t, r = rows();
+    double sum = 2 * operands(r, d, queries) + 2 * operands(r, d, keys);
+    const double matrices = c_.gated() ? 3 : 2;
+    if (c_.experts == 0) {
+      return sum + matrices * operands(r, d, static_cast<double>(c_.hidden) / t);
+    }
+    const double f = static_cast<double>(c_.expert_hidden) / t;
+    const double each = static_cast<double>(c_.experts / layout_.expert);
+    sum += operands(r, d, c_.experts) + each * matrices * operands(r * c_.top_k / each, d, f);
+    return sum + c_.shared_experts * matrices * operands(r, d, f);
+  }
+  // Forward once, backward twice, once more what is computed again; what waits for the backward
+  // pass is written and read; rows of experts are copied there and back, in both passes; the update
+  // reads and writes its states.
+  double moved(const StepPlan& plan, std::int64_t rank) const {
+    const double passes = layout_.recompute == Recompute::full ? 4 : 3;
+    double sum = 2 * (plan.gradients / 4 * job_.state.gradients +
+                      plan.optimizer / 8 * (job_.state.optimizer() + job_.state.weights));
+    for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(rank)]) {
+      if (op.work == PipelineWork::forward) {
+        sum += layers(op.stage) * (passes * layer_operands() + 2 * block(Recompute::none) +
+                                   8 * c_.top_k * stream() * bytes_);
+        sum += stages_.is_last(op.stage) ? 3 * head_operands() : 0;
+      }
+    }
+    return sum;
+  }
+  double head_operands() const {
+    return operands(rows(), static_cast<double>(c_.width),
+                    static_cast<double>(c_.vocabulary) / static_cast<double>(layout_.tensor));
+  }
+
+  const LoadJob& job_;
+  const ModelConfig& c_;
+  const Layout& layout_;
+  LayoutAxes axes_;
+  StageMap stages_;
+  List<AxisPlacement> placed_;
+  double bytes_;
+};
+
+}  // namespace detail
+
+inline StepLoad step_load(const LoadJob& job) {
+  detail::check_network("step_load", job.machine);
+  detail::check_layout_counts("step_load", job.layout);
+  if (job.layout.devices() != job.machine.chips()) {
+    detail::fail({"step_load: layout is ", job.layout.text(), " = ", job.layout.devices(),
+                  " devices, the machine has ", job.machine.chips(), " chips; they must be equal"});
+  }
+  return detail::StepLoader(job).load;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/twin.hpp
+// A scale-down twin, a wind tunnel of a training plan: a small model of the same kind, the same
+// axes with 2 or 3 devices each, and a fictional machine on which a step is bound as the plan's is.
+// Rates, latencies and capacity are solved from the closed forms of step_load, here for one axis:
+//   T_axis / T_math = (bytes / W) / (FLOPs / C),  equal to the plan's when W = bytes C / FLOPs / it
+// The twin runs: what it counts is held against the same forms at its size.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What the plan and its twin have beside each other: shares of T_math, or of the whole.
+struct TwinRatio {
+  std::string name;
+  double plan_seconds = 0, twin_seconds = 0;  // 0: not a time
+  double plan = 0, twin = 0;
+  std::string note;  // why they differ; empty: they are equal
+};
+
+// A step of a run with twice the maths, the memory's bandwidth or an axis's links.
+struct TwinGain {
+  std::string name;
+  double seconds = 0, saved = 0;  // simulated; share of the step as it was
+};
+
+struct Twin {
+  std::string of;  // "llama3-70b on tpu-v5p 16x20x28"
+  Layout plan_layout, layout;
+  ModelConfig model;
+  Machine machine;             // fictional
+  std::int64_t sequences = 1;  // a step
+  StepLoad plan_load, load;    // seconds of each part: the plan's, the twin's
+  List<TwinRatio> ratios;
+  std::vector<std::string> notes;
+
+  // What takes longest: "maths", "memory" or the name of an axis.
+  std::string bottleneck() const { return load.bottleneck(); }
+  TrainOptions options(std::int64_t steps = 2) const;
+  // The same with a model and a batch of one's own, that the twin's layout divides: the machine is
+  // solved for them.
+  Twin with(const ModelConfig& own, std::int64_t own_sequences) const;
+  // Of a run of the twin: the simulated step with each part twice as fast, by the share it saves,
+  // what is no axis first. What saves most is what bounds the run.
+  List<TwinGain> gains(const MeshRun& run) const;
+  Table table() const;
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+// For ts::train of Transformer(twin.model).
+inline TrainOptions Twin::options(std::int64_t steps) const {
+  TrainOptions options;
+  options.steps = steps;
+  options.batch = sequences;
+  options.warmup = 0;
+  options.eval_every = 0;
+  options.out = nullptr;
+  options.machine = machine;
+  options.layout = layout;
+  return options;
+}
+
+inline List<TwinGain> Twin::gains(const MeshRun& run) const {
+  List<TwinGain> gains;
+  const auto add = [&](const std::string& name, const Machine& faster) {
+    const double seconds = run.on(faster).seconds;
+    gains.push_back({name, seconds, 1 - seconds / run.seconds});
+  };
+  Machine faster = run.machine();
+  faster.chip.flops_f32 *= 2;
+  faster.chip.flops_bf16 *= 2;
+  add("maths", faster);
+  faster = run.machine();
+  faster.chip.memory_bandwidth *= 2;
+  add("memory", faster);
+  for (std::size_t i = 0; i < load.axes.size(); ++i) {  // a dimension each
+    faster = run.machine();
+    Links& links = faster.links[i];
+    links.bandwidth = Bandwidth::one_way(2 * links.bandwidth.one_way());
+    links.latency /= 2;
+    add(load.axes[i].name, faster);
+  }
+  return gains;
+}
+
+inline Table Twin::table() const {
+  Table out;
+  out.title = detail::cat({"twin of ", of, ": ", layout.devices(), " devices for ",
+                           plan_layout.devices(), ", ", layout.text()});
+  out.columns = {"formula", "plan", "twin", "plan, of maths", "twin, of maths", "equal"};
+  for (const TwinRatio& row : ratios) {
+    const bool time = row.plan_seconds > 0 || row.twin_seconds > 0;
+    out.add({row.name, time ? format_seconds(row.plan_seconds) : "-",
+             time ? format_seconds(row.twin_seconds) : "-", detail::printed('g', 4, row.plan),
+             detail::printed('g', 4, row.twin), row.note.empty() ? "yes" : row.note});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Twin& twin) {
+  out << twin.table() << "bound by " << twin.plan_load.bottleneck() << ", the twin by "
+      << twin.bottleneck() << "\n";
+  for (const std::string& note : twin.notes) {
+    out << "- " << note << "\n";
+  }
+  return out;
+}
+
+namespace detail {
+
+// Finds the machine of a twin whose model, layout and plan_load are known.
+class TwinSolver {
+ public:
+  TwinSolver(Twin& twin, double math_seconds) : twin_(twin) {
+    start_machine();
+    solve(math_seconds);
+    add_ratios();
+  }
+
+ private:
+  StepLoad load() const {
+    LoadJob job;
+    job.model = twin_.model;
+    job.layout = twin_.layout;
+    job.machine = twin_.machine;
+    job.sequences = twin_.sequences;
+    job.format = DType::f32;
+    return step_load(job);
+  }
+  void start_machine() {
+    Machine& m = twin_.machine;
+    m.chip.flops_f32 = m.chip.flops_bf16 = m.chip.memory_bandwidth = 1;
+    m.dims = Shape();
+    m.links.clear();
+    for (const MeshAxis& axis : layout_axes(twin_.layout).mesh) {
+      Links links;
+      for (const AxisLoad& of_plan : twin_.plan_load.axes) {
+        links.kind = of_plan.name == axis.name ? of_plan.kind : links.kind;
+      }
+      links.bandwidth = Bandwidth::one_way(1e9);
+      links.latency = 1e-6;
+      m.dims.push_back(axis.size.value);
+      m.links.push_back(links);
+    }
+  }
+  void solve(double math_seconds) {
+    const StepLoad& plan = twin_.plan_load;
+    const StepLoad first = load();
+    const double scale = math_seconds / plan.math;
+    Chip& chip = twin_.machine.chip;
+    chip.flops_f32 = chip.flops_bf16 = first.flops / math_seconds;
+    chip.memory_bandwidth = plan.memory > 0 ? first.memory_bytes / (plan.memory * scale) : 1e30;
+    chip.memory_bytes = plan.held > 0 ? first.held_bytes / plan.held : 0;
+    for (int tries = 0; !solve_links(scale); ++tries) {
+      if (tries == 8) {  // one algorithm is best on the links that another asks for
+        twin_.layout.algorithm = Algorithm::ring;
+        twin_.notes.push_back(
+            "the twin's collectives are rings: which is fastest depends on what "
+            "is solved");
+      } else if (tries > 16) {
+        fail({"twin_of: no links found for the twin of ", twin_.of, "; another layout is right"});
+      }
+    }
+    twin_.load = load();
+  }
+  // Algorithms are chosen by the links, so that these are solved until they stay.
+  bool solve_links(double scale) {
+    const StepLoad now = load();
+    bool same = true;
+    for (std::size_t i = 0; i < now.axes.size(); ++i) {
+      const AxisLoad &plan = twin_.plan_load.axes[i], &here = now.axes[i];
+      Links& links = twin_.machine.links[i];
+      const double slower = plan.traffic * scale / here.traffic;
+      const double later = here.latency > 0 ? plan.latency * scale / here.latency : 1;
+      links.bandwidth = Bandwidth::one_way(links.bandwidth.one_way() / slower);
+      links.latency *= later;
+      same = same && std::fabs(slower - 1) < 1e-12 && std::fabs(later - 1) < 1e-12;
+    }
+    return same;
+  }
+
+  void add(const std::string& name, double plan_seconds, double twin_seconds, double plan,
+           double twin, const std::string& why_not = "no") {
+    const bool equal = std::fabs(plan - twin) <= 1e-9 * plan;
+    twin_.ratios.push_back({name, plan_seconds, twin_seconds, plan, twin, equal ? "" : why_not});
+  }
+  void add_time(const std::string& name, double plan, double twin) {
+    add(name, plan, twin, plan / twin_.plan_load.math, twin / twin_.load.math);
+  }
+  void add_ratios() {
+    twin_.ratios.clear();
+    const StepLoad &plan = twin_.plan_load, &small = twin_.load;
+    add_time("maths", plan.math, small.math);
+    add_time("memory", plan.memory, small.memory);
+    for (std::size_t i = 0; i < plan.axes.size(); ++i) {
+      const AxisLoad &big = plan.axes[i], &little = small.axes[i];
+      const std::string name = cat({big.name, ", ", big.size, " to ", little.size, ": "});
+      add_time(name + "bytes", big.traffic, little.traffic);
+      add_time(name + "latencies", big.latency, little.latency);
+    }
+    if (plan.held > 0) {
+      add("share of the chip's memory", 0, 0, plan.held, small.held);
+    }
+    const Layout &big = twin_.plan_layout, &little = twin_.layout;
+    if (big.pipeline > 1) {
+      add("bubble of the schedule", 0, 0, plan.bubble, small.bubble,
+          cat({"no: ", big.pipeline, " ranks, ", big.microbatches, " microbatches to ",
+               little.pipeline, ", ", little.microbatches}));
+    }
+  }
+
+  Twin& twin_;
+};
+
+}  // namespace detail
+
+inline Twin Twin::with(const ModelConfig& own, std::int64_t own_sequences) const {
+  detail::check_layout(layout, own, machine.chips(), own_sequences, own.context);
+  Twin twin = *this;
+  twin.model = own;
+  twin.sequences = own_sequences;
+  detail::TwinSolver(twin, load.math);
+  return twin;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/make_twin.hpp
+// How a plan is made small: each axis gets 2 devices, or 3 where a ring closes or a pipeline has a
+// middle; microbatches so that the bubble stays near; a model of the same kind, its heads,
+// hidden width, experts and layers as few as such a layout divides; then the machine is solved.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// How small.
+struct TwinSize {
+  std::int64_t devices = 32;      // at most
+  std::int64_t microbatches = 8;  // at most, of a pipeline
+  std::int64_t vocabulary = 120;  // at least the distinct characters of the text it is given
+  double math_seconds = 1e-3;     // of a step: the scale of the fictional machine
+};
+
+namespace detail {
+
+inline void check_twin(const TrainingJob& job, const Machine& machine, const Layout& layout,
+                       const TwinSize& size) {
+  job.model.validate();
+  check_network("twin_of", machine);
+  check_layout_counts("twin_of", layout);
+  if (layout.devices() != machine.chips()) {
+    fail({"twin_of: layout is ", layout.text(), " = ", layout.devices(),
+          " devices, the machine has ", machine.chips(), " chips; they must be equal"});
+  }
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() &&
+      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
+    fail({"twin_of: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
+          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
+          " and microbatches ", layout.microbatches, "; they must be equal"});
+  }
+  check_layout_order(layout);
+  check_layout_experts(layout, job.model);
+  check_layout_zero(layout);
+  check_job("twin_of", "batch_tokens", job.batch_tokens, 1, 1e18);
+  check_job("twin_of", "context", static_cast<double>(job.context), 0, 1e9);
+  check_job("twin_of", "TwinSize::devices", static_cast<double>(size.devices), 1, 1024);
+  check_job("twin_of", "TwinSize::microbatches", static_cast<double>(size.microbatches), 1, 1024);
+  check_job("twin_of", "TwinSize::vocabulary", static_cast<double>(size.vocabulary), 8, 1e6);
+  check_job("twin_of", "TwinSize::math_seconds", size.math_seconds, 1e-9, 1e9);
+}
+
+class TwinMaker {
+ public:
+  TwinMaker(const TrainingJob& job, const Machine& machine, const Layout& layout,
+            const TwinSize& size)
+      : size_(size), axes_(layout_axes(layout)) {
+    plan_.model = job.model;
+    plan_.layout = layout;
+    plan_.machine = machine;
+    plan_.format = job.format;
+    plan_.state = state_parts(job.state);
+    twin.of = cat({job.model.name, " on ", machine.name});
+    twin.plan_layout = layout;
+    cut_batch(job);
+    twin.plan_load = step_load(plan_);
+    shrink_layout();
+    shrink_schedule();
+    shrink_model();
+    name_machine();
+    TwinSolver(twin, size.math_seconds);
+    add_notes();
+  }
+
+  Twin twin;
+
+ private:
+  const Layout& layout() const { return plan_.layout; }
+  void note(const std::string& text) { twin.notes.push_back(text); }
+
+  // ---- The plan's step ----
+
+  // As many tokens for each microbatch and device as the plan has, in whole sequences, which are
+  // then a little shorter or longer; where there are fewer, a stretch of one.
+  void cut_batch(const TrainingJob& job) {
+    const std::int64_t context = job.context > 0 ? job.context : job.model.context;
+    const std::int64_t parts = layout().data * layout().microbatches, c = layout().context;
+    const double each = job.batch_tokens / static_cast<double>(parts);  // tokens of a microbatch
+    const double whole = std::floor(each / static_cast<double>(context) + 0.5);
+    const double sequences = std::max(1.0, whole);
+    plan_.sequences = parts * static_cast<std::int64_t>(sequences);
+    plan_.model.context =
+        std::max<std::int64_t>(
+            1, static_cast<std::int64_t>(each / sequences / static_cast<double>(c))) *
+        c;
+    if (whole < 1) {
+      note(cat({"the plan's batch has no whole sequence for each of ", parts,
+                " parts: priced with ", plan_.model.context, " tokens each, what attention sends ",
+                "between them is left out"}));
+    } else if (plan_.model.context != context) {
+      note(cat({"the plan's batch of ", format_count(job.batch_tokens), " tokens is priced as ",
+                plan_.sequences, " sequences of ", plan_.model.context}));
+    }
+  }
+
+  // ---- Axes ----
+
+  // 3 for a ring that closes, as 2 chips have no way around, and for a pipeline with a middle.
+  std::int64_t wanted(const AxisLoad& axis) const {
+    return axis.size > 2 && (axis.kind == AxisKind::ring || axis.name == "pipeline") ? 3 : 2;
+  }
+  std::int64_t product(const AxisGroup& group, const std::vector<std::int64_t>& sizes) const {
+    std::int64_t all = 1;
+    for (std::size_t i = 0; i < twin.plan_load.axes.size(); ++i) {
+      all *= in_group(group, twin.plan_load.axes[i].name) ? sizes[i] : 1;
+    }
+    return all;
+  }
+  Layout sized(const std::vector<std::int64_t>& sizes) const {
+    Layout small = layout();
+    small.data = product(axes_.data, sizes);
+    small.context = product(axes_.context, sizes);
+    small.tensor = product(axes_.tensor, sizes);
+    small.pipeline = product(axes_.pipeline, sizes);
+    small.expert = product(axes_.expert, sizes);
+    small.zero_devices = layout().zero_devices > 0 ? product(axes_.zero, sizes) : 0;
+    return small;
+  }
+  // Whether the groups of a layout's collectives are the plan's.
+  bool alike(const Layout& small) const {
+    const LayoutAxes a = layout_axes(small);
+    return a.all() == axes_.all() && a.zero == axes_.zero && a.replica == axes_.replica &&
+           a.expert == axes_.expert && a.expert_zero == axes_.expert_zero &&
+           a.expert_replica == axes_.expert_replica;
+  }
+  // Of all ways to give each axis 2 or 3 devices the one nearest to what is wanted.
+  void shrink_layout() {
+    const List<AxisLoad>& axes = twin.plan_load.axes;
+    std::int64_t least = -1;
+    for (std::size_t choice = 0; choice < (std::size_t{1} << axes.size()); ++choice) {
+      std::vector<std::int64_t> sizes;
+      std::int64_t off = 0;
+      for (std::size_t i = 0; i < axes.size(); ++i) {
+        sizes.push_back(((choice >> i) & 1) != 0 ? 3 : 2);
+        off += sizes[i] != wanted(axes[i]) ? 1000 : 0;
+      }
+      const Layout small = sized(sizes);
+      off += small.devices() + (small.devices() > 16 ? 1000000 : 0);
+      if (small.devices() <= size_.devices && (least < 0 || off < least) && alike(small)) {
+        least = off;
+        twin.layout = small;
+      }
+    }
+    if (least < 0) {
+      fail({"twin_of: ", layout().text(), " has ", axes.size(), " axes that must have 2 devices ",
+            "each or more, the twin at most ", size_.devices, "; let it have ",
+            std::int64_t{1} << axes.size(), " (TwinSize::devices)"});
+    }
+    twin.layout.gradient_format = DType::f32;
+  }
+
+  // ---- Microbatches ----
+
+  PipelineSchedule schedule_of(const std::string& kind, std::int64_t microbatches) const {
+    const int p = static_cast<int>(twin.layout.pipeline), m = static_cast<int>(microbatches);
+    return kind == "gpipe"         ? gpipe(p, m)
+           : kind == "zb-h1"       ? zero_bubble_h1(p, m)
+           : kind == "interleaved" ? interleaved(p, m, 2)
+                                   : one_forward_one_backward(p, m);
+  }
+  void shrink_schedule() {
+    const std::string kind = layout().schedule.empty() ? "1f1b" : layout().schedule.name;
+    Layout& small = twin.layout;
+    small.schedule = PipelineSchedule();
+    small.microbatches = std::min<std::int64_t>(layout().microbatches, 2);
+    if (small.pipeline == 1) {
+      return;
+    }
+    double nearest = 2;
+    const std::int64_t step = kind == "interleaved" ? small.pipeline : 1;
+    for (std::int64_t m = step; m <= std::max(step, size_.microbatches); m += step) {
+      const double bubble = time_pipeline(schedule_of(kind, m)).bubble();
+      const double off = std::fabs(bubble - twin.plan_load.bubble);
+      if (off < nearest) {
+        nearest = off;
+        small.microbatches = m;
+      }
+    }
+    if (!layout().schedule.empty()) {
+      small.schedule = schedule_of(kind, small.microbatches);
+    }
+    if (!layout().schedule.empty() && small.schedule.name != kind) {
+      note(cat({"the schedule ", kind, " is the plan's own; the twin runs 1f1b"}));
+    }
+  }
+
+  // ---- The model ----
+
+  static std::int64_t multiple(double of, std::int64_t step) {
+    return std::max<std::int64_t>(1,
+                                  static_cast<std::int64_t>(of / static_cast<double>(step) + 0.5)) *
+           step;
+  }
+  void shrink_heads(ModelConfig& c) {
+    const ModelConfig& big = plan_.model;
+    const Layout& small = twin.layout;
+    const bool ulysses = small.context > 1 && small.context_parallel == ContextParallel::ulysses;
+    c.kv_heads = small.tensor * (ulysses ? small.context : 1);
+    c.kv_heads = c.kv_heads == 1 && big.kv_heads > 1 ? 2 : c.kv_heads;
+    c.heads = c.kv_heads * (big.heads > big.kv_heads ? 2 : 1);
+    c.head_size = c.heads >= 8 ? 4 : c.heads >= 4 ? 8 : 16;
+    c.width = c.heads * c.head_size;
+  }
+  void shrink_experts(ModelConfig& c) {
+    const ModelConfig& big = plan_.model;
+    if (big.experts == 0) {
+      return;
+    }
+    const auto e = static_cast<int>(twin.layout.expert);
+    c.top_k = std::min(2, big.top_k);
+    c.experts = static_cast<int>(multiple(std::min(big.experts, 4 * c.top_k), e));
+    c.shared_experts = std::min(1, big.shared_experts);
+  }
+  // Devices of a context and tensor axis get equal parts of a sequence.
+  std::int64_t small_context() const {
+    const Layout& l = twin.layout;
+    std::int64_t s = 16;
+    while (s % (2 * l.context) != 0 || s / l.context % l.tensor != 0) {
+      ++s;
+    }
+    return s;
+  }
+  void shrink_model() {
+    const ModelConfig& big = plan_.model;
+    const Layout& small = twin.layout;
+    ModelConfig& c = twin.model;
+    c = plain_model(big);
+    c.name = "twin of " + big.name;
+    c.training_tokens = 0;
+    shrink_heads(c);
+    shrink_experts(c);
+    const auto wide = [&](std::int64_t hidden) {
+      return multiple(static_cast<double>(hidden * c.width) / static_cast<double>(big.width),
+                      2 * small.tensor);
+    };
+    c.hidden = big.experts == 0 ? wide(big.hidden) : 0;
+    c.expert_hidden = big.expert_hidden > 0 ? wide(big.expert_hidden) : 0;
+    c.layers = small.stages() > 1 ? small.stages() : std::min<std::int64_t>(2, big.layers);
+    c.vocabulary = (size_.vocabulary + small.tensor - 1) / small.tensor * small.tensor;
+    c.context = small_context();
+    const std::int64_t parts = layout().data * layout().microbatches;
+    twin.sequences = small.data * small.microbatches *
+                     (plan_.sequences > parts || small.microbatches == 1 ? 2 : 1);
+    if (!beyond_of(big).empty()) {
+      note(cat({"model: this library runs none with ", beyond_of(big),
+                "; the twin has a plain block of the same kind"}));
+    }
+  }
+
+  void name_machine() {
+    Machine& m = twin.machine;
+    m.name = cat({"twin of ", plan_.machine.name, " (fictional)"});
+    m.chip.name = cat({"twin of ", plan_.machine.chip.name, " (fictional)"});
+    m.chip.vendor = "nobody";
+    m.chip.kind = plan_.machine.chip.kind;
+    m.chip.source = "solved so that a step is bound as the plan's is";
+  }
+  void add_notes() {
+    if (twin.plan_load.held > 1) {
+      note(cat({"the plan does not fit: it needs ", format_percent(twin.plan_load.held),
+                " of a chip's memory, and by the same form so does the twin"}));
+    }
+    if (plan_.format != DType::f32) {
+      note(cat({"the plan is priced in ", name_of(plan_.format), ", the twin runs in f32: ",
+                "its bytes are of four, its rates are solved for them"}));
+    }
+  }
+
+  TwinSize size_;
+  LayoutAxes axes_;
+  LoadJob plan_;
+};
+
+}  // namespace detail
+
+// The twin of training `job` by `layout` on `machine`; train(model, text, twin.options()) runs it.
+inline Twin twin_of(const TrainingJob& job, const Machine& machine, const Layout& layout,
+                    const TwinSize& size = TwinSize()) {
+  detail::check_twin(job, machine, layout, size);
+  return detail::TwinMaker(job, machine, layout, size).twin;
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/plan/training.hpp
-// What a training run costs on a machine: the fastest layout's step, memory, days and dollars, each
-// a quantity that explains itself.
-//   days = 6 P tokens / (N C MFU), MFU = what well-run jobs reach, at most the layout's own limit
-// Source: "How To Scale Your Model", chapters 5 and 6.
+// What a training run costs on a machine: the fastest layout, its step by cause, memory, days,
+// dollars and energy, each a quantity that explains itself, and why not its neighbours.
+//   limit    T = max(T_math + T_bubble, T_memory, T_tensor, T_context, T_expert, T_data)
+//   typical  the sum of what is not hidden, at what runs reach (step_cost.hpp, efficiency.hpp)
+//   days     tokens / B T_typical / goodput
+// Source: "How To Scale Your Model", chapters 5, 6 and 12; failures: Young 1974, Daly 2006.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct TrainingPlan {
   std::string model, machine;
+  TrainingJob job;
+  Machine on;
   TrainingLayout best;
   List<TrainingLayout> layouts;  // those that fit, fastest first
-  Quantity tokens, batch, compute_time, fsdp_time, tensor_time, communication_time, step_time;
-  Quantity weights_memory, optimizer_memory, activation_memory, memory;  // bytes a chip
-  Quantity mfu, typical_mfu;            // 6 N tokens / (step chips peak); at the limit, assumed
+  List<WhyNot> neighbours;       // one step from the best, and what rules each out
+  Quantity tokens, batch;
+  // The limit: each part alone at published rates, and their maximum.
+  Quantity math_time, bubble_time, memory_time, tensor_time, context_time, expert_time, data_time;
+  Quantity step_time;
+  Quantity typical_step_time;  // a sum over causes
+  Quantity weights_memory, gradients_memory, optimizer_memory, activation_memory, other_memory;
+  Quantity memory;                      // bytes of the fullest chip
+  Quantity limit_mfu, typical_mfu;      // 6 N tokens / (step chips peak)
   Quantity tokens_per_chip, threshold;  // bound by math above the threshold
-  Quantity limit_days, days, dollars, energy;  // days and dollars at the typical MFU; energy in Wh
+  Quantity goodput, checkpoint_interval;
+  Quantity limit_days, days, dollars, energy;  // days at the typical time, goodput counted
   std::vector<std::string> notes;              // assumptions that were made
 
   Table table() const;
+  Table cause_table() const;   // the typical step by cause, from the limit
+  Table memory_table() const;  // of the fullest chip
   Table layout_table() const;
+  Table why_not_table() const;
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
+  Twin twin() const { return twin_of(job, on, best.layout); }
 };
 
 namespace detail {
 
 // The letters of the formulas, as named quantities.
 struct TrainingLetters {
-  Quantity P, P_used, P_matmul, L, D, HK, F, T, B, b, b_token, N, X, Y, C, W_X, W_Y;
+  Quantity P, P_used, P_matmul, L, D, HK, T, B, N, X, Y, Z, m, C;
 };
 
 inline Quantity letter(const std::string& name, double value, const std::string& unit,
@@ -39858,8 +45875,6 @@ inline Quantity letter(const std::string& name, double value, const std::string&
 inline TrainingLetters training_letters(const TrainingInputs& in, const TrainingLayout& best) {
   const ModelConfig& m = in.job.model;
   const Machine& on = in.machine;
-  const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
-  const double bytes = bytes_of(in.job.format);
   const auto count = [](const std::string& name, std::int64_t value, const std::string& source) {
     return letter(name, static_cast<double>(value), "", source);
   };
@@ -39870,73 +45885,196 @@ inline TrainingLetters training_letters(const TrainingInputs& in, const Training
   q.L = count("L", m.layers, "layers");
   q.D = count("D", m.width, "width");
   q.HK = count("HK", m.query_width(), "heads x head size");
-  q.F = count("F", hidden, "hidden width that a token uses");
   q.T = letter("T", in.context, "", "context");
   q.B = letter("B", in.batch, "token", "batch");
-  q.b = letter("b", bytes, "B", cat({"bytes of a weight, ", name_of(in.job.format)}));
-  q.b_token = letter("b_act", bytes, "B/token", "bytes of an activation");
   q.N = count("N", on.chips(), on.name);
-  q.X = count("X", best.layout.data, "data (FSDP)");
+  q.X = count("X", best.layout.batch_devices(), "data x context");
   q.Y = count("Y", best.layout.tensor, "tensor");
-  q.C = letter("C", on.chip.peak(in.job.format), "FLOP/s", cat({"peak of ", on.chip.name}));
-  const auto axes = [](const char* name, int n) {
-    return n > 0 ? cat({"out of a chip, ", name, " = ", n}) : std::string("out of a chip");
-  };
-  q.W_X = letter("W_X", best.data_bandwidth, "B/s", axes("M_X", best.data_axes));
-  q.W_Y = letter("W_Y", best.tensor_bandwidth, "B/s", axes("M_Y", best.tensor_axes));
+  q.Z = count("Z", best.layout.pipeline, "pipeline");
+  q.m = count("m", best.layout.microbatches, "microbatches");
+  q.C = letter("C", on.chip.peak(in.job.format), "FLOP/s",
+               cat({name_of(in.job.format), " peak of ", on.chip.name}));
   return q;
 }
 
-inline void plan_times(const TrainingLetters& q, TrainingPlan& plan) {
-  const Quantity six(6, "FLOP/token"), none(0, "s");
-  plan.compute_time =
-      named("T_math", (six * q.P_matmul + six * q.L * q.T * q.HK) * q.B / (q.N * q.C),
-            "6 P and causal attention");
-  plan.fsdp_time =
-      named("T_fsdp", plan.best.layout.data > 1 ? 3.0 * q.b * q.P / (q.Y * q.W_X) : none);
-  plan.tensor_time =
-      named("T_tensor",
-            plan.best.layout.tensor > 1 ? 8.0 * q.b_token * q.B * q.D * q.L / (q.X * q.W_Y) : none);
-  plan.communication_time =
-      plan.best.shared_links
-          ? named("T_comms", plan.fsdp_time + plan.tensor_time, "one after the other on one link")
-          : named("T_comms", max(plan.fsdp_time, plan.tensor_time), "at once, on different links");
-  plan.step_time = named("T_step", max(plan.compute_time, plan.communication_time),
-                         "lower bound, perfect overlap");
-  plan.mfu = named("MFU_limit", six * q.P_used * q.B / (q.N * q.C * plan.step_time));
-  plan.tokens_per_chip = named("B/N", q.B / q.N);
-  const Quantity two(2, "FLOP/token");
-  const Quantity alpha_x = named("alpha_X", q.C * q.b / (two * q.W_X));
-  const Quantity alpha_y = named("alpha_Y", q.C * q.b_token / (two * q.W_Y));
-  if (plan.best.layout.data == 1) {
-    plan.threshold = Quantity(0, "token", "B/N at the knee", "no FSDP: any batch");
-  } else if (plan.best.layout.tensor == 1) {
-    plan.threshold = named("B/N at the knee", alpha_x, "FSDP alone");
-  } else {
-    plan.threshold = named("B/N at the knee", alpha_x * alpha_y / q.F, "FSDP and tensor, X best");
+// A rate that a price was made with: bytes over seconds, or 0 where nothing is sent.
+inline Quantity sent(const char* name, const Quantity& bytes, double seconds, const char* what) {
+  if (!(seconds > 0)) {
+    return named(name, Quantity(0, "s"), "nothing is sent");
   }
+  const Quantity rate(bytes.value() / seconds, "B/s", cat({"W_", name + 2}), what);
+  return named(name, bytes / rate);
 }
 
-inline void plan_memory(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
+inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
+  const StepLimit& limit = plan.best.price.limit;
+  const Layout& layout = plan.best.layout;
+  const double wide = activation_bytes(in.job.format);
+  const Quantity six(6, "FLOP/token"), two(wide, "B/token");
+  const bool again = layout.recompute == Recompute::full;
+  const Quantity needed = named("FLOPs a token", six * q.P_matmul + six * q.L * q.T * q.HK,
+                                "6 P and the half of attention that a causal mask keeps");
+  const Quantity share(limit.math * q.N.value() * q.C.value() / (q.B.value() * needed.value()), "",
+                       "run",
+                       again ? "FLOPs run over needed: layers computed again, and fuller "
+                               "replicas"
+                             : "FLOPs run over needed: attention in bf16, uneven replicas");
+  plan.math_time = named("T_math", needed * share * q.B / (q.N * q.C));
+  const Quantity chunks(plan.best.chunks, "", "v", "chunks of the model on a rank");
+  plan.bubble_time = layout.pipeline > 1
+                         ? named("T_bubble", plan.math_time * (q.Z - 1.0) / (chunks * q.m),
+                                 "stages wait until the pipeline is full")
+                         : named("T_bubble", Quantity(0, "s"), "no pipeline");
+  const Quantity memory(in.machine.chip.memory_bandwidth, "B/s", "W_memory", in.machine.chip.name);
+  const Quantity moved(limit.memory * memory.value(), "B", "moved",
+                       "operands and results of the matmuls, forward and backward");
+  plan.memory_time = memory.value() > 0 ? named("T_memory", moved / memory)
+                                        : named("T_memory", Quantity(0, "s"), "not known");
+  const double passes = again ? 3 : 2;
+  const Quantity tensor_bytes =
+      two * Quantity(2 * passes, "", "all_reduces", "of a layer, in all passes") * q.B * q.D * q.L /
+      (q.X * q.Z);
+  plan.tensor_time = sent("T_tensor", tensor_bytes, limit.tensor, "all_reduces of tensor ranks");
+  const double rounds = (layout.context_parallel == ContextParallel::ring ? 3 : 2) +
+                        (layout.recompute == Recompute::none ? 0 : 1);
+  const Quantity replicas(static_cast<double>(layout.data), "", "data", "replicas");
+  const Quantity key_bytes =
+      Quantity(rounds * wide, "B/token", "r", "bytes of a number in all rounds") * q.B *
+      Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
+               "numbers of a key and value") *
+      q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
+  plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
+  const Quantity routed = Quantity(4 * wide, "B/token") * q.B * q.D *
+                          Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
+                          (q.X * q.Y * q.Z);
+  plan.expert_time = sent("T_expert", routed, limit.expert, "to the experts and back, both passes");
+  const ChipParameters held = chip_parameters(in.job.model, layout);
+  const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
+  const StepJob step = in.step();
+  const auto m = static_cast<double>(layout.microbatches);
+  const double g = step.gradient_bytes, w = step.gather_bytes;
+  const bool kept = layout.pipeline > 1;  // gathered weights, until the last microbatch
+  const Quantity each =
+      layout.zero == Zero::none ? Quantity(2 * g, "B", "b", "gradients there and back")
+      : layout.zero == Zero::optimizer || (layout.zero == Zero::parameters && kept)
+          ? Quantity(w + g, "B", "b", "gradients to their owners, weights back")
+      : layout.zero == Zero::gradients
+          ? Quantity(w + m * g, "B", "b", "gradients of each microbatch, weights back")
+          : Quantity(m * (2 * w + g), "B", "b", "weights twice and gradients, each microbatch");
+  plan.data_time = sent("T_data", each * parameters, limit.data, "gather and scatter of replicas");
+  const Quantity all = max(max(max(plan.math_time + plan.bubble_time, plan.memory_time),
+                               max(plan.tensor_time, plan.context_time)),
+                           max(plan.expert_time, plan.data_time));
+  plan.step_time = named("T_step", all, "limit: published rates, all at once that can be");
+}
+
+// The causes of the typical time, in the order of a ledger.
+struct Cause {
+  const char* name;
+  double seconds;
+  const char* what;
+};
+
+inline std::vector<Cause> causes_of(const StepCost& t) {
+  return {{"matmul", t.matmul, "local shapes, at the rate that long runs keep"},
+          {"attention", t.attention, "scores and values"},
+          {"elementwise", t.elementwise, "norms, activations, residuals: memory traffic"},
+          {"head", t.head, "output matrix and loss, on the last stage"},
+          {"recompute", t.recompute, "layers that are computed again"},
+          {"tensor", t.tensor, "messages that matmuls do not hide"},
+          {"context", t.context, "keys and values that attention does not hide"},
+          {"expert", t.expert, "tokens to experts and back"},
+          {"transfer", t.transfer, "activations between stages"},
+          {"bubble", t.bubble, "stages without work"},
+          {"gather", t.gather, "sharded weights that compute does not hide"},
+          {"gradients", t.gradients, "sums over replicas that backward does not hide"},
+          {"update", t.update, "the optimizer's memory traffic"},
+          {"waiting", t.waiting, "the host waits for each layer"},
+          {"jitter", t.jitter, "the slowest of many chips"}};
+}
+
+inline void plan_typical(TrainingPlan& plan) {
+  Quantity sum(0, "s");
+  for (const Cause& cause : causes_of(plan.best.price.typical)) {
+    if (cause.seconds > 0) {
+      const Quantity part(cause.seconds, "s", cat({"t_", cause.name}), cause.what);
+      sum = sum.value() > 0 ? sum + part : part;
+    }
+  }
+  if (sum.value() < plan.step_time.value()) {  // links at their published rate are the bound
+    sum = plan.step_time;
+  }
+  plan.typical_step_time = named("T_typical", sum, "what is not hidden, at what runs reach");
+}
+
+inline void plan_memory(const TrainingInputs& in, TrainingPlan& plan) {
+  const StepMemory& m = plan.best.memory_parts;
   const StateParts parts = state_parts(in.job.state);
-  const auto each = [&](const char* name, double bytes) {
-    return named(name, Quantity(bytes, "B") * q.P / q.N);
+  const auto bytes = [](const char* name, double value, const std::string& what) {
+    return Quantity(value, "B", name, what);
   };
-  plan.weights_memory = each("M_weights", parts.weights);
-  plan.optimizer_memory = each("M_optimizer", parts.optimizer() + parts.gradients);
-  const Quantity kept(2 * in.job.checkpoints, "B/token");
-  plan.activation_memory = named("M_activations", kept * q.B * q.D * q.L / q.N,
-                                 cat({in.job.checkpoints, " tensors of width D a layer, bf16"}));
+  plan.weights_memory =
+      bytes("M_weights", m.parts.weights, cat({parts.weights, " bytes a parameter"}));
+  plan.gradients_memory =
+      bytes("M_gradients", m.parts.gradients, cat({parts.gradients, " bytes a parameter"}));
+  plan.optimizer_memory =
+      bytes("M_optimizer", m.parts.optimizer, cat({parts.optimizer(), " bytes a parameter"}));
+  plan.activation_memory =
+      bytes("M_activations", m.parts.activations + m.parts.recomputed + m.parts.logits,
+            "kept for the backward pass, of one layer more, logits");
+  plan.other_memory = bytes("M_other", m.parts.gathered + m.wasted + m.system,
+                            "gathered weights, the allocator's waste, the runtime");
   plan.memory =
-      named("M_chip", plan.weights_memory + plan.optimizer_memory + plan.activation_memory);
+      named("M_chip", plan.weights_memory + plan.gradients_memory + plan.optimizer_memory +
+                          plan.activation_memory + plan.other_memory);
+}
+
+inline void plan_goodput(const TrainingInputs& in, TrainingPlan& plan) {
+  if (!(in.job.device_hours_per_failure > 0)) {
+    plan.goodput = Quantity(1, "", "goodput", "nothing fails");
+    plan.checkpoint_interval = Quantity(0, "s", "interval", "nothing fails");
+    return;
+  }
+  FaultyJob faulty;
+  faulty.devices = static_cast<double>(in.machine.chips());
+  faulty.device_hours_per_failure = in.job.device_hours_per_failure;
+  faulty.step_seconds = plan.typical_step_time.value();
+  faulty.save_seconds = in.job.save_seconds;
+  faulty.restart_seconds = in.job.restart_seconds;
+  const Quantity mean(mean_time_between_failures(faulty), "s", "M", "between failures of the job");
+  const double interval = std::max(daly_interval(faulty), plan.typical_step_time.value());
+  plan.checkpoint_interval = Quantity(interval, "s", "interval", "Daly: about sqrt(2 save M)");
+  const double goodput = expected_goodput(faulty, interval);
+  if (!(goodput > 1e-9)) {
+    fail({"plan_training: device_hours_per_failure is ", in.job.device_hours_per_failure,
+          ": the job fails every ", format_seconds(mean.value()), " and never gets through ",
+          format_seconds(interval), " of steps; more hours, or 0 for no failures"});
+  }
+  plan.goodput = Quantity(
+      goodput, "", "goodput",
+      cat({"share of time in lasting steps, a failure every ", format_seconds(mean.value())}));
 }
 
 inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
   const Quantity six(6, "FLOP/token"), day(86400, "s/day"), hours(24, "h/day");
-  const double typical = std::min(in.job.typical_mfu, plan.mfu.value());
-  plan.typical_mfu = Quantity(typical, "", "MFU", "typical: 6 N FLOPs of the peak, assumed");
-  plan.days = named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
+  const Quantity flops = six * q.P_used * q.B;
+  plan.limit_mfu = named("MFU_limit", flops / (q.N * q.C * plan.step_time));
+  plan_goodput(in, plan);
+  if (in.job.typical_mfu > 0) {
+    plan.typical_mfu = Quantity(in.job.typical_mfu, "", "MFU", "of 6 N FLOPs, as the job asks");
+    plan.days = named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
+  } else {
+    plan.typical_mfu = named("MFU", flops / (q.N * q.C * plan.typical_step_time));
+    plan.days = named("days", plan.tokens / q.B * plan.typical_step_time / plan.goodput / day);
+  }
   plan.limit_days = named("days at the limit", plan.tokens / q.B * plan.step_time / day);
+  plan.tokens_per_chip = named("B/N", q.B / q.N);
+  const double knee = plan.math_time.value() > 0
+                          ? std::max(plan.data_time.value(), 0.0) / plan.math_time.value()
+                          : 0;
+  plan.threshold =
+      named("B/N at the knee", plan.tokens_per_chip * Quantity(knee, "", "T_data/T_math"),
+            "the batch at which replicas send as long as they compute");
   const Machine& on = in.machine;
   const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
   plan.dollars = named("dollars", q.N * price * plan.days * hours);
@@ -39949,79 +46087,147 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
   if (!(on.chip.watts > 0)) {
     plan.notes.push_back(cat({"energy: the power of ", on.chip.name, " is not published"}));
   }
-  plan.notes.push_back(cat({"MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
-                            format_si(q.C.value(), "FLOP/s"), "; days are at ",
-                            format_percent(typical), ", not at the limit"}));
 }
 
 inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
-  const StateParts parts = state_parts(in.job.state);
-  plan.notes.push_back(cat({"memory: ", parts.total(), " bytes a parameter (weights ",
-                            parts.weights, ", gradients ", parts.gradients, ", optimizer ",
-                            parts.optimizer(), "); the layer being gathered is not counted"}));
-  if (static_cast<double>(plan.best.layout.data) > in.sequences) {
+  const TrainingLayout& best = plan.best;
+  plan.notes.push_back(cat({"MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
+                            format_si(in.machine.chip.peak(in.job.format), "FLOP/s"), ", ",
+                            in.job.software.name, " software; days count the typical time",
+                            plan.goodput.value() < 1 ? " and failures" : ""}));
+  const double idle =
+      1 - in.sequences / (static_cast<double>(best.layout.data * best.layout.microbatches) *
+                          best.price.microbatch);
+  if (idle > 1e-9) {
     plan.notes.push_back(
-        cat({"data: ", plan.best.layout.data, " chips for ", format_count(in.sequences),
-             " sequences, so sequences are split; "
-             "what attention then sends is not counted"}));
+        cat({"batch: ", format_count(in.sequences), " sequences do not divide over ",
+             best.layout.data, " replicas; ", format_percent(idle), " of their places are empty"}));
+  }
+  if (in.job.model.layers % (best.layout.pipeline * best.chunks) != 0) {
+    plan.notes.push_back(
+        cat({"stages: ", in.job.model.layers, " layers over ", best.layout.pipeline * best.chunks,
+             " stages are uneven; the fullest sets the time"}));
   }
   if (!in.job.model.beyond.empty()) {
     plan.notes.push_back(cat({"model: counted, not run by this library: ", in.job.model.beyond}));
   }
 }
 
-inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> layouts) {
+inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> layouts,
+                                bool neighbours) {
   TrainingPlan plan;
   plan.model = in.job.model.name;
   plan.machine = in.machine.name;
+  plan.job = in.job;
+  plan.on = in.machine;
   plan.best = layouts.front();
   plan.layouts = std::move(layouts);
   plan.notes = in.notes;
   const TrainingLetters q = training_letters(in, plan.best);
   plan.tokens = letter("tokens", in.tokens, "token", "of the whole run");
   plan.batch = q.B;
-  plan_times(q, plan);
-  plan_memory(in, q, plan);
+  plan_limit(in, q, plan);
+  plan_typical(plan);
+  plan_memory(in, plan);
   plan_costs(in, q, plan);
   plan_notes(in, plan);
+  if (neighbours) {
+    plan.neighbours = why_nots(in, plan.best);
+  }
   return plan;
+}
+
+// How many chips the least memory of any layout would need, and of what it is made.
+inline void no_layout(const TrainingInputs& in, double least) {
+  const Chip& chip = in.machine.chip;
+  const StateParts parts = state_parts(in.job.state);
+  const double states = parts.total() * static_cast<double>(in.job.model.parameters());
+  if (least > 0) {
+    const double chips =
+        std::ceil(static_cast<double>(in.machine.chips()) * least / chip.memory_bytes);
+    fail({"plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ",
+          parts.total(), " bytes a parameter = ", format_bytes(states), ", and of all layouts the ",
+          "least is ", format_bytes(least), " a chip of ", format_bytes(chip.memory_bytes),
+          "; would fit: about ", format_count(chips), " chips, or fewer tokens in a batch"});
+  }
+  fail({"plan_training: ", in.job.model.name, " has no layout on ", in.machine.name,
+        ": a batch of ", format_count(in.sequences), " sequences of ", format_count(in.context),
+        " tokens cannot be cut over ", in.machine.chips(),
+        " chips; more tokens in a batch or fewer chips would fit"});
+}
+
+inline void check_planned_layout(const TrainingInputs& in, const Layout& layout, int chunks) {
+  check_layout_counts("plan_training", layout);
+  if (layout.devices() != in.machine.chips()) {
+    fail({"plan_training: layout ", layout.text(), " = ", layout.devices(), " devices, ",
+          in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
+  }
+  static const std::vector<std::string> order = Layout().order;
+  if (layout.order != order) {
+    fail(
+        {"plan_training: layout.order is not pipeline, data, context, tensor; another is not "
+         "planned"});
+  }
+  if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
+    fail({"plan_training: zero_devices is ", layout.zero_devices, " with ZeRO stage ",
+          static_cast<int>(layout.zero), "; 0 is for all, above 0 needs a stage above 0"});
+  }
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() &&
+      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
+    fail({"plan_training: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
+          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
+          " and microbatches ", layout.microbatches, "; they must be equal"});
+  }
+  const std::string why = undivided(in, layout, chunks);
+  if (!why.empty()) {
+    fail({"plan_training: layout ", layout.text(), ": ", why});
+  }
 }
 
 }  // namespace detail
 
-// The fastest data x tensor layout that fits; throws and says what would fit when none does.
+// The layouts of the least typical time; throws and says what would fit when none does.
 inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine) {
   const detail::TrainingInputs in = detail::training_inputs(job, machine);
-  detail::check_fits(in);
-  return detail::finish_plan(in, detail::priced_layouts(in));
+  detail::LayoutSearch search(in);
+  List<TrainingLayout> layouts = search.run(10);
+  if (layouts.empty()) {
+    detail::no_layout(in, search.least_memory());
+  }
+  return detail::finish_plan(in, std::move(layouts), true);
 }
 
-// The price of one layout: layout.data * layout.tensor chips, parameters sharded over data.
+// The price of one layout, whether it fits or not: a note says so.
 inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine,
                                   const Layout& layout) {
-  const detail::TrainingInputs in = detail::training_inputs(job, machine);
-  detail::check_layout_counts("plan_training", layout);
-  if (layout.devices() != machine.chips() || layout.pipeline != 1 || layout.context != 1) {
-    detail::fail({"plan_training: layout ", layout.text(), " on ", machine.chips(),
-                  " chips; data * tensor must be the chips, pipeline and context 1"});
+  detail::TrainingInputs in = detail::training_inputs(job, machine);
+  const int chunks = layout.schedule.empty() ? 1 : layout.schedule.chunks();
+  detail::check_planned_layout(in, layout, chunks);
+  const List<Machine> orders = detail::machine_orders(machine);
+  TrainingLayout priced =
+      detail::price_layout(in, in.step(), detail::placed_links(orders, layout), layout, chunks);
+  priced.memory_parts = detail::memory_of(in, layout, chunks);
+  priced.memory = priced.memory_parts.total();
+  if (machine.chip.memory_bytes > 0 && priced.memory > machine.chip.memory_bytes) {
+    in.notes.push_back(
+        detail::cat({"memory: ", format_bytes(priced.memory), " do not fit a chip of ",
+                     format_bytes(machine.chip.memory_bytes)}));
   }
-  if (!detail::tensor_divides(job.model, layout.tensor)) {
-    detail::fail({"plan_training: tensor ", layout.tensor, " does not divide the ", job.model.heads,
-                  " heads and the hidden width of ", job.model.name});
-  }
-  detail::check_fits(in);
-  List<TrainingLayout> layouts;
-  detail::add_layouts(in, layout.tensor, layouts);
-  if (layouts.empty()) {
-    detail::fail({"plan_training: data ", layout.data, " is more than the ", format_count(in.batch),
-                  " tokens of a batch"});
-  }
-  return detail::finish_plan(in, detail::fastest_first(layouts));
+  return detail::finish_plan(in, {priced}, false);
 }
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/training_report.hpp
+// A training plan as tables: what it costs, the step by cause, memory by part, the best layouts,
+// and why not their neighbours.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 inline Table TrainingPlan::table() const {
   Table out;
-  out.title = detail::cat({"Training ", model, " on ", machine, ", ", best.layout.text()});
+  out.title = detail::cat({"Training ", model, " on ", machine, ", ", best.text()});
   out.columns = {"quantity", "formula"};
   const auto row = [&](const std::string& name, const std::string& value) {
     out.add({name, value});
@@ -40030,17 +46236,15 @@ inline Table TrainingPlan::table() const {
   row("batch, tokens", format_count(batch.value()));
   row("tokens per chip", detail::short_number(tokens_per_chip.value()));
   row("  bound by math above", detail::short_number(threshold.value()));
-  row("T_math", compute_time.text());
-  row("T_fsdp", fsdp_time.text());
-  row("T_tensor", tensor_time.text());
   row("T_step at the limit", step_time.text());
   row("  bound by", best.bound);
-  row("MFU at the limit", format_percent(mfu.value()));
-  row("memory per chip", memory.text());
-  row("  weights", weights_memory.text());
-  row("  optimizer and gradients", optimizer_memory.text());
-  row("  activations", activation_memory.text());
+  row("T_step, typical", typical_step_time.text());
+  row("MFU at the limit", format_percent(limit_mfu.value()));
   row("MFU, typical", format_percent(typical_mfu.value()));
+  row("memory of the fullest chip", memory.text());
+  row("goodput", format_percent(goodput.value()));
+  row("  a checkpoint every",
+      checkpoint_interval.value() > 0 ? checkpoint_interval.text() : std::string("-"));
   row("days at the limit", detail::short_number(limit_days.value()));
   row("days, typical", detail::short_number(days.value()));
   row("dollars, typical", dollars.value() > 0 ? format_count(std::floor(dollars.value())) : "-");
@@ -40048,32 +46252,86 @@ inline Table TrainingPlan::table() const {
   return out;
 }
 
+inline Table TrainingPlan::cause_table() const {
+  Table out;
+  out.title = "one step by cause";
+  out.columns = {"part", "limit formula", "typical formula", "share", "of what"};
+  const StepLimit& l = best.price.limit;
+  const bool gathers = best.layout.zero == Zero::parameters && best.layout.pipeline == 1;
+  const auto limit = [](double seconds) {
+    return seconds > 0 ? format_seconds(seconds) : std::string("-");
+  };
+  for (const detail::Cause& cause : detail::causes_of(best.price.typical)) {
+    const std::string name = cause.name;
+    const double bound = name == "matmul"        ? l.math
+                         : name == "tensor"      ? l.tensor
+                         : name == "context"     ? l.context
+                         : name == "expert"      ? l.expert
+                         : name == "bubble"      ? l.bubble
+                         : name == "gradients"   ? (gathers ? 0 : l.data)
+                         : name == "gather"      ? (gathers ? l.data : 0)
+                         : name == "elementwise" ? l.memory
+                                                 : 0;
+    if (cause.seconds > 0 || bound > 0) {
+      out.add({name, limit(bound), format_seconds(cause.seconds),
+               format_percent(cause.seconds / best.price.typical.total()), cause.what});
+    }
+  }
+  out.add({"step", format_seconds(best.step_time), format_seconds(best.typical_time), "100.0 %",
+           "limit: the longest, math with attention and the bubble; typical: the sum"});
+  return out;
+}
+
+inline Table TrainingPlan::memory_table() const {
+  Table out;
+  out.title = detail::cat({"memory of the fullest chip, pipeline rank ", best.memory_parts.rank});
+  out.columns = {"part", "formula"};
+  const PlannedMemory& p = best.memory_parts.parts;
+  const auto row = [&](const char* name, double bytes) { out.add({name, format_bytes(bytes)}); };
+  row("weights", p.weights);
+  row("gradients", p.gradients);
+  row("optimizer", p.optimizer);
+  row("gathered weights", p.gathered);
+  row("activations", p.activations);
+  row("a layer computed again", p.recomputed);
+  row("logits", p.logits);
+  row("wasted by the allocator", best.memory_parts.wasted);
+  row("runtime", best.memory_parts.system);
+  row("all", best.memory);
+  row("a chip holds", on.chip.memory_bytes);
+  return out;
+}
+
 inline Table TrainingPlan::layout_table() const {
   Table out;
   out.title = "Fastest layouts";
-  out.columns = {"data",
-                 "tensor",
-                 "M_X",
-                 "M_Y",
-                 "T_math formula",
-                 "T_fsdp formula",
-                 "T_tensor formula",
-                 "T_step formula",
-                 "memory per chip",
-                 "bound by"};
+  out.columns = {"layout", "microbatch", "limit formula", "bound by", "typical formula", "memory"};
   for (std::size_t i = 0; i < std::min<std::size_t>(5, layouts.size()); ++i) {
     const TrainingLayout& l = layouts[i];
-    out.add({detail::cat({l.layout.data}), detail::cat({l.layout.tensor}),
-             detail::cat({l.data_axes}), detail::cat({l.tensor_axes}),
-             format_seconds(l.compute_time), format_seconds(l.fsdp_time),
-             format_seconds(l.tensor_time), format_seconds(l.step_time), format_bytes(l.memory),
-             l.bound});
+    out.add({l.text(), detail::short_number(l.price.microbatch), format_seconds(l.step_time),
+             l.bound, format_seconds(l.typical_time), format_bytes(l.memory)});
+  }
+  return out;
+}
+
+inline Table TrainingPlan::why_not_table() const {
+  Table out;
+  out.title = "Why not";
+  out.columns = {"instead", "first constraint", "reason"};
+  for (const WhyNot& other : neighbours) {
+    out.add({other.change, other.constraint, other.reason});
   }
   return out;
 }
 
 inline std::ostream& operator<<(std::ostream& out, const TrainingPlan& plan) {
-  out << plan.table() << "\n" << plan.layout_table() << "\n";
+  out << plan.table() << "\n" << plan.cause_table() << "\n" << plan.memory_table() << "\n";
+  if (plan.layouts.size() > 1) {
+    out << plan.layout_table() << "\n";
+  }
+  if (!plan.neighbours.empty()) {
+    out << plan.why_not_table() << "\n";
+  }
   for (const std::string& note : plan.notes) {
     out << "- " << note << "\n";
   }
