@@ -43615,6 +43615,11 @@ struct GroupLinks {
     return bytes * std::max(exchange_inner / inner, exchange_outer / outer);
   }
   bool leaves_domain() const { return gather_outer > 0; }
+  // Than the links of as many chips elsewhere, for any message.
+  bool no_slower(const GroupLinks& other) const {
+    return gather_inner <= other.gather_inner && gather_outer <= other.gather_outer &&
+           exchange_inner <= other.exchange_inner && exchange_outer <= other.exchange_outer;
+  }
 };
 
 namespace detail {
@@ -43986,8 +43991,11 @@ inline std::int64_t domain_of(const Machine& machine) {
 struct LayoutLinks {
   GroupLinks tensor, context, batch, shard, replica;
   GroupLinks expert_shard, expert_replica;  // of those that hold the same experts
+  GroupLinks experts;                       // among which tokens are dealt out, in a domain
+  double expert_domain = 1;                 // chips of that
   bool stages_leave = false;                // from stage to stage through the outer network
 
+  LayoutLinks() = default;
   LayoutLinks(const Machine& machine, const Layout& layout) {
     const std::int64_t inner = layout.tensor * layout.context;
     tensor = group_links(machine, 1, layout.tensor);
@@ -44001,8 +44009,19 @@ struct LayoutLinks {
         layout.zero == Zero::none || shards % layout.expert != 0 ? 1 : shards / layout.expert;
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
-    const std::int64_t domain = domain_of(machine);
+    const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
+    const std::int64_t near = machine.chip.kind == "tpu" ? group : std::min(domain, group);
+    expert_domain = static_cast<double>(near);
+    experts = group_links(machine, 1, near);
     stages_leave = inner * layout.data >= domain && machine.chips() > domain;
+  }
+
+  // Than the same layout's on the machine's dimensions in another order.
+  bool no_slower(const LayoutLinks& other) const {
+    return tensor.no_slower(other.tensor) && context.no_slower(other.context) &&
+           shard.no_slower(other.shard) && replica.no_slower(other.replica) &&
+           expert_shard.no_slower(other.expert_shard) &&
+           expert_replica.no_slower(other.expert_replica) && experts.no_slower(other.experts);
   }
 };
 
@@ -44153,13 +44172,11 @@ class StepPricer {
       return;
     }
     const double top = job_.model.top_k, copies = w.routed;
-    const double node = static_cast<double>(domain_of(machine_));
-    const double domain = tpu_ ? group : std::min(node, group);
-    const double domains = group / domain;
+    const double domains = group / links_.expert_domain;
     const double met = domains * (1 - std::pow(1 - 1 / domains, top)) * (1 - 1 / domains);
     const double outside = wide_ * copies / top * width_ * met;
     const double inside = wide_ * copies * width_;
-    const GroupLinks links = group_links(machine_, 1, static_cast<std::int64_t>(domain));
+    const GroupLinks& links = links_.experts;
     const double out_rate = chip_.dcn_bandwidth > 0 ? chip_.dcn_bandwidth : 1e30;
     const double limit = std::max(links.exchange(inside), outside / out_rate);
     const double reached =
@@ -46239,19 +46256,53 @@ inline StepMemory memory_of(const TrainingInputs& in, const Layout& layout, int 
   return out;
 }
 
-// Replicas with fewer sequences than the busiest wait for it.
+// A layout on the machine's dimensions in one of their orders.
+struct PlacedLinks {
+  const Machine* machine = nullptr;
+  LayoutLinks links;
+};
+
+// The orders of which none has links that are all as fast as another's.
+inline List<PlacedLinks> placed_links(const List<Machine>& orders, const Layout& layout) {
+  List<PlacedLinks> out;
+  for (const Machine& machine : orders) {
+    const LayoutLinks links(machine, layout);
+    List<PlacedLinks> kept;
+    bool worse = false;
+    for (const PlacedLinks& other : out) {
+      worse = worse || other.links.no_slower(links);
+      if (worse || !links.no_slower(other.links)) {
+        kept.push_back(other);
+      }
+    }
+    if (!worse) {
+      kept.push_back({&machine, links});
+      out = std::move(kept);
+    }
+  }
+  return out;
+}
+
+// In the fastest of its places. Replicas with fewer sequences than the busiest wait for it.
 inline TrainingLayout price_layout(const TrainingInputs& in, const StepJob& step,
-                                   const Machine& machine, const LayoutLinks& links,
-                                   const Layout& layout, int chunks) {
+                                   const List<PlacedLinks>& places, const Layout& layout,
+                                   int chunks) {
   TrainingLayout out;
   out.layout = layout;
   out.chunks = chunks;
-  out.dims = machine.dims;
   StepJob job = step;
   job.batch = microbatch_of(in, layout) * static_cast<double>(layout.microbatches * layout.data);
-  out.price = StepPricer(job, machine, layout, chunks, typical_efficiency(), links).price();
-  out.step_time = out.price.limit.total();
-  out.typical_time = std::max(out.step_time, out.price.typical.total());
+  for (const PlacedLinks& at : places) {
+    const StepPrice price =
+        StepPricer(job, *at.machine, layout, chunks, typical_efficiency(), at.links).price();
+    const double limit = price.limit.total(), typical = std::max(limit, price.typical.total());
+    if (&at == &places.front() || typical < out.typical_time) {
+      out.price = price;
+      out.dims = at.machine->dims;
+      out.step_time = limit;
+      out.typical_time = typical;
+    }
+  }
   out.bound = out.price.limit.bound();
   return out;
 }
@@ -46297,21 +46348,6 @@ inline List<Machine> machine_orders(const Machine& machine) {
     }
   }
   return out;
-}
-
-// The order of dimensions with which the groups of a layout gather fastest.
-inline const Machine& best_order(const List<Machine>& orders, const Layout& layout) {
-  const Machine* best = &orders.front();
-  double least = 0;
-  for (const Machine& machine : orders) {
-    const LayoutLinks links(machine, layout);
-    const double seconds = links.tensor.gather(1) + links.batch.gather(1) + links.context.gather(1);
-    if (&machine == &orders.front() || seconds < least) {
-      least = seconds;
-      best = &machine;
-    }
-  }
-  return *best;
 }
 
 class LayoutSearch {
@@ -46374,19 +46410,18 @@ class LayoutSearch {
 
   // Over all replicas, or over those of a slice or node with copies outside.
   void add_zero(Layout layout) {
-    const Machine& machine = best_order(orders_, layout);
     const std::int64_t replicas = layout.batch_devices();
     for (const Zero zero : {Zero::optimizer, Zero::parameters}) {
       layout.zero = replicas > 1 ? zero : Zero::none;
       layout.zero_devices = 0;
-      add_microbatches(machine, layout);
-      const std::int64_t near = near_replicas(machine, layout);
+      add_microbatches(layout);
+      const std::int64_t near = near_replicas(in_.machine, layout);
       if (replicas == 1) {
         return;
       }
       if (near > 1 && near < replicas) {
         layout.zero_devices = near;
-        add_microbatches(machine, layout);
+        add_microbatches(layout);
       }
     }
   }
@@ -46396,14 +46431,14 @@ class LayoutSearch {
     return layout.batch_devices() % near == 0 ? near : 1;
   }
 
-  void add_microbatches(const Machine& machine, Layout layout) {
+  void add_microbatches(Layout layout) {
     const std::int64_t sequences = replica_sequences(in_, layout);
-    const LayoutLinks links(machine, layout);
+    const List<PlacedLinks> places = placed_links(orders_, layout);
     for (std::int64_t each = 1;; each *= 2) {
       const std::int64_t size = std::min(each, sequences);
       layout.microbatches = (sequences + size - 1) / size;
       if (layout.microbatches >= layout.pipeline || size == 1) {
-        add_chunks(machine, links, layout);
+        add_chunks(places, layout);
       }
       if (each >= sequences) {
         return;
@@ -46411,19 +46446,19 @@ class LayoutSearch {
     }
   }
 
-  void add_chunks(const Machine& machine, const LayoutLinks& links, const Layout& layout) {
+  void add_chunks(const List<PlacedLinks>& places, const Layout& layout) {
     for (const int chunks : {1, 2, 4}) {
       const bool can =
           chunks == 1 || (layout.pipeline > 1 && in_.job.model.layers >= layout.pipeline * chunks &&
                           layout.microbatches % layout.pipeline == 0);
       if (can) {
-        add(machine, links, layout, chunks);
+        add(places, layout, chunks);
       }
     }
   }
 
   // With the least recomputation that fits.
-  void add(const Machine& machine, const LayoutLinks& links, Layout layout, int chunks) {
+  void add(const List<PlacedLinks>& places, Layout layout, int chunks) {
     const double holds = in_.machine.chip.memory_bytes;
     for (const Recompute again : {Recompute::none, Recompute::full}) {
       layout.recompute = again;
@@ -46434,7 +46469,7 @@ class LayoutSearch {
         continue;
       }
       ++priced_;
-      TrainingLayout priced = price_layout(in_, step_, machine, links, layout, chunks);
+      TrainingLayout priced = price_layout(in_, step_, places, layout, chunks);
       priced.memory = bytes;
       priced.memory_parts = memory;
       keep(priced);
@@ -46524,8 +46559,12 @@ class StrategyPricer {
     layout.zero = data > 1 ? Zero::parameters : Zero::none;
     StepJob job = step_;
     job.batch = tokens * static_cast<double>(in_.machine.chips()) / job.context;
-    const StepLimit limit = price_step(job, best_order(orders_, layout), layout).limit;
-    return limit.math / std::max({limit.tensor, limit.data, limit.expert});
+    double best = 0;
+    for (const PlacedLinks& at : placed_links(orders_, layout)) {
+      const StepLimit limit = price_step(job, *at.machine, layout).limit;
+      best = std::max(best, limit.math / std::max({limit.tensor, limit.data, limit.expert}));
+    }
+    return best;
   }
 
   const TrainingInputs& in_;
@@ -46724,9 +46763,8 @@ inline WhyNot why_not(const TrainingInputs& in, const TrainingLayout& best,
     return out;
   }
   const List<Machine> orders = machine_orders(in.machine);
-  const Machine& machine = best_order(orders, layout);
   const TrainingLayout priced =
-      price_layout(in, in.step(), machine, LayoutLinks(machine, layout), layout, chunks);
+      price_layout(in, in.step(), placed_links(orders, layout), layout, chunks);
   out.typical_time = priced.typical_time;
   if (priced.typical_time <= best.typical_time * 1.001) {
     out.constraint = "none";
@@ -47482,7 +47520,7 @@ class TwinMaker {
       : size_(size), axes_(layout_axes(layout)) {
     plan_.model = job.model;
     plan_.layout = layout;
-    plan_.machine = best_order(machine_orders(machine), layout);
+    plan_.machine = laid(job, machine);
     plan_.machine.name = machine.name;
     plan_.format = job.format;
     plan_.state = state_parts(job.state);
@@ -47506,6 +47544,24 @@ class TwinMaker {
   void note(const std::string& text) { twin.notes.push_back(text); }
 
   // ---- The plan's step ----
+
+  // The machine with its dimensions in the order in which the plan's layout is fastest.
+  Machine laid(const TrainingJob& job, const Machine& machine) const {
+    const TrainingInputs in = training_inputs(job, machine);
+    const List<Machine> orders = machine_orders(machine);
+    const List<PlacedLinks> places = placed_links(orders, layout());
+    if (in.sequences < static_cast<double>(layout().data)) {
+      return *places.front().machine;
+    }
+    const int chunks = layout().schedule.empty() ? 1 : layout().schedule.chunks();
+    const Shape dims = price_layout(in, in.step(), places, layout(), chunks).dims;
+    for (const PlacedLinks& at : places) {
+      if (at.machine->dims == dims) {
+        return *at.machine;
+      }
+    }
+    return machine;
+  }
 
   // As many tokens for each microbatch and device as the plan has, in whole sequences, which are
   // then a little shorter or longer; where there are fewer, a stretch of one.
@@ -47539,7 +47595,7 @@ class TwinMaker {
     const int chunks = layout().schedule.empty() ? 1 : layout().schedule.chunks();
     const bool whole = in.sequences >= static_cast<double>(layout().data);
     const StepLimit limit =
-        whole ? price_layout(in, in.step(), on, LayoutLinks(on, layout()), layout(), chunks)
+        whole ? price_layout(in, in.step(), {{&on, LayoutLinks(on, layout())}}, layout(), chunks)
                     .price.limit
               : price_step(in.step(), on, layout(), chunks).limit;
     StepLoad& load = twin.plan_load;
@@ -50417,9 +50473,8 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
   const int chunks = layout.schedule.empty() ? 1 : layout.schedule.chunks();
   detail::check_planned_layout(in, layout, chunks);
   const List<Machine> orders = detail::machine_orders(machine);
-  const Machine& on = detail::best_order(orders, layout);
   TrainingLayout priced =
-      detail::price_layout(in, in.step(), on, detail::LayoutLinks(on, layout), layout, chunks);
+      detail::price_layout(in, in.step(), detail::placed_links(orders, layout), layout, chunks);
   priced.memory_parts = detail::memory_of(in, layout, chunks);
   priced.memory = priced.memory_parts.total();
   if (machine.chip.memory_bytes > 0 && priced.memory > machine.chip.memory_bytes) {

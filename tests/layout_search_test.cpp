@@ -34,6 +34,11 @@ class EveryLayout {
     in_.software = job.software;
     in_.model.context = job.context;
     sequences_ = static_cast<std::int64_t>(job.batch_tokens / in_.context + 0.5);
+    orders_.push_back(machine);
+    std::vector<int> order = {0, 1, 2};
+    while (machine.dims.size() == 3 && std::next_permutation(order.begin(), order.end())) {
+      orders_.push_back(ts::reordered(machine, order));
+    }
     const std::int64_t n = machine.chips();
     for (std::int64_t t = 1; t <= n; ++t) {
       for (std::int64_t p = 1; p <= n; ++p) {
@@ -48,8 +53,8 @@ class EveryLayout {
     }
   }
 
-  double best = 0, limit = 0;
-  int fits = 0, tried = 0;
+  double best = 0;
+  int tried = 0;
   std::string text;
 
  private:
@@ -117,15 +122,15 @@ class EveryLayout {
       if (memory.total() > on_.chip.memory_bytes) {
         continue;
       }
-      ++fits;
       ts::StepJob step = in_;
       step.batch = each * static_cast<double>(layout.microbatches * layout.data);
-      const ts::StepPrice price = ts::price_step(step, on_, layout, chunks);
-      const double time = std::max(price.typical.total(), price.limit.total());
-      if (best == 0 || time < best) {
-        best = time;
-        limit = price.limit.total();
-        text = layout.text();
+      for (const ts::Machine& machine : orders_) {
+        const ts::StepPrice price = ts::price_step(step, machine, layout, chunks);
+        const double time = std::max(price.typical.total(), price.limit.total());
+        if (best == 0 || time < best) {
+          best = time;
+          text = layout.text();
+        }
       }
     }
   }
@@ -134,6 +139,7 @@ class EveryLayout {
   const ts::Machine& on_;
   ts::StepJob in_;
   std::int64_t sequences_ = 0;
+  std::vector<ts::Machine> orders_;  // of a torus's dimensions
 };
 
 }  // namespace
@@ -149,6 +155,8 @@ TEST_CASE("layout search: as good as trying every layout") {
                         {"llama3-8b", "h100", {8}, 65536, 8192},
                         {"mixtral-8x7b", "h100", {4, 8}, 262144, 4096},
                         {"llama3-8b", "tpu-v5p", {4, 4, 4}, 524288, 4096},
+                        {"llama3-8b", "tpu-v5p", {2, 4, 8}, 262144, 8192},
+                        {"llama3-70b", "tpu-v5p", {4, 4, 8}, 1048576, 8192},
                         {"gpt2-small", "a100", {2, 2}, 16384, 1024}};
   for (const Case& c : cases) {
     const ts::TrainingJob job = job_of(c.model, c.batch_tokens, c.context);

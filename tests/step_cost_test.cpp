@@ -48,7 +48,7 @@ double sent(const ts::ModelConfig& model, const ts::Layout& layout, const std::s
   options.batch = 16;
   const ts::Transformer whole(model, 1);
   double most = 0;
-  for (std::int64_t rank = 0; rank < layout.devices(); ++rank) {
+  for (const std::int64_t rank : {std::int64_t{0}, layout.devices() - 1}) {
     double bytes = 0;
     const ts::StepPlan plan = ts::plan_step(whole, layout, options, rank);
     for (const ts::PlannedCall& call : plan.calls) {
@@ -218,6 +218,51 @@ TEST_CASE("step cost: a pipeline's bubble and messages") {
   const double whole = limit_of(job, one_node(4), h1).bubble;
   h1.schedule = ts::zero_bubble_h1(4, 8);
   CHECK(limit_of(job, one_node(4), h1).bubble == doctest::Approx(whole / 3));  // 3 of 9 units
+}
+
+TEST_CASE("step cost: uneven stages, kept weights, stages on other slices") {
+  ts::StepJob job = small_job(small_model());
+  job.model.layers = 9;
+  ts::Layout layout;
+  layout.pipeline = 2;
+  layout.microbatches = 8;
+  const double head = 6.0 * 16 * 2 * 32 * 64 / one_node(2).chip.peak(f32);  // of 2 sequences
+  const double layers = limit_of(job, one_node(2), layout).math / 8 / 5;    // a layer's
+  for (const int chunks : {1, 2, 4}) {  // the fuller rank has 5 layers, the head is on the other
+    CHECK(ts::price_step(job, one_node(2), layout, chunks).limit.math ==
+          doctest::Approx(8 * 5 * layers));
+  }
+  CHECK(head < layers);
+  layout.pipeline = 1;
+  CHECK(limit_of(job, one_node(1), layout).math == doctest::Approx(8 * (9 * layers + head)));
+  layout.pipeline = 2;
+  layout.data = 4;
+  layout.zero = ts::Zero::optimizer;
+  const double once = limit_of(job, one_node(8), layout).data;
+  layout.zero = ts::Zero::parameters;  // gathered until the last microbatch
+  CHECK(limit_of(job, one_node(8), layout).data == doctest::Approx(once));
+  layout.pipeline = 1;
+  layout.data = 8;
+  CHECK(limit_of(job, one_node(8), layout).data > 8 * once);
+
+  ts::StepJob big;
+  big.model = ts::config("llama3-70b");
+  big.context = 8192;
+  big.batch = 64;
+  ts::Layout slices;
+  slices.data = 32;
+  slices.pipeline = 2;
+  slices.microbatches = 2;
+  ts::Efficiency e;
+  e.hop = 0;
+  e.transfer = e.slice_links = e.inner_links = 1;
+  const ts::Machine two = ts::machine("tpu-v5p", {2, 4, 4, 2});
+  const ts::Machine one = ts::machine("tpu-v5p", {4, 4, 4});
+  const double bytes = 2 * (2 + 1) * 2.0 * 8192 * 8192;  // two ways, m + p - 1 messages in bf16
+  CHECK(ts::price_step(big, two, slices, 1, e).typical.transfer ==
+        doctest::Approx(bytes / two.chip.dcn_bandwidth));
+  CHECK(ts::price_step(big, one, slices, 1, e).typical.transfer ==
+        doctest::Approx(bytes / (6 * 9e10)));
 }
 
 TEST_CASE("step cost: better links are never slower, more replicas never faster") {

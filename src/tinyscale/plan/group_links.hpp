@@ -31,6 +31,11 @@ struct GroupLinks {
     return bytes * std::max(exchange_inner / inner, exchange_outer / outer);
   }
   bool leaves_domain() const { return gather_outer > 0; }
+  // Than the links of as many chips elsewhere, for any message.
+  bool no_slower(const GroupLinks& other) const {
+    return gather_inner <= other.gather_inner && gather_outer <= other.gather_outer &&
+           exchange_inner <= other.exchange_inner && exchange_outer <= other.exchange_outer;
+  }
 };
 
 namespace detail {

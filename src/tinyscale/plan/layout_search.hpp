@@ -65,19 +65,53 @@ inline StepMemory memory_of(const TrainingInputs& in, const Layout& layout, int 
   return out;
 }
 
-// Replicas with fewer sequences than the busiest wait for it.
+// A layout on the machine's dimensions in one of their orders.
+struct PlacedLinks {
+  const Machine* machine = nullptr;
+  LayoutLinks links;
+};
+
+// The orders of which none has links that are all as fast as another's.
+inline List<PlacedLinks> placed_links(const List<Machine>& orders, const Layout& layout) {
+  List<PlacedLinks> out;
+  for (const Machine& machine : orders) {
+    const LayoutLinks links(machine, layout);
+    List<PlacedLinks> kept;
+    bool worse = false;
+    for (const PlacedLinks& other : out) {
+      worse = worse || other.links.no_slower(links);
+      if (worse || !links.no_slower(other.links)) {
+        kept.push_back(other);
+      }
+    }
+    if (!worse) {
+      kept.push_back({&machine, links});
+      out = std::move(kept);
+    }
+  }
+  return out;
+}
+
+// In the fastest of its places. Replicas with fewer sequences than the busiest wait for it.
 inline TrainingLayout price_layout(const TrainingInputs& in, const StepJob& step,
-                                   const Machine& machine, const LayoutLinks& links,
-                                   const Layout& layout, int chunks) {
+                                   const List<PlacedLinks>& places, const Layout& layout,
+                                   int chunks) {
   TrainingLayout out;
   out.layout = layout;
   out.chunks = chunks;
-  out.dims = machine.dims;
   StepJob job = step;
   job.batch = microbatch_of(in, layout) * static_cast<double>(layout.microbatches * layout.data);
-  out.price = StepPricer(job, machine, layout, chunks, typical_efficiency(), links).price();
-  out.step_time = out.price.limit.total();
-  out.typical_time = std::max(out.step_time, out.price.typical.total());
+  for (const PlacedLinks& at : places) {
+    const StepPrice price =
+        StepPricer(job, *at.machine, layout, chunks, typical_efficiency(), at.links).price();
+    const double limit = price.limit.total(), typical = std::max(limit, price.typical.total());
+    if (&at == &places.front() || typical < out.typical_time) {
+      out.price = price;
+      out.dims = at.machine->dims;
+      out.step_time = limit;
+      out.typical_time = typical;
+    }
+  }
   out.bound = out.price.limit.bound();
   return out;
 }
@@ -123,21 +157,6 @@ inline List<Machine> machine_orders(const Machine& machine) {
     }
   }
   return out;
-}
-
-// The order of dimensions with which the groups of a layout gather fastest.
-inline const Machine& best_order(const List<Machine>& orders, const Layout& layout) {
-  const Machine* best = &orders.front();
-  double least = 0;
-  for (const Machine& machine : orders) {
-    const LayoutLinks links(machine, layout);
-    const double seconds = links.tensor.gather(1) + links.batch.gather(1) + links.context.gather(1);
-    if (&machine == &orders.front() || seconds < least) {
-      least = seconds;
-      best = &machine;
-    }
-  }
-  return *best;
 }
 
 class LayoutSearch {
@@ -200,19 +219,18 @@ class LayoutSearch {
 
   // Over all replicas, or over those of a slice or node with copies outside.
   void add_zero(Layout layout) {
-    const Machine& machine = best_order(orders_, layout);
     const std::int64_t replicas = layout.batch_devices();
     for (const Zero zero : {Zero::optimizer, Zero::parameters}) {
       layout.zero = replicas > 1 ? zero : Zero::none;
       layout.zero_devices = 0;
-      add_microbatches(machine, layout);
-      const std::int64_t near = near_replicas(machine, layout);
+      add_microbatches(layout);
+      const std::int64_t near = near_replicas(in_.machine, layout);
       if (replicas == 1) {
         return;
       }
       if (near > 1 && near < replicas) {
         layout.zero_devices = near;
-        add_microbatches(machine, layout);
+        add_microbatches(layout);
       }
     }
   }
@@ -222,14 +240,14 @@ class LayoutSearch {
     return layout.batch_devices() % near == 0 ? near : 1;
   }
 
-  void add_microbatches(const Machine& machine, Layout layout) {
+  void add_microbatches(Layout layout) {
     const std::int64_t sequences = replica_sequences(in_, layout);
-    const LayoutLinks links(machine, layout);
+    const List<PlacedLinks> places = placed_links(orders_, layout);
     for (std::int64_t each = 1;; each *= 2) {
       const std::int64_t size = std::min(each, sequences);
       layout.microbatches = (sequences + size - 1) / size;
       if (layout.microbatches >= layout.pipeline || size == 1) {
-        add_chunks(machine, links, layout);
+        add_chunks(places, layout);
       }
       if (each >= sequences) {
         return;
@@ -237,19 +255,19 @@ class LayoutSearch {
     }
   }
 
-  void add_chunks(const Machine& machine, const LayoutLinks& links, const Layout& layout) {
+  void add_chunks(const List<PlacedLinks>& places, const Layout& layout) {
     for (const int chunks : {1, 2, 4}) {
       const bool can =
           chunks == 1 || (layout.pipeline > 1 && in_.job.model.layers >= layout.pipeline * chunks &&
                           layout.microbatches % layout.pipeline == 0);
       if (can) {
-        add(machine, links, layout, chunks);
+        add(places, layout, chunks);
       }
     }
   }
 
   // With the least recomputation that fits.
-  void add(const Machine& machine, const LayoutLinks& links, Layout layout, int chunks) {
+  void add(const List<PlacedLinks>& places, Layout layout, int chunks) {
     const double holds = in_.machine.chip.memory_bytes;
     for (const Recompute again : {Recompute::none, Recompute::full}) {
       layout.recompute = again;
@@ -260,7 +278,7 @@ class LayoutSearch {
         continue;
       }
       ++priced_;
-      TrainingLayout priced = price_layout(in_, step_, machine, links, layout, chunks);
+      TrainingLayout priced = price_layout(in_, step_, places, layout, chunks);
       priced.memory = bytes;
       priced.memory_parts = memory;
       keep(priced);

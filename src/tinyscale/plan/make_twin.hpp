@@ -58,7 +58,7 @@ class TwinMaker {
       : size_(size), axes_(layout_axes(layout)) {
     plan_.model = job.model;
     plan_.layout = layout;
-    plan_.machine = best_order(machine_orders(machine), layout);
+    plan_.machine = laid(job, machine);
     plan_.machine.name = machine.name;
     plan_.format = job.format;
     plan_.state = state_parts(job.state);
@@ -82,6 +82,24 @@ class TwinMaker {
   void note(const std::string& text) { twin.notes.push_back(text); }
 
   // ---- The plan's step ----
+
+  // The machine with its dimensions in the order in which the plan's layout is fastest.
+  Machine laid(const TrainingJob& job, const Machine& machine) const {
+    const TrainingInputs in = training_inputs(job, machine);
+    const List<Machine> orders = machine_orders(machine);
+    const List<PlacedLinks> places = placed_links(orders, layout());
+    if (in.sequences < static_cast<double>(layout().data)) {
+      return *places.front().machine;
+    }
+    const int chunks = layout().schedule.empty() ? 1 : layout().schedule.chunks();
+    const Shape dims = price_layout(in, in.step(), places, layout(), chunks).dims;
+    for (const PlacedLinks& at : places) {
+      if (at.machine->dims == dims) {
+        return *at.machine;
+      }
+    }
+    return machine;
+  }
 
   // As many tokens for each microbatch and device as the plan has, in whole sequences, which are
   // then a little shorter or longer; where there are fewer, a stretch of one.
@@ -115,7 +133,7 @@ class TwinMaker {
     const int chunks = layout().schedule.empty() ? 1 : layout().schedule.chunks();
     const bool whole = in.sequences >= static_cast<double>(layout().data);
     const StepLimit limit =
-        whole ? price_layout(in, in.step(), on, LayoutLinks(on, layout()), layout(), chunks)
+        whole ? price_layout(in, in.step(), {{&on, LayoutLinks(on, layout())}}, layout(), chunks)
                     .price.limit
               : price_step(in.step(), on, layout(), chunks).limit;
     StepLoad& load = twin.plan_load;

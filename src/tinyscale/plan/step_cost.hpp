@@ -87,8 +87,11 @@ inline std::int64_t domain_of(const Machine& machine) {
 struct LayoutLinks {
   GroupLinks tensor, context, batch, shard, replica;
   GroupLinks expert_shard, expert_replica;  // of those that hold the same experts
+  GroupLinks experts;                       // among which tokens are dealt out, in a domain
+  double expert_domain = 1;                 // chips of that
   bool stages_leave = false;                // from stage to stage through the outer network
 
+  LayoutLinks() = default;
   LayoutLinks(const Machine& machine, const Layout& layout) {
     const std::int64_t inner = layout.tensor * layout.context;
     tensor = group_links(machine, 1, layout.tensor);
@@ -102,8 +105,19 @@ struct LayoutLinks {
         layout.zero == Zero::none || shards % layout.expert != 0 ? 1 : shards / layout.expert;
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
-    const std::int64_t domain = domain_of(machine);
+    const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
+    const std::int64_t near = machine.chip.kind == "tpu" ? group : std::min(domain, group);
+    expert_domain = static_cast<double>(near);
+    experts = group_links(machine, 1, near);
     stages_leave = inner * layout.data >= domain && machine.chips() > domain;
+  }
+
+  // Than the same layout's on the machine's dimensions in another order.
+  bool no_slower(const LayoutLinks& other) const {
+    return tensor.no_slower(other.tensor) && context.no_slower(other.context) &&
+           shard.no_slower(other.shard) && replica.no_slower(other.replica) &&
+           expert_shard.no_slower(other.expert_shard) &&
+           expert_replica.no_slower(other.expert_replica) && experts.no_slower(other.experts);
   }
 };
 
@@ -254,13 +268,11 @@ class StepPricer {
       return;
     }
     const double top = job_.model.top_k, copies = w.routed;
-    const double node = static_cast<double>(domain_of(machine_));
-    const double domain = tpu_ ? group : std::min(node, group);
-    const double domains = group / domain;
+    const double domains = group / links_.expert_domain;
     const double met = domains * (1 - std::pow(1 - 1 / domains, top)) * (1 - 1 / domains);
     const double outside = wide_ * copies / top * width_ * met;
     const double inside = wide_ * copies * width_;
-    const GroupLinks links = group_links(machine_, 1, static_cast<std::int64_t>(domain));
+    const GroupLinks& links = links_.experts;
     const double out_rate = chip_.dcn_bandwidth > 0 ? chip_.dcn_bandwidth : 1e30;
     const double limit = std::max(links.exchange(inside), outside / out_rate);
     const double reached =

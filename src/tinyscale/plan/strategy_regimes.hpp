@@ -62,8 +62,12 @@ class StrategyPricer {
     layout.zero = data > 1 ? Zero::parameters : Zero::none;
     StepJob job = step_;
     job.batch = tokens * static_cast<double>(in_.machine.chips()) / job.context;
-    const StepLimit limit = price_step(job, best_order(orders_, layout), layout).limit;
-    return limit.math / std::max({limit.tensor, limit.data, limit.expert});
+    double best = 0;
+    for (const PlacedLinks& at : placed_links(orders_, layout)) {
+      const StepLimit limit = price_step(job, *at.machine, layout).limit;
+      best = std::max(best, limit.math / std::max({limit.tensor, limit.data, limit.expert}));
+    }
+    return best;
   }
 
   const TrainingInputs& in_;

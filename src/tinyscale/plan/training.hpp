@@ -403,9 +403,8 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
   const int chunks = layout.schedule.empty() ? 1 : layout.schedule.chunks();
   detail::check_planned_layout(in, layout, chunks);
   const List<Machine> orders = detail::machine_orders(machine);
-  const Machine& on = detail::best_order(orders, layout);
   TrainingLayout priced =
-      detail::price_layout(in, in.step(), on, detail::LayoutLinks(on, layout), layout, chunks);
+      detail::price_layout(in, in.step(), detail::placed_links(orders, layout), layout, chunks);
   priced.memory_parts = detail::memory_of(in, layout, chunks);
   priced.memory = priced.memory_parts.total();
   if (machine.chip.memory_bytes > 0 && priced.memory > machine.chip.memory_bytes) {

@@ -125,9 +125,8 @@ inline WhyNot why_not(const TrainingInputs& in, const TrainingLayout& best,
     return out;
   }
   const List<Machine> orders = machine_orders(in.machine);
-  const Machine& machine = best_order(orders, layout);
   const TrainingLayout priced =
-      price_layout(in, in.step(), machine, LayoutLinks(machine, layout), layout, chunks);
+      price_layout(in, in.step(), placed_links(orders, layout), layout, chunks);
   out.typical_time = priced.typical_time;
   if (priced.typical_time <= best.typical_time * 1.001) {
     out.constraint = "none";
