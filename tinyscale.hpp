@@ -43716,37 +43716,37 @@ inline Software software_eager_fsdp() {
 
 // Shares of published rates, seconds that are lost, and how often memory is gone over.
 struct Efficiency {
-  double matmul = 0.92;            // of the best measured rate of a large one, A100 and others
-  double matmul_hopper = 0.87;     // H100, H200, H800
-  double matmul_blackwell = 0.87;  // B200, GB200, GB300
-  double matmul_tpu = 0.9, matmul_tpu_fp8 = 0.65;
-  double waves = 0.65;      // power of a GPU's share of full waves: others fill in
-  double attention = 0.43;  // tiled, of the peak
-  double attention_tpu = 0.29;
-  double score_matmul = 0.28;  // of scores that go to memory, as `matmul`
-  double odd_heads = 0.2;      // of that, when the head size is no multiple of 8
-  double score_passes = 8.4;   // over the scores, forward
-  double memory = 0.84;        // of the memory's bandwidth
-  double unfused = 3;          // times the traffic of fused elementwise ops
-  double tpu_elementwise = 1.1;
-  double fp8_casts = 1.6;             // passes over the operands of fp8 matmuls
-  double logit_passes = 9.7;          // of 4 bytes
-  double inner_links = 0.92;          // NVLink, ICI
-  double outer_links = 0.98;          // the network between nodes
-  double waiting_outer_links = 0.41;  // the same when nothing else goes on
-  double slice_links = 0.66;          // the network between TPU slices
-  double exchange_outer = 0.71;       // all_to_all between nodes
-  double hop = 2.5e-05;               // seconds before a collective moves its first byte
-  double hidden_tensor = 0.87, hidden_tensor_tpu = 0.87;  // share of the messages
-  double hidden_context = 0.8, hidden_expert = 0.25;
-  double exposed_gather = 0.63, exposed_gather_tpu = 0.1;  // share that no compute hides
-  double gather_beside = 0.35;     // share of the compute time that gathers can hide in
+  double matmul = 0.916;            // of the best measured rate of a large one, A100 and others
+  double matmul_hopper = 0.868;     // H100, H200, H800
+  double matmul_blackwell = 0.874;  // B200, GB200, GB300
+  double matmul_tpu = 0.895, matmul_tpu_fp8 = 0.65;
+  double waves = 0.646;      // power of a GPU's share of full waves: others fill in
+  double attention = 0.433;  // tiled, of the peak
+  double attention_tpu = 0.291;
+  double score_matmul = 0.285;  // of scores that go to memory, as `matmul`
+  double odd_heads = 0.197;     // of that, when the head size is no multiple of 8
+  double score_passes = 8.41;   // over the scores, forward
+  double memory = 0.837;        // of the memory's bandwidth
+  double unfused = 2.96;        // times the traffic of fused elementwise ops
+  double tpu_elementwise = 1.06;
+  double fp8_casts = 1.55;             // passes over the operands of fp8 matmuls
+  double logit_passes = 9.71;          // of 4 bytes
+  double inner_links = 0.921;          // NVLink, ICI
+  double outer_links = 0.98;           // the network between nodes
+  double waiting_outer_links = 0.413;  // the same when nothing else goes on
+  double slice_links = 0.661;          // the network between TPU slices
+  double exchange_outer = 0.715;       // all_to_all between nodes
+  double hop = 2.51e-05;               // seconds before a collective moves its first byte
+  double hidden_tensor = 0.87, hidden_tensor_tpu = 0.868;  // share of the messages
+  double hidden_context = 0.8, hidden_expert = 0.249;
+  double exposed_gather = 0.626, exposed_gather_tpu = 0.102;  // share that no compute hides
+  double gather_beside = 0.346;    // share of the compute time that gathers can hide in
   double gather_beside_tpu = 0.5;  // assumed: no run that is priced needs more than 0.2
   double hidden_gradients = 0.9;   // share of the backward pass that gradients can hide in
   double transfer = 0.73;          // of the time of messages between stages
-  double recompute = 0.85, recompute_tpu = 0.66;  // of the forward pass that is computed again
-  double layer_wait = 0.0085;  // seconds a layer and microbatch, where the host waits
-  double jitter = 0.01;        // of the step, for each doubling of the chips from eight
+  double recompute = 0.849, recompute_tpu = 0.658;  // of the forward pass that is computed again
+  double layer_wait = 0.00852;  // seconds a layer and microbatch, where the host waits
+  double jitter = 0.0103;       // of the step, for each doubling of the chips from eight
 };
 
 inline Efficiency typical_efficiency() { return Efficiency(); }
