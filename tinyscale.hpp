@@ -1474,18 +1474,18 @@ inline std::vector<std::string> near_names(const std::string& asked,
                                            const std::vector<std::string>& names,
                                            std::size_t most = 5) {
   std::vector<double> distances;
-  std::vector<std::size_t> near;
+  std::vector<std::size_t> found;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const double distance = name_distance(asked, names[i]);
     if (distance >= 0) {
       distances.push_back(distance);
-      near.push_back(i);
+      found.push_back(i);
     }
   }
   std::vector<std::string> out;
   for (const std::size_t i : stable_order(distances)) {
     if (out.size() < most) {
-      out.push_back(names[near[i]]);
+      out.push_back(names[found[i]]);
     }
   }
   return out;
@@ -1501,10 +1501,10 @@ inline std::string joined_names(const std::vector<std::string>& names) {
 
 // The end of an error message: "near it are a, b", or all names when none is near.
 inline std::string near_text(const std::string& asked, const std::vector<std::string>& names) {
-  const std::vector<std::string> near = near_names(asked, names);
-  return near.empty()
+  const std::vector<std::string> alike = near_names(asked, names);
+  return alike.empty()
              ? "the names are " + joined_names(names)
-             : "near it " + std::string(near.size() == 1 ? "is " : "are ") + joined_names(near);
+             : "near it " + std::string(alike.size() == 1 ? "is " : "are ") + joined_names(alike);
 }
 
 }  // namespace detail
@@ -3683,11 +3683,11 @@ inline std::string near_units(const std::string& written) {
       }
     }
   }
-  const std::vector<std::string> near = near_names(written, all);
-  return near.empty()
+  const std::vector<std::string> alike = near_names(written, all);
+  return alike.empty()
              ? "right are B, bit, FLOP, OP, s, h, day, W, J, Wh, Hz, USD, token and "
                "others, with prefixes as in GB, GiB or ms, joined by * and /"
-             : "near it " + std::string(near.size() == 1 ? "is " : "are ") + joined_names(near);
+             : "near it " + std::string(alike.size() == 1 ? "is " : "are ") + joined_names(alike);
 }
 
 // A counted thing under its own name, unless it is a misspelt unit.
@@ -5455,10 +5455,10 @@ inline Chip chip(const std::string& name) {
   for (const detail::ChipAlias& alias : detail::chip_aliases()) {
     known.push_back(alias.said);
   }
-  const bool near = !detail::near_names(name, known).empty();
+  const bool alike = !detail::near_names(name, known).empty();
   detail::fail(
       {"chip: no chip named \"", name, "\"; ",
-       near ? detail::near_text(name, known) + "; chips() has all" : "the names are " + all});
+       alike ? detail::near_text(name, known) + "; chips() has all" : "the names are " + all});
 }
 
 }}  // namespace tinyscale
@@ -43761,6 +43761,11 @@ inline bool is_blackwell(const Chip& chip) {
 
 inline bool is_fp8(DType format) { return format == DType::fp8_e4m3 || format == DType::fp8_e5m2; }
 
+// Of a gradient on the wire: current GPU software sends bf16, TPU programs and older ones f32.
+inline double wire_gradient_bytes(const Software& software, const Chip& chip) {
+  return software.hides_tensor && chip.kind == "gpu" ? 2 : 4;
+}
+
 // FLOP/s of a large matmul in a long run.
 inline double sustained_matmul(const Efficiency& e, const Chip& chip, DType format) {
   const double share = chip.kind == "tpu"   ? (is_fp8(format) ? e.matmul_tpu_fp8 : e.matmul_tpu)
@@ -43922,7 +43927,8 @@ inline ChipParameters chip_parameters(const ModelConfig& c, const Layout& layout
 // the shapes that are left on a chip. m microbatches; a bubble of (p - 1) / (v m) (parallel/).
 // Bytes are those that the executor sends (parallel/step_forms.hpp) but for tensor parallelism's
 // embedding and head, 4 of 8 L messages more, and for weights that a pipeline keeps gathered.
-// Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; docs/planner.md.
+// Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; held to
+// published runs in bench/README.md.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -44010,9 +44016,9 @@ struct LayoutLinks {
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
     const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
-    const std::int64_t near = machine.chip.kind == "tpu" ? group : std::min(domain, group);
-    expert_domain = static_cast<double>(near);
-    experts = group_links(machine, 1, near);
+    const std::int64_t close_by = machine.chip.kind == "tpu" ? group : std::min(domain, group);
+    expert_domain = static_cast<double>(close_by);
+    experts = group_links(machine, 1, close_by);
     stages_leave = inner * layout.data >= domain && machine.chips() > domain;
   }
 
@@ -45472,13 +45478,13 @@ struct MfuMatch {
   double rounding = 0;    // relative: of its last digit and the speed's together
   double unit = 0;        // relative: of the last digit alone, which some sources cut off
   // The nearest first: within the rounding; else within the unit that was cut; else within 0.5 %.
-  List<FlopsConvention> within, cut, near;
+  List<FlopsConvention> within, cut, about;
   FlopsConvention closest = FlopsConvention::six_n;
   double gap = 0;  // of the closest: its rate / the printed rate - 1
 
-  bool none() const { return within.empty() && cut.empty() && near.empty(); }
+  bool none() const { return within.empty() && cut.empty() && about.empty(); }
   const List<FlopsConvention>& best() const {
-    return !within.empty() ? within : !cut.empty() ? cut : near;
+    return !within.empty() ? within : !cut.empty() ? cut : about;
   }
 };
 
@@ -45628,7 +45634,7 @@ inline MfuMatch match_rate(const PrintedRate& printed, double scale, const List<
   out.rate = printed.rate.value() * scale;
   out.rounding = printed.rounding + speed_rounding;
   out.unit = 2 * printed.rounding;
-  std::vector<double> within, cut, near;
+  std::vector<double> within, cut, about;
   double best = 1e300;
   bool hardware = false;
   for (const MfuRow& row : rows) {
@@ -45644,7 +45650,7 @@ inline MfuMatch match_rate(const PrintedRate& printed, double scale, const List<
     } else if (gap >= 0 && gap <= out.unit + speed_rounding) {
       insert_by_gap(out.cut, cut, row.convention, gap);
     } else if (std::fabs(gap) <= near_enough) {
-      insert_by_gap(out.near, near, row.convention, std::fabs(gap));
+      insert_by_gap(out.about, about, row.convention, std::fabs(gap));
     }
     if (std::fabs(gap) < best) {
       best = std::fabs(gap);
@@ -45962,7 +45968,7 @@ namespace detail {
 
 // 0 within the digits or their unit, 1 within 0.5 %, 2 not.
 inline int match_tier(const MfuMatch& match, FlopsConvention convention) {
-  const List<FlopsConvention>* const tiers[] = {&match.within, &match.cut, &match.near};
+  const List<FlopsConvention>* const tiers[] = {&match.within, &match.cut, &match.about};
   for (int i = 0; i < 3; ++i) {
     for (const FlopsConvention each : *tiers[i]) {
       if (each == convention) {
@@ -46142,6 +46148,7 @@ struct TrainingInputs {
     s.format = job.format;
     s.software = job.software;
     s.gather_bytes = activation_bytes(job.format);  // 16 bits, or all 32
+    s.gradient_bytes = std::max(s.gather_bytes, wire_gradient_bytes(job.software, machine.chip));
     return s;
   }
 };
@@ -46415,20 +46422,20 @@ class LayoutSearch {
       layout.zero = replicas > 1 ? zero : Zero::none;
       layout.zero_devices = 0;
       add_microbatches(layout);
-      const std::int64_t near = near_replicas(in_.machine, layout);
+      const std::int64_t close_by = near_replicas(in_.machine, layout);
       if (replicas == 1) {
         return;
       }
-      if (near > 1 && near < replicas) {
-        layout.zero_devices = near;
+      if (close_by > 1 && close_by < replicas) {
+        layout.zero_devices = close_by;
         add_microbatches(layout);
       }
     }
   }
 
   static std::int64_t near_replicas(const Machine& machine, const Layout& layout) {
-    const std::int64_t near = std::max<std::int64_t>(1, domain_of(machine) / layout.tensor);
-    return layout.batch_devices() % near == 0 ? near : 1;
+    const std::int64_t close_by = std::max<std::int64_t>(1, domain_of(machine) / layout.tensor);
+    return layout.batch_devices() % close_by == 0 ? close_by : 1;
   }
 
   void add_microbatches(Layout layout) {
@@ -50243,7 +50250,7 @@ struct Cause {
   const char* what;
 };
 
-inline std::vector<Cause> causes_of(const StepCost& t) {
+inline List<Cause> causes_of(const StepCost& t) {
   return {{"matmul", t.matmul, "local shapes, at the rate that long runs keep"},
           {"attention", t.attention, "scores and values"},
           {"elementwise", t.elementwise, "norms, activations, residuals: memory traffic"},
@@ -50344,7 +50351,8 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
       named("B/N at the knee", plan.tokens_per_chip * Quantity(knee, "", "T_data/T_math"),
             "the batch at which replicas send as long as they compute");
   const Machine& on = in.machine;
-  const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
+  const Quantity price =
+      on.dollars_per_hour > 0 ? hourly_price(on) : Quantity(0, "USD/h", "price", "not known");
   plan.dollars = named("dollars", q.N * price * plan.days * hours);
   const Quantity watts(on.chip.watts, "W", "power", "of one chip, without hosts and cooling");
   plan.energy = named("energy", q.N * watts * plan.days * hours);
@@ -50405,18 +50413,35 @@ inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> l
   return plan;
 }
 
-// How many chips the least memory of any layout would need, and of what it is made.
+// The next machine of twice the chips, and so on, on which the job has a layout; "": none is found.
+inline std::string fitting_machine(TrainingInputs in) {
+  const Chip chip = in.machine.chip;
+  for (std::int64_t chips = 2 * in.machine.chips(); chips <= 1 << 17; chips *= 2) {
+    try {
+      in.machine = machine_of_chips(chip, chips);
+    } catch (const Error&) {  // not offered
+      continue;
+    }
+    if (!LayoutSearch(in).run(1).empty()) {
+      return cat({in.machine.name, " (", format_count(static_cast<double>(chips)), " chips)"});
+    }
+  }
+  return "";
+}
+
+// What does not fit, by how much, and what would.
 inline void no_layout(const TrainingInputs& in, double least) {
   const Chip& chip = in.machine.chip;
   const StateParts parts = state_parts(in.job.state);
   const double states = parts.total() * static_cast<double>(in.job.model.parameters());
   if (least > 0) {
-    const double chips =
-        std::ceil(static_cast<double>(in.machine.chips()) * least / chip.memory_bytes);
+    const std::string larger = fitting_machine(in);
     fail({"plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ",
           parts.total(), " bytes a parameter = ", format_bytes(states), ", and of all layouts the ",
           "least is ", format_bytes(least), " a chip of ", format_bytes(chip.memory_bytes),
-          "; would fit: about ", format_count(chips), " chips, or fewer tokens in a batch"});
+          larger.empty() ? "; no machine of up to 131,072 such chips holds it; fewer tokens in a "
+                           "batch or other chips may"
+                         : "; would fit: " + larger + ", or fewer tokens in a batch"});
   }
   fail({"plan_training: ", in.job.model.name, " has no layout on ", in.machine.name,
         ": a batch of ", format_count(in.sequences), " sequences of ", format_count(in.context),

@@ -131,7 +131,7 @@ inline Run run_of(const published::PublishedRun& from) {
   run.job.format = from.format;
   run.job.software = software_of(from);
   run.machine = machine_of(from);
-  run.job.gradient_bytes = run.job.software.hides_tensor && run.machine.chip.kind == "gpu" ? 2 : 4;
+  run.job.gradient_bytes = ts::detail::wire_gradient_bytes(run.job.software, run.machine.chip);
   const published::RunLayout& l = from.layout;
   run.layout = l.layout();
   run.chunks = static_cast<int>(l.virtual_pipeline);
@@ -190,10 +190,23 @@ inline ts::StepMemory memory_of(const Run& run) {
                          run.chunks, software, by);
 }
 
+// What the planner refuses is not priced, and says why.
 inline std::vector<Run> read_runs() {
   std::vector<Run> runs;
   for (const published::PublishedRun& from : published::read_runs()) {
-    runs.push_back(run_of(from));
+    Run run;
+    try {
+      run = run_of(from);
+      if (run.skipped.empty()) {
+        ts::price_step(run.job, run.machine, run.layout, run.chunks);
+      }
+    } catch (const ts::Error& error) {
+      run = Run();
+      run.from = from;
+      run.source = source_of(from);
+      run.skipped = error.what();
+    }
+    runs.push_back(run);
   }
   return runs;
 }

@@ -164,30 +164,13 @@ inline ts::TrainingJob training_job(const Options& options) {
   return job;
 }
 
-// Where a job has no layout: the next machine, of twice the chips and so on, on which it has.
-inline std::string next_machine(const ts::TrainingJob& job, const ts::Machine& machine) {
-  for (std::int64_t chips = 2 * machine.chips(); chips <= 1 << 17; chips *= 2) {
-    try {
-      const ts::Machine larger = ts::machine_of_chips(machine.chip, chips);
-      ts::plan_training(job, larger);
-      return "; it fits " + larger.name;
-    } catch (const ts::Error&) {  // not offered, or too small as well
-    }
-  }
-  return "";
-}
-
 inline Training training_plan(const Options& options) {
   const ts::TrainingJob job = training_job(options);
   const ts::Machine machine = machine_of(options, "--chips 8960");
   if (options.has("--layout")) {
     return ts::plan_training(job, machine, layout_of(options.text("--layout"), machine.chips()));
   }
-  try {
-    return ts::plan_training(job, machine);
-  } catch (const ts::Error& error) {
-    ts::detail::fail({error.what(), next_machine(job, machine)});
-  }
+  return ts::plan_training(job, machine);
 }
 
 // Without the column of remarks, and rows that say nothing.

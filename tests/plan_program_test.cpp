@@ -248,8 +248,7 @@ TEST_CASE("plan: what is not right is said with what would be") {
   CHECK(refused("train gpt2 --chip h100 --chips 8 --format bf61") ==
         "plan: the format \"bf61\" is not known; near it is bf16\n");
   const std::string large = refused("train llama3-70b --chip tpu-v5e --chips 8 --batch 65536");
-  CHECK(large.find("would fit: about ") != std::string::npos);
-  CHECK(large.find("; it fits tpu-v5e ") != std::string::npos);
+  CHECK(large.find("would fit: tpu-v5e ") != std::string::npos);
   CHECK(refused("train gpt2 --chip tpu-v5p --chips 100").find("near are 64 and 128") !=
         std::string::npos);
   CHECK(refused("model none.json").find("read_config: cannot open \"none.json\"") !=

@@ -73,18 +73,18 @@ inline std::vector<std::string> near_names(const std::string& asked,
                                            const std::vector<std::string>& names,
                                            std::size_t most = 5) {
   std::vector<double> distances;
-  std::vector<std::size_t> near;
+  std::vector<std::size_t> found;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const double distance = name_distance(asked, names[i]);
     if (distance >= 0) {
       distances.push_back(distance);
-      near.push_back(i);
+      found.push_back(i);
     }
   }
   std::vector<std::string> out;
   for (const std::size_t i : stable_order(distances)) {
     if (out.size() < most) {
-      out.push_back(names[near[i]]);
+      out.push_back(names[found[i]]);
     }
   }
   return out;
@@ -100,10 +100,10 @@ inline std::string joined_names(const std::vector<std::string>& names) {
 
 // The end of an error message: "near it are a, b", or all names when none is near.
 inline std::string near_text(const std::string& asked, const std::vector<std::string>& names) {
-  const std::vector<std::string> near = near_names(asked, names);
-  return near.empty()
+  const std::vector<std::string> alike = near_names(asked, names);
+  return alike.empty()
              ? "the names are " + joined_names(names)
-             : "near it " + std::string(near.size() == 1 ? "is " : "are ") + joined_names(near);
+             : "near it " + std::string(alike.size() == 1 ? "is " : "are ") + joined_names(alike);
 }
 
 }  // namespace detail

@@ -310,10 +310,10 @@ inline Chip chip(const std::string& name) {
   for (const detail::ChipAlias& alias : detail::chip_aliases()) {
     known.push_back(alias.said);
   }
-  const bool near = !detail::near_names(name, known).empty();
+  const bool alike = !detail::near_names(name, known).empty();
   detail::fail(
       {"chip: no chip named \"", name, "\"; ",
-       near ? detail::near_text(name, known) + "; chips() has all" : "the names are " + all});
+       alike ? detail::near_text(name, known) + "; chips() has all" : "the names are " + all});
 }
 
 }  // namespace tinyscale

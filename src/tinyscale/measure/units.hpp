@@ -244,11 +244,11 @@ inline std::string near_units(const std::string& written) {
       }
     }
   }
-  const std::vector<std::string> near = near_names(written, all);
-  return near.empty()
+  const std::vector<std::string> alike = near_names(written, all);
+  return alike.empty()
              ? "right are B, bit, FLOP, OP, s, h, day, W, J, Wh, Hz, USD, token and "
                "others, with prefixes as in GB, GiB or ms, joined by * and /"
-             : "near it " + std::string(near.size() == 1 ? "is " : "are ") + joined_names(near);
+             : "near it " + std::string(alike.size() == 1 ? "is " : "are ") + joined_names(alike);
 }
 
 // A counted thing under its own name, unless it is a misspelt unit.

@@ -85,6 +85,11 @@ inline bool is_blackwell(const Chip& chip) {
 
 inline bool is_fp8(DType format) { return format == DType::fp8_e4m3 || format == DType::fp8_e5m2; }
 
+// Of a gradient on the wire: current GPU software sends bf16, TPU programs and older ones f32.
+inline double wire_gradient_bytes(const Software& software, const Chip& chip) {
+  return software.hides_tensor && chip.kind == "gpu" ? 2 : 4;
+}
+
 // FLOP/s of a large matmul in a long run.
 inline double sustained_matmul(const Efficiency& e, const Chip& chip, DType format) {
   const double share = chip.kind == "tpu"   ? (is_fp8(format) ? e.matmul_tpu_fp8 : e.matmul_tpu)

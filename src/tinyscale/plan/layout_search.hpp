@@ -224,20 +224,20 @@ class LayoutSearch {
       layout.zero = replicas > 1 ? zero : Zero::none;
       layout.zero_devices = 0;
       add_microbatches(layout);
-      const std::int64_t near = near_replicas(in_.machine, layout);
+      const std::int64_t close_by = near_replicas(in_.machine, layout);
       if (replicas == 1) {
         return;
       }
-      if (near > 1 && near < replicas) {
-        layout.zero_devices = near;
+      if (close_by > 1 && close_by < replicas) {
+        layout.zero_devices = close_by;
         add_microbatches(layout);
       }
     }
   }
 
   static std::int64_t near_replicas(const Machine& machine, const Layout& layout) {
-    const std::int64_t near = std::max<std::int64_t>(1, domain_of(machine) / layout.tensor);
-    return layout.batch_devices() % near == 0 ? near : 1;
+    const std::int64_t close_by = std::max<std::int64_t>(1, domain_of(machine) / layout.tensor);
+    return layout.batch_devices() % close_by == 0 ? close_by : 1;
   }
 
   void add_microbatches(Layout layout) {

@@ -296,7 +296,7 @@ namespace detail {
 
 // 0 within the digits or their unit, 1 within 0.5 %, 2 not.
 inline int match_tier(const MfuMatch& match, FlopsConvention convention) {
-  const List<FlopsConvention>* const tiers[] = {&match.within, &match.cut, &match.near};
+  const List<FlopsConvention>* const tiers[] = {&match.within, &match.cut, &match.about};
   for (int i = 0; i < 3; ++i) {
     for (const FlopsConvention each : *tiers[i]) {
       if (each == convention) {

@@ -42,13 +42,13 @@ struct MfuMatch {
   double rounding = 0;    // relative: of its last digit and the speed's together
   double unit = 0;        // relative: of the last digit alone, which some sources cut off
   // The nearest first: within the rounding; else within the unit that was cut; else within 0.5 %.
-  List<FlopsConvention> within, cut, near;
+  List<FlopsConvention> within, cut, about;
   FlopsConvention closest = FlopsConvention::six_n;
   double gap = 0;  // of the closest: its rate / the printed rate - 1
 
-  bool none() const { return within.empty() && cut.empty() && near.empty(); }
+  bool none() const { return within.empty() && cut.empty() && about.empty(); }
   const List<FlopsConvention>& best() const {
-    return !within.empty() ? within : !cut.empty() ? cut : near;
+    return !within.empty() ? within : !cut.empty() ? cut : about;
   }
 };
 
@@ -198,7 +198,7 @@ inline MfuMatch match_rate(const PrintedRate& printed, double scale, const List<
   out.rate = printed.rate.value() * scale;
   out.rounding = printed.rounding + speed_rounding;
   out.unit = 2 * printed.rounding;
-  std::vector<double> within, cut, near;
+  std::vector<double> within, cut, about;
   double best = 1e300;
   bool hardware = false;
   for (const MfuRow& row : rows) {
@@ -214,7 +214,7 @@ inline MfuMatch match_rate(const PrintedRate& printed, double scale, const List<
     } else if (gap >= 0 && gap <= out.unit + speed_rounding) {
       insert_by_gap(out.cut, cut, row.convention, gap);
     } else if (std::fabs(gap) <= near_enough) {
-      insert_by_gap(out.near, near, row.convention, std::fabs(gap));
+      insert_by_gap(out.about, about, row.convention, std::fabs(gap));
     }
     if (std::fabs(gap) < best) {
       best = std::fabs(gap);

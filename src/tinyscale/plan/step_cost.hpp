@@ -6,7 +6,8 @@
 // the shapes that are left on a chip. m microbatches; a bubble of (p - 1) / (v m) (parallel/).
 // Bytes are those that the executor sends (parallel/step_forms.hpp) but for tensor parallelism's
 // embedding and head, 4 of 8 L messages more, and for weights that a pipeline keeps gathered.
-// Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; docs/planner.md.
+// Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; held to
+// published runs in bench/README.md.
 
 #include <algorithm>  // max, min
 #include <cmath>      // ceil, log2, pow
@@ -106,9 +107,9 @@ struct LayoutLinks {
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
     const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
-    const std::int64_t near = machine.chip.kind == "tpu" ? group : std::min(domain, group);
-    expert_domain = static_cast<double>(near);
-    experts = group_links(machine, 1, near);
+    const std::int64_t close_by = machine.chip.kind == "tpu" ? group : std::min(domain, group);
+    expert_domain = static_cast<double>(close_by);
+    experts = group_links(machine, 1, close_by);
     stages_leave = inner * layout.data >= domain && machine.chips() > domain;
   }
 

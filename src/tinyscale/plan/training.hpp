@@ -13,6 +13,8 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/hardware/machine_of_chips.hpp"
+#include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/measure/quantity.hpp"
 #include "tinyscale/plan/layout_search.hpp"
 #include "tinyscale/plan/make_twin.hpp"
@@ -173,7 +175,7 @@ struct Cause {
   const char* what;
 };
 
-inline std::vector<Cause> causes_of(const StepCost& t) {
+inline List<Cause> causes_of(const StepCost& t) {
   return {{"matmul", t.matmul, "local shapes, at the rate that long runs keep"},
           {"attention", t.attention, "scores and values"},
           {"elementwise", t.elementwise, "norms, activations, residuals: memory traffic"},
@@ -274,7 +276,8 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
       named("B/N at the knee", plan.tokens_per_chip * Quantity(knee, "", "T_data/T_math"),
             "the batch at which replicas send as long as they compute");
   const Machine& on = in.machine;
-  const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
+  const Quantity price =
+      on.dollars_per_hour > 0 ? hourly_price(on) : Quantity(0, "USD/h", "price", "not known");
   plan.dollars = named("dollars", q.N * price * plan.days * hours);
   const Quantity watts(on.chip.watts, "W", "power", "of one chip, without hosts and cooling");
   plan.energy = named("energy", q.N * watts * plan.days * hours);
@@ -335,18 +338,35 @@ inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> l
   return plan;
 }
 
-// How many chips the least memory of any layout would need, and of what it is made.
+// The next machine of twice the chips, and so on, on which the job has a layout; "": none is found.
+inline std::string fitting_machine(TrainingInputs in) {
+  const Chip chip = in.machine.chip;
+  for (std::int64_t chips = 2 * in.machine.chips(); chips <= 1 << 17; chips *= 2) {
+    try {
+      in.machine = machine_of_chips(chip, chips);
+    } catch (const Error&) {  // not offered
+      continue;
+    }
+    if (!LayoutSearch(in).run(1).empty()) {
+      return cat({in.machine.name, " (", format_count(static_cast<double>(chips)), " chips)"});
+    }
+  }
+  return "";
+}
+
+// What does not fit, by how much, and what would.
 inline void no_layout(const TrainingInputs& in, double least) {
   const Chip& chip = in.machine.chip;
   const StateParts parts = state_parts(in.job.state);
   const double states = parts.total() * static_cast<double>(in.job.model.parameters());
   if (least > 0) {
-    const double chips =
-        std::ceil(static_cast<double>(in.machine.chips()) * least / chip.memory_bytes);
+    const std::string larger = fitting_machine(in);
     fail({"plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ",
           parts.total(), " bytes a parameter = ", format_bytes(states), ", and of all layouts the ",
           "least is ", format_bytes(least), " a chip of ", format_bytes(chip.memory_bytes),
-          "; would fit: about ", format_count(chips), " chips, or fewer tokens in a batch"});
+          larger.empty() ? "; no machine of up to 131,072 such chips holds it; fewer tokens in a "
+                           "batch or other chips may"
+                         : "; would fit: " + larger + ", or fewer tokens in a batch"});
   }
   fail({"plan_training: ", in.job.model.name, " has no layout on ", in.machine.name,
         ": a batch of ", format_count(in.sequences), " sequences of ", format_count(in.context),

@@ -47,6 +47,7 @@ struct TrainingInputs {
     s.format = job.format;
     s.software = job.software;
     s.gather_bytes = activation_bytes(job.format);  // 16 bits, or all 32
+    s.gradient_bytes = std::max(s.gather_bytes, wire_gradient_bytes(job.software, machine.chip));
     return s;
   }
 };
