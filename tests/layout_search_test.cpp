@@ -32,6 +32,7 @@ class EveryLayout {
     in_.model = job.model;
     in_.context = static_cast<double>(job.context);
     in_.software = job.software;
+    in_.gradient_bytes = on_.chip.kind == "gpu" ? 2 : 4;
     in_.model.context = job.context;
     sequences_ = static_cast<std::int64_t>(job.batch_tokens / in_.context + 0.5);
     orders_.push_back(machine);
