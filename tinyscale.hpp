@@ -38,6 +38,7 @@
 //   tinyscale/measure/quantity_formula.hpp   A quantity
 //   tinyscale/measure/quantity.hpp           A quantity that explains itself
 //   tinyscale/hardware/chip.hpp              A chip
+//   tinyscale/hardware/best_matmul.hpp       What a good kernel reaches of a chip's peak
 //   tinyscale/hardware/chip_table.hpp        A chip as a table
 //   tinyscale/hardware/laptop_loops.hpp      Loops that do nothing but reach a limit of this
 //   tinyscale/hardware/laptop.hpp            This machine as a chip
@@ -4490,6 +4491,55 @@ inline double Chip::unit_peak() const {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/hardware/best_matmul.hpp
+// What a good kernel reaches of a chip's peak: the best rate of a large matmul that was measured.
+// Source: the table "Maximum Achievable Matmul FLOPS" of stas00/ml-engineering (dense operands of
+// the best shape found), as shares of the peaks of the presets.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+struct BestMatmul {
+  const char* chip;
+  double bf16, fp8;  // 0: not measured
+};
+
+inline const List<BestMatmul>& best_matmuls() {
+  static const List<BestMatmul> rows = {
+      {"a100-40", 0.87, 0}, {"a100-80", 0.87, 0},  {"h100-sxm", 0.80, 0.71}, {"h200", 0.80, 0.73},
+      {"b200", 0.78, 0.76}, {"gb200", 0.73, 0.72}, {"mi300x", 0.51, 0}};
+  return rows;
+}
+
+// Where a part was not measured, the one that its name begins like: h100-96 and h800 are H100s.
+inline std::string measured_kin(const std::string& chip) {
+  static const char* const kin[][2] = {
+      {"a100", "a100-80"}, {"h100", "h100-sxm"}, {"h800", "h100-sxm"}, {"h200", "h200"},
+      {"b200", "b200"},    {"gb200", "gb200"},   {"gb300", "gb200"},   {"mi300x", "mi300x"}};
+  for (const auto& row : kin) {
+    if (chip.rfind(row[0], 0) == 0) {
+      return row[1];
+    }
+  }
+  return "";
+}
+
+}  // namespace detail
+
+// Of chip.peak(format), for bf16, f16 and fp8; 0 where no measurement is known.
+inline double best_matmul_fraction(const Chip& chip, DType format = DType::bf16) {
+  for (const detail::BestMatmul& row : detail::best_matmuls()) {
+    if (chip.name == row.chip) {
+      const bool fp8 = format == DType::fp8_e4m3 || format == DType::fp8_e5m2;
+      return fp8 ? row.fp8 : format == DType::bf16 || format == DType::f16 ? row.bf16 : 0;
+    }
+  }
+  return 0;
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/hardware/chip_table.hpp
 // A chip as a table: what it can do, how much it holds, and the ridge that divides its work.
 
@@ -5611,20 +5661,6 @@ inline std::string dated(const Chip& chip) {
   return chip.price_source + (chip.price_date.empty() ? "" : ", " + chip.price_date);
 }
 
-// The best matmul that was measured, of the peak; 0 where none is known.
-struct MatmulFraction {
-  const char* chip;
-  DType format;
-  double fraction;
-};
-inline const List<MatmulFraction>& matmul_fractions() {
-  static const List<MatmulFraction> rows = {
-      {"a100-40", DType::bf16, 0.87},  {"a100-80", DType::bf16, 0.87},
-      {"h100-sxm", DType::bf16, 0.80}, {"h100-sxm", DType::fp8_e4m3, 0.71},
-      {"b200", DType::bf16, 0.78},     {"mi300x", DType::bf16, 0.51}};
-  return rows;
-}
-
 inline bool begins(const std::string& text, const char* start) { return text.find(start) == 0; }
 
 // How sure the preset is of a figure, and where it comes from.
@@ -5652,17 +5688,6 @@ inline void explain_fact(const Chip& preset, ChipFact& fact) {
 }
 
 }  // namespace detail
-
-// What a good kernel reaches of the chip's peak, measured for A100, H100, B200 and MI300X; 0 where
-// no measurement is known. Source: ml-engineering's table of matmul rates.
-inline double best_matmul_fraction(const Chip& chip, DType format = DType::bf16) {
-  for (const detail::MatmulFraction& row : detail::matmul_fractions()) {
-    if (chip.name == row.chip && format == row.format) {
-      return row.fraction;
-    }
-  }
-  return 0;
-}
 
 // The figures that are known of a chip; those that differ from its preset are the user's own.
 inline List<ChipFact> chip_facts(const Chip& chip) {
@@ -43521,8 +43546,8 @@ inline Quantity two_dim_threshold(double d, double f, double axes = 3) {
 // only, without stepping.
 //   arrays side by side   ceil(K/R) ceil(N/(C A)) max(M, R) ticks, or the same of the transpose
 //   a GPU                 ceil(blocks / cores) waves of 128x128, 128x256 or 256x128 blocks
-// and never less than its bytes over the memory's bandwidth. Sources: docs of systolic/; the best
-// rates ever measured for a chip's matmuls: stas00/ml-engineering, scaling book chapter 2.
+// and never less than its bytes over the memory's bandwidth. Sources: docs of systolic/; scaling
+// book chapter 2; hardware/best_matmul.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -43533,21 +43558,16 @@ struct MatmulShape {
   double flops() const { return 2 * m * k * n * count; }
 };
 
-// The best bf16 or fp8 rate that anybody has measured for a large matmul, as a share of the peak:
-// A100 0.87, H100 0.80 (fp8 0.71), B200 0.78, MI300X 0.51, TPUs about 0.95; others 1.
-inline double best_measured_matmul(const Chip& chip, DType format) {
-  const bool fp8 = format == DType::fp8_e4m3 || format == DType::fp8_e5m2;
-  const auto is = [&](const char* start) { return chip.name.rfind(start, 0) == 0; };
-  if (is("a100")) {
-    return 0.87;
-  }
-  if (is("h100") || is("h200") || is("h800")) {
-    return fp8 ? 0.71 : 0.80;
-  }
-  if (is("b200") || is("gb200") || is("gb300")) {
-    return fp8 ? 0.69 : 0.78;  // fp8 not measured: the ratio of the H100
-  }
-  return is("mi300x") ? 0.51 : chip.kind == "tpu" ? 0.95 : 1;
+// The share of the peak that a large matmul may hope for: the best that was measured on the chip or
+// on its kin, the ratio of the kin's bf16 where fp8 was not; 0.95 of a TPU; 1 of other chips.
+inline double large_matmul_share(const Chip& chip, DType format) {
+  Chip kin = chip;
+  kin.name = detail::measured_kin(chip.name);
+  const double best = best_matmul_fraction(kin, format);
+  return best > 0             ? best
+         : !kin.name.empty()  ? best_matmul_fraction(kin, DType::bf16)
+         : chip.kind == "tpu" ? 0.95
+                              : 1;
 }
 
 namespace detail {
@@ -43716,47 +43736,51 @@ inline Software software_eager_fsdp() {
 
 // Shares of published rates, seconds that are lost, and how often memory is gone over.
 struct Efficiency {
-  double matmul = 0.916;            // of the best measured rate of a large one, A100 and others
-  double matmul_hopper = 0.868;     // H100, H200, H800
-  double matmul_blackwell = 0.874;  // B200, GB200, GB300
-  double matmul_tpu = 0.895, matmul_tpu_fp8 = 0.65;
+  double matmul = 0.917;            // of the best measured rate of a large one, A100 and others
+  double matmul_hopper = 0.872;     // H100, H200, H800
+  double matmul_blackwell = 0.846;  // B200, GB200, GB300
+  double matmul_tpu = 0.897, matmul_tpu_fp8 = 0.65;
   double waves = 0.646;      // power of a GPU's share of full waves: others fill in
-  double attention = 0.433;  // tiled, of the peak
-  double attention_tpu = 0.291;
-  double score_matmul = 0.285;  // of scores that go to memory, as `matmul`
+  double attention = 0.429;  // tiled, of the peak
+  double attention_tpu = 0.29;
+  double score_matmul = 0.287;  // of scores that go to memory, as `matmul`
   double odd_heads = 0.197;     // of that, when the head size is no multiple of 8
   double score_passes = 8.41;   // over the scores, forward
-  double memory = 0.837;        // of the memory's bandwidth
-  double unfused = 2.96;        // times the traffic of fused elementwise ops
-  double tpu_elementwise = 1.06;
-  double fp8_casts = 1.55;             // passes over the operands of fp8 matmuls
-  double logit_passes = 9.71;          // of 4 bytes
-  double inner_links = 0.921;          // NVLink, ICI
+  double memory = 0.835;        // of the memory's bandwidth
+  double unfused = 2.97;        // times the traffic of fused elementwise ops
+  double tpu_elementwise = 1.07;
+  double fp8_casts = 1.64;             // passes over the operands of fp8 matmuls
+  double logit_passes = 9.72;          // of 4 bytes
+  double inner_links = 0.92;           // NVLink, ICI
   double outer_links = 0.98;           // the network between nodes
-  double waiting_outer_links = 0.413;  // the same when nothing else goes on
-  double slice_links = 0.661;          // the network between TPU slices
-  double exchange_outer = 0.715;       // all_to_all between nodes
+  double waiting_outer_links = 0.414;  // the same when nothing else goes on
+  double slice_links = 0.662;          // the network between TPU slices
+  double exchange_outer = 0.717;       // all_to_all between nodes
   double hop = 2.51e-05;               // seconds before a collective moves its first byte
-  double hidden_tensor = 0.87, hidden_tensor_tpu = 0.868;  // share of the messages
-  double hidden_context = 0.8, hidden_expert = 0.249;
-  double exposed_gather = 0.626, exposed_gather_tpu = 0.102;  // share that no compute hides
+  double hidden_tensor = 0.856, hidden_tensor_tpu = 0.868;  // share of the messages
+  double hidden_context = 0.8, hidden_expert = 0.251;
+  double exposed_gather = 0.625, exposed_gather_tpu = 0.102;  // share that no compute hides
   double gather_beside = 0.346;    // share of the compute time that gathers can hide in
   double gather_beside_tpu = 0.5;  // assumed: no run that is priced needs more than 0.2
   double hidden_gradients = 0.9;   // share of the backward pass that gradients can hide in
-  double transfer = 0.73;          // of the time of messages between stages
+  double transfer = 0.739;         // of the time of messages between stages
   double recompute = 0.849, recompute_tpu = 0.658;  // of the forward pass that is computed again
-  double layer_wait = 0.00852;  // seconds a layer and microbatch, where the host waits
-  double jitter = 0.0103;       // of the step, for each doubling of the chips from eight
+  double layer_wait = 0.00848;  // seconds a layer and microbatch, where the host waits
+  double jitter = 0.0105;       // of the step, for each doubling of the chips from eight
 };
 
 inline Efficiency typical_efficiency() { return Efficiency(); }
 
 namespace detail {
 
-inline bool is_hopper(const Chip& chip) { return best_measured_matmul(chip, DType::bf16) == 0.80; }
+inline bool is_hopper(const Chip& chip) {
+  const std::string kin = measured_kin(chip.name);
+  return kin == "h100-sxm" || kin == "h200";
+}
 
 inline bool is_blackwell(const Chip& chip) {
-  return best_measured_matmul(chip, DType::bf16) == 0.78;
+  const std::string kin = measured_kin(chip.name);
+  return kin == "b200" || kin == "gb200";
 }
 
 inline bool is_fp8(DType format) { return format == DType::fp8_e4m3 || format == DType::fp8_e5m2; }
@@ -43772,7 +43796,7 @@ inline double sustained_matmul(const Efficiency& e, const Chip& chip, DType form
                        : is_hopper(chip)    ? e.matmul_hopper
                        : is_blackwell(chip) ? e.matmul_blackwell
                                             : e.matmul;
-  return share * best_measured_matmul(chip, format) * chip.peak(format);
+  return share * large_matmul_share(chip, format) * chip.peak(format);
 }
 
 }  // namespace detail
@@ -44099,8 +44123,7 @@ class StepPricer {
       core_backward = 2.5 * core;
     } else {
       const double odd = job_.model.head_size % 8 == 0 ? 1 : e_.odd_heads;
-      const double rate =
-          peak16_ * best_measured_matmul(chip_, DType::bf16) * e_.score_matmul * odd;
+      const double rate = peak16_ * large_matmul_share(chip_, DType::bf16) * e_.score_matmul * odd;
       const double pass = wide_ * w.scores / (memory_ * e_.memory);
       core = w.score_flops / rate + e_.score_passes * pass;
       core_backward = 2 * w.score_flops / rate + 1.4 * e_.score_passes * pass;
@@ -45173,28 +45196,6 @@ inline Quantity convention_flops(FlopsConvention convention, const ModelConfig& 
   return named("FLOPs of a token", flops, name_of(convention));
 }
 
-// The best matmul rate that was measured on a chip, FLOP/s; 0: none is known here. Source: the
-// comparison table of maximum achievable matmul FLOPS in stas00/ml-engineering (operands of good
-// shapes, no sparsity); of H100 and H200 the same.
-inline double best_matmul_rate(const Chip& chip, DType format) {
-  static const struct {
-    const char* chip;
-    double bf16, fp8;
-  } measured[] = {{"a100-40", 2.679e14, 0},          {"a100-80", 2.679e14, 0},
-                  {"h100-sxm", 7.945e14, 1.4534e15}, {"h200", 7.945e14, 1.4534e15},
-                  {"b200", 1.745e15, 3.4325e15},     {"mi300x", 7.819e14, 0}};
-  if (chip.measured) {  // its own rates are
-    return chip.peak(format);
-  }
-  for (const auto& row : measured) {
-    if (chip.name == row.chip) {
-      const bool eight = format == DType::fp8_e4m3 || format == DType::fp8_e5m2;
-      return eight ? row.fp8 : format == DType::bf16 || format == DType::f16 ? row.bf16 : 0;
-    }
-  }
-  return 0;
-}
-
 }}  // namespace tinyscale
 
 // >> tinyscale/plan/mfu_claim.hpp
@@ -45712,17 +45713,17 @@ inline std::string other_format(const MfuDecoding& d, double rate) {
 inline void check_claimed_rate(MfuDecoding& d, const std::string& what, double rate,
                                double rounding) {
   const std::string chip = d.claim.chip.name.empty() ? "the chip" : d.claim.chip.name;
-  const double best = best_matmul_rate(d.claim.chip, d.claim.format);
+  const double best = best_matmul_fraction(d.claim.chip, d.claim.format);
   if (rate * (1 - rounding) > d.peak) {
     mfu_remark(
         d, MfuVerdict::impossible,
         cat({what, ", ", mfu_teraflops(rate), " a chip, is above the ", name_of(d.claim.format),
              " peak of ", chip, ", ", mfu_teraflops(d.peak), other_format(d, rate)}));
-  } else if (best > 0 && rate * (1 - rounding) > best) {
-    mfu_remark(
-        d, MfuVerdict::suspicious,
-        cat({what, ", ", mfu_teraflops(rate), " a chip, is above the best ",
-             name_of(d.claim.format), " matmul measured on ", chip, ", ", mfu_teraflops(best)}));
+  } else if (best > 0 && rate * (1 - rounding) > best * d.peak) {
+    mfu_remark(d, MfuVerdict::suspicious,
+               cat({what, ", ", mfu_teraflops(rate), " a chip, is above the best ",
+                    name_of(d.claim.format), " matmul measured on ", chip, ", ", mfu_percent(best),
+                    " of its peak"}));
   }
 }
 

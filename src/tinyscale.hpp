@@ -40,6 +40,7 @@
 
 // hardware: chips, networks, the roofline, this laptop
 #include "tinyscale/hardware/chip.hpp"
+#include "tinyscale/hardware/best_matmul.hpp"
 #include "tinyscale/hardware/chip_table.hpp"
 #include "tinyscale/hardware/laptop_loops.hpp"
 #include "tinyscale/hardware/laptop.hpp"

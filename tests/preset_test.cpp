@@ -82,6 +82,14 @@ TEST_CASE("presets: every figure has a unit, a source and how sure it is") {
   CHECK(fact(ts::chip_facts("h100"), "L2 bandwidth").value == 5.5e12);
   CHECK(ts::best_matmul_fraction(ts::chip("h100")) == 0.80);
   CHECK(ts::best_matmul_fraction(ts::chip("v5e")) == 0);
+  CHECK(ts::best_matmul_fraction(ts::chip("h200"), ts::DType::fp8_e4m3) == 0.73);
+  CHECK(ts::best_matmul_fraction(ts::chip("h100"), ts::DType::f32) == 0);
+  // What a plan grants: of the kin where the chip itself was not measured.
+  CHECK(ts::large_matmul_share(ts::chip("h800"), ts::DType::bf16) == 0.80);
+  CHECK(ts::large_matmul_share(ts::chip("gb300"), ts::DType::fp8_e4m3) == 0.72);
+  CHECK(ts::large_matmul_share(ts::chip("a100-80"), ts::DType::int8) == 0.87);
+  CHECK(ts::large_matmul_share(ts::chip("v5e"), ts::DType::bf16) == 0.95);
+  CHECK(ts::large_matmul_share(ts::chip("v100"), ts::DType::f16) == 1);
   CHECK(fact(ts::chip_facts("h100"), "best matmul, fp8_e4m3").value == 0.71);
   // Every note is of a chip or kind and of a figure that there is.
   for (const ts::detail::FactNote& note : ts::detail::fact_notes()) {

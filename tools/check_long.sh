@@ -31,7 +31,7 @@ fixed=""
 setarch -R true 2> /dev/null && fixed="setarch -R"
 
 # No kernel of a CPU path is in these: one path, and no emulation, is enough for them.
-no_kernels='-sfe=*collective_test*,*mesh_test*,*mesh_scale_test*,*network_test*,*plan_test*,*replay_test*,*sharded_test*'
+no_kernels='-sfe=*collective_test*,*mesh_test*,*mesh_scale_test*,*network_test*,*plan_test*,*plan_pictures_test*,*plan_program_test*,*serving*,*mfu_test*,*book*,*claims_test*,*config_test*,*preset_test*,*chip_test*,*quantity_test*,*layer_work_test*,*layout_search_test*,*machine_of_chips_test*,*memory_forms_test*,*step_cost_test*,*transformer_math_test*,*replay_test*,*sharded_test*'
 paths="portable"
 grep -qw avx2 /proc/cpuinfo 2> /dev/null && paths="$paths avx2"
 grep -qw avx512f /proc/cpuinfo 2> /dev/null && paths="$paths avx512"

@@ -10,6 +10,7 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/hardware/best_matmul.hpp"
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/measure/quantity.hpp"
@@ -154,20 +155,6 @@ inline std::string dated(const Chip& chip) {
   return chip.price_source + (chip.price_date.empty() ? "" : ", " + chip.price_date);
 }
 
-// The best matmul that was measured, of the peak; 0 where none is known.
-struct MatmulFraction {
-  const char* chip;
-  DType format;
-  double fraction;
-};
-inline const List<MatmulFraction>& matmul_fractions() {
-  static const List<MatmulFraction> rows = {
-      {"a100-40", DType::bf16, 0.87},  {"a100-80", DType::bf16, 0.87},
-      {"h100-sxm", DType::bf16, 0.80}, {"h100-sxm", DType::fp8_e4m3, 0.71},
-      {"b200", DType::bf16, 0.78},     {"mi300x", DType::bf16, 0.51}};
-  return rows;
-}
-
 inline bool begins(const std::string& text, const char* start) { return text.find(start) == 0; }
 
 // How sure the preset is of a figure, and where it comes from.
@@ -195,17 +182,6 @@ inline void explain_fact(const Chip& preset, ChipFact& fact) {
 }
 
 }  // namespace detail
-
-// What a good kernel reaches of the chip's peak, measured for A100, H100, B200 and MI300X; 0 where
-// no measurement is known. Source: ml-engineering's table of matmul rates.
-inline double best_matmul_fraction(const Chip& chip, DType format = DType::bf16) {
-  for (const detail::MatmulFraction& row : detail::matmul_fractions()) {
-    if (chip.name == row.chip && format == row.format) {
-      return row.fraction;
-    }
-  }
-  return 0;
-}
 
 // The figures that are known of a chip; those that differ from its preset are the user's own.
 inline List<ChipFact> chip_facts(const Chip& chip) {

@@ -40,47 +40,51 @@ inline Software software_eager_fsdp() {
 
 // Shares of published rates, seconds that are lost, and how often memory is gone over.
 struct Efficiency {
-  double matmul = 0.916;            // of the best measured rate of a large one, A100 and others
-  double matmul_hopper = 0.868;     // H100, H200, H800
-  double matmul_blackwell = 0.874;  // B200, GB200, GB300
-  double matmul_tpu = 0.895, matmul_tpu_fp8 = 0.65;
+  double matmul = 0.917;            // of the best measured rate of a large one, A100 and others
+  double matmul_hopper = 0.872;     // H100, H200, H800
+  double matmul_blackwell = 0.846;  // B200, GB200, GB300
+  double matmul_tpu = 0.897, matmul_tpu_fp8 = 0.65;
   double waves = 0.646;      // power of a GPU's share of full waves: others fill in
-  double attention = 0.433;  // tiled, of the peak
-  double attention_tpu = 0.291;
-  double score_matmul = 0.285;  // of scores that go to memory, as `matmul`
+  double attention = 0.429;  // tiled, of the peak
+  double attention_tpu = 0.29;
+  double score_matmul = 0.287;  // of scores that go to memory, as `matmul`
   double odd_heads = 0.197;     // of that, when the head size is no multiple of 8
   double score_passes = 8.41;   // over the scores, forward
-  double memory = 0.837;        // of the memory's bandwidth
-  double unfused = 2.96;        // times the traffic of fused elementwise ops
-  double tpu_elementwise = 1.06;
-  double fp8_casts = 1.55;             // passes over the operands of fp8 matmuls
-  double logit_passes = 9.71;          // of 4 bytes
-  double inner_links = 0.921;          // NVLink, ICI
+  double memory = 0.835;        // of the memory's bandwidth
+  double unfused = 2.97;        // times the traffic of fused elementwise ops
+  double tpu_elementwise = 1.07;
+  double fp8_casts = 1.64;             // passes over the operands of fp8 matmuls
+  double logit_passes = 9.72;          // of 4 bytes
+  double inner_links = 0.92;           // NVLink, ICI
   double outer_links = 0.98;           // the network between nodes
-  double waiting_outer_links = 0.413;  // the same when nothing else goes on
-  double slice_links = 0.661;          // the network between TPU slices
-  double exchange_outer = 0.715;       // all_to_all between nodes
+  double waiting_outer_links = 0.414;  // the same when nothing else goes on
+  double slice_links = 0.662;          // the network between TPU slices
+  double exchange_outer = 0.717;       // all_to_all between nodes
   double hop = 2.51e-05;               // seconds before a collective moves its first byte
-  double hidden_tensor = 0.87, hidden_tensor_tpu = 0.868;  // share of the messages
-  double hidden_context = 0.8, hidden_expert = 0.249;
-  double exposed_gather = 0.626, exposed_gather_tpu = 0.102;  // share that no compute hides
+  double hidden_tensor = 0.856, hidden_tensor_tpu = 0.868;  // share of the messages
+  double hidden_context = 0.8, hidden_expert = 0.251;
+  double exposed_gather = 0.625, exposed_gather_tpu = 0.102;  // share that no compute hides
   double gather_beside = 0.346;    // share of the compute time that gathers can hide in
   double gather_beside_tpu = 0.5;  // assumed: no run that is priced needs more than 0.2
   double hidden_gradients = 0.9;   // share of the backward pass that gradients can hide in
-  double transfer = 0.73;          // of the time of messages between stages
+  double transfer = 0.739;         // of the time of messages between stages
   double recompute = 0.849, recompute_tpu = 0.658;  // of the forward pass that is computed again
-  double layer_wait = 0.00852;  // seconds a layer and microbatch, where the host waits
-  double jitter = 0.0103;       // of the step, for each doubling of the chips from eight
+  double layer_wait = 0.00848;  // seconds a layer and microbatch, where the host waits
+  double jitter = 0.0105;       // of the step, for each doubling of the chips from eight
 };
 
 inline Efficiency typical_efficiency() { return Efficiency(); }
 
 namespace detail {
 
-inline bool is_hopper(const Chip& chip) { return best_measured_matmul(chip, DType::bf16) == 0.80; }
+inline bool is_hopper(const Chip& chip) {
+  const std::string kin = measured_kin(chip.name);
+  return kin == "h100-sxm" || kin == "h200";
+}
 
 inline bool is_blackwell(const Chip& chip) {
-  return best_measured_matmul(chip, DType::bf16) == 0.78;
+  const std::string kin = measured_kin(chip.name);
+  return kin == "b200" || kin == "gb200";
 }
 
 inline bool is_fp8(DType format) { return format == DType::fp8_e4m3 || format == DType::fp8_e5m2; }
@@ -96,7 +100,7 @@ inline double sustained_matmul(const Efficiency& e, const Chip& chip, DType form
                        : is_hopper(chip)    ? e.matmul_hopper
                        : is_blackwell(chip) ? e.matmul_blackwell
                                             : e.matmul;
-  return share * best_measured_matmul(chip, format) * chip.peak(format);
+  return share * large_matmul_share(chip, format) * chip.peak(format);
 }
 
 }  // namespace detail

@@ -3,13 +3,14 @@
 // only, without stepping.
 //   arrays side by side   ceil(K/R) ceil(N/(C A)) max(M, R) ticks, or the same of the transpose
 //   a GPU                 ceil(blocks / cores) waves of 128x128, 128x256 or 256x128 blocks
-// and never less than its bytes over the memory's bandwidth. Sources: docs of systolic/; the best
-// rates ever measured for a chip's matmuls: stas00/ml-engineering, scaling book chapter 2.
+// and never less than its bytes over the memory's bandwidth. Sources: docs of systolic/; scaling
+// book chapter 2; hardware/best_matmul.
 
 #include <algorithm>  // max, min
 #include <cmath>      // ceil
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/hardware/best_matmul.hpp"
 #include "tinyscale/hardware/chip.hpp"
 
 namespace tinyscale {
@@ -21,21 +22,16 @@ struct MatmulShape {
   double flops() const { return 2 * m * k * n * count; }
 };
 
-// The best bf16 or fp8 rate that anybody has measured for a large matmul, as a share of the peak:
-// A100 0.87, H100 0.80 (fp8 0.71), B200 0.78, MI300X 0.51, TPUs about 0.95; others 1.
-inline double best_measured_matmul(const Chip& chip, DType format) {
-  const bool fp8 = format == DType::fp8_e4m3 || format == DType::fp8_e5m2;
-  const auto is = [&](const char* start) { return chip.name.rfind(start, 0) == 0; };
-  if (is("a100")) {
-    return 0.87;
-  }
-  if (is("h100") || is("h200") || is("h800")) {
-    return fp8 ? 0.71 : 0.80;
-  }
-  if (is("b200") || is("gb200") || is("gb300")) {
-    return fp8 ? 0.69 : 0.78;  // fp8 not measured: the ratio of the H100
-  }
-  return is("mi300x") ? 0.51 : chip.kind == "tpu" ? 0.95 : 1;
+// The share of the peak that a large matmul may hope for: the best that was measured on the chip or
+// on its kin, the ratio of the kin's bf16 where fp8 was not; 0.95 of a TPU; 1 of other chips.
+inline double large_matmul_share(const Chip& chip, DType format) {
+  Chip kin = chip;
+  kin.name = detail::measured_kin(chip.name);
+  const double best = best_matmul_fraction(kin, format);
+  return best > 0             ? best
+         : !kin.name.empty()  ? best_matmul_fraction(kin, DType::bf16)
+         : chip.kind == "tpu" ? 0.95
+                              : 1;
 }
 
 namespace detail {

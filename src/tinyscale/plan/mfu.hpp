@@ -13,6 +13,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/hardware/best_matmul.hpp"
 #include "tinyscale/plan/mfu_claim.hpp"
 #include "tinyscale/plan/mfu_conventions.hpp"
 #include "tinyscale/plan/mfu_match.hpp"
@@ -41,17 +42,17 @@ inline std::string other_format(const MfuDecoding& d, double rate) {
 inline void check_claimed_rate(MfuDecoding& d, const std::string& what, double rate,
                                double rounding) {
   const std::string chip = d.claim.chip.name.empty() ? "the chip" : d.claim.chip.name;
-  const double best = best_matmul_rate(d.claim.chip, d.claim.format);
+  const double best = best_matmul_fraction(d.claim.chip, d.claim.format);
   if (rate * (1 - rounding) > d.peak) {
     mfu_remark(
         d, MfuVerdict::impossible,
         cat({what, ", ", mfu_teraflops(rate), " a chip, is above the ", name_of(d.claim.format),
              " peak of ", chip, ", ", mfu_teraflops(d.peak), other_format(d, rate)}));
-  } else if (best > 0 && rate * (1 - rounding) > best) {
-    mfu_remark(
-        d, MfuVerdict::suspicious,
-        cat({what, ", ", mfu_teraflops(rate), " a chip, is above the best ",
-             name_of(d.claim.format), " matmul measured on ", chip, ", ", mfu_teraflops(best)}));
+  } else if (best > 0 && rate * (1 - rounding) > best * d.peak) {
+    mfu_remark(d, MfuVerdict::suspicious,
+               cat({what, ", ", mfu_teraflops(rate), " a chip, is above the best ",
+                    name_of(d.claim.format), " matmul measured on ", chip, ", ", mfu_percent(best),
+                    " of its peak"}));
   }
 }
 

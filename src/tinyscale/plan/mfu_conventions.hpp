@@ -220,26 +220,4 @@ inline Quantity convention_flops(FlopsConvention convention, const ModelConfig& 
   return named("FLOPs of a token", flops, name_of(convention));
 }
 
-// The best matmul rate that was measured on a chip, FLOP/s; 0: none is known here. Source: the
-// comparison table of maximum achievable matmul FLOPS in stas00/ml-engineering (operands of good
-// shapes, no sparsity); of H100 and H200 the same.
-inline double best_matmul_rate(const Chip& chip, DType format) {
-  static const struct {
-    const char* chip;
-    double bf16, fp8;
-  } measured[] = {{"a100-40", 2.679e14, 0},          {"a100-80", 2.679e14, 0},
-                  {"h100-sxm", 7.945e14, 1.4534e15}, {"h200", 7.945e14, 1.4534e15},
-                  {"b200", 1.745e15, 3.4325e15},     {"mi300x", 7.819e14, 0}};
-  if (chip.measured) {  // its own rates are
-    return chip.peak(format);
-  }
-  for (const auto& row : measured) {
-    if (chip.name == row.chip) {
-      const bool eight = format == DType::fp8_e4m3 || format == DType::fp8_e5m2;
-      return eight ? row.fp8 : format == DType::bf16 || format == DType::f16 ? row.bf16 : 0;
-    }
-  }
-  return 0;
-}
-
 }  // namespace tinyscale

@@ -190,8 +190,7 @@ class StepPricer {
       core_backward = 2.5 * core;
     } else {
       const double odd = job_.model.head_size % 8 == 0 ? 1 : e_.odd_heads;
-      const double rate =
-          peak16_ * best_measured_matmul(chip_, DType::bf16) * e_.score_matmul * odd;
+      const double rate = peak16_ * large_matmul_share(chip_, DType::bf16) * e_.score_matmul * odd;
       const double pass = wide_ * w.scores / (memory_ * e_.memory);
       core = w.score_flops / rate + e_.score_passes * pass;
       core_backward = 2 * w.score_flops / rate + 1.4 * e_.score_passes * pass;
