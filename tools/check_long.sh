@@ -73,6 +73,6 @@ fi
 step "the first examples, whole header in each" make --no-print-directory examples BUILD=build/long/examples \
   EXAMPLES="$(echo examples/0*.cpp)"
 have python3 && step "header in an interpreter" python3 tools/torture.py -O0 -O2
-have python3 && step "notebooks, optimised and under the thread sanitizer" python3 tools/nbcheck.py --limit 300 --modes repl2,tsan notebooks/*.ipynb
+have python3 && step "notebooks as programs, optimised and under the thread sanitizer" python3 tools/nbcheck.py --limit 300 --modes native,repl2,tsan notebooks/*.ipynb
 echo "$passed passed, $failed failed, $skipped skipped"
 exit $((failed > 0))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `make check-mpi`: the same mesh programs on threads, with the baton and on 2, 4 and 8 MPI ranks of this computer. All
 # that they tell, on every rank, must be equal: numbers, logs, counters, simulated times, errors.
-#   tools/check_mpi.sh [build folder]      LONG=1: the mesh's own tests, on 9 ranks, too
+#   tools/check_mpi.sh [build folder]      RANKS='2 4 8'; LONG=1: the mesh's own tests, on 9 ranks, too
 set -u
 cd "$(dirname "$0")/.." || exit 1
 build=${1:-build}/mpi
@@ -22,7 +22,7 @@ run="mpirun"
 mpirun --version 2> /dev/null | grep -q 'Open MPI' && run="mpirun --oversubscribe --bind-to none --mca mpi_yield_when_idle 1"
 [ "$(id -u)" -eq 0 ] && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 failed=0
-for n in 2 4 8; do
+for n in ${RANKS:-2 4 8}; do
   "$build/threads" "$n" "$build/threads$n.text" || exit 1
   "$build/threads" "$n" "$build/baton$n.text" 1 || exit 1   # one device runs at a time
   diff "$build/threads$n.text.0" "$build/baton$n.text.0" | head -n 4 | grep . >&2 &&
