@@ -305,6 +305,10 @@ inline void collective(const Strings& args, std::ostream& out) {
     out << "run: not of " << asked.machine.chips() << " devices here; up to 256 are\n";
     return;
   }
+#if defined(TINYSCALE_NO_THREADS)
+  out << "run: not without threads: this is compiled with TINYSCALE_NO_THREADS\n";
+  return;
+#endif
   // The same with fewer bytes, so that every device has room on this machine.
   ts::CollectiveSpec small = spec;
   small.elements = std::min(spec.elements, (std::int64_t{1} << 18) / n * n);

@@ -283,6 +283,7 @@ TEST_CASE("book: the same counted in runs") {
             .value() == 4 * (60 + 90 + 72));
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("book: bytes over the links of a ring are those of runs") {
   ts::Machine machine = ts::machine("tpu-v4", {4, 4, 4});
   for (ts::Links& links : machine.links) {
@@ -322,6 +323,7 @@ TEST_CASE("book: bytes over the links of a ring are those of runs") {
         ts::link_volume(Collective::all_gather, layer.data_forward.value(), 4).value());
   CHECK(weights.seconds == exactly(layer.data.value()));
 }
+#endif
 
 TEST_CASE("book: derivations") {
   CHECK(ts::data_limit(ts::link_intensity(ts::chip("tpu-v5p")), 3).explain() ==

@@ -1,5 +1,6 @@
 // Every row of the cases of "How To Scale Your Model": the library's answer with the row's own
 // constants beside the recomputed figure and the book's. examples/31_book.cpp prints the table.
+#if !defined(TINYSCALE_NO_THREADS)  // some answers run on several devices
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -55,3 +56,4 @@ TEST_CASE("book: every row of the cases") {
     }
   }
 }
+#endif

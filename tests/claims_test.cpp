@@ -181,6 +181,7 @@ TEST_CASE("claims A5 to A7: pods and domains") {
   CHECK(ours("A7", "GB200, all_reduces of 16 / of 8") < 1.1);  // none inside the domain
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("claims A8 to A10: wafer, array, dollars") {
   check("A8", {{"bandwidth / A100's", 10, "1286"},
                {"parameters held", 1e9, "20"},
@@ -206,6 +207,7 @@ TEST_CASE("claims A8 to A10: wafer, array, dollars") {
                 {"v5e / H100", 1, "1.8"}});
   CHECK(ours("A10", "break-even MFU of v5e") == doctest::Approx(0.4 / 1.792).epsilon(1e-3));
 }
+#endif
 
 TEST_CASE("claims B1 and B2: weights rounded after training, values through fp8") {
   check("B1", {{"rate", 1, "2"}, {"bytes", 1, "0.5"}});
@@ -268,6 +270,7 @@ TEST_CASE("claims C1 to C5: fewer bytes, fewer launches") {
   CHECK(ours("C5", "largest difference") < 1e-5);
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("claims C6 to C9: tiles, shardings, ZeRO, Megatron") {
   check("C6", {{"tiles of 16", 1e9, "17.2"},
                {"tiles of 128", 1e9, "2.18"},
@@ -309,6 +312,7 @@ TEST_CASE("claims C6 to C9: tiles, shardings, ZeRO, Megatron") {
                {"1F1B, microbatches held", 1, "4"}});
   CHECK(ours("C9", "weights") < 1e-6);
 }
+#endif
 
 TEST_CASE("claims D and E: models, and what stays unknown") {
   check("D", {{"gpt-j-6b", 1, "6050882784"},
@@ -349,6 +353,7 @@ TEST_CASE("claims D and E: models, and what stays unknown") {
         std::string::npos);
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("claims: verdicts, and a figure that is off by more than an eighth refutes") {
   const std::map<std::string, ts::Verdict> unknown = {{"C3", ts::Verdict::unknown},
                                                       {"C4", ts::Verdict::unknown},
@@ -380,3 +385,4 @@ TEST_CASE("claims: verdicts, and a figure that is off by more than an eighth ref
   ts::detail::check_figures(wrong);
   CHECK(wrong.verdict_text() == "refuted: rate is 2, the claim has 4");
 }
+#endif

@@ -133,6 +133,9 @@ TEST_CASE("plan collective: formula, algorithms, and the same bytes counted in a
   CHECK(answer.has("A[I_x] -> A[I]"));
   CHECK(answer.has("4 (ring, 90 GB/s one way)"));
   CHECK(answer.has("ring both ways        2"));
+#if defined(TINYSCALE_NO_THREADS)
+  CHECK(answer.has("run: not without threads: this is compiled with TINYSCALE_NO_THREADS"));
+#else
   CHECK(answer.has("393,216 bytes (counted)"));  // 3/4 of them
   CHECK(answer.has("4.91 us (simulated)"));
   CHECK(answer.has("4.91 us (formula)"));
@@ -142,6 +145,7 @@ TEST_CASE("plan collective: formula, algorithms, and the same bytes counted in a
     CHECK(other.status == 0);
     CHECK(other.has("(simulated)"));
   }
+#endif
   CHECK(plan("collective all_gather --bytes 1GB --chip tpu-v5p --chips 8960")
             .has("run: not of 8960 devices here; up to 256 are"));
   CHECK(refused("collective all_gathr --bytes 1GB --chip h100 --chips 8") ==
@@ -208,8 +212,10 @@ TEST_CASE("plan: pictures are saved where --svg says") {
         {"step.svg", "memory.svg", "roofline.svg", "regimes.svg"});
   saved("serve llama3-8b --chip h100 --chips 8", {"frontier.svg"});
   saved("chip tpu-v5e --format int8", {"roofline.svg"});
+#if !defined(TINYSCALE_NO_THREADS)
   saved("collective all_gather --bytes 64KiB --chip tpu-v5e --dims 4x2 --axis 0",
         {"timeline.svg", "links.svg"});
+#endif
   CHECK(plan("chip h100 --svg " + folder + "/none").status == 2);
 }
 
