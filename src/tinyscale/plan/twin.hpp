@@ -44,7 +44,8 @@ struct Twin {
   List<TwinRatio> ratios;
   std::vector<std::string> notes;
 
-  // What takes longest: "math", "memory" or the name of an axis.
+  // What takes longest, latencies counted: "math", "memory" or the name of an axis. A plan's bound
+  // has no latencies, and counts the bubble of a pipeline with the math.
   std::string bottleneck() const { return load.bottleneck(); }
   TrainOptions options(std::int64_t steps = 2) const;
   // The same with a model and a batch of one's own, that the twin's layout divides: the machine is
