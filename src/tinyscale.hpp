@@ -24,6 +24,7 @@
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/base/save_file.hpp"
 #include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/mapped_file.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/text.hpp"
 
@@ -74,6 +75,7 @@
 #include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/compute/gemm_int8.hpp"
 #include "tinyscale/compute/gemv_quantized.hpp"
+#include "tinyscale/compute/block_format.hpp"
 #include "tinyscale/compute/gemm_fused.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/attention_product.hpp"
