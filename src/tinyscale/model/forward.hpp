@@ -62,7 +62,7 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
                   " tokens; one id a token is right"});
   }
   const std::int64_t last = hooks.places.at(time - 1);
-  if (last >= config.context) {
+  if (last >= config.context && hooks.each_place == nullptr) {
     detail::fail({"forward: ", time, " tokens from position ", hooks.places.first, " to ", last,
                   "; the context of ", config.name, " is ", config.context});
   }
@@ -70,7 +70,9 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
   Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})
                              : embedding(table, ids, {batch, time});  // (B, T, D)
   if (position_ >= 0) {
-    x = x + tokens_at(use(position_, hooks), 0, hooks.stream, x.dim(1));
+    const Tensor places = use(position_, hooks);
+    x = x + (hooks.each_place != nullptr ? embedding(places, *hooks.each_place, {batch, time})
+                                         : tokens_at(places, 0, hooks.stream, x.dim(1)));
   }
   return drop(x, 0, hooks);
 }
@@ -154,8 +156,9 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
     y = reshape(rms_norm(reshape(x, heads), use(norm, hooks), epsilon), x.shape());
   }
   if (config.position == Position::rotary) {
-    y = rope(y, config.head_size, hooks.places, static_cast<float>(config.rope_theta),
-             RopePairs::halves);
+    y = hooks.rotate ? hooks.rotate(y)
+                     : rope(y, config.head_size, hooks.places,
+                            static_cast<float>(config.rope_theta), config.rope_pairs);
   }
   return y;
 }

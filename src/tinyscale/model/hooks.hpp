@@ -70,6 +70,10 @@ struct Hooks {
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch
   TokenPlaces places;               // of the tokens that attention sees, in their sequences
   TokenPlaces stream;  // of those between the layers: under sequence parallelism a part of them
+  // Of tokens of several sequences in one row (generation): the place of each, and the rotation of
+  // queries or keys [1, T, heads K] to them.
+  const std::vector<std::int32_t>* each_place = nullptr;
+  std::function<Tensor(const Tensor& x)> rotate;
   std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
   KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;
