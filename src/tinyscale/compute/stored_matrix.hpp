@@ -31,6 +31,9 @@ struct StoredMatrix {
   kernels::QuantizedMatrix packed;
   bool is_packed = false;
 
+  const char* kind() const {
+    return !is_packed ? name_of(format) : packed.bits == 8 ? "int8" : "int4";
+  }
   double bytes() const {  // that a product reads
     return is_packed ? packed.bytes() : static_cast<double>(rows) * static_cast<double>(row_bytes);
   }

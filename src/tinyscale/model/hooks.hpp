@@ -9,7 +9,9 @@
 #include <vector>      // vector
 
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/rope.hpp"
+#include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/model/experts.hpp"
 #include "tinyscale/tensor/choose.hpp"
 #include "tinyscale/tensor/tensor.hpp"
@@ -24,8 +26,10 @@ struct Parameter {
   std::string name;  // as in Hugging Face's Llama files
   Tensor value;
   Split split = Split::whole;
-  int layer = -1;   // -1: embeddings, last norm, output matrix
-  int expert = -1;  // that it belongs to; -1: none
+  int layer = -1;               // -1: embeddings, last norm, output matrix
+  int expert = -1;              // that it belongs to; -1: none
+  Shape shape;                  // of the whole parameter
+  Shared<StoredMatrix> stored;  // of a model that only runs: the numbers, and `value` has none
 };
 
 // Keys and values of the tokens seen so far: room for the whole context, one pair of

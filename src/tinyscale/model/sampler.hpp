@@ -15,11 +15,11 @@
 namespace tinyscale {
 
 struct SampleOptions {
-  double temperature = 0.8;       // 0: always the most probable
-  int top_k = 0;                  // choose among so many (equals of the last too); 0: all
-  double top_p = 1;               // choose among the most probable that together reach this
-  double min_p = 0;               // and among those at least this times the most probable
-  double repetition_penalty = 1;  // logits of tokens seen: above 0 over this, below 0 times this
+  double temperature = 0.8;         // 0: always the most probable
+  int top_k = 0;                    // choose among so many (equals of the last too); 0: all
+  double top_p = 1;                 // choose among the most probable that together reach this
+  double min_p = 0;                 // and among those at least this times the most probable
+  double repetition_penalty = 1;    // logits of tokens seen: above 0 over this, below 0 times this
   std::int64_t penalty_window = 0;  // last tokens that count as seen; 0: all, the prompt's too
 };
 
@@ -161,8 +161,7 @@ inline std::int32_t sample_token(const float* logits, std::int64_t known,
     detail::check_logits(logits, known);
     return static_cast<std::int32_t>(std::max_element(logits, logits + known) - logits);
   }
-  return detail::draw_token(token_weights(logits, known, seen, options),
-                            static_cast<double>(draw));
+  return detail::draw_token(token_weights(logits, known, seen, options), static_cast<double>(draw));
 }
 
 }  // namespace tinyscale
