@@ -197,6 +197,7 @@
 #include "tinyscale/model/checkpoint.hpp"
 #include "tinyscale/model/data.hpp"
 #include "tinyscale/model/kv_pages.hpp"
+#include "tinyscale/model/decode.hpp"
 #include "tinyscale/model/sampler.hpp"
 #include "tinyscale/model/generate.hpp"
 #include "tinyscale/model/model_presets.hpp"

@@ -129,7 +129,7 @@ inline void store_step(const StepTokens& step, const List<TokenRun>& runs, int l
 
 // Each new token's queries over the keys and values that its sequence has by then.
 inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, int layer,
-                          const Tensor& q, const ModelConfig& c, KvPages& cache) {
+                          const Tensor& q, KvPages& cache) {
   const kernels::CacheShape cached = cache.shape();
   Tensor y(q.shape());
   std::int64_t t = 0;
@@ -146,14 +146,14 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
     kernels::AttentionShape s;
     s.queries = n;
     s.keys = last + 1;
-    s.heads = c.heads;
-    s.kv_heads = c.kv_heads;
-    s.head_size = c.head_size;
+    s.heads = q.dim(2) / cached.head_size;
+    s.kv_heads = cached.kv_heads;
+    s.head_size = cached.head_size;
     s.q_stride = s.o_stride = q.dim(2);
     s.k_stride = s.v_stride = cached.row();
     s.causal = 1;
     s.causal_offset = last + 1 - n;
-    Tensor lse(Shape{c.heads, n});
+    Tensor lse(Shape{s.heads, n});
     kernels::attention_forward(s, q.data() + t * q.dim(2), k.data(), v.data(),
                                y.data() + t * q.dim(2), lse.data());
     t += n;
@@ -192,65 +192,100 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
 
 }  // namespace detail
 
-// Logits [rows, V]: after the last new token of each run in order, or after all of them. The cache
-// then holds the new tokens too; when the step throws it is as it was.
-inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
-                     StepTotals* totals = nullptr) {
-  const NoGrad no_grad;
-  detail::CacheGuard guard(cache);
-  const detail::StepTokens step = detail::step_tokens(model, runs, guard);
-  const auto n = static_cast<std::int64_t>(step.ids.size());
-  if (n == 0) {
-    detail::fail({"decode: no runs; at least one is right"});
+// One step in its pieces, for who runs layers on several devices. Until keep() is called the step
+// can fail, and the cache is then as it was.
+class DecodeStep {
+ public:
+  // All must outlive it. `base` holds the hooks of a strategy; its attention, if any, is asked
+  // after the new keys and values are in the cache, or in place of both when there is none.
+  DecodeStep(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
+             const Hooks& base = Hooks())
+      : model_(model),
+        cache_(cache),
+        runs_(runs),
+        guard_(cache),
+        tokens_(detail::step_tokens(model, runs, guard_)),
+        hooks_(base) {
+    if (tokens_.ids.empty()) {
+      detail::fail({"decode: no runs; at least one is right"});
+    }
+    hooks_.each_place = &tokens_.places;
+    hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
+    if (!hooks_.attention) {
+      hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+        detail::store_step(tokens_, runs_, layer, k, v, cache_);
+        return detail::attend_step(tokens_, runs_, layer, q, cache_);
+      };
+    }
   }
-  const ModelConfig& c = model.config;
-  Hooks hooks;
-  hooks.each_place = &step.places;
-  hooks.rotate = [&](const Tensor& x) {
-    Tensor y = x;  // queries or keys of this step alone: nobody else sees them
+  DecodeStep(const DecodeStep&) = delete;
+  DecodeStep& operator=(const DecodeStep&) = delete;
+
+  const detail::StepTokens& tokens() const { return tokens_; }
+  std::int64_t count() const { return static_cast<std::int64_t>(tokens_.ids.size()); }
+  Tensor embed() const { return model_.embed(tokens_.ids, 1, count(), hooks_); }  // (1, T, D)
+  Tensor block(int layer, const Tensor& x) const { return model_.block(layer, x, hooks_); }
+  // Logits [rows, V] of the wanted tokens.
+  Tensor head(const Tensor& x) const {
+    const auto rows = static_cast<std::int64_t>(tokens_.wanted.size());
+    const Tensor flat = reshape(x, {count(), x.dim(2)});
+    return model_.head(rows < count() ? embedding(flat, tokens_.wanted, {rows}) : flat, hooks_);
+  }
+  void keep() { guard_.keep(); }
+
+ private:
+  // Queries or keys of this step alone, which nobody else sees: turned where they stand.
+  Tensor rotated(const Tensor& x) const {
+    const ModelConfig& c = model_.config;
+    Tensor y = x;
     kernels::RopeShape shape;
     shape.heads = x.dim(2) / c.head_size;
     shape.head_size = c.head_size;
     shape.theta = c.rope_theta;
     shape.pairs = c.rope_pairs;
     for (std::int64_t t = 0; t < x.dim(1); ++t) {
-      shape.places = step.places[static_cast<std::size_t>(t)];
+      shape.places = tokens_.places[static_cast<std::size_t>(t)];
       float* const row = y.data() + t * x.dim(2);
       kernels::rope(shape, kernels::RopeTurn::forward, row, row);
     }
     return y;
-  };
-  hooks.attention = [&](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
-    detail::store_step(step, runs, layer, k, v, cache);
-    return detail::attend_step(step, runs, layer, q, c, cache);
-  };
+  }
+
+  const Transformer& model_;
+  KvPages& cache_;
+  const List<TokenRun>& runs_;
+  detail::CacheGuard guard_;
+  detail::StepTokens tokens_;
+  Hooks hooks_;
+};
+
+// Logits [rows, V]: after the last new token of each run in order, or after all of them. The cache
+// then holds the new tokens too; when the step throws it is as it was.
+inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
+                     StepTotals* totals = nullptr, const Hooks& base = Hooks()) {
+  const NoGrad no_grad;
+  DecodeStep step(model, cache, runs, base);
   StepTotals own;
-  double before = detail::seconds_now();
-  const double start = before;
-  const auto lap = [&](double& seconds) {
+  const double start = detail::seconds_now();
+  double before = start;
+  const auto lap = [&before](double& seconds) {
     const double now = detail::seconds_now();
     seconds += now - before;
     before = now;
   };
-  own.layer_seconds.resize(static_cast<std::size_t>(c.layers) + 1);
-  Tensor x = model.embed(step.ids, 1, n, hooks);
+  own.layer_seconds.resize(static_cast<std::size_t>(model.config.layers) + 1);
+  Tensor x = step.embed();
   lap(own.layer_seconds.back());
-  for (int layer = 0; layer < c.layers; ++layer) {
-    x = model.block(layer, x, hooks);
+  for (int layer = 0; layer < model.config.layers; ++layer) {
+    x = step.block(layer, x);
     lap(own.layer_seconds[static_cast<std::size_t>(layer)]);
   }
-  if (static_cast<std::int64_t>(step.wanted.size()) < n) {
-    x = embedding(reshape(x, {n, c.width}), step.wanted,
-                  {static_cast<std::int64_t>(step.wanted.size())});
-  } else {
-    x = reshape(x, {n, c.width});
-  }
-  const Tensor logits = model.head(x, hooks);
+  const Tensor logits = step.head(x);
   lap(own.layer_seconds.back());
-  guard.keep();
+  step.keep();
   if (totals != nullptr) {
-    own.seconds = detail::seconds_now() - start;
-    detail::count_step(model, cache, step, own);
+    own.seconds = before - start;
+    detail::count_step(model, cache, step.tokens(), own);
     totals->add(own);
   }
   return logits;
