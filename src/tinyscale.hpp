@@ -76,6 +76,7 @@
 #include "tinyscale/compute/gemm_int8.hpp"
 #include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/block_format.hpp"
+#include "tinyscale/compute/block_dequantize.hpp"
 #include "tinyscale/compute/gemm_fused.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/attention_product.hpp"
