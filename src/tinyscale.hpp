@@ -77,6 +77,8 @@
 #include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/block_format.hpp"
 #include "tinyscale/compute/block_dequantize.hpp"
+#include "tinyscale/compute/block_quantize_k.hpp"
+#include "tinyscale/compute/block_quantize.hpp"
 #include "tinyscale/compute/gemm_fused.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/attention_product.hpp"
