@@ -198,6 +198,8 @@
 #include "tinyscale/model/read_text.hpp"
 #include "tinyscale/model/safetensors.hpp"
 #include "tinyscale/model/checkpoint.hpp"
+#include "tinyscale/model/gguf_values.hpp"
+#include "tinyscale/model/gguf.hpp"
 #include "tinyscale/model/data.hpp"
 #include "tinyscale/model/kv_pages.hpp"
 #include "tinyscale/model/sampler.hpp"
