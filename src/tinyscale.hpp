@@ -81,6 +81,7 @@
 #include "tinyscale/compute/block_quantize.hpp"
 #include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/compute/cache_rows.hpp"
+#include "tinyscale/compute/stored_dots.hpp"
 #include "tinyscale/compute/gemm_fused.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/attention_product.hpp"
