@@ -15,8 +15,11 @@ namespace tinyscale {
 struct Operand {
   double elements = 0;
   DType format = DType::f32;
+  double element_bytes = 0;  // of weights stored in blocks; 0: those of the format
 
-  double bytes() const { return elements * bytes_of(format); }
+  double bytes() const {
+    return elements * (element_bytes > 0 ? element_bytes : bytes_of(format));
+  }
 };
 
 struct OpRecord {

@@ -53,6 +53,7 @@ inline std::array<ConfigField<double>, 2> config_numbers(ModelConfig& c) {
 constexpr const char* norm_words[] = {"layer", "rms", nullptr};
 constexpr const char* position_words[] = {"learned", "rotary", nullptr};
 constexpr const char* activation_words[] = {"gelu", "gelu_tanh", "swiglu", "geglu", nullptr};
+constexpr const char* rope_pairs_words[] = {"interleaved", "halves", nullptr};
 constexpr const char* tokenizer_words[] = {"characters", "bytes", nullptr};
 
 inline std::string config_json(ModelConfig c) {
@@ -68,6 +69,9 @@ inline std::string config_json(ModelConfig c) {
   }
   for (const auto& field : config_numbers(c)) {
     json += cat({",\"", field.first, "\":", exact_number(*field.second)});
+  }
+  if (c.rope_pairs == RopePairs::interleaved) {
+    json += ",\"rope_pairs\":\"interleaved\"";
   }
   json += cat({",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
                position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
@@ -119,6 +123,9 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   }
   for (const auto& field : config_numbers(c)) {
     *field.second = config_field(json, field.first, Json::Kind::number, who).number;
+  }
+  if (json.find("rope_pairs") != nullptr) {
+    c.rope_pairs = static_cast<RopePairs>(config_word(json, "rope_pairs", rope_pairs_words, who));
   }
   c.norm = static_cast<Norm>(config_word(json, "norm", norm_words, who));
   c.position = static_cast<Position>(config_word(json, "position", position_words, who));

@@ -14,6 +14,7 @@
 #include "tinyscale/tensor/matmul.hpp"
 #include "tinyscale/tensor/normalize.hpp"
 #include "tinyscale/tensor/reduce.hpp"
+#include "tinyscale/tensor/stored.hpp"
 #include "tinyscale/tensor/tokens.hpp"
 #include "tinyscale/tensor/views.hpp"
 
@@ -62,15 +63,22 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
                   " tokens; one id a token is right"});
   }
   const std::int64_t last = hooks.places.at(time - 1);
-  if (last >= config.context) {
+  if (last >= config.context && hooks.each_place == nullptr) {
     detail::fail({"forward: ", time, " tokens from position ", hooks.places.first, " to ", last,
                   "; the context of ", config.name, " is ", config.context});
   }
-  const Tensor table = use(embedding_, hooks);
-  Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})
-                             : embedding(table, ids, {batch, time});  // (B, T, D)
+  const Shape shape = {batch, time};
+  Tensor x;  // (B, T, D)
+  if (stored(embedding_) != nullptr) {
+    x = embedding_stored(*stored(embedding_), ids, shape);
+  } else {
+    const Tensor table = use(embedding_, hooks);
+    x = hooks.embedding ? hooks.embedding(table, ids, shape) : embedding(table, ids, shape);
+  }
   if (position_ >= 0) {
-    x = x + tokens_at(use(position_, hooks), 0, hooks.stream, x.dim(1));
+    const Tensor places = use(position_, hooks);
+    x = x + (hooks.each_place != nullptr ? embedding(places, *hooks.each_place, {batch, time})
+                                         : tokens_at(places, 0, hooks.stream, x.dim(1)));
   }
   return drop(x, 0, hooks);
 }
@@ -86,7 +94,7 @@ inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks)
 }
 
 inline Tensor Transformer::head(const Tensor& x, const Hooks& hooks) const {
-  return matmul_transposed(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks));
+  return multiply(head_input(x, hooks), config.tied ? embedding_ : head_, hooks);
 }
 
 inline Tensor Transformer::head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
@@ -113,7 +121,12 @@ inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks&
 }
 
 inline Tensor Transformer::use(int index, const Hooks& hooks) const {
-  const Tensor& value = parameters[static_cast<std::size_t>(index)].value;
+  const Parameter& p = parameters[static_cast<std::size_t>(index)];
+  if (!p.value.defined() && p.stored) {
+    detail::fail({"forward: ", p.name, " of ", config.name, " is stored as ", p.stored->kind(),
+                  " and only runs; load(path) gives weights that learn"});
+  }
+  const Tensor& value = p.value;
   return hooks.weight ? hooks.weight(value, index) : value;
 }
 
@@ -127,9 +140,21 @@ inline Tensor Transformer::normalise(const Linear& norm, const Tensor& x,
   return layer_norm(x, weight, norm.bias >= 0 ? use(norm.bias, hooks) : Tensor(), epsilon);
 }
 
+// x W^T, of weights in whatever form they are kept.
+inline Tensor Transformer::multiply(const Tensor& x, int weight, const Hooks& hooks) const {
+  if (stored(weight) != nullptr) {
+    return matmul_stored(x, *stored(weight), activations);
+  }
+  return matmul_transposed(x, use(weight, hooks));
+}
+
 // x W^T + bias for layers that read the width.
 inline Tensor Transformer::project(const Linear& linear, const Tensor& x,
                                    const Hooks& hooks) const {
+  if (stored(linear.weight) != nullptr) {
+    const Tensor y = multiply(x, linear.weight, hooks);
+    return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
+  }
   return tinyscale::linear(x, use(linear.weight, hooks),
                            linear.bias >= 0 ? use(linear.bias, hooks) : Tensor());
 }
@@ -141,7 +166,7 @@ inline Tensor Transformer::write_back(const Linear& linear, const Tensor& x,
   if (!hooks.linear_out) {
     return project(linear, x, hooks);
   }
-  const Tensor y = hooks.linear_out(matmul_transposed(x, use(linear.weight, hooks)));
+  const Tensor y = hooks.linear_out(multiply(x, linear.weight, hooks));
   return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
 }
 
@@ -154,8 +179,9 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
     y = reshape(rms_norm(reshape(x, heads), use(norm, hooks), epsilon), x.shape());
   }
   if (config.position == Position::rotary) {
-    y = rope(y, config.head_size, hooks.places, static_cast<float>(config.rope_theta),
-             RopePairs::halves);
+    y = hooks.rotate ? hooks.rotate(y)
+                     : rope(y, config.head_size, hooks.places,
+                            static_cast<float>(config.rope_theta), config.rope_pairs);
   }
   return y;
 }

@@ -9,7 +9,9 @@
 #include <vector>      // vector
 
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/rope.hpp"
+#include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/model/experts.hpp"
 #include "tinyscale/tensor/choose.hpp"
 #include "tinyscale/tensor/tensor.hpp"
@@ -24,8 +26,10 @@ struct Parameter {
   std::string name;  // as in Hugging Face's Llama files
   Tensor value;
   Split split = Split::whole;
-  int layer = -1;   // -1: embeddings, last norm, output matrix
-  int expert = -1;  // that it belongs to; -1: none
+  int layer = -1;               // -1: embeddings, last norm, output matrix
+  int expert = -1;              // that it belongs to; -1: none
+  Shape shape;                  // of the whole parameter
+  Shared<StoredMatrix> stored;  // of a model that only runs: the numbers, and `value` has none
 };
 
 // Keys and values of the tokens seen so far: room for the whole context, one pair of
@@ -70,6 +74,10 @@ struct Hooks {
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch
   TokenPlaces places;               // of the tokens that attention sees, in their sequences
   TokenPlaces stream;  // of those between the layers: under sequence parallelism a part of them
+  // Of tokens of several sequences in one row (generation): the place of each, and the rotation of
+  // queries or keys [1, T, heads K] to them.
+  const std::vector<std::int32_t>* each_place = nullptr;
+  std::function<Tensor(const Tensor& x)> rotate;
   std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
   KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;

@@ -9,6 +9,7 @@
 #include <string>   // string
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/compute/rope.hpp"
 
 namespace tinyscale {
 
@@ -40,6 +41,7 @@ struct ModelConfig {
   std::int64_t dense_layers = 0;   // of a mixture: first layers with a feed-forward of `hidden`
   bool router_bias = false;        // a number for each expert beside the router's matrix
   double rope_theta = 10000.0;
+  RopePairs rope_pairs = RopePairs::halves;  // which two numbers of a head turn together
   double norm_epsilon = 1e-5;
   double initializer_range = 0.0;  // deviation of a new linear weight; 0: by the width
 

@@ -30,11 +30,20 @@ inline std::uint64_t parameter_seed(std::uint64_t seed, std::uint64_t place) {
 
 class Transformer {
  public:
-  explicit Transformer(ModelConfig config, std::uint64_t seed = 1);
+  explicit Transformer(ModelConfig shape, std::uint64_t seed = 1)
+      : Transformer(std::move(shape), seed, true) {}
+  // Parameters with names and shapes and no numbers, for who reads them from a file.
+  static Transformer without_numbers(ModelConfig shape) {
+    return Transformer(std::move(shape), 0, false);
+  }
 
   ModelConfig config;
   List<Parameter> parameters;
-  Tokenizer tokenizer;  // of the text it learned; saved with it
+  Tokenizer tokenizer;                         // of the text it learned; saved with it
+  Activations activations = Activations::f32;  // as they meet stored weights
+
+  // Whether some weights are stored in a format that runs and does not learn.
+  bool is_stored() const;
 
   std::vector<Tensor> tensors() const;
   std::int64_t count() const;
@@ -60,6 +69,8 @@ class Transformer {
   void save(const std::string& path) const;
 
  private:
+  Transformer(ModelConfig shape, std::uint64_t seed, bool numbers);
+
   // Places in `parameters`; -1 where this architecture has none.
   struct Linear {
     int weight = -1;
@@ -89,6 +100,10 @@ class Transformer {
                          const std::vector<std::int32_t>& targets, std::int64_t batch,
                          std::int64_t time, const Hooks& hooks) const;
   Tensor use(int index, const Hooks& hooks) const;
+  const StoredMatrix* stored(int index) const {
+    return parameters[static_cast<std::size_t>(index)].stored.get();
+  }
+  Tensor multiply(const Tensor& x, int weight, const Hooks& hooks) const;
   Tensor head_input(const Tensor& x, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
   Tensor project(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
@@ -101,6 +116,7 @@ class Transformer {
   Tensor drop(const Tensor& x, int place, const Hooks& hooks) const;
 
   std::uint64_t seed_ = 1;
+  bool numbers_ = true;  // are made for new parameters
   int embedding_ = -1;
   int position_ = -1;
   Linear last_norm_;
@@ -111,8 +127,8 @@ class Transformer {
 // Tables are N(0, 0.02). Linear weights are N(0, sqrt(2 / (5 width))) (Nguyen and Salazar, arXiv
 // 1910.05895) or N(0, initializer_range), GPT-2's 0.02; those that write to the residual stream
 // that over sqrt(2 layers).
-inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
-    : config(std::move(shape)), seed_(seed) {
+inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed, bool numbers)
+    : config(std::move(shape)), seed_(seed), numbers_(numbers) {
   const std::string beyond = config.beyond.empty() ? detail::lacking(config) : config.beyond;
   if (!beyond.empty()) {
     detail::fail({"Transformer: ", config.name, " is planned, not run: it has ", beyond,
@@ -137,10 +153,17 @@ inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
 inline int Transformer::add(const std::string& name, const Shape& shape, float scale, Split split,
                             int layer) {
   const auto place = static_cast<std::uint64_t>(parameters.size());
-  const MemoryScope scope(MemoryKind::parameter);
-  const Tensor start = scale > 0.0f ? randn(shape, detail::parameter_seed(seed_, place), scale)
-                                    : full(shape, scale < 0.0f ? 1.0f : 0.0f);
-  parameters.push_back(Parameter{name, parameter(start), split, layer});
+  Parameter made;
+  made.name = name;
+  made.split = split;
+  made.layer = layer;
+  made.shape = shape;
+  if (numbers_) {
+    const MemoryScope scope(MemoryKind::parameter);
+    made.value = parameter(scale > 0.0f ? randn(shape, detail::parameter_seed(seed_, place), scale)
+                                        : full(shape, scale < 0.0f ? 1.0f : 0.0f));
+  }
+  parameters.push_back(std::move(made));
   return static_cast<int>(place);
 }
 
@@ -223,9 +246,24 @@ inline void Transformer::add_block(int layer) {
   blocks_.push_back(std::move(b));
 }
 
+inline bool Transformer::is_stored() const {
+  for (const Parameter& p : parameters) {
+    if (p.stored) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// To learn; stored weights cannot.
 inline std::vector<Tensor> Transformer::tensors() const {
   std::vector<Tensor> all;
   for (const Parameter& p : parameters) {
+    if (!p.value.defined()) {
+      detail::fail({"tensors: ", p.name, " of ", config.name, " is ",
+                    p.stored ? p.stored->kind() : "not there",
+                    " and only runs; load(path) gives weights that learn"});
+    }
     all.push_back(p.value);
   }
   return all;
@@ -234,7 +272,7 @@ inline std::vector<Tensor> Transformer::tensors() const {
 inline std::int64_t Transformer::count() const {
   std::int64_t n = 0;
   for (const Parameter& p : parameters) {
-    n += p.value.count();
+    n += p.value.defined() ? p.value.count() : p.shape.count();
   }
   return n;
 }

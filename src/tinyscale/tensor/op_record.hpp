@@ -81,6 +81,15 @@ class OpScope {
     profile_->record(std::move(record));
   }
 
+  // A record that was filled elsewhere, but for what is known here.
+  void done(OpRecord& record) const {
+    if (profile_ != nullptr) {
+      record.seconds = seconds_now() - start_;
+      record.device = context().device;
+      profile_->record(std::move(record));
+    }
+  }
+
   // An op on one operand of n elements, priced by the table.
   void done_unary(const char* name, const char* price, const Shape& shape,
                   double VectorCost::*pass = &VectorCost::forward) const {

@@ -1,0 +1,236 @@
+#pragma once
+// The cache of keys and values in pages: each sequence has a table of pages of as many tokens, so
+// no room is kept for tokens that never come, and sequences that begin alike share pages until one
+// of them writes (Kwon et al., PagedAttention, arXiv 2309.06180).
+// Bytes of a token: 2 layers KV K bytes of the format; int8 has an f32 scale a head beside.
+
+#include <cstdint>  // int64_t
+#include <cstring>  // memcpy
+#include <utility>  // move
+#include <vector>   // vector
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/compute/cache_rows.hpp"
+#include "tinyscale/measure/context.hpp"
+#include "tinyscale/model/model_config.hpp"
+#include "tinyscale/tensor/tensor.hpp"
+
+namespace tinyscale {
+
+struct CacheOptions {
+  DType format = DType::f32;      // also bf16, f16, int8
+  std::int64_t page_tokens = 64;  // of a page
+  std::int64_t pages = 0;         // at most; 0: as many as memory holds
+};
+
+class KvPages {
+ public:
+  explicit KvPages(const ModelConfig& config, const CacheOptions& options = {});
+
+  int add();               // a new sequence without tokens
+  int fork(int sequence);  // one with the same tokens, on the same pages
+  void drop(int sequence);
+
+  std::int64_t length(int sequence) const { return of(sequence).length; }
+  // Room for n more tokens, which then count as there; the place of the first.
+  std::int64_t extend(int sequence, std::int64_t n);
+  // Forgets all tokens from `length` on.
+  void truncate(int sequence, std::int64_t length);
+
+  kernels::CacheShape shape() const { return shape_; }
+  // Pages of one layer in the order of their tokens: keys, then values at once behind them.
+  const std::uint8_t* page(int layer, int sequence, std::int64_t number) const {
+    return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
+  }
+  std::uint8_t* page(int layer, int sequence, std::int64_t number) {
+    return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
+  }
+
+  std::int64_t page_tokens() const { return shape_.page_tokens; }
+  std::int64_t pages_in_use() const;
+  std::int64_t shared_pages() const;  // that more than one sequence has
+  std::int64_t page_bytes() const { return 2 * layers_ * half_; }  // of all layers
+  double bytes() const;                                            // of the pages in use
+  // Of the keys and values that attention reads for one more token of the sequence, all layers.
+  double bytes_read(int sequence) const;
+  DType format() const { return shape_.format; }
+
+ private:
+  struct Sequence {
+    std::vector<int> pages;
+    std::int64_t length = 0;
+    bool alive = true;
+  };
+
+  const Sequence& of(int sequence) const {
+    if (sequence < 0 || static_cast<std::size_t>(sequence) >= sequences_.size() ||
+        !sequences_[static_cast<std::size_t>(sequence)].alive) {
+      detail::fail({"KvPages: no sequence ", sequence, "; add() gives one"});
+    }
+    return sequences_[static_cast<std::size_t>(sequence)];
+  }
+  Sequence& of(int sequence) {
+    return const_cast<Sequence&>(static_cast<const KvPages*>(this)->of(sequence));
+  }
+  std::uint8_t* place(int layer, int page) const {
+    const std::int64_t slab = page / slab_pages_;
+    const std::int64_t at = (page % slab_pages_ * layers_ + layer) * 2 * half_;
+    return reinterpret_cast<std::uint8_t*>(slabs_[static_cast<std::size_t>(slab)].origin()) + at;
+  }
+  int take_page();
+  void release(int page);
+  int insert(Sequence sequence);
+
+  kernels::CacheShape shape_;
+  std::int64_t layers_ = 0, half_ = 0;  // half_: bytes of a layer's keys in a page
+  std::int64_t slab_pages_ = 0, limit_ = 0;
+  std::int64_t window_ = 0, local_layers_ = 0;
+  List<Tensor> slabs_;
+  std::vector<int> holders_;  // of each page
+  std::vector<int> free_;
+  List<Sequence> sequences_;
+};
+
+inline KvPages::KvPages(const ModelConfig& config, const CacheOptions& options)
+    : layers_(config.layers),
+      limit_(options.pages),
+      window_(config.window),
+      local_layers_(config.local_layers()) {
+  if (options.format != DType::f32 && options.format != DType::bf16 &&
+      options.format != DType::f16 && options.format != DType::int8) {
+    detail::fail({"KvPages: a cache of ", options.format, "; f32, bf16, f16 or int8 is right"});
+  }
+  if (options.page_tokens < 1 || options.page_tokens > (1 << 20) || options.pages < 0) {
+    detail::fail({"KvPages: pages of ", options.page_tokens, " tokens, ", options.pages,
+                  " of them; 1 to 1048576 tokens and 0 or more pages are right"});
+  }
+  shape_.format = options.format;
+  shape_.page_tokens = options.page_tokens;
+  shape_.kv_heads = config.kv_heads;
+  shape_.head_size = config.head_size;
+  half_ = (shape_.page_bytes() + 63) / 64 * 64;
+  const std::int64_t whole = (config.context + options.page_tokens - 1) / options.page_tokens;
+  slab_pages_ = whole < 16 ? whole : 16;
+}
+
+inline int KvPages::take_page() {
+  if (free_.empty()) {
+    const auto first = static_cast<int>(holders_.size());
+    if (limit_ > 0 && first >= limit_) {
+      detail::fail({"KvPages: all ", limit_, " pages of ", shape_.page_tokens,
+                    " tokens are in use; drop a sequence or give more pages"});
+    }
+    const std::int64_t pages =
+        limit_ > 0 && limit_ - first < slab_pages_ ? limit_ - first : slab_pages_;
+    const MemoryScope scope(MemoryKind::kv_cache);
+    slabs_.push_back(Tensor(Shape{pages * page_bytes() / 4}));
+    for (std::int64_t i = 0; i < pages; ++i) {
+      holders_.push_back(0);
+      free_.push_back(first + static_cast<int>(pages - 1 - i));
+    }
+  }
+  const int page = free_.back();
+  free_.pop_back();
+  holders_[static_cast<std::size_t>(page)] = 1;
+  return page;
+}
+
+inline void KvPages::release(int page) {
+  if (--holders_[static_cast<std::size_t>(page)] == 0) {
+    free_.push_back(page);
+  }
+}
+
+inline int KvPages::insert(Sequence sequence) {
+  for (std::size_t i = 0; i < sequences_.size(); ++i) {
+    if (!sequences_[i].alive) {
+      sequences_[i] = std::move(sequence);
+      return static_cast<int>(i);
+    }
+  }
+  sequences_.push_back(std::move(sequence));
+  return static_cast<int>(sequences_.size()) - 1;
+}
+
+inline int KvPages::add() { return insert(Sequence()); }
+
+inline int KvPages::fork(int sequence) {
+  Sequence same = of(sequence);
+  for (const int page : same.pages) {
+    ++holders_[static_cast<std::size_t>(page)];
+  }
+  return insert(std::move(same));
+}
+
+inline void KvPages::drop(int sequence) {
+  truncate(sequence, 0);
+  of(sequence).alive = false;
+}
+
+inline std::int64_t KvPages::extend(int sequence, std::int64_t n) {
+  Sequence& s = of(sequence);
+  if (n < 0) {
+    detail::fail({"KvPages: ", n, " more tokens; at least 0 are right"});
+  }
+  const std::int64_t first = s.length, tokens = shape_.page_tokens;
+  if (n > 0 && first % tokens != 0) {  // writes into the last page: a shared one is copied first
+    int& last = s.pages.back();
+    if (holders_[static_cast<std::size_t>(last)] > 1) {
+      const int own = take_page();
+      for (int layer = 0; layer < layers_; ++layer) {
+        std::memcpy(place(layer, own), place(layer, last), static_cast<std::size_t>(2 * half_));
+      }
+      release(last);
+      last = own;
+    }
+  }
+  while (static_cast<std::int64_t>(s.pages.size()) * tokens < first + n) {
+    s.pages.push_back(take_page());
+  }
+  s.length = first + n;
+  return first;
+}
+
+inline void KvPages::truncate(int sequence, std::int64_t length) {
+  Sequence& s = of(sequence);
+  if (length < 0 || length > s.length) {
+    detail::fail(
+        {"KvPages: truncate to ", length, " tokens of ", s.length, "; 0 up to as many are right"});
+  }
+  const std::int64_t pages = (length + shape_.page_tokens - 1) / shape_.page_tokens;
+  while (static_cast<std::int64_t>(s.pages.size()) > pages) {
+    release(s.pages.back());
+    s.pages.pop_back();
+  }
+  s.length = length;
+}
+
+inline std::int64_t KvPages::pages_in_use() const {
+  std::int64_t used = 0;
+  for (const int holders : holders_) {
+    used += holders > 0 ? 1 : 0;
+  }
+  return used;
+}
+
+inline std::int64_t KvPages::shared_pages() const {
+  std::int64_t shared = 0;
+  for (const int holders : holders_) {
+    shared += holders > 1 ? 1 : 0;
+  }
+  return shared;
+}
+
+inline double KvPages::bytes() const {
+  return static_cast<double>(pages_in_use()) * static_cast<double>(page_bytes());
+}
+
+inline double KvPages::bytes_read(int sequence) const {
+  const std::int64_t tokens = of(sequence).length;
+  const std::int64_t seen = window_ > 0 && tokens > window_ ? window_ : tokens;
+  const std::int64_t rows = (layers_ - local_layers_) * tokens + local_layers_ * seen;
+  return static_cast<double>(2 * rows) * static_cast<double>(shape_.row_bytes());
+}
+
+}  // namespace tinyscale

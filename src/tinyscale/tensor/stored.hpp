@@ -1,0 +1,89 @@
+#pragma once
+// Products of activations with stored weights, and rows of a stored table: for models that only
+// run. The bytes recorded are those that the stored format really has.
+
+#include <cstdint>  // int64_t
+#include <vector>   // vector
+
+#include "tinyscale/compute/stored_matrix.hpp"
+#include "tinyscale/tensor/op_record.hpp"
+#include "tinyscale/tensor/tensor.hpp"
+
+namespace tinyscale {
+
+namespace detail {
+
+// An op that reads `bytes` of stored weights and x, and writes y.
+inline void record_stored(const OpScope& scope, const char* name, const StoredMatrix& w,
+                          double elements, double bytes, const Tensor& x, const Tensor& y,
+                          double flops) {
+  if (context().profile == nullptr) {
+    return;
+  }
+  OpRecord record;
+  record.name = name;
+  record.shape = cat({x.shape(), " x ", w.kind(), " [", w.rows, ", ", w.cols, "]"});
+  record.matmul_flops = flops;
+  if (flops > 0) {
+    record.reads.push_back(Operand{static_cast<double>(x.count()), DType::f32});
+  }
+  Operand weights{elements, DType::int8};
+  weights.element_bytes = elements > 0 ? bytes / elements : 0;
+  record.reads.push_back(weights);
+  record.writes.push_back(Operand{static_cast<double>(y.count()), DType::f32});
+  record.count_bytes();
+  scope.done(record);
+}
+
+}  // namespace detail
+
+// x [.., K] times the transpose of stored w [N, K] gives [.., N]. Forward alone.
+inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations activations) {
+  if (x.dims() < 1 || x.dim(-1) != w.cols) {
+    detail::fail({"matmul_stored: x is ", x.shape(), ", w is [", w.rows, ", ", w.cols,
+                  "]; the last dimension of x must be w's columns"});
+  }
+  if (!x.is_contiguous()) {
+    return matmul_stored(x.clone(), w, activations);
+  }
+  const detail::OpScope scope;
+  Shape shape;
+  for (int i = 0; i + 1 < x.dims(); ++i) {
+    shape.push_back(x.dim(i));
+  }
+  shape.push_back(w.rows);
+  Tensor y(shape);
+  const std::int64_t m = w.cols > 0 ? x.count() / w.cols : 0;
+  kernels::multiply_stored(w, activations, m, x.data(), w.cols, y.data(), w.rows);
+  const double elements = static_cast<double>(w.rows) * static_cast<double>(w.cols);
+  detail::record_stored(scope, "matmul", w, elements, w.bytes(), x, y,
+                        2 * static_cast<double>(m) * elements);
+  return y;
+}
+
+// Rows of a stored table [V, D] by number, as f32: ids of shape `ids_shape` give [ids_shape.., D].
+inline Tensor embedding_stored(const StoredMatrix& table, const std::vector<std::int32_t>& ids,
+                               const Shape& ids_shape) {
+  if (static_cast<std::int64_t>(ids.size()) != ids_shape.count()) {
+    detail::fail({"embedding: table is [", table.rows, ", ", table.cols, "], ", ids.size(),
+                  " ids for shape ", ids_shape, "; one id an element is right"});
+  }
+  const detail::OpScope scope;
+  Shape shape = ids_shape;
+  shape.push_back(table.cols);
+  Tensor y(shape);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= table.rows) {
+      detail::fail({"embedding: id ", ids[i], " at position ", i, " is outside the table's ",
+                    table.rows, " rows"});
+    }
+    kernels::stored_row(table, ids[i], y.data() + static_cast<std::int64_t>(i) * table.cols);
+  }
+  const double share =
+      table.rows > 0 ? static_cast<double>(ids.size()) / static_cast<double>(table.rows) : 0;
+  detail::record_stored(scope, "embedding", table, static_cast<double>(y.count()),
+                        share * table.bytes(), y, y, 0);
+  return y;
+}
+
+}  // namespace tinyscale
