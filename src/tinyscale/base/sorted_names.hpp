@@ -58,8 +58,7 @@ class SortedNames {
         const std::size_t end = middle + run < n ? middle + run : n;
         std::size_t a = begin, b = middle;
         for (std::size_t i = begin; i < end; ++i) {
-          const bool second =
-              a == middle || (b < end && names_[order_[b]] < names_[order_[a]]);
+          const bool second = a == middle || (b < end && names_[order_[b]] < names_[order_[a]]);
           merged[i] = second ? order_[b++] : order_[a++];
         }
       }

@@ -1,8 +1,8 @@
 #pragma once
 // The files of llama2.c: a header of whole numbers, then the weights in a fixed order. Version 0
-// has 28 bytes of header and float32; 1 begins with "24ka", has 256 and float32; 2 has int8 in groups
-// that share a float32 scale, norms apart. Sizes follow from the header, so the file's must be the
-// one it says. Source: the reference program's reader, and files that it runs.
+// has 28 bytes of header and float32; 1 begins with "24ka", has 256 and float32; 2 has int8 in
+// groups that share a float32 scale, norms apart. Sizes follow from the header, so the file's must
+// be the one it says. Source: the reference program's reader, and files that it runs.
 
 #include <cstdint>  // int32_t
 #include <cstring>  // memcpy
@@ -217,17 +217,17 @@ inline void add_llama2c_part(WeightFile& file, const Llama2cPart& part, const Ll
   }
 }
 
-// Whether these are the bytes of a version 0 file: nothing but its size tells.
-inline bool is_llama2c_0(const std::uint8_t* data, std::size_t size) {
+// The bytes that a header of version 0 describes; 0 when no header could be so.
+inline std::int64_t llama2c_0_bytes(const std::uint8_t* data, std::size_t size) {
   if (size < 28 || has_llama2c_magic(data, size)) {
-    return false;
+    return 0;
   }
   try {
     const Llama2cHeader h = llama2c_header(data, size, "");
     check_llama2c(h, "");
-    return llama2c_bytes(llama2c_config(h, "", ""), 0, 0) == static_cast<std::int64_t>(size);
+    return llama2c_bytes(llama2c_config(h, "", ""), 0, 0);
   } catch (const Error&) {
-    return false;
+    return 0;
   }
 }
 

@@ -55,7 +55,7 @@ struct Safetensors {
 
   const SafetensorsEntry* find(const std::string& name) const;
   const std::string* find_metadata(const std::string& key) const;
-  Tensor read(const SafetensorsEntry& entry) const;  // F32; F16, BF16 and F64 are converted
+  Tensor read(const SafetensorsEntry& entry) const;          // F32; F16, BF16 and F64 are converted
   StoredTensor stored(const SafetensorsEntry& entry) const;  // where it lies, under its own name
 };
 

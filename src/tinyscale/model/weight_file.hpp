@@ -1,6 +1,6 @@
 #pragma once
-// What every checkpoint gives, whatever its format: a config, perhaps a tokenizer, and tensors under
-// our parameters' names (Hugging Face's Llama names). The numbers stay where they are, in the
+// What every checkpoint gives, whatever its format: a config, perhaps a tokenizer, and tensors
+// under our parameters' names (Hugging Face's Llama names). The numbers stay where they are, in the
 // mapping of the file, until read_floats turns them into float32.
 
 #include <cstdint>  // uint8_t
@@ -48,8 +48,8 @@ struct WeightFile {
   std::string path;
   std::string kind;  // "llama2.c version 2", "safetensors", "GGUF version 3"
   bool has_config = false;
-  ModelConfig config;      // if has_config
-  std::string no_config;   // else why not, the end of a sentence
+  ModelConfig config;     // if has_config
+  std::string no_config;  // else why not, the end of a sentence
   bool has_tokenizer = false;
   Tokenizer tokenizer;
   List<StoredTensor> tensors;
@@ -112,8 +112,8 @@ inline std::int64_t plain_bytes(const StoredTensor& t) {
 inline void read_floats(const StoredTensor& t, float* to, const std::string& who) {
   const std::int64_t bytes = detail::plain_bytes(t);
   if (!t.readable || (t.transposed && bytes == 0)) {
-    detail::fail({who, "tensor \"", t.stored, "\" is ", t.type,
-                  "; F32, F16, BF16 or F64 is right"});
+    detail::fail(
+        {who, "tensor \"", t.stored, "\" is ", t.type, "; F32, F16, BF16 or F64 is right"});
   }
   const std::int64_t count = t.shape.count();
   if (!t.transposed) {
