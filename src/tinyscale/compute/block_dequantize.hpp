@@ -91,9 +91,9 @@ TINYSCALE_INLINE void expand_q5(const std::uint8_t* b, bool signs, float* y) {
   const std::uint8_t* const nibbles = b + (signs ? 6 : 8);
   std::uint32_t high = 0;
   std::memcpy(&high, nibbles - 4, 4);
-  for (int i = 0; i < 32; ++i) {
-    const int low = i < 16 ? nibbles[i] & 15 : nibbles[i - 16] >> 4;
-    const int q = low | static_cast<int>(high >> i & 1U) << 4;
+  for (std::uint32_t i = 0; i < 32; ++i) {
+    const std::uint32_t low = i < 16 ? nibbles[i] & 15U : nibbles[i - 16] >> 4;
+    const int q = static_cast<int>(low | (high >> i & 1U) << 4);
     y[i] = signs ? d * static_cast<float>(q - 16) : d * static_cast<float>(q) + m;
   }
 }
@@ -201,16 +201,28 @@ TINYSCALE_INLINE void expand_block(BlockFormat format, const std::uint8_t* b, fl
   }
 }
 
-// 32 numbers of 16 bits at a time.
-TINYSCALE_INLINE void expand_shorts(BlockFormat format, const std::uint16_t* codes, float* y) {
-  if (format == BlockFormat::f16) {
-    for (int i = 0; i < 32; ++i) {
-      y[i] = half_to_float(codes[i]);
-    }
+// A vector of numbers of 16 bits: half_to_float of each, or the upper half of the float.
+template <class L>
+TINYSCALE_INLINE void expand_shorts(BlockFormat format, const std::uint16_t* from, float* y) {
+  if constexpr (L::width == 1) {
+    *y = format == BlockFormat::f16 ? half_to_float(*from) : from_bf16(*from);
   } else {
-    for (int i = 0; i < 32; ++i) {
-      y[i] = float_of(static_cast<std::uint32_t>(codes[i]) << 16);
+    typedef typename L::I I;
+    I code = __builtin_convertvector(*reinterpret_cast<const typename L::LooseShorts*>(from), I);
+    if (format == BlockFormat::bf16) {
+      code = code << 16;
+    } else {
+      const I magnitude = code & 0x7fff;
+      I tiny = magnitude | 0x3f000000;
+      typename L::V x;
+      std::memcpy(&x, &tiny, sizeof(x));
+      x = x - 0.5f;
+      std::memcpy(&tiny, &x, sizeof(x));
+      const I more = (magnitude > 0x7bff) & 0x38000000;
+      const I rest = (magnitude << 13) + 0x38000000 + more;
+      code = (magnitude < 0x0400 ? tiny : rest) | ((code >> 15) << 31);
     }
+    std::memcpy(y, &code, sizeof(code));
   }
 }
 
@@ -223,13 +235,16 @@ struct DequantizeBlocks {
   template <class L>
   TINYSCALE_INLINE void run() const {
     if (format == BlockFormat::f16 || format == BlockFormat::bf16) {
-      for (std::int64_t i = 0; i < count; i += 32) {
-        const std::size_t n = static_cast<std::size_t>(count - i < 32 ? count - i : 32);
-        std::uint16_t codes[32] = {};
-        float y[32];
-        std::memcpy(codes, from + 2 * i, 2 * n);
-        expand_shorts(format, codes, y);
-        std::memcpy(to + i, y, 4 * n);
+      std::int64_t i = 0;
+      for (; i + L::width <= count; i += L::width) {
+        std::uint16_t codes[L::width];
+        std::memcpy(codes, from + 2 * i, sizeof(codes));
+        expand_shorts<L>(format, codes, to + i);
+      }
+      for (; i < count; ++i) {
+        std::uint16_t code = 0;
+        std::memcpy(&code, from + 2 * i, 2);
+        to[i] = format == BlockFormat::f16 ? half_to_float(code) : from_bf16(code);
       }
       return;
     }
