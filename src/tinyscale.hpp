@@ -220,6 +220,7 @@
 #include "tinyscale/model/safetensors_model.hpp"
 #include "tinyscale/model/load.hpp"
 #include "tinyscale/model/save_llama2c.hpp"
+#include "tinyscale/model/format_report.hpp"
 #include "tinyscale/model/optimizer.hpp"
 #include "tinyscale/model/loss_scaler.hpp"
 #include "tinyscale/model/train_step.hpp"
