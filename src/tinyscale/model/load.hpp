@@ -119,7 +119,7 @@ class ModelLoader {
 
  private:
   static bool stays_f32(const std::string& name) {
-    return name == "model.embed_positions.weight" || ends(name, ".mlp.gate.weight");
+    return name == "model.embed_positions.weight" || name_ends(name, ".mlp.gate.weight");
   }
 
   // The tensor for a parameter; of learned positions a part may be wanted.
@@ -233,8 +233,8 @@ inline WeightFile open_folder(const std::string& path) {
   for (const char* name : {"model.safetensors.index.json", "model.safetensors"}) {
     const std::string file = path + "/" + name;
     if (file_there(file)) {
-      return ends(name, ".json") ? read_sharded_safetensors(file)
-                                 : safetensors_weights(read_safetensors(file));
+      return name_ends(name, ".json") ? read_sharded_safetensors(file)
+                                      : safetensors_weights(read_safetensors(file));
     }
   }
   fail({"load: the folder \"", path,

@@ -36,9 +36,11 @@ inline void rename(std::string& name, const NamePair* pairs, std::size_t count) 
   }
 }
 
-inline bool begins(const std::string& name, const char* start) { return name.rfind(start, 0) == 0; }
+inline bool name_begins(const std::string& name, const char* start) {
+  return name.rfind(start, 0) == 0;
+}
 
-inline bool ends(const std::string& name, const std::string& tail) {
+inline bool name_ends(const std::string& name, const std::string& tail) {
   return name.size() >= tail.size() &&
          name.compare(name.size() - tail.size(), tail.size(), tail) == 0;
 }
@@ -56,35 +58,35 @@ inline OurName our_name(std::string name) {
       {"wte.", "embed_tokens."}, {"wpe.", "embed_positions."}, {"ln_f.", "norm."}};
   const std::string whole = name;
   for (const char* prefix : {"_orig_mod.", "transformer.", "model."}) {  // the first: torch.compile
-    if (begins(name, prefix)) {
+    if (name_begins(name, prefix)) {
       name.erase(0, std::string(prefix).size());
     }
   }
   OurName out;
   out.gpt2 = true;
   for (const NamePair& top : tops) {
-    if (begins(name, top.theirs)) {
+    if (name_begins(name, top.theirs)) {
       out.name = std::string("model.") + top.ours + name.substr(std::string(top.theirs).size());
       return out;
     }
   }
-  if (begins(name, "h.")) {
+  if (name_begins(name, "h.")) {
     out.fused = name.find(".attn.c_attn.") != std::string::npos;
     rename(name, gpt2, sizeof gpt2 / sizeof gpt2[0]);
     out.name = "model.layers." + name.substr(2);
     return out;
   }
   out.gpt2 = false;
-  if (begins(name, "layers.")) {
+  if (name_begins(name, "layers.")) {
     if (name.find(".block_sparse_moe.") != std::string::npos) {
       rename(name, mixtral, sizeof mixtral / sizeof mixtral[0]);
     }
     out.name = "model." + name;
-  } else if (begins(name, "embed_tokens.") || begins(name, "embed_positions.") ||
-             begins(name, "norm.")) {
+  } else if (name_begins(name, "embed_tokens.") || name_begins(name, "embed_positions.") ||
+             name_begins(name, "norm.")) {
     out.name = "model." + name;
   } else {
-    out.name = begins(name, "lm_head.") ? name : whole;
+    out.name = name_begins(name, "lm_head.") ? name : whole;
   }
   return out;
 }
@@ -92,8 +94,8 @@ inline OurName our_name(std::string name) {
 // Tensors of other programs' files that hold nothing to learn (masks, tables), and of a training's
 // the moments.
 inline bool is_harmless(const std::string& name) {
-  return begins(name, "optimizer.") || ends(name, ".attn.bias") ||
-         ends(name, ".attn.masked_bias") || ends(name, ".rotary_emb.inv_freq");
+  return name_begins(name, "optimizer.") || name_ends(name, ".attn.bias") ||
+         name_ends(name, ".attn.masked_bias") || name_ends(name, ".rotary_emb.inv_freq");
 }
 
 // Whether the file's matrices are [in, out], by its first c_attn.
@@ -119,7 +121,7 @@ inline void add_named(WeightFile& file, StoredTensor t, bool transposed, const s
     return;
   }
   const bool matrix = t.shape.size() == 2;
-  if (ours.gpt2 && transposed && matrix && begins(t.name, "model.layers.")) {
+  if (ours.gpt2 && transposed && matrix && name_begins(t.name, "model.layers.")) {
     t.transposed = true;
     t.stride = t.shape[1];
     t.shape = {t.shape[1], t.shape[0]};
