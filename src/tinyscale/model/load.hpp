@@ -247,7 +247,8 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
   const std::uint8_t* const data = mapped->data();
   const std::size_t size = mapped->size();
   const std::int64_t version_0 = llama2c_0_bytes(data, size);
-  if (has_llama2c_magic(data, size) || version_0 == static_cast<std::int64_t>(size)) {
+  if (has_llama2c_magic(data, size) ||
+      (version_0 > 0 && version_0 == static_cast<std::int64_t>(size))) {
     return parse_llama2c(mapped, path);
   }
   std::uint64_t n = 0;
