@@ -39,7 +39,8 @@ class KvPages {
   void truncate(int sequence, std::int64_t length);
 
   kernels::CacheShape shape() const { return shape_; }
-  // Pages of one layer in the order of their tokens: keys, then values at once behind them.
+  // A page of one layer, by the order of its tokens: keys, and value_offset bytes on, values.
+  std::int64_t value_offset() const { return half_; }
   const std::uint8_t* page(int layer, int sequence, std::int64_t number) const {
     return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
   }

@@ -1,0 +1,294 @@
+#pragma once
+// One step of generation: new tokens of any number of sequences, each at its own place behind what
+// the cache holds of it, through the model at once. Prompts, single tokens, guesses to verify and
+// any mix of them are the same step. Weights are read once a step, whatever the number of tokens,
+// so a step of few tokens is bound by memory, one of many by arithmetic (scaling book, chapter 7).
+
+#include <cstdint>  // int64_t
+#include <vector>   // vector
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/compute/attention.hpp"
+#include "tinyscale/compute/cache_rows.hpp"
+#include "tinyscale/model/forward.hpp"
+#include "tinyscale/model/kv_pages.hpp"
+
+namespace tinyscale {
+
+// New tokens of one sequence of the cache.
+struct TokenRun {
+  int sequence = 0;
+  std::vector<std::int32_t> ids;
+  bool all = false;  // logits after every token, not after the last alone
+};
+
+// What steps took and read. Bytes are those of the formula: every matrix once a step, and of each
+// sequence the keys and values that its new tokens see, once.
+struct StepTotals {
+  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  double seconds = 0;                  // on this machine
+  double matmul_flops = 0;             // 2 a weight and token
+  double weight_bytes = 0, cache_bytes = 0;
+  std::vector<double> layer_seconds;  // [layers + 1]; the last: embedding, last norm and head
+
+  double bytes() const { return weight_bytes + cache_bytes; }
+  void add(const StepTotals& other) {
+    steps += other.steps;
+    tokens += other.tokens;
+    seconds += other.seconds;
+    matmul_flops += other.matmul_flops;
+    weight_bytes += other.weight_bytes;
+    cache_bytes += other.cache_bytes;
+    layer_seconds.resize(other.layer_seconds.size());
+    for (std::size_t i = 0; i < other.layer_seconds.size(); ++i) {
+      layer_seconds[i] += other.layer_seconds[i];
+    }
+  }
+};
+
+namespace detail {
+
+// Takes back what a step that failed added to the cache.
+class CacheGuard {
+ public:
+  explicit CacheGuard(KvPages& cache) : cache_(cache) {}
+  CacheGuard(const CacheGuard&) = delete;
+  CacheGuard& operator=(const CacheGuard&) = delete;
+  ~CacheGuard() {
+    for (std::size_t i = 0; i < lengths_.size(); ++i) {
+      cache_.truncate(sequences_[i], lengths_[i]);
+    }
+  }
+  std::int64_t extend(int sequence, std::int64_t n) {
+    const std::int64_t length = cache_.length(sequence);
+    cache_.extend(sequence, n);
+    sequences_.push_back(sequence);
+    lengths_.push_back(length);
+    return length;
+  }
+  void keep() { lengths_.clear(); }
+
+ private:
+  KvPages& cache_;
+  std::vector<int> sequences_;
+  std::vector<std::int64_t> lengths_;
+};
+
+// The tokens of a step, flat, and where each stands.
+struct StepTokens {
+  std::vector<std::int32_t> ids, places;
+  std::vector<int> sequences;
+  std::vector<std::int32_t> wanted;  // tokens whose logits are asked for
+};
+
+inline StepTokens step_tokens(const Transformer& model, const List<TokenRun>& runs,
+                              CacheGuard& guard) {
+  StepTokens step;
+  for (const TokenRun& run : runs) {
+    const auto n = static_cast<std::int64_t>(run.ids.size());
+    if (n == 0) {
+      fail({"decode: sequence ", run.sequence, " has no new tokens; at least 1 is right"});
+    }
+    for (const int before : step.sequences) {
+      if (before == run.sequence) {
+        fail({"decode: sequence ", run.sequence, " comes twice in one step; once is right"});
+      }
+    }
+    const std::int64_t first = guard.extend(run.sequence, n);
+    if (first + n > model.config.context) {
+      fail({"decode: sequence ", run.sequence, " would have ", first + n,
+            " tokens; the context of ", model.config.name, " is ", model.config.context});
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (run.all || i + 1 == n) {
+        step.wanted.push_back(static_cast<std::int32_t>(step.ids.size()));
+      }
+      step.ids.push_back(run.ids[static_cast<std::size_t>(i)]);
+      step.places.push_back(static_cast<std::int32_t>(first + i));
+    }
+    step.sequences.push_back(run.sequence);
+  }
+  return step;
+}
+
+// Writes the new keys and values [1, T, KV K] of a layer into their pages.
+inline void store_step(const StepTokens& step, const List<TokenRun>& runs, int layer,
+                       const Tensor& k, const Tensor& v, KvPages& cache) {
+  const kernels::CacheShape shape = cache.shape();
+  std::int64_t t = 0;
+  for (const TokenRun& run : runs) {
+    for (std::size_t i = 0; i < run.ids.size(); ++i, ++t) {
+      const std::int64_t place = step.places[static_cast<std::size_t>(t)];
+      const std::int64_t number = place / shape.page_tokens, at = place % shape.page_tokens;
+      std::uint8_t* const page = cache.page(layer, run.sequence, number);
+      kernels::cache_store(shape, k.data() + t * shape.row(), at, page);
+      kernels::cache_store(shape, v.data() + t * shape.row(), at, page + cache.value_offset());
+    }
+  }
+}
+
+// Each new token's queries over the keys and values that its sequence has by then.
+inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, int layer,
+                          const Tensor& q, KvPages& cache) {
+  const kernels::CacheShape cached = cache.shape();
+  Tensor y(q.shape());
+  std::int64_t t = 0;
+  for (const TokenRun& run : runs) {
+    const auto n = static_cast<std::int64_t>(run.ids.size());
+    const std::int64_t last = step.places[static_cast<std::size_t>(t + n - 1)];
+    Tensor k({last + 1, cached.row()}), v({last + 1, cached.row()});
+    for (std::int64_t i = 0; i <= last; ++i) {
+      const std::uint8_t* const page = cache.page(layer, run.sequence, i / cached.page_tokens);
+      const std::int64_t at = i % cached.page_tokens;
+      kernels::cache_load(cached, page, at, k.data() + i * cached.row());
+      kernels::cache_load(cached, page + cache.value_offset(), at, v.data() + i * cached.row());
+    }
+    kernels::AttentionShape s;
+    s.queries = n;
+    s.keys = last + 1;
+    s.heads = q.dim(2) / cached.head_size;
+    s.kv_heads = cached.kv_heads;
+    s.head_size = cached.head_size;
+    s.q_stride = s.o_stride = q.dim(2);
+    s.k_stride = s.v_stride = cached.row();
+    s.causal = 1;
+    s.causal_offset = last + 1 - n;
+    Tensor lse(Shape{s.heads, n});
+    kernels::attention_forward(s, q.data() + t * q.dim(2), k.data(), v.data(),
+                               y.data() + t * q.dim(2), lse.data());
+    t += n;
+  }
+  return y;
+}
+
+// What the formulas say that the step cost.
+inline void count_step(const Transformer& model, const KvPages& cache, const StepTokens& step,
+                       StepTotals& totals) {
+  const auto tokens = static_cast<double>(step.ids.size());
+  const auto rows = static_cast<double>(step.wanted.size());
+  totals.steps = 1;
+  totals.tokens = static_cast<std::int64_t>(step.ids.size());
+  for (const Parameter& p : model.parameters) {
+    if (p.shape.size() != 2) {
+      continue;
+    }
+    const auto numbers = static_cast<double>(p.shape.count());
+    const double bytes = p.stored ? p.stored->bytes() : 4 * numbers;
+    const bool table = p.name == "model.embed_tokens.weight";
+    const bool head = p.name == "lm_head.weight" || (table && model.config.tied);
+    const bool places = p.name == "model.embed_positions.weight";
+    const double share = p.expert < 0 ? 1
+                                      : static_cast<double>(model.config.top_k) /
+                                            static_cast<double>(model.config.experts);
+    if (head || !(table || places)) {
+      totals.matmul_flops += 2 * share * numbers * (head ? rows : tokens);
+      totals.weight_bytes += bytes;
+    }
+  }
+  for (const int sequence : step.sequences) {
+    totals.cache_bytes += cache.bytes_read(sequence);
+  }
+}
+
+}  // namespace detail
+
+// One step in its pieces, for who runs layers on several devices. Until keep() is called the step
+// can fail, and the cache is then as it was.
+class DecodeStep {
+ public:
+  // All must outlive it. `base` holds the hooks of a strategy; its attention, if any, is asked
+  // after the new keys and values are in the cache, or in place of both when there is none.
+  DecodeStep(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
+             const Hooks& base = Hooks())
+      : model_(model),
+        cache_(cache),
+        runs_(runs),
+        guard_(cache),
+        tokens_(detail::step_tokens(model, runs, guard_)),
+        hooks_(base) {
+    if (tokens_.ids.empty()) {
+      detail::fail({"decode: no runs; at least one is right"});
+    }
+    hooks_.each_place = &tokens_.places;
+    hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
+    if (!hooks_.attention) {
+      hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+        detail::store_step(tokens_, runs_, layer, k, v, cache_);
+        return detail::attend_step(tokens_, runs_, layer, q, cache_);
+      };
+    }
+  }
+  DecodeStep(const DecodeStep&) = delete;
+  DecodeStep& operator=(const DecodeStep&) = delete;
+
+  const detail::StepTokens& tokens() const { return tokens_; }
+  std::int64_t count() const { return static_cast<std::int64_t>(tokens_.ids.size()); }
+  Tensor embed() const { return model_.embed(tokens_.ids, 1, count(), hooks_); }  // (1, T, D)
+  Tensor block(int layer, const Tensor& x) const { return model_.block(layer, x, hooks_); }
+  // Logits [rows, V] of the wanted tokens.
+  Tensor head(const Tensor& x) const {
+    const auto rows = static_cast<std::int64_t>(tokens_.wanted.size());
+    const Tensor flat = reshape(x, {count(), x.dim(2)});
+    return model_.head(rows < count() ? embedding(flat, tokens_.wanted, {rows}) : flat, hooks_);
+  }
+  void keep() { guard_.keep(); }
+
+ private:
+  // Queries or keys of this step alone, which nobody else sees: turned where they stand.
+  Tensor rotated(const Tensor& x) const {
+    const ModelConfig& c = model_.config;
+    Tensor y = x;
+    kernels::RopeShape shape;
+    shape.heads = x.dim(2) / c.head_size;
+    shape.head_size = c.head_size;
+    shape.theta = c.rope_theta;
+    shape.pairs = c.rope_pairs;
+    for (std::int64_t t = 0; t < x.dim(1); ++t) {
+      shape.places = tokens_.places[static_cast<std::size_t>(t)];
+      float* const row = y.data() + t * x.dim(2);
+      kernels::rope(shape, kernels::RopeTurn::forward, row, row);
+    }
+    return y;
+  }
+
+  const Transformer& model_;
+  KvPages& cache_;
+  const List<TokenRun>& runs_;
+  detail::CacheGuard guard_;
+  detail::StepTokens tokens_;
+  Hooks hooks_;
+};
+
+// Logits [rows, V]: after the last new token of each run in order, or after all of them. The cache
+// then holds the new tokens too; when the step throws it is as it was.
+inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
+                     StepTotals* totals = nullptr, const Hooks& base = Hooks()) {
+  const NoGrad no_grad;
+  DecodeStep step(model, cache, runs, base);
+  StepTotals own;
+  const double start = detail::seconds_now();
+  double before = start;
+  const auto lap = [&before](double& seconds) {
+    const double now = detail::seconds_now();
+    seconds += now - before;
+    before = now;
+  };
+  own.layer_seconds.resize(static_cast<std::size_t>(model.config.layers) + 1);
+  Tensor x = step.embed();
+  lap(own.layer_seconds.back());
+  for (int layer = 0; layer < model.config.layers; ++layer) {
+    x = step.block(layer, x);
+    lap(own.layer_seconds[static_cast<std::size_t>(layer)]);
+  }
+  const Tensor logits = step.head(x);
+  lap(own.layer_seconds.back());
+  step.keep();
+  if (totals != nullptr) {
+    own.seconds = before - start;
+    detail::count_step(model, cache, step.tokens(), own);
+    totals->add(own);
+  }
+  return logits;
+}
+
+}  // namespace tinyscale
