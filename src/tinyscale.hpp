@@ -83,6 +83,8 @@
 #include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/compute/cache_rows.hpp"
 #include "tinyscale/compute/stored_dots.hpp"
+#include "tinyscale/compute/stored_packed.hpp"
+#include "tinyscale/compute/stored_product.hpp"
 #include "tinyscale/compute/gemm_fused.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/attention_product.hpp"
