@@ -215,6 +215,7 @@
 #include "tinyscale/model/sampler.hpp"
 #include "tinyscale/model/generate.hpp"
 #include "tinyscale/model/generate_text.hpp"
+#include "tinyscale/model/generation_report.hpp"
 #include "tinyscale/model/speculative.hpp"
 #include "tinyscale/model/beam_search.hpp"
 #include "tinyscale/model/model_presets.hpp"
