@@ -332,13 +332,21 @@ inline Tensor read_stored(BlockFormat format, const Shape& shape, const std::uin
   return out;
 }
 
-inline Tensor read_gguf_tensor(const Gguf& file, const GgufTensor& tensor) {
+namespace detail {
+
+inline void check_readable(const Gguf& file, const GgufTensor& tensor) {
   if (!tensor.readable) {
-    detail::fail({"load: \"", file.name, "\": tensor \"", tensor.name, "\" is ",
-                  detail::gguf_type(tensor.type)->name,
-                  "; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 "
-                  "or NVFP4 is right"});
+    fail({"load: \"", file.name, "\": tensor ", shown_name(tensor.name), " is ",
+          gguf_type(tensor.type)->name,
+          "; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or "
+          "NVFP4 is right"});
   }
+}
+
+}  // namespace detail
+
+inline Tensor read_gguf_tensor(const Gguf& file, const GgufTensor& tensor) {
+  detail::check_readable(file, tensor);
   return read_stored(tensor.format, tensor.shape, tensor.data);
 }
 
