@@ -90,9 +90,11 @@
 #include "tinyscale/compute/attention_product.hpp"
 #include "tinyscale/compute/attention.hpp"
 #include "tinyscale/compute/attention_backward.hpp"
+#include "tinyscale/compute/cache_attention.hpp"
 #include "tinyscale/compute/linear_cross_entropy.hpp"
 #include "tinyscale/compute/norm.hpp"
 #include "tinyscale/compute/rope.hpp"
+#include "tinyscale/compute/rope_table.hpp"
 
 // tensor: tensors, ops, gradients
 #include "tinyscale/tensor/storage.hpp"
