@@ -81,7 +81,6 @@
 #include "tinyscale/compute/block_quantize_k.hpp"
 #include "tinyscale/compute/block_quantize.hpp"
 #include "tinyscale/compute/stored_matrix.hpp"
-#include "tinyscale/compute/cache_rows.hpp"
 #include "tinyscale/compute/stored_dots.hpp"
 #include "tinyscale/compute/stored_packed.hpp"
 #include "tinyscale/compute/stored_product.hpp"
