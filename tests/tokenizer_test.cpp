@@ -40,7 +40,7 @@ class Dice {
  public:
   explicit Dice(std::uint64_t seed) : seed_(seed) {}
   std::size_t below(std::size_t n) {
-    return static_cast<std::size_t>(ts::detail::random_below(seed_, at_++, n));
+    return static_cast<std::size_t>(ts::random_below(seed_, at_++, n));
   }
   std::string text(std::size_t most, const std::string& letters) {
     std::string out;
@@ -78,8 +78,8 @@ void put(std::string& out, T value) {
 
 // llama2.c's tokenizer.bin of these tokens behind <unk>, BOS, EOS and the 256 byte tokens.
 std::string llama2c_file(const std::vector<std::pair<std::string, float>>& tokens) {
-  std::vector<std::pair<std::string, float>> all = {{"<unk>", 0.0F}, {"\n<s>\n", 0.0F},
-                                                    {"\n</s>\n", 0.0F}};
+  std::vector<std::pair<std::string, float>> all = {
+      {"<unk>", 0.0F}, {"\n<s>\n", 0.0F}, {"\n</s>\n", 0.0F}};
   for (int byte = 0; byte < 256; ++byte) {
     char name[8];
     std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(byte));
@@ -107,7 +107,7 @@ Ids naive_llama2c(const std::vector<std::pair<std::string, float>>& tokens,
   std::vector<std::pair<std::int32_t, std::string>> parts;
   for (std::size_t at = 0; at < text.size();) {
     std::size_t end = at + 1;
-    while (end < text.size() && end - at < 4 &&
+    while (at > 0 && end < text.size() && end - at < 4 &&
            (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) {
       ++end;
     }
@@ -371,15 +371,14 @@ TEST_CASE("scores: the same ids as scanning all pairs after each merge") {
       const std::string text = dice.text(i == 0 ? 150 : 30, letters + "x");
       CAPTURE(text);
       CHECK(joined(tokenizer.encode(text)) == joined(naive_llama2c(tokens, text)));
-      const bool spaces_twice = seen.count("\xC3") + seen.count("\xA9") > 0;
-      CHECK((spaces_twice || tokenizer.decode(tokenizer.encode(text)) == text));
+      CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
     }
   }
 }
 
 TEST_CASE("merges: the same ids as merging by the list, for short words and long") {
   Dice dice(4);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 40; ++round) {
     std::vector<std::string> merges, tokens = {"a", "b", "c"};
     std::map<std::string, int> seen;
     for (int i = 0; i < 25; ++i) {
@@ -403,7 +402,7 @@ TEST_CASE("merges: the same ids as merging by the list, for short words and long
     data.pre = "gpt-2";
     const ts::Tokenizer words = ts::make_tokenizer(data);
     Ids want;
-    while (repeated.size() < 5000 && round % 20 == 0) {
+    while (repeated.size() < 5000 && round == 7) {
       const std::string word = " " + dice.text(4, "abc") + "c";
       repeated += word;
       const Ids ids = naive_bpe(data, word);
@@ -420,10 +419,8 @@ TEST_CASE("texts are cut as the published patterns cut them") {
         Pieces{"I", "'ll", " go", ",", " 12", " '", "S", " ", " x", " \n", " y", "  "});
   CHECK(cut(PreTokenizer::llama3, "I'LL go,\n\n 12345 'x  y \n z") ==
         Pieces{"I", "'LL", " go", ",\n\n", " ", "123", "45", " '", "x", " ", " y", " \n", " z"});
-  CHECK(cut(PreTokenizer::qwen2, "a12\tb !!\r\n") ==
-        Pieces{"a", "1", "2", "\tb", " !!\r\n"});
-  CHECK(cut(PreTokenizer::digits, "a  12 b 3") ==
-        Pieces{"a", "  ", "1", "2", " b", " ", "3"});
+  CHECK(cut(PreTokenizer::qwen2, "a12\tb !!\r\n") == Pieces{"a", "1", "2", "\tb", " !!\r\n"});
+  CHECK(cut(PreTokenizer::digits, "a  12 b 3") == Pieces{"a", "  ", "1", "2", " b", " ", "3"});
   CHECK(cut(PreTokenizer::gpt2, "n\xC3\xA9\xE4\xB8\xAD\xC2\xBD\xE3\x80\x80!") ==
         Pieces{"n\xC3\xA9\xE4\xB8\xAD", "\xC2\xBD", "\xE3\x80\x80", "!"});
   CHECK(cut(PreTokenizer::llama3, "it'\xC5\xBF'") == Pieces{"it", "'\xC5\xBF", "'"});
@@ -432,8 +429,8 @@ TEST_CASE("texts are cut as the published patterns cut them") {
   Dice dice(5);
   for (int i = 0; i < 400; ++i) {  // each pattern covers every text
     const std::string text = i % 2 == 0 ? dice.bytes(40) : dice.text(40, " \r\n\t'sL1a.");
-    for (const PreTokenizer pre : {PreTokenizer::gpt2, PreTokenizer::llama3, PreTokenizer::qwen2,
-                                   PreTokenizer::digits}) {
+    for (const PreTokenizer pre :
+         {PreTokenizer::gpt2, PreTokenizer::llama3, PreTokenizer::qwen2, PreTokenizer::digits}) {
       std::string all;
       for (const std::string& piece : cut(pre, text)) {
         CHECK(!piece.empty());
@@ -442,4 +439,157 @@ TEST_CASE("texts are cut as the published patterns cut them") {
       CHECK(all == text);
     }
   }
+}
+
+TEST_CASE("special tokens, BOS and EOS only where they are asked for") {
+  ts::TokenizerData data = small_bpe({"< s", "<s >"});
+  data.pre = "none";
+  data.tokens.insert(data.tokens.end(), {"<s>", "</s>", "[tool]", "[tool]s"});
+  data.types.assign(data.tokens.size(), 1);
+  const auto n = static_cast<std::int32_t>(data.tokens.size());
+  for (std::int32_t i = n - 4; i < n; ++i) {
+    data.types[static_cast<std::size_t>(i)] = i < n - 2 ? 3 : 4;
+  }
+  data.bos = n - 4;
+  data.eos = n - 3;
+  const ts::Tokenizer plain = ts::make_tokenizer(data);
+  CHECK(plain.encode("<s>") == Ids{257});  // by merges, not the special token of the same text
+  CHECK(plain.encode("<s>", true) == Ids{n - 4, 257});
+  ts::EncodeOptions options;
+  options.parse_special = true;
+  CHECK(plain.encode("<s></s>", options) == Ids{n - 4, n - 3});
+  options.bos = options.eos = 1;
+  CHECK(plain.encode("a</s>", options) == Ids{n - 4, 'a', n - 3, n - 3});
+  CHECK(plain.encode("[tool][tool]s[too") ==
+        Ids{n - 2, n - 1, '[', 't', 'o', 'o'});  // a user's tokens in every text, the longest
+  CHECK(plain.decode({n - 4, 'a', n - 1, n - 3, 'b'}) == "a[tool]sb");
+  data.add_bos = data.add_eos = 1;
+  const ts::Tokenizer adding = ts::make_tokenizer(data);
+  CHECK(adding.encode("") == Ids{n - 4, n - 3});
+  CHECK(adding.encode("b", false) == Ids{'b', n - 3});
+  CHECK(!(adding == plain));
+  CHECK(adding == ts::make_tokenizer(adding.data()));
+  const ts::Tokenizer bytes;
+  CHECK(bytes.bos() == -1);
+  CHECK(!bytes.special(3));
+  CHECK(bytes.token_text(65) == "A");
+  CHECK(bytes.decode_piece(-1, 65) == "A");
+  CHECK(error_of([&] { bytes.encode("a", true); }) ==
+        "encode: bos is asked for, and the tokenizer, bytes (256), has no such token");
+  options.bos = 0;
+  CHECK(error_of([&] { bytes.encode("a", options); }) ==
+        "encode: eos is asked for, and the tokenizer, bytes (256), has no such token");
+}
+
+TEST_CASE("what no token spells is an error that names it") {
+  ts::TokenizerData data;
+  data.kind = ts::TokenizerKind::merged_pieces;
+  data.tokens = {"a", "b", "\xE2\x96\x81", "ab",
+                 "\xE2\x96\x81"
+                 "ab"};
+  data.merges = {"a b", "\xE2\x96\x81 ab"};
+  const ts::Tokenizer pieces = ts::make_tokenizer(data);
+  CHECK(pieces.encode("ab ab b") == Ids{4, 4, 2, 1});
+  CHECK(pieces.decode({4, 4, 2, 1, 9}) == "ab ab b?");
+  CHECK(pieces.encode("").empty());
+  CHECK(error_of([&] { pieces.encode("abx"); }) ==
+        "encode: \"x\" at byte 2 is not among the 5 tokens, nor are all its bytes; leave it out");
+  CHECK(error_of([&] { pieces.encode("a\xC3\xB6"); }) ==
+        "encode: \"\xC3\xB6\" at byte 1 is not among the 5 tokens, nor are all its bytes; leave it "
+        "out");
+  data.tokens = {"a"};
+  data.merges.clear();
+  const ts::Tokenizer no_space = ts::make_tokenizer(data);
+  CHECK(error_of([&] { no_space.encode("a"); }) ==
+        "encode: the space before the text is not among the 1 tokens; a tokenizer with "
+        "add_space_prefix false is right");
+  data.add_space_prefix = false;
+  CHECK(ts::make_tokenizer(data).encode("aa") == Ids{0, 0});
+  data.kind = ts::TokenizerKind::byte_pairs;
+  CHECK(error_of([&] { ts::make_tokenizer(data).encode("ab"); }) ==
+        "encode: \"b\" at byte 1 is not among the 1 tokens, nor are all its bytes; leave it out");
+}
+
+TEST_CASE("a stream of tokens holds back what is no whole character yet") {
+  const std::string file = llama2c_file({{" ", -1.0F}, {"a", -2.0F}, {" a", -3.0F}});
+  const ts::Tokenizer tokenizer =
+      ts::parse_llama2c_tokenizer(bytes_of(file), file.size(), 262, "t");
+  ts::StreamDecoder stream(tokenizer, 1);
+  CHECK(stream.next(261) == "a");  // " a" behind BOS
+  CHECK(stream.next(261) == " a");
+  CHECK(stream.next(0xF0 + 3).empty());
+  CHECK(stream.next(0x9F + 3).empty());
+  CHECK(stream.next(0x99 + 3).empty());
+  CHECK(stream.next(0x82 + 3) == "\xF0\x9F\x99\x82");
+  CHECK(stream.next(0xFF + 3) == "\xFF");  // no UTF-8: as it is
+  CHECK(stream.next(0xC3 + 3).empty());
+  CHECK(stream.next(260) ==
+        "\xC3"
+        "a");
+  CHECK(stream.next(0xE4 + 3).empty());
+  CHECK(stream.finish() == "\xE4");
+  CHECK(stream.finish().empty());
+  Dice dice(6);
+  for (int i = 0; i < 100; ++i) {
+    const std::string text = dice.bytes(40) + dice.text(9, "\xC3\xA9\xF0\x9F");
+    const Ids ids = tokenizer.encode(text);
+    ts::StreamDecoder parts(tokenizer);
+    std::string all;
+    for (const std::int32_t id : ids) {
+      all += parts.next(id);
+    }
+    CHECK(all + parts.finish() == text);
+  }
+}
+
+TEST_CASE("lists that make no tokenizer are refused") {
+  using Change = std::function<void(ts::TokenizerData&)>;
+  const auto refuse = [](const Change& change) {
+    ts::TokenizerData data = small_bpe({"a b"});
+    change(data);
+    return error_of([&] { ts::make_tokenizer(data); });
+  };
+  using Data = ts::TokenizerData;
+  CHECK(refuse([](Data& d) { d.tokens.clear(); }) ==
+        "make_tokenizer: 0 tokens; 1 to 2^31 - 16 are right");
+  CHECK(refuse([](Data& d) { d.scores.push_back(1); }) ==
+        "make_tokenizer: 257 tokens and 1 scores; only SentencePiece tokenizers have scores");
+  CHECK(refuse([](Data& d) { d.kind = ts::TokenizerKind::scored_pieces; }) ==
+        "make_tokenizer: 257 tokens and 0 scores; one for each is right");
+  CHECK(refuse([](Data& d) {
+          d.kind = ts::TokenizerKind::scored_pieces;
+          d.scores.assign(257, NAN);
+        }) == "make_tokenizer: the score of token 0 is nan; a finite one is right");
+  CHECK(refuse([](Data& d) { d.types = {1}; }) ==
+        "make_tokenizer: 257 tokens and 1 types; one for each, or none, is right");
+  CHECK(refuse([](Data& d) { d.types.assign(257, 7); }) ==
+        "make_tokenizer: the type of token 0 is 7; 1 to 6 are right");
+  CHECK(refuse([](Data& d) { d.bos = 257; }) ==
+        "make_tokenizer: the BOS token is 257 of 257 tokens; a token's number, or -1 for none, is "
+        "right");
+  CHECK(refuse([](Data& d) { d.eos = -2; }) ==
+        "make_tokenizer: the EOS token is -2 of 257 tokens; a token's number, or -1 for none, is "
+        "right");
+  CHECK(refuse([](Data& d) { d.unknown = 1000; }) ==
+        "make_tokenizer: the unknown token is 1000 of 257 tokens; a token's number, or -1 for "
+        "none, is right");
+  CHECK(refuse([](Data& d) { d.merges.push_back("ab"); }) ==
+        "make_tokenizer: merge 1 is \"ab\"; two tokens and a space between are right");
+  CHECK(refuse([](Data& d) { d.merges.push_back(""); }) ==
+        "make_tokenizer: merge 1 is \"\"; two tokens and a space between are right");
+  CHECK(refuse([](Data& d) { d.merges.push_back("a b c"); }) ==
+        "make_tokenizer: merge 1 is \"a b c\"; two tokens and a space between are right");
+  CHECK(refuse([](Data& d) { d.merges.push_back("a c"); }) ==
+        "make_tokenizer: merge 1 is \"a c\", but \"ac\" is no token");
+  CHECK(refuse([](Data& d) { d.merges.push_back("xy c"); }) ==
+        "make_tokenizer: merge 1 is \"xy c\", but \"xy\" is no token");
+  CHECK(refuse([](Data& d) { d.pre = "tekken"; }) ==
+        "make_tokenizer: the pre-tokenizer is \"tekken\"; right is one of gpt-2, default, phi-2, "
+        "olmo, mpt, roberta-bpe, jina-es, jina-de, llama-bpe, llama3, llama-v3, falcon3, dbrx, "
+        "qwen2, stablelm2, smollm, starcoder, refact, command-r, none");
+  CHECK(refuse([](Data& d) {
+          d.tokens.push_back(std::string(257, 'x'));
+          d.types.assign(258, 1);
+          d.types[257] = 3;
+        }) == "make_tokenizer: the special token 257 has 257 bytes; at most 256 are right");
 }

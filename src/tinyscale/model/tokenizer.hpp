@@ -87,12 +87,13 @@ inline std::size_t character_size(const std::string& text, std::size_t at) {
   return c.code == no_code_point ? 0 : c.size;
 }
 
-// Encodes one stretch of ordinary text. `shift`: bytes of `text` before what the user gave.
+// Encodes one stretch of ordinary text. `spaced`: its first byte is the space before the text;
+// `shift`: what to take from a place in `text` for the place in what the user gave.
 class StretchEncoder {
  public:
-  StretchEncoder(const TokenizerTables& tables, const std::string& text, std::int64_t shift,
-                 std::vector<std::int32_t>& ids)
-      : tables_(tables), text_(text), shift_(shift), ids_(ids) {
+  StretchEncoder(const TokenizerTables& tables, const std::string& text, bool spaced,
+                 std::int64_t shift, std::vector<std::int32_t>& ids)
+      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), ids_(ids) {
     if (text.size() > 4096) {
       earlier_.resize(4096);
     }
@@ -191,7 +192,7 @@ class StretchEncoder {
   // A byte and up to three that continue it: one token, or one for each byte.
   std::size_t first_character(std::size_t at, std::size_t end) {
     std::size_t next = at + 1;
-    while (next < end && next - at < 4 &&
+    while (next < end && next - at < 4 && !(spaced_ && at == 0) &&
            (static_cast<unsigned char>(text_[next]) & 0xC0U) == 0x80U) {
       ++next;
     }
@@ -228,7 +229,7 @@ class StretchEncoder {
       fail({"encode: the character \"", text_.substr(at, size), "\" at byte ", where,
             " is not among the ", tokens, " of the training text; leave it out"});
     }
-    if (where < 0) {
+    if (spaced_ && at == 0) {
       fail({"encode: the space before the text is not among the ", tokens,
             " tokens; a tokenizer with add_space_prefix false is right"});
     }
@@ -238,6 +239,7 @@ class StretchEncoder {
 
   const TokenizerTables& tables_;
   const std::string& text_;
+  bool spaced_;
   std::int64_t shift_;
   std::vector<std::int32_t>& ids_;
   MergeWork work_;
@@ -254,9 +256,9 @@ inline void encode_stretch(const TokenizerTables& tables, const std::string& tex
   if (begin < end && first && tables.pieces() && tables.data.add_space_prefix) {
     const std::string spaced = " " + text.substr(begin, end - begin);
     const std::int64_t shift = 1 - static_cast<std::int64_t>(begin);
-    StretchEncoder(tables, spaced, shift, ids).encode(0, spaced.size());
+    StretchEncoder(tables, spaced, true, shift, ids).encode(0, spaced.size());
   } else {
-    StretchEncoder(tables, text, 0, ids).encode(begin, end);
+    StretchEncoder(tables, text, false, 0, ids).encode(begin, end);
   }
 }
 
@@ -357,9 +359,10 @@ inline void Tokenizer::append_piece(std::string& out, std::int32_t previous,
   }
   const char* const text = tables_->texts.data(place);
   const std::size_t size = tables_->texts.length(place);
+  // The space that encode put there: of a byte only where no token is a space.
   const bool at_start = previous < 0 || previous == bos();
-  const bool drop = at_start && tables_->pieces() && tables_->data.add_space_prefix &&
-                    type != TokenType::byte && size > 0 && text[0] == ' ';
+  const bool drop = at_start && tables_->pieces() && tables_->data.add_space_prefix && size > 0 &&
+                    text[0] == ' ' && (type != TokenType::byte || tables_->texts.find(" ") < 0);
   out.append(text + (drop ? 1 : 0), size - (drop ? 1U : 0U));
 }
 
