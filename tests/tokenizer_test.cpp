@@ -593,3 +593,210 @@ TEST_CASE("lists that make no tokenizer are refused") {
           d.types[257] = 3;
         }) == "make_tokenizer: the special token 257 has 257 bytes; at most 256 are right");
 }
+
+TEST_CASE("files of llama2.c and SentencePiece that lie are refused") {
+  const std::string file = llama2c_file({{"a", -1.0F}});
+  const auto llama2c = [](const std::string& bytes, std::int64_t vocabulary) {
+    return error_of(
+        [&] { ts::parse_llama2c_tokenizer(bytes_of(bytes), bytes.size(), vocabulary, "x.bin"); });
+  };
+  CHECK(llama2c(file, 260) == "no error");
+  CHECK(llama2c(file, 2) ==
+        "read_llama2c_tokenizer: \"x.bin\": a vocabulary of 2 in a file of 3637 bytes; at least 3 "
+        "(unknown, BOS, EOS) and 8 bytes a token are right");
+  CHECK(llama2c(file, 1000000) ==
+        "read_llama2c_tokenizer: \"x.bin\": a vocabulary of 1000000 in a file of 3637 bytes; at "
+        "least 3 (unknown, BOS, EOS) and 8 bytes a token are right");
+  CHECK(llama2c(file, 259) ==
+        "read_llama2c_tokenizer: \"x.bin\": 9 bytes follow the 259 tokens; is the vocabulary "
+        "right?");
+  CHECK(llama2c(file, 261) ==
+        "read_llama2c_tokenizer: \"x.bin\": token 260 of 261 does not fit into 3637 bytes (its "
+        "length is -1); is the vocabulary right?");
+  std::string negative = file;
+  negative[4 + 4 + 3] = '\x80';
+  CHECK(llama2c(negative, 260) ==
+        "read_llama2c_tokenizer: \"x.bin\": token 0 of 260 does not fit into 3637 bytes (its "
+        "length is -2147483643); is the vocabulary right?");
+
+  const auto model = [](const std::string& bytes) {
+    return error_of([&] { ts::parse_sentencepiece(bytes_of(bytes), bytes.size(), "x.model"); });
+  };
+  const std::string who = "read_sentencepiece: \"x.model\": ";
+  const auto message = [](int field, const std::string& inside) {
+    return std::string(1, static_cast<char>(8 * field + 2)) +
+           static_cast<char>(static_cast<unsigned char>(inside.size())) + inside;
+  };
+  const std::string bpe = message(2, "\x18\x02");
+  const auto piece = [&message](const std::string& text, char type) {
+    return message(1, "\x0A" + std::string(1, static_cast<char>(text.size())) + text +
+                          std::string("\x15\0\0\0\0\x18", 6) + type);
+  };
+  const std::string pieces =
+      piece("<unk>", 2) + piece("<s>", 3) + piece("</s>", 3) + piece("a", 1) + piece("_a", 4);
+  CHECK(model(pieces + bpe) == "no error");
+  CHECK(model(pieces) == who + "it does not say its model type; BPE is right");
+  CHECK(model(pieces + message(2, "\x18\x01")) == who + "its model type is unigram; BPE is right");
+  CHECK(model(pieces + message(2, "")) == who + "its model type is unigram; BPE is right");
+  CHECK(model(pieces + message(2, "\x18\x09")) == who + "its model type is unknown; BPE is right");
+  CHECK(model(pieces + message(2, "\x18\x02\xC0\x01\x01")) ==
+        who + "it puts spaces behind words; spaces before words are right");
+  CHECK(model(pieces + bpe + message(3, "\x12\x02xy")) ==
+        who + "its normalizer rewrites characters (a map of 2 bytes); the identity is right");
+  CHECK(model(pieces + bpe + "\x0A") ==
+        who + "no SentencePiece model: a number that does not end before byte 75");
+  CHECK(model(pieces + bpe + "\x0A\x05") ==
+        who + "no SentencePiece model: a field of 5 bytes where 0 are left before byte 76");
+  CHECK(model("\x0B") == who + "no SentencePiece model: field 1 of wire type 3 before byte 1");
+  CHECK(model(message(1, "\x12\x01z")) ==
+        who + "no SentencePiece model: a score that is not four bytes before byte 5");
+  CHECK(model(piece("a", 9) + bpe) == who + "the type of token 0 is 0; 1 to 6 are right");
+  CHECK(model(bpe) == who + "0 tokens; 1 to 2^31 - 16 are right");
+  CHECK(model(pieces + message(2, "\x18\x02\xC8\x02\x63")) ==
+        who + "the BOS token is 99 of 5 tokens; a token's number, or -1 for none, is right");
+  CHECK(error_of([] { ts::read_tokenizer("a.txt"); }) ==
+        "read_tokenizer: \"a.txt\"; a path that ends in .json (tokenizer.json), .model "
+        "(SentencePiece) or .bin (llama2.c) is right");
+  CHECK(error_of([] { ts::read_sentencepiece("none.model"); }) ==
+        "read_sentencepiece: cannot open \"none.model\": No such file or directory");
+}
+
+namespace {
+
+const char* const byte_level = R"({"type":"ByteLevel","add_prefix_space":false,"use_regex":true})";
+
+// A tokenizer.json of "a", "b", "ab" and these parts.
+std::string small_json(const std::string& parts, const std::string& model) {
+  return R"({"added_tokens":[{"id":3,"content":"<s>","special":true},)"
+         R"({"id":4,"content":"[x]","special":false}],)" +
+         parts + R"("model":{"type":"BPE",)" + model + "}}";
+}
+const char* const small_model = R"("vocab":{"a":0,"b":1,"ab":2},"merges":["a b"])";
+
+std::string json_error(const std::string& json) {
+  const std::string error = error_of([&] { ts::parse_hugging_face_tokenizer(json, "t.json"); });
+  const std::string who = "read_hugging_face_tokenizer: \"t.json\": ";
+  return error.compare(0, who.size(), who) == 0 ? error.substr(who.size()) : error;
+}
+
+std::string pre(const std::string& step) { return "\"pre_tokenizer\":" + step + ","; }
+
+}  // namespace
+
+TEST_CASE("tokenizer.json: byte-level and SentencePiece's, merges as strings and as pairs") {
+  const std::string post =
+      R"("post_processor":{"type":"Sequence","processors":[{"type":"ByteLevel"},)"
+      R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},)"
+      R"({"Sequence":{"id":"A"}}]}]},)";
+  const ts::Tokenizer level = ts::parse_hugging_face_tokenizer(
+      small_json(pre(byte_level) + post, R"("vocab":{"a":0,"b":1,"ab":2},"merges":[["a","b"]])"),
+      "t");
+  CHECK(level.kind() == ts::Tokenizer::Kind::byte_pairs);
+  CHECK(level.encode("aab[x]b") == Ids{3, 0, 2, 4, 1});
+  CHECK(level.decode({3, 0, 2, 4, 1}) == "aab[x]b");
+  ts::EncodeOptions special;
+  special.parse_special = true;
+  special.bos = 0;
+  CHECK(level.encode("b<s>a", special) == Ids{1, 3, 0});
+  const std::string llama =
+      R"({"added_tokens":[{"id":0,"content":"<unk>","special":true},)"
+      R"({"id":1,"content":"<s>","special":true}],"normalizer":{"type":"Sequence","normalizers":[)"
+      R"({"type":"Prepend","prepend":"\u2581"},{"type":"Replace","pattern":{"String":" "},)"
+      R"("content":"\u2581"}]},"pre_tokenizer":null,"post_processor":{"type":"TemplateProcessing",)"
+      R"("single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A"}}]},)"
+      R"("model":{"type":"BPE","unk_token":"<unk>","byte_fallback":true,"vocab":{"<unk>":0,"<s>":1,)"
+      R"("<0xC3>":2,"<0xA9>":3,"\u2581":4,"a":5,"\u2581a":6,"aa":7},"merges":["\u2581 a","a a"]}})";
+  const ts::Tokenizer pieces = ts::parse_hugging_face_tokenizer(llama, "t");
+  CHECK(pieces.kind() == ts::Tokenizer::Kind::merged_pieces);
+  CHECK(pieces.encode("aaa \xC3\xA9") == Ids{1, 6, 7, 4, 2, 3});
+  CHECK(pieces.decode({1, 6, 7, 4, 2, 3}) == "aaa \xC3\xA9");
+  const ts::Tokenizer meta = ts::parse_hugging_face_tokenizer(
+      small_json(pre(R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"never"})"),
+                 small_model),
+      "t");
+  CHECK(meta.encode("aab") == Ids{0, 2});
+  const ts::Tokenizer llama3 = ts::parse_hugging_face_tokenizer(
+      small_json(pre(R"({"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":")" +
+                     ts::json_escape(ts::detail::pattern_of_pre(ts::PreTokenizer::llama3)) +
+                     R"("},"behavior":"Isolated","invert":false},{"type":"ByteLevel",)"
+                     R"("add_prefix_space":false,"use_regex":false}]})"),
+                 small_model + std::string(R"(,"ignore_merges":true)")),
+      "t");
+  CHECK(llama3.data().pre == "llama-bpe");
+  CHECK(llama3.data().ignore_merges == 1);
+  CHECK(llama3.encode("ab") == Ids{2});
+}
+
+TEST_CASE("tokenizer.json: what is not understood is refused") {
+  CHECK(json_error("{") == "json: the text ends early at byte 1");
+  CHECK(json_error("{}") == "its model lacks vocab or merges");
+  CHECK(json_error("[]") == "its model lacks vocab or merges");
+  CHECK(json_error(R"({"model":{"type":"WordPiece"}})") == "its model is WordPiece; BPE is right");
+  CHECK(json_error(R"({"model":{"type":"Unigram"}})") == "its model is Unigram; BPE is right");
+  CHECK(json_error(small_json("", R"("vocab":{},"merges":[],"end_of_word_suffix":"</w>")")) ==
+        "its model has the end_of_word_suffix \"</w>\"; none is right");
+  CHECK(json_error(small_json("", R"("vocab":{"a":0,"b":0},"merges":[])")) ==
+        "the tokens \"a\" and \"b\" have the same id 0");
+  CHECK(json_error(small_json("", R"("vocab":{"a":4000000000},"merges":[])")) ==
+        "token \"a\" has the id 4000000000 in a file of 168 bytes; ids from 0 without large gaps "
+        "are right");
+  CHECK(json_error(small_json("", R"("vocab":{"a":-1},"merges":[])")) ==
+        "token \"a\": a size is not a whole number from 0 to 2^53");
+  CHECK(json_error(small_json("", R"("vocab":{"a":0},"merges":[3])")) ==
+        "merge 0 is neither \"left right\" nor [\"left\", \"right\"]");
+  CHECK(json_error(R"({"added_tokens":[{"id":3}],"model":{"vocab":{"a":0},"merges":[]}})") ==
+        "added token 0 lacks id or content");
+  CHECK(json_error(small_json(pre(R"({"type":"ByteLevel"})"), small_model)) ==
+        "its ByteLevel step adds a space before a text; add_prefix_space false is right");
+  const std::string level = R"({"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},)";
+  const std::string sequence = R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[)";
+  CHECK(json_error(small_json(sequence +
+                                  R"({"type":"Split","pattern":{"Regex":"\\d"},)"
+                                  R"("behavior":"Isolated"},)" +
+                                  level,
+                              small_model)) ==
+        "it cuts texts by the pattern \\d; those of GPT-2, Llama 3 and Qwen 2 are right");
+  CHECK(json_error(small_json(sequence + R"({"type":"Punctuation"},)" + level, small_model)) ==
+        "its pre_tokenizer is none of ByteLevel, Digits and ByteLevel, Split by a pattern and "
+        "ByteLevel");
+  CHECK(json_error(
+            small_json(R"("normalizer":{"type":"Lowercase"},)" + pre(byte_level), small_model)) ==
+        "its normalizer has the step Lowercase; NFC or none is right");
+  CHECK(json_error(small_json(R"("normalizer":{"type":"Lowercase"},)", small_model)) ==
+        "its normalizer has the step Lowercase; to prepend U+2581 and to replace spaces by it is "
+        "right");
+  CHECK(json_error(small_json(pre(R"({"type":"Whitespace"})"), small_model)) ==
+        "its pre_tokenizer has the step Whitespace; ByteLevel or Metaspace is right");
+  CHECK(json_error(small_json(pre(R"({"type":"Metaspace","replacement":"\u2581"})"),
+                              R"("vocab":{"a\u2581":0},"merges":[])")) ==
+        "its Metaspace step cuts before every space, and the token \"a\xE2\x96\x81\" has one "
+        "inside; split false is right");
+  CHECK(json_error(small_json(pre(byte_level) + R"("post_processor":{"type":"BertProcessing"},)",
+                              small_model)) ==
+        "its post_processor has the step BertProcessing; TemplateProcessing is right");
+  const auto around = [&](const std::string& tokens) {
+    return json_error(small_json(pre(byte_level) +
+                                     R"("post_processor":{"type":"TemplateProcessing","single":[)" +
+                                     tokens + "]},",
+                                 small_model));
+  };
+  CHECK(around(R"({"SpecialToken":{"id":"<q>"}})") ==
+        "its template has \"<q>\" before a text, which is no token");
+  CHECK(around(R"({"Sequence":{}},{"SpecialToken":{"id":"<s>"}},{"SpecialToken":{"id":"<s>"}})") ==
+        "its template has \"<s>\" after a text, the second there; one is right");
+}
+
+TEST_CASE("GPT-2's vocab.json with merges.txt") {
+  const std::string vocabulary = R"({"a":0,"b":1,"\u0120":2,"ab":3,"<|endoftext|>":4})";
+  const ts::Tokenizer gpt2 =
+      ts::parse_gpt2_tokenizer(vocabulary, "#version: 0.2\na b\r\n\n", "vocab.json");
+  CHECK(gpt2.encode("ab ab") == Ids{3, 2, 3});
+  CHECK(gpt2.bos() == 4);
+  CHECK(gpt2.special(4));
+  CHECK(error_of([] { ts::parse_gpt2_tokenizer("[]", "", "v"); }) ==
+        "read_gpt2_tokenizer: \"v\": the vocabulary is no object {\"token\": id, ...}");
+  CHECK(error_of([&] { ts::parse_gpt2_tokenizer(vocabulary, "b b", "v"); }) ==
+        "read_gpt2_tokenizer: \"v\": merge 0 is \"b b\", but \"bb\" is no token");
+  CHECK(error_of([] { ts::parse_gpt2_tokenizer("{", "", "v"); }) ==
+        "read_gpt2_tokenizer: \"v\": json: the text ends early at byte 1");
+}
