@@ -207,6 +207,7 @@
 #include "tinyscale/model/gguf_values.hpp"
 #include "tinyscale/model/gguf.hpp"
 #include "tinyscale/model/gguf_model.hpp"
+#include "tinyscale/model/gguf_weights.hpp"
 #include "tinyscale/model/gguf_write.hpp"
 #include "tinyscale/model/npy.hpp"
 #include "tinyscale/model/data.hpp"

@@ -77,8 +77,9 @@ double logits_apart(const ts::Transformer& a, const ts::Transformer& b) {
   return static_cast<double>(off);
 }
 
-// The reference program's logits: lines "# pos P input_token T", then a number each.
-double from_reference(const ts::Transformer& model, const std::string& path) {
+// How far from the reference program's logits, at each position. Lines "# pos P input_token T",
+// then a number each.
+std::vector<double> off_by_position(const ts::Transformer& model, const std::string& path) {
   std::vector<std::int32_t> ids;
   std::vector<double> expected;
   const std::string text = bytes_of(path);
@@ -95,11 +96,20 @@ double from_reference(const ts::Transformer& model, const std::string& path) {
   const std::vector<float> logits = model.forward(ids, 1, time).values();
   REQUIRE(logits.size() == expected.size());
   REQUIRE(time >= 4);
-  double off = 0;
+  std::vector<double> off(ids.size());
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    off = std::max(off, std::abs(static_cast<double>(logits[i]) - expected[i]));
+    double& worst = off[i * ids.size() / logits.size()];
+    worst = std::max(worst, std::abs(static_cast<double>(logits[i]) - expected[i]));
   }
   return off;
+}
+
+double from_reference(const ts::Transformer& model, const std::string& path) {
+  double worst = 0;
+  for (const double off : off_by_position(model, path)) {
+    worst = std::max(worst, off);
+  }
+  return worst;
 }
 
 // A small Llama whose sizes suit groups of 4 and 8.
@@ -241,6 +251,69 @@ TEST_CASE("the story model is the same in every file") {
   CHECK(apart(first, groups) > 0);
   CHECK(value_of(groups, "model.norm.weight").values() ==
         value_of(first, "model.norm.weight").values());
+}
+
+TEST_CASE("the story model in GGUF is the same up to its blocks") {
+  const std::string folder = models();
+  if (folder.empty()) {
+    return;
+  }
+  const std::string at = folder + "stories260K/";
+  const ts::Transformer first = ts::load(at + "stories260K.bin");
+  const struct {
+    const char* name;
+    double bound;        // of a number, over the largest of its tensor
+    const char* stored;  // of an attention matrix
+  } files[] = {{"f32", 0, "f32"},
+               {"f16", 1.0 / 2048, "f16"},
+               {"bf16", 1.0 / 256, "bf16"},
+               {"q8_0", 1.001 / 254 + 1.0 / 2048, "q8_0"},
+               {"q4_0", 1.001 / 8, "q4_0"}};
+  for (const auto& file : files) {
+    const std::string path = at + "derived/stories260K-" + file.name + ".gguf";
+    const ts::Transformer read = ts::load(path);
+    INFO(path);
+    CHECK(read.config.rope_pairs == ts::RopePairs::interleaved);
+    CHECK(read.config.tied);
+    CHECK(apart(first, read) <= file.bound);
+    CHECK((apart(first, read) > 0 || file.bound == 0));
+    CHECK(ts::open_weights(path).kind == "GGUF version 3");
+    ts::LoadOptions options;
+    options.weights = ts::Weights::as_stored;
+    const ts::Transformer stored = ts::load(path, options);
+    CHECK(logits_apart(read, stored) < 1e-4);
+    const ts::Parameter& query = stored.parameters[2];
+    CHECK(query.name == "model.layers.0.self_attn.q_proj.weight");
+    CHECK(query.stored->kind() == std::string(file.stored));
+    CHECK(query.stored->owner->path() == path);  // in the mapping, not copied
+    CHECK(query.stored->data >= query.stored->owner->data());
+  }
+  const std::string q8 = at + "derived/stories260K-q8_0.gguf";
+  CHECK(from_reference(ts::load(at + "derived/stories260K-f32.gguf"),
+                       at + "golden/runc_logits_pos0-7.txt") < 2e-4);
+  CHECK(apart(ts::load(q8, ts::config("stories260K")), ts::load(q8)) > 0.1);  // rows are elsewhere
+  CHECK(logits_apart(ts::load(q8, ts::config("stories260K")), ts::load(q8)) < 1e-4);
+}
+
+TEST_CASE("int8 groups with int8 activations are the reference program's") {
+  const std::string folder = models();
+  if (folder.empty()) {
+    return;
+  }
+  ts::LoadOptions options;
+  options.weights = ts::Weights::as_stored;
+  options.activations = ts::Activations::int8_groups;
+  const std::string at = folder + "stories260K/";
+  const ts::Transformer model = ts::load(at + "derived/stories260K_v2_gs4.bin", options);
+  CHECK(model.is_stored());
+  const std::vector<double> off =
+      off_by_position(model, at + "golden/runqc_v2gs4_logits_pos0-3.txt");
+  int close = 0;
+  for (const double one : off) {
+    close += one < 2e-4 ? 1 : 0;
+    CHECK(one < 0.05);  // an activation within 1e-7 of the edge of two codes may take the other
+  }
+  CHECK(close >= 3);
 }
 
 TEST_CASE("llama2.c files are written as they were read") {

@@ -9,6 +9,7 @@
 #include <vector>   // vector
 
 #include "tinyscale/compute/stored_matrix.hpp"
+#include "tinyscale/model/gguf_weights.hpp"
 #include "tinyscale/model/llama2c.hpp"
 #include "tinyscale/model/safetensors_model.hpp"
 #include "tinyscale/model/transformer.hpp"
@@ -174,7 +175,7 @@ class ModelLoader {
     if (plain && same) {
       return kernels::stored_view(rows, cols, t.format, t.data, owner(t));
     }
-    if (w == Weights::as_stored && t.scales != nullptr && t.group % 8 == 0) {
+    if (w == Weights::as_stored && t.scales != nullptr) {
       std::vector<float> scales;
       for (std::int64_t i = 0; i < rows * cols / t.group; ++i) {
         scales.push_back(t.scale(i));
@@ -246,6 +247,9 @@ inline WeightFile open_folder(const std::string& path) {
 inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::string& path) {
   const std::uint8_t* const data = mapped->data();
   const std::size_t size = mapped->size();
+  if (size >= 4 && std::memcmp(data, "GGUF", 4) == 0) {
+    return gguf_weights(mapped, path);
+  }
   const std::int64_t version_0 = llama2c_0_bytes(data, size);
   if (has_llama2c_magic(data, size) ||
       (version_0 > 0 && version_0 == static_cast<std::int64_t>(size))) {
