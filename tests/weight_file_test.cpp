@@ -851,6 +851,71 @@ TEST_CASE("a tokenizer larger than the embedding is refused") {
   std::remove(path.c_str());
 }
 
+TEST_CASE("tokenizers in the file, beside it, or named") {
+  const std::string folder = models();
+  if (folder.empty()) {
+    return;
+  }
+  const std::string at = folder + "stories260K/", text = "Once upon a time, \xC3\xA4\n";
+  const ts::Tokenizer own = ts::load(at + "stories260K.bin").tokenizer;  // beside: tok512.bin
+  CHECK(own.vocabulary() == 512);
+  CHECK(own.decode(own.encode(text)) == text);
+  const ts::Tokenizer gguf = ts::load(at + "derived/stories260K-f32.gguf").tokenizer;
+  CHECK(gguf.vocabulary() == 512);
+  CHECK(gguf.encode(text) == own.encode(text));
+  CHECK(gguf.decode(own.encode(text)) == text);
+  ts::LoadOptions options;
+  const std::string v2 = at + "derived/stories260K_v2_gs4.bin";
+  CHECK(ts::load(v2).tokenizer.vocabulary() == 256);  // bytes: none is there
+  options.tokenizer = at + "tok512.model";
+  CHECK(ts::load(v2, options).tokenizer.encode(text) == own.encode(text));
+  options.tokenizer = at + "tok512.bin";
+  CHECK(ts::load(v2, options).tokenizer == own);
+  options.tokenizer = "none";
+  CHECK(ts::load(at + "stories260K.bin", options).tokenizer == ts::Tokenizer());
+  const std::string nano = folder + "nanogpt-shakespeare-char/nanogpt-shakespeare-char-vocab.json";
+  options.tokenizer = nano;
+  CHECK(ts::load(v2, options).tokenizer.vocabulary() == 65);
+  CHECK(ts::load(v2, options).tokenizer.encode("\n z") == std::vector<std::int32_t>{0, 1, 64});
+  options.tokenizer = temporary("chars.json");
+  write_file(options.tokenizer, "{\"chars\": [\"b\", \"a\"]}");
+  CHECK(error_of([&] { ts::load(v2, options); }) ==
+        "load: \"" + options.tokenizer +
+            "\": the character 1 is \"a\"; characters in ascending order, each once, are right");
+  std::remove(options.tokenizer.c_str());
+
+  const std::string path = temporary("tok.bin");
+  ts::save_llama2c_tokenizer(own, path);
+  CHECK(bytes_of(path) == bytes_of(at + "tok512.bin"));
+  options.tokenizer = at + "tok512.model";
+  ts::save_llama2c_tokenizer(ts::load(v2, options).tokenizer, path);
+  CHECK(bytes_of(path) == bytes_of(at + "tok512.bin"));
+  ts::save_llama2c_tokenizer(gguf, path);
+  CHECK(bytes_of(path) == bytes_of(at + "tok512.bin"));
+  std::remove(path.c_str());
+  CHECK(error_of([&] { ts::save_llama2c_tokenizer(ts::Tokenizer(), "x.bin"); }) ==
+        "save_llama2c_tokenizer: \"x.bin\": a tokenizer of bytes (256), BOS -1, EOS -1; "
+        "SentencePiece's with scores, BOS 1 and EOS 2 is right");
+
+  // A model saved here keeps the tokenizer that it was loaded with; one beside it that is larger
+  // than the embedding is refused.
+  ts::Transformer model = ts::load(at + "stories260K.bin");
+  model.save(path);
+  CHECK(ts::load(path).tokenizer == own);
+  std::remove(path.c_str());
+  Folder beside("beside");
+  const ts::Transformer small(small_config(), 17);
+  ts::write_safetensors(beside.at("model.safetensors"), small.parameters, {});
+  write_file(beside.at("config.json"), config_text(small.config, "llama"));
+  write_file(beside.at("tokenizer.model"), bytes_of(at + "tok512.model"));
+  CHECK(error_of([&] { ts::load(beside.path); }) ==
+        "load: \"" + beside.path + "\": the tokenizer beside it, \"" + beside.path +
+            "/tokenizer.model\", has 512 tokens, its embedding 20 rows; at least as many rows are "
+            "right");
+  options.tokenizer = "none";
+  CHECK(apart(ts::load(beside.path, options), small) == 0);
+}
+
 TEST_CASE("a window as long as the context is none") {
   Folder folder("window");
   const ts::Transformer model(small_config(), 16);

@@ -1,15 +1,19 @@
 #pragma once
-// A GGUF file as weights: config from its keys, tensors under our names, each where it lies.
+// A GGUF file as weights: config from its keys, tensors under our names, each where it lies, and
+// its tokenizer.
 
 #include <cstdint>  // int64_t
 #include <string>   // string
 
 #include "tinyscale/model/gguf_model.hpp"
+#include "tinyscale/model/load_tokenizer.hpp"
 #include "tinyscale/model/weight_file.hpp"
 
 namespace tinyscale {
 
-inline WeightFile gguf_weights(const Shared<MappedFile>& mapped, const std::string& path) {
+// `with_tokenizer` false: who names another need not care whether the file's is one known here.
+inline WeightFile gguf_weights(const Shared<MappedFile>& mapped, const std::string& path,
+                               bool with_tokenizer = true) {
   const std::string who = detail::cat({"load: \"", path, "\": "});
   const Gguf from = parse_gguf(mapped->data(), mapped->size(), path);
   WeightFile file;
@@ -35,6 +39,7 @@ inline WeightFile gguf_weights(const Shared<MappedFile>& mapped, const std::stri
     file.tensors.push_back(t);
   }
   file.index(who);
+  file.has_tokenizer = with_tokenizer && detail::gguf_tokenizer(from, file.tokenizer);
   return file;
 }
 
