@@ -125,8 +125,8 @@ inline void merge_by_scan(const PairTable& pairs, MergeWork& work) {
   work.ids.resize(n);
 }
 
-// Merges work.ids by a heap of pairs over a linked list; a merge leaves its token at the left place.
-// An entry whose tokens are no longer there is passed over.
+// Merges work.ids by a heap of pairs over a linked list; a merge leaves its token at the left
+// place. An entry whose tokens are no longer there is passed over.
 inline void merge_by_heap(const PairTable& pairs, MergeWork& work) {
   std::vector<std::int32_t>& ids = work.ids;
   const auto n = static_cast<std::uint32_t>(ids.size());

@@ -185,9 +185,9 @@ inline void read_spaces(TokenizerData& data, const std::vector<const Json*>& nor
       fail({who, "its pre_tokenizer has the step ", type, "; ByteLevel or Metaspace is right"});
     }
     const std::string scheme = json_text(step, "prepend_scheme");
-    data.add_space_prefix = data.add_space_prefix ||
-                            (scheme.empty() ? json_true(*step, "add_prefix_space", true)
-                                            : scheme != "never");
+    data.add_space_prefix =
+        data.add_space_prefix ||
+        (scheme.empty() ? json_true(*step, "add_prefix_space", true) : scheme != "never");
     for (const std::string& token : data.tokens) {
       if (json_true(*step, "split", true) && token.find(word_mark, 1) != std::string::npos) {
         fail({who, "its Metaspace step cuts before every space, and the token \"", token,
@@ -240,8 +240,8 @@ inline void read_processors(TokenizerData& data, const Json& json, const std::st
     }
     return -1;
   };
-  data.bos = data.bos >= 0 ? data.bos
-                           : special({"<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"});
+  data.bos =
+      data.bos >= 0 ? data.bos : special({"<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"});
   data.eos = data.eos >= 0
                  ? data.eos
                  : special({"</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|endoftext|>"});
@@ -293,8 +293,8 @@ inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std
     }
   } else {
     data.kind = TokenizerKind::merged_pieces;
-    for (std::size_t i = 0; detail::json_true(model, "byte_fallback", false) &&
-                            i < data.tokens.size(); ++i) {
+    for (std::size_t i = 0;
+         detail::json_true(model, "byte_fallback", false) && i < data.tokens.size(); ++i) {
       if (detail::byte_of_piece(data.tokens[i]) >= 0) {
         data.types[i] = static_cast<std::int32_t>(TokenType::byte);
       }

@@ -77,7 +77,10 @@ inline void add_merges(TokenizerTables& tables, const std::string& who) {
     const std::int32_t merged = find_side(tables, left + right);
     if (a < 0 || b < 0 || merged < 0) {
       fail({who, "merge ", i, " is \"", merges[i], "\", but \"",
-            a < 0 ? left : b < 0 ? right : left + right, "\" is no token"});
+            a < 0   ? left
+            : b < 0 ? right
+                    : left + right,
+            "\" is no token"});
     }
     tables.pairs.add(a, b, static_cast<std::uint32_t>(i), merged);
   }
@@ -132,7 +135,8 @@ inline void add_scored_pairs(TokenizerTables& tables) {
   }
 }
 
-// Which bytes stand side by side in a token: between others a text may be cut, nothing merges there.
+// Which bytes stand side by side in a token: between others a text may be cut, nothing merges
+// there.
 inline void add_neighbours(TokenizerTables& tables) {
   tables.neighbours.assign(65536, '\0');
   for (std::size_t id = 0; id < tables.texts.size(); ++id) {

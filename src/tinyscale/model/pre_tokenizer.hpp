@@ -26,14 +26,14 @@ struct PreTokenizerName {
 // The names that GGUF files give in tokenizer.ggml.pre, up to a null.
 inline const PreTokenizerName* pre_tokenizers() {
   static const PreTokenizerName table[] = {
-      {"gpt-2", PreTokenizer::gpt2},      {"default", PreTokenizer::gpt2},
-      {"phi-2", PreTokenizer::gpt2},      {"olmo", PreTokenizer::gpt2},
-      {"mpt", PreTokenizer::gpt2},        {"roberta-bpe", PreTokenizer::gpt2},
-      {"jina-es", PreTokenizer::gpt2},    {"jina-de", PreTokenizer::gpt2},
+      {"gpt-2", PreTokenizer::gpt2},       {"default", PreTokenizer::gpt2},
+      {"phi-2", PreTokenizer::gpt2},       {"olmo", PreTokenizer::gpt2},
+      {"mpt", PreTokenizer::gpt2},         {"roberta-bpe", PreTokenizer::gpt2},
+      {"jina-es", PreTokenizer::gpt2},     {"jina-de", PreTokenizer::gpt2},
       {"llama-bpe", PreTokenizer::llama3}, {"llama3", PreTokenizer::llama3},
-      {"llama-v3", PreTokenizer::llama3}, {"falcon3", PreTokenizer::llama3},
-      {"dbrx", PreTokenizer::llama3},     {"qwen2", PreTokenizer::qwen2},
-      {"stablelm2", PreTokenizer::qwen2}, {"smollm", PreTokenizer::digits},
+      {"llama-v3", PreTokenizer::llama3},  {"falcon3", PreTokenizer::llama3},
+      {"dbrx", PreTokenizer::llama3},      {"qwen2", PreTokenizer::qwen2},
+      {"stablelm2", PreTokenizer::qwen2},  {"smollm", PreTokenizer::digits},
       {"starcoder", PreTokenizer::digits}, {"refact", PreTokenizer::digits},
       {"command-r", PreTokenizer::digits}, {"none", PreTokenizer::none},
       {nullptr, PreTokenizer::none}};
@@ -79,9 +79,7 @@ struct WordCutter {
     }
     return at;
   }
-  bool line_end(std::size_t at) const {
-    return at < end && (text[at] == '\r' || text[at] == '\n');
-  }
+  bool line_end(std::size_t at) const { return at < end && (text[at] == '\r' || text[at] == '\n'); }
   std::size_t skip_line_ends(std::size_t at) const {
     while (line_end(at)) {
       ++at;
@@ -168,8 +166,7 @@ struct WordCutter {
 
 // The end of the piece that begins at `at`, which is before `end`. A run of white space may be
 // looked through twice, nothing more often.
-inline std::size_t next_piece(PreTokenizer pre, const char* text, std::size_t at,
-                              std::size_t end) {
+inline std::size_t next_piece(PreTokenizer pre, const char* text, std::size_t at, std::size_t end) {
   const WordCutter cutter{text, end};
   switch (pre) {
     case PreTokenizer::none: return end;

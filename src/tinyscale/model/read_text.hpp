@@ -164,8 +164,9 @@ inline Text make_text(const std::string& name, const std::string& data,
                        train_tokenizer(data.substr(0, data.size() / 10 * 9), options.vocabulary));
     default: break;
   }
-  detail::fail({"read_text: SentencePiece tokenizers are read, not trained; characters, bytes or "
-                "byte_pairs, or a tokenizer itself, is right"});
+  detail::fail(
+      {"read_text: SentencePiece tokenizers are read, not trained; characters, bytes or "
+       "byte_pairs, or a tokenizer itself, is right"});
 }
 inline Text make_text(const std::string& name, const std::string& data) {
   return make_text(name, data, detail::tokenizer_for(data));

@@ -1,7 +1,7 @@
 #pragma once
-// SentencePiece's .model file, a protobuf message: pieces with scores and types, how it was trained,
-// how it rewrites text. A message is a run of fields: key = 8 * number + wire type (0 varint,
-// 1 eight bytes, 2 a length and that many bytes, 5 four bytes), then the value.
+// SentencePiece's .model file, a protobuf message: pieces with scores and types, how it was
+// trained, how it rewrites text. A message is a run of fields: key = 8 * number + wire type (0
+// varint, 1 eight bytes, 2 a length and that many bytes, 5 four bytes), then the value.
 // https://github.com/google/sentencepiece (sentencepiece_model.proto)
 
 #include <cstddef>  // size_t

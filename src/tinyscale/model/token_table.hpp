@@ -80,8 +80,7 @@ class TokenTable {
     std::size_t at = mixed(hash) & mask;
     for (; slots_[at].id >= 0; at = (at + 1) & mask) {
       const auto id = static_cast<std::size_t>(slots_[at].id);
-      if (slots_[at].hash == hash && length(id) == size &&
-          std::memcmp(data(id), text, size) == 0) {
+      if (slots_[at].hash == hash && length(id) == size && std::memcmp(data(id), text, size) == 0) {
         break;
       }
     }

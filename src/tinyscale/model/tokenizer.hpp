@@ -248,8 +248,9 @@ class StretchEncoder {
 // a control token, not behind one of a user's.
 inline void encode_stretch(const TokenizerTables& tables, const std::string& text,
                            std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids) {
-  const bool first = begin == 0 || (!ids.empty() && tables.type(static_cast<std::size_t>(
-                                                        ids.back())) == TokenType::control);
+  const bool first =
+      begin == 0 ||
+      (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) == TokenType::control);
   if (begin < end && first && tables.pieces() && tables.data.add_space_prefix) {
     const std::string spaced = " " + text.substr(begin, end - begin);
     const std::int64_t shift = 1 - static_cast<std::int64_t>(begin);
@@ -320,8 +321,7 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
   if (bos() >= 0 && (options.bos < 0 ? data().add_bos : options.bos) > 0) {
     ids.push_back(static_cast<std::int32_t>(bos()));
   }
-  const detail::SpecialTokens& special =
-      options.parse_special ? tables_->special : tables_->always;
+  const detail::SpecialTokens& special = options.parse_special ? tables_->special : tables_->always;
   std::size_t begin = 0;  // of the text that is not yet encoded
   for (std::size_t at = 0; !special.empty() && at < text.size();) {
     std::size_t size = 1;

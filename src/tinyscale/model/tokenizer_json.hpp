@@ -48,9 +48,9 @@ inline std::string tokenizer_json(const Tokenizer& tokenizer) {
   json += "],\"merges\":" + json_texts(data.merges);
   return json + cat({",\"bos\":", data.bos, ",\"eos\":", data.eos, ",\"unknown\":", data.unknown,
                      ",\"add_bos\":", data.add_bos, ",\"add_eos\":", data.add_eos, ",\"pre\":\"",
-                     json_escape(data.pre), "\",\"add_space_prefix\":",
-                     data.add_space_prefix ? "true" : "false", ",\"ignore_merges\":",
-                     data.ignore_merges, "}"});
+                     json_escape(data.pre),
+                     "\",\"add_space_prefix\":", data.add_space_prefix ? "true" : "false",
+                     ",\"ignore_merges\":", data.ignore_merges, "}"});
 }
 
 inline const Json& tokenizer_field(const Json& json, const char* key, Json::Kind kind,
@@ -147,8 +147,7 @@ inline std::string export_steps(const TokenizerData& data, PreTokenizer pre) {
     return "\"normalizer\":null,\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Fuse\"}";
   }
   if (data.kind == TokenizerKind::merged_pieces) {
-    const std::string strip =
-        ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}";
+    const std::string strip = ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}";
     return cat({"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
                 data.add_space_prefix ? "{\"type\":\"Prepend\",\"prepend\":\"" + mark + "\"}," : "",
                 "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"", mark,
@@ -158,19 +157,23 @@ inline std::string export_steps(const TokenizerData& data, PreTokenizer pre) {
                 data.add_space_prefix ? strip : "", "]}"});
   }
   const auto byte_level = [](bool own_pattern) {
-    return cat({"{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
-                "\"use_regex\":",
-                own_pattern ? "true" : "false", "}"});
+    return cat(
+        {"{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
+         "\"use_regex\":",
+         own_pattern ? "true" : "false", "}"});
   };
   std::string steps = byte_level(pre == PreTokenizer::gpt2);
   if (pre == PreTokenizer::digits) {
-    steps = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\","
-            "\"individual_digits\":true}," + byte_level(true) + "]}";
+    steps =
+        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\","
+        "\"individual_digits\":true}," +
+        byte_level(true) + "]}";
   } else if (pre == PreTokenizer::llama3 || pre == PreTokenizer::qwen2) {
-    steps = cat({"{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":"
-                 "{\"Regex\":\"",
-                 json_escape(pattern_of_pre(pre)),
-                 "\"},\"behavior\":\"Isolated\",\"invert\":false},", byte_level(false), "]}"});
+    steps =
+        cat({"{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":"
+             "{\"Regex\":\"",
+             json_escape(pattern_of_pre(pre)), "\"},\"behavior\":\"Isolated\",\"invert\":false},",
+             byte_level(false), "]}"});
   }
   return "\"normalizer\":null,\"pre_tokenizer\":" + steps + ",\"decoder\":" + byte_level(true);
 }
@@ -183,8 +186,8 @@ inline std::string export_template(const TokenizerData& data) {
   std::string single, tokens;
   const auto add = [&](std::int64_t id) {
     const std::string name = json_escape(data.tokens[static_cast<std::size_t>(id)]);
-    single += cat({single.empty() ? "" : ",", "{\"SpecialToken\":{\"id\":\"", name,
-                   "\",\"type_id\":0}}"});
+    single += cat(
+        {single.empty() ? "" : ",", "{\"SpecialToken\":{\"id\":\"", name, "\",\"type_id\":0}}"});
     if (data.add_bos <= 0 || data.add_eos <= 0 || id != data.eos || data.bos != data.eos ||
         tokens.empty()) {
       tokens += cat({tokens.empty() ? "" : ",", "\"", name, "\":{\"id\":\"", name, "\",\"ids\":[",
@@ -210,12 +213,13 @@ inline std::string export_template(const TokenizerData& data) {
 inline std::string hugging_face_json(const Tokenizer& tokenizer) {
   TokenizerData data = tokenizer.data();
   if (data.kind == TokenizerKind::scored_pieces) {
-    detail::fail({"save_tokenizer: a SentencePiece tokenizer merges by scores, which a "
-                  "tokenizer.json cannot hold; save() of a model keeps them"});
+    detail::fail(
+        {"save_tokenizer: a SentencePiece tokenizer merges by scores, which a "
+         "tokenizer.json cannot hold; save() of a model keeps them"});
   }
   for (int byte = 0; data.kind == TokenizerKind::bytes && byte < 256; ++byte) {
-    data.tokens.push_back(detail::spelled_bytes(
-        std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))));
+    data.tokens.push_back(
+        detail::spelled_bytes(std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))));
   }
   std::string added, vocabulary;
   detail::NameTable names;
@@ -226,9 +230,10 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
     if (token.empty() && type == TokenType::unused) {
       continue;  // an id without a token
     }
-    if (++names[token] > 1 || (data.kind == TokenizerKind::characters &&
-                               token == detail::word_mark)) {
-      detail::fail({"save_tokenizer: token ", id, " is \"", token, "\"; texts that differ, and no "
+    if (++names[token] > 1 ||
+        (data.kind == TokenizerKind::characters && token == detail::word_mark)) {
+      detail::fail({"save_tokenizer: token ", id, " is \"", token,
+                    "\"; texts that differ, and no "
                     "character U+2581, are right"});
     }
     if (type == TokenType::control || type == TokenType::user_defined) {
@@ -256,8 +261,8 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
        ",\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":", unknown,
        ",\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":",
        pieces ? "true" : "false", ",\"byte_fallback\":", pieces ? "true" : "false",
-       ",\"ignore_merges\":", data.ignore_merges > 0 ? "true" : "false", ",\"vocab\":{",
-       vocabulary, "},\"merges\":", detail::json_texts(data.merges), "}}\n"});
+       ",\"ignore_merges\":", data.ignore_merges > 0 ? "true" : "false", ",\"vocab\":{", vocabulary,
+       "},\"merges\":", detail::json_texts(data.merges), "}}\n"});
 }
 
 // The same in a file, which appears whole or not at all.

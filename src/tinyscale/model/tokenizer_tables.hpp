@@ -1,8 +1,9 @@
 #pragma once
 // What a tokenizer's file says, and the tables made from it: each token's bytes, which pairs of
 // tokens merge in which order, the tokens of single bytes, the special tokens.
-// Byte-level files spell each byte as a printable character (GPT-2's alphabet: byte 0x20 is U+0120);
-// SentencePiece's spell a space as U+2581. Inside, tokens are the bytes that they stand for.
+// Byte-level files spell each byte as a printable character (GPT-2's alphabet: byte 0x20 is
+// U+0120); SentencePiece's spell a space as U+2581. Inside, tokens are the bytes that they stand
+// for.
 
 #include <cstddef>  // size_t
 #include <cstdint>  // int32_t
@@ -31,16 +32,16 @@ enum class TokenType : std::int32_t { normal = 1, unknown, control, user_defined
 // A tokenizer as plain lists; make_tokenizer checks them and makes a Tokenizer.
 struct TokenizerData {
   TokenizerKind kind = TokenizerKind::byte_pairs;
-  std::vector<std::string> tokens;   // by id, spelled as in the file
-  std::vector<float> scores;         // scored_pieces: one a token
-  std::vector<std::int32_t> types;   // TokenType of each; empty: all normal
-  std::vector<std::string> merges;   // "left right", the first merges first
+  std::vector<std::string> tokens;                // by id, spelled as in the file
+  std::vector<float> scores;                      // scored_pieces: one a token
+  std::vector<std::int32_t> types;                // TokenType of each; empty: all normal
+  std::vector<std::string> merges;                // "left right", the first merges first
   std::int64_t bos = -1, eos = -1, unknown = -1;  // ids; -1: none
-  int add_bos = -1;                  // 1, 0, or -1: pieces and Llama 3 do, others do not
+  int add_bos = -1;  // 1, 0, or -1: pieces and Llama 3 do, others do not
   int add_eos = 0;
-  std::string pre;                   // byte_pairs: the pre-tokenizer by name; "": GPT-2's
-  bool add_space_prefix = true;      // pieces: a space before a text that is not empty
-  int ignore_merges = -1;            // 1: a word that is a token is one, merges or not; -1: Llama 3
+  std::string pre;               // byte_pairs: the pre-tokenizer by name; "": GPT-2's
+  bool add_space_prefix = true;  // pieces: a space before a text that is not empty
+  int ignore_merges = -1;        // 1: a word that is a token is one, merges or not; -1: Llama 3
 };
 
 namespace detail {
@@ -216,11 +217,17 @@ class SpecialTokens {
 struct TokenizerTables {
   TokenizerData data;
   PreTokenizer pre = PreTokenizer::none;
-  TokenTable texts;                  // the bytes that each token stands for
+  TokenTable texts;  // the bytes that each token stands for
   PairTable pairs;
-  std::int32_t byte_ids[256];        // the token of each byte, or -1
-  SpecialTokens special, always;     // looked for when asked; those of users in every text
-  std::string neighbours;            // [256 first + second]: not 0 when a token holds them so
+  std::int32_t byte_ids[256];     // the token of each byte, or -1
+  SpecialTokens special, always;  // looked for when asked; those of users in every text
+  std::string neighbours;         // [256 first + second]: not 0 when a token holds them so
+
+  TokenizerTables() {
+    for (std::int32_t& id : byte_ids) {
+      id = -1;
+    }
+  }
 
   TokenType type(std::size_t id) const {
     return data.types.empty() ? TokenType::normal : static_cast<TokenType>(data.types[id]);

@@ -1,8 +1,9 @@
 #pragma once
 // Training byte-level BPE on a text: the pair of neighbouring tokens that is most frequent within
-// words becomes a token, again and again. Each distinct word is counted once, and a merge looks only
-// at the words that hold its pair: their old pairs are taken from the counts, the new ones added.
-// Of equally frequent pairs the one of the smaller left id goes first, then of the smaller right.
+// words becomes a token, again and again. Each distinct word is counted once, and a merge looks
+// only at the words that hold its pair: their old pairs are taken from the counts, the new ones
+// added. Of equally frequent pairs the one of the smaller left id goes first, then of the smaller
+// right.
 
 #include <cstddef>  // size_t
 #include <cstdint>  // int64_t
@@ -18,8 +19,9 @@
 namespace tinyscale {
 
 struct TrainTokenizerOptions {
-  std::string pre = "gpt-2";         // how the text is cut into words
-  std::vector<std::string> special;  // the last tokens, such as "<|endoftext|>"; the first: BOS, EOS
+  std::string pre = "gpt-2";  // how the text is cut into words
+  std::vector<std::string>
+      special;  // the last tokens, such as "<|endoftext|>"; the first: BOS, EOS
 };
 
 namespace detail {
@@ -91,11 +93,13 @@ class PairCounts {
 
  private:
   std::size_t place(std::uint64_t pair) const {
-    return places_.find(static_cast<std::int32_t>(pair >> 32), static_cast<std::int32_t>(pair & ~0U))
+    return places_
+        .find(static_cast<std::int32_t>(pair >> 32), static_cast<std::int32_t>(pair & ~0U))
         .rank;
   }
 
-  // Adds the word's pairs to the counts, or with sign -1 takes them away. Those of the token `fresh`
+  // Adds the word's pairs to the counts, or with sign -1 takes them away. Those of the token
+  // `fresh`
   // (-1: all) have not been in this word before.
   void count_word(std::size_t word, int sign, std::int32_t fresh) {
     const std::int32_t* const tokens = tokens_.data() + starts_[word];
@@ -171,7 +175,8 @@ class PairCounts {
   Heap<CountedPair> heap_;
 };
 
-inline void check_trained_vocabulary(std::int64_t vocabulary, const TrainTokenizerOptions& options) {
+inline void check_trained_vocabulary(std::int64_t vocabulary,
+                                     const TrainTokenizerOptions& options) {
   const auto least = static_cast<std::int64_t>(256 + options.special.size());
   if (vocabulary < least || vocabulary > 0x7FFFFFF0) {
     fail({"train_tokenizer: a vocabulary of ", vocabulary, "; at least ", least, " (256 bytes and ",
