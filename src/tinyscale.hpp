@@ -90,9 +90,11 @@
 #include "tinyscale/compute/attention_product.hpp"
 #include "tinyscale/compute/attention.hpp"
 #include "tinyscale/compute/attention_backward.hpp"
+#include "tinyscale/compute/cache_attention.hpp"
 #include "tinyscale/compute/linear_cross_entropy.hpp"
 #include "tinyscale/compute/norm.hpp"
 #include "tinyscale/compute/rope.hpp"
+#include "tinyscale/compute/rope_table.hpp"
 
 // tensor: tensors, ops, gradients
 #include "tinyscale/tensor/storage.hpp"
@@ -239,6 +241,7 @@
 #include "tinyscale/model/gguf_weights.hpp"
 #include "tinyscale/model/load.hpp"
 #include "tinyscale/model/save_llama2c.hpp"
+#include "tinyscale/model/format_report.hpp"
 #include "tinyscale/model/optimizer.hpp"
 #include "tinyscale/model/loss_scaler.hpp"
 #include "tinyscale/model/train_step.hpp"

@@ -51,8 +51,9 @@ class KvPages {
   std::int64_t page_tokens() const { return shape_.page_tokens; }
   std::int64_t pages_in_use() const;
   std::int64_t shared_pages() const;  // that more than one sequence has
-  std::int64_t page_bytes() const { return 2 * layers_ * half_; }  // of all layers
-  double bytes() const;                                            // of the pages in use
+  std::int64_t page_bytes() const { return 2 * layers_ * half_; }                // of all layers
+  std::int64_t token_bytes() const { return 2 * layers_ * shape_.row_bytes(); }  // all layers
+  double bytes() const;  // of the pages in use
   // Tokens that the last of `tokens` sees in a layer, itself one: its window's, if it has one.
   std::int64_t seen(std::int64_t tokens, int layer) const {
     const bool local = window_ > 0 && (global_every_ == 0 || (layer + 1) % global_every_ != 0);

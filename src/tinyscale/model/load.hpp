@@ -119,10 +119,12 @@ class ModelLoader {
     return model;
   }
 
- private:
+  // Among the matrices.
   static bool stays_f32(const std::string& name) {
     return name == "model.embed_positions.weight" || name_ends(name, ".mlp.gate.weight");
   }
+
+ private:
 
   // The tensor for a parameter; of learned positions a part may be wanted.
   StoredTensor tensor_of(const Parameter& p, const ModelConfig& config) const {
