@@ -102,17 +102,6 @@ std::vector<float> rounded(ts::BlockFormat format, const std::vector<float>& x) 
   return out;
 }
 
-ts::List<ts::GgufValue> llama_keys() {
-  return {ts::gguf_text("general.architecture", "llama"),
-          ts::gguf_text("general.name", "tiny"),
-          ts::gguf_whole("llama.block_count", 1),
-          ts::gguf_whole("llama.embedding_length", 8),
-          ts::gguf_whole("llama.context_length", 16),
-          ts::gguf_whole("llama.attention.head_count", 2),
-          ts::gguf_whole("llama.feed_forward_length", 12),
-          ts::gguf_whole("llama.vocab_size", 10)};
-}
-
 ts::Gguf written(const ts::List<ts::GgufValue>& keys, const ts::List<ts::GgufSource>& tensors) {
   const std::string path = temporary_file("written.gguf");
   ts::write_gguf(path, keys, tensors);
@@ -121,22 +110,6 @@ ts::Gguf written(const ts::List<ts::GgufValue>& keys, const ts::List<ts::GgufSou
   return file;
 }
 
-// The config of a file with those keys and no tensors; an error without the file's name.
-ts::ModelConfig config_with(const ts::GgufValue& more) {
-  ts::List<ts::GgufValue> keys;
-  for (const ts::GgufValue& value : llama_keys()) {
-    if (value.key != more.key) {
-      keys.push_back(value);
-    }
-  }
-  keys.push_back(more);
-  return ts::gguf_config(written(keys, {}));
-}
-
-std::string config_error(const ts::GgufValue& more) {
-  const std::string error = error_of([&] { config_with(more); });
-  return error.substr(error.find("written.gguf\": ") + 15);
-}
 
 }  // namespace
 
