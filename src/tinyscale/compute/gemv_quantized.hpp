@@ -2,10 +2,12 @@
 // Quantised weights W [N, K] and their products with activations, y = W x: the bytes of W are the
 // whole cost of a decoded token. K is cut into groups that share a scale; weights are int8 or
 // 4-bit.
-//   y[n] = sum over groups of  w_scale[n][group] * x_scale[group] * (integer dot product)
+//   y[n] = sum over groups, in order, of  (integer dot product) * w_scale[n][group] *
+//   x_scale[group]
 // x is rounded to int8 by group, as llama2.c and ggml do. 16 rows of W are laid side by side, a
 // lane a row, so that no lanes are added up: [panel of 16 rows][k / 4][row] words of 4 int8, kept
 // 128 higher; 4-bit ones 8 higher, the second word of each pair in the upper half of the bytes.
+// A group takes whole words, 4 columns or 8 of 4 bits; what is too much holds zeros.
 
 #include <algorithm>
 #include <cmath>
@@ -21,31 +23,46 @@
 #include "tinyscale/compute/gemm_int8.hpp"
 
 namespace tinyscale {
+
+// What activations are rounded to before they meet stored weights.
+enum class Activations {
+  f32,          // not at all
+  int8_groups,  // int8 in the groups of the weights, as llama2.c's runq: x / scale, half away from
+                // 0
+  int8_blocks   // as ggml: int8 in blocks of 32, their scale f16, or f16 for weights in f16, ...
+};
+
 namespace kernels {
 
 struct QuantizedMatrix {
   std::int64_t rows = 0, cols = 0;
-  std::int64_t group = 32;  // columns that share a scale: a multiple of 8; the last may be shorter
+  std::int64_t group = 32;  // columns that share a scale; the last group may be shorter
   int bits = 8;             // or 4
   bool half_scales = true;  // scales as f16 where that is exact, else f32
   Shared<detail::WordBuffer> data, scales;  // scales: [panel][group][16]
 
   std::int64_t groups() const { return (cols + group - 1) / group; }
+  std::int64_t padded() const {  // columns that a group takes: whole words
+    const std::int64_t word = bits == 8 ? 4 : 8;
+    return (group + word - 1) / word * word;
+  }
+  std::int64_t panel_bytes() const { return groups() * padded() * 16 * bits / 8; }
+  std::int64_t place(std::int64_t col) const { return col / group * padded() + col % group; }
   double bytes() const {  // that a product reads
-    const double padded = static_cast<double>((rows + 15) / 16 * 16 * groups());
-    return padded * (static_cast<double>(group * bits) / 8 + (half_scales ? 2 : 4));
+    const double all = static_cast<double>((rows + 15) / 16 * 16 * groups());
+    return all * (static_cast<double>(padded() * bits) / 8 + (half_scales ? 2 : 4));
   }
 
   // One number: its code (-128..127, or -8..7) and its scale.
   int code(std::int64_t row, std::int64_t col) const {
-    const std::int64_t per_panel = groups() * group * 16 * bits / 8;
     const auto* const panel =
-        reinterpret_cast<const std::uint8_t*>(data->data()) + row / 16 * per_panel;
+        reinterpret_cast<const std::uint8_t*>(data->data()) + row / 16 * panel_bytes();
+    const std::int64_t at = place(col);
     if (bits == 8) {
-      return panel[(col / 4 * 16 + row % 16) * 4 + col % 4] - 128;
+      return panel[(at / 4 * 16 + row % 16) * 4 + at % 4] - 128;
     }
-    const int both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
-    return (col % 8 < 4 ? both & 15 : both >> 4) - 8;
+    const int both = panel[(at / 8 * 16 + row % 16) * 4 + at % 4];
+    return (at % 8 < 4 ? both & 15 : both >> 4) - 8;
   }
   float scale(std::int64_t row, std::int64_t col) const {
     const std::int64_t at = (row / 16 * groups() + col / group) * 16 + row % 16;
@@ -57,32 +74,35 @@ struct QuantizedMatrix {
 // From codes [rows, cols] and scales [rows, groups], as files hold them.
 inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group,
                                       int bits, const std::int8_t* codes, const float* scales) {
-  if (rows < 0 || cols < 0 || group < 8 || group % 8 != 0 || (bits != 4 && bits != 8)) {
+  const std::int64_t most = std::int64_t{1} << 40;
+  if (rows < 0 || cols < 0 || group < 1 || group > most || (bits != 4 && bits != 8) ||
+      (rows > 0 && cols > most / rows)) {
     detail::fail({"pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ", bits,
-                  " bits; groups are multiples of 8, of 4 or 8 bits"});
+                  " bits; groups have 1 column or more, codes 4 or 8 bits"});
   }
   QuantizedMatrix q{rows, cols, group, bits, true, {}, {}};
   const std::int64_t groups = q.groups(), panels = (rows + 15) / 16;
   for (std::int64_t i = 0; i < rows * groups && q.half_scales; ++i) {
     q.half_scales = from_f16(to_f16(scales[i])) == scales[i];
   }
-  const std::int64_t words = panels * groups * group * bits / 8 * 4;
+  const std::int64_t words = panels * q.panel_bytes() / 4;
   q.data = Shared<detail::WordBuffer>(new detail::WordBuffer(words + 16));
   q.scales = Shared<detail::WordBuffer>(new detail::WordBuffer(panels * groups * 16));
   std::fill(q.data->data(), q.data->data() + words, bits == 8 ? 0x80808080U : 0x88888888U);
   std::fill(q.scales->data(), q.scales->data() + panels * groups * 16, 0U);
-  const std::int64_t per_panel = groups * group * 16 * bits / 8;
   parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin * 16; row < std::min(rows, end * 16); ++row) {
-      auto* const panel = reinterpret_cast<std::uint8_t*>(q.data->data()) + row / 16 * per_panel;
+      auto* const panel =
+          reinterpret_cast<std::uint8_t*>(q.data->data()) + row / 16 * q.panel_bytes();
       for (std::int64_t col = 0; col < cols; ++col) {
+        const std::int64_t place = q.place(col);
         const int code = codes[row * cols + col] + (bits == 8 ? 128 : 8);
         if (bits == 8) {
-          panel[(col / 4 * 16 + row % 16) * 4 + col % 4] = static_cast<std::uint8_t>(code);
+          panel[(place / 4 * 16 + row % 16) * 4 + place % 4] = static_cast<std::uint8_t>(code);
         } else {
-          std::uint8_t& both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
-          both = static_cast<std::uint8_t>(col % 8 < 4 ? (both & 240) | (code & 15)
-                                                       : (both & 15) | (code & 15) << 4);
+          std::uint8_t& both = panel[(place / 8 * 16 + row % 16) * 4 + place % 4];
+          both = static_cast<std::uint8_t>(place % 8 < 4 ? (both & 240) | (code & 15)
+                                                         : (both & 15) | (code & 15) << 4);
         }
       }
       for (std::int64_t g = 0; g < groups; ++g) {
@@ -103,7 +123,7 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
 // becomes -8. Scales are f16. The same numbers as ggml's q8_0 and q4_0 in groups of 32.
 inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
                                 const float* w) {
-  if (rows <= 0 || cols <= 0 || group < 8) {
+  if (rows <= 0 || cols <= 0 || group < 1) {
     return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
   }
   const std::int64_t groups = (cols + group - 1) / group;
@@ -147,50 +167,116 @@ inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, f
 
 namespace detail {
 
+// Reads `bytes` of weights on several threads, `units` of rows that are streams: of what is small
+// each thread takes one part, since it has come to speed only after some time.
+inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) {
+  if (bytes < 131072.0) {  // less than waking a thread pays
+    body(0, units);
+    return;
+  }
+  const std::int64_t threads = thread_count(), fit = static_cast<std::int64_t>(bytes / 262144.0);
+  const std::int64_t parts = std::clamp(fit, threads, 16 * threads);
+  parallel_for(units, (units + parts - 1) / parts, body);
+}
+
 // One x, rounded to int8 by group: scale = max|x| / 127. A NaN or an infinity makes its group's
 // scale, and so every y, NaN. offset: what the shift of W's codes adds to each dot product.
 struct RoundedActivations {
-  std::int8_t* codes;  // groups * group, zeros after cols
+  std::int8_t* codes;  // groups * padded, zeros after each group's columns
   float* scales;
   std::int32_t* offsets;
 };
 
 struct RoundActivations {
   const float* x;
-  std::int64_t cols, group;
+  std::int64_t cols, group, padded;
   std::int32_t shift;  // 128, or 8 for 4 bits
+  bool blocks;         // as ggml on x86: x (127 / max), half to even; the scale becomes an f16
   RoundedActivations to;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t g = 0; g * group < cols; ++g) {
       const std::int64_t count = std::min(group, cols - g * group);
-      const float* const from = x + g * group;
-      std::int8_t* const codes = to.codes + g * group;
-      const std::uint32_t largest = largest_bits<L>(from, count);
+      const std::uint32_t largest = largest_bits<L>(x + g * group, count);
       const float scale = float_of(largest) / 127.0f;
       const bool finite = largest < 0x7f800000U;
-      to.scales[g] = finite ? scale : std::numeric_limits<float>::quiet_NaN();
-      const float inverse = finite && scale > 1e-38f ? 1.0f / scale : 0.0f;  // finite
-      std::int32_t sum = 0;
-      for (std::int64_t i = 0; i < group; i += L::width) {
-        std::int32_t lanes[static_cast<std::size_t>(L::width)];
-        typename L::V v;
-        if (i + L::width <= count) {
-          load<L>(from + i, v);
-        } else {
-          load_part<L>(from + i, std::max<std::int64_t>(0, count - i), 0.0f, v);
-        }
-        // The low bits of v + 1.5 * 2^23 are round(v), to nearest; a NaN gives 0 below.
-        v = v * (finite ? inverse : 0.0f) + 12582912.0f;
-        std::memcpy(lanes, &v, sizeof(v));
-        for (int e = 0; e < L::width && i + e < group; ++e) {
-          const std::int32_t code = finite ? lanes[e] - 0x4B400000 : 0;
-          codes[i + e] = static_cast<std::int8_t>(code);
-          sum += code;
-        }
+      to.scales[g] = !finite  ? std::numeric_limits<float>::quiet_NaN()
+                     : blocks ? from_f16(to_f16(scale))
+                              : scale;
+      typename L::I sum{};
+      if (!finite || scale < 1e-38f) {  // codes that no scale makes large
+        std::memset(to.codes + g * padded, 0, static_cast<std::size_t>(padded));
+      } else if (blocks) {
+        codes<L, true>(g, count, 127.0f / float_of(largest), sum);
+      } else {
+        codes<L, false>(g, count, scale, sum);
       }
-      to.offsets[g] = -shift * sum;
+      std::int32_t lanes[static_cast<std::size_t>(L::width)], total = 0;
+      std::memcpy(lanes, &sum, sizeof(sum));
+      for (const std::int32_t lane : lanes) {
+        total += lane;
+      }
+      to.offsets[g] = -shift * total;
+    }
+  }
+
+  template <class L, bool BLOCKS>
+  TINYSCALE_INLINE void codes(std::int64_t g, std::int64_t count, float scale,
+                              typename L::I& sum) const {
+    const float* const from = x + g * group;
+    std::int8_t* const out = to.codes + g * padded;
+    const std::int64_t wide = padded;
+    typename L::V v, by, bound;
+    typename L::I code, up, sign;
+    broadcast<L>(scale, by);
+    for (std::int64_t i = 0; i < wide; i += L::width) {
+      if (i + L::width <= count) {
+        load<L>(from + i, v);
+      } else {
+        load_part<L>(from + i, std::max<std::int64_t>(0, count - i), 0.0f, v);
+      }
+      if constexpr (BLOCKS) {
+        v = v * by;
+      } else {
+        v = v / by;
+      }
+      // The low bits of v + 1.5 * 2^23 are round(v), to nearest, halves to even.
+      const typename L::V shifted = v + 12582912.0f;
+      std::memcpy(&code, &shifted, sizeof(code));
+      code = code - 0x4B400000;
+      if constexpr (!BLOCKS) {  // halves that went towards zero: one further
+        typename L::V whole;
+        to_float<L>(code, whole);
+        const typename L::V rest = v - whole;
+        broadcast<L>(0.49999997f, bound);
+        less<L>(bound, rest, up);
+        less<L>(typename L::V{}, v, sign);
+        code = code - (up & sign);
+        less<L>(rest, -bound, up);
+        less<L>(v, typename L::V{}, sign);
+        code = code + (up & sign);
+      }
+      sum = sum + code;
+      store_codes<L>(code, std::min<std::int64_t>(L::width, wide - i), out + i);
+    }
+  }
+
+  template <class L>
+  static TINYSCALE_INLINE void store_codes(const typename L::I& code, std::int64_t count,
+                                           std::int8_t* out) {
+#if TINYSCALE_X86_UNITS
+    if constexpr (L::width == 16) {
+      if (count == 16) {
+        bytes_by_unit(code, out);
+        return;
+      }
+    }
+#endif
+    std::int32_t lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &code, sizeof(code));
+    for (std::int64_t e = 0; e < count; ++e) {
+      out[e] = static_cast<std::int8_t>(lanes[e]);
     }
   }
 
@@ -253,7 +339,7 @@ struct QuantizedPanels {
   template <class U, int PANELS, int BITS>
   TINYSCALE_INLINE void bits(std::int64_t p) const {
     constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width;
-    const std::int64_t groups = w.groups(), words = w.group / (BITS == 8 ? 4 : 8) * 16;
+    const std::int64_t groups = w.groups(), words = w.padded() / (BITS == 8 ? 4 : 8) * 16;
     const std::int64_t apart = stride * groups * words;
     const std::uint32_t* from = w.data->data() + p * groups * words;
     typename U::Floats sum[static_cast<std::size_t>(vectors)];
@@ -263,7 +349,7 @@ struct QuantizedPanels {
     }
     for (std::int64_t g = 0; g < groups; ++g, from += words) {
       typename U::Words dots[static_cast<std::size_t>(vectors)], low, high, weights;
-      const std::int8_t* const codes = x.codes + g * w.group;
+      const std::int8_t* const codes = x.codes + g * w.padded();
       TINYSCALE_UNROLL
       for (int v = 0; v < vectors; ++v) {
         U::broadcast(static_cast<std::uint32_t>(x.offsets[g]), dots[v]);
@@ -291,7 +377,7 @@ struct QuantizedPanels {
         typename U::Floats scale, value;
         load_scales<U>(((p + v / each * stride) * groups + g) * 16 + v % each * U::width, scale);
         to_float<typename U::Lanes>(dots[v], value);
-        sum[v] = sum[v] + value * (scale * x.scales[g]);
+        sum[v] = sum[v] + (value * scale) * x.scales[g];
       }
     }
     TINYSCALE_UNROLL
@@ -322,21 +408,25 @@ namespace kernels {
 
 // y[m][rows] = x[m][cols] W': a row of x at a time, 64 rows of W from cache after the first.
 inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
-                           std::int64_t ldx, float* y, std::int64_t ldy) {
+                           std::int64_t ldx, float* y, std::int64_t ldy,
+                           Activations how = Activations::int8_groups) {
   if (m <= 0 || w.rows <= 0) {
     return;
   }
-  const std::int64_t groups = w.groups(), bytes = (groups * w.group + 3) / 4;
+  const std::int64_t groups = w.groups(), bytes = (groups * w.padded() + 3) / 4;
   const detail::Scratch lease(m * (bytes + 2 * groups) + 1);
   const auto at = [&](std::int64_t i) {
     float* const start = lease.data() + i * (bytes + 2 * groups);
     return detail::RoundedActivations{reinterpret_cast<std::int8_t*>(start), start + bytes,
                                       reinterpret_cast<std::int32_t*>(start + bytes + groups)};
   };
-  for (std::int64_t i = 0; i < m; ++i) {
-    detail::run_on_lanes(
-        detail::RoundActivations{x + i * ldx, w.cols, w.group, w.bits == 8 ? 128 : 8, at(i)});
-  }
+  const bool blocks = how == Activations::int8_blocks;
+  parallel_for(m, 1 + 16384 / (w.cols + 1), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      detail::run_on_lanes(detail::RoundActivations{x + i * ldx, w.cols, w.group, w.padded(),
+                                                    w.bits == 8 ? 128 : 8, blocks, at(i)});
+    }
+  });
   const std::int64_t panels = (w.rows + 15) / 16, chunks = (panels + 3) / 4;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
@@ -347,11 +437,7 @@ inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float
       }
     }
   };
-  if (m * w.rows * w.cols < (1 << 18)) {  // less than waking a thread pays
-    body(0, chunks);
-  } else {
-    parallel_for(chunks, 1, body);
-  }
+  detail::stream_rows(chunks, static_cast<double>(m) * w.bytes(), body);
 }
 
 inline void gemv_quantized(const QuantizedMatrix& w, const float* x, float* y) {

@@ -11,7 +11,7 @@
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/threads.hpp"
-#include "tinyscale/compute/gemm_int8.hpp"
+#include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
@@ -35,10 +35,8 @@ struct WideF32 {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 __attribute__((target("avx512f"))) inline void shorts_16(const std::uint8_t* from,
                                                          Lanes16::I& words) {
-#if TINYSCALE_X86_UNITS  // what g++ makes of the conversion is two halves, put together
-  Lanes16::I out;
-  asm("vpmovzxwd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
-  words = out;
+#if TINYSCALE_X86_UNITS
+  words_by_unit(from, words);
 #else
   Lanes16::Shorts shorts;
   std::memcpy(&shorts, from, sizeof(shorts));
@@ -222,8 +220,6 @@ struct StoredRest {
   }
 };
 
-constexpr std::int64_t stored_wake = 1 << 16;  // multiply-adds that are less than waking a thread
-
 template <class F>
 void stored_dots(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
                  std::int64_t row_bytes, std::int64_t m, const float* x, std::int64_t ldx, float* y,
@@ -239,11 +235,7 @@ void stored_dots(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
     part.end = end;
     run_on_lanes(part);
   };
-  if (m * rows * cols < stored_wake) {
-    body(0, apart);
-  } else {
-    parallel_for(apart, 1 + 2048 / (cols + 1), body);
-  }
+  stream_rows(apart, static_cast<double>(m * rows * row_bytes), body);
 }
 
 }  // namespace detail

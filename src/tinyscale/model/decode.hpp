@@ -24,24 +24,32 @@ struct TokenRun {
 
 // What steps took and read. Bytes are those of the formula: every matrix once a step, and of each
 // sequence the keys and values that its new tokens see, once.
-struct StepTotals {
-  std::int64_t steps = 0, tokens = 0;  // tokens that went in
-  double seconds = 0;                  // on this machine
-  double matmul_flops = 0;             // 2 a weight and token
+struct StepCosts {
+  double seconds = 0;       // on this machine
+  double matmul_flops = 0;  // 2 a weight and token, 4 a cached number seen and query head of it
   double weight_bytes = 0, cache_bytes = 0;
-  std::vector<double> layer_seconds;  // [layers + 1]; the last: embedding, last norm and head
 
   double bytes() const { return weight_bytes + cache_bytes; }
-  void add(const StepTotals& other) {
-    steps += other.steps;
-    tokens += other.tokens;
+  void add(const StepCosts& other) {
     seconds += other.seconds;
     matmul_flops += other.matmul_flops;
     weight_bytes += other.weight_bytes;
     cache_bytes += other.cache_bytes;
-    layer_seconds.resize(other.layer_seconds.size());
-    for (std::size_t i = 0; i < other.layer_seconds.size(); ++i) {
-      layer_seconds[i] += other.layer_seconds[i];
+  }
+};
+
+struct StepTotals {
+  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  StepCosts all;
+  List<StepCosts> parts;  // [layers + 1]; the last: embedding, last norm and head
+
+  void add(const StepTotals& other) {
+    steps += other.steps;
+    tokens += other.tokens;
+    all.add(other.all);
+    parts.resize(other.parts.empty() ? parts.size() : other.parts.size());
+    for (std::size_t i = 0; i < other.parts.size(); ++i) {
+      parts[i].add(other.parts[i]);
     }
   }
 };
@@ -164,29 +172,35 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
 // What the formulas say that the step cost.
 inline void count_step(const Transformer& model, const KvPages& cache, const StepTokens& step,
                        StepTotals& totals) {
+  const ModelConfig& c = model.config;
   const auto tokens = static_cast<double>(step.ids.size());
   const auto rows = static_cast<double>(step.wanted.size());
   totals.steps = 1;
   totals.tokens = static_cast<std::int64_t>(step.ids.size());
   for (const Parameter& p : model.parameters) {
-    if (p.shape.size() != 2) {
-      continue;
+    const bool table = p.name == "model.embed_tokens.weight";
+    if (p.shape.size() != 2 || p.name == "model.embed_positions.weight" || (table && !c.tied)) {
+      continue;  // rows of tables are read, no matrix
     }
     const auto numbers = static_cast<double>(p.shape.count());
-    const double bytes = p.stored ? p.stored->bytes() : 4 * numbers;
-    const bool table = p.name == "model.embed_tokens.weight";
-    const bool head = p.name == "lm_head.weight" || (table && model.config.tied);
-    const bool places = p.name == "model.embed_positions.weight";
-    const double share = p.expert < 0 ? 1
-                                      : static_cast<double>(model.config.top_k) /
-                                            static_cast<double>(model.config.experts);
-    if (head || !(table || places)) {
-      totals.matmul_flops += 2 * share * numbers * (head ? rows : tokens);
-      totals.weight_bytes += bytes;
+    const double share =  // of the tokens, that visit an expert
+        p.expert < 0 ? 1 : static_cast<double>(c.top_k) / static_cast<double>(c.experts);
+    StepCosts& part = totals.parts[static_cast<std::size_t>(p.layer < 0 ? c.layers : p.layer)];
+    part.matmul_flops += 2 * share * numbers * (p.layer < 0 ? rows : tokens);
+    part.weight_bytes += p.stored ? p.stored->bytes() : 4 * numbers;
+  }
+  const auto query = static_cast<double>(c.query_width());
+  for (int layer = 0; layer < c.layers; ++layer) {
+    StepCosts& part = totals.parts[static_cast<std::size_t>(layer)];
+    for (const int sequence : step.sequences) {
+      part.cache_bytes += cache.bytes_read(sequence, layer);
+    }
+    for (const std::int32_t place : step.places) {
+      part.matmul_flops += 4 * query * static_cast<double>(cache.seen(place + 1, layer));
     }
   }
-  for (const int sequence : step.sequences) {
-    totals.cache_bytes += cache.bytes_read(sequence);
+  for (const StepCosts& part : totals.parts) {
+    totals.all.add(part);
   }
 }
 
@@ -266,25 +280,24 @@ inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenR
   const NoGrad no_grad;
   DecodeStep step(model, cache, runs, base);
   StepTotals own;
-  const double start = detail::seconds_now();
-  double before = start;
-  const auto lap = [&before](double& seconds) {
+  own.parts.resize(static_cast<std::size_t>(model.config.layers) + 1);
+  double before = detail::seconds_now();
+  const auto lap = [&before](StepCosts& part) {
     const double now = detail::seconds_now();
-    seconds += now - before;
+    part.seconds += now - before;
     before = now;
   };
-  own.layer_seconds.resize(static_cast<std::size_t>(model.config.layers) + 1);
+  StepCosts& outside = own.parts.back();
   Tensor x = step.embed();
-  lap(own.layer_seconds.back());
+  lap(outside);
   for (int layer = 0; layer < model.config.layers; ++layer) {
     x = step.block(layer, x);
-    lap(own.layer_seconds[static_cast<std::size_t>(layer)]);
+    lap(own.parts[static_cast<std::size_t>(layer)]);
   }
   const Tensor logits = step.head(x);
-  lap(own.layer_seconds.back());
+  lap(outside);
   step.keep();
   if (totals != nullptr) {
-    own.seconds = before - start;
     detail::count_step(model, cache, step.tokens(), own);
     totals->add(own);
   }

@@ -51,10 +51,19 @@ class KvPages {
   std::int64_t page_tokens() const { return shape_.page_tokens; }
   std::int64_t pages_in_use() const;
   std::int64_t shared_pages() const;  // that more than one sequence has
-  std::int64_t page_bytes() const { return 2 * layers_ * half_; }  // of all layers
-  double bytes() const;                                            // of the pages in use
-  // Of the keys and values that attention reads for one more token of the sequence, all layers.
-  double bytes_read(int sequence) const;
+  std::int64_t page_bytes() const { return 2 * layers_ * half_; }                // of all layers
+  std::int64_t token_bytes() const { return 2 * layers_ * shape_.row_bytes(); }  // all layers
+  double bytes() const;  // of the pages in use
+  // Tokens that the last of `tokens` sees in a layer, itself one: its window's, if it has one.
+  std::int64_t seen(std::int64_t tokens, int layer) const {
+    const bool local = window_ > 0 && (global_every_ == 0 || (layer + 1) % global_every_ != 0);
+    return local && tokens > window_ ? window_ : tokens;
+  }
+  // Of the keys and values of a layer that the last token of the sequence sees.
+  double bytes_read(int sequence, int layer) const {
+    const std::int64_t rows = 2 * seen(of(sequence).length, layer);
+    return static_cast<double>(rows) * static_cast<double>(shape_.row_bytes());
+  }
   DType format() const { return shape_.format; }
 
  private:
@@ -86,7 +95,7 @@ class KvPages {
   kernels::CacheShape shape_;
   std::int64_t layers_ = 0, half_ = 0;  // half_: bytes of a layer's keys in a page
   std::int64_t slab_pages_ = 0, limit_ = 0;
-  std::int64_t window_ = 0, local_layers_ = 0;
+  std::int64_t window_ = 0, global_every_ = 0;  // as in ModelConfig
   List<Tensor> slabs_;
   std::vector<int> holders_;  // of each page
   std::vector<int> free_;
@@ -97,7 +106,7 @@ inline KvPages::KvPages(const ModelConfig& config, const CacheOptions& options)
     : layers_(config.layers),
       limit_(options.pages),
       window_(config.window),
-      local_layers_(config.local_layers()) {
+      global_every_(config.global_every) {
   if (options.format != DType::f32 && options.format != DType::bf16 &&
       options.format != DType::f16 && options.format != DType::int8) {
     detail::fail({"KvPages: a cache of ", options.format, "; f32, bf16, f16 or int8 is right"});
@@ -225,13 +234,6 @@ inline std::int64_t KvPages::shared_pages() const {
 
 inline double KvPages::bytes() const {
   return static_cast<double>(pages_in_use()) * static_cast<double>(page_bytes());
-}
-
-inline double KvPages::bytes_read(int sequence) const {
-  const std::int64_t tokens = of(sequence).length;
-  const std::int64_t seen = window_ > 0 && tokens > window_ ? window_ : tokens;
-  const std::int64_t rows = (layers_ - local_layers_) * tokens + local_layers_ * seen;
-  return static_cast<double>(2 * rows) * static_cast<double>(shape_.row_bytes());
 }
 
 }  // namespace tinyscale

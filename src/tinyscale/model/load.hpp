@@ -117,10 +117,12 @@ class ModelLoader {
     return model;
   }
 
- private:
+  // Among the matrices.
   static bool stays_f32(const std::string& name) {
-    return name == "model.embed_positions.weight" || ends(name, ".mlp.gate.weight");
+    return name == "model.embed_positions.weight" || name_ends(name, ".mlp.gate.weight");
   }
+
+ private:
 
   // The tensor for a parameter; of learned positions a part may be wanted.
   StoredTensor tensor_of(const Parameter& p, const ModelConfig& config) const {
@@ -233,8 +235,8 @@ inline WeightFile open_folder(const std::string& path) {
   for (const char* name : {"model.safetensors.index.json", "model.safetensors"}) {
     const std::string file = path + "/" + name;
     if (file_there(file)) {
-      return ends(name, ".json") ? read_sharded_safetensors(file)
-                                 : safetensors_weights(read_safetensors(file));
+      return name_ends(name, ".json") ? read_sharded_safetensors(file)
+                                      : safetensors_weights(read_safetensors(file));
     }
   }
   fail({"load: the folder \"", path,
@@ -247,7 +249,8 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
   const std::uint8_t* const data = mapped->data();
   const std::size_t size = mapped->size();
   const std::int64_t version_0 = llama2c_0_bytes(data, size);
-  if (has_llama2c_magic(data, size) || version_0 == static_cast<std::int64_t>(size)) {
+  if (has_llama2c_magic(data, size) ||
+      (version_0 > 0 && version_0 == static_cast<std::int64_t>(size))) {
     return parse_llama2c(mapped, path);
   }
   std::uint64_t n = 0;

@@ -80,7 +80,7 @@ inline ShardIndex read_shard_index(const std::string& text, const std::string& w
     const bool outside = shard.find_first_of("/\\:") != std::string::npos || shard == "." ||
                          shard == ".." || shard.find('\0') != std::string::npos;
     if (field.value.kind != Json::Kind::text || shard.empty() || outside) {
-      fail({who, "the tensor \"", field.name, "\" is in \"", shard,
+      fail({who, "the tensor \"", json_escape(field.name), "\" is in \"", json_escape(shard),
             "\"; the name of a file in the same folder is right"});
     }
     index.tensors.push_back(field.name);

@@ -36,9 +36,11 @@ inline void rename(std::string& name, const NamePair* pairs, std::size_t count) 
   }
 }
 
-inline bool name_begins(const std::string& name, const char* start) { return name.rfind(start, 0) == 0; }
+inline bool name_begins(const std::string& name, const char* start) {
+  return name.rfind(start, 0) == 0;
+}
 
-inline bool ends(const std::string& name, const std::string& tail) {
+inline bool name_ends(const std::string& name, const std::string& tail) {
   return name.size() >= tail.size() &&
          name.compare(name.size() - tail.size(), tail.size(), tail) == 0;
 }
@@ -92,8 +94,8 @@ inline OurName our_name(std::string name) {
 // Tensors of other programs' files that hold nothing to learn (masks, tables), and of a training's
 // the moments.
 inline bool is_harmless(const std::string& name) {
-  return name_begins(name, "optimizer.") || ends(name, ".attn.bias") ||
-         ends(name, ".attn.masked_bias") || ends(name, ".rotary_emb.inv_freq");
+  return name_begins(name, "optimizer.") || name_ends(name, ".attn.bias") ||
+         name_ends(name, ".attn.masked_bias") || name_ends(name, ".rotary_emb.inv_freq");
 }
 
 // Whether the file's matrices are [in, out], by its first c_attn.
