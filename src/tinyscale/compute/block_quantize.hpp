@@ -205,7 +205,7 @@ inline float largest_stored(BlockFormat format) {
     case BlockFormat::q8_1: return 65504.0f * 127.0f;
     case BlockFormat::q4_0: return 65504.0f * 8.0f;
     case BlockFormat::q5_0: return 65504.0f * 16.0f;
-    case BlockFormat::mxfp4:
+    case BlockFormat::mxfp4: return 2.5e38f;
     case BlockFormat::q8_k: return 3e38f;
     case BlockFormat::nvfp4: return 448.0f * 6.0f;
     default: return 65504.0f;
