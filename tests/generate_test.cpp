@@ -554,7 +554,7 @@ TEST_CASE("text comes in whole characters and ends before a stop text") {
                            const std::vector<std::string>& stops) {
     std::string told;
     const std::function<void(const std::string&)> on_text = [&](const std::string& piece) {
-      CHECK(ts::detail::unfinished_character(piece) == 0);
+      CHECK(ts::detail::unfinished_bytes(piece) == 0);
       told += piece + "|";
     };
     ts::detail::TextStream stream(stops, on_text);
