@@ -230,6 +230,7 @@
 #include "tinyscale/model/generate_text.hpp"
 #include "tinyscale/model/generation_report.hpp"
 #include "tinyscale/model/speculative.hpp"
+#include "tinyscale/model/llama2c_decoder.hpp"
 #include "tinyscale/model/llama2c_generate.hpp"
 #include "tinyscale/model/beam_search.hpp"
 #include "tinyscale/model/model_presets.hpp"
