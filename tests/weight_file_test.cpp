@@ -598,6 +598,86 @@ TEST_CASE("a folder with one file, its config beside it") {
                          model.count() * 4, " bytes of data"}));
 }
 
+TEST_CASE("Qwen's norms and biases turn with their rows") {
+  for (const char* type : {"qwen2", "qwen3"}) {
+    Folder folder("qwen");
+    ts::ModelConfig c = small_config();
+    c.norm_epsilon = 1e-5;
+    c.qkv_bias = type[4] == '2';
+    c.qk_norm = type[4] == '3';
+    ts::Transformer model(c, 18);
+    for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+      const ts::NoGrad no_grad;
+      if (model.parameters[i].shape.size() == 1) {  // not zeros and ones
+        ts::copy_(model.parameters[i].value, ts::randn(model.parameters[i].shape, 100 + i));
+      }
+    }
+    const std::string path = folder.at("model.safetensors");
+    ts::write_safetensors(path, model.parameters, {});
+    write_file(folder.at("config.json"), config_text(c, type));
+    const ts::Transformer read = ts::load(folder.path);
+    CHECK(apart(read, model) == 0);
+    CHECK(logits_apart(read, model) == 0);
+    ts::Transformer(c).save(path);  // a file that says which pairs it has
+    model.save(path);
+    ts::ModelConfig neighbours = c;
+    neighbours.rope_pairs = ts::RopePairs::interleaved;
+    const ts::Transformer turned = ts::load(path, neighbours);
+    CHECK(apart(turned, model) > 0.1);
+    CHECK(logits_apart(turned, model) < 1e-5);
+    turned.save(path);
+    CHECK(apart(ts::load(path, c), model) == 0);
+  }
+}
+
+TEST_CASE("types of numbers that nobody here has are refused where a model needs them") {
+  const std::string folder = models();
+  if (folder.empty()) {
+    return;
+  }
+  std::string bytes = bytes_of(folder + "stories260K/derived/stories260K-f16.gguf");
+  const std::size_t at = bytes.find("blk.0.attn_q.weight") + 19 + 4 + 16;  // name, dims
+  std::uint32_t type = 0;
+  std::memcpy(&type, &bytes[at], 4);
+  REQUIRE(type == 1);
+  bytes = with_number(bytes, at, 25);  // as many bytes
+  const std::string says =
+      "tensor \"blk.0.attn_q.weight\" is I16; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, "
+      "Q2_K to Q6_K, Q8_K, MXFP4 or NVFP4 is right";
+  CHECK(refusal(bytes) == says);
+  const std::string path = temporary("integers.gguf");
+  write_file(path, bytes);
+  ts::LoadOptions options;
+  for (const ts::Weights weights : {ts::Weights::as_stored, ts::Weights::int8}) {
+    options.weights = weights;
+    CHECK(error_of([&] { ts::load(path, options); }) == "load: \"" + path + "\": " + says);
+  }
+  write_file(path, "short");
+  CHECK(error_of([&] { ts::read_llama2c(path); }) ==
+        "load: \"" + path + "\": 5 bytes are no llama2.c file; its header has 28");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("sorted names are found, and one that stands twice") {
+  std::vector<std::string> names;
+  for (int i = 0; i < 100; ++i) {
+    names.push_back(std::to_string(i * 37 % 100));
+  }
+  const ts::detail::SortedNames sorted(names);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    CHECK(sorted.find(names[i]) == i);
+  }
+  CHECK(sorted.find("100") == ts::detail::SortedNames::none);
+  CHECK(sorted.find("") == ts::detail::SortedNames::none);
+  CHECK(sorted.twice() == ts::detail::SortedNames::none);
+  names.push_back("7");
+  const ts::detail::SortedNames again(names);
+  CHECK(again.twice() == 100);
+  CHECK(names[again.find("7")] == "7");
+  CHECK(again.find("7") < 100);
+  CHECK(ts::detail::SortedNames().find("a") == ts::detail::SortedNames::none);
+}
+
 TEST_CASE("names of others become ours") {
   const ts::Transformer model(small_config(), 10);
   const std::string path = temporary("names.safetensors");
@@ -762,6 +842,14 @@ TEST_CASE("a Mixtral of equal experts is the dense model") {
   ts::LoadOptions options;
   options.weights = ts::Weights::as_stored;
   CHECK(logits_apart(dense, ts::load(folder.path, options)) < 1e-5);
+  options.weights = ts::Weights::int8;
+  options.group = 8;
+  CHECK(logits_apart(dense, ts::load(folder.path, options)) < 2e-2);
+  c.experts = 4;
+  write_file(folder.path + "/config.json", config_text(c, "mixtral"));
+  CHECK(error_of([&] { ts::load(folder.path); }) ==
+        "load: \"" + folder.path +
+            "\": no tensor for the parameter model.layers.0.mlp.experts.3.up_proj.weight");
 }
 
 TEST_CASE("weights as stored, in bf16, 8 and 4 bits run and do not learn") {
@@ -802,6 +890,9 @@ TEST_CASE("weights as stored, in bf16, 8 and 4 bits run and do not learn") {
           std::string("save_llama2c: \"never.bin\": model.embed_tokens.weight of small is ") +
               way.kind + " and only runs; load(path) gives weights that can be saved");
   }
+  options.group = -8;
+  CHECK(error_of([&] { ts::load(path, options); }) ==
+        "load: \"" + path + "\": groups of -8 columns; 1 or more is right, or 0 for a whole row");
   options.weights = ts::Weights::as_stored;
   ts::save_llama2c(model, bin, 2, 8);
   const ts::Transformer eight = ts::load(bin, options);

@@ -125,7 +125,6 @@ class ModelLoader {
   }
 
  private:
-
   // The tensor for a parameter; of learned positions a part may be wanted.
   StoredTensor tensor_of(const Parameter& p, const ModelConfig& config) const {
     const StoredTensor* const t = file_.find(p.name);
@@ -349,6 +348,10 @@ inline void take_tokenizer(Transformer& model, const WeightFile& file, const Loa
 // A model from any supported file, its config and tokenizer from there too.
 inline Transformer load(const std::string& path, const LoadOptions& options) {
   const std::string who = detail::cat({"load: \"", path, "\": "});
+  if (options.group < 0) {
+    detail::fail(
+        {who, "groups of ", options.group, " columns; 1 or more is right, or 0 for a whole row"});
+  }
   WeightFile file = open_weights(path, options.tokenizer.empty());
   ModelConfig config = detail::config_of(file, options, who);
   detail::set_context(config, options.context, who);
