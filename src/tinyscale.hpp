@@ -225,6 +225,7 @@
 #include "tinyscale/model/read_config.hpp"
 #include "tinyscale/model/tensor_names.hpp"
 #include "tinyscale/model/safetensors_model.hpp"
+#include "tinyscale/model/gguf_weights.hpp"
 #include "tinyscale/model/load.hpp"
 #include "tinyscale/model/save_llama2c.hpp"
 #include "tinyscale/model/format_report.hpp"
