@@ -137,8 +137,9 @@ std::vector<Kind> kinds() {
 }
 
 void decode(const Run& run) {
-  ts::Table table({"weights", "MB a token", "tokens/s", "GB/s", "of the limit", "plain -Ofast",
-                   "ours / it", "plain -O3", "ours / it"});
+  ts::Table table;
+  table.columns = {"weights",      "MB a token", "tokens/s",  "GB/s",     "of the limit",
+                   "plain -Ofast", "ours / it",  "plain -O3", "ours / it"};
   const std::vector<float> x = bench::numbers(4096, 3);
   Way fast[2] = {run.plain("decode_plain"), run.plain("decode_plain_int8")};
   Way slow[2] = {run.plain("decode_plain_o3"), run.plain("decode_plain_int8_o3")};
@@ -152,10 +153,9 @@ void decode(const Run& run) {
                      "ours", [&] { w.multiply(kind.activations, 1, x.data(), y.data()); }, 1),
                  run.ours("limit", limit.work(), 1), fast[peer], slow[peer]},
                 run.rounds);
-    table.add_row({kind.name, ts::format_fixed(w.bytes / 1e6, 1), ts::format_fixed(1 / s[0], 0),
-                   bench::rate(w.bytes, s[0], 1e9), bench::ratio(s[1], s[0]),
-                   bench::rate(1, s[2], 1), bench::ratio(s[2], s[0]), bench::rate(1, s[3], 1),
-                   bench::ratio(s[3], s[0])});
+    table.add({kind.name, ts::format_fixed(w.bytes / 1e6, 1), ts::format_fixed(1 / s[0], 0),
+               bench::rate(w.bytes, s[0], 1e9), bench::ratio(s[1], s[0]), bench::rate(1, s[2], 1),
+               bench::ratio(s[2], s[0]), bench::rate(1, s[3], 1), bench::ratio(s[3], s[0])});
   }
   std::printf("decode, %s shape, %d thread%s, products only\n%s\n", run.shape.name.c_str(),
               run.threads, run.threads == 1 ? "" : "s", table.text().c_str());
@@ -163,7 +163,8 @@ void decode(const Run& run) {
 
 void prefill(const Run& run) {
   const std::int64_t tokens = 256;
-  ts::Table table({"weights", "tokens/s", "plain -Ofast, token by token", "ours / it"});
+  ts::Table table;
+  table.columns = {"weights", "tokens/s", "plain -Ofast, token by token", "ours / it"};
   const std::vector<float> x =
       bench::numbers(static_cast<std::size_t>(tokens * run.shape.hidden), 3);
   std::vector<float> y(
@@ -178,8 +179,8 @@ void prefill(const Run& run) {
                      static_cast<double>(tokens)),
                  fast[peer]},
                 run.rounds);
-    table.add_row({kind.name, ts::format_fixed(1 / s[0], 0), bench::rate(1, s[1], 1),
-                   bench::ratio(s[1], s[0])});
+    table.add({kind.name, ts::format_fixed(1 / s[0], 0), bench::rate(1, s[1], 1),
+               bench::ratio(s[1], s[0])});
   }
   std::printf("prefill of %lld tokens, %s shape, %d thread%s, products only\n%s\n",
               static_cast<long long>(tokens), run.shape.name.c_str(), run.threads,
@@ -201,13 +202,14 @@ int main(int argc, char** argv) {
   bench::print_machine("Decoding: stored weights against the memory's limit and plain loops");
   std::printf("skipped: llama.cpp, ggml: no package of them for this program to call\n\n");
   const std::vector<Shape> shapes = {{"15M", 288, 768, 6, 32000}, {"110M", 768, 2048, 12, 32000}};
+  std::vector<int> threads{1};
+  if (ts::thread_count() > 1) {
+    threads.push_back(ts::thread_count());
+  }
   for (const Shape& shape : shapes) {
-    for (int threads = 1; threads <= ts::thread_count(); threads += ts::thread_count() - 1) {
-      decode({shape, threads, rounds, programs});
-      prefill({shape, threads, rounds, programs});
-      if (ts::thread_count() == 1) {
-        break;
-      }
+    for (const int count : threads) {
+      decode({shape, count, rounds, programs});
+      prefill({shape, count, rounds, programs});
     }
   }
   return 0;
