@@ -199,8 +199,11 @@ inline double serve_seconds(const PlannedCall& call, const List<MeshAxis>& mesh,
   spec.parts = parts_of_group(ran, place_axes(ran, mesh), numbers);
   const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
   spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
+  const CollectiveSpec before = spec;
   spec.parts = parts_of_group(timed, place_axes(timed, mesh), numbers);
-  return static_cast<double>(call.times) * cost_of(spec).seconds;
+  return static_cast<double>(call.times) * (same_rows(spec, before)
+                                                ? cost_of(spec).seconds
+                                                : schedule_seconds(make_schedule(before), spec));
 }
 
 }  // namespace detail

@@ -172,16 +172,17 @@ class ServeReporter {
           const ReplayedTurn& turn = device.replay.turns[i];
           Round here;
           here.memory = (device.read + turn.cached * device.row_bytes) / rate;
-          here.links = links(d, turn, false);
           take_longer(one, here);
         }
+        const ReplayedTurn& turn = of_.devices[first].replay.turns[i];
+        one.links = links(first, turn, false);
         stage.memory += one.memory;
         stage.links += one.links;
         if (group == paths.size()) {
           paths.push_back(Round());
         }
         paths[group].memory += one.memory;
-        paths[group].links += one.links + links(first, of_.devices[first].replay.turns[i], true);
+        paths[group].links += one.links + links(first, turn, true);
         ++group;
       }
       take_longer(slowest, stage);
