@@ -242,6 +242,7 @@
 #include "tinyscale/parallel/cached_attention.hpp"
 #include "tinyscale/parallel/device_decode.hpp"
 #include "tinyscale/parallel/decode_forms.hpp"
+#include "tinyscale/parallel/sharded_report.hpp"
 #include "tinyscale/parallel/sharded_decode.hpp"
 
 // plan: what would it cost?
