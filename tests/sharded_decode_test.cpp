@@ -61,6 +61,21 @@ ts::Transformer lively(const ts::ModelConfig& config) {
   return model;
 }
 
+// Its matrices as they would be mapped from a file.
+ts::Transformer stored(const ts::Transformer& model, ts::BlockFormat format) {
+  ts::Transformer out = model;
+  for (ts::Parameter& p : out.parameters) {
+    if (p.shape.size() == 2) {
+      ts::StoreAs how;
+      how.format = format;
+      p.stored = ts::Shared<ts::StoredMatrix>(new ts::StoredMatrix(
+          ts::kernels::store_matrix(p.shape[0], p.shape[1], p.value.data(), how)));
+      p.value = ts::Tensor();
+    }
+  }
+  return out;
+}
+
 Prompts some_prompts() { return {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {12}, {40, 3, 40}, {7, 8}}; }
 
 ts::ServeOptions greedy() {
@@ -127,10 +142,10 @@ bool same(const Prompts& a, const Prompts& b) {
 // The ids of one device, and every byte as its formula says.
 void check_layouts(const ts::Transformer& model, const ts::List<ts::ServeLayout>& layouts,
                    const ts::ServeOptions& o) {
-  const Prompts right = on_one(model, some_prompts(), 7, o);
+  const Prompts right = on_one(model, some_prompts(), 5, o);
   for (const ts::ServeLayout& layout : layouts) {
     CAPTURE(layout.text());
-    const ts::ShardedGeneration made = run(model, layout, 7, o);
+    const ts::ShardedGeneration made = run(model, layout, 5, o);
     CHECK(same(made.ids, right));
     CAPTURE(made.sent.table().text());
     CHECK(made.sent.equal(0));
@@ -210,6 +225,11 @@ TEST_CASE("sharded generation keeps its cache in 16 and 8 bits") {
     o.pages.format = format;
     check_layouts(model, {cut(2, 1, 1), cut(1, 1, 2), cut(2, 3, 1)}, o);
   }
+}
+
+TEST_CASE("sharded generation cuts stored weights, in float32") {
+  const ts::Transformer model = lively(shape_of("llama"));
+  check_layouts(stored(model, ts::BlockFormat::bf16), {cut(2, 1, 1), cut(2, 3, 2)}, greedy());
 }
 
 TEST_CASE("a sharded decode sends and holds what the textbook says") {
@@ -394,11 +414,17 @@ TEST_CASE("sharded generation refuses what cannot be cut") {
   CHECK(error_of([&] { run(ts::Transformer::without_numbers(wide), cut(2, 1, 1), 2, greedy()); }) ==
         "generate_sharded: llama over tensor 2, pipeline 1, sequence 1: a vocabulary of 16777217; "
         "at most 16777216 is right");
-  CHECK(error_of([&] {
-          run(ts::Transformer::without_numbers(shape_of("llama")), cut(2, 1, 1), 2, greedy());
-        }) ==
-        "generate_sharded: model.embed_tokens.weight of llama is not there; float32 weights, as "
-        "load(path) gives them, can be cut over devices");
+  CHECK(
+      error_of([&] {
+        run(ts::Transformer::without_numbers(shape_of("llama")), cut(2, 1, 1), 2, greedy());
+      }) ==
+      "generate_sharded: model.embed_tokens.weight of llama has no numbers; a model that was made "
+      "or loaded is right");
+  ts::Transformer rounded = stored(model, ts::BlockFormat::bf16);
+  rounded.activations = ts::Activations::int8_blocks;
+  CHECK(error_of([&] { run(rounded, cut(2, 1, 1), 2, greedy()); }) ==
+        "generate_sharded: model.embed_tokens.weight of llama is bf16 and meets activations in 8 "
+        "bits; devices have it in float32, so that activations in float32 are right");
 }
 
 TEST_CASE("sharded generation refuses prompts and options that cannot be run") {

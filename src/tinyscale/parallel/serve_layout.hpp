@@ -5,6 +5,7 @@
 // Pope et al., arXiv 2211.05102; "How To Scale Your Model", chapter 7.
 
 #include <cstdint>  // int64_t
+#include <cstring>  // memcpy
 #include <string>   // string
 #include <vector>   // vector
 
@@ -142,10 +143,14 @@ inline void check_serve_layout(const Transformer& model, const ServeLayout& layo
   }
   check_serve_sizes(model.config, layout);
   for (const Parameter& p : model.parameters) {
-    if (!p.value.defined()) {
-      fail({"generate_sharded: ", p.name, " of ", model.config.name, " is ",
-            p.stored ? p.stored->kind() : "not there",
-            "; float32 weights, as load(path) gives them, can be cut over devices"});
+    if (!p.value.defined() && !p.stored) {
+      fail({"generate_sharded: ", p.name, " of ", model.config.name,
+            " has no numbers; a model that was made or loaded is right"});
+    }
+    if (p.stored && model.activations != Activations::f32) {
+      fail({"generate_sharded: ", p.name, " of ", model.config.name, " is ", p.stored->kind(),
+            " and meets activations in 8 bits; devices have it in float32, so that activations ",
+            "in float32 are right"});
     }
   }
 }
@@ -191,6 +196,27 @@ inline ServeCut serve_cut(const Parameter& p, const ModelConfig& c, const ServeL
   return cut;
 }
 
+// A device's part of a parameter; of a stored one in float32.
+inline Tensor cut_parameter(const Parameter& p, const ServeCut& cut) {
+  if (p.value.defined()) {
+    const Tensor all = p.value.detach();
+    return (cut.dim < 0 ? all : slice(all, cut.dim, cut.begin, cut.end)).clone();
+  }
+  const StoredMatrix& from = *p.stored;
+  const std::int64_t row0 = cut.dim == 0 ? cut.begin : 0;
+  const std::int64_t rows = cut.dim == 0 ? cut.end - cut.begin : from.rows;
+  const std::int64_t col0 = cut.dim == 1 ? cut.begin : 0;
+  const std::int64_t cols = cut.dim == 1 ? cut.end - cut.begin : from.cols;
+  Tensor part({rows, cols});
+  std::vector<float> row(static_cast<std::size_t>(from.cols));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    kernels::stored_row(from, row0 + i, row.data());
+    std::memcpy(part.data() + i * cols, row.data() + col0,
+                static_cast<std::size_t>(cols) * sizeof(float));
+  }
+  return part;
+}
+
 // The model as a device has it; of what is not there nothing.
 inline Transformer serve_model(const Transformer& whole, const ServeLayout& layout,
                                const ServePlace& at) {
@@ -198,14 +224,8 @@ inline Transformer serve_model(const Transformer& whole, const ServeLayout& layo
   Transformer own = whole;
   for (Parameter& p : own.parameters) {
     const ServeCut cut = serve_cut(p, whole.config, layout, at);
-    const Tensor all = p.value.detach();
-    if (!cut.here) {
-      p.value = Tensor();
-    } else if (cut.dim < 0) {
-      p.value = all.clone();
-    } else {
-      p.value = slice(all, cut.dim, cut.begin, cut.end).clone();
-    }
+    p.value = cut.here ? cut_parameter(p, cut) : Tensor();
+    p.stored = Shared<StoredMatrix>();
     // A whole expert's bias comes from one device: more than its share of a partial sum.
     const bool bias = layout.whole_experts && cut.here && p.expert >= 0;
     if (bias && name_has(p, ".down_proj.bias")) {
