@@ -834,8 +834,11 @@ std::vector<std::string> naive_merges(const std::string& text, std::size_t token
         best = pair.first;
       }
     }
-    const std::string& left = names[static_cast<std::size_t>(best.first)];
-    const std::string& right = names[static_cast<std::size_t>(best.second)];
+    if (most < 2) {
+      break;  // no pair stands twice
+    }
+    const std::string left = names[static_cast<std::size_t>(best.first)];
+    const std::string right = names[static_cast<std::size_t>(best.second)];
     const std::string both = left + right;
     merges.push_back(left + " " + right);
     std::size_t id = 0;
@@ -864,7 +867,7 @@ const char* const rhyme =
 }  // namespace
 
 TEST_CASE("training merges the most frequent pair, as counting all anew does") {
-  CHECK(ts::train_tokenizer(rhyme, 290).data().merges == naive_merges(rhyme, 290));
+  CHECK(ts::train_tokenizer(rhyme, 280).data().merges == naive_merges(rhyme, 280));
   Dice dice(7);
   for (int i = 0; i < 25; ++i) {
     const std::string text = dice.text(20, "ab ") + std::string(12, 'a') + dice.text(250, "abab c");
@@ -918,6 +921,7 @@ TEST_CASE("tokenizers come back from a model's file and from a tokenizer.json") 
   }
   ts::ModelConfig config = ts::config("nano-llama");
   config.vocabulary = 275;
+  config.layers = 1;
   ts::Transformer model(config);
   options.pre = "gpt-2";
   model.tokenizer = ts::train_tokenizer(rhyme, 275, options);
@@ -1054,7 +1058,7 @@ TEST_CASE("hostile texts and files take n log n and never crash") {
 }
 
 TEST_CASE("a word of a million bytes takes no minute [slow]") {
-  const ts::Tokenizer trained = ts::train_tokenizer(rhyme, 290);
+  const ts::Tokenizer trained = ts::train_tokenizer(rhyme, 280);
   Dice dice(9);
   std::string word;
   while (word.size() < 1000000) {
