@@ -230,6 +230,7 @@
 #include "tinyscale/model/generate_text.hpp"
 #include "tinyscale/model/generation_report.hpp"
 #include "tinyscale/model/speculative.hpp"
+#include "tinyscale/model/llama2c_decoder.hpp"
 #include "tinyscale/model/llama2c_generate.hpp"
 #include "tinyscale/model/beam_search.hpp"
 #include "tinyscale/model/model_presets.hpp"
@@ -276,6 +277,13 @@
 #include "tinyscale/parallel/step_tables.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/train.hpp"
+#include "tinyscale/parallel/serve_layout.hpp"
+#include "tinyscale/parallel/serve_batch.hpp"
+#include "tinyscale/parallel/cached_attention.hpp"
+#include "tinyscale/parallel/device_decode.hpp"
+#include "tinyscale/parallel/decode_forms.hpp"
+#include "tinyscale/parallel/sharded_report.hpp"
+#include "tinyscale/parallel/sharded_decode.hpp"
 
 // plan: what would it cost?
 #include "tinyscale/plan/transformer_math.hpp"

@@ -110,7 +110,6 @@ ts::Gguf written(const ts::List<ts::GgufValue>& keys, const ts::List<ts::GgufSou
   return file;
 }
 
-
 }  // namespace
 
 TEST_CASE(

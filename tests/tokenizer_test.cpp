@@ -737,9 +737,10 @@ TEST_CASE("tokenizer.json: what is not understood is refused") {
         "its model has the end_of_word_suffix \"</w>\"; none is right");
   CHECK(json_error(small_json("", R"("vocab":{"a":0,"b":0},"merges":[])")) ==
         "the tokens \"a\" and \"b\" have the same id 0");
-  CHECK(json_error(small_json("", R"("vocab":{"a":4000000000},"merges":[])")) ==
-        "token \"a\" has the id 4000000000 in a file of 168 bytes; ids from 0 without large gaps "
-        "are right");
+  const std::string far = small_json("", R"("vocab":{"a":4000000000},"merges":[])");
+  CHECK(json_error(far) == "token \"a\" has the id 4000000000 in a file of " +
+                               std::to_string(far.size()) +
+                               " bytes; ids from 0 without large gaps are right");
   CHECK(json_error(small_json("", R"("vocab":{"a":-1},"merges":[])")) ==
         "token \"a\": a size is not a whole number from 0 to 2^53");
   CHECK(json_error(small_json("", R"("vocab":{"a":0},"merges":[3])")) ==
@@ -799,4 +800,265 @@ TEST_CASE("GPT-2's vocab.json with merges.txt") {
         "read_gpt2_tokenizer: \"v\": merge 0 is \"b b\", but \"bb\" is no token");
   CHECK(error_of([] { ts::parse_gpt2_tokenizer("{", "", "v"); }) ==
         "read_gpt2_tokenizer: \"v\": json: the text ends early at byte 1");
+}
+
+namespace {
+
+// Training as its description has it: count all pairs of all words anew after each merge.
+std::vector<std::string> naive_merges(const std::string& text, std::size_t tokens) {
+  std::vector<Ids> words;
+  for (const std::string& piece : cut(ts::PreTokenizer::gpt2, text)) {
+    Ids word;
+    for (const char c : piece) {
+      word.push_back(static_cast<unsigned char>(c));
+    }
+    words.push_back(word);
+  }
+  std::vector<std::string> names, merges;
+  for (int byte = 0; byte < 256; ++byte) {
+    names.push_back(ts::detail::spelled_bytes(
+        std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))));
+  }
+  while (names.size() < tokens) {
+    std::map<std::pair<std::int32_t, std::int32_t>, int> counts;
+    for (const Ids& word : words) {
+      for (std::size_t i = 0; i + 1 < word.size(); ++i) {
+        ++counts[{word[i], word[i + 1]}];
+      }
+    }
+    std::pair<std::int32_t, std::int32_t> best;
+    int most = 1;
+    for (const auto& pair : counts) {
+      if (pair.second > most) {
+        most = pair.second;
+        best = pair.first;
+      }
+    }
+    const std::string& left = names[static_cast<std::size_t>(best.first)];
+    const std::string& right = names[static_cast<std::size_t>(best.second)];
+    const std::string both = left + right;
+    merges.push_back(left + " " + right);
+    std::size_t id = 0;
+    while (id < names.size() && names[id] != both) {
+      ++id;
+    }
+    if (id == names.size()) {
+      names.push_back(both);
+    }
+    for (Ids& word : words) {
+      for (std::size_t i = 0; i + 1 < word.size(); ++i) {
+        if (word[i] == best.first && word[i + 1] == best.second) {
+          word[i] = static_cast<std::int32_t>(id);
+          word.erase(word.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+        }
+      }
+    }
+  }
+  return merges;
+}
+
+const char* const rhyme =
+    "Peter Piper picked a peck of pickled peppers. A peck of pickled peppers Peter Piper picked. "
+    "If Peter Piper picked a peck of pickled peppers, where's the peck Peter Piper picked? ";
+
+}  // namespace
+
+TEST_CASE("training merges the most frequent pair, as counting all anew does") {
+  CHECK(ts::train_tokenizer(rhyme, 290).data().merges == naive_merges(rhyme, 290));
+  Dice dice(7);
+  for (int i = 0; i < 25; ++i) {
+    const std::string text = dice.text(20, "ab ") + std::string(12, 'a') + dice.text(250, "abab c");
+    CAPTURE(text);
+    std::string error;
+    try {
+      const ts::Tokenizer trained = ts::train_tokenizer(text, 262);
+      CHECK(trained.data().merges == naive_merges(text, 262));
+      CHECK(trained.decode(trained.encode(text)) == text);
+    } catch (const ts::Error& e) {
+      error = e.what();  // too short a text
+    }
+    CHECK((error.empty() || text.size() < 80));
+  }
+  ts::TrainTokenizerOptions options;
+  options.special = {"<|endoftext|>", "<|pad|>"};
+  const ts::Tokenizer trained = ts::train_tokenizer(rhyme, 280, options);
+  CHECK(trained.vocabulary() == 280);
+  CHECK(trained.bos() == 278);
+  CHECK(trained.eos() == 278);
+  CHECK(trained.token_text(279) == "<|pad|>");
+  CHECK(trained.encode(rhyme).size() < std::strlen(rhyme) / 2);
+  CHECK(error_of([] { ts::train_tokenizer("aaaa", 255); }) ==
+        "train_tokenizer: a vocabulary of 255; at least 256 (256 bytes and 0 special tokens) is "
+        "right");
+  CHECK(error_of([&] { ts::train_tokenizer("aaaa", 257, options); }) ==
+        "train_tokenizer: a vocabulary of 257; at least 258 (256 bytes and 2 special tokens) is "
+        "right");
+  CHECK(error_of([] { ts::train_tokenizer("aaaa", 300); }) ==
+        "train_tokenizer: no pair stands twice any more after 257 tokens of 300; a longer text or "
+        "a vocabulary of at most 257 is right");
+  options.pre = "words";
+  CHECK(error_of([&] { ts::train_tokenizer("aaaa", 300, options); })
+            .rfind(
+                "train_tokenizer: the pre-tokenizer is \"words\"; right is one of gpt-2, default, ",
+                0) == 0);
+}
+
+TEST_CASE("tokenizers come back from a model's file and from a tokenizer.json") {
+  ts::TrainTokenizerOptions options;
+  options.special = {"<|endoftext|>"};
+  const std::string path = "tokenizer_test.saved";
+  for (const char* pre : {"gpt-2", "llama-bpe", "qwen2", "smollm", "none"}) {
+    options.pre = pre;
+    const ts::Tokenizer trained = ts::train_tokenizer(rhyme, 275, options);
+    CHECK(ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(trained), "x: ") == trained);
+    ts::save_tokenizer(trained, path);
+    const ts::Tokenizer again = ts::read_hugging_face_tokenizer(path);
+    CHECK(again == trained);
+    CHECK(again.encode(rhyme) == trained.encode(rhyme));
+  }
+  ts::ModelConfig config = ts::config("nano-llama");
+  config.vocabulary = 275;
+  ts::Transformer model(config);
+  options.pre = "gpt-2";
+  model.tokenizer = ts::train_tokenizer(rhyme, 275, options);
+  model.save(path);
+  CHECK(ts::load(path).tokenizer == model.tokenizer);
+  CHECK(ts::generate(model, "Peter", 3).rfind("Peter", 0) == 0);
+  std::remove(path.c_str());
+
+  const std::string file = llama2c_file({{" ", -1.0F}, {"\"a", -0.1F}, {"\xC3\xA9", -3.5F}});
+  const ts::Tokenizer scored = ts::parse_llama2c_tokenizer(bytes_of(file), file.size(), 262, "t");
+  CHECK(ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(scored), "x: ") == scored);
+  CHECK(error_of([&] { ts::save_tokenizer(scored, path); }) ==
+        "save_tokenizer: a SentencePiece tokenizer merges by scores, which a tokenizer.json cannot "
+        "hold; save() of a model keeps them");
+  ts::TokenizerData data;
+  data.kind = ts::TokenizerKind::merged_pieces;
+  data.tokens = {"<unk>", "<s>", "</s>", "<0x61>", "\xE2\x96\x81", "b", "bb", "[u]"};
+  data.types = {2, 3, 3, 6, 1, 1, 1, 4};
+  data.merges = {"b b"};
+  data.unknown = 0;
+  data.bos = 1;
+  data.eos = 2;
+  for (const int eos : {0, 1}) {
+    data.add_eos = eos;
+    data.add_space_prefix = eos == 0;
+    const ts::Tokenizer pieces = ts::make_tokenizer(data);
+    CHECK(ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(pieces), "x: ") == pieces);
+    const ts::Tokenizer again =
+        ts::parse_hugging_face_tokenizer(ts::hugging_face_json(pieces), "t");
+    CHECK(again.data().types == pieces.data().types);
+    CHECK(again.encode("a bbb[u]") == pieces.encode("a bbb[u]"));
+    CHECK(again.decode(again.encode("a bbb[u]")) == "a bbb[u]");
+  }
+  for (const char* text : {"hello", "\xFF"}) {  // characters, bytes
+    const ts::Tokenizer plain = ts::make_text("t", text).tokenizer;
+    const ts::Tokenizer again = ts::parse_hugging_face_tokenizer(ts::hugging_face_json(plain), "t");
+    CHECK(again.encode(text) == plain.encode(text));
+    CHECK(ts::make_tokenizer(plain.data()) == plain);
+  }
+  CHECK(error_of([] { ts::hugging_face_json(ts::make_text("t", "a\xE2\x96\x81").tokenizer); }) ==
+        "save_tokenizer: token 1 is \"\xE2\x96\x81\"; texts that differ, and no character U+2581, "
+        "are right");
+  const auto refuse = [](const std::string& from, const std::string& to) {
+    std::string json = ts::detail::tokenizer_json(ts::train_tokenizer(rhyme, 260));
+    json.replace(json.find(from), from.size(), to);
+    return error_of([&] { ts::detail::tokenizer_from_json(json, "x: "); });
+  };
+  CHECK(refuse("\"merges\"", "\"mergers\"") == "x: its tokenizer lacks merges");
+  CHECK(refuse("\"bos\":-1", "\"bos\":0.5") ==
+        "x: its tokenizer's bos is no whole number from -1 to 2^31 - 1");
+  CHECK(refuse("\"bos\":-1", "\"bos\":260") ==
+        "x: its tokenizer: the BOS token is 260 of 260 tokens; a token's number, or -1 for none, "
+        "is right");
+}
+
+TEST_CASE("a text by a tokenizer of one's own, or one trained on it") {
+  const std::string path = "tokenizer_test.txt";
+  std::FILE* const file = std::fopen(path.c_str(), "wb");
+  REQUIRE(file != nullptr);
+  std::fputs(rhyme, file);
+  std::fclose(file);
+  ts::TextOptions options;
+  options.tokenizer = ts::TokenizerKind::byte_pairs;
+  options.vocabulary = 275;
+  const ts::Text text = ts::read_text(path, options);
+  CHECK(text.tokenizer.vocabulary() == 275);
+  CHECK(text.text() == "tokenizer_test.txt: " + std::to_string(text.tokens.size()) +
+                           " tokens, byte-level BPE (275 tokens)");
+  CHECK(text.tokenizer.decode(text.tokens) == rhyme);
+  CHECK(ts::read_text(path, text.tokenizer).tokens == text.tokens);
+  options.tokenizer = ts::TokenizerKind::bytes;
+  CHECK(error_of([&] { ts::read_text(path, options); }) ==
+        "read_text: a vocabulary of 275; only byte-level BPE has one to choose, 0 is right");
+  options.vocabulary = 0;
+  CHECK(ts::read_text(path, options).tokens.size() == std::strlen(rhyme));
+  options.tokenizer = ts::TokenizerKind::byte_pairs;
+  CHECK(error_of([&] { ts::read_text(path, options); }) ==
+        "read_text: a vocabulary of 0; for byte-level BPE at least 256 is right");
+  options.tokenizer = ts::TokenizerKind::scored_pieces;
+  CHECK(error_of([&] { ts::read_text(path, options); }) ==
+        "read_text: SentencePiece tokenizers are read, not trained; characters, bytes or "
+        "byte_pairs, or a tokenizer itself, is right");
+  options.tokenizer = ts::TokenizerKind::characters;
+  CHECK(ts::read_text(path, options).tokenizer == ts::read_text(path).tokenizer);
+  CHECK(error_of([&] { ts::make_text("t", "", text.tokenizer); }) ==
+        "read_text: \"t\" is empty; a text to learn is right");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("hostile texts and files take n log n and never crash") {
+  std::vector<std::pair<std::string, float>> nested;  // a, aa, aaa, ...: each merge changes all
+  for (std::size_t i = 1; i < 60; ++i) {
+    nested.emplace_back(std::string(i, 'a'), -static_cast<float>(i));
+  }
+  const std::string file = llama2c_file(nested);
+  const ts::Tokenizer chain = ts::parse_llama2c_tokenizer(
+      bytes_of(file), file.size(), static_cast<std::int64_t>(259 + nested.size()), "t");
+  const std::string one_word(40000, 'a');
+  CHECK(chain.decode(chain.encode(one_word)) == one_word);
+  CHECK(chain.encode(one_word.substr(0, 300)) == naive_llama2c(nested, one_word.substr(0, 300)));
+  const ts::Tokenizer trained = ts::train_tokenizer(one_word + rhyme, 270);
+  CHECK(trained.decode(trained.encode(one_word)) == one_word);
+  const std::string spaces(40000, ' ');
+  CHECK(trained.decode(trained.encode(spaces)) == spaces);
+
+  std::vector<std::string> files = {file, ts::hugging_face_json(trained),
+                                    ts::detail::tokenizer_json(trained)};
+  const std::string model = shared_file("models/stories260K/tok512.model");
+  files.push_back(there(model) ? contents(model) : "");
+  Dice dice(8);
+  int refused = 0;
+  for (int i = 0; i < 160; ++i) {  // cut short, or with some bytes changed
+    const std::size_t which = dice.below(4);
+    std::string bytes = files[which];
+    if (i % 3 == 0) {
+      bytes.resize(dice.below(bytes.size() + 1));
+    }
+    for (std::size_t n = 1 + dice.below(4); n > 0 && !bytes.empty(); --n) {
+      bytes[dice.below(bytes.size())] =
+          static_cast<char>(static_cast<unsigned char>(dice.below(256)));
+    }
+    try {
+      const ts::Tokenizer read =
+          which == 0   ? ts::parse_llama2c_tokenizer(bytes_of(bytes), bytes.size(), 318, "t")
+          : which == 1 ? ts::parse_hugging_face_tokenizer(bytes, "t")
+          : which == 2 ? ts::detail::tokenizer_from_json(bytes, "t")
+                       : ts::parse_sentencepiece(bytes_of(bytes), bytes.size(), "t");
+      read.decode(read.encode("aaaa Peter \xC3\xA9\xFF <s>"));
+    } catch (const ts::Error&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > 60);
+}
+
+TEST_CASE("a word of a million bytes takes no minute [slow]") {
+  const ts::Tokenizer trained = ts::train_tokenizer(rhyme, 290);
+  Dice dice(9);
+  std::string word;
+  while (word.size() < 1000000) {
+    word += "piecdk"[dice.below(6)];
+  }
+  CHECK(trained.decode(trained.encode(word)) == word);
 }

@@ -174,8 +174,9 @@ inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) 
     body(0, units);
     return;
   }
-  const std::int64_t threads = thread_count(), fit = static_cast<std::int64_t>(bytes / 262144.0);
-  const std::int64_t parts = std::clamp(fit, threads, 16 * threads);
+  const std::int64_t threads = thread_count();
+  const auto fit = static_cast<std::int64_t>(bytes / 262144.0);
+  const std::int64_t parts = std::clamp<std::int64_t>(fit / threads, 1, 16) * threads;
   parallel_for(units, (units + parts - 1) / parts, body);
 }
 

@@ -51,6 +51,11 @@ class KvPages {
   std::int64_t pages_in_use() const;
   std::int64_t shared_pages() const;                             // that more than one sequence has
   std::int64_t page_bytes() const { return layers_ * stride_; }  // of all layers
+  // Keys and values of a token in one layer, with the scales of int8.
+  std::int64_t layer_bytes() const {
+    const std::int64_t scales = shape_.format == DType::int8 ? 4 * shape_.kv_heads : 0;
+    return 2 * (shape_.row_bytes() + scales);
+  }
   std::int64_t token_bytes() const { return layers_ * layer_bytes(); }  // of all layers
   double bytes() const;                                                 // of the pages in use
   // Tokens that the last of `tokens` sees in a layer, itself one: its window's, if it has one.
@@ -85,11 +90,6 @@ class KvPages {
     const std::int64_t slab = page / slab_pages_;
     const std::int64_t at = (page % slab_pages_ * layers_ + layer) * stride_;
     return reinterpret_cast<std::uint8_t*>(slabs_[static_cast<std::size_t>(slab)].origin()) + at;
-  }
-  // Keys and values of a token in one layer, with the scales of int8.
-  std::int64_t layer_bytes() const {
-    const std::int64_t scales = shape_.format == DType::int8 ? 4 * shape_.kv_heads : 0;
-    return 2 * (shape_.row_bytes() + scales);
   }
   int take_page();
   void release(int page);

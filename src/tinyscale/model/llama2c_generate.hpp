@@ -3,14 +3,15 @@
 // its float32 softmax and nucleus, its loop, which ends at a BOS and prints what can be printed.
 // With the same checkpoint, prompt and seed the text is the same.
 
-#include <cmath>    // exp
-#include <cstdint>  // int32_t
-#include <string>   // string
-#include <vector>   // vector
+#include <cmath>       // exp
+#include <cstdint>     // int32_t
+#include <functional>  // std::function
+#include <string>      // string
+#include <vector>      // vector
 
 #include "tinyscale/base/order.hpp"
-#include "tinyscale/model/decode.hpp"
-#include "tinyscale/model/generate.hpp"
+#include "tinyscale/model/llama2c_decoder.hpp"
+#include "tinyscale/model/sampler.hpp"
 
 namespace tinyscale {
 
@@ -19,14 +20,12 @@ struct Llama2cOptions {
   double top_p = 0.9;        // at or below 0, or at or above 1: off
   std::uint64_t seed = 1;    // not 0
   std::int64_t steps = 256;  // tokens in and out; at most the context
-  CacheOptions pages;
   std::function<void(const std::string& piece)> on_text;
 };
 
 struct Llama2cText {
   std::string text;
   std::vector<std::int32_t> ids;  // BOS, the prompt, what came; not the BOS that ended it
-  StepTotals totals;
 };
 
 namespace detail {
@@ -138,13 +137,12 @@ inline Llama2cText llama2c_generate(const Transformer& model, const std::string&
   const auto bos = static_cast<std::int32_t>(model.tokenizer.bos());
   const std::vector<std::int32_t> forced = model.tokenizer.encode(prompt, true);
   detail::Llama2cSampler sampler(options);
-  KvPages cache(c, options.pages);
-  const int sequence = cache.add();
+  Llama2cDecoder decoder(model);
   Llama2cText made;
   made.ids.push_back(forced[0]);
   for (std::int64_t at = 0; at < options.steps; ++at) {
     const std::int32_t token = made.ids.back();
-    const Tensor logits = decode(model, cache, {{sequence, {token}, false}}, &made.totals);
+    const std::vector<float> logits = decoder.next(token);
     const std::int32_t next = at + 1 < static_cast<std::int64_t>(forced.size())
                                   ? forced[static_cast<std::size_t>(at + 1)]
                                   : sampler.next(logits.data(), c.vocabulary);
