@@ -893,6 +893,7 @@ TEST_CASE("weights as stored, in bf16, 8 and 4 bits run and do not learn") {
   options.group = -8;
   CHECK(error_of([&] { ts::load(path, options); }) ==
         "load: \"" + path + "\": groups of -8 columns; 1 or more is right, or 0 for a whole row");
+  options.group = 0;
   options.weights = ts::Weights::as_stored;
   ts::save_llama2c(model, bin, 2, 8);
   const ts::Transformer eight = ts::load(bin, options);
