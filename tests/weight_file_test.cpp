@@ -1015,9 +1015,7 @@ TEST_CASE("a window as long as the context is none") {
   std::string text = config_text(model.config, "mistral");
   text.insert(text.size() - 1, ", \"sliding_window\": 8");
   write_file(folder.at("config.json"), text);
-  CHECK(error_of([&] {
-          ts::load(folder.path);
-        }).find(" is planned, not run: it has sliding windows;") != std::string::npos);
+  CHECK(ts::load(folder.path).config.window == 8);
   ts::LoadOptions options;
   options.context = 8;
   const ts::Transformer shorter = ts::load(folder.path, options);

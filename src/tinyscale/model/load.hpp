@@ -309,9 +309,8 @@ inline void set_context(ModelConfig& config, std::int64_t context, const std::st
           " is right, or 0 for all"});
   }
   config.context = context > 0 ? context : config.context;
-  if (config.window >= config.context && config.beyond == "sliding windows") {
+  if (config.window >= config.context) {
     config.window = config.global_every = 0;
-    config.beyond.clear();
   }
 }
 
