@@ -675,6 +675,15 @@ TEST_CASE("sorted names are found, and one that stands twice") {
   CHECK(again.twice() == 100);
   CHECK(names[again.find("7")] == "7");
   CHECK(again.find("7") < 100);
+  names.push_back("5");
+  CHECK(ts::detail::SortedNames(names).twice() == 100);  // of several the first
+  std::string json = "{\"x\": 1";
+  for (int i = 0; i < 30; ++i) {
+    json += ts::detail::cat({", \"", i, "\": 0"});
+  }
+  CHECK(ts::parse_json(json + "}").fields.size() == 31);
+  CHECK(error_of([&] { ts::parse_json(json + ", \"7\": 1, \"x\": 2}"); }) ==
+        ts::detail::cat({"json: the key \"7\" stands twice, before at byte ", json.size() + 17}));
   CHECK(ts::detail::SortedNames().find("a") == ts::detail::SortedNames::none);
 }
 
