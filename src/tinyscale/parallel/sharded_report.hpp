@@ -140,7 +140,7 @@ class ServeReporter {
     const char* const pages = "2 L/p max(KV/t, 1) K b x tokens/s, whole pages";
     of_.memory.add("weights, all devices", "B", sum_of(weights), sum_of(held), "");
     of_.memory.add("weights, one device", "B", most_of(weights), most_of(held),
-                   "4 x (parameters / (n p) + what pieces share)");
+                   "parameters / (n p) + what pieces share, 4 B each");
     of_.memory.add("cache, all devices", "B", sum_of(cache), sum_of(kept), "");
     of_.memory.add("cache, one device", "B", most_of(cache), most_of(kept), pages);
   }
