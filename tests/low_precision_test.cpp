@@ -475,8 +475,8 @@ TEST_CASE("quantised weights: one thread and many, bad input") {
                        "quantize: weight 0, 1 is 1000000; weights must be within +-65504",
                        ts::Error);
   CHECK_THROWS_WITH_AS(
-      kernel::quantize(1, 1, 12, 8, big.data()),
-      "pack_quantized: 1 x 1, groups of 12, 8 bits; groups are multiples of 8, of 4 or 8 bits",
+      kernel::quantize(1, 1, 0, 8, big.data()),
+      "pack_quantized: 1 x 1, groups of 0, 8 bits; groups have 1 column or more, codes 4 or 8 bits",
       ts::Error);
 }
 

@@ -2,10 +2,12 @@
 // Quantised weights W [N, K] and their products with activations, y = W x: the bytes of W are the
 // whole cost of a decoded token. K is cut into groups that share a scale; weights are int8 or
 // 4-bit.
-//   y[n] = sum over groups of  w_scale[n][group] * x_scale[group] * (integer dot product)
+//   y[n] = sum over groups, in order, of  (integer dot product) * w_scale[n][group] *
+//   x_scale[group]
 // x is rounded to int8 by group, as llama2.c and ggml do. 16 rows of W are laid side by side, a
 // lane a row, so that no lanes are added up: [panel of 16 rows][k / 4][row] words of 4 int8, kept
 // 128 higher; 4-bit ones 8 higher, the second word of each pair in the upper half of the bytes.
+// A group takes whole words, 4 columns or 8 of 4 bits; what is too much holds zeros.
 
 #include <algorithm>
 #include <cmath>
@@ -21,31 +23,46 @@
 #include "tinyscale/compute/gemm_int8.hpp"
 
 namespace tinyscale {
+
+// What activations are rounded to before they meet stored weights.
+enum class Activations {
+  f32,          // not at all
+  int8_groups,  // int8 in the groups of the weights, as llama2.c's runq: x / scale, half away from
+                // 0
+  int8_blocks   // as ggml: int8 in blocks of 32, their scale f16, or f16 for weights in f16, ...
+};
+
 namespace kernels {
 
 struct QuantizedMatrix {
   std::int64_t rows = 0, cols = 0;
-  std::int64_t group = 32;  // columns that share a scale: a multiple of 8; the last may be shorter
+  std::int64_t group = 32;  // columns that share a scale; the last group may be shorter
   int bits = 8;             // or 4
   bool half_scales = true;  // scales as f16 where that is exact, else f32
   Shared<detail::WordBuffer> data, scales;  // scales: [panel][group][16]
 
   std::int64_t groups() const { return (cols + group - 1) / group; }
+  std::int64_t padded() const {  // columns that a group takes: whole words
+    const std::int64_t word = bits == 8 ? 4 : 8;
+    return (group + word - 1) / word * word;
+  }
+  std::int64_t panel_bytes() const { return groups() * padded() * 16 * bits / 8; }
+  std::int64_t place(std::int64_t col) const { return col / group * padded() + col % group; }
   double bytes() const {  // that a product reads
-    const double padded = static_cast<double>((rows + 15) / 16 * 16 * groups());
-    return padded * (static_cast<double>(group * bits) / 8 + (half_scales ? 2 : 4));
+    const double all = static_cast<double>((rows + 15) / 16 * 16 * groups());
+    return all * (static_cast<double>(padded() * bits) / 8 + (half_scales ? 2 : 4));
   }
 
   // One number: its code (-128..127, or -8..7) and its scale.
   int code(std::int64_t row, std::int64_t col) const {
-    const std::int64_t per_panel = groups() * group * 16 * bits / 8;
     const auto* const panel =
-        reinterpret_cast<const std::uint8_t*>(data->data()) + row / 16 * per_panel;
+        reinterpret_cast<const std::uint8_t*>(data->data()) + row / 16 * panel_bytes();
+    const std::int64_t at = place(col);
     if (bits == 8) {
-      return panel[(col / 4 * 16 + row % 16) * 4 + col % 4] - 128;
+      return panel[(at / 4 * 16 + row % 16) * 4 + at % 4] - 128;
     }
-    const int both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
-    return (col % 8 < 4 ? both & 15 : both >> 4) - 8;
+    const int both = panel[(at / 8 * 16 + row % 16) * 4 + at % 4];
+    return (at % 8 < 4 ? both & 15 : both >> 4) - 8;
   }
   float scale(std::int64_t row, std::int64_t col) const {
     const std::int64_t at = (row / 16 * groups() + col / group) * 16 + row % 16;
@@ -57,32 +74,35 @@ struct QuantizedMatrix {
 // From codes [rows, cols] and scales [rows, groups], as files hold them.
 inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group,
                                       int bits, const std::int8_t* codes, const float* scales) {
-  if (rows < 0 || cols < 0 || group < 8 || group % 8 != 0 || (bits != 4 && bits != 8)) {
+  const std::int64_t most = std::int64_t{1} << 40;
+  if (rows < 0 || cols < 0 || group < 1 || group > most || (bits != 4 && bits != 8) ||
+      (rows > 0 && cols > most / rows)) {
     detail::fail({"pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ", bits,
-                  " bits; groups are multiples of 8, of 4 or 8 bits"});
+                  " bits; groups have 1 column or more, codes 4 or 8 bits"});
   }
   QuantizedMatrix q{rows, cols, group, bits, true, {}, {}};
   const std::int64_t groups = q.groups(), panels = (rows + 15) / 16;
   for (std::int64_t i = 0; i < rows * groups && q.half_scales; ++i) {
     q.half_scales = from_f16(to_f16(scales[i])) == scales[i];
   }
-  const std::int64_t words = panels * groups * group * bits / 8 * 4;
+  const std::int64_t words = panels * q.panel_bytes() / 4;
   q.data = Shared<detail::WordBuffer>(new detail::WordBuffer(words + 16));
   q.scales = Shared<detail::WordBuffer>(new detail::WordBuffer(panels * groups * 16));
   std::fill(q.data->data(), q.data->data() + words, bits == 8 ? 0x80808080U : 0x88888888U);
   std::fill(q.scales->data(), q.scales->data() + panels * groups * 16, 0U);
-  const std::int64_t per_panel = groups * group * 16 * bits / 8;
   parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin * 16; row < std::min(rows, end * 16); ++row) {
-      auto* const panel = reinterpret_cast<std::uint8_t*>(q.data->data()) + row / 16 * per_panel;
+      auto* const panel =
+          reinterpret_cast<std::uint8_t*>(q.data->data()) + row / 16 * q.panel_bytes();
       for (std::int64_t col = 0; col < cols; ++col) {
+        const std::int64_t place = q.place(col);
         const int code = codes[row * cols + col] + (bits == 8 ? 128 : 8);
         if (bits == 8) {
-          panel[(col / 4 * 16 + row % 16) * 4 + col % 4] = static_cast<std::uint8_t>(code);
+          panel[(place / 4 * 16 + row % 16) * 4 + place % 4] = static_cast<std::uint8_t>(code);
         } else {
-          std::uint8_t& both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
-          both = static_cast<std::uint8_t>(col % 8 < 4 ? (both & 240) | (code & 15)
-                                                       : (both & 15) | (code & 15) << 4);
+          std::uint8_t& both = panel[(place / 8 * 16 + row % 16) * 4 + place % 4];
+          both = static_cast<std::uint8_t>(place % 8 < 4 ? (both & 240) | (code & 15)
+                                                         : (both & 15) | (code & 15) << 4);
         }
       }
       for (std::int64_t g = 0; g < groups; ++g) {
@@ -103,7 +123,7 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
 // becomes -8. Scales are f16. The same numbers as ggml's q8_0 and q4_0 in groups of 32.
 inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
                                 const float* w) {
-  if (rows <= 0 || cols <= 0 || group < 8) {
+  if (rows <= 0 || cols <= 0 || group < 1) {
     return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
   }
   const std::int64_t groups = (cols + group - 1) / group;
@@ -147,50 +167,117 @@ inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, f
 
 namespace detail {
 
+// Reads `bytes` of weights on several threads, `units` of rows that are streams: of what is small
+// each thread takes one part, since it has come to speed only after some time.
+inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) {
+  if (bytes < 131072.0) {  // less than waking a thread pays
+    body(0, units);
+    return;
+  }
+  const std::int64_t threads = thread_count();
+  const auto fit = static_cast<std::int64_t>(bytes / 262144.0);
+  const std::int64_t parts = std::clamp<std::int64_t>(fit / threads, 1, 16) * threads;
+  parallel_for(units, (units + parts - 1) / parts, body);
+}
+
 // One x, rounded to int8 by group: scale = max|x| / 127. A NaN or an infinity makes its group's
 // scale, and so every y, NaN. offset: what the shift of W's codes adds to each dot product.
 struct RoundedActivations {
-  std::int8_t* codes;  // groups * group, zeros after cols
+  std::int8_t* codes;  // groups * padded, zeros after each group's columns
   float* scales;
   std::int32_t* offsets;
 };
 
 struct RoundActivations {
   const float* x;
-  std::int64_t cols, group;
+  std::int64_t cols, group, padded;
   std::int32_t shift;  // 128, or 8 for 4 bits
+  bool blocks;         // as ggml on x86: x (127 / max), half to even; the scale becomes an f16
   RoundedActivations to;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t g = 0; g * group < cols; ++g) {
       const std::int64_t count = std::min(group, cols - g * group);
-      const float* const from = x + g * group;
-      std::int8_t* const codes = to.codes + g * group;
-      const std::uint32_t largest = largest_bits<L>(from, count);
+      const std::uint32_t largest = largest_bits<L>(x + g * group, count);
       const float scale = float_of(largest) / 127.0f;
       const bool finite = largest < 0x7f800000U;
-      to.scales[g] = finite ? scale : std::numeric_limits<float>::quiet_NaN();
-      const float inverse = finite && scale > 1e-38f ? 1.0f / scale : 0.0f;  // finite
-      std::int32_t sum = 0;
-      for (std::int64_t i = 0; i < group; i += L::width) {
-        std::int32_t lanes[static_cast<std::size_t>(L::width)];
-        typename L::V v;
-        if (i + L::width <= count) {
-          load<L>(from + i, v);
-        } else {
-          load_part<L>(from + i, std::max<std::int64_t>(0, count - i), 0.0f, v);
-        }
-        // The low bits of v + 1.5 * 2^23 are round(v), to nearest; a NaN gives 0 below.
-        v = v * (finite ? inverse : 0.0f) + 12582912.0f;
-        std::memcpy(lanes, &v, sizeof(v));
-        for (int e = 0; e < L::width && i + e < group; ++e) {
-          const std::int32_t code = finite ? lanes[e] - 0x4B400000 : 0;
-          codes[i + e] = static_cast<std::int8_t>(code);
-          sum += code;
-        }
+      to.scales[g] = !finite  ? std::numeric_limits<float>::quiet_NaN()
+                     : blocks ? from_f16(to_f16(scale))
+                              : scale;
+      typename L::I sum{};
+      if (!finite || scale < 1e-38f) {  // codes that no scale makes large
+        std::memset(to.codes + g * padded, 0, static_cast<std::size_t>(padded));
+      } else if (blocks) {
+        codes<L, true>(g, count, 127.0f / float_of(largest), sum);
+      } else {
+        codes<L, false>(g, count, scale, sum);
       }
-      to.offsets[g] = -shift * sum;
+      std::int32_t lanes[static_cast<std::size_t>(L::width)], total = 0;
+      std::memcpy(lanes, &sum, sizeof(sum));
+      for (const std::int32_t lane : lanes) {
+        total += lane;
+      }
+      to.offsets[g] = -shift * total;
+    }
+  }
+
+  template <class L, bool BLOCKS>
+  TINYSCALE_INLINE void codes(std::int64_t g, std::int64_t count, float scale,
+                              typename L::I& sum) const {
+    const float* const from = x + g * group;
+    std::int8_t* const out = to.codes + g * padded;
+    const std::int64_t wide = padded;
+    typename L::V v, by, bound;
+    typename L::I code, up, sign;
+    broadcast<L>(scale, by);
+    for (std::int64_t i = 0; i < wide; i += L::width) {
+      if (i + L::width <= count) {
+        load<L>(from + i, v);
+      } else {
+        load_part<L>(from + i, std::max<std::int64_t>(0, count - i), 0.0f, v);
+      }
+      if constexpr (BLOCKS) {
+        v = v * by;
+      } else {
+        v = v / by;
+      }
+      // The low bits of v + 1.5 * 2^23 are round(v), to nearest, halves to even.
+      const typename L::V shifted = v + 12582912.0f;
+      std::memcpy(&code, &shifted, sizeof(code));
+      code = code - 0x4B400000;
+      if constexpr (!BLOCKS) {  // halves that went towards zero: one further
+        typename L::V whole;
+        to_float<L>(code, whole);
+        const typename L::V rest = v - whole;
+        broadcast<L>(0.49999997f, bound);
+        less<L>(bound, rest, up);
+        less<L>(typename L::V{}, v, sign);
+        code = code - (up & sign);
+        less<L>(rest, -bound, up);
+        less<L>(v, typename L::V{}, sign);
+        code = code + (up & sign);
+      }
+      sum = sum + code;
+      store_codes<L>(code, std::min<std::int64_t>(L::width, wide - i), out + i);
+    }
+  }
+
+  template <class L>
+  static TINYSCALE_INLINE void store_codes(const typename L::I& code, std::int64_t count,
+                                           std::int8_t* out) {
+#if TINYSCALE_X86_UNITS
+    if constexpr (L::width == 16) {
+      if (count == 16) {
+        bytes_by_unit(code, out);
+        return;
+      }
+    }
+#endif
+    std::int32_t lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &code, sizeof(code));
+    for (std::int64_t e = 0; e < count; ++e) {
+      out[e] = static_cast<std::int8_t>(lanes[e]);
     }
   }
 
@@ -221,68 +308,95 @@ struct RoundActivations {
   }
 };
 
-// Panels p, p + stride, ... of y for one x, up to 4: as many far streams, each of which the next
-// call goes on with, bring more from memory than one does.
+// Panels first, first + stride, ... of y, up to 4, for m rows of x: as many far streams, each of
+// which the next call goes on with, bring more from memory than one does. Of many rows of x, some
+// at a time share what is read of W, two panels or one.
 struct QuantizedPanels {
   const kernels::QuantizedMatrix& w;
-  const RoundedActivations& x;
+  RoundedActivations x;  // of the first row; the others are `next` floats further each
+  std::int64_t next, m;
   std::int64_t first, stride, count;
   float* y;
+  std::int64_t ldy;
 
   template <class U>
   TINYSCALE_INLINE void run() const {
-    constexpr int panels = U::width >= 4 ? U::width / 4 : 1;
-    std::int64_t v = 0;
-    for (; v + panels <= count; v += panels) {
-      some<U, panels>(first + v * stride);
-    }
-    for (; v < count; ++v) {
-      some<U, 1>(first + v * stride);
-    }
-  }
-
-  template <class U, int PANELS>
-  TINYSCALE_INLINE void some(std::int64_t p) const {
     if (w.bits == 8) {
-      bits<U, PANELS, 8>(p);
+      all<U, 8>();
     } else {
-      bits<U, PANELS, 4>(p);
+      all<U, 4>();
     }
   }
 
-  template <class U, int PANELS, int BITS>
-  TINYSCALE_INLINE void bits(std::int64_t p) const {
-    constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width;
-    const std::int64_t groups = w.groups(), words = w.group / (BITS == 8 ? 4 : 8) * 16;
-    const std::int64_t apart = stride * groups * words;
+  template <class U, int BITS>
+  TINYSCALE_INLINE void all() const {
+    constexpr int wide = U::width >= 4 ? U::width / 4 : 1;  // panels for one row of x
+    std::int64_t done = 0;
+    if constexpr (U::width >= 8) {
+      constexpr int some = U::width / 4, panels = U::width / 8;  // as fits in registers
+      done = m / some * some;
+      for (std::int64_t v = 0; v < count && done > 0; v += panels) {
+        for (std::int64_t i = 0; i < done; i += some) {
+          if (v + panels <= count) {
+            bits<U, panels, BITS, some>(first + v * stride, i);
+          } else {
+            bits<U, 1, BITS, some>(first + v * stride, i);
+          }
+        }
+      }
+    }
+    for (std::int64_t i = done; i < m; ++i) {
+      std::int64_t v = 0;
+      for (; v + wide <= count; v += wide) {
+        bits<U, wide, BITS, 1>(first + v * stride, i);
+      }
+      for (; v < count; ++v) {
+        bits<U, 1, BITS, 1>(first + v * stride, i);
+      }
+    }
+  }
+
+  template <class U, int PANELS, int BITS, int TOKENS>
+  TINYSCALE_INLINE void bits(std::int64_t p, std::int64_t token) const {
+    constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width, sums = vectors * TOKENS;
+    constexpr std::int64_t in_word = BITS == 8 ? 4 : 8;
+    const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
+    const std::int64_t apart = stride * groups * words, step = next;
     const std::uint32_t* from = w.data->data() + p * groups * words;
-    typename U::Floats sum[static_cast<std::size_t>(vectors)];
+    const std::int8_t* codes = x.codes + token * step * 4;
+    const float* const x_scales = x.scales + token * step;
+    const std::int32_t* const offsets = x.offsets + token * step;
+    typename U::Floats sum[static_cast<std::size_t>(sums)];
     TINYSCALE_UNROLL
-    for (int v = 0; v < vectors; ++v) {
+    for (int v = 0; v < sums; ++v) {
       sum[v] = typename U::Floats{};
     }
-    for (std::int64_t g = 0; g < groups; ++g, from += words) {
-      typename U::Words dots[static_cast<std::size_t>(vectors)], low, high, weights;
-      const std::int8_t* const codes = x.codes + g * w.group;
+    for (std::int64_t g = 0; g < groups; ++g, from += words, codes += w.padded()) {
+      typename U::Words dots[static_cast<std::size_t>(sums)], low, weights[vectors];
       TINYSCALE_UNROLL
-      for (int v = 0; v < vectors; ++v) {
-        U::broadcast(static_cast<std::uint32_t>(x.offsets[g]), dots[v]);
+      for (int v = 0; v < sums; ++v) {
+        U::broadcast(static_cast<std::uint32_t>(offsets[v / vectors * step + g]), dots[v]);
       }
       for (std::int64_t at = 0; at < words; at += 16) {
-        std::uint32_t pair[2];
-        std::memcpy(pair, codes + at / (BITS == 8 ? 4 : 2), BITS == 8 ? 4 : 8);
-        U::broadcast(pair[0], low);
-        if constexpr (BITS == 4) {
-          U::broadcast(pair[1], high);
-        }
         TINYSCALE_UNROLL
         for (int v = 0; v < vectors; ++v) {
-          U::load(from + v / each * apart + at + v % each * U::width, weights);
-          if constexpr (BITS == 4) {
-            U::dot(low, weights & 0x0f0f0f0f, dots[v]);
-            U::dot(high, (weights >> 4) & 0x0f0f0f0f, dots[v]);
-          } else {
-            U::dot(low, weights, dots[v]);
+          U::load(from + v / each * apart + at + v % each * U::width, weights[v]);
+        }
+        TINYSCALE_UNROLL
+        for (int half = 0; half < 8 / BITS; ++half) {
+          TINYSCALE_UNROLL
+          for (int t = 0; t < TOKENS; ++t) {
+            std::uint32_t word;
+            std::memcpy(&word, codes + t * step * 4 + at / 16 * in_word + 4 * half, 4);
+            U::broadcast(word, low);
+            TINYSCALE_UNROLL
+            for (int v = 0; v < vectors; ++v) {
+              if constexpr (BITS == 4) {
+                U::dot(low, (weights[v] >> (4 * half)) & 0x0f0f0f0f, dots[t * vectors + v]);
+              } else {
+                U::dot(low, weights[v], dots[t * vectors + v]);
+              }
+            }
           }
         }
       }
@@ -290,18 +404,18 @@ struct QuantizedPanels {
       for (int v = 0; v < vectors; ++v) {
         typename U::Floats scale, value;
         load_scales<U>(((p + v / each * stride) * groups + g) * 16 + v % each * U::width, scale);
-        to_float<typename U::Lanes>(dots[v], value);
-        sum[v] = sum[v] + value * (scale * x.scales[g]);
+        TINYSCALE_UNROLL
+        for (int t = 0; t < TOKENS; ++t) {
+          to_float<typename U::Lanes>(dots[t * vectors + v], value);
+          sum[t * vectors + v] = sum[t * vectors + v] + (value * scale) * x_scales[t * step + g];
+        }
       }
     }
     TINYSCALE_UNROLL
-    for (int v = 0; v < vectors; ++v) {
-      const std::int64_t row = (p + v / each * stride) * 16 + v % each * U::width;
-      const std::int64_t rows = w.rows - row;
-      if (rows >= U::width) {
-        store<typename U::Lanes>(y + row, sum[v]);
-      } else if (rows > 0) {
-        store_part<typename U::Lanes>(y + row, rows, sum[v]);
+    for (int v = 0; v < sums; ++v) {
+      const std::int64_t row = (p + v % vectors / each * stride) * 16 + v % each * U::width;
+      if (row < w.rows) {
+        store_some<typename U::Lanes>(y + (token + v / vectors) * ldy + row, w.rows - row, sum[v]);
       }
     }
   }
@@ -320,38 +434,36 @@ struct QuantizedPanels {
 
 namespace kernels {
 
-// y[m][rows] = x[m][cols] W': a row of x at a time, 64 rows of W from cache after the first.
+// y[m][rows] = x[m][cols] W'; 64 rows of W come from cache after the first rows of x.
 inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
-                           std::int64_t ldx, float* y, std::int64_t ldy) {
+                           std::int64_t ldx, float* y, std::int64_t ldy,
+                           Activations how = Activations::int8_groups) {
   if (m <= 0 || w.rows <= 0) {
     return;
   }
-  const std::int64_t groups = w.groups(), bytes = (groups * w.group + 3) / 4;
-  const detail::Scratch lease(m * (bytes + 2 * groups) + 1);
+  const std::int64_t groups = w.groups(), bytes = (groups * w.padded() + 3) / 4;
+  const std::int64_t next = bytes + 2 * groups;
+  const detail::Scratch lease(m * next + 1);
   const auto at = [&](std::int64_t i) {
-    float* const start = lease.data() + i * (bytes + 2 * groups);
+    float* const start = lease.data() + i * next;
     return detail::RoundedActivations{reinterpret_cast<std::int8_t*>(start), start + bytes,
                                       reinterpret_cast<std::int32_t*>(start + bytes + groups)};
   };
-  for (std::int64_t i = 0; i < m; ++i) {
-    detail::run_on_lanes(
-        detail::RoundActivations{x + i * ldx, w.cols, w.group, w.bits == 8 ? 128 : 8, at(i)});
-  }
+  const bool blocks = how == Activations::int8_blocks;
+  parallel_for(m, 1 + 16384 / (w.cols + 1), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      detail::run_on_lanes(detail::RoundActivations{x + i * ldx, w.cols, w.group, w.padded(),
+                                                    w.bits == 8 ? 128 : 8, blocks, at(i)});
+    }
+  });
   const std::int64_t panels = (w.rows + 15) / 16, chunks = (panels + 3) / 4;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
       const std::int64_t count = (panels - p + chunks - 1) / chunks;
-      for (std::int64_t i = 0; i < m; ++i) {
-        const detail::RoundedActivations rounded = at(i);
-        detail::run_on_int8(detail::QuantizedPanels{w, rounded, p, chunks, count, y + i * ldy});
-      }
+      detail::run_on_int8(detail::QuantizedPanels{w, at(0), next, m, p, chunks, count, y, ldy});
     }
   };
-  if (m * w.rows * w.cols < (1 << 18)) {  // less than waking a thread pays
-    body(0, chunks);
-  } else {
-    parallel_for(chunks, 1, body);
-  }
+  detail::stream_rows(chunks, static_cast<double>(m) * w.bytes(), body);
 }
 
 inline void gemv_quantized(const QuantizedMatrix& w, const float* x, float* y) {

@@ -53,6 +53,7 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
   typedef std::int32_t LooseI __attribute__((vector_size(16), aligned(4), may_alias));
+  typedef std::uint16_t Shorts __attribute__((vector_size(8)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(8), aligned(2), may_alias));
   static constexpr int doubles = 2;
   typedef double D __attribute__((vector_size(16)));
@@ -65,6 +66,7 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
   typedef std::int32_t LooseI __attribute__((vector_size(32), aligned(4), may_alias));
+  typedef std::uint16_t Shorts __attribute__((vector_size(16)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(16), aligned(2), may_alias));
   static constexpr int doubles = 4;
   typedef double D __attribute__((vector_size(32)));
@@ -77,6 +79,7 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
   typedef std::int32_t LooseI __attribute__((vector_size(64), aligned(4), may_alias));
+  typedef std::uint16_t Shorts __attribute__((vector_size(32)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(32), aligned(2), may_alias));
   static constexpr int doubles = 8;
   typedef double D __attribute__((vector_size(64)));

@@ -58,6 +58,21 @@ __attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16
   x = y;
 }
 
+// 16 words as bytes: their lowest 8 bits.
+__attribute__((target("avx512f"))) inline void bytes_by_unit(const Lanes16::I& words,
+                                                             std::int8_t* to) {
+  typedef std::int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+  asm("vpmovdb %1, %0" : "=m"(*reinterpret_cast<Bytes*>(to)) : "v"(words));
+}
+// 16 numbers of 16 bits as words: what g++ makes of it are two halves, put together.
+__attribute__((target("avx512f"))) inline void words_by_unit(const std::uint8_t* from,
+                                                             Lanes16::I& words) {
+  typedef std::uint16_t Shorts __attribute__((vector_size(32), aligned(1), may_alias));
+  Lanes16::I out;
+  asm("vpmovzxwd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));
+  words = out;
+}
+
 // Tiles, as SoftTiles of amx_tiles.hpp has them in RAM.
 struct AmxTiles {
   void start() {  // the layout is loaded for each task: the thread may be new

@@ -57,7 +57,8 @@ namespace detail {
 inline double operand_bytes(const List<Operand>& operands, DType format) {
   double bytes = 0;
   for (const Operand& operand : operands) {
-    bytes += operand.elements * bytes_of(operand.format == DType::f32 ? format : operand.format);
+    const DType priced = operand.format == DType::f32 ? format : operand.format;
+    bytes += operand.element_bytes > 0 ? operand.bytes() : operand.elements * bytes_of(priced);
   }
   return bytes;
 }

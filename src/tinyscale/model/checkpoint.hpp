@@ -1,7 +1,6 @@
 #pragma once
-// A transformer in a file: parameters under the names of Hugging Face's Llama files, config and
-// tokenizer as JSON in the metadata. GPT-2 names are read too (wte, h.0.attn.c_attn, ...), with
-// matrices [out, in] or, as in the original files, [in, out].
+// What save() writes: safetensors of the parameters under the names of Hugging Face's Llama files,
+// config and tokenizer as JSON in the metadata.
 
 #include <array>
 #include <cstdint>  // int64_t
@@ -12,6 +11,7 @@
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/safetensors.hpp"
+#include "tinyscale/model/tokenizer_json.hpp"
 
 namespace tinyscale {
 
@@ -54,7 +54,6 @@ constexpr const char* norm_words[] = {"layer", "rms", nullptr};
 constexpr const char* position_words[] = {"learned", "rotary", nullptr};
 constexpr const char* activation_words[] = {"gelu", "gelu_tanh", "swiglu", "geglu", nullptr};
 constexpr const char* rope_pairs_words[] = {"interleaved", "halves", nullptr};
-constexpr const char* tokenizer_words[] = {"characters", "bytes", nullptr};
 
 inline std::string config_json(ModelConfig c) {
   std::string json = cat({"{\"name\":\"", json_escape(c.name), "\""});
@@ -138,186 +137,21 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   return c;
 }
 
-inline std::string tokenizer_json(const Tokenizer& tokenizer) {
-  std::string json = "{\"kind\":\"";
-  json += tokenizer_words[static_cast<int>(tokenizer.kind())];
-  json += "\",\"characters\":[";
-  for (const std::string& character : tokenizer.characters()) {
-    json += cat({json.back() == '[' ? "" : ",", "\"", json_escape(character), "\""});
-  }
-  return json + "]}";
-}
-
-inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
-  const Json json = parse_named(text, who);
-  const int kind = config_word(json, "kind", tokenizer_words, who + "tokenizer ");
-  if (static_cast<Tokenizer::Kind>(kind) == Tokenizer::Kind::bytes) {
-    return Tokenizer();
-  }
-  std::vector<std::string> characters;
-  for (const Json& item : config_field(json, "characters", Json::Kind::list, who).list) {
-    if (item.text.empty() || character_size(item.text, 0) != item.text.size()) {
-      fail({who, "its tokenizer has the character \"", item.text,
-            "\"; exactly one in UTF-8 is right"});
-    }
-    if (!characters.empty() && item.text <= characters.back()) {
-      detail::fail({who + "its tokenizer's characters are not in ascending order, each once"});
-    }
-    characters.push_back(item.text);
-  }
-  return Tokenizer(std::move(characters));
-}
-
-// A config from a file may lie: what it would allocate must be near what the file holds.
-inline void check_config_fits(const ModelConfig& c, const Safetensors& file,
-                              const std::string& who) {
-  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
-  const double experts = c.experts > 0 ? c.experts + c.shared_experts : 1;
-  const double hidden = number(c.experts > 0 ? c.expert_hidden : c.hidden);
-  const double places = c.position == Position::learned ? number(c.context) : 0;
-  const double layer = 2 * number(c.heads) * number(c.head_size) +
-                       2 * number(c.kv_heads) * number(c.head_size) + 2 * experts * hidden;
-  const double least = number(c.width) * (number(c.vocabulary) + places + number(c.layers) * layer);
-  const double held = static_cast<double>(file.bytes.size() - file.data_start);
-  if (least > held) {  // every number takes at least a byte
-    fail({who, "its config describes at least ", least, " parameters in ", held, " bytes of data"});
-  }
-}
-
-// Where a GPT-2 file keeps a parameter of ours; part 0, 1, 2 of three in c_attn, else -1.
-struct Gpt2Place {
-  std::string name;
-  int part = -1;
-};
-
-inline Gpt2Place gpt2_place(std::string name) {
-  static const struct {
-    const char* ours;
-    const char* theirs;
-    int part;
-  } table[] = {{"model.embed_tokens", "wte", -1},
-               {"model.embed_positions", "wpe", -1},
-               {"model.norm", "ln_f", -1},
-               {"model.layers.", "h.", -1},
-               {"input_layernorm", "ln_1", -1},
-               {"post_attention_layernorm", "ln_2", -1},
-               {"self_attn.o_proj", "attn.c_proj", -1},
-               {"self_attn.q_proj", "attn.c_attn", 0},
-               {"self_attn.k_proj", "attn.c_attn", 1},
-               {"self_attn.v_proj", "attn.c_attn", 2},
-               {"mlp.up_proj", "mlp.c_fc", -1},
-               {"mlp.down_proj", "mlp.c_proj", -1}};
-  Gpt2Place place;
-  for (const auto& row : table) {
-    const std::size_t at = name.find(row.ours);
-    if (at != std::string::npos) {
-      name.replace(at, std::string(row.ours).size(), row.theirs);
-      place.part = row.part >= 0 ? row.part : place.part;
-    }
-  }
-  place.name = std::move(name);
-  return place;
-}
-
-// The parameter's numbers from the file, in our layout; empty when the file lacks them.
-inline Tensor find_parameter(const Safetensors& file, const std::string& name, std::int64_t width,
-                             NameTable& used) {
-  const Gpt2Place place = gpt2_place(name);
-  const SafetensorsEntry* entry = file.find(name);
-  const bool own_name = entry != nullptr;
-  for (const char* prefix : {"transformer.", ""}) {
-    entry = entry != nullptr ? entry : file.find(prefix + place.name);
-  }
-  if (entry == nullptr) {
-    return Tensor();
-  }
-  ++used[entry->name];
-  Tensor value = file.read(*entry);
-  if (own_name) {
-    return value;
-  }
-  const bool in_layer = place.name.compare(0, 2, "h.") == 0;
-  const SafetensorsEntry* qkv = nullptr;  // its shape tells which way round all matrices are
-  for (const char* prefix : {"transformer.", ""}) {
-    qkv = qkv != nullptr ? qkv : file.find(std::string(prefix) + "h.0.attn.c_attn.weight");
-  }
-  if (value.dims() == 2 && in_layer && qkv != nullptr && qkv->shape == Shape{width, 3 * width}) {
-    value = transpose(value, 0, 1);
-  }
-  if (place.part >= 0) {
-    const std::int64_t rows = value.dim(0) / 3;
-    value = slice(value, 0, place.part * rows, (place.part + 1) * rows);
-  }
-  return value;
-}
-
-// Tensors of other programs' files that hold nothing to learn, and of a training's the moments.
-inline bool harmless(const std::string& name, const Transformer& model) {
-  const auto ends = [&name](const std::string& tail) {
-    return name.size() >= tail.size() &&
-           name.compare(name.size() - tail.size(), tail.size(), tail) == 0;
-  };
-  return name.compare(0, 10, "optimizer.") == 0 || ends(".attn.bias") ||
-         ends(".attn.masked_bias") || ends(".rotary_emb.inv_freq") ||
-         (model.config.tied && name == "lm_head.weight");
-}
-
-inline void read_parameters(Transformer& model, const Safetensors& file, const std::string& who) {
-  NameTable used;
-  for (Parameter& p : model.parameters) {
-    const Tensor value = find_parameter(file, p.name, model.config.width, used);
-    if (!value.defined()) {
-      fail({who, "no tensor for the parameter ", p.name});
-    }
-    if (value.shape() != p.value.shape()) {
-      fail({who, "the tensor for ", p.name, " is ", value.shape().text(), "; the model ",
-            model.config.name, " has ", p.value.shape().text()});
-    }
-    std::memcpy(p.value.data(), contiguous(value).data(),
-                static_cast<std::size_t>(value.count()) * 4);
-  }
-  for (const SafetensorsEntry& entry : file.entries) {
-    if (!used.has(entry.name) && !harmless(entry.name, model)) {
-      fail({who, "the tensor \"", entry.name, "\" has no place in the model ", model.config.name});
-    }
-  }
-}
-
 }  // namespace detail
 
-inline void Transformer::save(const std::string& path) const {
+inline void Transformer::save(const std::string& path, DType format) const {
+  for (const Parameter& p : parameters) {
+    if (!p.value.defined()) {
+      detail::fail({"save: ", p.name, " of ", config.name, " is ",
+                    p.stored ? p.stored->kind() : "not there",
+                    " and only runs; load(path) gives weights that can be saved"});
+    }
+  }
   write_safetensors(path, parameters,
                     {{"format", "pt"},
                      {"tinyscale.config", detail::config_json(config)},
-                     {"tinyscale.tokenizer", detail::tokenizer_json(tokenizer)}});
-}
-
-// Another program's weights into a model of the given shape.
-inline Transformer load(const std::string& path, const ModelConfig& config) {
-  const Safetensors file = read_safetensors(path);
-  const std::string who = detail::cat({"load: \"", path, "\": "});
-  config.validate();
-  detail::check_config_fits(config, file, who);
-  Transformer model(config);
-  detail::read_parameters(model, file, who);
-  return model;
-}
-
-// A model that save() wrote, its tokenizer with it.
-inline Transformer load(const std::string& path) {
-  const Safetensors file = read_safetensors(path);
-  const std::string who = detail::cat({"load: \"", path, "\": "});
-  const std::string* config = file.find_metadata("tinyscale.config");
-  const std::string* tokenizer = file.find_metadata("tinyscale.tokenizer");
-  if (config == nullptr || tokenizer == nullptr) {
-    detail::fail({who + "it carries no config of this library; call load(path, config)"});
-  }
-  const ModelConfig shape = detail::config_from_json(*config, who);
-  detail::check_config_fits(shape, file, who);
-  Transformer model(shape);
-  model.tokenizer = detail::tokenizer_from_json(*tokenizer, who);
-  detail::read_parameters(model, file, who);
-  return model;
+                     {"tinyscale.tokenizer", detail::tokenizer_json(tokenizer)}},
+                    format);
 }
 
 }  // namespace tinyscale

@@ -8,8 +8,8 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
-#include "tinyscale/compute/attention.hpp"
-#include "tinyscale/compute/cache_rows.hpp"
+#include "tinyscale/compute/cache_attention.hpp"
+#include "tinyscale/compute/rope_table.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/kv_pages.hpp"
 
@@ -24,24 +24,32 @@ struct TokenRun {
 
 // What steps took and read. Bytes are those of the formula: every matrix once a step, and of each
 // sequence the keys and values that its new tokens see, once.
-struct StepTotals {
-  std::int64_t steps = 0, tokens = 0;  // tokens that went in
-  double seconds = 0;                  // on this machine
-  double matmul_flops = 0;             // 2 a weight and token
+struct StepCosts {
+  double seconds = 0;       // on this machine
+  double matmul_flops = 0;  // 2 a weight and token, 4 a cached number seen and query head of it
   double weight_bytes = 0, cache_bytes = 0;
-  std::vector<double> layer_seconds;  // [layers + 1]; the last: embedding, last norm and head
 
   double bytes() const { return weight_bytes + cache_bytes; }
-  void add(const StepTotals& other) {
-    steps += other.steps;
-    tokens += other.tokens;
+  void add(const StepCosts& other) {
     seconds += other.seconds;
     matmul_flops += other.matmul_flops;
     weight_bytes += other.weight_bytes;
     cache_bytes += other.cache_bytes;
-    layer_seconds.resize(other.layer_seconds.size());
-    for (std::size_t i = 0; i < other.layer_seconds.size(); ++i) {
-      layer_seconds[i] += other.layer_seconds[i];
+  }
+};
+
+struct StepTotals {
+  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  StepCosts all;
+  List<StepCosts> parts;  // [layers + 1]; the last: embedding, last norm and head
+
+  void add(const StepTotals& other) {
+    steps += other.steps;
+    tokens += other.tokens;
+    all.add(other.all);
+    parts.resize(other.parts.empty() ? parts.size() : other.parts.size());
+    for (std::size_t i = 0; i < other.parts.size(); ++i) {
+      parts[i].add(other.parts[i]);
     }
   }
 };
@@ -111,52 +119,60 @@ inline StepTokens step_tokens(const Transformer& model, const List<TokenRun>& ru
   return step;
 }
 
-// Writes the new keys and values [1, T, KV K] of a layer into their pages.
-inline void store_step(const StepTokens& step, const List<TokenRun>& runs, int layer,
-                       const Tensor& k, const Tensor& v, KvPages& cache) {
-  const kernels::CacheShape shape = cache.shape();
-  std::int64_t t = 0;
-  for (const TokenRun& run : runs) {
-    for (std::size_t i = 0; i < run.ids.size(); ++i, ++t) {
-      const std::int64_t place = step.places[static_cast<std::size_t>(t)];
-      const std::int64_t number = place / shape.page_tokens, at = place % shape.page_tokens;
-      std::uint8_t* const page = cache.page(layer, run.sequence, number);
-      kernels::cache_store(shape, k.data() + t * shape.row(), at, page);
-      kernels::cache_store(shape, v.data() + t * shape.row(), at, page + cache.value_offset());
-    }
-  }
-}
-
-// Each new token's queries over the keys and values that its sequence has by then.
+// The new keys and values [1, T, KV K] of a layer into their pages, then each new token's queries
+// [1, T, H K] over what its sequence has by then.
 inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, int layer,
-                          const Tensor& q, KvPages& cache) {
-  const kernels::CacheShape cached = cache.shape();
+                          const Tensor& q, const Tensor& k, const Tensor& v, KvPages& cache) {
+  const OpScope scope;
+  kernels::CacheShape shape = cache.shape();
+  shape.heads = q.dim(2) / shape.head_size;
   Tensor y(q.shape());
+  List<std::vector<const std::uint8_t*>> pages(runs.size());
+  List<kernels::CacheQuery> single;
+  double pairs = 0, seen = 0;
   std::int64_t t = 0;
-  for (const TokenRun& run : runs) {
-    const auto n = static_cast<std::int64_t>(run.ids.size());
-    const std::int64_t last = step.places[static_cast<std::size_t>(t + n - 1)];
-    Tensor k({last + 1, cached.row()}), v({last + 1, cached.row()});
-    for (std::int64_t i = 0; i <= last; ++i) {
-      const std::uint8_t* const page = cache.page(layer, run.sequence, i / cached.page_tokens);
-      const std::int64_t at = i % cached.page_tokens;
-      kernels::cache_load(cached, page, at, k.data() + i * cached.row());
-      kernels::cache_load(cached, page + cache.value_offset(), at, v.data() + i * cached.row());
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const auto n = static_cast<std::int64_t>(runs[r].ids.size());
+    const std::int64_t first = step.places[static_cast<std::size_t>(t)], end = first + n;
+    for (std::int64_t at = first; at < end; ++at) {
+      const std::int64_t row = (t + at - first) * shape.row();
+      kernels::cache_store(shape, cache.page(layer, runs[r].sequence, at / shape.page_tokens),
+                           at % shape.page_tokens, k.data() + row, v.data() + row);
     }
-    kernels::AttentionShape s;
-    s.queries = n;
-    s.keys = last + 1;
-    s.heads = q.dim(2) / cached.head_size;
-    s.kv_heads = cached.kv_heads;
-    s.head_size = cached.head_size;
-    s.q_stride = s.o_stride = q.dim(2);
-    s.k_stride = s.v_stride = cached.row();
-    s.causal = 1;
-    s.causal_offset = last + 1 - n;
-    Tensor lse(Shape{s.heads, n});
-    kernels::attention_forward(s, q.data() + t * q.dim(2), k.data(), v.data(),
-                               y.data() + t * q.dim(2), lse.data());
+    for (std::int64_t at = 0; at * shape.page_tokens < end; ++at) {
+      pages[r].push_back(cache.page(layer, runs[r].sequence, at));
+    }
+    const float* const from = q.data() + t * q.dim(2);
+    float* const to = y.data() + t * q.dim(2);
+    const bool whole = cache.seen(end, layer) == end;
+    if (n > cache_few && whole) {
+      kernels::cache_attention_prefill(shape, pages[r].data(), first, n, from, q.dim(2), to,
+                                       q.dim(2));
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t visible = cache.seen(first + i + 1, layer);
+      if (n <= cache_few || !whole) {
+        single.push_back({from + i * q.dim(2), to + i * q.dim(2), pages[r].data(),
+                          first + i + 1 - visible, first + i + 1});
+      }
+      pairs += static_cast<double>(visible);
+    }
+    seen += cache.bytes_read(runs[r].sequence, layer);
     t += n;
+  }
+  kernels::cache_attention(shape, static_cast<std::int64_t>(single.size()), single.data());
+  if (context().profile != nullptr) {
+    const auto heads = static_cast<double>(shape.heads);
+    OpRecord record;
+    record.name = "attention";
+    record.shape = q.shape().text();
+    record.matmul_flops = 4 * pairs * static_cast<double>(q.dim(2));
+    record.vector_flops = vector_cost("softmax", pairs * heads, &VectorCost::forward);
+    record.reads.push_back(Operand{static_cast<double>(q.count())});
+    record.reads.push_back(Operand{seen, DType::int8, 1});  // bytes of the cache
+    record.writes.push_back(Operand{static_cast<double>(y.count())});
+    record.count_bytes();
+    scope.done(record);
   }
   return y;
 }
@@ -164,29 +180,35 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
 // What the formulas say that the step cost.
 inline void count_step(const Transformer& model, const KvPages& cache, const StepTokens& step,
                        StepTotals& totals) {
+  const ModelConfig& c = model.config;
   const auto tokens = static_cast<double>(step.ids.size());
   const auto rows = static_cast<double>(step.wanted.size());
   totals.steps = 1;
   totals.tokens = static_cast<std::int64_t>(step.ids.size());
   for (const Parameter& p : model.parameters) {
-    if (p.shape.size() != 2) {
-      continue;
+    const bool table = p.name == "model.embed_tokens.weight";
+    if (p.shape.size() != 2 || p.name == "model.embed_positions.weight" || (table && !c.tied)) {
+      continue;  // rows of tables are read, no matrix
     }
     const auto numbers = static_cast<double>(p.shape.count());
-    const double bytes = p.stored ? p.stored->bytes() : 4 * numbers;
-    const bool table = p.name == "model.embed_tokens.weight";
-    const bool head = p.name == "lm_head.weight" || (table && model.config.tied);
-    const bool places = p.name == "model.embed_positions.weight";
-    const double share = p.expert < 0 ? 1
-                                      : static_cast<double>(model.config.top_k) /
-                                            static_cast<double>(model.config.experts);
-    if (head || !(table || places)) {
-      totals.matmul_flops += 2 * share * numbers * (head ? rows : tokens);
-      totals.weight_bytes += bytes;
+    const double share =  // of the tokens, that visit an expert
+        p.expert < 0 ? 1 : static_cast<double>(c.top_k) / static_cast<double>(c.experts);
+    StepCosts& part = totals.parts[static_cast<std::size_t>(p.layer < 0 ? c.layers : p.layer)];
+    part.matmul_flops += 2 * share * numbers * (p.layer < 0 ? rows : tokens);
+    part.weight_bytes += p.stored ? p.stored->bytes() : 4 * numbers;
+  }
+  const auto query = static_cast<double>(c.query_width());
+  for (int layer = 0; layer < c.layers; ++layer) {
+    StepCosts& part = totals.parts[static_cast<std::size_t>(layer)];
+    for (const int sequence : step.sequences) {
+      part.cache_bytes += cache.bytes_read(sequence, layer);
+    }
+    for (const std::int32_t place : step.places) {
+      part.matmul_flops += 4 * query * static_cast<double>(cache.seen(place + 1, layer));
     }
   }
-  for (const int sequence : step.sequences) {
-    totals.cache_bytes += cache.bytes_read(sequence);
+  for (const StepCosts& part : totals.parts) {
+    totals.all.add(part);
   }
 }
 
@@ -210,11 +232,15 @@ class DecodeStep {
       detail::fail({"decode: no runs; at least one is right"});
     }
     hooks_.each_place = &tokens_.places;
+    if (model.config.position == Position::rotary) {
+      const std::vector<std::int64_t> places(tokens_.places.begin(), tokens_.places.end());
+      table_ = kernels::RopeTable(places.data(), count(), model.config.head_size,
+                                  model.config.rope_theta);
+    }
     hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
     if (!hooks_.attention) {
       hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
-        detail::store_step(tokens_, runs_, layer, k, v, cache_);
-        return detail::attend_step(tokens_, runs_, layer, q, cache_);
+        return detail::attend_step(tokens_, runs_, layer, q, k, v, cache_);
       };
     }
   }
@@ -236,18 +262,10 @@ class DecodeStep {
  private:
   // Queries or keys of this step alone, which nobody else sees: turned where they stand.
   Tensor rotated(const Tensor& x) const {
-    const ModelConfig& c = model_.config;
+    const detail::OpScope scope;
     Tensor y = x;
-    kernels::RopeShape shape;
-    shape.heads = x.dim(2) / c.head_size;
-    shape.head_size = c.head_size;
-    shape.theta = c.rope_theta;
-    shape.pairs = c.rope_pairs;
-    for (std::int64_t t = 0; t < x.dim(1); ++t) {
-      shape.places = tokens_.places[static_cast<std::size_t>(t)];
-      float* const row = y.data() + t * x.dim(2);
-      kernels::rope(shape, kernels::RopeTurn::forward, row, row);
-    }
+    table_.turn(model_.config.rope_pairs, x.dim(2) / model_.config.head_size, y.data(), x.dim(2));
+    scope.done_unary("rope", "rope", x.shape());
     return y;
   }
 
@@ -256,6 +274,7 @@ class DecodeStep {
   const List<TokenRun>& runs_;
   detail::CacheGuard guard_;
   detail::StepTokens tokens_;
+  kernels::RopeTable table_;
   Hooks hooks_;
 };
 
@@ -266,25 +285,24 @@ inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenR
   const NoGrad no_grad;
   DecodeStep step(model, cache, runs, base);
   StepTotals own;
-  const double start = detail::seconds_now();
-  double before = start;
-  const auto lap = [&before](double& seconds) {
+  own.parts.resize(static_cast<std::size_t>(model.config.layers) + 1);
+  double before = detail::seconds_now();
+  const auto lap = [&before](StepCosts& part) {
     const double now = detail::seconds_now();
-    seconds += now - before;
+    part.seconds += now - before;
     before = now;
   };
-  own.layer_seconds.resize(static_cast<std::size_t>(model.config.layers) + 1);
+  StepCosts& outside = own.parts.back();
   Tensor x = step.embed();
-  lap(own.layer_seconds.back());
+  lap(outside);
   for (int layer = 0; layer < model.config.layers; ++layer) {
     x = step.block(layer, x);
-    lap(own.layer_seconds[static_cast<std::size_t>(layer)]);
+    lap(own.parts[static_cast<std::size_t>(layer)]);
   }
   const Tensor logits = step.head(x);
-  lap(own.layer_seconds.back());
+  lap(outside);
   step.keep();
   if (totals != nullptr) {
-    own.seconds = before - start;
     detail::count_step(model, cache, step.tokens(), own);
     totals->add(own);
   }

@@ -1,129 +1,219 @@
 #pragma once
-// Text from a model, token by token. With the cache a token costs one column of keys and values
-// and 2 flops a parameter; a full context starts over from its last tokens at position 0.
+// Text from a model: prompts of any lengths go in (prefill), then a token of each at a time
+// (decode), all in the same steps over one paged cache. A sequence that fills the context goes on
+// from its last tokens, at position 0 again.
 
-#include <algorithm>  // max_element, min
-#include <cmath>      // exp
-#include <cstdint>    // int32_t
-#include <string>     // string
-#include <vector>     // vector
+#include <cstdint>     // int32_t
+#include <functional>  // std::function
+#include <string>      // string
+#include <vector>      // vector
 
-#include "tinyscale/base/order.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/random.hpp"
-#include "tinyscale/model/forward.hpp"
+#include "tinyscale/model/decode.hpp"
 #include "tinyscale/model/read_text.hpp"
+#include "tinyscale/model/sampler.hpp"
 
 namespace tinyscale {
 
-struct GenerateOptions {
-  double temperature = 0.8;  // 0: always the most probable
-  int top_k = 0;             // choose among so many; 0: all
-  std::uint64_t seed = 1;
-  bool cache = true;  // keep keys and values; false recomputes all tokens each time
+struct GenerateOptions : SampleOptions {
+  std::uint64_t seed = 1;             // of the first prompt; others draw from seeds of their own
+  bool cache = true;                  // keep keys and values; false recomputes all tokens each time
+  CacheOptions pages;                 // format and size of the cache
+  std::int64_t prefill_tokens = 512;  // of one prompt in one step
+  std::vector<std::int32_t> stop_tokens;  // end a sequence, and are its last
+  std::vector<std::string> stop;          // texts that end generate()'s; they are left out
+  // Told of every new token of a prompt; false ends that sequence.
+  std::function<bool(std::int64_t prompt, std::int32_t id)> on_token;
+  // Told of generate()'s text as it comes, whole characters at a time.
+  std::function<void(const std::string& piece)> on_text;
+};
+
+// Why a sequence ended: as long as asked, a stop token, a stop text, or on_token said so.
+enum class Ended { length, token, text, asked };
+
+struct GeneratedSequence {
+  std::vector<std::int32_t> ids;  // the prompt and what came
+  std::int64_t prompt = 0;        // tokens of it
+  Ended ended = Ended::length;
+};
+
+// What came of some prompts, and what it cost; generation_report.hpp shows it.
+struct Generation {
+  List<GeneratedSequence> sequences;       // in the order of the prompts
+  StepTotals prefill, decode;              // decode: steps that gave each sequence one token
+  std::int64_t guessed = 0, accepted = 0;  // tokens of a draft model (speculative.hpp)
 };
 
 namespace detail {
 
-inline void check_generate(const GenerateOptions& options) {
-  if (!is_finite(options.temperature) || options.temperature < 0 || options.top_k < 0) {
-    fail({"generate: temperature is ", options.temperature, ", top_k ", options.top_k,
-          "; finite numbers from 0 up are right"});
+inline void check_generate(const Transformer& model, const std::vector<std::int32_t>& ids,
+                           std::int64_t n, const GenerateOptions& options) {
+  if (ids.empty() || n < 0) {
+    fail({"generate: a prompt of ", ids.size(), " tokens and ", n,
+          " more; at least 1 and 0 are right"});
   }
+  if (static_cast<std::int64_t>(ids.size()) > model.config.context) {
+    fail({"generate: a prompt of ", ids.size(), " tokens; the context of ", model.config.name,
+          " is ", model.config.context, ", and a prompt that fits is right"});
+  }
+  if (options.prefill_tokens < 1) {
+    fail({"generate: prefill_tokens is ", options.prefill_tokens, "; at least 1 is right"});
+  }
+  check_sampling(options);
 }
 
-inline void check_logits(const float* logits, std::int64_t known) {
-  for (std::int64_t i = 0; i < known; ++i) {
-    if (!is_finite(static_cast<double>(logits[i]))) {
-      fail({"generate: the model's logit of token ", i, " is ", static_cast<double>(logits[i]),
-            "; weights that give finite numbers are right"});
+// Prompts on their way; one step at a time.
+class Generator {
+ public:
+  Generator(const Transformer& model, const List<std::vector<std::int32_t>>& prompts,
+            std::int64_t n, const GenerateOptions& options, std::int64_t known)
+      : model_(model),
+        options_(options),
+        cache_(model.config, options.pages),
+        n_(n),
+        known_(known > 0 && known < model.config.vocabulary ? known : model.config.vocabulary) {
+    for (const std::vector<std::int32_t>& prompt : prompts) {
+      check_generate(model, prompt, n, options);
+      Sequence s;
+      s.made.ids = prompt;
+      s.made.prompt = static_cast<std::int64_t>(prompt.size());
+      s.left = n;
+      s.cached = cache_.add();
+      sequences_.push_back(std::move(s));
     }
   }
-}
 
-// The next token from `known` logits; `draw` in [0, 1) walks the probabilities in order of id.
-inline std::int32_t sample(const float* logits, std::int64_t known, const GenerateOptions& options,
-                           float draw) {
-  check_logits(logits, known);
-  const float* top = std::max_element(logits, logits + known);
-  if (options.temperature == 0) {
-    return static_cast<std::int32_t>(top - logits);
-  }
-  float floor = -INFINITY;
-  if (options.top_k > 0 && options.top_k < known) {
-    std::vector<double> falling;
-    for (std::int64_t i = 0; i < known; ++i) {
-      falling.push_back(-static_cast<double>(logits[i]));
+  Generation run() {
+    if (options_.cache) {
+      while (step()) {
+      }
+    } else {
+      for (std::size_t i = 0; i < sequences_.size(); ++i) {
+        while (sequences_[i].left > 0) {
+          recompute(i);
+        }
+      }
     }
-    floor = logits[stable_order(falling)[static_cast<std::size_t>(options.top_k - 1)]];
+    Generation all;
+    for (Sequence& s : sequences_) {
+      all.sequences.push_back(std::move(s.made));
+    }
+    all.prefill = prefill_;
+    all.decode = decode_;
+    return all;
   }
-  std::vector<double> weights(static_cast<std::size_t>(known), 0.0);
-  double total = 0;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (logits[i] >= floor) {
-      weights[i] = std::exp(static_cast<double>(logits[i] - *top) / options.temperature);
-      total += weights[i];
+
+ private:
+  struct Sequence {
+    GeneratedSequence made;
+    std::int64_t left = 0;   // tokens to come
+    std::int64_t first = 0;  // the token at position 0
+    int cached = 0;          // its number in the cache
+  };
+
+  // The tokens that the cache lacks, at most so many.
+  TokenRun next_run(Sequence& s) {
+    const auto length = static_cast<std::int64_t>(s.made.ids.size());
+    if (length - s.first > model_.config.context) {
+      cache_.truncate(s.cached, 0);
+      s.first = length - model_.config.context;
+    }
+    const std::int64_t from = s.first + cache_.length(s.cached);
+    const std::int64_t to =
+        length - from > options_.prefill_tokens ? from + options_.prefill_tokens : length;
+    TokenRun run;
+    run.sequence = s.cached;
+    run.ids.assign(s.made.ids.begin() + from, s.made.ids.begin() + to);
+    return run;
+  }
+
+  bool step() {
+    List<TokenRun> runs;
+    std::vector<std::size_t> who;
+    bool single = true;
+    for (std::size_t i = 0; i < sequences_.size(); ++i) {
+      if (sequences_[i].left > 0) {
+        runs.push_back(next_run(sequences_[i]));
+        who.push_back(i);
+        single =
+            single && runs.back().ids.size() == 1 &&
+            sequences_[i].made.prompt < static_cast<std::int64_t>(sequences_[i].made.ids.size());
+      }
+    }
+    if (runs.empty()) {
+      return false;
+    }
+    const Tensor logits = decode(model_, cache_, runs, single ? &decode_ : &prefill_);
+    for (std::size_t row = 0; row < who.size(); ++row) {
+      Sequence& s = sequences_[who[row]];
+      if (s.first + cache_.length(s.cached) == static_cast<std::int64_t>(s.made.ids.size())) {
+        take(who[row], logits.data() + static_cast<std::int64_t>(row) * logits.dim(-1));
+      }
+    }
+    return true;
+  }
+
+  void recompute(std::size_t i) {
+    const NoGrad no_grad;
+    const std::vector<std::int32_t>& ids = sequences_[i].made.ids;
+    const auto length = static_cast<std::int64_t>(ids.size());
+    const std::int64_t time = length < model_.config.context ? length : model_.config.context;
+    const Tensor logits = model_.forward({ids.end() - time, ids.end()}, 1, time);
+    take(i, logits.data() + (time - 1) * logits.dim(-1));
+  }
+
+  void take(std::size_t i, const float* logits) {
+    Sequence& s = sequences_[i];
+    std::vector<std::int32_t>& ids = s.made.ids;
+    const auto drawn = static_cast<std::uint64_t>(n_ - s.left);
+    const std::uint64_t seed = i == 0 ? options_.seed : parameter_seed(options_.seed, i);
+    const std::int32_t id = sample_token(logits, known_, ids, options_, uniform01(seed, drawn));
+    ids.push_back(id);
+    --s.left;
+    for (const std::int32_t stop : options_.stop_tokens) {
+      if (id == stop) {
+        end(s, Ended::token);
+      }
+    }
+    if (options_.on_token && !options_.on_token(static_cast<std::int64_t>(i), id)) {
+      end(s, Ended::asked);
+    }
+    if (s.left == 0 && options_.cache) {
+      cache_.drop(s.cached);
     }
   }
-  double left = static_cast<double>(draw) * total;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    left -= weights[i];
-    if (left < 0 && weights[i] > 0) {
-      return static_cast<std::int32_t>(i);
-    }
+
+  static void end(Sequence& s, Ended why) {
+    s.made.ended = s.left > 0 || why == Ended::token ? why : s.made.ended;
+    s.left = 0;
   }
-  return static_cast<std::int32_t>(top - logits);
-}
+
+  const Transformer& model_;
+  const GenerateOptions& options_;
+  KvPages cache_;
+  std::int64_t n_, known_;
+  List<Sequence> sequences_;
+  StepTotals prefill_, decode_;
+};
 
 }  // namespace detail
 
-// The prompt's ids and n more; only ids below `known` are chosen (0: the whole vocabulary).
+// n more tokens of each prompt, in one batch: the same tokens as one prompt at a time. Only ids
+// below `known` are chosen (0: the whole vocabulary).
+inline Generation generate_batch(const Transformer& model,
+                                 const List<std::vector<std::int32_t>>& prompts, std::int64_t n,
+                                 const GenerateOptions& options = {}, std::int64_t known = 0) {
+  return detail::Generator(model, prompts, n, options, known).run();
+}
+
+// The prompt's ids and n more.
 inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
-                                                 std::vector<std::int32_t> ids, std::int64_t n,
+                                                 const std::vector<std::int32_t>& ids,
+                                                 std::int64_t n,
                                                  const GenerateOptions& options = {},
                                                  std::int64_t known = 0) {
-  if (ids.empty() || n < 0) {
-    detail::fail({"generate: a prompt of ", ids.size(), " tokens and ", n,
-                  " more; at least 1 and 0 are right"});
-  }
-  detail::check_generate(options);
-  const NoGrad no_grad;
-  const std::int64_t context = model.config.context;
-  const std::int64_t vocabulary = model.config.vocabulary;
-  KvCache cache;
-  std::int64_t cached = 0;  // tokens whose keys and values are in the cache
-  for (std::int64_t i = 0; i < n; ++i) {
-    const auto length = static_cast<std::int64_t>(ids.size());
-    if (!options.cache || cached >= context || cached == 0) {
-      cache = KvCache();
-      cached = 0;
-    }
-    const std::int64_t time = cached == 0 ? std::min(length, context) : 1;
-    Hooks hooks;
-    hooks.places = hooks.stream = cached;
-    hooks.cache = options.cache ? &cache : nullptr;
-    const Tensor logits = model.forward({ids.end() - time, ids.end()}, 1, time, hooks);
-    cached += time;
-    const float* last = logits.data() + (time - 1) * vocabulary;
-    const float draw = uniform01(options.seed, static_cast<std::uint64_t>(i));
-    ids.push_back(
-        detail::sample(last, known > 0 ? std::min(known, vocabulary) : vocabulary, options, draw));
-  }
-  return ids;
-}
-
-// The prompt and n more characters (or bytes), read with the tokenizer of the model.
-inline std::string generate(const Transformer& model, const std::string& prompt, std::int64_t n,
-                            const GenerateOptions& options = {}) {
-  const Tokenizer& tokenizer = model.tokenizer;
-  return tokenizer.decode(
-      generate_tokens(model, tokenizer.encode(prompt), n, options, tokenizer.vocabulary()));
-}
-
-// The same with the tokenizer of the text.
-inline std::string generate(const Transformer& model, const Text& text, const std::string& prompt,
-                            std::int64_t n, const GenerateOptions& options = {}) {
-  return text.tokenizer.decode(generate_tokens(model, text.tokenizer.encode(prompt), n, options,
-                                               text.tokenizer.vocabulary()));
+  return generate_batch(model, {ids}, n, options, known).sequences[0].ids;
 }
 
 }  // namespace tinyscale

@@ -26,10 +26,10 @@ struct Parameter {
   std::string name;  // as in Hugging Face's Llama files
   Tensor value;
   Split split = Split::whole;
-  int layer = -1;               // -1: embeddings, last norm, output matrix
-  int expert = -1;              // that it belongs to; -1: none
-  Shape shape;                  // of the whole parameter
-  Shared<StoredMatrix> stored;  // of a model that only runs: the numbers, and `value` has none
+  int layer = -1;                    // -1: embeddings, last norm, output matrix
+  int expert = -1;                   // that it belongs to; -1: none
+  Shape shape = {};  // of the whole parameter
+  Shared<StoredMatrix> stored = {};  // of a model that only runs: the numbers, and `value` has none
 };
 
 // Keys and values of the tokens seen so far: room for the whole context, one pair of

@@ -1,6 +1,7 @@
 #pragma once
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
-// The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used.
+// The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used. The
+// tensors stay in the file's mapping until they are read.
 
 #include <cstdint>  // uint64_t
 #include <cstring>  // memcpy
@@ -9,13 +10,16 @@
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/mapped_file.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/save_file.hpp"
+#include "tinyscale/base/sorted_names.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/model/hooks.hpp"
 #include "tinyscale/model/json.hpp"
-#include "tinyscale/model/read_text.hpp"
+#include "tinyscale/model/weight_file.hpp"
 #include "tinyscale/tensor/tensor.hpp"
+#include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
 
@@ -31,16 +35,34 @@ struct SafetensorsNote {
   std::string name, text;
 };
 
+// Bytes that somebody else keeps.
+struct ByteView {
+  const std::uint8_t* from = nullptr;
+  std::size_t count = 0;
+
+  const std::uint8_t* data() const { return from; }
+  std::size_t size() const { return count; }
+  // A copy of at most `most` bytes from `first` on.
+  std::string substr(std::size_t first, std::size_t most = static_cast<std::size_t>(-1)) const {
+    const std::size_t begin = first < count ? first : count;
+    const std::size_t left = count - begin;
+    return std::string(reinterpret_cast<const char*>(from) + begin, left < most ? left : most);
+  }
+};
+
 struct Safetensors {
   std::string path;
   List<SafetensorsNote> metadata;
   List<SafetensorsEntry> entries;  // by place in the file
-  std::string bytes;               // the whole file
+  ByteView bytes;                  // the whole file
   std::size_t data_start = 0;
+  Shared<MappedFile> file;    // keeps the bytes
+  detail::SortedNames names;  // of the entries
 
   const SafetensorsEntry* find(const std::string& name) const;
   const std::string* find_metadata(const std::string& key) const;
-  Tensor read(const SafetensorsEntry& entry) const;  // F32; F16, BF16 and F64 are converted
+  Tensor read(const SafetensorsEntry& entry) const;          // F32; F16, BF16 and F64 are converted
+  StoredTensor stored(const SafetensorsEntry& entry) const;  // where it lies, under its own name
 };
 
 namespace detail {
@@ -156,7 +178,7 @@ inline Json safetensors_header(const Safetensors& file, const std::string& who) 
   if (n > file.bytes.size() - 8) {
     fail({who, "a header of ", n, " bytes; only ", file.bytes.size() - 8, " follow"});
   }
-  if (n == 0 || file.bytes[8] != '{') {
+  if (n == 0 || file.bytes.data()[8] != '{') {
     detail::fail({who + "the header does not begin with {"});
   }
   return parse_named(file.bytes.substr(8, static_cast<std::size_t>(n)), who);
@@ -164,11 +186,12 @@ inline Json safetensors_header(const Safetensors& file, const std::string& who) 
 
 }  // namespace detail
 
-// Reads and checks a whole file.
-inline Safetensors read_safetensors(const std::string& path) {
+// Checks a whole file; `path` names it in an Error.
+inline Safetensors parse_safetensors(const Shared<MappedFile>& mapped, const std::string& path) {
   Safetensors file;
   file.path = path;
-  file.bytes = detail::read_file(path, "load");
+  file.file = mapped;
+  file.bytes = {mapped->data(), mapped->size()};
   const std::string who = detail::cat({"load: \"", path, "\": "});
   const Json header = detail::safetensors_header(file, who);
   std::uint64_t n = 0;
@@ -190,16 +213,21 @@ inline Safetensors read_safetensors(const std::string& path) {
     }
   }
   detail::check_cover(file, who);
+  std::vector<std::string> names;
+  for (const SafetensorsEntry& entry : file.entries) {
+    names.push_back(entry.name);
+  }
+  file.names = detail::SortedNames(static_cast<std::vector<std::string>&&>(names));
   return file;
 }
 
+inline Safetensors read_safetensors(const std::string& path) {
+  return parse_safetensors(map_file(path, "load"), path);
+}
+
 inline const SafetensorsEntry* Safetensors::find(const std::string& name) const {
-  for (const SafetensorsEntry& entry : entries) {
-    if (entry.name == name) {
-      return &entry;
-    }
-  }
-  return nullptr;
+  const std::size_t at = names.find(name);
+  return at == names.none ? nullptr : &entries[at];
 }
 
 inline const std::string* Safetensors::find_metadata(const std::string& key) const {
@@ -211,35 +239,41 @@ inline const std::string* Safetensors::find_metadata(const std::string& key) con
   return nullptr;
 }
 
+inline StoredTensor Safetensors::stored(const SafetensorsEntry& entry) const {
+  StoredTensor t;
+  t.name = t.stored = entry.name;
+  t.shape = entry.shape;
+  t.type = entry.dtype;
+  t.data = bytes.data() + data_start + entry.begin;
+  t.doubles = entry.dtype == "F64";
+  t.format = entry.dtype == "F16"    ? BlockFormat::f16
+             : entry.dtype == "BF16" ? BlockFormat::bf16
+                                     : BlockFormat::f32;
+  t.readable = t.doubles || t.format != BlockFormat::f32 || entry.dtype == "F32";
+  return t;
+}
+
 inline Tensor Safetensors::read(const SafetensorsEntry& entry) const {
-  Tensor out(entry.shape);
-  const char* from = bytes.data() + data_start + entry.begin;
-  if (entry.dtype == "F32") {
-    std::memcpy(out.data(), from, static_cast<std::size_t>(entry.end - entry.begin));
-    return out;
-  }
-  if (entry.dtype != "BF16" && entry.dtype != "F16" && entry.dtype != "F64") {
-    detail::fail({"load: \"", path, "\": tensor \"", entry.name, "\" is ", entry.dtype,
-                  "; F32, F16, BF16 or F64 is right"});
-  }
-  for (std::int64_t i = 0; i < out.count(); ++i) {
-    if (entry.dtype == "F64") {
-      double value = 0;
-      std::memcpy(&value, from + 8 * i, 8);
-      out.data()[i] = static_cast<float>(value);
-      continue;
-    }
-    std::uint16_t code = 0;
-    std::memcpy(&code, from + 2 * i, 2);
-    out.data()[i] = entry.dtype == "F16" ? from_f16(code) : from_bf16(code);
-  }
+  const StoredTensor t = stored(entry);
+  Tensor out(t.readable ? entry.shape : Shape{0});
+  read_floats(t, out.data(), detail::cat({"load: \"", path, "\": "}));
   return out;
 }
 
 namespace detail {
 
+inline const char* safetensors_word(DType format) {
+  switch (format) {
+    case DType::f32: return "F32";
+    case DType::bf16: return "BF16";
+    case DType::f16: return "F16";
+    default: fail({"save: the format ", format, "; f32, bf16 or f16 is right"});
+  }
+}
+
 inline std::string safetensors_text(const List<Parameter>& tensors,
-                                    const List<SafetensorsNote>& metadata) {
+                                    const List<SafetensorsNote>& metadata, DType format) {
+  const char* const word = safetensors_word(format);
   std::string json = "{\"__metadata__\":{";
   for (const SafetensorsNote& note : metadata) {
     json += cat({json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
@@ -248,8 +282,8 @@ inline std::string safetensors_text(const List<Parameter>& tensors,
   json += "}";
   std::int64_t at = 0;
   for (const Parameter& tensor : tensors) {
-    const std::int64_t end = at + 4 * tensor.value.count();
-    json += cat({",\"", json_escape(tensor.name), "\":{\"dtype\":\"F32\",\"shape\":",
+    const std::int64_t end = at + (format == DType::f32 ? 4 : 2) * tensor.value.count();
+    json += cat({",\"", json_escape(tensor.name), "\":{\"dtype\":\"", word, "\",\"shape\":",
                  tensor.value.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}"});
     at = end;
   }
@@ -258,19 +292,36 @@ inline std::string safetensors_text(const List<Parameter>& tensors,
   return json;
 }
 
+// The numbers, each rounded to the nearest of the format.
+inline void write_numbers(SaveFile& file, std::int64_t count, const float* from, DType format) {
+  if (format == DType::f32) {
+    file.write(from, 4 * static_cast<std::size_t>(count));
+    return;
+  }
+  std::uint16_t codes[1024];
+  for (std::int64_t i = 0; i < count; i += 1024) {
+    const std::int64_t n = count - i < 1024 ? count - i : 1024;
+    for (std::int64_t j = 0; j < n; ++j) {
+      codes[j] = format == DType::bf16 ? to_bf16(from[i + j]) : to_f16(from[i + j]);
+    }
+    file.write(codes, 2 * static_cast<std::size_t>(n));
+  }
+}
+
 }  // namespace detail
 
-// Writes F32 tensors beside `path`, then renames: a save that fails leaves the old file whole.
+// Writes tensors (f32, bf16 or f16) beside `path`, then renames: a save that fails leaves the old
+// file whole.
 inline void write_safetensors(const std::string& path, const List<Parameter>& tensors,
-                              const List<SafetensorsNote>& metadata) {
-  const std::string json = detail::safetensors_text(tensors, metadata);
+                              const List<SafetensorsNote>& metadata, DType format = DType::f32) {
+  const std::string json = detail::safetensors_text(tensors, metadata, format);
   const std::uint64_t n = json.size();
   detail::SaveFile file("save", path);
   file.write(&n, 8);
   file.write(json.data(), json.size());
   for (const Parameter& tensor : tensors) {
     const Tensor value = contiguous(tensor.value);
-    file.write(value.data(), 4 * static_cast<std::size_t>(value.count()));
+    detail::write_numbers(file, value.count(), value.data(), format);
   }
   file.finish();
 }

@@ -65,8 +65,8 @@ class Transformer {
   Tensor head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
                    const Hooks& hooks) const;
 
-  // Safetensors, tokenizer and config in its metadata (checkpoint.hpp).
-  void save(const std::string& path) const;
+  // Safetensors of f32, bf16 or f16, tokenizer and config in its metadata (checkpoint.hpp).
+  void save(const std::string& path, DType format = DType::f32) const;
 
  private:
   Transformer(ModelConfig shape, std::uint64_t seed, bool numbers);

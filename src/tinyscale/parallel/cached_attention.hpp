@@ -35,19 +35,15 @@ struct CutCache {
   }
   void store(int layer, int sequence, std::int64_t place, const float* k, const float* v) {
     const std::int64_t at = turns.local(place), tokens = pages.page_tokens();
-    std::uint8_t* const page = pages.page(layer, sequence, at / tokens);
-    kernels::cache_store(pages.shape(), k, at % tokens, page);
-    kernels::cache_store(pages.shape(), v, at % tokens, page + pages.value_offset());
+    kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k, v);
   }
   // The first n of this device's rows as f32.
   void load(int layer, int sequence, std::int64_t n, float* k, float* v) const {
-    const kernels::CacheShape shape = pages.shape();
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::uint8_t* const page = pages.page(layer, sequence, i / shape.page_tokens);
-      const std::int64_t at = i % shape.page_tokens;
-      kernels::cache_load(shape, page, at, k + i * shape.row());
-      kernels::cache_load(shape, page + pages.value_offset(), at, v + i * shape.row());
+    std::vector<const std::uint8_t*> at;
+    for (std::int64_t i = 0; i * pages.page_tokens() < n; ++i) {
+      at.push_back(pages.page(layer, sequence, i));
     }
+    kernels::cache_load(pages.shape(), at.data(), 0, n, k, v);
   }
 };
 
@@ -56,13 +52,15 @@ struct CutAttentionWork {
   double rows_read = 0, rows_written = 0;  // of keys, and as many of values
   double pairs = 0;                        // query and key, of all heads
 
-  void record(const OpScope& scope, const Tensor& q, const kernels::CacheShape& shape) const {
+  // layer_bytes: of a token's keys and values.
+  void record(const OpScope& scope, const Tensor& q, const kernels::CacheShape& shape,
+              std::int64_t layer_bytes) const {
     if (context().profile == nullptr) {
       return;
     }
     const auto numbers = static_cast<double>(q.count());
     const double row = static_cast<double>(shape.row());
-    const double bytes = static_cast<double>(shape.row_bytes()) / row;  // scales too
+    const double bytes = static_cast<double>(layer_bytes) / (2 * row);  // scales too
     OpRecord op;
     op.name = "cached attention";
     op.shape = q.shape().text();
@@ -170,7 +168,7 @@ inline Tensor cut_attention(const StepTokens& step, const List<TokenRun>& runs, 
     work.rows_read += static_cast<double>(rows);
     t += n;
   }
-  work.record(scope, q, cached);
+  work.record(scope, q, cached, cache.pages.layer_bytes());
   return y;
 }
 

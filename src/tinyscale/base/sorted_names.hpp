@@ -1,0 +1,74 @@
+#pragma once
+// Names to find again: sorted once, n log n comparisons whatever the names are (a hash table can be
+// made slow by who chooses them), then found in log n.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace tinyscale {
+namespace detail {
+
+class SortedNames {
+ public:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+  SortedNames() = default;
+  explicit SortedNames(std::vector<std::string> names) : names_(static_cast<Names&&>(names)) {
+    order_.resize(names_.size());
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+      order_[i] = i;
+    }
+    sort();
+  }
+
+  std::size_t size() const { return names_.size(); }
+  // The place of that name among those given (of several the first), or none.
+  std::size_t find(const std::string& name) const {
+    std::size_t low = 0;
+    for (std::size_t high = order_.size(); low < high;) {
+      const std::size_t middle = low + (high - low) / 2;
+      if (names_[order_[middle]] < name) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low < order_.size() && names_[order_[low]] == name ? order_[low] : none;
+  }
+  // A name that stands twice: the place where it stands again, or none.
+  std::size_t twice() const {
+    for (std::size_t i = 1; i < order_.size(); ++i) {
+      if (names_[order_[i]] == names_[order_[i - 1]]) {
+        return order_[i];
+      }
+    }
+    return none;
+  }
+
+ private:
+  using Names = std::vector<std::string>;
+
+  void sort() {  // by merging runs of twice the length
+    const std::size_t n = order_.size();
+    std::vector<std::size_t> merged(n);
+    for (std::size_t run = 1; run < n; run *= 2) {
+      for (std::size_t begin = 0; begin < n; begin += 2 * run) {
+        const std::size_t middle = begin + run < n ? begin + run : n;
+        const std::size_t end = middle + run < n ? middle + run : n;
+        std::size_t a = begin, b = middle;
+        for (std::size_t i = begin; i < end; ++i) {
+          const bool second = a == middle || (b < end && names_[order_[b]] < names_[order_[a]]);
+          merged[i] = second ? order_[b++] : order_[a++];
+        }
+      }
+      order_.swap(merged);
+    }
+  }
+
+  Names names_;
+  std::vector<std::size_t> order_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale

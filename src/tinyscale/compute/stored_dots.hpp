@@ -1,0 +1,242 @@
+#pragma once
+// y = x W' with a few rows of x and W as rows of f32, bf16 or f16: reading W is the whole cost. It
+// is read once, by 4 streams a quarter of the rows apart: one core brings far streams from memory
+// up to twice as fast as one. The 16-bit formats are widened in registers. W may stand anywhere:
+// files are mapped, and what stands before the numbers in them may have any length.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "tinyscale/base/format.hpp"
+#include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/gemv_quantized.hpp"
+#include "tinyscale/compute/lanes.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// How to read a vector of each format, and one number.
+struct WideF32 {
+  static constexpr std::int64_t bytes = 4;
+  template <class L>
+  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
+    std::memcpy(&v, from, sizeof(v));
+  }
+  static float one(const std::uint8_t* from) {
+    float x;
+    std::memcpy(&x, from, sizeof(x));
+    return x;
+  }
+};
+
+// width numbers of 16 bits as words; a function of each width, as broadcast is.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void shorts_16(const std::uint8_t* from,
+                                                         Lanes16::I& words) {
+#if TINYSCALE_X86_UNITS
+  words_by_unit(from, words);
+#else
+  Lanes16::Shorts shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  words = __builtin_convertvector(shorts, Lanes16::I);
+#endif
+}
+__attribute__((target("avx2,fma"))) inline void shorts_8(const std::uint8_t* from,
+                                                         Lanes8::I& words) {
+  Lanes8::Shorts shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  words = __builtin_convertvector(shorts, Lanes8::I);
+}
+#endif
+template <class L>
+TINYSCALE_INLINE void load_shorts(const std::uint8_t* from, typename L::I& words) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width == 16) {
+    shorts_16(from, words);
+    return;
+  } else if constexpr (L::width == 8) {
+    shorts_8(from, words);
+    return;
+  }
+#endif
+#if TINYSCALE_VECTOR_EXTENSIONS
+  typename L::Shorts shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  words = __builtin_convertvector(shorts, typename L::I);
+#else
+  std::uint16_t code;
+  std::memcpy(&code, from, sizeof(code));
+  words = code;
+#endif
+}
+
+struct WideBf16 {
+  static constexpr std::int64_t bytes = 2;
+  template <class L>
+  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
+    typename L::I words;
+    load_shorts<L>(from, words);
+    words = words << 16;
+    std::memcpy(&v, &words, sizeof(v));
+  }
+  static float one(const std::uint8_t* from) {
+    std::uint16_t code;
+    std::memcpy(&code, from, sizeof(code));
+    return from_bf16(code);
+  }
+};
+
+struct WideF16 {
+  static constexpr std::int64_t bytes = 2;
+  // By the processor's instruction, or the bits in an f32's place times 2^112; what was an infinity
+  // or a NaN gets its exponent back.
+  template <class L>
+  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
+#if TINYSCALE_X86_UNITS
+    if constexpr (L::width == 16) {
+      halves_by_unit(reinterpret_cast<const std::uint16_t*>(from), v);
+      return;
+    }
+#endif
+    typename L::I half, bits, special;
+    load_shorts<L>(from, half);
+    bits = (half & 0x7fff) << 13;
+    std::memcpy(&v, &bits, sizeof(v));
+    v = v * 5.192296858534828e33f;
+    std::memcpy(&bits, &v, sizeof(v));
+    special = (half & 0x7fff) + 0x400;  // bit 15: the exponent has all its bits
+    bits = bits | (((special << 16) >> 31) & 0x7f800000) | ((half >> 15) << 31);
+    std::memcpy(&v, &bits, sizeof(v));
+  }
+  static float one(const std::uint8_t* from) {
+    std::uint16_t code;
+    std::memcpy(&code, from, sizeof(code));
+    return from_f16(code);
+  }
+};
+
+constexpr int stored_streams = 4;
+
+// Rows j + r * apart of W, r = 0..3 and j in [begin, end), with m rows of x.
+template <class F>
+struct StoredDots {
+  const std::uint8_t* w;
+  std::int64_t row_bytes, cols, apart, begin, end;
+  std::int64_t m;
+  const float* x;
+  std::int64_t ldx;
+  float* y;
+  std::int64_t ldy;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr int wide = L::width == 16 ? 4 : 2;  // rows of x that fit in registers
+    for (std::int64_t j = begin; j < end; ++j) {
+      std::int64_t i = 0;
+      if (m >= wide) {
+        dots<L, stored_streams, wide, 1>(j, 0, apart);
+        i = wide;
+      }
+      for (; i + wide <= m; i += wide) {
+        dots<L, stored_streams, wide, 1, true>(j, i, apart);
+      }
+      for (; i + 2 <= m; i += 2) {
+        dots<L, stored_streams, 2, 1>(j, i, apart);
+      }
+      if (i < m) {
+        dots<L, stored_streams, 1, 2>(j, i, apart);
+      }
+    }
+  }
+
+  // PARTS: sums of each dot product, so that one need not wait for the last step of another. AHEAD:
+  // the rows are in cache already, the next ones are fetched.
+  template <class L, int ROWS, int TOKENS, int PARTS, bool AHEAD = false>
+  TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
+    typename L::V sum[static_cast<std::size_t>(ROWS)][TOKENS * PARTS], left[TOKENS], v;
+    TINYSCALE_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      TINYSCALE_UNROLL
+      for (int t = 0; t < TOKENS * PARTS; ++t) {
+        sum[r][t] = typename L::V{};
+      }
+    }
+    const std::uint8_t* const from = w + row * row_bytes;
+    const float* const a = x + token * ldx;
+    const std::int64_t next = step * row_bytes, n = cols;
+    std::int64_t p = 0;
+    for (; p + PARTS * L::width <= n; p += PARTS * L::width) {
+      TINYSCALE_UNROLL
+      for (int part = 0; part < PARTS; ++part) {
+        const std::int64_t at = p + part * L::width;
+        TINYSCALE_UNROLL
+        for (int t = 0; t < TOKENS; ++t) {
+          detail::load<L>(a + t * ldx + at, left[t]);
+        }
+        TINYSCALE_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+          const std::uint8_t* const place = from + r * next + at * F::bytes;
+          if constexpr (AHEAD) {
+            prefetch(place + row_bytes);
+          }
+          F::template load<L>(place, v);
+          TINYSCALE_UNROLL
+          for (int t = 0; t < TOKENS; ++t) {
+            sum[r][t * PARTS + part] = sum[r][t * PARTS + part] + left[t] * v;
+          }
+        }
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      TINYSCALE_UNROLL
+      for (int t = 0; t < TOKENS; ++t) {
+        float total = PARTS == 1 ? sum_lanes<L>(sum[r][t])
+                                 : sum_lanes<L>(sum[r][t * PARTS] + sum[r][t * PARTS + PARTS - 1]);
+        for (std::int64_t q = p; q < n; ++q) {
+          total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
+        }
+        y[(token + t) * ldy + row + r * step] = total;
+      }
+    }
+  }
+};
+
+// What is left of the rows, one at a time.
+template <class F>
+struct StoredRest {
+  const StoredDots<F>& dots;
+  std::int64_t first, last;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t row = first; row < last; ++row) {
+      for (std::int64_t i = 0; i < dots.m; ++i) {
+        dots.template dots<L, 1, 1, 2>(row, i, 0);
+      }
+    }
+  }
+};
+
+template <class F>
+void stored_dots(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
+                 std::int64_t row_bytes, std::int64_t m, const float* x, std::int64_t ldx, float* y,
+                 std::int64_t ldy) {
+  const std::int64_t apart = rows / stored_streams;
+  const StoredDots<F> all{w, row_bytes, cols, apart, 0, apart, m, x, ldx, y, ldy};
+  if (apart * stored_streams < rows) {
+    run_on_lanes(StoredRest<F>{all, apart * stored_streams, rows});
+  }
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    StoredDots<F> part = all;
+    part.begin = begin;
+    part.end = end;
+    run_on_lanes(part);
+  };
+  stream_rows(apart, static_cast<double>(m * rows * row_bytes), body);
+}
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,129 @@
+#pragma once
+// What a generation cost beside what the roofline of a chip allows, step for step:
+//   T = max(FLOPs / peak, bytes / bandwidth)
+// of prefill (many tokens a step: math) and of decode (few: memory), and layer by layer.
+// Source: "How To Scale Your Model", chapter 7.
+
+#include <ostream>  // operator<<
+#include <string>   // string
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/hardware/roofline.hpp"
+#include "tinyscale/model/generate.hpp"
+
+namespace tinyscale {
+
+struct GenerationRow {
+  std::string name;                    // prefill, decode, "layer 3", "embedding and head"
+  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  double flops = 0, bytes = 0;         // of one step, formula
+  double formula = 0, measured = 0;    // seconds of one step
+  std::string bound;                   // math or memory, by the formula
+  double bandwidth = 0;                // bytes/s of the memory that holds what a step reads
+  double tokens_per_second() const { return measured > 0 ? tokens_per_step() / measured : 0; }
+  double predicted_tokens_per_second() const {
+    return formula > 0 ? tokens_per_step() / formula : 0;
+  }
+  double bytes_per_second() const { return measured > 0 ? bytes / measured : 0; }
+  double of_roof() const { return measured > 0 ? formula / measured : 0; }
+
+ private:
+  double tokens_per_step() const {
+    return steps > 0 ? static_cast<double>(tokens) / static_cast<double>(steps) : 0;
+  }
+};
+
+struct GenerationReport {
+  std::string chip;
+  List<GenerationRow> phases;  // prefill, decode: those that had steps
+  List<GenerationRow> layers;  // of decode
+  std::int64_t guessed = 0, accepted = 0;
+
+  Table table() const;
+  Table layer_table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+inline GenerationRow generation_row(const std::string& name, const StepTotals& totals,
+                                    const StepCosts& part, const Chip& chip, DType math) {
+  GenerationRow row;
+  const auto steps = static_cast<double>(totals.steps);
+  row.name = name;
+  row.steps = totals.steps;
+  row.tokens = totals.tokens;
+  row.flops = part.matmul_flops / steps;
+  row.bytes = part.bytes() / steps;
+  row.measured = part.seconds / steps;
+  // A step comes back to a weight after all others: what holds them all is what is read from.
+  row.bandwidth = level_for(chip, totals.all.bytes() / steps).bandwidth;
+  const double t_math = row.flops / chip.peak(math), t_memory = row.bytes / row.bandwidth;
+  row.bound = t_memory >= t_math ? "memory" : "math";
+  row.formula = t_memory >= t_math ? t_memory : t_math;
+  return row;
+}
+
+inline Table generation_table(const std::string& title, const List<GenerationRow>& rows) {
+  Table table;
+  table.title = title;
+  table.columns = {
+      "part",    "steps",    "tokens",           "FLOPs a step",      "bytes a step",
+      "formula", "measured", "tokens/s formula", "tokens/s measured", "bytes/s measured",
+      "memory",  "of roof",  "bound by"};
+  for (const GenerationRow& row : rows) {
+    table.add({row.name, std::to_string(row.steps), std::to_string(row.tokens),
+               format_si(row.flops, ""), format_bytes(row.bytes), format_seconds(row.formula),
+               format_seconds(row.measured), format_fixed(row.predicted_tokens_per_second(), 1),
+               format_fixed(row.tokens_per_second(), 1), format_si(row.bytes_per_second(), "B/s"),
+               format_si(row.bandwidth, "B/s"), format_percent(row.of_roof()), row.bound});
+  }
+  return table;
+}
+
+}  // namespace detail
+
+// `math`: the format that products are computed in, f32, or int8 of packed weights.
+inline GenerationReport generation_report(const Generation& made, const Chip& chip,
+                                          DType math = DType::f32) {
+  GenerationReport report;
+  report.chip = chip.name;
+  report.guessed = made.guessed;
+  report.accepted = made.accepted;
+  if (made.prefill.steps > 0) {
+    report.phases.push_back(
+        detail::generation_row("prefill", made.prefill, made.prefill.all, chip, math));
+  }
+  if (made.decode.steps > 0) {
+    report.phases.push_back(
+        detail::generation_row("decode", made.decode, made.decode.all, chip, math));
+    for (std::size_t i = 0; i < made.decode.parts.size(); ++i) {
+      const bool last = i + 1 == made.decode.parts.size();
+      const std::string name = last ? "embedding and head" : detail::cat({"layer ", i});
+      report.layers.push_back(
+          detail::generation_row(name, made.decode, made.decode.parts[i], chip, math));
+    }
+  }
+  return report;
+}
+
+inline Table GenerationReport::table() const {
+  return detail::generation_table("generation on " + chip, phases);
+}
+inline Table GenerationReport::layer_table() const {
+  return detail::generation_table("decode on " + chip + ", by layer", layers);
+}
+
+inline std::ostream& operator<<(std::ostream& out, const GenerationReport& report) {
+  out << report.table().text();
+  if (report.guessed > 0) {
+    const auto share = static_cast<double>(report.accepted) / static_cast<double>(report.guessed);
+    out << detail::cat({"draft: ", report.accepted, " of ", report.guessed, " guesses kept, ",
+                        format_percent(share), "\n"});
+  }
+  return out;
+}
+
+}  // namespace tinyscale

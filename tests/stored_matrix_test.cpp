@@ -1,0 +1,347 @@
+#include <doctest/doctest.h>
+
+#include "tinyscale.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "error_of.hpp"
+
+namespace ts = tinyscale;
+namespace kernel = tinyscale::kernels;
+using ts::Activations;
+using ts::BlockFormat;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+Floats noise(std::int64_t n, std::uint64_t seed) {  // uniform in [-1, 1)
+  Floats x(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = 2.0f * ts::uniform01(seed, i) - 1.0f;
+  }
+  return x;
+}
+
+std::vector<ts::CpuPath> paths() {  // this machine's, narrowest first
+  std::vector<ts::CpuPath> all;
+  for (const ts::CpuPath path :
+       {ts::CpuPath::portable, ts::CpuPath::neon, ts::CpuPath::avx2, ts::CpuPath::avx512}) {
+    if (ts::cpu().has(path) && path <= ts::cpu().path) {
+      all.push_back(path);
+    }
+  }
+  return all;
+}
+
+std::vector<BlockFormat> formats() {
+  std::vector<BlockFormat> all;
+  for (int i = 0; i <= static_cast<int>(BlockFormat::nvfp4); ++i) {
+    all.push_back(static_cast<BlockFormat>(i));
+  }
+  return all;
+}
+
+std::string name_of(const ts::StoredMatrix& w) {
+  return w.is_packed ? "packed " + std::to_string(w.packed.bits) : ts::name_of(w.format);
+}
+
+// The rows as f32, one by one.
+Floats rows_of(const ts::StoredMatrix& w) {
+  Floats all(static_cast<std::size_t>(w.rows * w.cols));
+  for (std::int64_t row = 0; row < w.rows; ++row) {
+    kernel::stored_row(w, row, all.data() + row * w.cols);
+  }
+  return all;
+}
+
+// y = seen W' in double against multiply_stored(x), where seen is x after rounding: f32 sums of
+// `cols` products in any order, each product's error and each addition's at most 2^-24 of the sum
+// of magnitudes. Nothing is written behind a row of y.
+void check_product(const ts::StoredMatrix& w, Activations how, std::int64_t m, const Floats& x,
+                   std::int64_t ldx, const Floats& seen) {
+  const std::string name = name_of(w);
+  CAPTURE(name);
+  CAPTURE(w.rows);
+  CAPTURE(w.cols);
+  CAPTURE(m);
+  const std::int64_t ldy = w.rows + 3;
+  Floats y(static_cast<std::size_t>(m * ldy + 16), 7.0f);
+  kernel::multiply_stored(w, how, m, x.data(), ldx, y.data(), ldy);
+  const Floats weights = rows_of(w);
+  double worst = 0.0;
+  bool kept = true;
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t n = 0; n < w.rows; ++n) {
+      double sum = 0.0, magnitudes = 1e-30;
+      for (std::int64_t p = 0; p < w.cols; ++p) {
+        const double product = double{weights[static_cast<std::size_t>(n * w.cols + p)]} *
+                               double{seen[static_cast<std::size_t>(i * w.cols + p)]};
+        sum += product;
+        magnitudes += std::fabs(product);
+      }
+      const double bound = magnitudes * std::ldexp(static_cast<double>(w.cols + 4), -24);
+      const double error = std::fabs(double{y[static_cast<std::size_t>(i * ldy + n)]} - sum);
+      worst = std::max(worst, error / bound);
+    }
+    for (std::int64_t n = w.rows; n < ldy; ++n) {
+      kept = kept && y[static_cast<std::size_t>(i * ldy + n)] == 7.0f;
+    }
+  }
+  CHECK(worst <= 1.0);
+  CHECK(kept);
+}
+
+Floats without_gaps(const Floats& x, std::int64_t m, std::int64_t cols, std::int64_t ldx) {
+  Floats out;
+  for (std::int64_t i = 0; i < m; ++i) {
+    out.insert(out.end(), x.begin() + i * ldx, x.begin() + i * ldx + cols);
+  }
+  return out;
+}
+
+void check_f32(const ts::StoredMatrix& w, std::int64_t m) {
+  const std::int64_t ldx = w.cols + 5;
+  const Floats x = noise(m * ldx, 4);
+  check_product(w, Activations::f32, m, x, ldx, without_gaps(x, m, w.cols, ldx));
+}
+
+// What llama2.c does to x: scale = max / 127, round(x / scale), halves away from 0.
+Floats runq_rounded(const Floats& x, std::int64_t cols, std::int64_t group) {
+  Floats out = x;
+  for (std::size_t first = 0; first < x.size();) {
+    const auto column = static_cast<std::int64_t>(first) % cols;
+    const auto last = first + static_cast<std::size_t>(std::min(group, cols - column));
+    float largest = 0.0f;
+    for (std::size_t i = first; i < last; ++i) {
+      largest = std::max(largest, std::fabs(x[i]));
+    }
+    const float scale = largest / 127.0f;
+    for (std::size_t i = first; i < last; ++i) {
+      out[i] = scale == 0.0f ? 0.0f : std::round(x[i] / scale) * scale;
+    }
+    first = last;
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("stored weights, f32 activations: every format and path against sums in double") {
+  const Floats numbers = noise(40 * 1000, 1);
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const BlockFormat format : formats()) {
+      const std::int64_t cols = ts::block_layout(format).elements == 1 ? 37 : 256;
+      for (const std::int64_t m : {1, 3, 11}) {
+        check_f32(kernel::store_matrix(21, cols, numbers.data(), {format}), m);
+      }
+    }
+    for (const BlockFormat format : {BlockFormat::f32, BlockFormat::f16, BlockFormat::bf16}) {
+      for (const std::int64_t m : {1, 2, 4, 5, 7, 8}) {
+        check_f32(kernel::store_matrix(33, 131, numbers.data(), {format}), m);
+      }
+      check_f32(kernel::store_matrix(3, 1, numbers.data(), {format}), 2);
+    }
+    for (const int bits : {8, 4}) {
+      for (const std::int64_t m : {1, 3, 12}) {
+        check_f32(kernel::store_matrix(70, 75, numbers.data(), {BlockFormat::f32, bits, 32}), m);
+        check_f32(kernel::store_matrix(17, 100, numbers.data(), {BlockFormat::f32, bits, 0}), m);
+        check_f32(kernel::store_matrix(16, 20, numbers.data(), {BlockFormat::f32, bits, 6}), m);
+      }
+    }
+  }
+}
+
+TEST_CASE("stored weights: threads, a mapping's odd places, nothing to do") {
+  const Floats numbers = noise(300 * 512, 2), x = noise(9 * 512, 3);
+  for (const BlockFormat format : {BlockFormat::f32, BlockFormat::bf16, BlockFormat::f16}) {
+    const ts::StoredMatrix w = kernel::store_matrix(300, 512, numbers.data(), {format});
+    CHECK(w.bytes() == 300.0 * 512 * (format == BlockFormat::f32 ? 4 : 2));
+    for (const std::int64_t m : {1, 9}) {
+      Floats many(static_cast<std::size_t>(m * 300)), one = many, moved = many;
+      kernel::multiply_stored(w, Activations::f32, m, x.data(), 512, many.data(), 300);
+      {
+        const ts::detail::SerialScope alone;
+        kernel::multiply_stored(w, Activations::f32, m, x.data(), 512, one.data(), 300);
+      }
+      CHECK(one == many);
+      for (const std::size_t shift : {1U, 28U}) {
+        std::vector<std::uint8_t> bytes(300 * static_cast<std::size_t>(w.row_bytes) + shift);
+        std::memcpy(bytes.data() + shift, w.data, bytes.size() - shift);
+        const ts::StoredMatrix odd = kernel::stored_view(300, 512, format, bytes.data() + shift);
+        kernel::multiply_stored(odd, Activations::f32, m, x.data(), 512, moved.data(), 300);
+        CHECK(ts::detail::is_finite(double{moved[0]}));
+        double worst = 0.0;
+        for (std::size_t i = 0; i < moved.size(); ++i) {
+          worst = std::max(worst, std::fabs(double{moved[i]} - double{many[i]}));
+        }
+        CHECK(worst <= (m == 1 ? 0.0 : 512 * std::ldexp(512.0, -24)));
+      }
+    }
+  }
+  kernel::multiply_stored(kernel::store_matrix(0, 5, nullptr), Activations::f32, 1, x.data(), 5,
+                          nullptr, 0);
+  Floats y(3, 1.0f);
+  kernel::multiply_stored(kernel::store_matrix(3, 0, nullptr), Activations::f32, 1, x.data(), 0,
+                          y.data(), 3);
+  CHECK(y == Floats{0, 0, 0});
+}
+
+TEST_CASE("integer activations, groups: the numbers of llama2.c's rounding") {
+  const Floats numbers = noise(40 * 344, 5);
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const int bits : {8, 4}) {
+      for (const std::int64_t group : {1, 2, 4, 6, 32, 64, 172}) {
+        const std::int64_t cols = 344, m = 3;
+        const ts::StoredMatrix w =
+            kernel::store_matrix(40, cols, numbers.data(), {BlockFormat::f32, bits, group});
+        CHECK(w.packed.group == group);
+        Floats x = noise(m * cols, 6);
+        for (std::size_t i = 0; i < 172; ++i) {  // a scale of 1 and halves
+          x[i] = i % 4 == 0 ? 127.0f : static_cast<float>(i % 11) - 5.5f;
+        }
+        check_product(w, Activations::int8_groups, m, x, cols, runq_rounded(x, cols, group));
+      }
+    }
+  }
+}
+
+TEST_CASE("integer activations, blocks: ggml's for each format of weights") {
+  const std::int64_t cols = 512, m = 10;
+  const Floats numbers = noise(24 * cols, 7), x = noise(m * cols, 8);
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    Floats eight = x, super = x, half = x, brain = x;
+    std::vector<std::uint8_t> bytes(x.size() * 2);
+    kernel::quantize_blocks(BlockFormat::q8_0, m * cols, x.data(), bytes.data());
+    kernel::dequantize_blocks(BlockFormat::q8_0, m * cols, bytes.data(), eight.data());
+    kernel::quantize_blocks(BlockFormat::q8_k, m * cols, x.data(), bytes.data());
+    kernel::dequantize_blocks(BlockFormat::q8_k, m * cols, bytes.data(), super.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      half[i] = ts::from_f16(ts::to_f16(x[i]));
+      brain[i] = ts::from_bf16(ts::to_bf16(x[i]));
+    }
+    for (const BlockFormat format : formats()) {
+      const int elements = ts::block_layout(format).elements;
+      const Floats& seen = format == BlockFormat::f16    ? half
+                           : format == BlockFormat::bf16 ? brain
+                           : elements == 256             ? super
+                           : elements == 1               ? x
+                                                         : eight;
+      const ts::StoredMatrix w = kernel::store_matrix(24, cols, numbers.data(), {format});
+      for (const std::int64_t rows : {std::int64_t{1}, m}) {
+        check_product(w, Activations::int8_blocks, rows, x, cols, seen);
+      }
+    }
+    for (const int bits : {8, 4}) {
+      const ts::StoredMatrix w =
+          kernel::store_matrix(24, cols, numbers.data(), {BlockFormat::f32, bits, 32});
+      check_product(w, Activations::int8_blocks, m, x, cols, eight);
+    }
+  }
+}
+
+TEST_CASE("activations rounded to f16 and bf16 are what the formats' own rounding gives") {
+  Floats x{0.0f,
+           -0.0f,
+           1.0f,
+           65504.0f,
+           65519.9f,
+           65520.0f,
+           1e9f,
+           -1e9f,
+           6.1e-5f,
+           6.0e-8f,
+           2.98e-8f,
+           2.99e-8f,
+           1e-30f,
+           std::numeric_limits<float>::infinity(),
+           -std::numeric_limits<float>::infinity(),
+           3.4e38f,
+           1e-42f};
+  for (const float scale : {1.0f, 1e-3f, 1e-5f, 1e-7f, 6e4f}) {
+    for (const float value : noise(200, 9)) {
+      x.push_back(value * scale);
+    }
+  }
+  for (int code = 0; code < 0x7c00; code += 7) {  // halves between neighbours
+    const auto low = static_cast<std::uint16_t>(code);
+    const float a = ts::from_f16(low), b = ts::from_f16(static_cast<std::uint16_t>(low + 1));
+    x.push_back(b < 1e30f ? 0.5f * (a + b) : a);
+  }
+  x.push_back(std::nanf(""));
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const bool bf16 : {false, true}) {
+      Floats y(x.size());
+      ts::detail::run_on_lanes(
+          ts::detail::RoundHalves{bf16, static_cast<std::int64_t>(x.size()), x.data(), y.data()});
+      std::size_t same = 0;
+      for (std::size_t i = 0; i + 1 < x.size(); ++i) {
+        const float expected =
+            bf16 ? ts::from_bf16(ts::to_bf16(x[i])) : ts::from_f16(ts::to_f16(x[i]));
+        same += std::memcmp(&expected, &y[i], 4) == 0 ? 1U : 0U;
+      }
+      CHECK(same + 1 == x.size());
+      CHECK(std::isnan(y.back()));
+    }
+  }
+}
+
+TEST_CASE("a NaN among activations reaches every result; a stored infinity its row") {
+  const Floats numbers = noise(20 * 512, 10);
+  Floats x = noise(512, 11);
+  x[300] = std::nanf("");
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const BlockFormat format : formats()) {
+      CAPTURE(ts::name_of(format));
+      const ts::StoredMatrix w = kernel::store_matrix(20, 512, numbers.data(), {format});
+      for (const Activations how :
+           {Activations::f32, Activations::int8_groups, Activations::int8_blocks}) {
+        Floats y(20);
+        kernel::multiply_stored(w, how, 1, x.data(), 512, y.data(), 20);
+        CHECK(std::all_of(y.begin(), y.end(), [](float v) { return std::isnan(v); }));
+      }
+    }
+    std::vector<std::uint16_t> halves(4 * 32, 0x3c00);  // 1
+    halves[40] = 0x7c00;                                // infinity
+    halves[70] = 0x0001;                                // 2^-24
+    const ts::StoredMatrix w = kernel::stored_view(
+        4, 32, BlockFormat::f16, reinterpret_cast<const std::uint8_t*>(halves.data()));
+    Floats ones(32, 1.0f), y(4);
+    kernel::multiply_stored(w, Activations::f32, 1, ones.data(), 32, y.data(), 4);
+    CHECK(y[0] == 32.0f);
+    CHECK(std::isinf(y[1]));
+    CHECK(y[2] == doctest::Approx(31.0));
+  }
+}
+
+TEST_CASE("stored weights: what is refused") {
+  const Floats numbers = noise(64, 12);
+  Floats y(64);
+  const ts::StoredMatrix w = kernel::store_matrix(2, 32, numbers.data(), {BlockFormat::q8_0});
+  CHECK(error_of([&] { kernel::stored_row(w, 2, y.data()); }) ==
+        "stored_row: row 2 of a matrix of 2 rows");
+  CHECK(error_of([&] { kernel::stored_view(-1, 32, BlockFormat::f32, nullptr); }) ==
+        "stored_view: -1 x 32; sizes must be at least 0");
+  CHECK(error_of([&] { kernel::store_matrix(2, 31, numbers.data(), {BlockFormat::q8_0}); }) ==
+        "block_row_bytes: a row of 31 elements in q8_0; a multiple of 32 is right");
+  CHECK(error_of(
+            [&] { kernel::multiply_stored(w, Activations::f32, 2, y.data(), 31, y.data(), 2); }) ==
+        "multiply_stored: 2 rows, 31 and 2 apart, by 2 x 32 weights; rows of x must be 32 "
+        "apart or more, of y 2");
+}
