@@ -156,8 +156,8 @@ struct StoredDots {
   // rows give alone.
   template <class L, int ROWS, int TOKENS, bool AHEAD = false>
   TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
-    typename L::V sum[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(TOKENS)],
-        left[static_cast<std::size_t>(TOKENS)], v;
+    constexpr auto tokens = static_cast<std::size_t>(TOKENS);
+    typename L::V sum[static_cast<std::size_t>(ROWS)][tokens], left[tokens], v;
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
