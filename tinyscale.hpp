@@ -11578,7 +11578,8 @@ struct QuantizedPanels {
       sum[v] = typename U::Floats{};
     }
     for (std::int64_t g = 0; g < groups; ++g, from += words, codes += w.padded()) {
-      typename U::Words dots[static_cast<std::size_t>(sums)], low, weights[vectors];
+      typename U::Words dots[static_cast<std::size_t>(sums)], low,
+          weights[static_cast<std::size_t>(vectors)];
       TINYSCALE_UNROLL
       for (int v = 0; v < sums; ++v) {
         U::broadcast(static_cast<std::uint32_t>(offsets[v / vectors * step + g]), dots[v]);
@@ -12731,7 +12732,8 @@ struct StoredDots {
   // rows give alone.
   template <class L, int ROWS, int TOKENS, bool AHEAD = false>
   TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
-    typename L::V sum[static_cast<std::size_t>(ROWS)][TOKENS], left[TOKENS], v;
+    constexpr auto tokens = static_cast<std::size_t>(TOKENS);
+    typename L::V sum[static_cast<std::size_t>(ROWS)][tokens], left[tokens], v;
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
@@ -12895,7 +12897,7 @@ struct PackedDots {
       }
       const std::int64_t columns = std::min(w.group, w.cols - g * w.group);
       for (std::int64_t c = 0; c < columns; c += in_word) {
-        float some[in_word] = {};
+        float some[static_cast<std::size_t>(in_word)] = {};
         std::memcpy(
             some, x + g * w.group + c,
             sizeof(float) * static_cast<std::size_t>(std::min<std::int64_t>(in_word, columns - c)));
@@ -14759,7 +14761,7 @@ struct CacheTask {
 
   template <class L, int KEYS>
   TINYSCALE_INLINE void dots(const float* q, const float* k, std::int64_t stride, float* p) const {
-    typename L::V sum[KEYS], left, v;
+    typename L::V sum[static_cast<std::size_t>(KEYS)], left, v;
     const std::int64_t n = s.head_size;
     TINYSCALE_UNROLL
     for (int x = 0; x < KEYS; ++x) {
@@ -52992,7 +52994,8 @@ struct CutCache {
   }
   void store(int layer, int sequence, std::int64_t place, const float* k, const float* v) {
     const std::int64_t at = turns.local(place), tokens = pages.page_tokens();
-    kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k, v);
+    kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k,
+                         v);
   }
   // The first n of this device's rows as f32.
   void load(int layer, int sequence, std::int64_t n, float* k, float* v) const {
