@@ -3,7 +3,7 @@
 // sampling are left out of every figure here, ours and the peer's.
 // Peer: bench/decode_plain.c, plain loops as llama2.c has them, f32 and int8 in groups of 64,
 // compiled -O3 and -Ofast -march=native with OpenMP; it answers through a pipe, in turn with ours.
-//   make bench ONLY=inference        (ARGS=--rounds=5)
+//   make bench ONLY=inference        (ARGS="--rounds=5 --shape=15M")
 #include "bench.hpp"
 #include "worker.hpp"
 
@@ -105,35 +105,41 @@ struct Kind {
   const char* name;
   ts::StoreAs store;
   ts::Activations activations;
-  const char* peer;  // of bench/, or null
+  const char* peer;  // of bench/
+  bool prefill;      // a row there too
 };
 
 std::vector<Kind> kinds() {
   using ts::Activations;
   using ts::BlockFormat;
-  return {{"f32", {BlockFormat::f32, 0, 32}, Activations::f32, "decode_plain"},
-          {"bf16", {BlockFormat::bf16, 0, 32}, Activations::f32, "decode_plain"},
-          {"f16", {BlockFormat::f16, 0, 32}, Activations::f32, "decode_plain"},
+  return {{"f32", {BlockFormat::f32, 0, 32}, Activations::f32, "decode_plain", true},
+          {"bf16", {BlockFormat::bf16, 0, 32}, Activations::f32, "decode_plain", true},
+          {"f16", {BlockFormat::f16, 0, 32}, Activations::f32, "decode_plain", false},
           {"int8, groups of 64",
            {BlockFormat::f32, 8, 64},
            Activations::int8_groups,
-           "decode_plain_int8"},
+           "decode_plain_int8",
+           true},
           {"int8, groups of 32",
            {BlockFormat::f32, 8, 32},
            Activations::int8_groups,
-           "decode_plain_int8"},
+           "decode_plain_int8",
+           false},
           {"int8, per channel",
            {BlockFormat::f32, 8, 0},
            Activations::int8_groups,
-           "decode_plain_int8"},
+           "decode_plain_int8",
+           false},
           {"4-bit, groups of 32",
            {BlockFormat::f32, 4, 32},
            Activations::int8_groups,
-           "decode_plain_int8"},
+           "decode_plain_int8",
+           true},
           {"int8 g64, f32 activations",
            {BlockFormat::f32, 8, 64},
            Activations::f32,
-           "decode_plain_int8"}};
+           "decode_plain_int8",
+           false}};
 }
 
 void decode(const Run& run) {
@@ -171,6 +177,9 @@ void prefill(const Run& run) {
       static_cast<std::size_t>(std::max(tokens * run.shape.hidden, run.shape.vocabulary)));
   Way fast[2] = {run.plain("decode_plain"), run.plain("decode_plain_int8")};
   for (const Kind& kind : kinds()) {
+    if (!kind.prefill) {
+      continue;
+    }
     const Weights w(run.shape, kind.store);
     const int peer = std::string(kind.peer) == "decode_plain" ? 0 : 1;
     const std::vector<double> s =
@@ -191,22 +200,28 @@ void prefill(const Run& run) {
 
 int main(int argc, char** argv) {
   int rounds = 5;
+  std::string only;
   for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "--rounds=", 9) == 0) {
       rounds = std::max(1, std::atoi(argv[i] + 9));
+    } else if (std::strncmp(argv[i], "--shape=", 8) == 0) {
+      only = argv[i] + 8;
     }
   }
   const std::string own = argv[0];
   const std::string programs =
       own.find('/') == std::string::npos ? "." : own.substr(0, own.find_last_of('/'));
   bench::print_machine("Decoding: stored weights against the memory's limit and plain loops");
-  std::printf("skipped: llama.cpp, ggml: no package of them for this program to call\n\n");
+  std::printf("skipped: llama.cpp, ggml: not in Debian 12; nothing here calls them yet\n\n");
   const std::vector<Shape> shapes = {{"15M", 288, 768, 6, 32000}, {"110M", 768, 2048, 12, 32000}};
   std::vector<int> threads{1};
   if (ts::thread_count() > 1) {
     threads.push_back(ts::thread_count());
   }
   for (const Shape& shape : shapes) {
+    if (!only.empty() && only != shape.name) {
+      continue;
+    }
     for (const int count : threads) {
       decode({shape, count, rounds, programs});
       prefill({shape, count, rounds, programs});
