@@ -1,9 +1,9 @@
 #pragma once
 // One token at a time in ggml's order of arithmetic, slow and plain, to give what llama.cpp gives,
 // id for id: activations rounded to the weights' kind (q8_0 for blocks of 32), f16 keys and values,
-// softmax without flash attention, every sum in the order of ggml's x86 kernels for AVX-512 with
-// AMX. Rounding to 8 bits makes an id hang on a sum's last bit, so the order matters.
-// Source: ggml-cpu (MIT) of llama.cpp, 2026: amx/mmq, vec, ops, arch/x86/quants.
+// softmax without flash attention, all sums as ggml's x86 kernels for AVX-512 with AMX add them.
+// Where activations are rounded to 8 bits, the last bit of a sum decides ids a hundred tokens on.
+// Source: llama.cpp 2026 (MIT), its ggml-cpu; a prompt is fed one by one, not in a batch.
 
 #include <algorithm>  // max_element
 #include <cmath>      // fma
@@ -12,143 +12,15 @@
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
-#include "tinyscale/base/format.hpp"
+#include "tinyscale/compute/ggml_sums.hpp"
 #include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/model/transformer.hpp"
 
 namespace tinyscale {
-namespace detail {
-
-inline float ggml_half(float x) { return from_f16(to_f16(x)); }
-
-// The upper half of the lanes added to the lower until one is left: a register's sum, and that of
-// several registers (AVX-512 sums 64 numbers at a time in 4 registers).
-inline float sum_lanes(float* lanes, int n) {
-  for (int half = n / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lanes[i] += lanes[i + half];
-    }
-  }
-  return lanes[0];
-}
-
-// Row of f16 or f32 by vector: 64 lanes; what is left over one by one, of f16 in double.
-inline float ggml_float_dot(std::int64_t n, const float* w, const float* x, bool halves) {
-  float lanes[64] = {};
-  const std::int64_t whole = n / 64 * 64;
-  for (std::int64_t i = 0; i < whole; ++i) {
-    lanes[i % 64] = std::fma(w[i], x[i], lanes[i % 64]);
-  }
-  const float sum = sum_lanes(lanes, 64);
-  if (!halves) {
-    float all = sum;
-    for (std::int64_t i = whole; i < n; ++i) {
-      all = std::fma(w[i], x[i], all);
-    }
-    return all;
-  }
-  double all = static_cast<double>(sum);
-  for (std::int64_t i = whole; i < n; ++i) {
-    all += static_cast<double>(w[i]) * static_cast<double>(x[i]);  // exact
-  }
-  return static_cast<float>(all);
-}
-
-// A vector in q8_0: codes to nearest even by 127 / largest, the scale largest / 127 kept in f16.
-struct GgmlBlocks {
-  std::vector<int> codes;
-  std::vector<float> scales;
-
-  explicit GgmlBlocks(const std::vector<float>& x) {
-    for (std::size_t block = 0; block < x.size(); block += 32) {
-      float largest = 0.0f;
-      for (std::size_t i = block; i < block + 32; ++i) {
-        largest = std::max(largest, std::fabs(x[i]));
-      }
-      const float by = largest > 0.0f ? 127.0f / largest : 0.0f;
-      for (std::size_t i = block; i < block + 32; ++i) {
-        codes.push_back(static_cast<int>(std::nearbyint(x[i] * by)));
-      }
-      scales.push_back(ggml_half(largest / 127.0f));
-    }
-  }
-};
-
-// Row of q8_0 or q4_0 blocks by q8_0 vector. Sums of codes are exact. 32 rows at a time (AMX's
-// layout, one token) a block adds one number; other matrices have 8 lanes of 4 codes each.
-inline float ggml_block_dot(BlockFormat format, const std::uint8_t* row, const GgmlBlocks& x,
-                            bool by_32_rows) {
-  const bool bytes = format == BlockFormat::q8_0;
-  float lanes[8] = {}, one = 0.0f;
-  for (std::size_t block = 0; block < x.scales.size(); ++block) {
-    const std::uint8_t* const at = row + block * (bytes ? 34 : 18);
-    const int half = at[0] + 256 * at[1];
-    const float scale = from_f16(static_cast<std::uint16_t>(half)) * x.scales[block];
-    int sums[8] = {}, all = 0;
-    for (int i = 0; i < 32; ++i) {
-      const int byte = at[2 + (bytes ? i : i % 16)];
-      const int code = bytes ? (byte ^ 128) - 128 : (i < 16 ? byte % 16 : byte / 16) - 8;
-      const int product = code * x.codes[32 * block + static_cast<std::size_t>(i)];
-      sums[i / 4] += product;
-      all += product;
-    }
-    one = std::fma(static_cast<float>(all), scale, one);
-    for (int i = 0; i < 8; ++i) {
-      lanes[i] = std::fma(static_cast<float>(sums[i]), scale, lanes[i]);
-    }
-  }
-  return by_32_rows ? one : sum_lanes(lanes, 8);
-}
-
-// exp as ggml's vector code computes it: x = n ln 2 + b, 2^n by a polynomial of degree 5 in b.
-inline float ggml_vector_exp(float x) {
-  const float shift = 12582912.0f;  // 1.5 2^23: adding it rounds to whole numbers
-  const float n = std::fma(x, 0x1.715476p+0f, shift) - shift;
-  if (std::fabs(n) > 192.0f) {
-    return n > 0.0f ? HUGE_VALF : 0.0f;
-  }
-  const float b = std::fma(-n, 0x1.7f7d1cp-20f, std::fma(-n, 0x1.62e4p-1f, x));
-  const float square = b * b;
-  const float high = std::fma(0x1.0e4020p-7f, b, 0x1.573e2ep-5f);
-  const float middle = std::fma(0x1.555e66p-3f, b, 0x1.fffdb6p-2f);
-  const float low = std::fma(0x1.ffffecp-1f, b, 1.0f);
-  return std::ldexp(std::fma(std::fma(high, square, middle), square, low), static_cast<int>(n));
-}
-
-// Softmax of scores: exp 16 at a time, their sums added up in double.
-inline void ggml_softmax(std::vector<float>& s) {
-  const float largest = *std::max_element(s.begin(), s.end());
-  s.resize((s.size() + 15) / 16 * 16, -HUGE_VALF);  // the cells behind are masked
-  double sum = 0.0;
-  for (std::size_t i = 0; i < s.size(); i += 16) {
-    float lanes[16];
-    for (std::size_t j = 0; j < 16; ++j) {
-      s[i + j] = s[i + j] == -HUGE_VALF ? 0.0f : ggml_vector_exp(s[i + j] - largest);
-      lanes[j] = s[i + j];
-    }
-    sum += static_cast<double>(sum_lanes(lanes, 16));
-  }
-  const float scale = static_cast<float>(1.0 / sum);
-  for (float& p : s) {
-    p *= scale;
-  }
-}
-
-// silu(gate) up: 16 at a time by the vector exp, the rest by the C library's.
-inline void ggml_swiglu(std::vector<float>& gate, const std::vector<float>& up) {
-  const std::size_t whole = gate.size() / 16 * 16;
-  for (std::size_t i = 0; i < gate.size(); ++i) {
-    const float x = gate[i];
-    const float e = i < whole ? ggml_vector_exp(0.0f - x) : std::exp(-x);
-    gate[i] = x / (1.0f + e) * up[i];
-  }
-}
-
-}  // namespace detail
 
 class GgmlDecoder {
  public:
-  // Of a model of Llama's architecture, its weights as stored in f32, f16, q8_0 or q4_0.
+  // Of a model of Llama's architecture, its weights as stored in f32, f16, bf16, q8_0, q4_0.
   explicit GgmlDecoder(const Transformer& model);
   GgmlDecoder(Transformer&&) = delete;  // the model must stay
 
@@ -196,8 +68,10 @@ inline const StoredMatrix* GgmlDecoder::matrix(const std::string& name) const {
   const StoredMatrix& w = *p.stored;
   const BlockFormat f = w.format;
   const bool blocks = f == BlockFormat::q8_0 || f == BlockFormat::q4_0;
-  if (w.is_packed || (!blocks && f != BlockFormat::f32 && f != BlockFormat::f16)) {
-    detail::fail({"GgmlDecoder: ", name, " is ", w.kind(), "; f32, f16, q8_0 and q4_0 are covered"});
+  if (w.is_packed ||
+      (!blocks && f != BlockFormat::f32 && f != BlockFormat::f16 && f != BlockFormat::bf16)) {
+    detail::fail(
+        {"GgmlDecoder: ", name, " is ", w.kind(), "; f32, f16, bf16, q8_0 and q4_0 are covered"});
   }
   if (f == BlockFormat::q4_0 && w.rows % 8 == 0 && w.rows % 32 != 0) {
     detail::fail({"GgmlDecoder: ", name, " has ", w.rows,
@@ -241,20 +115,26 @@ inline std::vector<float> GgmlDecoder::multiply(const StoredMatrix& w, const Vec
   if (w.format == BlockFormat::q8_0 || w.format == BlockFormat::q4_0) {
     const detail::GgmlBlocks blocks(x);
     for (std::int64_t i = 0; i < w.rows; ++i) {
-      y[static_cast<std::size_t>(i)] = detail::ggml_block_dot(
-          w.format, w.data + i * w.row_bytes, blocks, w.rows % 32 == 0);
+      y[static_cast<std::size_t>(i)] =
+          detail::ggml_block_dot(w.format, w.data + i * w.row_bytes, blocks, w.rows % 32 == 0);
     }
     return y;
   }
-  const bool halves = w.format == BlockFormat::f16;
+  const BlockFormat f = w.format;
+  const bool by_16 = f == BlockFormat::f16 && w.rows % 32 == 0 && w.cols % 16 == 0;
   Vector rounded = x, row(x.size());
   for (float& number : rounded) {
-    number = halves ? detail::ggml_half(number) : number;
+    number = f == BlockFormat::bf16            ? from_bf16(to_bf16(number))
+             : f == BlockFormat::f16 && !by_16 ? detail::ggml_half(number)
+                                               : number;
   }
+  const auto dot = by_16                    ? &detail::ggml_register_dot
+                   : f == BlockFormat::f16  ? &detail::ggml_f16_dot
+                   : f == BlockFormat::bf16 ? &detail::ggml_bf16_dot
+                                            : &detail::ggml_f32_dot;
   for (std::int64_t i = 0; i < w.rows; ++i) {
     kernels::stored_row(w, i, row.data());
-    y[static_cast<std::size_t>(i)] =
-        detail::ggml_float_dot(w.cols, row.data(), rounded.data(), halves);
+    y[static_cast<std::size_t>(i)] = dot(w.cols, row.data(), rounded.data());
   }
   return y;
 }
@@ -308,7 +188,7 @@ inline std::vector<float> GgmlDecoder::attend(const Layer& layer, const Vector& 
     }
     for (std::int64_t t = 0; t < tokens; ++t) {
       const float* const key = layer.keys.data() + t * row + first;
-      p.push_back(detail::ggml_float_dot(c.head_size, key, q.data(), true) * scale);
+      p.push_back(detail::ggml_f16_dot(c.head_size, key, q.data()) * scale);
     }
     detail::ggml_softmax(p);
     p.resize((p.size() + 63) / 64 * 64, 0.0f);  // the cells behind are zero: whole steps of lanes
@@ -321,8 +201,8 @@ inline std::vector<float> GgmlDecoder::attend(const Layer& layer, const Vector& 
         column[static_cast<std::size_t>(t)] =
             layer.values[static_cast<std::size_t>(t * row + first + i)];
       }
-      out[static_cast<std::size_t>(h * c.head_size + i)] = detail::ggml_float_dot(
-          static_cast<std::int64_t>(p.size()), column.data(), p.data(), true);
+      out[static_cast<std::size_t>(h * c.head_size + i)] =
+          detail::ggml_f16_dot(static_cast<std::int64_t>(p.size()), column.data(), p.data());
     }
   }
   return out;
@@ -377,8 +257,8 @@ inline std::vector<std::int32_t> ggml_generate_tokens(const Transformer& model,
   }
   std::vector<std::int32_t> made;
   while (static_cast<std::int64_t>(made.size()) < n) {
-    made.push_back(static_cast<std::int32_t>(
-        std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    made.push_back(
+        static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
     if (static_cast<std::int64_t>(made.size()) < n) {
       logits = decoder.next(made.back());
     }
