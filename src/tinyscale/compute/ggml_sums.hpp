@@ -113,20 +113,21 @@ inline float ggml_block_dot(BlockFormat format, const std::uint8_t* row, const G
   float lanes[8] = {}, one = 0.0f;
   for (std::size_t block = 0; block < x.scales.size(); ++block) {
     const std::uint8_t* const at = row + block * (bytes ? 34 : 18);
+    const int* const codes = x.codes.data() + 32 * block;
     const int half = at[0] + 256 * at[1];
     const float scale = from_f16(static_cast<std::uint16_t>(half)) * x.scales[block];
     int sums[8] = {}, all = 0;
     for (int i = 0; i < 32; ++i) {
-      const int byte = at[2 + (bytes ? i : i % 16)];
-      const int code = bytes ? (byte ^ 128) - 128 : (i < 16 ? byte % 16 : byte / 16) - 8;
-      const int product = code * x.codes[32 * block + static_cast<std::size_t>(i)];
-      sums[i / 4] += product;
-      all += product;
+      const int code = bytes    ? (at[2 + i] ^ 128) - 128
+                       : i < 16 ? at[2 + i] % 16 - 8
+                                : at[i - 14] / 16 - 8;
+      sums[i / 4] += code * codes[i];
     }
-    one = std::fma(static_cast<float>(all), scale, one);
     for (int i = 0; i < 8; ++i) {
+      all += sums[i];
       lanes[i] = std::fma(static_cast<float>(sums[i]), scale, lanes[i]);
     }
+    one = std::fma(static_cast<float>(all), scale, one);
   }
   return by_32_rows ? one : sum_lanes(lanes, 8);
 }

@@ -242,7 +242,7 @@ inline std::vector<float> GgmlDecoder::next(std::int32_t token) {
   return multiply(*head_, normalize(last_norm_, x));
 }
 
-// The most probable n tokens after `ids`, which are not among them.
+// The ids and the n most probable that follow, one by one.
 inline std::vector<std::int32_t> ggml_generate_tokens(const Transformer& model,
                                                       const std::vector<std::int32_t>& ids,
                                                       std::int64_t n) {
@@ -255,15 +255,15 @@ inline std::vector<std::int32_t> ggml_generate_tokens(const Transformer& model,
   for (const std::int32_t id : ids) {
     logits = decoder.next(id);
   }
-  std::vector<std::int32_t> made;
-  while (static_cast<std::int64_t>(made.size()) < n) {
-    made.push_back(
-        static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
-    if (static_cast<std::int64_t>(made.size()) < n) {
-      logits = decoder.next(made.back());
+  std::vector<std::int32_t> all = ids;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+    all.push_back(static_cast<std::int32_t>(best));
+    if (i + 1 < n) {
+      logits = decoder.next(all.back());
     }
   }
-  return made;
+  return all;
 }
 
 }  // namespace tinyscale
