@@ -9,6 +9,7 @@
 #include <cstdint>    // int64_t
 #include <vector>     // vector
 
+#include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/compute/block_format.hpp"
 
@@ -86,58 +87,92 @@ inline float ggml_register_dot(std::int64_t n, const float* w, const float* x) {
 }
 
 // A vector in q8_0: codes to nearest even by 127 / largest, the scale largest / 127 kept in f16.
+// As q8_1 each block has its sum too, scale times codes, in f16.
 struct GgmlBlocks {
   std::vector<int> codes;
-  std::vector<float> scales;
+  std::vector<float> scales, sums;
 
   explicit GgmlBlocks(const std::vector<float>& x) {
     for (std::size_t block = 0; block < x.size(); block += 32) {
       float largest = 0.0f;
       for (std::size_t i = block; i < block + 32; ++i) {
+        if (!(std::fabs(x[i]) < HUGE_VALF)) {
+          fail({"GgmlBlocks: number ", i, " is ", x[i], "; finite numbers have codes"});
+        }
         largest = std::max(largest, std::fabs(x[i]));
       }
-      const float by = largest > 0.0f ? 127.0f / largest : 0.0f;
+      const float by = largest > 0.0f ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
+      int sum = 0;
       for (std::size_t i = block; i < block + 32; ++i) {
         codes.push_back(static_cast<int>(std::nearbyint(x[i] * by)));
+        sum += codes.back();
       }
-      scales.push_back(ggml_half(largest / 127.0f));
+      scales.push_back(ggml_half(scale));
+      sums.push_back(ggml_half(scale * static_cast<float>(sum)));
     }
   }
 };
 
-// Row of q8_0 or q4_0 blocks by q8_0 vector. Sums of codes are exact. 32 rows at a time (AMX's
-// layout, one token) a block adds one number; other matrices have 8 lanes of 4 codes each.
+inline float ggml_half_at(const std::uint8_t* at) {
+  const int code = at[0] + 256 * at[1];
+  return from_f16(static_cast<std::uint16_t>(code));
+}
+
+// The 32 codes of a block of weights, less what its format adds to each.
+inline void ggml_codes(BlockFormat format, const std::uint8_t* block, int* codes) {
+  if (format == BlockFormat::q8_0) {
+    for (int i = 0; i < 32; ++i) {
+      codes[i] = (block[2 + i] ^ 128) - 128;
+    }
+    return;
+  }
+  const bool five = format == BlockFormat::q5_0 || format == BlockFormat::q5_1;
+  const bool offset = format == BlockFormat::q4_0 || format == BlockFormat::q5_0;
+  const std::uint8_t* const high = block + (offset ? 2 : 4);  // behind the scale, or its minimum
+  const std::uint8_t* const low = high + (five ? 4 : 0);
+  for (int i = 0; i < 32; ++i) {
+    codes[i] = i < 16 ? low[i] % 16 : low[i - 16] / 16;
+    codes[i] += five ? 16 * (high[i / 8] >> (i % 8) & 1) : 0;
+    codes[i] -= offset ? (five ? 16 : 8) : 0;
+  }
+}
+
+// Row of blocks of 32 by vector. Sums of codes are exact. 32 rows at a time (AMX's layout, one
+// token) a block adds one number; other matrices have 8 lanes of 4 codes each, minima beside them.
 inline float ggml_block_dot(BlockFormat format, const std::uint8_t* row, const GgmlBlocks& x,
                             bool by_32_rows) {
-  const bool bytes = format == BlockFormat::q8_0;
-  float lanes[8] = {}, one = 0.0f;
+  const bool minimum = format == BlockFormat::q4_1 || format == BlockFormat::q5_1;
+  const std::int64_t bytes = block_layout(format).bytes;
+  float lanes[8] = {}, one = 0.0f, minima = 0.0f;
+  int weights[32];
   for (std::size_t block = 0; block < x.scales.size(); ++block) {
-    const std::uint8_t* const at = row + block * (bytes ? 34 : 18);
+    const std::uint8_t* const at = row + static_cast<std::int64_t>(block) * bytes;
     const int* const codes = x.codes.data() + 32 * block;
-    const int half = at[0] + 256 * at[1];
-    const float scale = from_f16(static_cast<std::uint16_t>(half)) * x.scales[block];
+    const float scale = ggml_half_at(at) * x.scales[block];
+    ggml_codes(format, at, weights);
     int sums[8] = {}, all = 0;
     for (int i = 0; i < 32; ++i) {
-      const int code = bytes    ? (at[2 + i] ^ 128) - 128
-                       : i < 16 ? at[2 + i] % 16 - 8
-                                : at[i - 14] / 16 - 8;
-      sums[i / 4] += code * codes[i];
+      sums[i / 4] += weights[i] * codes[i];
     }
     for (int i = 0; i < 8; ++i) {
       all += sums[i];
       lanes[i] = std::fma(static_cast<float>(sums[i]), scale, lanes[i]);
     }
     one = std::fma(static_cast<float>(all), scale, one);
+    if (minimum) {
+      one = std::fma(ggml_half_at(at + 2), x.sums[block], one);
+      minima = std::fma(ggml_half_at(at + 2), x.sums[block], minima);
+    }
   }
-  return by_32_rows ? one : sum_lanes(lanes, 8);
+  return by_32_rows ? one : sum_lanes(lanes, 8) + minima;
 }
 
 // exp as ggml's vector code computes it: x = n ln 2 + b, 2^n by a polynomial of degree 5 in b.
 inline float ggml_vector_exp(float x) {
   const float shift = 12582912.0f;  // 1.5 2^23: adding it rounds to whole numbers
   const float n = std::fma(x, 0x1.715476p+0f, shift) - shift;
-  if (std::fabs(n) > 192.0f) {
-    return n > 0.0f ? HUGE_VALF : 0.0f;
+  if (!(std::fabs(n) <= 192.0f)) {
+    return n > 0.0f ? HUGE_VALF : n < 0.0f ? 0.0f : n;  // a NaN stays
   }
   const float b = std::fma(-n, 0x1.7f7d1cp-20f, std::fma(-n, 0x1.62e4p-1f, x));
   const float square = b * b;

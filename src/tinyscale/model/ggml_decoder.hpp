@@ -14,13 +14,15 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/compute/ggml_sums.hpp"
 #include "tinyscale/compute/stored_matrix.hpp"
+#include "tinyscale/model/sampler.hpp"
 #include "tinyscale/model/transformer.hpp"
 
 namespace tinyscale {
 
 class GgmlDecoder {
  public:
-  // Of a model of Llama's architecture, its weights as stored in f32, f16, bf16, q8_0, q4_0.
+  // Of a model of Llama's architecture, its weights as stored in f32, f16, bf16
+  // or blocks of 32.
   explicit GgmlDecoder(const Transformer& model);
   GgmlDecoder(Transformer&&) = delete;  // the model must stay
 
@@ -38,6 +40,10 @@ class GgmlDecoder {
 
   const Parameter& find(const std::string& name) const;
   const StoredMatrix* matrix(const std::string& name) const;
+  static bool in_blocks(BlockFormat f) {  // of 32 numbers
+    return f == BlockFormat::q8_0 || f == BlockFormat::q4_0 || f == BlockFormat::q4_1 ||
+           f == BlockFormat::q5_0 || f == BlockFormat::q5_1;
+  }
   static Vector multiply(const StoredMatrix& w, const Vector& x);
   Vector normalize(const float* weight, const Vector& x) const;
   void rotate(Vector& heads) const;
@@ -67,11 +73,9 @@ inline const StoredMatrix* GgmlDecoder::matrix(const std::string& name) const {
   }
   const StoredMatrix& w = *p.stored;
   const BlockFormat f = w.format;
-  const bool blocks = f == BlockFormat::q8_0 || f == BlockFormat::q4_0;
-  if (w.is_packed ||
-      (!blocks && f != BlockFormat::f32 && f != BlockFormat::f16 && f != BlockFormat::bf16)) {
-    detail::fail(
-        {"GgmlDecoder: ", name, " is ", w.kind(), "; f32, f16, bf16, q8_0 and q4_0 are covered"});
+  if (w.is_packed || (block_layout(f).elements > 1 && !in_blocks(f))) {
+    detail::fail({"GgmlDecoder: ", name, " is ", w.kind(),
+                  "; f32, f16, bf16, q8_0, q4_0, q4_1, q5_0 and q5_1 are covered"});
   }
   if (f == BlockFormat::q4_0 && w.rows % 8 == 0 && w.rows % 32 != 0) {
     detail::fail({"GgmlDecoder: ", name, " has ", w.rows,
@@ -112,15 +116,16 @@ inline GgmlDecoder::GgmlDecoder(const Transformer& model) : model_(model) {
 
 inline std::vector<float> GgmlDecoder::multiply(const StoredMatrix& w, const Vector& x) {
   Vector y(static_cast<std::size_t>(w.rows));
-  if (w.format == BlockFormat::q8_0 || w.format == BlockFormat::q4_0) {
+  const BlockFormat f = w.format;
+  if (in_blocks(f)) {
+    const bool amx = f == BlockFormat::q8_0 || f == BlockFormat::q4_0 || f == BlockFormat::q4_1;
     const detail::GgmlBlocks blocks(x);
     for (std::int64_t i = 0; i < w.rows; ++i) {
       y[static_cast<std::size_t>(i)] =
-          detail::ggml_block_dot(w.format, w.data + i * w.row_bytes, blocks, w.rows % 32 == 0);
+          detail::ggml_block_dot(f, w.data + i * w.row_bytes, blocks, amx && w.rows % 32 == 0);
     }
     return y;
   }
-  const BlockFormat f = w.format;
   const bool by_16 = f == BlockFormat::f16 && w.rows % 32 == 0 && w.cols % 16 == 0;
   Vector rounded = x, row(x.size());
   for (float& number : rounded) {
@@ -257,6 +262,7 @@ inline std::vector<std::int32_t> ggml_generate_tokens(const Transformer& model,
   }
   std::vector<std::int32_t> all = ids;
   for (std::int64_t i = 0; i < n; ++i) {
+    detail::check_logits(logits.data(), static_cast<std::int64_t>(logits.size()));
     const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
     all.push_back(static_cast<std::int32_t>(best));
     if (i + 1 < n) {
