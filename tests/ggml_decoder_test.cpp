@@ -286,6 +286,8 @@ TEST_CASE("ggml sums: blocks by blocks are the product of the numbers they stand
   bad[3] = HUGE_VALF;
   CHECK(error_of([&] { const ts::detail::GgmlBlocks b(bad); }) ==
         "GgmlBlocks: number 3 is inf; finite numbers have codes");
+  const ts::detail::GgmlBlocks tiny(std::vector<float>(32, 1e-40f));
+  CHECK(tiny.codes == std::vector<int>(32, 0));
   const ts::detail::GgmlBlocks none(std::vector<float>(32, 0.0f));
   CHECK(none.codes == std::vector<int>(32, 0));
   CHECK(none.scales == std::vector<float>{0.0f});

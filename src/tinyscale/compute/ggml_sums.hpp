@@ -101,7 +101,8 @@ struct GgmlBlocks {
         }
         largest = std::max(largest, std::fabs(x[i]));
       }
-      const float by = largest > 0.0f ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
+      const float scale = largest / 127.0f;
+      const float by = scale > 1e-30f ? 127.0f / largest : 0.0f;  // below, f16 has a scale of 0
       int sum = 0;
       for (std::size_t i = block; i < block + 32; ++i) {
         codes.push_back(static_cast<int>(std::nearbyint(x[i] * by)));

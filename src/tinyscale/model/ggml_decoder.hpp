@@ -26,7 +26,8 @@ class GgmlDecoder {
   explicit GgmlDecoder(const Transformer& model);
   GgmlDecoder(Transformer&&) = delete;  // the model must stay
 
-  // Logits of the token after this one, which stands behind those given before.
+  // Logits of the token after this one, which stands behind those given before. Numbers that are
+  // not finite end its use by an Error where they would be rounded to codes.
   std::vector<float> next(std::int32_t token);
   std::int64_t position() const { return position_; }
 
