@@ -168,10 +168,13 @@ const ts::ReportRow& row_of(const ts::Comparison& all, const std::string& name) 
 
 TEST_CASE("sharded generation gives the ids of one device, GPT-2 style") {
   const ts::Transformer model = lively(shape_of("gpt2"));
-  check_layouts(model,
-                {cut(1, 1, 1), cut(2, 1, 1), cut(4, 1, 1), cut(8, 1, 1), cut(1, 2, 1), cut(1, 3, 1),
-                 cut(1, 1, 2), cut(1, 1, 4), cut(2, 2, 1), cut(2, 1, 2), cut(2, 2, 2)},
-                greedy());
+  ts::ServeLayout halves = cut(2, 1, 1);  // two groups of prompts that take turns
+  halves.microbatches = 2;
+  check_layouts(
+      model,
+      {halves, cut(1, 1, 1), cut(2, 1, 1), cut(4, 1, 1), cut(8, 1, 1), cut(1, 2, 1), cut(1, 3, 1),
+       cut(1, 1, 2), cut(1, 1, 4), cut(2, 2, 1), cut(2, 1, 2), cut(2, 2, 2)},
+      greedy());
 }
 
 TEST_CASE("sharded generation gives the ids of one device, grouped queries") {
