@@ -33,10 +33,11 @@ const char* const usage =
 void run(const plan_program::Options& given) {
   const std::string path = given.words.empty() ? story::committed_model() : given.words[0];
   const std::string prompt = given.words.size() > 1 ? given.words[1] : "Once upon a time";
-  const std::int64_t tokens = given.whole("--tokens", 200, 1, 1e9);
+  const std::int64_t tokens = story::tokens_of(given);
   ts::LoadOptions load = story::load_options(given);
   const ts::GenerateOptions options = story::generate_options(given);
   const ts::Transformer model = ts::load(path, load);
+  story::check_tokenizer(model, path);
   load.config.clear();
   const bool drafted = given.has("--draft");
   const ts::Transformer draft = drafted ? ts::load(given.text("--draft"), load) : model;
@@ -46,8 +47,9 @@ void run(const plan_program::Options& given) {
   if (given.has("--chat")) {
     story::chat(model, teller, tokens);
   } else {
+    const story::Ids ids = story::prompt_ids(model, prompt);
     std::cout << prompt << std::flush;
-    teller.tell(model.tokenizer.encode(prompt), tokens);
+    teller.tell(ids, tokens);
     std::cout << "\n\n";
   }
   std::cout << ts::generation_report(teller.cost, ts::laptop());
@@ -73,8 +75,9 @@ int main(int count, char** words) {
       ts::detail::fail(
           {"\"", given.words[2], "\" is a third word; a model and a prompt are right"});
     }
-    story::load_options(given);
+    story::load_options(given);  // what is wrong with the words, before the model is read
     story::generate_options(given);
+    story::tokens_of(given);
     try {
       run(given);
     } catch (const ts::Error& error) {

@@ -109,4 +109,27 @@ inline ts::GenerateOptions generate_options(const Options& given) {
   return options;
 }
 
+inline std::int64_t tokens_of(const plan_program::Options& given) {
+  return given.whole("--tokens", 200, 1, 1e9);
+}
+
+// Without a tokenizer a model reads bytes; one with other than 256 tokens was not trained on them.
+inline void check_tokenizer(const ts::Transformer& model, const std::string& path) {
+  const bool bytes = model.tokenizer.kind() == ts::Tokenizer::Kind::bytes;
+  if (bytes && model.config.vocabulary != 256) {
+    ts::detail::fail({path, ": no tokenizer in it or beside it for its ", model.config.vocabulary,
+                      " tokens; --tokenizer and its file are right"});
+  }
+}
+
+inline Ids prompt_ids(const ts::Transformer& model, const std::string& prompt) {
+  const Ids ids = model.tokenizer.encode(prompt);
+  const auto length = static_cast<std::int64_t>(ids.size());
+  if (length < 1 || length > model.config.context) {
+    ts::detail::fail({"the prompt is ", length, " tokens; 1 to ", model.config.context,
+                      ", the context, are right"});
+  }
+  return ids;
+}
+
 }  // namespace story

@@ -517,7 +517,7 @@ TEST_CASE("shards are one model") {
   CHECK(error_of([&] { ts::load(folder.path); }) ==
         "load: \"" + folder.path +
             "\": it has the tensors of a Llama and shapes do not tell the heads; put its "
-            "config.json beside it or call load(path, config)");
+            "config.json beside it, name it in LoadOptions::config or call load(path, config)");
   CHECK(apart(ts::load(index, c), model) == 0);
   write_file(config, config_text(c, "llama"));
   const ts::Transformer read = ts::load(folder.path);
@@ -771,7 +771,7 @@ TEST_CASE("GPT-2 with biases, either way round, in f32 and f16, learning or as s
     CHECK(error_of([&] { ts::load(path); }) ==
           "load: \"" + path +
               "\": it has the tensors of a GPT-2 and shapes do not tell the heads; put its "
-              "config.json beside it or call load(path, config)");
+              "config.json beside it, name it in LoadOptions::config or call load(path, config)");
     ts::LoadOptions options;
     options.weights = ts::Weights::as_stored;
     options.config = temporary("config.json");

@@ -51,8 +51,8 @@ inline std::string why_no_config(const WeightFile& file) {
   }
   const bool gpt2 = file.find("model.embed_positions.weight") != nullptr;
   return cat({"it has the tensors of a ", gpt2 ? "GPT-2" : "Llama",
-              " and shapes do not tell the heads; put its config.json beside it or call "
-              "load(path, config)"});
+              " and shapes do not tell the heads; put its config.json beside it, name it in "
+              "LoadOptions::config or call load(path, config)"});
 }
 
 // The config.json of a folder, if there is one.
