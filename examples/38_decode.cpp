@@ -1,15 +1,15 @@
 // How many tokens a second does decode give, by how many sequences share a step and by the bits of
 // a weight? A step reads every weight once, so it takes the time of its bytes until it has enough
 // sequences that arithmetic takes longer: lines are max(FLOPs / peak, bytes / bandwidth) of this
-// laptop, points are measured here, on one thread. With a path as argument the best of five
-// runs counts, and the plot is saved there.
+// laptop, points are measured here, on one thread. With a path as argument the best of 32
+// steps counts, and the plot is saved there.
 //   g++ -std=c++17 -O2 -pthread -I. examples/38_decode.cpp -o decode && ./decode decode.svg
 #include "tinyscale.hpp"
 namespace ts = tinyscale;
 
 namespace {
 
-// The fastest of some runs: other programs only add time.
+// The fastest of some steps: other programs only add time.
 ts::GenerationRow decode_row(const ts::Transformer& model, std::int64_t batch, const ts::Chip& here,
                              int runs) {
   ts::List<std::vector<std::int32_t>> prompts;
@@ -20,7 +20,7 @@ ts::GenerationRow decode_row(const ts::Transformer& model, std::int64_t batch, c
   options.temperature = 0;
   ts::GenerationRow best;
   for (int run = 0; run < runs; ++run) {
-    const ts::Generation made = ts::generate_batch(model, prompts, 4, options);
+    const ts::Generation made = ts::generate_batch(model, prompts, 2, options);
     const ts::GenerationRow row = ts::generation_report(made, here).phases[1];
     best = run == 0 || row.measured < best.measured ? row : best;
   }
@@ -34,7 +34,7 @@ int main(int count, char** words) {
   const ts::Chip here = ts::laptop();
   ts::ModelConfig c = ts::config("nano");
   c.name = "decode";
-  c.layers = 4, c.width = 1024, c.heads = c.kv_heads = 16, c.head_size = 64, c.hidden = 4096;
+  c.layers = 8, c.width = 1024, c.heads = c.kv_heads = 16, c.head_size = 64, c.hidden = 4096;
   const ts::Transformer f32(c);
 
   ts::Plot plot;
@@ -62,7 +62,7 @@ int main(int count, char** words) {
     measured.mark = ts::Mark::points;
     formula.color = measured.color = static_cast<int>(plot.series.size() / 2);
     for (std::int64_t batch = 1; batch <= 64; batch *= 2) {
-      const ts::GenerationRow row = decode_row(model, batch, here, count > 1 ? 5 : 1);
+      const ts::GenerationRow row = decode_row(model, batch, here, count > 1 ? 32 : 3);
       formula.x.push_back(double(batch));
       formula.y.push_back(row.predicted_tokens_per_second());
       measured.x.push_back(double(batch));

@@ -132,11 +132,14 @@ TEST_CASE("claims A1 to A4: serving on v5e") {
                {"beams of 16 GB", 1, "20"},
                {"smaller by grouped queries", 1, "8"},
                {"slots, shared, in pages", 1, "10240"},
-               {"slots, copied, in pages", 1, "73728"},
-               {"each beam for itself", 1, "2528"}});
+               {"slots, copied, in pages", 1, "73728"}});
   CHECK(ours("A4", "logits, shared - copied") == 0);
   CHECK(ours("A4", "a search's slots") > 64 + 32);
   CHECK(ours("A4", "a search's slots") <= 64 + 32 * 16);
+  const double alone = ours("A4", "each beam for itself");
+  CHECK(alone > 4 * ours("A4", "a search's slots"));
+  CHECK(alone <= 32 * (64 + 16));
+  CHECK(std::fmod(alone, 32.0) == 0);
 }
 
 TEST_CASE("claims A5 to A7: pods and domains") {

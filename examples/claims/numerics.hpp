@@ -159,7 +159,7 @@ inline void add_stories(ClaimReport& r) {
       r.counted(name, "its file is not here", no_figure, "nats", s.claimed);
       continue;
     }
-    const Transformer model = load(path);
+    const Transformer model = tinyscale::load(path);
     r.counted(name, "trained weights, 128 tokens of a story",
               mean_loss(model, model.tokenizer.encode(story)), "nats", s.claimed);
   }
