@@ -1,7 +1,7 @@
 // How many tokens a second does decode give, by how many sequences share a step and by the bits of
 // a weight? A step reads every weight once, so it takes the time of its bytes until it has enough
 // sequences that arithmetic takes longer: lines are max(FLOPs / peak, bytes / bandwidth) of this
-// laptop, points are measured here, on one thread. With a path as argument the best of 32
+// laptop, points are measured here, on one thread. With a path as argument the best of 12
 // steps counts, and the plot is saved there.
 //   g++ -std=c++17 -O2 -pthread -I. examples/38_decode.cpp -o decode && ./decode decode.svg
 #include "tinyscale.hpp"
@@ -34,7 +34,7 @@ int main(int count, char** words) {
   const ts::Chip here = ts::laptop();
   ts::ModelConfig c = ts::config("nano");
   c.name = "decode";
-  c.layers = 8, c.width = 1024, c.heads = c.kv_heads = 16, c.head_size = 64, c.hidden = 4096;
+  c.layers = 6, c.width = 1024, c.heads = c.kv_heads = 16, c.head_size = 64, c.hidden = 4096;
   const ts::Transformer f32(c);
 
   ts::Plot plot;
@@ -62,7 +62,7 @@ int main(int count, char** words) {
     measured.mark = ts::Mark::points;
     formula.color = measured.color = static_cast<int>(plot.series.size() / 2);
     for (std::int64_t batch = 1; batch <= 64; batch *= 2) {
-      const ts::GenerationRow row = decode_row(model, batch, here, count > 1 ? 32 : 3);
+      const ts::GenerationRow row = decode_row(model, batch, here, count > 1 ? 12 : 2);
       formula.x.push_back(double(batch));
       formula.y.push_back(row.predicted_tokens_per_second());
       measured.x.push_back(double(batch));

@@ -72,7 +72,9 @@ inline ShardIndex read_shard_index(const std::string& text, const std::string& w
   const Json json = parse_named(text, who);
   const Json* const map = json.find("weight_map");
   if (map == nullptr || map->kind != Json::Kind::object || map->fields.empty()) {
-    fail({who, "no weight_map; an object of tensors and their files is right"});
+    fail({who,
+          "no weight_map; an index has one, of tensors and their files; a config.json goes beside "
+          "the weights"});
   }
   ShardIndex index;
   for (const JsonField& field : map->fields) {
