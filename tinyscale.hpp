@@ -82,6 +82,7 @@
 //   tinyscale/compute/stored_product.hpp     y = x W' with W as it is stored
 //   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
+//   tinyscale/compute/argmax.hpp             The first largest of a row of numbers
 //   tinyscale/compute/attention_product.hpp  Products of attention
 //   tinyscale/compute/attention.hpp          Attention
 //   tinyscale/compute/attention_backward.hpp Backward of attention
@@ -2502,7 +2503,8 @@ class MappedFile {
 
 #if defined(__unix__) || defined(__APPLE__)
 inline void MappedFile::open(const char* who) {
-  const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = ::open(path_.c_str(),
+                          O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused, not waited for
   if (file < 0) {
     detail::fail({who, ": cannot open \"", path_, "\": ", std::strerror(errno)});
   }
@@ -13860,6 +13862,56 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
                                                           scale, dlogits, beta});
   });
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/argmax.hpp
+// The first largest of a row of numbers, and whether all are finite: what greedy decoding asks of
+// the logits, two passes over a row in cache.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct LargestOfRow {
+  std::int64_t n;
+  const float* x;
+  float* largest;
+  bool* finite;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V best;
+    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+    max_row<L>(n, x, best);
+    float lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &best, sizeof(best));
+    *largest = lanes[0];
+    for (const float lane : lanes) {
+      *largest = lane > *largest ? lane : *largest;
+    }
+    *finite = RoundActivations::largest_bits<L>(x, n) < 0x7f800000U;
+  }
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+// The place of the first largest; -1 where a number is NaN or infinite, or there is none.
+inline std::int64_t argmax(std::int64_t n, const float* x) {
+  float largest = 0;
+  bool finite = false;
+  if (n > 0) {
+    detail::run_on_lanes(detail::LargestOfRow{n, x, &largest, &finite});
+  }
+  for (std::int64_t i = 0; finite && i < n; ++i) {
+    if (x[i] >= largest) {
+      return i;
+    }
+  }
+  return -1;
 }
 
 }  // namespace kernels
@@ -38843,8 +38895,10 @@ inline std::int64_t llama2c_bytes(const ModelConfig& c, int version, std::int64_
 
 inline bool has_llama2c_magic(const std::uint8_t* data, std::size_t size) {
   std::uint32_t first = 0;
-  std::memcpy(&first, data, size < 4 ? size : 4);
-  return size >= 4 && first == llama2c_magic;
+  if (size >= 4) {  // an empty file has no data
+    std::memcpy(&first, data, 4);
+  }
+  return first == llama2c_magic;
 }
 
 // The numbers of the header, none of them checked but the version.
@@ -39532,13 +39586,16 @@ inline std::vector<const Json*> steps_of(const Json& json, const char* name, con
   return steps;
 }
 
-// Places `token` at `id`; a vocabulary has at most as many ids as its file has bytes.
+// Ids may have gaps, but a file of few tokens takes little memory whatever ids it gives them.
+inline std::size_t id_limit(std::size_t tokens) { return 2 * tokens + 1024; }
+
+// Places `token` at `id`, which must be below `limit`.
 inline void place_token(TokenizerData& data, const Json& id, const std::string& token,
-                        std::int32_t type, std::size_t bytes, const std::string& who) {
+                        std::int32_t type, std::size_t limit, const std::string& who) {
   const std::uint64_t place = json_whole(id, cat({who, "token \"", token, "\""}));
-  if (place >= bytes) {
-    fail({who, "token \"", token, "\" has the id ", place, " in a file of ", bytes,
-          " bytes; ids from 0 without large gaps are right"});
+  if (place >= limit) {
+    fail({who, "token \"", token, "\" has the id ", place, "; ids from 0 without large gaps, here ",
+          "below ", limit, ", are right"});
   }
   const auto at = static_cast<std::size_t>(place);
   if (at >= data.tokens.size()) {
@@ -39554,10 +39611,10 @@ inline void place_token(TokenizerData& data, const Json& id, const std::string& 
 }
 
 // {"token": id, ...}
-inline void fill_vocabulary(TokenizerData& data, const Json& vocabulary, std::size_t bytes,
+inline void fill_vocabulary(TokenizerData& data, const Json& vocabulary, std::size_t limit,
                             const std::string& who) {
   for (const JsonField& field : vocabulary.fields) {
-    place_token(data, field.value, field.name, static_cast<std::int32_t>(TokenType::normal), bytes,
+    place_token(data, field.value, field.name, static_cast<std::int32_t>(TokenType::normal), limit,
                 who);
   }
 }
@@ -39577,7 +39634,7 @@ inline void fill_merges(TokenizerData& data, const Json& merges, const std::stri
   }
 }
 
-inline void fill_added(TokenizerData& data, const Json* added, std::size_t bytes,
+inline void fill_added(TokenizerData& data, const Json* added, std::size_t limit,
                        const std::string& who) {
   for (std::size_t i = 0; added != nullptr && i < added->list.size(); ++i) {
     const Json& token = added->list[i];
@@ -39588,7 +39645,7 @@ inline void fill_added(TokenizerData& data, const Json* added, std::size_t bytes
     }
     const TokenType type =
         json_true(token, "special", false) ? TokenType::control : TokenType::user_defined;
-    place_token(data, *id, content, static_cast<std::int32_t>(type), bytes, who);
+    place_token(data, *id, content, static_cast<std::int32_t>(type), limit, who);
   }
 }
 
@@ -39731,8 +39788,7 @@ inline void read_processors(TokenizerData& data, const Json& json, const std::st
 }
 
 // The model's own part: vocabulary, merges, byte tokens, the unknown token.
-inline const Json& read_model(TokenizerData& data, const Json& json, std::size_t bytes,
-                              const std::string& who) {
+inline const Json& read_model(TokenizerData& data, const Json& json, const std::string& who) {
   const Json* model = json.find("model");
   const Json* vocabulary = model == nullptr ? nullptr : model->find("vocab");
   const Json* merges = model == nullptr ? nullptr : model->find("merges");
@@ -39749,9 +39805,12 @@ inline const Json& read_model(TokenizerData& data, const Json& json, std::size_t
       fail({who, "its model has the ", key, " \"", json_text(model, key), "\"; none is right"});
     }
   }
-  fill_vocabulary(data, *vocabulary, bytes, who);
+  const Json* added = json.find("added_tokens");
+  const std::size_t limit =
+      id_limit(vocabulary->fields.size() + (added == nullptr ? 0 : added->list.size()));
+  fill_vocabulary(data, *vocabulary, limit, who);
   fill_merges(data, *merges, who);
-  fill_added(data, json.find("added_tokens"), bytes, who);
+  fill_added(data, added, limit, who);
   data.ignore_merges = json_true(*model, "ignore_merges", false) ? 1 : 0;
   return *model;
 }
@@ -39762,7 +39821,7 @@ inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std
   const std::string who = detail::cat({"read_hugging_face_tokenizer: \"", name, "\": "});
   const Json json = detail::parse_named(text, who);
   TokenizerData data;
-  const Json& model = detail::read_model(data, json, text.size(), who);
+  const Json& model = detail::read_model(data, json, who);
   const std::vector<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
   const std::vector<const Json*> normalizers = detail::steps_of(json, "normalizer", "normalizers");
   if (!steps.empty() && detail::json_text(steps.back(), "type") == "ByteLevel") {
@@ -39867,7 +39926,7 @@ inline Tokenizer parse_gpt2_tokenizer(const std::string& vocab, const std::strin
   if (json.kind != Json::Kind::object) {
     detail::fail({who, "the vocabulary is no object {\"token\": id, ...}"});
   }
-  detail::fill_vocabulary(data, json, vocab.size(), who);
+  detail::fill_vocabulary(data, json, detail::id_limit(json.fields.size()), who);
   for (std::size_t at = 0; at < merges.size();) {
     std::size_t end = merges.find('\n', at);
     end = end == std::string::npos ? merges.size() : end;
@@ -41402,8 +41461,8 @@ inline GgufValue gguf_text(const std::string& key, const std::string& text) {
 
 // A uint32 where it fits, else an int64.
 inline GgufValue gguf_whole(const std::string& key, std::int64_t n) {
-  const std::uint32_t small = static_cast<std::uint32_t>(n);
-  return n >= 0 && n <= 0xffffffffLL ? detail::gguf_scalar(key, GgufKind::uint32, &small)
+  const std::uint32_t word = static_cast<std::uint32_t>(n);
+  return n >= 0 && n <= 0xffffffffLL ? detail::gguf_scalar(key, GgufKind::uint32, &word)
                                      : detail::gguf_scalar(key, GgufKind::int64, &n);
 }
 
@@ -42605,8 +42664,11 @@ inline std::int32_t sample_token(const float* logits, std::int64_t known,
                                  const std::vector<std::int32_t>& seen,
                                  const SampleOptions& options, float draw) {
   if (options.temperature == 0 && options.repetition_penalty == 1.0) {
-    detail::check_logits(logits, known);
-    return static_cast<std::int32_t>(std::max_element(logits, logits + known) - logits);
+    const std::int64_t best = kernels::argmax(known, logits);
+    if (best < 0) {
+      detail::check_logits(logits, known);
+    }
+    return static_cast<std::int32_t>(best);
   }
   return detail::draw_token(token_weights(logits, known, seen, options), static_cast<double>(draw));
 }
@@ -45357,7 +45419,9 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
     return parse_llama2c(mapped, path);
   }
   std::uint64_t n = 0;
-  std::memcpy(&n, data, size < 8 ? size : 8);
+  if (size >= 8) {
+    std::memcpy(&n, data, 8);
+  }
   const bool object = size > 8 && data[8] == '{';
   if (object && n <= 100000000) {
     return safetensors_weights(parse_safetensors(mapped, path));

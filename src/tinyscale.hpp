@@ -86,6 +86,7 @@
 #include "tinyscale/compute/stored_product.hpp"
 #include "tinyscale/compute/gemm_fused.hpp"
 #include "tinyscale/compute/softmax.hpp"
+#include "tinyscale/compute/argmax.hpp"
 #include "tinyscale/compute/attention_product.hpp"
 #include "tinyscale/compute/attention.hpp"
 #include "tinyscale/compute/attention_backward.hpp"
