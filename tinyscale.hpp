@@ -44894,8 +44894,8 @@ inline std::string why_no_config(const WeightFile& file) {
   }
   const bool gpt2 = file.find("model.embed_positions.weight") != nullptr;
   return cat({"it has the tensors of a ", gpt2 ? "GPT-2" : "Llama",
-              " and shapes do not tell the heads; put its config.json beside it or call "
-              "load(path, config)"});
+              " and shapes do not tell the heads; put its config.json beside it, name it in "
+              "LoadOptions::config or call load(path, config)"});
 }
 
 // The config.json of a folder, if there is one.
@@ -44915,7 +44915,9 @@ inline ShardIndex read_shard_index(const std::string& text, const std::string& w
   const Json json = parse_named(text, who);
   const Json* const map = json.find("weight_map");
   if (map == nullptr || map->kind != Json::Kind::object || map->fields.empty()) {
-    fail({who, "no weight_map; an object of tensors and their files is right"});
+    fail({who,
+          "no weight_map; an index has one, of tensors and their files; a config.json goes beside "
+          "the weights"});
   }
   ShardIndex index;
   for (const JsonField& field : map->fields) {
@@ -45065,9 +45067,17 @@ inline bool character_tokenizer(const std::string& path, Tokenizer& tokenizer) {
   return true;
 }
 
-// A file that the user names. vocab.json has its merges.txt beside it.
+// A file that the user names, another model's GGUF too. vocab.json has its merges.txt beside it.
 inline Tokenizer named_tokenizer(const std::string& path, std::int64_t vocabulary) {
   Tokenizer tokenizer;
+  if (name_ends(path, ".gguf")) {
+    if (!gguf_tokenizer(read_gguf(path), tokenizer)) {
+      fail({"load: \"", path,
+            "\": no tokenizer in it, or one of another kind; \"llama\" and \"gpt2\" "
+            "are right"});
+    }
+    return tokenizer;
+  }
   if (name_ends(path, "vocab.json") && file_there(folder_of(path) + "merges.txt")) {
     return read_gpt2_tokenizer(path, folder_of(path) + "merges.txt");
   }
@@ -45390,7 +45400,7 @@ class ModelLoader {
   std::string who_;
 };
 
-inline bool is_folder(const std::string& path) { return file_there(path + "/."); }
+inline bool is_folder(const std::string& path) { return !path.empty() && file_there(path + "/."); }
 
 inline WeightFile open_folder(const std::string& path) {
   for (const char* name : {"model.safetensors.index.json", "model.safetensors"}) {
