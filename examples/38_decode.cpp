@@ -59,7 +59,7 @@ int main(int count, char** words) {
         kind.weights == ts::Weights::f32 ? f32 : ts::with_weights(f32, how);
     ts::Series formula, measured;
     formula.name = kind.name;
-    measured.name = plot.series.empty() ? "points: measured" : "";
+    measured.name = kind.weights == ts::Weights::int4 ? "points: measured" : "";
     measured.mark = ts::Mark::points;
     formula.color = measured.color = static_cast<int>(plot.series.size() / 2);
     for (std::int64_t batch = 1; batch <= 64; batch *= 2) {
