@@ -136,6 +136,7 @@ $(BUILD)/examples/%: examples/%.cpp tinyscale.hpp $(DECLARED) $(LINKED)
 	@mkdir -p $(@D)
 	$(CXX) $(PROGRAM) $(CXXFLAGS) $< $(LINKED) -o $@
 $(BUILD)/examples/plan: $(wildcard examples/plan_*.hpp)
+$(BUILD)/examples/36_continue_a_story: examples/plan_options.hpp $(wildcard examples/story_*.hpp)
 plan: $(BUILD)/examples/plan
 	@cp $< $(BUILD)/plan && echo 'built $(BUILD)/plan: $(BUILD)/plan help'
 examples: $(EXAMPLE_PROGRAMS)

@@ -45104,8 +45104,8 @@ inline std::string why_no_config(const WeightFile& file) {
   }
   const bool gpt2 = file.find("model.embed_positions.weight") != nullptr;
   return cat({"it has the tensors of a ", gpt2 ? "GPT-2" : "Llama",
-              " and shapes do not tell the heads; put its config.json beside it or call "
-              "load(path, config)"});
+              " and shapes do not tell the heads; put its config.json beside it, name it in "
+              "LoadOptions::config or call load(path, config)"});
 }
 
 // The config.json of a folder, if there is one.
@@ -45125,7 +45125,9 @@ inline ShardIndex read_shard_index(const std::string& text, const std::string& w
   const Json json = parse_named(text, who);
   const Json* const map = json.find("weight_map");
   if (map == nullptr || map->kind != Json::Kind::object || map->fields.empty()) {
-    fail({who, "no weight_map; an object of tensors and their files is right"});
+    fail({who,
+          "no weight_map; an index has one, of tensors and their files; a config.json goes beside "
+          "the weights"});
   }
   ShardIndex index;
   for (const JsonField& field : map->fields) {
@@ -45275,9 +45277,17 @@ inline bool character_tokenizer(const std::string& path, Tokenizer& tokenizer) {
   return true;
 }
 
-// A file that the user names. vocab.json has its merges.txt beside it.
+// A file that the user names, another model's GGUF too. vocab.json has its merges.txt beside it.
 inline Tokenizer named_tokenizer(const std::string& path, std::int64_t vocabulary) {
   Tokenizer tokenizer;
+  if (name_ends(path, ".gguf")) {
+    if (!gguf_tokenizer(read_gguf(path), tokenizer)) {
+      fail({"load: \"", path,
+            "\": no tokenizer in it, or one of another kind; \"llama\" and \"gpt2\" "
+            "are right"});
+    }
+    return tokenizer;
+  }
   if (name_ends(path, "vocab.json") && file_there(folder_of(path) + "merges.txt")) {
     return read_gpt2_tokenizer(path, folder_of(path) + "merges.txt");
   }
@@ -45600,7 +45610,7 @@ class ModelLoader {
   std::string who_;
 };
 
-inline bool is_folder(const std::string& path) { return file_there(path + "/."); }
+inline bool is_folder(const std::string& path) { return !path.empty() && file_there(path + "/."); }
 
 inline WeightFile open_folder(const std::string& path) {
   for (const char* name : {"model.safetensors.index.json", "model.safetensors"}) {
@@ -63336,6 +63346,7 @@ struct Series {
   std::string name;  // empty: not in the legend
   std::vector<double> x, y;
   Mark mark = Mark::line;
+  int color = -1;  // of the palette; -1: its place among the series
 };
 
 struct Plot {
@@ -63546,6 +63557,10 @@ inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, s
   }
 }
 
+inline std::size_t color_of(const Series& one, std::size_t place) {
+  return one.color < 0 ? place : static_cast<std::size_t>(one.color);
+}
+
 // Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
 inline double draw_legend(Canvas& canvas, const List<Series>& series, double left, double right,
                           double y) {
@@ -63562,9 +63577,9 @@ inline double draw_legend(Canvas& canvas, const List<Series>& series, double lef
       y += 19;
     }
     if (series[i].mark == Mark::line) {
-      canvas.polyline({x, x + 26}, {y - 4, y - 4}, i, 2);
+      canvas.polyline({x, x + 26}, {y - 4, y - 4}, color_of(series[i], i), 2);
     } else {
-      draw_mark(canvas, x + 13, y - 4, series[i].mark, i);
+      draw_mark(canvas, x + 13, y - 4, series[i].mark, color_of(series[i], i));
     }
     canvas.label(x + 33, y, name, 12, Anchor::start);
     x += wide;
@@ -63600,7 +63615,7 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   frame.bottom = plot.height - 54;
   draw_axes(canvas, frame);
   for (std::size_t i = 0; i < plot.series.size(); ++i) {
-    draw_series(canvas, frame, plot.series[i], i);
+    draw_series(canvas, frame, plot.series[i], color_of(plot.series[i], i));
   }
   if (xs.empty()) {
     canvas.label((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2, "no data", 14,

@@ -193,6 +193,29 @@ TEST_CASE("program 5: a mini transformer on real text [slow]") {
   CHECK(ts::generate(again, "The ", 20, greedy) == ts::generate(model, text, "The ", 20, greedy));
 }
 
+TEST_CASE("program 15: a model that somebody trained") {
+  Capture out;
+  // ---- 40 tokens there
+  ts::LoadOptions options;
+  options.weights = ts::Weights::as_stored;  // mapped in the file's own format; also f32, bf16, ...
+  ts::Transformer model = ts::load("examples/data/stories260K-q8_0.gguf", options);
+  ts::GenerateOptions greedy;
+  greedy.temperature = 0;
+  ts::Generation made;
+  std::cout << ts::generate(model, "Once upon a time", 40, greedy, &made) << "\n"
+            << ts::generation_report(made, ts::laptop());
+  // ----
+  out.stop();
+  CHECK(
+      out.has("Once upon a time, there was a little girl named Lily. She loved to play outside in "
+              "the park. "
+              "One day, she saw a big, red ball.\ngeneration on laptop\npart "));
+  CHECK(made.prefill.tokens == 5);  // <s> and the prompt
+  CHECK(made.decode.steps == 39);
+  CHECK(out.has("\nprefill      1       5 "));
+  CHECK(out.has("\ndecode      39      39 "));
+}
+
 #if !defined(TINYSCALE_NO_THREADS)
 TEST_CASE("program 6: the same training on many devices [slow]") {
   const TextFile input;

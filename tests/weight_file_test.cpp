@@ -471,7 +471,9 @@ TEST_CASE("a file is known by its bytes") {
   CHECK(refusal("") == unknown(0));
   CHECK(refusal("abc") == unknown(3));
   CHECK(refusal(std::string(100, 'x')) == unknown(100));
-  CHECK(refusal("{\"a\": 1}") == "no weight_map; an object of tensors and their files is right");
+  CHECK(refusal("{\"a\": 1}") ==
+        "no weight_map; an index has one, of tensors and their files; a config.json goes beside "
+        "the weights");
   CHECK(refusal("{") == "json: the text ends early at byte 1");
   CHECK(refusal(std::string(8, '\xFF') + "{}") ==
         "a header of 18446744073709551615 bytes; at most 100000000 are right");
@@ -517,7 +519,7 @@ TEST_CASE("shards are one model") {
   CHECK(error_of([&] { ts::load(folder.path); }) ==
         "load: \"" + folder.path +
             "\": it has the tensors of a Llama and shapes do not tell the heads; put its "
-            "config.json beside it or call load(path, config)");
+            "config.json beside it, name it in LoadOptions::config or call load(path, config)");
   CHECK(apart(ts::load(index, c), model) == 0);
   write_file(config, config_text(c, "llama"));
   const ts::Transformer read = ts::load(folder.path);
@@ -551,7 +553,9 @@ TEST_CASE("shards are one model") {
   }
   CHECK(refuse(5, "\"t\": 7") ==
         "the tensor \"t\" is in \"\"; the name of a file in the same folder is right");
-  CHECK(refuse(5, "") == "no weight_map; an object of tensors and their files is right");
+  CHECK(refuse(5, "") ==
+        "no weight_map; an index has one, of tensors and their files; a config.json goes beside "
+        "the weights");
   CHECK(refuse(5, map + ", \"extra\": \"nowhere.safetensors\"") ==
         "load: cannot open \"" + folder.path + "/nowhere.safetensors\": No such file or directory");
   write(5, map);
@@ -771,7 +775,7 @@ TEST_CASE("GPT-2 with biases, either way round, in f32 and f16, learning or as s
     CHECK(error_of([&] { ts::load(path); }) ==
           "load: \"" + path +
               "\": it has the tensors of a GPT-2 and shapes do not tell the heads; put its "
-              "config.json beside it or call load(path, config)");
+              "config.json beside it, name it in LoadOptions::config or call load(path, config)");
     ts::LoadOptions options;
     options.weights = ts::Weights::as_stored;
     options.config = temporary("config.json");
@@ -972,12 +976,21 @@ TEST_CASE("tokenizers in the file, beside it, or named") {
   CHECK(ts::load(v2, options).tokenizer.encode(text) == own.encode(text));
   options.tokenizer = at + "tok512.bin";
   CHECK(ts::load(v2, options).tokenizer == own);
+  options.tokenizer = at + "derived/stories260K-f16.gguf";
+  CHECK(ts::load(v2, options).tokenizer == gguf);
   options.tokenizer = "none";
   CHECK(ts::load(at + "stories260K.bin", options).tokenizer == ts::Tokenizer());
   const std::string nano = folder + "nanogpt-shakespeare-char/nanogpt-shakespeare-char-vocab.json";
   options.tokenizer = nano;
   CHECK(ts::load(v2, options).tokenizer.vocabulary() == 65);
   CHECK(ts::load(v2, options).tokenizer.encode("\n z") == std::vector<std::int32_t>{0, 1, 64});
+  options.tokenizer = temporary("none.gguf");
+  ts::write_gguf(options.tokenizer, {}, {});
+  CHECK(error_of([&] { ts::load(v2, options); }) ==
+        "load: \"" + options.tokenizer +
+            "\": no tokenizer in it, or one of another kind; \"llama\" and \"gpt2\" are right");
+  std::remove(options.tokenizer.c_str());
+  CHECK(error_of([] { ts::load(""); }) == "load: cannot open \"\": No such file or directory");
   options.tokenizer = temporary("chars.json");
   write_file(options.tokenizer, "{\"chars\": [\"b\", \"a\"]}");
   CHECK(error_of([&] { ts::load(v2, options); }) ==

@@ -232,7 +232,7 @@ class ModelLoader {
   std::string who_;
 };
 
-inline bool is_folder(const std::string& path) { return file_there(path + "/."); }
+inline bool is_folder(const std::string& path) { return !path.empty() && file_there(path + "/."); }
 
 inline WeightFile open_folder(const std::string& path) {
   for (const char* name : {"model.safetensors.index.json", "model.safetensors"}) {

@@ -64,9 +64,17 @@ inline bool character_tokenizer(const std::string& path, Tokenizer& tokenizer) {
   return true;
 }
 
-// A file that the user names. vocab.json has its merges.txt beside it.
+// A file that the user names, another model's GGUF too. vocab.json has its merges.txt beside it.
 inline Tokenizer named_tokenizer(const std::string& path, std::int64_t vocabulary) {
   Tokenizer tokenizer;
+  if (name_ends(path, ".gguf")) {
+    if (!gguf_tokenizer(read_gguf(path), tokenizer)) {
+      fail({"load: \"", path,
+            "\": no tokenizer in it, or one of another kind; \"llama\" and \"gpt2\" "
+            "are right"});
+    }
+    return tokenizer;
+  }
   if (name_ends(path, "vocab.json") && file_there(folder_of(path) + "merges.txt")) {
     return read_gpt2_tokenizer(path, folder_of(path) + "merges.txt");
   }

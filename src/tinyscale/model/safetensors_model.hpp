@@ -51,8 +51,8 @@ inline std::string why_no_config(const WeightFile& file) {
   }
   const bool gpt2 = file.find("model.embed_positions.weight") != nullptr;
   return cat({"it has the tensors of a ", gpt2 ? "GPT-2" : "Llama",
-              " and shapes do not tell the heads; put its config.json beside it or call "
-              "load(path, config)"});
+              " and shapes do not tell the heads; put its config.json beside it, name it in "
+              "LoadOptions::config or call load(path, config)"});
 }
 
 // The config.json of a folder, if there is one.
@@ -72,7 +72,9 @@ inline ShardIndex read_shard_index(const std::string& text, const std::string& w
   const Json json = parse_named(text, who);
   const Json* const map = json.find("weight_map");
   if (map == nullptr || map->kind != Json::Kind::object || map->fields.empty()) {
-    fail({who, "no weight_map; an object of tensors and their files is right"});
+    fail({who,
+          "no weight_map; an index has one, of tensors and their files; a config.json goes beside "
+          "the weights"});
   }
   ShardIndex index;
   for (const JsonField& field : map->fields) {

@@ -27,6 +27,7 @@ struct Series {
   std::string name;  // empty: not in the legend
   std::vector<double> x, y;
   Mark mark = Mark::line;
+  int color = -1;  // of the palette; -1: its place among the series
 };
 
 struct Plot {
@@ -237,6 +238,10 @@ inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, s
   }
 }
 
+inline std::size_t color_of(const Series& one, std::size_t place) {
+  return one.color < 0 ? place : static_cast<std::size_t>(one.color);
+}
+
 // Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
 inline double draw_legend(Canvas& canvas, const List<Series>& series, double left, double right,
                           double y) {
@@ -253,9 +258,9 @@ inline double draw_legend(Canvas& canvas, const List<Series>& series, double lef
       y += 19;
     }
     if (series[i].mark == Mark::line) {
-      canvas.polyline({x, x + 26}, {y - 4, y - 4}, i, 2);
+      canvas.polyline({x, x + 26}, {y - 4, y - 4}, color_of(series[i], i), 2);
     } else {
-      draw_mark(canvas, x + 13, y - 4, series[i].mark, i);
+      draw_mark(canvas, x + 13, y - 4, series[i].mark, color_of(series[i], i));
     }
     canvas.label(x + 33, y, name, 12, Anchor::start);
     x += wide;
@@ -291,7 +296,7 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   frame.bottom = plot.height - 54;
   draw_axes(canvas, frame);
   for (std::size_t i = 0; i < plot.series.size(); ++i) {
-    draw_series(canvas, frame, plot.series[i], i);
+    draw_series(canvas, frame, plot.series[i], color_of(plot.series[i], i));
   }
   if (xs.empty()) {
     canvas.label((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2, "no data", 14,
