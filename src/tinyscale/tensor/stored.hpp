@@ -6,6 +6,7 @@
 #include <vector>   // vector
 
 #include "tinyscale/compute/stored_matrix.hpp"
+#include "tinyscale/compute/stored_product.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
