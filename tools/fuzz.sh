@@ -22,6 +22,7 @@ for try in ${FUZZ_CXX:-} clang++-19 clang++ clang++-{22,21,20,18,17,16,15,14}; d
 done
 [ -n "$cxx" ] || { echo "no clang++ with libFuzzer: apt-get install clang (macOS: brew install llvm)"; exit 77; }
 export cxx
+symbolizer=$(command -v "llvm-symbolizer${cxx#clang++}" || command -v llvm-symbolizer) && export ASAN_SYMBOLIZER_PATH=$symbolizer
 # One path of the kernels and no threads: what is tried here are the readers.
 export flags="-std=c++17 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -DTINYSCALE_NO_THREADS -DTINYSCALE_X86=0 -Isrc -pthread"
 

@@ -146,7 +146,7 @@ void numpy() {
       npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3)}", std::string(24, '\x3d')));
   put("npy", "scalar", npy("{'descr': '<f4', 'fortran_order': False, 'shape': ()}", "abcd", 2));
   put("npy", "nothing",
-      npy("{\"shape\": (1152921504606846976, 0, 1152921504606846976), \"descr\": \"<f4\", "
+      npy("{\"shape\": (1152921504606846976, 1152921504606846976, 0), \"descr\": \"<f4\", "
           "\"fortran_order\": True}",
           "", 3));
   put("npy", "shard", std::string("\1\0\2\0\3\0", 6));

@@ -5,11 +5,12 @@
 #include <cstdint>  // int64_t
 #include <cstdlib>  // strtod
 #include <string>   // string
-#include <utility>  // pair
+#include <utility>  // move
+#include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
-#include "tinyscale/base/order.hpp"
+#include "tinyscale/base/sorted_names.hpp"
 
 namespace tinyscale {
 
@@ -132,13 +133,17 @@ class JsonReader {
     check_unique(value);
   }
 
+  // n log n whatever the keys are.
   void check_unique(const Json& object) {
-    NameTable times;
+    std::vector<std::string> names;
     for (const JsonField& field : object.fields) {
-      if (++times[field.name] > 1) {
-        wrong_ = field.value.at;
-        fail(cat({"the key \"", field.name, "\" stands twice, before"}));
-      }
+      names.push_back(field.name);
+    }
+    const std::size_t again = SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
+    if (again != SortedNames::none) {
+      const JsonField& field = object.fields[again];
+      wrong_ = field.value.at;
+      fail(cat({"the key \"", field.name, "\" stands twice, before"}));
     }
   }
 
