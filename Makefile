@@ -44,7 +44,7 @@ EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
 EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
 # ONLY names a program of bench/, or groups of rows of bench/compute.
 BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BUILD)/bench/compare \
-  $(if $(ONLY),,$(BUILD)/bench/systolic $(BUILD)/bench/layouts $(BUILD)/bench/planner))
+  $(if $(ONLY),,$(BUILD)/bench/inference $(BUILD)/bench/systolic $(BUILD)/bench/layouts $(BUILD)/bench/planner))
 COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
 .PHONY: help demo plan test tests-built examples bench header lib check check-mpi check-long lint format install clean doctest
@@ -136,6 +136,13 @@ $(BUILD)/bench/compare: $(COMPUTE_OBJECTS) $(BUILD)/bench/train_plain
 $(BUILD)/bench/train_plain: bench/train_plain.c
 	@mkdir -p $(@D)
 	-$(CC) -Ofast -march=native -fopenmp $< -lm -o $@ || $(CC) -Ofast -march=native $< -lm -o $@
+# The same for decoding: f32 and int8, as fast as a compiler makes plain loops and as users build.
+$(BUILD)/bench/inference: bench/worker.hpp | $(BUILD)/bench/decode_plain
+$(BUILD)/bench/decode_plain: bench/decode_plain.c
+	@mkdir -p $(@D)
+	-for int8 in '' '-DINT8'; do for o in '-Ofast -march=native' -O3; do \
+	  name=$@$${int8:+_int8}; case $$o in -O3) name=$${name}_o3;; esac; \
+	  $(CC) $$o -fopenmp $$int8 $< -lm -o $$name || $(CC) $$o $$int8 $< -lm -o $$name || exit 1; done; done
 bench: $(BENCH_PROGRAMS)
 	@for program in $(BENCH_PROGRAMS); do \
 	  $$program $(if $(findstring compare,$(BENCH_PROGRAMS)),$(if $(ONLY),--only=$(ONLY))) $(ARGS) || exit 1; done

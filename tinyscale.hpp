@@ -20,12 +20,14 @@
 //   tinyscale/base/list.hpp                  A growing array of the library's own structs
 //   tinyscale/base/format.hpp                Number formats
 //   tinyscale/base/order.hpp                 Sorting, queues and names once for all types
+//   tinyscale/base/sorted_names.hpp          Names to find again
 //   tinyscale/base/near_names.hpp            Names near one that nobody knows
 //   tinyscale/base/thread_scope.hpp          How many threads loops may use
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
 //   tinyscale/base/save_file.hpp             A file that appears whole or not at all
 //   tinyscale/base/shared.hpp                A counted pointer
+//   tinyscale/base/mapped_file.hpp           The bytes of a file
 //   tinyscale/base/shape.hpp                 The sizes of a tensor, a machine or a grid
 //   tinyscale/base/text.hpp                  Numbers as people read them, and tables that line up
 //   tinyscale/measure/compare.hpp            Predicted beside counted
@@ -70,14 +72,24 @@
 //   tinyscale/compute/gemm_bf16.hpp          Matrix product of bf16 numbers, summed in f32
 //   tinyscale/compute/gemm_int8.hpp          Matrix product of int8 numbers, exact in int32
 //   tinyscale/compute/gemv_quantized.hpp     Quantised weights W [N
+//   tinyscale/compute/block_format.hpp       The formats in which files store weights
+//   tinyscale/compute/block_dequantize.hpp   The values of stored blocks
+//   tinyscale/compute/block_quantize_k.hpp   Numbers into super-blocks of 256
+//   tinyscale/compute/block_quantize.hpp     Numbers into stored blocks
+//   tinyscale/compute/stored_matrix.hpp      A matrix of weights as it is stored
+//   tinyscale/compute/stored_dots.hpp        y = x W' with a few rows of x and W as rows of f32
+//   tinyscale/compute/stored_packed.hpp      Packed codes (gemv_quantized.hpp) with activations
+//   tinyscale/compute/stored_product.hpp     y = x W' with W as it is stored
 //   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
 //   tinyscale/compute/attention_product.hpp  Products of attention
 //   tinyscale/compute/attention.hpp          Attention
 //   tinyscale/compute/attention_backward.hpp Backward of attention
+//   tinyscale/compute/cache_attention.hpp    Attention of single tokens over paged caches
 //   tinyscale/compute/linear_cross_entropy.hpp Cross-entropy fused with the matrix product before
 //   tinyscale/compute/norm.hpp               Layer norm and RMS norm by rows
 //   tinyscale/compute/rope.hpp               Rotary position embedding
+//   tinyscale/compute/rope_table.hpp         The angles of a rotary embedding
 //   tinyscale/tensor/storage.hpp             The numbers of a tensor
 //   tinyscale/tensor/graph.hpp               The graph of ops behind a tensor
 //   tinyscale/tensor/strides.hpp             Strides
@@ -92,6 +104,7 @@
 //   tinyscale/tensor/views.hpp               Moving numbers about
 //   tinyscale/tensor/reduce.hpp              Sums, means, maxima and softmax
 //   tinyscale/tensor/matmul.hpp              Matrix products
+//   tinyscale/tensor/stored.hpp              Products of activations with stored weights
 //   tinyscale/tensor/attend.hpp              Attention over keys and values (arXiv 1706.03762)
 //   tinyscale/tensor/normalize.hpp           Layer norm (arXiv 1607.06450)
 //   tinyscale/tensor/tokens.hpp              Where a model meets text
@@ -170,19 +183,54 @@
 //   tinyscale/model/experts.hpp              Which expert each token visits
 //   tinyscale/model/hooks.hpp                What surrounds a forward pass
 //   tinyscale/model/model_config.hpp         The shape of a transformer
+//   tinyscale/model/unicode_classes.hpp      What a pre-tokenizer asks of a character
+//   tinyscale/model/pre_tokenizer.hpp        Where byte-level tokenizers cut a text before they
+//   tinyscale/model/token_table.hpp          The texts of all tokens in one block of memory
+//   tinyscale/model/byte_pair_encoding.hpp   Byte-pair encoding
+//   tinyscale/model/tokenizer_tables.hpp     What a tokenizer's file says
 //   tinyscale/model/tokenizer.hpp            Text to token numbers and back
+//   tinyscale/model/make_tokenizer.hpp       From a tokenizer's lists, which nobody has checked
+//   tinyscale/model/stream_decoder.hpp       Text as a model writes it, token by token
+//   tinyscale/model/train_tokenizer.hpp      Training byte-level BPE on a text
 //   tinyscale/model/transformer.hpp          The transformer
 //   tinyscale/model/mixture.hpp              A mixture of experts in a block
 //   tinyscale/model/forward.hpp              The transformer's forward pass
 //   tinyscale/model/json.hpp                 A strict reader for the little JSON that files carry
 //   tinyscale/model/read_text.hpp            A text to learn
+//   tinyscale/model/weight_file.hpp          What every checkpoint gives, whatever its format
+//   tinyscale/model/llama2c.hpp              The files of llama2.c
 //   tinyscale/model/safetensors.hpp          The safetensors format
-//   tinyscale/model/checkpoint.hpp           A transformer in a file
+//   tinyscale/model/sentencepiece.hpp        SentencePiece's .model file, a protobuf message
+//   tinyscale/model/hugging_face_tokenizer.hpp Hugging Face's tokenizer.json, of BPE
+//   tinyscale/model/tokenizer_files.hpp      Tokenizers in their files
+//   tinyscale/model/tokenizer_json.hpp       A tokenizer as JSON
+//   tinyscale/model/checkpoint.hpp           What save() writes
+//   tinyscale/model/gguf_values.hpp          What a GGUF file holds, as data
+//   tinyscale/model/gguf.hpp                 The GGUF format, versions 2 and 3
+//   tinyscale/model/gguf_model.hpp           What a GGUF file says about a model
+//   tinyscale/model/gguf_write.hpp           Writing GGUF version 3
+//   tinyscale/model/npy.hpp                  NumPy's .npy
 //   tinyscale/model/data.hpp                 What a step learns from
-//   tinyscale/model/generate.hpp             Text from a model, token by token
+//   tinyscale/model/kv_pages.hpp             The cache of keys and values in pages
+//   tinyscale/model/decode.hpp               One step of generation
+//   tinyscale/model/sampler.hpp              The next token from logits
+//   tinyscale/model/generate.hpp             Text from a model
+//   tinyscale/model/generate_text.hpp        Generation as text
+//   tinyscale/model/generation_report.hpp    What a generation cost beside what the roofline of a
+//   tinyscale/model/speculative.hpp          Speculative decoding
+//   tinyscale/model/llama2c_decoder.hpp      One token at a time in the order of arithmetic of
+//   tinyscale/model/llama2c_generate.hpp     Generation as the program llama2.c does it
+//   tinyscale/model/beam_search.hpp          Beam search
 //   tinyscale/model/model_presets.hpp        Published architectures by name
 //   tinyscale/model/config_file.hpp          The keys of a config.json, one by one
 //   tinyscale/model/read_config.hpp          A model's shape from the config.json beside its
+//   tinyscale/model/tensor_names.hpp         What files of others call our parameters
+//   tinyscale/model/safetensors_model.hpp    A model in safetensors
+//   tinyscale/model/load_tokenizer.hpp       The tokenizer of a checkpoint
+//   tinyscale/model/gguf_weights.hpp         A GGUF file as weights
+//   tinyscale/model/load.hpp                 Any supported file to a Transformer
+//   tinyscale/model/save_llama2c.hpp         A model written as a llama2.c file
+//   tinyscale/model/format_report.hpp        What storing weights in fewer bits costs and saves
 //   tinyscale/model/loss_scaler.hpp          Dynamic loss scaling (arXiv 1710.03740)
 //   tinyscale/model/optimizer.hpp            AdamW with decoupled weight decay on matrices alone
 //   tinyscale/model/train_step.hpp           One step of training
@@ -215,6 +263,13 @@
 //   tinyscale/parallel/train_report.hpp      What a training run says afterwards
 //   tinyscale/parallel/train_checkpoint.hpp  A training in a file, whole
 //   tinyscale/parallel/train.hpp             ts::train for one device and many
+//   tinyscale/parallel/serve_layout.hpp      How generation is divided over devices
+//   tinyscale/parallel/serve_batch.hpp       The prompts of one microbatch on their way
+//   tinyscale/parallel/cached_attention.hpp  Attention of new tokens over a cache that is cut
+//   tinyscale/parallel/device_decode.hpp     One device of sharded generation
+//   tinyscale/parallel/decode_forms.hpp      What a step of sharded generation sends
+//   tinyscale/parallel/sharded_report.hpp    What sharded generation cost
+//   tinyscale/parallel/sharded_decode.hpp    Generation on the devices of a machine
 //   tinyscale/plan/transformer_math.hpp      Transformer maths
 //   tinyscale/plan/layer_costs.hpp           What the blocks of a transformer layer hold and cost
 //   tinyscale/plan/parallel_limits.hpp       Up to where each way of training in parallel stays
@@ -291,6 +346,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fcntl.h>
 #include <functional>
 #include <initializer_list>
 #include <iostream>
@@ -301,9 +357,11 @@
 #include <sched.h>
 #include <stdexcept>
 #include <string>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <system_error>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -1407,6 +1465,77 @@ class NameTable {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/base/sorted_names.hpp
+// Names to find again: sorted once, n log n comparisons whatever the names are (a hash table can be
+// made slow by who chooses them), then found in log n.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+class SortedNames {
+ public:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+  SortedNames() = default;
+  explicit SortedNames(std::vector<std::string> names) : names_(static_cast<Names&&>(names)) {
+    order_.resize(names_.size());
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+      order_[i] = i;
+    }
+    sort();
+  }
+
+  std::size_t size() const { return names_.size(); }
+  // The place of that name among those given (of several the first), or none.
+  std::size_t find(const std::string& name) const {
+    std::size_t low = 0;
+    for (std::size_t high = order_.size(); low < high;) {
+      const std::size_t middle = low + (high - low) / 2;
+      if (names_[order_[middle]] < name) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low < order_.size() && names_[order_[low]] == name ? order_[low] : none;
+  }
+  // A name that stands twice: the place where it stands again, or none.
+  std::size_t twice() const {
+    for (std::size_t i = 1; i < order_.size(); ++i) {
+      if (names_[order_[i]] == names_[order_[i - 1]]) {
+        return order_[i];
+      }
+    }
+    return none;
+  }
+
+ private:
+  using Names = std::vector<std::string>;
+
+  void sort() {  // by merging runs of twice the length
+    const std::size_t n = order_.size();
+    std::vector<std::size_t> merged(n);
+    for (std::size_t run = 1; run < n; run *= 2) {
+      for (std::size_t begin = 0; begin < n; begin += 2 * run) {
+        const std::size_t middle = begin + run < n ? begin + run : n;
+        const std::size_t end = middle + run < n ? middle + run : n;
+        std::size_t a = begin, b = middle;
+        for (std::size_t i = begin; i < end; ++i) {
+          const bool second = a == middle || (b < end && names_[order_[b]] < names_[order_[a]]);
+          merged[i] = second ? order_[b++] : order_[a++];
+        }
+      }
+      order_.swap(merged);
+    }
+  }
+
+  Names names_;
+  std::vector<std::size_t> order_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/base/near_names.hpp
 // Names near one that nobody knows: what a user meant by "h10" or "lama3-8b".
 //   distance = letters added, dropped, changed, or two neighbours swapped, capitals and "-_. "
@@ -2327,6 +2456,103 @@ class Shared : public detail::SharedHead {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/base/mapped_file.hpp
+// The bytes of a file: mapped into memory where the system can, so that they are read when they
+// are used and a file larger than memory will do; read into memory elsewhere. Also memory of one's
+// own, so that what holds bytes need not know which.
+
+#if defined(__unix__) || defined(__APPLE__)
+#endif
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+class MappedFile {
+ public:
+  MappedFile() = default;
+  // `who` begins the message of an Error: "load".
+  MappedFile(const std::string& path, const char* who) : path_(path) { open(who); }
+  explicit MappedFile(std::size_t bytes) : data_(new std::uint8_t[bytes + 64]), size_(bytes) {}
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile() {
+#if defined(__unix__) || defined(__APPLE__)
+    if (mapped_) {
+      ::munmap(data_, size_);
+      return;
+    }
+#endif
+    delete[] data_;
+  }
+
+  const std::uint8_t* data() const { return data_; }
+  std::uint8_t* own_data() { return mapped_ ? nullptr : data_; }  // null: the file's, read-only
+  std::size_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+  bool mapped() const { return mapped_; }
+
+ private:
+  void open(const char* who);
+
+  std::string path_;
+  std::uint8_t* data_ = nullptr;
+  std::size_t size_ = 0;
+  bool mapped_ = false;
+};
+
+#if defined(__unix__) || defined(__APPLE__)
+inline void MappedFile::open(const char* who) {
+  const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) {
+    detail::fail({who, ": cannot open \"", path_, "\": ", std::strerror(errno)});
+  }
+  struct stat seen;
+  if (::fstat(file, &seen) != 0 || !S_ISREG(seen.st_mode)) {
+    ::close(file);
+    detail::fail({who, ": \"", path_, "\" is no regular file; a path to a file is right"});
+  }
+  size_ = static_cast<std::size_t>(seen.st_size);
+  if (size_ > 0) {
+    void* const memory = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
+    const int error = errno;
+    ::close(file);
+    if (memory == MAP_FAILED) {
+      size_ = 0;
+      detail::fail({who, ": cannot map \"", path_, "\": ", std::strerror(error)});
+    }
+    data_ = static_cast<std::uint8_t*>(memory);
+    mapped_ = true;
+  } else {
+    ::close(file);
+  }
+}
+#else
+inline void MappedFile::open(const char* who) {
+  std::FILE* const file = std::fopen(path_.c_str(), "rb");
+  if (file == nullptr) {
+    detail::fail({who, ": cannot open \"", path_, "\": ", std::strerror(errno)});
+  }
+  std::string bytes, piece(1 << 16, '\0');
+  for (std::size_t got = piece.size(); got == piece.size();) {
+    got = std::fread(&piece[0], 1, piece.size(), file);
+    bytes.append(piece, 0, got);
+  }
+  const bool failed = std::ferror(file) != 0;
+  std::fclose(file);
+  if (failed) {
+    detail::fail({who, ": cannot read \"", path_, "\": ", std::strerror(errno)});
+  }
+  data_ = new std::uint8_t[bytes.size() + 64];
+  size_ = bytes.size();
+  std::memcpy(data_, bytes.data(), size_);
+}
+#endif
+
+inline Shared<MappedFile> map_file(const std::string& path, const char* who) {
+  return Shared<MappedFile>(new MappedFile(path, who));
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/base/shape.hpp
 // The sizes of a tensor, a machine or a grid: [8, 4096].
 // Up to eight dims are stored in place, so that a shape costs no allocation.
@@ -3141,8 +3367,11 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct Operand {
   double elements = 0;
   DType format = DType::f32;
+  double element_bytes = 0;  // of weights stored in blocks; 0: those of the format
 
-  double bytes() const { return elements * bytes_of(format); }
+  double bytes() const {
+    return elements * (element_bytes > 0 ? element_bytes : bytes_of(format));
+  }
 };
 
 struct OpRecord {
@@ -6473,7 +6702,8 @@ namespace detail {
 inline double operand_bytes(const List<Operand>& operands, DType format) {
   double bytes = 0;
   for (const Operand& operand : operands) {
-    bytes += operand.elements * bytes_of(operand.format == DType::f32 ? format : operand.format);
+    const DType priced = operand.format == DType::f32 ? format : operand.format;
+    bytes += operand.element_bytes > 0 ? operand.bytes() : operand.elements * bytes_of(priced);
   }
   return bytes;
 }
@@ -7320,6 +7550,7 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
   typedef std::int32_t LooseI __attribute__((vector_size(16), aligned(4), may_alias));
+  typedef std::uint16_t Shorts __attribute__((vector_size(8)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(8), aligned(2), may_alias));
   static constexpr int doubles = 2;
   typedef double D __attribute__((vector_size(16)));
@@ -7332,6 +7563,7 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
   typedef std::int32_t LooseI __attribute__((vector_size(32), aligned(4), may_alias));
+  typedef std::uint16_t Shorts __attribute__((vector_size(16)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(16), aligned(2), may_alias));
   static constexpr int doubles = 4;
   typedef double D __attribute__((vector_size(32)));
@@ -7344,6 +7576,7 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
   typedef std::int32_t LooseI __attribute__((vector_size(64), aligned(4), may_alias));
+  typedef std::uint16_t Shorts __attribute__((vector_size(32)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(32), aligned(2), may_alias));
   static constexpr int doubles = 8;
   typedef double D __attribute__((vector_size(64)));
@@ -9759,6 +9992,21 @@ __attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16
   x = y;
 }
 
+// 16 words as bytes: their lowest 8 bits.
+__attribute__((target("avx512f"))) inline void bytes_by_unit(const Lanes16::I& words,
+                                                             std::int8_t* to) {
+  typedef std::int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+  asm("vpmovdb %1, %0" : "=m"(*reinterpret_cast<Bytes*>(to)) : "v"(words));
+}
+// 16 numbers of 16 bits as words: what g++ makes of it are two halves, put together.
+__attribute__((target("avx512f"))) inline void words_by_unit(const std::uint8_t* from,
+                                                             Lanes16::I& words) {
+  typedef std::uint16_t Shorts __attribute__((vector_size(32), aligned(1), may_alias));
+  Lanes16::I out;
+  asm("vpmovzxwd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));
+  words = out;
+}
+
 // Tiles, as SoftTiles of amx_tiles.hpp has them in RAM.
 struct AmxTiles {
   void start() {  // the layout is loaded for each task: the thread may be new
@@ -10972,37 +11220,54 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
 // Quantised weights W [N, K] and their products with activations, y = W x: the bytes of W are the
 // whole cost of a decoded token. K is cut into groups that share a scale; weights are int8 or
 // 4-bit.
-//   y[n] = sum over groups of  w_scale[n][group] * x_scale[group] * (integer dot product)
+//   y[n] = sum over groups, in order, of  (integer dot product) * w_scale[n][group] *
+//   x_scale[group]
 // x is rounded to int8 by group, as llama2.c and ggml do. 16 rows of W are laid side by side, a
 // lane a row, so that no lanes are added up: [panel of 16 rows][k / 4][row] words of 4 int8, kept
 // 128 higher; 4-bit ones 8 higher, the second word of each pair in the upper half of the bytes.
+// A group takes whole words, 4 columns or 8 of 4 bits; what is too much holds zeros.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What activations are rounded to before they meet stored weights.
+enum class Activations {
+  f32,          // not at all
+  int8_groups,  // int8 in the groups of the weights, as llama2.c's runq: x / scale, half away from
+                // 0
+  int8_blocks   // as ggml: int8 in blocks of 32, their scale f16, or f16 for weights in f16, ...
+};
+
 namespace kernels {
 
 struct QuantizedMatrix {
   std::int64_t rows = 0, cols = 0;
-  std::int64_t group = 32;  // columns that share a scale: a multiple of 8; the last may be shorter
+  std::int64_t group = 32;  // columns that share a scale; the last group may be shorter
   int bits = 8;             // or 4
   bool half_scales = true;  // scales as f16 where that is exact, else f32
   Shared<detail::WordBuffer> data, scales;  // scales: [panel][group][16]
 
   std::int64_t groups() const { return (cols + group - 1) / group; }
+  std::int64_t padded() const {  // columns that a group takes: whole words
+    const std::int64_t word = bits == 8 ? 4 : 8;
+    return (group + word - 1) / word * word;
+  }
+  std::int64_t panel_bytes() const { return groups() * padded() * 16 * bits / 8; }
+  std::int64_t place(std::int64_t col) const { return col / group * padded() + col % group; }
   double bytes() const {  // that a product reads
-    const double padded = static_cast<double>((rows + 15) / 16 * 16 * groups());
-    return padded * (static_cast<double>(group * bits) / 8 + (half_scales ? 2 : 4));
+    const double all = static_cast<double>((rows + 15) / 16 * 16 * groups());
+    return all * (static_cast<double>(padded() * bits) / 8 + (half_scales ? 2 : 4));
   }
 
   // One number: its code (-128..127, or -8..7) and its scale.
   int code(std::int64_t row, std::int64_t col) const {
-    const std::int64_t per_panel = groups() * group * 16 * bits / 8;
     const auto* const panel =
-        reinterpret_cast<const std::uint8_t*>(data->data()) + row / 16 * per_panel;
+        reinterpret_cast<const std::uint8_t*>(data->data()) + row / 16 * panel_bytes();
+    const std::int64_t at = place(col);
     if (bits == 8) {
-      return panel[(col / 4 * 16 + row % 16) * 4 + col % 4] - 128;
+      return panel[(at / 4 * 16 + row % 16) * 4 + at % 4] - 128;
     }
-    const int both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
-    return (col % 8 < 4 ? both & 15 : both >> 4) - 8;
+    const int both = panel[(at / 8 * 16 + row % 16) * 4 + at % 4];
+    return (at % 8 < 4 ? both & 15 : both >> 4) - 8;
   }
   float scale(std::int64_t row, std::int64_t col) const {
     const std::int64_t at = (row / 16 * groups() + col / group) * 16 + row % 16;
@@ -11014,32 +11279,35 @@ struct QuantizedMatrix {
 // From codes [rows, cols] and scales [rows, groups], as files hold them.
 inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group,
                                       int bits, const std::int8_t* codes, const float* scales) {
-  if (rows < 0 || cols < 0 || group < 8 || group % 8 != 0 || (bits != 4 && bits != 8)) {
+  const std::int64_t most = std::int64_t{1} << 40;
+  if (rows < 0 || cols < 0 || group < 1 || group > most || (bits != 4 && bits != 8) ||
+      (rows > 0 && cols > most / rows)) {
     detail::fail({"pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ", bits,
-                  " bits; groups are multiples of 8, of 4 or 8 bits"});
+                  " bits; groups have 1 column or more, codes 4 or 8 bits"});
   }
   QuantizedMatrix q{rows, cols, group, bits, true, {}, {}};
   const std::int64_t groups = q.groups(), panels = (rows + 15) / 16;
   for (std::int64_t i = 0; i < rows * groups && q.half_scales; ++i) {
     q.half_scales = from_f16(to_f16(scales[i])) == scales[i];
   }
-  const std::int64_t words = panels * groups * group * bits / 8 * 4;
+  const std::int64_t words = panels * q.panel_bytes() / 4;
   q.data = Shared<detail::WordBuffer>(new detail::WordBuffer(words + 16));
   q.scales = Shared<detail::WordBuffer>(new detail::WordBuffer(panels * groups * 16));
   std::fill(q.data->data(), q.data->data() + words, bits == 8 ? 0x80808080U : 0x88888888U);
   std::fill(q.scales->data(), q.scales->data() + panels * groups * 16, 0U);
-  const std::int64_t per_panel = groups * group * 16 * bits / 8;
   parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin * 16; row < std::min(rows, end * 16); ++row) {
-      auto* const panel = reinterpret_cast<std::uint8_t*>(q.data->data()) + row / 16 * per_panel;
+      auto* const panel =
+          reinterpret_cast<std::uint8_t*>(q.data->data()) + row / 16 * q.panel_bytes();
       for (std::int64_t col = 0; col < cols; ++col) {
+        const std::int64_t place = q.place(col);
         const int code = codes[row * cols + col] + (bits == 8 ? 128 : 8);
         if (bits == 8) {
-          panel[(col / 4 * 16 + row % 16) * 4 + col % 4] = static_cast<std::uint8_t>(code);
+          panel[(place / 4 * 16 + row % 16) * 4 + place % 4] = static_cast<std::uint8_t>(code);
         } else {
-          std::uint8_t& both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
-          both = static_cast<std::uint8_t>(col % 8 < 4 ? (both & 240) | (code & 15)
-                                                       : (both & 15) | (code & 15) << 4);
+          std::uint8_t& both = panel[(place / 8 * 16 + row % 16) * 4 + place % 4];
+          both = static_cast<std::uint8_t>(place % 8 < 4 ? (both & 240) | (code & 15)
+                                                         : (both & 15) | (code & 15) << 4);
         }
       }
       for (std::int64_t g = 0; g < groups; ++g) {
@@ -11060,7 +11328,7 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
 // becomes -8. Scales are f16. The same numbers as ggml's q8_0 and q4_0 in groups of 32.
 inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
                                 const float* w) {
-  if (rows <= 0 || cols <= 0 || group < 8) {
+  if (rows <= 0 || cols <= 0 || group < 1) {
     return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
   }
   const std::int64_t groups = (cols + group - 1) / group;
@@ -11104,50 +11372,117 @@ inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, f
 
 namespace detail {
 
+// Reads `bytes` of weights on several threads, `units` of rows that are streams: of what is small
+// each thread takes one part, since it has come to speed only after some time.
+inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) {
+  if (bytes < 131072.0) {  // less than waking a thread pays
+    body(0, units);
+    return;
+  }
+  const std::int64_t threads = thread_count();
+  const auto fit = static_cast<std::int64_t>(bytes / 262144.0);
+  const std::int64_t parts = std::clamp<std::int64_t>(fit / threads, 1, 16) * threads;
+  parallel_for(units, (units + parts - 1) / parts, body);
+}
+
 // One x, rounded to int8 by group: scale = max|x| / 127. A NaN or an infinity makes its group's
 // scale, and so every y, NaN. offset: what the shift of W's codes adds to each dot product.
 struct RoundedActivations {
-  std::int8_t* codes;  // groups * group, zeros after cols
+  std::int8_t* codes;  // groups * padded, zeros after each group's columns
   float* scales;
   std::int32_t* offsets;
 };
 
 struct RoundActivations {
   const float* x;
-  std::int64_t cols, group;
+  std::int64_t cols, group, padded;
   std::int32_t shift;  // 128, or 8 for 4 bits
+  bool blocks;         // as ggml on x86: x (127 / max), half to even; the scale becomes an f16
   RoundedActivations to;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t g = 0; g * group < cols; ++g) {
       const std::int64_t count = std::min(group, cols - g * group);
-      const float* const from = x + g * group;
-      std::int8_t* const codes = to.codes + g * group;
-      const std::uint32_t largest = largest_bits<L>(from, count);
+      const std::uint32_t largest = largest_bits<L>(x + g * group, count);
       const float scale = float_of(largest) / 127.0f;
       const bool finite = largest < 0x7f800000U;
-      to.scales[g] = finite ? scale : std::numeric_limits<float>::quiet_NaN();
-      const float inverse = finite && scale > 1e-38f ? 1.0f / scale : 0.0f;  // finite
-      std::int32_t sum = 0;
-      for (std::int64_t i = 0; i < group; i += L::width) {
-        std::int32_t lanes[static_cast<std::size_t>(L::width)];
-        typename L::V v;
-        if (i + L::width <= count) {
-          load<L>(from + i, v);
-        } else {
-          load_part<L>(from + i, std::max<std::int64_t>(0, count - i), 0.0f, v);
-        }
-        // The low bits of v + 1.5 * 2^23 are round(v), to nearest; a NaN gives 0 below.
-        v = v * (finite ? inverse : 0.0f) + 12582912.0f;
-        std::memcpy(lanes, &v, sizeof(v));
-        for (int e = 0; e < L::width && i + e < group; ++e) {
-          const std::int32_t code = finite ? lanes[e] - 0x4B400000 : 0;
-          codes[i + e] = static_cast<std::int8_t>(code);
-          sum += code;
-        }
+      to.scales[g] = !finite  ? std::numeric_limits<float>::quiet_NaN()
+                     : blocks ? from_f16(to_f16(scale))
+                              : scale;
+      typename L::I sum{};
+      if (!finite || scale < 1e-38f) {  // codes that no scale makes large
+        std::memset(to.codes + g * padded, 0, static_cast<std::size_t>(padded));
+      } else if (blocks) {
+        codes<L, true>(g, count, 127.0f / float_of(largest), sum);
+      } else {
+        codes<L, false>(g, count, scale, sum);
       }
-      to.offsets[g] = -shift * sum;
+      std::int32_t lanes[static_cast<std::size_t>(L::width)], total = 0;
+      std::memcpy(lanes, &sum, sizeof(sum));
+      for (const std::int32_t lane : lanes) {
+        total += lane;
+      }
+      to.offsets[g] = -shift * total;
+    }
+  }
+
+  template <class L, bool BLOCKS>
+  TINYSCALE_INLINE void codes(std::int64_t g, std::int64_t count, float scale,
+                              typename L::I& sum) const {
+    const float* const from = x + g * group;
+    std::int8_t* const out = to.codes + g * padded;
+    const std::int64_t wide = padded;
+    typename L::V v, by, bound;
+    typename L::I code, up, sign;
+    broadcast<L>(scale, by);
+    for (std::int64_t i = 0; i < wide; i += L::width) {
+      if (i + L::width <= count) {
+        load<L>(from + i, v);
+      } else {
+        load_part<L>(from + i, std::max<std::int64_t>(0, count - i), 0.0f, v);
+      }
+      if constexpr (BLOCKS) {
+        v = v * by;
+      } else {
+        v = v / by;
+      }
+      // The low bits of v + 1.5 * 2^23 are round(v), to nearest, halves to even.
+      const typename L::V shifted = v + 12582912.0f;
+      std::memcpy(&code, &shifted, sizeof(code));
+      code = code - 0x4B400000;
+      if constexpr (!BLOCKS) {  // halves that went towards zero: one further
+        typename L::V whole;
+        to_float<L>(code, whole);
+        const typename L::V rest = v - whole;
+        broadcast<L>(0.49999997f, bound);
+        less<L>(bound, rest, up);
+        less<L>(typename L::V{}, v, sign);
+        code = code - (up & sign);
+        less<L>(rest, -bound, up);
+        less<L>(v, typename L::V{}, sign);
+        code = code + (up & sign);
+      }
+      sum = sum + code;
+      store_codes<L>(code, std::min<std::int64_t>(L::width, wide - i), out + i);
+    }
+  }
+
+  template <class L>
+  static TINYSCALE_INLINE void store_codes(const typename L::I& code, std::int64_t count,
+                                           std::int8_t* out) {
+#if TINYSCALE_X86_UNITS
+    if constexpr (L::width == 16) {
+      if (count == 16) {
+        bytes_by_unit(code, out);
+        return;
+      }
+    }
+#endif
+    std::int32_t lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &code, sizeof(code));
+    for (std::int64_t e = 0; e < count; ++e) {
+      out[e] = static_cast<std::int8_t>(lanes[e]);
     }
   }
 
@@ -11178,68 +11513,95 @@ struct RoundActivations {
   }
 };
 
-// Panels p, p + stride, ... of y for one x, up to 4: as many far streams, each of which the next
-// call goes on with, bring more from memory than one does.
+// Panels first, first + stride, ... of y, up to 4, for m rows of x: as many far streams, each of
+// which the next call goes on with, bring more from memory than one does. Of many rows of x, some
+// at a time share what is read of W, two panels or one.
 struct QuantizedPanels {
   const kernels::QuantizedMatrix& w;
-  const RoundedActivations& x;
+  RoundedActivations x;  // of the first row; the others are `next` floats further each
+  std::int64_t next, m;
   std::int64_t first, stride, count;
   float* y;
+  std::int64_t ldy;
 
   template <class U>
   TINYSCALE_INLINE void run() const {
-    constexpr int panels = U::width >= 4 ? U::width / 4 : 1;
-    std::int64_t v = 0;
-    for (; v + panels <= count; v += panels) {
-      some<U, panels>(first + v * stride);
-    }
-    for (; v < count; ++v) {
-      some<U, 1>(first + v * stride);
-    }
-  }
-
-  template <class U, int PANELS>
-  TINYSCALE_INLINE void some(std::int64_t p) const {
     if (w.bits == 8) {
-      bits<U, PANELS, 8>(p);
+      all<U, 8>();
     } else {
-      bits<U, PANELS, 4>(p);
+      all<U, 4>();
     }
   }
 
-  template <class U, int PANELS, int BITS>
-  TINYSCALE_INLINE void bits(std::int64_t p) const {
-    constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width;
-    const std::int64_t groups = w.groups(), words = w.group / (BITS == 8 ? 4 : 8) * 16;
-    const std::int64_t apart = stride * groups * words;
+  template <class U, int BITS>
+  TINYSCALE_INLINE void all() const {
+    constexpr int wide = U::width >= 4 ? U::width / 4 : 1;  // panels for one row of x
+    std::int64_t done = 0;
+    if constexpr (U::width >= 8) {
+      constexpr int some = U::width / 4, panels = U::width / 8;  // as fits in registers
+      done = m / some * some;
+      for (std::int64_t v = 0; v < count && done > 0; v += panels) {
+        for (std::int64_t i = 0; i < done; i += some) {
+          if (v + panels <= count) {
+            bits<U, panels, BITS, some>(first + v * stride, i);
+          } else {
+            bits<U, 1, BITS, some>(first + v * stride, i);
+          }
+        }
+      }
+    }
+    for (std::int64_t i = done; i < m; ++i) {
+      std::int64_t v = 0;
+      for (; v + wide <= count; v += wide) {
+        bits<U, wide, BITS, 1>(first + v * stride, i);
+      }
+      for (; v < count; ++v) {
+        bits<U, 1, BITS, 1>(first + v * stride, i);
+      }
+    }
+  }
+
+  template <class U, int PANELS, int BITS, int TOKENS>
+  TINYSCALE_INLINE void bits(std::int64_t p, std::int64_t token) const {
+    constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width, sums = vectors * TOKENS;
+    constexpr std::int64_t in_word = BITS == 8 ? 4 : 8;
+    const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
+    const std::int64_t apart = stride * groups * words, step = next;
     const std::uint32_t* from = w.data->data() + p * groups * words;
-    typename U::Floats sum[static_cast<std::size_t>(vectors)];
+    const std::int8_t* codes = x.codes + token * step * 4;
+    const float* const x_scales = x.scales + token * step;
+    const std::int32_t* const offsets = x.offsets + token * step;
+    typename U::Floats sum[static_cast<std::size_t>(sums)];
     TINYSCALE_UNROLL
-    for (int v = 0; v < vectors; ++v) {
+    for (int v = 0; v < sums; ++v) {
       sum[v] = typename U::Floats{};
     }
-    for (std::int64_t g = 0; g < groups; ++g, from += words) {
-      typename U::Words dots[static_cast<std::size_t>(vectors)], low, high, weights;
-      const std::int8_t* const codes = x.codes + g * w.group;
+    for (std::int64_t g = 0; g < groups; ++g, from += words, codes += w.padded()) {
+      typename U::Words dots[static_cast<std::size_t>(sums)], low, weights[vectors];
       TINYSCALE_UNROLL
-      for (int v = 0; v < vectors; ++v) {
-        U::broadcast(static_cast<std::uint32_t>(x.offsets[g]), dots[v]);
+      for (int v = 0; v < sums; ++v) {
+        U::broadcast(static_cast<std::uint32_t>(offsets[v / vectors * step + g]), dots[v]);
       }
       for (std::int64_t at = 0; at < words; at += 16) {
-        std::uint32_t pair[2];
-        std::memcpy(pair, codes + at / (BITS == 8 ? 4 : 2), BITS == 8 ? 4 : 8);
-        U::broadcast(pair[0], low);
-        if constexpr (BITS == 4) {
-          U::broadcast(pair[1], high);
-        }
         TINYSCALE_UNROLL
         for (int v = 0; v < vectors; ++v) {
-          U::load(from + v / each * apart + at + v % each * U::width, weights);
-          if constexpr (BITS == 4) {
-            U::dot(low, weights & 0x0f0f0f0f, dots[v]);
-            U::dot(high, (weights >> 4) & 0x0f0f0f0f, dots[v]);
-          } else {
-            U::dot(low, weights, dots[v]);
+          U::load(from + v / each * apart + at + v % each * U::width, weights[v]);
+        }
+        TINYSCALE_UNROLL
+        for (int half = 0; half < 8 / BITS; ++half) {
+          TINYSCALE_UNROLL
+          for (int t = 0; t < TOKENS; ++t) {
+            std::uint32_t word;
+            std::memcpy(&word, codes + t * step * 4 + at / 16 * in_word + 4 * half, 4);
+            U::broadcast(word, low);
+            TINYSCALE_UNROLL
+            for (int v = 0; v < vectors; ++v) {
+              if constexpr (BITS == 4) {
+                U::dot(low, (weights[v] >> (4 * half)) & 0x0f0f0f0f, dots[t * vectors + v]);
+              } else {
+                U::dot(low, weights[v], dots[t * vectors + v]);
+              }
+            }
           }
         }
       }
@@ -11247,18 +11609,18 @@ struct QuantizedPanels {
       for (int v = 0; v < vectors; ++v) {
         typename U::Floats scale, value;
         load_scales<U>(((p + v / each * stride) * groups + g) * 16 + v % each * U::width, scale);
-        to_float<typename U::Lanes>(dots[v], value);
-        sum[v] = sum[v] + value * (scale * x.scales[g]);
+        TINYSCALE_UNROLL
+        for (int t = 0; t < TOKENS; ++t) {
+          to_float<typename U::Lanes>(dots[t * vectors + v], value);
+          sum[t * vectors + v] = sum[t * vectors + v] + (value * scale) * x_scales[t * step + g];
+        }
       }
     }
     TINYSCALE_UNROLL
-    for (int v = 0; v < vectors; ++v) {
-      const std::int64_t row = (p + v / each * stride) * 16 + v % each * U::width;
-      const std::int64_t rows = w.rows - row;
-      if (rows >= U::width) {
-        store<typename U::Lanes>(y + row, sum[v]);
-      } else if (rows > 0) {
-        store_part<typename U::Lanes>(y + row, rows, sum[v]);
+    for (int v = 0; v < sums; ++v) {
+      const std::int64_t row = (p + v % vectors / each * stride) * 16 + v % each * U::width;
+      if (row < w.rows) {
+        store_some<typename U::Lanes>(y + (token + v / vectors) * ldy + row, w.rows - row, sum[v]);
       }
     }
   }
@@ -11277,42 +11639,1605 @@ struct QuantizedPanels {
 
 namespace kernels {
 
-// y[m][rows] = x[m][cols] W': a row of x at a time, 64 rows of W from cache after the first.
+// y[m][rows] = x[m][cols] W'; 64 rows of W come from cache after the first rows of x.
 inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
-                           std::int64_t ldx, float* y, std::int64_t ldy) {
+                           std::int64_t ldx, float* y, std::int64_t ldy,
+                           Activations how = Activations::int8_groups) {
   if (m <= 0 || w.rows <= 0) {
     return;
   }
-  const std::int64_t groups = w.groups(), bytes = (groups * w.group + 3) / 4;
-  const detail::Scratch lease(m * (bytes + 2 * groups) + 1);
+  const std::int64_t groups = w.groups(), bytes = (groups * w.padded() + 3) / 4;
+  const std::int64_t next = bytes + 2 * groups;
+  const detail::Scratch lease(m * next + 1);
   const auto at = [&](std::int64_t i) {
-    float* const start = lease.data() + i * (bytes + 2 * groups);
+    float* const start = lease.data() + i * next;
     return detail::RoundedActivations{reinterpret_cast<std::int8_t*>(start), start + bytes,
                                       reinterpret_cast<std::int32_t*>(start + bytes + groups)};
   };
-  for (std::int64_t i = 0; i < m; ++i) {
-    detail::run_on_lanes(
-        detail::RoundActivations{x + i * ldx, w.cols, w.group, w.bits == 8 ? 128 : 8, at(i)});
-  }
+  const bool blocks = how == Activations::int8_blocks;
+  parallel_for(m, 1 + 16384 / (w.cols + 1), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      detail::run_on_lanes(detail::RoundActivations{x + i * ldx, w.cols, w.group, w.padded(),
+                                                    w.bits == 8 ? 128 : 8, blocks, at(i)});
+    }
+  });
   const std::int64_t panels = (w.rows + 15) / 16, chunks = (panels + 3) / 4;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
       const std::int64_t count = (panels - p + chunks - 1) / chunks;
-      for (std::int64_t i = 0; i < m; ++i) {
-        const detail::RoundedActivations rounded = at(i);
-        detail::run_on_int8(detail::QuantizedPanels{w, rounded, p, chunks, count, y + i * ldy});
-      }
+      detail::run_on_int8(detail::QuantizedPanels{w, at(0), next, m, p, chunks, count, y, ldy});
     }
   };
-  if (m * w.rows * w.cols < (1 << 18)) {  // less than waking a thread pays
-    body(0, chunks);
-  } else {
-    parallel_for(chunks, 1, body);
-  }
+  detail::stream_rows(chunks, static_cast<double>(m) * w.bytes(), body);
 }
 
 inline void gemv_quantized(const QuantizedMatrix& w, const float* x, float* y) {
   gemm_quantized(w, 1, x, w.cols, y, w.rows);
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/block_format.hpp
+// The formats in which files store weights: plain floats, or blocks of elements that share scales.
+// A row of a matrix is a whole number of blocks. Layouts: GGUF version 3; MXFP4: OCP microscaling
+// formats 1.0; block_dequantize.hpp has the values, block_quantize.hpp the way back.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class BlockFormat {
+  f32,
+  f16,
+  bf16,
+  q8_0,  // 32 int8, one f16 scale
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_1,
+  q2_k,  // super-blocks of 256
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  q8_k,
+  mxfp4,
+  nvfp4
+};
+
+struct BlockLayout {
+  const char* name;  // as GGUF's tools spell it
+  int elements, bytes;
+};
+
+inline BlockLayout block_layout(BlockFormat format) {
+  static const BlockLayout layouts[] = {{"f32", 1, 4},      {"f16", 1, 2},      {"bf16", 1, 2},
+                                        {"q8_0", 32, 34},   {"q4_0", 32, 18},   {"q4_1", 32, 20},
+                                        {"q5_0", 32, 22},   {"q5_1", 32, 24},   {"q8_1", 32, 36},
+                                        {"q2_K", 256, 84},  {"q3_K", 256, 110}, {"q4_K", 256, 144},
+                                        {"q5_K", 256, 176}, {"q6_K", 256, 210}, {"q8_K", 256, 292},
+                                        {"mxfp4", 32, 17},  {"nvfp4", 64, 36}};
+  return layouts[static_cast<int>(format)];
+}
+
+inline const char* name_of(BlockFormat format) { return block_layout(format).name; }
+
+inline void append_text(std::string& out, BlockFormat format) { out += name_of(format); }
+
+// Bytes of a row of `cols` elements; the blocks must divide it.
+inline std::int64_t block_row_bytes(BlockFormat format, std::int64_t cols) {
+  const BlockLayout layout = block_layout(format);
+  if (cols < 0 || cols % layout.elements != 0) {
+    detail::fail({"block_row_bytes: a row of ", cols, " elements in ", layout.name,
+                  "; a multiple of ", layout.elements, " is right"});
+  }
+  return cols / layout.elements * layout.bytes;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/block_dequantize.hpp
+// The values of stored blocks: bytes in, float32 out. In each format a value is scale * code, less
+// or plus a minimum; scales are f16 (e8m0 in mxfp4, e4m3 in nvfp4), and all products are exact in
+// float32, so that only a minimum's sum rounds. q2_k .. q6_k: 256 elements, two f16 scales and a
+// few bits of scale for each 16 or 32 elements. Source: the layouts of ggml, as GGUF stores them.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// IEEE half to float, without a branch: three ways at once (zero or subnormal by 0.5 + m 2^-24 -
+// 0.5, which needs no subnormal float; normal; infinity or NaN), then the one that holds.
+TINYSCALE_INLINE float half_to_float(std::uint16_t code) {
+  const std::uint32_t magnitude = code & 0x7fffU, sign = (code & 0x8000U) << 16;
+  const std::uint32_t tiny = bits_of(float_of(magnitude | 0x3f000000U) - 0.5f);
+  const std::uint32_t more = magnitude >= 0x7c00U ? 0x70000000U : 0x38000000U;
+  const std::uint32_t rest = (magnitude << 13) + more;
+  return float_of((magnitude < 0x0400U ? tiny : rest) | sign);
+}
+
+TINYSCALE_INLINE float half_at(const std::uint8_t* from) {
+  std::uint16_t code = 0;
+  std::memcpy(&code, from, 2);
+  return half_to_float(code);
+}
+
+// 2^(code - 127), 255: NaN.
+TINYSCALE_INLINE float e8m0_to_float(std::uint8_t code) {
+  const std::uint32_t bits = code == 0 ? 0x00400000U : static_cast<std::uint32_t>(code) << 23;
+  return float_of(code == 255 ? 0x7fc00000U : bits);
+}
+
+// e2m1: sign, 2 bits of exponent, 1 of mantissa.
+constexpr float e2m1_values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                   -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+// Scale and minimum s of the 12 bytes of q4_k and q5_k: eight of 6 bits, then eight more.
+TINYSCALE_INLINE void six_bit_pair(const std::uint8_t* b, int s, int& scale, int& least) {
+  if (s < 4) {
+    scale = b[s] & 63;
+    least = b[s + 4] & 63;
+  } else {
+    scale = (b[s + 4] & 15) | (b[s - 4] >> 6) << 4;
+    least = (b[s + 4] >> 4) | (b[s] >> 6) << 4;
+  }
+}
+
+// Scale i of 16 in the 12 bytes of q3_k: 6 bits, 32 higher.
+TINYSCALE_INLINE int q3_scale(const std::uint8_t* b, int i) {
+  const int low = i < 8 ? b[i] & 15 : b[i - 8] >> 4;
+  return (low | ((b[8 + i % 4] >> (2 * (i / 4))) & 3) << 4) - 32;
+}
+
+// In all that follow `b` is a copy of one block, so that no store to `y` can change it: the loops
+// then become vectors.
+
+TINYSCALE_INLINE void expand_q8(const std::uint8_t* b, int begin, float* y) {
+  const float d = half_at(b);
+  for (int i = 0; i < 32; ++i) {
+    y[i] = d * static_cast<float>(static_cast<std::int8_t>(b[begin + i]));
+  }
+}
+
+// 16 bytes of nibbles; y = d (q - 8), or d q + m.
+TINYSCALE_INLINE void expand_q4_0(const std::uint8_t* b, float* y) {
+  const float d = half_at(b);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = d * static_cast<float>((b[2 + i] & 15) - 8);
+    y[i + 16] = d * static_cast<float>((b[2 + i] >> 4) - 8);
+  }
+}
+
+TINYSCALE_INLINE void expand_q4_1(const std::uint8_t* b, float* y) {
+  const float d = half_at(b), m = half_at(b + 2);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = d * static_cast<float>(b[4 + i] & 15) + m;
+    y[i + 16] = d * static_cast<float>(b[4 + i] >> 4) + m;
+  }
+}
+
+// Before the nibbles stand 32 bits, the fifth of each element; y = d (q - 16), or d q + m.
+TINYSCALE_INLINE void expand_q5(const std::uint8_t* b, bool signs, float* y) {
+  const float d = half_at(b), m = signs ? 0.0f : half_at(b + 2);
+  const std::uint8_t* const nibbles = b + (signs ? 6 : 8);
+  std::uint32_t high = 0;
+  std::memcpy(&high, nibbles - 4, 4);
+  for (std::uint32_t i = 0; i < 32; ++i) {
+    const std::uint32_t low = i < 16 ? nibbles[i] & 15U : nibbles[i - 16] >> 4;
+    const int q = static_cast<int>(low | (high >> i & 1U) << 4);
+    y[i] = signs ? d * static_cast<float>(q - 16) : d * static_cast<float>(q) + m;
+  }
+}
+
+TINYSCALE_INLINE void expand_mxfp4(const std::uint8_t* b, float* y) {
+  const float d = e8m0_to_float(b[0]);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = d * e2m1_values[b[1 + i] & 15];
+    y[i + 16] = d * e2m1_values[b[1 + i] >> 4];
+  }
+}
+
+// The scales have no sign: their top bit counts for nothing.
+inline void expand_nvfp4(const std::uint8_t* b, float* y) {
+  for (int s = 0; s < 4; ++s) {
+    const float d = from_fp8_e4m3(b[s] & 0x7f);
+    for (int i = 0; i < 8; ++i) {
+      y[16 * s + i] = d * e2m1_values[b[4 + 8 * s + i] & 15];
+      y[16 * s + 8 + i] = d * e2m1_values[b[4 + 8 * s + i] >> 4];
+    }
+  }
+}
+
+TINYSCALE_INLINE void expand_q2_k(const std::uint8_t* b, float* y) {
+  const float d = half_at(b + 80), least = half_at(b + 82);
+  for (int part = 0; part < 16; ++part) {  // 16 elements that share a scale
+    const int half = part / 8, shift = 2 * (part % 8 / 2), column = 16 * (part % 2);
+    const float scale = d * static_cast<float>(b[part] & 15);
+    const float minimum = least * static_cast<float>(b[part] >> 4);
+    for (int i = 0; i < 16; ++i) {
+      const int q = b[16 + 32 * half + column + i] >> shift & 3;
+      y[16 * part + i] = scale * static_cast<float>(q) - minimum;
+    }
+  }
+}
+
+TINYSCALE_INLINE void expand_q3_k(const std::uint8_t* b, float* y) {
+  const float d = half_at(b + 108);
+  for (int part = 0; part < 16; ++part) {
+    const int half = part / 8, row = part % 8 / 2, column = 16 * (part % 2);
+    const float scale = d * static_cast<float>(q3_scale(b + 96, part));
+    for (int i = 0; i < 16; ++i) {
+      const int high = b[column + i] >> (4 * half + row) & 1;
+      const int q = (b[32 + 32 * half + column + i] >> (2 * row) & 3) | high << 2;
+      y[16 * part + i] = scale * static_cast<float>(q - 4);
+    }
+  }
+}
+
+// q4_k, and q5_k whose fifth bits stand before the nibbles.
+TINYSCALE_INLINE void expand_q45_k(const std::uint8_t* b, bool five, float* y) {
+  const float d = half_at(b), least = half_at(b + 2);
+  const std::uint8_t* const nibbles = b + (five ? 48 : 16);
+  for (int s = 0; s < 8; ++s) {  // 32 elements that share a scale
+    int scale = 0, minimum = 0;
+    six_bit_pair(b + 4, s, scale, minimum);
+    const float ds = d * static_cast<float>(scale), dm = least * static_cast<float>(minimum);
+    for (int i = 0; i < 32; ++i) {
+      const int high = five ? (b[16 + i] >> s & 1) << 4 : 0;
+      const int q = (nibbles[32 * (s / 2) + i] >> (4 * (s % 2)) & 15) | high;
+      y[32 * s + i] = ds * static_cast<float>(q) - dm;
+    }
+  }
+}
+
+TINYSCALE_INLINE void expand_q6_k(const std::uint8_t* b, float* y) {
+  const float d = half_at(b + 208);
+  for (int part = 0; part < 16; ++part) {
+    const int half = part / 8, row = part % 8 / 2, column = 16 * (part % 2);
+    const float scale = d * static_cast<float>(static_cast<std::int8_t>(b[192 + part]));
+    for (int i = 0; i < 16; ++i) {
+      const int low = b[64 * half + 32 * (row % 2) + column + i] >> (4 * (row / 2)) & 15;
+      const int high = b[128 + 32 * half + column + i] >> (2 * row) & 3;
+      y[16 * part + i] = scale * static_cast<float>((low | high << 4) - 32);
+    }
+  }
+}
+
+// Its scale is a float32; 16 sums of its codes follow them.
+TINYSCALE_INLINE void expand_q8_k(const std::uint8_t* b, float* y) {
+  float d = 0;
+  std::memcpy(&d, b, 4);
+  for (int i = 0; i < 256; ++i) {
+    y[i] = d * static_cast<float>(static_cast<std::int8_t>(b[4 + i]));
+  }
+}
+
+TINYSCALE_INLINE void expand_block(BlockFormat format, const std::uint8_t* b, float* y) {
+  switch (format) {
+    case BlockFormat::q8_0: expand_q8(b, 2, y); break;
+    case BlockFormat::q8_1: expand_q8(b, 4, y); break;
+    case BlockFormat::q4_0: expand_q4_0(b, y); break;
+    case BlockFormat::q4_1: expand_q4_1(b, y); break;
+    case BlockFormat::q5_0: expand_q5(b, true, y); break;
+    case BlockFormat::q5_1: expand_q5(b, false, y); break;
+    case BlockFormat::q2_k: expand_q2_k(b, y); break;
+    case BlockFormat::q3_k: expand_q3_k(b, y); break;
+    case BlockFormat::q4_k: expand_q45_k(b, false, y); break;
+    case BlockFormat::q5_k: expand_q45_k(b, true, y); break;
+    case BlockFormat::q6_k: expand_q6_k(b, y); break;
+    case BlockFormat::q8_k: expand_q8_k(b, y); break;
+    case BlockFormat::mxfp4: expand_mxfp4(b, y); break;
+    case BlockFormat::nvfp4: expand_nvfp4(b, y); break;
+    default: break;
+  }
+}
+
+// A vector of numbers of 16 bits: half_to_float of each, or the upper half of the float.
+template <class L>
+TINYSCALE_INLINE void expand_shorts(BlockFormat format, const std::uint16_t* from, float* y) {
+  if constexpr (L::width == 1) {
+    *y = format == BlockFormat::f16 ? half_to_float(*from) : from_bf16(*from);
+  } else {
+    typedef typename L::I I;
+    I code = __builtin_convertvector(*reinterpret_cast<const typename L::LooseShorts*>(from), I);
+    if (format == BlockFormat::bf16) {
+      code = code << 16;
+    } else {
+      const I magnitude = code & 0x7fff;
+      I tiny = magnitude | 0x3f000000;
+      typename L::V x;
+      std::memcpy(&x, &tiny, sizeof(x));
+      x = x - 0.5f;
+      std::memcpy(&tiny, &x, sizeof(x));
+      const I more = (magnitude > 0x7bff) & 0x38000000;
+      const I rest = (magnitude << 13) + 0x38000000 + more;
+      code = (magnitude < 0x0400 ? tiny : rest) | ((code >> 15) << 31);
+    }
+    std::memcpy(y, &code, sizeof(code));
+  }
+}
+
+struct DequantizeBlocks {
+  BlockFormat format;
+  std::int64_t count;
+  const std::uint8_t* from;
+  float* to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    if (format == BlockFormat::f16 || format == BlockFormat::bf16) {
+      std::int64_t i = 0;
+      for (; i + L::width <= count; i += L::width) {
+        std::uint16_t codes[L::width];
+        std::memcpy(codes, from + 2 * i, sizeof(codes));
+        expand_shorts<L>(format, codes, to + i);
+      }
+      for (; i < count; ++i) {
+        std::uint16_t code = 0;
+        std::memcpy(&code, from + 2 * i, 2);
+        to[i] = format == BlockFormat::f16 ? half_to_float(code) : from_bf16(code);
+      }
+      return;
+    }
+    const BlockLayout layout = block_layout(format);
+    const std::uint8_t* at = from;
+    std::uint8_t block[292];
+    for (std::int64_t i = 0; i < count; i += layout.elements, at += layout.bytes) {
+      std::memcpy(block, at, static_cast<std::size_t>(layout.bytes));
+      expand_block(format, block, to + i);
+    }
+  }
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+// `count` elements, a multiple of the block's, from block_row_bytes(format, count) bytes.
+inline void dequantize_blocks(BlockFormat format, std::int64_t count, const std::uint8_t* from,
+                              float* to) {
+  const std::int64_t bytes = block_row_bytes(format, count);
+  if (format == BlockFormat::f32) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    return;
+  }
+  const detail::DequantizeBlocks kernel{format, count, from, to};
+  detail::run_on_lanes(kernel);
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/block_quantize_k.hpp
+// Numbers into super-blocks of 256: q2_k .. q6_k. For each run of 16 or 32 elements the scale (and
+// minimum) of least squared error is searched: round with a step near range / levels, solve for the
+// scale and minimum that suit those codes, keep the best. Then the scales are rounded to their few
+// bits under the block's f16 ones, and the codes chosen again for what is really stored.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// To the nearest integer, halves away from zero; |x| < 2^31.
+inline int round_away(float x) {
+  const int whole = static_cast<int>(x);
+  const float rest = x - static_cast<float>(whole);
+  return whole + (rest >= 0.5f ? 1 : rest <= -0.5f ? -1 : 0);
+}
+
+// Halves to the even one.
+inline int round_even(float x) {
+  const int whole = static_cast<int>(x);
+  const float rest = x - static_cast<float>(whole);
+  const bool odd = whole % 2 != 0;
+  return whole + (rest > 0.5f || (rest == 0.5f && odd)     ? 1
+                  : rest < -0.5f || (rest == -0.5f && odd) ? -1
+                                                           : 0);
+}
+
+inline int round_between(float x, int least, int most) {
+  return !(x > static_cast<float>(least)) ? least
+         : x >= static_cast<float>(most)  ? most
+                                          : round_away(x);
+}
+
+inline void put_half(std::uint8_t* to, float x) {
+  const std::uint16_t code = to_f16(x);
+  std::memcpy(to, &code, 2);
+}
+
+struct BlockFit {
+  double scale = 0, minimum = 0;  // x = scale q - minimum
+};
+
+// Codes 0 .. most, minimum >= 0: what q2_k, q4_k and q5_k can store.
+inline BlockFit fit_affine(int n, const float* x, int most) {
+  double least = 0, largest = static_cast<double>(x[0]);  // 0: a minimum below 0 cannot be stored
+  for (int i = 0; i < n; ++i) {
+    const double v = static_cast<double>(x[i]);
+    least = v < least ? v : least;
+    largest = v > largest ? v : largest;
+  }
+  if (!(largest > least)) {
+    return {0, -least};
+  }
+  BlockFit best;
+  double best_error = -1;
+  for (int step = -10; step <= 10; ++step) {
+    const double inverse = (most + 0.1 * step) / (largest - least);
+    if (!(inverse > 0)) {
+      continue;
+    }
+    double q1 = 0, q2 = 0, x1 = 0, xq = 0, x2 = 0;
+    for (int i = 0; i < n; ++i) {
+      const double v = static_cast<double>(x[i]);
+      const double q = round_between(static_cast<float>((v - least) * inverse), 0, most);
+      q1 += q;
+      q2 += q * q;
+      x1 += v;
+      xq += v * q;
+      x2 += v * v;
+    }
+    const double det = n * q2 - q1 * q1;
+    BlockFit fit{q2 > 0 ? xq / q2 : 0, 0};
+    if (det > 0 && q1 * xq - x1 * q2 > 0) {
+      fit = {(n * xq - x1 * q1) / det, (q1 * xq - x1 * q2) / det};
+    }
+    const double s = fit.scale, m = fit.minimum;
+    const double error = x2 + s * s * q2 + n * m * m - 2 * s * xq + 2 * m * x1 - 2 * s * m * q1;
+    if (s > 0 && (best_error < 0 || error < best_error)) {
+      best = fit;
+      best_error = error;
+    }
+  }
+  return best;
+}
+
+// Codes -half .. half - 1 (q3_k, q6_k): the scale, of either sign.
+inline double fit_symmetric(int n, const float* x, int half) {
+  float extreme = 0;
+  for (int i = 0; i < n; ++i) {
+    extreme = std::fabs(x[i]) > std::fabs(extreme) ? x[i] : extreme;
+  }
+  double best = 0, best_gain = 0;
+  for (int step = -9; extreme != 0.0f && step <= 9; ++step) {
+    const double inverse = -(half + 0.1 * step) / static_cast<double>(extreme);
+    double q2 = 0, xq = 0;
+    for (int i = 0; i < n; ++i) {
+      const double v = static_cast<double>(x[i]);
+      const double q = round_between(static_cast<float>(v * inverse), -half, half - 1);
+      q2 += q * q;
+      xq += v * q;
+    }
+    if (q2 > 0 && xq * xq / q2 > best_gain) {  // what this scale takes off the squared error
+      best_gain = xq * xq / q2;
+      best = xq / q2;
+    }
+  }
+  return best;
+}
+
+inline float float_or_zero(float over, float by) { return by != 0.0f ? over / by : 0.0f; }
+
+// The scales and minimums of a super-block with their two f16 factors, as they are stored.
+struct StoredScales {
+  int scale[16] = {}, minimum[16] = {};
+  float d = 0, least = 0;  // after rounding to f16
+};
+
+inline StoredScales store_affine(const float* x, int parts, int most, int scale_most) {
+  BlockFit fits[16];
+  double scale = 0, minimum = 0;
+  const int n = 256 / parts;
+  for (int p = 0; p < parts; ++p) {
+    fits[p] = fit_affine(n, x + n * p, most);
+    scale = fits[p].scale > scale ? fits[p].scale : scale;
+    minimum = fits[p].minimum > minimum ? fits[p].minimum : minimum;
+  }
+  StoredScales s;
+  s.d = half_to_float(to_f16(static_cast<float>(scale / scale_most)));
+  s.least = half_to_float(to_f16(static_cast<float>(minimum / scale_most)));
+  for (int p = 0; p < parts; ++p) {
+    s.scale[p] =
+        round_between(float_or_zero(static_cast<float>(fits[p].scale), s.d), 0, scale_most);
+    s.minimum[p] =
+        round_between(float_or_zero(static_cast<float>(fits[p].minimum), s.least), 0, scale_most);
+  }
+  return s;
+}
+
+// Scales -scale_half .. scale_half - 1 under one factor: the largest becomes -scale_half.
+inline StoredScales store_symmetric(const float* x, int half, int scale_half) {
+  float fits[16], extreme = 0;
+  for (int p = 0; p < 16; ++p) {
+    fits[p] = static_cast<float>(fit_symmetric(16, x + 16 * p, half));
+    extreme = std::fabs(fits[p]) > std::fabs(extreme) ? fits[p] : extreme;
+  }
+  StoredScales s;
+  s.d = half_to_float(to_f16(extreme / static_cast<float>(-scale_half)));
+  for (int p = 0; p < 16; ++p) {
+    s.scale[p] = round_between(float_or_zero(fits[p], s.d), -scale_half, scale_half - 1);
+  }
+  return s;
+}
+
+// The codes 0 .. most of all 256 elements for the scales as stored; symmetric ones `zero` higher.
+inline void choose_codes(const float* x, const StoredScales& s, int parts, int zero, int most,
+                         std::uint8_t* codes) {
+  const int n = 256 / parts;
+  for (int i = 0; i < 256; ++i) {
+    const float scale = s.d * static_cast<float>(s.scale[i / n]);
+    const float minimum = s.least * static_cast<float>(s.minimum[i / n]);
+    const float at = float_or_zero(x[i] + minimum, scale);
+    codes[i] = static_cast<std::uint8_t>(round_between(at, -zero, most - zero) + zero);
+  }
+}
+
+inline void or_byte(std::uint8_t& byte, int bits) { byte = static_cast<std::uint8_t>(byte | bits); }
+
+inline void quantize_q2_k(const float* x, std::uint8_t* b) {
+  std::uint8_t codes[256];
+  const StoredScales s = store_affine(x, 16, 3, 15);
+  choose_codes(x, s, 16, 0, 3, codes);
+  std::memset(b, 0, 84);
+  for (int p = 0; p < 16; ++p) {
+    b[p] = static_cast<std::uint8_t>(s.scale[p] | s.minimum[p] << 4);
+  }
+  for (int i = 0; i < 256; ++i) {
+    or_byte(b[16 + 32 * (i / 128) + i % 32], codes[i] << (2 * (i % 128 / 32)));
+  }
+  put_half(b + 80, s.d);
+  put_half(b + 82, s.least);
+}
+
+inline void quantize_q3_k(const float* x, std::uint8_t* b) {
+  std::uint8_t codes[256];
+  const StoredScales s = store_symmetric(x, 4, 32);
+  choose_codes(x, s, 16, 4, 7, codes);
+  std::memset(b, 0, 110);
+  for (int i = 0; i < 256; ++i) {
+    const int row = i % 128 / 32;
+    or_byte(b[32 + 32 * (i / 128) + i % 32], (codes[i] & 3) << (2 * row));
+    or_byte(b[i % 32], (codes[i] >> 2) << (4 * (i / 128) + row));
+  }
+  for (int p = 0; p < 16; ++p) {
+    const int stored = s.scale[p] + 32;
+    or_byte(b[96 + p % 8], (stored & 15) << (p < 8 ? 0 : 4));
+    or_byte(b[96 + 8 + p % 4], (stored >> 4) << (2 * (p / 4)));
+  }
+  put_half(b + 108, s.d);
+}
+
+inline void quantize_q45_k(const float* x, int bits, std::uint8_t* b) {
+  std::uint8_t codes[256];
+  const int most = (1 << bits) - 1;
+  const StoredScales s = store_affine(x, 8, most, 63);
+  choose_codes(x, s, 8, 0, most, codes);
+  std::memset(b, 0, bits == 5 ? 176 : 144);
+  put_half(b, s.d);
+  put_half(b + 2, s.least);
+  for (int p = 0; p < 4; ++p) {  // six_bit_pair reads them
+    const int scale = s.scale[p + 4], minimum = s.minimum[p + 4];
+    or_byte(b[4 + p], s.scale[p] | (scale >> 4) << 6);
+    or_byte(b[8 + p], s.minimum[p] | (minimum >> 4) << 6);
+    or_byte(b[12 + p], (scale & 15) | (minimum & 15) << 4);
+  }
+  for (int i = 0; i < 256; ++i) {
+    const int part = i / 32;
+    or_byte(b[(bits == 5 ? 48 : 16) + 32 * (part / 2) + i % 32], (codes[i] & 15)
+                                                                     << (4 * (part % 2)));
+    if (bits == 5) {
+      or_byte(b[16 + i % 32], (codes[i] >> 4) << part);
+    }
+  }
+}
+
+inline void quantize_q6_k(const float* x, std::uint8_t* b) {
+  std::uint8_t codes[256];
+  const StoredScales s = store_symmetric(x, 32, 128);
+  choose_codes(x, s, 16, 32, 63, codes);
+  std::memset(b, 0, 210);
+  for (int i = 0; i < 256; ++i) {
+    const int half = i / 128, row = i % 128 / 32;
+    or_byte(b[64 * half + 32 * (row % 2) + i % 32], (codes[i] & 15) << (4 * (row / 2)));
+    or_byte(b[128 + 32 * half + i % 32], (codes[i] >> 4) << (2 * row));
+  }
+  for (int p = 0; p < 16; ++p) {
+    b[192 + p] = static_cast<std::uint8_t>(s.scale[p]);
+  }
+  put_half(b + 208, s.d);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/block_quantize.hpp
+// Numbers into stored blocks. f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q8_1, q8_k: one scale
+// from the largest magnitude (or from least and largest), as ggml's reference rounds, byte for
+// byte. mxfp4 and nvfp4: the scale among those near largest / 6 with the least squared error.
+// q2_k .. q6_k: block_quantize_k.hpp.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct BlockRange {
+  float least = 0, largest = 0;  // of the elements
+  float extreme = 0;             // the first of the largest magnitude, with its sign
+};
+
+inline BlockRange block_range(int n, const float* x) {
+  BlockRange r{x[0], x[0], x[0]};
+  for (int i = 1; i < n; ++i) {
+    r.least = x[i] < r.least ? x[i] : r.least;
+    r.largest = x[i] > r.largest ? x[i] : r.largest;
+    r.extreme = std::fabs(x[i]) > std::fabs(r.extreme) ? x[i] : r.extreme;
+  }
+  return r;
+}
+
+// 0 also where the reciprocal would be infinite; such a scale is 0 as f16.
+inline float reciprocal_or_zero(float d) { return std::fabs(d) > 3e-39f ? 1.0f / d : 0.0f; }
+
+// Truncated (for x from 0 on: down), at most `most`.
+inline int trunc_to(float x, int most) {
+  const int q = static_cast<int>(x);
+  return q < most ? q : most;
+}
+
+// q8_0; q8_1 has after d the sum of what the block holds.
+inline void quantize_q8(const float* x, bool sums, std::uint8_t* b) {
+  const float d = std::fabs(block_range(32, x).extreme) / 127.0f;
+  const float id = reciprocal_or_zero(d);
+  int sum = 0;
+  for (int i = 0; i < 32; ++i) {
+    const int q = round_away(x[i] * id);
+    sum += q;
+    b[(sums ? 4 : 2) + i] = static_cast<std::uint8_t>(q);
+  }
+  put_half(b, d);
+  if (sums) {
+    put_half(b + 2, static_cast<float>(sum) * d);
+  }
+}
+
+inline void quantize_q8_k(const float* x, std::uint8_t* b) {
+  const float extreme = block_range(256, x).extreme;
+  const float id = std::fabs(extreme) > 1e-36f ? -127.0f / extreme : 0.0f;  // else infinite
+  const float d = reciprocal_or_zero(id);
+  std::memcpy(b, &d, 4);
+  for (int part = 0; part < 16; ++part) {
+    int sum = 0;
+    for (int i = 16 * part; i < 16 * part + 16; ++i) {
+      const int q = round_even(x[i] * id);
+      sum += q;
+      b[4 + i] = static_cast<std::uint8_t>(q);
+    }
+    const std::int16_t stored = static_cast<std::int16_t>(sum);
+    std::memcpy(b + 260 + 2 * part, &stored, 2);
+  }
+}
+
+// q4_0, q5_0 (`affine` false): the extreme becomes code 0, d = extreme / -8 or / -16.
+// q4_1, q5_1: least becomes code 0, largest the last.
+inline void quantize_nibbles(const float* x, int bits, bool affine, std::uint8_t* b) {
+  const int levels = 1 << bits;
+  const BlockRange r = block_range(32, x);
+  const float d = affine ? (r.largest - r.least) / static_cast<float>(levels - 1)
+                         : r.extreme / static_cast<float>(-levels / 2);
+  const float id = reciprocal_or_zero(d);
+  put_half(b, d);
+  if (affine) {
+    put_half(b + 2, r.least);
+  }
+  std::uint8_t* const high_bits = b + (affine ? 4 : 2);
+  std::uint8_t* const nibbles = high_bits + (bits == 5 ? 4 : 0);
+  std::uint32_t high = 0;
+  const float middle = static_cast<float>(levels / 2) + 0.5f;
+  for (int i = 0; i < 32; ++i) {
+    const float at = affine ? (x[i] - r.least) * id + 0.5f : x[i] * id + middle;
+    const int q = trunc_to(at, levels - 1);
+    const int nibble = q & 15;
+    nibbles[i % 16] = static_cast<std::uint8_t>(i < 16 ? nibble : nibbles[i % 16] | nibble << 4);
+    high |= static_cast<std::uint32_t>(q >> 4) << i;
+  }
+  if (bits == 5) {
+    std::memcpy(high_bits, &high, 4);
+  }
+}
+
+// The code of e2m1 nearest to x; on a tie the one whose mantissa is even.
+inline int nearest_e2m1(float x) {
+  static const float ends[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+  const float size = std::fabs(x);
+  int code = 0;
+  while (code < 7 && (size > ends[code] || (size == ends[code] && code % 2 == 1))) {
+    ++code;
+  }
+  return x < 0.0f ? code | 8 : code;
+}
+
+inline double e2m1_error(int n, const float* x, float scale) {
+  const float inverse = 1.0f / scale;
+  double sum = 0;
+  for (int i = 0; i < n; ++i) {
+    const double off =
+        static_cast<double>(x[i]) -
+        static_cast<double>(scale) * static_cast<double>(e2m1_values[nearest_e2m1(x[i] * inverse)]);
+    sum += off * off;
+  }
+  return sum;
+}
+
+// n = 2 half elements under one scale: the first half in the low nibbles, the second in the high.
+inline void put_e2m1(int half, const float* x, float scale, std::uint8_t* to) {
+  const float inverse = 1.0f / scale;
+  for (int i = 0; i < half; ++i) {
+    to[i] = static_cast<std::uint8_t>(nearest_e2m1(x[i] * inverse) |
+                                      nearest_e2m1(x[half + i] * inverse) << 4);
+  }
+}
+
+inline void quantize_mxfp4(const float* x, std::uint8_t* b) {
+  const float extreme = std::fabs(block_range(32, x).extreme);
+  std::memset(b, 0, 17);
+  if (extreme == 0.0f) {
+    return;
+  }
+  const int power = static_cast<int>(bits_of(extreme) >> 23) - 2;  // 4 in e2m1 is 2^2
+  double best = -1;
+  for (int e = power; e <= power + 1; ++e) {
+    const int code = e < 1 ? 1 : e > 254 ? 254 : e;
+    const double error = e2m1_error(32, x, e8m0_to_float(static_cast<std::uint8_t>(code)));
+    if (best < 0 || error < best) {
+      best = error;
+      b[0] = static_cast<std::uint8_t>(code);
+    }
+  }
+  put_e2m1(16, x, e8m0_to_float(b[0]), b + 1);
+}
+
+inline void quantize_nvfp4(const float* x, std::uint8_t* b) {
+  for (int s = 0; s < 4; ++s) {
+    const float* const part = x + 16 * s;
+    const float extreme = std::fabs(block_range(16, part).extreme);
+    const int start = to_fp8_e4m3_saturated(extreme / 6.0f);
+    double best = -1;
+    std::memset(b + 4 + 8 * s, 0, 8);
+    b[s] = 0;
+    for (int code = start - 2; extreme != 0.0f && code <= start + 2; ++code) {
+      if (code < 1 || code > 0x7e) {
+        continue;
+      }
+      const double error = e2m1_error(16, part, from_fp8_e4m3(static_cast<std::uint8_t>(code)));
+      if (best < 0 || error < best) {
+        best = error;
+        b[s] = static_cast<std::uint8_t>(code);
+      }
+    }
+    if (best >= 0) {
+      put_e2m1(8, part, from_fp8_e4m3(b[s]), b + 4 + 8 * s);
+    }
+  }
+}
+
+inline void quantize_block(BlockFormat format, const float* x, std::uint8_t* b) {
+  switch (format) {
+    case BlockFormat::q8_0: quantize_q8(x, false, b); break;
+    case BlockFormat::q8_1: quantize_q8(x, true, b); break;
+    case BlockFormat::q8_k: quantize_q8_k(x, b); break;
+    case BlockFormat::q4_0: quantize_nibbles(x, 4, false, b); break;
+    case BlockFormat::q4_1: quantize_nibbles(x, 4, true, b); break;
+    case BlockFormat::q5_0: quantize_nibbles(x, 5, false, b); break;
+    case BlockFormat::q5_1: quantize_nibbles(x, 5, true, b); break;
+    case BlockFormat::q2_k: quantize_q2_k(x, b); break;
+    case BlockFormat::q3_k: quantize_q3_k(x, b); break;
+    case BlockFormat::q4_k: quantize_q45_k(x, 4, b); break;
+    case BlockFormat::q5_k: quantize_q45_k(x, 5, b); break;
+    case BlockFormat::q6_k: quantize_q6_k(x, b); break;
+    case BlockFormat::mxfp4: quantize_mxfp4(x, b); break;
+    case BlockFormat::nvfp4: quantize_nvfp4(x, b); break;
+    default: break;
+  }
+}
+
+// The largest magnitude whose scales the format can hold: an f16 holds up to 65504.
+inline float largest_stored(BlockFormat format) {
+  switch (format) {
+    case BlockFormat::q8_0:
+    case BlockFormat::q8_1: return 65504.0f * 127.0f;
+    case BlockFormat::q4_0: return 65504.0f * 8.0f;
+    case BlockFormat::q5_0: return 65504.0f * 16.0f;
+    case BlockFormat::mxfp4: return 2.5e38f;
+    case BlockFormat::q8_k: return 3e38f;
+    case BlockFormat::nvfp4: return 448.0f * 6.0f;
+    default: return 65504.0f;
+  }
+}
+
+}  // namespace detail
+
+namespace kernels {
+
+// The way back. A block cannot hold infinity, NaN, or more than its scale reaches: an Error.
+inline void quantize_blocks(BlockFormat format, std::int64_t count, const float* from,
+                            std::uint8_t* to) {
+  const std::int64_t bytes = block_row_bytes(format, count);
+  const BlockLayout layout = block_layout(format);
+  if (format == BlockFormat::f32) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    return;
+  }
+  if (layout.elements == 1) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::uint16_t code = format == BlockFormat::f16 ? to_f16(from[i]) : to_bf16(from[i]);
+      std::memcpy(to + 2 * i, &code, 2);
+    }
+    return;
+  }
+  const float most = detail::largest_stored(format);
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!(std::fabs(from[i]) <= most) || !detail::is_finite(static_cast<double>(from[i]))) {
+      detail::fail({"quantize_blocks: element ", i, " is ", from[i], "; blocks of ", layout.name,
+                    " hold numbers of magnitude up to ", most});
+    }
+  }
+  for (std::int64_t i = 0; i < count; i += layout.elements, to += layout.bytes) {
+    detail::quantize_block(format, from + i, to);
+  }
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/stored_matrix.hpp
+// A matrix of weights as it is stored: rows of floats or of blocks, perhaps in the mapping of a
+// file, or packed to 8 or 4 bits for the integer kernels. It is only read: by products with
+// activations (stored_product.hpp) and row by row, as an embedding is.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct StoredMatrix {
+  std::int64_t rows = 0, cols = 0;
+  BlockFormat format = BlockFormat::f32;  // of data
+  const std::uint8_t* data = nullptr;     // row after row; null where packed
+  std::int64_t row_bytes = 0;
+  Shared<MappedFile> owner;  // of data; none: somebody else keeps it
+  kernels::QuantizedMatrix packed;
+  bool is_packed = false;
+
+  const char* kind() const {
+    return !is_packed ? name_of(format) : packed.bits == 8 ? "int8" : "int4";
+  }
+  double bytes() const {  // that a product reads
+    return is_packed ? packed.bytes() : static_cast<double>(rows) * static_cast<double>(row_bytes);
+  }
+};
+
+// What store_matrix makes of f32 weights.
+struct StoreAs {
+  BlockFormat format = BlockFormat::f32;
+  int packed_bits = 0;      // 8 or 4: codes packed for the integer kernels, instead of `format`
+  std::int64_t group = 32;  // columns of packed codes that share a scale; 0: all columns
+};
+
+namespace kernels {
+
+// A matrix in memory that `owner` keeps: rows of blocks, one behind the other.
+inline StoredMatrix stored_view(std::int64_t rows, std::int64_t cols, BlockFormat format,
+                                const std::uint8_t* data, const Shared<MappedFile>& owner = {}) {
+  if (rows < 0 || cols < 0) {
+    detail::fail({"stored_view: ", rows, " x ", cols, "; sizes must be at least 0"});
+  }
+  StoredMatrix w;
+  w.rows = rows;
+  w.cols = cols;
+  w.format = format;
+  w.data = data;
+  w.row_bytes = block_row_bytes(format, cols);
+  w.owner = owner;
+  return w;
+}
+
+inline StoredMatrix stored_packed(const QuantizedMatrix& packed) {
+  StoredMatrix w;
+  w.rows = packed.rows;
+  w.cols = packed.cols;
+  w.packed = packed;
+  w.is_packed = true;
+  return w;
+}
+
+// One row as f32: what an embedding looks up.
+inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
+  if (row < 0 || row >= w.rows) {
+    detail::fail({"stored_row: row ", row, " of a matrix of ", w.rows, " rows"});
+  }
+  if (!w.is_packed) {
+    dequantize_blocks(w.format, w.cols, w.data + row * w.row_bytes, to);
+    return;
+  }
+  for (std::int64_t first = 0; first < w.cols; first += w.packed.group) {
+    const float scale = w.packed.scale(row, first);
+    for (std::int64_t i = first; i < std::min(w.cols, first + w.packed.group); ++i) {
+      to[i] = scale * static_cast<float>(w.packed.code(row, i));
+    }
+  }
+}
+
+// f32 weights [rows, cols], kept another way.
+inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const float* from,
+                                 const StoreAs& how = {}) {
+  if (how.packed_bits != 0) {
+    const std::int64_t group = how.group == 0 ? std::max<std::int64_t>(1, cols) : how.group;
+    return stored_packed(quantize(rows, cols, group, how.packed_bits, from));
+  }
+  const std::int64_t row = block_row_bytes(how.format, cols);
+  const Shared<MappedFile> owner(new MappedFile(static_cast<std::size_t>(rows * row)));
+  std::uint8_t* const to = owner->own_data();
+  parallel_for(rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
+    quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
+  });
+  return stored_view(rows, cols, how.format, to, owner);
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/stored_dots.hpp
+// y = x W' with a few rows of x and W as rows of f32, bf16 or f16: reading W is the whole cost. It
+// is read once, by 4 streams a quarter of the rows apart: one core brings far streams from memory
+// up to twice as fast as one. The 16-bit formats are widened in registers. W may stand anywhere:
+// files are mapped, and what stands before the numbers in them may have any length.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// How to read a vector of each format, and one number.
+struct WideF32 {
+  static constexpr std::int64_t bytes = 4;
+  template <class L>
+  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
+    std::memcpy(&v, from, sizeof(v));
+  }
+  static float one(const std::uint8_t* from) {
+    float x;
+    std::memcpy(&x, from, sizeof(x));
+    return x;
+  }
+};
+
+// width numbers of 16 bits as words; a function of each width, as broadcast is.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void shorts_16(const std::uint8_t* from,
+                                                         Lanes16::I& words) {
+#if TINYSCALE_X86_UNITS
+  words_by_unit(from, words);
+#else
+  Lanes16::Shorts shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  words = __builtin_convertvector(shorts, Lanes16::I);
+#endif
+}
+__attribute__((target("avx2,fma"))) inline void shorts_8(const std::uint8_t* from,
+                                                         Lanes8::I& words) {
+  Lanes8::Shorts shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  words = __builtin_convertvector(shorts, Lanes8::I);
+}
+#endif
+template <class L>
+TINYSCALE_INLINE void load_shorts(const std::uint8_t* from, typename L::I& words) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width == 16) {
+    shorts_16(from, words);
+    return;
+  } else if constexpr (L::width == 8) {
+    shorts_8(from, words);
+    return;
+  }
+#endif
+#if TINYSCALE_VECTOR_EXTENSIONS
+  typename L::Shorts shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  words = __builtin_convertvector(shorts, typename L::I);
+#else
+  std::uint16_t code;
+  std::memcpy(&code, from, sizeof(code));
+  words = code;
+#endif
+}
+
+struct WideBf16 {
+  static constexpr std::int64_t bytes = 2;
+  template <class L>
+  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
+    typename L::I words;
+    load_shorts<L>(from, words);
+    words = words << 16;
+    std::memcpy(&v, &words, sizeof(v));
+  }
+  static float one(const std::uint8_t* from) {
+    std::uint16_t code;
+    std::memcpy(&code, from, sizeof(code));
+    return from_bf16(code);
+  }
+};
+
+struct WideF16 {
+  static constexpr std::int64_t bytes = 2;
+  // By the processor's instruction, or the bits in an f32's place times 2^112; what was an infinity
+  // or a NaN gets its exponent back.
+  template <class L>
+  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
+#if TINYSCALE_X86_UNITS
+    if constexpr (L::width == 16) {
+      halves_by_unit(reinterpret_cast<const std::uint16_t*>(from), v);
+      return;
+    }
+#endif
+    typename L::I half, bits, special;
+    load_shorts<L>(from, half);
+    bits = (half & 0x7fff) << 13;
+    std::memcpy(&v, &bits, sizeof(v));
+    v = v * 5.192296858534828e33f;
+    std::memcpy(&bits, &v, sizeof(v));
+    special = (half & 0x7fff) + 0x400;  // bit 15: the exponent has all its bits
+    bits = bits | (((special << 16) >> 31) & 0x7f800000) | ((half >> 15) << 31);
+    std::memcpy(&v, &bits, sizeof(v));
+  }
+  static float one(const std::uint8_t* from) {
+    std::uint16_t code;
+    std::memcpy(&code, from, sizeof(code));
+    return from_f16(code);
+  }
+};
+
+constexpr int stored_streams = 4;
+
+// Rows j + r * apart of W, r = 0..3 and j in [begin, end), with m rows of x.
+template <class F>
+struct StoredDots {
+  const std::uint8_t* w;
+  std::int64_t row_bytes, cols, apart, begin, end;
+  std::int64_t m;
+  const float* x;
+  std::int64_t ldx;
+  float* y;
+  std::int64_t ldy;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr int wide = L::width == 16 ? 4 : 2;  // rows of x that fit in registers
+    for (std::int64_t j = begin; j < end; ++j) {
+      std::int64_t i = 0;
+      if (m >= wide) {
+        dots<L, stored_streams, wide, 1>(j, 0, apart);
+        i = wide;
+      }
+      for (; i + wide <= m; i += wide) {
+        dots<L, stored_streams, wide, 1, true>(j, i, apart);
+      }
+      for (; i + 2 <= m; i += 2) {
+        dots<L, stored_streams, 2, 1>(j, i, apart);
+      }
+      if (i < m) {
+        dots<L, stored_streams, 1, 2>(j, i, apart);
+      }
+    }
+  }
+
+  // PARTS: sums of each dot product, so that one need not wait for the last step of another. AHEAD:
+  // the rows are in cache already, the next ones are fetched.
+  template <class L, int ROWS, int TOKENS, int PARTS, bool AHEAD = false>
+  TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
+    typename L::V sum[static_cast<std::size_t>(ROWS)][TOKENS * PARTS], left[TOKENS], v;
+    TINYSCALE_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      TINYSCALE_UNROLL
+      for (int t = 0; t < TOKENS * PARTS; ++t) {
+        sum[r][t] = typename L::V{};
+      }
+    }
+    const std::uint8_t* const from = w + row * row_bytes;
+    const float* const a = x + token * ldx;
+    const std::int64_t next = step * row_bytes, n = cols;
+    std::int64_t p = 0;
+    for (; p + PARTS * L::width <= n; p += PARTS * L::width) {
+      TINYSCALE_UNROLL
+      for (int part = 0; part < PARTS; ++part) {
+        const std::int64_t at = p + part * L::width;
+        TINYSCALE_UNROLL
+        for (int t = 0; t < TOKENS; ++t) {
+          detail::load<L>(a + t * ldx + at, left[t]);
+        }
+        TINYSCALE_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+          const std::uint8_t* const place = from + r * next + at * F::bytes;
+          if constexpr (AHEAD) {
+            prefetch(place + row_bytes);
+          }
+          F::template load<L>(place, v);
+          TINYSCALE_UNROLL
+          for (int t = 0; t < TOKENS; ++t) {
+            sum[r][t * PARTS + part] = sum[r][t * PARTS + part] + left[t] * v;
+          }
+        }
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      TINYSCALE_UNROLL
+      for (int t = 0; t < TOKENS; ++t) {
+        float total = PARTS == 1 ? sum_lanes<L>(sum[r][t])
+                                 : sum_lanes<L>(sum[r][t * PARTS] + sum[r][t * PARTS + PARTS - 1]);
+        for (std::int64_t q = p; q < n; ++q) {
+          total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
+        }
+        y[(token + t) * ldy + row + r * step] = total;
+      }
+    }
+  }
+};
+
+// What is left of the rows, one at a time.
+template <class F>
+struct StoredRest {
+  const StoredDots<F>& dots;
+  std::int64_t first, last;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t row = first; row < last; ++row) {
+      for (std::int64_t i = 0; i < dots.m; ++i) {
+        dots.template dots<L, 1, 1, 2>(row, i, 0);
+      }
+    }
+  }
+};
+
+template <class F>
+void stored_dots(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
+                 std::int64_t row_bytes, std::int64_t m, const float* x, std::int64_t ldx, float* y,
+                 std::int64_t ldy) {
+  const std::int64_t apart = rows / stored_streams;
+  const StoredDots<F> all{w, row_bytes, cols, apart, 0, apart, m, x, ldx, y, ldy};
+  if (apart * stored_streams < rows) {
+    run_on_lanes(StoredRest<F>{all, apart * stored_streams, rows});
+  }
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    StoredDots<F> part = all;
+    part.begin = begin;
+    part.end = end;
+    run_on_lanes(part);
+  };
+  stream_rows(apart, static_cast<double>(m * rows * row_bytes), body);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/stored_packed.hpp
+// Packed codes (gemv_quantized.hpp) with activations that are not rounded: codes become f32 in
+// registers, a lane a row, and are multiplied there; for many activations, written out as f32.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Packed codes as f32: words of 4 columns, a lane a row.
+struct PackedCodes {
+  const kernels::QuantizedMatrix& w;
+
+  // Column e of the word pair's columns: 4 of 8 bits, or 8 of 4 bits.
+  template <class L, int BITS>
+  static TINYSCALE_INLINE void code(const typename L::I& words, int e, typename L::V& v) {
+    typename L::I c = words >> (BITS == 8 ? 8 * e : e % 4 * 8 + e / 4 * 4);
+    c = (c & (BITS == 8 ? 255 : 15)) - (BITS == 8 ? 128 : 8);
+    to_float<L>(c, v);
+  }
+  template <class L>
+  TINYSCALE_INLINE void load_words(const std::uint32_t* from, typename L::I& words) const {
+    words = *reinterpret_cast<const typename L::LooseI*>(from);
+  }
+  template <class L>
+  TINYSCALE_INLINE void scales(std::int64_t at, typename L::V& v) const {
+    const auto* const from = reinterpret_cast<const std::uint8_t*>(w.scales->data());
+    if (w.half_scales) {
+      WideF16::load<L>(from + at * 2, v);
+    } else {
+      WideF32::load<L>(from + at * 4, v);
+    }
+  }
+};
+
+// Panels first, first + stride, ... (count of them, up to 4) times one x that is not rounded.
+struct PackedDots {
+  PackedCodes codes;
+  const float* x;
+  std::int64_t first, stride, count;
+  float* y;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr int panels = L::width >= 4 ? L::width / 4 : 1;
+    std::int64_t p = 0;
+    for (; p + panels <= count; p += panels) {
+      some<L, panels>(first + p * stride);
+    }
+    for (; p < count; ++p) {
+      some<L, 1>(first + p * stride);
+    }
+  }
+
+  template <class L, int PANELS>
+  TINYSCALE_INLINE void some(std::int64_t p) const {
+    if (codes.w.bits == 8) {
+      bits<L, PANELS, 8>(p);
+    } else {
+      bits<L, PANELS, 4>(p);
+    }
+  }
+
+  template <class L, int PANELS, int BITS>
+  TINYSCALE_INLINE void bits(std::int64_t p) const {
+    constexpr int vectors = PANELS * 16 / L::width, each = 16 / L::width;
+    constexpr int in_word = BITS == 8 ? 4 : 8;
+    const kernels::QuantizedMatrix& w = codes.w;
+    const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
+    const std::int64_t apart = stride * groups * words;
+    const std::uint32_t* from = w.data->data() + p * groups * words;
+    typename L::V sum[static_cast<std::size_t>(vectors)], part[static_cast<std::size_t>(vectors)];
+    typename L::V v, left;
+    typename L::I word;
+    TINYSCALE_UNROLL
+    for (int i = 0; i < vectors; ++i) {
+      sum[i] = typename L::V{};
+    }
+    for (std::int64_t g = 0; g < groups; ++g, from += words) {
+      TINYSCALE_UNROLL
+      for (int i = 0; i < vectors; ++i) {
+        part[i] = typename L::V{};
+      }
+      const std::int64_t columns = std::min(w.group, w.cols - g * w.group);
+      for (std::int64_t c = 0; c < columns; c += in_word) {
+        float some[in_word] = {};
+        std::memcpy(
+            some, x + g * w.group + c,
+            sizeof(float) * static_cast<std::size_t>(std::min<std::int64_t>(in_word, columns - c)));
+        TINYSCALE_UNROLL
+        for (int i = 0; i < vectors; ++i) {
+          codes.load_words<L>(from + i / each * apart + c / in_word * 16 + i % each * L::width,
+                              word);
+          TINYSCALE_UNROLL
+          for (int e = 0; e < in_word; ++e) {
+            PackedCodes::code<L, BITS>(word, e, v);
+            broadcast<L>(some[e], left);
+            part[i] = part[i] + left * v;
+          }
+        }
+      }
+      TINYSCALE_UNROLL
+      for (int i = 0; i < vectors; ++i) {
+        codes.scales<L>(((p + i / each * stride) * groups + g) * 16 + i % each * L::width, v);
+        sum[i] = sum[i] + part[i] * v;
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int i = 0; i < vectors; ++i) {
+      const std::int64_t row = (p + i / each * stride) * 16 + i % each * L::width;
+      if (row < w.rows) {
+        store_some<L>(y + row, w.rows - row, sum[i]);
+      }
+    }
+  }
+};
+
+// Panels [first, first + count) as f32, transposed: to[cols][16 * count].
+struct UnpackPanels {
+  PackedCodes codes;
+  std::int64_t first, count;
+  float* to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    if (codes.w.bits == 8) {
+      bits<L, 8>();
+    } else {
+      bits<L, 4>();
+    }
+  }
+
+  template <class L, int BITS>
+  TINYSCALE_INLINE void bits() const {
+    constexpr int in_word = BITS == 8 ? 4 : 8;
+    const kernels::QuantizedMatrix& w = codes.w;
+    const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
+    typename L::V v, scale;
+    typename L::I word;
+    for (std::int64_t at = 0; at < 16 * count; at += L::width) {
+      const std::int64_t p = first + at / 16;
+      const std::uint32_t* const from = w.data->data() + p * groups * words + at % 16;
+      for (std::int64_t g = 0; g < groups; ++g) {
+        codes.scales<L>((p * groups + g) * 16 + at % 16, scale);
+        const std::int64_t columns = std::min(w.group, w.cols - g * w.group);
+        for (std::int64_t c = 0; c < columns; c += in_word) {
+          codes.load_words<L>(from + g * words + c / in_word * 16, word);
+          TINYSCALE_UNROLL
+          for (int e = 0; e < in_word; ++e) {
+            PackedCodes::code<L, BITS>(word, e, v);
+            v = v * scale;
+            if (c + e < columns) {
+              store<L>(to + (g * w.group + c + e) * 16 * count + at, v);
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/stored_product.hpp
+// y = x W' with W as it is stored. A few rows of x: W is read once, where it stands (stored_dots),
+// or its blocks are made f32 some rows at a time, which stay in cache. Many rows (prefill): blocks
+// of rows of W become f32 and are multiplied as any matrix. Integer activations: codes by codes
+// where W is packed; else x is rounded and both are multiplied as f32, the same numbers.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+constexpr std::int64_t stored_few = 8;            // rows of x up to which W is not made f32 whole
+constexpr std::int64_t stored_block = 96 * 1024;  // floats of W that are f32 at a time
+
+// x rounded to what f16 or bf16 holds, to nearest, halves to even.
+struct RoundHalves {
+  bool bf16;
+  std::int64_t n;
+  const float* x;
+  float* y;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v, tiny;
+    typename L::I bits, sign, kept, small, special;
+    for (std::int64_t i = 0; i < n; i += L::width) {
+      load_some<L>(x + i, n - i, 0.0f, v);
+      std::memcpy(&bits, &v, sizeof(v));
+      sign = bits & static_cast<std::int32_t>(0x80000000U);
+      bits = bits & 0x7fffffff;
+      if (bf16) {
+        kept = (bits + 0x7fff + ((bits >> 16) & 1)) & static_cast<std::int32_t>(0xffff0000U);
+        put_where<L>(0x7f800000 - bits, bits, kept);  // a NaN stays
+      } else {
+        kept = (bits + 0xfff + ((bits >> 13) & 1)) & static_cast<std::int32_t>(0xffffe000U);
+        broadcast_word(0x7f800000, special);
+        put_where<L>(0x477fffff - kept, special, kept);  // 65520 and beyond
+        put_where<L>(0x7f800000 - bits, bits, kept);
+        std::memcpy(&v, &bits, sizeof(v));
+        v = v * 16777216.0f + 12582912.0f;  // below 2^-14: whole steps of 2^-24
+        std::memcpy(&small, &v, sizeof(v));
+        small = small - 0x4B400000;
+        to_float<L>(small, tiny);
+        tiny = tiny * 5.9604644775390625e-8f;
+        std::memcpy(&small, &tiny, sizeof(v));
+        put_where<L>(bits - 0x38800000, small, kept);
+      }
+      kept = kept | sign;
+      std::memcpy(&v, &kept, sizeof(v));
+      store_some<L>(y + i, n - i, v);
+    }
+  }
+
+  // y where d < 0.
+  template <class L>
+  static TINYSCALE_INLINE void put_where(const typename L::I& d, const typename L::I& y,
+                                         typename L::I& to) {
+    const typename L::I mask = d >> 31;
+    to = (y & mask) | (to & ~mask);
+  }
+};
+
+// Whether integer activations differ from f32 ones for weights in this format, which is not packed.
+inline bool rounds_activations(BlockFormat format, Activations how) {
+  return how != Activations::f32 && format != BlockFormat::f32 &&
+         (how == Activations::int8_blocks || block_layout(format).elements > 1);
+}
+
+// One row of x as the product with weights of this format sees it. ggml: f16 or bf16 as the
+// weights, q8_K for blocks of 256, q8_0 for the others.
+inline void round_row(BlockFormat format, Activations how, std::int64_t n, const float* x,
+                      float* y) {
+  const int elements = block_layout(format).elements;
+  if (elements == 1) {
+    run_on_lanes(RoundHalves{format == BlockFormat::bf16, n, x, y});
+    return;
+  }
+  if (how == Activations::int8_blocks && elements == 256) {
+    std::uint8_t block[292];
+    for (std::int64_t i = 0; i < n; i += 256) {
+      bool finite = true;
+      for (std::int64_t j = i; j < i + 256; ++j) {
+        finite = finite && is_finite(static_cast<double>(x[j])) && std::fabs(x[j]) < 1e38f;
+      }
+      if (finite) {
+        kernels::quantize_blocks(BlockFormat::q8_k, 256, x + i, block);
+        kernels::dequantize_blocks(BlockFormat::q8_k, 256, block, y + i);
+      } else {
+        std::fill(y + i, y + i + 256, std::numeric_limits<float>::quiet_NaN());
+      }
+    }
+    return;
+  }
+  const std::int64_t group = how == Activations::int8_groups ? elements : 32;
+  List<std::int8_t> codes(static_cast<std::size_t>(n));
+  List<float> scales(static_cast<std::size_t>(n / group + 1));
+  List<std::int32_t> offsets(static_cast<std::size_t>(n / group + 1));
+  run_on_lanes(RoundActivations{x,
+                                n,
+                                group,
+                                group,
+                                0,
+                                how == Activations::int8_blocks,
+                                {codes.data(), scales.data(), offsets.data()}});
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = static_cast<float>(codes[static_cast<std::size_t>(i)]) *
+           scales[static_cast<std::size_t>(i / group)];
+  }
+}
+
+struct StoredProduct {
+  const StoredMatrix& w;
+  std::int64_t m;
+  const float* x;
+  std::int64_t ldx;
+  float* y;
+  std::int64_t ldy;
+};
+
+// A few rows of x, blocks of W: 8 rows of W at a time become f32.
+inline void block_dots(const StoredProduct& p) {
+  constexpr std::int64_t some = 2 * stored_streams;
+  const std::int64_t cols = p.w.cols, units = (p.w.rows + some - 1) / some;
+  stream_rows(units, 4.0 * p.w.bytes(), [&](std::int64_t begin, std::int64_t end) {
+    const Scratch rows(some * cols);
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t first = unit * some, count = std::min(some, p.w.rows - first);
+      kernels::dequantize_blocks(p.w.format, count * cols, p.w.data + first * p.w.row_bytes,
+                                 rows.data());
+      const SerialScope here;
+      stored_dots<WideF32>(count, cols, reinterpret_cast<const std::uint8_t*>(rows.data()),
+                           cols * 4, p.m, p.x, p.ldx, p.y + first, p.ldy);
+    }
+  });
+}
+
+// Many rows of x: rows of W as f32, about stored_block numbers at a time.
+inline void stored_gemm(const StoredProduct& p) {
+  const std::int64_t cols = p.w.cols;
+  const std::int64_t fit = std::clamp<std::int64_t>(stored_block / cols / 64 * 64, 64, 256);
+  parallel_for((p.w.rows + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch rows(fit * cols);
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t first = unit * fit, count = std::min(fit, p.w.rows - first);
+      kernels::dequantize_blocks(p.w.format, count * cols, p.w.data + first * p.w.row_bytes,
+                                 rows.data());
+      const SerialScope here;
+      kernels::gemm(kernels::Trans::no, kernels::Trans::yes, p.m, count, cols, p.x, p.ldx,
+                    rows.data(), cols, 0.0f, p.y + first, p.ldy);
+    }
+  });
+}
+
+inline bool aligned_to(const void* at, std::uintptr_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(at) % bytes == 0;
+}
+
+inline void stored_f32(const StoredProduct& p) {
+  const StoredMatrix& w = p.w;
+  const bool few = p.m <= stored_few;
+  if (few && w.format == BlockFormat::f32) {
+    stored_dots<WideF32>(w.rows, w.cols, w.data, w.row_bytes, p.m, p.x, p.ldx, p.y, p.ldy);
+  } else if (few && w.format == BlockFormat::bf16) {
+    stored_dots<WideBf16>(w.rows, w.cols, w.data, w.row_bytes, p.m, p.x, p.ldx, p.y, p.ldy);
+  } else if (few && w.format == BlockFormat::f16) {
+    stored_dots<WideF16>(w.rows, w.cols, w.data, w.row_bytes, p.m, p.x, p.ldx, p.y, p.ldy);
+  } else if (few) {
+    block_dots(p);
+  } else if (w.format == BlockFormat::f32 && aligned_to(w.data, alignof(float))) {
+    kernels::gemm(kernels::Trans::no, kernels::Trans::yes, p.m, w.rows, w.cols, p.x, p.ldx,
+                  reinterpret_cast<const float*>(w.data), w.cols, 0.0f, p.y, p.ldy);
+  } else {
+    stored_gemm(p);
+  }
+}
+
+// x rounded, then as above; bf16 by bf16 on the units for that.
+inline void stored_rounded(const StoredProduct& p, Activations how) {
+  const StoredMatrix& w = p.w;
+  const Scratch lease(p.m * w.cols);
+  float* const x = lease.data();
+  parallel_for(p.m, 1 + 16384 / w.cols, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      round_row(w.format, how, w.cols, p.x + i * p.ldx, x + i * w.cols);
+    }
+  });
+  if (w.format == BlockFormat::bf16 && p.m > stored_few && aligned_to(w.data, 2)) {
+    auto* const codes = reinterpret_cast<std::uint16_t*>(x);
+    for (std::int64_t i = 0; i < p.m * w.cols; ++i) {
+      const std::uint32_t bits = bits_of(x[i]);
+      const auto code = static_cast<std::uint16_t>(bits >> 16);
+      std::memcpy(codes + i, &code, sizeof(code));
+    }
+    kernels::gemm_bf16(kernels::Trans::no, kernels::Trans::yes, p.m, w.rows, w.cols, codes, w.cols,
+                       reinterpret_cast<const std::uint16_t*>(w.data), w.cols, 0.0f, p.y, p.ldy);
+    return;
+  }
+  stored_f32({w, p.m, x, w.cols, p.y, p.ldy});
+}
+
+// Packed W, x not rounded.
+inline void packed_f32(const StoredProduct& p) {
+  const kernels::QuantizedMatrix& w = p.w.packed;
+  const std::int64_t panels = (w.rows + 15) / 16;
+  if (p.m <= stored_few) {
+    const std::int64_t chunks = (panels + 3) / 4;
+    stream_rows(
+        chunks, static_cast<double>(p.m) * 4.0 * w.bytes(),
+        [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t c = begin; c < end; ++c) {
+            const std::int64_t count = (panels - c + chunks - 1) / chunks;
+            for (std::int64_t i = 0; i < p.m; ++i) {
+              run_on_lanes(PackedDots{{w}, p.x + i * p.ldx, c, chunks, count, p.y + i * p.ldy});
+            }
+          }
+        });
+    return;
+  }
+  const std::int64_t fit = std::clamp<std::int64_t>(stored_block / w.cols / 64 * 4, 4, 16);
+  parallel_for((panels + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch block(fit * 16 * w.cols);
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t first = unit * fit, count = std::min(fit, panels - first);
+      run_on_lanes(UnpackPanels{{w}, first, count, block.data()});
+      const SerialScope here;
+      kernels::gemm(kernels::Trans::no, kernels::Trans::no, p.m,
+                    std::min(16 * count, w.rows - 16 * first), w.cols, p.x, p.ldx, block.data(),
+                    16 * count, 0.0f, p.y + 16 * first, p.ldy);
+    }
+  });
+}
+
+}  // namespace detail
+
+namespace kernels {
+
+// y[m][rows] = x[m][cols] W'. ldx, ldy: numbers from row to row. int8_groups rounds x in groups of
+// a packed W, or in the blocks of its format; f32 weights leave x as it is.
+inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t m, const float* x,
+                            std::int64_t ldx, float* y, std::int64_t ldy) {
+  if (m < 0 || (m > 1 && (ldx < w.cols || ldy < w.rows))) {
+    detail::fail({"multiply_stored: ", m, " rows, ", ldx, " and ", ldy, " apart, by ", w.rows,
+                  " x ", w.cols, " weights; rows of x must be ", w.cols, " apart or more, of y ",
+                  w.rows});
+  }
+  if (m == 0 || w.rows == 0) {
+    return;
+  }
+  for (std::int64_t i = 0; i < m && w.cols == 0; ++i) {
+    std::fill(y + i * ldy, y + i * ldy + w.rows, 0.0f);
+  }
+  const detail::StoredProduct p{w, m, x, ldx, y, ldy};
+  if (w.cols == 0) {
+    return;
+  }
+  if (w.is_packed && how == Activations::f32) {
+    detail::packed_f32(p);
+  } else if (w.is_packed) {
+    gemm_quantized(w.packed, m, x, ldx, y, ldy, how);
+  } else if (detail::rounds_activations(w.format, how)) {
+    detail::stored_rounded(p, how);
+  } else {
+    detail::stored_f32(p);
+  }
 }
 
 }  // namespace kernels
@@ -12653,6 +14578,382 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
 }  // namespace kernels
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/cache_attention.hpp
+// Attention of single tokens over paged caches, O = softmax(q K^T / sqrt(head_size)) V: a flat
+// batch of tokens, each of its own sequence, with its own pages and its own stretch of visible
+// keys. A page holds page_tokens keys, then as many values, rows of [kv_heads * head_size] numbers
+// in f32, bf16, f16 or int8; of int8 a scale for each token and head of keys, then of values,
+// follows. A task is a token and a key and value head: its query heads (grouped queries) share what
+// it reads, page after page, made f32 in cache. Scores stay; maximum and sum are taken over all.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+struct CacheShape {
+  DType format = DType::f32;  // or bf16, f16, int8
+  std::int64_t page_tokens = 16, heads = 1, kv_heads = 1, head_size = 1;
+
+  std::int64_t row() const { return kv_heads * head_size; }  // numbers of a token's keys
+  std::int64_t row_bytes() const {
+    return row() * (format == DType::f32 ? 4 : format == DType::int8 ? 1 : 2);
+  }
+  std::int64_t scale_at() const {  // where the scales of int8 begin: at a multiple of 4 bytes
+    return (2 * page_tokens * row_bytes() + 3) / 4 * 4;
+  }
+  std::int64_t page_bytes() const {
+    return scale_at() + (format == DType::int8 ? 2 * page_tokens * kv_heads * 4 : 0);
+  }
+};
+
+// One token: its keys and values are those at places [first, end) of its sequence; place p stands
+// in row p % page_tokens of pages[p / page_tokens]. Pages without a visible place may be null.
+struct CacheQuery {
+  const float* q = nullptr;  // [heads, head_size]
+  float* o = nullptr;        // the same; zeros where nothing is visible
+  const std::uint8_t* const* pages = nullptr;
+  std::int64_t first = 0, end = 0;
+};
+
+}  // namespace kernels
+
+namespace detail {
+
+constexpr std::int64_t cache_few = 4;  // queries of a sequence up to which they go one by one
+
+inline void check_cache(const char* who, const kernels::CacheShape& s) {
+  if (s.format != DType::f32 && s.format != DType::bf16 && s.format != DType::f16 &&
+      s.format != DType::int8) {
+    fail({who, ": pages of ", s.format, "; there are f32, bf16, f16, int8"});
+  }
+  if (s.page_tokens < 1 || s.kv_heads < 1 || s.head_size < 1 || s.heads % s.kv_heads != 0) {
+    fail({who, ": pages of ", s.page_tokens, " tokens, ", s.heads, " heads on ", s.kv_heads, " of ",
+          s.head_size, " numbers; each at least 1, and heads a multiple"});
+  }
+}
+
+// Numbers [first, first + count) of a row of keys (values: side 1) as f32.
+struct CacheRow {
+  const kernels::CacheShape& s;
+
+  template <class L>
+  TINYSCALE_INLINE void widen(const std::uint8_t* page, int side, std::int64_t slot,
+                              std::int64_t head, float* to) const {
+    const std::int64_t n = s.head_size, row = side * s.page_tokens + slot;
+    const std::uint8_t* const from =
+        page + row * s.row_bytes() + head * n * s.row_bytes() / s.row();
+    typename L::V v, scale;
+    std::int64_t i = 0;
+    if (s.format == DType::bf16) {
+      for (; i + L::width <= n; i += L::width) {
+        WideBf16::load<L>(from + 2 * i, v);
+        store<L>(to + i, v);
+      }
+      for (; i < n; ++i) {
+        to[i] = WideBf16::one(from + 2 * i);
+      }
+    } else if (s.format == DType::f16) {
+      for (; i + L::width <= n; i += L::width) {
+        WideF16::load<L>(from + 2 * i, v);
+        store<L>(to + i, v);
+      }
+      for (; i < n; ++i) {
+        to[i] = WideF16::one(from + 2 * i);
+      }
+    } else if (s.format == DType::int8) {
+      const float by = WideF32::one(page + s.scale_at() + 4 * (row * s.kv_heads + head));
+      broadcast<L>(by, scale);
+      for (; i + L::width <= n; i += L::width) {
+        std::int8_t codes[L::width];
+        std::int32_t wide[L::width];
+        std::memcpy(codes, from + i, sizeof(codes));
+        for (int e = 0; e < L::width; ++e) {
+          wide[e] = codes[e];
+        }
+        typename L::I words;
+        std::memcpy(&words, wide, sizeof(words));
+        to_float<L>(words, v);
+        store<L>(to + i, v * scale);
+      }
+      for (; i < n; ++i) {
+        std::int8_t code;
+        std::memcpy(&code, from + i, 1);
+        to[i] = by * static_cast<float>(code);
+      }
+    } else {
+      std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+    }
+  }
+};
+
+struct CacheRows {  // of one head, f32
+  const float* at;
+  std::int64_t stride, count;
+};
+
+// One token and one key and value head. work: [group][keys] scores, then a page's rows.
+struct CacheTask {
+  const kernels::CacheShape& s;
+  const kernels::CacheQuery& query;
+  std::int64_t head;  // of keys
+  float* work;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const std::int64_t group = s.heads / s.kv_heads, keys = query.end - query.first;
+    const std::int64_t size = s.head_size;
+    const float* const q = query.q + head * group * size;
+    float* const o = query.o + head * group * size;
+    float* const rows = work + group * keys;
+    std::fill(o, o + group * size, 0.0f);
+    for (std::int64_t at = query.first; at < query.end;) {
+      const CacheRows k = page_rows<L>(0, at, rows);
+      const std::int64_t count = k.count;
+      for (std::int64_t g = 0; g < group; ++g) {
+        scores<L>(k, q + g * size, work + g * keys + at - query.first);
+      }
+      at += count;
+    }
+    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)));
+    for (std::int64_t g = 0; g < group; ++g) {
+      float* const p = work + g * keys;
+      float max = 0.0f, sum = 0.0f;
+      scale_row<L>(keys, scale, p);
+      exp_row<L>(keys, p, p, max, sum);
+      scale_row<L>(keys, 1.0f / sum, p);
+    }
+    for (std::int64_t at = query.first; at < query.end;) {
+      const CacheRows v = page_rows<L>(1, at, rows);
+      const std::int64_t count = v.count;
+      for (std::int64_t g = 0; g < group; ++g) {
+        add_values<L>(v, work + g * keys + at - query.first, o + g * size);
+      }
+      at += count;
+    }
+  }
+
+  // Rows of place `at` and behind it on one page: f32 where they stand, others in `rows`.
+  template <class L>
+  TINYSCALE_INLINE CacheRows page_rows(int side, std::int64_t at, float* rows) const {
+    const std::int64_t slot = at % s.page_tokens;
+    const std::int64_t count = std::min(query.end - at, s.page_tokens - slot);
+    const std::uint8_t* const page = query.pages[at / s.page_tokens];
+    if (s.format == DType::f32) {
+      return {reinterpret_cast<const float*>(page) + (side * s.page_tokens + slot) * s.row() +
+                  head * s.head_size,
+              s.row(), count};
+    }
+    for (std::int64_t t = 0; t < count; ++t) {
+      CacheRow{s}.widen<L>(page, side, slot + t, head, rows + t * s.head_size);
+    }
+    return {rows, s.head_size, count};
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void scores(const CacheRows& k, const float* q, float* p) const {
+    std::int64_t t = 0;
+    for (; t + 4 <= k.count; t += 4) {
+      dots<L, 4>(q, k.at + t * k.stride, k.stride, p + t);
+    }
+    for (; t < k.count; ++t) {
+      dots<L, 1>(q, k.at + t * k.stride, k.stride, p + t);
+    }
+  }
+
+  template <class L, int KEYS>
+  TINYSCALE_INLINE void dots(const float* q, const float* k, std::int64_t stride, float* p) const {
+    typename L::V sum[KEYS], left, v;
+    const std::int64_t n = s.head_size;
+    TINYSCALE_UNROLL
+    for (int x = 0; x < KEYS; ++x) {
+      sum[x] = typename L::V{};
+    }
+    for (std::int64_t j = 0; j < n; j += L::width) {
+      load_some<L>(q + j, n - j, 0.0f, left);
+      TINYSCALE_UNROLL
+      for (int x = 0; x < KEYS; ++x) {
+        load_some<L>(k + x * stride + j, n - j, 0.0f, v);
+        sum[x] = sum[x] + left * v;
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int x = 0; x < KEYS; ++x) {
+      p[x] = sum_lanes<L>(sum[x]);
+    }
+  }
+
+  // o += p V, four vectors of o at a time.
+  template <class L>
+  TINYSCALE_INLINE void add_values(const CacheRows& values, const float* p, float* o) const {
+    const std::int64_t count = values.count, row = values.stride;
+    const float* const rows = values.at;
+    const std::int64_t n = s.head_size;
+    std::int64_t j = 0;
+    typename L::V sum[4], v, left;
+    for (; j + 4 * L::width <= n; j += 4 * L::width) {
+      TINYSCALE_UNROLL
+      for (int x = 0; x < 4; ++x) {
+        load<L>(o + j + x * L::width, sum[x]);
+      }
+      for (std::int64_t t = 0; t < count; ++t) {
+        broadcast<L>(p[t], left);
+        TINYSCALE_UNROLL
+        for (int x = 0; x < 4; ++x) {
+          load<L>(rows + t * row + j + x * L::width, v);
+          sum[x] = sum[x] + left * v;
+        }
+      }
+      TINYSCALE_UNROLL
+      for (int x = 0; x < 4; ++x) {
+        store<L>(o + j + x * L::width, sum[x]);
+      }
+    }
+    for (; j < n; j += L::width) {
+      load_some<L>(o + j, n - j, 0.0f, sum[0]);
+      for (std::int64_t t = 0; t < count; ++t) {
+        broadcast<L>(p[t], left);
+        load_some<L>(rows + t * row + j, n - j, 0.0f, v);
+        sum[0] = sum[0] + left * v;
+      }
+      store_some<L>(o + j, n - j, sum[0]);
+    }
+  }
+};
+
+// Places [first, end) as rows of f32 keys and values, [kv_heads * head_size] each.
+struct CacheGather {
+  const kernels::CacheShape& s;
+  const std::uint8_t* const* pages;
+  std::int64_t first, end;
+  float* keys;
+  float* values;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t p = first; p < end; ++p) {
+      for (std::int64_t h = 0; h < s.kv_heads; ++h) {
+        const std::int64_t at = (p - first) * s.row() + h * s.head_size, slot = p % s.page_tokens;
+        const std::uint8_t* const page = pages[p / s.page_tokens];
+        CacheRow{s}.widen<L>(page, 0, slot, h, keys + at);
+        CacheRow{s}.widen<L>(page, 1, slot, h, values + at);
+      }
+    }
+  }
+};
+
+// A row of keys or values, rounded into a page.
+inline void store_cache_row(const kernels::CacheShape& s, std::uint8_t* page, std::int64_t row,
+                            const float* x) {
+  std::uint8_t* const to = page + row * s.row_bytes();
+  const std::int64_t n = s.row();
+  if (s.format == DType::f32) {
+    std::memcpy(to, x, static_cast<std::size_t>(4 * n));
+  } else if (s.format == DType::int8) {
+    const Scratch offsets(s.kv_heads);
+    float* const scales = reinterpret_cast<float*>(page + s.scale_at()) + row * s.kv_heads;
+    run_on_lanes(RoundActivations{x,
+                                  n,
+                                  s.head_size,
+                                  s.head_size,
+                                  0,
+                                  false,
+                                  {reinterpret_cast<std::int8_t*>(to), scales,
+                                   reinterpret_cast<std::int32_t*>(offsets.data())}});
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::uint16_t code = s.format == DType::bf16 ? to_bf16(x[i]) : to_f16(x[i]);
+      std::memcpy(to + 2 * i, &code, 2);
+    }
+  }
+}
+
+}  // namespace detail
+
+namespace kernels {
+
+// A token's keys and values [kv_heads, head_size] to row `slot` of a page, rounded to its format:
+// int8 as max|x| / 127 of each head. The page must stand at a multiple of 4 bytes.
+inline void cache_store(const CacheShape& s, std::uint8_t* page, std::int64_t slot, const float* k,
+                        const float* v) {
+  detail::check_cache("cache_store", s);
+  if (slot < 0 || slot >= s.page_tokens) {
+    detail::fail({"cache_store: row ", slot, " of a page of ", s.page_tokens});
+  }
+  detail::store_cache_row(s, page, slot, k);
+  detail::store_cache_row(s, page, s.page_tokens + slot, v);
+}
+
+// Places [first, end) of a sequence as f32 rows of keys and values.
+inline void cache_load(const CacheShape& s, const std::uint8_t* const* pages, std::int64_t first,
+                       std::int64_t end, float* keys, float* values) {
+  detail::check_cache("cache_load", s);
+  parallel_for(end - first, 64, [&](std::int64_t begin, std::int64_t last) {
+    const std::int64_t at = begin * s.row();
+    detail::run_on_lanes(
+        detail::CacheGather{s, pages, first + begin, first + last, keys + at, values + at});
+  });
+}
+
+inline void cache_attention(const CacheShape& s, std::int64_t n, const CacheQuery* queries) {
+  detail::check_cache("cache_attention", s);
+  const std::int64_t group = s.heads / s.kv_heads;
+  std::int64_t keys = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (queries[i].first < 0) {
+      detail::fail({"cache_attention: query ", i, " sees from place ", queries[i].first, " on"});
+    }
+    keys += std::max<std::int64_t>(0, queries[i].end - queries[i].first);
+  }
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      CacheQuery query = queries[task / s.kv_heads];
+      query.end = std::max(query.first, query.end);
+      const detail::Scratch work(group * (query.end - query.first) + s.page_tokens * s.head_size);
+      detail::run_on_lanes(detail::CacheTask{s, query, task % s.kv_heads, work.data()});
+    }
+  };
+  if (keys * s.heads * s.head_size < (1 << 15)) {  // less than waking a thread pays
+    body(0, n * s.kv_heads);
+  } else {
+    parallel_for(n * s.kv_heads, 1, body);
+  }
+}
+
+// m tokens of one sequence at places first, first + 1, ..., each of which sees all before it and
+// itself; their keys and values are in the pages. q, o: rows [heads, head_size], ldq and ldo apart.
+inline void cache_attention_prefill(const CacheShape& s, const std::uint8_t* const* pages,
+                                    std::int64_t first, std::int64_t m, const float* q,
+                                    std::int64_t ldq, float* o, std::int64_t ldo) {
+  detail::check_cache("cache_attention_prefill", s);
+  if (m <= detail::cache_few) {
+    List<CacheQuery> queries(static_cast<std::size_t>(m));
+    for (std::int64_t i = 0; i < m; ++i) {
+      queries[static_cast<std::size_t>(i)] = {q + i * ldq, o + i * ldo, pages, 0, first + i + 1};
+    }
+    cache_attention(s, m, queries.data());
+    return;
+  }
+  const std::int64_t keys = first + m;
+  const detail::Scratch lease(2 * keys * s.row() + s.heads * m);
+  float* const k = lease.data();
+  float* const v = k + keys * s.row();
+  cache_load(s, pages, 0, keys, k, v);
+  AttentionShape shape;
+  shape.queries = m;
+  shape.keys = keys;
+  shape.heads = s.heads;
+  shape.kv_heads = s.kv_heads;
+  shape.head_size = s.head_size;
+  shape.q_stride = ldq;
+  shape.o_stride = ldo;
+  shape.k_stride = shape.v_stride = s.row();
+  shape.causal = 1;
+  shape.causal_offset = first;
+  attention_forward(shape, q, k, v, o, v + keys * s.row());
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/linear_cross_entropy.hpp
 // Cross-entropy fused with the matrix product before it: logits = x w^T exist for a block of rows
 // of x at a time, never for the whole batch. They stand as [vocabulary, rows], so that lanes are
@@ -13334,6 +15635,110 @@ inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
 inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float beta = 1.0f) {
   detail::rope_all(s, RopeTurn::inverse, dy, dx, beta != 0.0f);
 }
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/rope_table.hpp
+// The angles of a rotary embedding, computed once for a forward pass: cos and sin of each place in
+// a list, of a flat batch of tokens of many sequences, instead of once a layer (rope.hpp has the
+// formula). Applying it is then a few multiplications.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The tokens [begin, end) of x turned in place, heads one behind the other.
+struct RopeTurned {
+  std::int64_t begin, end, heads, half;
+  RopePairs pairs;
+  const float* cos;  // [tokens][half]
+  const float* sin;
+  float* x;
+  std::int64_t ldx;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t t = begin; t < end; ++t) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        float* const at = x + t * ldx + h * 2 * half;
+        if (pairs == RopePairs::halves) {
+          halves<L>(cos + t * half, sin + t * half, at);
+        } else {
+          for (std::int64_t i = 0; i < half; ++i) {
+            const float a = at[2 * i], b = at[2 * i + 1];
+            const float c = cos[t * half + i], s = sin[t * half + i];
+            at[2 * i] = a * c - b * s;
+            at[2 * i + 1] = a * s + b * c;
+          }
+        }
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void halves(const float* c, const float* s, float* at) const {
+    typename L::V a, b, cosine, sine;
+    for (std::int64_t i = 0; i < half; i += L::width) {
+      const std::int64_t left = half - i;
+      load_some<L>(at + i, left, 0.0f, a);
+      load_some<L>(at + half + i, left, 0.0f, b);
+      load_some<L>(c + i, left, 0.0f, cosine);
+      load_some<L>(s + i, left, 0.0f, sine);
+      store_some<L>(at + i, left, a * cosine - b * sine);
+      store_some<L>(at + half + i, left, a * sine + b * cosine);
+    }
+  }
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+class RopeTable {
+ public:
+  RopeTable() = default;
+  // scale: of each pair's frequency, [head_size / 2], where a model has such; null: 1.
+  RopeTable(const std::int64_t* places, std::int64_t tokens, std::int64_t head_size, double theta,
+            const float* scale = nullptr)
+      : tokens_(tokens), half_(head_size / 2) {
+    if (tokens < 0 || head_size < 0 || head_size % 2 != 0 || !(theta > 0)) {
+      detail::fail({"RopeTable: ", tokens, " tokens, heads of ", head_size, ", theta ", theta,
+                    "; heads must be even, theta above 0"});
+    }
+    List<double> frequency(static_cast<std::size_t>(half_));
+    for (std::int64_t i = 0; i < half_; ++i) {
+      const double part = static_cast<double>(2 * i) / static_cast<double>(head_size);
+      frequency[static_cast<std::size_t>(i)] =
+          std::pow(theta, -part) * (scale == nullptr ? 1.0 : static_cast<double>(scale[i]));
+    }
+    cos_.resize(static_cast<std::size_t>(tokens * half_));
+    sin_.resize(cos_.size());
+    parallel_for(tokens, 1 + 2048 / (half_ + 1), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t at = begin * half_; at < end * half_; ++at) {
+        const double angle = static_cast<double>(places[at / half_]) *
+                             frequency[static_cast<std::size_t>(at % half_)];
+        cos_[static_cast<std::size_t>(at)] = static_cast<float>(std::cos(angle));
+        sin_[static_cast<std::size_t>(at)] = static_cast<float>(std::sin(angle));
+      }
+    });
+  }
+
+  std::int64_t tokens() const { return tokens_; }
+  std::int64_t head_size() const { return 2 * half_; }
+
+  // Turns x [tokens][heads * head_size] in place; rows are ldx numbers apart.
+  void turn(RopePairs pairs, std::int64_t heads, float* x, std::int64_t ldx) const {
+    const std::int64_t grain = 1 + 16384 / (heads * half_ + 1);
+    parallel_for(tokens_, grain, [&](std::int64_t begin, std::int64_t end) {
+      detail::run_on_lanes(
+          detail::RopeTurned{begin, end, heads, half_, pairs, cos_.data(), sin_.data(), x, ldx});
+    });
+  }
+
+ private:
+  std::int64_t tokens_ = 0, half_ = 0;
+  List<float> cos_, sin_;
+};
 
 }  // namespace kernels
 }}  // namespace tinyscale
@@ -14386,6 +16791,15 @@ class OpScope {
       record.bytes_written += elements * bytes_of(DType::f32);
     }
     profile_->record(std::move(record));
+  }
+
+  // A record that was filled elsewhere, but for what is known here.
+  void done(OpRecord& record) const {
+    if (profile_ != nullptr) {
+      record.seconds = seconds_now() - start_;
+      record.device = context().device;
+      profile_->record(std::move(record));
+    }
   }
 
   // An op on one operand of n elements, priced by the table.
@@ -15650,6 +18064,89 @@ inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
                   "; w [N, K] and bias [N] are right"});
   }
   return detail::matmul_any("linear", x, w, kernels::Trans::yes, bias);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/stored.hpp
+// Products of activations with stored weights, and rows of a stored table: for models that only
+// run. The bytes recorded are those that the stored format really has.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// An op that reads `bytes` of stored weights and x, and writes y.
+inline void record_stored(const OpScope& scope, const char* name, const StoredMatrix& w,
+                          double elements, double bytes, const Tensor& x, const Tensor& y,
+                          double flops) {
+  if (context().profile == nullptr) {
+    return;
+  }
+  OpRecord record;
+  record.name = name;
+  record.shape = cat({x.shape(), " x ", w.kind(), " [", w.rows, ", ", w.cols, "]"});
+  record.matmul_flops = flops;
+  if (flops > 0) {
+    record.reads.push_back(Operand{static_cast<double>(x.count()), DType::f32});
+  }
+  Operand weights{elements, DType::int8};
+  weights.element_bytes = elements > 0 ? bytes / elements : 0;
+  record.reads.push_back(weights);
+  record.writes.push_back(Operand{static_cast<double>(y.count()), DType::f32});
+  record.count_bytes();
+  scope.done(record);
+}
+
+}  // namespace detail
+
+// x [.., K] times the transpose of stored w [N, K] gives [.., N]. Forward alone.
+inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations activations) {
+  if (x.dims() < 1 || x.dim(-1) != w.cols) {
+    detail::fail({"matmul_stored: x is ", x.shape(), ", w is [", w.rows, ", ", w.cols,
+                  "]; the last dimension of x must be w's columns"});
+  }
+  if (!x.is_contiguous()) {
+    return matmul_stored(x.clone(), w, activations);
+  }
+  const detail::OpScope scope;
+  Shape shape;
+  for (int i = 0; i + 1 < x.dims(); ++i) {
+    shape.push_back(x.dim(i));
+  }
+  shape.push_back(w.rows);
+  Tensor y(shape);
+  const std::int64_t m = w.cols > 0 ? x.count() / w.cols : 0;
+  kernels::multiply_stored(w, activations, m, x.data(), w.cols, y.data(), w.rows);
+  const double elements = static_cast<double>(w.rows) * static_cast<double>(w.cols);
+  detail::record_stored(scope, "matmul", w, elements, w.bytes(), x, y,
+                        2 * static_cast<double>(m) * elements);
+  return y;
+}
+
+// Rows of a stored table [V, D] by number, as f32: ids of shape `ids_shape` give [ids_shape.., D].
+inline Tensor embedding_stored(const StoredMatrix& table, const std::vector<std::int32_t>& ids,
+                               const Shape& ids_shape) {
+  if (static_cast<std::int64_t>(ids.size()) != ids_shape.count()) {
+    detail::fail({"embedding: table is [", table.rows, ", ", table.cols, "], ", ids.size(),
+                  " ids for shape ", ids_shape, "; one id an element is right"});
+  }
+  const detail::OpScope scope;
+  Shape shape = ids_shape;
+  shape.push_back(table.cols);
+  Tensor y(shape);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= table.rows) {
+      detail::fail({"embedding: id ", ids[i], " at position ", i, " is outside the table's ",
+                    table.rows, " rows"});
+    }
+    kernels::stored_row(table, ids[i], y.data() + static_cast<std::int64_t>(i) * table.cols);
+  }
+  const double share =
+      table.rows > 0 ? static_cast<double>(ids.size()) / static_cast<double>(table.rows) : 0;
+  detail::record_stored(scope, "embedding", table, static_cast<double>(y.count()),
+                        share * table.bytes(), y, y, 0);
+  return y;
 }
 
 }}  // namespace tinyscale
@@ -32992,8 +35489,10 @@ struct Parameter {
   std::string name;  // as in Hugging Face's Llama files
   Tensor value;
   Split split = Split::whole;
-  int layer = -1;   // -1: embeddings, last norm, output matrix
-  int expert = -1;  // that it belongs to; -1: none
+  int layer = -1;                    // -1: embeddings, last norm, output matrix
+  int expert = -1;                   // that it belongs to; -1: none
+  Shape shape = {};  // of the whole parameter
+  Shared<StoredMatrix> stored = {};  // of a model that only runs: the numbers, and `value` has none
 };
 
 // Keys and values of the tokens seen so far: room for the whole context, one pair of
@@ -33038,6 +35537,10 @@ struct Hooks {
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch
   TokenPlaces places;               // of the tokens that attention sees, in their sequences
   TokenPlaces stream;  // of those between the layers: under sequence parallelism a part of them
+  // Of tokens of several sequences in one row (generation): the place of each, and the rotation of
+  // queries or keys [1, T, heads K] to them.
+  const std::vector<std::int32_t>* each_place = nullptr;
+  std::function<Tensor(const Tensor& x)> rotate;
   std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
   KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;
@@ -33092,6 +35595,7 @@ struct ModelConfig {
   std::int64_t dense_layers = 0;   // of a mixture: first layers with a feed-forward of `hidden`
   bool router_bias = false;        // a number for each expert beside the router's matrix
   double rope_theta = 10000.0;
+  RopePairs rope_pairs = RopePairs::halves;  // which two numbers of a head turn together
   double norm_epsilon = 1e-5;
   double initializer_range = 0.0;  // deviation of a new linear weight; 0: by the width
 
@@ -33321,162 +35825,1746 @@ inline void ModelConfig::validate() const {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/model/unicode_classes.hpp
+// What a pre-tokenizer asks of a character: a letter (\p{L}), a number (\p{N}), white space (\s)
+// or none of these. Unicode 17.0, each class as its runs of code points: not in it, in it, not in
+// it, ... A run's length in digits of 5 bits, the lowest first, 32 on all but the last; a digit is
+// the character '0' + digit, with p for the backslash and q for the question mark.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+enum class CharacterClass : std::uint8_t { other, letter, number, space };
+
+inline const char* letter_runs() {
+  return "Q2J6J_11:1415G1O1Z>4<>57111Q451224116113111D1c21[48V51V1216Y1W2K44]1[1S121S311q272:321"
+         "@11NMi2;1HQ192415F419131GI7;5H17@Z1j1f131B17:q@48222F17113431@1=213>2:186422F17121212O"
+         "411C3@9131F17121531B1q2G1;8222F17121531N213q1A116331432111232333<F1d18131G1@31J31222N1"
+         "48131G1:1531N312q2A9131Y121@15383H65B3H191127j1`112<7j1211151H111:12912511E4P11o181T1K"
+         "5c3[1D1@6443132734=<1AV111512[11]:142711142Y1142Q1142711142q1i1142S2U1@@f2263pC2A1J5[2"
+         "687B=C>B>=13qd1S1141S2i2752R1115V2:Oa1N25;p14Jf1G9e1b21m2_1A8f1N=2:p1JT1Y13:T12;5[123Y"
+         "141612315P6P2f8262V126281111111O2e11711331734264=5317d31=1@=U31412:1135611111141;24554"
+         "1d12kc2U76432<V111512h171@G9717171717171717`21e>2Z15524f2631j2145[11n2AP1`1@P@P^6P2]dE"
+         "S2^12]83@:2D_1@O2V2a192W32b2DA13141GMd1>b1n163112;L:GIM7_1L1@51::51Y1G318DG313b1113225"
+         "2111H32;73<6262697171[11>6c3MTm:<G4a1TX8^;2Z3V17<5511:1=151112121p3Q1[;BP22f1X1<d351W4"
+         "T1J6J;i236262623S1<1J1C121q2>R1k3U<M3a1_1P1=D186V1:N2T148`1n4BT14T14X18d1<;1q17121;1q1"
+         "7123d1<g99F:8H61Z119U26211p112312G:G9OQ2C12:F:J6JV1h162P21q4131MZ1M3MS181LKf1:F:C=B^3Y"
+         "2g1c1=c1=T1V1L9Gj7Z162@6h1M:18FZ1B^1EKG<e1i1221=]1P1IJT1M1218S131<`1>4E111S1B1IC2o1711"
+         "141q1:7_1V18222F17121531B1<5N:11211V111I111p1e1B4D3N`1D211h5_1Y14T1`1D1k1[1=1W2KU17i5p"
+         "1d3P2O82128121Hq111n282W1@111L1:X171E1;^1C1BY2W6Q1O91U1A1a1N`37121V1E1I6121P1>1Gp1T8Cq"
+         "11=1R1l31_2jLV7T6pb2Q3q`Q1A6Ikl35WBie6NRg1iA7OA_2ANB`1@4OE5C`=]1c6P2P1I2Ip1[251R2=P221"
+         "1>2<fV7Y1P1Q3c3m_8417121S9q1M321>48p<TX2[35=397:Vk5e21W2122122241<11171Q21428171L14151"
+         "1371d:2I1I1O1I1O1I1O1I1O1I18di1O66U8n1b4]1:7@1Q:NBp1TqLT7N21_6O1312172592P7714121q1U6k"
+         "1T271dU141K1211211:141111614111111312112111111111121124171414111:1A53151ATZ4PgY1P1nX42"
+         "^d52aY7q^CR]2n@R_1[j45ZY8";
+}
+
+inline const char* number_runs() {
+  return "`1:h325123Q]1:V4:V6:l<:f3:46p3:f3:f3:26^3=c3:87W3:X377C]3:P3:f3:V2Dp8:V2:_FDaK3_7:6:F:"
+         "p9:P4;U5:6:f5:f2:V4:6:fP11366:V6c125fFl1^2FfCNY[11YH1I9>3g:4Z4:N81qP1:W1qPkL:l5:P:6j4:"
+         "V1:V6:F:f2:f<:fhD:]q]1<i1A2e:KT14M181V45Z6:^M8I7W19[25F6P522@2^1P29d12N3[25X38H8Y17Z:6"
+         "`1:6:f8On4:Z14`37V4NP4:l1:`4:7Dk7:f::f3:f;:V3:6Dp2<T=Cm2:fD:f2MS7:V2:f1:V;:V3E[Q1_3QVq"
+         ":VY2:f2:V4:17^@:V8Gm:3iWG:V^1D<Dp3IeR1b1PZ2:V=:fq:g7:pF9P4:gHk11314p2]11qRN=Sg2:";
+}
+
+constexpr std::uint32_t no_code_point = 0xFFFFFFFFU;  // of bytes that are not UTF-8
+constexpr std::uint32_t classified_end = 0x34000;     // from here on there is none of the three
+
+// The class of every code point below classified_end.
+struct CharacterClasses {
+  std::vector<CharacterClass> of;
+
+  CharacterClasses() : of(classified_end, CharacterClass::other) {
+    fill(letter_runs(), CharacterClass::letter);
+    fill(number_runs(), CharacterClass::number);
+    for (const std::uint32_t code :
+         {0x20U, 0x85U, 0xA0U, 0x1680U, 0x2028U, 0x2029U, 0x202FU, 0x205FU, 0x3000U}) {
+      of[code] = CharacterClass::space;
+    }
+    for (std::uint32_t code = 0; code < 11; ++code) {
+      of[0x2000 + code] = CharacterClass::space;
+      of[9 + code % 5] = CharacterClass::space;
+    }
+  }
+
+ private:
+  void fill(const char* runs, CharacterClass which) {
+    std::uint32_t code = 0, length = 0;
+    int shift = 0;
+    bool inside = false;
+    for (; *runs != '\0'; ++runs) {
+      const char c = *runs == 'p' ? '\\' : *runs == 'q' ? '\x3F' : *runs;
+      const auto digit = static_cast<std::uint32_t>(c - '0');
+      length += (digit & 31U) << shift;
+      shift += 5;
+      if (digit < 32) {
+        for (std::uint32_t i = 0; inside && i < length; ++i) {
+          of[code + i] = which;
+        }
+        code += length;
+        length = 0;
+        shift = 0;
+        inside = !inside;
+      }
+    }
+  }
+};
+
+// One character of a text: its code point and its bytes. A byte that begins no UTF-8 character is a
+// character by itself, of no class.
+struct CodePoint {
+  std::uint32_t code = 0;
+  std::uint32_t size = 1;
+};
+
+// The character at `at`, before `end`: at least one byte is there.
+inline CodePoint code_point(const char* text, std::size_t at, std::size_t end) {
+  const auto byte = [text, at](std::size_t i) {
+    return static_cast<std::uint32_t>(static_cast<unsigned char>(text[at + i]));
+  };
+  const std::uint32_t first = byte(0);
+  if (first < 0x80) {
+    return {first, 1};
+  }
+  const CodePoint none{no_code_point, 1};
+  const std::uint32_t size = first < 0xC2   ? 1
+                             : first < 0xE0 ? 2
+                             : first < 0xF0 ? 3
+                             : first < 0xF5 ? 4
+                                            : 1;
+  if (size == 1 || size > end - at) {
+    return none;
+  }
+  std::uint32_t code = first & (0x7FU >> size);
+  for (std::uint32_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xC0U) != 0x80U) {
+      return none;
+    }
+    code = code << 6 | (byte(i) & 0x3FU);
+  }
+  const bool good = size == 2 || (size == 3 && code >= 0x800 && (code < 0xD800 || code > 0xDFFF)) ||
+                    (size == 4 && code >= 0x10000 && code < 0x110000);
+  return good ? CodePoint{code, size} : none;
+}
+
+// The UTF-8 bytes of a code point, at the end of `out`.
+inline void append_utf8(std::string& out, std::uint32_t code) {
+  const auto tail = [&out, code](int shift) {
+    out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
+  };
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else if (code < 0x800) {
+    out += static_cast<char>(0xC0U | (code >> 6));
+    tail(0);
+  } else if (code < 0x10000) {
+    out += static_cast<char>(0xE0U | (code >> 12));
+    tail(6), tail(0);
+  } else {
+    out += static_cast<char>(0xF0U | (code >> 18));
+    tail(12), tail(6), tail(0);
+  }
+}
+
+inline CharacterClass character_class(std::uint32_t code) {
+  static const CharacterClasses classes;
+  return code < classified_end ? classes.of[code] : CharacterClass::other;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/model/pre_tokenizer.hpp
+// Where byte-level tokenizers cut a text before they merge: into words, numbers, signs and white
+// space. Each cutter takes the longest match of a published pattern, written out as an automaton:
+//   GPT-2     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+//   Llama 3   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
+//             ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+      (Qwen 2: \p{N} alone)
+//   digits    every \p{N} a piece of its own, then GPT-2's between them (StarCoder, SmolLM)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class PreTokenizer { none, gpt2, llama3, qwen2, digits };
+
+namespace detail {
+
+struct PreTokenizerName {
+  const char* name;
+  PreTokenizer pre;
+};
+
+// The names that GGUF files give in tokenizer.ggml.pre, up to a null.
+inline const PreTokenizerName* pre_tokenizers() {
+  static const PreTokenizerName table[] = {
+      {"gpt-2", PreTokenizer::gpt2},       {"default", PreTokenizer::gpt2},
+      {"phi-2", PreTokenizer::gpt2},       {"olmo", PreTokenizer::gpt2},
+      {"mpt", PreTokenizer::gpt2},         {"roberta-bpe", PreTokenizer::gpt2},
+      {"jina-es", PreTokenizer::gpt2},     {"jina-de", PreTokenizer::gpt2},
+      {"llama-bpe", PreTokenizer::llama3}, {"llama3", PreTokenizer::llama3},
+      {"llama-v3", PreTokenizer::llama3},  {"falcon3", PreTokenizer::llama3},
+      {"dbrx", PreTokenizer::llama3},      {"qwen2", PreTokenizer::qwen2},
+      {"stablelm2", PreTokenizer::qwen2},  {"smollm", PreTokenizer::digits},
+      {"starcoder", PreTokenizer::digits}, {"refact", PreTokenizer::digits},
+      {"command-r", PreTokenizer::digits}, {"none", PreTokenizer::none},
+      {nullptr, PreTokenizer::none}};
+  return table;
+}
+
+// The pre-tokenizer of that name ("": GPT-2's), -1 when it is not known.
+inline int find_pre_tokenizer(const std::string& name) {
+  for (const PreTokenizerName* row = pre_tokenizers(); row->name != nullptr; ++row) {
+    if (name.empty() || name == row->name) {
+      return static_cast<int>(row->pre);
+    }
+  }
+  return -1;
+}
+
+inline std::string pre_tokenizer_names() {
+  std::string out;
+  for (const PreTokenizerName* row = pre_tokenizers(); row->name != nullptr; ++row) {
+    out += (out.empty() ? "" : ", ") + std::string(row->name);
+  }
+  return out;
+}
+
+// Reads characters of one text; `end` is where the text, or the piece of it, ends.
+struct WordCutter {
+  const char* text;
+  std::size_t end;
+
+  std::size_t size_at(std::size_t at) const { return code_point(text, at, end).size; }
+  CharacterClass class_at(std::size_t at) const {
+    return character_class(code_point(text, at, end).code);
+  }
+  bool is(std::size_t at, CharacterClass which) const { return at < end && class_at(at) == which; }
+  // The first place from `at` on whose character is not of the class.
+  std::size_t skip(std::size_t at, CharacterClass which) const {
+    while (at < end) {
+      const CodePoint c = code_point(text, at, end);
+      if (character_class(c.code) != which) {
+        break;
+      }
+      at += c.size;
+    }
+    return at;
+  }
+  bool line_end(std::size_t at) const { return at < end && (text[at] == '\r' || text[at] == '\n'); }
+  std::size_t skip_line_ends(std::size_t at) const {
+    while (line_end(at)) {
+      ++at;
+    }
+    return at;
+  }
+
+  // The end of 's 't 're 've 'm 'll 'd at `at`, where an apostrophe stands; else `at`.
+  std::size_t contraction(std::size_t at, bool any_case) const {
+    const auto letter = [&](std::size_t i) -> char {
+      const char c = at + i < end ? text[at + i] : '\0';
+      return any_case && c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    };
+    const char a = letter(1), b = letter(2);
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') {
+      return at + 2;
+    }
+    if (((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l')) {
+      return at + 3;
+    }
+    if (any_case && a == '\xC5' && b == '\xBF') {  // the long s folds to s
+      return at + 3;
+    }
+    return at;
+  }
+
+  // White space: all of it at the end of the text, else all but the last, which goes with the word
+  // behind it; a single one stands alone.
+  std::size_t white_space(std::size_t at) const {
+    std::size_t last = at, next = at + size_at(at);
+    while (is(next, CharacterClass::space)) {
+      last = next;
+      next += size_at(next);
+    }
+    return next == end || last == at ? next : last;
+  }
+
+  std::size_t gpt2(std::size_t at) const {
+    if (text[at] == '\'') {
+      const std::size_t found = contraction(at, false);
+      if (found > at) {
+        return found;
+      }
+    }
+    const std::size_t word = text[at] == ' ' && at + 1 < end ? at + 1 : at;
+    const CharacterClass which = class_at(word);
+    return which == CharacterClass::space ? white_space(at) : skip(word, which);
+  }
+
+  // `most`: how many digits make one piece.
+  std::size_t llama3(std::size_t at, int most) const {
+    if (text[at] == '\'') {
+      const std::size_t found = contraction(at, true);
+      if (found > at) {
+        return found;
+      }
+    }
+    const CharacterClass which = class_at(at);
+    const std::size_t second = at + size_at(at);
+    if (which == CharacterClass::letter) {
+      return skip(second, which);
+    }
+    if (which == CharacterClass::number) {
+      std::size_t next = second;
+      for (int i = 1; i < most && is(next, which); ++i) {
+        next += size_at(next);
+      }
+      return next;
+    }
+    if (!line_end(at) && is(second, CharacterClass::letter)) {
+      return skip(second, CharacterClass::letter);
+    }
+    const std::size_t sign = text[at] == ' ' ? second : at;
+    if (is(sign, CharacterClass::other)) {
+      return skip_line_ends(skip(sign, CharacterClass::other));
+    }
+    std::size_t lines = at;  // behind the last line end of this white space
+    for (std::size_t i = at; is(i, CharacterClass::space); i += size_at(i)) {
+      lines = line_end(i) ? i + 1 : lines;
+    }
+    return lines > at ? lines : white_space(at);
+  }
+};
+
+// The end of the piece that begins at `at`, which is before `end`. A run of white space may be
+// looked through twice, nothing more often.
+inline std::size_t next_piece(PreTokenizer pre, const char* text, std::size_t at, std::size_t end) {
+  const WordCutter cutter{text, end};
+  switch (pre) {
+    case PreTokenizer::none: return end;
+    case PreTokenizer::gpt2: return cutter.gpt2(at);
+    case PreTokenizer::llama3: return cutter.llama3(at, 3);
+    case PreTokenizer::qwen2: return cutter.llama3(at, 1);
+    case PreTokenizer::digits: break;
+  }
+  if (cutter.is(at, CharacterClass::number)) {
+    return at + cutter.size_at(at);
+  }
+  const std::size_t behind = cutter.skip(at, CharacterClass::space);
+  return behind > at && cutter.is(behind, CharacterClass::number) ? behind : cutter.gpt2(at);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/model/token_table.hpp
+// The texts of all tokens in one block of memory, and a hash table from a text to its token. The
+// hash of a text is a polynomial in its bytes, so that those of all its beginnings and ends come
+// from one pass: h(ab) = h(a) B^|b| + h(b) modulo 2^64.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+constexpr std::uint64_t hash_base = 0x9E3779B97F4A7C55U;
+
+// Spreads every bit over all (MurmurHash3's finalizer).
+inline std::uint64_t mixed(std::uint64_t x) {
+  x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDU;
+  x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53U;
+  return x ^ (x >> 33);
+}
+
+inline std::uint64_t text_hash(const char* text, std::size_t size) {
+  std::uint64_t hash = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    hash = hash * hash_base + static_cast<unsigned char>(text[i]) + 1;
+  }
+  return hash;
+}
+
+class TokenTable {
+ public:
+  std::size_t size() const { return starts_.size() - 1; }
+  const char* data(std::size_t id) const { return bytes_.data() + starts_[id]; }
+  std::size_t length(std::size_t id) const { return starts_[id + 1] - starts_[id]; }
+  std::string text(std::size_t id) const { return std::string(data(id), length(id)); }
+
+  void reserve(std::size_t tokens) { starts_.reserve(tokens + 1); }
+  // One more token; it is found by its text only after find_by_text.
+  std::int32_t add(const std::string& text) {
+    bytes_ += text;
+    starts_.push_back(bytes_.size());
+    return static_cast<std::int32_t>(size()) - 1;
+  }
+  // From now on this token's text finds it, unless an earlier one has the same.
+  void find_by_text(std::int32_t id) {
+    if (2 * (used_ + 1) > slots_.size()) {
+      grow();
+    }
+    const auto place = static_cast<std::size_t>(id);
+    const std::uint64_t hash = text_hash(data(place), length(place));
+    const std::size_t at = slot(data(place), length(place), hash);
+    if (slots_[at].id < 0) {
+      slots_[at] = {hash, id};
+      ++used_;
+    }
+  }
+
+  // The token of that text, -1 when there is none.
+  std::int32_t find(const char* text, std::size_t size, std::uint64_t hash) const {
+    return slots_.empty() ? -1 : static_cast<std::int32_t>(slots_[slot(text, size, hash)].id);
+  }
+  std::int32_t find(const char* text, std::size_t size) const {
+    return find(text, size, text_hash(text, size));
+  }
+  std::int32_t find(const std::string& text) const { return find(text.data(), text.size()); }
+
+ private:
+  struct Slot {
+    std::uint64_t hash = 0;
+    std::int64_t id = -1;
+  };
+
+  // Where the text stands or would stand.
+  std::size_t slot(const char* text, std::size_t size, std::uint64_t hash) const {
+    const std::size_t mask = slots_.size() - 1;
+    std::size_t at = mixed(hash) & mask;
+    for (; slots_[at].id >= 0; at = (at + 1) & mask) {
+      const auto id = static_cast<std::size_t>(slots_[at].id);
+      if (slots_[at].hash == hash && length(id) == size && std::memcmp(data(id), text, size) == 0) {
+        break;
+      }
+    }
+    return at;
+  }
+  void grow() {
+    List<Slot> old(slots_.empty() ? 64 : 2 * slots_.size());
+    old.swap(slots_);
+    const std::size_t mask = slots_.size() - 1;
+    for (const Slot& s : old) {
+      if (s.id >= 0) {
+        std::size_t at = mixed(s.hash) & mask;
+        while (slots_[at].id >= 0) {
+          at = (at + 1) & mask;
+        }
+        slots_[at] = s;
+      }
+    }
+  }
+
+  std::string bytes_;
+  std::vector<std::size_t> starts_ = {0};
+  List<Slot> slots_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/model/byte_pair_encoding.hpp
+// Byte-pair encoding: of all neighbouring pairs of tokens that may merge, the one of lowest rank
+// merges, the leftmost of equals, until none may. Ranks are a tokenizer's merges in their order or,
+// as in SentencePiece, its scores from the highest down. A short word scans its pairs again after
+// each merge (n^2, n small); a long one keeps them in a heap: n log n whatever the text.
+// Sennrich et al., https://arxiv.org/abs/1508.07909
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+constexpr std::uint32_t no_rank = 0xFFFFFFFFU;
+
+// What two neighbouring tokens become, and which pairs go first.
+struct PairMerge {
+  std::uint64_t pair = ~std::uint64_t{0};
+  std::uint32_t rank = no_rank;
+  std::int32_t merged = -1;
+};
+
+inline std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
+  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 |
+         static_cast<std::uint32_t>(right);
+}
+
+// From a pair of tokens to its merge (open addressing, at most half full).
+class PairTable {
+ public:
+  std::size_t size() const { return used_; }
+  bool empty() const { return used_ == 0; }
+
+  const PairMerge& find(std::int32_t left, std::int32_t right) const {
+    return slots_[slot(pair_of(left, right))];
+  }
+  // False when the pair is there already, which keeps its rank.
+  bool add(std::int32_t left, std::int32_t right, std::uint32_t rank, std::int32_t merged) {
+    if (2 * (used_ + 1) > slots_.size()) {
+      List<PairMerge> old(2 * slots_.size());
+      old.swap(slots_);
+      for (const PairMerge& merge : old) {
+        if (merge.merged >= 0) {
+          slots_[slot(merge.pair)] = merge;
+        }
+      }
+    }
+    PairMerge& place = slots_[slot(pair_of(left, right))];
+    if (place.merged >= 0) {
+      return false;
+    }
+    place.pair = pair_of(left, right);
+    place.rank = rank;
+    place.merged = merged;
+    ++used_;
+    return true;
+  }
+
+ private:
+  std::size_t slot(std::uint64_t pair) const {
+    const std::size_t mask = slots_.size() - 1;
+    std::size_t at = mixed(pair) & mask;
+    while (slots_[at].merged >= 0 && slots_[at].pair != pair) {
+      at = (at + 1) & mask;
+    }
+    return at;
+  }
+
+  List<PairMerge> slots_ = List<PairMerge>(64);
+  std::size_t used_ = 0;
+};
+
+// A pair that may merge: the place of its left token in the word.
+struct PairPlace {
+  std::uint64_t order = 0;  // rank, then place
+  std::uint64_t pair = 0;
+
+  bool before(const PairPlace& other) const { return order < other.order; }
+};
+
+// What merging a word needs, kept from word to word.
+struct MergeWork {
+  std::vector<std::int32_t> ids;
+  std::vector<std::uint32_t> next, previous;
+  Heap<PairPlace> heap;
+};
+
+constexpr std::size_t scanned_word = 40;  // tokens; longer words take the heap
+
+// Merges work.ids by scanning. ranks[i] is that of tokens i and i + 1.
+inline void merge_by_scan(const PairTable& pairs, MergeWork& work) {
+  std::int32_t* const ids = work.ids.data();
+  std::size_t n = work.ids.size();
+  std::uint32_t ranks[scanned_word] = {};
+  const auto rank_at = [&](std::size_t i) {
+    return i + 1 < n ? pairs.find(ids[i], ids[i + 1]).rank : no_rank;
+  };
+  for (std::size_t i = 0; i + 1 < n; ++i) {
+    ranks[i] = rank_at(i);
+  }
+  while (n > 1) {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i + 1 < n; ++i) {
+      best = ranks[i] < ranks[best] ? i : best;
+    }
+    if (ranks[best] == no_rank) {
+      break;
+    }
+    ids[best] = pairs.find(ids[best], ids[best + 1]).merged;
+    const std::size_t behind = n - best - 2;
+    std::memmove(ids + best + 1, ids + best + 2, behind * sizeof(std::int32_t));
+    std::memmove(ranks + best, ranks + best + 1, (behind + 1) * sizeof(std::uint32_t));
+    --n;
+    ranks[best] = rank_at(best);
+    if (best > 0) {
+      ranks[best - 1] = rank_at(best - 1);
+    }
+  }
+  work.ids.resize(n);
+}
+
+// Merges work.ids by a heap of pairs over a linked list; a merge leaves its token at the left
+// place. An entry whose tokens are no longer there is passed over.
+inline void merge_by_heap(const PairTable& pairs, MergeWork& work) {
+  std::vector<std::int32_t>& ids = work.ids;
+  const auto n = static_cast<std::uint32_t>(ids.size());
+  work.next.resize(n);
+  work.previous.resize(n);
+  for (std::uint32_t i = 0; i < n; ++i) {
+    work.next[i] = i + 1;
+    work.previous[i] = i - 1;  // of the first: 2^32 - 1, which is no place
+  }
+  const auto offer = [&](std::uint32_t at) {
+    if (at < n && work.next[at] < n) {
+      const PairMerge& merge = pairs.find(ids[at], ids[work.next[at]]);
+      if (merge.merged >= 0) {
+        work.heap.push({static_cast<std::uint64_t>(merge.rank) << 32 | at, merge.pair});
+      }
+    }
+  };
+  for (std::uint32_t i = 0; i + 1 < n; ++i) {
+    offer(i);
+  }
+  while (!work.heap.empty()) {
+    const PairPlace first = work.heap.pop();
+    const auto at = static_cast<std::uint32_t>(first.order);
+    const std::uint32_t right = work.next[at];
+    if (ids[at] < 0 || right >= n || pair_of(ids[at], ids[right]) != first.pair) {
+      continue;
+    }
+    ids[at] = pairs.find(ids[at], ids[right]).merged;
+    ids[right] = -1;
+    work.next[at] = work.next[right];
+    if (work.next[at] < n) {
+      work.previous[work.next[at]] = at;
+    }
+    offer(work.previous[at]);
+    offer(at);
+  }
+  std::size_t kept = 0;
+  for (std::uint32_t i = 0; i < n; i = work.next[i]) {
+    ids[kept++] = ids[i];
+  }
+  ids.resize(kept);
+}
+
+// Merges the tokens of one word in work.ids, at most 2^32 - 2 of them.
+inline void merge_pairs(const PairTable& pairs, MergeWork& work) {
+  if (work.ids.size() <= scanned_word) {
+    merge_by_scan(pairs, work);
+  } else {
+    merge_by_heap(pairs, work);
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/model/tokenizer_tables.hpp
+// What a tokenizer's file says, and the tables made from it: each token's bytes, which pairs of
+// tokens merge in which order, the tokens of single bytes, the special tokens.
+// Byte-level files spell each byte as a printable character (GPT-2's alphabet: byte 0x20 is
+// U+0120); SentencePiece's spell a space as U+2581. Inside, tokens are the bytes that they stand
+// for.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class TokenizerKind {
+  characters,     // one token a code point
+  bytes,          // one token a byte
+  byte_pairs,     // byte-level BPE (GPT-2, Llama 3, Qwen): bytes merge by a list of merges
+  scored_pieces,  // SentencePiece BPE (Llama 2, llama2.c): characters merge by the result's score
+  merged_pieces   // the same vocabulary in a tokenizer.json: characters merge by a list of merges
+};
+
+// Types of tokens, numbered as in SentencePiece and GGUF files.
+enum class TokenType : std::int32_t { normal = 1, unknown, control, user_defined, unused, byte };
+
+// A tokenizer as plain lists; make_tokenizer checks them and makes a Tokenizer.
+struct TokenizerData {
+  TokenizerKind kind = TokenizerKind::byte_pairs;
+  std::vector<std::string> tokens;                // by id, spelled as in the file
+  std::vector<float> scores;                      // scored_pieces: one a token
+  std::vector<std::int32_t> types;                // TokenType of each; empty: all normal
+  std::vector<std::string> merges;                // "left right", the first merges first
+  std::int64_t bos = -1, eos = -1, unknown = -1;  // ids; -1: none
+  int add_bos = -1;  // 1, 0, or -1: pieces and Llama 3 do, others do not
+  int add_eos = 0;
+  std::string pre;               // byte_pairs: the pre-tokenizer by name; "": GPT-2's
+  bool add_space_prefix = true;  // pieces: a space before a text that is not empty
+  int ignore_merges = -1;        // 1: a word that is a token is one, merges or not; -1: Llama 3
+};
+
+namespace detail {
+
+// GPT-2's alphabet: the code point that spells a byte, which is the byte itself where that prints.
+inline std::uint32_t spelled_byte(std::uint32_t byte) {
+  const auto prints = [](std::uint32_t b) {
+    return (b >= 33 && b <= 126) || (b >= 161 && b != 173);
+  };
+  if (prints(byte)) {
+    return byte;
+  }
+  return 256 + (byte <= 32 ? byte : byte <= 160 ? byte - 127 + 33 : 67);
+}
+
+inline std::string spelled_bytes(const std::string& bytes) {
+  std::string out;
+  for (const char c : bytes) {
+    append_utf8(out, spelled_byte(static_cast<unsigned char>(c)));
+  }
+  return out;
+}
+
+// The byte that a code point spells, -1 when none.
+inline int byte_of_spelling(std::uint32_t code) {
+  if (code >= 256) {
+    const std::uint32_t n = code - 256;
+    return n <= 32 ? static_cast<int>(n) : n < 67 ? static_cast<int>(n + 94) : n == 67 ? 173 : -1;
+  }
+  return spelled_byte(code) == code ? static_cast<int>(code) : -1;
+}
+
+// The bytes that a spelling stands for; false when a character is not of the alphabet.
+inline bool bytes_of_spelling(const std::string& spelling, std::string& out) {
+  out.clear();
+  for (std::size_t at = 0; at < spelling.size();) {
+    const CodePoint c = code_point(spelling.data(), at, spelling.size());
+    const int byte = byte_of_spelling(c.code);
+    if (byte < 0) {
+      return false;
+    }
+    out += static_cast<char>(static_cast<unsigned char>(byte));
+    at += c.size;
+  }
+  return true;
+}
+
+// U+2581 as a space, everywhere.
+inline std::string with_spaces(const std::string& piece) {
+  std::string out;
+  for (std::size_t at = 0; at < piece.size(); ++at) {
+    if (piece.compare(at, 3, "\xE2\x96\x81") == 0) {
+      out += ' ';
+      at += 2;
+    } else {
+      out += piece[at];
+    }
+  }
+  return out;
+}
+
+// The byte of a token spelled <0xHH>, -1 when it is spelled otherwise.
+inline int byte_of_piece(const std::string& piece) {
+  if (piece.size() != 6 || piece.compare(0, 3, "<0x") != 0 || piece[5] != '>') {
+    return -1;
+  }
+  int value = 0;
+  for (const char c : {piece[3], piece[4]}) {
+    const bool digit = c >= '0' && c <= '9';
+    const auto lower = static_cast<char>(c | 0x20);
+    if (!digit && (lower < 'a' || lower > 'f')) {
+      return -1;
+    }
+    value = value * 16 + (digit ? c - '0' : lower - 'a' + 10);
+  }
+  return value;
+}
+
+// Tokens that are looked for in a text before it is cut, the longest at each place.
+class SpecialTokens {
+ public:
+  static constexpr std::size_t longest = 256;  // bytes, so that looking takes linear time
+
+  bool empty() const { return texts_.empty(); }
+  // Of two with the same text the first stands.
+  void add(const std::string& text, std::int32_t id) {
+    if (!places_.has(text)) {
+      places_[text] = id;
+    }
+  }
+  // Sorts what was added.
+  void finish() {
+    std::vector<std::string> unsorted;
+    for (const NameTable::Entry& entry : places_) {
+      unsorted.push_back(entry.name);
+      ids_.push_back(entry.number);
+      first_[static_cast<unsigned char>(entry.name[0])] = true;
+    }
+    sort(unsorted);
+    places_ = NameTable();
+  }
+
+  // The token that stands at `at`, -1 when none does; its bytes in `size`.
+  std::int32_t find(const std::string& text, std::size_t at, std::size_t& size) const {
+    std::int32_t found = -1;
+    if (!first_[static_cast<unsigned char>(text[at])]) {
+      return found;
+    }
+    std::size_t low = 0, high = texts_.size();  // those that begin as the text does here
+    for (std::size_t depth = 0; low < high; ++depth) {
+      if (texts_[low].size() == depth) {
+        found = ids_[low++];
+        size = depth;
+      }
+      if (at + depth >= text.size()) {
+        break;
+      }
+      const auto c = static_cast<unsigned char>(text[at + depth]);
+      const std::size_t begin = bound(low, high, depth, c);
+      high = bound(begin, high, depth, c + 1U);
+      low = begin;
+    }
+    return found;
+  }
+
+ private:
+  // The first of [low, high) whose byte at `depth` is at least c; they are sorted by it.
+  std::size_t bound(std::size_t low, std::size_t high, std::size_t depth, unsigned c) const {
+    while (low < high) {
+      const std::size_t middle = low + (high - low) / 2;
+      if (static_cast<unsigned char>(texts_[middle][depth]) < c) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+  // A merge sort of the texts with their ids.
+  void sort(std::vector<std::string>& from) {
+    const std::size_t n = from.size();
+    std::vector<std::size_t> order(n), merged(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      order[i] = i;
+    }
+    for (std::size_t run = 1; run < n; run *= 2) {
+      for (std::size_t begin = 0; begin < n; begin += 2 * run) {
+        const std::size_t middle = begin + run < n ? begin + run : n;
+        const std::size_t end = middle + run < n ? middle + run : n;
+        std::size_t a = begin, b = middle;
+        for (std::size_t i = begin; i < end; ++i) {
+          const bool second = a == middle || (b < end && from[order[b]] < from[order[a]]);
+          merged[i] = second ? order[b++] : order[a++];
+        }
+      }
+      order.swap(merged);
+    }
+    std::vector<std::int32_t> ids;
+    for (const std::size_t i : order) {
+      texts_.push_back(from[i]);
+      ids.push_back(ids_[i]);
+    }
+    ids_.swap(ids);
+  }
+
+  NameTable places_;
+  std::vector<std::string> texts_;
+  std::vector<std::int32_t> ids_;
+  bool first_[256] = {};
+};
+
+// Everything that a Tokenizer shares with its copies.
+struct TokenizerTables {
+  TokenizerData data;
+  PreTokenizer pre = PreTokenizer::none;
+  TokenTable texts;  // the bytes that each token stands for
+  PairTable pairs;
+  std::int32_t byte_ids[256];     // the token of each byte, or -1
+  SpecialTokens special, always;  // looked for when asked; those of users in every text
+  std::string neighbours;         // [256 first + second]: not 0 when a token holds them so
+
+  TokenizerTables() {
+    for (std::int32_t& id : byte_ids) {
+      id = -1;
+    }
+  }
+
+  TokenType type(std::size_t id) const {
+    return data.types.empty() ? TokenType::normal : static_cast<TokenType>(data.types[id]);
+  }
+  bool pieces() const {
+    return data.kind == TokenizerKind::scored_pieces || data.kind == TokenizerKind::merged_pieces;
+  }
+  // May a text become this token by merging?
+  bool plain(std::size_t id) const {
+    return type(id) == TokenType::normal || type(id) == TokenType::user_defined;
+  }
+};
+
+// The bytes of every token, and those that texts become by merging by their text.
+inline void add_texts(TokenizerTables& tables) {
+  const TokenizerData& data = tables.data;
+  std::string bytes;
+  tables.texts.reserve(data.tokens.size());
+  for (std::size_t i = 0; i < data.tokens.size(); ++i) {
+    const std::string& token = data.tokens[i];
+    if (!tables.pieces()) {
+      const bool spelled =
+          data.kind == TokenizerKind::byte_pairs && bytes_of_spelling(token, bytes);
+      const bool as_is = !spelled || (tables.type(i) != TokenType::normal);
+      const std::int32_t id = tables.texts.add(as_is ? token : bytes);
+      if (!as_is || data.kind == TokenizerKind::characters) {
+        tables.texts.find_by_text(id);
+      }
+      continue;
+    }
+    const int byte = tables.type(i) == TokenType::byte ? byte_of_piece(token) : -1;
+    const std::int32_t id = tables.texts.add(
+        byte >= 0 ? std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))
+                  : with_spaces(token));
+    if (byte >= 0 && tables.byte_ids[byte] < 0) {
+      tables.byte_ids[byte] = id;
+    }
+    if (tables.plain(i)) {
+      tables.texts.find_by_text(id);
+    }
+  }
+  for (int b = 0; b < 256 && !tables.pieces(); ++b) {
+    const auto byte = static_cast<char>(static_cast<unsigned char>(b));
+    tables.byte_ids[b] = tables.texts.find(&byte, 1);
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/model/tokenizer.hpp
-// Text to token numbers and back, one token a character (code point) or one a byte.
-// A character's id is its rank in the sorted vocabulary, a byte's id its value.
+// Text to token numbers and back: one token a character (code point) or a byte, byte-level BPE
+// (GPT-2's), SentencePiece BPE with scores or by merges. A value of one pointer: copies are cheap.
+// Round trip: decode(encode(text)) is the text, whatever its bytes, for bytes, byte-level BPE and
+// pieces with byte tokens. Pieces put one space before a text that is not empty; decode leaves one
+// out at the start and after BOS.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// bos, eos: 1 with, 0 without, -1 as the tokenizer's file says. A text that spells a special token
+// ("</s>") is ordinary text, unless parse_special.
+struct EncodeOptions {
+  int bos = -1;
+  int eos = -1;
+  bool parse_special = false;
+};
+
+class Tokenizer {
+ public:
+  using Kind = TokenizerKind;
+
+  Tokenizer() = default;  // bytes
+  // Characters: the vocabulary in ascending byte order, each once.
+  explicit Tokenizer(std::vector<std::string> characters);
+  explicit Tokenizer(const Shared<const detail::TokenizerTables>& tables) : tables_(tables) {}
+
+  Kind kind() const { return tables_ == nullptr ? Kind::bytes : tables_->data.kind; }
+  const TokenizerData& data() const;  // all of it, as lists
+  const std::vector<std::string>& characters() const {
+    static const std::vector<std::string> none;
+    return kind() == Kind::characters ? tables_->data.tokens : none;
+  }
+  std::int64_t vocabulary() const {
+    return tables_ == nullptr ? 256 : static_cast<std::int64_t>(tables_->data.tokens.size());
+  }
+  std::string text() const;
+  bool operator==(const Tokenizer& other) const;
+
+  // Ids of special tokens, -1 when there is none; special: never part of a decoded text.
+  std::int64_t bos() const { return data().bos; }
+  std::int64_t eos() const { return data().eos; }
+  bool special(std::int32_t id) const {
+    return known(id) && tables_ != nullptr &&
+           tables_->type(static_cast<std::size_t>(id)) == TokenType::control;
+  }
+  // The token as its file spells it; "?" when there is none.
+  std::string token_text(std::int32_t id) const;
+
+  // What cannot be encoded is an Error: a character of no token, where no bytes can stand for it.
+  std::vector<std::int32_t> encode(const std::string& text, const EncodeOptions& options) const;
+  std::vector<std::int32_t> encode(const std::string& text) const {
+    return encode(text, EncodeOptions());
+  }
+  std::vector<std::int32_t> encode(const std::string& text, bool bos) const {
+    EncodeOptions options;
+    options.bos = bos ? 1 : 0;
+    return encode(text, options);
+  }
+  // Special tokens give nothing; an id that stands for nothing (a model may have a larger
+  // vocabulary than the text) gives "?".
+  std::string decode(const std::vector<std::int32_t>& ids) const;
+  // What `id` adds to a text after `previous`, -1 at the start; maybe a part of a character.
+  std::string decode_piece(std::int32_t previous, std::int32_t id) const;
+
+ private:
+  bool known(std::int32_t id) const { return id >= 0 && id < vocabulary(); }
+  void append_piece(std::string& out, std::int32_t previous, std::int32_t id) const;
+
+  Shared<const detail::TokenizerTables> tables_;  // null: bytes
+};
+
+namespace detail {
+
+// Bytes of the UTF-8 character that begins at `at`; 0 when the bytes there are not UTF-8.
+inline std::size_t character_size(const std::string& text, std::size_t at) {
+  const CodePoint c = code_point(text.data(), at, text.size());
+  return c.code == no_code_point ? 0 : c.size;
+}
+
+// Encodes one stretch of ordinary text. `spaced`: its first byte is the space before the text;
+// `shift`: what to take from a place in `text` for the place in what the user gave.
+class StretchEncoder {
+ public:
+  StretchEncoder(const TokenizerTables& tables, const std::string& text, bool spaced,
+                 std::int64_t shift, std::vector<std::int32_t>& ids)
+      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), ids_(ids) {
+    if (text.size() > 4096) {
+      earlier_.resize(4096);
+    }
+  }
+
+  void encode(std::size_t begin, std::size_t end) {
+    for (std::size_t at = begin; at < end;) {
+      const std::size_t next = piece_end(at, end);
+      if (next - at >= no_rank) {
+        fail({"encode: a word of ", next - at, " bytes; fewer than 2^32 - 1 are right"});
+      }
+      word(at, next);
+      at = next;
+    }
+  }
+
+ private:
+  // Where this text had a word before, and its tokens among the ids.
+  struct Earlier {
+    std::uint64_t hash = 0;
+    std::size_t at = 0, size = 0, first = 0, count = 0;
+  };
+
+  // The end of what merges by itself: a piece of the pre-tokenizer, or up to a place where no
+  // token has the bytes on both sides next to each other.
+  std::size_t piece_end(std::size_t at, std::size_t end) const {
+    if (tables_.data.kind == TokenizerKind::byte_pairs) {
+      return next_piece(tables_.pre, text_.data(), at, end);
+    }
+    if (tables_.data.kind == TokenizerKind::characters) {
+      return at + code_point(text_.data(), at, end).size;
+    }
+    std::size_t next = at + 1;
+    for (; next < end; ++next) {
+      const auto before = static_cast<unsigned char>(text_[next - 1]);
+      const auto behind = static_cast<unsigned char>(text_[next]);
+      if ((behind & 0xC0U) != 0x80U && tables_.neighbours[256U * before + behind] == 0) {
+        break;
+      }
+    }
+    return next;
+  }
+
+  void word(std::size_t at, std::size_t end) {
+    const std::size_t size = end - at;
+    if (size == 1) {
+      ids_.push_back(byte_token(at));
+      return;
+    }
+    const std::uint64_t hash = size <= 64 ? text_hash(text_.data() + at, size) : 0;
+    if (earlier_.empty() || size > 64) {
+      merge(at, end, hash);
+      return;
+    }
+    Earlier& seen = earlier_[mixed(hash) % earlier_.size()];
+    if (seen.hash == hash && seen.size == size &&
+        text_.compare(seen.at, size, text_, at, size) == 0) {
+      for (std::size_t i = 0; i < seen.count; ++i) {
+        const std::int32_t id = ids_[seen.first + i];
+        ids_.push_back(id);
+      }
+      return;
+    }
+    const std::size_t first = ids_.size();
+    merge(at, end, hash);
+    seen = {hash, at, size, first, ids_.size() - first};
+  }
+
+  void merge(std::size_t at, std::size_t end, std::uint64_t hash) {
+    const TokenizerKind kind = tables_.data.kind;
+    if (kind == TokenizerKind::characters ||
+        (kind == TokenizerKind::byte_pairs && tables_.data.ignore_merges > 0)) {
+      const std::size_t size = end - at;
+      const std::int32_t id = tables_.texts.find(
+          text_.data() + at, size, size <= 64 ? hash : text_hash(text_.data() + at, size));
+      if (id >= 0) {
+        ids_.push_back(id);
+        return;
+      }
+      if (kind == TokenizerKind::characters) {
+        missing(at, size);
+      }
+    }
+    work_.ids.clear();
+    while (at < end) {
+      at = kind == TokenizerKind::byte_pairs ? first_byte(at) : first_character(at, end);
+    }
+    merge_pairs(tables_.pairs, work_);
+    ids_.insert(ids_.end(), work_.ids.begin(), work_.ids.end());
+  }
+
+  std::size_t first_byte(std::size_t at) {
+    work_.ids.push_back(byte_token(at));
+    return at + 1;
+  }
+  // A byte and up to three that continue it: one token, or one for each byte.
+  std::size_t first_character(std::size_t at, std::size_t end) {
+    std::size_t next = at + 1;
+    while (next < end && next - at < 4 && !(spaced_ && at == 0) &&
+           (static_cast<unsigned char>(text_[next]) & 0xC0U) == 0x80U) {
+      ++next;
+    }
+    const std::int32_t id = tables_.texts.find(text_.data() + at, next - at);
+    if (id >= 0) {
+      work_.ids.push_back(id);
+      return next;
+    }
+    for (std::size_t i = at; i < next; ++i) {
+      if (byte_id(i) < 0) {
+        missing(at, next - at);
+      }
+      work_.ids.push_back(byte_id(i));
+    }
+    return next;
+  }
+
+  std::int32_t byte_id(std::size_t at) const {
+    return tables_.byte_ids[static_cast<unsigned char>(text_[at])];
+  }
+  // The token of a word of one byte.
+  std::int32_t byte_token(std::size_t at) const {
+    const std::int32_t id = tables_.pieces() ? tables_.texts.find(text_.data() + at, 1) : -1;
+    if (id < 0 && byte_id(at) < 0) {
+      missing(at, 1);
+    }
+    return id < 0 ? byte_id(at) : id;
+  }
+
+  [[noreturn]] void missing(std::size_t at, std::size_t size) const {
+    const std::int64_t where = static_cast<std::int64_t>(at) - shift_;
+    const std::int64_t tokens = static_cast<std::int64_t>(tables_.data.tokens.size());
+    if (tables_.data.kind == TokenizerKind::characters) {
+      fail({"encode: the character \"", text_.substr(at, size), "\" at byte ", where,
+            " is not among the ", tokens, " of the training text; leave it out"});
+    }
+    if (spaced_ && at == 0) {
+      fail({"encode: the space before the text is not among the ", tokens,
+            " tokens; a tokenizer with add_space_prefix false is right"});
+    }
+    fail({"encode: \"", text_.substr(at, size), "\" at byte ", where, " is not among the ", tokens,
+          " tokens, nor are all its bytes; leave it out"});
+  }
+
+  const TokenizerTables& tables_;
+  const std::string& text_;
+  bool spaced_;
+  std::int64_t shift_;
+  std::vector<std::int32_t>& ids_;
+  MergeWork work_;
+  List<Earlier> earlier_;  // one place for all words of a hash: a later word takes it
+};
+
+// Ordinary text between special tokens. Pieces get their space at the start of the text and behind
+// a control token, not behind one of a user's.
+inline void encode_stretch(const TokenizerTables& tables, const std::string& text,
+                           std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids) {
+  const bool first =
+      begin == 0 ||
+      (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) == TokenType::control);
+  if (begin < end && first && tables.pieces() && tables.data.add_space_prefix) {
+    const std::string spaced = " " + text.substr(begin, end - begin);
+    const std::int64_t shift = 1 - static_cast<std::int64_t>(begin);
+    StretchEncoder(tables, spaced, true, shift, ids).encode(0, spaced.size());
+  } else {
+    StretchEncoder(tables, text, false, 0, ids).encode(begin, end);
+  }
+}
+
+}  // namespace detail
+
+inline Tokenizer::Tokenizer(std::vector<std::string> characters) {
+  auto* const tables = new detail::TokenizerTables;
+  tables_.reset(tables);
+  tables->data.kind = Kind::characters;
+  tables->data.tokens = std::move(characters);
+  detail::add_texts(*tables);
+}
+
+inline const TokenizerData& Tokenizer::data() const {
+  static const TokenizerData bytes = [] {
+    TokenizerData made;
+    made.kind = Kind::bytes;
+    return made;
+  }();
+  return tables_ == nullptr ? bytes : tables_->data;
+}
+
+inline std::string Tokenizer::text() const {
+  switch (kind()) {
+    case Kind::bytes: return "bytes (256)";
+    case Kind::characters: return detail::cat({"characters (", vocabulary(), " distinct)"});
+    case Kind::byte_pairs: return detail::cat({"byte-level BPE (", vocabulary(), " tokens)"});
+    default: return detail::cat({"SentencePiece BPE (", vocabulary(), " tokens)"});
+  }
+}
+
+inline bool Tokenizer::operator==(const Tokenizer& other) const {
+  const TokenizerData &a = data(), &b = other.data();
+  return &a == &b ||
+         (a.kind == b.kind && a.tokens == b.tokens && a.scores == b.scores && a.types == b.types &&
+          a.merges == b.merges && a.bos == b.bos && a.eos == b.eos && a.unknown == b.unknown &&
+          a.add_bos == b.add_bos && a.add_eos == b.add_eos && a.pre == b.pre &&
+          a.add_space_prefix == b.add_space_prefix && a.ignore_merges == b.ignore_merges);
+}
+
+inline std::string Tokenizer::token_text(std::int32_t id) const {
+  if (!known(id)) {
+    return "?";
+  }
+  return tables_ == nullptr ? std::string(1, static_cast<char>(static_cast<unsigned char>(id)))
+                            : tables_->data.tokens[static_cast<std::size_t>(id)];
+}
+
+inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
+                                                   const EncodeOptions& options) const {
+  std::vector<std::int32_t> ids;
+  if ((options.bos > 0 && bos() < 0) || (options.eos > 0 && eos() < 0)) {
+    detail::fail({"encode: ", options.bos > 0 && bos() < 0 ? "bos" : "eos",
+                  " is asked for, and the tokenizer, ", this->text(), ", has no such token"});
+  }
+  if (tables_ == nullptr) {
+    for (const char c : text) {
+      ids.push_back(static_cast<unsigned char>(c));
+    }
+    return ids;
+  }
+  if (bos() >= 0 && (options.bos < 0 ? data().add_bos : options.bos) > 0) {
+    ids.push_back(static_cast<std::int32_t>(bos()));
+  }
+  const detail::SpecialTokens& special = options.parse_special ? tables_->special : tables_->always;
+  std::size_t begin = 0;  // of the text that is not yet encoded
+  for (std::size_t at = 0; !special.empty() && at < text.size();) {
+    std::size_t size = 1;
+    const std::int32_t id = special.find(text, at, size);
+    if (id >= 0) {
+      detail::encode_stretch(*tables_, text, begin, at, ids);
+      ids.push_back(id);
+      begin = at + size;
+    }
+    at += size;
+  }
+  detail::encode_stretch(*tables_, text, begin, text.size(), ids);
+  if (eos() >= 0 && (options.eos < 0 ? data().add_eos : options.eos) > 0) {
+    ids.push_back(static_cast<std::int32_t>(eos()));
+  }
+  return ids;
+}
+
+inline void Tokenizer::append_piece(std::string& out, std::int32_t previous,
+                                    std::int32_t id) const {
+  if (!known(id)) {
+    out += '?';
+    return;
+  }
+  if (tables_ == nullptr) {
+    out += static_cast<char>(static_cast<unsigned char>(id));
+    return;
+  }
+  const auto place = static_cast<std::size_t>(id);
+  const TokenType type = tables_->type(place);
+  if (type == TokenType::control) {
+    return;
+  }
+  const char* const text = tables_->texts.data(place);
+  const std::size_t size = tables_->texts.length(place);
+  // The space that encode put there: of a byte only where no token is a space.
+  const bool at_start = previous < 0 || previous == bos();
+  const bool drop = at_start && tables_->pieces() && tables_->data.add_space_prefix && size > 0 &&
+                    text[0] == ' ' && (type != TokenType::byte || tables_->texts.find(" ") < 0);
+  out.append(text + (drop ? 1 : 0), size - (drop ? 1U : 0U));
+}
+
+inline std::string Tokenizer::decode(const std::vector<std::int32_t>& ids) const {
+  std::string text;
+  std::int32_t previous = -1;
+  for (const std::int32_t id : ids) {
+    append_piece(text, previous, id);
+    previous = id;
+  }
+  return text;
+}
+
+inline std::string Tokenizer::decode_piece(std::int32_t previous, std::int32_t id) const {
+  std::string text;
+  append_piece(text, previous, id);
+  return text;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/make_tokenizer.hpp
+// From a tokenizer's lists, which nobody has checked, to its tables. Both kinds of merging become
+// one table from a pair of tokens to its rank: a list of merges gives the ranks in its order; with
+// scores, a pair merges when a token spells both, and its rank is how many scores are higher.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline void check_token_id(std::int64_t id, const char* what, std::size_t tokens,
+                           const std::string& who) {
+  if (id < -1 || id >= static_cast<std::int64_t>(tokens)) {
+    fail({who, "the ", what, " token is ", id, " of ", tokens,
+          " tokens; a token's number, or -1 for none, is right"});
+  }
+}
+
+inline void check_tokenizer(const TokenizerData& data, const std::string& who) {
+  const std::size_t n = data.tokens.size();
+  if (n < 1 || n > 0x7FFFFFF0U) {
+    fail({who, n, " tokens; 1 to 2^31 - 16 are right"});
+  }
+  const bool scored = data.kind == TokenizerKind::scored_pieces;
+  if (scored ? data.scores.size() != n : !data.scores.empty()) {
+    fail({who, n, " tokens and ", data.scores.size(), " scores; ",
+          scored ? "one for each is right" : "only SentencePiece tokenizers have scores"});
+  }
+  for (std::size_t i = 0; i < data.scores.size(); ++i) {
+    if (!is_finite(static_cast<double>(data.scores[i]))) {
+      fail({who, "the score of token ", i, " is ", data.scores[i], "; a finite one is right"});
+    }
+  }
+  if (!data.types.empty() && data.types.size() != n) {
+    fail({who, n, " tokens and ", data.types.size(), " types; one for each, or none, is right"});
+  }
+  for (std::size_t i = 0; i < data.types.size(); ++i) {
+    if (data.types[i] < 1 || data.types[i] > 6) {
+      fail({who, "the type of token ", i, " is ", data.types[i], "; 1 to 6 are right"});
+    }
+  }
+  check_token_id(data.bos, "BOS", n, who);
+  check_token_id(data.eos, "EOS", n, who);
+  check_token_id(data.unknown, "unknown", n, who);
+}
+
+// One side of a merge, or both, as the bytes that it stands for.
+inline std::int32_t find_side(const TokenizerTables& tables, const std::string& spelling) {
+  std::string bytes;
+  if (tables.pieces()) {
+    bytes = with_spaces(spelling);
+  } else if (!bytes_of_spelling(spelling, bytes)) {
+    return -1;
+  }
+  return tables.texts.find(bytes);
+}
+
+inline void add_merges(TokenizerTables& tables, const std::string& who) {
+  const std::vector<std::string>& merges = tables.data.merges;
+  if (merges.size() >= no_rank) {
+    fail({who, merges.size(), " merges; fewer than 2^32 - 1 are right"});
+  }
+  for (std::size_t i = 0; i < merges.size(); ++i) {
+    const std::size_t space = merges[i].find(' ', 1);
+    if (space == std::string::npos || space + 1 == merges[i].size() ||
+        merges[i].find(' ', space + 1) != std::string::npos || merges[i][0] == ' ') {
+      fail({who, "merge ", i, " is \"", merges[i], "\"; two tokens and a space between are right"});
+    }
+    const std::string left = merges[i].substr(0, space), right = merges[i].substr(space + 1);
+    const std::int32_t a = find_side(tables, left), b = find_side(tables, right);
+    const std::int32_t merged = find_side(tables, left + right);
+    if (a < 0 || b < 0 || merged < 0) {
+      fail({who, "merge ", i, " is \"", merges[i], "\", but \"",
+            a < 0   ? left
+            : b < 0 ? right
+                    : left + right,
+            "\" is no token"});
+    }
+    tables.pairs.add(a, b, static_cast<std::uint32_t>(i), merged);
+  }
+}
+
+// How many different scores are higher than each token's.
+inline std::vector<std::uint32_t> score_ranks(const std::vector<float>& scores) {
+  std::vector<double> keys;
+  for (const float score : scores) {
+    keys.push_back(-static_cast<double>(score));
+  }
+  std::vector<std::uint32_t> ranks(scores.size());
+  std::uint32_t rank = 0;
+  float last = 0;
+  bool first = true;
+  for (const std::size_t i : stable_order(keys)) {
+    rank += !first && scores[i] < last ? 1U : 0U;
+    last = scores[i];
+    first = false;
+    ranks[i] = rank;
+  }
+  return ranks;
+}
+
+// Every way to cut a token into two others is a pair that merges into it.
+inline void add_scored_pairs(TokenizerTables& tables) {
+  const std::vector<std::uint32_t> ranks = score_ranks(tables.data.scores);
+  std::vector<std::uint64_t> hashes, powers = {1};
+  for (std::size_t id = 0; id < tables.texts.size(); ++id) {
+    const char* const text = tables.texts.data(id);
+    const std::size_t size = tables.texts.length(id);
+    if (!tables.plain(id) || tables.texts.find(text, size) != static_cast<std::int32_t>(id)) {
+      continue;  // no token of a text, or the second of the same
+    }
+    hashes.assign(1, 0);  // of the first i bytes
+    for (std::size_t i = 0; i < size; ++i) {
+      hashes.push_back(hashes[i] * hash_base + static_cast<unsigned char>(text[i]) + 1);
+    }
+    while (powers.size() <= size) {
+      powers.push_back(powers.back() * hash_base);
+    }
+    for (std::size_t cut = 1; cut < size; ++cut) {
+      const std::int32_t left = tables.texts.find(text, cut, hashes[cut]);
+      if (left >= 0) {
+        const std::uint64_t behind = hashes[size] - hashes[cut] * powers[size - cut];
+        const std::int32_t right = tables.texts.find(text + cut, size - cut, behind);
+        if (right >= 0) {
+          tables.pairs.add(left, right, ranks[id], static_cast<std::int32_t>(id));
+        }
+      }
+    }
+  }
+}
+
+// Which bytes stand side by side in a token: between others a text may be cut, nothing merges
+// there.
+inline void add_neighbours(TokenizerTables& tables) {
+  tables.neighbours.assign(65536, '\0');
+  for (std::size_t id = 0; id < tables.texts.size(); ++id) {
+    const char* const text = tables.texts.data(id);
+    for (std::size_t i = 1; tables.plain(id) && i < tables.texts.length(id); ++i) {
+      tables.neighbours[256U * static_cast<unsigned char>(text[i - 1]) +
+                        static_cast<unsigned char>(text[i])] = 1;
+    }
+  }
+}
+
+inline void add_special(TokenizerTables& tables, const std::string& who) {
+  for (std::size_t id = 0; id < tables.texts.size(); ++id) {
+    const TokenType type = tables.type(id);
+    const std::size_t size = tables.texts.length(id);
+    if ((type != TokenType::control && type != TokenType::user_defined) || size == 0) {
+      continue;
+    }
+    if (size > SpecialTokens::longest) {
+      fail({who, "the special token ", id, " has ", size, " bytes; at most ",
+            SpecialTokens::longest, " are right"});
+    }
+    tables.special.add(tables.texts.text(id), static_cast<std::int32_t>(id));
+    if (type == TokenType::user_defined) {
+      tables.always.add(tables.texts.text(id), static_cast<std::int32_t>(id));
+    }
+  }
+  tables.special.finish();
+  tables.always.finish();
+}
+
+}  // namespace detail
+
+// The tokenizer of these lists. An Error begins with `who`.
+inline Tokenizer make_tokenizer(TokenizerData data, const std::string& who = "make_tokenizer: ") {
+  if (data.kind == TokenizerKind::bytes) {
+    return Tokenizer();
+  }
+  if (data.kind == TokenizerKind::characters) {
+    return Tokenizer(std::move(data.tokens));
+  }
+  detail::check_tokenizer(data, who);
+  auto* const made = new detail::TokenizerTables;
+  const Shared<const detail::TokenizerTables> tables(made);
+  made->data = std::move(data);
+  if (!made->pieces()) {
+    const int pre = detail::find_pre_tokenizer(made->data.pre);
+    if (pre < 0) {
+      detail::fail({who, "the pre-tokenizer is \"", made->data.pre, "\"; right is one of ",
+                    detail::pre_tokenizer_names()});
+    }
+    made->pre = static_cast<PreTokenizer>(pre);
+  }
+  if (made->data.add_bos < 0) {
+    made->data.add_bos = made->pieces() || made->pre == PreTokenizer::llama3 ? 1 : 0;
+  }
+  if (made->data.ignore_merges < 0) {
+    made->data.ignore_merges = made->pre == PreTokenizer::llama3 ? 1 : 0;
+  }
+  made->data.add_bos = made->data.bos < 0 ? 0 : made->data.add_bos;
+  made->data.add_eos = made->data.eos < 0 ? 0 : made->data.add_eos;
+  detail::add_texts(*made);
+  if (made->data.kind == TokenizerKind::scored_pieces) {
+    detail::add_scored_pairs(*made);
+  } else {
+    detail::add_merges(*made, who);
+  }
+  if (made->pieces()) {
+    detail::add_neighbours(*made);
+  }
+  detail::add_special(*made, who);
+  return Tokenizer(tables);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/stream_decoder.hpp
+// Text as a model writes it, token by token: a character whose bytes come in several tokens is held
+// back until it is whole. All that next() and finish() return, joined, is decode() of the tokens.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
-// Where `character` stands, or would, among sorted ones.
-inline std::size_t place_of(const std::string& character, const std::vector<std::string>& sorted) {
-  std::size_t low = 0;
-  for (std::size_t high = sorted.size(); low < high;) {
-    const std::size_t middle = low + (high - low) / 2;
-    if (sorted[middle] < character) {
-      low = middle + 1;
-    } else {
-      high = middle;
+// How many bytes at the end of the text begin a UTF-8 character that is not whole yet, 0 to 3.
+inline std::size_t unfinished_bytes(const std::string& text) {
+  for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xC0U) != 0x80U) {
+      const std::size_t size = byte < 0xC2 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+      return byte < 0xF5 && size > back ? back : 0;
     }
   }
-  return low;
-}
-
-// Bytes of the UTF-8 character that begins at `at`; 0 when the bytes there are not UTF-8.
-inline std::size_t character_size(const std::string& text, std::size_t at) {
-  const auto first = static_cast<unsigned char>(text[at]);
-  const std::size_t size = first < 0x80                     ? 1
-                           : first >= 0xC2 && first < 0xE0  ? 2
-                           : first >= 0xE0 && first < 0xF0  ? 3
-                           : first >= 0xF0 && first <= 0xF4 ? 4
-                                                            : 0;
-  if (size == 0 || at + size > text.size()) {
-    return 0;
-  }
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) {
-      return 0;
-    }
-  }
-  return size;
+  return 0;
 }
 
 }  // namespace detail
 
-class Tokenizer {
+class StreamDecoder {
  public:
-  enum class Kind { characters, bytes };
+  // `previous`: the token before the first, such as the prompt's last; -1: a text begins.
+  explicit StreamDecoder(Tokenizer tokenizer, std::int32_t previous = -1)
+      : tokenizer_(std::move(tokenizer)), previous_(previous) {}
 
-  Tokenizer() = default;  // bytes
-  // Characters: the vocabulary in ascending byte order, each once.
-  explicit Tokenizer(std::vector<std::string> characters)
-      : kind_(Kind::characters), characters_(std::move(characters)) {}
-
-  Kind kind() const { return kind_; }
-  const std::vector<std::string>& characters() const { return characters_; }
-  std::int64_t vocabulary() const {
-    return kind_ == Kind::bytes ? 256 : static_cast<std::int64_t>(characters_.size());
+  // The whole characters that this token completes; bytes that can be no UTF-8 pass as they are.
+  std::string next(std::int32_t id) {
+    held_ += tokenizer_.decode_piece(previous_, id);
+    previous_ = id;
+    const std::size_t whole = held_.size() - detail::unfinished_bytes(held_);
+    std::string out = held_.substr(0, whole);
+    held_.erase(0, whole);
+    return out;
   }
-  std::string text() const {
-    return kind_ == Kind::bytes ? "bytes (256)"
-                                : detail::cat({"characters (", vocabulary(), " distinct)"});
+  // What is still held back: a character that never became whole.
+  std::string finish() {
+    std::string out;
+    out.swap(held_);
+    return out;
   }
-  bool operator==(const Tokenizer& other) const {
-    return kind_ == other.kind_ && characters_ == other.characters_;
-  }
-
-  std::vector<std::int32_t> encode(const std::string& text) const;
-  std::string decode(const std::vector<std::int32_t>& ids) const;
 
  private:
-  Kind kind_ = Kind::bytes;
-  std::vector<std::string> characters_;
+  Tokenizer tokenizer_;
+  std::int32_t previous_;
+  std::string held_;
 };
 
-// A character that the vocabulary lacks is an Error.
-inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text) const {
-  std::vector<std::int32_t> ids;
-  ids.reserve(text.size());
-  std::vector<std::int32_t> ascii(128, -1);  // the common case without a search
-  for (std::size_t i = 0; i < characters_.size(); ++i) {
-    const auto first = static_cast<unsigned char>(characters_[i][0]);
-    if (first < 128) {
-      ascii[first] = static_cast<std::int32_t>(i);
-    }
-  }
-  for (std::size_t at = 0; at < text.size();) {
-    const auto byte = static_cast<unsigned char>(text[at]);
-    if (kind_ == Kind::bytes) {
-      ids.push_back(byte);
-      ++at;
-      continue;
-    }
-    const std::size_t size = std::max<std::size_t>(1, detail::character_size(text, at));
-    std::int32_t id = size == 1 && byte < 128 ? ascii[byte] : -1;
-    if (size > 1) {
-      const std::size_t found = detail::place_of(text.substr(at, size), characters_);
-      if (found < characters_.size() && characters_[found] == text.substr(at, size)) {
-        id = static_cast<std::int32_t>(found);
-      }
-    }
-    if (id < 0) {
-      detail::fail({"encode: the character \"", text.substr(at, size), "\" at byte ",
-                    static_cast<std::int64_t>(at), " is not among the ", vocabulary(),
-                    " of the training text; leave it out"});
-    }
-    ids.push_back(id);
-    at += size;
-  }
-  return ids;
-}
+}}  // namespace tinyscale
 
-// An id that stands for nothing (a model may have a larger vocabulary than the text) gives "?".
-inline std::string Tokenizer::decode(const std::vector<std::int32_t>& ids) const {
-  std::string text;
-  for (const std::int32_t id : ids) {
-    if (id < 0 || id >= vocabulary()) {
-      text += '?';
-    } else if (kind_ == Kind::bytes) {
-      text += static_cast<char>(static_cast<unsigned char>(id));
-    } else {
-      text += characters_[static_cast<std::size_t>(id)];
-    }
-  }
-  return text;
-}
+// >> tinyscale/model/train_tokenizer.hpp
+// Training byte-level BPE on a text: the pair of neighbouring tokens that is most frequent within
+// words becomes a token, again and again. Each distinct word is counted once, and a merge looks
+// only at the words that hold its pair: their old pairs are taken from the counts, the new ones
+// added. Of equally frequent pairs the one of the smaller left id goes first, then of the smaller
+// right.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct TrainTokenizerOptions {
+  std::string pre = "gpt-2";  // how the text is cut into words
+  std::vector<std::string>
+      special;  // the last tokens, such as "<|endoftext|>"; the first: BOS, EOS
+};
 
 namespace detail {
 
-// Characters when the text is UTF-8 with at most 256 distinct, else bytes.
-inline Tokenizer tokenizer_for(const std::string& text) {
-  std::vector<std::string> found;
-  std::vector<int> seen(128);
-  for (std::size_t at = 0; at < text.size();) {
-    const auto byte = static_cast<unsigned char>(text[at]);
-    const std::size_t size = character_size(text, at);
-    if (size == 0) {
-      return Tokenizer();
-    }
-    if (byte >= 128 || !seen[byte]) {
-      const std::string character = text.substr(at, size);
-      const std::size_t place = place_of(character, found);
-      if (place == found.size() || found[place] != character) {
-        found.insert(found.begin() + static_cast<std::ptrdiff_t>(place), character);
-        if (found.size() > 256) {
-          return Tokenizer();
-        }
-      }
-      if (byte < 128) {
-        seen[byte] = 1;
-      }
-    }
-    at += size;
+// A pair of tokens as it was counted, the most frequent first.
+struct CountedPair {
+  std::int64_t count = 0;
+  std::uint64_t pair = 0;
+
+  bool before(const CountedPair& other) const {
+    return count > other.count || (count == other.count && pair < other.pair);
   }
-  return Tokenizer(std::move(found));
+};
+
+// The words of a text with their pairs counted.
+class PairCounts {
+ public:
+  static constexpr std::size_t longest = 256;  // bytes of a word; longer ones are counted in parts
+
+  PairCounts(const std::string& text, PreTokenizer pre) {
+    TokenTable distinct;
+    for (std::size_t at = 0; at < text.size();) {
+      std::size_t end = next_piece(pre, text.data(), at, text.size());
+      for (; at < end; at += longest) {
+        const std::size_t size = end - at < longest ? end - at : longest;
+        std::int32_t word = distinct.find(text.data() + at, size);
+        if (word < 0) {
+          word = distinct.add(text.substr(at, size));
+          distinct.find_by_text(word);
+          times_.push_back(0);
+        }
+        ++times_[static_cast<std::size_t>(word)];
+      }
+      at = end;
+    }
+    for (std::size_t word = 0; word < distinct.size(); ++word) {
+      starts_.push_back(tokens_.size());
+      lengths_.push_back(distinct.length(word));
+      for (std::size_t i = 0; i < distinct.length(word); ++i) {
+        tokens_.push_back(static_cast<unsigned char>(distinct.data(word)[i]));
+      }
+      count_word(word, 1, -1);
+    }
+    offer_touched();
+  }
+
+  // The most frequent pair; a count below 2 when no pair stands twice.
+  CountedPair most_frequent() {
+    while (!heap_.empty()) {
+      const CountedPair first = heap_.pop();
+      const std::int64_t count = counts_[place(first.pair)];
+      if (count == first.count) {
+        return first;
+      }
+      if (count > 1) {
+        heap_.push({count, first.pair});
+      }
+    }
+    return CountedPair();
+  }
+
+  // Every such pair becomes the token `merged`.
+  void merge(std::uint64_t pair, std::int32_t merged) {
+    for (std::uint32_t at = heads_[place(pair)]; at != no_rank; at = next_[at]) {
+      merge_in_word(words_[at], pair, merged);
+    }
+    offer_touched();
+  }
+
+ private:
+  std::size_t place(std::uint64_t pair) const {
+    return places_
+        .find(static_cast<std::int32_t>(pair >> 32), static_cast<std::int32_t>(pair & ~0U))
+        .rank;
+  }
+
+  // Adds the word's pairs to the counts, or with sign -1 takes them away. Those of the token
+  // `fresh`
+  // (-1: all) have not been in this word before.
+  void count_word(std::size_t word, int sign, std::int32_t fresh) {
+    const std::int32_t* const tokens = tokens_.data() + starts_[word];
+    for (std::size_t i = 0; i + 1 < lengths_[word]; ++i) {
+      const std::int32_t left = tokens[i], right = tokens[i + 1];
+      std::uint32_t found = places_.find(left, right).rank;
+      if (found == no_rank) {
+        found = static_cast<std::uint32_t>(counts_.size());
+        places_.add(left, right, found, 0);
+        counts_.push_back(0);
+        heads_.push_back(no_rank);
+        touched_.push_back(0);
+      }
+      counts_[found] += sign * times_[word];
+      if (sign < 0 || (fresh >= 0 && left != fresh && right != fresh)) {
+        continue;
+      }
+      if (heads_[found] == no_rank || words_[heads_[found]] != word) {
+        next_.push_back(heads_[found]);
+        heads_[found] = static_cast<std::uint32_t>(words_.size());
+        words_.push_back(static_cast<std::uint32_t>(word));
+      }
+      if (touched_[found] == 0) {
+        touched_[found] = 1;
+        touched_pairs_.push_back(pair_of(left, right));
+      }
+    }
+  }
+
+  void merge_in_word(std::size_t word, std::uint64_t pair, std::int32_t merged) {
+    std::int32_t* const tokens = tokens_.data() + starts_[word];
+    const std::size_t n = lengths_[word];
+    bool held = false;
+    for (std::size_t i = 0; i + 1 < n; ++i) {
+      held = held || pair_of(tokens[i], tokens[i + 1]) == pair;
+    }
+    if (!held) {  // merged away, or listed twice
+      return;
+    }
+    count_word(word, -1, -1);
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < n; ++kept) {
+      const bool here = i + 1 < n && pair_of(tokens[i], tokens[i + 1]) == pair;
+      tokens[kept] = here ? merged : tokens[i];
+      i += here ? 2 : 1;
+    }
+    lengths_[word] = kept;
+    count_word(word, 1, merged);
+  }
+
+  void offer_touched() {
+    for (const std::uint64_t pair : touched_pairs_) {
+      const std::size_t at = place(pair);
+      touched_[at] = 0;
+      if (counts_[at] > 1) {
+        heap_.push({counts_[at], pair});
+      }
+    }
+    touched_pairs_.clear();
+  }
+
+  // Of each distinct word: how often it stands in the text, and its tokens.
+  std::vector<std::int64_t> times_;
+  std::vector<std::size_t> starts_, lengths_;
+  std::vector<std::int32_t> tokens_;
+  // Of each pair: how often it stands in the text, and the words that hold or held it.
+  PairTable places_;
+  std::vector<std::int64_t> counts_;
+  std::vector<std::uint32_t> heads_;
+  std::vector<std::uint32_t> words_, next_;
+  std::vector<char> touched_;
+  std::vector<std::uint64_t> touched_pairs_;
+  Heap<CountedPair> heap_;
+};
+
+inline void check_trained_vocabulary(std::int64_t vocabulary,
+                                     const TrainTokenizerOptions& options) {
+  const auto least = static_cast<std::int64_t>(256 + options.special.size());
+  if (vocabulary < least || vocabulary > 0x7FFFFFF0) {
+    fail({"train_tokenizer: a vocabulary of ", vocabulary, "; at least ", least, " (256 bytes and ",
+          options.special.size(), " special tokens) is right"});
+  }
+  if (find_pre_tokenizer(options.pre) < 0) {
+    fail({"train_tokenizer: the pre-tokenizer is \"", options.pre, "\"; right is one of ",
+          pre_tokenizer_names()});
+  }
 }
 
 }  // namespace detail
+
+// Byte-level BPE of exactly `vocabulary` tokens: 256 bytes by value, merges, special tokens.
+inline Tokenizer train_tokenizer(const std::string& text, std::int64_t vocabulary,
+                                 const TrainTokenizerOptions& options = {}) {
+  detail::check_trained_vocabulary(vocabulary, options);
+  TokenizerData data;
+  data.pre = options.pre;
+  data.ignore_merges = 0;
+  data.add_bos = 0;
+  detail::TokenTable texts;
+  for (int byte = 0; byte < 256; ++byte) {
+    texts.find_by_text(
+        texts.add(std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))));
+  }
+  const auto pre = static_cast<PreTokenizer>(detail::find_pre_tokenizer(options.pre));
+  detail::PairCounts counts(text, pre);
+  const auto ordinary = static_cast<std::size_t>(vocabulary) - options.special.size();
+  while (texts.size() < ordinary) {
+    const detail::CountedPair best = counts.most_frequent();
+    if (best.count < 2) {
+      detail::fail({"train_tokenizer: no pair stands twice any more after ", texts.size(),
+                    " tokens of ", ordinary, "; a longer text or a vocabulary of at most ",
+                    texts.size() + options.special.size(), " is right"});
+    }
+    const std::string left = texts.text(best.pair >> 32), right = texts.text(best.pair & ~0U);
+    data.merges.push_back(detail::spelled_bytes(left) + " " + detail::spelled_bytes(right));
+    std::int32_t merged = texts.find(left + right);  // there when cut in another place before
+    if (merged < 0) {
+      merged = texts.add(left + right);
+      texts.find_by_text(merged);
+    }
+    counts.merge(best.pair, merged);
+  }
+  for (std::size_t id = 0; id < texts.size(); ++id) {
+    data.tokens.push_back(detail::spelled_bytes(texts.text(id)));
+  }
+  if (!options.special.empty()) {
+    data.types.assign(data.tokens.size(), static_cast<std::int32_t>(TokenType::normal));
+    data.bos = data.eos = static_cast<std::int64_t>(data.tokens.size());
+    for (const std::string& special : options.special) {
+      data.tokens.push_back(special);
+      data.types.push_back(static_cast<std::int32_t>(TokenType::control));
+    }
+  }
+  return make_tokenizer(std::move(data), "train_tokenizer: ");
+}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/model/transformer.hpp
@@ -33497,11 +37585,20 @@ inline std::uint64_t parameter_seed(std::uint64_t seed, std::uint64_t place) {
 
 class Transformer {
  public:
-  explicit Transformer(ModelConfig config, std::uint64_t seed = 1);
+  explicit Transformer(ModelConfig shape, std::uint64_t seed = 1)
+      : Transformer(std::move(shape), seed, true) {}
+  // Parameters with names and shapes and no numbers, for who reads them from a file.
+  static Transformer without_numbers(ModelConfig shape) {
+    return Transformer(std::move(shape), 0, false);
+  }
 
   ModelConfig config;
   List<Parameter> parameters;
-  Tokenizer tokenizer;  // of the text it learned; saved with it
+  Tokenizer tokenizer;                         // of the text it learned; saved with it
+  Activations activations = Activations::f32;  // as they meet stored weights
+
+  // Whether some weights are stored in a format that runs and does not learn.
+  bool is_stored() const;
 
   std::vector<Tensor> tensors() const;
   std::int64_t count() const;
@@ -33523,10 +37620,12 @@ class Transformer {
   Tensor head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
                    const Hooks& hooks) const;
 
-  // Safetensors, tokenizer and config in its metadata (checkpoint.hpp).
-  void save(const std::string& path) const;
+  // Safetensors of f32, bf16 or f16, tokenizer and config in its metadata (checkpoint.hpp).
+  void save(const std::string& path, DType format = DType::f32) const;
 
  private:
+  Transformer(ModelConfig shape, std::uint64_t seed, bool numbers);
+
   // Places in `parameters`; -1 where this architecture has none.
   struct Linear {
     int weight = -1;
@@ -33556,6 +37655,10 @@ class Transformer {
                          const std::vector<std::int32_t>& targets, std::int64_t batch,
                          std::int64_t time, const Hooks& hooks) const;
   Tensor use(int index, const Hooks& hooks) const;
+  const StoredMatrix* stored(int index) const {
+    return parameters[static_cast<std::size_t>(index)].stored.get();
+  }
+  Tensor multiply(const Tensor& x, int weight, const Hooks& hooks) const;
   Tensor head_input(const Tensor& x, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
   Tensor project(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
@@ -33568,6 +37671,7 @@ class Transformer {
   Tensor drop(const Tensor& x, int place, const Hooks& hooks) const;
 
   std::uint64_t seed_ = 1;
+  bool numbers_ = true;  // are made for new parameters
   int embedding_ = -1;
   int position_ = -1;
   Linear last_norm_;
@@ -33578,8 +37682,8 @@ class Transformer {
 // Tables are N(0, 0.02). Linear weights are N(0, sqrt(2 / (5 width))) (Nguyen and Salazar, arXiv
 // 1910.05895) or N(0, initializer_range), GPT-2's 0.02; those that write to the residual stream
 // that over sqrt(2 layers).
-inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
-    : config(std::move(shape)), seed_(seed) {
+inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed, bool numbers)
+    : config(std::move(shape)), seed_(seed), numbers_(numbers) {
   const std::string beyond = config.beyond.empty() ? detail::lacking(config) : config.beyond;
   if (!beyond.empty()) {
     detail::fail({"Transformer: ", config.name, " is planned, not run: it has ", beyond,
@@ -33604,10 +37708,17 @@ inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
 inline int Transformer::add(const std::string& name, const Shape& shape, float scale, Split split,
                             int layer) {
   const auto place = static_cast<std::uint64_t>(parameters.size());
-  const MemoryScope scope(MemoryKind::parameter);
-  const Tensor start = scale > 0.0f ? randn(shape, detail::parameter_seed(seed_, place), scale)
-                                    : full(shape, scale < 0.0f ? 1.0f : 0.0f);
-  parameters.push_back(Parameter{name, parameter(start), split, layer});
+  Parameter made;
+  made.name = name;
+  made.split = split;
+  made.layer = layer;
+  made.shape = shape;
+  if (numbers_) {
+    const MemoryScope scope(MemoryKind::parameter);
+    made.value = parameter(scale > 0.0f ? randn(shape, detail::parameter_seed(seed_, place), scale)
+                                        : full(shape, scale < 0.0f ? 1.0f : 0.0f));
+  }
+  parameters.push_back(std::move(made));
   return static_cast<int>(place);
 }
 
@@ -33690,9 +37801,24 @@ inline void Transformer::add_block(int layer) {
   blocks_.push_back(std::move(b));
 }
 
+inline bool Transformer::is_stored() const {
+  for (const Parameter& p : parameters) {
+    if (p.stored) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// To learn; stored weights cannot.
 inline std::vector<Tensor> Transformer::tensors() const {
   std::vector<Tensor> all;
   for (const Parameter& p : parameters) {
+    if (!p.value.defined()) {
+      detail::fail({"tensors: ", p.name, " of ", config.name, " is ",
+                    p.stored ? p.stored->kind() : "not there",
+                    " and only runs; load(path) gives weights that learn"});
+    }
     all.push_back(p.value);
   }
   return all;
@@ -33701,7 +37827,7 @@ inline std::vector<Tensor> Transformer::tensors() const {
 inline std::int64_t Transformer::count() const {
   std::int64_t n = 0;
   for (const Parameter& p : parameters) {
-    n += p.value.count();
+    n += p.value.defined() ? p.value.count() : p.shape.count();
   }
   return n;
 }
@@ -33805,15 +37931,22 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
                   " tokens; one id a token is right"});
   }
   const std::int64_t last = hooks.places.at(time - 1);
-  if (last >= config.context) {
+  if (last >= config.context && hooks.each_place == nullptr) {
     detail::fail({"forward: ", time, " tokens from position ", hooks.places.first, " to ", last,
                   "; the context of ", config.name, " is ", config.context});
   }
-  const Tensor table = use(embedding_, hooks);
-  Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})
-                             : embedding(table, ids, {batch, time});  // (B, T, D)
+  const Shape shape = {batch, time};
+  Tensor x;  // (B, T, D)
+  if (stored(embedding_) != nullptr) {
+    x = embedding_stored(*stored(embedding_), ids, shape);
+  } else {
+    const Tensor table = use(embedding_, hooks);
+    x = hooks.embedding ? hooks.embedding(table, ids, shape) : embedding(table, ids, shape);
+  }
   if (position_ >= 0) {
-    x = x + tokens_at(use(position_, hooks), 0, hooks.stream, x.dim(1));
+    const Tensor places = use(position_, hooks);
+    x = x + (hooks.each_place != nullptr ? embedding(places, *hooks.each_place, {batch, time})
+                                         : tokens_at(places, 0, hooks.stream, x.dim(1)));
   }
   return drop(x, 0, hooks);
 }
@@ -33829,7 +37962,7 @@ inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks)
 }
 
 inline Tensor Transformer::head(const Tensor& x, const Hooks& hooks) const {
-  return matmul_transposed(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks));
+  return multiply(head_input(x, hooks), config.tied ? embedding_ : head_, hooks);
 }
 
 inline Tensor Transformer::head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
@@ -33856,7 +37989,12 @@ inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks&
 }
 
 inline Tensor Transformer::use(int index, const Hooks& hooks) const {
-  const Tensor& value = parameters[static_cast<std::size_t>(index)].value;
+  const Parameter& p = parameters[static_cast<std::size_t>(index)];
+  if (!p.value.defined() && p.stored) {
+    detail::fail({"forward: ", p.name, " of ", config.name, " is stored as ", p.stored->kind(),
+                  " and only runs; load(path) gives weights that learn"});
+  }
+  const Tensor& value = p.value;
   return hooks.weight ? hooks.weight(value, index) : value;
 }
 
@@ -33870,9 +38008,21 @@ inline Tensor Transformer::normalise(const Linear& norm, const Tensor& x,
   return layer_norm(x, weight, norm.bias >= 0 ? use(norm.bias, hooks) : Tensor(), epsilon);
 }
 
+// x W^T, of weights in whatever form they are kept.
+inline Tensor Transformer::multiply(const Tensor& x, int weight, const Hooks& hooks) const {
+  if (stored(weight) != nullptr) {
+    return matmul_stored(x, *stored(weight), activations);
+  }
+  return matmul_transposed(x, use(weight, hooks));
+}
+
 // x W^T + bias for layers that read the width.
 inline Tensor Transformer::project(const Linear& linear, const Tensor& x,
                                    const Hooks& hooks) const {
+  if (stored(linear.weight) != nullptr) {
+    const Tensor y = multiply(x, linear.weight, hooks);
+    return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
+  }
   return tinyscale::linear(x, use(linear.weight, hooks),
                            linear.bias >= 0 ? use(linear.bias, hooks) : Tensor());
 }
@@ -33884,7 +38034,7 @@ inline Tensor Transformer::write_back(const Linear& linear, const Tensor& x,
   if (!hooks.linear_out) {
     return project(linear, x, hooks);
   }
-  const Tensor y = hooks.linear_out(matmul_transposed(x, use(linear.weight, hooks)));
+  const Tensor y = hooks.linear_out(multiply(x, linear.weight, hooks));
   return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
 }
 
@@ -33897,8 +38047,9 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
     y = reshape(rms_norm(reshape(x, heads), use(norm, hooks), epsilon), x.shape());
   }
   if (config.position == Position::rotary) {
-    y = rope(y, config.head_size, hooks.places, static_cast<float>(config.rope_theta),
-             RopePairs::halves);
+    y = hooks.rotate ? hooks.rotate(y)
+                     : rope(y, config.head_size, hooks.places,
+                            static_cast<float>(config.rope_theta), config.rope_pairs);
   }
   return y;
 }
@@ -34264,6 +38415,48 @@ inline std::ostream& operator<<(std::ostream& out, const Text& text) { return ou
 
 namespace detail {
 
+// Where `character` stands, or would, among sorted ones.
+inline std::size_t place_of(const std::string& character, const std::vector<std::string>& sorted) {
+  std::size_t low = 0;
+  for (std::size_t high = sorted.size(); low < high;) {
+    const std::size_t middle = low + (high - low) / 2;
+    if (sorted[middle] < character) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Characters when the text is UTF-8 with at most 256 distinct, else bytes.
+inline Tokenizer tokenizer_for(const std::string& text) {
+  std::vector<std::string> found;
+  std::vector<int> seen(128);
+  for (std::size_t at = 0; at < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    const std::size_t size = character_size(text, at);
+    if (size == 0) {
+      return Tokenizer();
+    }
+    if (byte >= 128 || !seen[byte]) {
+      const std::string character = text.substr(at, size);
+      const std::size_t place = place_of(character, found);
+      if (place == found.size() || found[place] != character) {
+        found.insert(found.begin() + static_cast<std::ptrdiff_t>(place), character);
+        if (found.size() > 256) {
+          return Tokenizer();
+        }
+      }
+      if (byte < 128) {
+        seen[byte] = 1;
+      }
+    }
+    at += size;
+  }
+  return Tokenizer(std::move(found));
+}
+
 // A file, closed at the end of its scope.
 class File {
  public:
@@ -34313,34 +38506,464 @@ inline std::string read_file(const std::string& path, const char* who) {
 
 }  // namespace detail
 
-// A text that is already in memory.
-inline Text make_text(const std::string& name, const std::string& data) {
+// How a text becomes tokens. characters: one a character when at most 256 are distinct, else bytes;
+// bytes; byte_pairs: byte-level BPE of `vocabulary` tokens, trained on the first 90 % of the bytes.
+struct TextOptions {
+  TokenizerKind tokenizer = TokenizerKind::characters;
+  std::int64_t vocabulary = 0;
+};
+
+// A text that is already in memory, by a tokenizer that is there, without BOS and EOS.
+inline Text make_text(const std::string& name, const std::string& data,
+                      const Tokenizer& tokenizer) {
   if (data.empty()) {
     detail::fail({"read_text: \"", name, "\" is empty; a text to learn is right"});
   }
+  EncodeOptions plain;
+  plain.bos = plain.eos = 0;
   Text text;
   text.name = name;
-  text.tokenizer = detail::tokenizer_for(data);
-  text.tokens = text.tokenizer.encode(data);
+  text.tokenizer = tokenizer;
+  text.tokens = tokenizer.encode(data, plain);
   text.split = static_cast<std::int64_t>(text.tokens.size()) * 9 / 10;
   return text;
 }
+inline Text make_text(const std::string& name, const std::string& data,
+                      const TextOptions& options) {
+  const bool trained = options.tokenizer == TokenizerKind::byte_pairs;
+  if (trained ? options.vocabulary < 256 : options.vocabulary != 0) {
+    detail::fail({"read_text: a vocabulary of ", options.vocabulary,
+                  trained ? "; for byte-level BPE at least 256 is right"
+                          : "; only byte-level BPE has one to choose, 0 is right"});
+  }
+  switch (options.tokenizer) {
+    case TokenizerKind::characters: return make_text(name, data, detail::tokenizer_for(data));
+    case TokenizerKind::bytes: return make_text(name, data, Tokenizer());
+    case TokenizerKind::byte_pairs:
+      return make_text(name, data,
+                       train_tokenizer(data.substr(0, data.size() / 10 * 9), options.vocabulary));
+    default: break;
+  }
+  detail::fail(
+      {"read_text: SentencePiece tokenizers are read, not trained; characters, bytes or "
+       "byte_pairs, or a tokenizer itself, is right"});
+}
+inline Text make_text(const std::string& name, const std::string& data) {
+  return make_text(name, data, detail::tokenizer_for(data));
+}
 
-// Characters when at most 256 are distinct, else bytes; the text prints which. A byte order mark
-// (EF BB BF, which some editors put before UTF-8) is left out.
-inline Text read_text(const std::string& path) {
-  std::string data = detail::read_file(path, "read_text");
+namespace detail {
+
+// A byte order mark (EF BB BF, which some editors put before UTF-8) is left out.
+inline std::string read_text_file(const std::string& path) {
+  std::string data = read_file(path, "read_text");
   if (data.compare(0, 3, "\xEF\xBB\xBF") == 0) {
     data.erase(0, 3);
   }
-  return make_text(path.substr(path.find_last_of("/\\") + 1), data);
+  return data;
+}
+
+inline std::string file_name(const std::string& path) {
+  return path.substr(path.find_last_of("/\\") + 1);
+}
+
+}  // namespace detail
+
+// Characters when at most 256 are distinct, else bytes; the text prints which.
+inline Text read_text(const std::string& path) {
+  return make_text(detail::file_name(path), detail::read_text_file(path));
+}
+// As the options say, or with a tokenizer that is there.
+inline Text read_text(const std::string& path, const TextOptions& options) {
+  return make_text(detail::file_name(path), detail::read_text_file(path), options);
+}
+inline Text read_text(const std::string& path, const Tokenizer& tokenizer) {
+  return make_text(detail::file_name(path), detail::read_text_file(path), tokenizer);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/weight_file.hpp
+// What every checkpoint gives, whatever its format: a config, perhaps a tokenizer, and tensors
+// under our parameters' names (Hugging Face's Llama names). The numbers stay where they are, in the
+// mapping of the file, until read_floats turns them into float32.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Numbers in a file. Plain ones and blocks lie row after row in `format`. Of a transposed matrix
+// the file has [in, out]: our element (o, i) is its element i * stride + o. Groups of llama2.c:
+// element i is codes[i] scales[i / group].
+struct StoredTensor {
+  std::string name;    // of our parameter
+  std::string stored;  // what the file calls it
+  Shape shape;         // as our parameter has it, matrices [out, in]
+  std::string type;    // the file's word: "F32", "q4_0", "int8 in groups of 64"
+  BlockFormat format = BlockFormat::f32;
+  const std::uint8_t* data = nullptr;  // anywhere: no alignment
+  bool transposed = false;
+  std::int64_t stride = 0;
+  bool doubles = false;                         // float64, `format` says nothing
+  bool readable = true;                         // false: integers and others that no model here has
+  const char* right = "F32, F16, BF16 or F64";  // what would be readable in such a file
+  const std::uint8_t* scales = nullptr;         // float32; data is then int8
+  std::int64_t group = 0;
+
+  const std::int8_t* codes() const { return reinterpret_cast<const std::int8_t*>(data); }
+  float scale(std::int64_t i) const {  // of group i
+    float value = 0;
+    std::memcpy(&value, scales + 4 * i, 4);
+    return value;
+  }
+};
+
+struct WeightFile {
+  std::string path;
+  std::string kind;  // "llama2.c version 2", "safetensors", "GGUF version 3"
+  bool has_config = false;
+  ModelConfig config;     // if has_config
+  std::string no_config;  // else why not, the end of a sentence
+  bool has_tokenizer = false;
+  Tokenizer tokenizer;
+  List<StoredTensor> tensors;
+  List<Shared<MappedFile>> files;
+  double data_bytes = 0;  // that hold numbers
+
+  // The tensor for the parameter of that name, or null; index() comes first.
+  const StoredTensor* find(const std::string& name) const {
+    const std::size_t at = names.find(name);
+    return at == names.none ? nullptr : &tensors[at];
+  }
+  // Sorts the names; an Error, when two tensors are for the same parameter.
+  void index(const std::string& who);
+
+  detail::SortedNames names;
+};
+
+inline void WeightFile::index(const std::string& who) {
+  std::vector<std::string> all;
+  for (const StoredTensor& tensor : tensors) {
+    all.push_back(tensor.name);
+  }
+  names = detail::SortedNames(static_cast<std::vector<std::string>&&>(all));
+  const std::size_t again = names.twice();
+  if (again != names.none) {
+    const std::string& name = tensors[again].name;
+    detail::fail({who, "two tensors are for ", name, ", \"", find(name)->stored, "\" and \"",
+                  tensors[again].stored, "\"; one is right"});
+  }
+}
+
+namespace detail {
+
+// `count` numbers of a tensor from the first on, as they lie in the file.
+inline void read_flat(const StoredTensor& t, std::int64_t count, float* to) {
+  if (t.scales != nullptr) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      to[i] = static_cast<float>(t.codes()[i]) * t.scale(i / t.group);
+    }
+  } else if (t.doubles) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      double value = 0;
+      std::memcpy(&value, t.data + 8 * i, 8);
+      to[i] = static_cast<float>(value);
+    }
+  } else {
+    kernels::dequantize_blocks(t.format, count, t.data, to);
+  }
+}
+
+// Bytes of a number that is no block; 0 for blocks.
+inline std::int64_t plain_bytes(const StoredTensor& t) {
+  const BlockLayout layout = block_layout(t.format);
+  return t.doubles ? 8 : t.scales != nullptr || layout.elements > 1 ? 0 : layout.bytes;
+}
+
+}  // namespace detail
+
+// The numbers as float32, in our layout. `who` begins an Error.
+inline void read_floats(const StoredTensor& t, float* to, const std::string& who) {
+  const std::int64_t bytes = detail::plain_bytes(t);
+  if (!t.readable || (t.transposed && bytes == 0)) {
+    detail::fail({who, "tensor \"", t.stored, "\" is ", t.type, "; ", t.right, " is right"});
+  }
+  const std::int64_t count = t.shape.count();
+  if (!t.transposed) {
+    detail::read_flat(t, count, to);
+    return;
+  }
+  const std::int64_t out = t.shape[0], in = t.shape.size() > 1 ? t.shape[1] : 1;
+  std::vector<float> row(static_cast<std::size_t>(out));
+  StoredTensor one = t;
+  for (std::int64_t i = 0; i < in; ++i) {
+    one.data = t.data + i * t.stride * bytes;
+    detail::read_flat(one, out, row.data());
+    for (std::int64_t o = 0; o < out; ++o) {
+      to[o * in + i] = row[static_cast<std::size_t>(o)];
+    }
+  }
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/llama2c.hpp
+// The files of llama2.c: a header of whole numbers, then the weights in a fixed order. Version 0
+// has 28 bytes of header and float32; 1 begins with "24ka", has 256 and float32; 2 has int8 in
+// groups that share a float32 scale, norms apart. Sizes follow from the header, so the file's must
+// be the one it says. Source: the reference program's reader, and files that it runs.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct Llama2cHeader {
+  int version = 0;
+  std::int32_t dim = 0, hidden_dim = 0, n_layers = 0, n_heads = 0, n_kv_heads = 0;
+  std::int32_t vocab_size = 0, max_seq_len = 0;  // version 0: vocab_size below 0 when not shared
+  bool shared = true;                            // the output matrix is the embedding
+  std::int32_t group_size = 0;                   // of version 2
+};
+
+namespace detail {
+
+constexpr std::uint32_t llama2c_magic = 0x616b3432;
+constexpr std::int64_t llama2c_head_bytes = 256;  // of versions 1 and 2
+
+// Tensors of one kind, one or one a layer. No name: the tables of version 0, which nobody reads.
+struct Llama2cPart {
+  const char* name = nullptr;
+  bool each_layer = false;
+  std::int64_t rows = 0, cols = 0;  // no rows: a vector
+
+  Shape shape() const { return rows > 0 ? Shape{rows, cols} : Shape{cols}; }
+  std::int64_t count(std::int64_t layers) const {
+    return (each_layer ? layers : 1) * (rows > 0 ? rows : 1) * cols;
+  }
+};
+
+// What the file has after its header, in order.
+inline List<Llama2cPart> llama2c_parts(const ModelConfig& c, int version) {
+  const std::int64_t d = c.width, kv = c.key_width(), f = c.hidden;
+  const Llama2cPart table = {"model.embed_tokens", false, c.vocabulary, d};
+  const Llama2cPart norm1 = {"input_layernorm", true, 0, d};
+  const Llama2cPart norm2 = {"post_attention_layernorm", true, 0, d};
+  const Llama2cPart last = {"model.norm", false, 0, d};
+  const Llama2cPart attention[] = {{"self_attn.q_proj", true, d, d},
+                                   {"self_attn.k_proj", true, kv, d},
+                                   {"self_attn.v_proj", true, kv, d},
+                                   {"self_attn.o_proj", true, d, d}};
+  const Llama2cPart feed_forward[] = {
+      {"mlp.gate_proj", true, f, d}, {"mlp.down_proj", true, d, f}, {"mlp.up_proj", true, f, d}};
+  List<Llama2cPart> parts;
+  if (version == 0) {
+    parts = {table, norm1};
+  } else {
+    parts = {norm1, norm2, last, table};
+  }
+  for (const Llama2cPart& part : attention) {
+    parts.push_back(part);
+  }
+  if (version == 0) {
+    parts.push_back(norm2);
+  }
+  for (const Llama2cPart& part : feed_forward) {
+    parts.push_back(part);
+  }
+  if (version == 0) {
+    parts.push_back(last);
+    parts.push_back({nullptr, false, c.context, c.head_size});  // cosines, then sines
+  }
+  if (!c.tied) {
+    parts.push_back({"lm_head", false, c.vocabulary, d});
+  }
+  return parts;
+}
+
+inline std::string llama2c_name(const Llama2cPart& part, std::int64_t layer) {
+  return part.each_layer ? cat({"model.layers.", layer, ".", part.name, ".weight"})
+                         : cat({part.name, ".weight"});
+}
+
+// Of one tensor. Version 2: a byte each and four for each group, norms four each.
+inline std::int64_t llama2c_bytes(const Llama2cPart& part, int version, std::int64_t group) {
+  const std::int64_t n = part.count(1);
+  return version == 2 && part.rows > 0 ? n + n / group * 4 : 4 * n;
+}
+
+// Of the whole file. The config is valid: no product runs over.
+inline std::int64_t llama2c_bytes(const ModelConfig& c, int version, std::int64_t group) {
+  std::int64_t bytes = version == 0 ? 28 : llama2c_head_bytes;
+  for (const Llama2cPart& part : llama2c_parts(c, version)) {
+    bytes += (part.each_layer ? c.layers : 1) * llama2c_bytes(part, version, group);
+  }
+  return bytes;
+}
+
+inline bool has_llama2c_magic(const std::uint8_t* data, std::size_t size) {
+  std::uint32_t first = 0;
+  std::memcpy(&first, data, size < 4 ? size : 4);
+  return size >= 4 && first == llama2c_magic;
+}
+
+// The numbers of the header, none of them checked but the version.
+inline Llama2cHeader llama2c_header(const std::uint8_t* data, std::size_t size,
+                                    const std::string& who) {
+  Llama2cHeader h;
+  const bool magic = has_llama2c_magic(data, size);
+  const std::size_t least = magic ? static_cast<std::size_t>(llama2c_head_bytes) : 28;
+  if (size < least) {
+    fail({who, size, " bytes are no llama2.c file; its header has ", least});
+  }
+  std::int32_t numbers[9];
+  std::memcpy(numbers, data, sizeof numbers);
+  if (magic) {
+    h.version = numbers[1];
+    if (h.version != 1 && h.version != 2) {
+      fail({who, "llama2.c version ", h.version, "; 0, 1 and 2 are known"});
+    }
+  }
+  const std::int32_t* const n = numbers + (magic ? 2 : 0);
+  h.dim = n[0], h.hidden_dim = n[1], h.n_layers = n[2], h.n_heads = n[3], h.n_kv_heads = n[4];
+  h.vocab_size = n[5], h.max_seq_len = n[6];
+  h.shared = magic ? data[36] == 1 : h.vocab_size > 0;
+  if (magic && data[36] > 1) {
+    fail({who, "shared_classifier is ", static_cast<int>(data[36]), "; 0 or 1 is right"});
+  }
+  if (h.version == 2) {
+    std::memcpy(&h.group_size, data + 37, 4);
+  }
+  return h;
+}
+
+inline void check_llama2c(const Llama2cHeader& h, const std::string& who) {
+  const bool untied = h.version == 0 && h.vocab_size < 0 && h.vocab_size > INT32_MIN;
+  const struct {
+    const char* name;
+    std::int64_t value;
+  } fields[] = {{"dim", h.dim},
+                {"hidden_dim", h.hidden_dim},
+                {"n_layers", h.n_layers},
+                {"n_heads", h.n_heads},
+                {"n_kv_heads", h.n_kv_heads},
+                {"vocab_size", untied ? 1 : h.vocab_size},
+                {"max_seq_len", h.max_seq_len},
+                {"group_size", h.version == 2 ? h.group_size : 1}};
+  for (const auto& field : fields) {
+    if (field.value < 1) {
+      fail({who, field.name, " is ", field.value, "; at least 1 is right"});
+    }
+  }
+  if (h.dim % h.n_heads != 0 || h.n_heads % h.n_kv_heads != 0) {
+    fail({who, "dim ", h.dim, ", n_heads ", h.n_heads, ", n_kv_heads ", h.n_kv_heads,
+          "; each must be a multiple of the next"});
+  }
+  if (h.version == 2 && (h.dim % h.group_size != 0 || h.hidden_dim % h.group_size != 0)) {
+    fail({who, "groups of ", h.group_size, " in rows of ", h.dim, " and ", h.hidden_dim,
+          "; a group size that divides both is right"});
+  }
+}
+
+// "models/stories260K.bin" is stories260K.
+inline std::string file_stem(const std::string& path) {
+  std::string name = path.substr(path.find_last_of("/\\") + 1);
+  const std::size_t point = name.rfind('.');
+  return point == std::string::npos || point == 0 ? name : name.substr(0, point);
+}
+
+inline ModelConfig llama2c_config(const Llama2cHeader& h, const std::string& path,
+                                  const std::string& who) {
+  ModelConfig c;
+  c.name = file_stem(path);
+  c.layers = h.n_layers;
+  c.width = h.dim;
+  c.heads = h.n_heads;
+  c.kv_heads = h.n_kv_heads;
+  c.head_size = h.dim / h.n_heads;
+  c.hidden = h.hidden_dim;
+  c.vocabulary = h.vocab_size < 0 ? -std::int64_t{h.vocab_size} : h.vocab_size;
+  c.context = h.max_seq_len;
+  c.norm = Norm::rms;
+  c.position = Position::rotary;
+  c.activation = Activation::swiglu;
+  c.tied = h.shared;
+  c.rope_pairs = RopePairs::interleaved;
+  try {
+    c.validate();
+  } catch (const Error& error) {
+    fail({who, error.what()});
+  }
+  return c;
+}
+
+// The tensors of one part, from byte `at` on, which moves behind them.
+inline void add_llama2c_part(WeightFile& file, const Llama2cPart& part, const Llama2cHeader& h,
+                             std::int64_t& at) {
+  const std::uint8_t* const data = file.files[0]->data();
+  for (std::int64_t layer = 0; layer < (part.each_layer ? h.n_layers : 1); ++layer) {
+    StoredTensor t;
+    t.data = data + at;
+    t.type = "F32";
+    t.shape = part.shape();
+    if (h.version == 2 && part.rows > 0) {
+      t.group = h.group_size;
+      t.scales = t.data + part.count(1);
+      t.type = cat({"int8 in groups of ", t.group});
+    }
+    at += llama2c_bytes(part, h.version, h.group_size);
+    if (part.name != nullptr) {
+      t.name = t.stored = llama2c_name(part, layer);
+      file.tensors.push_back(t);
+    }
+  }
+}
+
+// The bytes that a header of version 0 describes; 0 when no header could be so.
+inline std::int64_t llama2c_0_bytes(const std::uint8_t* data, std::size_t size) {
+  if (size < 28 || has_llama2c_magic(data, size)) {
+    return 0;
+  }
+  try {
+    const Llama2cHeader h = llama2c_header(data, size, "");
+    check_llama2c(h, "");
+    return llama2c_bytes(llama2c_config(h, "", ""), 0, 0);
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
+}  // namespace detail
+
+// A llama2.c file of any version; `path` names it in an Error, and names the model.
+inline WeightFile parse_llama2c(const Shared<MappedFile>& mapped, const std::string& path) {
+  const std::string who = detail::cat({"load: \"", path, "\": "});
+  const Llama2cHeader h = detail::llama2c_header(mapped->data(), mapped->size(), who);
+  detail::check_llama2c(h, who);
+  WeightFile file;
+  file.path = path;
+  file.kind = detail::cat({"llama2.c version ", h.version});
+  file.config = detail::llama2c_config(h, path, who);
+  file.has_config = true;
+  file.files.push_back(mapped);
+  const std::int64_t bytes = detail::llama2c_bytes(file.config, h.version, h.group_size);
+  if (bytes != static_cast<std::int64_t>(mapped->size())) {
+    detail::fail({who, "its header describes ", bytes, " bytes, the file has ", mapped->size()});
+  }
+  std::int64_t at = h.version == 0 ? 28 : detail::llama2c_head_bytes;
+  file.data_bytes = static_cast<double>(bytes - at);
+  for (const detail::Llama2cPart& part : detail::llama2c_parts(file.config, h.version)) {
+    detail::add_llama2c_part(file, part, h, at);
+  }
+  file.index(who);
+  return file;
+}
+
+inline WeightFile read_llama2c(const std::string& path) {
+  return parse_llama2c(map_file(path, "load"), path);
 }
 
 }}  // namespace tinyscale
 
 // >> tinyscale/model/safetensors.hpp
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
-// The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used.
+// The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used. The
+// tensors stay in the file's mapping until they are read.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -34356,16 +38979,34 @@ struct SafetensorsNote {
   std::string name, text;
 };
 
+// Bytes that somebody else keeps.
+struct ByteView {
+  const std::uint8_t* from = nullptr;
+  std::size_t count = 0;
+
+  const std::uint8_t* data() const { return from; }
+  std::size_t size() const { return count; }
+  // A copy of at most `most` bytes from `first` on.
+  std::string substr(std::size_t first, std::size_t most = static_cast<std::size_t>(-1)) const {
+    const std::size_t begin = first < count ? first : count;
+    const std::size_t left = count - begin;
+    return std::string(reinterpret_cast<const char*>(from) + begin, left < most ? left : most);
+  }
+};
+
 struct Safetensors {
   std::string path;
   List<SafetensorsNote> metadata;
   List<SafetensorsEntry> entries;  // by place in the file
-  std::string bytes;               // the whole file
+  ByteView bytes;                  // the whole file
   std::size_t data_start = 0;
+  Shared<MappedFile> file;    // keeps the bytes
+  detail::SortedNames names;  // of the entries
 
   const SafetensorsEntry* find(const std::string& name) const;
   const std::string* find_metadata(const std::string& key) const;
-  Tensor read(const SafetensorsEntry& entry) const;  // F32; F16, BF16 and F64 are converted
+  Tensor read(const SafetensorsEntry& entry) const;          // F32; F16, BF16 and F64 are converted
+  StoredTensor stored(const SafetensorsEntry& entry) const;  // where it lies, under its own name
 };
 
 namespace detail {
@@ -34481,7 +39122,7 @@ inline Json safetensors_header(const Safetensors& file, const std::string& who) 
   if (n > file.bytes.size() - 8) {
     fail({who, "a header of ", n, " bytes; only ", file.bytes.size() - 8, " follow"});
   }
-  if (n == 0 || file.bytes[8] != '{') {
+  if (n == 0 || file.bytes.data()[8] != '{') {
     detail::fail({who + "the header does not begin with {"});
   }
   return parse_named(file.bytes.substr(8, static_cast<std::size_t>(n)), who);
@@ -34489,11 +39130,12 @@ inline Json safetensors_header(const Safetensors& file, const std::string& who) 
 
 }  // namespace detail
 
-// Reads and checks a whole file.
-inline Safetensors read_safetensors(const std::string& path) {
+// Checks a whole file; `path` names it in an Error.
+inline Safetensors parse_safetensors(const Shared<MappedFile>& mapped, const std::string& path) {
   Safetensors file;
   file.path = path;
-  file.bytes = detail::read_file(path, "load");
+  file.file = mapped;
+  file.bytes = {mapped->data(), mapped->size()};
   const std::string who = detail::cat({"load: \"", path, "\": "});
   const Json header = detail::safetensors_header(file, who);
   std::uint64_t n = 0;
@@ -34515,16 +39157,21 @@ inline Safetensors read_safetensors(const std::string& path) {
     }
   }
   detail::check_cover(file, who);
+  std::vector<std::string> names;
+  for (const SafetensorsEntry& entry : file.entries) {
+    names.push_back(entry.name);
+  }
+  file.names = detail::SortedNames(static_cast<std::vector<std::string>&&>(names));
   return file;
 }
 
+inline Safetensors read_safetensors(const std::string& path) {
+  return parse_safetensors(map_file(path, "load"), path);
+}
+
 inline const SafetensorsEntry* Safetensors::find(const std::string& name) const {
-  for (const SafetensorsEntry& entry : entries) {
-    if (entry.name == name) {
-      return &entry;
-    }
-  }
-  return nullptr;
+  const std::size_t at = names.find(name);
+  return at == names.none ? nullptr : &entries[at];
 }
 
 inline const std::string* Safetensors::find_metadata(const std::string& key) const {
@@ -34536,35 +39183,41 @@ inline const std::string* Safetensors::find_metadata(const std::string& key) con
   return nullptr;
 }
 
+inline StoredTensor Safetensors::stored(const SafetensorsEntry& entry) const {
+  StoredTensor t;
+  t.name = t.stored = entry.name;
+  t.shape = entry.shape;
+  t.type = entry.dtype;
+  t.data = bytes.data() + data_start + entry.begin;
+  t.doubles = entry.dtype == "F64";
+  t.format = entry.dtype == "F16"    ? BlockFormat::f16
+             : entry.dtype == "BF16" ? BlockFormat::bf16
+                                     : BlockFormat::f32;
+  t.readable = t.doubles || t.format != BlockFormat::f32 || entry.dtype == "F32";
+  return t;
+}
+
 inline Tensor Safetensors::read(const SafetensorsEntry& entry) const {
-  Tensor out(entry.shape);
-  const char* from = bytes.data() + data_start + entry.begin;
-  if (entry.dtype == "F32") {
-    std::memcpy(out.data(), from, static_cast<std::size_t>(entry.end - entry.begin));
-    return out;
-  }
-  if (entry.dtype != "BF16" && entry.dtype != "F16" && entry.dtype != "F64") {
-    detail::fail({"load: \"", path, "\": tensor \"", entry.name, "\" is ", entry.dtype,
-                  "; F32, F16, BF16 or F64 is right"});
-  }
-  for (std::int64_t i = 0; i < out.count(); ++i) {
-    if (entry.dtype == "F64") {
-      double value = 0;
-      std::memcpy(&value, from + 8 * i, 8);
-      out.data()[i] = static_cast<float>(value);
-      continue;
-    }
-    std::uint16_t code = 0;
-    std::memcpy(&code, from + 2 * i, 2);
-    out.data()[i] = entry.dtype == "F16" ? from_f16(code) : from_bf16(code);
-  }
+  const StoredTensor t = stored(entry);
+  Tensor out(t.readable ? entry.shape : Shape{0});
+  read_floats(t, out.data(), detail::cat({"load: \"", path, "\": "}));
   return out;
 }
 
 namespace detail {
 
+inline const char* safetensors_word(DType format) {
+  switch (format) {
+    case DType::f32: return "F32";
+    case DType::bf16: return "BF16";
+    case DType::f16: return "F16";
+    default: fail({"save: the format ", format, "; f32, bf16 or f16 is right"});
+  }
+}
+
 inline std::string safetensors_text(const List<Parameter>& tensors,
-                                    const List<SafetensorsNote>& metadata) {
+                                    const List<SafetensorsNote>& metadata, DType format) {
+  const char* const word = safetensors_word(format);
   std::string json = "{\"__metadata__\":{";
   for (const SafetensorsNote& note : metadata) {
     json += cat({json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
@@ -34573,8 +39226,8 @@ inline std::string safetensors_text(const List<Parameter>& tensors,
   json += "}";
   std::int64_t at = 0;
   for (const Parameter& tensor : tensors) {
-    const std::int64_t end = at + 4 * tensor.value.count();
-    json += cat({",\"", json_escape(tensor.name), "\":{\"dtype\":\"F32\",\"shape\":",
+    const std::int64_t end = at + (format == DType::f32 ? 4 : 2) * tensor.value.count();
+    json += cat({",\"", json_escape(tensor.name), "\":{\"dtype\":\"", word, "\",\"shape\":",
                  tensor.value.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}"});
     at = end;
   }
@@ -34583,29 +39236,908 @@ inline std::string safetensors_text(const List<Parameter>& tensors,
   return json;
 }
 
+// The numbers, each rounded to the nearest of the format.
+inline void write_numbers(SaveFile& file, std::int64_t count, const float* from, DType format) {
+  if (format == DType::f32) {
+    file.write(from, 4 * static_cast<std::size_t>(count));
+    return;
+  }
+  std::uint16_t codes[1024];
+  for (std::int64_t i = 0; i < count; i += 1024) {
+    const std::int64_t n = count - i < 1024 ? count - i : 1024;
+    for (std::int64_t j = 0; j < n; ++j) {
+      codes[j] = format == DType::bf16 ? to_bf16(from[i + j]) : to_f16(from[i + j]);
+    }
+    file.write(codes, 2 * static_cast<std::size_t>(n));
+  }
+}
+
 }  // namespace detail
 
-// Writes F32 tensors beside `path`, then renames: a save that fails leaves the old file whole.
+// Writes tensors (f32, bf16 or f16) beside `path`, then renames: a save that fails leaves the old
+// file whole.
 inline void write_safetensors(const std::string& path, const List<Parameter>& tensors,
-                              const List<SafetensorsNote>& metadata) {
-  const std::string json = detail::safetensors_text(tensors, metadata);
+                              const List<SafetensorsNote>& metadata, DType format = DType::f32) {
+  const std::string json = detail::safetensors_text(tensors, metadata, format);
   const std::uint64_t n = json.size();
   detail::SaveFile file("save", path);
   file.write(&n, 8);
   file.write(json.data(), json.size());
   for (const Parameter& tensor : tensors) {
     const Tensor value = contiguous(tensor.value);
-    file.write(value.data(), 4 * static_cast<std::size_t>(value.count()));
+    detail::write_numbers(file, value.count(), value.data(), format);
   }
   file.finish();
 }
 
 }}  // namespace tinyscale
 
+// >> tinyscale/model/sentencepiece.hpp
+// SentencePiece's .model file, a protobuf message: pieces with scores and types, how it was
+// trained, how it rewrites text. A message is a run of fields: key = 8 * number + wire type (0
+// varint, 1 eight bytes, 2 a length and that many bytes, 5 four bytes), then the value.
+// https://github.com/google/sentencepiece (sentencepiece_model.proto)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Reads the fields of one message; every read is checked against its end.
+class ProtoReader {
+ public:
+  // `who` begins each Error and outlives the reader; `base` is where the whole file begins.
+  ProtoReader(const std::uint8_t* bytes, std::size_t length, const std::uint8_t* base,
+              const std::string& who)
+      : at_(bytes), end_(bytes + length), base_(base), who_(who) {}
+
+  // Goes to the next field; false at the end of the message.
+  bool next() {
+    if (at_ == end_) {
+      return false;
+    }
+    const std::uint64_t key = varint();
+    field = key >> 3;
+    const std::uint64_t wire = key & 7U;
+    size = 0;
+    data = nullptr;
+    if (field == 0 || (wire != 0 && wire != 1 && wire != 2 && wire != 5)) {
+      fail_here(cat({"field ", field, " of wire type ", wire}));
+    }
+    if (wire == 0) {
+      number = varint();
+      return true;
+    }
+    const std::uint64_t bytes = wire == 1 ? 8 : wire == 5 ? 4 : varint();
+    if (bytes > static_cast<std::uint64_t>(end_ - at_)) {
+      fail_here(cat({"a field of ", bytes, " bytes where ", end_ - at_, " are left"}));
+    }
+    data = at_;
+    size = static_cast<std::size_t>(bytes);
+    number = 0;
+    at_ += size;
+    return true;
+  }
+
+  std::uint64_t field = 0;
+  std::uint64_t number = 0;            // of a varint
+  const std::uint8_t* data = nullptr;  // of the others: their bytes
+  std::size_t size = 0;
+
+  std::string text() const { return std::string(reinterpret_cast<const char*>(data), size); }
+  ProtoReader message() const { return ProtoReader(data, size, base_, who_); }
+  float real() const {
+    if (size != 4) {
+      fail_here("a score that is not four bytes");
+    }
+    float value = 0;
+    std::memcpy(&value, data, 4);
+    return value;
+  }
+
+ private:
+  std::uint64_t varint() {
+    std::uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64 && at_ != end_; shift += 7) {
+      const std::uint8_t byte = *at_++;
+      value |= static_cast<std::uint64_t>(byte & 0x7FU) << shift;
+      if (byte < 0x80) {
+        return value;
+      }
+    }
+    fail_here("a number that does not end");
+  }
+  [[noreturn]] void fail_here(const std::string& what) const {
+    fail({who_, "no SentencePiece model: ", what, " before byte ",
+          static_cast<std::int64_t>(at_ - base_)});
+  }
+
+  const std::uint8_t* at_;
+  const std::uint8_t* end_;
+  const std::uint8_t* base_;
+  const std::string& who_;
+};
+
+inline void read_piece(ProtoReader reader, TokenizerData& data) {
+  std::string piece;
+  float score = 0;
+  std::uint64_t type = 1;
+  while (reader.next()) {
+    if (reader.field == 1 && reader.data != nullptr) {
+      piece = reader.text();
+    } else if (reader.field == 2) {
+      score = reader.real();
+    } else if (reader.field == 3) {
+      type = reader.number < 7 ? reader.number : 0;  // make_tokenizer says that 0 is wrong
+    }
+  }
+  data.tokens.push_back(piece);
+  data.scores.push_back(score);
+  data.types.push_back(static_cast<std::int32_t>(type));
+}
+
+// model_type (3), unk_id (40), bos_id (41), eos_id (42), treat_whitespace_as_suffix (24).
+inline void read_trainer(ProtoReader reader, TokenizerData& data, const std::string& who) {
+  std::uint64_t kind = 1;
+  std::uint64_t suffix = 0;
+  while (reader.next()) {
+    const auto id = static_cast<std::int32_t>(static_cast<std::uint32_t>(reader.number));
+    kind = reader.field == 3 ? reader.number : kind;
+    suffix = reader.field == 24 ? reader.number : suffix;
+    data.unknown = reader.field == 40 ? id : data.unknown;
+    data.bos = reader.field == 41 ? id : data.bos;
+    data.eos = reader.field == 42 ? id : data.eos;
+  }
+  if (kind != 2) {
+    const char* const names[] = {"unknown", "unigram", "BPE", "word", "character"};
+    fail({who, "its model type is ", kind < 5 ? names[kind] : "unknown", "; BPE is right"});
+  }
+  if (suffix != 0) {
+    detail::fail({who, "it puts spaces behind words; spaces before words are right"});
+  }
+}
+
+// precompiled_charsmap (2), add_dummy_prefix (3), escape_whitespaces (5). That it would drop spaces
+// where several stand together (4) is passed over: every byte of a text is kept.
+inline void read_normalizer(ProtoReader reader, TokenizerData& data, const std::string& who) {
+  while (reader.next()) {
+    if (reader.field == 2 && reader.size > 0) {
+      fail({who, "its normalizer rewrites characters (a map of ", reader.size,
+            " bytes); the identity is right"});
+    }
+    if (reader.field == 3) {
+      data.add_space_prefix = reader.number != 0;
+    }
+  }
+}
+
+}  // namespace detail
+
+inline Tokenizer parse_sentencepiece(const std::uint8_t* bytes, std::size_t size,
+                                     const std::string& name) {
+  const std::string who = detail::cat({"read_sentencepiece: \"", name, "\": "});
+  TokenizerData data;
+  data.kind = TokenizerKind::scored_pieces;
+  data.unknown = 0;
+  data.bos = 1;
+  data.eos = 2;
+  detail::ProtoReader reader(bytes, size, bytes, who);
+  bool trainer = false;
+  while (reader.next()) {
+    if (reader.field > 3 || reader.data == nullptr) {
+      continue;
+    }
+    if (reader.field == 1) {
+      detail::read_piece(reader.message(), data);
+    } else if (reader.field == 2) {
+      detail::read_trainer(reader.message(), data, who);
+      trainer = true;
+    } else {
+      detail::read_normalizer(reader.message(), data, who);
+    }
+  }
+  if (!trainer) {
+    detail::fail({who, "it does not say its model type; BPE is right"});
+  }
+  return make_tokenizer(std::move(data), who);
+}
+
+// SentencePiece's tokenizer.model, of BPE.
+inline Tokenizer read_sentencepiece(const std::string& path) {
+  const std::string file = detail::read_file(path, "read_sentencepiece");
+  return parse_sentencepiece(reinterpret_cast<const std::uint8_t*>(file.data()), file.size(), path);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/hugging_face_tokenizer.hpp
+// Hugging Face's tokenizer.json, of BPE: byte-level ones (GPT-2, Llama 3, Qwen 2, SmolLM) by the
+// pattern that cuts their texts, SentencePiece's (Llama 2, Mistral) by what they do with spaces.
+// What would rewrite or cut a text otherwise is refused. NFC, which Qwen's files ask for, is passed
+// over: a text in that form, as nearly all are, gives the same tokens, and any other comes back.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+constexpr const char* word_mark = "\xE2\x96\x81";  // U+2581
+
+// A field's text, "" when it is none; is a field true? (`otherwise` when it is not there)
+inline std::string json_text(const Json* json, const char* key) {
+  const Json* field = json == nullptr ? nullptr : json->find(key);
+  return field == nullptr || field->kind != Json::Kind::text ? "" : field->text;
+}
+inline bool json_true(const Json& json, const char* key, bool otherwise) {
+  const Json* field = json.find(key);
+  return field == nullptr || field->kind != Json::Kind::boolean ? otherwise : field->number != 0;
+}
+
+// What a step of tokenizer.json is: itself, or the steps of a "Sequence" under `key`.
+inline std::vector<const Json*> steps_of(const Json& json, const char* name, const char* key) {
+  std::vector<const Json*> steps;
+  const Json* step = json.find(name);
+  if (step == nullptr || step->kind != Json::Kind::object) {
+    return steps;
+  }
+  const Json* several = json_text(step, "type") == "Sequence" ? step->find(key) : nullptr;
+  if (several == nullptr) {
+    steps.push_back(step);
+    return steps;
+  }
+  for (const Json& each : several->list) {
+    steps.push_back(&each);
+  }
+  return steps;
+}
+
+// Places `token` at `id`; a vocabulary has at most as many ids as its file has bytes.
+inline void place_token(TokenizerData& data, const Json& id, const std::string& token,
+                        std::int32_t type, std::size_t bytes, const std::string& who) {
+  const std::uint64_t place = json_whole(id, cat({who, "token \"", token, "\""}));
+  if (place >= bytes) {
+    fail({who, "token \"", token, "\" has the id ", place, " in a file of ", bytes,
+          " bytes; ids from 0 without large gaps are right"});
+  }
+  const auto at = static_cast<std::size_t>(place);
+  if (at >= data.tokens.size()) {
+    data.tokens.resize(at + 1);
+    data.types.resize(at + 1, static_cast<std::int32_t>(TokenType::unused));
+  }
+  const bool taken = data.types[at] != static_cast<std::int32_t>(TokenType::unused);
+  if (taken && data.tokens[at] != token) {
+    fail({who, "the tokens \"", data.tokens[at], "\" and \"", token, "\" have the same id ", at});
+  }
+  data.tokens[at] = token;
+  data.types[at] = type;
+}
+
+// {"token": id, ...}
+inline void fill_vocabulary(TokenizerData& data, const Json& vocabulary, std::size_t bytes,
+                            const std::string& who) {
+  for (const JsonField& field : vocabulary.fields) {
+    place_token(data, field.value, field.name, static_cast<std::int32_t>(TokenType::normal), bytes,
+                who);
+  }
+}
+
+// "left right", or the newer ["left", "right"].
+inline void fill_merges(TokenizerData& data, const Json& merges, const std::string& who) {
+  for (const Json& merge : merges.list) {
+    if (merge.kind == Json::Kind::text) {
+      data.merges.push_back(merge.text);
+    } else if (merge.list.size() == 2 && merge.list[0].kind == Json::Kind::text &&
+               merge.list[1].kind == Json::Kind::text) {
+      data.merges.push_back(merge.list[0].text + " " + merge.list[1].text);
+    } else {
+      fail({who, "merge ", data.merges.size(),
+            " is neither \"left right\" nor [\"left\", \"right\"]"});
+    }
+  }
+}
+
+inline void fill_added(TokenizerData& data, const Json* added, std::size_t bytes,
+                       const std::string& who) {
+  for (std::size_t i = 0; added != nullptr && i < added->list.size(); ++i) {
+    const Json& token = added->list[i];
+    const Json* id = token.find("id");
+    const std::string content = json_text(&token, "content");
+    if (id == nullptr || content.empty()) {
+      fail({who, "added token ", i, " lacks id or content"});
+    }
+    const TokenType type =
+        json_true(token, "special", false) ? TokenType::control : TokenType::user_defined;
+    place_token(data, *id, content, static_cast<std::int32_t>(type), bytes, who);
+  }
+}
+
+inline std::int64_t find_token(const TokenizerData& data, const std::string& text) {
+  for (std::size_t id = 0; id < data.tokens.size() && !text.empty(); ++id) {
+    if (data.tokens[id] == text) {
+      return static_cast<std::int64_t>(id);
+    }
+  }
+  return -1;
+}
+
+// The pattern of a pre-tokenizer, as files write it.
+inline std::string pattern_of_pre(PreTokenizer pre) {
+  if (pre == PreTokenizer::gpt2) {
+    return "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+  }
+  return cat({"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}",
+              pre == PreTokenizer::llama3 ? "{1,3}" : "",
+              "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"});
+}
+
+// The name of the pre-tokenizer that cuts by this pattern, "" when it is none of ours.
+inline std::string pre_of_pattern(const std::string& pattern) {
+  return pattern == pattern_of_pre(PreTokenizer::gpt2)     ? "gpt-2"
+         : pattern == pattern_of_pre(PreTokenizer::llama3) ? "llama-bpe"
+         : pattern == pattern_of_pre(PreTokenizer::qwen2)  ? "qwen2"
+                                                           : "";
+}
+
+// How a byte-level tokenizer cuts: [Digits | Split by a pattern,] ByteLevel.
+inline void read_byte_level(TokenizerData& data, const std::vector<const Json*>& steps,
+                            const std::string& who) {
+  const Json& last = *steps.back();
+  const Json* first = steps.size() == 2 ? steps[0] : nullptr;
+  const bool own_pattern = json_true(last, "use_regex", true);
+  const std::string type = json_text(first, "type");
+  if (json_true(last, "add_prefix_space", true)) {
+    detail::fail({who + "its ByteLevel step adds a space before a text; add_prefix_space false "
+                        "is right"});
+  }
+  if (steps.size() == 1) {
+    data.pre = own_pattern ? "gpt-2" : "none";
+  } else if (type == "Digits" && json_true(*first, "individual_digits", false) && own_pattern) {
+    data.pre = "smollm";
+  } else if (type == "Split" && !own_pattern && json_text(first, "behavior") == "Isolated" &&
+             !json_true(*first, "invert", false)) {
+    const std::string pattern = json_text(first->find("pattern"), "Regex");
+    data.pre = pre_of_pattern(pattern);
+    if (data.pre.empty()) {
+      fail({who, "it cuts texts by the pattern ", pattern,
+            "; those of GPT-2, Llama 3 and Qwen 2 are right"});
+    }
+  } else {
+    detail::fail({who + "its pre_tokenizer is none of ByteLevel, Digits and ByteLevel, Split by a "
+                        "pattern and ByteLevel"});
+  }
+}
+
+// What pieces do with spaces: the normalizer's Prepend and Replace, or a Metaspace step.
+inline void read_spaces(TokenizerData& data, const std::vector<const Json*>& normalizers,
+                        const std::vector<const Json*>& steps, const std::string& who) {
+  data.add_space_prefix = false;
+  for (const Json* step : normalizers) {
+    const std::string type = json_text(step, "type");
+    if (type == "Prepend" && json_text(step, "prepend") == word_mark) {
+      data.add_space_prefix = true;
+    } else if (type != "Replace" || json_text(step->find("pattern"), "String") != " " ||
+               json_text(step, "content") != word_mark) {
+      fail({who, "its normalizer has the step ", type,
+            "; to prepend U+2581 and to replace spaces by it is right"});
+    }
+  }
+  for (const Json* step : steps) {
+    const std::string type = json_text(step, "type");
+    if (type != "Metaspace" || json_text(step, "replacement") != word_mark) {
+      fail({who, "its pre_tokenizer has the step ", type, "; ByteLevel or Metaspace is right"});
+    }
+    const std::string scheme = json_text(step, "prepend_scheme");
+    data.add_space_prefix =
+        data.add_space_prefix ||
+        (scheme.empty() ? json_true(*step, "add_prefix_space", true) : scheme != "never");
+    for (const std::string& token : data.tokens) {
+      if (json_true(*step, "split", true) && token.find(word_mark, 1) != std::string::npos) {
+        fail({who, "its Metaspace step cuts before every space, and the token \"", token,
+              "\" has one inside; split false is right"});
+      }
+    }
+  }
+}
+
+// TemplateProcessing: the special tokens before and after a text.
+inline void read_template(TokenizerData& data, const Json& step, const std::string& who) {
+  const Json* single = step.find("single");
+  bool behind = false;
+  for (std::size_t i = 0; single != nullptr && i < single->list.size(); ++i) {
+    const Json* special = single->list[i].find("SpecialToken");
+    if (special == nullptr) {
+      behind = true;
+      continue;
+    }
+    const std::string name = json_text(special, "id");
+    const std::int64_t id = find_token(data, name);
+    int& add = behind ? data.add_eos : data.add_bos;
+    if (id < 0 || add > 0) {
+      fail({who, "its template has \"", name, "\" ", behind ? "after" : "before", " a text, ",
+            id < 0 ? "which is no token" : "the second there; one is right"});
+    }
+    add = 1;
+    (behind ? data.eos : data.bos) = id;
+  }
+}
+
+inline void read_processors(TokenizerData& data, const Json& json, const std::string& who) {
+  data.add_bos = data.add_eos = 0;
+  for (const Json* step : steps_of(json, "post_processor", "processors")) {
+    const std::string type = json_text(step, "type");
+    if (type == "TemplateProcessing") {
+      read_template(data, *step, who);
+    } else if (type != "ByteLevel") {
+      fail({who, "its post_processor has the step ", type, "; TemplateProcessing is right"});
+    }
+  }
+  // Which special tokens begin and end a text stands in another file: known names, the first found.
+  const auto special = [&data](std::initializer_list<const char*> names) -> std::int64_t {
+    for (const char* name : names) {
+      const std::int64_t id = find_token(data, name);
+      if (id >= 0 && data.types[static_cast<std::size_t>(id)] ==
+                         static_cast<std::int32_t>(TokenType::control)) {
+        return id;
+      }
+    }
+    return -1;
+  };
+  data.bos =
+      data.bos >= 0 ? data.bos : special({"<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"});
+  data.eos = data.eos >= 0
+                 ? data.eos
+                 : special({"</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|endoftext|>"});
+}
+
+// The model's own part: vocabulary, merges, byte tokens, the unknown token.
+inline const Json& read_model(TokenizerData& data, const Json& json, std::size_t bytes,
+                              const std::string& who) {
+  const Json* model = json.find("model");
+  const Json* vocabulary = model == nullptr ? nullptr : model->find("vocab");
+  const Json* merges = model == nullptr ? nullptr : model->find("merges");
+  const std::string type = json_text(model, "type");
+  if (!type.empty() && type != "BPE") {
+    fail({who, "its model is ", type, "; BPE is right"});
+  }
+  if (vocabulary == nullptr || vocabulary->kind != Json::Kind::object || merges == nullptr ||
+      merges->kind != Json::Kind::list) {
+    detail::fail({who + "its model lacks vocab or merges"});
+  }
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    if (!json_text(model, key).empty()) {
+      fail({who, "its model has the ", key, " \"", json_text(model, key), "\"; none is right"});
+    }
+  }
+  fill_vocabulary(data, *vocabulary, bytes, who);
+  fill_merges(data, *merges, who);
+  fill_added(data, json.find("added_tokens"), bytes, who);
+  data.ignore_merges = json_true(*model, "ignore_merges", false) ? 1 : 0;
+  return *model;
+}
+
+}  // namespace detail
+
+inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std::string& name) {
+  const std::string who = detail::cat({"read_hugging_face_tokenizer: \"", name, "\": "});
+  const Json json = detail::parse_named(text, who);
+  TokenizerData data;
+  const Json& model = detail::read_model(data, json, text.size(), who);
+  const std::vector<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
+  const std::vector<const Json*> normalizers = detail::steps_of(json, "normalizer", "normalizers");
+  if (!steps.empty() && detail::json_text(steps.back(), "type") == "ByteLevel") {
+    data.kind = TokenizerKind::byte_pairs;
+    detail::read_byte_level(data, steps, who);
+    for (const Json* step : normalizers) {
+      if (detail::json_text(step, "type") != "NFC") {
+        detail::fail({who, "its normalizer has the step ", detail::json_text(step, "type"),
+                      "; NFC or none is right"});
+      }
+    }
+  } else {
+    data.kind = TokenizerKind::merged_pieces;
+    for (std::size_t i = 0;
+         detail::json_true(model, "byte_fallback", false) && i < data.tokens.size(); ++i) {
+      if (detail::byte_of_piece(data.tokens[i]) >= 0) {
+        data.types[i] = static_cast<std::int32_t>(TokenType::byte);
+      }
+    }
+    detail::read_spaces(data, normalizers, steps, who);
+  }
+  detail::read_processors(data, json, who);
+  data.unknown = detail::find_token(data, detail::json_text(&model, "unk_token"));
+  if (data.unknown >= 0) {
+    std::int32_t& type = data.types[static_cast<std::size_t>(data.unknown)];
+    const bool normal = type == static_cast<std::int32_t>(TokenType::normal);
+    type = normal ? static_cast<std::int32_t>(TokenType::unknown) : type;
+  }
+  return make_tokenizer(std::move(data), who);
+}
+
+inline Tokenizer read_hugging_face_tokenizer(const std::string& path) {
+  return parse_hugging_face_tokenizer(detail::read_file(path, "read_hugging_face_tokenizer"), path);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/tokenizer_files.hpp
+// Tokenizers in their files: llama2.c's tokenizer.bin (uint32 longest token, then for each token a
+// float score, an int32 length, the bytes), GPT-2's vocab.json with merges.txt, and read_tokenizer
+// for any of them by the name of the file.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The file does not say how many tokens it has: the model's vocabulary is needed. Token 0 is
+// unknown, 1 BOS, 2 EOS, those spelled <0xHH> bytes.
+inline Tokenizer parse_llama2c_tokenizer(const std::uint8_t* bytes, std::size_t size,
+                                         std::int64_t vocabulary, const std::string& name) {
+  const std::string who = detail::cat({"read_llama2c_tokenizer: \"", name, "\": "});
+  if (vocabulary < 3 || vocabulary > static_cast<std::int64_t>(size / 8)) {
+    detail::fail({who, "a vocabulary of ", vocabulary, " in a file of ", size,
+                  " bytes; at least 3 (unknown, BOS, EOS) and 8 bytes a token are right"});
+  }
+  TokenizerData data;
+  data.kind = TokenizerKind::scored_pieces;
+  data.unknown = 0;
+  data.bos = 1;
+  data.eos = 2;
+  std::size_t at = 4;
+  for (std::int64_t id = 0; id < vocabulary; ++id) {
+    float score = 0;
+    std::int32_t length = -1;
+    if (size - at >= 8) {
+      std::memcpy(&score, bytes + at, 4);
+      std::memcpy(&length, bytes + at + 4, 4);
+      at += 8;
+    }
+    if (length < 0 || static_cast<std::size_t>(length) > size - at) {
+      detail::fail({who, "token ", id, " of ", vocabulary, " does not fit into ", size,
+                    " bytes (its length is ", length, "); is the vocabulary right?"});
+    }
+    const auto bytes_of_token = static_cast<std::size_t>(length);
+    data.tokens.emplace_back(reinterpret_cast<const char*>(bytes + at), bytes_of_token);
+    data.scores.push_back(score);
+    const TokenType type = id == 0                                          ? TokenType::unknown
+                           : id <= 2                                        ? TokenType::control
+                           : detail::byte_of_piece(data.tokens.back()) >= 0 ? TokenType::byte
+                                                                            : TokenType::normal;
+    data.types.push_back(static_cast<std::int32_t>(type));
+    at += bytes_of_token;
+  }
+  if (at != size) {
+    detail::fail(
+        {who, size - at, " bytes follow the ", vocabulary, " tokens; is the vocabulary right?"});
+  }
+  return make_tokenizer(std::move(data), who);
+}
+
+inline Tokenizer read_llama2c_tokenizer(const std::string& path, std::int64_t vocabulary) {
+  const std::string file = detail::read_file(path, "read_llama2c_tokenizer");
+  return parse_llama2c_tokenizer(reinterpret_cast<const std::uint8_t*>(file.data()), file.size(),
+                                 vocabulary, path);
+}
+
+// vocab.json: {"token": id, ...}; merges.txt: a line a merge, "left right", after one that begins
+// with "#version". "<|endoftext|>", where it is a token, is BOS and EOS.
+inline Tokenizer parse_gpt2_tokenizer(const std::string& vocab, const std::string& merges,
+                                      const std::string& name) {
+  const std::string who = detail::cat({"read_gpt2_tokenizer: \"", name, "\": "});
+  TokenizerData data;
+  const Json json = detail::parse_named(vocab, who);
+  if (json.kind != Json::Kind::object) {
+    detail::fail({who, "the vocabulary is no object {\"token\": id, ...}"});
+  }
+  detail::fill_vocabulary(data, json, vocab.size(), who);
+  for (std::size_t at = 0; at < merges.size();) {
+    std::size_t end = merges.find('\n', at);
+    end = end == std::string::npos ? merges.size() : end;
+    const std::size_t behind = end > at && merges[end - 1] == '\r' ? end - 1 : end;
+    const bool version = at == 0 && merges.compare(0, 8, "#version") == 0;
+    if (behind > at && !version) {
+      data.merges.push_back(merges.substr(at, behind - at));
+    }
+    at = end + 1;
+  }
+  for (std::size_t id = 0; id < data.tokens.size(); ++id) {
+    if (data.tokens[id] == "<|endoftext|>") {
+      data.bos = data.eos = static_cast<std::int64_t>(id);
+      data.types[id] = static_cast<std::int32_t>(TokenType::control);
+    }
+  }
+  return make_tokenizer(std::move(data), who);
+}
+
+inline Tokenizer read_gpt2_tokenizer(const std::string& vocab_path,
+                                     const std::string& merges_path) {
+  return parse_gpt2_tokenizer(detail::read_file(vocab_path, "read_gpt2_tokenizer"),
+                              detail::read_file(merges_path, "read_gpt2_tokenizer"), vocab_path);
+}
+
+// By the end of the name: .json a tokenizer.json, .model SentencePiece's, .bin llama2.c's, which
+// needs the model's vocabulary.
+inline Tokenizer read_tokenizer(const std::string& path, std::int64_t vocabulary = 0) {
+  const std::size_t point = path.find_last_of('.');
+  const std::string end = point == std::string::npos ? "" : path.substr(point);
+  if (end == ".json") {
+    return read_hugging_face_tokenizer(path);
+  }
+  if (end == ".model") {
+    return read_sentencepiece(path);
+  }
+  if (end == ".bin") {
+    return read_llama2c_tokenizer(path, vocabulary);
+  }
+  detail::fail({"read_tokenizer: \"", path,
+                "\"; a path that ends in .json (tokenizer.json), .model (SentencePiece) or .bin "
+                "(llama2.c) is right"});
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/tokenizer_json.hpp
+// A tokenizer as JSON: all its lists, in the metadata of a saved model; and as a tokenizer.json of
+// Hugging Face's form, for other programs.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The words of TokenizerKind, in its order.
+constexpr const char* tokenizer_words[] = {"characters",    "bytes",         "byte_pairs",
+                                           "scored_pieces", "merged_pieces", nullptr};
+
+inline std::string json_texts(const std::vector<std::string>& texts) {
+  std::string json = "[";
+  for (const std::string& text : texts) {
+    json += json.size() > 1 ? ",\"" : "\"";
+    json += json_escape(text);
+    json += '"';
+  }
+  return json + "]";
+}
+
+inline std::string tokenizer_json(const Tokenizer& tokenizer) {
+  const TokenizerData& data = tokenizer.data();
+  std::string json =
+      cat({"{\"kind\":\"", tokenizer_words[static_cast<int>(tokenizer.kind())], "\""});
+  if (data.kind == TokenizerKind::characters || data.kind == TokenizerKind::bytes) {
+    return json + ",\"characters\":" + json_texts(tokenizer.characters()) + "}";
+  }
+  json += ",\"tokens\":" + json_texts(data.tokens) + ",\"scores\":[";
+  for (std::size_t i = 0; i < data.scores.size(); ++i) {
+    json += (i > 0 ? "," : "") + exact_number(static_cast<double>(data.scores[i]));
+  }
+  json += "],\"types\":[";
+  for (std::size_t i = 0; i < data.types.size(); ++i) {
+    json += cat({i > 0 ? "," : "", data.types[i]});
+  }
+  json += "],\"merges\":" + json_texts(data.merges);
+  return json + cat({",\"bos\":", data.bos, ",\"eos\":", data.eos, ",\"unknown\":", data.unknown,
+                     ",\"add_bos\":", data.add_bos, ",\"add_eos\":", data.add_eos, ",\"pre\":\"",
+                     json_escape(data.pre),
+                     "\",\"add_space_prefix\":", data.add_space_prefix ? "true" : "false",
+                     ",\"ignore_merges\":", data.ignore_merges, "}"});
+}
+
+inline const Json& tokenizer_field(const Json& json, const char* key, Json::Kind kind,
+                                   const std::string& who) {
+  const Json* field = json.find(key);
+  if (field == nullptr || field->kind != kind) {
+    fail({who, "its tokenizer lacks ", key});
+  }
+  return *field;
+}
+
+inline std::vector<std::string> tokenizer_texts(const Json& json, const char* key,
+                                                const std::string& who) {
+  std::vector<std::string> texts;
+  for (const Json& item : tokenizer_field(json, key, Json::Kind::list, who).list) {
+    texts.push_back(item.text);
+  }
+  return texts;
+}
+
+// A whole number from -1 to 2^31 - 1.
+inline std::int64_t tokenizer_number(const Json& value, const char* key, const std::string& who) {
+  const double n = value.number;
+  if (value.kind != Json::Kind::number || !(n >= -1 && n <= 2147483647.0) ||
+      static_cast<double>(static_cast<std::int64_t>(n)) != n) {
+    fail({who, "its tokenizer's ", key, " is no whole number from -1 to 2^31 - 1"});
+  }
+  return static_cast<std::int64_t>(n);
+}
+
+inline std::vector<std::string> characters_from_json(const Json& json, const std::string& who) {
+  std::vector<std::string> characters = tokenizer_texts(json, "characters", who);
+  for (std::size_t i = 0; i < characters.size(); ++i) {
+    if (characters[i].empty() || character_size(characters[i], 0) != characters[i].size()) {
+      fail({who, "its tokenizer has the character \"", characters[i],
+            "\"; exactly one in UTF-8 is right"});
+    }
+    if (i > 0 && characters[i] <= characters[i - 1]) {
+      detail::fail({who + "its tokenizer's characters are not in ascending order, each once"});
+    }
+  }
+  return characters;
+}
+
+inline TokenizerKind tokenizer_kind(const Json& json, const std::string& who) {
+  const std::string& word = tokenizer_field(json, "kind", Json::Kind::text, who).text;
+  std::string right;
+  for (int i = 0; tokenizer_words[i] != nullptr; ++i) {
+    if (word == tokenizer_words[i]) {
+      return static_cast<TokenizerKind>(i);
+    }
+    right += cat({i > 0 ? ", " : "", tokenizer_words[i]});
+  }
+  fail({who, "tokenizer kind is \"", word, "\"; right is one of ", right});
+}
+
+inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
+  const Json json = parse_named(text, who);
+  TokenizerData data;
+  data.kind = tokenizer_kind(json, who);
+  if (data.kind == TokenizerKind::bytes) {
+    return Tokenizer();
+  }
+  if (data.kind == TokenizerKind::characters) {
+    return Tokenizer(characters_from_json(json, who));
+  }
+  data.tokens = tokenizer_texts(json, "tokens", who);
+  data.merges = tokenizer_texts(json, "merges", who);
+  for (const Json& score : tokenizer_field(json, "scores", Json::Kind::list, who).list) {
+    data.scores.push_back(static_cast<float>(score.number));
+  }
+  for (const Json& type : tokenizer_field(json, "types", Json::Kind::list, who).list) {
+    data.types.push_back(static_cast<std::int32_t>(tokenizer_number(type, "types", who)));
+  }
+  const auto number = [&json, &who](const char* key) {
+    return tokenizer_number(tokenizer_field(json, key, Json::Kind::number, who), key, who);
+  };
+  data.bos = number("bos");
+  data.eos = number("eos");
+  data.unknown = number("unknown");
+  data.add_bos = static_cast<int>(number("add_bos"));
+  data.add_eos = static_cast<int>(number("add_eos"));
+  data.ignore_merges = static_cast<int>(number("ignore_merges"));
+  data.pre = tokenizer_field(json, "pre", Json::Kind::text, who).text;
+  data.add_space_prefix =
+      tokenizer_field(json, "add_space_prefix", Json::Kind::boolean, who).number != 0;
+  return make_tokenizer(std::move(data), who + "its tokenizer: ");
+}
+
+// How a tokenizer.json says what happens to a text before it merges, and after decoding.
+inline std::string export_steps(const TokenizerData& data, PreTokenizer pre) {
+  const std::string mark = word_mark;
+  if (data.kind == TokenizerKind::characters) {
+    return "\"normalizer\":null,\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Fuse\"}";
+  }
+  if (data.kind == TokenizerKind::merged_pieces) {
+    const std::string strip = ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}";
+    return cat({"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
+                data.add_space_prefix ? "{\"type\":\"Prepend\",\"prepend\":\"" + mark + "\"}," : "",
+                "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"", mark,
+                "\"}]},\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+                "{\"type\":\"Replace\",\"pattern\":{\"String\":\"",
+                mark, "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}",
+                data.add_space_prefix ? strip : "", "]}"});
+  }
+  const auto byte_level = [](bool own_pattern) {
+    return cat(
+        {"{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
+         "\"use_regex\":",
+         own_pattern ? "true" : "false", "}"});
+  };
+  std::string steps = byte_level(pre == PreTokenizer::gpt2);
+  if (pre == PreTokenizer::digits) {
+    steps =
+        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\","
+        "\"individual_digits\":true}," +
+        byte_level(true) + "]}";
+  } else if (pre == PreTokenizer::llama3 || pre == PreTokenizer::qwen2) {
+    steps =
+        cat({"{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":"
+             "{\"Regex\":\"",
+             json_escape(pattern_of_pre(pre)), "\"},\"behavior\":\"Isolated\",\"invert\":false},",
+             byte_level(false), "]}"});
+  }
+  return "\"normalizer\":null,\"pre_tokenizer\":" + steps + ",\"decoder\":" + byte_level(true);
+}
+
+// The special tokens around a text.
+inline std::string export_template(const TokenizerData& data) {
+  if (data.add_bos <= 0 && data.add_eos <= 0) {
+    return "null";
+  }
+  std::string single, tokens;
+  const auto add = [&](std::int64_t id) {
+    const std::string name = json_escape(data.tokens[static_cast<std::size_t>(id)]);
+    single += cat(
+        {single.empty() ? "" : ",", "{\"SpecialToken\":{\"id\":\"", name, "\",\"type_id\":0}}"});
+    if (data.add_bos <= 0 || data.add_eos <= 0 || id != data.eos || data.bos != data.eos ||
+        tokens.empty()) {
+      tokens += cat({tokens.empty() ? "" : ",", "\"", name, "\":{\"id\":\"", name, "\",\"ids\":[",
+                     id, "],\"tokens\":[\"", name, "\"]}"});
+    }
+  };
+  if (data.add_bos > 0) {
+    add(data.bos);
+  }
+  single += std::string(single.empty() ? "" : ",") + "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}";
+  if (data.add_eos > 0) {
+    add(data.eos);
+  }
+  return cat({"{\"type\":\"TemplateProcessing\",\"single\":[", single,
+              "],\"pair\":[{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},{\"Sequence\":{\"id\":\"B\","
+              "\"type_id\":1}}],\"special_tokens\":{",
+              tokens, "}}"});
+}
+
+}  // namespace detail
+
+// A tokenizer.json that Hugging Face's programs and read_hugging_face_tokenizer read.
+inline std::string hugging_face_json(const Tokenizer& tokenizer) {
+  TokenizerData data = tokenizer.data();
+  if (data.kind == TokenizerKind::scored_pieces) {
+    detail::fail(
+        {"save_tokenizer: a SentencePiece tokenizer merges by scores, which a "
+         "tokenizer.json cannot hold; save() of a model keeps them"});
+  }
+  for (int byte = 0; data.kind == TokenizerKind::bytes && byte < 256; ++byte) {
+    data.tokens.push_back(
+        detail::spelled_bytes(std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))));
+  }
+  std::string added, vocabulary;
+  detail::NameTable names;
+  for (std::size_t id = 0; id < data.tokens.size(); ++id) {
+    const std::string& token = data.tokens[id];
+    const TokenType type =
+        data.types.empty() ? TokenType::normal : static_cast<TokenType>(data.types[id]);
+    if (token.empty() && type == TokenType::unused) {
+      continue;  // an id without a token
+    }
+    if (++names[token] > 1 ||
+        (data.kind == TokenizerKind::characters && token == detail::word_mark)) {
+      detail::fail({"save_tokenizer: token ", id, " is \"", token,
+                    "\"; texts that differ, and no "
+                    "character U+2581, are right"});
+    }
+    if (type == TokenType::control || type == TokenType::user_defined) {
+      added += detail::cat({added.empty() ? "" : ",", "{\"id\":", id, ",\"content\":\"",
+                            json_escape(token),
+                            "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+                            "\"normalized\":false,\"special\":",
+                            type == TokenType::control ? "true" : "false", "}"});
+    } else {
+      vocabulary += vocabulary.empty() ? "\"" : ",\"";
+      vocabulary += json_escape(token);
+      vocabulary += detail::cat({"\":", id});
+    }
+  }
+  const int pre = detail::find_pre_tokenizer(data.kind == TokenizerKind::bytes ? "none" : data.pre);
+  const std::string unknown =
+      data.unknown < 0
+          ? "null"
+          : "\"" + json_escape(data.tokens[static_cast<std::size_t>(data.unknown)]) + "\"";
+  const bool pieces = data.kind == TokenizerKind::merged_pieces;
+  return detail::cat(
+      {"{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[", added, "],",
+       detail::export_steps(data, static_cast<PreTokenizer>(pre)),
+       ",\"post_processor\":", detail::export_template(data),
+       ",\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":", unknown,
+       ",\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":",
+       pieces ? "true" : "false", ",\"byte_fallback\":", pieces ? "true" : "false",
+       ",\"ignore_merges\":", data.ignore_merges > 0 ? "true" : "false", ",\"vocab\":{", vocabulary,
+       "},\"merges\":", detail::json_texts(data.merges), "}}\n"});
+}
+
+// The same in a file, which appears whole or not at all.
+inline void save_tokenizer(const Tokenizer& tokenizer, const std::string& path) {
+  const std::string json = hugging_face_json(tokenizer);
+  detail::SaveFile file("save_tokenizer", path);
+  file.write(json.data(), json.size());
+  file.finish();
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/model/checkpoint.hpp
-// A transformer in a file: parameters under the names of Hugging Face's Llama files, config and
-// tokenizer as JSON in the metadata. GPT-2 names are read too (wte, h.0.attn.c_attn, ...), with
-// matrices [out, in] or, as in the original files, [in, out].
+// What save() writes: safetensors of the parameters under the names of Hugging Face's Llama files,
+// config and tokenizer as JSON in the metadata.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -34647,7 +40179,7 @@ inline std::array<ConfigField<double>, 2> config_numbers(ModelConfig& c) {
 constexpr const char* norm_words[] = {"layer", "rms", nullptr};
 constexpr const char* position_words[] = {"learned", "rotary", nullptr};
 constexpr const char* activation_words[] = {"gelu", "gelu_tanh", "swiglu", "geglu", nullptr};
-constexpr const char* tokenizer_words[] = {"characters", "bytes", nullptr};
+constexpr const char* rope_pairs_words[] = {"interleaved", "halves", nullptr};
 
 inline std::string config_json(ModelConfig c) {
   std::string json = cat({"{\"name\":\"", json_escape(c.name), "\""});
@@ -34662,6 +40194,9 @@ inline std::string config_json(ModelConfig c) {
   }
   for (const auto& field : config_numbers(c)) {
     json += cat({",\"", field.first, "\":", exact_number(*field.second)});
+  }
+  if (c.rope_pairs == RopePairs::interleaved) {
+    json += ",\"rope_pairs\":\"interleaved\"";
   }
   json += cat({",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
                position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
@@ -34714,6 +40249,9 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   for (const auto& field : config_numbers(c)) {
     *field.second = config_field(json, field.first, Json::Kind::number, who).number;
   }
+  if (json.find("rope_pairs") != nullptr) {
+    c.rope_pairs = static_cast<RopePairs>(config_word(json, "rope_pairs", rope_pairs_words, who));
+  }
   c.norm = static_cast<Norm>(config_word(json, "norm", norm_words, who));
   c.position = static_cast<Position>(config_word(json, "position", position_words, who));
   c.activation = static_cast<Activation>(config_word(json, "activation", activation_words, who));
@@ -34725,186 +40263,1495 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   return c;
 }
 
-inline std::string tokenizer_json(const Tokenizer& tokenizer) {
-  std::string json = "{\"kind\":\"";
-  json += tokenizer_words[static_cast<int>(tokenizer.kind())];
-  json += "\",\"characters\":[";
-  for (const std::string& character : tokenizer.characters()) {
-    json += cat({json.back() == '[' ? "" : ",", "\"", json_escape(character), "\""});
-  }
-  return json + "]}";
-}
+}  // namespace detail
 
-inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
-  const Json json = parse_named(text, who);
-  const int kind = config_word(json, "kind", tokenizer_words, who + "tokenizer ");
-  if (static_cast<Tokenizer::Kind>(kind) == Tokenizer::Kind::bytes) {
-    return Tokenizer();
-  }
-  std::vector<std::string> characters;
-  for (const Json& item : config_field(json, "characters", Json::Kind::list, who).list) {
-    if (item.text.empty() || character_size(item.text, 0) != item.text.size()) {
-      fail({who, "its tokenizer has the character \"", item.text,
-            "\"; exactly one in UTF-8 is right"});
+inline void Transformer::save(const std::string& path, DType format) const {
+  for (const Parameter& p : parameters) {
+    if (!p.value.defined()) {
+      detail::fail({"save: ", p.name, " of ", config.name, " is ",
+                    p.stored ? p.stored->kind() : "not there",
+                    " and only runs; load(path) gives weights that can be saved"});
     }
-    if (!characters.empty() && item.text <= characters.back()) {
-      detail::fail({who + "its tokenizer's characters are not in ascending order, each once"});
-    }
-    characters.push_back(item.text);
   }
-  return Tokenizer(std::move(characters));
+  write_safetensors(path, parameters,
+                    {{"format", "pt"},
+                     {"tinyscale.config", detail::config_json(config)},
+                     {"tinyscale.tokenizer", detail::tokenizer_json(tokenizer)}},
+                    format);
 }
 
-// A config from a file may lie: what it would allocate must be near what the file holds.
-inline void check_config_fits(const ModelConfig& c, const Safetensors& file,
-                              const std::string& who) {
-  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
-  const double experts = c.experts > 0 ? c.experts + c.shared_experts : 1;
-  const double hidden = number(c.experts > 0 ? c.expert_hidden : c.hidden);
-  const double places = c.position == Position::learned ? number(c.context) : 0;
-  const double layer = 2 * number(c.heads) * number(c.head_size) +
-                       2 * number(c.kv_heads) * number(c.head_size) + 2 * experts * hidden;
-  const double least = number(c.width) * (number(c.vocabulary) + places + number(c.layers) * layer);
-  const double held = static_cast<double>(file.bytes.size() - file.data_start);
-  if (least > held) {  // every number takes at least a byte
-    fail({who, "its config describes at least ", least, " parameters in ", held, " bytes of data"});
-  }
-}
+}}  // namespace tinyscale
 
-// Where a GPT-2 file keeps a parameter of ours; part 0, 1, 2 of three in c_attn, else -1.
-struct Gpt2Place {
-  std::string name;
-  int part = -1;
+// >> tinyscale/model/gguf_values.hpp
+// What a GGUF file holds, as data: keys with values of thirteen kinds, tensors with their formats.
+// A value is kept as its bytes, so that reading costs no more memory than the file; a key is found
+// by halving. Integers of every width answer where a whole number is asked for.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// As numbered in the file.
+enum class GgufKind {
+  uint8,
+  int8,
+  uint16,
+  int16,
+  uint32,
+  int32,
+  float32,
+  boolean,
+  text,
+  list,
+  uint64,
+  int64,
+  float64
 };
 
-inline Gpt2Place gpt2_place(std::string name) {
-  static const struct {
-    const char* ours;
-    const char* theirs;
-    int part;
-  } table[] = {{"model.embed_tokens", "wte", -1},
-               {"model.embed_positions", "wpe", -1},
-               {"model.norm", "ln_f", -1},
-               {"model.layers.", "h.", -1},
-               {"input_layernorm", "ln_1", -1},
-               {"post_attention_layernorm", "ln_2", -1},
-               {"self_attn.o_proj", "attn.c_proj", -1},
-               {"self_attn.q_proj", "attn.c_attn", 0},
-               {"self_attn.k_proj", "attn.c_attn", 1},
-               {"self_attn.v_proj", "attn.c_attn", 2},
-               {"mlp.up_proj", "mlp.c_fc", -1},
-               {"mlp.down_proj", "mlp.c_proj", -1}};
-  Gpt2Place place;
-  for (const auto& row : table) {
-    const std::size_t at = name.find(row.ours);
-    if (at != std::string::npos) {
-      name.replace(at, std::string(row.ours).size(), row.theirs);
-      place.part = row.part >= 0 ? row.part : place.part;
-    }
-  }
-  place.name = std::move(name);
-  return place;
+inline const char* name_of(GgufKind kind) {
+  static const char* const names[] = {"uint8",  "int8",    "uint16", "int16", "uint32",
+                                      "int32",  "float32", "bool",   "text",  "list",
+                                      "uint64", "int64",   "float64"};
+  return names[static_cast<int>(kind)];
 }
 
-// The parameter's numbers from the file, in our layout; empty when the file lacks them.
-inline Tensor find_parameter(const Safetensors& file, const std::string& name, std::int64_t width,
-                             NameTable& used) {
-  const Gpt2Place place = gpt2_place(name);
-  const SafetensorsEntry* entry = file.find(name);
-  const bool own_name = entry != nullptr;
-  for (const char* prefix : {"transformer.", ""}) {
-    entry = entry != nullptr ? entry : file.find(prefix + place.name);
+struct GgufValue {
+  std::string key;
+  GgufKind kind = GgufKind::uint32;
+  GgufKind item = GgufKind::uint32;  // of a list: what it holds
+  std::uint64_t count = 1;           // of a list: how many
+  std::string bytes;                 // as in the file; a text without its length
+
+  std::string text() const;  // "a uint32", "a list of 512 text"
+};
+
+struct GgufTensor {
+  std::string name;
+  Shape shape;             // outermost first
+  std::uint32_t type = 0;  // the file's number of the format
+  bool readable = false;   // whether `format` is one of ours
+  BlockFormat format = BlockFormat::f32;
+  std::uint64_t offset = 0, bytes = 0;  // of the data
+  const std::uint8_t* data = nullptr;
+};
+
+struct Gguf {
+  std::string name;  // of the file
+  std::uint32_t version = 3;
+  std::uint64_t alignment = 32;
+  List<GgufValue> metadata;
+  List<GgufTensor> tensors;
+  std::vector<std::size_t> key_order, tensor_order;  // by name
+  Shared<MappedFile> file;                           // empty: the caller keeps the bytes
+
+  const GgufValue* find(const std::string& key) const;
+  const GgufTensor* tensor(const std::string& name) const;  // null: there is none
+
+  // Values of keys; whatever integer type the file has. A key that is not there: an Error, or
+  // `otherwise`. A list whose items are all alike stands for one of them.
+  std::int64_t whole(const std::string& key, std::int64_t least, std::int64_t most) const;
+  std::int64_t whole_or(const std::string& key, std::int64_t least, std::int64_t most,
+                        std::int64_t otherwise) const;
+  double number_or(const std::string& key, double least, double below, double otherwise) const;
+  bool flag_or(const std::string& key, bool otherwise) const;
+  std::string text_or(const std::string& key, const std::string& otherwise) const;
+  std::vector<std::int64_t> wholes(const std::string& key) const;  // empty: not there
+  std::vector<double> numbers(const std::string& key) const;
+  std::vector<std::string> texts(const std::string& key) const;
+
+  [[noreturn]] void refuse(const GgufValue& value, const std::string& right) const;
+};
+
+namespace detail {
+
+// Bytes of a value of fixed size; 0: texts and lists.
+inline std::uint64_t gguf_kind_bytes(GgufKind kind) {
+  static const std::uint8_t sizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+  return sizes[static_cast<int>(kind)];
+}
+
+}  // namespace detail
+
+inline std::string GgufValue::text() const {
+  return kind == GgufKind::list ? detail::cat({"a list of ", count, " ", name_of(item)})
+                                : detail::cat({"a ", name_of(kind)});
+}
+
+inline const GgufValue* Gguf::find(const std::string& key) const {
+  std::size_t low = 0, high = key_order.size();
+  while (low < high) {
+    const std::size_t middle = (low + high) / 2;
+    const bool less = metadata[key_order[middle]].key < key;
+    (less ? low : high) = less ? middle + 1 : middle;
   }
-  if (entry == nullptr) {
-    return Tensor();
+  const bool found = low < key_order.size() && metadata[key_order[low]].key == key;
+  return found ? &metadata[key_order[low]] : nullptr;
+}
+
+inline const GgufTensor* Gguf::tensor(const std::string& wanted) const {
+  std::size_t low = 0, high = tensor_order.size();
+  while (low < high) {
+    const std::size_t middle = (low + high) / 2;
+    const bool less = tensors[tensor_order[middle]].name < wanted;
+    (less ? low : high) = less ? middle + 1 : middle;
   }
-  ++used[entry->name];
-  Tensor value = file.read(*entry);
-  if (own_name) {
+  const bool found = low < tensor_order.size() && tensors[tensor_order[low]].name == wanted;
+  return found ? &tensors[tensor_order[low]] : nullptr;
+}
+
+inline void Gguf::refuse(const GgufValue& value, const std::string& right) const {
+  detail::fail(
+      {"load: \"", name, "\": ", value.key, " is ", value.text(), "; ", right, " is right"});
+}
+
+namespace detail {
+
+// What a number of the file is, of whatever type.
+struct GgufNumber {
+  bool whole = false;  // an integer or a bool
+  bool fits = true;    // in an int64
+  std::int64_t n = 0;
+  double x = 0;
+};
+
+template <class T>
+GgufNumber gguf_integer(const char* at) {
+  T n = 0;
+  std::memcpy(&n, at, sizeof n);
+  const std::int64_t whole = static_cast<std::int64_t>(n);
+  return {true, (n < 0) == (whole < 0), whole, static_cast<double>(n)};
+}
+
+// Item i of a value that is numbers.
+inline GgufNumber gguf_number(const GgufValue& value, std::uint64_t i) {
+  const char* const at = value.bytes.data() + i * gguf_kind_bytes(value.item);
+  switch (value.item) {
+    case GgufKind::boolean:
+    case GgufKind::uint8: return gguf_integer<std::uint8_t>(at);
+    case GgufKind::int8: return gguf_integer<std::int8_t>(at);
+    case GgufKind::uint16: return gguf_integer<std::uint16_t>(at);
+    case GgufKind::int16: return gguf_integer<std::int16_t>(at);
+    case GgufKind::uint32: return gguf_integer<std::uint32_t>(at);
+    case GgufKind::int32: return gguf_integer<std::int32_t>(at);
+    case GgufKind::int64: return gguf_integer<std::int64_t>(at);
+    case GgufKind::uint64: return gguf_integer<std::uint64_t>(at);
+    case GgufKind::float32: {
+      float x = 0;
+      std::memcpy(&x, at, 4);
+      return {false, false, 0, static_cast<double>(x)};
+    }
+    default: {
+      double x = 0;
+      std::memcpy(&x, at, 8);
+      return {false, false, 0, x};
+    }
+  }
+}
+
+// One number: the value, or the items of a list where they are all the same.
+inline bool gguf_single(const GgufValue& value, GgufNumber& out) {
+  const std::size_t size = static_cast<std::size_t>(gguf_kind_bytes(value.item));
+  if (value.kind == GgufKind::text || size == 0 || value.count == 0) {
+    return false;
+  }
+  for (std::size_t i = size; i < value.bytes.size(); ++i) {
+    if (value.bytes[i] != value.bytes[i - size]) {
+      return false;
+    }
+  }
+  out = gguf_number(value, 0);
+  return true;
+}
+
+}  // namespace detail
+
+inline std::int64_t Gguf::whole(const std::string& key, std::int64_t least,
+                                std::int64_t most) const {
+  const GgufValue* const value = find(key);
+  const std::string right = detail::cat({"a whole number from ", least, " to ", most});
+  if (value == nullptr) {
+    detail::fail({"load: \"", name, "\": ", key, " is missing; ", right, " is right"});
+  }
+  detail::GgufNumber number;
+  if (!detail::gguf_single(*value, number) || !number.whole) {
+    refuse(*value, right);
+  }
+  if (!number.fits || number.n < least || number.n > most) {
+    const std::string shown = number.fits ? std::to_string(number.n) : "above 2^63";
+    detail::fail({"load: \"", name, "\": ", key, " is ", shown, "; ", right, " is right"});
+  }
+  return number.n;
+}
+
+inline std::int64_t Gguf::whole_or(const std::string& key, std::int64_t least, std::int64_t most,
+                                   std::int64_t otherwise) const {
+  return find(key) == nullptr ? otherwise : whole(key, least, most);
+}
+
+inline double Gguf::number_or(const std::string& key, double least, double below,
+                              double otherwise) const {
+  const GgufValue* const value = find(key);
+  if (value == nullptr) {
+    return otherwise;
+  }
+  const std::string right = detail::cat({"a number from ", least, " and below ", below});
+  detail::GgufNumber number;
+  if (!detail::gguf_single(*value, number)) {
+    refuse(*value, right);
+  }
+  if (!(number.x >= least && number.x < below) || !detail::is_finite(number.x)) {
+    detail::fail({"load: \"", name, "\": ", key, " is ", number.x, "; ", right, " is right"});
+  }
+  return number.x;
+}
+
+inline bool Gguf::flag_or(const std::string& key, bool otherwise) const {
+  const GgufValue* const value = find(key);
+  if (value != nullptr && value->kind != GgufKind::boolean) {
+    refuse(*value, "a bool");
+  }
+  return value == nullptr ? otherwise : value->bytes[0] != 0;
+}
+
+inline std::string Gguf::text_or(const std::string& key, const std::string& otherwise) const {
+  const GgufValue* const value = find(key);
+  if (value != nullptr && value->kind != GgufKind::text) {
+    refuse(*value, "a text");
+  }
+  return value == nullptr ? otherwise : value->bytes;
+}
+
+inline std::vector<std::int64_t> Gguf::wholes(const std::string& key) const {
+  const GgufValue* const value = find(key);
+  std::vector<std::int64_t> out;
+  if (value == nullptr) {
+    return out;
+  }
+  if (value->kind != GgufKind::list || detail::gguf_kind_bytes(value->item) == 0) {
+    refuse(*value, "a list of whole numbers");
+  }
+  for (std::uint64_t i = 0; i < value->count; ++i) {
+    const detail::GgufNumber number = detail::gguf_number(*value, i);
+    if (!number.whole || !number.fits) {
+      refuse(*value, "a list of whole numbers below 2^63");
+    }
+    out.push_back(number.n);
+  }
+  return out;
+}
+
+inline std::vector<double> Gguf::numbers(const std::string& key) const {
+  const GgufValue* const value = find(key);
+  std::vector<double> out;
+  if (value == nullptr) {
+    return out;
+  }
+  if (value->kind != GgufKind::list || detail::gguf_kind_bytes(value->item) == 0) {
+    refuse(*value, "a list of numbers");
+  }
+  for (std::uint64_t i = 0; i < value->count; ++i) {
+    out.push_back(detail::gguf_number(*value, i).x);
+  }
+  return out;
+}
+
+inline std::vector<std::string> Gguf::texts(const std::string& key) const {
+  const GgufValue* const value = find(key);
+  std::vector<std::string> out;
+  if (value == nullptr) {
+    return out;
+  }
+  if (value->kind != GgufKind::list || value->item != GgufKind::text) {
+    refuse(*value, "a list of texts");
+  }
+  std::size_t at = 0;  // the reader has checked every length
+  for (std::uint64_t i = 0; i < value->count; ++i) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, value->bytes.data() + at, 8);
+    out.push_back(value->bytes.substr(at + 8, static_cast<std::size_t>(length)));
+    at += 8 + static_cast<std::size_t>(length);
+  }
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/gguf.hpp
+// The GGUF format, versions 2 and 3: a table of typed keys, a table of tensors, then their bytes,
+// each tensor at a multiple of the alignment. Tensors stay where the file is mapped.
+// The reader trusts nothing: every count, length, offset and product is checked in 64 bits against
+// the bytes that are there before anything is made of it. Source: the format's own description in
+// the ggml project.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// A name from the file as a message shows it.
+inline std::string shown_name(const std::string& name) {
+  return cat({"\"", json_escape(name.substr(0, 64)), name.size() > 64 ? "...\"" : "\""});
+}
+
+struct GgufType {
+  std::uint32_t id;
+  int elements, bytes;
+  int format;  // as BlockFormat; -1: known by its size, not read
+  const char* name;
+};
+
+// Null: no such type.
+inline const GgufType* gguf_type(std::uint32_t id) {
+  static const GgufType types[] = {
+      {0, 1, 4, 0, "F32"},          {1, 1, 2, 1, "F16"},          {2, 32, 18, 4, "Q4_0"},
+      {3, 32, 20, 5, "Q4_1"},       {6, 32, 22, 6, "Q5_0"},       {7, 32, 24, 7, "Q5_1"},
+      {8, 32, 34, 3, "Q8_0"},       {9, 32, 36, 8, "Q8_1"},       {10, 256, 84, 9, "Q2_K"},
+      {11, 256, 110, 10, "Q3_K"},   {12, 256, 144, 11, "Q4_K"},   {13, 256, 176, 12, "Q5_K"},
+      {14, 256, 210, 13, "Q6_K"},   {15, 256, 292, 14, "Q8_K"},   {16, 256, 66, -1, "IQ2_XXS"},
+      {17, 256, 74, -1, "IQ2_XS"},  {18, 256, 98, -1, "IQ3_XXS"}, {19, 256, 50, -1, "IQ1_S"},
+      {20, 32, 18, -1, "IQ4_NL"},   {21, 256, 110, -1, "IQ3_S"},  {22, 256, 82, -1, "IQ2_S"},
+      {23, 256, 136, -1, "IQ4_XS"}, {24, 1, 1, -1, "I8"},         {25, 1, 2, -1, "I16"},
+      {26, 1, 4, -1, "I32"},        {27, 1, 8, -1, "I64"},        {28, 1, 8, -1, "F64"},
+      {29, 256, 56, -1, "IQ1_M"},   {30, 1, 2, 2, "BF16"},        {34, 256, 54, -1, "TQ1_0"},
+      {35, 256, 66, -1, "TQ2_0"},   {39, 32, 17, 15, "MXFP4"},    {40, 64, 36, 16, "NVFP4"}};
+  for (const GgufType& type : types) {
+    if (type.id == id) {
+      return &type;
+    }
+  }
+  return nullptr;
+}
+
+// Walks the bytes of a file; `who` stands before each error.
+class GgufBytes {
+ public:
+  GgufBytes(const std::uint8_t* data, std::size_t size, const std::string& who)
+      : data_(data), size_(size), who_(who) {}
+
+  std::uint64_t left() const { return size_ - at_; }
+  std::uint64_t position() const { return at_; }
+
+  const std::uint8_t* take(std::uint64_t bytes, const std::string& what) {
+    if (bytes > left()) {
+      fail({who_, what, " takes ", bytes, " bytes at byte ", at_, "; the file ends at ", size_});
+    }
+    const std::uint8_t* const here = data_ + at_;
+    at_ += static_cast<std::size_t>(bytes);
+    return here;
+  }
+  std::uint32_t word(const std::string& what) {
+    std::uint32_t n = 0;
+    std::memcpy(&n, take(4, what), 4);  // little-endian, as are the machines that this runs on
+    return n;
+  }
+  std::uint64_t long_word(const std::string& what) {
+    std::uint64_t n = 0;
+    std::memcpy(&n, take(8, what), 8);
+    return n;
+  }
+  std::string text(const std::string& what) {
+    const std::uint64_t length = long_word(what);
+    return std::string(reinterpret_cast<const char*>(take(length, what)),
+                       static_cast<std::size_t>(length));
+  }
+  // So many things of at least that many bytes each must fit into what is left.
+  void check_count(std::uint64_t count, std::uint64_t least_bytes, const std::string& what) const {
+    if (count > left() / least_bytes) {
+      fail({who_, count, " ", what, " of at least ", least_bytes, " bytes each; only ", left(),
+            " bytes follow"});
+    }
+  }
+  [[noreturn]] void wrong(const std::string& sentence) const { fail({who_, sentence}); }
+
+ private:
+  const std::uint8_t* data_;
+  std::size_t size_, at_ = 0;
+  const std::string& who_;
+};
+
+inline GgufKind gguf_kind(std::uint32_t id, const GgufBytes& in, const std::string& what) {
+  if (id > 12) {
+    in.wrong(cat({what, " has the value type ", id, "; 0 to 12 are right"}));
+  }
+  return static_cast<GgufKind>(id);
+}
+
+// Past `count` items; lists within lists at most four deep.
+inline void skip_gguf_items(GgufBytes& in, GgufKind kind, std::uint64_t count, int depth,
+                            const std::string& what) {
+  const std::uint64_t fixed = gguf_kind_bytes(kind);
+  const std::uint64_t least = fixed > 0 ? fixed : kind == GgufKind::text ? 8 : 12;
+  in.check_count(count, least, cat({name_of(kind), " items of ", what}));
+  if (fixed > 0) {
+    in.take(fixed * count, what);
+    return;
+  }
+  if (kind == GgufKind::list && depth == 4) {
+    in.wrong(cat({what, " has lists within lists more than 4 deep"}));
+  }
+  for (std::uint64_t i = 0; i < count; ++i) {
+    if (kind == GgufKind::text) {
+      in.take(in.long_word(what), what);
+    } else {
+      const GgufKind inner = gguf_kind(in.word(what), in, what);
+      skip_gguf_items(in, inner, in.long_word(what), depth + 1, what);
+    }
+  }
+}
+
+inline GgufValue read_gguf_value(GgufBytes& in, std::uint64_t number) {
+  GgufValue value;
+  const std::string place = cat({"key ", number});
+  value.key = in.text(place);
+  if (value.key.empty() || value.key.size() > 65535) {
+    in.wrong(cat({place, " has a name of ", value.key.size(), " bytes; 1 to 65535 are right"}));
+  }
+  const std::string what = cat({"key ", shown_name(value.key)});
+  value.kind = gguf_kind(in.word(what), in, what);
+  if (value.kind == GgufKind::text) {
+    value.bytes = in.text(what);
     return value;
   }
-  const bool in_layer = place.name.compare(0, 2, "h.") == 0;
-  const SafetensorsEntry* qkv = nullptr;  // its shape tells which way round all matrices are
-  for (const char* prefix : {"transformer.", ""}) {
-    qkv = qkv != nullptr ? qkv : file.find(std::string(prefix) + "h.0.attn.c_attn.weight");
+  value.item = value.kind;
+  if (value.kind == GgufKind::list) {
+    value.item = gguf_kind(in.word(what), in, what);
+    value.count = in.long_word(what);
   }
-  if (value.dims() == 2 && in_layer && qkv != nullptr && qkv->shape == Shape{width, 3 * width}) {
-    value = transpose(value, 0, 1);
-  }
-  if (place.part >= 0) {
-    const std::int64_t rows = value.dim(0) / 3;
-    value = slice(value, 0, place.part * rows, (place.part + 1) * rows);
+  GgufBytes ahead = in;
+  skip_gguf_items(ahead, value.item, value.count, 0, what);
+  const std::uint64_t bytes = ahead.position() - in.position();
+  value.bytes.assign(reinterpret_cast<const char*>(in.take(bytes, what)),
+                     static_cast<std::size_t>(bytes));
+  if (value.kind == GgufKind::boolean && (value.bytes[0] & 0xfe) != 0) {
+    in.wrong(cat(
+        {what, " is a bool of ", static_cast<int>(value.bytes[0] & 0xff), "; 0 or 1 is right"}));
   }
   return value;
 }
 
-// Tensors of other programs' files that hold nothing to learn, and of a training's the moments.
-inline bool harmless(const std::string& name, const Transformer& model) {
-  const auto ends = [&name](const std::string& tail) {
-    return name.size() >= tail.size() &&
-           name.compare(name.size() - tail.size(), tail.size(), tail) == 0;
-  };
-  return name.compare(0, 10, "optimizer.") == 0 || ends(".attn.bias") ||
-         ends(".attn.masked_bias") || ends(".rotary_emb.inv_freq") ||
-         (model.config.tied && name == "lm_head.weight");
+// Sizes and type; its place follows when the data's start is known.
+inline GgufTensor read_gguf_info(GgufBytes& in, std::uint64_t number) {
+  GgufTensor tensor;
+  const std::string place = cat({"tensor ", number});
+  tensor.name = in.text(place);
+  if (tensor.name.empty() || tensor.name.size() > 64) {
+    in.wrong(cat({place, " has a name of ", tensor.name.size(), " bytes; 1 to 64 are right"}));
+  }
+  const std::string what = cat({"tensor ", shown_name(tensor.name)});
+  const std::uint32_t dims = in.word(what);
+  if (dims > 4) {
+    in.wrong(cat({what, " has ", dims, " dimensions; at most 4 are right"}));
+  }
+  std::uint64_t sizes[4] = {1, 1, 1, 1}, count = 1;
+  for (std::uint32_t i = 0; i < dims; ++i) {
+    sizes[i] = in.long_word(what);
+    if (sizes[i] == 0 || sizes[i] > (std::uint64_t{1} << 62) / count) {
+      in.wrong(cat({what, ": dimension ", i, " is ", sizes[i],
+                    "; 1 or more, and at most 2^62 elements in all, are right"}));
+    }
+    count *= sizes[i];
+  }
+  for (std::uint32_t i = dims; i > 0; --i) {
+    tensor.shape.push_back(sizes[i - 1]);
+  }
+  tensor.type = in.word(what);
+  const GgufType* const type = gguf_type(tensor.type);
+  if (type == nullptr) {
+    in.wrong(cat(
+        {what, " has the type ", tensor.type, "; 0 to 3, 6 to 30, 34, 35, 39 and 40 are known"}));
+  }
+  const std::uint64_t elements = static_cast<std::uint64_t>(type->elements);
+  const std::uint64_t block = static_cast<std::uint64_t>(type->bytes);
+  if (sizes[0] % elements != 0) {
+    in.wrong(cat({what, " has rows of ", sizes[0], " elements in ", type->name, "; a multiple of ",
+                  type->elements, " is right"}));
+  }
+  if (count / elements > (std::uint64_t{1} << 62) / block) {
+    in.wrong(cat({what, " takes more than 2^62 bytes"}));
+  }
+  tensor.bytes = count / elements * block;
+  tensor.readable = type->format >= 0;
+  tensor.format = static_cast<BlockFormat>(tensor.readable ? type->format : 0);
+  tensor.offset = in.long_word(what);
+  return tensor;
 }
 
-inline void read_parameters(Transformer& model, const Safetensors& file, const std::string& who) {
-  NameTable used;
-  for (Parameter& p : model.parameters) {
-    const Tensor value = find_parameter(file, p.name, model.config.width, used);
-    if (!value.defined()) {
-      fail({who, "no tensor for the parameter ", p.name});
+struct NamedPlace {
+  const std::string* name = nullptr;
+  std::size_t at = 0;
+  bool before(const NamedPlace& other) const { return *name < *other.name; }
+};
+
+// The places in order of their names; a name twice is an Error.
+inline std::vector<std::size_t> order_of_names(Heap<NamedPlace>& heap, const char* what,
+                                               const GgufBytes& in) {
+  std::vector<std::size_t> order;
+  const std::string* last = nullptr;
+  while (!heap.empty()) {
+    const NamedPlace place = heap.pop();
+    if (last != nullptr && *last == *place.name) {
+      in.wrong(cat({what, " ", shown_name(*last), " is there twice"}));
     }
-    if (value.shape() != p.value.shape()) {
-      fail({who, "the tensor for ", p.name, " is ", value.shape().text(), "; the model ",
-            model.config.name, " has ", p.value.shape().text()});
-    }
-    std::memcpy(p.value.data(), contiguous(value).data(),
-                static_cast<std::size_t>(value.count()) * 4);
+    last = place.name;
+    order.push_back(place.at);
   }
-  for (const SafetensorsEntry& entry : file.entries) {
-    if (!used.has(entry.name) && !harmless(entry.name, model)) {
-      fail({who, "the tensor \"", entry.name, "\" has no place in the model ", model.config.name});
+  return order;
+}
+
+// Where each tensor lies: aligned, inside the file, none on another.
+inline void place_gguf_tensors(Gguf& file, const std::uint8_t* data, std::uint64_t size,
+                               std::uint64_t header, const GgufBytes& in) {
+  const std::uint64_t start = (header + file.alignment - 1) / file.alignment * file.alignment;
+  Heap<Event> by_offset;
+  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
+    GgufTensor& t = file.tensors[i];
+    if (t.offset % file.alignment != 0) {
+      in.wrong(cat({"tensor ", shown_name(t.name), " is at ", t.offset,
+                    " of the data; a multiple of ", file.alignment, " is right"}));
+    }
+    if (start > size || t.offset > size - start || t.bytes > size - start - t.offset) {
+      in.wrong(cat({"tensor ", shown_name(t.name), " takes ", t.bytes, " bytes at ", t.offset,
+                    " of the data, which has ", start > size ? 0 : size - start}));
+    }
+    t.data = data + start + t.offset;
+    by_offset.push({static_cast<double>(t.offset), i, 0});  // below 2^53: inside a file
+  }
+  std::uint64_t end = 0;
+  const GgufTensor* last = nullptr;
+  while (!by_offset.empty()) {
+    const GgufTensor& t = file.tensors[by_offset.pop().item];
+    if (t.offset < end) {
+      in.wrong(cat({"tensor ", shown_name(t.name), " begins at ", t.offset, " of the data, inside ",
+                    shown_name(last->name), ", which ends at ", end}));
+    }
+    end = t.offset + t.bytes;
+    last = &t;
+  }
+}
+
+inline void read_gguf_tables(Gguf& file, GgufBytes& in, std::uint64_t tensors, std::uint64_t keys) {
+  in.check_count(keys, 13, "keys");  // a length, a type, a byte
+  for (std::uint64_t i = 0; i < keys; ++i) {
+    file.metadata.push_back(read_gguf_value(in, i));
+  }
+  Heap<NamedPlace> heap;
+  for (std::size_t i = 0; i < file.metadata.size(); ++i) {
+    heap.push({&file.metadata[i].key, i});
+  }
+  file.key_order = order_of_names(heap, "key", in);
+  in.check_count(tensors, 24, "tensors");  // a length, the number of dims, type, offset
+  for (std::uint64_t i = 0; i < tensors; ++i) {
+    file.tensors.push_back(read_gguf_info(in, i));
+  }
+  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
+    heap.push({&file.tensors[i].name, i});
+  }
+  file.tensor_order = order_of_names(heap, "tensor", in);
+}
+
+}  // namespace detail
+
+// Of bytes that the caller keeps while it is used.
+inline Gguf parse_gguf(const std::uint8_t* data, std::size_t size, const std::string& name) {
+  Gguf file;
+  file.name = name;
+  const std::string who = detail::cat({"load: \"", name, "\": "});
+  detail::GgufBytes in(data, size, who);
+  if (size < 24 || std::memcmp(data, "GGUF", 4) != 0) {
+    in.wrong(detail::cat({size < 24 ? detail::cat({size, " bytes are"}) : std::string("this is"),
+                          " no GGUF file; it begins with the letters GGUF and 20 bytes more"}));
+  }
+  in.take(4, "magic");
+  file.version = in.word("version");
+  if (file.version != 2 && file.version != 3) {
+    in.wrong(detail::cat({"GGUF version ", file.version,
+                          (file.version & 0xffff) == 0 ? " (of the other byte order)" : "",
+                          "; 2 or 3 is right"}));
+  }
+  const std::uint64_t tensors = in.long_word("count of tensors");
+  const std::uint64_t keys = in.long_word("count of keys");
+  detail::read_gguf_tables(file, in, tensors, keys);
+  file.alignment = static_cast<std::uint64_t>(file.whole_or("general.alignment", 1, 1 << 30, 32));
+  if ((file.alignment & (file.alignment - 1)) != 0) {
+    in.wrong(detail::cat({"general.alignment is ", file.alignment, "; a power of two is right"}));
+  }
+  detail::place_gguf_tensors(file, data, size, in.position(), in);
+  return file;
+}
+
+inline Gguf parse_gguf(const Shared<MappedFile>& bytes) {
+  Gguf file = parse_gguf(bytes->data(), bytes->size(), bytes->path());
+  file.file = bytes;
+  return file;
+}
+
+inline Gguf read_gguf(const std::string& path) { return parse_gguf(map_file(path, "load")); }
+
+// As float32: `shape` of `format` at `data`, which may be a part of a tensor.
+inline Tensor read_stored(BlockFormat format, const Shape& shape, const std::uint8_t* data) {
+  Tensor out(shape);
+  kernels::dequantize_blocks(format, out.count(), data, out.data());
+  return out;
+}
+
+namespace detail {
+
+inline void check_readable(const Gguf& file, const GgufTensor& tensor) {
+  if (!tensor.readable) {
+    fail({"load: \"", file.name, "\": tensor ", shown_name(tensor.name), " is ",
+          gguf_type(tensor.type)->name,
+          "; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or "
+          "NVFP4 is right"});
+  }
+}
+
+}  // namespace detail
+
+inline Tensor read_gguf_tensor(const Gguf& file, const GgufTensor& tensor) {
+  detail::check_readable(file, tensor);
+  return read_stored(tensor.format, tensor.shape, tensor.data);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/gguf_model.hpp
+// What a GGUF file says about a model: its config from the keys "<architecture>.<key>", its
+// tensors under our parameters' names, its vocabulary. Files of architecture llama turn
+// neighbouring pairs (2 i, 2 i + 1) of a head by their position, those of qwen2 and qwen3 halves.
+// Three matrices in one (attn_qkv of gpt2) and stacks of experts become parts of a tensor.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A tensor, or the part of one, that is one of our parameters.
+struct GgufPart {
+  std::string name;  // of our parameter; of a tensor without a place in our models its own
+  const GgufTensor* tensor = nullptr;
+  Shape shape;
+  const std::uint8_t* data = nullptr;
+};
+
+// The keys tokenizer.ggml.*.
+struct GgufVocabulary {
+  std::string model;  // "llama": pieces with scores; "gpt2": byte pairs with merges; ...
+  std::string pre;    // how texts are cut before pairs merge
+  std::vector<std::string> tokens;
+  std::vector<float> scores;        // empty, or one a token
+  std::vector<std::int32_t> types;  // empty, or one a token: 1 normal, 2 unknown, 3 control, ...
+  std::vector<std::string> merges;  // "left right"
+  std::int32_t bos = -1, eos = -1, unknown = -1;
+  int add_bos = -1, add_eos = -1, add_space_prefix = -1;  // 0, 1, or -1: the file does not say
+};
+
+namespace detail {
+
+class GgufConfig {
+ public:
+  explicit GgufConfig(const Gguf& file) : file_(file) {}
+
+  ModelConfig read() {
+    static const char* const known[] = {"llama", "mistral",  "mixtral", "qwen2",
+                                        "qwen3", "qwen3moe", "gpt2"};
+    type_ = file_.text_or("general.architecture", "");
+    std::string all;
+    bool found = false;
+    for (const char* name : known) {
+      found = found || type_ == name;
+      all += cat({all.empty() ? "" : ", ", name});
+    }
+    if (!found) {
+      wrong(cat({"general.architecture is ", shown_name(type_), "; known: ", all}));
+    }
+    c_.name = file_.text_or("general.name", type_);
+    read_sizes();
+    if (type_ == "gpt2") {
+      read_gpt2();
+    } else {
+      read_llama();
+    }
+    c_.tied = file_.tensor("output.weight") == nullptr;
+    note(!lacking(c_).empty(), lacking(c_));
+    c_.beyond = beyond_;
+    check();
+    return c_;
+  }
+
+ private:
+  static constexpr std::int64_t size = 2147483647, few = 1000000;
+
+  [[noreturn]] void wrong(const std::string& sentence) const {
+    fail({"load: \"", file_.name, "\": ", sentence});
+  }
+  std::string key(const char* tail) const { return cat({type_, ".", tail}); }
+  bool has(const char* tail) const { return file_.find(key(tail)) != nullptr; }
+  void note(bool lacks, const std::string& what) {
+    beyond_ += lacks ? (beyond_.empty() ? "" : ", ") + what : "";
+  }
+  // Whether the first block has a tensor; of a file without tensors, `otherwise`.
+  bool first_block(const char* tail, bool otherwise) const {
+    return file_.tensors.empty() ? otherwise
+                                 : file_.tensor(std::string("blk.0.") + tail) != nullptr;
+  }
+
+  void read_sizes() {
+    c_.layers = file_.whole(key("block_count"), 1, few);
+    c_.width = file_.whole(key("embedding_length"), 1, size);
+    c_.context = file_.whole(key("context_length"), 1, size);
+    c_.heads = file_.whole(key("attention.head_count"), 1, few);
+    c_.kv_heads = file_.whole_or(key("attention.head_count_kv"), 1, few, c_.heads);
+    if (has("attention.key_length")) {
+      c_.head_size = file_.whole(key("attention.key_length"), 1, size);
+    } else if (c_.width % c_.heads != 0) {
+      wrong(cat({key("embedding_length"), " is ", c_.width, ", ", key("attention.head_count"), " ",
+                 c_.heads, "; a multiple of it is right"}));
+    } else {
+      c_.head_size = c_.width / c_.heads;
+    }
+    note(file_.whole_or(key("attention.value_length"), 1, size, c_.head_size) != c_.head_size,
+         "values of another size than keys");
+    read_vocabulary();
+  }
+
+  // Rows of the embedding, vocab_size and the list of tokens must agree.
+  void read_vocabulary() {
+    const GgufTensor* const table = file_.tensor("token_embd.weight");
+    const GgufValue* const tokens = file_.find("tokenizer.ggml.tokens");
+    const std::int64_t listed =
+        tokens != nullptr && tokens->kind == GgufKind::list && tokens->count <= 2147483647
+            ? static_cast<std::int64_t>(tokens->count)
+            : 0;
+    const std::int64_t said = file_.whole_or(key("vocab_size"), 1, size, listed);
+    c_.vocabulary = table != nullptr && table->shape.size() == 2 ? table->shape[0] : said;
+    if (c_.vocabulary < 1) {
+      wrong(cat({key("vocab_size"), " is missing; a whole number from 1 to ", size, " is right"}));
+    }
+    if ((said > 0 && said != c_.vocabulary) || (listed > 0 && listed != c_.vocabulary)) {
+      wrong(cat({"the embedding has ", c_.vocabulary, " tokens, ", key("vocab_size"), " is ", said,
+                 ", and ", listed, " tokens are listed; as many are right"}));
+    }
+  }
+
+  void read_gpt2() {
+    c_.hidden = file_.whole(key("feed_forward_length"), 1, size);
+    c_.norm_epsilon = file_.number_or(key("attention.layer_norm_epsilon"), 1e-30, 1, 1e-5);
+    c_.activation = Activation::gelu_tanh;
+    c_.bias = first_block("attn_qkv.bias", true);
+  }
+
+  void read_llama() {
+    c_.norm = Norm::rms;
+    c_.position = Position::rotary;
+    c_.activation = Activation::swiglu;
+    const bool qwen = type_.rfind("qwen", 0) == 0;
+    c_.rope_pairs = qwen ? RopePairs::halves : RopePairs::interleaved;
+    c_.norm_epsilon = file_.number_or(key("attention.layer_norm_rms_epsilon"), 1e-30, 1, 1e-5);
+    c_.rope_theta = file_.number_or(key("rope.freq_base"), 1e-30, 1e30, 10000);
+    c_.qkv_bias = first_block("attn_q.bias", type_ == "qwen2");
+    c_.qk_norm = first_block("attn_q_norm.weight", type_.rfind("qwen3", 0) == 0);
+    note(first_block("attn_output.bias", false), "a bias of the attention's output");
+    note(first_block("ffn_up.bias", false) || first_block("ffn_down.bias", false),
+         "biases of the feed-forward");
+    read_mixture();
+    read_rotary();
+    const std::int64_t window = file_.whole_or(key("attention.sliding_window"), 0, size, 0);
+    c_.window = window < c_.context ? window : 0;  // else every token is seen
+    note(file_.number_or(key("attn_logit_softcapping"), 0, 1e30, 0) > 0, "scores with a soft cap");
+    note(file_.number_or(key("final_logit_softcapping"), 0, 1e30, 0) > 0, "logits with a soft cap");
+    note(file_.number_or(key("attention.clamp_kqv"), 0, 1e30, 0) > 0,
+         "queries, keys and values within bounds");
+    note(!file_.flag_or(key("attention.causal"), true), "attention to later tokens");
+    for (const char* factor :
+         {"attention.scale", "embedding_scale", "logit_scale", "residual_scale"}) {
+      const double scale = file_.number_or(key(factor), 0, 1e30, 0);  // 0, as 1: none
+      note(scale > 0 && (scale < 1 || scale > 1), cat({factor, " ", scale}));
+    }
+  }
+
+  void read_mixture() {
+    c_.experts = static_cast<int>(file_.whole_or(key("expert_count"), 0, 65536, 0));
+    if (c_.experts == 0) {
+      c_.hidden = file_.whole(key("feed_forward_length"), 1, size);
+      return;
+    }
+    c_.top_k = static_cast<int>(file_.whole(key("expert_used_count"), 1, c_.experts));
+    c_.hidden = has("expert_feed_forward_length")
+                    ? file_.whole_or(key("feed_forward_length"), 0, size, 0)
+                    : file_.whole(key("feed_forward_length"), 1, size);
+    c_.expert_hidden = file_.whole_or(key("expert_feed_forward_length"), 1, size, c_.hidden);
+    c_.hidden = 0;
+    note(file_.whole_or(key("expert_shared_count"), 0, few, 0) > 0, "shared experts");
+    note(file_.whole_or(key("leading_dense_block_count"), 0, few, 0) > 0, "dense first layers");
+  }
+
+  void read_rotary() {
+    const std::string scaling = file_.text_or(key("rope.scaling.type"), "none");
+    const char* const factor =
+        has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
+    const double by = file_.number_or(key(factor), 0, 1e30, 1);
+    const bool plain = scaling == "none" || (scaling == "linear" && (by == 0 || by == 1));
+    note(!plain || file_.tensor("rope_freqs.weight") != nullptr ||
+             file_.tensor("blk.0.rope_freqs.weight") != nullptr,
+         "scaled rotary positions");
+    note(file_.whole_or(key("rope.dimension_count"), 1, size, c_.head_size) != c_.head_size,
+         "positions on a part of each head");
+  }
+
+  // A model larger than its file's tensors would make the loader allocate what is not there.
+  void check() const {
+    try {
+      c_.validate();
+    } catch (const Error& error) {
+      wrong(error.what());
+    }
+    double elements = 0;
+    for (const GgufTensor& tensor : file_.tensors) {
+      elements += static_cast<double>(tensor.shape.count());
+    }
+    if (!file_.tensors.empty() && static_cast<double>(c_.parameters()) > elements) {
+      wrong(cat({"its keys make a model of ", c_.parameters(), " parameters; its tensors hold ",
+                 elements}));
+    }
+  }
+
+  const Gguf& file_;
+  std::string type_;
+  ModelConfig c_;
+  std::string beyond_;
+};
+
+struct GgufNames {
+  const char* theirs;
+  const char* ours;
+};
+
+constexpr GgufNames gguf_tops[] = {{"token_embd", "model.embed_tokens"},
+                                   {"position_embd", "model.embed_positions"},
+                                   {"output_norm", "model.norm"},
+                                   {"output", "lm_head"}};
+
+// After blk.N and model.layers.N.
+constexpr GgufNames gguf_inner[] = {
+    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},       {"ffn_gate_inp", "mlp.gate"}};
+
+// "ffn_up" is "mlp.up_proj"; empty: not one of ours.
+inline std::string our_inner_name(const std::string& theirs) {
+  for (const GgufNames& pair : gguf_inner) {
+    if (theirs == pair.theirs) {
+      return pair.ours;
+    }
+  }
+  return "";
+}
+
+// Part `at` of `parts` along the outermost dim, which is dropped where it becomes 1 of a stack.
+inline GgufPart cut_part(const GgufTensor& tensor, const std::string& name, std::int64_t at,
+                         std::int64_t parts, bool stack) {
+  GgufPart part{name, &tensor, tensor.shape, nullptr};
+  if (stack) {
+    part.shape = Shape();
+    for (int i = 1; i < tensor.shape.size(); ++i) {
+      part.shape.push_back(tensor.shape[i]);
+    }
+  } else {
+    part.shape.set(0, tensor.shape[0] / parts);
+  }
+  part.data = tensor.data +
+              tensor.bytes / static_cast<std::uint64_t>(parts) * static_cast<std::uint64_t>(at);
+  return part;
+}
+
+// "mlp.up_proj" of expert 3 is "mlp.experts.3.up_proj".
+inline std::string expert_name(const std::string& inner, const std::string& expert) {
+  return cat({"mlp.experts.", expert, inner.substr(3)});
+}
+
+// The parts of blk.N.<middle><tail>, with tail ".weight" or ".bias"; false: none of ours.
+inline bool add_block_parts(const Gguf& file, const ModelConfig& config, const GgufTensor& tensor,
+                            const std::string& layer, const std::string& middle,
+                            const std::string& tail, List<GgufPart>& parts) {
+  const std::string at = "model.layers." + layer;
+  const std::string inner = our_inner_name(middle);
+  if (!inner.empty()) {
+    parts.push_back({at + inner + tail, &tensor, tensor.shape, tensor.data});
+    return true;
+  }
+  if (middle == "attn_qkv" && config.position == Position::learned) {
+    if (tensor.shape.empty() || tensor.shape[0] % 3 != 0) {
+      fail({"load: \"", file.name, "\": tensor \"", tensor.name, "\" is ", tensor.shape,
+            "; queries, keys and values of one size are right"});
+    }
+    const char* const names[] = {"q", "k", "v"};
+    for (int i = 0; i < 3; ++i) {
+      parts.push_back(
+          cut_part(tensor, cat({at, "self_attn.", names[i], "_proj", tail}), i, 3, false));
+    }
+    return true;
+  }
+  const std::size_t dot = middle.find('.');  // an expert alone, as the first files had them
+  const std::string of_one = our_inner_name(middle.substr(0, dot));
+  if (dot != std::string::npos && config.experts > 0 && !of_one.empty()) {
+    const std::string name = at + expert_name(of_one, middle.substr(dot + 1)) + tail;
+    parts.push_back({name, &tensor, tensor.shape, tensor.data});
+    return true;
+  }
+  const std::size_t stack = middle.find("_exps");
+  const std::string stacked = our_inner_name(middle.substr(0, stack));
+  if (stack == std::string::npos || stack + 5 != middle.size() || stacked.empty()) {
+    return false;
+  }
+  if (tensor.shape.empty() || tensor.shape[0] != config.experts) {
+    fail({"load: \"", file.name, "\": tensor \"", tensor.name, "\" is ", tensor.shape, "; ",
+          config.experts, " experts are right"});
+  }
+  for (int e = 0; e < config.experts; ++e) {
+    const std::string name = at + expert_name(stacked, std::to_string(e)) + tail;
+    parts.push_back(cut_part(tensor, name, e, config.experts, true));
+  }
+  return true;
+}
+
+}  // namespace detail
+
+// What the transformer here lacks stands in `beyond`; an architecture nobody here knows is an
+// Error.
+inline ModelConfig gguf_config(const Gguf& file) { return detail::GgufConfig(file).read(); }
+
+// Every tensor of the file, in its order, under our parameters' names.
+inline List<GgufPart> gguf_parts(const Gguf& file, const ModelConfig& config) {
+  List<GgufPart> parts;
+  for (const GgufTensor& tensor : file.tensors) {
+    const std::string& name = tensor.name;
+    const std::size_t last = name.find_last_of('.');
+    const std::string stem = name.substr(0, last);
+    const std::string tail = last == std::string::npos ? "" : name.substr(last);
+    bool ours = false;
+    const std::size_t dot = name.compare(0, 4, "blk.") == 0 ? name.find('.', 4) : last;
+    if (dot != std::string::npos && dot > 4 && dot < last && name.compare(0, 4, "blk.") == 0) {
+      ours = detail::add_block_parts(file, config, tensor, name.substr(4, dot - 3),
+                                     stem.substr(dot + 1), tail, parts);
+    }
+    for (const detail::GgufNames& top : detail::gguf_tops) {
+      if (stem == top.theirs) {
+        parts.push_back({top.ours + tail, &tensor, tensor.shape, tensor.data});
+        ours = true;
+      }
+    }
+    if (!ours) {
+      parts.push_back({name, &tensor, tensor.shape, tensor.data});
+    }
+  }
+  return parts;
+}
+
+// As float32.
+inline Tensor read_gguf_part(const Gguf& file, const GgufPart& part) {
+  detail::check_readable(file, *part.tensor);
+  return read_stored(part.tensor->format, part.shape, part.data);
+}
+
+// No tokens: the file has no vocabulary.
+inline GgufVocabulary gguf_vocabulary(const Gguf& file) {
+  GgufVocabulary v;
+  const auto id = [&](const char* key) {
+    const std::int64_t most = static_cast<std::int64_t>(v.tokens.size()) - 1;
+    const std::string name = detail::cat({"tokenizer.ggml.", key, "_token_id"});
+    return static_cast<std::int32_t>(most < 0 ? -1 : file.whole_or(name, 0, most, -1));
+  };
+  const auto flag = [&](const char* key) {
+    const std::string name = detail::cat({"tokenizer.ggml.", key});
+    return file.find(name) == nullptr ? -1 : file.flag_or(name, false) ? 1 : 0;
+  };
+  v.model = file.text_or("tokenizer.ggml.model", "");
+  v.pre = file.text_or("tokenizer.ggml.pre", "");
+  v.tokens = file.texts("tokenizer.ggml.tokens");
+  v.merges = file.texts("tokenizer.ggml.merges");
+  for (const double score : file.numbers("tokenizer.ggml.scores")) {
+    v.scores.push_back(static_cast<float>(score));
+  }
+  for (const std::int64_t type : file.wholes("tokenizer.ggml.token_type")) {
+    if (type < 1 || type > 6) {
+      detail::fail({"load: \"", file.name, "\": tokenizer.ggml.token_type has ", type,
+                    "; 1 to 6 are right"});
+    }
+    v.types.push_back(static_cast<std::int32_t>(type));
+  }
+  const std::size_t n = v.tokens.size();
+  if ((!v.scores.empty() && v.scores.size() != n) || (!v.types.empty() && v.types.size() != n)) {
+    detail::fail({"load: \"", file.name, "\": ", n, " tokens, ", v.scores.size(), " scores and ",
+                  v.types.size(), " types; as many, or none, are right"});
+  }
+  v.bos = id("bos");
+  v.eos = id("eos");
+  v.unknown = id("unknown");
+  v.add_bos = flag("add_bos_token");
+  v.add_eos = flag("add_eos_token");
+  v.add_space_prefix = flag("add_space_prefix");
+  return v;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/gguf_write.hpp
+// Writing GGUF version 3: keys by their kinds, tensors rounded into a format each as they are
+// written, aligned to 32 bytes. The file appears whole or not at all.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A tensor to write, under the file's name for it ("blk.0.attn_q.weight").
+struct GgufSource {
+  std::string name;
+  Tensor value;
+  BlockFormat format = BlockFormat::f32;
+};
+
+namespace detail {
+
+inline void append_bytes(std::string& out, const void* data, std::size_t bytes) {
+  out.append(static_cast<const char*>(data), bytes);
+}
+
+inline void append_long(std::string& out, std::uint64_t n) { append_bytes(out, &n, 8); }
+
+inline void append_word(std::string& out, std::uint32_t n) { append_bytes(out, &n, 4); }
+
+inline void append_gguf_text(std::string& out, const std::string& text) {
+  append_long(out, text.size());
+  out += text;
+}
+
+inline GgufValue gguf_scalar(const std::string& key, GgufKind kind, const void* data) {
+  GgufValue value{key, kind, kind, 1, {}};
+  append_bytes(value.bytes, data, static_cast<std::size_t>(gguf_kind_bytes(kind)));
+  return value;
+}
+
+inline GgufValue gguf_list(const std::string& key, GgufKind item, std::size_t count) {
+  return GgufValue{key, GgufKind::list, item, count, {}};
+}
+
+}  // namespace detail
+
+inline GgufValue gguf_text(const std::string& key, const std::string& text) {
+  return GgufValue{key, GgufKind::text, GgufKind::text, 1, text};
+}
+
+// A uint32 where it fits, else an int64.
+inline GgufValue gguf_whole(const std::string& key, std::int64_t n) {
+  const std::uint32_t small = static_cast<std::uint32_t>(n);
+  return n >= 0 && n <= 0xffffffffLL ? detail::gguf_scalar(key, GgufKind::uint32, &small)
+                                     : detail::gguf_scalar(key, GgufKind::int64, &n);
+}
+
+inline GgufValue gguf_real(const std::string& key, double x) {
+  const float small = static_cast<float>(x);
+  return detail::gguf_scalar(key, GgufKind::float32, &small);
+}
+
+inline GgufValue gguf_flag(const std::string& key, bool yes) {
+  const std::uint8_t byte = yes ? 1 : 0;
+  return detail::gguf_scalar(key, GgufKind::boolean, &byte);
+}
+
+inline GgufValue gguf_texts(const std::string& key, const std::vector<std::string>& texts) {
+  GgufValue value = detail::gguf_list(key, GgufKind::text, texts.size());
+  for (const std::string& text : texts) {
+    detail::append_gguf_text(value.bytes, text);
+  }
+  return value;
+}
+
+inline GgufValue gguf_reals(const std::string& key, const std::vector<float>& numbers) {
+  GgufValue value = detail::gguf_list(key, GgufKind::float32, numbers.size());
+  detail::append_bytes(value.bytes, numbers.data(), 4 * numbers.size());
+  return value;
+}
+
+inline GgufValue gguf_wholes(const std::string& key, const std::vector<std::int32_t>& numbers) {
+  GgufValue value = detail::gguf_list(key, GgufKind::int32, numbers.size());
+  detail::append_bytes(value.bytes, numbers.data(), 4 * numbers.size());
+  return value;
+}
+
+namespace detail {
+
+inline std::uint32_t gguf_type_id(BlockFormat format) {
+  std::uint32_t id = 0;
+  while (gguf_type(id) == nullptr || gguf_type(id)->format != static_cast<int>(format)) {
+    ++id;
+  }
+  return id;
+}
+
+// Bytes of a tensor in its format; its rows must be whole blocks.
+inline std::uint64_t gguf_source_bytes(const GgufSource& source) {
+  const Shape& shape = source.value.shape();
+  const std::int64_t row = shape.empty() ? 1 : shape[-1];
+  if (shape.size() > 4 || shape.count() == 0 || source.name.empty() || source.name.size() > 64) {
+    fail({"write_gguf: tensor ", shown_name(source.name), " is ", shape,
+          "; 1 to 4 dims from 1 and a name of 1 to 64 bytes are right"});
+  }
+  if (row % block_layout(source.format).elements != 0) {
+    fail({"write_gguf: tensor ", shown_name(source.name), " is ", shape, " in ", source.format,
+          "; rows of a multiple of ", block_layout(source.format).elements, " are right"});
+  }
+  return static_cast<std::uint64_t>(block_row_bytes(source.format, shape.count()));
+}
+
+inline std::string gguf_header(const List<GgufValue>& metadata, const List<GgufSource>& tensors) {
+  std::string out = "GGUF";
+  append_word(out, 3);
+  append_long(out, tensors.size());
+  append_long(out, metadata.size());
+  for (const GgufValue& value : metadata) {
+    append_gguf_text(out, value.key);
+    append_word(out, static_cast<std::uint32_t>(value.kind));
+    if (value.kind == GgufKind::list) {
+      append_word(out, static_cast<std::uint32_t>(value.item));
+      append_long(out, value.count);
+    } else if (value.kind == GgufKind::text) {
+      append_long(out, value.bytes.size());
+    }
+    out += value.bytes;
+  }
+  std::uint64_t at = 0;
+  for (const GgufSource& source : tensors) {
+    const Shape& shape = source.value.shape();
+    append_gguf_text(out, source.name);
+    append_word(out, static_cast<std::uint32_t>(shape.size()));
+    for (int i = shape.size(); i > 0; --i) {
+      append_long(out, static_cast<std::uint64_t>(shape[i - 1]));
+    }
+    append_word(out, gguf_type_id(source.format));
+    append_long(out, at);
+    at += (gguf_source_bytes(source) + 31) / 32 * 32;
+  }
+  out.append((32 - out.size() % 32) % 32, '\0');
+  return out;
+}
+
+}  // namespace detail
+
+inline void write_gguf(const std::string& path, const List<GgufValue>& metadata,
+                       const List<GgufSource>& tensors) {
+  for (const GgufValue& value : metadata) {
+    if (value.key == "general.alignment") {
+      detail::fail(
+          {"write_gguf: general.alignment is given; it is left out, data lies at "
+           "multiples of 32"});
+    }
+  }
+  const std::string header = detail::gguf_header(metadata, tensors);
+  detail::SaveFile file("write_gguf", path);
+  file.write(header.data(), header.size());
+  for (const GgufSource& source : tensors) {
+    const Tensor value = contiguous(source.value);
+    std::vector<std::uint8_t> bytes((detail::gguf_source_bytes(source) + 31) / 32 * 32);
+    kernels::quantize_blocks(source.format, value.count(), value.data(), bytes.data());
+    file.write(bytes.data(), bytes.size());
+  }
+  file.finish();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/npy.hpp
+// NumPy's .npy: a magic, a version, a Python dict in text with the numbers' type, order and shape,
+// then the numbers. And shards of training data: bare uint16 ids (nanoGPT), or after 256 int32 of
+// header (llm.c). Source: numpy.lib.format. Nothing of a file is trusted.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct NpyHeader {
+  char order = '<', kind = 'f';  // of bytes: < little, > big; f, i, u or b
+  std::uint64_t size = 4;        // bytes of a number
+  bool fortran = false;          // the first dim is contiguous
+  Shape shape;
+};
+
+// The dict literal: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
+class NpyDict {
+ public:
+  NpyDict(const std::string& text, const std::string& who) : text_(text), who_(who) {}
+
+  NpyHeader read() {
+    NpyHeader header;
+    bool seen[3] = {};
+    want('{');
+    while (!next('}')) {
+      const std::string key = quoted();
+      const int which = key == "descr" ? 0 : key == "fortran_order" ? 1 : key == "shape" ? 2 : 3;
+      if (which == 3 || seen[which]) {
+        wrong(cat({"key \"", json_escape(key.substr(0, 40)), "\" is unknown or twice"}));
+      }
+      seen[which] = true;
+      want(':');
+      if (which == 0) {
+        read_type(quoted(), header);
+      } else if (which == 1) {
+        header.fortran = read_flag();
+      } else {
+        read_shape(header.shape);
+      }
+      if (!next(',')) {
+        want('}');
+        break;
+      }
+    }
+    blanks();
+    if (at_ != text_.size() || !seen[0] || !seen[1] || !seen[2]) {
+      wrong("descr, fortran_order and shape, and no more, are right");
+    }
+    return header;
+  }
+
+ private:
+  [[noreturn]] void wrong(const std::string& sentence) const {
+    fail({who_, "header at byte ", at_, ": ", sentence});
+  }
+  void blanks() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) {
+      ++at_;
+    }
+  }
+  bool next(char c) {
+    blanks();
+    const bool found = at_ < text_.size() && text_[at_] == c;
+    at_ += found ? 1U : 0U;
+    return found;
+  }
+  void want(char c) {
+    if (!next(c)) {
+      wrong(cat({"'", c, "' is right here"}));
+    }
+  }
+  std::string quoted() {
+    const char quote = next('"') ? '"' : '\'';
+    if (quote == '\'') {
+      want('\'');
+    }
+    const std::size_t end = text_.find(quote, at_);
+    if (end == std::string::npos) {
+      wrong("a text that ends is right here");
+    }
+    const std::string out = text_.substr(at_, end - at_);
+    at_ = end + 1;
+    return out;
+  }
+  bool read_flag() {
+    blanks();
+    const bool yes = text_.compare(at_, 4, "True") == 0;
+    if (!yes && text_.compare(at_, 5, "False") != 0) {
+      wrong("True or False is right here");
+    }
+    at_ += yes ? 4 : 5;
+    return yes;
+  }
+  void read_type(const std::string& type, NpyHeader& header) const {
+    static const char* const known[] = {"f2", "f4", "f8", "i1", "i2", "i4",
+                                        "i8", "u1", "u2", "u4", "u8", "b1"};
+    const bool order = !type.empty() && std::strchr("<>|=", type[0]) != nullptr;
+    const std::string rest = order ? type.substr(1) : type;
+    for (const char* name : known) {
+      if (rest == name) {
+        header.order = order && type[0] == '>' ? '>' : '<';
+        header.kind = rest[0];
+        header.size = static_cast<std::uint64_t>(rest[1] - '0');
+        return;
+      }
+    }
+    wrong(cat({"descr is \"", json_escape(type.substr(0, 40)),
+               "\"; f2, f4, f8, i1 to i8, u1 to u8 or b1 after <, >, | or = is right"}));
+  }
+  void read_shape(Shape& shape) {
+    want('(');
+    while (!next(')')) {
+      blanks();
+      std::uint64_t n = 0;
+      const std::size_t begin = at_;
+      for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
+        n = n * 10 + static_cast<std::uint64_t>(text_[at_] - '0');
+        if (n > std::uint64_t{1} << 60) {
+          wrong("a size is above 2^60");
+        }
+      }
+      if (at_ == begin || shape.size() == Shape::max_dims) {
+        wrong(cat({"a size is right here, at most ", Shape::max_dims, " of them"}));
+      }
+      shape.push_back(n);
+      if (!next(',')) {
+        want(')');
+        break;
+      }
+    }
+  }
+
+  const std::string& text_;
+  const std::string& who_;
+  std::size_t at_ = 0;
+};
+
+// One number of the file as float32 (what float32 cannot hold is rounded).
+inline float npy_number(const NpyHeader& header, const std::uint8_t* at) {
+  std::uint8_t bytes[8] = {};
+  const std::size_t n = static_cast<std::size_t>(header.size);
+  for (std::size_t i = 0; i < n; ++i) {
+    bytes[i] = at[header.order == '>' ? n - 1 - i : i];
+  }
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, bytes, 8);
+  if (header.kind == 'f') {
+    double real = 0;
+    std::memcpy(&real, &bits, 8);
+    return n == 2   ? half_to_float(static_cast<std::uint16_t>(bits))
+           : n == 4 ? float_of(static_cast<std::uint32_t>(bits))
+                    : static_cast<float>(real);
+  }
+  if (header.kind == 'b') {
+    return bits != 0 ? 1.0f : 0.0f;
+  }
+  const std::uint64_t sign = std::uint64_t{1} << (8 * n - 1);
+  if (header.kind == 'i' && (bits & sign) != 0) {  // extended: -(2^k - bits)
+    return -static_cast<float>(sign - (bits - sign));
+  }
+  return static_cast<float>(bits);
+}
+
+inline void read_npy_numbers(const NpyHeader& header, const std::uint8_t* data, Tensor& out) {
+  const std::int64_t count = out.count();
+  const std::int64_t size = static_cast<std::int64_t>(header.size);
+  if (!header.fortran || out.shape().size() < 2) {
+    if (header.kind == 'f' && header.size == 4 && header.order == '<') {
+      std::memcpy(out.data(), data, static_cast<std::size_t>(4 * count));
+      return;
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      out.data()[i] = npy_number(header, data + i * size);
+    }
+    return;
+  }
+  const Shape& shape = header.shape;  // file order: the first index runs fastest
+  std::int64_t index[Shape::max_dims] = {}, strides[Shape::max_dims] = {};
+  std::int64_t stride = 1;
+  for (int d = 0; d < shape.size(); ++d) {
+    strides[d] = stride;
+    stride *= shape[d];
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t from = 0;
+    for (int d = 0; d < shape.size(); ++d) {
+      from += index[d] * strides[d];
+    }
+    out.data()[i] = npy_number(header, data + from * size);
+    for (int d = shape.size() - 1; d >= 0 && ++index[d] == shape[d]; --d) {
+      index[d] = 0;
     }
   }
 }
 
 }  // namespace detail
 
-inline void Transformer::save(const std::string& path) const {
-  write_safetensors(path, parameters,
-                    {{"format", "pt"},
-                     {"tinyscale.config", detail::config_json(config)},
-                     {"tinyscale.tokenizer", detail::tokenizer_json(tokenizer)}});
-}
-
-// Another program's weights into a model of the given shape.
-inline Transformer load(const std::string& path, const ModelConfig& config) {
-  const Safetensors file = read_safetensors(path);
-  const std::string who = detail::cat({"load: \"", path, "\": "});
-  config.validate();
-  detail::check_config_fits(config, file, who);
-  Transformer model(config);
-  detail::read_parameters(model, file, who);
-  return model;
-}
-
-// A model that save() wrote, its tokenizer with it.
-inline Transformer load(const std::string& path) {
-  const Safetensors file = read_safetensors(path);
-  const std::string who = detail::cat({"load: \"", path, "\": "});
-  const std::string* config = file.find_metadata("tinyscale.config");
-  const std::string* tokenizer = file.find_metadata("tinyscale.tokenizer");
-  if (config == nullptr || tokenizer == nullptr) {
-    detail::fail({who + "it carries no config of this library; call load(path, config)"});
+inline Tensor parse_npy(const std::uint8_t* data, std::size_t size, const std::string& name) {
+  const std::string who = detail::cat({"read_npy: \"", name, "\": "});
+  if (size < 12 || std::memcmp(data, "\x93NUMPY", 6) != 0) {
+    detail::fail({who, "no .npy file; it begins with the byte 0x93, NUMPY and a version"});
   }
-  const ModelConfig shape = detail::config_from_json(*config, who);
-  detail::check_config_fits(shape, file, who);
-  Transformer model(shape);
-  model.tokenizer = detail::tokenizer_from_json(*tokenizer, who);
-  detail::read_parameters(model, file, who);
-  return model;
+  const int version = data[6];
+  if (version < 1 || version > 3) {
+    detail::fail({who, "version ", version, "; 1, 2 or 3 is right"});
+  }
+  std::uint32_t length = 0;
+  std::memcpy(&length, data + 8, version == 1 ? 2 : 4);
+  const std::size_t start = version == 1 ? 10 : 12;
+  if (length > size - start) {
+    detail::fail({who, "a header of ", length, " bytes; only ", size - start, " follow"});
+  }
+  const std::string text(reinterpret_cast<const char*>(data) + start, length);
+  const detail::NpyHeader header = detail::NpyDict(text, who).read();
+  std::uint64_t count = 0;
+  try {
+    count = static_cast<std::uint64_t>(header.shape.count());
+  } catch (const Error& error) {  // the product overflows
+    detail::fail({who, error.what()});
+  }
+  const std::uint64_t left = size - start - length;
+  if (left % header.size != 0 || left / header.size != count) {
+    detail::fail({who, header.shape, " of ", header.kind, header.size, " has ", count, " numbers; ",
+                  left, " bytes follow the header"});
+  }
+  Tensor out(header.shape);
+  detail::read_npy_numbers(header, data + start + length, out);
+  return out;
+}
+
+// float32 of what is there: f2, f4, f8, whole numbers of 1 to 8 bytes, bools (0 or 1).
+inline Tensor read_npy(const std::string& path) {
+  const MappedFile file(path, "read_npy");
+  return parse_npy(file.data(), file.size(), path);
+}
+
+// Version 1, '<f4', C order, data at a multiple of 64.
+inline void write_npy(const std::string& path, const Tensor& value) {
+  std::string shape;
+  for (const std::int64_t dim : value.shape()) {
+    shape += detail::cat({shape.empty() ? "" : " ", dim, ","});
+  }
+  if (value.shape().size() > 1) {
+    shape.pop_back();
+  }
+  std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + shape + "), }";
+  header.append(63 - (10 + header.size()) % 64, ' ');
+  header += '\n';
+  const std::string magic = {'\x93',
+                             'N',
+                             'U',
+                             'M',
+                             'P',
+                             'Y',
+                             1,
+                             0,
+                             static_cast<char>(header.size() & 255),
+                             static_cast<char>(header.size() >> 8)};
+  const Tensor numbers = contiguous(value);
+  detail::SaveFile file("write_npy", path);
+  file.write(magic.data(), magic.size());
+  file.write(header.data(), header.size());
+  file.write(numbers.data(), 4 * static_cast<std::size_t>(numbers.count()));
+  file.finish();
+}
+
+inline std::vector<std::int32_t> parse_token_shard(const std::uint8_t* data, std::size_t size,
+                                                   const std::string& name) {
+  std::int32_t head[3] = {};
+  std::size_t start = 0;
+  if (size >= 1024) {
+    std::memcpy(head, data, 12);
+  }
+  if (head[0] == 20240520) {
+    start = 1024;
+    if (head[1] != 1 || head[2] < 0 || static_cast<std::size_t>(head[2]) != (size - start) / 2) {
+      detail::fail({"read_token_shard: \"", name, "\": version ", head[1], " and ", head[2],
+                    " tokens in the header; 1 and ", (size - start) / 2, " are right"});
+    }
+  }
+  if ((size - start) % 2 != 0 || size == start) {
+    detail::fail({"read_token_shard: \"", name, "\": ", size - start,
+                  " bytes of ids; 2 a token and at least one token are right"});
+  }
+  std::vector<std::int32_t> ids((size - start) / 2);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    std::uint16_t id = 0;
+    std::memcpy(&id, data + start + 2 * i, 2);
+    ids[i] = id;
+  }
+  return ids;
+}
+
+// train.bin and val.bin of nanoGPT, or a shard of llm.c.
+inline std::vector<std::int32_t> read_token_shard(const std::string& path) {
+  const MappedFile file(path, "read_token_shard");
+  return parse_token_shard(file.data(), file.size(), path);
 }
 
 }}  // namespace tinyscale
@@ -35001,25 +41848,576 @@ inline double evaluate(const Transformer& model, const std::vector<std::int32_t>
 
 }}  // namespace tinyscale
 
-// >> tinyscale/model/generate.hpp
-// Text from a model, token by token. With the cache a token costs one column of keys and values
-// and 2 flops a parameter; a full context starts over from its last tokens at position 0.
+// >> tinyscale/model/kv_pages.hpp
+// The cache of keys and values in pages: each sequence has a table of pages of as many tokens, so
+// no room is kept for tokens that never come, and sequences that begin alike share pages until one
+// of them writes (Kwon et al., PagedAttention, arXiv 2309.06180).
+// Bytes of a token: 2 layers KV K bytes of the format; int8 has an f32 scale a head beside.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-struct GenerateOptions {
-  double temperature = 0.8;  // 0: always the most probable
-  int top_k = 0;             // choose among so many; 0: all
-  std::uint64_t seed = 1;
-  bool cache = true;  // keep keys and values; false recomputes all tokens each time
+struct CacheOptions {
+  DType format = DType::f32;      // also bf16, f16, int8
+  std::int64_t page_tokens = 64;  // of a page
+  std::int64_t pages = 0;         // at most; 0: as many as memory holds
+};
+
+class KvPages {
+ public:
+  explicit KvPages(const ModelConfig& config, const CacheOptions& options = {});
+
+  int add();               // a new sequence without tokens
+  int fork(int sequence);  // one with the same tokens, on the same pages
+  void drop(int sequence);
+
+  std::int64_t length(int sequence) const { return of(sequence).length; }
+  // Room for n more tokens, which then count as there; the place of the first.
+  std::int64_t extend(int sequence, std::int64_t n);
+  // Forgets all tokens from `length` on.
+  void truncate(int sequence, std::int64_t length);
+
+  kernels::CacheShape shape() const { return shape_; }
+  // A page of one layer, by the order of its tokens, as kernels::cache_attention reads it.
+  const std::uint8_t* page(int layer, int sequence, std::int64_t number) const {
+    return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
+  }
+  std::uint8_t* page(int layer, int sequence, std::int64_t number) {
+    return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
+  }
+
+  std::int64_t page_tokens() const { return shape_.page_tokens; }
+  std::int64_t pages_in_use() const;
+  std::int64_t shared_pages() const;                             // that more than one sequence has
+  std::int64_t page_bytes() const { return layers_ * stride_; }  // of all layers
+  // Keys and values of a token in one layer, with the scales of int8.
+  std::int64_t layer_bytes() const {
+    const std::int64_t scales = shape_.format == DType::int8 ? 4 * shape_.kv_heads : 0;
+    return 2 * (shape_.row_bytes() + scales);
+  }
+  std::int64_t token_bytes() const { return layers_ * layer_bytes(); }  // of all layers
+  double bytes() const;                                                 // of the pages in use
+  // Tokens that the last of `tokens` sees in a layer, itself one: its window's, if it has one.
+  std::int64_t seen(std::int64_t tokens, int layer) const {
+    const bool local = window_ > 0 && (global_every_ == 0 || (layer + 1) % global_every_ != 0);
+    return local && tokens > window_ ? window_ : tokens;
+  }
+  // Of the keys and values of a layer that the last token of the sequence sees.
+  double bytes_read(int sequence, int layer) const {
+    return static_cast<double>(seen(of(sequence).length, layer) * layer_bytes());
+  }
+  DType format() const { return shape_.format; }
+
+ private:
+  struct Sequence {
+    std::vector<int> pages;
+    std::int64_t length = 0;
+    bool alive = true;
+  };
+
+  const Sequence& of(int sequence) const {
+    if (sequence < 0 || static_cast<std::size_t>(sequence) >= sequences_.size() ||
+        !sequences_[static_cast<std::size_t>(sequence)].alive) {
+      detail::fail({"KvPages: no sequence ", sequence, "; add() gives one"});
+    }
+    return sequences_[static_cast<std::size_t>(sequence)];
+  }
+  Sequence& of(int sequence) {
+    return const_cast<Sequence&>(static_cast<const KvPages*>(this)->of(sequence));
+  }
+  std::uint8_t* place(int layer, int page) const {
+    const std::int64_t slab = page / slab_pages_;
+    const std::int64_t at = (page % slab_pages_ * layers_ + layer) * stride_;
+    return reinterpret_cast<std::uint8_t*>(slabs_[static_cast<std::size_t>(slab)].origin()) + at;
+  }
+  int take_page();
+  void release(int page);
+  int insert(Sequence sequence);
+
+  kernels::CacheShape shape_;
+  std::int64_t layers_ = 0, stride_ = 0;  // stride_: bytes of a layer's part of a page
+  std::int64_t slab_pages_ = 0, limit_ = 0;
+  std::int64_t window_ = 0, global_every_ = 0;  // as in ModelConfig
+  List<Tensor> slabs_;
+  std::vector<int> holders_;  // of each page
+  std::vector<int> free_;
+  List<Sequence> sequences_;
+};
+
+inline KvPages::KvPages(const ModelConfig& config, const CacheOptions& options)
+    : layers_(config.layers),
+      limit_(options.pages),
+      window_(config.window),
+      global_every_(config.global_every) {
+  if (options.format != DType::f32 && options.format != DType::bf16 &&
+      options.format != DType::f16 && options.format != DType::int8) {
+    detail::fail({"KvPages: a cache of ", options.format, "; f32, bf16, f16 or int8 is right"});
+  }
+  if (options.page_tokens < 1 || options.page_tokens > (1 << 20) || options.pages < 0) {
+    detail::fail({"KvPages: pages of ", options.page_tokens, " tokens, ", options.pages,
+                  " of them; 1 to 1048576 tokens and 0 or more pages are right"});
+  }
+  shape_.format = options.format;
+  shape_.page_tokens = options.page_tokens;
+  shape_.kv_heads = config.kv_heads;
+  shape_.head_size = config.head_size;
+  shape_.heads = config.heads;
+  stride_ = (shape_.page_bytes() + 63) / 64 * 64;
+  const std::int64_t whole = (config.context + options.page_tokens - 1) / options.page_tokens;
+  slab_pages_ = whole < 16 ? whole : 16;
+}
+
+inline int KvPages::take_page() {
+  if (free_.empty()) {
+    const auto first = static_cast<int>(holders_.size());
+    const std::int64_t pages =
+        limit_ > 0 && limit_ - first < slab_pages_ ? limit_ - first : slab_pages_;
+    const MemoryScope scope(MemoryKind::kv_cache);
+    slabs_.push_back(Tensor(Shape{pages * page_bytes() / 4}));
+    for (std::int64_t i = 0; i < pages; ++i) {
+      holders_.push_back(0);
+      free_.push_back(first + static_cast<int>(pages - 1 - i));
+    }
+  }
+  const int page = free_.back();
+  free_.pop_back();
+  holders_[static_cast<std::size_t>(page)] = 1;
+  return page;
+}
+
+inline void KvPages::release(int page) {
+  if (--holders_[static_cast<std::size_t>(page)] == 0) {
+    free_.push_back(page);
+  }
+}
+
+inline int KvPages::insert(Sequence sequence) {
+  for (std::size_t i = 0; i < sequences_.size(); ++i) {
+    if (!sequences_[i].alive) {
+      sequences_[i] = std::move(sequence);
+      return static_cast<int>(i);
+    }
+  }
+  sequences_.push_back(std::move(sequence));
+  return static_cast<int>(sequences_.size()) - 1;
+}
+
+inline int KvPages::add() { return insert(Sequence()); }
+
+inline int KvPages::fork(int sequence) {
+  Sequence same = of(sequence);
+  for (const int page : same.pages) {
+    ++holders_[static_cast<std::size_t>(page)];
+  }
+  return insert(std::move(same));
+}
+
+inline void KvPages::drop(int sequence) {
+  truncate(sequence, 0);
+  of(sequence).alive = false;
+}
+
+inline std::int64_t KvPages::extend(int sequence, std::int64_t n) {
+  Sequence& s = of(sequence);
+  if (n < 0) {
+    detail::fail({"KvPages: ", n, " more tokens; at least 0 are right"});
+  }
+  const std::int64_t first = s.length, tokens = shape_.page_tokens;
+  const std::int64_t more =
+      (first + n + tokens - 1) / tokens - static_cast<std::int64_t>(s.pages.size());
+  // A shared last page that is written to is copied first.
+  const bool copy =
+      n > 0 && first % tokens != 0 && holders_[static_cast<std::size_t>(s.pages.back())] > 1;
+  if (limit_ > 0 && pages_in_use() + more + (copy ? 1 : 0) > limit_) {
+    detail::fail({"KvPages: ", limit_, " pages of ", tokens,
+                  " tokens are too few; drop a sequence or give more pages"});
+  }
+  if (copy) {
+    int& last = s.pages.back();
+    const int own = take_page();
+    for (int layer = 0; layer < layers_; ++layer) {
+      std::memcpy(place(layer, own), place(layer, last), static_cast<std::size_t>(stride_));
+    }
+    release(last);
+    last = own;
+  }
+  while (static_cast<std::int64_t>(s.pages.size()) * tokens < first + n) {
+    s.pages.push_back(take_page());
+  }
+  s.length = first + n;
+  return first;
+}
+
+inline void KvPages::truncate(int sequence, std::int64_t length) {
+  Sequence& s = of(sequence);
+  if (length < 0 || length > s.length) {
+    detail::fail(
+        {"KvPages: truncate to ", length, " tokens of ", s.length, "; 0 up to as many are right"});
+  }
+  const std::int64_t pages = (length + shape_.page_tokens - 1) / shape_.page_tokens;
+  while (static_cast<std::int64_t>(s.pages.size()) > pages) {
+    release(s.pages.back());
+    s.pages.pop_back();
+  }
+  s.length = length;
+}
+
+inline std::int64_t KvPages::pages_in_use() const {
+  std::int64_t used = 0;
+  for (const int holders : holders_) {
+    used += holders > 0 ? 1 : 0;
+  }
+  return used;
+}
+
+inline std::int64_t KvPages::shared_pages() const {
+  std::int64_t shared = 0;
+  for (const int holders : holders_) {
+    shared += holders > 1 ? 1 : 0;
+  }
+  return shared;
+}
+
+inline double KvPages::bytes() const {
+  return static_cast<double>(pages_in_use()) * static_cast<double>(page_bytes());
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/decode.hpp
+// One step of generation: new tokens of any number of sequences, each at its own place behind what
+// the cache holds of it, through the model at once. Prompts, single tokens, guesses to verify and
+// any mix of them are the same step. Weights are read once a step, whatever the number of tokens,
+// so a step of few tokens is bound by memory, one of many by arithmetic (scaling book, chapter 7).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// New tokens of one sequence of the cache.
+struct TokenRun {
+  int sequence = 0;
+  std::vector<std::int32_t> ids;
+  bool all = false;  // logits after every token, not after the last alone
+};
+
+// What steps took and read. Bytes are those of the formula: every matrix once a step, and of each
+// sequence the keys and values that its new tokens see, once.
+struct StepCosts {
+  double seconds = 0;       // on this machine
+  double matmul_flops = 0;  // 2 a weight and token, 4 a cached number seen and query head of it
+  double weight_bytes = 0, cache_bytes = 0;
+
+  double bytes() const { return weight_bytes + cache_bytes; }
+  void add(const StepCosts& other) {
+    seconds += other.seconds;
+    matmul_flops += other.matmul_flops;
+    weight_bytes += other.weight_bytes;
+    cache_bytes += other.cache_bytes;
+  }
+};
+
+struct StepTotals {
+  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  StepCosts all;
+  List<StepCosts> parts;  // [layers + 1]; the last: embedding, last norm and head
+
+  void add(const StepTotals& other) {
+    steps += other.steps;
+    tokens += other.tokens;
+    all.add(other.all);
+    parts.resize(other.parts.empty() ? parts.size() : other.parts.size());
+    for (std::size_t i = 0; i < other.parts.size(); ++i) {
+      parts[i].add(other.parts[i]);
+    }
+  }
 };
 
 namespace detail {
 
-inline void check_generate(const GenerateOptions& options) {
-  if (!is_finite(options.temperature) || options.temperature < 0 || options.top_k < 0) {
-    fail({"generate: temperature is ", options.temperature, ", top_k ", options.top_k,
+// Takes back what a step that failed added to the cache.
+class CacheGuard {
+ public:
+  explicit CacheGuard(KvPages& cache) : cache_(cache) {}
+  CacheGuard(const CacheGuard&) = delete;
+  CacheGuard& operator=(const CacheGuard&) = delete;
+  ~CacheGuard() {
+    for (std::size_t i = 0; i < lengths_.size(); ++i) {
+      cache_.truncate(sequences_[i], lengths_[i]);
+    }
+  }
+  std::int64_t extend(int sequence, std::int64_t n) {
+    const std::int64_t length = cache_.length(sequence);
+    cache_.extend(sequence, n);
+    sequences_.push_back(sequence);
+    lengths_.push_back(length);
+    return length;
+  }
+  void keep() { lengths_.clear(); }
+
+ private:
+  KvPages& cache_;
+  std::vector<int> sequences_;
+  std::vector<std::int64_t> lengths_;
+};
+
+// The tokens of a step, flat, and where each stands.
+struct StepTokens {
+  std::vector<std::int32_t> ids, places;
+  std::vector<int> sequences;
+  std::vector<std::int32_t> wanted;  // tokens whose logits are asked for
+};
+
+inline StepTokens step_tokens(const Transformer& model, const List<TokenRun>& runs,
+                              CacheGuard& guard) {
+  StepTokens step;
+  for (const TokenRun& run : runs) {
+    const auto n = static_cast<std::int64_t>(run.ids.size());
+    if (n == 0) {
+      fail({"decode: sequence ", run.sequence, " has no new tokens; at least 1 is right"});
+    }
+    for (const int before : step.sequences) {
+      if (before == run.sequence) {
+        fail({"decode: sequence ", run.sequence, " comes twice in one step; once is right"});
+      }
+    }
+    const std::int64_t first = guard.extend(run.sequence, n);
+    if (first + n > model.config.context) {
+      fail({"decode: sequence ", run.sequence, " would have ", first + n,
+            " tokens; the context of ", model.config.name, " is ", model.config.context});
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (run.all || i + 1 == n) {
+        step.wanted.push_back(static_cast<std::int32_t>(step.ids.size()));
+      }
+      step.ids.push_back(run.ids[static_cast<std::size_t>(i)]);
+      step.places.push_back(static_cast<std::int32_t>(first + i));
+    }
+    step.sequences.push_back(run.sequence);
+  }
+  return step;
+}
+
+// The new keys and values [1, T, KV K] of a layer into their pages, then each new token's queries
+// [1, T, H K] over what its sequence has by then.
+inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, int layer,
+                          const Tensor& q, const Tensor& k, const Tensor& v, KvPages& cache) {
+  const OpScope scope;
+  kernels::CacheShape shape = cache.shape();
+  shape.heads = q.dim(2) / shape.head_size;
+  Tensor y(q.shape());
+  List<std::vector<const std::uint8_t*>> pages(runs.size());
+  List<kernels::CacheQuery> single;
+  double pairs = 0, seen = 0;
+  std::int64_t t = 0;
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const auto n = static_cast<std::int64_t>(runs[r].ids.size());
+    const std::int64_t first = step.places[static_cast<std::size_t>(t)], end = first + n;
+    for (std::int64_t at = first; at < end; ++at) {
+      const std::int64_t row = (t + at - first) * shape.row();
+      kernels::cache_store(shape, cache.page(layer, runs[r].sequence, at / shape.page_tokens),
+                           at % shape.page_tokens, k.data() + row, v.data() + row);
+    }
+    for (std::int64_t at = 0; at * shape.page_tokens < end; ++at) {
+      pages[r].push_back(cache.page(layer, runs[r].sequence, at));
+    }
+    const float* const from = q.data() + t * q.dim(2);
+    float* const to = y.data() + t * q.dim(2);
+    const bool whole = cache.seen(end, layer) == end;
+    if (n > cache_few && whole) {
+      kernels::cache_attention_prefill(shape, pages[r].data(), first, n, from, q.dim(2), to,
+                                       q.dim(2));
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t visible = cache.seen(first + i + 1, layer);
+      if (n <= cache_few || !whole) {
+        single.push_back({from + i * q.dim(2), to + i * q.dim(2), pages[r].data(),
+                          first + i + 1 - visible, first + i + 1});
+      }
+      pairs += static_cast<double>(visible);
+    }
+    seen += cache.bytes_read(runs[r].sequence, layer);
+    t += n;
+  }
+  kernels::cache_attention(shape, static_cast<std::int64_t>(single.size()), single.data());
+  if (context().profile != nullptr) {
+    const auto heads = static_cast<double>(shape.heads);
+    OpRecord record;
+    record.name = "attention";
+    record.shape = q.shape().text();
+    record.matmul_flops = 4 * pairs * static_cast<double>(q.dim(2));
+    record.vector_flops = vector_cost("softmax", pairs * heads, &VectorCost::forward);
+    record.reads.push_back(Operand{static_cast<double>(q.count())});
+    record.reads.push_back(Operand{seen, DType::int8, 1});  // bytes of the cache
+    record.writes.push_back(Operand{static_cast<double>(y.count())});
+    record.count_bytes();
+    scope.done(record);
+  }
+  return y;
+}
+
+// What the formulas say that the step cost.
+inline void count_step(const Transformer& model, const KvPages& cache, const StepTokens& step,
+                       StepTotals& totals) {
+  const ModelConfig& c = model.config;
+  const auto tokens = static_cast<double>(step.ids.size());
+  const auto rows = static_cast<double>(step.wanted.size());
+  totals.steps = 1;
+  totals.tokens = static_cast<std::int64_t>(step.ids.size());
+  for (const Parameter& p : model.parameters) {
+    const bool table = p.name == "model.embed_tokens.weight";
+    if (p.shape.size() != 2 || p.name == "model.embed_positions.weight" || (table && !c.tied)) {
+      continue;  // rows of tables are read, no matrix
+    }
+    const auto numbers = static_cast<double>(p.shape.count());
+    const double share =  // of the tokens, that visit an expert
+        p.expert < 0 ? 1 : static_cast<double>(c.top_k) / static_cast<double>(c.experts);
+    StepCosts& part = totals.parts[static_cast<std::size_t>(p.layer < 0 ? c.layers : p.layer)];
+    part.matmul_flops += 2 * share * numbers * (p.layer < 0 ? rows : tokens);
+    part.weight_bytes += p.stored ? p.stored->bytes() : 4 * numbers;
+  }
+  const auto query = static_cast<double>(c.query_width());
+  for (int layer = 0; layer < c.layers; ++layer) {
+    StepCosts& part = totals.parts[static_cast<std::size_t>(layer)];
+    for (const int sequence : step.sequences) {
+      part.cache_bytes += cache.bytes_read(sequence, layer);
+    }
+    for (const std::int32_t place : step.places) {
+      part.matmul_flops += 4 * query * static_cast<double>(cache.seen(place + 1, layer));
+    }
+  }
+  for (const StepCosts& part : totals.parts) {
+    totals.all.add(part);
+  }
+}
+
+}  // namespace detail
+
+// One step in its pieces, for who runs layers on several devices. Until keep() is called the step
+// can fail, and the cache is then as it was.
+class DecodeStep {
+ public:
+  // All must outlive it. `base` holds the hooks of a strategy; its attention, if any, is asked
+  // after the new keys and values are in the cache, or in place of both when there is none.
+  DecodeStep(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
+             const Hooks& base = Hooks())
+      : model_(model),
+        cache_(cache),
+        runs_(runs),
+        guard_(cache),
+        tokens_(detail::step_tokens(model, runs, guard_)),
+        hooks_(base) {
+    if (tokens_.ids.empty()) {
+      detail::fail({"decode: no runs; at least one is right"});
+    }
+    hooks_.each_place = &tokens_.places;
+    if (model.config.position == Position::rotary) {
+      const std::vector<std::int64_t> places(tokens_.places.begin(), tokens_.places.end());
+      table_ = kernels::RopeTable(places.data(), count(), model.config.head_size,
+                                  model.config.rope_theta);
+    }
+    hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
+    if (!hooks_.attention) {
+      hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+        return detail::attend_step(tokens_, runs_, layer, q, k, v, cache_);
+      };
+    }
+  }
+  DecodeStep(const DecodeStep&) = delete;
+  DecodeStep& operator=(const DecodeStep&) = delete;
+
+  const detail::StepTokens& tokens() const { return tokens_; }
+  std::int64_t count() const { return static_cast<std::int64_t>(tokens_.ids.size()); }
+  Tensor embed() const { return model_.embed(tokens_.ids, 1, count(), hooks_); }  // (1, T, D)
+  Tensor block(int layer, const Tensor& x) const { return model_.block(layer, x, hooks_); }
+  // Logits [rows, V] of the wanted tokens.
+  Tensor head(const Tensor& x) const {
+    const auto rows = static_cast<std::int64_t>(tokens_.wanted.size());
+    const Tensor flat = reshape(x, {count(), x.dim(2)});
+    return model_.head(rows < count() ? embedding(flat, tokens_.wanted, {rows}) : flat, hooks_);
+  }
+  void keep() { guard_.keep(); }
+
+ private:
+  // Queries or keys of this step alone, which nobody else sees: turned where they stand.
+  Tensor rotated(const Tensor& x) const {
+    const detail::OpScope scope;
+    Tensor y = x;
+    table_.turn(model_.config.rope_pairs, x.dim(2) / model_.config.head_size, y.data(), x.dim(2));
+    scope.done_unary("rope", "rope", x.shape());
+    return y;
+  }
+
+  const Transformer& model_;
+  KvPages& cache_;
+  const List<TokenRun>& runs_;
+  detail::CacheGuard guard_;
+  detail::StepTokens tokens_;
+  kernels::RopeTable table_;
+  Hooks hooks_;
+};
+
+// Logits [rows, V]: after the last new token of each run in order, or after all of them. The cache
+// then holds the new tokens too; when the step throws it is as it was.
+inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
+                     StepTotals* totals = nullptr, const Hooks& base = Hooks()) {
+  const NoGrad no_grad;
+  DecodeStep step(model, cache, runs, base);
+  StepTotals own;
+  own.parts.resize(static_cast<std::size_t>(model.config.layers) + 1);
+  double before = detail::seconds_now();
+  const auto lap = [&before](StepCosts& part) {
+    const double now = detail::seconds_now();
+    part.seconds += now - before;
+    before = now;
+  };
+  StepCosts& outside = own.parts.back();
+  Tensor x = step.embed();
+  lap(outside);
+  for (int layer = 0; layer < model.config.layers; ++layer) {
+    x = step.block(layer, x);
+    lap(own.parts[static_cast<std::size_t>(layer)]);
+  }
+  const Tensor logits = step.head(x);
+  lap(outside);
+  step.keep();
+  if (totals != nullptr) {
+    detail::count_step(model, cache, step.tokens(), own);
+    totals->add(own);
+  }
+  return logits;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/sampler.hpp
+// The next token from logits. In this order: a penalty for tokens that were there (CTRL, arXiv
+// 1909.05858), temperature, the top_k largest, the smallest set whose probabilities reach top_p
+// (arXiv 1904.09751), those of at least min_p times the largest (arXiv 2407.01082); what is left is
+// drawn in proportion. Speculative decoding draws from the same weights.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct SampleOptions {
+  double temperature = 0.8;         // 0: always the most probable
+  int top_k = 0;                    // choose among so many (equals of the last too); 0: all
+  double top_p = 1;                 // choose among the most probable that together reach this
+  double min_p = 0;                 // and among those at least this times the most probable
+  double repetition_penalty = 1;    // logits of tokens seen: above 0 over this, below 0 times this
+  std::int64_t penalty_window = 0;  // last tokens that count as seen; 0: all, the prompt's too
+};
+
+namespace detail {
+
+inline void check_sampling(const SampleOptions& o) {
+  if (!is_finite(o.temperature) || o.temperature < 0 || o.top_k < 0) {
+    fail({"generate: temperature is ", o.temperature, ", top_k ", o.top_k,
           "; finite numbers from 0 up are right"});
+  }
+  if (!(o.top_p > 0 && o.top_p <= 1) || !(o.min_p >= 0 && o.min_p <= 1)) {
+    fail({"generate: top_p is ", o.top_p, ", min_p ", o.min_p,
+          "; above 0 to 1 and from 0 to 1 are right"});
+  }
+  if (!is_finite(o.repetition_penalty) || o.repetition_penalty <= 0 || o.penalty_window < 0) {
+    fail({"generate: repetition_penalty is ", o.repetition_penalty, ", penalty_window ",
+          o.penalty_window, "; a finite number above 0 and a whole one from 0 are right"});
   }
 }
 
@@ -35032,90 +42430,1325 @@ inline void check_logits(const float* logits, std::int64_t known) {
   }
 }
 
-// The next token from `known` logits; `draw` in [0, 1) walks the probabilities in order of id.
-inline std::int32_t sample(const float* logits, std::int64_t known, const GenerateOptions& options,
-                           float draw) {
-  check_logits(logits, known);
-  const float* top = std::max_element(logits, logits + known);
-  if (options.temperature == 0) {
-    return static_cast<std::int32_t>(top - logits);
-  }
-  float floor = -INFINITY;
-  if (options.top_k > 0 && options.top_k < known) {
-    std::vector<double> falling;
-    for (std::int64_t i = 0; i < known; ++i) {
-      falling.push_back(-static_cast<double>(logits[i]));
+// Divides or multiplies the logits of the tokens that `seen` ends with, each once.
+inline void penalise(std::vector<float>& logits, const std::vector<std::int32_t>& seen,
+                     const SampleOptions& o) {
+  const auto penalty = static_cast<float>(o.repetition_penalty);
+  const auto all = static_cast<std::int64_t>(seen.size());
+  const std::int64_t first =
+      o.penalty_window > 0 && o.penalty_window < all ? all - o.penalty_window : 0;
+  std::vector<bool> done(logits.size());
+  for (std::int64_t i = first; i < all; ++i) {
+    const auto id = static_cast<std::size_t>(seen[static_cast<std::size_t>(i)]);
+    if (id < logits.size() && !done[id]) {
+      done[id] = true;
+      logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
     }
-    floor = logits[stable_order(falling)[static_cast<std::size_t>(options.top_k - 1)]];
   }
-  std::vector<double> weights(static_cast<std::size_t>(known), 0.0);
-  double total = 0;
+}
+
+// Sets all but the most probable, whose sum first reaches top_p of the total, to 0.
+inline void keep_top_p(std::vector<double>& weights, double total, double top_p) {
+  // Less than this and all smaller ones together cannot be missed from 1 - top_p.
+  const double floor = (1 - top_p) * total / static_cast<double>(weights.size());
+  std::vector<double> falling;
+  std::vector<std::size_t> ids;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (logits[i] >= floor) {
-      weights[i] = std::exp(static_cast<double>(logits[i] - *top) / options.temperature);
-      total += weights[i];
+    if (weights[i] >= floor && weights[i] > 0) {
+      falling.push_back(-weights[i]);
+      ids.push_back(i);
+    } else {
+      weights[i] = 0;
     }
   }
-  double left = static_cast<double>(draw) * total;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    left -= weights[i];
-    if (left < 0 && weights[i] > 0) {
-      return static_cast<std::int32_t>(i);
+  double sum = 0;
+  for (const std::size_t at : stable_order(falling)) {
+    if (sum >= top_p * total) {
+      weights[ids[at]] = 0;
     }
+    sum -= falling[at];
   }
-  return static_cast<std::int32_t>(top - logits);
 }
 
 }  // namespace detail
 
-// The prompt's ids and n more; only ids below `known` are chosen (0: the whole vocabulary).
-inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
-                                                 std::vector<std::int32_t> ids, std::int64_t n,
-                                                 const GenerateOptions& options = {},
-                                                 std::int64_t known = 0) {
-  if (ids.empty() || n < 0) {
-    detail::fail({"generate: a prompt of ", ids.size(), " tokens and ", n,
-                  " more; at least 1 and 0 are right"});
+// How probable each of `known` tokens is to come next, up to a common factor (greedy: 1 and 0).
+inline std::vector<double> token_weights(const float* logits, std::int64_t known,
+                                         const std::vector<std::int32_t>& seen,
+                                         const SampleOptions& options) {
+  detail::check_logits(logits, known);
+  std::vector<float> x(logits, logits + known);
+  if (options.repetition_penalty < 1 || options.repetition_penalty > 1) {
+    detail::penalise(x, seen, options);
   }
-  detail::check_generate(options);
-  const NoGrad no_grad;
-  const std::int64_t context = model.config.context;
-  const std::int64_t vocabulary = model.config.vocabulary;
-  KvCache cache;
-  std::int64_t cached = 0;  // tokens whose keys and values are in the cache
-  for (std::int64_t i = 0; i < n; ++i) {
-    const auto length = static_cast<std::int64_t>(ids.size());
-    if (!options.cache || cached >= context || cached == 0) {
-      cache = KvCache();
-      cached = 0;
+  std::vector<double> weights(x.size(), 0.0);
+  const auto top = std::max_element(x.begin(), x.end());
+  if (options.temperature == 0) {
+    weights[static_cast<std::size_t>(top - x.begin())] = 1;
+    return weights;
+  }
+  const float largest = *top;
+  float floor = -INFINITY;
+  if (options.top_k > 0 && options.top_k < known) {
+    std::vector<float> sorted = x;
+    std::nth_element(sorted.begin(), sorted.begin() + (known - options.top_k), sorted.end());
+    floor = sorted[static_cast<std::size_t>(known - options.top_k)];
+  }
+  double total = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (x[i] >= floor) {
+      weights[i] = std::exp(static_cast<double>(x[i] - largest) / options.temperature);
+      total += weights[i];
     }
-    const std::int64_t time = cached == 0 ? std::min(length, context) : 1;
-    Hooks hooks;
-    hooks.places = hooks.stream = cached;
-    hooks.cache = options.cache ? &cache : nullptr;
-    const Tensor logits = model.forward({ids.end() - time, ids.end()}, 1, time, hooks);
-    cached += time;
-    const float* last = logits.data() + (time - 1) * vocabulary;
-    const float draw = uniform01(options.seed, static_cast<std::uint64_t>(i));
-    ids.push_back(
-        detail::sample(last, known > 0 ? std::min(known, vocabulary) : vocabulary, options, draw));
   }
-  return ids;
+  if (options.top_p < 1) {
+    detail::keep_top_p(weights, total, options.top_p);
+  }
+  for (double& weight : weights) {  // the largest weight is 1
+    weight = weight < options.min_p ? 0 : weight;
+  }
+  return weights;
 }
 
-// The prompt and n more characters (or bytes), read with the tokenizer of the model.
+namespace detail {
+
+// `draw` in [0, 1) walks the weights in order of id.
+inline std::int32_t draw_token(const std::vector<double>& weights, double draw) {
+  double total = 0;
+  for (const double weight : weights) {
+    total += weight;
+  }
+  double left = draw * total;
+  std::size_t last = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    left -= weights[i];
+    if (weights[i] > 0) {
+      last = i;
+      if (left < 0) {
+        break;
+      }
+    }
+  }
+  return static_cast<std::int32_t>(last);
+}
+
+}  // namespace detail
+
+// The next token after `seen`.
+inline std::int32_t sample_token(const float* logits, std::int64_t known,
+                                 const std::vector<std::int32_t>& seen,
+                                 const SampleOptions& options, float draw) {
+  if (options.temperature == 0 && options.repetition_penalty == 1.0) {
+    detail::check_logits(logits, known);
+    return static_cast<std::int32_t>(std::max_element(logits, logits + known) - logits);
+  }
+  return detail::draw_token(token_weights(logits, known, seen, options), static_cast<double>(draw));
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/generate.hpp
+// Text from a model: prompts of any lengths go in (prefill), then a token of each at a time
+// (decode), all in the same steps over one paged cache. A sequence that fills the context goes on
+// from its last tokens, at position 0 again.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct GenerateOptions : SampleOptions {
+  std::uint64_t seed = 1;             // of the first prompt; others draw from seeds of their own
+  bool cache = true;                  // keep keys and values; false recomputes all tokens each time
+  CacheOptions pages;                 // format and size of the cache
+  std::int64_t prefill_tokens = 512;  // of one prompt in one step
+  std::vector<std::int32_t> stop_tokens;  // end a sequence, and are its last
+  std::vector<std::string> stop;          // texts that end generate()'s; they are left out
+  // Told of every new token of a prompt; false ends that sequence.
+  std::function<bool(std::int64_t prompt, std::int32_t id)> on_token;
+  // Told of generate()'s text as it comes, whole characters at a time.
+  std::function<void(const std::string& piece)> on_text;
+};
+
+// Why a sequence ended: as long as asked, a stop token, a stop text, or on_token said so.
+enum class Ended { length, token, text, asked };
+
+struct GeneratedSequence {
+  std::vector<std::int32_t> ids;  // the prompt and what came
+  std::int64_t prompt = 0;        // tokens of it
+  Ended ended = Ended::length;
+};
+
+// What came of some prompts, and what it cost; generation_report.hpp shows it.
+struct Generation {
+  List<GeneratedSequence> sequences;       // in the order of the prompts
+  StepTotals prefill, decode;              // decode: steps that gave each sequence one token
+  std::int64_t guessed = 0, accepted = 0;  // tokens of a draft model (speculative.hpp)
+};
+
+namespace detail {
+
+inline void check_generate(const Transformer& model, const std::vector<std::int32_t>& ids,
+                           std::int64_t n, const GenerateOptions& options) {
+  if (ids.empty() || n < 0) {
+    fail({"generate: a prompt of ", ids.size(), " tokens and ", n,
+          " more; at least 1 and 0 are right"});
+  }
+  if (static_cast<std::int64_t>(ids.size()) > model.config.context) {
+    fail({"generate: a prompt of ", ids.size(), " tokens; the context of ", model.config.name,
+          " is ", model.config.context, ", and a prompt that fits is right"});
+  }
+  if (options.prefill_tokens < 1) {
+    fail({"generate: prefill_tokens is ", options.prefill_tokens, "; at least 1 is right"});
+  }
+  check_sampling(options);
+}
+
+// Prompts on their way; one step at a time.
+class Generator {
+ public:
+  Generator(const Transformer& model, const List<std::vector<std::int32_t>>& prompts,
+            std::int64_t n, const GenerateOptions& options, std::int64_t known)
+      : model_(model),
+        options_(options),
+        cache_(model.config, options.pages),
+        n_(n),
+        known_(known > 0 && known < model.config.vocabulary ? known : model.config.vocabulary) {
+    for (const std::vector<std::int32_t>& prompt : prompts) {
+      check_generate(model, prompt, n, options);
+      Sequence s;
+      s.made.ids = prompt;
+      s.made.prompt = static_cast<std::int64_t>(prompt.size());
+      s.left = n;
+      s.cached = cache_.add();
+      sequences_.push_back(std::move(s));
+    }
+  }
+
+  Generation run() {
+    if (options_.cache) {
+      while (step()) {
+      }
+    } else {
+      for (std::size_t i = 0; i < sequences_.size(); ++i) {
+        while (sequences_[i].left > 0) {
+          recompute(i);
+        }
+      }
+    }
+    Generation all;
+    for (Sequence& s : sequences_) {
+      all.sequences.push_back(std::move(s.made));
+    }
+    all.prefill = prefill_;
+    all.decode = decode_;
+    return all;
+  }
+
+ private:
+  struct Sequence {
+    GeneratedSequence made;
+    std::int64_t left = 0;   // tokens to come
+    std::int64_t first = 0;  // the token at position 0
+    int cached = 0;          // its number in the cache
+  };
+
+  // The tokens that the cache lacks, at most so many.
+  TokenRun next_run(Sequence& s) {
+    const auto length = static_cast<std::int64_t>(s.made.ids.size());
+    if (length - s.first > model_.config.context) {
+      cache_.truncate(s.cached, 0);
+      s.first = length - model_.config.context;
+    }
+    const std::int64_t from = s.first + cache_.length(s.cached);
+    const std::int64_t to =
+        length - from > options_.prefill_tokens ? from + options_.prefill_tokens : length;
+    TokenRun run;
+    run.sequence = s.cached;
+    run.ids.assign(s.made.ids.begin() + from, s.made.ids.begin() + to);
+    return run;
+  }
+
+  bool step() {
+    List<TokenRun> runs;
+    std::vector<std::size_t> who;
+    bool single = true;
+    for (std::size_t i = 0; i < sequences_.size(); ++i) {
+      if (sequences_[i].left > 0) {
+        runs.push_back(next_run(sequences_[i]));
+        who.push_back(i);
+        single =
+            single && runs.back().ids.size() == 1 &&
+            sequences_[i].made.prompt < static_cast<std::int64_t>(sequences_[i].made.ids.size());
+      }
+    }
+    if (runs.empty()) {
+      return false;
+    }
+    const Tensor logits = decode(model_, cache_, runs, single ? &decode_ : &prefill_);
+    for (std::size_t row = 0; row < who.size(); ++row) {
+      Sequence& s = sequences_[who[row]];
+      if (s.first + cache_.length(s.cached) == static_cast<std::int64_t>(s.made.ids.size())) {
+        take(who[row], logits.data() + static_cast<std::int64_t>(row) * logits.dim(-1));
+      }
+    }
+    return true;
+  }
+
+  void recompute(std::size_t i) {
+    const NoGrad no_grad;
+    const std::vector<std::int32_t>& ids = sequences_[i].made.ids;
+    const auto length = static_cast<std::int64_t>(ids.size());
+    const std::int64_t time = length < model_.config.context ? length : model_.config.context;
+    const Tensor logits = model_.forward({ids.end() - time, ids.end()}, 1, time);
+    take(i, logits.data() + (time - 1) * logits.dim(-1));
+  }
+
+  void take(std::size_t i, const float* logits) {
+    Sequence& s = sequences_[i];
+    std::vector<std::int32_t>& ids = s.made.ids;
+    const auto drawn = static_cast<std::uint64_t>(n_ - s.left);
+    const std::uint64_t seed = i == 0 ? options_.seed : parameter_seed(options_.seed, i);
+    const std::int32_t id = sample_token(logits, known_, ids, options_, uniform01(seed, drawn));
+    ids.push_back(id);
+    --s.left;
+    for (const std::int32_t stop : options_.stop_tokens) {
+      if (id == stop) {
+        end(s, Ended::token);
+      }
+    }
+    if (options_.on_token && !options_.on_token(static_cast<std::int64_t>(i), id)) {
+      end(s, Ended::asked);
+    }
+    if (s.left == 0 && options_.cache) {
+      cache_.drop(s.cached);
+    }
+  }
+
+  static void end(Sequence& s, Ended why) {
+    s.made.ended = s.left > 0 || why == Ended::token ? why : s.made.ended;
+    s.left = 0;
+  }
+
+  const Transformer& model_;
+  const GenerateOptions& options_;
+  KvPages cache_;
+  std::int64_t n_, known_;
+  List<Sequence> sequences_;
+  StepTotals prefill_, decode_;
+};
+
+}  // namespace detail
+
+// n more tokens of each prompt, in one batch: the same tokens as one prompt at a time. Only ids
+// below `known` are chosen (0: the whole vocabulary).
+inline Generation generate_batch(const Transformer& model,
+                                 const List<std::vector<std::int32_t>>& prompts, std::int64_t n,
+                                 const GenerateOptions& options = {}, std::int64_t known = 0) {
+  return detail::Generator(model, prompts, n, options, known).run();
+}
+
+// The prompt's ids and n more.
+inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
+                                                 const std::vector<std::int32_t>& ids,
+                                                 std::int64_t n,
+                                                 const GenerateOptions& options = {},
+                                                 std::int64_t known = 0) {
+  return generate_batch(model, {ids}, n, options, known).sequences[0].ids;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/generate_text.hpp
+// Generation as text: encode, generate, decode, with pieces as they come and texts that end it.
+// What may be the beginning of a stop text, or of a character, is held back until it is clear.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// Text that comes piece by piece, up to the first stop text.
+class TextStream {
+ public:
+  TextStream(const std::vector<std::string>& stops,
+             const std::function<void(const std::string&)>& told)
+      : stops_(stops), told_(told) {
+    for (const std::string& stop : stops) {
+      if (stop.empty()) {
+        fail({"generate: an empty stop text; at least one byte is right"});
+      }
+    }
+  }
+
+  // False when a stop text came: the text ends before it.
+  bool add(const std::string& piece) {
+    text_ += piece;
+    std::size_t hold = unfinished_bytes(text_), end = std::string::npos;
+    for (const std::string& stop : stops_) {
+      const std::size_t found = text_.find(stop, sent_);
+      end = found < end ? found : end;
+      std::size_t size =
+          stop.size() - 1 < text_.size() - sent_ ? stop.size() - 1 : text_.size() - sent_;
+      while (size > hold && text_.compare(text_.size() - size, size, stop, 0, size) != 0) {
+        --size;
+      }
+      hold = size > hold ? size : hold;
+    }
+    if (end != std::string::npos) {
+      text_.resize(end);
+      finish();
+      return false;
+    }
+    send(text_.size() - hold);
+    return true;
+  }
+
+  void finish() { send(text_.size()); }
+  const std::string& text() const { return text_; }
+
+ private:
+  void send(std::size_t to) {
+    if (told_ && to > sent_) {
+      told_(text_.substr(sent_, to - sent_));
+    }
+    sent_ = to > sent_ ? to : sent_;
+  }
+
+  const std::vector<std::string>& stops_;
+  const std::function<void(const std::string&)>& told_;
+  std::string text_;
+  std::size_t sent_ = 0;  // bytes that on_text has had
+};
+
+inline std::string generate_with(const Transformer& model, const Tokenizer& tokenizer,
+                                 const std::string& prompt, std::int64_t n,
+                                 const GenerateOptions& given, Generation* made) {
+  const std::vector<std::int32_t> ids = tokenizer.encode(prompt);
+  TextStream stream(given.stop, given.on_text);
+  GenerateOptions options = given;
+  if (tokenizer.eos() >= 0) {
+    options.stop_tokens.push_back(static_cast<std::int32_t>(tokenizer.eos()));
+  }
+  std::int32_t previous = ids.empty() ? -1 : ids.back();
+  bool stopped = false;
+  options.on_token = [&](std::int64_t sequence, std::int32_t id) {
+    stopped = !stream.add(tokenizer.decode_piece(previous, id));
+    previous = id;
+    return !stopped && (!given.on_token || given.on_token(sequence, id));
+  };
+  Generation all = generate_batch(model, {ids}, n, options, tokenizer.vocabulary());
+  stream.finish();
+  if (stopped) {
+    all.sequences[0].ended = Ended::text;
+  }
+  if (made != nullptr) {
+    *made = std::move(all);
+  }
+  return tokenizer.decode(ids) + stream.text();
+}
+
+}  // namespace detail
+
+// The prompt and n more tokens as text, with the tokenizer of the model; `made`, when given, gets
+// what it cost. A model whose tokenizer has an end-of-text token stops there.
 inline std::string generate(const Transformer& model, const std::string& prompt, std::int64_t n,
-                            const GenerateOptions& options = {}) {
-  const Tokenizer& tokenizer = model.tokenizer;
-  return tokenizer.decode(
-      generate_tokens(model, tokenizer.encode(prompt), n, options, tokenizer.vocabulary()));
+                            const GenerateOptions& options = {}, Generation* made = nullptr) {
+  return detail::generate_with(model, model.tokenizer, prompt, n, options, made);
 }
 
 // The same with the tokenizer of the text.
 inline std::string generate(const Transformer& model, const Text& text, const std::string& prompt,
                             std::int64_t n, const GenerateOptions& options = {}) {
-  return text.tokenizer.decode(generate_tokens(model, text.tokenizer.encode(prompt), n, options,
-                                               text.tokenizer.vocabulary()));
+  return detail::generate_with(model, text.tokenizer, prompt, n, options, nullptr);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/generation_report.hpp
+// What a generation cost beside what the roofline of a chip allows, step for step:
+//   T = max(FLOPs / peak, bytes / bandwidth)
+// of prefill (many tokens a step: math) and of decode (few: memory), and layer by layer.
+// Source: "How To Scale Your Model", chapter 7.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct GenerationRow {
+  std::string name;                    // prefill, decode, "layer 3", "embedding and head"
+  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  double flops = 0, bytes = 0;         // of one step, formula
+  double formula = 0, measured = 0;    // seconds of one step
+  std::string bound;                   // math or memory, by the formula
+  double bandwidth = 0;                // bytes/s of the memory that holds what a step reads
+  double tokens_per_second() const { return measured > 0 ? tokens_per_step() / measured : 0; }
+  double predicted_tokens_per_second() const {
+    return formula > 0 ? tokens_per_step() / formula : 0;
+  }
+  double bytes_per_second() const { return measured > 0 ? bytes / measured : 0; }
+  double of_roof() const { return measured > 0 ? formula / measured : 0; }
+
+ private:
+  double tokens_per_step() const {
+    return steps > 0 ? static_cast<double>(tokens) / static_cast<double>(steps) : 0;
+  }
+};
+
+struct GenerationReport {
+  std::string chip;
+  List<GenerationRow> phases;  // prefill, decode: those that had steps
+  List<GenerationRow> layers;  // of decode
+  std::int64_t guessed = 0, accepted = 0;
+
+  Table table() const;
+  Table layer_table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+inline GenerationRow generation_row(const std::string& name, const StepTotals& totals,
+                                    const StepCosts& part, const Chip& chip, DType math) {
+  GenerationRow row;
+  const auto steps = static_cast<double>(totals.steps);
+  row.name = name;
+  row.steps = totals.steps;
+  row.tokens = totals.tokens;
+  row.flops = part.matmul_flops / steps;
+  row.bytes = part.bytes() / steps;
+  row.measured = part.seconds / steps;
+  // A step comes back to a weight after all others: what holds them all is what is read from.
+  row.bandwidth = level_for(chip, totals.all.bytes() / steps).bandwidth;
+  const double t_math = row.flops / chip.peak(math), t_memory = row.bytes / row.bandwidth;
+  row.bound = t_memory >= t_math ? "memory" : "math";
+  row.formula = t_memory >= t_math ? t_memory : t_math;
+  return row;
+}
+
+inline Table generation_table(const std::string& title, const List<GenerationRow>& rows) {
+  Table table;
+  table.title = title;
+  table.columns = {
+      "part",    "steps",    "tokens",           "FLOPs a step",      "bytes a step",
+      "formula", "measured", "tokens/s formula", "tokens/s measured", "bytes/s measured",
+      "memory",  "of roof",  "bound by"};
+  for (const GenerationRow& row : rows) {
+    table.add({row.name, std::to_string(row.steps), std::to_string(row.tokens),
+               format_si(row.flops, ""), format_bytes(row.bytes), format_seconds(row.formula),
+               format_seconds(row.measured), format_fixed(row.predicted_tokens_per_second(), 1),
+               format_fixed(row.tokens_per_second(), 1), format_si(row.bytes_per_second(), "B/s"),
+               format_si(row.bandwidth, "B/s"), format_percent(row.of_roof()), row.bound});
+  }
+  return table;
+}
+
+}  // namespace detail
+
+// `math`: the format that products are computed in, f32, or int8 of packed weights.
+inline GenerationReport generation_report(const Generation& made, const Chip& chip,
+                                          DType math = DType::f32) {
+  GenerationReport report;
+  report.chip = chip.name;
+  report.guessed = made.guessed;
+  report.accepted = made.accepted;
+  if (made.prefill.steps > 0) {
+    report.phases.push_back(
+        detail::generation_row("prefill", made.prefill, made.prefill.all, chip, math));
+  }
+  if (made.decode.steps > 0) {
+    report.phases.push_back(
+        detail::generation_row("decode", made.decode, made.decode.all, chip, math));
+    for (std::size_t i = 0; i < made.decode.parts.size(); ++i) {
+      const bool last = i + 1 == made.decode.parts.size();
+      const std::string name = last ? "embedding and head" : detail::cat({"layer ", i});
+      report.layers.push_back(
+          detail::generation_row(name, made.decode, made.decode.parts[i], chip, math));
+    }
+  }
+  return report;
+}
+
+inline Table GenerationReport::table() const {
+  return detail::generation_table("generation on " + chip, phases);
+}
+inline Table GenerationReport::layer_table() const {
+  return detail::generation_table("decode on " + chip + ", by layer", layers);
+}
+
+inline std::ostream& operator<<(std::ostream& out, const GenerationReport& report) {
+  out << report.table().text();
+  if (report.guessed > 0) {
+    const auto share = static_cast<double>(report.accepted) / static_cast<double>(report.guessed);
+    out << detail::cat({"draft: ", report.accepted, " of ", report.guessed, " guesses kept, ",
+                        format_percent(share), "\n"});
+  }
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/speculative.hpp
+// Speculative decoding: a small draft model guesses k tokens one by one, the large one checks them
+// in a single step, which reads its weights once. Guess x, drawn from q, is kept with probability
+// min(1, p(x) / q(x)); the first that is not is drawn again from max(0, p - q), and after k kept
+// ones the large model gives one more: what comes is distributed as if it had drawn every token
+// itself. Of guesses kept with probability a each, a step gives (1 - a^(k+1)) / (1 - a) tokens.
+// Leviathan et al., arXiv 2211.17192.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Tokens that a step of the large model gives on average.
+inline double speculative_tokens(double acceptance, std::int64_t guesses) {
+  if (!(acceptance >= 0 && acceptance <= 1) || guesses < 0) {
+    detail::fail({"speculative_tokens: acceptance ", acceptance, " of ", guesses,
+                  " guesses; 0 to 1 and at least 0 are right"});
+  }
+  const auto k = static_cast<double>(guesses);
+  return acceptance < 1 ? (1 - std::pow(acceptance, k + 1)) / (1 - acceptance) : k + 1;
+}
+
+namespace detail {
+
+inline void normalise_weights(std::vector<double>& weights) {
+  double total = 0;
+  for (const double weight : weights) {
+    total += weight;
+  }
+  for (double& weight : weights) {
+    weight /= total;
+  }
+}
+
+class Speculator {
+ public:
+  Speculator(const Transformer& model, const Transformer& draft,
+             const std::vector<std::int32_t>& ids, const GenerateOptions& options,
+             std::int64_t known)
+      : model_(model),
+        draft_(draft),
+        options_(options),
+        known_(known > 0 && known < model.config.vocabulary ? known : model.config.vocabulary),
+        cache_(model.config, options.pages),
+        draft_cache_(draft.config, options.pages),
+        at_(cache_.add()),
+        draft_at_(draft_cache_.add()),
+        ids_(ids) {}
+
+  // Up to `room` tokens more (at least 1), of which all but one are guesses; the new ones.
+  std::vector<std::int32_t> step(std::int64_t guesses, Generation& made) {
+    List<std::vector<double>> q;
+    std::vector<std::int32_t> seen = ids_;
+    for (std::int64_t i = 0; i < guesses; ++i) {
+      const Tensor logits = feed(draft_, draft_cache_, draft_at_, seen, 1, nullptr);
+      q.push_back(token_weights(logits.data(), known_, seen, options_));
+      normalise_weights(q.back());
+      seen.push_back(draw_token(q.back(), draw()));
+    }
+    const bool prefill = cache_.length(at_) == 0;
+    const Tensor logits =
+        feed(model_, cache_, at_, seen, guesses + 1, prefill ? &made.prefill : &made.decode);
+    made.guessed += guesses;
+    std::vector<std::int32_t> fresh;
+    bool kept = true;
+    for (std::int64_t i = 0; i <= guesses && kept; ++i) {
+      std::vector<double> p =
+          token_weights(logits.data() + i * logits.dim(1), known_, ids_, options_);
+      normalise_weights(p);
+      kept = i < guesses && keeps(p, q[static_cast<std::size_t>(i)], seen[ids_.size()]);
+      fresh.push_back(kept ? seen[ids_.size()] : draw_token(p, draw()));
+      made.accepted += kept ? 1 : 0;
+      ids_.push_back(fresh.back());
+    }
+    // Both caches keep what was fed and is still true: all but the last token.
+    const auto held = static_cast<std::int64_t>(ids_.size()) - 1;
+    cache_.truncate(at_, held);
+    if (draft_cache_.length(draft_at_) > held) {
+      draft_cache_.truncate(draft_at_, held);
+    }
+    return fresh;
+  }
+
+  const std::vector<std::int32_t>& ids() const { return ids_; }
+
+ private:
+  double draw() { return static_cast<double>(uniform01(options_.seed, draws_++)); }
+
+  // The tokens of `seen` that the cache lacks; logits after each of the last `rows`.
+  static Tensor feed(const Transformer& model, KvPages& cache, int at,
+                     const std::vector<std::int32_t>& seen, std::int64_t rows, StepTotals* totals) {
+    TokenRun run;
+    run.sequence = at;
+    run.ids.assign(seen.begin() + cache.length(at), seen.end());
+    run.all = rows > 1;
+    const Tensor logits = decode(model, cache, {run}, totals);
+    return slice(logits, 0, logits.dim(0) - rows, logits.dim(0));
+  }
+
+  // Whether guess x stands; if not, p becomes what to draw from in its place.
+  bool keeps(std::vector<double>& p, const std::vector<double>& q, std::int32_t x) {
+    const auto at = static_cast<std::size_t>(x);
+    if (draw() * q[at] < p[at]) {
+      return true;
+    }
+    double rest = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      p[i] = p[i] > q[i] ? p[i] - q[i] : 0;
+      rest += p[i];
+    }
+    return rest <= 0;  // p is q but for rounding
+  }
+
+  const Transformer& model_;
+  const Transformer& draft_;
+  const GenerateOptions& options_;
+  std::int64_t known_;
+  KvPages cache_, draft_cache_;
+  int at_, draft_at_;
+  std::vector<std::int32_t> ids_;
+  std::uint64_t draws_ = 0;
+};
+
+}  // namespace detail
+
+// n more tokens of the prompt by `model`, with `guesses` of `draft` in each step. Greedy ones are
+// those of generate_tokens. Beyond the context it goes on without the draft.
+inline Generation generate_speculative(const Transformer& model, const Transformer& draft,
+                                       const std::vector<std::int32_t>& ids, std::int64_t n,
+                                       std::int64_t guesses = 4,
+                                       const GenerateOptions& options = {},
+                                       std::int64_t known = 0) {
+  detail::check_generate(model, ids, n, options);
+  if (draft.config.vocabulary != model.config.vocabulary || guesses < 1) {
+    detail::fail({"generate_speculative: ", guesses, " guesses by ", draft.config.name, " with ",
+                  draft.config.vocabulary, " tokens for ", model.config.name, " with ",
+                  model.config.vocabulary, "; at least 1 guess and the same tokens are right"});
+  }
+  Generation made;
+  made.sequences.push_back({ids, static_cast<std::int64_t>(ids.size()), Ended::length});
+  GeneratedSequence& s = made.sequences[0];
+  detail::Speculator speculator(model, draft, ids, options, known);
+  const std::int64_t least =
+      draft.config.context < model.config.context ? draft.config.context : model.config.context;
+  std::int64_t left = n;
+  while (left > 0 && s.ended == Ended::length) {
+    const std::int64_t room = least - static_cast<std::int64_t>(s.ids.size());
+    if (room < 1) {  // the context is full
+      GenerateOptions rest = options;
+      rest.seed = detail::parameter_seed(options.seed, s.ids.size());
+      const Generation more = generate_batch(model, {s.ids}, left, rest, known);
+      made.prefill.add(more.prefill);
+      made.decode.add(more.decode);
+      s.ids = more.sequences[0].ids;
+      s.ended = more.sequences[0].ended;
+      break;
+    }
+    std::int64_t k = guesses < left - 1 ? guesses : left - 1;
+    k = k < room - 1 ? k : room - 1;
+    for (const std::int32_t id : speculator.step(k, made)) {
+      s.ids.push_back(id);
+      --left;
+      bool stop = false;
+      for (const std::int32_t end : options.stop_tokens) {
+        stop = stop || id == end;
+      }
+      if (stop || (options.on_token && !options.on_token(0, id))) {
+        s.ended = stop ? Ended::token : Ended::asked;
+        break;
+      }
+    }
+  }
+  return made;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/llama2c_decoder.hpp
+// One token at a time in the order of arithmetic of llama2.c's run.c and runq.c: plain sums from
+// left to right, float32 throughout. Slow and readable: the second implementation that the fast one
+// is tested against, and the one whose tokens are llama2.c's even where rounding decides. With
+// weights in int8 groups activations are rounded to int8 in the same groups before each product.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+class Llama2cDecoder {
+ public:
+  // f32 weights, or int8 in groups (a version 2 file loaded as stored).
+  explicit Llama2cDecoder(const Transformer& model);
+
+  // Logits after the next token, [vocabulary].
+  std::vector<float> next(std::int32_t token);
+  std::int64_t length() const { return length_; }
+
+ private:
+  struct Matrix {
+    std::int64_t rows = 0, cols = 0, group = 0;  // group 0: f32
+    std::vector<float> numbers, scales;
+    std::vector<std::int8_t> codes;
+  };
+  struct Layer {
+    std::vector<float> norm1, norm2, keys, values;  // keys: [tokens, KV K]
+    Matrix q, k, v, o, gate, down, up;
+  };
+
+  static Matrix matrix(const Parameter& p);
+  static std::vector<float> normed(const std::vector<float>& x, const std::vector<float>& weight);
+  static std::vector<float> product(const Matrix& w, const std::vector<float>& x);
+  void turn(std::vector<float>& x) const;
+  std::vector<float> attend(const Layer& layer, const std::vector<float>& q) const;
+
+  ModelConfig config_;
+  Matrix embedding_, head_;
+  std::vector<float> last_norm_;
+  List<Layer> layers_;
+  std::int64_t length_ = 0;
+};
+
+inline Llama2cDecoder::Matrix Llama2cDecoder::matrix(const Parameter& p) {
+  Matrix m;
+  m.rows = p.shape[0];
+  m.cols = p.shape[1];
+  if (p.value.defined()) {
+    m.numbers = p.value.values();
+    return m;
+  }
+  const StoredMatrix& w = *p.stored;
+  m.numbers.resize(static_cast<std::size_t>(m.rows * m.cols));
+  for (std::int64_t row = 0; row < m.rows; ++row) {
+    kernels::stored_row(w, row, m.numbers.data() + row * m.cols);
+  }
+  if (w.is_packed && w.packed.bits == 8 && m.cols % w.packed.group == 0) {
+    m.group = w.packed.group;
+    for (std::int64_t i = 0; i < m.rows * m.cols; ++i) {
+      m.codes.push_back(static_cast<std::int8_t>(w.packed.code(i / m.cols, i % m.cols)));
+      if (i % m.group == 0) {
+        m.scales.push_back(w.packed.scale(i / m.cols, i % m.cols));
+      }
+    }
+  }
+  return m;
+}
+
+inline Llama2cDecoder::Llama2cDecoder(const Transformer& model) : config_(model.config) {
+  const ModelConfig& c = config_;
+  if (c.norm != Norm::rms || c.position != Position::rotary || c.activation != Activation::swiglu ||
+      c.rope_pairs != RopePairs::interleaved || c.bias || c.qkv_bias || c.qk_norm ||
+      c.experts > 0) {
+    detail::fail({"Llama2cDecoder: ", c.name,
+                  " is no model of llama2.c; RMS norms, interleaved rotary pairs, SwiGLU and no "
+                  "biases or experts are right"});
+  }
+  layers_.resize(static_cast<std::size_t>(c.layers));
+  for (const Parameter& p : model.parameters) {
+    const auto ends = [&p](const std::string& tail) {
+      return p.name.size() >= tail.size() &&
+             p.name.compare(p.name.size() - tail.size(), tail.size(), tail) == 0;
+    };
+    if (p.layer < 0) {
+      if (ends("norm.weight")) {
+        last_norm_ = p.value.values();
+      } else {
+        (ends("lm_head.weight") ? head_ : embedding_) = matrix(p);
+      }
+      continue;
+    }
+    Layer& layer = layers_[static_cast<std::size_t>(p.layer)];
+    if (ends("layernorm.weight")) {
+      (ends("input_layernorm.weight") ? layer.norm1 : layer.norm2) = p.value.values();
+      continue;
+    }
+    const struct {
+      const char* name;
+      Matrix* to;
+    } places[] = {{"q_proj.weight", &layer.q},       {"k_proj.weight", &layer.k},
+                  {"v_proj.weight", &layer.v},       {"o_proj.weight", &layer.o},
+                  {"gate_proj.weight", &layer.gate}, {"down_proj.weight", &layer.down},
+                  {"up_proj.weight", &layer.up}};
+    for (const auto& place : places) {
+      if (ends(place.name)) {
+        *place.to = matrix(p);
+      }
+    }
+  }
+}
+
+inline std::vector<float> Llama2cDecoder::normed(const std::vector<float>& x,
+                                                 const std::vector<float>& weight) {
+  float sum = 0.0f;
+  for (const float value : x) {
+    sum += value * value;
+  }
+  sum /= static_cast<float>(x.size());
+  sum += 1e-5f;
+  const float scale = 1.0f / std::sqrt(sum);
+  std::vector<float> y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    y[i] = weight[i] * (scale * x[i]);
+  }
+  return y;
+}
+
+inline std::vector<float> Llama2cDecoder::product(const Matrix& w, const std::vector<float>& x) {
+  const auto cols = static_cast<std::size_t>(w.cols), group = static_cast<std::size_t>(w.group);
+  std::vector<float> y(static_cast<std::size_t>(w.rows));
+  if (group == 0) {
+    for (std::size_t row = 0; row < y.size(); ++row) {
+      float sum = 0.0f;
+      for (std::size_t i = 0; i < cols; ++i) {
+        sum += w.numbers[row * cols + i] * x[i];
+      }
+      y[row] = sum;
+    }
+    return y;
+  }
+  std::vector<float> scales;
+  std::vector<std::int8_t> codes;
+  for (std::size_t first = 0; first < cols; first += group) {
+    float largest = 0.0f;
+    for (std::size_t i = first; i < first + group; ++i) {
+      largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
+    }
+    scales.push_back(largest / 127.0f);
+    for (std::size_t i = first; i < first + group; ++i) {
+      codes.push_back(
+          static_cast<std::int8_t>(largest > 0.0f ? std::round(x[i] / scales.back()) : 0.0f));
+    }
+  }
+  for (std::size_t row = 0; row < y.size(); ++row) {
+    float sum = 0.0f;
+    for (std::size_t first = 0; first < cols; first += group) {
+      std::int32_t dot = 0;
+      for (std::size_t i = first; i < first + group; ++i) {
+        dot += codes[i] * w.codes[row * cols + i];
+      }
+      sum +=
+          static_cast<float>(dot) * w.scales[(row * cols + first) / group] * scales[first / group];
+    }
+    y[row] = sum;
+  }
+  return y;
+}
+
+inline void Llama2cDecoder::turn(std::vector<float>& x) const {
+  const auto head = static_cast<std::size_t>(config_.head_size);
+  for (std::size_t i = 0; i < x.size(); i += 2) {
+    const float power = static_cast<float>(i % head) / static_cast<float>(head);
+    const float frequency = 1.0f / std::pow(static_cast<float>(config_.rope_theta), power);
+    const float angle = static_cast<float>(length_) * frequency;
+    const float c = std::cos(angle), s = std::sin(angle), a = x[i], b = x[i + 1];
+    x[i] = a * c - b * s;
+    x[i + 1] = a * s + b * c;
+  }
+}
+
+inline std::vector<float> Llama2cDecoder::attend(const Layer& layer,
+                                                 const std::vector<float>& q) const {
+  const auto head = static_cast<std::size_t>(config_.head_size);
+  const auto row = static_cast<std::size_t>(config_.key_width());
+  const auto group = static_cast<std::size_t>(config_.heads / config_.kv_heads);
+  const std::size_t tokens = layer.keys.size() / row;
+  std::vector<float> y(q.size(), 0.0f), p(tokens);
+  for (std::size_t h = 0; h < q.size() / head; ++h) {
+    const std::size_t at = h / group * head;
+    float largest = -INFINITY, sum = 0.0f;
+    for (std::size_t t = 0; t < tokens; ++t) {
+      float score = 0.0f;
+      for (std::size_t i = 0; i < head; ++i) {
+        score += q[h * head + i] * layer.keys[t * row + at + i];
+      }
+      p[t] = score / std::sqrt(static_cast<float>(head));
+      largest = p[t] > largest ? p[t] : largest;
+    }
+    for (float& x : p) {
+      x = std::exp(x - largest);
+      sum += x;
+    }
+    for (std::size_t t = 0; t < tokens; ++t) {
+      const float share = p[t] / sum;
+      for (std::size_t i = 0; i < head; ++i) {
+        y[h * head + i] += share * layer.values[t * row + at + i];
+      }
+    }
+  }
+  return y;
+}
+
+inline std::vector<float> Llama2cDecoder::next(std::int32_t token) {
+  if (token < 0 || token >= config_.vocabulary || length_ >= config_.context) {
+    detail::fail({"Llama2cDecoder: token ", token, " of ", config_.vocabulary, " at place ",
+                  length_, " of ", config_.context, "; both must be inside"});
+  }
+  const auto add = [](std::vector<float>& x, const std::vector<float>& y) {
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      x[i] += y[i];
+    }
+  };
+  const float* const row = embedding_.numbers.data() + token * config_.width;
+  std::vector<float> x(row, row + config_.width);
+  for (Layer& layer : layers_) {
+    const std::vector<float> in = normed(x, layer.norm1);
+    std::vector<float> q = product(layer.q, in), k = product(layer.k, in);
+    const std::vector<float> v = product(layer.v, in);
+    turn(q);
+    turn(k);
+    layer.keys.insert(layer.keys.end(), k.begin(), k.end());
+    layer.values.insert(layer.values.end(), v.begin(), v.end());
+    add(x, product(layer.o, attend(layer, q)));
+    const std::vector<float> wide = normed(x, layer.norm2);
+    std::vector<float> gate = product(layer.gate, wide);
+    const std::vector<float> up = product(layer.up, wide);
+    for (std::size_t i = 0; i < gate.size(); ++i) {
+      const float silu = gate[i] * (1.0f / (1.0f + std::exp(-gate[i])));
+      gate[i] = silu * up[i];
+    }
+    add(x, product(layer.down, gate));
+  }
+  ++length_;
+  return product(config_.tied ? embedding_ : head_, normed(x, last_norm_));
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/llama2c_generate.hpp
+// Generation as the program llama2.c does it, number for number: its random numbers (xorshift*),
+// its float32 softmax and nucleus, its loop, which ends at a BOS and prints what can be printed.
+// With the same checkpoint, prompt and seed the text is the same.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct Llama2cOptions {
+  double temperature = 1.0;  // 0: the most probable
+  double top_p = 0.9;        // at or below 0, or at or above 1: off
+  std::uint64_t seed = 1;    // not 0
+  std::int64_t steps = 256;  // tokens in and out; at most the context
+  std::function<void(const std::string& piece)> on_text;
+};
+
+struct Llama2cText {
+  std::string text;
+  std::vector<std::int32_t> ids;  // BOS, the prompt, what came; not the BOS that ended it
+};
+
+namespace detail {
+
+class Llama2cSampler {
+ public:
+  explicit Llama2cSampler(const Llama2cOptions& options)
+      : state_(options.seed),
+        temperature_(static_cast<float>(options.temperature)),
+        top_p_(static_cast<float>(options.top_p)) {}
+
+  std::int32_t next(const float* logits, std::int64_t n) {
+    check_logits(logits, n);
+    if (!(temperature_ > 0.0f)) {
+      return static_cast<std::int32_t>(std::max_element(logits, logits + n) - logits);
+    }
+    std::vector<float> p(logits, logits + n);
+    for (float& x : p) {
+      x /= temperature_;
+    }
+    const float largest = *std::max_element(p.begin(), p.end());
+    float sum = 0.0f;
+    for (float& x : p) {
+      x = std::exp(x - largest);
+      sum += x;
+    }
+    for (float& x : p) {
+      x /= sum;
+    }
+    const float draw = coin();
+    return top_p_ <= 0.0f || top_p_ >= 1.0f ? walk(p, draw) : nucleus(p, draw);
+  }
+
+ private:
+  // xorshift* (Vigna, arXiv 1402.6246): 24 bits as a float in [0, 1).
+  float coin() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    const std::uint64_t word = (state_ * 0x2545F4914F6CDD1DULL) >> 32;
+    return static_cast<float>(static_cast<std::uint32_t>(word) >> 8) / 16777216.0f;
+  }
+
+  static std::int32_t walk(const std::vector<float>& p, float draw) {
+    float reached = 0.0f;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      reached += p[i];
+      if (draw < reached) {
+        return static_cast<std::int32_t>(i);
+      }
+    }
+    return static_cast<std::int32_t>(p.size()) - 1;
+  }
+
+  std::int32_t nucleus(const std::vector<float>& p, float draw) const {
+    const float least = (1.0f - top_p_) / static_cast<float>(p.size() - 1);
+    std::vector<double> falling;
+    std::vector<std::size_t> ids;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      if (p[i] >= least) {
+        falling.push_back(-static_cast<double>(p[i]));
+        ids.push_back(i);
+      }
+    }
+    const std::vector<std::size_t> order = stable_order(falling);
+    float sum = 0.0f;
+    std::size_t kept = 0;
+    while (kept < order.size() && !(sum > top_p_)) {
+      sum += p[ids[order[kept++]]];
+    }
+    const float goal = draw * sum;
+    float reached = 0.0f;
+    for (std::size_t i = 0; i < kept; ++i) {
+      reached += p[ids[order[i]]];
+      if (goal < reached) {
+        return static_cast<std::int32_t>(ids[order[i]]);
+      }
+    }
+    return static_cast<std::int32_t>(ids[order[kept - 1]]);
+  }
+
+  std::uint64_t state_;
+  float temperature_, top_p_;
+};
+
+// Of one byte only what prints or is a space.
+inline bool llama2c_prints(const std::string& piece) {
+  const auto byte = static_cast<unsigned char>(piece.empty() ? '\0' : piece[0]);
+  return piece.size() > 1 || (byte >= 32 && byte < 127) || (byte >= 9 && byte <= 13);
+}
+
+}  // namespace detail
+
+inline Llama2cText llama2c_generate(const Transformer& model, const std::string& prompt,
+                                    const Llama2cOptions& options = {}) {
+  const ModelConfig& c = model.config;
+  if (!detail::is_finite(options.temperature) || options.temperature < 0 ||
+      !detail::is_finite(options.top_p) || options.seed == 0 || options.steps < 1 ||
+      options.steps > c.context) {
+    detail::fail({"llama2c_generate: temperature ", options.temperature, ", top_p ", options.top_p,
+                  ", seed ", options.seed, ", ", options.steps,
+                  " steps; finite numbers, a seed above 0 and 1 to ", c.context,
+                  " steps are right"});
+  }
+  if (c.vocabulary < 2 || model.tokenizer.bos() < 0) {
+    detail::fail({"llama2c_generate: the tokenizer of ", c.name, " is ", model.tokenizer.text(),
+                  "; one with a BOS token is right"});
+  }
+  const auto bos = static_cast<std::int32_t>(model.tokenizer.bos());
+  const std::vector<std::int32_t> forced = model.tokenizer.encode(prompt, true);
+  detail::Llama2cSampler sampler(options);
+  Llama2cDecoder decoder(model);
+  Llama2cText made;
+  made.ids.push_back(forced[0]);
+  for (std::int64_t at = 0; at < options.steps; ++at) {
+    const std::int32_t token = made.ids.back();
+    const std::vector<float> logits = decoder.next(token);
+    const std::int32_t next = at + 1 < static_cast<std::int64_t>(forced.size())
+                                  ? forced[static_cast<std::size_t>(at + 1)]
+                                  : sampler.next(logits.data(), c.vocabulary);
+    if (next == bos) {
+      break;
+    }
+    made.ids.push_back(next);
+    const std::string piece = model.tokenizer.decode_piece(token, next);
+    if (detail::llama2c_prints(piece)) {
+      made.text += piece;
+      if (options.on_text) {
+        options.on_text(piece);
+      }
+    }
+  }
+  return made;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/beam_search.hpp
+// Beam search: the most probable continuations, a few at a time. Each step extends every beam by
+// every token and keeps the best. Beams share the pages of what they have in common, and a page is
+// copied when one of them writes.
+//   score = sum of log probabilities / tokens^length_penalty      (Wu et al., arXiv 1609.08144)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct BeamOptions {
+  std::int64_t beams = 4;
+  double length_penalty = 1;              // 0: the sum itself
+  std::vector<std::int32_t> stop_tokens;  // finish a beam, and are its last
+  CacheOptions pages;
+};
+
+struct Beam {
+  std::vector<std::int32_t> ids;  // the prompt and what came
+  double log_probability = 0;     // natural, of what came
+  double score = 0;
+  bool finished = false;  // by a stop token
+};
+
+struct BeamResult {
+  List<Beam> beams;  // the best first
+  StepTotals prefill, decode;
+  std::int64_t most_pages = 0;      // of the cache at any time
+  std::int64_t unshared_pages = 0;  // that as many beams would have had each for itself
+};
+
+namespace detail {
+
+// Natural logarithms of the probabilities of `n` logits.
+inline std::vector<double> log_probabilities(const float* logits, std::int64_t n) {
+  check_logits(logits, n);
+  const double most = static_cast<double>(*std::max_element(logits, logits + n));
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    sum += std::exp(static_cast<double>(logits[i]) - most);
+  }
+  std::vector<double> logs(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) {
+    logs[static_cast<std::size_t>(i)] = static_cast<double>(logits[i]) - most - std::log(sum);
+  }
+  return logs;
+}
+
+inline double beam_score(const Beam& beam, std::int64_t prompt, double penalty) {
+  const auto made = static_cast<double>(static_cast<std::int64_t>(beam.ids.size()) - prompt);
+  return made > 0 ? beam.log_probability / std::pow(made, penalty) : 0;
+}
+
+// The best `count` of beams, best first, equal ones in their order.
+inline List<Beam> best_beams(const List<Beam>& beams, std::size_t count) {
+  std::vector<double> falling;
+  for (const Beam& beam : beams) {
+    falling.push_back(-beam.score);
+  }
+  List<Beam> best;
+  for (const std::size_t i : stable_order(falling)) {
+    if (best.size() < count) {
+      best.push_back(beams[i]);
+    }
+  }
+  return best;
+}
+
+class BeamSearch {
+ public:
+  BeamSearch(const Transformer& model, const std::vector<std::int32_t>& ids,
+             const BeamOptions& options, std::int64_t known)
+      : model_(model),
+        options_(options),
+        prompt_(static_cast<std::int64_t>(ids.size())),
+        known_(known),
+        width_(static_cast<std::size_t>(options.beams)),
+        cache_(model.config, options.pages) {
+    open_.push_back({ids, 0, 0, false});
+    cached_.push_back(cache_.add());
+  }
+
+  BeamResult run(std::int64_t n) {
+    BeamResult result;
+    for (std::int64_t made = 0; made < n && !open_.empty(); ++made) {
+      choose(extended(made == 0 ? result.prefill : result.decode));
+      if (cache_.pages_in_use() > result.most_pages) {
+        const std::int64_t length = prompt_ + made, tokens = cache_.page_tokens();
+        result.most_pages = cache_.pages_in_use();
+        result.unshared_pages =
+            static_cast<std::int64_t>(open_.size()) * ((length + tokens - 1) / tokens);
+      }
+    }
+    for (const Beam& beam : open_) {
+      finished_.push_back(beam);
+    }
+    result.beams = best_beams(finished_, width_);
+    return result;
+  }
+
+ private:
+  // One more token on a beam.
+  struct Candidates {
+    std::vector<double> falling;  // minus the log probability of the whole
+    std::vector<std::size_t> beam;
+    std::vector<std::int32_t> token;
+  };
+
+  // The best 2 * width tokens of each beam: enough when all the beams' own best ones finish.
+  Candidates extended(StepTotals& totals) {
+    List<TokenRun> runs;
+    for (std::size_t b = 0; b < open_.size(); ++b) {
+      const std::vector<std::int32_t>& ids = open_[b].ids;
+      runs.push_back({cached_[b], {ids.begin() + cache_.length(cached_[b]), ids.end()}, false});
+    }
+    const Tensor logits = decode(model_, cache_, runs, &totals);
+    Candidates all;
+    for (std::size_t b = 0; b < open_.size(); ++b) {
+      const std::vector<double> logs =
+          log_probabilities(logits.data() + static_cast<std::int64_t>(b) * logits.dim(1), known_);
+      std::vector<double> sorted = logs;
+      const std::size_t take = 2 * width_ < logs.size() ? 2 * width_ : logs.size();
+      const std::size_t last = logs.size() - take;
+      std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(last),
+                       sorted.end());
+      for (std::size_t i = 0; i < logs.size(); ++i) {
+        if (logs[i] >= sorted[last]) {
+          all.falling.push_back(-(open_[b].log_probability + logs[i]));
+          all.beam.push_back(b);
+          all.token.push_back(static_cast<std::int32_t>(i));
+        }
+      }
+    }
+    return all;
+  }
+
+  // The best of all candidates: those that finish leave, the others are the next beams.
+  void choose(const Candidates& all) {
+    List<Beam> next;
+    std::vector<int> next_cached;
+    std::size_t rank = 0;
+    for (const std::size_t i : stable_order(all.falling)) {
+      if (next.size() == width_ || rank++ == 2 * width_) {
+        break;
+      }
+      Beam beam = open_[all.beam[i]];
+      beam.ids.push_back(all.token[i]);
+      beam.log_probability = -all.falling[i];
+      beam.score = beam_score(beam, prompt_, options_.length_penalty);
+      for (const std::int32_t stop : options_.stop_tokens) {
+        beam.finished = beam.finished || all.token[i] == stop;
+      }
+      if (beam.finished) {
+        finished_.push_back(beam);
+      } else {
+        next.push_back(beam);
+        next_cached.push_back(cache_.fork(cached_[all.beam[i]]));
+      }
+    }
+    for (const int sequence : cached_) {
+      cache_.drop(sequence);
+    }
+    open_ = next;
+    cached_ = next_cached;
+    finished_ = best_beams(finished_, width_);
+  }
+
+  const Transformer& model_;
+  const BeamOptions& options_;
+  std::int64_t prompt_, known_;
+  std::size_t width_;
+  KvPages cache_;
+  List<Beam> open_, finished_;
+  std::vector<int> cached_;  // of each open beam
+};
+
+}  // namespace detail
+
+// The `beams` best continuations of the prompt by up to n tokens.
+inline BeamResult beam_search(const Transformer& model, const std::vector<std::int32_t>& ids,
+                              std::int64_t n, const BeamOptions& options = {},
+                              std::int64_t known = 0) {
+  detail::check_generate(model, ids, n, GenerateOptions());
+  const auto prompt = static_cast<std::int64_t>(ids.size());
+  if (options.beams < 1 || options.beams > 1000000 || !detail::is_finite(options.length_penalty) ||
+      prompt + n > model.config.context + 1) {
+    detail::fail({"beam_search: ", options.beams, " beams, length_penalty ", options.length_penalty,
+                  ", ", prompt, " + ", n, " tokens in a context of ", model.config.context,
+                  "; at least 1, a finite number and tokens that fit are right"});
+  }
+  const std::int64_t all = model.config.vocabulary;
+  return detail::BeamSearch(model, ids, options, known > 0 && known < all ? known : all).run(n);
 }
 
 }}  // namespace tinyscale
@@ -35903,6 +44536,1202 @@ inline ModelConfig parse_config(const std::string& text, const std::string& name
 // The shape that a config.json of Hugging Face says, named by its folder.
 inline ModelConfig read_config(const std::string& path) {
   return parse_config(detail::read_file(path, "read_config"), path);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/tensor_names.hpp
+// What files of others call our parameters: GPT-2 and nanoGPT (h.0.attn.c_attn, three matrices in
+// one), Mixtral (block_sparse_moe), Llama, Mistral and Qwen (as we do), each with or without
+// "transformer." or "model." before it. GPT-2's own files hold matrices as [in, out], nanoGPT's as
+// [out, in]: the shape of c_attn, [d, 3 d] or [3 d, d], tells which.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct OurName {
+  std::string name;
+  bool gpt2 = false;
+  bool fused = false;  // name is q_proj's; the tensor has k_proj's and v_proj's numbers too
+};
+
+struct NamePair {
+  const char* theirs;
+  const char* ours;
+};
+
+// Each of theirs that is in the name, once, becomes ours.
+inline void rename(std::string& name, const NamePair* pairs, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string theirs = pairs[i].theirs;
+    const std::size_t at = name.find(theirs);
+    if (at != std::string::npos) {
+      name.replace(at, theirs.size(), pairs[i].ours);
+    }
+  }
+}
+
+inline bool name_begins(const std::string& name, const char* start) {
+  return name.rfind(start, 0) == 0;
+}
+
+inline bool name_ends(const std::string& name, const std::string& tail) {
+  return name.size() >= tail.size() &&
+         name.compare(name.size() - tail.size(), tail.size(), tail) == 0;
+}
+
+inline OurName our_name(std::string name) {
+  static const NamePair gpt2[] = {
+      {".ln_1.", ".input_layernorm."},         {".ln_2.", ".post_attention_layernorm."},
+      {".attn.c_attn.", ".self_attn.q_proj."}, {".attn.c_proj.", ".self_attn.o_proj."},
+      {".mlp.c_fc.", ".mlp.up_proj."},         {".mlp.c_proj.", ".mlp.down_proj."}};
+  static const NamePair mixtral[] = {{".block_sparse_moe.", ".mlp."},
+                                     {".w1.", ".gate_proj."},
+                                     {".w2.", ".down_proj."},
+                                     {".w3.", ".up_proj."}};
+  static const NamePair tops[] = {
+      {"wte.", "embed_tokens."}, {"wpe.", "embed_positions."}, {"ln_f.", "norm."}};
+  const std::string whole = name;
+  for (const char* prefix : {"_orig_mod.", "transformer.", "model."}) {  // the first: torch.compile
+    if (name_begins(name, prefix)) {
+      name.erase(0, std::string(prefix).size());
+    }
+  }
+  OurName out;
+  out.gpt2 = true;
+  for (const NamePair& top : tops) {
+    if (name_begins(name, top.theirs)) {
+      out.name = std::string("model.") + top.ours + name.substr(std::string(top.theirs).size());
+      return out;
+    }
+  }
+  if (name_begins(name, "h.")) {
+    out.fused = name.find(".attn.c_attn.") != std::string::npos;
+    rename(name, gpt2, sizeof gpt2 / sizeof gpt2[0]);
+    out.name = "model.layers." + name.substr(2);
+    return out;
+  }
+  out.gpt2 = false;
+  if (name_begins(name, "layers.")) {
+    if (name.find(".block_sparse_moe.") != std::string::npos) {
+      rename(name, mixtral, sizeof mixtral / sizeof mixtral[0]);
+    }
+    out.name = "model." + name;
+  } else if (name_begins(name, "embed_tokens.") || name_begins(name, "embed_positions.") ||
+             name_begins(name, "norm.")) {
+    out.name = "model." + name;
+  } else {
+    out.name = name_begins(name, "lm_head.") ? name : whole;
+  }
+  return out;
+}
+
+// Tensors of other programs' files that hold nothing to learn (masks, tables), and of a training's
+// the moments.
+inline bool is_harmless(const std::string& name) {
+  return name_begins(name, "optimizer.") || name_ends(name, ".attn.bias") ||
+         name_ends(name, ".attn.masked_bias") || name_ends(name, ".rotary_emb.inv_freq");
+}
+
+// Whether the file's matrices are [in, out], by its first c_attn.
+inline bool has_transposed(const List<StoredTensor>& tensors, const std::string& who) {
+  for (const StoredTensor& t : tensors) {
+    if (our_name(t.name).fused && t.shape.size() == 2) {
+      const std::int64_t rows = t.shape[0], cols = t.shape[1];
+      if (rows != 3 * cols && cols != 3 * rows) {
+        fail({who, "tensor \"", t.stored, "\" is ", t.shape,
+              "; width x 3 width, or the other way round, is right"});
+      }
+      return cols == 3 * rows;
+    }
+  }
+  return false;
+}
+
+// One tensor of a file under our names, as one or as the three of c_attn.
+inline void add_named(WeightFile& file, StoredTensor t, bool transposed, const std::string& who) {
+  const OurName ours = our_name(t.stored);
+  t.name = ours.name;
+  if (is_harmless(t.stored) || is_harmless(t.name)) {
+    return;
+  }
+  const bool matrix = t.shape.size() == 2;
+  if (ours.gpt2 && transposed && matrix && name_begins(t.name, "model.layers.")) {
+    t.transposed = true;
+    t.stride = t.shape[1];
+    t.shape = {t.shape[1], t.shape[0]};
+  }
+  if (!ours.fused) {
+    file.tensors.push_back(static_cast<StoredTensor&&>(t));
+    return;
+  }
+  if (t.shape.empty() || t.shape.size() > 2 || t.shape[0] % 3 != 0) {
+    fail({who, "tensor \"", t.stored, "\" is ", t.shape,
+          "; queries, keys and values, as many of each, are right"});
+  }
+  const std::int64_t rows = t.shape[0] / 3, bytes = plain_bytes(t);
+  const std::string query = t.name;
+  for (int part = 0; part < 3; ++part) {
+    StoredTensor one = t;
+    static const char* const names[] = {".q_proj.", ".k_proj.", ".v_proj."};
+    one.name.replace(query.find(".q_proj."), 8, names[part]);
+    one.shape.set(0, rows);
+    one.data += t.readable ? part * rows * bytes * (matrix && !t.transposed ? t.shape[1] : 1) : 0;
+    file.tensors.push_back(static_cast<StoredTensor&&>(one));
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/model/safetensors_model.hpp
+// A model in safetensors: in one file, or in shards that model.safetensors.index.json lists with
+// the tensors of each. Config and tokenizer from the metadata when this library wrote them, else
+// the config from a config.json.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// "models/llama/" of "models/llama/config.json"; empty for a file in this folder.
+inline std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.find_last_of("/\\");
+  return slash == std::string::npos ? "" : path.substr(0, slash + 1);
+}
+
+inline bool file_there(const std::string& path) {
+  const File file(std::fopen(path.c_str(), "rb"));
+  return file.get() != nullptr;
+}
+
+inline void add_stored(const Safetensors& from, WeightFile& file, List<StoredTensor>& raw) {
+  file.files.push_back(from.file);
+  file.data_bytes += static_cast<double>(from.bytes.size() - from.data_start);
+  for (const SafetensorsEntry& entry : from.entries) {
+    raw.push_back(from.stored(entry));
+  }
+}
+
+inline void name_tensors(WeightFile& file, const List<StoredTensor>& raw, const std::string& who) {
+  const bool transposed = has_transposed(raw, who);
+  for (const StoredTensor& tensor : raw) {
+    add_named(file, tensor, transposed, who);
+  }
+  file.index(who);
+}
+
+// Without a config: what is missing, by whose names the file has.
+inline std::string why_no_config(const WeightFile& file) {
+  if (file.find("model.embed_tokens.weight") == nullptr) {
+    return "it carries no config of this library; call load(path, config)";
+  }
+  const bool gpt2 = file.find("model.embed_positions.weight") != nullptr;
+  return cat({"it has the tensors of a ", gpt2 ? "GPT-2" : "Llama",
+              " and shapes do not tell the heads; put its config.json beside it or call "
+              "load(path, config)"});
+}
+
+// The config.json of a folder, if there is one.
+inline void read_config_beside(WeightFile& file, const std::string& folder) {
+  if (!file.has_config && file_there(folder + "config.json")) {
+    file.config = read_config(folder + "config.json");
+    file.has_config = true;
+  }
+}
+
+// The parts of an index: which tensor is in which shard.
+struct ShardIndex {
+  std::vector<std::string> tensors, shards;  // a shard for each tensor
+};
+
+inline ShardIndex read_shard_index(const std::string& text, const std::string& who) {
+  const Json json = parse_named(text, who);
+  const Json* const map = json.find("weight_map");
+  if (map == nullptr || map->kind != Json::Kind::object || map->fields.empty()) {
+    fail({who, "no weight_map; an object of tensors and their files is right"});
+  }
+  ShardIndex index;
+  for (const JsonField& field : map->fields) {
+    const std::string& shard = field.value.text;
+    const bool outside = shard.find_first_of("/\\:") != std::string::npos || shard == "." ||
+                         shard == ".." || shard.find('\0') != std::string::npos;
+    if (field.value.kind != Json::Kind::text || shard.empty() || outside) {
+      fail({who, "the tensor \"", json_escape(field.name), "\" is in \"", json_escape(shard),
+            "\"; the name of a file in the same folder is right"});
+    }
+    index.tensors.push_back(field.name);
+    index.shards.push_back(shard);
+  }
+  return index;
+}
+
+// One shard: what it has must be what the index says.
+inline void check_shard(const Safetensors& shard, const std::string& name, const ShardIndex& index,
+                        const SortedNames& tensors, const std::string& who) {
+  for (const SafetensorsEntry& entry : shard.entries) {
+    const std::size_t at = tensors.find(entry.name);
+    if (at == SortedNames::none) {
+      fail({who, "the tensor \"", entry.name, "\" of \"", name, "\" is not in the index"});
+    }
+    if (index.shards[at] != name) {
+      fail({who, "the tensor \"", entry.name, "\" is in \"", name, "\" and the index has it in \"",
+            index.shards[at], "\""});
+    }
+  }
+}
+
+}  // namespace detail
+
+// A safetensors file as weights; without config.json, which is beside the file.
+inline WeightFile safetensors_weights(const Safetensors& from) {
+  const std::string who = detail::cat({"load: \"", from.path, "\": "});
+  WeightFile file;
+  file.path = from.path;
+  file.kind = "safetensors";
+  const std::string* config = from.find_metadata("tinyscale.config");
+  const std::string* tokenizer = from.find_metadata("tinyscale.tokenizer");
+  if (config != nullptr) {
+    file.config = detail::config_from_json(*config, who);
+    file.has_config = true;
+  }
+  if (tokenizer != nullptr) {
+    file.tokenizer = detail::tokenizer_from_json(*tokenizer, who);
+    file.has_tokenizer = true;
+  }
+  List<StoredTensor> raw;
+  detail::add_stored(from, file, raw);
+  detail::name_tensors(file, raw, who);
+  file.no_config = detail::why_no_config(file);
+  return file;
+}
+
+// A model in shards, by its model.safetensors.index.json.
+inline WeightFile read_sharded_safetensors(const std::string& path) {
+  const std::string who = detail::cat({"load: \"", path, "\": "});
+  const detail::ShardIndex index = detail::read_shard_index(detail::read_file(path, "load"), who);
+  const detail::SortedNames tensors(index.tensors), shards(index.shards);
+  WeightFile file;
+  file.path = path;
+  file.kind = "safetensors in shards";
+  List<StoredTensor> raw;
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < index.shards.size(); ++i) {
+    if (shards.find(index.shards[i]) == i) {  // where it stands first
+      const Safetensors shard = read_safetensors(detail::folder_of(path) + index.shards[i]);
+      detail::check_shard(shard, index.shards[i], index, tensors, who);
+      found += shard.entries.size();
+      detail::add_stored(shard, file, raw);
+    }
+  }
+  if (found < index.tensors.size()) {
+    std::vector<std::string> there;
+    for (const StoredTensor& tensor : raw) {
+      there.push_back(tensor.stored);
+    }
+    const detail::SortedNames all(there);
+    for (std::size_t i = 0; i < index.tensors.size(); ++i) {
+      if (all.find(index.tensors[i]) == detail::SortedNames::none) {
+        detail::fail({who, "the tensor \"", index.tensors[i], "\" is not in \"", index.shards[i],
+                      "\", where the index has it"});
+      }
+    }
+  }
+  detail::name_tensors(file, raw, who);
+  file.no_config = detail::why_no_config(file);
+  return file;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/load_tokenizer.hpp
+// The tokenizer of a checkpoint: in a GGUF file, in a file beside the weights under one of the
+// names that programs use, or in a file that the user names. And llama2.c's file of one, written.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Of the kinds known here; false, and no tokenizer, for a file without one or with another.
+inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
+  GgufVocabulary v = gguf_vocabulary(file);
+  if (v.tokens.empty() || (v.model != "llama" && v.model != "gpt2")) {
+    return false;
+  }
+  TokenizerData data;
+  data.tokens.swap(v.tokens);
+  data.types.swap(v.types);
+  data.bos = v.bos;
+  data.eos = v.eos;
+  data.unknown = v.unknown;
+  data.add_bos = v.add_bos;
+  data.add_eos = v.add_eos > 0 ? 1 : 0;
+  if (v.model == "llama") {
+    data.kind = TokenizerKind::scored_pieces;
+    data.scores.swap(v.scores);
+    data.add_space_prefix = v.add_space_prefix != 0;
+  } else {
+    data.kind = TokenizerKind::byte_pairs;
+    data.merges.swap(v.merges);
+    data.pre = v.pre;
+  }
+  tokenizer = make_tokenizer(std::move(data), cat({"load: \"", file.name, "\": its tokenizer: "}));
+  return true;
+}
+
+// nanoGPT's {"chars": ["\n", " ", ...]}, if it is that.
+inline bool character_tokenizer(const std::string& path, Tokenizer& tokenizer) {
+  const std::string who = cat({"load: \"", path, "\": "});
+  const Json json = parse_named(read_file(path, "load"), who);
+  const Json* const list = json.find("chars");
+  if (list == nullptr || list->kind != Json::Kind::list) {
+    return false;
+  }
+  std::vector<std::string> characters;
+  for (const Json& item : list->list) {
+    const bool one = !item.text.empty() && character_size(item.text, 0) == item.text.size();
+    if (!one || (!characters.empty() && item.text <= characters.back())) {
+      fail({who, "the character ", characters.size(), " is \"", json_escape(item.text),
+            "\"; characters in ascending order, each once, are right"});
+    }
+    characters.push_back(item.text);
+  }
+  tokenizer = Tokenizer(std::move(characters));
+  return true;
+}
+
+// A file that the user names. vocab.json has its merges.txt beside it.
+inline Tokenizer named_tokenizer(const std::string& path, std::int64_t vocabulary) {
+  Tokenizer tokenizer;
+  if (name_ends(path, "vocab.json") && file_there(folder_of(path) + "merges.txt")) {
+    return read_gpt2_tokenizer(path, folder_of(path) + "merges.txt");
+  }
+  if (name_ends(path, ".json") && character_tokenizer(path, tokenizer)) {
+    return tokenizer;
+  }
+  return read_tokenizer(path, vocabulary);
+}
+
+// The file beside `weights` that has its tokenizer: "tokenizer.json", "vocab.json" with
+// "merges.txt", "tokenizer.model", "tokenizer.bin", or of llama2.c, with 512 tokens, "tok512.bin"
+// or "tok512.model". Empty: none.
+inline std::string tokenizer_file_beside(const std::string& weights, std::int64_t vocabulary) {
+  const std::string folder = folder_of(weights), tok = cat({folder, "tok", vocabulary});
+  const std::string names[] = {folder + "tokenizer.json",
+                               folder + "vocab.json",
+                               folder + "tokenizer.model",
+                               tok + ".bin",
+                               tok + ".model",
+                               folder + "tokenizer.bin"};
+  for (const std::string& name : names) {
+    const bool merges = name_ends(name, "vocab.json") && !file_there(folder + "merges.txt");
+    if (file_there(name) && !merges) {
+      return name;
+    }
+  }
+  return "";
+}
+
+}  // namespace detail
+
+// llama2.c's tokenizer.bin: uint32 longest token, then of each token a float32 score, an int32
+// length, the bytes; spaces as spaces, BOS and EOS with line ends around.
+inline void save_llama2c_tokenizer(const Tokenizer& tokenizer, const std::string& path) {
+  const TokenizerData& data = tokenizer.data();
+  const std::string who = detail::cat({"save_llama2c_tokenizer: \"", path, "\": "});
+  if (tokenizer.kind() != TokenizerKind::scored_pieces || data.bos != 1 || data.eos != 2) {
+    detail::fail({who, "a tokenizer of ", tokenizer.text(), ", BOS ", data.bos, ", EOS ", data.eos,
+                  "; SentencePiece's with scores, BOS 1 and EOS 2 is right"});
+  }
+  std::vector<std::string> tokens;
+  std::uint32_t longest = 0;
+  for (std::size_t id = 0; id < data.tokens.size(); ++id) {
+    const bool mark = id == 1 || id == 2;
+    tokens.push_back(mark ? (id == 1 ? "\n<s>\n" : "\n</s>\n")
+                          : detail::with_spaces(data.tokens[id]));
+    const auto size = static_cast<std::uint32_t>(tokens.back().size());
+    longest = size > longest ? size : longest;
+  }
+  detail::SaveFile file("save_llama2c_tokenizer", path);
+  file.write(&longest, 4);
+  for (std::size_t id = 0; id < tokens.size(); ++id) {
+    const auto size = static_cast<std::int32_t>(tokens[id].size());
+    file.write(&data.scores[id], 4);
+    file.write(&size, 4);
+    file.write(tokens[id].data(), tokens[id].size());
+  }
+  file.finish();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/gguf_weights.hpp
+// A GGUF file as weights: config from its keys, tensors under our names, each where it lies, and
+// its tokenizer.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// `with_tokenizer` false: who names another need not care whether the file's is one known here.
+inline WeightFile gguf_weights(const Shared<MappedFile>& mapped, const std::string& path,
+                               bool with_tokenizer = true) {
+  const std::string who = detail::cat({"load: \"", path, "\": "});
+  const Gguf from = parse_gguf(mapped->data(), mapped->size(), path);
+  WeightFile file;
+  file.path = path;
+  file.kind = detail::cat({"GGUF version ", from.version});
+  file.config = gguf_config(from);
+  file.has_config = true;
+  file.files.push_back(mapped);
+  for (const GgufTensor& tensor : from.tensors) {
+    file.data_bytes += static_cast<double>(tensor.bytes);
+  }
+  for (const GgufPart& part : gguf_parts(from, file.config)) {
+    StoredTensor t;
+    t.name = part.name;
+    t.stored = part.tensor->name;
+    t.shape = part.shape;
+    t.type = detail::gguf_type(part.tensor->type)->name;
+    t.format = part.tensor->format;
+    t.readable = part.tensor->readable;
+    t.right =
+        "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or NVFP4";
+    t.data = part.data;
+    file.tensors.push_back(t);
+  }
+  file.index(who);
+  file.has_tokenizer = with_tokenizer && detail::gguf_tokenizer(from, file.tokenizer);
+  return file;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/load.hpp
+// Any supported file to a Transformer: what a file is, its bytes say, not its name. With float32
+// weights it learns; weights as stored, in bf16, 8 or 4 bits only run. What a config describes must
+// be in the file, every tensor once and in its shape, and nothing else.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// How the matrices of a loaded model are kept. Norms, biases, positions and routers are f32 always.
+enum class Weights {
+  f32,        // float32 in memory: it learns
+  as_stored,  // in the file's mapping, in the file's format
+  bf16,
+  int8,  // with one scale a group of columns
+  int4
+};
+
+struct LoadOptions {
+  Weights weights = Weights::f32;
+  std::int64_t group = 32;  // columns of int8 and int4 that share a scale; 0: a whole row
+  Activations activations = Activations::f32;  // rounded to, before they meet stored weights
+  std::string config;        // a config.json; else what the file or its folder has
+  std::string tokenizer;     // a file; else the one in or beside the weights
+  std::int64_t context = 0;  // longest sequence, tokens; 0: the file's
+};
+
+namespace detail {
+
+// A config from a file may lie: what it would allocate must be near what the file holds.
+inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
+                              const std::string& who) {
+  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+  const double experts = c.experts > 0 ? c.experts + c.shared_experts : 1;
+  const double hidden = number(c.experts > 0 ? c.expert_hidden : c.hidden);
+  const double layer = 2 * number(c.heads) * number(c.head_size) +
+                       2 * number(c.kv_heads) * number(c.head_size) + 2 * experts * hidden;
+  const double least = number(c.width) * (number(c.vocabulary) + number(c.layers) * layer);
+  double held = file.data_bytes;  // a plain number takes at least a byte, one in a block may not
+  double counted = 0;
+  for (const StoredTensor& tensor : file.tensors) {
+    counted += static_cast<double>(tensor.shape.count());
+  }
+  held = counted > held ? counted : held;
+  if (least > held) {
+    fail({who, "its config describes at least ", least, " parameters in ", file.data_bytes,
+          " bytes of data"});
+  }
+  // Not more layers and experts than have a tensor, before lists are made of them.
+  for (std::int64_t layer_at = 1; layer_at < c.layers; ++layer_at) {
+    const std::string name = cat({"model.layers.", layer_at, ".input_layernorm.weight"});
+    if (file.find(name) == nullptr) {
+      fail({who, "no tensor for the parameter ", name});
+    }
+  }
+  for (int expert = 1; expert < c.experts; ++expert) {
+    const std::string name = cat({"model.layers.0.mlp.experts.", expert, ".up_proj.weight"});
+    if (file.find(name) == nullptr) {
+      fail({who, "no tensor for the parameter ", name});
+    }
+  }
+}
+
+// Rows of queries or keys (or their biases) in the other layout of rotary pairs: interleaved row
+// 2 i + j of a head is row j K / 2 + i of the halves.
+inline void swap_pairs(float* rows, std::int64_t count, std::int64_t cols, std::int64_t head,
+                       RopePairs to) {
+  std::vector<float> old(static_cast<std::size_t>(head * cols));
+  const std::size_t row = static_cast<std::size_t>(cols);
+  for (std::int64_t first = 0; first < count; first += head) {
+    float* const here = rows + first * cols;
+    std::memcpy(old.data(), here, old.size() * 4);
+    for (std::int64_t i = 0; i < head; ++i) {
+      const std::int64_t apart = i % 2 * (head / 2) + i / 2;  // of i among interleaved ones
+      const bool halves = to == RopePairs::halves;
+      std::memcpy(here + (halves ? apart : i) * cols,
+                  old.data() + static_cast<std::size_t>(halves ? i : apart) * row, row * 4);
+    }
+  }
+}
+
+inline bool turns(const std::string& name) {  // with the position
+  return name.find(".self_attn.q_") != std::string::npos ||
+         name.find(".self_attn.k_") != std::string::npos;
+}
+
+class ModelLoader {
+ public:
+  ModelLoader(const WeightFile& file, const LoadOptions& options, std::string who)
+      : file_(file), options_(options), who_(std::move(who)) {}
+
+  Transformer read(const ModelConfig& config) const {
+    config.validate();
+    check_config_fits(config, file_, who_);
+    Transformer model = Transformer::without_numbers(config);
+    model.activations = options_.activations;
+    NameTable used;
+    for (Parameter& p : model.parameters) {
+      const StoredTensor& t = tensor_of(p, config);
+      used[p.name] = 1;
+      if (options_.weights == Weights::f32 || p.shape.size() != 2 || stays_f32(p.name)) {
+        read_value(p, t, config);
+      } else {
+        p.stored = Shared<StoredMatrix>(new StoredMatrix(matrix(t)));
+      }
+    }
+    check_rest(config, used);
+    return model;
+  }
+
+  // Among the matrices.
+  static bool stays_f32(const std::string& name) {
+    return name == "model.embed_positions.weight" || name_ends(name, ".mlp.gate.weight");
+  }
+
+ private:
+  // The tensor for a parameter; of learned positions a part may be wanted.
+  StoredTensor tensor_of(const Parameter& p, const ModelConfig& config) const {
+    const StoredTensor* const t = file_.find(p.name);
+    if (t == nullptr) {
+      fail({who_, "no tensor for the parameter ", p.name});
+    }
+    StoredTensor found = *t;
+    const bool cut = options_.context > 0 && p.name == "model.embed_positions.weight" &&
+                     t->shape.size() == 2 && t->shape[0] > p.shape[0];
+    if (cut) {
+      found.shape.set(0, p.shape[0]);
+    }
+    if (found.shape != p.shape) {
+      fail({who_, "the tensor for ", p.name, " is ", t->shape, "; the model ", config.name, " has ",
+            p.shape});
+    }
+    return found;
+  }
+
+  void read_value(Parameter& p, const StoredTensor& t, const ModelConfig& config) const {
+    if (!t.readable) {
+      read_floats(t, nullptr, who_);  // says so
+    }
+    const MemoryScope scope(MemoryKind::parameter);
+    Tensor numbers(p.shape);
+    read_floats(t, numbers.data(), who_);
+    const bool other = file_.has_config && file_.config.rope_pairs != config.rope_pairs;
+    if (other && turns(p.name)) {
+      const std::int64_t cols = p.shape.size() == 2 ? p.shape[1] : 1;
+      swap_pairs(numbers.data(), p.shape[0], cols, config.head_size, config.rope_pairs);
+    }
+    p.value = parameter(numbers);
+  }
+
+  const Shared<MappedFile>& owner(const StoredTensor& t) const {
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < file_.files.size(); ++i) {
+      const MappedFile& f = *file_.files[i];
+      at = t.data >= f.data() && t.data < f.data() + f.size() ? i : at;
+    }
+    return file_.files[at];
+  }
+
+  StoredMatrix matrix(const StoredTensor& t) const {
+    const std::int64_t rows = t.shape[0], cols = t.shape[1];
+    const Weights w = options_.weights;
+    const bool plain = t.readable && !t.transposed && !t.doubles && t.scales == nullptr;
+    const bool same =
+        w == Weights::as_stored || (w == Weights::bf16 && t.format == BlockFormat::bf16);
+    if (plain && same) {
+      return kernels::stored_view(rows, cols, t.format, t.data, owner(t));
+    }
+    if (w == Weights::as_stored && t.scales != nullptr) {
+      std::vector<float> scales;
+      for (std::int64_t i = 0; i < rows * cols / t.group; ++i) {
+        scales.push_back(t.scale(i));
+      }
+      return kernels::stored_packed(
+          kernels::pack_quantized(rows, cols, t.group, 8, t.codes(), scales.data()));
+    }
+    std::vector<float> numbers(t.readable ? static_cast<std::size_t>(rows * cols) : 0);
+    read_floats(t, numbers.data(), who_);
+    StoreAs how;
+    how.group = options_.group;
+    how.packed_bits = w == Weights::int8 ? 8 : w == Weights::int4 ? 4 : 0;
+    how.format = w == Weights::bf16                 ? BlockFormat::bf16
+                 : t.doubles || t.scales != nullptr ? BlockFormat::f32
+                                                    : t.format;
+    return kernels::store_matrix(rows, cols, numbers.data(), how);
+  }
+
+  // Nothing may be left, but an output matrix that is the embedding once more.
+  void check_rest(const ModelConfig& config, const NameTable& used) const {
+    for (const StoredTensor& t : file_.tensors) {
+      if (used.has(t.name)) {
+        continue;
+      }
+      if (t.name != "lm_head.weight" || !config.tied) {
+        fail({who_, "the tensor \"", t.stored, "\" has no place in the model ", config.name});
+      }
+      check_tied(t, *file_.find("model.embed_tokens.weight"));
+    }
+  }
+  void check_tied(const StoredTensor& head, const StoredTensor& table) const {
+    bool same = head.shape == table.shape && head.type == table.type &&
+                head.transposed == table.transposed && head.group == table.group;
+    const std::int64_t row = same ? row_bytes(head) : 0;
+    same = same &&
+           std::memcmp(head.data, table.data, static_cast<std::size_t>(row * head.shape[0])) == 0;
+    if (!same) {
+      fail({who_, "\"", head.stored,
+            "\" is not the embedding once more, and the config says tied; "
+            "tied false is right"});
+    }
+  }
+  static std::int64_t row_bytes(const StoredTensor& t) {
+    const std::int64_t cols = t.shape.size() > 1 ? t.shape[1] : 1;
+    return t.scales != nullptr ? cols : t.doubles ? 8 * cols : block_row_bytes(t.format, cols);
+  }
+
+  const WeightFile& file_;
+  const LoadOptions& options_;
+  std::string who_;
+};
+
+inline bool is_folder(const std::string& path) { return file_there(path + "/."); }
+
+inline WeightFile open_folder(const std::string& path) {
+  for (const char* name : {"model.safetensors.index.json", "model.safetensors"}) {
+    const std::string file = path + "/" + name;
+    if (file_there(file)) {
+      return name_ends(name, ".json") ? read_sharded_safetensors(file)
+                                      : safetensors_weights(read_safetensors(file));
+    }
+  }
+  fail({"load: the folder \"", path,
+        "\" has neither model.safetensors nor "
+        "model.safetensors.index.json; a path to a file is right too"});
+}
+
+// A file by what it begins with; of llama2.c's version 0 its size alone tells.
+inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::string& path,
+                                bool with_tokenizer = true) {
+  const std::uint8_t* const data = mapped->data();
+  const std::size_t size = mapped->size();
+  if (size >= 4 && std::memcmp(data, "GGUF", 4) == 0) {
+    return gguf_weights(mapped, path, with_tokenizer);
+  }
+  const std::int64_t version_0 = llama2c_0_bytes(data, size);
+  if (has_llama2c_magic(data, size) ||
+      (version_0 > 0 && version_0 == static_cast<std::int64_t>(size))) {
+    return parse_llama2c(mapped, path);
+  }
+  std::uint64_t n = 0;
+  std::memcpy(&n, data, size < 8 ? size : 8);
+  const bool object = size > 8 && data[8] == '{';
+  if (object && n <= 100000000) {
+    return safetensors_weights(parse_safetensors(mapped, path));
+  }
+  if (size > 0 && data[0] == '{') {
+    return read_sharded_safetensors(path);
+  }
+  if (object) {
+    return safetensors_weights(parse_safetensors(mapped, path));
+  }
+  if (version_0 > 0) {
+    return parse_llama2c(mapped, path);
+  }
+  fail({"load: \"", path, "\": ", size,
+        " bytes that begin as no known format does; safetensors "
+        "(or their index.json), GGUF, llama2.c, or a folder of safetensors is right"});
+}
+
+}  // namespace detail
+
+// What a file or folder holds, none of its numbers read.
+inline WeightFile open_weights(const std::string& path, bool with_tokenizer = true) {
+  return detail::is_folder(path)
+             ? detail::open_folder(path)
+             : detail::parse_weights(map_file(path, "load"), path, with_tokenizer);
+}
+
+namespace detail {
+
+inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const std::string& who) {
+  if (!options.config.empty()) {
+    ModelConfig config = read_config(options.config);
+    config.rope_pairs = file.has_config ? file.config.rope_pairs : config.rope_pairs;
+    return config;
+  }
+  read_config_beside(file, folder_of(file.path));
+  if (!file.has_config) {
+    fail({who, file.no_config});
+  }
+  return file.config;
+}
+
+// A shorter context needs fewer learned positions, and no window that is as long.
+inline void set_context(ModelConfig& config, std::int64_t context, const std::string& who) {
+  if (context < 0 || (config.position == Position::learned && context > config.context)) {
+    fail({who, "a context of ", context, " tokens; up to ", config.context,
+          " is right, or 0 for all"});
+  }
+  config.context = context > 0 ? context : config.context;
+  if (config.window >= config.context && config.beyond == "sliding windows") {
+    config.window = config.global_every = 0;
+    config.beyond.clear();
+  }
+}
+
+// The one that the user names, else the file's, else one beside it.
+inline void take_tokenizer(Transformer& model, const WeightFile& file, const LoadOptions& options,
+                           const std::string& who) {
+  const std::int64_t rows = model.config.vocabulary;
+  Tokenizer tokenizer = file.tokenizer;
+  std::string from = "its tokenizer";
+  if (options.tokenizer == "none") {
+    return;
+  }
+  if (!options.tokenizer.empty()) {
+    from = cat({"the tokenizer \"", options.tokenizer, "\""});
+    tokenizer = named_tokenizer(options.tokenizer, rows);
+  } else if (!file.has_tokenizer) {
+    const std::string path = tokenizer_file_beside(file.path, rows);
+    if (path.empty()) {
+      return;
+    }
+    from = cat({"the tokenizer beside it, \"", path, "\","});
+    tokenizer = named_tokenizer(path, rows);
+  }
+  // Bytes are what a model has whose tokenizer nobody set.
+  if (tokenizer.vocabulary() > rows && tokenizer.kind() != Tokenizer::Kind::bytes) {
+    fail({who, from, " has ", tokenizer.vocabulary(), " tokens, its embedding ", rows,
+          " rows; at least as many rows are right"});
+  }
+  model.tokenizer = tokenizer;
+}
+
+}  // namespace detail
+
+// A model from any supported file, its config and tokenizer from there too.
+inline Transformer load(const std::string& path, const LoadOptions& options) {
+  const std::string who = detail::cat({"load: \"", path, "\": "});
+  if (options.group < 0) {
+    detail::fail(
+        {who, "groups of ", options.group, " columns; 1 or more is right, or 0 for a whole row"});
+  }
+  WeightFile file = open_weights(path, options.tokenizer.empty());
+  ModelConfig config = detail::config_of(file, options, who);
+  detail::set_context(config, options.context, who);
+  Transformer model = detail::ModelLoader(file, options, who).read(config);
+  detail::take_tokenizer(model, file, options, who);
+  return model;
+}
+
+inline Transformer load(const std::string& path) { return load(path, LoadOptions()); }
+
+// Another program's weights into a model of the given shape.
+inline Transformer load(const std::string& path, const ModelConfig& config) {
+  const std::string who = detail::cat({"load: \"", path, "\": "});
+  const WeightFile file = open_weights(path);
+  LoadOptions options;
+  Transformer model = detail::ModelLoader(file, options, who).read(config);
+  options.tokenizer = file.has_tokenizer ? "" : "none";
+  detail::take_tokenizer(model, file, options, who);
+  return model;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/save_llama2c.hpp
+// A model written as a llama2.c file, which the reference program then runs: version 0 or 1 in
+// float32, 2 in int8 with a float32 scale a group, scale = max |w| / 127, code = w / scale rounded
+// to nearest. Its rotary pairs are neighbours: rows of queries and keys are put so.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What of a model the format cannot hold; empty: nothing.
+inline std::string beyond_llama2c(const ModelConfig& c) {
+  std::string all;
+  const auto add = [&all](bool lacks, const char* what) {
+    all += lacks ? (all.empty() ? "" : ", ") + std::string(what) : "";
+  };
+  add(c.norm != Norm::rms, "layer norms");
+  add(c.position != Position::rotary, "learned positions");
+  add(c.activation != Activation::swiglu, "a feed-forward other than SwiGLU");
+  add(c.bias || c.qkv_bias, "biases");
+  add(c.qk_norm, "norms of queries and keys");
+  add(c.experts > 0, "experts");
+  add(c.query_width() != c.width, "heads that are not the width together");
+  add(c.rope_theta < 10000 || c.rope_theta > 10000, "a rope_theta other than 10000");
+  add(c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5, "a norm_epsilon other than 1e-05");
+  return all;
+}
+
+inline void check_llama2c_save(const Transformer& model, int version, std::int64_t group,
+                               const std::string& who) {
+  const ModelConfig& c = model.config;
+  if (version < 0 || version > 2) {
+    fail({who, "version ", version, "; 0, 1 or 2 is right"});
+  }
+  const std::string beyond = beyond_llama2c(c);
+  if (!beyond.empty()) {
+    fail({who, c.name, " has ", beyond,
+          ", which llama2.c's files do not hold; save(path) writes it"});
+  }
+  if (version == 2 && (group < 1 || c.width % group != 0 || c.hidden % group != 0)) {
+    fail({who, "groups of ", group, " in rows of ", c.width, " and ", c.hidden,
+          "; a group that divides both is right"});
+  }
+  for (const Parameter& p : model.parameters) {
+    if (!p.value.defined()) {
+      fail({who, p.name, " of ", c.name, " is ", p.stored ? p.stored->kind() : "not there",
+            " and only runs; load(path) gives weights that can be saved"});
+    }
+  }
+}
+
+inline void write_llama2c_header(SaveFile& file, const ModelConfig& c, int version,
+                                 std::int64_t group) {
+  const auto n = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+  const std::int32_t vocabulary = version == 0 && !c.tied ? -n(c.vocabulary) : n(c.vocabulary);
+  const std::int32_t numbers[] = {n(c.layers), n(c.heads), n(c.kv_heads), vocabulary, n(c.context)};
+  const std::int32_t first[] = {n(c.width), n(c.hidden)};
+  std::uint8_t head[llama2c_head_bytes] = {};
+  const std::size_t at = version == 0 ? 0 : 8;
+  std::memcpy(head + at, first, 8);
+  std::memcpy(head + at + 8, numbers, 20);
+  if (version > 0) {
+    std::memcpy(head, &llama2c_magic, 4);
+    std::memcpy(head + 4, &version, 4);
+    head[36] = c.tied ? 1 : 0;
+  }
+  if (version == 2) {
+    const std::int32_t size = n(group);
+    std::memcpy(head + 37, &size, 4);
+  }
+  file.write(head, version == 0 ? 28 : sizeof head);
+}
+
+// Codes of all groups, then their scales.
+inline void write_llama2c_groups(SaveFile& file, std::int64_t count, const float* from,
+                                 std::int64_t group) {
+  std::vector<std::int8_t> codes(static_cast<std::size_t>(count));
+  std::vector<float> scales;
+  for (std::int64_t first = 0; first < count; first += group) {
+    float most = 0.0f;
+    for (std::int64_t i = first; i < first + group; ++i) {
+      most = std::abs(from[i]) > most ? std::abs(from[i]) : most;
+    }
+    const float scale = most / 127.0f;
+    for (std::int64_t i = first; i < first + group; ++i) {
+      const float code = scale > 0.0f ? std::nearbyint(from[i] / scale) : 0.0f;
+      codes[static_cast<std::size_t>(i)] = static_cast<std::int8_t>(code);
+    }
+    scales.push_back(scale);
+  }
+  file.write(codes.data(), codes.size());
+  file.write(scales.data(), 4 * scales.size());
+}
+
+// cos(t theta^(-2 i / K)) of every place t and pair i, then the sines: of version 0, for readers
+// that still use them.
+inline void write_llama2c_tables(SaveFile& file, const ModelConfig& c) {
+  const std::int64_t half = c.head_size / 2;
+  std::vector<float> frequencies, row(static_cast<std::size_t>(half));
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float power = static_cast<float>(2 * i) / static_cast<float>(c.head_size);
+    frequencies.push_back(1.0f / std::pow(10000.0f, power));
+  }
+  for (const bool sines : {false, true}) {
+    for (std::int64_t t = 0; t < c.context; ++t) {
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        const auto angle = static_cast<double>(static_cast<float>(t) * frequencies[i]);
+        row[i] = static_cast<float>(sines ? std::sin(angle) : std::cos(angle));
+      }
+      file.write(row.data(), 4 * row.size());
+    }
+  }
+}
+
+}  // namespace detail
+
+// `group`: of version 2, numbers that share a scale.
+inline void save_llama2c(const Transformer& model, const std::string& path, int version = 1,
+                         std::int64_t group = 64) {
+  const ModelConfig& c = model.config;
+  const std::string who = detail::cat({"save_llama2c: \"", path, "\": "});
+  detail::check_llama2c_save(model, version, group, who);
+  std::vector<std::string> names;
+  for (const Parameter& p : model.parameters) {
+    names.push_back(p.name);
+  }
+  const detail::SortedNames places(static_cast<std::vector<std::string>&&>(names));
+  detail::SaveFile file("save_llama2c", path);
+  detail::write_llama2c_header(file, c, version, group);
+  for (const detail::Llama2cPart& part : detail::llama2c_parts(c, version)) {
+    if (part.name == nullptr) {
+      detail::write_llama2c_tables(file, c);
+      continue;
+    }
+    for (std::int64_t layer = 0; layer < (part.each_layer ? c.layers : 1); ++layer) {
+      const std::string name = detail::llama2c_name(part, layer);
+      Tensor value = contiguous(model.parameters[places.find(name)].value.detach());
+      if (c.rope_pairs == RopePairs::halves && detail::turns(name)) {
+        value = value.clone();
+        detail::swap_pairs(value.data(), value.dim(0), value.dim(1), c.head_size,
+                           RopePairs::interleaved);
+      }
+      if (version == 2 && part.rows > 0) {
+        detail::write_llama2c_groups(file, value.count(), value.data(), group);
+      } else {
+        file.write(value.data(), 4 * static_cast<std::size_t>(value.count()));
+      }
+    }
+  }
+  file.finish();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/format_report.hpp
+// What storing weights in fewer bits costs and saves: bytes that a decoded token reads, how far the
+// logits move, the perplexity of a text, tokens a second on this machine, each beside float32.
+//   perplexity = exp(mean over tokens of -ln p(token | those before it in its window))
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// Logits of windows of `context` tokens, one behind the other: what(first token, rows, logits).
+inline void for_windows(const Transformer& model, const std::vector<std::int32_t>& ids,
+                        const CacheOptions& pages,
+                        const std::function<void(std::int64_t, const Tensor&)>& what) {
+  const auto all = static_cast<std::int64_t>(ids.size());
+  KvPages cache(model.config, pages);
+  const int sequence = cache.add();
+  for (std::int64_t first = 0; first + 1 < all; first += model.config.context) {
+    cache.truncate(sequence, 0);
+    std::int64_t end = first + model.config.context < all ? first + model.config.context : all;
+    for (std::int64_t at = first; at < end; at += 256) {
+      const std::int64_t to = at + 256 < end ? at + 256 : end;
+      what(at, decode(model, cache, {{sequence, {ids.begin() + at, ids.begin() + to}, true}}));
+    }
+  }
+}
+
+// -ln p of token `id`.
+inline double surprise(const float* logits, std::int64_t n, std::int32_t id) {
+  const double most = static_cast<double>(*std::max_element(logits, logits + n));
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    sum += std::exp(static_cast<double>(logits[i]) - most);
+  }
+  return std::log(sum) + most - static_cast<double>(logits[id]);
+}
+
+inline void check_text_ids(const char* who, const Transformer& model,
+                           const std::vector<std::int32_t>& ids) {
+  if (ids.size() < 2) {
+    fail({who, ": ", ids.size(), " tokens; at least 2 are right, each but the first is predicted"});
+  }
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= model.config.vocabulary) {
+      fail({who, ": id ", ids[i], " at position ", i, " is outside the ", model.config.vocabulary,
+            " tokens of ", model.config.name});
+    }
+  }
+}
+
+}  // namespace detail
+
+// Mean -ln p of each token of a text after those before it, in windows of the model's context; the
+// first token of a window is not predicted. The perplexity is exp of it.
+inline double mean_loss(const Transformer& model, const std::vector<std::int32_t>& ids,
+                        const CacheOptions& pages = {}) {
+  detail::check_text_ids("mean_loss", model, ids);
+  double sum = 0, count = 0;
+  detail::for_windows(model, ids, pages, [&](std::int64_t first, const Tensor& logits) {
+    for (std::int64_t row = 0; row < logits.dim(0); ++row) {
+      const std::int64_t next = first + row + 1;
+      if (next < static_cast<std::int64_t>(ids.size()) && next % model.config.context != 0) {
+        sum += detail::surprise(logits.data() + row * logits.dim(1), logits.dim(1),
+                                ids[static_cast<std::size_t>(next)]);
+        ++count;
+      }
+    }
+  });
+  return sum / count;
+}
+
+inline double perplexity(const Transformer& model, const std::vector<std::int32_t>& ids,
+                         const CacheOptions& pages = {}) {
+  return std::exp(mean_loss(model, ids, pages));
+}
+
+// A model whose matrices are kept otherwise: bf16, int8 or int4. It only runs.
+inline Transformer with_weights(const Transformer& model, const LoadOptions& options) {
+  if (options.weights == Weights::f32 || options.weights == Weights::as_stored) {
+    detail::fail(
+        {"with_weights: weights bf16, int8 or int4 are right; load(path, options) keeps "
+         "what a file has"});
+  }
+  Transformer out = Transformer::without_numbers(model.config);
+  out.tokenizer = model.tokenizer;
+  out.activations = options.activations;
+  StoreAs how;
+  how.group = options.group;
+  how.format = BlockFormat::bf16;
+  how.packed_bits = options.weights == Weights::int8 ? 8 : options.weights == Weights::int4 ? 4 : 0;
+  for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+    const Parameter& from = model.parameters[i];
+    if (!from.value.defined()) {
+      detail::fail({"with_weights: ", from.name, " of ", model.config.name, " is ",
+                    from.stored ? from.stored->kind() : "not there", "; f32 is right"});
+    }
+    if (from.shape.size() != 2 || detail::ModelLoader::stays_f32(from.name)) {
+      out.parameters[i].value = from.value;
+    } else {
+      const Tensor numbers = contiguous(from.value.detach());
+      out.parameters[i].stored = Shared<StoredMatrix>(new StoredMatrix(
+          kernels::store_matrix(from.shape[0], from.shape[1], numbers.data(), how)));
+    }
+  }
+  return out;
+}
+
+// One way to keep weights, activations and the cache.
+struct FormatChoice {
+  std::string name;  // "int8, groups of 32"
+  LoadOptions options;
+  CacheOptions pages;
+};
+
+struct FormatRow {
+  std::string name;
+  double weight_bytes = 0;       // that a decoded token reads
+  double cache_bytes = 0;        // of a token in the cache, all layers
+  double loss = 0;               // mean -ln p
+  double logit_error = 0;        // root mean square distance to float32's logits
+  double largest_error = 0;      // the largest
+  double same_top = 0;           // share of tokens whose most probable next token is float32's
+  double tokens_per_second = 0;  // measured: one sequence, decode
+};
+
+struct FormatReport {
+  std::string model;
+  std::int64_t tokens = 0;
+  List<FormatRow> rows;  // the first is float32
+
+  Table table() const {
+    Table t;
+    t.title = detail::cat({model, ": formats of weights, on ", tokens, " tokens"});
+    t.columns = {"weights",     "bytes a token", "cache a token", "perplexity",
+                 "logit error", "largest",       "same top-1",    "tokens/s measured"};
+    for (const FormatRow& row : rows) {
+      t.add({row.name, format_bytes(row.weight_bytes), format_bytes(row.cache_bytes),
+             format_fixed(std::exp(row.loss), 4), format_fixed(row.logit_error, 4),
+             format_fixed(row.largest_error, 3), format_percent(row.same_top),
+             format_fixed(row.tokens_per_second, 1)});
+    }
+    return t;
+  }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const FormatReport& report) {
+  return out << report.table().text();
+}
+
+namespace detail {
+
+// Adds up how far `logits` are from `exact`.
+inline void compare_logits(const Tensor& logits, const Tensor& exact, FormatRow& row) {
+  const std::int64_t n = logits.dim(1);
+  for (std::int64_t i = 0; i < logits.count(); ++i) {
+    const double d =
+        std::fabs(static_cast<double>(logits.data()[i]) - static_cast<double>(exact.data()[i]));
+    row.logit_error += d * d;
+    row.largest_error = d > row.largest_error ? d : row.largest_error;
+  }
+  for (std::int64_t t = 0; t < logits.dim(0); ++t) {
+    const float* const a = logits.data() + t * n;
+    const float* const b = exact.data() + t * n;
+    row.same_top += std::max_element(a, a + n) - a == std::max_element(b, b + n) - b ? 1 : 0;
+  }
+}
+
+inline FormatRow format_row(const Transformer& model, const FormatChoice& choice,
+                            const std::vector<std::int32_t>& ids, const List<Tensor>& exact,
+                            std::int64_t generated) {
+  FormatRow row;
+  row.name = choice.name;
+  row.loss = mean_loss(model, ids, choice.pages);
+  std::size_t piece = 0;
+  double rows = 0, numbers = 0;
+  for_windows(model, ids, choice.pages, [&](std::int64_t, const Tensor& logits) {
+    compare_logits(logits, exact[piece++], row);
+    rows += static_cast<double>(logits.dim(0));
+    numbers += static_cast<double>(logits.count());
+  });
+  row.logit_error = std::sqrt(row.logit_error / numbers);
+  row.same_top /= rows;
+  GenerateOptions options;
+  options.temperature = 0;
+  options.pages = choice.pages;
+  const Generation made = generate_batch(model, {{ids[0]}}, generated, options);
+  const auto steps = static_cast<double>(made.decode.steps);
+  row.weight_bytes = steps > 0 ? made.decode.all.weight_bytes / steps : 0;
+  row.tokens_per_second = steps > 0 ? steps / made.decode.all.seconds : 0;
+  row.cache_bytes = static_cast<double>(KvPages(model.config, choice.pages).token_bytes());
+  return row;
+}
+
+}  // namespace detail
+
+// float32 and each choice on the same text.
+inline FormatReport compare_formats(const Transformer& model, const std::vector<std::int32_t>& ids,
+                                    const List<FormatChoice>& choices,
+                                    std::int64_t generated = 64) {
+  detail::check_text_ids("compare_formats", model, ids);
+  FormatReport report;
+  report.model = model.config.name;
+  report.tokens = static_cast<std::int64_t>(ids.size());
+  List<Tensor> exact;
+  detail::for_windows(model, ids, CacheOptions(),
+                      [&](std::int64_t, const Tensor& logits) { exact.push_back(logits); });
+  report.rows.push_back(detail::format_row(model, {"f32", {}, {}}, ids, exact, generated));
+  for (const FormatChoice& choice : choices) {
+    const bool weights = choice.options.weights != Weights::f32;  // else the cache alone differs
+    const Transformer other = weights ? with_weights(model, choice.options) : model;
+    report.rows.push_back(detail::format_row(other, choice, ids, exact, generated));
+  }
+  return report;
 }
 
 }}  // namespace tinyscale
@@ -42599,6 +52428,1567 @@ inline TrainReport train(Transformer& model, const Text& text,
     report.step = report_step(*report.last_step, model, options.layout, options);
   }
   return report;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/serve_layout.hpp
+// How generation is divided over devices: layers over pipeline stages; query heads, feed-forward
+// and vocabulary over tensor x sequence devices; of the cache heads over tensor, tokens over
+// sequence (pages in turns). Fewer KV heads than tensor devices: those that share one have copies.
+// Pope et al., arXiv 2211.05102; "How To Scale Your Model", chapter 7.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ServeLayout {
+  std::int64_t tensor = 1;        // groups of KV heads; with sequence: pieces of every matrix
+  std::int64_t pipeline = 1;      // stages of layers
+  std::int64_t sequence = 1;      // parts of every sequence's keys and values
+  std::int64_t microbatches = 0;  // groups of prompts under way at once; 0: as many as stages
+  bool whole_experts = false;     // a device has whole experts, not a part of each
+  Algorithm algorithm = Algorithm::automatic;  // of the collectives that have it
+
+  std::int64_t pieces() const { return tensor * sequence; }  // of every matrix
+  std::int64_t devices() const { return pieces() * pipeline; }
+  // Groups that so many prompts make.
+  std::int64_t groups(std::int64_t prompts) const {
+    const std::int64_t wanted = microbatches > 0 ? microbatches : pipeline;
+    return wanted < prompts ? wanted : prompts;
+  }
+  // "tensor 4, pipeline 1, sequence 1", then what else is not as it is by default.
+  std::string text() const {
+    return detail::cat({"tensor ", tensor, ", pipeline ", pipeline, ", sequence ", sequence}) +
+           (microbatches != 0 ? detail::cat({", microbatches ", microbatches}) : "") +
+           (whole_experts ? ", whole experts" : "");
+  }
+};
+
+namespace detail {
+
+// The mesh of a layout, the slowest links first; groups are empty where there is one device.
+struct ServeAxes {
+  List<MeshAxis> mesh;
+  AxisGroup pipeline, sequence, pieces;
+};
+
+inline ServeAxes serve_axes(const ServeLayout& layout) {
+  ServeAxes axes;
+  if (layout.pipeline > 1) {
+    axes.mesh.push_back({"pipeline", layout.pipeline});
+    axes.pipeline.push_back("pipeline");
+  }
+  if (layout.tensor > 1 || layout.devices() == 1) {
+    axes.mesh.push_back({"tensor", layout.tensor});
+  }
+  if (layout.tensor > 1) {
+    axes.pieces.push_back("tensor");
+  }
+  if (layout.sequence > 1) {
+    axes.mesh.push_back({"sequence", layout.sequence});
+    axes.sequence.push_back("sequence");
+    axes.pieces.push_back("sequence");
+  }
+  return axes;
+}
+
+// What one device has: its stage, its piece of matrices, its heads and tokens of the cache.
+struct ServePlace {
+  std::int64_t stage = 0, tensor = 0, sequence = 0;
+  std::int64_t piece = 0;                       // of layout.pieces()
+  std::int64_t first_layer = 0, end_layer = 0;  // of its stage
+  std::int64_t first_kv = 0, end_kv = 0;        // KV heads
+  bool first = true, last = true;               // stage
+
+  ServePlace() = default;
+  ServePlace(const ModelConfig& c, const ServeLayout& layout, std::int64_t rank)
+      : stage(rank / layout.pieces()),
+        tensor(rank / layout.sequence % layout.tensor),
+        sequence(rank % layout.sequence),
+        piece(rank % layout.pieces()),
+        first_layer(shard_begin(c.layers, stage, layout.pipeline)),
+        end_layer(shard_begin(c.layers, stage + 1, layout.pipeline)),
+        first_kv(tensor * c.kv_heads / layout.tensor),
+        end_kv(c.kv_heads < layout.tensor ? first_kv + 1
+                                          : (tensor + 1) * c.kv_heads / layout.tensor),
+        first(stage == 0),
+        last(stage + 1 == layout.pipeline) {}
+
+  std::int64_t layers() const { return end_layer - first_layer; }
+  // Shape of the cache of this device: its layers and KV heads.
+  ModelConfig cache_config(ModelConfig c) const {
+    c.layers = layers();
+    c.kv_heads = end_kv - first_kv;
+    return c;
+  }
+};
+
+inline void check_serve_sizes(const ModelConfig& c, const ServeLayout& layout) {
+  const auto fails = [&](const std::string& why) {
+    fail({"generate_sharded: ", c.name, " over ", layout.text(), ": ", why});
+  };
+  const std::int64_t n = layout.pieces(), t = layout.tensor;
+  if (c.layers < layout.pipeline) {
+    fails(cat({c.layers, " layers for ", layout.pipeline, " stages; at most ", c.layers,
+               " stages are right"}));
+  }
+  if (c.heads % n != 0) {
+    fails(cat({c.heads, " heads over ", n, " devices; tensor x sequence that divides ", c.heads,
+               " is right"}));
+  }
+  if (c.kv_heads % t != 0 && t % c.kv_heads != 0) {
+    fails(cat({c.kv_heads, " KV heads over tensor ", t, "; one that divides the other is right"}));
+  }
+  const std::int64_t hidden = c.experts > 0 ? c.expert_hidden : c.hidden;
+  const std::int64_t least = hidden < c.vocabulary ? hidden : c.vocabulary;
+  if (least < n) {
+    fails(cat({"a hidden layer of ", hidden, " and a vocabulary of ", c.vocabulary, " over ", n,
+               " devices; at most ", least, " are right"}));
+  }
+  if (layout.whole_experts && (c.experts == 0 || c.experts % n != 0)) {
+    fails(cat({c.experts, " experts over ", n,
+               " devices; a number of devices that divides the experts is right"}));
+  }
+  if (c.vocabulary > (1 << 24)) {  // ids travel as floats
+    fails(cat({"a vocabulary of ", c.vocabulary, "; at most 16777216 is right"}));
+  }
+}
+
+inline void check_serve_layout(const Transformer& model, const ServeLayout& layout) {
+  const std::int64_t most = 1 << 20;
+  bool good = layout.microbatches >= 0;
+  for (const std::int64_t n : {layout.tensor, layout.pipeline, layout.sequence}) {
+    good = good && n >= 1 && n <= most;
+  }
+  if (!good) {
+    fail({"generate_sharded: layout is ", layout.text(), "; each of 1 to ", most,
+          ", microbatches from 0, is right"});
+  }
+  check_serve_sizes(model.config, layout);
+  for (const Parameter& p : model.parameters) {
+    if (!p.value.defined() && !p.stored) {
+      fail({"generate_sharded: ", p.name, " of ", model.config.name,
+            " has no numbers; a model that was made or loaded is right"});
+    }
+    if (p.stored && model.activations != Activations::f32) {
+      fail({"generate_sharded: ", p.name, " of ", model.config.name, " is ", p.stored->kind(),
+            " and meets activations in 8 bits; devices have it in float32, so that activations ",
+            "in float32 are right"});
+    }
+  }
+}
+
+inline bool name_has(const Parameter& p, const char* part) {
+  return p.name.find(part) != std::string::npos;
+}
+
+// Which rows or columns of a parameter are a device's; count 0: none of it.
+struct ServeCut {
+  int dim = -1;  // -1: all of it
+  std::int64_t begin = 0, end = 0;
+  bool here = true;
+};
+
+inline ServeCut serve_cut(const Parameter& p, const ModelConfig& c, const ServeLayout& layout,
+                          const ServePlace& at) {
+  ServeCut cut;
+  const bool table = p.name == "model.embed_tokens.weight";
+  if (p.layer >= 0) {
+    cut.here = p.layer >= at.first_layer && p.layer < at.end_layer;
+  } else if (table || name_has(p, "embed_positions")) {
+    cut.here = at.first || (table && c.tied && at.last);
+  } else {
+    cut.here = at.last;
+  }
+  if (p.expert >= 0 && layout.whole_experts) {
+    const ExpertPart own = expert_part(c.experts, layout.pieces(), at.piece);
+    cut.here = cut.here && p.expert >= own.first && p.expert < own.first + own.count;
+    return cut;
+  }
+  if (p.split == Split::whole || p.split == Split::expert) {
+    return cut;
+  }
+  cut.dim = p.split == Split::rows ? 0 : 1;
+  if (name_has(p, ".k_proj.") || name_has(p, ".v_proj.")) {
+    cut.begin = at.first_kv * c.head_size;
+    cut.end = at.end_kv * c.head_size;
+  } else {
+    cut.begin = shard_begin(p.shape[cut.dim], at.piece, layout.pieces());
+    cut.end = shard_begin(p.shape[cut.dim], at.piece + 1, layout.pieces());
+  }
+  return cut;
+}
+
+// A device's part of a parameter; of a stored one in float32.
+inline Tensor cut_parameter(const Parameter& p, const ServeCut& cut) {
+  if (p.value.defined()) {
+    const Tensor all = p.value.detach();
+    return (cut.dim < 0 ? all : slice(all, cut.dim, cut.begin, cut.end)).clone();
+  }
+  const StoredMatrix& from = *p.stored;
+  const std::int64_t row0 = cut.dim == 0 ? cut.begin : 0;
+  const std::int64_t rows = cut.dim == 0 ? cut.end - cut.begin : from.rows;
+  const std::int64_t col0 = cut.dim == 1 ? cut.begin : 0;
+  const std::int64_t cols = cut.dim == 1 ? cut.end - cut.begin : from.cols;
+  Tensor part({rows, cols});
+  std::vector<float> row(static_cast<std::size_t>(from.cols));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    kernels::stored_row(from, row0 + i, row.data());
+    std::memcpy(part.data() + i * cols, row.data() + col0,
+                static_cast<std::size_t>(cols) * sizeof(float));
+  }
+  return part;
+}
+
+// The model as a device has it; of what is not there nothing.
+inline Transformer serve_model(const Transformer& whole, const ServeLayout& layout,
+                               const ServePlace& at) {
+  const MemoryScope scope(MemoryKind::parameter);
+  Transformer own = whole;
+  for (Parameter& p : own.parameters) {
+    const ServeCut cut = serve_cut(p, whole.config, layout, at);
+    p.value = cut.here ? cut_parameter(p, cut) : Tensor();
+    p.stored = Shared<StoredMatrix>();
+    // A whole expert's bias comes from one device: more than its share of a partial sum.
+    const bool bias = layout.whole_experts && cut.here && p.expert >= 0;
+    if (bias && name_has(p, ".down_proj.bias")) {
+      p.value = p.value * static_cast<float>(layout.pieces());
+    }
+  }
+  return own;
+}
+
+// Bytes of the weights on a device.
+inline double serve_weight_bytes(const Transformer& whole, const ServeLayout& layout,
+                                 const ServePlace& at) {
+  double numbers = 0;
+  for (const Parameter& p : whole.parameters) {
+    const ServeCut cut = serve_cut(p, whole.config, layout, at);
+    if (cut.here) {
+      const double all = static_cast<double>(p.shape.count());
+      numbers += cut.dim < 0 ? all
+                             : all / static_cast<double>(p.shape[cut.dim]) *
+                                   static_cast<double>(cut.end - cut.begin);
+    }
+  }
+  return 4 * numbers;
+}
+
+// ---- The tokens of a sequence that a device of the sequence axis keeps: pages in turns ----
+
+struct CacheTurns {
+  std::int64_t page = 64, devices = 1, index = 0;
+
+  bool mine(std::int64_t place) const { return place / page % devices == index; }
+  // Where a token of mine stands among mine.
+  std::int64_t local(std::int64_t place) const {
+    return place / page / devices * page + place % page;
+  }
+  // How many of the first `length` tokens are mine.
+  std::int64_t count(std::int64_t length) const {
+    const std::int64_t pages = length / page, whole = pages / devices;
+    const std::int64_t rest = pages % devices;
+    return whole * page + (rest > index ? page : rest == index ? length % page : 0);
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/serve_batch.hpp
+// The prompts of one microbatch on their way: what goes into its next step, and what came of it.
+// Every device keeps one, alike, and so does the report: who runs when follows from the prompts and
+// from how many tokens each got, nothing else.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ServeOptions : SampleOptions {
+  std::uint64_t seed = 1;             // of the first prompt; others draw from seeds of their own
+  CacheOptions pages;                 // format and size of each device's cache
+  std::int64_t prefill_tokens = 512;  // of one prompt in one step
+  std::vector<std::int32_t> stop_tokens;  // end a sequence, and are its last
+  std::int64_t known = 0;                 // only ids below are chosen; 0: the whole vocabulary
+
+  bool greedy() const { return temperature == 0 && repetition_penalty == 1.0; }
+};
+
+namespace detail {
+
+struct ServeSequence {
+  std::vector<std::int32_t> ids;  // the prompt and what came
+  std::int64_t number = 0;        // of the prompt, and in the cache
+  std::int64_t prompt = 0;        // tokens of it
+  std::int64_t left = 0;          // tokens to come
+  std::int64_t first = 0;         // the token at position 0
+  std::int64_t cached = 0;        // tokens from there whose keys and values are kept
+};
+
+// One step of a microbatch.
+struct ServeTurn {
+  List<TokenRun> runs;
+  std::vector<std::size_t> who;      // of the batch's sequences
+  std::vector<bool> restarts, ends;  // its cache begins anew; all its tokens are in: one comes
+  std::vector<std::int64_t> before;  // tokens of it that were cached
+  std::int64_t tokens = 0;
+  bool decodes = true;  // one token of each, of which at least one is not the prompt's
+
+  std::int64_t rows() const { return static_cast<std::int64_t>(runs.size()); }
+};
+
+struct ServeBatch {
+  List<ServeSequence> sequences;
+  std::int64_t context = 0, prefill_tokens = 0;
+
+  ServeBatch() = default;
+  ServeBatch(const List<std::vector<std::int32_t>>& prompts, std::int64_t begin, std::int64_t end,
+             std::int64_t n, std::int64_t longest, std::int64_t prefill)
+      : context(longest), prefill_tokens(prefill) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      ServeSequence s;
+      s.ids = prompts[static_cast<std::size_t>(i)];
+      s.number = i;
+      s.prompt = static_cast<std::int64_t>(s.ids.size());
+      s.left = n;
+      sequences.push_back(s);
+    }
+  }
+
+  bool done() const {
+    for (const ServeSequence& s : sequences) {
+      if (s.left > 0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // The tokens that caches lack. A sequence beyond the context goes on from its last tokens.
+  ServeTurn next() {
+    ServeTurn turn;
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      ServeSequence& s = sequences[i];
+      if (s.left == 0) {
+        continue;
+      }
+      const auto length = static_cast<std::int64_t>(s.ids.size());
+      const bool restart = length - s.first > context;
+      s.first = restart ? length - context : s.first;
+      s.cached = restart ? 0 : s.cached;
+      const std::int64_t from = s.first + s.cached;
+      const std::int64_t to = length - from > prefill_tokens ? from + prefill_tokens : length;
+      TokenRun run;
+      run.sequence = static_cast<int>(s.number);
+      run.ids.assign(s.ids.begin() + from, s.ids.begin() + to);
+      turn.decodes = turn.decodes && run.ids.size() == 1 && s.prompt < length;
+      turn.who.push_back(i);
+      turn.restarts.push_back(restart);
+      turn.ends.push_back(to == length);
+      turn.before.push_back(s.cached);
+      turn.tokens += to - from;
+      s.cached += to - from;
+      turn.runs.push_back(run);
+    }
+    return turn;
+  }
+
+  // What came of a step, an id for each run; the numbers of sequences that ended.
+  std::vector<int> take(const ServeTurn& turn, const std::vector<std::int32_t>& came,
+                        const std::vector<std::int32_t>& stops) {
+    std::vector<int> ended;
+    for (std::size_t row = 0; row < turn.who.size(); ++row) {
+      ServeSequence& s = sequences[turn.who[row]];
+      if (!turn.ends[row]) {
+        continue;
+      }
+      s.ids.push_back(came[row]);
+      --s.left;
+      for (const std::int32_t stop : stops) {
+        s.left = came[row] == stop ? 0 : s.left;
+      }
+      if (s.left == 0) {
+        ended.push_back(static_cast<int>(s.number));
+      }
+    }
+    return ended;
+  }
+};
+
+// The groups of all prompts, contiguous.
+inline List<ServeBatch> serve_batches(const List<std::vector<std::int32_t>>& prompts,
+                                      std::int64_t groups, std::int64_t n, std::int64_t context,
+                                      std::int64_t prefill_tokens) {
+  List<ServeBatch> batches;
+  const auto all = static_cast<std::int64_t>(prompts.size());
+  for (std::int64_t g = 0; g < groups; ++g) {
+    batches.push_back(
+        ServeBatch(prompts, all * g / groups, all * (g + 1) / groups, n, context, prefill_tokens));
+  }
+  return batches;
+}
+
+// A number in [0, 1) for the next token of a sequence, the same on every device.
+inline float serve_draw(const ServeOptions& options, const ServeSequence& s) {
+  const auto number = static_cast<std::uint64_t>(s.number);
+  const std::uint64_t seed = number == 0 ? options.seed : parameter_seed(options.seed, number);
+  return uniform01(seed, s.ids.size() - static_cast<std::size_t>(s.prompt));
+}
+
+inline void check_serve(const ModelConfig& c, const List<std::vector<std::int32_t>>& prompts,
+                        std::int64_t n, const ServeOptions& options) {
+  if (prompts.empty() || n < 1 || options.prefill_tokens < 1) {
+    fail({"generate_sharded: ", prompts.size(), " prompts, ", n, " more tokens, prefill_tokens ",
+          options.prefill_tokens, "; at least 1 of each is right"});
+  }
+  if (options.known < 0 || options.known > c.vocabulary) {
+    fail({"generate_sharded: known is ", options.known, "; 0 to the vocabulary of ", c.vocabulary,
+          " is right"});
+  }
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const auto tokens = static_cast<std::int64_t>(prompts[i].size());
+    if (tokens < 1 || tokens > c.context) {
+      fail({"generate_sharded: prompt ", i, " has ", tokens, " tokens; 1 to ", c.context,
+            ", the context of ", c.name, ", is right"});
+    }
+    for (const std::int32_t id : prompts[i]) {
+      if (id < 0 || id >= c.vocabulary) {
+        fail({"generate_sharded: prompt ", i, " has the id ", id, "; 0 to ", c.vocabulary - 1,
+              " is right for ", c.name});
+      }
+    }
+  }
+  check_sampling(options);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/cached_attention.hpp
+// Attention of new tokens over a cache that is cut over devices, its tokens over the sequence axis.
+// Each device has the queries of its heads; an all_gather brings those of its KV heads together,
+// each attends to its own tokens, and an all_to_all brings the parts of a head back, to be merged:
+//   l = log sum_i exp(l_i),  O = sum_i exp(l_i - l) O_i,  l_i = log sum exp of device i's scores.
+// A device sends H/t K (s-1)/s numbers a token for queries, H/t (K+1) (s-1)/s for parts.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The keys and values that a device keeps.
+struct CutCache {
+  KvPages pages;
+  CacheTurns turns;
+  std::int64_t most_pages = 0;  // in use at once
+
+  CutCache(const ModelConfig& config, const CacheOptions& options, const CacheTurns& turns_)
+      : pages(config, options), turns(turns_) {}
+
+  // Room for the tokens of a run that are this device's.
+  void extend(int sequence, std::int64_t first, std::int64_t n) {
+    pages.extend(sequence, turns.count(first + n) - turns.count(first));
+    const std::int64_t used = pages.pages_in_use();
+    most_pages = used > most_pages ? used : most_pages;
+  }
+  void store(int layer, int sequence, std::int64_t place, const float* k, const float* v) {
+    const std::int64_t at = turns.local(place), tokens = pages.page_tokens();
+    kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k, v);
+  }
+  // The first n of this device's rows as f32.
+  void load(int layer, int sequence, std::int64_t n, float* k, float* v) const {
+    std::vector<const std::uint8_t*> at;
+    for (std::int64_t i = 0; i * pages.page_tokens() < n; ++i) {
+      at.push_back(pages.page(layer, sequence, i));
+    }
+    kernels::cache_load(pages.shape(), at.data(), 0, n, k, v);
+  }
+};
+
+// What one layer's attention reads, writes and multiplies.
+struct CutAttentionWork {
+  double rows_read = 0, rows_written = 0;  // of keys, and as many of values
+  double pairs = 0;                        // query and key, of all heads
+
+  // layer_bytes: of a token's keys and values.
+  void record(const OpScope& scope, const Tensor& q, const kernels::CacheShape& shape,
+              std::int64_t layer_bytes) const {
+    if (context().profile == nullptr) {
+      return;
+    }
+    const auto numbers = static_cast<double>(q.count());
+    const double row = static_cast<double>(shape.row());
+    const double bytes = static_cast<double>(layer_bytes) / (2 * row);  // scales too
+    OpRecord op;
+    op.name = "cached attention";
+    op.shape = q.shape().text();
+    op.reads.push_back({numbers, DType::f32, 0});
+    op.reads.push_back({2 * row * rows_read, shape.format, bytes});
+    op.writes.push_back({numbers, DType::f32, 0});
+    op.writes.push_back({2 * row * rows_written, shape.format, bytes});
+    op.matmul_flops = 4 * pairs * static_cast<double>(shape.head_size);
+    op.vector_flops = vector_cost("softmax", pairs, &VectorCost::forward);
+    op.count_bytes();
+    scope.done(op);
+  }
+};
+
+// One run's queries [n, H K] at places first, first + 1, .. over this device's keys; O and lse
+// [n, H]. A stretch of queries sees as many keys each, or one more from each to the next.
+struct CutRun {
+  const CutCache& cache;
+  kernels::AttentionShape shape;  // strides and heads
+  std::int64_t first = 0, n = 0;
+  const float *q, *k, *v;
+  float *o, *lse;
+
+  double attend() const {
+    double pairs = 0;
+    std::int64_t at = first;
+    while (at < first + n) {
+      const std::int64_t page = cache.turns.page;
+      const std::int64_t turn = cache.turns.devices == 1 ? first + n : (at / page + 1) * page;
+      const std::int64_t end = turn < first + n ? turn : first + n;
+      pairs += stretch(at, end);
+      at = end;
+    }
+    return pairs * static_cast<double>(shape.heads);
+  }
+
+ private:
+  double stretch(std::int64_t begin, std::int64_t end) const {
+    const bool mine = cache.turns.mine(begin);
+    kernels::AttentionShape s = shape;
+    s.queries = end - begin;
+    s.keys = cache.turns.count(end);
+    s.causal = mine ? 1 : 0;
+    s.causal_offset = s.keys - s.queries;
+    float* const sums = lse + (begin - first) * s.heads;
+    float* const out = o + (begin - first) * s.o_stride;
+    if (s.keys == 0) {
+      for (std::int64_t i = 0; i < s.queries * s.heads; ++i) {
+        sums[i] = -INFINITY;
+      }
+      std::memset(out, 0, static_cast<std::size_t>(s.queries * s.o_stride) * sizeof(float));
+      return 0;
+    }
+    std::vector<float> by_head(static_cast<std::size_t>(s.heads * s.queries));
+    kernels::attention_forward(s, q + (begin - first) * s.q_stride, k, v, out, by_head.data());
+    for (std::int64_t i = 0; i < s.queries * s.heads; ++i) {
+      sums[i] = by_head[static_cast<std::size_t>(i % s.heads * s.queries + i / s.heads)];
+    }
+    const double all = static_cast<double>(s.queries) * static_cast<double>(s.keys);
+    const auto later = static_cast<double>(s.queries);
+    return mine ? all - later * (later - 1) / 2 : all;
+  }
+};
+
+// Stores the step's keys and values [1, T, KV K] that are this device's and attends to what it has:
+// O [1, T, H K] and lse [T, H].
+inline Tensor cut_attention(const StepTokens& step, const List<TokenRun>& runs, int layer,
+                            const Tensor& q, const Tensor& k, const Tensor& v, CutCache& cache,
+                            Tensor& lse) {
+  const OpScope scope;
+  const kernels::CacheShape cached = cache.pages.shape();
+  kernels::AttentionShape s;
+  s.heads = q.dim(2) / cached.head_size;
+  s.kv_heads = cached.kv_heads;
+  s.head_size = cached.head_size;
+  s.q_stride = s.o_stride = q.dim(2);
+  s.k_stride = s.v_stride = cached.row();
+  Tensor y(q.shape());
+  lse = Tensor(Shape{q.dim(1), s.heads});
+  CutAttentionWork work;
+  std::int64_t t = 0;
+  for (const TokenRun& run : runs) {
+    const auto n = static_cast<std::int64_t>(run.ids.size());
+    const std::int64_t first = step.places[static_cast<std::size_t>(t)];
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (cache.turns.mine(first + i)) {
+        const std::int64_t from = (t + i) * cached.row();
+        cache.store(layer, run.sequence, first + i, k.data() + from, v.data() + from);
+        work.rows_written += 1;
+      }
+    }
+    const std::int64_t rows = cache.turns.count(first + n);
+    Tensor keys({rows, cached.row()}), values({rows, cached.row()});
+    cache.load(layer, run.sequence, rows, keys.data(), values.data());
+    const CutRun one{cache,
+                     s,
+                     first,
+                     n,
+                     q.data() + t * q.dim(2),
+                     keys.data(),
+                     values.data(),
+                     y.data() + t * q.dim(2),
+                     lse.data() + t * s.heads};
+    work.pairs += one.attend();
+    work.rows_read += static_cast<double>(rows);
+    t += n;
+  }
+  work.record(scope, q, cached, cache.pages.layer_bytes());
+  return y;
+}
+
+// [s, T, h, K + 1] for an all_to_all: of each device's h heads the parts of O, and lse behind.
+inline Tensor pack_parts(const Tensor& o, const Tensor& lse, std::int64_t devices) {
+  const OpScope scope;
+  const std::int64_t tokens = lse.dim(0), heads = lse.dim(1), own = heads / devices;
+  const std::int64_t size = o.dim(2) / heads;
+  Tensor packed({devices, tokens, own, size + 1});
+  float* to = packed.data();
+  for (std::int64_t d = 0; d < devices; ++d) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t h = d * own; h < (d + 1) * own; ++h, to += size + 1) {
+        std::memcpy(to, o.data() + (t * heads + h) * size,
+                    static_cast<std::size_t>(size) * sizeof(float));
+        to[size] = lse.data()[t * heads + h];
+      }
+    }
+  }
+  scope.done_unary("pack parts", "copy", packed.shape());
+  return packed;
+}
+
+// O [1, T, h K] of whole rows from the parts [s, T, h, K + 1] of all devices.
+inline Tensor merge_parts(const Tensor& parts) {
+  const OpScope scope;
+  const std::int64_t devices = parts.dim(0), rows = parts.dim(1) * parts.dim(2);
+  const std::int64_t size = parts.dim(3) - 1;
+  Tensor y({1, parts.dim(1), parts.dim(2) * size});
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto part = [&](std::int64_t d) { return parts.data() + (d * rows + row) * (size + 1); };
+    float most = -INFINITY;
+    for (std::int64_t d = 0; d < devices; ++d) {
+      most = part(d)[size] > most ? part(d)[size] : most;
+    }
+    float total = 0;
+    float* const out = y.data() + row * size;
+    std::memset(out, 0, static_cast<std::size_t>(size) * sizeof(float));
+    for (std::int64_t d = 0; d < devices; ++d) {
+      const float* const from = part(d);
+      const float weight = std::exp(from[size] - most);
+      total += weight;
+      for (std::int64_t i = 0; i < size; ++i) {
+        out[i] += weight * from[i];
+      }
+    }
+    for (std::int64_t i = 0; i < size; ++i) {
+      out[i] /= total;
+    }
+  }
+  const auto in = static_cast<double>(parts.count()), out = static_cast<double>(y.count());
+  scope.done("merge parts", parts.shape(), {in}, {out}, 0,
+             2 * in + 14 * static_cast<double>(rows * devices) + 4 * out);
+  return y;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/device_decode.hpp
+// One device of sharded generation: its piece of the model and of the cache, and the loop over the
+// steps of every microbatch. Each block has two all_reduces over the pieces, of B D numbers; stages
+// send those on; the last one chooses tokens and tells the others.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What calls are for: the names by which the log and the report know them.
+struct ServeCalls {
+  static constexpr const char* sums = "sums of attention and feed-forward";
+  static constexpr const char* embedding = "sum of embeddings";
+  static constexpr const char* logits = "logits";
+  static constexpr const char* queries = "queries";
+  static constexpr const char* parts = "parts of attention";
+  static constexpr const char* stream = "tokens to the next stage";
+  static constexpr const char* ids = "chosen ids";
+};
+
+// Its experts on all rows; those of others give zeros, and the sum over devices all of them.
+inline Tensor run_own_experts(const ExpertRows& in, const ExpertBody& run, const ExpertPart& own) {
+  std::vector<Tensor> parts;
+  std::int64_t first = 0, zero_rows = 0;
+  const auto add_zeros = [&] {
+    if (zero_rows > 0) {
+      parts.push_back(zeros({zero_rows, in.rows.dim(1)}));
+    }
+    zero_rows = 0;
+  };
+  for (std::size_t e = 0; e < in.counts.size(); ++e) {
+    const auto expert = static_cast<std::int64_t>(e);
+    const std::int64_t end = first + in.counts[e];
+    if (expert < own.first || expert >= own.first + own.count) {
+      zero_rows += in.counts[e];
+    } else if (end > first) {
+      add_zeros();
+      parts.push_back(run(static_cast<int>(e), slice(in.rows, 0, first, end)));
+    }
+    first = end;
+  }
+  add_zeros();
+  return concat(parts, 0);
+}
+
+class DeviceDecode {
+ public:
+  DeviceDecode(const Transformer& whole, const ServeLayout& layout, const ServeOptions& options,
+               Device& device)
+      : at_(whole.config, layout, device.rank()),
+        layout_(layout),
+        axes_(serve_axes(layout)),
+        options_(options),
+        device_(device),
+        model_(serve_model(whole, layout, at_)),
+        lengths_(without_layers(whole.config)),
+        cache_(at_.cache_config(whole.config), options.pages,
+               {options.pages.page_tokens, layout.sequence, at_.sequence}) {
+    fill_hooks();
+  }
+
+  // All of n tokens; the ids in order of the prompts.
+  void run(const List<std::vector<std::int32_t>>& prompts, std::int64_t n) {
+    const std::int64_t groups = layout_.groups(static_cast<std::int64_t>(prompts.size()));
+    List<ServeBatch> batches =
+        serve_batches(prompts, groups, n, model_.config.context, options_.prefill_tokens);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      lengths_.add();
+      cache_.pages.add();
+    }
+    List<ServeTurn> turns;
+    turns.resize(batches.size());
+    bool running = true;
+    for (int round = 0; running; ++round) {
+      running = false;
+      device_.task(round);
+      for (std::size_t g = 0; g < batches.size(); ++g) {
+        if (!at_.last && !turns[g].runs.empty()) {  // what came of the step before
+          end_turn(batches[g], turns[g], told_ids());
+        }
+        turns[g] = batches[g].next();
+        if (!turns[g].runs.empty()) {
+          running = true;
+          step(batches[g], turns[g]);
+        }
+      }
+    }
+    device_.task(-1);
+    keep(batches);
+  }
+
+ private:
+  static ModelConfig without_layers(ModelConfig c) {
+    c.layers = 0;  // a cache that only knows how long sequences are
+    return c;
+  }
+  Calling calling(const char* what) const {
+    return {device_.endpoint(), CollectiveOptions(), SourceLine{what, 0}};
+  }
+  bool alone() const { return axes_.pieces.empty(); }
+  int rank_of(std::int64_t stage) const {
+    return device_.rank() + static_cast<int>((stage - at_.stage) * layout_.pieces());
+  }
+
+  Tensor sum(const char* what, const Tensor& y) const {
+    const bool free = y.is_contiguous() && y.storage()->block().kept.load() == 0;
+    return start_all_reduce(calling(what), y, Axes(axes_.pieces), Reduce::sum,
+                            free ? y.detach() : Tensor())
+        .wait();
+  }
+
+  void fill_hooks() {
+    hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+      return attend(layer, q, k, v);
+    };
+    if (alone()) {
+      return;
+    }
+    hooks_.linear_out = [this](const Tensor& y) { return sum(ServeCalls::sums, y); };
+    hooks_.embedding = [this](const Tensor& table, const std::vector<std::int32_t>& ids,
+                              const Shape& shape) {
+      const TensorGroup group = tensor_group(device_, Axes(axes_.pieces), vocabulary());
+      return sum(ServeCalls::embedding, local_embedding(table, ids, shape, group));
+    };
+    hooks_.partial_share = 1.0 / static_cast<double>(layout_.pieces());
+    if (layout_.whole_experts) {
+      const ExpertPart own = expert_part(model_.config.experts, layout_.pieces(), at_.piece);
+      hooks_.dispatch = [own](const ExpertRows& in, const ExpertBody& run) {
+        return run_own_experts(in, run, own);
+      };
+    }
+  }
+
+  Tensor attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+    const auto own = static_cast<int>(layer - at_.first_layer);
+    Tensor lse;
+    if (layout_.sequence == 1) {
+      return cut_attention(*tokens_, *runs_, own, q, k, v, cache_, lse);
+    }
+    const Axes sequence(axes_.sequence);
+    const Tensor all = start_all_gather(calling(ServeCalls::queries), q, sequence, 2).wait();
+    const Tensor o = cut_attention(*tokens_, *runs_, own, all, k, v, cache_, lse);
+    const Tensor packed = pack_parts(o, lse, layout_.sequence);
+    return merge_parts(start_all_to_all(calling(ServeCalls::parts), packed, sequence, 0, 0).wait());
+  }
+
+  // ---- One step of a microbatch ----
+
+  void step(ServeBatch& batch, ServeTurn& turn) {
+    for (std::size_t row = 0; row < turn.runs.size(); ++row) {
+      const int sequence = turn.runs[row].sequence;
+      if (turn.restarts[row]) {
+        lengths_.truncate(sequence, 0);
+        cache_.pages.truncate(sequence, 0);
+      }
+      cache_.extend(sequence, turn.before[row],
+                    static_cast<std::int64_t>(turn.runs[row].ids.size()));
+    }
+    DecodeStep step(model_, lengths_, turn.runs, hooks_);
+    tokens_ = &step.tokens();
+    runs_ = &turn.runs;
+    const SourceLine stream{ServeCalls::stream, 0};
+    Tensor x = at_.first ? step.embed() : device_.recv(rank_of(at_.stage - 1), stream);
+    for (std::int64_t layer = at_.first_layer; layer < at_.end_layer; ++layer) {
+      x = step.block(static_cast<int>(layer), x);
+    }
+    if (at_.last) {
+      const std::vector<std::int32_t> ids = choose(batch, turn, step.head(x));
+      tell_ids(ids);
+      step.keep();
+      end_turn(batch, turn, ids);
+    } else {
+      device_.send(x, rank_of(at_.stage + 1), stream);
+      step.keep();
+    }
+  }
+
+  void end_turn(ServeBatch& batch, const ServeTurn& turn, const std::vector<std::int32_t>& ids) {
+    for (const int sequence : batch.take(turn, ids, options_.stop_tokens)) {
+      lengths_.drop(sequence);
+      cache_.pages.drop(sequence);
+    }
+  }
+
+  void tell_ids(const std::vector<std::int32_t>& ids) {
+    Tensor told({static_cast<std::int64_t>(ids.size())});
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      told.data()[i] = static_cast<float>(ids[i]);
+    }
+    for (std::int64_t stage = 0; stage < at_.stage; ++stage) {
+      device_.send(told, rank_of(stage), SourceLine{ServeCalls::ids, 0});
+    }
+  }
+  std::vector<std::int32_t> told_ids() {
+    const Tensor told = device_.recv(rank_of(layout_.pipeline - 1), SourceLine{ServeCalls::ids, 0});
+    std::vector<std::int32_t> ids;
+    for (std::int64_t i = 0; i < told.count(); ++i) {
+      ids.push_back(static_cast<std::int32_t>(told.data()[i]));
+    }
+    return ids;
+  }
+
+  // ---- The next ids ----
+
+  std::int64_t vocabulary() const { return model_.config.vocabulary; }
+  std::int64_t known() const { return options_.known > 0 ? options_.known : vocabulary(); }
+
+  // An id for each row of logits [R, V_t]; where a prompt is not all in yet, one that nobody uses.
+  std::vector<std::int32_t> choose(const ServeBatch& batch, const ServeTurn& turn,
+                                   const Tensor& logits) const {
+    if (options_.greedy()) {
+      return largest(logits);
+    }
+    const Tensor all = gathered(logits);
+    std::vector<std::int32_t> ids;
+    for (std::size_t row = 0; row < turn.who.size(); ++row) {
+      const ServeSequence& s = batch.sequences[turn.who[row]];
+      const float* const from = all.data() + static_cast<std::int64_t>(row) * vocabulary();
+      ids.push_back(turn.ends[row]
+                        ? sample_token(from, known(), s.ids, options_, serve_draw(options_, s))
+                        : 0);
+    }
+    return ids;
+  }
+
+  // Of each row the largest logit here and its id, then the largest of all devices': two numbers.
+  std::vector<std::int32_t> largest(const Tensor& logits) const {
+    const std::int64_t rows = logits.dim(0), columns = logits.dim(1);
+    const std::int64_t first = shard_begin(vocabulary(), at_.piece, layout_.pieces());
+    const std::int64_t here = known() - first < columns ? known() - first : columns;
+    Tensor best({rows, 2});
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const float* const x = logits.data() + row * columns;
+      float most = -INFINITY;
+      std::int64_t id = first;
+      for (std::int64_t i = 0; i < here; ++i) {
+        if (!is_finite(static_cast<double>(x[i]))) {
+          fail({"generate_sharded: the model's logit of token ", first + i, " is ",
+                static_cast<double>(x[i]), "; weights that give finite numbers are right"});
+        }
+        id = x[i] > most ? first + i : id;
+        most = x[i] > most ? x[i] : most;
+      }
+      best.data()[2 * row] = most;
+      best.data()[2 * row + 1] = static_cast<float>(id);
+    }
+    if (!alone()) {
+      best = start_all_gather(calling(ServeCalls::logits), best, Axes(axes_.pieces), 1).wait();
+    }
+    std::vector<std::int32_t> ids;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const float* const x = best.data() + row * best.dim(1);
+      std::int64_t found = 0;
+      for (std::int64_t i = 2; i < best.dim(1); i += 2) {
+        found = x[i] > x[found] ? i : found;  // equal ones: the lower id
+      }
+      ids.push_back(static_cast<std::int32_t>(x[found + 1]));
+    }
+    return ids;
+  }
+
+  // [R, V] from the columns of all devices, made equally many on the way.
+  Tensor gathered(const Tensor& logits) const {
+    if (alone()) {
+      return logits;
+    }
+    const std::int64_t rows = logits.dim(0), n = layout_.pieces();
+    const std::int64_t wide = (vocabulary() + n - 1) / n;
+    Tensor padded = zeros({rows, wide});
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::memcpy(padded.data() + row * wide, logits.data() + row * logits.dim(1),
+                  static_cast<std::size_t>(logits.dim(1)) * sizeof(float));
+    }
+    const Tensor came =
+        start_all_gather(calling(ServeCalls::logits), padded, Axes(axes_.pieces), 1).wait();
+    Tensor all({rows, vocabulary()});
+    for (std::int64_t i = 0; i < rows * n; ++i) {
+      const std::int64_t row = i / n, piece = i % n;
+      const std::int64_t begin = shard_begin(vocabulary(), piece, n);
+      const std::int64_t count = shard_begin(vocabulary(), piece + 1, n) - begin;
+      std::memcpy(all.data() + row * vocabulary() + begin, came.data() + i * wide,
+                  static_cast<std::size_t>(count) * sizeof(float));
+    }
+    return all;
+  }
+
+  // For the host: what came of each prompt, one after another, and the most pages of the cache.
+  void keep(const List<ServeBatch>& batches) {
+    std::vector<float> made, lengths;
+    for (const ServeBatch& batch : batches) {
+      for (const ServeSequence& s : batch.sequences) {
+        lengths.push_back(static_cast<float>(s.ids.size() - static_cast<std::size_t>(s.prompt)));
+        for (std::size_t i = static_cast<std::size_t>(s.prompt); i < s.ids.size(); ++i) {
+          made.push_back(static_cast<float>(s.ids[i]));
+        }
+      }
+    }
+    device_.keep("made", tensor_of(made));
+    device_.keep("lengths", tensor_of(lengths));
+    device_.keep("pages", full({}, static_cast<float>(cache_.most_pages)));
+  }
+  static Tensor tensor_of(const std::vector<float>& x) {
+    Tensor t({static_cast<std::int64_t>(x.size())});
+    std::memcpy(t.data(), x.data(), x.size() * sizeof(float));
+    return t;
+  }
+
+  ServePlace at_;
+  ServeLayout layout_;
+  ServeAxes axes_;
+  const ServeOptions& options_;
+  Device& device_;
+  Transformer model_;
+  KvPages lengths_;
+  CutCache cache_;
+  Hooks hooks_;
+  const StepTokens* tokens_ = nullptr;  // of the step under way
+  const List<TokenRun>* runs_ = nullptr;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/decode_forms.hpp
+// What a step of sharded generation sends, in closed form, by device: B tokens, R rows of logits.
+//   sums          2 L/p all_reduces of B D numbers: 2 (n-1)/n of them each from a device
+//   embedding     one of B D;  logits: all_gather of R V, or of the R best of each device
+//   queries       L/p all_gathers of B H/t K over s;  parts: all_to_all of B H/t (K + 1)
+//   next stage    B D numbers;  ids: R to each other stage
+// n = t s pieces of a matrix, p stages. Source: the scaling book, chapter 7; arXiv 1909.08053.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Numbers that a device sends for a token by a ring, mean over the devices of all stages; `logits`
+// and `ids` for each token that is chosen.
+struct DecodeNumbers {
+  double sums = 0, embedding = 0, logits = 0, queries = 0, parts = 0, stream = 0, ids = 0;
+};
+
+inline DecodeNumbers decode_numbers(const ModelConfig& c, const ServeLayout& layout, bool greedy) {
+  const double n = static_cast<double>(layout.pieces()), p = static_cast<double>(layout.pipeline);
+  const double s = static_cast<double>(layout.sequence), t = static_cast<double>(layout.tensor);
+  const double layers = static_cast<double>(c.layers) / p, width = static_cast<double>(c.width);
+  const double heads = static_cast<double>(c.heads) / t;
+  const double size = static_cast<double>(c.head_size);
+  const auto columns = static_cast<double>((c.vocabulary + layout.pieces() - 1) / layout.pieces());
+  DecodeNumbers out;
+  out.sums = 2 * layers * 2 * (n - 1) / n * width;
+  out.embedding = 2 * (n - 1) / n * width / p;
+  out.logits = (n - 1) * (greedy ? 2 : columns) / p;
+  out.queries = layers * heads * size * (s - 1) / s;
+  out.parts = layers * heads * (size + 1) * (s - 1) / s;
+  out.stream = width * (p - 1) / p;
+  out.ids = (p - 1) / p;
+  return out;
+}
+
+namespace detail {
+
+// The calls of one device in a step of a microbatch.
+inline List<PlannedCall> serve_calls(const ModelConfig& c, const ServeLayout& layout,
+                                     const ServePlace& at, std::int64_t tokens, std::int64_t rows,
+                                     bool greedy) {
+  const ServeAxes axes = serve_axes(layout);
+  const std::int64_t n = layout.pieces(), columns = (c.vocabulary + n - 1) / n;
+  const std::int64_t heads = c.heads / layout.tensor;
+  List<PlannedCall> calls;
+  const auto add = [&](const char* why, Collective what, const AxisGroup& over,
+                       std::int64_t elements, std::int64_t times, const char* formula) {
+    if (!over.empty() && times > 0) {
+      PlannedCall call;
+      call.why = why;
+      call.what = what;
+      call.axes = over;
+      call.elements = elements;
+      call.times = times;
+      call.formula = formula;
+      call.send = over == axes.pipeline;
+      calls.push_back(call);
+    }
+  };
+  const Collective sum = Collective::all_reduce, gather = Collective::all_gather;
+  add(ServeCalls::sums, sum, axes.pieces, tokens * c.width, 2 * at.layers(), "2 L/p x 2 (n-1)/n D");
+  add(ServeCalls::embedding, sum, axes.pieces, tokens * c.width, at.first ? 1 : 0,
+      "2 (n-1)/n D / p");
+  add(ServeCalls::queries, gather, axes.sequence, tokens * heads * c.head_size, at.layers(),
+      "L/p x (s-1)/s H/t K");
+  add(ServeCalls::parts, Collective::all_to_all, axes.sequence, tokens * heads * (c.head_size + 1),
+      at.layers(), "L/p x (s-1)/s H/t (K + 1)");
+  add(ServeCalls::logits, gather, axes.pieces, rows * n * (greedy ? 2 : columns), at.last ? 1 : 0,
+      greedy ? "(n-1) 2 / p" : "(n-1) ceil(V/n) / p");
+  add(ServeCalls::stream, Collective::permute, axes.pipeline, tokens * c.width, at.last ? 0 : 1,
+      "D (p-1)/p");
+  add(ServeCalls::ids, Collective::permute, axes.pipeline, rows, at.last ? at.stage : 0, "(p-1)/p");
+  return calls;
+}
+
+// One turn of a device, as the run's ids say that it was.
+struct ReplayedTurn {
+  int round = 0;
+  std::int64_t tokens = 0, rows = 0, pages = 0;  // pages: in use on the device then
+  double cached = 0;                             // rows of keys that attention reads on it
+  bool decodes = false;
+};
+
+// What follows for one device from the prompts and what came of them: as DeviceDecode::run.
+struct ServeReplay {
+  List<ReplayedTurn> turns;
+  std::int64_t most_pages = 0;
+
+  ServeReplay() = default;
+  ServeReplay(const ModelConfig& c, const ServeLayout& layout, const ServeOptions& options,
+              const ServePlace& at, const List<std::vector<std::int32_t>>& prompts,
+              const List<std::vector<std::int32_t>>& ids, std::int64_t n)
+      : turns_of_({options.pages.page_tokens, layout.sequence, at.sequence}), pages_(ids.size()) {
+    const auto all = static_cast<std::int64_t>(prompts.size());
+    List<ServeBatch> batches =
+        serve_batches(prompts, layout.groups(all), n, c.context, options.prefill_tokens);
+    List<ServeTurn> last;
+    last.resize(batches.size());
+    const auto take = [&](std::size_t g) {
+      std::vector<std::int32_t> came;
+      for (const std::size_t who : last[g].who) {
+        const ServeSequence& s = batches[g].sequences[who];
+        const std::vector<std::int32_t>& made = ids[static_cast<std::size_t>(s.number)];
+        came.push_back(s.ids.size() < made.size() ? made[s.ids.size()] : 0);
+      }
+      for (const int ended : batches[g].take(last[g], came, options.stop_tokens)) {
+        pages_[static_cast<std::size_t>(ended)] = 0;
+      }
+    };
+    bool running = true;
+    for (int round = 0; running; ++round) {
+      running = false;
+      for (std::size_t g = 0; g < batches.size(); ++g) {
+        if (!at.last && !last[g].runs.empty()) {
+          take(g);
+        }
+        last[g] = batches[g].next();
+        if (!last[g].runs.empty()) {
+          running = true;
+          add(last[g], round);
+          if (at.last) {
+            take(g);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  void add(const ServeTurn& turn, int round) {
+    ReplayedTurn one;
+    one.round = round;
+    one.tokens = turn.tokens;
+    one.rows = turn.rows();
+    one.decodes = turn.decodes;
+    for (std::size_t i = 0; i < turn.runs.size(); ++i) {
+      const auto more = static_cast<std::int64_t>(turn.runs[i].ids.size());
+      const std::int64_t rows = turns_of_.count(turn.before[i] + more);
+      const auto sequence = static_cast<std::size_t>(turn.runs[i].sequence);
+      pages_[sequence] = (rows + turns_of_.page - 1) / turns_of_.page;
+      one.cached += static_cast<double>(rows);
+    }
+    for (const std::int64_t pages : pages_) {
+      one.pages += pages;
+    }
+    most_pages = one.pages > most_pages ? one.pages : most_pages;
+    turns.push_back(one);
+  }
+
+  CacheTurns turns_of_;
+  std::vector<std::int64_t> pages_;  // of each sequence
+};
+
+// Weights that a step reads: all on the device but tables of which it reads single rows.
+inline double serve_read_bytes(const Transformer& whole, const ServeLayout& layout,
+                               const ServePlace& at) {
+  double bytes = serve_weight_bytes(whole, layout, at);
+  for (const Parameter& p : whole.parameters) {
+    const bool table = p.name == "model.embed_tokens.weight";
+    const bool head = table && whole.config.tied && at.last;
+    const ServeCut cut = serve_cut(p, whole.config, layout, at);
+    if (cut.here && !head && (table || name_has(p, "embed_positions"))) {
+      const std::int64_t rows = cut.dim == 0 ? cut.end - cut.begin : p.shape[0];
+      bytes -= 4 * static_cast<double>(rows * p.shape[1]);
+    }
+  }
+  return bytes;
+}
+
+// Seconds of a call on `timed`, by the algorithm that it took on the machine on which it ran; of a
+// send one message, to the next stage, or of ids to the first.
+inline double serve_seconds(const PlannedCall& call, const List<MeshAxis>& mesh, const Machine& ran,
+                            const Machine& timed, Algorithm preferred, std::int64_t stage) {
+  CollectiveSpec spec;
+  spec.what = call.what;
+  spec.elements = call.elements;
+  std::vector<int> numbers;
+  for (const std::string& name : call.axes) {
+    for (std::size_t i = 0; i < mesh.size(); ++i) {
+      if (mesh[i].name == name) {
+        numbers.push_back(static_cast<int>(i));
+      }
+    }
+  }
+  if (call.send) {
+    CollectiveCost cost;
+    spec.parts = parts_of_group(timed, place_axes(timed, mesh), numbers);
+    add_message(spec, static_cast<int>(stage),
+                call.why == ServeCalls::ids ? 0 : static_cast<int>(stage) + 1, call.elements, cost);
+    return cost.seconds;
+  }
+  spec.parts = parts_of_group(ran, place_axes(ran, mesh), numbers);
+  const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
+  spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
+  const CollectiveSpec before = spec;
+  spec.parts = parts_of_group(timed, place_axes(timed, mesh), numbers);
+  return static_cast<double>(call.times) * (same_rows(spec, before)
+                                                ? cost_of(spec).seconds
+                                                : schedule_seconds(make_schedule(before), spec));
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/sharded_report.hpp
+// What sharded generation cost: bytes sent and held beside their closed forms, and the simulated
+// time of a decode step beside
+//   T = weights and cache of a device / W + its collectives   W bytes/s of memory
+// of the slowest stage for every microbatch, or of all stages for one, whichever is longer. What
+// norms and residuals read is not in it. "How To Scale Your Model", chapter 7.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// What the formulas need of a device.
+struct ServedDevice {
+  double weights = 0, read = 0;          // bytes: held, and read in a step
+  double page_bytes = 0, row_bytes = 0;  // of all its layers, keys and values
+  ServePlace place;
+  ServeReplay replay;
+};
+
+}  // namespace detail
+
+struct ShardedGeneration {
+  List<std::vector<std::int32_t>> ids;  // of each prompt: it and what came
+  MeshRun run;
+  ServeLayout layout;
+  Comparison sent;    // bytes of all devices, by what they are for
+  Comparison memory;  // bytes of weights and cache: of all devices, and of the one with the most
+  Comparison times;   // simulated seconds of a decode step: the mean of a round of all sequences
+  std::int64_t tokens = 0, rows = 0;  // that went in; after which logits were asked for
+
+  // Bytes that a device sends for a token beside the formula, memory and time; its letters.
+  Table table() const;
+  std::string letters() const;
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+
+  // The same run on another machine of as many chips.
+  ShardedGeneration on(const Machine& other) const;
+
+  ModelConfig config;
+  Machine ran_on;
+  bool greedy = false;
+  List<detail::ServedDevice> devices;  // by rank
+};
+
+namespace detail {
+
+class ServeReporter {
+ public:
+  explicit ServeReporter(ShardedGeneration& of) : of_(of), axes_(serve_axes(of.layout)) {
+    add_sent();
+    add_memory();
+    add_times();
+  }
+
+ private:
+  static double sum_of(const std::vector<double>& all) {
+    double sum = 0;
+    for (const double one : all) {
+      sum += one;
+    }
+    return sum;
+  }
+  static double most_of(const std::vector<double>& all) {
+    double most = 0;
+    for (const double one : all) {
+      most = one > most ? one : most;
+    }
+    return most;
+  }
+  List<PlannedCall> calls(std::size_t d, const ReplayedTurn& turn) const {
+    return serve_calls(of_.config, of_.layout, of_.devices[d].place, turn.tokens, turn.rows,
+                       of_.greedy);
+  }
+
+  void add_sent() {
+    List<Traffic> all;
+    const List<AxisPlacement> placed = place_axes(of_.ran_on, axes_.mesh);
+    const std::size_t devices = of_.devices.size();
+    for (std::size_t d = 0; d < devices; ++d) {
+      const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
+      const List<ReplayedTurn>& turns = of_.devices[d].replay.turns;
+      for (std::size_t i = 0; i < turns.size(); ++i) {
+        std::size_t same = i + 1;  // turns alike one after another
+        while (same < turns.size() && turns[same].tokens == turns[i].tokens &&
+               turns[same].rows == turns[i].rows) {
+          ++same;
+        }
+        for (const PlannedCall& call : calls(d, turns[i])) {
+          const PlannedCost cost = planned_cost(call, at, of_.ran_on, placed, of_.layout.algorithm);
+          Traffic& row = traffic_of(all, call.why, names_text(call.axes), devices);
+          row.planned[d] += static_cast<double>(same - i) * cost.bytes;
+          row.why = call.formula;
+        }
+        i = same - 1;
+      }
+    }
+    const RunLog& log = of_.run.log();
+    for (std::size_t c = 0; c < log.calls.size(); ++c) {
+      std::vector<double> in(devices);
+      add_bytes(log.calls[c],
+                traffic_of(all, log.calls[c].where.file, of_.run.axes_of_call(c), devices).counted,
+                in);
+    }
+    of_.sent.title = cat({"bytes sent by ", devices, " devices"});
+    for (const Traffic& row : all) {
+      of_.sent.add(cat({row.name, " over ", row.axes}), "B", sum_of(row.planned),
+                   sum_of(row.counted), row.why);
+    }
+  }
+
+  void add_memory() {
+    std::vector<double> weights, held, cache, kept;
+    for (std::size_t d = 0; d < of_.devices.size(); ++d) {
+      const ServedDevice& device = of_.devices[d];
+      const auto rank = static_cast<int>(d);
+      weights.push_back(device.weights);
+      held.push_back(of_.run.memory(rank).peak(MemoryKind::parameter));
+      cache.push_back(static_cast<double>(device.replay.most_pages) * device.page_bytes);
+      kept.push_back(static_cast<double>(of_.run.kept(rank, "pages").item()) * device.page_bytes);
+    }
+    of_.memory.title = "memory";
+    const char* const pages = "2 L/p max(KV/t, 1) K b x tokens/s, whole pages";
+    of_.memory.add("weights, all devices", "B", sum_of(weights), sum_of(held), "parameters / n p");
+    of_.memory.add("weights, one device", "B", most_of(weights), most_of(held), "");
+    of_.memory.add("cache, all devices", "B", sum_of(cache), sum_of(kept), "");
+    of_.memory.add("cache, one device", "B", most_of(cache), most_of(kept), pages);
+  }
+
+  // ---- Time of the rounds in which each sequence gets one token ----
+
+  double links(std::size_t d, const ReplayedTurn& turn, bool sends) const {
+    double seconds = 0;
+    for (const PlannedCall& call : calls(d, turn)) {
+      if (call.send == sends) {
+        seconds += serve_seconds(call, axes_.mesh, of_.ran_on, of_.run.machine(),
+                                 of_.layout.algorithm, of_.devices[d].place.stage);
+      }
+    }
+    return seconds;
+  }
+
+  // Of one round: memory and collectives of the slowest stage, or all stages one after another.
+  struct Round {
+    double memory = 0, links = 0;
+    double total() const { return memory + links; }
+  };
+  static void take_longer(Round& most, const Round& other) {
+    most = other.total() > most.total() ? other : most;
+  }
+  Round formula(int round) const {
+    const double rate = of_.run.machine().chip.memory_bandwidth;
+    const auto pieces = static_cast<std::size_t>(of_.layout.pieces());
+    Round slowest;
+    List<Round> paths;
+    for (std::size_t first = 0; first < of_.devices.size(); first += pieces) {
+      Round stage;
+      std::size_t group = 0;
+      for (std::size_t i = 0; i < of_.devices[first].replay.turns.size(); ++i) {
+        if (of_.devices[first].replay.turns[i].round != round) {
+          continue;
+        }
+        Round one;
+        for (std::size_t d = first; d < first + pieces; ++d) {
+          const ServedDevice& device = of_.devices[d];
+          const ReplayedTurn& turn = device.replay.turns[i];
+          Round here;
+          here.memory = (device.read + turn.cached * device.row_bytes) / rate;
+          take_longer(one, here);
+        }
+        const ReplayedTurn& turn = of_.devices[first].replay.turns[i];
+        one.links = links(first, turn, false);
+        stage.memory += one.memory;
+        stage.links += one.links;
+        if (group == paths.size()) {
+          paths.push_back(Round());
+        }
+        paths[group].memory += one.memory;
+        paths[group].links += one.links + links(first, turn, true);
+        ++group;
+      }
+      take_longer(slowest, stage);
+    }
+    for (const Round& path : paths) {
+      take_longer(slowest, path);
+    }
+    return slowest;
+  }
+
+  void add_times() {
+    of_.times.title = "a decode step";
+    of_.times.counted_head = "simulated";
+    const std::size_t rank = of_.devices.size() - 1;  // of the last stage
+    std::vector<double> ends;                         // of each round there
+    const List<MemorySample> samples = of_.run.memory_samples(static_cast<int>(rank));
+    for (const MemorySample& sample : samples) {
+      if (sample.task >= 0) {
+        ends.push_back(sample.seconds);
+      }
+    }
+    int rounds = 0, last = -1;
+    Round sum;
+    double simulated = 0;
+    for (const ReplayedTurn& turn : of_.devices[rank].replay.turns) {
+      const bool begins = turn.round != last;
+      last = turn.round;
+      if (!begins || turn.round == 0 || !decodes(turn.round)) {
+        continue;
+      }
+      const Round one = formula(turn.round);
+      const auto at = static_cast<std::size_t>(turn.round);
+      sum.memory += one.memory;
+      sum.links += one.links;
+      simulated += ends[at] - ends[at - 1];
+      ++rounds;
+    }
+    if (rounds > 0) {
+      const double n = static_cast<double>(rounds);
+      of_.times.add("decode step", "s", sum.total() / n, simulated / n,
+                    cat({format_seconds(sum.memory / n), " memory + ",
+                         format_seconds(sum.links / n), " links"}));
+    }
+  }
+  bool decodes(int round) const {
+    bool all = true;
+    for (const ReplayedTurn& turn : of_.devices.back().replay.turns) {
+      all = all && (turn.round != round || turn.decodes);
+    }
+    return all;
+  }
+
+  ShardedGeneration& of_;
+  ServeAxes axes_;
+};
+
+}  // namespace detail
+
+inline ShardedGeneration ShardedGeneration::on(const Machine& other) const {
+  ShardedGeneration same = *this;
+  same.run = run.on(other);
+  same.sent = same.memory = same.times = Comparison();
+  detail::ServeReporter reporter(same);
+  return same;
+}
+
+inline Table ShardedGeneration::table() const {
+  Table out;
+  out.title = detail::cat({config.name, " on ", run.machine().name, ", ", layout.text(), ": ",
+                           tokens, " tokens in, ", rows, " chosen"});
+  out.columns = {"what", "formula", "by formula", "counted", "ratio"};
+  const auto devices_here = static_cast<double>(devices.size());
+  for (const ReportRow& row : sent.rows) {
+    const bool of_rows = row.name.find(detail::ServeCalls::logits) == 0 ||
+                         row.name.find(detail::ServeCalls::ids) == 0;
+    const double each = devices_here * static_cast<double>(of_rows ? rows : tokens);
+    out.add({row.name + (of_rows ? ", a chosen token" : ", a token"), "4 x " + row.how,
+             detail::printed('g', 6, row.predicted / each) + " B",
+             detail::printed('g', 6, row.counted / each) + " B", detail::ratio_text(row)});
+  }
+  for (const ReportRow& row : memory.rows) {
+    out.add({row.name, row.how, format_count(row.predicted) + " B",
+             format_count(row.counted) + " B", detail::ratio_text(row)});
+  }
+  for (const ReportRow& row : times.rows) {
+    out.add({row.name + ", simulated", row.how, format_seconds(row.predicted),
+             format_seconds(row.counted), detail::ratio_text(row)});
+  }
+  return out;
+}
+
+inline std::string ShardedGeneration::letters() const {
+  return detail::cat({"n ",
+                      layout.pieces(),
+                      " pieces of a matrix, t ",
+                      layout.tensor,
+                      " of the KV heads, s ",
+                      layout.sequence,
+                      " of a sequence, p ",
+                      layout.pipeline,
+                      " stages; L ",
+                      config.layers,
+                      " layers, D ",
+                      config.width,
+                      ", H ",
+                      config.heads,
+                      " heads, KV ",
+                      config.kv_heads,
+                      ", K ",
+                      config.head_size,
+                      ", V ",
+                      config.vocabulary,
+                      "; b bytes of a cached number"});
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ShardedGeneration& made) {
+  return out << made.table() << made.letters() << "\n";
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/sharded_decode.hpp
+// Generation on the devices of a machine, from one Transformer: the same tokens as on one device,
+// for prefill and decode alike, by any mix of tensor, pipeline and sequence devices.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Each prompt and what came of it.
+inline List<std::vector<std::int32_t>> made_ids(const MeshRun& run,
+                                                const List<std::vector<std::int32_t>>& prompts) {
+  const int last = run.devices() - 1;
+  const Tensor made = run.kept(last, "made"), lengths = run.kept(last, "lengths");
+  List<std::vector<std::int32_t>> ids;
+  std::int64_t at = 0;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    ids.push_back(prompts[i]);
+    const auto length = static_cast<std::int64_t>(lengths.data()[i]);
+    for (std::int64_t end = at + length; at < end; ++at) {
+      ids.back().push_back(static_cast<std::int32_t>(made.data()[at]));
+    }
+  }
+  return ids;
+}
+
+inline ServedDevice served_device(const Transformer& model,
+                                  const List<std::vector<std::int32_t>>& prompts,
+                                  const List<std::vector<std::int32_t>>& ids, std::int64_t n,
+                                  const ServeLayout& layout, const ServeOptions& options,
+                                  std::int64_t rank) {
+  ServedDevice device;
+  device.place = ServePlace(model.config, layout, rank);
+  device.weights = serve_weight_bytes(model, layout, device.place);
+  device.read = serve_read_bytes(model, layout, device.place);
+  const KvPages pages(device.place.cache_config(model.config), options.pages);
+  device.page_bytes = static_cast<double>(pages.page_bytes());
+  device.row_bytes = static_cast<double>(pages.token_bytes());
+  device.replay = ServeReplay(model.config, layout, options, device.place, prompts, ids, n);
+  return device;
+}
+
+}  // namespace detail
+
+// n more tokens of each prompt, on all chips of the machine: the ids of one device.
+inline ShardedGeneration generate_sharded(const Transformer& model,
+                                          const List<std::vector<std::int32_t>>& prompts,
+                                          std::int64_t n, const ServeLayout& layout,
+                                          const Machine& machine,
+                                          const ServeOptions& options = {}) {
+  detail::check_serve_layout(model, layout);
+  detail::check_serve(model.config, prompts, n, options);
+  if (machine.chips() != layout.devices()) {
+    detail::fail({"generate_sharded: ", layout.text(), " is ", layout.devices(), " devices, ",
+                  machine.name, " has ", machine.chips(), " chips; as many are right"});
+  }
+  const NoGrad no_grad;
+  Mesh mesh(machine, detail::serve_axes(layout).mesh);
+  mesh.algorithm = layout.algorithm;
+  const MeshRun run = mesh.run([&](Device& device) {
+    detail::DeviceDecode(model, layout, options, device).run(prompts, n);
+  });
+  ShardedGeneration made{detail::made_ids(run, prompts),
+                         run,
+                         layout,
+                         {},
+                         {},
+                         {},
+                         0,
+                         0,
+                         model.config,
+                         machine,
+                         options.greedy(),
+                         {}};
+  for (std::int64_t rank = 0; rank < layout.devices(); ++rank) {
+    made.devices.push_back(
+        detail::served_device(model, prompts, made.ids, n, layout, options, rank));
+  }
+  for (const detail::ReplayedTurn& turn : made.devices.back().replay.turns) {
+    made.tokens += turn.tokens;
+    made.rows += turn.rows;
+  }
+  detail::ServeReporter report(made);
+  return made;
 }
 
 }}  // namespace tinyscale

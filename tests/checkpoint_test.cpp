@@ -287,7 +287,8 @@ TEST_CASE("a config that lies is refused before it allocates") {
   CHECK(refuse(ts::detail::config_json(c), "{\"kind\":\"characters\",\"characters\":[\"hx\"]}") ==
         "its tokenizer has the character \"hx\"; exactly one in UTF-8 is right");
   CHECK(refuse(ts::detail::config_json(c), "{\"kind\":\"zzz\"}") ==
-        "tokenizer kind is \"zzz\"; right is one of characters, bytes");
+        "tokenizer kind is \"zzz\"; right is one of characters, bytes, byte_pairs, scored_pieces, "
+        "merged_pieces");
   const auto lie = [&](const std::string& from, const std::string& to) {
     std::string config = ts::detail::config_json(model.config);
     const std::size_t at = config.find(from);

@@ -77,8 +77,9 @@ double logits_apart(const ts::Transformer& a, const ts::Transformer& b) {
   return static_cast<double>(off);
 }
 
-// The reference program's logits: lines "# pos P input_token T", then a number each.
-double from_reference(const ts::Transformer& model, const std::string& path) {
+// How far from the reference program's logits, at each position. Lines "# pos P input_token T",
+// then a number each.
+std::vector<double> off_by_position(const ts::Transformer& model, const std::string& path) {
   std::vector<std::int32_t> ids;
   std::vector<double> expected;
   const std::string text = bytes_of(path);
@@ -95,11 +96,20 @@ double from_reference(const ts::Transformer& model, const std::string& path) {
   const std::vector<float> logits = model.forward(ids, 1, time).values();
   REQUIRE(logits.size() == expected.size());
   REQUIRE(time >= 4);
-  double off = 0;
+  std::vector<double> off(ids.size());
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    off = std::max(off, std::abs(static_cast<double>(logits[i]) - expected[i]));
+    double& worst = off[i * ids.size() / logits.size()];
+    worst = std::max(worst, std::abs(static_cast<double>(logits[i]) - expected[i]));
   }
   return off;
+}
+
+double from_reference(const ts::Transformer& model, const std::string& path) {
+  double worst = 0;
+  for (const double off : off_by_position(model, path)) {
+    worst = std::max(worst, off);
+  }
+  return worst;
 }
 
 // A small Llama whose sizes suit groups of 4 and 8.
@@ -241,6 +251,69 @@ TEST_CASE("the story model is the same in every file") {
   CHECK(apart(first, groups) > 0);
   CHECK(value_of(groups, "model.norm.weight").values() ==
         value_of(first, "model.norm.weight").values());
+}
+
+TEST_CASE("the story model in GGUF is the same up to its blocks") {
+  const std::string folder = models();
+  if (folder.empty()) {
+    return;
+  }
+  const std::string at = folder + "stories260K/";
+  const ts::Transformer first = ts::load(at + "stories260K.bin");
+  const struct {
+    const char* name;
+    double bound;        // of a number, over the largest of its tensor
+    const char* stored;  // of an attention matrix
+  } files[] = {{"f32", 0, "f32"},
+               {"f16", 1.0 / 2048, "f16"},
+               {"bf16", 1.0 / 256, "bf16"},
+               {"q8_0", 1.001 / 254 + 1.0 / 2048, "q8_0"},
+               {"q4_0", 1.001 / 8, "q4_0"}};
+  for (const auto& file : files) {
+    const std::string path = at + "derived/stories260K-" + file.name + ".gguf";
+    const ts::Transformer read = ts::load(path);
+    INFO(path);
+    CHECK(read.config.rope_pairs == ts::RopePairs::interleaved);
+    CHECK(read.config.tied);
+    CHECK(apart(first, read) <= file.bound);
+    CHECK((apart(first, read) > 0 || file.bound == 0));
+    CHECK(ts::open_weights(path).kind == "GGUF version 3");
+    ts::LoadOptions options;
+    options.weights = ts::Weights::as_stored;
+    const ts::Transformer stored = ts::load(path, options);
+    CHECK(logits_apart(read, stored) < 1e-4);
+    const ts::Parameter& query = stored.parameters[2];
+    CHECK(query.name == "model.layers.0.self_attn.q_proj.weight");
+    CHECK(query.stored->kind() == std::string(file.stored));
+    CHECK(query.stored->owner->path() == path);  // in the mapping, not copied
+    CHECK(query.stored->data >= query.stored->owner->data());
+  }
+  const std::string q8 = at + "derived/stories260K-q8_0.gguf";
+  CHECK(from_reference(ts::load(at + "derived/stories260K-f32.gguf"),
+                       at + "golden/runc_logits_pos0-7.txt") < 2e-4);
+  CHECK(apart(ts::load(q8, ts::config("stories260K")), ts::load(q8)) > 0.1);  // rows are elsewhere
+  CHECK(logits_apart(ts::load(q8, ts::config("stories260K")), ts::load(q8)) < 1e-4);
+}
+
+TEST_CASE("int8 groups with int8 activations are the reference program's") {
+  const std::string folder = models();
+  if (folder.empty()) {
+    return;
+  }
+  ts::LoadOptions options;
+  options.weights = ts::Weights::as_stored;
+  options.activations = ts::Activations::int8_groups;
+  const std::string at = folder + "stories260K/";
+  const ts::Transformer model = ts::load(at + "derived/stories260K_v2_gs4.bin", options);
+  CHECK(model.is_stored());
+  const std::vector<double> off =
+      off_by_position(model, at + "golden/runqc_v2gs4_logits_pos0-3.txt");
+  int close = 0;
+  for (const double one : off) {
+    close += one < 2e-4 ? 1 : 0;
+    CHECK(one < 0.05);  // an activation within 1e-7 of the edge of two codes may take the other
+  }
+  CHECK(close >= 3);
 }
 
 TEST_CASE("llama2.c files are written as they were read") {
@@ -525,6 +598,86 @@ TEST_CASE("a folder with one file, its config beside it") {
                          model.count() * 4, " bytes of data"}));
 }
 
+TEST_CASE("Qwen's norms and biases turn with their rows") {
+  for (const char* type : {"qwen2", "qwen3"}) {
+    Folder folder("qwen");
+    ts::ModelConfig c = small_config();
+    c.norm_epsilon = 1e-5;
+    c.qkv_bias = type[4] == '2';
+    c.qk_norm = type[4] == '3';
+    ts::Transformer model(c, 18);
+    for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+      const ts::NoGrad no_grad;
+      if (model.parameters[i].shape.size() == 1) {  // not zeros and ones
+        ts::copy_(model.parameters[i].value, ts::randn(model.parameters[i].shape, 100 + i));
+      }
+    }
+    const std::string path = folder.at("model.safetensors");
+    ts::write_safetensors(path, model.parameters, {});
+    write_file(folder.at("config.json"), config_text(c, type));
+    const ts::Transformer read = ts::load(folder.path);
+    CHECK(apart(read, model) == 0);
+    CHECK(logits_apart(read, model) == 0);
+    ts::Transformer(c).save(path);  // a file that says which pairs it has
+    model.save(path);
+    ts::ModelConfig neighbours = c;
+    neighbours.rope_pairs = ts::RopePairs::interleaved;
+    const ts::Transformer turned = ts::load(path, neighbours);
+    CHECK(apart(turned, model) > 0.1);
+    CHECK(logits_apart(turned, model) < 1e-5);
+    turned.save(path);
+    CHECK(apart(ts::load(path, c), model) == 0);
+  }
+}
+
+TEST_CASE("types of numbers that nobody here has are refused where a model needs them") {
+  const std::string folder = models();
+  if (folder.empty()) {
+    return;
+  }
+  std::string bytes = bytes_of(folder + "stories260K/derived/stories260K-f16.gguf");
+  const std::size_t at = bytes.find("blk.0.attn_q.weight") + 19 + 4 + 16;  // name, dims
+  std::uint32_t type = 0;
+  std::memcpy(&type, &bytes[at], 4);
+  REQUIRE(type == 1);
+  bytes = with_number(bytes, at, 25);  // as many bytes
+  const std::string says =
+      "tensor \"blk.0.attn_q.weight\" is I16; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, "
+      "Q2_K to Q6_K, Q8_K, MXFP4 or NVFP4 is right";
+  CHECK(refusal(bytes) == says);
+  const std::string path = temporary("integers.gguf");
+  write_file(path, bytes);
+  ts::LoadOptions options;
+  for (const ts::Weights weights : {ts::Weights::as_stored, ts::Weights::int8}) {
+    options.weights = weights;
+    CHECK(error_of([&] { ts::load(path, options); }) == "load: \"" + path + "\": " + says);
+  }
+  write_file(path, "short");
+  CHECK(error_of([&] { ts::read_llama2c(path); }) ==
+        "load: \"" + path + "\": 5 bytes are no llama2.c file; its header has 28");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("sorted names are found, and one that stands twice") {
+  std::vector<std::string> names;
+  for (int i = 0; i < 100; ++i) {
+    names.push_back(std::to_string(i * 37 % 100));
+  }
+  const ts::detail::SortedNames sorted(names);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    CHECK(sorted.find(names[i]) == i);
+  }
+  CHECK(sorted.find("100") == ts::detail::SortedNames::none);
+  CHECK(sorted.find("") == ts::detail::SortedNames::none);
+  CHECK(sorted.twice() == ts::detail::SortedNames::none);
+  names.push_back("7");
+  const ts::detail::SortedNames again(names);
+  CHECK(again.twice() == 100);
+  CHECK(names[again.find("7")] == "7");
+  CHECK(again.find("7") < 100);
+  CHECK(ts::detail::SortedNames().find("a") == ts::detail::SortedNames::none);
+}
+
 TEST_CASE("names of others become ours") {
   const ts::Transformer model(small_config(), 10);
   const std::string path = temporary("names.safetensors");
@@ -689,6 +842,14 @@ TEST_CASE("a Mixtral of equal experts is the dense model") {
   ts::LoadOptions options;
   options.weights = ts::Weights::as_stored;
   CHECK(logits_apart(dense, ts::load(folder.path, options)) < 1e-5);
+  options.weights = ts::Weights::int8;
+  options.group = 8;
+  CHECK(logits_apart(dense, ts::load(folder.path, options)) < 2e-2);
+  c.experts = 4;
+  write_file(folder.path + "/config.json", config_text(c, "mixtral"));
+  CHECK(error_of([&] { ts::load(folder.path); }) ==
+        "load: \"" + folder.path +
+            "\": no tensor for the parameter model.layers.0.mlp.experts.3.up_proj.weight");
 }
 
 TEST_CASE("weights as stored, in bf16, 8 and 4 bits run and do not learn") {
@@ -729,6 +890,10 @@ TEST_CASE("weights as stored, in bf16, 8 and 4 bits run and do not learn") {
           std::string("save_llama2c: \"never.bin\": model.embed_tokens.weight of small is ") +
               way.kind + " and only runs; load(path) gives weights that can be saved");
   }
+  options.group = -8;
+  CHECK(error_of([&] { ts::load(path, options); }) ==
+        "load: \"" + path + "\": groups of -8 columns; 1 or more is right, or 0 for a whole row");
+  options.group = 0;
   options.weights = ts::Weights::as_stored;
   ts::save_llama2c(model, bin, 2, 8);
   const ts::Transformer eight = ts::load(bin, options);
@@ -776,6 +941,71 @@ TEST_CASE("a tokenizer larger than the embedding is refused") {
             "\": its tokenizer has 26 tokens, its embedding 20 rows; at least as many rows are "
             "right");
   std::remove(path.c_str());
+}
+
+TEST_CASE("tokenizers in the file, beside it, or named") {
+  const std::string folder = models();
+  if (folder.empty()) {
+    return;
+  }
+  const std::string at = folder + "stories260K/", text = "Once upon a time, \xC3\xA4\n";
+  const ts::Tokenizer own = ts::load(at + "stories260K.bin").tokenizer;  // beside: tok512.bin
+  CHECK(own.vocabulary() == 512);
+  CHECK(own.decode(own.encode(text)) == text);
+  const ts::Tokenizer gguf = ts::load(at + "derived/stories260K-f32.gguf").tokenizer;
+  CHECK(gguf.vocabulary() == 512);
+  CHECK(gguf.encode(text) == own.encode(text));
+  CHECK(gguf.decode(own.encode(text)) == text);
+  ts::LoadOptions options;
+  const std::string v2 = at + "derived/stories260K_v2_gs4.bin";
+  CHECK(ts::load(v2).tokenizer.vocabulary() == 256);  // bytes: none is there
+  options.tokenizer = at + "tok512.model";
+  CHECK(ts::load(v2, options).tokenizer.encode(text) == own.encode(text));
+  options.tokenizer = at + "tok512.bin";
+  CHECK(ts::load(v2, options).tokenizer == own);
+  options.tokenizer = "none";
+  CHECK(ts::load(at + "stories260K.bin", options).tokenizer == ts::Tokenizer());
+  const std::string nano = folder + "nanogpt-shakespeare-char/nanogpt-shakespeare-char-vocab.json";
+  options.tokenizer = nano;
+  CHECK(ts::load(v2, options).tokenizer.vocabulary() == 65);
+  CHECK(ts::load(v2, options).tokenizer.encode("\n z") == std::vector<std::int32_t>{0, 1, 64});
+  options.tokenizer = temporary("chars.json");
+  write_file(options.tokenizer, "{\"chars\": [\"b\", \"a\"]}");
+  CHECK(error_of([&] { ts::load(v2, options); }) ==
+        "load: \"" + options.tokenizer +
+            "\": the character 1 is \"a\"; characters in ascending order, each once, are right");
+  std::remove(options.tokenizer.c_str());
+
+  const std::string path = temporary("tok.bin");
+  ts::save_llama2c_tokenizer(own, path);
+  CHECK(bytes_of(path) == bytes_of(at + "tok512.bin"));
+  options.tokenizer = at + "tok512.model";
+  ts::save_llama2c_tokenizer(ts::load(v2, options).tokenizer, path);
+  CHECK(bytes_of(path) == bytes_of(at + "tok512.bin"));
+  ts::save_llama2c_tokenizer(gguf, path);
+  CHECK(bytes_of(path) == bytes_of(at + "tok512.bin"));
+  std::remove(path.c_str());
+  CHECK(error_of([&] { ts::save_llama2c_tokenizer(ts::Tokenizer(), "x.bin"); }) ==
+        "save_llama2c_tokenizer: \"x.bin\": a tokenizer of bytes (256), BOS -1, EOS -1; "
+        "SentencePiece's with scores, BOS 1 and EOS 2 is right");
+
+  // A model saved here keeps the tokenizer that it was loaded with; one beside it that is larger
+  // than the embedding is refused.
+  ts::Transformer model = ts::load(at + "stories260K.bin");
+  model.save(path);
+  CHECK(ts::load(path).tokenizer == own);
+  std::remove(path.c_str());
+  Folder beside("beside");
+  const ts::Transformer small(small_config(), 17);
+  ts::write_safetensors(beside.at("model.safetensors"), small.parameters, {});
+  write_file(beside.at("config.json"), config_text(small.config, "llama"));
+  write_file(beside.at("tokenizer.model"), bytes_of(at + "tok512.model"));
+  CHECK(error_of([&] { ts::load(beside.path); }) ==
+        "load: \"" + beside.path + "\": the tokenizer beside it, \"" + beside.path +
+            "/tokenizer.model\", has 512 tokens, its embedding 20 rows; at least as many rows are "
+            "right");
+  options.tokenizer = "none";
+  CHECK(apart(ts::load(beside.path, options), small) == 0);
 }
 
 TEST_CASE("a window as long as the context is none") {

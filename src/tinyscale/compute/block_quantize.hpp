@@ -60,7 +60,7 @@ inline void quantize_q8(const float* x, bool sums, std::uint8_t* b) {
 
 inline void quantize_q8_k(const float* x, std::uint8_t* b) {
   const float extreme = block_range(256, x).extreme;
-  const float id = extreme != 0.0f ? -127.0f / extreme : 0.0f;
+  const float id = std::fabs(extreme) > 1e-36f ? -127.0f / extreme : 0.0f;  // else infinite
   const float d = reciprocal_or_zero(id);
   std::memcpy(b, &d, 4);
   for (int part = 0; part < 16; ++part) {
@@ -205,7 +205,7 @@ inline float largest_stored(BlockFormat format) {
     case BlockFormat::q8_1: return 65504.0f * 127.0f;
     case BlockFormat::q4_0: return 65504.0f * 8.0f;
     case BlockFormat::q5_0: return 65504.0f * 16.0f;
-    case BlockFormat::mxfp4:
+    case BlockFormat::mxfp4: return 2.5e38f;
     case BlockFormat::q8_k: return 3e38f;
     case BlockFormat::nvfp4: return 448.0f * 6.0f;
     default: return 65504.0f;

@@ -174,8 +174,9 @@ inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) 
     body(0, units);
     return;
   }
-  const std::int64_t threads = thread_count(), fit = static_cast<std::int64_t>(bytes / 262144.0);
-  const std::int64_t parts = std::clamp(fit, threads, 16 * threads);
+  const std::int64_t threads = thread_count();
+  const auto fit = static_cast<std::int64_t>(bytes / 262144.0);
+  const std::int64_t parts = std::clamp<std::int64_t>(fit / threads, 1, 16) * threads;
   parallel_for(units, (units + parts - 1) / parts, body);
 }
 
@@ -307,68 +308,95 @@ struct RoundActivations {
   }
 };
 
-// Panels p, p + stride, ... of y for one x, up to 4: as many far streams, each of which the next
-// call goes on with, bring more from memory than one does.
+// Panels first, first + stride, ... of y, up to 4, for m rows of x: as many far streams, each of
+// which the next call goes on with, bring more from memory than one does. Of many rows of x, some
+// at a time share what is read of W, two panels or one.
 struct QuantizedPanels {
   const kernels::QuantizedMatrix& w;
-  const RoundedActivations& x;
+  RoundedActivations x;  // of the first row; the others are `next` floats further each
+  std::int64_t next, m;
   std::int64_t first, stride, count;
   float* y;
+  std::int64_t ldy;
 
   template <class U>
   TINYSCALE_INLINE void run() const {
-    constexpr int panels = U::width >= 4 ? U::width / 4 : 1;
-    std::int64_t v = 0;
-    for (; v + panels <= count; v += panels) {
-      some<U, panels>(first + v * stride);
-    }
-    for (; v < count; ++v) {
-      some<U, 1>(first + v * stride);
-    }
-  }
-
-  template <class U, int PANELS>
-  TINYSCALE_INLINE void some(std::int64_t p) const {
     if (w.bits == 8) {
-      bits<U, PANELS, 8>(p);
+      all<U, 8>();
     } else {
-      bits<U, PANELS, 4>(p);
+      all<U, 4>();
     }
   }
 
-  template <class U, int PANELS, int BITS>
-  TINYSCALE_INLINE void bits(std::int64_t p) const {
-    constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width;
-    const std::int64_t groups = w.groups(), words = w.padded() / (BITS == 8 ? 4 : 8) * 16;
-    const std::int64_t apart = stride * groups * words;
+  template <class U, int BITS>
+  TINYSCALE_INLINE void all() const {
+    constexpr int wide = U::width >= 4 ? U::width / 4 : 1;  // panels for one row of x
+    std::int64_t done = 0;
+    if constexpr (U::width >= 8) {
+      constexpr int some = U::width / 4, panels = U::width / 8;  // as fits in registers
+      done = m / some * some;
+      for (std::int64_t v = 0; v < count && done > 0; v += panels) {
+        for (std::int64_t i = 0; i < done; i += some) {
+          if (v + panels <= count) {
+            bits<U, panels, BITS, some>(first + v * stride, i);
+          } else {
+            bits<U, 1, BITS, some>(first + v * stride, i);
+          }
+        }
+      }
+    }
+    for (std::int64_t i = done; i < m; ++i) {
+      std::int64_t v = 0;
+      for (; v + wide <= count; v += wide) {
+        bits<U, wide, BITS, 1>(first + v * stride, i);
+      }
+      for (; v < count; ++v) {
+        bits<U, 1, BITS, 1>(first + v * stride, i);
+      }
+    }
+  }
+
+  template <class U, int PANELS, int BITS, int TOKENS>
+  TINYSCALE_INLINE void bits(std::int64_t p, std::int64_t token) const {
+    constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width, sums = vectors * TOKENS;
+    constexpr std::int64_t in_word = BITS == 8 ? 4 : 8;
+    const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
+    const std::int64_t apart = stride * groups * words, step = next;
     const std::uint32_t* from = w.data->data() + p * groups * words;
-    typename U::Floats sum[static_cast<std::size_t>(vectors)];
+    const std::int8_t* codes = x.codes + token * step * 4;
+    const float* const x_scales = x.scales + token * step;
+    const std::int32_t* const offsets = x.offsets + token * step;
+    typename U::Floats sum[static_cast<std::size_t>(sums)];
     TINYSCALE_UNROLL
-    for (int v = 0; v < vectors; ++v) {
+    for (int v = 0; v < sums; ++v) {
       sum[v] = typename U::Floats{};
     }
-    for (std::int64_t g = 0; g < groups; ++g, from += words) {
-      typename U::Words dots[static_cast<std::size_t>(vectors)], low, high, weights;
-      const std::int8_t* const codes = x.codes + g * w.padded();
+    for (std::int64_t g = 0; g < groups; ++g, from += words, codes += w.padded()) {
+      typename U::Words dots[static_cast<std::size_t>(sums)], low, weights[vectors];
       TINYSCALE_UNROLL
-      for (int v = 0; v < vectors; ++v) {
-        U::broadcast(static_cast<std::uint32_t>(x.offsets[g]), dots[v]);
+      for (int v = 0; v < sums; ++v) {
+        U::broadcast(static_cast<std::uint32_t>(offsets[v / vectors * step + g]), dots[v]);
       }
       for (std::int64_t at = 0; at < words; at += 16) {
-        std::uint32_t pair[2];
-        std::memcpy(pair, codes + at / (BITS == 8 ? 4 : 2), BITS == 8 ? 4 : 8);
-        U::broadcast(pair[0], low);
-        if constexpr (BITS == 4) {
-          U::broadcast(pair[1], high);
-        }
         TINYSCALE_UNROLL
         for (int v = 0; v < vectors; ++v) {
-          U::load(from + v / each * apart + at + v % each * U::width, weights);
-          if constexpr (BITS == 4) {
-            U::dot(low, weights & 0x0f0f0f0f, dots[v]);
-            U::dot(high, (weights >> 4) & 0x0f0f0f0f, dots[v]);
-          } else {
-            U::dot(low, weights, dots[v]);
+          U::load(from + v / each * apart + at + v % each * U::width, weights[v]);
+        }
+        TINYSCALE_UNROLL
+        for (int half = 0; half < 8 / BITS; ++half) {
+          TINYSCALE_UNROLL
+          for (int t = 0; t < TOKENS; ++t) {
+            std::uint32_t word;
+            std::memcpy(&word, codes + t * step * 4 + at / 16 * in_word + 4 * half, 4);
+            U::broadcast(word, low);
+            TINYSCALE_UNROLL
+            for (int v = 0; v < vectors; ++v) {
+              if constexpr (BITS == 4) {
+                U::dot(low, (weights[v] >> (4 * half)) & 0x0f0f0f0f, dots[t * vectors + v]);
+              } else {
+                U::dot(low, weights[v], dots[t * vectors + v]);
+              }
+            }
           }
         }
       }
@@ -376,18 +404,18 @@ struct QuantizedPanels {
       for (int v = 0; v < vectors; ++v) {
         typename U::Floats scale, value;
         load_scales<U>(((p + v / each * stride) * groups + g) * 16 + v % each * U::width, scale);
-        to_float<typename U::Lanes>(dots[v], value);
-        sum[v] = sum[v] + (value * scale) * x.scales[g];
+        TINYSCALE_UNROLL
+        for (int t = 0; t < TOKENS; ++t) {
+          to_float<typename U::Lanes>(dots[t * vectors + v], value);
+          sum[t * vectors + v] = sum[t * vectors + v] + (value * scale) * x_scales[t * step + g];
+        }
       }
     }
     TINYSCALE_UNROLL
-    for (int v = 0; v < vectors; ++v) {
-      const std::int64_t row = (p + v / each * stride) * 16 + v % each * U::width;
-      const std::int64_t rows = w.rows - row;
-      if (rows >= U::width) {
-        store<typename U::Lanes>(y + row, sum[v]);
-      } else if (rows > 0) {
-        store_part<typename U::Lanes>(y + row, rows, sum[v]);
+    for (int v = 0; v < sums; ++v) {
+      const std::int64_t row = (p + v % vectors / each * stride) * 16 + v % each * U::width;
+      if (row < w.rows) {
+        store_some<typename U::Lanes>(y + (token + v / vectors) * ldy + row, w.rows - row, sum[v]);
       }
     }
   }
@@ -406,7 +434,7 @@ struct QuantizedPanels {
 
 namespace kernels {
 
-// y[m][rows] = x[m][cols] W': a row of x at a time, 64 rows of W from cache after the first.
+// y[m][rows] = x[m][cols] W'; 64 rows of W come from cache after the first rows of x.
 inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
                            std::int64_t ldx, float* y, std::int64_t ldy,
                            Activations how = Activations::int8_groups) {
@@ -414,9 +442,10 @@ inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float
     return;
   }
   const std::int64_t groups = w.groups(), bytes = (groups * w.padded() + 3) / 4;
-  const detail::Scratch lease(m * (bytes + 2 * groups) + 1);
+  const std::int64_t next = bytes + 2 * groups;
+  const detail::Scratch lease(m * next + 1);
   const auto at = [&](std::int64_t i) {
-    float* const start = lease.data() + i * (bytes + 2 * groups);
+    float* const start = lease.data() + i * next;
     return detail::RoundedActivations{reinterpret_cast<std::int8_t*>(start), start + bytes,
                                       reinterpret_cast<std::int32_t*>(start + bytes + groups)};
   };
@@ -431,10 +460,7 @@ inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
       const std::int64_t count = (panels - p + chunks - 1) / chunks;
-      for (std::int64_t i = 0; i < m; ++i) {
-        const detail::RoundedActivations rounded = at(i);
-        detail::run_on_int8(detail::QuantizedPanels{w, rounded, p, chunks, count, y + i * ldy});
-      }
+      detail::run_on_int8(detail::QuantizedPanels{w, at(0), next, m, p, chunks, count, y, ldy});
     }
   };
   detail::stream_rows(chunks, static_cast<double>(m) * w.bytes(), body);

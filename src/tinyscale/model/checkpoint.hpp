@@ -11,6 +11,7 @@
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/safetensors.hpp"
+#include "tinyscale/model/tokenizer_json.hpp"
 
 namespace tinyscale {
 
@@ -53,7 +54,6 @@ constexpr const char* norm_words[] = {"layer", "rms", nullptr};
 constexpr const char* position_words[] = {"learned", "rotary", nullptr};
 constexpr const char* activation_words[] = {"gelu", "gelu_tanh", "swiglu", "geglu", nullptr};
 constexpr const char* rope_pairs_words[] = {"interleaved", "halves", nullptr};
-constexpr const char* tokenizer_words[] = {"characters", "bytes", nullptr};
 
 inline std::string config_json(ModelConfig c) {
   std::string json = cat({"{\"name\":\"", json_escape(c.name), "\""});
@@ -135,36 +135,6 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
     detail::fail({who + error.what()});
   }
   return c;
-}
-
-inline std::string tokenizer_json(const Tokenizer& tokenizer) {
-  std::string json = "{\"kind\":\"";
-  json += tokenizer_words[static_cast<int>(tokenizer.kind())];
-  json += "\",\"characters\":[";
-  for (const std::string& character : tokenizer.characters()) {
-    json += cat({json.back() == '[' ? "" : ",", "\"", json_escape(character), "\""});
-  }
-  return json + "]}";
-}
-
-inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
-  const Json json = parse_named(text, who);
-  const int kind = config_word(json, "kind", tokenizer_words, who + "tokenizer ");
-  if (static_cast<Tokenizer::Kind>(kind) == Tokenizer::Kind::bytes) {
-    return Tokenizer();
-  }
-  std::vector<std::string> characters;
-  for (const Json& item : config_field(json, "characters", Json::Kind::list, who).list) {
-    if (item.text.empty() || character_size(item.text, 0) != item.text.size()) {
-      fail({who, "its tokenizer has the character \"", item.text,
-            "\"; exactly one in UTF-8 is right"});
-    }
-    if (!characters.empty() && item.text <= characters.back()) {
-      detail::fail({who + "its tokenizer's characters are not in ascending order, each once"});
-    }
-    characters.push_back(item.text);
-  }
-  return Tokenizer(std::move(characters));
 }
 
 }  // namespace detail

@@ -8,8 +8,8 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
-#include "tinyscale/compute/attention.hpp"
-#include "tinyscale/compute/cache_rows.hpp"
+#include "tinyscale/compute/cache_attention.hpp"
+#include "tinyscale/compute/rope_table.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/kv_pages.hpp"
 
@@ -119,52 +119,60 @@ inline StepTokens step_tokens(const Transformer& model, const List<TokenRun>& ru
   return step;
 }
 
-// Writes the new keys and values [1, T, KV K] of a layer into their pages.
-inline void store_step(const StepTokens& step, const List<TokenRun>& runs, int layer,
-                       const Tensor& k, const Tensor& v, KvPages& cache) {
-  const kernels::CacheShape shape = cache.shape();
-  std::int64_t t = 0;
-  for (const TokenRun& run : runs) {
-    for (std::size_t i = 0; i < run.ids.size(); ++i, ++t) {
-      const std::int64_t place = step.places[static_cast<std::size_t>(t)];
-      const std::int64_t number = place / shape.page_tokens, at = place % shape.page_tokens;
-      std::uint8_t* const page = cache.page(layer, run.sequence, number);
-      kernels::cache_store(shape, k.data() + t * shape.row(), at, page);
-      kernels::cache_store(shape, v.data() + t * shape.row(), at, page + cache.value_offset());
-    }
-  }
-}
-
-// Each new token's queries over the keys and values that its sequence has by then.
+// The new keys and values [1, T, KV K] of a layer into their pages, then each new token's queries
+// [1, T, H K] over what its sequence has by then.
 inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, int layer,
-                          const Tensor& q, KvPages& cache) {
-  const kernels::CacheShape cached = cache.shape();
+                          const Tensor& q, const Tensor& k, const Tensor& v, KvPages& cache) {
+  const OpScope scope;
+  kernels::CacheShape shape = cache.shape();
+  shape.heads = q.dim(2) / shape.head_size;
   Tensor y(q.shape());
+  List<std::vector<const std::uint8_t*>> pages(runs.size());
+  List<kernels::CacheQuery> single;
+  double pairs = 0, seen = 0;
   std::int64_t t = 0;
-  for (const TokenRun& run : runs) {
-    const auto n = static_cast<std::int64_t>(run.ids.size());
-    const std::int64_t last = step.places[static_cast<std::size_t>(t + n - 1)];
-    Tensor k({last + 1, cached.row()}), v({last + 1, cached.row()});
-    for (std::int64_t i = 0; i <= last; ++i) {
-      const std::uint8_t* const page = cache.page(layer, run.sequence, i / cached.page_tokens);
-      const std::int64_t at = i % cached.page_tokens;
-      kernels::cache_load(cached, page, at, k.data() + i * cached.row());
-      kernels::cache_load(cached, page + cache.value_offset(), at, v.data() + i * cached.row());
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const auto n = static_cast<std::int64_t>(runs[r].ids.size());
+    const std::int64_t first = step.places[static_cast<std::size_t>(t)], end = first + n;
+    for (std::int64_t at = first; at < end; ++at) {
+      const std::int64_t row = (t + at - first) * shape.row();
+      kernels::cache_store(shape, cache.page(layer, runs[r].sequence, at / shape.page_tokens),
+                           at % shape.page_tokens, k.data() + row, v.data() + row);
     }
-    kernels::AttentionShape s;
-    s.queries = n;
-    s.keys = last + 1;
-    s.heads = q.dim(2) / cached.head_size;
-    s.kv_heads = cached.kv_heads;
-    s.head_size = cached.head_size;
-    s.q_stride = s.o_stride = q.dim(2);
-    s.k_stride = s.v_stride = cached.row();
-    s.causal = 1;
-    s.causal_offset = last + 1 - n;
-    Tensor lse(Shape{s.heads, n});
-    kernels::attention_forward(s, q.data() + t * q.dim(2), k.data(), v.data(),
-                               y.data() + t * q.dim(2), lse.data());
+    for (std::int64_t at = 0; at * shape.page_tokens < end; ++at) {
+      pages[r].push_back(cache.page(layer, runs[r].sequence, at));
+    }
+    const float* const from = q.data() + t * q.dim(2);
+    float* const to = y.data() + t * q.dim(2);
+    const bool whole = cache.seen(end, layer) == end;
+    if (n > cache_few && whole) {
+      kernels::cache_attention_prefill(shape, pages[r].data(), first, n, from, q.dim(2), to,
+                                       q.dim(2));
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t visible = cache.seen(first + i + 1, layer);
+      if (n <= cache_few || !whole) {
+        single.push_back({from + i * q.dim(2), to + i * q.dim(2), pages[r].data(),
+                          first + i + 1 - visible, first + i + 1});
+      }
+      pairs += static_cast<double>(visible);
+    }
+    seen += cache.bytes_read(runs[r].sequence, layer);
     t += n;
+  }
+  kernels::cache_attention(shape, static_cast<std::int64_t>(single.size()), single.data());
+  if (context().profile != nullptr) {
+    const auto heads = static_cast<double>(shape.heads);
+    OpRecord record;
+    record.name = "attention";
+    record.shape = q.shape().text();
+    record.matmul_flops = 4 * pairs * static_cast<double>(q.dim(2));
+    record.vector_flops = vector_cost("softmax", pairs * heads, &VectorCost::forward);
+    record.reads.push_back(Operand{static_cast<double>(q.count())});
+    record.reads.push_back(Operand{seen, DType::int8, 1});  // bytes of the cache
+    record.writes.push_back(Operand{static_cast<double>(y.count())});
+    record.count_bytes();
+    scope.done(record);
   }
   return y;
 }
@@ -224,11 +232,15 @@ class DecodeStep {
       detail::fail({"decode: no runs; at least one is right"});
     }
     hooks_.each_place = &tokens_.places;
+    if (model.config.position == Position::rotary) {
+      const std::vector<std::int64_t> places(tokens_.places.begin(), tokens_.places.end());
+      table_ = kernels::RopeTable(places.data(), count(), model.config.head_size,
+                                  model.config.rope_theta);
+    }
     hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
     if (!hooks_.attention) {
       hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
-        detail::store_step(tokens_, runs_, layer, k, v, cache_);
-        return detail::attend_step(tokens_, runs_, layer, q, cache_);
+        return detail::attend_step(tokens_, runs_, layer, q, k, v, cache_);
       };
     }
   }
@@ -250,18 +262,10 @@ class DecodeStep {
  private:
   // Queries or keys of this step alone, which nobody else sees: turned where they stand.
   Tensor rotated(const Tensor& x) const {
-    const ModelConfig& c = model_.config;
+    const detail::OpScope scope;
     Tensor y = x;
-    kernels::RopeShape shape;
-    shape.heads = x.dim(2) / c.head_size;
-    shape.head_size = c.head_size;
-    shape.theta = c.rope_theta;
-    shape.pairs = c.rope_pairs;
-    for (std::int64_t t = 0; t < x.dim(1); ++t) {
-      shape.places = tokens_.places[static_cast<std::size_t>(t)];
-      float* const row = y.data() + t * x.dim(2);
-      kernels::rope(shape, kernels::RopeTurn::forward, row, row);
-    }
+    table_.turn(model_.config.rope_pairs, x.dim(2) / model_.config.head_size, y.data(), x.dim(2));
+    scope.done_unary("rope", "rope", x.shape());
     return y;
   }
 
@@ -270,6 +274,7 @@ class DecodeStep {
   const List<TokenRun>& runs_;
   detail::CacheGuard guard_;
   detail::StepTokens tokens_;
+  kernels::RopeTable table_;
   Hooks hooks_;
 };
 

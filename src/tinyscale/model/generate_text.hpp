@@ -8,22 +8,11 @@
 
 #include "tinyscale/model/generate.hpp"
 #include "tinyscale/model/read_text.hpp"
+#include "tinyscale/model/stream_decoder.hpp"
 
 namespace tinyscale {
 
 namespace detail {
-
-// Bytes at the end of `text` that begin a UTF-8 character and do not finish it.
-inline std::size_t unfinished_character(const std::string& text) {
-  for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xC0U) != 0x80U) {  // where the last character begins
-      const std::size_t size = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
-      return size > back ? back : 0;
-    }
-  }
-  return 0;
-}
 
 // Text that comes piece by piece, up to the first stop text.
 class TextStream {
@@ -41,7 +30,7 @@ class TextStream {
   // False when a stop text came: the text ends before it.
   bool add(const std::string& piece) {
     text_ += piece;
-    std::size_t hold = unfinished_character(text_), end = std::string::npos;
+    std::size_t hold = unfinished_bytes(text_), end = std::string::npos;
     for (const std::string& stop : stops_) {
       const std::size_t found = text_.find(stop, sent_);
       end = found < end ? found : end;
@@ -84,10 +73,13 @@ inline std::string generate_with(const Transformer& model, const Tokenizer& toke
   const std::vector<std::int32_t> ids = tokenizer.encode(prompt);
   TextStream stream(given.stop, given.on_text);
   GenerateOptions options = given;
+  if (tokenizer.eos() >= 0) {
+    options.stop_tokens.push_back(static_cast<std::int32_t>(tokenizer.eos()));
+  }
   std::int32_t previous = ids.empty() ? -1 : ids.back();
   bool stopped = false;
   options.on_token = [&](std::int64_t sequence, std::int32_t id) {
-    stopped = !stream.add(tokenizer.decode({id}));
+    stopped = !stream.add(tokenizer.decode_piece(previous, id));
     previous = id;
     return !stopped && (!given.on_token || given.on_token(sequence, id));
   };

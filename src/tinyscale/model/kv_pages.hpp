@@ -11,7 +11,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
-#include "tinyscale/compute/cache_rows.hpp"
+#include "tinyscale/compute/cache_attention.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/model/model_config.hpp"
 #include "tinyscale/tensor/tensor.hpp"
@@ -39,8 +39,7 @@ class KvPages {
   void truncate(int sequence, std::int64_t length);
 
   kernels::CacheShape shape() const { return shape_; }
-  // A page of one layer, by the order of its tokens: keys, and value_offset bytes on, values.
-  std::int64_t value_offset() const { return half_; }
+  // A page of one layer, by the order of its tokens, as kernels::cache_attention reads it.
   const std::uint8_t* page(int layer, int sequence, std::int64_t number) const {
     return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
   }
@@ -50,10 +49,15 @@ class KvPages {
 
   std::int64_t page_tokens() const { return shape_.page_tokens; }
   std::int64_t pages_in_use() const;
-  std::int64_t shared_pages() const;  // that more than one sequence has
-  std::int64_t page_bytes() const { return 2 * layers_ * half_; }                // of all layers
-  std::int64_t token_bytes() const { return 2 * layers_ * shape_.row_bytes(); }  // all layers
-  double bytes() const;  // of the pages in use
+  std::int64_t shared_pages() const;                             // that more than one sequence has
+  std::int64_t page_bytes() const { return layers_ * stride_; }  // of all layers
+  // Keys and values of a token in one layer, with the scales of int8.
+  std::int64_t layer_bytes() const {
+    const std::int64_t scales = shape_.format == DType::int8 ? 4 * shape_.kv_heads : 0;
+    return 2 * (shape_.row_bytes() + scales);
+  }
+  std::int64_t token_bytes() const { return layers_ * layer_bytes(); }  // of all layers
+  double bytes() const;                                                 // of the pages in use
   // Tokens that the last of `tokens` sees in a layer, itself one: its window's, if it has one.
   std::int64_t seen(std::int64_t tokens, int layer) const {
     const bool local = window_ > 0 && (global_every_ == 0 || (layer + 1) % global_every_ != 0);
@@ -61,8 +65,7 @@ class KvPages {
   }
   // Of the keys and values of a layer that the last token of the sequence sees.
   double bytes_read(int sequence, int layer) const {
-    const std::int64_t rows = 2 * seen(of(sequence).length, layer);
-    return static_cast<double>(rows) * static_cast<double>(shape_.row_bytes());
+    return static_cast<double>(seen(of(sequence).length, layer) * layer_bytes());
   }
   DType format() const { return shape_.format; }
 
@@ -85,7 +88,7 @@ class KvPages {
   }
   std::uint8_t* place(int layer, int page) const {
     const std::int64_t slab = page / slab_pages_;
-    const std::int64_t at = (page % slab_pages_ * layers_ + layer) * 2 * half_;
+    const std::int64_t at = (page % slab_pages_ * layers_ + layer) * stride_;
     return reinterpret_cast<std::uint8_t*>(slabs_[static_cast<std::size_t>(slab)].origin()) + at;
   }
   int take_page();
@@ -93,7 +96,7 @@ class KvPages {
   int insert(Sequence sequence);
 
   kernels::CacheShape shape_;
-  std::int64_t layers_ = 0, half_ = 0;  // half_: bytes of a layer's keys in a page
+  std::int64_t layers_ = 0, stride_ = 0;  // stride_: bytes of a layer's part of a page
   std::int64_t slab_pages_ = 0, limit_ = 0;
   std::int64_t window_ = 0, global_every_ = 0;  // as in ModelConfig
   List<Tensor> slabs_;
@@ -119,7 +122,8 @@ inline KvPages::KvPages(const ModelConfig& config, const CacheOptions& options)
   shape_.page_tokens = options.page_tokens;
   shape_.kv_heads = config.kv_heads;
   shape_.head_size = config.head_size;
-  half_ = (shape_.page_bytes() + 63) / 64 * 64;
+  shape_.heads = config.heads;
+  stride_ = (shape_.page_bytes() + 63) / 64 * 64;
   const std::int64_t whole = (config.context + options.page_tokens - 1) / options.page_tokens;
   slab_pages_ = whole < 16 ? whole : 16;
 }
@@ -127,10 +131,6 @@ inline KvPages::KvPages(const ModelConfig& config, const CacheOptions& options)
 inline int KvPages::take_page() {
   if (free_.empty()) {
     const auto first = static_cast<int>(holders_.size());
-    if (limit_ > 0 && first >= limit_) {
-      detail::fail({"KvPages: all ", limit_, " pages of ", shape_.page_tokens,
-                    " tokens are in use; drop a sequence or give more pages"});
-    }
     const std::int64_t pages =
         limit_ > 0 && limit_ - first < slab_pages_ ? limit_ - first : slab_pages_;
     const MemoryScope scope(MemoryKind::kv_cache);
@@ -184,16 +184,23 @@ inline std::int64_t KvPages::extend(int sequence, std::int64_t n) {
     detail::fail({"KvPages: ", n, " more tokens; at least 0 are right"});
   }
   const std::int64_t first = s.length, tokens = shape_.page_tokens;
-  if (n > 0 && first % tokens != 0) {  // writes into the last page: a shared one is copied first
+  const std::int64_t more =
+      (first + n + tokens - 1) / tokens - static_cast<std::int64_t>(s.pages.size());
+  // A shared last page that is written to is copied first.
+  const bool copy =
+      n > 0 && first % tokens != 0 && holders_[static_cast<std::size_t>(s.pages.back())] > 1;
+  if (limit_ > 0 && pages_in_use() + more + (copy ? 1 : 0) > limit_) {
+    detail::fail({"KvPages: ", limit_, " pages of ", tokens,
+                  " tokens are too few; drop a sequence or give more pages"});
+  }
+  if (copy) {
     int& last = s.pages.back();
-    if (holders_[static_cast<std::size_t>(last)] > 1) {
-      const int own = take_page();
-      for (int layer = 0; layer < layers_; ++layer) {
-        std::memcpy(place(layer, own), place(layer, last), static_cast<std::size_t>(2 * half_));
-      }
-      release(last);
-      last = own;
+    const int own = take_page();
+    for (int layer = 0; layer < layers_; ++layer) {
+      std::memcpy(place(layer, own), place(layer, last), static_cast<std::size_t>(stride_));
     }
+    release(last);
+    last = own;
   }
   while (static_cast<std::int64_t>(s.pages.size()) * tokens < first + n) {
     s.pages.push_back(take_page());

@@ -9,7 +9,9 @@
 #include <vector>   // vector
 
 #include "tinyscale/compute/stored_matrix.hpp"
+#include "tinyscale/model/gguf_weights.hpp"
 #include "tinyscale/model/llama2c.hpp"
+#include "tinyscale/model/load_tokenizer.hpp"
 #include "tinyscale/model/safetensors_model.hpp"
 #include "tinyscale/model/transformer.hpp"
 #include "tinyscale/model/weight_file.hpp"
@@ -123,7 +125,6 @@ class ModelLoader {
   }
 
  private:
-
   // The tensor for a parameter; of learned positions a part may be wanted.
   StoredTensor tensor_of(const Parameter& p, const ModelConfig& config) const {
     const StoredTensor* const t = file_.find(p.name);
@@ -176,7 +177,7 @@ class ModelLoader {
     if (plain && same) {
       return kernels::stored_view(rows, cols, t.format, t.data, owner(t));
     }
-    if (w == Weights::as_stored && t.scales != nullptr && t.group % 8 == 0) {
+    if (w == Weights::as_stored && t.scales != nullptr) {
       std::vector<float> scales;
       for (std::int64_t i = 0; i < rows * cols / t.group; ++i) {
         scales.push_back(t.scale(i));
@@ -245,9 +246,13 @@ inline WeightFile open_folder(const std::string& path) {
 }
 
 // A file by what it begins with; of llama2.c's version 0 its size alone tells.
-inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::string& path) {
+inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::string& path,
+                                bool with_tokenizer = true) {
   const std::uint8_t* const data = mapped->data();
   const std::size_t size = mapped->size();
+  if (size >= 4 && std::memcmp(data, "GGUF", 4) == 0) {
+    return gguf_weights(mapped, path, with_tokenizer);
+  }
   const std::int64_t version_0 = llama2c_0_bytes(data, size);
   if (has_llama2c_magic(data, size) ||
       (version_0 > 0 && version_0 == static_cast<std::int64_t>(size))) {
@@ -276,9 +281,10 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
 }  // namespace detail
 
 // What a file or folder holds, none of its numbers read.
-inline WeightFile open_weights(const std::string& path) {
-  return detail::is_folder(path) ? detail::open_folder(path)
-                                 : detail::parse_weights(map_file(path, "load"), path);
+inline WeightFile open_weights(const std::string& path, bool with_tokenizer = true) {
+  return detail::is_folder(path)
+             ? detail::open_folder(path)
+             : detail::parse_weights(map_file(path, "load"), path, with_tokenizer);
 }
 
 namespace detail {
@@ -309,15 +315,32 @@ inline void set_context(ModelConfig& config, std::int64_t context, const std::st
   }
 }
 
-inline void take_tokenizer(Transformer& model, const WeightFile& file, const std::string& who) {
-  if (file.has_tokenizer) {
-    const std::int64_t known = file.tokenizer.vocabulary();
-    if (known > model.config.vocabulary && !(file.tokenizer == Tokenizer())) {
-      fail({who, "its tokenizer has ", known, " tokens, its embedding ", model.config.vocabulary,
-            " rows; at least as many rows are right"});
-    }
-    model.tokenizer = file.tokenizer;
+// The one that the user names, else the file's, else one beside it.
+inline void take_tokenizer(Transformer& model, const WeightFile& file, const LoadOptions& options,
+                           const std::string& who) {
+  const std::int64_t rows = model.config.vocabulary;
+  Tokenizer tokenizer = file.tokenizer;
+  std::string from = "its tokenizer";
+  if (options.tokenizer == "none") {
+    return;
   }
+  if (!options.tokenizer.empty()) {
+    from = cat({"the tokenizer \"", options.tokenizer, "\""});
+    tokenizer = named_tokenizer(options.tokenizer, rows);
+  } else if (!file.has_tokenizer) {
+    const std::string path = tokenizer_file_beside(file.path, rows);
+    if (path.empty()) {
+      return;
+    }
+    from = cat({"the tokenizer beside it, \"", path, "\","});
+    tokenizer = named_tokenizer(path, rows);
+  }
+  // Bytes are what a model has whose tokenizer nobody set.
+  if (tokenizer.vocabulary() > rows && tokenizer.kind() != Tokenizer::Kind::bytes) {
+    fail({who, from, " has ", tokenizer.vocabulary(), " tokens, its embedding ", rows,
+          " rows; at least as many rows are right"});
+  }
+  model.tokenizer = tokenizer;
 }
 
 }  // namespace detail
@@ -325,11 +348,15 @@ inline void take_tokenizer(Transformer& model, const WeightFile& file, const std
 // A model from any supported file, its config and tokenizer from there too.
 inline Transformer load(const std::string& path, const LoadOptions& options) {
   const std::string who = detail::cat({"load: \"", path, "\": "});
-  WeightFile file = open_weights(path);
+  if (options.group < 0) {
+    detail::fail(
+        {who, "groups of ", options.group, " columns; 1 or more is right, or 0 for a whole row"});
+  }
+  WeightFile file = open_weights(path, options.tokenizer.empty());
   ModelConfig config = detail::config_of(file, options, who);
   detail::set_context(config, options.context, who);
   Transformer model = detail::ModelLoader(file, options, who).read(config);
-  detail::take_tokenizer(model, file, who);
+  detail::take_tokenizer(model, file, options, who);
   return model;
 }
 
@@ -339,9 +366,10 @@ inline Transformer load(const std::string& path) { return load(path, LoadOptions
 inline Transformer load(const std::string& path, const ModelConfig& config) {
   const std::string who = detail::cat({"load: \"", path, "\": "});
   const WeightFile file = open_weights(path);
-  const LoadOptions options;
+  LoadOptions options;
   Transformer model = detail::ModelLoader(file, options, who).read(config);
-  detail::take_tokenizer(model, file, who);
+  options.tokenizer = file.has_tokenizer ? "" : "none";
+  detail::take_tokenizer(model, file, options, who);
   return model;
 }
 

@@ -42,6 +42,12 @@ struct ByteView {
 
   const std::uint8_t* data() const { return from; }
   std::size_t size() const { return count; }
+  // A copy of at most `most` bytes from `first` on.
+  std::string substr(std::size_t first, std::size_t most = static_cast<std::size_t>(-1)) const {
+    const std::size_t begin = first < count ? first : count;
+    const std::size_t left = count - begin;
+    return std::string(reinterpret_cast<const char*>(from) + begin, left < most ? left : most);
+  }
 };
 
 struct Safetensors {
@@ -175,8 +181,7 @@ inline Json safetensors_header(const Safetensors& file, const std::string& who) 
   if (n == 0 || file.bytes.data()[8] != '{') {
     detail::fail({who + "the header does not begin with {"});
   }
-  const char* const text = reinterpret_cast<const char*>(file.bytes.data()) + 8;
-  return parse_named(std::string(text, static_cast<std::size_t>(n)), who);
+  return parse_named(file.bytes.substr(8, static_cast<std::size_t>(n)), who);
 }
 
 }  // namespace detail

@@ -1,166 +1,385 @@
 #pragma once
-// Text to token numbers and back, one token a character (code point) or one a byte.
-// A character's id is its rank in the sorted vocabulary, a byte's id its value.
+// Text to token numbers and back: one token a character (code point) or a byte, byte-level BPE
+// (GPT-2's), SentencePiece BPE with scores or by merges. A value of one pointer: copies are cheap.
+// Round trip: decode(encode(text)) is the text, whatever its bytes, for bytes, byte-level BPE and
+// pieces with byte tokens. Pieces put one space before a text that is not empty; decode leaves one
+// out at the start and after BOS.
 
-#include <algorithm>  // max
-#include <cstddef>    // size_t
-#include <cstdint>    // int32_t
-#include <string>     // string
-#include <utility>    // move
-#include <vector>     // vector
+#include <cstddef>  // size_t
+#include <cstdint>  // int32_t
+#include <string>   // string
+#include <utility>  // move
+#include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/model/tokenizer_tables.hpp"
 
 namespace tinyscale {
 
-namespace detail {
+// bos, eos: 1 with, 0 without, -1 as the tokenizer's file says. A text that spells a special token
+// ("</s>") is ordinary text, unless parse_special.
+struct EncodeOptions {
+  int bos = -1;
+  int eos = -1;
+  bool parse_special = false;
+};
 
-// Where `character` stands, or would, among sorted ones.
-inline std::size_t place_of(const std::string& character, const std::vector<std::string>& sorted) {
-  std::size_t low = 0;
-  for (std::size_t high = sorted.size(); low < high;) {
-    const std::size_t middle = low + (high - low) / 2;
-    if (sorted[middle] < character) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
+class Tokenizer {
+ public:
+  using Kind = TokenizerKind;
+
+  Tokenizer() = default;  // bytes
+  // Characters: the vocabulary in ascending byte order, each once.
+  explicit Tokenizer(std::vector<std::string> characters);
+  explicit Tokenizer(const Shared<const detail::TokenizerTables>& tables) : tables_(tables) {}
+
+  Kind kind() const { return tables_ == nullptr ? Kind::bytes : tables_->data.kind; }
+  const TokenizerData& data() const;  // all of it, as lists
+  const std::vector<std::string>& characters() const {
+    static const std::vector<std::string> none;
+    return kind() == Kind::characters ? tables_->data.tokens : none;
   }
-  return low;
-}
+  std::int64_t vocabulary() const {
+    return tables_ == nullptr ? 256 : static_cast<std::int64_t>(tables_->data.tokens.size());
+  }
+  std::string text() const;
+  bool operator==(const Tokenizer& other) const;
+
+  // Ids of special tokens, -1 when there is none; special: never part of a decoded text.
+  std::int64_t bos() const { return data().bos; }
+  std::int64_t eos() const { return data().eos; }
+  bool special(std::int32_t id) const {
+    return known(id) && tables_ != nullptr &&
+           tables_->type(static_cast<std::size_t>(id)) == TokenType::control;
+  }
+  // The token as its file spells it; "?" when there is none.
+  std::string token_text(std::int32_t id) const;
+
+  // What cannot be encoded is an Error: a character of no token, where no bytes can stand for it.
+  std::vector<std::int32_t> encode(const std::string& text, const EncodeOptions& options) const;
+  std::vector<std::int32_t> encode(const std::string& text) const {
+    return encode(text, EncodeOptions());
+  }
+  std::vector<std::int32_t> encode(const std::string& text, bool bos) const {
+    EncodeOptions options;
+    options.bos = bos ? 1 : 0;
+    return encode(text, options);
+  }
+  // Special tokens give nothing; an id that stands for nothing (a model may have a larger
+  // vocabulary than the text) gives "?".
+  std::string decode(const std::vector<std::int32_t>& ids) const;
+  // What `id` adds to a text after `previous`, -1 at the start; maybe a part of a character.
+  std::string decode_piece(std::int32_t previous, std::int32_t id) const;
+
+ private:
+  bool known(std::int32_t id) const { return id >= 0 && id < vocabulary(); }
+  void append_piece(std::string& out, std::int32_t previous, std::int32_t id) const;
+
+  Shared<const detail::TokenizerTables> tables_;  // null: bytes
+};
+
+namespace detail {
 
 // Bytes of the UTF-8 character that begins at `at`; 0 when the bytes there are not UTF-8.
 inline std::size_t character_size(const std::string& text, std::size_t at) {
-  const auto first = static_cast<unsigned char>(text[at]);
-  const std::size_t size = first < 0x80                     ? 1
-                           : first >= 0xC2 && first < 0xE0  ? 2
-                           : first >= 0xE0 && first < 0xF0  ? 3
-                           : first >= 0xF0 && first <= 0xF4 ? 4
-                                                            : 0;
-  if (size == 0 || at + size > text.size()) {
-    return 0;
-  }
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) {
-      return 0;
+  const CodePoint c = code_point(text.data(), at, text.size());
+  return c.code == no_code_point ? 0 : c.size;
+}
+
+// Encodes one stretch of ordinary text. `spaced`: its first byte is the space before the text;
+// `shift`: what to take from a place in `text` for the place in what the user gave.
+class StretchEncoder {
+ public:
+  StretchEncoder(const TokenizerTables& tables, const std::string& text, bool spaced,
+                 std::int64_t shift, std::vector<std::int32_t>& ids)
+      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), ids_(ids) {
+    if (text.size() > 4096) {
+      earlier_.resize(4096);
     }
   }
-  return size;
+
+  void encode(std::size_t begin, std::size_t end) {
+    for (std::size_t at = begin; at < end;) {
+      const std::size_t next = piece_end(at, end);
+      if (next - at >= no_rank) {
+        fail({"encode: a word of ", next - at, " bytes; fewer than 2^32 - 1 are right"});
+      }
+      word(at, next);
+      at = next;
+    }
+  }
+
+ private:
+  // Where this text had a word before, and its tokens among the ids.
+  struct Earlier {
+    std::uint64_t hash = 0;
+    std::size_t at = 0, size = 0, first = 0, count = 0;
+  };
+
+  // The end of what merges by itself: a piece of the pre-tokenizer, or up to a place where no
+  // token has the bytes on both sides next to each other.
+  std::size_t piece_end(std::size_t at, std::size_t end) const {
+    if (tables_.data.kind == TokenizerKind::byte_pairs) {
+      return next_piece(tables_.pre, text_.data(), at, end);
+    }
+    if (tables_.data.kind == TokenizerKind::characters) {
+      return at + code_point(text_.data(), at, end).size;
+    }
+    std::size_t next = at + 1;
+    for (; next < end; ++next) {
+      const auto before = static_cast<unsigned char>(text_[next - 1]);
+      const auto behind = static_cast<unsigned char>(text_[next]);
+      if ((behind & 0xC0U) != 0x80U && tables_.neighbours[256U * before + behind] == 0) {
+        break;
+      }
+    }
+    return next;
+  }
+
+  void word(std::size_t at, std::size_t end) {
+    const std::size_t size = end - at;
+    if (size == 1) {
+      ids_.push_back(byte_token(at));
+      return;
+    }
+    const std::uint64_t hash = size <= 64 ? text_hash(text_.data() + at, size) : 0;
+    if (earlier_.empty() || size > 64) {
+      merge(at, end, hash);
+      return;
+    }
+    Earlier& seen = earlier_[mixed(hash) % earlier_.size()];
+    if (seen.hash == hash && seen.size == size &&
+        text_.compare(seen.at, size, text_, at, size) == 0) {
+      for (std::size_t i = 0; i < seen.count; ++i) {
+        const std::int32_t id = ids_[seen.first + i];
+        ids_.push_back(id);
+      }
+      return;
+    }
+    const std::size_t first = ids_.size();
+    merge(at, end, hash);
+    seen = {hash, at, size, first, ids_.size() - first};
+  }
+
+  void merge(std::size_t at, std::size_t end, std::uint64_t hash) {
+    const TokenizerKind kind = tables_.data.kind;
+    if (kind == TokenizerKind::characters ||
+        (kind == TokenizerKind::byte_pairs && tables_.data.ignore_merges > 0)) {
+      const std::size_t size = end - at;
+      const std::int32_t id = tables_.texts.find(
+          text_.data() + at, size, size <= 64 ? hash : text_hash(text_.data() + at, size));
+      if (id >= 0) {
+        ids_.push_back(id);
+        return;
+      }
+      if (kind == TokenizerKind::characters) {
+        missing(at, size);
+      }
+    }
+    work_.ids.clear();
+    while (at < end) {
+      at = kind == TokenizerKind::byte_pairs ? first_byte(at) : first_character(at, end);
+    }
+    merge_pairs(tables_.pairs, work_);
+    ids_.insert(ids_.end(), work_.ids.begin(), work_.ids.end());
+  }
+
+  std::size_t first_byte(std::size_t at) {
+    work_.ids.push_back(byte_token(at));
+    return at + 1;
+  }
+  // A byte and up to three that continue it: one token, or one for each byte.
+  std::size_t first_character(std::size_t at, std::size_t end) {
+    std::size_t next = at + 1;
+    while (next < end && next - at < 4 && !(spaced_ && at == 0) &&
+           (static_cast<unsigned char>(text_[next]) & 0xC0U) == 0x80U) {
+      ++next;
+    }
+    const std::int32_t id = tables_.texts.find(text_.data() + at, next - at);
+    if (id >= 0) {
+      work_.ids.push_back(id);
+      return next;
+    }
+    for (std::size_t i = at; i < next; ++i) {
+      if (byte_id(i) < 0) {
+        missing(at, next - at);
+      }
+      work_.ids.push_back(byte_id(i));
+    }
+    return next;
+  }
+
+  std::int32_t byte_id(std::size_t at) const {
+    return tables_.byte_ids[static_cast<unsigned char>(text_[at])];
+  }
+  // The token of a word of one byte.
+  std::int32_t byte_token(std::size_t at) const {
+    const std::int32_t id = tables_.pieces() ? tables_.texts.find(text_.data() + at, 1) : -1;
+    if (id < 0 && byte_id(at) < 0) {
+      missing(at, 1);
+    }
+    return id < 0 ? byte_id(at) : id;
+  }
+
+  [[noreturn]] void missing(std::size_t at, std::size_t size) const {
+    const std::int64_t where = static_cast<std::int64_t>(at) - shift_;
+    const std::int64_t tokens = static_cast<std::int64_t>(tables_.data.tokens.size());
+    if (tables_.data.kind == TokenizerKind::characters) {
+      fail({"encode: the character \"", text_.substr(at, size), "\" at byte ", where,
+            " is not among the ", tokens, " of the training text; leave it out"});
+    }
+    if (spaced_ && at == 0) {
+      fail({"encode: the space before the text is not among the ", tokens,
+            " tokens; a tokenizer with add_space_prefix false is right"});
+    }
+    fail({"encode: \"", text_.substr(at, size), "\" at byte ", where, " is not among the ", tokens,
+          " tokens, nor are all its bytes; leave it out"});
+  }
+
+  const TokenizerTables& tables_;
+  const std::string& text_;
+  bool spaced_;
+  std::int64_t shift_;
+  std::vector<std::int32_t>& ids_;
+  MergeWork work_;
+  List<Earlier> earlier_;  // one place for all words of a hash: a later word takes it
+};
+
+// Ordinary text between special tokens. Pieces get their space at the start of the text and behind
+// a control token, not behind one of a user's.
+inline void encode_stretch(const TokenizerTables& tables, const std::string& text,
+                           std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids) {
+  const bool first =
+      begin == 0 ||
+      (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) == TokenType::control);
+  if (begin < end && first && tables.pieces() && tables.data.add_space_prefix) {
+    const std::string spaced = " " + text.substr(begin, end - begin);
+    const std::int64_t shift = 1 - static_cast<std::int64_t>(begin);
+    StretchEncoder(tables, spaced, true, shift, ids).encode(0, spaced.size());
+  } else {
+    StretchEncoder(tables, text, false, 0, ids).encode(begin, end);
+  }
 }
 
 }  // namespace detail
 
-class Tokenizer {
- public:
-  enum class Kind { characters, bytes };
+inline Tokenizer::Tokenizer(std::vector<std::string> characters) {
+  auto* const tables = new detail::TokenizerTables;
+  tables_.reset(tables);
+  tables->data.kind = Kind::characters;
+  tables->data.tokens = std::move(characters);
+  detail::add_texts(*tables);
+}
 
-  Tokenizer() = default;  // bytes
-  // Characters: the vocabulary in ascending byte order, each once.
-  explicit Tokenizer(std::vector<std::string> characters)
-      : kind_(Kind::characters), characters_(std::move(characters)) {}
+inline const TokenizerData& Tokenizer::data() const {
+  static const TokenizerData bytes = [] {
+    TokenizerData made;
+    made.kind = Kind::bytes;
+    return made;
+  }();
+  return tables_ == nullptr ? bytes : tables_->data;
+}
 
-  Kind kind() const { return kind_; }
-  const std::vector<std::string>& characters() const { return characters_; }
-  std::int64_t vocabulary() const {
-    return kind_ == Kind::bytes ? 256 : static_cast<std::int64_t>(characters_.size());
+inline std::string Tokenizer::text() const {
+  switch (kind()) {
+    case Kind::bytes: return "bytes (256)";
+    case Kind::characters: return detail::cat({"characters (", vocabulary(), " distinct)"});
+    case Kind::byte_pairs: return detail::cat({"byte-level BPE (", vocabulary(), " tokens)"});
+    default: return detail::cat({"SentencePiece BPE (", vocabulary(), " tokens)"});
   }
-  std::string text() const {
-    return kind_ == Kind::bytes ? "bytes (256)"
-                                : detail::cat({"characters (", vocabulary(), " distinct)"});
+}
+
+inline bool Tokenizer::operator==(const Tokenizer& other) const {
+  const TokenizerData &a = data(), &b = other.data();
+  return &a == &b ||
+         (a.kind == b.kind && a.tokens == b.tokens && a.scores == b.scores && a.types == b.types &&
+          a.merges == b.merges && a.bos == b.bos && a.eos == b.eos && a.unknown == b.unknown &&
+          a.add_bos == b.add_bos && a.add_eos == b.add_eos && a.pre == b.pre &&
+          a.add_space_prefix == b.add_space_prefix && a.ignore_merges == b.ignore_merges);
+}
+
+inline std::string Tokenizer::token_text(std::int32_t id) const {
+  if (!known(id)) {
+    return "?";
   }
-  bool operator==(const Tokenizer& other) const {
-    return kind_ == other.kind_ && characters_ == other.characters_;
-  }
+  return tables_ == nullptr ? std::string(1, static_cast<char>(static_cast<unsigned char>(id)))
+                            : tables_->data.tokens[static_cast<std::size_t>(id)];
+}
 
-  std::vector<std::int32_t> encode(const std::string& text) const;
-  std::string decode(const std::vector<std::int32_t>& ids) const;
-
- private:
-  Kind kind_ = Kind::bytes;
-  std::vector<std::string> characters_;
-};
-
-// A character that the vocabulary lacks is an Error.
-inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text) const {
+inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
+                                                   const EncodeOptions& options) const {
   std::vector<std::int32_t> ids;
-  ids.reserve(text.size());
-  std::vector<std::int32_t> ascii(128, -1);  // the common case without a search
-  for (std::size_t i = 0; i < characters_.size(); ++i) {
-    const auto first = static_cast<unsigned char>(characters_[i][0]);
-    if (first < 128) {
-      ascii[first] = static_cast<std::int32_t>(i);
-    }
+  if ((options.bos > 0 && bos() < 0) || (options.eos > 0 && eos() < 0)) {
+    detail::fail({"encode: ", options.bos > 0 && bos() < 0 ? "bos" : "eos",
+                  " is asked for, and the tokenizer, ", this->text(), ", has no such token"});
   }
-  for (std::size_t at = 0; at < text.size();) {
-    const auto byte = static_cast<unsigned char>(text[at]);
-    if (kind_ == Kind::bytes) {
-      ids.push_back(byte);
-      ++at;
-      continue;
+  if (tables_ == nullptr) {
+    for (const char c : text) {
+      ids.push_back(static_cast<unsigned char>(c));
     }
-    const std::size_t size = std::max<std::size_t>(1, detail::character_size(text, at));
-    std::int32_t id = size == 1 && byte < 128 ? ascii[byte] : -1;
-    if (size > 1) {
-      const std::size_t found = detail::place_of(text.substr(at, size), characters_);
-      if (found < characters_.size() && characters_[found] == text.substr(at, size)) {
-        id = static_cast<std::int32_t>(found);
-      }
+    return ids;
+  }
+  if (bos() >= 0 && (options.bos < 0 ? data().add_bos : options.bos) > 0) {
+    ids.push_back(static_cast<std::int32_t>(bos()));
+  }
+  const detail::SpecialTokens& special = options.parse_special ? tables_->special : tables_->always;
+  std::size_t begin = 0;  // of the text that is not yet encoded
+  for (std::size_t at = 0; !special.empty() && at < text.size();) {
+    std::size_t size = 1;
+    const std::int32_t id = special.find(text, at, size);
+    if (id >= 0) {
+      detail::encode_stretch(*tables_, text, begin, at, ids);
+      ids.push_back(id);
+      begin = at + size;
     }
-    if (id < 0) {
-      detail::fail({"encode: the character \"", text.substr(at, size), "\" at byte ",
-                    static_cast<std::int64_t>(at), " is not among the ", vocabulary(),
-                    " of the training text; leave it out"});
-    }
-    ids.push_back(id);
     at += size;
+  }
+  detail::encode_stretch(*tables_, text, begin, text.size(), ids);
+  if (eos() >= 0 && (options.eos < 0 ? data().add_eos : options.eos) > 0) {
+    ids.push_back(static_cast<std::int32_t>(eos()));
   }
   return ids;
 }
 
-// An id that stands for nothing (a model may have a larger vocabulary than the text) gives "?".
+inline void Tokenizer::append_piece(std::string& out, std::int32_t previous,
+                                    std::int32_t id) const {
+  if (!known(id)) {
+    out += '?';
+    return;
+  }
+  if (tables_ == nullptr) {
+    out += static_cast<char>(static_cast<unsigned char>(id));
+    return;
+  }
+  const auto place = static_cast<std::size_t>(id);
+  const TokenType type = tables_->type(place);
+  if (type == TokenType::control) {
+    return;
+  }
+  const char* const text = tables_->texts.data(place);
+  const std::size_t size = tables_->texts.length(place);
+  // The space that encode put there: of a byte only where no token is a space.
+  const bool at_start = previous < 0 || previous == bos();
+  const bool drop = at_start && tables_->pieces() && tables_->data.add_space_prefix && size > 0 &&
+                    text[0] == ' ' && (type != TokenType::byte || tables_->texts.find(" ") < 0);
+  out.append(text + (drop ? 1 : 0), size - (drop ? 1U : 0U));
+}
+
 inline std::string Tokenizer::decode(const std::vector<std::int32_t>& ids) const {
   std::string text;
+  std::int32_t previous = -1;
   for (const std::int32_t id : ids) {
-    if (id < 0 || id >= vocabulary()) {
-      text += '?';
-    } else if (kind_ == Kind::bytes) {
-      text += static_cast<char>(static_cast<unsigned char>(id));
-    } else {
-      text += characters_[static_cast<std::size_t>(id)];
-    }
+    append_piece(text, previous, id);
+    previous = id;
   }
   return text;
 }
 
-namespace detail {
-
-// Characters when the text is UTF-8 with at most 256 distinct, else bytes.
-inline Tokenizer tokenizer_for(const std::string& text) {
-  std::vector<std::string> found;
-  std::vector<int> seen(128);
-  for (std::size_t at = 0; at < text.size();) {
-    const auto byte = static_cast<unsigned char>(text[at]);
-    const std::size_t size = character_size(text, at);
-    if (size == 0) {
-      return Tokenizer();
-    }
-    if (byte >= 128 || !seen[byte]) {
-      const std::string character = text.substr(at, size);
-      const std::size_t place = place_of(character, found);
-      if (place == found.size() || found[place] != character) {
-        found.insert(found.begin() + static_cast<std::ptrdiff_t>(place), character);
-        if (found.size() > 256) {
-          return Tokenizer();
-        }
-      }
-      if (byte < 128) {
-        seen[byte] = 1;
-      }
-    }
-    at += size;
-  }
-  return Tokenizer(std::move(found));
+inline std::string Tokenizer::decode_piece(std::int32_t previous, std::int32_t id) const {
+  std::string text;
+  append_piece(text, previous, id);
+  return text;
 }
 
-}  // namespace detail
 }  // namespace tinyscale

@@ -31,9 +31,10 @@ struct StoredTensor {
   const std::uint8_t* data = nullptr;  // anywhere: no alignment
   bool transposed = false;
   std::int64_t stride = 0;
-  bool doubles = false;                  // float64, `format` says nothing
-  bool readable = true;                  // false: integers and others that no model here has
-  const std::uint8_t* scales = nullptr;  // float32; data is then int8
+  bool doubles = false;                         // float64, `format` says nothing
+  bool readable = true;                         // false: integers and others that no model here has
+  const char* right = "F32, F16, BF16 or F64";  // what would be readable in such a file
+  const std::uint8_t* scales = nullptr;         // float32; data is then int8
   std::int64_t group = 0;
 
   const std::int8_t* codes() const { return reinterpret_cast<const std::int8_t*>(data); }
@@ -112,8 +113,7 @@ inline std::int64_t plain_bytes(const StoredTensor& t) {
 inline void read_floats(const StoredTensor& t, float* to, const std::string& who) {
   const std::int64_t bytes = detail::plain_bytes(t);
   if (!t.readable || (t.transposed && bytes == 0)) {
-    detail::fail(
-        {who, "tensor \"", t.stored, "\" is ", t.type, "; F32, F16, BF16 or F64 is right"});
+    detail::fail({who, "tensor \"", t.stored, "\" is ", t.type, "; ", t.right, " is right"});
   }
   const std::int64_t count = t.shape.count();
   if (count == 0) {

@@ -1,0 +1,216 @@
+// How near to the memory's limit are a decoded token's matrix products, with weights as they are
+// stored, and how many tokens a second would they allow? Products only: norms, attention and
+// sampling are left out of every figure here, ours and the peer's.
+// Peer: bench/decode_plain.c, plain loops as llama2.c has them, f32 and int8 in groups of 64,
+// compiled -O3 and -Ofast -march=native with OpenMP; it answers through a pipe, in turn with ours.
+//   make bench ONLY=inference        (ARGS=--rounds=5)
+#include "bench.hpp"
+#include "worker.hpp"
+
+#include <memory>
+
+namespace ts = tinyscale;
+
+namespace {
+
+struct Shape {
+  std::string name;
+  std::int64_t width, hidden, layers, vocabulary;
+};
+
+// The matrices of one token's forward pass, the classifier last.
+struct Weights {
+  std::vector<ts::StoredMatrix> all;
+  double bytes = 0;
+  std::int64_t widest = 0;
+
+  Weights(const Shape& s, const ts::StoreAs& how) {
+    const std::int64_t d = s.width, f = s.hidden;
+    const std::vector<float> from = bench::numbers(static_cast<std::size_t>(s.vocabulary * d), 1);
+    const auto add = [&](std::int64_t rows, std::int64_t cols) {
+      all.push_back(ts::kernels::store_matrix(rows, cols, from.data(), how));
+      bytes += all.back().bytes();
+      widest = std::max(widest, std::max(rows, cols));
+    };
+    for (std::int64_t layer = 0; layer < s.layers; ++layer) {
+      for (int i = 0; i < 4; ++i) {
+        add(d, d);
+      }
+      add(f, d);
+      add(f, d);
+      add(d, f);
+    }
+    add(s.vocabulary, d);
+  }
+  // m tokens at once; the classifier is asked for the last alone.
+  void multiply(ts::Activations how, std::int64_t m, const float* x, float* y) const {
+    for (const ts::StoredMatrix& w : all) {
+      const bool last = &w == &all.back();
+      ts::kernels::multiply_stored(w, how, last ? 1 : m, x, w.cols, y, w.rows);
+    }
+  }
+};
+
+struct Way {
+  std::string name;
+  std::function<double()> seconds;  // of one token; negative: it cannot
+};
+
+// Medians of samples taken in turn, after one turn of warm-up.
+std::vector<double> medians(const std::vector<Way>& ways, int rounds) {
+  std::vector<std::vector<double>> samples(ways.size());
+  for (int round = 0; round <= rounds; ++round) {
+    for (std::size_t w = 0; w < ways.size(); ++w) {
+      usleep(5000);  // a peer's idle threads spin for a while
+      const double seconds = ways[w].seconds ? ways[w].seconds() : -1;
+      if (round > 0 && seconds > 0) {
+        samples[w].push_back(seconds);
+      }
+    }
+  }
+  std::vector<double> out;
+  for (const std::vector<double>& sample : samples) {
+    out.push_back(bench::median(sample));
+  }
+  return out;
+}
+
+struct Run {
+  Shape shape;
+  int threads, rounds;
+  std::string programs;
+
+  Way ours(const std::string& name, const bench::Work& work, double tokens) const {
+    const bench::Work once = threads == 1 ? bench::serial(work) : work;
+    return {name, [once, tokens] {
+              const double first = bench::seconds_of(once, 1);
+              const auto times = static_cast<std::int64_t>(0.04 / (first + 1e-9)) + 1;
+              return bench::seconds_of(once, times) / static_cast<double>(times) / tokens;
+            }};
+  }
+  Way plain(const std::string& program) const {
+    const auto worker = std::make_shared<bench::Worker>(
+        std::vector<std::string>{programs + "/" + program, shape.name},
+        std::vector<std::string>{"OMP_NUM_THREADS=" + std::to_string(threads)});
+    if (worker->first_line().empty()) {
+      bench::skip(program, "it was not built");
+      return {program, nullptr};
+    }
+    const std::string line = shape.name == "15M" ? "products 24" : "products 4";
+    return {program, [worker, line] { return worker->ask(line); }};
+  }
+};
+
+struct Kind {
+  const char* name;
+  ts::StoreAs store;
+  ts::Activations activations;
+  const char* peer;  // of bench/, or null
+};
+
+std::vector<Kind> kinds() {
+  using ts::Activations;
+  using ts::BlockFormat;
+  return {{"f32", {BlockFormat::f32, 0, 32}, Activations::f32, "decode_plain"},
+          {"bf16", {BlockFormat::bf16, 0, 32}, Activations::f32, "decode_plain"},
+          {"f16", {BlockFormat::f16, 0, 32}, Activations::f32, "decode_plain"},
+          {"int8, groups of 64",
+           {BlockFormat::f32, 8, 64},
+           Activations::int8_groups,
+           "decode_plain_int8"},
+          {"int8, groups of 32",
+           {BlockFormat::f32, 8, 32},
+           Activations::int8_groups,
+           "decode_plain_int8"},
+          {"int8, per channel",
+           {BlockFormat::f32, 8, 0},
+           Activations::int8_groups,
+           "decode_plain_int8"},
+          {"4-bit, groups of 32",
+           {BlockFormat::f32, 4, 32},
+           Activations::int8_groups,
+           "decode_plain_int8"},
+          {"int8 g64, f32 activations",
+           {BlockFormat::f32, 8, 64},
+           Activations::f32,
+           "decode_plain_int8"}};
+}
+
+void decode(const Run& run) {
+  ts::Table table;
+  table.columns = {"weights",      "MB a token", "tokens/s",  "GB/s",     "of the limit",
+                   "plain -Ofast", "ours / it",  "plain -O3", "ours / it"};
+  const std::vector<float> x = bench::numbers(4096, 3);
+  Way fast[2] = {run.plain("decode_plain"), run.plain("decode_plain_int8")};
+  Way slow[2] = {run.plain("decode_plain_o3"), run.plain("decode_plain_int8_o3")};
+  for (const Kind& kind : kinds()) {
+    const Weights w(run.shape, kind.store);
+    std::vector<float> y(static_cast<std::size_t>(w.widest));
+    const bench::ReadLimit limit(w.bytes);
+    const int peer = std::string(kind.peer) == "decode_plain" ? 0 : 1;
+    const std::vector<double> s =
+        medians({run.ours(
+                     "ours", [&] { w.multiply(kind.activations, 1, x.data(), y.data()); }, 1),
+                 run.ours("limit", limit.work(), 1), fast[peer], slow[peer]},
+                run.rounds);
+    table.add({kind.name, ts::format_fixed(w.bytes / 1e6, 1), ts::format_fixed(1 / s[0], 0),
+               bench::rate(w.bytes, s[0], 1e9), bench::ratio(s[1], s[0]), bench::rate(1, s[2], 1),
+               bench::ratio(s[2], s[0]), bench::rate(1, s[3], 1), bench::ratio(s[3], s[0])});
+  }
+  std::printf("decode, %s shape, %d thread%s, products only\n%s\n", run.shape.name.c_str(),
+              run.threads, run.threads == 1 ? "" : "s", table.text().c_str());
+}
+
+void prefill(const Run& run) {
+  const std::int64_t tokens = 256;
+  ts::Table table;
+  table.columns = {"weights", "tokens/s", "plain -Ofast, token by token", "ours / it"};
+  const std::vector<float> x =
+      bench::numbers(static_cast<std::size_t>(tokens * run.shape.hidden), 3);
+  std::vector<float> y(
+      static_cast<std::size_t>(std::max(tokens * run.shape.hidden, run.shape.vocabulary)));
+  Way fast[2] = {run.plain("decode_plain"), run.plain("decode_plain_int8")};
+  for (const Kind& kind : kinds()) {
+    const Weights w(run.shape, kind.store);
+    const int peer = std::string(kind.peer) == "decode_plain" ? 0 : 1;
+    const std::vector<double> s =
+        medians({run.ours(
+                     "ours", [&] { w.multiply(kind.activations, tokens, x.data(), y.data()); },
+                     static_cast<double>(tokens)),
+                 fast[peer]},
+                run.rounds);
+    table.add({kind.name, ts::format_fixed(1 / s[0], 0), bench::rate(1, s[1], 1),
+               bench::ratio(s[1], s[0])});
+  }
+  std::printf("prefill of %lld tokens, %s shape, %d thread%s, products only\n%s\n",
+              static_cast<long long>(tokens), run.shape.name.c_str(), run.threads,
+              run.threads == 1 ? "" : "s", table.text().c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int rounds = 5;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strncmp(argv[i], "--rounds=", 9) == 0) {
+      rounds = std::max(1, std::atoi(argv[i] + 9));
+    }
+  }
+  const std::string own = argv[0];
+  const std::string programs =
+      own.find('/') == std::string::npos ? "." : own.substr(0, own.find_last_of('/'));
+  bench::print_machine("Decoding: stored weights against the memory's limit and plain loops");
+  std::printf("skipped: llama.cpp, ggml: no package of them for this program to call\n\n");
+  const std::vector<Shape> shapes = {{"15M", 288, 768, 6, 32000}, {"110M", 768, 2048, 12, 32000}};
+  std::vector<int> threads{1};
+  if (ts::thread_count() > 1) {
+    threads.push_back(ts::thread_count());
+  }
+  for (const Shape& shape : shapes) {
+    for (const int count : threads) {
+      decode({shape, count, rounds, programs});
+      prefill({shape, count, rounds, programs});
+    }
+  }
+  return 0;
+}

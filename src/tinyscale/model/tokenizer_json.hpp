@@ -1,0 +1,276 @@
+#pragma once
+// A tokenizer as JSON: all its lists, in the metadata of a saved model; and as a tokenizer.json of
+// Hugging Face's form, for other programs.
+
+#include <cstddef>  // size_t
+#include <cstdint>  // int64_t
+#include <string>   // string
+#include <utility>  // move
+#include <vector>   // vector
+
+#include "tinyscale/base/save_file.hpp"
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/model/hugging_face_tokenizer.hpp"
+#include "tinyscale/model/safetensors.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// The words of TokenizerKind, in its order.
+constexpr const char* tokenizer_words[] = {"characters",    "bytes",         "byte_pairs",
+                                           "scored_pieces", "merged_pieces", nullptr};
+
+inline std::string json_texts(const std::vector<std::string>& texts) {
+  std::string json = "[";
+  for (const std::string& text : texts) {
+    json += json.size() > 1 ? ",\"" : "\"";
+    json += json_escape(text);
+    json += '"';
+  }
+  return json + "]";
+}
+
+inline std::string tokenizer_json(const Tokenizer& tokenizer) {
+  const TokenizerData& data = tokenizer.data();
+  std::string json =
+      cat({"{\"kind\":\"", tokenizer_words[static_cast<int>(tokenizer.kind())], "\""});
+  if (data.kind == TokenizerKind::characters || data.kind == TokenizerKind::bytes) {
+    return json + ",\"characters\":" + json_texts(tokenizer.characters()) + "}";
+  }
+  json += ",\"tokens\":" + json_texts(data.tokens) + ",\"scores\":[";
+  for (std::size_t i = 0; i < data.scores.size(); ++i) {
+    json += (i > 0 ? "," : "") + exact_number(static_cast<double>(data.scores[i]));
+  }
+  json += "],\"types\":[";
+  for (std::size_t i = 0; i < data.types.size(); ++i) {
+    json += cat({i > 0 ? "," : "", data.types[i]});
+  }
+  json += "],\"merges\":" + json_texts(data.merges);
+  return json + cat({",\"bos\":", data.bos, ",\"eos\":", data.eos, ",\"unknown\":", data.unknown,
+                     ",\"add_bos\":", data.add_bos, ",\"add_eos\":", data.add_eos, ",\"pre\":\"",
+                     json_escape(data.pre),
+                     "\",\"add_space_prefix\":", data.add_space_prefix ? "true" : "false",
+                     ",\"ignore_merges\":", data.ignore_merges, "}"});
+}
+
+inline const Json& tokenizer_field(const Json& json, const char* key, Json::Kind kind,
+                                   const std::string& who) {
+  const Json* field = json.find(key);
+  if (field == nullptr || field->kind != kind) {
+    fail({who, "its tokenizer lacks ", key});
+  }
+  return *field;
+}
+
+inline std::vector<std::string> tokenizer_texts(const Json& json, const char* key,
+                                                const std::string& who) {
+  std::vector<std::string> texts;
+  for (const Json& item : tokenizer_field(json, key, Json::Kind::list, who).list) {
+    texts.push_back(item.text);
+  }
+  return texts;
+}
+
+// A whole number from -1 to 2^31 - 1.
+inline std::int64_t tokenizer_number(const Json& value, const char* key, const std::string& who) {
+  const double n = value.number;
+  if (value.kind != Json::Kind::number || !(n >= -1 && n <= 2147483647.0) ||
+      static_cast<double>(static_cast<std::int64_t>(n)) != n) {
+    fail({who, "its tokenizer's ", key, " is no whole number from -1 to 2^31 - 1"});
+  }
+  return static_cast<std::int64_t>(n);
+}
+
+inline std::vector<std::string> characters_from_json(const Json& json, const std::string& who) {
+  std::vector<std::string> characters = tokenizer_texts(json, "characters", who);
+  for (std::size_t i = 0; i < characters.size(); ++i) {
+    if (characters[i].empty() || character_size(characters[i], 0) != characters[i].size()) {
+      fail({who, "its tokenizer has the character \"", characters[i],
+            "\"; exactly one in UTF-8 is right"});
+    }
+    if (i > 0 && characters[i] <= characters[i - 1]) {
+      detail::fail({who + "its tokenizer's characters are not in ascending order, each once"});
+    }
+  }
+  return characters;
+}
+
+inline TokenizerKind tokenizer_kind(const Json& json, const std::string& who) {
+  const std::string& word = tokenizer_field(json, "kind", Json::Kind::text, who).text;
+  std::string right;
+  for (int i = 0; tokenizer_words[i] != nullptr; ++i) {
+    if (word == tokenizer_words[i]) {
+      return static_cast<TokenizerKind>(i);
+    }
+    right += cat({i > 0 ? ", " : "", tokenizer_words[i]});
+  }
+  fail({who, "tokenizer kind is \"", word, "\"; right is one of ", right});
+}
+
+inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
+  const Json json = parse_named(text, who);
+  TokenizerData data;
+  data.kind = tokenizer_kind(json, who);
+  if (data.kind == TokenizerKind::bytes) {
+    return Tokenizer();
+  }
+  if (data.kind == TokenizerKind::characters) {
+    return Tokenizer(characters_from_json(json, who));
+  }
+  data.tokens = tokenizer_texts(json, "tokens", who);
+  data.merges = tokenizer_texts(json, "merges", who);
+  for (const Json& score : tokenizer_field(json, "scores", Json::Kind::list, who).list) {
+    data.scores.push_back(static_cast<float>(score.number));
+  }
+  for (const Json& type : tokenizer_field(json, "types", Json::Kind::list, who).list) {
+    data.types.push_back(static_cast<std::int32_t>(tokenizer_number(type, "types", who)));
+  }
+  const auto number = [&json, &who](const char* key) {
+    return tokenizer_number(tokenizer_field(json, key, Json::Kind::number, who), key, who);
+  };
+  data.bos = number("bos");
+  data.eos = number("eos");
+  data.unknown = number("unknown");
+  data.add_bos = static_cast<int>(number("add_bos"));
+  data.add_eos = static_cast<int>(number("add_eos"));
+  data.ignore_merges = static_cast<int>(number("ignore_merges"));
+  data.pre = tokenizer_field(json, "pre", Json::Kind::text, who).text;
+  data.add_space_prefix =
+      tokenizer_field(json, "add_space_prefix", Json::Kind::boolean, who).number != 0;
+  return make_tokenizer(std::move(data), who + "its tokenizer: ");
+}
+
+// How a tokenizer.json says what happens to a text before it merges, and after decoding.
+inline std::string export_steps(const TokenizerData& data, PreTokenizer pre) {
+  const std::string mark = word_mark;
+  if (data.kind == TokenizerKind::characters) {
+    return "\"normalizer\":null,\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Fuse\"}";
+  }
+  if (data.kind == TokenizerKind::merged_pieces) {
+    const std::string strip = ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}";
+    return cat({"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
+                data.add_space_prefix ? "{\"type\":\"Prepend\",\"prepend\":\"" + mark + "\"}," : "",
+                "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"", mark,
+                "\"}]},\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+                "{\"type\":\"Replace\",\"pattern\":{\"String\":\"",
+                mark, "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}",
+                data.add_space_prefix ? strip : "", "]}"});
+  }
+  const auto byte_level = [](bool own_pattern) {
+    return cat(
+        {"{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
+         "\"use_regex\":",
+         own_pattern ? "true" : "false", "}"});
+  };
+  std::string steps = byte_level(pre == PreTokenizer::gpt2);
+  if (pre == PreTokenizer::digits) {
+    steps =
+        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\","
+        "\"individual_digits\":true}," +
+        byte_level(true) + "]}";
+  } else if (pre == PreTokenizer::llama3 || pre == PreTokenizer::qwen2) {
+    steps =
+        cat({"{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":"
+             "{\"Regex\":\"",
+             json_escape(pattern_of_pre(pre)), "\"},\"behavior\":\"Isolated\",\"invert\":false},",
+             byte_level(false), "]}"});
+  }
+  return "\"normalizer\":null,\"pre_tokenizer\":" + steps + ",\"decoder\":" + byte_level(true);
+}
+
+// The special tokens around a text.
+inline std::string export_template(const TokenizerData& data) {
+  if (data.add_bos <= 0 && data.add_eos <= 0) {
+    return "null";
+  }
+  std::string single, tokens;
+  const auto add = [&](std::int64_t id) {
+    const std::string name = json_escape(data.tokens[static_cast<std::size_t>(id)]);
+    single += cat(
+        {single.empty() ? "" : ",", "{\"SpecialToken\":{\"id\":\"", name, "\",\"type_id\":0}}"});
+    if (data.add_bos <= 0 || data.add_eos <= 0 || id != data.eos || data.bos != data.eos ||
+        tokens.empty()) {
+      tokens += cat({tokens.empty() ? "" : ",", "\"", name, "\":{\"id\":\"", name, "\",\"ids\":[",
+                     id, "],\"tokens\":[\"", name, "\"]}"});
+    }
+  };
+  if (data.add_bos > 0) {
+    add(data.bos);
+  }
+  single += std::string(single.empty() ? "" : ",") + "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}";
+  if (data.add_eos > 0) {
+    add(data.eos);
+  }
+  return cat({"{\"type\":\"TemplateProcessing\",\"single\":[", single,
+              "],\"pair\":[{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},{\"Sequence\":{\"id\":\"B\","
+              "\"type_id\":1}}],\"special_tokens\":{",
+              tokens, "}}"});
+}
+
+}  // namespace detail
+
+// A tokenizer.json that Hugging Face's programs and read_hugging_face_tokenizer read.
+inline std::string hugging_face_json(const Tokenizer& tokenizer) {
+  TokenizerData data = tokenizer.data();
+  if (data.kind == TokenizerKind::scored_pieces) {
+    detail::fail(
+        {"save_tokenizer: a SentencePiece tokenizer merges by scores, which a "
+         "tokenizer.json cannot hold; save() of a model keeps them"});
+  }
+  for (int byte = 0; data.kind == TokenizerKind::bytes && byte < 256; ++byte) {
+    data.tokens.push_back(
+        detail::spelled_bytes(std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))));
+  }
+  std::string added, vocabulary;
+  detail::NameTable names;
+  for (std::size_t id = 0; id < data.tokens.size(); ++id) {
+    const std::string& token = data.tokens[id];
+    const TokenType type =
+        data.types.empty() ? TokenType::normal : static_cast<TokenType>(data.types[id]);
+    if (token.empty() && type == TokenType::unused) {
+      continue;  // an id without a token
+    }
+    if (++names[token] > 1 ||
+        (data.kind == TokenizerKind::characters && token == detail::word_mark)) {
+      detail::fail({"save_tokenizer: token ", id, " is \"", token,
+                    "\"; texts that differ, and no "
+                    "character U+2581, are right"});
+    }
+    if (type == TokenType::control || type == TokenType::user_defined) {
+      added += detail::cat({added.empty() ? "" : ",", "{\"id\":", id, ",\"content\":\"",
+                            json_escape(token),
+                            "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+                            "\"normalized\":false,\"special\":",
+                            type == TokenType::control ? "true" : "false", "}"});
+    } else {
+      vocabulary += vocabulary.empty() ? "\"" : ",\"";
+      vocabulary += json_escape(token);
+      vocabulary += detail::cat({"\":", id});
+    }
+  }
+  const int pre = detail::find_pre_tokenizer(data.kind == TokenizerKind::bytes ? "none" : data.pre);
+  const std::string unknown =
+      data.unknown < 0
+          ? "null"
+          : "\"" + json_escape(data.tokens[static_cast<std::size_t>(data.unknown)]) + "\"";
+  const bool pieces = data.kind == TokenizerKind::merged_pieces;
+  return detail::cat(
+      {"{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[", added, "],",
+       detail::export_steps(data, static_cast<PreTokenizer>(pre)),
+       ",\"post_processor\":", detail::export_template(data),
+       ",\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":", unknown,
+       ",\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":",
+       pieces ? "true" : "false", ",\"byte_fallback\":", pieces ? "true" : "false",
+       ",\"ignore_merges\":", data.ignore_merges > 0 ? "true" : "false", ",\"vocab\":{", vocabulary,
+       "},\"merges\":", detail::json_texts(data.merges), "}}\n"});
+}
+
+// The same in a file, which appears whole or not at all.
+inline void save_tokenizer(const Tokenizer& tokenizer, const std::string& path) {
+  const std::string json = hugging_face_json(tokenizer);
+  detail::SaveFile file("save_tokenizer", path);
+  file.write(json.data(), json.size());
+  file.finish();
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,153 @@
+#pragma once
+// What a pre-tokenizer asks of a character: a letter (\p{L}), a number (\p{N}), white space (\s)
+// or none of these. Unicode 17.0, each class as its runs of code points: not in it, in it, not in
+// it, ... A run's length in digits of 5 bits, the lowest first, 32 on all but the last; a digit is
+// the character '0' + digit, with p for the backslash and q for the question mark.
+
+#include <cstddef>  // size_t
+#include <cstdint>  // uint8_t
+#include <string>   // string
+#include <vector>   // vector
+
+namespace tinyscale {
+namespace detail {
+
+enum class CharacterClass : std::uint8_t { other, letter, number, space };
+
+inline const char* letter_runs() {
+  return "Q2J6J_11:1415G1O1Z>4<>57111Q451224116113111D1c21[48V51V1216Y1W2K44]1[1S121S311q272:321"
+         "@11NMi2;1HQ192415F419131GI7;5H17@Z1j1f131B17:q@48222F17113431@1=213>2:186422F17121212O"
+         "411C3@9131F17121531B1q2G1;8222F17121531N213q1A116331432111232333<F1d18131G1@31J31222N1"
+         "48131G1:1531N312q2A9131Y121@15383H65B3H191127j1`112<7j1211151H111:12912511E4P11o181T1K"
+         "5c3[1D1@6443132734=<1AV111512[11]:142711142Y1142Q1142711142q1i1142S2U1@@f2263pC2A1J5[2"
+         "687B=C>B>=13qd1S1141S2i2752R1115V2:Oa1N25;p14Jf1G9e1b21m2_1A8f1N=2:p1JT1Y13:T12;5[123Y"
+         "141612315P6P2f8262V126281111111O2e11711331734264=5317d31=1@=U31412:1135611111141;24554"
+         "1d12kc2U76432<V111512h171@G9717171717171717`21e>2Z15524f2631j2145[11n2AP1`1@P@P^6P2]dE"
+         "S2^12]83@:2D_1@O2V2a192W32b2DA13141GMd1>b1n163112;L:GIM7_1L1@51::51Y1G318DG313b1113225"
+         "2111H32;73<6262697171[11>6c3MTm:<G4a1TX8^;2Z3V17<5511:1=151112121p3Q1[;BP22f1X1<d351W4"
+         "T1J6J;i236262623S1<1J1C121q2>R1k3U<M3a1_1P1=D186V1:N2T148`1n4BT14T14X18d1<;1q17121;1q1"
+         "7123d1<g99F:8H61Z119U26211p112312G:G9OQ2C12:F:J6JV1h162P21q4131MZ1M3MS181LKf1:F:C=B^3Y"
+         "2g1c1=c1=T1V1L9Gj7Z162@6h1M:18FZ1B^1EKG<e1i1221=]1P1IJT1M1218S131<`1>4E111S1B1IC2o1711"
+         "141q1:7_1V18222F17121531B1<5N:11211V111I111p1e1B4D3N`1D211h5_1Y14T1`1D1k1[1=1W2KU17i5p"
+         "1d3P2O82128121Hq111n282W1@111L1:X171E1;^1C1BY2W6Q1O91U1A1a1N`37121V1E1I6121P1>1Gp1T8Cq"
+         "11=1R1l31_2jLV7T6pb2Q3q`Q1A6Ikl35WBie6NRg1iA7OA_2ANB`1@4OE5C`=]1c6P2P1I2Ip1[251R2=P221"
+         "1>2<fV7Y1P1Q3c3m_8417121S9q1M321>48p<TX2[35=397:Vk5e21W2122122241<11171Q21428171L14151"
+         "1371d:2I1I1O1I1O1I1O1I1O1I18di1O66U8n1b4]1:7@1Q:NBp1TqLT7N21_6O1312172592P7714121q1U6k"
+         "1T271dU141K1211211:141111614111111312112111111111121124171414111:1A53151ATZ4PgY1P1nX42"
+         "^d52aY7q^CR]2n@R_1[j45ZY8";
+}
+
+inline const char* number_runs() {
+  return "`1:h325123Q]1:V4:V6:l<:f3:46p3:f3:f3:26^3=c3:87W3:X377C]3:P3:f3:V2Dp8:V2:_FDaK3_7:6:F:"
+         "p9:P4;U5:6:f5:f2:V4:6:fP11366:V6c125fFl1^2FfCNY[11YH1I9>3g:4Z4:N81qP1:W1qPkL:l5:P:6j4:"
+         "V1:V6:F:f2:f<:fhD:]q]1<i1A2e:KT14M181V45Z6:^M8I7W19[25F6P522@2^1P29d12N3[25X38H8Y17Z:6"
+         "`1:6:f8On4:Z14`37V4NP4:l1:`4:7Dk7:f::f3:f;:V3:6Dp2<T=Cm2:fD:f2MS7:V2:f1:V;:V3E[Q1_3QVq"
+         ":VY2:f2:V4:17^@:V8Gm:3iWG:V^1D<Dp3IeR1b1PZ2:V=:fq:g7:pF9P4:gHk11314p2]11qRN=Sg2:";
+}
+
+constexpr std::uint32_t no_code_point = 0xFFFFFFFFU;  // of bytes that are not UTF-8
+constexpr std::uint32_t classified_end = 0x34000;     // from here on there is none of the three
+
+// The class of every code point below classified_end.
+struct CharacterClasses {
+  std::vector<CharacterClass> of;
+
+  CharacterClasses() : of(classified_end, CharacterClass::other) {
+    fill(letter_runs(), CharacterClass::letter);
+    fill(number_runs(), CharacterClass::number);
+    for (const std::uint32_t code :
+         {0x20U, 0x85U, 0xA0U, 0x1680U, 0x2028U, 0x2029U, 0x202FU, 0x205FU, 0x3000U}) {
+      of[code] = CharacterClass::space;
+    }
+    for (std::uint32_t code = 0; code < 11; ++code) {
+      of[0x2000 + code] = CharacterClass::space;
+      of[9 + code % 5] = CharacterClass::space;
+    }
+  }
+
+ private:
+  void fill(const char* runs, CharacterClass which) {
+    std::uint32_t code = 0, length = 0;
+    int shift = 0;
+    bool inside = false;
+    for (; *runs != '\0'; ++runs) {
+      const char c = *runs == 'p' ? '\\' : *runs == 'q' ? '\x3F' : *runs;
+      const auto digit = static_cast<std::uint32_t>(c - '0');
+      length += (digit & 31U) << shift;
+      shift += 5;
+      if (digit < 32) {
+        for (std::uint32_t i = 0; inside && i < length; ++i) {
+          of[code + i] = which;
+        }
+        code += length;
+        length = 0;
+        shift = 0;
+        inside = !inside;
+      }
+    }
+  }
+};
+
+// One character of a text: its code point and its bytes. A byte that begins no UTF-8 character is a
+// character by itself, of no class.
+struct CodePoint {
+  std::uint32_t code = 0;
+  std::uint32_t size = 1;
+};
+
+// The character at `at`, before `end`: at least one byte is there.
+inline CodePoint code_point(const char* text, std::size_t at, std::size_t end) {
+  const auto byte = [text, at](std::size_t i) {
+    return static_cast<std::uint32_t>(static_cast<unsigned char>(text[at + i]));
+  };
+  const std::uint32_t first = byte(0);
+  if (first < 0x80) {
+    return {first, 1};
+  }
+  const CodePoint none{no_code_point, 1};
+  const std::uint32_t size = first < 0xC2   ? 1
+                             : first < 0xE0 ? 2
+                             : first < 0xF0 ? 3
+                             : first < 0xF5 ? 4
+                                            : 1;
+  if (size == 1 || size > end - at) {
+    return none;
+  }
+  std::uint32_t code = first & (0x7FU >> size);
+  for (std::uint32_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xC0U) != 0x80U) {
+      return none;
+    }
+    code = code << 6 | (byte(i) & 0x3FU);
+  }
+  const bool good = size == 2 || (size == 3 && code >= 0x800 && (code < 0xD800 || code > 0xDFFF)) ||
+                    (size == 4 && code >= 0x10000 && code < 0x110000);
+  return good ? CodePoint{code, size} : none;
+}
+
+// The UTF-8 bytes of a code point, at the end of `out`.
+inline void append_utf8(std::string& out, std::uint32_t code) {
+  const auto tail = [&out, code](int shift) {
+    out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
+  };
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else if (code < 0x800) {
+    out += static_cast<char>(0xC0U | (code >> 6));
+    tail(0);
+  } else if (code < 0x10000) {
+    out += static_cast<char>(0xE0U | (code >> 12));
+    tail(6), tail(0);
+  } else {
+    out += static_cast<char>(0xF0U | (code >> 18));
+    tail(12), tail(6), tail(0);
+  }
+}
+
+inline CharacterClass character_class(std::uint32_t code) {
+  static const CharacterClasses classes;
+  return code < classified_end ? classes.of[code] : CharacterClass::other;
+}
+
+}  // namespace detail
+}  // namespace tinyscale

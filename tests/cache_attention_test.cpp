@@ -1,0 +1,264 @@
+#include <doctest/doctest.h>
+
+#include "tinyscale.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "error_of.hpp"
+
+namespace ts = tinyscale;
+namespace kernel = tinyscale::kernels;
+using kernel::CacheShape;
+using ts::DType;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+Floats noise(std::int64_t n, std::uint64_t seed) {  // uniform in [-1, 1)
+  Floats x(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = 2.0f * ts::uniform01(seed, i) - 1.0f;
+  }
+  return x;
+}
+
+std::vector<ts::CpuPath> paths() {  // this machine's, narrowest first
+  std::vector<ts::CpuPath> all;
+  for (const ts::CpuPath path :
+       {ts::CpuPath::portable, ts::CpuPath::neon, ts::CpuPath::avx2, ts::CpuPath::avx512}) {
+    if (ts::cpu().has(path) && path <= ts::cpu().path) {
+      all.push_back(path);
+    }
+  }
+  return all;
+}
+
+// A sequence's keys and values, also in pages that stand in memory in no order.
+struct Sequence {
+  CacheShape s;
+  std::int64_t tokens;
+  Floats k, v;
+  std::vector<Floats> memory;  // floats, so that pages stand at multiples of 4 bytes
+  std::vector<const std::uint8_t*> pages;
+
+  Sequence(const CacheShape& shape, std::int64_t count, std::uint64_t seed)
+      : s(shape),
+        tokens(count),
+        k(noise(count * shape.row(), seed)),
+        v(noise(count * shape.row(), seed + 1)) {
+    const std::int64_t n = (count + s.page_tokens - 1) / s.page_tokens;
+    memory.resize(static_cast<std::size_t>(n));
+    for (Floats& page : memory) {
+      page.assign(static_cast<std::size_t>(s.page_bytes() / 4 + 1), std::nanf(""));
+      pages.push_back(reinterpret_cast<const std::uint8_t*>(page.data()));
+    }
+    for (std::int64_t t = 0; t < count; ++t) {
+      Floats& page = memory[static_cast<std::size_t>(t / s.page_tokens)];
+      kernel::cache_store(s, reinterpret_cast<std::uint8_t*>(page.data()), t % s.page_tokens,
+                          k.data() + t * s.row(), v.data() + t * s.row());
+    }
+  }
+  // The numbers as the pages hold them.
+  void round() { kernel::cache_load(s, pages.data(), 0, tokens, k.data(), v.data()); }
+};
+
+// The largest error against the reference on the same rounded keys and values.
+double worst_error(const Sequence& sequence, const kernel::CacheQuery& query) {
+  const CacheShape& s = sequence.s;
+  kernel::AttentionShape shape;
+  shape.head_size = s.head_size;
+  shape.k_stride = shape.v_stride = s.row();
+  Floats expected(static_cast<std::size_t>(s.head_size));
+  double worst = 0.0;
+  for (std::int64_t h = 0; h < s.heads; ++h) {
+    const std::int64_t kv = h / (s.heads / s.kv_heads) * s.head_size + query.first * s.row();
+    kernel::attention_reference(shape, query.end - query.first, query.q + h * s.head_size,
+                                sequence.k.data() + kv, sequence.v.data() + kv, expected.data());
+    for (std::int64_t i = 0; i < s.head_size; ++i) {
+      const double error = std::fabs(double{query.o[h * s.head_size + i]} -
+                                     double{expected[static_cast<std::size_t>(i)]});
+      worst = std::max(worst, std::isnan(error) ? 1e9 : error);
+    }
+  }
+  return worst;
+}
+
+// Scores up to sqrt(head_size) are off by head_size 2^-24 of it, e^x by about that and 2e-7 more,
+// and a mean of values below 1 by the number of keys.
+double bound(const CacheShape& s, std::int64_t keys) {
+  return 4e-7 * (std::sqrt(static_cast<double>(s.head_size)) + 4) +
+         std::ldexp(static_cast<double>(keys), -24);
+}
+
+std::vector<CacheShape> shapes() {
+  return {{DType::f32, 16, 6, 6, 48},
+          {DType::f32, 5, 8, 4, 8},
+          {DType::f32, 1, 2, 1, 70},
+          {DType::f32, 16, 4, 2, 128}};
+}
+
+}  // namespace
+
+TEST_CASE("attention over pages: every format and path against the reference") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const DType format : {DType::f32, DType::bf16, DType::f16, DType::int8}) {
+      for (CacheShape s : shapes()) {
+        s.format = format;
+        CAPTURE(ts::name_of(format));
+        CAPTURE(s.head_size);
+        Sequence one(s, 45, 1), two(s, 17, 3);
+        one.round();
+        two.round();
+        const std::int64_t width = s.heads * s.head_size;
+        const Floats q = noise(6 * width, 5);
+        Floats o(q.size(), 9.0f);
+        std::vector<kernel::CacheQuery> queries;
+        const std::int64_t ends[] = {45, 17, 1, 17, 12, 3}, firsts[] = {0, 0, 0, 8, 11, 3};
+        for (std::size_t i = 0; i < 6; ++i) {
+          const std::size_t at = i * static_cast<std::size_t>(width);
+          const Sequence& sequence = i % 2 == 0 ? one : two;
+          queries.push_back(
+              {q.data() + at, o.data() + at, sequence.pages.data(), firsts[i], ends[i]});
+        }
+        kernel::cache_attention(s, 6, queries.data());
+        for (std::size_t i = 0; i < 5; ++i) {
+          CAPTURE(i);
+          CHECK(worst_error(i % 2 == 0 ? one : two, queries[i]) <=
+                bound(s, queries[i].end - queries[i].first));
+        }
+        CHECK(std::all_of(queries[5].o, queries[5].o + width, [](float x) { return x == 0.0f; }));
+      }
+    }
+  }
+}
+
+TEST_CASE("attention over pages: a prompt at once gives what its tokens give one by one") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const DType format : {DType::f32, DType::int8}) {
+      for (CacheShape s : shapes()) {
+        s.format = format;
+        Sequence sequence(s, 61, 7);
+        sequence.round();
+        const std::int64_t width = s.heads * s.head_size, m = 20;
+        for (const std::int64_t count : {std::int64_t{3}, m}) {
+          const std::int64_t first = 61 - count;
+          const Floats q = noise(count * (width + 2), 8);
+          Floats o(q.size(), 9.0f);
+          kernel::cache_attention_prefill(s, sequence.pages.data(), first, count, q.data(),
+                                          width + 2, o.data(), width + 2);
+          for (std::int64_t i = 0; i < count; ++i) {
+            const kernel::CacheQuery query{q.data() + i * (width + 2), o.data() + i * (width + 2),
+                                           sequence.pages.data(), 0, first + i + 1};
+            CHECK(worst_error(sequence, query) <= bound(s, query.end));
+            CHECK(query.o[width] == 9.0f);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("pages: what they hold, within the format's step") {
+  const CacheShape f32{DType::f32, 4, 2, 2, 6};
+  for (const DType format : {DType::f32, DType::bf16, DType::f16, DType::int8}) {
+    CacheShape s = f32;
+    s.format = format;
+    Sequence sequence(s, 9, 11);
+    const Floats k = sequence.k, v = sequence.v;
+    sequence.round();
+    const double step = format == DType::f32    ? 0.0
+                        : format == DType::bf16 ? 1.0 / 256
+                        : format == DType::f16  ? 1.0 / 2048
+                                                : 0.501 / 127;
+    for (std::size_t i = 0; i < k.size(); ++i) {
+      CHECK(std::fabs(double{k[i]} - double{sequence.k[i]}) <= step);
+      CHECK(std::fabs(double{v[i]} - double{sequence.v[i]}) <= step);
+    }
+  }
+  CHECK(CacheShape{DType::f32, 16, 6, 6, 48}.page_bytes() == 2 * 16 * 288 * 4);
+  CHECK(CacheShape{DType::bf16, 16, 6, 6, 48}.page_bytes() == 2 * 16 * 288 * 2);
+  CHECK(CacheShape{DType::int8, 16, 6, 6, 48}.page_bytes() == 2 * 16 * (288 + 6 * 4));
+  CHECK(CacheShape{DType::int8, 1, 1, 1, 3}.page_bytes() == 8 + 2 * 4);
+}
+
+TEST_CASE("attention over pages: one thread and many, what is refused") {
+  const CacheShape s{DType::f32, 16, 8, 2, 64};
+  Sequence sequence(s, 200, 13);
+  const Floats q = noise(4 * 512, 14);
+  Floats many(q.size()), one(q.size());
+  std::vector<kernel::CacheQuery> queries;
+  for (Floats* const to : {&many, &one}) {
+    queries.clear();
+    for (std::int64_t i = 0; i < 4; ++i) {
+      queries.push_back(
+          {q.data() + i * 512, to->data() + i * 512, sequence.pages.data(), 0, 197 + i});
+    }
+    if (to == &many) {
+      kernel::cache_attention(s, 4, queries.data());
+    } else {
+      const ts::detail::SerialScope alone;
+      kernel::cache_attention(s, 4, queries.data());
+    }
+  }
+  CHECK(many == one);
+  CacheShape bad = s;
+  bad.format = DType::int4;
+  CHECK(error_of([&] { kernel::cache_attention(bad, 0, nullptr); }) ==
+        "cache_attention: pages of int4; there are f32, bf16, f16, int8");
+  bad = s;
+  bad.kv_heads = 3;
+  CHECK(error_of([&] { kernel::cache_attention(bad, 0, nullptr); }) ==
+        "cache_attention: pages of 16 tokens, 8 heads on 3 of 64 numbers; each at least 1, and "
+        "heads a multiple");
+  queries[0].first = -1;
+  CHECK(error_of([&] { kernel::cache_attention(s, 1, queries.data()); }) ==
+        "cache_attention: query 0 sees from place -1 on");
+  CHECK(error_of([&] { kernel::cache_store(s, nullptr, 16, nullptr, nullptr); }) ==
+        "cache_store: row 16 of a page of 16");
+}
+
+TEST_CASE("a table of angles turns as the reference does") {
+  const std::vector<std::int64_t> places{0, 5, 5, 1000, 3, 31};
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const ts::RopePairs pairs : {ts::RopePairs::interleaved, ts::RopePairs::halves}) {
+      for (const std::int64_t size : {2, 8, 48, 66}) {
+        const std::int64_t heads = 3, width = heads * size + 1;
+        const kernel::RopeTable table(places.data(), 6, size, 10000.0);
+        CHECK(table.tokens() == 6);
+        CHECK(table.head_size() == size);
+        const Floats x = noise(6 * width, 15);
+        Floats y = x, expected(static_cast<std::size_t>(width));
+        table.turn(pairs, heads, y.data(), width);
+        double worst = 0.0;
+        for (std::size_t t = 0; t < 6; ++t) {
+          kernel::RopeShape shape;
+          shape.heads = heads;
+          shape.head_size = size;
+          shape.places = ts::TokenPlaces(places[t]);
+          shape.pairs = pairs;
+          const std::size_t at = t * static_cast<std::size_t>(width);
+          kernel::rope_reference(shape, kernel::RopeTurn::forward, x.data() + at, expected.data());
+          for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(width); ++i) {
+            worst = std::max(worst, std::fabs(double{y[at + i]} - double{expected[i]}));
+          }
+          CHECK(y[at + static_cast<std::size_t>(width) - 1] ==
+                x[at + static_cast<std::size_t>(width) - 1]);
+        }
+        CHECK(worst < 5e-7);  // |x| < 1.5: two products and their sum, each rounded
+      }
+    }
+  }
+  const double thin = -1.0;
+  CHECK(error_of([&] { kernel::RopeTable(places.data(), 6, 7, thin); }) ==
+        "RopeTable: 6 tokens, heads of 7, theta -1; heads must be even, theta above 0");
+}

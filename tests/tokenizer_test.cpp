@@ -1,0 +1,1068 @@
+// Tokenizers: against the files of other programs, against naive references, on hostile input.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <utility>
+
+#include "error_of.hpp"
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+using Ids = std::vector<std::int32_t>;
+
+namespace {
+
+std::string shared_file(const std::string& path) {
+  const char* root = std::getenv("TINYSCALE_SHARED");
+  return std::string(root != nullptr ? root : "../shared") + "/data/" + path;
+}
+
+bool there(const std::string& path) {
+  std::FILE* const file = std::fopen(path.c_str(), "rb");
+  if (file == nullptr) {
+    std::cout << "skipped: no " << path << "\n";
+    return false;
+  }
+  std::fclose(file);
+  return true;
+}
+
+std::string contents(const std::string& path) { return ts::detail::read_file(path, "test"); }
+
+const std::uint8_t* bytes_of(const std::string& text) {
+  return reinterpret_cast<const std::uint8_t*>(text.data());
+}
+
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : seed_(seed) {}
+  std::size_t below(std::size_t n) {
+    return static_cast<std::size_t>(ts::random_below(seed_, at_++, n));
+  }
+  std::string text(std::size_t most, const std::string& letters) {
+    std::string out;
+    for (std::size_t n = below(most + 1); n > 0; --n) {
+      out += letters[below(letters.size())];
+    }
+    return out;
+  }
+  std::string bytes(std::size_t most) {
+    std::string out;
+    for (std::size_t n = below(most + 1); n > 0; --n) {
+      out += static_cast<char>(static_cast<unsigned char>(below(256)));
+    }
+    return out;
+  }
+
+ private:
+  std::uint64_t seed_, at_ = 0;
+};
+
+std::string joined(const Ids& ids) {
+  std::string out;
+  for (const std::int32_t id : ids) {
+    out += (out.empty() ? "" : " ") + std::to_string(id);
+  }
+  return out;
+}
+
+template <class T>
+void put(std::string& out, T value) {
+  char bytes[sizeof value];
+  std::memcpy(bytes, &value, sizeof value);
+  out.append(bytes, sizeof value);
+}
+
+// llama2.c's tokenizer.bin of these tokens behind <unk>, BOS, EOS and the 256 byte tokens.
+std::string llama2c_file(const std::vector<std::pair<std::string, float>>& tokens) {
+  std::vector<std::pair<std::string, float>> all = {
+      {"<unk>", 0.0F}, {"\n<s>\n", 0.0F}, {"\n</s>\n", 0.0F}};
+  for (int byte = 0; byte < 256; ++byte) {
+    char name[8];
+    std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(byte));
+    all.emplace_back(name, 0.0F);
+  }
+  all.insert(all.end(), tokens.begin(), tokens.end());
+  std::string file;
+  put(file, std::uint32_t{16});
+  for (const auto& token : all) {
+    put(file, token.second);
+    put(file, static_cast<std::int32_t>(token.first.size()));
+    file += token.first;
+  }
+  return file;
+}
+
+// llama2.c's encoder as its description has it: scan all pairs after each merge.
+Ids naive_llama2c(const std::vector<std::pair<std::string, float>>& tokens,
+                  const std::string& given) {
+  std::map<std::string, std::pair<std::int32_t, float>> find;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    find.insert({tokens[i].first, {static_cast<std::int32_t>(259 + i), tokens[i].second}});
+  }
+  const std::string text = given.empty() ? "" : " " + given;
+  std::vector<std::pair<std::int32_t, std::string>> parts;
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t end = at + 1;
+    while (at > 0 && end < text.size() && end - at < 4 &&
+           (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) {
+      ++end;
+    }
+    const std::string character = text.substr(at, end - at);
+    const auto found = find.find(character);
+    if (found != find.end()) {
+      parts.emplace_back(found->second.first, character);
+    } else {
+      for (const char byte : character) {
+        const int id = static_cast<unsigned char>(byte) + 3;
+        parts.emplace_back(id, "<byte " + std::to_string(id) + ">");
+      }
+    }
+    at = end;
+  }
+  for (;;) {
+    std::size_t best = parts.size();
+    float score = 0;
+    for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+      const auto found = find.find(parts[i].second + parts[i + 1].second);
+      if (found != find.end() && (best == parts.size() || found->second.second > score)) {
+        best = i;
+        score = found->second.second;
+      }
+    }
+    if (best == parts.size()) {
+      break;
+    }
+    const std::string both = parts[best].second + parts[best + 1].second;
+    parts[best] = {find[both].first, both};
+    parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+  }
+  Ids ids = {1};
+  for (const auto& part : parts) {
+    ids.push_back(part.first);
+  }
+  return ids;
+}
+
+// Byte-level BPE as its description has it: the first merge of the list, everywhere leftmost first.
+Ids naive_bpe(const ts::TokenizerData& data, const std::string& word) {
+  std::map<std::string, std::int32_t> find;
+  for (std::size_t i = 0; i < data.tokens.size(); ++i) {
+    find.insert({data.tokens[i], static_cast<std::int32_t>(i)});
+  }
+  std::map<std::string, std::size_t> rank;
+  for (std::size_t i = 0; i < data.merges.size(); ++i) {
+    rank.insert({data.merges[i], i});
+  }
+  std::vector<std::string> parts;
+  for (const char c : word) {
+    parts.push_back(ts::detail::spelled_bytes(std::string(1, c)));
+  }
+  for (;;) {
+    std::size_t best = parts.size(), lowest = data.merges.size();
+    for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+      const auto found = rank.find(parts[i] + " " + parts[i + 1]);
+      if (found != rank.end() && found->second < lowest) {
+        best = i;
+        lowest = found->second;
+      }
+    }
+    if (best == parts.size()) {
+      break;
+    }
+    parts[best] += parts[best + 1];
+    parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+  }
+  Ids ids;
+  for (const std::string& part : parts) {
+    ids.push_back(find[part]);
+  }
+  return ids;
+}
+
+// GPT-2's lists from a GGUF file. The copy at hand went through a program that took it for UTF-8:
+// nine bytes above 127 became U+FFFD. What stood there follows from the format: two in a number
+// that nobody needs here, the counts 50257, 50257 and 50000, two lengths, two ids 50256.
+ts::TokenizerData gpt2_lists(const std::string& path) {
+  std::string file = contents(path);
+  for (const char lost : std::string("\xAC\xC5\xC4\x80\xC4\xC3\x81\xC4\xC4")) {
+    const std::size_t damage = file.find("\xEF\xBF\xBD");
+    if (damage != std::string::npos) {
+      file.replace(damage, 3, 1, lost);
+    }
+  }
+  std::size_t at = 16;
+  const auto number = [&](std::size_t bytes) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, file.data() + at, bytes);
+    at += bytes;
+    return value;
+  };
+  const auto text = [&] {
+    const auto size = static_cast<std::size_t>(number(8));
+    at += size;
+    return file.substr(at - size, size);
+  };
+  const std::size_t sizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+  ts::TokenizerData data;
+  for (std::uint64_t keys = number(8); keys > 0; --keys) {
+    const std::string key = text();
+    std::uint64_t type = number(4), count = 1;
+    if (type == 9) {
+      type = number(4);
+      count = number(8);
+    }
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const std::string word = type == 8 ? text() : "";
+      const std::uint64_t value = type == 8 ? 0 : number(sizes[type]);
+      if (key == "tokenizer.ggml.tokens") {
+        data.tokens.push_back(word);
+      } else if (key == "tokenizer.ggml.merges") {
+        data.merges.push_back(word);
+      } else if (key == "tokenizer.ggml.token_type") {
+        data.types.push_back(static_cast<std::int32_t>(value));
+      } else if (key == "tokenizer.ggml.pre") {
+        data.pre = word;
+      } else if (key == "tokenizer.ggml.bos_token_id") {
+        data.bos = static_cast<std::int64_t>(value);
+      } else if (key == "tokenizer.ggml.eos_token_id") {
+        data.eos = static_cast<std::int64_t>(value);
+      }
+    }
+  }
+  REQUIRE(at == file.size());
+  return data;
+}
+
+// Byte-level BPE with 256 bytes and these merges.
+ts::TokenizerData small_bpe(const std::vector<std::string>& merges) {
+  ts::TokenizerData data;
+  for (int byte = 0; byte < 256; ++byte) {
+    data.tokens.push_back(ts::detail::spelled_bytes(
+        std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))));
+  }
+  data.merges = merges;
+  for (const std::string& merge : merges) {
+    std::string token = merge;
+    token.erase(token.find(' '), 1);
+    bool known = false;
+    for (const std::string& other : data.tokens) {
+      known = known || other == token;
+    }
+    if (!known) {
+      data.tokens.push_back(token);
+    }
+  }
+  return data;
+}
+
+std::vector<std::string> cut(ts::PreTokenizer pre, const std::string& text) {
+  std::vector<std::string> pieces;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = ts::detail::next_piece(pre, text.data(), at, text.size());
+    pieces.push_back(text.substr(at, end - at));
+    at = end;
+  }
+  return pieces;
+}
+
+}  // namespace
+
+TEST_CASE("llama2.c's and SentencePiece's file of one vocabulary give the ids of llama2.c") {
+  const std::string bin = shared_file("models/stories260K/tok512.bin");
+  if (!there(bin)) {
+    return;
+  }
+  const ts::Tokenizer a = ts::read_tokenizer(bin, 512);
+  const ts::Tokenizer b = ts::read_tokenizer(shared_file("models/stories260K/tok512.model"));
+  CHECK(a.text() == "SentencePiece BPE (512 tokens)");
+  CHECK(a.bos() == 1);
+  CHECK(b.eos() == 2);
+  CHECK(a.special(1));
+  CHECK(!a.special(300));
+  CHECK(a.token_text(1) == "\n<s>\n");
+  CHECK(b.token_text(1) == "<s>");
+  CHECK(b.token_text(-1) == "?");
+  const std::string golden = contents(shared_file("models/tokenizers/tok512_encode_golden.tsv"));
+  int rows = 0;
+  for (std::size_t at = 0; at < golden.size(); ++rows) {
+    const std::size_t tab = golden.find('\t', at), end = golden.find('\n', at);
+    std::string text;
+    for (std::size_t i = at; i < tab; ++i) {
+      const bool escape = golden[i] == '\\';
+      i += escape ? 1 : 0;
+      text += !escape ? golden[i] : golden[i] == 'n' ? '\n' : golden[i] == 't' ? '\t' : '\\';
+    }
+    const std::string want = golden.substr(tab + 1, end - tab - 1);
+    CAPTURE(text);
+    CHECK(joined(a.encode(text)) == want);
+    CHECK(joined(b.encode(text)) == want);
+    CHECK(a.decode(a.encode(text)) == text);
+    at = end + 1;
+  }
+  CHECK(rows == 18);
+  Dice dice(1);
+  for (int i = 0; i < 200; ++i) {
+    const std::string text = i % 2 == 0 ? dice.bytes(60) : dice.text(60, "the doga,.\n  \xC3\xA9");
+    const Ids ids = a.encode(text);
+    CHECK(ids == b.encode(text));
+    CHECK(a.decode(ids) == text);
+    CHECK(b.decode(b.encode(text, false)) == text);
+  }
+}
+
+TEST_CASE("GPT-2's tokens, as llama.cpp's test has them") {
+  const std::string path = shared_file("models/tokenizers/ggml-vocab-gpt-2.gguf");
+  if (!there(path)) {
+    return;
+  }
+  const ts::Tokenizer gpt2 = ts::make_tokenizer(gpt2_lists(path));
+  CHECK(gpt2.text() == "byte-level BPE (50257 tokens)");
+  CHECK(gpt2.bos() == 50256);
+  const std::string texts = contents(path + ".inp"), ids = contents(path + ".out");
+  const std::string line = "\n__ggml_vocab_test__\n";
+  int cases = 0;
+  std::size_t at = 0, row = 0;
+  for (std::size_t end; (end = texts.find(line, at)) != std::string::npos; ++cases) {
+    const std::string text = texts.substr(at, end - at);
+    const std::size_t row_end = ids.find('\n', row);
+    const Ids got = gpt2.encode(text);
+    CAPTURE(text);
+    CHECK((got.empty() ? "" : " ") + joined(got) == ids.substr(row, row_end - row));
+    CHECK(gpt2.decode(got) == text);
+    at = end + line.size();
+    row = row_end + 1;
+  }
+  CHECK(cases == 46);
+  CHECK(row == ids.size());
+  CHECK(joined(gpt2.encode("a<|endoftext|>b")) == "64 27 91 437 1659 5239 91 29 65");
+  ts::EncodeOptions options;
+  options.parse_special = true;
+  CHECK(joined(gpt2.encode("a<|endoftext|>b", options)) == "64 50256 65");
+  CHECK(gpt2.decode({64, 50256, 65}) == "ab");
+  CHECK(gpt2.token_text(995) == "\xC4\xA0world");
+  CHECK(gpt2.decode_piece(15496, 995) == " world");
+  Dice dice(2);
+  for (int i = 0; i < 60; ++i) {
+    const std::string text = dice.bytes(200);
+    CHECK(gpt2.decode(gpt2.encode(text)) == text);
+  }
+}
+
+TEST_CASE("scores: the same ids as scanning all pairs after each merge") {
+  Dice dice(3);
+  for (int round = 0; round < 120; ++round) {
+    std::vector<std::pair<std::string, float>> tokens;
+    std::map<std::string, int> seen;
+    const std::string letters = round % 2 == 0 ? "ab " : "abc \xC3\xA9";
+    for (int i = 0; i < 40; ++i) {
+      const std::string token = dice.text(5, letters);
+      if (!token.empty() && ++seen[token] == 1) {  // many equal scores
+        tokens.emplace_back(token, -static_cast<float>(dice.below(12)));
+      }
+    }
+    const std::string file = llama2c_file(tokens);
+    const ts::Tokenizer tokenizer = ts::parse_llama2c_tokenizer(
+        bytes_of(file), file.size(), static_cast<std::int64_t>(259 + tokens.size()), "random");
+    for (int i = 0; i < 6; ++i) {
+      const std::string text = dice.text(i == 0 ? 150 : 30, letters + "x");
+      CAPTURE(text);
+      CHECK(joined(tokenizer.encode(text)) == joined(naive_llama2c(tokens, text)));
+      CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+    }
+  }
+}
+
+TEST_CASE("merges: the same ids as merging by the list, for short words and long") {
+  Dice dice(4);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<std::string> merges, tokens = {"a", "b", "c"};
+    std::map<std::string, int> seen;
+    for (int i = 0; i < 25; ++i) {
+      const std::string left = tokens[dice.below(tokens.size())];
+      const std::string right = tokens[dice.below(tokens.size())];
+      if (++seen[left + " " + right] == 1 && left.size() + right.size() < 40) {
+        merges.push_back(left + " " + right);
+        tokens.push_back(left + right);
+      }
+    }
+    ts::TokenizerData data = small_bpe(merges);
+    data.pre = "none";
+    const ts::Tokenizer tokenizer = ts::make_tokenizer(data);
+    for (const std::size_t size : {6U, 39U, 42U, 120U}) {
+      const std::string text = dice.text(size, "aaabc");
+      CAPTURE(text);
+      CHECK(joined(tokenizer.encode(text)) == joined(naive_bpe(data, text)));
+      CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+    }
+    std::string repeated;  // long enough that words are looked up in what went before
+    data.pre = "gpt-2";
+    const ts::Tokenizer words = ts::make_tokenizer(data);
+    Ids want;
+    while (repeated.size() < 5000 && round == 7) {
+      const std::string word = " " + dice.text(4, "abc") + "c";
+      repeated += word;
+      const Ids ids = naive_bpe(data, word);
+      want.insert(want.end(), ids.begin(), ids.end());
+    }
+    CHECK(words.encode(repeated) == want);
+  }
+}
+
+TEST_CASE("texts are cut as the published patterns cut them") {
+  using Pieces = std::vector<std::string>;
+  using ts::PreTokenizer;
+  CHECK(cut(PreTokenizer::gpt2, "I'll go, 12 'S  x \n y  ") ==
+        Pieces{"I", "'ll", " go", ",", " 12", " '", "S", " ", " x", " \n", " y", "  "});
+  CHECK(cut(PreTokenizer::llama3, "I'LL go,\n\n 12345 'x  y \n z") ==
+        Pieces{"I", "'LL", " go", ",\n\n", " ", "123", "45", " '", "x", " ", " y", " \n", " z"});
+  CHECK(cut(PreTokenizer::qwen2, "a12\tb !!\r\n") == Pieces{"a", "1", "2", "\tb", " !!\r\n"});
+  CHECK(cut(PreTokenizer::digits, "a  12 b 3") == Pieces{"a", "  ", "1", "2", " b", " ", "3"});
+  CHECK(cut(PreTokenizer::gpt2, "n\xC3\xA9\xE4\xB8\xAD\xC2\xBD\xE3\x80\x80!") ==
+        Pieces{"n\xC3\xA9\xE4\xB8\xAD", "\xC2\xBD", "\xE3\x80\x80", "!"});
+  CHECK(cut(PreTokenizer::llama3, "it'\xC5\xBF'") == Pieces{"it", "'\xC5\xBF", "'"});
+  CHECK(cut(PreTokenizer::gpt2, "a\xFF\xE4\xB8z") == Pieces{"a", "\xFF\xE4\xB8", "z"});
+  CHECK(cut(PreTokenizer::none, "a b") == Pieces{"a b"});
+  Dice dice(5);
+  for (int i = 0; i < 400; ++i) {  // each pattern covers every text
+    const std::string text = i % 2 == 0 ? dice.bytes(40) : dice.text(40, " \r\n\t'sL1a.");
+    for (const PreTokenizer pre :
+         {PreTokenizer::gpt2, PreTokenizer::llama3, PreTokenizer::qwen2, PreTokenizer::digits}) {
+      std::string all;
+      for (const std::string& piece : cut(pre, text)) {
+        CHECK(!piece.empty());
+        all += piece;
+      }
+      CHECK(all == text);
+    }
+  }
+}
+
+TEST_CASE("special tokens, BOS and EOS only where they are asked for") {
+  ts::TokenizerData data = small_bpe({"< s", "<s >"});
+  data.pre = "none";
+  data.tokens.insert(data.tokens.end(), {"<s>", "</s>", "[tool]", "[tool]s"});
+  data.types.assign(data.tokens.size(), 1);
+  const auto n = static_cast<std::int32_t>(data.tokens.size());
+  for (std::int32_t i = n - 4; i < n; ++i) {
+    data.types[static_cast<std::size_t>(i)] = i < n - 2 ? 3 : 4;
+  }
+  data.bos = n - 4;
+  data.eos = n - 3;
+  const ts::Tokenizer plain = ts::make_tokenizer(data);
+  CHECK(plain.encode("<s>") == Ids{257});  // by merges, not the special token of the same text
+  CHECK(plain.encode("<s>", true) == Ids{n - 4, 257});
+  ts::EncodeOptions options;
+  options.parse_special = true;
+  CHECK(plain.encode("<s></s>", options) == Ids{n - 4, n - 3});
+  options.bos = options.eos = 1;
+  CHECK(plain.encode("a</s>", options) == Ids{n - 4, 'a', n - 3, n - 3});
+  CHECK(plain.encode("[tool][tool]s[too") ==
+        Ids{n - 2, n - 1, '[', 't', 'o', 'o'});  // a user's tokens in every text, the longest
+  CHECK(plain.decode({n - 4, 'a', n - 1, n - 3, 'b'}) == "a[tool]sb");
+  data.add_bos = data.add_eos = 1;
+  const ts::Tokenizer adding = ts::make_tokenizer(data);
+  CHECK(adding.encode("") == Ids{n - 4, n - 3});
+  CHECK(adding.encode("b", false) == Ids{'b', n - 3});
+  CHECK(!(adding == plain));
+  CHECK(adding == ts::make_tokenizer(adding.data()));
+  const ts::Tokenizer bytes;
+  CHECK(bytes.bos() == -1);
+  CHECK(!bytes.special(3));
+  CHECK(bytes.token_text(65) == "A");
+  CHECK(bytes.decode_piece(-1, 65) == "A");
+  CHECK(error_of([&] { bytes.encode("a", true); }) ==
+        "encode: bos is asked for, and the tokenizer, bytes (256), has no such token");
+  options.bos = 0;
+  CHECK(error_of([&] { bytes.encode("a", options); }) ==
+        "encode: eos is asked for, and the tokenizer, bytes (256), has no such token");
+}
+
+TEST_CASE("what no token spells is an error that names it") {
+  ts::TokenizerData data;
+  data.kind = ts::TokenizerKind::merged_pieces;
+  data.tokens = {"a", "b", "\xE2\x96\x81", "ab",
+                 "\xE2\x96\x81"
+                 "ab"};
+  data.merges = {"a b", "\xE2\x96\x81 ab"};
+  const ts::Tokenizer pieces = ts::make_tokenizer(data);
+  CHECK(pieces.encode("ab ab b") == Ids{4, 4, 2, 1});
+  CHECK(pieces.decode({4, 4, 2, 1, 9}) == "ab ab b?");
+  CHECK(pieces.encode("").empty());
+  CHECK(error_of([&] { pieces.encode("abx"); }) ==
+        "encode: \"x\" at byte 2 is not among the 5 tokens, nor are all its bytes; leave it out");
+  CHECK(error_of([&] { pieces.encode("a\xC3\xB6"); }) ==
+        "encode: \"\xC3\xB6\" at byte 1 is not among the 5 tokens, nor are all its bytes; leave it "
+        "out");
+  data.tokens = {"a"};
+  data.merges.clear();
+  const ts::Tokenizer no_space = ts::make_tokenizer(data);
+  CHECK(error_of([&] { no_space.encode("a"); }) ==
+        "encode: the space before the text is not among the 1 tokens; a tokenizer with "
+        "add_space_prefix false is right");
+  data.add_space_prefix = false;
+  CHECK(ts::make_tokenizer(data).encode("aa") == Ids{0, 0});
+  data.kind = ts::TokenizerKind::byte_pairs;
+  CHECK(error_of([&] { ts::make_tokenizer(data).encode("ab"); }) ==
+        "encode: \"b\" at byte 1 is not among the 1 tokens, nor are all its bytes; leave it out");
+}
+
+TEST_CASE("a stream of tokens holds back what is no whole character yet") {
+  const std::string file = llama2c_file({{" ", -1.0F}, {"a", -2.0F}, {" a", -3.0F}});
+  const ts::Tokenizer tokenizer =
+      ts::parse_llama2c_tokenizer(bytes_of(file), file.size(), 262, "t");
+  ts::StreamDecoder stream(tokenizer, 1);
+  CHECK(stream.next(261) == "a");  // " a" behind BOS
+  CHECK(stream.next(261) == " a");
+  CHECK(stream.next(0xF0 + 3).empty());
+  CHECK(stream.next(0x9F + 3).empty());
+  CHECK(stream.next(0x99 + 3).empty());
+  CHECK(stream.next(0x82 + 3) == "\xF0\x9F\x99\x82");
+  CHECK(stream.next(0xFF + 3) == "\xFF");  // no UTF-8: as it is
+  CHECK(stream.next(0xC3 + 3).empty());
+  CHECK(stream.next(260) ==
+        "\xC3"
+        "a");
+  CHECK(stream.next(0xE4 + 3).empty());
+  CHECK(stream.finish() == "\xE4");
+  CHECK(stream.finish().empty());
+  Dice dice(6);
+  for (int i = 0; i < 100; ++i) {
+    const std::string text = dice.bytes(40) + dice.text(9, "\xC3\xA9\xF0\x9F");
+    const Ids ids = tokenizer.encode(text);
+    ts::StreamDecoder parts(tokenizer);
+    std::string all;
+    for (const std::int32_t id : ids) {
+      all += parts.next(id);
+    }
+    CHECK(all + parts.finish() == text);
+  }
+}
+
+TEST_CASE("lists that make no tokenizer are refused") {
+  using Change = std::function<void(ts::TokenizerData&)>;
+  const auto refuse = [](const Change& change) {
+    ts::TokenizerData data = small_bpe({"a b"});
+    change(data);
+    return error_of([&] { ts::make_tokenizer(data); });
+  };
+  using Data = ts::TokenizerData;
+  CHECK(refuse([](Data& d) { d.tokens.clear(); }) ==
+        "make_tokenizer: 0 tokens; 1 to 2^31 - 16 are right");
+  CHECK(refuse([](Data& d) { d.scores.push_back(1); }) ==
+        "make_tokenizer: 257 tokens and 1 scores; only SentencePiece tokenizers have scores");
+  CHECK(refuse([](Data& d) { d.kind = ts::TokenizerKind::scored_pieces; }) ==
+        "make_tokenizer: 257 tokens and 0 scores; one for each is right");
+  CHECK(refuse([](Data& d) {
+          d.kind = ts::TokenizerKind::scored_pieces;
+          d.scores.assign(257, NAN);
+        }) == "make_tokenizer: the score of token 0 is nan; a finite one is right");
+  CHECK(refuse([](Data& d) { d.types = {1}; }) ==
+        "make_tokenizer: 257 tokens and 1 types; one for each, or none, is right");
+  CHECK(refuse([](Data& d) { d.types.assign(257, 7); }) ==
+        "make_tokenizer: the type of token 0 is 7; 1 to 6 are right");
+  CHECK(refuse([](Data& d) { d.bos = 257; }) ==
+        "make_tokenizer: the BOS token is 257 of 257 tokens; a token's number, or -1 for none, is "
+        "right");
+  CHECK(refuse([](Data& d) { d.eos = -2; }) ==
+        "make_tokenizer: the EOS token is -2 of 257 tokens; a token's number, or -1 for none, is "
+        "right");
+  CHECK(refuse([](Data& d) { d.unknown = 1000; }) ==
+        "make_tokenizer: the unknown token is 1000 of 257 tokens; a token's number, or -1 for "
+        "none, is right");
+  CHECK(refuse([](Data& d) { d.merges.push_back("ab"); }) ==
+        "make_tokenizer: merge 1 is \"ab\"; two tokens and a space between are right");
+  CHECK(refuse([](Data& d) { d.merges.push_back(""); }) ==
+        "make_tokenizer: merge 1 is \"\"; two tokens and a space between are right");
+  CHECK(refuse([](Data& d) { d.merges.push_back("a b c"); }) ==
+        "make_tokenizer: merge 1 is \"a b c\"; two tokens and a space between are right");
+  CHECK(refuse([](Data& d) { d.merges.push_back("a c"); }) ==
+        "make_tokenizer: merge 1 is \"a c\", but \"ac\" is no token");
+  CHECK(refuse([](Data& d) { d.merges.push_back("xy c"); }) ==
+        "make_tokenizer: merge 1 is \"xy c\", but \"xy\" is no token");
+  CHECK(refuse([](Data& d) { d.pre = "tekken"; }) ==
+        "make_tokenizer: the pre-tokenizer is \"tekken\"; right is one of gpt-2, default, phi-2, "
+        "olmo, mpt, roberta-bpe, jina-es, jina-de, llama-bpe, llama3, llama-v3, falcon3, dbrx, "
+        "qwen2, stablelm2, smollm, starcoder, refact, command-r, none");
+  CHECK(refuse([](Data& d) {
+          d.tokens.push_back(std::string(257, 'x'));
+          d.types.assign(258, 1);
+          d.types[257] = 3;
+        }) == "make_tokenizer: the special token 257 has 257 bytes; at most 256 are right");
+}
+
+TEST_CASE("files of llama2.c and SentencePiece that lie are refused") {
+  const std::string file = llama2c_file({{"a", -1.0F}});
+  const auto llama2c = [](const std::string& bytes, std::int64_t vocabulary) {
+    return error_of(
+        [&] { ts::parse_llama2c_tokenizer(bytes_of(bytes), bytes.size(), vocabulary, "x.bin"); });
+  };
+  CHECK(llama2c(file, 260) == "no error");
+  CHECK(llama2c(file, 2) ==
+        "read_llama2c_tokenizer: \"x.bin\": a vocabulary of 2 in a file of 3637 bytes; at least 3 "
+        "(unknown, BOS, EOS) and 8 bytes a token are right");
+  CHECK(llama2c(file, 1000000) ==
+        "read_llama2c_tokenizer: \"x.bin\": a vocabulary of 1000000 in a file of 3637 bytes; at "
+        "least 3 (unknown, BOS, EOS) and 8 bytes a token are right");
+  CHECK(llama2c(file, 259) ==
+        "read_llama2c_tokenizer: \"x.bin\": 9 bytes follow the 259 tokens; is the vocabulary "
+        "right?");
+  CHECK(llama2c(file, 261) ==
+        "read_llama2c_tokenizer: \"x.bin\": token 260 of 261 does not fit into 3637 bytes (its "
+        "length is -1); is the vocabulary right?");
+  std::string negative = file;
+  negative[4 + 4 + 3] = '\x80';
+  CHECK(llama2c(negative, 260) ==
+        "read_llama2c_tokenizer: \"x.bin\": token 0 of 260 does not fit into 3637 bytes (its "
+        "length is -2147483643); is the vocabulary right?");
+
+  const auto model = [](const std::string& bytes) {
+    return error_of([&] { ts::parse_sentencepiece(bytes_of(bytes), bytes.size(), "x.model"); });
+  };
+  const std::string who = "read_sentencepiece: \"x.model\": ";
+  const auto message = [](int field, const std::string& inside) {
+    return std::string(1, static_cast<char>(8 * field + 2)) +
+           static_cast<char>(static_cast<unsigned char>(inside.size())) + inside;
+  };
+  const std::string bpe = message(2, "\x18\x02");
+  const auto piece = [&message](const std::string& text, char type) {
+    return message(1, "\x0A" + std::string(1, static_cast<char>(text.size())) + text +
+                          std::string("\x15\0\0\0\0\x18", 6) + type);
+  };
+  const std::string pieces =
+      piece("<unk>", 2) + piece("<s>", 3) + piece("</s>", 3) + piece("a", 1) + piece("_a", 4);
+  CHECK(model(pieces + bpe) == "no error");
+  CHECK(model(pieces) == who + "it does not say its model type; BPE is right");
+  CHECK(model(pieces + message(2, "\x18\x01")) == who + "its model type is unigram; BPE is right");
+  CHECK(model(pieces + message(2, "")) == who + "its model type is unigram; BPE is right");
+  CHECK(model(pieces + message(2, "\x18\x09")) == who + "its model type is unknown; BPE is right");
+  CHECK(model(pieces + message(2, "\x18\x02\xC0\x01\x01")) ==
+        who + "it puts spaces behind words; spaces before words are right");
+  CHECK(model(pieces + bpe + message(3, "\x12\x02xy")) ==
+        who + "its normalizer rewrites characters (a map of 2 bytes); the identity is right");
+  CHECK(model(pieces + bpe + "\x0A") ==
+        who + "no SentencePiece model: a number that does not end before byte 75");
+  CHECK(model(pieces + bpe + "\x0A\x05") ==
+        who + "no SentencePiece model: a field of 5 bytes where 0 are left before byte 76");
+  CHECK(model("\x0B") == who + "no SentencePiece model: field 1 of wire type 3 before byte 1");
+  CHECK(model(message(1, "\x12\x01z")) ==
+        who + "no SentencePiece model: a score that is not four bytes before byte 5");
+  CHECK(model(piece("a", 9) + bpe) == who + "the type of token 0 is 0; 1 to 6 are right");
+  CHECK(model(bpe) == who + "0 tokens; 1 to 2^31 - 16 are right");
+  CHECK(model(pieces + message(2, "\x18\x02\xC8\x02\x63")) ==
+        who + "the BOS token is 99 of 5 tokens; a token's number, or -1 for none, is right");
+  CHECK(error_of([] { ts::read_tokenizer("a.txt"); }) ==
+        "read_tokenizer: \"a.txt\"; a path that ends in .json (tokenizer.json), .model "
+        "(SentencePiece) or .bin (llama2.c) is right");
+  CHECK(error_of([] { ts::read_sentencepiece("none.model"); }) ==
+        "read_sentencepiece: cannot open \"none.model\": No such file or directory");
+}
+
+namespace {
+
+const char* const byte_level = R"({"type":"ByteLevel","add_prefix_space":false,"use_regex":true})";
+
+// A tokenizer.json of "a", "b", "ab" and these parts.
+std::string small_json(const std::string& parts, const std::string& model) {
+  return R"({"added_tokens":[{"id":3,"content":"<s>","special":true},)"
+         R"({"id":4,"content":"[x]","special":false}],)" +
+         parts + R"("model":{"type":"BPE",)" + model + "}}";
+}
+const char* const small_model = R"("vocab":{"a":0,"b":1,"ab":2},"merges":["a b"])";
+
+std::string json_error(const std::string& json) {
+  const std::string error = error_of([&] { ts::parse_hugging_face_tokenizer(json, "t.json"); });
+  const std::string who = "read_hugging_face_tokenizer: \"t.json\": ";
+  return error.compare(0, who.size(), who) == 0 ? error.substr(who.size()) : error;
+}
+
+std::string pre(const std::string& step) { return "\"pre_tokenizer\":" + step + ","; }
+
+}  // namespace
+
+TEST_CASE("tokenizer.json: byte-level and SentencePiece's, merges as strings and as pairs") {
+  const std::string post =
+      R"("post_processor":{"type":"Sequence","processors":[{"type":"ByteLevel"},)"
+      R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},)"
+      R"({"Sequence":{"id":"A"}}]}]},)";
+  const ts::Tokenizer level = ts::parse_hugging_face_tokenizer(
+      small_json(pre(byte_level) + post, R"("vocab":{"a":0,"b":1,"ab":2},"merges":[["a","b"]])"),
+      "t");
+  CHECK(level.kind() == ts::Tokenizer::Kind::byte_pairs);
+  CHECK(level.encode("aab[x]b") == Ids{3, 0, 2, 4, 1});
+  CHECK(level.decode({3, 0, 2, 4, 1}) == "aab[x]b");
+  ts::EncodeOptions special;
+  special.parse_special = true;
+  special.bos = 0;
+  CHECK(level.encode("b<s>a", special) == Ids{1, 3, 0});
+  const std::string llama =
+      R"({"added_tokens":[{"id":0,"content":"<unk>","special":true},)"
+      R"({"id":1,"content":"<s>","special":true}],"normalizer":{"type":"Sequence","normalizers":[)"
+      R"({"type":"Prepend","prepend":"\u2581"},{"type":"Replace","pattern":{"String":" "},)"
+      R"("content":"\u2581"}]},"pre_tokenizer":null,"post_processor":{"type":"TemplateProcessing",)"
+      R"("single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A"}}]},)"
+      R"("model":{"type":"BPE","unk_token":"<unk>","byte_fallback":true,"vocab":{"<unk>":0,"<s>":1,)"
+      R"("<0xC3>":2,"<0xA9>":3,"\u2581":4,"a":5,"\u2581a":6,"aa":7},"merges":["\u2581 a","a a"]}})";
+  const ts::Tokenizer pieces = ts::parse_hugging_face_tokenizer(llama, "t");
+  CHECK(pieces.kind() == ts::Tokenizer::Kind::merged_pieces);
+  CHECK(pieces.encode("aaa \xC3\xA9") == Ids{1, 6, 7, 4, 2, 3});
+  CHECK(pieces.decode({1, 6, 7, 4, 2, 3}) == "aaa \xC3\xA9");
+  const ts::Tokenizer meta = ts::parse_hugging_face_tokenizer(
+      small_json(pre(R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"never"})"),
+                 small_model),
+      "t");
+  CHECK(meta.encode("aab") == Ids{0, 2});
+  const ts::Tokenizer llama3 = ts::parse_hugging_face_tokenizer(
+      small_json(pre(R"({"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":")" +
+                     ts::json_escape(ts::detail::pattern_of_pre(ts::PreTokenizer::llama3)) +
+                     R"("},"behavior":"Isolated","invert":false},{"type":"ByteLevel",)"
+                     R"("add_prefix_space":false,"use_regex":false}]})"),
+                 small_model + std::string(R"(,"ignore_merges":true)")),
+      "t");
+  CHECK(llama3.data().pre == "llama-bpe");
+  CHECK(llama3.data().ignore_merges == 1);
+  CHECK(llama3.encode("ab") == Ids{2});
+}
+
+TEST_CASE("tokenizer.json: what is not understood is refused") {
+  CHECK(json_error("{") == "json: the text ends early at byte 1");
+  CHECK(json_error("{}") == "its model lacks vocab or merges");
+  CHECK(json_error("[]") == "its model lacks vocab or merges");
+  CHECK(json_error(R"({"model":{"type":"WordPiece"}})") == "its model is WordPiece; BPE is right");
+  CHECK(json_error(R"({"model":{"type":"Unigram"}})") == "its model is Unigram; BPE is right");
+  CHECK(json_error(small_json("", R"("vocab":{},"merges":[],"end_of_word_suffix":"</w>")")) ==
+        "its model has the end_of_word_suffix \"</w>\"; none is right");
+  CHECK(json_error(small_json("", R"("vocab":{"a":0,"b":0},"merges":[])")) ==
+        "the tokens \"a\" and \"b\" have the same id 0");
+  const std::string far = small_json("", R"("vocab":{"a":4000000000},"merges":[])");
+  CHECK(json_error(far) == "token \"a\" has the id 4000000000 in a file of " +
+                               std::to_string(far.size()) +
+                               " bytes; ids from 0 without large gaps are right");
+  CHECK(json_error(small_json("", R"("vocab":{"a":-1},"merges":[])")) ==
+        "token \"a\": a size is not a whole number from 0 to 2^53");
+  CHECK(json_error(small_json("", R"("vocab":{"a":0},"merges":[3])")) ==
+        "merge 0 is neither \"left right\" nor [\"left\", \"right\"]");
+  CHECK(json_error(R"({"added_tokens":[{"id":3}],"model":{"vocab":{"a":0},"merges":[]}})") ==
+        "added token 0 lacks id or content");
+  CHECK(json_error(small_json(pre(R"({"type":"ByteLevel"})"), small_model)) ==
+        "its ByteLevel step adds a space before a text; add_prefix_space false is right");
+  const std::string level = R"({"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},)";
+  const std::string sequence = R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[)";
+  CHECK(json_error(small_json(sequence +
+                                  R"({"type":"Split","pattern":{"Regex":"\\d"},)"
+                                  R"("behavior":"Isolated"},)" +
+                                  level,
+                              small_model)) ==
+        "it cuts texts by the pattern \\d; those of GPT-2, Llama 3 and Qwen 2 are right");
+  CHECK(json_error(small_json(sequence + R"({"type":"Punctuation"},)" + level, small_model)) ==
+        "its pre_tokenizer is none of ByteLevel, Digits and ByteLevel, Split by a pattern and "
+        "ByteLevel");
+  CHECK(json_error(
+            small_json(R"("normalizer":{"type":"Lowercase"},)" + pre(byte_level), small_model)) ==
+        "its normalizer has the step Lowercase; NFC or none is right");
+  CHECK(json_error(small_json(R"("normalizer":{"type":"Lowercase"},)", small_model)) ==
+        "its normalizer has the step Lowercase; to prepend U+2581 and to replace spaces by it is "
+        "right");
+  CHECK(json_error(small_json(pre(R"({"type":"Whitespace"})"), small_model)) ==
+        "its pre_tokenizer has the step Whitespace; ByteLevel or Metaspace is right");
+  CHECK(json_error(small_json(pre(R"({"type":"Metaspace","replacement":"\u2581"})"),
+                              R"("vocab":{"a\u2581":0},"merges":[])")) ==
+        "its Metaspace step cuts before every space, and the token \"a\xE2\x96\x81\" has one "
+        "inside; split false is right");
+  CHECK(json_error(small_json(pre(byte_level) + R"("post_processor":{"type":"BertProcessing"},)",
+                              small_model)) ==
+        "its post_processor has the step BertProcessing; TemplateProcessing is right");
+  const auto around = [&](const std::string& tokens) {
+    return json_error(small_json(pre(byte_level) +
+                                     R"("post_processor":{"type":"TemplateProcessing","single":[)" +
+                                     tokens + "]},",
+                                 small_model));
+  };
+  CHECK(around(R"({"SpecialToken":{"id":"<q>"}})") ==
+        "its template has \"<q>\" before a text, which is no token");
+  CHECK(around(R"({"Sequence":{}},{"SpecialToken":{"id":"<s>"}},{"SpecialToken":{"id":"<s>"}})") ==
+        "its template has \"<s>\" after a text, the second there; one is right");
+}
+
+TEST_CASE("GPT-2's vocab.json with merges.txt") {
+  const std::string vocabulary = R"({"a":0,"b":1,"\u0120":2,"ab":3,"<|endoftext|>":4})";
+  const ts::Tokenizer gpt2 =
+      ts::parse_gpt2_tokenizer(vocabulary, "#version: 0.2\na b\r\n\n", "vocab.json");
+  CHECK(gpt2.encode("ab ab") == Ids{3, 2, 3});
+  CHECK(gpt2.bos() == 4);
+  CHECK(gpt2.special(4));
+  CHECK(error_of([] { ts::parse_gpt2_tokenizer("[]", "", "v"); }) ==
+        "read_gpt2_tokenizer: \"v\": the vocabulary is no object {\"token\": id, ...}");
+  CHECK(error_of([&] { ts::parse_gpt2_tokenizer(vocabulary, "b b", "v"); }) ==
+        "read_gpt2_tokenizer: \"v\": merge 0 is \"b b\", but \"bb\" is no token");
+  CHECK(error_of([] { ts::parse_gpt2_tokenizer("{", "", "v"); }) ==
+        "read_gpt2_tokenizer: \"v\": json: the text ends early at byte 1");
+}
+
+namespace {
+
+// Training as its description has it: count all pairs of all words anew after each merge.
+std::vector<std::string> naive_merges(const std::string& text, std::size_t tokens) {
+  std::vector<Ids> words;
+  for (const std::string& piece : cut(ts::PreTokenizer::gpt2, text)) {
+    Ids word;
+    for (const char c : piece) {
+      word.push_back(static_cast<unsigned char>(c));
+    }
+    words.push_back(word);
+  }
+  std::vector<std::string> names, merges;
+  for (int byte = 0; byte < 256; ++byte) {
+    names.push_back(ts::detail::spelled_bytes(
+        std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))));
+  }
+  while (names.size() < tokens) {
+    std::map<std::pair<std::int32_t, std::int32_t>, int> counts;
+    for (const Ids& word : words) {
+      for (std::size_t i = 0; i + 1 < word.size(); ++i) {
+        ++counts[{word[i], word[i + 1]}];
+      }
+    }
+    std::pair<std::int32_t, std::int32_t> best;
+    int most = 1;
+    for (const auto& pair : counts) {
+      if (pair.second > most) {
+        most = pair.second;
+        best = pair.first;
+      }
+    }
+    if (most < 2) {
+      break;  // no pair stands twice
+    }
+    const std::string left = names[static_cast<std::size_t>(best.first)];
+    const std::string right = names[static_cast<std::size_t>(best.second)];
+    const std::string both = left + right;
+    merges.push_back(left + " " + right);
+    std::size_t id = 0;
+    while (id < names.size() && names[id] != both) {
+      ++id;
+    }
+    if (id == names.size()) {
+      names.push_back(both);
+    }
+    for (Ids& word : words) {
+      for (std::size_t i = 0; i + 1 < word.size(); ++i) {
+        if (word[i] == best.first && word[i + 1] == best.second) {
+          word[i] = static_cast<std::int32_t>(id);
+          word.erase(word.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+        }
+      }
+    }
+  }
+  return merges;
+}
+
+const char* const rhyme =
+    "Peter Piper picked a peck of pickled peppers. A peck of pickled peppers Peter Piper picked. "
+    "If Peter Piper picked a peck of pickled peppers, where's the peck Peter Piper picked? ";
+
+}  // namespace
+
+TEST_CASE("training merges the most frequent pair, as counting all anew does") {
+  CHECK(ts::train_tokenizer(rhyme, 280).data().merges == naive_merges(rhyme, 280));
+  Dice dice(7);
+  for (int i = 0; i < 25; ++i) {
+    const std::string text = dice.text(20, "ab ") + std::string(12, 'a') + dice.text(250, "abab c");
+    CAPTURE(text);
+    std::string error;
+    try {
+      const ts::Tokenizer trained = ts::train_tokenizer(text, 262);
+      CHECK(trained.data().merges == naive_merges(text, 262));
+      CHECK(trained.decode(trained.encode(text)) == text);
+    } catch (const ts::Error& e) {
+      error = e.what();  // too short a text
+    }
+    CHECK((error.empty() || text.size() < 80));
+  }
+  ts::TrainTokenizerOptions options;
+  options.special = {"<|endoftext|>", "<|pad|>"};
+  const ts::Tokenizer trained = ts::train_tokenizer(rhyme, 280, options);
+  CHECK(trained.vocabulary() == 280);
+  CHECK(trained.bos() == 278);
+  CHECK(trained.eos() == 278);
+  CHECK(trained.token_text(279) == "<|pad|>");
+  CHECK(trained.encode(rhyme).size() < std::strlen(rhyme) / 2);
+  CHECK(error_of([] { ts::train_tokenizer("aaaa", 255); }) ==
+        "train_tokenizer: a vocabulary of 255; at least 256 (256 bytes and 0 special tokens) is "
+        "right");
+  CHECK(error_of([&] { ts::train_tokenizer("aaaa", 257, options); }) ==
+        "train_tokenizer: a vocabulary of 257; at least 258 (256 bytes and 2 special tokens) is "
+        "right");
+  CHECK(error_of([] { ts::train_tokenizer("aaaa", 300); }) ==
+        "train_tokenizer: no pair stands twice any more after 257 tokens of 300; a longer text or "
+        "a vocabulary of at most 257 is right");
+  options.pre = "words";
+  CHECK(error_of([&] { ts::train_tokenizer("aaaa", 300, options); })
+            .rfind(
+                "train_tokenizer: the pre-tokenizer is \"words\"; right is one of gpt-2, default, ",
+                0) == 0);
+}
+
+TEST_CASE("tokenizers come back from a model's file and from a tokenizer.json") {
+  ts::TrainTokenizerOptions options;
+  options.special = {"<|endoftext|>"};
+  const std::string path = "tokenizer_test.saved";
+  for (const char* pre : {"gpt-2", "llama-bpe", "qwen2", "smollm", "none"}) {
+    options.pre = pre;
+    const ts::Tokenizer trained = ts::train_tokenizer(rhyme, 275, options);
+    CHECK(ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(trained), "x: ") == trained);
+    ts::save_tokenizer(trained, path);
+    const ts::Tokenizer again = ts::read_hugging_face_tokenizer(path);
+    CHECK(again == trained);
+    CHECK(again.encode(rhyme) == trained.encode(rhyme));
+  }
+  ts::ModelConfig config = ts::config("nano-llama");
+  config.vocabulary = 275;
+  config.layers = 1;
+  ts::Transformer model(config);
+  options.pre = "gpt-2";
+  model.tokenizer = ts::train_tokenizer(rhyme, 275, options);
+  model.save(path);
+  CHECK(ts::load(path).tokenizer == model.tokenizer);
+  CHECK(ts::generate(model, "Peter", 3).rfind("Peter", 0) == 0);
+  std::remove(path.c_str());
+
+  const std::string file = llama2c_file({{" ", -1.0F}, {"\"a", -0.1F}, {"\xC3\xA9", -3.5F}});
+  const ts::Tokenizer scored = ts::parse_llama2c_tokenizer(bytes_of(file), file.size(), 262, "t");
+  CHECK(ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(scored), "x: ") == scored);
+  CHECK(error_of([&] { ts::save_tokenizer(scored, path); }) ==
+        "save_tokenizer: a SentencePiece tokenizer merges by scores, which a tokenizer.json cannot "
+        "hold; save() of a model keeps them");
+  ts::TokenizerData data;
+  data.kind = ts::TokenizerKind::merged_pieces;
+  data.tokens = {"<unk>", "<s>", "</s>", "<0x61>", "\xE2\x96\x81", "b", "bb", "[u]"};
+  data.types = {2, 3, 3, 6, 1, 1, 1, 4};
+  data.merges = {"b b"};
+  data.unknown = 0;
+  data.bos = 1;
+  data.eos = 2;
+  for (const int eos : {0, 1}) {
+    data.add_eos = eos;
+    data.add_space_prefix = eos == 0;
+    const ts::Tokenizer pieces = ts::make_tokenizer(data);
+    CHECK(ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(pieces), "x: ") == pieces);
+    const ts::Tokenizer again =
+        ts::parse_hugging_face_tokenizer(ts::hugging_face_json(pieces), "t");
+    CHECK(again.data().types == pieces.data().types);
+    CHECK(again.encode("a bbb[u]") == pieces.encode("a bbb[u]"));
+    CHECK(again.decode(again.encode("a bbb[u]")) == "a bbb[u]");
+  }
+  for (const char* text : {"hello", "\xFF"}) {  // characters, bytes
+    const ts::Tokenizer plain = ts::make_text("t", text).tokenizer;
+    const ts::Tokenizer again = ts::parse_hugging_face_tokenizer(ts::hugging_face_json(plain), "t");
+    CHECK(again.encode(text) == plain.encode(text));
+    CHECK(ts::make_tokenizer(plain.data()) == plain);
+  }
+  CHECK(error_of([] { ts::hugging_face_json(ts::make_text("t", "a\xE2\x96\x81").tokenizer); }) ==
+        "save_tokenizer: token 1 is \"\xE2\x96\x81\"; texts that differ, and no character U+2581, "
+        "are right");
+  const auto refuse = [](const std::string& from, const std::string& to) {
+    std::string json = ts::detail::tokenizer_json(ts::train_tokenizer(rhyme, 260));
+    json.replace(json.find(from), from.size(), to);
+    return error_of([&] { ts::detail::tokenizer_from_json(json, "x: "); });
+  };
+  CHECK(refuse("\"merges\"", "\"mergers\"") == "x: its tokenizer lacks merges");
+  CHECK(refuse("\"bos\":-1", "\"bos\":0.5") ==
+        "x: its tokenizer's bos is no whole number from -1 to 2^31 - 1");
+  CHECK(refuse("\"bos\":-1", "\"bos\":260") ==
+        "x: its tokenizer: the BOS token is 260 of 260 tokens; a token's number, or -1 for none, "
+        "is right");
+}
+
+TEST_CASE("a text by a tokenizer of one's own, or one trained on it") {
+  const std::string path = "tokenizer_test.txt";
+  std::FILE* const file = std::fopen(path.c_str(), "wb");
+  REQUIRE(file != nullptr);
+  std::fputs(rhyme, file);
+  std::fclose(file);
+  ts::TextOptions options;
+  options.tokenizer = ts::TokenizerKind::byte_pairs;
+  options.vocabulary = 275;
+  const ts::Text text = ts::read_text(path, options);
+  CHECK(text.tokenizer.vocabulary() == 275);
+  CHECK(text.text() == "tokenizer_test.txt: " + std::to_string(text.tokens.size()) +
+                           " tokens, byte-level BPE (275 tokens)");
+  CHECK(text.tokenizer.decode(text.tokens) == rhyme);
+  CHECK(ts::read_text(path, text.tokenizer).tokens == text.tokens);
+  options.tokenizer = ts::TokenizerKind::bytes;
+  CHECK(error_of([&] { ts::read_text(path, options); }) ==
+        "read_text: a vocabulary of 275; only byte-level BPE has one to choose, 0 is right");
+  options.vocabulary = 0;
+  CHECK(ts::read_text(path, options).tokens.size() == std::strlen(rhyme));
+  options.tokenizer = ts::TokenizerKind::byte_pairs;
+  CHECK(error_of([&] { ts::read_text(path, options); }) ==
+        "read_text: a vocabulary of 0; for byte-level BPE at least 256 is right");
+  options.tokenizer = ts::TokenizerKind::scored_pieces;
+  CHECK(error_of([&] { ts::read_text(path, options); }) ==
+        "read_text: SentencePiece tokenizers are read, not trained; characters, bytes or "
+        "byte_pairs, or a tokenizer itself, is right");
+  options.tokenizer = ts::TokenizerKind::characters;
+  CHECK(ts::read_text(path, options).tokenizer == ts::read_text(path).tokenizer);
+  CHECK(error_of([&] { ts::make_text("t", "", text.tokenizer); }) ==
+        "read_text: \"t\" is empty; a text to learn is right");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("hostile texts and files take n log n and never crash") {
+  std::vector<std::pair<std::string, float>> nested;  // a, aa, aaa, ...: each merge changes all
+  for (std::size_t i = 1; i < 60; ++i) {
+    nested.emplace_back(std::string(i, 'a'), -static_cast<float>(i));
+  }
+  const std::string file = llama2c_file(nested);
+  const ts::Tokenizer chain = ts::parse_llama2c_tokenizer(
+      bytes_of(file), file.size(), static_cast<std::int64_t>(259 + nested.size()), "t");
+  const std::string one_word(40000, 'a');
+  CHECK(chain.decode(chain.encode(one_word)) == one_word);
+  CHECK(chain.encode(one_word.substr(0, 300)) == naive_llama2c(nested, one_word.substr(0, 300)));
+  const ts::Tokenizer trained = ts::train_tokenizer(one_word + rhyme, 270);
+  CHECK(trained.decode(trained.encode(one_word)) == one_word);
+  const std::string spaces(40000, ' ');
+  CHECK(trained.decode(trained.encode(spaces)) == spaces);
+
+  std::vector<std::string> files = {file, ts::hugging_face_json(trained),
+                                    ts::detail::tokenizer_json(trained)};
+  const std::string model = shared_file("models/stories260K/tok512.model");
+  files.push_back(there(model) ? contents(model) : "");
+  Dice dice(8);
+  int refused = 0;
+  for (int i = 0; i < 160; ++i) {  // cut short, or with some bytes changed
+    const std::size_t which = dice.below(4);
+    std::string bytes = files[which];
+    if (i % 3 == 0) {
+      bytes.resize(dice.below(bytes.size() + 1));
+    }
+    for (std::size_t n = 1 + dice.below(4); n > 0 && !bytes.empty(); --n) {
+      bytes[dice.below(bytes.size())] =
+          static_cast<char>(static_cast<unsigned char>(dice.below(256)));
+    }
+    try {
+      const ts::Tokenizer read =
+          which == 0   ? ts::parse_llama2c_tokenizer(bytes_of(bytes), bytes.size(), 318, "t")
+          : which == 1 ? ts::parse_hugging_face_tokenizer(bytes, "t")
+          : which == 2 ? ts::detail::tokenizer_from_json(bytes, "t")
+                       : ts::parse_sentencepiece(bytes_of(bytes), bytes.size(), "t");
+      read.decode(read.encode("aaaa Peter \xC3\xA9\xFF <s>"));
+    } catch (const ts::Error&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > 60);
+}
+
+TEST_CASE("a word of a million bytes takes no minute [slow]") {
+  const ts::Tokenizer trained = ts::train_tokenizer(rhyme, 280);
+  Dice dice(9);
+  std::string word;
+  while (word.size() < 1000000) {
+    word += "piecdk"[dice.below(6)];
+  }
+  CHECK(trained.decode(trained.encode(word)) == word);
+}
