@@ -1,5 +1,5 @@
-// config.json of Hugging Face, and the config and tokenizer in the metadata of this library's
-// files: what is accepted is valid, and can be counted.
+// config.json of Hugging Face, and the config in the metadata of this library's files: what is
+// accepted is valid, and can be counted.
 #include "fuzz.hpp"
 #ifndef FUZZ_REPLAY
 #include "tinyscale/model/checkpoint.hpp"
@@ -31,12 +31,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     fuzz_config::count(config);
     fuzz_config::back_again(config);
   });
-  return fuzz::one_input(size, 512, [&] {
-    const tinyscale::Tokenizer tokenizer = tinyscale::detail::tokenizer_from_json(text, "f: ");
-    std::string all;
-    for (const std::string& character : tokenizer.characters()) {
-      all += character;
-    }
-    fuzz::promise(tokenizer.decode(tokenizer.encode(all)) == all, "characters come back");
-  });
+  return 0;
 }

@@ -8,6 +8,7 @@
 #include "tinyscale/model/gguf_write.hpp"
 #include "tinyscale/model/npy.hpp"
 #include "tinyscale/model/save_llama2c.hpp"
+#include "tinyscale/model/tokenizer_json.hpp"
 
 namespace ts = tinyscale;
 
@@ -125,8 +126,6 @@ void configs() {
           "\"attention_bias\":true,\"tie_word_embeddings\":null,\"rms_norm_eps\":1e-5}");
   put("config", "metadata_llama", ts::detail::config_json(tiny(true)));
   put("config", "metadata_gpt2", ts::detail::config_json(tiny(false)));
-  put("config", "tokenizer", "{\"kind\":\"characters\",\"characters\":[\"a\",\"b\",\"\xC3\xA9\"]}");
-  put("config", "tokenizer_bytes", "{\"kind\":\"bytes\",\"characters\":[]}");
 }
 
 std::string npy(const std::string& dict, const std::string& data, char version = 1) {
@@ -150,8 +149,9 @@ void numpy() {
           "\"fortran_order\": True}",
           "", 3));
   put("npy", "shard", std::string("\1\0\2\0\3\0", 6));
-  put("npy", "shard_header", raw(std::int32_t{20240520}) + raw(std::int32_t{1}) +
-                                 raw(std::int32_t{2}) + std::string(1012, '\0') + "abcd");
+  put("npy", "shard_header",
+      raw(std::int32_t{20240520}) + raw(std::int32_t{1}) + raw(std::int32_t{2}) +
+          std::string(1012, '\0') + "abcd");
 }
 
 void llama2c() {
@@ -202,11 +202,11 @@ ts::List<ts::Parameter> gpt2_tensors(bool transposed) {
 void safetensors() {
   const auto save = [](const char* name, const ts::List<ts::Parameter>& tensors,
                        const ts::ModelConfig& c, ts::DType format) {
-    ts::write_safetensors(path_of("safetensors", name), tensors,
-                          {{"tinyscale.config", ts::detail::config_json(c)},
-                           {"tinyscale.tokenizer",
-                            "{\"kind\":\"characters\",\"characters\":[\"a\",\"b\"]}"}},
-                          format);
+    ts::write_safetensors(
+        path_of("safetensors", name), tensors,
+        {{"tinyscale.config", ts::detail::config_json(c)},
+         {"tinyscale.tokenizer", "{\"kind\":\"characters\",\"characters\":[\"a\",\"b\"]}"}},
+        format);
   };
   ts::ModelConfig mixture = tiny(true);
   mixture.experts = 2;
@@ -245,8 +245,7 @@ void safetensors() {
       "\"two.safetensors\"}}";
   put("shards", "index", index);
   put("shards", "shard",
-      index + '\0' +
-          bytes("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1));
+      index + '\0' + bytes("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1));
   put("shards", "outside", "{\"weight_map\":{\"a\":\"../one\"}}");
 }
 
@@ -335,6 +334,123 @@ void gguf() {
   }
 }
 
+const char* const pieces[] = {"<unk>",
+                              "<s>",
+                              "</s>",
+                              "<0x0A>",
+                              "<0x61>",
+                              "<0xC3>",
+                              "\xE2\x96\x81",
+                              "a",
+                              "b",
+                              "ab",
+                              "\xC3\xA9",
+                              "\xE2\x96\x81"
+                              "a",
+                              "abab"};
+
+// A field of a protobuf message: a number, or bytes.
+std::string field(unsigned number, std::uint64_t value) {
+  std::string out(1, static_cast<char>(number << 3 & 0x7f));
+  if (number > 15) {
+    out = std::string(1, static_cast<char>(0x80 | (number << 3 & 0x7f)));
+    out += static_cast<char>(number >> 4);
+  }
+  for (; value > 127; value >>= 7) {
+    out += static_cast<char>(0x80 | (value & 0x7f));
+  }
+  return out + static_cast<char>(value);
+}
+std::string field(unsigned number, const std::string& bytes) {
+  std::string out = field(number, static_cast<std::uint64_t>(bytes.size()));
+  out[0] = static_cast<char>(out[0] | 2);
+  return out + bytes;
+}
+
+void sentencepiece() {
+  std::string model, bin = raw(std::uint32_t{6});
+  int id = 0;
+  for (const std::string piece : pieces) {
+    const float score = id < 6 ? 0.0f : -static_cast<float>(id);
+    const int type = id == 0 ? 2 : id < 3 ? 3 : id < 6 ? 6 : 1;
+    model += field(1, field(1, piece) + '\x15' + raw(score) +
+                          (type == 1 ? "" : field(3, static_cast<std::uint64_t>(type))));
+    bin += raw(score) + raw(static_cast<std::int32_t>(piece.size())) + piece;
+    ++id;
+  }
+  put("tokenizer_bin", "pieces", bin);
+  put("tokenizer_bin", "three", raw(std::uint32_t{0}) + std::string(24, '\0'));
+  const std::string trainer =
+      field(2, field(3, std::uint64_t{2}) + field(40, std::uint64_t{0}) +
+                   field(41, std::uint64_t{1}) + field(42, std::uint64_t{2}));
+  put("sentencepiece", "pieces", model + trainer);
+  put("sentencepiece", "normalizer",
+      model + trainer + field(3, field(1, "identity") + field(3, std::uint64_t{0})));
+  put("sentencepiece", "user",
+      field(1, field(1, "ab") + field(3, std::uint64_t{4})) + model + trainer);
+  put("sentencepiece", "unigram", model + field(2, field(3, std::uint64_t{1})));
+}
+
+void tokenizers() {
+  ts::TokenizerData bytes;
+  for (const char* token : {"a", "b", "c", "\xC4\xA0", "ab", "abc",
+                            "\xC4\xA0"
+                            "a",
+                            "1", "'", "s"}) {
+    bytes.tokens.push_back(token);
+    bytes.types.push_back(1);
+  }
+  bytes.tokens.push_back("<|endoftext|>");
+  bytes.types.push_back(3);
+  bytes.tokens.push_back("[user]");
+  bytes.types.push_back(4);
+  bytes.merges = {"a b", "ab c", "\xC4\xA0 a"};
+  bytes.bos = bytes.eos = 10;
+  for (const char* pre : {"gpt-2", "llama-bpe", "qwen2", "smollm", "none"}) {
+    bytes.pre = pre;
+    const ts::Tokenizer t = ts::make_tokenizer(bytes);
+    put("tokenizer_json", pre, ts::hugging_face_json(t));
+  }
+  put("tokenizer_json", "metadata", ts::detail::tokenizer_json(ts::make_tokenizer(bytes)));
+  ts::TokenizerData merged;
+  merged.kind = ts::TokenizerKind::merged_pieces;
+  merged.tokens.assign(std::begin(pieces), std::end(pieces));
+  merged.types = {2, 3, 3, 6, 6, 6, 1, 1, 1, 1, 1, 1, 1};
+  merged.merges = {"a b", "\xE2\x96\x81 a", "ab ab"};
+  merged.unknown = 0, merged.bos = 1, merged.eos = 2;
+  put("tokenizer_json", "pieces", ts::hugging_face_json(ts::make_tokenizer(merged)));
+  put("tokenizer_json", "metadata_merged", ts::detail::tokenizer_json(ts::make_tokenizer(merged)));
+  put("tokenizer_json", "metaspace",
+      "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\xE2\x96\x81\",\"prepend_"
+      "scheme\":"
+      "\"first\",\"split\":false},\"model\":{\"type\":\"BPE\",\"unk_token\":\"a\",\"vocab\":{\"a\":"
+      "0,"
+      "\"b\":1,\"ab\":2},\"merges\":[[\"a\",\"b\"]]}}");
+  put("tokenizer_json", "metadata_characters",
+      "{\"kind\":\"characters\",\"characters\":[\"a\",\"b\",\"\xC3\xA9\"]}");
+  put("tokenizer_json", "metadata_bytes", "{\"kind\":\"bytes\",\"characters\":[]}");
+  const std::string vocab =
+      "{\"a\":0,\"b\":1,\"ab\":2,\"\xC4\xA0\":3,\"\xC4\xA0"
+      "a\":4,\"<|endoftext|>\":5}";
+  put("gpt2_tokenizer", "small", vocab + '\0' + "#version: 0.2\na b\r\n\xC4\xA0 a\n");
+  put("gpt2_tokenizer", "no_merges", vocab);
+  put("gpt2_tokenizer", "gap", std::string("{\"a\":0,\"b\":9}") + '\0' + "a b");
+}
+
+void texts() {
+  const char* const all[] = {
+      "the ab abab [user] <|user|> </s> <|endoftext|>", "It's we'll 12345 6 \n\n  \t x\r\n",
+      "\xC3\xA9\xE6\x97\xA5 \xE2\x96\x81 \xC2\xA0\xE3\x80\x80 \xF0\x9F\x98\x80",
+      "\xFF\xFE\xC3(\xE6\x97 \xF0\x9F\x98 \x80\xBF a"};
+  for (int which = 0; which < 9; ++which) {
+    for (int i = 0; i < 4; ++i) {
+      put("encode", ts::detail::cat({which, "_", i}),
+          std::string(1, static_cast<char>(which)) + static_cast<char>(i * 3) + all[i]);
+    }
+  }
+  put("encode", "characters", std::string("\x08") + '\0' + "ab \n\xC3\xA9");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -349,5 +465,8 @@ int main(int count, char** arguments) {
   llama2c();
   safetensors();
   gguf();
+  sentencepiece();
+  tokenizers();
+  texts();
   return 0;
 }

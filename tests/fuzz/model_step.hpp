@@ -1,7 +1,7 @@
 // What a file that was accepted is good for: its tensors as float32, the model from the generic
 // loader in several formats, and if it is tiny a step of decode.
 #pragma once
-#include "fuzz.hpp"
+#include "tokenizer_use.hpp"
 #ifndef FUZZ_REPLAY
 #include "tinyscale/model/load.hpp"
 #endif
@@ -37,13 +37,18 @@ inline void load_model(tinyscale::WeightFile& file, unsigned choice) {
   options.activations = activations[choice / 5 % 3];
   options.group = choice / 15 % 2 == 0 ? 32 : 0;
   tinyscale::ModelConfig config = file.config;
-  tinyscale::Transformer model = tinyscale::detail::ModelLoader(file, options, "load: ").read(config);
-  tinyscale::detail::take_tokenizer(model, file, "load: ");
+  tinyscale::Transformer model =
+      tinyscale::detail::ModelLoader(file, options, "load: ").read(config);
+  options.tokenizer = file.has_tokenizer ? "" : "none";
+  tinyscale::detail::take_tokenizer(model, file, options, "load: ");
   decode_step(model);
 }
 
 inline void whole_file(tinyscale::WeightFile file, const std::uint8_t* data, std::size_t size) {
   read_tensors(file);
+  if (file.has_tokenizer) {
+    use_tokenizer(file.tokenizer);
+  }
   unsigned choice = 0;  // by the content, so that the same file goes the same way
   for (std::size_t i = 0; i < size && i < 64; ++i) {
     choice = 31 * choice + data[size - 1 - i];
