@@ -98,7 +98,8 @@ inline TokenizerData pieces(TokenizerKind kind) {
   return data;
 }
 
-// Scored pieces without any cleverness: the pair of the highest score merges, the leftmost first.
+// Scored pieces without any cleverness, of a text with the space before it, which is a character by
+// itself: the pair of the highest score merges, the leftmost first.
 inline std::vector<std::int32_t> by_scanning(const TokenizerData& data, const std::string& text) {
   std::vector<std::int32_t> ids;
   const auto token_of = [&data](const std::string& wanted) {
@@ -111,7 +112,7 @@ inline std::vector<std::int32_t> by_scanning(const TokenizerData& data, const st
   };
   for (std::size_t at = 0; at < text.size();) {
     std::size_t size = 1;
-    while (size < 4 && at + size < text.size() && (text[at + size] & 0xC0) == 0x80) {
+    while (at > 0 && size < 4 && at + size < text.size() && (text[at + size] & 0xC0) == 0x80) {
       ++size;
     }
     const std::int32_t id = token_of(text.substr(at, size));
