@@ -121,9 +121,9 @@ inline std::vector<std::int32_t> by_scanning(const TokenizerData& data, const st
     }
     at += size;
   }
-  const auto text_of = [&data](std::int32_t id) {
-    return id < 259 ? std::string(1, static_cast<char>(id - 3))
-                    : tinyscale::detail::with_spaces(data.tokens[static_cast<std::size_t>(id)]);
+  const auto text_of = [&data](std::int32_t id) {  // bytes as spelled: they merge with nothing
+    const std::string& token = data.tokens[static_cast<std::size_t>(id)];
+    return id < 259 ? token : tinyscale::detail::with_spaces(token);
   };
   for (;;) {
     std::size_t best = 0;

@@ -9,6 +9,7 @@
 #include <utility>  // move
 #include <vector>   // vector
 
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/model/tokenizer.hpp"
 
 namespace tinyscale {
