@@ -1499,14 +1499,15 @@ class SortedNames {
     }
     return low < order_.size() && names_[order_[low]] == name ? order_[low] : none;
   }
-  // A name that stands twice: the place where it stands again, or none.
+  // The first place where a name stands that stood before, or none.
   std::size_t twice() const {
+    std::size_t first = none;
     for (std::size_t i = 1; i < order_.size(); ++i) {
-      if (names_[order_[i]] == names_[order_[i - 1]]) {
-        return order_[i];
+      if (order_[i] < first && names_[order_[i]] == names_[order_[i - 1]]) {
+        first = order_[i];
       }
     }
-    return none;
+    return first;
   }
 
  private:
@@ -11577,7 +11578,8 @@ struct QuantizedPanels {
       sum[v] = typename U::Floats{};
     }
     for (std::int64_t g = 0; g < groups; ++g, from += words, codes += w.padded()) {
-      typename U::Words dots[static_cast<std::size_t>(sums)], low, weights[vectors];
+      typename U::Words dots[static_cast<std::size_t>(sums)], low,
+          weights[static_cast<std::size_t>(vectors)];
       TINYSCALE_UNROLL
       for (int v = 0; v < sums; ++v) {
         U::broadcast(static_cast<std::uint32_t>(offsets[v / vectors * step + g]), dots[v]);
@@ -12572,9 +12574,10 @@ inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const flo
   const std::int64_t row = block_row_bytes(how.format, cols);
   const Shared<MappedFile> owner(new MappedFile(static_cast<std::size_t>(rows * row)));
   std::uint8_t* const to = owner->own_data();
-  parallel_for(rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
-    quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
-  });
+  parallel_for(
+      cols == 0 ? 0 : rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
+        quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
+      });
   return stored_view(rows, cols, how.format, to, owner);
 }
 
@@ -12709,30 +12712,32 @@ struct StoredDots {
     for (std::int64_t j = begin; j < end; ++j) {
       std::int64_t i = 0;
       if (m >= wide) {
-        dots<L, stored_streams, wide, 1>(j, 0, apart);
+        dots<L, stored_streams, wide>(j, 0, apart);
         i = wide;
       }
       for (; i + wide <= m; i += wide) {
-        dots<L, stored_streams, wide, 1, true>(j, i, apart);
+        dots<L, stored_streams, wide, true>(j, i, apart);
       }
       for (; i + 2 <= m; i += 2) {
-        dots<L, stored_streams, 2, 1>(j, i, apart);
+        dots<L, stored_streams, 2>(j, i, apart);
       }
       if (i < m) {
-        dots<L, stored_streams, 1, 2>(j, i, apart);
+        dots<L, stored_streams, 1>(j, i, apart);
       }
     }
   }
 
-  // PARTS: sums of each dot product, so that one need not wait for the last step of another. AHEAD:
-  // the rows are in cache already, the next ones are fetched.
-  template <class L, int ROWS, int TOKENS, int PARTS, bool AHEAD = false>
+  // Rows `row`, row + step, ... AHEAD: they are in cache already, the next ones are fetched. Each
+  // sum is taken in one order, however many rows of x there are: a batch gives the bits that its
+  // rows give alone.
+  template <class L, int ROWS, int TOKENS, bool AHEAD = false>
   TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
-    typename L::V sum[static_cast<std::size_t>(ROWS)][TOKENS * PARTS], left[TOKENS], v;
+    constexpr auto tokens = static_cast<std::size_t>(TOKENS);
+    typename L::V sum[static_cast<std::size_t>(ROWS)][tokens], left[tokens], v;
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
-      for (int t = 0; t < TOKENS * PARTS; ++t) {
+      for (int t = 0; t < TOKENS; ++t) {
         sum[r][t] = typename L::V{};
       }
     }
@@ -12740,25 +12745,21 @@ struct StoredDots {
     const float* const a = x + token * ldx;
     const std::int64_t next = step * row_bytes, n = cols;
     std::int64_t p = 0;
-    for (; p + PARTS * L::width <= n; p += PARTS * L::width) {
+    for (; p + L::width <= n; p += L::width) {
       TINYSCALE_UNROLL
-      for (int part = 0; part < PARTS; ++part) {
-        const std::int64_t at = p + part * L::width;
+      for (int t = 0; t < TOKENS; ++t) {
+        detail::load<L>(a + t * ldx + p, left[t]);
+      }
+      TINYSCALE_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        const std::uint8_t* const place = from + r * next + p * F::bytes;
+        if constexpr (AHEAD) {
+          prefetch(place + row_bytes);
+        }
+        F::template load<L>(place, v);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
-          detail::load<L>(a + t * ldx + at, left[t]);
-        }
-        TINYSCALE_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-          const std::uint8_t* const place = from + r * next + at * F::bytes;
-          if constexpr (AHEAD) {
-            prefetch(place + row_bytes);
-          }
-          F::template load<L>(place, v);
-          TINYSCALE_UNROLL
-          for (int t = 0; t < TOKENS; ++t) {
-            sum[r][t * PARTS + part] = sum[r][t * PARTS + part] + left[t] * v;
-          }
+          sum[r][t] = sum[r][t] + left[t] * v;
         }
       }
     }
@@ -12766,8 +12767,7 @@ struct StoredDots {
     for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
       for (int t = 0; t < TOKENS; ++t) {
-        float total = PARTS == 1 ? sum_lanes<L>(sum[r][t])
-                                 : sum_lanes<L>(sum[r][t * PARTS] + sum[r][t * PARTS + PARTS - 1]);
+        float total = sum_lanes<L>(sum[r][t]);
         for (std::int64_t q = p; q < n; ++q) {
           total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
         }
@@ -12787,7 +12787,7 @@ struct StoredRest {
   TINYSCALE_INLINE void run() const {
     for (std::int64_t row = first; row < last; ++row) {
       for (std::int64_t i = 0; i < dots.m; ++i) {
-        dots.template dots<L, 1, 1, 2>(row, i, 0);
+        dots.template dots<L, 1, 1>(row, i, 0);
       }
     }
   }
@@ -12897,7 +12897,7 @@ struct PackedDots {
       }
       const std::int64_t columns = std::min(w.group, w.cols - g * w.group);
       for (std::int64_t c = 0; c < columns; c += in_word) {
-        float some[in_word] = {};
+        float some[static_cast<std::size_t>(in_word)] = {};
         std::memcpy(
             some, x + g * w.group + c,
             sizeof(float) * static_cast<std::size_t>(std::min<std::int64_t>(in_word, columns - c)));
@@ -14761,7 +14761,7 @@ struct CacheTask {
 
   template <class L, int KEYS>
   TINYSCALE_INLINE void dots(const float* q, const float* k, std::int64_t stride, float* p) const {
-    typename L::V sum[KEYS], left, v;
+    typename L::V sum[static_cast<std::size_t>(KEYS)], left, v;
     const std::int64_t n = s.head_size;
     TINYSCALE_UNROLL
     for (int x = 0; x < KEYS; ++x) {
@@ -15515,6 +15515,8 @@ inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float*
 
 // >> tinyscale/compute/rope.hpp
 // Rotary position embedding: pair i of a head at position t turns by t / theta^(2 i / head_size).
+// Models trained again on longer texts divide some frequencies by factors (Llama 3, arXiv
+// 2407.21783).
 //   interleaved: pairs (x[2 i], x[2 i + 1]);  halves: pairs (x[i], x[i + head_size / 2]).
 // The backward pass turns the gradient by the opposite angle. Su et al., arXiv 2104.09864.
 
@@ -15549,7 +15551,15 @@ struct RopeShape {  // x is [batch, tokens, heads * head_size]
   TokenPlaces places;
   double theta = 10000.0;
   RopePairs pairs = RopePairs::interleaved;
+  const float* factors = nullptr;  // [head_size / 2] that the frequencies are divided by; null: 1
 };
+
+// Of pair i, in radians a token.
+inline double rope_frequency(double theta, std::int64_t i, std::int64_t head_size,
+                             const float* factors) {
+  const double part = static_cast<double>(2 * i) / static_cast<double>(head_size);
+  return std::pow(theta, -part) / (factors == nullptr ? 1.0 : static_cast<double>(factors[i]));
+}
 
 // The reference body; backward: the inverse turn.
 inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
@@ -15559,8 +15569,8 @@ inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, fl
     const bool interleaved = s.pairs == RopePairs::interleaved;
     const std::int64_t a = head * s.head_size + (interleaved ? 2 * i : i);
     const std::int64_t b = a + (interleaved ? 1 : half);
-    const double power = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
-    const double angle = static_cast<double>(s.places.at(t)) / std::pow(s.theta, power);
+    const double angle =
+        static_cast<double>(s.places.at(t)) * rope_frequency(s.theta, i, s.head_size, s.factors);
     const double c = std::cos(angle), n = std::sin(turn == RopeTurn::forward ? angle : -angle);
     const double xa = double{x[a]}, xb = double{x[b]};
     y[a] = static_cast<float>(xa * c - xb * n);
@@ -15598,8 +15608,8 @@ inline void rope_all(const kernels::RopeShape& s, kernels::RopeTurn turn, const 
   const std::int64_t width = s.heads * s.head_size;
   List<double> frequency(static_cast<std::size_t>(half));
   for (std::int64_t i = 0; i < half; ++i) {
-    const double part = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
-    frequency[static_cast<std::size_t>(i)] = std::pow(s.theta, -part);
+    frequency[static_cast<std::size_t>(i)] =
+        kernels::rope_frequency(s.theta, i, s.head_size, s.factors);
   }
   parallel_for(s.tokens, 8, [&](std::int64_t begin, std::int64_t end) {
     List<float> cos(frequency.size()), sin(frequency.size());
@@ -15697,9 +15707,9 @@ namespace kernels {
 class RopeTable {
  public:
   RopeTable() = default;
-  // scale: of each pair's frequency, [head_size / 2], where a model has such; null: 1.
+  // factors: that the frequencies are divided by, [head_size / 2]; null: 1.
   RopeTable(const std::int64_t* places, std::int64_t tokens, std::int64_t head_size, double theta,
-            const float* scale = nullptr)
+            const float* factors = nullptr)
       : tokens_(tokens), half_(head_size / 2) {
     if (tokens < 0 || head_size < 0 || head_size % 2 != 0 || !(theta > 0)) {
       detail::fail({"RopeTable: ", tokens, " tokens, heads of ", head_size, ", theta ", theta,
@@ -15707,9 +15717,7 @@ class RopeTable {
     }
     List<double> frequency(static_cast<std::size_t>(half_));
     for (std::int64_t i = 0; i < half_; ++i) {
-      const double part = static_cast<double>(2 * i) / static_cast<double>(head_size);
-      frequency[static_cast<std::size_t>(i)] =
-          std::pow(theta, -part) * (scale == nullptr ? 1.0 : static_cast<double>(scale[i]));
+      frequency[static_cast<std::size_t>(i)] = rope_frequency(theta, i, head_size, factors);
     }
     cos_.resize(static_cast<std::size_t>(tokens * half_));
     sin_.resize(cos_.size());
@@ -18292,9 +18300,10 @@ inline Tensor tokens_at(const Tensor& x, int dim, const TokenPlaces& places, std
                 dim);
 }
 
-// Rotates pairs of x [B, T, heads K] by places.at(t) theta^(-2i/K).
+// Rotates pairs of x [B, T, heads K] by places.at(t) theta^(-2i/K) / factors[i] (none: 1).
 inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& places,
-                   float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
+                   float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved,
+                   const std::vector<float>& factors = std::vector<float>()) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
     detail::fail({"rope: x is ", x.shape().text(), " with head size ", head_size,
                   "; right is [B, T, heads K] with an even K"});
@@ -18303,8 +18312,12 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
     detail::fail(
         {"rope: theta is ", static_cast<double>(theta), "; a finite number above 0 is right"});
   }
+  if (!factors.empty() && static_cast<std::int64_t>(factors.size()) != head_size / 2) {
+    detail::fail({"rope: ", factors.size(), " factors with head size ", head_size,
+                  "; one a pair is right, or none"});
+  }
   if (!x.is_contiguous()) {
-    return rope(contiguous(x), head_size, places, theta, pairs);
+    return rope(contiguous(x), head_size, places, theta, pairs, factors);
   }
   const detail::OpScope scope;
   kernels::RopeShape shape;
@@ -18315,13 +18328,16 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
   shape.places = places;
   shape.theta = theta;
   shape.pairs = pairs;
+  shape.factors = factors.empty() ? nullptr : factors.data();
   Tensor y(x.shape());
   kernels::rope(shape, kernels::RopeTurn::forward, x.data(), y.data());
   scope.done_unary("rope", "rope", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "rope", {&x}, [shape, sx = x.slot()](const Tensor& dy) {
+    detail::attach(y, "rope", {&x}, [shape, factors, sx = x.slot()](const Tensor& dy) {
       const detail::OpScope backward;
-      kernels::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
+      kernels::RopeShape back = shape;
+      back.factors = factors.empty() ? nullptr : factors.data();
+      kernels::rope_backward(back, dy.data(), detail::grad_buffer(sx));
       backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
     });
   }
@@ -35491,7 +35507,7 @@ struct Parameter {
   Split split = Split::whole;
   int layer = -1;                    // -1: embeddings, last norm, output matrix
   int expert = -1;                   // that it belongs to; -1: none
-  Shape shape = {};  // of the whole parameter
+  Shape shape = {};                  // of the whole parameter
   Shared<StoredMatrix> stored = {};  // of a model that only runs: the numbers, and `value` has none
 };
 
@@ -35596,6 +35612,7 @@ struct ModelConfig {
   bool router_bias = false;        // a number for each expert beside the router's matrix
   double rope_theta = 10000.0;
   RopePairs rope_pairs = RopePairs::halves;  // which two numbers of a head turn together
+  std::vector<float> rope_factors;  // [head_size / 2] that frequencies are divided by; empty: 1
   double norm_epsilon = 1e-5;
   double initializer_range = 0.0;  // deviation of a new linear weight; 0: by the width
 
@@ -35784,7 +35801,6 @@ inline std::string lacking(const ModelConfig& c) {
   add(c.router_bias, "biases of the router");
   add(c.block_norms == 1, "attention and feed-forward side by side");
   add(c.block_norms == 4, "norms after each sublayer");
-  add(c.window > 0, "sliding windows");
   return all;
 }
 
@@ -35803,6 +35819,13 @@ inline void ModelConfig::validate() const {
   if (position == Position::rotary && head_size % 2 != 0) {
     detail::fail({"ModelConfig: ", name, ": head_size is ", head_size,
                   "; rotary positions turn pairs, so it must be even"});
+  }
+  if (!rope_factors.empty() && static_cast<std::int64_t>(rope_factors.size()) != head_size / 2) {
+    detail::fail({"ModelConfig: ", name, ": ", rope_factors.size(), " rope_factors for a head of ",
+                  head_size, "; one a pair is right, or none"});
+  }
+  for (const float factor : rope_factors) {
+    detail::config_above_zero(*this, "a rope_factor", static_cast<double>(factor));
   }
   if (experts > 0 && (top_k < 1 || top_k > experts)) {
     detail::fail({"ModelConfig: ", name, ": top_k is ", top_k, " of ", experts, " experts; 1 to ",
@@ -38047,9 +38070,10 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
     y = reshape(rms_norm(reshape(x, heads), use(norm, hooks), epsilon), x.shape());
   }
   if (config.position == Position::rotary) {
-    y = hooks.rotate ? hooks.rotate(y)
-                     : rope(y, config.head_size, hooks.places,
-                            static_cast<float>(config.rope_theta), config.rope_pairs);
+    y = hooks.rotate
+            ? hooks.rotate(y)
+            : rope(y, config.head_size, hooks.places, static_cast<float>(config.rope_theta),
+                   config.rope_pairs, config.rope_factors);
   }
   return y;
 }
@@ -38066,6 +38090,11 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     hooks.cache->values.resize(blocks_.size());
     k = hooks.cache->append(hooks.cache->keys[at], k, hooks.places.first, config.context);
     v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
+  }
+  if (!hooks.attention && config.is_local(layer) && k.dim(1) > config.window) {
+    detail::fail({"forward: ", k.dim(1), " tokens in layer ", layer, " of ", config.name,
+                  ", which sees the last ", config.window,
+                  "; up to as many are right here, decode() and generate() take more"});
   }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
                                    : attention(q, k, v, q.dim(2) / config.head_size,
@@ -38224,13 +38253,29 @@ class JsonReader {
   }
 
   void check_unique(const Json& object) {
-    NameTable times;
-    for (const JsonField& field : object.fields) {
-      if (++times[field.name] > 1) {
-        wrong_ = field.value.at;
-        fail(cat({"the key \"", field.name, "\" stands twice, before"}));
+    const std::size_t again = repeated(object.fields);
+    if (again < object.fields.size()) {
+      wrong_ = object.fields[again].value.at;
+      fail(cat({"the key \"", object.fields[again].name, "\" stands twice, before"}));
+    }
+  }
+  // The first field whose name stood before; SortedNames::none when there is none.
+  static std::size_t repeated(const List<JsonField>& fields) {
+    if (fields.size() > 16) {
+      std::vector<std::string> names;
+      for (const JsonField& field : fields) {
+        names.push_back(field.name);
+      }
+      return SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
+    }
+    for (std::size_t i = 1; i < fields.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (fields[i].name == fields[j].name) {
+          return i;
+        }
       }
     }
+    return SortedNames::none;
   }
 
   void read_list(Json& value, int depth) {
@@ -40198,6 +40243,11 @@ inline std::string config_json(ModelConfig c) {
   if (c.rope_pairs == RopePairs::interleaved) {
     json += ",\"rope_pairs\":\"interleaved\"";
   }
+  for (std::size_t i = 0; i < c.rope_factors.size(); ++i) {
+    json += cat({i == 0 ? ",\"rope_factors\":[" : ",",
+                 exact_number(static_cast<double>(c.rope_factors[i])),
+                 i + 1 == c.rope_factors.size() ? "]" : ""});
+  }
   json += cat({",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
                position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
                activation_words[static_cast<int>(c.activation)], "\"}"});
@@ -40251,6 +40301,11 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   }
   if (json.find("rope_pairs") != nullptr) {
     c.rope_pairs = static_cast<RopePairs>(config_word(json, "rope_pairs", rope_pairs_words, who));
+  }
+  if (json.find("rope_factors") != nullptr) {
+    for (const Json& factor : config_field(json, "rope_factors", Json::Kind::list, who).list) {
+      c.rope_factors.push_back(static_cast<float>(factor.number));
+    }
   }
   c.norm = static_cast<Norm>(config_word(json, "norm", norm_words, who));
   c.position = static_cast<Position>(config_word(json, "position", position_words, who));
@@ -41084,10 +41139,16 @@ class GgufConfig {
     const char* const factor =
         has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
     const double by = file_.number_or(key(factor), 0, 1e30, 1);
-    const bool plain = scaling == "none" || (scaling == "linear" && (by == 0 || by == 1));
-    note(!plain || file_.tensor("rope_freqs.weight") != nullptr ||
-             file_.tensor("blk.0.rope_freqs.weight") != nullptr,
-         "scaled rotary positions");
+    if (scaling == "linear" && by > 0 && by != 1) {
+      c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(by));
+    }
+    note(scaling != "none" && scaling != "linear", "scaled rotary positions");
+    const GgufTensor* const factors = file_.tensor("rope_freqs.weight");  // Llama 3's
+    if (factors != nullptr) {
+      const std::vector<float> numbers = read_gguf_tensor(file_, *factors).values();
+      c_.rope_factors.assign(numbers.begin(), numbers.end());
+    }
+    note(file_.tensor("blk.0.rope_freqs.weight") != nullptr, "scaled rotary positions");
     note(file_.whole_or(key("rope.dimension_count"), 1, size, c_.head_size) != c_.head_size,
          "positions on a part of each head");
   }
@@ -41222,6 +41283,9 @@ inline List<GgufPart> gguf_parts(const Gguf& file, const ModelConfig& config) {
   List<GgufPart> parts;
   for (const GgufTensor& tensor : file.tensors) {
     const std::string& name = tensor.name;
+    if (name == "rope_freqs.weight") {  // in the config already
+      continue;
+    }
     const std::size_t last = name.find_last_of('.');
     const std::string stem = name.substr(0, last);
     const std::string tail = last == std::string::npos ? "" : name.substr(last);
@@ -42310,8 +42374,10 @@ class DecodeStep {
     hooks_.each_place = &tokens_.places;
     if (model.config.position == Position::rotary) {
       const std::vector<std::int64_t> places(tokens_.places.begin(), tokens_.places.end());
-      table_ = kernels::RopeTable(places.data(), count(), model.config.head_size,
-                                  model.config.rope_theta);
+      const std::vector<float>& factors = model.config.rope_factors;
+      table_ =
+          kernels::RopeTable(places.data(), count(), model.config.head_size,
+                             model.config.rope_theta, factors.empty() ? nullptr : factors.data());
     }
     hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
     if (!hooks_.attention) {
@@ -44404,16 +44470,56 @@ class ConfigReader {
     c_.rope_theta = file_.number_or("rope_theta", 1e-30, 1e30, theta);
     for (const char* key : {"rope_scaling", "rope_parameters"}) {  // newer files have the latter
       const Json* turns = file_.find(key);
-      const Json* type = turns == nullptr ? nullptr : turns->find("rope_type");
-      const Json* given = turns == nullptr ? nullptr : turns->find("rope_theta");
-      const bool plain = type != nullptr ? type->text == "default" : key[5] == 'p';
-      note(turns != nullptr && !turns->fields.empty() && !plain, "scaled rotary positions");
+      if (turns == nullptr || turns->fields.empty()) {
+        continue;
+      }
+      const Json* given = turns->find("rope_theta");
       if (given != nullptr && given->number > 0 && given->number < 1e30) {
         c_.rope_theta = given->number;
+      }
+      const Json* type = turns->find("rope_type");
+      type = type != nullptr ? type : turns->find("type");
+      const std::string kind = type != nullptr ? type->text : key[5] == 'p' ? "default" : "";
+      if ((kind == "linear" || kind == "llama3") && !c_.latent()) {
+        read_rope_factors(key, *turns, kind == "llama3");
+      } else {
+        note(kind != "default", "scaled rotary positions");
       }
     }
     note(file_.number_or("partial_rotary_factor", 0, 1.5, 1) < 1,
          "positions on a part of each head");
+  }
+
+  // linear: all frequencies over the factor. llama3: those with less than `low` turns in the old
+  // context over it, those with more than `high` as they were, a blend between (Hugging Face's
+  // modeling_rope_utils).
+  void read_rope_factors(const char* key, const Json& turns, bool llama3) {
+    const auto number = [&](const char* name) {
+      const Json* value = turns.find(name);
+      if (value == nullptr || value->kind != Json::Kind::number || !(value->number > 0) ||
+          value->number >= 1e30) {
+        file_.fail_at(key, cat({key, " lacks ", name, "; a number above 0 is right"}));
+      }
+      return value->number;
+    };
+    const double factor = number("factor");
+    const double low = llama3 ? number("low_freq_factor") : 0;
+    const double high = llama3 ? number("high_freq_factor") : 0;
+    const double context = llama3 ? number("original_max_position_embeddings") : 0;
+    if (llama3 && high <= low) {
+      file_.fail_at(key, cat({key, " has high_freq_factor ", high, ", low_freq_factor ", low,
+                              "; the first must be larger"}));
+    }
+    const std::int64_t pairs = c_.head_size / 2;
+    c_.rope_factors.clear();
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const double turned =  // in the old context
+          context * kernels::rope_frequency(c_.rope_theta, i, c_.head_size, nullptr) /
+          6.283185307179586;
+      double blend = llama3 ? (turned - low) / (high - low) : 0;
+      blend = blend < 0 ? 0 : blend > 1 ? 1 : blend;
+      c_.rope_factors.push_back(static_cast<float>(1 / ((1 - blend) / factor + blend)));
+    }
   }
 
   // Gemma 2 has a window in every second layer, Gemma 3 in five of six; Qwen when it says so; the
@@ -45049,16 +45155,17 @@ inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
           " bytes of data"});
   }
   // Not more layers and experts than have a tensor, before lists are made of them.
-  for (std::int64_t layer_at = 1; layer_at < c.layers; ++layer_at) {
-    const std::string name = cat({"model.layers.", layer_at, ".input_layernorm.weight"});
+  const auto need = [&](const std::string& name) {
     if (file.find(name) == nullptr) {
       fail({who, "no tensor for the parameter ", name});
     }
-  }
-  for (int expert = 1; expert < c.experts; ++expert) {
-    const std::string name = cat({"model.layers.0.mlp.experts.", expert, ".up_proj.weight"});
-    if (file.find(name) == nullptr) {
-      fail({who, "no tensor for the parameter ", name});
+  };
+  for (std::int64_t at = 0; at < c.layers; ++at) {
+    if (at > 0) {
+      need(cat({"model.layers.", at, ".input_layernorm.weight"}));
+    }
+    for (int expert = 1; expert < c.experts; ++expert) {
+      need(cat({"model.layers.", at, ".mlp.experts.", expert, ".up_proj.weight"}));
     }
   }
 }
@@ -45300,9 +45407,8 @@ inline void set_context(ModelConfig& config, std::int64_t context, const std::st
           " is right, or 0 for all"});
   }
   config.context = context > 0 ? context : config.context;
-  if (config.window >= config.context && config.beyond == "sliding windows") {
+  if (config.window >= config.context) {
     config.window = config.global_every = 0;
-    config.beyond.clear();
   }
 }
 
@@ -52888,7 +52994,8 @@ struct CutCache {
   }
   void store(int layer, int sequence, std::int64_t place, const float* k, const float* v) {
     const std::int64_t at = turns.local(place), tokens = pages.page_tokens();
-    kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k, v);
+    kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k,
+                         v);
   }
   // The first n of this device's rows as f32.
   void load(int layer, int sequence, std::int64_t n, float* k, float* v) const {
@@ -53713,8 +53820,13 @@ class ServeReporter {
     }
     of_.sent.title = cat({"bytes sent by ", devices, " devices"});
     for (const Traffic& row : all) {
-      of_.sent.add(cat({row.name, " over ", row.axes}), "B", sum_of(row.planned),
-                   sum_of(row.counted), row.why);
+      const std::string name = cat({row.name, " over ", row.axes});
+      of_.sent.add(name, "B", sum_of(row.planned), sum_of(row.counted), row.why);
+      for (std::size_t d = 0; d < devices; ++d) {  // each that differs, which none should
+        if (row.planned[d] < row.counted[d] || row.counted[d] < row.planned[d]) {
+          of_.sent.add(cat({name, ", device ", d}), "B", row.planned[d], row.counted[d]);
+        }
+      }
     }
   }
 
@@ -53730,8 +53842,9 @@ class ServeReporter {
     }
     of_.memory.title = "memory";
     const char* const pages = "2 L/p max(KV/t, 1) K b x tokens/s, whole pages";
-    of_.memory.add("weights, all devices", "B", sum_of(weights), sum_of(held), "parameters / n p");
-    of_.memory.add("weights, one device", "B", most_of(weights), most_of(held), "");
+    of_.memory.add("weights, all devices", "B", sum_of(weights), sum_of(held), "");
+    of_.memory.add("weights, one device", "B", most_of(weights), most_of(held),
+                   "parameters / (n p) + what pieces share, 4 B each");
     of_.memory.add("cache, all devices", "B", sum_of(cache), sum_of(kept), "");
     of_.memory.add("cache, one device", "B", most_of(cache), most_of(kept), pages);
   }
@@ -53862,7 +53975,8 @@ inline Table ShardedGeneration::table() const {
     const bool of_rows = row.name.find(detail::ServeCalls::logits) == 0 ||
                          row.name.find(detail::ServeCalls::ids) == 0;
     const double each = devices_here * static_cast<double>(of_rows ? rows : tokens);
-    out.add({row.name + (of_rows ? ", a chosen token" : ", a token"), "4 x " + row.how,
+    out.add({row.name + (of_rows ? ", a chosen token" : ", a token"),
+             row.how.empty() ? "" : "4 x " + row.how,
              detail::printed('g', 6, row.predicted / each) + " B",
              detail::printed('g', 6, row.counted / each) + " B", detail::ratio_text(row)});
   }

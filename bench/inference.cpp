@@ -1,9 +1,9 @@
-// How near to the memory's limit are a decoded token's matrix products, with weights as they are
-// stored, and how many tokens a second would they allow? Products only: norms, attention and
-// sampling are left out of every figure here, ours and the peer's.
+// How many tokens a second does generation give, how near to the memory's limit, and beside what a
+// user would pick? First whole generation, then a decoded token's matrix products alone, in every
+// format of weights. The targets are those of the project.
 // Peer: bench/decode_plain.c, plain loops as llama2.c has them, f32 and int8 in groups of 64,
 // compiled -O3 and -Ofast -march=native with OpenMP; it answers through a pipe, in turn with ours.
-//   make bench ONLY=inference        (ARGS=--rounds=5)
+//   make bench ONLY=inference        (ARGS="--rounds=5 --shape=15M")
 #include "bench.hpp"
 #include "worker.hpp"
 
@@ -89,6 +89,9 @@ struct Run {
             }};
   }
   Way plain(const std::string& program) const {
+    return plain(program, shape.name == "15M" ? "products 24" : "products 4");
+  }
+  Way plain(const std::string& program, const std::string& line) const {
     const auto worker = std::make_shared<bench::Worker>(
         std::vector<std::string>{programs + "/" + program, shape.name},
         std::vector<std::string>{"OMP_NUM_THREADS=" + std::to_string(threads)});
@@ -96,7 +99,6 @@ struct Run {
       bench::skip(program, "it was not built");
       return {program, nullptr};
     }
-    const std::string line = shape.name == "15M" ? "products 24" : "products 4";
     return {program, [worker, line] { return worker->ask(line); }};
   }
 };
@@ -105,35 +107,41 @@ struct Kind {
   const char* name;
   ts::StoreAs store;
   ts::Activations activations;
-  const char* peer;  // of bench/, or null
+  const char* peer;  // of bench/
+  bool prefill;      // a row there too
 };
 
 std::vector<Kind> kinds() {
   using ts::Activations;
   using ts::BlockFormat;
-  return {{"f32", {BlockFormat::f32, 0, 32}, Activations::f32, "decode_plain"},
-          {"bf16", {BlockFormat::bf16, 0, 32}, Activations::f32, "decode_plain"},
-          {"f16", {BlockFormat::f16, 0, 32}, Activations::f32, "decode_plain"},
+  return {{"f32", {BlockFormat::f32, 0, 32}, Activations::f32, "decode_plain", true},
+          {"bf16", {BlockFormat::bf16, 0, 32}, Activations::f32, "decode_plain", true},
+          {"f16", {BlockFormat::f16, 0, 32}, Activations::f32, "decode_plain", false},
           {"int8, groups of 64",
            {BlockFormat::f32, 8, 64},
            Activations::int8_groups,
-           "decode_plain_int8"},
+           "decode_plain_int8",
+           true},
           {"int8, groups of 32",
            {BlockFormat::f32, 8, 32},
            Activations::int8_groups,
-           "decode_plain_int8"},
+           "decode_plain_int8",
+           false},
           {"int8, per channel",
            {BlockFormat::f32, 8, 0},
            Activations::int8_groups,
-           "decode_plain_int8"},
+           "decode_plain_int8",
+           false},
           {"4-bit, groups of 32",
            {BlockFormat::f32, 4, 32},
            Activations::int8_groups,
-           "decode_plain_int8"},
+           "decode_plain_int8",
+           true},
           {"int8 g64, f32 activations",
            {BlockFormat::f32, 8, 64},
            Activations::f32,
-           "decode_plain_int8"}};
+           "decode_plain_int8",
+           false}};
 }
 
 void decode(const Run& run) {
@@ -171,6 +179,9 @@ void prefill(const Run& run) {
       static_cast<std::size_t>(std::max(tokens * run.shape.hidden, run.shape.vocabulary)));
   Way fast[2] = {run.plain("decode_plain"), run.plain("decode_plain_int8")};
   for (const Kind& kind : kinds()) {
+    if (!kind.prefill) {
+      continue;
+    }
     const Weights w(run.shape, kind.store);
     const int peer = std::string(kind.peer) == "decode_plain" ? 0 : 1;
     const std::vector<double> s =
@@ -187,27 +198,121 @@ void prefill(const Run& run) {
               run.threads == 1 ? "" : "s", table.text().c_str());
 }
 
+// A Llama of that shape with random weights, as the peers have it.
+ts::Transformer model_of(const Shape& s) {
+  ts::ModelConfig c;
+  c.name = "llama " + s.name;
+  c.layers = s.layers;
+  c.width = s.width;
+  c.heads = c.kv_heads = s.width / (s.name == "15M" ? 48 : 64);
+  c.head_size = c.width / c.heads;
+  c.hidden = s.hidden;
+  c.vocabulary = s.vocabulary;
+  c.context = s.name == "15M" ? 256 : 1024;
+  c.norm = ts::Norm::rms;
+  c.position = ts::Position::rotary;
+  c.activation = ts::Activation::swiglu;
+  return ts::Transformer(c, /*seed=*/1);
+}
+
+// "1.62 met" of a target; "-" where the peer is missing.
+std::string verdict(double theirs, double ours, double target) {
+  if (!(theirs > 0 && ours > 0)) {
+    return "-";
+  }
+  return ts::format_fixed(theirs / ours, 2) + (theirs / ours >= target ? " met" : " missed");
+}
+
+// Whole generation, everything in it: ours and the C programs make the same number of tokens from
+// an empty cache; the roof is one reading of the weights' bytes a token.
+void generation(const Run& run) {
+  ts::Table table;
+  table.columns = {"weights",
+                   "MB a token",
+                   "tokens/s",
+                   "of the limit",
+                   "plain -Ofast",
+                   "ours / it",
+                   "target",
+                   "ours / plain -O3",
+                   "target ",
+                   "prefill 256",
+                   "ours / -Ofast token by token",
+                   "target  "};
+  const ts::Transformer f32 = model_of(run.shape);
+  const std::int64_t tokens = run.shape.name == "15M" ? 64 : 16;
+  const std::string line = "decode " + std::to_string(tokens);
+  const bool one = run.threads == 1;
+  for (const Kind& kind : kinds()) {
+    const std::string name = kind.name;
+    if (name != "f32" && name != "bf16" && name != "int8, groups of 64" &&
+        name != "4-bit, groups of 32") {
+      continue;
+    }
+    ts::LoadOptions how;
+    how.weights = name == "bf16"                ? ts::Weights::bf16
+                  : name == "f32"               ? ts::Weights::f32
+                  : kind.store.packed_bits == 8 ? ts::Weights::int8
+                                                : ts::Weights::int4;
+    how.group = kind.store.group;
+    how.activations = kind.activations;
+    const ts::Transformer model =
+        how.weights == ts::Weights::f32 ? f32 : ts::with_weights(f32, how);
+    ts::GenerateOptions greedy;
+    greedy.temperature = 0;
+    double bytes = 0;
+    const bench::Work decode = [&] {
+      const ts::Generation made = ts::generate_batch(model, {{1}}, tokens, greedy);
+      bytes = made.decode.all.weight_bytes / static_cast<double>(made.decode.steps);
+    };
+    const std::vector<std::int32_t> prompt(256, 1);
+    const bench::Work prefill = [&] { ts::generate_batch(model, {prompt}, 1, greedy); };
+    decode();
+    const bench::ReadLimit limit(bytes);
+    const std::string peer = kind.peer;
+    const std::vector<double> s = medians(
+        {run.ours("ours", decode, static_cast<double>(tokens)), run.ours("limit", limit.work(), 1),
+         run.plain(peer, line), run.plain(peer + "_o3", line), run.ours("prefill", prefill, 256)},
+        run.rounds);
+    const bool f = name == "f32" || name == "bf16";
+    table.add({name, ts::format_fixed(bytes / 1e6, 1), ts::format_fixed(1 / s[0], 1),
+               bench::ratio(s[1], s[0]), bench::rate(1, s[2], 1),
+               verdict(s[2], s[0], f ? (one ? 1.5 : 1.4) : 3), f ? (one ? "1.5" : "1.4") : "3",
+               f ? verdict(s[3], s[0], 3) : bench::ratio(s[3], s[0]), f ? "3" : "-",
+               ts::format_fixed(1 / s[4], 0), verdict(s[2], s[4], 20), "20"});
+  }
+  std::printf("generation, %s shape, %d thread%s, everything in it\n%s\n", run.shape.name.c_str(),
+              run.threads, one ? "" : "s", table.text().c_str());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   int rounds = 5;
+  std::string only;
   for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "--rounds=", 9) == 0) {
       rounds = std::max(1, std::atoi(argv[i] + 9));
+    } else if (std::strncmp(argv[i], "--shape=", 8) == 0) {
+      only = argv[i] + 8;
     }
   }
   const std::string own = argv[0];
   const std::string programs =
       own.find('/') == std::string::npos ? "." : own.substr(0, own.find_last_of('/'));
   bench::print_machine("Decoding: stored weights against the memory's limit and plain loops");
-  std::printf("skipped: llama.cpp, ggml: no package of them for this program to call\n\n");
+  std::printf("skipped: llama.cpp, ggml: not in Debian 12; nothing here calls them yet\n\n");
   const std::vector<Shape> shapes = {{"15M", 288, 768, 6, 32000}, {"110M", 768, 2048, 12, 32000}};
   std::vector<int> threads{1};
   if (ts::thread_count() > 1) {
     threads.push_back(ts::thread_count());
   }
   for (const Shape& shape : shapes) {
+    if (!only.empty() && only != shape.name) {
+      continue;
+    }
     for (const int count : threads) {
+      generation({shape, count, rounds, programs});
       decode({shape, count, rounds, programs});
       prefill({shape, count, rounds, programs});
     }

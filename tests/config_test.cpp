@@ -217,7 +217,7 @@ TEST_CASE("config.json: the same shape as the preset") {
   CHECK(same(parsed(mixtral), eight));
   CHECK(error_of([] { ts::Transformer(parsed(gemma2)); }) ==
         "Transformer: config is planned, not run: it has embeddings times the root of the width, "
-        "scores with a soft cap, norms after each sublayer, sliding windows; config(\"nano\") is "
+        "scores with a soft cap, norms after each sublayer; config(\"nano\") is "
         "one that runs");
 }
 
@@ -263,8 +263,32 @@ TEST_CASE("config.json: windows, biases, positions") {
         plain - 128256 * 4096);
 
   const ts::ModelConfig scaled =
-      parsed(with(llama3, {{"rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 8.0}"}}));
+      parsed(with(llama3, {{"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 8.0}"}}));
   CHECK(scaled.beyond == "scaled rotary positions");
+  // Llama 3.1: as before where a pair turns more than 4 times in 8,192 tokens, over 8 below once.
+  const ts::ModelConfig long_context = parsed(
+      with(llama3, {{"rope_scaling",
+                     "{\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, "
+                     "\"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 8192}"}}));
+  CHECK(long_context.beyond.empty());
+  REQUIRE(long_context.rope_factors.size() == 64);
+  for (std::size_t i = 0; i < 64; ++i) {
+    const double wave = 6.283185307179586 * std::pow(500000.0, double(i) / 64);
+    const double smooth = (8192 / wave - 1) / 3;
+    const double right = wave < 2048 ? 1 : wave > 8192 ? 8 : 1 / ((1 - smooth) / 8 + smooth);
+    CHECK(double{long_context.rope_factors[i]} == doctest::Approx(right).epsilon(1e-6));
+  }
+  const ts::ModelConfig linear =
+      parsed(with(llama3, {{"rope_scaling", "{\"type\": \"linear\", \"factor\": 2}"}}));
+  CHECK(linear.rope_factors == std::vector<float>(64, 2.0f));
+  CHECK(refusal(with(llama3, {{"rope_scaling", "{\"type\": \"linear\"}"}}))
+            .find("rope_scaling lacks factor; a number above 0 is right") != std::string::npos);
+  CHECK(refusal(with(llama3, {{"rope_scaling",
+                               "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, "
+                               "\"high_freq_factor\": 4, "
+                               "\"original_max_position_embeddings\": 8192}"}}))
+            .find("rope_scaling has high_freq_factor 4, low_freq_factor 4; the first must be "
+                  "larger") != std::string::npos);
   const ts::ModelConfig newer = parsed(
       with(without(llama3, "rope_theta"),
            {{"rope_parameters", "{\"rope_type\": \"default\", \"rope_theta\": 1000000.0}"}}));
@@ -440,10 +464,10 @@ TEST_CASE("ModelConfig: latent attention, dense layers and windows that cannot b
   CHECK(refused("llama3-8b", [](Config& c) { c.global_every = 2; }) ==
         "ModelConfig: llama3-8b: global_every is 2; at most 0 is right");
   Config nano = ts::config("nano");
-  nano.window = 8;
+  nano.router_bias = true;
   CHECK(error_of([&] { ts::Transformer model(nano); }) ==
-        "Transformer: nano is planned, not run: it has sliding windows; config(\"nano\") is one "
-        "that runs");
+        "Transformer: nano is planned, not run: it has biases of the router; config(\"nano\") is "
+        "one that runs");
 }
 
 TEST_CASE("ModelConfig: what a sequence caches, layer by layer") {

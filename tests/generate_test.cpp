@@ -686,3 +686,61 @@ TEST_CASE("formats of weights: bytes shrink, errors grow, perplexity is the loss
         "forward: model.embed_tokens.weight of tiny llama is stored as bf16 and only runs; "
         "load(path) gives weights that learn");
 }
+
+TEST_CASE("a window: each token sees the last few, in the cache and in their pages") {
+  ts::ModelConfig c = small_model("llama").config;
+  c.layers = 1;  // of one layer the tokens before the window are gone for good
+  c.window = 5;
+  ts::ModelConfig whole = c;
+  whole.window = 0;
+  const ts::Transformer model(c, 4), right(whole, 4);
+  const Ids ids = random_ids(3, 24, 29);
+  const ts::NoGrad no_grad;
+  for (const std::size_t chunk : {1, 3, 24}) {
+    ts::KvPages cache(c);
+    const int a = cache.add();
+    for (std::size_t at = 0; at < ids.size(); at += chunk) {
+      const Ids part(ids.begin() + static_cast<std::ptrdiff_t>(at),
+                     ids.begin() + static_cast<std::ptrdiff_t>(at + chunk));
+      const ts::Tensor logits = ts::decode(model, cache, {{a, part, true}});
+      for (std::size_t i = 0; i < chunk; ++i) {
+        const std::size_t end = at + i + 1, first = end > 5 ? end - 5 : 0;
+        const auto n = static_cast<std::int64_t>(end - first);
+        const ts::Tensor seen =  // rotary positions tell distances alone
+            right.forward(Ids(ids.begin() + static_cast<std::ptrdiff_t>(first),
+                              ids.begin() + static_cast<std::ptrdiff_t>(end)),
+                          1, n);
+        CHECK(largest_difference(logits.data() + 29 * i, seen.data() + 29 * (n - 1), 29) < 1e-5);
+      }
+    }
+    CHECK(cache.bytes_read(a, 0) == 2 * 5 * 2 * 8 * 4);
+  }
+  CHECK(error_of([&] { model.forward(ids, 1, 24); }) ==
+        "forward: 24 tokens in layer 0 of tiny llama, which sees the last 5; up to as many are "
+        "right here, decode() and generate() take more");
+  c.layers = 2;
+  c.global_every = 2;
+  const ts::Transformer mixed(c, 4);
+  CHECK(ts::generate_tokens(mixed, {1, 2}, 20, greedy()).size() == 22);
+}
+
+TEST_CASE("factors of rotary frequencies: decode as forward, saved and loaded") {
+  ts::ModelConfig c = small_model("llama").config;
+  c.rope_factors = {1, 1.5f, 4, 8};
+  const ts::Transformer model(c, 4), plain(small_model("llama").config, 4);
+  const Ids ids = random_ids(3, 20, 29);
+  const ts::NoGrad no_grad;
+  const ts::Tensor right = model.forward(ids, 1, 20);
+  ts::KvPages cache(c);
+  const ts::Tensor logits = ts::decode(model, cache, {{cache.add(), ids, true}});
+  CHECK(largest_difference(logits.data(), right.data(), 20 * 29) < 1e-5);
+  CHECK(largest_difference(plain.forward(ids, 1, 20).data(), right.data(), 20 * 29) > 1e-3);
+  const std::string json = ts::detail::config_json(c);
+  CHECK(ts::detail::config_from_json(json, "test").rope_factors == c.rope_factors);
+  c.rope_factors = {1, 2};
+  CHECK(error_of([&] { c.validate(); }) ==
+        "ModelConfig: tiny llama: 2 rope_factors for a head of 8; one a pair is right, or none");
+  c.rope_factors = {1, 2, 0, 1};
+  CHECK(error_of([&] { c.validate(); }) ==
+        "ModelConfig: tiny llama: a rope_factor is 0; a number above 0 and below 1e+30 is right");
+}

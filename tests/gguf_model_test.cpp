@@ -237,7 +237,7 @@ TEST_CASE("what our transformer lacks is named") {
   CHECK(beyond(ts::gguf_whole("llama.rope.dimension_count", 2)) ==
         "positions on a part of each head");
   CHECK(beyond(ts::gguf_whole("llama.rope.dimension_count", 4)) == "");
-  CHECK(beyond(ts::gguf_whole("llama.attention.sliding_window", 4)) == "sliding windows");
+  CHECK(beyond(ts::gguf_whole("llama.attention.sliding_window", 4)) == "");
   CHECK(beyond(ts::gguf_whole("llama.attention.sliding_window", 16)) == "");
   CHECK(beyond(ts::gguf_real("llama.attn_logit_softcapping", 50)) == "scores with a soft cap");
   CHECK(beyond(ts::gguf_real("llama.final_logit_softcapping", 30)) == "logits with a soft cap");

@@ -3,12 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iterator>
+#include <sstream>
+#include <utility>
 
 #include "error_of.hpp"
+#include "model_files.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -168,10 +167,13 @@ const ts::ReportRow& row_of(const ts::Comparison& all, const std::string& name) 
 
 TEST_CASE("sharded generation gives the ids of one device, GPT-2 style") {
   const ts::Transformer model = lively(shape_of("gpt2"));
-  check_layouts(model,
-                {cut(1, 1, 1), cut(2, 1, 1), cut(4, 1, 1), cut(8, 1, 1), cut(1, 2, 1), cut(1, 3, 1),
-                 cut(1, 1, 2), cut(1, 1, 4), cut(2, 2, 1), cut(2, 1, 2), cut(2, 2, 2)},
-                greedy());
+  ts::ServeLayout halves = cut(2, 1, 1);  // two groups of prompts that take turns
+  halves.microbatches = 2;
+  check_layouts(
+      model,
+      {halves, cut(1, 1, 1), cut(2, 1, 1), cut(4, 1, 1), cut(8, 1, 1), cut(1, 2, 1), cut(1, 3, 1),
+       cut(1, 1, 2), cut(1, 1, 4), cut(2, 2, 1), cut(2, 1, 2), cut(2, 2, 2)},
+      greedy());
 }
 
 TEST_CASE("sharded generation gives the ids of one device, grouped queries") {
@@ -201,6 +203,14 @@ TEST_CASE("sharded generation samples, stops, splits prompts and slides as one d
   o.known = 50;
   check_layouts(model, {cut(4, 1, 1), cut(1, 3, 1), cut(2, 2, 2)}, o);
   const Prompts free = on_one(model, some_prompts(), 7, o);
+  ts::GenerateOptions batch;
+  static_cast<ts::SampleOptions&>(batch) = o;
+  batch.seed = o.seed;
+  batch.prefill_tokens = o.prefill_tokens;
+  const ts::Generation together = ts::generate_batch(model, some_prompts(), 7, batch, o.known);
+  for (std::size_t i = 0; i < free.size(); ++i) {
+    CHECK(together.sequences[i].ids == free[i]);
+  }
   o.stop_tokens = {free[0][13], free[3][5]};  // ends the first after 3 and the last after 4
   const Prompts stopped = on_one(model, some_prompts(), 7, o);
   CHECK(stopped[0].size() <= 14);
@@ -463,64 +473,69 @@ TEST_CASE("sharded generation refuses prompts and options that cannot be run") {
 
 namespace {
 
-// A llama2.c checkpoint, version 0: 7 numbers, then matrices of all layers one kind after another.
-ts::Transformer read_llama2c(const std::vector<char>& file) {
-  std::int32_t head[7];
-  std::memcpy(head, file.data(), sizeof head);
-  ts::ModelConfig c;
-  c.name = "stories260K";
-  c.width = head[0];
-  c.hidden = head[1];
-  c.layers = head[2];
-  c.heads = head[3];
-  c.kv_heads = head[4];
-  c.head_size = c.width / c.heads;
-  c.vocabulary = head[5];
-  c.context = head[6];
-  c.norm = ts::Norm::rms;
-  c.position = ts::Position::rotary;
-  c.activation = ts::Activation::swiglu;
-  c.rope_pairs = ts::RopePairs::interleaved;
-  ts::Transformer model(c);
-  std::size_t at = sizeof head;
-  for (const char* const part :
-       {"embed_tokens", "input_layernorm", "q_proj", "k_proj", "v_proj", "o_proj",
-        "post_attention_layernorm", "gate_proj", "down_proj", "up_proj", "model.norm"}) {
-    for (ts::Parameter& p : model.parameters) {
-      if (p.name.find(part) != std::string::npos) {
-        const std::size_t bytes = static_cast<std::size_t>(p.value.count()) * 4;
-        REQUIRE(at + bytes <= file.size());
-        std::memcpy(p.value.data(), file.data() + at, bytes);
-        at += bytes;
-      }
+// The first token and as many more as a reference chose, by the inputs of its steps.
+std::vector<std::int32_t> golden_ids(const std::string& name, std::size_t more) {
+  std::vector<std::int32_t> ids;
+  std::istringstream text(file_bytes(model_path("stories260K/golden/" + name)));
+  std::string line;
+  while (ids.size() <= more && std::getline(text, line)) {
+    std::istringstream row(line);
+    std::int32_t position = 0, input = 0;
+    if (row >> position >> input) {
+      ids.push_back(input);
     }
   }
-  return model;
+  return ids;
 }
+
+void check_story(const ts::Transformer& model, const ts::ServeLayout& layout,
+                 const std::vector<std::int32_t>& golden) {
+  CAPTURE(layout.text());
+  const auto n = static_cast<std::int64_t>(golden.size()) - 1;
+  const ts::ShardedGeneration made = run(model, layout, n, greedy(), {{1}, {1, 403, 407}});
+  CHECK(made.ids[0] == golden);
+  CHECK(made.sent.equal(0));
+  CHECK(made.memory.equal(0));
+}
+
+const char* const story_file = "stories260K/stories260K.bin";
 
 }  // namespace
 
-TEST_CASE("a trained model continues alike on one device and on many") {
-  const char* const root = std::getenv("TINYSCALE_SHARED");
-  std::ifstream in(std::string(root != nullptr ? root : "../shared") +
-                       "/data/models/stories260K/stories260K.bin",
-                   std::ios::binary);
-  if (!in) {
-    MESSAGE("stories260K.bin is not there: skipped");
+TEST_CASE("a trained model on many devices tells llama2.c's story") {
+  const std::vector<std::int32_t> golden = golden_ids("runc_greedy_256_steps.tsv", 16);
+  if (golden.size() < 17) {
+    MESSAGE("skipped: no data/models/stories260K");
     return;
   }
-  const std::vector<char> file((std::istreambuf_iterator<char>(in)),
-                               std::istreambuf_iterator<char>());
-  const ts::Transformer model = read_llama2c(file);
-  const Prompts prompts = {{1}, {1, 403, 407, 261, 378}};
-  const Prompts right = on_one(model, prompts, 12, greedy());
-  for (const ts::ServeLayout& layout : {cut(8, 1, 1), cut(2, 2, 2), cut(1, 5, 1), cut(1, 1, 4)}) {
-    CAPTURE(layout.text());
-    const ts::ShardedGeneration made = run(model, layout, 12, greedy(), prompts);
-    CHECK(same(made.ids, right));
-    CHECK(made.sent.equal(0));
-    CHECK(made.memory.equal(0));
+  const ts::Transformer model = ts::load(model_path(story_file));
+  for (const ts::ServeLayout& layout : {cut(4, 1, 1), cut(2, 2, 2), cut(1, 5, 1)}) {
+    check_story(model, layout, golden);
   }
+}
+
+TEST_CASE("weights in 4-bit blocks on many devices give the float64 reference's tokens") {
+  const std::vector<std::int32_t> golden = golden_ids("ref64_gguf_q4_0_steps.tsv", 16);
+  if (golden.size() < 17) {
+    MESSAGE("skipped: no data/models/stories260K");
+    return;
+  }
+  ts::LoadOptions options;
+  options.weights = ts::Weights::as_stored;
+  const std::string file = "stories260K/derived/stories260K-q4_0.gguf";
+  const ts::Transformer model = ts::load(model_path(file), options);
+  CHECK(model.is_stored());
+  check_story(model, cut(2, 1, 2), golden);
+}
+
+TEST_CASE("a whole story on eight devices [slow]") {
+  const std::vector<std::int32_t> golden = golden_ids("runc_greedy_256_steps.tsv", 255);
+  if (golden.size() < 256) {
+    MESSAGE("skipped: no data/models/stories260K");
+    return;
+  }
+  const ts::Transformer model = ts::load(model_path(story_file));
+  check_story(model, cut(2, 2, 2), golden);
 }
 
 #endif

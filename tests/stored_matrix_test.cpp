@@ -195,6 +195,40 @@ TEST_CASE("stored weights: threads, a mapping's odd places, nothing to do") {
   CHECK(y == Floats{0, 0, 0});
 }
 
+TEST_CASE("stored weights: a batch gives the bits that its rows give alone") {
+  const Floats numbers = noise(70 * 256, 14), x = noise(8 * 256, 15);
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    std::vector<ts::StoredMatrix> all;
+    for (const BlockFormat format :
+         {BlockFormat::f32, BlockFormat::bf16, BlockFormat::f16, BlockFormat::q4_k}) {
+      all.push_back(kernel::store_matrix(69, 256, numbers.data(), {format}));
+      all.push_back(kernel::store_matrix(6, 256, numbers.data(), {format}));
+    }
+    all.push_back(kernel::store_matrix(69, 253, numbers.data(), {BlockFormat::f32}));
+    all.push_back(kernel::store_matrix(69, 253, numbers.data(), {BlockFormat::bf16}));
+    for (const int bits : {8, 4}) {
+      all.push_back(kernel::store_matrix(69, 253, numbers.data(), {BlockFormat::f32, bits, 64}));
+    }
+    for (const ts::StoredMatrix& w : all) {
+      const std::string name = name_of(w);
+      CAPTURE(name);
+      for (const Activations how : {Activations::f32, Activations::int8_groups}) {
+        for (const std::int64_t m : {2, 3, 5, 8}) {
+          Floats together(static_cast<std::size_t>(m * w.rows)), alone = together;
+          kernel::multiply_stored(w, how, m, x.data(), 256, together.data(), w.rows);
+          for (std::int64_t i = 0; i < m; ++i) {
+            kernel::multiply_stored(w, how, 1, x.data() + i * 256, 256, alone.data() + i * w.rows,
+                                    w.rows);
+          }
+          CHECK(together == alone);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("integer activations, groups: the numbers of llama2.c's rounding") {
   const Floats numbers = noise(40 * 344, 5);
   for (const ts::CpuPath path : paths()) {

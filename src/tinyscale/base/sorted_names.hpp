@@ -36,14 +36,15 @@ class SortedNames {
     }
     return low < order_.size() && names_[order_[low]] == name ? order_[low] : none;
   }
-  // A name that stands twice: the place where it stands again, or none.
+  // The first place where a name stands that stood before, or none.
   std::size_t twice() const {
+    std::size_t first = none;
     for (std::size_t i = 1; i < order_.size(); ++i) {
-      if (names_[order_[i]] == names_[order_[i - 1]]) {
-        return order_[i];
+      if (order_[i] < first && names_[order_[i]] == names_[order_[i - 1]]) {
+        first = order_[i];
       }
     }
-    return none;
+    return first;
   }
 
  private:

@@ -196,7 +196,7 @@ struct CacheTask {
 
   template <class L, int KEYS>
   TINYSCALE_INLINE void dots(const float* q, const float* k, std::int64_t stride, float* p) const {
-    typename L::V sum[KEYS], left, v;
+    typename L::V sum[static_cast<std::size_t>(KEYS)], left, v;
     const std::int64_t n = s.head_size;
     TINYSCALE_UNROLL
     for (int x = 0; x < KEYS; ++x) {

@@ -372,7 +372,8 @@ struct QuantizedPanels {
       sum[v] = typename U::Floats{};
     }
     for (std::int64_t g = 0; g < groups; ++g, from += words, codes += w.padded()) {
-      typename U::Words dots[static_cast<std::size_t>(sums)], low, weights[vectors];
+      typename U::Words dots[static_cast<std::size_t>(sums)], low,
+          weights[static_cast<std::size_t>(vectors)];
       TINYSCALE_UNROLL
       for (int v = 0; v < sums; ++v) {
         U::broadcast(static_cast<std::uint32_t>(offsets[v / vectors * step + g]), dots[v]);

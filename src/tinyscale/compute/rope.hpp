@@ -1,5 +1,7 @@
 #pragma once
 // Rotary position embedding: pair i of a head at position t turns by t / theta^(2 i / head_size).
+// Models trained again on longer texts divide some frequencies by factors (Llama 3, arXiv
+// 2407.21783).
 //   interleaved: pairs (x[2 i], x[2 i + 1]);  halves: pairs (x[i], x[i + head_size / 2]).
 // The backward pass turns the gradient by the opposite angle. Su et al., arXiv 2104.09864.
 
@@ -40,7 +42,15 @@ struct RopeShape {  // x is [batch, tokens, heads * head_size]
   TokenPlaces places;
   double theta = 10000.0;
   RopePairs pairs = RopePairs::interleaved;
+  const float* factors = nullptr;  // [head_size / 2] that the frequencies are divided by; null: 1
 };
+
+// Of pair i, in radians a token.
+inline double rope_frequency(double theta, std::int64_t i, std::int64_t head_size,
+                             const float* factors) {
+  const double part = static_cast<double>(2 * i) / static_cast<double>(head_size);
+  return std::pow(theta, -part) / (factors == nullptr ? 1.0 : static_cast<double>(factors[i]));
+}
 
 // The reference body; backward: the inverse turn.
 inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
@@ -50,8 +60,8 @@ inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, fl
     const bool interleaved = s.pairs == RopePairs::interleaved;
     const std::int64_t a = head * s.head_size + (interleaved ? 2 * i : i);
     const std::int64_t b = a + (interleaved ? 1 : half);
-    const double power = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
-    const double angle = static_cast<double>(s.places.at(t)) / std::pow(s.theta, power);
+    const double angle =
+        static_cast<double>(s.places.at(t)) * rope_frequency(s.theta, i, s.head_size, s.factors);
     const double c = std::cos(angle), n = std::sin(turn == RopeTurn::forward ? angle : -angle);
     const double xa = double{x[a]}, xb = double{x[b]};
     y[a] = static_cast<float>(xa * c - xb * n);
@@ -89,8 +99,8 @@ inline void rope_all(const kernels::RopeShape& s, kernels::RopeTurn turn, const 
   const std::int64_t width = s.heads * s.head_size;
   List<double> frequency(static_cast<std::size_t>(half));
   for (std::int64_t i = 0; i < half; ++i) {
-    const double part = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
-    frequency[static_cast<std::size_t>(i)] = std::pow(s.theta, -part);
+    frequency[static_cast<std::size_t>(i)] =
+        kernels::rope_frequency(s.theta, i, s.head_size, s.factors);
   }
   parallel_for(s.tokens, 8, [&](std::int64_t begin, std::int64_t end) {
     List<float> cos(frequency.size()), sin(frequency.size());

@@ -65,9 +65,9 @@ namespace kernels {
 class RopeTable {
  public:
   RopeTable() = default;
-  // scale: of each pair's frequency, [head_size / 2], where a model has such; null: 1.
+  // factors: that the frequencies are divided by, [head_size / 2]; null: 1.
   RopeTable(const std::int64_t* places, std::int64_t tokens, std::int64_t head_size, double theta,
-            const float* scale = nullptr)
+            const float* factors = nullptr)
       : tokens_(tokens), half_(head_size / 2) {
     if (tokens < 0 || head_size < 0 || head_size % 2 != 0 || !(theta > 0)) {
       detail::fail({"RopeTable: ", tokens, " tokens, heads of ", head_size, ", theta ", theta,
@@ -75,9 +75,7 @@ class RopeTable {
     }
     List<double> frequency(static_cast<std::size_t>(half_));
     for (std::int64_t i = 0; i < half_; ++i) {
-      const double part = static_cast<double>(2 * i) / static_cast<double>(head_size);
-      frequency[static_cast<std::size_t>(i)] =
-          std::pow(theta, -part) * (scale == nullptr ? 1.0 : static_cast<double>(scale[i]));
+      frequency[static_cast<std::size_t>(i)] = rope_frequency(theta, i, head_size, factors);
     }
     cos_.resize(static_cast<std::size_t>(tokens * half_));
     sin_.resize(cos_.size());

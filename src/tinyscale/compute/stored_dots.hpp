@@ -136,30 +136,32 @@ struct StoredDots {
     for (std::int64_t j = begin; j < end; ++j) {
       std::int64_t i = 0;
       if (m >= wide) {
-        dots<L, stored_streams, wide, 1>(j, 0, apart);
+        dots<L, stored_streams, wide>(j, 0, apart);
         i = wide;
       }
       for (; i + wide <= m; i += wide) {
-        dots<L, stored_streams, wide, 1, true>(j, i, apart);
+        dots<L, stored_streams, wide, true>(j, i, apart);
       }
       for (; i + 2 <= m; i += 2) {
-        dots<L, stored_streams, 2, 1>(j, i, apart);
+        dots<L, stored_streams, 2>(j, i, apart);
       }
       if (i < m) {
-        dots<L, stored_streams, 1, 2>(j, i, apart);
+        dots<L, stored_streams, 1>(j, i, apart);
       }
     }
   }
 
-  // PARTS: sums of each dot product, so that one need not wait for the last step of another. AHEAD:
-  // the rows are in cache already, the next ones are fetched.
-  template <class L, int ROWS, int TOKENS, int PARTS, bool AHEAD = false>
+  // Rows `row`, row + step, ... AHEAD: they are in cache already, the next ones are fetched. Each
+  // sum is taken in one order, however many rows of x there are: a batch gives the bits that its
+  // rows give alone.
+  template <class L, int ROWS, int TOKENS, bool AHEAD = false>
   TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
-    typename L::V sum[static_cast<std::size_t>(ROWS)][TOKENS * PARTS], left[TOKENS], v;
+    constexpr auto tokens = static_cast<std::size_t>(TOKENS);
+    typename L::V sum[static_cast<std::size_t>(ROWS)][tokens], left[tokens], v;
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
-      for (int t = 0; t < TOKENS * PARTS; ++t) {
+      for (int t = 0; t < TOKENS; ++t) {
         sum[r][t] = typename L::V{};
       }
     }
@@ -167,25 +169,21 @@ struct StoredDots {
     const float* const a = x + token * ldx;
     const std::int64_t next = step * row_bytes, n = cols;
     std::int64_t p = 0;
-    for (; p + PARTS * L::width <= n; p += PARTS * L::width) {
+    for (; p + L::width <= n; p += L::width) {
       TINYSCALE_UNROLL
-      for (int part = 0; part < PARTS; ++part) {
-        const std::int64_t at = p + part * L::width;
+      for (int t = 0; t < TOKENS; ++t) {
+        detail::load<L>(a + t * ldx + p, left[t]);
+      }
+      TINYSCALE_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        const std::uint8_t* const place = from + r * next + p * F::bytes;
+        if constexpr (AHEAD) {
+          prefetch(place + row_bytes);
+        }
+        F::template load<L>(place, v);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
-          detail::load<L>(a + t * ldx + at, left[t]);
-        }
-        TINYSCALE_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-          const std::uint8_t* const place = from + r * next + at * F::bytes;
-          if constexpr (AHEAD) {
-            prefetch(place + row_bytes);
-          }
-          F::template load<L>(place, v);
-          TINYSCALE_UNROLL
-          for (int t = 0; t < TOKENS; ++t) {
-            sum[r][t * PARTS + part] = sum[r][t * PARTS + part] + left[t] * v;
-          }
+          sum[r][t] = sum[r][t] + left[t] * v;
         }
       }
     }
@@ -193,8 +191,7 @@ struct StoredDots {
     for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
       for (int t = 0; t < TOKENS; ++t) {
-        float total = PARTS == 1 ? sum_lanes<L>(sum[r][t])
-                                 : sum_lanes<L>(sum[r][t * PARTS] + sum[r][t * PARTS + PARTS - 1]);
+        float total = sum_lanes<L>(sum[r][t]);
         for (std::int64_t q = p; q < n; ++q) {
           total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
         }
@@ -214,7 +211,7 @@ struct StoredRest {
   TINYSCALE_INLINE void run() const {
     for (std::int64_t row = first; row < last; ++row) {
       for (std::int64_t i = 0; i < dots.m; ++i) {
-        dots.template dots<L, 1, 1, 2>(row, i, 0);
+        dots.template dots<L, 1, 1>(row, i, 0);
       }
     }
   }

@@ -96,9 +96,10 @@ inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const flo
   const std::int64_t row = block_row_bytes(how.format, cols);
   const Shared<MappedFile> owner(new MappedFile(static_cast<std::size_t>(rows * row)));
   std::uint8_t* const to = owner->own_data();
-  parallel_for(rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
-    quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
-  });
+  parallel_for(
+      cols == 0 ? 0 : rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
+        quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
+      });
   return stored_view(rows, cols, how.format, to, owner);
 }
 

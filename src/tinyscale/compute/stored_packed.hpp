@@ -90,7 +90,7 @@ struct PackedDots {
       }
       const std::int64_t columns = std::min(w.group, w.cols - g * w.group);
       for (std::int64_t c = 0; c < columns; c += in_word) {
-        float some[in_word] = {};
+        float some[static_cast<std::size_t>(in_word)] = {};
         std::memcpy(
             some, x + g * w.group + c,
             sizeof(float) * static_cast<std::size_t>(std::min<std::int64_t>(in_word, columns - c)));

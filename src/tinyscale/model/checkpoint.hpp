@@ -72,6 +72,11 @@ inline std::string config_json(ModelConfig c) {
   if (c.rope_pairs == RopePairs::interleaved) {
     json += ",\"rope_pairs\":\"interleaved\"";
   }
+  for (std::size_t i = 0; i < c.rope_factors.size(); ++i) {
+    json += cat({i == 0 ? ",\"rope_factors\":[" : ",",
+                 exact_number(static_cast<double>(c.rope_factors[i])),
+                 i + 1 == c.rope_factors.size() ? "]" : ""});
+  }
   json += cat({",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
                position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
                activation_words[static_cast<int>(c.activation)], "\"}"});
@@ -125,6 +130,11 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   }
   if (json.find("rope_pairs") != nullptr) {
     c.rope_pairs = static_cast<RopePairs>(config_word(json, "rope_pairs", rope_pairs_words, who));
+  }
+  if (json.find("rope_factors") != nullptr) {
+    for (const Json& factor : config_field(json, "rope_factors", Json::Kind::list, who).list) {
+      c.rope_factors.push_back(static_cast<float>(factor.number));
+    }
   }
   c.norm = static_cast<Norm>(config_word(json, "norm", norm_words, who));
   c.position = static_cast<Position>(config_word(json, "position", position_words, who));

@@ -234,8 +234,10 @@ class DecodeStep {
     hooks_.each_place = &tokens_.places;
     if (model.config.position == Position::rotary) {
       const std::vector<std::int64_t> places(tokens_.places.begin(), tokens_.places.end());
-      table_ = kernels::RopeTable(places.data(), count(), model.config.head_size,
-                                  model.config.rope_theta);
+      const std::vector<float>& factors = model.config.rope_factors;
+      table_ =
+          kernels::RopeTable(places.data(), count(), model.config.head_size,
+                             model.config.rope_theta, factors.empty() ? nullptr : factors.data());
     }
     hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
     if (!hooks_.attention) {

@@ -179,9 +179,10 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
     y = reshape(rms_norm(reshape(x, heads), use(norm, hooks), epsilon), x.shape());
   }
   if (config.position == Position::rotary) {
-    y = hooks.rotate ? hooks.rotate(y)
-                     : rope(y, config.head_size, hooks.places,
-                            static_cast<float>(config.rope_theta), config.rope_pairs);
+    y = hooks.rotate
+            ? hooks.rotate(y)
+            : rope(y, config.head_size, hooks.places, static_cast<float>(config.rope_theta),
+                   config.rope_pairs, config.rope_factors);
   }
   return y;
 }
@@ -198,6 +199,11 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     hooks.cache->values.resize(blocks_.size());
     k = hooks.cache->append(hooks.cache->keys[at], k, hooks.places.first, config.context);
     v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
+  }
+  if (!hooks.attention && config.is_local(layer) && k.dim(1) > config.window) {
+    detail::fail({"forward: ", k.dim(1), " tokens in layer ", layer, " of ", config.name,
+                  ", which sees the last ", config.window,
+                  "; up to as many are right here, decode() and generate() take more"});
   }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
                                    : attention(q, k, v, q.dim(2) / config.head_size,

@@ -180,10 +180,16 @@ class GgufConfig {
     const char* const factor =
         has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
     const double by = file_.number_or(key(factor), 0, 1e30, 1);
-    const bool plain = scaling == "none" || (scaling == "linear" && (by == 0 || by == 1));
-    note(!plain || file_.tensor("rope_freqs.weight") != nullptr ||
-             file_.tensor("blk.0.rope_freqs.weight") != nullptr,
-         "scaled rotary positions");
+    if (scaling == "linear" && by > 0 && by != 1) {
+      c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(by));
+    }
+    note(scaling != "none" && scaling != "linear", "scaled rotary positions");
+    const GgufTensor* const factors = file_.tensor("rope_freqs.weight");  // Llama 3's
+    if (factors != nullptr) {
+      const std::vector<float> numbers = read_gguf_tensor(file_, *factors).values();
+      c_.rope_factors.assign(numbers.begin(), numbers.end());
+    }
+    note(file_.tensor("blk.0.rope_freqs.weight") != nullptr, "scaled rotary positions");
     note(file_.whole_or(key("rope.dimension_count"), 1, size, c_.head_size) != c_.head_size,
          "positions on a part of each head");
   }
@@ -318,6 +324,9 @@ inline List<GgufPart> gguf_parts(const Gguf& file, const ModelConfig& config) {
   List<GgufPart> parts;
   for (const GgufTensor& tensor : file.tensors) {
     const std::string& name = tensor.name;
+    if (name == "rope_freqs.weight") {  // in the config already
+      continue;
+    }
     const std::size_t last = name.find_last_of('.');
     const std::string stem = name.substr(0, last);
     const std::string tail = last == std::string::npos ? "" : name.substr(last);

@@ -28,7 +28,7 @@ struct Parameter {
   Split split = Split::whole;
   int layer = -1;                    // -1: embeddings, last norm, output matrix
   int expert = -1;                   // that it belongs to; -1: none
-  Shape shape = {};  // of the whole parameter
+  Shape shape = {};                  // of the whole parameter
   Shared<StoredMatrix> stored = {};  // of a model that only runs: the numbers, and `value` has none
 };
 

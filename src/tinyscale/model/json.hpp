@@ -5,7 +5,7 @@
 #include <cstdint>  // int64_t
 #include <cstdlib>  // strtod
 #include <string>   // string
-#include <utility>  // move
+#include <utility>  // pair
 #include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
@@ -133,18 +133,30 @@ class JsonReader {
     check_unique(value);
   }
 
-  // n log n whatever the keys are.
   void check_unique(const Json& object) {
-    std::vector<std::string> names;
-    for (const JsonField& field : object.fields) {
-      names.push_back(field.name);
+    const std::size_t again = repeated(object.fields);
+    if (again < object.fields.size()) {
+      wrong_ = object.fields[again].value.at;
+      fail(cat({"the key \"", object.fields[again].name, "\" stands twice, before"}));
     }
-    const std::size_t again = SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
-    if (again != SortedNames::none) {
-      const JsonField& field = object.fields[again];
-      wrong_ = field.value.at;
-      fail(cat({"the key \"", field.name, "\" stands twice, before"}));
+  }
+  // The first field whose name stood before; SortedNames::none when there is none.
+  static std::size_t repeated(const List<JsonField>& fields) {
+    if (fields.size() > 16) {
+      std::vector<std::string> names;
+      for (const JsonField& field : fields) {
+        names.push_back(field.name);
+      }
+      return SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
     }
+    for (std::size_t i = 1; i < fields.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (fields[i].name == fields[j].name) {
+          return i;
+        }
+      }
+    }
+    return SortedNames::none;
   }
 
   void read_list(Json& value, int depth) {

@@ -58,16 +58,17 @@ inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
           " bytes of data"});
   }
   // Not more layers and experts than have a tensor, before lists are made of them.
-  for (std::int64_t layer_at = 1; layer_at < c.layers; ++layer_at) {
-    const std::string name = cat({"model.layers.", layer_at, ".input_layernorm.weight"});
+  const auto need = [&](const std::string& name) {
     if (file.find(name) == nullptr) {
       fail({who, "no tensor for the parameter ", name});
     }
-  }
-  for (int expert = 1; expert < c.experts; ++expert) {
-    const std::string name = cat({"model.layers.0.mlp.experts.", expert, ".up_proj.weight"});
-    if (file.find(name) == nullptr) {
-      fail({who, "no tensor for the parameter ", name});
+  };
+  for (std::int64_t at = 0; at < c.layers; ++at) {
+    if (at > 0) {
+      need(cat({"model.layers.", at, ".input_layernorm.weight"}));
+    }
+    for (int expert = 1; expert < c.experts; ++expert) {
+      need(cat({"model.layers.", at, ".mlp.experts.", expert, ".up_proj.weight"}));
     }
   }
 }
@@ -309,9 +310,8 @@ inline void set_context(ModelConfig& config, std::int64_t context, const std::st
           " is right, or 0 for all"});
   }
   config.context = context > 0 ? context : config.context;
-  if (config.window >= config.context && config.beyond == "sliding windows") {
+  if (config.window >= config.context) {
     config.window = config.global_every = 0;
-    config.beyond.clear();
   }
 }
 

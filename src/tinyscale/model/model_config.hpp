@@ -7,6 +7,7 @@
 
 #include <cstdint>  // int64_t
 #include <string>   // string
+#include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/compute/rope.hpp"
@@ -42,6 +43,7 @@ struct ModelConfig {
   bool router_bias = false;        // a number for each expert beside the router's matrix
   double rope_theta = 10000.0;
   RopePairs rope_pairs = RopePairs::halves;  // which two numbers of a head turn together
+  std::vector<float> rope_factors;  // [head_size / 2] that frequencies are divided by; empty: 1
   double norm_epsilon = 1e-5;
   double initializer_range = 0.0;  // deviation of a new linear weight; 0: by the width
 
@@ -230,7 +232,6 @@ inline std::string lacking(const ModelConfig& c) {
   add(c.router_bias, "biases of the router");
   add(c.block_norms == 1, "attention and feed-forward side by side");
   add(c.block_norms == 4, "norms after each sublayer");
-  add(c.window > 0, "sliding windows");
   return all;
 }
 
@@ -249,6 +250,13 @@ inline void ModelConfig::validate() const {
   if (position == Position::rotary && head_size % 2 != 0) {
     detail::fail({"ModelConfig: ", name, ": head_size is ", head_size,
                   "; rotary positions turn pairs, so it must be even"});
+  }
+  if (!rope_factors.empty() && static_cast<std::int64_t>(rope_factors.size()) != head_size / 2) {
+    detail::fail({"ModelConfig: ", name, ": ", rope_factors.size(), " rope_factors for a head of ",
+                  head_size, "; one a pair is right, or none"});
+  }
+  for (const float factor : rope_factors) {
+    detail::config_above_zero(*this, "a rope_factor", static_cast<double>(factor));
   }
   if (experts > 0 && (top_k < 1 || top_k > experts)) {
     detail::fail({"ModelConfig: ", name, ": top_k is ", top_k, " of ", experts, " experts; 1 to ",

@@ -257,16 +257,56 @@ class ConfigReader {
     c_.rope_theta = file_.number_or("rope_theta", 1e-30, 1e30, theta);
     for (const char* key : {"rope_scaling", "rope_parameters"}) {  // newer files have the latter
       const Json* turns = file_.find(key);
-      const Json* type = turns == nullptr ? nullptr : turns->find("rope_type");
-      const Json* given = turns == nullptr ? nullptr : turns->find("rope_theta");
-      const bool plain = type != nullptr ? type->text == "default" : key[5] == 'p';
-      note(turns != nullptr && !turns->fields.empty() && !plain, "scaled rotary positions");
+      if (turns == nullptr || turns->fields.empty()) {
+        continue;
+      }
+      const Json* given = turns->find("rope_theta");
       if (given != nullptr && given->number > 0 && given->number < 1e30) {
         c_.rope_theta = given->number;
+      }
+      const Json* type = turns->find("rope_type");
+      type = type != nullptr ? type : turns->find("type");
+      const std::string kind = type != nullptr ? type->text : key[5] == 'p' ? "default" : "";
+      if ((kind == "linear" || kind == "llama3") && !c_.latent()) {
+        read_rope_factors(key, *turns, kind == "llama3");
+      } else {
+        note(kind != "default", "scaled rotary positions");
       }
     }
     note(file_.number_or("partial_rotary_factor", 0, 1.5, 1) < 1,
          "positions on a part of each head");
+  }
+
+  // linear: all frequencies over the factor. llama3: those with less than `low` turns in the old
+  // context over it, those with more than `high` as they were, a blend between (Hugging Face's
+  // modeling_rope_utils).
+  void read_rope_factors(const char* key, const Json& turns, bool llama3) {
+    const auto number = [&](const char* name) {
+      const Json* value = turns.find(name);
+      if (value == nullptr || value->kind != Json::Kind::number || !(value->number > 0) ||
+          value->number >= 1e30) {
+        file_.fail_at(key, cat({key, " lacks ", name, "; a number above 0 is right"}));
+      }
+      return value->number;
+    };
+    const double factor = number("factor");
+    const double low = llama3 ? number("low_freq_factor") : 0;
+    const double high = llama3 ? number("high_freq_factor") : 0;
+    const double context = llama3 ? number("original_max_position_embeddings") : 0;
+    if (llama3 && high <= low) {
+      file_.fail_at(key, cat({key, " has high_freq_factor ", high, ", low_freq_factor ", low,
+                              "; the first must be larger"}));
+    }
+    const std::int64_t pairs = c_.head_size / 2;
+    c_.rope_factors.clear();
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const double turned =  // in the old context
+          context * kernels::rope_frequency(c_.rope_theta, i, c_.head_size, nullptr) /
+          6.283185307179586;
+      double blend = llama3 ? (turned - low) / (high - low) : 0;
+      blend = blend < 0 ? 0 : blend > 1 ? 1 : blend;
+      c_.rope_factors.push_back(static_cast<float>(1 / ((1 - blend) / factor + blend)));
+    }
   }
 
   // Gemma 2 has a window in every second layer, Gemma 3 in five of six; Qwen when it says so; the

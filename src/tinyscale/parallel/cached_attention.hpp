@@ -35,7 +35,8 @@ struct CutCache {
   }
   void store(int layer, int sequence, std::int64_t place, const float* k, const float* v) {
     const std::int64_t at = turns.local(place), tokens = pages.page_tokens();
-    kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k, v);
+    kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k,
+                         v);
   }
   // The first n of this device's rows as f32.
   void load(int layer, int sequence, std::int64_t n, float* k, float* v) const {

@@ -116,8 +116,13 @@ class ServeReporter {
     }
     of_.sent.title = cat({"bytes sent by ", devices, " devices"});
     for (const Traffic& row : all) {
-      of_.sent.add(cat({row.name, " over ", row.axes}), "B", sum_of(row.planned),
-                   sum_of(row.counted), row.why);
+      const std::string name = cat({row.name, " over ", row.axes});
+      of_.sent.add(name, "B", sum_of(row.planned), sum_of(row.counted), row.why);
+      for (std::size_t d = 0; d < devices; ++d) {  // each that differs, which none should
+        if (row.planned[d] < row.counted[d] || row.counted[d] < row.planned[d]) {
+          of_.sent.add(cat({name, ", device ", d}), "B", row.planned[d], row.counted[d]);
+        }
+      }
     }
   }
 
@@ -133,8 +138,9 @@ class ServeReporter {
     }
     of_.memory.title = "memory";
     const char* const pages = "2 L/p max(KV/t, 1) K b x tokens/s, whole pages";
-    of_.memory.add("weights, all devices", "B", sum_of(weights), sum_of(held), "parameters / n p");
-    of_.memory.add("weights, one device", "B", most_of(weights), most_of(held), "");
+    of_.memory.add("weights, all devices", "B", sum_of(weights), sum_of(held), "");
+    of_.memory.add("weights, one device", "B", most_of(weights), most_of(held),
+                   "parameters / (n p) + what pieces share, 4 B each");
     of_.memory.add("cache, all devices", "B", sum_of(cache), sum_of(kept), "");
     of_.memory.add("cache, one device", "B", most_of(cache), most_of(kept), pages);
   }
@@ -265,7 +271,8 @@ inline Table ShardedGeneration::table() const {
     const bool of_rows = row.name.find(detail::ServeCalls::logits) == 0 ||
                          row.name.find(detail::ServeCalls::ids) == 0;
     const double each = devices_here * static_cast<double>(of_rows ? rows : tokens);
-    out.add({row.name + (of_rows ? ", a chosen token" : ", a token"), "4 x " + row.how,
+    out.add({row.name + (of_rows ? ", a chosen token" : ", a token"),
+             row.how.empty() ? "" : "4 x " + row.how,
              detail::printed('g', 6, row.predicted / each) + " B",
              detail::printed('g', 6, row.counted / each) + " B", detail::ratio_text(row)});
   }

@@ -147,9 +147,10 @@ inline Tensor tokens_at(const Tensor& x, int dim, const TokenPlaces& places, std
                 dim);
 }
 
-// Rotates pairs of x [B, T, heads K] by places.at(t) theta^(-2i/K).
+// Rotates pairs of x [B, T, heads K] by places.at(t) theta^(-2i/K) / factors[i] (none: 1).
 inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& places,
-                   float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
+                   float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved,
+                   const std::vector<float>& factors = std::vector<float>()) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
     detail::fail({"rope: x is ", x.shape().text(), " with head size ", head_size,
                   "; right is [B, T, heads K] with an even K"});
@@ -158,8 +159,12 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
     detail::fail(
         {"rope: theta is ", static_cast<double>(theta), "; a finite number above 0 is right"});
   }
+  if (!factors.empty() && static_cast<std::int64_t>(factors.size()) != head_size / 2) {
+    detail::fail({"rope: ", factors.size(), " factors with head size ", head_size,
+                  "; one a pair is right, or none"});
+  }
   if (!x.is_contiguous()) {
-    return rope(contiguous(x), head_size, places, theta, pairs);
+    return rope(contiguous(x), head_size, places, theta, pairs, factors);
   }
   const detail::OpScope scope;
   kernels::RopeShape shape;
@@ -170,13 +175,16 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
   shape.places = places;
   shape.theta = theta;
   shape.pairs = pairs;
+  shape.factors = factors.empty() ? nullptr : factors.data();
   Tensor y(x.shape());
   kernels::rope(shape, kernels::RopeTurn::forward, x.data(), y.data());
   scope.done_unary("rope", "rope", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "rope", {&x}, [shape, sx = x.slot()](const Tensor& dy) {
+    detail::attach(y, "rope", {&x}, [shape, factors, sx = x.slot()](const Tensor& dy) {
       const detail::OpScope backward;
-      kernels::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
+      kernels::RopeShape back = shape;
+      back.factors = factors.empty() ? nullptr : factors.data();
+      kernels::rope_backward(back, dy.data(), detail::grad_buffer(sx));
       backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
     });
   }
