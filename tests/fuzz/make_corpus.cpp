@@ -179,13 +179,19 @@ ts::List<ts::Parameter> gpt2_tensors(bool transposed) {
              {"wpe.weight", 6, 4},
              {"h.0.ln_1.weight", 0, 4},
              {"h.0.ln_1.bias", 0, 4},
+             {"h.0.ln_2.weight", 0, 4},
+             {"h.0.ln_2.bias", 0, 4},
              {"h.0.attn.bias", 2, 2},
              {"h.0.attn.c_attn.weight", 12, 4},
              {"h.0.attn.c_attn.bias", 0, 12},
              {"h.0.attn.c_proj.weight", 4, 4},
              {"h.0.mlp.c_fc.weight", 8, 4},
              {"h.0.mlp.c_proj.weight", 4, 8},
-             {"ln_f.weight", 0, 4}};
+             {"h.0.attn.c_proj.bias", 0, 4},
+             {"h.0.mlp.c_fc.bias", 0, 8},
+             {"h.0.mlp.c_proj.bias", 0, 4},
+             {"ln_f.weight", 0, 4},
+             {"ln_f.bias", 0, 4}};
   ts::List<ts::Parameter> out;
   for (const auto& t : all) {
     ts::Parameter p;
@@ -221,10 +227,8 @@ void safetensors() {
   save("gpt2_f16", filled(tiny(false)), tiny(false), ts::DType::f16);
   save("mixture", filled(mixture), mixture, ts::DType::bf16);
   save("qwen", filled(qwen), qwen, ts::DType::f16);
-  ts::ModelConfig bare = tiny(false);
-  bare.bias = false;
-  save("gpt2_names", gpt2_tensors(true), bare, ts::DType::bf16);
-  save("nanogpt_names", gpt2_tensors(false), bare, ts::DType::f32);
+  save("gpt2_names", gpt2_tensors(true), tiny(false), ts::DType::bf16);
+  save("nanogpt_names", gpt2_tensors(false), tiny(false), ts::DType::f32);
   const auto bytes = [](const std::string& json, std::size_t data) {
     return raw(static_cast<std::uint64_t>(json.size())) + json + std::string(data, '\x3d');
   };
@@ -249,8 +253,9 @@ void safetensors() {
   put("shards", "outside", "{\"weight_map\":{\"a\":\"../one\"}}");
 }
 
-// A file's tensors for our parameters, matrices in one format.
-ts::List<ts::GgufSource> gguf_tensors(const ts::ModelConfig& c, ts::BlockFormat format) {
+// A file's tensors for our parameters, matrices in one format; without those of some names.
+ts::List<ts::GgufSource> gguf_tensors(const ts::ModelConfig& c, ts::BlockFormat format,
+                                      const std::vector<std::string>& without = {}) {
   ts::List<ts::GgufSource> out;
   for (const ts::Parameter& p : ts::Transformer::without_numbers(c).parameters) {
     std::string name = p.name;
@@ -267,7 +272,11 @@ ts::List<ts::GgufSource> gguf_tensors(const ts::ModelConfig& c, ts::BlockFormat 
       }
     }
     const bool rows = p.shape.size() == 2 && p.shape[1] % ts::block_layout(format).elements == 0;
-    if (name.rfind("model.", 0) != 0) {
+    bool wanted = name.rfind("model.", 0) != 0;
+    for (const std::string& part : without) {
+      wanted = wanted && name.rfind("blk.0." + part + ".", 0) != 0;
+    }
+    if (wanted) {
       out.push_back({name, numbers(p.shape), rows ? format : ts::BlockFormat::f32});
     }
   }
@@ -303,7 +312,8 @@ void gguf() {
     ts::write_gguf(path_of("gguf", type), metadata, gguf_tensors(c, BlockFormat::f16));
   }
   ts::ModelConfig gpt2 = tiny(false);
-  ts::List<ts::GgufSource> tensors = gguf_tensors(gpt2, BlockFormat::f32);
+  ts::List<ts::GgufSource> tensors =
+      gguf_tensors(gpt2, BlockFormat::f32, {"attn_q", "attn_k", "attn_v"});
   tensors.push_back({"blk.0.attn_qkv.weight", numbers({12, 4}), BlockFormat::f32});
   tensors.push_back({"blk.0.attn_qkv.bias", numbers({12}), BlockFormat::f32});
   ts::write_gguf(path_of("gguf", "gpt2"), keys("gpt2", gpt2), tensors);
@@ -318,7 +328,10 @@ void gguf() {
   moe.push_back(ts::gguf_whole("qwen3moe.expert_count", 2));
   moe.push_back(ts::gguf_whole("qwen3moe.expert_used_count", 1));
   moe.push_back(ts::gguf_whole("qwen3moe.expert_feed_forward_length", 8));
-  ts::List<ts::GgufSource> stacks = gguf_tensors(tiny(true), BlockFormat::f32);
+  ts::ModelConfig normed = tiny(true);
+  normed.qk_norm = true;
+  ts::List<ts::GgufSource> stacks =
+      gguf_tensors(normed, BlockFormat::f32, {"ffn_up", "ffn_gate", "ffn_down"});
   for (const char* name : {"ffn_up_exps", "ffn_gate_exps"}) {
     stacks.push_back({ts::detail::cat({"blk.0.", name, ".weight"}), numbers({2, 8, 4}), {}});
   }
