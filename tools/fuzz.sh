@@ -2,11 +2,11 @@
 # `make fuzz`: coverage-guided fuzzing (libFuzzer, address and undefined-behaviour sanitizers) of every
 # reader of files, from the corpus in tests/fuzz/corpus. One line a target; an input that is a finding
 # is kept, and its path printed: give it to the program again with build/fuzz/NAME PATH.
-#   tools/fuzz.sh [seconds each, 30]     TARGETS='json gguf'  JOBS=2  BUILD=build/fuzz  FUZZ_TIMEOUT=2
+#   tools/fuzz.sh [seconds each, 30]     TARGETS='json gguf'  JOBS=2  BUILD=build/fuzz  OPT=-O1  FUZZ_TIMEOUT=2
 #   MERGE=1 tools/fuzz.sh                puts what covers something new into the committed corpus
 set -u
 cd "$(dirname "$0")/.." || exit 1
-export LC_ALL=C seconds=${1:-30} build=${BUILD:-build/fuzz} timeout=${FUZZ_TIMEOUT:-2} merge=${MERGE:-}
+export LC_ALL=C seconds=${1:-30} build=${BUILD:-build/fuzz} timeout=${FUZZ_TIMEOUT:-2} merge=${MERGE:-} opt=${OPT:--O1}
 jobs=${JOBS:-$(nproc 2> /dev/null || sysctl -n hw.ncpu 2> /dev/null || echo 2)}
 targets=${TARGETS:-$(ls tests/fuzz/*_fuzz.cpp | sed 's|.*/||; s|_fuzz.cpp||' | tr '\n' ' ')}
 mkdir -p "$build/findings"
@@ -37,7 +37,7 @@ make_one() {
   if [ "$1" = model_step ]; then
     compile "$build/model_step.o" -O0 -c tests/fuzz/model_step.cpp
   else
-    compile "$build/$1.o" -O1 -fsanitize=fuzzer-no-link -c "tests/fuzz/$1_fuzz.cpp"
+    compile "$build/$1.o" "$opt" -fsanitize=fuzzer-no-link -c "tests/fuzz/$1_fuzz.cpp"
   fi
 }
 number() { sed -n "s/.*$1[: ]*\\([0-9][0-9]*\\).*/\\1/p" "$2" | tail -n 1; }
@@ -51,11 +51,12 @@ run_one() {
   [ -e "tests/fuzz/$name.dict" ] && dict="-dict=tests/fuzz/$name.dict"
   mkdir -p "$own" "tests/fuzz/corpus/$name"
   if [ -n "$merge" ]; then
-    mkdir -p "$build/merged/$name"
-    "$build/$name" -set_cover_merge=1 -use_counters=0 -max_len=4096 "$build/merged/$name" \
-      "tests/fuzz/corpus/$name" "$own" > "$log" 2>&1 || { echo "FAIL $name: $log"; return 1; }
-    rm -f "tests/fuzz/corpus/$name"/*
-    cp "$build/merged/$name"/* "tests/fuzz/corpus/$name/" && rm -r "$build/merged/$name"
+    "$build/$name" -set_cover_merge=1 -use_counters=0 -max_len=4096 "tests/fuzz/corpus/$name" "$own" \
+      > "$log" 2>&1 < /dev/null || { echo "FAIL $name: $log"; return 1; }
+    # The seeds have names; of the others, which are named by their hash, the small ones stay.
+    ls -S "tests/fuzz/corpus/$name" | grep -E '^[0-9a-f]{40}$' | while read -r file; do
+      [ "$(cat "tests/fuzz/corpus/$name"/* | wc -c)" -gt 60000 ] && rm "tests/fuzz/corpus/$name/$file"
+    done
     echo "ok   $name: $(ls "tests/fuzz/corpus/$name" | wc -l) files, $(cat "tests/fuzz/corpus/$name"/* | wc -c) bytes"
     return 0
   fi
