@@ -12,7 +12,12 @@
 #include <string>
 
 #ifndef FUZZ_REPLAY
-#include <malloc.h>  // malloc_usable_size
+#ifdef __APPLE__
+#include <malloc/malloc.h>
+#define malloc_usable_size malloc_size
+#else
+#include <malloc.h>
+#endif
 
 #include <cstdio>
 
