@@ -140,7 +140,7 @@ $(BUILD)/bench/train_plain: bench/train_plain.c
 	@mkdir -p $(@D)
 	-$(CC) -Ofast -march=native -fopenmp $< -lm -o $@ || $(CC) -Ofast -march=native $< -lm -o $@
 # The same for decoding: f32 and int8, as fast as a compiler makes plain loops and as users build.
-$(BUILD)/bench/inference: bench/worker.hpp | $(BUILD)/bench/decode_plain
+$(BUILD)/bench/inference: bench/worker.hpp bench/llama_model.hpp | $(BUILD)/bench/decode_plain
 $(BUILD)/bench/decode_plain: bench/decode_plain.c
 	@mkdir -p $(@D)
 	-for int8 in '' '-DINT8'; do for o in '-Ofast -march=native' -O3; do \

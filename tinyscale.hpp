@@ -2502,7 +2502,8 @@ class MappedFile {
 
 #if defined(__unix__) || defined(__APPLE__)
 inline void MappedFile::open(const char* who) {
-  const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = ::open(path_.c_str(),
+                          O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused, not waited for
   if (file < 0) {
     detail::fail({who, ": cannot open \"", path_, "\": ", std::strerror(errno)});
   }
@@ -38843,8 +38844,10 @@ inline std::int64_t llama2c_bytes(const ModelConfig& c, int version, std::int64_
 
 inline bool has_llama2c_magic(const std::uint8_t* data, std::size_t size) {
   std::uint32_t first = 0;
-  std::memcpy(&first, data, size < 4 ? size : 4);
-  return size >= 4 && first == llama2c_magic;
+  if (size >= 4) {  // an empty file has no data
+    std::memcpy(&first, data, 4);
+  }
+  return first == llama2c_magic;
 }
 
 // The numbers of the header, none of them checked but the version.
@@ -41402,8 +41405,8 @@ inline GgufValue gguf_text(const std::string& key, const std::string& text) {
 
 // A uint32 where it fits, else an int64.
 inline GgufValue gguf_whole(const std::string& key, std::int64_t n) {
-  const std::uint32_t small = static_cast<std::uint32_t>(n);
-  return n >= 0 && n <= 0xffffffffLL ? detail::gguf_scalar(key, GgufKind::uint32, &small)
+  const std::uint32_t word = static_cast<std::uint32_t>(n);
+  return n >= 0 && n <= 0xffffffffLL ? detail::gguf_scalar(key, GgufKind::uint32, &word)
                                      : detail::gguf_scalar(key, GgufKind::int64, &n);
 }
 
@@ -45357,7 +45360,9 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
     return parse_llama2c(mapped, path);
   }
   std::uint64_t n = 0;
-  std::memcpy(&n, data, size < 8 ? size : 8);
+  if (size >= 8) {
+    std::memcpy(&n, data, 8);
+  }
   const bool object = size > 8 && data[8] == '{';
   if (object && n <= 100000000) {
     return safetensors_weights(parse_safetensors(mapped, path));

@@ -5,6 +5,7 @@
 // compiled -O3 and -Ofast -march=native with OpenMP; it answers through a pipe, in turn with ours.
 //   make bench ONLY=inference        (ARGS="--rounds=5 --shape=15M")
 #include "bench.hpp"
+#include "llama_model.hpp"
 #include "worker.hpp"
 
 #include <memory>
@@ -285,6 +286,75 @@ void generation(const Run& run) {
               run.threads, one ? "" : "s", table.text().c_str());
 }
 
+// The folder whose node_modules has node-llama-cpp; empty: nowhere.
+std::string llama_folder(const std::string& programs) {
+  const char* const set = std::getenv("TINYSCALE_LLAMA");
+  for (const std::string& folder :
+       {std::string(set != nullptr ? set : ""), programs + "/../peers"}) {
+    const std::string entry = folder + "/node_modules/node-llama-cpp/dist/index.js";
+    if (std::FILE* file = std::fopen(entry.c_str(), "rb")) {
+      std::fclose(file);
+      return folder;
+    }
+  }
+  return "";
+}
+
+// The same weights in llama.cpp and here, decode and prefill.
+void beside_llama(const Run& run) {
+  const std::string folder = llama_folder(run.programs);
+  if (folder.empty()) {
+    return bench::skip("llama.cpp", "no node-llama-cpp; tools/install_peers.sh brings it");
+  }
+  const ts::Transformer f32 = model_of(run.shape);
+  const struct {
+    ts::BlockFormat format;
+    ts::Weights weights;
+    double target;
+  } rows[] = {{ts::BlockFormat::f32, ts::Weights::f32, 1},
+              {ts::BlockFormat::q8_0, ts::Weights::int8, 2.5},
+              {ts::BlockFormat::q4_0, ts::Weights::int4, 2}};
+  ts::Table table;
+  table.columns = {"weights", "tokens/s",       "llama.cpp",  "ours / it",
+                   "target",  "prefill of 256", "llama.cpp ", "ours / it "};
+  for (const auto& row : rows) {
+    const std::string path = run.programs + "/llama.gguf";
+    bench::write_llama(f32, row.format, path);
+    const auto worker = std::make_shared<bench::Worker>(std::vector<std::string>{
+        "node", "bench/llama_worker.mjs", folder, path, std::to_string(run.threads)});
+    if (worker->first_line().empty()) {
+      bench::skip("llama.cpp", "node cannot load it");
+      return;
+    }
+    ts::LoadOptions how;
+    how.weights = row.weights;
+    how.activations = ts::Activations::int8_blocks;
+    const ts::Transformer model =
+        row.weights == ts::Weights::f32 ? f32 : ts::with_weights(f32, how);
+    ts::GenerateOptions greedy;
+    greedy.temperature = 0;
+    const std::int64_t tokens = run.shape.name == "15M" ? 64 : 16;
+    const std::vector<std::int32_t> prompt(256, 1);
+    const std::vector<double> s =
+        medians({run.ours(
+                     "decode", [&] { ts::generate_batch(model, {{1}}, tokens, greedy); },
+                     static_cast<double>(tokens)),
+                 {"llama.cpp", [&] { return worker->ask("decode " + std::to_string(tokens)); }},
+                 run.ours(
+                     "prefill", [&] { ts::generate_batch(model, {prompt}, 1, greedy); }, 256),
+                 {"llama.cpp", [&] { return worker->ask("prefill 256"); }}},
+                run.rounds);
+    table.add({ts::name_of(row.format), ts::format_fixed(1 / s[0], 1), bench::rate(1, s[1], 1),
+               verdict(s[1], s[0], row.target), ts::format_fixed(row.target, 1),
+               ts::format_fixed(1 / s[2], 0), bench::rate(1, s[3], 1), verdict(s[3], s[2], 1)});
+    std::remove(path.c_str());
+  }
+  std::printf(
+      "beside llama.cpp (through node, whose share of a token is in its figures), %s shape, "
+      "%d thread%s\n%s\n",
+      run.shape.name.c_str(), run.threads, run.threads == 1 ? "" : "s", table.text().c_str());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -301,7 +371,6 @@ int main(int argc, char** argv) {
   const std::string programs =
       own.find('/') == std::string::npos ? "." : own.substr(0, own.find_last_of('/'));
   bench::print_machine("Decoding: stored weights against the memory's limit and plain loops");
-  std::printf("skipped: llama.cpp, ggml: not in Debian 12; nothing here calls them yet\n\n");
   const std::vector<Shape> shapes = {{"15M", 288, 768, 6, 32000}, {"110M", 768, 2048, 12, 32000}};
   std::vector<int> threads{1};
   if (ts::thread_count() > 1) {
@@ -313,6 +382,7 @@ int main(int argc, char** argv) {
     }
     for (const int count : threads) {
       generation({shape, count, rounds, programs});
+      beside_llama({shape, count, rounds, programs});
       decode({shape, count, rounds, programs});
       prefill({shape, count, rounds, programs});
     }

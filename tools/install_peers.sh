@@ -9,7 +9,7 @@ root=""
 
 if have apt-get; then
   install="$root apt-get install -y"
-  packages="libopenblas0-pthread libdnnl-dev libblis4 libeigen3-dev python3-torch gcc openmpi-bin libopenmpi-dev"
+  packages="libopenblas0-pthread libdnnl-dev libblis4 libeigen3-dev python3-torch gcc openmpi-bin libopenmpi-dev nodejs npm"
 elif have dnf; then
   install="$root dnf install -y"
   packages="openblas-threads onednn-devel blis eigen3-devel python3-torch gcc openmpi-devel"
@@ -31,6 +31,18 @@ $install $packages || for package in $packages; do  # an unknown one must not ke
   $install "$package" > /dev/null 2>&1 || echo "install_peers: cannot get $package"
 done
 
+# llama.cpp, its program for this machine alone (the other packages are for other machines).
+peers="$(cd "$(dirname "$0")/.." && pwd)/build/peers"
+if have npm; then
+  case "$(uname -s)-$(uname -m)" in
+    Linux-x86_64) program=linux-x64 ;; Linux-aarch64) program=linux-arm64 ;;
+    Darwin-arm64) program=mac-arm64-metal ;; *) program= ;;
+  esac
+  [ -z "$program" ] || npm install --silent --prefix "$peers" --omit=optional --ignore-scripts \
+    node-llama-cpp@3.22.1 "@node-llama-cpp/$program@3.22.1" > /dev/null 2>&1 ||
+    echo "install_peers: cannot get node-llama-cpp"
+fi
+
 missing=0
 report() {  # name, and whether it is there
   [ "$2" -eq 0 ] && echo "install_peers: $1 is here" && return
@@ -46,6 +58,8 @@ ls /usr/include/eigen3/Eigen/Core /opt/homebrew/include/eigen3/Eigen/Core 2> /de
 report Eigen $?
 python3 -c 'import torch' 2> /dev/null || /usr/bin/python3 -c 'import torch' 2> /dev/null
 report PyTorch $?
+[ -d "$peers/node_modules/node-llama-cpp" ]
+report 'llama.cpp (node-llama-cpp)' $?
 command -v mpicc > /dev/null && command -v mpirun > /dev/null
 report 'Open MPI' $?
 exit $((missing > 0))

@@ -61,10 +61,11 @@ inline void promise(bool kept, const std::string& what) {
 // A file in memory of its own, so that reading past its end is seen.
 inline tinyscale::Shared<tinyscale::MappedFile> file_of(const std::uint8_t* data,
                                                         std::size_t size) {
-  tinyscale::Shared<tinyscale::MappedFile> file(new tinyscale::MappedFile(size));
-  if (size > 0) {
-    std::memcpy(file->own_data(), data, size);
+  if (size == 0) {
+    return tinyscale::Shared<tinyscale::MappedFile>(new tinyscale::MappedFile);  // no data
   }
+  tinyscale::Shared<tinyscale::MappedFile> file(new tinyscale::MappedFile(size));
+  std::memcpy(file->own_data(), data, size);
   ASAN_POISON_MEMORY_REGION(file->own_data() + size, 64);
   return file;
 }

@@ -57,7 +57,8 @@ class MappedFile {
 
 #if defined(__unix__) || defined(__APPLE__)
 inline void MappedFile::open(const char* who) {
-  const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = ::open(path_.c_str(),
+                          O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused, not waited for
   if (file < 0) {
     detail::fail({who, ": cannot open \"", path_, "\": ", std::strerror(errno)});
   }

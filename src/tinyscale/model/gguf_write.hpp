@@ -56,8 +56,8 @@ inline GgufValue gguf_text(const std::string& key, const std::string& text) {
 
 // A uint32 where it fits, else an int64.
 inline GgufValue gguf_whole(const std::string& key, std::int64_t n) {
-  const std::uint32_t small = static_cast<std::uint32_t>(n);
-  return n >= 0 && n <= 0xffffffffLL ? detail::gguf_scalar(key, GgufKind::uint32, &small)
+  const std::uint32_t word = static_cast<std::uint32_t>(n);
+  return n >= 0 && n <= 0xffffffffLL ? detail::gguf_scalar(key, GgufKind::uint32, &word)
                                      : detail::gguf_scalar(key, GgufKind::int64, &n);
 }
 

@@ -101,8 +101,10 @@ inline std::int64_t llama2c_bytes(const ModelConfig& c, int version, std::int64_
 
 inline bool has_llama2c_magic(const std::uint8_t* data, std::size_t size) {
   std::uint32_t first = 0;
-  std::memcpy(&first, data, size < 4 ? size : 4);
-  return size >= 4 && first == llama2c_magic;
+  if (size >= 4) {  // an empty file has no data
+    std::memcpy(&first, data, 4);
+  }
+  return first == llama2c_magic;
 }
 
 // The numbers of the header, none of them checked but the version.

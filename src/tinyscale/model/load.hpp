@@ -8,6 +8,7 @@
 #include <string>   // string
 #include <vector>   // vector
 
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/model/gguf_weights.hpp"
 #include "tinyscale/model/llama2c.hpp"
@@ -260,7 +261,9 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
     return parse_llama2c(mapped, path);
   }
   std::uint64_t n = 0;
-  std::memcpy(&n, data, size < 8 ? size : 8);
+  if (size >= 8) {
+    std::memcpy(&n, data, 8);
+  }
   const bool object = size > 8 && data[8] == '{';
   if (object && n <= 100000000) {
     return safetensors_weights(parse_safetensors(mapped, path));

@@ -8,6 +8,7 @@
 #include <utility>  // move
 #include <vector>   // vector
 
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/save_file.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/model/hugging_face_tokenizer.hpp"

@@ -12,6 +12,7 @@
 #include <string>     // text
 #include <vector>     // lists
 
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/plan/serving.hpp"
 #include "tinyscale/plan/serving_engine.hpp"
 #include "tinyscale/plan/serving_traffic.hpp"

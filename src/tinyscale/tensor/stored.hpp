@@ -5,7 +5,6 @@
 #include <cstdint>  // int64_t
 #include <vector>   // vector
 
-#include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/compute/stored_product.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
