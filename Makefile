@@ -38,10 +38,22 @@ PROGRAM  += $(if $(EXTERN),-DTINYSCALE_EXTERN -I$(BUILD)/lib)
 
 PARTS    := src/tinyscale.hpp $(wildcard src/tinyscale/*/*.hpp)
 TESTS    := $(wildcard tests/*_test.cpp)
+# Several files of tests are one translation unit, which reads the header and makes its templates once;
+# the heavy ones are a unit each. UNITS= compiles every file alone.
+UNITS    ?= $(if $(HEADER_ONLY),,8)
+# These include programs, replace operator new or define what the header looks for.
+ALONE_TESTS := $(patsubst %,tests/%_test.cpp,allocation labs programs show)
+HEAVY    := $(filter $(HEAVY_TESTS:$(BUILD)/%.o=%.cpp),$(TESTS))
+UNITED   := $(if $(UNITS),$(filter-out tests/main.cpp $(ALONE_TESTS) $(HEAVY),$(TESTS)))
+in_turn   = $(shell echo $(UNITED) | tr ' ' '\n' | awk 'NR % $(UNITS) == $(1) % $(UNITS)')
+UNIT_OBJECTS := $(foreach u,$(if $(UNITED),$(shell seq $(UNITS))),$(if $(call in_turn,$(u)),$(BUILD)/tests/unit_$(u).o))
+BODIES   := lower upper
 PRECOMPILED := $(if $(HEADER_ONLY),,$(BUILD)/tests/precompiled.hpp.gch)
 COMPILE_TEST = $(CXX) -std=c++17 $(TESTFLAGS) $(if $(filter $(HEAVY_TESTS),$@),,$(TESTCODE)) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS)
-TEST_OBJECTS := $(if $(HEADER_ONLY),,$(BUILD)/tests/library.o) \
-  $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(TESTS) tests/main.cpp)
+# The longest first.
+TEST_OBJECTS := $(if $(HEADER_ONLY),,$(BODIES:%=$(BUILD)/tests/library_%.o)) \
+  $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(HEAVY)) $(UNIT_OBJECTS) \
+  $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(filter-out $(HEAVY) $(UNITED),$(sort $(TESTS) tests/main.cpp)))
 EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
 EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
 # ONLY names a program of bench/, or groups of rows of bench/compute.
@@ -49,7 +61,7 @@ BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BU
   $(if $(ONLY),,$(BUILD)/bench/inference $(BUILD)/bench/systolic $(BUILD)/bench/layouts $(BUILD)/bench/planner))
 COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
-.PHONY: help demo plan test tests-built examples bench header lib check check-mpi check-long fuzz lint format install clean doctest
+.PHONY: FORCE help demo plan test tests-built examples bench header lib check check-mpi check-long fuzz lint format install clean doctest
 .DELETE_ON_ERROR:
 
 help:
@@ -80,15 +92,15 @@ lib: $(LIBRARY) $(BUILD)/lib/tinyscale_extern.hpp
 $(BUILD)/lib/tinyscale_extern.hpp: tinyscale.hpp tools/extern.awk
 	@mkdir -p $(@D)
 	awk -f tools/extern.awk $< > $@
-$(BUILD)/lib/library.cpp: tinyscale.hpp tools/extern.awk
+$(BODIES:%=$(BUILD)/lib/library_%.cpp): $(BUILD)/lib/library_%.cpp: tinyscale.hpp tools/extern.awk
 	@mkdir -p $(@D)
-	awk -v library=1 -f tools/extern.awk $< > $@
-$(BUILD)/lib/library.o: $(BUILD)/lib/library.cpp
+	awk -v library=$* -f tools/extern.awk $< > $@
+$(BODIES:%=$(BUILD)/lib/library_%.o): $(BUILD)/lib/library_%.o: $(BUILD)/lib/library_%.cpp
 	$(CXX) -std=c++17 $(LIBFLAGS) $(CXXFLAGS) -fPIC -pthread -c $< -o $@
-$(BUILD)/lib/libtinyscale.a: $(BUILD)/lib/library.o
-	rm -f $@ && ar rcs $@ $<
-$(BUILD)/lib/libtinyscale.so: $(BUILD)/lib/library.o
-	$(CXX) $(LIBFLAGS) $(CXXFLAGS) -shared -pthread $< -o $@
+$(BUILD)/lib/libtinyscale.a: $(BODIES:%=$(BUILD)/lib/library_%.o)
+	rm -f $@ && ar rcs $@ $^
+$(BUILD)/lib/libtinyscale.so: $(BODIES:%=$(BUILD)/lib/library_%.o)
+	$(CXX) $(LIBFLAGS) $(CXXFLAGS) -shared -pthread $^ -o $@
 
 demo: $(BUILD)/examples/00_demo
 	@$(BUILD)/examples/00_demo "$(TEXT)"
@@ -98,21 +110,30 @@ test: tests-built
 tests-built: $(BUILD)/run_tests
 $(BUILD)/run_tests: $(TEST_OBJECTS)
 	$(CXX) $(TESTFLAGS) $(CXXFLAGS) -pthread $(filter $(HEAVY_TESTS),$^) $(filter-out $(HEAVY_TESTS),$^) -o $@
-$(BUILD)/tests/library.o: $(BUILD)/lib/library.cpp
+# Below model/ the bodies compute; those above compile longer than they run.
+$(BODIES:%=$(BUILD)/tests/library_%.o): $(BUILD)/tests/library_%.o: $(BUILD)/lib/library_%.cpp
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -pthread -c $< -o $@
+	$(CXX) -std=c++17 $(TESTFLAGS) $(if $(filter upper,$*),$(TESTCODE)) $(CXXFLAGS) -pthread -c $< -o $@
 # What every test includes, read once. It is of use only to those compiled with the same flags.
 PLAIN_TESTS := $(BUILD)/tests/main.o $(if $(TESTCODE),$(HEAVY_TESTS))
 $(PRECOMPILED): tinyscale.hpp $(BUILD)/lib/tinyscale_extern.hpp | doctest
 	@mkdir -p $(@D)
 	@printf '#include <doctest/doctest.h>\n#include "tinyscale.hpp"\n' > $(@:.gch=)
 	$(COMPILE_TEST) -x c++-header $(@:.gch=) -o $@
+COMPILE_OBJECT = $(COMPILE_TEST) $(if $(filter $(PLAIN_TESTS),$@),,$(addprefix -include ,$(PRECOMPILED:.gch=))) -MMD -MP -c $< -o $@
 $(BUILD)/tests/%.o: tests/%.cpp tinyscale.hpp $(PRECOMPILED) | doctest
 	@mkdir -p $(@D)
-	$(COMPILE_TEST) $(if $(filter $(PLAIN_TESTS),$@),,$(addprefix -include ,$(PRECOMPILED:.gch=))) -MMD -MP -c $< -o $@
+	$(COMPILE_OBJECT)
+$(UNIT_OBJECTS): $(BUILD)/tests/unit_%.o: $(BUILD)/tests/unit_%.cpp tinyscale.hpp $(PRECOMPILED) | doctest
+	$(COMPILE_OBJECT)
+$(UNIT_OBJECTS:.o=.cpp): $(BUILD)/tests/unit_%.cpp: tools/unit.awk FORCE
+	@mkdir -p $(@D)
+	@awk -v root='$(CURDIR)' -f tools/unit.awk $(call in_turn,$*) > $@.tmp && \
+	  if cmp -s $@.tmp $@; then rm $@.tmp; else mv $@.tmp $@; fi
+FORCE:
 doctest:
 	@CXX='$(CXX)' DOCTEST_FLAGS='$(DOCTEST_FLAGS)' bash tools/install_doctest.sh
--include $(TEST_OBJECTS:.o=.d)
+-include $(filter-out $(BUILD)/tests/library_%,$(TEST_OBJECTS:.o=.d))
 
 $(BUILD)/examples/%: examples/%.cpp tinyscale.hpp $(DECLARED) $(LINKED)
 	@mkdir -p $(@D)

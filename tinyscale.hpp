@@ -80,8 +80,10 @@
 //   tinyscale/compute/stored_dots.hpp        y = x W' with a few rows of x and W as rows of f32
 //   tinyscale/compute/stored_packed.hpp      Packed codes (gemv_quantized.hpp) with activations
 //   tinyscale/compute/stored_product.hpp     y = x W' with W as it is stored
+//   tinyscale/compute/ggml_sums.hpp          Sums in the order in which ggml's x86 kernels add
 //   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
+//   tinyscale/compute/argmax.hpp             The first largest of a row of numbers
 //   tinyscale/compute/attention_product.hpp  Products of attention
 //   tinyscale/compute/attention.hpp          Attention
 //   tinyscale/compute/attention_backward.hpp Backward of attention
@@ -229,6 +231,7 @@
 //   tinyscale/model/load_tokenizer.hpp       The tokenizer of a checkpoint
 //   tinyscale/model/gguf_weights.hpp         A GGUF file as weights
 //   tinyscale/model/load.hpp                 Any supported file to a Transformer
+//   tinyscale/model/ggml_decoder.hpp         One token at a time in ggml's order of arithmetic
 //   tinyscale/model/save_llama2c.hpp         A model written as a llama2.c file
 //   tinyscale/model/format_report.hpp        What storing weights in fewer bits costs and saves
 //   tinyscale/model/loss_scaler.hpp          Dynamic loss scaling (arXiv 1710.03740)
@@ -13244,6 +13247,214 @@ inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t
 }  // namespace kernels
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/ggml_sums.hpp
+// Sums in the order in which ggml's x86 kernels add them (AVX-512, with AMX's layout of weights),
+// one token at a time: lanes are arrays, std::fma stands where ggml's machine code fuses. For
+// ggml_decoder.hpp, whose token ids hang on a sum's last bit. No speed is meant here.
+// Source: ggml-cpu of llama.cpp, 2026: amx/mmq, vec, arch/x86/quants.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline float ggml_half(float x) { return from_f16(to_f16(x)); }
+
+// The upper half of the lanes added to the lower until one is left: a register's sum, and that of
+// several registers (AVX-512 sums 64 numbers at a time in 4 registers).
+inline float sum_lanes(float* lanes, int n) {
+  for (int half = n / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      lanes[i] += lanes[i + half];
+    }
+  }
+  return lanes[0];
+}
+
+// Row of f32 by vector: 64 lanes; of what is left over, products that fill a register of 8 are
+// rounded before they are added, the last ones are not (what gcc makes of ggml's plain loop).
+inline float ggml_f32_dot(std::int64_t n, const float* w, const float* x) {
+  float lanes[64] = {};
+  const std::int64_t whole = n / 64 * 64, eights = n / 8 * 8;
+  for (std::int64_t i = 0; i < whole; ++i) {
+    lanes[i % 64] = std::fma(w[i], x[i], lanes[i % 64]);
+  }
+  float sum = sum_lanes(lanes, 64);
+  for (std::int64_t i = whole; i < n; ++i) {
+    // a product in double is exact: no compiler fuses its rounding with the sum
+    const double product = static_cast<double>(w[i]) * static_cast<double>(x[i]);
+    sum = i < eights ? sum + static_cast<float>(product) : std::fma(w[i], x[i], sum);
+  }
+  return sum;
+}
+
+// Both in f16: 64 lanes, what is left over in double, where products are exact.
+inline float ggml_f16_dot(std::int64_t n, const float* w, const float* x) {
+  float lanes[64] = {};
+  const std::int64_t whole = n / 64 * 64;
+  for (std::int64_t i = 0; i < whole; ++i) {
+    lanes[i % 64] = std::fma(w[i], x[i], lanes[i % 64]);
+  }
+  double sum = static_cast<double>(sum_lanes(lanes, 64));
+  for (std::int64_t i = whole; i < n; ++i) {
+    sum += static_cast<double>(w[i]) * static_cast<double>(x[i]);
+  }
+  return static_cast<float>(sum);
+}
+
+// Both in bf16: the unit's dot products of pairs, two registers of 16 lanes, the rest in double.
+inline float ggml_bf16_dot(std::int64_t n, const float* w, const float* x) {
+  float lanes[32] = {};
+  const std::int64_t whole = n / 64 * 64;
+  for (std::int64_t i = 0; i < whole; i += 2) {
+    float& lane = lanes[i % 64 / 2];
+    lane = std::fma(w[i + 1], x[i + 1], lane);
+    lane = std::fma(w[i], x[i], lane);
+  }
+  double sum = static_cast<double>(sum_lanes(lanes, 16));
+  sum += static_cast<double>(sum_lanes(lanes + 16, 16));
+  for (std::int64_t i = whole; i < n; ++i) {
+    sum += static_cast<double>(w[i]) * static_cast<double>(x[i]);
+  }
+  return static_cast<float>(sum);
+}
+
+// Row of f16 by vector in f32, 16 lanes: matrices of f16 with whole registers, beside AMX.
+inline float ggml_register_dot(std::int64_t n, const float* w, const float* x) {
+  float lanes[16] = {};
+  for (std::int64_t i = 0; i < n; ++i) {
+    lanes[i % 16] = std::fma(w[i], x[i], lanes[i % 16]);
+  }
+  return sum_lanes(lanes, 16);
+}
+
+// A vector in q8_0: codes to nearest even by 127 / largest, the scale largest / 127 kept in f16.
+// As q8_1 each block has its sum too, scale times codes, in f16.
+struct GgmlBlocks {
+  std::vector<int> codes;
+  std::vector<float> scales, sums;
+
+  explicit GgmlBlocks(const std::vector<float>& x) {
+    for (std::size_t block = 0; block < x.size(); block += 32) {
+      float largest = 0.0f;
+      for (std::size_t i = block; i < block + 32; ++i) {
+        if (!(std::fabs(x[i]) < HUGE_VALF)) {
+          fail({"GgmlBlocks: number ", i, " is ", x[i], "; finite numbers have codes"});
+        }
+        largest = std::max(largest, std::fabs(x[i]));
+      }
+      const float by = largest > 0.0f ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
+      int sum = 0;
+      for (std::size_t i = block; i < block + 32; ++i) {
+        codes.push_back(static_cast<int>(std::nearbyint(x[i] * by)));
+        sum += codes.back();
+      }
+      scales.push_back(ggml_half(scale));
+      sums.push_back(ggml_half(scale * static_cast<float>(sum)));
+    }
+  }
+};
+
+inline float ggml_half_at(const std::uint8_t* at) {
+  const int code = at[0] + 256 * at[1];
+  return from_f16(static_cast<std::uint16_t>(code));
+}
+
+// The 32 codes of a block of weights, less what its format adds to each.
+inline void ggml_codes(BlockFormat format, const std::uint8_t* block, int* codes) {
+  if (format == BlockFormat::q8_0) {
+    for (int i = 0; i < 32; ++i) {
+      codes[i] = (block[2 + i] ^ 128) - 128;
+    }
+    return;
+  }
+  const bool five = format == BlockFormat::q5_0 || format == BlockFormat::q5_1;
+  const bool offset = format == BlockFormat::q4_0 || format == BlockFormat::q5_0;
+  const std::uint8_t* const high = block + (offset ? 2 : 4);  // behind the scale, or its minimum
+  const std::uint8_t* const low = high + (five ? 4 : 0);
+  for (int i = 0; i < 32; ++i) {
+    codes[i] = i < 16 ? low[i] % 16 : low[i - 16] / 16;
+    codes[i] += five ? 16 * (high[i / 8] >> (i % 8) & 1) : 0;
+    codes[i] -= offset ? (five ? 16 : 8) : 0;
+  }
+}
+
+// Row of blocks of 32 by vector. Sums of codes are exact. 32 rows at a time (AMX's layout, one
+// token) a block adds one number; other matrices have 8 lanes of 4 codes each, minima beside them.
+inline float ggml_block_dot(BlockFormat format, const std::uint8_t* row, const GgmlBlocks& x,
+                            bool by_32_rows) {
+  const bool minimum = format == BlockFormat::q4_1 || format == BlockFormat::q5_1;
+  const std::int64_t bytes = block_layout(format).bytes;
+  float lanes[8] = {}, one = 0.0f, minima = 0.0f;
+  int weights[32];
+  for (std::size_t block = 0; block < x.scales.size(); ++block) {
+    const std::uint8_t* const at = row + static_cast<std::int64_t>(block) * bytes;
+    const int* const codes = x.codes.data() + 32 * block;
+    const float scale = ggml_half_at(at) * x.scales[block];
+    ggml_codes(format, at, weights);
+    int sums[8] = {}, all = 0;
+    for (int i = 0; i < 32; ++i) {
+      sums[i / 4] += weights[i] * codes[i];
+    }
+    for (int i = 0; i < 8; ++i) {
+      all += sums[i];
+      lanes[i] = std::fma(static_cast<float>(sums[i]), scale, lanes[i]);
+    }
+    one = std::fma(static_cast<float>(all), scale, one);
+    if (minimum) {
+      one = std::fma(ggml_half_at(at + 2), x.sums[block], one);
+      minima = std::fma(ggml_half_at(at + 2), x.sums[block], minima);
+    }
+  }
+  return by_32_rows ? one : sum_lanes(lanes, 8) + minima;
+}
+
+// exp as ggml's vector code computes it: x = n ln 2 + b, 2^n by a polynomial of degree 5 in b.
+inline float ggml_vector_exp(float x) {
+  const float shift = 12582912.0f;  // 1.5 2^23: adding it rounds to whole numbers
+  const float n = std::fma(x, 0x1.715476p+0f, shift) - shift;
+  if (!(std::fabs(n) <= 192.0f)) {
+    return n > 0.0f ? HUGE_VALF : n < 0.0f ? 0.0f : n;  // a NaN stays
+  }
+  const float b = std::fma(-n, 0x1.7f7d1cp-20f, std::fma(-n, 0x1.62e4p-1f, x));
+  const float square = b * b;
+  const float high = std::fma(0x1.0e4020p-7f, b, 0x1.573e2ep-5f);
+  const float middle = std::fma(0x1.555e66p-3f, b, 0x1.fffdb6p-2f);
+  const float low = std::fma(0x1.ffffecp-1f, b, 1.0f);
+  return std::ldexp(std::fma(std::fma(high, square, middle), square, low), static_cast<int>(n));
+}
+
+// Softmax of scores: exp 16 at a time, their sums added up in double.
+inline void ggml_softmax(std::vector<float>& s) {
+  const float largest = *std::max_element(s.begin(), s.end());
+  s.resize((s.size() + 15) / 16 * 16, -HUGE_VALF);  // the cells behind are masked
+  double sum = 0.0;
+  for (std::size_t i = 0; i < s.size(); i += 16) {
+    float lanes[16];
+    for (std::size_t j = 0; j < 16; ++j) {
+      s[i + j] = s[i + j] == -HUGE_VALF ? 0.0f : ggml_vector_exp(s[i + j] - largest);
+      lanes[j] = s[i + j];
+    }
+    sum += static_cast<double>(sum_lanes(lanes, 16));
+  }
+  const float scale = static_cast<float>(1.0 / sum);
+  for (float& p : s) {
+    p *= scale;
+  }
+}
+
+// silu(gate) up: 16 at a time by the vector exp, the rest by the C library's.
+inline void ggml_swiglu(std::vector<float>& gate, const std::vector<float>& up) {
+  const std::size_t whole = gate.size() / 16 * 16;
+  for (std::size_t i = 0; i < gate.size(); ++i) {
+    const float x = gate[i];
+    const float e = i < whole ? ggml_vector_exp(0.0f - x) : std::exp(-x);
+    gate[i] = x / (1.0f + e) * up[i];
+  }
+}
+
+}  // namespace detail
+
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/gemm_fused.hpp
 // What stands around a matrix product: the work that follows it, done to each block of C while it
 // is in cache; weights packed once and used many times; many products of one size.
@@ -13861,6 +14072,56 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
                                                           scale, dlogits, beta});
   });
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/argmax.hpp
+// The first largest of a row of numbers, and whether all are finite: what greedy decoding asks of
+// the logits, two passes over a row in cache.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct LargestOfRow {
+  std::int64_t n;
+  const float* x;
+  float* largest;
+  bool* finite;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V best;
+    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+    max_row<L>(n, x, best);
+    float lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &best, sizeof(best));
+    *largest = lanes[0];
+    for (const float lane : lanes) {
+      *largest = lane > *largest ? lane : *largest;
+    }
+    *finite = RoundActivations::largest_bits<L>(x, n) < 0x7f800000U;
+  }
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+// The place of the first largest; -1 where a number is NaN or infinite, or there is none.
+inline std::int64_t argmax(std::int64_t n, const float* x) {
+  float largest = 0;
+  bool finite = false;
+  if (n > 0) {
+    detail::run_on_lanes(detail::LargestOfRow{n, x, &largest, &finite});
+  }
+  for (std::int64_t i = 0; finite && i < n; ++i) {
+    if (x[i] >= largest) {
+      return i;
+    }
+  }
+  return -1;
 }
 
 }  // namespace kernels
@@ -39535,13 +39796,16 @@ inline std::vector<const Json*> steps_of(const Json& json, const char* name, con
   return steps;
 }
 
-// Places `token` at `id`; a vocabulary has at most as many ids as its file has bytes.
+// Ids may have gaps, but a file of few tokens takes little memory whatever ids it gives them.
+inline std::size_t id_limit(std::size_t tokens) { return 2 * tokens + 1024; }
+
+// Places `token` at `id`, which must be below `limit`.
 inline void place_token(TokenizerData& data, const Json& id, const std::string& token,
-                        std::int32_t type, std::size_t bytes, const std::string& who) {
+                        std::int32_t type, std::size_t limit, const std::string& who) {
   const std::uint64_t place = json_whole(id, cat({who, "token \"", token, "\""}));
-  if (place >= bytes) {
-    fail({who, "token \"", token, "\" has the id ", place, " in a file of ", bytes,
-          " bytes; ids from 0 without large gaps are right"});
+  if (place >= limit) {
+    fail({who, "token \"", token, "\" has the id ", place, "; ids from 0 without large gaps, here ",
+          "below ", limit, ", are right"});
   }
   const auto at = static_cast<std::size_t>(place);
   if (at >= data.tokens.size()) {
@@ -39557,10 +39821,10 @@ inline void place_token(TokenizerData& data, const Json& id, const std::string& 
 }
 
 // {"token": id, ...}
-inline void fill_vocabulary(TokenizerData& data, const Json& vocabulary, std::size_t bytes,
+inline void fill_vocabulary(TokenizerData& data, const Json& vocabulary, std::size_t limit,
                             const std::string& who) {
   for (const JsonField& field : vocabulary.fields) {
-    place_token(data, field.value, field.name, static_cast<std::int32_t>(TokenType::normal), bytes,
+    place_token(data, field.value, field.name, static_cast<std::int32_t>(TokenType::normal), limit,
                 who);
   }
 }
@@ -39580,7 +39844,7 @@ inline void fill_merges(TokenizerData& data, const Json& merges, const std::stri
   }
 }
 
-inline void fill_added(TokenizerData& data, const Json* added, std::size_t bytes,
+inline void fill_added(TokenizerData& data, const Json* added, std::size_t limit,
                        const std::string& who) {
   for (std::size_t i = 0; added != nullptr && i < added->list.size(); ++i) {
     const Json& token = added->list[i];
@@ -39591,7 +39855,7 @@ inline void fill_added(TokenizerData& data, const Json* added, std::size_t bytes
     }
     const TokenType type =
         json_true(token, "special", false) ? TokenType::control : TokenType::user_defined;
-    place_token(data, *id, content, static_cast<std::int32_t>(type), bytes, who);
+    place_token(data, *id, content, static_cast<std::int32_t>(type), limit, who);
   }
 }
 
@@ -39734,8 +39998,7 @@ inline void read_processors(TokenizerData& data, const Json& json, const std::st
 }
 
 // The model's own part: vocabulary, merges, byte tokens, the unknown token.
-inline const Json& read_model(TokenizerData& data, const Json& json, std::size_t bytes,
-                              const std::string& who) {
+inline const Json& read_model(TokenizerData& data, const Json& json, const std::string& who) {
   const Json* model = json.find("model");
   const Json* vocabulary = model == nullptr ? nullptr : model->find("vocab");
   const Json* merges = model == nullptr ? nullptr : model->find("merges");
@@ -39752,9 +40015,12 @@ inline const Json& read_model(TokenizerData& data, const Json& json, std::size_t
       fail({who, "its model has the ", key, " \"", json_text(model, key), "\"; none is right"});
     }
   }
-  fill_vocabulary(data, *vocabulary, bytes, who);
+  const Json* added = json.find("added_tokens");
+  const std::size_t limit =
+      id_limit(vocabulary->fields.size() + (added == nullptr ? 0 : added->list.size()));
+  fill_vocabulary(data, *vocabulary, limit, who);
   fill_merges(data, *merges, who);
-  fill_added(data, json.find("added_tokens"), bytes, who);
+  fill_added(data, added, limit, who);
   data.ignore_merges = json_true(*model, "ignore_merges", false) ? 1 : 0;
   return *model;
 }
@@ -39765,7 +40031,7 @@ inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std
   const std::string who = detail::cat({"read_hugging_face_tokenizer: \"", name, "\": "});
   const Json json = detail::parse_named(text, who);
   TokenizerData data;
-  const Json& model = detail::read_model(data, json, text.size(), who);
+  const Json& model = detail::read_model(data, json, who);
   const std::vector<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
   const std::vector<const Json*> normalizers = detail::steps_of(json, "normalizer", "normalizers");
   if (!steps.empty() && detail::json_text(steps.back(), "type") == "ByteLevel") {
@@ -39870,7 +40136,7 @@ inline Tokenizer parse_gpt2_tokenizer(const std::string& vocab, const std::strin
   if (json.kind != Json::Kind::object) {
     detail::fail({who, "the vocabulary is no object {\"token\": id, ...}"});
   }
-  detail::fill_vocabulary(data, json, vocab.size(), who);
+  detail::fill_vocabulary(data, json, detail::id_limit(json.fields.size()), who);
   for (std::size_t at = 0; at < merges.size();) {
     std::size_t end = merges.find('\n', at);
     end = end == std::string::npos ? merges.size() : end;
@@ -42608,8 +42874,11 @@ inline std::int32_t sample_token(const float* logits, std::int64_t known,
                                  const std::vector<std::int32_t>& seen,
                                  const SampleOptions& options, float draw) {
   if (options.temperature == 0 && options.repetition_penalty == 1.0) {
-    detail::check_logits(logits, known);
-    return static_cast<std::int32_t>(std::max_element(logits, logits + known) - logits);
+    const std::int64_t best = kernels::argmax(known, logits);
+    if (best < 0) {
+      detail::check_logits(logits, known);
+    }
+    return static_cast<std::int32_t>(best);
   }
   return detail::draw_token(token_weights(logits, known, seen, options), static_cast<double>(draw));
 }
@@ -45473,6 +45742,270 @@ inline Transformer load(const std::string& path, const ModelConfig& config) {
   options.tokenizer = file.has_tokenizer ? "" : "none";
   detail::take_tokenizer(model, file, options, who);
   return model;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/ggml_decoder.hpp
+// One token at a time in ggml's order of arithmetic, slow and plain, to give what llama.cpp gives,
+// id for id: activations rounded to the weights' kind (q8_0 for blocks of 32), f16 keys and values,
+// softmax without flash attention, all sums as ggml's x86 kernels for AVX-512 with AMX add them.
+// Where activations are rounded to 8 bits, the last bit of a sum decides ids a hundred tokens on.
+// Source: llama.cpp 2026 (MIT), its ggml-cpu; a prompt is fed one by one, not in a batch.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+class GgmlDecoder {
+ public:
+  // Of a model of Llama's architecture, its weights as stored in f32, f16, bf16
+  // or blocks of 32.
+  explicit GgmlDecoder(const Transformer& model);
+  GgmlDecoder(Transformer&&) = delete;  // the model must stay
+
+  // Logits of the token after this one, which stands behind those given before.
+  std::vector<float> next(std::int32_t token);
+  std::int64_t position() const { return position_; }
+
+ private:
+  using Vector = std::vector<float>;
+  struct Layer {
+    const float *attention_norm, *feed_forward_norm;
+    const StoredMatrix *query, *key, *value, *output, *gate, *up, *down;
+    Vector keys, values;  // [tokens][KV K], each number one that f16 holds
+  };
+
+  const Parameter& find(const std::string& name) const;
+  const StoredMatrix* matrix(const std::string& name) const;
+  static bool in_blocks(BlockFormat f) {  // of 32 numbers
+    return f == BlockFormat::q8_0 || f == BlockFormat::q4_0 || f == BlockFormat::q4_1 ||
+           f == BlockFormat::q5_0 || f == BlockFormat::q5_1;
+  }
+  static Vector multiply(const StoredMatrix& w, const Vector& x);
+  Vector normalize(const float* weight, const Vector& x) const;
+  void rotate(Vector& heads) const;
+  Vector attend(const Layer& layer, const Vector& query) const;
+
+  const Transformer& model_;
+  const StoredMatrix *embedding_ = nullptr, *head_ = nullptr;
+  const float* last_norm_ = nullptr;
+  std::vector<Layer> layers_;
+  std::int64_t position_ = 0;
+};
+
+inline const Parameter& GgmlDecoder::find(const std::string& name) const {
+  for (const Parameter& p : model_.parameters) {
+    if (p.name == name) {
+      return p;
+    }
+  }
+  detail::fail({"GgmlDecoder: the model has no parameter ", name});
+}
+
+inline const StoredMatrix* GgmlDecoder::matrix(const std::string& name) const {
+  const Parameter& p = find(name);
+  if (p.stored.get() == nullptr) {
+    detail::fail({"GgmlDecoder: ", name,
+                  " is float32 that learns; a model loaded with Weights::as_stored is right"});
+  }
+  const StoredMatrix& w = *p.stored;
+  const BlockFormat f = w.format;
+  if (w.is_packed || (block_layout(f).elements > 1 && !in_blocks(f))) {
+    detail::fail({"GgmlDecoder: ", name, " is ", w.kind(),
+                  "; f32, f16, bf16, q8_0, q4_0, q4_1, q5_0 and q5_1 are covered"});
+  }
+  if (f == BlockFormat::q4_0 && w.rows % 8 == 0 && w.rows % 32 != 0) {
+    detail::fail({"GgmlDecoder: ", name, " has ", w.rows,
+                  " rows of q4_0; a multiple of 32, or none of 8, is covered"});
+  }
+  return &w;
+}
+
+inline GgmlDecoder::GgmlDecoder(const Transformer& model) : model_(model) {
+  const ModelConfig& c = model.config;
+  const bool llama = c.norm == Norm::rms && c.position == Position::rotary &&
+                     c.activation == Activation::swiglu && !c.bias && !c.qkv_bias && !c.qk_norm &&
+                     c.experts == 0 && !c.latent() && c.window == 0 && c.block_norms == 2 &&
+                     c.rope_pairs == RopePairs::interleaved;
+  if (!llama) {
+    detail::fail({"GgmlDecoder: ", c.name,
+                  " is not of Llama's architecture: RMS norms, rotary positions on interleaved "
+                  "pairs, SwiGLU, no biases, no experts"});
+  }
+  embedding_ = matrix("model.embed_tokens.weight");
+  head_ = c.tied ? embedding_ : matrix("lm_head.weight");
+  last_norm_ = find("model.norm.weight").value.data();
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    const std::string at = detail::cat({"model.layers.", i, "."});
+    Layer l;
+    l.attention_norm = find(at + "input_layernorm.weight").value.data();
+    l.feed_forward_norm = find(at + "post_attention_layernorm.weight").value.data();
+    l.query = matrix(at + "self_attn.q_proj.weight");
+    l.key = matrix(at + "self_attn.k_proj.weight");
+    l.value = matrix(at + "self_attn.v_proj.weight");
+    l.output = matrix(at + "self_attn.o_proj.weight");
+    l.gate = matrix(at + "mlp.gate_proj.weight");
+    l.up = matrix(at + "mlp.up_proj.weight");
+    l.down = matrix(at + "mlp.down_proj.weight");
+    layers_.push_back(l);
+  }
+}
+
+inline std::vector<float> GgmlDecoder::multiply(const StoredMatrix& w, const Vector& x) {
+  Vector y(static_cast<std::size_t>(w.rows));
+  const BlockFormat f = w.format;
+  if (in_blocks(f)) {
+    const bool amx = f == BlockFormat::q8_0 || f == BlockFormat::q4_0 || f == BlockFormat::q4_1;
+    const detail::GgmlBlocks blocks(x);
+    for (std::int64_t i = 0; i < w.rows; ++i) {
+      y[static_cast<std::size_t>(i)] =
+          detail::ggml_block_dot(f, w.data + i * w.row_bytes, blocks, amx && w.rows % 32 == 0);
+    }
+    return y;
+  }
+  const bool by_16 = f == BlockFormat::f16 && w.rows % 32 == 0 && w.cols % 16 == 0;
+  Vector rounded = x, row(x.size());
+  for (float& number : rounded) {
+    number = f == BlockFormat::bf16            ? from_bf16(to_bf16(number))
+             : f == BlockFormat::f16 && !by_16 ? detail::ggml_half(number)
+                                               : number;
+  }
+  const auto dot = by_16                    ? &detail::ggml_register_dot
+                   : f == BlockFormat::f16  ? &detail::ggml_f16_dot
+                   : f == BlockFormat::bf16 ? &detail::ggml_bf16_dot
+                                            : &detail::ggml_f32_dot;
+  for (std::int64_t i = 0; i < w.rows; ++i) {
+    kernels::stored_row(w, i, row.data());
+    y[static_cast<std::size_t>(i)] = dot(w.cols, row.data(), rounded.data());
+  }
+  return y;
+}
+
+// x / sqrt(mean x^2 + epsilon) w: squares in float, their sum in double.
+inline std::vector<float> GgmlDecoder::normalize(const float* weight, const Vector& x) const {
+  double sum = 0.0;
+  for (const float number : x) {
+    const float square = number * number;
+    sum += static_cast<double>(square);
+  }
+  const float mean = static_cast<float>(sum / static_cast<double>(x.size()));
+  const float scale = 1.0f / std::sqrt(mean + static_cast<float>(model_.config.norm_epsilon));
+  Vector y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float scaled = x[i] * scale;
+    y[i] = scaled * weight[i];
+  }
+  return y;
+}
+
+// Angles in float, each the last one times theta^(-2 / K).
+inline void GgmlDecoder::rotate(Vector& heads) const {
+  const auto size = static_cast<std::size_t>(model_.config.head_size);
+  const float base = static_cast<float>(model_.config.rope_theta);
+  const float step = std::pow(base, -2.0f / static_cast<float>(size));
+  float angle = static_cast<float>(position_);
+  for (std::size_t i = 0; i < size; i += 2) {
+    const float c = std::cos(angle), s = std::sin(angle);
+    for (std::size_t at = i; at < heads.size(); at += size) {
+      const float a = heads[at], b = heads[at + 1];
+      const float bs = b * s, bc = b * c;
+      heads[at] = std::fma(a, c, -bs);
+      heads[at + 1] = std::fma(a, s, bc);
+    }
+    angle *= step;
+  }
+}
+
+// Queries and probabilities are rounded to f16, as what they are multiplied with.
+inline std::vector<float> GgmlDecoder::attend(const Layer& layer, const Vector& query) const {
+  const ModelConfig& c = model_.config;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_size));
+  const std::int64_t tokens = position_ + 1, row = c.key_width();
+  Vector out(static_cast<std::size_t>(c.query_width()));
+  for (std::int64_t h = 0; h < c.heads; ++h) {
+    const std::int64_t first = h / (c.heads / c.kv_heads) * c.head_size;
+    Vector q(query.begin() + h * c.head_size, query.begin() + (h + 1) * c.head_size), p;
+    for (float& number : q) {
+      number = detail::ggml_half(number);
+    }
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const float* const key = layer.keys.data() + t * row + first;
+      p.push_back(detail::ggml_f16_dot(c.head_size, key, q.data()) * scale);
+    }
+    detail::ggml_softmax(p);
+    p.resize((p.size() + 63) / 64 * 64, 0.0f);  // the cells behind are zero: whole steps of lanes
+    for (float& number : p) {
+      number = detail::ggml_half(number);
+    }
+    Vector column(p.size(), 0.0f);
+    for (std::int64_t i = 0; i < c.head_size; ++i) {
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        column[static_cast<std::size_t>(t)] =
+            layer.values[static_cast<std::size_t>(t * row + first + i)];
+      }
+      out[static_cast<std::size_t>(h * c.head_size + i)] =
+          detail::ggml_f16_dot(static_cast<std::int64_t>(p.size()), column.data(), p.data());
+    }
+  }
+  return out;
+}
+
+inline std::vector<float> GgmlDecoder::next(std::int32_t token) {
+  const ModelConfig& c = model_.config;
+  if (token < 0 || token >= c.vocabulary || position_ >= c.context) {
+    detail::fail({"GgmlDecoder::next: token ", token, " at position ", position_, "; tokens 0 to ",
+                  c.vocabulary - 1, " at positions 0 to ", c.context - 1, " are right"});
+  }
+  Vector x(static_cast<std::size_t>(c.width));
+  kernels::stored_row(*embedding_, token, x.data());
+  const auto add = [&x](const Vector& y) {
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      x[i] += y[i];
+    }
+  };
+  for (Layer& l : layers_) {
+    const Vector n = normalize(l.attention_norm, x);
+    Vector query = multiply(*l.query, n), key = multiply(*l.key, n);
+    rotate(query);
+    rotate(key);
+    for (const float number : key) {
+      l.keys.push_back(detail::ggml_half(number));
+    }
+    for (const float number : multiply(*l.value, n)) {
+      l.values.push_back(detail::ggml_half(number));
+    }
+    add(multiply(*l.output, attend(l, query)));
+    const Vector m = normalize(l.feed_forward_norm, x);
+    Vector gate = multiply(*l.gate, m);
+    detail::ggml_swiglu(gate, multiply(*l.up, m));
+    add(multiply(*l.down, gate));
+  }
+  ++position_;
+  return multiply(*head_, normalize(last_norm_, x));
+}
+
+// The ids and the n most probable that follow, one by one.
+inline std::vector<std::int32_t> ggml_generate_tokens(const Transformer& model,
+                                                      const std::vector<std::int32_t>& ids,
+                                                      std::int64_t n) {
+  if (ids.empty() || n < 0) {
+    detail::fail({"ggml_generate_tokens: ", n, " tokens after ", ids.size(),
+                  "; at least 0 after at least 1 are right"});
+  }
+  GgmlDecoder decoder(model);
+  std::vector<float> logits;
+  for (const std::int32_t id : ids) {
+    logits = decoder.next(id);
+  }
+  std::vector<std::int32_t> all = ids;
+  for (std::int64_t i = 0; i < n; ++i) {
+    detail::check_logits(logits.data(), static_cast<std::int64_t>(logits.size()));
+    const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+    all.push_back(static_cast<std::int32_t>(best));
+    if (i + 1 < n) {
+      logits = decoder.next(all.back());
+    }
+  }
+  return all;
 }
 
 }}  // namespace tinyscale

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include "error_of.hpp"
+#include "long_tests.hpp"
 #include "slow_timer.hpp"
 #include "tinyscale.hpp"
 
@@ -279,8 +280,7 @@ TEST_CASE("the time of every algorithm is its closed form: n to 12") {
 }
 
 TEST_CASE("the time of every algorithm is its closed form: n to 33, in the long tests all [slow]") {
-  const bool all = std::getenv("TINYSCALE_LONG_TESTS") != nullptr;
-  for (int n = 13; n <= 33; n += all || n >= 31 ? 1 : 3) {
+  for (int n = 13; n <= 33; n += long_tests() || n >= 31 ? 1 : 9) {
     check_row_seconds(n, {n * 100000, 123457});
   }
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "long_tests.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -68,13 +69,14 @@ TEST_CASE("a model with 200 MB of state grows the process by no more than the cl
     const ts::Text text = ts::make_text("memory", line + "bcdefghijklmnopqrstuvwxyz\n" + line);
     const double state = 16.0 * static_cast<double>(config.parameters());
     CHECK(state >= 200e6);
-    const ts::TrainingMemory formula = ts::training_memory(config, 8, config.context);
+    const int batch = long_tests() ? 8 : 2;
+    const ts::TrainingMemory formula = ts::training_memory(config, batch, config.context);
     const bool resident = reset_peak();
     const double before = status_bytes("VmRSS:");
     ts::Transformer model(config, 1);
     ts::TrainOptions options;
     options.steps = 2;
-    options.batch = 8;
+    options.batch = batch;
     options.out = nullptr;
     const ts::TrainReport report = ts::train(model, text, options);
     const double peak = status_bytes("VmHWM:");

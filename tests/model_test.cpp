@@ -6,6 +6,7 @@
 #include <map>
 
 #include "error_of.hpp"
+#include "long_tests.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -759,18 +760,18 @@ Followed follow_trajectory(ts::DType format, std::size_t steps) {
   return worst;
 }
 
-std::size_t trajectory_steps() { return std::getenv("TINYSCALE_LONG_TESTS") != nullptr ? 200 : 40; }
+std::size_t trajectory_steps(std::size_t quick) { return long_tests() ? 200 : quick; }
 
 }  // namespace
 
 TEST_CASE("nanoGPT's training run is followed step by step [slow]") {
-  const Followed worst = follow_trajectory(ts::DType::f32, trajectory_steps());
+  const Followed worst = follow_trajectory(ts::DType::f32, trajectory_steps(30));
   CHECK(worst.loss < 1e-5);
   CHECK(worst.norm < 1e-3);
 }
 
 TEST_CASE("nanoGPT's training run is followed with matmuls in bf16 [slow]") {
-  const Followed worst = follow_trajectory(ts::DType::bf16, trajectory_steps());
+  const Followed worst = follow_trajectory(ts::DType::bf16, trajectory_steps(20));
   CHECK(worst.loss < 2e-2);
   CHECK(worst.last < 0.01);
   if (worst.ran) {

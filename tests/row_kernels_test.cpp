@@ -464,3 +464,27 @@ TEST_CASE("softmax, losses and activations far from 0, and NaN of either sign") 
     }
   });
 }
+
+TEST_CASE("argmax: the first largest, -1 where a number is not finite") {
+  for (const std::int64_t n : {1, 2, 7, 16, 17, 100, 1000}) {
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      std::vector<float> x(static_cast<std::size_t>(n));
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        x[i] = std::round(4 * ts::normal01(seed, i));  // ties
+      }
+      std::size_t right = 0;
+      for (std::size_t i = 1; i < x.size(); ++i) {
+        right = x[i] > x[right] ? i : right;
+      }
+      CHECK(ts::kernels::argmax(n, x.data()) == static_cast<std::int64_t>(right));
+      const std::size_t at = seed % x.size();
+      const float old = x[at];
+      for (const float bad : {NAN, INFINITY, -INFINITY}) {
+        x[at] = bad;
+        CHECK(ts::kernels::argmax(n, x.data()) == -1);
+      }
+      x[at] = old;
+    }
+  }
+  CHECK(ts::kernels::argmax(0, nullptr) == -1);
+}

@@ -10,6 +10,7 @@
 #include <limits>
 #include <sstream>
 
+#include "long_tests.hpp"
 #include "systolic_reference.hpp"
 #include "tinyscale.hpp"
 
@@ -243,8 +244,8 @@ TEST_CASE("systolic: stepped, closed form and the plain array agree in 18 modes"
   CHECK(random_cases(2, 2, 20, 90) == 2 * 18);
 }
 
-TEST_CASE("systolic: and so they do for 2,000 shapes, in the long tests 10,000 [slow]") {
-  const int shapes = std::getenv("TINYSCALE_LONG_TESTS") != nullptr ? 10000 : 2000;
+TEST_CASE("systolic: and so they do for 1,000 shapes, in the long tests 10,000 [slow]") {
+  const int shapes = long_tests() ? 10000 : 1000;
   CHECK(random_cases(3, shapes, 6, 11) == shapes * 18);
 }
 

@@ -737,10 +737,9 @@ TEST_CASE("tokenizer.json: what is not understood is refused") {
         "its model has the end_of_word_suffix \"</w>\"; none is right");
   CHECK(json_error(small_json("", R"("vocab":{"a":0,"b":0},"merges":[])")) ==
         "the tokens \"a\" and \"b\" have the same id 0");
-  const std::string far = small_json("", R"("vocab":{"a":4000000000},"merges":[])");
-  CHECK(json_error(far) == "token \"a\" has the id 4000000000 in a file of " +
-                               std::to_string(far.size()) +
-                               " bytes; ids from 0 without large gaps are right");
+  CHECK(json_error(small_json("", R"("vocab":{"a":4000000000},"merges":[])")) ==
+        "token \"a\" has the id 4000000000; ids from 0 without large gaps, here below 1030, are "
+        "right");
   CHECK(json_error(small_json("", R"("vocab":{"a":-1},"merges":[])")) ==
         "token \"a\": a size is not a whole number from 0 to 2^53");
   CHECK(json_error(small_json("", R"("vocab":{"a":0},"merges":[3])")) ==

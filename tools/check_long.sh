@@ -37,7 +37,7 @@ grep -qw avx2 /proc/cpuinfo 2> /dev/null && paths="$paths avx2"
 grep -qw avx512f /proc/cpuinfo 2> /dev/null && paths="$paths avx512"
 [ "$(uname -m)" = aarch64 ] && paths="$paths neon"
 
-step "g++ -O2, golden runs whole" env TINYSCALE_LONG_TESTS=1 make --no-print-directory test BUILD=build/long/joined CXX=g++ TESTFLAGS=-O2
+step "g++ -O2, every test whole" env TINYSCALE_LONG_TESTS=1 make --no-print-directory test BUILD=build/long/joined CXX=g++ TESTFLAGS=-O2
 step "whole header in some tests" make --no-print-directory test BUILD=build/long/whole CXX=g++ HEADER_ONLY=1 INCLUDE=-I. \
   TESTFLAGS=-O2 TESTS='tests/tensor_test.cpp tests/mesh_test.cpp tests/train_report_test.cpp'
 if have clang++; then

@@ -2,6 +2,8 @@
 #   awk -f tools/extern.awk tinyscale.hpp > tinyscale_extern.hpp
 #   awk -v library=1 -f tools/extern.awk tinyscale.hpp > library.cpp       what is compiled to that library:
 #                                     every function that the declarations leave out is emitted, used or not
+#   -v library=lower, -v library=upper                         the same in two files: the floors below model/,
+#                                     and model/ with the floors above, for two compilers at a time
 #
 #   inline T f(...) { ... }           at the margin: T f(...);
 #   inline T Class::f(...) { ... }    dropped, the class declares it
@@ -117,7 +119,7 @@ function outer(    head, name, final) {
     return
   }
   name = substr(head, 1, open - 1)
-  if (library) {
+  if (bodies) {
     if (constructs(name)) {
       sub(/^inline /, "", line[at])
       copy(at, final)
@@ -170,7 +172,7 @@ function members(    final, head, end) {
       end = end_of(last, "  ")
       if (line[end] == "  }" && head !~ /^  (template|struct|class|enum|union|constexpr|auto|(explicit )?~?[A-Z][A-Za-z0-9]*\()/ && parameters(head) &&
           (end - at > 6 || has_state(at, end))) {
-        if (library) {
+        if (bodies) {
           emit(at, end)
         } else {
           print declared(head)
@@ -199,10 +201,15 @@ END {
     print "// Declarations for programs that link the library: define TINYSCALE_EXTERN, include \"tinyscale.hpp\"."
     print "#pragma once"
   }
+  bodies = library && library != "upper"
   at = 1
   while (at <= count && line[at] != "#else  // the whole library") at++
   if (at > count) fail("not the joined header")
   for (at++; at <= count && line[at] !~ /^#endif  \/\/ TINYSCALE_EXTERN/;) {
+    if (line[at] ~ /^\/\/ >> tinyscale\/model\//) {
+      if (library == "lower") exit
+      bodies = library != ""
+    }
     if (line[at] ~ /^#.*\\$/) {                     # a macro
       while (line[at] ~ /\\$/) print line[at++]
       print line[at++]

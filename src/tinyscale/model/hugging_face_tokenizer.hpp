@@ -49,13 +49,16 @@ inline std::vector<const Json*> steps_of(const Json& json, const char* name, con
   return steps;
 }
 
-// Places `token` at `id`; a vocabulary has at most as many ids as its file has bytes.
+// Ids may have gaps, but a file of few tokens takes little memory whatever ids it gives them.
+inline std::size_t id_limit(std::size_t tokens) { return 2 * tokens + 1024; }
+
+// Places `token` at `id`, which must be below `limit`.
 inline void place_token(TokenizerData& data, const Json& id, const std::string& token,
-                        std::int32_t type, std::size_t bytes, const std::string& who) {
+                        std::int32_t type, std::size_t limit, const std::string& who) {
   const std::uint64_t place = json_whole(id, cat({who, "token \"", token, "\""}));
-  if (place >= bytes) {
-    fail({who, "token \"", token, "\" has the id ", place, " in a file of ", bytes,
-          " bytes; ids from 0 without large gaps are right"});
+  if (place >= limit) {
+    fail({who, "token \"", token, "\" has the id ", place, "; ids from 0 without large gaps, here ",
+          "below ", limit, ", are right"});
   }
   const auto at = static_cast<std::size_t>(place);
   if (at >= data.tokens.size()) {
@@ -71,10 +74,10 @@ inline void place_token(TokenizerData& data, const Json& id, const std::string& 
 }
 
 // {"token": id, ...}
-inline void fill_vocabulary(TokenizerData& data, const Json& vocabulary, std::size_t bytes,
+inline void fill_vocabulary(TokenizerData& data, const Json& vocabulary, std::size_t limit,
                             const std::string& who) {
   for (const JsonField& field : vocabulary.fields) {
-    place_token(data, field.value, field.name, static_cast<std::int32_t>(TokenType::normal), bytes,
+    place_token(data, field.value, field.name, static_cast<std::int32_t>(TokenType::normal), limit,
                 who);
   }
 }
@@ -94,7 +97,7 @@ inline void fill_merges(TokenizerData& data, const Json& merges, const std::stri
   }
 }
 
-inline void fill_added(TokenizerData& data, const Json* added, std::size_t bytes,
+inline void fill_added(TokenizerData& data, const Json* added, std::size_t limit,
                        const std::string& who) {
   for (std::size_t i = 0; added != nullptr && i < added->list.size(); ++i) {
     const Json& token = added->list[i];
@@ -105,7 +108,7 @@ inline void fill_added(TokenizerData& data, const Json* added, std::size_t bytes
     }
     const TokenType type =
         json_true(token, "special", false) ? TokenType::control : TokenType::user_defined;
-    place_token(data, *id, content, static_cast<std::int32_t>(type), bytes, who);
+    place_token(data, *id, content, static_cast<std::int32_t>(type), limit, who);
   }
 }
 
@@ -250,8 +253,7 @@ inline void read_processors(TokenizerData& data, const Json& json, const std::st
 }
 
 // The model's own part: vocabulary, merges, byte tokens, the unknown token.
-inline const Json& read_model(TokenizerData& data, const Json& json, std::size_t bytes,
-                              const std::string& who) {
+inline const Json& read_model(TokenizerData& data, const Json& json, const std::string& who) {
   const Json* model = json.find("model");
   const Json* vocabulary = model == nullptr ? nullptr : model->find("vocab");
   const Json* merges = model == nullptr ? nullptr : model->find("merges");
@@ -268,9 +270,12 @@ inline const Json& read_model(TokenizerData& data, const Json& json, std::size_t
       fail({who, "its model has the ", key, " \"", json_text(model, key), "\"; none is right"});
     }
   }
-  fill_vocabulary(data, *vocabulary, bytes, who);
+  const Json* added = json.find("added_tokens");
+  const std::size_t limit =
+      id_limit(vocabulary->fields.size() + (added == nullptr ? 0 : added->list.size()));
+  fill_vocabulary(data, *vocabulary, limit, who);
   fill_merges(data, *merges, who);
-  fill_added(data, json.find("added_tokens"), bytes, who);
+  fill_added(data, added, limit, who);
   data.ignore_merges = json_true(*model, "ignore_merges", false) ? 1 : 0;
   return *model;
 }
@@ -281,7 +286,7 @@ inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std
   const std::string who = detail::cat({"read_hugging_face_tokenizer: \"", name, "\": "});
   const Json json = detail::parse_named(text, who);
   TokenizerData data;
-  const Json& model = detail::read_model(data, json, text.size(), who);
+  const Json& model = detail::read_model(data, json, who);
   const std::vector<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
   const std::vector<const Json*> normalizers = detail::steps_of(json, "normalizer", "normalizers");
   if (!steps.empty() && detail::json_text(steps.back(), "type") == "ByteLevel") {

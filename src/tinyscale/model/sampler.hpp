@@ -11,6 +11,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/order.hpp"
+#include "tinyscale/compute/argmax.hpp"
 
 namespace tinyscale {
 
@@ -158,8 +159,11 @@ inline std::int32_t sample_token(const float* logits, std::int64_t known,
                                  const std::vector<std::int32_t>& seen,
                                  const SampleOptions& options, float draw) {
   if (options.temperature == 0 && options.repetition_penalty == 1.0) {
-    detail::check_logits(logits, known);
-    return static_cast<std::int32_t>(std::max_element(logits, logits + known) - logits);
+    const std::int64_t best = kernels::argmax(known, logits);
+    if (best < 0) {
+      detail::check_logits(logits, known);
+    }
+    return static_cast<std::int32_t>(best);
   }
   return detail::draw_token(token_weights(logits, known, seen, options), static_cast<double>(draw));
 }

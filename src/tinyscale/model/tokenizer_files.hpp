@@ -75,7 +75,7 @@ inline Tokenizer parse_gpt2_tokenizer(const std::string& vocab, const std::strin
   if (json.kind != Json::Kind::object) {
     detail::fail({who, "the vocabulary is no object {\"token\": id, ...}"});
   }
-  detail::fill_vocabulary(data, json, vocab.size(), who);
+  detail::fill_vocabulary(data, json, detail::id_limit(json.fields.size()), who);
   for (std::size_t at = 0; at < merges.size();) {
     std::size_t end = merges.find('\n', at);
     end = end == std::string::npos ? merges.size() : end;
