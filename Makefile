@@ -15,6 +15,8 @@ PREFIX   ?= /usr/local
 DESTDIR  ?=
 ONLY     ?=
 ARGS     ?=
+SECONDS  ?= 30
+TARGETS  ?=
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
 LIBFLAGS ?= -O2
 # Bodies and the tests that compute much themselves are optimised; the others compile longer than they run.
@@ -59,7 +61,7 @@ BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BU
   $(if $(ONLY),,$(BUILD)/bench/inference $(BUILD)/bench/systolic $(BUILD)/bench/layouts $(BUILD)/bench/planner))
 COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
-.PHONY: FORCE help demo plan test tests-built examples bench header lib check check-mpi check-long lint format install clean doctest
+.PHONY: FORCE help demo plan test tests-built examples bench header lib check check-mpi check-long fuzz lint format install clean doctest
 .DELETE_ON_ERROR:
 
 help:
@@ -72,6 +74,7 @@ help:
 	@echo 'make lib         compile the library once: programs with -DTINYSCALE_EXTERN build in a second'
 	@echo 'make check       the cheap checks: header fresh, floors, budgets, symbols, warnings, version'
 	@echo 'make check-long  every CPU path under the sanitizers, emulation, each part alone; takes long'
+	@echo 'make fuzz        every reader of files fuzzed for SECONDS=30 each (needs clang++ with libFuzzer)'
 	@echo 'make check-mpi   mesh programs on threads and on 2, 4, 8 MPI ranks: the same numbers, logs, errors'
 	@echo 'make lint        clang-tidy over the header'
 	@echo 'make format      clang-format over the sources'
@@ -174,6 +177,9 @@ check: tinyscale.hpp
 # The mesh on MPI ranks gives what threads give; tools/check_simgrid.sh is for developers too.
 check-mpi: tinyscale.hpp
 	@bash tools/check_mpi.sh $(BUILD) || [ $$? -eq 77 ]
+# TARGETS='json gguf': some of them.
+fuzz:
+	@JOBS='$(JOBS)' TARGETS='$(TARGETS)' BUILD='$(BUILD)/fuzz' bash tools/fuzz.sh $(SECONDS)
 check-long:
 	@WARNINGS='$(WARNINGS)' bash tools/check_long.sh
 
@@ -182,7 +188,7 @@ lint:
 	@printf '#include "tinyscale.hpp"\nint main() {}\n' > $(BUILD)/lint.cpp
 	clang-tidy --quiet $(BUILD)/lint.cpp -- -std=c++17 -Isrc
 format:
-	clang-format -i $(filter-out src/tinyscale.hpp,$(PARTS)) $(wildcard tests/*.cpp tests/*.hpp tests/*/*.cpp bench/*.cpp bench/*.hpp bench/*/*.cpp bench/*/*.hpp bench/*.c tools/simgrid/*.c* examples/plan_*.hpp) $(EXAMPLES)
+	clang-format -i $(filter-out src/tinyscale.hpp,$(PARTS)) $(wildcard tests/*.cpp tests/*.hpp tests/*/*.cpp tests/*/*.hpp bench/*.cpp bench/*.hpp bench/*/*.cpp bench/*/*.hpp bench/*.c tools/simgrid/*.c* examples/plan_*.hpp) $(EXAMPLES)
 
 install: tinyscale.hpp
 	mkdir -p '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/lib/pkgconfig'

@@ -51,6 +51,7 @@ if have clang++; then
     only=$no_kernels
   done
   step "thread sanitizer, a thousand faults" env TINYSCALE_THREADS=4 $fixed bash tools/run_tests.sh build/long/thread/run_tests '-tc=a?thousand?random?programs*'
+  step "fuzzers, two minutes each" env BUILD=build/long/fuzz bash tools/fuzz.sh 120
   step "each part alone, clang++" bash tools/check_parts.sh clang++
   step "each part alone, g++" bash tools/check_parts.sh g++
 fi

@@ -266,6 +266,9 @@ namespace kernels {
 inline void dequantize_blocks(BlockFormat format, std::int64_t count, const std::uint8_t* from,
                               float* to) {
   const std::int64_t bytes = block_row_bytes(format, count);
+  if (bytes == 0) {
+    return;
+  }
   if (format == BlockFormat::f32) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
     return;

@@ -37,8 +37,11 @@ class PairTable {
   std::size_t size() const { return used_; }
   bool empty() const { return used_ == 0; }
 
-  const PairMerge& find(std::int32_t left, std::int32_t right) const {
-    return slots_[slot(pair_of(left, right))];
+  // Of a pair that does not merge: no_rank, and -1.
+  PairMerge find(std::int32_t left, std::int32_t right) const {
+    const std::uint64_t pair = pair_of(left, right);
+    const PairMerge& place = slots_[slot(pair)];
+    return place.pair == pair ? place : PairMerge();
   }
   // False when the pair is there already, which keeps its rank.
   bool add(std::int32_t left, std::int32_t right, std::uint32_t rank, std::int32_t merged) {
@@ -47,17 +50,15 @@ class PairTable {
       old.swap(slots_);
       for (const PairMerge& merge : old) {
         if (merge.merged >= 0) {
-          slots_[slot(merge.pair)] = merge;
+          put(merge);
         }
       }
     }
-    PairMerge& place = slots_[slot(pair_of(left, right))];
-    if (place.merged >= 0) {
+    const std::uint64_t pair = pair_of(left, right);
+    if (slots_[slot(pair)].pair == pair) {
       return false;
     }
-    place.pair = pair_of(left, right);
-    place.rank = rank;
-    place.merged = merged;
+    put({pair, rank, merged});
     ++used_;
     return true;
   }
@@ -66,10 +67,18 @@ class PairTable {
   std::size_t slot(std::uint64_t pair) const {
     const std::size_t mask = slots_.size() - 1;
     std::size_t at = mixed(pair) & mask;
-    while (slots_[at].merged >= 0 && slots_[at].pair != pair) {
+    for (std::size_t tries = 0;
+         slots_[at].merged >= 0 && slots_[at].pair != pair && tries < farthest_slot; ++tries) {
       at = (at + 1) & mask;
     }
     return at;
+  }
+  void put(const PairMerge& merge) {
+    PairMerge& place = slots_[slot(merge.pair)];
+    if (place.merged >= 0) {
+      fail_crowded("merges");
+    }
+    place = merge;
   }
 
   List<PairMerge> slots_ = List<PairMerge>(64);

@@ -182,6 +182,7 @@ inline void read_spaces(TokenizerData& data, const std::vector<const Json*>& nor
             "; to prepend U+2581 and to replace spaces by it is right"});
     }
   }
+  bool cuts = false;
   for (const Json* step : steps) {
     const std::string type = json_text(step, "type");
     if (type != "Metaspace" || json_text(step, "replacement") != word_mark) {
@@ -191,11 +192,12 @@ inline void read_spaces(TokenizerData& data, const std::vector<const Json*>& nor
     data.add_space_prefix =
         data.add_space_prefix ||
         (scheme.empty() ? json_true(*step, "add_prefix_space", true) : scheme != "never");
-    for (const std::string& token : data.tokens) {
-      if (json_true(*step, "split", true) && token.find(word_mark, 1) != std::string::npos) {
-        fail({who, "its Metaspace step cuts before every space, and the token \"", token,
-              "\" has one inside; split false is right"});
-      }
+    cuts = cuts || json_true(*step, "split", true);
+  }
+  for (std::size_t i = 0; cuts && i < data.tokens.size(); ++i) {
+    if (data.tokens[i].find(word_mark, 1) != std::string::npos) {
+      fail({who, "its Metaspace step cuts before every space, and the token \"", data.tokens[i],
+            "\" has one inside; split false is right"});
     }
   }
 }

@@ -116,8 +116,8 @@ inline Llama2cHeader llama2c_header(const std::uint8_t* data, std::size_t size,
   if (size < least) {
     fail({who, size, " bytes are no llama2.c file; its header has ", least});
   }
-  std::int32_t numbers[9];
-  std::memcpy(numbers, data, sizeof numbers);
+  std::int32_t numbers[9] = {};
+  std::memcpy(numbers, data, magic ? sizeof numbers : 28);
   if (magic) {
     h.version = numbers[1];
     if (h.version != 1 && h.version != 2) {

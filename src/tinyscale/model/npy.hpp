@@ -178,6 +178,9 @@ inline float npy_number(const NpyHeader& header, const std::uint8_t* at) {
 inline void read_npy_numbers(const NpyHeader& header, const std::uint8_t* data, Tensor& out) {
   const std::int64_t count = out.count();
   const std::int64_t size = static_cast<std::int64_t>(header.size);
+  if (count == 0) {
+    return;  // strides beside a size 0 run over
+  }
   if (!header.fortran || out.shape().size() < 2) {
     if (header.kind == 'f' && header.size == 4 && header.order == '<') {
       std::memcpy(out.data(), data, static_cast<std::size_t>(4 * count));

@@ -9,6 +9,7 @@
 #include <string>   // string
 #include <vector>   // vector
 
+#include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 
 namespace tinyscale {
@@ -29,6 +30,15 @@ inline std::uint64_t text_hash(const char* text, std::size_t size) {
     hash = hash * hash_base + static_cast<unsigned char>(text[i]) + 1;
   }
   return hash;
+}
+
+// How far from its place in a hash table a key may lie. At most half full, tables of a million keys
+// that nobody chose stay below 80; keys chosen to share a place are refused, not searched through.
+constexpr std::size_t farthest_slot = 256;
+
+[[noreturn]] inline void fail_crowded(const char* what) {
+  fail({"tokenizer: ", farthest_slot, " ", what,
+        " share a place in the hash table; a vocabulary that was not made to is right"});
 }
 
 class TokenTable {
@@ -52,16 +62,19 @@ class TokenTable {
     }
     const auto place = static_cast<std::size_t>(id);
     const std::uint64_t hash = text_hash(data(place), length(place));
-    const std::size_t at = slot(data(place), length(place), hash);
-    if (slots_[at].id < 0) {
-      slots_[at] = {hash, id};
+    bool there = false;
+    const std::size_t at = slot(data(place), length(place), hash, there);
+    if (!there) {
+      put({hash, id}, at);
       ++used_;
     }
   }
 
   // The token of that text, -1 when there is none.
   std::int32_t find(const char* text, std::size_t size, std::uint64_t hash) const {
-    return slots_.empty() ? -1 : static_cast<std::int32_t>(slots_[slot(text, size, hash)].id);
+    bool there = false;
+    const std::size_t at = slots_.empty() ? 0 : slot(text, size, hash, there);
+    return there ? static_cast<std::int32_t>(slots_[at].id) : -1;
   }
   std::int32_t find(const char* text, std::size_t size) const {
     return find(text, size, text_hash(text, size));
@@ -74,17 +87,25 @@ class TokenTable {
     std::int64_t id = -1;
   };
 
-  // Where the text stands or would stand.
-  std::size_t slot(const char* text, std::size_t size, std::uint64_t hash) const {
+  // Where the text stands, or the first free slot behind its place.
+  std::size_t slot(const char* text, std::size_t size, std::uint64_t hash, bool& there) const {
     const std::size_t mask = slots_.size() - 1;
     std::size_t at = mixed(hash) & mask;
-    for (; slots_[at].id >= 0; at = (at + 1) & mask) {
+    for (std::size_t tries = 0; slots_[at].id >= 0 && tries < farthest_slot; ++tries) {
       const auto id = static_cast<std::size_t>(slots_[at].id);
       if (slots_[at].hash == hash && length(id) == size && std::memcmp(data(id), text, size) == 0) {
+        there = true;
         break;
       }
+      at = (at + 1) & mask;
     }
     return at;
+  }
+  void put(const Slot& s, std::size_t at) {
+    if (slots_[at].id >= 0) {
+      fail_crowded("texts");
+    }
+    slots_[at] = s;
   }
   void grow() {
     List<Slot> old(slots_.empty() ? 64 : 2 * slots_.size());
@@ -93,10 +114,10 @@ class TokenTable {
     for (const Slot& s : old) {
       if (s.id >= 0) {
         std::size_t at = mixed(s.hash) & mask;
-        while (slots_[at].id >= 0) {
+        for (std::size_t tries = 0; slots_[at].id >= 0 && tries < farthest_slot; ++tries) {
           at = (at + 1) & mask;
         }
-        slots_[at] = s;
+        put(s, at);
       }
     }
   }

@@ -11,7 +11,6 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
-#include "tinyscale/base/order.hpp"
 #include "tinyscale/model/byte_pair_encoding.hpp"
 #include "tinyscale/model/pre_tokenizer.hpp"
 #include "tinyscale/model/token_table.hpp"
@@ -126,22 +125,16 @@ class SpecialTokens {
   static constexpr std::size_t longest = 256;  // bytes, so that looking takes linear time
 
   bool empty() const { return texts_.empty(); }
-  // Of two with the same text the first stands.
   void add(const std::string& text, std::int32_t id) {
-    if (!places_.has(text)) {
-      places_[text] = id;
-    }
+    texts_.push_back(text);
+    ids_.push_back(id);
+    first_[static_cast<unsigned char>(text[0])] = true;
   }
-  // Sorts what was added.
+  // Sorts what was added. Of two with the same text the first stands.
   void finish() {
     std::vector<std::string> unsorted;
-    for (const NameTable::Entry& entry : places_) {
-      unsorted.push_back(entry.name);
-      ids_.push_back(entry.number);
-      first_[static_cast<unsigned char>(entry.name[0])] = true;
-    }
+    unsorted.swap(texts_);
     sort(unsorted);
-    places_ = NameTable();
   }
 
   // The token that stands at `at`, -1 when none does; its bytes in `size`.
@@ -201,13 +194,14 @@ class SpecialTokens {
     }
     std::vector<std::int32_t> ids;
     for (const std::size_t i : order) {
-      texts_.push_back(from[i]);
-      ids.push_back(ids_[i]);
+      if (texts_.empty() || texts_.back() != from[i]) {
+        texts_.push_back(from[i]);
+        ids.push_back(ids_[i]);
+      }
     }
     ids_.swap(ids);
   }
 
-  NameTable places_;
   std::vector<std::string> texts_;
   std::vector<std::int32_t> ids_;
   bool first_[256] = {};

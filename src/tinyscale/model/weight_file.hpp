@@ -116,6 +116,9 @@ inline void read_floats(const StoredTensor& t, float* to, const std::string& who
     detail::fail({who, "tensor \"", t.stored, "\" is ", t.type, "; ", t.right, " is right"});
   }
   const std::int64_t count = t.shape.count();
+  if (count == 0) {
+    return;  // a size beside the zero may be anything
+  }
   if (!t.transposed) {
     detail::read_flat(t, count, to);
     return;
