@@ -12002,6 +12002,9 @@ namespace kernels {
 inline void dequantize_blocks(BlockFormat format, std::int64_t count, const std::uint8_t* from,
                               float* to) {
   const std::int64_t bytes = block_row_bytes(format, count);
+  if (bytes == 0) {
+    return;
+  }
   if (format == BlockFormat::f32) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
     return;
@@ -13341,7 +13344,8 @@ struct GgmlBlocks {
         }
         largest = std::max(largest, std::fabs(x[i]));
       }
-      const float by = largest > 0.0f ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
+      const float scale = largest / 127.0f;
+      const float by = scale > 1e-30f ? 127.0f / largest : 0.0f;  // below, f16 has a scale of 0
       int sum = 0;
       for (std::size_t i = block; i < block + 32; ++i) {
         codes.push_back(static_cast<int>(std::nearbyint(x[i] * by)));
@@ -36465,6 +36469,15 @@ inline std::uint64_t text_hash(const char* text, std::size_t size) {
   return hash;
 }
 
+// How far from its place in a hash table a key may lie. At most half full, tables of a million keys
+// that nobody chose stay below 80; keys chosen to share a place are refused, not searched through.
+constexpr std::size_t farthest_slot = 256;
+
+[[noreturn]] inline void fail_crowded(const char* what) {
+  fail({"tokenizer: ", farthest_slot, " ", what,
+        " share a place in the hash table; a vocabulary that was not made to is right"});
+}
+
 class TokenTable {
  public:
   std::size_t size() const { return starts_.size() - 1; }
@@ -36486,16 +36499,19 @@ class TokenTable {
     }
     const auto place = static_cast<std::size_t>(id);
     const std::uint64_t hash = text_hash(data(place), length(place));
-    const std::size_t at = slot(data(place), length(place), hash);
-    if (slots_[at].id < 0) {
-      slots_[at] = {hash, id};
+    bool there = false;
+    const std::size_t at = slot(data(place), length(place), hash, there);
+    if (!there) {
+      put({hash, id}, at);
       ++used_;
     }
   }
 
   // The token of that text, -1 when there is none.
   std::int32_t find(const char* text, std::size_t size, std::uint64_t hash) const {
-    return slots_.empty() ? -1 : static_cast<std::int32_t>(slots_[slot(text, size, hash)].id);
+    bool there = false;
+    const std::size_t at = slots_.empty() ? 0 : slot(text, size, hash, there);
+    return there ? static_cast<std::int32_t>(slots_[at].id) : -1;
   }
   std::int32_t find(const char* text, std::size_t size) const {
     return find(text, size, text_hash(text, size));
@@ -36508,17 +36524,25 @@ class TokenTable {
     std::int64_t id = -1;
   };
 
-  // Where the text stands or would stand.
-  std::size_t slot(const char* text, std::size_t size, std::uint64_t hash) const {
+  // Where the text stands, or the first free slot behind its place.
+  std::size_t slot(const char* text, std::size_t size, std::uint64_t hash, bool& there) const {
     const std::size_t mask = slots_.size() - 1;
     std::size_t at = mixed(hash) & mask;
-    for (; slots_[at].id >= 0; at = (at + 1) & mask) {
+    for (std::size_t tries = 0; slots_[at].id >= 0 && tries < farthest_slot; ++tries) {
       const auto id = static_cast<std::size_t>(slots_[at].id);
       if (slots_[at].hash == hash && length(id) == size && std::memcmp(data(id), text, size) == 0) {
+        there = true;
         break;
       }
+      at = (at + 1) & mask;
     }
     return at;
+  }
+  void put(const Slot& s, std::size_t at) {
+    if (slots_[at].id >= 0) {
+      fail_crowded("texts");
+    }
+    slots_[at] = s;
   }
   void grow() {
     List<Slot> old(slots_.empty() ? 64 : 2 * slots_.size());
@@ -36527,10 +36551,10 @@ class TokenTable {
     for (const Slot& s : old) {
       if (s.id >= 0) {
         std::size_t at = mixed(s.hash) & mask;
-        while (slots_[at].id >= 0) {
+        for (std::size_t tries = 0; slots_[at].id >= 0 && tries < farthest_slot; ++tries) {
           at = (at + 1) & mask;
         }
-        slots_[at] = s;
+        put(s, at);
       }
     }
   }
@@ -36574,8 +36598,11 @@ class PairTable {
   std::size_t size() const { return used_; }
   bool empty() const { return used_ == 0; }
 
-  const PairMerge& find(std::int32_t left, std::int32_t right) const {
-    return slots_[slot(pair_of(left, right))];
+  // Of a pair that does not merge: no_rank, and -1.
+  PairMerge find(std::int32_t left, std::int32_t right) const {
+    const std::uint64_t pair = pair_of(left, right);
+    const PairMerge& place = slots_[slot(pair)];
+    return place.pair == pair ? place : PairMerge();
   }
   // False when the pair is there already, which keeps its rank.
   bool add(std::int32_t left, std::int32_t right, std::uint32_t rank, std::int32_t merged) {
@@ -36584,17 +36611,15 @@ class PairTable {
       old.swap(slots_);
       for (const PairMerge& merge : old) {
         if (merge.merged >= 0) {
-          slots_[slot(merge.pair)] = merge;
+          put(merge);
         }
       }
     }
-    PairMerge& place = slots_[slot(pair_of(left, right))];
-    if (place.merged >= 0) {
+    const std::uint64_t pair = pair_of(left, right);
+    if (slots_[slot(pair)].pair == pair) {
       return false;
     }
-    place.pair = pair_of(left, right);
-    place.rank = rank;
-    place.merged = merged;
+    put({pair, rank, merged});
     ++used_;
     return true;
   }
@@ -36603,10 +36628,18 @@ class PairTable {
   std::size_t slot(std::uint64_t pair) const {
     const std::size_t mask = slots_.size() - 1;
     std::size_t at = mixed(pair) & mask;
-    while (slots_[at].merged >= 0 && slots_[at].pair != pair) {
+    for (std::size_t tries = 0;
+         slots_[at].merged >= 0 && slots_[at].pair != pair && tries < farthest_slot; ++tries) {
       at = (at + 1) & mask;
     }
     return at;
+  }
+  void put(const PairMerge& merge) {
+    PairMerge& place = slots_[slot(merge.pair)];
+    if (place.merged >= 0) {
+      fail_crowded("merges");
+    }
+    place = merge;
   }
 
   List<PairMerge> slots_ = List<PairMerge>(64);
@@ -36836,22 +36869,16 @@ class SpecialTokens {
   static constexpr std::size_t longest = 256;  // bytes, so that looking takes linear time
 
   bool empty() const { return texts_.empty(); }
-  // Of two with the same text the first stands.
   void add(const std::string& text, std::int32_t id) {
-    if (!places_.has(text)) {
-      places_[text] = id;
-    }
+    texts_.push_back(text);
+    ids_.push_back(id);
+    first_[static_cast<unsigned char>(text[0])] = true;
   }
-  // Sorts what was added.
+  // Sorts what was added. Of two with the same text the first stands.
   void finish() {
     std::vector<std::string> unsorted;
-    for (const NameTable::Entry& entry : places_) {
-      unsorted.push_back(entry.name);
-      ids_.push_back(entry.number);
-      first_[static_cast<unsigned char>(entry.name[0])] = true;
-    }
+    unsorted.swap(texts_);
     sort(unsorted);
-    places_ = NameTable();
   }
 
   // The token that stands at `at`, -1 when none does; its bytes in `size`.
@@ -36911,13 +36938,14 @@ class SpecialTokens {
     }
     std::vector<std::int32_t> ids;
     for (const std::size_t i : order) {
-      texts_.push_back(from[i]);
-      ids.push_back(ids_[i]);
+      if (texts_.empty() || texts_.back() != from[i]) {
+        texts_.push_back(from[i]);
+        ids.push_back(ids_[i]);
+      }
     }
     ids_.swap(ids);
   }
 
-  NameTable places_;
   std::vector<std::string> texts_;
   std::vector<std::int32_t> ids_;
   bool first_[256] = {};
@@ -38994,6 +39022,9 @@ inline void read_floats(const StoredTensor& t, float* to, const std::string& who
     detail::fail({who, "tensor \"", t.stored, "\" is ", t.type, "; ", t.right, " is right"});
   }
   const std::int64_t count = t.shape.count();
+  if (count == 0) {
+    return;  // a size beside the zero may be anything
+  }
   if (!t.transposed) {
     detail::read_flat(t, count, to);
     return;
@@ -39120,8 +39151,8 @@ inline Llama2cHeader llama2c_header(const std::uint8_t* data, std::size_t size,
   if (size < least) {
     fail({who, size, " bytes are no llama2.c file; its header has ", least});
   }
-  std::int32_t numbers[9];
-  std::memcpy(numbers, data, sizeof numbers);
+  std::int32_t numbers[9] = {};
+  std::memcpy(numbers, data, magic ? sizeof numbers : 28);
   if (magic) {
     h.version = numbers[1];
     if (h.version != 1 && h.version != 2) {
@@ -39929,6 +39960,7 @@ inline void read_spaces(TokenizerData& data, const std::vector<const Json*>& nor
             "; to prepend U+2581 and to replace spaces by it is right"});
     }
   }
+  bool cuts = false;
   for (const Json* step : steps) {
     const std::string type = json_text(step, "type");
     if (type != "Metaspace" || json_text(step, "replacement") != word_mark) {
@@ -39938,11 +39970,12 @@ inline void read_spaces(TokenizerData& data, const std::vector<const Json*>& nor
     data.add_space_prefix =
         data.add_space_prefix ||
         (scheme.empty() ? json_true(*step, "add_prefix_space", true) : scheme != "never");
-    for (const std::string& token : data.tokens) {
-      if (json_true(*step, "split", true) && token.find(word_mark, 1) != std::string::npos) {
-        fail({who, "its Metaspace step cuts before every space, and the token \"", token,
-              "\" has one inside; split false is right"});
-      }
+    cuts = cuts || json_true(*step, "split", true);
+  }
+  for (std::size_t i = 0; cuts && i < data.tokens.size(); ++i) {
+    if (data.tokens[i].find(word_mark, 1) != std::string::npos) {
+      fail({who, "its Metaspace step cuts before every space, and the token \"", data.tokens[i],
+            "\" has one inside; split false is right"});
     }
   }
 }
@@ -41954,6 +41987,9 @@ inline float npy_number(const NpyHeader& header, const std::uint8_t* at) {
 inline void read_npy_numbers(const NpyHeader& header, const std::uint8_t* data, Tensor& out) {
   const std::int64_t count = out.count();
   const std::int64_t size = static_cast<std::int64_t>(header.size);
+  if (count == 0) {
+    return;  // strides beside a size 0 run over
+  }
   if (!header.fortran || out.shape().size() < 2) {
     if (header.kind == 'f' && header.size == 4 && header.order == '<') {
       std::memcpy(out.data(), data, static_cast<std::size_t>(4 * count));
@@ -45772,7 +45808,8 @@ class GgmlDecoder {
   explicit GgmlDecoder(const Transformer& model);
   GgmlDecoder(Transformer&&) = delete;  // the model must stay
 
-  // Logits of the token after this one, which stands behind those given before.
+  // Logits of the token after this one, which stands behind those given before. Numbers that are
+  // not finite end its use by an Error where they would be rounded to codes.
   std::vector<float> next(std::int32_t token);
   std::int64_t position() const { return position_; }
 
