@@ -1,7 +1,8 @@
 // How many tokens a second does decode give, by how many sequences share a step and by the bits of
 // a weight? A step reads every weight once, so it takes the time of its bytes until it has enough
 // sequences that arithmetic takes longer: lines are max(FLOPs / peak, bytes / bandwidth) of this
-// laptop, points are measured here, on one thread. With a path as argument the best of 12
+// laptop, points are measured here, on one thread; with weights of 8 and 4 bits activations are
+// rounded to 8, and products are of integers. With a path as argument the best of 12
 // steps counts, and the plot is saved there.
 //   g++ -std=c++17 -O2 -pthread -I. examples/38_decode.cpp -o decode && ./decode decode.svg
 #include "tinyscale.hpp"
@@ -11,7 +12,7 @@ namespace {
 
 // The fastest of some steps: other programs only add time.
 ts::GenerationRow decode_row(const ts::Transformer& model, std::int64_t batch, const ts::Chip& here,
-                             int runs) {
+                             ts::DType math, int runs) {
   ts::List<std::vector<std::int32_t>> prompts;
   for (std::int64_t b = 0; b < batch; ++b) {
     prompts.push_back({static_cast<std::int32_t>(b + 1)});
@@ -21,7 +22,7 @@ ts::GenerationRow decode_row(const ts::Transformer& model, std::int64_t batch, c
   ts::GenerationRow best;
   for (int run = 0; run < runs; ++run) {
     const ts::Generation made = ts::generate_batch(model, prompts, 2, options);
-    const ts::GenerationRow row = ts::generation_report(made, here).phases[1];
+    const ts::GenerationRow row = ts::generation_report(made, here, math).phases[1];
     best = run == 0 || row.measured < best.measured ? row : best;
   }
   return best;
@@ -55,6 +56,9 @@ int main(int count, char** words) {
   for (const auto& kind : kinds) {
     ts::LoadOptions how;
     how.weights = kind.weights;
+    const bool whole = kind.weights == ts::Weights::int8 || kind.weights == ts::Weights::int4;
+    how.activations = whole ? ts::Activations::int8_groups : ts::Activations::f32;
+    const ts::DType math = whole ? ts::DType::int8 : ts::DType::f32;
     const ts::Transformer model =
         kind.weights == ts::Weights::f32 ? f32 : ts::with_weights(f32, how);
     ts::Series formula, measured;
@@ -63,7 +67,7 @@ int main(int count, char** words) {
     measured.mark = ts::Mark::points;
     formula.color = measured.color = static_cast<int>(plot.series.size() / 2);
     for (std::int64_t batch = 1; batch <= 64; batch *= 2) {
-      const ts::GenerationRow row = decode_row(model, batch, here, count > 1 ? 12 : 2);
+      const ts::GenerationRow row = decode_row(model, batch, here, math, count > 1 ? 12 : 2);
       formula.x.push_back(double(batch));
       formula.y.push_back(row.predicted_tokens_per_second());
       measured.x.push_back(double(batch));
