@@ -349,7 +349,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <fcntl.h>
 #include <functional>
 #include <initializer_list>
 #include <iostream>
@@ -360,11 +359,9 @@
 #include <sched.h>
 #include <stdexcept>
 #include <string>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <system_error>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -2465,8 +2462,14 @@ class Shared : public detail::SharedHead {
 // are used and a file larger than memory will do; read into memory elsewhere. Also memory of one's
 // own, so that what holds bytes need not know which.
 
+// clang-format off
 #if defined(__unix__) || defined(__APPLE__)
+#  include <fcntl.h>
+#  include <sys/mman.h>
+#  include <sys/stat.h>
+#  include <unistd.h>
 #endif
+// clang-format on
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 

@@ -13,12 +13,14 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/shared.hpp"
 
+// clang-format off
 #if defined(__unix__) || defined(__APPLE__)
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#  include <fcntl.h>
+#  include <sys/mman.h>
+#  include <sys/stat.h>
+#  include <unistd.h>
 #endif
+// clang-format on
 
 namespace tinyscale {
 
