@@ -1339,7 +1339,8 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // The indices of `keys`, the smallest key first, equal ones in their order (a merge sort).
-inline std::vector<std::size_t> stable_order(const std::vector<double>& keys) {
+template <class Key>
+std::vector<std::size_t> stable_order(const std::vector<Key>& keys) {
   const std::size_t n = keys.size();
   std::vector<std::size_t> order(n), merged(n);
   for (std::size_t i = 0; i < n; ++i) {
@@ -1477,13 +1478,8 @@ class SortedNames {
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
   SortedNames() = default;
-  explicit SortedNames(std::vector<std::string> names) : names_(static_cast<Names&&>(names)) {
-    order_.resize(names_.size());
-    for (std::size_t i = 0; i < order_.size(); ++i) {
-      order_[i] = i;
-    }
-    sort();
-  }
+  explicit SortedNames(std::vector<std::string> names)
+      : names_(static_cast<Names&&>(names)), order_(stable_order(names_)) {}
 
   std::size_t size() const { return names_.size(); }
   // The place of that name among those given (of several the first), or none.
@@ -1512,23 +1508,6 @@ class SortedNames {
 
  private:
   using Names = std::vector<std::string>;
-
-  void sort() {  // by merging runs of twice the length
-    const std::size_t n = order_.size();
-    std::vector<std::size_t> merged(n);
-    for (std::size_t run = 1; run < n; run *= 2) {
-      for (std::size_t begin = 0; begin < n; begin += 2 * run) {
-        const std::size_t middle = begin + run < n ? begin + run : n;
-        const std::size_t end = middle + run < n ? middle + run : n;
-        std::size_t a = begin, b = middle;
-        for (std::size_t i = begin; i < end; ++i) {
-          const bool second = a == middle || (b < end && names_[order_[b]] < names_[order_[a]]);
-          merged[i] = second ? order_[b++] : order_[a++];
-        }
-      }
-      order_.swap(merged);
-    }
-  }
 
   Names names_;
   std::vector<std::size_t> order_;
@@ -36920,27 +36899,10 @@ class SpecialTokens {
     }
     return low;
   }
-  // A merge sort of the texts with their ids.
+  // The texts in their order, each once, with their ids.
   void sort(std::vector<std::string>& from) {
-    const std::size_t n = from.size();
-    std::vector<std::size_t> order(n), merged(n);
-    for (std::size_t i = 0; i < n; ++i) {
-      order[i] = i;
-    }
-    for (std::size_t run = 1; run < n; run *= 2) {
-      for (std::size_t begin = 0; begin < n; begin += 2 * run) {
-        const std::size_t middle = begin + run < n ? begin + run : n;
-        const std::size_t end = middle + run < n ? middle + run : n;
-        std::size_t a = begin, b = middle;
-        for (std::size_t i = begin; i < end; ++i) {
-          const bool second = a == middle || (b < end && from[order[b]] < from[order[a]]);
-          merged[i] = second ? order[b++] : order[a++];
-        }
-      }
-      order.swap(merged);
-    }
     std::vector<std::int32_t> ids;
-    for (const std::size_t i : order) {
+    for (const std::size_t i : stable_order(from)) {
       if (texts_.empty() || texts_.back() != from[i]) {
         texts_.push_back(from[i]);
         ids.push_back(ids_[i]);

@@ -12,7 +12,8 @@ namespace tinyscale {
 namespace detail {
 
 // The indices of `keys`, the smallest key first, equal ones in their order (a merge sort).
-inline std::vector<std::size_t> stable_order(const std::vector<double>& keys) {
+template <class Key>
+std::vector<std::size_t> stable_order(const std::vector<Key>& keys) {
   const std::size_t n = keys.size();
   std::vector<std::size_t> order(n), merged(n);
   for (std::size_t i = 0; i < n; ++i) {

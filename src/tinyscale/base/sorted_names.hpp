@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tinyscale/base/order.hpp"
+
 namespace tinyscale {
 namespace detail {
 
@@ -14,13 +16,8 @@ class SortedNames {
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
   SortedNames() = default;
-  explicit SortedNames(std::vector<std::string> names) : names_(static_cast<Names&&>(names)) {
-    order_.resize(names_.size());
-    for (std::size_t i = 0; i < order_.size(); ++i) {
-      order_[i] = i;
-    }
-    sort();
-  }
+  explicit SortedNames(std::vector<std::string> names)
+      : names_(static_cast<Names&&>(names)), order_(stable_order(names_)) {}
 
   std::size_t size() const { return names_.size(); }
   // The place of that name among those given (of several the first), or none.
@@ -49,23 +46,6 @@ class SortedNames {
 
  private:
   using Names = std::vector<std::string>;
-
-  void sort() {  // by merging runs of twice the length
-    const std::size_t n = order_.size();
-    std::vector<std::size_t> merged(n);
-    for (std::size_t run = 1; run < n; run *= 2) {
-      for (std::size_t begin = 0; begin < n; begin += 2 * run) {
-        const std::size_t middle = begin + run < n ? begin + run : n;
-        const std::size_t end = middle + run < n ? middle + run : n;
-        std::size_t a = begin, b = middle;
-        for (std::size_t i = begin; i < end; ++i) {
-          const bool second = a == middle || (b < end && names_[order_[b]] < names_[order_[a]]);
-          merged[i] = second ? order_[b++] : order_[a++];
-        }
-      }
-      order_.swap(merged);
-    }
-  }
 
   Names names_;
   std::vector<std::size_t> order_;

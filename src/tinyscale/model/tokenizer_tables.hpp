@@ -173,27 +173,10 @@ class SpecialTokens {
     }
     return low;
   }
-  // A merge sort of the texts with their ids.
+  // The texts in their order, each once, with their ids.
   void sort(std::vector<std::string>& from) {
-    const std::size_t n = from.size();
-    std::vector<std::size_t> order(n), merged(n);
-    for (std::size_t i = 0; i < n; ++i) {
-      order[i] = i;
-    }
-    for (std::size_t run = 1; run < n; run *= 2) {
-      for (std::size_t begin = 0; begin < n; begin += 2 * run) {
-        const std::size_t middle = begin + run < n ? begin + run : n;
-        const std::size_t end = middle + run < n ? middle + run : n;
-        std::size_t a = begin, b = middle;
-        for (std::size_t i = begin; i < end; ++i) {
-          const bool second = a == middle || (b < end && from[order[b]] < from[order[a]]);
-          merged[i] = second ? order[b++] : order[a++];
-        }
-      }
-      order.swap(merged);
-    }
     std::vector<std::int32_t> ids;
-    for (const std::size_t i : order) {
+    for (const std::size_t i : stable_order(from)) {
       if (texts_.empty() || texts_.back() != from[i]) {
         texts_.push_back(from[i]);
         ids.push_back(ids_[i]);
