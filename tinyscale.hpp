@@ -63,9 +63,10 @@
 //   tinyscale/compute/scratch.hpp            Scratch memory that kernels borrow from the free
 //   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
 //   tinyscale/compute/gemm_check.hpp         What a matrix product is asked for
+//   tinyscale/compute/x86_units.hpp          The processor's units for low precision
+//   tinyscale/compute/stored_dots.hpp        y = x W' with a few rows of x and W as rows of f32
 //   tinyscale/compute/gemm_short.hpp         Matrix product with a short A (decode
 //   tinyscale/compute/gemm.hpp               Matrix product
-//   tinyscale/compute/x86_units.hpp          The processor's units for low precision
 //   tinyscale/compute/word_pack.hpp          Operands of low-precision products as words of 32
 //   tinyscale/compute/gemm_words.hpp         Matrix products whose operands are words along k
 //   tinyscale/compute/amx_tiles.hpp          Tiles
@@ -77,7 +78,6 @@
 //   tinyscale/compute/block_quantize_k.hpp   Numbers into super-blocks of 256
 //   tinyscale/compute/block_quantize.hpp     Numbers into stored blocks
 //   tinyscale/compute/stored_matrix.hpp      A matrix of weights as it is stored
-//   tinyscale/compute/stored_dots.hpp        y = x W' with a few rows of x and W as rows of f32
 //   tinyscale/compute/stored_packed.hpp      Packed codes (gemv_quantized.hpp) with activations
 //   tinyscale/compute/stored_product.hpp     y = x W' with W as it is stored
 //   tinyscale/compute/ggml_sums.hpp          Sums in the order in which ggml's x86 kernels add
@@ -8626,6 +8626,19 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
+// Reads `bytes` of weights on several threads, `units` of rows that are streams: of what is small
+// each thread takes one part, since it has come to speed only after some time.
+inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) {
+  if (bytes < 131072.0) {  // less than waking a thread pays
+    body(0, units);
+    return;
+  }
+  const std::int64_t threads = thread_count();
+  const auto fit = static_cast<std::int64_t>(bytes / 262144.0);
+  const std::int64_t parts = std::clamp<std::int64_t>(fit / threads, 1, 16) * threads;
+  parallel_for(units, (units + parts - 1) / parts, body);
+}
+
 struct SumOfVectors {
   std::int64_t n;
   const float* const* parts;
@@ -9117,6 +9130,354 @@ inline GemmOperands gemm_operands(kernels::Trans ta, kernels::Trans tb, std::int
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/x86_units.hpp
+// The processor's units for low precision, by assembler: the only place in the kernels that has
+// any. Which of them a processor has says cpu(); interpreters do without. Sums pass through a
+// variable of their own, as an element of an array in an asm statement would stay in memory.
+
+#if TINYSCALE_X86_UNITS
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// 16 numbers from low and 16 from high, rounded to bf16, in the lower and upper half of `out`.
+__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
+                                                             Lanes16::I& out) {
+  const Lanes16::V a = *reinterpret_cast<const Lanes16::Loose*>(low);
+  const Lanes16::V b = *reinterpret_cast<const Lanes16::Loose*>(high);
+  Lanes16::I both;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
+  out = both;
+}
+
+// sum += the two products of each word of bf16.
+__attribute__((target("avx512f"))) inline void dot_bf16_pairs(const Lanes16::I& a,
+                                                              const Lanes16::I& b,
+                                                              Lanes16::V& sum) {
+  Lanes16::V s = sum;
+  asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
+  sum = s;
+}
+
+// sum += the four products of each word, a of int8, b of uint8.
+__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
+                                                        Lanes16::I& sum) {
+  Lanes16::I s = sum;
+  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
+  sum = s;
+}
+__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
+                                                         Lanes8::I& sum) {
+  Lanes8::I s = sum;
+  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
+  sum = s;
+}
+// f16 to f32; every processor with VNNI can.
+__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                              Lanes16::V& x) {
+  Lanes16::V y;
+  asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
+  x = y;
+}
+__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                               Lanes8::V& x) {
+  Lanes8::V y;
+  asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
+  x = y;
+}
+
+// 16 words as bytes: their lowest 8 bits.
+__attribute__((target("avx512f"))) inline void bytes_by_unit(const Lanes16::I& words,
+                                                             std::int8_t* to) {
+  typedef std::int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+  asm("vpmovdb %1, %0" : "=m"(*reinterpret_cast<Bytes*>(to)) : "v"(words));
+}
+// 16 numbers of 16 bits as words: what g++ makes of it are two halves, put together.
+__attribute__((target("avx512f"))) inline void words_by_unit(const std::uint8_t* from,
+                                                             Lanes16::I& words) {
+  typedef std::uint16_t Shorts __attribute__((vector_size(32), aligned(1), may_alias));
+  Lanes16::I out;
+  asm("vpmovzxwd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));
+  words = out;
+}
+
+// Tiles, as SoftTiles of amx_tiles.hpp has them in RAM.
+struct AmxTiles {
+  void start() {  // the layout is loaded for each task: the thread may be new
+    alignas(64) std::uint8_t layout[64] = {1};
+    for (int t = 0; t < 8; ++t) {
+      layout[16 + 2 * t] = 64;  // bytes of a row
+      layout[48 + t] = 16;      // rows
+    }
+    asm volatile("ldtilecfg %0" : : "m"(layout) : "memory");
+  }
+  void stop() { asm volatile("tilerelease" : : : "memory"); }
+  template <int C>
+  void zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(C));
+  }
+  template <int T>
+  void load(const void* from, std::int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
+  }
+  template <int T>
+  void store(void* to, std::int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
+  }
+  template <int C, int A, int B>
+  void dot_bf16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+  template <int C, int A, int B>
+  void dot_int8() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+#endif
+
+// >> tinyscale/compute/stored_dots.hpp
+// y = x W' with a few rows of x and W as rows of f32, bf16 or f16: reading W is the whole cost. It
+// is read once, by 4 streams a quarter of the rows apart: one core brings far streams from memory
+// up to twice as fast as one. The 16-bit formats are widened in registers. W may stand anywhere:
+// files are mapped, and what stands before the numbers in them may have any length.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// How to read a vector of each format, and one number.
+struct WideF32 {
+  static constexpr std::int64_t bytes = 4, ahead = 1024;  // bytes that are fetched ahead: measured
+  template <class L>
+  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
+    std::memcpy(&v, from, sizeof(v));
+  }
+  static float one(const std::uint8_t* from) {
+    float x;
+    std::memcpy(&x, from, sizeof(x));
+    return x;
+  }
+};
+
+// width numbers of 16 bits as words; a function of each width, as broadcast is.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void shorts_16(const std::uint8_t* from,
+                                                         Lanes16::I& words) {
+#if TINYSCALE_X86_UNITS
+  words_by_unit(from, words);
+#else
+  Lanes16::Shorts shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  words = __builtin_convertvector(shorts, Lanes16::I);
+#endif
+}
+__attribute__((target("avx2,fma"))) inline void shorts_8(const std::uint8_t* from,
+                                                         Lanes8::I& words) {
+  Lanes8::Shorts shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  words = __builtin_convertvector(shorts, Lanes8::I);
+}
+#endif
+template <class L>
+TINYSCALE_INLINE void load_shorts(const std::uint8_t* from, typename L::I& words) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width == 16) {
+    shorts_16(from, words);
+    return;
+  } else if constexpr (L::width == 8) {
+    shorts_8(from, words);
+    return;
+  }
+#endif
+#if TINYSCALE_VECTOR_EXTENSIONS
+  typename L::Shorts shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  words = __builtin_convertvector(shorts, typename L::I);
+#else
+  std::uint16_t code;
+  std::memcpy(&code, from, sizeof(code));
+  words = code;
+#endif
+}
+
+struct WideBf16 {
+  static constexpr std::int64_t bytes = 2, ahead = 0;
+  template <class L>
+  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
+    typename L::I words;
+    load_shorts<L>(from, words);
+    words = words << 16;
+    std::memcpy(&v, &words, sizeof(v));
+  }
+  static float one(const std::uint8_t* from) {
+    std::uint16_t code;
+    std::memcpy(&code, from, sizeof(code));
+    return from_bf16(code);
+  }
+};
+
+struct WideF16 {
+  static constexpr std::int64_t bytes = 2, ahead = 0;
+  // By the processor's instruction, or the bits in an f32's place times 2^112; what was an infinity
+  // or a NaN gets its exponent back.
+  template <class L>
+  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
+#if TINYSCALE_X86_UNITS
+    if constexpr (L::width == 16) {
+      halves_by_unit(reinterpret_cast<const std::uint16_t*>(from), v);
+      return;
+    }
+#endif
+    typename L::I half, bits, special;
+    load_shorts<L>(from, half);
+    bits = (half & 0x7fff) << 13;
+    std::memcpy(&v, &bits, sizeof(v));
+    v = v * 5.192296858534828e33f;
+    std::memcpy(&bits, &v, sizeof(v));
+    special = (half & 0x7fff) + 0x400;  // bit 15: the exponent has all its bits
+    bits = bits | (((special << 16) >> 31) & 0x7f800000) | ((half >> 15) << 31);
+    std::memcpy(&v, &bits, sizeof(v));
+  }
+  static float one(const std::uint8_t* from) {
+    std::uint16_t code;
+    std::memcpy(&code, from, sizeof(code));
+    return from_f16(code);
+  }
+};
+
+constexpr int stored_streams = 4;
+
+// Rows j + r * apart of W, r = 0..3 and j in [begin, end), with m rows of x.
+template <class F>
+struct StoredDots {
+  const std::uint8_t* w;
+  std::int64_t row_bytes, cols, apart, begin, end;
+  std::int64_t m;
+  const float* x;
+  std::int64_t ldx;
+  float* y;
+  std::int64_t ldy;
+  bool add;  // to what is in y
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr int wide = L::width == 16 ? 4 : 2;  // rows of x that fit in registers
+    for (std::int64_t j = begin; j < end; ++j) {
+      std::int64_t i = 0;
+      if (m >= wide) {
+        dots<L, stored_streams, wide>(j, 0, apart);
+        i = wide;
+      }
+      for (; i + wide <= m; i += wide) {
+        dots<L, stored_streams, wide, true>(j, i, apart);
+      }
+      for (; i + 2 <= m; i += 2) {
+        dots<L, stored_streams, 2>(j, i, apart);
+      }
+      if (i < m) {
+        dots<L, stored_streams, 1>(j, i, apart);
+      }
+    }
+  }
+
+  // Rows `row`, row + step, ... AHEAD: they are in cache already, the next ones are fetched. Each
+  // sum is taken in one order, however many rows of x there are: a batch gives the bits that its
+  // rows give alone.
+  template <class L, int ROWS, int TOKENS, bool AHEAD = false>
+  TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
+    constexpr auto tokens = static_cast<std::size_t>(TOKENS);
+    typename L::V sum[static_cast<std::size_t>(ROWS)][tokens], left[tokens], v;
+    TINYSCALE_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      TINYSCALE_UNROLL
+      for (int t = 0; t < TOKENS; ++t) {
+        sum[r][t] = typename L::V{};
+      }
+    }
+    const std::uint8_t* const from = w + row * row_bytes;
+    const float* const a = x + token * ldx;
+    const std::int64_t next = step * row_bytes, n = cols;
+    std::int64_t p = 0;
+    for (; p + L::width <= n; p += L::width) {
+      TINYSCALE_UNROLL
+      for (int t = 0; t < TOKENS; ++t) {
+        detail::load<L>(a + t * ldx + p, left[t]);
+      }
+      TINYSCALE_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        const std::uint8_t* const place = from + r * next + p * F::bytes;
+        prefetch(place + (AHEAD ? row_bytes : F::ahead));
+        F::template load<L>(place, v);
+        TINYSCALE_UNROLL
+        for (int t = 0; t < TOKENS; ++t) {
+          sum[r][t] = sum[r][t] + left[t] * v;
+        }
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      TINYSCALE_UNROLL
+      for (int t = 0; t < TOKENS; ++t) {
+        float total = sum_lanes<L>(sum[r][t]);
+        for (std::int64_t q = p; q < n; ++q) {
+          total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
+        }
+        float& to = y[(token + t) * ldy + row + r * step];
+        to = add ? total + to : total;
+      }
+    }
+  }
+};
+
+// What is left of the rows, one at a time.
+template <class F>
+struct StoredRest {
+  const StoredDots<F>& dots;
+  std::int64_t first, last;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t row = first; row < last; ++row) {
+      for (std::int64_t i = 0; i < dots.m; ++i) {
+        dots.template dots<L, 1, 1>(row, i, 0);
+      }
+    }
+  }
+};
+
+// All `rows` rows; done(first, count): those of y are there.
+template <class F, class Done>
+void stored_dots(const StoredDots<F>& all, std::int64_t rows, const Done& done) {
+  const std::int64_t apart = all.apart, strips = apart * stored_streams;
+  if (strips < rows) {
+    run_on_lanes(StoredRest<F>{all, strips, rows});
+    done(strips, rows - strips);
+  }
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    StoredDots<F> part = all;
+    part.begin = begin;
+    part.end = end;
+    run_on_lanes(part);
+    for (std::int64_t first = begin; first < strips; first += apart) {
+      done(first, end - begin);
+    }
+  };
+  stream_rows(apart, static_cast<double>(all.m * rows * all.row_bytes), body);
+}
+
+template <class F>
+void stored_dots(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
+                 std::int64_t row_bytes, std::int64_t m, const float* x, std::int64_t ldx, float* y,
+                 std::int64_t ldy) {
+  const std::int64_t apart = rows / stored_streams;
+  stored_dots(StoredDots<F>{w, row_bytes, cols, apart, 0, apart, m, x, ldx, y, ldy, false}, rows,
+              [](std::int64_t, std::int64_t) {});
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/gemm_short.hpp
 // Matrix product with a short A (decode: one row a sequence): reading B is the whole cost, so B is
 // read once, 8 rows at a time: 8 streams fetch from memory about twice as fast as one does.
@@ -9436,85 +9797,30 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   return true;
 }
 
-// Short A, B transposed: C[i, j] is a dot product of two rows; 4 rows of B at a time, a quarter of
-// the columns apart: one stream a memory page.
-struct GemmDots {
-  const GemmOperands& g;
-  std::int64_t begin, end;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const std::int64_t apart = (end - begin) / 4;
-    for (std::int64_t j = 0; j < apart; ++j) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        dots<L, 4>(i, begin + j, apart);
-      }
-    }
-    for (std::int64_t j = begin + 4 * apart; j < end; ++j) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        dots<L, 1>(i, j, 0);
-      }
-    }
-  }
-
-  template <class L, int ROWS>
-  TINYSCALE_INLINE void dots(std::int64_t i, std::int64_t j, std::int64_t apart) const {
-    typename L::V sum[static_cast<std::size_t>(ROWS)][2], left, v;
-    TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      sum[r][0] = sum[r][1] = typename L::V{};
-    }
-    const float* a = g.a + i * g.a_row;
-    const float* b = g.b + j * g.b_col;
-    const std::int64_t step = apart * g.b_col, k = g.k;
-    std::int64_t p = 0;
-    for (; p + 2 * L::width <= k; p += 2 * L::width) {
-      TINYSCALE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        load<L>(a + p + half * L::width, left);
-        TINYSCALE_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-          load<L>(b + r * step + p + half * L::width, v);
-          sum[r][half] = sum[r][half] + left * v;
-        }
-      }
-    }
-    float* c = g.c + i * g.ldc + j;
-    TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      float total = sum_lanes<L>(sum[r][0] + sum[r][1]);
-      for (std::int64_t x = p; x < k; ++x) {
-        total += a[x] * b[r * step + x];
-      }
-      float* to = c + r * apart;
-      *to = g.beta == 0.0f ? total : total + *to;
-    }
-  }
-};
-
 constexpr std::int64_t gemm_dots = 8;  // rows of A up to which a transposed B is not packed
 
-// Short A, B transposed, in chunks of columns; false where another way is better.
+// Short A, B transposed: dot products of rows; false where another way is better.
 inline bool gemm_skinny(const GemmOperands& g) {
   if (g.b_col == 1 || g.b_row != 1 || g.a_col != 1 || g.m > gemm_dots) {
     return false;
   }
-  const std::int64_t chunk = g.n < 2048 ? 32 : 256;
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t first = x * chunk, last = std::min(g.n, first + chunk);
-      run_on_lanes(GemmDots{g, first, last});
-      if (g.finish != nullptr) {
-        g.finish(g, 0, g.m, first, last - first);
-      }
+  const StoredDots<WideF32> all{reinterpret_cast<const std::uint8_t*>(g.b),
+                                g.b_col * 4,
+                                g.k,
+                                g.n / stored_streams,
+                                0,
+                                g.n / stored_streams,
+                                g.m,
+                                g.a,
+                                g.a_row,
+                                g.c,
+                                g.ldc,
+                                g.beta != 0.0f};
+  stored_dots(all, g.n, [&](std::int64_t first, std::int64_t count) {
+    if (g.finish != nullptr) {
+      g.finish(g, 0, g.m, first, count);
     }
-  };
-  const std::int64_t chunks = (g.n + chunk - 1) / chunk;
-  if (g.m * g.n * g.k < (1 << 17)) {
-    body(0, chunks);
-  } else {
-    parallel_for(chunks, 1, body);
-  }
+  });
   return true;
 }
 
@@ -9923,113 +10229,6 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
 
 }  // namespace kernels
 }}  // namespace tinyscale
-
-// >> tinyscale/compute/x86_units.hpp
-// The processor's units for low precision, by assembler: the only place in the kernels that has
-// any. Which of them a processor has says cpu(); interpreters do without. Sums pass through a
-// variable of their own, as an element of an array in an asm statement would stay in memory.
-
-#if TINYSCALE_X86_UNITS
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// 16 numbers from low and 16 from high, rounded to bf16, in the lower and upper half of `out`.
-__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
-                                                             Lanes16::I& out) {
-  const Lanes16::V a = *reinterpret_cast<const Lanes16::Loose*>(low);
-  const Lanes16::V b = *reinterpret_cast<const Lanes16::Loose*>(high);
-  Lanes16::I both;
-  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
-  out = both;
-}
-
-// sum += the two products of each word of bf16.
-__attribute__((target("avx512f"))) inline void dot_bf16_pairs(const Lanes16::I& a,
-                                                              const Lanes16::I& b,
-                                                              Lanes16::V& sum) {
-  Lanes16::V s = sum;
-  asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
-  sum = s;
-}
-
-// sum += the four products of each word, a of int8, b of uint8.
-__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
-                                                        Lanes16::I& sum) {
-  Lanes16::I s = sum;
-  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
-  sum = s;
-}
-__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
-                                                         Lanes8::I& sum) {
-  Lanes8::I s = sum;
-  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
-  sum = s;
-}
-// f16 to f32; every processor with VNNI can.
-__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                              Lanes16::V& x) {
-  Lanes16::V y;
-  asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
-  x = y;
-}
-__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                               Lanes8::V& x) {
-  Lanes8::V y;
-  asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
-  x = y;
-}
-
-// 16 words as bytes: their lowest 8 bits.
-__attribute__((target("avx512f"))) inline void bytes_by_unit(const Lanes16::I& words,
-                                                             std::int8_t* to) {
-  typedef std::int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
-  asm("vpmovdb %1, %0" : "=m"(*reinterpret_cast<Bytes*>(to)) : "v"(words));
-}
-// 16 numbers of 16 bits as words: what g++ makes of it are two halves, put together.
-__attribute__((target("avx512f"))) inline void words_by_unit(const std::uint8_t* from,
-                                                             Lanes16::I& words) {
-  typedef std::uint16_t Shorts __attribute__((vector_size(32), aligned(1), may_alias));
-  Lanes16::I out;
-  asm("vpmovzxwd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));
-  words = out;
-}
-
-// Tiles, as SoftTiles of amx_tiles.hpp has them in RAM.
-struct AmxTiles {
-  void start() {  // the layout is loaded for each task: the thread may be new
-    alignas(64) std::uint8_t layout[64] = {1};
-    for (int t = 0; t < 8; ++t) {
-      layout[16 + 2 * t] = 64;  // bytes of a row
-      layout[48 + t] = 16;      // rows
-    }
-    asm volatile("ldtilecfg %0" : : "m"(layout) : "memory");
-  }
-  void stop() { asm volatile("tilerelease" : : : "memory"); }
-  template <int C>
-  void zero() {
-    asm volatile("tilezero %%tmm%c0" : : "i"(C));
-  }
-  template <int T>
-  void load(const void* from, std::int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
-  }
-  template <int T>
-  void store(void* to, std::int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
-  }
-  template <int C, int A, int B>
-  void dot_bf16() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
-  }
-  template <int C, int A, int B>
-  void dot_int8() {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
-  }
-};
-
-}  // namespace detail
-}}  // namespace tinyscale
-#endif
 
 // >> tinyscale/compute/word_pack.hpp
 // Operands of low-precision products as words of 32 bits along k: 2 bf16 numbers or 4 int8 numbers,
@@ -11359,19 +11558,6 @@ inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, f
 
 namespace detail {
 
-// Reads `bytes` of weights on several threads, `units` of rows that are streams: of what is small
-// each thread takes one part, since it has come to speed only after some time.
-inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) {
-  if (bytes < 131072.0) {  // less than waking a thread pays
-    body(0, units);
-    return;
-  }
-  const std::int64_t threads = thread_count();
-  const auto fit = static_cast<std::int64_t>(bytes / 262144.0);
-  const std::int64_t parts = std::clamp<std::int64_t>(fit / threads, 1, 16) * threads;
-  parallel_for(units, (units + parts - 1) / parts, body);
-}
-
 // One x, rounded to int8 by group: scale = max|x| / 127. A NaN or an infinity makes its group's
 // scale, and so every y, NaN. offset: what the shift of W's codes adds to each dot product.
 struct RoundedActivations {
@@ -11420,8 +11606,8 @@ struct RoundActivations {
     const float* const from = x + g * group;
     std::int8_t* const out = to.codes + g * padded;
     const std::int64_t wide = padded;
-    typename L::V v, by, bound;
-    typename L::I code, up, sign;
+    typename L::V v, by;
+    typename L::I code, rest, sign, short_of;
     broadcast<L>(scale, by);
     for (std::int64_t i = 0; i < wide; i += L::width) {
       if (i + L::width <= count) {
@@ -11441,14 +11627,11 @@ struct RoundActivations {
       if constexpr (!BLOCKS) {  // halves that went towards zero: one further
         typename L::V whole;
         to_float<L>(code, whole);
-        const typename L::V rest = v - whole;
-        broadcast<L>(0.49999997f, bound);
-        less<L>(bound, rest, up);
-        less<L>(typename L::V{}, v, sign);
-        code = code - (up & sign);
-        less<L>(rest, -bound, up);
-        less<L>(v, typename L::V{}, sign);
-        code = code + (up & sign);
+        whole = v - whole;
+        std::memcpy(&rest, &whole, sizeof(rest));
+        std::memcpy(&sign, &v, sizeof(sign));
+        short_of = (0x3effffff - (rest & 0x7fffffff)) & ~(rest ^ sign);
+        code = code + (((sign >> 31) | 1) & (short_of >> 31));
       }
       sum = sum + code;
       store_codes<L>(code, std::min<std::int64_t>(L::width, wide - i), out + i);
@@ -11480,11 +11663,7 @@ struct RoundActivations {
     for (; i + L::width <= count; i += L::width) {
       std::memcpy(&bits, from + i, sizeof(bits));
       bits = bits & 0x7fffffff;
-      if constexpr (L::width == 1) {
-        mask = bits > best ? -1 : 0;
-      } else {
-        mask = bits > best;
-      }
+      mask = (best - bits) >> 31;  // a comparison g++ would take apart
       best = (bits & mask) | (best & ~mask);
     }
     std::int32_t lanes[static_cast<std::size_t>(L::width)];
@@ -11554,6 +11733,7 @@ struct QuantizedPanels {
     constexpr std::int64_t in_word = BITS == 8 ? 4 : 8;
     const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
     const std::int64_t apart = stride * groups * words, step = next;
+    const std::int64_t ahead = token == 0 ? 1024 : 0;  // a page: the processor sees no further
     const std::uint32_t* from = w.data->data() + p * groups * words;
     const std::int8_t* codes = x.codes + token * step * 4;
     const float* const x_scales = x.scales + token * step;
@@ -11573,7 +11753,9 @@ struct QuantizedPanels {
       for (std::int64_t at = 0; at < words; at += 16) {
         TINYSCALE_UNROLL
         for (int v = 0; v < vectors; ++v) {
-          U::load(from + v / each * apart + at + v % each * U::width, weights[v]);
+          const std::uint32_t* const place = from + v / each * apart + at + v % each * U::width;
+          U::load(place, weights[v]);
+          prefetch(place + ahead);
         }
         TINYSCALE_UNROLL
         for (int half = 0; half < 8 / BITS; ++half) {
@@ -12571,236 +12753,6 @@ inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const flo
 }
 
 }  // namespace kernels
-}}  // namespace tinyscale
-
-// >> tinyscale/compute/stored_dots.hpp
-// y = x W' with a few rows of x and W as rows of f32, bf16 or f16: reading W is the whole cost. It
-// is read once, by 4 streams a quarter of the rows apart: one core brings far streams from memory
-// up to twice as fast as one. The 16-bit formats are widened in registers. W may stand anywhere:
-// files are mapped, and what stands before the numbers in them may have any length.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// How to read a vector of each format, and one number.
-struct WideF32 {
-  static constexpr std::int64_t bytes = 4;
-  template <class L>
-  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
-    std::memcpy(&v, from, sizeof(v));
-  }
-  static float one(const std::uint8_t* from) {
-    float x;
-    std::memcpy(&x, from, sizeof(x));
-    return x;
-  }
-};
-
-// width numbers of 16 bits as words; a function of each width, as broadcast is.
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void shorts_16(const std::uint8_t* from,
-                                                         Lanes16::I& words) {
-#if TINYSCALE_X86_UNITS
-  words_by_unit(from, words);
-#else
-  Lanes16::Shorts shorts;
-  std::memcpy(&shorts, from, sizeof(shorts));
-  words = __builtin_convertvector(shorts, Lanes16::I);
-#endif
-}
-__attribute__((target("avx2,fma"))) inline void shorts_8(const std::uint8_t* from,
-                                                         Lanes8::I& words) {
-  Lanes8::Shorts shorts;
-  std::memcpy(&shorts, from, sizeof(shorts));
-  words = __builtin_convertvector(shorts, Lanes8::I);
-}
-#endif
-template <class L>
-TINYSCALE_INLINE void load_shorts(const std::uint8_t* from, typename L::I& words) {
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-  if constexpr (L::width == 16) {
-    shorts_16(from, words);
-    return;
-  } else if constexpr (L::width == 8) {
-    shorts_8(from, words);
-    return;
-  }
-#endif
-#if TINYSCALE_VECTOR_EXTENSIONS
-  typename L::Shorts shorts;
-  std::memcpy(&shorts, from, sizeof(shorts));
-  words = __builtin_convertvector(shorts, typename L::I);
-#else
-  std::uint16_t code;
-  std::memcpy(&code, from, sizeof(code));
-  words = code;
-#endif
-}
-
-struct WideBf16 {
-  static constexpr std::int64_t bytes = 2;
-  template <class L>
-  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
-    typename L::I words;
-    load_shorts<L>(from, words);
-    words = words << 16;
-    std::memcpy(&v, &words, sizeof(v));
-  }
-  static float one(const std::uint8_t* from) {
-    std::uint16_t code;
-    std::memcpy(&code, from, sizeof(code));
-    return from_bf16(code);
-  }
-};
-
-struct WideF16 {
-  static constexpr std::int64_t bytes = 2;
-  // By the processor's instruction, or the bits in an f32's place times 2^112; what was an infinity
-  // or a NaN gets its exponent back.
-  template <class L>
-  static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
-#if TINYSCALE_X86_UNITS
-    if constexpr (L::width == 16) {
-      halves_by_unit(reinterpret_cast<const std::uint16_t*>(from), v);
-      return;
-    }
-#endif
-    typename L::I half, bits, special;
-    load_shorts<L>(from, half);
-    bits = (half & 0x7fff) << 13;
-    std::memcpy(&v, &bits, sizeof(v));
-    v = v * 5.192296858534828e33f;
-    std::memcpy(&bits, &v, sizeof(v));
-    special = (half & 0x7fff) + 0x400;  // bit 15: the exponent has all its bits
-    bits = bits | (((special << 16) >> 31) & 0x7f800000) | ((half >> 15) << 31);
-    std::memcpy(&v, &bits, sizeof(v));
-  }
-  static float one(const std::uint8_t* from) {
-    std::uint16_t code;
-    std::memcpy(&code, from, sizeof(code));
-    return from_f16(code);
-  }
-};
-
-constexpr int stored_streams = 4;
-
-// Rows j + r * apart of W, r = 0..3 and j in [begin, end), with m rows of x.
-template <class F>
-struct StoredDots {
-  const std::uint8_t* w;
-  std::int64_t row_bytes, cols, apart, begin, end;
-  std::int64_t m;
-  const float* x;
-  std::int64_t ldx;
-  float* y;
-  std::int64_t ldy;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    constexpr int wide = L::width == 16 ? 4 : 2;  // rows of x that fit in registers
-    for (std::int64_t j = begin; j < end; ++j) {
-      std::int64_t i = 0;
-      if (m >= wide) {
-        dots<L, stored_streams, wide>(j, 0, apart);
-        i = wide;
-      }
-      for (; i + wide <= m; i += wide) {
-        dots<L, stored_streams, wide, true>(j, i, apart);
-      }
-      for (; i + 2 <= m; i += 2) {
-        dots<L, stored_streams, 2>(j, i, apart);
-      }
-      if (i < m) {
-        dots<L, stored_streams, 1>(j, i, apart);
-      }
-    }
-  }
-
-  // Rows `row`, row + step, ... AHEAD: they are in cache already, the next ones are fetched. Each
-  // sum is taken in one order, however many rows of x there are: a batch gives the bits that its
-  // rows give alone.
-  template <class L, int ROWS, int TOKENS, bool AHEAD = false>
-  TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
-    constexpr auto tokens = static_cast<std::size_t>(TOKENS);
-    typename L::V sum[static_cast<std::size_t>(ROWS)][tokens], left[tokens], v;
-    TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      TINYSCALE_UNROLL
-      for (int t = 0; t < TOKENS; ++t) {
-        sum[r][t] = typename L::V{};
-      }
-    }
-    const std::uint8_t* const from = w + row * row_bytes;
-    const float* const a = x + token * ldx;
-    const std::int64_t next = step * row_bytes, n = cols;
-    std::int64_t p = 0;
-    for (; p + L::width <= n; p += L::width) {
-      TINYSCALE_UNROLL
-      for (int t = 0; t < TOKENS; ++t) {
-        detail::load<L>(a + t * ldx + p, left[t]);
-      }
-      TINYSCALE_UNROLL
-      for (int r = 0; r < ROWS; ++r) {
-        const std::uint8_t* const place = from + r * next + p * F::bytes;
-        if constexpr (AHEAD) {
-          prefetch(place + row_bytes);
-        }
-        F::template load<L>(place, v);
-        TINYSCALE_UNROLL
-        for (int t = 0; t < TOKENS; ++t) {
-          sum[r][t] = sum[r][t] + left[t] * v;
-        }
-      }
-    }
-    TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      TINYSCALE_UNROLL
-      for (int t = 0; t < TOKENS; ++t) {
-        float total = sum_lanes<L>(sum[r][t]);
-        for (std::int64_t q = p; q < n; ++q) {
-          total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
-        }
-        y[(token + t) * ldy + row + r * step] = total;
-      }
-    }
-  }
-};
-
-// What is left of the rows, one at a time.
-template <class F>
-struct StoredRest {
-  const StoredDots<F>& dots;
-  std::int64_t first, last;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    for (std::int64_t row = first; row < last; ++row) {
-      for (std::int64_t i = 0; i < dots.m; ++i) {
-        dots.template dots<L, 1, 1>(row, i, 0);
-      }
-    }
-  }
-};
-
-template <class F>
-void stored_dots(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
-                 std::int64_t row_bytes, std::int64_t m, const float* x, std::int64_t ldx, float* y,
-                 std::int64_t ldy) {
-  const std::int64_t apart = rows / stored_streams;
-  const StoredDots<F> all{w, row_bytes, cols, apart, 0, apart, m, x, ldx, y, ldy};
-  if (apart * stored_streams < rows) {
-    run_on_lanes(StoredRest<F>{all, apart * stored_streams, rows});
-  }
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    StoredDots<F> part = all;
-    part.begin = begin;
-    part.end = end;
-    run_on_lanes(part);
-  };
-  stream_rows(apart, static_cast<double>(m * rows * row_bytes), body);
-}
-
-}  // namespace detail
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/stored_packed.hpp

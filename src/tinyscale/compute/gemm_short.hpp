@@ -11,6 +11,7 @@
 #include "tinyscale/compute/gemm_tile.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/scratch.hpp"
+#include "tinyscale/compute/stored_dots.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -327,85 +328,30 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   return true;
 }
 
-// Short A, B transposed: C[i, j] is a dot product of two rows; 4 rows of B at a time, a quarter of
-// the columns apart: one stream a memory page.
-struct GemmDots {
-  const GemmOperands& g;
-  std::int64_t begin, end;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const std::int64_t apart = (end - begin) / 4;
-    for (std::int64_t j = 0; j < apart; ++j) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        dots<L, 4>(i, begin + j, apart);
-      }
-    }
-    for (std::int64_t j = begin + 4 * apart; j < end; ++j) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        dots<L, 1>(i, j, 0);
-      }
-    }
-  }
-
-  template <class L, int ROWS>
-  TINYSCALE_INLINE void dots(std::int64_t i, std::int64_t j, std::int64_t apart) const {
-    typename L::V sum[static_cast<std::size_t>(ROWS)][2], left, v;
-    TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      sum[r][0] = sum[r][1] = typename L::V{};
-    }
-    const float* a = g.a + i * g.a_row;
-    const float* b = g.b + j * g.b_col;
-    const std::int64_t step = apart * g.b_col, k = g.k;
-    std::int64_t p = 0;
-    for (; p + 2 * L::width <= k; p += 2 * L::width) {
-      TINYSCALE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        load<L>(a + p + half * L::width, left);
-        TINYSCALE_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-          load<L>(b + r * step + p + half * L::width, v);
-          sum[r][half] = sum[r][half] + left * v;
-        }
-      }
-    }
-    float* c = g.c + i * g.ldc + j;
-    TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      float total = sum_lanes<L>(sum[r][0] + sum[r][1]);
-      for (std::int64_t x = p; x < k; ++x) {
-        total += a[x] * b[r * step + x];
-      }
-      float* to = c + r * apart;
-      *to = g.beta == 0.0f ? total : total + *to;
-    }
-  }
-};
-
 constexpr std::int64_t gemm_dots = 8;  // rows of A up to which a transposed B is not packed
 
-// Short A, B transposed, in chunks of columns; false where another way is better.
+// Short A, B transposed: dot products of rows; false where another way is better.
 inline bool gemm_skinny(const GemmOperands& g) {
   if (g.b_col == 1 || g.b_row != 1 || g.a_col != 1 || g.m > gemm_dots) {
     return false;
   }
-  const std::int64_t chunk = g.n < 2048 ? 32 : 256;
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t first = x * chunk, last = std::min(g.n, first + chunk);
-      run_on_lanes(GemmDots{g, first, last});
-      if (g.finish != nullptr) {
-        g.finish(g, 0, g.m, first, last - first);
-      }
+  const StoredDots<WideF32> all{reinterpret_cast<const std::uint8_t*>(g.b),
+                                g.b_col * 4,
+                                g.k,
+                                g.n / stored_streams,
+                                0,
+                                g.n / stored_streams,
+                                g.m,
+                                g.a,
+                                g.a_row,
+                                g.c,
+                                g.ldc,
+                                g.beta != 0.0f};
+  stored_dots(all, g.n, [&](std::int64_t first, std::int64_t count) {
+    if (g.finish != nullptr) {
+      g.finish(g, 0, g.m, first, count);
     }
-  };
-  const std::int64_t chunks = (g.n + chunk - 1) / chunk;
-  if (g.m * g.n * g.k < (1 << 17)) {
-    body(0, chunks);
-  } else {
-    parallel_for(chunks, 1, body);
-  }
+  });
   return true;
 }
 

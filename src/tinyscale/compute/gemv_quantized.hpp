@@ -21,6 +21,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/gemm_int8.hpp"
+#include "tinyscale/compute/streams.hpp"
 
 namespace tinyscale {
 
@@ -167,19 +168,6 @@ inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, f
 
 namespace detail {
 
-// Reads `bytes` of weights on several threads, `units` of rows that are streams: of what is small
-// each thread takes one part, since it has come to speed only after some time.
-inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) {
-  if (bytes < 131072.0) {  // less than waking a thread pays
-    body(0, units);
-    return;
-  }
-  const std::int64_t threads = thread_count();
-  const auto fit = static_cast<std::int64_t>(bytes / 262144.0);
-  const std::int64_t parts = std::clamp<std::int64_t>(fit / threads, 1, 16) * threads;
-  parallel_for(units, (units + parts - 1) / parts, body);
-}
-
 // One x, rounded to int8 by group: scale = max|x| / 127. A NaN or an infinity makes its group's
 // scale, and so every y, NaN. offset: what the shift of W's codes adds to each dot product.
 struct RoundedActivations {
@@ -228,8 +216,8 @@ struct RoundActivations {
     const float* const from = x + g * group;
     std::int8_t* const out = to.codes + g * padded;
     const std::int64_t wide = padded;
-    typename L::V v, by, bound;
-    typename L::I code, up, sign;
+    typename L::V v, by;
+    typename L::I code, rest, sign, short_of;
     broadcast<L>(scale, by);
     for (std::int64_t i = 0; i < wide; i += L::width) {
       if (i + L::width <= count) {
@@ -249,14 +237,11 @@ struct RoundActivations {
       if constexpr (!BLOCKS) {  // halves that went towards zero: one further
         typename L::V whole;
         to_float<L>(code, whole);
-        const typename L::V rest = v - whole;
-        broadcast<L>(0.49999997f, bound);
-        less<L>(bound, rest, up);
-        less<L>(typename L::V{}, v, sign);
-        code = code - (up & sign);
-        less<L>(rest, -bound, up);
-        less<L>(v, typename L::V{}, sign);
-        code = code + (up & sign);
+        whole = v - whole;
+        std::memcpy(&rest, &whole, sizeof(rest));
+        std::memcpy(&sign, &v, sizeof(sign));
+        short_of = (0x3effffff - (rest & 0x7fffffff)) & ~(rest ^ sign);
+        code = code + (((sign >> 31) | 1) & (short_of >> 31));
       }
       sum = sum + code;
       store_codes<L>(code, std::min<std::int64_t>(L::width, wide - i), out + i);
@@ -288,11 +273,7 @@ struct RoundActivations {
     for (; i + L::width <= count; i += L::width) {
       std::memcpy(&bits, from + i, sizeof(bits));
       bits = bits & 0x7fffffff;
-      if constexpr (L::width == 1) {
-        mask = bits > best ? -1 : 0;
-      } else {
-        mask = bits > best;
-      }
+      mask = (best - bits) >> 31;  // a comparison g++ would take apart
       best = (bits & mask) | (best & ~mask);
     }
     std::int32_t lanes[static_cast<std::size_t>(L::width)];
@@ -362,6 +343,7 @@ struct QuantizedPanels {
     constexpr std::int64_t in_word = BITS == 8 ? 4 : 8;
     const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
     const std::int64_t apart = stride * groups * words, step = next;
+    const std::int64_t ahead = token == 0 ? 1024 : 0;  // a page: the processor sees no further
     const std::uint32_t* from = w.data->data() + p * groups * words;
     const std::int8_t* codes = x.codes + token * step * 4;
     const float* const x_scales = x.scales + token * step;
@@ -381,7 +363,9 @@ struct QuantizedPanels {
       for (std::int64_t at = 0; at < words; at += 16) {
         TINYSCALE_UNROLL
         for (int v = 0; v < vectors; ++v) {
-          U::load(from + v / each * apart + at + v % each * U::width, weights[v]);
+          const std::uint32_t* const place = from + v / each * apart + at + v % each * U::width;
+          U::load(place, weights[v]);
+          prefetch(place + ahead);
         }
         TINYSCALE_UNROLL
         for (int half = 0; half < 8 / BITS; ++half) {

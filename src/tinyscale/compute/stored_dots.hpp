@@ -10,16 +10,16 @@
 #include <cstring>
 
 #include "tinyscale/base/format.hpp"
-#include "tinyscale/base/threads.hpp"
-#include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/streams.hpp"
+#include "tinyscale/compute/x86_units.hpp"
 
 namespace tinyscale {
 namespace detail {
 
 // How to read a vector of each format, and one number.
 struct WideF32 {
-  static constexpr std::int64_t bytes = 4;
+  static constexpr std::int64_t bytes = 4, ahead = 1024;  // bytes that are fetched ahead: measured
   template <class L>
   static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
     std::memcpy(&v, from, sizeof(v));
@@ -73,7 +73,7 @@ TINYSCALE_INLINE void load_shorts(const std::uint8_t* from, typename L::I& words
 }
 
 struct WideBf16 {
-  static constexpr std::int64_t bytes = 2;
+  static constexpr std::int64_t bytes = 2, ahead = 0;
   template <class L>
   static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
     typename L::I words;
@@ -89,7 +89,7 @@ struct WideBf16 {
 };
 
 struct WideF16 {
-  static constexpr std::int64_t bytes = 2;
+  static constexpr std::int64_t bytes = 2, ahead = 0;
   // By the processor's instruction, or the bits in an f32's place times 2^112; what was an infinity
   // or a NaN gets its exponent back.
   template <class L>
@@ -129,6 +129,7 @@ struct StoredDots {
   std::int64_t ldx;
   float* y;
   std::int64_t ldy;
+  bool add;  // to what is in y
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -177,9 +178,7 @@ struct StoredDots {
       TINYSCALE_UNROLL
       for (int r = 0; r < ROWS; ++r) {
         const std::uint8_t* const place = from + r * next + p * F::bytes;
-        if constexpr (AHEAD) {
-          prefetch(place + row_bytes);
-        }
+        prefetch(place + (AHEAD ? row_bytes : F::ahead));
         F::template load<L>(place, v);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
@@ -195,7 +194,8 @@ struct StoredDots {
         for (std::int64_t q = p; q < n; ++q) {
           total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
         }
-        y[(token + t) * ldy + row + r * step] = total;
+        float& to = y[(token + t) * ldy + row + r * step];
+        to = add ? total + to : total;
       }
     }
   }
@@ -217,22 +217,33 @@ struct StoredRest {
   }
 };
 
-template <class F>
-void stored_dots(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
-                 std::int64_t row_bytes, std::int64_t m, const float* x, std::int64_t ldx, float* y,
-                 std::int64_t ldy) {
-  const std::int64_t apart = rows / stored_streams;
-  const StoredDots<F> all{w, row_bytes, cols, apart, 0, apart, m, x, ldx, y, ldy};
-  if (apart * stored_streams < rows) {
-    run_on_lanes(StoredRest<F>{all, apart * stored_streams, rows});
+// All `rows` rows; done(first, count): those of y are there.
+template <class F, class Done>
+void stored_dots(const StoredDots<F>& all, std::int64_t rows, const Done& done) {
+  const std::int64_t apart = all.apart, strips = apart * stored_streams;
+  if (strips < rows) {
+    run_on_lanes(StoredRest<F>{all, strips, rows});
+    done(strips, rows - strips);
   }
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     StoredDots<F> part = all;
     part.begin = begin;
     part.end = end;
     run_on_lanes(part);
+    for (std::int64_t first = begin; first < strips; first += apart) {
+      done(first, end - begin);
+    }
   };
-  stream_rows(apart, static_cast<double>(m * rows * row_bytes), body);
+  stream_rows(apart, static_cast<double>(all.m * rows * all.row_bytes), body);
+}
+
+template <class F>
+void stored_dots(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
+                 std::int64_t row_bytes, std::int64_t m, const float* x, std::int64_t ldx, float* y,
+                 std::int64_t ldy) {
+  const std::int64_t apart = rows / stored_streams;
+  stored_dots(StoredDots<F>{w, row_bytes, cols, apart, 0, apart, m, x, ldx, y, ldy, false}, rows,
+              [](std::int64_t, std::int64_t) {});
 }
 
 }  // namespace detail

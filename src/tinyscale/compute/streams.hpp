@@ -2,13 +2,28 @@
 // One vector from many and many from one, in one pass: several streams of memory under way at once
 // are faster than one after another.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
 namespace detail {
+
+// Reads `bytes` of weights on several threads, `units` of rows that are streams: of what is small
+// each thread takes one part, since it has come to speed only after some time.
+inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) {
+  if (bytes < 131072.0) {  // less than waking a thread pays
+    body(0, units);
+    return;
+  }
+  const std::int64_t threads = thread_count();
+  const auto fit = static_cast<std::int64_t>(bytes / 262144.0);
+  const std::int64_t parts = std::clamp<std::int64_t>(fit / threads, 1, 16) * threads;
+  parallel_for(units, (units + parts - 1) / parts, body);
+}
 
 struct SumOfVectors {
   std::int64_t n;
