@@ -286,7 +286,9 @@ void generation(const Run& run) {
                bench::ratio(s[1], s[0]), bench::rate(1, s[2], 1),
                f || eight ? verdict(s[2], s[0], f ? (one ? 1.5 : 1.4) : 3, s[1])
                           : bench::ratio(s[2], s[0]),
-               f ? (one ? "1.5" : "1.4") : eight ? "3" : "-",
+               f       ? (one ? "1.5" : "1.4")
+               : eight ? "3"
+                       : "-",
                f ? verdict(s[3], s[0], 3, s[1]) : bench::ratio(s[3], s[0]), f ? "3" : "-",
                ts::format_fixed(1 / s[4], 0),
                f ? verdict(s[2], s[4], 20) : bench::ratio(s[2], s[4]), f ? "20" : "-"});

@@ -328,7 +328,7 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   return true;
 }
 
-constexpr std::int64_t gemm_dots = 8;  // rows of A up to which a transposed B is not packed
+constexpr std::int64_t gemm_dots = 32;  // rows of A up to which a transposed B is not packed
 
 // Short A, B transposed: dot products of rows; false where another way is better.
 inline bool gemm_skinny(const GemmOperands& g) {

@@ -26,6 +26,7 @@ namespace tinyscale {
 namespace detail {
 
 constexpr std::int64_t stored_few = 8;            // rows of x up to which W is not made f32 whole
+constexpr std::int64_t stored_few_halves = 64;    // the same where a load widens W
 constexpr std::int64_t stored_block = 96 * 1024;  // floats of W that are f32 at a time
 
 // x rounded to what f16 or bf16 holds, to nearest, halves to even.
@@ -173,13 +174,13 @@ inline bool aligned_to(const void* at, std::uintptr_t bytes) {
 
 inline void stored_f32(const StoredProduct& p) {
   const StoredMatrix& w = p.w;
-  const bool few = p.m <= stored_few;
-  if (few && w.format == BlockFormat::f32) {
-    stored_dots<WideF32>(w.rows, w.cols, w.data, w.row_bytes, p.m, p.x, p.ldx, p.y, p.ldy);
-  } else if (few && w.format == BlockFormat::bf16) {
+  const bool halves = p.m <= stored_few_halves, few = p.m <= stored_few;
+  if (halves && w.format == BlockFormat::bf16) {
     stored_dots<WideBf16>(w.rows, w.cols, w.data, w.row_bytes, p.m, p.x, p.ldx, p.y, p.ldy);
-  } else if (few && w.format == BlockFormat::f16) {
+  } else if (halves && w.format == BlockFormat::f16) {
     stored_dots<WideF16>(w.rows, w.cols, w.data, w.row_bytes, p.m, p.x, p.ldx, p.y, p.ldy);
+  } else if (few && w.format == BlockFormat::f32) {  // wherever its bytes stand
+    stored_dots<WideF32>(w.rows, w.cols, w.data, w.row_bytes, p.m, p.x, p.ldx, p.y, p.ldy);
   } else if (few) {
     block_dots(p);
   } else if (w.format == BlockFormat::f32 && aligned_to(w.data, alignof(float))) {
