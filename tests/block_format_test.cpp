@@ -6,10 +6,12 @@
 #include <limits>
 
 #include "error_of.hpp"
+#include "kernel_tests.hpp"
 #include "model_files.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
+using kernel_tests::paths;
 using ts::BlockFormat;
 
 namespace {
@@ -55,18 +57,6 @@ std::vector<float> normals(std::size_t n) {
     out.push_back(static_cast<float>(ts::normal01(5, i)));
   }
   return out;
-}
-
-std::vector<ts::CpuPath> paths() {
-  std::vector<ts::CpuPath> all = {ts::CpuPath::portable};
-  const ts::CpuPath best = ts::cpu().path;
-  if (best == ts::CpuPath::avx512) {
-    all.push_back(ts::CpuPath::avx2);
-  }
-  if (best != ts::CpuPath::portable) {
-    all.push_back(best);
-  }
-  return all;
 }
 
 }  // namespace

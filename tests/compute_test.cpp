@@ -10,33 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "kernel_tests.hpp"
+
 namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
 using kernel::Trans;
+using kernel_tests::Floats;
+using kernel_tests::noise;
+using kernel_tests::paths;
 
 namespace {
-
-using Floats = std::vector<float>;
-
-Floats noise(std::int64_t n, std::uint64_t seed) {  // uniform in [-1, 1)
-  Floats x(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    x[i] = 2.0f * ts::uniform01(seed, i) - 1.0f;
-  }
-  return x;
-}
-
-std::vector<ts::CpuPath> paths() {  // this machine's, narrowest first
-  std::vector<ts::CpuPath> all{ts::CpuPath::portable};
-  const ts::CpuPath best = ts::cpu().path;
-  if (best == ts::CpuPath::avx512) {
-    all.push_back(ts::CpuPath::avx2);
-  }
-  if (best != ts::CpuPath::portable) {
-    all.push_back(best);
-  }
-  return all;
-}
 
 double dot(const Floats& a, const Floats& b) {
   double sum = 0.0;

@@ -7,26 +7,18 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+
+#include "kernel_tests.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
 using kernel::Trans;
 using Floats = std::vector<float>;
+using kernel_tests::paths;
 using std::int64_t;
 
 namespace {
-
-std::vector<ts::CpuPath> paths() {
-  std::vector<ts::CpuPath> found;
-  for (const ts::CpuPath path :
-       {ts::CpuPath::portable, ts::CpuPath::neon, ts::CpuPath::avx2, ts::CpuPath::avx512}) {
-    if (ts::cpu().has(path)) {
-      found.push_back(path);
-    }
-  }
-  return found;
-}
 
 Floats noise(int64_t count, unsigned seed) {  // in [-1, 1]
   Floats x(static_cast<std::size_t>(count));

@@ -14,21 +14,16 @@
 #include <string>
 #include <vector>
 
+#include "kernel_tests.hpp"
+
 namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
 using kernel::Trans;
+using kernel_tests::Floats;
+using kernel_tests::noise;
+using kernel_tests::paths;
 
 namespace {
-
-using Floats = std::vector<float>;
-
-Floats noise(std::int64_t n, std::uint64_t seed) {  // uniform in [-1, 1)
-  Floats x(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    x[i] = 2.0f * ts::uniform01(seed, i) - 1.0f;
-  }
-  return x;
-}
 
 Floats integers(std::int64_t n, std::uint64_t seed, int largest) {
   Floats x = noise(n, seed);
@@ -36,17 +31,6 @@ Floats integers(std::int64_t n, std::uint64_t seed, int largest) {
     value = std::floor(value * static_cast<float>(largest) + 0.5f);
   }
   return x;
-}
-
-std::vector<ts::CpuPath> paths() {  // this machine's, narrowest first
-  std::vector<ts::CpuPath> all;
-  for (const ts::CpuPath path :
-       {ts::CpuPath::portable, ts::CpuPath::neon, ts::CpuPath::avx2, ts::CpuPath::avx512}) {
-    if (ts::cpu().has(path) && path <= ts::cpu().path) {
-      all.push_back(path);
-    }
-  }
-  return all;
 }
 
 double worst_difference(const Floats& a, const Floats& b) {

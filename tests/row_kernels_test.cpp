@@ -9,35 +9,26 @@
 #include <limits>
 #include <vector>
 
+#include "kernel_tests.hpp"
+
 namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
+using kernel_tests::Floats;
+using kernel_tests::noise;
+using kernel_tests::paths;
 
 namespace {
-
-using Floats = std::vector<float>;
 
 const float inf = std::numeric_limits<float>::infinity();
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-Floats noise(std::int64_t n, std::uint64_t seed) {  // uniform in [-1, 1)
-  Floats x(size(n));
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    x[i] = 2.0f * ts::uniform01(seed, i) - 1.0f;
-  }
-  return x;
-}
-
 template <class Body>
 void on_every_path(const Body& body) {
-  for (const ts::CpuPath path : {ts::CpuPath::portable, ts::CpuPath::avx2, ts::CpuPath::avx512}) {
-    const bool narrower = path == ts::CpuPath::portable || path == ts::cpu().path ||
-                          ts::cpu().path == ts::CpuPath::avx512;
-    if (narrower) {
-      const ts::detail::PathScope scope(path);
-      CAPTURE(ts::name_of(path));
-      body();
-    }
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    body();
   }
 }
 

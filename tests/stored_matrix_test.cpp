@@ -11,34 +11,17 @@
 #include <vector>
 
 #include "error_of.hpp"
+#include "kernel_tests.hpp"
 
 namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
+using kernel_tests::Floats;
+using kernel_tests::noise;
+using kernel_tests::paths;
 using ts::Activations;
 using ts::BlockFormat;
 
 namespace {
-
-using Floats = std::vector<float>;
-
-Floats noise(std::int64_t n, std::uint64_t seed) {  // uniform in [-1, 1)
-  Floats x(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    x[i] = 2.0f * ts::uniform01(seed, i) - 1.0f;
-  }
-  return x;
-}
-
-std::vector<ts::CpuPath> paths() {  // this machine's, narrowest first
-  std::vector<ts::CpuPath> all;
-  for (const ts::CpuPath path :
-       {ts::CpuPath::portable, ts::CpuPath::neon, ts::CpuPath::avx2, ts::CpuPath::avx512}) {
-    if (ts::cpu().has(path) && path <= ts::cpu().path) {
-      all.push_back(path);
-    }
-  }
-  return all;
-}
 
 std::vector<BlockFormat> formats() {
   std::vector<BlockFormat> all;

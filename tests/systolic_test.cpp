@@ -10,11 +10,13 @@
 #include <limits>
 #include <sstream>
 
+#include "kernel_tests.hpp"
 #include "long_tests.hpp"
 #include "systolic_reference.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
+using kernel_tests::paths;
 
 namespace {
 
@@ -300,15 +302,6 @@ ts::Tensor whole_numbers(const ts::Shape& shape, std::uint64_t seed) {
         static_cast<float>(ts::random_below(seed, static_cast<std::uint64_t>(i), 256)) - 128.0f;
   }
   return t;
-}
-
-std::vector<ts::CpuPath> paths() {
-  std::vector<ts::CpuPath> all = {ts::CpuPath::portable};
-  if (ts::cpu().path == ts::CpuPath::avx512) {
-    all.push_back(ts::CpuPath::avx2);
-  }
-  all.push_back(ts::cpu().path);
-  return all;
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 // up to twice as fast as one. The 16-bit formats are widened in registers. W may stand anywhere:
 // files are mapped, and what stands before the numbers in them may have any length.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
