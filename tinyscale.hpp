@@ -1220,19 +1220,18 @@ inline std::uint32_t encode(float x, const SmallFloat& f) {
 
 inline float decode(std::uint32_t code, const SmallFloat& f) {
   const std::uint32_t magnitude = code & ((1U << (f.exponent_bits + f.mantissa_bits)) - 1);
-  const int bias = (1 << (f.exponent_bits - 1)) - 1;
-  const int exponent = static_cast<int>(magnitude >> f.mantissa_bits);
-  const std::uint32_t mantissa = magnitude & ((1U << f.mantissa_bits) - 1);
+  const auto bits = static_cast<std::uint32_t>(f.mantissa_bits);
+  const std::uint32_t rebias = 128U - (1U << (f.exponent_bits - 1));  // to the exponent of a float
+  const std::uint32_t exponent = magnitude >> bits, mantissa = magnitude & ((1U << bits) - 1);
   float value = 0;
   if (magnitude > f.largest) {
     value = magnitude == f.overflow && f.overflow != f.nan
                 ? std::numeric_limits<float>::infinity()
                 : std::numeric_limits<float>::quiet_NaN();
   } else if (exponent == 0) {
-    value = std::ldexp(static_cast<float>(mantissa), 1 - bias - f.mantissa_bits);
+    value = static_cast<float>(mantissa) * float_of((rebias + 1 - bits) << 23);
   } else {
-    const float one_and_mantissa = static_cast<float>(mantissa + (1U << f.mantissa_bits));
-    value = std::ldexp(one_and_mantissa, exponent - bias - f.mantissa_bits);
+    value = float_of((exponent + rebias) << 23 | mantissa << (23 - bits));
   }
   return (code >> (f.exponent_bits + f.mantissa_bits)) != 0 ? -value : value;
 }
@@ -11607,8 +11606,9 @@ struct RoundActivations {
     std::int8_t* const out = to.codes + g * padded;
     const std::int64_t wide = padded;
     typename L::V v, by;
-    typename L::I code, rest, sign, short_of;
+    typename L::I code, rest, sign, short_of, none;
     broadcast<L>(scale, by);
+    broadcast_word(static_cast<std::int32_t>(cols >> 62), none);  // 0, which no compiler knows
     for (std::int64_t i = 0; i < wide; i += L::width) {
       if (i + L::width <= count) {
         load<L>(from + i, v);
@@ -11616,7 +11616,10 @@ struct RoundActivations {
         load_part<L>(from + i, std::max<std::int64_t>(0, count - i), 0.0f, v);
       }
       if constexpr (BLOCKS) {
-        v = v * by;
+        v = v * by;  // rounded, before the sum below: what is no float cannot be fused with it
+        std::memcpy(&code, &v, sizeof(code));
+        code = code ^ none;
+        std::memcpy(&v, &code, sizeof(v));
       } else {
         v = v / by;
       }

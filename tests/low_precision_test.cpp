@@ -611,6 +611,36 @@ TEST_CASE("quantised weights whose scales are not f16 keep them as f32") {
   }
 }
 
+TEST_CASE("activations are rounded in two steps, the product or quotient first, on every path") {
+  const std::int64_t cols = 32 * 256;
+  Floats x = noise(cols, 9);
+  for (std::size_t i = 0; i < x.size(); ++i) {  // every other one as near halves as a float comes
+    const float most = std::ldexp(0.7f + 0.001f * static_cast<float>(i / 32), -3);
+    const float half = std::floor(x[i] * 126.0f) + 0.5f;
+    x[i] = i % 32 == 0 ? most : i % 2 == 1 ? half * (most / 127.0f) : x[i] * most;
+  }
+  std::vector<std::int8_t> codes(x.size());
+  Floats scales(x.size() / 32);
+  std::vector<std::int32_t> offsets(scales.size());
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const bool blocks : {false, true}) {
+      ts::detail::run_on_lanes(ts::detail::RoundActivations{
+          x.data(), cols, 32, 32, 128, blocks, {codes.data(), scales.data(), offsets.data()}});
+      int wrong = 0;
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const float most = x[i / 32 * 32];
+        volatile float value = blocks ? x[i] * (127.0f / most) : x[i] / (most / 127.0f);
+        const float code = blocks ? std::nearbyint(value) : std::round(value);
+        wrong += static_cast<float>(codes[i]) == code ? 0 : 1;
+      }
+      CAPTURE(blocks);
+      CAPTURE(ts::name_of(path));
+      CHECK(wrong == 0);
+    }
+  }
+}
+
 TEST_CASE("cpu: units of low precision follow the path") {
   namespace d = ts::detail;
   ts::CpuInfo info;

@@ -7,7 +7,7 @@
 //   fp8_e4m3    4, 3                  448        OCP 8-bit floating point 1.0 (no infinity)
 //   fp8_e5m2    5, 2                  57344      OCP 8-bit floating point 1.0
 
-#include <cmath>  // ldexp, nearbyint
+#include <cmath>  // nearbyint
 #include <cstdint>
 #include <cstring>  // memcpy
 #include <limits>
@@ -129,19 +129,18 @@ inline std::uint32_t encode(float x, const SmallFloat& f) {
 
 inline float decode(std::uint32_t code, const SmallFloat& f) {
   const std::uint32_t magnitude = code & ((1U << (f.exponent_bits + f.mantissa_bits)) - 1);
-  const int bias = (1 << (f.exponent_bits - 1)) - 1;
-  const int exponent = static_cast<int>(magnitude >> f.mantissa_bits);
-  const std::uint32_t mantissa = magnitude & ((1U << f.mantissa_bits) - 1);
+  const auto bits = static_cast<std::uint32_t>(f.mantissa_bits);
+  const std::uint32_t rebias = 128U - (1U << (f.exponent_bits - 1));  // to the exponent of a float
+  const std::uint32_t exponent = magnitude >> bits, mantissa = magnitude & ((1U << bits) - 1);
   float value = 0;
   if (magnitude > f.largest) {
     value = magnitude == f.overflow && f.overflow != f.nan
                 ? std::numeric_limits<float>::infinity()
                 : std::numeric_limits<float>::quiet_NaN();
   } else if (exponent == 0) {
-    value = std::ldexp(static_cast<float>(mantissa), 1 - bias - f.mantissa_bits);
+    value = static_cast<float>(mantissa) * float_of((rebias + 1 - bits) << 23);
   } else {
-    const float one_and_mantissa = static_cast<float>(mantissa + (1U << f.mantissa_bits));
-    value = std::ldexp(one_and_mantissa, exponent - bias - f.mantissa_bits);
+    value = float_of((exponent + rebias) << 23 | mantissa << (23 - bits));
   }
   return (code >> (f.exponent_bits + f.mantissa_bits)) != 0 ? -value : value;
 }

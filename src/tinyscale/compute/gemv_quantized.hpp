@@ -217,8 +217,9 @@ struct RoundActivations {
     std::int8_t* const out = to.codes + g * padded;
     const std::int64_t wide = padded;
     typename L::V v, by;
-    typename L::I code, rest, sign, short_of;
+    typename L::I code, rest, sign, short_of, none;
     broadcast<L>(scale, by);
+    broadcast_word(static_cast<std::int32_t>(cols >> 62), none);  // 0, which no compiler knows
     for (std::int64_t i = 0; i < wide; i += L::width) {
       if (i + L::width <= count) {
         load<L>(from + i, v);
@@ -226,7 +227,10 @@ struct RoundActivations {
         load_part<L>(from + i, std::max<std::int64_t>(0, count - i), 0.0f, v);
       }
       if constexpr (BLOCKS) {
-        v = v * by;
+        v = v * by;  // rounded, before the sum below: what is no float cannot be fused with it
+        std::memcpy(&code, &v, sizeof(code));
+        code = code ^ none;
+        std::memcpy(&v, &code, sizeof(v));
       } else {
         v = v / by;
       }
