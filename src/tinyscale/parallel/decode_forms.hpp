@@ -11,6 +11,7 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/mesh/run_rows.hpp"
 #include "tinyscale/parallel/device_decode.hpp"
 #include "tinyscale/parallel/step_traffic.hpp"
 
