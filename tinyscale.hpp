@@ -1189,6 +1189,13 @@ inline SmallFloat saturated(SmallFloat f) {
   return f;
 }
 
+// a b rounded to f32, before a sum it goes into: compilers fuse the two where the CPU can, also
+// where the product was written in double.
+inline float rounded_product(float a, float b) {
+  const volatile float product = a * b;
+  return product;
+}
+
 // Rounds to nearest, ties to even; returns the code with its sign.
 inline std::uint32_t encode(float x, const SmallFloat& f) {
   const std::uint32_t bits = bits_of(x);
@@ -1874,7 +1881,9 @@ struct Loop {
 
 #if !defined(TINYSCALE_NO_THREADS)
 // A loop that workers may join. A worker counts itself inside before it looks whether the slot is
-// open; the caller closes it before it waits for inside to be 0, so none can come in late.
+// open; the caller closes it before it waits for inside to be 0, so none can come in late. A flag
+// that is written before another is looked at is exchanged: emulators of ARM let the load overtake
+// a store, and compiled for x86 both are the same instruction.
 struct LoopSlot {
   Loop loop;
   std::atomic<bool> taken{false}, open{false}, caller_sleeps{false};
@@ -1910,7 +1919,7 @@ class ThreadPool {
       invite(*slot, thread_count() - 1);
     }
     slot->loop.work();
-    slot->open.store(false);
+    slot->open.exchange(false);
     if (slot->inside.load() > 0) {
       wait_for_workers(*slot, start);
     }
@@ -2048,7 +2057,7 @@ class ThreadPool {
     const auto ready = [&] { return slot.inside.load() == 0; };
     if (!wait_awake(ready)) {
       std::unique_lock<std::mutex> lock(mutex_);
-      slot.caller_sleeps.store(true);
+      slot.caller_sleeps.exchange(true);
       done_.wait(lock, ready);
       slot.caller_sleeps.store(false);
     }
@@ -13220,9 +13229,7 @@ inline float ggml_f32_dot(std::int64_t n, const float* w, const float* x) {
   }
   float sum = sum_lanes(lanes, 64);
   for (std::int64_t i = whole; i < n; ++i) {
-    // a product in double is exact: no compiler fuses its rounding with the sum
-    const double product = static_cast<double>(w[i]) * static_cast<double>(x[i]);
-    sum = i < eights ? sum + static_cast<float>(product) : std::fma(w[i], x[i], sum);
+    sum = i < eights ? sum + rounded_product(w[i], x[i]) : std::fma(w[i], x[i], sum);
   }
   return sum;
 }
@@ -28002,7 +28009,7 @@ class Fabric {
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
-    meeting.done.store(true);
+    meeting.done.exchange(true);  // as in LoopSlot, no store
     if (meeting.sleepers.load() > 0) {
       const std::lock_guard<std::mutex> lock(waiting_.mutex());
       for (const int rank : meeting.group->ranks) {
@@ -43455,7 +43462,8 @@ inline Generation generate_speculative(const Transformer& model, const Transform
 
 // >> tinyscale/model/llama2c_decoder.hpp
 // One token at a time in the order of arithmetic of llama2.c's run.c and runq.c: plain sums from
-// left to right, float32 throughout. Slow and readable: the second implementation that the fast one
+// left to right, float32 throughout, each product rounded before it is added (machine code without
+// fused multiply-adds). Slow and readable: the second implementation that the fast one
 // is tested against, and the one whose tokens are llama2.c's even where rounding decides. With
 // weights in int8 groups activations are rounded to int8 in the same groups before each product.
 
@@ -43566,7 +43574,7 @@ inline std::vector<float> Llama2cDecoder::normed(const std::vector<float>& x,
                                                  const std::vector<float>& weight) {
   float sum = 0.0f;
   for (const float value : x) {
-    sum += value * value;
+    sum += detail::rounded_product(value, value);
   }
   sum /= static_cast<float>(x.size());
   sum += 1e-5f;
@@ -43585,7 +43593,7 @@ inline std::vector<float> Llama2cDecoder::product(const Matrix& w, const std::ve
     for (std::size_t row = 0; row < y.size(); ++row) {
       float sum = 0.0f;
       for (std::size_t i = 0; i < cols; ++i) {
-        sum += w.numbers[row * cols + i] * x[i];
+        sum += detail::rounded_product(w.numbers[row * cols + i], x[i]);
       }
       y[row] = sum;
     }
@@ -43611,8 +43619,8 @@ inline std::vector<float> Llama2cDecoder::product(const Matrix& w, const std::ve
       for (std::size_t i = first; i < first + group; ++i) {
         dot += codes[i] * w.codes[row * cols + i];
       }
-      sum +=
-          static_cast<float>(dot) * w.scales[(row * cols + first) / group] * scales[first / group];
+      const float scaled = static_cast<float>(dot) * w.scales[(row * cols + first) / group];
+      sum += detail::rounded_product(scaled, scales[first / group]);
     }
     y[row] = sum;
   }
@@ -43626,8 +43634,8 @@ inline void Llama2cDecoder::turn(std::vector<float>& x) const {
     const float frequency = 1.0f / std::pow(static_cast<float>(config_.rope_theta), power);
     const float angle = static_cast<float>(length_) * frequency;
     const float c = std::cos(angle), s = std::sin(angle), a = x[i], b = x[i + 1];
-    x[i] = a * c - b * s;
-    x[i + 1] = a * s + b * c;
+    x[i] = detail::rounded_product(a, c) - detail::rounded_product(b, s);
+    x[i + 1] = detail::rounded_product(a, s) + detail::rounded_product(b, c);
   }
 }
 
@@ -43644,7 +43652,7 @@ inline std::vector<float> Llama2cDecoder::attend(const Layer& layer,
     for (std::size_t t = 0; t < tokens; ++t) {
       float score = 0.0f;
       for (std::size_t i = 0; i < head; ++i) {
-        score += q[h * head + i] * layer.keys[t * row + at + i];
+        score += detail::rounded_product(q[h * head + i], layer.keys[t * row + at + i]);
       }
       p[t] = score / std::sqrt(static_cast<float>(head));
       largest = p[t] > largest ? p[t] : largest;
@@ -43656,7 +43664,7 @@ inline std::vector<float> Llama2cDecoder::attend(const Layer& layer,
     for (std::size_t t = 0; t < tokens; ++t) {
       const float share = p[t] / sum;
       for (std::size_t i = 0; i < head; ++i) {
-        y[h * head + i] += share * layer.values[t * row + at + i];
+        y[h * head + i] += detail::rounded_product(share, layer.values[t * row + at + i]);
       }
     }
   }

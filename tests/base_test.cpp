@@ -199,6 +199,19 @@ TEST_CASE("format: the ends of each range") {
   CHECK(ts::round_to(1e20F, ts::DType::int32) == 2147483520.0F);
 }
 
+TEST_CASE("format: a product that is rounded before it is added, on processors that fuse the two") {
+  for (int i = 1; i < 100; ++i) {
+    const float a = 1.0F + static_cast<float>(i) / 4096.0F,
+                b = 1.0F + static_cast<float>(i) / 8192.0F;
+    const double exact = static_cast<double>(a) * static_cast<double>(b);  // 26 bits and fewer
+    const auto rounded = static_cast<float>(exact);
+    const float left = ts::detail::rounded_product(a, b) - rounded;
+    CHECK(left == 0.0F);  // fused, what the rounding took: up to 2^-24
+    const float sum = rounded + ts::detail::rounded_product(a, -b);
+    CHECK(sum == 0.0F);
+  }
+}
+
 TEST_CASE("format: int8 with one scale") {
   const ts::Int8Values q = ts::to_int8({-2.0F, 0.5F, 1.0F, 0.0F});
   CHECK(std::vector<std::int8_t>(q.values) == std::vector<std::int8_t>{-127, 32, 64, 0});

@@ -98,6 +98,13 @@ inline SmallFloat saturated(SmallFloat f) {
   return f;
 }
 
+// a b rounded to f32, before a sum it goes into: compilers fuse the two where the CPU can, also
+// where the product was written in double.
+inline float rounded_product(float a, float b) {
+  const volatile float product = a * b;
+  return product;
+}
+
 // Rounds to nearest, ties to even; returns the code with its sign.
 inline std::uint32_t encode(float x, const SmallFloat& f) {
   const std::uint32_t bits = bits_of(x);

@@ -97,7 +97,9 @@ struct Loop {
 
 #if !defined(TINYSCALE_NO_THREADS)
 // A loop that workers may join. A worker counts itself inside before it looks whether the slot is
-// open; the caller closes it before it waits for inside to be 0, so none can come in late.
+// open; the caller closes it before it waits for inside to be 0, so none can come in late. A flag
+// that is written before another is looked at is exchanged: emulators of ARM let the load overtake
+// a store, and compiled for x86 both are the same instruction.
 struct LoopSlot {
   Loop loop;
   std::atomic<bool> taken{false}, open{false}, caller_sleeps{false};
@@ -133,7 +135,7 @@ class ThreadPool {
       invite(*slot, thread_count() - 1);
     }
     slot->loop.work();
-    slot->open.store(false);
+    slot->open.exchange(false);
     if (slot->inside.load() > 0) {
       wait_for_workers(*slot, start);
     }
@@ -271,7 +273,7 @@ class ThreadPool {
     const auto ready = [&] { return slot.inside.load() == 0; };
     if (!wait_awake(ready)) {
       std::unique_lock<std::mutex> lock(mutex_);
-      slot.caller_sleeps.store(true);
+      slot.caller_sleeps.exchange(true);
       done_.wait(lock, ready);
       slot.caller_sleeps.store(false);
     }

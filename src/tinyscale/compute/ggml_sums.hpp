@@ -39,9 +39,7 @@ inline float ggml_f32_dot(std::int64_t n, const float* w, const float* x) {
   }
   float sum = sum_lanes(lanes, 64);
   for (std::int64_t i = whole; i < n; ++i) {
-    // a product in double is exact: no compiler fuses its rounding with the sum
-    const double product = static_cast<double>(w[i]) * static_cast<double>(x[i]);
-    sum = i < eights ? sum + static_cast<float>(product) : std::fma(w[i], x[i], sum);
+    sum = i < eights ? sum + rounded_product(w[i], x[i]) : std::fma(w[i], x[i], sum);
   }
   return sum;
 }

@@ -267,7 +267,7 @@ class Fabric {
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
-    meeting.done.store(true);
+    meeting.done.exchange(true);  // as in LoopSlot, no store
     if (meeting.sleepers.load() > 0) {
       const std::lock_guard<std::mutex> lock(waiting_.mutex());
       for (const int rank : meeting.group->ranks) {

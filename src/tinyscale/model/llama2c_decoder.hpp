@@ -1,6 +1,7 @@
 #pragma once
 // One token at a time in the order of arithmetic of llama2.c's run.c and runq.c: plain sums from
-// left to right, float32 throughout. Slow and readable: the second implementation that the fast one
+// left to right, float32 throughout, each product rounded before it is added (machine code without
+// fused multiply-adds). Slow and readable: the second implementation that the fast one
 // is tested against, and the one whose tokens are llama2.c's even where rounding decides. With
 // weights in int8 groups activations are rounded to int8 in the same groups before each product.
 
@@ -9,6 +10,7 @@
 #include <string>   // string
 #include <vector>   // vector
 
+#include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/model/transformer.hpp"
 
@@ -119,7 +121,7 @@ inline std::vector<float> Llama2cDecoder::normed(const std::vector<float>& x,
                                                  const std::vector<float>& weight) {
   float sum = 0.0f;
   for (const float value : x) {
-    sum += value * value;
+    sum += detail::rounded_product(value, value);
   }
   sum /= static_cast<float>(x.size());
   sum += 1e-5f;
@@ -138,7 +140,7 @@ inline std::vector<float> Llama2cDecoder::product(const Matrix& w, const std::ve
     for (std::size_t row = 0; row < y.size(); ++row) {
       float sum = 0.0f;
       for (std::size_t i = 0; i < cols; ++i) {
-        sum += w.numbers[row * cols + i] * x[i];
+        sum += detail::rounded_product(w.numbers[row * cols + i], x[i]);
       }
       y[row] = sum;
     }
@@ -164,8 +166,8 @@ inline std::vector<float> Llama2cDecoder::product(const Matrix& w, const std::ve
       for (std::size_t i = first; i < first + group; ++i) {
         dot += codes[i] * w.codes[row * cols + i];
       }
-      sum +=
-          static_cast<float>(dot) * w.scales[(row * cols + first) / group] * scales[first / group];
+      const float scaled = static_cast<float>(dot) * w.scales[(row * cols + first) / group];
+      sum += detail::rounded_product(scaled, scales[first / group]);
     }
     y[row] = sum;
   }
@@ -179,8 +181,8 @@ inline void Llama2cDecoder::turn(std::vector<float>& x) const {
     const float frequency = 1.0f / std::pow(static_cast<float>(config_.rope_theta), power);
     const float angle = static_cast<float>(length_) * frequency;
     const float c = std::cos(angle), s = std::sin(angle), a = x[i], b = x[i + 1];
-    x[i] = a * c - b * s;
-    x[i + 1] = a * s + b * c;
+    x[i] = detail::rounded_product(a, c) - detail::rounded_product(b, s);
+    x[i + 1] = detail::rounded_product(a, s) + detail::rounded_product(b, c);
   }
 }
 
@@ -197,7 +199,7 @@ inline std::vector<float> Llama2cDecoder::attend(const Layer& layer,
     for (std::size_t t = 0; t < tokens; ++t) {
       float score = 0.0f;
       for (std::size_t i = 0; i < head; ++i) {
-        score += q[h * head + i] * layer.keys[t * row + at + i];
+        score += detail::rounded_product(q[h * head + i], layer.keys[t * row + at + i]);
       }
       p[t] = score / std::sqrt(static_cast<float>(head));
       largest = p[t] > largest ? p[t] : largest;
@@ -209,7 +211,7 @@ inline std::vector<float> Llama2cDecoder::attend(const Layer& layer,
     for (std::size_t t = 0; t < tokens; ++t) {
       const float share = p[t] / sum;
       for (std::size_t i = 0; i < head; ++i) {
-        y[h * head + i] += share * layer.values[t * row + at + i];
+        y[h * head + i] += detail::rounded_product(share, layer.values[t * row + at + i]);
       }
     }
   }
