@@ -47,7 +47,9 @@ HEAVY    := $(filter $(HEAVY_TESTS:$(BUILD)/%.o=%.cpp),$(TESTS))
 UNITED   := $(if $(UNITS),$(filter-out tests/main.cpp $(ALONE_TESTS) $(HEAVY),$(TESTS)))
 in_turn   = $(shell echo $(UNITED) | tr ' ' '\n' | awk 'NR % $(UNITS) == $(1) % $(UNITS)')
 UNIT_OBJECTS := $(foreach u,$(if $(UNITED),$(shell seq $(UNITS))),$(if $(call in_turn,$(u)),$(BUILD)/tests/unit_$(u).o))
-BODIES   := lower upper
+# The library's bodies, compiled side by side: where each begins, the first at the lowest floor.
+BODY_STARTS := compute/word_pack compute/softmax model/
+BODIES   := 1 2 3 4
 PRECOMPILED := $(if $(HEADER_ONLY),,$(BUILD)/tests/precompiled.hpp.gch)
 COMPILE_TEST = $(CXX) -std=c++17 $(TESTFLAGS) $(if $(filter $(HEAVY_TESTS),$@),,$(TESTCODE)) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS)
 # The longest first.
@@ -94,7 +96,7 @@ $(BUILD)/lib/tinyscale_extern.hpp: tinyscale.hpp tools/extern.awk
 	awk -f tools/extern.awk $< > $@
 $(BODIES:%=$(BUILD)/lib/library_%.cpp): $(BUILD)/lib/library_%.cpp: tinyscale.hpp tools/extern.awk
 	@mkdir -p $(@D)
-	awk -v library=$* -f tools/extern.awk $< > $@
+	awk -v library=1 -v from='$(filter-out lowest,$(word $*,lowest $(BODY_STARTS)))' -v to='$(word $*,$(BODY_STARTS))' -f tools/extern.awk $< > $@
 $(BODIES:%=$(BUILD)/lib/library_%.o): $(BUILD)/lib/library_%.o: $(BUILD)/lib/library_%.cpp
 	$(CXX) -std=c++17 $(LIBFLAGS) $(CXXFLAGS) -fPIC -pthread -c $< -o $@
 $(BUILD)/lib/libtinyscale.a: $(BODIES:%=$(BUILD)/lib/library_%.o)
@@ -113,7 +115,7 @@ $(BUILD)/run_tests: $(TEST_OBJECTS)
 # Below model/ the bodies compute; those above compile longer than they run.
 $(BODIES:%=$(BUILD)/tests/library_%.o): $(BUILD)/tests/library_%.o: $(BUILD)/lib/library_%.cpp
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 $(TESTFLAGS) $(if $(filter upper,$*),$(TESTCODE)) $(CXXFLAGS) -pthread -c $< -o $@
+	$(CXX) -std=c++17 $(TESTFLAGS) $(if $(filter $(lastword $(BODIES)),$*),$(TESTCODE)) $(CXXFLAGS) -pthread -c $< -o $@
 # What every test includes, read once. It is of use only to those compiled with the same flags.
 PLAIN_TESTS := $(BUILD)/tests/main.o $(if $(TESTCODE),$(HEAVY_TESTS))
 $(PRECOMPILED): tinyscale.hpp $(BUILD)/lib/tinyscale_extern.hpp | doctest

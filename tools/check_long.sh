@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `make check-long`: what takes too long for every push. Every CPU path under the sanitizers (but for the
 # cases marked slow, which add time and no code), all test cases, serial and OpenMP builds, both
-# optimisation levels of the interpreter, emulation of ARM.
+# optimisation levels of the interpreter, every instruction of this processor, emulation of ARM.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL
@@ -63,6 +63,11 @@ step "without threads" make --no-print-directory test BUILD=build/long/serial CX
 for cxx in g++ clang++; do                 # without the ends of exp: infinities and NaN
   have "$cxx" && step "-ffast-math, $cxx" make --no-print-directory test BUILD="build/long/fast_$cxx" CXX="$cxx" \
     TESTS=tests/compute_test.cpp TESTFLAGS='-O2 -ffast-math' ARGS='-tce=*exp?at?the?ends*'
+done
+for cxx in g++ clang++; do                 # what is rounded where, although products and sums are fused
+  have "$cxx" && step "-O3 -march=native, $cxx" make --no-print-directory test BUILD="build/long/native_$cxx" CXX="$cxx" \
+    CXXFLAGS=-march=native TESTFLAGS='-O3 -ffp-contract=fast' \
+    TESTS="$(printf 'tests/%s_test.cpp ' base gemm low_precision row_kernels stored_matrix inference_golden ggml_decoder)"
 done
 step "OpenMP" make --no-print-directory test BUILD=build/long/openmp CXX=g++ CXXFLAGS='-DTINYSCALE_USE_OPENMP -fopenmp'
 if have aarch64-linux-gnu-g++ && have qemu-aarch64; then

@@ -15,8 +15,7 @@ flags="-std=c++17 -O1 -pthread ${INCLUDE:--I.}"
 # shellcheck disable=SC2086
 "${CXX:-g++}" $flags tests/mpi/same_program.cpp -o "$build/threads" &&
   mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/same_program.cpp -o "$build/ranks" &&
-  mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/early_end.cpp -o "$build/early_end" &&
-  mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/other_meshes.cpp -o "$build/other_meshes" || exit 1
+  mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/wrong_ranks.cpp -o "$build/wrong_ranks" || exit 1
 
 run="mpirun"
 mpirun --version 2> /dev/null | grep -q 'Open MPI' && run="mpirun --oversubscribe --bind-to none --mca mpi_yield_when_idle 1"
@@ -37,9 +36,9 @@ for n in ${RANKS:-2 4 8}; do
   done
   echo "$n ranks: $(grep -c '^==' "$build/threads$n.text.0") programs, $(wc -l < "$build/threads$n.text.0") lines alike"
 done
-timeout 60 $run -n 2 "$build/early_end" 2>&1 | grep -q 'rank 1 has ended its program' ||
+timeout 60 $run -n 2 "$build/wrong_ranks" early 2>&1 | grep -q 'rank 1 has ended its program' ||
   { echo "check_mpi: a rank that ends early is not noticed" >&2; failed=1; }
-timeout 60 $run -n 3 "$build/other_meshes" ||
+timeout 60 $run -n 3 "$build/wrong_ranks" meshes ||
   { echo "check_mpi: ranks that come with different meshes are not told" >&2; failed=1; }
 # Its meshes have up to 9 devices, but for the cases marked many; in one devices hand each other pointers.
 # Ranks must agree, so all of them run all.

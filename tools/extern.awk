@@ -2,8 +2,8 @@
 #   awk -f tools/extern.awk tinyscale.hpp > tinyscale_extern.hpp
 #   awk -v library=1 -f tools/extern.awk tinyscale.hpp > library.cpp       what is compiled to that library:
 #                                     every function that the declarations leave out is emitted, used or not
-#   -v library=lower, -v library=upper                         the same in two files: the floors below model/,
-#                                     and model/ with the floors above, for two compilers at a time
+#   -v from=compute/gemm -v to=model/ the same of some parts, for several compilers at a time: from the first
+#                                     whose name starts so, to before the first that starts with the other
 #
 #   inline T f(...) { ... }           at the margin: T f(...);
 #   inline T Class::f(...) { ... }    dropped, the class declares it
@@ -201,15 +201,15 @@ END {
     print "// Declarations for programs that link the library: define TINYSCALE_EXTERN, include \"tinyscale.hpp\"."
     print "#pragma once"
   }
-  bodies = library && library != "upper"
+  bodies = 0                                      # of the parts from here on
+  ended = to == ""
+  mark = "// >> tinyscale/"
   at = 1
   while (at <= count && line[at] != "#else  // the whole library") at++
   if (at > count) fail("not the joined header")
   for (at++; at <= count && line[at] !~ /^#endif  \/\/ TINYSCALE_EXTERN/;) {
-    if (line[at] ~ /^\/\/ >> tinyscale\/model\//) {
-      if (library == "lower") exit
-      bodies = library != ""
-    }
+    if (!ended && index(line[at], mark to) == 1) { ended = 1; break }
+    if (library && index(line[at], mark from) == 1) bodies = 1
     if (line[at] ~ /^#.*\\$/) {                     # a macro
       while (line[at] ~ /\\$/) print line[at++]
       print line[at++]
@@ -219,4 +219,5 @@ END {
       outer()
     }
   }
+  if (!ended || bodies != (library != "")) fail("no part begins with \"" (ended ? from : to) "\"")
 }
