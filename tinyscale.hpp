@@ -13064,10 +13064,18 @@ inline void block_dots(const StoredProduct& p) {
   });
 }
 
-// Many rows of x: rows of W as f32, about stored_block numbers at a time.
+// Rows of W that are f32 at a time: about stored_block numbers, as many parts as every thread has
+// equally many of, multiples of 16. A last short part would keep the other threads waiting.
+inline std::int64_t stored_rows(std::int64_t rows, std::int64_t cols) {
+  const std::int64_t most = std::clamp<std::int64_t>(stored_block / cols / 64 * 64, 64, 256);
+  const std::int64_t threads = std::min<std::int64_t>(thread_count(), (rows + 63) / 64);
+  const std::int64_t turns = (rows + most * threads - 1) / (most * threads);
+  return ((rows + turns * threads - 1) / (turns * threads) + 15) / 16 * 16;
+}
+
+// Many rows of x.
 inline void stored_gemm(const StoredProduct& p) {
-  const std::int64_t cols = p.w.cols;
-  const std::int64_t fit = std::clamp<std::int64_t>(stored_block / cols / 64 * 64, 64, 256);
+  const std::int64_t cols = p.w.cols, fit = stored_rows(p.w.rows, cols);
   parallel_for((p.w.rows + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch rows(fit * cols);
     for (std::int64_t unit = begin; unit < end; ++unit) {
@@ -13146,7 +13154,7 @@ inline void packed_f32(const StoredProduct& p) {
         });
     return;
   }
-  const std::int64_t fit = std::clamp<std::int64_t>(stored_block / w.cols / 64 * 4, 4, 16);
+  const std::int64_t fit = stored_rows(w.rows, w.cols) / 16;
   parallel_for((panels + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch block(fit * 16 * w.cols);
     for (std::int64_t unit = begin; unit < end; ++unit) {
