@@ -19,6 +19,8 @@
 //   tinyscale/base/pool.hpp                  Memory that is used again
 //   tinyscale/base/list.hpp                  A growing array of the library's own structs
 //   tinyscale/base/format.hpp                Number formats
+//   tinyscale/base/shared.hpp                A counted pointer
+//   tinyscale/base/function.hpp              A callable of any type behind one type
 //   tinyscale/base/order.hpp                 Sorting, queues and names once for all types
 //   tinyscale/base/sorted_names.hpp          Names to find again
 //   tinyscale/base/near_names.hpp            Names near one that nobody knows
@@ -26,7 +28,6 @@
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
 //   tinyscale/base/save_file.hpp             A file that appears whole or not at all
-//   tinyscale/base/shared.hpp                A counted pointer
 //   tinyscale/base/mapped_file.hpp           The bytes of a file
 //   tinyscale/base/shape.hpp                 The sizes of a tensor, a machine or a grid
 //   tinyscale/base/text.hpp                  Numbers as people read them, and tables that line up
@@ -1337,6 +1338,204 @@ inline float round_to(float x, DType format) {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/base/shared.hpp
+// A counted pointer: the last one that lets go deletes the object. What std::shared_ptr does, for a
+// tenth of what each type in one costs a user's compile.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// How many hold an object; `block` is the size of the memory that holds both, 0 when the object
+// was made by new.
+struct Holders {
+  std::atomic<int> count{1};
+  std::size_t block = 0;
+};
+
+// What needs no type: the object, and how many hold it.
+class SharedHead {
+ public:
+  SharedHead() = default;
+  SharedHead(const SharedHead& other) : object_(other.object_), holders_(other.holders_) {
+    if (holders_ != nullptr) {
+      holders_->count.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  explicit operator bool() const { return object_ != nullptr; }
+  bool operator==(std::nullptr_t) const { return object_ == nullptr; }
+  bool operator!=(std::nullptr_t) const { return object_ != nullptr; }
+  int use_count() const {
+    return holders_ == nullptr ? 0 : holders_->count.load(std::memory_order_acquire);
+  }
+
+ protected:
+  // Gives up holding; the last holder deletes the object. Who holds it alone need not count down.
+  // Out of line, as all that is below: every function that has a Shared would hold a copy.
+  using Destroy = void (*)(void* object, std::size_t block);
+  [[gnu::noinline]] void let_go(Destroy destroy) {
+    if (use_count() == 1 || holders_->count.fetch_sub(1) == 1) {
+      const std::size_t block = holders_->block;
+      destroy(object_, block);
+      pool_give(holders_, 1, block == 0 ? sizeof(Holders) : block);
+    }
+  }
+  // Memory for the count and `bytes` more, which begin where object_ points: 16 bytes on.
+  [[gnu::noinline]] void make_block(std::size_t bytes) {
+    static_assert(sizeof(Holders) <= 16, "the object begins 16 bytes on");
+    void* const memory = pool_take(1, bytes + 16);
+    holders_ = new (memory) Holders;
+    holders_->block = bytes + 16;
+    object_ = static_cast<char*>(memory) + 16;
+  }
+  void swap(SharedHead& other) noexcept {
+    void* const object = object_;
+    Holders* const holders = holders_;
+    object_ = other.object_;
+    holders_ = other.holders_;
+    other.object_ = object;
+    other.holders_ = holders;
+  }
+
+  void* object_ = nullptr;
+  Holders* holders_ = nullptr;
+};
+
+}  // namespace detail
+
+template <class T>
+class Shared : public detail::SharedHead {
+ public:
+  Shared() = default;
+  explicit Shared(T* object) {
+    holders_ = new (detail::pool_take(1, sizeof(detail::Holders))) detail::Holders;
+    object_ = const_cast<void*>(static_cast<const void*>(object));
+  }
+  Shared(const Shared&) = default;
+  Shared(Shared&& other) noexcept { swap(other); }
+  ~Shared() {
+    if (holders_ != nullptr) {
+      let_go(destroy);
+    }
+  }
+  Shared& operator=(Shared other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  // A default T in memory that is used again, with `more` bytes behind it.
+  static Shared make(std::size_t more = 0) {
+    static_assert(alignof(T) <= 16, "as far as make_block aligns");
+    Shared made;
+    made.make_block(sizeof(T) + more);
+    new (made.object_) T;
+    return made;
+  }
+
+  T* get() const { return static_cast<T*>(object_); }
+  T* operator->() const { return static_cast<T*>(object_); }
+  T& operator*() const { return *static_cast<T*>(object_); }
+  void reset() { *this = Shared(); }
+  void reset(T* object) { *this = Shared(object); }
+
+ private:
+  static void destroy(void* object, std::size_t block) {
+    if (block > 0) {
+      static_cast<T*>(object)->~T();
+    } else {
+      delete static_cast<T*>(object);
+    }
+  }
+};
+
+}}  // namespace tinyscale
+
+// >> tinyscale/base/function.hpp
+// A callable of any type behind one type, so that public functions are no templates. What
+// std::function does, for a third of what each lambda in one costs a user's compile; but copies
+// share one callable.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+template <class Signature>
+class Function;
+
+namespace detail {
+
+// What needs no signature: the callable, how many hold it, and how it ends.
+class FunctionHead : public SharedHead {
+ public:
+  FunctionHead() = default;
+  FunctionHead(const FunctionHead& other) = default;
+  FunctionHead& operator=(FunctionHead other) noexcept {
+    swap(other);
+    std::swap(destroy_, other.destroy_);
+    return *this;
+  }
+  ~FunctionHead() {
+    if (holders_ != nullptr) {
+      let_go(destroy_);
+    }
+  }
+
+ protected:
+  [[noreturn, gnu::cold, gnu::noinline]] static void fail_empty() {
+    fail({"Function: there is nothing to call; give it a lambda or the name of a function"});
+  }
+  // Nothing to destroy while the callable is not there yet.
+  Destroy destroy_ = [](void*, std::size_t) {};
+};
+
+// Whether a callable given to a Function is an empty one.
+template <class F>
+bool is_empty_callable(const F&) {
+  return false;
+}
+template <class F>
+bool is_empty_callable(F* const& pointer) {
+  return pointer == nullptr;
+}
+template <class S>
+bool is_empty_callable(const std::function<S>& other) {
+  return !other;
+}
+template <class S>
+bool is_empty_callable(const Function<S>& other) {
+  return !other;
+}
+
+}  // namespace detail
+
+template <class R, class... A>
+class Function<R(A...)> : public detail::FunctionHead {
+ public:
+  Function() = default;
+  Function(std::nullptr_t) {}
+  template <class F, class = decltype(static_cast<R>(std::declval<F&>()(std::declval<A>()...)))>
+  Function(F body) {
+    static_assert(alignof(F) <= 16, "as far as make_block aligns");
+    if (!detail::is_empty_callable(body)) {
+      make_block(sizeof(F));
+      new (object_) F(static_cast<F&&>(body));
+      destroy_ = [](void* object, std::size_t) { static_cast<F*>(object)->~F(); };
+      call_ = [](void* object, A... arguments) -> R {
+        return static_cast<R>((*static_cast<F*>(object))(static_cast<A&&>(arguments)...));
+      };
+    }
+  }
+
+  R operator()(A... arguments) const {
+    if (object_ == nullptr) {
+      fail_empty();
+    }
+    return call_(object_, static_cast<A&&>(arguments)...);
+  }
+
+ private:
+  R (*call_)(void* object, A... arguments) = nullptr;
+};
+
+}}  // namespace tinyscale
+
 // >> tinyscale/base/order.hpp
 // Sorting, queues and names once for all types: the order of numbers, which the caller applies to
 // its rows. The standard library's own cost the compiler a hundredth of a second for every type.
@@ -2331,117 +2530,6 @@ class SaveFile {
 };
 
 }  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/base/shared.hpp
-// A counted pointer: the last one that lets go deletes the object. What std::shared_ptr does, for a
-// tenth of what each type in one costs a user's compile.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// How many hold an object; `block` is the size of the memory that holds both, 0 when the object
-// was made by new.
-struct Holders {
-  std::atomic<int> count{1};
-  std::size_t block = 0;
-};
-
-// What needs no type: the object, and how many hold it.
-class SharedHead {
- public:
-  SharedHead() = default;
-  SharedHead(const SharedHead& other) : object_(other.object_), holders_(other.holders_) {
-    if (holders_ != nullptr) {
-      holders_->count.fetch_add(1, std::memory_order_relaxed);
-    }
-  }
-  explicit operator bool() const { return object_ != nullptr; }
-  bool operator==(std::nullptr_t) const { return object_ == nullptr; }
-  bool operator!=(std::nullptr_t) const { return object_ != nullptr; }
-  int use_count() const {
-    return holders_ == nullptr ? 0 : holders_->count.load(std::memory_order_acquire);
-  }
-
- protected:
-  // Gives up holding; the last holder deletes the object. Who holds it alone need not count down.
-  // Out of line, as all that is below: every function that has a Shared would hold a copy.
-  using Destroy = void (*)(void* object, std::size_t block);
-  [[gnu::noinline]] void let_go(Destroy destroy) {
-    if (use_count() == 1 || holders_->count.fetch_sub(1) == 1) {
-      const std::size_t block = holders_->block;
-      destroy(object_, block);
-      pool_give(holders_, 1, block == 0 ? sizeof(Holders) : block);
-    }
-  }
-  // Memory for the count and `bytes` more, which begin where object_ points: 16 bytes on.
-  [[gnu::noinline]] void make_block(std::size_t bytes) {
-    static_assert(sizeof(Holders) <= 16, "the object begins 16 bytes on");
-    void* const memory = pool_take(1, bytes + 16);
-    holders_ = new (memory) Holders;
-    holders_->block = bytes + 16;
-    object_ = static_cast<char*>(memory) + 16;
-  }
-  void swap(SharedHead& other) noexcept {
-    void* const object = object_;
-    Holders* const holders = holders_;
-    object_ = other.object_;
-    holders_ = other.holders_;
-    other.object_ = object;
-    other.holders_ = holders;
-  }
-
-  void* object_ = nullptr;
-  Holders* holders_ = nullptr;
-};
-
-}  // namespace detail
-
-template <class T>
-class Shared : public detail::SharedHead {
- public:
-  Shared() = default;
-  explicit Shared(T* object) {
-    holders_ = new (detail::pool_take(1, sizeof(detail::Holders))) detail::Holders;
-    object_ = const_cast<void*>(static_cast<const void*>(object));
-  }
-  Shared(const Shared&) = default;
-  Shared(Shared&& other) noexcept { swap(other); }
-  ~Shared() {
-    if (holders_ != nullptr) {
-      let_go(destroy);
-    }
-  }
-  Shared& operator=(Shared other) noexcept {
-    swap(other);
-    return *this;
-  }
-
-  // A default T in memory that is used again, with `more` bytes behind it.
-  static Shared make(std::size_t more = 0) {
-    static_assert(alignof(T) <= 16, "as far as make_block aligns");
-    Shared made;
-    made.make_block(sizeof(T) + more);
-    new (made.object_) T;
-    return made;
-  }
-
-  T* get() const { return static_cast<T*>(object_); }
-  T* operator->() const { return static_cast<T*>(object_); }
-  T& operator*() const { return *static_cast<T*>(object_); }
-  void reset() { *this = Shared(); }
-  void reset(T* object) { *this = Shared(object); }
-
- private:
-  static void destroy(void* object, std::size_t block) {
-    if (block > 0) {
-      static_cast<T*>(object)->~T();
-    } else {
-      delete static_cast<T*>(object);
-    }
-  }
-};
-
 }}  // namespace tinyscale
 
 // >> tinyscale/base/mapped_file.hpp
@@ -16901,7 +16989,7 @@ class Recomputation {
 
 // body(inputs), of which only the inputs are kept. Gradients go to the inputs and to parameters
 // that the body captures; other tensors with a graph behind them must be inputs.
-inline Tensor recompute(const std::function<Tensor(const std::vector<Tensor>&)>& body,
+inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body,
                         const std::vector<Tensor>& inputs) {
   if (context().no_grad > 0) {
     return body(inputs);
@@ -18008,7 +18096,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Product of x [M, K] and w [K, N], given in place of the host kernel's.
-using MatmulHook = std::function<Tensor(const Tensor& x, const Tensor& w)>;
+using MatmulHook = Function<Tensor(const Tensor& x, const Tensor& w)>;
 
 inline const MatmulHook*& matmul_hook() {
   static thread_local struct { const MatmulHook* hook; } own;
@@ -22351,7 +22439,7 @@ struct OnChip {
   ChipMatmul matmul;
   Numbers numbers = Numbers::stepped;
   // What to call a product, by its weights (origin() tells whose they are); default: by its sizes.
-  std::function<std::string(const Tensor& w)> name;
+  Function<std::string(const Tensor& w)> name;
 };
 
 // One product, or the sum of several.
@@ -22460,7 +22548,7 @@ inline std::ostream& operator<<(std::ostream& out, const OnChipReport& r) {
 
 // Calls fn with every product of this thread on the chip, without gradients, and says what each
 // cost; fn keeps what it computes. Throws what matmul_on throws, and what fn does.
-inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
+inline OnChipReport on_chip(const Chip& chip, const Function<void()>& fn,
                             const OnChip& options = OnChip()) {
   if (!fn) {
     detail::fail({"on_chip: fn is empty; give the program whose products are to run on the chip"});
@@ -23073,7 +23161,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct Kernel {
   std::string name;
   List<Dim> grid;  // 1 to 3 sizes
-  std::function<void(Tile&)> body;
+  Function<void(Tile&)> body;
   int stages = 2;              // generations of loads in flight; 1: none beside compute
   DType format = DType::bf16;  // of what is loaded, stored and multiplied
 
@@ -23083,7 +23171,7 @@ struct Kernel {
 };
 
 inline Kernel kernel(const std::string& name, const List<Dim>& grid,
-                     const std::function<void(Tile&)>& body) {
+                     const Function<void(Tile&)>& body) {
   return Kernel{name, grid, body};
 }
 
@@ -26738,7 +26826,7 @@ class MergedHops {
   std::vector<std::size_t> head_;  // of each device's hops that are left
   std::vector<std::size_t> has_;   // the copies' first hop, by which a device has the number
   List<ChunkPaths::Hop> hops_;
-  std::vector<bool> taken_;
+  List<bool> taken_;
   std::vector<std::size_t> next_from_, next_to_;  // of each hop: the next one of that device
 };
 
@@ -27079,10 +27167,10 @@ class StretchRun {
   std::int64_t length_;
   bool exact_, adds_;  // numbers are not rounded, and their sums are wanted
   std::size_t size_;
-  std::vector<const float*> now_;  // by device: its numbers of the stretch
-  std::vector<float*> home_;       // where it changes them: in its result where that is contiguous
-  std::vector<const float*> parts_;
-  std::vector<float*> copies_;
+  List<const float*> now_;  // by device: its numbers of the stretch
+  List<float*> home_;       // where it changes them: in its result where that is contiguous
+  List<const float*> parts_;
+  List<float*> copies_;
   Scratch own_;
   Scratch payload_;
   Stretch place_;
@@ -31602,7 +31690,7 @@ inline void check_thread_limit(int threads) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-using DeviceProgram = std::function<void(Device&)>;
+using DeviceProgram = Function<void(Device&)>;
 
 namespace detail {
 
@@ -35460,7 +35548,7 @@ struct ExpertOptions {
 };
 
 // Rows (n, D) of an expert through it.
-using ExpertBody = std::function<Tensor(int expert, const Tensor& rows)>;
+using ExpertBody = Function<Tensor(int expert, const Tensor& rows)>;
 
 // What a layer's experts get.
 struct ExpertRows {
@@ -35470,7 +35558,7 @@ struct ExpertRows {
 };
 
 // Brings rows to their experts and gives the results in the same order.
-using ExpertDispatch = std::function<Tensor(const ExpertRows& in, const ExpertBody& run)>;
+using ExpertDispatch = Function<Tensor(const ExpertRows& in, const ExpertBody& run)>;
 
 struct Routing {
   List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it takes, ascending
@@ -35677,7 +35765,7 @@ inline ExpertBuffer pad_to_capacity(const ExpertRows& in) {
 // gradient), P_e its mean probability. 1 when even, at most E. `batch_mean`, when given, makes
 // both means over the devices that hold other tokens.
 inline Tensor balance_loss(const Tensor& probabilities, const Routing& routing,
-                           const std::function<Tensor(const Tensor& x)>& batch_mean = {}) {
+                           const Function<Tensor(const Tensor& x)>& batch_mean = {}) {
   const std::int64_t experts = probabilities.dim(1);
   Tensor shares({experts});
   for (std::int64_t e = 0; e < experts; ++e) {
@@ -35755,19 +35843,17 @@ struct KvCache {
 // What a strategy may put between the parts of a forward pass.
 struct Hooks {
   // The parameter as an op will use it (gathered, say); index is its place in parameters.
-  std::function<Tensor(const Tensor& value, int index)> weight;
+  Function<Tensor(const Tensor& value, int index)> weight;
   // Before the matmuls that read x (query-key-value, up, output matrix), after those that write
   // back to the width (attention output, down). The bias is added after linear_out.
-  std::function<Tensor(const Tensor& x)> linear_in;
-  std::function<Tensor(const Tensor& y)> linear_out;
-  std::function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids,
-                       const Shape& shape)>
+  Function<Tensor(const Tensor& x)> linear_in;
+  Function<Tensor(const Tensor& y)> linear_out;
+  Function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids, const Shape& shape)>
       embedding;
-  std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
-  std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
+  Function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
+  Function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
   // Mean cross-entropy of the logits x table^T: x after linear_in, table the output matrix.
-  std::function<Tensor(const Tensor& x, const Tensor& table,
-                       const std::vector<std::int32_t>& targets)>
+  Function<Tensor(const Tensor& x, const Tensor& table, const std::vector<std::int32_t>& targets)>
       loss;
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch
   TokenPlaces places;               // of the tokens that attention sees, in their sequences
@@ -35775,7 +35861,7 @@ struct Hooks {
   // Of tokens of several sequences in one row (generation): the place of each, and the rotation of
   // queries or keys [1, T, heads K] to them.
   const std::vector<std::int32_t>* each_place = nullptr;
-  std::function<Tensor(const Tensor& x)> rotate;
+  Function<Tensor(const Tensor& x)> rotate;
   std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
   KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;
@@ -35786,7 +35872,7 @@ struct Hooks {
   ExpertCounts* expert_counts = nullptr;  // added to when set
   ExpertDispatch dispatch;                // empty: all experts are here
   // The mean over the devices that hold other tokens of the batch (all_reduce).
-  std::function<Tensor(const Tensor& x)> batch_mean;
+  Function<Tensor(const Tensor& x)> batch_mean;
   double balance_weight = 1;  // of the balance loss in what backward() starts from
   double partial_share = 1;   // of a bias in a partial sum: 1 / devices that add theirs up
 };
@@ -37748,7 +37834,7 @@ class PairCounts {
   std::vector<std::int64_t> counts_;
   std::vector<std::uint32_t> heads_;
   std::vector<std::uint32_t> words_, next_;
-  std::vector<char> touched_;
+  std::vector<std::uint32_t> touched_;
   std::vector<std::uint64_t> touched_pairs_;
   Heap<CountedPair> heap_;
 };
@@ -39746,8 +39832,8 @@ inline bool json_true(const Json& json, const char* key, bool otherwise) {
 }
 
 // What a step of tokenizer.json is: itself, or the steps of a "Sequence" under `key`.
-inline std::vector<const Json*> steps_of(const Json& json, const char* name, const char* key) {
-  std::vector<const Json*> steps;
+inline List<const Json*> steps_of(const Json& json, const char* name, const char* key) {
+  List<const Json*> steps;
   const Json* step = json.find(name);
   if (step == nullptr || step->kind != Json::Kind::object) {
     return steps;
@@ -39854,7 +39940,7 @@ inline std::string pre_of_pattern(const std::string& pattern) {
 }
 
 // How a byte-level tokenizer cuts: [Digits | Split by a pattern,] ByteLevel.
-inline void read_byte_level(TokenizerData& data, const std::vector<const Json*>& steps,
+inline void read_byte_level(TokenizerData& data, const List<const Json*>& steps,
                             const std::string& who) {
   const Json& last = *steps.back();
   const Json* first = steps.size() == 2 ? steps[0] : nullptr;
@@ -39883,8 +39969,8 @@ inline void read_byte_level(TokenizerData& data, const std::vector<const Json*>&
 }
 
 // What pieces do with spaces: the normalizer's Prepend and Replace, or a Metaspace step.
-inline void read_spaces(TokenizerData& data, const std::vector<const Json*>& normalizers,
-                        const std::vector<const Json*>& steps, const std::string& who) {
+inline void read_spaces(TokenizerData& data, const List<const Json*>& normalizers,
+                        const List<const Json*>& steps, const std::string& who) {
   data.add_space_prefix = false;
   for (const Json* step : normalizers) {
     const std::string type = json_text(step, "type");
@@ -40001,8 +40087,8 @@ inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std
   const Json json = detail::parse_named(text, who);
   TokenizerData data;
   const Json& model = detail::read_model(data, json, who);
-  const std::vector<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
-  const std::vector<const Json*> normalizers = detail::steps_of(json, "normalizer", "normalizers");
+  const List<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
+  const List<const Json*> normalizers = detail::steps_of(json, "normalizer", "normalizers");
   if (!steps.empty() && detail::json_text(steps.back(), "type") == "ByteLevel") {
     data.kind = TokenizerKind::byte_pairs;
     detail::read_byte_level(data, steps, who);
@@ -41748,7 +41834,7 @@ inline void write_gguf(const std::string& path, const List<GgufValue>& metadata,
   file.write(header.data(), header.size());
   for (const GgufSource& source : tensors) {
     const Tensor value = contiguous(source.value);
-    std::vector<std::uint8_t> bytes((detail::gguf_source_bytes(source) + 31) / 32 * 32);
+    List<std::uint8_t> bytes((detail::gguf_source_bytes(source) + 31) / 32 * 32);
     kernels::quantize_blocks(source.format, value.count(), value.data(), bytes.data());
     file.write(bytes.data(), bytes.size());
   }
@@ -42508,7 +42594,7 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
   kernels::CacheShape shape = cache.shape();
   shape.heads = q.dim(2) / shape.head_size;
   Tensor y(q.shape());
-  List<std::vector<const std::uint8_t*>> pages(runs.size());
+  List<List<const std::uint8_t*>> pages(runs.size());
   List<kernels::CacheQuery> single;
   double pairs = 0, seen = 0;
   std::int64_t t = 0;
@@ -42744,7 +42830,7 @@ inline void penalise(std::vector<float>& logits, const std::vector<std::int32_t>
   const auto all = static_cast<std::int64_t>(seen.size());
   const std::int64_t first =
       o.penalty_window > 0 && o.penalty_window < all ? all - o.penalty_window : 0;
-  std::vector<bool> done(logits.size());
+  List<bool> done(logits.size());
   for (std::int64_t i = first; i < all; ++i) {
     const auto id = static_cast<std::size_t>(seen[static_cast<std::size_t>(i)]);
     if (id < logits.size() && !done[id]) {
@@ -42872,9 +42958,9 @@ struct GenerateOptions : SampleOptions {
   std::vector<std::int32_t> stop_tokens;  // end a sequence, and are its last
   std::vector<std::string> stop;          // texts that end generate()'s; they are left out
   // Told of every new token of a prompt; false ends that sequence.
-  std::function<bool(std::int64_t prompt, std::int32_t id)> on_token;
+  Function<bool(std::int64_t prompt, std::int32_t id)> on_token;
   // Told of generate()'s text as it comes, whole characters at a time.
-  std::function<void(const std::string& piece)> on_text;
+  Function<void(const std::string& piece)> on_text;
 };
 
 // Why a sequence ended: as long as asked, a stop token, a stop text, or on_token said so.
@@ -43077,8 +43163,7 @@ namespace detail {
 // Text that comes piece by piece, up to the first stop text.
 class TextStream {
  public:
-  TextStream(const std::vector<std::string>& stops,
-             const std::function<void(const std::string&)>& told)
+  TextStream(const std::vector<std::string>& stops, const Function<void(const std::string&)>& told)
       : stops_(stops), told_(told) {
     for (const std::string& stop : stops) {
       if (stop.empty()) {
@@ -43122,7 +43207,7 @@ class TextStream {
   }
 
   const std::vector<std::string>& stops_;
-  const std::function<void(const std::string&)>& told_;
+  const Function<void(const std::string&)>& told_;
   std::string text_;
   std::size_t sent_ = 0;  // bytes that on_text has had
 };
@@ -43727,7 +43812,7 @@ struct Llama2cOptions {
   double top_p = 0.9;        // at or below 0, or at or above 1: off
   std::uint64_t seed = 1;    // not 0
   std::int64_t steps = 256;  // tokens in and out; at most the context
-  std::function<void(const std::string& piece)> on_text;
+  Function<void(const std::string& piece)> on_text;
 };
 
 struct Llama2cText {
@@ -45772,7 +45857,7 @@ class GgmlDecoder {
   const Transformer& model_;
   const StoredMatrix *embedding_ = nullptr, *head_ = nullptr;
   const float* last_norm_ = nullptr;
-  std::vector<Layer> layers_;
+  List<Layer> layers_;
   std::int64_t position_ = 0;
 };
 
@@ -46158,7 +46243,7 @@ namespace detail {
 // Logits of windows of `context` tokens, one behind the other: what(first token, rows, logits).
 inline void for_windows(const Transformer& model, const std::vector<std::int32_t>& ids,
                         const CacheOptions& pages,
-                        const std::function<void(std::int64_t, const Tensor&)>& what) {
+                        const Function<void(std::int64_t, const Tensor&)>& what) {
   const auto all = static_cast<std::int64_t>(ids.size());
   KvPages cache(model.config, pages);
   const int sequence = cache.add();
@@ -49624,9 +49709,8 @@ inline WalkedSum walk_all_reduce(const CollectiveSpec& spec, List<std::vector<fl
 
 struct ReductionErrorOptions {
   std::vector<int> devices = {2, 4, 8, 16};
-  std::vector<Algorithm> algorithms = {Algorithm::ring, Algorithm::ring_both_ways,
-                                       Algorithm::halving_doubling, Algorithm::tree,
-                                       Algorithm::direct};
+  List<Algorithm> algorithms = {Algorithm::ring, Algorithm::ring_both_ways,
+                                Algorithm::halving_doubling, Algorithm::tree, Algorithm::direct};
   std::int64_t elements = 1024;
   std::uint64_t seed = 1;
 };
@@ -52271,7 +52355,7 @@ class StepReporter {
     Table& out = report.devices;
     out.title = "each device: counted FLOPs and bytes; simulated time; peak memory by kind";
     out.columns = {"device", "FLOPs", "bytes sent", "computes", "waits"};
-    std::vector<MemoryKind> kinds;
+    List<MemoryKind> kinds;
     for (int kind = 0; kind < MemoryMeter::kinds; ++kind) {
       bool used = false;
       for (std::size_t d = 0; d < devices(); ++d) {
@@ -53354,7 +53438,7 @@ struct ServeSequence {
 struct ServeTurn {
   List<TokenRun> runs;
   std::vector<std::size_t> who;      // of the batch's sequences
-  std::vector<bool> restarts, ends;  // its cache begins anew; all its tokens are in: one comes
+  List<bool> restarts, ends;         // its cache begins anew; all its tokens are in: one comes
   std::vector<std::int64_t> before;  // tokens of it that were cached
   std::int64_t tokens = 0;
   bool decodes = true;  // one token of each, of which at least one is not the prompt's
@@ -53521,7 +53605,7 @@ struct CutCache {
   }
   // The first n of this device's rows as f32.
   void load(int layer, int sequence, std::int64_t n, float* k, float* v) const {
-    std::vector<const std::uint8_t*> at;
+    List<const std::uint8_t*> at;
     for (std::int64_t i = 0; i * pages.page_tokens() < n; ++i) {
       at.push_back(pages.page(layer, sequence, i));
     }

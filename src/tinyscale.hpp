@@ -16,6 +16,7 @@
 #include "tinyscale/base/cpu.hpp"
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/pool.hpp"
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/sorted_names.hpp"

@@ -3,13 +3,18 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -482,4 +487,87 @@ TEST_CASE("order: a table of names counts") {
   CHECK(times.has("299"));
   CHECK(!times.has("300"));
   CHECK(times.begin()->name == "0");
+}
+
+namespace {
+
+int twice(int x) { return 2 * x; }
+
+}  // namespace
+
+TEST_CASE("Function: lambdas, functions, std::function; empty ones say so; copies share") {
+  using Op = ts::Function<int(int)>;
+  const int three = 3;
+  CHECK(Op([three](int x) { return three * x; })(5) == 15);
+  CHECK(Op(twice)(5) == 10);
+  CHECK(Op(&twice)(5) == 10);
+  CHECK(Op(std::function<int(int)>(twice))(5) == 10);
+  CHECK(std::function<int(int)>(Op(twice))(5) == 10);
+  const auto widened = [](double x) { return x / 2; };  // converts what goes in and comes out
+  CHECK(Op([&](int x) { return static_cast<int>(widened(x)); })(5) == 2);
+
+  int (*const nowhere)(int) = nullptr;
+  for (const Op& empty : {Op(), Op(nullptr), Op(nowhere), Op(std::function<int(int)>()),
+                          Op(ts::Function<long(long)>())}) {
+    CHECK_FALSE(static_cast<bool>(empty));
+    CHECK(empty == nullptr);
+    CHECK(error_of([&] { empty(1); }) ==
+          "Function: there is nothing to call; give it a lambda or the name of a function");
+  }
+
+  // One callable, destroyed once, with the last copy.
+  const auto counted = std::make_shared<int>(0);
+  {
+    Op count([counted](int x) { return *counted += x; });
+    CHECK(counted.use_count() == 2);
+    Op other(count), third;
+    third = other;
+    other = Op(twice);
+    count = std::move(third);
+    CHECK(count(2) == 2);
+    CHECK(counted.use_count() == 2);
+    count = count;
+    CHECK(count(3) == 5);
+    count = nullptr;
+    third = {};
+    CHECK(counted.use_count() == 1);
+    CHECK(other(1) == 2);
+  }
+  int calls = 0;
+  Op state([calls](int x) mutable { return calls += x; });
+  const Op same = state;
+  CHECK(state(1) == 1);
+  CHECK(same(1) == 2);
+
+  // What goes in by value is moved through, what goes in by reference is that object.
+  const ts::Function<std::size_t(std::unique_ptr<int>)> take = [](std::unique_ptr<int> p) {
+    return static_cast<std::size_t>(*p);
+  };
+  CHECK(take(std::make_unique<int>(7)) == 7);
+  int place = 0;
+  const ts::Function<int&(int&)> pass = [](int& x) -> int& { return x; };
+  pass(place) = 4;
+  CHECK(place == 4);
+  const ts::Function<void(int&)> change = [](int& x) { return ++x; };  // its result is dropped
+  change(place);
+  CHECK(place == 5);
+  static_assert(!std::is_convertible_v<int, Op> && !std::is_convertible_v<std::string, Op>, "");
+  static_assert(!std::is_convertible_v<int (*)(const char*), Op>, "");
+
+  // A callable whose move throws: nothing is left to destroy.
+  struct Throws {
+    std::shared_ptr<int> held;
+    bool now;
+    Throws(std::shared_ptr<int> h, bool n) : held(std::move(h)), now(n) {}
+    Throws(const Throws& t) : held(t.held), now(t.now) {
+      if (now) {
+        throw std::runtime_error("moved");
+      }
+    }
+    int operator()(int x) const { return x; }
+  };
+  CHECK_THROWS_AS(Op(Throws(counted, true)), std::runtime_error);
+  CHECK(counted.use_count() == 1);
+  CHECK(Op(Throws(counted, false))(6) == 6);
+  CHECK(counted.use_count() == 1);
 }

@@ -132,7 +132,7 @@ class MergedHops {
   std::vector<std::size_t> head_;  // of each device's hops that are left
   std::vector<std::size_t> has_;   // the copies' first hop, by which a device has the number
   List<ChunkPaths::Hop> hops_;
-  std::vector<bool> taken_;
+  List<bool> taken_;
   std::vector<std::size_t> next_from_, next_to_;  // of each hop: the next one of that device
 };
 

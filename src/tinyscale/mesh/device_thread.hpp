@@ -4,9 +4,9 @@
 #include <algorithm>  // max
 #include <chrono>
 #include <exception>
-#include <functional>
 #include <string>
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/measure/context.hpp"
@@ -15,7 +15,7 @@
 
 namespace tinyscale {
 
-using DeviceProgram = std::function<void(Device&)>;
+using DeviceProgram = Function<void(Device&)>;
 
 namespace detail {
 

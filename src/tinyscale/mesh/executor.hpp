@@ -301,10 +301,10 @@ class StretchRun {
   std::int64_t length_;
   bool exact_, adds_;  // numbers are not rounded, and their sums are wanted
   std::size_t size_;
-  std::vector<const float*> now_;  // by device: its numbers of the stretch
-  std::vector<float*> home_;       // where it changes them: in its result where that is contiguous
-  std::vector<const float*> parts_;
-  std::vector<float*> copies_;
+  List<const float*> now_;  // by device: its numbers of the stretch
+  List<float*> home_;       // where it changes them: in its result where that is contiguous
+  List<const float*> parts_;
+  List<float*> copies_;
   Scratch own_;
   Scratch payload_;
   Stretch place_;

@@ -127,7 +127,7 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
   kernels::CacheShape shape = cache.shape();
   shape.heads = q.dim(2) / shape.head_size;
   Tensor y(q.shape());
-  List<std::vector<const std::uint8_t*>> pages(runs.size());
+  List<List<const std::uint8_t*>> pages(runs.size());
   List<kernels::CacheQuery> single;
   double pairs = 0, seen = 0;
   std::int64_t t = 0;

@@ -4,12 +4,12 @@
 // With a capacity factor cf an expert takes C = ceil(top_k T cf / E) of a group's T tokens, the
 // first ones; without, all (dropless, arXiv 2211.15841).
 
-#include <cmath>       // ceil
-#include <cstdint>     // int32_t
-#include <functional>  // std::function
-#include <vector>      // vector
+#include <cmath>    // ceil
+#include <cstdint>  // int32_t
+#include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/tensor/reduce.hpp"
 #include "tinyscale/tensor/tensor.hpp"
@@ -28,7 +28,7 @@ struct ExpertOptions {
 };
 
 // Rows (n, D) of an expert through it.
-using ExpertBody = std::function<Tensor(int expert, const Tensor& rows)>;
+using ExpertBody = Function<Tensor(int expert, const Tensor& rows)>;
 
 // What a layer's experts get.
 struct ExpertRows {
@@ -38,7 +38,7 @@ struct ExpertRows {
 };
 
 // Brings rows to their experts and gives the results in the same order.
-using ExpertDispatch = std::function<Tensor(const ExpertRows& in, const ExpertBody& run)>;
+using ExpertDispatch = Function<Tensor(const ExpertRows& in, const ExpertBody& run)>;
 
 struct Routing {
   List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it takes, ascending
@@ -245,7 +245,7 @@ inline ExpertBuffer pad_to_capacity(const ExpertRows& in) {
 // gradient), P_e its mean probability. 1 when even, at most E. `batch_mean`, when given, makes
 // both means over the devices that hold other tokens.
 inline Tensor balance_loss(const Tensor& probabilities, const Routing& routing,
-                           const std::function<Tensor(const Tensor& x)>& batch_mean = {}) {
+                           const Function<Tensor(const Tensor& x)>& batch_mean = {}) {
   const std::int64_t experts = probabilities.dim(1);
   Tensor shares({experts});
   for (std::int64_t e = 0; e < experts; ++e) {

@@ -9,6 +9,7 @@
 #include <string>   // string
 #include <vector>   // vector
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/model/generate.hpp"
@@ -21,7 +22,7 @@ namespace detail {
 // Logits of windows of `context` tokens, one behind the other: what(first token, rows, logits).
 inline void for_windows(const Transformer& model, const std::vector<std::int32_t>& ids,
                         const CacheOptions& pages,
-                        const std::function<void(std::int64_t, const Tensor&)>& what) {
+                        const Function<void(std::int64_t, const Tensor&)>& what) {
   const auto all = static_cast<std::int64_t>(ids.size());
   KvPages cache(model.config, pages);
   const int sequence = cache.add();

@@ -3,11 +3,11 @@
 // (decode), all in the same steps over one paged cache. A sequence that fills the context goes on
 // from its last tokens, at position 0 again.
 
-#include <cstdint>     // int32_t
-#include <functional>  // std::function
-#include <string>      // string
-#include <vector>      // vector
+#include <cstdint>  // int32_t
+#include <string>   // string
+#include <vector>   // vector
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/model/decode.hpp"
@@ -24,9 +24,9 @@ struct GenerateOptions : SampleOptions {
   std::vector<std::int32_t> stop_tokens;  // end a sequence, and are its last
   std::vector<std::string> stop;          // texts that end generate()'s; they are left out
   // Told of every new token of a prompt; false ends that sequence.
-  std::function<bool(std::int64_t prompt, std::int32_t id)> on_token;
+  Function<bool(std::int64_t prompt, std::int32_t id)> on_token;
   // Told of generate()'s text as it comes, whole characters at a time.
-  std::function<void(const std::string& piece)> on_text;
+  Function<void(const std::string& piece)> on_text;
 };
 
 // Why a sequence ended: as long as asked, a stop token, a stop text, or on_token said so.

@@ -6,6 +6,7 @@
 #include <string>   // string
 #include <vector>   // vector
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/model/generate.hpp"
 #include "tinyscale/model/read_text.hpp"
 #include "tinyscale/model/stream_decoder.hpp"
@@ -17,8 +18,7 @@ namespace detail {
 // Text that comes piece by piece, up to the first stop text.
 class TextStream {
  public:
-  TextStream(const std::vector<std::string>& stops,
-             const std::function<void(const std::string&)>& told)
+  TextStream(const std::vector<std::string>& stops, const Function<void(const std::string&)>& told)
       : stops_(stops), told_(told) {
     for (const std::string& stop : stops) {
       if (stop.empty()) {
@@ -62,7 +62,7 @@ class TextStream {
   }
 
   const std::vector<std::string>& stops_;
-  const std::function<void(const std::string&)>& told_;
+  const Function<void(const std::string&)>& told_;
   std::string text_;
   std::size_t sent_ = 0;  // bytes that on_text has had
 };

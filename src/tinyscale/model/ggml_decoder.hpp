@@ -12,6 +12,7 @@
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/compute/ggml_sums.hpp"
 #include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/model/sampler.hpp"
@@ -53,7 +54,7 @@ class GgmlDecoder {
   const Transformer& model_;
   const StoredMatrix *embedding_ = nullptr, *head_ = nullptr;
   const float* last_norm_ = nullptr;
-  std::vector<Layer> layers_;
+  List<Layer> layers_;
   std::int64_t position_ = 0;
 };
 

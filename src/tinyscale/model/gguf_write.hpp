@@ -164,7 +164,7 @@ inline void write_gguf(const std::string& path, const List<GgufValue>& metadata,
   file.write(header.data(), header.size());
   for (const GgufSource& source : tensors) {
     const Tensor value = contiguous(source.value);
-    std::vector<std::uint8_t> bytes((detail::gguf_source_bytes(source) + 31) / 32 * 32);
+    List<std::uint8_t> bytes((detail::gguf_source_bytes(source) + 31) / 32 * 32);
     kernels::quantize_blocks(source.format, value.count(), value.data(), bytes.data());
     file.write(bytes.data(), bytes.size());
   }

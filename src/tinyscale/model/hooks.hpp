@@ -3,11 +3,11 @@
 // which a parallel strategy puts collectives between the parts of the transformer.
 // An empty hook is the identity.
 
-#include <cstdint>     // int64_t
-#include <functional>  // std::function
-#include <string>      // string
-#include <vector>      // vector
+#include <cstdint>  // int64_t
+#include <string>   // string
+#include <vector>   // vector
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/rope.hpp"
@@ -57,19 +57,17 @@ struct KvCache {
 // What a strategy may put between the parts of a forward pass.
 struct Hooks {
   // The parameter as an op will use it (gathered, say); index is its place in parameters.
-  std::function<Tensor(const Tensor& value, int index)> weight;
+  Function<Tensor(const Tensor& value, int index)> weight;
   // Before the matmuls that read x (query-key-value, up, output matrix), after those that write
   // back to the width (attention output, down). The bias is added after linear_out.
-  std::function<Tensor(const Tensor& x)> linear_in;
-  std::function<Tensor(const Tensor& y)> linear_out;
-  std::function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids,
-                       const Shape& shape)>
+  Function<Tensor(const Tensor& x)> linear_in;
+  Function<Tensor(const Tensor& y)> linear_out;
+  Function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids, const Shape& shape)>
       embedding;
-  std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
-  std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
+  Function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
+  Function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
   // Mean cross-entropy of the logits x table^T: x after linear_in, table the output matrix.
-  std::function<Tensor(const Tensor& x, const Tensor& table,
-                       const std::vector<std::int32_t>& targets)>
+  Function<Tensor(const Tensor& x, const Tensor& table, const std::vector<std::int32_t>& targets)>
       loss;
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch
   TokenPlaces places;               // of the tokens that attention sees, in their sequences
@@ -77,7 +75,7 @@ struct Hooks {
   // Of tokens of several sequences in one row (generation): the place of each, and the rotation of
   // queries or keys [1, T, heads K] to them.
   const std::vector<std::int32_t>* each_place = nullptr;
-  std::function<Tensor(const Tensor& x)> rotate;
+  Function<Tensor(const Tensor& x)> rotate;
   std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
   KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;
@@ -88,7 +86,7 @@ struct Hooks {
   ExpertCounts* expert_counts = nullptr;  // added to when set
   ExpertDispatch dispatch;                // empty: all experts are here
   // The mean over the devices that hold other tokens of the batch (all_reduce).
-  std::function<Tensor(const Tensor& x)> batch_mean;
+  Function<Tensor(const Tensor& x)> batch_mean;
   double balance_weight = 1;  // of the balance loss in what backward() starts from
   double partial_share = 1;   // of a bias in a partial sum: 1 / devices that add theirs up
 };

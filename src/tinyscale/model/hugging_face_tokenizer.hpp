@@ -8,9 +8,9 @@
 #include <cstdint>  // int64_t
 #include <string>   // string
 #include <utility>  // move
-#include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/model/json.hpp"
 #include "tinyscale/model/make_tokenizer.hpp"
 #include "tinyscale/model/read_text.hpp"
@@ -32,8 +32,8 @@ inline bool json_true(const Json& json, const char* key, bool otherwise) {
 }
 
 // What a step of tokenizer.json is: itself, or the steps of a "Sequence" under `key`.
-inline std::vector<const Json*> steps_of(const Json& json, const char* name, const char* key) {
-  std::vector<const Json*> steps;
+inline List<const Json*> steps_of(const Json& json, const char* name, const char* key) {
+  List<const Json*> steps;
   const Json* step = json.find(name);
   if (step == nullptr || step->kind != Json::Kind::object) {
     return steps;
@@ -140,7 +140,7 @@ inline std::string pre_of_pattern(const std::string& pattern) {
 }
 
 // How a byte-level tokenizer cuts: [Digits | Split by a pattern,] ByteLevel.
-inline void read_byte_level(TokenizerData& data, const std::vector<const Json*>& steps,
+inline void read_byte_level(TokenizerData& data, const List<const Json*>& steps,
                             const std::string& who) {
   const Json& last = *steps.back();
   const Json* first = steps.size() == 2 ? steps[0] : nullptr;
@@ -169,8 +169,8 @@ inline void read_byte_level(TokenizerData& data, const std::vector<const Json*>&
 }
 
 // What pieces do with spaces: the normalizer's Prepend and Replace, or a Metaspace step.
-inline void read_spaces(TokenizerData& data, const std::vector<const Json*>& normalizers,
-                        const std::vector<const Json*>& steps, const std::string& who) {
+inline void read_spaces(TokenizerData& data, const List<const Json*>& normalizers,
+                        const List<const Json*>& steps, const std::string& who) {
   data.add_space_prefix = false;
   for (const Json* step : normalizers) {
     const std::string type = json_text(step, "type");
@@ -287,8 +287,8 @@ inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std
   const Json json = detail::parse_named(text, who);
   TokenizerData data;
   const Json& model = detail::read_model(data, json, who);
-  const std::vector<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
-  const std::vector<const Json*> normalizers = detail::steps_of(json, "normalizer", "normalizers");
+  const List<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
+  const List<const Json*> normalizers = detail::steps_of(json, "normalizer", "normalizers");
   if (!steps.empty() && detail::json_text(steps.back(), "type") == "ByteLevel") {
     data.kind = TokenizerKind::byte_pairs;
     detail::read_byte_level(data, steps, who);

@@ -3,12 +3,12 @@
 // its float32 softmax and nucleus, its loop, which ends at a BOS and prints what can be printed.
 // With the same checkpoint, prompt and seed the text is the same.
 
-#include <cmath>       // exp
-#include <cstdint>     // int32_t
-#include <functional>  // std::function
-#include <string>      // string
-#include <vector>      // vector
+#include <cmath>    // exp
+#include <cstdint>  // int32_t
+#include <string>   // string
+#include <vector>   // vector
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/model/llama2c_decoder.hpp"
 #include "tinyscale/model/sampler.hpp"
@@ -20,7 +20,7 @@ struct Llama2cOptions {
   double top_p = 0.9;        // at or below 0, or at or above 1: off
   std::uint64_t seed = 1;    // not 0
   std::int64_t steps = 256;  // tokens in and out; at most the context
-  std::function<void(const std::string& piece)> on_text;
+  Function<void(const std::string& piece)> on_text;
 };
 
 struct Llama2cText {

@@ -10,6 +10,7 @@
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/compute/argmax.hpp"
 
@@ -57,7 +58,7 @@ inline void penalise(std::vector<float>& logits, const std::vector<std::int32_t>
   const auto all = static_cast<std::int64_t>(seen.size());
   const std::int64_t first =
       o.penalty_window > 0 && o.penalty_window < all ? all - o.penalty_window : 0;
-  std::vector<bool> done(logits.size());
+  List<bool> done(logits.size());
   for (std::int64_t i = first; i < all; ++i) {
     const auto id = static_cast<std::size_t>(seen[static_cast<std::size_t>(i)]);
     if (id < logits.size() && !done[id]) {

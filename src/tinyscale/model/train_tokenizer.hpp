@@ -170,7 +170,7 @@ class PairCounts {
   std::vector<std::int64_t> counts_;
   std::vector<std::uint32_t> heads_;
   std::vector<std::uint32_t> words_, next_;
-  std::vector<char> touched_;
+  std::vector<std::uint32_t> touched_;
   std::vector<std::uint64_t> touched_pairs_;
   Heap<CountedPair> heap_;
 };

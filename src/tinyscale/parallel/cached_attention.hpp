@@ -9,6 +9,7 @@
 #include <cstdint>  // int64_t
 #include <vector>   // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/compute/attention.hpp"
 #include "tinyscale/mesh/device.hpp"
 #include "tinyscale/model/decode.hpp"
@@ -40,7 +41,7 @@ struct CutCache {
   }
   // The first n of this device's rows as f32.
   void load(int layer, int sequence, std::int64_t n, float* k, float* v) const {
-    std::vector<const std::uint8_t*> at;
+    List<const std::uint8_t*> at;
     for (std::int64_t i = 0; i * pages.page_tokens() < n; ++i) {
       at.push_back(pages.page(layer, sequence, i));
     }

@@ -178,9 +178,8 @@ inline WalkedSum walk_all_reduce(const CollectiveSpec& spec, List<std::vector<fl
 
 struct ReductionErrorOptions {
   std::vector<int> devices = {2, 4, 8, 16};
-  std::vector<Algorithm> algorithms = {Algorithm::ring, Algorithm::ring_both_ways,
-                                       Algorithm::halving_doubling, Algorithm::tree,
-                                       Algorithm::direct};
+  List<Algorithm> algorithms = {Algorithm::ring, Algorithm::ring_both_ways,
+                                Algorithm::halving_doubling, Algorithm::tree, Algorithm::direct};
   std::int64_t elements = 1024;
   std::uint64_t seed = 1;
 };

@@ -38,7 +38,7 @@ struct ServeSequence {
 struct ServeTurn {
   List<TokenRun> runs;
   std::vector<std::size_t> who;      // of the batch's sequences
-  std::vector<bool> restarts, ends;  // its cache begins anew; all its tokens are in: one comes
+  List<bool> restarts, ends;         // its cache begins anew; all its tokens are in: one comes
   std::vector<std::int64_t> before;  // tokens of it that were cached
   std::int64_t tokens = 0;
   bool decodes = true;  // one token of each, of which at least one is not the prompt's

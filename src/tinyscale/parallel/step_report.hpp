@@ -388,7 +388,7 @@ class StepReporter {
     Table& out = report.devices;
     out.title = "each device: counted FLOPs and bytes; simulated time; peak memory by kind";
     out.columns = {"device", "FLOPs", "bytes sent", "computes", "waits"};
-    std::vector<MemoryKind> kinds;
+    List<MemoryKind> kinds;
     for (int kind = 0; kind < MemoryMeter::kinds; ++kind) {
       bool used = false;
       for (std::size_t d = 0; d < devices(); ++d) {

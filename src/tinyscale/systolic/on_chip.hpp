@@ -3,10 +3,10 @@
 // this thread, each as one matmul_on. Products over leading dimensions of w, attention and all that
 // is no product run on the host and cost nothing here.
 
-#include <functional>  // function
-#include <iostream>    // ostream
-#include <string>      // string
+#include <iostream>  // ostream
+#include <string>    // string
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/systolic/chip_matmul.hpp"
 #include "tinyscale/tensor/backward.hpp"
 
@@ -19,7 +19,7 @@ struct OnChip {
   ChipMatmul matmul;
   Numbers numbers = Numbers::stepped;
   // What to call a product, by its weights (origin() tells whose they are); default: by its sizes.
-  std::function<std::string(const Tensor& w)> name;
+  Function<std::string(const Tensor& w)> name;
 };
 
 // One product, or the sum of several.
@@ -128,7 +128,7 @@ inline std::ostream& operator<<(std::ostream& out, const OnChipReport& r) {
 
 // Calls fn with every product of this thread on the chip, without gradients, and says what each
 // cost; fn keeps what it computes. Throws what matmul_on throws, and what fn does.
-inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
+inline OnChipReport on_chip(const Chip& chip, const Function<void()>& fn,
                             const OnChip& options = OnChip()) {
   if (!fn) {
     detail::fail({"on_chip: fn is empty; give the program whose products are to run on the chip"});

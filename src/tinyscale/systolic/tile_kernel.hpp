@@ -4,11 +4,11 @@
 // deals them to its SMs, each with its share of everything. Nothing is kept between programs: a
 // block that two of them load is moved twice.
 
-#include <algorithm>   // max, min
-#include <cstdint>     // int64_t
-#include <functional>  // function
-#include <string>      // string
+#include <algorithm>  // max, min
+#include <cstdint>    // int64_t
+#include <string>     // string
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/systolic/tile.hpp"
 
 namespace tinyscale {
@@ -16,7 +16,7 @@ namespace tinyscale {
 struct Kernel {
   std::string name;
   List<Dim> grid;  // 1 to 3 sizes
-  std::function<void(Tile&)> body;
+  Function<void(Tile&)> body;
   int stages = 2;              // generations of loads in flight; 1: none beside compute
   DType format = DType::bf16;  // of what is loaded, stored and multiplied
 
@@ -26,7 +26,7 @@ struct Kernel {
 };
 
 inline Kernel kernel(const std::string& name, const List<Dim>& grid,
-                     const std::function<void(Tile&)>& body) {
+                     const Function<void(Tile&)>& body) {
   return Kernel{name, grid, body};
 }
 

@@ -2,9 +2,9 @@
 // Matrix products: 2 M K N flops. x may have any leading dimensions; they are flattened into M.
 // A thread-local hook lets a floor above run the forward products on an emulated chip.
 
-#include <cstdint>     // int64_t
-#include <functional>  // std::function
+#include <cstdint>  // int64_t
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/tensor/backward.hpp"
@@ -18,7 +18,7 @@ namespace tinyscale {
 namespace detail {
 
 // Product of x [M, K] and w [K, N], given in place of the host kernel's.
-using MatmulHook = std::function<Tensor(const Tensor& x, const Tensor& w)>;
+using MatmulHook = Function<Tensor(const Tensor& x, const Tensor& w)>;
 
 inline const MatmulHook*& matmul_hook() {
   static thread_local struct { const MatmulHook* hook; } own;

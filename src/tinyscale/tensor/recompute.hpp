@@ -2,10 +2,10 @@
 // Activation recomputation (arXiv 1604.06174): the forward pass keeps the inputs alone, the
 // backward pass runs it again. With counter-based dropout both passes give the same numbers.
 
-#include <cstddef>     // size_t
-#include <functional>  // std::function
-#include <vector>      // vector
+#include <cstddef>  // size_t
+#include <vector>   // vector
 
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/tensor/backward.hpp"
 
@@ -52,7 +52,7 @@ class Recomputation {
 
 // body(inputs), of which only the inputs are kept. Gradients go to the inputs and to parameters
 // that the body captures; other tensors with a graph behind them must be inputs.
-inline Tensor recompute(const std::function<Tensor(const std::vector<Tensor>&)>& body,
+inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body,
                         const std::vector<Tensor>& inputs) {
   if (context().no_grad > 0) {
     return body(inputs);
