@@ -4977,18 +4977,24 @@ TINYSCALE_LOOP_BODY float read_body(const float* data, std::int64_t count) {
   return sums[0][0];
 }
 
-#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE)                       \
+#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE, CLEAR)                \
   ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
-    return fma_body<VECTOR>(turns, x, y);                                     \
+    const float sum = fma_body<VECTOR>(turns, x, y);                          \
+    CLEAR;                                                                    \
+    return sum;                                                               \
   }                                                                           \
   ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
-    return read_body<VECTOR>(data, count);                                    \
+    const float sum = read_body<VECTOR>(data, count);                         \
+    CLEAR;                                                                    \
+    return sum;                                                               \
   }
 
-TINYSCALE_LAPTOP_LOOPS(portable, LoopVector4, )
+TINYSCALE_LAPTOP_LOOPS(portable, LoopVector4, , )
 #if TINYSCALE_X86
-TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, __attribute__((target("avx2,fma"))))
-TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))))
+TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, __attribute__((target("avx2,fma"))),
+                       __builtin_ia32_vzeroupper())
+TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))),
+                       __builtin_ia32_vzeroupper())
 #endif
 #undef TINYSCALE_LAPTOP_LOOPS
 
@@ -5007,7 +5013,9 @@ TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))))
                      : REGISTERS(a), REGISTERS(b));                                     \
       }                                                                                 \
     }                                                                                   \
-    return static_cast<float>(sums[0][0] + sums[kLoopSums - 1][0]);                     \
+    const int sum = sums[0][0] + sums[kLoopSums - 1][0];                                \
+    __builtin_ia32_vzeroupper();                                                        \
+    return static_cast<float>(sum);                                                     \
   }
 
 TINYSCALE_DOT_LOOP(dot_bf16_512, "avx512f,avx512bf16", 64, "v", "vdpbf16ps")
@@ -7690,14 +7698,18 @@ class PathScope {
 };
 
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+// vzeroupper: below -O2 g++ leaves the wide registers' upper halves in use, and on Intel every
+// scalar instruction after that waits for the one before: 60 times slower.
 template <class Kernel>
 __attribute__((target("avx512f"), noinline)) void run_avx512(const Kernel& kernel) {
   kernel.template run<Lanes16>();
+  __builtin_ia32_vzeroupper();
 }
 
 template <class Kernel>
 __attribute__((target("avx2,fma"), noinline)) void run_avx2(const Kernel& kernel) {
   kernel.template run<Lanes8>();
+  __builtin_ia32_vzeroupper();
 }
 #endif
 
@@ -10488,6 +10500,7 @@ struct WordPack {
 __attribute__((target("avx512f,avx512bw"), noinline)) inline void pack_words_512(
     const WordPack& pack) {
   pack.run();
+  __builtin_ia32_vzeroupper();
 }
 #endif
 
@@ -11024,6 +11037,7 @@ struct DotBf16 {
 
 TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
   WordTiles<DotBf16>{task}.run();
+  __builtin_ia32_vzeroupper();
 }
 #undef TINYSCALE_BF16_TARGET
 #endif

@@ -21,6 +21,36 @@ using kernel_tests::paths;
 
 namespace {
 
+#if defined(__x86_64__) && defined(__GNUC__)
+// Whether the upper halves of the wide registers are in use (XINUSE, by xgetbv of 1). While they
+// are, scalar instructions wait for each other on Intel.
+bool upper_halves_in_use() {
+  std::uint32_t low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(1));
+  return (low & 0x44U) != 0;
+}
+__attribute__((target("avx"))) bool in_use_once_used() {
+  std::uint32_t low = 0, high = 0;
+  asm volatile("vcmpps $15, %%ymm0, %%ymm0, %%ymm0\n\txgetbv"
+               : "=a"(low), "=d"(high)
+               : "c"(1)
+               : "xmm0");
+  return (low & 0x44U) != 0;
+}
+__attribute__((target("avx"))) void clear_upper_halves() { __builtin_ia32_vzeroupper(); }
+
+bool tells_upper_halves() {
+  std::uint32_t a = 13, b = 0, c = 1, d = 0;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  if (!ts::cpu().avx2 || (a & 4U) == 0) {
+    return false;
+  }
+  const bool used = in_use_once_used();
+  clear_upper_halves();
+  return used && !upper_halves_in_use();
+}
+#endif
+
 double dot(const Floats& a, const Floats& b) {
   double sum = 0.0;
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -591,4 +621,51 @@ TEST_CASE("adamw: three steps follow the formula in double; sum of squares") {
   }
   const Floats x = noise(20000, 3);
   CHECK(kernel::sum_of_squares(20000, x.data()) == doctest::Approx(dot(x, x)).epsilon(1e-12));
+}
+
+TEST_CASE("no kernel leaves the upper halves of the wide registers in use") {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (!tells_upper_halves()) {
+    MESSAGE("skipped: this processor does not say which registers are in use");
+    return;
+  }
+  const std::int64_t m = 33, n = 48, k = 64;
+  const Floats a = noise(m * k, 1), b = noise(k * n, 2);
+  Floats c(static_cast<std::size_t>(m * n));
+  const std::vector<std::int8_t> whole(static_cast<std::size_t>(n * k), 3);
+  std::vector<std::int32_t> sums(c.size());
+  const std::vector<std::uint16_t> halves(static_cast<std::size_t>(n * k), 0x3f80);
+  const ts::detail::LaptopLoops loops = ts::detail::laptop_loops();
+  const ts::detail::SerialScope alone;
+  const auto clean = [](const auto& kernel) {
+    clear_upper_halves();
+    kernel();
+    return !upper_halves_in_use();
+  };
+  const auto all_clean = [&] {
+    CHECK(clean([&] {
+      kernel::gemm(Trans::no, Trans::no, m, n, k, a.data(), k, b.data(), n, 0.0f, c.data(), n);
+    }));
+    CHECK(clean([&] {
+      kernel::gemm_bf16(Trans::no, Trans::no, m, n, k, halves.data(), k, halves.data(), n, 0.0f,
+                        c.data(), n);
+    }));
+    CHECK(clean([&] {
+      kernel::gemm_int8(Trans::no, Trans::no, m, n, k, whole.data(), k, whole.data(), n,
+                        sums.data(), n);
+    }));
+  };
+  all_clean();  // with the processor's own choice of units
+  for (const ts::CpuPath path : paths()) {
+    CAPTURE(ts::name_of(path));
+    const ts::detail::PathScope scope(path);
+    all_clean();
+  }
+  CHECK(clean([&] { loops.fma(10, 0.5f, 0.5f); }));
+  for (const auto loop : {loops.bf16, loops.int8}) {
+    CHECK((loop == nullptr || clean([&] { loop(10, 0.5f, 0.5f); })));
+  }
+#else
+  MESSAGE("skipped: not an x86 processor");
+#endif
 }

@@ -65,6 +65,7 @@ struct DotBf16 {
 
 TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
   WordTiles<DotBf16>{task}.run();
+  __builtin_ia32_vzeroupper();
 }
 #undef TINYSCALE_BF16_TARGET
 #endif

@@ -168,6 +168,7 @@ struct WordPack {
 __attribute__((target("avx512f,avx512bw"), noinline)) inline void pack_words_512(
     const WordPack& pack) {
   pack.run();
+  __builtin_ia32_vzeroupper();
 }
 #endif
 

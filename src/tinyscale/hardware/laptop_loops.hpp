@@ -76,18 +76,24 @@ TINYSCALE_LOOP_BODY float read_body(const float* data, std::int64_t count) {
   return sums[0][0];
 }
 
-#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE)                       \
+#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE, CLEAR)                \
   ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
-    return fma_body<VECTOR>(turns, x, y);                                     \
+    const float sum = fma_body<VECTOR>(turns, x, y);                          \
+    CLEAR;                                                                    \
+    return sum;                                                               \
   }                                                                           \
   ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
-    return read_body<VECTOR>(data, count);                                    \
+    const float sum = read_body<VECTOR>(data, count);                         \
+    CLEAR;                                                                    \
+    return sum;                                                               \
   }
 
-TINYSCALE_LAPTOP_LOOPS(portable, LoopVector4, )
+TINYSCALE_LAPTOP_LOOPS(portable, LoopVector4, , )
 #if TINYSCALE_X86
-TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, __attribute__((target("avx2,fma"))))
-TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))))
+TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, __attribute__((target("avx2,fma"))),
+                       __builtin_ia32_vzeroupper())
+TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))),
+                       __builtin_ia32_vzeroupper())
 #endif
 #undef TINYSCALE_LAPTOP_LOOPS
 
@@ -106,7 +112,9 @@ TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))))
                      : REGISTERS(a), REGISTERS(b));                                     \
       }                                                                                 \
     }                                                                                   \
-    return static_cast<float>(sums[0][0] + sums[kLoopSums - 1][0]);                     \
+    const int sum = sums[0][0] + sums[kLoopSums - 1][0];                                \
+    __builtin_ia32_vzeroupper();                                                        \
+    return static_cast<float>(sum);                                                     \
   }
 
 TINYSCALE_DOT_LOOP(dot_bf16_512, "avx512f,avx512bf16", 64, "v", "vdpbf16ps")
