@@ -43220,8 +43220,8 @@ class TextStream {
     sent_ = to > sent_ ? to : sent_;
   }
 
-  const std::vector<std::string>& stops_;
-  const Function<void(const std::string&)>& told_;
+  const std::vector<std::string> stops_;
+  Function<void(const std::string&)> told_;
   std::string text_;
   std::size_t sent_ = 0;  // bytes that on_text has had
 };
