@@ -1451,8 +1451,8 @@ class Shared : public detail::SharedHead {
 
 // >> tinyscale/base/function.hpp
 // A callable of any type behind one type, so that public functions are no templates. What
-// std::function does, for a third of what each lambda in one costs a user's compile; but copies
-// share one callable.
+// std::function does, while each lambda in one adds less to a user's compile: a quarter without
+// optimisation, 0.6 at -O2. Copies share one callable.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 

@@ -71,7 +71,7 @@ TEST_CASE("a model with 200 MB of state grows the process by no more than the cl
     CHECK(state >= 200e6);
     const int batch = long_tests() ? 8 : 2;
     const ts::TrainingMemory formula = ts::training_memory(config, batch, config.context);
-    ts::laptop();  // measured once in a program, in arrays that no cache holds: before training
+    ts::laptop();  // measured once in a program, in large arrays of its own: before training
     const bool resident = reset_peak();
     const double before = status_bytes("VmRSS:");
     ts::Transformer model(config, 1);
