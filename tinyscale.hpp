@@ -4977,14 +4977,15 @@ TINYSCALE_LOOP_BODY float read_body(const float* data, std::int64_t count) {
   return sums[0][0];
 }
 
+// volatile: else the compiler may take the number out of a wide register after the clearing.
 #define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE, CLEAR)                \
   ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
-    const float sum = fma_body<VECTOR>(turns, x, y);                          \
+    const volatile float sum = fma_body<VECTOR>(turns, x, y);                 \
     CLEAR;                                                                    \
     return sum;                                                               \
   }                                                                           \
   ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
-    const float sum = read_body<VECTOR>(data, count);                         \
+    const volatile float sum = read_body<VECTOR>(data, count);                \
     CLEAR;                                                                    \
     return sum;                                                               \
   }
@@ -5013,7 +5014,7 @@ TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))),
                      : REGISTERS(a), REGISTERS(b));                                     \
       }                                                                                 \
     }                                                                                   \
-    const int sum = sums[0][0] + sums[kLoopSums - 1][0];                                \
+    const volatile int sum = sums[0][0] + sums[kLoopSums - 1][0];                       \
     __builtin_ia32_vzeroupper();                                                        \
     return static_cast<float>(sum);                                                     \
   }
@@ -7624,6 +7625,7 @@ struct Lanes1 {
   typedef float V;
   typedef float Loose;
   typedef std::int32_t I;
+  typedef std::uint32_t U;
   typedef std::int32_t LooseI;
   static constexpr int doubles = 1;
   typedef double D;
@@ -7640,6 +7642,7 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float V __attribute__((vector_size(16)));
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
+  typedef std::uint32_t U __attribute__((vector_size(16)));
   typedef std::int32_t LooseI __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::uint16_t Shorts __attribute__((vector_size(8)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(8), aligned(2), may_alias));
@@ -7653,6 +7656,7 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float V __attribute__((vector_size(32)));
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
+  typedef std::uint32_t U __attribute__((vector_size(32)));
   typedef std::int32_t LooseI __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::uint16_t Shorts __attribute__((vector_size(16)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(16), aligned(2), may_alias));
@@ -7666,6 +7670,7 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float V __attribute__((vector_size(64)));
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
+  typedef std::uint32_t U __attribute__((vector_size(64)));
   typedef std::int32_t LooseI __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::uint16_t Shorts __attribute__((vector_size(32)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(32), aligned(2), may_alias));
@@ -8159,8 +8164,10 @@ TINYSCALE_INLINE void exp_parts(const typename L::V& x, typename L::I& n,
   // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
   // compiler under -ffast-math may cancel a subtraction of that number against its addition.
   const V shifted = x * 1.44269504088896341f + 12582912.0f;
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;  // the bits of 1.5 * 2^23
+  typename L::U bits;  // which may wrap, where x is too far away to be asked for
+  std::memcpy(&bits, &shifted, sizeof(bits));
+  bits = bits - 0x4B400000U;  // the bits of 1.5 * 2^23
+  std::memcpy(&n, &bits, sizeof(n));
   V whole;
   to_float<L>(n, whole);
   const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
@@ -8193,7 +8200,9 @@ TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   typename L::V power;
   typename L::I n;
   exp_parts<L>(x, n, y);
-  const typename L::I bits = (n + 127) << 23;
+  typename L::U bits;
+  std::memcpy(&bits, &n, sizeof(bits));
+  bits = (bits + 127U) << 23;
   std::memcpy(&power, &bits, sizeof(power));
   y = x < -87.68f ? typename L::V{} : y * power;
 }
@@ -14138,7 +14147,7 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
 
 // >> tinyscale/compute/argmax.hpp
 // The first largest of a row of numbers, and whether all are finite: what greedy decoding asks of
-// the logits, two passes over a row in cache.
+// the logits, in one pass over a row, block by block.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -14146,21 +14155,32 @@ namespace detail {
 struct LargestOfRow {
   std::int64_t n;
   const float* x;
-  float* largest;
-  bool* finite;
+  std::int64_t* place;
 
+  // The block with the first largest is the only one to be walked again.
   template <class L>
   TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t block = 512;
+    float largest = -std::numeric_limits<float>::max();
+    std::int64_t at = 0;
     typename L::V best;
-    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
-    max_row<L>(n, x, best);
-    float lanes[static_cast<std::size_t>(L::width)];
-    std::memcpy(lanes, &best, sizeof(best));
-    *largest = lanes[0];
-    for (const float lane : lanes) {
-      *largest = lane > *largest ? lane : *largest;
+    for (std::int64_t begin = 0; begin < n; begin += block) {
+      const std::int64_t count = std::min(block, n - begin);
+      if (RoundActivations::largest_bits<L>(x + begin, count) >= 0x7f800000U) {
+        return;
+      }
+      broadcast<L>(largest, best);
+      max_row<L>(count, x + begin, best);
+      const float here = max_lanes<L>(best);
+      if (here > largest) {
+        largest = here;
+        at = begin;
+      }
     }
-    *finite = RoundActivations::largest_bits<L>(x, n) < 0x7f800000U;
+    while (x[at] < largest) {
+      ++at;
+    }
+    *place = at;
   }
 };
 
@@ -14170,17 +14190,11 @@ namespace kernels {
 
 // The place of the first largest; -1 where a number is NaN or infinite, or there is none.
 inline std::int64_t argmax(std::int64_t n, const float* x) {
-  float largest = 0;
-  bool finite = false;
+  std::int64_t place = -1;
   if (n > 0) {
-    detail::run_on_lanes(detail::LargestOfRow{n, x, &largest, &finite});
+    detail::run_on_lanes(detail::LargestOfRow{n, x, &place});
   }
-  for (std::int64_t i = 0; finite && i < n; ++i) {
-    if (x[i] >= largest) {
-      return i;
-    }
-  }
-  return -1;
+  return place;
 }
 
 }  // namespace kernels

@@ -457,25 +457,36 @@ TEST_CASE("softmax, losses and activations far from 0, and NaN of either sign") 
 }
 
 TEST_CASE("argmax: the first largest, -1 where a number is not finite") {
-  for (const std::int64_t n : {1, 2, 7, 16, 17, 100, 1000}) {
-    for (std::uint64_t seed = 0; seed < 20; ++seed) {
-      std::vector<float> x(static_cast<std::size_t>(n));
-      for (std::size_t i = 0; i < x.size(); ++i) {
-        x[i] = std::round(4 * ts::normal01(seed, i));  // ties
+  on_every_path([] {
+    for (const std::int64_t n : {1, 2, 7, 16, 17, 100, 511, 512, 513, 1000, 1537, 5000}) {
+      for (std::uint64_t seed = 0; seed < 20; ++seed) {
+        std::vector<float> x(static_cast<std::size_t>(n));
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          const double number = 4 * ts::normal01(seed, i);
+          x[i] = static_cast<float>(seed % 2 == 0 ? std::round(number) : number);  // ties or none
+        }
+        std::size_t right = 0;
+        for (std::size_t i = 1; i < x.size(); ++i) {
+          right = x[i] > x[right] ? i : right;
+        }
+        CHECK(ts::kernels::argmax(n, x.data()) == static_cast<std::int64_t>(right));
+        const std::size_t at = 997 * seed % x.size();
+        const float old = x[at];
+        for (const float bad : {NAN, INFINITY, -INFINITY}) {
+          x[at] = bad;
+          CHECK(ts::kernels::argmax(n, x.data()) == -1);
+        }
+        x[at] = old;
       }
-      std::size_t right = 0;
-      for (std::size_t i = 1; i < x.size(); ++i) {
-        right = x[i] > x[right] ? i : right;
-      }
-      CHECK(ts::kernels::argmax(n, x.data()) == static_cast<std::int64_t>(right));
-      const std::size_t at = seed % x.size();
-      const float old = x[at];
-      for (const float bad : {NAN, INFINITY, -INFINITY}) {
-        x[at] = bad;
-        CHECK(ts::kernels::argmax(n, x.data()) == -1);
-      }
-      x[at] = old;
     }
-  }
+    const float least = -std::numeric_limits<float>::max();
+    std::vector<float> x(1200, least);
+    CHECK(ts::kernels::argmax(1200, x.data()) == 0);
+    x[1100] = -1;
+    CHECK(ts::kernels::argmax(1200, x.data()) == 1100);
+    x.assign(1200, -0.0f);
+    x[600] = 0.0f;
+    CHECK(ts::kernels::argmax(1200, x.data()) == 0);
+  });
   CHECK(ts::kernels::argmax(0, nullptr) == -1);
 }

@@ -1,10 +1,10 @@
 #pragma once
 // The first largest of a row of numbers, and whether all are finite: what greedy decoding asks of
-// the logits, two passes over a row in cache.
+// the logits, in one pass over a row, block by block.
 
-#include <cstdint>
-#include <cstring>
-#include <limits>
+#include <algorithm>  // min
+#include <cstdint>    // int64_t
+#include <limits>     // max
 
 #include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -16,21 +16,32 @@ namespace detail {
 struct LargestOfRow {
   std::int64_t n;
   const float* x;
-  float* largest;
-  bool* finite;
+  std::int64_t* place;
 
+  // The block with the first largest is the only one to be walked again.
   template <class L>
   TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t block = 512;
+    float largest = -std::numeric_limits<float>::max();
+    std::int64_t at = 0;
     typename L::V best;
-    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
-    max_row<L>(n, x, best);
-    float lanes[static_cast<std::size_t>(L::width)];
-    std::memcpy(lanes, &best, sizeof(best));
-    *largest = lanes[0];
-    for (const float lane : lanes) {
-      *largest = lane > *largest ? lane : *largest;
+    for (std::int64_t begin = 0; begin < n; begin += block) {
+      const std::int64_t count = std::min(block, n - begin);
+      if (RoundActivations::largest_bits<L>(x + begin, count) >= 0x7f800000U) {
+        return;
+      }
+      broadcast<L>(largest, best);
+      max_row<L>(count, x + begin, best);
+      const float here = max_lanes<L>(best);
+      if (here > largest) {
+        largest = here;
+        at = begin;
+      }
     }
-    *finite = RoundActivations::largest_bits<L>(x, n) < 0x7f800000U;
+    while (x[at] < largest) {
+      ++at;
+    }
+    *place = at;
   }
 };
 
@@ -40,17 +51,11 @@ namespace kernels {
 
 // The place of the first largest; -1 where a number is NaN or infinite, or there is none.
 inline std::int64_t argmax(std::int64_t n, const float* x) {
-  float largest = 0;
-  bool finite = false;
+  std::int64_t place = -1;
   if (n > 0) {
-    detail::run_on_lanes(detail::LargestOfRow{n, x, &largest, &finite});
+    detail::run_on_lanes(detail::LargestOfRow{n, x, &place});
   }
-  for (std::int64_t i = 0; finite && i < n; ++i) {
-    if (x[i] >= largest) {
-      return i;
-    }
-  }
-  return -1;
+  return place;
 }
 
 }  // namespace kernels

@@ -20,8 +20,10 @@ TINYSCALE_INLINE void exp_parts(const typename L::V& x, typename L::I& n,
   // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
   // compiler under -ffast-math may cancel a subtraction of that number against its addition.
   const V shifted = x * 1.44269504088896341f + 12582912.0f;
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;  // the bits of 1.5 * 2^23
+  typename L::U bits;  // which may wrap, where x is too far away to be asked for
+  std::memcpy(&bits, &shifted, sizeof(bits));
+  bits = bits - 0x4B400000U;  // the bits of 1.5 * 2^23
+  std::memcpy(&n, &bits, sizeof(n));
   V whole;
   to_float<L>(n, whole);
   const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
@@ -54,7 +56,9 @@ TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   typename L::V power;
   typename L::I n;
   exp_parts<L>(x, n, y);
-  const typename L::I bits = (n + 127) << 23;
+  typename L::U bits;
+  std::memcpy(&bits, &n, sizeof(bits));
+  bits = (bits + 127U) << 23;
   std::memcpy(&power, &bits, sizeof(power));
   y = x < -87.68f ? typename L::V{} : y * power;
 }

@@ -36,6 +36,7 @@ struct Lanes1 {
   typedef float V;
   typedef float Loose;
   typedef std::int32_t I;
+  typedef std::uint32_t U;
   typedef std::int32_t LooseI;
   static constexpr int doubles = 1;
   typedef double D;
@@ -52,6 +53,7 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float V __attribute__((vector_size(16)));
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
+  typedef std::uint32_t U __attribute__((vector_size(16)));
   typedef std::int32_t LooseI __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::uint16_t Shorts __attribute__((vector_size(8)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(8), aligned(2), may_alias));
@@ -65,6 +67,7 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float V __attribute__((vector_size(32)));
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
+  typedef std::uint32_t U __attribute__((vector_size(32)));
   typedef std::int32_t LooseI __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::uint16_t Shorts __attribute__((vector_size(16)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(16), aligned(2), may_alias));
@@ -78,6 +81,7 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float V __attribute__((vector_size(64)));
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
+  typedef std::uint32_t U __attribute__((vector_size(64)));
   typedef std::int32_t LooseI __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::uint16_t Shorts __attribute__((vector_size(32)));
   typedef std::uint16_t LooseShorts __attribute__((vector_size(32), aligned(2), may_alias));

@@ -76,14 +76,15 @@ TINYSCALE_LOOP_BODY float read_body(const float* data, std::int64_t count) {
   return sums[0][0];
 }
 
+// volatile: else the compiler may take the number out of a wide register after the clearing.
 #define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE, CLEAR)                \
   ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
-    const float sum = fma_body<VECTOR>(turns, x, y);                          \
+    const volatile float sum = fma_body<VECTOR>(turns, x, y);                 \
     CLEAR;                                                                    \
     return sum;                                                               \
   }                                                                           \
   ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
-    const float sum = read_body<VECTOR>(data, count);                         \
+    const volatile float sum = read_body<VECTOR>(data, count);                \
     CLEAR;                                                                    \
     return sum;                                                               \
   }
@@ -112,7 +113,7 @@ TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))),
                      : REGISTERS(a), REGISTERS(b));                                     \
       }                                                                                 \
     }                                                                                   \
-    const int sum = sums[0][0] + sums[kLoopSums - 1][0];                                \
+    const volatile int sum = sums[0][0] + sums[kLoopSums - 1][0];                       \
     __builtin_ia32_vzeroupper();                                                        \
     return static_cast<float>(sum);                                                     \
   }
