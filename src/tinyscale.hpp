@@ -99,10 +99,13 @@
 #include "tinyscale/compute/rope_table.hpp"
 
 // tensor: tensors, ops, gradients
+#include "tinyscale/tensor/op_set.hpp"
 #include "tinyscale/tensor/storage.hpp"
+#include "tinyscale/tensor/recorder.hpp"
 #include "tinyscale/tensor/graph.hpp"
 #include "tinyscale/tensor/strides.hpp"
 #include "tinyscale/tensor/tensor.hpp"
+#include "tinyscale/tensor/record.hpp"
 #include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/deferred.hpp"
 #include "tinyscale/tensor/recompute.hpp"

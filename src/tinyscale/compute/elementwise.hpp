@@ -123,6 +123,11 @@ TINYSCALE_MAP_OP(DivOp, false, y = a / b;);
 TINYSCALE_MAP_OP(MultiplyAddOp, true, y = y + a * b;);
 TINYSCALE_MAP_OP(ExpOp, false, exp_vector<L>(a, y););
 TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
+TINYSCALE_MAP_OP(ErfOp, false, erf_vector<L>(a, y););
+TINYSCALE_MAP_OP(ErfBackwardOp, true, V s; exp_vector<L>(-(a * a), s);
+                 y = y + b * (1.12837916709551257f * s););
+TINYSCALE_MAP_OP(SigmoidOp, false, sigmoid_vector<L>(a, y););
+TINYSCALE_MAP_OP(SigmoidBackwardOp, true, y = y + b * (a * (1.0f - a)););
 TINYSCALE_MAP_OP(TanhBackwardOp, true, V t; tanh_vector<L>(a, t); y = y + b * (1.0f - t * t););
 TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
 
@@ -196,6 +201,12 @@ inline void exp_forward(std::int64_t n, const float* x, float* y) {
 inline void tanh_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::TanhOp{}, n, x, x, y);
 }
+inline void erf_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::ErfOp{}, n, x, x, y);
+}
+inline void sigmoid_forward(std::int64_t n, const float* x, float* y) {  // 1 / (1 + exp(-x))
+  detail::map(detail::SigmoidOp{}, n, x, x, y);
+}
 inline void relu_forward(std::int64_t n, const float* x, float* y) {  // max(x, 0)
   detail::map(detail::ReluOp{}, n, x, x, y);
 }
@@ -213,6 +224,15 @@ inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
 inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
   detail::map(detail::TanhBackwardOp{}, n, x, dy, dx, beta);
+}
+inline void erf_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                         float beta = 1.0f) {
+  detail::map(detail::ErfBackwardOp{}, n, x, dy, dx, beta);
+}
+// From y = sigmoid(x), as x.
+inline void sigmoid_backward(std::int64_t n, const float* y, const float* dy, float* dx,
+                             float beta = 1.0f) {
+  detail::map(detail::SigmoidBackwardOp{}, n, y, dy, dx, beta);
 }
 inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {

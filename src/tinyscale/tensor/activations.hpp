@@ -20,10 +20,14 @@ using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* d
 
 enum class Needs { input, output };
 
-inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
+inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward backward,
                     Needs keep) {
+  if (recording()) {
+    return record(op, {&x}, x.shape());
+  }
+  const char* const name = name_of(op);
   if (!x.is_contiguous()) {
-    return unary(name, contiguous(x), forward, backward, keep);
+    return unary(op, contiguous(x), forward, backward, keep);
   }
   const OpScope scope;
   Tensor y(x.shape());
@@ -60,40 +64,52 @@ inline void each(std::int64_t n, const F& body) {
 
 // x Phi(x), with the exact normal distribution function (erf).
 inline Tensor gelu(const Tensor& x) {
-  return detail::unary("gelu", x, &kernels::gelu_forward, &kernels::gelu_backward,
+  return detail::unary(Op::gelu, x, &kernels::gelu_forward, &kernels::gelu_backward,
                        detail::Needs::input);
 }
 
 // The tanh approximation of GPT-2.
 inline Tensor gelu_tanh(const Tensor& x) {
-  return detail::unary("gelu_tanh", x, &kernels::gelu_tanh_forward, &kernels::gelu_tanh_backward,
+  return detail::unary(Op::gelu_tanh, x, &kernels::gelu_tanh_forward, &kernels::gelu_tanh_backward,
                        detail::Needs::input);
 }
 
 // x / (1 + exp(-x)).
 inline Tensor silu(const Tensor& x) {
-  return detail::unary("silu", x, &kernels::silu_forward, &kernels::silu_backward,
+  return detail::unary(Op::silu, x, &kernels::silu_forward, &kernels::silu_backward,
                        detail::Needs::input);
 }
 
 inline Tensor relu(const Tensor& x) {
-  return detail::unary("relu", x, &kernels::relu_forward, &kernels::relu_backward,
+  return detail::unary(Op::relu, x, &kernels::relu_forward, &kernels::relu_backward,
                        detail::Needs::input);
 }
 
 inline Tensor tanh(const Tensor& x) {
-  return detail::unary("tanh", x, &kernels::tanh_forward, &kernels::tanh_backward,
+  return detail::unary(Op::tanh, x, &kernels::tanh_forward, &kernels::tanh_backward,
                        detail::Needs::input);
 }
 
+// 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x.
+inline Tensor erf(const Tensor& x) {
+  return detail::unary(Op::erf, x, &kernels::erf_forward, &kernels::erf_backward,
+                       detail::Needs::input);
+}
+
+// 1 / (1 + exp(-x)).
+inline Tensor sigmoid(const Tensor& x) {
+  return detail::unary(Op::sigmoid, x, &kernels::sigmoid_forward, &kernels::sigmoid_backward,
+                       detail::Needs::output);
+}
+
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernels::exp_forward, &kernels::multiply_add,
+  return detail::unary(Op::exp, x, &kernels::exp_forward, &kernels::multiply_add,
                        detail::Needs::output);
 }
 
 inline Tensor log(const Tensor& x) {
   return detail::unary(
-      "log", x,
+      Op::log, x,
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
       },
@@ -105,7 +121,7 @@ inline Tensor log(const Tensor& x) {
 
 inline Tensor sqrt(const Tensor& x) {
   return detail::unary(
-      "sqrt", x,
+      Op::sqrt, x,
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
       },
@@ -116,8 +132,11 @@ inline Tensor sqrt(const Tensor& x) {
 }
 
 inline Tensor square(const Tensor& x) {
+  if (detail::recording()) {
+    return detail::record(Op::mul, {&x, &x}, x.shape());
+  }
   return detail::unary(
-      "square", x,
+      Op::square, x,
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
       },

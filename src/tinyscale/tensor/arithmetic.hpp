@@ -11,6 +11,7 @@
 #include "tinyscale/compute/sums.hpp"
 #include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
+#include "tinyscale/tensor/record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
@@ -162,7 +163,21 @@ inline void record_arithmetic(const OpScope& scope, const char* name, const char
   }
 }
 
+inline Op recorded_op(Arithmetic op) {
+  switch (op) {
+    case Arithmetic::add: return Op::add;
+    case Arithmetic::sub: return Op::sub;
+    case Arithmetic::mul: return Op::mul;
+    case Arithmetic::div: return Op::div;
+    case Arithmetic::less: return Op::less;
+    default: return Op::equal;
+  }
+}
+
 inline Tensor binary(Arithmetic op, const char* name, const Tensor& a, const Tensor& b) {
+  if (recording()) {
+    return record(recorded_op(op), {&a, &b}, broadcast_shape(name, a.shape(), b.shape()));
+  }
   const OpScope scope;
   Tensor y = arithmetic(op, name, a, b);
   record_arithmetic(scope, name, name, a, b, y.shape(), &VectorCost::forward);
@@ -173,6 +188,9 @@ inline Tensor binary(Arithmetic op, const char* name, const Tensor& a, const Ten
 
 // A copy of the numbers in row-major order; unlike clone() it carries the gradient back.
 inline Tensor copy(const Tensor& x) {
+  if (detail::recording()) {
+    return detail::thread_recorder()->same(x);
+  }
   const detail::OpScope scope;
   x.origin();  // an empty one throws
   Tensor y = x.clone();
@@ -189,7 +207,7 @@ inline Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : copy(
 
 inline Tensor add(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::add, "add", a, b);
-  if (detail::tracked({&a, &b})) {
+  if (!detail::recording() && detail::tracked({&a, &b})) {
     detail::attach(y, "add", {&a, &b}, [sa = a.slot(), sb = b.slot()](const Tensor& dy) {
       if (sb) {
         detail::add_grad_to(sb, dy);
@@ -204,7 +222,7 @@ inline Tensor add(const Tensor& a, const Tensor& b) {
 
 inline Tensor mul(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::mul, "mul", a, b);
-  if (detail::tracked({&a, &b})) {
+  if (!detail::recording() && detail::tracked({&a, &b})) {
     using detail::KeptWeight;
     detail::attach(
         y, "mul", {&a, &b},
@@ -222,6 +240,10 @@ inline Tensor mul(const Tensor& a, const Tensor& b) {
 }
 
 inline Tensor scale(const Tensor& x, float factor) {
+  if (detail::recording()) {
+    const Tensor f = detail::record(Op::literal, {}, Shape{}, {static_cast<double>(factor)});
+    return detail::record(Op::mul, {&x, &f}, x.shape());
+  }
   if (!x.is_contiguous()) {
     return scale(contiguous(x), factor);
   }
@@ -241,7 +263,7 @@ inline Tensor neg(const Tensor& x) { return scale(x, -1.0f); }
 
 inline Tensor sub(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::sub, "sub", a, b);
-  if (detail::tracked({&a, &b})) {
+  if (!detail::recording() && detail::tracked({&a, &b})) {
     detail::attach(y, "sub", {&a, &b}, [sa = a.slot(), sb = b.slot()](const Tensor& dy) {
       if (sb) {
         detail::add_grad_to(sb, scale(dy, -1.0f));
@@ -256,7 +278,7 @@ inline Tensor sub(const Tensor& a, const Tensor& b) {
 
 inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
-  if (detail::tracked({&a, &b})) {
+  if (!detail::recording() && detail::tracked({&a, &b})) {
     detail::attach(y, "div", {&a, &b},
                    [kb = detail::KeptWeight(b), ky = detail::Kept(y), sa = a.slot(),
                     sb = b.slot()](const Tensor& dy) {
@@ -273,6 +295,10 @@ inline Tensor div(const Tensor& a, const Tensor& b) {
 }
 
 inline Tensor add(const Tensor& x, float value) {
+  if (detail::recording()) {
+    const Tensor term = detail::record(Op::literal, {}, Shape{}, {static_cast<double>(value)});
+    return detail::record(Op::add, {&x, &term}, x.shape());
+  }
   if (!x.is_contiguous()) {
     return add(contiguous(x), value);
   }

@@ -101,6 +101,11 @@ inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&input
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
                         std::int64_t kv_heads, Mask mask) {
   const kernels::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  if (detail::recording()) {
+    const Tensor all = detail::record(Op::attention, {&q, &k, &v}, q.shape(),
+                                      detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal}));
+    return detail::thread_recorder()->part(all, 0, q.shape());
+  }
   const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
   for (const Tensor* x : {&q, &k, &v}) {
     if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
@@ -162,6 +167,16 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
   if (!factors.empty() && static_cast<std::int64_t>(factors.size()) != head_size / 2) {
     detail::fail({"rope: ", factors.size(), " factors with head size ", head_size,
                   "; one a pair is right, or none"});
+  }
+  if (detail::recording()) {
+    List<double> numbers = detail::as_numbers(
+        List<std::int64_t>{head_size, pairs == RopePairs::interleaved ? 0 : 1, 0, places.first,
+                           places.jump_at, places.jump});
+    numbers.push_back(static_cast<double>(theta));
+    for (const float factor : factors) {
+      numbers.push_back(static_cast<double>(factor));
+    }
+    return detail::record(Op::rope, {&x}, x.shape(), numbers);
   }
   if (!x.is_contiguous()) {
     return rope(contiguous(x), head_size, places, theta, pairs, factors);

@@ -161,6 +161,12 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
   }
 }
 
+inline void check_defined(const Tensor& x) {
+  if (!x.defined()) {
+    x.data();  // throws
+  }
+}
+
 // True if the graph must remember an op over these inputs.
 inline bool tracked(std::initializer_list<const Tensor*> inputs) {
   if (context().no_grad > 0) {
@@ -177,6 +183,10 @@ inline bool tracked(std::initializer_list<const Tensor*> inputs) {
 // Joins `result` to the graph behind `inputs`; call it only when they are tracked.
 inline void attach(Tensor& result, const char* name, const Tensor* const* inputs, std::size_t n,
                    Backward backward) {
+  if (thread_recorder() != nullptr) {
+    fail({"compile: ", name, " cannot be recorded with its gradient; call it outside of the ",
+          "compiled function, or under a NoGrad"});
+  }
   Slot slot = Slot::make(n * sizeof(Slot));
   slot->shape = result.shape();
   slot->leaf = false;
@@ -256,6 +266,13 @@ inline void check_backward(const Slot& slot) {
   }
 }
 
+inline void check_scalar_loss(const Tensor& y) {
+  if (y.count() != 1) {
+    fail({"backward: the loss must be one number, this has shape ", y.shape().text(),
+          "; take mean() or sum() first"});
+  }
+}
+
 // The walk back from a root whose gradient is dy, and what it has gathered besides.
 inline void run_backward(const Slot& root, const Tensor& dy) {
   // Read where it stands: held by the caller too, it is nobody's to take over or to write.
@@ -273,10 +290,12 @@ inline void run_backward(const Slot& root, const Tensor& dy) {
 
 inline void Tensor::backward() const {
   detail::check_backward(slot_);
-  if (count() != 1) {
-    detail::fail({"backward: the loss must be one number, this has shape ", shape_.text(),
-                  "; take mean() or sum() first"});
+  if (detail::thread_recorder() != nullptr) {
+    detail::check_scalar_loss(*this);
+    detail::thread_recorder()->backward(*this, nullptr);
+    return;
   }
+  detail::check_scalar_loss(*this);
   *detail::grad_buffer(slot_) += 1.0f;
   detail::run_backward(slot_);
 }
@@ -287,6 +306,10 @@ inline void Tensor::backward(const Tensor& dy) const {
     detail::fail({"backward: this tensor has shape ", shape_.text(), ", dy ",
                   dy.defined() ? dy.shape().text() : "is empty",
                   "; a dy of the same shape is right"});
+  }
+  if (detail::thread_recorder() != nullptr) {
+    detail::thread_recorder()->backward(*this, &dy);
+    return;
   }
   detail::run_backward(slot_, dy);
 }

@@ -24,9 +24,12 @@ inline Tensor equal(const Tensor& a, const Tensor& b) {
 
 // a where the condition is not 0, else b; shapes are matched from the right.
 inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-  const detail::OpScope scope;
   const Shape shape = detail::broadcast_shape(
       "where", detail::broadcast_shape("where", condition.shape(), a.shape()), b.shape());
+  if (detail::recording()) {
+    return detail::record(Op::where, {&condition, &a, &b}, shape);
+  }
+  const detail::OpScope scope;
   const Tensor c = broadcast_to(condition.detach(), shape).clone();
   const Tensor from = broadcast_to(a.detach(), shape).clone();
   Tensor y = broadcast_to(b.detach(), shape).clone();
@@ -56,6 +59,10 @@ inline Tensor masked_fill(const Tensor& x, const Tensor& mask, float value) {
 
 // The larger of two (NaN if one is NaN); of equal ones b, which gets the gradient.
 inline Tensor maximum(const Tensor& a, const Tensor& b) {
+  if (detail::recording()) {
+    return detail::record(Op::maximum, {&a, &b},
+                          detail::broadcast_shape("maximum", a.shape(), b.shape()));
+  }
   const Tensor da = a.detach();
   const Tensor nan = 1.0f - equal(da, da);
   return where(less(b.detach(), da) + nan, a, b);
@@ -64,6 +71,9 @@ inline Tensor minimum(const Tensor& a, const Tensor& b) { return neg(maximum(neg
 
 // x^exponent, element by element, in double.
 inline Tensor pow(const Tensor& x, float exponent) {
+  if (detail::recording()) {
+    return detail::record(Op::pow, {&x}, x.shape(), {static_cast<double>(exponent)});
+  }
   const detail::OpScope scope;
   Tensor y = x.clone();
   x.origin();  // an empty one throws
@@ -141,6 +151,13 @@ inline Tensor gather(const Tensor& x, int dim, const std::vector<std::int32_t>& 
 inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32_t>& ids,
                           const Tensor& y) {
   const auto places = detail::gather_places("scatter_add", x, dim, ids, y.shape());
+  if (detail::recording()) {
+    const Tensor where_to = detail::thread_recorder()->ids(places, {y.count()});
+    const Tensor flat = reshape(y, {y.count(), 1});
+    const Tensor added = detail::record(Op::scatter_add, {&where_to, &flat}, {x.count(), 1},
+                                        {static_cast<double>(x.count())});
+    return x + reshape(added, x.shape());
+  }
   const detail::OpScope scope;
   Tensor out = x.clone();
   const Tensor from = contiguous(y.detach());
@@ -192,7 +209,7 @@ inline bool repeats(const Tensor& x) {
 
 // x = x op from, where nothing but x itself would notice.
 inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
-  x.origin();  // an empty one throws
+  check_defined(x);
   if (broadcast_shape(name, x.shape(), from.shape()) != x.shape()) {
     fail({name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
           "; from the right, sizes must be equal or 1"});
@@ -200,6 +217,13 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
   if (context().no_grad == 0 && (x.requires_grad() || from.requires_grad())) {
     fail({name, ": the tensor written or read has a gradient, which writing in place ",
           "would lose; write under a NoGrad, or use an op with a result of its own"});
+  }
+  if (recording()) {
+    const Tensor value = op == Arithmetic::second
+                             ? from.shape() == x.shape() ? from : broadcast_to(from, x.shape())
+                             : record(recorded_op(op), {&x, &from}, x.shape());
+    thread_recorder()->write(name, x, value);
+    return x;
   }
   if (x.storage()->block().kept.load() > 0) {
     fail({name, ": a backward pass that is still to come needs the numbers of this ",

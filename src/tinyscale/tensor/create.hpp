@@ -7,11 +7,17 @@
 #include <vector>     // vector
 
 #include "tinyscale/base/random.hpp"
+#include "tinyscale/tensor/record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
 
 inline Tensor full(const Shape& shape, float value) {
+  if (detail::recording()) {
+    const Tensor one = detail::record(Op::literal, {}, Shape{}, {static_cast<double>(value)});
+    return shape.empty() ? one
+                         : detail::record(Op::broadcast_to, {&one}, shape, detail::as_numbers(shape));
+  }
   Tensor t(shape);
   std::fill_n(t.data(), t.count(), value);
   return t;
@@ -54,6 +60,9 @@ inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
 
 // 0, 1, ..., n - 1.
 inline Tensor arange(Dim n) {
+  if (detail::recording()) {
+    return detail::record(Op::iota, {}, Shape{n}, {static_cast<double>(n.value)});
+  }
   Tensor t(Shape{n});
   for (std::int64_t i = 0; i < n.value; ++i) {
     t.data()[i] = static_cast<float>(i);

@@ -181,9 +181,22 @@ struct WeightGradients {
   }
 };
 
+// A product as it is recorded: in the format of the context.
+inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape) {
+  if (matmul_hook() != nullptr) {
+    fail({"compile: matmuls run on an emulated chip here; a graph computes its own"});
+  }
+  return record(Op::matmul, {&x, &w}, shape,
+                {static_cast<double>(static_cast<int>(context().matmul_format))});
+}
+
 inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
                          const Tensor& bias = Tensor()) {
   const Matmul s = matmul_sizes(name, x, w, tw);
+  if (recording()) {
+    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape);
+    return bias.defined() ? record(Op::add, {&y, &bias}, s.shape) : y;
+  }
   if (!x.is_contiguous() && x.dims() != 2) {
     return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias), s.shape);
   }
@@ -238,7 +251,6 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
     fail({"matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
           "; x [.., M, K] and w [.., K, N] are right"});
   }
-  const OpScope scope;
   const std::int64_t m = x.dim(-2);
   const std::int64_t k = x.dim(-1);
   const std::int64_t n = w.dim(-1);
@@ -246,6 +258,10 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
   Shape shape = batch;
   shape.push_back(m);
   shape.push_back(n);
+  if (recording()) {
+    return record_matmul(x, w, shape);
+  }
+  const OpScope scope;
   Tensor y(shape);
   const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
   const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);

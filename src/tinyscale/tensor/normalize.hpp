@@ -27,6 +27,23 @@ inline void check_epsilon(const char* op, float epsilon) {
   }
 }
 
+inline void check_norms(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        float epsilon) {
+  check_norm(op, "weight", x, weight);
+  check_epsilon(op, epsilon);
+  if (bias.defined()) {
+    check_norm(op, "bias", x, bias);
+  }
+}
+
+inline Tensor record_norm(Op op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                          float epsilon) {
+  const Tensor* const inputs[3] = {&x, &weight, &bias};
+  const Tensor all = thread_recorder()->record(op, inputs, bias.defined() ? 3 : 2, x.shape(),
+                                               {static_cast<double>(epsilon)});
+  return thread_recorder()->part(all, 0, x.shape());
+}
+
 inline float* grad_or_null(const Slot& slot) { return slot ? grad_buffer(slot) : nullptr; }
 
 // Where a gradient must be written although nobody asked for it.
@@ -39,15 +56,15 @@ inline Tensor scratch_like(const Slot& slot, const Shape& shape) {
 // (x - mean) / sqrt(var + epsilon) * weight + bias; weight [D], bias [D] or empty.
 inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                          float epsilon = 1e-5f) {
+  if (detail::recording()) {
+    detail::check_norms("layer_norm", x, weight, bias, epsilon);
+    return detail::record_norm(Op::layer_norm, x, weight, bias, epsilon);
+  }
   const bool dense = x.is_contiguous() && weight.is_contiguous() && bias.is_contiguous();
   if (!dense) {
     return layer_norm(contiguous(x), contiguous(weight), contiguous(bias), epsilon);
   }
-  detail::check_norm("layer_norm", "weight", x, weight);
-  detail::check_epsilon("layer_norm", epsilon);
-  if (bias.defined()) {
-    detail::check_norm("layer_norm", "bias", x, bias);
-  }
+  detail::check_norms("layer_norm", x, weight, bias, epsilon);
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
@@ -79,11 +96,14 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
 
 // x / sqrt(mean(x^2) + epsilon) * weight.
 inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e-5f) {
+  if (detail::recording()) {
+    detail::check_norms("rms_norm", x, weight, Tensor(), epsilon);
+    return detail::record_norm(Op::rms_norm, x, weight, Tensor(), epsilon);
+  }
   if (!x.is_contiguous() || !weight.is_contiguous()) {
     return rms_norm(contiguous(x), contiguous(weight), epsilon);
   }
-  detail::check_norm("rms_norm", "weight", x, weight);
-  detail::check_epsilon("rms_norm", epsilon);
+  detail::check_norms("rms_norm", x, weight, Tensor(), epsilon);
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
@@ -115,7 +135,7 @@ inline void check_dropout(const Tensor& x, float p) {
   if (!(p >= 0.0f && p < 1.0f)) {
     fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
   }
-  x.origin();  // an empty one throws
+  check_defined(x);
 }
 
 // Where the elements of x stand in the whole tensor: `runs` stretches for each of `rows`, each
@@ -152,9 +172,37 @@ inline void drop_elements(const float* x, float* y, float p, std::uint64_t seed,
   }
 }
 
+// The same places as the numbers of an op that begin with p and the seed, and back.
+inline List<double> drop_numbers(float p, std::uint64_t seed, const DropPlaces& at) {
+  List<double> numbers = {static_cast<double>(p)};
+  add_seed(numbers, seed);
+  for (const std::int64_t number :
+       {at.rows, at.pitch, at.length[0], at.length[1], at.first[0], at.first[1]}) {
+    numbers.push_back(static_cast<double>(number));
+  }
+  return numbers;
+}
+inline DropPlaces drop_places(const List<double>& numbers) {
+  const auto whole = [&numbers](std::size_t i) { return static_cast<std::int64_t>(numbers[i]); };
+  return {whole(3), whole(4), {whole(5), whole(6)}, {whole(7), whole(8)}};
+}
+// The uniform numbers of [0, 1) that stand at these places.
+inline void draw_places(float* chance, std::uint64_t seed, const DropPlaces& at) {
+  for (std::int64_t row = 0; row < at.rows; ++row) {
+    for (int run = 0; run < 2; ++run) {
+      fill_uniform(chance, at.length[run], seed,
+                   static_cast<std::uint64_t>(at.first[run] + row * at.pitch), 1.0f);
+      chance += at.length[run];
+    }
+  }
+}
+
 inline Tensor dropout_at(const Tensor& given, float p, std::uint64_t seed, const DropPlaces& at) {
   if (p <= 0.0f) {
     return given;
+  }
+  if (recording()) {
+    return record(Op::dropout, {&given}, given.shape(), drop_numbers(p, seed, at));
   }
   const Tensor x = contiguous(given);
   const OpScope scope;

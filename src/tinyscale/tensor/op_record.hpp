@@ -31,7 +31,7 @@ inline const List<VectorCost>& vector_costs() {
       {"layer_norm", 8, 13}, {"rms_norm", 5, 10},  {"cross_entropy", 13, 13}, {"rope", 3, 3},
       {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},        {"max", 1, 1},
       {"less", 1, 0},        {"equal", 1, 0},         {"where", 1, 2},
-      {"pow", 40, 42},
+      {"pow", 40, 42},      {"erf", 20, 14},        {"sigmoid", 15, 4},      {"argmax", 1, 0},
   };
   return costs;
 }

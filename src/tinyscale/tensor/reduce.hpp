@@ -9,6 +9,7 @@
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
 #include "tinyscale/tensor/create.hpp"
+#include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
 
@@ -37,14 +38,33 @@ inline Shape reduced_shape(const char* op, const Tensor& x, const List<int>& dim
   return kept;
 }
 
+// The dimensions from the front, each once, in rising order.
+inline List<double> dims_of(const Shape& whole, const List<int>& dims) {
+  List<double> out;
+  for (int i = 0; i < whole.size(); ++i) {
+    bool found = false;
+    for (const int dim : dims) {
+      found = found || dim == i || dim + whole.size() == i;
+    }
+    if (found) {
+      out.push_back(static_cast<double>(i));
+    }
+  }
+  return out;
+}
+
 }  // namespace detail
 
 // Sum over the given dimensions.
 inline Tensor sum(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
-  const detail::OpScope scope;
-  x.origin();  // an empty one throws
+  detail::check_defined(x);
   Shape rest;
   const Shape kept = detail::reduced_shape("sum", x, dims, rest);
+  if (detail::recording()) {
+    const Tensor y = detail::record(Op::sum, {&x}, kept, detail::dims_of(x.shape(), dims));
+    return keep == KeepDim::yes ? y : reshape(y, rest);
+  }
+  const detail::OpScope scope;
   Tensor y = detail::sum_to(x.detach(), kept);
   y = kept == x.shape() ? y.clone() : y;
   y = Tensor(keep == KeepDim::yes ? kept : rest, y.storage());
@@ -90,33 +110,48 @@ inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDi
   return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
 }
 
+namespace detail {
+
+// The largest number along dimension d and where it is (the first of equal ones, a NaN before all);
+// `kept` is the shape of x with size 1 there.
+inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std::int64_t* place) {
+  const std::int64_t step = x.stride(d);
+  const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
+  const Walk plan(kept, row_major(kept), x.steps());
+  const float* const numbers = x.origin();
+  plan.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      const float* const in = numbers + at + j * plan.step_b();
+      std::int64_t best = 0;
+      for (std::int64_t i = 1; i < n; ++i) {
+        const bool nan = is_nan(static_cast<double>(in[best * step]));
+        best = !nan && !(in[i * step] <= in[best * step]) ? i : best;
+      }
+      most[first + j] = in[best * step];
+      place[first + j] = best;
+    }
+  });
+}
+
+}  // namespace detail
+
 // The largest number along one dimension (NaN if there is one); the first of equal ones gets the
 // gradient.
 inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
-  const detail::OpScope scope;
   Shape rest;
   const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
   const int d = dim < 0 ? dim + x.dims() : dim;
   if (x.dim(d) == 0) {
     detail::fail({"max: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
   }
-  const std::int64_t step = x.stride(d);
-  const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
+  if (detail::recording()) {
+    const Tensor y = detail::record(Op::max, {&x}, kept, {static_cast<double>(d)});
+    return keep == KeepDim::yes ? y : reshape(y, rest);
+  }
+  const detail::OpScope scope;
   Tensor y(keep == KeepDim::yes ? kept : rest);
   List<std::int64_t> place(static_cast<std::size_t>(y.count()));  // along the dimension
-  const detail::Walk plan(kept, detail::row_major(kept), x.steps());
-  plan.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
-    for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      const float* const in = x.origin() + at + j * plan.step_b();
-      std::int64_t best = 0;
-      for (std::int64_t i = 1; i < n; ++i) {
-        const bool nan = detail::is_nan(static_cast<double>(in[best * step]));
-        best = !nan && !(in[i * step] <= in[best * step]) ? i : best;
-      }
-      y.data()[first + j] = in[best * step];
-      place[static_cast<std::size_t>(first + j)] = best;
-    }
-  });
+  detail::find_max(x, d, kept, y.data(), place.data());
   const double elements = static_cast<double>(x.count());
   scope.done("max", x.shape(), {elements}, {static_cast<double>(y.count())}, 0, elements);
   if (detail::tracked({&x})) {
@@ -135,6 +170,30 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return y;
 }
 
+// The place of the largest number along one dimension: the first of equal ones, or of NaNs.
+inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  Shape rest;
+  const Shape kept = detail::reduced_shape("argmax", x, {dim}, rest);
+  const int d = dim < 0 ? dim + x.dims() : dim;
+  if (x.dim(d) == 0) {
+    detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
+  }
+  if (detail::recording()) {
+    const Tensor y = detail::record(Op::argmax, {&x}, kept, {static_cast<double>(d)});
+    return keep == KeepDim::yes ? y : reshape(y, rest);
+  }
+  const detail::OpScope scope;
+  Tensor y(keep == KeepDim::yes ? kept : rest);
+  List<std::int64_t> place(static_cast<std::size_t>(y.count()));
+  detail::find_max(x, d, kept, y.data(), place.data());
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    y.data()[i] = static_cast<float>(place[static_cast<std::size_t>(i)]);
+  }
+  const double elements = static_cast<double>(x.count());
+  scope.done("argmax", x.shape(), {elements}, {static_cast<double>(y.count())}, 0, elements);
+  return y;
+}
+
 namespace detail {
 
 inline void check_last_dim(const char* op, const Tensor& x) {
@@ -148,6 +207,9 @@ inline void check_last_dim(const char* op, const Tensor& x) {
 // exp(x) / sum(exp(x)) along the last dimension.
 inline Tensor softmax(const Tensor& x) {
   detail::check_last_dim("softmax", x);
+  if (detail::recording()) {
+    return detail::record(Op::softmax, {&x}, x.shape());
+  }
   if (!x.is_contiguous()) {
     return softmax(contiguous(x));
   }
@@ -173,6 +235,9 @@ inline Tensor softmax(const Tensor& x) {
 // log(softmax(x)) along the last dimension.
 inline Tensor log_softmax(const Tensor& x) {
   detail::check_last_dim("log_softmax", x);
+  if (detail::recording()) {
+    return detail::record(Op::log_softmax, {&x}, x.shape());
+  }
   if (!x.is_contiguous()) {
     return log_softmax(contiguous(x));
   }

@@ -16,10 +16,14 @@
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/memory.hpp"
 #include "tinyscale/tensor/graph.hpp"
+#include "tinyscale/tensor/recorder.hpp"
 #include "tinyscale/tensor/storage.hpp"
 #include "tinyscale/tensor/strides.hpp"
 
 namespace tinyscale {
+
+// The line that calls, for what says where a number was read.
+#define TINYSCALE_LINE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 class Tensor {
  public:
@@ -42,16 +46,24 @@ class Tensor {
   [[gnu::noinline]] ~Tensor() = default;
 
   bool defined() const { return storage_ != nullptr; }
+  // By a capture that may still be under way: there are no numbers, or not yet.
+  bool is_recorded() const { return storage_ && storage_->recorded; }
   const Shape& shape() const { return shape_; }
   int dims() const { return shape_.size(); }
   std::int64_t dim(int i) const { return shape_[i]; }  // negative i counts from the end
   std::int64_t count() const { return count_; }
 
   // The numbers in row-major order; throws when they do not lie so (see contiguous()).
-  float* data() { return layout_ || !storage_ ? checked() : data_; }
-  const float* data() const { return layout_ || !storage_ ? checked() : data_; }
+  float* data(TINYSCALE_LINE) {
+    return layout_ || data_ == nullptr ? checked(file, line) : data_;
+  }
+  const float* data(TINYSCALE_LINE) const {
+    return layout_ || data_ == nullptr ? checked(file, line) : data_;
+  }
   // The first number, wherever the others are.
-  float* origin() const { return checked_defined(); }
+  float* origin(TINYSCALE_LINE) const {
+    return data_ == nullptr ? checked_defined(file, line) : data_;
+  }
   bool is_contiguous() const { return !layout_; }
   // The steps from an element to the next of dimension i, in elements.
   std::int64_t stride(int i) const {
@@ -70,14 +82,14 @@ class Tensor {
   Tensor as_strided(const Shape& shape, const detail::Strides& steps, std::int64_t offset) const;
 
   // The one number of a tensor of one element.
-  float item() const {
+  float item(TINYSCALE_LINE) const {
     if (count() != 1) {
       detail::fail({"item: the tensor has ", count(), " elements, shape ", shape_.text(),
                     "; item() needs exactly 1"});
     }
-    return data_[0];
+    return checked_defined(file, line)[0];
   }
-  float at(std::initializer_list<Dim> index) const {
+  float at(std::initializer_list<Dim> index, TINYSCALE_LINE) const {
     if (static_cast<int>(index.size()) != dims()) {
       detail::fail({"at: ", index.size(), " indices given for shape ", shape_.text(),
                     "; one per dimension is right"});
@@ -93,12 +105,12 @@ class Tensor {
       offset += by.of[axis] * i.value;
       ++axis;
     }
-    return checked_defined()[offset];
+    return checked_defined(file, line)[offset];
   }
-  std::vector<float> values() const {
+  std::vector<float> values(TINYSCALE_LINE) const {
     const Tensor flat = is_contiguous() ? *this : clone();
-    return count() == 0 ? std::vector<float>()
-                        : std::vector<float>(flat.data_, flat.data_ + count_);
+    const float* const first = count() == 0 ? nullptr : flat.checked_defined(file, line);
+    return first == nullptr ? std::vector<float>() : std::vector<float>(first, first + count_);
   }
 
   bool requires_grad() const { return slot_ != nullptr; }
@@ -140,20 +152,20 @@ class Tensor {
   void backward(const Tensor& dy) const;
 
  private:
-  float* checked() const {
+  float* checked(const char* file, int line) const {
     if (layout_) {
       detail::fail({"data: shape ", shape_.text(), " has strides ", Shape(strides()).text(),
                     ", not the row-major ", Shape(Tensor(shape_, storage_).strides()).text(),
                     "; take contiguous() first"});
     }
-    return checked_defined();
+    return checked_defined(file, line);
   }
-  float* checked_defined() const {
+  float* checked_defined(const char* file, int line) const {
     if (!storage_) {
       detail::fail(
           {"data: the tensor is empty (default-constructed); make one with zeros, full, ..."});
     }
-    return data_;
+    return storage_->recorded ? detail::read_recorded(*storage_, file, line) : data_;
   }
 
   Shape shape_;
@@ -166,7 +178,7 @@ class Tensor {
 
 inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& steps,
                                  std::int64_t offset) const {
-  std::int64_t low = checked_defined() - storage_->data + offset;
+  std::int64_t low = origin() - storage_->data + offset;
   std::int64_t high = low;
   bool dense = true;
   const detail::Strides wanted = detail::row_major(shape);
@@ -183,7 +195,7 @@ inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& step
   }
   view.shape_ = shape;
   view.storage_ = storage_;
-  view.data_ = data_ + offset;
+  view.data_ = origin() + offset;
   if (!dense) {
     view.layout_ = Shared<detail::Strides>::make();
     *view.layout_ = steps;
@@ -195,7 +207,11 @@ inline Tensor Tensor::clone() const {
   if (!storage_) {
     return Tensor();
   }
+  if (is_recorded() && storage_->data == nullptr && detail::thread_recorder() != nullptr) {
+    return detail::thread_recorder()->same(*this);
+  }
   Tensor copy(shape_);
+  const float* const from = origin();
   const detail::Strides own = steps();
   const detail::Walk walk(shape_, own, own);
   const std::int64_t columns = walk.columns();
@@ -203,10 +219,10 @@ inline Tensor Tensor::clone() const {
   walk.rows([&](std::int64_t first, std::int64_t offset, std::int64_t) {
     float* const to = copy.data_ + first;
     if (step == 1) {
-      std::memcpy(to, data_ + offset, static_cast<std::size_t>(columns) * sizeof(float));
+      std::memcpy(to, from + offset, static_cast<std::size_t>(columns) * sizeof(float));
     }
     for (std::int64_t j = 0; j < columns && step != 1; ++j) {
-      to[j] = data_[offset + j * step];
+      to[j] = from[offset + j * step];
     }
   });
   return copy;

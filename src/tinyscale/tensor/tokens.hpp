@@ -1,6 +1,7 @@
 #pragma once
 // Where a model meets text: the embedding lookup and the cross-entropy of the next token.
 
+#include <cmath>    // floor
 #include <cstdint>  // int32_t
 #include <vector>   // vector
 
@@ -35,6 +36,21 @@ struct TableGradient {
 
 }  // namespace detail
 
+// Whole numbers of a tensor, as ids.
+inline std::vector<std::int32_t> ids_of(const char* op, const Tensor& ids) {
+  std::vector<std::int32_t> out;
+  for (const float id : contiguous(ids.detach()).values()) {
+    if (!(id >= -1.0f && id <= 16777216.0f) || id != std::floor(id)) {
+      detail::fail({op, ": id ", id, " at position ", out.size(),
+                    "; a whole number from -1 to 2^24 is right"});
+    }
+    out.push_back(static_cast<std::int32_t>(id));
+  }
+  return out;
+}
+
+inline Tensor embedding(const Tensor& table, const Tensor& ids);
+
 // Rows of table [V, D] by number: ids of shape `ids_shape` give [ids_shape.., D].
 inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
                         const Shape& ids_shape) {
@@ -42,6 +58,9 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
     detail::fail({"embedding: table is ", table.shape().text(), ", ", ids.size(), " ids for shape ",
                   ids_shape.text(),
                   "; the table needs two dimensions and the ids one per element"});
+  }
+  if (detail::recording()) {
+    return embedding(table, detail::thread_recorder()->ids(ids, ids_shape));
   }
   if (!table.is_contiguous()) {
     return embedding(contiguous(table), ids, ids_shape);
@@ -68,6 +87,19 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
     detail::attach(y, "embedding", {&table}, detail::TableGradient{ids, width, table.slot()});
   }
   return y;
+}
+
+// The same of ids in a tensor, whole numbers from 0: ids [..] give [.., D].
+inline Tensor embedding(const Tensor& table, const Tensor& ids) {
+  if (detail::recording()) {
+    if (table.dims() != 2 || table.dim(0) > 16777216) {
+      detail::fail({"embedding: table is ", table.shape(), "; [V, D] with V up to 2^24 is right"});
+    }
+    Shape shape = ids.shape();
+    shape.push_back(table.dim(1));
+    return detail::record(Op::take, {&table, &ids}, shape);
+  }
+  return embedding(table, ids_of("embedding", ids), ids.shape());
 }
 
 namespace detail {
@@ -136,6 +168,10 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   const std::int64_t vocabulary = logits.dim(-1);
   const std::int64_t rows = logits.count() / vocabulary;
   const double n = detail::check_targets("cross_entropy", targets, logits.shape(), rows);
+  if (detail::recording()) {
+    const Tensor ids = detail::thread_recorder()->ids(targets, {rows});
+    return detail::record(Op::cross_entropy, {&logits, &ids}, Shape{});
+  }
   if (!logits.is_contiguous()) {
     return cross_entropy(contiguous(logits), targets);
   }
@@ -166,6 +202,20 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   return y;
 }
 
+// The same with the targets in a tensor of whole numbers, one a row.
+inline Tensor cross_entropy(const Tensor& logits, const Tensor& targets) {
+  detail::check_last_dim("cross_entropy", logits);
+  if (targets.count() != logits.count() / logits.dim(-1)) {
+    detail::fail({"cross_entropy: logits are ", logits.shape(), ", targets ", targets.shape(),
+                  "; one target a row is right"});
+  }
+  if (detail::recording()) {
+    const Tensor ids = reshape(targets, {targets.count()});
+    return detail::record(Op::cross_entropy, {&logits, &ids}, Shape{});
+  }
+  return cross_entropy(logits, ids_of("cross_entropy", targets));
+}
+
 // cross_entropy of the logits x w^T, x [.., D], w [V, D], which never exist for all rows at once.
 // Where gradients will be asked for they are made here, beside the loss, while the logits are.
 inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
@@ -174,6 +224,10 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
   const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
   if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);
+  }
+  if (detail::recording()) {
+    const Tensor ids = detail::thread_recorder()->ids(targets, {s.m});
+    return detail::record(Op::linear_cross_entropy, {&x, &w, &ids}, Shape{});
   }
   const Tensor rows = contiguous(x);
   const Tensor columns = contiguous(w);
@@ -215,6 +269,23 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                    });
   }
   return y;
+}
+
+// The same with the targets in a tensor of whole numbers, one a row.
+inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w, const Tensor& targets) {
+  if (!detail::recording()) {
+    return linear_cross_entropy(x, w, ids_of("linear_cross_entropy", targets));
+  }
+  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernels::Trans::yes);
+  if (targets.count() != s.m) {
+    detail::fail({"linear_cross_entropy: x is ", x.shape(), ", targets ", targets.shape(),
+                  "; one target a row is right"});
+  }
+  if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
+    return cross_entropy(matmul_transposed(x, w), targets);
+  }
+  const Tensor ids = reshape(targets, {s.m});
+  return detail::record(Op::linear_cross_entropy, {&x, &w, &ids}, Shape{});
 }
 
 }  // namespace tinyscale

@@ -76,10 +76,13 @@ inline bool steps_of_reshape(const Tensor& x, const Shape& shape, Strides& out) 
 
 // The same numbers under another shape of the same count; copied only where a view's order asks.
 inline Tensor reshape(const Tensor& x, const Shape& shape) {
-  x.origin();  // an empty one throws
+  detail::check_defined(x);
   if (shape.count() != x.count()) {
     detail::fail({"reshape: shape ", x.shape().text(), " has ", x.count(), " elements, shape ",
                   shape.text(), " needs ", shape.count()});
+  }
+  if (detail::recording()) {
+    return detail::record(Op::reshape, {&x}, shape, detail::as_numbers(shape));
   }
   detail::Strides steps = detail::row_major(shape);
   if (!x.is_contiguous() && !detail::steps_of_reshape(x, shape, steps)) {
@@ -110,6 +113,13 @@ inline Tensor permute(const Tensor& x, const List<int>& order) {
   if (shape.size() != x.dims() || seen + 1 != 1 << x.dims()) {
     detail::fail({"permute: ", order.size(), " dimensions given for shape ", x.shape().text(),
                   "; each of its ", x.dims(), " once is right"});
+  }
+  if (detail::recording()) {
+    List<int> from_front;
+    for (const int dim : order) {
+      from_front.push_back(dim < 0 ? dim + x.dims() : dim);
+    }
+    return detail::record(Op::permute, {&x}, shape, detail::as_numbers(from_front));
   }
   Tensor y = x.as_strided(shape, steps, 0);
   if (detail::tracked({&x})) {
@@ -142,6 +152,11 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
   detail::Strides steps = x.steps();
   Shape shape = x.shape();
   shape.set(d, end.value == begin.value ? 0 : (end.value - begin.value - 1) / step.value + 1);
+  if (detail::recording()) {
+    return detail::record(Op::slice, {&x}, shape,
+                          detail::as_numbers(List<std::int64_t>{d, begin.value, end.value,
+                                                                step.value}));
+  }
   const std::int64_t offset = shape.count() > 0 ? begin.value * steps.of[d] : 0;
   steps.of[d] *= shape[d] > 1 ? step.value : 1;  // a huge step over one element is none
   return detail::attach_view(
@@ -151,10 +166,13 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
 
 // x repeated to fill a shape, dimensions matched from the right (a view with steps of 0).
 inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
-  x.origin();  // an empty one throws
+  detail::check_defined(x);
   if (detail::broadcast_shape("broadcast_to", x.shape(), shape) != shape) {
     detail::fail({"broadcast_to: shape ", x.shape().text(), " cannot fill ", shape.text(),
                   "; from the right, sizes must be equal or 1"});
+  }
+  if (detail::recording()) {
+    return detail::record(Op::broadcast_to, {&x}, shape, detail::as_numbers(shape));
   }
   Tensor y = x.as_strided(shape, detail::broadcast_steps(x.shape(), x.steps(), shape), 0);
   if (detail::tracked({&x})) {
@@ -231,6 +249,14 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
     }
     shape.set(d, shape[d] + part.dim(d));
   }
+  if (detail::recording()) {
+    List<const Tensor*> all;
+    for (const Tensor& part : parts) {
+      all.push_back(&part);
+    }
+    return detail::thread_recorder()->record(Op::concat, all.data(), all.size(), shape,
+                                             {static_cast<double>(d)});
+  }
   Tensor y(shape);
   std::int64_t end = 0;
   for (const Tensor& part : parts) {
@@ -258,6 +284,42 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
         }
         begin += sizes[i];
       }
+    });
+  }
+  return y;
+}
+
+// x in zeros along one dimension: its element i is element begin + i step of `size` (slice's
+// transpose).
+inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
+  const int d = detail::check_dim("pad", x, dim);
+  const std::int64_t n = x.dim(d);
+  Shape shape = x.shape();
+  shape.set(d, size);
+  if (begin.value < 0 || step.value < 1 ||
+      (n > 0 && (n - 1 > (size.value - 1 - begin.value) / step.value || begin.value >= size.value))) {
+    detail::fail({"pad: ", n, " elements from ", begin.value, " on by ", step.value, " of ",
+                  size.value, " in dimension ", dim, " of shape ", x.shape().text(),
+                  "; they must end within it"});
+  }
+  if (detail::recording()) {
+    return detail::record(
+        Op::pad, {&x}, shape,
+        detail::as_numbers(List<std::int64_t>{d, begin.value, size.value, step.value}));
+  }
+  const detail::OpScope scope;
+  Tensor y = zeros(shape);
+  if (x.count() > 0) {
+    const std::int64_t end = begin.value + (n - 1) * step.value + 1;
+    detail::apply_in_place(detail::Arithmetic::second, "pad",
+                           slice(y, d, begin, end, step), x);
+  }
+  const double elements = static_cast<double>(x.count());
+  scope.done("pad", shape, {elements}, {static_cast<double>(y.count())}, 0, 0);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "pad", {&x}, [d, n, begin, step, sx = x.slot()](const Tensor& dy) {
+      const std::int64_t end = n > 0 ? begin.value + (n - 1) * step.value + 1 : begin.value;
+      detail::add_grad(sx, slice(dy, d, begin, end, step));
     });
   }
   return y;

@@ -1,0 +1,347 @@
+#pragma once
+// A capture: a function of tensors runs once on recorded tensors, and what it did is a graph. What
+// it did beside returning tensors is kept too: tensors that it wrote, gradients that it gave to
+// parameters. Where it reads a number the graph breaks: what is recorded so far is computed then.
+
+#include <cstddef>  // size_t
+#include <cstdint>  // int32_t
+#include <string>   // file names
+#include <utility>  // move
+#include <vector>   // vector
+
+#include "tinyscale/base/function.hpp"
+#include "tinyscale/compile/differentiate.hpp"
+#include "tinyscale/compile/graph_writer.hpp"
+
+namespace tinyscale {
+
+// Where a captured function asked for a number, so that its graph ends there.
+struct GraphBreak {
+  std::string file;
+  int line = 0;
+  Shape shape;  // of the tensor that was read
+
+  std::string text() const {
+    const std::size_t slash = file.find_last_of('/');
+    return detail::cat({slash == std::string::npos ? file : file.substr(slash + 1), ":", line,
+                        " reads a number of ", shape});
+  }
+};
+
+namespace detail {
+
+// What a captured function left behind in a tensor that it did not make.
+struct CapturedWrite {
+  int target;  // node of the input or constant that was written
+  int value;   // node
+};
+struct CapturedGradient {
+  Slot slot;      // of a parameter from outside; or, null,
+  int input = 0;  // of the function's input of this number
+  int node = -1;  // -1: the gradient was cleared
+};
+// A gradient that parameters had when the function began is read, not kept: a new one at each call.
+struct OldGradient {
+  int constant;
+  Slot slot;
+};
+
+class Capture final : public GraphWriter {
+ public:
+  // Gives numbers to nodes of the graph as it is: the values of `wanted`, in their order.
+  using Compute = Function<std::vector<Tensor>(Capture& capture, const List<int>& wanted)>;
+
+  explicit Capture(Compute compute) : compute_(std::move(compute)) {}
+  ~Capture() {
+    for (const LeafGradient& leaf : leaves_) {
+      restore(leaf);
+    }
+  }
+
+  // Runs the function on handles to inputs shaped as these; the numbers are read only at breaks.
+  std::vector<Tensor> run(const Function<std::vector<Tensor>(const std::vector<Tensor>&)>& body,
+                          const std::vector<Tensor>& inputs) {
+    given = inputs;
+    std::vector<Tensor> handles;
+    for (const Tensor& x : inputs) {
+      Tensor handle = input(x.shape());
+      if (x.requires_grad()) {
+        handle.set_slot(Slot::make());
+        handle.slot()->shape = x.shape();
+        handle.slot()->kind = x.slot()->kind;
+        add_leaf(handle.slot(), node_of(handle), static_cast<int>(handles.size()));
+      }
+      inputs_.push_back(handle.storage());
+      handles.push_back(std::move(handle));
+    }
+    std::vector<Tensor> results;
+    {
+      const RecorderScope scope(this);
+      results = body(handles);
+    }
+    finish(results);
+    return results;
+  }
+
+  std::vector<Tensor> given;        // the inputs
+  List<bool> tracked;               // of each result: whether a gradient flows through it
+  List<CapturedWrite> writes;
+  List<CapturedGradient> gradients;
+  List<OldGradient> old_gradients;
+  List<GraphBreak> breaks;
+  List<int> leaf_nodes;             // of parameters and inputs that gather gradients
+  List<Slot> leaf_slots;            // null: of an input
+  List<int> leaf_inputs;
+  List<Tensor> values;              // of nodes that a break computed; empty: of others
+
+  // Token numbers in this place are an input of the graph, not constants (training steps).
+  void add_ids(const std::vector<std::int32_t>& ids, const Tensor& as) {
+    dynamic_ids_.push_back(DynamicIds{ids.data(), ids.size(), as});
+  }
+
+  Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) override {
+    for (const DynamicIds& known : dynamic_ids_) {
+      if (known.data == ids.data() && known.count == ids.size()) {
+        return known.tensor.shape() == shape ? known.tensor : reshape(known.tensor, shape);
+      }
+    }
+    return GraphWriter::ids(ids, shape);
+  }
+
+  void write(const char* name, const Tensor& x, const Tensor& value) override {
+    const int to = node_of(x);
+    check_alone(name, x);
+    const int from = node_of(value);
+    if (x.storage()->recorded) {
+      x.storage()->node = from;
+      return;
+    }
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      const Tensor& known = graph.constants[i];
+      const bool this_one = now_[i] == to && known.storage().get() == x.storage().get();
+      if (!this_one && &known.storage()->block() == &x.storage()->block()) {
+        fail({"compile: ", name, " writes to a ", x.shape(),
+              " tensor that shares its numbers with another that the function reads, ",
+              known.shape(), "; write to a clone()"});
+      }
+      now_[i] = this_one ? from : now_[i];
+    }
+  }
+
+  void backward(const Tensor& y, const Tensor* dy) override {
+    Differentiation differentiation(*this);
+    const RecorderScope scope(this);
+    Tensor start = dy != nullptr ? dy->detach() : full(y.shape(), 1.0f);
+    const int root = node_of(y);
+    differentiation.start(root, start);
+    differentiation.run();
+    const NoGrad no_second_gradient;
+    for (LeafGradient& leaf : leaves_) {
+      const int gradient = differentiation.gradient(leaf.node);
+      if (gradient >= 0) {
+        add_gradient(leaf, tensor_of(gradient));
+      }
+    }
+  }
+
+  float* read(Storage& storage, const char* file, int line) override {
+    breaks.push_back(GraphBreak{file, line, graph[storage.node].shape});
+    List<int> wanted;
+    wanted.push_back(storage.node);
+    for (const Shared<Storage>& held : storages_) {  // what the function may still use
+      if (held.use_count() > 1 && held->data == nullptr && !is_free(graph[held->node])) {
+        add_once(wanted, held->node);
+      }
+    }
+    std::vector<Tensor> numbers;
+    {
+      const RecorderScope eager(nullptr);
+      numbers = compute_(*this, wanted);
+    }
+    values.resize(graph.nodes.size());
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      values[static_cast<std::size_t>(wanted[i])] = numbers[i];
+    }
+    for (const Shared<Storage>& held : storages_) {
+      const Tensor& value = values[static_cast<std::size_t>(held->node)];
+      if (held->data == nullptr && value.defined()) {
+        hold(*held, value);
+      }
+    }
+    return storage.data;
+  }
+
+ protected:
+  // A parameter is a node of its own beside that of its numbers: its gradient ends there.
+  int edge(const Tensor& x) override {
+    const int node = node_of(x);
+    const Slot& slot = x.slot();
+    if (!slot || !slot->leaf) {
+      if (slot && slot.get() != tracked_.get()) {
+        fail({"compile: the function uses a ", x.shape(), " tensor with a graph of gradients behind ",
+              "it that began outside; give it to the function as an input, or detach() it"});
+      }
+      return node;
+    }
+    for (const LeafGradient& leaf : leaves_) {
+      if (leaf.slot.get() == slot.get()) {
+        return leaf.node;
+      }
+    }
+    int own = node;
+    if (x.storage()->recorded) {  // parameter(x) of a recorded x
+      own = add(Op::reshape, {node}, x.shape(), as_numbers(x.shape()));
+    }
+    add_leaf(slot, own, -1);
+    return own;
+  }
+  int outside(const Tensor& x) override {
+    if (x.storage()->recorded && x.storage()->data == nullptr) {
+      x.origin();  // of a call that is over: throws
+    }
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      const Tensor& known = graph.constants[i];
+      if (now_[i] != constant_nodes_[i] && known.storage().get() != x.storage().get() &&
+          &known.storage()->block() == &x.storage()->block()) {
+        fail({"compile: the function reads a ", x.shape(), " tensor that shares its numbers with a ",
+              known.shape(), " tensor that it has written; read a clone()"});
+      }
+    }
+    const int node = GraphWriter::outside(x);
+    while (now_.size() < graph.constants.size()) {
+      now_.push_back(constant_nodes_[now_.size()]);
+    }
+    for (std::size_t i = 0; i < now_.size(); ++i) {
+      if (constant_nodes_[i] == node) {
+        return now_[i];
+      }
+    }
+    return node;
+  }
+
+ private:
+  struct LeafGradient {
+    Slot slot;
+    int node;
+    int input;               // -1: a parameter from outside
+    Shared<Storage> before;  // its gradient when the function first used it
+    bool had = false;
+  };
+  struct DynamicIds {
+    const std::int32_t* data;
+    std::size_t count;
+    Tensor tensor;
+  };
+
+  static void add_once(List<int>& nodes, int node) {
+    for (const int known : nodes) {
+      if (known == node) {
+        return;
+      }
+    }
+    nodes.push_back(node);
+  }
+
+  // From here on the handle has numbers, which it holds.
+  static void hold(Storage& storage, const Tensor& value) {
+    const Tensor dense = value.is_contiguous() ? value : value.clone();
+    storage.meter.~Shared();
+    new (&storage.owner) Shared<Storage>(dense.storage());
+    storage.sliced = true;
+    storage.data = const_cast<float*>(dense.data());
+  }
+
+  void add_leaf(const Slot& slot, int node, int input) {
+    const bool had = slot->grad && !slot->fresh;
+    leaves_.push_back(LeafGradient{slot, node, input, slot->grad, had});
+    leaf_nodes.push_back(node);
+    leaf_slots.push_back(input < 0 ? slot : Slot());
+    leaf_inputs.push_back(input);
+  }
+
+  void add_gradient(const LeafGradient& leaf, const Tensor& dx) {
+    Tensor total = dx;
+    if (leaf.slot->grad && !leaf.slot->fresh) {
+      const Tensor old(leaf.slot->shape, leaf.slot->grad);
+      const std::size_t known = graph.constants.size();
+      total = old + dx;
+      if (graph.constants.size() > known && old.storage().get() == leaf.before.get()) {
+        old_gradients.push_back(OldGradient{static_cast<int>(known), leaf.slot});
+      }
+    }
+    leaf.slot->grad = total.storage();
+    leaf.slot->fresh = false;
+  }
+
+  // Writing to numbers that a view shows, or through a view, would show in both.
+  void check_alone(const char* name, const Tensor& x) const {
+    const int node = x.storage()->recorded ? x.storage()->node : -1;
+    if (node < 0) {
+      return;
+    }
+    const bool view = facts_of(graph[node].op).kind == OpKind::view;
+    bool viewed = false;
+    for (const Shared<Storage>& held : storages_) {
+      const GraphNode& other = graph[held->node];
+      viewed = viewed || (held.use_count() > 1 && held.get() != x.storage().get() &&
+                          facts_of(other.op).kind == OpKind::view && stands_on(held->node, node));
+    }
+    if (view || viewed) {
+      fail({"compile: ", name, " writes to a ", x.shape(), " tensor ",
+            view ? "that is a view of another" : "that a view shows too",
+            "; where ops are recorded only a tensor of its own can be written: write to a clone()"});
+    }
+  }
+  bool stands_on(int view, int base) const {
+    for (int node = view; facts_of(graph[node].op).kind == OpKind::view;) {
+      node = graph[node].inputs[0];
+      if (node == base) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void finish(const std::vector<Tensor>& results) {
+    for (const Tensor& y : results) {
+      graph.outputs.push_back(y.defined() ? edge_of_result(y) : -1);
+      tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0);
+    }
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      if (inputs_[i]->node != graph.inputs[i]) {
+        writes.push_back(CapturedWrite{graph.inputs[i], inputs_[i]->node});
+      }
+    }
+    for (std::size_t i = 0; i < now_.size(); ++i) {
+      if (now_[i] != constant_nodes_[i]) {
+        writes.push_back(CapturedWrite{constant_nodes_[i], now_[i]});
+      }
+    }
+    for (const LeafGradient& leaf : leaves_) {
+      const Shared<Storage>& grad = leaf.slot->grad;
+      const bool own = grad && grad->recorded;
+      if (own || (leaf.had && !grad)) {
+        gradients.push_back(CapturedGradient{leaf.input < 0 ? leaf.slot : Slot(), leaf.input,
+                                             own ? grad->node : -1});
+      }
+      restore(leaf);
+    }
+  }
+  int edge_of_result(const Tensor& y) {
+    const RecorderScope scope(this);
+    return y.slot() && y.slot()->leaf ? edge(y) : node_of(y);
+  }
+  static void restore(const LeafGradient& leaf) {
+    leaf.slot->grad = leaf.before;
+    leaf.slot->fresh = leaf.before && !leaf.had;
+  }
+
+  Compute compute_;
+  List<Shared<Storage>> inputs_;
+  List<int> now_;  // of each constant: the node of its numbers as they are now
+  List<LeafGradient> leaves_;
+  List<DynamicIds> dynamic_ids_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,161 @@
+#pragma once
+// Writes ops to a graph as they are called: what a capture and every pass that makes ops is built
+// on. Decompositions and derivatives are thereby plain functions of tensors.
+
+#include <cstddef>  // size_t
+#include <cstdint>  // int32_t
+#include <utility>  // move
+#include <vector>   // vector
+
+#include "tinyscale/compile/op_graph.hpp"
+#include "tinyscale/tensor/backward.hpp"
+#include "tinyscale/tensor/create.hpp"
+#include "tinyscale/tensor/record.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// The inputs of an op that a gradient flows to, as bits; where its result depends in steps on an
+// input, or not at all, there is none.
+inline unsigned differentiable_inputs(Op op) {
+  switch (op) {
+    case Op::less:
+    case Op::equal:
+    case Op::argmax:
+    case Op::round: return 0;
+    case Op::where: return 6;
+    case Op::take:
+    case Op::cross_entropy: return 1;
+    case Op::scatter_add: return 2;
+    case Op::linear_cross_entropy: return 3;
+    default: return ~0U;
+  }
+}
+
+class GraphWriter : public Recorder {
+ public:
+  Graph graph;
+
+  GraphWriter() : id_(next_id()), tracked_(Slot::make()) {
+    tracked_->leaf = false;
+    tracked_->name = "recorded";
+  }
+  ~GraphWriter() {
+    for (const Shared<Storage>& storage : storages_) {
+      storage->node = storage->data != nullptr ? storage->node : -1;
+    }
+  }
+
+  // A handle to a node.
+  Tensor tensor_of(int node, bool tracked = false) {
+    Shared<Storage> storage = Shared<Storage>::make();
+    storage->recorded = true;
+    storage->writer = id_;
+    storage->node = node;
+    storage->count = graph[node].shape.count();
+    Tensor x(graph[node].shape, storage);
+    if (tracked) {
+      x.set_slot(tracked_);
+    }
+    storages_.push_back(std::move(storage));
+    return x;
+  }
+  // The node behind a handle; a tensor from outside becomes a constant.
+  int node_of(const Tensor& x) {
+    check_defined(x);
+    const Storage& storage = *x.storage();
+    if (storage.recorded && storage.writer == id_ && storage.node >= 0) {
+      return storage.node;
+    }
+    return outside(x);
+  }
+
+  int add(Op op, List<int> inputs, const Shape& shape, List<double> numbers = List<double>(),
+          unsigned grads = 0) {
+    GraphNode node;
+    node.op = op;
+    node.shape = shape;
+    node.inputs.swap(inputs);
+    node.numbers.swap(numbers);
+    node.grads = grads;
+    graph.nodes.push_back(std::move(node));
+    return graph.size() - 1;
+  }
+  Tensor input(const Shape& shape) {
+    const int node = add(Op::input, {}, shape, {static_cast<double>(graph.inputs.size())});
+    graph.inputs.push_back(node);
+    return tensor_of(node);
+  }
+
+  Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
+                const List<double>& numbers) override {
+    List<int> nodes;
+    nodes.reserve(n);
+    unsigned grads = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      nodes.push_back(edge(*inputs[i]));
+      grads |= inputs[i]->requires_grad() ? 1U << (i < 31 ? i : 31) : 0U;
+    }
+    grads = context().no_grad > 0 ? 0 : grads & differentiable_inputs(op);
+    return tensor_of(add(op, std::move(nodes), shape, numbers, grads), grads != 0);
+  }
+  Tensor part(const Tensor& all, int number, const Shape& shape) override {
+    const Tensor* const inputs[] = {&all};
+    return record(Op::part, inputs, 1, shape, {static_cast<double>(number)});
+  }
+  Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) override {
+    const RecorderScope eager(nullptr);
+    Tensor numbers(shape);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      numbers.data()[i] = static_cast<float>(ids[i]);
+    }
+    return numbers;
+  }
+  Tensor same(const Tensor& x) override {
+    const Tensor* const inputs[] = {&x};
+    return record(Op::reshape, inputs, 1, x.shape(), as_numbers(x.shape()));
+  }
+  void write(const char* name, const Tensor& x, const Tensor&) override {
+    fail({name, ": writes to a ", x.shape(), " tensor where a graph is rewritten"});
+  }
+  void backward(const Tensor&, const Tensor*) override {
+    fail({"backward: called where a graph is rewritten"});
+  }
+  float* read(Storage& storage, const char* file, int line) override {
+    fail({"compile: ", file, ":", line, " reads a tensor of ", storage.count,
+          " numbers where a graph is rewritten"});
+  }
+
+ protected:
+  // The node as which an op is given x: a parameter from outside is told from its numbers.
+  virtual int edge(const Tensor& x) { return node_of(x); }
+  virtual int outside(const Tensor& x) {
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      const Tensor& known = graph.constants[i];
+      if (known.storage().get() == x.storage().get() && known.origin() == x.origin() &&
+          known.shape() == x.shape() && known.slot().get() == x.slot().get() &&
+          known.is_contiguous() == x.is_contiguous() && known.strides() == x.strides()) {
+        return constant_nodes_[i];
+      }
+    }
+    const int node = add(Op::constant, {}, x.shape(), {double(graph.constants.size())});
+    graph.constants.push_back(x);
+    constant_nodes_.push_back(node);
+    return node;
+  }
+
+  std::int16_t id_;
+  Slot tracked_;  // of every handle that a gradient flows through
+  List<Shared<Storage>> storages_;  // of all handles
+  List<int> constant_nodes_;
+
+ private:
+  static std::int16_t next_id() {
+    static thread_local struct { unsigned last; } ids;
+    ids.last = ids.last % 32767 + 1;
+    return static_cast<std::int16_t>(ids.last);
+  }
+};
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,81 @@
+#pragma once
+// What stands between ops and a capture (compile/capture.hpp): while one is under way on a thread,
+// ops there are recorded and not run. A recorded tensor has a shape, and no numbers until somebody
+// reads them.
+
+#include <cstddef>  // size_t
+#include <cstdint>  // int32_t
+#include <vector>   // vector
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shape.hpp"
+#include "tinyscale/tensor/op_set.hpp"
+#include "tinyscale/tensor/storage.hpp"
+
+namespace tinyscale {
+
+class Tensor;
+
+namespace detail {
+
+class Recorder {
+ public:
+  Recorder() = default;
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // The result of an op over these tensors, recorded or not; empty ones are left out.
+  virtual Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
+                        const List<double>& numbers) = 0;
+  // Result `number` of an op of several.
+  virtual Tensor part(const Tensor& all, int number, const Shape& shape) = 0;
+  // Token numbers as a tensor of that shape.
+  virtual Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) = 0;
+  // A handle of its own to the same numbers.
+  virtual Tensor same(const Tensor& x) = 0;
+  // x becomes `value` from here on.
+  virtual void write(const char* name, const Tensor& x, const Tensor& value) = 0;
+  // Gradients of sum(y dy); no dy: of y, one number.
+  virtual void backward(const Tensor& y, const Tensor* dy) = 0;
+  // Somebody asks for numbers: the place where they stand once this returns.
+  virtual float* read(Storage& storage, const char* file, int line) = 0;
+
+ protected:
+  ~Recorder() = default;
+};
+
+inline Recorder*& thread_recorder() {
+  static thread_local struct { Recorder* recorder; } own;
+  return own.recorder;
+}
+
+// The numbers of a recorded tensor: what is recorded so far is computed now (a graph break).
+[[gnu::noinline]] inline float* read_recorded(Storage& storage, const char* file, int line) {
+  if (storage.data != nullptr) {
+    return storage.data;
+  }
+  Recorder* const recorder = thread_recorder();
+  if (recorder == nullptr || storage.node < 0) {
+    fail({"compile: ", file, ":", line, " reads a tensor of ", storage.count,
+          " numbers that was recorded in a call which is over; return it from the function"});
+  }
+  return recorder->read(storage, file, line);
+}
+
+// Ends a capture's hold of its thread and gives it back.
+class RecorderScope {
+ public:
+  explicit RecorderScope(Recorder* recorder) : before_(thread_recorder()) {
+    thread_recorder() = recorder;
+  }
+  ~RecorderScope() { thread_recorder() = before_; }
+  RecorderScope(const RecorderScope&) = delete;
+  RecorderScope& operator=(const RecorderScope&) = delete;
+
+ private:
+  Recorder* before_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
