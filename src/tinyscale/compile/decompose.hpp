@@ -236,14 +236,14 @@ inline Parts decompose_attention_backward(const Parts& in, const List<double>& n
   return {join_heads(dq), join_heads(dk), join_heads(dv)};
 }
 
-// Parameter, first and second moment of (parameter, gradient, moments, rate, corrections 1 / (1 -
-// beta^t), factor of the gradient).
+// Parameter, first and second moment of (parameter, gradient, moments, rate, 1 / (1 - beta1^t),
+// 1 / sqrt(1 - beta2^t), factor of the gradient).
 inline Parts decompose_adamw(const Parts& in, const List<double>& numbers) {
   const auto n = [&numbers](std::size_t i) { return static_cast<float>(numbers[i]); };
   const Tensor g = in[1] * in[7];
   const Tensor m = n(0) * in[2] + (1.0f - n(0)) * g;
   const Tensor v = n(1) * in[3] + (1.0f - n(1)) * (g * g);
-  const Tensor root = sqrt(v * in[6]) + n(2);
+  const Tensor root = sqrt(v) * in[6] + n(2);
   const Tensor kept = in[0] * (1.0f - in[4] * n(3));
   return {kept - in[4] * in[5] * (m / root), m, v};
 }

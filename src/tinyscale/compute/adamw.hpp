@@ -22,6 +22,12 @@ struct AdamWStep {
   std::int64_t step = 1;
 };
 
+// What a step comes down to: 1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t).
+struct AdamWFactors {
+  float beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f, grad_scale = 1.0f;
+  float decay = 1.0f, rate = 1e-3f, root = 1.0f;
+};
+
 // The reference body.
 inline void adamw_reference(std::int64_t n, const AdamWStep& s, const float* grad, float* param,
                             float* m, float* v) {
@@ -43,8 +49,7 @@ namespace detail {
 
 struct AdamWBlock {
   std::int64_t n;
-  float beta1, beta2, epsilon, grad_scale;
-  float decay, rate, root;  // 1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t)
+  const kernels::AdamWFactors& f;
   const float* grad;
   float* param;
   float* m;
@@ -54,20 +59,20 @@ struct AdamWBlock {
   TINYSCALE_INLINE void step(const typename L::V& grads, typename L::V& p, typename L::V& first,
                              typename L::V& second) const {
     typename L::V c, d, deviation;
-    broadcast<L>(grad_scale, c);
+    broadcast<L>(f.grad_scale, c);
     const typename L::V g = grads * c;
-    broadcast<L>(beta1, c);
-    broadcast<L>(1.0f - beta1, d);
+    broadcast<L>(f.beta1, c);
+    broadcast<L>(1.0f - f.beta1, d);
     first = first * c + g * d;
-    broadcast<L>(beta2, c);
-    broadcast<L>(1.0f - beta2, d);
+    broadcast<L>(f.beta2, c);
+    broadcast<L>(1.0f - f.beta2, d);
     second = second * c + g * g * d;
     sqrt_vector<L>(second, deviation);
-    broadcast<L>(root, c);
-    broadcast<L>(epsilon, d);
+    broadcast<L>(f.root, c);
+    broadcast<L>(f.epsilon, d);
     const typename L::V below = deviation * c + d;
-    broadcast<L>(decay, c);
-    broadcast<L>(rate, d);
+    broadcast<L>(f.decay, c);
+    broadcast<L>(f.rate, d);
     p = p * c - d * first / below;
   }
 
@@ -94,23 +99,31 @@ struct AdamWBlock {
 
 namespace kernels {
 
-inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
+inline void adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param, float* m,
                   float* v) {
-  const double t = static_cast<double>(s.step);
-  const double lr = static_cast<double>(s.learning_rate);
-  const double decay = 1.0 - lr * static_cast<double>(s.weight_decay);
-  const double rate = lr / (1.0 - std::pow(static_cast<double>(s.beta1), t));
-  const double root = 1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(s.beta2), t));
   const std::int64_t block = detail::elementwise_block;
   parallel_for((n + block - 1) / block, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
-      detail::run_on_lanes(detail::AdamWBlock{std::min(block, n - at), s.beta1, s.beta2, s.epsilon,
-                                              s.grad_scale, static_cast<float>(decay),
-                                              static_cast<float>(rate), static_cast<float>(root),
-                                              grad + at, param + at, m + at, v + at});
+      detail::run_on_lanes(detail::AdamWBlock{std::min(block, n - at), f, grad + at, param + at,
+                                              m + at, v + at});
     }
   });
+}
+
+inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
+                  float* v) {
+  const double t = static_cast<double>(s.step);
+  const double lr = static_cast<double>(s.learning_rate);
+  AdamWFactors f;
+  f.beta1 = s.beta1;
+  f.beta2 = s.beta2;
+  f.epsilon = s.epsilon;
+  f.grad_scale = s.grad_scale;
+  f.decay = static_cast<float>(1.0 - lr * static_cast<double>(s.weight_decay));
+  f.rate = static_cast<float>(lr / (1.0 - std::pow(static_cast<double>(s.beta1), t)));
+  f.root = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(s.beta2), t)));
+  adamw(n, f, grad, param, m, v);
 }
 
 }  // namespace kernels

@@ -244,6 +244,26 @@ inline Shape leading(const Shape& shape) {
   return lead;
 }
 
+// y [.., M, N] = x [.., M, K] w [.., K, N], a product for each of y's leading dimensions.
+inline void multiply_batched(const Tensor& x, const Tensor& w, const Tensor& y,
+                             Dy dy_is = Dy::none) {
+  const std::int64_t m = x.dim(-2);
+  const std::int64_t k = x.dim(-1);
+  const std::int64_t n = w.dim(-1);
+  const Shape batch = leading(y.shape());
+  const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
+  const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);
+  const Walk plan(batch, broadcast_steps(leading(x.shape()), mx.own.steps(), batch),
+                  broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
+  float* const to = y.origin();
+  plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      multiply(m, n, k, mx, mx.own.origin() + at_x + j * plan.step_a(), mw,
+               mw.own.origin() + at_w + j * plan.step_b(), 0.0f, to + (first + j) * m * n);
+    }
+  });
+}
+
 // x [.., M, K] times w [.., K, N]: one product for each of the leading dimensions, which are
 // repeated to one another.
 inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::none) {
@@ -263,16 +283,7 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
   }
   const OpScope scope;
   Tensor y(shape);
-  const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
-  const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);
-  const Walk plan(batch, broadcast_steps(leading(x.shape()), mx.own.steps(), batch),
-                  broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
-  plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
-    for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      multiply(m, n, k, mx, mx.own.origin() + at_x + j * plan.step_a(), mw,
-               mw.own.origin() + at_w + j * plan.step_b(), 0.0f, y.data() + (first + j) * m * n);
-    }
-  });
+  multiply_batched(x, w, y, dy_is);
   const double products = static_cast<double>(batch.count());
   scope.done("matmul", shape, {static_cast<double>(x.count()), static_cast<double>(w.count())},
              {static_cast<double>(y.count())},
