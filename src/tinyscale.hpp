@@ -54,7 +54,10 @@
 #include "tinyscale/hardware/machine_of_chips.hpp"
 #include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/hardware/roofline.hpp"
+#include "tinyscale/hardware/launches.hpp"
 #include "tinyscale/hardware/intensity.hpp"
+#include "tinyscale/hardware/launch_forms.hpp"
+#include "tinyscale/hardware/launch_comparison.hpp"
 #include "tinyscale/hardware/slice_facts.hpp"
 
 // compute: the host kernels
