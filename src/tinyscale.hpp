@@ -345,6 +345,7 @@
 #include "tinyscale/show/task_timeline.hpp"
 #include "tinyscale/show/memory_timeline.hpp"
 #include "tinyscale/show/run_trace.hpp"
+#include "tinyscale/show/launch_pictures.hpp"
 #include "tinyscale/show/link_map.hpp"
 #include "tinyscale/show/report_pictures.hpp"
 #include "tinyscale/show/plan_pictures.hpp"
