@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <limits>
 #include <sstream>
 
@@ -559,6 +560,12 @@ TEST_CASE("launches: a trace with both tracks and an arrow for each launch") {
   CHECK(waits == 1);
   CHECK(ran == 4);
   CHECK(arrows == 8);
-  ts::save_trace(r, "build/launches_trace.json");
-  std::remove("build/launches_trace.json");
+  const std::string path = "launches_test_trace.json";
+  ts::save_trace(r, path);
+  std::ifstream file(path);
+  std::ostringstream saved;
+  saved << file.rdbuf();
+  CHECK(saved.str() == ts::trace_json(r));
+  file.close();
+  std::remove(path.c_str());
 }

@@ -92,9 +92,9 @@ inline void check_launch_time(const char* option, double seconds, const char* al
 
 inline void check_launch_options(const LaunchOptions& options, std::size_t kernels) {
   check_launch_time("seconds", options.seconds);
-  if (options.graph_seconds != -1) {
-    check_launch_time("graph_seconds", options.graph_seconds,
-                      ", or -1 for as long as one kernel's,");
+  const double graph = options.graph_seconds;  // NaN == -1 under -ffast-math: its bits first
+  if (!is_finite(graph) || graph != -1) {
+    check_launch_time("graph_seconds", graph, ", or -1 for as long as one kernel's,");
   }
   check_launch_time("between_kernels", options.between_kernels);
   if (options.ahead < 0) {
