@@ -52,7 +52,10 @@
 //   tinyscale/hardware/machine_of_chips.hpp  The machine that so many chips make
 //   tinyscale/hardware/pod.hpp               What a whole pod or fat tree has
 //   tinyscale/hardware/roofline.hpp          The roofline
+//   tinyscale/hardware/launches.hpp          Kernels on two tracks
 //   tinyscale/hardware/intensity.hpp         The roofline in closed form
+//   tinyscale/hardware/launch_forms.hpp      Launches in closed form
+//   tinyscale/hardware/launch_comparison.hpp What fusing kernels does on a chip
 //   tinyscale/hardware/slice_facts.hpp       Facts of a slice of chips
 //   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
 //   tinyscale/compute/transpose.hpp          Turning a matrix in memory
@@ -324,6 +327,7 @@
 //   tinyscale/show/task_timeline.hpp         A Gantt chart of a step in simulated time
 //   tinyscale/show/memory_timeline.hpp       The memory of devices over simulated time
 //   tinyscale/show/run_trace.hpp             A mesh run as a trace that Perfetto
+//   tinyscale/show/launch_pictures.hpp       Launches and kernels as a timeline
 //   tinyscale/show/link_map.hpp              A torus or mesh of chips with its links
 //   tinyscale/show/report_pictures.hpp       Pictures of whole reports
 //   tinyscale/show/plan_pictures.hpp         Pictures of plans
@@ -7012,6 +7016,327 @@ inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/hardware/launches.hpp
+// Kernels on two tracks: a host that launches them and the device that runs them, each for as long
+// as its roofline says. Eager: a launch for each, the host ahead of the device; graph: one for all.
+//   host    |launch 0|launch 1|launch 2|
+//   device           |kernel 0|        |kernel 1| ..    eager, launch > kernel: the device waits
+// Source: CUDA C++ Programming Guide, "Asynchronous Concurrent Execution" and "CUDA Graphs".
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class Dispatch { eager, graph };
+
+inline const char* name_of(Dispatch how) { return how == Dispatch::eager ? "eager" : "graph"; }
+
+struct LaunchOptions {
+  double seconds = 5e-6;       // of the host, to launch one kernel
+  double graph_seconds = -1;   // of the host, to launch a graph; -1: as for one kernel
+  double between_kernels = 0;  // s of the device from one kernel of a graph to the next
+  std::int64_t ahead = 1024;   // kernels not yet done when the host begins another launch, at most
+  std::vector<std::int64_t> synchronise;  // kernels, from 0, whose result the host reads before it
+                                          // goes on (item(), a graph break); a graph ends there
+
+  double graph_launch() const { return graph_seconds == -1 ? seconds : graph_seconds; }
+};
+
+// One kernel, in the order of the list; times in seconds from the first launch on.
+struct LaunchRow {
+  std::string name, shape;
+  double seconds = 0;                          // of the kernel itself: its roofline
+  double launch_start = 0, launch_finish = 0;  // host; within a graph those of the graph
+  double start = 0, finish = 0;                // device
+  double matmul_flops = 0, vector_flops = 0, bytes = 0;
+  std::string bound;         // math, vector, memory, nothing
+  std::string level;         // the memory that holds its operands
+  bool launched = true;      // false: within a graph that an earlier kernel began
+  bool synchronise = false;  // the host waits for it
+
+  double flops() const { return matmul_flops + vector_flops; }
+};
+
+struct LaunchReport {
+  std::string chip;
+  DType format = DType::f32;
+  Dispatch dispatch = Dispatch::eager;
+  bool vector_known = true;  // false: no rate known, vector work does not limit
+  LaunchOptions options;
+  List<LaunchRow> rows;
+
+  double seconds = 0;                                         // until the last kernel is done
+  std::int64_t launches = 0;                                  // by the host
+  double host_busy = 0;                                       // s in launches
+  double math_bound = 0, vector_bound = 0, memory_bound = 0;  // s of kernels, by what bounds them
+  double idle_launch = 0;   // s that the device waits for a launch, the first included
+  double idle_read = 0;     // of them, those after the host had read a value
+  double idle_between = 0;  // s between kernels of a graph
+  double matmul_flops = 0, vector_flops = 0, bytes = 0;
+
+  double device_busy() const { return math_bound + vector_bound + memory_bound; }
+  double device_idle() const { return idle_launch + idle_between; }
+  double flops() const { return matmul_flops + vector_flops; }
+  double intensity() const { return bytes > 0 ? flops() / bytes : 0; }  // FLOPs per byte
+
+  Table totals() const;   // where the time went
+  Table table() const;    // kernels of one name and shape are one row
+  Table kernels() const;  // each kernel, in plain s and bytes
+  std::string csv() const { return kernels().csv(); }
+  std::string json() const;  // {"totals": {name: number}, "kernels": as kernels()}
+};
+
+namespace detail {
+
+inline void check_launch_time(const char* option, double seconds, const char* also = "") {
+  if (!(seconds >= 0) || !is_finite(seconds)) {
+    fail({"launches: ", option, " is ", seconds, "; a finite number of seconds from 0", also,
+          " is right"});
+  }
+}
+
+inline void check_launch_options(const LaunchOptions& options, std::size_t kernels) {
+  check_launch_time("seconds", options.seconds);
+  const double graph = options.graph_seconds;  // NaN == -1 under -ffast-math: its bits first
+  if (!is_finite(graph) || graph != -1) {
+    check_launch_time("graph_seconds", graph, ", or -1 for as long as one kernel's,");
+  }
+  check_launch_time("between_kernels", options.between_kernels);
+  if (options.ahead < 0) {
+    fail({"launches: ahead is ", options.ahead, "; a number of kernels from 0 is right"});
+  }
+  for (const std::int64_t k : options.synchronise) {
+    if (k < 0 || k >= static_cast<std::int64_t>(kernels)) {
+      fail({"launches: synchronise names kernel ", k, " of ", kernels,
+            kernels > 0 ? cat({"; 0 to ", kernels - 1, " are right"}) : "; none is right"});
+    }
+  }
+}
+
+// Host and device, one kernel after the other; rows have their seconds.
+inline void replay_launches(LaunchReport& report) {
+  const LaunchOptions& options = report.options;
+  check_launch_options(options, report.rows.size());
+  for (const std::int64_t k : options.synchronise) {
+    report.rows[static_cast<std::size_t>(k)].synchronise = true;
+  }
+  const bool eager = report.dispatch == Dispatch::eager;
+  const double launch = eager ? options.seconds : options.graph_launch();
+  double host = 0, device = 0;  // when each is free
+  bool begins = true;           // a graph, which is after the host has read too
+  for (std::size_t i = 0; i < report.rows.size(); ++i) {
+    LaunchRow& row = report.rows[i];
+    row.launched = eager || begins;
+    if (row.launched) {
+      const std::int64_t done = static_cast<std::int64_t>(i) - 1 - options.ahead;
+      const bool full = eager && done >= 0;  // that kernel must have ended
+      row.launch_start =
+          full ? std::max(host, report.rows[static_cast<std::size_t>(done)].finish) : host;
+      row.launch_finish = row.launch_start + launch;
+      host = row.launch_finish;
+      ++report.launches;
+    } else {
+      row.launch_start = report.rows[i - 1].launch_start;
+      row.launch_finish = report.rows[i - 1].launch_finish;
+    }
+    const double ready = device + (row.launched ? 0 : options.between_kernels);
+    row.start = std::max(ready, row.launch_finish);
+    row.finish = row.start + row.seconds;
+    (row.launched ? report.idle_launch : report.idle_between) += row.start - device;
+    report.idle_read += begins && i > 0 ? row.start - device : 0;
+    device = row.finish;
+    begins = row.synchronise;
+    host = begins ? device : host;
+  }
+  report.seconds = device;
+  report.host_busy = launch * static_cast<double>(report.launches);
+}
+
+inline LaunchRow launch_row(const OpRecord& op, std::size_t i, const Chip& chip, DType format) {
+  const OpCost cost = op_cost(op, format);
+  for (const double work : {cost.matmul_flops, cost.vector_flops, cost.bytes}) {
+    if (!(work >= 0) || !is_finite(work)) {
+      fail({"launches: kernel ", i, " (", op.name, ") has ", cost.matmul_flops, " matmul FLOPs, ",
+            cost.vector_flops, " vector FLOPs and ", cost.bytes,
+            " bytes; finite numbers from 0 are right"});
+    }
+  }
+  const RooflineRow priced = priced_row(cost, chip);
+  LaunchRow row;
+  row.name = op.name;
+  row.shape = op.shape;
+  row.seconds = priced.seconds;
+  row.matmul_flops = priced.matmul_flops;
+  row.vector_flops = priced.vector_flops;
+  row.bytes = priced.bytes;
+  row.bound = priced.bound;
+  row.level = priced.level;
+  return row;
+}
+
+}  // namespace detail
+
+// The kernels of a profile's records() launched one after the other on a chip, priced as if their
+// f32 operands were of `format`, as Profile::roofline does: all on one device, in their order.
+// With `ahead` 0 the host waits for each.
+inline LaunchReport launches(const List<OpRecord>& kernels, const Chip& chip, Dispatch how,
+                             DType format = DType::f32,
+                             const LaunchOptions& options = LaunchOptions()) {
+  LaunchReport report;
+  report.chip = chip.name.empty() ? "unnamed chip" : chip.name;
+  report.format = format;
+  report.dispatch = how;
+  report.vector_known = chip.vector_flops > 0;
+  report.options = options;
+  for (const OpRecord& op : kernels) {
+    const LaunchRow row = detail::launch_row(op, report.rows.size(), chip, format);
+    (row.bound == "math"     ? report.math_bound
+     : row.bound == "vector" ? report.vector_bound
+                             : report.memory_bound) += row.seconds;
+    report.matmul_flops += row.matmul_flops;
+    report.vector_flops += row.vector_flops;
+    report.bytes += row.bytes;
+    report.rows.push_back(row);
+  }
+  detail::replay_launches(report);
+  return report;
+}
+
+namespace detail {
+
+struct LaunchTotal {
+  const char *name = "", *key = "", *unit = "";
+  double value = 0;
+  bool part = false;  // of the time
+};
+
+inline List<LaunchTotal> launch_totals(const LaunchReport& r) {
+  return {{"time", "seconds", "s", r.seconds, true},
+          {"  kernels bound by math", "math_bound", "s", r.math_bound, true},
+          {"  kernels bound by vector", "vector_bound", "s", r.vector_bound, true},
+          {"  kernels bound by memory", "memory_bound", "s", r.memory_bound, true},
+          {"  device idle: waits for a launch", "idle_launch", "s", r.idle_launch, true},
+          {"    of it after the host read a value", "idle_read", "s", r.idle_read, true},
+          {"  device idle: between kernels of a graph", "idle_between", "s", r.idle_between, true},
+          {"device busy", "device_busy", "s", r.device_busy(), true},
+          {"device idle", "device_idle", "s", r.device_idle(), true},
+          {"host busy launching", "host_busy", "s", r.host_busy, true},
+          {"launches", "launches", "", static_cast<double>(r.launches), false},
+          {"kernels", "kernels", "", static_cast<double>(r.rows.size()), false},
+          {"FLOPs", "flops", "FLOP", r.flops(), false},
+          {"bytes", "bytes", "B", r.bytes, false},
+          {"FLOPs/byte", "intensity", "FLOP/B", r.intensity(), false}};
+}
+
+// Kernels of one name, shape and bound.
+struct LaunchKind {
+  RooflineRow sum;
+  double idle = 0;  // s of the device before them
+};
+
+// "5 ms", "1.2 GFLOP", "1,000"
+inline std::string launch_cell(double value, const std::string& unit) {
+  return unit == "s"        ? format_seconds(value)
+         : unit == "B"      ? format_bytes(value)
+         : unit == "FLOP/B" ? printed('g', 3, value)
+         : unit == "FLOP"   ? format_si(value, "FLOP")
+                            : format_count(value);
+}
+
+inline std::string launch_title(const LaunchReport& r) {
+  const double kernels = static_cast<double>(r.rows.size());
+  const double launch =
+      r.dispatch == Dispatch::eager ? r.options.seconds : r.options.graph_launch();
+  return cat({r.chip, ", priced as ", name_of(r.format), ", ", name_of(r.dispatch), ": ",
+              format_count(kernels), kernels == 1 ? " kernel, " : " kernels, ",
+              format_count(static_cast<double>(r.launches)),
+              r.launches == 1 ? " launch of " : " launches of ", format_seconds(launch),
+              r.vector_known ? "" : " (vector rate not known: it does not limit)"});
+}
+
+}  // namespace detail
+
+inline Table LaunchReport::totals() const {
+  Table out;
+  out.title = "Time on " + detail::launch_title(*this);
+  out.columns = {"quantity", "simulated", "of the time"};
+  for (const detail::LaunchTotal& total : detail::launch_totals(*this)) {
+    out.add({total.name, detail::launch_cell(total.value, total.unit),
+             total.part && seconds > 0 ? format_percent(total.value / seconds) : "-"});
+  }
+  return out;
+}
+
+inline Table LaunchReport::table() const {
+  List<detail::LaunchKind> kinds;
+  double before = 0;
+  for (const LaunchRow& row : rows) {
+    std::size_t same = 0;
+    while (same < kinds.size() &&
+           (kinds[same].sum.name != row.name || kinds[same].sum.shape != row.shape ||
+            kinds[same].sum.bound != row.bound)) {
+      ++same;
+    }
+    if (same == kinds.size()) {
+      kinds.push_back({});
+      kinds[same].sum.name = row.name;
+      kinds[same].sum.shape = row.shape;
+      kinds[same].sum.bound = row.bound;
+    }
+    RooflineRow& sum = kinds[same].sum;
+    ++sum.count;
+    sum.matmul_flops += row.flops();
+    sum.bytes += row.bytes;
+    sum.seconds += row.seconds;
+    kinds[same].idle += row.start - before;
+    before = row.finish;
+  }
+  Table out;
+  out.title = "Kernels on " + detail::launch_title(*this);
+  out.columns = {"kernel",   "shape",    "count",
+                 "FLOPs",    "bytes",    "FLOPs/byte",
+                 "bound by", "T device", "device idle before"};
+  for (const detail::LaunchKind& kind : kinds) {
+    const RooflineRow& sum = kind.sum;
+    out.add({sum.name, sum.shape, detail::cat({sum.count}), format_si(sum.matmul_flops, ""),
+             format_bytes(sum.bytes),
+             format_fixed(sum.bytes > 0 ? sum.matmul_flops / sum.bytes : 0, 2), sum.bound,
+             format_seconds(sum.seconds), format_seconds(kind.idle)});
+  }
+  out.add({"total", "", detail::cat({rows.size()}), format_si(flops(), ""), format_bytes(bytes),
+           format_fixed(intensity(), 2), "", format_seconds(device_busy()),
+           format_seconds(device_idle())});
+  return out;
+}
+
+inline Table LaunchReport::kernels() const {
+  Table out;
+  out.title = "Each kernel on " + detail::launch_title(*this);
+  out.columns = {"kernel",       "name",      "shape",    "launch start, s", "launch finish, s",
+                 "start, s",     "finish, s", "bound by", "level",           "matmul FLOPs",
+                 "vector FLOPs", "bytes"};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const LaunchRow& row = rows[i];
+    const auto number = [](double value) { return detail::json_number(value); };
+    out.add({detail::cat({i}), row.name, row.shape, number(row.launch_start),
+             number(row.launch_finish), number(row.start), number(row.finish), row.bound, row.level,
+             number(row.matmul_flops), number(row.vector_flops), number(row.bytes)});
+  }
+  return out;
+}
+
+inline std::string LaunchReport::json() const {
+  std::string out = "{\"totals\": {\"dispatch\": \"" + std::string(name_of(dispatch)) + "\"";
+  for (const detail::LaunchTotal& total : detail::launch_totals(*this)) {
+    out += detail::cat({", \"", total.key, "\": ", detail::json_number(total.value)});
+  }
+  return out + "},\n\"kernels\": " + kernels().json() + "}\n";
+}
+
+inline std::ostream& operator<<(std::ostream& out, const LaunchReport& report) {
+  return out << report.totals() << "\n" << report.table();
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/hardware/intensity.hpp
 // The roofline in closed form, each answer with its derivation: when is an op bound by math?
 //   intensity I = FLOPs / bytes, critical I* = C / W, attainable = min(C, I W)
@@ -7347,6 +7672,255 @@ inline Quantity elementwise_bytes(double elements, double arrays, DType format) 
   const Quantity n = detail::given("elementwise_bytes", "arrays", arrays, "", "in and out");
   return named("bytes", n * e * Quantity(bytes_of(format), "B", "b", name_of(format)),
                "each array once");
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/hardware/launch_forms.hpp
+// Launches in closed form, for n equal kernels of k seconds and launches of l:
+//   eager  n max(l, k) + min(l, k): the longer of the two back to back, once the other alone
+//   graph  l + n k;   they meet at k = l, where elementwise work moves l W bytes
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+inline void check_equal_kernels(const char* who, std::int64_t kernels, double seconds,
+                                const LaunchOptions& options) {
+  if (kernels < 0) {
+    fail({who, ": ", kernels, " kernels; a number from 0 is right"});
+  }
+  if (!(seconds >= 0) || !is_finite(seconds)) {
+    fail({who, ": a kernel takes ", seconds, " s; a finite number from 0 is right"});
+  }
+  check_launch_options(options, static_cast<std::size_t>(kernels));
+}
+
+// Stretches of kernels after each of which host and device begin anew together.
+inline double launch_stretches(std::int64_t kernels, const LaunchOptions& options) {
+  std::vector<std::int64_t> reads = options.synchronise;
+  std::sort(reads.begin(), reads.end());
+  double stretches = kernels > 0 ? 1 : 0;
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    const bool again = i > 0 && reads[i] == reads[i - 1];
+    stretches += again || reads[i] == kernels - 1 ? 0 : 1;
+  }
+  return stretches;
+}
+
+}  // namespace detail
+
+// n max(l, k) + s min(l, k), s stretches between values that the host reads; the device is never
+// waited for otherwise, whatever `ahead` from 1 on is. With `ahead` 0: n (l + k).
+inline Quantity eager_time(std::int64_t kernels, double kernel_seconds,
+                           const LaunchOptions& options = LaunchOptions()) {
+  detail::check_equal_kernels("eager_time", kernels, kernel_seconds, options);
+  const Quantity n(static_cast<double>(kernels), "", "n", "kernels");
+  const Quantity k(kernel_seconds, "s", "k", "a kernel"), l(options.seconds, "s", "l", "a launch");
+  if (options.ahead == 0) {
+    return named("T_eager", n * (l + k), "the host waits for each");
+  }
+  const double stretches = detail::launch_stretches(kernels, options);
+  const Quantity s(stretches, "", "s", "stretches between values that the host reads");
+  return named("T_eager", n * max(l, k) + (stretches == 1 ? min(l, k) : s * min(l, k)),
+               "the host ahead of the device");
+}
+
+// s l + n k + (n - s) gap: of s graphs, one after each value that the host reads.
+inline Quantity graph_time(std::int64_t kernels, double kernel_seconds,
+                           const LaunchOptions& options = LaunchOptions()) {
+  detail::check_equal_kernels("graph_time", kernels, kernel_seconds, options);
+  const Quantity n(static_cast<double>(kernels), "", "n", "kernels");
+  const Quantity k(kernel_seconds, "s", "k", "a kernel");
+  const Quantity l(options.graph_launch(), "s", "l", "a launch of a graph");
+  const double stretches = detail::launch_stretches(kernels, options);
+  const Quantity s(stretches, "", "s", "graphs");
+  const Quantity time = (stretches == 1 ? l : s * l) + n * k;
+  if (options.between_kernels == 0) {
+    return named("T_graph", time, "one launch of a graph");
+  }
+  const Quantity gap(options.between_kernels, "s", "gap", "between kernels of a graph");
+  return named("T_graph", time + (n - s) * gap, "one launch of a graph");
+}
+
+// l W: bytes that a chip moves in the time of a launch. A smaller kernel that memory bounds leaves
+// the device idle when run eagerly. Where caches hold small operands W is of the one that does.
+inline Quantity launch_crossover_bytes(const Chip& chip, double launch_seconds = 5e-6) {
+  const Quantity l = detail::given("launch_crossover_bytes", "l", launch_seconds, "s", "a launch");
+  double below = 0;  // bytes that the level before holds, which take less than a launch
+  for (const MemoryLevel& level : chip.levels) {
+    if (level.bandwidth > 0 && l.value() * level.bandwidth <= level.bytes) {
+      const Quantity w(level.bandwidth, "B/s", "W", detail::cat({level.name, " of ", chip.name}));
+      const Quantity held(below, "B", "held", "by the level before");
+      return named("bytes*", below > l.value() * level.bandwidth ? max(held, l * w) : l * w,
+                   "as long as a launch");
+    }
+    below = level.bandwidth > 0 ? std::max(below, level.bytes) : below;
+  }
+  const Quantity bytes = l * bandwidth_of(chip);
+  const Quantity held(below, "B", "held", "by the level before");
+  return named("bytes*", below > bytes.value() ? max(held, bytes) : bytes, "as long as a launch");
+}
+
+// Elements from which an elementwise kernel takes as long as a launch: `arrays` are read or written
+// once, `flops` vector FLOPs done for each element.
+//   min(l W / (arrays b), l V / flops), V the vector rate, where it is known
+inline Quantity launch_crossover(const Chip& chip, double launch_seconds = 5e-6, double arrays = 2,
+                                 double flops = 1, DType format = DType::f32) {
+  const char* const who = "launch_crossover";
+  const Quantity l = detail::given(who, "l", launch_seconds, "s", "a launch");
+  const Quantity a = detail::given(who, "arrays", arrays, "", "read or written");
+  const Quantity b(bytes_of(format), "B/element", "b", name_of(format));
+  const Quantity moved = launch_crossover_bytes(chip, launch_seconds) / (a * b);
+  if (!(flops >= 0) || !detail::is_finite(flops)) {
+    detail::fail({who, ": flops is ", flops, "; a finite number from 0 is right"});
+  }
+  if (!(chip.vector_flops > 0) || flops == 0) {
+    return named("N*", moved, "as long as a launch");
+  }
+  const Quantity v(chip.vector_flops, "FLOP/s", "V", "vector rate of " + chip.name);
+  const Quantity f(flops, "FLOP/element", "f", "of an element");
+  return named("N*", min(moved, l * v / f), "as long as a launch");
+}
+
+// The time of n equal kernels against how long one takes, replayed in both ways.
+struct LaunchSweep {
+  std::int64_t kernels = 0;
+  LaunchOptions options;
+  std::vector<double> kernel_seconds, eager, graph;  // s
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+// From a twentieth of a launch to twenty, unless durations are given.
+inline LaunchSweep launch_sweep(std::int64_t kernels = 1000,
+                                const LaunchOptions& options = LaunchOptions(),
+                                const std::vector<double>& kernel_seconds = {}) {
+  LaunchSweep sweep;
+  sweep.kernels = kernels;
+  sweep.options = options;
+  sweep.kernel_seconds = kernel_seconds;
+  detail::check_equal_kernels("launch_sweep", kernels, 0, options);
+  const double launch = options.seconds > 0 ? options.seconds : 5e-6;
+  for (int i = 0; kernel_seconds.empty() && i <= 40; ++i) {
+    sweep.kernel_seconds.push_back(launch * std::pow(20.0, i / 20.0 - 1));
+  }
+  for (const double k : sweep.kernel_seconds) {
+    detail::check_equal_kernels("launch_sweep", kernels, k, options);
+    for (const Dispatch how : {Dispatch::eager, Dispatch::graph}) {
+      LaunchReport report;
+      report.dispatch = how;
+      report.options = options;
+      report.rows.resize(static_cast<std::size_t>(kernels));
+      for (LaunchRow& row : report.rows) {
+        row.seconds = k;
+      }
+      detail::replay_launches(report);
+      (how == Dispatch::eager ? sweep.eager : sweep.graph).push_back(report.seconds);
+    }
+  }
+  return sweep;
+}
+
+inline Table LaunchSweep::table() const {
+  Table out;
+  out.title = detail::cat({format_count(static_cast<double>(kernels)), " kernels, launches of ",
+                           format_seconds(options.seconds), ", of a graph ",
+                           format_seconds(options.graph_launch())});
+  out.columns = {"kernel", "eager", "graph", "eager / graph"};
+  for (std::size_t i = 0; i < kernel_seconds.size(); ++i) {
+    out.add({format_seconds(kernel_seconds[i]), format_seconds(eager[i]), format_seconds(graph[i]),
+             graph[i] > 0 ? format_fixed(eager[i] / graph[i], 3) : "-"});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const LaunchSweep& sweep) {
+  return out << sweep.table();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/hardware/launch_comparison.hpp
+// What fusing kernels does on a chip: fewer launches, fewer bytes, and what is left is bound by
+// arithmetic sooner. Two lists of kernels side by side, each eager and as one graph.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct LaunchComparison {
+  LaunchReport eager_before, graph_before;
+  LaunchReport eager_after, graph_after;
+
+  // Eager as it was over one graph of what is left: both gains together; 0 when nothing is left.
+  double speedup() const {
+    return graph_after.seconds > 0 ? eager_before.seconds / graph_after.seconds : 0;
+  }
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+// `synchronise_after` are kernels of `after`, as options.synchronise are of `before`.
+inline LaunchComparison launch_comparison(const List<OpRecord>& before, const List<OpRecord>& after,
+                                          const Chip& chip, DType format = DType::f32,
+                                          const LaunchOptions& options = LaunchOptions(),
+                                          const std::vector<std::int64_t>& synchronise_after = {}) {
+  LaunchOptions then = options;
+  then.synchronise = synchronise_after;
+  LaunchComparison out;
+  out.eager_before = launches(before, chip, Dispatch::eager, format, options);
+  out.graph_before = launches(before, chip, Dispatch::graph, format, options);
+  out.eager_after = launches(after, chip, Dispatch::eager, format, then);
+  out.graph_after = launches(after, chip, Dispatch::graph, format, then);
+  return out;
+}
+
+// Kernels that are bound by "math", "vector" or "memory".
+inline std::int64_t kernels_bound_by(const LaunchReport& report, const std::string& bound) {
+  std::int64_t count = 0;
+  for (const LaunchRow& row : report.rows) {
+    count += row.bound == bound ? 1 : 0;
+  }
+  return count;
+}
+
+inline Table LaunchComparison::table() const {
+  const LaunchReport &b = eager_before, &a = eager_after;
+  Table out;
+  out.title = detail::cat({"Kernels before and after on ", b.chip, ", priced as ",
+                           name_of(b.format), ", launches of ", format_seconds(b.options.seconds),
+                           b.vector_known ? "" : " (vector rate not known: it does not limit)"});
+  out.columns = {"quantity", "before", "after", "before / after"};
+  const auto add = [&](const std::string& name, const char* unit, double x, double y) {
+    out.add({name, detail::launch_cell(x, unit), detail::launch_cell(y, unit),
+             x > 0 && y > 0 ? format_fixed(x / y, 2) : "-"});
+  };
+  const auto size = [](const LaunchReport& r) { return static_cast<double>(r.rows.size()); };
+  add("kernels", "", size(b), size(a));
+  for (const char* const bound : {"memory", "vector", "math"}) {
+    add(detail::cat({"  bound by ", bound}), "", static_cast<double>(kernels_bound_by(b, bound)),
+        static_cast<double>(kernels_bound_by(a, bound)));
+  }
+  add("bytes", "B", b.bytes, a.bytes);
+  add("FLOPs", "FLOP", b.flops(), a.flops());
+  add("FLOPs/byte", "FLOP/B", b.intensity(), a.intensity());
+  add("T device", "s", b.device_busy(), a.device_busy());
+  add("  bound by memory", "s", b.memory_bound, a.memory_bound);
+  add("  bound by vector", "s", b.vector_bound, a.vector_bound);
+  add("  bound by math", "s", b.math_bound, a.math_bound);
+  add("T eager", "s", b.seconds, a.seconds);
+  add("  device idle", "s", b.device_idle(), a.device_idle());
+  add("T graph", "s", graph_before.seconds, graph_after.seconds);
+  add("  device idle", "s", graph_before.device_idle(), graph_after.device_idle());
+  add("T eager before, graph after", "s", b.seconds, graph_after.seconds);
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const LaunchComparison& comparison) {
+  return out << comparison.table();
 }
 
 }}  // namespace tinyscale
@@ -65159,6 +65733,346 @@ inline std::string trace_json(const MeshRun& run, const TaskNames& names = TaskN
 inline void save_trace(const MeshRun& run, const std::string& path,
                        const TaskNames& names = TaskNames()) {
   detail::save_text("save_trace", path, trace_json(run, names));
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/launch_pictures.hpp
+// Launches and kernels as a timeline, the host's track above the device's; as a trace for Perfetto;
+// and the time of n kernels against that of one, with the crossover where it is that of a launch.
+// Where kernels are too short to draw, a column stands for several: its height is their time.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+enum class LaunchPart { launch, wait, memory, vector, math, idle };
+constexpr std::size_t launch_parts = 6;
+
+// A stretch of the host's or the device's time.
+struct LaunchPiece {
+  LaunchPart part = LaunchPart::idle;
+  double start = 0, finish = 0;  // s
+  std::string name;              // of a kernel
+};
+
+inline const char* launch_part_name(LaunchPart part) {
+  static const char* const names[] = {"host: launches",          "host: waits for the device",
+                                      "device: bound by memory", "device: bound by vector",
+                                      "device: bound by math",   "device: idle"};
+  return names[static_cast<std::size_t>(part)];
+}
+
+inline std::string launch_part_fill(LaunchPart part) {
+  switch (part) {
+    case LaunchPart::launch: return Canvas::fill(3);
+    case LaunchPart::wait: return pale(3);
+    case LaunchPart::memory: return Canvas::fill(1);
+    case LaunchPart::vector: return Canvas::fill(2);
+    case LaunchPart::math: return Canvas::fill(0);
+    default: return "class=\"ts-empty\" fill=\"#e3e6ea\"";
+  }
+}
+
+inline void add_piece(List<LaunchPiece>& pieces, LaunchPart part, double start, double finish,
+                      const std::string& name = "") {
+  if (finish > start) {
+    pieces.push_back({part, start, finish, name});
+  }
+}
+
+inline List<LaunchPiece> host_pieces(const LaunchReport& report) {
+  List<LaunchPiece> pieces;
+  double free = 0;
+  for (const LaunchRow& row : report.rows) {
+    if (row.launched) {
+      add_piece(pieces, LaunchPart::wait, free, row.launch_start);
+      add_piece(pieces, LaunchPart::launch, row.launch_start, row.launch_finish,
+                report.dispatch == Dispatch::eager ? row.name : "graph");
+      free = row.launch_finish;
+    }
+  }
+  const bool reads = !report.rows.empty() && report.rows.back().synchronise;
+  add_piece(pieces, LaunchPart::wait, reads ? free : report.seconds, report.seconds);
+  return pieces;
+}
+
+inline List<LaunchPiece> device_pieces(const LaunchReport& report) {
+  List<LaunchPiece> pieces;
+  double free = 0;
+  for (const LaunchRow& row : report.rows) {
+    add_piece(pieces, LaunchPart::idle, free, row.start);
+    add_piece(pieces,
+              row.bound == "math"     ? LaunchPart::math
+              : row.bound == "vector" ? LaunchPart::vector
+                                      : LaunchPart::memory,
+              row.start, row.finish, row.name);
+    free = row.finish;
+  }
+  return pieces;
+}
+
+// Draws the pieces of one track. Short ones are gathered into columns, each from the first to the
+// last of them; columns of the same shares that touch are one.
+class LaunchTrack {
+ public:
+  LaunchTrack(Canvas& canvas, const TimeScale& scale, double y, double height)
+      : canvas_(canvas), scale_(scale), y_(y), height_(height) {}
+
+  // Until `end`, in seconds. Returns whether any piece was too short to stand by itself.
+  bool draw(const List<LaunchPiece>& pieces, double end) {
+    bool dense = false;
+    for (const LaunchPiece& piece : pieces) {
+      const double finish = std::min(piece.finish, end);
+      if (piece.start >= end) {
+        break;
+      }
+      const double wide = scale_.x(finish) - scale_.x(piece.start);
+      if (wide >= 3) {
+        close(open_);
+        flush();
+        canvas_.rect(scale_.x(piece.start), y_, wide - (wide > 5 ? 1 : 0), height_,
+                     launch_part_fill(piece.part));
+        continue;
+      }
+      dense = true;
+      if (open_.finish <= open_.start) {
+        open_.start = piece.start;
+      }
+      open_.finish = finish;
+      open_.seconds[static_cast<std::size_t>(piece.part)] += finish - piece.start;
+      const bool gap = piece.part == LaunchPart::idle || piece.part == LaunchPart::wait;
+      if (!gap && scale_.x(open_.finish) - scale_.x(open_.start) >= 6) {
+        close(open_);
+      }
+    }
+    close(open_);
+    flush();
+    return dense;
+  }
+
+ private:
+  struct Column {
+    double start = 0, finish = 0;
+    double seconds[launch_parts] = {};
+  };
+
+  // Appends a column to the one before when both look the same, and empties it.
+  void close(Column& column) {
+    const double wide = column.finish - column.start;
+    if (wide <= 0) {
+      return;
+    }
+    const double before = last_.finish - last_.start;
+    bool same = before > 0;
+    for (std::size_t p = 0; p < launch_parts && same; ++p) {
+      same = std::fabs(column.seconds[p] / wide - last_.seconds[p] / before) * height_ < 0.5;
+    }
+    if (same) {
+      last_.finish = column.finish;
+      for (std::size_t p = 0; p < launch_parts; ++p) {
+        last_.seconds[p] += column.seconds[p];
+      }
+    } else {
+      flush();
+      last_ = column;
+    }
+    column = Column();
+  }
+
+  // Idle time and waits fill the column's upper part, what is done its lower one.
+  void flush() {
+    const double wide = last_.finish - last_.start;
+    double bottom = y_ + height_;
+    for (const LaunchPart part : {LaunchPart::launch, LaunchPart::math, LaunchPart::vector,
+                                  LaunchPart::memory, LaunchPart::wait, LaunchPart::idle}) {
+      const double seconds = last_.seconds[static_cast<std::size_t>(part)];
+      if (wide > 0 && seconds > 0) {
+        const double high = seconds / wide * height_;
+        bottom -= high;
+        canvas_.rect(scale_.x(last_.start), bottom,
+                     scale_.x(last_.finish) - scale_.x(last_.start) + 0.3, high,
+                     launch_part_fill(part));
+      }
+    }
+    last_ = Column();
+  }
+
+  Canvas& canvas_;
+  const TimeScale& scale_;
+  double y_ = 0, height_ = 0;
+  Column open_, last_;
+};
+
+// Names of kernels below their bars, where they fit.
+inline void label_kernels(Canvas& canvas, const List<LaunchPiece>& pieces, const TimeScale& scale,
+                          double y, double end) {
+  for (const LaunchPiece& piece : pieces) {
+    const double from = scale.x(piece.start), to = scale.x(std::min(piece.finish, end));
+    const double size = std::min(11.0, (to - from - 2) / std::max(1.0, drawn_width(piece.name, 1)));
+    if (!piece.name.empty() && piece.start < end && size >= 7) {
+      canvas.label((from + to) / 2, y, piece.name, size, Anchor::middle);
+    }
+  }
+}
+
+// A thin line from the end of each launch to the kernel's start, where there are few.
+inline void link_launches(Canvas& canvas, const LaunchReport& report, const TimeScale& scale,
+                          double from, double to, std::size_t kernels) {
+  for (std::size_t i = 0; i < kernels && kernels <= 60; ++i) {
+    const LaunchRow& row = report.rows[i];
+    if (row.launched) {
+      canvas.line(scale.x(row.launch_finish), from, scale.x(row.start), to, Canvas::axis());
+    }
+  }
+}
+
+// Both tracks of the first `kernels`, from y on; returns whether columns were needed.
+inline bool draw_launches(Canvas& canvas, const LaunchReport& report, std::size_t kernels,
+                          double y) {
+  const double end = kernels > 0 ? report.rows[kernels - 1].finish : 0;
+  const TimeScale scale(96, 1176, end);
+  const double host = y + 8, device = host + 48, bottom = device + 42;
+  draw_time_axis(canvas, scale.left, scale.right, y, bottom, scale.seconds);
+  canvas.label(20, host + 15, "host", 12, Anchor::start);
+  canvas.label(20, device + 18, "device", 12, Anchor::start);
+  const List<LaunchPiece> launched = host_pieces(report), ran = device_pieces(report);
+  link_launches(canvas, report, scale, host + 20, device, kernels);
+  const bool short_launches = LaunchTrack(canvas, scale, host, 20).draw(launched, end);
+  const bool short_kernels = LaunchTrack(canvas, scale, device, 26).draw(ran, end);
+  label_kernels(canvas, ran, scale, device + 37, end);
+  if (kernels == 0) {
+    canvas.label((scale.left + scale.right) / 2, device - 8, "no kernels", 14, Anchor::middle,
+                 Canvas::soft());
+  }
+  return short_launches || short_kernels;
+}
+
+constexpr double launch_panel = 98 + 46;  // pixels of both tracks and the axis
+
+// Those that have any time, with how much of it.
+inline List<Swatch> launch_legend(const LaunchReport& report) {
+  double seconds[launch_parts] = {};
+  for (const List<LaunchPiece>& pieces : {host_pieces(report), device_pieces(report)}) {
+    for (const LaunchPiece& piece : pieces) {
+      seconds[static_cast<std::size_t>(piece.part)] += piece.finish - piece.start;
+    }
+  }
+  List<Swatch> legend;
+  for (std::size_t p = 0; p < launch_parts; ++p) {
+    const LaunchPart part = static_cast<LaunchPart>(p);
+    if (seconds[p] > 0) {
+      legend.push_back({cat({launch_part_name(part), " ", format_seconds(seconds[p]), ", ",
+                             format_percent(seconds[p] / report.seconds)}),
+                        launch_part_fill(part)});
+    }
+  }
+  return legend;
+}
+
+}  // namespace detail
+
+// The whole run, and the first dozen kernels below it when it has too many to tell apart.
+inline Svg svg(const LaunchReport& report) {
+  using detail::Canvas;
+  const std::size_t all = report.rows.size(), first = std::min<std::size_t>(all, 12);
+  const List<detail::Swatch> legend = detail::launch_legend(report);
+  Canvas unseen(0, 0);
+  const double top = detail::draw_swatches(unseen, legend, 20, 1176, 72);
+  const bool dense = (detail::draw_launches(unseen, report, all, top) || all > 40) && first < all;
+  const double below = top + detail::launch_panel + 26;
+  Canvas canvas(1200, dense ? below + detail::launch_panel : below - 26);
+  const std::string time = format_seconds(report.seconds);
+  const std::string title = detail::shorten(detail::launch_title(report) + ": " + time, 110);
+  detail::draw_heading(canvas, title,
+                       dense ? "above, the whole run: where kernels are short, a column is as high "
+                               "as the share of the time that they take; below, its beginning"
+                             : "above: the host's launches; below: the device's kernels");
+  detail::draw_swatches(canvas, legend, 20, 1176, 72);
+  detail::draw_launches(canvas, report, all, top);
+  if (dense) {
+    canvas.label(20, below - 8, detail::cat({"the first ", first, " kernels"}), 13,
+                 detail::Anchor::start, detail::bold_ink());
+    detail::draw_launches(canvas, report, first, below);
+  }
+  std::string text = title;
+  for (const detail::Swatch& swatch : legend) {
+    text += "; " + swatch.name;
+  }
+  return canvas.finish(text);
+}
+
+// Both times over the duration of a kernel: eager is flat up to the crossover.
+inline Svg svg(const LaunchSweep& sweep) {
+  Plot plot;
+  plot.title = detail::cat({format_count(static_cast<double>(sweep.kernels)), " kernels, a launch ",
+                            format_seconds(sweep.options.seconds), ": eager or as a graph"});
+  plot.x = {"a kernel, us", Scale::logarithmic, 0, 0};
+  plot.y = {"all of them, ms", Scale::logarithmic, 0, 0};
+  Series eager, graph, launch;
+  eager.name = "eager";
+  graph.name = "graph";
+  double low = HUGE_VAL, high = 0;
+  for (std::size_t i = 0; i < sweep.kernel_seconds.size(); ++i) {
+    eager.x.push_back(1e6 * sweep.kernel_seconds[i]);
+    graph.x.push_back(1e6 * sweep.kernel_seconds[i]);
+    eager.y.push_back(1e3 * sweep.eager[i]);
+    graph.y.push_back(1e3 * sweep.graph[i]);
+    const double least = std::min(eager.y.back(), graph.y.back());
+    low = least > 0 ? std::min(low, least) : low;
+    high = std::max(high, std::max(eager.y.back(), graph.y.back()));
+  }
+  plot.series = {eager, graph};
+  if (sweep.options.seconds > 0 && high > 0) {
+    launch.name = "kernel = launch";
+    launch.x = {1e6 * sweep.options.seconds, 1e6 * sweep.options.seconds};
+    launch.y = {low, high};
+    launch.color = 6;
+    plot.series.push_back(launch);
+  }
+  return svg(plot);
+}
+
+namespace detail {
+
+// An arrow from a launch to its kernel.
+inline std::string trace_flow(const char* phase, std::size_t id, std::size_t track, double at) {
+  return cat({",\n{\"ph\": \"", phase,
+              "\", \"bp\": \"e\", \"name\": \"launch\", \"cat\": ", "\"launch\", \"id\": ", id,
+              ", \"pid\": 0, \"tid\": ", track, ", \"ts\": ", printed('f', 6, at * 1e6), "}"});
+}
+
+}  // namespace detail
+
+// A process with a track of the host and one of the device, an arrow from each launch to its
+// kernel, for ui.perfetto.dev and chrome://tracing: microseconds of simulated time.
+inline std::string trace_json(const LaunchReport& report) {
+  std::string out = detail::trace_name("process_name", 0, 0, detail::launch_title(report));
+  out += detail::trace_name("thread_name", 0, 0, "host");
+  out += detail::trace_name("thread_name", 0, 1, "device");
+  for (const detail::LaunchPiece& piece : detail::host_pieces(report)) {
+    const bool wait = piece.part == detail::LaunchPart::wait;
+    out += detail::trace_event(wait ? "wait for the device" : "launch " + piece.name,
+                               wait ? "wait" : "launch", 0, 0, piece.start, piece.finish);
+  }
+  for (std::size_t i = 0; i < report.rows.size(); ++i) {
+    const LaunchRow& row = report.rows[i];
+    std::string event = detail::trace_event(row.name, row.bound, 0, 1, row.start, row.finish);
+    event.pop_back();
+    out += event + detail::cat({", \"args\": {\"shape\": \"", json_escape(row.shape),
+                                "\", \"bound by\": \"", row.bound,
+                                "\", \"FLOPs\": ", detail::json_number(row.flops()),
+                                ", \"bytes\": ", detail::json_number(row.bytes), "}}"});
+    if (row.launched) {
+      out += detail::trace_flow("s", i, 0, row.launch_start);
+      out += detail::trace_flow("f", i, 1, row.start);
+    }
+  }
+  return "[" + out.substr(2) + "]\n";  // the first event has no comma before it
+}
+
+// An old file stays whole when the new one cannot be written.
+inline void save_trace(const LaunchReport& report, const std::string& path) {
+  detail::save_text("save_trace", path, trace_json(report));
 }
 
 }}  // namespace tinyscale

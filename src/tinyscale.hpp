@@ -54,7 +54,10 @@
 #include "tinyscale/hardware/machine_of_chips.hpp"
 #include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/hardware/roofline.hpp"
+#include "tinyscale/hardware/launches.hpp"
 #include "tinyscale/hardware/intensity.hpp"
+#include "tinyscale/hardware/launch_forms.hpp"
+#include "tinyscale/hardware/launch_comparison.hpp"
 #include "tinyscale/hardware/slice_facts.hpp"
 
 // compute: the host kernels
@@ -345,6 +348,7 @@
 #include "tinyscale/show/task_timeline.hpp"
 #include "tinyscale/show/memory_timeline.hpp"
 #include "tinyscale/show/run_trace.hpp"
+#include "tinyscale/show/launch_pictures.hpp"
 #include "tinyscale/show/link_map.hpp"
 #include "tinyscale/show/report_pictures.hpp"
 #include "tinyscale/show/plan_pictures.hpp"
