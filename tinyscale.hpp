@@ -96,6 +96,12 @@
 //   tinyscale/compute/norm.hpp               Layer norm and RMS norm by rows
 //   tinyscale/compute/rope.hpp               Rotary position embedding
 //   tinyscale/compute/rope_table.hpp         The angles of a rotary embedding
+//   tinyscale/compute/vector_program.hpp     A vector program
+//   tinyscale/compute/vector_reference.hpp   The reference body of vector programs
+//   tinyscale/compute/vector_rewrite.hpp     A vector program made shorter before it is planned
+//   tinyscale/compute/vector_plan.hpp        The plan of a vector program
+//   tinyscale/compute/vector_ops.hpp         The loops of a vector program, one an operation
+//   tinyscale/compute/vector_run.hpp         Vector programs at work
 //   tinyscale/tensor/storage.hpp             The numbers of a tensor
 //   tinyscale/tensor/graph.hpp               The graph of ops behind a tensor
 //   tinyscale/tensor/strides.hpp             Strides
@@ -16656,6 +16662,1965 @@ class RopeTable {
   std::int64_t tokens_ = 0, half_ = 0;
   List<float> cos_, sin_;
 };
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/vector_program.hpp
+// A vector program: what is to be computed of every row of a table, as a list of instructions.
+//   VectorProgram p({8, 128}, 1024);                        // 8 x 128 rows of 1024 columns
+//   const int x = p.dense_input(), max = p.apply(VectorOp::row_max, x);
+//   const int e = p.apply(VectorOp::exp_sub, x, max), sum = p.apply(VectorOp::row_sum, e);
+//   p.output(p.apply(VectorOp::div, e, sum), VectorOutput::full);
+//   run(plan_vectors(p), &in, &out);                        // a softmax
+// It holds no pointers: a plan is made once and runs on any memory of those sizes.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// What an instruction does with the numbers a, b, c; gelu and its like as in elementwise.hpp.
+enum class VectorOp : unsigned char {
+  copy,
+  add,
+  sub,
+  mul,
+  div,
+  mul_add,  // a b + c
+  maximum,  // NaN where one is; b where they are equal
+  less,     // 1 where a < b, else 0
+  equal,
+  where,  // a != 0 ? b : c
+  exp,
+  log,
+  sqrt,
+  tanh,
+  erf,
+  pow,  // a to the literal b, in double
+  square,
+  relu,
+  sigmoid,
+  silu,
+  gelu,
+  gelu_tanh,
+  relu_slope,  // the derivative at a
+  tanh_slope,
+  silu_slope,
+  gelu_slope,
+  gelu_tanh_slope,
+  exp_sub,        // exp(a - b)
+  column_number,  // 0, 1, 2, .. in every row
+  row_sum,        // of a row of a
+  row_max,        // NaN where one is, -inf of no columns
+  row_pick,       // number b of a row of a, 0 where there is none of this number
+  // What a plan makes of them; not to be applied:
+  cube,
+  exp_below_max,  // exp(a - b) for a <= b
+  sum_exp,        // row_max, and the sum of exp(a - it)
+  gather,         // an input that lies otherwise than it is computed with
+  column_sums,    // an output adds up
+  total,
+  stream,  // copy past the caches
+};
+
+// Over what a value varies, as bits: rows 1, columns 2. Of two operands: both together.
+enum class VectorExtent : unsigned char { single, per_row, per_column, full };
+
+// What is written: the value itself, as [], [rows], [cols] or [rows, cols]; the sum of its rows
+// [cols], gathered in double every 32 rows; or the sum of all, in double in a fixed order.
+enum class VectorOutput : unsigned char { single, per_row, per_column, full, column_sums, total };
+
+}  // namespace kernels
+
+namespace detail {
+
+struct VectorOpFacts {
+  const char* name;
+  int operands;
+};
+
+inline constexpr VectorOpFacts vector_op_facts[] = {
+    {"copy", 1},          {"add", 2},           {"sub", 2},
+    {"mul", 2},           {"div", 2},           {"mul_add", 3},
+    {"maximum", 2},       {"less", 2},          {"equal", 2},
+    {"where", 3},         {"exp", 1},           {"log", 1},
+    {"sqrt", 1},          {"tanh", 1},          {"erf", 1},
+    {"pow", 2},           {"square", 1},        {"relu", 1},
+    {"sigmoid", 1},       {"silu", 1},          {"gelu", 1},
+    {"gelu_tanh", 1},     {"relu_slope", 1},    {"tanh_slope", 1},
+    {"silu_slope", 1},    {"gelu_slope", 1},    {"gelu_tanh_slope", 1},
+    {"exp_sub", 2},       {"column_number", 0}, {"row_sum", 1},
+    {"row_max", 1},       {"row_pick", 2},      {"cube", 1},
+    {"exp_below_max", 2}, {"sum_exp", 1},       {"gather", 1},
+    {"column_sums", 1},   {"total", 1},         {"stream", 1}};
+
+constexpr const VectorOpFacts& facts_of(kernels::VectorOp op) {
+  return vector_op_facts[static_cast<std::size_t>(op)];
+}
+
+inline const char* name_of(kernels::VectorOutput kind) {
+  static const char* const names[] = {"single", "per_row",     "per_column",
+                                      "full",   "column_sums", "total"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+inline const char* name_of(kernels::VectorExtent extent) {
+  return name_of(static_cast<kernels::VectorOutput>(extent));
+}
+
+constexpr bool varies_with_rows(kernels::VectorExtent e) {
+  return (static_cast<unsigned>(e) & 1U) != 0;
+}
+constexpr bool varies_with_columns(kernels::VectorExtent e) {
+  return (static_cast<unsigned>(e) & 2U) != 0;
+}
+constexpr kernels::VectorExtent joined(kernels::VectorExtent a, kernels::VectorExtent b) {
+  return static_cast<kernels::VectorExtent>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
+}
+constexpr bool is_row_reduction(kernels::VectorOp op) {
+  return op >= kernels::VectorOp::row_sum && op <= kernels::VectorOp::row_pick;
+}
+
+struct VectorInput {
+  std::int64_t strides[Shape::max_dims] = {};  // elements from one index of outer to the next
+  std::int64_t column_step = 0;
+};
+
+// One value of a program: an input, a literal or what an instruction gives.
+struct VectorValue {
+  enum Kind : unsigned char { input, literal, result };
+  Kind kind = result;
+  kernels::VectorOp op = kernels::VectorOp::copy;
+  kernels::VectorExtent extent = kernels::VectorExtent::single;
+  int operands[3] = {-1, -1, -1};
+  int index = 0;        // of an input
+  float number = 0.0f;  // of a literal
+};
+
+struct VectorResult {
+  int value = 0;
+  kernels::VectorOutput kind = kernels::VectorOutput::full;
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+// Values are numbered in the order in which they are made. rows = the product of outer.
+class VectorProgram {
+ public:
+  VectorProgram(const Shape& outer, Dim cols) : outer_(outer), cols_(cols.value) {
+    rows_ = outer.count();
+    Shape{rows_, cols}.count();  // which says so when there are too many elements
+  }
+
+  // An input: row (i0, i1, ..) begins i0 strides[0] + i1 strides[1] + .. elements after its
+  // pointer, and its columns are column_step apart. A stride of 0 repeats.
+  int input(const List<std::int64_t>& strides, std::int64_t column_step) {
+    if (strides.size() != static_cast<std::size_t>(outer_.size())) {
+      detail::fail({"VectorProgram: an input with ", strides.size(), " strides; outer is ", outer_,
+                    ", so ", outer_.size()});
+    }
+    detail::VectorInput in;
+    bool rows = false;
+    for (int i = 0; i < outer_.size(); ++i) {
+      const std::int64_t stride = strides[static_cast<std::size_t>(i)];
+      in.strides[i] = outer_[i] == 1 ? 0 : stride;
+      rows = rows || in.strides[i] != 0;
+    }
+    in.column_step = column_step;
+    detail::VectorValue v;
+    v.kind = detail::VectorValue::input;
+    v.extent = static_cast<VectorExtent>((rows ? 1 : 0) + (column_step != 0 ? 2 : 0));
+    v.index = static_cast<int>(inputs_.size());
+    inputs_.push_back(in);
+    return push(v);
+  }
+  int dense_input() { return input(row_strides(cols_), 1); }   // [outer, cols]
+  int per_row_input() { return input(row_strides(1), 0); }     // [outer]
+  int per_column_input() { return input(row_strides(0), 1); }  // [cols]
+  int single_input() { return input(row_strides(0), 0); }
+
+  int literal(float number) {
+    detail::VectorValue v;
+    v.kind = detail::VectorValue::literal;
+    v.number = number;
+    return push(v);
+  }
+
+  int apply(VectorOp op, int a = -1, int b = -1, int c = -1) {
+    check_op(op, a, b, c);
+    detail::VectorValue v;
+    v.op = op;
+    const int operands[3] = {a, b, c};
+    for (int i = 0; i < detail::facts_of(op).operands; ++i) {
+      v.operands[i] = operands[i];
+      v.extent = detail::joined(v.extent, value(operands[i]).extent);
+    }
+    v.extent = detail::is_row_reduction(op)    ? VectorExtent::per_row
+               : op == VectorOp::column_number ? VectorExtent::per_column
+                                               : v.extent;
+    return push(v);
+  }
+
+  // Output number 0, 1, ..: a value that varies over less is repeated. A full output may be the
+  // memory of a dense input; else no output shares memory with an input or another output.
+  void output(int value_number, VectorOutput kind) {
+    const char* const name = detail::name_of(kind);
+    check_value(value_number, "an output");
+    const VectorExtent extent = value(value_number).extent;
+    if (kind < VectorOutput::full && detail::joined(extent, static_cast<VectorExtent>(kind)) !=
+                                         static_cast<VectorExtent>(kind)) {
+      detail::fail({"VectorProgram: value ", value_number, " is ", detail::name_of(extent),
+                    ", an output ", name, " cannot hold it"});
+    }
+    outputs_.push_back({value_number, kind});
+  }
+
+  const Shape& outer() const { return outer_; }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  VectorExtent extent(int value_number) const {
+    check_value(value_number, "extent");
+    return value(value_number).extent;
+  }
+  const List<detail::VectorInput>& inputs() const { return inputs_; }
+  const List<detail::VectorValue>& values() const { return values_; }
+  const List<detail::VectorResult>& outputs() const { return outputs_; }
+
+ private:
+  const detail::VectorValue& value(int i) const { return values_[static_cast<std::size_t>(i)]; }
+
+  int push(const detail::VectorValue& v) {
+    values_.push_back(v);
+    return static_cast<int>(values_.size()) - 1;
+  }
+
+  List<std::int64_t> row_strides(std::int64_t of_last) const {
+    List<std::int64_t> strides(static_cast<std::size_t>(outer_.size()));
+    for (std::size_t i = strides.size(); i > 0; --i) {
+      strides[i - 1] = of_last;
+      of_last *= outer_[static_cast<int>(i) - 1];
+    }
+    return strides;
+  }
+
+  void check_value(int i, const char* user) const {
+    if (i < 0 || i >= static_cast<int>(values_.size())) {
+      detail::fail(
+          {"VectorProgram: value ", i, " of ", user, "; there are ", values_.size(), " values"});
+    }
+  }
+
+  void check_op(VectorOp op, int a, int b, int c) const {
+    const char* const name = detail::facts_of(op).name;
+    if (op >= VectorOp::cube) {
+      detail::fail({"VectorProgram: ", name, " is made by a plan, not applied"});
+    }
+    const int wanted = detail::facts_of(op).operands;
+    const int given = (a >= 0 ? 1 : 0) + (b >= 0 ? 1 : 0) + (c >= 0 ? 1 : 0);
+    if (given != wanted) {
+      detail::fail({"VectorProgram: ", name, " takes ", wanted, " values, here are ", given});
+    }
+    const int operands[3] = {a, b, c};
+    for (int i = 0; i < wanted; ++i) {
+      check_value(operands[i], name);
+    }
+    if (op == VectorOp::pow && value(b).kind != detail::VectorValue::literal) {
+      detail::fail({"VectorProgram: pow to value ", b, "; the exponent is a literal"});
+    }
+    if (detail::is_row_reduction(op) && !detail::varies_with_columns(value(a).extent)) {
+      detail::fail({"VectorProgram: ", name, " of value ", a, ", which is ",
+                    detail::name_of(value(a).extent), "; it takes full or per_column"});
+    }
+    if (op == VectorOp::row_pick && detail::varies_with_columns(value(b).extent)) {
+      detail::fail({"VectorProgram: row_pick by value ", b, ", which is ",
+                    detail::name_of(value(b).extent), "; it takes per_row or single"});
+    }
+  }
+
+  Shape outer_;
+  std::int64_t rows_ = 1, cols_ = 1;
+  List<detail::VectorInput> inputs_;
+  List<detail::VectorValue> values_;
+  List<detail::VectorResult> outputs_;
+};
+
+}  // namespace kernels
+
+namespace detail {
+
+// Where row `row` of an input begins, in elements after its pointer.
+inline std::int64_t row_offset(const Shape& outer, const VectorInput& in, std::int64_t row) {
+  std::int64_t offset = 0;
+  for (int i = outer.size() - 1; i >= 0 && row > 0; --i) {
+    offset += row % outer[i] * in.strides[i];
+    row /= outer[i];
+  }
+  return offset;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/vector_reference.hpp
+// The reference body of vector programs: value after value over the whole table, in double.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The numbers of a value: as many as it varies over.
+struct VectorNumbers {
+  kernels::VectorExtent extent = kernels::VectorExtent::single;
+  std::int64_t cols = 1;
+  std::vector<double> numbers;
+
+  double& at(std::int64_t row, std::int64_t col) {
+    const std::int64_t width = varies_with_columns(extent) ? cols : 1;
+    const std::int64_t place =
+        (varies_with_rows(extent) ? row * width : 0) + (varies_with_columns(extent) ? col : 0);
+    return numbers[static_cast<std::size_t>(place)];
+  }
+};
+
+inline double vector_op_reference(kernels::VectorOp op, double a, double b, double c) {
+  using kernels::VectorOp;
+  switch (op) {
+    case VectorOp::add: return a + b;
+    case VectorOp::sub: return a - b;
+    case VectorOp::mul: return a * b;
+    case VectorOp::div: return a / b;
+    case VectorOp::mul_add: return a * b + c;
+    case VectorOp::maximum: return is_nan(a) ? a : a > b ? a : b;
+    case VectorOp::less: return a < b ? 1.0 : 0.0;
+    case VectorOp::equal: return a == b ? 1.0 : 0.0;
+    case VectorOp::where: return a != 0.0 ? b : c;
+    case VectorOp::exp: return std::exp(a);
+    case VectorOp::log: return std::log(a);
+    case VectorOp::sqrt: return std::sqrt(a);
+    case VectorOp::tanh: return std::tanh(a);
+    case VectorOp::erf: return std::erf(a);
+    case VectorOp::pow: return std::pow(a, b);
+    case VectorOp::square: return a * a;
+    case VectorOp::relu: return a < 0.0 ? 0.0 : a;
+    case VectorOp::sigmoid: return 1.0 / (1.0 + std::exp(-a));
+    case VectorOp::silu: return kernels::silu_reference(a);
+    case VectorOp::gelu: return kernels::gelu_reference(a);
+    case VectorOp::gelu_tanh: return kernels::gelu_tanh_reference(a);
+    case VectorOp::relu_slope: return a > 0.0 ? 1.0 : 0.0;
+    case VectorOp::tanh_slope: return kernels::tanh_slope_reference(a);
+    case VectorOp::silu_slope: return kernels::silu_slope_reference(a);
+    case VectorOp::gelu_slope: return kernels::gelu_slope_reference(a);
+    case VectorOp::gelu_tanh_slope: return kernels::gelu_tanh_slope_reference(a);
+    case VectorOp::exp_sub: return std::exp(a - b);
+    default: return a;
+  }
+}
+
+inline double row_reduction_reference(kernels::VectorOp op, std::int64_t row, std::int64_t cols,
+                                      VectorNumbers& a, double number) {
+  using kernels::VectorOp;
+  double result = op == VectorOp::row_max ? -std::numeric_limits<double>::infinity() : 0.0;
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double x = a.at(row, j);
+    if (op == VectorOp::row_sum) {
+      result += x;
+    } else if (op == VectorOp::row_max) {
+      result = is_nan(x) || is_nan(result) ? result + x : std::max(result, x);
+    } else if (number == static_cast<double>(j)) {
+      result = x;
+    }
+  }
+  return result;
+}
+
+inline VectorNumbers reference_value(const kernels::VectorProgram& p, const VectorValue& v,
+                                     List<VectorNumbers>& all, const float* const* inputs) {
+  VectorNumbers out;
+  out.extent = v.extent;
+  out.cols = p.cols();
+  const std::int64_t rows = varies_with_rows(v.extent) ? p.rows() : 1;
+  const std::int64_t cols = varies_with_columns(v.extent) ? p.cols() : 1;
+  out.numbers.resize(static_cast<std::size_t>(rows * cols));
+  const auto operand = [&](int i) -> VectorNumbers& {
+    return all[static_cast<std::size_t>(v.operands[i])];
+  };
+  const int operands = facts_of(v.op).operands;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      double& y = out.at(r, j);
+      if (v.kind == VectorValue::literal) {
+        y = double{v.number};
+      } else if (v.kind == VectorValue::input) {
+        const VectorInput& in = p.inputs()[static_cast<std::size_t>(v.index)];
+        y = double{inputs[v.index][row_offset(p.outer(), in, r) + j * in.column_step]};
+      } else if (is_row_reduction(v.op)) {
+        y = row_reduction_reference(v.op, r, p.cols(), operand(0),
+                                    operands > 1 ? operand(1).at(r, 0) : 0.0);
+      } else if (v.op == kernels::VectorOp::column_number) {
+        y = static_cast<double>(j);
+      } else {
+        y = vector_op_reference(v.op, operand(0).at(r, j), operands > 1 ? operand(1).at(r, j) : 0.0,
+                                operands > 2 ? operand(2).at(r, j) : 0.0);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace detail
+
+namespace kernels {
+
+// inputs[i] and outputs[i] as the program numbers them.
+inline void run_reference(const VectorProgram& p, const float* const* inputs,
+                          float* const* outputs) {
+  List<detail::VectorNumbers> all;
+  for (const detail::VectorValue& v : p.values()) {
+    all.push_back(detail::reference_value(p, v, all, inputs));
+  }
+  for (std::size_t o = 0; o < p.outputs().size(); ++o) {
+    const VectorOutput kind = p.outputs()[o].kind;
+    detail::VectorNumbers& value = all[static_cast<std::size_t>(p.outputs()[o].value)];
+    const bool sums = kind == VectorOutput::column_sums || kind == VectorOutput::total;
+    detail::VectorNumbers out;
+    out.cols = p.cols();
+    out.extent = kind == VectorOutput::column_sums ? VectorExtent::per_column
+                 : kind == VectorOutput::total     ? VectorExtent::single
+                                                   : static_cast<VectorExtent>(kind);
+    const std::int64_t rows = detail::varies_with_rows(out.extent) ? p.rows() : 1;
+    const std::int64_t cols = detail::varies_with_columns(out.extent) ? p.cols() : 1;
+    out.numbers.resize(static_cast<std::size_t>(rows * cols));
+    for (std::int64_t r = 0; r < (sums ? p.rows() : rows); ++r) {
+      for (std::int64_t j = 0; j < (sums ? p.cols() : cols); ++j) {
+        out.at(r, j) = value.at(r, j) + (sums ? out.at(r, j) : 0.0);
+      }
+    }
+    for (std::size_t i = 0; i < out.numbers.size(); ++i) {
+      outputs[o][i] = static_cast<float>(out.numbers[i]);
+    }
+  }
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/vector_rewrite.hpp
+// A vector program made shorter before it is planned: operations that are one loop together become
+// one, gelu is found in its formula, and what no output needs is left out.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+class VectorRewrite {
+ public:
+  explicit VectorRewrite(const kernels::VectorProgram& p)
+      : values(p.values()), outputs(p.outputs()) {
+    count_users();
+    for (int i = 0; i < static_cast<int>(p.values().size()); ++i) {
+      if (users[index(i)] > 0 && at(i).kind == VectorValue::result) {
+        rewrite(i);
+        count_users();
+      }
+    }
+  }
+
+  List<VectorValue> values;
+  List<VectorResult> outputs;
+  List<int> users;  // of each value; 0: not needed
+
+ private:
+  typedef kernels::VectorOp Op;
+
+  static std::size_t index(int i) { return static_cast<std::size_t>(i); }
+  VectorValue& at(int i) { return values[index(i)]; }
+  VectorValue& operand(const VectorValue& v, int k) { return at(v.operands[k]); }
+  bool is(int i, Op op) { return at(i).kind == VectorValue::result && at(i).op == op; }
+  bool is_literal(int i) { return at(i).kind == VectorValue::literal; }
+
+  void count_users() {
+    users.assign(values.size(), 0);
+    for (const VectorResult& out : outputs) {
+      ++users[index(out.value)];
+    }
+    for (int i = static_cast<int>(values.size()) - 1; i >= 0; --i) {
+      for (const int from : at(i).operands) {
+        if (from >= 0 && users[index(i)] > 0) {
+          ++users[index(from)];
+        }
+      }
+    }
+  }
+
+  void become(int i, Op op, int a, int b = -1, int c = -1) {
+    VectorValue& v = at(i);
+    v.op = op;
+    v.operands[0] = a;
+    v.operands[1] = b;
+    v.operands[2] = c;
+  }
+
+  int literal(float number) {
+    VectorValue v;
+    v.kind = VectorValue::literal;
+    v.number = number;
+    values.push_back(v);
+    return static_cast<int>(values.size()) - 1;
+  }
+
+  void rewrite(int i) {
+    for (int& from : at(i).operands) {
+      while (from >= 0 && is(from, Op::copy)) {
+        from = at(from).operands[0];
+      }
+    }
+    const VectorValue v = at(i);
+    const int a = v.operands[0], b = v.operands[1];
+    switch (v.op) {
+      case Op::pow: rewrite_power(i, a, at(b).number); break;
+      case Op::sub:
+        if (is_literal(b)) {
+          become(i, Op::add, a, literal(-at(b).number));
+          count_users();
+          rewrite(i);
+        }
+        break;
+      case Op::mul:
+        if (a == b) {
+          become(i, Op::square, a);
+        } else {
+          find_gelu(i);
+        }
+        break;
+      case Op::exp:
+        if (is(a, Op::sub) && users[index(a)] == 1) {
+          become(i, Op::exp_sub, at(a).operands[0], at(a).operands[1]);
+          rewrite(i);
+        }
+        break;
+      case Op::exp_sub:
+        if (is(b, Op::row_max) && at(b).operands[0] == a) {
+          at(i).op = Op::exp_below_max;
+        }
+        break;
+      case Op::add:
+        if (!join_multiply_add(i, a, b)) {
+          join_multiply_add(i, b, a);
+        }
+        break;
+      default: break;
+    }
+  }
+
+  void rewrite_power(int i, int a, float power) {
+    if (power == 1.0f) {
+      become(i, Op::copy, a);
+    } else if (power == 2.0f) {
+      become(i, Op::square, a);
+    } else if (power == 3.0f) {
+      become(i, Op::cube, a);
+    }
+  }
+
+  bool join_multiply_add(int i, int product, int other) {
+    const VectorValue& v = at(product);
+    if (users[index(product)] != 1 || v.extent != at(i).extent || v.kind != VectorValue::result ||
+        (v.op != Op::mul && v.op != Op::square)) {
+      return false;
+    }
+    const int a = v.operands[0];
+    become(i, Op::mul_add, a, v.op == Op::square ? a : v.operands[1], other);
+    return true;
+  }
+
+  // x (1 + erf(x / sqrt 2)) / 2 in whatever order it is multiplied.
+  void find_gelu(int i) {
+    double scale = 1.0;
+    int factors[4], count = 0;
+    if (!find_factors(i, true, scale, factors, count) || count != 2) {
+      return;
+    }
+    for (int k = 0; k < 2; ++k) {
+      const int x = factors[1 - k];
+      double half = scale;
+      if (is_one_plus_erf(factors[k], x, half) && is_near(half, 0.5)) {
+        become(i, Op::gelu, x);
+        return;
+      }
+    }
+  }
+
+  // The literals of a product multiplied into scale, and its other factors; false where a part of
+  // it is needed elsewhere or there are too many.
+  bool find_factors(int i, bool top, double& scale, int* factors, int& count) {
+    if (is_literal(i)) {
+      scale *= double{at(i).number};
+      return true;
+    }
+    if (is(i, Op::mul) && (top || users[index(i)] == 1)) {
+      return find_factors(at(i).operands[0], false, scale, factors, count) &&
+             find_factors(at(i).operands[1], false, scale, factors, count);
+    }
+    if (count == 4) {
+      return false;
+    }
+    factors[count++] = i;
+    return true;
+  }
+
+  // s + s erf(x / sqrt 2), where s joins scale.
+  bool is_one_plus_erf(int i, int x, double& scale) {
+    const VectorValue& v = at(i);
+    if (users[index(i)] != 1 || v.kind != VectorValue::result) {
+      return false;
+    }
+    if (v.op == Op::mul_add && is_literal(v.operands[2])) {
+      const double s = double{at(v.operands[2]).number};
+      scale *= s;
+      return (is_erf(v.operands[0], x) && is_near_literal(v.operands[1], s)) ||
+             (is_erf(v.operands[1], x) && is_near_literal(v.operands[0], s));
+    }
+    return v.op == Op::add && ((is_near_literal(v.operands[0], 1.0) && is_erf(v.operands[1], x)) ||
+                               (is_near_literal(v.operands[1], 1.0) && is_erf(v.operands[0], x)));
+  }
+
+  bool is_erf(int i, int x) {
+    if (!is(i, Op::erf) || users[index(i)] != 1) {
+      return false;
+    }
+    const int inside = at(i).operands[0];
+    const VectorValue& v = at(inside);
+    if (is(inside, Op::div)) {
+      return v.operands[0] == x && is_near_literal(v.operands[1], 1.4142135623730951);
+    }
+    return is(inside, Op::mul) &&
+           ((v.operands[0] == x && is_near_literal(v.operands[1], 0.70710678118654752)) ||
+            (v.operands[1] == x && is_near_literal(v.operands[0], 0.70710678118654752)));
+  }
+
+  bool is_near_literal(int i, double number) {
+    return is_literal(i) && is_near(double{at(i).number}, number);
+  }
+  static bool is_near(double a, double b) { return std::fabs(a - b) <= 2e-7 * std::fabs(b); }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/vector_plan.hpp
+// The plan of a vector program: what is computed once, what for every block of rows, and where each
+// value stands. A block is several whole rows or a part of one, so small that all its values stay
+// in the cache of level 1 (of level 2 where sums need a long row whole). Values share few buffers,
+// a value that is an output is computed in its place, and a dense input is read where it is.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Where a value stands, and what a block adds to its pointer.
+struct VectorPlace {
+  enum Memory : unsigned char { block, once, input, output };
+  enum Moves : unsigned char { no, densely, by_row, by_column, strided };
+  Memory memory = block;
+  Moves moves = no;
+  kernels::VectorExtent extent = kernels::VectorExtent::single;
+  bool unwanted = false;  // only its sum is needed
+  bool literal = false;
+  float number = 0.0f;
+  int index = 0;            // of an input or output
+  std::int64_t offset = 0;  // floats into scratch memory of the block or of the run
+};
+
+struct VectorStep {
+  kernels::VectorOp op = kernels::VectorOp::copy;
+  kernels::VectorExtent extent = kernels::VectorExtent::full;
+  bool flat = false;  // all rows of a block are one
+  bool moves[3] = {true, true, true}, scalar[3] = {false, false, false};
+  int places[3] = {-1, -1, -1};
+  int target = -1;
+  int sum = -1;     // place of the sums of its rows
+  int number = -1;  // of an input, a total, or sums of columns
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+struct VectorPlan {
+  Shape outer;
+  std::int64_t rows = 0, cols = 0;
+  std::int64_t block_rows = 1, block_cols = 1;
+  std::int64_t task_rows = 1;  // a task is so many rows of block_cols columns
+  std::int64_t once_floats = 0, block_floats = 0;
+  List<detail::VectorInput> inputs;
+  List<detail::VectorPlace> places;
+  List<detail::VectorStep> once, steps;
+  List<int> dense_places;                   // of inputs that are prefetched
+  List<int> column_outputs, total_outputs;  // numbers of outputs
+  List<int> single_outputs, single_places;  // written from places after `once`
+  int output_count = 0;
+  bool streams = false;
+};
+
+}  // namespace kernels
+
+namespace detail {
+
+class VectorPlanner {
+ public:
+  VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan)
+      : program_(p), plan_(plan), code_(p) {
+    plan_.outer = p.outer();
+    plan_.rows = p.rows();
+    plan_.cols = p.cols();
+    plan_.inputs = p.inputs();
+    plan_.output_count = static_cast<int>(p.outputs().size());
+    lower_extents();
+    flatten();
+    plan_.streams = written_bytes() > stream_bytes;
+    choose_block(8);
+    emit();
+    choose_block(live_blocks_);
+    emit();
+    allot();
+    choose_task();
+  }
+
+ private:
+  typedef kernels::VectorOp Op;
+  typedef kernels::VectorExtent Extent;
+  typedef kernels::VectorOutput Output;
+  static constexpr double stream_bytes = 8e6;
+  static constexpr std::int64_t cache_floats = 8192;  // of level 1, in use
+  static constexpr std::int64_t longest = 2048, shortest = 512;
+
+  static std::size_t index(int i) { return static_cast<std::size_t>(i); }
+  const VectorValue& value(int i) const { return code_.values[index(i)]; }
+  bool needed(int i) const { return code_.users[index(i)] > 0; }
+  int count() const { return static_cast<int>(code_.values.size()); }
+  Extent extent(int i) const { return extents_[index(i)]; }
+  VectorPlace& place(int i) { return plan_.places[index(i)]; }
+
+  static Extent row_part(Extent e) {
+    return varies_with_rows(e) ? Extent::per_row : Extent::single;
+  }
+
+  // Of one row, what varies over columns is full, so that blocks share it out.
+  void lower_extents() {
+    extents_.assign(code_.values.size(), Extent::single);
+    whole_rows_ = false;
+    for (int i = 0; i < count(); ++i) {
+      const VectorValue& v = value(i);
+      Extent e = v.extent;
+      if (v.kind == VectorValue::result && v.op != Op::column_number) {
+        e = Extent::single;
+        for (int k = 0; k < facts_of(v.op).operands; ++k) {
+          e = joined(e, extent(v.operands[k]));
+        }
+        if (is_row_reduction(v.op)) {
+          whole_rows_ = whole_rows_ || (needed(i) && e == Extent::full);
+          e = row_part(e);
+        }
+      }
+      extents_[index(i)] = plan_.rows == 1 && varies_with_columns(e) ? Extent::full : e;
+    }
+  }
+
+  bool is_dense(const VectorInput& in, std::int64_t width) const {
+    for (int i = plan_.outer.size() - 1; i >= 0; --i) {
+      if (plan_.outer[i] != 1 && in.strides[i] != width) {
+        return false;
+      }
+      width *= plan_.outer[i];
+    }
+    return true;
+  }
+  bool is_dense(int i) const {
+    const VectorInput& in = plan_.inputs[index(value(i).index)];
+    return (in.column_step == 1 || plan_.cols == 1) && is_dense(in, plan_.cols);
+  }
+
+  // A table of which nobody needs the rows is one long row.
+  void flatten() {
+    bool flat = !whole_rows_ && plan_.rows > 1;
+    for (int i = 0; i < count() && flat; ++i) {
+      const VectorValue& v = value(i);
+      flat = !needed(i) || extent(i) == Extent::single ||
+             (extent(i) == Extent::full && (v.kind != VectorValue::input || is_dense(i)));
+    }
+    for (const VectorResult& out : code_.outputs) {
+      flat = flat &&
+             (out.kind == Output::full || out.kind == Output::single || out.kind == Output::total);
+    }
+    if (flat) {
+      plan_.cols *= plan_.rows;
+      plan_.rows = 1;
+      plan_.outer = Shape{};
+      for (VectorInput& in : plan_.inputs) {
+        in = VectorInput();
+        in.column_step = 1;
+      }
+    }
+  }
+
+  double written_bytes() const {
+    double bytes = 0;
+    for (const VectorResult& out : code_.outputs) {
+      const double table = static_cast<double>(plan_.rows) * static_cast<double>(plan_.cols);
+      bytes += out.kind == Output::full ? 4.0 * table : 0.0;
+    }
+    return bytes;
+  }
+
+  void choose_block(std::int64_t live) {
+    const std::int64_t fit = cache_floats / std::max<std::int64_t>(live, 1);
+    const std::int64_t floats = std::clamp(fit / 64 * 64, shortest, longest);
+    plan_.block_cols = plan_.cols;
+    plan_.block_rows = 1;
+    if (whole_rows_ || plan_.cols <= floats) {
+      plan_.block_rows = std::max<std::int64_t>(1, floats / std::max<std::int64_t>(plan_.cols, 1));
+      plan_.block_rows = std::min(plan_.block_rows, std::max<std::int64_t>(plan_.rows, 1));
+    } else {
+      const std::int64_t parts = (plan_.cols + floats - 1) / floats;
+      plan_.block_cols = ((plan_.cols + parts - 1) / parts + 63) / 64 * 64;
+    }
+  }
+
+  void emit() {
+    plan_.places.clear();
+    plan_.once.clear();
+    plan_.steps.clear();
+    plan_.column_outputs.clear();
+    plan_.total_outputs.clear();
+    plan_.single_outputs.clear();
+    plan_.single_places.clear();
+    place_of_.assign(code_.values.size(), -1);
+    for (int i = 0; i < count(); ++i) {
+      if (needed(i) && value(i).kind == VectorValue::result && place_of_[index(i)] < 0) {
+        emit_value(i);
+      }
+    }
+    for (std::size_t o = 0; o < code_.outputs.size(); ++o) {
+      emit_output(static_cast<int>(o), code_.outputs[o]);
+    }
+    count_live();
+  }
+
+  int add_place(VectorPlace::Memory memory, Extent e) {
+    VectorPlace p;
+    p.memory = memory;
+    p.extent = e;
+    if (memory != VectorPlace::block && e == Extent::per_column) {
+      p.moves = VectorPlace::by_column;
+    }
+    plan_.places.push_back(p);
+    return static_cast<int>(plan_.places.size()) - 1;
+  }
+
+  static bool is_once(Extent e) { return !varies_with_rows(e); }
+
+  // Where a value stands; inputs are placed when they are first used.
+  int where(int i) {
+    if (place_of_[index(i)] < 0) {
+      place_of_[index(i)] = value(i).kind == VectorValue::input ? place_input(i) : place_literal(i);
+    }
+    return place_of_[index(i)];
+  }
+
+  int place_literal(int i) {
+    const int p = add_place(VectorPlace::once, Extent::single);
+    place(p).literal = true;
+    place(p).number = value(i).number;
+    return p;
+  }
+
+  int place_input(int i) {
+    const int number = value(i).index;
+    const VectorInput& in = plan_.inputs[index(number)];
+    const Extent e = extent(i);
+    VectorPlace::Moves moves = VectorPlace::no;
+    if (e == Extent::full) {
+      const bool row = plan_.block_rows == 1 && in.column_step == 1;
+      moves = is_dense(i) ? VectorPlace::densely : row ? VectorPlace::strided : VectorPlace::no;
+    } else if (e == Extent::per_row && is_dense(in, 1)) {
+      moves = VectorPlace::by_row;
+    } else if (e == Extent::per_column && in.column_step == 1) {
+      moves = VectorPlace::by_column;
+    }
+    if (moves != VectorPlace::no) {
+      const int p = add_place(VectorPlace::input, e);
+      place(p).index = number;
+      place(p).moves = moves;
+      return p;
+    }
+    VectorStep s;
+    s.op = Op::gather;
+    s.extent = e;
+    s.flat = true;
+    s.number = number;
+    s.target = add_place(is_once(e) ? VectorPlace::once : VectorPlace::block, e);
+    (is_once(e) ? plan_.once : plan_.steps).push_back(s);
+    return s.target;
+  }
+
+  // An operation on places; its target is new unless there is one.
+  VectorStep make_step(Op op, Extent e, const int* places, int operands, int target = -1) {
+    VectorStep s;
+    s.op = op;
+    s.extent = e;
+    s.flat = !is_row_reduction(op) && op != Op::sum_exp && op != Op::column_number;
+    for (int k = 0; k < operands; ++k) {
+      const Extent from = place(places[k]).extent;
+      s.places[k] = places[k];
+      const bool same = from == e || (plan_.cols == 1 && from == Extent::per_row);
+      s.moves[k] = same || from == Extent::per_column;
+      s.scalar[k] = !same && from == Extent::per_row;
+      s.flat = s.flat && (same || from == Extent::single);
+    }
+    s.target =
+        target >= 0 ? target : add_place(is_once(e) ? VectorPlace::once : VectorPlace::block, e);
+    return s;
+  }
+
+  void push(const VectorStep& s) { (is_once(s.extent) ? plan_.once : plan_.steps).push_back(s); }
+
+  void emit_value(int i) {
+    const VectorValue& v = value(i);
+    int places[3] = {-1, -1, -1};
+    const int operands = facts_of(v.op).operands;
+    for (int k = 0; k < operands; ++k) {
+      places[k] = where(v.operands[k]);
+    }
+    const Extent e = extent(i);
+    if (v.op == Op::row_max && e == Extent::per_row && emit_sum_exp(i, places)) {
+      return;
+    }
+    VectorStep s = make_step(v.op, e, places, operands);
+    place_of_[index(i)] = s.target;
+    if (is_row_reduction(v.op)) {
+      for (int k = 0; k < operands; ++k) {
+        s.scalar[k] = false;
+        s.moves[k] = true;
+      }
+    }
+    const bool sums =
+        v.op == Op::square || v.op == Op::mul || v.op == Op::exp_sub || v.op == Op::exp_below_max;
+    const int sum = sums && e == Extent::full ? sum_of(i) : -1;
+    if (sum >= 0) {
+      s.sum = add_place(VectorPlace::block, Extent::per_row);
+      s.flat = false;
+      place_of_[index(sum)] = s.sum;
+      place(s.target).unwanted = code_.users[index(i)] == 1;
+    }
+    push(s);
+  }
+
+  // The first row_sum of a value, -1 when there is none.
+  int sum_of(int i) const {
+    for (int j = i + 1; j < count(); ++j) {
+      if (needed(j) && value(j).kind == VectorValue::result && value(j).op == Op::row_sum &&
+          value(j).operands[0] == i) {
+        return j;
+      }
+    }
+    return -1;
+  }
+
+  // Where all that is wanted of exp(a - max) is its sum, a is read once.
+  bool emit_sum_exp(int i, const int* places) {
+    for (int j = i + 1; j < count(); ++j) {
+      if (needed(j) && value(j).op == Op::exp_below_max && value(j).operands[1] == i) {
+        const int sum = sum_of(j);
+        if (code_.users[index(j)] == 1 && sum >= 0) {
+          VectorStep s = make_step(Op::sum_exp, Extent::per_row, places, 1);
+          s.scalar[0] = false;
+          s.moves[0] = true;
+          s.sum = add_place(VectorPlace::block, Extent::per_row);
+          push(s);
+          place_of_[index(i)] = s.target;
+          place_of_[index(j)] = s.target;  // never read
+          place_of_[index(sum)] = s.sum;
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  int output_place(int number, Extent e) {
+    const int p = add_place(VectorPlace::output, e);
+    place(p).index = number;
+    place(p).moves = e == Extent::full      ? VectorPlace::densely
+                     : e == Extent::per_row ? VectorPlace::by_row
+                                            : VectorPlace::by_column;
+    return p;
+  }
+
+  void emit_output(int number, const VectorResult& out) {
+    const int from = where(out.value);
+    if (out.kind == Output::single) {
+      plan_.single_outputs.push_back(number);
+      plan_.single_places.push_back(from);
+      return;
+    }
+    Extent e = out.kind == Output::per_row      ? Extent::per_row
+               : out.kind == Output::per_column ? Extent::per_column
+                                                : Extent::full;
+    e = plan_.rows == 1 && e == Extent::per_column ? Extent::full : e;
+    if (out.kind == Output::column_sums || out.kind == Output::total) {
+      int full = from;
+      if (place(from).extent != Extent::full) {
+        const VectorStep widen = make_step(Op::copy, Extent::full, &from, 1);
+        push(widen);
+        full = widen.target;
+      }
+      const bool total = out.kind == Output::total;
+      List<int>& all = total ? plan_.total_outputs : plan_.column_outputs;
+      VectorStep s = make_step(total ? Op::total : Op::column_sums, Extent::full, &full, 1,
+                               total ? full : add_place(VectorPlace::block, Extent::full));
+      s.number = static_cast<int>(all.size());
+      all.push_back(number);
+      push(s);
+      return;
+    }
+    const bool stream = plan_.streams && e == Extent::full;
+    if (!stream && can_move(from, e)) {
+      const VectorPlace in_memory = place(output_place(number, e));
+      plan_.places.pop_back();
+      place(from) = in_memory;
+      return;
+    }
+    int source = from;
+    if (stream && place(from).extent != Extent::full) {
+      const VectorStep widen = make_step(Op::copy, Extent::full, &from, 1);
+      push(widen);
+      source = widen.target;
+    }
+    push(make_step(stream ? Op::stream : Op::copy, e, &source, 1, output_place(number, e)));
+  }
+
+  // May the value of a block be computed in an output's memory? That may be an input's memory too,
+  // which no later step must read.
+  bool can_move(int from, Extent e) {
+    const VectorPlace& p = place(from);
+    if (p.memory != VectorPlace::block || p.extent != e || is_once(e)) {
+      return false;
+    }
+    bool made = false;
+    for (const VectorStep& s : plan_.steps) {
+      for (const int read : s.places) {
+        if (made && e == Extent::full && read >= 0 && place(read).memory == VectorPlace::input &&
+            place(read).extent == Extent::full) {
+          return false;
+        }
+      }
+      if (s.target == from || s.sum == from) {
+        if (s.op == Op::gather) {
+          return false;
+        }
+        made = true;
+      }
+    }
+    return made;
+  }
+
+  // The last step that reads each place.
+  List<int> last_uses() const {
+    List<int> last(plan_.places.size());
+    last.assign(plan_.places.size(), -1);
+    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+      for (const int p : plan_.steps[s].places) {
+        if (p >= 0) {
+          last[index(p)] = static_cast<int>(s);
+        }
+      }
+    }
+    return last;
+  }
+
+  void count_live() { give_buffers(false); }
+  void allot() {
+    give_buffers(true);
+    std::int64_t once = 0;
+    for (VectorPlace& p : plan_.places) {
+      if (p.memory == VectorPlace::once) {
+        p.offset = once;
+        once += varies_with_columns(p.extent) ? (plan_.cols + 15) / 16 * 16 : 16;
+      }
+    }
+    plan_.once_floats = once;
+    plan_.dense_places.clear();
+    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
+      if (place(p).memory == VectorPlace::input && place(p).moves == VectorPlace::densely) {
+        plan_.dense_places.push_back(p);
+      }
+    }
+  }
+
+  // Buffers by the time that each value is needed: full ones, and arrays over the rows of a block.
+  void give_buffers(bool final) {
+    const List<int> last = last_uses();
+    const std::int64_t rows = (plan_.block_rows + 15) / 16 * 16;
+    const std::int64_t full = (plan_.block_rows * plan_.block_cols + 15) / 16 * 16;
+    List<int> free_full, free_rows;
+    std::int64_t fulls = 0, arrays = 0, memory = 0;
+    List<int> number(plan_.places.size());
+    number.assign(plan_.places.size(), -1);
+    const auto take = [&](int p) {
+      if (p < 0 || place(p).memory != VectorPlace::block || number[index(p)] >= 0 ||
+          place(p).unwanted) {
+        return;
+      }
+      const bool wide = place(p).extent == Extent::full;
+      List<int>& free = wide ? free_full : free_rows;
+      if (free.empty()) {
+        free.push_back(static_cast<int>(wide ? fulls++ : arrays++));
+      }
+      number[index(p)] = free.back();
+      free.pop_back();
+    };
+    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+      const VectorStep& step = plan_.steps[s];
+      const auto release = [&](int p) {
+        const bool ends = p >= 0 && place(p).memory == VectorPlace::block && !place(p).unwanted &&
+                          last[index(p)] <= static_cast<int>(s) && number[index(p)] >= 0;
+        if (ends) {
+          (place(p).extent == Extent::full ? free_full : free_rows).push_back(number[index(p)]);
+          number[index(p)] -= 1 << 20;  // given back; read again below
+        }
+      };
+      const bool sums = step.op == Op::column_sums || step.op == Op::total;
+      const bool in_place = !sums && step.op != Op::row_pick;
+      for (int k = 0; k < 3 && in_place; ++k) {
+        release(step.places[k]);
+      }
+      if (step.op == Op::column_sums) {
+        number[index(step.target)] = static_cast<int>(fulls++);  // kept from block to block
+        release(step.places[0]);
+        continue;
+      }
+      take(step.target);
+      take(step.sum);
+      for (int k = 0; k < 3 && !in_place; ++k) {
+        release(step.places[k]);
+      }
+      release(step.target);  // where nobody reads it
+      release(step.sum);
+    }
+    for (const VectorPlace& p : plan_.places) {
+      memory += p.extent == Extent::full &&
+                        (p.memory == VectorPlace::input || p.memory == VectorPlace::output)
+                    ? 1
+                    : 0;
+    }
+    live_blocks_ = fulls + memory;
+    if (!final) {
+      return;
+    }
+    plan_.block_floats = 16 + fulls * full + arrays * rows;  // 16 for what is unwanted
+    for (std::size_t p = 0; p < plan_.places.size(); ++p) {
+      VectorPlace& at = plan_.places[p];
+      if (at.memory == VectorPlace::block && !at.unwanted && number[p] != -1) {
+        const std::int64_t n = number[p] < 0 ? number[p] + (1 << 20) : number[p];
+        at.offset = 16 + (at.extent == Extent::full ? n * full : fulls * full + n * rows);
+      }
+    }
+  }
+
+  // Sums of columns are gathered over at least 32 rows, in at most some 32 tasks of one column.
+  void choose_task() {
+    plan_.task_rows = plan_.block_rows;
+    if (!plan_.column_outputs.empty()) {
+      const std::int64_t least = std::max<std::int64_t>(32, (plan_.rows + 31) / 32);
+      plan_.task_rows = (least + plan_.block_rows - 1) / plan_.block_rows * plan_.block_rows;
+    }
+  }
+
+  const kernels::VectorProgram& program_;
+  kernels::VectorPlan& plan_;
+  VectorRewrite code_;
+  List<Extent> extents_;
+  List<int> place_of_;
+  std::int64_t live_blocks_ = 1;
+  bool whole_rows_ = false;
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+// Makes the plan; to be kept and run many times.
+inline VectorPlan plan_vectors(const VectorProgram& p) {
+  if (p.outputs().empty()) {
+    detail::fail({"plan_vectors: the program of ", p.values().size(),
+                  " values has no output; there is nothing to compute"});
+  }
+  VectorPlan plan;
+  detail::VectorPlanner(p, plan);
+  return plan;
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/vector_ops.hpp
+// The loops of a vector program, one an operation: vector after vector of a few rows in the cache.
+// An operand that is one number stands as 16 equal ones in memory and its pointer does not move, so
+// that there is one loop for all kinds of operands.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Exactly rounded, NaN below 0. clang and g++ name the instruction differently.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
+#if defined(__clang__)
+  y = __builtin_ia32_sqrtps512(x, 4);
+#else
+  y = __builtin_ia32_sqrtps512_mask(x, x, -1, 4);
+#endif
+}
+__attribute__((target("avx2,fma"))) inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
+  y = __builtin_ia32_sqrtps256(x);
+}
+#endif
+template <class V>
+TINYSCALE_INLINE void exact_sqrt(const V& x, V& y) {
+  float lanes[sizeof(V) / sizeof(float)];
+  std::memcpy(lanes, &x, sizeof(V));
+  for (float& lane : lanes) {
+    lane = std::sqrt(lane);
+  }
+  std::memcpy(&y, lanes, sizeof(V));
+}
+
+// ln(x) of any x: -inf of 0, NaN below, and denormal numbers scaled by 2^24 first.
+template <class L>
+TINYSCALE_INLINE void any_log(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  V zero{}, t, low, none;
+  t = x < std::numeric_limits<float>::min() ? x * 16777216.0f : x;
+  log_vector<L>(t, y);
+  y = x < std::numeric_limits<float>::min() ? y - 16.6355323334f : y;
+  broadcast<L>(-inf, low);
+  broadcast<L>(std::numeric_limits<float>::quiet_NaN(), none);
+  low = x == zero ? low : none;
+  y = x > zero ? y : low;
+  broadcast<L>(inf, low);
+  y = x == low ? x : y;
+}
+
+template <class L, class Op>
+TINYSCALE_INLINE void slope_of(const Op& op, const typename L::V& a, typename L::V& y) {
+  typename L::V one;
+  broadcast<L>(1.0f, one);
+  y = typename L::V{};
+  op.template apply<L>(a, one, y);
+}
+
+template <class L, kernels::VectorOp OP>
+TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
+                                const typename L::V& c, typename L::V& y) {
+  typedef kernels::VectorOp O;
+  const typename L::V zero{};
+  static_cast<void>(b);
+  static_cast<void>(c);
+  static_cast<void>(zero);
+  if constexpr (OP == O::copy) y = a;
+  if constexpr (OP == O::add) y = a + b;
+  if constexpr (OP == O::sub) y = a - b;
+  if constexpr (OP == O::mul) y = a * b;
+  if constexpr (OP == O::div) y = a / b;
+  if constexpr (OP == O::mul_add) y = a * b + c;
+  if constexpr (OP == O::square) y = a * a;
+  if constexpr (OP == O::cube) y = a * a * a;
+  if constexpr (OP == O::where) y = a != zero ? b : c;
+  if constexpr (OP == O::exp) exp_vector<L>(a, y);
+  if constexpr (OP == O::log) any_log<L>(a, y);
+  if constexpr (OP == O::sqrt) exact_sqrt(a, y);
+  if constexpr (OP == O::tanh) tanh_vector<L>(a, y);
+  if constexpr (OP == O::erf) erf_vector<L>(a, y);
+  if constexpr (OP == O::relu) max_vector<L>(a, zero, y);
+  if constexpr (OP == O::sigmoid) sigmoid_vector<L>(a, y);
+  if constexpr (OP == O::silu) SiluOp().template apply<L>(a, a, y);
+  if constexpr (OP == O::gelu) GeluOp().template apply<L>(a, a, y);
+  if constexpr (OP == O::gelu_tanh) GeluTanhOp().template apply<L>(a, a, y);
+  if constexpr (OP == O::relu_slope) slope_of<L>(ReluBackwardOp(), a, y);
+  if constexpr (OP == O::tanh_slope) slope_of<L>(TanhBackwardOp(), a, y);
+  if constexpr (OP == O::silu_slope) slope_of<L>(SiluBackwardOp(), a, y);
+  if constexpr (OP == O::gelu_slope) gelu_slope_vector<L>(a, y);
+  if constexpr (OP == O::gelu_tanh_slope) slope_of<L>(GeluTanhBackwardOp(), a, y);
+  if constexpr (OP == O::exp_sub) exp_vector<L>(a - b, y);
+  if constexpr (OP == O::exp_below_max) exp_negative<L>(a - b, y);
+  if constexpr (OP == O::maximum) {
+    max_vector<L>(b, a, y);
+    y = a == a ? y : a;
+  }
+  if constexpr (OP == O::less || OP == O::equal) {
+    typename L::V one;
+    broadcast<L>(1.0f, one);
+    if constexpr (OP == O::less) {
+      y = a < b ? one : zero;
+    } else {
+      y = a == b ? one : zero;
+    }
+  }
+}
+
+// Loops so short that taking four vectors at a time shows.
+constexpr bool is_cheap(kernels::VectorOp op) {
+  typedef kernels::VectorOp O;
+  return op < O::exp || op == O::square || op == O::relu || op == O::cube;
+}
+
+// Rows of operands: operand k of row r begins at a[k] + r row_step[k]; where it does not move it is
+// 16 equal numbers, and where it is scalar, one a row.
+struct VectorRows {
+  std::int64_t rows, n;
+  const float* a[3];
+  std::int64_t row_step[3];
+  bool moves[3], scalar[3];
+  float* y;
+  std::int64_t y_row_step;
+  bool y_moves;  // else what is stored is not wanted
+  float* sums;   // of each row, where they are
+};
+
+template <class L, kernels::VectorOp OP, bool SUM>
+TINYSCALE_INLINE void one_row(const VectorRows& all, const float* const (&from)[3], float* y,
+                              float* sum) {
+  typedef typename L::V V;
+  constexpr int operands = facts_of(OP).operands;
+  constexpr int parts = is_cheap(OP) ? 4 : 1;
+  const std::int64_t da = all.moves[0] ? L::width : 0, db = all.moves[1] ? L::width : 0;
+  const std::int64_t dc = all.moves[2] ? L::width : 0, dy = all.y_moves ? L::width : 0;
+  const float *pa = from[0], *pb = from[1], *pc = from[2];
+  V a, b{}, c{}, v, sums[parts] = {};
+  std::int64_t left = all.n;
+  for (; left >= parts * L::width; left -= parts * L::width) {
+    TINYSCALE_UNROLL
+    for (int part = 0; part < parts; ++part) {
+      load<L>(pa, a);
+      pa += da;
+      if constexpr (operands > 1) {
+        load<L>(pb, b);
+        pb += db;
+      }
+      if constexpr (operands > 2) {
+        load<L>(pc, c);
+        pc += dc;
+      }
+      vector_op<L, OP>(a, b, c, v);
+      if constexpr (SUM) {
+        sums[part] = sums[part] + v;
+      }
+      store<L>(y, v);
+      y += dy;
+    }
+  }
+  for (; left > 0; left -= L::width) {
+    load_some<L>(pa, left, 0.0f, a);
+    pa += da;
+    if constexpr (operands > 1) {
+      load_some<L>(pb, left, 0.0f, b);
+      pb += db;
+    }
+    if constexpr (operands > 2) {
+      load_some<L>(pc, left, 0.0f, c);
+      pc += dc;
+    }
+    vector_op<L, OP>(a, b, c, v);
+    store_some<L>(y, left, v);
+    y += dy;
+    if constexpr (SUM) {
+      if (left < L::width) {  // what is past the row counts as 0
+        float lanes[L::width] = {};
+        store_part<L>(lanes, left, v);
+        load<L>(lanes, v);
+      }
+      sums[0] = sums[0] + v;
+    }
+  }
+  if constexpr (SUM) {
+    V all_of = sums[0];
+    for (int part = 1; part < parts; ++part) {
+      all_of = all_of + sums[part];
+    }
+    *sum = sum_lanes<L>(all_of);
+  }
+}
+
+template <class L, kernels::VectorOp OP, bool SUM = false>
+TINYSCALE_INLINE void all_rows(const VectorRows& all) {
+  constexpr int operands = facts_of(OP).operands;
+  alignas(64) float equal[3][16];
+  const float* from[3] = {nullptr, nullptr, nullptr};
+  for (std::int64_t r = 0; r < all.rows; ++r) {
+    for (int k = 0; k < operands; ++k) {
+      from[k] = all.a[k] + r * all.row_step[k];
+      if (all.scalar[k]) {
+        typename L::V v;
+        broadcast<L>(*from[k], v);
+        store<L>(equal[k], v);
+        from[k] = equal[k];
+      }
+    }
+    float* const y = all.y + r * all.y_row_step;
+    float* const sum = SUM ? all.sums + r : nullptr;
+    if constexpr (OP == kernels::VectorOp::div) {
+      // By one number: times its reciprocal, where that has all its digits.
+      const float by = std::fabs(*from[1]);
+      if (!all.moves[1] && by > 1e-30f && by < 1e30f) {
+        typename L::V v;
+        broadcast<L>(1.0f / *from[1], v);
+        store<L>(equal[1], v);
+        from[1] = equal[1];
+        one_row<L, kernels::VectorOp::mul, false>(all, from, y, sum);
+        continue;
+      }
+    }
+    one_row<L, OP, SUM>(all, from, y, sum);
+  }
+}
+
+// The maximum of a row, NaN where one is; a sum shows at little cost whether one may be.
+template <class L>
+TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
+  typedef typename L::V V;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  V best[2], v, sums[2] = {};
+  broadcast<L>(lowest, best[0]);
+  best[1] = best[0];
+  std::int64_t j = 0;
+  for (; j + 2 * L::width <= n; j += 2 * L::width) {
+    TINYSCALE_UNROLL
+    for (int part = 0; part < 2; ++part) {
+      load<L>(x + j + part * L::width, v);
+      max_vector<L>(best[part], v, best[part]);
+      sums[part] = sums[part] + v;
+    }
+  }
+  for (; j < n; j += L::width) {
+    load_some<L>(x + j, n - j, lowest, v);
+    max_vector<L>(best[0], v, best[0]);
+    sums[0] = sums[0] + v;
+  }
+  max_vector<L>(best[0], best[1], best[0]);
+  if (is_nan(static_cast<double>(sum_lanes<L>(sums[0] + sums[1])))) {
+    for (j = 0; j < n; ++j) {
+      if (is_nan(static_cast<double>(x[j]))) {
+        return x[j];
+      }
+    }
+  }
+  return max_lanes<L>(best[0]);
+}
+
+template <class L>
+TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
+  typedef kernels::VectorOp O;
+  for (std::int64_t r = 0; r < all.rows; ++r) {
+    const float* const x = all.a[0] + r * all.row_step[0];
+    float& y = all.y[r];
+    if (op == O::row_sum) {
+      y = row_sum<L>(all.n, ValueTerm{x});
+    } else if (op == O::row_max) {
+      y = any_row_max<L>(all.n, x);
+    } else if (op == O::row_pick) {
+      const float at = all.a[1][r * all.row_step[1]];
+      const bool there = at >= 0.0f && at < static_cast<float>(all.n);
+      const std::int64_t j = there ? static_cast<std::int64_t>(at) : 0;
+      y = there && static_cast<float>(j) == at && j < all.n ? x[j] : 0.0f;
+    } else {
+      float max = 0.0f, sum = 0.0f;
+      sum_exp_row<L>(all.n, x, max, sum);
+      if (!is_finite(static_cast<double>(max)) || !is_finite(static_cast<double>(sum))) {
+        max = any_row_max<L>(all.n, x);
+        sum = all.n == 0 ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+      }
+      y = max;
+      all.sums[r] = sum;
+    }
+  }
+}
+
+// Powers other than the second and third.
+inline void power_rows(const VectorRows& all) {
+  const double power = static_cast<double>(*all.a[1]);
+  for (std::int64_t r = 0; r < all.rows; ++r) {
+    for (std::int64_t j = 0; j < all.n; ++j) {
+      const float x = all.a[0][r * all.row_step[0] + (all.moves[0] ? j : 0)];
+      all.y[r * all.y_row_step + j] = static_cast<float>(std::pow(static_cast<double>(x), power));
+    }
+  }
+}
+
+// y = x past the caches: no line of y is read before it is written.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+#if defined(__clang__)
+template <class V>
+TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
+  __builtin_nontemporal_store(v, reinterpret_cast<V*>(to));
+}
+#else
+__attribute__((target("avx512f"))) inline void store_past_caches(float* to, const Lanes16::V& v) {
+  __builtin_ia32_movntps512(to, v);
+}
+__attribute__((target("avx2,fma"))) inline void store_past_caches(float* to, const Lanes8::V& v) {
+  __builtin_ia32_movntps256(to, v);
+}
+__attribute__((target("sse"))) inline void store_past_caches(float* to, const Lanes4::V& v) {
+  __builtin_ia32_movntps(to, v);
+}
+#endif
+inline void end_past_caches() { __builtin_ia32_sfence(); }
+#else
+template <class V>
+TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
+  std::memcpy(to, &v, sizeof(v));
+}
+inline void end_past_caches() {}
+#endif
+
+template <class L>
+TINYSCALE_INLINE void stream_copy(std::int64_t n, const float* x, float* y) {
+  typename L::V v;
+  const std::int64_t past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y) % 64 / 4);
+  const std::int64_t first = std::min(n, past == 0 ? 0 : 16 - past);
+  std::int64_t i = 0;
+  for (; i < first; ++i) {
+    y[i] = x[i];
+  }
+  for (; i + L::width <= n; i += L::width) {
+    load<L>(x + i, v);
+    store_past_caches(y + i, v);
+  }
+  for (; i < n; ++i) {
+    y[i] = x[i];
+  }
+}
+
+// part[j] += the sum of `rows` rows.
+template <class L>
+TINYSCALE_INLINE void add_rows(std::int64_t rows, std::int64_t n, const float* x, float* part) {
+  typename L::V sum, v;
+  for (std::int64_t j = 0; j < n; j += L::width) {
+    load_some<L>(part + j, n - j, 0.0f, sum);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      load_some<L>(x + r * n + j, n - j, 0.0f, v);
+      sum = sum + v;
+    }
+    store_some<L>(part + j, n - j, sum);
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/vector_run.hpp
+// Vector programs at work: blocks of rows on several threads, step after step of the plan on each.
+// What is the same for all rows is computed once before. Tasks depend on the sizes and not on the
+// threads, and so do all sums.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a block or the whole run works on: `rows` rows from row on, n columns from col on.
+struct VectorBlock {
+  std::int64_t row = 0, rows = 1, col = 0, n = 0;
+};
+
+struct VectorRun {
+  const kernels::VectorPlan& plan;
+  const float* const* inputs;
+  float* const* places;  // where each place begins, those of blocks excepted
+  double* column_parts;  // [column output, task of rows, col]
+  double* totals;        // [total output, task]
+  std::int64_t row_tasks, col_tasks;
+};
+
+// Brings an input to where it is computed with; gives another place where it is that already.
+inline void gather_input(const VectorRun& run, const VectorStep& step, const VectorBlock& block,
+                         float*& to) {
+  const kernels::VectorPlan& plan = run.plan;
+  const VectorInput& in = plan.inputs[static_cast<std::size_t>(step.number)];
+  const float* const from = run.inputs[step.number];
+  if (step.extent == kernels::VectorExtent::single) {
+    std::fill(to, to + 16, from[0]);
+    return;
+  }
+  const bool columns = varies_with_columns(step.extent), many = varies_with_rows(step.extent);
+  const std::int64_t rows = many ? block.rows : 1, n = columns ? block.n : 1;
+  const std::int64_t width = in.column_step;
+  const int dims = many ? plan.outer.size() : 0;
+  std::int64_t offset = many ? row_offset(plan.outer, in, block.row) : 0;
+  std::int64_t place[Shape::max_dims] = {};
+  for (std::int64_t i = dims - 1, row = block.row; i >= 0; --i) {
+    place[i] = row % plan.outer[static_cast<int>(i)];
+    row /= plan.outer[static_cast<int>(i)];
+  }
+  const bool near = columns && width == 1 && dims > 0 && in.strides[dims - 1] == plan.cols &&
+                    block.n == plan.cols && place[dims - 1] + rows <= plan.outer[dims - 1];
+  if (near) {
+    to = const_cast<float*>(from + offset);
+    return;
+  }
+  float* y = to;
+  for (std::int64_t r = 0; r < rows; ++r, y += n) {
+    const float* const x = from + offset + (columns ? block.col * width : 0);
+    if (width == 1) {
+      std::memcpy(y, x, static_cast<std::size_t>(n) * sizeof(float));
+    } else {
+      for (std::int64_t j = 0; j < n; ++j) {
+        y[j] = x[j * width];
+      }
+    }
+    for (int i = dims - 1; i >= 0; --i) {
+      offset += in.strides[i];
+      if (++place[i] < plan.outer[i]) {
+        break;
+      }
+      offset -= plan.outer[i] * in.strides[i];
+      place[i] = 0;
+    }
+  }
+}
+
+// The steps, one after another, of one block; `at` says where each place is now.
+struct VectorSteps {
+  const VectorRun& run;
+  float** at;
+  float* scratch;  // of blocks
+
+  VectorRows rows_of(const VectorStep& step, const VectorBlock& block) const {
+    typedef kernels::VectorExtent Extent;
+    VectorRows all{};
+    const bool reduces = is_row_reduction(step.op) || step.op == kernels::VectorOp::sum_exp;
+    const bool wide = step.extent == Extent::full || reduces;
+    all.rows = varies_with_rows(step.extent) && wide ? block.rows : 1;
+    all.n = wide || step.extent == Extent::per_column ? block.n
+            : step.extent == Extent::per_row          ? block.rows
+                                                      : 16;
+    for (int k = 0; k < 3 && step.places[k] >= 0; ++k) {
+      const Extent from = run.plan.places[static_cast<std::size_t>(step.places[k])].extent;
+      all.a[k] = at[step.places[k]];
+      all.row_step[k] = from == Extent::full ? block.n : from == Extent::per_row ? 1 : 0;
+      all.moves[k] = step.moves[k];
+      all.scalar[k] = step.scalar[k];
+    }
+    all.y = at[step.target];
+    all.y_moves = !run.plan.places[static_cast<std::size_t>(step.target)].unwanted;
+    all.y_row_step = all.y_moves ? block.n : 0;
+    all.sums = step.sum >= 0 ? at[step.sum] : nullptr;
+    if (step.flat && step.extent == Extent::full) {
+      all.n *= all.rows;
+      all.rows = 1;
+    }
+    return all;
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void compute(const VectorStep& step, const VectorBlock& block) const {
+    typedef kernels::VectorOp O;
+    const VectorRows all = rows_of(step, block);
+    const bool sums = step.sum >= 0;
+#define TINYSCALE_CASE(NAME)   \
+  case O::NAME:                \
+    all_rows<L, O::NAME>(all); \
+    break;
+#define TINYSCALE_SUM_CASE(NAME)       \
+  case O::NAME:                        \
+    if (sums) {                        \
+      all_rows<L, O::NAME, true>(all); \
+    } else {                           \
+      all_rows<L, O::NAME>(all);       \
+    }                                  \
+    break;
+    switch (step.op) {
+      TINYSCALE_CASE(copy)
+      TINYSCALE_CASE(add)
+      TINYSCALE_CASE(sub)
+      TINYSCALE_SUM_CASE(mul)
+      TINYSCALE_CASE(div)
+      TINYSCALE_CASE(mul_add)
+      TINYSCALE_CASE(maximum)
+      TINYSCALE_CASE(less)
+      TINYSCALE_CASE(equal)
+      TINYSCALE_CASE(where)
+      TINYSCALE_CASE(exp)
+      TINYSCALE_CASE(log)
+      TINYSCALE_CASE(sqrt)
+      TINYSCALE_CASE(tanh)
+      TINYSCALE_CASE(erf)
+      TINYSCALE_SUM_CASE(square)
+      TINYSCALE_CASE(cube)
+      TINYSCALE_CASE(relu)
+      TINYSCALE_CASE(sigmoid)
+      TINYSCALE_CASE(silu)
+      TINYSCALE_CASE(gelu)
+      TINYSCALE_CASE(gelu_tanh)
+      TINYSCALE_CASE(relu_slope)
+      TINYSCALE_CASE(tanh_slope)
+      TINYSCALE_CASE(silu_slope)
+      TINYSCALE_CASE(gelu_slope)
+      TINYSCALE_CASE(gelu_tanh_slope)
+      TINYSCALE_SUM_CASE(exp_sub)
+      TINYSCALE_SUM_CASE(exp_below_max)
+      case O::pow: power_rows(all); break;
+      case O::column_number:
+        for (std::int64_t j = 0; j < block.n; ++j) {
+          all.y[j] = static_cast<float>(block.col + j);
+        }
+        break;
+      case O::stream: stream_copy<L>(all.n, all.a[0], all.y); break;
+      case O::gather:
+        if (varies_with_rows(step.extent)) {
+          at[step.target] = scratch + run.plan.places[static_cast<std::size_t>(step.target)].offset;
+        }
+        gather_input(run, step, block, at[step.target]);
+        break;
+      default: reduce_rows<L>(step.op, all); break;
+    }
+#undef TINYSCALE_CASE
+#undef TINYSCALE_SUM_CASE
+  }
+};
+
+// What does not vary with the rows, before all blocks.
+struct VectorOnce {
+  const VectorRun& run_;
+  float** at;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    VectorBlock all;
+    all.n = run_.plan.cols;
+    const VectorSteps steps{run_, at, nullptr};
+    for (const VectorStep& step : run_.plan.once) {
+      steps.compute<L>(step, all);
+      if (step.extent == kernels::VectorExtent::single) {
+        std::fill(at[step.target] + 1, at[step.target] + 16, *at[step.target]);
+      }
+    }
+  }
+};
+
+// Tasks [begin, end): a part of all columns, and so many rows of it.
+struct VectorTasks {
+  const VectorRun& run_;
+  std::int64_t begin, end;
+  float** at;
+  float* scratch;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const kernels::VectorPlan& plan = run_.plan;
+    for (std::int64_t task = begin; task < end; ++task) {
+      VectorBlock block;
+      block.row = task / run_.col_tasks * plan.task_rows;
+      block.col = task % run_.col_tasks * plan.block_cols;
+      block.n = std::min(plan.block_cols, plan.cols - block.col);
+      const std::int64_t last = std::min(plan.rows, block.row + plan.task_rows);
+      std::int64_t filled = 0;  // rows in the parts of column sums
+      clear_parts(block.n);
+      for (; block.row < last; block.row += plan.block_rows) {
+        block.rows = std::min(plan.block_rows, last - block.row);
+        run_block<L>(block, task, filled);
+        filled = (filled + block.rows) % 32;
+      }
+      if (filled > 0) {
+        for (const VectorStep& step : plan.steps) {
+          if (step.op == kernels::VectorOp::column_sums) {
+            flush<L>(step, block, task);
+          }
+        }
+      }
+    }
+    if (plan.streams) {
+      end_past_caches();
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void run_block(const VectorBlock& block, std::int64_t task,
+                                  std::int64_t filled) const {
+    const kernels::VectorPlan& plan = run_.plan;
+    place(block);
+    const VectorSteps steps{run_, at, scratch};
+    const std::int64_t floats = block.rows * block.n, count = std::int64_t(plan.steps.size());
+    std::int64_t number = 0;
+    for (const VectorStep& step : plan.steps) {
+      prefetch_next(floats, number, count);
+      ++number;
+      if (step.op == kernels::VectorOp::column_sums) {
+        add_columns<L>(step, block, task, filled);
+      } else if (step.op == kernels::VectorOp::total) {
+        double sum = 0;
+        SumBlock<1>{floats, at[step.places[0]], &sum}.template run<L>();
+        run_.totals[step.number * run_.row_tasks * run_.col_tasks + task] += sum;
+      } else {
+        steps.compute<L>(step, block);
+      }
+    }
+  }
+
+  void place(const VectorBlock& block) const {
+    const kernels::VectorPlan& plan = run_.plan;
+    for (std::size_t p = 0; p < plan.places.size(); ++p) {
+      const VectorPlace& to = plan.places[p];
+      std::int64_t offset = 0;
+      switch (to.moves) {
+        case VectorPlace::no: continue;
+        case VectorPlace::densely: offset = block.row * plan.cols + block.col; break;
+        case VectorPlace::by_row: offset = block.row; break;
+        case VectorPlace::by_column: offset = block.col; break;
+        case VectorPlace::strided:
+          offset =
+              block.col +
+              row_offset(plan.outer, plan.inputs[static_cast<std::size_t>(to.index)], block.row);
+          break;
+      }
+      at[p] = run_.places[p] + offset;
+    }
+  }
+
+  // Each step asks for its share of the dense inputs of the block after this one.
+  void prefetch_next(std::int64_t floats, std::int64_t number, std::int64_t count) const {
+    const kernels::VectorPlan& plan = run_.plan;
+    for (const int p : plan.dense_places) {
+      const float* const next = at[p] + floats;
+      const std::int64_t end_at = floats * (number + 1) / count;
+      for (std::int64_t i = floats * number / count; i < end_at; i += 16) {
+        prefetch<3>(next + i);
+      }
+    }
+  }
+
+  void clear_parts(std::int64_t n) const {
+    for (const VectorStep& step : run_.plan.steps) {
+      if (step.op == kernels::VectorOp::column_sums) {
+        std::fill(at[step.target], at[step.target] + n, 0.0f);
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void add_columns(const VectorStep& step, const VectorBlock& block,
+                                    std::int64_t task, std::int64_t filled) const {
+    for (std::int64_t r = 0; r < block.rows;) {
+      const std::int64_t rows = std::min(32 - filled, block.rows - r);
+      add_rows<L>(rows, block.n, at[step.places[0]] + r * block.n, at[step.target]);
+      r += rows;
+      filled += rows;
+      if (filled == 32) {
+        flush<L>(step, block, task);
+        filled = 0;
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void flush(const VectorStep& step, const VectorBlock& block,
+                              std::int64_t task) const {
+    const kernels::VectorPlan& plan = run_.plan;
+    float* const part = at[step.target];
+    double* const sums = run_.column_parts +
+                         (step.number * run_.row_tasks + task / run_.col_tasks) * plan.cols +
+                         block.col;
+    ColumnSums{block.n, part, sums}.template run<L>();
+    std::fill(part, part + block.n, 0.0f);
+  }
+};
+
+inline void check_pointers(const char* what, std::size_t count, const float* const* pointers) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (pointers[i] == nullptr) {
+      fail({"run: ", what, " ", i, " of ", count, " is null; a plan needs all of them"});
+    }
+  }
+}
+
+inline void begin_places(const kernels::VectorPlan& plan, const float* const* inputs,
+                         float* const* outputs, float* once, float** places) {
+  for (std::size_t p = 0; p < plan.places.size(); ++p) {
+    const VectorPlace& at = plan.places[p];
+    places[p] = at.memory == VectorPlace::input    ? const_cast<float*>(inputs[at.index])
+                : at.memory == VectorPlace::output ? outputs[at.index]
+                : at.memory == VectorPlace::once   ? once + at.offset
+                                                   : nullptr;
+    if (at.literal) {
+      std::fill(places[p], places[p] + 16, at.number);
+    }
+  }
+}
+
+inline void run_tasks(const VectorRun& run, std::int64_t begin, std::int64_t end) {
+  const kernels::VectorPlan& plan = run.plan;
+  const Scratch lease(plan.block_floats);
+  List<float*> at(plan.places.size());
+  for (std::size_t p = 0; p < at.size(); ++p) {
+    const VectorPlace& place = plan.places[p];
+    at[p] = place.memory == VectorPlace::block ? lease.data() + place.offset : run.places[p];
+  }
+  run_on_lanes(VectorTasks{run, begin, end, at.data(), lease.data()});
+}
+
+// Tasks' sums added in order.
+inline void end_sums(const VectorRun& run, float* const* outputs) {
+  const kernels::VectorPlan& plan = run.plan;
+  const std::int64_t tasks = run.row_tasks * run.col_tasks;
+  for (std::size_t o = 0; o < plan.total_outputs.size(); ++o) {
+    double sum = 0;
+    for (std::int64_t task = 0; task < tasks; ++task) {
+      sum += run.totals[static_cast<std::int64_t>(o) * tasks + task];
+    }
+    outputs[plan.total_outputs[o]][0] = static_cast<float>(sum);
+  }
+  for (std::size_t o = 0; o < plan.column_outputs.size(); ++o) {
+    const double* const parts =
+        run.column_parts + static_cast<std::int64_t>(o) * run.row_tasks * plan.cols;
+    for (std::int64_t j = 0; j < plan.cols; ++j) {
+      double sum = 0;
+      for (std::int64_t task = 0; task < run.row_tasks; ++task) {
+        sum += parts[task * plan.cols + j];
+      }
+      outputs[plan.column_outputs[o]][j] = static_cast<float>(sum);
+    }
+  }
+}
+
+}  // namespace detail
+
+namespace kernels {
+
+// inputs[i] and outputs[i] as the program numbers them.
+inline void run(const VectorPlan& plan, const float* const* inputs, float* const* outputs) {
+  detail::check_pointers("input", plan.inputs.size(), inputs);
+  detail::check_pointers("output", static_cast<std::size_t>(plan.output_count), outputs);
+  const detail::Scratch once(plan.once_floats);
+  List<float*> places(plan.places.size());
+  detail::begin_places(plan, inputs, outputs, once.data(), places.data());
+  detail::VectorRun all{plan, inputs, places.data(), nullptr, nullptr, 0, 1};
+  detail::run_on_lanes(detail::VectorOnce{all, places.data()});
+  for (std::size_t i = 0; i < plan.single_outputs.size(); ++i) {
+    *outputs[plan.single_outputs[i]] = *places[static_cast<std::size_t>(plan.single_places[i])];
+  }
+  if (plan.steps.empty()) {
+    return;
+  }
+  all.row_tasks = (plan.rows + plan.task_rows - 1) / plan.task_rows;
+  all.col_tasks = plan.cols == 0 ? 1 : (plan.cols + plan.block_cols - 1) / plan.block_cols;
+  const std::int64_t tasks = all.row_tasks * all.col_tasks;
+  List<double> parts(plan.column_outputs.size() *
+                     static_cast<std::size_t>(all.row_tasks * plan.cols));
+  List<double> totals(plan.total_outputs.size() * static_cast<std::size_t>(tasks));
+  all.column_parts = parts.data();
+  all.totals = totals.data();
+  const std::int64_t task_floats = std::max<std::int64_t>(1, plan.task_rows * plan.block_cols);
+  const std::int64_t least = 32768 / static_cast<std::int64_t>(plan.steps.size() + 1);
+  parallel_for(tasks, std::max<std::int64_t>(1, least / task_floats),
+               [&](std::int64_t begin, std::int64_t end) { detail::run_tasks(all, begin, end); });
+  detail::end_sums(all, outputs);
+}
 
 }  // namespace kernels
 }}  // namespace tinyscale

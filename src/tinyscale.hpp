@@ -100,6 +100,12 @@
 #include "tinyscale/compute/norm.hpp"
 #include "tinyscale/compute/rope.hpp"
 #include "tinyscale/compute/rope_table.hpp"
+#include "tinyscale/compute/vector_program.hpp"
+#include "tinyscale/compute/vector_reference.hpp"
+#include "tinyscale/compute/vector_rewrite.hpp"
+#include "tinyscale/compute/vector_plan.hpp"
+#include "tinyscale/compute/vector_ops.hpp"
+#include "tinyscale/compute/vector_run.hpp"
 
 // tensor: tensors, ops, gradients
 #include "tinyscale/tensor/op_set.hpp"
