@@ -1,0 +1,28 @@
+#pragma once
+// Which passes a compilation runs. With all of them off a graph runs primitive by primitive.
+
+namespace tinyscale {
+
+struct CompileOptions {
+  bool simplify = true;          // dead code, common subexpressions
+  bool fuse_elementwise = true;  // chains of elementwise ops in one pass over memory
+  bool fuse_rows = true;         // reductions with their neighbours: softmax, norms, cross-entropy
+  bool fuse_matmul = true;       // what follows a product into it; the loss with the last one
+  bool fuse_attention = true;    // attention tile by tile, without the [T, T] scores
+  bool plan_memory = true;       // buffers reused by lifetime
+  // Bytes of activations that the forward pass may keep for the backward pass; 0: all. Cheap ones
+  // above it are computed again.
+  double activation_bytes = 0;
+  bool symbolic_batch = false;  // one graph for all sizes of the first dimension
+  bool recognize = true;        // primitives written out that are a composite op
+  int confirmations = 1;        // calls that run the function once more to see the same graph
+
+  static CompileOptions none() {
+    CompileOptions off;
+    off.simplify = off.fuse_elementwise = off.fuse_rows = off.fuse_matmul = off.fuse_attention =
+        off.plan_memory = off.recognize = false;
+    return off;
+  }
+};
+
+}  // namespace tinyscale
