@@ -102,10 +102,13 @@
 //   tinyscale/compute/vector_plan.hpp        The plan of a vector program
 //   tinyscale/compute/vector_ops.hpp         The loops of a vector program, one an operation
 //   tinyscale/compute/vector_run.hpp         Vector programs at work
+//   tinyscale/tensor/op_set.hpp              The op set
 //   tinyscale/tensor/storage.hpp             The numbers of a tensor
+//   tinyscale/tensor/recorder.hpp            What stands between ops and a capture
 //   tinyscale/tensor/graph.hpp               The graph of ops behind a tensor
 //   tinyscale/tensor/strides.hpp             Strides
 //   tinyscale/tensor/tensor.hpp              A tensor
+//   tinyscale/tensor/record.hpp              How an op asks to be recorded in place of being run
 //   tinyscale/tensor/backward.hpp            Gradients
 //   tinyscale/tensor/deferred.hpp            Weight gradients that wait
 //   tinyscale/tensor/recompute.hpp           Activation recomputation (arXiv 1604.06174)
@@ -123,6 +126,28 @@
 //   tinyscale/tensor/choose.hpp              Choosing numbers
 //   tinyscale/tensor/carry_loss.hpp          A second loss that rides on a tensor
 //   tinyscale/tensor/einsum.hpp              Products by letters
+//   tinyscale/compile/op_graph.hpp           A captured graph
+//   tinyscale/compile/graph_writer.hpp       Writes ops to a graph as they are called
+//   tinyscale/compile/decompose.hpp          What composite ops are made of
+//   tinyscale/compile/differentiate.hpp      Gradients as more of the same graph
+//   tinyscale/compile/capture.hpp            A capture
+//   tinyscale/compile/evaluate.hpp           A graph run op by op through the eager ops
+//   tinyscale/compile/simplify.hpp           Two passes that every compiler has
+//   tinyscale/compile/take_apart.hpp         Composite ops of a graph replaced by the primitives
+//   tinyscale/compile/value_layout.hpp       How the numbers of every node lie in memory
+//   tinyscale/compile/step.hpp               A compiled graph as a list of steps
+//   tinyscale/compile/fusion.hpp             Which nodes are computed together
+//   tinyscale/compile/fuse_vectors.hpp       Elementwise ops
+//   tinyscale/compile/lower_vectors.hpp      A group of nodes as a vector program
+//   tinyscale/compile/fuse_products.hpp      What follows a matrix product
+//   tinyscale/compile/run_kernel.hpp         Ops that a kernel of their own computes
+//   tinyscale/compile/graph_cost.hpp         What the ops of a graph cost
+//   tinyscale/compile/buffer_plan.hpp        Memory of a plan
+//   tinyscale/compile/compile_options.hpp    Which passes a compilation runs
+//   tinyscale/compile/graph_plan.hpp         A graph made ready to run
+//   tinyscale/compile/graph_cut.hpp          Part of a graph as a graph of its own
+//   tinyscale/compile/joint_graph.hpp        A function that is trained through
+//   tinyscale/compile/compiled.hpp           compile(f)
 //   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
 //   tinyscale/systolic/array_schedule.hpp    When each fold shifts in, streams and leaves
 //   tinyscale/systolic/array_timing.hpp      The ticks of a systolic array in closed form
@@ -247,6 +272,7 @@
 //   tinyscale/model/loss_scaler.hpp          Dynamic loss scaling (arXiv 1710.03740)
 //   tinyscale/model/optimizer.hpp            AdamW with decoupled weight decay on matrices alone
 //   tinyscale/model/train_step.hpp           One step of training
+//   tinyscale/model/compiled_step.hpp        A whole training step as one graph
 //   tinyscale/model/training_memory.hpp      What training holds on one device
 //   tinyscale/parallel/pipeline_schedule.hpp A pipeline schedule as plain data
 //   tinyscale/parallel/pipeline_places.hpp   Where each op of a pipeline schedule stands
@@ -9050,6 +9076,11 @@ TINYSCALE_MAP_OP(DivOp, false, y = a / b;);
 TINYSCALE_MAP_OP(MultiplyAddOp, true, y = y + a * b;);
 TINYSCALE_MAP_OP(ExpOp, false, exp_vector<L>(a, y););
 TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
+TINYSCALE_MAP_OP(ErfOp, false, erf_vector<L>(a, y););
+TINYSCALE_MAP_OP(ErfBackwardOp, true, V s; exp_vector<L>(-(a * a), s);
+                 y = y + b * (1.12837916709551257f * s););
+TINYSCALE_MAP_OP(SigmoidOp, false, sigmoid_vector<L>(a, y););
+TINYSCALE_MAP_OP(SigmoidBackwardOp, true, y = y + b * (a * (1.0f - a)););
 TINYSCALE_MAP_OP(TanhBackwardOp, true, V t; tanh_vector<L>(a, t); y = y + b * (1.0f - t * t););
 TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
 
@@ -9123,6 +9154,12 @@ inline void exp_forward(std::int64_t n, const float* x, float* y) {
 inline void tanh_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::TanhOp{}, n, x, x, y);
 }
+inline void erf_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::ErfOp{}, n, x, x, y);
+}
+inline void sigmoid_forward(std::int64_t n, const float* x, float* y) {  // 1 / (1 + exp(-x))
+  detail::map(detail::SigmoidOp{}, n, x, x, y);
+}
 inline void relu_forward(std::int64_t n, const float* x, float* y) {  // max(x, 0)
   detail::map(detail::ReluOp{}, n, x, x, y);
 }
@@ -9140,6 +9177,15 @@ inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
 inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
   detail::map(detail::TanhBackwardOp{}, n, x, dy, dx, beta);
+}
+inline void erf_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                         float beta = 1.0f) {
+  detail::map(detail::ErfBackwardOp{}, n, x, dy, dx, beta);
+}
+// From y = sigmoid(x), as x.
+inline void sigmoid_backward(std::int64_t n, const float* y, const float* dy, float* dx,
+                             float beta = 1.0f) {
+  detail::map(detail::SigmoidBackwardOp{}, n, y, dy, dx, beta);
 }
 inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
@@ -9439,6 +9485,12 @@ struct AdamWStep {
   std::int64_t step = 1;
 };
 
+// What a step comes down to: 1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t).
+struct AdamWFactors {
+  float beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f, grad_scale = 1.0f;
+  float decay = 1.0f, rate = 1e-3f, root = 1.0f;
+};
+
 // The reference body.
 inline void adamw_reference(std::int64_t n, const AdamWStep& s, const float* grad, float* param,
                             float* m, float* v) {
@@ -9460,8 +9512,7 @@ namespace detail {
 
 struct AdamWBlock {
   std::int64_t n;
-  float beta1, beta2, epsilon, grad_scale;
-  float decay, rate, root;  // 1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t)
+  const kernels::AdamWFactors& f;
   const float* grad;
   float* param;
   float* m;
@@ -9471,20 +9522,20 @@ struct AdamWBlock {
   TINYSCALE_INLINE void step(const typename L::V& grads, typename L::V& p, typename L::V& first,
                              typename L::V& second) const {
     typename L::V c, d, deviation;
-    broadcast<L>(grad_scale, c);
+    broadcast<L>(f.grad_scale, c);
     const typename L::V g = grads * c;
-    broadcast<L>(beta1, c);
-    broadcast<L>(1.0f - beta1, d);
+    broadcast<L>(f.beta1, c);
+    broadcast<L>(1.0f - f.beta1, d);
     first = first * c + g * d;
-    broadcast<L>(beta2, c);
-    broadcast<L>(1.0f - beta2, d);
+    broadcast<L>(f.beta2, c);
+    broadcast<L>(1.0f - f.beta2, d);
     second = second * c + g * g * d;
     sqrt_vector<L>(second, deviation);
-    broadcast<L>(root, c);
-    broadcast<L>(epsilon, d);
+    broadcast<L>(f.root, c);
+    broadcast<L>(f.epsilon, d);
     const typename L::V below = deviation * c + d;
-    broadcast<L>(decay, c);
-    broadcast<L>(rate, d);
+    broadcast<L>(f.decay, c);
+    broadcast<L>(f.rate, d);
     p = p * c - d * first / below;
   }
 
@@ -9511,23 +9562,31 @@ struct AdamWBlock {
 
 namespace kernels {
 
-inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
+inline void adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param, float* m,
                   float* v) {
-  const double t = static_cast<double>(s.step);
-  const double lr = static_cast<double>(s.learning_rate);
-  const double decay = 1.0 - lr * static_cast<double>(s.weight_decay);
-  const double rate = lr / (1.0 - std::pow(static_cast<double>(s.beta1), t));
-  const double root = 1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(s.beta2), t));
   const std::int64_t block = detail::elementwise_block;
   parallel_for((n + block - 1) / block, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
-      detail::run_on_lanes(detail::AdamWBlock{std::min(block, n - at), s.beta1, s.beta2, s.epsilon,
-                                              s.grad_scale, static_cast<float>(decay),
-                                              static_cast<float>(rate), static_cast<float>(root),
-                                              grad + at, param + at, m + at, v + at});
+      detail::run_on_lanes(detail::AdamWBlock{std::min(block, n - at), f, grad + at, param + at,
+                                              m + at, v + at});
     }
   });
+}
+
+inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
+                  float* v) {
+  const double t = static_cast<double>(s.step);
+  const double lr = static_cast<double>(s.learning_rate);
+  AdamWFactors f;
+  f.beta1 = s.beta1;
+  f.beta2 = s.beta2;
+  f.epsilon = s.epsilon;
+  f.grad_scale = s.grad_scale;
+  f.decay = static_cast<float>(1.0 - lr * static_cast<double>(s.weight_decay));
+  f.rate = static_cast<float>(lr / (1.0 - std::pow(static_cast<double>(s.beta1), t)));
+  f.root = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(s.beta2), t)));
+  adamw(n, f, grad, param, m, v);
 }
 
 }  // namespace kernels
@@ -18625,6 +18684,187 @@ inline void run(const VectorPlan& plan, const float* const* inputs, float* const
 }  // namespace kernels
 }}  // namespace tinyscale
 
+// >> tinyscale/tensor/op_set.hpp
+// The op set: what a captured graph is made of. Fewer than fifty primitives, into which every other
+// op can be taken apart (compile/decompose.hpp), and the composite ops that have a kernel of their
+// own. The numbers of an op are what it was called with beside its tensors.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class Op : unsigned char {
+  // sources
+  input,
+  constant,
+  literal,
+  iota,
+  uniform,
+  // elementwise
+  add,
+  sub,
+  mul,
+  div,
+  maximum,
+  less,
+  equal,
+  where,
+  exp,
+  log,
+  sqrt,
+  tanh,
+  erf,
+  pow,
+  round,
+  // reductions
+  sum,
+  max,
+  argmax,
+  // products
+  matmul,
+  // views
+  reshape,
+  permute,
+  slice,
+  broadcast_to,
+  // copies
+  concat,
+  pad,
+  // by number
+  take,
+  scatter_add,
+  // between devices
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  all_to_all,
+  // the graph's own
+  part,
+  // composite: functions of one element
+  square,
+  relu,
+  gelu,
+  gelu_tanh,
+  silu,
+  sigmoid,
+  gelu_slope,
+  gelu_tanh_slope,
+  silu_slope,
+  // composite: along the last dimension
+  softmax,
+  log_softmax,
+  layer_norm,
+  layer_norm_backward,
+  rms_norm,
+  rms_norm_backward,
+  cross_entropy,
+  cross_entropy_backward,
+  // composite: others
+  dropout,
+  rope,
+  attention,
+  attention_backward,
+  linear_cross_entropy,
+  linear_cross_entropy_all,
+  adamw,
+};
+
+enum class OpKind : unsigned char {
+  source,
+  elementwise,
+  reduction,
+  product,
+  view,
+  copy,
+  index,
+  collective,
+  structure,
+  row,    // composite along the last dimension
+  whole,  // composite that no loop over elements or rows alone computes
+};
+
+// What is known of an op without its operands.
+struct OpFacts {
+  const char* name;
+  OpKind kind;
+  bool primitive;
+  int parts;            // results; more than 1: `part` takes one
+  const char* numbers;  // what its numbers are
+};
+
+// clang-format off
+inline const List<OpFacts>& op_set() {
+  static const List<OpFacts> ops = {
+      {"input", OpKind::source, true, 1, "number"},
+      {"constant", OpKind::source, true, 1, "number"},
+      {"literal", OpKind::source, true, 1, "value"},
+      {"iota", OpKind::source, true, 1, "n"},
+      {"uniform", OpKind::source, true, 1, "p (of no use), seed (low, high), places"},
+      {"add", OpKind::elementwise, true, 1, ""},
+      {"sub", OpKind::elementwise, true, 1, ""},
+      {"mul", OpKind::elementwise, true, 1, ""},
+      {"div", OpKind::elementwise, true, 1, ""},
+      {"maximum", OpKind::elementwise, true, 1, ""},
+      {"less", OpKind::elementwise, true, 1, ""},
+      {"equal", OpKind::elementwise, true, 1, ""},
+      {"where", OpKind::elementwise, true, 1, ""},
+      {"exp", OpKind::elementwise, true, 1, ""},
+      {"log", OpKind::elementwise, true, 1, ""},
+      {"sqrt", OpKind::elementwise, true, 1, ""},
+      {"tanh", OpKind::elementwise, true, 1, ""},
+      {"erf", OpKind::elementwise, true, 1, ""},
+      {"pow", OpKind::elementwise, true, 1, "exponent"},
+      {"round", OpKind::elementwise, true, 1, "format"},
+      {"sum", OpKind::reduction, true, 1, "dimensions, which stay with size 1"},
+      {"max", OpKind::reduction, true, 1, "dimension, which stays with size 1"},
+      {"argmax", OpKind::reduction, true, 1, "dimension, which stays with size 1"},
+      {"matmul", OpKind::product, true, 1, "format"},
+      {"reshape", OpKind::view, true, 1, "shape"},
+      {"permute", OpKind::view, true, 1, "order"},
+      {"slice", OpKind::view, true, 1, "dimension, begin, end, step"},
+      {"broadcast_to", OpKind::view, true, 1, "shape"},
+      {"concat", OpKind::copy, true, 1, "dimension"},
+      {"pad", OpKind::copy, true, 1, "dimension, begin, size, step"},
+      {"take", OpKind::index, true, 1, ""},
+      {"scatter_add", OpKind::index, true, 1, "rows"},
+      {"all_gather", OpKind::collective, true, 1, "axes, dimension"},
+      {"reduce_scatter", OpKind::collective, true, 1, "axes, dimension"},
+      {"all_reduce", OpKind::collective, true, 1, "axes"},
+      {"all_to_all", OpKind::collective, true, 1, "axes, split, concat"},
+      {"part", OpKind::structure, true, 1, "number"},
+      {"square", OpKind::elementwise, false, 1, ""},
+      {"relu", OpKind::elementwise, false, 1, ""},
+      {"gelu", OpKind::elementwise, false, 1, ""},
+      {"gelu_tanh", OpKind::elementwise, false, 1, ""},
+      {"silu", OpKind::elementwise, false, 1, ""},
+      {"sigmoid", OpKind::elementwise, false, 1, ""},
+      {"gelu_slope", OpKind::elementwise, false, 1, ""},
+      {"gelu_tanh_slope", OpKind::elementwise, false, 1, ""},
+      {"silu_slope", OpKind::elementwise, false, 1, ""},
+      {"softmax", OpKind::row, false, 1, ""},
+      {"log_softmax", OpKind::row, false, 1, ""},
+      {"layer_norm", OpKind::row, false, 3, "epsilon"},
+      {"layer_norm_backward", OpKind::row, false, 3, ""},
+      {"rms_norm", OpKind::row, false, 2, "epsilon"},
+      {"rms_norm_backward", OpKind::row, false, 2, ""},
+      {"cross_entropy", OpKind::row, false, 1, ""},
+      {"cross_entropy_backward", OpKind::row, false, 1, ""},
+      {"dropout", OpKind::whole, false, 1, "p, seed (low, high), places"},
+      {"rope", OpKind::whole, false, 1, "head size, pairs, turn, places, theta, factors"},
+      {"attention", OpKind::whole, false, 2, "heads, kv heads, causal"},
+      {"attention_backward", OpKind::whole, false, 3, "heads, kv heads, causal"},
+      {"linear_cross_entropy", OpKind::whole, false, 1, ""},
+      {"linear_cross_entropy_all", OpKind::whole, false, 3, ""},
+      {"adamw", OpKind::whole, false, 3, ""},
+  };
+  return ops;
+}
+// clang-format on
+
+inline const OpFacts& facts_of(Op op) { return op_set()[static_cast<std::size_t>(op)]; }
+inline const char* name_of(Op op) { return facts_of(op).name; }
+inline bool is_primitive(Op op) { return facts_of(op).primitive; }
+
+}}  // namespace tinyscale
+
 // >> tinyscale/tensor/storage.hpp
 // The numbers of a tensor: a 64-byte aligned buffer of floats, counted by the memory meter that was
 // current when it was made.
@@ -18644,6 +18884,9 @@ struct Storage {
   MemoryKind kind = MemoryKind::activation;
   std::atomic<int> kept{0};  // ops that need numbers of this block for their backward pass
   bool sliced = false;       // the union holds the owner
+  bool recorded = false;     // by a capture (recorder.hpp): there may be no numbers yet
+  std::int16_t writer = 0;   // which capture
+  std::int32_t node = -1;    // of its graph
 
   Storage() : meter() {}
   ~Storage() {
@@ -18705,6 +18948,82 @@ inline Shared<Storage> slice_storage(const Shared<Storage>& owner, std::int64_t 
   slice->kind = owner->kind;
   return slice;
 }
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/recorder.hpp
+// What stands between ops and a capture (compile/capture.hpp): while one is under way on a thread,
+// ops there are recorded and not run. A recorded tensor has a shape, and no numbers until somebody
+// reads them.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+class Tensor;
+
+namespace detail {
+
+class Recorder {
+ public:
+  Recorder() = default;
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // The result of an op over these tensors, recorded or not; empty ones are left out.
+  virtual Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
+                        const List<double>& numbers) = 0;
+  // Result `number` of an op of several.
+  virtual Tensor part(const Tensor& all, int number, const Shape& shape) = 0;
+  // Token numbers as a tensor of that shape.
+  virtual Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) = 0;
+  // Token numbers that stand in this vector, wherever an op is given it, are those of `as`.
+  virtual void bind_ids(const std::vector<std::int32_t>& ids, const Tensor& as) = 0;
+  // What `read` gives, asked for once at every run of what is recorded.
+  virtual Tensor host(const Function<Tensor()>& read, const Shape& shape) = 0;
+  // A handle of its own to the same numbers.
+  virtual Tensor same(const Tensor& x) = 0;
+  // x becomes `value` from here on.
+  virtual void write(const char* name, const Tensor& x, const Tensor& value) = 0;
+  // Gradients of sum(y dy); no dy: of y, one number.
+  virtual void backward(const Tensor& y, const Tensor* dy) = 0;
+  // Somebody asks for numbers: the place where they stand once this returns.
+  virtual float* read(Storage& storage, const char* file, int line) = 0;
+
+ protected:
+  ~Recorder() = default;
+};
+
+inline Recorder*& thread_recorder() {
+  static thread_local struct { Recorder* recorder; } own;
+  return own.recorder;
+}
+
+// The numbers of a recorded tensor: what is recorded so far is computed now (a graph break).
+[[gnu::noinline]] inline float* read_recorded(Storage& storage, const char* file, int line) {
+  if (storage.data != nullptr) {
+    return storage.data;
+  }
+  Recorder* const recorder = thread_recorder();
+  if (recorder == nullptr || storage.node < 0) {
+    fail({"compile: ", file, ":", line, " reads a tensor of ", storage.count,
+          " numbers that was recorded in a call which is over; return it from the function"});
+  }
+  return recorder->read(storage, file, line);
+}
+
+// Ends a capture's hold of its thread and gives it back.
+class RecorderScope {
+ public:
+  explicit RecorderScope(Recorder* recorder) : before_(thread_recorder()) {
+    thread_recorder() = recorder;
+  }
+  ~RecorderScope() { thread_recorder() = before_; }
+  RecorderScope(const RecorderScope&) = delete;
+  RecorderScope& operator=(const RecorderScope&) = delete;
+
+ private:
+  Recorder* before_;
+};
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -18943,6 +19262,9 @@ struct Walk {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
+// The line that calls, for what says where a number was read.
+#define TINYSCALE_LINE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
 class Tensor {
  public:
   Tensor() = default;
@@ -18964,16 +19286,22 @@ class Tensor {
   [[gnu::noinline]] ~Tensor() = default;
 
   bool defined() const { return storage_ != nullptr; }
+  // By a capture that may still be under way: there are no numbers, or not yet.
+  bool is_recorded() const { return storage_ && storage_->recorded; }
   const Shape& shape() const { return shape_; }
   int dims() const { return shape_.size(); }
   std::int64_t dim(int i) const { return shape_[i]; }  // negative i counts from the end
   std::int64_t count() const { return count_; }
 
   // The numbers in row-major order; throws when they do not lie so (see contiguous()).
-  float* data() { return layout_ || !storage_ ? checked() : data_; }
-  const float* data() const { return layout_ || !storage_ ? checked() : data_; }
+  float* data(TINYSCALE_LINE) { return layout_ || data_ == nullptr ? checked(file, line) : data_; }
+  const float* data(TINYSCALE_LINE) const {
+    return layout_ || data_ == nullptr ? checked(file, line) : data_;
+  }
   // The first number, wherever the others are.
-  float* origin() const { return checked_defined(); }
+  float* origin(TINYSCALE_LINE) const {
+    return data_ == nullptr ? checked_defined(file, line) : data_;
+  }
   bool is_contiguous() const { return !layout_; }
   // The steps from an element to the next of dimension i, in elements.
   std::int64_t stride(int i) const {
@@ -18992,14 +19320,14 @@ class Tensor {
   Tensor as_strided(const Shape& shape, const detail::Strides& steps, std::int64_t offset) const;
 
   // The one number of a tensor of one element.
-  float item() const {
+  float item(TINYSCALE_LINE) const {
     if (count() != 1) {
       detail::fail({"item: the tensor has ", count(), " elements, shape ", shape_.text(),
                     "; item() needs exactly 1"});
     }
-    return data_[0];
+    return checked_defined(file, line)[0];
   }
-  float at(std::initializer_list<Dim> index) const {
+  float at(std::initializer_list<Dim> index, TINYSCALE_LINE) const {
     if (static_cast<int>(index.size()) != dims()) {
       detail::fail({"at: ", index.size(), " indices given for shape ", shape_.text(),
                     "; one per dimension is right"});
@@ -19015,12 +19343,12 @@ class Tensor {
       offset += by.of[axis] * i.value;
       ++axis;
     }
-    return checked_defined()[offset];
+    return checked_defined(file, line)[offset];
   }
-  std::vector<float> values() const {
+  std::vector<float> values(TINYSCALE_LINE) const {
     const Tensor flat = is_contiguous() ? *this : clone();
-    return count() == 0 ? std::vector<float>()
-                        : std::vector<float>(flat.data_, flat.data_ + count_);
+    const float* const first = count() == 0 ? nullptr : flat.checked_defined(file, line);
+    return first == nullptr ? std::vector<float>() : std::vector<float>(first, first + count_);
   }
 
   bool requires_grad() const { return slot_ != nullptr; }
@@ -19062,20 +19390,20 @@ class Tensor {
   void backward(const Tensor& dy) const;
 
  private:
-  float* checked() const {
+  float* checked(const char* file, int line) const {
     if (layout_) {
       detail::fail({"data: shape ", shape_.text(), " has strides ", Shape(strides()).text(),
                     ", not the row-major ", Shape(Tensor(shape_, storage_).strides()).text(),
                     "; take contiguous() first"});
     }
-    return checked_defined();
+    return checked_defined(file, line);
   }
-  float* checked_defined() const {
+  float* checked_defined(const char* file, int line) const {
     if (!storage_) {
       detail::fail(
           {"data: the tensor is empty (default-constructed); make one with zeros, full, ..."});
     }
-    return data_;
+    return storage_->recorded ? detail::read_recorded(*storage_, file, line) : data_;
   }
 
   Shape shape_;
@@ -19088,7 +19416,7 @@ class Tensor {
 
 inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& steps,
                                  std::int64_t offset) const {
-  std::int64_t low = checked_defined() - storage_->data + offset;
+  std::int64_t low = origin() - storage_->data + offset;
   std::int64_t high = low;
   bool dense = true;
   const detail::Strides wanted = detail::row_major(shape);
@@ -19105,7 +19433,7 @@ inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& step
   }
   view.shape_ = shape;
   view.storage_ = storage_;
-  view.data_ = data_ + offset;
+  view.data_ = origin() + offset;
   if (!dense) {
     view.layout_ = Shared<detail::Strides>::make();
     *view.layout_ = steps;
@@ -19117,7 +19445,11 @@ inline Tensor Tensor::clone() const {
   if (!storage_) {
     return Tensor();
   }
+  if (is_recorded() && storage_->data == nullptr && detail::thread_recorder() != nullptr) {
+    return detail::thread_recorder()->same(*this);
+  }
   Tensor copy(shape_);
+  const float* const from = origin();
   const detail::Strides own = steps();
   const detail::Walk walk(shape_, own, own);
   const std::int64_t columns = walk.columns();
@@ -19125,10 +19457,10 @@ inline Tensor Tensor::clone() const {
   walk.rows([&](std::int64_t first, std::int64_t offset, std::int64_t) {
     float* const to = copy.data_ + first;
     if (step == 1) {
-      std::memcpy(to, data_ + offset, static_cast<std::size_t>(columns) * sizeof(float));
+      std::memcpy(to, from + offset, static_cast<std::size_t>(columns) * sizeof(float));
     }
     for (std::int64_t j = 0; j < columns && step != 1; ++j) {
-      to[j] = data_[offset + j * step];
+      to[j] = from[offset + j * step];
     }
   });
   return copy;
@@ -19150,6 +19482,42 @@ inline std::ostream& operator<<(std::ostream& out, const Tensor& t) {
   return out << (t.count() > 8 ? ", ...}" : "}");
 }
 
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/record.hpp
+// How an op asks to be recorded in place of being run: one branch where no capture is under way.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline bool recording() { return thread_recorder() != nullptr; }
+
+// Call it only while recording().
+inline Tensor record(Op op, std::initializer_list<const Tensor*> inputs, const Shape& shape,
+                     const List<double>& numbers = List<double>()) {
+  return thread_recorder()->record(op, inputs.begin(), inputs.size(), shape, numbers);
+}
+
+// A shape, order or list of sizes as numbers of an op.
+template <class Sizes>
+List<double> as_numbers(const Sizes& sizes) {
+  List<double> numbers;
+  for (const auto size : sizes) {
+    numbers.push_back(static_cast<double>(size));
+  }
+  return numbers;
+}
+
+// 64 bits in two numbers of 32: a double holds no more than 53.
+inline void add_seed(List<double>& numbers, std::uint64_t seed) {
+  numbers.push_back(static_cast<double>(seed & 0xFFFFFFFFU));
+  numbers.push_back(static_cast<double>(seed >> 32));
+}
+inline std::uint64_t seed_from(double low, double high) {
+  return static_cast<std::uint64_t>(low) | static_cast<std::uint64_t>(high) << 32;
+}
+
+}  // namespace detail
 }}  // namespace tinyscale
 
 // >> tinyscale/tensor/backward.hpp
@@ -19306,6 +19674,12 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
   }
 }
 
+inline void check_defined(const Tensor& x) {
+  if (!x.defined()) {
+    x.data();  // throws
+  }
+}
+
 // True if the graph must remember an op over these inputs.
 inline bool tracked(std::initializer_list<const Tensor*> inputs) {
   if (context().no_grad > 0) {
@@ -19322,6 +19696,10 @@ inline bool tracked(std::initializer_list<const Tensor*> inputs) {
 // Joins `result` to the graph behind `inputs`; call it only when they are tracked.
 inline void attach(Tensor& result, const char* name, const Tensor* const* inputs, std::size_t n,
                    Backward backward) {
+  if (thread_recorder() != nullptr) {
+    fail({"compile: ", name, " cannot be recorded with its gradient; call it outside of the ",
+          "compiled function, or under a NoGrad"});
+  }
   Slot slot = Slot::make(n * sizeof(Slot));
   slot->shape = result.shape();
   slot->leaf = false;
@@ -19401,6 +19779,13 @@ inline void check_backward(const Slot& slot) {
   }
 }
 
+inline void check_scalar_loss(const Tensor& y) {
+  if (y.count() != 1) {
+    fail({"backward: the loss must be one number, this has shape ", y.shape().text(),
+          "; take mean() or sum() first"});
+  }
+}
+
 // The walk back from a root whose gradient is dy, and what it has gathered besides.
 inline void run_backward(const Slot& root, const Tensor& dy) {
   // Read where it stands: held by the caller too, it is nobody's to take over or to write.
@@ -19418,10 +19803,12 @@ inline void run_backward(const Slot& root, const Tensor& dy) {
 
 inline void Tensor::backward() const {
   detail::check_backward(slot_);
-  if (count() != 1) {
-    detail::fail({"backward: the loss must be one number, this has shape ", shape_.text(),
-                  "; take mean() or sum() first"});
+  if (detail::thread_recorder() != nullptr) {
+    detail::check_scalar_loss(*this);
+    detail::thread_recorder()->backward(*this, nullptr);
+    return;
   }
+  detail::check_scalar_loss(*this);
   *detail::grad_buffer(slot_) += 1.0f;
   detail::run_backward(slot_);
 }
@@ -19432,6 +19819,10 @@ inline void Tensor::backward(const Tensor& dy) const {
     detail::fail({"backward: this tensor has shape ", shape_.text(), ", dy ",
                   dy.defined() ? dy.shape().text() : "is empty",
                   "; a dy of the same shape is right"});
+  }
+  if (detail::thread_recorder() != nullptr) {
+    detail::thread_recorder()->backward(*this, &dy);
+    return;
   }
   detail::run_backward(slot_, dy);
 }
@@ -19625,7 +20016,7 @@ inline const List<VectorCost>& vector_costs() {
       {"layer_norm", 8, 13}, {"rms_norm", 5, 10},  {"cross_entropy", 13, 13}, {"rope", 3, 3},
       {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},        {"max", 1, 1},
       {"less", 1, 0},        {"equal", 1, 0},         {"where", 1, 2},
-      {"pow", 40, 42},
+      {"pow", 40, 42},      {"erf", 20, 14},        {"sigmoid", 15, 4},      {"argmax", 1, 0},
   };
   return costs;
 }
@@ -19856,7 +20247,21 @@ inline void record_arithmetic(const OpScope& scope, const char* name, const char
   }
 }
 
+inline Op recorded_op(Arithmetic op) {
+  switch (op) {
+    case Arithmetic::add: return Op::add;
+    case Arithmetic::sub: return Op::sub;
+    case Arithmetic::mul: return Op::mul;
+    case Arithmetic::div: return Op::div;
+    case Arithmetic::less: return Op::less;
+    default: return Op::equal;
+  }
+}
+
 inline Tensor binary(Arithmetic op, const char* name, const Tensor& a, const Tensor& b) {
+  if (recording()) {
+    return record(recorded_op(op), {&a, &b}, broadcast_shape(name, a.shape(), b.shape()));
+  }
   const OpScope scope;
   Tensor y = arithmetic(op, name, a, b);
   record_arithmetic(scope, name, name, a, b, y.shape(), &VectorCost::forward);
@@ -19867,6 +20272,9 @@ inline Tensor binary(Arithmetic op, const char* name, const Tensor& a, const Ten
 
 // A copy of the numbers in row-major order; unlike clone() it carries the gradient back.
 inline Tensor copy(const Tensor& x) {
+  if (detail::recording()) {
+    return detail::thread_recorder()->same(x);
+  }
   const detail::OpScope scope;
   x.origin();  // an empty one throws
   Tensor y = x.clone();
@@ -19883,7 +20291,7 @@ inline Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : copy(
 
 inline Tensor add(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::add, "add", a, b);
-  if (detail::tracked({&a, &b})) {
+  if (!detail::recording() && detail::tracked({&a, &b})) {
     detail::attach(y, "add", {&a, &b}, [sa = a.slot(), sb = b.slot()](const Tensor& dy) {
       if (sb) {
         detail::add_grad_to(sb, dy);
@@ -19898,7 +20306,7 @@ inline Tensor add(const Tensor& a, const Tensor& b) {
 
 inline Tensor mul(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::mul, "mul", a, b);
-  if (detail::tracked({&a, &b})) {
+  if (!detail::recording() && detail::tracked({&a, &b})) {
     using detail::KeptWeight;
     detail::attach(
         y, "mul", {&a, &b},
@@ -19916,6 +20324,10 @@ inline Tensor mul(const Tensor& a, const Tensor& b) {
 }
 
 inline Tensor scale(const Tensor& x, float factor) {
+  if (detail::recording()) {
+    const Tensor f = detail::record(Op::literal, {}, Shape{}, {static_cast<double>(factor)});
+    return detail::record(Op::mul, {&x, &f}, x.shape());
+  }
   if (!x.is_contiguous()) {
     return scale(contiguous(x), factor);
   }
@@ -19935,7 +20347,7 @@ inline Tensor neg(const Tensor& x) { return scale(x, -1.0f); }
 
 inline Tensor sub(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::sub, "sub", a, b);
-  if (detail::tracked({&a, &b})) {
+  if (!detail::recording() && detail::tracked({&a, &b})) {
     detail::attach(y, "sub", {&a, &b}, [sa = a.slot(), sb = b.slot()](const Tensor& dy) {
       if (sb) {
         detail::add_grad_to(sb, scale(dy, -1.0f));
@@ -19950,7 +20362,7 @@ inline Tensor sub(const Tensor& a, const Tensor& b) {
 
 inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
-  if (detail::tracked({&a, &b})) {
+  if (!detail::recording() && detail::tracked({&a, &b})) {
     detail::attach(y, "div", {&a, &b},
                    [kb = detail::KeptWeight(b), ky = detail::Kept(y), sa = a.slot(),
                     sb = b.slot()](const Tensor& dy) {
@@ -19967,6 +20379,10 @@ inline Tensor div(const Tensor& a, const Tensor& b) {
 }
 
 inline Tensor add(const Tensor& x, float value) {
+  if (detail::recording()) {
+    const Tensor term = detail::record(Op::literal, {}, Shape{}, {static_cast<double>(value)});
+    return detail::record(Op::add, {&x, &term}, x.shape());
+  }
   if (!x.is_contiguous()) {
     return add(contiguous(x), value);
   }
@@ -20013,10 +20429,14 @@ using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* d
 
 enum class Needs { input, output };
 
-inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
+inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward backward,
                     Needs keep) {
+  if (recording()) {
+    return record(op, {&x}, x.shape());
+  }
+  const char* const name = name_of(op);
   if (!x.is_contiguous()) {
-    return unary(name, contiguous(x), forward, backward, keep);
+    return unary(op, contiguous(x), forward, backward, keep);
   }
   const OpScope scope;
   Tensor y(x.shape());
@@ -20053,40 +20473,52 @@ inline void each(std::int64_t n, const F& body) {
 
 // x Phi(x), with the exact normal distribution function (erf).
 inline Tensor gelu(const Tensor& x) {
-  return detail::unary("gelu", x, &kernels::gelu_forward, &kernels::gelu_backward,
+  return detail::unary(Op::gelu, x, &kernels::gelu_forward, &kernels::gelu_backward,
                        detail::Needs::input);
 }
 
 // The tanh approximation of GPT-2.
 inline Tensor gelu_tanh(const Tensor& x) {
-  return detail::unary("gelu_tanh", x, &kernels::gelu_tanh_forward, &kernels::gelu_tanh_backward,
+  return detail::unary(Op::gelu_tanh, x, &kernels::gelu_tanh_forward, &kernels::gelu_tanh_backward,
                        detail::Needs::input);
 }
 
 // x / (1 + exp(-x)).
 inline Tensor silu(const Tensor& x) {
-  return detail::unary("silu", x, &kernels::silu_forward, &kernels::silu_backward,
+  return detail::unary(Op::silu, x, &kernels::silu_forward, &kernels::silu_backward,
                        detail::Needs::input);
 }
 
 inline Tensor relu(const Tensor& x) {
-  return detail::unary("relu", x, &kernels::relu_forward, &kernels::relu_backward,
+  return detail::unary(Op::relu, x, &kernels::relu_forward, &kernels::relu_backward,
                        detail::Needs::input);
 }
 
 inline Tensor tanh(const Tensor& x) {
-  return detail::unary("tanh", x, &kernels::tanh_forward, &kernels::tanh_backward,
+  return detail::unary(Op::tanh, x, &kernels::tanh_forward, &kernels::tanh_backward,
                        detail::Needs::input);
 }
 
+// 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x.
+inline Tensor erf(const Tensor& x) {
+  return detail::unary(Op::erf, x, &kernels::erf_forward, &kernels::erf_backward,
+                       detail::Needs::input);
+}
+
+// 1 / (1 + exp(-x)).
+inline Tensor sigmoid(const Tensor& x) {
+  return detail::unary(Op::sigmoid, x, &kernels::sigmoid_forward, &kernels::sigmoid_backward,
+                       detail::Needs::output);
+}
+
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernels::exp_forward, &kernels::multiply_add,
+  return detail::unary(Op::exp, x, &kernels::exp_forward, &kernels::multiply_add,
                        detail::Needs::output);
 }
 
 inline Tensor log(const Tensor& x) {
   return detail::unary(
-      "log", x,
+      Op::log, x,
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
       },
@@ -20098,7 +20530,7 @@ inline Tensor log(const Tensor& x) {
 
 inline Tensor sqrt(const Tensor& x) {
   return detail::unary(
-      "sqrt", x,
+      Op::sqrt, x,
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
       },
@@ -20109,8 +20541,11 @@ inline Tensor sqrt(const Tensor& x) {
 }
 
 inline Tensor square(const Tensor& x) {
+  if (detail::recording()) {
+    return detail::record(Op::mul, {&x, &x}, x.shape());
+  }
   return detail::unary(
-      "square", x,
+      Op::square, x,
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
       },
@@ -20129,6 +20564,12 @@ inline Tensor square(const Tensor& x) {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 inline Tensor full(const Shape& shape, float value) {
+  if (detail::recording()) {
+    const Tensor one = detail::record(Op::literal, {}, Shape{}, {static_cast<double>(value)});
+    return shape.empty()
+               ? one
+               : detail::record(Op::broadcast_to, {&one}, shape, detail::as_numbers(shape));
+  }
   Tensor t(shape);
   std::fill_n(t.data(), t.count(), value);
   return t;
@@ -20171,6 +20612,9 @@ inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
 
 // 0, 1, ..., n - 1.
 inline Tensor arange(Dim n) {
+  if (detail::recording()) {
+    return detail::record(Op::iota, {}, Shape{n}, {static_cast<double>(n.value)});
+  }
   Tensor t(Shape{n});
   for (std::int64_t i = 0; i < n.value; ++i) {
     t.data()[i] = static_cast<float>(i);
@@ -20250,10 +20694,13 @@ inline bool steps_of_reshape(const Tensor& x, const Shape& shape, Strides& out) 
 
 // The same numbers under another shape of the same count; copied only where a view's order asks.
 inline Tensor reshape(const Tensor& x, const Shape& shape) {
-  x.origin();  // an empty one throws
+  detail::check_defined(x);
   if (shape.count() != x.count()) {
     detail::fail({"reshape: shape ", x.shape().text(), " has ", x.count(), " elements, shape ",
                   shape.text(), " needs ", shape.count()});
+  }
+  if (detail::recording()) {
+    return detail::record(Op::reshape, {&x}, shape, detail::as_numbers(shape));
   }
   detail::Strides steps = detail::row_major(shape);
   if (!x.is_contiguous() && !detail::steps_of_reshape(x, shape, steps)) {
@@ -20284,6 +20731,13 @@ inline Tensor permute(const Tensor& x, const List<int>& order) {
   if (shape.size() != x.dims() || seen + 1 != 1 << x.dims()) {
     detail::fail({"permute: ", order.size(), " dimensions given for shape ", x.shape().text(),
                   "; each of its ", x.dims(), " once is right"});
+  }
+  if (detail::recording()) {
+    List<int> from_front;
+    for (const int dim : order) {
+      from_front.push_back(dim < 0 ? dim + x.dims() : dim);
+    }
+    return detail::record(Op::permute, {&x}, shape, detail::as_numbers(from_front));
   }
   Tensor y = x.as_strided(shape, steps, 0);
   if (detail::tracked({&x})) {
@@ -20316,6 +20770,11 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
   detail::Strides steps = x.steps();
   Shape shape = x.shape();
   shape.set(d, end.value == begin.value ? 0 : (end.value - begin.value - 1) / step.value + 1);
+  if (detail::recording()) {
+    return detail::record(
+        Op::slice, {&x}, shape,
+        detail::as_numbers(List<std::int64_t>{d, begin.value, end.value, step.value}));
+  }
   const std::int64_t offset = shape.count() > 0 ? begin.value * steps.of[d] : 0;
   steps.of[d] *= shape[d] > 1 ? step.value : 1;  // a huge step over one element is none
   return detail::attach_view(
@@ -20325,10 +20784,13 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
 
 // x repeated to fill a shape, dimensions matched from the right (a view with steps of 0).
 inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
-  x.origin();  // an empty one throws
+  detail::check_defined(x);
   if (detail::broadcast_shape("broadcast_to", x.shape(), shape) != shape) {
     detail::fail({"broadcast_to: shape ", x.shape().text(), " cannot fill ", shape.text(),
                   "; from the right, sizes must be equal or 1"});
+  }
+  if (detail::recording()) {
+    return detail::record(Op::broadcast_to, {&x}, shape, detail::as_numbers(shape));
   }
   Tensor y = x.as_strided(shape, detail::broadcast_steps(x.shape(), x.steps(), shape), 0);
   if (detail::tracked({&x})) {
@@ -20405,6 +20867,14 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
     }
     shape.set(d, shape[d] + part.dim(d));
   }
+  if (detail::recording()) {
+    List<const Tensor*> all;
+    for (const Tensor& part : parts) {
+      all.push_back(&part);
+    }
+    return detail::thread_recorder()->record(Op::concat, all.data(), all.size(), shape,
+                                             {static_cast<double>(d)});
+  }
   Tensor y(shape);
   std::int64_t end = 0;
   for (const Tensor& part : parts) {
@@ -20432,6 +20902,42 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
         }
         begin += sizes[i];
       }
+    });
+  }
+  return y;
+}
+
+// x in zeros along one dimension: its element i is element begin + i step of `size` (slice's
+// transpose).
+inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
+  const int d = detail::check_dim("pad", x, dim);
+  const std::int64_t n = x.dim(d);
+  Shape shape = x.shape();
+  shape.set(d, size);
+  if (begin.value < 0 || step.value < 1 ||
+      (n > 0 &&
+       (n - 1 > (size.value - 1 - begin.value) / step.value || begin.value >= size.value))) {
+    detail::fail({"pad: ", n, " elements from ", begin.value, " on by ", step.value, " of ",
+                  size.value, " in dimension ", dim, " of shape ", x.shape().text(),
+                  "; they must end within it"});
+  }
+  if (detail::recording()) {
+    return detail::record(
+        Op::pad, {&x}, shape,
+        detail::as_numbers(List<std::int64_t>{d, begin.value, size.value, step.value}));
+  }
+  const detail::OpScope scope;
+  Tensor y = zeros(shape);
+  if (x.count() > 0) {
+    const std::int64_t end = begin.value + (n - 1) * step.value + 1;
+    detail::apply_in_place(detail::Arithmetic::second, "pad", slice(y, d, begin, end, step), x);
+  }
+  const double elements = static_cast<double>(x.count());
+  scope.done("pad", shape, {elements}, {static_cast<double>(y.count())}, 0, 0);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "pad", {&x}, [d, n, begin, step, sx = x.slot()](const Tensor& dy) {
+      const std::int64_t end = n > 0 ? begin.value + (n - 1) * step.value + 1 : begin.value;
+      detail::add_grad(sx, slice(dy, d, begin, end, step));
     });
   }
   return y;
@@ -20479,14 +20985,33 @@ inline Shape reduced_shape(const char* op, const Tensor& x, const List<int>& dim
   return kept;
 }
 
+// The dimensions from the front, each once, in rising order.
+inline List<double> dims_of(const Shape& whole, const List<int>& dims) {
+  List<double> out;
+  for (int i = 0; i < whole.size(); ++i) {
+    bool found = false;
+    for (const int dim : dims) {
+      found = found || dim == i || dim + whole.size() == i;
+    }
+    if (found) {
+      out.push_back(static_cast<double>(i));
+    }
+  }
+  return out;
+}
+
 }  // namespace detail
 
 // Sum over the given dimensions.
 inline Tensor sum(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
-  const detail::OpScope scope;
-  x.origin();  // an empty one throws
+  detail::check_defined(x);
   Shape rest;
   const Shape kept = detail::reduced_shape("sum", x, dims, rest);
+  if (detail::recording()) {
+    const Tensor y = detail::record(Op::sum, {&x}, kept, detail::dims_of(x.shape(), dims));
+    return keep == KeepDim::yes ? y : reshape(y, rest);
+  }
+  const detail::OpScope scope;
   Tensor y = detail::sum_to(x.detach(), kept);
   y = kept == x.shape() ? y.clone() : y;
   y = Tensor(keep == KeepDim::yes ? kept : rest, y.storage());
@@ -20532,33 +21057,48 @@ inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDi
   return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
 }
 
+namespace detail {
+
+// The largest number along dimension d and where it is (the first of equal ones, a NaN before all);
+// `kept` is the shape of x with size 1 there.
+inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std::int64_t* place) {
+  const std::int64_t step = x.stride(d);
+  const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
+  const Walk plan(kept, row_major(kept), x.steps());
+  const float* const numbers = x.origin();
+  plan.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      const float* const in = numbers + at + j * plan.step_b();
+      std::int64_t best = 0;
+      for (std::int64_t i = 1; i < n; ++i) {
+        const bool nan = is_nan(static_cast<double>(in[best * step]));
+        best = !nan && !(in[i * step] <= in[best * step]) ? i : best;
+      }
+      most[first + j] = in[best * step];
+      place[first + j] = best;
+    }
+  });
+}
+
+}  // namespace detail
+
 // The largest number along one dimension (NaN if there is one); the first of equal ones gets the
 // gradient.
 inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
-  const detail::OpScope scope;
   Shape rest;
   const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
   const int d = dim < 0 ? dim + x.dims() : dim;
   if (x.dim(d) == 0) {
     detail::fail({"max: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
   }
-  const std::int64_t step = x.stride(d);
-  const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
+  if (detail::recording()) {
+    const Tensor y = detail::record(Op::max, {&x}, kept, {static_cast<double>(d)});
+    return keep == KeepDim::yes ? y : reshape(y, rest);
+  }
+  const detail::OpScope scope;
   Tensor y(keep == KeepDim::yes ? kept : rest);
   List<std::int64_t> place(static_cast<std::size_t>(y.count()));  // along the dimension
-  const detail::Walk plan(kept, detail::row_major(kept), x.steps());
-  plan.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
-    for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      const float* const in = x.origin() + at + j * plan.step_b();
-      std::int64_t best = 0;
-      for (std::int64_t i = 1; i < n; ++i) {
-        const bool nan = detail::is_nan(static_cast<double>(in[best * step]));
-        best = !nan && !(in[i * step] <= in[best * step]) ? i : best;
-      }
-      y.data()[first + j] = in[best * step];
-      place[static_cast<std::size_t>(first + j)] = best;
-    }
-  });
+  detail::find_max(x, d, kept, y.data(), place.data());
   const double elements = static_cast<double>(x.count());
   scope.done("max", x.shape(), {elements}, {static_cast<double>(y.count())}, 0, elements);
   if (detail::tracked({&x})) {
@@ -20577,6 +21117,30 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return y;
 }
 
+// The place of the largest number along one dimension: the first of equal ones, or of NaNs.
+inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  Shape rest;
+  const Shape kept = detail::reduced_shape("argmax", x, {dim}, rest);
+  const int d = dim < 0 ? dim + x.dims() : dim;
+  if (x.dim(d) == 0) {
+    detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
+  }
+  if (detail::recording()) {
+    const Tensor y = detail::record(Op::argmax, {&x}, kept, {static_cast<double>(d)});
+    return keep == KeepDim::yes ? y : reshape(y, rest);
+  }
+  const detail::OpScope scope;
+  Tensor y(keep == KeepDim::yes ? kept : rest);
+  List<std::int64_t> place(static_cast<std::size_t>(y.count()));
+  detail::find_max(x, d, kept, y.data(), place.data());
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    y.data()[i] = static_cast<float>(place[static_cast<std::size_t>(i)]);
+  }
+  const double elements = static_cast<double>(x.count());
+  scope.done("argmax", x.shape(), {elements}, {static_cast<double>(y.count())}, 0, elements);
+  return y;
+}
+
 namespace detail {
 
 inline void check_last_dim(const char* op, const Tensor& x) {
@@ -20590,6 +21154,9 @@ inline void check_last_dim(const char* op, const Tensor& x) {
 // exp(x) / sum(exp(x)) along the last dimension.
 inline Tensor softmax(const Tensor& x) {
   detail::check_last_dim("softmax", x);
+  if (detail::recording()) {
+    return detail::record(Op::softmax, {&x}, x.shape());
+  }
   if (!x.is_contiguous()) {
     return softmax(contiguous(x));
   }
@@ -20615,6 +21182,9 @@ inline Tensor softmax(const Tensor& x) {
 // log(softmax(x)) along the last dimension.
 inline Tensor log_softmax(const Tensor& x) {
   detail::check_last_dim("log_softmax", x);
+  if (detail::recording()) {
+    return detail::record(Op::log_softmax, {&x}, x.shape());
+  }
   if (!x.is_contiguous()) {
     return log_softmax(contiguous(x));
   }
@@ -20826,9 +21396,22 @@ struct WeightGradients {
   }
 };
 
+// A product as it is recorded: in the format of the context.
+inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape) {
+  if (matmul_hook() != nullptr) {
+    fail({"compile: matmuls run on an emulated chip here; a graph computes its own"});
+  }
+  return record(Op::matmul, {&x, &w}, shape,
+                {static_cast<double>(static_cast<int>(context().matmul_format))});
+}
+
 inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
                          const Tensor& bias = Tensor()) {
   const Matmul s = matmul_sizes(name, x, w, tw);
+  if (recording()) {
+    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape);
+    return bias.defined() ? record(Op::add, {&y, &bias}, s.shape) : y;
+  }
   if (!x.is_contiguous() && x.dims() != 2) {
     return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias), s.shape);
   }
@@ -20876,6 +21459,26 @@ inline Shape leading(const Shape& shape) {
   return lead;
 }
 
+// y [.., M, N] = x [.., M, K] w [.., K, N], a product for each of y's leading dimensions.
+inline void multiply_batched(const Tensor& x, const Tensor& w, const Tensor& y,
+                             Dy dy_is = Dy::none) {
+  const std::int64_t m = x.dim(-2);
+  const std::int64_t k = x.dim(-1);
+  const std::int64_t n = w.dim(-1);
+  const Shape batch = leading(y.shape());
+  const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
+  const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);
+  const Walk plan(batch, broadcast_steps(leading(x.shape()), mx.own.steps(), batch),
+                  broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
+  float* const to = y.origin();
+  plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      multiply(m, n, k, mx, mx.own.origin() + at_x + j * plan.step_a(), mw,
+               mw.own.origin() + at_w + j * plan.step_b(), 0.0f, to + (first + j) * m * n);
+    }
+  });
+}
+
 // x [.., M, K] times w [.., K, N]: one product for each of the leading dimensions, which are
 // repeated to one another.
 inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::none) {
@@ -20883,7 +21486,6 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
     fail({"matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
           "; x [.., M, K] and w [.., K, N] are right"});
   }
-  const OpScope scope;
   const std::int64_t m = x.dim(-2);
   const std::int64_t k = x.dim(-1);
   const std::int64_t n = w.dim(-1);
@@ -20891,17 +21493,12 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
   Shape shape = batch;
   shape.push_back(m);
   shape.push_back(n);
+  if (recording()) {
+    return record_matmul(x, w, shape);
+  }
+  const OpScope scope;
   Tensor y(shape);
-  const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
-  const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);
-  const Walk plan(batch, broadcast_steps(leading(x.shape()), mx.own.steps(), batch),
-                  broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
-  plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
-    for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      multiply(m, n, k, mx, mx.own.origin() + at_x + j * plan.step_a(), mw,
-               mw.own.origin() + at_w + j * plan.step_b(), 0.0f, y.data() + (first + j) * m * n);
-    }
-  });
+  multiply_batched(x, w, y, dy_is);
   const double products = static_cast<double>(batch.count());
   scope.done("matmul", shape, {static_cast<double>(x.count()), static_cast<double>(w.count())},
              {static_cast<double>(y.count())},
@@ -21128,6 +21725,12 @@ inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&input
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
                         std::int64_t kv_heads, Mask mask) {
   const kernels::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  if (detail::recording()) {
+    const Tensor all =
+        detail::record(Op::attention, {&q, &k, &v}, q.shape(),
+                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal}));
+    return detail::thread_recorder()->part(all, 0, q.shape());
+  }
   const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
   for (const Tensor* x : {&q, &k, &v}) {
     if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
@@ -21190,6 +21793,16 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
     detail::fail({"rope: ", factors.size(), " factors with head size ", head_size,
                   "; one a pair is right, or none"});
   }
+  if (detail::recording()) {
+    List<double> numbers =
+        detail::as_numbers(List<std::int64_t>{head_size, pairs == RopePairs::interleaved ? 0 : 1, 0,
+                                              places.first, places.jump_at, places.jump});
+    numbers.push_back(static_cast<double>(theta));
+    for (const float factor : factors) {
+      numbers.push_back(static_cast<double>(factor));
+    }
+    return detail::record(Op::rope, {&x}, x.shape(), numbers);
+  }
   if (!x.is_contiguous()) {
     return rope(contiguous(x), head_size, places, theta, pairs, factors);
   }
@@ -21242,6 +21855,23 @@ inline void check_epsilon(const char* op, float epsilon) {
   }
 }
 
+inline void check_norms(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        float epsilon) {
+  check_norm(op, "weight", x, weight);
+  check_epsilon(op, epsilon);
+  if (bias.defined()) {
+    check_norm(op, "bias", x, bias);
+  }
+}
+
+inline Tensor record_norm(Op op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                          float epsilon) {
+  const Tensor* const inputs[3] = {&x, &weight, &bias};
+  const Tensor all = thread_recorder()->record(op, inputs, bias.defined() ? 3 : 2, x.shape(),
+                                               {static_cast<double>(epsilon)});
+  return thread_recorder()->part(all, 0, x.shape());
+}
+
 inline float* grad_or_null(const Slot& slot) { return slot ? grad_buffer(slot) : nullptr; }
 
 // Where a gradient must be written although nobody asked for it.
@@ -21254,15 +21884,15 @@ inline Tensor scratch_like(const Slot& slot, const Shape& shape) {
 // (x - mean) / sqrt(var + epsilon) * weight + bias; weight [D], bias [D] or empty.
 inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                          float epsilon = 1e-5f) {
+  if (detail::recording()) {
+    detail::check_norms("layer_norm", x, weight, bias, epsilon);
+    return detail::record_norm(Op::layer_norm, x, weight, bias, epsilon);
+  }
   const bool dense = x.is_contiguous() && weight.is_contiguous() && bias.is_contiguous();
   if (!dense) {
     return layer_norm(contiguous(x), contiguous(weight), contiguous(bias), epsilon);
   }
-  detail::check_norm("layer_norm", "weight", x, weight);
-  detail::check_epsilon("layer_norm", epsilon);
-  if (bias.defined()) {
-    detail::check_norm("layer_norm", "bias", x, bias);
-  }
+  detail::check_norms("layer_norm", x, weight, bias, epsilon);
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
@@ -21294,11 +21924,14 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
 
 // x / sqrt(mean(x^2) + epsilon) * weight.
 inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e-5f) {
+  if (detail::recording()) {
+    detail::check_norms("rms_norm", x, weight, Tensor(), epsilon);
+    return detail::record_norm(Op::rms_norm, x, weight, Tensor(), epsilon);
+  }
   if (!x.is_contiguous() || !weight.is_contiguous()) {
     return rms_norm(contiguous(x), contiguous(weight), epsilon);
   }
-  detail::check_norm("rms_norm", "weight", x, weight);
-  detail::check_epsilon("rms_norm", epsilon);
+  detail::check_norms("rms_norm", x, weight, Tensor(), epsilon);
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
@@ -21330,7 +21963,7 @@ inline void check_dropout(const Tensor& x, float p) {
   if (!(p >= 0.0f && p < 1.0f)) {
     fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
   }
-  x.origin();  // an empty one throws
+  check_defined(x);
 }
 
 // Where the elements of x stand in the whole tensor: `runs` stretches for each of `rows`, each
@@ -21367,9 +22000,37 @@ inline void drop_elements(const float* x, float* y, float p, std::uint64_t seed,
   }
 }
 
+// The same places as the numbers of an op that begin with p and the seed, and back.
+inline List<double> drop_numbers(float p, std::uint64_t seed, const DropPlaces& at) {
+  List<double> numbers = {static_cast<double>(p)};
+  add_seed(numbers, seed);
+  for (const std::int64_t number :
+       {at.rows, at.pitch, at.length[0], at.length[1], at.first[0], at.first[1]}) {
+    numbers.push_back(static_cast<double>(number));
+  }
+  return numbers;
+}
+inline DropPlaces drop_places(const List<double>& numbers) {
+  const auto whole = [&numbers](std::size_t i) { return static_cast<std::int64_t>(numbers[i]); };
+  return {whole(3), whole(4), {whole(5), whole(6)}, {whole(7), whole(8)}};
+}
+// The uniform numbers of [0, 1) that stand at these places.
+inline void draw_places(float* chance, std::uint64_t seed, const DropPlaces& at) {
+  for (std::int64_t row = 0; row < at.rows; ++row) {
+    for (int run = 0; run < 2; ++run) {
+      fill_uniform(chance, at.length[run], seed,
+                   static_cast<std::uint64_t>(at.first[run] + row * at.pitch), 1.0f);
+      chance += at.length[run];
+    }
+  }
+}
+
 inline Tensor dropout_at(const Tensor& given, float p, std::uint64_t seed, const DropPlaces& at) {
   if (p <= 0.0f) {
     return given;
+  }
+  if (recording()) {
+    return record(Op::dropout, {&given}, given.shape(), drop_numbers(p, seed, at));
   }
   const Tensor x = contiguous(given);
   const OpScope scope;
@@ -21452,6 +22113,21 @@ struct TableGradient {
 
 }  // namespace detail
 
+// Whole numbers of a tensor, as ids.
+inline std::vector<std::int32_t> ids_of(const char* op, const Tensor& ids) {
+  std::vector<std::int32_t> out;
+  for (const float id : contiguous(ids.detach()).values()) {
+    if (!(id >= -1.0f && id <= 16777216.0f) || id != std::floor(id)) {
+      detail::fail({op, ": id ", id, " at position ", out.size(),
+                    "; a whole number from -1 to 2^24 is right"});
+    }
+    out.push_back(static_cast<std::int32_t>(id));
+  }
+  return out;
+}
+
+inline Tensor embedding(const Tensor& table, const Tensor& ids);
+
 // Rows of table [V, D] by number: ids of shape `ids_shape` give [ids_shape.., D].
 inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
                         const Shape& ids_shape) {
@@ -21459,6 +22135,9 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
     detail::fail({"embedding: table is ", table.shape().text(), ", ", ids.size(), " ids for shape ",
                   ids_shape.text(),
                   "; the table needs two dimensions and the ids one per element"});
+  }
+  if (detail::recording()) {
+    return embedding(table, detail::thread_recorder()->ids(ids, ids_shape));
   }
   if (!table.is_contiguous()) {
     return embedding(contiguous(table), ids, ids_shape);
@@ -21485,6 +22164,19 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
     detail::attach(y, "embedding", {&table}, detail::TableGradient{ids, width, table.slot()});
   }
   return y;
+}
+
+// The same of ids in a tensor, whole numbers from 0: ids [..] give [.., D].
+inline Tensor embedding(const Tensor& table, const Tensor& ids) {
+  if (detail::recording()) {
+    if (table.dims() != 2 || table.dim(0) > 16777216) {
+      detail::fail({"embedding: table is ", table.shape(), "; [V, D] with V up to 2^24 is right"});
+    }
+    Shape shape = ids.shape();
+    shape.push_back(table.dim(1));
+    return detail::record(Op::take, {&table, &ids}, shape);
+  }
+  return embedding(table, ids_of("embedding", ids), ids.shape());
 }
 
 namespace detail {
@@ -21553,6 +22245,10 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   const std::int64_t vocabulary = logits.dim(-1);
   const std::int64_t rows = logits.count() / vocabulary;
   const double n = detail::check_targets("cross_entropy", targets, logits.shape(), rows);
+  if (detail::recording()) {
+    const Tensor ids = detail::thread_recorder()->ids(targets, {rows});
+    return detail::record(Op::cross_entropy, {&logits, &ids}, Shape{});
+  }
   if (!logits.is_contiguous()) {
     return cross_entropy(contiguous(logits), targets);
   }
@@ -21583,6 +22279,20 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   return y;
 }
 
+// The same with the targets in a tensor of whole numbers, one a row.
+inline Tensor cross_entropy(const Tensor& logits, const Tensor& targets) {
+  detail::check_last_dim("cross_entropy", logits);
+  if (targets.count() != logits.count() / logits.dim(-1)) {
+    detail::fail({"cross_entropy: logits are ", logits.shape(), ", targets ", targets.shape(),
+                  "; one target a row is right"});
+  }
+  if (detail::recording()) {
+    const Tensor ids = reshape(targets, {targets.count()});
+    return detail::record(Op::cross_entropy, {&logits, &ids}, Shape{});
+  }
+  return cross_entropy(logits, ids_of("cross_entropy", targets));
+}
+
 // cross_entropy of the logits x w^T, x [.., D], w [V, D], which never exist for all rows at once.
 // Where gradients will be asked for they are made here, beside the loss, while the logits are.
 inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
@@ -21591,6 +22301,10 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
   const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
   if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);
+  }
+  if (detail::recording()) {
+    const Tensor ids = detail::thread_recorder()->ids(targets, {s.m});
+    return detail::record(Op::linear_cross_entropy, {&x, &w, &ids}, Shape{});
   }
   const Tensor rows = contiguous(x);
   const Tensor columns = contiguous(w);
@@ -21634,6 +22348,23 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
   return y;
 }
 
+// The same with the targets in a tensor of whole numbers, one a row.
+inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w, const Tensor& targets) {
+  if (!detail::recording()) {
+    return linear_cross_entropy(x, w, ids_of("linear_cross_entropy", targets));
+  }
+  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernels::Trans::yes);
+  if (targets.count() != s.m) {
+    detail::fail({"linear_cross_entropy: x is ", x.shape(), ", targets ", targets.shape(),
+                  "; one target a row is right"});
+  }
+  if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
+    return cross_entropy(matmul_transposed(x, w), targets);
+  }
+  const Tensor ids = reshape(targets, {s.m});
+  return detail::record(Op::linear_cross_entropy, {&x, &w, &ids}, Shape{});
+}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/tensor/choose.hpp
@@ -21653,9 +22384,12 @@ inline Tensor equal(const Tensor& a, const Tensor& b) {
 
 // a where the condition is not 0, else b; shapes are matched from the right.
 inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-  const detail::OpScope scope;
   const Shape shape = detail::broadcast_shape(
       "where", detail::broadcast_shape("where", condition.shape(), a.shape()), b.shape());
+  if (detail::recording()) {
+    return detail::record(Op::where, {&condition, &a, &b}, shape);
+  }
+  const detail::OpScope scope;
   const Tensor c = broadcast_to(condition.detach(), shape).clone();
   const Tensor from = broadcast_to(a.detach(), shape).clone();
   Tensor y = broadcast_to(b.detach(), shape).clone();
@@ -21685,6 +22419,10 @@ inline Tensor masked_fill(const Tensor& x, const Tensor& mask, float value) {
 
 // The larger of two (NaN if one is NaN); of equal ones b, which gets the gradient.
 inline Tensor maximum(const Tensor& a, const Tensor& b) {
+  if (detail::recording()) {
+    return detail::record(Op::maximum, {&a, &b},
+                          detail::broadcast_shape("maximum", a.shape(), b.shape()));
+  }
   const Tensor da = a.detach();
   const Tensor nan = 1.0f - equal(da, da);
   return where(less(b.detach(), da) + nan, a, b);
@@ -21693,6 +22431,9 @@ inline Tensor minimum(const Tensor& a, const Tensor& b) { return neg(maximum(neg
 
 // x^exponent, element by element, in double.
 inline Tensor pow(const Tensor& x, float exponent) {
+  if (detail::recording()) {
+    return detail::record(Op::pow, {&x}, x.shape(), {static_cast<double>(exponent)});
+  }
   const detail::OpScope scope;
   Tensor y = x.clone();
   x.origin();  // an empty one throws
@@ -21770,6 +22511,13 @@ inline Tensor gather(const Tensor& x, int dim, const std::vector<std::int32_t>& 
 inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32_t>& ids,
                           const Tensor& y) {
   const auto places = detail::gather_places("scatter_add", x, dim, ids, y.shape());
+  if (detail::recording()) {
+    const Tensor where_to = detail::thread_recorder()->ids(places, {y.count()});
+    const Tensor flat = reshape(y, {y.count(), 1});
+    const Tensor added = detail::record(Op::scatter_add, {&where_to, &flat}, {x.count(), 1},
+                                        {static_cast<double>(x.count())});
+    return x + reshape(added, x.shape());
+  }
   const detail::OpScope scope;
   Tensor out = x.clone();
   const Tensor from = contiguous(y.detach());
@@ -21821,7 +22569,7 @@ inline bool repeats(const Tensor& x) {
 
 // x = x op from, where nothing but x itself would notice.
 inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
-  x.origin();  // an empty one throws
+  check_defined(x);
   if (broadcast_shape(name, x.shape(), from.shape()) != x.shape()) {
     fail({name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
           "; from the right, sizes must be equal or 1"});
@@ -21829,6 +22577,13 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
   if (context().no_grad == 0 && (x.requires_grad() || from.requires_grad())) {
     fail({name, ": the tensor written or read has a gradient, which writing in place ",
           "would lose; write under a NoGrad, or use an op with a result of its own"});
+  }
+  if (recording()) {
+    const Tensor value = op == Arithmetic::second
+                             ? from.shape() == x.shape() ? from : broadcast_to(from, x.shape())
+                             : record(recorded_op(op), {&x, &from}, x.shape());
+    thread_recorder()->write(name, x, value);
+    return x;
   }
   if (x.storage()->block().kept.load() > 0) {
     fail({name, ": a backward pass that is still to come needs the numbers of this ",
@@ -21995,6 +22750,4440 @@ inline Tensor einsum(const std::string& spec, const Tensor& a, const Tensor& b) 
     order.push_back(static_cast<int>((lead + rows + columns).find(c)));
   }
   return permute(reshape(y, shape), order);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/op_graph.hpp
+// A captured graph: ops in an order in which each stands behind its operands. Nothing but shapes;
+// the numbers of captured tensors are those that the tensors hold when the graph is run.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct GraphNode {
+  Op op = Op::literal;
+  Shape shape;
+  List<int> inputs;      // nodes before this one
+  List<double> numbers;  // op_set() says what they are
+  unsigned grads = 0;    // bit i: a gradient flows to input i
+
+  double number(std::size_t i) const { return numbers[i]; }
+  std::int64_t whole(std::size_t i) const { return static_cast<std::int64_t>(numbers[i]); }
+};
+
+struct Graph {
+  List<GraphNode> nodes;
+  List<Tensor> constants;  // tensors that the function used without being given them
+  List<int> inputs;        // nodes, in the order of the function's arguments
+  List<int> outputs;       // nodes
+
+  const GraphNode& operator[](int node) const { return nodes[static_cast<std::size_t>(node)]; }
+  GraphNode& operator[](int node) { return nodes[static_cast<std::size_t>(node)]; }
+  int size() const { return static_cast<int>(nodes.size()); }
+  const GraphNode& input_of(const GraphNode& node, std::size_t i) const {
+    return (*this)[node.inputs[i]];
+  }
+
+  // A row a node: number, op, operands, numbers, shape.
+  Table table() const;
+  std::string text() const { return table().text(); }
+};
+
+namespace detail {
+
+// How many nodes use each node; an output counts as a use.
+inline List<int> use_counts(const Graph& graph) {
+  List<int> uses(graph.nodes.size());
+  for (const GraphNode& node : graph.nodes) {
+    for (const int input : node.inputs) {
+      ++uses[static_cast<std::size_t>(input)];
+    }
+  }
+  for (const int output : graph.outputs) {
+    ++uses[static_cast<std::size_t>(output)];
+  }
+  return uses;
+}
+
+// Whether the node moves no numbers: a source, a view, a choice of one result.
+inline bool is_free(const GraphNode& node) {
+  const OpKind kind = facts_of(node.op).kind;
+  return node.op == Op::input || node.op == Op::constant || node.op == Op::literal ||
+         kind == OpKind::view || kind == OpKind::structure;
+}
+
+inline std::string numbers_text(const GraphNode& node) {
+  std::string out;
+  for (std::size_t i = 0; i < node.numbers.size() && i < 8; ++i) {
+    out += (i > 0 ? ", " : "") + printed('g', 6, node.numbers[i]);
+  }
+  return out + (node.numbers.size() > 8 ? ", .." : "");
+}
+
+}  // namespace detail
+
+inline Table Graph::table() const {
+  Table out;
+  out.title = detail::cat({"graph: ", nodes.size(), " nodes, ", inputs.size(), " inputs, ",
+                           constants.size(), " constants"});
+  out.columns = {"node", "op", "of", "numbers", "shape", "returned"};
+  for (int i = 0; i < size(); ++i) {
+    const GraphNode& node = (*this)[i];
+    std::string of;
+    for (const int input : node.inputs) {
+      of += (of.empty() ? "%" : ", %") + std::to_string(input);
+    }
+    std::string returned;
+    for (std::size_t o = 0; o < outputs.size(); ++o) {
+      returned += outputs[o] == i ? (returned.empty() ? "" : ", ") + std::to_string(o) : "";
+    }
+    out.add({detail::cat({"%", i}), name_of(node.op), of, detail::numbers_text(node),
+             node.shape.text(), returned});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Graph& graph) {
+  return out << graph.text();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/graph_writer.hpp
+// Writes ops to a graph as they are called: what a capture and every pass that makes ops is built
+// on. Decompositions and derivatives are thereby plain functions of tensors.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The inputs of an op that a gradient flows to, as bits; where its result depends in steps on an
+// input, or not at all, there is none.
+inline unsigned differentiable_inputs(Op op) {
+  switch (op) {
+    case Op::less:
+    case Op::equal:
+    case Op::argmax:
+    case Op::round: return 0;
+    case Op::where: return 6;
+    case Op::take:
+    case Op::cross_entropy: return 1;
+    case Op::scatter_add: return 2;
+    case Op::linear_cross_entropy: return 3;
+    default: return ~0U;
+  }
+}
+
+class GraphWriter : public Recorder {
+ public:
+  Graph graph;
+
+  GraphWriter() : id_(next_id()), tracked_(Slot::make()) {
+    tracked_->leaf = false;
+    tracked_->name = "recorded";
+  }
+  ~GraphWriter() {
+    for (const Shared<Storage>& storage : storages_) {
+      storage->node = storage->data != nullptr ? storage->node : -1;
+    }
+  }
+
+  // A handle to a node.
+  Tensor tensor_of(int node, bool tracked = false) {
+    Shared<Storage> storage = Shared<Storage>::make();
+    storage->recorded = true;
+    storage->writer = id_;
+    storage->node = node;
+    storage->count = graph[node].shape.count();
+    Tensor x(graph[node].shape, storage);
+    if (tracked) {
+      x.set_slot(tracked_);
+    }
+    storages_.push_back(std::move(storage));
+    return x;
+  }
+  // The node behind a handle; a tensor from outside becomes a constant.
+  int node_of(const Tensor& x) {
+    check_defined(x);
+    const Storage& storage = *x.storage();
+    if (storage.recorded && storage.writer == id_ && storage.node >= 0) {
+      return storage.node;
+    }
+    return outside(x);
+  }
+
+  int add(Op op, List<int> inputs, const Shape& shape, List<double> numbers = List<double>(),
+          unsigned grads = 0) {
+    GraphNode node;
+    node.op = op;
+    node.shape = shape;
+    node.inputs.swap(inputs);
+    node.numbers.swap(numbers);
+    node.grads = grads;
+    graph.nodes.push_back(std::move(node));
+    return graph.size() - 1;
+  }
+  Tensor input(const Shape& shape) {
+    const int node = add(Op::input, {}, shape, {static_cast<double>(graph.inputs.size())});
+    graph.inputs.push_back(node);
+    return tensor_of(node);
+  }
+
+  Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
+                const List<double>& numbers) override {
+    List<int> nodes;
+    nodes.reserve(n);
+    unsigned grads = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      nodes.push_back(edge(*inputs[i]));
+      grads |= inputs[i]->requires_grad() ? 1U << (i < 31 ? i : 31) : 0U;
+    }
+    grads = context().no_grad > 0 ? 0 : grads & differentiable_inputs(op);
+    return tensor_of(add(op, std::move(nodes), shape, numbers, grads), grads != 0);
+  }
+  Tensor part(const Tensor& all, int number, const Shape& shape) override {
+    const Tensor* const inputs[] = {&all};
+    return record(Op::part, inputs, 1, shape, {static_cast<double>(number)});
+  }
+  Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) override {
+    for (const Bound& known : bound_) {
+      if (known.data == ids.data() && known.count == ids.size()) {
+        return known.tensor.shape() == shape ? known.tensor : reshape(known.tensor, shape);
+      }
+    }
+    const RecorderScope eager(nullptr);
+    Tensor numbers(shape);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      numbers.data()[i] = static_cast<float>(ids[i]);
+    }
+    return numbers;
+  }
+  void bind_ids(const std::vector<std::int32_t>& ids, const Tensor& as) override {
+    bound_.push_back(Bound{ids.data(), ids.size(), as});
+  }
+  Tensor host(const Function<Tensor()>&, const Shape& shape) override {
+    fail({"compile: numbers ", shape, " of the host are asked for where a graph is rewritten"});
+  }
+  Tensor same(const Tensor& x) override {
+    const Tensor* const inputs[] = {&x};
+    return record(Op::reshape, inputs, 1, x.shape(), as_numbers(x.shape()));
+  }
+  void write(const char* name, const Tensor& x, const Tensor&) override {
+    fail({name, ": writes to a ", x.shape(), " tensor where a graph is rewritten"});
+  }
+  void backward(const Tensor&, const Tensor*) override {
+    fail({"backward: called where a graph is rewritten"});
+  }
+  float* read(Storage& storage, const char* file, int line) override {
+    fail({"compile: ", file, ":", line, " reads a tensor of ", storage.count,
+          " numbers where a graph is rewritten"});
+  }
+
+ protected:
+  // The node as which an op is given x: a parameter from outside is told from its numbers.
+  virtual int edge(const Tensor& x) { return node_of(x); }
+  virtual int outside(const Tensor& x) {
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      const Tensor& known = graph.constants[i];
+      if (known.storage().get() == x.storage().get() && known.origin() == x.origin() &&
+          known.shape() == x.shape() &&
+          (!known.slot() || !x.slot() || known.slot().get() == x.slot().get()) &&
+          known.is_contiguous() == x.is_contiguous() && known.strides() == x.strides()) {
+        return constant_nodes_[i];
+      }
+    }
+    const int node = add(Op::constant, {}, x.shape(), {double(graph.constants.size())});
+    graph.constants.push_back(x);
+    constant_nodes_.push_back(node);
+    return node;
+  }
+
+  std::int16_t id_;
+  Slot tracked_;                    // of every handle that a gradient flows through
+  List<Shared<Storage>> storages_;  // of all handles
+  List<int> constant_nodes_;
+
+ private:
+  struct Bound {
+    const std::int32_t* data;
+    std::size_t count;
+    Tensor tensor;
+  };
+
+  static std::int16_t next_id() {
+    static thread_local struct { unsigned last; } ids;
+    ids.last = ids.last % 32767 + 1;
+    return static_cast<std::int16_t>(ids.last);
+  }
+
+  List<Bound> bound_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/decompose.hpp
+// What composite ops are made of: each as a function of tensors that calls primitives alone. They
+// run like any function, and while a graph is written they write it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+using Parts = std::vector<Tensor>;  // results of an op, or its operands
+
+inline Tensor one_over(const Tensor& x) { return div(full(Shape{}, 1.0f), x); }
+inline Tensor normal_below(const Tensor& x) {  // the normal distribution function
+  return 0.5f * (1.0f + erf(x * 0.70710678118654752f));
+}
+inline Tensor sigmoid_parts(const Tensor& x) { return one_over(1.0f + exp(-x)); }
+inline Tensor gelu_tanh_inner(const Tensor& x) {
+  return 0.79788456080286536f * (x + 0.044715f * (x * x * x));
+}
+
+inline Tensor decompose_element(Op op, const Tensor& x) {
+  switch (op) {
+    case Op::square: return x * x;
+    case Op::relu: return maximum(x, full(Shape{}, 0.0f));
+    case Op::gelu: return x * normal_below(x);
+    case Op::gelu_slope: return normal_below(x) + 0.39894228040143268f * x * exp(-0.5f * (x * x));
+    case Op::gelu_tanh: return 0.5f * x * (1.0f + tanh(gelu_tanh_inner(x)));
+    case Op::gelu_tanh_slope: {
+      const Tensor t = tanh(gelu_tanh_inner(x));
+      const Tensor du = 0.79788456080286536f * (1.0f + 0.134145f * (x * x));
+      return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du;
+    }
+    case Op::sigmoid: return sigmoid_parts(x);
+    case Op::silu: return x * sigmoid_parts(x);
+    case Op::silu_slope: {
+      const Tensor s = sigmoid_parts(x);
+      return s * (1.0f + x * (1.0f - s));
+    }
+    default: fail({"decompose: ", name_of(op), " is no function of one element"});
+  }
+}
+
+inline Tensor softmax_parts(const Tensor& x) {
+  const Tensor e = exp(x - max(x, -1, KeepDim::yes));
+  return e / sum(e, -1, KeepDim::yes);
+}
+
+// log(sum(exp(x))) along the last dimension, which stays.
+inline Tensor log_sum_exp(const Tensor& x) {
+  const Tensor top = max(x, -1, KeepDim::yes);
+  return top + log(sum(exp(x - top), -1, KeepDim::yes));
+}
+
+inline List<int> leading_dims(const Tensor& x) {
+  List<int> dims;
+  for (int i = 0; i + 1 < x.dims(); ++i) {
+    dims.push_back(i);
+  }
+  return dims;
+}
+inline Shape rows_of(const Tensor& x) {  // one number a row, that broadcasts to x
+  Shape shape = x.shape();
+  shape.set(-1, 1);
+  return shape;
+}
+
+// y, mean, 1 / deviation; rms: y, 1 / root of the mean square.
+inline Parts decompose_norm(const Parts& in, float epsilon, bool centred) {
+  const Tensor& x = in[0];
+  const float share = 1.0f / static_cast<float>(x.dim(-1));
+  const Shape flat = {x.count() / x.dim(-1)};
+  const Tensor mean = centred ? sum(x, -1, KeepDim::yes) * share : Tensor();
+  const Tensor c = centred ? x - mean : x;
+  const Tensor rstd = one_over(sqrt(sum(c * c, -1, KeepDim::yes) * share + epsilon));
+  Tensor y = c * rstd * in[1];
+  y = in.size() > 2 ? y + in[2] : y;
+  return centred ? Parts{y, reshape(mean, flat), reshape(rstd, flat)}
+                 : Parts{y, reshape(rstd, flat)};
+}
+
+// dx, dw, db of (x, w, mean, 1 / deviation, dy); rms: dx, dw of (x, w, 1 / root, dy).
+inline Parts decompose_norm_backward(const Parts& in, bool centred) {
+  const Tensor& x = in[0];
+  const Tensor& dy = in.back();
+  const float share = 1.0f / static_cast<float>(x.dim(-1));
+  const Tensor rstd = reshape(in[in.size() - 2], rows_of(x));
+  const Tensor c = (centred ? x - reshape(in[2], rows_of(x)) : x) * rstd;
+  const Tensor g = dy * in[1];
+  const Tensor slope = c * (sum(g * c, -1, KeepDim::yes) * share);
+  const Tensor dx = rstd * (centred ? g - sum(g, -1, KeepDim::yes) * share - slope : g - slope);
+  const Tensor dw = sum(dy * c, leading_dims(x));
+  return centred ? Parts{dx, dw, sum(dy, leading_dims(x))} : Parts{dx, dw};
+}
+
+// 1 where a row counts, else 0, [rows, 1]; how many count, at least 1.
+struct CountedRows {
+  Tensor valid, count;
+  explicit CountedRows(const Tensor& targets)
+      : valid(1.0f - less(reshape(targets, {targets.count(), 1}), full(Shape{}, 0.0f))),
+        count(maximum(sum(valid), full(Shape{}, 1.0f))) {}
+};
+// 1 at each row's target.
+inline Tensor one_hot(const Tensor& targets, std::int64_t classes) {
+  return equal(arange(classes), reshape(targets, {targets.count(), 1}));
+}
+
+inline Tensor decompose_cross_entropy(const Tensor& logits, const Tensor& targets) {
+  const Tensor x = reshape(logits, {logits.count() / logits.dim(-1), logits.dim(-1)});
+  const CountedRows rows(targets);
+  const Tensor hit =
+      sum(where(one_hot(targets, x.dim(1)), x, full(Shape{}, 0.0f)), -1, KeepDim::yes);
+  return sum(rows.valid * (log_sum_exp(x) - hit)) / rows.count;
+}
+
+// dlogits of (logits, targets, dy).
+inline Tensor decompose_cross_entropy_backward(const Parts& in) {
+  const Tensor x = reshape(in[0], {in[0].count() / in[0].dim(-1), in[0].dim(-1)});
+  const CountedRows rows(in[1]);
+  const Tensor slope = softmax_parts(x) - one_hot(in[1], x.dim(1));
+  return reshape(slope * (rows.valid * (in[2] / rows.count)), in[0].shape());
+}
+
+inline Tensor decompose_dropout(const Tensor& x, const List<double>& numbers) {
+  const float p = static_cast<float>(numbers[0]);
+  Tensor chance;
+  if (recording()) {
+    chance = record(Op::uniform, {}, x.shape(), numbers);
+  } else {
+    chance = Tensor(x.shape());
+    const DropPlaces at = drop_places(numbers);
+    draw_places(chance.data(), seed_from(numbers[1], numbers[2]), at);
+  }
+  const Tensor kept = 1.0f - less(chance, full(Shape{}, p));
+  return x * (kept * (1.0f / (1.0f - p)));
+}
+
+// Turns by tables of cosines and sines, which are constants.
+inline Tensor decompose_rope(const Tensor& x, const List<double>& numbers) {
+  const auto whole = [&numbers](std::size_t i) { return static_cast<std::int64_t>(numbers[i]); };
+  const std::int64_t time = x.dim(1), size = whole(0), half = size / 2;
+  const bool interleaved = whole(1) == 0;
+  const TokenPlaces places(whole(3), whole(4), whole(5));
+  const float sign = whole(2) == 0 ? 1.0f : -1.0f;
+  Tensor cosines, sines;
+  {
+    const RecorderScope eager(nullptr);
+    cosines = Tensor(interleaved ? Shape{time, 1, half, 1} : Shape{time, 1, 1, half});
+    sines = Tensor(cosines.shape());
+    for (std::int64_t t = 0; t < time; ++t) {
+      for (std::int64_t i = 0; i < half; ++i) {
+        const double by = numbers.size() > 7 ? numbers[7 + static_cast<std::size_t>(i)] : 1.0;
+        const double power = -2.0 * static_cast<double>(i) / static_cast<double>(size);
+        const double angle = static_cast<double>(places.at(t)) * std::pow(numbers[6], power) / by;
+        cosines.data()[t * half + i] = static_cast<float>(std::cos(angle));
+        sines.data()[t * half + i] = sign * static_cast<float>(std::sin(angle));
+      }
+    }
+  }
+  const Shape pairs = interleaved ? Shape{x.dim(0), time, x.dim(2) / size, half, 2}
+                                  : Shape{x.dim(0), time, x.dim(2) / size, 2, half};
+  const int along = interleaved ? 4 : 3;
+  const Tensor both = reshape(x, pairs);
+  const Tensor a = slice(both, along, 0, 1), b = slice(both, along, 1, 2);
+  return reshape(concat({a * cosines - b * sines, a * sines + b * cosines}, along), x.shape());
+}
+
+// [B, T, heads K] as [B, KV, heads of each, T, K].
+inline Tensor split_heads(const Tensor& x, std::int64_t kv, std::int64_t each) {
+  const std::int64_t size = x.dim(2) / (kv * each);
+  return permute(reshape(x, {x.dim(0), x.dim(1), kv, each, size}), {0, 2, 3, 1, 4});
+}
+inline Tensor join_heads(const Tensor& x) {
+  const Tensor y = permute(x, {0, 3, 1, 2, 4});
+  return reshape(y, {y.dim(0), y.dim(1), y.dim(2) * y.dim(3) * y.dim(4)});
+}
+
+struct AttentionParts {
+  Tensor q, k, v;   // [B, KV, heads of each, T, K]
+  Tensor scores;    // [B, KV, heads of each, T, S], divided by sqrt(K), -inf where masked
+  float by = 1.0f;  // 1 / sqrt(K)
+
+  AttentionParts(const Parts& in, const List<double>& numbers) {
+    const auto heads = static_cast<std::int64_t>(numbers[0]);
+    const auto kv = static_cast<std::int64_t>(numbers[1]);
+    q = split_heads(in[0], kv, heads / kv);
+    k = split_heads(in[1], kv, 1);
+    v = split_heads(in[2], kv, 1);
+    by = static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.dim(-1))));
+    scores = matmul(q, transpose(k, -1, -2)) * by;
+    if (numbers[2] > 0) {
+      const std::int64_t t = q.dim(3), s = k.dim(3);
+      const Tensor rows = reshape(arange(t), {t, 1}) + static_cast<float>(s - t);
+      const float infinity = std::numeric_limits<float>::infinity();
+      scores = where(less(rows, arange(s)), full(Shape{}, -infinity), scores);
+    }
+  }
+};
+
+inline Parts decompose_attention(const Parts& in, const List<double>& numbers) {
+  const AttentionParts a(in, numbers);
+  const Tensor lse = log_sum_exp(a.scores);
+  const Tensor y = join_heads(matmul(softmax_parts(a.scores), a.v));
+  return {y, reshape(lse, {in[0].dim(0), static_cast<std::int64_t>(numbers[0]), in[0].dim(1)})};
+}
+
+// dq, dk, dv of (q, k, v, y, lse, dy).
+inline Parts decompose_attention_backward(const Parts& in, const List<double>& numbers) {
+  const AttentionParts a(in, numbers);
+  const auto heads = static_cast<std::int64_t>(numbers[0]);
+  const auto kv = static_cast<std::int64_t>(numbers[1]);
+  const Tensor dy = split_heads(in[5], kv, heads / kv);
+  const Tensor y = split_heads(in[3], kv, heads / kv);
+  Shape rows = a.scores.shape();
+  rows.set(-1, 1);
+  const Tensor p = exp(a.scores - reshape(in[4], rows));
+  const Tensor dp = matmul(dy, transpose(a.v, -1, -2));
+  const Tensor ds = p * (dp - sum(dy * y, -1, KeepDim::yes)) * a.by;
+  const Tensor dq = matmul(ds, a.k);
+  const Tensor dk = sum(matmul(transpose(ds, -1, -2), a.q), 2, KeepDim::yes);
+  const Tensor dv = sum(matmul(transpose(p, -1, -2), dy), 2, KeepDim::yes);
+  return {join_heads(dq), join_heads(dk), join_heads(dv)};
+}
+
+// Parameter, first and second moment of (parameter, gradient, both moments, factors [6] as in
+// kernels::AdamWFactors: beta1, beta2, epsilon, decay, rate, root; factor of the gradient []).
+inline Parts decompose_adamw(const Parts& in) {
+  const auto factor = [&in](int i) { return reshape(slice(in[4], 0, i, i + 1), Shape{}); };
+  const Tensor b1 = factor(0), b2 = factor(1);
+  const Tensor g = in[1] * in[5];
+  const Tensor m = b1 * in[2] + (1.0f - b1) * g;
+  const Tensor v = b2 * in[3] + (1.0f - b2) * (g * g);
+  const Tensor root = sqrt(v) * factor(5) + factor(2);
+  return {in[0] * factor(3) - factor(4) * (m / root), m, v};
+}
+
+// The results of a composite op, from primitives.
+inline Parts decompose(Op op, const Parts& in, const List<double>& numbers) {
+  switch (op) {
+    case Op::softmax: return {softmax_parts(in[0])};
+    case Op::log_softmax: return {in[0] - log_sum_exp(in[0])};
+    case Op::layer_norm: return decompose_norm(in, static_cast<float>(numbers[0]), true);
+    case Op::rms_norm: return decompose_norm(in, static_cast<float>(numbers[0]), false);
+    case Op::layer_norm_backward: return decompose_norm_backward(in, true);
+    case Op::rms_norm_backward: return decompose_norm_backward(in, false);
+    case Op::cross_entropy: return {decompose_cross_entropy(in[0], in[1])};
+    case Op::cross_entropy_backward: return {decompose_cross_entropy_backward(in)};
+    case Op::dropout: return {decompose_dropout(in[0], numbers)};
+    case Op::rope: return {decompose_rope(in[0], numbers)};
+    case Op::attention: return decompose_attention(in, numbers);
+    case Op::attention_backward: return decompose_attention_backward(in, numbers);
+    case Op::linear_cross_entropy:
+      return {decompose_cross_entropy(matmul_transposed(in[0], in[1]), in[2])};
+    case Op::linear_cross_entropy_all: {
+      const Tensor logits = matmul_transposed(in[0], in[1]);
+      const Tensor one = full(Shape{}, 1.0f);
+      const Tensor d = decompose_cross_entropy_backward({logits, in[2], one});
+      const Tensor rows = reshape(d, {d.count() / d.dim(-1), d.dim(-1)});
+      const Tensor x = reshape(in[0], {rows.dim(0), in[0].dim(-1)});
+      return {decompose_cross_entropy(logits, in[2]), matmul(d, in[1]),
+              matmul(transpose(rows, 0, 1), x)};
+    }
+    case Op::adamw: return decompose_adamw(in);
+    default: return {decompose_element(op, in[0])};
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/differentiate.hpp
+// Gradients as more of the same graph: for each op what it hands back to its operands, written in
+// ops, so that backward passes are fused, planned and differentiated again like anything else.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// dy summed over the dimensions in which an operand was repeated.
+inline Tensor sum_like(const Tensor& dy, const Shape& shape) {
+  if (dy.shape() == shape) {
+    return dy;
+  }
+  List<int> dims;
+  const int ahead = dy.dims() - shape.size();
+  for (int i = 0; i < dy.dims(); ++i) {
+    if (i < ahead || (shape[i - ahead] == 1 && dy.dim(i) != 1)) {
+      dims.push_back(i);
+    }
+  }
+  return reshape(dims.empty() ? dy : sum(dy, dims, KeepDim::yes), shape);
+}
+
+// What an op's gradient needs: its operands, its results, dy of each result (or empty ones).
+struct Differential {
+  const GraphNode& node;
+  Parts in, out, dy;
+
+  Parts operator()() const {
+    const Tensor& d = dy[0];
+    switch (node.op) {
+      case Op::add: return {d, d};
+      case Op::sub: return {d, needs(1) ? -d : Tensor()};
+      case Op::mul: return {needs(0) ? d * in[1] : Tensor(), needs(1) ? d * in[0] : Tensor()};
+      case Op::div: {
+        const Tensor da = d / in[1];
+        return {da, needs(1) ? -(da * out[0]) : Tensor()};
+      }
+      case Op::maximum: {  // of equal ones b; a NaN is the larger
+        const Tensor a = where(less(in[1], in[0]) + (1.0f - equal(in[0], in[0])), one(), zero());
+        return {d * a, d * (1.0f - a)};
+      }
+      case Op::where: return {Tensor(), where(in[0], d, zero()), where(in[0], zero(), d)};
+      case Op::exp: return {d * out[0]};
+      case Op::log: return {d / in[0]};
+      case Op::sqrt: return {0.5f * (d / out[0])};
+      case Op::tanh: return {d * (1.0f - out[0] * out[0])};
+      case Op::erf: return {d * (1.12837916709551257f * exp(-(in[0] * in[0])))};
+      case Op::sigmoid: return {d * (out[0] * (1.0f - out[0]))};
+      case Op::pow: {
+        const auto power = static_cast<float>(node.numbers[0]);
+        return {d * (pow(in[0], power - 1.0f) * power)};
+      }
+      case Op::square: return {2.0f * (d * in[0])};
+      case Op::relu: return {where(less(zero(), in[0]), d, zero())};
+      case Op::gelu: return {d * record(Op::gelu_slope, {&in[0]}, in[0].shape())};
+      case Op::gelu_tanh: return {d * record(Op::gelu_tanh_slope, {&in[0]}, in[0].shape())};
+      case Op::silu: return {d * record(Op::silu_slope, {&in[0]}, in[0].shape())};
+      case Op::sum: return {broadcast_to(d, in[0].shape())};
+      case Op::max: {
+        const auto dim = static_cast<int>(node.numbers[0]);
+        Shape along;
+        for (int i = 0; i < in[0].dims(); ++i) {
+          along.push_back(i == dim ? in[0].dim(dim) : 1);
+        }
+        const Tensor places = reshape(arange(in[0].dim(dim)), along);
+        return {where(equal(places, argmax(in[0], dim, KeepDim::yes)), d, zero())};
+      }
+      case Op::matmul: return product();
+      case Op::reshape: return {reshape(d, in[0].shape())};
+      case Op::permute: {
+        List<int> back(node.numbers.size());
+        for (std::size_t i = 0; i < node.numbers.size(); ++i) {
+          back[static_cast<std::size_t>(node.numbers[i])] = static_cast<int>(i);
+        }
+        return {permute(d, back)};
+      }
+      case Op::slice: {
+        const auto dim = static_cast<int>(node.numbers[0]);
+        return {pad(d, dim, node.whole(1), in[0].dim(dim), node.whole(3))};
+      }
+      case Op::pad: {
+        const std::int64_t n = in[0].dim(static_cast<int>(node.numbers[0]));
+        const std::int64_t begin = node.whole(1), step = node.whole(3);
+        return {slice(d, static_cast<int>(node.numbers[0]), begin,
+                      n > 0 ? begin + (n - 1) * step + 1 : begin, step)};
+      }
+      case Op::broadcast_to: return {d};
+      case Op::concat: return concat_parts();
+      case Op::take: {
+        const Tensor rows = reshape(d, {in[1].count(), in[0].dim(1)});
+        const Tensor ids = reshape(in[1], {in[1].count()});
+        return {record(Op::scatter_add, {&ids, &rows}, in[0].shape(),
+                       {static_cast<double>(in[0].dim(0))})};
+      }
+      case Op::scatter_add: return {Tensor(), record(Op::take, {&d, &in[0]}, in[1].shape())};
+      default: return composite(d);
+    }
+  }
+
+ private:
+  bool needs(std::size_t i) const { return (node.grads >> i & 1U) != 0; }
+  static Tensor zero() { return full(Shape{}, 0.0f); }
+  static Tensor one() { return full(Shape{}, 1.0f); }
+
+  Parts product() const {
+    const MatmulFormat format(static_cast<DType>(static_cast<int>(node.numbers[0])));
+    const Tensor &x = in[0], &w = in[1], &d = dy[0];
+    if (w.dims() > 2) {
+      return {needs(0) ? matmul(d, transpose(w, -1, -2)) : Tensor(),
+              needs(1) ? matmul(transpose(x, -1, -2), d) : Tensor()};
+    }
+    Parts out_parts(2);
+    if (needs(0)) {
+      out_parts[0] = matmul(d, transpose(w, 0, 1));
+    }
+    if (needs(1)) {
+      const std::int64_t rows = x.dim(-1) > 0 ? x.count() / x.dim(-1) : 0;
+      out_parts[1] =
+          matmul(transpose(reshape(x, {rows, x.dim(-1)}), 0, 1), reshape(d, {rows, d.dim(-1)}));
+    }
+    return out_parts;
+  }
+
+  Parts concat_parts() const {
+    const auto dim = static_cast<int>(node.numbers[0]);
+    Parts parts;
+    std::int64_t begin = 0;
+    for (const Tensor& part : in) {
+      parts.push_back(slice(dy[0], dim, begin, begin + part.dim(dim)));
+      begin += part.dim(dim);
+    }
+    return parts;
+  }
+
+  Parts composite(const Tensor& d) const {
+    switch (node.op) {
+      case Op::softmax: return {out[0] * (d - sum(out[0] * d, -1, KeepDim::yes))};
+      case Op::log_softmax: return {d - exp(out[0]) * sum(d, -1, KeepDim::yes)};
+      case Op::layer_norm: {
+        const Tensor all =
+            record(Op::layer_norm_backward, {&in[0], &in[1], &out[1], &out[2], &d}, in[0].shape());
+        return {part(all, 0, in[0]), part(all, 1, in[1]), part(all, 2, in[1])};
+      }
+      case Op::rms_norm: {
+        const Tensor all =
+            record(Op::rms_norm_backward, {&in[0], &in[1], &out[1], &d}, in[0].shape());
+        return {part(all, 0, in[0]), part(all, 1, in[1])};
+      }
+      case Op::cross_entropy:
+        return {record(Op::cross_entropy_backward, {&in[0], &in[1], &d}, in[0].shape()), Tensor()};
+      case Op::linear_cross_entropy: {
+        const Tensor all = record(Op::linear_cross_entropy_all, {&in[0], &in[1], &in[2]}, Shape{});
+        return {part(all, 1, in[0]) * d, part(all, 2, in[1]) * d, Tensor()};
+      }
+      case Op::dropout: return {record(Op::dropout, {&d}, d.shape(), node.numbers)};
+      case Op::rope: {
+        List<double> turned = node.numbers;
+        turned[2] = 1 - turned[2];
+        return {record(Op::rope, {&d}, d.shape(), turned)};
+      }
+      case Op::attention: {
+        const Tensor all =
+            record(Op::attention_backward, {&in[0], &in[1], &in[2], &out[0], &out[1], &d},
+                   in[0].shape(), node.numbers);
+        return {part(all, 0, in[0]), part(all, 1, in[1]), part(all, 2, in[2])};
+      }
+      default:
+        fail({"backward: ", name_of(node.op), " of a captured graph has no gradient of its own; ",
+              "take it apart first (decompose), or compile without a second derivative"});
+    }
+  }
+  static Tensor part(const Tensor& all, int number, const Tensor& like) {
+    return thread_recorder()->part(all, number, like.shape());
+  }
+};
+
+// Shapes of the results of an op of several.
+inline Shape part_shape(const Graph& graph, const GraphNode& node, int number) {
+  const auto rows = [&](const Shape& x) {
+    return Shape{x.count() / std::max<std::int64_t>(x[-1], 1)};
+  };
+  const Shape& first = graph.input_of(node, 0).shape;
+  switch (node.op) {
+    case Op::layer_norm:
+    case Op::rms_norm: return number == 0 ? first : rows(first);
+    case Op::layer_norm_backward:
+    case Op::rms_norm_backward: return number == 0 ? first : graph.input_of(node, 1).shape;
+    case Op::attention: return number == 0 ? first : Shape{first[0], node.whole(0), first[1]};
+    case Op::attention_backward:
+      return graph.input_of(node, static_cast<std::size_t>(number)).shape;
+    case Op::linear_cross_entropy_all:
+      return number == 0 ? Shape{}
+                         : graph.input_of(node, static_cast<std::size_t>(number - 1)).shape;
+    case Op::adamw: return first;
+    default: return node.shape;
+  }
+}
+
+// Gradients of sum(node dy) for pairs (node, dy), as nodes behind all others: for each node of the
+// graph the one of its gradient, or -1.
+class Differentiation {
+ public:
+  explicit Differentiation(GraphWriter& writer) : writer_(writer), end_(writer.graph.size()) {
+    const auto n = static_cast<std::size_t>(end_);
+    gradients_.resize(n);
+    parts_.resize(n);
+    for (int& gradient : gradients_) {
+      gradient = -1;
+    }
+  }
+
+  void start(int node, const Tensor& dy) { gather(node, dy); }
+
+  void run() {
+    const RecorderScope scope(&writer_);
+    for (int i = end_ - 1; i >= 0; --i) {
+      const GraphNode node = writer_.graph[i];  // a copy: the graph grows
+      const bool several = facts_of(node.op).parts > 1;
+      if (node.grads == 0 || (!several && gradients_[at(i)] < 0) ||
+          (several && parts_[at(i)].empty())) {
+        continue;
+      }
+      if (node.op == Op::part) {
+        List<int>& parts = parts_[at(node.inputs[0])];
+        const auto number = static_cast<std::size_t>(node.number(0));
+        while (parts.size() <= number) {
+          parts.push_back(-1);
+        }
+        parts[number] =
+            parts[number] < 0 ? gradients_[at(i)] : sum_of(parts[number], gradients_[at(i)]);
+        continue;
+      }
+      hand_back(i, node);
+    }
+  }
+
+  int gradient(int node) const { return node < end_ ? gradients_[at(node)] : -1; }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+  int sum_of(int a, int b) { return writer_.node_of(writer_.tensor_of(a) + writer_.tensor_of(b)); }
+  void gather(int node, const Tensor& dy) {
+    const RecorderScope scope(&writer_);
+    const int more = writer_.node_of(sum_like(dy, writer_.graph[node].shape));
+    int& gradient = gradients_[at(node)];
+    gradient = gradient < 0 ? more : sum_of(gradient, more);
+  }
+  void hand_back(int i, const GraphNode& node) {
+    Differential rule{node, {}, {}, {}};
+    for (const int input : node.inputs) {
+      rule.in.push_back(writer_.tensor_of(input));
+    }
+    if (facts_of(node.op).parts > 1) {
+      for (int p = 0; p < facts_of(node.op).parts; ++p) {
+        const Shape shape = part_shape(writer_.graph, node, p);
+        rule.out.push_back(part_of(i, p, shape));
+        const List<int>& given = parts_[at(i)];
+        const bool has =
+            given.size() > static_cast<std::size_t>(p) && given[static_cast<std::size_t>(p)] >= 0;
+        if (has && p > 0) {
+          fail({"backward: a gradient through result ", p, " of ", name_of(node.op)});
+        }
+        rule.dy.push_back(has ? writer_.tensor_of(given[static_cast<std::size_t>(p)]) : Tensor());
+      }
+    } else {
+      rule.out.push_back(writer_.tensor_of(i));
+      rule.dy.push_back(writer_.tensor_of(gradients_[at(i)]));
+    }
+    const Parts back = rule();
+    for (std::size_t input = 0; input < back.size(); ++input) {
+      if ((node.grads >> input & 1U) != 0 && back[input].defined()) {
+        gather(node.inputs[input], back[input]);
+      }
+    }
+  }
+  // Result p of node i: the part that stands there, or a new one.
+  Tensor part_of(int i, int p, const Shape& shape) {
+    for (int j = i + 1; j < end_; ++j) {
+      const GraphNode& node = writer_.graph[j];
+      if (node.op == Op::part && node.inputs[0] == i && static_cast<int>(node.number(0)) == p) {
+        return writer_.tensor_of(j);
+      }
+      if (j > i + 4) {
+        break;
+      }
+    }
+    return writer_.part(writer_.tensor_of(i), p, shape);
+  }
+
+  GraphWriter& writer_;
+  int end_;
+  List<int> gradients_;
+  List<List<int>> parts_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/capture.hpp
+// A capture: a function of tensors runs once on recorded tensors, and what it did is a graph. What
+// it did beside returning tensors is kept too: tensors that it wrote, gradients that it gave to
+// parameters. Where it reads a number the graph breaks: what is recorded so far is computed then.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Where a captured function asked for a number, so that its graph ends there.
+struct GraphBreak {
+  std::string file;
+  int line = 0;
+  Shape shape;  // of the tensor that was read
+
+  std::string text() const {
+    const std::size_t slash = file.find_last_of('/');
+    return detail::cat({slash == std::string::npos ? file : file.substr(slash + 1), ":", line,
+                        " reads a number of ", shape});
+  }
+};
+
+namespace detail {
+
+// What a captured function left behind in a tensor that it did not make.
+struct CapturedWrite {
+  int target;  // node of the input or constant that was written
+  int value;   // node
+};
+struct CapturedGradient {
+  Slot slot;      // of a parameter from outside; or, null,
+  int input = 0;  // of the function's input of this number
+  int node = -1;  // -1: the gradient was cleared
+};
+// A gradient that parameters had when the function began is read, not kept: a new one at each call.
+struct OldGradient {
+  int constant;
+  Slot slot;
+};
+
+class Capture final : public GraphWriter {
+ public:
+  // Gives numbers to nodes of the graph as it is: the values of `wanted`, in their order.
+  using Compute = Function<std::vector<Tensor>(Capture& capture, const List<int>& wanted)>;
+
+  explicit Capture(Compute compute) : compute_(std::move(compute)) {}
+  ~Capture() {
+    for (const LeafGradient& leaf : leaves_) {
+      restore(leaf);
+    }
+  }
+
+  // Runs the function on handles to inputs shaped as these; the numbers are read only at breaks.
+  std::vector<Tensor> run(const Function<std::vector<Tensor>(const std::vector<Tensor>&)>& body,
+                          const std::vector<Tensor>& inputs) {
+    given = inputs;
+    std::vector<Tensor> handles;
+    for (const Tensor& x : inputs) {
+      Tensor handle = input(x.shape());
+      if (x.requires_grad()) {
+        handle.set_slot(Slot::make());
+        handle.slot()->shape = x.shape();
+        handle.slot()->kind = x.slot()->kind;
+        add_leaf(handle.slot(), node_of(handle), static_cast<int>(handles.size()));
+      }
+      inputs_.push_back(handle.storage());
+      handles.push_back(std::move(handle));
+    }
+    std::vector<Tensor> results;
+    {
+      const RecorderScope scope(this);
+      results = body(handles);
+    }
+    finish(results);
+    return results;
+  }
+
+  std::vector<Tensor> given;        // the inputs
+  List<Function<Tensor()>> hosts;   // give the inputs behind them
+  std::vector<Tensor> host_values;  // of those that were asked so far
+  List<bool> tracked;               // of each result: whether a gradient flows through it
+  List<CapturedWrite> writes;
+  List<CapturedGradient> gradients;
+  List<OldGradient> old_gradients;
+  List<GraphBreak> breaks;
+  List<int> leaf_nodes;   // of parameters and inputs that gather gradients
+  List<Slot> leaf_slots;  // null: of an input
+  List<int> leaf_inputs;
+  List<Tensor> values;  // of nodes that a break computed; empty: of others
+
+  Tensor host(const Function<Tensor()>& read, const Shape& shape) override {
+    hosts.push_back(read);
+    return input(shape);
+  }
+
+  // The inputs, and what the host's functions give: each is asked once.
+  std::vector<Tensor> all_given() {
+    const RecorderScope eager(nullptr);
+    std::vector<Tensor> all;
+    for (const Tensor& x : given) {
+      all.push_back(contiguous(x.detach()));
+    }
+    while (host_values.size() < hosts.size()) {
+      host_values.push_back(hosts[host_values.size()]());
+    }
+    for (const Tensor& x : host_values) {
+      all.push_back(x);
+    }
+    return all;
+  }
+
+  void write(const char* name, const Tensor& x, const Tensor& value) override {
+    const int to = node_of(x);
+    check_alone(name, x);
+    const int from = node_of(value);
+    if (x.storage()->recorded) {
+      x.storage()->node = from;
+      return;
+    }
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      const Tensor& known = graph.constants[i];
+      const bool this_one = now_[i] == to && known.storage().get() == x.storage().get();
+      if (!this_one && &known.storage()->block() == &x.storage()->block()) {
+        fail({"compile: ", name, " writes to a ", x.shape(),
+              " tensor that shares its numbers with another that the function reads, ",
+              known.shape(), "; write to a clone()"});
+      }
+      now_[i] = this_one ? from : now_[i];
+    }
+  }
+
+  void backward(const Tensor& y, const Tensor* dy) override {
+    const int root = node_of(y);
+    if (graph[root].grads == 0 && root < static_cast<int>(freed_.size()) &&
+        freed_[static_cast<std::size_t>(root)] != 0) {
+      fail({"backward: this graph was used before and is freed; run the forward pass again"});
+    }
+    Differentiation differentiation(*this);
+    const RecorderScope scope(this);
+    Tensor start = dy != nullptr ? dy->detach() : full(y.shape(), 1.0f);
+    differentiation.start(root, start);
+    differentiation.run();
+    free_graph(root);
+    const NoGrad no_second_gradient;
+    for (LeafGradient& leaf : leaves_) {
+      const int gradient = differentiation.gradient(leaf.node);
+      if (gradient >= 0) {
+        add_gradient(leaf, tensor_of(gradient));
+      }
+    }
+  }
+
+  float* read(Storage& storage, const char* file, int line) override {
+    breaks.push_back(GraphBreak{file, line, graph[storage.node].shape});
+    List<int> wanted;
+    wanted.push_back(storage.node);
+    for (const Shared<Storage>& held : storages_) {  // what the function may still use
+      if (held.use_count() > 1 && held->data == nullptr && !is_free(graph[held->node])) {
+        add_once(wanted, held->node);
+      }
+    }
+    std::vector<Tensor> numbers;
+    {
+      const RecorderScope eager(nullptr);
+      numbers = compute_(*this, wanted);
+    }
+    values.resize(graph.nodes.size());
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      values[static_cast<std::size_t>(wanted[i])] = numbers[i];
+    }
+    for (const Shared<Storage>& held : storages_) {
+      const Tensor& value = values[static_cast<std::size_t>(held->node)];
+      if (held->data == nullptr && value.defined()) {
+        hold(*held, value);
+      }
+    }
+    return storage.data;
+  }
+
+ protected:
+  // A parameter is a node of its own beside that of its numbers: its gradient ends there.
+  int edge(const Tensor& x) override {
+    const int node = node_of(x);
+    const Slot& slot = x.slot();
+    if (!slot || !slot->leaf) {
+      if (slot && slot.get() != tracked_.get()) {
+        fail({"compile: the function uses a ", x.shape(),
+              " tensor with a graph of gradients behind ",
+              "it that began outside; give it to the function as an input, or detach() it"});
+      }
+      return node;
+    }
+    for (const LeafGradient& leaf : leaves_) {
+      if (leaf.slot.get() == slot.get()) {
+        return leaf.node;
+      }
+    }
+    int own = node;
+    if (x.storage()->recorded) {  // parameter(x) of a recorded x
+      own = add(Op::reshape, {node}, x.shape(), as_numbers(x.shape()));
+    }
+    add_leaf(slot, own, -1);
+    return own;
+  }
+  int outside(const Tensor& x) override {
+    if (x.storage()->recorded && x.storage()->data == nullptr) {
+      x.origin();  // of a call that is over: throws
+    }
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      const Tensor& known = graph.constants[i];
+      if (now_[i] != constant_nodes_[i] && known.storage().get() != x.storage().get() &&
+          &known.storage()->block() == &x.storage()->block()) {
+        fail({"compile: the function reads a ", x.shape(),
+              " tensor that shares its numbers with a ", known.shape(),
+              " tensor that it has written; read a clone()"});
+      }
+    }
+    const int node = GraphWriter::outside(x);
+    while (now_.size() < graph.constants.size()) {
+      now_.push_back(constant_nodes_[now_.size()]);
+    }
+    for (std::size_t i = 0; i < now_.size(); ++i) {
+      if (constant_nodes_[i] == node) {
+        return now_[i];
+      }
+    }
+    return node;
+  }
+
+ private:
+  struct LeafGradient {
+    Slot slot;
+    int node;
+    int input;               // -1: a parameter from outside
+    Shared<Storage> before;  // its gradient when the function first used it
+    bool had = false;
+  };
+  static void add_once(List<int>& nodes, int node) {
+    for (const int known : nodes) {
+      if (known == node) {
+        return;
+      }
+    }
+    nodes.push_back(node);
+  }
+
+  // A graph of gradients is used once, as outside.
+  void free_graph(int root) {
+    freed_.resize(graph.nodes.size());
+    List<int> open;
+    open.push_back(root);
+    while (!open.empty()) {
+      GraphNode& node = graph[open.back()];
+      char& freed = freed_[static_cast<std::size_t>(open.back())];
+      open.pop_back();
+      if (node.grads == 0) {
+        continue;
+      }
+      for (std::size_t i = 0; i < node.inputs.size(); ++i) {
+        if ((node.grads >> i & 1U) != 0) {
+          open.push_back(node.inputs[i]);
+        }
+      }
+      node.grads = 0;
+      freed = 1;
+    }
+  }
+
+  // From here on the handle has numbers, which it holds.
+  static void hold(Storage& storage, const Tensor& value) {
+    const Tensor dense = value.is_contiguous() ? value : value.clone();
+    storage.meter.~Shared();
+    new (&storage.owner) Shared<Storage>(dense.storage());
+    storage.sliced = true;
+    storage.data = const_cast<float*>(dense.data());
+  }
+
+  void add_leaf(const Slot& slot, int node, int input) {
+    const bool had = slot->grad && !slot->fresh;
+    leaves_.push_back(LeafGradient{slot, node, input, slot->grad, had});
+    leaf_nodes.push_back(node);
+    leaf_slots.push_back(input < 0 ? slot : Slot());
+    leaf_inputs.push_back(input);
+  }
+
+  void add_gradient(const LeafGradient& leaf, const Tensor& dx) {
+    Tensor total = dx;
+    if (leaf.slot->grad && !leaf.slot->fresh) {
+      const Tensor old(leaf.slot->shape, leaf.slot->grad);
+      const std::size_t known = graph.constants.size();
+      total = old + dx;
+      if (graph.constants.size() > known && old.storage().get() == leaf.before.get()) {
+        old_gradients.push_back(OldGradient{static_cast<int>(known), leaf.slot});
+      }
+    }
+    leaf.slot->grad = total.storage();
+    leaf.slot->fresh = false;
+  }
+
+  // Writing to numbers that a view shows, or through a view, would show in both.
+  void check_alone(const char* name, const Tensor& x) const {
+    const int node = x.storage()->recorded ? x.storage()->node : -1;
+    if (node < 0) {
+      return;
+    }
+    const bool view = facts_of(graph[node].op).kind == OpKind::view;
+    bool viewed = false;
+    for (const Shared<Storage>& held : storages_) {
+      const GraphNode& other = graph[held->node];
+      viewed = viewed || (held.use_count() > 1 && held.get() != x.storage().get() &&
+                          facts_of(other.op).kind == OpKind::view && stands_on(held->node, node));
+    }
+    if (view || viewed) {
+      fail(
+          {"compile: ", name, " writes to a ", x.shape(), " tensor ",
+           view ? "that is a view of another" : "that a view shows too",
+           "; where ops are recorded only a tensor of its own can be written: write to a clone()"});
+    }
+  }
+  bool stands_on(int view, int base) const {
+    for (int node = view; facts_of(graph[node].op).kind == OpKind::view;) {
+      node = graph[node].inputs[0];
+      if (node == base) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void finish(const std::vector<Tensor>& results) {
+    for (const Tensor& y : results) {
+      graph.outputs.push_back(y.defined() ? edge_of_result(y) : -1);
+      tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0 &&
+                        (y.slot()->leaf || graph[graph.outputs.back()].grads != 0));
+    }
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {  // those of the host come behind them
+      if (inputs_[i]->node != graph.inputs[i]) {
+        writes.push_back(CapturedWrite{graph.inputs[i], inputs_[i]->node});
+      }
+    }
+    for (std::size_t i = 0; i < now_.size(); ++i) {
+      if (now_[i] != constant_nodes_[i]) {
+        writes.push_back(CapturedWrite{constant_nodes_[i], now_[i]});
+      }
+    }
+    for (const LeafGradient& leaf : leaves_) {
+      const Shared<Storage>& grad = leaf.slot->grad;
+      const bool own = grad && grad->recorded;
+      if (own || (leaf.had && !grad)) {
+        gradients.push_back(CapturedGradient{leaf.input < 0 ? leaf.slot : Slot(), leaf.input,
+                                             own ? grad->node : -1});
+      }
+      restore(leaf);
+    }
+  }
+  int edge_of_result(const Tensor& y) {
+    const RecorderScope scope(this);
+    return y.slot() && y.slot()->leaf ? edge(y) : node_of(y);
+  }
+  static void restore(const LeafGradient& leaf) {
+    leaf.slot->grad = leaf.before;
+    leaf.slot->fresh = leaf.before && !leaf.had;
+  }
+
+  Compute compute_;
+  List<Shared<Storage>> inputs_;
+  List<int> now_;  // of each constant: the node of its numbers as they are now
+  List<LeafGradient> leaves_;
+  List<char> freed_;  // of each node: a backward pass went through it
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/evaluate.hpp
+// A graph run op by op through the eager ops: what eager execution of the same ops costs, and the
+// reference for everything that is done to a graph.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline Tensor round_numbers(const Tensor& x, DType format) {
+  Tensor y = x.clone();
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    y.data()[i] = round_to(y.data()[i], format);
+  }
+  return y;
+}
+
+inline List<int> as_ints(const List<double>& numbers) {
+  List<int> out;
+  for (const double number : numbers) {
+    out.push_back(static_cast<int>(number));
+  }
+  return out;
+}
+
+inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
+  const auto first = [&node] { return static_cast<int>(node.numbers[0]); };
+  switch (node.op) {
+    case Op::literal: return full(node.shape, static_cast<float>(node.numbers[0]));
+    case Op::iota: return arange(node.shape[0]);
+    case Op::uniform: {
+      Tensor chance(node.shape);
+      draw_places(chance.data(), seed_from(node.numbers[1], node.numbers[2]),
+                  drop_places(node.numbers));
+      return chance;
+    }
+    case Op::add: return in[0] + in[1];
+    case Op::sub: return in[0] - in[1];
+    case Op::mul: return in[0] * in[1];
+    case Op::div: return in[0] / in[1];
+    case Op::maximum: return maximum(in[0], in[1]);
+    case Op::less: return less(in[0], in[1]);
+    case Op::equal: return equal(in[0], in[1]);
+    case Op::where: return where(in[0], in[1], in[2]);
+    case Op::exp: return exp(in[0]);
+    case Op::log: return log(in[0]);
+    case Op::sqrt: return sqrt(in[0]);
+    case Op::tanh: return tanh(in[0]);
+    case Op::erf: return erf(in[0]);
+    case Op::pow: return pow(in[0], static_cast<float>(node.numbers[0]));
+    case Op::round: return round_numbers(in[0], static_cast<DType>(first()));
+    case Op::sum: return sum(in[0], as_ints(node.numbers), KeepDim::yes);
+    case Op::max: return max(in[0], first(), KeepDim::yes);
+    case Op::argmax: return argmax(in[0], first(), KeepDim::yes);
+    case Op::matmul: {
+      const MatmulFormat format(static_cast<DType>(first()));
+      return matmul(in[0], in[1]);
+    }
+    case Op::reshape: return reshape(in[0], node.shape);
+    case Op::permute: return permute(in[0], as_ints(node.numbers));
+    case Op::slice: return slice(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
+    case Op::broadcast_to: return broadcast_to(in[0], node.shape);
+    case Op::concat: return concat(in, first());
+    case Op::pad: return pad(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
+    case Op::take: return embedding(in[0], in[1]);
+    case Op::scatter_add: {
+      Tensor y = zeros(node.shape);
+      const std::vector<std::int32_t> ids = ids_of("scatter_add", in[0]);
+      const Tensor rows = contiguous(in[1]);
+      const std::int64_t width = rows.dim(-1);
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        if (ids[i] < 0 || ids[i] >= node.shape[0]) {
+          fail({"scatter_add: id ", ids[i], " at position ", i, " is outside ", node.shape[0],
+                " rows"});
+        }
+        float* const to = y.data() + ids[i] * width;
+        kernels::add(width, to, rows.data() + static_cast<std::int64_t>(i) * width, to);
+      }
+      return y;
+    }
+    default: fail({"compile: ", name_of(node.op), " of a graph is no op that one machine runs"});
+  }
+}
+
+// Results of a composite op, by the eager op where there is one.
+inline Parts evaluate_composite(const GraphNode& node, const Parts& in) {
+  switch (node.op) {
+    case Op::relu: return {relu(in[0])};
+    case Op::gelu: return {gelu(in[0])};
+    case Op::gelu_tanh: return {gelu_tanh(in[0])};
+    case Op::silu: return {silu(in[0])};
+    case Op::sigmoid: return {sigmoid(in[0])};
+    case Op::softmax: return {softmax(in[0])};
+    case Op::log_softmax: return {log_softmax(in[0])};
+    case Op::cross_entropy: return {cross_entropy(in[0], in[1])};
+    case Op::linear_cross_entropy: return {linear_cross_entropy(in[0], in[1], in[2])};
+    case Op::dropout:
+      return {dropout_at(in[0], static_cast<float>(node.numbers[0]),
+                         seed_from(node.numbers[1], node.numbers[2]), drop_places(node.numbers))};
+    default: return decompose(node.op, in, node.numbers);
+  }
+}
+
+inline Parts evaluate_node(const GraphNode& node, const Parts& in) {
+  const RecorderScope eager(nullptr);
+  const NoGrad no_graph;
+  return is_primitive(node.op) ? Parts{evaluate_primitive(node, in)} : evaluate_composite(node, in);
+}
+
+}  // namespace detail
+
+// The graph's outputs for these inputs, op by op.
+inline std::vector<Tensor> evaluate(const Graph& graph, const std::vector<Tensor>& inputs) {
+  if (inputs.size() != graph.inputs.size()) {
+    detail::fail({"evaluate: ", inputs.size(), " tensors for a graph of ", graph.inputs.size(),
+                  " inputs; one each is right"});
+  }
+  List<detail::Parts> values(graph.nodes.size());
+  for (int i = 0; i < graph.size(); ++i) {
+    const GraphNode& node = graph[i];
+    detail::Parts& value = values[static_cast<std::size_t>(i)];
+    if (node.op == Op::input) {
+      value = {inputs[static_cast<std::size_t>(node.number(0))].detach()};
+    } else if (node.op == Op::constant) {
+      value = {graph.constants[static_cast<std::size_t>(node.number(0))].detach()};
+    } else if (node.op == Op::part) {
+      value = {values[static_cast<std::size_t>(node.inputs[0])]
+                     [static_cast<std::size_t>(node.number(0))]};
+    } else {
+      detail::Parts in;
+      for (const int input : node.inputs) {
+        in.push_back(values[static_cast<std::size_t>(input)][0]);
+      }
+      value = detail::evaluate_node(node, in);
+    }
+  }
+  std::vector<Tensor> outputs;
+  for (const int output : graph.outputs) {
+    outputs.push_back(output < 0 ? Tensor() : values[static_cast<std::size_t>(output)][0]);
+  }
+  return outputs;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/simplify.hpp
+// Two passes that every compiler has: an expression computed once however often it is written
+// (common subexpressions), and nothing computed that nobody uses (dead code). With them go ops that
+// change nothing.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Equal nodes by their hashes: open addressing, as many places as a power of two.
+class NodeTable {
+ public:
+  explicit NodeTable(std::size_t nodes) {
+    std::size_t places = 16;
+    while (places < 2 * nodes) {
+      places *= 2;
+    }
+    slots_.resize(places);
+    for (int& slot : slots_) {
+      slot = -1;
+    }
+  }
+  // A node before that is equal, or this one.
+  int find(const Graph& graph, int number) {
+    const GraphNode& node = graph[number];
+    std::uint64_t hash = static_cast<std::uint64_t>(node.op) * 0x9E3779B97F4A7C15U;
+    const auto mix = [&hash](std::uint64_t value) {
+      hash = (hash ^ value) * 0xBF58476D1CE4E5B9U;
+      hash ^= hash >> 29;
+    };
+    for (const int input : node.inputs) {
+      mix(static_cast<std::uint64_t>(input) + 1);
+    }
+    for (const double value : node.numbers) {
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, &value, sizeof(bits));
+      mix(bits);
+    }
+    const std::size_t mask = slots_.size() - 1;
+    for (std::size_t at = hash & mask;; at = (at + 1) & mask) {
+      if (slots_[at] < 0) {
+        slots_[at] = number;
+        return number;
+      }
+      if (equal_nodes(graph[slots_[at]], node)) {
+        return slots_[at];
+      }
+    }
+  }
+  static bool equal_nodes(const GraphNode& a, const GraphNode& b) {
+    if (a.op != b.op || a.shape != b.shape || a.inputs.size() != b.inputs.size() ||
+        a.numbers.size() != b.numbers.size()) {
+      return false;
+    }
+    for (std::size_t i = 0; i < a.inputs.size(); ++i) {
+      if (a.inputs[i] != b.inputs[i]) {
+        return false;
+      }
+    }
+    return a.numbers.empty() ||
+           std::memcmp(a.numbers.data(), b.numbers.data(), a.numbers.size() * sizeof(double)) == 0;
+  }
+
+ private:
+  List<int> slots_;
+};
+
+// The node that `node` is no more than another name of, or -1.
+inline int same_as(const Graph& graph, const GraphNode& node) {
+  const auto is_literal = [&graph](int i, double value) {
+    return graph[i].op == Op::literal && graph[i].numbers[0] <= value &&
+           graph[i].numbers[0] >= value;
+  };
+  switch (node.op) {
+    case Op::reshape:
+    case Op::broadcast_to:
+    case Op::slice:
+    case Op::pad: return graph.input_of(node, 0).shape == node.shape ? node.inputs[0] : -1;
+    case Op::permute:
+      for (std::size_t i = 0; i < node.numbers.size(); ++i) {
+        if (node.whole(i) != static_cast<std::int64_t>(i)) {
+          return -1;
+        }
+      }
+      return node.inputs[0];
+    case Op::concat: return node.inputs.size() == 1 ? node.inputs[0] : -1;
+    case Op::mul:
+      for (std::size_t i = 0; i < 2; ++i) {
+        if (is_literal(node.inputs[i], 1.0) && graph.input_of(node, 1 - i).shape == node.shape) {
+          return node.inputs[1 - i];
+        }
+      }
+      return -1;
+    case Op::div:
+      return is_literal(node.inputs[1], 1.0) && graph.input_of(node, 0).shape == node.shape
+                 ? node.inputs[0]
+                 : -1;
+    default: return -1;
+  }
+}
+
+// A view of a view is one view; arithmetic of literals a literal. In place.
+inline void shorten(const Graph& graph, GraphNode& node) {
+  const bool two = node.inputs.size() == 2 && graph.input_of(node, 0).op == Op::literal &&
+                   graph.input_of(node, 1).op == Op::literal && node.shape.empty();
+  if (two &&
+      (node.op == Op::add || node.op == Op::sub || node.op == Op::mul || node.op == Op::div)) {
+    const auto a = static_cast<float>(graph.input_of(node, 0).numbers[0]);
+    const auto b = static_cast<float>(graph.input_of(node, 1).numbers[0]);
+    const Arithmetic how = node.op == Op::add   ? Arithmetic::add
+                           : node.op == Op::sub ? Arithmetic::sub
+                           : node.op == Op::mul ? Arithmetic::mul
+                                                : Arithmetic::div;
+    node.op = Op::literal;
+    node.inputs.clear();
+    node.numbers = {static_cast<double>(apply(how, a, b))};
+    return;
+  }
+  if (node.op == Op::reshape && graph.input_of(node, 0).op == Op::literal) {
+    const List<double> value = graph.input_of(node, 0).numbers;
+    if (node.shape.empty()) {
+      node.op = Op::literal;
+      node.inputs.clear();
+      node.numbers = value;
+    } else {
+      node.op = Op::broadcast_to;  // of a literal: [1, 1] is one too
+    }
+    return;
+  }
+  while ((node.op == Op::reshape || node.op == Op::broadcast_to) &&
+         graph.input_of(node, 0).op == node.op) {
+    node.inputs[0] = graph.input_of(node, 0).inputs[0];
+  }
+}
+
+// Where each node went; -1: nowhere.
+using NodeMap = List<int>;
+
+// The nodes that the outputs need, each behind its operands, otherwise in their order.
+inline NodeMap sort_needed(Graph& graph) {
+  const auto n = static_cast<std::size_t>(graph.size());
+  List<char> needed(n);
+  List<int> open;
+  const auto need = [&](int node) {
+    if (node >= 0 && needed[static_cast<std::size_t>(node)] == 0) {
+      needed[static_cast<std::size_t>(node)] = 1;
+      open.push_back(node);
+    }
+  };
+  for (const int output : graph.outputs) {
+    need(output);
+  }
+  for (const int input : graph.inputs) {
+    need(input);
+  }
+  while (!open.empty()) {
+    const int node = open.back();
+    open.pop_back();
+    for (const int input : graph[node].inputs) {
+      need(input);
+    }
+  }
+  NodeMap to(n);
+  for (int& place : to) {
+    place = -1;
+  }
+  List<GraphNode> sorted;
+  sorted.reserve(n);
+  for (int i = 0; i < graph.size(); ++i) {
+    if (needed[static_cast<std::size_t>(i)] == 0) {
+      continue;
+    }
+    open.push_back(i);
+    while (!open.empty()) {
+      const int node = open.back();
+      bool ready = true;
+      for (const int input : graph[node].inputs) {
+        if (to[static_cast<std::size_t>(input)] < 0) {
+          open.push_back(input);
+          ready = false;
+        }
+      }
+      if (!ready) {
+        continue;
+      }
+      open.pop_back();
+      if (to[static_cast<std::size_t>(node)] < 0) {
+        to[static_cast<std::size_t>(node)] = static_cast<int>(sorted.size());
+        GraphNode moved = graph[node];
+        for (int& input : moved.inputs) {
+          input = to[static_cast<std::size_t>(input)];
+        }
+        sorted.push_back(std::move(moved));
+      }
+    }
+  }
+  graph.nodes.swap(sorted);
+  for (int& output : graph.outputs) {
+    output = output < 0 ? -1 : to[static_cast<std::size_t>(output)];
+  }
+  for (int& input : graph.inputs) {
+    input = to[static_cast<std::size_t>(input)];
+  }
+  return to;
+}
+
+// The loss alone where the loss and its gradients are computed too.
+inline void share_losses(Graph& graph) {
+  for (int i = 0; i < graph.size(); ++i) {
+    if (graph[i].op != Op::linear_cross_entropy_all) {
+      continue;
+    }
+    for (int j = 0; j < i; ++j) {
+      bool same = graph[j].op == Op::linear_cross_entropy;
+      for (std::size_t k = 0; same && k < 3; ++k) {
+        same = graph[j].inputs[k] == graph[i].inputs[k];
+      }
+      if (same) {
+        graph[j].op = Op::part;
+        graph[j].numbers = {0.0};
+        graph[j].inputs = {i};
+      }
+    }
+  }
+}
+
+// Both passes; the graph computes the same numbers.
+inline void simplify(Graph& graph) {
+  List<int> to(graph.nodes.size());
+  NodeTable table(graph.nodes.size());
+  for (int i = 0; i < graph.size(); ++i) {
+    GraphNode& node = graph[i];
+    for (int& input : node.inputs) {
+      input = to[static_cast<std::size_t>(input)];
+    }
+    shorten(graph, node);
+    const int same = same_as(graph, node);
+    const bool own = node.op == Op::input || node.op == Op::constant;
+    to[static_cast<std::size_t>(i)] = same >= 0 ? same : own ? i : table.find(graph, i);
+  }
+  for (int& output : graph.outputs) {
+    output = output < 0 ? -1 : to[static_cast<std::size_t>(output)];
+  }
+  share_losses(graph);
+  sort_needed(graph);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/take_apart.hpp
+// Composite ops of a graph replaced by the primitives that they are made of, but for those that a
+// pass wants whole.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The same graph of primitives alone, but for the ops that `whole` says yes to.
+inline Graph take_apart(
+    const Graph& graph, const Function<bool(int node)>& whole = [](int) { return false; }) {
+  detail::GraphWriter writer;
+  const NoGrad no_gradients;
+  const detail::RecorderScope scope(&writer);
+  writer.graph.constants = graph.constants;
+  List<int> to(graph.nodes.size());
+  List<List<int>> parts(graph.nodes.size());
+  for (int i = 0; i < graph.size(); ++i) {
+    const GraphNode& node = graph[i];
+    int& own = to[static_cast<std::size_t>(i)];
+    if (node.op == Op::part && !parts[static_cast<std::size_t>(node.inputs[0])].empty()) {
+      own =
+          parts[static_cast<std::size_t>(node.inputs[0])][static_cast<std::size_t>(node.number(0))];
+      continue;
+    }
+    if (is_primitive(node.op) || whole(i)) {
+      List<int> inputs = node.inputs;
+      for (int& input : inputs) {
+        input = to[static_cast<std::size_t>(input)];
+      }
+      own = writer.add(node.op, std::move(inputs), node.shape, node.numbers);
+      continue;
+    }
+    detail::Parts in;
+    for (const int input : node.inputs) {
+      in.push_back(writer.tensor_of(to[static_cast<std::size_t>(input)]));
+    }
+    const detail::Parts results = detail::decompose(node.op, in, node.numbers);
+    for (const Tensor& result : results) {
+      parts[static_cast<std::size_t>(i)].push_back(writer.node_of(result));
+    }
+    own = parts[static_cast<std::size_t>(i)][0];
+    if (facts_of(node.op).parts == 1) {
+      parts[static_cast<std::size_t>(i)].clear();
+    }
+  }
+  for (const int input : graph.inputs) {
+    writer.graph.inputs.push_back(to[static_cast<std::size_t>(input)]);
+  }
+  for (const int output : graph.outputs) {
+    writer.graph.outputs.push_back(output < 0 ? -1 : to[static_cast<std::size_t>(output)]);
+  }
+  Graph out;
+  std::swap(out, writer.graph);
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/value_layout.hpp
+// How the numbers of every node lie in memory, known before there is any: views of what buffer,
+// with which steps. A view that no steps describe is a copy.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A tensor that has shape and steps and no memory; it is never read.
+inline Tensor phantom(const Shape& shape) {
+  static float nowhere[1] = {};
+  Shared<Storage> storage = Shared<Storage>::make();
+  storage->data = nowhere;
+  storage->count = shape.count() > 0 ? shape.count() : 1;
+  return Tensor(shape, std::move(storage));
+}
+
+// The view that a node is of x, of real numbers or of a phantom; empty where it needs a copy.
+inline Tensor view_of(const GraphNode& node, const Tensor& x) {
+  switch (node.op) {
+    case Op::reshape: {
+      Strides steps = row_major(node.shape);
+      if (!x.is_contiguous() && !steps_of_reshape(x, node.shape, steps)) {
+        return Tensor();
+      }
+      return x.as_strided(node.shape, steps, 0);
+    }
+    case Op::permute: {
+      const Strides from = x.steps();
+      Strides steps;
+      for (std::size_t i = 0; i < node.numbers.size(); ++i) {
+        steps.of[i] = from.of[node.whole(i)];
+      }
+      return x.as_strided(node.shape, steps, 0);
+    }
+    case Op::slice: {
+      const auto dim = static_cast<int>(node.number(0));
+      Strides steps = x.steps();
+      const std::int64_t offset = node.shape.count() > 0 ? node.whole(1) * steps.of[dim] : 0;
+      steps.of[dim] *= node.shape[dim] > 1 ? node.whole(3) : 1;
+      return x.as_strided(node.shape, steps, offset);
+    }
+    default: return x.as_strided(node.shape, broadcast_steps(x.shape(), x.steps(), node.shape), 0);
+  }
+}
+
+// The same shape and steps as x.
+inline Tensor phantom_like(const Tensor& x) {
+  if (x.is_contiguous()) {
+    return phantom(x.shape());
+  }
+  std::int64_t last = 0;
+  for (int i = 0; i < x.dims(); ++i) {
+    last += x.dim(i) > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
+  }
+  return phantom(Shape{last + 1}).as_strided(x.shape(), x.steps(), 0);
+}
+
+struct ValueLayouts {
+  List<Tensor> values;  // phantoms
+  List<int> base;       // the node whose buffer it is in; itself: it has one of its own
+  List<char> copies;    // 1: a view in the graph, a copy in memory
+
+  explicit ValueLayouts(const Graph& graph)
+      : values(graph.nodes.size()), base(graph.nodes.size()), copies(graph.nodes.size()) {
+    for (int i = 0; i < graph.size(); ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      const GraphNode& node = graph[i];
+      base[at] = i;
+      if (facts_of(node.op).kind == OpKind::view) {
+        const auto from = static_cast<std::size_t>(node.inputs[0]);
+        values[at] = view_of(node, values[from]);
+        copies[at] = values[at].defined() ? 0 : 1;
+        base[at] = values[at].defined() ? base[from] : i;
+      } else if (node.op == Op::constant) {
+        const Tensor& known = graph.constants[static_cast<std::size_t>(node.number(0))];
+        values[at] = phantom_like(known);
+      }
+      if (!values[at].defined()) {
+        values[at] = phantom(node.shape);
+      }
+    }
+  }
+  const Tensor& of(int node) const { return values[static_cast<std::size_t>(node)]; }
+  int base_of(int node) const { return base[static_cast<std::size_t>(node)]; }
+  bool is_copy(int node) const { return copies[static_cast<std::size_t>(node)] != 0; }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/step.hpp
+// A compiled graph as a list of steps: each computes one node or several together and writes the
+// results that others need.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class StepKind : unsigned char { vectors, product, kernel };
+
+inline const char* name_of(StepKind kind) {
+  switch (kind) {
+    case StepKind::vectors: return "vectors";
+    case StepKind::product: return "product";
+    default: return "kernel";
+  }
+}
+
+// Nodes are those of the graph after all passes.
+struct Step {
+  StepKind kind = StepKind::kernel;
+  List<int> nodes;    // computed here, in order
+  List<int> inputs;   // nodes whose numbers it reads
+  List<int> outputs;  // nodes whose numbers it writes, in the order of the kernel's results; -1:
+                      // one that nobody needs
+
+  kernels::VectorPlan vectors;  // of a group
+
+  // Of a product with what follows it: nodes, or -1.
+  int bias = -1, residual = -1, before = -1;
+  float scale = 1.0f;
+  kernels::Activation activation = kernels::Activation::none;
+
+  std::string name(const Graph& graph) const;
+};
+
+inline std::string Step::name(const Graph& graph) const {
+  std::string out;
+  int last = 0;
+  Op op = Op::literal;
+  const auto flush = [&] {
+    if (last > 0) {
+      out += (out.empty() ? "" : " ") + std::string(name_of(op)) +
+             (last > 1 ? " x" + std::to_string(last) : "");
+    }
+  };
+  for (const int node : nodes) {
+    if (last > 0 && graph[node].op == op) {
+      ++last;
+      continue;
+    }
+    flush();
+    op = graph[node].op;
+    last = 1;
+  }
+  flush();
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/fusion.hpp
+// Which nodes are computed together. A group is legal when no path leaves it and comes back: else
+// it would wait for itself.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Nodes by group; a node alone is a group of one. Groups are merged, never split.
+class Fusion {
+ public:
+  explicit Fusion(const Graph& graph)
+      : graph_(graph),
+        group_(graph.nodes.size()),
+        members_(graph.nodes.size()),
+        first_(graph.nodes.size()),
+        last_(graph.nodes.size()),
+        seen_(graph.nodes.size()) {
+    for (int i = 0; i < graph.size(); ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      group_[at] = first_[at] = last_[at] = i;
+      members_[at].push_back(i);
+    }
+  }
+
+  int group_of(int node) const { return group_[static_cast<std::size_t>(node)]; }
+  const List<int>& members(int group) const { return members_[static_cast<std::size_t>(group)]; }
+  bool same(int a, int b) const { return group_of(a) == group_of(b); }
+
+  // Whether one group may join the other: nothing else stands between them.
+  bool may_merge(int a, int b) { return !reaches(a, b) && !reaches(b, a); }
+
+  // Joins b to a.
+  void merge(int a, int b) {
+    List<int> all;
+    const List<int>&x = members(a), &y = members(b);
+    all.reserve(x.size() + y.size());
+    for (std::size_t i = 0, j = 0; i < x.size() || j < y.size();) {
+      all.push_back(j == y.size() || (i < x.size() && x[i] < y[j]) ? x[i++] : y[j++]);
+    }
+    for (const int node : y) {
+      group_[static_cast<std::size_t>(node)] = a;
+    }
+    first_[static_cast<std::size_t>(a)] = all[0];
+    last_[static_cast<std::size_t>(a)] = all.back();
+    members_[static_cast<std::size_t>(b)].clear();
+    members_[static_cast<std::size_t>(a)].swap(all);
+  }
+
+ private:
+  // Whether `from` depends on `to` through a third group.
+  bool reaches(int from, int to) {
+    ++mark_;
+    List<int> open;
+    const auto visit = [&](int group, bool direct) {
+      for (const int node : members(group)) {
+        for (const int input : graph_[node].inputs) {
+          const int next = group_of(input);
+          const auto at = static_cast<std::size_t>(next);
+          if (next == group || seen_[at] == mark_ || (direct && next == to)) {
+            continue;
+          }
+          if (next == to) {
+            return true;
+          }
+          if (last_[at] > first_[static_cast<std::size_t>(to)]) {
+            seen_[at] = mark_;
+            open.push_back(next);
+          }
+        }
+      }
+      return false;
+    };
+    if (visit(from, true)) {
+      return true;
+    }
+    while (!open.empty()) {
+      const int group = open.back();
+      open.pop_back();
+      if (visit(group, false)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  const Graph& graph_;
+  List<int> group_;
+  List<List<int>> members_;
+  List<int> first_, last_;  // of each group: its lowest and highest node
+  List<int> seen_;
+  int mark_ = 0;
+};
+
+// The nodes that read each node; -1 among them: the graph returns it.
+inline List<List<int>> users_of(const Graph& graph) {
+  List<List<int>> users(graph.nodes.size());
+  for (int i = 0; i < graph.size(); ++i) {
+    const List<int>& inputs = graph[i].inputs;
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      bool again = false;
+      for (std::size_t j = 0; j < k; ++j) {
+        again = again || inputs[j] == inputs[k];
+      }
+      if (!again) {
+        users[static_cast<std::size_t>(inputs[k])].push_back(i);
+      }
+    }
+  }
+  for (const int output : graph.outputs) {
+    if (output >= 0) {
+      users[static_cast<std::size_t>(output)].push_back(-1);
+    }
+  }
+  return users;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/fuse_vectors.hpp
+// Elementwise ops, and reductions with their neighbours, gathered into groups that pass over memory
+// once: chains, softmax, norms, cross-entropy, whatever works along the rows of one table.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a node is in a group over a table [rows, cols].
+enum class VectorRole : unsigned char { none, element, row_reduction, column_sums, total };
+
+inline kernels::VectorOp vector_op(Op op) {
+  using kernels::VectorOp;
+  switch (op) {
+    case Op::add: return VectorOp::add;
+    case Op::sub: return VectorOp::sub;
+    case Op::mul: return VectorOp::mul;
+    case Op::div: return VectorOp::div;
+    case Op::maximum: return VectorOp::maximum;
+    case Op::less: return VectorOp::less;
+    case Op::equal: return VectorOp::equal;
+    case Op::where: return VectorOp::where;
+    case Op::exp: return VectorOp::exp;
+    case Op::log: return VectorOp::log;
+    case Op::sqrt: return VectorOp::sqrt;
+    case Op::tanh: return VectorOp::tanh;
+    case Op::erf: return VectorOp::erf;
+    case Op::pow: return VectorOp::pow;
+    case Op::square: return VectorOp::square;
+    case Op::relu: return VectorOp::relu;
+    case Op::gelu: return VectorOp::gelu;
+    case Op::gelu_tanh: return VectorOp::gelu_tanh;
+    case Op::silu: return VectorOp::silu;
+    case Op::sigmoid: return VectorOp::sigmoid;
+    case Op::gelu_slope: return VectorOp::gelu_slope;
+    case Op::gelu_tanh_slope: return VectorOp::gelu_tanh_slope;
+    case Op::silu_slope: return VectorOp::silu_slope;
+    case Op::sum: return VectorOp::row_sum;
+    case Op::max: return VectorOp::row_max;
+    default: return VectorOp::copy;
+  }
+}
+
+inline bool is_element(const GraphNode& node) {
+  return facts_of(node.op).kind == OpKind::elementwise && node.op != Op::round &&
+         node.shape.count() > 0;
+}
+
+// The table that a node works along is that of its operand where it reduces.
+inline VectorRole role_of(const Graph& graph, const ValueLayouts& layouts, int number) {
+  const GraphNode& node = graph[number];
+  if (is_element(node)) {
+    return VectorRole::element;
+  }
+  if (layouts.is_copy(number) && node.shape.count() > 0) {
+    return VectorRole::element;
+  }
+  if (node.op != Op::sum && node.op != Op::max) {
+    return VectorRole::none;
+  }
+  const Shape& x = graph.input_of(node, 0).shape;
+  if (x.size() == 0 || x.count() == 0) {
+    return VectorRole::none;
+  }
+  const std::size_t dims = node.numbers.size();
+  const bool last = dims == 1 && node.whole(0) == x.size() - 1;
+  if (node.op == Op::max) {
+    return last ? VectorRole::row_reduction : VectorRole::none;
+  }
+  if (last && x.size() > 1) {
+    return VectorRole::row_reduction;
+  }
+  bool leading = true, all = dims > 0;
+  for (int i = 0; i < x.size(); ++i) {
+    const bool reduced = [&] {
+      for (std::size_t d = 0; d < dims; ++d) {
+        if (node.whole(d) == i) {
+          return true;
+        }
+      }
+      return false;
+    }();
+    leading = leading && (reduced == (i + 1 < x.size()) || x[i] == 1);
+    all = all && (reduced || x[i] == 1);
+  }
+  return all ? VectorRole::total : leading ? VectorRole::column_sums : VectorRole::none;
+}
+
+// The rows and columns of a group's table, and how its members and operands lie in it.
+struct VectorSpace {
+  Shape shape;             // of full members
+  bool flattened = false;  // members of other shapes with the same rows and columns are in it
+
+  std::int64_t cols() const { return shape.size() > 0 ? shape[-1] : 1; }
+  std::int64_t rows() const { return cols() > 0 ? shape.count() / cols() : 0; }
+  bool is_full(const Shape& s) const {
+    return s.count() == shape.count() && (s.size() > 0 ? s[-1] : 1) == cols();
+  }
+  bool is_rows(const Shape& s) const {  // one number a row
+    return s.count() == rows() && s.size() > 0 && s[-1] == 1;
+  }
+};
+
+// How an operand lies in a table: elements from row to row where all rows are evenly apart.
+struct TableSteps {
+  bool even = false;
+  std::int64_t row = 0, column = 0;
+};
+inline TableSteps table_steps(const Tensor& x, const Shape& as) {
+  const Strides steps = broadcast_steps(x.shape(), x.steps(), as);
+  TableSteps out;
+  if (as.size() == 0) {
+    out.even = true;
+    return out;
+  }
+  const int last = as.size() - 1;
+  out.column = as[last] > 1 ? steps.of[last] : 0;
+  Shape outer;
+  for (int i = 0; i < last; ++i) {
+    outer.push_back(as[i]);
+  }
+  const Walk walk(outer, steps, steps);
+  out.even = walk.shape.size() <= 1;
+  out.row = out.even ? walk.step_a() : 0;
+  return out;
+}
+
+// Finds the groups.
+class VectorFusion {
+ public:
+  VectorFusion(const Graph& graph, const ValueLayouts& layouts, Fusion& fusion, bool elements,
+               bool rows)
+      : graph_(graph),
+        layouts_(layouts),
+        fusion_(fusion),
+        elements_(elements),
+        rows_(rows),
+        roles(graph.nodes.size()),
+        spaces(graph.nodes.size()) {}
+
+  // `claimed`: nodes that another pass has taken.
+  void run(const List<char>& claimed) {
+    for (int i = 0; i < graph_.size(); ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      roles[at] = claimed[at] != 0 ? VectorRole::none : role_of(graph_, layouts_, i);
+      if (roles[at] == VectorRole::none) {
+        continue;
+      }
+      spaces[at].shape =
+          roles[at] == VectorRole::element ? graph_[i].shape : graph_.input_of(graph_[i], 0).shape;
+      if (layouts_.is_copy(i)) {
+        spaces[at].shape = graph_.input_of(graph_[i], 0).shape;
+        spaces[at].flattened = true;
+      }
+      for (const int input : graph_[i].inputs) {
+        const int member = source_of(input);
+        if (member >= 0 && !fusion_.same(member, i)) {
+          join(fusion_.group_of(member), fusion_.group_of(i), i);
+        }
+      }
+    }
+  }
+
+  int group(int node) const { return fusion_.group_of(node); }
+
+  // The member of some group that an operand is, seen through views that fit; -1: it is none.
+  int source_of(int operand) const {
+    int node = operand;
+    while (roles[static_cast<std::size_t>(node)] == VectorRole::none &&
+           (graph_[node].op == Op::reshape || graph_[node].op == Op::broadcast_to)) {
+      node = graph_[node].inputs[0];
+    }
+    const VectorRole role = roles[static_cast<std::size_t>(node)];
+    return role == VectorRole::element || role == VectorRole::row_reduction ? node : -1;
+  }
+
+  // Whether a member can be handed to a user that sees it as `as` without leaving the table.
+  bool fits(const VectorSpace& space, int member, int operand) const {
+    const Shape& own = graph_[member].shape;
+    const Shape& as = graph_[operand].shape;
+    if (own.count() == 1) {
+      return true;
+    }
+    if (space.is_full(own)) {
+      return space.is_full(as) && !layouts_.is_copy(member);
+    }
+    if (!space.is_rows(own) || (!space.is_rows(as) && !space.is_full(as))) {
+      return false;
+    }
+    // Through reshape and broadcast_to: rows stay rows where the last dimension is 1 throughout.
+    for (int node = operand; node != member; node = graph_[node].inputs[0]) {
+      const Shape& from = graph_.input_of(graph_[node], 0).shape;
+      const bool kept = graph_[node].op == Op::reshape ? space.is_rows(graph_[node].shape)
+                                                       : from.size() > 0 && from[-1] == 1;
+      if (!kept) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  // Group `b` (of node `i`, and perhaps others by now) joins group `a` where it may.
+  void join(int a, int b, int i) {
+    const auto at = static_cast<std::size_t>(i);
+    const bool reduces = roles[at] != VectorRole::element || has_reduction(a) || has_reduction(b);
+    if (reduces ? !rows_ : !elements_) {
+      return;
+    }
+    if (fusion_.members(a).size() + fusion_.members(b).size() > 64) {
+      return;
+    }
+    VectorSpace joined;
+    if (!join_spaces(space_of(a), space_of(b), joined) || !all_fit(joined, a, b) ||
+        !fusion_.may_merge(a, b)) {
+      return;
+    }
+    fusion_.merge(a, b);
+    spaces[static_cast<std::size_t>(a)] = joined;
+  }
+
+  VectorSpace space_of(int group) const { return spaces[static_cast<std::size_t>(group)]; }
+  bool has_reduction(int group) const {
+    for (const int node : fusion_.members(group)) {
+      if (roles[static_cast<std::size_t>(node)] != VectorRole::element) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // The table of both, if there is one: equal ones, or one's rows are the other's elements.
+  static bool join_spaces(const VectorSpace& a, const VectorSpace& b, VectorSpace& out) {
+    if (a.is_full(b.shape)) {
+      out = a;
+      out.flattened = a.flattened || b.flattened || a.shape != b.shape;
+      return true;
+    }
+    const bool b_rows = a.is_rows(b.shape) && !b.flattened;
+    const bool a_rows = b.is_rows(a.shape) && !a.flattened;
+    if (b_rows || a_rows) {
+      out = b_rows ? a : b;
+      Shape rows = out.shape;
+      rows.set(-1, 1);
+      out.flattened = out.flattened || rows != (b_rows ? b.shape : a.shape);
+      return true;
+    }
+    const bool one = a.shape.count() == 1 || b.shape.count() == 1;
+    if (one && !a.flattened && !b.flattened) {
+      out = b.shape.count() == 1 ? a : b;
+      return true;
+    }
+    return false;
+  }
+
+  // Every operand of every member can be read in the joined table.
+  bool all_fit(const VectorSpace& space, int a, int b) const {
+    for (const int group : {a, b}) {
+      for (const int node : fusion_.members(group)) {
+        for (const int operand : graph_[node].inputs) {
+          const int member = source_of(operand);
+          const int of = member < 0 ? -1 : fusion_.group_of(member);
+          if (of == a || of == b) {
+            if (!fits(space, member, operand)) {
+              return false;
+            }
+          } else if (space.flattened && !is_even(node, operand)) {
+            return false;
+          }
+        }
+        const Shape& own = graph_[node].shape;
+        if (roles[static_cast<std::size_t>(node)] == VectorRole::element && own.count() != 1 &&
+            !space.is_full(own) && !space.is_rows(own) && !layouts_.is_copy(node)) {
+          return false;
+        }
+        if (roles[static_cast<std::size_t>(node)] > VectorRole::element &&
+            !space.is_full(graph_.input_of(graph_[node], 0).shape)) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  // Whether an operand from outside has its rows evenly apart as the node reads it.
+  bool is_even(int node, int operand) const {
+    const Shape& as =
+        roles[static_cast<std::size_t>(node)] == VectorRole::element && !layouts_.is_copy(node)
+            ? graph_[node].shape
+            : graph_[operand].shape;
+    return table_steps(layouts_.of(operand), as).even;
+  }
+
+  const Graph& graph_;
+  const ValueLayouts& layouts_;
+  Fusion& fusion_;
+  bool elements_, rows_;
+
+ public:
+  List<VectorRole> roles;
+  List<VectorSpace> spaces;  // of the group of that number
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/lower_vectors.hpp
+// A group of nodes as a vector program: what it reads, what it computes of each row, what of that
+// somebody else needs.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+class VectorLowering {
+ public:
+  VectorLowering(const Graph& graph, const ValueLayouts& layouts, const VectorFusion& vectors,
+                 const List<int>& members)
+      : graph_(graph),
+        layouts_(layouts),
+        vectors_(vectors),
+        members_(members),
+        space_(vectors.spaces[static_cast<std::size_t>(group(members[0]))]),
+        program_(outer(), Dim(space_.cols())) {}
+
+  // `needed`: of each node, whether anything outside its group reads it.
+  Step lower(const List<char>& needed) {
+    Step step;
+    step.kind = StepKind::vectors;
+    step.nodes = members_;
+    for (const int node : members_) {
+      const VectorRole role = vectors_.roles[static_cast<std::size_t>(node)];
+      const bool sums = role == VectorRole::column_sums || role == VectorRole::total;
+      const int value = sums ? operand(node, 0) : compute(node, role);
+      made_.push_back(Made{node, value});
+      if (needed[static_cast<std::size_t>(node)] != 0) {
+        step.outputs.push_back(node);
+        program_.output(value, output_kind(node, role, program_.extent(value)));
+      }
+    }
+    for (const Read& read : reads_) {
+      step.inputs.push_back(read.node);
+    }
+    step.vectors = kernels::plan_vectors(program_);
+    return step;
+  }
+
+ private:
+  struct Made {
+    int node, value;
+  };
+  struct Read {
+    int node;
+    List<std::int64_t> rows;
+    std::int64_t column;
+    int value;
+  };
+  struct Literal {
+    int node, value;
+  };
+
+  int group(int node) const { return vectors_.group(node); }
+  std::int64_t rows() const { return space_.rows(); }
+
+  // Rows in one dimension where all operands lie evenly in it.
+  Shape outer() {
+    even_ = true;
+    for (const int node : members_) {
+      for (const int input : graph_[node].inputs) {
+        even_ = even_ &&
+                (inside(input) >= 0 || table_steps(layouts_.of(input), seen_as(node, input)).even);
+      }
+    }
+    if (even_ || space_.flattened) {
+      even_ = true;
+      return Shape{space_.rows()};
+    }
+    Shape rows = space_.shape;
+    Shape out;
+    for (int i = 0; i + 1 < rows.size(); ++i) {
+      out.push_back(rows[i]);
+    }
+    return out;
+  }
+
+  // The member of this group behind an operand, or -1.
+  int inside(int operand) const {
+    const int member = vectors_.source_of(operand);
+    return member >= 0 && group(member) == group(members_[0]) ? member : -1;
+  }
+  // The shape in which a node reads an operand: its own, or that of what it reduces or copies.
+  Shape seen_as(int node, int operand) const {
+    const bool element = vectors_.roles[static_cast<std::size_t>(node)] == VectorRole::element;
+    return element && !layouts_.is_copy(node) ? graph_[node].shape : graph_[operand].shape;
+  }
+
+  int literal(double number) { return program_.literal(static_cast<float>(number)); }
+
+  int operand(int node, std::size_t i) {
+    const int from = graph_[node].inputs[i];
+    const int member = inside(from);
+    if (member >= 0) {
+      for (const Made& made : made_) {
+        if (made.node == member) {
+          return made.value;
+        }
+      }
+    }
+    int source = from;
+    while (graph_[source].op == Op::reshape || graph_[source].op == Op::broadcast_to) {
+      source = graph_[source].inputs[0];
+    }
+    if (graph_[source].op == Op::literal) {
+      for (const Literal& known : literals_) {
+        if (known.node == source) {
+          return known.value;
+        }
+      }
+      literals_.push_back(Literal{source, literal(graph_[source].number(0))});
+      return literals_.back().value;
+    }
+    return read(from, seen_as(node, from), graph_[source].op == Op::iota);
+  }
+
+  // An operand from outside, as it lies under the table.
+  int read(int node, const Shape& as, bool counts) {
+    const Tensor& x = layouts_.of(node);
+    List<std::int64_t> steps;
+    std::int64_t column = 0;
+    if (even_) {
+      const bool narrow = as.count() != space_.shape.count();  // one number a row, or one at all
+      const TableSteps lies = table_steps(x, as);
+      if (!narrow) {
+        steps.push_back(lies.row);
+        column = lies.column;
+      } else {
+        steps.push_back(as.count() == 1 ? 0 : lies.row);
+      }
+    } else {
+      const Strides all = broadcast_steps(x.shape(), x.steps(), space_.shape);
+      for (int i = 0; i + 1 < space_.shape.size(); ++i) {
+        steps.push_back(space_.shape[i] == 1 ? 0 : all.of[i]);
+      }
+      const int last = space_.shape.size() - 1;
+      column = last >= 0 && space_.shape[last] > 1 ? all.of[last] : 0;
+    }
+    bool still = true;
+    for (const std::int64_t step : steps) {
+      still = still && step == 0;
+    }
+    if (counts && still && column == 1 && graph_[source_of(node)].shape[0] == space_.cols()) {
+      if (numbers_ < 0) {
+        numbers_ = program_.apply(kernels::VectorOp::column_number);
+      }
+      return numbers_;
+    }
+    for (const Read& known : reads_) {
+      bool same = known.node == node && known.column == column;
+      for (std::size_t i = 0; same && i < steps.size(); ++i) {
+        same = known.rows[i] == steps[i];
+      }
+      if (same) {
+        return known.value;
+      }
+    }
+    reads_.push_back(Read{node, steps, column, program_.input(steps, column)});
+    return reads_.back().value;
+  }
+  int source_of(int node) const {
+    while (graph_[node].op == Op::reshape || graph_[node].op == Op::broadcast_to) {
+      node = graph_[node].inputs[0];
+    }
+    return node;
+  }
+
+  int compute(int number, VectorRole role) {
+    using kernels::VectorOp;
+    const GraphNode& node = graph_[number];
+    if (layouts_.is_copy(number)) {
+      return program_.apply(VectorOp::copy, operand(number, 0));
+    }
+    const int a = operand(number, 0);
+    if (role == VectorRole::row_reduction) {
+      const bool varies = varies_with_columns(program_.extent(a));
+      if (varies) {
+        return program_.apply(vector_op(node.op), a);
+      }
+      return node.op == Op::max
+                 ? program_.apply(VectorOp::copy, a)
+                 : program_.apply(VectorOp::mul, a, literal(static_cast<double>(space_.cols())));
+    }
+    if (node.op == Op::pow) {
+      return program_.apply(VectorOp::pow, a, literal(node.number(0)));
+    }
+    const int b = node.inputs.size() > 1 ? operand(number, 1) : -1;
+    const int c = node.inputs.size() > 2 ? operand(number, 2) : -1;
+    return program_.apply(vector_op(node.op), a, b, c);
+  }
+
+  kernels::VectorOutput output_kind(int node, VectorRole role, kernels::VectorExtent extent) const {
+    using kernels::VectorOutput;
+    if (role == VectorRole::column_sums) {
+      return VectorOutput::column_sums;
+    }
+    if (role == VectorRole::total) {
+      return VectorOutput::total;
+    }
+    if (graph_[node].shape.count() == space_.shape.count()) {
+      return VectorOutput::full;
+    }
+    return extent == kernels::VectorExtent::single ? VectorOutput::single : VectorOutput::per_row;
+  }
+
+  const Graph& graph_;
+  const ValueLayouts& layouts_;
+  const VectorFusion& vectors_;
+  const List<int>& members_;
+  VectorSpace space_;
+  bool even_ = true;
+  kernels::VectorProgram program_;
+  List<Made> made_;
+  List<Read> reads_;
+  List<Literal> literals_;
+  int numbers_ = -1;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/fuse_products.hpp
+// What follows a matrix product, done to each block of it while it is in cache: a factor, a bias,
+// an activation, another tensor added.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A product by a matrix, whose result is written in the order of its rows.
+inline bool is_plain_product(const Graph& graph, const GraphNode& node) {
+  return node.op == Op::matmul && graph.input_of(node, 1).shape.size() == 2 &&
+         static_cast<DType>(static_cast<int>(node.number(0))) == DType::f32 &&
+         node.shape.count() > 0;
+}
+
+class ProductFusion {
+ public:
+  ProductFusion(const Graph& graph, const ValueLayouts& layouts, Fusion& fusion)
+      : graph_(graph), layouts_(layouts), fusion_(fusion), users_(users_of(graph)) {}
+
+  // The step of a product, with as much of what follows as one pass can do. `claimed` is marked.
+  Step run(int product, List<char>& claimed) {
+    Step step;
+    step.kind = StepKind::product;
+    step.nodes.push_back(product);
+    step.inputs = graph_[product].inputs;
+    claimed[at(product)] = 1;
+    int now = product;
+    if (is_plain_product(graph_, graph_[product])) {
+      while (follow(step, now, claimed)) {
+      }
+    }
+    step.outputs.push_back(now);
+    return step;
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+
+  bool follow(Step& step, int& now, List<char>& claimed) {
+    if (step.residual >= 0) {
+      return false;
+    }
+    const List<int>& users = users_[at(now)];
+    const int next = next_of(step, users);
+    if (next < 0 || claimed[at(next)] != 0 || graph_[next].shape != graph_[now].shape) {
+      return false;
+    }
+    const GraphNode& node = graph_[next];
+    if (!take(step, now, node, users.size() == 1) || !merge(step, next)) {
+      return false;
+    }
+    apply(step, now, node);
+    step.nodes.push_back(next);
+    claimed[at(next)] = 1;
+    now = next;
+    return true;
+  }
+
+  // The one user, or the activation among several: its input may be kept.
+  int next_of(const Step& step, const List<int>& users) const {
+    if (users.size() == 1) {
+      return users[0];
+    }
+    if (step.activation != kernels::Activation::none) {
+      return -1;
+    }
+    for (const int user : users) {
+      if (user >= 0 && activation(graph_[user].op) != kernels::Activation::none) {
+        return user;
+      }
+    }
+    return -1;
+  }
+
+  static kernels::Activation activation(Op op) {
+    switch (op) {
+      case Op::gelu: return kernels::Activation::gelu;
+      case Op::gelu_tanh: return kernels::Activation::gelu_tanh;
+      case Op::silu: return kernels::Activation::silu;
+      default: return kernels::Activation::none;
+    }
+  }
+
+  // Which operand of a node with two is not `now`.
+  int other(const GraphNode& node, int now) const {
+    return node.inputs[0] == now ? node.inputs[1] : node.inputs[0];
+  }
+  bool is_literal(int node) const { return graph_[node].op == Op::literal; }
+  // [N], the same for all rows.
+  bool is_bias(int node, const Shape& y) const {
+    const TableSteps lies = table_steps(layouts_.of(node), y);
+    return lies.even && lies.row == 0 && lies.column == 1 && graph_[node].shape.count() == y[-1];
+  }
+
+  bool take(const Step& step, int now, const GraphNode& node, bool alone) const {
+    const bool plain = step.activation == kernels::Activation::none;
+    if (activation(node.op) != kernels::Activation::none) {
+      return plain && step.before < 0;
+    }
+    if (!alone || (node.op != Op::mul && node.op != Op::add) || node.inputs[0] == node.inputs[1]) {
+      return false;
+    }
+    const int x = other(node, now);
+    if (node.op == Op::mul) {
+      return plain && step.bias < 0 && is_literal(x) && graph_[x].shape.empty();
+    }
+    if (plain && step.bias < 0 && is_bias(x, node.shape)) {
+      return true;
+    }
+    return graph_[x].shape == node.shape && layouts_.of(x).is_contiguous() && !is_literal(x);
+  }
+  void apply(Step& step, int now, const GraphNode& node) const {
+    const kernels::Activation act = activation(node.op);
+    if (act != kernels::Activation::none) {
+      step.activation = act;
+      if (users_[at(now)].size() > 1) {
+        step.before = now;
+        step.outputs.push_back(now);
+      }
+      return;
+    }
+    const int x = other(node, now);
+    if (node.op == Op::mul) {
+      step.scale *= static_cast<float>(graph_[x].number(0));
+      return;
+    }
+    const bool bias =
+        step.activation == kernels::Activation::none && step.bias < 0 && is_bias(x, node.shape);
+    (bias ? step.bias : step.residual) = x;
+    step.inputs.push_back(x);
+  }
+  bool merge(const Step& step, int next) {
+    const int a = fusion_.group_of(step.nodes[0]), b = fusion_.group_of(next);
+    if (!fusion_.may_merge(a, b)) {
+      return false;
+    }
+    fusion_.merge(a, b);
+    return true;
+  }
+
+  const Graph& graph_;
+  const ValueLayouts& layouts_;
+  Fusion& fusion_;
+  List<List<int>> users_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/run_kernel.hpp
+// Ops that a kernel of their own computes, straight into the memory that a plan gives them.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a kernel step sees: tensors in the order of the node's operands, and where results go (an
+// empty one is not wanted).
+struct NodeKernel {
+  const Graph& graph;
+  const GraphNode& node;
+  const Tensor* const* in;
+  Tensor* const* out;
+
+  void operator()() const {
+    switch (node.op) {
+      case Op::softmax:
+        kernels::softmax_forward(rows(), columns(), in[0]->data(), out[0]->data());
+        return;
+      case Op::layer_norm:
+        kernels::layer_norm_forward(rows(), columns(), static_cast<float>(node.numbers[0]),
+                                    in[0]->data(), in[1]->data(), optional(2), out[0]->data(),
+                                    out[1]->data(), out[2]->data());
+        return;
+      case Op::layer_norm_backward:
+        zero(1);
+        zero(2);
+        kernels::layer_norm_backward(rows(), columns(), in[0]->data(), in[1]->data(), in[2]->data(),
+                                     in[3]->data(), in[4]->data(), out[0]->data(), out[1]->data(),
+                                     out[2]->data(), 0.0f);
+        return;
+      case Op::rms_norm:
+        kernels::rms_norm_forward(rows(), columns(), static_cast<float>(node.numbers[0]),
+                                  in[0]->data(), in[1]->data(), out[0]->data(), out[1]->data());
+        return;
+      case Op::rms_norm_backward:
+        zero(1);
+        kernels::rms_norm_backward(rows(), columns(), in[0]->data(), in[1]->data(), in[2]->data(),
+                                   in[3]->data(), out[0]->data(), out[1]->data(), 0.0f);
+        return;
+      case Op::cross_entropy: cross_entropy_forward(); return;
+      case Op::cross_entropy_backward: cross_entropy_backward(); return;
+      case Op::linear_cross_entropy:
+      case Op::linear_cross_entropy_all: linear_loss(); return;
+      case Op::attention: {
+        const kernels::AttentionShape s = attention_of();
+        kernels::attention_forward(s, in[0]->origin(), in[1]->origin(), in[2]->origin(),
+                                   out[0]->data(), out[1]->data());
+        return;
+      }
+      case Op::attention_backward: {
+        const kernels::AttentionShape s = attention_of();
+        kernels::attention_backward(s, in[0]->data(), in[1]->data(), in[2]->data(), in[3]->data(),
+                                    in[4]->data(), in[5]->data(), out[0]->data(), out[1]->data(),
+                                    out[2]->data(), 0.0f);
+        return;
+      }
+      case Op::rope: turn(); return;
+      case Op::dropout:
+        drop_elements(in[0]->data(), out[0]->data(), static_cast<float>(node.numbers[0]),
+                      seed_from(node.numbers[1], node.numbers[2]), drop_places(node.numbers), 0.0f);
+        return;
+      case Op::adamw: update(); return;
+      case Op::take: take_rows(); return;
+      case Op::scatter_add: add_rows(); return;
+      default: by_eager_op(); return;
+    }
+  }
+
+ private:
+  std::int64_t columns() const { return in[0]->dim(-1); }
+  std::int64_t rows() const { return in[0]->count() / columns(); }
+  const float* optional(std::size_t i) const {
+    return node.inputs.size() > i ? in[i]->data() : nullptr;
+  }
+  void zero(int i) const {
+    float* const to = out[i]->data();
+    std::memset(to, 0, static_cast<std::size_t>(out[i]->count()) * sizeof(float));
+  }
+
+  // Whole numbers of a tensor, each from `least` to below `end`.
+  List<std::int32_t> numbers_of(const char* what, const Tensor& ids, std::int64_t least,
+                                std::int64_t end) const {
+    List<std::int32_t> out_ids(static_cast<std::size_t>(ids.count()));
+    const Tensor dense = ids.is_contiguous() ? ids : ids.clone();
+    const float* const from = dense.data();
+    for (std::size_t i = 0; i < out_ids.size(); ++i) {
+      const float id = from[i];
+      if (!(id >= static_cast<float>(least) && id < static_cast<float>(end))) {
+        fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is outside the ", end,
+              node.op == Op::take || node.op == Op::scatter_add ? " rows" : " classes"});
+      }
+      out_ids[i] = static_cast<std::int32_t>(id);
+      if (static_cast<float>(out_ids[i]) < id) {
+        fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is no whole number"});
+      }
+    }
+    return out_ids;
+  }
+  static double counted(const List<std::int32_t>& targets) {
+    std::int64_t n = 0;
+    for (const std::int32_t target : targets) {
+      n += target >= 0 ? 1 : 0;
+    }
+    return static_cast<double>(n > 0 ? n : 1);
+  }
+  static float mean(const List<float>& losses, double n) {
+    double total = 0;
+    for (const float loss : losses) {
+      total += static_cast<double>(loss);
+    }
+    return static_cast<float>(total / n);
+  }
+
+  void cross_entropy_forward() const {
+    const List<std::int32_t> targets = numbers_of("target", *in[1], -1, columns());
+    List<float> losses(targets.size()), lse(targets.size());
+    kernels::cross_entropy_forward(rows(), columns(), in[0]->data(), targets.data(), losses.data(),
+                                   lse.data());
+    *out[0]->data() = mean(losses, counted(targets));
+  }
+  // The log-sum-exp is made again: reading the logits once more costs less than keeping rows apart.
+  void cross_entropy_backward() const {
+    const List<std::int32_t> targets = numbers_of("target", *in[1], -1, columns());
+    List<float> losses(targets.size()), lse(targets.size());
+    kernels::cross_entropy_forward(rows(), columns(), in[0]->data(), targets.data(), losses.data(),
+                                   lse.data());
+    kernels::cross_entropy_backward(
+        rows(), columns(), in[0]->data(), lse.data(), targets.data(),
+        static_cast<float>(static_cast<double>(in[2]->item()) / counted(targets)), out[0]->data(),
+        0.0f);
+  }
+  void linear_loss() const {
+    const std::int64_t vocabulary = in[1]->dim(0);
+    const List<std::int32_t> targets = numbers_of("target", *in[2], -1, vocabulary);
+    List<float> losses(targets.size()), lse(targets.size());
+    const double n = counted(targets);
+    const bool all = node.op == Op::linear_cross_entropy_all;
+    if (all) {
+      kernels::linear_cross_entropy(
+          {rows(), columns(), vocabulary, in[0]->data(), in[1]->data(), targets.data(),
+           static_cast<float>(1.0 / n), out[1]->data(), out[2]->data(), 0.0f, 0.0f},
+          losses.data(), lse.data());
+    } else {
+      kernels::linear_cross_entropy_forward(rows(), columns(), vocabulary, in[0]->data(),
+                                            in[1]->data(), targets.data(), losses.data(),
+                                            lse.data());
+    }
+    *out[0]->data() = mean(losses, n);
+  }
+
+  kernels::AttentionShape attention_of() const {
+    return attention_shape(*in[0], *in[1], *in[2], node.whole(0), node.whole(1),
+                           node.numbers[2] > 0 ? Mask::causal : Mask::none);
+  }
+
+  void turn() const {
+    kernels::RopeShape s;
+    s.batch = in[0]->dim(0);
+    s.tokens = in[0]->dim(1);
+    s.head_size = node.whole(0);
+    s.heads = in[0]->dim(2) / s.head_size;
+    s.pairs = node.whole(1) == 0 ? RopePairs::interleaved : RopePairs::halves;
+    s.places = TokenPlaces(node.whole(3), node.whole(4), node.whole(5));
+    s.theta = node.numbers[6];
+    List<float> factors;
+    for (std::size_t i = 7; i < node.numbers.size(); ++i) {
+      factors.push_back(static_cast<float>(node.numbers[i]));
+    }
+    s.factors = factors.empty() ? nullptr : factors.data();
+    const kernels::RopeTurn how =
+        node.whole(2) == 0 ? kernels::RopeTurn::forward : kernels::RopeTurn::inverse;
+    kernels::rope(s, how, in[0]->data(), out[0]->data());
+  }
+
+  // In place where the plan says so: the kernel reads each number before it writes it.
+  void update() const {
+    for (int i = 0; i < 3; ++i) {
+      const Tensor& from = *in[i == 0 ? 0 : i + 1];
+      if (out[i]->data() != from.data()) {
+        std::memcpy(out[i]->data(), from.data(),
+                    static_cast<std::size_t>(from.count()) * sizeof(float));
+      }
+    }
+    const float* const f = in[4]->data();
+    kernels::AdamWFactors s;
+    s.beta1 = f[0];
+    s.beta2 = f[1];
+    s.epsilon = f[2];
+    s.decay = f[3];
+    s.rate = f[4];
+    s.root = f[5];
+    s.grad_scale = in[5]->item();
+    kernels::adamw(in[0]->count(), s, in[1]->data(), out[0]->data(), out[1]->data(),
+                   out[2]->data());
+  }
+
+  void take_rows() const {
+    const std::int64_t width = in[0]->dim(1);
+    const List<std::int32_t> ids = numbers_of("id", *in[1], 0, in[0]->dim(0));
+    const float* const table = in[0]->data();
+    float* to = out[0]->data();
+    for (const std::int32_t id : ids) {
+      std::memcpy(to, table + id * width, static_cast<std::size_t>(width) * sizeof(float));
+      to += width;
+    }
+  }
+  void add_rows() const {
+    zero(0);
+    const std::int64_t width = in[1]->dim(-1);
+    const List<std::int32_t> ids = numbers_of("id", *in[0], 0, node.shape[0]);
+    const float* from = in[1]->data();
+    for (const std::int32_t id : ids) {
+      float* const to = out[0]->data() + id * width;
+      kernels::add(width, to, from, to);
+      from += width;
+    }
+  }
+
+  void by_eager_op() const {
+    Parts operands;
+    for (std::size_t i = 0; i < node.inputs.size(); ++i) {
+      operands.push_back(*in[i]);
+    }
+    const Parts results = evaluate_node(node, operands);
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      if (out[i] != nullptr) {
+        const Tensor dense = results[i].is_contiguous() ? results[i] : results[i].clone();
+        std::memcpy(out[i]->data(), dense.data(),
+                    static_cast<std::size_t>(dense.count()) * sizeof(float));
+      }
+    }
+  }
+};
+
+// A product in the format of its node, y = x w, with what follows it.
+inline void run_product(const GraphNode& node, const Tensor& x, const Tensor& w, Tensor& y,
+                        const kernels::GemmEpilogue* epilogue) {
+  const MatmulFormat format(static_cast<DType>(static_cast<int>(node.number(0))));
+  const std::int64_t k = w.dim(-2), n = w.dim(-1);
+  if (w.dims() == 2) {
+    const std::int64_t m = y.count() / std::max<std::int64_t>(n, 1);
+    const bool dense = x.is_contiguous() || x.dims() == 2;
+    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), false), Trans::no, k);
+    const Matrix b = matrix_of(as_operand(w, false), Trans::no, n);
+    if (epilogue != nullptr) {
+      kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,
+                          0.0f, y.data(), n, *epilogue);
+    } else {
+      multiply(m, n, k, a, a.own.origin(), b, b.own.origin(), 0.0f, y.data());
+    }
+    return;
+  }
+  multiply_batched(x, w, y);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/graph_cost.hpp
+// What the ops of a graph cost: FLOPs by the same table as eager ops, bytes of what is read and
+// written where each node is run alone, or where steps run several together.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline double count_of(const Shape& shape) { return static_cast<double>(shape.count()); }
+
+// Numbers that are there, however often a view repeats them.
+inline double distinct_numbers(const Tensor& x) {
+  double n = x.count() > 0 ? 1 : 0;
+  for (int i = 0; i < x.dims() && n > 0; ++i) {
+    n *= x.dim(i) > 1 && x.stride(i) == 0 ? 1.0 : static_cast<double>(x.dim(i));
+  }
+  return n;
+}
+
+inline double element_flops(Op op, double n) {
+  const auto table = [n](const char* name) { return vector_cost(name, n, &VectorCost::forward); };
+  switch (op) {
+    case Op::maximum:
+    case Op::round: return n;
+    case Op::gelu_slope: return table("gelu") + 4 * n;
+    case Op::gelu_tanh_slope: return table("gelu_tanh") + 6 * n;
+    case Op::silu_slope: return table("silu") + 2 * n;
+    default: return table(name_of(op));
+  }
+}
+
+struct NodeFlops {
+  double matmul = 0, vector = 0;
+};
+
+inline NodeFlops attention_flops(const Graph& graph, const GraphNode& node, double products,
+                                 double softmaxes) {
+  const Shape &q = graph.input_of(node, 0).shape, &k = graph.input_of(node, 1).shape;
+  kernels::AttentionShape s;
+  s.batch = q[0];
+  s.queries = q[1];
+  s.keys = k[1];
+  s.heads = node.whole(0);
+  s.causal = node.numbers[2] > 0 ? 1 : 0;
+  const double pairs = attention_pairs(s);
+  return {2 * products * pairs * static_cast<double>(q[2] / s.heads),
+          softmaxes * vector_cost("softmax", pairs, &VectorCost::forward)};
+}
+
+inline NodeFlops flops_of(const Graph& graph, const GraphNode& node) {
+  const OpKind kind = facts_of(node.op).kind;
+  const double n = count_of(node.shape);
+  if (kind == OpKind::elementwise) {
+    return {0, element_flops(node.op, n)};
+  }
+  if (node.inputs.empty() || kind == OpKind::view || kind == OpKind::structure) {
+    return {};
+  }
+  const Shape& x = graph.input_of(node, 0).shape;
+  const double in = count_of(x);
+  const auto row = [in](const char* name, double VectorCost::*pass) {
+    return NodeFlops{0, vector_cost(name, in, pass)};
+  };
+  switch (node.op) {
+    case Op::matmul: return {2 * n * static_cast<double>(x[-1]), 0};
+    case Op::sum:
+    case Op::max:
+    case Op::argmax: return {0, in};
+    case Op::scatter_add: return {0, count_of(graph.input_of(node, 1).shape)};
+    case Op::softmax:
+    case Op::log_softmax:
+    case Op::layer_norm:
+    case Op::rms_norm:
+    case Op::cross_entropy:
+    case Op::dropout:
+    case Op::rope: return row(name_of(node.op), &VectorCost::forward);
+    case Op::layer_norm_backward: return row("layer_norm", &VectorCost::backward);
+    case Op::rms_norm_backward: return row("rms_norm", &VectorCost::backward);
+    case Op::cross_entropy_backward: return row("cross_entropy", &VectorCost::backward);
+    case Op::attention: return attention_flops(graph, node, 2, 1);
+    case Op::attention_backward: return attention_flops(graph, node, 5, 1);
+    case Op::linear_cross_entropy:
+    case Op::linear_cross_entropy_all: {
+      const Shape& w = graph.input_of(node, 1).shape;
+      const double logits = in / static_cast<double>(x[-1]) * static_cast<double>(w[0]);
+      const bool all = node.op == Op::linear_cross_entropy_all;
+      const double loss = vector_cost("cross_entropy", logits, &VectorCost::forward);
+      return {(all ? 6 : 2) * logits * static_cast<double>(x[-1]), (all ? 2 : 1) * loss};
+    }
+    case Op::adamw: return {0, 20 * in};
+    default: return {};
+  }
+}
+
+// One op as if it were run alone.
+inline OpRecord record_of(const Graph& graph, const ValueLayouts& layouts, const List<int>& inputs,
+                          const List<int>& outputs, const List<int>& nodes) {
+  OpRecord record;
+  record.shape = graph[nodes.back()].shape.text();
+  DType math = DType::f32;
+  for (const int node : nodes) {
+    const NodeFlops flops = flops_of(graph, graph[node]);
+    record.matmul_flops += flops.matmul;
+    record.vector_flops += flops.vector;
+    if (graph[node].op == Op::matmul) {
+      math = static_cast<DType>(static_cast<int>(graph[node].number(0)));
+    }
+  }
+  for (const int input : inputs) {
+    int source = input;
+    while (facts_of(graph[source].op).kind == OpKind::view) {
+      source = graph[source].inputs[0];
+    }
+    const double from_table =
+        graph[nodes[0]].op == Op::take && input == inputs[0] ? count_of(graph[nodes[0]].shape) : 0;
+    if (graph[source].op != Op::literal) {
+      record.reads.push_back(
+          {from_table > 0 ? from_table : distinct_numbers(layouts.of(input)), math, 0});
+    }
+  }
+  for (const int output : outputs) {
+    if (output >= 0) {
+      record.writes.push_back({count_of(graph[output].shape), DType::f32, 0});
+    }
+  }
+  record.count_bytes();
+  return record;
+}
+
+inline List<int> distinct_inputs(const List<int>& inputs) {
+  List<int> out;
+  for (const int input : inputs) {
+    bool known = false;
+    for (const int before : out) {
+      known = known || before == input;
+    }
+    if (!known) {
+      out.push_back(input);
+    }
+  }
+  return out;
+}
+
+}  // namespace detail
+
+// Every op of a graph as eager execution runs it: one by one, each operand read, each result
+// written. Views cost nothing.
+inline List<OpRecord> op_by_op(const Graph& graph) {
+  const detail::ValueLayouts layouts(graph);
+  List<OpRecord> records;
+  for (int i = 0; i < graph.size(); ++i) {
+    const GraphNode& node = graph[i];
+    if (detail::is_free(node) && !layouts.is_copy(i)) {
+      continue;
+    }
+    List<int> outputs;
+    if (facts_of(node.op).parts == 1) {
+      outputs.push_back(i);
+    }
+    for (int j = i + 1; j < graph.size() && facts_of(node.op).parts > 1; ++j) {
+      if (graph[j].op == Op::part && graph[j].inputs[0] == i) {
+        outputs.push_back(j);
+      }
+    }
+    records.push_back(
+        detail::record_of(graph, layouts, detail::distinct_inputs(node.inputs), outputs, {i}));
+    records.back().name = name_of(node.op);
+  }
+  return records;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/buffer_plan.hpp
+// Memory of a plan: a buffer lives from the step that writes it to the last that reads it, and its
+// place in one block of memory is another's before and after. Best fit by size, largest first.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// One buffer: when it is in use, where it stands; sizes and offsets in floats.
+struct BufferLife {
+  int node = -1;
+  int first = 0, last = 0;  // steps
+  std::int64_t count = 0;
+  std::int64_t offset = 0;
+};
+
+namespace detail {
+
+constexpr std::int64_t buffer_align = 16;  // floats: a cache line
+
+// Sets the offsets; returns the size of the block. Where nothing is shared each has its own place.
+inline std::int64_t place_buffers(List<BufferLife>& buffers, bool share) {
+  std::vector<double> keys;
+  for (const BufferLife& buffer : buffers) {
+    keys.push_back(-static_cast<double>(buffer.count));
+  }
+  std::int64_t end = 0;
+  List<std::size_t> placed;  // by offset
+  for (const std::size_t at : stable_order(keys)) {
+    BufferLife& buffer = buffers[at];
+    const std::int64_t size = (buffer.count + buffer_align - 1) / buffer_align * buffer_align;
+    std::int64_t offset = 0, best = -1, best_gap = 0;
+    if (share) {
+      for (const std::size_t other_at : placed) {
+        const BufferLife& other = buffers[other_at];
+        if (other.last < buffer.first || buffer.last < other.first) {
+          continue;  // never at the same time
+        }
+        const std::int64_t gap = other.offset - offset;
+        if (gap >= size && (best < 0 || gap < best_gap)) {
+          best = offset;
+          best_gap = gap;
+        }
+        const std::int64_t after =
+            other.offset + (other.count + buffer_align - 1) / buffer_align * buffer_align;
+        offset = std::max(offset, after);
+      }
+    } else {
+      offset = end;
+    }
+    buffer.offset = best >= 0 ? best : offset;
+    end = std::max(end, buffer.offset + size);
+    std::size_t i = placed.size();
+    placed.push_back(at);
+    for (; i > 0 && buffers[placed[i - 1]].offset > buffer.offset; --i) {
+      placed[i] = placed[i - 1];
+    }
+    placed[i] = at;
+  }
+  return end;
+}
+
+// The most that is in use at once.
+inline std::int64_t peak_in_use(const List<BufferLife>& buffers, int steps) {
+  List<std::int64_t> change(static_cast<std::size_t>(steps) + 2);
+  for (const BufferLife& buffer : buffers) {
+    change[static_cast<std::size_t>(buffer.first)] += buffer.count;
+    change[static_cast<std::size_t>(buffer.last) + 1] -= buffer.count;
+  }
+  std::int64_t now = 0, peak = 0;
+  for (const std::int64_t by : change) {
+    now += by;
+    peak = std::max(peak, now);
+  }
+  return peak;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/compile_options.hpp
+// Which passes a compilation runs. With all of them off a graph runs primitive by primitive.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct CompileOptions {
+  bool simplify = true;          // dead code, common subexpressions
+  bool fuse_elementwise = true;  // chains of elementwise ops in one pass over memory
+  bool fuse_rows = true;         // reductions with their neighbours: softmax, norms, cross-entropy
+  bool fuse_matmul = true;       // what follows a product into it; the loss with the last one
+  bool fuse_attention = true;    // attention tile by tile, without the [T, T] scores
+  bool plan_memory = true;       // buffers reused by lifetime
+  // Bytes of activations that the forward pass may keep for the backward pass; 0: all. Cheap ones
+  // above it are computed again.
+  double activation_bytes = 0;
+  bool symbolic_batch = false;  // one graph for all sizes of the first dimension
+  bool recognize = true;        // primitives written out that are a composite op
+  int confirmations = 1;        // calls that run the function once more to see the same graph
+
+  static CompileOptions none() {
+    CompileOptions off;
+    off.simplify = off.fuse_elementwise = off.fuse_rows = off.fuse_matmul = off.fuse_attention =
+        off.plan_memory = off.recognize = false;
+    return off;
+  }
+};
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/graph_plan.hpp
+// A graph made ready to run: passes, steps in an order, places in memory. Running it costs no more
+// than its kernels and a few tens of nanoseconds a step.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Whether a composite op stays whole: its kernel is what the pass of that kind is.
+inline bool stays_whole(Op op, const CompileOptions& options) {
+  switch (op) {
+    case Op::attention:
+    case Op::attention_backward: return options.fuse_attention;
+    case Op::linear_cross_entropy:
+    case Op::linear_cross_entropy_all: return options.fuse_matmul && options.fuse_rows;
+    case Op::rope:
+    case Op::dropout:
+    case Op::adamw: return options.fuse_elementwise;
+    case Op::log_softmax: return false;  // a group of the vector engine
+    default: break;
+  }
+  return facts_of(op).kind == OpKind::row ? options.fuse_rows : options.fuse_elementwise;
+}
+
+// The steps of a graph in an order in which each finds its operands.
+class StepBuilder {
+ public:
+  StepBuilder(const Graph& graph, const ValueLayouts& layouts, const CompileOptions& options)
+      : graph_(graph),
+        layouts_(layouts),
+        options_(options),
+        fusion_(graph),
+        vectors_(graph, layouts, fusion_, options.fuse_elementwise, options.fuse_rows),
+        claimed_(graph.nodes.size()) {}
+
+  List<Step> build() {
+    if (options_.fuse_matmul) {
+      ProductFusion products(graph_, layouts_, fusion_);
+      for (int i = 0; i < graph_.size(); ++i) {
+        if (graph_[i].op == Op::matmul && claimed_[at(i)] == 0) {
+          products_.push_back(products.run(i, claimed_));
+        }
+      }
+    }
+    vectors_.run(claimed_);
+    mark_needed();
+    List<Step> steps;
+    for (int i = 0; i < graph_.size(); ++i) {
+      emit(fusion_.group_of(i), steps);
+    }
+    return steps;
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+
+  // What is read outside of the group that computes it.
+  void mark_needed() {
+    needed_ = List<char>(graph_.nodes.size());
+    for (int i = 0; i < graph_.size(); ++i) {
+      for (const int input : graph_[i].inputs) {
+        const int source = vectors_.source_of(input);
+        const bool inside =
+            source >= 0 && vectors_.roles[at(i)] != VectorRole::none && fusion_.same(source, i);
+        if (!inside) {
+          needed_[at(layouts_.base_of(input))] = 1;
+        }
+      }
+    }
+    for (const int output : graph_.outputs) {
+      if (output >= 0) {
+        needed_[at(layouts_.base_of(output))] = 1;
+      }
+    }
+    done_ = List<char>(graph_.nodes.size());
+  }
+
+  // The group's step behind those of all groups that it reads.
+  void emit(int first_group, List<Step>& steps) {
+    List<int> open;
+    open.push_back(first_group);
+    while (!open.empty()) {
+      const int group = open.back();
+      if (done_[at(group)] == 2) {
+        open.pop_back();
+        continue;
+      }
+      bool ready = true;
+      for (const int node : fusion_.members(group)) {
+        for (const int input : graph_[node].inputs) {
+          const int other = fusion_.group_of(input);
+          if (other != group && done_[at(other)] != 2) {
+            open.push_back(other);
+            ready = false;
+          }
+        }
+      }
+      if (!ready) {
+        if (done_[at(group)]++ > 0) {
+          fail({"compile: the groups of a graph wait for one another; please report its text"});
+        }
+        continue;
+      }
+      open.pop_back();
+      done_[at(group)] = 2;
+      make_step(group, steps);
+    }
+  }
+
+  void make_step(int group, List<Step>& steps) {
+    const List<int>& members = fusion_.members(group);
+    const int first = members[0];
+    for (Step& product : products_) {
+      if (!product.nodes.empty() && product.nodes[0] == first) {
+        steps.push_back(std::move(product));
+        return;
+      }
+    }
+    if (vectors_.roles[at(first)] != VectorRole::none) {
+      steps.push_back(VectorLowering(graph_, layouts_, vectors_, members).lower(needed_));
+      return;
+    }
+    const GraphNode& node = graph_[first];
+    if (is_free(node)) {
+      return;
+    }
+    if (node.op == Op::iota && needed_[at(first)] == 0) {
+      return;
+    }
+    Step step;
+    step.kind = node.op == Op::matmul ? StepKind::product : StepKind::kernel;
+    step.nodes.push_back(first);
+    step.inputs = node.inputs;
+    const int parts = facts_of(node.op).parts;
+    for (int p = 0; p < parts; ++p) {
+      step.outputs.push_back(parts == 1 ? first : -1);
+    }
+    for (int j = first + 1; j < graph_.size() && parts > 1; ++j) {
+      if (graph_[j].op == Op::part && graph_[j].inputs[0] == first) {
+        step.outputs[static_cast<std::size_t>(graph_[j].number(0))] = j;
+      }
+    }
+    steps.push_back(std::move(step));
+  }
+
+  const Graph& graph_;
+  const ValueLayouts& layouts_;
+  const CompileOptions& options_;
+  Fusion fusion_;
+  VectorFusion vectors_;
+  List<char> claimed_, needed_, done_;
+  List<Step> products_;
+};
+
+}  // namespace detail
+
+class GraphPlan {
+ public:
+  // Output `output` of the graph is the new value of an input or a constant, by its number.
+  struct Write {
+    std::size_t output;
+    int input = -1, constant = -1;
+  };
+
+  // Which of the graph's outputs are written to what stands for one of its inputs or constants.
+  GraphPlan(Graph graph, const CompileOptions& options, const List<Write>& writes = List<Write>())
+      : options_(options), writes_(writes) {
+    apply_passes(std::move(graph));
+    layouts_ = Shared<detail::ValueLayouts>(new detail::ValueLayouts(graph_));
+    steps_ = detail::StepBuilder(graph_, *layouts_, options_).build();
+    place();
+    for (const Step& step : steps_) {
+      records_.push_back(detail::record_of(graph_, *layouts_, detail::distinct_inputs(step.inputs),
+                                           step.outputs, step.nodes));
+      records_.back().name = step.name(graph_);
+    }
+    for (Tensor& constant : graph_.constants) {  // their numbers come with each run
+      constant = detail::phantom_like(constant);
+    }
+  }
+
+  const Graph& graph() const { return graph_; }
+  const List<Step>& steps() const { return steps_; }
+  // What each step costs, no times.
+  const List<OpRecord>& records() const { return records_; }
+  const List<BufferLife>& buffers() const { return buffers_; }
+  // Bytes of the block that intermediate results share; of all of them side by side.
+  double block_bytes() const { return 4.0 * static_cast<double>(block_); }
+  double unshared_bytes() const { return 4.0 * static_cast<double>(unshared_); }
+
+  // The outputs for these inputs (contiguous) and constants, as the graph numbers them. Outputs
+  // that are written to a target are empty.
+  std::vector<Tensor> run(const std::vector<Tensor>& inputs, const List<Tensor>& constants) const {
+    const NoGrad no_graph;
+    const detail::RecorderScope eager(nullptr);
+    Memory own;
+    const bool shared = !busy_.exchange(true);
+    Memory& memory = shared ? memory_ : own;
+    std::vector<Tensor> outputs;
+    try {
+      outputs = run_in(memory, inputs, constants);
+    } catch (...) {
+      memory = Memory();
+      busy_.store(busy_.load() && !shared);
+      throw;
+    }
+    if (shared) {
+      busy_.store(false);
+    }
+    return outputs;
+  }
+
+ private:
+  enum class Place : unsigned char { none, block, own, target };
+
+  // The tensors of all nodes, where they stand in one run.
+  struct Memory {
+    Tensor block;
+    List<Tensor> values;
+    List<char> stale;  // views of what changes from run to run
+  };
+
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+
+  void apply_passes(Graph graph) {
+    graph_ = std::move(graph);
+    if (options_.simplify) {
+      detail::simplify(graph_);
+    }
+    const CompileOptions& options = options_;
+    const Graph before = graph_;
+    bool composite = false;
+    for (const GraphNode& node : graph_.nodes) {
+      composite = composite || (!is_primitive(node.op) && !detail::stays_whole(node.op, options));
+    }
+    if (composite) {
+      graph_ =
+          take_apart(before, [&](int i) { return detail::stays_whole(before[i].op, options); });
+      if (options_.simplify) {
+        detail::simplify(graph_);
+      } else {
+        detail::sort_needed(graph_);  // parts that nobody asked for
+      }
+    } else if (!options_.simplify) {
+      detail::sort_needed(graph_);
+    }
+  }
+
+  void place() {
+    const std::size_t n = graph_.nodes.size();
+    places_ = List<Place>(n);
+    target_ = List<int>(n);
+    const int end = static_cast<int>(steps_.size());
+    List<int> written(n), last(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      written[i] = last[i] = -1;
+    }
+    for (int s = 0; s < end; ++s) {
+      for (const int output : steps_[at(s)].outputs) {
+        if (output >= 0) {
+          places_[at(output)] = Place::block;
+          written[at(output)] = s;
+          last[at(output)] = s;
+        }
+      }
+      for (const int input : steps_[at(s)].inputs) {
+        last[at(layouts_->base_of(input))] = s;
+      }
+    }
+    List<char> taken(graph_.outputs.size());
+    for (const Write& write : writes_) {
+      place_write(write, written, last, taken);
+    }
+    for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
+      const int output = graph_.outputs[o];
+      if (output < 0 || taken[o] != 0) {
+        continue;
+      }
+      Place& where = places_[at(layouts_->base_of(output))];
+      where = where == Place::block ? Place::own : where;
+    }
+    List<int> buffer_of(n);
+    for (int s = 0; s < end; ++s) {
+      for (const int output : steps_[at(s)].outputs) {
+        if (output < 0 || places_[at(output)] != Place::block) {
+          continue;
+        }
+        buffers_.push_back(
+            BufferLife{output, s, last[at(output)], graph_[output].shape.count(), 0});
+      }
+    }
+    for (const BufferLife& buffer : buffers_) {
+      unshared_ +=
+          (buffer.count + detail::buffer_align - 1) / detail::buffer_align * detail::buffer_align;
+    }
+    block_ = detail::place_buffers(buffers_, options_.plan_memory);
+    offset_ = List<std::int64_t>(n);
+    for (const BufferLife& buffer : buffers_) {
+      offset_[at(buffer.node)] = buffer.offset;
+    }
+  }
+
+  // The value goes to its target at once where nobody reads the old numbers later.
+  void place_write(const Write& write, const List<int>& written, const List<int>& last,
+                   List<char>& taken) {
+    const int value = graph_.outputs[write.output];
+    const int base = layouts_->base_of(value);
+    const int target = node_of(write);
+    const bool dense = write.input >= 0 || graph_.constants[at(write.constant)].is_contiguous();
+    const int last_read = target < 0 ? -1 : last[at(target)];
+    int returned = 0;
+    for (const int output : graph_.outputs) {
+      returned += output >= 0 && layouts_->base_of(output) == base ? 1 : 0;
+    }
+    const bool made = base == value && places_[at(value)] == Place::block && returned == 1;
+    if (made && dense && last_read <= written[at(value)] &&
+        (target < 0 || writes_in_place(steps_[at(written[at(value)])], target))) {
+      places_[at(value)] = Place::target;
+      target_[at(value)] = static_cast<int>(&write - writes_.begin());
+      taken[write.output] = 1;
+    }
+  }
+  // The input or constant that is written, where the graph reads it; else -1.
+  int node_of(const Write& write) const {
+    const Op op = write.input >= 0 ? Op::input : Op::constant;
+    const int number = write.input >= 0 ? write.input : write.constant;
+    for (int i = 0; i < graph_.size(); ++i) {
+      if (graph_[i].op == op && static_cast<int>(graph_[i].number(0)) == number) {
+        return i;
+      }
+    }
+    return -1;
+  }
+  // Whether a step may write where one of its operands stands.
+  bool writes_in_place(const Step& step, int target) const {
+    bool reads = false, only_dense = true;
+    for (const int input : step.inputs) {
+      if (layouts_->base_of(input) == target) {
+        reads = true;
+        only_dense = only_dense && input == target;
+      }
+    }
+    if (!reads) {
+      return true;
+    }
+    if (step.kind == StepKind::vectors) {
+      return only_dense && reads_densely(step, target);
+    }
+    return step.kind == StepKind::kernel && graph_[step.nodes[0]].op == Op::adamw;
+  }
+  // The group reads the target once, row by row as it writes.
+  bool reads_densely(const Step& step, int target) const {
+    int times = 0;
+    for (const int input : step.inputs) {
+      times += input == target ? 1 : 0;
+    }
+    for (const int node : step.nodes) {
+      for (const int input : graph_[node].inputs) {
+        if (layouts_->base_of(input) == target && graph_[input].shape != graph_[node].shape) {
+          return false;
+        }
+      }
+    }
+    return times == 1;
+  }
+
+  std::vector<Tensor> run_in(Memory& memory, const std::vector<Tensor>& inputs,
+                             const List<Tensor>& constants) const {
+    begin(memory, inputs, constants);
+    for (std::size_t s = 0; s < steps_.size(); ++s) {
+      const detail::OpScope scope;
+      run_step(steps_[s], memory);
+      if (profiling()) {
+        OpRecord record = records_[s];
+        scope.done(record);
+      }
+    }
+    std::vector<Tensor> outputs;
+    for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
+      const int output = graph_.outputs[o];
+      const bool there = output >= 0 && places_[at(output)] != Place::target;
+      outputs.push_back(there ? result(memory, output) : Tensor());
+    }
+    for (const Write& write : writes_) {
+      Tensor& value = outputs[write.output];
+      if (value.defined()) {
+        detail::apply_in_place(
+            detail::Arithmetic::second, "compile",
+            write.input >= 0 ? inputs[at(write.input)] : constants[at(write.constant)], value);
+      }
+      value = Tensor();
+    }
+    for (std::size_t i = 0; i < memory.values.size(); ++i) {  // what is the caller's is let go
+      if (memory.stale[i] != 0) {
+        memory.values[i] = Tensor();
+      }
+    }
+    return outputs;
+  }
+
+  // A result of its own: what is an input, a constant or a view of one is copied.
+  Tensor result(const Memory& memory, int output) const {
+    const Tensor& value = memory.values[at(output)];
+    const int base = layouts_->base_of(output);
+    if (places_[at(base)] != Place::own) {
+      return value.clone();
+    }
+    return value;
+  }
+
+  // Tensors of all nodes: those of the last run where nothing changed.
+  void begin(Memory& memory, const std::vector<Tensor>& inputs,
+             const List<Tensor>& constants) const {
+    const std::size_t n = graph_.nodes.size();
+    const bool first = memory.values.empty();
+    if (first) {
+      memory.values = List<Tensor>(n);
+      memory.stale = List<char>(n);
+      const MemoryScope scope(MemoryKind::buffer);
+      memory.block = Tensor(Shape{block_});
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      const GraphNode& node = graph_.nodes[i];
+      Tensor& value = memory.values[i];
+      if (node.op == Op::input) {
+        value = inputs[at(static_cast<int>(node.number(0)))];
+        memory.stale[i] = 1;
+      } else if (node.op == Op::constant) {
+        value = constants[at(static_cast<int>(node.number(0)))].detach();
+        memory.stale[i] = 1;
+      } else if (facts_of(node.op).kind == OpKind::view && layouts_->copies[i] == 0) {
+        const std::size_t from = at(node.inputs[0]);
+        if (first || memory.stale[from] != 0 || !value.defined()) {
+          if (graph_.nodes[from].op != Op::literal && memory.values[from].defined()) {
+            value = detail::view_of(node, memory.values[from]);
+          }
+          memory.stale[i] = memory.stale[from];
+        }
+      } else if (places_[i] == Place::own) {
+        value = Tensor(node.shape);
+        memory.stale[i] = 1;
+      } else if (places_[i] == Place::target) {
+        const Write& write = writes_[at(target_[i])];
+        value =
+            (write.input >= 0 ? inputs[at(write.input)] : constants[at(write.constant)]).detach();
+        memory.stale[i] = 1;
+      } else if (places_[i] == Place::block && first) {
+        const std::int64_t count = node.shape.count();
+        value =
+            Tensor(node.shape, detail::slice_storage(memory.block.storage(), offset_[i], count));
+      } else if (node.op == Op::literal && first) {
+        value = full(node.shape, static_cast<float>(node.numbers[0]));
+      }
+    }
+  }
+
+  void run_step(const Step& step, Memory& memory) const {
+    switch (step.kind) {
+      case StepKind::vectors: run_vectors(step, memory); return;
+      case StepKind::product: run_matmul(step, memory); return;
+      case StepKind::kernel: run_kernel(step, memory); return;
+    }
+  }
+
+  void run_vectors(const Step& step, Memory& memory) const {
+    const float* in[128];
+    float* out[128];
+    for (std::size_t i = 0; i < step.inputs.size(); ++i) {
+      in[i] = memory.values[at(step.inputs[i])].origin();
+    }
+    for (std::size_t i = 0; i < step.outputs.size(); ++i) {
+      out[i] = memory.values[at(step.outputs[i])].origin();
+    }
+    kernels::run(step.vectors, in, out);
+  }
+
+  void run_matmul(const Step& step, Memory& memory) const {
+    const auto numbers = [&](int node) {
+      return node < 0 ? nullptr : memory.values[at(node)].origin();
+    };
+    const GraphNode& node = graph_[step.nodes[0]];
+    Tensor& y = memory.values[at(step.outputs.back())];
+    if (step.nodes.size() == 1) {
+      detail::run_product(node, memory.values[at(step.inputs[0])],
+                          memory.values[at(step.inputs[1])], y, nullptr);
+      return;
+    }
+    kernels::GemmEpilogue epilogue;
+    epilogue.scale = step.scale;
+    epilogue.bias = numbers(step.bias);
+    epilogue.activation = step.activation;
+    epilogue.before = numbers(step.before);
+    epilogue.residual = numbers(step.residual);
+    epilogue.ld_before = epilogue.ld_residual = node.shape[-1];
+    detail::run_product(node, memory.values[at(step.inputs[0])], memory.values[at(step.inputs[1])],
+                        y, &epilogue);
+  }
+
+  // Kernels read rows in order: what lies otherwise is copied for them.
+  void run_kernel(const Step& step, Memory& memory) const {
+    Tensor dense[8];
+    const Tensor* in[8] = {};
+    Tensor own[4];
+    Tensor* out[4] = {};
+    List<Tensor> many;
+    const GraphNode& node = graph_[step.nodes[0]];
+    if (step.inputs.size() > 8) {
+      detail::Parts operands;
+      for (const int input : step.inputs) {
+        operands.push_back(memory.values[at(input)]);
+      }
+      const detail::Parts results = detail::evaluate_node(node, operands);
+      detail::apply_in_place(detail::Arithmetic::second, "compile",
+                             memory.values[at(step.outputs[0])], results[0]);
+      return;
+    }
+    for (std::size_t i = 0; i < step.inputs.size(); ++i) {
+      in[i] = &memory.values[at(step.inputs[i])];
+      if (!in[i]->is_contiguous()) {
+        dense[i] = in[i]->clone();
+        in[i] = &dense[i];
+      }
+    }
+    for (std::size_t i = 0; i < step.outputs.size(); ++i) {
+      const int output = step.outputs[i];
+      if (output < 0) {
+        own[i] = Tensor(detail::part_shape(graph_, node, static_cast<int>(i)));
+      }
+      out[i] = output < 0 ? &own[i] : &memory.values[at(output)];
+    }
+    detail::NodeKernel{graph_, node, in, out}();
+  }
+
+  CompileOptions options_;
+  List<Write> writes_;
+  Graph graph_;
+  Shared<detail::ValueLayouts> layouts_;
+  List<Step> steps_;
+  List<OpRecord> records_;
+  List<Place> places_;
+  List<int> target_;
+  List<std::int64_t> offset_;
+  List<BufferLife> buffers_;
+  std::int64_t block_ = 0, unshared_ = 0;
+  mutable std::atomic<bool> busy_{false};
+  mutable Memory memory_;
+};
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/graph_cut.hpp
+// Part of a graph as a graph of its own: what some nodes need, up to nodes whose numbers are known.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct GraphCut {
+  Graph graph;
+  List<int> known;  // behind the constants of the graph that was cut: nodes of it
+};
+
+// The nodes that `wanted` need, as outputs of a graph with the same inputs and constants. Where
+// known[i] is defined, node i is one more constant.
+inline GraphCut cut_graph(const Graph& graph, const List<int>& wanted,
+                          const List<Tensor>& known = List<Tensor>()) {
+  GraphCut cut;
+  Graph& out = cut.graph;
+  out.constants = graph.constants;
+  const auto n = static_cast<std::size_t>(graph.size());
+  List<char> needed(n);
+  for (const int node : wanted) {
+    if (node >= 0) {
+      needed[static_cast<std::size_t>(node)] = 1;
+    }
+  }
+  for (const int node : graph.inputs) {
+    needed[static_cast<std::size_t>(node)] = 1;
+  }
+  const auto is_known = [&known](std::size_t i) { return i < known.size() && known[i].defined(); };
+  for (std::size_t i = n; i > 0; --i) {
+    if (needed[i - 1] != 0 && !is_known(i - 1)) {
+      for (const int input : graph.nodes[i - 1].inputs) {
+        needed[static_cast<std::size_t>(input)] = 1;
+      }
+    }
+  }
+  List<int> to(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (needed[i] == 0) {
+      continue;
+    }
+    to[i] = out.size();
+    GraphNode node;
+    const GraphNode& old = graph.nodes[i];
+    node.shape = old.shape;
+    if (is_known(i)) {
+      node.op = Op::constant;
+      node.numbers = {static_cast<double>(out.constants.size())};
+      cut.known.push_back(static_cast<int>(i));
+      out.constants.push_back(known[i].detach());
+    } else {
+      node = old;
+      for (int& input : node.inputs) {
+        input = to[static_cast<std::size_t>(input)];
+      }
+    }
+    out.nodes.push_back(std::move(node));
+  }
+  for (const int input : graph.inputs) {
+    out.inputs.push_back(to[static_cast<std::size_t>(input)]);
+  }
+  for (const int node : wanted) {
+    out.outputs.push_back(node < 0 ? -1 : to[static_cast<std::size_t>(node)]);
+  }
+  return cut;
+}
+
+// Whether two graphs are the same but for whose numbers their constants are.
+inline bool same_graph(const Graph& a, const Graph& b) {
+  bool same = a.nodes.size() == b.nodes.size() && a.outputs.size() == b.outputs.size() &&
+              a.inputs.size() == b.inputs.size() && a.constants.size() == b.constants.size();
+  for (std::size_t i = 0; same && i < a.nodes.size(); ++i) {
+    same = NodeTable::equal_nodes(a.nodes[i], b.nodes[i]);
+  }
+  for (std::size_t i = 0; same && i < a.outputs.size(); ++i) {
+    same = a.outputs[i] == b.outputs[i];
+  }
+  for (std::size_t i = 0; same && i < a.constants.size(); ++i) {
+    same = a.constants[i].is_contiguous() == b.constants[i].is_contiguous() &&
+           a.constants[i].strides() == b.constants[i].strides();
+  }
+  return same;
+}
+
+// The node at which two graphs differ, or -1.
+inline int first_difference(const Graph& a, const Graph& b) {
+  for (int i = 0; i < a.size() && i < b.size(); ++i) {
+    if (!NodeTable::equal_nodes(a[i], b[i])) {
+      return i;
+    }
+  }
+  return a.size() == b.size() ? -1 : std::min(a.size(), b.size());
+}
+
+// Plans of graphs that were met before.
+class PlanCache {
+ public:
+  struct Found {
+    Shared<GraphPlan> plan;
+    bool made = false;
+  };
+  Found find(const Graph& graph, const CompileOptions& options,
+             const List<GraphPlan::Write>& writes) {
+    for (const Known& known : known_) {
+      if (same_graph(known.graph, graph) && same_writes(known.writes, writes)) {
+        return {known.plan, false};
+      }
+    }
+    Known made;
+    made.graph = graph;
+    made.writes = writes;
+    made.plan = Shared<GraphPlan>(new GraphPlan(graph, options, writes));
+    for (Tensor& constant : made.graph.constants) {  // shape and steps, no numbers
+      constant = phantom_like(constant);
+    }
+    known_.push_back(made);
+    return {made.plan, true};
+  }
+  std::size_t size() const { return known_.size(); }
+
+ private:
+  struct Known {
+    Graph graph;
+    List<GraphPlan::Write> writes;
+    Shared<GraphPlan> plan;
+  };
+  static bool same_writes(const List<GraphPlan::Write>& a, const List<GraphPlan::Write>& b) {
+    bool same = a.size() == b.size();
+    for (std::size_t i = 0; same && i < a.size(); ++i) {
+      same =
+          a[i].output == b[i].output && a[i].input == b[i].input && a[i].constant == b[i].constant;
+    }
+    return same;
+  }
+
+  List<Known> known_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/joint_graph.hpp
+// A function that is trained through: its graph and that of its gradients, cut in two. The forward
+// part also returns what the backward part needs of it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Gradients of one result with respect to the capture's leaves.
+struct BackwardPart {
+  GraphCut cut;      // inputs: those of the function, then dy
+  List<int> leaves;  // which leaf each output belongs to
+  Shared<GraphPlan> plan;
+};
+
+// Adds to the capture's graph what the gradients of result `result` are made of; `forward` is how
+// many nodes the function itself made.
+inline BackwardPart backward_part(Capture& capture, std::size_t result, int forward) {
+  BackwardPart part;
+  const int node = capture.graph.outputs[result];
+  const List<int> function_inputs = capture.graph.inputs;
+  const Tensor dy = capture.input(capture.graph[node].shape);
+  Differentiation differentiation(capture);
+  differentiation.start(node, dy);
+  differentiation.run();
+  List<int> wanted;
+  for (std::size_t leaf = 0; leaf < capture.leaf_nodes.size(); ++leaf) {
+    const int gradient = differentiation.gradient(capture.leaf_nodes[leaf]);
+    if (gradient >= 0) {
+      wanted.push_back(gradient);
+      part.leaves.push_back(static_cast<int>(leaf));
+    }
+  }
+  // What backward nodes read of the forward pass, seen through views.
+  const Graph& graph = capture.graph;
+  List<char> needed(graph.nodes.size()), saved(graph.nodes.size());
+  List<int> open = wanted;
+  while (!open.empty()) {
+    int at = open.back();
+    open.pop_back();
+    const bool view = facts_of(graph[at].op).kind == OpKind::view;
+    const bool source = facts_of(graph[at].op).kind == OpKind::source;
+    if (needed[static_cast<std::size_t>(at)] != 0 || source) {
+      continue;
+    }
+    needed[static_cast<std::size_t>(at)] = 1;
+    if (at < forward && !view) {
+      saved[static_cast<std::size_t>(at)] = 1;
+      continue;
+    }
+    for (const int input : graph[at].inputs) {
+      open.push_back(input);
+    }
+  }
+  List<Tensor> known(graph.nodes.size());
+  for (int i = 0; i < forward; ++i) {
+    if (saved[static_cast<std::size_t>(i)] != 0) {
+      known[static_cast<std::size_t>(i)] = phantom(graph[i].shape);
+    }
+  }
+  part.cut = cut_graph(graph, wanted, known);
+  capture.graph.inputs = function_inputs;
+  return part;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/compiled.hpp
+// compile(f): the function f runs once on recorded tensors and its graph runs from then on, as long
+// as what the capture relied on holds (guards). Where f read a number on the host its graph is in
+// pieces: f runs at every call then, and the pieces are looked up. What f is given and what it
+// captures may be trained, inside of f and through it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What happened to a compiled function so far.
+struct CompileCounters {
+  int calls = 0;
+  int captures = 0;    // the function ran on recorded tensors
+  int graphs = 0;      // different graphs that were made ready to run
+  int hits = 0;        // calls that ran a graph and not the function
+  int recompiles = 0;  // captures because no guard held
+  int breaks = 0;      // numbers read on the host
+  double capture_seconds = 0, pass_seconds = 0;
+
+  Table table() const {
+    Table out;
+    out.title = "compiled function";
+    out.columns = {"calls", "captures", "graphs", "hits", "recompiles", "breaks"};
+    out.add({std::to_string(calls), std::to_string(captures), std::to_string(graphs),
+             std::to_string(hits), std::to_string(recompiles), std::to_string(breaks)});
+    return out;
+  }
+};
+
+namespace detail {
+
+// What a capture relied on.
+struct Guards {
+  struct Input {
+    Shape shape;
+    bool grad;
+  };
+  List<Input> inputs;
+  bool no_grad = false;
+  DType format = DType::f32;
+  List<Slot> slots;  // parameters that gather gradients
+  List<bool> had;    // whether each had one
+  struct Owned {
+    Tensor tensor;
+    int own;  // handles that the compilation itself has
+  };
+  List<Owned> owned;  // captured tensors that others held too: if nobody does, they were replaced
+
+  // Empty: they hold; else the first that does not.
+  std::string broken(const std::vector<Tensor>& given) const {
+    if (given.size() != inputs.size()) {
+      return cat({given.size(), " inputs, not ", inputs.size()});
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (given[i].shape() != inputs[i].shape) {
+        return cat({"input ", i, " is ", given[i].shape(), ", not ", inputs[i].shape});
+      }
+      if (given[i].requires_grad() != inputs[i].grad) {
+        return cat({"input ", i, inputs[i].grad ? " has no gradient" : " has a gradient"});
+      }
+    }
+    const Context& now = context();
+    if ((now.no_grad > 0) != no_grad) {
+      return no_grad ? "gradients are on" : "gradients are off";
+    }
+    if (now.matmul_format != format) {
+      return cat({"matmuls are in ", name_of(now.matmul_format), ", not ", name_of(format)});
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if ((slots[i]->grad && !slots[i]->fresh) != had[i]) {
+        return cat(
+            {"a parameter of ", slots[i]->shape, had[i] ? " has no gradient" : " has a gradient"});
+      }
+    }
+    for (const Owned& one : owned) {
+      if (one.tensor.storage().use_count() <= one.own) {
+        return cat({"a captured ", one.tensor.shape(), " tensor was replaced"});
+      }
+    }
+    return "";
+  }
+};
+
+// Bit for bit.
+inline bool same_numbers(const Tensor& a, const Tensor& b) {
+  if (a.shape() != b.shape()) {
+    return false;
+  }
+  const Tensor x = contiguous(a.detach()), y = contiguous(b.detach());
+  return std::memcmp(x.data(), y.data(), static_cast<std::size_t>(x.count()) * sizeof(float)) == 0;
+}
+
+// A gradient that a call has made takes the place of the one before; an empty one clears it.
+inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces) {
+  if (!replaces) {
+    if (gradient.defined()) {
+      add_grad(slot, gradient);
+    }
+    return;
+  }
+  if (!gradient.defined()) {
+    slot->grad.reset();
+    slot->fresh = false;
+    return;
+  }
+  if (slot->fresh && slot->grad) {  // a place that was given in advance
+    std::memcpy(slot->grad->data, gradient.data(), slot->grad->bytes());
+    slot->fresh = false;
+    return;
+  }
+  slot->grad = gradient.storage();
+  slot->fresh = false;
+}
+
+// What is written must not be another input, or a view of one.
+inline void check_aliases(const std::vector<Tensor>& inputs, const List<CapturedWrite>& writes,
+                          const Graph& graph) {
+  for (const CapturedWrite& write : writes) {
+    const GraphNode& target = graph[write.target];
+    const auto number = static_cast<std::size_t>(target.number(0));
+    const bool is_input = target.op == Op::input;
+    const Tensor& x = is_input ? inputs[number] : graph.constants[number];
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if ((!is_input || i != number) && &inputs[i].storage()->block() == &x.storage()->block()) {
+        fail({"Compiled: the function writes to ", is_input ? "input " : "captured tensor ", number,
+              ", ", x.shape(), ", which shares its numbers with input ", i, ", ", inputs[i].shape(),
+              "; give a clone() of one of them"});
+      }
+    }
+    for (std::size_t i = 0; i < graph.constants.size() && is_input; ++i) {
+      if (&graph.constants[i].storage()->block() == &x.storage()->block()) {
+        fail({"Compiled: the function writes to input ", number, ", ", x.shape(),
+              ", which shares its numbers with a ", graph.constants[i].shape(),
+              " tensor that it captures; give a clone()"});
+      }
+    }
+  }
+}
+
+// A capture that can be run again.
+struct Compilation {
+  Guards guards;
+  Graph graph;   // as it was captured; outputs: results, then writes, then gradients
+  GraphCut cut;  // what of it is run: also what the backward parts need
+  Shared<GraphPlan> plan;
+  std::size_t results = 0;
+  List<CapturedWrite> writes;
+  List<CapturedGradient> gradients;
+  List<OldGradient> old_gradients;
+  List<GraphBreak> breaks;
+  List<int> same_input;  // of each result: the input that it is, or -1
+  List<Slot> leaf_slots;
+  List<int> leaf_inputs;
+  List<BackwardPart> backward;      // of each result; an empty graph: no gradient
+  List<Function<Tensor()>> hosts;   // inputs behind those of the function
+  std::vector<Tensor> host_values;  // of those that the capture has asked already, for one run
+  bool rerun = false;               // the function runs at every call
+  int confirmations = 0;
+  std::string why;  // it reruns
+
+  const BackwardPart* part_of(std::size_t result) const {
+    return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
+  }
+};
+
+}  // namespace detail
+
+class Compiled {
+ public:
+  using Body = Function<std::vector<Tensor>(const std::vector<Tensor>&)>;
+
+  Compiled() = default;
+  Compiled(Body body, const CompileOptions& options) : state_(new State) {
+    state_->body = std::move(body);
+    state_->options = options;
+  }
+
+  std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const;
+
+  // The graph that the last call ran, after all passes; as it was captured.
+  const Graph& graph() const { return plan().graph(); }
+  const Graph& captured() const { return last("captured").graph; }
+  const GraphPlan& plan() const { return *last("graph").plan; }
+  // Where it reads numbers on the host, in its last capture.
+  const List<GraphBreak>& breaks() const { return last("breaks").breaks; }
+  // Why the last capture was not the first: the guard that did not hold.
+  const std::string& reason() const { return state().reason; }
+  CompileCounters counters() const {
+    const std::lock_guard<std::mutex> lock(state().mutex);
+    return state().counters;
+  }
+
+ private:
+  using Compilation = detail::Compilation;
+
+  struct State {
+    Body body;
+    CompileOptions options;
+    std::mutex mutex;  // guards what follows
+    List<Shared<Compilation>> known;
+    Shared<Compilation> last;
+    detail::PlanCache plans;
+    CompileCounters counters;
+    std::string reason;
+  };
+
+  State& state() const {
+    if (!state_) {
+      detail::fail({"Compiled: there is no function; make one with compile(f)"});
+    }
+    return *state_;
+  }
+  const Compilation& last(const char* what) const {
+    if (!state().last) {
+      detail::fail({"Compiled: ", what, " of a function that was not called yet; call it first"});
+    }
+    return *state().last;
+  }
+
+  Shared<GraphPlan> plan_of(const Graph& graph, const List<GraphPlan::Write>& writes) const;
+  Shared<Compilation> capture(const std::vector<Tensor>& inputs) const;
+  void make_results(detail::Capture& capture, Compilation& made) const;
+  void guard_owners(Compilation& made) const;
+  static bool same_capture(const Compilation& a, const Compilation& b);
+  static std::string difference(const Compilation& a, const Compilation& b);
+  std::vector<Tensor> run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs) const;
+  void attach_backward(const Shared<Compilation>& made, const std::vector<Tensor>& given,
+                       const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
+                       std::vector<Tensor>& results) const;
+
+  Shared<State> state_;
+};
+
+// A function of tensors as a graph that is fused, planned and run in its place. Tensors that it
+// captures are constants: their numbers may change, which tensors they are may not.
+inline Compiled compile(const Compiled::Body& body,
+                        const CompileOptions& options = CompileOptions()) {
+  return Compiled(body, options);
+}
+
+inline Shared<GraphPlan> Compiled::plan_of(const Graph& graph,
+                                           const List<GraphPlan::Write>& writes) const {
+  const double start = detail::seconds_now();
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  const detail::PlanCache::Found found = state().plans.find(graph, state().options, writes);
+  state().counters.graphs += found.made ? 1 : 0;
+  state().counters.pass_seconds += detail::seconds_now() - start;
+  return found.plan;
+}
+
+inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& inputs) const {
+  const double start = detail::seconds_now();
+  double elsewhere = 0;
+  int breaks = 0;
+  Shared<Compilation> made(new Compilation);
+  detail::Guards& guards = made->guards;
+  for (const Tensor& x : inputs) {
+    guards.inputs.push_back({x.shape(), x.requires_grad()});
+  }
+  guards.no_grad = context().no_grad > 0;
+  guards.format = context().matmul_format;
+  {
+    detail::Capture capture([this, &elsewhere](detail::Capture& now, const List<int>& wanted) {
+      const double begin = detail::seconds_now();
+      const detail::GraphCut cut = detail::cut_graph(now.graph, wanted, now.values);
+      std::vector<Tensor> numbers =
+          plan_of(cut.graph, {})->run(now.all_given(), cut.graph.constants);
+      elsewhere += detail::seconds_now() - begin;
+      return numbers;
+    });
+    capture.run(state().body, inputs);
+    make_results(capture, *made);
+    breaks = static_cast<int>(capture.breaks.size());
+  }
+  guard_owners(*made);
+  const double spent = detail::seconds_now() - start - elsewhere;
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  ++state().counters.captures;
+  state().counters.breaks += breaks;
+  state().counters.capture_seconds += spent;
+  return made;
+}
+
+// What is to be computed, in this order: results, written values, gradients; and what the backward
+// parts need of it.
+inline void Compiled::make_results(detail::Capture& capture, Compilation& made) const {
+  made.results = capture.graph.outputs.size();
+  made.writes = capture.writes;
+  made.gradients = capture.gradients;
+  made.old_gradients = capture.old_gradients;
+  made.breaks = capture.breaks;
+  made.hosts = capture.hosts;
+  made.host_values = capture.host_values;
+  made.leaf_slots = capture.leaf_slots;
+  made.leaf_inputs = capture.leaf_inputs;
+  made.rerun = !capture.breaks.empty();
+  made.why = made.rerun ? made.breaks[0].text() : "";
+  for (std::size_t i = 0; i < capture.leaf_slots.size(); ++i) {
+    if (capture.leaf_slots[i]) {
+      const detail::Slot& slot = capture.leaf_slots[i];
+      made.guards.slots.push_back(slot);
+      made.guards.had.push_back(slot->grad && !slot->fresh);
+    }
+  }
+  List<int> wanted = capture.graph.outputs;
+  for (const int node : wanted) {
+    int input = -1;
+    for (std::size_t i = 0; i < capture.graph.inputs.size(); ++i) {
+      input = capture.graph.inputs[i] == node ? static_cast<int>(i) : input;
+    }
+    made.same_input.push_back(input);
+  }
+  List<GraphPlan::Write> writes;
+  for (const detail::CapturedWrite& write : made.writes) {
+    const GraphNode& target = capture.graph[write.target];
+    const auto number = static_cast<int>(target.number(0));
+    writes.push_back({wanted.size(), target.op == Op::input ? number : -1,
+                      target.op == Op::input ? -1 : number});
+    wanted.push_back(write.value);
+  }
+  for (const detail::CapturedGradient& gradient : made.gradients) {
+    wanted.push_back(gradient.node);
+  }
+  const int forward = capture.graph.size();
+  for (std::size_t r = 0; r < made.results; ++r) {
+    made.backward.push_back(detail::BackwardPart());
+    if (capture.tracked[r] && made.same_input[r] < 0) {
+      made.backward.back() = detail::backward_part(capture, r, forward);
+      for (const int node : made.backward.back().cut.known) {
+        wanted.push_back(node);
+      }
+    }
+  }
+  made.graph = capture.graph;
+  made.graph.outputs = wanted;
+  made.cut = detail::cut_graph(capture.graph, wanted, capture.values);
+  made.plan = plan_of(made.cut.graph, writes);
+  for (detail::BackwardPart& part : made.backward) {
+    if (!part.leaves.empty()) {
+      part.plan = plan_of(part.cut.graph, {});
+    }
+  }
+}
+
+// Which captured tensors somebody else holds.
+inline void Compiled::guard_owners(Compilation& made) const {
+  for (const Tensor& constant : made.graph.constants) {
+    int own = 0;
+    const auto count = [&own, &constant](const Graph& graph) {
+      for (const Tensor& other : graph.constants) {
+        own += other.storage().get() == constant.storage().get() ? 1 : 0;
+      }
+    };
+    count(made.graph);
+    count(made.cut.graph);
+    for (const detail::BackwardPart& part : made.backward) {
+      count(part.cut.graph);
+    }
+    if (constant.storage().use_count() > own) {
+      made.guards.owned.push_back({constant.detach(), own + 1});
+    }
+  }
+}
+
+inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& inputs) const {
+  State& all = state();
+  if (detail::recording()) {
+    return all.body(inputs);  // a part of what is captured now
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) {
+      detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
+    }
+  }
+  Shared<Compilation> found;
+  bool again = false;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    ++all.counters.calls;
+    std::string reason;
+    for (const Shared<Compilation>& known : all.known) {
+      reason = known->guards.broken(inputs);
+      if (reason.empty()) {
+        found = known;
+        again = known->rerun || known->confirmations > 0;
+        break;
+      }
+    }
+    if (!found && !all.known.empty()) {
+      ++all.counters.recompiles;
+      all.reason = reason;
+    }
+    all.counters.hits += found && !again ? 1 : 0;
+  }
+  if (!found || again) {
+    const Shared<Compilation> now = capture(inputs);
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (!found) {
+      now->confirmations = all.options.confirmations;
+      all.known.push_back(now);
+    } else if (!found->rerun) {
+      --found->confirmations;
+      if (now->rerun || !same_capture(*found, *now)) {
+        found->rerun = true;
+        found->why = difference(*found, *now);
+      }
+    }
+    found = now;
+  }
+  all.last = found;
+  return run(found, inputs);
+}
+
+// Whether a second run of the function did the same with the same tensors.
+inline bool Compiled::same_capture(const Compilation& a, const Compilation& b) {
+  if (!detail::same_graph(a.graph, b.graph)) {
+    return false;
+  }
+  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
+    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
+    if (x.storage().get() != y.storage().get() && !detail::same_numbers(x, y)) {
+      return false;
+    }
+  }
+  return true;
+}
+inline std::string Compiled::difference(const Compilation& a, const Compilation& b) {
+  const int node = detail::first_difference(a.graph, b.graph);
+  if (b.rerun) {
+    return b.why;
+  }
+  if (node < 0) {
+    return "it used other tensors in its second call";
+  }
+  const auto text = [node](const Graph& graph) {
+    if (node >= graph.size()) {
+      return std::string("nothing");
+    }
+    const GraphNode& op = graph[node];
+    return detail::cat({name_of(op.op), " ", op.shape, op.numbers.empty() ? "" : " of ",
+                        detail::numbers_text(op)});
+  };
+  return detail::cat({"it did something else in its second call: op ", node, " was ", text(a.graph),
+                      ", then ", text(b.graph)});
+}
+
+inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
+                                         const std::vector<Tensor>& inputs) const {
+  std::vector<Tensor> given;
+  for (const Tensor& x : inputs) {
+    given.push_back(x.is_contiguous() ? x.detach() : x.clone());
+  }
+  for (std::size_t i = 0; i < made->hosts.size(); ++i) {
+    given.push_back(i < made->host_values.size() ? made->host_values[i] : made->hosts[i]());
+  }
+  made->host_values.clear();
+  detail::check_aliases(inputs, made->writes, made->graph);
+  List<Tensor> constants = made->cut.graph.constants;
+  for (const detail::OldGradient& old : made->old_gradients) {
+    constants[static_cast<std::size_t>(old.constant)] = Tensor(old.slot->shape, old.slot->grad);
+  }
+  std::vector<Tensor> outputs = made->plan->run(given, constants);
+  std::size_t at = made->results;
+  for (const detail::CapturedWrite& write : made->writes) {
+    ++at;
+    const GraphNode& target = made->graph[write.target];
+    if (target.op == Op::input) {
+      const auto number = static_cast<std::size_t>(target.number(0));
+      if (!inputs[number].is_contiguous()) {
+        const NoGrad no_graph;
+        copy_(inputs[number].detach(), given[number]);
+      }
+    }
+  }
+  for (const detail::CapturedGradient& gradient : made->gradients) {
+    const detail::Slot& slot =
+        gradient.slot ? gradient.slot : inputs[static_cast<std::size_t>(gradient.input)].slot();
+    detail::set_gradient(slot, outputs[at], gradient.slot != nullptr);
+    ++at;
+  }
+  std::vector<Tensor> results;
+  for (std::size_t r = 0; r < made->results; ++r) {
+    const int same = made->same_input[r];
+    results.push_back(same >= 0 ? inputs[static_cast<std::size_t>(same)] : outputs[r]);
+  }
+  attach_backward(made, given, inputs, outputs, results);
+  return results;
+}
+
+// Joins the results to the graph of gradients outside.
+inline void Compiled::attach_backward(const Shared<Compilation>& made,
+                                      const std::vector<Tensor>& given,
+                                      const std::vector<Tensor>& inputs,
+                                      const std::vector<Tensor>& outputs,
+                                      std::vector<Tensor>& results) const {
+  std::size_t at = made->results + made->writes.size() + made->gradients.size();
+  for (std::size_t r = 0; r < made->results; ++r) {
+    const detail::BackwardPart* const part = made->part_of(r);
+    if (part == nullptr) {
+      continue;
+    }
+    List<Tensor> constants = part->cut.graph.constants;
+    const std::size_t own = constants.size() - part->cut.known.size();
+    List<detail::Kept> kept;
+    for (std::size_t i = own; i < constants.size(); ++i, ++at) {
+      constants[i] = outputs[at];
+    }
+    for (const Tensor& x : given) {
+      kept.push_back(detail::Kept(x));
+    }
+    for (std::size_t i = 0; i < own; ++i) {
+      kept.push_back(detail::Kept(constants[i]));
+    }
+    List<detail::Slot> slots;
+    List<Tensor> leaves;
+    for (const int leaf : part->leaves) {
+      const auto number = static_cast<std::size_t>(leaf);
+      const detail::Slot& slot = made->leaf_slots[number];
+      const int input = made->leaf_inputs[number];
+      slots.push_back(slot ? slot : inputs[static_cast<std::size_t>(input)].slot());
+      leaves.push_back(results[r].detach());
+      leaves.back().set_slot(slots.back());
+    }
+    List<const Tensor*> behind;
+    for (const Tensor& leaf : leaves) {
+      behind.push_back(&leaf);
+    }
+    results[r] = results[r].detach();
+    detail::attach(results[r], "compiled", behind.data(), behind.size(),
+                   [made, r, given, constants, slots, kept](const Tensor& dy) {
+                     std::vector<Tensor> all = given;
+                     all.push_back(contiguous(dy));
+                     const std::vector<Tensor> gradients =
+                         made->backward[r].plan->run(all, constants);
+                     for (std::size_t i = 0; i < slots.size(); ++i) {
+                       detail::add_grad(slots[i], gradients[i]);
+                     }
+                   });
+  }
 }
 
 }}  // namespace tinyscale
@@ -49088,6 +54277,10 @@ class AdamW {
 
   // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
   void step(double grad_scale = 1.0) {
+    if (detail::recording()) {
+      record_step(full(Shape{}, static_cast<float>(grad_scale)));
+      return;
+    }
     ++steps_;
     kernels::AdamWStep s;
     s.learning_rate = static_cast<float>(options.learning_rate);
@@ -49131,7 +54324,50 @@ class AdamW {
     steps_ = steps;
   }
 
+  // The same while a function is compiled: the optimizer's options and count of steps are read at
+  // every run of the graph, which must not outlive it. grad_scale: one number.
+  void record_step(const Tensor& grad_scale) {
+    const Tensor with_decay = record_factors(true), without = record_factors(false);
+    const NoGrad no_graph;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const Tensor p = tensors_[i].detach(), grad = tensors_[i].grad();
+      if (!grad.defined()) {
+        continue;
+      }
+      detail::Recorder& recorder = *detail::thread_recorder();
+      const Tensor all = detail::record(Op::adamw,
+                                        {&p, &grad, &moments_[i], &squares_[i],
+                                         p.dims() >= 2 ? &with_decay : &without, &grad_scale},
+                                        p.shape());
+      const Tensor* const targets[] = {&p, &moments_[i], &squares_[i]};
+      for (int part = 0; part < 3; ++part) {
+        recorder.write("AdamW", *targets[part], recorder.part(all, part, p.shape()));
+      }
+    }
+  }
+
  private:
+  // kernels::AdamWFactors of this step, as numbers of the host; those with decay count the step.
+  Tensor record_factors(bool decay) {
+    return detail::thread_recorder()->host(
+        [this, decay] {
+          steps_ += decay ? 1 : 0;
+          const double t = static_cast<double>(steps_), rate = options.learning_rate;
+          const double numbers[] = {options.beta1,
+                                    options.beta2,
+                                    options.epsilon,
+                                    decay ? 1.0 - rate * options.weight_decay : 1.0,
+                                    rate / (1.0 - std::pow(options.beta1, t)),
+                                    1.0 / std::sqrt(1.0 - std::pow(options.beta2, t))};
+          Tensor factors(Shape{6});
+          for (int i = 0; i < 6; ++i) {
+            factors.data()[i] = static_cast<float>(numbers[i]);
+          }
+          return factors;
+        },
+        Shape{6});
+  }
+
   std::vector<Tensor> tensors_;
   std::vector<Tensor> moments_;
   std::vector<Tensor> squares_;
@@ -49349,6 +54585,98 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   }
   optimizer.zero_grad();
   return result;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/model/compiled_step.hpp
+// A whole training step as one graph: forward, backward, clipping and update, captured once and run
+// for every batch of that size. What changes from step to step comes in from outside: the batch,
+// the learning rate.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Does what train_step does. The model, the optimizer and the options of both outlive it.
+class CompiledStep {
+ public:
+  CompiledStep(const Transformer& model, AdamW& optimizer, const StepOptions& options,
+               const CompileOptions& passes = CompileOptions())
+      : optimizer_(&optimizer), options_(options) {
+    detail::check_options("compile_step", options);
+    if (options.dropout > 0 || model.config.experts > 0 ||
+        (options.format != DType::f32 && options.format != DType::bf16)) {
+      detail::fail({"compile_step: dropout is ", options.dropout, ", experts ",
+                    model.config.experts, ", format ", options.format,
+                    "; a step without dropout of a dense model in f32 or bf16 is right: masks, ",
+                    "routes and loss scales change what is computed from step to step"});
+    }
+    const double clip = options.clip;
+    compiled_ =
+        compile([&model, &optimizer,
+                 clip](const std::vector<Tensor>& in) { return body(model, optimizer, clip, in); },
+                passes);
+  }
+
+  StepResult operator()(const Batch& batch, std::int64_t step) {
+    optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
+    const MatmulFormat format(options_.format);
+    const std::vector<Tensor> results =
+        compiled_({tokens(batch, batch.ids), tokens(batch, batch.targets)});
+    StepResult out;
+    out.loss = static_cast<double>(results[0].item());
+    out.grad_norm = static_cast<double>(results[1].item());
+    detail::check_finite("compile_step", "loss", out.loss, step, options_);
+    detail::check_finite("compile_step", "gradient norm", out.grad_norm, step, options_);
+    return out;
+  }
+
+  const Compiled& compiled() const { return compiled_; }
+
+ private:
+  static Tensor tokens(const Batch& batch, const std::vector<std::int32_t>& ids) {
+    if (static_cast<std::int64_t>(ids.size()) != batch.sequences * batch.time) {
+      detail::fail({"compile_step: ", ids.size(), " token numbers for ", batch.sequences,
+                    " sequences of ", batch.time});
+    }
+    Tensor out(Shape{batch.sequences, batch.time});
+    float* const to = out.data();
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      to[i] = static_cast<float>(ids[i]);
+    }
+    return out;
+  }
+
+  static std::vector<Tensor> body(const Transformer& model, AdamW& optimizer, double clip,
+                                  const std::vector<Tensor>& in) {
+    const std::vector<std::int32_t> ids(static_cast<std::size_t>(in[0].count()));
+    const std::vector<std::int32_t> targets(static_cast<std::size_t>(in[1].count()));
+    detail::Recorder& recorder = *detail::thread_recorder();
+    recorder.bind_ids(ids, in[0]);
+    recorder.bind_ids(targets, in[1]);
+    const Tensor loss = model.loss(ids, targets, in[0].dim(0), in[0].dim(1));
+    loss.backward();
+    Tensor squares = full(Shape{}, 0.0f);
+    for (const Tensor& parameter : optimizer.tensors()) {
+      const Tensor grad = parameter.grad();
+      squares = grad.defined() ? squares + sum(square(grad)) : squares;
+    }
+    const Tensor norm = sqrt(squares);
+    const Tensor one = full(Shape{}, 1.0f);
+    optimizer.record_step(
+        clip > 0 ? minimum(one, static_cast<float>(clip) * detail::one_over(norm + 1e-6f)) : one);
+    optimizer.zero_grad();
+    return {loss.detach(), norm};
+  }
+
+  AdamW* optimizer_;
+  StepOptions options_;
+  Compiled compiled_;
+};
+
+inline CompiledStep compile_step(const Transformer& model, AdamW& optimizer,
+                                 const StepOptions& options = StepOptions(),
+                                 const CompileOptions& passes = CompileOptions()) {
+  return CompiledStep(model, optimizer, options, passes);
 }
 
 }}  // namespace tinyscale

@@ -133,6 +133,30 @@
 #include "tinyscale/tensor/carry_loss.hpp"
 #include "tinyscale/tensor/einsum.hpp"
 
+// compile: functions as graphs, fused and planned
+#include "tinyscale/compile/op_graph.hpp"
+#include "tinyscale/compile/graph_writer.hpp"
+#include "tinyscale/compile/decompose.hpp"
+#include "tinyscale/compile/differentiate.hpp"
+#include "tinyscale/compile/capture.hpp"
+#include "tinyscale/compile/evaluate.hpp"
+#include "tinyscale/compile/simplify.hpp"
+#include "tinyscale/compile/take_apart.hpp"
+#include "tinyscale/compile/value_layout.hpp"
+#include "tinyscale/compile/step.hpp"
+#include "tinyscale/compile/fusion.hpp"
+#include "tinyscale/compile/fuse_vectors.hpp"
+#include "tinyscale/compile/lower_vectors.hpp"
+#include "tinyscale/compile/fuse_products.hpp"
+#include "tinyscale/compile/run_kernel.hpp"
+#include "tinyscale/compile/graph_cost.hpp"
+#include "tinyscale/compile/buffer_plan.hpp"
+#include "tinyscale/compile/compile_options.hpp"
+#include "tinyscale/compile/graph_plan.hpp"
+#include "tinyscale/compile/graph_cut.hpp"
+#include "tinyscale/compile/joint_graph.hpp"
+#include "tinyscale/compile/compiled.hpp"
+
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"
 #include "tinyscale/systolic/array_schedule.hpp"
@@ -262,6 +286,7 @@
 #include "tinyscale/model/optimizer.hpp"
 #include "tinyscale/model/loss_scaler.hpp"
 #include "tinyscale/model/train_step.hpp"
+#include "tinyscale/model/compiled_step.hpp"
 #include "tinyscale/model/training_memory.hpp"
 
 // parallel: one model on many devices

@@ -5,7 +5,7 @@
 set -u
 cd "${1:-$(dirname "$0")/..}" || exit 1
 export LC_ALL=C
-floors=(base measure hardware compute tensor systolic mesh model parallel plan show)
+floors=(base measure hardware compute tensor compile systolic mesh model parallel plan show)
 failures=0
 fail() { echo "$*"; failures=$((failures + 1)); }
 level() { local i; for i in "${!floors[@]}"; do [ "${floors[$i]}" = "$1" ] && echo "$i" && return; done; echo -1; }

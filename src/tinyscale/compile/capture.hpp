@@ -84,28 +84,37 @@ class Capture final : public GraphWriter {
   }
 
   std::vector<Tensor> given;        // the inputs
+  List<Function<Tensor()>> hosts;   // give the inputs behind them
+  std::vector<Tensor> host_values;  // of those that were asked so far
   List<bool> tracked;               // of each result: whether a gradient flows through it
   List<CapturedWrite> writes;
   List<CapturedGradient> gradients;
   List<OldGradient> old_gradients;
   List<GraphBreak> breaks;
-  List<int> leaf_nodes;             // of parameters and inputs that gather gradients
-  List<Slot> leaf_slots;            // null: of an input
+  List<int> leaf_nodes;   // of parameters and inputs that gather gradients
+  List<Slot> leaf_slots;  // null: of an input
   List<int> leaf_inputs;
-  List<Tensor> values;              // of nodes that a break computed; empty: of others
+  List<Tensor> values;  // of nodes that a break computed; empty: of others
 
-  // Token numbers in this place are an input of the graph, not constants (training steps).
-  void add_ids(const std::vector<std::int32_t>& ids, const Tensor& as) {
-    dynamic_ids_.push_back(DynamicIds{ids.data(), ids.size(), as});
+  Tensor host(const Function<Tensor()>& read, const Shape& shape) override {
+    hosts.push_back(read);
+    return input(shape);
   }
 
-  Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) override {
-    for (const DynamicIds& known : dynamic_ids_) {
-      if (known.data == ids.data() && known.count == ids.size()) {
-        return known.tensor.shape() == shape ? known.tensor : reshape(known.tensor, shape);
-      }
+  // The inputs, and what the host's functions give: each is asked once.
+  std::vector<Tensor> all_given() {
+    const RecorderScope eager(nullptr);
+    std::vector<Tensor> all;
+    for (const Tensor& x : given) {
+      all.push_back(contiguous(x.detach()));
     }
-    return GraphWriter::ids(ids, shape);
+    while (host_values.size() < hosts.size()) {
+      host_values.push_back(hosts[host_values.size()]());
+    }
+    for (const Tensor& x : host_values) {
+      all.push_back(x);
+    }
+    return all;
   }
 
   void write(const char* name, const Tensor& x, const Tensor& value) override {
@@ -129,12 +138,17 @@ class Capture final : public GraphWriter {
   }
 
   void backward(const Tensor& y, const Tensor* dy) override {
+    const int root = node_of(y);
+    if (graph[root].grads == 0 && root < static_cast<int>(freed_.size()) &&
+        freed_[static_cast<std::size_t>(root)] != 0) {
+      fail({"backward: this graph was used before and is freed; run the forward pass again"});
+    }
     Differentiation differentiation(*this);
     const RecorderScope scope(this);
     Tensor start = dy != nullptr ? dy->detach() : full(y.shape(), 1.0f);
-    const int root = node_of(y);
     differentiation.start(root, start);
     differentiation.run();
+    free_graph(root);
     const NoGrad no_second_gradient;
     for (LeafGradient& leaf : leaves_) {
       const int gradient = differentiation.gradient(leaf.node);
@@ -178,7 +192,8 @@ class Capture final : public GraphWriter {
     const Slot& slot = x.slot();
     if (!slot || !slot->leaf) {
       if (slot && slot.get() != tracked_.get()) {
-        fail({"compile: the function uses a ", x.shape(), " tensor with a graph of gradients behind ",
+        fail({"compile: the function uses a ", x.shape(),
+              " tensor with a graph of gradients behind ",
               "it that began outside; give it to the function as an input, or detach() it"});
       }
       return node;
@@ -203,8 +218,9 @@ class Capture final : public GraphWriter {
       const Tensor& known = graph.constants[i];
       if (now_[i] != constant_nodes_[i] && known.storage().get() != x.storage().get() &&
           &known.storage()->block() == &x.storage()->block()) {
-        fail({"compile: the function reads a ", x.shape(), " tensor that shares its numbers with a ",
-              known.shape(), " tensor that it has written; read a clone()"});
+        fail({"compile: the function reads a ", x.shape(),
+              " tensor that shares its numbers with a ", known.shape(),
+              " tensor that it has written; read a clone()"});
       }
     }
     const int node = GraphWriter::outside(x);
@@ -227,12 +243,6 @@ class Capture final : public GraphWriter {
     Shared<Storage> before;  // its gradient when the function first used it
     bool had = false;
   };
-  struct DynamicIds {
-    const std::int32_t* data;
-    std::size_t count;
-    Tensor tensor;
-  };
-
   static void add_once(List<int>& nodes, int node) {
     for (const int known : nodes) {
       if (known == node) {
@@ -240,6 +250,28 @@ class Capture final : public GraphWriter {
       }
     }
     nodes.push_back(node);
+  }
+
+  // A graph of gradients is used once, as outside.
+  void free_graph(int root) {
+    freed_.resize(graph.nodes.size());
+    List<int> open;
+    open.push_back(root);
+    while (!open.empty()) {
+      GraphNode& node = graph[open.back()];
+      char& freed = freed_[static_cast<std::size_t>(open.back())];
+      open.pop_back();
+      if (node.grads == 0) {
+        continue;
+      }
+      for (std::size_t i = 0; i < node.inputs.size(); ++i) {
+        if ((node.grads >> i & 1U) != 0) {
+          open.push_back(node.inputs[i]);
+        }
+      }
+      node.grads = 0;
+      freed = 1;
+    }
   }
 
   // From here on the handle has numbers, which it holds.
@@ -287,9 +319,10 @@ class Capture final : public GraphWriter {
                           facts_of(other.op).kind == OpKind::view && stands_on(held->node, node));
     }
     if (view || viewed) {
-      fail({"compile: ", name, " writes to a ", x.shape(), " tensor ",
-            view ? "that is a view of another" : "that a view shows too",
-            "; where ops are recorded only a tensor of its own can be written: write to a clone()"});
+      fail(
+          {"compile: ", name, " writes to a ", x.shape(), " tensor ",
+           view ? "that is a view of another" : "that a view shows too",
+           "; where ops are recorded only a tensor of its own can be written: write to a clone()"});
     }
   }
   bool stands_on(int view, int base) const {
@@ -305,9 +338,10 @@ class Capture final : public GraphWriter {
   void finish(const std::vector<Tensor>& results) {
     for (const Tensor& y : results) {
       graph.outputs.push_back(y.defined() ? edge_of_result(y) : -1);
-      tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0);
+      tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0 &&
+                        (y.slot()->leaf || graph[graph.outputs.back()].grads != 0));
     }
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {  // those of the host come behind them
       if (inputs_[i]->node != graph.inputs[i]) {
         writes.push_back(CapturedWrite{graph.inputs[i], inputs_[i]->node});
       }
@@ -340,7 +374,7 @@ class Capture final : public GraphWriter {
   List<Shared<Storage>> inputs_;
   List<int> now_;  // of each constant: the node of its numbers as they are now
   List<LeafGradient> leaves_;
-  List<DynamicIds> dynamic_ids_;
+  List<char> freed_;  // of each node: a backward pass went through it
 };
 
 }  // namespace detail

@@ -35,8 +35,7 @@ inline Tensor decompose_element(Op op, const Tensor& x) {
     case Op::square: return x * x;
     case Op::relu: return maximum(x, full(Shape{}, 0.0f));
     case Op::gelu: return x * normal_below(x);
-    case Op::gelu_slope:
-      return normal_below(x) + 0.39894228040143268f * x * exp(-0.5f * (x * x));
+    case Op::gelu_slope: return normal_below(x) + 0.39894228040143268f * x * exp(-0.5f * (x * x));
     case Op::gelu_tanh: return 0.5f * x * (1.0f + tanh(gelu_tanh_inner(x)));
     case Op::gelu_tanh_slope: {
       const Tensor t = tanh(gelu_tanh_inner(x));
@@ -100,8 +99,7 @@ inline Parts decompose_norm_backward(const Parts& in, bool centred) {
   const Tensor c = (centred ? x - reshape(in[2], rows_of(x)) : x) * rstd;
   const Tensor g = dy * in[1];
   const Tensor slope = c * (sum(g * c, -1, KeepDim::yes) * share);
-  const Tensor dx =
-      rstd * (centred ? g - sum(g, -1, KeepDim::yes) * share - slope : g - slope);
+  const Tensor dx = rstd * (centred ? g - sum(g, -1, KeepDim::yes) * share - slope : g - slope);
   const Tensor dw = sum(dy * c, leading_dims(x));
   return centred ? Parts{dx, dw, sum(dy, leading_dims(x))} : Parts{dx, dw};
 }
@@ -164,8 +162,7 @@ inline Tensor decompose_rope(const Tensor& x, const List<double>& numbers) {
       for (std::int64_t i = 0; i < half; ++i) {
         const double by = numbers.size() > 7 ? numbers[7 + static_cast<std::size_t>(i)] : 1.0;
         const double power = -2.0 * static_cast<double>(i) / static_cast<double>(size);
-        const double angle =
-            static_cast<double>(places.at(t)) * std::pow(numbers[6], power) / by;
+        const double angle = static_cast<double>(places.at(t)) * std::pow(numbers[6], power) / by;
         cosines.data()[t * half + i] = static_cast<float>(std::cos(angle));
         sines.data()[t * half + i] = sign * static_cast<float>(std::sin(angle));
       }
@@ -236,16 +233,16 @@ inline Parts decompose_attention_backward(const Parts& in, const List<double>& n
   return {join_heads(dq), join_heads(dk), join_heads(dv)};
 }
 
-// Parameter, first and second moment of (parameter, gradient, moments, rate, 1 / (1 - beta1^t),
-// 1 / sqrt(1 - beta2^t), factor of the gradient).
-inline Parts decompose_adamw(const Parts& in, const List<double>& numbers) {
-  const auto n = [&numbers](std::size_t i) { return static_cast<float>(numbers[i]); };
-  const Tensor g = in[1] * in[7];
-  const Tensor m = n(0) * in[2] + (1.0f - n(0)) * g;
-  const Tensor v = n(1) * in[3] + (1.0f - n(1)) * (g * g);
-  const Tensor root = sqrt(v) * in[6] + n(2);
-  const Tensor kept = in[0] * (1.0f - in[4] * n(3));
-  return {kept - in[4] * in[5] * (m / root), m, v};
+// Parameter, first and second moment of (parameter, gradient, both moments, factors [6] as in
+// kernels::AdamWFactors: beta1, beta2, epsilon, decay, rate, root; factor of the gradient []).
+inline Parts decompose_adamw(const Parts& in) {
+  const auto factor = [&in](int i) { return reshape(slice(in[4], 0, i, i + 1), Shape{}); };
+  const Tensor b1 = factor(0), b2 = factor(1);
+  const Tensor g = in[1] * in[5];
+  const Tensor m = b1 * in[2] + (1.0f - b1) * g;
+  const Tensor v = b2 * in[3] + (1.0f - b2) * (g * g);
+  const Tensor root = sqrt(v) * factor(5) + factor(2);
+  return {in[0] * factor(3) - factor(4) * (m / root), m, v};
 }
 
 // The results of a composite op, from primitives.
@@ -274,7 +271,7 @@ inline Parts decompose(Op op, const Parts& in, const List<double>& numbers) {
       return {decompose_cross_entropy(logits, in[2]), matmul(d, in[1]),
               matmul(transpose(rows, 0, 1), x)};
     }
-    case Op::adamw: return decompose_adamw(in, numbers);
+    case Op::adamw: return decompose_adamw(in);
     default: return {decompose_element(op, in[0])};
   }
 }

@@ -35,8 +35,7 @@ struct Differential {
     switch (node.op) {
       case Op::add: return {d, d};
       case Op::sub: return {d, needs(1) ? -d : Tensor()};
-      case Op::mul:
-        return {needs(0) ? d * in[1] : Tensor(), needs(1) ? d * in[0] : Tensor()};
+      case Op::mul: return {needs(0) ? d * in[1] : Tensor(), needs(1) ? d * in[0] : Tensor()};
       case Op::div: {
         const Tensor da = d / in[1];
         return {da, needs(1) ? -(da * out[0]) : Tensor()};
@@ -45,8 +44,7 @@ struct Differential {
         const Tensor a = where(less(in[1], in[0]) + (1.0f - equal(in[0], in[0])), one(), zero());
         return {d * a, d * (1.0f - a)};
       }
-      case Op::where:
-        return {Tensor(), where(in[0], d, zero()), where(in[0], zero(), d)};
+      case Op::where: return {Tensor(), where(in[0], d, zero()), where(in[0], zero(), d)};
       case Op::exp: return {d * out[0]};
       case Op::log: return {d / in[0]};
       case Op::sqrt: return {0.5f * (d / out[0])};
@@ -122,8 +120,8 @@ struct Differential {
     }
     if (needs(1)) {
       const std::int64_t rows = x.dim(-1) > 0 ? x.count() / x.dim(-1) : 0;
-      out_parts[1] = matmul(transpose(reshape(x, {rows, x.dim(-1)}), 0, 1),
-                            reshape(d, {rows, d.dim(-1)}));
+      out_parts[1] =
+          matmul(transpose(reshape(x, {rows, x.dim(-1)}), 0, 1), reshape(d, {rows, d.dim(-1)}));
     }
     return out_parts;
   }
@@ -144,8 +142,8 @@ struct Differential {
       case Op::softmax: return {out[0] * (d - sum(out[0] * d, -1, KeepDim::yes))};
       case Op::log_softmax: return {d - exp(out[0]) * sum(d, -1, KeepDim::yes)};
       case Op::layer_norm: {
-        const Tensor all = record(Op::layer_norm_backward, {&in[0], &in[1], &out[1], &out[2], &d},
-                                  in[0].shape());
+        const Tensor all =
+            record(Op::layer_norm_backward, {&in[0], &in[1], &out[1], &out[2], &d}, in[0].shape());
         return {part(all, 0, in[0]), part(all, 1, in[1]), part(all, 2, in[1])};
       }
       case Op::rms_norm: {
@@ -156,8 +154,7 @@ struct Differential {
       case Op::cross_entropy:
         return {record(Op::cross_entropy_backward, {&in[0], &in[1], &d}, in[0].shape()), Tensor()};
       case Op::linear_cross_entropy: {
-        const Tensor all =
-            record(Op::linear_cross_entropy_all, {&in[0], &in[1], &in[2]}, Shape{});
+        const Tensor all = record(Op::linear_cross_entropy_all, {&in[0], &in[1], &in[2]}, Shape{});
         return {part(all, 1, in[0]) * d, part(all, 2, in[1]) * d, Tensor()};
       }
       case Op::dropout: return {record(Op::dropout, {&d}, d.shape(), node.numbers)};
@@ -184,19 +181,21 @@ struct Differential {
 
 // Shapes of the results of an op of several.
 inline Shape part_shape(const Graph& graph, const GraphNode& node, int number) {
-  const auto rows = [&](const Shape& x) { return Shape{x.count() / std::max<std::int64_t>(x[-1], 1)}; };
+  const auto rows = [&](const Shape& x) {
+    return Shape{x.count() / std::max<std::int64_t>(x[-1], 1)};
+  };
   const Shape& first = graph.input_of(node, 0).shape;
   switch (node.op) {
     case Op::layer_norm:
     case Op::rms_norm: return number == 0 ? first : rows(first);
     case Op::layer_norm_backward:
     case Op::rms_norm_backward: return number == 0 ? first : graph.input_of(node, 1).shape;
-    case Op::attention:
-      return number == 0 ? first : Shape{first[0], node.whole(0), first[1]};
+    case Op::attention: return number == 0 ? first : Shape{first[0], node.whole(0), first[1]};
     case Op::attention_backward:
       return graph.input_of(node, static_cast<std::size_t>(number)).shape;
     case Op::linear_cross_entropy_all:
-      return number == 0 ? Shape{} : graph.input_of(node, static_cast<std::size_t>(number - 1)).shape;
+      return number == 0 ? Shape{}
+                         : graph.input_of(node, static_cast<std::size_t>(number - 1)).shape;
     case Op::adamw: return first;
     default: return node.shape;
   }
@@ -232,7 +231,8 @@ class Differentiation {
         while (parts.size() <= number) {
           parts.push_back(-1);
         }
-        parts[number] = parts[number] < 0 ? gradients_[at(i)] : sum_of(parts[number], gradients_[at(i)]);
+        parts[number] =
+            parts[number] < 0 ? gradients_[at(i)] : sum_of(parts[number], gradients_[at(i)]);
         continue;
       }
       hand_back(i, node);
@@ -243,9 +243,7 @@ class Differentiation {
 
  private:
   static std::size_t at(int node) { return static_cast<std::size_t>(node); }
-  int sum_of(int a, int b) {
-    return writer_.node_of(writer_.tensor_of(a) + writer_.tensor_of(b));
-  }
+  int sum_of(int a, int b) { return writer_.node_of(writer_.tensor_of(a) + writer_.tensor_of(b)); }
   void gather(int node, const Tensor& dy) {
     const RecorderScope scope(&writer_);
     const int more = writer_.node_of(sum_like(dy, writer_.graph[node].shape));
@@ -262,7 +260,8 @@ class Differentiation {
         const Shape shape = part_shape(writer_.graph, node, p);
         rule.out.push_back(part_of(i, p, shape));
         const List<int>& given = parts_[at(i)];
-        const bool has = given.size() > static_cast<std::size_t>(p) && given[static_cast<std::size_t>(p)] >= 0;
+        const bool has =
+            given.size() > static_cast<std::size_t>(p) && given[static_cast<std::size_t>(p)] >= 0;
         if (has && p > 0) {
           fail({"backward: a gradient through result ", p, " of ", name_of(node.op)});
         }

@@ -63,8 +63,7 @@ inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
     }
     case Op::reshape: return reshape(in[0], node.shape);
     case Op::permute: return permute(in[0], as_ints(node.numbers));
-    case Op::slice:
-      return slice(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
+    case Op::slice: return slice(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
     case Op::broadcast_to: return broadcast_to(in[0], node.shape);
     case Op::concat: return concat(in, first());
     case Op::pad: return pad(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
@@ -110,8 +109,7 @@ inline Parts evaluate_composite(const GraphNode& node, const Parts& in) {
 inline Parts evaluate_node(const GraphNode& node, const Parts& in) {
   const RecorderScope eager(nullptr);
   const NoGrad no_graph;
-  return is_primitive(node.op) ? Parts{evaluate_primitive(node, in)}
-                               : evaluate_composite(node, in);
+  return is_primitive(node.op) ? Parts{evaluate_primitive(node, in)} : evaluate_composite(node, in);
 }
 
 }  // namespace detail
@@ -131,8 +129,8 @@ inline std::vector<Tensor> evaluate(const Graph& graph, const std::vector<Tensor
     } else if (node.op == Op::constant) {
       value = {graph.constants[static_cast<std::size_t>(node.number(0))].detach()};
     } else if (node.op == Op::part) {
-      value = {values[static_cast<std::size_t>(node.inputs[0])][static_cast<std::size_t>(
-          node.number(0))]};
+      value = {values[static_cast<std::size_t>(node.inputs[0])]
+                     [static_cast<std::size_t>(node.number(0))]};
     } else {
       detail::Parts in;
       for (const int input : node.inputs) {

@@ -131,8 +131,8 @@ class ProductFusion {
       step.scale *= static_cast<float>(graph_[x].number(0));
       return;
     }
-    const bool bias = step.activation == kernels::Activation::none && step.bias < 0 &&
-                      is_bias(x, node.shape);
+    const bool bias =
+        step.activation == kernels::Activation::none && step.bias < 0 && is_bias(x, node.shape);
     (bias ? step.bias : step.residual) = x;
     step.inputs.push_back(x);
   }

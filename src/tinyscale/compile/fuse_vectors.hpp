@@ -153,8 +153,8 @@ class VectorFusion {
       if (roles[at] == VectorRole::none) {
         continue;
       }
-      spaces[at].shape = roles[at] == VectorRole::element ? graph_[i].shape
-                                                          : graph_.input_of(graph_[i], 0).shape;
+      spaces[at].shape =
+          roles[at] == VectorRole::element ? graph_[i].shape : graph_.input_of(graph_[i], 0).shape;
       if (layouts_.is_copy(i)) {
         spaces[at].shape = graph_.input_of(graph_[i], 0).shape;
         spaces[at].flattened = true;
@@ -291,10 +291,10 @@ class VectorFusion {
 
   // Whether an operand from outside has its rows evenly apart as the node reads it.
   bool is_even(int node, int operand) const {
-    const Shape& as = roles[static_cast<std::size_t>(node)] == VectorRole::element &&
-                              !layouts_.is_copy(node)
-                          ? graph_[node].shape
-                          : graph_[operand].shape;
+    const Shape& as =
+        roles[static_cast<std::size_t>(node)] == VectorRole::element && !layouts_.is_copy(node)
+            ? graph_[node].shape
+            : graph_[operand].shape;
     return table_steps(layouts_.of(operand), as).even;
   }
 

@@ -25,9 +25,7 @@ inline double distinct_numbers(const Tensor& x) {
 }
 
 inline double element_flops(Op op, double n) {
-  const auto table = [n](const char* name) {
-    return vector_cost(name, n, &VectorCost::forward);
-  };
+  const auto table = [n](const char* name) { return vector_cost(name, n, &VectorCost::forward); };
   switch (op) {
     case Op::maximum:
     case Op::round: return n;
@@ -102,9 +100,8 @@ inline NodeFlops flops_of(const Graph& graph, const GraphNode& node) {
 }
 
 // One op as if it were run alone.
-inline OpRecord record_of(const Graph& graph, const ValueLayouts& layouts,
-                          const List<int>& inputs, const List<int>& outputs,
-                          const List<int>& nodes) {
+inline OpRecord record_of(const Graph& graph, const ValueLayouts& layouts, const List<int>& inputs,
+                          const List<int>& outputs, const List<int>& nodes) {
   OpRecord record;
   record.shape = graph[nodes.back()].shape.text();
   DType math = DType::f32;

@@ -2,11 +2,11 @@
 // A graph made ready to run: passes, steps in an order, places in memory. Running it costs no more
 // than its kernels and a few tens of nanoseconds a step.
 
-#include <atomic>    // one run at a time owns the block
-#include <cstddef>   // size_t
-#include <cstdint>   // int64_t
-#include <utility>   // move
-#include <vector>    // vector
+#include <atomic>   // one run at a time owns the block
+#include <cstddef>  // size_t
+#include <cstdint>  // int64_t
+#include <utility>  // move
+#include <vector>   // vector
 
 #include "tinyscale/compile/buffer_plan.hpp"
 #include "tinyscale/compile/compile_options.hpp"
@@ -76,8 +76,8 @@ class StepBuilder {
     for (int i = 0; i < graph_.size(); ++i) {
       for (const int input : graph_[i].inputs) {
         const int source = vectors_.source_of(input);
-        const bool inside = source >= 0 && vectors_.roles[at(i)] != VectorRole::none &&
-                            fusion_.same(source, i);
+        const bool inside =
+            source >= 0 && vectors_.roles[at(i)] != VectorRole::none && fusion_.same(source, i);
         if (!inside) {
           needed_[at(layouts_.base_of(input))] = 1;
         }
@@ -172,10 +172,10 @@ class StepBuilder {
 
 class GraphPlan {
  public:
-  // Output `output` of the graph is the new value of input or constant `target`, a node.
+  // Output `output` of the graph is the new value of an input or a constant, by its number.
   struct Write {
     std::size_t output;
-    int target;
+    int input = -1, constant = -1;
   };
 
   // Which of the graph's outputs are written to what stands for one of its inputs or constants.
@@ -189,6 +189,9 @@ class GraphPlan {
       records_.push_back(detail::record_of(graph_, *layouts_, detail::distinct_inputs(step.inputs),
                                            step.outputs, step.nodes));
       records_.back().name = step.name(graph_);
+    }
+    for (Tensor& constant : graph_.constants) {  // their numbers come with each run
+      constant = detail::phantom_like(constant);
     }
   }
 
@@ -247,9 +250,8 @@ class GraphPlan {
       composite = composite || (!is_primitive(node.op) && !detail::stays_whole(node.op, options));
     }
     if (composite) {
-      graph_ = take_apart(before, [&](int i) {
-        return detail::stays_whole(before[i].op, options);
-      });
+      graph_ =
+          take_apart(before, [&](int i) { return detail::stays_whole(before[i].op, options); });
       if (options_.simplify) {
         detail::simplify(graph_);
       } else {
@@ -299,12 +301,13 @@ class GraphPlan {
         if (output < 0 || places_[at(output)] != Place::block) {
           continue;
         }
-        buffers_.push_back(BufferLife{output, s, last[at(output)], graph_[output].shape.count(), 0});
+        buffers_.push_back(
+            BufferLife{output, s, last[at(output)], graph_[output].shape.count(), 0});
       }
     }
     for (const BufferLife& buffer : buffers_) {
-      unshared_ += (buffer.count + detail::buffer_align - 1) / detail::buffer_align *
-                   detail::buffer_align;
+      unshared_ +=
+          (buffer.count + detail::buffer_align - 1) / detail::buffer_align * detail::buffer_align;
     }
     block_ = detail::place_buffers(buffers_, options_.plan_memory);
     offset_ = List<std::int64_t>(n);
@@ -318,21 +321,34 @@ class GraphPlan {
                    List<char>& taken) {
     const int value = graph_.outputs[write.output];
     const int base = layouts_->base_of(value);
-    const Tensor& old = layouts_->of(write.target);
+    const int target = node_of(write);
+    const bool dense = write.input >= 0 || graph_.constants[at(write.constant)].is_contiguous();
+    const int last_read = target < 0 ? -1 : last[at(target)];
     int returned = 0;
     for (const int output : graph_.outputs) {
       returned += output >= 0 && layouts_->base_of(output) == base ? 1 : 0;
     }
     const bool made = base == value && places_[at(value)] == Place::block && returned == 1;
-    if (made && old.is_contiguous() && last[at(write.target)] <= written[at(value)] &&
-        writes_in_place(steps_[at(written[at(value)])], value, write.target)) {
+    if (made && dense && last_read <= written[at(value)] &&
+        (target < 0 || writes_in_place(steps_[at(written[at(value)])], target))) {
       places_[at(value)] = Place::target;
-      target_[at(value)] = write.target;
+      target_[at(value)] = static_cast<int>(&write - writes_.begin());
       taken[write.output] = 1;
     }
   }
+  // The input or constant that is written, where the graph reads it; else -1.
+  int node_of(const Write& write) const {
+    const Op op = write.input >= 0 ? Op::input : Op::constant;
+    const int number = write.input >= 0 ? write.input : write.constant;
+    for (int i = 0; i < graph_.size(); ++i) {
+      if (graph_[i].op == op && static_cast<int>(graph_[i].number(0)) == number) {
+        return i;
+      }
+    }
+    return -1;
+  }
   // Whether a step may write where one of its operands stands.
-  bool writes_in_place(const Step& step, int, int target) const {
+  bool writes_in_place(const Step& step, int target) const {
     bool reads = false, only_dense = true;
     for (const int input : step.inputs) {
       if (layouts_->base_of(input) == target) {
@@ -378,19 +394,17 @@ class GraphPlan {
     std::vector<Tensor> outputs;
     for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
       const int output = graph_.outputs[o];
-      outputs.push_back(output < 0 ? Tensor() : result(memory, output));
+      const bool there = output >= 0 && places_[at(output)] != Place::target;
+      outputs.push_back(there ? result(memory, output) : Tensor());
     }
     for (const Write& write : writes_) {
       Tensor& value = outputs[write.output];
-      const int node = graph_.outputs[write.output];
-      if (places_[at(node)] != Place::target || target_[at(node)] != write.target) {
-        const Tensor dense = value.is_contiguous() ? value : value.clone();
-        detail::apply_in_place(detail::Arithmetic::second, "compile",
-                               memory.values[at(write.target)], dense);
+      if (value.defined()) {
+        detail::apply_in_place(
+            detail::Arithmetic::second, "compile",
+            write.input >= 0 ? inputs[at(write.input)] : constants[at(write.constant)], value);
       }
-    }
-    for (const Write& write : writes_) {
-      outputs[write.output] = Tensor();
+      value = Tensor();
     }
     for (std::size_t i = 0; i < memory.values.size(); ++i) {  // what is the caller's is let go
       if (memory.stale[i] != 0) {
@@ -404,7 +418,7 @@ class GraphPlan {
   Tensor result(const Memory& memory, int output) const {
     const Tensor& value = memory.values[at(output)];
     const int base = layouts_->base_of(output);
-    if (places_[at(base)] == Place::none || places_[at(base)] == Place::target) {
+    if (places_[at(base)] != Place::own) {
       return value.clone();
     }
     return value;
@@ -428,11 +442,8 @@ class GraphPlan {
         value = inputs[at(static_cast<int>(node.number(0)))];
         memory.stale[i] = 1;
       } else if (node.op == Op::constant) {
-        const Tensor& now = constants[at(static_cast<int>(node.number(0)))];
-        if (!value.defined() || value.storage().get() != now.storage().get()) {
-          value = now.detach();
-          memory.stale[i] = 2;  // views of it are made again now
-        }
+        value = constants[at(static_cast<int>(node.number(0)))].detach();
+        memory.stale[i] = 1;
       } else if (facts_of(node.op).kind == OpKind::view && layouts_->copies[i] == 0) {
         const std::size_t from = at(node.inputs[0]);
         if (first || memory.stale[from] != 0 || !value.defined()) {
@@ -445,18 +456,17 @@ class GraphPlan {
         value = Tensor(node.shape);
         memory.stale[i] = 1;
       } else if (places_[i] == Place::target) {
-        value = memory.values[at(target_[i])].defined() ? memory.values[at(target_[i])] : Tensor();
+        const Write& write = writes_[at(target_[i])];
+        value =
+            (write.input >= 0 ? inputs[at(write.input)] : constants[at(write.constant)]).detach();
         memory.stale[i] = 1;
       } else if (places_[i] == Place::block && first) {
         const std::int64_t count = node.shape.count();
-        value = Tensor(node.shape,
-                       detail::slice_storage(memory.block.storage(), offset_[i], count));
+        value =
+            Tensor(node.shape, detail::slice_storage(memory.block.storage(), offset_[i], count));
       } else if (node.op == Op::literal && first) {
         value = full(node.shape, static_cast<float>(node.numbers[0]));
       }
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-      memory.stale[i] = memory.stale[i] == 2 ? 0 : memory.stale[i];
     }
   }
 
@@ -534,7 +544,7 @@ class GraphPlan {
       }
       out[i] = output < 0 ? &own[i] : &memory.values[at(output)];
     }
-    detail::KernelRun{graph_, node, in, out}();
+    detail::NodeKernel{graph_, node, in, out}();
   }
 
   CompileOptions options_;

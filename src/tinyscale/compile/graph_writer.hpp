@@ -11,6 +11,7 @@
 #include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/create.hpp"
 #include "tinyscale/tensor/record.hpp"
+#include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -104,12 +105,23 @@ class GraphWriter : public Recorder {
     return record(Op::part, inputs, 1, shape, {static_cast<double>(number)});
   }
   Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) override {
+    for (const Bound& known : bound_) {
+      if (known.data == ids.data() && known.count == ids.size()) {
+        return known.tensor.shape() == shape ? known.tensor : reshape(known.tensor, shape);
+      }
+    }
     const RecorderScope eager(nullptr);
     Tensor numbers(shape);
     for (std::size_t i = 0; i < ids.size(); ++i) {
       numbers.data()[i] = static_cast<float>(ids[i]);
     }
     return numbers;
+  }
+  void bind_ids(const std::vector<std::int32_t>& ids, const Tensor& as) override {
+    bound_.push_back(Bound{ids.data(), ids.size(), as});
+  }
+  Tensor host(const Function<Tensor()>&, const Shape& shape) override {
+    fail({"compile: numbers ", shape, " of the host are asked for where a graph is rewritten"});
   }
   Tensor same(const Tensor& x) override {
     const Tensor* const inputs[] = {&x};
@@ -133,7 +145,8 @@ class GraphWriter : public Recorder {
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
       const Tensor& known = graph.constants[i];
       if (known.storage().get() == x.storage().get() && known.origin() == x.origin() &&
-          known.shape() == x.shape() && known.slot().get() == x.slot().get() &&
+          known.shape() == x.shape() &&
+          (!known.slot() || !x.slot() || known.slot().get() == x.slot().get()) &&
           known.is_contiguous() == x.is_contiguous() && known.strides() == x.strides()) {
         return constant_nodes_[i];
       }
@@ -145,16 +158,24 @@ class GraphWriter : public Recorder {
   }
 
   std::int16_t id_;
-  Slot tracked_;  // of every handle that a gradient flows through
+  Slot tracked_;                    // of every handle that a gradient flows through
   List<Shared<Storage>> storages_;  // of all handles
   List<int> constant_nodes_;
 
  private:
+  struct Bound {
+    const std::int32_t* data;
+    std::size_t count;
+    Tensor tensor;
+  };
+
   static std::int16_t next_id() {
     static thread_local struct { unsigned last; } ids;
     ids.last = ids.last % 32767 + 1;
     return static_cast<std::int16_t>(ids.last);
   }
+
+  List<Bound> bound_;
 };
 
 }  // namespace detail

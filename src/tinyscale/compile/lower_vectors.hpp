@@ -68,7 +68,8 @@ class VectorLowering {
     even_ = true;
     for (const int node : members_) {
       for (const int input : graph_[node].inputs) {
-        even_ = even_ && (inside(input) >= 0 || table_steps(layouts_.of(input), seen_as(node, input)).even);
+        even_ = even_ &&
+                (inside(input) >= 0 || table_steps(layouts_.of(input), seen_as(node, input)).even);
       }
     }
     if (even_ || space_.flattened) {
@@ -94,9 +95,7 @@ class VectorLowering {
     return element && !layouts_.is_copy(node) ? graph_[node].shape : graph_[operand].shape;
   }
 
-  int literal(double number) {
-    return program_.literal(static_cast<float>(number));
-  }
+  int literal(double number) { return program_.literal(static_cast<float>(number)); }
 
   int operand(int node, std::size_t i) {
     const int from = graph_[node].inputs[i];
@@ -187,9 +186,9 @@ class VectorLowering {
       if (varies) {
         return program_.apply(vector_op(node.op), a);
       }
-      return node.op == Op::max ? program_.apply(VectorOp::copy, a)
-                                : program_.apply(VectorOp::mul, a,
-                                                 literal(static_cast<double>(space_.cols())));
+      return node.op == Op::max
+                 ? program_.apply(VectorOp::copy, a)
+                 : program_.apply(VectorOp::mul, a, literal(static_cast<double>(space_.cols())));
     }
     if (node.op == Op::pow) {
       return program_.apply(VectorOp::pow, a, literal(node.number(0)));
@@ -199,8 +198,7 @@ class VectorLowering {
     return program_.apply(vector_op(node.op), a, b, c);
   }
 
-  kernels::VectorOutput output_kind(int node, VectorRole role,
-                                    kernels::VectorExtent extent) const {
+  kernels::VectorOutput output_kind(int node, VectorRole role, kernels::VectorExtent extent) const {
     using kernels::VectorOutput;
     if (role == VectorRole::column_sums) {
       return VectorOutput::column_sums;

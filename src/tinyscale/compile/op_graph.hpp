@@ -91,9 +91,8 @@ inline Table Graph::table() const {
     for (std::size_t o = 0; o < outputs.size(); ++o) {
       returned += outputs[o] == i ? (returned.empty() ? "" : ", ") + std::to_string(o) : "";
     }
-    out.add({detail::cat({"%", i}), name_of(node.op), of,
-             detail::numbers_text(node), node.shape.text(),
-             returned});
+    out.add({detail::cat({"%", i}), name_of(node.op), of, detail::numbers_text(node),
+             node.shape.text(), returned});
   }
   return out;
 }

@@ -14,7 +14,7 @@ namespace detail {
 
 // What a kernel step sees: tensors in the order of the node's operands, and where results go (an
 // empty one is not wanted).
-struct KernelRun {
+struct NodeKernel {
   const Graph& graph;
   const GraphNode& node;
   const Tensor* const* in;
@@ -33,9 +33,9 @@ struct KernelRun {
       case Op::layer_norm_backward:
         zero(1);
         zero(2);
-        kernels::layer_norm_backward(rows(), columns(), in[0]->data(), in[1]->data(),
-                                     in[2]->data(), in[3]->data(), in[4]->data(), out[0]->data(),
-                                     out[1]->data(), out[2]->data(), 0.0f);
+        kernels::layer_norm_backward(rows(), columns(), in[0]->data(), in[1]->data(), in[2]->data(),
+                                     in[3]->data(), in[4]->data(), out[0]->data(), out[1]->data(),
+                                     out[2]->data(), 0.0f);
         return;
       case Op::rms_norm:
         kernels::rms_norm_forward(rows(), columns(), static_cast<float>(node.numbers[0]),
@@ -145,10 +145,10 @@ struct KernelRun {
     const double n = counted(targets);
     const bool all = node.op == Op::linear_cross_entropy_all;
     if (all) {
-      kernels::linear_cross_entropy({rows(), columns(), vocabulary, in[0]->data(), in[1]->data(),
-                                     targets.data(), static_cast<float>(1.0 / n), out[1]->data(),
-                                     out[2]->data(), 0.0f, 0.0f},
-                                    losses.data(), lse.data());
+      kernels::linear_cross_entropy(
+          {rows(), columns(), vocabulary, in[0]->data(), in[1]->data(), targets.data(),
+           static_cast<float>(1.0 / n), out[1]->data(), out[2]->data(), 0.0f, 0.0f},
+          losses.data(), lse.data());
     } else {
       kernels::linear_cross_entropy_forward(rows(), columns(), vocabulary, in[0]->data(),
                                             in[1]->data(), targets.data(), losses.data(),
@@ -190,15 +190,15 @@ struct KernelRun {
                     static_cast<std::size_t>(from.count()) * sizeof(float));
       }
     }
-    const float rate = in[4]->item(), of_moment = in[5]->item(), of_square = in[6]->item();
+    const float* const f = in[4]->data();
     kernels::AdamWFactors s;
-    s.beta1 = static_cast<float>(node.numbers[0]);
-    s.beta2 = static_cast<float>(node.numbers[1]);
-    s.epsilon = static_cast<float>(node.numbers[2]);
-    s.decay = 1.0f - rate * static_cast<float>(node.numbers[3]);
-    s.rate = rate * of_moment;
-    s.root = of_square;
-    s.grad_scale = in[7]->item();
+    s.beta1 = f[0];
+    s.beta2 = f[1];
+    s.epsilon = f[2];
+    s.decay = f[3];
+    s.rate = f[4];
+    s.root = f[5];
+    s.grad_scale = in[5]->item();
     kernels::adamw(in[0]->count(), s, in[1]->data(), out[0]->data(), out[1]->data(),
                    out[2]->data());
   }

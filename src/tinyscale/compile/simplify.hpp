@@ -75,7 +75,8 @@ class NodeTable {
 // The node that `node` is no more than another name of, or -1.
 inline int same_as(const Graph& graph, const GraphNode& node) {
   const auto is_literal = [&graph](int i, double value) {
-    return graph[i].op == Op::literal && graph[i].numbers[0] <= value && graph[i].numbers[0] >= value;
+    return graph[i].op == Op::literal && graph[i].numbers[0] <= value &&
+           graph[i].numbers[0] >= value;
   };
   switch (node.op) {
     case Op::reshape:
@@ -109,8 +110,8 @@ inline int same_as(const Graph& graph, const GraphNode& node) {
 inline void shorten(const Graph& graph, GraphNode& node) {
   const bool two = node.inputs.size() == 2 && graph.input_of(node, 0).op == Op::literal &&
                    graph.input_of(node, 1).op == Op::literal && node.shape.empty();
-  if (two && (node.op == Op::add || node.op == Op::sub || node.op == Op::mul ||
-              node.op == Op::div)) {
+  if (two &&
+      (node.op == Op::add || node.op == Op::sub || node.op == Op::mul || node.op == Op::div)) {
     const auto a = static_cast<float>(graph.input_of(node, 0).numbers[0]);
     const auto b = static_cast<float>(graph.input_of(node, 1).numbers[0]);
     const Arithmetic how = node.op == Op::add   ? Arithmetic::add

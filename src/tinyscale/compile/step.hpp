@@ -29,8 +29,8 @@ struct Step {
   StepKind kind = StepKind::kernel;
   List<int> nodes;    // computed here, in order
   List<int> inputs;   // nodes whose numbers it reads
-  List<int> outputs;  // nodes whose numbers it writes, in the order of the kernel's results; -1: one
-                      // that nobody needs
+  List<int> outputs;  // nodes whose numbers it writes, in the order of the kernel's results; -1:
+                      // one that nobody needs
 
   kernels::VectorPlan vectors;  // of a group
 

@@ -13,8 +13,8 @@
 namespace tinyscale {
 
 // The same graph of primitives alone, but for the ops that `whole` says yes to.
-inline Graph take_apart(const Graph& graph,
-                        const Function<bool(int node)>& whole = [](int) { return false; }) {
+inline Graph take_apart(
+    const Graph& graph, const Function<bool(int node)>& whole = [](int) { return false; }) {
   detail::GraphWriter writer;
   const NoGrad no_gradients;
   const detail::RecorderScope scope(&writer);
@@ -25,7 +25,8 @@ inline Graph take_apart(const Graph& graph,
     const GraphNode& node = graph[i];
     int& own = to[static_cast<std::size_t>(i)];
     if (node.op == Op::part && !parts[static_cast<std::size_t>(node.inputs[0])].empty()) {
-      own = parts[static_cast<std::size_t>(node.inputs[0])][static_cast<std::size_t>(node.number(0))];
+      own =
+          parts[static_cast<std::size_t>(node.inputs[0])][static_cast<std::size_t>(node.number(0))];
       continue;
     }
     if (is_primitive(node.op) || whole(i)) {

@@ -50,6 +50,18 @@ inline Tensor view_of(const GraphNode& node, const Tensor& x) {
   }
 }
 
+// The same shape and steps as x.
+inline Tensor phantom_like(const Tensor& x) {
+  if (x.is_contiguous()) {
+    return phantom(x.shape());
+  }
+  std::int64_t last = 0;
+  for (int i = 0; i < x.dims(); ++i) {
+    last += x.dim(i) > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
+  }
+  return phantom(Shape{last + 1}).as_strided(x.shape(), x.steps(), 0);
+}
+
 struct ValueLayouts {
   List<Tensor> values;  // phantoms
   List<int> base;       // the node whose buffer it is in; itself: it has one of its own
@@ -68,10 +80,7 @@ struct ValueLayouts {
         base[at] = values[at].defined() ? base[from] : i;
       } else if (node.op == Op::constant) {
         const Tensor& known = graph.constants[static_cast<std::size_t>(node.number(0))];
-        values[at] = known.is_contiguous()
-                         ? phantom(node.shape)
-                         : Tensor(Shape{reach_of(known)->count}, reach_of(known))
-                               .as_strided(node.shape, known.steps(), 0);
+        values[at] = phantom_like(known);
       }
       if (!values[at].defined()) {
         values[at] = phantom(node.shape);
@@ -81,16 +90,6 @@ struct ValueLayouts {
   const Tensor& of(int node) const { return values[static_cast<std::size_t>(node)]; }
   int base_of(int node) const { return base[static_cast<std::size_t>(node)]; }
   bool is_copy(int node) const { return copies[static_cast<std::size_t>(node)] != 0; }
-
- private:
-  // As many numbers as a strided tensor spans.
-  static Shared<Storage> reach_of(const Tensor& x) {
-    std::int64_t last = 0;
-    for (int i = 0; i < x.dims(); ++i) {
-      last += x.dim(i) > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
-    }
-    return phantom(Shape{last + 1}).storage();
-  }
 };
 
 }  // namespace detail

@@ -46,6 +46,10 @@ class AdamW {
 
   // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
   void step(double grad_scale = 1.0) {
+    if (detail::recording()) {
+      record_step(full(Shape{}, static_cast<float>(grad_scale)));
+      return;
+    }
     ++steps_;
     kernels::AdamWStep s;
     s.learning_rate = static_cast<float>(options.learning_rate);
@@ -89,7 +93,50 @@ class AdamW {
     steps_ = steps;
   }
 
+  // The same while a function is compiled: the optimizer's options and count of steps are read at
+  // every run of the graph, which must not outlive it. grad_scale: one number.
+  void record_step(const Tensor& grad_scale) {
+    const Tensor with_decay = record_factors(true), without = record_factors(false);
+    const NoGrad no_graph;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const Tensor p = tensors_[i].detach(), grad = tensors_[i].grad();
+      if (!grad.defined()) {
+        continue;
+      }
+      detail::Recorder& recorder = *detail::thread_recorder();
+      const Tensor all = detail::record(Op::adamw,
+                                        {&p, &grad, &moments_[i], &squares_[i],
+                                         p.dims() >= 2 ? &with_decay : &without, &grad_scale},
+                                        p.shape());
+      const Tensor* const targets[] = {&p, &moments_[i], &squares_[i]};
+      for (int part = 0; part < 3; ++part) {
+        recorder.write("AdamW", *targets[part], recorder.part(all, part, p.shape()));
+      }
+    }
+  }
+
  private:
+  // kernels::AdamWFactors of this step, as numbers of the host; those with decay count the step.
+  Tensor record_factors(bool decay) {
+    return detail::thread_recorder()->host(
+        [this, decay] {
+          steps_ += decay ? 1 : 0;
+          const double t = static_cast<double>(steps_), rate = options.learning_rate;
+          const double numbers[] = {options.beta1,
+                                    options.beta2,
+                                    options.epsilon,
+                                    decay ? 1.0 - rate * options.weight_decay : 1.0,
+                                    rate / (1.0 - std::pow(options.beta1, t)),
+                                    1.0 / std::sqrt(1.0 - std::pow(options.beta2, t))};
+          Tensor factors(Shape{6});
+          for (int i = 0; i < 6; ++i) {
+            factors.data()[i] = static_cast<float>(numbers[i]);
+          }
+          return factors;
+        },
+        Shape{6});
+  }
+
   std::vector<Tensor> tensors_;
   std::vector<Tensor> moments_;
   std::vector<Tensor> squares_;

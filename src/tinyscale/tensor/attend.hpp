@@ -102,8 +102,9 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
                         std::int64_t kv_heads, Mask mask) {
   const kernels::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
   if (detail::recording()) {
-    const Tensor all = detail::record(Op::attention, {&q, &k, &v}, q.shape(),
-                                      detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal}));
+    const Tensor all =
+        detail::record(Op::attention, {&q, &k, &v}, q.shape(),
+                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal}));
     return detail::thread_recorder()->part(all, 0, q.shape());
   }
   const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
@@ -169,9 +170,9 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
                   "; one a pair is right, or none"});
   }
   if (detail::recording()) {
-    List<double> numbers = detail::as_numbers(
-        List<std::int64_t>{head_size, pairs == RopePairs::interleaved ? 0 : 1, 0, places.first,
-                           places.jump_at, places.jump});
+    List<double> numbers =
+        detail::as_numbers(List<std::int64_t>{head_size, pairs == RopePairs::interleaved ? 0 : 1, 0,
+                                              places.first, places.jump_at, places.jump});
     numbers.push_back(static_cast<double>(theta));
     for (const float factor : factors) {
       numbers.push_back(static_cast<double>(factor));

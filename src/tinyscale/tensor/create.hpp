@@ -15,8 +15,9 @@ namespace tinyscale {
 inline Tensor full(const Shape& shape, float value) {
   if (detail::recording()) {
     const Tensor one = detail::record(Op::literal, {}, Shape{}, {static_cast<double>(value)});
-    return shape.empty() ? one
-                         : detail::record(Op::broadcast_to, {&one}, shape, detail::as_numbers(shape));
+    return shape.empty()
+               ? one
+               : detail::record(Op::broadcast_to, {&one}, shape, detail::as_numbers(shape));
   }
   Tensor t(shape);
   std::fill_n(t.data(), t.count(), value);

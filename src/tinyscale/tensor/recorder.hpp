@@ -8,6 +8,7 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/tensor/op_set.hpp"
@@ -32,6 +33,10 @@ class Recorder {
   virtual Tensor part(const Tensor& all, int number, const Shape& shape) = 0;
   // Token numbers as a tensor of that shape.
   virtual Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) = 0;
+  // Token numbers that stand in this vector, wherever an op is given it, are those of `as`.
+  virtual void bind_ids(const std::vector<std::int32_t>& ids, const Tensor& as) = 0;
+  // What `read` gives, asked for once at every run of what is recorded.
+  virtual Tensor host(const Function<Tensor()>& read, const Shape& shape) = 0;
   // A handle of its own to the same numbers.
   virtual Tensor same(const Tensor& x) = 0;
   // x becomes `value` from here on.

@@ -54,9 +54,7 @@ class Tensor {
   std::int64_t count() const { return count_; }
 
   // The numbers in row-major order; throws when they do not lie so (see contiguous()).
-  float* data(TINYSCALE_LINE) {
-    return layout_ || data_ == nullptr ? checked(file, line) : data_;
-  }
+  float* data(TINYSCALE_LINE) { return layout_ || data_ == nullptr ? checked(file, line) : data_; }
   const float* data(TINYSCALE_LINE) const {
     return layout_ || data_ == nullptr ? checked(file, line) : data_;
   }

@@ -153,9 +153,9 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
   Shape shape = x.shape();
   shape.set(d, end.value == begin.value ? 0 : (end.value - begin.value - 1) / step.value + 1);
   if (detail::recording()) {
-    return detail::record(Op::slice, {&x}, shape,
-                          detail::as_numbers(List<std::int64_t>{d, begin.value, end.value,
-                                                                step.value}));
+    return detail::record(
+        Op::slice, {&x}, shape,
+        detail::as_numbers(List<std::int64_t>{d, begin.value, end.value, step.value}));
   }
   const std::int64_t offset = shape.count() > 0 ? begin.value * steps.of[d] : 0;
   steps.of[d] *= shape[d] > 1 ? step.value : 1;  // a huge step over one element is none
@@ -297,7 +297,8 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
   Shape shape = x.shape();
   shape.set(d, size);
   if (begin.value < 0 || step.value < 1 ||
-      (n > 0 && (n - 1 > (size.value - 1 - begin.value) / step.value || begin.value >= size.value))) {
+      (n > 0 &&
+       (n - 1 > (size.value - 1 - begin.value) / step.value || begin.value >= size.value))) {
     detail::fail({"pad: ", n, " elements from ", begin.value, " on by ", step.value, " of ",
                   size.value, " in dimension ", dim, " of shape ", x.shape().text(),
                   "; they must end within it"});
@@ -311,8 +312,7 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
   Tensor y = zeros(shape);
   if (x.count() > 0) {
     const std::int64_t end = begin.value + (n - 1) * step.value + 1;
-    detail::apply_in_place(detail::Arithmetic::second, "pad",
-                           slice(y, d, begin, end, step), x);
+    detail::apply_in_place(detail::Arithmetic::second, "pad", slice(y, d, begin, end, step), x);
   }
   const double elements = static_cast<double>(x.count());
   scope.done("pad", shape, {elements}, {static_cast<double>(y.count())}, 0, 0);

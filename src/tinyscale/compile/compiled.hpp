@@ -1,0 +1,554 @@
+#pragma once
+// compile(f): the function f runs once on recorded tensors and its graph runs from then on, as long
+// as what the capture relied on holds (guards). Where f read a number on the host its graph is in
+// pieces: f runs at every call then, and the pieces are looked up. What f is given and what it
+// captures may be trained, inside of f and through it.
+
+#include <cstddef>  // size_t
+#include <cstring>  // memcmp
+#include <mutex>    // entries are made by one thread at a time
+#include <string>   // reasons
+#include <utility>  // move
+#include <vector>   // vector
+
+#include "tinyscale/base/function.hpp"
+#include "tinyscale/compile/capture.hpp"
+#include "tinyscale/compile/compile_options.hpp"
+#include "tinyscale/compile/graph_cut.hpp"
+#include "tinyscale/compile/joint_graph.hpp"
+
+namespace tinyscale {
+
+// What happened to a compiled function so far.
+struct CompileCounters {
+  int calls = 0;
+  int captures = 0;    // the function ran on recorded tensors
+  int graphs = 0;      // different graphs that were made ready to run
+  int hits = 0;        // calls that ran a graph and not the function
+  int recompiles = 0;  // captures because no guard held
+  int breaks = 0;      // numbers read on the host
+  double capture_seconds = 0, pass_seconds = 0;
+
+  Table table() const {
+    Table out;
+    out.title = "compiled function";
+    out.columns = {"calls", "captures", "graphs", "hits", "recompiles", "breaks"};
+    out.add({std::to_string(calls), std::to_string(captures), std::to_string(graphs),
+             std::to_string(hits), std::to_string(recompiles), std::to_string(breaks)});
+    return out;
+  }
+};
+
+namespace detail {
+
+// What a capture relied on.
+struct Guards {
+  struct Input {
+    Shape shape;
+    bool grad;
+  };
+  List<Input> inputs;
+  bool no_grad = false;
+  DType format = DType::f32;
+  List<Slot> slots;  // parameters that gather gradients
+  List<bool> had;    // whether each had one
+  struct Owned {
+    Tensor tensor;
+    int own;  // handles that the compilation itself has
+  };
+  List<Owned> owned;  // captured tensors that others held too: if nobody does, they were replaced
+
+  // Empty: they hold; else the first that does not.
+  std::string broken(const std::vector<Tensor>& given) const {
+    if (given.size() != inputs.size()) {
+      return cat({given.size(), " inputs, not ", inputs.size()});
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (given[i].shape() != inputs[i].shape) {
+        return cat({"input ", i, " is ", given[i].shape(), ", not ", inputs[i].shape});
+      }
+      if (given[i].requires_grad() != inputs[i].grad) {
+        return cat({"input ", i, inputs[i].grad ? " has no gradient" : " has a gradient"});
+      }
+    }
+    const Context& now = context();
+    if ((now.no_grad > 0) != no_grad) {
+      return no_grad ? "gradients are on" : "gradients are off";
+    }
+    if (now.matmul_format != format) {
+      return cat({"matmuls are in ", name_of(now.matmul_format), ", not ", name_of(format)});
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if ((slots[i]->grad && !slots[i]->fresh) != had[i]) {
+        return cat(
+            {"a parameter of ", slots[i]->shape, had[i] ? " has no gradient" : " has a gradient"});
+      }
+    }
+    for (const Owned& one : owned) {
+      if (one.tensor.storage().use_count() <= one.own) {
+        return cat({"a captured ", one.tensor.shape(), " tensor was replaced"});
+      }
+    }
+    return "";
+  }
+};
+
+// Bit for bit.
+inline bool same_numbers(const Tensor& a, const Tensor& b) {
+  if (a.shape() != b.shape()) {
+    return false;
+  }
+  const Tensor x = contiguous(a.detach()), y = contiguous(b.detach());
+  return std::memcmp(x.data(), y.data(), static_cast<std::size_t>(x.count()) * sizeof(float)) == 0;
+}
+
+// A gradient that a call has made takes the place of the one before; an empty one clears it.
+inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces) {
+  if (!replaces) {
+    if (gradient.defined()) {
+      add_grad(slot, gradient);
+    }
+    return;
+  }
+  if (!gradient.defined()) {
+    slot->grad.reset();
+    slot->fresh = false;
+    return;
+  }
+  if (slot->fresh && slot->grad) {  // a place that was given in advance
+    std::memcpy(slot->grad->data, gradient.data(), slot->grad->bytes());
+    slot->fresh = false;
+    return;
+  }
+  slot->grad = gradient.storage();
+  slot->fresh = false;
+}
+
+// What is written must not be another input, or a view of one.
+inline void check_aliases(const std::vector<Tensor>& inputs, const List<CapturedWrite>& writes,
+                          const Graph& graph) {
+  for (const CapturedWrite& write : writes) {
+    const GraphNode& target = graph[write.target];
+    const auto number = static_cast<std::size_t>(target.number(0));
+    const bool is_input = target.op == Op::input;
+    const Tensor& x = is_input ? inputs[number] : graph.constants[number];
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if ((!is_input || i != number) && &inputs[i].storage()->block() == &x.storage()->block()) {
+        fail({"Compiled: the function writes to ", is_input ? "input " : "captured tensor ", number,
+              ", ", x.shape(), ", which shares its numbers with input ", i, ", ", inputs[i].shape(),
+              "; give a clone() of one of them"});
+      }
+    }
+    for (std::size_t i = 0; i < graph.constants.size() && is_input; ++i) {
+      if (&graph.constants[i].storage()->block() == &x.storage()->block()) {
+        fail({"Compiled: the function writes to input ", number, ", ", x.shape(),
+              ", which shares its numbers with a ", graph.constants[i].shape(),
+              " tensor that it captures; give a clone()"});
+      }
+    }
+  }
+}
+
+// A capture that can be run again.
+struct Compilation {
+  Guards guards;
+  Graph graph;   // as it was captured; outputs: results, then writes, then gradients
+  GraphCut cut;  // what of it is run: also what the backward parts need
+  Shared<GraphPlan> plan;
+  std::size_t results = 0;
+  List<CapturedWrite> writes;
+  List<CapturedGradient> gradients;
+  List<OldGradient> old_gradients;
+  List<GraphBreak> breaks;
+  List<int> same_input;  // of each result: the input that it is, or -1
+  List<Slot> leaf_slots;
+  List<int> leaf_inputs;
+  List<BackwardPart> backward;      // of each result; an empty graph: no gradient
+  List<Function<Tensor()>> hosts;   // inputs behind those of the function
+  std::vector<Tensor> host_values;  // of those that the capture has asked already, for one run
+  bool rerun = false;               // the function runs at every call
+  int confirmations = 0;
+  std::string why;  // it reruns
+
+  const BackwardPart* part_of(std::size_t result) const {
+    return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
+  }
+};
+
+}  // namespace detail
+
+class Compiled {
+ public:
+  using Body = Function<std::vector<Tensor>(const std::vector<Tensor>&)>;
+
+  Compiled() = default;
+  Compiled(Body body, const CompileOptions& options) : state_(new State) {
+    state_->body = std::move(body);
+    state_->options = options;
+  }
+
+  std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const;
+
+  // The graph that the last call ran, after all passes; as it was captured.
+  const Graph& graph() const { return plan().graph(); }
+  const Graph& captured() const { return last("captured").graph; }
+  const GraphPlan& plan() const { return *last("graph").plan; }
+  // Where it reads numbers on the host, in its last capture.
+  const List<GraphBreak>& breaks() const { return last("breaks").breaks; }
+  // Why the last capture was not the first: the guard that did not hold.
+  const std::string& reason() const { return state().reason; }
+  CompileCounters counters() const {
+    const std::lock_guard<std::mutex> lock(state().mutex);
+    return state().counters;
+  }
+
+ private:
+  using Compilation = detail::Compilation;
+
+  struct State {
+    Body body;
+    CompileOptions options;
+    std::mutex mutex;  // guards what follows
+    List<Shared<Compilation>> known;
+    Shared<Compilation> last;
+    detail::PlanCache plans;
+    CompileCounters counters;
+    std::string reason;
+  };
+
+  State& state() const {
+    if (!state_) {
+      detail::fail({"Compiled: there is no function; make one with compile(f)"});
+    }
+    return *state_;
+  }
+  const Compilation& last(const char* what) const {
+    if (!state().last) {
+      detail::fail({"Compiled: ", what, " of a function that was not called yet; call it first"});
+    }
+    return *state().last;
+  }
+
+  Shared<GraphPlan> plan_of(const Graph& graph, const List<GraphPlan::Write>& writes) const;
+  Shared<Compilation> capture(const std::vector<Tensor>& inputs) const;
+  void make_results(detail::Capture& capture, Compilation& made) const;
+  void guard_owners(Compilation& made) const;
+  static bool same_capture(const Compilation& a, const Compilation& b);
+  static std::string difference(const Compilation& a, const Compilation& b);
+  std::vector<Tensor> run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs) const;
+  void attach_backward(const Shared<Compilation>& made, const std::vector<Tensor>& given,
+                       const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
+                       std::vector<Tensor>& results) const;
+
+  Shared<State> state_;
+};
+
+// A function of tensors as a graph that is fused, planned and run in its place. Tensors that it
+// captures are constants: their numbers may change, which tensors they are may not.
+inline Compiled compile(const Compiled::Body& body,
+                        const CompileOptions& options = CompileOptions()) {
+  return Compiled(body, options);
+}
+
+inline Shared<GraphPlan> Compiled::plan_of(const Graph& graph,
+                                           const List<GraphPlan::Write>& writes) const {
+  const double start = detail::seconds_now();
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  const detail::PlanCache::Found found = state().plans.find(graph, state().options, writes);
+  state().counters.graphs += found.made ? 1 : 0;
+  state().counters.pass_seconds += detail::seconds_now() - start;
+  return found.plan;
+}
+
+inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& inputs) const {
+  const double start = detail::seconds_now();
+  double elsewhere = 0;
+  int breaks = 0;
+  Shared<Compilation> made(new Compilation);
+  detail::Guards& guards = made->guards;
+  for (const Tensor& x : inputs) {
+    guards.inputs.push_back({x.shape(), x.requires_grad()});
+  }
+  guards.no_grad = context().no_grad > 0;
+  guards.format = context().matmul_format;
+  {
+    detail::Capture capture([this, &elsewhere](detail::Capture& now, const List<int>& wanted) {
+      const double begin = detail::seconds_now();
+      const detail::GraphCut cut = detail::cut_graph(now.graph, wanted, now.values);
+      std::vector<Tensor> numbers =
+          plan_of(cut.graph, {})->run(now.all_given(), cut.graph.constants);
+      elsewhere += detail::seconds_now() - begin;
+      return numbers;
+    });
+    capture.run(state().body, inputs);
+    make_results(capture, *made);
+    breaks = static_cast<int>(capture.breaks.size());
+  }
+  guard_owners(*made);
+  const double spent = detail::seconds_now() - start - elsewhere;
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  ++state().counters.captures;
+  state().counters.breaks += breaks;
+  state().counters.capture_seconds += spent;
+  return made;
+}
+
+// What is to be computed, in this order: results, written values, gradients; and what the backward
+// parts need of it.
+inline void Compiled::make_results(detail::Capture& capture, Compilation& made) const {
+  made.results = capture.graph.outputs.size();
+  made.writes = capture.writes;
+  made.gradients = capture.gradients;
+  made.old_gradients = capture.old_gradients;
+  made.breaks = capture.breaks;
+  made.hosts = capture.hosts;
+  made.host_values = capture.host_values;
+  made.leaf_slots = capture.leaf_slots;
+  made.leaf_inputs = capture.leaf_inputs;
+  made.rerun = !capture.breaks.empty();
+  made.why = made.rerun ? made.breaks[0].text() : "";
+  for (std::size_t i = 0; i < capture.leaf_slots.size(); ++i) {
+    if (capture.leaf_slots[i]) {
+      const detail::Slot& slot = capture.leaf_slots[i];
+      made.guards.slots.push_back(slot);
+      made.guards.had.push_back(slot->grad && !slot->fresh);
+    }
+  }
+  List<int> wanted = capture.graph.outputs;
+  for (const int node : wanted) {
+    int input = -1;
+    for (std::size_t i = 0; i < capture.graph.inputs.size(); ++i) {
+      input = capture.graph.inputs[i] == node ? static_cast<int>(i) : input;
+    }
+    made.same_input.push_back(input);
+  }
+  List<GraphPlan::Write> writes;
+  for (const detail::CapturedWrite& write : made.writes) {
+    const GraphNode& target = capture.graph[write.target];
+    const auto number = static_cast<int>(target.number(0));
+    writes.push_back({wanted.size(), target.op == Op::input ? number : -1,
+                      target.op == Op::input ? -1 : number});
+    wanted.push_back(write.value);
+  }
+  for (const detail::CapturedGradient& gradient : made.gradients) {
+    wanted.push_back(gradient.node);
+  }
+  const int forward = capture.graph.size();
+  for (std::size_t r = 0; r < made.results; ++r) {
+    made.backward.push_back(detail::BackwardPart());
+    if (capture.tracked[r] && made.same_input[r] < 0) {
+      made.backward.back() = detail::backward_part(capture, r, forward);
+      for (const int node : made.backward.back().cut.known) {
+        wanted.push_back(node);
+      }
+    }
+  }
+  made.graph = capture.graph;
+  made.graph.outputs = wanted;
+  made.cut = detail::cut_graph(capture.graph, wanted, capture.values);
+  made.plan = plan_of(made.cut.graph, writes);
+  for (detail::BackwardPart& part : made.backward) {
+    if (!part.leaves.empty()) {
+      part.plan = plan_of(part.cut.graph, {});
+    }
+  }
+}
+
+// Which captured tensors somebody else holds.
+inline void Compiled::guard_owners(Compilation& made) const {
+  for (const Tensor& constant : made.graph.constants) {
+    int own = 0;
+    const auto count = [&own, &constant](const Graph& graph) {
+      for (const Tensor& other : graph.constants) {
+        own += other.storage().get() == constant.storage().get() ? 1 : 0;
+      }
+    };
+    count(made.graph);
+    count(made.cut.graph);
+    for (const detail::BackwardPart& part : made.backward) {
+      count(part.cut.graph);
+    }
+    if (constant.storage().use_count() > own) {
+      made.guards.owned.push_back({constant.detach(), own + 1});
+    }
+  }
+}
+
+inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& inputs) const {
+  State& all = state();
+  if (detail::recording()) {
+    return all.body(inputs);  // a part of what is captured now
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) {
+      detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
+    }
+  }
+  Shared<Compilation> found;
+  bool again = false;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    ++all.counters.calls;
+    std::string reason;
+    for (const Shared<Compilation>& known : all.known) {
+      reason = known->guards.broken(inputs);
+      if (reason.empty()) {
+        found = known;
+        again = known->rerun || known->confirmations > 0;
+        break;
+      }
+    }
+    if (!found && !all.known.empty()) {
+      ++all.counters.recompiles;
+      all.reason = reason;
+    }
+    all.counters.hits += found && !again ? 1 : 0;
+  }
+  if (!found || again) {
+    const Shared<Compilation> now = capture(inputs);
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (!found) {
+      now->confirmations = all.options.confirmations;
+      all.known.push_back(now);
+    } else if (!found->rerun) {
+      --found->confirmations;
+      if (now->rerun || !same_capture(*found, *now)) {
+        found->rerun = true;
+        found->why = difference(*found, *now);
+      }
+    }
+    found = now;
+  }
+  all.last = found;
+  return run(found, inputs);
+}
+
+// Whether a second run of the function did the same with the same tensors.
+inline bool Compiled::same_capture(const Compilation& a, const Compilation& b) {
+  if (!detail::same_graph(a.graph, b.graph)) {
+    return false;
+  }
+  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
+    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
+    if (x.storage().get() != y.storage().get() && !detail::same_numbers(x, y)) {
+      return false;
+    }
+  }
+  return true;
+}
+inline std::string Compiled::difference(const Compilation& a, const Compilation& b) {
+  const int node = detail::first_difference(a.graph, b.graph);
+  if (b.rerun) {
+    return b.why;
+  }
+  if (node < 0) {
+    return "it used other tensors in its second call";
+  }
+  const auto text = [node](const Graph& graph) {
+    if (node >= graph.size()) {
+      return std::string("nothing");
+    }
+    const GraphNode& op = graph[node];
+    return detail::cat({name_of(op.op), " ", op.shape, op.numbers.empty() ? "" : " of ",
+                        detail::numbers_text(op)});
+  };
+  return detail::cat({"it did something else in its second call: op ", node, " was ", text(a.graph),
+                      ", then ", text(b.graph)});
+}
+
+inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
+                                         const std::vector<Tensor>& inputs) const {
+  std::vector<Tensor> given;
+  for (const Tensor& x : inputs) {
+    given.push_back(x.is_contiguous() ? x.detach() : x.clone());
+  }
+  for (std::size_t i = 0; i < made->hosts.size(); ++i) {
+    given.push_back(i < made->host_values.size() ? made->host_values[i] : made->hosts[i]());
+  }
+  made->host_values.clear();
+  detail::check_aliases(inputs, made->writes, made->graph);
+  List<Tensor> constants = made->cut.graph.constants;
+  for (const detail::OldGradient& old : made->old_gradients) {
+    constants[static_cast<std::size_t>(old.constant)] = Tensor(old.slot->shape, old.slot->grad);
+  }
+  std::vector<Tensor> outputs = made->plan->run(given, constants);
+  std::size_t at = made->results;
+  for (const detail::CapturedWrite& write : made->writes) {
+    ++at;
+    const GraphNode& target = made->graph[write.target];
+    if (target.op == Op::input) {
+      const auto number = static_cast<std::size_t>(target.number(0));
+      if (!inputs[number].is_contiguous()) {
+        const NoGrad no_graph;
+        copy_(inputs[number].detach(), given[number]);
+      }
+    }
+  }
+  for (const detail::CapturedGradient& gradient : made->gradients) {
+    const detail::Slot& slot =
+        gradient.slot ? gradient.slot : inputs[static_cast<std::size_t>(gradient.input)].slot();
+    detail::set_gradient(slot, outputs[at], gradient.slot != nullptr);
+    ++at;
+  }
+  std::vector<Tensor> results;
+  for (std::size_t r = 0; r < made->results; ++r) {
+    const int same = made->same_input[r];
+    results.push_back(same >= 0 ? inputs[static_cast<std::size_t>(same)] : outputs[r]);
+  }
+  attach_backward(made, given, inputs, outputs, results);
+  return results;
+}
+
+// Joins the results to the graph of gradients outside.
+inline void Compiled::attach_backward(const Shared<Compilation>& made,
+                                      const std::vector<Tensor>& given,
+                                      const std::vector<Tensor>& inputs,
+                                      const std::vector<Tensor>& outputs,
+                                      std::vector<Tensor>& results) const {
+  std::size_t at = made->results + made->writes.size() + made->gradients.size();
+  for (std::size_t r = 0; r < made->results; ++r) {
+    const detail::BackwardPart* const part = made->part_of(r);
+    if (part == nullptr) {
+      continue;
+    }
+    List<Tensor> constants = part->cut.graph.constants;
+    const std::size_t own = constants.size() - part->cut.known.size();
+    List<detail::Kept> kept;
+    for (std::size_t i = own; i < constants.size(); ++i, ++at) {
+      constants[i] = outputs[at];
+    }
+    for (const Tensor& x : given) {
+      kept.push_back(detail::Kept(x));
+    }
+    for (std::size_t i = 0; i < own; ++i) {
+      kept.push_back(detail::Kept(constants[i]));
+    }
+    List<detail::Slot> slots;
+    List<Tensor> leaves;
+    for (const int leaf : part->leaves) {
+      const auto number = static_cast<std::size_t>(leaf);
+      const detail::Slot& slot = made->leaf_slots[number];
+      const int input = made->leaf_inputs[number];
+      slots.push_back(slot ? slot : inputs[static_cast<std::size_t>(input)].slot());
+      leaves.push_back(results[r].detach());
+      leaves.back().set_slot(slots.back());
+    }
+    List<const Tensor*> behind;
+    for (const Tensor& leaf : leaves) {
+      behind.push_back(&leaf);
+    }
+    results[r] = results[r].detach();
+    detail::attach(results[r], "compiled", behind.data(), behind.size(),
+                   [made, r, given, constants, slots, kept](const Tensor& dy) {
+                     std::vector<Tensor> all = given;
+                     all.push_back(contiguous(dy));
+                     const std::vector<Tensor> gradients =
+                         made->backward[r].plan->run(all, constants);
+                     for (std::size_t i = 0; i < slots.size(); ++i) {
+                       detail::add_grad(slots[i], gradients[i]);
+                     }
+                   });
+  }
+}
+
+}  // namespace tinyscale

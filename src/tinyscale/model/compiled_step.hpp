@@ -1,0 +1,98 @@
+#pragma once
+// A whole training step as one graph: forward, backward, clipping and update, captured once and run
+// for every batch of that size. What changes from step to step comes in from outside: the batch,
+// the learning rate.
+
+#include <cmath>    // sqrt
+#include <cstdint>  // int32_t
+#include <vector>   // vector
+
+#include "tinyscale/compile/compiled.hpp"
+#include "tinyscale/model/train_step.hpp"
+
+namespace tinyscale {
+
+// Does what train_step does. The model, the optimizer and the options of both outlive it.
+class CompiledStep {
+ public:
+  CompiledStep(const Transformer& model, AdamW& optimizer, const StepOptions& options,
+               const CompileOptions& passes = CompileOptions())
+      : optimizer_(&optimizer), options_(options) {
+    detail::check_options("compile_step", options);
+    if (options.dropout > 0 || model.config.experts > 0 ||
+        (options.format != DType::f32 && options.format != DType::bf16)) {
+      detail::fail({"compile_step: dropout is ", options.dropout, ", experts ",
+                    model.config.experts, ", format ", options.format,
+                    "; a step without dropout of a dense model in f32 or bf16 is right: masks, ",
+                    "routes and loss scales change what is computed from step to step"});
+    }
+    const double clip = options.clip;
+    compiled_ =
+        compile([&model, &optimizer,
+                 clip](const std::vector<Tensor>& in) { return body(model, optimizer, clip, in); },
+                passes);
+  }
+
+  StepResult operator()(const Batch& batch, std::int64_t step) {
+    optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
+    const MatmulFormat format(options_.format);
+    const std::vector<Tensor> results =
+        compiled_({tokens(batch, batch.ids), tokens(batch, batch.targets)});
+    StepResult out;
+    out.loss = static_cast<double>(results[0].item());
+    out.grad_norm = static_cast<double>(results[1].item());
+    detail::check_finite("compile_step", "loss", out.loss, step, options_);
+    detail::check_finite("compile_step", "gradient norm", out.grad_norm, step, options_);
+    return out;
+  }
+
+  const Compiled& compiled() const { return compiled_; }
+
+ private:
+  static Tensor tokens(const Batch& batch, const std::vector<std::int32_t>& ids) {
+    if (static_cast<std::int64_t>(ids.size()) != batch.sequences * batch.time) {
+      detail::fail({"compile_step: ", ids.size(), " token numbers for ", batch.sequences,
+                    " sequences of ", batch.time});
+    }
+    Tensor out(Shape{batch.sequences, batch.time});
+    float* const to = out.data();
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      to[i] = static_cast<float>(ids[i]);
+    }
+    return out;
+  }
+
+  static std::vector<Tensor> body(const Transformer& model, AdamW& optimizer, double clip,
+                                  const std::vector<Tensor>& in) {
+    const std::vector<std::int32_t> ids(static_cast<std::size_t>(in[0].count()));
+    const std::vector<std::int32_t> targets(static_cast<std::size_t>(in[1].count()));
+    detail::Recorder& recorder = *detail::thread_recorder();
+    recorder.bind_ids(ids, in[0]);
+    recorder.bind_ids(targets, in[1]);
+    const Tensor loss = model.loss(ids, targets, in[0].dim(0), in[0].dim(1));
+    loss.backward();
+    Tensor squares = full(Shape{}, 0.0f);
+    for (const Tensor& parameter : optimizer.tensors()) {
+      const Tensor grad = parameter.grad();
+      squares = grad.defined() ? squares + sum(square(grad)) : squares;
+    }
+    const Tensor norm = sqrt(squares);
+    const Tensor one = full(Shape{}, 1.0f);
+    optimizer.record_step(
+        clip > 0 ? minimum(one, static_cast<float>(clip) * detail::one_over(norm + 1e-6f)) : one);
+    optimizer.zero_grad();
+    return {loss.detach(), norm};
+  }
+
+  AdamW* optimizer_;
+  StepOptions options_;
+  Compiled compiled_;
+};
+
+inline CompiledStep compile_step(const Transformer& model, AdamW& optimizer,
+                                 const StepOptions& options = StepOptions(),
+                                 const CompileOptions& passes = CompileOptions()) {
+  return CompiledStep(model, optimizer, options, passes);
+}
+
+}  // namespace tinyscale
