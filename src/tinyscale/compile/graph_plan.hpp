@@ -295,10 +295,20 @@ class GraphPlan {
       Place& where = places_[at(layouts_->base_of(output))];
       where = where == Place::block ? Place::own : where;
     }
-    List<int> buffer_of(n);
+    List<int> holder(n);  // the node whose buffer each one takes over, at last
     for (int s = 0; s < end; ++s) {
       for (const int output : steps_[at(s)].outputs) {
         if (output < 0 || places_[at(output)] != Place::block) {
+          continue;
+        }
+        holder[at(output)] = output;
+        const int given = options_.plan_memory ? taken_over(steps_[at(s)], output, s, last) : -1;
+        if (given >= 0) {
+          holder[at(output)] = holder[at(given)];
+          for (BufferLife& buffer : buffers_) {
+            buffer.last = buffer.node == holder[at(given)] ? last[at(output)] : buffer.last;
+          }
+          last[at(given)] = -1;  // it is given away once
           continue;
         }
         buffers_.push_back(
@@ -314,6 +324,28 @@ class GraphPlan {
     for (const BufferLife& buffer : buffers_) {
       offset_[at(buffer.node)] = buffer.offset;
     }
+    for (std::size_t i = 0; i < n; ++i) {
+      if (places_[i] == Place::block) {
+        offset_[i] = offset_[at(holder[i])];
+      }
+    }
+  }
+  // An operand of the same size that nobody reads after this step, and in whose place the result
+  // may be written; or -1.
+  int taken_over(const Step& step, int output, int s, const List<int>& last) const {
+    const bool rows = step.kind == StepKind::kernel && graph_[output].op == Op::scatter_add;
+    if (step.kind != StepKind::vectors && !rows) {
+      return -1;
+    }
+    for (const int input : step.inputs) {
+      const int base = layouts_->base_of(input);
+      if (base == input && places_[at(base)] == Place::block && last[at(base)] == s &&
+          graph_[base].shape == graph_[output].shape && writes_in_place(step, base) &&
+          (!rows || step.inputs.back() == input)) {
+        return base;
+      }
+    }
+    return -1;
   }
 
   // The value goes to its target at once where nobody reads the old numbers later.
@@ -362,7 +394,8 @@ class GraphPlan {
     if (step.kind == StepKind::vectors) {
       return only_dense && reads_densely(step, target);
     }
-    return step.kind == StepKind::kernel && graph_[step.nodes[0]].op == Op::adamw;
+    const Op op = graph_[step.nodes[0]].op;
+    return step.kind == StepKind::kernel && (op == Op::adamw || op == Op::scatter_add);
   }
   // The group reads the target once, row by row as it writes.
   bool reads_densely(const Step& step, int target) const {

@@ -214,7 +214,12 @@ struct NodeKernel {
     }
   }
   void add_rows() const {
-    zero(0);
+    if (node.inputs.size() < 3) {
+      zero(0);
+    } else if (out[0]->data() != in[2]->data()) {
+      std::memcpy(out[0]->data(), in[2]->data(),
+                  static_cast<std::size_t>(in[2]->count()) * sizeof(float));
+    }
     const std::int64_t width = in[1]->dim(-1);
     const List<std::int32_t> ids = numbers_of("id", *in[0], 0, node.shape[0]);
     const float* from = in[1]->data();

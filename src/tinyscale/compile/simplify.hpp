@@ -106,40 +106,6 @@ inline int same_as(const Graph& graph, const GraphNode& node) {
   }
 }
 
-// A view of a view is one view; arithmetic of literals a literal. In place.
-inline void shorten(const Graph& graph, GraphNode& node) {
-  const bool two = node.inputs.size() == 2 && graph.input_of(node, 0).op == Op::literal &&
-                   graph.input_of(node, 1).op == Op::literal && node.shape.empty();
-  if (two &&
-      (node.op == Op::add || node.op == Op::sub || node.op == Op::mul || node.op == Op::div)) {
-    const auto a = static_cast<float>(graph.input_of(node, 0).numbers[0]);
-    const auto b = static_cast<float>(graph.input_of(node, 1).numbers[0]);
-    const Arithmetic how = node.op == Op::add   ? Arithmetic::add
-                           : node.op == Op::sub ? Arithmetic::sub
-                           : node.op == Op::mul ? Arithmetic::mul
-                                                : Arithmetic::div;
-    node.op = Op::literal;
-    node.inputs.clear();
-    node.numbers = {static_cast<double>(apply(how, a, b))};
-    return;
-  }
-  if (node.op == Op::reshape && graph.input_of(node, 0).op == Op::literal) {
-    const List<double> value = graph.input_of(node, 0).numbers;
-    if (node.shape.empty()) {
-      node.op = Op::literal;
-      node.inputs.clear();
-      node.numbers = value;
-    } else {
-      node.op = Op::broadcast_to;  // of a literal: [1, 1] is one too
-    }
-    return;
-  }
-  while ((node.op == Op::reshape || node.op == Op::broadcast_to) &&
-         graph.input_of(node, 0).op == node.op) {
-    node.inputs[0] = graph.input_of(node, 0).inputs[0];
-  }
-}
-
 // Where each node went; -1: nowhere.
 using NodeMap = List<int>;
 
@@ -231,23 +197,141 @@ inline void share_losses(Graph& graph) {
   }
 }
 
+// Writes a graph again, node by node, each expression once.
+class GraphSimplifier {
+ public:
+  explicit GraphSimplifier(const Graph& graph)
+      : table_(2 * graph.nodes.size()), old_(graph), uses_(use_counts(graph)) {
+    graph_.constants = graph.constants;
+    graph_.nodes.reserve(graph.nodes.size());
+  }
+
+  Graph run() {
+    List<int> to(old_.nodes.size());
+    for (int i = 0; i < old_.size(); ++i) {
+      GraphNode node = old_[i];
+      add_in_place(node);
+      for (int& input : node.inputs) {
+        input = to[static_cast<std::size_t>(input)];
+      }
+      to[static_cast<std::size_t>(i)] = put(std::move(node));
+    }
+    for (const int input : old_.inputs) {
+      graph_.inputs.push_back(to[static_cast<std::size_t>(input)]);
+    }
+    for (const int output : old_.outputs) {
+      graph_.outputs.push_back(output < 0 ? -1 : to[static_cast<std::size_t>(output)]);
+    }
+    return std::move(graph_);
+  }
+
+ private:
+  // The node that computes this, one that was there before if there is one.
+  int put(GraphNode node) {
+    shorten(node);
+    const int same = same_as(graph_, node);
+    if (same >= 0) {
+      return same;
+    }
+    const bool own = node.op == Op::input || node.op == Op::constant;
+    graph_.nodes.push_back(std::move(node));
+    const int number = graph_.size() - 1;
+    const int known = own ? number : table_.find(graph_, number);
+    if (known != number) {
+      graph_.nodes.pop_back();
+    }
+    return known;
+  }
+
+  // x + rows added to zeros: the rows are added to x.
+  void add_in_place(GraphNode& node) const {
+    for (std::size_t i = 0; i < 2 && node.op == Op::add; ++i) {
+      const GraphNode& added = old_.input_of(node, i);
+      const int x = node.inputs[1 - i];
+      if (added.op == Op::scatter_add && added.inputs.size() == 2 &&
+          uses_[static_cast<std::size_t>(node.inputs[i])] == 1 && old_[x].shape == node.shape &&
+          added.shape == node.shape && old_[x].op != Op::scatter_add) {
+        node.op = Op::scatter_add;
+        node.inputs = {added.inputs[0], added.inputs[1], x};
+        node.numbers = added.numbers;
+      }
+    }
+  }
+
+  static bool is_swap(const GraphNode& node) {
+    return node.op == Op::permute && node.shape.size() == 2 && node.whole(0) == 1;
+  }
+  int turned(int node) {
+    const Shape& shape = graph_[node].shape;
+    GraphNode view;
+    view.op = Op::permute;
+    view.shape = Shape{shape[1], shape[0]};
+    view.inputs = {node};
+    view.numbers = {1.0, 0.0};
+    return put(std::move(view));
+  }
+
+  // A view of a view is one view, arithmetic of literals a literal, a product turned over the
+  // product of its operands turned over: (A B)^T = B^T A^T, which lies in order.
+  void shorten(GraphNode& node) {
+    if (is_swap(node)) {
+      const GraphNode& from = graph_.input_of(node, 0);
+      if (from.op == Op::matmul && graph_.input_of(from, 0).shape.size() == 2 &&
+          graph_.input_of(from, 1).shape.size() == 2) {
+        const int a = from.inputs[0], b = from.inputs[1];
+        const List<double> format = from.numbers;
+        const int left = turned(b), right = turned(a);
+        node.op = Op::matmul;
+        node.inputs = {left, right};
+        node.numbers = format;
+        return;
+      }
+    }
+    const bool two = node.inputs.size() == 2 && graph_.input_of(node, 0).op == Op::literal &&
+                     graph_.input_of(node, 1).op == Op::literal && node.shape.empty();
+    if (two &&
+        (node.op == Op::add || node.op == Op::sub || node.op == Op::mul || node.op == Op::div)) {
+      const auto a = static_cast<float>(graph_.input_of(node, 0).numbers[0]);
+      const auto b = static_cast<float>(graph_.input_of(node, 1).numbers[0]);
+      const Arithmetic how = node.op == Op::add   ? Arithmetic::add
+                             : node.op == Op::sub ? Arithmetic::sub
+                             : node.op == Op::mul ? Arithmetic::mul
+                                                  : Arithmetic::div;
+      node.op = Op::literal;
+      node.inputs.clear();
+      node.numbers = {static_cast<double>(apply(how, a, b))};
+      return;
+    }
+    if (node.op == Op::reshape && graph_.input_of(node, 0).op == Op::literal) {
+      const List<double> value = graph_.input_of(node, 0).numbers;
+      node.op = node.shape.empty() ? Op::literal : Op::broadcast_to;  // [1, 1] is one number too
+      if (node.shape.empty()) {
+        node.inputs.clear();
+        node.numbers = value;
+      }
+      return;
+    }
+    while ((node.op == Op::reshape || node.op == Op::broadcast_to) &&
+           graph_.input_of(node, 0).op == node.op) {
+      node.inputs[0] = graph_.input_of(node, 0).inputs[0];
+    }
+    if (is_swap(node) && is_swap(graph_.input_of(node, 0))) {
+      node.op = Op::reshape;  // to its own shape: same_as drops it
+      node.inputs[0] = graph_.input_of(node, 0).inputs[0];
+      node.numbers = as_numbers(node.shape);
+    }
+  }
+
+  NodeTable table_;
+  const Graph& old_;
+  List<int> uses_;
+  Graph graph_;
+};
+
 // Both passes; the graph computes the same numbers.
 inline void simplify(Graph& graph) {
-  List<int> to(graph.nodes.size());
-  NodeTable table(graph.nodes.size());
-  for (int i = 0; i < graph.size(); ++i) {
-    GraphNode& node = graph[i];
-    for (int& input : node.inputs) {
-      input = to[static_cast<std::size_t>(input)];
-    }
-    shorten(graph, node);
-    const int same = same_as(graph, node);
-    const bool own = node.op == Op::input || node.op == Op::constant;
-    to[static_cast<std::size_t>(i)] = same >= 0 ? same : own ? i : table.find(graph, i);
-  }
-  for (int& output : graph.outputs) {
-    output = output < 0 ? -1 : to[static_cast<std::size_t>(output)];
-  }
+  Graph simple = GraphSimplifier(graph).run();
+  std::swap(graph, simple);
   share_losses(graph);
   sort_needed(graph);
 }
