@@ -138,6 +138,7 @@
 #include "tinyscale/compile/graph_writer.hpp"
 #include "tinyscale/compile/decompose.hpp"
 #include "tinyscale/compile/differentiate.hpp"
+#include "tinyscale/compile/recognize.hpp"
 #include "tinyscale/compile/capture.hpp"
 #include "tinyscale/compile/evaluate.hpp"
 #include "tinyscale/compile/simplify.hpp"

@@ -12,6 +12,7 @@
 #include "tinyscale/base/function.hpp"
 #include "tinyscale/compile/differentiate.hpp"
 #include "tinyscale/compile/graph_writer.hpp"
+#include "tinyscale/compile/recognize.hpp"
 
 namespace tinyscale {
 
@@ -51,7 +52,8 @@ class Capture final : public GraphWriter {
   // Gives numbers to nodes of the graph as it is: the values of `wanted`, in their order.
   using Compute = Function<std::vector<Tensor>(Capture& capture, const List<int>& wanted)>;
 
-  explicit Capture(Compute compute) : compute_(std::move(compute)) {}
+  explicit Capture(Compute compute, bool recognize = true)
+      : compute_(std::move(compute)), recognize_(recognize) {}
   ~Capture() {
     for (const LeafGradient& leaf : leaves_) {
       restore(leaf);
@@ -95,6 +97,18 @@ class Capture final : public GraphWriter {
   List<Slot> leaf_slots;  // null: of an input
   List<int> leaf_inputs;
   List<Tensor> values;  // of nodes that a break computed; empty: of others
+
+  Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
+                const List<double>& numbers) override {
+    if (recognize_ && (op == Op::div || op == Op::mul || op == Op::sub || op == Op::matmul)) {
+      const List<int> nodes = {edge(*inputs[0]), edge(*inputs[1])};
+      const Recognized found = Recognition(graph).find(op, nodes, shape);
+      if (found) {
+        return record_found(found, shape, inputs[0]->requires_grad() || inputs[1]->requires_grad());
+      }
+    }
+    return GraphWriter::record(op, inputs, n, shape, numbers);
+  }
 
   Tensor host(const Function<Tensor()>& read, const Shape& shape) override {
     hosts.push_back(read);
@@ -243,6 +257,27 @@ class Capture final : public GraphWriter {
     Shared<Storage> before;  // its gradient when the function first used it
     bool had = false;
   };
+  // Of attention, written for [.., T, K]: the leading dimensions are one.
+  Tensor record_found(const Recognized& found, const Shape& shape, bool tracked) {
+    List<Tensor> in;
+    for (const int node : found.inputs) {
+      in.push_back(tensor_of(node, tracked));
+    }
+    if (found.op != Op::attention) {
+      return tinyscale::detail::record(found.op, {&in[0]}, shape);
+    }
+    List<Tensor> flat;
+    for (const Tensor& x : in) {
+      const std::int64_t rows = x.dim(-2), size = x.dim(-1);
+      const std::int64_t all = rows * size > 0 ? x.count() / (rows * size) : 0;
+      flat.push_back(reshape(x, {all, rows, size}));
+    }
+    const Tensor q = std::fabs(found.factor - 1.0f) > 1e-6f ? flat[0] * found.factor : flat[0];
+    const Tensor all = tinyscale::detail::record(Op::attention, {&q, &flat[1], &flat[2]}, q.shape(),
+                                                 found.numbers);
+    return reshape(part(all, 0, q.shape()), shape);
+  }
+
   static void add_once(List<int>& nodes, int node) {
     for (const int known : nodes) {
       if (known == node) {
@@ -371,6 +406,7 @@ class Capture final : public GraphWriter {
   }
 
   Compute compute_;
+  bool recognize_;
   List<Shared<Storage>> inputs_;
   List<int> now_;  // of each constant: the node of its numbers as they are now
   List<LeafGradient> leaves_;

@@ -272,14 +272,16 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
   guards.no_grad = context().no_grad > 0;
   guards.format = context().matmul_format;
   {
-    detail::Capture capture([this, &elsewhere](detail::Capture& now, const List<int>& wanted) {
-      const double begin = detail::seconds_now();
-      const detail::GraphCut cut = detail::cut_graph(now.graph, wanted, now.values);
-      std::vector<Tensor> numbers =
-          plan_of(cut.graph, {})->run(now.all_given(), cut.graph.constants);
-      elsewhere += detail::seconds_now() - begin;
-      return numbers;
-    });
+    detail::Capture capture(
+        [this, &elsewhere](detail::Capture& now, const List<int>& wanted) {
+          const double begin = detail::seconds_now();
+          const detail::GraphCut cut = detail::cut_graph(now.graph, wanted, now.values);
+          std::vector<Tensor> numbers =
+              plan_of(cut.graph, {})->run(now.all_given(), cut.graph.constants);
+          elsewhere += detail::seconds_now() - begin;
+          return numbers;
+        },
+        state().options.recognize);
     capture.run(state().body, inputs);
     make_results(capture, *made);
     breaks = static_cast<int>(capture.breaks.size());
