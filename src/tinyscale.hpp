@@ -152,6 +152,7 @@
 #include "tinyscale/compile/run_kernel.hpp"
 #include "tinyscale/compile/graph_cost.hpp"
 #include "tinyscale/compile/buffer_plan.hpp"
+#include "tinyscale/compile/rematerialize.hpp"
 #include "tinyscale/compile/compile_options.hpp"
 #include "tinyscale/compile/graph_plan.hpp"
 #include "tinyscale/compile/graph_cut.hpp"

@@ -218,6 +218,16 @@ class Differentiation {
 
   void run() {
     const RecorderScope scope(&writer_);
+    const bool before = writer_.in_backward;
+    writer_.in_backward = true;
+    hand_back_all();
+    writer_.in_backward = before;
+  }
+
+  int gradient(int node) const { return node < end_ ? gradients_[at(node)] : -1; }
+
+ private:
+  void hand_back_all() {
     for (int i = end_ - 1; i >= 0; --i) {
       const GraphNode node = writer_.graph[i];  // a copy: the graph grows
       const bool several = facts_of(node.op).parts > 1;
@@ -238,10 +248,6 @@ class Differentiation {
       hand_back(i, node);
     }
   }
-
-  int gradient(int node) const { return node < end_ ? gradients_[at(node)] : -1; }
-
- private:
   static std::size_t at(int node) { return static_cast<std::size_t>(node); }
   int sum_of(int a, int b) { return writer_.node_of(writer_.tensor_of(a) + writer_.tensor_of(b)); }
   void gather(int node, const Tensor& dy) {

@@ -49,7 +49,8 @@ class ProductFusion {
     }
     const List<int>& users = users_[at(now)];
     const int next = next_of(step, users);
-    if (next < 0 || claimed[at(next)] != 0 || graph_[next].shape != graph_[now].shape) {
+    if (next < 0 || claimed[at(next)] != 0 || graph_[next].backward != graph_[now].backward ||
+        graph_[next].shape != graph_[now].shape) {
       return false;
     }
     const GraphNode& node = graph_[next];
@@ -72,7 +73,8 @@ class ProductFusion {
       return -1;
     }
     for (const int user : users) {
-      if (user >= 0 && activation(graph_[user].op) != kernels::Activation::none) {
+      if (user >= 0 && activation(graph_[user].op) != kernels::Activation::none &&
+          graph_[user].backward == graph_[step.nodes[0]].backward) {
         return user;
       }
     }

@@ -214,6 +214,9 @@ class VectorFusion {
     if (reduces ? !rows_ : !elements_) {
       return;
     }
+    if (graph_[fusion_.members(a)[0]].backward != graph_[fusion_.members(b)[0]].backward) {
+      return;  // what is computed again stays behind what it was first computed with
+    }
     if (fusion_.members(a).size() + fusion_.members(b).size() > 64) {
       return;
     }

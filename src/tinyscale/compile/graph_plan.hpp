@@ -14,6 +14,7 @@
 #include "tinyscale/compile/fuse_vectors.hpp"
 #include "tinyscale/compile/graph_cost.hpp"
 #include "tinyscale/compile/lower_vectors.hpp"
+#include "tinyscale/compile/rematerialize.hpp"
 #include "tinyscale/compile/run_kernel.hpp"
 #include "tinyscale/compile/simplify.hpp"
 #include "tinyscale/compile/step.hpp"
@@ -202,6 +203,8 @@ class GraphPlan {
   const List<BufferLife>& buffers() const { return buffers_; }
   // Bytes of the block that intermediate results share; of all of them side by side.
   double block_bytes() const { return 4.0 * static_cast<double>(block_); }
+  // What CompileOptions::activation_bytes led to.
+  const Rematerialization& rematerialization() const { return rematerialization_; }
   double unshared_bytes() const { return 4.0 * static_cast<double>(unshared_); }
 
   // The outputs for these inputs (contiguous) and constants, as the graph numbers them. Outputs
@@ -259,6 +262,9 @@ class GraphPlan {
       }
     } else if (!options_.simplify) {
       detail::sort_needed(graph_);
+    }
+    if (options_.activation_bytes > 0) {
+      rematerialization_ = rematerialize(graph_, options_.activation_bytes);
     }
   }
 
@@ -590,6 +596,7 @@ class GraphPlan {
   List<int> target_;
   List<std::int64_t> offset_;
   List<BufferLife> buffers_;
+  Rematerialization rematerialization_;
   std::int64_t block_ = 0, unshared_ = 0;
   mutable std::atomic<bool> busy_{false};
   mutable Memory memory_;

@@ -36,6 +36,7 @@ inline unsigned differentiable_inputs(Op op) {
 class GraphWriter : public Recorder {
  public:
   Graph graph;
+  bool in_backward = false;  // what is written now belongs to a backward pass
 
   GraphWriter() : id_(next_id()), tracked_(Slot::make()) {
     tracked_->leaf = false;
@@ -79,6 +80,7 @@ class GraphWriter : public Recorder {
     node.inputs.swap(inputs);
     node.numbers.swap(numbers);
     node.grads = grads;
+    node.backward = in_backward;
     graph.nodes.push_back(std::move(node));
     return graph.size() - 1;
   }
@@ -102,7 +104,10 @@ class GraphWriter : public Recorder {
   }
   Tensor part(const Tensor& all, int number, const Shape& shape) override {
     const Tensor* const inputs[] = {&all};
-    return record(Op::part, inputs, 1, shape, {static_cast<double>(number)});
+    const Tensor result = record(Op::part, inputs, 1, shape, {static_cast<double>(number)});
+    GraphNode& node = graph.nodes.back();
+    node.backward = graph[node.inputs[0]].backward;  // wherever it is asked for
+    return result;
   }
   Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) override {
     for (const Bound& known : bound_) {

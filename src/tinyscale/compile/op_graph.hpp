@@ -17,9 +17,10 @@ namespace tinyscale {
 struct GraphNode {
   Op op = Op::literal;
   Shape shape;
-  List<int> inputs;      // nodes before this one
-  List<double> numbers;  // op_set() says what they are
-  unsigned grads = 0;    // bit i: a gradient flows to input i
+  List<int> inputs;       // nodes before this one
+  List<double> numbers;   // op_set() says what they are
+  unsigned grads = 0;     // bit i: a gradient flows to input i
+  bool backward = false;  // made by a backward pass
 
   double number(std::size_t i) const { return numbers[i]; }
   std::int64_t whole(std::size_t i) const { return static_cast<std::int64_t>(numbers[i]); }

@@ -24,6 +24,7 @@ inline Graph take_apart(
   for (int i = 0; i < graph.size(); ++i) {
     const GraphNode& node = graph[i];
     int& own = to[static_cast<std::size_t>(i)];
+    writer.in_backward = node.backward;
     if (node.op == Op::part && !parts[static_cast<std::size_t>(node.inputs[0])].empty()) {
       own =
           parts[static_cast<std::size_t>(node.inputs[0])][static_cast<std::size_t>(node.number(0))];
