@@ -157,6 +157,8 @@
 #include "tinyscale/compile/graph_plan.hpp"
 #include "tinyscale/compile/graph_cut.hpp"
 #include "tinyscale/compile/joint_graph.hpp"
+#include "tinyscale/compile/symbolic_batch.hpp"
+#include "tinyscale/compile/compilation.hpp"
 #include "tinyscale/compile/compiled.hpp"
 
 // systolic: the array, PE by PE

@@ -5,17 +5,14 @@
 // captures may be trained, inside of f and through it.
 
 #include <cstddef>  // size_t
-#include <cstring>  // memcmp
 #include <mutex>    // entries are made by one thread at a time
 #include <string>   // reasons
 #include <utility>  // move
 #include <vector>   // vector
 
 #include "tinyscale/base/function.hpp"
-#include "tinyscale/compile/capture.hpp"
+#include "tinyscale/compile/compilation.hpp"
 #include "tinyscale/compile/compile_options.hpp"
-#include "tinyscale/compile/graph_cut.hpp"
-#include "tinyscale/compile/joint_graph.hpp"
 
 namespace tinyscale {
 
@@ -27,155 +24,19 @@ struct CompileCounters {
   int hits = 0;        // calls that ran a graph and not the function
   int recompiles = 0;  // captures because no guard held
   int breaks = 0;      // numbers read on the host
+  int sizes = 0;       // batch sizes that a symbolic graph was made ready for
   double capture_seconds = 0, pass_seconds = 0;
 
   Table table() const {
     Table out;
     out.title = "compiled function";
-    out.columns = {"calls", "captures", "graphs", "hits", "recompiles", "breaks"};
+    out.columns = {"calls", "captures", "graphs", "sizes", "hits", "recompiles", "breaks"};
     out.add({std::to_string(calls), std::to_string(captures), std::to_string(graphs),
-             std::to_string(hits), std::to_string(recompiles), std::to_string(breaks)});
+             std::to_string(sizes), std::to_string(hits), std::to_string(recompiles),
+             std::to_string(breaks)});
     return out;
   }
 };
-
-namespace detail {
-
-// What a capture relied on.
-struct Guards {
-  struct Input {
-    Shape shape;
-    bool grad;
-  };
-  List<Input> inputs;
-  bool no_grad = false;
-  DType format = DType::f32;
-  List<Slot> slots;  // parameters that gather gradients
-  List<bool> had;    // whether each had one
-  struct Owned {
-    Tensor tensor;
-    int own;  // handles that the compilation itself has
-  };
-  List<Owned> owned;  // captured tensors that others held too: if nobody does, they were replaced
-
-  // Empty: they hold; else the first that does not.
-  std::string broken(const std::vector<Tensor>& given) const {
-    if (given.size() != inputs.size()) {
-      return cat({given.size(), " inputs, not ", inputs.size()});
-    }
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      if (given[i].shape() != inputs[i].shape) {
-        return cat({"input ", i, " is ", given[i].shape(), ", not ", inputs[i].shape});
-      }
-      if (given[i].requires_grad() != inputs[i].grad) {
-        return cat({"input ", i, inputs[i].grad ? " has no gradient" : " has a gradient"});
-      }
-    }
-    const Context& now = context();
-    if ((now.no_grad > 0) != no_grad) {
-      return no_grad ? "gradients are on" : "gradients are off";
-    }
-    if (now.matmul_format != format) {
-      return cat({"matmuls are in ", name_of(now.matmul_format), ", not ", name_of(format)});
-    }
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if ((slots[i]->grad && !slots[i]->fresh) != had[i]) {
-        return cat(
-            {"a parameter of ", slots[i]->shape, had[i] ? " has no gradient" : " has a gradient"});
-      }
-    }
-    for (const Owned& one : owned) {
-      if (one.tensor.storage().use_count() <= one.own) {
-        return cat({"a captured ", one.tensor.shape(), " tensor was replaced"});
-      }
-    }
-    return "";
-  }
-};
-
-// Bit for bit.
-inline bool same_numbers(const Tensor& a, const Tensor& b) {
-  if (a.shape() != b.shape()) {
-    return false;
-  }
-  const Tensor x = contiguous(a.detach()), y = contiguous(b.detach());
-  return std::memcmp(x.data(), y.data(), static_cast<std::size_t>(x.count()) * sizeof(float)) == 0;
-}
-
-// A gradient that a call has made takes the place of the one before; an empty one clears it.
-inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces) {
-  if (!replaces) {
-    if (gradient.defined()) {
-      add_grad(slot, gradient);
-    }
-    return;
-  }
-  if (!gradient.defined()) {
-    slot->grad.reset();
-    slot->fresh = false;
-    return;
-  }
-  if (slot->fresh && slot->grad) {  // a place that was given in advance
-    std::memcpy(slot->grad->data, gradient.data(), slot->grad->bytes());
-    slot->fresh = false;
-    return;
-  }
-  slot->grad = gradient.storage();
-  slot->fresh = false;
-}
-
-// What is written must not be another input, or a view of one.
-inline void check_aliases(const std::vector<Tensor>& inputs, const List<CapturedWrite>& writes,
-                          const Graph& graph) {
-  for (const CapturedWrite& write : writes) {
-    const GraphNode& target = graph[write.target];
-    const auto number = static_cast<std::size_t>(target.number(0));
-    const bool is_input = target.op == Op::input;
-    const Tensor& x = is_input ? inputs[number] : graph.constants[number];
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      if ((!is_input || i != number) && &inputs[i].storage()->block() == &x.storage()->block()) {
-        fail({"Compiled: the function writes to ", is_input ? "input " : "captured tensor ", number,
-              ", ", x.shape(), ", which shares its numbers with input ", i, ", ", inputs[i].shape(),
-              "; give a clone() of one of them"});
-      }
-    }
-    for (std::size_t i = 0; i < graph.constants.size() && is_input; ++i) {
-      if (&graph.constants[i].storage()->block() == &x.storage()->block()) {
-        fail({"Compiled: the function writes to input ", number, ", ", x.shape(),
-              ", which shares its numbers with a ", graph.constants[i].shape(),
-              " tensor that it captures; give a clone()"});
-      }
-    }
-  }
-}
-
-// A capture that can be run again.
-struct Compilation {
-  Guards guards;
-  Graph graph;   // as it was captured; outputs: results, then writes, then gradients
-  GraphCut cut;  // what of it is run: also what the backward parts need
-  Shared<GraphPlan> plan;
-  std::size_t results = 0;
-  List<CapturedWrite> writes;
-  List<CapturedGradient> gradients;
-  List<OldGradient> old_gradients;
-  List<GraphBreak> breaks;
-  List<int> same_input;  // of each result: the input that it is, or -1
-  List<Slot> leaf_slots;
-  List<int> leaf_inputs;
-  List<BackwardPart> backward;      // of each result; an empty graph: no gradient
-  List<Function<Tensor()>> hosts;   // inputs behind those of the function
-  std::vector<Tensor> host_values;  // of those that the capture has asked already, for one run
-  bool rerun = false;               // the function runs at every call
-  int confirmations = 0;
-  std::string why;  // it reruns
-
-  const BackwardPart* part_of(std::size_t result) const {
-    return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
-  }
-};
-
-}  // namespace detail
 
 class Compiled {
  public:
@@ -197,6 +58,10 @@ class Compiled {
   const List<GraphBreak>& breaks() const { return last("breaks").breaks; }
   // Why the last capture was not the first: the guard that did not hold.
   const std::string& reason() const { return state().reason; }
+  // Why the last capture is of one batch size although more were asked for; why the function runs
+  // at every call. Empty where that is not so.
+  const std::string& not_symbolic() const { return last("not_symbolic").not_symbolic; }
+  const std::string& reruns() const { return last("reruns").why; }
   CompileCounters counters() const {
     const std::lock_guard<std::mutex> lock(state().mutex);
     return state().counters;
@@ -229,9 +94,12 @@ class Compiled {
     return *state().last;
   }
 
-  Shared<GraphPlan> plan_of(const Graph& graph, const List<GraphPlan::Write>& writes) const;
-  Shared<Compilation> capture(const std::vector<Tensor>& inputs) const;
-  void make_results(detail::Capture& capture, Compilation& made) const;
+  Shared<GraphPlan> plan_of(const Graph& graph, const List<GraphPlan::Write>& writes,
+                            bool counts = true) const;
+  Shared<Compilation> capture(const std::vector<Tensor>& inputs, bool sample = false) const;
+  void make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const;
+  Shared<Compilation> at_batch(const Compilation& made, const std::vector<Tensor>& inputs) const;
+  void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
   static bool same_capture(const Compilation& a, const Compilation& b);
   static std::string difference(const Compilation& a, const Compilation& b);
@@ -250,17 +118,19 @@ inline Compiled compile(const Compiled::Body& body,
   return Compiled(body, options);
 }
 
-inline Shared<GraphPlan> Compiled::plan_of(const Graph& graph,
-                                           const List<GraphPlan::Write>& writes) const {
+inline Shared<GraphPlan> Compiled::plan_of(const Graph& graph, const List<GraphPlan::Write>& writes,
+                                           bool counts) const {
   const double start = detail::seconds_now();
   const std::lock_guard<std::mutex> lock(state().mutex);
   const detail::PlanCache::Found found = state().plans.find(graph, state().options, writes);
-  state().counters.graphs += found.made ? 1 : 0;
+  state().counters.graphs += found.made && counts ? 1 : 0;
   state().counters.pass_seconds += detail::seconds_now() - start;
   return found.plan;
 }
 
-inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& inputs) const {
+// A sample has shapes and no numbers, and is not run.
+inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& inputs,
+                                                     bool sample) const {
   const double start = detail::seconds_now();
   double elsewhere = 0;
   int breaks = 0;
@@ -273,7 +143,10 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
   guards.format = context().matmul_format;
   {
     detail::Capture capture(
-        [this, &elsewhere](detail::Capture& now, const List<int>& wanted) {
+        [this, &elsewhere, sample](detail::Capture& now, const List<int>& wanted) {
+          if (sample) {
+            detail::fail({"compile: a number is read at a batch size of which there is none"});
+          }
           const double begin = detail::seconds_now();
           const detail::GraphCut cut = detail::cut_graph(now.graph, wanted, now.values);
           std::vector<Tensor> numbers =
@@ -283,8 +156,11 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
         },
         state().options.recognize);
     capture.run(state().body, inputs);
-    make_results(capture, *made);
+    make_results(capture, *made, sample);
     breaks = static_cast<int>(capture.breaks.size());
+  }
+  if (sample) {
+    return made;
   }
   guard_owners(*made);
   const double spent = detail::seconds_now() - start - elsewhere;
@@ -297,7 +173,7 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
 
 // What is to be computed, in this order: results, written values, gradients; and what the backward
 // parts need of it.
-inline void Compiled::make_results(detail::Capture& capture, Compilation& made) const {
+inline void Compiled::make_results(detail::Capture& capture, Compilation& made, bool sample) const {
   made.results = capture.graph.outputs.size();
   made.writes = capture.writes;
   made.gradients = capture.gradients;
@@ -348,16 +224,21 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made) 
   made.graph = capture.graph;
   made.graph.outputs = wanted;
   made.cut = detail::cut_graph(capture.graph, wanted, capture.values);
+  made.plan_writes = writes;
+  if (sample) {
+    return;
+  }
   made.plan = plan_of(made.cut.graph, writes);
   for (detail::BackwardPart& part : made.backward) {
     if (!part.leaves.empty()) {
-      part.plan = plan_of(part.cut.graph, {});
+      part.plan = plan_of(part.cut.graph, {}, false);
     }
   }
 }
 
 // Which captured tensors somebody else holds.
 inline void Compiled::guard_owners(Compilation& made) const {
+  made.guards.owned.clear();
   for (const Tensor& constant : made.graph.constants) {
     int own = 0;
     const auto count = [&own, &constant](const Graph& graph) {
@@ -386,7 +267,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
     }
   }
-  Shared<Compilation> found;
+  Shared<Compilation> found, follows;
   bool again = false;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
@@ -399,15 +280,24 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
         again = known->rerun || known->confirmations > 0;
         break;
       }
+      if (known->symbolic && inputs[0].dims() > 0 && inputs[0].dim(0) > 1 &&
+          known->guards.broken(inputs, known->symbolic->batched).empty()) {
+        follows = known;
+      }
     }
-    if (!found && !all.known.empty()) {
+    if (!found && !follows && !all.known.empty()) {
       ++all.counters.recompiles;
       all.reason = reason;
     }
-    all.counters.hits += found && !again ? 1 : 0;
+    all.counters.hits += (found && !again) || (!found && follows) ? 1 : 0;
   }
-  if (!found || again) {
+  if (!found && follows) {
+    found = at_batch(*follows, inputs);
+  } else if (!found || again) {
     const Shared<Compilation> now = capture(inputs);
+    if (!found && all.options.symbolic_batch && !now->rerun) {
+      make_symbolic(*now, inputs);
+    }
     const std::lock_guard<std::mutex> lock(all.mutex);
     if (!found) {
       now->confirmations = all.options.confirmations;
@@ -419,10 +309,96 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
         found->why = difference(*found, *now);
       }
     }
+    now->why = found ? found->why : now->why;
     found = now;
   }
-  all.last = found;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    all.last = found;
+  }
   return run(found, inputs);
+}
+
+// The function at three batch sizes, its own and two more, so that others need no capture.
+inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const {
+  if (inputs.empty() || inputs[0].dims() == 0 || inputs[0].dim(0) < 2) {
+    made.not_symbolic = "the first input has no batch of two or more";
+    return;
+  }
+  const std::int64_t batch = inputs[0].dim(0);
+  const std::int64_t batches[] = {batch, batch + 1, batch + 3};
+  Shared<detail::SymbolicBatch> symbolic(new detail::SymbolicBatch);
+  for (const Tensor& x : inputs) {
+    symbolic->batched.push_back(x.dims() > 0 && x.dim(0) == batch);
+  }
+  Shared<Compilation> samples[2];
+  try {
+    for (int s = 0; s < 2; ++s) {
+      std::vector<Tensor> sized;
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        Shape shape = inputs[i].shape();
+        if (symbolic->batched[i]) {
+          shape.set(0, batches[s + 1]);
+        }
+        sized.push_back(detail::phantom(shape));
+        sized.back().set_slot(inputs[i].slot());
+      }
+      samples[s] = capture(sized, true);
+    }
+  } catch (const Error& error) {
+    made.not_symbolic = error.what();
+    return;
+  }
+  const auto form = [&](const Graph& a, const Graph& b, const Graph& c) {
+    const Graph* const graphs[] = {&a, &b, &c};
+    return detail::SymbolicGraph(graphs, batches, made.not_symbolic);
+  };
+  const Compilation &a = *samples[0], &b = *samples[1];
+  symbolic->graph = form(made.graph, a.graph, b.graph);
+  symbolic->cut = form(made.cut.graph, a.cut.graph, b.cut.graph);
+  for (std::size_t r = 0; r < made.backward.size() && made.not_symbolic.empty(); ++r) {
+    symbolic->backward.push_back(
+        form(made.backward[r].cut.graph, a.backward[r].cut.graph, b.backward[r].cut.graph));
+  }
+  if (made.not_symbolic.empty()) {
+    made.symbolic = symbolic;
+  }
+}
+
+// The same compilation of another batch size.
+inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
+                                                      const std::vector<Tensor>& inputs) const {
+  const std::int64_t batch = inputs[0].dim(0);
+  Shared<Compilation> sized(new Compilation(made));
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    sized->guards.inputs[i].shape = inputs[i].shape();
+  }
+  const auto resize_known = [](Graph& graph, std::size_t own) {
+    for (const GraphNode& node : graph.nodes) {
+      const bool known = node.op == Op::constant && static_cast<std::size_t>(node.number(0)) >= own;
+      if (known) {
+        graph.constants[static_cast<std::size_t>(node.number(0))] = detail::phantom(node.shape);
+      }
+    }
+  };
+  const std::size_t own = made.graph.constants.size();
+  sized->graph = made.symbolic->graph.at(batch);
+  sized->cut.graph = made.symbolic->cut.at(batch);
+  resize_known(sized->cut.graph, own);
+  sized->plan = plan_of(sized->cut.graph, sized->plan_writes, false);
+  for (std::size_t r = 0; r < sized->backward.size(); ++r) {
+    detail::BackwardPart& part = sized->backward[r];
+    part.cut.graph = made.symbolic->backward[r].at(batch);
+    resize_known(part.cut.graph, own);
+    part.plan = part.leaves.empty() ? part.plan : plan_of(part.cut.graph, {}, false);
+  }
+  sized->symbolic.reset();
+  sized->confirmations = 0;
+  guard_owners(*sized);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().known.push_back(sized);
+  ++state().counters.sizes;
+  return sized;
 }
 
 // Whether a second run of the function did the same with the same tensors.

@@ -2,6 +2,7 @@
 // Part of a graph as a graph of its own: what some nodes need, up to nodes whose numbers are known.
 
 #include <cstddef>  // size_t
+#include <cstring>  // memcmp
 #include <utility>  // move
 
 #include "tinyscale/compile/graph_plan.hpp"
@@ -9,6 +10,15 @@
 
 namespace tinyscale {
 namespace detail {
+
+// Bit for bit.
+inline bool same_numbers(const Tensor& a, const Tensor& b) {
+  if (a.shape() != b.shape()) {
+    return false;
+  }
+  const Tensor x = contiguous(a.detach()), y = contiguous(b.detach());
+  return std::memcmp(x.data(), y.data(), static_cast<std::size_t>(x.count()) * sizeof(float)) == 0;
+}
 
 struct GraphCut {
   Graph graph;

@@ -1,0 +1,163 @@
+#pragma once
+// What a capture became: the graphs that run in its place, what they leave behind, and what they
+// rely on.
+
+#include <cstddef>  // size_t
+#include <cstring>  // memcpy
+#include <string>   // reasons
+#include <utility>  // move
+#include <vector>   // vector
+
+#include "tinyscale/base/function.hpp"
+#include "tinyscale/compile/capture.hpp"
+#include "tinyscale/compile/graph_cut.hpp"
+#include "tinyscale/compile/joint_graph.hpp"
+#include "tinyscale/compile/symbolic_batch.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// What a capture relied on.
+struct Guards {
+  struct Input {
+    Shape shape;
+    bool grad;
+  };
+  List<Input> inputs;
+  bool no_grad = false;
+  DType format = DType::f32;
+  List<Slot> slots;  // parameters that gather gradients
+  List<bool> had;    // whether each had one
+  struct Owned {
+    Tensor tensor;
+    int own;  // handles that the compilation itself has
+  };
+  List<Owned> owned;  // captured tensors that others held too: if nobody does, they were replaced
+
+  // Empty: they hold; else the first that does not. Where `batched` is given, those inputs may be
+  // of another batch size.
+  std::string broken(const std::vector<Tensor>& given,
+                     const List<bool>& batched = List<bool>()) const {
+    if (given.size() != inputs.size()) {
+      return cat({given.size(), " inputs, not ", inputs.size()});
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      Shape shape = inputs[i].shape;
+      if (i < batched.size() && batched[i] && given[i].dims() > 0) {
+        shape.set(0, given[0].dim(0));
+      }
+      if (given[i].shape() != shape) {
+        return cat({"input ", i, " is ", given[i].shape(), ", not ", inputs[i].shape});
+      }
+      if (given[i].requires_grad() != inputs[i].grad) {
+        return cat({"input ", i, inputs[i].grad ? " has no gradient" : " has a gradient"});
+      }
+    }
+    const Context& now = context();
+    if ((now.no_grad > 0) != no_grad) {
+      return no_grad ? "gradients are on" : "gradients are off";
+    }
+    if (now.matmul_format != format) {
+      return cat({"matmuls are in ", name_of(now.matmul_format), ", not ", name_of(format)});
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if ((slots[i]->grad && !slots[i]->fresh) != had[i]) {
+        return cat(
+            {"a parameter of ", slots[i]->shape, had[i] ? " has no gradient" : " has a gradient"});
+      }
+    }
+    for (const Owned& one : owned) {
+      if (one.tensor.storage().use_count() <= one.own) {
+        return cat({"a captured ", one.tensor.shape(), " tensor was replaced"});
+      }
+    }
+    return "";
+  }
+};
+
+// A gradient that a call has made takes the place of the one before; an empty one clears it.
+inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces) {
+  if (!replaces) {
+    if (gradient.defined()) {
+      add_grad(slot, gradient);
+    }
+    return;
+  }
+  if (!gradient.defined()) {
+    slot->grad.reset();
+    slot->fresh = false;
+    return;
+  }
+  if (slot->fresh && slot->grad) {  // a place that was given in advance
+    std::memcpy(slot->grad->data, gradient.data(), slot->grad->bytes());
+    slot->fresh = false;
+    return;
+  }
+  slot->grad = gradient.storage();
+  slot->fresh = false;
+}
+
+// What is written must not be another input, or a view of one.
+inline void check_aliases(const std::vector<Tensor>& inputs, const List<CapturedWrite>& writes,
+                          const Graph& graph) {
+  for (const CapturedWrite& write : writes) {
+    const GraphNode& target = graph[write.target];
+    const auto number = static_cast<std::size_t>(target.number(0));
+    const bool is_input = target.op == Op::input;
+    const Tensor& x = is_input ? inputs[number] : graph.constants[number];
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if ((!is_input || i != number) && &inputs[i].storage()->block() == &x.storage()->block()) {
+        fail({"Compiled: the function writes to ", is_input ? "input " : "captured tensor ", number,
+              ", ", x.shape(), ", which shares its numbers with input ", i, ", ", inputs[i].shape(),
+              "; give a clone() of one of them"});
+      }
+    }
+    for (std::size_t i = 0; i < graph.constants.size() && is_input; ++i) {
+      if (&graph.constants[i].storage()->block() == &x.storage()->block()) {
+        fail({"Compiled: the function writes to input ", number, ", ", x.shape(),
+              ", which shares its numbers with a ", graph.constants[i].shape(),
+              " tensor that it captures; give a clone()"});
+      }
+    }
+  }
+}
+
+// A capture that can be run again.
+// How a compilation follows the batch size.
+struct SymbolicBatch {
+  List<bool> batched;  // of each input: its first dimension is the batch
+  SymbolicGraph graph, cut;
+  List<SymbolicGraph> backward;
+};
+
+struct Compilation {
+  Guards guards;
+  Graph graph;   // as it was captured; outputs: results, then writes, then gradients
+  GraphCut cut;  // what of it is run: also what the backward parts need
+  Shared<GraphPlan> plan;
+  List<GraphPlan::Write> plan_writes;
+  std::size_t results = 0;
+  List<CapturedWrite> writes;
+  List<CapturedGradient> gradients;
+  List<OldGradient> old_gradients;
+  List<GraphBreak> breaks;
+  List<int> same_input;  // of each result: the input that it is, or -1
+  List<Slot> leaf_slots;
+  List<int> leaf_inputs;
+  List<BackwardPart> backward;      // of each result; an empty graph: no gradient
+  List<Function<Tensor()>> hosts;   // inputs behind those of the function
+  std::vector<Tensor> host_values;  // of those that the capture has asked already, for one run
+  bool rerun = false;               // the function runs at every call
+  int confirmations = 0;
+  std::string why;  // it reruns
+  Shared<SymbolicBatch> symbolic;
+  std::string not_symbolic;  // why it is of one batch size, although more were asked for
+
+  const BackwardPart* part_of(std::size_t result) const {
+    return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
+  }
+};
+
+}  // namespace detail
+
+}  // namespace tinyscale
