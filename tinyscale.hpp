@@ -16141,6 +16141,7 @@ enum class VectorOp : unsigned char {
   // What a plan makes of them; not to be applied:
   cube,
   exp_below_max,  // exp(a - b) for a <= b
+  sub_squares,    // a - b, and the sum of its squares
   sum_exp,        // row_max, and the sum of exp(a - it)
   gather,         // an input that lies otherwise than it is computed with
   column_sums,    // an output adds up
@@ -16176,8 +16177,9 @@ inline constexpr VectorOpFacts vector_op_facts[] = {
     {"silu_slope", 1},    {"gelu_slope", 1},    {"gelu_tanh_slope", 1},
     {"exp_sub", 2},       {"column_number", 0}, {"row_sum", 1},
     {"row_max", 1},       {"row_pick", 2},      {"cube", 1},
-    {"exp_below_max", 2}, {"sum_exp", 1},       {"gather", 1},
-    {"column_sums", 1},   {"total", 1},         {"stream", 1}};
+    {"exp_below_max", 2}, {"sub_squares", 2},   {"sum_exp", 1},
+    {"gather", 1},        {"column_sums", 1},   {"total", 1},
+    {"stream", 1}};
 
 constexpr const VectorOpFacts& facts_of(kernels::VectorOp op) {
   return vector_op_facts[static_cast<std::size_t>(op)];
@@ -16760,10 +16762,15 @@ struct VectorStep {
   kernels::VectorExtent extent = kernels::VectorExtent::full;
   bool flat = false;  // all rows of a block are one
   bool moves[3] = {true, true, true}, scalar[3] = {false, false, false};
+  bool unwanted = false;                    // only the sums are wanted
+  unsigned char rows_apart[3] = {0, 0, 0};  // 1: one number, 2: a row
   int places[3] = {-1, -1, -1};
   int target = -1;
   int sum = -1;     // place of the sums of its rows
   int number = -1;  // of an input, a total, or sums of columns
+  int ahead = -1;   // an input: while this is computed, a part of its next block is fetched,
+  float ahead_from = 0.0f;  // from this part of the block on,
+  int ahead_shift = 0;      // of each number 2^-ahead_shift
 };
 
 }  // namespace detail
@@ -16779,7 +16786,7 @@ struct VectorPlan {
   List<detail::VectorInput> inputs;
   List<detail::VectorPlace> places;
   List<detail::VectorStep> once, steps;
-  List<int> dense_places;                   // of inputs that are prefetched
+  List<int> moving;                         // places that are elsewhere for each block
   List<int> column_outputs, total_outputs;  // numbers of outputs
   List<int> single_outputs, single_places;  // written from places after `once`
   int output_count = 0;
@@ -16792,8 +16799,8 @@ namespace detail {
 
 class VectorPlanner {
  public:
-  VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan)
-      : program_(p), plan_(plan), code_(p) {
+  VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan, double stream_bytes)
+      : plan_(plan), code_(p) {
     plan_.outer = p.outer();
     plan_.rows = p.rows();
     plan_.cols = p.cols();
@@ -16814,9 +16821,8 @@ class VectorPlanner {
   typedef kernels::VectorOp Op;
   typedef kernels::VectorExtent Extent;
   typedef kernels::VectorOutput Output;
-  static constexpr double stream_bytes = 8e6;
   static constexpr std::int64_t cache_floats = 8192;  // of level 1, in use
-  static constexpr std::int64_t longest = 2048, shortest = 512;
+  static constexpr std::int64_t longest = 4096, shortest = 512;
 
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
   const VectorValue& value(int i) const { return code_.values[index(i)]; }
@@ -16918,6 +16924,7 @@ class VectorPlanner {
     plan_.total_outputs.clear();
     plan_.single_outputs.clear();
     plan_.single_places.clear();
+    moved_.clear();
     place_of_.assign(code_.values.size(), -1);
     for (int i = 0; i < count(); ++i) {
       if (needed(i) && value(i).kind == VectorValue::result && place_of_[index(i)] < 0) {
@@ -16926,6 +16933,9 @@ class VectorPlanner {
     }
     for (std::size_t o = 0; o < code_.outputs.size(); ++o) {
       emit_output(static_cast<int>(o), code_.outputs[o]);
+    }
+    for (const int p : moved_) {
+      move_operand(p);
     }
     count_live();
   }
@@ -17019,7 +17029,8 @@ class VectorPlanner {
     if (v.op == Op::row_max && e == Extent::per_row && emit_sum_exp(i, places)) {
       return;
     }
-    VectorStep s = make_step(v.op, e, places, operands);
+    const int squares = v.op == Op::sub && e == Extent::full ? squares_of(i) : -1;
+    VectorStep s = make_step(squares < 0 ? v.op : Op::sub_squares, e, places, operands);
     place_of_[index(i)] = s.target;
     if (is_row_reduction(v.op)) {
       for (int k = 0; k < operands; ++k) {
@@ -17029,7 +17040,10 @@ class VectorPlanner {
     }
     const bool sums =
         v.op == Op::square || v.op == Op::mul || v.op == Op::exp_sub || v.op == Op::exp_below_max;
-    const int sum = sums && e == Extent::full ? sum_of(i) : -1;
+    const int sum = squares >= 0 ? sum_of(squares) : sums && e == Extent::full ? sum_of(i) : -1;
+    if (squares >= 0) {
+      place_of_[index(squares)] = s.target;  // never read
+    }
     if (sum >= 0) {
       s.sum = add_place(VectorPlace::block, Extent::per_row);
       s.flat = false;
@@ -17037,6 +17051,17 @@ class VectorPlanner {
       place(s.target).unwanted = code_.users[index(i)] == 1;
     }
     push(s);
+  }
+
+  // The square of a value, where only its sum is wanted; -1 when there is none.
+  int squares_of(int i) const {
+    for (int j = i + 1; j < count(); ++j) {
+      if (needed(j) && value(j).op == Op::square && value(j).operands[0] == i &&
+          code_.users[index(j)] == 1 && sum_of(j) >= 0) {
+        return j;
+      }
+    }
+    return -1;
   }
 
   // The first row_sum of a value, -1 when there is none.
@@ -17112,6 +17137,9 @@ class VectorPlanner {
       const VectorPlace in_memory = place(output_place(number, e));
       plan_.places.pop_back();
       place(from) = in_memory;
+      if (e == Extent::full) {
+        moved_.push_back(from);
+      }
       return;
     }
     int source = from;
@@ -17148,6 +17176,23 @@ class VectorPlanner {
     return made;
   }
 
+  // What ends in the making of an output is computed in its memory too: so the output's lines are
+  // on their way while something longer is computed.
+  void move_operand(int output) {
+    const List<int> last = last_uses();
+    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+      const VectorStep step = plan_.steps[s];
+      for (int k = 0; k < 3 && step.target == output && step.op != Op::row_pick; ++k) {
+        const int p = step.places[k];
+        if (p >= 0 && last[index(p)] == static_cast<int>(s) && !place(p).unwanted &&
+            can_move(p, Extent::full)) {
+          place(p) = place(output);
+          return;
+        }
+      }
+    }
+  }
+
   // The last step that reads each place.
   List<int> last_uses() const {
     List<int> last(plan_.places.size());
@@ -17173,11 +17218,67 @@ class VectorPlanner {
       }
     }
     plan_.once_floats = once;
-    plan_.dense_places.clear();
+    plan_.moving.clear();
+    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
+      if (place(p).moves != VectorPlace::no) {
+        plan_.moving.push_back(p);
+      }
+    }
+    end_steps(plan_.once);
+    end_steps(plan_.steps);
+    share_prefetch();
+  }
+
+  // What a run would look up for every block.
+  void end_steps(List<VectorStep>& steps) {
+    for (VectorStep& s : steps) {
+      s.unwanted = place(s.target).unwanted;
+      for (int k = 0; k < 3; ++k) {
+        if (s.places[k] < 0) {
+          s.places[k] = s.target;  // never read
+          continue;
+        }
+        const Extent from = place(s.places[k]).extent;
+        s.rows_apart[k] = from == Extent::full ? 2 : from == Extent::per_row ? 1 : 0;
+      }
+    }
+  }
+
+  // How long a step takes, about, in cheap ones.
+  static int weight(Op op) {
+    if (op == Op::gather || op == Op::row_pick || op == Op::sum_exp) {
+      return 0;  // fetch for themselves, or nothing
+    }
+    return (op >= Op::exp && op <= Op::exp_sub && op != Op::square && op != Op::relu) ||
+                   op == Op::exp_below_max
+               ? 4
+               : 1;
+  }
+
+  // The next block's dense inputs are fetched evenly over the time of this one.
+  void share_prefetch() {
+    List<int> dense;
+    int all = 0;
     for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
       if (place(p).memory == VectorPlace::input && place(p).moves == VectorPlace::densely) {
-        plan_.dense_places.push_back(p);
+        dense.push_back(p);
       }
+    }
+    for (const VectorStep& s : plan_.steps) {
+      all += s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
+    }
+    int before = 0;
+    for (VectorStep& s : plan_.steps) {
+      const int own = s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
+      if (own > 0 && !dense.empty()) {
+        const int at = before * static_cast<int>(dense.size());
+        s.ahead = dense[index(at / all)];
+        s.ahead_from = static_cast<float>(at % all) / static_cast<float>(all);
+        while ((own * static_cast<int>(dense.size()) << (s.ahead_shift + 1)) <= all) {
+          ++s.ahead_shift;
+        }
+      }
+      before += own;
     }
   }
 
@@ -17260,11 +17361,10 @@ class VectorPlanner {
     }
   }
 
-  const kernels::VectorProgram& program_;
   kernels::VectorPlan& plan_;
   VectorRewrite code_;
   List<Extent> extents_;
-  List<int> place_of_;
+  List<int> place_of_, moved_;
   std::int64_t live_blocks_ = 1;
   bool whole_rows_ = false;
 };
@@ -17273,14 +17373,15 @@ class VectorPlanner {
 
 namespace kernels {
 
-// Makes the plan; to be kept and run many times.
-inline VectorPlan plan_vectors(const VectorProgram& p) {
+// Makes the plan; to be kept and run many times. Full outputs of more bytes than stream_bytes are
+// written past the caches: what reads them later finds little of them there.
+inline VectorPlan plan_vectors(const VectorProgram& p, double stream_bytes = 32e6) {
   if (p.outputs().empty()) {
     detail::fail({"plan_vectors: the program of ", p.values().size(),
                   " values has no output; there is nothing to compute"});
   }
   VectorPlan plan;
-  detail::VectorPlanner(p, plan);
+  detail::VectorPlanner(p, plan, stream_bytes);
   return plan;
 }
 
@@ -17353,7 +17454,7 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
   static_cast<void>(zero);
   if constexpr (OP == O::copy) y = a;
   if constexpr (OP == O::add) y = a + b;
-  if constexpr (OP == O::sub) y = a - b;
+  if constexpr (OP == O::sub || OP == O::sub_squares) y = a - b;
   if constexpr (OP == O::mul) y = a * b;
   if constexpr (OP == O::div) y = a / b;
   if constexpr (OP == O::mul_add) y = a * b + c;
@@ -17395,11 +17496,12 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
 // Loops so short that taking four vectors at a time shows.
 constexpr bool is_cheap(kernels::VectorOp op) {
   typedef kernels::VectorOp O;
-  return op < O::exp || op == O::square || op == O::relu || op == O::cube;
+  return op < O::exp || op == O::square || op == O::relu || op == O::cube || op == O::sub_squares;
 }
 
 // Rows of operands: operand k of row r begins at a[k] + r row_step[k]; where it does not move it is
-// 16 equal numbers, and where it is scalar, one a row.
+// 16 equal numbers, and where it is scalar, one a row. While they are computed with, what the next
+// block reads is asked for from `ahead` on: of each number one 2^-ahead_shift-th.
 struct VectorRows {
   std::int64_t rows, n;
   const float* a[3];
@@ -17409,69 +17511,131 @@ struct VectorRows {
   std::int64_t y_row_step;
   bool y_moves;  // else what is stored is not wanted
   float* sums;   // of each row, where they are
+  const float* ahead;
+  int ahead_shift;
 };
 
-template <class L, kernels::VectorOp OP, bool SUM>
-TINYSCALE_INLINE void one_row(const VectorRows& all, const float* const (&from)[3], float* y,
-                              float* sum) {
+// One row of rows: from which operands, and where it goes.
+struct VectorRow {
+  std::int64_t n;
+  const float* a[3];
+  std::int64_t steps[3];  // 1 or 0
+  float* y;
+  std::int64_t y_step;
+  float* sum;
+  const float* ahead;
+  int ahead_shift;
+};
+
+// Operand k is one number in a register, where bit k of FIXED says so. Else it moves, or where
+// ANY, as its step says.
+template <class L, kernels::VectorOp OP, bool SUM, unsigned FIXED, bool ANY>
+TINYSCALE_INLINE void one_row(const VectorRow& row) {
   typedef typename L::V V;
   constexpr int operands = facts_of(OP).operands;
-  constexpr int parts = is_cheap(OP) ? 4 : 1;
-  const std::int64_t da = all.moves[0] ? L::width : 0, db = all.moves[1] ? L::width : 0;
-  const std::int64_t dc = all.moves[2] ? L::width : 0, dy = all.y_moves ? L::width : 0;
-  const float *pa = from[0], *pb = from[1], *pc = from[2];
-  V a, b{}, c{}, v, sums[parts] = {};
-  std::int64_t left = all.n;
-  for (; left >= parts * L::width; left -= parts * L::width) {
+  constexpr int parts = is_cheap(OP) && !ANY ? 4 : 1;
+  constexpr std::int64_t wide = parts * L::width;
+  const std::int64_t n = row.n, dy = SUM ? row.y_step : 1;
+  const float *const pa = row.a[0], *const pb = row.a[1], *const pc = row.a[2];
+  const std::int64_t da = ANY ? row.steps[0] : 1, db = ANY ? row.steps[1] : 1;
+  const std::int64_t dc = ANY ? row.steps[2] : 1;
+  float* const y = row.y;
+  const float* const ahead = row.ahead;
+  const int shift = row.ahead_shift;
+  V a, b{}, c{}, v, sums[4] = {};
+  if constexpr ((FIXED & 1U) != 0) {
+    broadcast<L>(*pa, a);
+  }
+  if constexpr ((FIXED & 2U) != 0) {
+    broadcast<L>(*pb, b);
+  }
+  if constexpr ((FIXED & 4U) != 0) {
+    broadcast<L>(*pc, c);
+  }
+  std::int64_t j = 0;
+  for (; j + wide <= n; j += wide) {
+    prefetch<3>(ahead + (j >> shift));
     TINYSCALE_UNROLL
     for (int part = 0; part < parts; ++part) {
-      load<L>(pa, a);
-      pa += da;
-      if constexpr (operands > 1) {
-        load<L>(pb, b);
-        pb += db;
+      const std::int64_t i = j + part * L::width;
+      if constexpr ((FIXED & 1U) == 0) {
+        load<L>(pa + i * da, a);
       }
-      if constexpr (operands > 2) {
-        load<L>(pc, c);
-        pc += dc;
+      if constexpr (operands > 1 && (FIXED & 2U) == 0) {
+        load<L>(pb + i * db, b);
+      }
+      if constexpr (operands > 2 && (FIXED & 4U) == 0) {
+        load<L>(pc + i * dc, c);
       }
       vector_op<L, OP>(a, b, c, v);
       if constexpr (SUM) {
-        sums[part] = sums[part] + v;
+        sums[part] = sums[part] + (OP == kernels::VectorOp::sub_squares ? v * v : v);
       }
-      store<L>(y, v);
-      y += dy;
+      store<L>(y + i * dy, v);
     }
   }
-  for (; left > 0; left -= L::width) {
-    load_some<L>(pa, left, 0.0f, a);
-    pa += da;
-    if constexpr (operands > 1) {
-      load_some<L>(pb, left, 0.0f, b);
-      pb += db;
+  for (; j < n; j += L::width) {
+    const std::int64_t left = n - j;
+    if constexpr ((FIXED & 1U) == 0) {
+      load_some<L>(pa + j * da, left, 0.0f, a);
     }
-    if constexpr (operands > 2) {
-      load_some<L>(pc, left, 0.0f, c);
-      pc += dc;
+    if constexpr (operands > 1 && (FIXED & 2U) == 0) {
+      load_some<L>(pb + j * db, left, 0.0f, b);
+    }
+    if constexpr (operands > 2 && (FIXED & 4U) == 0) {
+      load_some<L>(pc + j * dc, left, 0.0f, c);
     }
     vector_op<L, OP>(a, b, c, v);
-    store_some<L>(y, left, v);
-    y += dy;
+    store_some<L>(y + j * dy, left, v);
     if constexpr (SUM) {
       if (left < L::width) {  // what is past the row counts as 0
-        float lanes[L::width] = {};
+        float lanes[L::width];
+        store<L>(lanes, V{});
         store_part<L>(lanes, left, v);
         load<L>(lanes, v);
       }
-      sums[0] = sums[0] + v;
+      sums[0] = sums[0] + (OP == kernels::VectorOp::sub_squares ? v * v : v);
     }
   }
   if constexpr (SUM) {
-    V all_of = sums[0];
     for (int part = 1; part < parts; ++part) {
-      all_of = all_of + sums[part];
+      sums[0] = sums[0] + sums[part];
     }
-    *sum = sum_lanes<L>(all_of);
+    *row.sum = sum_lanes<L>(sums[0]);
+  }
+}
+
+// The loop for the operands that there are: FIXED is the last, the last two, ..
+template <class L, kernels::VectorOp OP, bool SUM>
+TINYSCALE_INLINE void choose_row(const VectorRow& row) {
+  constexpr int operands = facts_of(OP).operands;
+  if constexpr (operands == 1) {
+    if constexpr (OP == kernels::VectorOp::copy) {  // the one that may widen
+      if (row.steps[0] == 0) {
+        one_row<L, OP, SUM, 1U, false>(row);
+        return;
+      }
+    }
+    one_row<L, OP, SUM, 0U, false>(row);
+  } else if constexpr (operands == 2) {
+    if (row.steps[0] != 0 && row.steps[1] == 0) {
+      one_row<L, OP, SUM, 2U, false>(row);
+    } else if (is_cheap(OP) && row.steps[0] != 0) {
+      one_row<L, OP, SUM, 0U, false>(row);
+    } else {
+      one_row<L, OP, SUM, 0U, true>(row);
+    }
+  } else {
+    const bool first = OP == kernels::VectorOp::mul_add && row.steps[0] != 0;
+    if (first && row.steps[1] == 0 && row.steps[2] == 0) {
+      one_row<L, OP, SUM, 6U, false>(row);
+    } else if (first && row.steps[1] == 0) {
+      one_row<L, OP, SUM, 2U, false>(row);
+    } else if (first && row.steps[2] != 0) {
+      one_row<L, OP, SUM, 0U, false>(row);
+    } else {
+      one_row<L, OP, SUM, 0U, true>(row);
+    }
   }
 }
 
@@ -17479,47 +17643,55 @@ template <class L, kernels::VectorOp OP, bool SUM = false>
 TINYSCALE_INLINE void all_rows(const VectorRows& all) {
   constexpr int operands = facts_of(OP).operands;
   alignas(64) float equal[3][16];
-  const float* from[3] = {nullptr, nullptr, nullptr};
+  VectorRow row{};
+  row.n = all.n;
+  row.y_step = all.y_moves ? 1 : 0;
+  row.ahead_shift = all.ahead_shift;
+  for (int k = 0; k < operands; ++k) {
+    row.steps[k] = all.moves[k] ? 1 : 0;
+  }
   for (std::int64_t r = 0; r < all.rows; ++r) {
+    TINYSCALE_UNROLL
     for (int k = 0; k < operands; ++k) {
-      from[k] = all.a[k] + r * all.row_step[k];
+      row.a[k] = all.a[k] + r * all.row_step[k];
       if (all.scalar[k]) {
         typename L::V v;
-        broadcast<L>(*from[k], v);
+        broadcast<L>(*row.a[k], v);
         store<L>(equal[k], v);
-        from[k] = equal[k];
+        row.a[k] = equal[k];
       }
     }
-    float* const y = all.y + r * all.y_row_step;
-    float* const sum = SUM ? all.sums + r : nullptr;
+    row.y = all.y + r * all.y_row_step;
+    row.sum = SUM ? all.sums + r : nullptr;
+    row.ahead = all.ahead + ((r * all.n) >> all.ahead_shift);
     if constexpr (OP == kernels::VectorOp::div) {
       // By one number: times its reciprocal, where that has all its digits.
-      const float by = std::fabs(*from[1]);
-      if (!all.moves[1] && by > 1e-30f && by < 1e30f) {
-        typename L::V v;
-        broadcast<L>(1.0f / *from[1], v);
-        store<L>(equal[1], v);
-        from[1] = equal[1];
-        one_row<L, kernels::VectorOp::mul, false>(all, from, y, sum);
+      const float by = std::fabs(*row.a[1]);
+      if (!all.moves[1] && all.moves[0] && by > 1e-30f && by < 1e30f) {
+        equal[1][0] = 1.0f / *row.a[1];
+        row.a[1] = equal[1];
+        one_row<L, kernels::VectorOp::mul, false, 2U, false>(row);
         continue;
       }
     }
-    one_row<L, OP, SUM>(all, from, y, sum);
+    choose_row<L, OP, SUM>(row);
   }
 }
 
 // The maximum of a row, NaN where one is; a sum shows at little cost whether one may be.
 template <class L>
-TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
+TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x, const float* ahead, int shift) {
   typedef typename L::V V;
   const float lowest = -std::numeric_limits<float>::infinity();
-  V best[2], v, sums[2] = {};
-  broadcast<L>(lowest, best[0]);
-  best[1] = best[0];
+  V best[4], v, sums[4] = {};
+  for (V& each : best) {
+    broadcast<L>(lowest, each);
+  }
   std::int64_t j = 0;
-  for (; j + 2 * L::width <= n; j += 2 * L::width) {
+  for (; j + 4 * L::width <= n; j += 4 * L::width) {
+    prefetch<3>(ahead + (j >> shift));
     TINYSCALE_UNROLL
-    for (int part = 0; part < 2; ++part) {
+    for (int part = 0; part < 4; ++part) {
       load<L>(x + j + part * L::width, v);
       max_vector<L>(best[part], v, best[part]);
       sums[part] = sums[part] + v;
@@ -17530,8 +17702,11 @@ TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
     max_vector<L>(best[0], v, best[0]);
     sums[0] = sums[0] + v;
   }
-  max_vector<L>(best[0], best[1], best[0]);
-  if (is_nan(static_cast<double>(sum_lanes<L>(sums[0] + sums[1])))) {
+  for (int part = 1; part < 4; ++part) {
+    max_vector<L>(best[0], best[part], best[0]);
+    sums[0] = sums[0] + sums[part];
+  }
+  if (is_nan(static_cast<double>(sum_lanes<L>(sums[0])))) {
     for (j = 0; j < n; ++j) {
       if (is_nan(static_cast<double>(x[j]))) {
         return x[j];
@@ -17541,16 +17716,28 @@ TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
   return max_lanes<L>(best[0]);
 }
 
+struct AheadTerm {
+  const float* x;
+  const float* ahead;
+  int shift;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    prefetch<3>(ahead + (j >> shift));
+    load_some<L>(x + j, left, 0.0f, v);
+  }
+};
+
 template <class L>
 TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
   typedef kernels::VectorOp O;
   for (std::int64_t r = 0; r < all.rows; ++r) {
     const float* const x = all.a[0] + r * all.row_step[0];
+    const float* const ahead = all.ahead + ((r * all.n) >> all.ahead_shift);
     float& y = all.y[r];
     if (op == O::row_sum) {
-      y = row_sum<L>(all.n, ValueTerm{x});
+      y = row_sum<L>(all.n, AheadTerm{x, ahead, all.ahead_shift});
     } else if (op == O::row_max) {
-      y = any_row_max<L>(all.n, x);
+      y = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
     } else if (op == O::row_pick) {
       const float at = all.a[1][r * all.row_step[1]];
       const bool there = at >= 0.0f && at < static_cast<float>(all.n);
@@ -17560,7 +17747,7 @@ TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
       float max = 0.0f, sum = 0.0f;
       sum_exp_row<L>(all.n, x, max, sum);
       if (!is_finite(static_cast<double>(max)) || !is_finite(static_cast<double>(sum))) {
-        max = any_row_max<L>(all.n, x);
+        max = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
         sum = all.n == 0 ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       }
       y = max;
@@ -17653,6 +17840,7 @@ namespace detail {
 // What a block or the whole run works on: `rows` rows from row on, n columns from col on.
 struct VectorBlock {
   std::int64_t row = 0, rows = 1, col = 0, n = 0;
+  std::int64_t filled = 0;  // rows in the parts of column sums before this block
 };
 
 struct VectorRun {
@@ -17717,37 +17905,44 @@ struct VectorSteps {
   float** at;
   float* scratch;  // of blocks
 
-  VectorRows rows_of(const VectorStep& step, const VectorBlock& block) const {
+  TINYSCALE_INLINE void rows_of(const VectorStep& step, const VectorBlock& block,
+                                VectorRows& all) const {
     typedef kernels::VectorExtent Extent;
-    VectorRows all{};
     const bool reduces = is_row_reduction(step.op) || step.op == kernels::VectorOp::sum_exp;
     const bool wide = step.extent == Extent::full || reduces;
     all.rows = varies_with_rows(step.extent) && wide ? block.rows : 1;
     all.n = wide || step.extent == Extent::per_column ? block.n
             : step.extent == Extent::per_row          ? block.rows
                                                       : 16;
-    for (int k = 0; k < 3 && step.places[k] >= 0; ++k) {
-      const Extent from = run.plan.places[static_cast<std::size_t>(step.places[k])].extent;
+    TINYSCALE_UNROLL
+    for (int k = 0; k < 3; ++k) {
       all.a[k] = at[step.places[k]];
-      all.row_step[k] = from == Extent::full ? block.n : from == Extent::per_row ? 1 : 0;
+      all.row_step[k] = step.rows_apart[k] == 2 ? block.n : step.rows_apart[k];
       all.moves[k] = step.moves[k];
       all.scalar[k] = step.scalar[k];
     }
     all.y = at[step.target];
-    all.y_moves = !run.plan.places[static_cast<std::size_t>(step.target)].unwanted;
+    all.y_moves = !step.unwanted;
     all.y_row_step = all.y_moves ? block.n : 0;
     all.sums = step.sum >= 0 ? at[step.sum] : nullptr;
+    all.ahead = all.a[0];
+    all.ahead_shift = step.ahead_shift;
+    if (step.ahead >= 0) {
+      const std::int64_t floats = block.rows * block.n;
+      all.ahead = at[step.ahead] + floats +
+                  static_cast<std::int64_t>(step.ahead_from * static_cast<float>(floats));
+    }
     if (step.flat && step.extent == Extent::full) {
       all.n *= all.rows;
       all.rows = 1;
     }
-    return all;
   }
 
   template <class L>
   TINYSCALE_INLINE void compute(const VectorStep& step, const VectorBlock& block) const {
     typedef kernels::VectorOp O;
-    const VectorRows all = rows_of(step, block);
+    VectorRows all;
+    rows_of(step, block, all);
     const bool sums = step.sum >= 0;
 #define TINYSCALE_CASE(NAME)   \
   case O::NAME:                \
@@ -17791,6 +17986,7 @@ struct VectorSteps {
       TINYSCALE_CASE(gelu_tanh_slope)
       TINYSCALE_SUM_CASE(exp_sub)
       TINYSCALE_SUM_CASE(exp_below_max)
+      case O::sub_squares: all_rows<L, O::sub_squares, true>(all); break;
       case O::pow: power_rows(all); break;
       case O::column_number:
         for (std::int64_t j = 0; j < block.n; ++j) {
@@ -17811,88 +18007,88 @@ struct VectorSteps {
   }
 };
 
-// What does not vary with the rows, before all blocks.
-struct VectorOnce {
-  const VectorRun& run_;
-  float** at;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    VectorBlock all;
-    all.n = run_.plan.cols;
-    const VectorSteps steps{run_, at, nullptr};
-    for (const VectorStep& step : run_.plan.once) {
-      steps.compute<L>(step, all);
-      if (step.extent == kernels::VectorExtent::single) {
-        std::fill(at[step.target] + 1, at[step.target] + 16, *at[step.target]);
-      }
-    }
-  }
-};
-
-// Tasks [begin, end): a part of all columns, and so many rows of it.
+// Tasks [begin, end): a part of all columns, and so many rows of it. Without tasks: what does not
+// vary with the rows, before all others. One body for both, since the loops of all operations are
+// in it.
 struct VectorTasks {
   const VectorRun& run_;
   std::int64_t begin, end;
   float** at;
   float* scratch;
+  bool once;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     const kernels::VectorPlan& plan = run_.plan;
-    for (std::int64_t task = begin; task < end; ++task) {
-      VectorBlock block;
-      block.row = task / run_.col_tasks * plan.task_rows;
-      block.col = task % run_.col_tasks * plan.block_cols;
-      block.n = std::min(plan.block_cols, plan.cols - block.col);
-      const std::int64_t last = std::min(plan.rows, block.row + plan.task_rows);
-      std::int64_t filled = 0;  // rows in the parts of column sums
-      clear_parts(block.n);
-      for (; block.row < last; block.row += plan.block_rows) {
-        block.rows = std::min(plan.block_rows, last - block.row);
-        run_block<L>(block, task, filled);
-        filled = (filled + block.rows) % 32;
+    const List<VectorStep>& steps = once ? plan.once : plan.steps;
+    VectorBlock block;
+    block.n = plan.cols;
+    std::int64_t task = begin, last = 1;
+    bool more = once || begin < end, starts = !once;
+    while (more) {
+      if (starts) {
+        block.row = task / run_.col_tasks * plan.task_rows;
+        block.col = task % run_.col_tasks * plan.block_cols;
+        block.n = std::min(plan.block_cols, plan.cols - block.col);
+        last = std::min(plan.rows, block.row + plan.task_rows);
+        block.filled = 0;
+        clear_parts(block.n);
       }
-      if (filled > 0) {
-        for (const VectorStep& step : plan.steps) {
-          if (step.op == kernels::VectorOp::column_sums) {
-            flush<L>(step, block, task);
-          }
-        }
+      if (!once) {
+        block.rows = std::min(plan.block_rows, last - block.row);
+        place(block);
+      }
+      for (const VectorStep& step : steps) {
+        compute<L>(step, block, task);
+      }
+      block.filled = (block.filled + block.rows) % 32;
+      block.row += plan.block_rows;
+      starts = once || block.row >= last;
+      if (starts) {
+        end_task<L>(block, task);
+        ++task;
+        more = task < end;
       }
     }
-    if (plan.streams) {
+    if (plan.streams && !once) {
       end_past_caches();
     }
   }
 
   template <class L>
-  TINYSCALE_INLINE void run_block(const VectorBlock& block, std::int64_t task,
-                                  std::int64_t filled) const {
-    const kernels::VectorPlan& plan = run_.plan;
-    place(block);
-    const VectorSteps steps{run_, at, scratch};
-    const std::int64_t floats = block.rows * block.n, count = std::int64_t(plan.steps.size());
-    std::int64_t number = 0;
-    for (const VectorStep& step : plan.steps) {
-      prefetch_next(floats, number, count);
-      ++number;
+  TINYSCALE_INLINE void compute(const VectorStep& step, const VectorBlock& block,
+                                std::int64_t task) const {
+    typedef kernels::VectorOp O;
+    if (step.op == O::column_sums) {
+      add_columns<L>(step, block, task);
+    } else if (step.op == O::total) {
+      double sum = 0;
+      SumBlock<1>{block.rows * block.n, at[step.places[0]], &sum}.template run<L>();
+      run_.totals[step.number * run_.row_tasks * run_.col_tasks + task] += sum;
+    } else {
+      VectorSteps{run_, at, scratch}.compute<L>(step, block);
+      if (step.extent == kernels::VectorExtent::single && step.op != O::gather) {
+        std::fill(at[step.target] + 1, at[step.target] + 16, *at[step.target]);
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void end_task(const VectorBlock& block, std::int64_t task) const {
+    if (once || block.filled == 0) {
+      return;
+    }
+    for (const VectorStep& step : run_.plan.steps) {
       if (step.op == kernels::VectorOp::column_sums) {
-        add_columns<L>(step, block, task, filled);
-      } else if (step.op == kernels::VectorOp::total) {
-        double sum = 0;
-        SumBlock<1>{floats, at[step.places[0]], &sum}.template run<L>();
-        run_.totals[step.number * run_.row_tasks * run_.col_tasks + task] += sum;
-      } else {
-        steps.compute<L>(step, block);
+        flush<L>(step, block, task);
       }
     }
   }
 
   void place(const VectorBlock& block) const {
     const kernels::VectorPlan& plan = run_.plan;
-    for (std::size_t p = 0; p < plan.places.size(); ++p) {
-      const VectorPlace& to = plan.places[p];
+    for (const int p : plan.moving) {
+      const VectorPlace& to = plan.places[static_cast<std::size_t>(p)];
       std::int64_t offset = 0;
       switch (to.moves) {
         case VectorPlace::no: continue;
@@ -17909,18 +18105,6 @@ struct VectorTasks {
     }
   }
 
-  // Each step asks for its share of the dense inputs of the block after this one.
-  void prefetch_next(std::int64_t floats, std::int64_t number, std::int64_t count) const {
-    const kernels::VectorPlan& plan = run_.plan;
-    for (const int p : plan.dense_places) {
-      const float* const next = at[p] + floats;
-      const std::int64_t end_at = floats * (number + 1) / count;
-      for (std::int64_t i = floats * number / count; i < end_at; i += 16) {
-        prefetch<3>(next + i);
-      }
-    }
-  }
-
   void clear_parts(std::int64_t n) const {
     for (const VectorStep& step : run_.plan.steps) {
       if (step.op == kernels::VectorOp::column_sums) {
@@ -17931,7 +18115,8 @@ struct VectorTasks {
 
   template <class L>
   TINYSCALE_INLINE void add_columns(const VectorStep& step, const VectorBlock& block,
-                                    std::int64_t task, std::int64_t filled) const {
+                                    std::int64_t task) const {
+    std::int64_t filled = block.filled;
     for (std::int64_t r = 0; r < block.rows;) {
       const std::int64_t rows = std::min(32 - filled, block.rows - r);
       add_rows<L>(rows, block.n, at[step.places[0]] + r * block.n, at[step.target]);
@@ -17987,7 +18172,7 @@ inline void run_tasks(const VectorRun& run, std::int64_t begin, std::int64_t end
     const VectorPlace& place = plan.places[p];
     at[p] = place.memory == VectorPlace::block ? lease.data() + place.offset : run.places[p];
   }
-  run_on_lanes(VectorTasks{run, begin, end, at.data(), lease.data()});
+  run_on_lanes(VectorTasks{run, begin, end, at.data(), lease.data(), false});
 }
 
 // Tasks' sums added in order.
@@ -18026,7 +18211,7 @@ inline void run(const VectorPlan& plan, const float* const* inputs, float* const
   List<float*> places(plan.places.size());
   detail::begin_places(plan, inputs, outputs, once.data(), places.data());
   detail::VectorRun all{plan, inputs, places.data(), nullptr, nullptr, 0, 1};
-  detail::run_on_lanes(detail::VectorOnce{all, places.data()});
+  detail::run_on_lanes(detail::VectorTasks{all, 0, 0, places.data(), nullptr, true});
   for (std::size_t i = 0; i < plan.single_outputs.size(); ++i) {
     *outputs[plan.single_outputs[i]] = *places[static_cast<std::size_t>(plan.single_places[i])];
   }

@@ -34,10 +34,15 @@ struct VectorStep {
   kernels::VectorExtent extent = kernels::VectorExtent::full;
   bool flat = false;  // all rows of a block are one
   bool moves[3] = {true, true, true}, scalar[3] = {false, false, false};
+  bool unwanted = false;                    // only the sums are wanted
+  unsigned char rows_apart[3] = {0, 0, 0};  // 1: one number, 2: a row
   int places[3] = {-1, -1, -1};
   int target = -1;
   int sum = -1;     // place of the sums of its rows
   int number = -1;  // of an input, a total, or sums of columns
+  int ahead = -1;   // an input: while this is computed, a part of its next block is fetched,
+  float ahead_from = 0.0f;  // from this part of the block on,
+  int ahead_shift = 0;      // of each number 2^-ahead_shift
 };
 
 }  // namespace detail
@@ -53,7 +58,7 @@ struct VectorPlan {
   List<detail::VectorInput> inputs;
   List<detail::VectorPlace> places;
   List<detail::VectorStep> once, steps;
-  List<int> dense_places;                   // of inputs that are prefetched
+  List<int> moving;                         // places that are elsewhere for each block
   List<int> column_outputs, total_outputs;  // numbers of outputs
   List<int> single_outputs, single_places;  // written from places after `once`
   int output_count = 0;
@@ -66,8 +71,8 @@ namespace detail {
 
 class VectorPlanner {
  public:
-  VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan)
-      : program_(p), plan_(plan), code_(p) {
+  VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan, double stream_bytes)
+      : plan_(plan), code_(p) {
     plan_.outer = p.outer();
     plan_.rows = p.rows();
     plan_.cols = p.cols();
@@ -88,9 +93,8 @@ class VectorPlanner {
   typedef kernels::VectorOp Op;
   typedef kernels::VectorExtent Extent;
   typedef kernels::VectorOutput Output;
-  static constexpr double stream_bytes = 8e6;
   static constexpr std::int64_t cache_floats = 8192;  // of level 1, in use
-  static constexpr std::int64_t longest = 2048, shortest = 512;
+  static constexpr std::int64_t longest = 4096, shortest = 512;
 
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
   const VectorValue& value(int i) const { return code_.values[index(i)]; }
@@ -192,6 +196,7 @@ class VectorPlanner {
     plan_.total_outputs.clear();
     plan_.single_outputs.clear();
     plan_.single_places.clear();
+    moved_.clear();
     place_of_.assign(code_.values.size(), -1);
     for (int i = 0; i < count(); ++i) {
       if (needed(i) && value(i).kind == VectorValue::result && place_of_[index(i)] < 0) {
@@ -200,6 +205,9 @@ class VectorPlanner {
     }
     for (std::size_t o = 0; o < code_.outputs.size(); ++o) {
       emit_output(static_cast<int>(o), code_.outputs[o]);
+    }
+    for (const int p : moved_) {
+      move_operand(p);
     }
     count_live();
   }
@@ -293,7 +301,8 @@ class VectorPlanner {
     if (v.op == Op::row_max && e == Extent::per_row && emit_sum_exp(i, places)) {
       return;
     }
-    VectorStep s = make_step(v.op, e, places, operands);
+    const int squares = v.op == Op::sub && e == Extent::full ? squares_of(i) : -1;
+    VectorStep s = make_step(squares < 0 ? v.op : Op::sub_squares, e, places, operands);
     place_of_[index(i)] = s.target;
     if (is_row_reduction(v.op)) {
       for (int k = 0; k < operands; ++k) {
@@ -303,7 +312,10 @@ class VectorPlanner {
     }
     const bool sums =
         v.op == Op::square || v.op == Op::mul || v.op == Op::exp_sub || v.op == Op::exp_below_max;
-    const int sum = sums && e == Extent::full ? sum_of(i) : -1;
+    const int sum = squares >= 0 ? sum_of(squares) : sums && e == Extent::full ? sum_of(i) : -1;
+    if (squares >= 0) {
+      place_of_[index(squares)] = s.target;  // never read
+    }
     if (sum >= 0) {
       s.sum = add_place(VectorPlace::block, Extent::per_row);
       s.flat = false;
@@ -311,6 +323,17 @@ class VectorPlanner {
       place(s.target).unwanted = code_.users[index(i)] == 1;
     }
     push(s);
+  }
+
+  // The square of a value, where only its sum is wanted; -1 when there is none.
+  int squares_of(int i) const {
+    for (int j = i + 1; j < count(); ++j) {
+      if (needed(j) && value(j).op == Op::square && value(j).operands[0] == i &&
+          code_.users[index(j)] == 1 && sum_of(j) >= 0) {
+        return j;
+      }
+    }
+    return -1;
   }
 
   // The first row_sum of a value, -1 when there is none.
@@ -386,6 +409,9 @@ class VectorPlanner {
       const VectorPlace in_memory = place(output_place(number, e));
       plan_.places.pop_back();
       place(from) = in_memory;
+      if (e == Extent::full) {
+        moved_.push_back(from);
+      }
       return;
     }
     int source = from;
@@ -422,6 +448,23 @@ class VectorPlanner {
     return made;
   }
 
+  // What ends in the making of an output is computed in its memory too: so the output's lines are
+  // on their way while something longer is computed.
+  void move_operand(int output) {
+    const List<int> last = last_uses();
+    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+      const VectorStep step = plan_.steps[s];
+      for (int k = 0; k < 3 && step.target == output && step.op != Op::row_pick; ++k) {
+        const int p = step.places[k];
+        if (p >= 0 && last[index(p)] == static_cast<int>(s) && !place(p).unwanted &&
+            can_move(p, Extent::full)) {
+          place(p) = place(output);
+          return;
+        }
+      }
+    }
+  }
+
   // The last step that reads each place.
   List<int> last_uses() const {
     List<int> last(plan_.places.size());
@@ -447,11 +490,67 @@ class VectorPlanner {
       }
     }
     plan_.once_floats = once;
-    plan_.dense_places.clear();
+    plan_.moving.clear();
+    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
+      if (place(p).moves != VectorPlace::no) {
+        plan_.moving.push_back(p);
+      }
+    }
+    end_steps(plan_.once);
+    end_steps(plan_.steps);
+    share_prefetch();
+  }
+
+  // What a run would look up for every block.
+  void end_steps(List<VectorStep>& steps) {
+    for (VectorStep& s : steps) {
+      s.unwanted = place(s.target).unwanted;
+      for (int k = 0; k < 3; ++k) {
+        if (s.places[k] < 0) {
+          s.places[k] = s.target;  // never read
+          continue;
+        }
+        const Extent from = place(s.places[k]).extent;
+        s.rows_apart[k] = from == Extent::full ? 2 : from == Extent::per_row ? 1 : 0;
+      }
+    }
+  }
+
+  // How long a step takes, about, in cheap ones.
+  static int weight(Op op) {
+    if (op == Op::gather || op == Op::row_pick || op == Op::sum_exp) {
+      return 0;  // fetch for themselves, or nothing
+    }
+    return (op >= Op::exp && op <= Op::exp_sub && op != Op::square && op != Op::relu) ||
+                   op == Op::exp_below_max
+               ? 4
+               : 1;
+  }
+
+  // The next block's dense inputs are fetched evenly over the time of this one.
+  void share_prefetch() {
+    List<int> dense;
+    int all = 0;
     for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
       if (place(p).memory == VectorPlace::input && place(p).moves == VectorPlace::densely) {
-        plan_.dense_places.push_back(p);
+        dense.push_back(p);
       }
+    }
+    for (const VectorStep& s : plan_.steps) {
+      all += s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
+    }
+    int before = 0;
+    for (VectorStep& s : plan_.steps) {
+      const int own = s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
+      if (own > 0 && !dense.empty()) {
+        const int at = before * static_cast<int>(dense.size());
+        s.ahead = dense[index(at / all)];
+        s.ahead_from = static_cast<float>(at % all) / static_cast<float>(all);
+        while ((own * static_cast<int>(dense.size()) << (s.ahead_shift + 1)) <= all) {
+          ++s.ahead_shift;
+        }
+      }
+      before += own;
     }
   }
 
@@ -534,11 +633,10 @@ class VectorPlanner {
     }
   }
 
-  const kernels::VectorProgram& program_;
   kernels::VectorPlan& plan_;
   VectorRewrite code_;
   List<Extent> extents_;
-  List<int> place_of_;
+  List<int> place_of_, moved_;
   std::int64_t live_blocks_ = 1;
   bool whole_rows_ = false;
 };
@@ -547,14 +645,15 @@ class VectorPlanner {
 
 namespace kernels {
 
-// Makes the plan; to be kept and run many times.
-inline VectorPlan plan_vectors(const VectorProgram& p) {
+// Makes the plan; to be kept and run many times. Full outputs of more bytes than stream_bytes are
+// written past the caches: what reads them later finds little of them there.
+inline VectorPlan plan_vectors(const VectorProgram& p, double stream_bytes = 32e6) {
   if (p.outputs().empty()) {
     detail::fail({"plan_vectors: the program of ", p.values().size(),
                   " values has no output; there is nothing to compute"});
   }
   VectorPlan plan;
-  detail::VectorPlanner(p, plan);
+  detail::VectorPlanner(p, plan, stream_bytes);
   return plan;
 }
 
