@@ -96,6 +96,7 @@
 //   tinyscale/compute/vector_program.hpp     A vector program
 //   tinyscale/compute/vector_reference.hpp   The reference body of vector programs
 //   tinyscale/compute/vector_rewrite.hpp     A vector program made shorter before it is planned
+//   tinyscale/compute/vector_layout.hpp      The steps of a plan, and its memory
 //   tinyscale/compute/vector_plan.hpp        The plan of a vector program
 //   tinyscale/compute/vector_ops.hpp         The loops of a vector program, one an operation
 //   tinyscale/compute/vector_run.hpp         Vector programs at work
@@ -16734,11 +16735,9 @@ class VectorRewrite {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compute/vector_plan.hpp
-// The plan of a vector program: what is computed once, what for every block of rows, and where each
-// value stands. A block is several whole rows or a part of one, so small that all its values stay
-// in the cache of level 1 (of level 2 where sums need a long row whole). Values share few buffers,
-// a value that is an output is computed in its place, and a dense input is read where it is.
+// >> tinyscale/compute/vector_layout.hpp
+// The steps of a plan, and its memory: values share few buffers, each for the time that it is
+// needed, and while a block is computed the next one is fetched.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -16797,6 +16796,218 @@ struct VectorPlan {
 
 namespace detail {
 
+// The last step that reads each place.
+inline List<int> last_uses(const kernels::VectorPlan& plan) {
+  List<int> last;
+  last.assign(plan.places.size(), -1);
+  for (std::size_t s = 0; s < plan.steps.size(); ++s) {
+    for (const int p : plan.steps[s].places) {
+      if (p >= 0) {
+        last[static_cast<std::size_t>(p)] = static_cast<int>(s);
+      }
+    }
+  }
+  return last;
+}
+
+// Gives the places of a plan their memory.
+class VectorLayout {
+ public:
+  explicit VectorLayout(kernels::VectorPlan& plan) : plan_(plan), last_(last_uses(plan)) {
+    number_.assign(plan.places.size(), -1);
+    for (std::size_t s = 0; s < plan.steps.size(); ++s) {
+      give_buffers(plan.steps[s], static_cast<int>(s));
+    }
+  }
+
+  // How many blocks of floats the cache is to hold: a dense input counts twice, since its next
+  // block is fetched, and values in the memory of one output once.
+  std::int64_t live() const {
+    std::int64_t memory = 0;
+    for (std::size_t p = 0; p < plan_.places.size(); ++p) {
+      bool again = false;
+      for (std::size_t q = 0; q < p; ++q) {
+        again = again || (is_memory(q) && plan_.places[p].memory == plan_.places[q].memory &&
+                          plan_.places[p].index == plan_.places[q].index);
+      }
+      if (is_memory(p) && !again) {
+        memory += plan_.places[p].memory == VectorPlace::input ? 2 : 1;
+      }
+    }
+    return fulls_ + memory;
+  }
+
+  void finish() {
+    const std::int64_t rows = (plan_.block_rows + 15) / 16 * 16;
+    const std::int64_t full = (plan_.block_rows * plan_.block_cols + 15) / 16 * 16;
+    plan_.block_floats = 16 + fulls_ * full + arrays_ * rows;  // 16 for what is unwanted
+    plan_.once_floats = 0;
+    plan_.moving.clear();
+    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
+      VectorPlace& at = place(p);
+      const std::int64_t n = number_[index(p)];
+      if (at.memory == VectorPlace::once) {
+        at.offset = plan_.once_floats;
+        plan_.once_floats += varies_with_columns(at.extent) ? (plan_.cols + 15) / 16 * 16 : 16;
+      } else if (n >= 0) {
+        at.offset = 16 + (at.extent == Extent::full ? n * full : fulls_ * full + n * rows);
+      }
+      if (at.moves != VectorPlace::no) {
+        plan_.moving.push_back(p);
+      }
+    }
+    end_steps(plan_.once);
+    end_steps(plan_.steps);
+    share_prefetch();
+    choose_task();
+  }
+
+ private:
+  typedef kernels::VectorOp Op;
+  typedef kernels::VectorExtent Extent;
+
+  static std::size_t index(int i) { return static_cast<std::size_t>(i); }
+  VectorPlace& place(int i) { return plan_.places[index(i)]; }
+  bool has_buffer(int p) const {
+    const VectorPlace& at = plan_.places[index(p)];
+    return at.memory == VectorPlace::block && !at.unwanted;
+  }
+
+  // A full buffer, or an array over the rows of a block: one that is free.
+  void take(int p) {
+    if (p < 0 || !has_buffer(p) || number_[index(p)] >= 0) {
+      return;
+    }
+    const bool full = place(p).extent == Extent::full;
+    List<int>& free = full ? free_fulls_ : free_arrays_;
+    if (free.empty()) {
+      free.push_back(full ? fulls_++ : arrays_++);
+    }
+    number_[index(p)] = free.back();
+    free.pop_back();
+  }
+
+  // Where no later step reads it. A place that stands twice in a step is given back once.
+  void release(int p, int step, List<int>& released) {
+    bool ends = p >= 0 && has_buffer(p) && number_[index(p)] >= 0 && last_[index(p)] <= step;
+    for (const int other : released) {
+      ends = ends && other != p;
+    }
+    if (ends) {
+      released.push_back(p);
+      (place(p).extent == Extent::full ? free_fulls_ : free_arrays_).push_back(number_[index(p)]);
+    }
+  }
+
+  // A target may stand where an operand ended, since each number is read before it is written.
+  void give_buffers(const VectorStep& step, int s) {
+    List<int> released;
+    const bool in_place =
+        step.op != Op::column_sums && step.op != Op::total && step.op != Op::row_pick;
+    for (int k = 0; k < 3 && in_place; ++k) {
+      release(step.places[k], s, released);
+    }
+    if (step.op == Op::column_sums) {
+      number_[index(step.target)] = fulls_++;  // kept from block to block
+    } else {
+      take(step.target);
+      take(step.sum);
+    }
+    for (int k = 0; k < 3 && !in_place; ++k) {
+      release(step.places[k], s, released);
+    }
+    if (step.op != Op::column_sums) {
+      release(step.target, s, released);
+      release(step.sum, s, released);
+    }
+  }
+
+  bool is_memory(std::size_t p) const {
+    const VectorPlace& at = plan_.places[p];
+    return at.extent == Extent::full && at.memory >= VectorPlace::input;
+  }
+
+  // What a run would look up for every block.
+  void end_steps(List<VectorStep>& steps) {
+    for (VectorStep& s : steps) {
+      s.unwanted = place(s.target).unwanted;
+      for (int k = 0; k < 3; ++k) {
+        if (s.places[k] < 0) {
+          s.places[k] = s.target;  // never read
+          continue;
+        }
+        const Extent from = place(s.places[k]).extent;
+        s.rows_apart[k] = from == Extent::full ? 2 : from == Extent::per_row ? 1 : 0;
+      }
+    }
+  }
+
+  // How long a step takes, about, in cheap ones.
+  static int weight(Op op) {
+    if (op == Op::gather || op == Op::row_pick || op == Op::sum_exp) {
+      return 0;  // fetch for themselves, or nothing
+    }
+    return (op >= Op::exp && op <= Op::exp_sub && op != Op::square && op != Op::relu) ||
+                   op == Op::exp_below_max
+               ? 4
+               : 1;
+  }
+
+  // The next block's dense inputs are fetched evenly over the time of this one.
+  void share_prefetch() {
+    List<int> dense;
+    int all = 0;
+    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
+      if (place(p).memory == VectorPlace::input && place(p).moves == VectorPlace::densely) {
+        dense.push_back(p);
+      }
+    }
+    for (const VectorStep& s : plan_.steps) {
+      all += s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
+    }
+    int before = 0;
+    for (VectorStep& s : plan_.steps) {
+      const int own = s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
+      if (own > 0 && !dense.empty()) {
+        const int at = before * static_cast<int>(dense.size());
+        s.ahead = dense[index(at / all)];
+        s.ahead_from = static_cast<float>(at % all) / static_cast<float>(all);
+        while ((own * static_cast<int>(dense.size()) << (s.ahead_shift + 1)) <= all) {
+          ++s.ahead_shift;
+        }
+      }
+      before += own;
+    }
+  }
+
+  // Sums of columns are gathered over at least 32 rows, in at most some 32 tasks of one column.
+  void choose_task() {
+    plan_.task_rows = plan_.block_rows;
+    if (!plan_.column_outputs.empty()) {
+      const std::int64_t least = std::max<std::int64_t>(32, (plan_.rows + 31) / 32);
+      plan_.task_rows = (least + plan_.block_rows - 1) / plan_.block_rows * plan_.block_rows;
+    }
+  }
+
+  kernels::VectorPlan& plan_;
+  List<int> last_, number_;
+  List<int> free_fulls_, free_arrays_;
+  int fulls_ = 0, arrays_ = 0;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/vector_plan.hpp
+// The plan of a vector program: what is computed once, what for every block of rows, and where each
+// value stands. A block is several whole rows or a part of one, so small that all its values stay
+// in the cache of level 1 (of level 2 where sums need a long row whole). A value that is an output
+// is computed in its place, and a dense input is read where it is.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Steps in the order of the values, and outputs at the end.
 class VectorPlanner {
  public:
   VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan, double stream_bytes)
@@ -16811,10 +17022,9 @@ class VectorPlanner {
     plan_.streams = written_bytes() > stream_bytes;
     choose_block(8);
     emit();
-    choose_block(live_blocks_);
+    choose_block(VectorLayout(plan_).live());
     emit();
-    allot();
-    choose_task();
+    VectorLayout(plan_).finish();
   }
 
  private:
@@ -16822,7 +17032,7 @@ class VectorPlanner {
   typedef kernels::VectorExtent Extent;
   typedef kernels::VectorOutput Output;
   static constexpr std::int64_t cache_floats = 8192;  // of level 1, in use
-  static constexpr std::int64_t longest = 4096, shortest = 512;
+  static constexpr std::int64_t longest = 2048, shortest = 512;
 
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
   const VectorValue& value(int i) const { return code_.values[index(i)]; }
@@ -16937,7 +17147,6 @@ class VectorPlanner {
     for (const int p : moved_) {
       move_operand(p);
     }
-    count_live();
   }
 
   int add_place(VectorPlace::Memory memory, Extent e) {
@@ -17179,7 +17388,7 @@ class VectorPlanner {
   // What ends in the making of an output is computed in its memory too: so the output's lines are
   // on their way while something longer is computed.
   void move_operand(int output) {
-    const List<int> last = last_uses();
+    const List<int> last = last_uses(plan_);
     for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
       const VectorStep step = plan_.steps[s];
       for (int k = 0; k < 3 && step.target == output && step.op != Op::row_pick; ++k) {
@@ -17193,179 +17402,10 @@ class VectorPlanner {
     }
   }
 
-  // The last step that reads each place.
-  List<int> last_uses() const {
-    List<int> last(plan_.places.size());
-    last.assign(plan_.places.size(), -1);
-    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-      for (const int p : plan_.steps[s].places) {
-        if (p >= 0) {
-          last[index(p)] = static_cast<int>(s);
-        }
-      }
-    }
-    return last;
-  }
-
-  void count_live() { give_buffers(false); }
-  void allot() {
-    give_buffers(true);
-    std::int64_t once = 0;
-    for (VectorPlace& p : plan_.places) {
-      if (p.memory == VectorPlace::once) {
-        p.offset = once;
-        once += varies_with_columns(p.extent) ? (plan_.cols + 15) / 16 * 16 : 16;
-      }
-    }
-    plan_.once_floats = once;
-    plan_.moving.clear();
-    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
-      if (place(p).moves != VectorPlace::no) {
-        plan_.moving.push_back(p);
-      }
-    }
-    end_steps(plan_.once);
-    end_steps(plan_.steps);
-    share_prefetch();
-  }
-
-  // What a run would look up for every block.
-  void end_steps(List<VectorStep>& steps) {
-    for (VectorStep& s : steps) {
-      s.unwanted = place(s.target).unwanted;
-      for (int k = 0; k < 3; ++k) {
-        if (s.places[k] < 0) {
-          s.places[k] = s.target;  // never read
-          continue;
-        }
-        const Extent from = place(s.places[k]).extent;
-        s.rows_apart[k] = from == Extent::full ? 2 : from == Extent::per_row ? 1 : 0;
-      }
-    }
-  }
-
-  // How long a step takes, about, in cheap ones.
-  static int weight(Op op) {
-    if (op == Op::gather || op == Op::row_pick || op == Op::sum_exp) {
-      return 0;  // fetch for themselves, or nothing
-    }
-    return (op >= Op::exp && op <= Op::exp_sub && op != Op::square && op != Op::relu) ||
-                   op == Op::exp_below_max
-               ? 4
-               : 1;
-  }
-
-  // The next block's dense inputs are fetched evenly over the time of this one.
-  void share_prefetch() {
-    List<int> dense;
-    int all = 0;
-    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
-      if (place(p).memory == VectorPlace::input && place(p).moves == VectorPlace::densely) {
-        dense.push_back(p);
-      }
-    }
-    for (const VectorStep& s : plan_.steps) {
-      all += s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
-    }
-    int before = 0;
-    for (VectorStep& s : plan_.steps) {
-      const int own = s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
-      if (own > 0 && !dense.empty()) {
-        const int at = before * static_cast<int>(dense.size());
-        s.ahead = dense[index(at / all)];
-        s.ahead_from = static_cast<float>(at % all) / static_cast<float>(all);
-        while ((own * static_cast<int>(dense.size()) << (s.ahead_shift + 1)) <= all) {
-          ++s.ahead_shift;
-        }
-      }
-      before += own;
-    }
-  }
-
-  // Buffers by the time that each value is needed: full ones, and arrays over the rows of a block.
-  void give_buffers(bool final) {
-    const List<int> last = last_uses();
-    const std::int64_t rows = (plan_.block_rows + 15) / 16 * 16;
-    const std::int64_t full = (plan_.block_rows * plan_.block_cols + 15) / 16 * 16;
-    List<int> free_full, free_rows;
-    std::int64_t fulls = 0, arrays = 0, memory = 0;
-    List<int> number(plan_.places.size());
-    number.assign(plan_.places.size(), -1);
-    const auto take = [&](int p) {
-      if (p < 0 || place(p).memory != VectorPlace::block || number[index(p)] >= 0 ||
-          place(p).unwanted) {
-        return;
-      }
-      const bool wide = place(p).extent == Extent::full;
-      List<int>& free = wide ? free_full : free_rows;
-      if (free.empty()) {
-        free.push_back(static_cast<int>(wide ? fulls++ : arrays++));
-      }
-      number[index(p)] = free.back();
-      free.pop_back();
-    };
-    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-      const VectorStep& step = plan_.steps[s];
-      const auto release = [&](int p) {
-        const bool ends = p >= 0 && place(p).memory == VectorPlace::block && !place(p).unwanted &&
-                          last[index(p)] <= static_cast<int>(s) && number[index(p)] >= 0;
-        if (ends) {
-          (place(p).extent == Extent::full ? free_full : free_rows).push_back(number[index(p)]);
-          number[index(p)] -= 1 << 20;  // given back; read again below
-        }
-      };
-      const bool sums = step.op == Op::column_sums || step.op == Op::total;
-      const bool in_place = !sums && step.op != Op::row_pick;
-      for (int k = 0; k < 3 && in_place; ++k) {
-        release(step.places[k]);
-      }
-      if (step.op == Op::column_sums) {
-        number[index(step.target)] = static_cast<int>(fulls++);  // kept from block to block
-        release(step.places[0]);
-        continue;
-      }
-      take(step.target);
-      take(step.sum);
-      for (int k = 0; k < 3 && !in_place; ++k) {
-        release(step.places[k]);
-      }
-      release(step.target);  // where nobody reads it
-      release(step.sum);
-    }
-    for (const VectorPlace& p : plan_.places) {
-      memory += p.extent == Extent::full &&
-                        (p.memory == VectorPlace::input || p.memory == VectorPlace::output)
-                    ? 1
-                    : 0;
-    }
-    live_blocks_ = fulls + memory;
-    if (!final) {
-      return;
-    }
-    plan_.block_floats = 16 + fulls * full + arrays * rows;  // 16 for what is unwanted
-    for (std::size_t p = 0; p < plan_.places.size(); ++p) {
-      VectorPlace& at = plan_.places[p];
-      if (at.memory == VectorPlace::block && !at.unwanted && number[p] != -1) {
-        const std::int64_t n = number[p] < 0 ? number[p] + (1 << 20) : number[p];
-        at.offset = 16 + (at.extent == Extent::full ? n * full : fulls * full + n * rows);
-      }
-    }
-  }
-
-  // Sums of columns are gathered over at least 32 rows, in at most some 32 tasks of one column.
-  void choose_task() {
-    plan_.task_rows = plan_.block_rows;
-    if (!plan_.column_outputs.empty()) {
-      const std::int64_t least = std::max<std::int64_t>(32, (plan_.rows + 31) / 32);
-      plan_.task_rows = (least + plan_.block_rows - 1) / plan_.block_rows * plan_.block_rows;
-    }
-  }
-
   kernels::VectorPlan& plan_;
   VectorRewrite code_;
   List<Extent> extents_;
   List<int> place_of_, moved_;
-  std::int64_t live_blocks_ = 1;
   bool whole_rows_ = false;
 };
 
@@ -17426,6 +17466,8 @@ TINYSCALE_INLINE void any_log(const typename L::V& x, typename L::V& y) {
   constexpr float inf = std::numeric_limits<float>::infinity();
   V zero{}, t, low, none;
   t = x < std::numeric_limits<float>::min() ? x * 16777216.0f : x;
+  broadcast<L>(1.0f, low);
+  t = x > zero ? t : low;
   log_vector<L>(t, y);
   y = x < std::numeric_limits<float>::min() ? y - 16.6355323334f : y;
   broadcast<L>(-inf, low);

@@ -48,6 +48,8 @@ TINYSCALE_INLINE void any_log(const typename L::V& x, typename L::V& y) {
   constexpr float inf = std::numeric_limits<float>::infinity();
   V zero{}, t, low, none;
   t = x < std::numeric_limits<float>::min() ? x * 16777216.0f : x;
+  broadcast<L>(1.0f, low);
+  t = x > zero ? t : low;
   log_vector<L>(t, y);
   y = x < std::numeric_limits<float>::min() ? y - 16.6355323334f : y;
   broadcast<L>(-inf, low);

@@ -1,74 +1,22 @@
 #pragma once
 // The plan of a vector program: what is computed once, what for every block of rows, and where each
 // value stands. A block is several whole rows or a part of one, so small that all its values stay
-// in the cache of level 1 (of level 2 where sums need a long row whole). Values share few buffers,
-// a value that is an output is computed in its place, and a dense input is read where it is.
+// in the cache of level 1 (of level 2 where sums need a long row whole). A value that is an output
+// is computed in its place, and a dense input is read where it is.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/compute/vector_layout.hpp"
 #include "tinyscale/compute/vector_program.hpp"
 #include "tinyscale/compute/vector_rewrite.hpp"
 
 namespace tinyscale {
 namespace detail {
 
-// Where a value stands, and what a block adds to its pointer.
-struct VectorPlace {
-  enum Memory : unsigned char { block, once, input, output };
-  enum Moves : unsigned char { no, densely, by_row, by_column, strided };
-  Memory memory = block;
-  Moves moves = no;
-  kernels::VectorExtent extent = kernels::VectorExtent::single;
-  bool unwanted = false;  // only its sum is needed
-  bool literal = false;
-  float number = 0.0f;
-  int index = 0;            // of an input or output
-  std::int64_t offset = 0;  // floats into scratch memory of the block or of the run
-};
-
-struct VectorStep {
-  kernels::VectorOp op = kernels::VectorOp::copy;
-  kernels::VectorExtent extent = kernels::VectorExtent::full;
-  bool flat = false;  // all rows of a block are one
-  bool moves[3] = {true, true, true}, scalar[3] = {false, false, false};
-  bool unwanted = false;                    // only the sums are wanted
-  unsigned char rows_apart[3] = {0, 0, 0};  // 1: one number, 2: a row
-  int places[3] = {-1, -1, -1};
-  int target = -1;
-  int sum = -1;     // place of the sums of its rows
-  int number = -1;  // of an input, a total, or sums of columns
-  int ahead = -1;   // an input: while this is computed, a part of its next block is fetched,
-  float ahead_from = 0.0f;  // from this part of the block on,
-  int ahead_shift = 0;      // of each number 2^-ahead_shift
-};
-
-}  // namespace detail
-
-namespace kernels {
-
-struct VectorPlan {
-  Shape outer;
-  std::int64_t rows = 0, cols = 0;
-  std::int64_t block_rows = 1, block_cols = 1;
-  std::int64_t task_rows = 1;  // a task is so many rows of block_cols columns
-  std::int64_t once_floats = 0, block_floats = 0;
-  List<detail::VectorInput> inputs;
-  List<detail::VectorPlace> places;
-  List<detail::VectorStep> once, steps;
-  List<int> moving;                         // places that are elsewhere for each block
-  List<int> column_outputs, total_outputs;  // numbers of outputs
-  List<int> single_outputs, single_places;  // written from places after `once`
-  int output_count = 0;
-  bool streams = false;
-};
-
-}  // namespace kernels
-
-namespace detail {
-
+// Steps in the order of the values, and outputs at the end.
 class VectorPlanner {
  public:
   VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan, double stream_bytes)
@@ -83,10 +31,9 @@ class VectorPlanner {
     plan_.streams = written_bytes() > stream_bytes;
     choose_block(8);
     emit();
-    choose_block(live_blocks_);
+    choose_block(VectorLayout(plan_).live());
     emit();
-    allot();
-    choose_task();
+    VectorLayout(plan_).finish();
   }
 
  private:
@@ -94,7 +41,7 @@ class VectorPlanner {
   typedef kernels::VectorExtent Extent;
   typedef kernels::VectorOutput Output;
   static constexpr std::int64_t cache_floats = 8192;  // of level 1, in use
-  static constexpr std::int64_t longest = 4096, shortest = 512;
+  static constexpr std::int64_t longest = 2048, shortest = 512;
 
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
   const VectorValue& value(int i) const { return code_.values[index(i)]; }
@@ -209,7 +156,6 @@ class VectorPlanner {
     for (const int p : moved_) {
       move_operand(p);
     }
-    count_live();
   }
 
   int add_place(VectorPlace::Memory memory, Extent e) {
@@ -451,7 +397,7 @@ class VectorPlanner {
   // What ends in the making of an output is computed in its memory too: so the output's lines are
   // on their way while something longer is computed.
   void move_operand(int output) {
-    const List<int> last = last_uses();
+    const List<int> last = last_uses(plan_);
     for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
       const VectorStep step = plan_.steps[s];
       for (int k = 0; k < 3 && step.target == output && step.op != Op::row_pick; ++k) {
@@ -465,179 +411,10 @@ class VectorPlanner {
     }
   }
 
-  // The last step that reads each place.
-  List<int> last_uses() const {
-    List<int> last(plan_.places.size());
-    last.assign(plan_.places.size(), -1);
-    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-      for (const int p : plan_.steps[s].places) {
-        if (p >= 0) {
-          last[index(p)] = static_cast<int>(s);
-        }
-      }
-    }
-    return last;
-  }
-
-  void count_live() { give_buffers(false); }
-  void allot() {
-    give_buffers(true);
-    std::int64_t once = 0;
-    for (VectorPlace& p : plan_.places) {
-      if (p.memory == VectorPlace::once) {
-        p.offset = once;
-        once += varies_with_columns(p.extent) ? (plan_.cols + 15) / 16 * 16 : 16;
-      }
-    }
-    plan_.once_floats = once;
-    plan_.moving.clear();
-    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
-      if (place(p).moves != VectorPlace::no) {
-        plan_.moving.push_back(p);
-      }
-    }
-    end_steps(plan_.once);
-    end_steps(plan_.steps);
-    share_prefetch();
-  }
-
-  // What a run would look up for every block.
-  void end_steps(List<VectorStep>& steps) {
-    for (VectorStep& s : steps) {
-      s.unwanted = place(s.target).unwanted;
-      for (int k = 0; k < 3; ++k) {
-        if (s.places[k] < 0) {
-          s.places[k] = s.target;  // never read
-          continue;
-        }
-        const Extent from = place(s.places[k]).extent;
-        s.rows_apart[k] = from == Extent::full ? 2 : from == Extent::per_row ? 1 : 0;
-      }
-    }
-  }
-
-  // How long a step takes, about, in cheap ones.
-  static int weight(Op op) {
-    if (op == Op::gather || op == Op::row_pick || op == Op::sum_exp) {
-      return 0;  // fetch for themselves, or nothing
-    }
-    return (op >= Op::exp && op <= Op::exp_sub && op != Op::square && op != Op::relu) ||
-                   op == Op::exp_below_max
-               ? 4
-               : 1;
-  }
-
-  // The next block's dense inputs are fetched evenly over the time of this one.
-  void share_prefetch() {
-    List<int> dense;
-    int all = 0;
-    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
-      if (place(p).memory == VectorPlace::input && place(p).moves == VectorPlace::densely) {
-        dense.push_back(p);
-      }
-    }
-    for (const VectorStep& s : plan_.steps) {
-      all += s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
-    }
-    int before = 0;
-    for (VectorStep& s : plan_.steps) {
-      const int own = s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
-      if (own > 0 && !dense.empty()) {
-        const int at = before * static_cast<int>(dense.size());
-        s.ahead = dense[index(at / all)];
-        s.ahead_from = static_cast<float>(at % all) / static_cast<float>(all);
-        while ((own * static_cast<int>(dense.size()) << (s.ahead_shift + 1)) <= all) {
-          ++s.ahead_shift;
-        }
-      }
-      before += own;
-    }
-  }
-
-  // Buffers by the time that each value is needed: full ones, and arrays over the rows of a block.
-  void give_buffers(bool final) {
-    const List<int> last = last_uses();
-    const std::int64_t rows = (plan_.block_rows + 15) / 16 * 16;
-    const std::int64_t full = (plan_.block_rows * plan_.block_cols + 15) / 16 * 16;
-    List<int> free_full, free_rows;
-    std::int64_t fulls = 0, arrays = 0, memory = 0;
-    List<int> number(plan_.places.size());
-    number.assign(plan_.places.size(), -1);
-    const auto take = [&](int p) {
-      if (p < 0 || place(p).memory != VectorPlace::block || number[index(p)] >= 0 ||
-          place(p).unwanted) {
-        return;
-      }
-      const bool wide = place(p).extent == Extent::full;
-      List<int>& free = wide ? free_full : free_rows;
-      if (free.empty()) {
-        free.push_back(static_cast<int>(wide ? fulls++ : arrays++));
-      }
-      number[index(p)] = free.back();
-      free.pop_back();
-    };
-    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-      const VectorStep& step = plan_.steps[s];
-      const auto release = [&](int p) {
-        const bool ends = p >= 0 && place(p).memory == VectorPlace::block && !place(p).unwanted &&
-                          last[index(p)] <= static_cast<int>(s) && number[index(p)] >= 0;
-        if (ends) {
-          (place(p).extent == Extent::full ? free_full : free_rows).push_back(number[index(p)]);
-          number[index(p)] -= 1 << 20;  // given back; read again below
-        }
-      };
-      const bool sums = step.op == Op::column_sums || step.op == Op::total;
-      const bool in_place = !sums && step.op != Op::row_pick;
-      for (int k = 0; k < 3 && in_place; ++k) {
-        release(step.places[k]);
-      }
-      if (step.op == Op::column_sums) {
-        number[index(step.target)] = static_cast<int>(fulls++);  // kept from block to block
-        release(step.places[0]);
-        continue;
-      }
-      take(step.target);
-      take(step.sum);
-      for (int k = 0; k < 3 && !in_place; ++k) {
-        release(step.places[k]);
-      }
-      release(step.target);  // where nobody reads it
-      release(step.sum);
-    }
-    for (const VectorPlace& p : plan_.places) {
-      memory += p.extent == Extent::full &&
-                        (p.memory == VectorPlace::input || p.memory == VectorPlace::output)
-                    ? 1
-                    : 0;
-    }
-    live_blocks_ = fulls + memory;
-    if (!final) {
-      return;
-    }
-    plan_.block_floats = 16 + fulls * full + arrays * rows;  // 16 for what is unwanted
-    for (std::size_t p = 0; p < plan_.places.size(); ++p) {
-      VectorPlace& at = plan_.places[p];
-      if (at.memory == VectorPlace::block && !at.unwanted && number[p] != -1) {
-        const std::int64_t n = number[p] < 0 ? number[p] + (1 << 20) : number[p];
-        at.offset = 16 + (at.extent == Extent::full ? n * full : fulls * full + n * rows);
-      }
-    }
-  }
-
-  // Sums of columns are gathered over at least 32 rows, in at most some 32 tasks of one column.
-  void choose_task() {
-    plan_.task_rows = plan_.block_rows;
-    if (!plan_.column_outputs.empty()) {
-      const std::int64_t least = std::max<std::int64_t>(32, (plan_.rows + 31) / 32);
-      plan_.task_rows = (least + plan_.block_rows - 1) / plan_.block_rows * plan_.block_rows;
-    }
-  }
-
   kernels::VectorPlan& plan_;
   VectorRewrite code_;
   List<Extent> extents_;
   List<int> place_of_, moved_;
-  std::int64_t live_blocks_ = 1;
   bool whole_rows_ = false;
 };
 
