@@ -117,10 +117,11 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
   }
 }
 
-// Loops so short that taking four vectors at a time shows.
+// Operations so short and so usual that each kind of operands has its own loop of four vectors.
 constexpr bool is_cheap(kernels::VectorOp op) {
   typedef kernels::VectorOp O;
-  return op < O::exp || op == O::square || op == O::relu || op == O::cube || op == O::sub_squares;
+  return op <= O::mul || op == O::mul_add || op == O::maximum || op == O::square || op == O::relu ||
+         op == O::sub_squares;
 }
 
 // Rows of operands: operand k of row r begins at a[k] + r row_step[k]; where it does not move it is
@@ -157,7 +158,7 @@ template <class L, kernels::VectorOp OP, bool SUM, unsigned FIXED, bool ANY>
 TINYSCALE_INLINE void one_row(const VectorRow& row) {
   typedef typename L::V V;
   constexpr int operands = facts_of(OP).operands;
-  constexpr int parts = is_cheap(OP) && !ANY ? 4 : 1;
+  constexpr int parts = is_cheap(OP) && !ANY && L::width > 4 ? 4 : 1;  // of 1, one loop is enough
   constexpr std::int64_t wide = parts * L::width;
   const std::int64_t n = row.n, dy = SUM ? row.y_step : 1;
   const float *const pa = row.a[0], *const pb = row.a[1], *const pc = row.a[2];
@@ -177,29 +178,34 @@ TINYSCALE_INLINE void one_row(const VectorRow& row) {
     broadcast<L>(*pc, c);
   }
   std::int64_t j = 0;
-  for (; j + wide <= n; j += wide) {
-    prefetch<3>(ahead + (j >> shift));
-    TINYSCALE_UNROLL
-    for (int part = 0; part < parts; ++part) {
-      const std::int64_t i = j + part * L::width;
-      if constexpr ((FIXED & 1U) == 0) {
-        load<L>(pa + i * da, a);
+  if constexpr (parts > 1) {
+    for (; j + wide <= n; j += wide) {
+      prefetch<3>(ahead + (j >> shift));
+      TINYSCALE_UNROLL
+      for (int part = 0; part < parts; ++part) {
+        const std::int64_t i = j + part * L::width;
+        if constexpr ((FIXED & 1U) == 0) {
+          load<L>(pa + i * da, a);
+        }
+        if constexpr (operands > 1 && (FIXED & 2U) == 0) {
+          load<L>(pb + i * db, b);
+        }
+        if constexpr (operands > 2 && (FIXED & 4U) == 0) {
+          load<L>(pc + i * dc, c);
+        }
+        vector_op<L, OP>(a, b, c, v);
+        if constexpr (SUM) {
+          sums[part] = sums[part] + (OP == kernels::VectorOp::sub_squares ? v * v : v);
+        }
+        store<L>(y + i * dy, v);
       }
-      if constexpr (operands > 1 && (FIXED & 2U) == 0) {
-        load<L>(pb + i * db, b);
-      }
-      if constexpr (operands > 2 && (FIXED & 4U) == 0) {
-        load<L>(pc + i * dc, c);
-      }
-      vector_op<L, OP>(a, b, c, v);
-      if constexpr (SUM) {
-        sums[part] = sums[part] + (OP == kernels::VectorOp::sub_squares ? v * v : v);
-      }
-      store<L>(y + i * dy, v);
     }
   }
   for (; j < n; j += L::width) {
     const std::int64_t left = n - j;
+    if constexpr (parts == 1) {
+      prefetch<3>(ahead + (j >> shift));
+    }
     if constexpr ((FIXED & 1U) == 0) {
       load_some<L>(pa + j * da, left, 0.0f, a);
     }
@@ -241,16 +247,18 @@ TINYSCALE_INLINE void choose_row(const VectorRow& row) {
       }
     }
     one_row<L, OP, SUM, 0U, false>(row);
+  } else if constexpr (!is_cheap(OP)) {
+    one_row<L, OP, SUM, 0U, true>(row);
   } else if constexpr (operands == 2) {
-    if (row.steps[0] != 0 && row.steps[1] == 0) {
-      one_row<L, OP, SUM, 2U, false>(row);
-    } else if (is_cheap(OP) && row.steps[0] != 0) {
-      one_row<L, OP, SUM, 0U, false>(row);
-    } else {
+    if (row.steps[0] == 0) {
       one_row<L, OP, SUM, 0U, true>(row);
+    } else if (row.steps[1] == 0) {
+      one_row<L, OP, SUM, 2U, false>(row);
+    } else {
+      one_row<L, OP, SUM, 0U, false>(row);
     }
   } else {
-    const bool first = OP == kernels::VectorOp::mul_add && row.steps[0] != 0;
+    const bool first = row.steps[0] != 0;
     if (first && row.steps[1] == 0 && row.steps[2] == 0) {
       one_row<L, OP, SUM, 6U, false>(row);
     } else if (first && row.steps[1] == 0) {
