@@ -99,6 +99,7 @@
 //   tinyscale/compute/vector_program.hpp     A vector program
 //   tinyscale/compute/vector_reference.hpp   The reference body of vector programs
 //   tinyscale/compute/vector_rewrite.hpp     A vector program made shorter before it is planned
+//   tinyscale/compute/vector_layout.hpp      The steps of a plan, and its memory
 //   tinyscale/compute/vector_plan.hpp        The plan of a vector program
 //   tinyscale/compute/vector_ops.hpp         The loops of a vector program, one an operation
 //   tinyscale/compute/vector_run.hpp         Vector programs at work
@@ -130,6 +131,7 @@
 //   tinyscale/compile/graph_writer.hpp       Writes ops to a graph as they are called
 //   tinyscale/compile/decompose.hpp          What composite ops are made of
 //   tinyscale/compile/differentiate.hpp      Gradients as more of the same graph
+//   tinyscale/compile/recognize.hpp          Composite ops that were written out in primitives
 //   tinyscale/compile/capture.hpp            A capture
 //   tinyscale/compile/evaluate.hpp           A graph run op by op through the eager ops
 //   tinyscale/compile/simplify.hpp           Two passes that every compiler has
@@ -143,10 +145,13 @@
 //   tinyscale/compile/run_kernel.hpp         Ops that a kernel of their own computes
 //   tinyscale/compile/graph_cost.hpp         What the ops of a graph cost
 //   tinyscale/compile/buffer_plan.hpp        Memory of a plan
+//   tinyscale/compile/rematerialize.hpp      Recomputation by a byte budget
 //   tinyscale/compile/compile_options.hpp    Which passes a compilation runs
 //   tinyscale/compile/graph_plan.hpp         A graph made ready to run
 //   tinyscale/compile/graph_cut.hpp          Part of a graph as a graph of its own
 //   tinyscale/compile/joint_graph.hpp        A function that is trained through
+//   tinyscale/compile/symbolic_batch.hpp     One graph for every batch size
+//   tinyscale/compile/compilation.hpp        What a capture became
 //   tinyscale/compile/compiled.hpp           compile(f)
 //   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
 //   tinyscale/systolic/array_schedule.hpp    When each fold shifts in, streams and leaves
@@ -16774,6 +16779,7 @@ enum class VectorOp : unsigned char {
   // What a plan makes of them; not to be applied:
   cube,
   exp_below_max,  // exp(a - b) for a <= b
+  sub_squares,    // a - b, and the sum of its squares
   sum_exp,        // row_max, and the sum of exp(a - it)
   gather,         // an input that lies otherwise than it is computed with
   column_sums,    // an output adds up
@@ -16809,8 +16815,9 @@ inline constexpr VectorOpFacts vector_op_facts[] = {
     {"silu_slope", 1},    {"gelu_slope", 1},    {"gelu_tanh_slope", 1},
     {"exp_sub", 2},       {"column_number", 0}, {"row_sum", 1},
     {"row_max", 1},       {"row_pick", 2},      {"cube", 1},
-    {"exp_below_max", 2}, {"sum_exp", 1},       {"gather", 1},
-    {"column_sums", 1},   {"total", 1},         {"stream", 1}};
+    {"exp_below_max", 2}, {"sub_squares", 2},   {"sum_exp", 1},
+    {"gather", 1},        {"column_sums", 1},   {"total", 1},
+    {"stream", 1}};
 
 constexpr const VectorOpFacts& facts_of(kernels::VectorOp op) {
   return vector_op_facts[static_cast<std::size_t>(op)];
@@ -17365,11 +17372,9 @@ class VectorRewrite {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compute/vector_plan.hpp
-// The plan of a vector program: what is computed once, what for every block of rows, and where each
-// value stands. A block is several whole rows or a part of one, so small that all its values stay
-// in the cache of level 1 (of level 2 where sums need a long row whole). Values share few buffers,
-// a value that is an output is computed in its place, and a dense input is read where it is.
+// >> tinyscale/compute/vector_layout.hpp
+// The steps of a plan, and its memory: values share few buffers, each for the time that it is
+// needed, and while a block is computed the next one is fetched.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -17393,10 +17398,15 @@ struct VectorStep {
   kernels::VectorExtent extent = kernels::VectorExtent::full;
   bool flat = false;  // all rows of a block are one
   bool moves[3] = {true, true, true}, scalar[3] = {false, false, false};
+  bool unwanted = false;                    // only the sums are wanted
+  unsigned char rows_apart[3] = {0, 0, 0};  // 1: one number, 2: a row
   int places[3] = {-1, -1, -1};
   int target = -1;
   int sum = -1;     // place of the sums of its rows
   int number = -1;  // of an input, a total, or sums of columns
+  int ahead = -1;   // an input: while this is computed, a part of its next block is fetched,
+  float ahead_from = 0.0f;  // from this part of the block on,
+  int ahead_shift = 0;      // of each number 2^-ahead_shift
 };
 
 }  // namespace detail
@@ -17412,7 +17422,7 @@ struct VectorPlan {
   List<detail::VectorInput> inputs;
   List<detail::VectorPlace> places;
   List<detail::VectorStep> once, steps;
-  List<int> dense_places;                   // of inputs that are prefetched
+  List<int> moving;                         // places that are elsewhere for each block
   List<int> column_outputs, total_outputs;  // numbers of outputs
   List<int> single_outputs, single_places;  // written from places after `once`
   int output_count = 0;
@@ -17423,10 +17433,222 @@ struct VectorPlan {
 
 namespace detail {
 
+// The last step that reads each place.
+inline List<int> last_uses(const kernels::VectorPlan& plan) {
+  List<int> last;
+  last.assign(plan.places.size(), -1);
+  for (std::size_t s = 0; s < plan.steps.size(); ++s) {
+    for (const int p : plan.steps[s].places) {
+      if (p >= 0) {
+        last[static_cast<std::size_t>(p)] = static_cast<int>(s);
+      }
+    }
+  }
+  return last;
+}
+
+// Gives the places of a plan their memory.
+class VectorLayout {
+ public:
+  explicit VectorLayout(kernels::VectorPlan& plan) : plan_(plan), last_(last_uses(plan)) {
+    number_.assign(plan.places.size(), -1);
+    for (std::size_t s = 0; s < plan.steps.size(); ++s) {
+      give_buffers(plan.steps[s], static_cast<int>(s));
+    }
+  }
+
+  // How many blocks of floats the cache is to hold: a dense input counts twice, since its next
+  // block is fetched, and values in the memory of one output once.
+  std::int64_t live() const {
+    std::int64_t memory = 0;
+    for (std::size_t p = 0; p < plan_.places.size(); ++p) {
+      bool again = false;
+      for (std::size_t q = 0; q < p; ++q) {
+        again = again || (is_memory(q) && plan_.places[p].memory == plan_.places[q].memory &&
+                          plan_.places[p].index == plan_.places[q].index);
+      }
+      if (is_memory(p) && !again) {
+        memory += plan_.places[p].memory == VectorPlace::input ? 2 : 1;
+      }
+    }
+    return fulls_ + memory;
+  }
+
+  void finish() {
+    const std::int64_t rows = (plan_.block_rows + 15) / 16 * 16;
+    const std::int64_t full = (plan_.block_rows * plan_.block_cols + 15) / 16 * 16;
+    plan_.block_floats = 16 + fulls_ * full + arrays_ * rows;  // 16 for what is unwanted
+    plan_.once_floats = 0;
+    plan_.moving.clear();
+    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
+      VectorPlace& at = place(p);
+      const std::int64_t n = number_[index(p)];
+      if (at.memory == VectorPlace::once) {
+        at.offset = plan_.once_floats;
+        plan_.once_floats += varies_with_columns(at.extent) ? (plan_.cols + 15) / 16 * 16 : 16;
+      } else if (n >= 0) {
+        at.offset = 16 + (at.extent == Extent::full ? n * full : fulls_ * full + n * rows);
+      }
+      if (at.moves != VectorPlace::no) {
+        plan_.moving.push_back(p);
+      }
+    }
+    end_steps(plan_.once);
+    end_steps(plan_.steps);
+    share_prefetch();
+    choose_task();
+  }
+
+ private:
+  typedef kernels::VectorOp Op;
+  typedef kernels::VectorExtent Extent;
+
+  static std::size_t index(int i) { return static_cast<std::size_t>(i); }
+  VectorPlace& place(int i) { return plan_.places[index(i)]; }
+  bool has_buffer(int p) const {
+    const VectorPlace& at = plan_.places[index(p)];
+    return at.memory == VectorPlace::block && !at.unwanted;
+  }
+
+  // A full buffer, or an array over the rows of a block: one that is free.
+  void take(int p) {
+    if (p < 0 || !has_buffer(p) || number_[index(p)] >= 0) {
+      return;
+    }
+    const bool full = place(p).extent == Extent::full;
+    List<int>& free = full ? free_fulls_ : free_arrays_;
+    if (free.empty()) {
+      free.push_back(full ? fulls_++ : arrays_++);
+    }
+    number_[index(p)] = free.back();
+    free.pop_back();
+  }
+
+  // Where no later step reads it. A place that stands twice in a step is given back once.
+  void release(int p, int step, List<int>& released) {
+    bool ends = p >= 0 && has_buffer(p) && number_[index(p)] >= 0 && last_[index(p)] <= step;
+    for (const int other : released) {
+      ends = ends && other != p;
+    }
+    if (ends) {
+      released.push_back(p);
+      (place(p).extent == Extent::full ? free_fulls_ : free_arrays_).push_back(number_[index(p)]);
+    }
+  }
+
+  // A target may stand where an operand ended, since each number is read before it is written.
+  void give_buffers(const VectorStep& step, int s) {
+    List<int> released;
+    const bool in_place =
+        step.op != Op::column_sums && step.op != Op::total && step.op != Op::row_pick;
+    for (int k = 0; k < 3 && in_place; ++k) {
+      release(step.places[k], s, released);
+    }
+    if (step.op == Op::column_sums) {
+      number_[index(step.target)] = fulls_++;  // kept from block to block
+    } else {
+      take(step.target);
+      take(step.sum);
+    }
+    for (int k = 0; k < 3 && !in_place; ++k) {
+      release(step.places[k], s, released);
+    }
+    if (step.op != Op::column_sums) {
+      release(step.target, s, released);
+      release(step.sum, s, released);
+    }
+  }
+
+  bool is_memory(std::size_t p) const {
+    const VectorPlace& at = plan_.places[p];
+    return at.extent == Extent::full && at.memory >= VectorPlace::input;
+  }
+
+  // What a run would look up for every block.
+  void end_steps(List<VectorStep>& steps) {
+    for (VectorStep& s : steps) {
+      s.unwanted = place(s.target).unwanted;
+      for (int k = 0; k < 3; ++k) {
+        if (s.places[k] < 0) {
+          s.places[k] = s.target;  // never read
+          continue;
+        }
+        const Extent from = place(s.places[k]).extent;
+        s.rows_apart[k] = from == Extent::full ? 2 : from == Extent::per_row ? 1 : 0;
+      }
+    }
+  }
+
+  // How long a step takes, about, in cheap ones.
+  static int weight(Op op) {
+    if (op == Op::gather || op == Op::row_pick || op == Op::sum_exp) {
+      return 0;  // fetch for themselves, or nothing
+    }
+    return (op >= Op::exp && op <= Op::exp_sub && op != Op::square && op != Op::relu) ||
+                   op == Op::exp_below_max
+               ? 4
+               : 1;
+  }
+
+  // The next block's dense inputs are fetched evenly over the time of this one.
+  void share_prefetch() {
+    List<int> dense;
+    int all = 0;
+    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
+      if (place(p).memory == VectorPlace::input && place(p).moves == VectorPlace::densely) {
+        dense.push_back(p);
+      }
+    }
+    for (const VectorStep& s : plan_.steps) {
+      all += s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
+    }
+    int before = 0;
+    for (VectorStep& s : plan_.steps) {
+      const int own = s.extent == Extent::full || is_row_reduction(s.op) ? weight(s.op) : 0;
+      if (own > 0 && !dense.empty()) {
+        const int at = before * static_cast<int>(dense.size());
+        s.ahead = dense[index(at / all)];
+        s.ahead_from = static_cast<float>(at % all) / static_cast<float>(all);
+        while ((own * static_cast<int>(dense.size()) << (s.ahead_shift + 1)) <= all) {
+          ++s.ahead_shift;
+        }
+      }
+      before += own;
+    }
+  }
+
+  // Sums of columns are gathered over at least 32 rows, in at most some 32 tasks of one column.
+  void choose_task() {
+    plan_.task_rows = plan_.block_rows;
+    if (!plan_.column_outputs.empty()) {
+      const std::int64_t least = std::max<std::int64_t>(32, (plan_.rows + 31) / 32);
+      plan_.task_rows = (least + plan_.block_rows - 1) / plan_.block_rows * plan_.block_rows;
+    }
+  }
+
+  kernels::VectorPlan& plan_;
+  List<int> last_, number_;
+  List<int> free_fulls_, free_arrays_;
+  int fulls_ = 0, arrays_ = 0;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/vector_plan.hpp
+// The plan of a vector program: what is computed once, what for every block of rows, and where each
+// value stands. A block is several whole rows or a part of one, so small that all its values stay
+// in the cache of level 1 (of level 2 where sums need a long row whole). A value that is an output
+// is computed in its place, and a dense input is read where it is.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Steps in the order of the values, and outputs at the end.
 class VectorPlanner {
  public:
-  VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan)
-      : program_(p), plan_(plan), code_(p) {
+  VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan, double stream_bytes)
+      : plan_(plan), code_(p) {
     plan_.outer = p.outer();
     plan_.rows = p.rows();
     plan_.cols = p.cols();
@@ -17437,17 +17659,15 @@ class VectorPlanner {
     plan_.streams = written_bytes() > stream_bytes;
     choose_block(8);
     emit();
-    choose_block(live_blocks_);
+    choose_block(VectorLayout(plan_).live());
     emit();
-    allot();
-    choose_task();
+    VectorLayout(plan_).finish();
   }
 
  private:
   typedef kernels::VectorOp Op;
   typedef kernels::VectorExtent Extent;
   typedef kernels::VectorOutput Output;
-  static constexpr double stream_bytes = 8e6;
   static constexpr std::int64_t cache_floats = 8192;  // of level 1, in use
   static constexpr std::int64_t longest = 2048, shortest = 512;
 
@@ -17551,6 +17771,7 @@ class VectorPlanner {
     plan_.total_outputs.clear();
     plan_.single_outputs.clear();
     plan_.single_places.clear();
+    moved_.clear();
     place_of_.assign(code_.values.size(), -1);
     for (int i = 0; i < count(); ++i) {
       if (needed(i) && value(i).kind == VectorValue::result && place_of_[index(i)] < 0) {
@@ -17560,7 +17781,9 @@ class VectorPlanner {
     for (std::size_t o = 0; o < code_.outputs.size(); ++o) {
       emit_output(static_cast<int>(o), code_.outputs[o]);
     }
-    count_live();
+    for (const int p : moved_) {
+      move_operand(p);
+    }
   }
 
   int add_place(VectorPlace::Memory memory, Extent e) {
@@ -17652,7 +17875,8 @@ class VectorPlanner {
     if (v.op == Op::row_max && e == Extent::per_row && emit_sum_exp(i, places)) {
       return;
     }
-    VectorStep s = make_step(v.op, e, places, operands);
+    const int squares = v.op == Op::sub && e == Extent::full ? squares_of(i) : -1;
+    VectorStep s = make_step(squares < 0 ? v.op : Op::sub_squares, e, places, operands);
     place_of_[index(i)] = s.target;
     if (is_row_reduction(v.op)) {
       for (int k = 0; k < operands; ++k) {
@@ -17662,7 +17886,10 @@ class VectorPlanner {
     }
     const bool sums =
         v.op == Op::square || v.op == Op::mul || v.op == Op::exp_sub || v.op == Op::exp_below_max;
-    const int sum = sums && e == Extent::full ? sum_of(i) : -1;
+    const int sum = squares >= 0 ? sum_of(squares) : sums && e == Extent::full ? sum_of(i) : -1;
+    if (squares >= 0) {
+      place_of_[index(squares)] = s.target;  // never read
+    }
     if (sum >= 0) {
       s.sum = add_place(VectorPlace::block, Extent::per_row);
       s.flat = false;
@@ -17670,6 +17897,17 @@ class VectorPlanner {
       place(s.target).unwanted = code_.users[index(i)] == 1;
     }
     push(s);
+  }
+
+  // The square of a value, where only its sum is wanted; -1 when there is none.
+  int squares_of(int i) const {
+    for (int j = i + 1; j < count(); ++j) {
+      if (needed(j) && value(j).op == Op::square && value(j).operands[0] == i &&
+          code_.users[index(j)] == 1 && sum_of(j) >= 0) {
+        return j;
+      }
+    }
+    return -1;
   }
 
   // The first row_sum of a value, -1 when there is none.
@@ -17745,6 +17983,9 @@ class VectorPlanner {
       const VectorPlace in_memory = place(output_place(number, e));
       plan_.places.pop_back();
       place(from) = in_memory;
+      if (e == Extent::full) {
+        moved_.push_back(from);
+      }
       return;
     }
     int source = from;
@@ -17781,124 +18022,27 @@ class VectorPlanner {
     return made;
   }
 
-  // The last step that reads each place.
-  List<int> last_uses() const {
-    List<int> last(plan_.places.size());
-    last.assign(plan_.places.size(), -1);
+  // What ends in the making of an output is computed in its memory too: so the output's lines are
+  // on their way while something longer is computed.
+  void move_operand(int output) {
+    const List<int> last = last_uses(plan_);
     for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-      for (const int p : plan_.steps[s].places) {
-        if (p >= 0) {
-          last[index(p)] = static_cast<int>(s);
+      const VectorStep step = plan_.steps[s];
+      for (int k = 0; k < 3 && step.target == output && step.op != Op::row_pick; ++k) {
+        const int p = step.places[k];
+        if (p >= 0 && last[index(p)] == static_cast<int>(s) && !place(p).unwanted &&
+            can_move(p, Extent::full)) {
+          place(p) = place(output);
+          return;
         }
       }
     }
-    return last;
   }
 
-  void count_live() { give_buffers(false); }
-  void allot() {
-    give_buffers(true);
-    std::int64_t once = 0;
-    for (VectorPlace& p : plan_.places) {
-      if (p.memory == VectorPlace::once) {
-        p.offset = once;
-        once += varies_with_columns(p.extent) ? (plan_.cols + 15) / 16 * 16 : 16;
-      }
-    }
-    plan_.once_floats = once;
-    plan_.dense_places.clear();
-    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
-      if (place(p).memory == VectorPlace::input && place(p).moves == VectorPlace::densely) {
-        plan_.dense_places.push_back(p);
-      }
-    }
-  }
-
-  // Buffers by the time that each value is needed: full ones, and arrays over the rows of a block.
-  void give_buffers(bool final) {
-    const List<int> last = last_uses();
-    const std::int64_t rows = (plan_.block_rows + 15) / 16 * 16;
-    const std::int64_t full = (plan_.block_rows * plan_.block_cols + 15) / 16 * 16;
-    List<int> free_full, free_rows;
-    std::int64_t fulls = 0, arrays = 0, memory = 0;
-    List<int> number(plan_.places.size());
-    number.assign(plan_.places.size(), -1);
-    const auto take = [&](int p) {
-      if (p < 0 || place(p).memory != VectorPlace::block || number[index(p)] >= 0 ||
-          place(p).unwanted) {
-        return;
-      }
-      const bool wide = place(p).extent == Extent::full;
-      List<int>& free = wide ? free_full : free_rows;
-      if (free.empty()) {
-        free.push_back(static_cast<int>(wide ? fulls++ : arrays++));
-      }
-      number[index(p)] = free.back();
-      free.pop_back();
-    };
-    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-      const VectorStep& step = plan_.steps[s];
-      const auto release = [&](int p) {
-        const bool ends = p >= 0 && place(p).memory == VectorPlace::block && !place(p).unwanted &&
-                          last[index(p)] <= static_cast<int>(s) && number[index(p)] >= 0;
-        if (ends) {
-          (place(p).extent == Extent::full ? free_full : free_rows).push_back(number[index(p)]);
-          number[index(p)] -= 1 << 20;  // given back; read again below
-        }
-      };
-      const bool sums = step.op == Op::column_sums || step.op == Op::total;
-      const bool in_place = !sums && step.op != Op::row_pick;
-      for (int k = 0; k < 3 && in_place; ++k) {
-        release(step.places[k]);
-      }
-      if (step.op == Op::column_sums) {
-        number[index(step.target)] = static_cast<int>(fulls++);  // kept from block to block
-        release(step.places[0]);
-        continue;
-      }
-      take(step.target);
-      take(step.sum);
-      for (int k = 0; k < 3 && !in_place; ++k) {
-        release(step.places[k]);
-      }
-      release(step.target);  // where nobody reads it
-      release(step.sum);
-    }
-    for (const VectorPlace& p : plan_.places) {
-      memory += p.extent == Extent::full &&
-                        (p.memory == VectorPlace::input || p.memory == VectorPlace::output)
-                    ? 1
-                    : 0;
-    }
-    live_blocks_ = fulls + memory;
-    if (!final) {
-      return;
-    }
-    plan_.block_floats = 16 + fulls * full + arrays * rows;  // 16 for what is unwanted
-    for (std::size_t p = 0; p < plan_.places.size(); ++p) {
-      VectorPlace& at = plan_.places[p];
-      if (at.memory == VectorPlace::block && !at.unwanted && number[p] != -1) {
-        const std::int64_t n = number[p] < 0 ? number[p] + (1 << 20) : number[p];
-        at.offset = 16 + (at.extent == Extent::full ? n * full : fulls * full + n * rows);
-      }
-    }
-  }
-
-  // Sums of columns are gathered over at least 32 rows, in at most some 32 tasks of one column.
-  void choose_task() {
-    plan_.task_rows = plan_.block_rows;
-    if (!plan_.column_outputs.empty()) {
-      const std::int64_t least = std::max<std::int64_t>(32, (plan_.rows + 31) / 32);
-      plan_.task_rows = (least + plan_.block_rows - 1) / plan_.block_rows * plan_.block_rows;
-    }
-  }
-
-  const kernels::VectorProgram& program_;
   kernels::VectorPlan& plan_;
   VectorRewrite code_;
   List<Extent> extents_;
-  List<int> place_of_;
-  std::int64_t live_blocks_ = 1;
+  List<int> place_of_, moved_;
   bool whole_rows_ = false;
 };
 
@@ -17906,14 +18050,15 @@ class VectorPlanner {
 
 namespace kernels {
 
-// Makes the plan; to be kept and run many times.
-inline VectorPlan plan_vectors(const VectorProgram& p) {
+// Makes the plan; to be kept and run many times. Full outputs of more bytes than stream_bytes are
+// written past the caches: what reads them later finds little of them there.
+inline VectorPlan plan_vectors(const VectorProgram& p, double stream_bytes = 32e6) {
   if (p.outputs().empty()) {
     detail::fail({"plan_vectors: the program of ", p.values().size(),
                   " values has no output; there is nothing to compute"});
   }
   VectorPlan plan;
-  detail::VectorPlanner(p, plan);
+  detail::VectorPlanner(p, plan, stream_bytes);
   return plan;
 }
 
@@ -17958,6 +18103,8 @@ TINYSCALE_INLINE void any_log(const typename L::V& x, typename L::V& y) {
   constexpr float inf = std::numeric_limits<float>::infinity();
   V zero{}, t, low, none;
   t = x < std::numeric_limits<float>::min() ? x * 16777216.0f : x;
+  broadcast<L>(1.0f, low);
+  t = x > zero ? t : low;
   log_vector<L>(t, y);
   y = x < std::numeric_limits<float>::min() ? y - 16.6355323334f : y;
   broadcast<L>(-inf, low);
@@ -17986,7 +18133,7 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
   static_cast<void>(zero);
   if constexpr (OP == O::copy) y = a;
   if constexpr (OP == O::add) y = a + b;
-  if constexpr (OP == O::sub) y = a - b;
+  if constexpr (OP == O::sub || OP == O::sub_squares) y = a - b;
   if constexpr (OP == O::mul) y = a * b;
   if constexpr (OP == O::div) y = a / b;
   if constexpr (OP == O::mul_add) y = a * b + c;
@@ -18025,14 +18172,16 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
   }
 }
 
-// Loops so short that taking four vectors at a time shows.
+// Operations so short and so usual that each kind of operands has its own loop of four vectors.
 constexpr bool is_cheap(kernels::VectorOp op) {
   typedef kernels::VectorOp O;
-  return op < O::exp || op == O::square || op == O::relu || op == O::cube;
+  return op <= O::mul || op == O::mul_add || op == O::maximum || op == O::square || op == O::relu ||
+         op == O::sub_squares;
 }
 
 // Rows of operands: operand k of row r begins at a[k] + r row_step[k]; where it does not move it is
-// 16 equal numbers, and where it is scalar, one a row.
+// 16 equal numbers, and where it is scalar, one a row. While they are computed with, what the next
+// block reads is asked for from `ahead` on: of each number one 2^-ahead_shift-th.
 struct VectorRows {
   std::int64_t rows, n;
   const float* a[3];
@@ -18042,69 +18191,138 @@ struct VectorRows {
   std::int64_t y_row_step;
   bool y_moves;  // else what is stored is not wanted
   float* sums;   // of each row, where they are
+  const float* ahead;
+  int ahead_shift;
 };
 
-template <class L, kernels::VectorOp OP, bool SUM>
-TINYSCALE_INLINE void one_row(const VectorRows& all, const float* const (&from)[3], float* y,
-                              float* sum) {
+// One row of rows: from which operands, and where it goes.
+struct VectorRow {
+  std::int64_t n;
+  const float* a[3];
+  std::int64_t steps[3];  // 1 or 0
+  float* y;
+  std::int64_t y_step;
+  float* sum;
+  const float* ahead;
+  int ahead_shift;
+};
+
+// Operand k is one number in a register, where bit k of FIXED says so. Else it moves, or where
+// ANY, as its step says.
+template <class L, kernels::VectorOp OP, bool SUM, unsigned FIXED, bool ANY>
+TINYSCALE_INLINE void one_row(const VectorRow& row) {
   typedef typename L::V V;
   constexpr int operands = facts_of(OP).operands;
-  constexpr int parts = is_cheap(OP) ? 4 : 1;
-  const std::int64_t da = all.moves[0] ? L::width : 0, db = all.moves[1] ? L::width : 0;
-  const std::int64_t dc = all.moves[2] ? L::width : 0, dy = all.y_moves ? L::width : 0;
-  const float *pa = from[0], *pb = from[1], *pc = from[2];
-  V a, b{}, c{}, v, sums[parts] = {};
-  std::int64_t left = all.n;
-  for (; left >= parts * L::width; left -= parts * L::width) {
-    TINYSCALE_UNROLL
-    for (int part = 0; part < parts; ++part) {
-      load<L>(pa, a);
-      pa += da;
-      if constexpr (operands > 1) {
-        load<L>(pb, b);
-        pb += db;
+  constexpr int parts = is_cheap(OP) && !ANY && L::width > 4 ? 4 : 1;  // of 1, one loop is enough
+  constexpr std::int64_t wide = parts * L::width;
+  const std::int64_t n = row.n, dy = SUM ? row.y_step : 1;
+  const float *const pa = row.a[0], *const pb = row.a[1], *const pc = row.a[2];
+  const std::int64_t da = ANY ? row.steps[0] : 1, db = ANY ? row.steps[1] : 1;
+  const std::int64_t dc = ANY ? row.steps[2] : 1;
+  float* const y = row.y;
+  const float* const ahead = row.ahead;
+  const int shift = row.ahead_shift;
+  V a, b{}, c{}, v, sums[4] = {};
+  if constexpr ((FIXED & 1U) != 0) {
+    broadcast<L>(*pa, a);
+  }
+  if constexpr ((FIXED & 2U) != 0) {
+    broadcast<L>(*pb, b);
+  }
+  if constexpr ((FIXED & 4U) != 0) {
+    broadcast<L>(*pc, c);
+  }
+  std::int64_t j = 0;
+  if constexpr (parts > 1) {
+    for (; j + wide <= n; j += wide) {
+      prefetch<3>(ahead + (j >> shift));
+      TINYSCALE_UNROLL
+      for (int part = 0; part < parts; ++part) {
+        const std::int64_t i = j + part * L::width;
+        if constexpr ((FIXED & 1U) == 0) {
+          load<L>(pa + i * da, a);
+        }
+        if constexpr (operands > 1 && (FIXED & 2U) == 0) {
+          load<L>(pb + i * db, b);
+        }
+        if constexpr (operands > 2 && (FIXED & 4U) == 0) {
+          load<L>(pc + i * dc, c);
+        }
+        vector_op<L, OP>(a, b, c, v);
+        if constexpr (SUM) {
+          sums[part] = sums[part] + (OP == kernels::VectorOp::sub_squares ? v * v : v);
+        }
+        store<L>(y + i * dy, v);
       }
-      if constexpr (operands > 2) {
-        load<L>(pc, c);
-        pc += dc;
-      }
-      vector_op<L, OP>(a, b, c, v);
-      if constexpr (SUM) {
-        sums[part] = sums[part] + v;
-      }
-      store<L>(y, v);
-      y += dy;
     }
   }
-  for (; left > 0; left -= L::width) {
-    load_some<L>(pa, left, 0.0f, a);
-    pa += da;
-    if constexpr (operands > 1) {
-      load_some<L>(pb, left, 0.0f, b);
-      pb += db;
+  for (; j < n; j += L::width) {
+    const std::int64_t left = n - j;
+    if constexpr (parts == 1) {
+      prefetch<3>(ahead + (j >> shift));
     }
-    if constexpr (operands > 2) {
-      load_some<L>(pc, left, 0.0f, c);
-      pc += dc;
+    if constexpr ((FIXED & 1U) == 0) {
+      load_some<L>(pa + j * da, left, 0.0f, a);
+    }
+    if constexpr (operands > 1 && (FIXED & 2U) == 0) {
+      load_some<L>(pb + j * db, left, 0.0f, b);
+    }
+    if constexpr (operands > 2 && (FIXED & 4U) == 0) {
+      load_some<L>(pc + j * dc, left, 0.0f, c);
     }
     vector_op<L, OP>(a, b, c, v);
-    store_some<L>(y, left, v);
-    y += dy;
+    store_some<L>(y + j * dy, left, v);
     if constexpr (SUM) {
       if (left < L::width) {  // what is past the row counts as 0
-        float lanes[L::width] = {};
+        float lanes[L::width];
+        store<L>(lanes, V{});
         store_part<L>(lanes, left, v);
         load<L>(lanes, v);
       }
-      sums[0] = sums[0] + v;
+      sums[0] = sums[0] + (OP == kernels::VectorOp::sub_squares ? v * v : v);
     }
   }
   if constexpr (SUM) {
-    V all_of = sums[0];
     for (int part = 1; part < parts; ++part) {
-      all_of = all_of + sums[part];
+      sums[0] = sums[0] + sums[part];
     }
-    *sum = sum_lanes<L>(all_of);
+    *row.sum = sum_lanes<L>(sums[0]);
+  }
+}
+
+// The loop for the operands that there are: FIXED is the last, the last two, ..
+template <class L, kernels::VectorOp OP, bool SUM>
+TINYSCALE_INLINE void choose_row(const VectorRow& row) {
+  constexpr int operands = facts_of(OP).operands;
+  if constexpr (operands == 1) {
+    if constexpr (OP == kernels::VectorOp::copy) {  // the one that may widen
+      if (row.steps[0] == 0) {
+        one_row<L, OP, SUM, 1U, false>(row);
+        return;
+      }
+    }
+    one_row<L, OP, SUM, 0U, false>(row);
+  } else if constexpr (!is_cheap(OP)) {
+    one_row<L, OP, SUM, 0U, true>(row);
+  } else if constexpr (operands == 2) {
+    if (row.steps[0] == 0) {
+      one_row<L, OP, SUM, 0U, true>(row);
+    } else if (row.steps[1] == 0) {
+      one_row<L, OP, SUM, 2U, false>(row);
+    } else {
+      one_row<L, OP, SUM, 0U, false>(row);
+    }
+  } else {
+    const bool first = row.steps[0] != 0;
+    if (first && row.steps[1] == 0 && row.steps[2] == 0) {
+      one_row<L, OP, SUM, 6U, false>(row);
+    } else if (first && row.steps[1] == 0) {
+      one_row<L, OP, SUM, 2U, false>(row);
+    } else if (first && row.steps[2] != 0) {
+      one_row<L, OP, SUM, 0U, false>(row);
+    } else {
+      one_row<L, OP, SUM, 0U, true>(row);
+    }
   }
 }
 
@@ -18112,47 +18330,55 @@ template <class L, kernels::VectorOp OP, bool SUM = false>
 TINYSCALE_INLINE void all_rows(const VectorRows& all) {
   constexpr int operands = facts_of(OP).operands;
   alignas(64) float equal[3][16];
-  const float* from[3] = {nullptr, nullptr, nullptr};
+  VectorRow row{};
+  row.n = all.n;
+  row.y_step = all.y_moves ? 1 : 0;
+  row.ahead_shift = all.ahead_shift;
+  for (int k = 0; k < operands; ++k) {
+    row.steps[k] = all.moves[k] ? 1 : 0;
+  }
   for (std::int64_t r = 0; r < all.rows; ++r) {
+    TINYSCALE_UNROLL
     for (int k = 0; k < operands; ++k) {
-      from[k] = all.a[k] + r * all.row_step[k];
+      row.a[k] = all.a[k] + r * all.row_step[k];
       if (all.scalar[k]) {
         typename L::V v;
-        broadcast<L>(*from[k], v);
+        broadcast<L>(*row.a[k], v);
         store<L>(equal[k], v);
-        from[k] = equal[k];
+        row.a[k] = equal[k];
       }
     }
-    float* const y = all.y + r * all.y_row_step;
-    float* const sum = SUM ? all.sums + r : nullptr;
+    row.y = all.y + r * all.y_row_step;
+    row.sum = SUM ? all.sums + r : nullptr;
+    row.ahead = all.ahead + ((r * all.n) >> all.ahead_shift);
     if constexpr (OP == kernels::VectorOp::div) {
       // By one number: times its reciprocal, where that has all its digits.
-      const float by = std::fabs(*from[1]);
-      if (!all.moves[1] && by > 1e-30f && by < 1e30f) {
-        typename L::V v;
-        broadcast<L>(1.0f / *from[1], v);
-        store<L>(equal[1], v);
-        from[1] = equal[1];
-        one_row<L, kernels::VectorOp::mul, false>(all, from, y, sum);
+      const float by = std::fabs(*row.a[1]);
+      if (!all.moves[1] && all.moves[0] && by > 1e-30f && by < 1e30f) {
+        equal[1][0] = 1.0f / *row.a[1];
+        row.a[1] = equal[1];
+        one_row<L, kernels::VectorOp::mul, false, 2U, false>(row);
         continue;
       }
     }
-    one_row<L, OP, SUM>(all, from, y, sum);
+    choose_row<L, OP, SUM>(row);
   }
 }
 
 // The maximum of a row, NaN where one is; a sum shows at little cost whether one may be.
 template <class L>
-TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
+TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x, const float* ahead, int shift) {
   typedef typename L::V V;
   const float lowest = -std::numeric_limits<float>::infinity();
-  V best[2], v, sums[2] = {};
-  broadcast<L>(lowest, best[0]);
-  best[1] = best[0];
+  V best[4], v, sums[4] = {};
+  for (V& each : best) {
+    broadcast<L>(lowest, each);
+  }
   std::int64_t j = 0;
-  for (; j + 2 * L::width <= n; j += 2 * L::width) {
+  for (; j + 4 * L::width <= n; j += 4 * L::width) {
+    prefetch<3>(ahead + (j >> shift));
     TINYSCALE_UNROLL
-    for (int part = 0; part < 2; ++part) {
+    for (int part = 0; part < 4; ++part) {
       load<L>(x + j + part * L::width, v);
       max_vector<L>(best[part], v, best[part]);
       sums[part] = sums[part] + v;
@@ -18163,8 +18389,11 @@ TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
     max_vector<L>(best[0], v, best[0]);
     sums[0] = sums[0] + v;
   }
-  max_vector<L>(best[0], best[1], best[0]);
-  if (is_nan(static_cast<double>(sum_lanes<L>(sums[0] + sums[1])))) {
+  for (int part = 1; part < 4; ++part) {
+    max_vector<L>(best[0], best[part], best[0]);
+    sums[0] = sums[0] + sums[part];
+  }
+  if (is_nan(static_cast<double>(sum_lanes<L>(sums[0])))) {
     for (j = 0; j < n; ++j) {
       if (is_nan(static_cast<double>(x[j]))) {
         return x[j];
@@ -18174,16 +18403,28 @@ TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
   return max_lanes<L>(best[0]);
 }
 
+struct AheadTerm {
+  const float* x;
+  const float* ahead;
+  int shift;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    prefetch<3>(ahead + (j >> shift));
+    load_some<L>(x + j, left, 0.0f, v);
+  }
+};
+
 template <class L>
 TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
   typedef kernels::VectorOp O;
   for (std::int64_t r = 0; r < all.rows; ++r) {
     const float* const x = all.a[0] + r * all.row_step[0];
+    const float* const ahead = all.ahead + ((r * all.n) >> all.ahead_shift);
     float& y = all.y[r];
     if (op == O::row_sum) {
-      y = row_sum<L>(all.n, ValueTerm{x});
+      y = row_sum<L>(all.n, AheadTerm{x, ahead, all.ahead_shift});
     } else if (op == O::row_max) {
-      y = any_row_max<L>(all.n, x);
+      y = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
     } else if (op == O::row_pick) {
       const float at = all.a[1][r * all.row_step[1]];
       const bool there = at >= 0.0f && at < static_cast<float>(all.n);
@@ -18193,7 +18434,7 @@ TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
       float max = 0.0f, sum = 0.0f;
       sum_exp_row<L>(all.n, x, max, sum);
       if (!is_finite(static_cast<double>(max)) || !is_finite(static_cast<double>(sum))) {
-        max = any_row_max<L>(all.n, x);
+        max = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
         sum = all.n == 0 ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       }
       y = max;
@@ -18286,6 +18527,7 @@ namespace detail {
 // What a block or the whole run works on: `rows` rows from row on, n columns from col on.
 struct VectorBlock {
   std::int64_t row = 0, rows = 1, col = 0, n = 0;
+  std::int64_t filled = 0;  // rows in the parts of column sums before this block
 };
 
 struct VectorRun {
@@ -18350,37 +18592,44 @@ struct VectorSteps {
   float** at;
   float* scratch;  // of blocks
 
-  VectorRows rows_of(const VectorStep& step, const VectorBlock& block) const {
+  TINYSCALE_INLINE void rows_of(const VectorStep& step, const VectorBlock& block,
+                                VectorRows& all) const {
     typedef kernels::VectorExtent Extent;
-    VectorRows all{};
     const bool reduces = is_row_reduction(step.op) || step.op == kernels::VectorOp::sum_exp;
     const bool wide = step.extent == Extent::full || reduces;
     all.rows = varies_with_rows(step.extent) && wide ? block.rows : 1;
     all.n = wide || step.extent == Extent::per_column ? block.n
             : step.extent == Extent::per_row          ? block.rows
                                                       : 16;
-    for (int k = 0; k < 3 && step.places[k] >= 0; ++k) {
-      const Extent from = run.plan.places[static_cast<std::size_t>(step.places[k])].extent;
+    TINYSCALE_UNROLL
+    for (int k = 0; k < 3; ++k) {
       all.a[k] = at[step.places[k]];
-      all.row_step[k] = from == Extent::full ? block.n : from == Extent::per_row ? 1 : 0;
+      all.row_step[k] = step.rows_apart[k] == 2 ? block.n : step.rows_apart[k];
       all.moves[k] = step.moves[k];
       all.scalar[k] = step.scalar[k];
     }
     all.y = at[step.target];
-    all.y_moves = !run.plan.places[static_cast<std::size_t>(step.target)].unwanted;
+    all.y_moves = !step.unwanted;
     all.y_row_step = all.y_moves ? block.n : 0;
     all.sums = step.sum >= 0 ? at[step.sum] : nullptr;
+    all.ahead = all.a[0];
+    all.ahead_shift = step.ahead_shift;
+    if (step.ahead >= 0) {
+      const std::int64_t floats = block.rows * block.n;
+      all.ahead = at[step.ahead] + floats +
+                  static_cast<std::int64_t>(step.ahead_from * static_cast<float>(floats));
+    }
     if (step.flat && step.extent == Extent::full) {
       all.n *= all.rows;
       all.rows = 1;
     }
-    return all;
   }
 
   template <class L>
   TINYSCALE_INLINE void compute(const VectorStep& step, const VectorBlock& block) const {
     typedef kernels::VectorOp O;
-    const VectorRows all = rows_of(step, block);
+    VectorRows all;
+    rows_of(step, block, all);
     const bool sums = step.sum >= 0;
 #define TINYSCALE_CASE(NAME)   \
   case O::NAME:                \
@@ -18424,6 +18673,7 @@ struct VectorSteps {
       TINYSCALE_CASE(gelu_tanh_slope)
       TINYSCALE_SUM_CASE(exp_sub)
       TINYSCALE_SUM_CASE(exp_below_max)
+      case O::sub_squares: all_rows<L, O::sub_squares, true>(all); break;
       case O::pow: power_rows(all); break;
       case O::column_number:
         for (std::int64_t j = 0; j < block.n; ++j) {
@@ -18444,88 +18694,88 @@ struct VectorSteps {
   }
 };
 
-// What does not vary with the rows, before all blocks.
-struct VectorOnce {
-  const VectorRun& run_;
-  float** at;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    VectorBlock all;
-    all.n = run_.plan.cols;
-    const VectorSteps steps{run_, at, nullptr};
-    for (const VectorStep& step : run_.plan.once) {
-      steps.compute<L>(step, all);
-      if (step.extent == kernels::VectorExtent::single) {
-        std::fill(at[step.target] + 1, at[step.target] + 16, *at[step.target]);
-      }
-    }
-  }
-};
-
-// Tasks [begin, end): a part of all columns, and so many rows of it.
+// Tasks [begin, end): a part of all columns, and so many rows of it. Without tasks: what does not
+// vary with the rows, before all others. One body for both, since the loops of all operations are
+// in it.
 struct VectorTasks {
   const VectorRun& run_;
   std::int64_t begin, end;
   float** at;
   float* scratch;
+  bool once;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     const kernels::VectorPlan& plan = run_.plan;
-    for (std::int64_t task = begin; task < end; ++task) {
-      VectorBlock block;
-      block.row = task / run_.col_tasks * plan.task_rows;
-      block.col = task % run_.col_tasks * plan.block_cols;
-      block.n = std::min(plan.block_cols, plan.cols - block.col);
-      const std::int64_t last = std::min(plan.rows, block.row + plan.task_rows);
-      std::int64_t filled = 0;  // rows in the parts of column sums
-      clear_parts(block.n);
-      for (; block.row < last; block.row += plan.block_rows) {
-        block.rows = std::min(plan.block_rows, last - block.row);
-        run_block<L>(block, task, filled);
-        filled = (filled + block.rows) % 32;
+    const List<VectorStep>& steps = once ? plan.once : plan.steps;
+    VectorBlock block;
+    block.n = plan.cols;
+    std::int64_t task = begin, last = 1;
+    bool more = once || begin < end, starts = !once;
+    while (more) {
+      if (starts) {
+        block.row = task / run_.col_tasks * plan.task_rows;
+        block.col = task % run_.col_tasks * plan.block_cols;
+        block.n = std::min(plan.block_cols, plan.cols - block.col);
+        last = std::min(plan.rows, block.row + plan.task_rows);
+        block.filled = 0;
+        clear_parts(block.n);
       }
-      if (filled > 0) {
-        for (const VectorStep& step : plan.steps) {
-          if (step.op == kernels::VectorOp::column_sums) {
-            flush<L>(step, block, task);
-          }
-        }
+      if (!once) {
+        block.rows = std::min(plan.block_rows, last - block.row);
+        place(block);
+      }
+      for (const VectorStep& step : steps) {
+        compute<L>(step, block, task);
+      }
+      block.filled = (block.filled + block.rows) % 32;
+      block.row += plan.block_rows;
+      starts = once || block.row >= last;
+      if (starts) {
+        end_task<L>(block, task);
+        ++task;
+        more = task < end;
       }
     }
-    if (plan.streams) {
+    if (plan.streams && !once) {
       end_past_caches();
     }
   }
 
   template <class L>
-  TINYSCALE_INLINE void run_block(const VectorBlock& block, std::int64_t task,
-                                  std::int64_t filled) const {
-    const kernels::VectorPlan& plan = run_.plan;
-    place(block);
-    const VectorSteps steps{run_, at, scratch};
-    const std::int64_t floats = block.rows * block.n, count = std::int64_t(plan.steps.size());
-    std::int64_t number = 0;
-    for (const VectorStep& step : plan.steps) {
-      prefetch_next(floats, number, count);
-      ++number;
+  TINYSCALE_INLINE void compute(const VectorStep& step, const VectorBlock& block,
+                                std::int64_t task) const {
+    typedef kernels::VectorOp O;
+    if (step.op == O::column_sums) {
+      add_columns<L>(step, block, task);
+    } else if (step.op == O::total) {
+      double sum = 0;
+      SumBlock<1>{block.rows * block.n, at[step.places[0]], &sum}.template run<L>();
+      run_.totals[step.number * run_.row_tasks * run_.col_tasks + task] += sum;
+    } else {
+      VectorSteps{run_, at, scratch}.compute<L>(step, block);
+      if (step.extent == kernels::VectorExtent::single && step.op != O::gather) {
+        std::fill(at[step.target] + 1, at[step.target] + 16, *at[step.target]);
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void end_task(const VectorBlock& block, std::int64_t task) const {
+    if (once || block.filled == 0) {
+      return;
+    }
+    for (const VectorStep& step : run_.plan.steps) {
       if (step.op == kernels::VectorOp::column_sums) {
-        add_columns<L>(step, block, task, filled);
-      } else if (step.op == kernels::VectorOp::total) {
-        double sum = 0;
-        SumBlock<1>{floats, at[step.places[0]], &sum}.template run<L>();
-        run_.totals[step.number * run_.row_tasks * run_.col_tasks + task] += sum;
-      } else {
-        steps.compute<L>(step, block);
+        flush<L>(step, block, task);
       }
     }
   }
 
   void place(const VectorBlock& block) const {
     const kernels::VectorPlan& plan = run_.plan;
-    for (std::size_t p = 0; p < plan.places.size(); ++p) {
-      const VectorPlace& to = plan.places[p];
+    for (const int p : plan.moving) {
+      const VectorPlace& to = plan.places[static_cast<std::size_t>(p)];
       std::int64_t offset = 0;
       switch (to.moves) {
         case VectorPlace::no: continue;
@@ -18542,18 +18792,6 @@ struct VectorTasks {
     }
   }
 
-  // Each step asks for its share of the dense inputs of the block after this one.
-  void prefetch_next(std::int64_t floats, std::int64_t number, std::int64_t count) const {
-    const kernels::VectorPlan& plan = run_.plan;
-    for (const int p : plan.dense_places) {
-      const float* const next = at[p] + floats;
-      const std::int64_t end_at = floats * (number + 1) / count;
-      for (std::int64_t i = floats * number / count; i < end_at; i += 16) {
-        prefetch<3>(next + i);
-      }
-    }
-  }
-
   void clear_parts(std::int64_t n) const {
     for (const VectorStep& step : run_.plan.steps) {
       if (step.op == kernels::VectorOp::column_sums) {
@@ -18564,7 +18802,8 @@ struct VectorTasks {
 
   template <class L>
   TINYSCALE_INLINE void add_columns(const VectorStep& step, const VectorBlock& block,
-                                    std::int64_t task, std::int64_t filled) const {
+                                    std::int64_t task) const {
+    std::int64_t filled = block.filled;
     for (std::int64_t r = 0; r < block.rows;) {
       const std::int64_t rows = std::min(32 - filled, block.rows - r);
       add_rows<L>(rows, block.n, at[step.places[0]] + r * block.n, at[step.target]);
@@ -18620,7 +18859,7 @@ inline void run_tasks(const VectorRun& run, std::int64_t begin, std::int64_t end
     const VectorPlace& place = plan.places[p];
     at[p] = place.memory == VectorPlace::block ? lease.data() + place.offset : run.places[p];
   }
-  run_on_lanes(VectorTasks{run, begin, end, at.data(), lease.data()});
+  run_on_lanes(VectorTasks{run, begin, end, at.data(), lease.data(), false});
 }
 
 // Tasks' sums added in order.
@@ -18659,7 +18898,7 @@ inline void run(const VectorPlan& plan, const float* const* inputs, float* const
   List<float*> places(plan.places.size());
   detail::begin_places(plan, inputs, outputs, once.data(), places.data());
   detail::VectorRun all{plan, inputs, places.data(), nullptr, nullptr, 0, 1};
-  detail::run_on_lanes(detail::VectorOnce{all, places.data()});
+  detail::run_on_lanes(detail::VectorTasks{all, 0, 0, places.data(), nullptr, true});
   for (std::size_t i = 0; i < plan.single_outputs.size(); ++i) {
     *outputs[plan.single_outputs[i]] = *places[static_cast<std::size_t>(plan.single_places[i])];
   }
@@ -22763,9 +23002,10 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct GraphNode {
   Op op = Op::literal;
   Shape shape;
-  List<int> inputs;      // nodes before this one
-  List<double> numbers;  // op_set() says what they are
-  unsigned grads = 0;    // bit i: a gradient flows to input i
+  List<int> inputs;       // nodes before this one
+  List<double> numbers;   // op_set() says what they are
+  unsigned grads = 0;     // bit i: a gradient flows to input i
+  bool backward = false;  // made by a backward pass
 
   double number(std::size_t i) const { return numbers[i]; }
   std::int64_t whole(std::size_t i) const { return static_cast<std::int64_t>(numbers[i]); }
@@ -22876,6 +23116,7 @@ inline unsigned differentiable_inputs(Op op) {
 class GraphWriter : public Recorder {
  public:
   Graph graph;
+  bool in_backward = false;  // what is written now belongs to a backward pass
 
   GraphWriter() : id_(next_id()), tracked_(Slot::make()) {
     tracked_->leaf = false;
@@ -22919,6 +23160,7 @@ class GraphWriter : public Recorder {
     node.inputs.swap(inputs);
     node.numbers.swap(numbers);
     node.grads = grads;
+    node.backward = in_backward;
     graph.nodes.push_back(std::move(node));
     return graph.size() - 1;
   }
@@ -22942,7 +23184,10 @@ class GraphWriter : public Recorder {
   }
   Tensor part(const Tensor& all, int number, const Shape& shape) override {
     const Tensor* const inputs[] = {&all};
-    return record(Op::part, inputs, 1, shape, {static_cast<double>(number)});
+    const Tensor result = record(Op::part, inputs, 1, shape, {static_cast<double>(number)});
+    GraphNode& node = graph.nodes.back();
+    node.backward = graph[node.inputs[0]].backward;  // wherever it is asked for
+    return result;
   }
   Tensor ids(const std::vector<std::int32_t>& ids, const Shape& shape) override {
     for (const Bound& known : bound_) {
@@ -23503,6 +23748,16 @@ class Differentiation {
 
   void run() {
     const RecorderScope scope(&writer_);
+    const bool before = writer_.in_backward;
+    writer_.in_backward = true;
+    hand_back_all();
+    writer_.in_backward = before;
+  }
+
+  int gradient(int node) const { return node < end_ ? gradients_[at(node)] : -1; }
+
+ private:
+  void hand_back_all() {
     for (int i = end_ - 1; i >= 0; --i) {
       const GraphNode node = writer_.graph[i];  // a copy: the graph grows
       const bool several = facts_of(node.op).parts > 1;
@@ -23523,10 +23778,6 @@ class Differentiation {
       hand_back(i, node);
     }
   }
-
-  int gradient(int node) const { return node < end_ ? gradients_[at(node)] : -1; }
-
- private:
   static std::size_t at(int node) { return static_cast<std::size_t>(node); }
   int sum_of(int a, int b) { return writer_.node_of(writer_.tensor_of(a) + writer_.tensor_of(b)); }
   void gather(int node, const Tensor& dy) {
@@ -23586,6 +23837,301 @@ class Differentiation {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/recognize.hpp
+// Composite ops that were written out in primitives, found as their last op is recorded: softmax,
+// log_softmax, gelu, gelu_tanh, silu, attention. They then have one gradient rule and one kernel,
+// as if they had been called by name.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a node turned out to be: an op of nodes, none where op is literal.
+struct Recognized {
+  Op op = Op::literal;
+  List<int> inputs;
+  List<double> numbers;
+  float factor = 1.0f;  // attention: of the queries, so that the scores are divided by sqrt(K)
+
+  explicit operator bool() const { return op != Op::literal; }
+};
+
+class Recognition {
+ public:
+  explicit Recognition(const Graph& graph) : graph_(graph) {}
+
+  // The op of these operands, which would be recorded next.
+  Recognized find(Op op, const List<int>& in, const Shape& shape) const {
+    switch (op) {
+      case Op::div: return quotient(in, shape);
+      case Op::mul: return product(in);
+      case Op::sub: return difference(in);
+      case Op::matmul: return weighted_values(in, shape);
+      default: return Recognized();
+    }
+  }
+
+ private:
+  struct Factors {
+    double number = 1;
+    List<int> nodes;
+  };
+
+  const GraphNode& at(int node) const { return graph_[node]; }
+  bool is(int node, Op op) const { return at(node).op == op; }
+  int operand(int node, std::size_t i) const { return at(node).inputs[i]; }
+
+  // The value of a literal, seen through views; false for others.
+  bool literal(int node, double& value) const {
+    while (facts_of(at(node).op).kind == OpKind::view) {
+      node = operand(node, 0);
+    }
+    if (!is(node, Op::literal)) {
+      return false;
+    }
+    value = at(node).numbers[0];
+    return true;
+  }
+  static bool near(double a, double b) { return std::fabs(a - b) <= 1e-5 * std::fabs(b); }
+
+  // A node as a number times other nodes.
+  void collect(int node, Factors& out, int depth = 0) const {
+    double value = 0;
+    if (literal(node, value)) {
+      out.number *= value;
+    } else if (is(node, Op::mul) && depth < 4) {
+      collect(operand(node, 0), out, depth + 1);
+      collect(operand(node, 1), out, depth + 1);
+    } else {
+      out.nodes.push_back(node);
+    }
+  }
+  Factors factors(int node) const {
+    Factors out;
+    collect(node, out);
+    return out;
+  }
+  // node = term + a literal.
+  bool plus_literal(int node, int& term, double& value) const {
+    if (!is(node, Op::add)) {
+      return false;
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      if (literal(operand(node, i), value)) {
+        term = operand(node, 1 - i);
+        return true;
+      }
+    }
+    return false;
+  }
+  // 1 + exp(-x).
+  bool one_plus_exp_minus(int node, int x) const {
+    int term = -1;
+    double one = 0;
+    if (!plus_literal(node, term, one) || !near(one, 1) || !is(term, Op::exp)) {
+      return false;
+    }
+    const Factors minus = factors(operand(term, 0));
+    return near(minus.number, -1) && minus.nodes.size() == 1 && minus.nodes[0] == x;
+  }
+  bool is_sigmoid(int node, int x) const {
+    double one = 0;
+    return (is(node, Op::sigmoid) && operand(node, 0) == x) ||
+           (is(node, Op::div) && literal(operand(node, 0), one) && near(one, 1) &&
+            one_plus_exp_minus(operand(node, 1), x));
+  }
+
+  // The x of x - max(x, last dimension, kept), or -1.
+  int less_its_max(int node) const {
+    if (!is(node, Op::sub) || !is(operand(node, 1), Op::max)) {
+      return -1;
+    }
+    const int x = operand(node, 0), max = operand(node, 1);
+    return operand(max, 0) == x && along_last(max) ? x : -1;
+  }
+  bool along_last(int node) const {
+    return at(node).numbers.size() == 1 &&
+           at(node).whole(0) == graph_.input_of(at(node), 0).shape.size() - 1;
+  }
+
+  Recognized quotient(const List<int>& in, const Shape& shape) const {
+    Recognized found;
+    if (is(in[0], Op::exp) && is(in[1], Op::sum) && operand(in[1], 0) == in[0] &&
+        along_last(in[1])) {
+      const int x = less_its_max(operand(in[0], 0));
+      if (x >= 0) {
+        found.op = Op::softmax;
+        found.inputs = {x};
+      }
+    } else if (at(in[0]).shape == shape && at(in[1]).shape == shape &&
+               one_plus_exp_minus(in[1], in[0])) {
+      found.op = Op::silu;
+      found.inputs = {in[0]};
+    }
+    return found;
+  }
+
+  // x - max - log(sum(exp(x - max))), as (x - max) - log.
+  Recognized difference(const List<int>& in) const {
+    Recognized found;
+    const int x = less_its_max(in[0]);
+    if (x >= 0 && is(in[1], Op::log) && is(operand(in[1], 0), Op::sum)) {
+      const int sum = operand(in[1], 0);
+      if (along_last(sum) && is(operand(sum, 0), Op::exp) && operand(operand(sum, 0), 0) == in[0]) {
+        found.op = Op::log_softmax;
+        found.inputs = {x};
+      }
+    }
+    return found;
+  }
+
+  Recognized product(const List<int>& in) const {
+    Recognized found;
+    Factors all;
+    collect(in[0], all);
+    collect(in[1], all);
+    if (all.nodes.size() != 2) {
+      return found;
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      const int x = all.nodes[i], other = all.nodes[1 - i];
+      if (at(x).shape != at(other).shape) {
+        continue;
+      }
+      int term = -1;
+      double one = 0;
+      if (near(all.number, 1) && is_sigmoid(other, x)) {
+        found.op = Op::silu;
+      } else if (near(all.number, 0.5) && plus_literal(other, term, one) && near(one, 1)) {
+        found.op = is(term, Op::erf) && is_root_half(operand(term, 0), x)     ? Op::gelu
+                   : is(term, Op::tanh) && is_gelu_inner(operand(term, 0), x) ? Op::gelu_tanh
+                                                                              : Op::literal;
+      }
+      if (found) {
+        found.inputs = {x};
+        return found;
+      }
+    }
+    return found;
+  }
+  bool is_root_half(int node, int x) const {
+    const Factors all = factors(node);
+    double by = 0;
+    const bool divided = is(node, Op::div) && operand(node, 0) == x &&
+                         literal(operand(node, 1), by) && near(by, 1.4142135623730951);
+    return divided ||
+           (near(all.number, 0.70710678118654752) && all.nodes.size() == 1 && all.nodes[0] == x);
+  }
+  // sqrt(2 / pi) (x + 0.044715 x^3).
+  bool is_gelu_inner(int node, int x) const {
+    const Factors all = factors(node);
+    if (!near(all.number, 0.79788456080286536) || all.nodes.size() != 1 ||
+        !is(all.nodes[0], Op::add)) {
+      return false;
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      const int sum = all.nodes[0];
+      if (operand(sum, i) == x && is_cube(operand(sum, 1 - i), x)) {
+        return true;
+      }
+    }
+    return false;
+  }
+  bool is_cube(int node, int x) const {
+    const Factors all = factors(node);
+    if (!near(all.number, 0.044715)) {
+      return false;
+    }
+    if (all.nodes.size() == 1 && is(all.nodes[0], Op::pow)) {
+      return operand(all.nodes[0], 0) == x && near(at(all.nodes[0]).numbers[0], 3);
+    }
+    bool same = all.nodes.size() == 3;
+    for (std::size_t i = 0; same && i < 3; ++i) {
+      same = all.nodes[i] == x;
+    }
+    return same;
+  }
+
+  // softmax(mask(q k^T / s)) v of [.., T, K]: each of the leading indices a sequence of one head.
+  Recognized weighted_values(const List<int>& in, const Shape&) const {
+    Recognized found;
+    if (!is(in[0], Op::softmax)) {
+      return found;
+    }
+    int scores = operand(in[0], 0);
+    const Shape& s = at(scores).shape;
+    bool causal = false;
+    if (is(scores, Op::where)) {
+      double hidden = 0;
+      if (!literal(operand(scores, 1), hidden) || hidden >= -std::numeric_limits<double>::max() ||
+          !is_future(operand(scores, 0), s)) {
+        return found;
+      }
+      causal = true;
+      scores = operand(scores, 2);
+    }
+    const Factors all = factors(scores);
+    double by = 1;
+    int product = all.nodes.size() == 1 ? all.nodes[0] : -1;
+    if (product >= 0 && is(product, Op::div) && literal(operand(product, 1), by)) {
+      product = operand(product, 0);
+    }
+    if (product < 0 || !is(product, Op::matmul) || at(product).shape != s) {
+      return found;
+    }
+    const int q = operand(product, 0), turned = operand(product, 1), v = in[1];
+    if (!is(turned, Op::permute) || !swaps_last(at(turned))) {
+      return found;
+    }
+    const int k = operand(turned, 0);
+    const int dims = at(q).shape.size();
+    bool fits = dims >= 3 && at(k).shape == at(v).shape && at(k).shape.size() == dims &&
+                at(q).shape[-1] == at(k).shape[-1] && at(q).shape[-1] > 0 &&
+                (!causal || at(k).shape[-2] == at(q).shape[-2]);
+    for (int i = 0; fits && i + 2 < dims; ++i) {
+      fits = at(q).shape[i] == at(k).shape[i];
+    }
+    if (fits) {
+      found.op = Op::attention;
+      found.inputs = {q, k, v};
+      found.numbers = {1.0, 1.0, causal ? 1.0 : 0.0};
+      const double size = static_cast<double>(at(q).shape[-1]);
+      found.factor = static_cast<float>(all.number / by * std::sqrt(size));
+    }
+    return found;
+  }
+  static bool swaps_last(const GraphNode& node) {
+    const int dims = node.shape.size();
+    for (int i = 0; i < dims; ++i) {
+      const int from = i == dims - 1 ? dims - 2 : i == dims - 2 ? dims - 1 : i;
+      if (node.whole(static_cast<std::size_t>(i)) != from) {
+        return false;
+      }
+    }
+    return true;
+  }
+  // 1 where column > row, of [T, T] or more: less(rows, columns).
+  bool is_future(int node, const Shape& scores) const {
+    return is(node, Op::less) && counts(operand(node, 0), -2, scores) &&
+           counts(operand(node, 1), -1, scores);
+  }
+  // 0, 1, .. along one dimension (of two: -2 the rows).
+  bool counts(int node, int dim, const Shape& scores) const {
+    const Shape& shape = at(node).shape;
+    int source = node;
+    while (is(source, Op::reshape)) {
+      source = operand(source, 0);
+    }
+    const std::int64_t n = scores[dim];
+    return is(source, Op::iota) && at(source).shape[0] == n && shape.count() == n &&
+           shape.size() >= -dim && shape[dim] == n;
+  }
+
+  const Graph& graph_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/capture.hpp
 // A capture: a function of tensors runs once on recorded tensors, and what it did is a graph. What
 // it did beside returning tensors is kept too: tensors that it wrote, gradients that it gave to
@@ -23629,7 +24175,8 @@ class Capture final : public GraphWriter {
   // Gives numbers to nodes of the graph as it is: the values of `wanted`, in their order.
   using Compute = Function<std::vector<Tensor>(Capture& capture, const List<int>& wanted)>;
 
-  explicit Capture(Compute compute) : compute_(std::move(compute)) {}
+  explicit Capture(Compute compute, bool recognize = true)
+      : compute_(std::move(compute)), recognize_(recognize) {}
   ~Capture() {
     for (const LeafGradient& leaf : leaves_) {
       restore(leaf);
@@ -23673,6 +24220,18 @@ class Capture final : public GraphWriter {
   List<Slot> leaf_slots;  // null: of an input
   List<int> leaf_inputs;
   List<Tensor> values;  // of nodes that a break computed; empty: of others
+
+  Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
+                const List<double>& numbers) override {
+    if (recognize_ && (op == Op::div || op == Op::mul || op == Op::sub || op == Op::matmul)) {
+      const List<int> nodes = {edge(*inputs[0]), edge(*inputs[1])};
+      const Recognized found = Recognition(graph).find(op, nodes, shape);
+      if (found) {
+        return record_found(found, shape, inputs[0]->requires_grad() || inputs[1]->requires_grad());
+      }
+    }
+    return GraphWriter::record(op, inputs, n, shape, numbers);
+  }
 
   Tensor host(const Function<Tensor()>& read, const Shape& shape) override {
     hosts.push_back(read);
@@ -23821,6 +24380,27 @@ class Capture final : public GraphWriter {
     Shared<Storage> before;  // its gradient when the function first used it
     bool had = false;
   };
+  // Of attention, written for [.., T, K]: the leading dimensions are one.
+  Tensor record_found(const Recognized& found, const Shape& shape, bool tracked) {
+    List<Tensor> in;
+    for (const int node : found.inputs) {
+      in.push_back(tensor_of(node, tracked));
+    }
+    if (found.op != Op::attention) {
+      return tinyscale::detail::record(found.op, {&in[0]}, shape);
+    }
+    List<Tensor> flat;
+    for (const Tensor& x : in) {
+      const std::int64_t rows = x.dim(-2), size = x.dim(-1);
+      const std::int64_t all = rows * size > 0 ? x.count() / (rows * size) : 0;
+      flat.push_back(reshape(x, {all, rows, size}));
+    }
+    const Tensor q = std::fabs(found.factor - 1.0f) > 1e-6f ? flat[0] * found.factor : flat[0];
+    const Tensor all = tinyscale::detail::record(Op::attention, {&q, &flat[1], &flat[2]}, q.shape(),
+                                                 found.numbers);
+    return reshape(part(all, 0, q.shape()), shape);
+  }
+
   static void add_once(List<int>& nodes, int node) {
     for (const int known : nodes) {
       if (known == node) {
@@ -23949,6 +24529,7 @@ class Capture final : public GraphWriter {
   }
 
   Compute compute_;
+  bool recognize_;
   List<Shared<Storage>> inputs_;
   List<int> now_;  // of each constant: the node of its numbers as they are now
   List<LeafGradient> leaves_;
@@ -24022,7 +24603,7 @@ inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
     case Op::pad: return pad(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
     case Op::take: return embedding(in[0], in[1]);
     case Op::scatter_add: {
-      Tensor y = zeros(node.shape);
+      Tensor y = in.size() > 2 ? in[2].clone() : zeros(node.shape);
       const std::vector<std::int32_t> ids = ids_of("scatter_add", in[0]);
       const Tensor rows = contiguous(in[1]);
       const std::int64_t width = rows.dim(-1);
@@ -24201,40 +24782,6 @@ inline int same_as(const Graph& graph, const GraphNode& node) {
   }
 }
 
-// A view of a view is one view; arithmetic of literals a literal. In place.
-inline void shorten(const Graph& graph, GraphNode& node) {
-  const bool two = node.inputs.size() == 2 && graph.input_of(node, 0).op == Op::literal &&
-                   graph.input_of(node, 1).op == Op::literal && node.shape.empty();
-  if (two &&
-      (node.op == Op::add || node.op == Op::sub || node.op == Op::mul || node.op == Op::div)) {
-    const auto a = static_cast<float>(graph.input_of(node, 0).numbers[0]);
-    const auto b = static_cast<float>(graph.input_of(node, 1).numbers[0]);
-    const Arithmetic how = node.op == Op::add   ? Arithmetic::add
-                           : node.op == Op::sub ? Arithmetic::sub
-                           : node.op == Op::mul ? Arithmetic::mul
-                                                : Arithmetic::div;
-    node.op = Op::literal;
-    node.inputs.clear();
-    node.numbers = {static_cast<double>(apply(how, a, b))};
-    return;
-  }
-  if (node.op == Op::reshape && graph.input_of(node, 0).op == Op::literal) {
-    const List<double> value = graph.input_of(node, 0).numbers;
-    if (node.shape.empty()) {
-      node.op = Op::literal;
-      node.inputs.clear();
-      node.numbers = value;
-    } else {
-      node.op = Op::broadcast_to;  // of a literal: [1, 1] is one too
-    }
-    return;
-  }
-  while ((node.op == Op::reshape || node.op == Op::broadcast_to) &&
-         graph.input_of(node, 0).op == node.op) {
-    node.inputs[0] = graph.input_of(node, 0).inputs[0];
-  }
-}
-
 // Where each node went; -1: nowhere.
 using NodeMap = List<int>;
 
@@ -24326,23 +24873,141 @@ inline void share_losses(Graph& graph) {
   }
 }
 
+// Writes a graph again, node by node, each expression once.
+class GraphSimplifier {
+ public:
+  explicit GraphSimplifier(const Graph& graph)
+      : table_(2 * graph.nodes.size()), old_(graph), uses_(use_counts(graph)) {
+    graph_.constants = graph.constants;
+    graph_.nodes.reserve(graph.nodes.size());
+  }
+
+  Graph run() {
+    List<int> to(old_.nodes.size());
+    for (int i = 0; i < old_.size(); ++i) {
+      GraphNode node = old_[i];
+      add_in_place(node);
+      for (int& input : node.inputs) {
+        input = to[static_cast<std::size_t>(input)];
+      }
+      to[static_cast<std::size_t>(i)] = put(std::move(node));
+    }
+    for (const int input : old_.inputs) {
+      graph_.inputs.push_back(to[static_cast<std::size_t>(input)]);
+    }
+    for (const int output : old_.outputs) {
+      graph_.outputs.push_back(output < 0 ? -1 : to[static_cast<std::size_t>(output)]);
+    }
+    return std::move(graph_);
+  }
+
+ private:
+  // The node that computes this, one that was there before if there is one.
+  int put(GraphNode node) {
+    shorten(node);
+    const int same = same_as(graph_, node);
+    if (same >= 0) {
+      return same;
+    }
+    const bool own = node.op == Op::input || node.op == Op::constant;
+    graph_.nodes.push_back(std::move(node));
+    const int number = graph_.size() - 1;
+    const int known = own ? number : table_.find(graph_, number);
+    if (known != number) {
+      graph_.nodes.pop_back();
+    }
+    return known;
+  }
+
+  // x + rows added to zeros: the rows are added to x.
+  void add_in_place(GraphNode& node) const {
+    for (std::size_t i = 0; i < 2 && node.op == Op::add; ++i) {
+      const GraphNode& added = old_.input_of(node, i);
+      const int x = node.inputs[1 - i];
+      if (added.op == Op::scatter_add && added.inputs.size() == 2 &&
+          uses_[static_cast<std::size_t>(node.inputs[i])] == 1 && old_[x].shape == node.shape &&
+          added.shape == node.shape && old_[x].op != Op::scatter_add) {
+        node.op = Op::scatter_add;
+        node.inputs = {added.inputs[0], added.inputs[1], x};
+        node.numbers = added.numbers;
+      }
+    }
+  }
+
+  static bool is_swap(const GraphNode& node) {
+    return node.op == Op::permute && node.shape.size() == 2 && node.whole(0) == 1;
+  }
+  int turned(int node) {
+    const Shape& shape = graph_[node].shape;
+    GraphNode view;
+    view.op = Op::permute;
+    view.shape = Shape{shape[1], shape[0]};
+    view.inputs = {node};
+    view.numbers = {1.0, 0.0};
+    return put(std::move(view));
+  }
+
+  // A view of a view is one view, arithmetic of literals a literal, a product turned over the
+  // product of its operands turned over: (A B)^T = B^T A^T, which lies in order.
+  void shorten(GraphNode& node) {
+    if (is_swap(node)) {
+      const GraphNode& from = graph_.input_of(node, 0);
+      if (from.op == Op::matmul && graph_.input_of(from, 0).shape.size() == 2 &&
+          graph_.input_of(from, 1).shape.size() == 2) {
+        const int a = from.inputs[0], b = from.inputs[1];
+        const List<double> format = from.numbers;
+        const int left = turned(b), right = turned(a);
+        node.op = Op::matmul;
+        node.inputs = {left, right};
+        node.numbers = format;
+        return;
+      }
+    }
+    const bool two = node.inputs.size() == 2 && graph_.input_of(node, 0).op == Op::literal &&
+                     graph_.input_of(node, 1).op == Op::literal && node.shape.empty();
+    if (two &&
+        (node.op == Op::add || node.op == Op::sub || node.op == Op::mul || node.op == Op::div)) {
+      const auto a = static_cast<float>(graph_.input_of(node, 0).numbers[0]);
+      const auto b = static_cast<float>(graph_.input_of(node, 1).numbers[0]);
+      const Arithmetic how = node.op == Op::add   ? Arithmetic::add
+                             : node.op == Op::sub ? Arithmetic::sub
+                             : node.op == Op::mul ? Arithmetic::mul
+                                                  : Arithmetic::div;
+      node.op = Op::literal;
+      node.inputs.clear();
+      node.numbers = {static_cast<double>(apply(how, a, b))};
+      return;
+    }
+    if (node.op == Op::reshape && graph_.input_of(node, 0).op == Op::literal) {
+      const List<double> value = graph_.input_of(node, 0).numbers;
+      node.op = node.shape.empty() ? Op::literal : Op::broadcast_to;  // [1, 1] is one number too
+      if (node.shape.empty()) {
+        node.inputs.clear();
+        node.numbers = value;
+      }
+      return;
+    }
+    while ((node.op == Op::reshape || node.op == Op::broadcast_to) &&
+           graph_.input_of(node, 0).op == node.op) {
+      node.inputs[0] = graph_.input_of(node, 0).inputs[0];
+    }
+    if (is_swap(node) && is_swap(graph_.input_of(node, 0))) {
+      node.op = Op::reshape;  // to its own shape: same_as drops it
+      node.inputs[0] = graph_.input_of(node, 0).inputs[0];
+      node.numbers = as_numbers(node.shape);
+    }
+  }
+
+  NodeTable table_;
+  const Graph& old_;
+  List<int> uses_;
+  Graph graph_;
+};
+
 // Both passes; the graph computes the same numbers.
 inline void simplify(Graph& graph) {
-  List<int> to(graph.nodes.size());
-  NodeTable table(graph.nodes.size());
-  for (int i = 0; i < graph.size(); ++i) {
-    GraphNode& node = graph[i];
-    for (int& input : node.inputs) {
-      input = to[static_cast<std::size_t>(input)];
-    }
-    shorten(graph, node);
-    const int same = same_as(graph, node);
-    const bool own = node.op == Op::input || node.op == Op::constant;
-    to[static_cast<std::size_t>(i)] = same >= 0 ? same : own ? i : table.find(graph, i);
-  }
-  for (int& output : graph.outputs) {
-    output = output < 0 ? -1 : to[static_cast<std::size_t>(output)];
-  }
+  Graph simple = GraphSimplifier(graph).run();
+  std::swap(graph, simple);
   share_losses(graph);
   sort_needed(graph);
 }
@@ -24368,6 +25033,7 @@ inline Graph take_apart(
   for (int i = 0; i < graph.size(); ++i) {
     const GraphNode& node = graph[i];
     int& own = to[static_cast<std::size_t>(i)];
+    writer.in_backward = node.backward;
     if (node.op == Op::part && !parts[static_cast<std::size_t>(node.inputs[0])].empty()) {
       own =
           parts[static_cast<std::size_t>(node.inputs[0])][static_cast<std::size_t>(node.number(0))];
@@ -24883,6 +25549,9 @@ class VectorFusion {
     if (reduces ? !rows_ : !elements_) {
       return;
     }
+    if (graph_[fusion_.members(a)[0]].backward != graph_[fusion_.members(b)[0]].backward) {
+      return;  // what is computed again stays behind what it was first computed with
+    }
     if (fusion_.members(a).size() + fusion_.members(b).size() > 64) {
       return;
     }
@@ -25246,7 +25915,8 @@ class ProductFusion {
     }
     const List<int>& users = users_[at(now)];
     const int next = next_of(step, users);
-    if (next < 0 || claimed[at(next)] != 0 || graph_[next].shape != graph_[now].shape) {
+    if (next < 0 || claimed[at(next)] != 0 || graph_[next].backward != graph_[now].backward ||
+        graph_[next].shape != graph_[now].shape) {
       return false;
     }
     const GraphNode& node = graph_[next];
@@ -25269,7 +25939,8 @@ class ProductFusion {
       return -1;
     }
     for (const int user : users) {
-      if (user >= 0 && activation(graph_[user].op) != kernels::Activation::none) {
+      if (user >= 0 && activation(graph_[user].op) != kernels::Activation::none &&
+          graph_[user].backward == graph_[step.nodes[0]].backward) {
         return user;
       }
     }
@@ -25559,7 +26230,12 @@ struct NodeKernel {
     }
   }
   void add_rows() const {
-    zero(0);
+    if (node.inputs.size() < 3) {
+      zero(0);
+    } else if (out[0]->data() != in[2]->data()) {
+      std::memcpy(out[0]->data(), in[2]->data(),
+                  static_cast<std::size_t>(in[2]->count()) * sizeof(float));
+    }
     const std::int64_t width = in[1]->dim(-1);
     const List<std::int32_t> ids = numbers_of("id", *in[0], 0, node.shape[0]);
     const float* from = in[1]->data();
@@ -25860,6 +26536,207 @@ inline std::int64_t peak_in_use(const List<BufferLife>& buffers, int steps) {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/rematerialize.hpp
+// Recomputation by a byte budget: results of the forward pass that the backward pass reads are kept
+// until then, or computed again when it comes to them. The cheapest FLOPs a byte go first, until
+// what is kept fits (arXiv 1604.06174; chosen as a knapsack, greedily).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What a budget led to.
+struct Rematerialization {
+  double kept_before = 0,
+         kept = 0;   // bytes of the forward pass that live on into the backward pass
+  double flops = 0;  // computed twice
+  int nodes = 0;     // of which ops
+};
+
+namespace detail {
+
+class Rematerializer {
+ public:
+  explicit Rematerializer(Graph& graph)
+      : graph_(graph),
+        late_(graph.nodes.size()),
+        kept_(graph.nodes.size()),
+        clone_(graph.nodes.size()) {
+    for (int i = 0; i < graph.size(); ++i) {
+      const GraphNode& node = graph[i];
+      bool late = node.backward;
+      for (const int input : node.inputs) {
+        late = late || late_[at(input)] != 0;
+      }
+      late_[at(i)] = late ? 1 : 0;
+    }
+  }
+
+  Rematerialization run(double budget) {
+    Rematerialization out;
+    find_kept();
+    for (int i = 0; i < graph_.size(); ++i) {
+      out.kept_before += kept_[at(i)] != 0 ? bytes(i) : 0;
+    }
+    out.kept = out.kept_before;
+    while (out.kept > budget) {
+      int best = -1;
+      double best_price = 0;
+      for (int i = 0; i < graph_.size(); ++i) {
+        if (kept_[at(i)] == 0 || graph_[i].shape.count() < 64) {
+          continue;
+        }
+        const double flops = price(i);
+        if (flops >= 0 && (best < 0 || flops / bytes(i) < best_price)) {
+          best = i;
+          best_price = flops / bytes(i);
+        }
+      }
+      if (best < 0) {
+        break;  // all that is left is what everything else is made of
+      }
+      kept_[at(best)] = 0;
+      out.kept -= bytes(best);
+    }
+    if (out.kept < out.kept_before) {
+      rewrite(out);
+    }
+    return out;
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+  double bytes(int node) const { return 4.0 * count_of(graph_[node].shape); }
+  bool is_source(int node) const { return facts_of(graph_[node].op).kind == OpKind::source; }
+  bool is_view(int node) const { return facts_of(graph_[node].op).kind == OpKind::view; }
+
+  // Forward results, seen through views, that late nodes read.
+  void find_kept() {
+    for (int i = 0; i < graph_.size(); ++i) {
+      if (late_[at(i)] == 0) {
+        continue;
+      }
+      for (int input : graph_[i].inputs) {
+        while (late_[at(input)] == 0 && is_view(input)) {
+          input = graph_[input].inputs[0];
+        }
+        if (late_[at(input)] == 0 && !is_source(input)) {
+          kept_[at(input)] = 1;
+        }
+      }
+    }
+    for (int output : graph_.outputs) {  // the caller keeps it anyway
+      while (output >= 0 && is_view(output)) {
+        output = graph_[output].inputs[0];
+      }
+      if (output >= 0) {
+        returned_.push_back(output);
+      }
+    }
+  }
+
+  // FLOPs to compute a node again from what else is kept; -1: it would take most of the pass.
+  double price(int node) const {
+    for (const int output : returned_) {
+      if (output == node) {
+        return -1;
+      }
+    }
+    double flops = 0;
+    int left = 64;
+    List<int> open, seen;
+    open.push_back(node);
+    while (!open.empty()) {
+      const int now = open.back();
+      open.pop_back();
+      bool known = false;
+      for (const int before : seen) {
+        known = known || before == now;
+      }
+      if (known || is_source(now) || (now != node && kept_[at(now)] != 0)) {
+        continue;
+      }
+      if (--left < 0) {
+        return -1;
+      }
+      seen.push_back(now);
+      const NodeFlops own = flops_of(graph_, graph_[now]);
+      flops += own.matmul + own.vector;
+      for (const int input : graph_[now].inputs) {
+        open.push_back(input);
+      }
+    }
+    return flops;
+  }
+
+  // Late nodes read copies of what is no longer kept, made where the first of them needs it.
+  void rewrite(Rematerialization& out) {
+    Graph again;
+    again.constants = graph_.constants;
+    again.nodes.reserve(2 * graph_.nodes.size());
+    List<int> to(graph_.nodes.size());
+    for (int& place : clone_) {
+      place = -1;
+    }
+    for (int i = 0; i < graph_.size(); ++i) {
+      GraphNode node = graph_[i];
+      for (int& input : node.inputs) {
+        const bool from_forward = late_[at(i)] != 0 && late_[at(input)] == 0;
+        input = from_forward ? copy_of(input, again, to, out) : to[at(input)];
+      }
+      again.nodes.push_back(std::move(node));
+      to[at(i)] = again.size() - 1;
+    }
+    for (const int input : graph_.inputs) {
+      again.inputs.push_back(to[at(input)]);
+    }
+    for (const int output : graph_.outputs) {
+      again.outputs.push_back(output < 0 ? -1 : to[at(output)]);
+    }
+    std::swap(graph_, again);
+  }
+  int copy_of(int node, Graph& again, const List<int>& to, Rematerialization& out) {
+    if (is_source(node) || kept_[at(node)] != 0 || is_returned(node)) {
+      return to[at(node)];
+    }
+    if (clone_[at(node)] < 0) {
+      GraphNode copy = graph_[node];
+      for (int& input : copy.inputs) {
+        input = copy_of(input, again, to, out);
+      }
+      copy.backward = true;
+      if (!is_free(copy)) {
+        const NodeFlops own = flops_of(graph_, graph_[node]);
+        out.flops += own.matmul + own.vector;
+        ++out.nodes;
+      }
+      again.nodes.push_back(std::move(copy));
+      clone_[at(node)] = again.size() - 1;
+    }
+    return clone_[at(node)];
+  }
+  bool is_returned(int node) const {
+    for (const int output : returned_) {
+      if (output == node) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  Graph& graph_;
+  List<char> late_, kept_;
+  List<int> clone_, returned_;
+};
+
+}  // namespace detail
+
+// Cuts what the forward pass keeps to so many bytes where that can be; the graph computes the same
+// numbers.
+inline Rematerialization rematerialize(Graph& graph, double budget) {
+  return detail::Rematerializer(graph).run(budget);
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/compile_options.hpp
 // Which passes a compilation runs. With all of them off a graph runs primitive by primitive.
 
@@ -26076,6 +26953,8 @@ class GraphPlan {
   const List<BufferLife>& buffers() const { return buffers_; }
   // Bytes of the block that intermediate results share; of all of them side by side.
   double block_bytes() const { return 4.0 * static_cast<double>(block_); }
+  // What CompileOptions::activation_bytes led to.
+  const Rematerialization& rematerialization() const { return rematerialization_; }
   double unshared_bytes() const { return 4.0 * static_cast<double>(unshared_); }
 
   // The outputs for these inputs (contiguous) and constants, as the graph numbers them. Outputs
@@ -26134,6 +27013,9 @@ class GraphPlan {
     } else if (!options_.simplify) {
       detail::sort_needed(graph_);
     }
+    if (options_.activation_bytes > 0) {
+      rematerialization_ = rematerialize(graph_, options_.activation_bytes);
+    }
   }
 
   void place() {
@@ -26169,10 +27051,20 @@ class GraphPlan {
       Place& where = places_[at(layouts_->base_of(output))];
       where = where == Place::block ? Place::own : where;
     }
-    List<int> buffer_of(n);
+    List<int> holder(n);  // the node whose buffer each one takes over, at last
     for (int s = 0; s < end; ++s) {
       for (const int output : steps_[at(s)].outputs) {
         if (output < 0 || places_[at(output)] != Place::block) {
+          continue;
+        }
+        holder[at(output)] = output;
+        const int given = options_.plan_memory ? taken_over(steps_[at(s)], output, s, last) : -1;
+        if (given >= 0) {
+          holder[at(output)] = holder[at(given)];
+          for (BufferLife& buffer : buffers_) {
+            buffer.last = buffer.node == holder[at(given)] ? last[at(output)] : buffer.last;
+          }
+          last[at(given)] = -1;  // it is given away once
           continue;
         }
         buffers_.push_back(
@@ -26188,6 +27080,28 @@ class GraphPlan {
     for (const BufferLife& buffer : buffers_) {
       offset_[at(buffer.node)] = buffer.offset;
     }
+    for (std::size_t i = 0; i < n; ++i) {
+      if (places_[i] == Place::block) {
+        offset_[i] = offset_[at(holder[i])];
+      }
+    }
+  }
+  // An operand of the same size that nobody reads after this step, and in whose place the result
+  // may be written; or -1.
+  int taken_over(const Step& step, int output, int s, const List<int>& last) const {
+    const bool rows = step.kind == StepKind::kernel && graph_[output].op == Op::scatter_add;
+    if (step.kind != StepKind::vectors && !rows) {
+      return -1;
+    }
+    for (const int input : step.inputs) {
+      const int base = layouts_->base_of(input);
+      if (base == input && places_[at(base)] == Place::block && last[at(base)] == s &&
+          graph_[base].shape == graph_[output].shape && writes_in_place(step, base) &&
+          (!rows || step.inputs.back() == input)) {
+        return base;
+      }
+    }
+    return -1;
   }
 
   // The value goes to its target at once where nobody reads the old numbers later.
@@ -26236,7 +27150,8 @@ class GraphPlan {
     if (step.kind == StepKind::vectors) {
       return only_dense && reads_densely(step, target);
     }
-    return step.kind == StepKind::kernel && graph_[step.nodes[0]].op == Op::adamw;
+    const Op op = graph_[step.nodes[0]].op;
+    return step.kind == StepKind::kernel && (op == Op::adamw || op == Op::scatter_add);
   }
   // The group reads the target once, row by row as it writes.
   bool reads_densely(const Step& step, int target) const {
@@ -26431,6 +27346,7 @@ class GraphPlan {
   List<int> target_;
   List<std::int64_t> offset_;
   List<BufferLife> buffers_;
+  Rematerialization rematerialization_;
   std::int64_t block_ = 0, unshared_ = 0;
   mutable std::atomic<bool> busy_{false};
   mutable Memory memory_;
@@ -26443,6 +27359,15 @@ class GraphPlan {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
+
+// Bit for bit.
+inline bool same_numbers(const Tensor& a, const Tensor& b) {
+  if (a.shape() != b.shape()) {
+    return false;
+  }
+  const Tensor x = contiguous(a.detach()), y = contiguous(b.detach());
+  return std::memcmp(x.data(), y.data(), static_cast<std::size_t>(x.count()) * sizeof(float)) == 0;
+}
 
 struct GraphCut {
   Graph graph;
@@ -26624,7 +27549,8 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
       continue;
     }
     needed[static_cast<std::size_t>(at)] = 1;
-    if (at < forward && !view) {
+    const bool part = graph[at].op == Op::part && graph[at].inputs[0] < forward;
+    if ((at < forward && !view) || part) {
       saved[static_cast<std::size_t>(at)] = 1;
       continue;
     }
@@ -26633,7 +27559,7 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
     }
   }
   List<Tensor> known(graph.nodes.size());
-  for (int i = 0; i < forward; ++i) {
+  for (int i = 0; i < graph.size(); ++i) {
     if (saved[static_cast<std::size_t>(i)] != 0) {
       known[static_cast<std::size_t>(i)] = phantom(graph[i].shape);
     }
@@ -26646,34 +27572,136 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compile/compiled.hpp
-// compile(f): the function f runs once on recorded tensors and its graph runs from then on, as long
-// as what the capture relied on holds (guards). Where f read a number on the host its graph is in
-// pieces: f runs at every call then, and the pieces are looked up. What f is given and what it
-// captures may be trained, inside of f and through it.
+// >> tinyscale/compile/symbolic_batch.hpp
+// One graph for every batch size: what a function does at three sizes shows which sizes and numbers
+// of its graph follow the batch, and how: as a B + b, or (a mean's factor) as c / B.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
 
-// What happened to a compiled function so far.
-struct CompileCounters {
-  int calls = 0;
-  int captures = 0;    // the function ran on recorded tensors
-  int graphs = 0;      // different graphs that were made ready to run
-  int hits = 0;        // calls that ran a graph and not the function
-  int recompiles = 0;  // captures because no guard held
-  int breaks = 0;      // numbers read on the host
-  double capture_seconds = 0, pass_seconds = 0;
+constexpr int batch_samples = 3;
 
-  Table table() const {
-    Table out;
-    out.title = "compiled function";
-    out.columns = {"calls", "captures", "graphs", "hits", "recompiles", "breaks"};
-    out.add({std::to_string(calls), std::to_string(captures), std::to_string(graphs),
-             std::to_string(hits), std::to_string(recompiles), std::to_string(breaks)});
+class SymbolicGraph {
+ public:
+  SymbolicGraph() = default;
+  // The same function's graphs at three batch sizes; `why` says what does not follow the batch.
+  // Constants from number `own` on are results of another graph.
+  SymbolicGraph(const Graph* const (&graphs)[batch_samples],
+                const std::int64_t (&batches)[batch_samples], std::size_t own, std::string& why)
+      : graph_(*graphs[0]) {
+    for (int s = 1; s < batch_samples && why.empty(); ++s) {
+      check_alike(*graphs[0], *graphs[s], own, why);
+    }
+    for (int i = 0; i < graph_.size() && why.empty(); ++i) {
+      const GraphNode* nodes[batch_samples];
+      for (int s = 0; s < batch_samples; ++s) {
+        nodes[s] = &(*graphs[s])[i];
+      }
+      for (int d = 0; d < graph_[i].shape.size(); ++d) {
+        const double sizes[] = {double(nodes[0]->shape[d]), double(nodes[1]->shape[d]),
+                                double(nodes[2]->shape[d])};
+        add_form(i, -1 - d, sizes, batches, why);
+      }
+      for (std::size_t k = 0; k < graph_[i].numbers.size(); ++k) {
+        const double numbers[] = {nodes[0]->numbers[k], nodes[1]->numbers[k], nodes[2]->numbers[k]};
+        add_form(i, static_cast<int>(k), numbers, batches, why);
+      }
+    }
+  }
+
+  Graph at(std::int64_t batch) const {
+    Graph out = graph_;
+    for (const Form& form : forms_) {
+      const double b = static_cast<double>(batch);
+      const double value = form.inverse ? form.slope / b : form.slope * b + form.offset;
+      GraphNode& node = out[form.node];
+      if (form.place < 0) {
+        node.shape.set(-1 - form.place, static_cast<std::int64_t>(value));
+      } else if (form.inverse) {  // as the function rounds it
+        node.numbers[static_cast<std::size_t>(form.place)] =
+            static_cast<double>(static_cast<float>(value));
+      } else {
+        node.numbers[static_cast<std::size_t>(form.place)] = value;
+      }
+    }
     return out;
   }
+
+ private:
+  struct Form {
+    int node, place;  // place: a number, or -1 - a dimension of the shape
+    double slope, offset;
+    bool inverse;
+  };
+
+  static void check_alike(const Graph& a, const Graph& b, std::size_t own, std::string& why) {
+    bool same = a.nodes.size() == b.nodes.size() && a.constants.size() == b.constants.size() &&
+                a.outputs.size() == b.outputs.size();
+    for (std::size_t i = 0; same && i < a.outputs.size(); ++i) {
+      same = a.outputs[i] == b.outputs[i];
+    }
+    for (int i = 0; same && i < a.size(); ++i) {
+      same = a[i].op == b[i].op && a[i].shape.size() == b[i].shape.size() &&
+             a[i].numbers.size() == b[i].numbers.size() && a[i].inputs.size() == b[i].inputs.size();
+      for (std::size_t k = 0; same && k < a[i].inputs.size(); ++k) {
+        same = a[i].inputs[k] == b[i].inputs[k];
+      }
+    }
+    if (!same) {
+      why = "it does other ops at other batch sizes";
+    }
+    for (std::size_t i = 0; same && i < a.constants.size() && i < own; ++i) {
+      if (a.constants[i].storage().get() != b.constants[i].storage().get()) {
+        same = a.constants[i].shape() == b.constants[i].shape() &&
+               same_numbers(a.constants[i], b.constants[i]);
+        why = same ? why
+                   : cat({"it makes a ", a.constants[i].shape(),
+                          " tensor of its own that depends on the batch size"});
+      }
+    }
+  }
+
+  void add_form(int node, int place, const double (&values)[batch_samples],
+                const std::int64_t (&batches)[batch_samples], std::string& why) {
+    const auto same = [](double a, double b) {
+      return std::fabs(a - b) <= 1e-6 * (std::fabs(a) + std::fabs(b));
+    };
+    const double b0 = double(batches[0]), b1 = double(batches[1]), b2 = double(batches[2]);
+    if (std::memcmp(&values[0], &values[1], sizeof(double)) == 0 &&
+        std::memcmp(&values[0], &values[2], sizeof(double)) == 0) {
+      return;
+    }
+    const double slope = (values[1] - values[0]) / (b1 - b0);
+    const double offset = values[0] - slope * b0;
+    if (same(values[2], slope * b2 + offset)) {
+      forms_.push_back({node, place, std::nearbyint(slope), std::nearbyint(offset), false});
+      if (!same(slope, forms_.back().slope) || !(std::fabs(offset - forms_.back().offset) < 1e-6)) {
+        why = cat({"a number of op ", node, ", ", name_of(graph_[node].op),
+                   ", follows the batch size by a fraction"});
+      }
+      return;
+    }
+    if (place >= 0 && same(values[0] * b0, values[1] * b1) &&
+        same(values[0] * b0, values[2] * b2)) {
+      forms_.push_back({node, place, values[0] * b0, 0, true});
+      return;
+    }
+    why = cat({"op ", node, ", ", name_of(graph_[node].op), " of ", graph_[node].shape,
+               ", does not follow the batch size as a B + b or c / B"});
+  }
+
+  Graph graph_;
+  List<Form> forms_;
 };
 
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/compilation.hpp
+// What a capture became: the graphs that run in its place, what they leave behind, and what they
+// rely on.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // What a capture relied on.
@@ -26693,13 +27721,19 @@ struct Guards {
   };
   List<Owned> owned;  // captured tensors that others held too: if nobody does, they were replaced
 
-  // Empty: they hold; else the first that does not.
-  std::string broken(const std::vector<Tensor>& given) const {
+  // Empty: they hold; else the first that does not. Where `batched` is given, those inputs may be
+  // of another batch size.
+  std::string broken(const std::vector<Tensor>& given,
+                     const List<bool>& batched = List<bool>()) const {
     if (given.size() != inputs.size()) {
       return cat({given.size(), " inputs, not ", inputs.size()});
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      if (given[i].shape() != inputs[i].shape) {
+      Shape shape = inputs[i].shape;
+      if (i < batched.size() && batched[i] && given[i].dims() > 0) {
+        shape.set(0, given[0].dim(0));
+      }
+      if (given[i].shape() != shape) {
         return cat({"input ", i, " is ", given[i].shape(), ", not ", inputs[i].shape});
       }
       if (given[i].requires_grad() != inputs[i].grad) {
@@ -26727,15 +27761,6 @@ struct Guards {
     return "";
   }
 };
-
-// Bit for bit.
-inline bool same_numbers(const Tensor& a, const Tensor& b) {
-  if (a.shape() != b.shape()) {
-    return false;
-  }
-  const Tensor x = contiguous(a.detach()), y = contiguous(b.detach());
-  return std::memcmp(x.data(), y.data(), static_cast<std::size_t>(x.count()) * sizeof(float)) == 0;
-}
 
 // A gradient that a call has made takes the place of the one before; an empty one clears it.
 inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces) {
@@ -26785,11 +27810,19 @@ inline void check_aliases(const std::vector<Tensor>& inputs, const List<Captured
 }
 
 // A capture that can be run again.
+// How a compilation follows the batch size.
+struct SymbolicBatch {
+  List<bool> batched;  // of each input: its first dimension is the batch
+  SymbolicGraph graph, cut;
+  List<SymbolicGraph> backward;
+};
+
 struct Compilation {
   Guards guards;
   Graph graph;   // as it was captured; outputs: results, then writes, then gradients
   GraphCut cut;  // what of it is run: also what the backward parts need
   Shared<GraphPlan> plan;
+  List<GraphPlan::Write> plan_writes;
   std::size_t results = 0;
   List<CapturedWrite> writes;
   List<CapturedGradient> gradients;
@@ -26804,6 +27837,8 @@ struct Compilation {
   bool rerun = false;               // the function runs at every call
   int confirmations = 0;
   std::string why;  // it reruns
+  Shared<SymbolicBatch> symbolic;
+  std::string not_symbolic;  // why it is of one batch size, although more were asked for
 
   const BackwardPart* part_of(std::size_t result) const {
     return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
@@ -26811,6 +27846,38 @@ struct Compilation {
 };
 
 }  // namespace detail
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/compiled.hpp
+// compile(f): the function f runs once on recorded tensors and its graph runs from then on, as long
+// as what the capture relied on holds (guards). Where f read a number on the host its graph is in
+// pieces: f runs at every call then, and the pieces are looked up. What f is given and what it
+// captures may be trained, inside of f and through it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What happened to a compiled function so far.
+struct CompileCounters {
+  int calls = 0;
+  int captures = 0;    // the function ran on recorded tensors
+  int graphs = 0;      // different graphs that were made ready to run
+  int hits = 0;        // calls that ran a graph and not the function
+  int recompiles = 0;  // captures because no guard held
+  int breaks = 0;      // numbers read on the host
+  int sizes = 0;       // batch sizes that a symbolic graph was made ready for
+  double capture_seconds = 0, pass_seconds = 0;
+
+  Table table() const {
+    Table out;
+    out.title = "compiled function";
+    out.columns = {"calls", "captures", "graphs", "sizes", "hits", "recompiles", "breaks"};
+    out.add({std::to_string(calls), std::to_string(captures), std::to_string(graphs),
+             std::to_string(sizes), std::to_string(hits), std::to_string(recompiles),
+             std::to_string(breaks)});
+    return out;
+  }
+};
 
 class Compiled {
  public:
@@ -26832,6 +27899,10 @@ class Compiled {
   const List<GraphBreak>& breaks() const { return last("breaks").breaks; }
   // Why the last capture was not the first: the guard that did not hold.
   const std::string& reason() const { return state().reason; }
+  // Why the last capture is of one batch size although more were asked for; why the function runs
+  // at every call. Empty where that is not so.
+  const std::string& not_symbolic() const { return last("not_symbolic").not_symbolic; }
+  const std::string& reruns() const { return last("reruns").why; }
   CompileCounters counters() const {
     const std::lock_guard<std::mutex> lock(state().mutex);
     return state().counters;
@@ -26864,9 +27935,12 @@ class Compiled {
     return *state().last;
   }
 
-  Shared<GraphPlan> plan_of(const Graph& graph, const List<GraphPlan::Write>& writes) const;
-  Shared<Compilation> capture(const std::vector<Tensor>& inputs) const;
-  void make_results(detail::Capture& capture, Compilation& made) const;
+  Shared<GraphPlan> plan_of(const Graph& graph, const List<GraphPlan::Write>& writes,
+                            bool counts = true) const;
+  Shared<Compilation> capture(const std::vector<Tensor>& inputs, bool sample = false) const;
+  void make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const;
+  Shared<Compilation> at_batch(const Compilation& made, const std::vector<Tensor>& inputs) const;
+  void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
   static bool same_capture(const Compilation& a, const Compilation& b);
   static std::string difference(const Compilation& a, const Compilation& b);
@@ -26885,17 +27959,19 @@ inline Compiled compile(const Compiled::Body& body,
   return Compiled(body, options);
 }
 
-inline Shared<GraphPlan> Compiled::plan_of(const Graph& graph,
-                                           const List<GraphPlan::Write>& writes) const {
+inline Shared<GraphPlan> Compiled::plan_of(const Graph& graph, const List<GraphPlan::Write>& writes,
+                                           bool counts) const {
   const double start = detail::seconds_now();
   const std::lock_guard<std::mutex> lock(state().mutex);
   const detail::PlanCache::Found found = state().plans.find(graph, state().options, writes);
-  state().counters.graphs += found.made ? 1 : 0;
+  state().counters.graphs += found.made && counts ? 1 : 0;
   state().counters.pass_seconds += detail::seconds_now() - start;
   return found.plan;
 }
 
-inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& inputs) const {
+// A sample has shapes and no numbers, and is not run.
+inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& inputs,
+                                                     bool sample) const {
   const double start = detail::seconds_now();
   double elsewhere = 0;
   int breaks = 0;
@@ -26907,17 +27983,25 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
   guards.no_grad = context().no_grad > 0;
   guards.format = context().matmul_format;
   {
-    detail::Capture capture([this, &elsewhere](detail::Capture& now, const List<int>& wanted) {
-      const double begin = detail::seconds_now();
-      const detail::GraphCut cut = detail::cut_graph(now.graph, wanted, now.values);
-      std::vector<Tensor> numbers =
-          plan_of(cut.graph, {})->run(now.all_given(), cut.graph.constants);
-      elsewhere += detail::seconds_now() - begin;
-      return numbers;
-    });
+    detail::Capture capture(
+        [this, &elsewhere, sample](detail::Capture& now, const List<int>& wanted) {
+          if (sample) {
+            detail::fail({"compile: a number is read at a batch size of which there is none"});
+          }
+          const double begin = detail::seconds_now();
+          const detail::GraphCut cut = detail::cut_graph(now.graph, wanted, now.values);
+          std::vector<Tensor> numbers =
+              plan_of(cut.graph, {})->run(now.all_given(), cut.graph.constants);
+          elsewhere += detail::seconds_now() - begin;
+          return numbers;
+        },
+        state().options.recognize);
     capture.run(state().body, inputs);
-    make_results(capture, *made);
+    make_results(capture, *made, sample);
     breaks = static_cast<int>(capture.breaks.size());
+  }
+  if (sample) {
+    return made;
   }
   guard_owners(*made);
   const double spent = detail::seconds_now() - start - elsewhere;
@@ -26930,7 +28014,7 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
 
 // What is to be computed, in this order: results, written values, gradients; and what the backward
 // parts need of it.
-inline void Compiled::make_results(detail::Capture& capture, Compilation& made) const {
+inline void Compiled::make_results(detail::Capture& capture, Compilation& made, bool sample) const {
   made.results = capture.graph.outputs.size();
   made.writes = capture.writes;
   made.gradients = capture.gradients;
@@ -26981,16 +28065,21 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made) 
   made.graph = capture.graph;
   made.graph.outputs = wanted;
   made.cut = detail::cut_graph(capture.graph, wanted, capture.values);
+  made.plan_writes = writes;
+  if (sample) {
+    return;
+  }
   made.plan = plan_of(made.cut.graph, writes);
   for (detail::BackwardPart& part : made.backward) {
     if (!part.leaves.empty()) {
-      part.plan = plan_of(part.cut.graph, {});
+      part.plan = plan_of(part.cut.graph, {}, false);
     }
   }
 }
 
 // Which captured tensors somebody else holds.
 inline void Compiled::guard_owners(Compilation& made) const {
+  made.guards.owned.clear();
   for (const Tensor& constant : made.graph.constants) {
     int own = 0;
     const auto count = [&own, &constant](const Graph& graph) {
@@ -27019,7 +28108,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
     }
   }
-  Shared<Compilation> found;
+  Shared<Compilation> found, follows;
   bool again = false;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
@@ -27032,15 +28121,24 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
         again = known->rerun || known->confirmations > 0;
         break;
       }
+      if (known->symbolic && inputs[0].dims() > 0 && inputs[0].dim(0) > 1 &&
+          known->guards.broken(inputs, known->symbolic->batched).empty()) {
+        follows = known;
+      }
     }
-    if (!found && !all.known.empty()) {
+    if (!found && !follows && !all.known.empty()) {
       ++all.counters.recompiles;
       all.reason = reason;
     }
-    all.counters.hits += found && !again ? 1 : 0;
+    all.counters.hits += (found && !again) || (!found && follows) ? 1 : 0;
   }
-  if (!found || again) {
+  if (!found && follows) {
+    found = at_batch(*follows, inputs);
+  } else if (!found || again) {
     const Shared<Compilation> now = capture(inputs);
+    if (!found && all.options.symbolic_batch && !now->rerun) {
+      make_symbolic(*now, inputs);
+    }
     const std::lock_guard<std::mutex> lock(all.mutex);
     if (!found) {
       now->confirmations = all.options.confirmations;
@@ -27052,10 +28150,96 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
         found->why = difference(*found, *now);
       }
     }
+    now->why = found ? found->why : now->why;
     found = now;
   }
-  all.last = found;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    all.last = found;
+  }
   return run(found, inputs);
+}
+
+// The function at three batch sizes, its own and two more, so that others need no capture.
+inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const {
+  if (inputs.empty() || inputs[0].dims() == 0 || inputs[0].dim(0) < 2) {
+    made.not_symbolic = "the first input has no batch of two or more";
+    return;
+  }
+  const std::int64_t batch = inputs[0].dim(0);
+  const std::int64_t batches[] = {batch, batch + 1, batch + 3};
+  Shared<detail::SymbolicBatch> symbolic(new detail::SymbolicBatch);
+  for (const Tensor& x : inputs) {
+    symbolic->batched.push_back(x.dims() > 0 && x.dim(0) == batch);
+  }
+  Shared<Compilation> samples[2];
+  try {
+    for (int s = 0; s < 2; ++s) {
+      std::vector<Tensor> sized;
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        Shape shape = inputs[i].shape();
+        if (symbolic->batched[i]) {
+          shape.set(0, batches[s + 1]);
+        }
+        sized.push_back(detail::phantom(shape));
+        sized.back().set_slot(inputs[i].slot());
+      }
+      samples[s] = capture(sized, true);
+    }
+  } catch (const Error& error) {
+    made.not_symbolic = error.what();
+    return;
+  }
+  const auto form = [&](const Graph& a, const Graph& b, const Graph& c) {
+    const Graph* const graphs[] = {&a, &b, &c};
+    return detail::SymbolicGraph(graphs, batches, made.graph.constants.size(), made.not_symbolic);
+  };
+  const Compilation &a = *samples[0], &b = *samples[1];
+  symbolic->graph = form(made.graph, a.graph, b.graph);
+  symbolic->cut = form(made.cut.graph, a.cut.graph, b.cut.graph);
+  for (std::size_t r = 0; r < made.backward.size() && made.not_symbolic.empty(); ++r) {
+    symbolic->backward.push_back(
+        form(made.backward[r].cut.graph, a.backward[r].cut.graph, b.backward[r].cut.graph));
+  }
+  if (made.not_symbolic.empty()) {
+    made.symbolic = symbolic;
+  }
+}
+
+// The same compilation of another batch size.
+inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
+                                                      const std::vector<Tensor>& inputs) const {
+  const std::int64_t batch = inputs[0].dim(0);
+  Shared<Compilation> sized(new Compilation(made));
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    sized->guards.inputs[i].shape = inputs[i].shape();
+  }
+  const auto resize_known = [](Graph& graph, std::size_t own) {
+    for (const GraphNode& node : graph.nodes) {
+      const bool known = node.op == Op::constant && static_cast<std::size_t>(node.number(0)) >= own;
+      if (known) {
+        graph.constants[static_cast<std::size_t>(node.number(0))] = detail::phantom(node.shape);
+      }
+    }
+  };
+  const std::size_t own = made.graph.constants.size();
+  sized->graph = made.symbolic->graph.at(batch);
+  sized->cut.graph = made.symbolic->cut.at(batch);
+  resize_known(sized->cut.graph, own);
+  sized->plan = plan_of(sized->cut.graph, sized->plan_writes, false);
+  for (std::size_t r = 0; r < sized->backward.size(); ++r) {
+    detail::BackwardPart& part = sized->backward[r];
+    part.cut.graph = made.symbolic->backward[r].at(batch);
+    resize_known(part.cut.graph, own);
+    part.plan = part.leaves.empty() ? part.plan : plan_of(part.cut.graph, {}, false);
+  }
+  sized->symbolic.reset();
+  sized->confirmations = 0;
+  guard_owners(*sized);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().known.push_back(sized);
+  ++state().counters.sizes;
+  return sized;
 }
 
 // Whether a second run of the function did the same with the same tensors.

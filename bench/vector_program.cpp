@@ -4,13 +4,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <utility>  // move
 #include <vector>
 
 #include "bench.hpp"
 
 namespace kernel = tinyscale::kernels;
-using bench::numbers;
 using kernel::VectorOp;
 using kernel::VectorOutput;
 using kernel::VectorProgram;
@@ -19,19 +17,23 @@ namespace {
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
+typedef bench::ts::List<float> Floats;  // aligned, as tensors are
+
+Floats numbers(std::size_t n, std::uint64_t seed) { return Floats(bench::numbers(n, seed)); }
+
 // A program with the memory it runs on, and the ratio of another way's time to its own.
 struct Case {
   kernel::VectorPlan plan;
-  std::vector<std::vector<float>> memory;
+  bench::ts::List<Floats> memory;
   std::vector<const float*> inputs;
   std::vector<float*> outputs;
 
-  void input(std::vector<float> x) {
-    memory.push_back(std::move(x));
+  void input(const Floats& x) {
+    memory.push_back(x);
     inputs.push_back(memory.back().data());
   }
   void output(std::int64_t n) {
-    memory.push_back(std::vector<float>(size(n)));
+    memory.push_back(Floats(size(n)));
     outputs.push_back(memory.back().data());
   }
   bench::Work work() const {
@@ -63,7 +65,8 @@ void chain(std::int64_t n) {
   const kernel::VectorPlan copy_plan = kernel::plan_vectors(copy);
   c.input(numbers(size(n), 1));
   c.output(n);
-  std::vector<float> ones(size(n), 0.5f), other(size(n));
+  Floats ones(size(n)), other(size(n));
+  ones.assign(size(n), 0.5f);
   const float* const in = c.inputs[0];
   float* const y = other.data();
   const bench::Work eager = [&] {
@@ -96,7 +99,7 @@ void gelu(std::int64_t n) {
   c.plan = kernel::plan_vectors(p);
   c.input(numbers(size(n), 1));
   c.output(n);
-  std::vector<float> y(size(n));
+  Floats y(size(n));
   const bench::Work eager = [&] { kernel::gelu_forward(n, c.inputs[0], y.data()); };
   print("gelu, " + std::to_string(n), bench::compare({c.work(), eager}), n);
 }
@@ -114,7 +117,7 @@ void softmax(std::int64_t rows, std::int64_t cols) {
   c.plan = kernel::plan_vectors(p);
   c.input(numbers(size(rows * cols), 1));
   c.output(rows * cols);
-  std::vector<float> y(size(rows * cols));
+  Floats y(size(rows * cols));
   const bench::Work eager = [&] { kernel::softmax_forward(rows, cols, c.inputs[0], y.data()); };
   print("softmax" + shape(rows, cols), bench::compare({c.work(), eager}), rows * cols);
 }
@@ -136,7 +139,7 @@ void layer_norm(std::int64_t rows, std::int64_t cols) {
   c.input(numbers(size(cols), 2));
   c.input(numbers(size(cols), 3));
   c.output(rows * cols);
-  std::vector<float> y(size(rows * cols)), mean(size(rows)), r(size(rows));
+  Floats y(size(rows * cols)), mean(size(rows)), r(size(rows));
   const bench::Work eager = [&] {
     kernel::layer_norm_forward(rows, cols, 1e-5f, c.inputs[0], c.inputs[1], c.inputs[2], y.data(),
                                mean.data(), r.data());
@@ -156,7 +159,7 @@ void cross_entropy(std::int64_t rows, std::int64_t cols) {
   c.plan = kernel::plan_vectors(p);
   c.input(numbers(size(rows * cols), 1));
   std::vector<std::int32_t> targets;
-  std::vector<float> as_floats, losses(size(rows)), lses(size(rows));
+  Floats as_floats, losses(size(rows)), lses(size(rows));
   for (std::int64_t i = 0; i < rows; ++i) {
     targets.push_back(static_cast<std::int32_t>(i * 7919 % cols));
     as_floats.push_back(static_cast<float>(targets.back()));

@@ -103,6 +103,7 @@
 #include "tinyscale/compute/vector_program.hpp"
 #include "tinyscale/compute/vector_reference.hpp"
 #include "tinyscale/compute/vector_rewrite.hpp"
+#include "tinyscale/compute/vector_layout.hpp"
 #include "tinyscale/compute/vector_plan.hpp"
 #include "tinyscale/compute/vector_ops.hpp"
 #include "tinyscale/compute/vector_run.hpp"

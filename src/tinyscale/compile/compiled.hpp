@@ -351,7 +351,7 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
   }
   const auto form = [&](const Graph& a, const Graph& b, const Graph& c) {
     const Graph* const graphs[] = {&a, &b, &c};
-    return detail::SymbolicGraph(graphs, batches, made.not_symbolic);
+    return detail::SymbolicGraph(graphs, batches, made.graph.constants.size(), made.not_symbolic);
   };
   const Compilation &a = *samples[0], &b = *samples[1];
   symbolic->graph = form(made.graph, a.graph, b.graph);

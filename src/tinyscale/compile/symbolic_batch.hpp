@@ -20,11 +20,12 @@ class SymbolicGraph {
  public:
   SymbolicGraph() = default;
   // The same function's graphs at three batch sizes; `why` says what does not follow the batch.
+  // Constants from number `own` on are results of another graph.
   SymbolicGraph(const Graph* const (&graphs)[batch_samples],
-                const std::int64_t (&batches)[batch_samples], std::string& why)
+                const std::int64_t (&batches)[batch_samples], std::size_t own, std::string& why)
       : graph_(*graphs[0]) {
     for (int s = 1; s < batch_samples && why.empty(); ++s) {
-      check_alike(*graphs[0], *graphs[s], why);
+      check_alike(*graphs[0], *graphs[s], own, why);
     }
     for (int i = 0; i < graph_.size() && why.empty(); ++i) {
       const GraphNode* nodes[batch_samples];
@@ -68,7 +69,7 @@ class SymbolicGraph {
     bool inverse;
   };
 
-  static void check_alike(const Graph& a, const Graph& b, std::string& why) {
+  static void check_alike(const Graph& a, const Graph& b, std::size_t own, std::string& why) {
     bool same = a.nodes.size() == b.nodes.size() && a.constants.size() == b.constants.size() &&
                 a.outputs.size() == b.outputs.size();
     for (std::size_t i = 0; same && i < a.outputs.size(); ++i) {
@@ -84,7 +85,7 @@ class SymbolicGraph {
     if (!same) {
       why = "it does other ops at other batch sizes";
     }
-    for (std::size_t i = 0; same && i < a.constants.size(); ++i) {
+    for (std::size_t i = 0; same && i < a.constants.size() && i < own; ++i) {
       if (a.constants[i].storage().get() != b.constants[i].storage().get()) {
         same = a.constants[i].shape() == b.constants[i].shape() &&
                same_numbers(a.constants[i], b.constants[i]);

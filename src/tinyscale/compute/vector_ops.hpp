@@ -48,6 +48,8 @@ TINYSCALE_INLINE void any_log(const typename L::V& x, typename L::V& y) {
   constexpr float inf = std::numeric_limits<float>::infinity();
   V zero{}, t, low, none;
   t = x < std::numeric_limits<float>::min() ? x * 16777216.0f : x;
+  broadcast<L>(1.0f, low);
+  t = x > zero ? t : low;
   log_vector<L>(t, y);
   y = x < std::numeric_limits<float>::min() ? y - 16.6355323334f : y;
   broadcast<L>(-inf, low);
@@ -76,7 +78,7 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
   static_cast<void>(zero);
   if constexpr (OP == O::copy) y = a;
   if constexpr (OP == O::add) y = a + b;
-  if constexpr (OP == O::sub) y = a - b;
+  if constexpr (OP == O::sub || OP == O::sub_squares) y = a - b;
   if constexpr (OP == O::mul) y = a * b;
   if constexpr (OP == O::div) y = a / b;
   if constexpr (OP == O::mul_add) y = a * b + c;
@@ -115,14 +117,16 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
   }
 }
 
-// Loops so short that taking four vectors at a time shows.
+// Operations so short and so usual that each kind of operands has its own loop of four vectors.
 constexpr bool is_cheap(kernels::VectorOp op) {
   typedef kernels::VectorOp O;
-  return op < O::exp || op == O::square || op == O::relu || op == O::cube;
+  return op <= O::mul || op == O::mul_add || op == O::maximum || op == O::square || op == O::relu ||
+         op == O::sub_squares;
 }
 
 // Rows of operands: operand k of row r begins at a[k] + r row_step[k]; where it does not move it is
-// 16 equal numbers, and where it is scalar, one a row.
+// 16 equal numbers, and where it is scalar, one a row. While they are computed with, what the next
+// block reads is asked for from `ahead` on: of each number one 2^-ahead_shift-th.
 struct VectorRows {
   std::int64_t rows, n;
   const float* a[3];
@@ -132,69 +136,138 @@ struct VectorRows {
   std::int64_t y_row_step;
   bool y_moves;  // else what is stored is not wanted
   float* sums;   // of each row, where they are
+  const float* ahead;
+  int ahead_shift;
 };
 
-template <class L, kernels::VectorOp OP, bool SUM>
-TINYSCALE_INLINE void one_row(const VectorRows& all, const float* const (&from)[3], float* y,
-                              float* sum) {
+// One row of rows: from which operands, and where it goes.
+struct VectorRow {
+  std::int64_t n;
+  const float* a[3];
+  std::int64_t steps[3];  // 1 or 0
+  float* y;
+  std::int64_t y_step;
+  float* sum;
+  const float* ahead;
+  int ahead_shift;
+};
+
+// Operand k is one number in a register, where bit k of FIXED says so. Else it moves, or where
+// ANY, as its step says.
+template <class L, kernels::VectorOp OP, bool SUM, unsigned FIXED, bool ANY>
+TINYSCALE_INLINE void one_row(const VectorRow& row) {
   typedef typename L::V V;
   constexpr int operands = facts_of(OP).operands;
-  constexpr int parts = is_cheap(OP) ? 4 : 1;
-  const std::int64_t da = all.moves[0] ? L::width : 0, db = all.moves[1] ? L::width : 0;
-  const std::int64_t dc = all.moves[2] ? L::width : 0, dy = all.y_moves ? L::width : 0;
-  const float *pa = from[0], *pb = from[1], *pc = from[2];
-  V a, b{}, c{}, v, sums[parts] = {};
-  std::int64_t left = all.n;
-  for (; left >= parts * L::width; left -= parts * L::width) {
-    TINYSCALE_UNROLL
-    for (int part = 0; part < parts; ++part) {
-      load<L>(pa, a);
-      pa += da;
-      if constexpr (operands > 1) {
-        load<L>(pb, b);
-        pb += db;
+  constexpr int parts = is_cheap(OP) && !ANY && L::width > 4 ? 4 : 1;  // of 1, one loop is enough
+  constexpr std::int64_t wide = parts * L::width;
+  const std::int64_t n = row.n, dy = SUM ? row.y_step : 1;
+  const float *const pa = row.a[0], *const pb = row.a[1], *const pc = row.a[2];
+  const std::int64_t da = ANY ? row.steps[0] : 1, db = ANY ? row.steps[1] : 1;
+  const std::int64_t dc = ANY ? row.steps[2] : 1;
+  float* const y = row.y;
+  const float* const ahead = row.ahead;
+  const int shift = row.ahead_shift;
+  V a, b{}, c{}, v, sums[4] = {};
+  if constexpr ((FIXED & 1U) != 0) {
+    broadcast<L>(*pa, a);
+  }
+  if constexpr ((FIXED & 2U) != 0) {
+    broadcast<L>(*pb, b);
+  }
+  if constexpr ((FIXED & 4U) != 0) {
+    broadcast<L>(*pc, c);
+  }
+  std::int64_t j = 0;
+  if constexpr (parts > 1) {
+    for (; j + wide <= n; j += wide) {
+      prefetch<3>(ahead + (j >> shift));
+      TINYSCALE_UNROLL
+      for (int part = 0; part < parts; ++part) {
+        const std::int64_t i = j + part * L::width;
+        if constexpr ((FIXED & 1U) == 0) {
+          load<L>(pa + i * da, a);
+        }
+        if constexpr (operands > 1 && (FIXED & 2U) == 0) {
+          load<L>(pb + i * db, b);
+        }
+        if constexpr (operands > 2 && (FIXED & 4U) == 0) {
+          load<L>(pc + i * dc, c);
+        }
+        vector_op<L, OP>(a, b, c, v);
+        if constexpr (SUM) {
+          sums[part] = sums[part] + (OP == kernels::VectorOp::sub_squares ? v * v : v);
+        }
+        store<L>(y + i * dy, v);
       }
-      if constexpr (operands > 2) {
-        load<L>(pc, c);
-        pc += dc;
-      }
-      vector_op<L, OP>(a, b, c, v);
-      if constexpr (SUM) {
-        sums[part] = sums[part] + v;
-      }
-      store<L>(y, v);
-      y += dy;
     }
   }
-  for (; left > 0; left -= L::width) {
-    load_some<L>(pa, left, 0.0f, a);
-    pa += da;
-    if constexpr (operands > 1) {
-      load_some<L>(pb, left, 0.0f, b);
-      pb += db;
+  for (; j < n; j += L::width) {
+    const std::int64_t left = n - j;
+    if constexpr (parts == 1) {
+      prefetch<3>(ahead + (j >> shift));
     }
-    if constexpr (operands > 2) {
-      load_some<L>(pc, left, 0.0f, c);
-      pc += dc;
+    if constexpr ((FIXED & 1U) == 0) {
+      load_some<L>(pa + j * da, left, 0.0f, a);
+    }
+    if constexpr (operands > 1 && (FIXED & 2U) == 0) {
+      load_some<L>(pb + j * db, left, 0.0f, b);
+    }
+    if constexpr (operands > 2 && (FIXED & 4U) == 0) {
+      load_some<L>(pc + j * dc, left, 0.0f, c);
     }
     vector_op<L, OP>(a, b, c, v);
-    store_some<L>(y, left, v);
-    y += dy;
+    store_some<L>(y + j * dy, left, v);
     if constexpr (SUM) {
       if (left < L::width) {  // what is past the row counts as 0
-        float lanes[L::width] = {};
+        float lanes[L::width];
+        store<L>(lanes, V{});
         store_part<L>(lanes, left, v);
         load<L>(lanes, v);
       }
-      sums[0] = sums[0] + v;
+      sums[0] = sums[0] + (OP == kernels::VectorOp::sub_squares ? v * v : v);
     }
   }
   if constexpr (SUM) {
-    V all_of = sums[0];
     for (int part = 1; part < parts; ++part) {
-      all_of = all_of + sums[part];
+      sums[0] = sums[0] + sums[part];
     }
-    *sum = sum_lanes<L>(all_of);
+    *row.sum = sum_lanes<L>(sums[0]);
+  }
+}
+
+// The loop for the operands that there are: FIXED is the last, the last two, ..
+template <class L, kernels::VectorOp OP, bool SUM>
+TINYSCALE_INLINE void choose_row(const VectorRow& row) {
+  constexpr int operands = facts_of(OP).operands;
+  if constexpr (operands == 1) {
+    if constexpr (OP == kernels::VectorOp::copy) {  // the one that may widen
+      if (row.steps[0] == 0) {
+        one_row<L, OP, SUM, 1U, false>(row);
+        return;
+      }
+    }
+    one_row<L, OP, SUM, 0U, false>(row);
+  } else if constexpr (!is_cheap(OP)) {
+    one_row<L, OP, SUM, 0U, true>(row);
+  } else if constexpr (operands == 2) {
+    if (row.steps[0] == 0) {
+      one_row<L, OP, SUM, 0U, true>(row);
+    } else if (row.steps[1] == 0) {
+      one_row<L, OP, SUM, 2U, false>(row);
+    } else {
+      one_row<L, OP, SUM, 0U, false>(row);
+    }
+  } else {
+    const bool first = row.steps[0] != 0;
+    if (first && row.steps[1] == 0 && row.steps[2] == 0) {
+      one_row<L, OP, SUM, 6U, false>(row);
+    } else if (first && row.steps[1] == 0) {
+      one_row<L, OP, SUM, 2U, false>(row);
+    } else if (first && row.steps[2] != 0) {
+      one_row<L, OP, SUM, 0U, false>(row);
+    } else {
+      one_row<L, OP, SUM, 0U, true>(row);
+    }
   }
 }
 
@@ -202,47 +275,55 @@ template <class L, kernels::VectorOp OP, bool SUM = false>
 TINYSCALE_INLINE void all_rows(const VectorRows& all) {
   constexpr int operands = facts_of(OP).operands;
   alignas(64) float equal[3][16];
-  const float* from[3] = {nullptr, nullptr, nullptr};
+  VectorRow row{};
+  row.n = all.n;
+  row.y_step = all.y_moves ? 1 : 0;
+  row.ahead_shift = all.ahead_shift;
+  for (int k = 0; k < operands; ++k) {
+    row.steps[k] = all.moves[k] ? 1 : 0;
+  }
   for (std::int64_t r = 0; r < all.rows; ++r) {
+    TINYSCALE_UNROLL
     for (int k = 0; k < operands; ++k) {
-      from[k] = all.a[k] + r * all.row_step[k];
+      row.a[k] = all.a[k] + r * all.row_step[k];
       if (all.scalar[k]) {
         typename L::V v;
-        broadcast<L>(*from[k], v);
+        broadcast<L>(*row.a[k], v);
         store<L>(equal[k], v);
-        from[k] = equal[k];
+        row.a[k] = equal[k];
       }
     }
-    float* const y = all.y + r * all.y_row_step;
-    float* const sum = SUM ? all.sums + r : nullptr;
+    row.y = all.y + r * all.y_row_step;
+    row.sum = SUM ? all.sums + r : nullptr;
+    row.ahead = all.ahead + ((r * all.n) >> all.ahead_shift);
     if constexpr (OP == kernels::VectorOp::div) {
       // By one number: times its reciprocal, where that has all its digits.
-      const float by = std::fabs(*from[1]);
-      if (!all.moves[1] && by > 1e-30f && by < 1e30f) {
-        typename L::V v;
-        broadcast<L>(1.0f / *from[1], v);
-        store<L>(equal[1], v);
-        from[1] = equal[1];
-        one_row<L, kernels::VectorOp::mul, false>(all, from, y, sum);
+      const float by = std::fabs(*row.a[1]);
+      if (!all.moves[1] && all.moves[0] && by > 1e-30f && by < 1e30f) {
+        equal[1][0] = 1.0f / *row.a[1];
+        row.a[1] = equal[1];
+        one_row<L, kernels::VectorOp::mul, false, 2U, false>(row);
         continue;
       }
     }
-    one_row<L, OP, SUM>(all, from, y, sum);
+    choose_row<L, OP, SUM>(row);
   }
 }
 
 // The maximum of a row, NaN where one is; a sum shows at little cost whether one may be.
 template <class L>
-TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
+TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x, const float* ahead, int shift) {
   typedef typename L::V V;
   const float lowest = -std::numeric_limits<float>::infinity();
-  V best[2], v, sums[2] = {};
-  broadcast<L>(lowest, best[0]);
-  best[1] = best[0];
+  V best[4], v, sums[4] = {};
+  for (V& each : best) {
+    broadcast<L>(lowest, each);
+  }
   std::int64_t j = 0;
-  for (; j + 2 * L::width <= n; j += 2 * L::width) {
+  for (; j + 4 * L::width <= n; j += 4 * L::width) {
+    prefetch<3>(ahead + (j >> shift));
     TINYSCALE_UNROLL
-    for (int part = 0; part < 2; ++part) {
+    for (int part = 0; part < 4; ++part) {
       load<L>(x + j + part * L::width, v);
       max_vector<L>(best[part], v, best[part]);
       sums[part] = sums[part] + v;
@@ -253,8 +334,11 @@ TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
     max_vector<L>(best[0], v, best[0]);
     sums[0] = sums[0] + v;
   }
-  max_vector<L>(best[0], best[1], best[0]);
-  if (is_nan(static_cast<double>(sum_lanes<L>(sums[0] + sums[1])))) {
+  for (int part = 1; part < 4; ++part) {
+    max_vector<L>(best[0], best[part], best[0]);
+    sums[0] = sums[0] + sums[part];
+  }
+  if (is_nan(static_cast<double>(sum_lanes<L>(sums[0])))) {
     for (j = 0; j < n; ++j) {
       if (is_nan(static_cast<double>(x[j]))) {
         return x[j];
@@ -264,16 +348,28 @@ TINYSCALE_INLINE float any_row_max(std::int64_t n, const float* x) {
   return max_lanes<L>(best[0]);
 }
 
+struct AheadTerm {
+  const float* x;
+  const float* ahead;
+  int shift;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    prefetch<3>(ahead + (j >> shift));
+    load_some<L>(x + j, left, 0.0f, v);
+  }
+};
+
 template <class L>
 TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
   typedef kernels::VectorOp O;
   for (std::int64_t r = 0; r < all.rows; ++r) {
     const float* const x = all.a[0] + r * all.row_step[0];
+    const float* const ahead = all.ahead + ((r * all.n) >> all.ahead_shift);
     float& y = all.y[r];
     if (op == O::row_sum) {
-      y = row_sum<L>(all.n, ValueTerm{x});
+      y = row_sum<L>(all.n, AheadTerm{x, ahead, all.ahead_shift});
     } else if (op == O::row_max) {
-      y = any_row_max<L>(all.n, x);
+      y = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
     } else if (op == O::row_pick) {
       const float at = all.a[1][r * all.row_step[1]];
       const bool there = at >= 0.0f && at < static_cast<float>(all.n);
@@ -283,7 +379,7 @@ TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
       float max = 0.0f, sum = 0.0f;
       sum_exp_row<L>(all.n, x, max, sum);
       if (!is_finite(static_cast<double>(max)) || !is_finite(static_cast<double>(sum))) {
-        max = any_row_max<L>(all.n, x);
+        max = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
         sum = all.n == 0 ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       }
       y = max;

@@ -1,73 +1,26 @@
 #pragma once
 // The plan of a vector program: what is computed once, what for every block of rows, and where each
 // value stands. A block is several whole rows or a part of one, so small that all its values stay
-// in the cache of level 1 (of level 2 where sums need a long row whole). Values share few buffers,
-// a value that is an output is computed in its place, and a dense input is read where it is.
+// in the cache of level 1 (of level 2 where sums need a long row whole). A value that is an output
+// is computed in its place, and a dense input is read where it is.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/compute/vector_layout.hpp"
 #include "tinyscale/compute/vector_program.hpp"
 #include "tinyscale/compute/vector_rewrite.hpp"
 
 namespace tinyscale {
 namespace detail {
 
-// Where a value stands, and what a block adds to its pointer.
-struct VectorPlace {
-  enum Memory : unsigned char { block, once, input, output };
-  enum Moves : unsigned char { no, densely, by_row, by_column, strided };
-  Memory memory = block;
-  Moves moves = no;
-  kernels::VectorExtent extent = kernels::VectorExtent::single;
-  bool unwanted = false;  // only its sum is needed
-  bool literal = false;
-  float number = 0.0f;
-  int index = 0;            // of an input or output
-  std::int64_t offset = 0;  // floats into scratch memory of the block or of the run
-};
-
-struct VectorStep {
-  kernels::VectorOp op = kernels::VectorOp::copy;
-  kernels::VectorExtent extent = kernels::VectorExtent::full;
-  bool flat = false;  // all rows of a block are one
-  bool moves[3] = {true, true, true}, scalar[3] = {false, false, false};
-  int places[3] = {-1, -1, -1};
-  int target = -1;
-  int sum = -1;     // place of the sums of its rows
-  int number = -1;  // of an input, a total, or sums of columns
-};
-
-}  // namespace detail
-
-namespace kernels {
-
-struct VectorPlan {
-  Shape outer;
-  std::int64_t rows = 0, cols = 0;
-  std::int64_t block_rows = 1, block_cols = 1;
-  std::int64_t task_rows = 1;  // a task is so many rows of block_cols columns
-  std::int64_t once_floats = 0, block_floats = 0;
-  List<detail::VectorInput> inputs;
-  List<detail::VectorPlace> places;
-  List<detail::VectorStep> once, steps;
-  List<int> dense_places;                   // of inputs that are prefetched
-  List<int> column_outputs, total_outputs;  // numbers of outputs
-  List<int> single_outputs, single_places;  // written from places after `once`
-  int output_count = 0;
-  bool streams = false;
-};
-
-}  // namespace kernels
-
-namespace detail {
-
+// Steps in the order of the values, and outputs at the end.
 class VectorPlanner {
  public:
-  VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan)
-      : program_(p), plan_(plan), code_(p) {
+  VectorPlanner(const kernels::VectorProgram& p, kernels::VectorPlan& plan, double stream_bytes)
+      : plan_(plan), code_(p) {
     plan_.outer = p.outer();
     plan_.rows = p.rows();
     plan_.cols = p.cols();
@@ -78,17 +31,15 @@ class VectorPlanner {
     plan_.streams = written_bytes() > stream_bytes;
     choose_block(8);
     emit();
-    choose_block(live_blocks_);
+    choose_block(VectorLayout(plan_).live());
     emit();
-    allot();
-    choose_task();
+    VectorLayout(plan_).finish();
   }
 
  private:
   typedef kernels::VectorOp Op;
   typedef kernels::VectorExtent Extent;
   typedef kernels::VectorOutput Output;
-  static constexpr double stream_bytes = 8e6;
   static constexpr std::int64_t cache_floats = 8192;  // of level 1, in use
   static constexpr std::int64_t longest = 2048, shortest = 512;
 
@@ -192,6 +143,7 @@ class VectorPlanner {
     plan_.total_outputs.clear();
     plan_.single_outputs.clear();
     plan_.single_places.clear();
+    moved_.clear();
     place_of_.assign(code_.values.size(), -1);
     for (int i = 0; i < count(); ++i) {
       if (needed(i) && value(i).kind == VectorValue::result && place_of_[index(i)] < 0) {
@@ -201,7 +153,9 @@ class VectorPlanner {
     for (std::size_t o = 0; o < code_.outputs.size(); ++o) {
       emit_output(static_cast<int>(o), code_.outputs[o]);
     }
-    count_live();
+    for (const int p : moved_) {
+      move_operand(p);
+    }
   }
 
   int add_place(VectorPlace::Memory memory, Extent e) {
@@ -293,7 +247,8 @@ class VectorPlanner {
     if (v.op == Op::row_max && e == Extent::per_row && emit_sum_exp(i, places)) {
       return;
     }
-    VectorStep s = make_step(v.op, e, places, operands);
+    const int squares = v.op == Op::sub && e == Extent::full ? squares_of(i) : -1;
+    VectorStep s = make_step(squares < 0 ? v.op : Op::sub_squares, e, places, operands);
     place_of_[index(i)] = s.target;
     if (is_row_reduction(v.op)) {
       for (int k = 0; k < operands; ++k) {
@@ -303,7 +258,10 @@ class VectorPlanner {
     }
     const bool sums =
         v.op == Op::square || v.op == Op::mul || v.op == Op::exp_sub || v.op == Op::exp_below_max;
-    const int sum = sums && e == Extent::full ? sum_of(i) : -1;
+    const int sum = squares >= 0 ? sum_of(squares) : sums && e == Extent::full ? sum_of(i) : -1;
+    if (squares >= 0) {
+      place_of_[index(squares)] = s.target;  // never read
+    }
     if (sum >= 0) {
       s.sum = add_place(VectorPlace::block, Extent::per_row);
       s.flat = false;
@@ -311,6 +269,17 @@ class VectorPlanner {
       place(s.target).unwanted = code_.users[index(i)] == 1;
     }
     push(s);
+  }
+
+  // The square of a value, where only its sum is wanted; -1 when there is none.
+  int squares_of(int i) const {
+    for (int j = i + 1; j < count(); ++j) {
+      if (needed(j) && value(j).op == Op::square && value(j).operands[0] == i &&
+          code_.users[index(j)] == 1 && sum_of(j) >= 0) {
+        return j;
+      }
+    }
+    return -1;
   }
 
   // The first row_sum of a value, -1 when there is none.
@@ -386,6 +355,9 @@ class VectorPlanner {
       const VectorPlace in_memory = place(output_place(number, e));
       plan_.places.pop_back();
       place(from) = in_memory;
+      if (e == Extent::full) {
+        moved_.push_back(from);
+      }
       return;
     }
     int source = from;
@@ -422,124 +394,27 @@ class VectorPlanner {
     return made;
   }
 
-  // The last step that reads each place.
-  List<int> last_uses() const {
-    List<int> last(plan_.places.size());
-    last.assign(plan_.places.size(), -1);
+  // What ends in the making of an output is computed in its memory too: so the output's lines are
+  // on their way while something longer is computed.
+  void move_operand(int output) {
+    const List<int> last = last_uses(plan_);
     for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-      for (const int p : plan_.steps[s].places) {
-        if (p >= 0) {
-          last[index(p)] = static_cast<int>(s);
+      const VectorStep step = plan_.steps[s];
+      for (int k = 0; k < 3 && step.target == output && step.op != Op::row_pick; ++k) {
+        const int p = step.places[k];
+        if (p >= 0 && last[index(p)] == static_cast<int>(s) && !place(p).unwanted &&
+            can_move(p, Extent::full)) {
+          place(p) = place(output);
+          return;
         }
       }
     }
-    return last;
   }
 
-  void count_live() { give_buffers(false); }
-  void allot() {
-    give_buffers(true);
-    std::int64_t once = 0;
-    for (VectorPlace& p : plan_.places) {
-      if (p.memory == VectorPlace::once) {
-        p.offset = once;
-        once += varies_with_columns(p.extent) ? (plan_.cols + 15) / 16 * 16 : 16;
-      }
-    }
-    plan_.once_floats = once;
-    plan_.dense_places.clear();
-    for (int p = 0; p < static_cast<int>(plan_.places.size()); ++p) {
-      if (place(p).memory == VectorPlace::input && place(p).moves == VectorPlace::densely) {
-        plan_.dense_places.push_back(p);
-      }
-    }
-  }
-
-  // Buffers by the time that each value is needed: full ones, and arrays over the rows of a block.
-  void give_buffers(bool final) {
-    const List<int> last = last_uses();
-    const std::int64_t rows = (plan_.block_rows + 15) / 16 * 16;
-    const std::int64_t full = (plan_.block_rows * plan_.block_cols + 15) / 16 * 16;
-    List<int> free_full, free_rows;
-    std::int64_t fulls = 0, arrays = 0, memory = 0;
-    List<int> number(plan_.places.size());
-    number.assign(plan_.places.size(), -1);
-    const auto take = [&](int p) {
-      if (p < 0 || place(p).memory != VectorPlace::block || number[index(p)] >= 0 ||
-          place(p).unwanted) {
-        return;
-      }
-      const bool wide = place(p).extent == Extent::full;
-      List<int>& free = wide ? free_full : free_rows;
-      if (free.empty()) {
-        free.push_back(static_cast<int>(wide ? fulls++ : arrays++));
-      }
-      number[index(p)] = free.back();
-      free.pop_back();
-    };
-    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-      const VectorStep& step = plan_.steps[s];
-      const auto release = [&](int p) {
-        const bool ends = p >= 0 && place(p).memory == VectorPlace::block && !place(p).unwanted &&
-                          last[index(p)] <= static_cast<int>(s) && number[index(p)] >= 0;
-        if (ends) {
-          (place(p).extent == Extent::full ? free_full : free_rows).push_back(number[index(p)]);
-          number[index(p)] -= 1 << 20;  // given back; read again below
-        }
-      };
-      const bool sums = step.op == Op::column_sums || step.op == Op::total;
-      const bool in_place = !sums && step.op != Op::row_pick;
-      for (int k = 0; k < 3 && in_place; ++k) {
-        release(step.places[k]);
-      }
-      if (step.op == Op::column_sums) {
-        number[index(step.target)] = static_cast<int>(fulls++);  // kept from block to block
-        release(step.places[0]);
-        continue;
-      }
-      take(step.target);
-      take(step.sum);
-      for (int k = 0; k < 3 && !in_place; ++k) {
-        release(step.places[k]);
-      }
-      release(step.target);  // where nobody reads it
-      release(step.sum);
-    }
-    for (const VectorPlace& p : plan_.places) {
-      memory += p.extent == Extent::full &&
-                        (p.memory == VectorPlace::input || p.memory == VectorPlace::output)
-                    ? 1
-                    : 0;
-    }
-    live_blocks_ = fulls + memory;
-    if (!final) {
-      return;
-    }
-    plan_.block_floats = 16 + fulls * full + arrays * rows;  // 16 for what is unwanted
-    for (std::size_t p = 0; p < plan_.places.size(); ++p) {
-      VectorPlace& at = plan_.places[p];
-      if (at.memory == VectorPlace::block && !at.unwanted && number[p] != -1) {
-        const std::int64_t n = number[p] < 0 ? number[p] + (1 << 20) : number[p];
-        at.offset = 16 + (at.extent == Extent::full ? n * full : fulls * full + n * rows);
-      }
-    }
-  }
-
-  // Sums of columns are gathered over at least 32 rows, in at most some 32 tasks of one column.
-  void choose_task() {
-    plan_.task_rows = plan_.block_rows;
-    if (!plan_.column_outputs.empty()) {
-      const std::int64_t least = std::max<std::int64_t>(32, (plan_.rows + 31) / 32);
-      plan_.task_rows = (least + plan_.block_rows - 1) / plan_.block_rows * plan_.block_rows;
-    }
-  }
-
-  const kernels::VectorProgram& program_;
   kernels::VectorPlan& plan_;
   VectorRewrite code_;
   List<Extent> extents_;
-  List<int> place_of_;
-  std::int64_t live_blocks_ = 1;
+  List<int> place_of_, moved_;
   bool whole_rows_ = false;
 };
 
@@ -547,14 +422,15 @@ class VectorPlanner {
 
 namespace kernels {
 
-// Makes the plan; to be kept and run many times.
-inline VectorPlan plan_vectors(const VectorProgram& p) {
+// Makes the plan; to be kept and run many times. Full outputs of more bytes than stream_bytes are
+// written past the caches: what reads them later finds little of them there.
+inline VectorPlan plan_vectors(const VectorProgram& p, double stream_bytes = 32e6) {
   if (p.outputs().empty()) {
     detail::fail({"plan_vectors: the program of ", p.values().size(),
                   " values has no output; there is nothing to compute"});
   }
   VectorPlan plan;
-  detail::VectorPlanner(p, plan);
+  detail::VectorPlanner(p, plan, stream_bytes);
   return plan;
 }
 

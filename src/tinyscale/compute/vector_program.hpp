@@ -54,6 +54,7 @@ enum class VectorOp : unsigned char {
   // What a plan makes of them; not to be applied:
   cube,
   exp_below_max,  // exp(a - b) for a <= b
+  sub_squares,    // a - b, and the sum of its squares
   sum_exp,        // row_max, and the sum of exp(a - it)
   gather,         // an input that lies otherwise than it is computed with
   column_sums,    // an output adds up
@@ -89,8 +90,9 @@ inline constexpr VectorOpFacts vector_op_facts[] = {
     {"silu_slope", 1},    {"gelu_slope", 1},    {"gelu_tanh_slope", 1},
     {"exp_sub", 2},       {"column_number", 0}, {"row_sum", 1},
     {"row_max", 1},       {"row_pick", 2},      {"cube", 1},
-    {"exp_below_max", 2}, {"sum_exp", 1},       {"gather", 1},
-    {"column_sums", 1},   {"total", 1},         {"stream", 1}};
+    {"exp_below_max", 2}, {"sub_squares", 2},   {"sum_exp", 1},
+    {"gather", 1},        {"column_sums", 1},   {"total", 1},
+    {"stream", 1}};
 
 constexpr const VectorOpFacts& facts_of(kernels::VectorOp op) {
   return vector_op_facts[static_cast<std::size_t>(op)];

@@ -20,6 +20,7 @@ namespace detail {
 // What a block or the whole run works on: `rows` rows from row on, n columns from col on.
 struct VectorBlock {
   std::int64_t row = 0, rows = 1, col = 0, n = 0;
+  std::int64_t filled = 0;  // rows in the parts of column sums before this block
 };
 
 struct VectorRun {
@@ -84,37 +85,44 @@ struct VectorSteps {
   float** at;
   float* scratch;  // of blocks
 
-  VectorRows rows_of(const VectorStep& step, const VectorBlock& block) const {
+  TINYSCALE_INLINE void rows_of(const VectorStep& step, const VectorBlock& block,
+                                VectorRows& all) const {
     typedef kernels::VectorExtent Extent;
-    VectorRows all{};
     const bool reduces = is_row_reduction(step.op) || step.op == kernels::VectorOp::sum_exp;
     const bool wide = step.extent == Extent::full || reduces;
     all.rows = varies_with_rows(step.extent) && wide ? block.rows : 1;
     all.n = wide || step.extent == Extent::per_column ? block.n
             : step.extent == Extent::per_row          ? block.rows
                                                       : 16;
-    for (int k = 0; k < 3 && step.places[k] >= 0; ++k) {
-      const Extent from = run.plan.places[static_cast<std::size_t>(step.places[k])].extent;
+    TINYSCALE_UNROLL
+    for (int k = 0; k < 3; ++k) {
       all.a[k] = at[step.places[k]];
-      all.row_step[k] = from == Extent::full ? block.n : from == Extent::per_row ? 1 : 0;
+      all.row_step[k] = step.rows_apart[k] == 2 ? block.n : step.rows_apart[k];
       all.moves[k] = step.moves[k];
       all.scalar[k] = step.scalar[k];
     }
     all.y = at[step.target];
-    all.y_moves = !run.plan.places[static_cast<std::size_t>(step.target)].unwanted;
+    all.y_moves = !step.unwanted;
     all.y_row_step = all.y_moves ? block.n : 0;
     all.sums = step.sum >= 0 ? at[step.sum] : nullptr;
+    all.ahead = all.a[0];
+    all.ahead_shift = step.ahead_shift;
+    if (step.ahead >= 0) {
+      const std::int64_t floats = block.rows * block.n;
+      all.ahead = at[step.ahead] + floats +
+                  static_cast<std::int64_t>(step.ahead_from * static_cast<float>(floats));
+    }
     if (step.flat && step.extent == Extent::full) {
       all.n *= all.rows;
       all.rows = 1;
     }
-    return all;
   }
 
   template <class L>
   TINYSCALE_INLINE void compute(const VectorStep& step, const VectorBlock& block) const {
     typedef kernels::VectorOp O;
-    const VectorRows all = rows_of(step, block);
+    VectorRows all;
+    rows_of(step, block, all);
     const bool sums = step.sum >= 0;
 #define TINYSCALE_CASE(NAME)   \
   case O::NAME:                \
@@ -158,6 +166,7 @@ struct VectorSteps {
       TINYSCALE_CASE(gelu_tanh_slope)
       TINYSCALE_SUM_CASE(exp_sub)
       TINYSCALE_SUM_CASE(exp_below_max)
+      case O::sub_squares: all_rows<L, O::sub_squares, true>(all); break;
       case O::pow: power_rows(all); break;
       case O::column_number:
         for (std::int64_t j = 0; j < block.n; ++j) {
@@ -178,88 +187,88 @@ struct VectorSteps {
   }
 };
 
-// What does not vary with the rows, before all blocks.
-struct VectorOnce {
-  const VectorRun& run_;
-  float** at;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    VectorBlock all;
-    all.n = run_.plan.cols;
-    const VectorSteps steps{run_, at, nullptr};
-    for (const VectorStep& step : run_.plan.once) {
-      steps.compute<L>(step, all);
-      if (step.extent == kernels::VectorExtent::single) {
-        std::fill(at[step.target] + 1, at[step.target] + 16, *at[step.target]);
-      }
-    }
-  }
-};
-
-// Tasks [begin, end): a part of all columns, and so many rows of it.
+// Tasks [begin, end): a part of all columns, and so many rows of it. Without tasks: what does not
+// vary with the rows, before all others. One body for both, since the loops of all operations are
+// in it.
 struct VectorTasks {
   const VectorRun& run_;
   std::int64_t begin, end;
   float** at;
   float* scratch;
+  bool once;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     const kernels::VectorPlan& plan = run_.plan;
-    for (std::int64_t task = begin; task < end; ++task) {
-      VectorBlock block;
-      block.row = task / run_.col_tasks * plan.task_rows;
-      block.col = task % run_.col_tasks * plan.block_cols;
-      block.n = std::min(plan.block_cols, plan.cols - block.col);
-      const std::int64_t last = std::min(plan.rows, block.row + plan.task_rows);
-      std::int64_t filled = 0;  // rows in the parts of column sums
-      clear_parts(block.n);
-      for (; block.row < last; block.row += plan.block_rows) {
-        block.rows = std::min(plan.block_rows, last - block.row);
-        run_block<L>(block, task, filled);
-        filled = (filled + block.rows) % 32;
+    const List<VectorStep>& steps = once ? plan.once : plan.steps;
+    VectorBlock block;
+    block.n = plan.cols;
+    std::int64_t task = begin, last = 1;
+    bool more = once || begin < end, starts = !once;
+    while (more) {
+      if (starts) {
+        block.row = task / run_.col_tasks * plan.task_rows;
+        block.col = task % run_.col_tasks * plan.block_cols;
+        block.n = std::min(plan.block_cols, plan.cols - block.col);
+        last = std::min(plan.rows, block.row + plan.task_rows);
+        block.filled = 0;
+        clear_parts(block.n);
       }
-      if (filled > 0) {
-        for (const VectorStep& step : plan.steps) {
-          if (step.op == kernels::VectorOp::column_sums) {
-            flush<L>(step, block, task);
-          }
-        }
+      if (!once) {
+        block.rows = std::min(plan.block_rows, last - block.row);
+        place(block);
+      }
+      for (const VectorStep& step : steps) {
+        compute<L>(step, block, task);
+      }
+      block.filled = (block.filled + block.rows) % 32;
+      block.row += plan.block_rows;
+      starts = once || block.row >= last;
+      if (starts) {
+        end_task<L>(block, task);
+        ++task;
+        more = task < end;
       }
     }
-    if (plan.streams) {
+    if (plan.streams && !once) {
       end_past_caches();
     }
   }
 
   template <class L>
-  TINYSCALE_INLINE void run_block(const VectorBlock& block, std::int64_t task,
-                                  std::int64_t filled) const {
-    const kernels::VectorPlan& plan = run_.plan;
-    place(block);
-    const VectorSteps steps{run_, at, scratch};
-    const std::int64_t floats = block.rows * block.n, count = std::int64_t(plan.steps.size());
-    std::int64_t number = 0;
-    for (const VectorStep& step : plan.steps) {
-      prefetch_next(floats, number, count);
-      ++number;
+  TINYSCALE_INLINE void compute(const VectorStep& step, const VectorBlock& block,
+                                std::int64_t task) const {
+    typedef kernels::VectorOp O;
+    if (step.op == O::column_sums) {
+      add_columns<L>(step, block, task);
+    } else if (step.op == O::total) {
+      double sum = 0;
+      SumBlock<1>{block.rows * block.n, at[step.places[0]], &sum}.template run<L>();
+      run_.totals[step.number * run_.row_tasks * run_.col_tasks + task] += sum;
+    } else {
+      VectorSteps{run_, at, scratch}.compute<L>(step, block);
+      if (step.extent == kernels::VectorExtent::single && step.op != O::gather) {
+        std::fill(at[step.target] + 1, at[step.target] + 16, *at[step.target]);
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void end_task(const VectorBlock& block, std::int64_t task) const {
+    if (once || block.filled == 0) {
+      return;
+    }
+    for (const VectorStep& step : run_.plan.steps) {
       if (step.op == kernels::VectorOp::column_sums) {
-        add_columns<L>(step, block, task, filled);
-      } else if (step.op == kernels::VectorOp::total) {
-        double sum = 0;
-        SumBlock<1>{floats, at[step.places[0]], &sum}.template run<L>();
-        run_.totals[step.number * run_.row_tasks * run_.col_tasks + task] += sum;
-      } else {
-        steps.compute<L>(step, block);
+        flush<L>(step, block, task);
       }
     }
   }
 
   void place(const VectorBlock& block) const {
     const kernels::VectorPlan& plan = run_.plan;
-    for (std::size_t p = 0; p < plan.places.size(); ++p) {
-      const VectorPlace& to = plan.places[p];
+    for (const int p : plan.moving) {
+      const VectorPlace& to = plan.places[static_cast<std::size_t>(p)];
       std::int64_t offset = 0;
       switch (to.moves) {
         case VectorPlace::no: continue;
@@ -276,18 +285,6 @@ struct VectorTasks {
     }
   }
 
-  // Each step asks for its share of the dense inputs of the block after this one.
-  void prefetch_next(std::int64_t floats, std::int64_t number, std::int64_t count) const {
-    const kernels::VectorPlan& plan = run_.plan;
-    for (const int p : plan.dense_places) {
-      const float* const next = at[p] + floats;
-      const std::int64_t end_at = floats * (number + 1) / count;
-      for (std::int64_t i = floats * number / count; i < end_at; i += 16) {
-        prefetch<3>(next + i);
-      }
-    }
-  }
-
   void clear_parts(std::int64_t n) const {
     for (const VectorStep& step : run_.plan.steps) {
       if (step.op == kernels::VectorOp::column_sums) {
@@ -298,7 +295,8 @@ struct VectorTasks {
 
   template <class L>
   TINYSCALE_INLINE void add_columns(const VectorStep& step, const VectorBlock& block,
-                                    std::int64_t task, std::int64_t filled) const {
+                                    std::int64_t task) const {
+    std::int64_t filled = block.filled;
     for (std::int64_t r = 0; r < block.rows;) {
       const std::int64_t rows = std::min(32 - filled, block.rows - r);
       add_rows<L>(rows, block.n, at[step.places[0]] + r * block.n, at[step.target]);
@@ -354,7 +352,7 @@ inline void run_tasks(const VectorRun& run, std::int64_t begin, std::int64_t end
     const VectorPlace& place = plan.places[p];
     at[p] = place.memory == VectorPlace::block ? lease.data() + place.offset : run.places[p];
   }
-  run_on_lanes(VectorTasks{run, begin, end, at.data(), lease.data()});
+  run_on_lanes(VectorTasks{run, begin, end, at.data(), lease.data(), false});
 }
 
 // Tasks' sums added in order.
@@ -393,7 +391,7 @@ inline void run(const VectorPlan& plan, const float* const* inputs, float* const
   List<float*> places(plan.places.size());
   detail::begin_places(plan, inputs, outputs, once.data(), places.data());
   detail::VectorRun all{plan, inputs, places.data(), nullptr, nullptr, 0, 1};
-  detail::run_on_lanes(detail::VectorOnce{all, places.data()});
+  detail::run_on_lanes(detail::VectorTasks{all, 0, 0, places.data(), nullptr, true});
   for (std::size_t i = 0; i < plan.single_outputs.size(); ++i) {
     *outputs[plan.single_outputs[i]] = *places[static_cast<std::size_t>(plan.single_places[i])];
   }
