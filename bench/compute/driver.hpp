@@ -128,6 +128,7 @@ void skinny_rows(Bench& bench);
 void low_precision_rows(Bench& bench);
 void kernel_rows(Bench& bench);
 void training_rows(Bench& bench);
+void compiled_rows(Bench& bench);
 void host_rows(Bench& bench);
 
 // What is written when all have run.

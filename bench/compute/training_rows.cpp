@@ -63,6 +63,8 @@ struct Training {
     }
   }
   void step() { ts::train_step(model, optimizer, batch, options, steps++); }
+  // The same step as one graph.
+  ts::CompiledStep compiled() { return ts::compile_step(model, optimizer, options); }
   double flops() const {
     return ts::model_flops_per_token(config, batch.time) * static_cast<double>(batch.ids.size());
   }
@@ -138,6 +140,27 @@ void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
   }
 }
 
+// A step as one graph beside the same step op by op, with ops that are fused by hand.
+void train_compiled(Bench& bench, const Shape& s, ts::DType format, int threads) {
+  const auto eager = std::make_shared<Training>(s, format);
+  const auto whole = std::make_shared<Training>(s, format);
+  const auto graph = std::make_shared<ts::CompiledStep>(whole->compiled());
+  const Work op_by_op = [eager] { eager->step(); };
+  const Work step = [whole, graph] { (*graph)(whole->batch, whole->steps++); };
+  const std::string name = format == ts::DType::f32 ? "f32" : "bf16";
+  Case c;
+  c.group = ts::detail::cat({"compiled-", s.name});
+  c.what = ts::detail::cat({name, ", ", threads, threads == 1 ? " thread" : " threads"});
+  c.threads = threads;
+  c.rounds = s.vocabulary > 1000 ? 5 : 15;
+  c.ways = {
+      timed("ours", clock_for(threads), threads == 1 ? one_thread(step) : step),
+      timed("eager", clock_for(threads), threads == 1 ? one_thread(op_by_op) : op_by_op),
+      asked("PyTorch", torch(bench, threads), ts::detail::cat({"train ", s.name, " ", name}))};
+  c.targets = {{"eager", 1.0}, {"PyTorch", 1.2}};
+  bench.run(c);
+}
+
 }  // namespace
 
 void training_rows(Bench& bench) {
@@ -151,6 +174,15 @@ void training_rows(Bench& bench) {
     for (const int threads : {1, all_threads()}) {
       train(bench, s, ts::DType::f32, threads);
       train(bench, s, ts::DType::bf16, threads);
+    }
+  }
+  for (const Shape& s : shapes) {
+    if (bench.wants(ts::detail::cat({"compiled-", s.name}),
+                    "a training step as one graph, in ms, beside the same op by op")) {
+      for (const int threads : {1, all_threads()}) {
+        train_compiled(bench, s, ts::DType::f32, threads);
+        train_compiled(bench, s, ts::DType::bf16, threads);
+      }
     }
   }
 }

@@ -71,15 +71,20 @@ class CompiledStep {
     recorder.bind_ids(targets, in[1]);
     const Tensor loss = model.loss(ids, targets, in[0].dim(0), in[0].dim(1));
     loss.backward();
-    Tensor squares = full(Shape{}, 0.0f);
-    for (const Tensor& parameter : optimizer.tensors()) {
-      const Tensor grad = parameter.grad();
-      squares = grad.defined() ? squares + sum(square(grad)) : squares;
-    }
-    const Tensor norm = sqrt(squares);
     const Tensor one = full(Shape{}, 1.0f);
-    optimizer.record_step(
-        clip > 0 ? minimum(one, static_cast<float>(clip) * detail::one_over(norm + 1e-6f)) : one);
+    Tensor norm;
+    if (clip > 0) {
+      Tensor squares = full(Shape{}, 0.0f);
+      for (const Tensor& parameter : optimizer.tensors()) {
+        const Tensor grad = parameter.grad();
+        squares = grad.defined() ? squares + sum(square(grad)) : squares;
+      }
+      norm = sqrt(squares);
+      const Tensor most = full(Shape{}, static_cast<float>(clip));
+      optimizer.record_step(minimum(one, most / (norm + 1e-6f)));
+    } else {  // the update reads the gradients anyway
+      norm = sqrt(optimizer.record_step(one));
+    }
     optimizer.zero_grad();
     return {loss.detach(), norm};
   }
