@@ -197,3 +197,284 @@ TEST_CASE("program: data and tensor parallel together") {
   CHECK(count_of(plan, "all_reduce") == 8);  // 3 of activations, 4 of weights, the loss
   CHECK(plan.collectives().size() == 8);
 }
+
+namespace {
+
+// A random function as a list of calls on the values so far.
+struct Call {
+  std::string op;
+  std::size_t a = 0, b = 0;
+  int dim = 0;
+  ts::Shape shape;
+};
+
+ts::Tensor called(const Call& call, const Tensors& v) {
+  const ts::Tensor &a = v[call.a], &b = v[call.b];
+  if (call.op == "add") return a + b;
+  if (call.op == "sub") return a - b;
+  if (call.op == "mul") return a * b;
+  if (call.op == "matmul") return ts::matmul(a, b);
+  if (call.op == "tanh") return ts::tanh(a);
+  if (call.op == "gelu") return ts::gelu(a);
+  if (call.op == "scale") return a * 0.5f;
+  if (call.op == "transpose") return ts::transpose(a, 0, -1);
+  if (call.op == "sum") return ts::sum(a, call.dim, ts::KeepDim::yes);
+  if (call.op == "max") return ts::max(a, call.dim, ts::KeepDim::yes);
+  if (call.op == "softmax") return ts::softmax(a);
+  if (call.op == "reshape") return ts::reshape(a, call.shape);
+  if (call.op == "slice") return ts::slice(a, call.dim, 2, 4);
+  return ts::concat({a, b}, call.dim);
+}
+
+ts::Tensor absolute(const ts::Tensor& x) { return ts::maximum(x, -x); }
+
+// How far from the exact value a float computation in any order of sums is, at most: u = 2^-24 for
+// each operation, and what came in times the slope.
+ts::Tensor bound(const Call& call, const Tensors& v, const Tensors& e, const ts::Tensor& out) {
+  const float u = 1.0f / 16777216.0f;
+  const ts::Tensor &a = v[call.a], &b = v[call.b], &ea = e[call.a], &eb = e[call.b];
+  const ts::Tensor rounding = absolute(out) * u;
+  const auto n = static_cast<float>(a.dim(call.op == "sum" ? call.dim : -1));
+  if (call.op == "add" || call.op == "sub") return ea + eb + rounding;
+  if (call.op == "mul") return absolute(a) * eb + ea * absolute(b) + ea * eb + rounding;
+  if (call.op == "matmul") {
+    return ts::matmul(absolute(a) + ea, eb) + ts::matmul(ea, absolute(b)) +
+           ts::matmul(absolute(a), absolute(b)) * ((n + 1) * u);
+  }
+  if (call.op == "tanh") return ea + 8 * u;
+  if (call.op == "gelu") return ea * 1.2f + absolute(a) * (8 * u) + 8 * u;
+  if (call.op == "scale") return ea * 0.5f;
+  if (call.op == "sum")
+    return called(call, e) + ts::sum(absolute(a), call.dim, ts::KeepDim::yes) * (n * u);
+  if (call.op == "max") return called(call, e);
+  if (call.op == "softmax") {  // y is off by 2 of the largest error at most, relative
+    const ts::Tensor worst = ts::max(ea, -1, ts::KeepDim::yes) * 4.0f + 64 * u;
+    return out * worst + u;
+  }
+  return called(call, e);  // views and copies
+}
+
+struct RandomProgram {
+  std::vector<Call> calls;
+  std::vector<ts::Shape> inputs;
+  Tensors run(const Tensors& in) const {
+    Tensors v = in;
+    for (const Call& call : calls) {
+      v.push_back(called(call, v));
+    }
+    return {v.back(), v[v.size() - 2]};
+  }
+};
+
+bool fits(const Call& call, const Tensors& v) {
+  const ts::Tensor &a = v[call.a], &b = v[call.b];
+  const int d = call.dim;
+  if (call.op == "add" || call.op == "sub" || call.op == "mul") {
+    bool good = a.dims() >= b.dims();
+    for (int i = 1; good && i <= b.dims(); ++i) {
+      good = b.dim(-i) == a.dim(-i) || b.dim(-i) == 1;
+    }
+    return good;
+  }
+  if (call.op == "matmul") return b.dims() == 2 && a.dim(-1) == b.dim(0);
+  if (call.op == "slice") return d < a.dims() && a.dim(d) >= 4;
+  if (call.op == "sum" || call.op == "max") return d < a.dims();
+  if (call.op == "concat") return d < a.dims() && a.shape() == b.shape() && a.dim(d) <= 16;
+  return true;
+}
+
+RandomProgram random_program(Choices& choose) {
+  const char* const ops[] = {"add",     "sub",   "mul",   "mul",       "matmul", "matmul",
+                             "matmul",  "tanh",  "gelu",  "transpose", "sum",    "reshape",
+                             "softmax", "scale", "slice", "concat",    "max"};
+  const std::int64_t sizes[] = {8, 16};
+  RandomProgram program;
+  Tensors v;
+  for (std::size_t i = 0; i < 4; ++i) {
+    ts::Shape shape;
+    for (std::size_t d = 0; d < (i == 3 ? 3u : 2u); ++d) {
+      shape.push_back(sizes[choose.below(2)]);
+    }
+    program.inputs.push_back(shape);
+    v.push_back(ts::zeros(shape));
+  }
+  while (program.calls.size() < 8) {
+    Call call;
+    call.op = ops[choose.below(17)];
+    call.a = choose.below(2) == 0 ? v.size() - 1 : choose.below(v.size());
+    call.b = choose.below(v.size());
+    call.dim = static_cast<int>(choose.below(3));
+    const ts::Shape& shape = v[call.a].shape();
+    if (call.op == "reshape" && shape.size() == 3) {
+      call.shape = choose.below(2) == 0 ? ts::Shape{shape[0] * shape[1], shape[2]}
+                                        : ts::Shape{shape[0], shape[1] * shape[2]};
+    } else if (call.op == "reshape") {
+      call.shape = shape[1] % 4 == 0 ? ts::Shape{shape[0], 4, shape[1] / 4} : shape;
+    }
+    if (fits(call, v)) {
+      v.push_back(called(call, v));
+      program.calls.push_back(call);
+    }
+  }
+  return program;
+}
+
+// Every axis cuts some dim that it divides, or none.
+std::string random_cut(Choices& choose, const ts::Mesh& mesh, const ts::Shape& shape,
+                       const std::string& names) {
+  ts::Sharding out;
+  for (int d = 0; d < shape.size(); ++d) {
+    out.dims.push_back({names.substr(static_cast<std::size_t>(d), 1), {}});
+  }
+  std::vector<std::int64_t> left = shape.values();
+  for (const ts::MeshAxis& axis : mesh.axes()) {
+    const std::size_t d = choose.below(left.size() + 1);
+    if (d < left.size() && left[d] % axis.size.value == 0) {
+      left[d] /= axis.size.value;
+      out.dims[d].axes.push_back(axis.name);
+    }
+  }
+  return out.text();
+}
+
+}  // namespace
+
+TEST_CASE("program: random functions and shardings give the function's numbers") {
+  Choices choose = {20};
+  const std::vector<std::vector<std::int64_t>> meshes = {{2}, {4}, {2, 2}, {4, 2}};
+  int collectives = 0;
+  for (int trial = 0; trial < 120; ++trial) {
+    const ts::Mesh mesh = program_mesh(meshes[static_cast<std::size_t>(trial) % 4]);
+    const RandomProgram program = random_program(choose);
+    Tensors in, error;
+    std::vector<std::string> shardings;
+    std::string text;
+    for (std::size_t i = 0; i < program.inputs.size(); ++i) {
+      const ts::Shape& shape = program.inputs[i];
+      in.push_back(ts::randn(shape, static_cast<std::uint64_t>(10 * trial) + i));
+      error.push_back(ts::zeros(shape));
+      shardings.push_back(random_cut(choose, mesh, shape, "ABC"));
+      text += shape.text() + " " + shardings.back() + "; ";
+    }
+    Tensors v = in;
+    for (const Call& call : program.calls) {
+      text += call.op + " " + std::to_string(call.a) + " " + std::to_string(call.b) + " " +
+              std::to_string(call.dim) + "; ";
+      v.push_back(called(call, v));
+      error.push_back(bound(call, v, error, v.back()));
+    }
+    ts::ShardedOptions options;
+    for (std::size_t r = 0; r < 2; ++r) {
+      const ts::Shape& shape = v[v.size() - 1 - r].shape();
+      options.results.push_back(choose.below(2) == 0 ? "" : random_cut(choose, mesh, shape, "PQR"));
+      text += options.results.back() + "; ";
+    }
+    CAPTURE(trial);
+    CAPTURE(text);
+    const ts::ShardedProgram compiled = ts::compile(
+        mesh, [&program](const Tensors& x) { return program.run(x); }, shardings, options);
+    const std::vector<ts::Sharded> out = compiled(in);
+    for (std::size_t r = 0; r < 2; ++r) {
+      const std::vector<float> ours = ts::contiguous(out[r].gather()).values();
+      const std::vector<float> right = ts::contiguous(v[v.size() - 1 - r]).values();
+      const std::vector<float> most = ts::contiguous(error[v.size() - 1 - r]).values();
+      REQUIRE(ours.size() == right.size());
+      bool good = true;
+      for (std::size_t i = 0; i < ours.size(); ++i) {
+        good = good && std::fabs(ours[i] - right[i]) <= 2 * most[i];
+      }
+      CHECK(good);
+    }
+    check_counted(compiled.plan());
+    collectives += static_cast<int>(compiled.plan().collectives().size());
+  }
+  CHECK(collectives > 150);
+}
+
+TEST_CASE("program: what it says that is wrong") {
+  const ts::Mesh mesh = program_mesh({4, 2});
+  const auto compiled = [&](const std::vector<std::string>& in, const std::vector<std::string>& out,
+                            const std::vector<int>& gradients, const Tensors& given) {
+    return error_of([&] {
+      ts::ShardedOptions options;
+      options.results = out;
+      options.gradients = gradients;
+      ts::compile(mesh, &product, in, options)(given);
+    });
+  };
+  const Tensors in = {ts::ones({8, 16}), ts::ones({16, 8})};
+  CHECK(compiled({"I_z, J", "J, K"}, {}, {}, in) ==
+        "sharding \"I_z, J\": no axis z on this mesh; its axes are x,y, and several on one dim are "
+        "written I_{x,y}");
+  CHECK(compiled({"I, J", "J, K"}, {"I_z, K"}, {}, in) ==
+        "sharding \"I_z, K\": no axis z on this mesh; its axes are x,y, and several on one dim are "
+        "written I_{x,y}");
+  CHECK(
+      compiled({"I_x, J_x", "J, K"}, {}, {}, in) ==
+      "sharding \"I_x, J_x\": axis x stands twice; an axis cuts one dim, or is summed over, once");
+  CHECK(compiled({"I, J, L", "J, K"}, {}, {}, in) ==
+        "sharding \"I, J, L\": 3 dims for an array of shape [8, 16]; a name for each dim is right");
+  CHECK(compiled({"I, J", "J, K"}, {"I"}, {}, in) ==
+        "sharding \"I\": 1 dims for an array of shape [8, 8]; a name for each dim is right");
+  CHECK(compiled({"I_x, J", "J, K"}, {}, {}, {ts::ones({6, 16}), in[1]}) ==
+        "sharding \"I_x, J\": dim I of 6 does not divide over 4 devices; pad it to 8 or use fewer "
+        "axes");
+  CHECK(compiled({"I, J", "J, K"}, {"{U_x} I, K"}, {}, in) ==
+        "compile: the result is [I, K], wanted is [{U_x} I, K]; a sum that is made is not undone, "
+        "leave out what stands in braces");
+  CHECK(compiled({"I, J"}, {}, {}, in) ==
+        "ShardedProgram: 2 inputs, and shardings of 1; one each is right");
+  CHECK(compiled({"I, J", "J, K"}, {"", "", ""}, {}, in) ==
+        "compile: shardings of 3 results, and the function has 1 with its gradients; one each, or "
+        "fewer, is right");
+  CHECK(compiled({"I, J", "J, K"}, {}, {2}, in) ==
+        "compile: a gradient with respect to input 2 of 2; inputs are numbered from 0");
+  CHECK(compiled({"I, J", "J, K"}, {}, {0}, in) ==
+        "compile: gradients of result 0, which is [8, 8]; one number is right, as a loss");
+  CHECK(error_of([] { ts::ShardedProgram()(Tensors{}); }) ==
+        "ShardedProgram: there is no function; make one with compile(mesh, f, shardings)");
+  const ts::ShardedProgram program = ts::compile(mesh, &product, {"I_x, J", "J, K"});
+  CHECK(error_of([&] { program.plan(); }) ==
+        "ShardedProgram: plan of a program that was not called yet; call it first, or give plan() "
+        "the shapes of its inputs");
+  CHECK(error_of([&] {
+          program({mesh.shard(in[0], "I, J_x"), mesh.shard(in[1], "J, K")});
+        }) == "ShardedProgram: input 0 is [I, J_x], compiled for [I_x, J]; reshard it first");
+  CHECK(error_of([&] {
+          program({program_mesh({2}).shard(in[0], "I_x, J"), mesh.shard(in[1], "J, K")});
+        }) ==
+        "ShardedProgram: input 0 lies on another mesh, tpu-v5p 2, x 2; the program is compiled for "
+        "tpu-v5p 4x2, x 4, y 2");
+  const auto body = [&](const ts::Compiled::Body& f) {
+    return error_of([&] { ts::compile(mesh, f, {"I_x, J"})(Tensors{in[0]}); });
+  };
+  CHECK(body([](const Tensors&) { return Tensors{ts::Tensor()}; }) ==
+        "compile: result 0 of the sharded function is empty; return tensors");
+  const std::string read =
+      body([](const Tensors& x) { return Tensors{x[0] * ts::sum(x[0]).item()}; });
+  CHECK(read.substr(read.find(" reads")) ==
+        " reads a number of [] of a sharded function, whose numbers lie on many devices; return it "
+        "instead");
+  CHECK(body([](const Tensors& x) {
+          ts::add_(x[0], x[0]);
+          return x;
+        }) ==
+        "compile: the sharded function writes to a tensor that it did not make, gives gradients to "
+        "one or asks the host; results alone come back from the devices");
+  // A graph that somebody made by hand.
+  ts::Graph graph;
+  graph.nodes.resize(2);
+  graph[0].op = ts::Op::input;
+  graph[0].numbers = {0.0};
+  graph[0].shape = graph[1].shape = {8};
+  graph[1].op = ts::Op::all_reduce;
+  graph[1].inputs = {0};
+  graph.inputs = {0};
+  graph.outputs = {1};
+  const ts::Sharded x = mesh.shard(ts::Shape{8}, "I_x");
+  CHECK(error_of([&] {
+          ts::detail::Propagation(graph, *x.mesh, ts::DType::f32).run({x.sharding}, {});
+        }) ==
+        "compile: node %1, all_reduce [8], has no rule by which a sharding goes through it; "
+        "primitives but for collectives have one (take_apart)");
+}
