@@ -37,6 +37,7 @@ namespace detail {
 struct PlacedVersion {
   AxisPlaces places;
   int node = -1;
+  bool gathered = false;
 };
 
 struct PlacedValue {
@@ -81,6 +82,8 @@ class Propagation {
     device.constants = whole.constants;
   }
 
+  int gather_again = -1;  // a node of the whole graph: what was gathered for it or before is let go
+
   // `inputs` names a sharding for each input, `wanted` one for each output; empty: as it comes.
   void run(const List<Sharding>& inputs, const List<Sharding>& wanted);
 
@@ -111,7 +114,7 @@ class Propagation {
   }
   void set(int i, const AxisPlaces& places, int node) {
     value(i).natural = places;
-    value(i).versions.push_back({places, node});
+    value(i).versions.push_back({places, node, false});
   }
 
   double way(int i, const AxisPlaces& from, const AxisPlaces& goal, List<AxisMove>& moves);
@@ -130,6 +133,7 @@ class Propagation {
   AxisPlaces under(int i, const AxisPlaces& places) const;
   AxisPlaces over(int i, const AxisPlaces& places) const;
 
+  void let_go();
   void place(int i);
   void place_source(int i);
   void place_view(int i);
@@ -241,7 +245,7 @@ inline int Propagation::bring(int i, const AxisPlaces& goal, int by) {
       inputs.push_back(bring(node.inputs[0], under(i, goal), by));
     }
     const int made = emit(node.op, std::move(inputs), node.shape, goal, node.numbers);
-    value(i).versions.push_back({goal, made});
+    value(i).versions.push_back({goal, made, false});
     return made;
   }
   double least = std::numeric_limits<double>::infinity();
@@ -278,7 +282,8 @@ inline int Propagation::move(int i, int at, AxisPlaces& places, const AxisMove& 
   const int made = collective(at, node_at(i).shape, after, by_move, Reduce::sum);
   note(i, made, places, after, by_move, by);
   places = after;
-  value(i).versions.push_back({after, made});
+  const bool again = !is_slice(by_move) && collective_of(by_move) == Collective::all_gather;
+  value(i).versions.push_back({after, made, again});
   return made;
 }
 

@@ -27,6 +27,9 @@ inline void Propagation::run(const List<Sharding>& inputs, const List<Sharding>&
   for (int i = 0; i < whole_.size(); ++i) {
     place(i);
     row(i).sharding = named(i, value(i).natural);
+    if (i == gather_again) {
+      let_go();
+    }
   }
   for (std::size_t k = 0; k < whole_.outputs.size(); ++k) {
     const int i = whole_.outputs[k];
@@ -40,6 +43,18 @@ inline void Propagation::run(const List<Sharding>& inputs, const List<Sharding>&
     device.outputs.push_back(bring(i, goal, -1));
     results.push_back(goal);
     result_names.push_back(names);
+  }
+}
+
+inline void Propagation::let_go() {
+  for (int i = 0; i < whole_.size(); ++i) {
+    List<PlacedVersion> left;
+    for (const PlacedVersion& version : value(i).versions) {
+      if (!version.gathered && !is_made_where_needed(i)) {
+        left.push_back(version);
+      }
+    }
+    value(i).versions.swap(left);
   }
 }
 
@@ -86,7 +101,7 @@ inline void Propagation::place_source(int i) {
     return;
   }
   const int made = emit(node.op, {}, node.shape, own.natural, node.numbers);
-  own.versions.push_back({own.natural, made});
+  own.versions.push_back({own.natural, made, false});
   if (node.op == Op::input) {
     device.inputs.push_back(made);
   }

@@ -27,6 +27,7 @@ namespace tinyscale {
 struct ShardedOptions {
   std::vector<std::string> results;  // shardings of the results; missing or "": as it comes, summed
   std::vector<int> gradients;  // inputs: gradients of result 0, one number, as further results
+  bool gather_again = false;   // gathered values go with the forward pass: less memory, more bytes
   DType format = DType::f32;   // in which numbers are sent
 };
 
@@ -298,6 +299,8 @@ inline Shared<ShardedPlan> ShardedProgram::make_plan(const List<Shape>& shapes) 
                   results, " with its gradients; one each, or fewer, is right"});
   }
   detail::Propagation propagation(plan->whole, *own.placed, own.options.format);
+  propagation.gather_again =
+      own.options.gather_again && !own.options.gradients.empty() ? plan->whole.outputs[0] : -1;
   propagation.run(own.inputs, own.results);
   plan->device = propagation.device;
   plan->nodes = propagation.nodes;
@@ -403,8 +406,8 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
 
 inline Table ShardedPlan::table() const {
   Table out;
-  out.title = detail::cat({"sharded program: ", shapes.size(), " inputs, ", results.size(),
-                           " results, ", collectives().size(), " collectives"});
+  out.title = detail::cat({"sharded program: inputs ", shapes.size(), ", results ", results.size(),
+                           ", collectives ", collectives().size()});
   out.columns = {"node", "op", "operands", "result", "before it", "why"};
   for (int i = 0; i < whole.size(); ++i) {
     const PlacedNode& node = nodes[static_cast<std::size_t>(i)];
