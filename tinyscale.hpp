@@ -43489,6 +43489,7 @@ namespace detail {
 struct PlacedVersion {
   AxisPlaces places;
   int node = -1;
+  bool gathered = false;
 };
 
 struct PlacedValue {
@@ -43533,6 +43534,8 @@ class Propagation {
     device.constants = whole.constants;
   }
 
+  int gather_again = -1;  // a node of the whole graph: what was gathered for it or before is let go
+
   // `inputs` names a sharding for each input, `wanted` one for each output; empty: as it comes.
   void run(const List<Sharding>& inputs, const List<Sharding>& wanted);
 
@@ -43563,7 +43566,7 @@ class Propagation {
   }
   void set(int i, const AxisPlaces& places, int node) {
     value(i).natural = places;
-    value(i).versions.push_back({places, node});
+    value(i).versions.push_back({places, node, false});
   }
 
   double way(int i, const AxisPlaces& from, const AxisPlaces& goal, List<AxisMove>& moves);
@@ -43582,6 +43585,7 @@ class Propagation {
   AxisPlaces under(int i, const AxisPlaces& places) const;
   AxisPlaces over(int i, const AxisPlaces& places) const;
 
+  void let_go();
   void place(int i);
   void place_source(int i);
   void place_view(int i);
@@ -43693,7 +43697,7 @@ inline int Propagation::bring(int i, const AxisPlaces& goal, int by) {
       inputs.push_back(bring(node.inputs[0], under(i, goal), by));
     }
     const int made = emit(node.op, std::move(inputs), node.shape, goal, node.numbers);
-    value(i).versions.push_back({goal, made});
+    value(i).versions.push_back({goal, made, false});
     return made;
   }
   double least = std::numeric_limits<double>::infinity();
@@ -43730,7 +43734,8 @@ inline int Propagation::move(int i, int at, AxisPlaces& places, const AxisMove& 
   const int made = collective(at, node_at(i).shape, after, by_move, Reduce::sum);
   note(i, made, places, after, by_move, by);
   places = after;
-  value(i).versions.push_back({after, made});
+  const bool again = !is_slice(by_move) && collective_of(by_move) == Collective::all_gather;
+  value(i).versions.push_back({after, made, again});
   return made;
 }
 
@@ -43807,6 +43812,9 @@ inline void Propagation::run(const List<Sharding>& inputs, const List<Sharding>&
   for (int i = 0; i < whole_.size(); ++i) {
     place(i);
     row(i).sharding = named(i, value(i).natural);
+    if (i == gather_again) {
+      let_go();
+    }
   }
   for (std::size_t k = 0; k < whole_.outputs.size(); ++k) {
     const int i = whole_.outputs[k];
@@ -43820,6 +43828,18 @@ inline void Propagation::run(const List<Sharding>& inputs, const List<Sharding>&
     device.outputs.push_back(bring(i, goal, -1));
     results.push_back(goal);
     result_names.push_back(names);
+  }
+}
+
+inline void Propagation::let_go() {
+  for (int i = 0; i < whole_.size(); ++i) {
+    List<PlacedVersion> left;
+    for (const PlacedVersion& version : value(i).versions) {
+      if (!version.gathered && !is_made_where_needed(i)) {
+        left.push_back(version);
+      }
+    }
+    value(i).versions.swap(left);
   }
 }
 
@@ -43866,7 +43886,7 @@ inline void Propagation::place_source(int i) {
     return;
   }
   const int made = emit(node.op, {}, node.shape, own.natural, node.numbers);
-  own.versions.push_back({own.natural, made});
+  own.versions.push_back({own.natural, made, false});
   if (node.op == Op::input) {
     device.inputs.push_back(made);
   }
@@ -44190,6 +44210,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct ShardedOptions {
   std::vector<std::string> results;  // shardings of the results; missing or "": as it comes, summed
   std::vector<int> gradients;  // inputs: gradients of result 0, one number, as further results
+  bool gather_again = false;   // gathered values go with the forward pass: less memory, more bytes
   DType format = DType::f32;   // in which numbers are sent
 };
 
@@ -44461,6 +44482,8 @@ inline Shared<ShardedPlan> ShardedProgram::make_plan(const List<Shape>& shapes) 
                   results, " with its gradients; one each, or fewer, is right"});
   }
   detail::Propagation propagation(plan->whole, *own.placed, own.options.format);
+  propagation.gather_again =
+      own.options.gather_again && !own.options.gradients.empty() ? plan->whole.outputs[0] : -1;
   propagation.run(own.inputs, own.results);
   plan->device = propagation.device;
   plan->nodes = propagation.nodes;
@@ -44566,8 +44589,8 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
 
 inline Table ShardedPlan::table() const {
   Table out;
-  out.title = detail::cat({"sharded program: ", shapes.size(), " inputs, ", results.size(),
-                           " results, ", collectives().size(), " collectives"});
+  out.title = detail::cat({"sharded program: inputs ", shapes.size(), ", results ", results.size(),
+                           ", collectives ", collectives().size()});
   out.columns = {"node", "op", "operands", "result", "before it", "why"};
   for (int i = 0; i < whole.size(); ++i) {
     const PlacedNode& node = nodes[static_cast<std::size_t>(i)];
