@@ -222,6 +222,10 @@
 //   tinyscale/mesh/sharded_matmul.hpp        Matmuls of sharded arrays
 //   tinyscale/mesh/collective_matmul.hpp     Collective matmul
 //   tinyscale/mesh/mesh.hpp                  A mesh
+//   tinyscale/mesh/dim_labels.hpp            How the dims of an op's operands lie in its result
+//   tinyscale/mesh/propagate_sharding.hpp    Shardings propagated through a graph
+//   tinyscale/mesh/propagation_rules.hpp     The rules of the propagation
+//   tinyscale/mesh/sharded_program.hpp       compile(mesh, f, shardings)
 //   tinyscale/model/experts.hpp              Which expert each token visits
 //   tinyscale/model/hooks.hpp                What surrounds a forward pass
 //   tinyscale/model/model_config.hpp         The shape of a transformer
@@ -18975,6 +18979,7 @@ enum class Op : unsigned char {
   reduce_scatter,
   all_reduce,
   all_to_all,
+  shard,
   // the graph's own
   part,
   // composite: functions of one element
@@ -19064,10 +19069,11 @@ inline const List<OpFacts>& op_set() {
       {"pad", OpKind::copy, true, 1, "dimension, begin, size, step"},
       {"take", OpKind::index, true, 1, ""},
       {"scatter_add", OpKind::index, true, 1, "rows"},
-      {"all_gather", OpKind::collective, true, 1, "axes, dimension"},
-      {"reduce_scatter", OpKind::collective, true, 1, "axes, dimension"},
-      {"all_reduce", OpKind::collective, true, 1, "axes"},
-      {"all_to_all", OpKind::collective, true, 1, "axes, split, concat"},
+      {"all_gather", OpKind::collective, true, 1, "dimension, axes of the mesh"},
+      {"reduce_scatter", OpKind::collective, true, 1, "dimension, axes of the mesh"},
+      {"all_reduce", OpKind::collective, true, 1, "how, axes of the mesh"},
+      {"all_to_all", OpKind::collective, true, 1, "split, concat, axes of the mesh"},
+      {"shard", OpKind::collective, true, 1, "dimension, axes of the mesh"},
       {"part", OpKind::structure, true, 1, "number"},
       {"square", OpKind::elementwise, false, 1, ""},
       {"relu", OpKind::elementwise, false, 1, ""},
@@ -44467,6 +44473,1355 @@ class Mesh {
   Machine machine_;
   List<MeshAxis> axes_;
 };
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/dim_labels.hpp
+// How the dims of an op's operands lie in its result: what a sharding follows through a graph.
+//   matmul  [B, D] [D, F] -> [B, F]    B and F go through, D is summed over
+//   reshape [B, T, D] -> [B T, D]      a cut of B goes through, one of T does not
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A label of each dim of each operand: a dim of the result; the number of those or above: one that
+// is summed over, equal in all operands that have it; -1: needed whole on every device.
+struct DimLabels {
+  List<std::vector<int>> of;
+  int summed = 0;         // labels behind those of the result
+  bool cuts_sum = false;  // an operand may be sliced along what is summed over
+};
+
+// Equal dims from the right; one that is repeated is whole.
+inline std::vector<int> aligned_labels(const Shape& in, const Shape& out, int tail = 0) {
+  std::vector<int> labels;
+  const int ahead = out.size() - in.size();
+  for (int d = 0; d < in.size() - tail; ++d) {
+    labels.push_back(in[d] == out[d + ahead] ? d + ahead : -1);
+  }
+  return labels;
+}
+
+inline DimLabels product_labels(const Shape& a, const Shape& b, const Shape& out) {
+  DimLabels labels;
+  labels.summed = 1;
+  const int inner = out.size();
+  if (b.size() == 2) {
+    labels.of = {aligned_labels(a, a, 1), {inner, out.size() - 1}};
+  } else {
+    labels.of = {aligned_labels(a, out, 2), aligned_labels(b, out, 2)};
+    labels.of[0].push_back(out.size() - 2);
+    labels.of[1].push_back(inner);
+    labels.of[1].push_back(out.size() - 1);
+  }
+  labels.of[0].push_back(inner);
+  return labels;
+}
+
+// Of ops that loop over their dims; views have rules of their own.
+inline DimLabels labels_of(const Graph& graph, const GraphNode& node) {
+  DimLabels labels;
+  const OpKind kind = facts_of(node.op).kind;
+  for (const int input : node.inputs) {
+    labels.of.push_back(kind == OpKind::product || kind == OpKind::index
+                            ? std::vector<int>()
+                            : aligned_labels(graph[input].shape, node.shape));
+  }
+  switch (node.op) {
+    case Op::sum:
+    case Op::max:
+      for (std::size_t k = 0; k < node.numbers.size(); ++k) {
+        labels.of[0][static_cast<std::size_t>(node.numbers[k])] = node.shape.size() + labels.summed;
+        ++labels.summed;
+      }
+      return labels;
+    case Op::argmax:
+    case Op::slice:
+    case Op::pad:
+    case Op::concat:
+      for (std::vector<int>& own : labels.of) {
+        own[static_cast<std::size_t>(node.numbers[0])] = -1;
+      }
+      return labels;
+    case Op::matmul:
+      return product_labels(graph.input_of(node, 0).shape, graph.input_of(node, 1).shape,
+                            node.shape);
+    case Op::take:  // table [V, D], ids
+      labels.of[0] = {-1, node.shape.size() - 1};
+      for (int d = 0; d + 1 < node.shape.size(); ++d) {
+        labels.of[1].push_back(d);
+      }
+      return labels;
+    case Op::scatter_add: {  // ids [N], rows [N, D]
+      const bool flat = graph.input_of(node, 0).shape.size() == 1;
+      const int rows = graph.input_of(node, 1).shape.size();
+      labels.summed = 1;
+      labels.cuts_sum = true;
+      labels.of[0] = std::vector<int>(
+          static_cast<std::size_t>(graph.input_of(node, 0).shape.size()), flat ? 2 : -1);
+      labels.of[1] = std::vector<int>(static_cast<std::size_t>(rows), -1);
+      labels.of[1].front() = flat && rows == 2 ? 2 : -1;
+      labels.of[1].back() = 1;
+      return labels;
+    }
+    default: return labels;
+  }
+}
+
+// Runs of dims of two shapes with as many elements: [B, T, D] and [B T, D] have B T | B T, D | D.
+struct DimRuns {
+  struct Run {
+    int from, to, from_end, to_end;  // the first dims, and behind the last
+  };
+  List<Run> runs;
+
+  DimRuns(const Shape& from, const Shape& to) {
+    int i = 0, j = 0;
+    while (i < from.size() || j < to.size()) {
+      Run run = {i, j, i, j};
+      std::int64_t a = i < from.size() ? from[i++] : 1, b = j < to.size() ? to[j++] : 1;
+      while (a != b) {
+        if (a < b && i < from.size()) {
+          a *= from[i++];
+        } else if (j < to.size()) {
+          b *= to[j++];
+        } else if (i < from.size()) {
+          a *= from[i++];
+        } else {
+          break;
+        }
+      }
+      while (i < from.size() && from[i] == 1) {
+        ++i;
+      }
+      while (j < to.size() && to[j] == 1) {
+        ++j;
+      }
+      run.from_end = i;
+      run.to_end = j;
+      runs.push_back(run);
+    }
+  }
+};
+
+// What of a sharding goes through a reshape: the cut of the slowest dim of a run, as far as the
+// slowest dim that it becomes divides.
+struct ReshapedPlaces {
+  AxisPlaces from, to;
+  std::string lost;  // letters that must be gathered first
+
+  ReshapedPlaces(const PlacedMesh& mesh, const AxisPlaces& places, const Shape& shape,
+                 const Shape& result)
+      : from(places), to(static_cast<std::size_t>(result.size()) + 1) {
+    to[0] = places[0];
+    for (const DimRuns::Run& run : DimRuns(shape, result).runs) {
+      const int d = slowest(shape, run.from, run.from_end);
+      const int e = slowest(result, run.to, run.to_end);
+      for (int at = run.from; at < run.from_end; ++at) {
+        std::string& cut = from[static_cast<std::size_t>(at) + 1];
+        std::string kept = at == d && e < run.to_end ? cut : "";
+        while (!kept.empty() && result[e] % shard_count(mesh, kept) != 0) {
+          kept.pop_back();
+        }
+        lost += cut.substr(kept.size());
+        cut = kept;
+        if (at == d && e < run.to_end) {
+          to[static_cast<std::size_t>(e) + 1] = kept;
+        }
+      }
+    }
+  }
+
+ private:
+  static int slowest(const Shape& shape, int first, int end) {
+    while (first < end && shape[first] == 1) {
+      ++first;
+    }
+    return first;
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/propagate_sharding.hpp
+// Shardings propagated through a graph: from those of its inputs follow those of all its values,
+// and where an op needs other ones the collectives before it (what GSPMD does in XLA). The outcome
+// is a graph again: that of one device, on its blocks, with collectives among its ops.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A collective that was inserted, or a slice, which costs nothing.
+struct InsertedStep : ShardedStep {
+  int node = 0;          // of the device's graph
+  int of = 0, by = -1;   // nodes of the whole graph: whose value moves, for which; -1: for a result
+  double simulated = 0;  // seconds of the last run
+  Algorithm how = Algorithm::automatic;
+};
+
+// A value of the whole graph on the mesh.
+struct PlacedNode {
+  Sharding sharding;               // as its op leaves it
+  List<std::string> operands;      // as the op takes them
+  std::string reason;              // why so
+  std::vector<std::size_t> steps;  // made for it
+};
+
+namespace detail {
+
+// A value under one of its shardings, as a node of the device's graph.
+struct PlacedVersion {
+  AxisPlaces places;
+  int node = -1;
+  bool gathered = false;
+};
+
+struct PlacedValue {
+  AxisPlaces natural;
+  List<PlacedVersion> versions;
+  std::string free;                // a dim of which every device can make any part: '1'
+  std::vector<std::string> names;  // of the dims
+};
+
+inline bool is_prefix(const std::string& shorter, const std::string& longer) {
+  return longer.compare(0, shorter.size(), shorter) == 0;
+}
+
+// "D, D" becomes "D, D2".
+inline void unique_names(std::vector<std::string>& names) {
+  for (std::size_t d = 1; d < names.size(); ++d) {
+    const std::string base = names[d];
+    for (std::size_t e = 0, next = 2; e < d; ++e) {
+      if (names[e] == names[d]) {
+        names[d] = base + std::to_string(next++);
+        e = static_cast<std::size_t>(-1);  // from the start
+      }
+    }
+  }
+}
+
+class Propagation {
+ public:
+  Graph device;              // what each device runs
+  List<InsertedStep> steps;  // in order
+  List<PlacedNode> nodes;    // of the whole graph
+  List<AxisPlaces> results;  // of its outputs
+  List<Sharding> result_names;
+
+  Propagation(const Graph& whole, const PlacedMesh& mesh, DType format)
+      : nodes(whole.nodes.size()),
+        whole_(whole),
+        mesh_(mesh),
+        format_(format),
+        values_(whole.nodes.size()),
+        uses_(use_counts(whole)) {
+    device.constants = whole.constants;
+  }
+
+  int gather_again = -1;  // a node of the whole graph: what was gathered for it or before is let go
+
+  // `inputs` names a sharding for each input, `wanted` one for each output; empty: as it comes.
+  void run(const List<Sharding>& inputs, const List<Sharding>& wanted);
+
+ private:
+  const GraphNode& node_at(int i) const { return whole_[i]; }
+  PlacedValue& value(int i) { return values_[static_cast<std::size_t>(i)]; }
+  PlacedNode& row(int i) { return nodes[static_cast<std::size_t>(i)]; }
+
+  Sharding named(int i, const AxisPlaces& places) {
+    List<ShardedDim> dims;
+    for (const std::string& name : value(i).names) {
+      dims.push_back({name, {}});
+    }
+    return sharding_of(mesh_, places, dims);
+  }
+  std::string text(int i, const AxisPlaces& places) { return named(i, places).text(); }
+
+  int emit(Op op, List<int> inputs, const Shape& shape, const AxisPlaces& places,
+           const List<double>& numbers) {
+    GraphNode node;
+    node.op = op;
+    node.inputs = std::move(inputs);
+    node.shape = shape;
+    local_shape_of(mesh_, places, node.shape);
+    node.numbers = op == Op::reshape || op == Op::broadcast_to ? as_numbers(node.shape) : numbers;
+    device.nodes.push_back(node);
+    return device.size() - 1;
+  }
+  void set(int i, const AxisPlaces& places, int node) {
+    value(i).natural = places;
+    value(i).versions.push_back({places, node, false});
+  }
+
+  double way(int i, const AxisPlaces& from, const AxisPlaces& goal, List<AxisMove>& moves);
+  double cost(int i, const AxisPlaces& goal);
+  int bring(int i, const AxisPlaces& goal, int by);
+  int move(int i, int at, AxisPlaces& places, const AxisMove& by_move, int by);
+  int collective(int at, const Shape& shape, const AxisPlaces& after, const AxisMove& move,
+                 Reduce how);
+  void note(int i, int node, const AxisPlaces& before, const AxisPlaces& after,
+            const AxisMove& move, int by);
+
+  bool is_made_where_needed(int i) const {
+    const Op op = node_at(i).op;
+    return op == Op::literal || op == Op::permute || op == Op::broadcast_to;
+  }
+  AxisPlaces under(int i, const AxisPlaces& places) const;
+  AxisPlaces over(int i, const AxisPlaces& places) const;
+
+  void let_go();
+  void place(int i);
+  void place_source(int i);
+  void place_view(int i);
+  void place_reshape(int i);
+  void place_op(int i);
+  void name_dims(int i, const DimLabels& labels);
+  std::string pending(int i, std::vector<char>& keeps);
+  std::vector<std::string> summed_cuts(int i, const DimLabels& labels);
+  List<AxisPlaces> goals(int i, const DimLabels& labels, const std::string& kept,
+                         const std::vector<char>& keeps, AxisPlaces& result);
+  AxisPlaces goal_of(int i, std::size_t operand, const DimLabels& labels,
+                     const std::vector<std::string>& cuts, const std::string& kept);
+  std::string reason_of(int i, const DimLabels& labels, const List<AxisPlaces>& goals,
+                        const AxisPlaces& result);
+
+  const Graph& whole_;
+  const PlacedMesh& mesh_;
+  DType format_;
+  List<PlacedValue> values_;
+  List<int> uses_;
+  MoveCosts costs_;
+};
+
+// The moves from one sharding to another and their seconds; infinity: a sum cannot be unmade.
+inline double Propagation::way(int i, const AxisPlaces& from, const AxisPlaces& goal,
+                               List<AxisMove>& moves) {
+  moves.clear();
+  if (from == goal) {
+    return 0;
+  }
+  const std::string axes = axes_to_use(mesh_, from, goal);
+  const bool few = too_many_ways(from.size() - 1, axes.size(), 2000);
+  const SearchSpace space = space_of(axes, from, goal, !few);
+  for (const Detours detours : {Detours::no, Detours::yes}) {
+    ShardingSearch search(mesh_, space, node_at(i).shape, format_, from, Direction::forwards,
+                          detours, costs_);
+    if (const Reached* const end = search.find(goal)) {
+      moves = search.moves(*end);
+      return end->seconds;
+    }
+  }
+  return std::numeric_limits<double>::infinity();
+}
+
+// What a value that is made where it is needed asks of its operand; its names go the same way.
+inline AxisPlaces Propagation::under(int i, const AxisPlaces& places) const {
+  const GraphNode& node = node_at(i);
+  const Shape& in = whole_.input_of(node, 0).shape;
+  AxisPlaces out(static_cast<std::size_t>(in.size()) + 1);
+  out[0] = places[0];
+  const std::vector<int> aligned = aligned_labels(in, node.shape);
+  for (int d = 0; d < node.shape.size(); ++d) {
+    const auto at = static_cast<std::size_t>(d);
+    if (node.op == Op::permute) {
+      out[static_cast<std::size_t>(node.numbers[at]) + 1] = places[at + 1];
+    }
+  }
+  for (std::size_t d = 0; node.op == Op::broadcast_to && d < aligned.size(); ++d) {
+    out[d + 1] = aligned[d] < 0 ? "" : places[static_cast<std::size_t>(aligned[d]) + 1];
+  }
+  return out;
+}
+inline AxisPlaces Propagation::over(int i, const AxisPlaces& places) const {
+  const GraphNode& node = node_at(i);
+  const Shape& in = whole_.input_of(node, 0).shape;
+  AxisPlaces out(static_cast<std::size_t>(node.shape.size()) + 1);
+  out[0] = places[0];
+  for (std::size_t d = 0; node.op == Op::permute && d + 1 < out.size(); ++d) {
+    out[d + 1] = places[static_cast<std::size_t>(node.numbers[d]) + 1];
+  }
+  const std::vector<int> aligned =
+      node.op == Op::permute ? std::vector<int>() : aligned_labels(in, node.shape);
+  for (std::size_t d = 0; d < aligned.size(); ++d) {
+    if (aligned[d] >= 0) {
+      out[static_cast<std::size_t>(aligned[d]) + 1] = places[d + 1];
+    }
+  }
+  return out;
+}
+
+// Seconds until a value is there under a sharding, from the cheapest of those that it has.
+inline double Propagation::cost(int i, const AxisPlaces& goal) {
+  if (node_at(i).op == Op::literal) {
+    return 0;
+  }
+  if (is_made_where_needed(i)) {
+    return cost(node_at(i).inputs[0], under(i, goal));
+  }
+  double least = std::numeric_limits<double>::infinity();
+  List<AxisMove> moves;
+  for (const PlacedVersion& version : value(i).versions) {
+    const double seconds = way(i, version.places, goal, moves);
+    least = seconds < least ? seconds : least;
+  }
+  return least;
+}
+
+// The node of the device's graph that has value i under a sharding.
+inline int Propagation::bring(int i, const AxisPlaces& goal, int by) {
+  for (const PlacedVersion& version : value(i).versions) {
+    if (version.places == goal) {
+      return version.node;
+    }
+  }
+  const GraphNode& node = node_at(i);
+  if (is_made_where_needed(i)) {
+    List<int> inputs;
+    if (!node.inputs.empty()) {
+      inputs.push_back(bring(node.inputs[0], under(i, goal), by));
+    }
+    const int made = emit(node.op, std::move(inputs), node.shape, goal, node.numbers);
+    value(i).versions.push_back({goal, made, false});
+    return made;
+  }
+  double least = std::numeric_limits<double>::infinity();
+  PlacedVersion start;
+  List<AxisMove> best, moves;
+  for (const PlacedVersion& version : value(i).versions) {
+    const double seconds = way(i, version.places, goal, moves);
+    if (seconds < least) {
+      least = seconds;
+      start = version;
+      best = moves;
+    }
+  }
+  if (start.node < 0) {
+    fail({"compile: ", by < 0 ? "the result is" : "a value is", " [", text(i, value(i).natural),
+          "], wanted is [", text(i, goal),
+          "]; a sum that is made is not undone, leave out what stands in braces"});
+  }
+  for (const AxisMove& one : best) {
+    if (one.also > 0) {  // of two dims at once: one after the other sends as much
+      AxisMove second = {one.also, -1, one.axes.substr(one.first), 0, 0};
+      start.node = move(i, start.node, start.places, second, by);
+      second = {one.from, -1, one.axes.substr(0, one.first), 0, 0};
+      start.node = move(i, start.node, start.places, second, by);
+    } else {
+      start.node = move(i, start.node, start.places, one, by);
+    }
+  }
+  return start.node;
+}
+
+inline int Propagation::move(int i, int at, AxisPlaces& places, const AxisMove& by_move, int by) {
+  const AxisPlaces after = after_move(places, by_move);
+  const int made = collective(at, node_at(i).shape, after, by_move, Reduce::sum);
+  note(i, made, places, after, by_move, by);
+  places = after;
+  const bool again = !is_slice(by_move) && collective_of(by_move) == Collective::all_gather;
+  value(i).versions.push_back({after, made, again});
+  return made;
+}
+
+inline int Propagation::collective(int at, const Shape& shape, const AxisPlaces& after,
+                                   const AxisMove& move, Reduce how) {
+  const Collective what = collective_of(move);
+  Op op = Op::shard;
+  List<double> numbers;
+  if (is_slice(move) || (move.from == 0 && move.to > 0)) {
+    op = is_slice(move) ? Op::shard : Op::reduce_scatter;
+    numbers.push_back(move.to - 1);
+  } else if (what == Collective::all_gather) {
+    op = Op::all_gather;
+    numbers.push_back(move.from - 1);
+  } else if (what == Collective::all_reduce) {
+    op = Op::all_reduce;
+    numbers.push_back(static_cast<double>(how));
+  } else {
+    op = Op::all_to_all;
+    numbers.push_back(move.to - 1);
+    numbers.push_back(move.from - 1);
+  }
+  for (const int axis : axis_numbers(move.axes)) {
+    numbers.push_back(axis);
+  }
+  return emit(op, {at}, shape, after, numbers);
+}
+
+// A line of the list of collectives.
+inline void Propagation::note(int i, int node, const AxisPlaces& before, const AxisPlaces& after,
+                              const AxisMove& move, int by) {
+  Shape local = node_at(i).shape;
+  local_shape_of(mesh_, before, local);
+  const MoveCost cost_of_move = price(mesh_, move, local.count(), format_);
+  InsertedStep step;
+  step.name = move_name(move);
+  step.axes = axes_text(mesh_, move.axes);
+  step.before = text(i, before);
+  step.after = text(i, after);
+  step.algorithm = is_slice(move) ? "" : name_of(cost_of_move.algorithm);
+  step.how = cost_of_move.algorithm;
+  step.bytes = cost_of_move.bytes;
+  step.seconds = cost_of_move.seconds;
+  step.node = node;
+  step.of = i;
+  step.by = by;
+  if (by >= 0) {
+    row(by).steps.push_back(steps.size());
+  }
+  steps.push_back(step);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/propagation_rules.hpp
+// The rules of the propagation: how each kind of op takes its operands.
+//   loops     cuts of both united; where they clash the one that is cheaper to move gives way
+//   sums      over a cut dim: a partial sum, which linear ops pass on and others have summed first
+//   products  the four cases of the scaling book (chapter 3)
+//   views     what goes through stays, the rest is gathered
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline void Propagation::run(const List<Sharding>& inputs, const List<Sharding>& wanted) {
+  for (std::size_t k = 0; k < whole_.inputs.size(); ++k) {
+    const int i = whole_.inputs[k];
+    for (const ShardedDim& dim : inputs[k].dims) {
+      value(i).names.push_back(dim.name);
+    }
+    value(i).natural = places_of(mesh_, inputs[k], node_at(i).shape);
+  }
+  for (int i = 0; i < whole_.size(); ++i) {
+    place(i);
+    row(i).sharding = named(i, value(i).natural);
+    if (i == gather_again) {
+      let_go();
+    }
+  }
+  for (std::size_t k = 0; k < whole_.outputs.size(); ++k) {
+    const int i = whole_.outputs[k];
+    AxisPlaces goal = value(i).natural;
+    goal[0].clear();
+    Sharding names = named(i, goal);
+    if (k < wanted.size() && !wanted[k].dims.empty()) {
+      names = wanted[k];
+      goal = places_of(mesh_, names, node_at(i).shape);
+    }
+    device.outputs.push_back(bring(i, goal, -1));
+    results.push_back(goal);
+    result_names.push_back(names);
+  }
+}
+
+inline void Propagation::let_go() {
+  for (int i = 0; i < whole_.size(); ++i) {
+    List<PlacedVersion> left;
+    for (const PlacedVersion& version : value(i).versions) {
+      if (!version.gathered && !is_made_where_needed(i)) {
+        left.push_back(version);
+      }
+    }
+    value(i).versions.swap(left);
+  }
+}
+
+inline void Propagation::place(int i) {
+  const GraphNode& node = node_at(i);
+  switch (facts_of(node.op).kind) {
+    case OpKind::source: place_source(i); break;
+    case OpKind::view:
+      if (node.op == Op::reshape) {
+        place_reshape(i);
+        break;
+      }
+      if (node.op != Op::slice) {
+        place_view(i);
+        break;
+      }
+      place_op(i);
+      break;
+    case OpKind::elementwise:
+    case OpKind::reduction:
+    case OpKind::product:
+    case OpKind::copy:
+    case OpKind::index: place_op(i); break;
+    default:
+      fail({"compile: node %", i, ", ", name_of(node.op), " ", node.shape,
+            ", has no rule by which a sharding goes through it; primitives but for collectives ",
+            "have one (take_apart)"});
+  }
+}
+
+// Inputs are cut as they were said to be; all else every device has whole, or makes.
+inline void Propagation::place_source(int i) {
+  const GraphNode& node = node_at(i);
+  PlacedValue& own = value(i);
+  const auto dims = static_cast<std::size_t>(node.shape.size());
+  own.free = std::string(dims, node.op == Op::literal ? '1' : '0');
+  if (node.op != Op::input) {
+    own.natural = AxisPlaces(dims + 1);
+    for (std::size_t d = 0; d < dims; ++d) {
+      own.names.push_back(cat({"d", d}));
+    }
+  }
+  if (node.op == Op::literal) {
+    return;
+  }
+  const int made = emit(node.op, {}, node.shape, own.natural, node.numbers);
+  own.versions.push_back({own.natural, made, false});
+  if (node.op == Op::input) {
+    device.inputs.push_back(made);
+  }
+  row(i).reason = node.op == Op::input      ? "given"
+                  : node.op == Op::constant ? "captured: whole on every device"
+                                            : "made whole on every device";
+}
+
+// Of what is a view of its operand whatever the sharding, the operand moves.
+inline void Propagation::place_view(int i) {
+  const GraphNode& node = node_at(i);
+  const int in = node.inputs[0];
+  AxisPlaces from = value(in).natural;
+  if (uses_[static_cast<std::size_t>(in)] > 1 || node.op == Op::broadcast_to) {
+    from[0].clear();  // summed once, and before it grows
+  }
+  PlacedValue& own = value(i);
+  own.natural = over(i, from);
+  const std::vector<int> aligned = node.op == Op::broadcast_to
+                                       ? aligned_labels(node_at(in).shape, node.shape)
+                                       : std::vector<int>();
+  for (int d = 0; d < node.shape.size(); ++d) {
+    int source = -1;
+    if (node.op == Op::permute) {
+      source = static_cast<int>(node.numbers[static_cast<std::size_t>(d)]);
+    }
+    for (std::size_t s = 0; s < aligned.size(); ++s) {
+      source = aligned[s] == d ? static_cast<int>(s) : source;
+    }
+    own.names.push_back(source < 0 ? cat({"d", d})
+                                   : value(in).names[static_cast<std::size_t>(source)]);
+    own.free += source < 0 ? '1' : value(in).free[static_cast<std::size_t>(source)];
+  }
+  unique_names(own.names);
+  row(i).reason = "a view: cut as what it shows";
+}
+
+inline void Propagation::place_reshape(int i) {
+  const GraphNode& node = node_at(i);
+  const int in = node.inputs[0];
+  const Shape& shape = node_at(in).shape;
+  AxisPlaces from = value(in).natural;
+  if (uses_[static_cast<std::size_t>(in)] > 1) {
+    from[0].clear();
+  }
+  const ReshapedPlaces through(mesh_, from, shape, node.shape);
+  PlacedValue& own = value(i);
+  own.names.resize(static_cast<std::size_t>(node.shape.size()));
+  own.free = std::string(own.names.size(), '0');
+  for (const DimRuns::Run& run : DimRuns(shape, node.shape).runs) {
+    bool free = run.from < run.from_end;
+    for (int d = run.from; d < run.from_end; ++d) {
+      free = free && (value(in).free[static_cast<std::size_t>(d)] == '1' || shape[d] == 1);
+    }
+    std::string joined_name;
+    for (int d = run.from; d < run.from_end; ++d) {
+      joined_name += shape[d] == 1 ? "" : value(in).names[static_cast<std::size_t>(d)];
+    }
+    for (int e = run.to; e < run.to_end; ++e) {
+      const auto at = static_cast<std::size_t>(e);
+      own.free[at] = free ? '1' : '0';
+      own.names[at] = joined_name.empty() || node.shape[e] == 1 ? cat({"d", e}) : joined_name;
+    }
+  }
+  unique_names(own.names);
+  row(i).operands.push_back(text(in, through.from));
+  const int source = bring(in, through.from, i);
+  set(i, through.to, emit(Op::reshape, {source}, node.shape, through.to, node.numbers));
+  row(i).reason =
+      through.lost.empty()
+          ? "the cut dims stay the slowest of what they become"
+          : cat({"over ", axes_text(mesh_, through.lost),
+                 " a dim is cut that is not the slowest of what it becomes, or does not divide, ",
+                 "so it is gathered"});
+}
+
+inline void Propagation::name_dims(int i, const DimLabels& labels) {
+  const GraphNode& node = node_at(i);
+  PlacedValue& own = value(i);
+  own.names.resize(static_cast<std::size_t>(node.shape.size()));
+  own.free = std::string(own.names.size(), '1');
+  for (std::size_t k = 0; k < labels.of.size(); ++k) {
+    const PlacedValue& in = value(node.inputs[k]);
+    for (std::size_t d = 0; d < labels.of[k].size(); ++d) {
+      const int label = labels.of[k][d];
+      if (label < 0 || label >= node.shape.size()) {
+        continue;
+      }
+      const auto at = static_cast<std::size_t>(label);
+      own.free[at] = in.free[d] == '1' ? own.free[at] : '0';
+      if (own.names[at].empty() || in.free[d] != '1') {
+        own.names[at] = own.names[at].empty() || value(node.inputs[0]).free[d] == '1'
+                            ? in.names[d]
+                            : own.names[at];
+      }
+    }
+  }
+  const OpKind kind = facts_of(node.op).kind;
+  for (std::size_t d = 0; d < own.names.size(); ++d) {
+    const bool reduced = kind == OpKind::reduction || kind == OpKind::copy || node.op == Op::slice;
+    if (own.names[d].empty()) {
+      own.names[d] = reduced ? value(node.inputs[0]).names[d] : cat({"d", d});
+      own.free[d] = '0';
+    }
+  }
+  unique_names(own.names);
+}
+
+// The axes over which the result may stay a sum because the op is linear, and which operands are
+// such sums. A sum that several ops use is made once, at the first.
+inline std::string Propagation::pending(int i, std::vector<char>& keeps) {
+  const GraphNode& node = node_at(i);
+  const std::size_t n = node.inputs.size();
+  keeps.assign(n, 0);
+  std::string kept;
+  std::size_t sums = 0;
+  std::string cuts;
+  for (std::size_t k = 0; k < n; ++k) {
+    const AxisPlaces& own = value(node.inputs[k]).natural;
+    const bool once = uses_[static_cast<std::size_t>(node.inputs[k])] == 1;
+    if (!own[0].empty() && once && (sums == 0 || own[0] == kept)) {
+      kept = own[0];
+      keeps[k] = 1;
+      ++sums;
+    }
+    cuts += all_letters(own).substr(own[0].size());
+  }
+  bool linear = false;
+  switch (node.op) {
+    case Op::add:
+    case Op::sub:
+    case Op::concat: linear = sums == n; break;
+    case Op::mul:
+      linear = sums == 1 && node_at(node.inputs[keeps[0] != 0 ? 0 : 1]).shape == node.shape &&
+               value(node.inputs[keeps[0] != 0 ? 1 : 0]).natural[0].empty();
+      break;
+    case Op::div:
+      linear = sums == 1 && keeps[0] != 0 && node_at(node.inputs[0]).shape == node.shape &&
+               value(node.inputs[1]).natural[0].empty();
+      break;
+    case Op::sum:
+    case Op::slice:
+    case Op::pad: linear = sums == 1; break;
+    default: break;
+  }
+  if (!linear || without(cuts, kept) != cuts) {
+    keeps.assign(n, 0);
+    return "";
+  }
+  return kept;
+}
+
+// Over which axes what is summed over is cut in all operands alike; what every device can make
+// counts as cut.
+inline std::vector<std::string> Propagation::summed_cuts(int i, const DimLabels& labels) {
+  const GraphNode& node = node_at(i);
+  std::vector<std::string> cuts(static_cast<std::size_t>(node.shape.size() + labels.summed));
+  for (int l = node.shape.size(); l < node.shape.size() + labels.summed; ++l) {
+    std::string& cut = cuts[static_cast<std::size_t>(l)];
+    bool first = true;
+    for (std::size_t k = 0; k < labels.of.size(); ++k) {
+      const PlacedValue& in = value(node.inputs[k]);
+      for (std::size_t d = 0; d < labels.of[k].size(); ++d) {
+        if (labels.of[k][d] != l || (in.free[d] == '1' && in.natural[d + 1].empty())) {
+          continue;
+        }
+        const std::string& own = in.natural[d + 1];
+        if (first) {
+          cut = own;
+        } else if (labels.cuts_sum && is_prefix(cut, own)) {
+          cut = own;
+        }
+        while (!labels.cuts_sum && !is_prefix(cut, own)) {
+          cut.pop_back();
+        }
+        first = false;
+      }
+    }
+  }
+  return cuts;
+}
+
+inline AxisPlaces Propagation::goal_of(int i, std::size_t operand, const DimLabels& labels,
+                                       const std::vector<std::string>& cuts,
+                                       const std::string& kept) {
+  const GraphNode& node = node_at(i);
+  AxisPlaces goal(value(node.inputs[operand]).natural.size());
+  goal[0] = kept;
+  for (std::size_t d = 0; d < labels.of[operand].size(); ++d) {
+    const int label = labels.of[operand][d];
+    goal[d + 1] = label < 0 ? "" : cuts[static_cast<std::size_t>(label)];
+  }
+  return goal;
+}
+
+// How each operand is to lie: each of them in turn comes first, the others add what is still free;
+// of these ways the one that takes least time.
+inline List<AxisPlaces> Propagation::goals(int i, const DimLabels& labels, const std::string& kept,
+                                           const std::vector<char>& keeps, AxisPlaces& result) {
+  const GraphNode& node = node_at(i);
+  const std::size_t n = labels.of.size();
+  const std::vector<std::string> base = summed_cuts(i, labels);
+  List<AxisPlaces> best;
+  double least = std::numeric_limits<double>::infinity();
+  for (std::size_t lead = 0; lead < n && lead < 8; ++lead) {
+    std::vector<std::string> cuts = base;
+    std::string used = kept + all_letters(base);
+    for (std::size_t turn = 0; turn < n; ++turn) {
+      const std::size_t k = turn == 0 ? lead : turn <= lead ? turn - 1 : turn;
+      const AxisPlaces& own = value(node.inputs[k]).natural;
+      for (std::size_t d = 0; d < labels.of[k].size(); ++d) {
+        const int label = labels.of[k][d];
+        if (label < 0 || label >= node.shape.size()) {
+          continue;
+        }
+        std::string& cut = cuts[static_cast<std::size_t>(label)];
+        while (cut.size() < own[d + 1].size() && is_prefix(cut, own[d + 1]) &&
+               used.find(own[d + 1][cut.size()]) == std::string::npos) {
+          used += own[d + 1][cut.size()];
+          cut += own[d + 1][cut.size()];
+        }
+      }
+    }
+    List<AxisPlaces> ways;
+    double seconds = 0;
+    for (std::size_t k = 0; k < n; ++k) {
+      ways.push_back(goal_of(i, k, labels, cuts, keeps[k] != 0 ? kept : ""));
+      seconds += cost(node.inputs[k], ways[k]);
+    }
+    if (best.empty() || seconds < least * (1 - 1e-12)) {
+      least = seconds;
+      best = ways;
+      result = AxisPlaces(1);
+      for (std::size_t d = 0; d < static_cast<std::size_t>(node.shape.size()); ++d) {
+        result.push_back(cuts[d]);
+      }
+      result[0] = rising_union(kept, all_letters(cuts).substr(all_letters(result).size()));
+    }
+  }
+  return best;
+}
+
+// The case of a product, or what became of the cuts of the operands.
+inline std::string Propagation::reason_of(int i, const DimLabels& labels,
+                                          const List<AxisPlaces>& ways, const AxisPlaces& result) {
+  const GraphNode& node = node_at(i);
+  std::string gone;  // axes that cut an operand and do no longer, with the dims
+  for (std::size_t k = 0; k < ways.size(); ++k) {
+    const PlacedValue& in = value(node.inputs[k]);
+    for (std::size_t d = 0; d < in.names.size(); ++d) {
+      const std::string lost = without(in.natural[d + 1], ways[k][d + 1]);
+      const int label = labels.of[k][d];
+      if (!lost.empty() && label < node.shape.size()) {
+        gone += cat({gone.empty() ? "" : ", ", in.names[d], " over ", axes_text(mesh_, lost)});
+      }
+    }
+  }
+  if (node.op != Op::matmul) {
+    const std::string summed = without(result[0], ways[0][0] + ways.back()[0]);
+    return !gone.empty()     ? gone + ": gathered, for it clashes with others or is needed whole"
+           : !summed.empty() ? "each device has a part of the sum over " + axes_text(mesh_, summed)
+           : !result[0].empty() ? "linear: still a sum over " + axes_text(mesh_, result[0])
+                                : std::string();
+  }
+  const PlacedValue &a = value(node.inputs[0]), &b = value(node.inputs[1]);
+  const std::string& j = a.names.back();
+  const std::string& cut_a = a.natural.back();
+  const std::string& cut_b = b.natural[b.natural.size() - 2];
+  std::string out =
+      cut_a.empty() && cut_b.empty() ? "case 1: " + j + " is whole in both"
+      : !result[0].empty()
+          ? "case 3: " + j + " is cut over " + axes_text(mesh_, result[0]) +
+                " in both, so a device's product is a summand"
+          : "case 2: " + j + " is cut over " + axes_text(mesh_, cut_a.empty() ? cut_b : cut_a) +
+                (cut_a.empty() || cut_b.empty() ? " in one" : ", otherwise in the other") +
+                ", so it is gathered";
+  if (!gone.empty()) {
+    out = (out[5] == '1' ? "case 4" : out + "; case 4") + (": one axis for two dims, so " + gone) +
+          " is taken whole";
+  }
+  return out;
+}
+
+inline void Propagation::place_op(int i) {
+  const GraphNode& node = node_at(i);
+  const DimLabels labels = labels_of(whole_, node);
+  name_dims(i, labels);
+  std::vector<char> keeps;
+  const std::string kept = pending(i, keeps);
+  AxisPlaces result;
+  const List<AxisPlaces> ways = goals(i, labels, kept, keeps, result);
+  row(i).reason = reason_of(i, labels, ways, result);
+  List<int> inputs;
+  for (std::size_t k = 0; k < ways.size(); ++k) {
+    row(i).operands.push_back(text(node.inputs[k], ways[k]));
+    inputs.push_back(bring(node.inputs[k], ways[k], i));
+  }
+  const int made = emit(node.op, std::move(inputs), node.shape, result, node.numbers);
+  if (node.op == Op::max && !result[0].empty()) {  // the largest of all is no sum: at once
+    AxisPlaces after = result;
+    after[0].clear();
+    const AxisMove largest = {0, -1, result[0], 0, 0};
+    const int all = collective(made, node.shape, after, largest, Reduce::max);
+    note(i, all, result, after, largest, i);
+    set(i, after, all);
+    return;
+  }
+  set(i, result, made);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded_program.hpp
+// compile(mesh, f, shardings): a function of whole tensors as one program that every device runs on
+// its blocks. f is captured once for each list of shapes, its shardings are propagated, and the
+// collectives that were inserted are listed with their reasons, bytes and times.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ShardedOptions {
+  std::vector<std::string> results;  // shardings of the results; missing or "": as it comes, summed
+  std::vector<int> gradients;  // inputs: gradients of result 0, one number, as further results
+  bool gather_again = false;   // gathered values go with the forward pass: less memory, more bytes
+  DType format = DType::f32;   // in which numbers are sent
+};
+
+// What a program does for inputs of these shapes.
+struct ShardedPlan {
+  List<Shape> shapes;  // of the inputs
+  Graph whole;         // the function, in primitives
+  Graph device;        // what each device runs
+  List<PlacedNode> nodes;
+  List<InsertedStep> steps;
+  List<Sharding> results;
+  List<Shape> result_shapes;
+  double comms_seconds = 0, bytes = 0;  // closed forms; bytes that a device sends
+  Shared<const MeshRun> run;            // the last; null: it has not run yet
+
+  // Without slices, which are free.
+  List<InsertedStep> collectives() const {
+    List<InsertedStep> out;
+    for (const InsertedStep& step : steps) {
+      if (step.name != "slice") {
+        out.push_back(step);
+      }
+    }
+    return out;
+  }
+  Table table() const;             // a row for each op
+  Table collective_table() const;  // a row for each collective
+  std::string csv() const { return collective_table().csv(); }
+  std::string json() const { return collective_table().json(); }
+};
+
+namespace detail {
+
+// The function's graph on whole shapes, gradients behind its results.
+inline Graph capture_whole(const Compiled::Body& body, const List<Shape>& shapes,
+                           const std::vector<int>& gradients) {
+  Context own = context();
+  own.no_grad = 0;
+  own.profile = nullptr;
+  const ContextScope scope(own);
+  std::vector<Tensor> inputs;
+  for (const Shape& shape : shapes) {
+    inputs.push_back(phantom(shape));
+  }
+  for (const int input : gradients) {
+    Tensor& x = inputs[static_cast<std::size_t>(input)];
+    x = x.requires_grad() ? x : leaf(x, MemoryKind::gradient);
+  }
+  Capture capture([](Capture& now, const List<int>&) -> std::vector<Tensor> {
+    fail({"compile: ", now.breaks.back().text(),
+          " of a sharded function, whose numbers lie on many devices; return it instead"});
+  });
+  capture.run(body, inputs);
+  if (!capture.writes.empty() || !capture.gradients.empty() || !capture.hosts.empty()) {
+    fail({"compile: the sharded function writes to a tensor that it did not make, gives gradients ",
+          "to one or asks the host; results alone come back from the devices"});
+  }
+  Graph& graph = capture.graph;
+  for (std::size_t r = 0; r < graph.outputs.size(); ++r) {
+    if (graph.outputs[r] < 0) {
+      fail({"compile: result ", r, " of the sharded function is empty; return tensors"});
+    }
+  }
+  if (!gradients.empty()) {
+    if (graph.outputs.empty() || graph[graph.outputs[0]].shape.count() != 1) {
+      fail({"compile: gradients of result 0, which is ",
+            graph.outputs.empty() ? std::string("none") : graph[graph.outputs[0]].shape.text(),
+            "; one number is right, as a loss"});
+    }
+    const RecorderScope recording_scope(&capture);
+    Differentiation differentiation(capture);
+    const int loss = graph.outputs[0];
+    differentiation.start(loss, full(graph[loss].shape, 1.0f));
+    differentiation.run();
+    for (const int input : gradients) {
+      int leaf_node = -1;
+      for (std::size_t k = 0; k < capture.leaf_nodes.size(); ++k) {
+        leaf_node = capture.leaf_inputs[k] == input ? capture.leaf_nodes[k] : leaf_node;
+      }
+      const int found = differentiation.gradient(leaf_node);
+      const Shape& shape = shapes[static_cast<std::size_t>(input)];
+      graph.outputs.push_back(found >= 0 ? found : capture.node_of(full(shape, 0.0f)));
+    }
+  }
+  Graph whole = take_apart(graph);
+  simplify(whole);
+  return whole;
+}
+
+// An op of the device's graph between devices. The line names it in the run's log.
+inline Tensor call_collective(Device& device, const PlacedMesh& mesh, const GraphNode& node,
+                              const Tensor& x, const InsertedStep& step, const SourceLine& line,
+                              DType format) {
+  CollectiveOptions options;
+  options.format = format;
+  options.algorithm = step.how;
+  const std::size_t first = node.op == Op::all_to_all ? 2 : 1;
+  std::vector<std::string> axes;
+  for (std::size_t i = first; i < node.numbers.size(); ++i) {
+    axes.push_back(mesh.axes[static_cast<std::size_t>(node.whole(i))].name);
+  }
+  const int dim = static_cast<int>(node.number(0));
+  switch (node.op) {
+    case Op::all_gather: return device.all_gather(x, axes, dim, options, line);
+    case Op::reduce_scatter: return device.reduce_scatter(x, axes, dim, Reduce::sum, options, line);
+    case Op::all_reduce: return device.all_reduce(x, axes, static_cast<Reduce>(dim), options, line);
+    case Op::all_to_all:
+      return device.all_to_all(x, axes, dim, static_cast<int>(node.number(1)), options, line);
+    default: return device.shard(x, axes, dim);
+  }
+}
+
+// The graph on one device. A value goes when its last user has run.
+inline void run_on_device(Device& device, const ShardedPlan& plan, const PlacedMesh& mesh,
+                          const std::vector<Sharded>& inputs, DType format) {
+  const NoGrad no_graph;
+  const Graph& graph = plan.device;
+  List<Tensor> values(graph.nodes.size());
+  List<int> uses = use_counts(graph);
+  std::size_t next = 0;
+  for (int i = 0; i < graph.size(); ++i) {
+    const GraphNode& node = graph[i];
+    Tensor& value = values[static_cast<std::size_t>(i)];
+    Parts in;
+    for (const int input : node.inputs) {
+      in.push_back(values[static_cast<std::size_t>(input)]);
+    }
+    if (node.op == Op::input) {
+      value = inputs[static_cast<std::size_t>(node.number(0))]
+                  .shards[static_cast<std::size_t>(device.rank())];
+    } else if (node.op == Op::constant) {
+      value = graph.constants[static_cast<std::size_t>(node.number(0))].detach();
+    } else if (facts_of(node.op).kind == OpKind::collective) {
+      const SourceLine line = {"program", static_cast<int>(next) + 1};
+      value = call_collective(device, mesh, node, in[0], plan.steps[next++], line, format);
+    } else {
+      value = evaluate_node(node, in)[0];
+    }
+    in.clear();
+    for (const int input : node.inputs) {
+      if (--uses[static_cast<std::size_t>(input)] == 0) {
+        values[static_cast<std::size_t>(input)] = Tensor();
+      }
+    }
+  }
+  for (std::size_t r = 0; r < graph.outputs.size(); ++r) {
+    device.keep(cat({"result ", r}), values[static_cast<std::size_t>(graph.outputs[r])]);
+  }
+}
+
+// What went over the links for each step of a run, an average of all devices, and how long it took.
+inline void count_steps(ShardedPlan& plan, const MeshRun& run) {
+  for (InsertedStep& step : plan.steps) {
+    step.counted = 0;
+    step.simulated = 0;
+  }
+  std::vector<double> out(static_cast<std::size_t>(run.devices())), in(out.size());
+  for (std::size_t c = 0; c < run.log().calls.size(); ++c) {
+    const LoggedCall& call = run.log().calls[c];
+    InsertedStep& step = plan.steps[static_cast<std::size_t>(call.where.line) - 1];
+    out.assign(out.size(), 0);
+    add_bytes(call, out, in);
+    for (const double bytes : out) {
+      step.counted += bytes / run.devices();
+    }
+    const double seconds = run.timeline.calls[c].finish - run.timeline.calls[c].start;
+    step.simulated = seconds > step.simulated ? seconds : step.simulated;
+  }
+}
+
+}  // namespace detail
+
+class ShardedProgram {
+ public:
+  ShardedProgram() = default;
+  ShardedProgram(const Mesh& mesh, Compiled::Body body, const std::vector<std::string>& inputs,
+                 const ShardedOptions& options);
+
+  // The results on the mesh. Inputs made of shapes alone give results without numbers, and what it
+  // would cost.
+  std::vector<Sharded> operator()(const std::vector<Sharded>& inputs) const;
+  // Of whole tensors, cut first.
+  std::vector<Sharded> operator()(const std::vector<Tensor>& inputs) const;
+
+  // What the last call did; what a call with inputs of these shapes does.
+  const ShardedPlan& plan() const;
+  const ShardedPlan& plan(const List<Shape>& shapes) const;
+
+ private:
+  struct State {
+    State(const Mesh& of, Compiled::Body function, const ShardedOptions& how)
+        : mesh(of), body(std::move(function)), options(how) {}
+    Mesh mesh;
+    Shared<const detail::PlacedMesh> placed;
+    Compiled::Body body;
+    List<Sharding> inputs, results;
+    ShardedOptions options;
+    List<Shared<ShardedPlan>> plans;
+    Shared<ShardedPlan> last;
+  };
+
+  State& state() const {
+    if (!state_) {
+      detail::fail(
+          {"ShardedProgram: there is no function; make one with compile(mesh, f, ", "shardings)"});
+    }
+    return *state_;
+  }
+  void check_count(std::size_t given) const {
+    if (given != state().inputs.size()) {
+      detail::fail({"ShardedProgram: ", given, " inputs, and shardings of ", state().inputs.size(),
+                    "; one each is right"});
+    }
+  }
+  Shared<ShardedPlan> plan_of(const List<Shape>& shapes) const;
+  Shared<ShardedPlan> make_plan(const List<Shape>& shapes) const;
+
+  Shared<State> state_;
+};
+
+// A function of whole tensors on a mesh, its inputs cut as `shardings` say: {"B_x, D", "D, F"}.
+inline ShardedProgram compile(const Mesh& mesh, const Compiled::Body& body,
+                              const std::vector<std::string>& shardings,
+                              const ShardedOptions& options = ShardedOptions()) {
+  return ShardedProgram(mesh, body, shardings, options);
+}
+
+inline ShardedProgram::ShardedProgram(const Mesh& mesh, Compiled::Body body,
+                                      const std::vector<std::string>& inputs,
+                                      const ShardedOptions& options)
+    : state_(new State(mesh, std::move(body), options)) {
+  State& own = *state_;
+  own.placed = Shared<const detail::PlacedMesh>(
+      new detail::PlacedMesh{mesh.machine(), detail::place_axes(mesh.machine(), mesh.axes())});
+  const auto parsed = [&own](const std::string& text) {
+    const Sharding sharding = parse_sharding(text);
+    std::string used;
+    detail::letters_of(*own.placed, sharding, sharding.partial, used);
+    for (const ShardedDim& dim : sharding.dims) {
+      detail::letters_of(*own.placed, sharding, dim.axes, used);
+    }
+    return sharding;
+  };
+  for (const std::string& text : inputs) {
+    own.inputs.push_back(parsed(text));
+  }
+  for (const std::string& text : options.results) {
+    own.results.push_back(parsed(text));
+  }
+  for (const int input : options.gradients) {
+    if (input < 0 || input >= static_cast<int>(inputs.size())) {
+      detail::fail({"compile: a gradient with respect to input ", input, " of ", inputs.size(),
+                    "; inputs are numbered from 0"});
+    }
+  }
+}
+
+inline Shared<ShardedPlan> ShardedProgram::make_plan(const List<Shape>& shapes) const {
+  const State& own = state();
+  for (std::size_t k = 0; k < shapes.size(); ++k) {
+    detail::places_of(*own.placed, own.inputs[k], shapes[k]);  // checks
+  }
+  Shared<ShardedPlan> plan(new ShardedPlan);
+  plan->shapes = shapes;
+  plan->whole = detail::capture_whole(own.body, shapes, own.options.gradients);
+  const std::size_t results = plan->whole.outputs.size();
+  if (own.results.size() > results) {
+    detail::fail({"compile: shardings of ", own.results.size(), " results, and the function has ",
+                  results, " with its gradients; one each, or fewer, is right"});
+  }
+  detail::Propagation propagation(plan->whole, *own.placed, own.options.format);
+  propagation.gather_again =
+      own.options.gather_again && !own.options.gradients.empty() ? plan->whole.outputs[0] : -1;
+  propagation.run(own.inputs, own.results);
+  plan->device = propagation.device;
+  plan->nodes = propagation.nodes;
+  plan->steps = propagation.steps;
+  plan->results = propagation.result_names;
+  for (const int output : plan->whole.outputs) {
+    plan->result_shapes.push_back(plan->whole[output].shape);
+  }
+  for (const InsertedStep& step : plan->steps) {
+    plan->bytes += step.bytes;
+    plan->comms_seconds += step.seconds;
+  }
+  return plan;
+}
+
+inline Shared<ShardedPlan> ShardedProgram::plan_of(const List<Shape>& shapes) const {
+  State& own = state();
+  check_count(shapes.size());
+  for (const Shared<ShardedPlan>& known : own.plans) {
+    bool same = true;
+    for (std::size_t k = 0; k < shapes.size(); ++k) {
+      same = same && known->shapes[k] == shapes[k];
+    }
+    if (same) {
+      own.last = known;
+      return known;
+    }
+  }
+  own.last = make_plan(shapes);
+  own.plans.push_back(own.last);
+  return own.last;
+}
+
+inline const ShardedPlan& ShardedProgram::plan() const {
+  if (!state().last) {
+    detail::fail({"ShardedProgram: plan of a program that was not called yet; call it first, or ",
+                  "give plan() the shapes of its inputs"});
+  }
+  return *state().last;
+}
+inline const ShardedPlan& ShardedProgram::plan(const List<Shape>& shapes) const {
+  return *plan_of(shapes);
+}
+
+inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Tensor>& inputs) const {
+  check_count(inputs.size());
+  std::vector<Sharded> cut;
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    cut.push_back(state().mesh.shard(inputs[k], state().inputs[k].text()));
+  }
+  return (*this)(cut);
+}
+
+inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded>& inputs) const {
+  State& own = state();
+  check_count(inputs.size());
+  List<Shape> shapes;
+  bool numbers = true;
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    const Sharded& x = inputs[k];
+    x.check();
+    if (x.mesh->text() != own.placed->text()) {
+      detail::fail({"ShardedProgram: input ", k, " lies on another mesh, ", x.mesh->text(),
+                    "; the program is compiled for ", own.placed->text()});
+    }
+    if (detail::places_of(*x.mesh, x.sharding, x.shape) !=
+        detail::places_of(*own.placed, own.inputs[k], x.shape)) {
+      detail::fail({"ShardedProgram: input ", k, " is ", x.text(), ", compiled for [",
+                    own.inputs[k].text(), "]; reshard it first"});
+    }
+    numbers = numbers && !x.shards.empty();
+    shapes.push_back(x.shape);
+  }
+  const Shared<ShardedPlan> plan = plan_of(shapes);
+  Shared<const MeshRun> run;
+  if (numbers) {
+    const DType format = own.options.format;
+    run = Shared<const MeshRun>(new MeshRun(own.mesh.run([&](Device& device) {
+      detail::run_on_device(device, *plan, *own.placed, inputs, format);
+    })));
+    detail::count_steps(*plan, *run);
+    plan->run = run;
+  }
+  std::vector<Sharded> out;
+  for (std::size_t r = 0; r < plan->results.size(); ++r) {
+    out.push_back(
+        {own.placed, plan->result_shapes[r], plan->results[r], own.options.format, {}, {}});
+    for (int rank = 0; numbers && rank < own.placed->devices(); ++rank) {
+      out.back().shards.push_back(run->kept(rank, detail::cat({"result ", r})));
+    }
+    ShardedReport report;
+    report.title = detail::cat(
+        {"result ", r, " of a program of ", plan->steps.size(), " steps: ", out.back().text()});
+    for (const InsertedStep& step : plan->steps) {
+      report.steps.push_back(step);
+    }
+    report.bytes = plan->bytes;
+    report.comms_seconds = plan->comms_seconds;
+    detail::finish(out.back(), report);
+  }
+  return out;
+}
+
+inline Table ShardedPlan::table() const {
+  Table out;
+  out.title = detail::cat({"sharded program: inputs ", shapes.size(), ", results ", results.size(),
+                           ", collectives ", collectives().size()});
+  out.columns = {"node", "op", "operands", "result", "before it", "why"};
+  for (int i = 0; i < whole.size(); ++i) {
+    const PlacedNode& node = nodes[static_cast<std::size_t>(i)];
+    if (whole[i].op == Op::literal) {
+      continue;
+    }
+    std::string operands, before;
+    for (const std::string& operand : node.operands) {
+      operands += (operands.empty() ? "[" : " [") + operand + "]";
+    }
+    for (const std::size_t step : node.steps) {
+      before += detail::cat({before.empty() ? "" : ", ", steps[step].name, " %", steps[step].of,
+                             " over ", steps[step].axes});
+    }
+    out.add({detail::cat({"%", i}), name_of(whole[i].op), operands,
+             "[" + node.sharding.text() + "]", before, node.reason});
+  }
+  return out;
+}
+
+inline Table ShardedPlan::collective_table() const {
+  Table out;
+  out.columns = {"collective", "axes",           "of",      "from",          "to",       "for",
+                 "algorithm",  "bytes, formula", "counted", "time, formula", "simulated"};
+  for (const InsertedStep& step : collectives()) {
+    out.add({step.name, step.axes, detail::cat({"%", step.of}), "[" + step.before + "]",
+             "[" + step.after + "]",
+             step.by < 0 ? std::string("a result")
+                         : detail::cat({"%", step.by, " ", name_of(whole[step.by].op)}),
+             step.algorithm, format_bytes(step.bytes), run ? format_bytes(step.counted) : "-",
+             format_seconds(step.seconds), run ? format_seconds(step.simulated) : "-"});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ShardedPlan& plan) {
+  out << plan.table() << plan.collective_table() << "a device sends " << format_bytes(plan.bytes)
+      << ", in " << format_seconds(plan.comms_seconds) << " by formula";
+  if (plan.run) {
+    out << "; the whole program simulated " << format_seconds(plan.run->seconds) << " on "
+        << plan.run->machine().name;
+  }
+  return out << "\n";
+}
+inline std::ostream& operator<<(std::ostream& out, const ShardedProgram& program) {
+  return out << program.plan();
+}
 
 }}  // namespace tinyscale
 

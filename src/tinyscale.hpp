@@ -234,6 +234,10 @@
 #include "tinyscale/mesh/sharded_matmul.hpp"
 #include "tinyscale/mesh/collective_matmul.hpp"
 #include "tinyscale/mesh/mesh.hpp"
+#include "tinyscale/mesh/dim_labels.hpp"
+#include "tinyscale/mesh/propagate_sharding.hpp"
+#include "tinyscale/mesh/propagation_rules.hpp"
+#include "tinyscale/mesh/sharded_program.hpp"
 
 // model: the transformer, its text, training, checkpoints
 #include "tinyscale/model/experts.hpp"

@@ -54,6 +54,7 @@ enum class Op : unsigned char {
   reduce_scatter,
   all_reduce,
   all_to_all,
+  shard,
   // the graph's own
   part,
   // composite: functions of one element
@@ -143,10 +144,11 @@ inline const List<OpFacts>& op_set() {
       {"pad", OpKind::copy, true, 1, "dimension, begin, size, step"},
       {"take", OpKind::index, true, 1, ""},
       {"scatter_add", OpKind::index, true, 1, "rows"},
-      {"all_gather", OpKind::collective, true, 1, "axes, dimension"},
-      {"reduce_scatter", OpKind::collective, true, 1, "axes, dimension"},
-      {"all_reduce", OpKind::collective, true, 1, "axes"},
-      {"all_to_all", OpKind::collective, true, 1, "axes, split, concat"},
+      {"all_gather", OpKind::collective, true, 1, "dimension, axes of the mesh"},
+      {"reduce_scatter", OpKind::collective, true, 1, "dimension, axes of the mesh"},
+      {"all_reduce", OpKind::collective, true, 1, "how, axes of the mesh"},
+      {"all_to_all", OpKind::collective, true, 1, "split, concat, axes of the mesh"},
+      {"shard", OpKind::collective, true, 1, "dimension, axes of the mesh"},
       {"part", OpKind::structure, true, 1, "number"},
       {"square", OpKind::elementwise, false, 1, ""},
       {"relu", OpKind::elementwise, false, 1, ""},
