@@ -390,7 +390,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <dlfcn.h>
 #include <exception>
 #include <functional>
 #include <initializer_list>
@@ -403,10 +402,8 @@
 #include <stdexcept>
 #include <string>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <system_error>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -24548,9 +24545,31 @@ class VectorLoops {
     find_loops();
   }
 
+  // Whether rows of the outermost dim, or elements of the only row, can be computed apart: nothing
+  // is written once or added up.
+  bool is_apart() const {
+    bool apart = !outputs_.empty() && (!dims_.empty() || !reduces_);
+    for (const VectorResult& out : outputs_) {
+      apart =
+          apart && (out.kind == Output::full || (out.kind == Output::per_row && !dims_.empty()));
+    }
+    return apart;
+  }
+  // How many there are; elements come in blocks, so that their number does not show in the results.
+  std::int64_t parts() const {
+    return !is_apart() ? 0 : dims_.empty() ? (cols_ + part_block - 1) / part_block : dims_[0];
+  }
+  std::int64_t part_size() const { return dims_.empty() ? part_block : 1; }
+  std::int64_t part_end() const { return dims_.empty() ? cols_ : dims_[0]; }
+  // Numbers of one output in a part.
+  std::int64_t part_floats() const {
+    return dims_.empty() ? part_block : dims_[0] == 0 ? 0 : rows_ / dims_[0] * cols_;
+  }
+
  protected:
   typedef kernels::VectorOp Op;
   typedef kernels::VectorOutput Output;
+  static constexpr std::int64_t part_block = 4096;
 
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
   const VectorValue& value(int i) const { return values_[at(i)]; }
@@ -24589,6 +24608,7 @@ class VectorLoops {
   List<int> phase_, kept_;  // loops
   List<List<char>> loops_;  // of each value with columns: those that read it
   int last_ = 0;            // loop
+  bool reduces_ = false;    // some row
   bool writes_ = false;     // full outputs or sums
 
  private:
@@ -24700,6 +24720,7 @@ class VectorLoops {
       const bool loops = is_reduction(i) && is_needed(i) && !picks_at_once(i);
       phase_[at(i)] = phase + (loops ? 1 : 0);
       last_ = loops ? std::max(last_, phase) : last_;
+      reduces_ = reduces_ || (is_reduction(i) && is_needed(i));
     }
     for (const VectorResult& out : outputs_) {
       if (out.kind == Output::full || is_sum(out.kind)) {
@@ -24803,17 +24824,26 @@ inline std::string cpp_number(float number) {
   return text + (text.find_first_of(".e") == std::string::npos ? ".0f" : "f");
 }
 
-class CppKernel : private VectorLoops {
+// Of parts: the function is also given which, from the first to before the last.
+enum class CppForm : unsigned char { whole, parts };
+
+class CppKernel : public VectorLoops {
  public:
   CppKernel(const kernels::VectorProgram& program, const std::string& name, const CppNotes& notes,
-            CppNeeds& needs)
-      : VectorLoops(program), name_(name), notes_(notes), needs_(needs) {}
+            CppNeeds& needs, CppForm form = CppForm::whole)
+      : VectorLoops(program), name_(name), notes_(notes), needs_(needs), form_(form) {}
 
   std::string text() {
     out_ = notes_.title.empty() ? "" : "// " + notes_.title + "\n";
     const bool reads = std::find(used_.begin(), used_.end(), 1) != used_.end();
     out_ += "extern \"C\" void " + name_ + "(const float* const* " + (reads ? "in" : "/*in*/") +
-            ", float* const* " + (outputs_.empty() ? "/*out*/" : "out") + ") {\n";
+            ", float* const* " + (outputs_.empty() ? "/*out*/" : "out");
+    if (form_ == CppForm::parts) {
+      const bool apart = is_apart();
+      out_ += std::string(",\n    std::int64_t ") + (apart ? "first" : "/*first*/") +
+              ", std::int64_t " + (apart ? "last" : "/*last*/");
+    }
+    out_ += ") {\n";
     print_pointers();
     print_scratch();
     print_once();
@@ -24842,6 +24872,14 @@ class CppKernel : private VectorLoops {
   void close() {
     --depth_;
     line("}");
+  }
+  // The loop whose parts can be computed apart.
+  void open_outer_loop(const std::string& index, std::int64_t end) {
+    if (form_ == CppForm::parts && is_apart()) {
+      open(cat({"for (std::int64_t ", index, " = first; ", index, " < last; ++", index, ")"}));
+    } else {
+      open_loop(index, end);
+    }
   }
   void open_loop(const std::string& index, std::int64_t end) {
     open(cat({"for (std::int64_t ", index, " = 0; ", index, " < ", end, "; ++", index, ")"}));
@@ -24977,7 +25015,7 @@ class CppKernel : private VectorLoops {
     }
     needs_.loops = true;
     line("SIMD(omp simd" + clauses + ")");
-    open_loop("col", cols_);
+    dims_.empty() ? open_outer_loop("col", cols_) : open_loop("col", cols_);
     for (int i = 0; i < count(); ++i) {
       if (!is_needed(i) || !has_columns(i) || is_literal(i) || !is_in(i, loop)) {
         continue;
@@ -25060,7 +25098,7 @@ class CppKernel : private VectorLoops {
       return;
     }
     for (std::size_t d = 0; d < dims_.size(); ++d) {
-      open_loop(dim_name(d), dims_[d]);
+      d == 0 ? open_outer_loop(dim_name(d), dims_[d]) : open_loop(dim_name(d), dims_[d]);
     }
     if (dims_.size() > 1) {
       std::string row;
@@ -25098,7 +25136,7 @@ class CppKernel : private VectorLoops {
   bool reads_row() const {
     bool reads = false;
     for (const VectorResult& out : outputs_) {
-      reads = reads || out.kind == Output::full || out.kind == Output::per_row ||
+      reads = reads || (out.kind == Output::full && cols_ != 0) || out.kind == Output::per_row ||
               out.kind == Output::column_sums;
     }
     return reads;
@@ -25186,6 +25224,7 @@ class CppKernel : private VectorLoops {
   std::string name_;
   const CppNotes& notes_;
   CppNeeds& needs_;
+  CppForm form_;
   int depth_ = 0;
   std::string out_;
 };
@@ -25301,13 +25340,18 @@ inline std::string print_cpp(const kernels::VectorProgram& program, const std::s
 // >> tinyscale/compile/load_kernel.hpp
 // Vector programs printed as C++, built by the compiler of this machine and loaded: what a compiler
 // of graphs does on a CPU. Only with TINYSCALE_LOAD_KERNELS, and only where it is asked for; else
-// nothing here starts a process. Built kernels run on the calling thread.
+// nothing here starts a process.
 
+// clang-format off
 #if defined(TINYSCALE_LOAD_KERNELS) && (defined(__unix__) || defined(__APPLE__))
 #define TINYSCALE_CAN_LOAD 1
+#  include <dlfcn.h>     // dlopen
+#  include <sys/wait.h>  // WIFEXITED
+#  include <unistd.h>    // access, mkdtemp, unlink
 #else
 #define TINYSCALE_CAN_LOAD 0
 #endif
+// clang-format on
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -25480,7 +25524,8 @@ inline Shared<KernelLibrary> open_library(const std::string& path) {
   return library;
 }
 
-typedef void (*KernelFunction)(const float* const* in, float* const* out);
+typedef void (*KernelFunction)(const float* const* in, float* const* out, std::int64_t first,
+                               std::int64_t last);
 
 inline KernelFunction find_kernel(const KernelLibrary& library, const std::string& name) {
   void* const found = dlsym(library.handle, name.c_str());
@@ -25526,14 +25571,21 @@ class LoadedKernel {
  public:
   LoadedKernel() = default;
 
-  // inputs[i] and outputs[i] as the program numbers them; on the calling thread.
+  // inputs[i] and outputs[i] as the program numbers them. Sums over rows run on the calling thread,
+  // all else on the threads of other loops.
   void operator()(const float* const* inputs, float* const* outputs) const {
     if (run_ == nullptr) {
       detail::fail({"LoadedKernel: there is none; load_kernel makes one"});
     }
     detail::check_pointers("input", inputs_, inputs);
     detail::check_pointers("output", outputs_, outputs);
-    run_(inputs, outputs);
+    if (parts_ == 0) {
+      run_(inputs, outputs, 0, 0);
+      return;
+    }
+    parallel_for(parts_, grain_, [&](std::int64_t first, std::int64_t last) {
+      run_(inputs, outputs, first * part_size_, std::min(last * part_size_, end_));
+    });
   }
   explicit operator bool() const { return run_ != nullptr; }
   // The file that it was built from, which other kernels may share.
@@ -25542,7 +25594,10 @@ class LoadedKernel {
  private:
   friend List<LoadedKernel> load_kernels(const List<kernels::VectorProgram>&, const KernelBuild&);
 
-  void (*run_)(const float* const* in, float* const* out) = nullptr;
+  void (*run_)(const float* const* in, float* const* out, std::int64_t first,
+               std::int64_t last) = nullptr;
+  std::int64_t parts_ = 0, grain_ = 1, part_size_ = 1,
+               end_ = 0;  // what threads share out; 0: one does all
   std::size_t inputs_ = 0, outputs_ = 0;
   Shared<std::string> source_;
   Shared<detail::KernelLibrary> library_;
@@ -25560,19 +25615,24 @@ inline List<LoadedKernel> load_kernels(const List<kernels::VectorProgram>& progr
   std::string bodies;
   for (std::size_t i = 0; i < programs.size(); ++i) {
     const std::string name = detail::cat({"kernel_", i});
-    bodies += (i > 0 ? "\n" : "") +
-              detail::CppKernel(programs[i], name, detail::CppNotes(), needs).text();
+    detail::CppKernel kernel(programs[i], name, detail::CppNotes(), needs, detail::CppForm::parts);
+    bodies += (i > 0 ? "\n" : "") + kernel.text();
+    LoadedKernel made;
+    made.inputs_ = programs[i].inputs().size();
+    made.outputs_ = programs[i].outputs().size();
+    made.parts_ = kernel.parts();
+    made.part_size_ = kernel.part_size();
+    made.end_ = kernel.part_end();
+    made.grain_ =
+        std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, kernel.part_floats()));
+    out.push_back(made);
   }
   const Shared<std::string> source(new std::string(detail::cpp_head(needs) + bodies));
   const Shared<detail::KernelLibrary> library = detail::build_library(*source, build);
   for (std::size_t i = 0; i < programs.size(); ++i) {
-    LoadedKernel kernel;
-    kernel.library_ = library;
-    kernel.source_ = source;
-    kernel.inputs_ = programs[i].inputs().size();
-    kernel.outputs_ = programs[i].outputs().size();
-    kernel.run_ = detail::find_kernel(*library, detail::cat({"kernel_", i}));
-    out.push_back(kernel);
+    out[i].library_ = library;
+    out[i].source_ = source;
+    out[i].run_ = detail::find_kernel(*library, detail::cat({"kernel_", i}));
   }
   return out;
 #else

@@ -406,6 +406,33 @@ TEST_CASE("load_kernel: every function, softmax and norms beside the reference")
   }
 }
 
+TEST_CASE("load_kernel: results do not depend on the number of threads") {
+  if (!has_compiler()) {
+    return;
+  }
+  VectorProgram gelu({300}, 211);
+  gelu.output(gelu.apply(VectorOp::gelu, gelu.dense_input()), VectorOutput::full);
+  const VectorProgram softmax = softmax_program({2, 150}, 211);
+  const ts::List<ts::LoadedKernel> built = ts::load_kernels({gelu, softmax});
+  const Floats x = kernel_tests::noise(300 * 211, 5);
+  const float* const in[] = {x.data()};
+  for (std::size_t i = 0; i < 2; ++i) {
+    const VectorProgram& p = i == 0 ? gelu : softmax;
+    const Outputs truth = truth_of(p, {in[0]});
+    Outputs one(p), three(p);
+    {
+      const ts::ThreadScope scope(1);
+      built[i](in, one.pointers.data());
+    }
+    const ts::ThreadScope scope(3);
+    built[i](in, three.pointers.data());
+    check_near(one, truth, 1e-6f, 4e-6f);
+    check_near(three, one, 0.0f, 0.0f);
+  }
+  CHECK_NE(built[0].source().find("for (std::int64_t col = first; col < last; ++col) {"),
+           std::string::npos);
+}
+
 TEST_CASE("load_kernel: a compiled function runs what was built") {
   if (!has_compiler()) {
     return;

@@ -43,17 +43,26 @@ inline std::string cpp_number(float number) {
   return text + (text.find_first_of(".e") == std::string::npos ? ".0f" : "f");
 }
 
-class CppKernel : private VectorLoops {
+// Of parts: the function is also given which, from the first to before the last.
+enum class CppForm : unsigned char { whole, parts };
+
+class CppKernel : public VectorLoops {
  public:
   CppKernel(const kernels::VectorProgram& program, const std::string& name, const CppNotes& notes,
-            CppNeeds& needs)
-      : VectorLoops(program), name_(name), notes_(notes), needs_(needs) {}
+            CppNeeds& needs, CppForm form = CppForm::whole)
+      : VectorLoops(program), name_(name), notes_(notes), needs_(needs), form_(form) {}
 
   std::string text() {
     out_ = notes_.title.empty() ? "" : "// " + notes_.title + "\n";
     const bool reads = std::find(used_.begin(), used_.end(), 1) != used_.end();
     out_ += "extern \"C\" void " + name_ + "(const float* const* " + (reads ? "in" : "/*in*/") +
-            ", float* const* " + (outputs_.empty() ? "/*out*/" : "out") + ") {\n";
+            ", float* const* " + (outputs_.empty() ? "/*out*/" : "out");
+    if (form_ == CppForm::parts) {
+      const bool apart = is_apart();
+      out_ += std::string(",\n    std::int64_t ") + (apart ? "first" : "/*first*/") +
+              ", std::int64_t " + (apart ? "last" : "/*last*/");
+    }
+    out_ += ") {\n";
     print_pointers();
     print_scratch();
     print_once();
@@ -82,6 +91,14 @@ class CppKernel : private VectorLoops {
   void close() {
     --depth_;
     line("}");
+  }
+  // The loop whose parts can be computed apart.
+  void open_outer_loop(const std::string& index, std::int64_t end) {
+    if (form_ == CppForm::parts && is_apart()) {
+      open(cat({"for (std::int64_t ", index, " = first; ", index, " < last; ++", index, ")"}));
+    } else {
+      open_loop(index, end);
+    }
   }
   void open_loop(const std::string& index, std::int64_t end) {
     open(cat({"for (std::int64_t ", index, " = 0; ", index, " < ", end, "; ++", index, ")"}));
@@ -217,7 +234,7 @@ class CppKernel : private VectorLoops {
     }
     needs_.loops = true;
     line("SIMD(omp simd" + clauses + ")");
-    open_loop("col", cols_);
+    dims_.empty() ? open_outer_loop("col", cols_) : open_loop("col", cols_);
     for (int i = 0; i < count(); ++i) {
       if (!is_needed(i) || !has_columns(i) || is_literal(i) || !is_in(i, loop)) {
         continue;
@@ -300,7 +317,7 @@ class CppKernel : private VectorLoops {
       return;
     }
     for (std::size_t d = 0; d < dims_.size(); ++d) {
-      open_loop(dim_name(d), dims_[d]);
+      d == 0 ? open_outer_loop(dim_name(d), dims_[d]) : open_loop(dim_name(d), dims_[d]);
     }
     if (dims_.size() > 1) {
       std::string row;
@@ -338,7 +355,7 @@ class CppKernel : private VectorLoops {
   bool reads_row() const {
     bool reads = false;
     for (const VectorResult& out : outputs_) {
-      reads = reads || out.kind == Output::full || out.kind == Output::per_row ||
+      reads = reads || (out.kind == Output::full && cols_ != 0) || out.kind == Output::per_row ||
               out.kind == Output::column_sums;
     }
     return reads;
@@ -426,6 +443,7 @@ class CppKernel : private VectorLoops {
   std::string name_;
   const CppNotes& notes_;
   CppNeeds& needs_;
+  CppForm form_;
   int depth_ = 0;
   std::string out_;
 };

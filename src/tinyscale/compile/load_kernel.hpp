@@ -1,11 +1,12 @@
 #pragma once
 // Vector programs printed as C++, built by the compiler of this machine and loaded: what a compiler
 // of graphs does on a CPU. Only with TINYSCALE_LOAD_KERNELS, and only where it is asked for; else
-// nothing here starts a process. Built kernels run on the calling thread.
+// nothing here starts a process.
 
-#include <algorithm>  // min
+#include <algorithm>  // max, min
 #include <cerrno>     // errno
 #include <cstddef>    // size_t
+#include <cstdint>    // int64_t
 #include <cstdio>     // popen, fread
 #include <cstdlib>    // mkdtemp
 #include <cstring>    // strerror
@@ -15,18 +16,21 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/threads.hpp"
 #include "tinyscale/compile/print_cpp.hpp"
 #include "tinyscale/compute/vector_program.hpp"
 #include "tinyscale/compute/vector_run.hpp"
 
+// clang-format off
 #if defined(TINYSCALE_LOAD_KERNELS) && (defined(__unix__) || defined(__APPLE__))
 #define TINYSCALE_CAN_LOAD 1
-#include <dlfcn.h>     // dlopen
-#include <sys/wait.h>  // WIFEXITED
-#include <unistd.h>    // access, mkdtemp, unlink
+#  include <dlfcn.h>     // dlopen
+#  include <sys/wait.h>  // WIFEXITED
+#  include <unistd.h>    // access, mkdtemp, unlink
 #else
 #define TINYSCALE_CAN_LOAD 0
 #endif
+// clang-format on
 
 namespace tinyscale {
 
@@ -199,7 +203,8 @@ inline Shared<KernelLibrary> open_library(const std::string& path) {
   return library;
 }
 
-typedef void (*KernelFunction)(const float* const* in, float* const* out);
+typedef void (*KernelFunction)(const float* const* in, float* const* out, std::int64_t first,
+                               std::int64_t last);
 
 inline KernelFunction find_kernel(const KernelLibrary& library, const std::string& name) {
   void* const found = dlsym(library.handle, name.c_str());
@@ -245,14 +250,21 @@ class LoadedKernel {
  public:
   LoadedKernel() = default;
 
-  // inputs[i] and outputs[i] as the program numbers them; on the calling thread.
+  // inputs[i] and outputs[i] as the program numbers them. Sums over rows run on the calling thread,
+  // all else on the threads of other loops.
   void operator()(const float* const* inputs, float* const* outputs) const {
     if (run_ == nullptr) {
       detail::fail({"LoadedKernel: there is none; load_kernel makes one"});
     }
     detail::check_pointers("input", inputs_, inputs);
     detail::check_pointers("output", outputs_, outputs);
-    run_(inputs, outputs);
+    if (parts_ == 0) {
+      run_(inputs, outputs, 0, 0);
+      return;
+    }
+    parallel_for(parts_, grain_, [&](std::int64_t first, std::int64_t last) {
+      run_(inputs, outputs, first * part_size_, std::min(last * part_size_, end_));
+    });
   }
   explicit operator bool() const { return run_ != nullptr; }
   // The file that it was built from, which other kernels may share.
@@ -261,7 +273,10 @@ class LoadedKernel {
  private:
   friend List<LoadedKernel> load_kernels(const List<kernels::VectorProgram>&, const KernelBuild&);
 
-  void (*run_)(const float* const* in, float* const* out) = nullptr;
+  void (*run_)(const float* const* in, float* const* out, std::int64_t first,
+               std::int64_t last) = nullptr;
+  std::int64_t parts_ = 0, grain_ = 1, part_size_ = 1,
+               end_ = 0;  // what threads share out; 0: one does all
   std::size_t inputs_ = 0, outputs_ = 0;
   Shared<std::string> source_;
   Shared<detail::KernelLibrary> library_;
@@ -279,19 +294,24 @@ inline List<LoadedKernel> load_kernels(const List<kernels::VectorProgram>& progr
   std::string bodies;
   for (std::size_t i = 0; i < programs.size(); ++i) {
     const std::string name = detail::cat({"kernel_", i});
-    bodies += (i > 0 ? "\n" : "") +
-              detail::CppKernel(programs[i], name, detail::CppNotes(), needs).text();
+    detail::CppKernel kernel(programs[i], name, detail::CppNotes(), needs, detail::CppForm::parts);
+    bodies += (i > 0 ? "\n" : "") + kernel.text();
+    LoadedKernel made;
+    made.inputs_ = programs[i].inputs().size();
+    made.outputs_ = programs[i].outputs().size();
+    made.parts_ = kernel.parts();
+    made.part_size_ = kernel.part_size();
+    made.end_ = kernel.part_end();
+    made.grain_ =
+        std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, kernel.part_floats()));
+    out.push_back(made);
   }
   const Shared<std::string> source(new std::string(detail::cpp_head(needs) + bodies));
   const Shared<detail::KernelLibrary> library = detail::build_library(*source, build);
   for (std::size_t i = 0; i < programs.size(); ++i) {
-    LoadedKernel kernel;
-    kernel.library_ = library;
-    kernel.source_ = source;
-    kernel.inputs_ = programs[i].inputs().size();
-    kernel.outputs_ = programs[i].outputs().size();
-    kernel.run_ = detail::find_kernel(*library, detail::cat({"kernel_", i}));
-    out.push_back(kernel);
+    out[i].library_ = library;
+    out[i].source_ = source;
+    out[i].run_ = detail::find_kernel(*library, detail::cat({"kernel_", i}));
   }
   return out;
 #else

@@ -40,9 +40,31 @@ class VectorLoops {
     find_loops();
   }
 
+  // Whether rows of the outermost dim, or elements of the only row, can be computed apart: nothing
+  // is written once or added up.
+  bool is_apart() const {
+    bool apart = !outputs_.empty() && (!dims_.empty() || !reduces_);
+    for (const VectorResult& out : outputs_) {
+      apart =
+          apart && (out.kind == Output::full || (out.kind == Output::per_row && !dims_.empty()));
+    }
+    return apart;
+  }
+  // How many there are; elements come in blocks, so that their number does not show in the results.
+  std::int64_t parts() const {
+    return !is_apart() ? 0 : dims_.empty() ? (cols_ + part_block - 1) / part_block : dims_[0];
+  }
+  std::int64_t part_size() const { return dims_.empty() ? part_block : 1; }
+  std::int64_t part_end() const { return dims_.empty() ? cols_ : dims_[0]; }
+  // Numbers of one output in a part.
+  std::int64_t part_floats() const {
+    return dims_.empty() ? part_block : dims_[0] == 0 ? 0 : rows_ / dims_[0] * cols_;
+  }
+
  protected:
   typedef kernels::VectorOp Op;
   typedef kernels::VectorOutput Output;
+  static constexpr std::int64_t part_block = 4096;
 
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
   const VectorValue& value(int i) const { return values_[at(i)]; }
@@ -81,6 +103,7 @@ class VectorLoops {
   List<int> phase_, kept_;  // loops
   List<List<char>> loops_;  // of each value with columns: those that read it
   int last_ = 0;            // loop
+  bool reduces_ = false;    // some row
   bool writes_ = false;     // full outputs or sums
 
  private:
@@ -192,6 +215,7 @@ class VectorLoops {
       const bool loops = is_reduction(i) && is_needed(i) && !picks_at_once(i);
       phase_[at(i)] = phase + (loops ? 1 : 0);
       last_ = loops ? std::max(last_, phase) : last_;
+      reduces_ = reduces_ || (is_reduction(i) && is_needed(i));
     }
     for (const VectorResult& out : outputs_) {
       if (out.kind == Output::full || is_sum(out.kind)) {
