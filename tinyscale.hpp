@@ -25549,17 +25549,20 @@ inline Shared<KernelLibrary> build_library(const std::string& source, const Kern
     fail({"load_kernel: ", given ? "the compiler of KernelBuild" : "CXX", " is \"", named,
           "\", which does not run; c++ and /folder/g++ are compilers"});
   }
-  const BuildFolder folder;
-  folder.write_source(vector_math_text() + source);
-  const CommandResult built = run_command(
-      cat({compiler, " -std=c++17 ", shell_words(build.flags),
-           " -shared -fPIC -fno-math-errno -fno-trapping-math -fopenmp-simd -DKERNEL_SIMD -o ",
-           shell_word(folder.library()), " ", shell_word(folder.source())}));
-  if (built.status != 0) {
-    fail({"load_kernel: ", compiler, " ended with status ", built.status, ":\n",
-          first_lines(built.output, 8)});
+  CommandResult built;
+  {  // gone before an Error that nobody catches ends the program
+    const BuildFolder folder;
+    folder.write_source(vector_math_text() + source);
+    built = run_command(
+        cat({compiler, " -std=c++17 ", shell_words(build.flags),
+             " -shared -fPIC -fno-math-errno -fno-trapping-math -fopenmp-simd -DKERNEL_SIMD -o ",
+             shell_word(folder.library()), " ", shell_word(folder.source())}));
+    if (built.status == 0) {
+      return open_library(folder.library());
+    }
   }
-  return open_library(folder.library());
+  fail({"load_kernel: ", compiler, " ended with status ", built.status, ":\n",
+        first_lines(built.output, 8)});
 }
 
 #endif
