@@ -28,6 +28,8 @@ HEAVY_TESTS := $(BUILD)/tests/collective_test.o $(BUILD)/tests/systolic_test.o $
 # The tests are linked with the bodies, compiled once with the flags of the tests. Not empty: every test
 # compiles the whole header, from INCLUDE.
 HEADER_ONLY ?=
+# load_kernel is compiled into the tests, which build kernels where there is a compiler.
+TEST_MACROS := -DTINYSCALE_LOAD_KERNELS
 DOCTEST_FLAGS := -DDOCTEST_CONFIG_SUPER_FAST_ASSERTS -isystem tests $(addprefix -isystem ,$(wildcard /opt/homebrew/include))
 PROGRAM  := -std=c++17 -O2 -pthread -I.
 EXTERN   ?=
@@ -51,7 +53,7 @@ UNIT_OBJECTS := $(foreach u,$(if $(UNITED),$(shell seq $(UNITS))),$(if $(call in
 BODY_STARTS := compute/word_pack compute/softmax model/
 BODIES   := 1 2 3 4
 PRECOMPILED := $(if $(HEADER_ONLY),,$(BUILD)/tests/precompiled.hpp.gch)
-COMPILE_TEST = $(CXX) -std=c++17 $(TESTFLAGS) $(if $(filter $(HEAVY_TESTS),$@),,$(TESTCODE)) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS)
+COMPILE_TEST = $(CXX) -std=c++17 $(TEST_MACROS) $(TESTFLAGS) $(if $(filter $(HEAVY_TESTS),$@),,$(TESTCODE)) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS)
 # The longest first.
 TEST_OBJECTS := $(if $(HEADER_ONLY),,$(BODIES:%=$(BUILD)/tests/library_%.o)) \
   $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(HEAVY)) $(UNIT_OBJECTS) \
@@ -111,11 +113,11 @@ test: tests-built
 	@bash tools/run_tests.sh $(BUILD)/run_tests $(ARGS)
 tests-built: $(BUILD)/run_tests
 $(BUILD)/run_tests: $(TEST_OBJECTS)
-	$(CXX) $(TESTFLAGS) $(CXXFLAGS) -pthread $(filter $(HEAVY_TESTS),$^) $(filter-out $(HEAVY_TESTS),$^) -o $@
+	$(CXX) $(TESTFLAGS) $(CXXFLAGS) -pthread $(filter $(HEAVY_TESTS),$^) $(filter-out $(HEAVY_TESTS),$^) -ldl -o $@
 # Below model/ the bodies compute; those above compile longer than they run.
 $(BODIES:%=$(BUILD)/tests/library_%.o): $(BUILD)/tests/library_%.o: $(BUILD)/lib/library_%.cpp
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 $(TESTFLAGS) $(if $(filter $(lastword $(BODIES)),$*),$(TESTCODE)) $(CXXFLAGS) -pthread -c $< -o $@
+	$(CXX) -std=c++17 $(TEST_MACROS) $(TESTFLAGS) $(if $(filter $(lastword $(BODIES)),$*),$(TESTCODE)) $(CXXFLAGS) -pthread -c $< -o $@
 # What every test includes, read once. It is of use only to those compiled with the same flags.
 PLAIN_TESTS := $(BUILD)/tests/main.o $(if $(TESTCODE),$(HEAVY_TESTS))
 $(PRECOMPILED): tinyscale.hpp $(BUILD)/lib/tinyscale_extern.hpp | doctest

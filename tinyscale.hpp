@@ -137,6 +137,10 @@
 //   tinyscale/compile/simplify.hpp           Two passes that every compiler has
 //   tinyscale/compile/take_apart.hpp         Composite ops of a graph replaced by the primitives
 //   tinyscale/compile/value_layout.hpp       How the numbers of every node lie in memory
+//   tinyscale/compile/vector_loops.hpp       A vector program as loops over columns
+//   tinyscale/compile/cpp_kernel.hpp         A vector program printed as one C++ function
+//   tinyscale/compile/print_cpp.hpp          Generated C++
+//   tinyscale/compile/load_kernel.hpp        Vector programs printed as C++
 //   tinyscale/compile/step.hpp               A compiled graph as a list of steps
 //   tinyscale/compile/fusion.hpp             Which nodes are computed together
 //   tinyscale/compile/fuse_vectors.hpp       Elementwise ops
@@ -148,6 +152,7 @@
 //   tinyscale/compile/rematerialize.hpp      Recomputation by a byte budget
 //   tinyscale/compile/compile_options.hpp    Which passes a compilation runs
 //   tinyscale/compile/graph_plan.hpp         A graph made ready to run
+//   tinyscale/compile/print_plan.hpp         A graph plan as one C++ file
 //   tinyscale/compile/graph_cut.hpp          Part of a graph as a graph of its own
 //   tinyscale/compile/joint_graph.hpp        A function that is trained through
 //   tinyscale/compile/symbolic_batch.hpp     One graph for every batch size
@@ -417,6 +422,7 @@
 //   TINYSCALE_NO_THREADS   everything runs on the calling thread
 //   TINYSCALE_USE_OPENMP   host loops use OpenMP (compile with -fopenmp)
 //   TINYSCALE_USE_MPI      the devices of a mesh are MPI ranks (compile with mpicxx)
+//   TINYSCALE_LOAD_KERNELS kernels may be built by this machine's compiler and loaded
 // detail::environment is the one place where environment variables are read.
 
 #define TINYSCALE_VERSION_MAJOR 0
@@ -476,13 +482,18 @@
 #else
 #define TINYSCALE_ABI_MPI
 #endif
-#define TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi) \
-  v##major##_##minor##_##patch##features##mpi
-#define TINYSCALE_ABI_NAME(major, minor, patch, features, mpi) \
-  TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi)
+#if defined(TINYSCALE_LOAD_KERNELS)
+#define TINYSCALE_ABI_KERNELS _load_kernels
+#else
+#define TINYSCALE_ABI_KERNELS
+#endif
+#define TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi, kernels) \
+  v##major##_##minor##_##patch##features##mpi##kernels
+#define TINYSCALE_ABI_NAME(major, minor, patch, features, mpi, kernels) \
+  TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi, kernels)
 #define TINYSCALE_ABI                                                                           \
   TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
-                     TINYSCALE_ABI_FEATURES, TINYSCALE_ABI_MPI)
+                     TINYSCALE_ABI_FEATURES, TINYSCALE_ABI_MPI, TINYSCALE_ABI_KERNELS)
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -490,6 +501,7 @@ namespace detail {
 // The value of an environment variable, empty when it is not set.
 //   TINYSCALE_THREADS  threads that host loops use (default: what the hardware has)
 //   TINYSCALE_CPU      portable, neon, avx2 or avx512: the kernels' path (default: the best)
+//   CXX, TMPDIR        the compiler of load_kernel, where it builds (default: /tmp)
 inline std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::string() : std::string(value);
@@ -16878,6 +16890,7 @@ namespace kernels {
 // Values are numbered in the order in which they are made. rows = the product of outer.
 class VectorProgram {
  public:
+  VectorProgram() = default;  // one row of one column
   VectorProgram(const Shape& outer, Dim cols) : outer_(outer), cols_(cols.value) {
     rows_ = outer.count();
     Shape{rows_, cols}.count();  // which says so when there are too many elements
@@ -25169,6 +25182,1156 @@ struct ValueLayouts {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/vector_loops.hpp
+// A vector program as loops over columns, one behind another in every row: as many as its sums and
+// maxima make necessary. Numbers of one loop that a later one reads are computed again where that
+// is cheap, else kept in a row of memory. Full outputs are written in the last loop, so that they
+// may be the memory of an input.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Functions whose numbers are worth keeping.
+inline bool is_costly(kernels::VectorOp op) {
+  typedef kernels::VectorOp Op;
+  return op == Op::exp || op == Op::log || op == Op::tanh || op == Op::erf || op == Op::pow ||
+         (op >= Op::sigmoid && op <= Op::gelu_tanh) || (op >= Op::tanh_slope && op <= Op::exp_sub);
+}
+
+class VectorLoops {
+ public:
+  explicit VectorLoops(const kernels::VectorProgram& program)
+      : inputs_(program.inputs()),
+        values_(program.values()),
+        outputs_(program.outputs()),
+        rows_(program.rows()),
+        cols_(program.cols()) {
+    for (int i = 0; i < program.outer().size(); ++i) {
+      dims_.push_back(program.outer()[i]);
+    }
+    skip_copies();
+    find_needed();
+    flatten();
+    join_dims();
+    find_phases();
+    find_loops();
+  }
+
+  // Whether rows of the outermost dim, or elements of the only row, can be computed apart: nothing
+  // is written once or added up.
+  bool is_apart() const {
+    bool apart = !outputs_.empty() && (!dims_.empty() || !reduces_);
+    for (const VectorResult& out : outputs_) {
+      apart =
+          apart && (out.kind == Output::full || (out.kind == Output::per_row && !dims_.empty()));
+    }
+    return apart;
+  }
+  // How many there are; elements come in blocks, so that their number does not show in the results.
+  std::int64_t parts() const {
+    return !is_apart() ? 0 : dims_.empty() ? (cols_ + part_block - 1) / part_block : dims_[0];
+  }
+  std::int64_t part_size() const { return dims_.empty() ? part_block : 1; }
+  std::int64_t part_end() const { return dims_.empty() ? cols_ : dims_[0]; }
+  // Numbers of one output in a part.
+  std::int64_t part_floats() const {
+    return dims_.empty() ? part_block : dims_[0] == 0 ? 0 : rows_ / dims_[0] * cols_;
+  }
+
+ protected:
+  typedef kernels::VectorOp Op;
+  typedef kernels::VectorOutput Output;
+  static constexpr std::int64_t part_block = 4096;
+
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+  const VectorValue& value(int i) const { return values_[at(i)]; }
+  int count() const { return static_cast<int>(values_.size()); }
+  bool is_literal(int i) const { return value(i).kind == VectorValue::literal; }
+  bool is_input(int i) const { return value(i).kind == VectorValue::input; }
+  bool is_result(int i) const { return value(i).kind == VectorValue::result; }
+  bool is_reduction(int i) const { return is_result(i) && is_row_reduction(value(i).op); }
+  bool is_single(int i) const { return value(i).extent == kernels::VectorExtent::single; }
+  bool is_per_row(int i) const { return value(i).extent == kernels::VectorExtent::per_row; }
+  bool is_per_column(int i) const { return value(i).extent == kernels::VectorExtent::per_column; }
+  bool has_columns(int i) const { return varies_with_columns(value(i).extent); }
+  int operands(int i) const { return is_result(i) ? facts_of(value(i).op).operands : 0; }
+  static bool is_sum(Output kind) { return kind == Output::column_sums || kind == Output::total; }
+
+  bool is_needed(int i) const { return needed_[at(i)] != 0; }
+  bool is_in(int i, int loop) const { return loops_[at(i)][at(loop)] != 0; }
+  bool is_kept(int i) const { return has_columns(i) && is_result(i) && kept_[at(i)] >= 0; }
+  bool is_made(int i, int loop) const {
+    return is_in(i, loop) && (!is_kept(i) || kept_[at(i)] == loop);
+  }
+
+  // A number of an input, known before the first loop, needs no loop.
+  bool picks_at_once(int i) const {
+    const VectorValue& v = value(i);
+    return is_reduction(i) && v.op == Op::row_pick && is_input(v.operands[0]) &&
+           phase_[at(v.operands[1])] == 1;
+  }
+
+  List<VectorInput> inputs_;
+  List<VectorValue> values_;
+  List<VectorResult> outputs_;
+  std::int64_t rows_, cols_;
+  List<std::int64_t> dims_;  // of rows; none: there is one
+  List<char> needed_, used_;
+  List<int> phase_, kept_;  // loops
+  List<List<char>> loops_;  // of each value with columns: those that read it
+  int last_ = 0;            // loop
+  bool reduces_ = false;    // some row
+  bool writes_ = false;     // full outputs or sums
+
+ private:
+  void skip_copies() {
+    const auto source = [&](int i) {
+      while (is_result(i) && value(i).op == Op::copy) {
+        i = value(i).operands[0];
+      }
+      return i;
+    };
+    for (VectorValue& v : values_) {
+      for (int& operand : v.operands) {
+        operand = operand >= 0 ? source(operand) : operand;
+      }
+    }
+    for (VectorResult& out : outputs_) {
+      out.value = source(out.value);
+    }
+  }
+
+  void find_needed() {
+    needed_ = List<char>(values_.size());
+    used_ = List<char>(inputs_.size());
+    for (const VectorResult& out : outputs_) {
+      needed_[at(out.value)] = 1;
+    }
+    for (int i = count() - 1; i >= 0; --i) {
+      for (int k = 0; k < operands(i) && is_needed(i); ++k) {
+        needed_[at(value(i).operands[k])] = 1;
+      }
+      if (is_input(i) && is_needed(i)) {
+        used_[at(value(i).index)] = 1;
+      }
+    }
+  }
+
+  bool is_dense(const VectorInput& in) const {
+    std::int64_t width = cols_;
+    for (std::size_t i = dims_.size(); i > 0; --i) {
+      if (dims_[i - 1] != 1 && in.strides[i - 1] != width) {
+        return false;
+      }
+      width *= dims_[i - 1];
+    }
+    return in.column_step == 1 || cols_ == 1;
+  }
+
+  // A table of which nobody needs the rows is one long row.
+  void flatten() {
+    bool flat = rows_ > 1;
+    for (int i = 0; i < count() && flat; ++i) {
+      const bool full = value(i).extent == kernels::VectorExtent::full;
+      flat = !is_needed(i) || is_single(i) ||
+             (full && (!is_input(i) || is_dense(inputs_[at(value(i).index)])));
+    }
+    for (const VectorResult& out : outputs_) {
+      flat = flat &&
+             (out.kind == Output::full || out.kind == Output::single || out.kind == Output::total);
+    }
+    if (flat) {
+      cols_ *= rows_;
+      rows_ = 1;
+      dims_.clear();
+      for (VectorInput& in : inputs_) {
+        in = VectorInput();
+        in.column_step = 1;
+      }
+    }
+  }
+
+  // Dims of 1 left out, and neighbours that all inputs step through evenly made one.
+  void join_dims() {
+    List<std::int64_t> dims;
+    List<int> from;  // the dim whose strides count
+    for (std::size_t d = 0; d < dims_.size(); ++d) {
+      if (dims_[d] == 1) {
+        continue;
+      }
+      bool even = !dims.empty();
+      for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        const VectorInput& in = inputs_[i];
+        even = even && (used_[i] == 0 || in.strides[from.back()] == in.strides[d] * dims_[d]);
+      }
+      if (even) {
+        dims.back() *= dims_[d];
+        from.back() = static_cast<int>(d);
+      } else {
+        dims.push_back(dims_[d]);
+        from.push_back(static_cast<int>(d));
+      }
+    }
+    for (VectorInput& in : inputs_) {
+      for (std::size_t d = 0; d < dims.size(); ++d) {
+        in.strides[d] = in.strides[from[d]];
+      }
+    }
+    dims_ = dims;
+  }
+
+  // Loop 0 is before all rows, loops 1, 2, .. in each row. A value can be computed in the loop of
+  // its phase, one without columns just before it.
+  void find_phases() {
+    phase_ = List<int>(values_.size());
+    for (int i = 0; i < count(); ++i) {
+      int phase = 1;
+      for (int k = 0; k < operands(i); ++k) {
+        phase = std::max(phase, phase_[at(value(i).operands[k])]);
+      }
+      const bool loops = is_reduction(i) && is_needed(i) && !picks_at_once(i);
+      phase_[at(i)] = phase + (loops ? 1 : 0);
+      last_ = loops ? std::max(last_, phase) : last_;
+      reduces_ = reduces_ || (is_reduction(i) && is_needed(i));
+    }
+    for (const VectorResult& out : outputs_) {
+      if (out.kind == Output::full || is_sum(out.kind)) {
+        last_ = std::max(last_, phase_[at(out.value)]);
+        writes_ = true;
+      }
+    }
+  }
+
+  void find_loops() {
+    loops_ = List<List<char>>(values_.size());
+    for (List<char>& each : loops_) {
+      each = List<char>(at(last_ + 1));
+    }
+    kept_ = List<int>(values_.size());
+    for (const VectorResult& out : outputs_) {
+      if (has_columns(out.value)) {
+        loops_[at(out.value)][at(out.kind == Output::per_column ? 0 : last_)] = 1;
+      }
+    }
+    for (int i = count() - 1; i >= 0; --i) {
+      if (!is_needed(i)) {
+        continue;
+      }
+      if (is_reduction(i)) {
+        const int a = value(i).operands[0];
+        if (!picks_at_once(i)) {
+          loops_[at(a)][at(phase_[at(i)] - 1)] = 1;
+        }
+      } else if (has_columns(i)) {
+        keep(i);
+        for (int k = 0; k < operands(i); ++k) {
+          const int from = value(i).operands[k];
+          for (int loop = 0; loop <= last_ && has_columns(from); ++loop) {
+            if (is_made(i, loop)) {
+              loops_[at(from)][at(loop)] = 1;
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Whether the numbers are kept, and from which loop on.
+  void keep(int i) {
+    kept_[at(i)] = -1;
+    if (!is_result(i) || !is_costly(value(i).op)) {
+      return;
+    }
+    int first = -1, times = 0;
+    for (int loop = 0; loop <= last_; ++loop) {
+      if (is_in(i, loop)) {
+        first = first < 0 ? loop : first;
+        ++times;
+      }
+    }
+    if (is_per_column(i) && rows_ > 1 && times > 0) {
+      loops_[at(i)][0] = 1;
+      kept_[at(i)] = times > 1 || first > 0 ? 0 : -1;
+    } else if (times > 1) {
+      kept_[at(i)] = first;
+    }
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/cpp_kernel.hpp
+// A vector program printed as one C++ function: a local variable a value, strides as sums of
+// products, what it needs besides <cmath> and <cstdint> noted for whoever prints the head.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What stands beside the lines of a kernel; each may be empty.
+struct CppNotes {
+  std::string title;
+  List<std::string> inputs, values, outputs;  // by number
+};
+
+// What kernels call and include, gathered while they are printed.
+struct CppNeeds {
+  bool scratch = false;
+  bool loops = false;    // over columns
+  bool maximum = false;  // of a row
+  bool functions[64] = {};
+
+  void add(kernels::VectorOp op) { functions[static_cast<std::size_t>(op)] = true; }
+};
+
+// A number as C++ writes it, of type float.
+inline std::string cpp_number(float number) {
+  if (is_nan(static_cast<double>(number))) {
+    return "NAN";
+  }
+  if (!is_finite(static_cast<double>(number))) {
+    return number > 0.0f ? "INFINITY" : "-INFINITY";
+  }
+  const std::string text = printed('g', 9, static_cast<double>(number));
+  return text + (text.find_first_of(".e") == std::string::npos ? ".0f" : "f");
+}
+
+// Of parts: the function is also given which, from the first to before the last.
+enum class CppForm : unsigned char { whole, parts };
+
+class CppKernel : public VectorLoops {
+ public:
+  CppKernel(const kernels::VectorProgram& program, const std::string& name, const CppNotes& notes,
+            CppNeeds& needs, CppForm form = CppForm::whole)
+      : VectorLoops(program), name_(name), notes_(notes), needs_(needs), form_(form) {}
+
+  std::string text() {
+    out_ = notes_.title.empty() ? "" : "// " + notes_.title + "\n";
+    const bool reads = std::find(used_.begin(), used_.end(), 1) != used_.end();
+    out_ += "extern \"C\" void " + name_ + "(const float* const* " + (reads ? "in" : "/*in*/") +
+            ", float* const* " + (outputs_.empty() ? "/*out*/" : "out");
+    if (form_ == CppForm::parts) {
+      const bool apart = is_apart();
+      out_ += std::string(",\n    std::int64_t ") + (apart ? "first" : "/*first*/") +
+              ", std::int64_t " + (apart ? "last" : "/*last*/");
+    }
+    out_ += ") {\n";
+    print_pointers();
+    print_scratch();
+    print_once();
+    print_rows();
+    print_sums();
+    out_ += "}\n";
+    return out_;
+  }
+
+ private:
+  std::string named(int i) const {
+    const VectorValue& v = value(i);
+    return v.kind == VectorValue::literal ? cpp_number(v.number)
+           : v.kind == VectorValue::input ? cat({"x", v.index})
+                                          : cat({facts_of(v.op).name, "_", i});
+  }
+
+  void line(const std::string& text, const std::string& note = "") {
+    out_.append(at(depth_) * 2, ' ');
+    out_ += text + (note.empty() ? "" : "  // " + note) + "\n";
+  }
+  void open(const std::string& text, const std::string& note = "") {
+    line(text + " {", note);
+    ++depth_;
+  }
+  void close() {
+    --depth_;
+    line("}");
+  }
+  // The loop whose parts can be computed apart.
+  void open_outer_loop(const std::string& index, std::int64_t end) {
+    if (form_ == CppForm::parts && is_apart()) {
+      open(cat({"for (std::int64_t ", index, " = first; ", index, " < last; ++", index, ")"}));
+    } else {
+      open_loop(index, end);
+    }
+  }
+  void open_loop(const std::string& index, std::int64_t end) {
+    open(cat({"for (std::int64_t ", index, " = 0; ", index, " < ", end, "; ++", index, ")"}));
+  }
+  static std::string note_of(const List<std::string>& notes, int i) {
+    return at(i) < notes.size() ? notes[at(i)] : std::string();
+  }
+
+  static void add_term(std::string& sum, const std::string& index, std::int64_t stride) {
+    if (stride != 0) {
+      sum += (sum.empty() ? "" : " + ") + (stride == 1 ? index : cat({index, " * ", stride}));
+    }
+  }
+  std::string dim_name(std::size_t d) const { return dims_.size() == 1 ? "row" : cat({"i", d}); }
+
+  // in0[row * 64 + col]
+  std::string element(int input, bool columns, const std::string& col = "col") const {
+    const VectorInput& in = inputs_[at(input)];
+    std::string sum;
+    for (std::size_t d = 0; d < dims_.size(); ++d) {
+      add_term(sum, dim_name(d), in.strides[d]);
+    }
+    if (columns) {
+      add_term(sum, col, in.column_step);
+    }
+    return cat({"in", input, "[", sum.empty() ? "0" : sum, "]"});
+  }
+  std::string result_element(int output, bool rows, bool columns) const {
+    std::string sum;
+    if (rows && rows_ != 1) {
+      add_term(sum, "row", columns ? cols_ : 1);
+    }
+    if (columns) {
+      add_term(sum, "col", 1);
+    }
+    return cat({"out", output, "[", sum.empty() ? "0" : sum, "]"});
+  }
+
+  std::string expression(int i) {
+    const VectorValue& v = value(i);
+    const auto name = [&](int k) { return v.operands[k] < 0 ? "" : named(v.operands[k]); };
+    const std::string a = name(0), b = name(1), c = name(2);
+    switch (v.op) {
+      case Op::add: return a + " + " + b;
+      case Op::sub: return a + " - " + b;
+      case Op::mul: return a + " * " + b;
+      case Op::div: return a + " / " + b;
+      case Op::mul_add: return a + " * " + b + " + " + c;
+      case Op::less: return a + " < " + b + " ? 1.0f : 0.0f";
+      case Op::equal: return a + " == " + b + " ? 1.0f : 0.0f";
+      case Op::where: return a + " != 0.0f ? " + b + " : " + c;
+      case Op::square: return a + " * " + a;
+      case Op::exp:
+      case Op::log:
+      case Op::sqrt:
+      case Op::tanh:
+      case Op::erf: return cat({"std::", facts_of(v.op).name, "(", a, ")"});
+      case Op::exp_sub: return "std::exp(" + a + " - " + b + ")";
+      case Op::column_number: return "static_cast<float>(col)";
+      case Op::pow: return power(a, value(v.operands[1]).number);
+      default:
+        needs_.add(v.op);
+        return cat({facts_of(v.op).name, "(", a, b.empty() ? "" : ", ", b, ")"});
+    }
+  }
+
+  static std::string power(const std::string& a, float exponent) {
+    if (exponent == 1.0f || exponent == 2.0f || exponent == 3.0f) {
+      return a + (exponent > 1.0f ? " * " + a : "") + (exponent > 2.0f ? " * " + a : "");
+    }
+    std::string number = cpp_number(exponent);
+    const bool finite = is_finite(static_cast<double>(exponent));
+    number = finite ? printed('g', 17, static_cast<double>(exponent)) : "double{" + number + "}";
+    number += finite && number.find_first_of(".e") == std::string::npos ? ".0" : "";
+    return "static_cast<float>(std::pow(double{" + a + "}, " + number + "))";
+  }
+
+  void print_pointers() {
+    depth_ = 1;
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      if (used_[i] != 0) {
+        line(cat({"const float* const in", i, " = in[", i, "];"}),
+             note_of(notes_.inputs, static_cast<int>(i)));
+      }
+    }
+    for (std::size_t o = 0; o < outputs_.size(); ++o) {
+      line(cat({"float* const out", o, " = out[", o, "];"}),
+           note_of(notes_.outputs, static_cast<int>(o)));
+    }
+  }
+
+  void print_scratch() {
+    List<std::string> rows;
+    for (int i = 0; i < count(); ++i) {
+      if (is_needed(i) && is_kept(i)) {
+        rows.push_back(cat({"kept_", i}));
+      }
+    }
+    for (std::size_t o = 0; o < outputs_.size(); ++o) {
+      if (outputs_[o].kind == Output::column_sums) {
+        rows.push_back(cat({"part_", o}));
+        line(cat({"std::vector<double> sums_", o, "(", cols_, ");"}));
+        needs_.scratch = true;
+      } else if (outputs_[o].kind == Output::total) {
+        line(cat({"double total_", o, " = 0.0;"}));
+      }
+    }
+    if (!rows.empty()) {
+      needs_.scratch = true;
+      line(cat(
+          {"std::vector<float> scratch(", static_cast<std::int64_t>(rows.size()) * cols_, ");"}));
+    }
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      const std::int64_t offset = static_cast<std::int64_t>(r) * cols_;
+      line(cat({"float* const ", rows[r], " = scratch.data()",
+                r == 0 ? std::string() : cat({" + ", offset}), ";"}));
+    }
+  }
+
+  // The local of a value, when it is no literal.
+  void print_local(int i, const std::string& from) {
+    line(cat({"const float ", named(i), " = ", from, ";"}), note_of(notes_.values, i));
+  }
+
+  void print_loop(int loop, const List<int>& reductions) {
+    std::string clauses;
+    for (const int i : reductions) {
+      clauses += value(i).op == Op::row_max ? " reduction(row_maximum : " : " reduction(+ : ";
+      clauses += (value(i).op == Op::row_sum ? cat({"sum_", i}) : named(i)) + ")";
+    }
+    for (std::size_t o = 0; o < outputs_.size() && loop == last_; ++o) {
+      clauses += outputs_[o].kind == Output::total ? cat({" reduction(+ : total_", o, ")"}) : "";
+    }
+    needs_.loops = true;
+    line("SIMD(omp simd" + clauses + ")");
+    dims_.empty() ? open_outer_loop("col", cols_) : open_loop("col", cols_);
+    for (int i = 0; i < count(); ++i) {
+      if (!is_needed(i) || !has_columns(i) || is_literal(i) || !is_in(i, loop)) {
+        continue;
+      }
+      const std::string kept = cat({"kept_", i, "[col]"});
+      print_local(i, is_input(i)        ? element(value(i).index, true)
+                     : is_made(i, loop) ? expression(i)
+                                        : kept);
+      if (is_kept(i) && is_made(i, loop)) {
+        line(kept + " = " + named(i) + ";");
+      }
+    }
+    for (const int i : reductions) {
+      print_reduction(i);
+    }
+    for (std::size_t o = 0; o < outputs_.size(); ++o) {
+      const int number = static_cast<int>(o);
+      const VectorResult& out = outputs_[o];
+      if (loop == 0 && out.kind == Output::per_column) {
+        line(result_element(number, false, true) + " = " + named(out.value) + ";");
+      } else if (loop > 0 && loop == last_ && out.kind == Output::full) {
+        line(result_element(number, true, true) + " = " + named(out.value) + ";");
+      } else if (loop > 0 && loop == last_ && is_sum(out.kind)) {
+        line(cat({out.kind == Output::total ? cat({"total_", o}) : cat({"part_", o, "[col]"}),
+                  " += ", named(out.value), ";"}));
+      }
+    }
+    close();
+  }
+
+  void print_reduction(int i) {
+    const VectorValue& v = value(i);
+    const std::string a = named(v.operands[0]);
+    if (v.op == Op::row_sum) {
+      line(cat({"sum_", i, " += ", a, ";"}));
+    } else if (v.op == Op::row_max) {
+      needs_.add(Op::maximum);
+      needs_.maximum = true;
+      line(cat({named(i), " = maximum(", a, ", ", named(i), ");"}));
+    } else {
+      line(cat({named(i), " += static_cast<double>(col) == double{", named(v.operands[1]), "} ? ",
+                a, " : 0.0f;"}));
+    }
+  }
+
+  // What varies with no row.
+  void print_once() {
+    bool columns = false;
+    for (int i = 0; i < count(); ++i) {
+      if (!is_needed(i) || is_literal(i)) {
+        continue;
+      }
+      if (is_single(i)) {
+        print_local(i, is_input(i) ? element(value(i).index, false) : expression(i));
+      } else {
+        columns = columns || (has_columns(i) && is_in(i, 0));
+      }
+    }
+    for (std::size_t o = 0; o < outputs_.size(); ++o) {
+      if (outputs_[o].kind == Output::single) {
+        line(cat({"out", o, "[0] = ", named(outputs_[o].value), ";"}));
+      }
+      columns = columns || outputs_[o].kind == Output::per_column;
+    }
+    if (columns) {
+      print_loop(0, List<int>());
+    }
+  }
+
+  bool has_rows() const {
+    bool any = writes_ || last_ > 0;
+    for (const VectorResult& out : outputs_) {
+      any = any || out.kind == Output::per_row;
+    }
+    return any;
+  }
+
+  void print_rows() {
+    if (!has_rows()) {
+      return;
+    }
+    for (std::size_t d = 0; d < dims_.size(); ++d) {
+      d == 0 ? open_outer_loop(dim_name(d), dims_[d]) : open_loop(dim_name(d), dims_[d]);
+    }
+    if (dims_.size() > 1) {
+      std::string row;
+      for (std::size_t d = 0; d < dims_.size(); ++d) {
+        row = d == 0 ? "i0" : cat({d > 1 ? "(" + row + ")" : row, " * ", dims_[d], " + i", d});
+      }
+      if (reads_row()) {
+        line("const std::int64_t row = " + row + ";");
+      }
+    }
+    for (int loop = 1; loop <= last_ + 1; ++loop) {
+      print_row_values(loop);
+      if (loop <= last_) {
+        const List<int> reductions = begin_reductions(loop);
+        print_loop(loop, reductions);
+        for (const int i : reductions) {
+          if (value(i).op == Op::row_sum) {
+            print_local(i, cat({"static_cast<float>(sum_", i, ")"}));
+          }
+        }
+      }
+    }
+    for (std::size_t o = 0; o < outputs_.size(); ++o) {
+      if (outputs_[o].kind == Output::per_row) {
+        line(result_element(static_cast<int>(o), true, false) + " = " + named(outputs_[o].value) +
+             ";");
+      }
+    }
+    print_parts();
+    for (std::size_t d = 0; d < dims_.size(); ++d) {
+      close();
+    }
+  }
+
+  bool reads_row() const {
+    bool reads = false;
+    for (const VectorResult& out : outputs_) {
+      reads = reads || (out.kind == Output::full && cols_ != 0) || out.kind == Output::per_row ||
+              out.kind == Output::column_sums;
+    }
+    return reads;
+  }
+
+  // Values of a row that are known before this loop and not before the last.
+  void print_row_values(int loop) {
+    for (int i = 0; i < count(); ++i) {
+      const bool row = is_needed(i) && is_per_row(i) && phase_[at(i)] == loop;
+      if (!row || is_literal(i) || (is_reduction(i) && !picks_at_once(i))) {
+        continue;
+      }
+      if (is_input(i)) {
+        print_local(i, element(value(i).index, false));
+      } else if (is_reduction(i)) {
+        const std::string number = named(value(i).operands[1]);
+        const std::string place = "static_cast<std::int64_t>(" + number + ")";
+        line(cat({"const bool there_", i, " = ", number, " >= 0.0f && double{", number, "} < ",
+                  cols_, ".0 && std::floor(", number, ") == ", number, ";"}));
+        print_local(i, cat({"there_", i, " ? ",
+                            element(value(value(i).operands[0]).index, true, place), " : 0.0f"}));
+      } else {
+        print_local(i, expression(i));
+      }
+    }
+  }
+
+  List<int> begin_reductions(int loop) {
+    List<int> out;
+    for (int i = 0; i < count(); ++i) {
+      if (!is_needed(i) || !is_reduction(i) || picks_at_once(i) || phase_[at(i)] != loop + 1) {
+        continue;
+      }
+      out.push_back(i);
+      const std::string note = note_of(notes_.values, i);
+      if (value(i).op == Op::row_sum) {
+        line(cat({"double sum_", i, " = 0.0;"}));
+      } else {
+        line(cat({"float ", named(i), " = ", value(i).op == Op::row_max ? "-INFINITY" : "0.0f",
+                  ";"}),
+             note);
+      }
+    }
+    return out;
+  }
+
+  // Sums of columns are gathered in double every 32 rows.
+  void print_parts() {
+    bool any = false;
+    for (const VectorResult& out : outputs_) {
+      any = any || out.kind == Output::column_sums;
+    }
+    if (!any) {
+      return;
+    }
+    if (rows_ != 1) {
+      open(cat({"if (row % 32 == 31 || row == ", rows_ - 1, ")"}));
+    }
+    open_loop("col", cols_);
+    for (std::size_t o = 0; o < outputs_.size(); ++o) {
+      if (outputs_[o].kind == Output::column_sums) {
+        line(cat({"sums_", o, "[static_cast<std::size_t>(col)] += part_", o, "[col];"}));
+        line(cat({"part_", o, "[col] = 0.0f;"}));
+      }
+    }
+    close();
+    if (rows_ != 1) {
+      close();
+    }
+  }
+
+  void print_sums() {
+    for (std::size_t o = 0; o < outputs_.size(); ++o) {
+      if (outputs_[o].kind == Output::total) {
+        line(cat({"out", o, "[0] = static_cast<float>(total_", o, ");"}));
+      } else if (outputs_[o].kind == Output::column_sums) {
+        open_loop("col", cols_);
+        line(cat({"out", o, "[col] = static_cast<float>(sums_", o,
+                  "[static_cast<std::size_t>(col)]);"}));
+        close();
+      }
+    }
+  }
+
+  std::string name_;
+  const CppNotes& notes_;
+  CppNeeds& needs_;
+  CppForm form_;
+  int depth_ = 0;
+  std::string out_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/print_cpp.hpp
+// Generated C++: what a compiler that writes loops (TorchInductor, XLA on a CPU) would make of a
+// vector program. One function a program, which needs the standard library only:
+//   extern "C" void NAME(const float* const* in, float* const* out)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Functions of one number that <cmath> does not have, in the order of VectorOp; each as
+// vector_op_reference says it.
+struct CppFunction {
+  kernels::VectorOp op;
+  const char* text;
+};
+
+inline constexpr CppFunction cpp_functions[] = {
+    {kernels::VectorOp::maximum,
+     "// NaN where one is; b where they are equal.\n"
+     "static inline float maximum(float a, float b) { return std::isnan(a) || a > b ? a : b; }\n"},
+    {kernels::VectorOp::relu,
+     "static inline float relu(float x) { return x < 0.0f ? 0.0f : x; }\n"},
+    {kernels::VectorOp::sigmoid,
+     "static inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }\n"},
+    {kernels::VectorOp::silu,
+     "static inline float silu(float x) { return x / (1.0f + std::exp(-x)); }\n"},
+    {kernels::VectorOp::gelu,
+     "static inline float gelu(float x) { return 0.5f * x * (1.0f + std::erf(0.707106781f * x)); "
+     "}\n"},
+    {kernels::VectorOp::gelu_tanh,
+     "static inline float gelu_tanh(float x) {\n"
+     "  return 0.5f * x * (1.0f + std::tanh(0.797884561f * x * (1.0f + 0.044715f * x * x)));\n"
+     "}\n"},
+    {kernels::VectorOp::relu_slope,
+     "static inline float relu_slope(float x) { return x > 0.0f ? 1.0f : 0.0f; }\n"},
+    {kernels::VectorOp::tanh_slope,
+     "static inline float tanh_slope(float x) {\n"
+     "  const float t = std::tanh(x);\n"
+     "  return 1.0f - t * t;\n"
+     "}\n"},
+    {kernels::VectorOp::silu_slope,
+     "static inline float silu_slope(float x) {\n"
+     "  const float s = 1.0f / (1.0f + std::exp(-x));\n"
+     "  return s * (1.0f + x * (1.0f - s));\n"
+     "}\n"},
+    {kernels::VectorOp::gelu_slope,
+     "static inline float gelu_slope(float x) {  // 0.3989... = 1 / sqrt(2 pi)\n"
+     "  const float bell = 0.398942280f * std::exp(-0.5f * x * x);\n"
+     "  return 0.5f * (1.0f + std::erf(0.707106781f * x)) + x * bell;\n"
+     "}\n"},
+    {kernels::VectorOp::gelu_tanh_slope,
+     "static inline float gelu_tanh_slope(float y) {  // 0 or 1 where y is cut\n"
+     "  const float x = y < -12.0f ? -12.0f : y > 12.0f ? 12.0f : y;\n"
+     "  const float t = std::tanh(0.797884561f * x * (1.0f + 0.044715f * x * x));\n"
+     "  const float slope = 0.797884561f * (1.0f + 0.134145f * x * x);\n"
+     "  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * slope;\n"
+     "}\n"}};
+
+// What stands before the functions of a file.
+inline std::string cpp_head(const CppNeeds& needs) {
+  std::string out = "#include <cmath>\n#include <cstdint>\n";
+  out += needs.scratch ? "#include <vector>\n\n" : "\n";
+  for (const CppFunction& function : cpp_functions) {
+    if (needs.functions[static_cast<std::size_t>(function.op)]) {
+      out += std::string(function.text) + "\n";
+    }
+  }
+  if (needs.loops) {
+    out +=
+        "// With -fopenmp-simd -DKERNEL_SIMD sums are added in another order, many columns at a "
+        "time.\n"
+        "#ifdef KERNEL_SIMD\n"
+        "#define SIMD(...) _Pragma(#__VA_ARGS__)\n";
+    out += needs.maximum
+               ? "SIMD(omp declare reduction(row_maximum : float : omp_out = maximum(omp_in, "
+                 "omp_out)) initializer(omp_priv = -INFINITY))\n"
+               : "";
+    out += "#else\n#define SIMD(...)\n#endif\n\n";
+  }
+  return out;
+}
+
+inline void check_cpp_name(const std::string& name) {
+  bool good = !name.empty() && !(name[0] >= '0' && name[0] <= '9');
+  for (const char c : name) {
+    good = good &&
+           ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_');
+  }
+  if (!good) {
+    fail({"print_cpp: a function named \"", name,
+          "\"; a name is letters, digits and _, a digit not first"});
+  }
+}
+
+}  // namespace detail
+
+// A file with one function that does what kernels::run does with the plan of this program.
+inline std::string print_cpp(const kernels::VectorProgram& program, const std::string& name) {
+  detail::check_cpp_name(name);
+  detail::CppNeeds needs;
+  const std::string body = detail::CppKernel(program, name, detail::CppNotes(), needs).text();
+  return detail::cpp_head(needs) + body;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/load_kernel.hpp
+// Vector programs printed as C++, built by the compiler of this machine and loaded: what a compiler
+// of graphs does on a CPU. Only with TINYSCALE_LOAD_KERNELS, and only where it is asked for; else
+// nothing here starts a process.
+
+// clang-format off
+#if defined(TINYSCALE_LOAD_KERNELS) && (defined(__unix__) || defined(__APPLE__))
+#define TINYSCALE_CAN_LOAD 1
+#  include <dlfcn.h>     // dlopen
+#  include <sys/wait.h>  // WIFEXITED
+#  include <unistd.h>    // access, mkdtemp, unlink
+#else
+#define TINYSCALE_CAN_LOAD 0
+#endif
+// clang-format on
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Which compiler, with which words. An empty compiler is CXX in the environment, or the first of
+// c++, g++ and clang++ that this machine has.
+struct KernelBuild {
+  std::string compiler;
+  std::string flags = "-O3 -march=native";
+};
+
+namespace detail {
+
+// A shared object in memory.
+struct KernelLibrary {
+  void* handle = nullptr;
+
+  KernelLibrary() = default;
+  KernelLibrary(const KernelLibrary&) = delete;
+  KernelLibrary& operator=(const KernelLibrary&) = delete;
+  ~KernelLibrary() {
+#if TINYSCALE_CAN_LOAD
+    if (handle != nullptr) {
+      dlclose(handle);
+    }
+#endif
+  }
+};
+
+#if TINYSCALE_CAN_LOAD
+
+// One word of a shell's command, whatever is in it.
+inline std::string shell_word(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) {
+    out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  }
+  return out + "'";
+}
+
+// The words between the spaces of a text, each quoted.
+inline std::string shell_words(const std::string& text) {
+  std::string out, word;
+  for (std::size_t i = 0; i <= text.size(); ++i) {
+    if (i < text.size() && text[i] != ' ' && text[i] != '\t' && text[i] != '\n') {
+      word += text[i];
+    } else if (!word.empty()) {
+      out += (out.empty() ? "" : " ") + shell_word(word);
+      word.clear();
+    }
+  }
+  return out;
+}
+
+struct CommandResult {
+  int status = -1;  // of the program; -1: it did not end by itself
+  std::string output;
+};
+
+inline CommandResult run_command(const std::string& command) {
+  CommandResult result;
+  std::FILE* const pipe = popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) {
+    fail({"load_kernel: no process could be started: ", std::strerror(errno)});
+  }
+  char buffer[4096];
+  for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) {
+    result.output.append(buffer, n);
+  }
+  const int status = pclose(pipe);
+  result.status = status != -1 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return result;
+}
+
+// A folder of one's own for as long as it is built, which nobody else may enter.
+class BuildFolder {
+ public:
+  BuildFolder() {
+    const std::string given = environment("TMPDIR");
+    const std::string parent = given.empty() ? "/tmp" : given;
+    path_ = parent + "/tinyscale-" + std::string(6, 'X');
+    if (mkdtemp(&path_[0]) == nullptr) {
+      const std::string why = std::strerror(errno);
+      fail({"load_kernel: no folder can be made in ", parent, ": ", why,
+            "; TMPDIR names one that can be written"});
+    }
+  }
+  BuildFolder(const BuildFolder&) = delete;
+  BuildFolder& operator=(const BuildFolder&) = delete;
+  ~BuildFolder() {
+    unlink(source().c_str());
+    unlink(library().c_str());
+    rmdir(path_.c_str());
+  }
+  std::string source() const { return path_ + "/kernels.cpp"; }
+  std::string library() const { return path_ + "/kernels.so"; }
+
+  void write_source(const std::string& text) const {
+    std::FILE* const file = std::fopen(source().c_str(), "wb");
+    bool written = file != nullptr;
+    if (written) {
+      written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+      written = std::fclose(file) == 0 && written;
+    }
+    if (!written) {
+      fail({"load_kernel: ", source(), " could not be written: ", std::strerror(errno)});
+    }
+  }
+
+ private:
+  std::string path_;
+};
+
+// The command of a compiler: a file that can be run, else words as in CXX='ccache g++'.
+inline std::string compiler_command(const std::string& name) {
+  return access(name.c_str(), X_OK) == 0 ? shell_word(name) : shell_words(name);
+}
+
+inline bool runs(const std::string& command) {
+  return run_command(command + " --version").status == 0;
+}
+
+// Empty: there is none.
+inline std::string find_compiler(const KernelBuild& build) {
+  const std::string named = build.compiler.empty() ? environment("CXX") : build.compiler;
+  if (!named.empty()) {
+    const std::string command = compiler_command(named);
+    return !command.empty() && runs(command) ? command : std::string();
+  }
+  for (const char* const name : {"c++", "g++", "clang++"}) {
+    if (runs(name)) {
+      return name;
+    }
+  }
+  return "";
+}
+
+// glibc has exp, log, tanh and erf of many numbers at once; g++ has to be told.
+inline const char* vector_math_text() {
+  return "#include <cmath>\n"
+         "#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && "
+         "!defined(__clang__)\n"
+         "#if __GLIBC_PREREQ(2, 35)\n"
+         "#define VECTOR_MATH(F) extern \"C\" __attribute__((simd(\"notinbranch\"))) float "
+         "F(float) noexcept;\n"
+         "VECTOR_MATH(expf) VECTOR_MATH(logf) VECTOR_MATH(tanhf) VECTOR_MATH(erff)\n"
+         "#endif\n"
+         "#endif\n";
+}
+
+inline std::string first_lines(const std::string& text, int lines) {
+  std::size_t end = 0;
+  for (int i = 0; i < lines && end < text.size(); ++i) {
+    end = std::min(text.find('\n', end), text.size() - 1) + 1;
+  }
+  std::string out = text.substr(0, end);
+  while (!out.empty() && out.back() == '\n') {
+    out.pop_back();
+  }
+  return out;
+}
+
+inline Shared<KernelLibrary> open_library(const std::string& path) {
+  Shared<KernelLibrary> library(new KernelLibrary);
+  library->handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library->handle == nullptr) {
+    const char* const why = dlerror();
+    fail({"load_kernel: what was built cannot be loaded: ",
+          why == nullptr ? "no reason is given" : why});
+  }
+  return library;
+}
+
+typedef void (*KernelFunction)(const float* const* in, float* const* out, std::int64_t first,
+                               std::int64_t last);
+
+inline KernelFunction find_kernel(const KernelLibrary& library, const std::string& name) {
+  void* const found = dlsym(library.handle, name.c_str());
+  if (found == nullptr) {
+    fail({"load_kernel: there is no ", name, " in what was built"});
+  }
+  KernelFunction function = nullptr;
+  static_assert(sizeof function == sizeof found, "as POSIX has it");
+  std::memcpy(&function, &found, sizeof function);
+  return function;
+}
+
+inline Shared<KernelLibrary> build_library(const std::string& source, const KernelBuild& build) {
+  const std::string compiler = find_compiler(build);
+  if (compiler.empty()) {
+    const bool given = !build.compiler.empty();
+    const std::string named = given ? build.compiler : environment("CXX");
+    if (named.empty()) {
+      fail({"load_kernel: none of the compilers c++, g++ and clang++ runs here; set CXX"});
+    }
+    fail({"load_kernel: ", given ? "the compiler of KernelBuild" : "CXX", " is \"", named,
+          "\", which does not run; c++ and /folder/g++ are compilers"});
+  }
+  CommandResult built;
+  {  // gone before an Error that nobody catches ends the program
+    const BuildFolder folder;
+    folder.write_source(vector_math_text() + source);
+    built = run_command(
+        cat({compiler, " -std=c++17 ", shell_words(build.flags),
+             " -shared -fPIC -fno-math-errno -fno-trapping-math -fopenmp-simd -DKERNEL_SIMD -o ",
+             shell_word(folder.library()), " ", shell_word(folder.source())}));
+    if (built.status == 0) {
+      return open_library(folder.library());
+    }
+  }
+  fail({"load_kernel: ", compiler, " ended with status ", built.status, ":\n",
+        first_lines(built.output, 8)});
+}
+
+#endif
+
+}  // namespace detail
+
+// A built program; copies share it.
+class LoadedKernel {
+ public:
+  LoadedKernel() = default;
+
+  // inputs[i] and outputs[i] as the program numbers them. Sums over rows run on the calling thread,
+  // all else on the threads of other loops.
+  void operator()(const float* const* inputs, float* const* outputs) const {
+    if (run_ == nullptr) {
+      detail::fail({"LoadedKernel: there is none; load_kernel makes one"});
+    }
+    detail::check_pointers("input", inputs_, inputs);
+    detail::check_pointers("output", outputs_, outputs);
+    if (parts_ == 0) {
+      run_(inputs, outputs, 0, 0);
+      return;
+    }
+    parallel_for(parts_, grain_, [&](std::int64_t first, std::int64_t last) {
+      run_(inputs, outputs, first * part_size_, std::min(last * part_size_, end_));
+    });
+  }
+  explicit operator bool() const { return run_ != nullptr; }
+  // The file that it was built from, which other kernels may share.
+  const std::string& source() const { return *source_; }
+
+ private:
+  friend List<LoadedKernel> load_kernels(const List<kernels::VectorProgram>&, const KernelBuild&);
+
+  void (*run_)(const float* const* in, float* const* out, std::int64_t first,
+               std::int64_t last) = nullptr;
+  std::int64_t parts_ = 0, grain_ = 1, part_size_ = 1,
+               end_ = 0;  // what threads share out; 0: one does all
+  std::size_t inputs_ = 0, outputs_ = 0;
+  Shared<std::string> source_;
+  Shared<detail::KernelLibrary> library_;
+};
+
+// All programs in one file, for one call of the compiler: about half a second and 10 ms a program.
+inline List<LoadedKernel> load_kernels(const List<kernels::VectorProgram>& programs,
+                                       const KernelBuild& build = KernelBuild()) {
+  List<LoadedKernel> out;
+#if TINYSCALE_CAN_LOAD
+  if (programs.empty()) {
+    return out;
+  }
+  detail::CppNeeds needs;
+  std::string bodies;
+  for (std::size_t i = 0; i < programs.size(); ++i) {
+    const std::string name = detail::cat({"kernel_", i});
+    detail::CppKernel kernel(programs[i], name, detail::CppNotes(), needs, detail::CppForm::parts);
+    bodies += (i > 0 ? "\n" : "") + kernel.text();
+    LoadedKernel made;
+    made.inputs_ = programs[i].inputs().size();
+    made.outputs_ = programs[i].outputs().size();
+    made.parts_ = kernel.parts();
+    made.part_size_ = kernel.part_size();
+    made.end_ = kernel.part_end();
+    made.grain_ =
+        std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, kernel.part_floats()));
+    out.push_back(made);
+  }
+  const Shared<std::string> source(new std::string(detail::cpp_head(needs) + bodies));
+  const Shared<detail::KernelLibrary> library = detail::build_library(*source, build);
+  for (std::size_t i = 0; i < programs.size(); ++i) {
+    out[i].library_ = library;
+    out[i].source_ = source;
+    out[i].run_ = detail::find_kernel(*library, detail::cat({"kernel_", i}));
+  }
+  return out;
+#else
+  static_cast<void>(programs);
+  static_cast<void>(build);
+#if defined(TINYSCALE_LOAD_KERNELS)
+  detail::fail(
+      {"load_kernel: this system has no dlopen; kernels are built and loaded on POSIX "
+       "systems, such as Linux and macOS"});
+#else
+  detail::fail(
+      {"load_kernel: this program was compiled without TINYSCALE_LOAD_KERNELS; define it "
+       "before tinyscale.hpp is included"});
+#endif
+#endif
+}
+
+inline LoadedKernel load_kernel(const kernels::VectorProgram& program,
+                                const KernelBuild& build = KernelBuild()) {
+  return load_kernels({program}, build)[0];
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/step.hpp
 // A compiled graph as a list of steps: each computes one node or several together and writes the
 // results that others need.
@@ -25193,7 +26356,10 @@ struct Step {
   List<int> outputs;  // nodes whose numbers it writes, in the order of the kernel's results; -1:
                       // one that nobody needs
 
-  kernels::VectorPlan vectors;  // of a group
+  kernels::VectorPlan vectors;     // of a group
+  kernels::VectorProgram program;  // it was planned from
+  List<int> values;                // of each node of a group: its value in the program
+  LoadedKernel built;              // runs in place of the plan where there is one
 
   // Of a product with what follows it: nodes, or -1.
   int bias = -1, residual = -1, before = -1;
@@ -25683,6 +26849,7 @@ class VectorLowering {
       const bool sums = role == VectorRole::column_sums || role == VectorRole::total;
       const int value = sums ? operand(node, 0) : compute(node, role);
       made_.push_back(Made{node, value});
+      step.values.push_back(value);
       if (needed[static_cast<std::size_t>(node)] != 0) {
         step.outputs.push_back(node);
         program_.output(value, output_kind(node, role, program_.extent(value)));
@@ -25692,6 +26859,7 @@ class VectorLowering {
       step.inputs.push_back(read.node);
     }
     step.vectors = kernels::plan_vectors(program_);
+    step.program = program_;
     return step;
   }
 
@@ -26760,7 +27928,9 @@ struct CompileOptions {
   double activation_bytes = 0;
   bool symbolic_batch = false;  // one graph for all sizes of the first dimension
   bool recognize = true;        // primitives written out that are a composite op
-  int confirmations = 1;        // calls that run the function once more to see the same graph
+  // Groups printed as C++, built by this machine's compiler and loaded: load_kernel.hpp.
+  bool build = false;
+  int confirmations = 1;  // calls that run the function once more to see the same graph
 
   static CompileOptions none() {
     CompileOptions off;
@@ -26941,6 +28111,7 @@ class GraphPlan {
     apply_passes(std::move(graph));
     layouts_ = Shared<detail::ValueLayouts>(new detail::ValueLayouts(graph_));
     steps_ = detail::StepBuilder(graph_, *layouts_, options_).build();
+    build();
     place();
     for (const Step& step : steps_) {
       records_.push_back(detail::record_of(graph_, *layouts_, detail::distinct_inputs(step.inputs),
@@ -27021,6 +28192,22 @@ class GraphPlan {
     }
     if (options_.activation_bytes > 0) {
       rematerialization_ = rematerialize(graph_, options_.activation_bytes);
+    }
+  }
+
+  void build() {
+    List<kernels::VectorProgram> programs;
+    for (const Step& step : steps_) {
+      if (options_.build && step.kind == StepKind::vectors) {
+        programs.push_back(step.program);
+      }
+    }
+    const List<LoadedKernel> built = options_.build ? load_kernels(programs) : List<LoadedKernel>();
+    std::size_t next = 0;
+    for (Step& step : steps_) {
+      if (options_.build && step.kind == StepKind::vectors) {
+        step.built = built[next++];
+      }
     }
   }
 
@@ -27282,7 +28469,11 @@ class GraphPlan {
     for (std::size_t i = 0; i < step.outputs.size(); ++i) {
       out[i] = memory.values[at(step.outputs[i])].origin();
     }
-    kernels::run(step.vectors, in, out);
+    if (step.built) {
+      step.built(in, out);
+    } else {
+      kernels::run(step.vectors, in, out);
+    }
   }
 
   void run_matmul(const Step& step, Memory& memory) const {
@@ -27357,6 +28548,125 @@ class GraphPlan {
   mutable std::atomic<bool> busy_{false};
   mutable Memory memory_;
 };
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/print_plan.hpp
+// A graph plan as one C++ file: a function a fused group, and one that runs the steps in their
+// order. Products and kernels of the library stay calls: who runs the file says what they do.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// "%5 gelu(%4) [8, 16]"
+inline std::string node_note(const Graph& graph, int number) {
+  const GraphNode& node = graph[number];
+  std::string of;
+  for (const int input : node.inputs) {
+    of += cat({of.empty() ? "" : ", ", "%", input});
+  }
+  return cat({"%", number, " ", name_of(node.op), of.empty() ? "" : "(", of, of.empty() ? "" : ")",
+              " ", node.shape});
+}
+
+inline std::string step_name(const GraphPlan& plan, std::size_t number) {
+  const Step& step = plan.steps()[number];
+  return cat({"step_", number, "_", name_of(plan.graph()[step.nodes.back()].op)});
+}
+
+inline CppNotes step_notes(const GraphPlan& plan, std::size_t number) {
+  const Step& step = plan.steps()[number];
+  const Graph& graph = plan.graph();
+  CppNotes notes;
+  notes.title = cat({"Step ", number, ": ", step.name(graph)});
+  notes.values = List<std::string>(step.program.values().size());
+  for (std::size_t i = 0; i < step.nodes.size(); ++i) {
+    std::string& note = notes.values[static_cast<std::size_t>(step.values[i])];
+    note = note.empty() ? node_note(graph, step.nodes[i]) : note;
+  }
+  for (const int input : step.inputs) {
+    notes.inputs.push_back(node_note(graph, input));
+  }
+  for (const int output : step.outputs) {
+    notes.outputs.push_back(node_note(graph, output));
+  }
+  return notes;
+}
+
+inline std::string step_text(const GraphPlan& plan, std::size_t number, CppNeeds& needs) {
+  const CppNotes notes = step_notes(plan, number);
+  return CppKernel(plan.steps()[number].program, step_name(plan, number), notes, needs).text();
+}
+
+inline std::string pointer_list(const char* type, const char* name, const List<int>& nodes) {
+  std::string all;
+  for (const int node : nodes) {
+    all += cat({all.empty() ? "" : ", ", "value[", node, "]"});
+  }
+  return cat({"    ", type, " const ", name, "[] = {", all, "};\n"});
+}
+
+// The call of a step in the function that runs all.
+inline std::string step_call(const GraphPlan& plan, std::size_t number) {
+  const Step& step = plan.steps()[number];
+  const Graph& graph = plan.graph();
+  if (step.kind == StepKind::vectors) {
+    const bool reads = !step.inputs.empty();
+    return cat({"  {\n", reads ? pointer_list("const float*", "in", step.inputs) : std::string(),
+                pointer_list("float*", "out", step.outputs), "    ", step_name(plan, number), "(",
+                reads ? "in" : "nullptr", ", out);\n  }\n"});
+  }
+  std::string out;
+  for (const int node : step.nodes) {
+    out += "  // " + node_note(graph, node) + "\n";
+  }
+  return cat({out, "  library(", number, ", value);\n"});
+}
+
+}  // namespace detail
+
+// One step of a plan, a group of nodes, with the graph's nodes beside its lines.
+inline std::string print_cpp(const GraphPlan& plan, std::size_t step) {
+  if (step >= plan.steps().size()) {
+    detail::fail({"print_cpp: step ", step, " of a plan of ", plan.steps().size(), " steps"});
+  }
+  if (plan.steps()[step].kind != StepKind::vectors) {
+    detail::fail({"print_cpp: step ", step, ", ", plan.steps()[step].name(plan.graph()), ", is a ",
+                  name_of(plan.steps()[step].kind),
+                  " of the library; groups of vectors are printed, or the whole plan"});
+  }
+  detail::CppNeeds needs;
+  const std::string body = detail::step_text(plan, step, needs);
+  return detail::cpp_head(needs) + body;
+}
+
+// The whole plan: value[n] is where the numbers of node %n begin, library(s, value) computes step
+// s.
+inline std::string print_cpp(const GraphPlan& plan) {
+  detail::CppNeeds needs;
+  std::string groups, calls;
+  bool library = false;
+  for (std::size_t s = 0; s < plan.steps().size(); ++s) {
+    const bool group = plan.steps()[s].kind == StepKind::vectors;
+    groups += group ? detail::step_text(plan, s, needs) + "\n" : std::string();
+    library = library || !group;
+    calls += detail::step_call(plan, s);
+  }
+  std::string table = plan.graph().text();
+  std::string out = "// ";
+  for (const char c : table) {
+    out += c == '\n' ? std::string("\n// ") : std::string(1, c);
+  }
+  while (!out.empty() && (out.back() == ' ' || out.back() == '/' || out.back() == '\n')) {
+    out.pop_back();
+  }
+  return detail::cat(
+      {out, "\n\n", detail::cpp_head(needs), groups,
+       "// value[n]: where the numbers of node %n begin; library(s, value): step s.\n"
+       "extern \"C\" void run_plan(float* const* ",
+       plan.steps().empty() ? "/*value*/" : "value", ", void (*", library ? "library" : "",
+       ")(int step, float* const* value)) {\n", calls, "}\n"});
+}
 
 }}  // namespace tinyscale
 

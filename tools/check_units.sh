@@ -26,6 +26,7 @@ mixed() {                                  # mixed NAME FLAGS...: a unit with th
   fi
 }
 mixed no_threads -DTINYSCALE_NO_THREADS
+mixed load_kernels -DTINYSCALE_LOAD_KERNELS
 [[ $cxx == g++ ]] && mixed openmp -DTINYSCALE_USE_OPENMP -fopenmp
 [ "$links" -eq 0 ] && echo "two units, $cxx: link with the same features, not with different ones"
 exit "$links"

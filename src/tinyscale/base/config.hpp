@@ -4,6 +4,7 @@
 //   TINYSCALE_NO_THREADS   everything runs on the calling thread
 //   TINYSCALE_USE_OPENMP   host loops use OpenMP (compile with -fopenmp)
 //   TINYSCALE_USE_MPI      the devices of a mesh are MPI ranks (compile with mpicxx)
+//   TINYSCALE_LOAD_KERNELS kernels may be built by this machine's compiler and loaded
 // detail::environment is the one place where environment variables are read.
 
 #include <cstdlib>  // getenv
@@ -66,13 +67,18 @@
 #else
 #define TINYSCALE_ABI_MPI
 #endif
-#define TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi) \
-  v##major##_##minor##_##patch##features##mpi
-#define TINYSCALE_ABI_NAME(major, minor, patch, features, mpi) \
-  TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi)
+#if defined(TINYSCALE_LOAD_KERNELS)
+#define TINYSCALE_ABI_KERNELS _load_kernels
+#else
+#define TINYSCALE_ABI_KERNELS
+#endif
+#define TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi, kernels) \
+  v##major##_##minor##_##patch##features##mpi##kernels
+#define TINYSCALE_ABI_NAME(major, minor, patch, features, mpi, kernels) \
+  TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi, kernels)
 #define TINYSCALE_ABI                                                                           \
   TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
-                     TINYSCALE_ABI_FEATURES, TINYSCALE_ABI_MPI)
+                     TINYSCALE_ABI_FEATURES, TINYSCALE_ABI_MPI, TINYSCALE_ABI_KERNELS)
 
 namespace tinyscale {
 namespace detail {
@@ -80,6 +86,7 @@ namespace detail {
 // The value of an environment variable, empty when it is not set.
 //   TINYSCALE_THREADS  threads that host loops use (default: what the hardware has)
 //   TINYSCALE_CPU      portable, neon, avx2 or avx512: the kernels' path (default: the best)
+//   CXX, TMPDIR        the compiler of load_kernel, where it builds (default: /tmp)
 inline std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::string() : std::string(value);

@@ -15,7 +15,9 @@ struct CompileOptions {
   double activation_bytes = 0;
   bool symbolic_batch = false;  // one graph for all sizes of the first dimension
   bool recognize = true;        // primitives written out that are a composite op
-  int confirmations = 1;        // calls that run the function once more to see the same graph
+  // Groups printed as C++, built by this machine's compiler and loaded: load_kernel.hpp.
+  bool build = false;
+  int confirmations = 1;  // calls that run the function once more to see the same graph
 
   static CompileOptions none() {
     CompileOptions off;

@@ -185,6 +185,7 @@ class GraphPlan {
     apply_passes(std::move(graph));
     layouts_ = Shared<detail::ValueLayouts>(new detail::ValueLayouts(graph_));
     steps_ = detail::StepBuilder(graph_, *layouts_, options_).build();
+    build();
     place();
     for (const Step& step : steps_) {
       records_.push_back(detail::record_of(graph_, *layouts_, detail::distinct_inputs(step.inputs),
@@ -265,6 +266,22 @@ class GraphPlan {
     }
     if (options_.activation_bytes > 0) {
       rematerialization_ = rematerialize(graph_, options_.activation_bytes);
+    }
+  }
+
+  void build() {
+    List<kernels::VectorProgram> programs;
+    for (const Step& step : steps_) {
+      if (options_.build && step.kind == StepKind::vectors) {
+        programs.push_back(step.program);
+      }
+    }
+    const List<LoadedKernel> built = options_.build ? load_kernels(programs) : List<LoadedKernel>();
+    std::size_t next = 0;
+    for (Step& step : steps_) {
+      if (options_.build && step.kind == StepKind::vectors) {
+        step.built = built[next++];
+      }
     }
   }
 
@@ -526,7 +543,11 @@ class GraphPlan {
     for (std::size_t i = 0; i < step.outputs.size(); ++i) {
       out[i] = memory.values[at(step.outputs[i])].origin();
     }
-    kernels::run(step.vectors, in, out);
+    if (step.built) {
+      step.built(in, out);
+    } else {
+      kernels::run(step.vectors, in, out);
+    }
   }
 
   void run_matmul(const Step& step, Memory& memory) const {

@@ -34,6 +34,7 @@ class VectorLowering {
       const bool sums = role == VectorRole::column_sums || role == VectorRole::total;
       const int value = sums ? operand(node, 0) : compute(node, role);
       made_.push_back(Made{node, value});
+      step.values.push_back(value);
       if (needed[static_cast<std::size_t>(node)] != 0) {
         step.outputs.push_back(node);
         program_.output(value, output_kind(node, role, program_.extent(value)));
@@ -43,6 +44,7 @@ class VectorLowering {
       step.inputs.push_back(read.node);
     }
     step.vectors = kernels::plan_vectors(program_);
+    step.program = program_;
     return step;
   }
 

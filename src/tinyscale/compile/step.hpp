@@ -7,8 +7,10 @@
 #include <string>   // names
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/compile/load_kernel.hpp"
 #include "tinyscale/compile/op_graph.hpp"
 #include "tinyscale/compute/gemm_fused.hpp"
+#include "tinyscale/compute/vector_program.hpp"
 #include "tinyscale/compute/vector_run.hpp"
 #include "tinyscale/measure/counters.hpp"
 
@@ -32,7 +34,10 @@ struct Step {
   List<int> outputs;  // nodes whose numbers it writes, in the order of the kernel's results; -1:
                       // one that nobody needs
 
-  kernels::VectorPlan vectors;  // of a group
+  kernels::VectorPlan vectors;     // of a group
+  kernels::VectorProgram program;  // it was planned from
+  List<int> values;                // of each node of a group: its value in the program
+  LoadedKernel built;              // runs in place of the plan where there is one
 
   // Of a product with what follows it: nodes, or -1.
   int bias = -1, residual = -1, before = -1;

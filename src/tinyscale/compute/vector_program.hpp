@@ -149,6 +149,7 @@ namespace kernels {
 // Values are numbered in the order in which they are made. rows = the product of outer.
 class VectorProgram {
  public:
+  VectorProgram() = default;  // one row of one column
   VectorProgram(const Shape& outer, Dim cols) : outer_(outer), cols_(cols.value) {
     rows_ = outer.count();
     Shape{rows_, cols}.count();  // which says so when there are too many elements
