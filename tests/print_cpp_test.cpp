@@ -16,7 +16,7 @@
 
 #include "error_of.hpp"
 #include "kernel_tests.hpp"
-#include "random_programs.hpp"
+#include "random_vector_programs.hpp"
 
 using namespace random_programs;
 

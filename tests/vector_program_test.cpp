@@ -11,7 +11,7 @@
 
 #include "error_of.hpp"
 #include "kernel_tests.hpp"
-#include "random_programs.hpp"
+#include "random_vector_programs.hpp"
 
 namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
