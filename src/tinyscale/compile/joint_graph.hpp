@@ -48,7 +48,9 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
       continue;
     }
     needed[static_cast<std::size_t>(at)] = 1;
-    if (at < forward && !view) {
+    // One of several results of an op is saved, not the op.
+    const bool one_result = graph[at].op == Op::part && graph[at].inputs[0] < forward;
+    if ((at < forward && !view) || one_result) {
       saved[static_cast<std::size_t>(at)] = 1;
       continue;
     }
@@ -57,7 +59,7 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
     }
   }
   List<Tensor> known(graph.nodes.size());
-  for (int i = 0; i < forward; ++i) {
+  for (int i = 0; i < graph.size(); ++i) {
     if (saved[static_cast<std::size_t>(i)] != 0) {
       known[static_cast<std::size_t>(i)] = phantom(graph[i].shape);
     }
