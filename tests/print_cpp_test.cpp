@@ -18,7 +18,7 @@
 #include "kernel_tests.hpp"
 #include "random_vector_programs.hpp"
 
-using namespace random_programs;
+using namespace random_vector_programs;
 
 namespace {
 

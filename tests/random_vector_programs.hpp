@@ -8,7 +8,7 @@
 #include "kernel_tests.hpp"
 #include "tinyscale.hpp"
 
-namespace random_programs {
+namespace random_vector_programs {
 
 namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
@@ -208,4 +208,4 @@ struct RandomProgram {
   }
 };
 
-}  // namespace random_programs
+}  // namespace random_vector_programs

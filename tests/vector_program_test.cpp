@@ -21,7 +21,7 @@ using kernel::VectorProgram;
 using kernel_tests::Floats;
 using kernel_tests::noise;
 using kernel_tests::paths;
-using namespace random_programs;
+using namespace random_vector_programs;
 
 namespace {
 

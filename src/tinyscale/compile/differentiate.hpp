@@ -119,7 +119,10 @@ struct Differential {
       out_parts[0] = matmul(d, transpose(w, 0, 1));
     }
     if (needs(1)) {
-      const std::int64_t rows = x.dim(-1) > 0 ? x.count() / x.dim(-1) : 0;
+      std::int64_t rows = 1;
+      for (int i = 0; i + 1 < x.dims(); ++i) {
+        rows *= x.dim(i);
+      }
       out_parts[1] =
           matmul(transpose(reshape(x, {rows, x.dim(-1)}), 0, 1), reshape(d, {rows, d.dim(-1)}));
     }

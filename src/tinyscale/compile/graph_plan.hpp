@@ -182,6 +182,7 @@ class GraphPlan {
   // Which of the graph's outputs are written to what stands for one of its inputs or constants.
   GraphPlan(Graph graph, const CompileOptions& options, const List<Write>& writes = List<Write>())
       : options_(options), writes_(writes) {
+    const std::size_t given = graph.constants.size();
     apply_passes(std::move(graph));
     layouts_ = Shared<detail::ValueLayouts>(new detail::ValueLayouts(graph_));
     steps_ = detail::StepBuilder(graph_, *layouts_, options_).build();
@@ -192,8 +193,8 @@ class GraphPlan {
                                            step.outputs, step.nodes));
       records_.back().name = step.name(graph_);
     }
-    for (Tensor& constant : graph_.constants) {  // their numbers come with each run
-      constant = detail::phantom_like(constant);
+    for (std::size_t i = 0; i < given; ++i) {  // their numbers come with each run
+      graph_.constants[i] = detail::phantom_like(graph_.constants[i]);
     }
   }
 
@@ -498,12 +499,13 @@ class GraphPlan {
         value = inputs[at(static_cast<int>(node.number(0)))];
         memory.stale[i] = 1;
       } else if (node.op == Op::constant) {
-        value = constants[at(static_cast<int>(node.number(0)))].detach();
+        const std::size_t number = at(static_cast<int>(node.number(0)));  // or a pass made it
+        value = number < constants.size() ? constants[number].detach() : graph_.constants[number];
         memory.stale[i] = 1;
       } else if (facts_of(node.op).kind == OpKind::view && layouts_->copies[i] == 0) {
         const std::size_t from = at(node.inputs[0]);
         if (first || memory.stale[from] != 0 || !value.defined()) {
-          if (graph_.nodes[from].op != Op::literal && memory.values[from].defined()) {
+          if (memory.values[from].defined()) {
             value = detail::view_of(node, memory.values[from]);
           }
           memory.stale[i] = memory.stale[from];

@@ -84,6 +84,15 @@ class GraphWriter : public Recorder {
     graph.nodes.push_back(std::move(node));
     return graph.size() - 1;
   }
+  // The constants of a graph that is written anew; each has no node until one is added for it.
+  void begin_with(const List<Tensor>& constants) {
+    graph.constants = constants;
+    constant_nodes_ = List<int>(constants.size());
+    for (int& node : constant_nodes_) {
+      node = -1;
+    }
+  }
+  void is_constant(std::size_t number, int node) { constant_nodes_[number] = node; }
   Tensor input(const Shape& shape) {
     const int node = add(Op::input, {}, shape, {static_cast<double>(graph.inputs.size())});
     graph.inputs.push_back(node);
@@ -149,8 +158,8 @@ class GraphWriter : public Recorder {
   virtual int outside(const Tensor& x) {
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
       const Tensor& known = graph.constants[i];
-      if (known.storage().get() == x.storage().get() && known.origin() == x.origin() &&
-          known.shape() == x.shape() &&
+      if (constant_nodes_[i] >= 0 && known.storage().get() == x.storage().get() &&
+          known.origin() == x.origin() && known.shape() == x.shape() &&
           (!known.slot() || !x.slot() || known.slot().get() == x.slot().get()) &&
           known.is_contiguous() == x.is_contiguous() && known.strides() == x.strides()) {
         return constant_nodes_[i];

@@ -48,8 +48,9 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
       continue;
     }
     needed[static_cast<std::size_t>(at)] = 1;
-    const bool part = graph[at].op == Op::part && graph[at].inputs[0] < forward;
-    if ((at < forward && !view) || part) {
+    // One of several results of an op is saved, not the op.
+    const bool one_result = graph[at].op == Op::part && graph[at].inputs[0] < forward;
+    if ((at < forward && !view) || one_result) {
       saved[static_cast<std::size_t>(at)] = 1;
       continue;
     }

@@ -74,8 +74,7 @@ class VectorLowering {
                 (inside(input) >= 0 || table_steps(layouts_.of(input), seen_as(node, input)).even);
       }
     }
-    if (even_ || space_.flattened) {
-      even_ = true;
+    if (even_) {  // as are all operands of a flattened group, but for those of a copy alone
       return Shape{space_.rows()};
     }
     Shape rows = space_.shape;

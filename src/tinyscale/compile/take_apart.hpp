@@ -18,7 +18,7 @@ inline Graph take_apart(
   detail::GraphWriter writer;
   const NoGrad no_gradients;
   const detail::RecorderScope scope(&writer);
-  writer.graph.constants = graph.constants;
+  writer.begin_with(graph.constants);
   List<int> to(graph.nodes.size());
   List<List<int>> parts(graph.nodes.size());
   for (int i = 0; i < graph.size(); ++i) {
@@ -36,6 +36,9 @@ inline Graph take_apart(
         input = to[static_cast<std::size_t>(input)];
       }
       own = writer.add(node.op, std::move(inputs), node.shape, node.numbers);
+      if (node.op == Op::constant) {
+        writer.is_constant(static_cast<std::size_t>(node.number(0)), own);
+      }
       continue;
     }
     detail::Parts in;
