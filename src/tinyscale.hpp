@@ -156,6 +156,9 @@
 #include "tinyscale/compile/graph_cut.hpp"
 #include "tinyscale/compile/joint_graph.hpp"
 #include "tinyscale/compile/compiled.hpp"
+#include "tinyscale/compile/trace.hpp"
+#include "tinyscale/compile/batch_rules.hpp"
+#include "tinyscale/compile/transform.hpp"
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"
