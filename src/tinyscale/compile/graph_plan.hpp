@@ -447,7 +447,7 @@ class GraphPlan {
       } else if (facts_of(node.op).kind == OpKind::view && layouts_->copies[i] == 0) {
         const std::size_t from = at(node.inputs[0]);
         if (first || memory.stale[from] != 0 || !value.defined()) {
-          if (graph_.nodes[from].op != Op::literal && memory.values[from].defined()) {
+          if (memory.values[from].defined()) {
             value = detail::view_of(node, memory.values[from]);
           }
           memory.stale[i] = memory.stale[from];

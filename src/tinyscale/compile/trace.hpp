@@ -190,11 +190,11 @@ inline Parts apply_op(const GraphNode& call, const Parts& in, unsigned wanted,
   return out;
 }
 
-// Shapes of a node's results, where there are several.
+// Shapes of a node's results.
 inline List<Shape> part_shapes(const Graph& graph, int node) {
   List<Shape> shapes;
   if (facts_of(graph[node].op).parts == 1) {
-    return shapes;
+    return {graph[node].shape};
   }
   for (int p = 0; p < facts_of(graph[node].op).parts; ++p) {
     shapes.push_back(part_shape(graph, graph[node], p));
