@@ -449,3 +449,356 @@ TEST_CASE("grad of grad: every op against differences of gradients") {
     }
   }
 }
+
+namespace {
+
+// Squared error of a small network: w [3, 5], v [5], x [3], y [].
+Tensors network(const Tensors& in) {
+  const Tensor hidden = gelu(matmul(in[2], in[0]));
+  return one(square(sum(hidden * in[1]) - in[3]));
+}
+Tensors network_inputs() {
+  return {randn({3, 5}, 1), randn({5}, 2), randn({6, 3}, 3), randn({6}, 4)};
+}
+
+}  // namespace
+
+TEST_CASE("vmap of grad: gradients of each example") {
+  const Tensors in = network_inputs();
+  const TensorFunction each = vmap(grad(network, {0, 1}), {-1, -1, 0, 0});
+  const Tensors gradients = each(in);
+  CHECK(gradients[0].shape() == Shape{6, 3, 5});
+  CHECK(gradients[1].shape() == Shape{6, 5});
+  check_close(gradients, loop(grad(network, {0, 1}), {-1, -1, 0, 0}, in, 6), 1e-5);
+  const Compiled compiled = compile(each);
+  check_close(compiled(in), gradients, 1e-5);
+  check_close(compiled(in), gradients, 1e-5);
+  check_close(compiled(in), gradients, 1e-5);
+  CHECK(compiled.counters().hits == 1);
+
+  // Their mean is the gradient of the mean.
+  const TensorFunction whole = [](const Tensors& all) {
+    return one(mean(vmap(network, {-1, -1, 0, 0})(all)[0]));
+  };
+  const Tensors together = grad(whole, {0, 1})(in);
+  check_close(together, {mean(gradients[0], {0}), mean(gradients[1], {0})}, 1e-5);
+  check_close(compile(grad(whole, {0, 1}))(in), together, 1e-5);
+}
+
+TEST_CASE("vmap of vmap") {
+  const TensorFunction dots = [](const Tensors& in) { return one(dot(in[0], in[1])); };
+  const TensorFunction all = vmap(vmap(dots, {-1, 0}), {0, -1});
+  const Tensor a = randn({4, 3}, 1), b = randn({5, 3}, 2);
+  const Tensors expected = one(matmul(a, transpose(b, 0, 1)));
+  check_close(all({a, b}), expected, 1e-5);
+  check_close(compile(all)({a, b}), expected, 1e-5);
+  const Tensor many = randn({3, 2, 5}, 4);
+  const Tensor twice = vmap(vmap(dots, {1, -1}), {2, 0})({many, b})[0];
+  CHECK(twice.shape() == Shape{5, 2});
+  CHECK(twice.at({4, 1}) ==
+        doctest::Approx(double(dot(reshape(slice(slice(many, 2, 4, 5), 1, 1, 2).clone(), {3}),
+                                   reshape(slice(b, 0, 4, 5), {3}))
+                                   .item())));
+}
+
+TEST_CASE("Hessian, Hessian times a vector, third derivatives") {
+  const TensorFunction f = [](const Tensors& in) { return one(sum(in[0] * exp(in[0])) * 0.5f); };
+  const Tensor x = randn({4}, 5), v = randn({4}, 6);
+  const Tensor e = exp(x);
+  const Tensor second = 0.5f * (2.0f + x) * e, third = 0.5f * (3.0f + x) * e;
+  const auto along = [&v](const TensorFunction& g) -> TensorFunction {
+    return [g, &v](const Tensors& in) { return one(dot(g(in)[0], v)); };
+  };
+  const TensorFunction product = grad(along(grad(f)));
+  check_close(product({x}), one(second * v), 1e-5);
+  check_close(compile(product)({x}), one(second * v), 1e-5);
+  check_close(grad(along(product))({x}), one(third * v * v), 1e-5);
+  const Tensor diagonal = equal(reshape(arange(4), {4, 1}), arange(4));
+  check_close(jacobian(grad(f))({x}), one(diagonal * second), 1e-5);
+  check_close(compile(jacobian(grad(f)))({x}), one(diagonal * second), 1e-5);
+  const TensorFunction hessian = jacobian(jacobian(f));
+  check_close(hessian({x}), one(diagonal * second), 1e-5);
+  const Tensor many = randn({3, 4}, 7);
+  check_close(vmap(hessian)({many}), loop(hessian, {0}, {many}, 3), 1e-5);
+}
+
+TEST_CASE("jacobian of a function of matrices") {
+  const Tensor a = randn({2, 3}, 1), b = randn({3, 2}, 2);
+  const TensorFunction f = [](const Tensors& in) { return one(matmul(in[0], in[1])); };
+  const Tensor j = jacobian(f, 1)({a, b})[0];
+  REQUIRE(j.shape() == Shape{2, 2, 3, 2});
+  for (int m = 0; m < 2; ++m) {
+    for (int n = 0; n < 2; ++n) {
+      for (int k = 0; k < 3; ++k) {
+        for (int l = 0; l < 2; ++l) {
+          CHECK(j.at({m, n, k, l}) == (n == l ? a.at({m, k}) : 0.0f));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("value_and_grad: all results, then gradients") {
+  const TensorFunction f = [](const Tensors& in) {
+    return Tensors{sum(in[0] * in[1]), in[0] + 1.0f, arange(2)};
+  };
+  const Tensor x = randn({3}, 1), y = randn({3}, 2);
+  const Tensors all = value_and_grad(f, {1, 0})({x, y});
+  check_close(all, {sum(x * y), x + 1.0f, arange(2), x, y}, 1e-6);
+  check_close(compile(value_and_grad(f, {1, 0}))({x, y}), all, 1e-6);
+  // Of one that it does not depend on: zeros.
+  check_close(grad(f, {0, 2})({x, y, randn({2, 2}, 3)}), {y, zeros({2, 2})}, 1e-6);
+}
+
+TEST_CASE("transforms are pure") {
+  const Tensor w = parameter(randn({3}, 1)), x = parameter(randn({3}, 2));
+  const TensorFunction f = [&w](const Tensors& in) { return one(sum(square(in[0] * w))); };
+  const Tensor expected = 2.0f * (x.detach() * square(w.detach()));
+  {
+    const NoGrad outside;  // does not reach into the function
+    check_close(grad(f)({x}), one(expected), 1e-6);
+  }
+  const Tensor g = grad(f)({x})[0];
+  CHECK_FALSE(g.requires_grad());
+  CHECK_FALSE(vmap(grad(f))({broadcast_to(x, {2, 3})})[0].requires_grad());
+  CHECK_FALSE(w.grad().defined());
+  CHECK_FALSE(x.grad().defined());
+  // A step that takes gradients both ways, compiled or not.
+  const TensorFunction step = [&](const Tensors& in) {
+    const Tensor loss = sum(square(w - in[0])) + sum(grad(f)(in)[0]);
+    loss.backward();
+    return one(loss.detach());
+  };
+  const Tensor eager = step({x.detach()})[0];
+  const Tensor dw = w.grad();
+  check_close(one(dw), one(2.0f * (w.detach() - x.detach())), 1e-6);
+  w.zero_grad();
+  check_close(compile(step)({x.detach()}), one(eager), 1e-6);
+  check_close(one(w.grad()), one(dw), 1e-6);
+}
+
+TEST_CASE("vmap: gradients of backward flow through it") {
+  const Tensor w = parameter(randn({3, 2}, 1)), x = randn({4, 3}, 2);
+  const TensorFunction f = [&w](const Tensors& in) { return one(tanh(matmul(in[0], w))); };
+  const TensorFunction step = [&](const Tensors& in) {
+    const Tensor loss = sum(vmap(f)(in)[0]);
+    loss.backward();
+    return one(loss.detach());
+  };
+  sum(f({x})[0]).backward();
+  const Tensor expected = w.grad();
+  w.zero_grad();
+  step({x});
+  check_close(one(w.grad()), one(expected), 1e-6);
+  w.zero_grad();
+  compile(step)({x});
+  check_close(one(w.grad()), one(expected), 1e-6);
+}
+
+TEST_CASE("detach() and NoGrad inside stop gradients of every order") {
+  const Tensor x = randn({3}, 1);
+  const TensorFunction half = [](const Tensors& in) { return one(sum(in[0] * in[0].detach())); };
+  check_close(grad(half)({x}), one(x), 1e-6);
+  const TensorFunction again = [&](const Tensors& in) { return one(sum(grad(half)(in)[0])); };
+  check_close(grad(again)({x}), one(zeros({3})), 1e-6);
+  check_close(compile(grad(again))({x}), one(zeros({3})), 1e-6);
+  const Tensor many = randn({2, 3}, 2);
+  check_close(grad([&](const Tensors& in) { return one(sum(vmap(half)(in)[0])); })({many}),
+              one(many), 1e-6);
+  const TensorFunction none = [](const Tensors& in) {
+    const NoGrad no_gradient;
+    return one(sum(in[0] * in[0]));
+  };
+  check_close(grad(none)({x}), one(zeros({3})), 1e-6);
+  check_close(grad([](const Tensors& in) { return one(sum(in[0]).detach()); })({x}),
+              one(zeros({3})), 1e-6);
+}
+
+TEST_CASE("mixed derivatives reach what an inner function captures") {
+  const Tensor x = randn({3}, 1), y = randn({3}, 2);
+  const TensorFunction outer = [&y](const Tensors& in) {
+    const TensorFunction inner = [&in](const Tensors& own) {
+      return one(sum(in[0] * in[0] * own[0] * own[0]));
+    };
+    return one(sum(grad(inner)({y})[0]));  // sum(2 x^2 y)
+  };
+  check_close(grad(outer)({x}), one(4.0f * x * y), 1e-6);
+  const Tensor many = randn({2, 3}, 3);
+  check_close(vmap(grad(outer))({many}), one(4.0f * many * y), 1e-6);
+  check_close(compile(vmap(grad(outer)))({many}), one(4.0f * many * y), 1e-6);
+  // vmap of a function inside of a function that is differentiated, captured x unbatched.
+  const TensorFunction each = [&many](const Tensors& in) {
+    const TensorFunction inner = [&in](const Tensors& own) { return one(dot(in[0], own[0])); };
+    return one(sum(square(vmap(inner)({many})[0])));
+  };
+  const Tensor products = matmul(many, reshape(x, {3, 1}));
+  check_close(grad(each)({x}), one(reshape(2.0f * matmul(transpose(many, 0, 1), products), {3})),
+              1e-5);
+}
+
+TEST_CASE("a transformer block by example, compiled and not") {
+  const Tensor w = randn({8, 8}, 1, 0.3f), table = randn({11, 8}, 2), scale = ones({8});
+  const TensorFunction loss = [](const Tensors& in) {
+    const Tensor tokens = in[3];
+    Tensor x = reshape(embedding(in[1], tokens), {1, 4, 8});
+    const Tensor h = matmul(rms_norm(x, in[2]), in[0]);
+    x = x + attention(rope(h, 4, {0}), rope(h, 4, {0}), h, 2, 2, Mask::causal);
+    x = x + silu(matmul(layer_norm(x, in[2], Tensor()), in[0]));
+    return one(linear_cross_entropy(reshape(x, {4, 8}), in[1], tokens));
+  };
+  Tensor tokens = uniform({5, 4}, 3, 0.0f, 11.0f);
+  for (std::int64_t i = 0; i < tokens.count(); ++i) {
+    tokens.data()[i] = std::floor(tokens.data()[i]);
+  }
+  const List<int> dims = {-1, -1, -1, 0};
+  const TensorFunction each = vmap(grad(loss, {0, 1, 2}), dims);
+  const Tensors in = {w, table, scale, tokens};
+  const Tensors expected = loop(grad(loss, {0, 1, 2}), dims, in, 5);
+  check_close(each(in), expected, 2e-5);
+  check_close(compile(each)(in), expected, 2e-5);
+}
+
+TEST_CASE("random draws under vmap are the same for each example") {
+  const TensorFunction f = [](const Tensors& in) { return one(dropout(in[0], 0.5f, 3)); };
+  const Tensor y = vmap(f)({ones({4, 16})})[0];
+  check_close(one(y), one(broadcast_to(dropout(ones({16}), 0.5f, 3), {4, 16}).clone()), 1e-6);
+}
+
+TEST_CASE("a concat of more operands than a word has bits keeps every gradient") {
+  const TensorFunction f = [](const Tensors& in) {
+    Tensors parts;
+    for (int i = 0; i < 40; ++i) {
+      parts.push_back(i == 35 ? in[0] : full({1}, 1.0f));
+    }
+    return one(sum(concat(parts, 0) * arange(40)));
+  };
+  check_close(grad(f)({ones({1})}), one(full({1}, 35.0f)), 1e-6);
+}
+
+TEST_CASE("errors of grad") {
+  const TensorFunction f = [](const Tensors& in) { return one(sum(in[0])); };
+  const Tensor x = ones({3});
+  CHECK(error_of([&] { grad(f, -1); }) ==
+        "grad: the gradient for argument -1; they are counted from 0");
+  CHECK(error_of([&] { grad(f, List<int>()); }) ==
+        "grad: a gradient for no argument; name at least one");
+  CHECK(error_of([&] {
+          grad(f, 2)({x, x});
+        }) == "grad: the gradient for argument 2 of a function that is given 2; 0 to 1 are right");
+  CHECK(error_of([&] { grad(f)({}); }) ==
+        "grad: the gradient for argument 0 of a function that is given no argument");
+  CHECK(error_of([&] { grad(f)({Tensor()}); }) == "grad: argument 0 of 1 is an empty tensor");
+  CHECK(error_of([&] { grad([](const Tensors& in) { return one(in[0]); })({x}); }) ==
+        "grad: the first result of the function is [3]; one number is right: take its sum() or "
+        "mean(), or jacobian(f)");
+  CHECK(error_of([&] { grad([](const Tensors&) { return Tensors(); })({x}); }) ==
+        "grad: the function returns no tensors; at least one is right");
+  CHECK(error_of([&] { value_and_grad([](const Tensors&) { return one(Tensor()); })({x}); }) ==
+        "value_and_grad: result 0 of the function is an empty tensor");
+  CHECK(error_of([&] { grad(TensorFunction())({x}); }) ==
+        "Function: there is nothing to call; give it a lambda or the name of a function");
+  CHECK(error_of([&] {
+          grad([](const Tensors& in) {
+            sum(in[0]).backward();
+            return one(sum(in[0]));
+          })({x});
+        }) ==
+        "grad: backward() of a [] tensor inside the function; a transformed function has no "
+        "parameters: take the gradient with grad(f)");
+  CHECK(error_of([&] { jacobian(f, -1); }) ==
+        "jacobian: the gradient for argument -1; they are counted from 0");
+  CHECK(error_of([&] { jacobian(f, 1)({x}); }) ==
+        "jacobian: the gradient for argument 1 of a function that is given 1; 0 is right");
+}
+
+TEST_CASE("errors of vmap") {
+  const TensorFunction f = [](const Tensors& in) { return one(sum(in[0])); };
+  const Tensor x = ones({3, 2});
+  CHECK(error_of([&] {
+          vmap(f, {0})({x, x});
+        }) ==
+        "vmap: 1 batch dimensions for 2 arguments; one each is right, -1 for an argument without "
+        "a batch");
+  CHECK(error_of([&] { vmap(f, {2})({x}); }) ==
+        "vmap: batch dimension 2 of argument 0, [3, 2]; 0 to 1, or -1 for none, are right");
+  CHECK(error_of([&] {
+          vmap(f)({x, ones({})});
+        }) == "vmap: batch dimension 0 of argument 1, []; -1 is right: it has no dimension");
+  CHECK(error_of([&] {
+          vmap(f, {0, 1})({x, x});
+        }) ==
+        "vmap: argument 0 is [3, 2] with 3 examples in dimension 0, argument 1 is [3, 2] with 2 "
+        "in dimension 1; as many are right");
+  CHECK(error_of([&] { vmap(f, {-1})({x}); }) ==
+        "vmap: none of 1 arguments has a batch; at least one is right");
+  CHECK(error_of([&] { vmap(f)({}); }) ==
+        "vmap: none of 0 arguments has a batch; at least one is right");
+  CHECK(error_of([&] { vmap(f)({Tensor()}); }) == "vmap: argument 0 of 1 is an empty tensor");
+  CHECK(error_of([&] { vmap([](const Tensors&) { return Tensors(); })({x}); }) ==
+        "vmap: the function returns no tensors; at least one is right");
+  CHECK(
+      error_of([&] {
+        vmap([](const Tensors& in) { return one(reshape(in[0], {1, 1, 1, 1, 1, 1, 1, 2})); })({x});
+      }) ==
+      "vmap: reshape of the function has a [1, 1, 1, 1, 1, 1, 1, 2] tensor; at most 7 dims "
+      "leave one for the batch");
+  CHECK(error_of([&] {
+          vmap([](const Tensors& in) { return raw(Op::all_reduce, in, in[0].shape(), {0}); })({x});
+        }) ==
+        "vmap: all_reduce of the function has no batching rule: it needs what other devices hold; "
+        "map over the batch inside of each device");
+  const TensorFunction look = [](const Tensors& in) { return one(embedding(in[0], in[1])); };
+  CHECK(error_of([&] {
+          vmap(look)({ones({2, 3, 1}), full({2, 1}, 3.0f)});
+        }) == "embedding: id -1 at position 0 is outside the table's 6 rows");
+  CHECK(error_of([&] {
+          vmap(look)({broadcast_to(ones({1, 1}), {4097, 4096, 1}), ones({4097, 1})});
+        }) ==
+        "vmap: take of the function goes by number over 4097 x 4096 rows; at most 2^24 are right");
+}
+
+TEST_CASE("errors: numbers that are read, tensors that are written") {
+  const Tensor x = ones({3, 2});
+  const TensorFunction reads = [](const Tensors& in) {
+    return one(sum(in[0]).item() > 0 ? sum(in[0]) : sum(in[0]) * 2.0f);
+  };
+  const std::string where = ":" + std::to_string(__LINE__ - 2) + " ";
+  const std::string why =
+      "reads a number of a tensor of 1 inside the function, where tensors have shapes and no "
+      "numbers yet; choose with where(), or return the tensor and read it outside";
+  CHECK(error_of([&] { grad(reads)({x}); }) == "grad: transform_test.cpp" + where + why);
+  CHECK(error_of([&] { vmap(reads)({x}); }) == "vmap: transform_test.cpp" + where + why);
+  CHECK(error_of([&] { vmap(grad(reads))({x}); }) == "grad: transform_test.cpp" + where + why);
+  CHECK(error_of([&] { compile(grad(reads))({x}); }) == "grad: transform_test.cpp" + where + why);
+  const TensorFunction writes = [](const Tensors& in) {
+    const NoGrad no_gradient;
+    return one(sum(add_(in[0], ones({2}))));
+  };
+  CHECK(error_of([&] { vmap(writes)({x}); }) ==
+        "vmap: add_ writes to a [2] tensor inside the function; a transformed function computes "
+        "its results from its arguments and changes nothing: use an op with a result of its own");
+  Tensor state = zeros({2});
+  const TensorFunction keeps = [&state](const Tensors& in) {
+    copy_(state, in[0].detach());
+    return one(sum(in[0]));
+  };
+  CHECK(error_of([&] { grad(keeps)({ones({2})}); }) ==
+        "grad: copy_ writes to a [2] tensor inside the function; a transformed function computes "
+        "its results from its arguments and changes nothing: use an op with a result of its own");
+  Tensor leaked;
+  const TensorFunction leaks = [&leaked](const Tensors& in) {
+    leaked = in[0] * 2.0f;
+    return one(sum(in[0]));
+  };
+  grad(leaks)({ones({2})});
+  CHECK(error_of([&] { leaked.values("file.cpp", 1); }) ==
+        "compile: file.cpp:1 reads a tensor of 2 numbers that was recorded in a call which is "
+        "over; return it from the function");
+  CHECK(error_of([&] {
+          grad([&](const Tensors& in) { return one(dot(in[0], leaked)); })({ones({2})});
+        }).find("that was recorded in a call which is over") != std::string::npos);
+  // What is not an argument may be read.
+  const Tensor outside = full({}, 2.0f);
+  const TensorFunction fine = [&](const Tensors& in) { return one(sum(in[0]) * outside.item()); };
+  check_close(grad(fine)({ones({2})}), one(full({2}, 2.0f)), 1e-6);
+}

@@ -5,6 +5,7 @@
 
 #include <cstddef>  // size_t
 #include <cstdint>  // int64_t
+#include <string>   // messages
 #include <utility>  // move
 #include <vector>   // vector
 
@@ -14,6 +15,14 @@
 namespace tinyscale {
 
 namespace detail {
+
+inline void check_argument(const char* name, int argument, std::size_t given) {
+  if (argument >= static_cast<int>(given)) {
+    const std::string most = given > 1 ? cat({"0 to ", given - 1, " are right"}) : "0 is right";
+    fail({name, ": the gradient for argument ", argument, " of a function that is given ",
+          given == 0 ? "no argument" : cat({given, "; ", most})});
+  }
+}
 
 inline List<Shape> shapes_of(const char* name, const std::vector<Tensor>& inputs) {
   List<Shape> shapes;
@@ -76,10 +85,7 @@ inline std::vector<Tensor> run_gradient(const char* name, const TensorFunction& 
                                         const List<int>& arguments,
                                         const std::vector<Tensor>& inputs, bool values) {
   for (const int argument : arguments) {
-    if (argument >= static_cast<int>(inputs.size())) {
-      fail({name, ": the gradient for argument ", argument, " of a function that is given ",
-            inputs.size(), "; 0 to ", static_cast<int>(inputs.size()) - 1, " are right"});
-    }
+    check_argument(name, argument, inputs.size());
   }
   Trace trace(name);
   trace.run(f, shapes_of(name, inputs));
@@ -270,11 +276,7 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
     detail::fail({"jacobian: the gradient for argument ", argument, "; they are counted from 0"});
   }
   return [f, argument](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
-    if (argument >= static_cast<int>(inputs.size())) {
-      detail::fail({"jacobian: the gradient for argument ", argument,
-                    " of a function that is given ", inputs.size(), "; 0 to ",
-                    static_cast<int>(inputs.size()) - 1, " are right"});
-    }
+    detail::check_argument("jacobian", argument, inputs.size());
     Shape result;
     {
       detail::Trace trace("jacobian");
