@@ -114,7 +114,9 @@ class Trace final : public GraphWriter {
   // numbers the one with a gradient stays.
   int outside(const Tensor& x) override {
     if (x.is_recorded() && x.storage()->data == nullptr && x.storage()->node < 0) {
-      x.origin();  // of a call that is over: throws
+      fail({name_, ": the function uses a ", x.shape(),
+            " tensor that was recorded in a call which is over; return it from the function that ",
+            "makes it"});
     }
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
       Tensor& known = graph.constants[i];
@@ -275,8 +277,16 @@ class Rerun {
   List<int> outputs_;
 };
 
-// The same ops into another trace, with those that `apart` says yes to as primitives.
-inline void take_apart(const Trace& from, Trace& to, const Function<bool(int node)>& apart) {
+// The same ops in the trace `to`, those that are marked as the primitives that they are made of;
+// where none is, the trace as it is.
+inline Trace& take_apart(Trace& from, const List<char>& marked, Trace& to) {
+  bool any = false;
+  for (const char mark : marked) {
+    any = any || mark != 0;
+  }
+  if (!any) {
+    return from;
+  }
   Parts inputs;
   for (const int input : from.graph.inputs) {
     inputs.push_back(to.tensor_of(to.node_of(to.input(from.graph[input].shape)), true));
@@ -286,12 +296,14 @@ inline void take_apart(const Trace& from, Trace& to, const Function<bool(int nod
   Rerun rerun(from, from.graph.outputs);
   const Parts results = rerun.run(inputs, [&](int i, const Parts& in, unsigned wanted) {
     const GraphNode& node = from.graph[i];
-    return apart(i) ? decompose(node.op, in, node.numbers)
-                    : apply_op(node, in, wanted, part_shapes(from.graph, i));
+    return marked[static_cast<std::size_t>(i)] != 0
+               ? decompose(node.op, in, node.numbers)
+               : apply_op(node, in, wanted, part_shapes(from.graph, i));
   });
   for (std::size_t i = 0; i < results.size(); ++i) {
     to.returns(from.tracked[i] != 0 ? results[i] : results[i].detach());
   }
+  return to;
 }
 
 }  // namespace detail

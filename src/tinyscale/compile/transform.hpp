@@ -70,7 +70,8 @@ inline List<int> add_gradients(Trace& trace, const List<int>& arguments) {
   if (trace.tracked[0] != 0) {
     const GradientsOn on;
     const RecorderScope scope(&trace);
-    differentiation.start(nodes[0], full(trace.graph[nodes[0]].shape, 1.0f));
+    const Shape shape = trace.graph[nodes[0]].shape;  // a copy: the graph grows
+    differentiation.start(nodes[0], full(shape, 1.0f));
     differentiation.run();
   }
   for (const int argument : arguments) {
@@ -94,17 +95,8 @@ inline std::vector<Tensor> run_gradient(const char* name, const TensorFunction& 
     fail({name, ": the first result of the function is ", loss,
           "; one number is right: take its sum() or mean(), or jacobian(f)"});
   }
-  const List<char> without = nodes_without_gradient(trace.graph);
-  Trace apart(name);
-  bool any = false;
-  for (const char one : without) {
-    any = any || one != 0;
-  }
-  if (any) {
-    take_apart(trace, apart,
-               [&](int node) { return without[static_cast<std::size_t>(node)] != 0; });
-  }
-  Trace& whole = any ? apart : trace;
+  Trace primitives(name);
+  Trace& whole = take_apart(trace, nodes_without_gradient(trace.graph), primitives);
   const std::size_t results = whole.graph.outputs.size();
   const List<int> nodes = add_gradients(whole, arguments);
   List<int> wanted;
@@ -232,13 +224,15 @@ inline std::vector<Tensor> run_vmap(const TensorFunction& f, const List<int>& di
   Trace trace("vmap");
   trace.run(f, shapes);
   const List<char> traced = batched_nodes(trace.graph, batch.has);
-  Trace apart("vmap");
-  take_apart(trace, apart, [&](int i) {
-    return traced[static_cast<std::size_t>(i)] != 0 && !has_batch_rule(trace.graph[i], traced);
-  });
-  const Graph& graph = apart.graph;
+  List<char> without(traced.size());
+  for (std::size_t i = 0; i < traced.size(); ++i) {
+    without[i] = traced[i] != 0 && !has_batch_rule(trace.graph.nodes[i], traced) ? 1 : 0;
+  }
+  Trace primitives("vmap");
+  const Trace& whole = take_apart(trace, without, primitives);
+  const Graph& graph = whole.graph;
   const List<char> batched = batched_nodes(graph, batch.has);
-  Rerun rerun(apart, graph.outputs);
+  Rerun rerun(whole, graph.outputs);
   std::vector<Tensor> results = rerun.run(front, [&](int i, const Parts& in, unsigned wanted) {
     if (batched[static_cast<std::size_t>(i)] == 0) {
       return apply_op(graph[i], in, wanted, part_shapes(graph, i));
@@ -247,7 +241,7 @@ inline std::vector<Tensor> run_vmap(const TensorFunction& f, const List<int>& di
   });
   for (std::size_t i = 0; i < results.size(); ++i) {
     Tensor& y = results[i];
-    y = apart.tracked[i] != 0 ? y : y.detach();
+    y = whole.tracked[i] != 0 ? y : y.detach();
     if (batched[static_cast<std::size_t>(graph.outputs[i])] == 0) {
       Shape all = {batch.size};
       for (const std::int64_t n : y.shape()) {
