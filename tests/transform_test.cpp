@@ -522,6 +522,15 @@ TEST_CASE("Hessian, Hessian times a vector, third derivatives") {
   check_close(vmap(hessian)({many}), loop(hessian, {0}, {many}, 3), 1e-5);
 }
 
+TEST_CASE("vmap: results that depend on no example are repeated") {
+  const Tensors y = vmap(
+      [](const Tensors& in) {
+        return Tensors{arange(2), in[1], in[0]};
+      },
+      {0, -1})({ones({3, 1}), full({2}, 2.0f)});
+  check_close(y, {broadcast_to(arange(2), {3, 2}), full({3, 2}, 2.0f), ones({3, 1})}, 1e-6);
+}
+
 TEST_CASE("jacobian of a function of matrices") {
   const Tensor a = randn({2, 3}, 1), b = randn({3, 2}, 2);
   const TensorFunction f = [](const Tensors& in) { return one(matmul(in[0], in[1])); };
@@ -546,6 +555,11 @@ TEST_CASE("value_and_grad: all results, then gradients") {
   const Tensors all = value_and_grad(f, {1, 0})({x, y});
   check_close(all, {sum(x * y), x + 1.0f, arange(2), x, y}, 1e-6);
   check_close(compile(value_and_grad(f, {1, 0}))({x, y}), all, 1e-6);
+  // Each gradient has numbers of its own.
+  const Tensors both =
+      grad([](const Tensors& in) { return one(sum(exp(in[0] + in[1]))); }, {0, 1})({x, y});
+  fill_(both[0], 7.0f);
+  check_close(one(both[1]), one(exp(x + y)), 1e-6);
   // Of one that it does not depend on: zeros.
   check_close(grad(f, {0, 2})({x, y, randn({2, 2}, 3)}), {y, zeros({2, 2})}, 1e-6);
 }

@@ -6,7 +6,6 @@
 #include <cstddef>  // size_t
 #include <cstdint>  // int32_t
 #include <string>   // file names
-#include <utility>  // move
 #include <vector>   // vector
 
 #include "tinyscale/base/function.hpp"
@@ -63,7 +62,6 @@ class Trace final : public GraphWriter {
     tracked.push_back(y.requires_grad());
   }
 
-  const char* name() const { return name_; }
   // Whether the node computes what grad returns: no gradient of backward() flows through it.
   bool is_gradient(int node) const {
     const auto i = static_cast<std::size_t>(node);
@@ -244,7 +242,7 @@ class Rerun {
         Parts in;
         for (std::size_t k = 0; k < node.inputs.size(); ++k) {
           const Tensor& x = values[at(node.inputs[k])][0];
-          in.push_back(flows_to(node.grads, k) ? x : x.detach());
+          in.push_back(flows_to(node.grads, k) && context().no_grad == 0 ? x : x.detach());
         }
         value = call(i, in, rule);
       }

@@ -1,12 +1,11 @@
 #pragma once
-// Transforms of functions (arXiv 1912.04232 has both as rewrites of one graph): grad(f) is the
-// function that computes the gradient of f, vmap(f) the one that computes f of many examples at
-// once. Both are functions again: they nest in any order, and compile.
+// Transforms of functions (Frostig, Johnson, Leary, Compiling machine learning programs via
+// high-level tracing, 2018): grad(f) is the function that computes the gradient of f, vmap(f) the
+// one that computes f of many examples at once. Both are functions again: they nest and compile.
 
 #include <cstddef>  // size_t
 #include <cstdint>  // int64_t
 #include <string>   // messages
-#include <utility>  // move
 #include <vector>   // vector
 
 #include "tinyscale/compile/batch_rules.hpp"
@@ -81,6 +80,22 @@ inline List<int> add_gradients(Trace& trace, const List<int>& arguments) {
   return nodes;
 }
 
+// The last of `all` shares no numbers with those before it, nor with `others`: whoever changes one
+// gradient in place changes no other.
+inline void own_numbers(std::vector<Tensor>& all, const std::vector<Tensor>& others) {
+  Tensor& last = all.back();
+  bool shared = false;
+  for (std::size_t i = 0; i + 1 < all.size(); ++i) {
+    shared = shared || &all[i].storage()->block() == &last.storage()->block();
+  }
+  for (const Tensor& other : others) {
+    shared = shared || &other.storage()->block() == &last.storage()->block();
+  }
+  if (shared && !recording()) {
+    last = last.clone();
+  }
+}
+
 // f's results and the gradients of the first, for these inputs.
 inline std::vector<Tensor> run_gradient(const char* name, const TensorFunction& f,
                                         const List<int>& arguments,
@@ -121,6 +136,7 @@ inline std::vector<Tensor> run_gradient(const char* name, const TensorFunction& 
       y = zeros(inputs[static_cast<std::size_t>(arguments[i - results])].shape());
     }
     out.push_back(recording() ? y : contiguous(y.detach()));
+    own_numbers(out, i < results ? std::vector<Tensor>() : inputs);
   }
   return out;
 }
