@@ -158,6 +158,9 @@
 //   tinyscale/compile/symbolic_batch.hpp     One graph for every batch size
 //   tinyscale/compile/compilation.hpp        What a capture became
 //   tinyscale/compile/compiled.hpp           compile(f)
+//   tinyscale/compile/trace.hpp              A trace
+//   tinyscale/compile/batch_rules.hpp        Batching rules
+//   tinyscale/compile/transform.hpp          Transforms of functions (Frostig, Johnson, Leary
 //   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
 //   tinyscale/systolic/array_schedule.hpp    When each fold shifts in, streams and leaves
 //   tinyscale/systolic/array_timing.hpp      The ticks of a systolic array in closed form
@@ -23132,6 +23135,11 @@ inline unsigned differentiable_inputs(Op op) {
   }
 }
 
+// Whether a gradient flows to input i of a node; those from 31 on share a bit.
+inline bool flows_to(unsigned grads, std::size_t i) {
+  return (grads >> (i < 31 ? i : 31) & 1U) != 0;
+}
+
 class GraphWriter : public Recorder {
  public:
   Graph graph;
@@ -23214,12 +23222,7 @@ class GraphWriter : public Recorder {
         return known.tensor.shape() == shape ? known.tensor : reshape(known.tensor, shape);
       }
     }
-    const RecorderScope eager(nullptr);
-    Tensor numbers(shape);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      numbers.data()[i] = static_cast<float>(ids[i]);
-    }
-    return numbers;
+    return unbound_ids(ids, shape);
   }
   void bind_ids(const std::vector<std::int32_t>& ids, const Tensor& as) override {
     bound_.push_back(Bound{ids.data(), ids.size(), as});
@@ -23243,6 +23246,14 @@ class GraphWriter : public Recorder {
   }
 
  protected:
+  virtual Tensor unbound_ids(const std::vector<std::int32_t>& ids, const Shape& shape) {
+    const RecorderScope eager(nullptr);
+    Tensor numbers(shape);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      numbers.data()[i] = static_cast<float>(ids[i]);
+    }
+    return numbers;
+  }
   // The node as which an op is given x: a parameter from outside is told from its numbers.
   virtual int edge(const Tensor& x) { return node_of(x); }
   virtual int outside(const Tensor& x) {
@@ -23652,7 +23663,7 @@ struct Differential {
   }
 
  private:
-  bool needs(std::size_t i) const { return (node.grads >> i & 1U) != 0; }
+  bool needs(std::size_t i) const { return flows_to(node.grads, i); }
   static Tensor zero() { return full(Shape{}, 0.0f); }
   static Tensor one() { return full(Shape{}, 1.0f); }
 
@@ -23751,10 +23762,11 @@ inline Shape part_shape(const Graph& graph, const GraphNode& node, int number) {
 }
 
 // Gradients of sum(node dy) for pairs (node, dy), as nodes behind all others: for each node of the
-// graph the one of its gradient, or -1.
+// graph the one of its gradient, or -1. `again`: the new nodes say where gradients flow, too.
 class Differentiation {
  public:
-  explicit Differentiation(GraphWriter& writer) : writer_(writer), end_(writer.graph.size()) {
+  explicit Differentiation(GraphWriter& writer, bool again = false)
+      : writer_(writer), again_(again), end_(writer.graph.size()) {
     const auto n = static_cast<std::size_t>(end_);
     gradients_.resize(n);
     parts_.resize(n);
@@ -23798,17 +23810,19 @@ class Differentiation {
     }
   }
   static std::size_t at(int node) { return static_cast<std::size_t>(node); }
-  int sum_of(int a, int b) { return writer_.node_of(writer_.tensor_of(a) + writer_.tensor_of(b)); }
+  Tensor tensor_of(int node) { return writer_.tensor_of(node, again_); }
+  int sum_of(int a, int b) { return writer_.node_of(tensor_of(a) + tensor_of(b)); }
   void gather(int node, const Tensor& dy) {
     const RecorderScope scope(&writer_);
-    const int more = writer_.node_of(sum_like(dy, writer_.graph[node].shape));
+    const Shape shape = writer_.graph[node].shape;  // a copy: the graph grows
+    const int more = writer_.node_of(sum_like(dy, shape));
     int& gradient = gradients_[at(node)];
     gradient = gradient < 0 ? more : sum_of(gradient, more);
   }
   void hand_back(int i, const GraphNode& node) {
     Differential rule{node, {}, {}, {}};
-    for (const int input : node.inputs) {
-      rule.in.push_back(writer_.tensor_of(input));
+    for (std::size_t k = 0; k < node.inputs.size(); ++k) {
+      rule.in.push_back(writer_.tensor_of(node.inputs[k], again_ && flows_to(node.grads, k)));
     }
     if (facts_of(node.op).parts > 1) {
       for (int p = 0; p < facts_of(node.op).parts; ++p) {
@@ -23820,15 +23834,15 @@ class Differentiation {
         if (has && p > 0) {
           fail({"backward: a gradient through result ", p, " of ", name_of(node.op)});
         }
-        rule.dy.push_back(has ? writer_.tensor_of(given[static_cast<std::size_t>(p)]) : Tensor());
+        rule.dy.push_back(has ? tensor_of(given[static_cast<std::size_t>(p)]) : Tensor());
       }
     } else {
-      rule.out.push_back(writer_.tensor_of(i));
-      rule.dy.push_back(writer_.tensor_of(gradients_[at(i)]));
+      rule.out.push_back(tensor_of(i));
+      rule.dy.push_back(tensor_of(gradients_[at(i)]));
     }
     const Parts back = rule();
     for (std::size_t input = 0; input < back.size(); ++input) {
-      if ((node.grads >> input & 1U) != 0 && back[input].defined()) {
+      if (flows_to(node.grads, input) && back[input].defined()) {
         gather(node.inputs[input], back[input]);
       }
     }
@@ -23838,16 +23852,17 @@ class Differentiation {
     for (int j = i + 1; j < end_; ++j) {
       const GraphNode& node = writer_.graph[j];
       if (node.op == Op::part && node.inputs[0] == i && static_cast<int>(node.number(0)) == p) {
-        return writer_.tensor_of(j);
+        return tensor_of(j);
       }
       if (j > i + 4) {
         break;
       }
     }
-    return writer_.part(writer_.tensor_of(i), p, shape);
+    return writer_.part(tensor_of(i), p, shape);
   }
 
   GraphWriter& writer_;
+  bool again_;
   int end_;
   List<int> gradients_;
   List<List<int>> parts_;
@@ -24442,7 +24457,7 @@ class Capture final : public GraphWriter {
         continue;
       }
       for (std::size_t i = 0; i < node.inputs.size(); ++i) {
-        if ((node.grads >> i & 1U) != 0) {
+        if (flows_to(node.grads, i)) {
           open.push_back(node.inputs[i]);
         }
       }
@@ -26776,9 +26791,9 @@ class VectorFusion {
       for (const int node : fusion_.members(group)) {
         for (const int operand : graph_[node].inputs) {
           const int member = source_of(operand);
-          const int of = member < 0 ? -1 : fusion_.group_of(member);
-          if (of == a || of == b) {
-            if (!fits(space, member, operand)) {
+          const int of = fusion_.group_of(member < 0 ? operand : member);
+          if (of == a || of == b) {  // a total is known once its group has run
+            if (member < 0 || !fits(space, member, operand)) {
               return false;
             }
           } else if (space.flattened && !is_even(node, operand)) {
@@ -26889,8 +26904,7 @@ class VectorLowering {
                 (inside(input) >= 0 || table_steps(layouts_.of(input), seen_as(node, input)).even);
       }
     }
-    if (even_ || space_.flattened) {
-      even_ = true;
+    if (even_) {  // always where a group is flattened, but for one copy alone
       return Shape{space_.rows()};
     }
     Shape rows = space_.shape;
@@ -28429,7 +28443,7 @@ class GraphPlan {
       } else if (facts_of(node.op).kind == OpKind::view && layouts_->copies[i] == 0) {
         const std::size_t from = at(node.inputs[0]);
         if (first || memory.stale[from] != 0 || !value.defined()) {
-          if (graph_.nodes[from].op != Op::literal && memory.values[from].defined()) {
+          if (memory.values[from].defined()) {
             value = detail::view_of(node, memory.values[from]);
           }
           memory.stale[i] = memory.stale[from];
@@ -29684,6 +29698,873 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
                      }
                    });
   }
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/trace.hpp
+// A trace: a function of tensors run once on placeholders of given shapes, and its ops run again on
+// other tensors, each by a rule. What grad and vmap are built on: run again where ops are recorded
+// they are recorded, else they run, so that transforms nest and compile.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What compile, grad, vmap and jacobian take; all but compile give one back.
+using TensorFunction = Function<std::vector<Tensor>(const std::vector<Tensor>&)>;
+
+namespace detail {
+
+// While alive, a NoGrad outside of a transformed function does not reach into it.
+class GradientsOn {
+ public:
+  GradientsOn() : before_(context().no_grad) { context().no_grad = 0; }
+  ~GradientsOn() { context().no_grad = before_; }
+  GradientsOn(const GradientsOn&) = delete;
+  GradientsOn& operator=(const GradientsOn&) = delete;
+
+ private:
+  int before_;
+};
+
+class Trace final : public GraphWriter {
+ public:
+  List<char> tracked;   // of each result: whether a gradient flows through it
+  int in_gradient = 0;  // of ops that are written now: they compute what grad returns
+
+  explicit Trace(const char* name) : name_(name), outer_(thread_recorder()) {}
+
+  void run(const TensorFunction& body, const List<Shape>& shapes) {
+    std::vector<Tensor> handles;
+    for (const Shape& shape : shapes) {
+      handles.push_back(tensor_of(node_of(input(shape)), true));
+    }
+    const GradientsOn on;
+    const RecorderScope scope(this);
+    const std::vector<Tensor> results = body(handles);
+    for (const Tensor& y : results) {
+      if (!y.defined()) {
+        fail({name_, ": result ", graph.outputs.size(), " of the function is an empty tensor"});
+      }
+      returns(y);
+    }
+    if (results.empty()) {
+      fail({name_, ": the function returns no tensors; at least one is right"});
+    }
+  }
+  void returns(const Tensor& y) {
+    graph.outputs.push_back(node_of(y));
+    tracked.push_back(y.requires_grad());
+  }
+
+  // Whether the node computes what grad returns: no gradient of backward() flows through it.
+  bool is_gradient(int node) const {
+    const auto i = static_cast<std::size_t>(node);
+    return i < gradients_.size() && gradients_[i] != 0;
+  }
+
+  Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
+                const List<double>& numbers) override {
+    Tensor y = GraphWriter::record(op, inputs, n, shape, numbers);
+    if (in_gradient > 0) {
+      gradients_.resize(graph.nodes.size());
+      gradients_.back() = 1;
+    }
+    return y;
+  }
+  Tensor host(const Function<Tensor()>& read, const Shape& shape) override {
+    const RecorderScope scope(outer_);
+    return outer_ != nullptr ? outer_->host(read, shape) : read();
+  }
+  void write(const char* name, const Tensor& x, const Tensor&) override {
+    fail({name_, ": ", name, " writes to a ", x.shape(),
+          " tensor inside the function; a transformed function computes its results from its ",
+          "arguments and changes nothing: use an op with a result of its own"});
+  }
+  void backward(const Tensor& y, const Tensor*) override {
+    fail({name_, ": backward() of a ", y.shape(),
+          " tensor inside the function; a transformed function has no parameters: take the ",
+          "gradient with grad(f)"});
+  }
+  float* read(Storage& storage, const char* file, int line) override {
+    const std::string path = file;
+    const std::size_t slash = path.find_last_of('/');
+    fail({name_, ": ", slash == std::string::npos ? path : path.substr(slash + 1), ":", line,
+          " reads a number of a tensor of ", storage.count,
+          " inside the function, where tensors have shapes and no numbers yet; choose with ",
+          "where(), or return the tensor and read it outside"});
+  }
+
+ protected:
+  Tensor unbound_ids(const std::vector<std::int32_t>& ids, const Shape& shape) override {
+    if (outer_ == nullptr) {
+      return GraphWriter::unbound_ids(ids, shape);
+    }
+    const RecorderScope scope(outer_);
+    return outer_->ids(ids, shape);
+  }
+  // Of what is recorded outside there are no numbers to tell it by. Of two handles to the same
+  // numbers the one with a gradient stays.
+  int outside(const Tensor& x) override {
+    if (x.is_recorded() && x.storage()->data == nullptr && x.storage()->node < 0) {
+      fail({name_, ": the function uses a ", x.shape(),
+            " tensor that was recorded in a call which is over; return it from the function that ",
+            "makes it"});
+    }
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      Tensor& known = graph.constants[i];
+      if (known.storage().get() == x.storage().get() && known.shape() == x.shape() &&
+          (known.is_recorded() || (known.origin() == x.origin() && same_steps(known, x))) &&
+          (!known.slot() || !x.slot() || known.slot().get() == x.slot().get())) {
+        known = known.slot() ? known : x;
+        return constant_nodes_[i];
+      }
+    }
+    const int node = add(Op::constant, {}, x.shape(), {double(graph.constants.size())});
+    graph.constants.push_back(x);
+    constant_nodes_.push_back(node);
+    return node;
+  }
+
+ private:
+  static bool same_steps(const Tensor& a, const Tensor& b) {
+    return a.is_contiguous() == b.is_contiguous() && a.strides() == b.strides();
+  }
+
+  const char* name_;
+  Recorder* outer_;
+  List<char> gradients_;
+};
+
+// While alive, ops on this thread compute what grad returns: for backward() they are constants,
+// for a transform around them they are ops like any other.
+class InGradient {
+ public:
+  InGradient() : trace_(dynamic_cast<Trace*>(thread_recorder())) {
+    ++(trace_ != nullptr ? trace_->in_gradient : context().no_grad);
+  }
+  ~InGradient() { --(trace_ != nullptr ? trace_->in_gradient : context().no_grad); }
+  InGradient(const InGradient&) = delete;
+  InGradient& operator=(const InGradient&) = delete;
+
+ private:
+  Trace* trace_;
+};
+
+// An op on these tensors, recorded or run; of an op of several results those whose bit is set in
+// `wanted`, of these shapes.
+inline Parts apply_op(const GraphNode& call, const Parts& in, unsigned wanted,
+                      const List<Shape>& shapes) {
+  if (!recording()) {
+    Parts out =
+        is_primitive(call.op) ? Parts{evaluate_primitive(call, in)} : evaluate_composite(call, in);
+    if (call.op == Op::scatter_add && tracked({&in[1]})) {
+      attach(out[0], "scatter_add", {&in[1]},
+             [ids = in[0].detach(), shape = in[1].shape(), slot = in[1].slot()](const Tensor& dy) {
+               add_grad(slot, reshape(embedding(dy, ids), shape));
+             });
+    }
+    return out;
+  }
+  List<const Tensor*> operands;
+  for (const Tensor& x : in) {
+    operands.push_back(&x);
+  }
+  const Tensor y = thread_recorder()->record(call.op, operands.data(), operands.size(), call.shape,
+                                             call.numbers);
+  const int parts = facts_of(call.op).parts;
+  if (parts == 1) {
+    return {y};
+  }
+  Parts out(static_cast<std::size_t>(parts));
+  for (std::size_t p = 0; p < out.size(); ++p) {
+    if ((wanted >> p & 1U) != 0) {
+      out[p] = thread_recorder()->part(y, static_cast<int>(p), shapes[p]);
+    }
+  }
+  return out;
+}
+
+// Shapes of a node's results.
+inline List<Shape> part_shapes(const Graph& graph, int node) {
+  List<Shape> shapes;
+  if (facts_of(graph[node].op).parts == 1) {
+    return {graph[node].shape};
+  }
+  for (int p = 0; p < facts_of(graph[node].op).parts; ++p) {
+    shapes.push_back(part_shape(graph, graph[node], p));
+  }
+  return shapes;
+}
+
+// The ops that some nodes need, each by a rule.
+class Rerun {
+ public:
+  // The results of a node for these operands; of several those whose bit is set in `wanted`.
+  using Rule = Function<Parts(int node, const Parts& in, unsigned wanted)>;
+
+  Rerun(const Trace& trace, const List<int>& outputs)
+      : trace_(trace), uses_(trace.graph.nodes.size()), parts_(trace.graph.nodes.size()) {
+    for (const int node : outputs) {
+      ++uses_[at(node)];
+    }
+    for (int i = trace.graph.size() - 1; i >= 0; --i) {
+      const GraphNode& node = trace.graph[i];
+      for (std::size_t k = 0; uses_[at(i)] > 0 && k < node.inputs.size(); ++k) {
+        ++uses_[at(node.inputs[k])];
+        parts_[at(node.inputs[k])] |= node.op == Op::part ? 1U << node.whole(0) : 1U;
+      }
+    }
+    outputs_ = outputs;
+  }
+
+  Parts run(const Parts& inputs, const Rule& rule) {
+    const Graph& graph = trace_.graph;
+    List<Parts> values(graph.nodes.size());
+    for (int i = 0; i < graph.size(); ++i) {
+      const GraphNode& node = graph[i];
+      if (uses_[at(i)] == 0) {
+        continue;
+      }
+      Parts& value = values[at(i)];
+      if (node.op == Op::input) {
+        value = {inputs[static_cast<std::size_t>(node.whole(0))]};
+      } else if (node.op == Op::constant) {
+        value = {graph.constants[static_cast<std::size_t>(node.whole(0))]};
+      } else if (node.op == Op::part) {
+        value = {values[at(node.inputs[0])][static_cast<std::size_t>(node.whole(0))]};
+      } else {
+        Parts in;
+        for (std::size_t k = 0; k < node.inputs.size(); ++k) {
+          const Tensor& x = values[at(node.inputs[k])][0];
+          in.push_back(flows_to(node.grads, k) && context().no_grad == 0 ? x : x.detach());
+        }
+        value = call(i, in, rule);
+      }
+      for (const int input : node.inputs) {  // what nobody needs any more
+        if (--uses_[at(input)] == 0) {
+          values[at(input)].clear();
+        }
+      }
+    }
+    Parts out;
+    for (const int node : outputs_) {
+      out.push_back(values[at(node)][0]);
+    }
+    return out;
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+  Parts call(int node, const Parts& in, const Rule& rule) const {
+    if (trace_.is_gradient(node)) {
+      const InGradient scope;
+      return rule(node, in, parts_[at(node)]);
+    }
+    return rule(node, in, parts_[at(node)]);
+  }
+
+  const Trace& trace_;
+  List<int> uses_;  // that are still to come
+  List<unsigned> parts_;
+  List<int> outputs_;
+};
+
+// The same ops in the trace `to`, those that are marked as the primitives that they are made of;
+// where none is, the trace as it is.
+inline Trace& take_apart(Trace& from, const List<char>& marked, Trace& to) {
+  bool any = false;
+  for (const char mark : marked) {
+    any = any || mark != 0;
+  }
+  if (!any) {
+    return from;
+  }
+  Parts inputs;
+  for (const int input : from.graph.inputs) {
+    inputs.push_back(to.tensor_of(to.node_of(to.input(from.graph[input].shape)), true));
+  }
+  const GradientsOn on;
+  const RecorderScope scope(&to);
+  Rerun rerun(from, from.graph.outputs);
+  const Parts results = rerun.run(inputs, [&](int i, const Parts& in, unsigned wanted) {
+    const GraphNode& node = from.graph[i];
+    return marked[static_cast<std::size_t>(i)] != 0
+               ? decompose(node.op, in, node.numbers)
+               : apply_op(node, in, wanted, part_shapes(from.graph, i));
+  });
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    to.returns(from.tracked[i] != 0 ? results[i] : results[i].detach());
+  }
+  return to;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/batch_rules.hpp
+// Batching rules: each op on operands of which some have a batch as dimension 0 more, as ops on all
+// of it at once. Results have the batch as dimension 0 too.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline constexpr std::int64_t most_ids = 16777216;  // whole numbers that a float holds: 2^24
+
+// One op with its operands.
+struct BatchRule {
+  const Graph& graph;
+  const GraphNode& node;
+  const Parts& in;
+  const List<char>& batched;  // of each node
+  std::int64_t size;          // of the batch
+  unsigned wanted;            // bits of the results that are needed
+
+  Parts operator()() const {
+    switch (node.op) {
+      case Op::sum: return {moved(node.numbers.size())};
+      case Op::max:
+      case Op::argmax:
+      case Op::slice:
+      case Op::pad: return {moved(1)};
+      case Op::softmax:
+      case Op::log_softmax: return {run(node.op, over(node.shape), in, node.numbers)};
+      case Op::matmul: return {product()};
+      case Op::reshape: return {reshape(in[0], over(node.shape))};
+      case Op::permute: return {turned()};
+      case Op::broadcast_to: {
+        const Shape shape = over(node.shape);
+        return {run(node.op, shape, {aligned(0, node.shape.size())}, as_numbers(shape))};
+      }
+      case Op::concat: {
+        Parts all;
+        for (std::size_t i = 0; i < in.size(); ++i) {
+          all.push_back(spread(i));
+        }
+        return {run(node.op, over(node.shape), all, {node.numbers[0] + 1})};
+      }
+      case Op::take: return {take()};
+      case Op::scatter_add: return {scatter()};
+      case Op::layer_norm:
+      case Op::rms_norm:
+      case Op::rope:
+      case Op::attention:
+      case Op::attention_backward: return folded();
+      default: return {elements()};
+    }
+  }
+
+ private:
+  bool has(std::size_t i) const { return batched[static_cast<std::size_t>(node.inputs[i])] != 0; }
+  const Shape& shape_of(std::size_t i) const { return graph.input_of(node, i).shape; }
+
+  // A shape behind the batch.
+  Shape over(const Shape& shape) const {
+    if (shape.size() == Shape::max_dims) {
+      fail({"vmap: ", name_of(node.op), " of the function has a ", shape, " tensor; at most ",
+            Shape::max_dims - 1, " dims leave one for the batch"});
+    }
+    Shape all = {size};
+    for (const std::int64_t n : shape) {
+      all.push_back(n);
+    }
+    return all;
+  }
+  // Operand i where its result has `dims` dimensions: ones behind the batch.
+  Tensor aligned(std::size_t i, int dims) const {
+    const Shape& own = shape_of(i);
+    if (!has(i) || own.size() == dims) {
+      return in[i];
+    }
+    Shape all;
+    for (int d = own.size(); d < dims; ++d) {
+      all.push_back(1);
+    }
+    for (const std::int64_t n : own) {
+      all.push_back(n);
+    }
+    return reshape(in[i], over(all));
+  }
+  // Operand i with a batch, where it has none the same for each.
+  Tensor spread(std::size_t i) const {
+    return has(i) ? in[i] : broadcast_to(in[i], over(shape_of(i)));
+  }
+  static Tensor run(Op op, const Shape& shape, const Parts& operands, const List<double>& numbers) {
+    GraphNode call;
+    call.op = op;
+    call.shape = shape;
+    call.numbers = numbers;
+    return apply_op(call, operands, 1, {shape})[0];
+  }
+
+  Tensor elements() const {
+    if (facts_of(node.op).kind != OpKind::elementwise) {
+      fail({"vmap: ", name_of(node.op), " of the function has no batching rule: it needs what ",
+            "other devices hold; map over the batch inside of each device"});
+    }
+    Parts all;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      all.push_back(aligned(i, node.shape.size()));
+    }
+    return run(node.op, over(node.shape), all, node.numbers);
+  }
+  // An op whose first numbers are dimensions.
+  Tensor moved(std::size_t dims) const {
+    List<double> numbers = node.numbers;
+    for (std::size_t i = 0; i < dims; ++i) {
+      numbers[i] += 1;
+    }
+    return run(node.op, over(node.shape), in, numbers);
+  }
+  Tensor turned() const {
+    List<int> order = {0};
+    for (const double dim : node.numbers) {
+      order.push_back(static_cast<int>(dim) + 1);
+    }
+    return permute(in[0], order);
+  }
+
+  // x [.., K] w [K, N] of a batch of w's is a product for each; else the batch is one more of the
+  // leading dimensions.
+  Tensor product() const {
+    const Shape &x = shape_of(0), &w = shape_of(1);
+    if (w.size() > 2) {
+      return run(Op::matmul, over(node.shape),
+                 {aligned(0, node.shape.size()), aligned(1, node.shape.size())}, node.numbers);
+    }
+    if (!has(1)) {
+      return run(Op::matmul, over(node.shape), in, node.numbers);
+    }
+    std::int64_t rows = 1;
+    for (int d = 0; d + 1 < x.size(); ++d) {
+      rows *= x[d];
+    }
+    const Tensor flat = reshape(in[0], has(0) ? Shape{size, rows, x[-1]} : Shape{rows, x[-1]});
+    const Tensor y = run(Op::matmul, {size, rows, w[1]}, {flat, in[1]}, node.numbers);
+    return reshape(y, over(node.shape));
+  }
+
+  // Numbers of rows in `each` rows of every example, as those in the rows of all: [B, ids]. One
+  // outside stays so.
+  Tensor numbers_of_all(std::size_t i, std::int64_t each) const {
+    if (size * each > most_ids) {
+      fail({"vmap: ", name_of(node.op), " of the function goes by number over ", size, " x ", each,
+            " rows; at most 2^24 are right"});
+    }
+    const Tensor zero = full(Shape{}, 0.0f), last = full(Shape{}, static_cast<float>(each));
+    const Tensor ids = reshape(in[i], {size, shape_of(i).count()});
+    const Tensor outside = less(ids, zero) + (1.0f - less(ids, last));
+    const Tensor first = reshape(arange(size), {size, 1}) * static_cast<float>(each);
+    return where(outside, full(Shape{}, -1.0f), ids + first);
+  }
+
+  Tensor take() const {
+    const Shape &table = shape_of(0), &ids = shape_of(1);
+    const std::int64_t rows = table[0], width = table[1];
+    if (!has(0)) {
+      return run(Op::take, over(node.shape), in, {});
+    }
+    if (has(1)) {
+      const Tensor flat = reshape(in[0], {size * rows, width});
+      const Tensor y =
+          run(Op::take, {size, ids.count(), width}, {flat, numbers_of_all(1, rows)}, {});
+      return reshape(y, over(node.shape));
+    }
+    const Tensor wide = reshape(permute(in[0], {1, 0, 2}), {rows, size * width});
+    const Tensor flat = reshape(in[1], {ids.count()});
+    const Tensor y = run(Op::take, {ids.count(), size * width}, {wide, flat}, {});
+    return reshape(permute(reshape(y, {ids.count(), size, width}), {1, 0, 2}), over(node.shape));
+  }
+  Tensor scatter() const {
+    const std::int64_t rows = node.shape[0], width = node.shape[1], n = shape_of(0).count();
+    if (!has(0)) {
+      const Tensor from = permute(reshape(in[1], {size, n, width}), {1, 0, 2});
+      const Tensor y = run(Op::scatter_add, {rows, size * width},
+                           {reshape(in[0], {n}), reshape(from, {n, size * width})}, node.numbers);
+      return permute(reshape(y, {rows, size, width}), {1, 0, 2});
+    }
+    const Tensor ids = reshape(numbers_of_all(0, rows), {size * n});
+    const Tensor from = reshape(spread(1), {size * n, width});
+    const Tensor y =
+        run(Op::scatter_add, {size * rows, width}, {ids, from}, {static_cast<double>(size * rows)});
+    return reshape(y, over(node.shape));
+  }
+
+  // The batch as part of the first dimension, or of the rows of a norm.
+  Parts folded() const {
+    const bool norm = facts_of(node.op).kind == OpKind::row;
+    const auto fold = [&](const Shape& shape, bool flat) {
+      Shape all = flat ? Shape{size * (shape.count() / shape[-1]), shape[-1]} : shape;
+      if (!flat) {
+        all.set(0, size * shape[0]);
+      }
+      return all;
+    };
+    Parts all = in;
+    for (std::size_t i = 0; i < (norm ? 1 : in.size()); ++i) {
+      all[i] = reshape(spread(i), fold(shape_of(i), norm));
+    }
+    GraphNode call = node;
+    call.shape = fold(node.shape, norm);
+    const List<Shape> shapes = part_shapes(graph, static_cast<int>(&node - graph.nodes.data()));
+    List<Shape> of_all;
+    for (std::size_t p = 0; p < shapes.size(); ++p) {
+      of_all.push_back(fold(shapes[p], norm && p == 0));
+    }
+    Parts out = apply_op(call, all, wanted, of_all);
+    for (std::size_t p = 0; p < out.size(); ++p) {
+      out[p] = out[p].defined() ? reshape(out[p], over(shapes[p])) : out[p];
+    }
+    return out;
+  }
+};
+
+// Whether each node depends on a batch, for a function whose input i has one where has[i].
+inline List<char> batched_nodes(const Graph& graph, const List<char>& has) {
+  List<char> batched(graph.nodes.size());
+  for (std::size_t i = 0; i < batched.size(); ++i) {
+    const GraphNode& node = graph.nodes[i];
+    if (node.op == Op::input) {
+      batched[i] = has[static_cast<std::size_t>(node.whole(0))];
+    }
+    for (const int input : node.inputs) {
+      batched[i] = batched[i] != 0 || batched[static_cast<std::size_t>(input)] != 0 ? 1 : 0;
+    }
+  }
+  return batched;
+}
+
+// Whether a composite op has a rule of its own, as every primitive has.
+inline bool has_batch_rule(const GraphNode& node, const List<char>& batched) {
+  switch (node.op) {
+    case Op::softmax:
+    case Op::log_softmax:
+    case Op::rope:
+    case Op::attention:
+    case Op::attention_backward: return true;
+    case Op::layer_norm:
+    case Op::rms_norm:
+      for (std::size_t i = 1; i < node.inputs.size(); ++i) {
+        if (batched[static_cast<std::size_t>(node.inputs[i])] != 0) {
+          return false;
+        }
+      }
+      return true;
+    default: return is_primitive(node.op) || facts_of(node.op).kind == OpKind::elementwise;
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/transform.hpp
+// Transforms of functions (Frostig, Johnson, Leary, Compiling machine learning programs via
+// high-level tracing, 2018): grad(f) is the function that computes the gradient of f, vmap(f) the
+// one that computes f of many examples at once. Both are functions again: they nest and compile.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+inline void check_argument(const char* name, int argument, std::size_t given) {
+  if (argument >= static_cast<int>(given)) {
+    const std::string most = given > 1 ? cat({"0 to ", given - 1, " are right"}) : "0 is right";
+    fail({name, ": the gradient for argument ", argument, " of a function that is given ",
+          given == 0 ? "no argument" : cat({given, "; ", most})});
+  }
+}
+
+inline List<Shape> shapes_of(const char* name, const std::vector<Tensor>& inputs) {
+  List<Shape> shapes;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) {
+      fail({name, ": argument ", i, " of ", inputs.size(), " is an empty tensor"});
+    }
+    shapes.push_back(inputs[i].shape());
+  }
+  return shapes;
+}
+
+// Whether a gradient cannot go through the node as it is: there is none of its own, or it would
+// have to enter by a result that has none.
+inline List<char> nodes_without_gradient(const Graph& graph) {
+  List<char> without(graph.nodes.size());
+  for (int i = 0; i < graph.size(); ++i) {
+    const GraphNode& node = graph[i];
+    switch (node.op) {
+      case Op::gelu_slope:
+      case Op::gelu_tanh_slope:
+      case Op::silu_slope:
+      case Op::layer_norm_backward:
+      case Op::rms_norm_backward:
+      case Op::cross_entropy_backward:
+      case Op::attention_backward:
+      case Op::linear_cross_entropy_all:
+      case Op::adamw: without[static_cast<std::size_t>(i)] = node.grads != 0 ? 1 : 0; break;
+      case Op::part:
+        if (node.whole(0) > 0 && node.grads != 0) {
+          without[static_cast<std::size_t>(node.inputs[0])] = 1;
+        }
+        break;
+      default: break;
+    }
+  }
+  return without;
+}
+
+// The nodes of f's results, then of the gradients of the first with respect to these arguments; -1:
+// it does not depend on the argument.
+inline List<int> add_gradients(Trace& trace, const List<int>& arguments) {
+  List<int> nodes = trace.graph.outputs;
+  Differentiation differentiation(trace, true);
+  if (trace.tracked[0] != 0) {
+    const GradientsOn on;
+    const RecorderScope scope(&trace);
+    const Shape shape = trace.graph[nodes[0]].shape;  // a copy: the graph grows
+    differentiation.start(nodes[0], full(shape, 1.0f));
+    differentiation.run();
+  }
+  for (const int argument : arguments) {
+    const int input = trace.graph.inputs[static_cast<std::size_t>(argument)];
+    nodes.push_back(trace.tracked[0] != 0 ? differentiation.gradient(input) : -1);
+  }
+  return nodes;
+}
+
+// The last of `all` shares no numbers with those before it, nor with `others`: whoever changes one
+// gradient in place changes no other.
+inline void own_numbers(std::vector<Tensor>& all, const std::vector<Tensor>& others) {
+  Tensor& last = all.back();
+  bool shared = false;
+  for (std::size_t i = 0; i + 1 < all.size(); ++i) {
+    shared = shared || &all[i].storage()->block() == &last.storage()->block();
+  }
+  for (const Tensor& other : others) {
+    shared = shared || &other.storage()->block() == &last.storage()->block();
+  }
+  if (shared && !recording()) {
+    last = last.clone();
+  }
+}
+
+// f's results and the gradients of the first, for these inputs.
+inline std::vector<Tensor> run_gradient(const char* name, const TensorFunction& f,
+                                        const List<int>& arguments,
+                                        const std::vector<Tensor>& inputs, bool values) {
+  for (const int argument : arguments) {
+    check_argument(name, argument, inputs.size());
+  }
+  Trace trace(name);
+  trace.run(f, shapes_of(name, inputs));
+  const Shape loss = trace.graph[trace.graph.outputs[0]].shape;
+  if (loss.count() != 1) {
+    fail({name, ": the first result of the function is ", loss,
+          "; one number is right: take its sum() or mean(), or jacobian(f)"});
+  }
+  Trace primitives(name);
+  Trace& whole = take_apart(trace, nodes_without_gradient(trace.graph), primitives);
+  const std::size_t results = whole.graph.outputs.size();
+  const List<int> nodes = add_gradients(whole, arguments);
+  List<int> wanted;
+  for (std::size_t i = values ? 0 : results; i < nodes.size(); ++i) {
+    if (nodes[i] >= 0) {
+      wanted.push_back(nodes[i]);
+    }
+  }
+  const InGradient scope;
+  Rerun rerun(whole, wanted);
+  const Parts found = rerun.run(inputs, [&whole](int i, const Parts& in, unsigned parts) {
+    return apply_op(whole.graph[i], in, parts, part_shapes(whole.graph, i));
+  });
+  std::vector<Tensor> out;
+  std::size_t at = 0;
+  for (std::size_t i = values ? 0 : results; i < nodes.size(); ++i) {
+    Tensor y;
+    if (nodes[i] >= 0) {
+      y = i < results && whole.tracked[i] == 0 ? found[at].detach() : found[at];
+      ++at;
+    } else {
+      y = zeros(inputs[static_cast<std::size_t>(arguments[i - results])].shape());
+    }
+    out.push_back(recording() ? y : contiguous(y.detach()));
+    own_numbers(out, i < results ? std::vector<Tensor>() : inputs);
+  }
+  return out;
+}
+
+inline TensorFunction gradient_of(const char* name, const TensorFunction& f,
+                                  const List<int>& arguments, bool values) {
+  if (arguments.empty()) {
+    fail({name, ": a gradient for no argument; name at least one"});
+  }
+  for (const int argument : arguments) {
+    if (argument < 0) {
+      fail({name, ": the gradient for argument ", argument, "; they are counted from 0"});
+    }
+  }
+  return [name, f, arguments, values](const std::vector<Tensor>& inputs) {
+    return run_gradient(name, f, arguments, inputs, values);
+  };
+}
+
+}  // namespace detail
+
+// The function that returns the gradients of f's first result, one number, with respect to these
+// arguments, one each. Nobody's .grad changes: what f captures is constant. For backward() what it
+// returns is constant too; a second derivative is grad(grad(f)).
+inline TensorFunction grad(const TensorFunction& f, const List<int>& arguments) {
+  return detail::gradient_of("grad", f, arguments, false);
+}
+inline TensorFunction grad(const TensorFunction& f, int argument = 0) {
+  return grad(f, List<int>{argument});
+}
+
+// The function that returns all of f's results, then the gradients.
+inline TensorFunction value_and_grad(const TensorFunction& f, const List<int>& arguments) {
+  return detail::gradient_of("value_and_grad", f, arguments, true);
+}
+inline TensorFunction value_and_grad(const TensorFunction& f, int argument = 0) {
+  return value_and_grad(f, List<int>{argument});
+}
+
+namespace detail {
+
+// The batch of the inputs, and which have one.
+struct BatchOf {
+  std::int64_t size = -1;
+  List<char> has;
+  List<int> dims;
+
+  BatchOf(const std::vector<Tensor>& inputs, const List<int>& given) {
+    if (!given.empty() && given.size() != inputs.size()) {
+      fail({"vmap: ", given.size(), " batch dimensions for ", inputs.size(),
+            " arguments; one each is right, -1 for an argument without a batch"});
+    }
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const int dim = given.empty() ? 0 : given[i];
+      if (dim < -1 || dim >= inputs[i].dims()) {
+        fail({"vmap: batch dimension ", dim, " of argument ", i, ", ", inputs[i].shape(),
+              inputs[i].dims() == 0
+                  ? "; -1 is right: it has no dimension"
+                  : cat({"; 0 to ", inputs[i].dims() - 1, ", or -1 for none, are right"})});
+      }
+      has.push_back(dim >= 0 ? 1 : 0);
+      dims.push_back(dim);
+      if (dim >= 0 && size < 0) {
+        size = inputs[i].dim(dim);
+        first = i;
+      }
+      if (dim >= 0 && inputs[i].dim(dim) != size) {
+        fail({"vmap: argument ", first, " is ", inputs[first].shape(), " with ", size,
+              " examples in dimension ", dims[first], ", argument ", i, " is ", inputs[i].shape(),
+              " with ", inputs[i].dim(dim), " in dimension ", dim, "; as many are right"});
+      }
+    }
+    if (size < 0) {
+      fail({"vmap: none of ", inputs.size(), " arguments has a batch; at least one is right"});
+    }
+  }
+};
+
+inline std::vector<Tensor> run_vmap(const TensorFunction& f, const List<int>& dims,
+                                    const std::vector<Tensor>& inputs) {
+  List<Shape> shapes = shapes_of("vmap", inputs);
+  const BatchOf batch(inputs, dims);
+  Parts front;  // the batch first
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (batch.has[i] == 0) {
+      front.push_back(inputs[i]);
+      continue;
+    }
+    Shape one;
+    List<int> order = {batch.dims[i]};
+    for (int d = 0; d < inputs[i].dims(); ++d) {
+      if (d != batch.dims[i]) {
+        one.push_back(inputs[i].dim(d));
+        order.push_back(d);
+      }
+    }
+    shapes[i] = one;
+    front.push_back(batch.dims[i] == 0 ? inputs[i] : permute(inputs[i], order));
+  }
+  Trace trace("vmap");
+  trace.run(f, shapes);
+  const List<char> traced = batched_nodes(trace.graph, batch.has);
+  List<char> without(traced.size());
+  for (std::size_t i = 0; i < traced.size(); ++i) {
+    without[i] = traced[i] != 0 && !has_batch_rule(trace.graph.nodes[i], traced) ? 1 : 0;
+  }
+  Trace primitives("vmap");
+  const Trace& whole = take_apart(trace, without, primitives);
+  const Graph& graph = whole.graph;
+  const List<char> batched = batched_nodes(graph, batch.has);
+  Rerun rerun(whole, graph.outputs);
+  std::vector<Tensor> results = rerun.run(front, [&](int i, const Parts& in, unsigned wanted) {
+    if (batched[static_cast<std::size_t>(i)] == 0) {
+      return apply_op(graph[i], in, wanted, part_shapes(graph, i));
+    }
+    return BatchRule{graph, graph[i], in, batched, batch.size, wanted}();
+  });
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    Tensor& y = results[i];
+    y = whole.tracked[i] != 0 ? y : y.detach();
+    if (batched[static_cast<std::size_t>(graph.outputs[i])] == 0) {
+      Shape all = {batch.size};
+      for (const std::int64_t n : y.shape()) {
+        all.push_back(n);
+      }
+      y = broadcast_to(y, all);
+    }
+    y = recording() ? y : contiguous(y);
+  }
+  return results;
+}
+
+}  // namespace detail
+
+// The function that computes f of each example of a batch, all at once. dims: the dimension of each
+// argument that counts examples, -1 where every example is given the same; empty: 0 for all. The
+// results' is dimension 0. f sees one example; random draws inside it are the same for all.
+inline TensorFunction vmap(const TensorFunction& f, const List<int>& dims = List<int>()) {
+  return [f, dims](const std::vector<Tensor>& inputs) { return detail::run_vmap(f, dims, inputs); };
+}
+
+// The function that returns the derivative of f's first result [S] with respect to one argument
+// [X]: [S, X]. A backward pass for each of the result's numbers, all at once.
+inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
+  if (argument < 0) {
+    detail::fail({"jacobian: the gradient for argument ", argument, "; they are counted from 0"});
+  }
+  return [f, argument](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
+    detail::check_argument("jacobian", argument, inputs.size());
+    Shape result;
+    {
+      detail::Trace trace("jacobian");
+      trace.run(f, detail::shapes_of("jacobian", inputs));
+      result = trace.graph[trace.graph.outputs[0]].shape;
+    }
+    const TensorFunction row = [f](const std::vector<Tensor>& in) -> std::vector<Tensor> {
+      const std::vector<Tensor> own(in.begin(), in.end() - 1);
+      return {sum(f(own)[0] * in.back())};
+    };
+    const std::int64_t n = result.count();
+    Shape rows = {n};
+    Shape all = result;
+    for (const std::int64_t size : result) {
+      rows.push_back(size);
+    }
+    for (const std::int64_t size : inputs[static_cast<std::size_t>(argument)].shape()) {
+      all.push_back(size);
+    }
+    std::vector<Tensor> given = inputs;
+    given.push_back(reshape(equal(reshape(arange(n), {n, 1}), arange(n)), rows));
+    List<int> dims(inputs.size());
+    for (int& dim : dims) {
+      dim = -1;
+    }
+    dims.push_back(0);
+    return {reshape(vmap(grad(row, argument), dims)(given)[0], all)};
+  };
 }
 
 }}  // namespace tinyscale

@@ -166,6 +166,9 @@
 #include "tinyscale/compile/symbolic_batch.hpp"
 #include "tinyscale/compile/compilation.hpp"
 #include "tinyscale/compile/compiled.hpp"
+#include "tinyscale/compile/trace.hpp"
+#include "tinyscale/compile/batch_rules.hpp"
+#include "tinyscale/compile/transform.hpp"
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"

@@ -300,7 +300,7 @@ class Capture final : public GraphWriter {
         continue;
       }
       for (std::size_t i = 0; i < node.inputs.size(); ++i) {
-        if ((node.grads >> i & 1U) != 0) {
+        if (flows_to(node.grads, i)) {
           open.push_back(node.inputs[i]);
         }
       }

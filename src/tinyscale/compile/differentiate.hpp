@@ -103,7 +103,7 @@ struct Differential {
   }
 
  private:
-  bool needs(std::size_t i) const { return (node.grads >> i & 1U) != 0; }
+  bool needs(std::size_t i) const { return flows_to(node.grads, i); }
   static Tensor zero() { return full(Shape{}, 0.0f); }
   static Tensor one() { return full(Shape{}, 1.0f); }
 
@@ -205,10 +205,11 @@ inline Shape part_shape(const Graph& graph, const GraphNode& node, int number) {
 }
 
 // Gradients of sum(node dy) for pairs (node, dy), as nodes behind all others: for each node of the
-// graph the one of its gradient, or -1.
+// graph the one of its gradient, or -1. `again`: the new nodes say where gradients flow, too.
 class Differentiation {
  public:
-  explicit Differentiation(GraphWriter& writer) : writer_(writer), end_(writer.graph.size()) {
+  explicit Differentiation(GraphWriter& writer, bool again = false)
+      : writer_(writer), again_(again), end_(writer.graph.size()) {
     const auto n = static_cast<std::size_t>(end_);
     gradients_.resize(n);
     parts_.resize(n);
@@ -252,17 +253,19 @@ class Differentiation {
     }
   }
   static std::size_t at(int node) { return static_cast<std::size_t>(node); }
-  int sum_of(int a, int b) { return writer_.node_of(writer_.tensor_of(a) + writer_.tensor_of(b)); }
+  Tensor tensor_of(int node) { return writer_.tensor_of(node, again_); }
+  int sum_of(int a, int b) { return writer_.node_of(tensor_of(a) + tensor_of(b)); }
   void gather(int node, const Tensor& dy) {
     const RecorderScope scope(&writer_);
-    const int more = writer_.node_of(sum_like(dy, writer_.graph[node].shape));
+    const Shape shape = writer_.graph[node].shape;  // a copy: the graph grows
+    const int more = writer_.node_of(sum_like(dy, shape));
     int& gradient = gradients_[at(node)];
     gradient = gradient < 0 ? more : sum_of(gradient, more);
   }
   void hand_back(int i, const GraphNode& node) {
     Differential rule{node, {}, {}, {}};
-    for (const int input : node.inputs) {
-      rule.in.push_back(writer_.tensor_of(input));
+    for (std::size_t k = 0; k < node.inputs.size(); ++k) {
+      rule.in.push_back(writer_.tensor_of(node.inputs[k], again_ && flows_to(node.grads, k)));
     }
     if (facts_of(node.op).parts > 1) {
       for (int p = 0; p < facts_of(node.op).parts; ++p) {
@@ -274,15 +277,15 @@ class Differentiation {
         if (has && p > 0) {
           fail({"backward: a gradient through result ", p, " of ", name_of(node.op)});
         }
-        rule.dy.push_back(has ? writer_.tensor_of(given[static_cast<std::size_t>(p)]) : Tensor());
+        rule.dy.push_back(has ? tensor_of(given[static_cast<std::size_t>(p)]) : Tensor());
       }
     } else {
-      rule.out.push_back(writer_.tensor_of(i));
-      rule.dy.push_back(writer_.tensor_of(gradients_[at(i)]));
+      rule.out.push_back(tensor_of(i));
+      rule.dy.push_back(tensor_of(gradients_[at(i)]));
     }
     const Parts back = rule();
     for (std::size_t input = 0; input < back.size(); ++input) {
-      if ((node.grads >> input & 1U) != 0 && back[input].defined()) {
+      if (flows_to(node.grads, input) && back[input].defined()) {
         gather(node.inputs[input], back[input]);
       }
     }
@@ -292,16 +295,17 @@ class Differentiation {
     for (int j = i + 1; j < end_; ++j) {
       const GraphNode& node = writer_.graph[j];
       if (node.op == Op::part && node.inputs[0] == i && static_cast<int>(node.number(0)) == p) {
-        return writer_.tensor_of(j);
+        return tensor_of(j);
       }
       if (j > i + 4) {
         break;
       }
     }
-    return writer_.part(writer_.tensor_of(i), p, shape);
+    return writer_.part(tensor_of(i), p, shape);
   }
 
   GraphWriter& writer_;
+  bool again_;
   int end_;
   List<int> gradients_;
   List<List<int>> parts_;

@@ -269,9 +269,9 @@ class VectorFusion {
       for (const int node : fusion_.members(group)) {
         for (const int operand : graph_[node].inputs) {
           const int member = source_of(operand);
-          const int of = member < 0 ? -1 : fusion_.group_of(member);
-          if (of == a || of == b) {
-            if (!fits(space, member, operand)) {
+          const int of = fusion_.group_of(member < 0 ? operand : member);
+          if (of == a || of == b) {  // a total is known once its group has run
+            if (member < 0 || !fits(space, member, operand)) {
               return false;
             }
           } else if (space.flattened && !is_even(node, operand)) {

@@ -33,6 +33,11 @@ inline unsigned differentiable_inputs(Op op) {
   }
 }
 
+// Whether a gradient flows to input i of a node; those from 31 on share a bit.
+inline bool flows_to(unsigned grads, std::size_t i) {
+  return (grads >> (i < 31 ? i : 31) & 1U) != 0;
+}
+
 class GraphWriter : public Recorder {
  public:
   Graph graph;
@@ -124,12 +129,7 @@ class GraphWriter : public Recorder {
         return known.tensor.shape() == shape ? known.tensor : reshape(known.tensor, shape);
       }
     }
-    const RecorderScope eager(nullptr);
-    Tensor numbers(shape);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      numbers.data()[i] = static_cast<float>(ids[i]);
-    }
-    return numbers;
+    return unbound_ids(ids, shape);
   }
   void bind_ids(const std::vector<std::int32_t>& ids, const Tensor& as) override {
     bound_.push_back(Bound{ids.data(), ids.size(), as});
@@ -153,6 +153,14 @@ class GraphWriter : public Recorder {
   }
 
  protected:
+  virtual Tensor unbound_ids(const std::vector<std::int32_t>& ids, const Shape& shape) {
+    const RecorderScope eager(nullptr);
+    Tensor numbers(shape);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      numbers.data()[i] = static_cast<float>(ids[i]);
+    }
+    return numbers;
+  }
   // The node as which an op is given x: a parameter from outside is told from its numbers.
   virtual int edge(const Tensor& x) { return node_of(x); }
   virtual int outside(const Tensor& x) {

@@ -74,7 +74,7 @@ class VectorLowering {
                 (inside(input) >= 0 || table_steps(layouts_.of(input), seen_as(node, input)).even);
       }
     }
-    if (even_) {  // as are all operands of a flattened group, but for those of a copy alone
+    if (even_) {  // always where a group is flattened, but for one copy alone
       return Shape{space_.rows()};
     }
     Shape rows = space_.shape;
