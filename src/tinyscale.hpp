@@ -156,6 +156,9 @@
 #include "tinyscale/compile/graph_cut.hpp"
 #include "tinyscale/compile/joint_graph.hpp"
 #include "tinyscale/compile/compiled.hpp"
+#include "tinyscale/compile/op_table.hpp"
+#include "tinyscale/compile/run_eagerly.hpp"
+#include "tinyscale/compile/compile_report.hpp"
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"
