@@ -159,6 +159,7 @@
 #include "tinyscale/compile/op_table.hpp"
 #include "tinyscale/compile/run_eagerly.hpp"
 #include "tinyscale/compile/compile_report.hpp"
+#include "tinyscale/compile/bytes_waterfall.hpp"
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"
@@ -383,6 +384,9 @@
 #include "tinyscale/show/memory_timeline.hpp"
 #include "tinyscale/show/run_trace.hpp"
 #include "tinyscale/show/launch_pictures.hpp"
+#include "tinyscale/show/layered_layout.hpp"
+#include "tinyscale/show/graph_pictures.hpp"
+#include "tinyscale/show/compile_pictures.hpp"
 #include "tinyscale/show/link_map.hpp"
 #include "tinyscale/show/report_pictures.hpp"
 #include "tinyscale/show/plan_pictures.hpp"
