@@ -3,6 +3,7 @@
 // left of them in the kernels that ops share.
 
 #include <algorithm>  // min
+#include <cmath>      // round
 #include <cstddef>    // size_t
 #include <ostream>    // operator<<
 #include <string>     // names
@@ -108,7 +109,9 @@ inline BytesWaterfall bytes_waterfall(const List<OpRecord>& before, const List<O
     keys.push_back(-row.gone());
   }
   for (const std::size_t i : detail::stable_order(keys)) {
-    out.rows.push_back(rows[i]);
+    if (rows[i].before > 0 || rows[i].after > 0) {
+      out.rows.push_back(rows[i]);
+    }
   }
   return out;
 }
@@ -143,7 +146,9 @@ inline Table BytesWaterfall::table() const {
       detail::cat({"bytes by op: ", kernels_before, " kernels before, ", kernels_after, " after"});
   out.columns = {"op", "before", "gone", "left"};
   for (const OpBytes& row : rows) {
-    out.add({row.op, format_bytes(row.before), format_bytes(row.gone()), format_bytes(row.after)});
+    const double left = std::round(row.after);
+    out.add(
+        {row.op, format_bytes(row.before), format_bytes(row.before - left), format_bytes(left)});
   }
   out.add(
       {"total", format_bytes(before()), format_bytes(before() - after()), format_bytes(after())});

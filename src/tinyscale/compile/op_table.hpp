@@ -45,7 +45,7 @@ inline SampleCall sample_call(Op op) {
     case Op::rms_norm_backward: return {{x, w, rows, x}, {}};
     case Op::cross_entropy: return {{x, rows}, {}};
     case Op::cross_entropy_backward: return {{x, rows, one}, {}};
-    case Op::dropout: return {{x}, {0.1, 1, 0, 0, 32, 32, 0}};
+    case Op::dropout: return {{x}, {0.1, 1, 0, 1, 32, 0, 32, 0, 0}};
     case Op::rope: return {{tokens}, {4, 0, 0, 0, 1, 4, 10000}};
     case Op::attention: return {{tokens, tokens, tokens}, {2, 2, 1}};
     case Op::attention_backward:
@@ -61,6 +61,9 @@ inline SampleCall sample_call(Op op) {
 
 // The primitives that a composite op is made of, as a graph on small operands.
 inline Graph made_of(Op op) {
+  if (is_primitive(op)) {
+    detail::fail({"made_of: ", name_of(op), " is a primitive; a composite op is right"});
+  }
   const detail::SampleCall call = detail::sample_call(op);
   Graph graph;
   GraphNode node;

@@ -3,7 +3,7 @@
 // in which buffers take turns. A graph, a plan and their reports show themselves in notebooks.
 
 #include <algorithm>  // max, min
-#include <cmath>      // fabs
+#include <cmath>      // fabs, round
 #include <cstddef>    // size_t
 #include <string>     // words
 #include <utility>    // declval
@@ -46,6 +46,11 @@ inline List<OpBytes> largest_rows(const List<OpBytes>& rows, std::size_t most) {
   }
   out.push_back(rest);
   return out;
+}
+
+// The op that computes a node: of one of several results, the op that has them.
+inline const char* made_by(const Graph& graph, int node) {
+  return name_of(graph[node].op == Op::part ? graph.input_of(graph[node], 0).op : graph[node].op);
 }
 
 }  // namespace detail
@@ -111,7 +116,9 @@ inline Svg svg(const BytesWaterfall& waterfall) {
     if (row.after > 0 && (row.before > 0 || row.gone() > 0)) {
       canvas.rect(left, y + 4, x(row.after) - left, 9, solid);
     }
-    label(row.op, detail::cat({format_bytes(row.before), ", left ", format_bytes(row.after)}),
+    label(row.op,
+          detail::cat({format_bytes(std::round(row.before)), ", left ",
+                       format_bytes(std::round(row.after))}),
           false);
     level = next;
   }
@@ -186,7 +193,7 @@ inline Svg memory_timeline(const GraphPlan& plan) {
     canvas.rect(x, y, std::max(width, 1.0), std::max(height - 0.6, 0.8),
                 Canvas::fill(detail::step_color(kind)) + " fill-opacity=\"0.55\"");
     const std::string long_name =
-        detail::cat({"%", buffer.node, " ", name_of(plan.graph()[buffer.node].op)});
+        detail::cat({"%", buffer.node, " ", detail::made_by(plan.graph(), buffer.node)});
     const std::string short_name = detail::cat({"%", buffer.node});
     const bool fits = detail::drawn_width(long_name, 10.5) < width - 4;
     if (height > 12 && detail::drawn_width(fits ? long_name : short_name, 10.5) < width - 2) {
@@ -205,9 +212,8 @@ inline Svg memory_timeline(const GraphPlan& plan) {
       ys.push_back(bytes.y(in_use[s]));
     }
   }
-  List<Series> lines;
   if (!xs.empty()) {
-    canvas.path(xs, ys, Canvas::axis() + " stroke-width=\"1.6\"");
+    canvas.path(xs, ys, Canvas::axis() + " stroke-width=\"1.6\" stroke-dasharray=\"4 2\"");
   }
   const auto level = [&](double at, const std::string& words, const std::string& style) {
     canvas.line(left, bytes.y(at), right, bytes.y(at), style);
@@ -231,7 +237,7 @@ inline Svg memory_timeline(const GraphPlan& plan) {
     canvas.label(left + wide * (static_cast<double>(s) + 0.5), bottom + 17, detail::cat({s}), 12,
                  Anchor::middle, Canvas::soft());
   }
-  canvas.label((left + right) / 2, bottom + 38, "kernel; grey line: in use", 13, Anchor::middle);
+  canvas.label((left + right) / 2, bottom + 38, "kernel; grey: in use", 13, Anchor::middle);
   canvas.label_upward(24, (top + bottom) / 2, "place in the block, " + bytes.name, 13);
   return canvas.finish(title);
 }
