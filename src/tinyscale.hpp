@@ -385,6 +385,7 @@
 #include "tinyscale/show/run_trace.hpp"
 #include "tinyscale/show/launch_pictures.hpp"
 #include "tinyscale/show/layered_layout.hpp"
+#include "tinyscale/show/graph_boxes.hpp"
 #include "tinyscale/show/graph_pictures.hpp"
 #include "tinyscale/show/compile_pictures.hpp"
 #include "tinyscale/show/link_map.hpp"

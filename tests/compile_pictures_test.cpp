@@ -215,7 +215,26 @@ TEST_CASE("compile pictures: layers that repeat are drawn once") {
   CHECK_FALSE(contains(picture.text, "left out"));
   CHECK(areas(picture, "rx=\"4\"").size() < 30);
   check_picture(ts::svg(f.plan()));
+  check_boxes(ts::svg(f.plan()));
   CHECK(contains(ts::svg(f.plan()).text, "kernels that repeat others are drawn once, as x n"));
+}
+
+TEST_CASE("compile pictures: a kernel of many ops shows those that repeat once") {
+  const ts::Compiled f = compiled(
+      [](const Tensors& in) {
+        ts::Tensor y = in[0];
+        for (int i = 0; i < 30; ++i) {
+          y = ts::tanh(y);
+        }
+        return Tensors{ts::exp(y)};
+      },
+      {ts::randn({4, 8}, 1)});
+  const ts::Svg picture = ts::svg(f.plan());
+  check_picture(picture);
+  check_boxes(picture);
+  CHECK(areas(picture, "rx=\"4\"").size() == 3);
+  CHECK(contains(picture.body, ">%1 [4, 8], x 30<"));
+  CHECK(contains(picture.body, ">exp (%1)<"));  // the number of the box that is there
 }
 
 TEST_CASE("compile pictures: what is too large and does not repeat is counted") {

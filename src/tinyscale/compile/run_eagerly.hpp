@@ -2,11 +2,12 @@
 // A graph run op by op as eager execution runs it: each result in memory of its own, let go behind
 // its last use. What a Profile counts meanwhile is what the eager ops count of themselves.
 
-#include <cstddef>  // size_t
-#include <cstdint>  // int64_t
-#include <vector>   // vector
+#include <algorithm>  // max
+#include <cstddef>    // size_t
+#include <vector>     // vector
 
 #include "tinyscale/compile/buffer_plan.hpp"
+#include "tinyscale/compile/differentiate.hpp"
 #include "tinyscale/compile/graph_cost.hpp"
 #include "tinyscale/compile/run_kernel.hpp"
 

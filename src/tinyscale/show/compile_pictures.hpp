@@ -74,7 +74,7 @@ inline Svg svg(const BytesWaterfall& waterfall) {
   const std::string pale = detail::pale(1), solid = Canvas::fill(0), grown = Canvas::fill(3);
   bool grows = false;
   for (const OpBytes& row : rows) {
-    grows = grows || row.gone() < 0;
+    grows = grows || row.gone() < -0.5;
   }
   List<detail::Swatch> legend = {{"no longer moved", pale}, {"still moved", solid}};
   if (grows) {
