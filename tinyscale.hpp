@@ -158,9 +158,16 @@
 //   tinyscale/compile/symbolic_batch.hpp     One graph for every batch size
 //   tinyscale/compile/compilation.hpp        What a capture became
 //   tinyscale/compile/compiled.hpp           compile(f)
+<<<<<<< HEAD
 //   tinyscale/compile/trace.hpp              A trace
 //   tinyscale/compile/batch_rules.hpp        Batching rules
 //   tinyscale/compile/transform.hpp          Transforms of functions (Frostig, Johnson, Leary
+=======
+//   tinyscale/compile/op_table.hpp           The op set as a table
+//   tinyscale/compile/run_eagerly.hpp        A graph run op by op as eager execution runs it
+//   tinyscale/compile/compile_report.hpp     What each pass of a compilation is worth
+//   tinyscale/compile/bytes_waterfall.hpp    Which ops' memory traffic a compilation takes away
+>>>>>>> w-pictures
 //   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
 //   tinyscale/systolic/array_schedule.hpp    When each fold shifts in, streams and leaves
 //   tinyscale/systolic/array_timing.hpp      The ticks of a systolic array in closed form
@@ -377,6 +384,10 @@
 //   tinyscale/show/memory_timeline.hpp       The memory of devices over simulated time
 //   tinyscale/show/run_trace.hpp             A mesh run as a trace that Perfetto
 //   tinyscale/show/launch_pictures.hpp       Launches and kernels as a timeline
+//   tinyscale/show/layered_layout.hpp        Boxes with arrows in layers from top to bottom
+//   tinyscale/show/graph_boxes.hpp           Which boxes a picture of a graph has
+//   tinyscale/show/graph_pictures.hpp        A graph as boxes and arrows from top to bottom
+//   tinyscale/show/compile_pictures.hpp      Pictures of what a compilation does to memory
 //   tinyscale/show/link_map.hpp              A torus or mesh of chips with its links
 //   tinyscale/show/report_pictures.hpp       Pictures of whole reports
 //   tinyscale/show/plan_pictures.hpp         Pictures of plans
@@ -28138,6 +28149,8 @@ class GraphPlan {
   }
 
   const Graph& graph() const { return graph_; }
+  const CompileOptions& options() const { return options_; }
+  const List<Write>& writes() const { return writes_; }
   const List<Step>& steps() const { return steps_; }
   // What each step costs, no times.
   const List<OpRecord>& records() const { return records_; }
@@ -28147,6 +28160,8 @@ class GraphPlan {
   // What CompileOptions::activation_bytes led to.
   const Rematerialization& rematerialization() const { return rematerialization_; }
   double unshared_bytes() const { return 4.0 * static_cast<double>(unshared_); }
+  // Of what a run returns: memory of its own for each.
+  double result_bytes() const;
 
   // The outputs for these inputs (contiguous) and constants, as the graph numbers them. Outputs
   // that are written to a target are empty.
@@ -28562,6 +28577,19 @@ class GraphPlan {
   mutable std::atomic<bool> busy_{false};
   mutable Memory memory_;
 };
+
+inline double GraphPlan::result_bytes() const {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    count += places_[i] == Place::own ? graph_.nodes[i].shape.count() : 0;
+  }
+  for (const int output : graph_.outputs) {
+    const bool made = output >= 0 && (places_[at(output)] == Place::target ||
+                                      places_[at(layouts_->base_of(output))] == Place::own);
+    count += output >= 0 && !made ? graph_[output].shape.count() : 0;  // a copy
+  }
+  return 4.0 * static_cast<double>(count);
+}
 
 }}  // namespace tinyscale
 
@@ -29702,6 +29730,7 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
 
 }}  // namespace tinyscale
 
+<<<<<<< HEAD
 // >> tinyscale/compile/trace.hpp
 // A trace: a function of tensors run once on placeholders of given shapes, and its ops run again on
 // other tensors, each by a rule. What grad and vmap are built on: run again where ops are recorded
@@ -29880,10 +29909,138 @@ inline Parts apply_op(const GraphNode& call, const Parts& in, unsigned wanted,
     if ((wanted >> p & 1U) != 0) {
       out[p] = thread_recorder()->part(y, static_cast<int>(p), shapes[p]);
     }
+=======
+// >> tinyscale/compile/op_table.hpp
+// The op set as a table: each primitive, and of what primitives each composite op is made, found by
+// taking it apart on a small sample.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+inline const char* name_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::source: return "source";
+    case OpKind::elementwise: return "elementwise";
+    case OpKind::reduction: return "reduction";
+    case OpKind::product: return "product";
+    case OpKind::view: return "view";
+    case OpKind::copy: return "copy";
+    case OpKind::index: return "by number";
+    case OpKind::collective: return "collective";
+    case OpKind::structure: return "structure";
+    case OpKind::row: return "row";
+    default: return "whole";
+  }
+}
+
+namespace detail {
+
+// Operands of a composite op: [2, 4, 8] for what works on tokens, [4, 8] else.
+struct SampleCall {
+  List<Shape> inputs;
+  List<double> numbers;
+};
+inline SampleCall sample_call(Op op) {
+  const Shape x = {4, 8}, w = {8}, rows = {4}, one, tokens = {2, 4, 8}, table = {16, 8};
+  switch (op) {
+    case Op::layer_norm: return {{x, w, w}, {1e-5}};
+    case Op::layer_norm_backward: return {{x, w, rows, rows, x}, {}};
+    case Op::rms_norm: return {{x, w}, {1e-5}};
+    case Op::rms_norm_backward: return {{x, w, rows, x}, {}};
+    case Op::cross_entropy: return {{x, rows}, {}};
+    case Op::cross_entropy_backward: return {{x, rows, one}, {}};
+    case Op::dropout: return {{x}, {0.1, 1, 0, 1, 32, 0, 32, 0, 0}};
+    case Op::rope: return {{tokens}, {4, 0, 0, 0, 1, 4, 10000}};
+    case Op::attention: return {{tokens, tokens, tokens}, {2, 2, 1}};
+    case Op::attention_backward:
+      return {{tokens, tokens, tokens, tokens, Shape{2, 2, 4}, tokens}, {2, 2, 1}};
+    case Op::linear_cross_entropy:
+    case Op::linear_cross_entropy_all: return {{x, table, rows}, {}};
+    case Op::adamw: return {{x, x, x, x, Shape{6}, one}, {}};
+    default: return {{x}, {}};
+  }
+}
+
+}  // namespace detail
+
+// The primitives that a composite op is made of, as a graph on small operands.
+inline Graph made_of(Op op) {
+  if (is_primitive(op)) {
+    detail::fail({"made_of: ", name_of(op), " is a primitive; a composite op is right"});
+  }
+  const detail::SampleCall call = detail::sample_call(op);
+  Graph graph;
+  GraphNode node;
+  node.op = op;
+  node.numbers = call.numbers;
+  for (const Shape& shape : call.inputs) {
+    GraphNode input;
+    input.op = Op::input;
+    input.shape = shape;
+    input.numbers = {static_cast<double>(graph.inputs.size())};
+    graph.inputs.push_back(graph.size());
+    node.inputs.push_back(graph.size());
+    graph.nodes.push_back(input);
+  }
+  node.shape = op == Op::cross_entropy || op == Op::linear_cross_entropy ? Shape{} : call.inputs[0];
+  const int whole = graph.size();
+  graph.nodes.push_back(node);
+  const int parts = facts_of(op).parts;
+  for (int p = 0; p < parts && parts > 1; ++p) {
+    GraphNode part;
+    part.op = Op::part;
+    part.shape = detail::part_shape(graph, node, p);
+    part.inputs = {whole};
+    part.numbers = {static_cast<double>(p)};
+    graph.outputs.push_back(graph.size());
+    graph.nodes.push_back(part);
+  }
+  if (parts == 1) {
+    graph.outputs.push_back(whole);
+  }
+  Graph out = take_apart(graph);
+  detail::sort_needed(out);
+  return out;
+}
+
+// A row an op. Of a composite: how many primitives it is made of (operands and literals are none),
+// and which.
+inline Table op_table() {
+  Table out;
+  int primitives = 0;
+  for (const OpFacts& facts : op_set()) {
+    primitives += facts.primitive ? 1 : 0;
+  }
+  out.title = detail::cat({"op set: ", primitives, " primitives, ",
+                           op_set().size() - static_cast<std::size_t>(primitives), " composites"});
+  out.columns = {"op", "kind", "results", "primitives", "made of"};
+  for (std::size_t i = 0; i < op_set().size(); ++i) {
+    const OpFacts& facts = op_set()[i];
+    std::string made;
+    int count = 0;
+    if (!facts.primitive) {
+      const Graph graph = made_of(static_cast<Op>(i));
+      List<int> of_each(op_set().size());
+      for (const GraphNode& node : graph.nodes) {
+        const bool source =
+            node.op == Op::input || node.op == Op::constant || node.op == Op::literal;
+        of_each[static_cast<std::size_t>(node.op)] += source ? 0 : 1;
+        count += source ? 0 : 1;
+      }
+      for (std::size_t k = 0; k < of_each.size(); ++k) {
+        if (of_each[k] > 0) {
+          made += (made.empty() ? "" : ", ") + std::string(op_set()[k].name) +
+                  (of_each[k] > 1 ? detail::cat({" x", of_each[k]}) : "");
+        }
+      }
+    }
+    out.add({facts.name, name_of(facts.kind), detail::cat({facts.parts}),
+             facts.primitive ? "1" : detail::cat({count}), made});
+>>>>>>> w-pictures
   }
   return out;
 }
 
+<<<<<<< HEAD
 // Shapes of a node's results.
 inline List<Shape> part_shapes(const Graph& graph, int node) {
   List<Shape> shapes;
@@ -30004,10 +30161,18 @@ inline Trace& take_apart(Trace& from, const List<char>& marked, Trace& to) {
 // >> tinyscale/compile/batch_rules.hpp
 // Batching rules: each op on operands of which some have a batch as dimension 0 more, as ops on all
 // of it at once. Results have the batch as dimension 0 too.
+=======
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/run_eagerly.hpp
+// A graph run op by op as eager execution runs it: each result in memory of its own, let go behind
+// its last use. What a Profile counts meanwhile is what the eager ops count of themselves.
+>>>>>>> w-pictures
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
+<<<<<<< HEAD
 inline constexpr std::int64_t most_ids = 16777216;  // whole numbers that a float holds: 2^24
 
 // One op with its operands.
@@ -30387,10 +30552,488 @@ inline std::vector<Tensor> run_gradient(const char* name, const TensorFunction& 
     }
     out.push_back(recording() ? y : contiguous(y.detach()));
     own_numbers(out, i < results ? std::vector<Tensor>() : inputs);
+=======
+// The ops whose eager function counts itself and has no second result.
+inline bool counts_itself(Op op) {
+  switch (op) {
+    case Op::softmax:
+    case Op::log_softmax:
+    case Op::cross_entropy:
+    case Op::linear_cross_entropy:
+    case Op::dropout:
+    case Op::square:
+    case Op::relu:
+    case Op::gelu:
+    case Op::gelu_tanh:
+    case Op::silu: return true;
+    default: return is_primitive(op);
+  }
+}
+
+// Ops in its scope are not counted.
+class Uncounted {
+ public:
+  Uncounted() : profile_(context().profile) { context().profile = nullptr; }
+  ~Uncounted() { context().profile = profile_; }
+  Uncounted(const Uncounted&) = delete;
+  Uncounted& operator=(const Uncounted&) = delete;
+
+ private:
+  Profile* profile_;
+};
+
+// The results of a composite op by its kernel.
+inline Parts run_composite(const Graph& graph, const GraphNode& node, const Parts& operands) {
+  const Uncounted scope;
+  Tensor dense[8], results[4];
+  const Tensor* in[8] = {};
+  Tensor* out[4] = {};
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    dense[i] = operands[i].is_contiguous() ? operands[i] : operands[i].clone();
+    in[i] = &dense[i];
+  }
+  Parts parts;
+  const auto n = static_cast<std::size_t>(facts_of(node.op).parts);
+  for (std::size_t i = 0; i < n; ++i) {
+    results[i] = Tensor(n == 1 ? node.shape : part_shape(graph, node, static_cast<int>(i)));
+    out[i] = &results[i];
+  }
+  NodeKernel{graph, node, in, out}();
+  return Parts(results, results + n);
+}
+
+// Where each node's value is let go: behind the last node that reads it or a view of it; the end
+// for what the graph returns.
+inline List<int> last_uses(const Graph& graph, const ValueLayouts& layouts) {
+  List<int> last(graph.nodes.size());
+  const auto read = [&](int node, int by) {
+    for (int at = node;; at = graph[at].inputs[0]) {
+      last[static_cast<std::size_t>(at)] = std::max(last[static_cast<std::size_t>(at)], by);
+      const bool view = facts_of(graph[at].op).kind == OpKind::view && !layouts.is_copy(at);
+      if (!view && graph[at].op != Op::part) {
+        return;
+      }
+    }
+  };
+  for (int i = 0; i < graph.size(); ++i) {
+    last[static_cast<std::size_t>(i)] = i;
+    for (const int input : graph[i].inputs) {
+      read(input, i);
+    }
+  }
+  for (const int output : graph.outputs) {
+    if (output >= 0) {
+      read(output, graph.size());
+    }
+  }
+  return last;
+}
+
+// The memory that a run takes, value by value; what it returns lives to the end.
+inline List<BufferLife> eager_buffers(const Graph& graph) {
+  const ValueLayouts layouts(graph);
+  const List<int> last = last_uses(graph, layouts);
+  List<BufferLife> buffers;
+  for (int i = 0; i < graph.size(); ++i) {
+    const GraphNode& node = graph[i];
+    const int until = last[static_cast<std::size_t>(i)];
+    const auto parts = facts_of(node.op).parts;
+    for (int p = 0; p < parts && parts > 1; ++p) {
+      buffers.push_back(BufferLife{i, i, until, part_shape(graph, node, p).count(), 0});
+    }
+    if (parts == 1 && (!is_free(node) || layouts.is_copy(i) || node.op == Op::literal)) {
+      buffers.push_back(BufferLife{i, i, until, node.shape.count(), 0});
+    }
+  }
+  return buffers;
+}
+
+}  // namespace detail
+
+// The graph's outputs for these inputs and constants. A value of several results is let go as one.
+inline std::vector<Tensor> run_eagerly(const Graph& graph, const std::vector<Tensor>& inputs,
+                                       const List<Tensor>& constants) {
+  const NoGrad no_graph;
+  const detail::RecorderScope eager(nullptr);
+  const detail::ValueLayouts layouts(graph);
+  const List<int> last = detail::last_uses(graph, layouts);
+  List<detail::Parts> values(graph.nodes.size());
+  List<OpRecord> records = profiling() ? op_by_op(graph) : List<OpRecord>();
+  std::size_t next = 0;
+  List<List<int>> ends(graph.nodes.size() + 1);
+  for (int i = 0; i < graph.size(); ++i) {
+    ends[static_cast<std::size_t>(last[static_cast<std::size_t>(i)])].push_back(i);
+  }
+  for (int i = 0; i < graph.size(); ++i) {
+    const GraphNode& node = graph[i];
+    detail::Parts& value = values[static_cast<std::size_t>(i)];
+    const detail::OpScope scope;
+    const std::size_t counted = profiling() ? context().profile->totals().ops : 0;
+    if (node.op == Op::input) {
+      value = {inputs[static_cast<std::size_t>(node.number(0))].detach()};
+    } else if (node.op == Op::constant) {
+      value = {constants[static_cast<std::size_t>(node.number(0))].detach()};
+    } else if (node.op == Op::part) {
+      value = {values[static_cast<std::size_t>(node.inputs[0])]
+                     [static_cast<std::size_t>(node.number(0))]};
+    } else {
+      detail::Parts in;
+      for (const int input : node.inputs) {
+        in.push_back(values[static_cast<std::size_t>(input)][0]);
+      }
+      value = node.op == Op::square            ? detail::Parts{square(in[0])}
+              : detail::counts_itself(node.op) ? detail::evaluate_node(node, in)
+                                               : detail::run_composite(graph, node, in);
+    }
+    if (profiling() && (!detail::is_free(node) || layouts.is_copy(i))) {
+      OpRecord& record = records[next++];
+      if (context().profile->totals().ops == counted) {
+        scope.done(record);
+      }
+    }
+    for (const int done : ends[static_cast<std::size_t>(i)]) {
+      values[static_cast<std::size_t>(done)].clear();
+    }
+  }
+  std::vector<Tensor> outputs;
+  for (const int output : graph.outputs) {
+    outputs.push_back(output < 0 ? Tensor() : values[static_cast<std::size_t>(output)][0]);
+  }
+  return outputs;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/compile_report.hpp
+// What each pass of a compilation is worth: one row a pass, each with all passes before it, from
+// the ops as they were written to the plan that runs. What shapes predict stands beside what
+// running counts:
+//   std::cout << ts::compile_report(f).measure({x});
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A graph after some of the passes.
+struct PassRow {
+  std::string name;
+  bool eager = false;      // op by op, each result let go behind its last use
+  CompileOptions options;  // of a plan
+  int nodes = 0;
+  int kernels = 0;
+  double bytes = 0;                           // read and written
+  double matmul_flops = 0, vector_flops = 0;  // counts
+  double block_bytes = 0;     // memory of all intermediate results; op by op: most at once
+  double unshared_bytes = 0;  // of all of them side by side
+  double peak_bytes = 0;      // with what is returned
+
+  // From running it: by a Profile and by the memory meter; median; against the first row, over the
+  // largest number of that result.
+  bool measured = false;
+  int counted_kernels = 0;
+  double counted_bytes = 0, counted_peak_bytes = 0;
+  double seconds = 0;
+  double difference = 0;
+
+  double flops() const { return matmul_flops + vector_flops; }
+  double intensity() const { return bytes > 0 ? flops() / bytes : 0; }  // FLOPs per byte
+};
+
+struct CompileReport {
+  Graph graph;  // as it was captured
+  CompileOptions options;
+  List<GraphPlan::Write> writes;
+  List<PassRow> rows;
+
+  // Runs each row with these inputs: once counted, then `times` times on the clock. What the graph
+  // writes is written to copies.
+  CompileReport& measure(const std::vector<Tensor>& inputs, int times = 5);
+
+  const PassRow& row(const std::string& name) const;
+  Table table() const;  // for people
+  Table data() const;   // plain numbers
+  std::string csv() const { return data().csv(); }
+  std::string json() const { return data().json(); }
+};
+
+namespace detail {
+
+struct Pass {
+  const char* name;
+  bool CompileOptions::*on;
+};
+inline const List<Pass>& compile_passes() {
+  static const List<Pass> passes = {{"+ simplify", &CompileOptions::simplify},
+                                    {"+ elementwise", &CompileOptions::fuse_elementwise},
+                                    {"+ rows", &CompileOptions::fuse_rows},
+                                    {"+ matmul", &CompileOptions::fuse_matmul},
+                                    {"+ attention", &CompileOptions::fuse_attention},
+                                    {"+ memory", &CompileOptions::plan_memory}};
+  return passes;
+}
+
+inline void count_records(PassRow& row, const List<OpRecord>& records) {
+  row.kernels = static_cast<int>(records.size());
+  for (const OpRecord& record : records) {
+    row.bytes += record.bytes();
+    row.matmul_flops += record.matmul_flops;
+    row.vector_flops += record.vector_flops;
+  }
+}
+
+inline PassRow eager_row(const char* name, const Graph& graph) {
+  PassRow row;
+  row.name = name;
+  row.eager = true;
+  row.nodes = graph.size();
+  count_records(row, op_by_op(graph));
+  const List<BufferLife> all = eager_buffers(graph);
+  List<BufferLife> between;
+  for (const BufferLife& buffer : all) {
+    if (buffer.last < graph.size() && graph[buffer.node].op != Op::literal) {
+      between.push_back(buffer);
+      row.unshared_bytes += 4.0 * static_cast<double>(buffer.count);
+    }
+  }
+  row.block_bytes = 4.0 * static_cast<double>(peak_in_use(between, graph.size()));
+  row.peak_bytes = 4.0 * static_cast<double>(peak_in_use(all, graph.size()));
+  return row;
+}
+
+// Results that nobody needs and copies of operands that do not lie in rows, while a kernel runs.
+inline double passing_bytes(const GraphPlan& plan) {
+  const Graph& graph = plan.graph();
+  const ValueLayouts layouts(graph);
+  std::int64_t most = 0;
+  for (const Step& step : plan.steps()) {
+    std::int64_t now = 0;
+    for (std::size_t i = 0; step.kind == StepKind::kernel && i < step.outputs.size(); ++i) {
+      now += step.outputs[i] < 0
+                 ? part_shape(graph, graph[step.nodes[0]], static_cast<int>(i)).count()
+                 : 0;
+    }
+    for (std::size_t i = 0; step.kind == StepKind::kernel && i < step.inputs.size(); ++i) {
+      const Tensor& x = layouts.of(step.inputs[i]);
+      now += x.is_contiguous() ? 0 : x.count();
+    }
+    most = std::max(most, now);
+  }
+  return 4.0 * static_cast<double>(most);
+}
+
+inline PassRow plan_row(const char* name, const GraphPlan& plan) {
+  PassRow row;
+  row.name = name;
+  row.options = plan.options();
+  row.nodes = plan.graph().size();
+  count_records(row, plan.records());
+  row.block_bytes = plan.block_bytes();
+  row.unshared_bytes = plan.unshared_bytes();
+  row.peak_bytes = plan.block_bytes() + plan.result_bytes() + passing_bytes(plan);
+  for (const GraphNode& node : plan.graph().nodes) {
+    row.peak_bytes += node.op == Op::literal ? 4.0 * count_of(node.shape) : 0;
+  }
+  return row;
+}
+
+}  // namespace detail
+
+// The passes of `options` in their order. `writes` are outputs that are new values of inputs or
+// constants, as for GraphPlan.
+inline CompileReport compile_report(
+    const Graph& captured, const CompileOptions& options = CompileOptions(),
+    const List<GraphPlan::Write>& writes = List<GraphPlan::Write>()) {
+  CompileReport report;
+  report.graph = captured;
+  report.options = options;
+  report.writes = writes;
+  report.rows.push_back(detail::eager_row("as written", captured));
+  report.rows.push_back(detail::eager_row("primitives", take_apart(captured)));
+  CompileOptions now = CompileOptions::none();
+  now.activation_bytes = options.activation_bytes;
+  report.rows.push_back(detail::plan_row("as a graph", GraphPlan(captured, now, writes)));
+  for (const detail::Pass& pass : detail::compile_passes()) {
+    if (options.*pass.on) {
+      now.*pass.on = true;
+      now.recognize = options.recognize && now.simplify;
+      report.rows.push_back(detail::plan_row(pass.name, GraphPlan(captured, now, writes)));
+    }
+  }
+  return report;
+}
+
+// Of the graph that the last call ran; what runs backward from its results is another graph.
+inline CompileReport compile_report(const Compiled& f) {
+  return compile_report(f.captured(), f.plan().options(), f.plan().writes());
+}
+
+namespace detail {
+
+// One row of a report and what it runs on.
+class PassRun {
+ public:
+  PassRun(const CompileReport& report, const PassRow& row, const std::vector<Tensor>& inputs)
+      : report_(report),
+        eager_(row.eager),
+        inputs_(inputs),
+        constants_(report.graph.constants),
+        graph_(row.name == "primitives" ? take_apart(report.graph) : report.graph) {
+    if (!eager_) {
+      plan_ = Shared<GraphPlan>(new GraphPlan(graph_, row.options, report.writes));
+    }
+    for (Tensor& input : inputs_) {
+      input = input.is_contiguous() ? input.detach() : input.clone();
+    }
+    for (const GraphPlan::Write& write : report.writes) {
+      Tensor& target = target_of(write);
+      target = target.clone();
+    }
+  }
+
+  // All outputs, also those that are written.
+  std::vector<Tensor> operator()() {
+    std::vector<Tensor> out =
+        eager_ ? run_eagerly(graph_, inputs_, constants_) : plan_->run(inputs_, constants_);
+    for (const GraphPlan::Write& write : report_.writes) {
+      out[write.output] = eager_ ? out[write.output] : target_of(write);
+    }
+    return out;
+  }
+
+ private:
+  Tensor& target_of(const GraphPlan::Write& write) {
+    return write.input >= 0 ? inputs_[static_cast<std::size_t>(write.input)]
+                            : constants_[static_cast<std::size_t>(write.constant)];
+  }
+
+  const CompileReport& report_;
+  bool eager_;
+  std::vector<Tensor> inputs_;
+  List<Tensor> constants_;
+  Graph graph_;
+  Shared<GraphPlan> plan_;
+};
+
+// The largest difference of two lists of results, each over the largest number of its result.
+inline double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  double worst = 0;
+  for (std::size_t o = 0; o < a.size(); ++o) {
+    if (!a[o].defined() || a[o].count() == 0) {
+      continue;
+    }
+    const Tensor x = contiguous(a[o]), y = contiguous(b[o]);
+    double apart = 0, largest = 0;
+    for (std::int64_t i = 0; i < x.count(); ++i) {
+      const double p = static_cast<double>(x.data()[i]), q = static_cast<double>(y.data()[i]);
+      const bool same = x.data()[i] == y.data()[i] || (p != p && q != q);
+      apart = same ? apart : std::max(apart, std::fabs(p - q));
+      largest = std::max(largest, std::fabs(p));
+    }
+    worst = std::max(worst, largest > 0 ? apart / largest : apart);
+  }
+  return worst;
+}
+
+inline double median_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace detail
+
+inline CompileReport& CompileReport::measure(const std::vector<Tensor>& inputs, int times) {
+  if (inputs.size() != graph.inputs.size()) {
+    detail::fail({"CompileReport::measure: ", inputs.size(), " tensors for a graph of ",
+                  graph.inputs.size(), " inputs; one each is right"});
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Shape& shape = graph[graph.inputs[i]].shape;
+    if (!inputs[i].defined() || inputs[i].shape() != shape) {
+      detail::fail({"CompileReport::measure: input ", i, " is ",
+                    inputs[i].defined() ? inputs[i].shape().text() : "empty", "; ", shape,
+                    " is right"});
+    }
+  }
+  if (times < 1) {
+    detail::fail({"CompileReport::measure: times is ", times, "; at least 1 is right"});
+  }
+  const NoGrad no_graph;
+  MemoryMeter& meter = *context().memory;
+  std::vector<Tensor> first;
+  for (PassRow& row : rows) {
+    detail::PassRun run(*this, row, inputs);
+    std::vector<Tensor> results;
+    {
+      meter.mark();
+      const double before = meter.current_total();
+      const Profile profile;
+      results = run();
+      row.counted_peak_bytes = meter.peak_total_since_mark() - before;
+      row.counted_bytes = profile.totals().bytes();
+      row.counted_kernels = static_cast<int>(profile.totals().ops);
+    }
+    first = first.empty() ? results : first;
+    row.difference = detail::largest_difference(first, results);
+    std::vector<double> seconds;
+    for (int i = 0; i < times; ++i) {
+      const double start = detail::seconds_now();
+      run();
+      seconds.push_back(detail::seconds_now() - start);
+    }
+    row.seconds = detail::median_of(seconds);
+    row.measured = true;
+  }
+  return *this;
+}
+
+inline const PassRow& CompileReport::row(const std::string& name) const {
+  std::string names;
+  for (const PassRow& one : rows) {
+    if (one.name == name) {
+      return one;
+    }
+    names += (names.empty() ? "'" : ", '") + one.name + "'";
+  }
+  detail::fail({"CompileReport::row: no row is called '", name, "'; there are ", names});
+}
+
+inline Table CompileReport::table() const {
+  Table out;
+  const bool measured = !rows.empty() && rows[0].measured;
+  out.title = detail::cat({"What each pass does to a graph of ", graph.size(), " nodes",
+                           measured ? ": predicted, and counted while it ran" : ""});
+  out.columns = {"pass",         "nodes",      "kernels",      "bytes",        "matmul FLOPs",
+                 "vector FLOPs", "FLOPs/byte", "intermediate", "side by side", "peak"};
+  if (measured) {
+    out.columns = {"pass",         "nodes",        "kernels",      "counted",    "bytes",
+                   "counted",      "matmul FLOPs", "vector FLOPs", "FLOPs/byte", "intermediate",
+                   "side by side", "peak",         "counted",      "time",       "differs by"};
+  }
+  for (const PassRow& row : rows) {
+    std::vector<std::string> cells = {row.name, detail::cat({row.nodes}),
+                                      detail::cat({row.kernels})};
+    const auto add = [&](bool wanted, const std::string& cell) {
+      if (wanted) {
+        cells.push_back(cell);
+      }
+    };
+    add(measured, detail::cat({row.counted_kernels}));
+    add(true, format_bytes(row.bytes));
+    add(measured, format_bytes(row.counted_bytes));
+    add(true, format_si(row.matmul_flops, ""));
+    add(true, format_si(row.vector_flops, ""));
+    add(true, format_fixed(row.intensity(), 2));
+    add(true, format_bytes(row.block_bytes));
+    add(true, format_bytes(row.unshared_bytes));
+    add(true, format_bytes(row.peak_bytes));
+    add(measured, format_bytes(row.counted_peak_bytes));
+    add(measured, format_seconds(row.seconds));
+    add(measured, row.difference > 0 ? detail::printed('g', 2, row.difference) : "0");
+    out.add(cells);
+>>>>>>> w-pictures
   }
   return out;
 }
 
+<<<<<<< HEAD
 inline TensorFunction gradient_of(const char* name, const TensorFunction& f,
                                   const List<int>& arguments, bool values) {
   if (arguments.empty()) {
@@ -30565,6 +31208,191 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
     dims.push_back(0);
     return {reshape(vmap(grad(row, argument), dims)(given)[0], all)};
   };
+=======
+inline Table CompileReport::data() const {
+  Table out;
+  out.title = detail::cat({"compile report of ", graph.size(), " nodes"});
+  out.columns = {"pass",           "nodes",        "kernels",         "bytes",
+                 "matmul FLOPs",   "vector FLOPs", "FLOPs per byte",  "block bytes",
+                 "unshared bytes", "peak bytes",   "counted kernels", "counted bytes",
+                 "counted peak",   "seconds",      "difference"};
+  for (const PassRow& row : rows) {
+    const auto number = [](double value) { return detail::json_number(value); };
+    const auto counted = [&row](double value) {
+      return row.measured ? detail::json_number(value) : "";
+    };
+    out.add({row.name, number(row.nodes), number(row.kernels), number(row.bytes),
+             number(row.matmul_flops), number(row.vector_flops), number(row.intensity()),
+             number(row.block_bytes), number(row.unshared_bytes), number(row.peak_bytes),
+             counted(row.counted_kernels), counted(row.counted_bytes),
+             counted(row.counted_peak_bytes), counted(row.seconds), counted(row.difference)});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const CompileReport& report) {
+  return out << report.table();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/bytes_waterfall.hpp
+// Which ops' memory traffic a compilation takes away: bytes of each op when run alone, and what is
+// left of them in the kernels that ops share.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct OpBytes {
+  std::string op;
+  double before = 0, after = 0;  // read and written
+
+  double gone() const { return before - after; }  // below 0: there is more
+};
+
+struct BytesWaterfall {
+  List<OpBytes> rows;  // what goes most first
+  int kernels_before = 0, kernels_after = 0;
+
+  double before() const;
+  double after() const;
+  Table table() const;
+  Table data() const;
+  std::string csv() const { return data().csv(); }
+  std::string json() const { return data().json(); }
+};
+
+namespace detail {
+
+// An op of a kernel's name and how often it is in it: "mul x3 add" is mul 3, add 1.
+struct NamedOp {
+  std::string op;
+  double times = 1;
+};
+inline List<NamedOp> ops_of_name(const std::string& name) {
+  List<NamedOp> out;
+  for (std::size_t at = 0; at < name.size();) {
+    const std::size_t end = std::min(name.find(' ', at), name.size());
+    const std::string word = name.substr(at, end - at);
+    double times = 0;
+    bool number = word.size() > 1 && word[0] == 'x' && !out.empty();
+    for (std::size_t i = 1; i < word.size(); ++i) {
+      number = number && word[i] >= '0' && word[i] <= '9';
+      times = 10 * times + (word[i] - '0');
+    }
+    if (number) {
+      out.back().times = times;
+    } else if (!word.empty()) {
+      out.push_back(NamedOp{word, 1});
+    }
+    at = end + 1;
+  }
+  return out;
+}
+
+}  // namespace detail
+
+// Of records of ops alone and of kernels named by their ops. A kernel's bytes are shared among its
+// ops in proportion to what one of each moved alone.
+inline BytesWaterfall bytes_waterfall(const List<OpRecord>& before, const List<OpRecord>& after) {
+  List<OpBytes> rows;
+  std::vector<double> count;
+  const auto row_of = [&](const std::string& op) {
+    std::size_t i = 0;
+    while (i < rows.size() && rows[i].op != op) {
+      ++i;
+    }
+    if (i == rows.size()) {
+      rows.push_back(OpBytes{op, 0, 0});
+      count.push_back(0);
+    }
+    return i;
+  };
+  for (const OpRecord& record : before) {
+    const std::size_t row = row_of(record.name);
+    rows[row].before += record.bytes();
+    ++count[row];
+  }
+  for (const OpRecord& record : after) {
+    const List<detail::NamedOp> ops = detail::ops_of_name(record.name);
+    std::vector<double> share;
+    double all = 0;
+    for (const detail::NamedOp& named : ops) {
+      const std::size_t row = row_of(named.op);
+      share.push_back(count[row] > 0 ? named.times * rows[row].before / count[row] : 0);
+      all += share.back();
+    }
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      rows[row_of(ops[i].op)].after +=
+          record.bytes() * (all > 0 ? share[i] / all : 1 / static_cast<double>(ops.size()));
+    }
+  }
+  BytesWaterfall out;
+  out.kernels_before = static_cast<int>(before.size());
+  out.kernels_after = static_cast<int>(after.size());
+  std::vector<double> keys;
+  for (const OpBytes& row : rows) {
+    keys.push_back(-row.gone());
+  }
+  for (const std::size_t i : detail::stable_order(keys)) {
+    if (rows[i].before > 0 || rows[i].after > 0) {
+      out.rows.push_back(rows[i]);
+    }
+  }
+  return out;
+}
+
+// Of the ops of a graph run one by one, and of a plan.
+inline BytesWaterfall bytes_waterfall(const Graph& before, const GraphPlan& after) {
+  return bytes_waterfall(op_by_op(before), after.records());
+}
+// Of a function as it was captured, and as it runs.
+inline BytesWaterfall bytes_waterfall(const Compiled& f) {
+  return bytes_waterfall(f.captured(), f.plan());
+}
+
+inline double BytesWaterfall::before() const {
+  double sum = 0;
+  for (const OpBytes& row : rows) {
+    sum += row.before;
+  }
+  return sum;
+}
+inline double BytesWaterfall::after() const {
+  double sum = 0;
+  for (const OpBytes& row : rows) {
+    sum += row.after;
+  }
+  return sum;
+}
+
+inline Table BytesWaterfall::table() const {
+  Table out;
+  out.title =
+      detail::cat({"bytes by op: ", kernels_before, " kernels before, ", kernels_after, " after"});
+  out.columns = {"op", "before", "gone", "left"};
+  for (const OpBytes& row : rows) {
+    const double left = std::round(row.after);
+    out.add(
+        {row.op, format_bytes(row.before), format_bytes(row.before - left), format_bytes(left)});
+  }
+  out.add(
+      {"total", format_bytes(before()), format_bytes(before() - after()), format_bytes(after())});
+  return out;
+}
+
+inline Table BytesWaterfall::data() const {
+  Table out;
+  out.title = "bytes by op";
+  out.columns = {"op", "bytes before", "bytes after"};
+  for (const OpBytes& row : rows) {
+    out.add({row.op, detail::json_number(row.before), detail::json_number(row.after)});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const BytesWaterfall& waterfall) {
+  return out << waterfall.table();
+>>>>>>> w-pictures
 }
 
 }}  // namespace tinyscale
@@ -78096,6 +78924,1166 @@ inline std::string trace_json(const LaunchReport& report) {
 // An old file stays whole when the new one cannot be written.
 inline void save_trace(const LaunchReport& report, const std::string& path) {
   detail::save_text("save_trace", path, trace_json(report));
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/layered_layout.hpp
+// Boxes with arrows in layers from top to bottom (Sugiyama, Tagawa and Toda 1981): each box below
+// all that it depends on, layers ordered so that few arrows cross, boxes as near to what they are
+// joined to as their neighbours let them.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct LayeredBox {
+  double width = 0, height = 0;  // given
+  double x = 0, y = 0;           // found: of the left upper corner
+  int layer = 0;
+
+  double middle() const { return x + width / 2; }
+};
+
+// Given boxes, each behind those that it depends on, and pairs of them. Arrows of one box share
+// their way through layers without an end: a bend is a box without a size.
+class LayeredLayout {
+ public:
+  struct Arrow {
+    int from = 0, to = 0;
+  };
+
+  List<LayeredBox> boxes;  // those given, then bends
+  List<Arrow> arrows;      // between neighbouring layers
+  double width = 0, height = 0;
+  int left_out = 0;  // arrows
+
+  LayeredLayout() = default;
+  // Arrows over more than `far` layers are not drawn: they only say what is below what.
+  LayeredLayout(const List<LayeredBox>& given, const List<Arrow>& joined, double gap_x,
+                double gap_y, int far = 1 << 30)
+      : boxes(given), real_(given.size()), gap_(gap_x) {
+    find_layers(joined);
+    List<Arrow> near;
+    for (const Arrow& arrow : joined) {
+      if (boxes[at(arrow.to)].layer - boxes[at(arrow.from)].layer <= far) {
+        near.push_back(arrow);
+      }
+    }
+    left_out = static_cast<int>(joined.size() - near.size());
+    add_bends(near);
+    order_layers();
+    place(gap_y);
+  }
+
+  bool is_bend(int box) const { return at(box) >= real_; }
+  double top_of(int layer) const { return tops_[at(layer)]; }
+  double bottom_of(int layer) const { return bottoms_[at(layer)]; }
+  // Arrows that end at a box, from left to right.
+  List<int> arrows_into(int box) const {
+    std::vector<int> found;
+    std::vector<double> keys;
+    for (std::size_t a = 0; a < arrows.size(); ++a) {
+      if (arrows[a].to == box) {
+        found.push_back(static_cast<int>(a));
+        keys.push_back(boxes[at(arrows[a].from)].middle());
+      }
+    }
+    List<int> out;
+    for (const std::size_t i : stable_order(keys)) {
+      out.push_back(found[i]);
+    }
+    return out;
+  }
+
+ private:
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+  // As high as possible, but for boxes without operands and what follows from one of them alone:
+  // those stand just above their first reader.
+  void find_layers(const List<Arrow>& joined) {
+    List<char> fed(real_);
+    for (std::size_t i = 0; i < real_; ++i) {
+      int operands = 0;
+      for (const Arrow& arrow : joined) {
+        if (at(arrow.to) == i) {
+          boxes[i].layer = std::max(boxes[i].layer, boxes[at(arrow.from)].layer + 1);
+          fed[i] = ++operands > 1 || fed[at(arrow.from)] != 0 ? 1 : 0;
+        }
+      }
+    }
+    for (std::size_t i = real_; i-- > 0;) {
+      int least = -1;
+      for (const Arrow& arrow : joined) {
+        if (at(arrow.from) == i) {
+          const int below = boxes[at(arrow.to)].layer - 1;
+          least = least < 0 ? below : std::min(least, below);
+        }
+      }
+      if (fed[i] == 0 && least > boxes[i].layer) {
+        boxes[i].layer = least;
+      }
+    }
+  }
+
+  void add_bends(const List<Arrow>& joined) {
+    List<List<int>> ways(real_);  // of each box: its bends, from the layer below it on
+    for (const Arrow& arrow : joined) {
+      const int begin = boxes[at(arrow.from)].layer, end = boxes[at(arrow.to)].layer;
+      int last = arrow.from;
+      for (int layer = begin + 1; layer < end; ++layer) {
+        List<int>& way = ways[at(arrow.from)];
+        const std::size_t step = at(layer - begin - 1);
+        if (step >= way.size()) {
+          LayeredBox bend;
+          bend.layer = layer;
+          way.push_back(static_cast<int>(boxes.size()));
+          boxes.push_back(bend);
+          arrows.push_back(Arrow{last, way[step]});
+        }
+        last = way[step];
+      }
+      arrows.push_back(Arrow{last, arrow.to});
+    }
+    int layers = 0;
+    for (const LayeredBox& box : boxes) {
+      layers = std::max(layers, box.layer + 1);
+    }
+    above_ = below_ = List<std::vector<int>>(boxes.size());
+    for (const Arrow& arrow : arrows) {
+      above_[at(arrow.to)].push_back(arrow.from);
+      below_[at(arrow.from)].push_back(arrow.to);
+    }
+    layers_ = List<std::vector<int>>(at(layers));
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      layers_[at(boxes[i].layer)].push_back(static_cast<int>(i));
+    }
+  }
+
+  // Pairs of arrows that cross, over all layers.
+  std::size_t crossings() const {
+    std::size_t count = 0;
+    for (std::size_t a = 0; a < arrows.size(); ++a) {
+      for (std::size_t b = a + 1; b < arrows.size(); ++b) {
+        if (boxes[at(arrows[a].from)].layer == boxes[at(arrows[b].from)].layer) {
+          const double from = boxes[at(arrows[a].from)].x - boxes[at(arrows[b].from)].x;
+          const double to = boxes[at(arrows[a].to)].x - boxes[at(arrows[b].to)].x;
+          count += from * to < 0 ? 1U : 0U;
+        }
+      }
+    }
+    return count;
+  }
+  void number_places(const std::vector<int>& layer) {
+    for (std::size_t i = 0; i < layer.size(); ++i) {
+      boxes[at(layer[i])].x = static_cast<double>(i);
+    }
+  }
+
+  // Each box to the middle of its neighbours in the layer before, up and down; the best is kept.
+  void order_layers() {
+    for (const std::vector<int>& layer : layers_) {
+      number_places(layer);
+    }
+    List<std::vector<int>> best = layers_;
+    std::size_t fewest = crossings();
+    for (int sweep = 0; sweep < 12 && fewest > 0; ++sweep) {
+      const bool down = sweep % 2 == 0;
+      for (std::size_t step = 0; step < layers_.size(); ++step) {
+        std::vector<int>& layer = layers_[down ? step : layers_.size() - 1 - step];
+        const std::vector<int> old = layer;
+        std::vector<double> keys;
+        for (const int box : layer) {
+          const std::vector<int>& near = down ? above_[at(box)] : below_[at(box)];
+          double sum = 0;
+          for (const int other : near) {
+            sum += boxes[at(other)].x;
+          }
+          keys.push_back(near.empty() ? boxes[at(box)].x : sum / static_cast<double>(near.size()));
+        }
+        layer.clear();
+        for (const std::size_t i : stable_order(keys)) {
+          layer.push_back(old[i]);
+        }
+        number_places(layer);
+      }
+      const std::size_t now = crossings();
+      if (now < fewest) {
+        fewest = now;
+        best = layers_;
+      }
+    }
+    layers_ = best;
+  }
+
+  // The places nearest to those wanted (least squares) that keep order and gaps: neighbours that
+  // would overlap move as one.
+  void pack(const std::vector<int>& layer, const std::vector<double>& wanted) {
+    struct Run {
+      double sum = 0, count = 0;  // of wanted places, less the room before each
+      std::size_t first = 0;
+      double place() const { return sum / count; }
+    };
+    List<Run> runs;
+    std::vector<double> room(layer.size());
+    for (std::size_t i = 0; i < layer.size(); ++i) {
+      room[i] = i == 0 ? 0 : room[i - 1] + boxes[at(layer[i - 1])].width + gap_;
+      runs.push_back(Run{wanted[i] - room[i], 1, i});
+      while (runs.size() > 1 && runs[runs.size() - 2].place() > runs.back().place()) {
+        const Run last = runs.back();
+        runs.pop_back();
+        runs.back().sum += last.sum;
+        runs.back().count += last.count;
+      }
+    }
+    for (std::size_t r = 0; r < runs.size(); ++r) {
+      const std::size_t end = r + 1 < runs.size() ? runs[r + 1].first : layer.size();
+      for (std::size_t i = runs[r].first; i < end; ++i) {
+        boxes[at(layer[i])].x = runs[r].place() + room[i];
+      }
+    }
+  }
+
+  void place(double gap_y) {
+    for (const std::vector<int>& layer : layers_) {
+      pack(layer, std::vector<double>(layer.size(), 0.0));
+    }
+    for (int sweep = 0; sweep < 40; ++sweep) {
+      const bool down = sweep % 2 == 0;
+      for (std::size_t step = 0; step < layers_.size(); ++step) {
+        const std::vector<int>& layer = layers_[down ? step : layers_.size() - 1 - step];
+        std::vector<double> wanted;
+        for (const int box : layer) {
+          const LayeredBox& own = boxes[at(box)];
+          double sum = 0, count = 0;
+          for (const std::vector<int>* near : {&above_[at(box)], &below_[at(box)]}) {
+            const bool before = (near == &above_[at(box)]) == down;
+            for (const int other : *near) {
+              const double weight = (before ? 2 : 1) * (is_bend(box) && is_bend(other) ? 12 : 1);
+              sum += weight * boxes[at(other)].middle();
+              count += weight;
+            }
+          }
+          wanted.push_back(count > 0 ? sum / count - own.width / 2 : own.x);
+        }
+        pack(layer, wanted);
+      }
+    }
+    double left = 0;
+    for (const LayeredBox& box : boxes) {
+      left = std::min(left, box.x);
+    }
+    double y = 0;
+    for (const std::vector<int>& layer : layers_) {
+      double high = 0;
+      for (const int box : layer) {
+        high = std::max(high, boxes[at(box)].height);
+      }
+      for (const int box : layer) {
+        boxes[at(box)].x -= left;
+        boxes[at(box)].y =  // what has no operands stands next to its reader
+            above_[at(box)].empty() ? y + high - boxes[at(box)].height : y;
+        width = std::max(width, boxes[at(box)].x + boxes[at(box)].width);
+      }
+      tops_.push_back(y);
+      bottoms_.push_back(y + high);
+      height = y + high;
+      y = height + gap_y;
+    }
+  }
+
+  std::size_t real_ = 0;
+  double gap_ = 0;
+  List<std::vector<int>> above_, below_;  // neighbours
+  List<std::vector<int>> layers_;         // from left to right
+  List<double> tops_, bottoms_;           // of layers
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/show/graph_boxes.hpp
+// Which boxes a picture of a graph has, and what is written in them: literals stand in the boxes
+// that read them, what repeats, as layers do, is drawn once, and the end of what is too large is
+// counted.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// One op in a box, two lines of words.
+struct OpBox {
+  int node = -1;
+  std::string title, below;
+  bool returned = false;
+  int times = 1;  // it stands for so many
+};
+
+// What is drawn as one: an op, or a kernel with its ops.
+struct DrawnKernel {
+  List<OpBox> ops;
+  std::string title;  // of an enclosure; empty: none is drawn
+  std::size_t color = 0;
+  int times = 1;  // it stands for so many
+};
+
+struct GraphDrawing {
+  List<DrawnKernel> kernels;
+  List<LayeredLayout::Arrow> arrows;  // between kernels
+  List<int> shown;                    // of each node: the one that is drawn for it
+  int left_out = 0;                   // kernels behind those that are drawn
+  std::string left_out_ops;           // what most of them are
+  int repeated = 0;                   // kernels that are drawn as others
+};
+
+// Makes boxes of nodes: which node a hidden one stands for, what an op is called.
+class GraphBoxes {
+ public:
+  GraphBoxes(const Graph& graph, bool views) : graph_(graph), views_(views) {}
+
+  // The node that is drawn for a node: results of several and, where views are not drawn, views are
+  // their operand.
+  int drawn(int node) const {
+    for (;;) {
+      const Op op = graph_[node].op;
+      const bool through = op == Op::part || (!views_ && facts_of(op).kind == OpKind::view);
+      if (!through) {
+        return node;
+      }
+      node = graph_[node].inputs[0];
+    }
+  }
+  // A number that is the same everywhere, or none.
+  const GraphNode* literal(int node) const {
+    while (facts_of(graph_[node].op).kind == OpKind::view || graph_[node].op == Op::literal) {
+      if (graph_[node].op == Op::literal) {
+        return &graph_[node];
+      }
+      node = graph_[node].inputs[0];
+    }
+    return nullptr;
+  }
+  bool is_drawn(int node) const { return literal(node) == nullptr && drawn(node) == node; }
+
+  OpBox box(int number) const {
+    OpBox out;
+    out.node = number;
+    for (const int output : graph_.outputs) {
+      out.returned = out.returned || (output >= 0 && drawn(output) == number);
+    }
+    return out;
+  }
+  // The words in a box; operands by the numbers of the boxes that are there.
+  void write(OpBox& out, const List<int>& shown) const {
+    const int number = out.node;
+    const GraphNode& node = graph_[number];
+    out.title = name_of(node.op);
+    if (node.op == Op::input || node.op == Op::constant) {
+      out.title += cat({" ", node.whole(0)});
+    } else if (!node.inputs.empty()) {
+      out.title += " (";
+      for (std::size_t i = 0; i < node.inputs.size() && i < 6; ++i) {
+        const GraphNode* const value = literal(node.inputs[i]);
+        out.title += i > 0 ? ", " : "";
+        out.title += value != nullptr ? printed('g', 4, value->numbers[0])
+                                      : cat({"%", shown[at(drawn(node.inputs[i]))]});
+      }
+      out.title += node.inputs.size() > 6 ? ", ..)" : ")";
+    }
+    out.below = cat({"%", number, " ", node.shape});
+    if (node.op == Op::sum || node.op == Op::max || node.op == Op::permute) {
+      out.below += cat({node.op == Op::permute ? " as " : " over ", numbers_text(node)});
+    }
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+
+  const Graph& graph_;
+  bool views_;
+};
+
+// Equal stretches of a list that follow one another: stretch i + period stands for stretch i.
+struct Repeat {
+  std::size_t begin = 0, period = 0, times = 1;
+  std::size_t saved() const { return period * (times - 1); }
+};
+inline Repeat longest_repeat(const std::vector<std::string>& words) {
+  Repeat best;
+  for (std::size_t period = 1; 2 * period <= words.size(); ++period) {
+    std::size_t same = 0;
+    for (std::size_t i = 0; i + period < words.size(); ++i) {
+      same = words[i] == words[i + period] ? same + 1 : 0;
+      Repeat now;
+      now.period = period;
+      now.times = same / period + 1;
+      now.begin = i + 1 - same;
+      if (now.saved() > best.saved()) {
+        best = now;
+      }
+    }
+  }
+  return best;
+}
+
+// The ops that are most of the kernels from `first` on: "adamw x12, sum x8, ...".
+inline std::string most_of(const Graph& graph, const GraphDrawing& drawing, std::size_t first) {
+  std::vector<int> fewer(op_set().size());  // less than none, to sort by
+  for (std::size_t i = first; i < drawing.kernels.size(); ++i) {
+    for (const OpBox& op : drawing.kernels[i].ops) {
+      fewer[static_cast<std::size_t>(graph[op.node].op)] -= drawing.kernels[i].times;
+    }
+  }
+  std::string out;
+  int shown = 0;
+  for (const std::size_t op : stable_order(fewer)) {
+    if (fewer[op] < 0 && ++shown <= 4) {
+      out += (shown > 1 ? ", " : "") +
+             (shown < 4 ? cat({op_set()[op].name, " x", -fewer[op]}) : std::string("..."));
+    }
+  }
+  return out;
+}
+
+inline std::string word_of(const Graph& graph, const OpBox& op) {
+  return cat({";", op.times, name_of(graph[op.node].op), graph[op.node].shape});
+}
+inline void show_as(GraphDrawing& drawing, const OpBox& op, OpBox& shown) {
+  shown.returned = shown.returned || op.returned;
+  for (int& node : drawing.shown) {
+    node = node == op.node ? shown.node : node;
+  }
+}
+
+// Ops of one kernel that repeat, where it has more than `most`.
+inline void condense_ops(const Graph& graph, GraphDrawing& drawing, DrawnKernel& kernel,
+                         std::size_t most) {
+  while (kernel.ops.size() > most) {
+    std::vector<std::string> words;
+    for (const OpBox& op : kernel.ops) {
+      words.push_back(word_of(graph, op));
+    }
+    const Repeat repeat = longest_repeat(words);
+    if (repeat.saved() < 2) {
+      return;
+    }
+    List<OpBox> kept;
+    for (std::size_t i = 0; i < kernel.ops.size(); ++i) {
+      const std::size_t first = repeat.begin + (i - repeat.begin) % repeat.period;
+      const bool inside = i >= repeat.begin && i < repeat.begin + repeat.period * repeat.times;
+      if (inside && i != first) {
+        show_as(drawing, kernel.ops[i], kept[first]);
+        continue;
+      }
+      kept.push_back(kernel.ops[i]);
+      kept.back().times *= inside ? static_cast<int>(repeat.times) : 1;
+    }
+    kernel.ops.swap(kept);
+  }
+}
+
+// At most `most` kernels: first what repeats goes, then what is behind.
+inline void condense(const Graph& graph, GraphDrawing& drawing, std::size_t most) {
+  List<int> to(drawing.kernels.size());  // where each kernel went
+  for (int i = 0; i < graph.size(); ++i) {
+    drawing.shown.push_back(i);
+  }
+  for (DrawnKernel& kernel : drawing.kernels) {
+    condense_ops(graph, drawing, kernel, 16);
+  }
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    to[i] = static_cast<int>(i);
+  }
+  const auto keep = [&](const std::vector<int>& next, const List<DrawnKernel>& kept) {
+    for (int& place : to) {
+      place = place < 0 ? -1 : next[static_cast<std::size_t>(place)];
+    }
+    drawing.kernels = kept;
+  };
+  while (drawing.kernels.size() > most) {
+    std::vector<std::string> words;
+    for (const DrawnKernel& kernel : drawing.kernels) {
+      std::string word = cat({kernel.times});
+      for (const OpBox& op : kernel.ops) {
+        word += word_of(graph, op);
+      }
+      words.push_back(word);
+    }
+    const Repeat repeat = longest_repeat(words);
+    if (repeat.saved() < 2) {
+      break;
+    }
+    std::vector<int> next;
+    List<DrawnKernel> kept;
+    const std::size_t end = repeat.begin + repeat.period * repeat.times;
+    for (std::size_t i = 0; i < drawing.kernels.size(); ++i) {
+      if (i >= repeat.begin + repeat.period && i < end) {
+        const std::size_t first = repeat.begin + (i - repeat.begin) % repeat.period;
+        next.push_back(next[first]);
+        List<OpBox>& ops = kept[static_cast<std::size_t>(next[first])].ops;
+        for (std::size_t k = 0; k < ops.size(); ++k) {
+          show_as(drawing, drawing.kernels[i].ops[k], ops[k]);
+        }
+        continue;
+      }
+      next.push_back(static_cast<int>(kept.size()));
+      kept.push_back(drawing.kernels[i]);
+      kept.back().times *= i >= repeat.begin && i < end ? static_cast<int>(repeat.times) : 1;
+    }
+    drawing.repeated += static_cast<int>(repeat.saved());
+    keep(next, kept);
+  }
+  if (drawing.kernels.size() > most) {
+    std::vector<int> next;
+    List<DrawnKernel> kept;
+    for (std::size_t i = 0; i < drawing.kernels.size(); ++i) {
+      next.push_back(i < most ? static_cast<int>(i) : -1);
+      if (i < most) {
+        kept.push_back(drawing.kernels[i]);
+      }
+    }
+    drawing.left_out = static_cast<int>(drawing.kernels.size() - most);
+    drawing.left_out_ops = most_of(graph, drawing, most);
+    keep(next, kept);
+  }
+  List<LayeredLayout::Arrow> arrows;
+  for (const LayeredLayout::Arrow& arrow : drawing.arrows) {
+    const int from = to[static_cast<std::size_t>(arrow.from)];
+    const int target = to[static_cast<std::size_t>(arrow.to)];
+    bool wanted = from >= 0 && target >= 0 && from < target;
+    for (const LayeredLayout::Arrow& known : arrows) {
+      wanted = wanted && (known.from != from || known.to != target);
+    }
+    if (wanted) {
+      arrows.push_back({from, target});
+    }
+  }
+  drawing.arrows.swap(arrows);
+}
+
+// What is not drawn, in words.
+inline std::string not_drawn(const GraphDrawing& drawing, const char* what) {
+  std::string out;
+  if (drawing.repeated > 0) {
+    out += cat({"; ", drawing.repeated, " ", what, " that repeat others are drawn once, as x n"});
+  }
+  if (drawing.left_out > 0) {
+    out += cat(
+        {"; the last ", drawing.left_out, " ", what, " are left out (", drawing.left_out_ops, ")"});
+  }
+  return out;
+}
+
+// The words of all boxes; "x 3" where one stands for three.
+inline void write_boxes(const GraphBoxes& boxes, GraphDrawing& drawing) {
+  for (DrawnKernel& kernel : drawing.kernels) {
+    for (OpBox& op : kernel.ops) {
+      boxes.write(op, drawing.shown);
+      op.below += op.times > 1 ? cat({", x ", op.times}) : "";
+    }
+    if (kernel.times > 1 && kernel.title.empty()) {
+      kernel.ops[0].below += cat({", x ", kernel.times});
+    } else if (kernel.times > 1) {
+      kernel.title += cat({", x ", kernel.times});
+    }
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/show/graph_pictures.hpp
+// A graph as boxes and arrows from top to bottom, and a plan of it: each kernel an enclosure around
+// the ops that it computes.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline std::size_t kind_color(OpKind kind) {
+  switch (kind) {
+    case OpKind::elementwise: return 2;
+    case OpKind::reduction:
+    case OpKind::row: return 3;
+    case OpKind::product: return 0;
+    case OpKind::whole: return 1;
+    case OpKind::collective: return 4;
+    case OpKind::source: return 7;
+    default: return 6;
+  }
+}
+inline const char* color_name(std::size_t color) {
+  static const char* const names[] = {
+      "products", "whole ops (attention, ...)", "elementwise",         "along rows", "collectives",
+      "",         "views and copies",           "inputs and constants"};
+  return names[color];
+}
+inline std::size_t step_color(StepKind kind) {
+  return kind == StepKind::product ? 0 : kind == StepKind::vectors ? 2 : 1;
+}
+inline std::string box_fill(std::size_t color) {
+  return color == 7 ? idle_fill() : Canvas::fill(color) + " fill-opacity=\"0.22\"";
+}
+
+constexpr std::size_t most_drawn = 80, many_drawn = 48;  // kernels
+constexpr double op_box_height = 38;
+
+inline double op_box_width(const OpBox& op) {
+  return 20 + std::max(drawn_width(op.title, 12), drawn_width(op.below, 10.5));
+}
+
+// From (x1, y1) straight down to y, then in a bow to (x2, y2).
+inline void draw_way(Canvas& canvas, double x1, double y1, double y, double x2, double y2) {
+  std::vector<double> xs = {x1}, ys = {y1};
+  constexpr int pieces = 10;
+  const bool straight = x1 - x2 < 0.5 && x2 - x1 < 0.5;
+  for (int i = 0; i <= pieces && !straight; ++i) {
+    const double t = static_cast<double>(i) / pieces;
+    xs.push_back(x1 + (x2 - x1) * t * t * (3 - 2 * t));
+    ys.push_back(y + (y2 - y) * t);
+  }
+  xs.push_back(x2);
+  ys.push_back(y2);
+  canvas.path(xs, ys, Canvas::axis() + " stroke-width=\"1.2\"");
+}
+inline void draw_head(Canvas& canvas, double x, double y) {
+  canvas.area({x, x - 3.5, x + 3.5}, {y, y - 7, y - 7}, Canvas::soft());
+}
+
+inline void draw_arrows(Canvas& canvas, const LayeredLayout& layout, double left, double top) {
+  for (std::size_t b = 0; b < layout.boxes.size(); ++b) {
+    const LayeredBox& box = layout.boxes[b];
+    const int number = static_cast<int>(b);
+    const List<int> arrows = layout.arrows_into(number);
+    const double step = std::min(16.0, box.width / static_cast<double>(arrows.size() + 1));
+    double x = box.middle() - step * (static_cast<double>(arrows.size()) - 1) / 2;
+    for (const int arrow : arrows) {
+      const LayeredBox& from =
+          layout
+              .boxes[static_cast<std::size_t>(layout.arrows[static_cast<std::size_t>(arrow)].from)];
+      const double end = top + box.y - (layout.is_bend(number) ? 0 : 1);
+      draw_way(canvas, left + from.middle(), top + from.y + from.height,
+               top + layout.bottom_of(from.layer), left + x, end);
+      if (!layout.is_bend(number)) {
+        draw_head(canvas, left + x, end);
+      }
+      x += step;
+    }
+  }
+}
+
+inline void draw_op(Canvas& canvas, const OpBox& op, const std::string& fill, double x, double y,
+                    double width) {
+  canvas.rect(x, y, width, op_box_height, fill + " rx=\"4\"");
+  if (op.returned) {
+    canvas.rect(x, y, width, op_box_height,
+                "rx=\"4\" fill=\"none\" " + Canvas::axis() + " stroke-width=\"2.5\"");
+  }
+  canvas.label(x + width / 2, y + 16, op.title, 12, Anchor::middle);
+  canvas.label(x + width / 2, y + 31, op.below, 10.5, Anchor::middle, Canvas::soft());
+}
+
+// The ops of one kernel among themselves.
+inline LayeredLayout inner_layout(const Graph& graph, const GraphBoxes& boxes,
+                                  const DrawnKernel& kernel, const List<int>& shown) {
+  List<LayeredBox> all;
+  List<LayeredLayout::Arrow> arrows;
+  for (std::size_t i = 0; i < kernel.ops.size(); ++i) {
+    LayeredBox box;
+    box.width = op_box_width(kernel.ops[i]);
+    box.height = op_box_height;
+    all.push_back(box);
+    for (std::size_t j = 0; j < i; ++j) {
+      bool reads = false;
+      for (const int input : graph[kernel.ops[i].node].inputs) {
+        reads = reads || shown[static_cast<std::size_t>(boxes.drawn(input))] == kernel.ops[j].node;
+      }
+      if (reads) {
+        arrows.push_back({static_cast<int>(j), static_cast<int>(i)});
+      }
+    }
+  }
+  return LayeredLayout(all, arrows, 14, 20);
+}
+
+// Boxes, enclosures, arrows; a legend above.
+inline Svg draw_graph(const Graph& graph, const GraphBoxes& boxes, const GraphDrawing& drawing,
+                      const std::string& title, const std::string& about,
+                      const List<Swatch>& legend) {
+  List<LayeredLayout> inner;
+  List<LayeredBox> outer;
+  for (const DrawnKernel& kernel : drawing.kernels) {
+    inner.push_back(inner_layout(graph, boxes, kernel, drawing.shown));
+    LayeredBox box;
+    const bool framed = !kernel.title.empty();
+    box.width = inner.back().width + (framed ? 20 : 0);
+    box.width = framed ? std::max(box.width, drawn_width(kernel.title, 11) + 20) : box.width;
+    box.height = inner.back().height + (framed ? 32 : 0);
+    outer.push_back(box);
+  }
+  const bool large = drawing.kernels.size() > many_drawn;
+  const LayeredLayout layout(outer, drawing.arrows, 22, 34, large ? 6 : 1 << 30);
+  std::string below = about;
+  if (layout.left_out > 0) {
+    below += cat({"; ", layout.left_out,
+                  " arrows over more than 6 layers are not drawn: the "
+                  "numbers in the boxes name all operands"});
+  }
+  const double words = std::max(drawn_width(title, 16) * 0.95, drawn_width(below, 12));
+  const double width = std::max(std::max(520.0, words + 40), layout.width + 40);
+  Canvas unseen(0, 0);
+  const double top = draw_swatches(unseen, legend, 20, width - 20, 72) + 8;
+  Canvas canvas(width, top + layout.height + 24);
+  draw_heading(canvas, title, below);
+  draw_swatches(canvas, legend, 20, width - 20, 72);
+  const double left = (width - layout.width) / 2;
+  draw_arrows(canvas, layout, left, top);
+  for (std::size_t k = 0; k < drawing.kernels.size(); ++k) {
+    const DrawnKernel& kernel = drawing.kernels[k];
+    const LayeredBox& box = layout.boxes[k];
+    const double x = left + box.x, y = top + box.y;
+    const bool framed = !kernel.title.empty();
+    if (framed) {
+      canvas.rect(x, y, box.width, box.height, "rx=\"8\" class=\"ts-paper\" fill=\"#ffffff\"");
+      canvas.rect(x, y, box.width, box.height, "rx=\"8\"" + box_fill(kernel.color));
+      canvas.rect(x, y, box.width, box.height,
+                  "rx=\"8\" fill=\"none\"" + Canvas::stroke(kernel.color, 1.2));
+      canvas.label(x + 10, y + 16, kernel.title, 11, Anchor::start, bold_ink());
+    } else {
+      canvas.rect(x, y, box.width, box.height, "rx=\"4\" class=\"ts-paper\" fill=\"#ffffff\"");
+    }
+    const double in_x = x + (box.width - inner[k].width) / 2, in_y = y + (framed ? 23 : 0);
+    draw_arrows(canvas, inner[k], in_x, in_y);
+    for (std::size_t i = 0; i < kernel.ops.size(); ++i) {
+      const LayeredBox& place = inner[k].boxes[i];
+      draw_op(canvas, kernel.ops[i],
+              framed ? "class=\"ts-paper\" fill=\"#ffffff\"" : box_fill(kernel.color),
+              in_x + place.x, in_y + place.y, place.width);
+    }
+  }
+  return canvas.finish(title + "; " + below);
+}
+
+}  // namespace detail
+
+// A box an op, with the numbers of its operands; its own number and its shape below.
+inline Svg svg(const Graph& graph) {
+  const detail::GraphBoxes boxes(graph, true);
+  detail::GraphDrawing drawing;
+  List<int> place(graph.nodes.size());
+  bool used[8] = {}, returned = false;
+  for (int i = 0; i < graph.size(); ++i) {
+    if (!boxes.is_drawn(i)) {
+      continue;
+    }
+    detail::DrawnKernel kernel;
+    kernel.ops.push_back(boxes.box(i));
+    kernel.color = detail::kind_color(facts_of(graph[i].op).kind);
+    used[kernel.color] = true;
+    returned = returned || kernel.ops[0].returned;
+    place[static_cast<std::size_t>(i)] = static_cast<int>(drawing.kernels.size());
+    for (const int input : graph[i].inputs) {
+      if (boxes.literal(input) == nullptr) {
+        drawing.arrows.push_back({place[static_cast<std::size_t>(boxes.drawn(input))],
+                                  static_cast<int>(drawing.kernels.size())});
+      }
+    }
+    drawing.kernels.push_back(kernel);
+  }
+  detail::condense(graph, drawing, detail::most_drawn);
+  detail::write_boxes(boxes, drawing);
+  List<detail::Swatch> legend;
+  for (const std::size_t color : {7U, 2U, 3U, 0U, 1U, 4U, 6U}) {
+    if (used[color]) {
+      legend.push_back({detail::color_name(color), detail::box_fill(color)});
+    }
+  }
+  if (returned) {
+    legend.push_back(
+        {"returned", "fill=\"none\" " + detail::Canvas::axis() + " stroke-width=\"2.5\""});
+  }
+  return detail::draw_graph(
+      graph, boxes, drawing,
+      detail::cat({"A graph of ", graph.size(), graph.size() == 1 ? " node" : " nodes"}),
+      "literals stand where they are read" + detail::not_drawn(drawing, "nodes"), legend);
+}
+
+namespace detail {
+
+// One kernel for each step, one box for each input and constant that a step reads.
+inline GraphDrawing drawing_of(const GraphPlan& plan, const GraphBoxes& boxes) {
+  const Graph& graph = plan.graph();
+  GraphDrawing drawing;
+  List<int> place(graph.nodes.size());
+  for (int& at : place) {
+    at = -1;
+  }
+  const auto add_read = [&](int node) {
+    int& at = place[static_cast<std::size_t>(node)];
+    if (at < 0) {
+      DrawnKernel source;
+      source.ops.push_back(boxes.box(node));
+      source.color = kind_color(facts_of(graph[node].op).kind);
+      at = static_cast<int>(drawing.kernels.size());
+      drawing.kernels.push_back(source);
+    }
+  };
+  for (std::size_t s = 0; s < plan.steps().size(); ++s) {
+    const Step& step = plan.steps()[s];
+    DrawnKernel kernel;
+    kernel.color = step_color(step.kind);
+    kernel.title = cat({"kernel ", s, ", ", format_bytes(plan.records()[s].bytes())});
+    std::vector<int> reads;
+    for (const int node : step.nodes) {
+      kernel.ops.push_back(boxes.box(node));
+      for (const int input : graph[node].inputs) {
+        if (boxes.literal(input) == nullptr) {
+          reads.push_back(boxes.drawn(input));
+        }
+      }
+    }
+    const int missing = -2;
+    for (const int node : step.nodes) {
+      place[static_cast<std::size_t>(node)] = missing;  // its own
+    }
+    for (const int node : reads) {
+      if (place[static_cast<std::size_t>(node)] != missing) {
+        add_read(node);
+      }
+    }
+    const int own = static_cast<int>(drawing.kernels.size());
+    for (const int node : reads) {
+      const int from = place[static_cast<std::size_t>(node)];
+      if (from != missing) {
+        drawing.arrows.push_back({from, own});
+      }
+    }
+    for (const int node : step.nodes) {
+      place[static_cast<std::size_t>(node)] = own;
+    }
+    drawing.kernels.push_back(kernel);
+  }
+  return drawing;
+}
+
+}  // namespace detail
+
+// What fusion made of a graph: an enclosure is one kernel, which reads and writes memory once.
+inline Svg svg(const GraphPlan& plan) {
+  const detail::GraphBoxes boxes(plan.graph(), false);
+  detail::GraphDrawing drawing = detail::drawing_of(plan, boxes);
+  detail::condense(plan.graph(), drawing, detail::most_drawn);
+  detail::write_boxes(boxes, drawing);
+  double bytes = 0;
+  bool used[3] = {}, sources = false, returned = false;
+  for (const OpRecord& record : plan.records()) {
+    bytes += record.bytes();
+  }
+  for (const Step& step : plan.steps()) {
+    used[static_cast<std::size_t>(step.kind)] = true;
+  }
+  for (const detail::DrawnKernel& kernel : drawing.kernels) {
+    sources = sources || kernel.title.empty();
+    for (const detail::OpBox& op : kernel.ops) {
+      returned = returned || op.returned;
+    }
+  }
+  static const char* const names[] = {"ops in one pass over memory",
+                                      "a product with what follows it", "a kernel of its own"};
+  List<detail::Swatch> legend;
+  for (std::size_t kind = 0; kind < 3; ++kind) {
+    if (used[kind]) {
+      legend.push_back(
+          {names[kind], detail::box_fill(detail::step_color(static_cast<StepKind>(kind)))});
+    }
+  }
+  if (sources) {
+    legend.push_back({"inputs and constants", detail::idle_fill()});
+  }
+  if (returned) {
+    legend.push_back(
+        {"returned", "fill=\"none\" " + detail::Canvas::axis() + " stroke-width=\"2.5\""});
+  }
+  const std::size_t steps = plan.steps().size();
+  return detail::draw_graph(
+      plan.graph(), boxes, drawing,
+      detail::cat(
+          {"A plan of ", steps, steps == 1 ? " kernel: " : " kernels: ", format_bytes(bytes)}),
+      "an enclosure is a kernel; views move nothing and are not drawn" +
+          detail::not_drawn(drawing, "kernels"),
+      legend);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/compile_pictures.hpp
+// Pictures of what a compilation does to memory: the bytes that ops no longer move, and the block
+// in which buffers take turns. A graph, a plan and their reports show themselves in notebooks.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// At most `most` rows: the last ones are those between, which change least, as one.
+inline List<OpBytes> largest_rows(const List<OpBytes>& rows, std::size_t most) {
+  if (rows.size() <= most) {
+    return rows;
+  }
+  std::vector<double> size, place;
+  for (const OpBytes& row : rows) {
+    size.push_back(-std::max(row.before, row.after));
+  }
+  const std::vector<std::size_t> order = stable_order(size);
+  for (std::size_t i = 0; i + 1 < most; ++i) {
+    place.push_back(static_cast<double>(order[i]));
+  }
+  List<OpBytes> out;
+  for (const std::size_t i : stable_order(place)) {
+    out.push_back(rows[static_cast<std::size_t>(place[i])]);
+  }
+  OpBytes rest;
+  rest.op = cat({rows.size() - out.size(), " other ops"});
+  for (std::size_t i = most - 1; i < order.size(); ++i) {
+    rest.before += rows[order[i]].before;
+    rest.after += rows[order[i]].after;
+  }
+  out.push_back(rest);
+  return out;
+}
+
+// The op that computes a node: of one of several results, the op that has them.
+inline const char* made_by(const Graph& graph, int node) {
+  return name_of(graph[node].op == Op::part ? graph.input_of(graph[node], 0).op : graph[node].op);
+}
+
+}  // namespace detail
+
+// From the bytes before to those after: pale what goes, step by step; solid what is left.
+inline Svg svg(const BytesWaterfall& waterfall) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const List<OpBytes> rows = detail::largest_rows(waterfall.rows, 24);
+  double most = std::max(waterfall.before(), waterfall.after()), level = waterfall.before();
+  double widest = detail::drawn_width("before", 12);
+  for (const OpBytes& row : rows) {
+    level -= row.gone();
+    most = std::max(most, level);
+    widest = std::max(widest, detail::drawn_width(row.op, 12));
+  }
+  most = most > 0 ? most : 1;
+  const double left = 36 + widest, right = 700, text_x = right + 14, step = 24, first = 96;
+  const double bottom = first + step * static_cast<double>(rows.size() + 2);
+  const auto x = [&](double bytes) { return left + bytes / most * (right - left); };
+  const std::string pale = detail::pale(1), solid = Canvas::fill(0), grown = Canvas::fill(3);
+  bool grows = false;
+  for (const OpBytes& row : rows) {
+    grows = grows || row.gone() < -0.5;
+  }
+  List<detail::Swatch> legend = {{"no longer moved", pale}, {"still moved", solid}};
+  if (grows) {
+    legend.push_back({"new", grown});
+  }
+  const std::string title = detail::cat(
+      {"Bytes by op: ", format_bytes(waterfall.before()), " in ", waterfall.kernels_before,
+       waterfall.kernels_before == 1 ? " kernel, " : " kernels, ", format_bytes(waterfall.after()),
+       " in ", waterfall.kernels_after});
+  Canvas canvas(940, bottom + 56);
+  detail::draw_heading(canvas, title,
+                       "what a kernel still moves is shared among its ops in proportion to what "
+                       "each moved alone");
+  detail::draw_swatches(canvas, legend, 20, 920, 72);
+  const detail::ByteScale unit(0, 1, most);
+  const Axis axis = {"", Scale::linear, 0, most / unit.unit};
+  for (const double tick : detail::linear_ticks(axis)) {
+    canvas.line(x(tick * unit.unit), first - 6, x(tick * unit.unit), bottom, Canvas::grid());
+    canvas.label(x(tick * unit.unit), bottom + 17, detail::tick_text(tick), 12, Anchor::middle,
+                 Canvas::soft());
+  }
+  canvas.label((left + right) / 2, bottom + 38, "bytes read and written, " + unit.name, 13,
+               Anchor::middle);
+  double y = first;
+  const auto label = [&](const std::string& name, const std::string& words, bool bold) {
+    canvas.label(left - 8, y + 13, name, 12, Anchor::end,
+                 bold ? detail::bold_ink() : Canvas::ink());
+    canvas.label(text_x, y + 13, words, 12, Anchor::start, bold ? Canvas::ink() : Canvas::soft());
+  };
+  label("before", format_bytes(waterfall.before()), true);
+  canvas.rect(left, y, x(waterfall.before()) - left, 17, detail::bubble_fill());
+  level = waterfall.before();
+  for (const OpBytes& row : rows) {
+    y += step;
+    const double next = level - row.gone();
+    canvas.line(x(level), y - (step - 17), x(level), y + 17, Canvas::axis());
+    canvas.rect(x(std::min(level, next)), y, std::fabs(x(level) - x(next)), 17,
+                row.gone() < 0 ? grown : pale);
+    if (row.after > 0 && (row.before > 0 || row.gone() > 0)) {
+      canvas.rect(left, y + 4, x(row.after) - left, 9, solid);
+    }
+    label(row.op,
+          detail::cat({format_bytes(std::round(row.before)), ", left ",
+                       format_bytes(std::round(row.after))}),
+          false);
+    level = next;
+  }
+  y += step;
+  canvas.line(x(level), y - (step - 17), x(level), y, Canvas::axis());
+  label("after",
+        format_bytes(waterfall.after()) +
+            (waterfall.after() > 0
+                 ? ", " + format_percent(waterfall.after() / std::max(1.0, waterfall.before()))
+                 : std::string()),
+        true);
+  canvas.rect(left, y, x(waterfall.after()) - left, 17, solid);
+  canvas.line(left, first - 6, left, bottom, Canvas::axis());
+  return canvas.finish(title);
+}
+
+// The block of a plan: each buffer at its place for the steps in which it is in use. Above it the
+// height that buffers without a common place would reach.
+inline Svg memory_timeline(const GraphPlan& plan) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const List<BufferLife>& buffers = plan.buffers();
+  const std::size_t steps = plan.steps().size();
+  const double block = plan.block_bytes(), unshared = plan.unshared_bytes();
+  const double shown = std::min(std::max(block, unshared), 3 * std::max(block, 1.0));
+  std::vector<double> in_use(steps);
+  bool used[3] = {};
+  for (const BufferLife& buffer : buffers) {
+    for (int s = buffer.first; s <= buffer.last; ++s) {
+      in_use[static_cast<std::size_t>(s)] += 4.0 * static_cast<double>(buffer.count);
+    }
+    used[static_cast<std::size_t>(plan.steps()[static_cast<std::size_t>(buffer.first)].kind)] =
+        true;
+  }
+  double peak = 0;
+  for (const double bytes : in_use) {
+    peak = std::max(peak, bytes);
+  }
+  List<detail::Swatch> legend;
+  static const char* const names[] = {"from ops in one pass", "from a product",
+                                      "from a kernel of its own"};
+  for (std::size_t kind = 0; kind < 3; ++kind) {
+    if (used[kind]) {
+      legend.push_back({names[kind], Canvas::fill(detail::step_color(static_cast<StepKind>(kind))) +
+                                         " fill-opacity=\"0.55\""});
+    }
+  }
+  const std::string title =
+      detail::cat({"Memory of intermediate results: ", format_bytes(block), " in one block, ",
+                   format_bytes(unshared), " side by side"});
+  const double left = 82, right = 876, top = 112, bottom = 412;
+  Canvas canvas(900, bottom + 54);
+  detail::draw_heading(canvas, title,
+                       detail::cat({"each box is a buffer, from the kernel that writes it to the "
+                                    "last that reads it; at most ",
+                                    format_bytes(peak), " are in use at once"}));
+  detail::draw_swatches(canvas, legend, 20, right, 72);
+  const detail::ByteScale bytes(top, bottom, shown * 1.04);
+  const double wide = (right - left) / static_cast<double>(std::max<std::size_t>(steps, 1));
+  for (const double tick : detail::linear_ticks({"", Scale::linear, 0, bytes.most / bytes.unit})) {
+    const double y = bytes.y(tick * bytes.unit);
+    canvas.line(left, y, right, y, Canvas::grid());
+    canvas.label(left - 7, y + 4, detail::tick_text(tick), 12, Anchor::end, Canvas::soft());
+  }
+  for (const BufferLife& buffer : buffers) {
+    const double low = 4.0 * static_cast<double>(buffer.offset);
+    const double high = low + 4.0 * static_cast<double>(buffer.count);
+    const double x = left + wide * buffer.first + 0.5, y = bytes.y(high);
+    const double width = wide * (buffer.last - buffer.first + 1) - 1;
+    const double height = bytes.y(low) - y;
+    const StepKind kind = plan.steps()[static_cast<std::size_t>(buffer.first)].kind;
+    canvas.rect(x, y, std::max(width, 1.0), std::max(height - 0.6, 0.8),
+                Canvas::fill(detail::step_color(kind)) + " fill-opacity=\"0.55\"");
+    const std::string long_name =
+        detail::cat({"%", buffer.node, " ", detail::made_by(plan.graph(), buffer.node)});
+    const std::string short_name = detail::cat({"%", buffer.node});
+    const bool fits = detail::drawn_width(long_name, 10.5) < width - 4;
+    if (height > 12 && detail::drawn_width(fits ? long_name : short_name, 10.5) < width - 2) {
+      canvas.label(x + width / 2, y + height / 2 + 4, fits ? long_name : short_name, 10.5,
+                   Anchor::middle);
+    }
+  }
+  if (buffers.empty()) {
+    canvas.label((left + right) / 2, (top + bottom) / 2, "no intermediate results", 14,
+                 Anchor::middle, Canvas::soft());
+  }
+  std::vector<double> xs, ys;
+  for (std::size_t s = 0; s < steps && !buffers.empty(); ++s) {
+    for (const std::size_t end : {s, s + 1}) {
+      xs.push_back(left + wide * static_cast<double>(end));
+      ys.push_back(bytes.y(in_use[s]));
+    }
+  }
+  if (!xs.empty()) {
+    canvas.path(xs, ys, Canvas::axis() + " stroke-width=\"1.6\" stroke-dasharray=\"4 2\"");
+  }
+  const auto level = [&](double at, const std::string& words, const std::string& style) {
+    canvas.line(left, bytes.y(at), right, bytes.y(at), style);
+    canvas.label(right, bytes.y(at) - 5, words, 12, Anchor::end);
+  };
+  if (!buffers.empty()) {
+    level(block, "the block, " + format_bytes(block), Canvas::stroke(3, 1.6));
+  }
+  if (unshared > 1.02 * block && unshared <= shown) {
+    level(unshared, "side by side, " + format_bytes(unshared), Canvas::stroke(4, 1.6));
+  } else if (unshared > shown) {
+    canvas.label(right, top - 8,
+                 detail::cat({"side by side, ", format_bytes(unshared), ": ",
+                              format_fixed(unshared / block, 1), " times the block, above here"}),
+                 12, Anchor::end);
+  }
+  canvas.line(left, bottom, right, bottom, Canvas::axis());
+  canvas.line(left, top, left, bottom, Canvas::axis());
+  const std::size_t stride = std::max<std::size_t>(1, (steps + 19) / 20);
+  for (std::size_t s = 0; s < steps; s += stride) {
+    canvas.label(left + wide * (static_cast<double>(s) + 0.5), bottom + 17, detail::cat({s}), 12,
+                 Anchor::middle, Canvas::soft());
+  }
+  canvas.label((left + right) / 2, bottom + 38, "kernel; grey: in use", 13, Anchor::middle);
+  canvas.label_upward(24, (top + bottom) / 2, "place in the block, " + bytes.name, 13);
+  return canvas.finish(title);
+}
+
+template <class Tag = void,
+          class Json = decltype(mime_bundle_repr(std::declval<detail::probe<Tag>>()))>
+Json mime_bundle_repr(const Graph& graph) {
+  Json bundle = Json::object();
+  bundle["text/plain"] = graph.text();
+  bundle["image/svg+xml"] = svg(graph).markup();
+  return bundle;
+}
+
+template <class Tag = void,
+          class Json = decltype(mime_bundle_repr(std::declval<detail::probe<Tag>>()))>
+Json mime_bundle_repr(const GraphPlan& plan) {
+  const Svg picture = svg(plan);
+  Json bundle = Json::object();
+  bundle["text/plain"] = picture.text;
+  bundle["image/svg+xml"] = picture.markup();
+  return bundle;
+}
+
+template <class Tag = void,
+          class Json = decltype(mime_bundle_repr(std::declval<detail::probe<Tag>>()))>
+Json mime_bundle_repr(const BytesWaterfall& waterfall) {
+  Json bundle = Json::object();
+  bundle["text/plain"] = waterfall.table().text();
+  bundle["image/svg+xml"] = svg(waterfall).markup();
+  return bundle;
+}
+
+template <class Tag = void,
+          class Json = decltype(mime_bundle_repr(std::declval<detail::probe<Tag>>()))>
+Json mime_bundle_repr(const CompileReport& report) {
+  Json bundle = Json::object();
+  bundle["text/plain"] = report.table().text();
+  bundle["text/html"] = detail::html_table(report.table());
+  return bundle;
+}
+
+// What the notebook shows of it; a table or words on a terminal.
+inline void show(const GraphPlan& plan, const ShowOptions& options = {}) {
+  show(svg(plan), options);
+}
+inline void show(const CompileReport& report, const ShowOptions& options = {}) {
+  show(report.table(), options);
 }
 
 }}  // namespace tinyscale

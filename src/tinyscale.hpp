@@ -166,9 +166,16 @@
 #include "tinyscale/compile/symbolic_batch.hpp"
 #include "tinyscale/compile/compilation.hpp"
 #include "tinyscale/compile/compiled.hpp"
+<<<<<<< HEAD
 #include "tinyscale/compile/trace.hpp"
 #include "tinyscale/compile/batch_rules.hpp"
 #include "tinyscale/compile/transform.hpp"
+=======
+#include "tinyscale/compile/op_table.hpp"
+#include "tinyscale/compile/run_eagerly.hpp"
+#include "tinyscale/compile/compile_report.hpp"
+#include "tinyscale/compile/bytes_waterfall.hpp"
+>>>>>>> w-pictures
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"
@@ -397,6 +404,10 @@
 #include "tinyscale/show/memory_timeline.hpp"
 #include "tinyscale/show/run_trace.hpp"
 #include "tinyscale/show/launch_pictures.hpp"
+#include "tinyscale/show/layered_layout.hpp"
+#include "tinyscale/show/graph_boxes.hpp"
+#include "tinyscale/show/graph_pictures.hpp"
+#include "tinyscale/show/compile_pictures.hpp"
 #include "tinyscale/show/link_map.hpp"
 #include "tinyscale/show/report_pictures.hpp"
 #include "tinyscale/show/plan_pictures.hpp"

@@ -199,6 +199,8 @@ class GraphPlan {
   }
 
   const Graph& graph() const { return graph_; }
+  const CompileOptions& options() const { return options_; }
+  const List<Write>& writes() const { return writes_; }
   const List<Step>& steps() const { return steps_; }
   // What each step costs, no times.
   const List<OpRecord>& records() const { return records_; }
@@ -208,6 +210,8 @@ class GraphPlan {
   // What CompileOptions::activation_bytes led to.
   const Rematerialization& rematerialization() const { return rematerialization_; }
   double unshared_bytes() const { return 4.0 * static_cast<double>(unshared_); }
+  // Of what a run returns: memory of its own for each.
+  double result_bytes() const;
 
   // The outputs for these inputs (contiguous) and constants, as the graph numbers them. Outputs
   // that are written to a target are empty.
@@ -624,5 +628,18 @@ class GraphPlan {
   mutable std::atomic<bool> busy_{false};
   mutable Memory memory_;
 };
+
+inline double GraphPlan::result_bytes() const {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    count += places_[i] == Place::own ? graph_.nodes[i].shape.count() : 0;
+  }
+  for (const int output : graph_.outputs) {
+    const bool made = output >= 0 && (places_[at(output)] == Place::target ||
+                                      places_[at(layouts_->base_of(output))] == Place::own);
+    count += output >= 0 && !made ? graph_[output].shape.count() : 0;  // a copy
+  }
+  return 4.0 * static_cast<double>(count);
+}
 
 }  // namespace tinyscale
