@@ -171,8 +171,8 @@
 #include "tinyscale/compile/transform.hpp"
 #include "tinyscale/compile/op_table.hpp"
 #include "tinyscale/compile/run_eagerly.hpp"
-#include "tinyscale/compile/compile_report.hpp"
 #include "tinyscale/compile/bytes_waterfall.hpp"
+#include "tinyscale/compile/compile_report.hpp"
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"
