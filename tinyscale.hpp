@@ -158,16 +158,13 @@
 //   tinyscale/compile/symbolic_batch.hpp     One graph for every batch size
 //   tinyscale/compile/compilation.hpp        What a capture became
 //   tinyscale/compile/compiled.hpp           compile(f)
-<<<<<<< HEAD
 //   tinyscale/compile/trace.hpp              A trace
 //   tinyscale/compile/batch_rules.hpp        Batching rules
 //   tinyscale/compile/transform.hpp          Transforms of functions (Frostig, Johnson, Leary
-=======
 //   tinyscale/compile/op_table.hpp           The op set as a table
 //   tinyscale/compile/run_eagerly.hpp        A graph run op by op as eager execution runs it
 //   tinyscale/compile/compile_report.hpp     What each pass of a compilation is worth
 //   tinyscale/compile/bytes_waterfall.hpp    Which ops' memory traffic a compilation takes away
->>>>>>> w-pictures
 //   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
 //   tinyscale/systolic/array_schedule.hpp    When each fold shifts in, streams and leaves
 //   tinyscale/systolic/array_timing.hpp      The ticks of a systolic array in closed form
@@ -9552,6 +9549,7 @@ struct AdamWBlock {
   float* param;
   float* m;
   float* v;
+  double* squares;  // set to the sum of grad^2, where it is not null
 
   template <class L>
   TINYSCALE_INLINE void step(const typename L::V& grads, typename L::V& p, typename L::V& first,
@@ -9575,13 +9573,14 @@ struct AdamWBlock {
   }
 
   template <class L>
-  TINYSCALE_INLINE void at(std::int64_t i, std::int64_t left) const {
+  TINYSCALE_INLINE void at(std::int64_t i, std::int64_t left, typename L::V& sum) const {
     typename L::V vg, vp, vm, vv;
     load_some<L>(grad + i, left, 0.0f, vg);
     load_some<L>(param + i, left, 0.0f, vp);
     load_some<L>(m + i, left, 0.0f, vm);
     load_some<L>(v + i, left, 0.0f, vv);
     step<L>(vg, vp, vm, vv);
+    sum = sum + vg * vg;
     store_some<L>(param + i, left, vp);
     store_some<L>(m + i, left, vm);
     store_some<L>(v + i, left, vv);
@@ -9589,7 +9588,18 @@ struct AdamWBlock {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for_row<L>(n, *this);
+    typename L::V sum[2] = {};
+    std::int64_t i = 0;
+    for (; i + 2 * L::width <= n; i += 2 * L::width) {
+      at<L>(i, L::width, sum[0]);
+      at<L>(i + L::width, L::width, sum[1]);
+    }
+    for (; i < n; i += L::width) {
+      at<L>(i, n - i, sum[0]);
+    }
+    if (squares != nullptr) {
+      *squares = static_cast<double>(sum_lanes<L>(sum[0] + sum[1]));
+    }
   }
 };
 
@@ -9597,16 +9607,24 @@ struct AdamWBlock {
 
 namespace kernels {
 
-inline void adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param, float* m,
-                  float* v) {
+// Returns the sum of grad^2, before grad_scale: blocks of fixed size, added in order.
+inline double adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param,
+                    float* m, float* v) {
   const std::int64_t block = detail::elementwise_block;
+  List<double> squares(static_cast<std::size_t>((n + block - 1) / block));
   parallel_for((n + block - 1) / block, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
       detail::run_on_lanes(detail::AdamWBlock{std::min(block, n - at), f, grad + at, param + at,
-                                              m + at, v + at});
+                                              m + at, v + at,
+                                              &squares[static_cast<std::size_t>(b)]});
     }
   });
+  double total = 0;
+  for (const double part : squares) {
+    total += part;
+  }
+  return total;
 }
 
 inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
@@ -19125,7 +19143,7 @@ inline const List<OpFacts>& op_set() {
       {"attention_backward", OpKind::whole, false, 3, "heads, kv heads, causal"},
       {"linear_cross_entropy", OpKind::whole, false, 1, ""},
       {"linear_cross_entropy_all", OpKind::whole, false, 3, ""},
-      {"adamw", OpKind::whole, false, 3, ""},
+      {"adamw", OpKind::whole, false, 4, ""},
   };
   return ops;
 }
@@ -23202,6 +23220,15 @@ class GraphWriter : public Recorder {
     graph.nodes.push_back(std::move(node));
     return graph.size() - 1;
   }
+  // The constants of a graph that is written anew; each has no node until one is added for it.
+  void begin_with(const List<Tensor>& constants) {
+    graph.constants = constants;
+    constant_nodes_ = List<int>(constants.size());
+    for (int& node : constant_nodes_) {
+      node = -1;
+    }
+  }
+  void is_constant(std::size_t number, int node) { constant_nodes_[number] = node; }
   Tensor input(const Shape& shape) {
     const int node = add(Op::input, {}, shape, {static_cast<double>(graph.inputs.size())});
     graph.inputs.push_back(node);
@@ -23270,8 +23297,8 @@ class GraphWriter : public Recorder {
   virtual int outside(const Tensor& x) {
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
       const Tensor& known = graph.constants[i];
-      if (known.storage().get() == x.storage().get() && known.origin() == x.origin() &&
-          known.shape() == x.shape() &&
+      if (constant_nodes_[i] >= 0 && known.storage().get() == x.storage().get() &&
+          known.origin() == x.origin() && known.shape() == x.shape() &&
           (!known.slot() || !x.slot() || known.slot().get() == x.slot().get()) &&
           known.is_contiguous() == x.is_contiguous() && known.strides() == x.strides()) {
         return constant_nodes_[i];
@@ -23528,8 +23555,9 @@ inline Parts decompose_attention_backward(const Parts& in, const List<double>& n
   return {join_heads(dq), join_heads(dk), join_heads(dv)};
 }
 
-// Parameter, first and second moment of (parameter, gradient, both moments, factors [6] as in
-// kernels::AdamWFactors: beta1, beta2, epsilon, decay, rate, root; factor of the gradient []).
+// Parameter, first and second moment, and the sum of squares of the gradient, of (parameter,
+// gradient, both moments, factors [6] as in kernels::AdamWFactors: beta1, beta2, epsilon, decay,
+// rate, root; factor of the gradient []).
 inline Parts decompose_adamw(const Parts& in) {
   const auto factor = [&in](int i) { return reshape(slice(in[4], 0, i, i + 1), Shape{}); };
   const Tensor b1 = factor(0), b2 = factor(1);
@@ -23537,7 +23565,7 @@ inline Parts decompose_adamw(const Parts& in) {
   const Tensor m = b1 * in[2] + (1.0f - b1) * g;
   const Tensor v = b2 * in[3] + (1.0f - b2) * (g * g);
   const Tensor root = sqrt(v) * factor(5) + factor(2);
-  return {in[0] * factor(3) - factor(4) * (m / root), m, v};
+  return {in[0] * factor(3) - factor(4) * (m / root), m, v, sum(in[1] * in[1])};
 }
 
 // The results of a composite op, from primitives.
@@ -23690,7 +23718,10 @@ struct Differential {
       out_parts[0] = matmul(d, transpose(w, 0, 1));
     }
     if (needs(1)) {
-      const std::int64_t rows = x.dim(-1) > 0 ? x.count() / x.dim(-1) : 0;
+      std::int64_t rows = 1;
+      for (int i = 0; i + 1 < x.dims(); ++i) {
+        rows *= x.dim(i);
+      }
       out_parts[1] =
           matmul(transpose(reshape(x, {rows, x.dim(-1)}), 0, 1), reshape(d, {rows, d.dim(-1)}));
     }
@@ -23767,7 +23798,7 @@ inline Shape part_shape(const Graph& graph, const GraphNode& node, int number) {
     case Op::linear_cross_entropy_all:
       return number == 0 ? Shape{}
                          : graph.input_of(node, static_cast<std::size_t>(number - 1)).shape;
-    case Op::adamw: return first;
+    case Op::adamw: return number < 3 ? first : Shape{};
     default: return node.shape;
   }
 }
@@ -24426,10 +24457,10 @@ class Capture final : public GraphWriter {
     bool had = false;
   };
   // Of attention, written for [.., T, K]: the leading dimensions are one.
-  Tensor record_found(const Recognized& found, const Shape& shape, bool tracked) {
+  Tensor record_found(const Recognized& found, const Shape& shape, bool with_grad) {
     List<Tensor> in;
     for (const int node : found.inputs) {
-      in.push_back(tensor_of(node, tracked));
+      in.push_back(tensor_of(node, with_grad));
     }
     if (found.op != Op::attention) {
       return tinyscale::detail::record(found.op, {&in[0]}, shape);
@@ -25072,7 +25103,7 @@ inline Graph take_apart(
   detail::GraphWriter writer;
   const NoGrad no_gradients;
   const detail::RecorderScope scope(&writer);
-  writer.graph.constants = graph.constants;
+  writer.begin_with(graph.constants);
   List<int> to(graph.nodes.size());
   List<List<int>> parts(graph.nodes.size());
   for (int i = 0; i < graph.size(); ++i) {
@@ -25090,6 +25121,9 @@ inline Graph take_apart(
         input = to[static_cast<std::size_t>(input)];
       }
       own = writer.add(node.op, std::move(inputs), node.shape, node.numbers);
+      if (node.op == Op::constant) {
+        writer.is_constant(static_cast<std::size_t>(node.number(0)), own);
+      }
       continue;
     }
     detail::Parts in;
@@ -27414,8 +27448,9 @@ struct NodeKernel {
     s.rate = f[4];
     s.root = f[5];
     s.grad_scale = in[5]->item();
-    kernels::adamw(in[0]->count(), s, in[1]->data(), out[0]->data(), out[1]->data(),
-                   out[2]->data());
+    const double squares = kernels::adamw(in[0]->count(), s, in[1]->data(), out[0]->data(),
+                                          out[1]->data(), out[2]->data());
+    *out[3]->data() = static_cast<float>(squares);
   }
 
   void take_rows() const {
@@ -28133,6 +28168,7 @@ class GraphPlan {
   // Which of the graph's outputs are written to what stands for one of its inputs or constants.
   GraphPlan(Graph graph, const CompileOptions& options, const List<Write>& writes = List<Write>())
       : options_(options), writes_(writes) {
+    const std::size_t given = graph.constants.size();
     apply_passes(std::move(graph));
     layouts_ = Shared<detail::ValueLayouts>(new detail::ValueLayouts(graph_));
     steps_ = detail::StepBuilder(graph_, *layouts_, options_).build();
@@ -28143,8 +28179,8 @@ class GraphPlan {
                                            step.outputs, step.nodes));
       records_.back().name = step.name(graph_);
     }
-    for (Tensor& constant : graph_.constants) {  // their numbers come with each run
-      constant = detail::phantom_like(constant);
+    for (std::size_t i = 0; i < given; ++i) {  // their numbers come with each run
+      graph_.constants[i] = detail::phantom_like(graph_.constants[i]);
     }
   }
 
@@ -28453,7 +28489,8 @@ class GraphPlan {
         value = inputs[at(static_cast<int>(node.number(0)))];
         memory.stale[i] = 1;
       } else if (node.op == Op::constant) {
-        value = constants[at(static_cast<int>(node.number(0)))].detach();
+        const std::size_t number = at(static_cast<int>(node.number(0)));  // or a pass made it
+        value = number < constants.size() ? constants[number].detach() : graph_.constants[number];
         memory.stale[i] = 1;
       } else if (facts_of(node.op).kind == OpKind::view && layouts_->copies[i] == 0) {
         const std::size_t from = at(node.inputs[0]);
@@ -28907,8 +28944,9 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
       continue;
     }
     needed[static_cast<std::size_t>(at)] = 1;
-    const bool part = graph[at].op == Op::part && graph[at].inputs[0] < forward;
-    if ((at < forward && !view) || part) {
+    // One of several results of an op is saved, not the op.
+    const bool one_result = graph[at].op == Op::part && graph[at].inputs[0] < forward;
+    if ((at < forward && !view) || one_result) {
       saved[static_cast<std::size_t>(at)] = 1;
       continue;
     }
@@ -29730,7 +29768,6 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
 
 }}  // namespace tinyscale
 
-<<<<<<< HEAD
 // >> tinyscale/compile/trace.hpp
 // A trace: a function of tensors run once on placeholders of given shapes, and its ops run again on
 // other tensors, each by a rule. What grad and vmap are built on: run again where ops are recorded
@@ -29909,138 +29946,10 @@ inline Parts apply_op(const GraphNode& call, const Parts& in, unsigned wanted,
     if ((wanted >> p & 1U) != 0) {
       out[p] = thread_recorder()->part(y, static_cast<int>(p), shapes[p]);
     }
-=======
-// >> tinyscale/compile/op_table.hpp
-// The op set as a table: each primitive, and of what primitives each composite op is made, found by
-// taking it apart on a small sample.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-inline const char* name_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::source: return "source";
-    case OpKind::elementwise: return "elementwise";
-    case OpKind::reduction: return "reduction";
-    case OpKind::product: return "product";
-    case OpKind::view: return "view";
-    case OpKind::copy: return "copy";
-    case OpKind::index: return "by number";
-    case OpKind::collective: return "collective";
-    case OpKind::structure: return "structure";
-    case OpKind::row: return "row";
-    default: return "whole";
-  }
-}
-
-namespace detail {
-
-// Operands of a composite op: [2, 4, 8] for what works on tokens, [4, 8] else.
-struct SampleCall {
-  List<Shape> inputs;
-  List<double> numbers;
-};
-inline SampleCall sample_call(Op op) {
-  const Shape x = {4, 8}, w = {8}, rows = {4}, one, tokens = {2, 4, 8}, table = {16, 8};
-  switch (op) {
-    case Op::layer_norm: return {{x, w, w}, {1e-5}};
-    case Op::layer_norm_backward: return {{x, w, rows, rows, x}, {}};
-    case Op::rms_norm: return {{x, w}, {1e-5}};
-    case Op::rms_norm_backward: return {{x, w, rows, x}, {}};
-    case Op::cross_entropy: return {{x, rows}, {}};
-    case Op::cross_entropy_backward: return {{x, rows, one}, {}};
-    case Op::dropout: return {{x}, {0.1, 1, 0, 1, 32, 0, 32, 0, 0}};
-    case Op::rope: return {{tokens}, {4, 0, 0, 0, 1, 4, 10000}};
-    case Op::attention: return {{tokens, tokens, tokens}, {2, 2, 1}};
-    case Op::attention_backward:
-      return {{tokens, tokens, tokens, tokens, Shape{2, 2, 4}, tokens}, {2, 2, 1}};
-    case Op::linear_cross_entropy:
-    case Op::linear_cross_entropy_all: return {{x, table, rows}, {}};
-    case Op::adamw: return {{x, x, x, x, Shape{6}, one}, {}};
-    default: return {{x}, {}};
-  }
-}
-
-}  // namespace detail
-
-// The primitives that a composite op is made of, as a graph on small operands.
-inline Graph made_of(Op op) {
-  if (is_primitive(op)) {
-    detail::fail({"made_of: ", name_of(op), " is a primitive; a composite op is right"});
-  }
-  const detail::SampleCall call = detail::sample_call(op);
-  Graph graph;
-  GraphNode node;
-  node.op = op;
-  node.numbers = call.numbers;
-  for (const Shape& shape : call.inputs) {
-    GraphNode input;
-    input.op = Op::input;
-    input.shape = shape;
-    input.numbers = {static_cast<double>(graph.inputs.size())};
-    graph.inputs.push_back(graph.size());
-    node.inputs.push_back(graph.size());
-    graph.nodes.push_back(input);
-  }
-  node.shape = op == Op::cross_entropy || op == Op::linear_cross_entropy ? Shape{} : call.inputs[0];
-  const int whole = graph.size();
-  graph.nodes.push_back(node);
-  const int parts = facts_of(op).parts;
-  for (int p = 0; p < parts && parts > 1; ++p) {
-    GraphNode part;
-    part.op = Op::part;
-    part.shape = detail::part_shape(graph, node, p);
-    part.inputs = {whole};
-    part.numbers = {static_cast<double>(p)};
-    graph.outputs.push_back(graph.size());
-    graph.nodes.push_back(part);
-  }
-  if (parts == 1) {
-    graph.outputs.push_back(whole);
-  }
-  Graph out = take_apart(graph);
-  detail::sort_needed(out);
-  return out;
-}
-
-// A row an op. Of a composite: how many primitives it is made of (operands and literals are none),
-// and which.
-inline Table op_table() {
-  Table out;
-  int primitives = 0;
-  for (const OpFacts& facts : op_set()) {
-    primitives += facts.primitive ? 1 : 0;
-  }
-  out.title = detail::cat({"op set: ", primitives, " primitives, ",
-                           op_set().size() - static_cast<std::size_t>(primitives), " composites"});
-  out.columns = {"op", "kind", "results", "primitives", "made of"};
-  for (std::size_t i = 0; i < op_set().size(); ++i) {
-    const OpFacts& facts = op_set()[i];
-    std::string made;
-    int count = 0;
-    if (!facts.primitive) {
-      const Graph graph = made_of(static_cast<Op>(i));
-      List<int> of_each(op_set().size());
-      for (const GraphNode& node : graph.nodes) {
-        const bool source =
-            node.op == Op::input || node.op == Op::constant || node.op == Op::literal;
-        of_each[static_cast<std::size_t>(node.op)] += source ? 0 : 1;
-        count += source ? 0 : 1;
-      }
-      for (std::size_t k = 0; k < of_each.size(); ++k) {
-        if (of_each[k] > 0) {
-          made += (made.empty() ? "" : ", ") + std::string(op_set()[k].name) +
-                  (of_each[k] > 1 ? detail::cat({" x", of_each[k]}) : "");
-        }
-      }
-    }
-    out.add({facts.name, name_of(facts.kind), detail::cat({facts.parts}),
-             facts.primitive ? "1" : detail::cat({count}), made});
->>>>>>> w-pictures
   }
   return out;
 }
 
-<<<<<<< HEAD
 // Shapes of a node's results.
 inline List<Shape> part_shapes(const Graph& graph, int node) {
   List<Shape> shapes;
@@ -30161,18 +30070,10 @@ inline Trace& take_apart(Trace& from, const List<char>& marked, Trace& to) {
 // >> tinyscale/compile/batch_rules.hpp
 // Batching rules: each op on operands of which some have a batch as dimension 0 more, as ops on all
 // of it at once. Results have the batch as dimension 0 too.
-=======
-}}  // namespace tinyscale
-
-// >> tinyscale/compile/run_eagerly.hpp
-// A graph run op by op as eager execution runs it: each result in memory of its own, let go behind
-// its last use. What a Profile counts meanwhile is what the eager ops count of themselves.
->>>>>>> w-pictures
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-<<<<<<< HEAD
 inline constexpr std::int64_t most_ids = 16777216;  // whole numbers that a float holds: 2^24
 
 // One op with its operands.
@@ -30552,7 +30453,326 @@ inline std::vector<Tensor> run_gradient(const char* name, const TensorFunction& 
     }
     out.push_back(recording() ? y : contiguous(y.detach()));
     own_numbers(out, i < results ? std::vector<Tensor>() : inputs);
-=======
+  }
+  return out;
+}
+
+inline TensorFunction gradient_of(const char* name, const TensorFunction& f,
+                                  const List<int>& arguments, bool values) {
+  if (arguments.empty()) {
+    fail({name, ": a gradient for no argument; name at least one"});
+  }
+  for (const int argument : arguments) {
+    if (argument < 0) {
+      fail({name, ": the gradient for argument ", argument, "; they are counted from 0"});
+    }
+  }
+  return [name, f, arguments, values](const std::vector<Tensor>& inputs) {
+    return run_gradient(name, f, arguments, inputs, values);
+  };
+}
+
+}  // namespace detail
+
+// The function that returns the gradients of f's first result, one number, with respect to these
+// arguments, one each. Nobody's .grad changes: what f captures is constant. For backward() what it
+// returns is constant too; a second derivative is grad(grad(f)).
+inline TensorFunction grad(const TensorFunction& f, const List<int>& arguments) {
+  return detail::gradient_of("grad", f, arguments, false);
+}
+inline TensorFunction grad(const TensorFunction& f, int argument = 0) {
+  return grad(f, List<int>{argument});
+}
+
+// The function that returns all of f's results, then the gradients.
+inline TensorFunction value_and_grad(const TensorFunction& f, const List<int>& arguments) {
+  return detail::gradient_of("value_and_grad", f, arguments, true);
+}
+inline TensorFunction value_and_grad(const TensorFunction& f, int argument = 0) {
+  return value_and_grad(f, List<int>{argument});
+}
+
+namespace detail {
+
+// The batch of the inputs, and which have one.
+struct BatchOf {
+  std::int64_t size = -1;
+  List<char> has;
+  List<int> dims;
+
+  BatchOf(const std::vector<Tensor>& inputs, const List<int>& given) {
+    if (!given.empty() && given.size() != inputs.size()) {
+      fail({"vmap: ", given.size(), " batch dimensions for ", inputs.size(),
+            " arguments; one each is right, -1 for an argument without a batch"});
+    }
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const int dim = given.empty() ? 0 : given[i];
+      if (dim < -1 || dim >= inputs[i].dims()) {
+        fail({"vmap: batch dimension ", dim, " of argument ", i, ", ", inputs[i].shape(),
+              inputs[i].dims() == 0
+                  ? "; -1 is right: it has no dimension"
+                  : cat({"; 0 to ", inputs[i].dims() - 1, ", or -1 for none, are right"})});
+      }
+      has.push_back(dim >= 0 ? 1 : 0);
+      dims.push_back(dim);
+      if (dim >= 0 && size < 0) {
+        size = inputs[i].dim(dim);
+        first = i;
+      }
+      if (dim >= 0 && inputs[i].dim(dim) != size) {
+        fail({"vmap: argument ", first, " is ", inputs[first].shape(), " with ", size,
+              " examples in dimension ", dims[first], ", argument ", i, " is ", inputs[i].shape(),
+              " with ", inputs[i].dim(dim), " in dimension ", dim, "; as many are right"});
+      }
+    }
+    if (size < 0) {
+      fail({"vmap: none of ", inputs.size(), " arguments has a batch; at least one is right"});
+    }
+  }
+};
+
+inline std::vector<Tensor> run_vmap(const TensorFunction& f, const List<int>& dims,
+                                    const std::vector<Tensor>& inputs) {
+  List<Shape> shapes = shapes_of("vmap", inputs);
+  const BatchOf batch(inputs, dims);
+  Parts front;  // the batch first
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (batch.has[i] == 0) {
+      front.push_back(inputs[i]);
+      continue;
+    }
+    Shape one;
+    List<int> order = {batch.dims[i]};
+    for (int d = 0; d < inputs[i].dims(); ++d) {
+      if (d != batch.dims[i]) {
+        one.push_back(inputs[i].dim(d));
+        order.push_back(d);
+      }
+    }
+    shapes[i] = one;
+    front.push_back(batch.dims[i] == 0 ? inputs[i] : permute(inputs[i], order));
+  }
+  Trace trace("vmap");
+  trace.run(f, shapes);
+  const List<char> traced = batched_nodes(trace.graph, batch.has);
+  List<char> without(traced.size());
+  for (std::size_t i = 0; i < traced.size(); ++i) {
+    without[i] = traced[i] != 0 && !has_batch_rule(trace.graph.nodes[i], traced) ? 1 : 0;
+  }
+  Trace primitives("vmap");
+  const Trace& whole = take_apart(trace, without, primitives);
+  const Graph& graph = whole.graph;
+  const List<char> batched = batched_nodes(graph, batch.has);
+  Rerun rerun(whole, graph.outputs);
+  std::vector<Tensor> results = rerun.run(front, [&](int i, const Parts& in, unsigned wanted) {
+    if (batched[static_cast<std::size_t>(i)] == 0) {
+      return apply_op(graph[i], in, wanted, part_shapes(graph, i));
+    }
+    return BatchRule{graph, graph[i], in, batched, batch.size, wanted}();
+  });
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    Tensor& y = results[i];
+    y = whole.tracked[i] != 0 ? y : y.detach();
+    if (batched[static_cast<std::size_t>(graph.outputs[i])] == 0) {
+      Shape all = {batch.size};
+      for (const std::int64_t n : y.shape()) {
+        all.push_back(n);
+      }
+      y = broadcast_to(y, all);
+    }
+    y = recording() ? y : contiguous(y);
+  }
+  return results;
+}
+
+}  // namespace detail
+
+// The function that computes f of each example of a batch, all at once. dims: the dimension of each
+// argument that counts examples, -1 where every example is given the same; empty: 0 for all. The
+// results' is dimension 0. f sees one example; random draws inside it are the same for all.
+inline TensorFunction vmap(const TensorFunction& f, const List<int>& dims = List<int>()) {
+  return [f, dims](const std::vector<Tensor>& inputs) { return detail::run_vmap(f, dims, inputs); };
+}
+
+// The function that returns the derivative of f's first result [S] with respect to one argument
+// [X]: [S, X]. A backward pass for each of the result's numbers, all at once.
+inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
+  if (argument < 0) {
+    detail::fail({"jacobian: the gradient for argument ", argument, "; they are counted from 0"});
+  }
+  return [f, argument](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
+    detail::check_argument("jacobian", argument, inputs.size());
+    Shape result;
+    {
+      detail::Trace trace("jacobian");
+      trace.run(f, detail::shapes_of("jacobian", inputs));
+      result = trace.graph[trace.graph.outputs[0]].shape;
+    }
+    const TensorFunction row = [f](const std::vector<Tensor>& in) -> std::vector<Tensor> {
+      const std::vector<Tensor> own(in.begin(), in.end() - 1);
+      return {sum(f(own)[0] * in.back())};
+    };
+    const std::int64_t n = result.count();
+    Shape rows = {n};
+    Shape all = result;
+    for (const std::int64_t size : result) {
+      rows.push_back(size);
+    }
+    for (const std::int64_t size : inputs[static_cast<std::size_t>(argument)].shape()) {
+      all.push_back(size);
+    }
+    std::vector<Tensor> given = inputs;
+    given.push_back(reshape(equal(reshape(arange(n), {n, 1}), arange(n)), rows));
+    List<int> dims(inputs.size());
+    for (int& dim : dims) {
+      dim = -1;
+    }
+    dims.push_back(0);
+    return {reshape(vmap(grad(row, argument), dims)(given)[0], all)};
+  };
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/op_table.hpp
+// The op set as a table: each primitive, and of what primitives each composite op is made, found by
+// taking it apart on a small sample.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+inline const char* name_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::source: return "source";
+    case OpKind::elementwise: return "elementwise";
+    case OpKind::reduction: return "reduction";
+    case OpKind::product: return "product";
+    case OpKind::view: return "view";
+    case OpKind::copy: return "copy";
+    case OpKind::index: return "by number";
+    case OpKind::collective: return "collective";
+    case OpKind::structure: return "structure";
+    case OpKind::row: return "row";
+    default: return "whole";
+  }
+}
+
+namespace detail {
+
+// Operands of a composite op: [2, 4, 8] for what works on tokens, [4, 8] else.
+struct SampleCall {
+  List<Shape> inputs;
+  List<double> numbers;
+};
+inline SampleCall sample_call(Op op) {
+  const Shape x = {4, 8}, w = {8}, rows = {4}, one, tokens = {2, 4, 8}, table = {16, 8};
+  switch (op) {
+    case Op::layer_norm: return {{x, w, w}, {1e-5}};
+    case Op::layer_norm_backward: return {{x, w, rows, rows, x}, {}};
+    case Op::rms_norm: return {{x, w}, {1e-5}};
+    case Op::rms_norm_backward: return {{x, w, rows, x}, {}};
+    case Op::cross_entropy: return {{x, rows}, {}};
+    case Op::cross_entropy_backward: return {{x, rows, one}, {}};
+    case Op::dropout: return {{x}, {0.1, 1, 0, 1, 32, 0, 32, 0, 0}};
+    case Op::rope: return {{tokens}, {4, 0, 0, 0, 1, 4, 10000}};
+    case Op::attention: return {{tokens, tokens, tokens}, {2, 2, 1}};
+    case Op::attention_backward:
+      return {{tokens, tokens, tokens, tokens, Shape{2, 2, 4}, tokens}, {2, 2, 1}};
+    case Op::linear_cross_entropy:
+    case Op::linear_cross_entropy_all: return {{x, table, rows}, {}};
+    case Op::adamw: return {{x, x, x, x, Shape{6}, one}, {}};
+    default: return {{x}, {}};
+  }
+}
+
+}  // namespace detail
+
+// The primitives that a composite op is made of, as a graph on small operands.
+inline Graph made_of(Op op) {
+  if (is_primitive(op)) {
+    detail::fail({"made_of: ", name_of(op), " is a primitive; a composite op is right"});
+  }
+  const detail::SampleCall call = detail::sample_call(op);
+  Graph graph;
+  GraphNode node;
+  node.op = op;
+  node.numbers = call.numbers;
+  for (const Shape& shape : call.inputs) {
+    GraphNode input;
+    input.op = Op::input;
+    input.shape = shape;
+    input.numbers = {static_cast<double>(graph.inputs.size())};
+    graph.inputs.push_back(graph.size());
+    node.inputs.push_back(graph.size());
+    graph.nodes.push_back(input);
+  }
+  node.shape = op == Op::cross_entropy || op == Op::linear_cross_entropy ? Shape{} : call.inputs[0];
+  const int whole = graph.size();
+  graph.nodes.push_back(node);
+  const int parts = facts_of(op).parts;
+  for (int p = 0; p < parts && parts > 1; ++p) {
+    GraphNode part;
+    part.op = Op::part;
+    part.shape = detail::part_shape(graph, node, p);
+    part.inputs = {whole};
+    part.numbers = {static_cast<double>(p)};
+    graph.outputs.push_back(graph.size());
+    graph.nodes.push_back(part);
+  }
+  if (parts == 1) {
+    graph.outputs.push_back(whole);
+  }
+  Graph out = take_apart(graph);
+  detail::sort_needed(out);
+  return out;
+}
+
+// A row an op. Of a composite: how many primitives it is made of (operands and literals are none),
+// and which.
+inline Table op_table() {
+  Table out;
+  int primitives = 0;
+  for (const OpFacts& facts : op_set()) {
+    primitives += facts.primitive ? 1 : 0;
+  }
+  out.title = detail::cat({"op set: ", primitives, " primitives, ",
+                           op_set().size() - static_cast<std::size_t>(primitives), " composites"});
+  out.columns = {"op", "kind", "results", "primitives", "made of"};
+  for (std::size_t i = 0; i < op_set().size(); ++i) {
+    const OpFacts& facts = op_set()[i];
+    std::string made;
+    int count = 0;
+    if (!facts.primitive) {
+      const Graph graph = made_of(static_cast<Op>(i));
+      List<int> of_each(op_set().size());
+      for (const GraphNode& node : graph.nodes) {
+        const bool source =
+            node.op == Op::input || node.op == Op::constant || node.op == Op::literal;
+        of_each[static_cast<std::size_t>(node.op)] += source ? 0 : 1;
+        count += source ? 0 : 1;
+      }
+      for (std::size_t k = 0; k < of_each.size(); ++k) {
+        if (of_each[k] > 0) {
+          made += (made.empty() ? "" : ", ") + std::string(op_set()[k].name) +
+                  (of_each[k] > 1 ? detail::cat({" x", of_each[k]}) : "");
+        }
+      }
+    }
+    out.add({facts.name, name_of(facts.kind), detail::cat({facts.parts}),
+             facts.primitive ? "1" : detail::cat({count}), made});
+  }
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/run_eagerly.hpp
+// A graph run op by op as eager execution runs it: each result in memory of its own, let go behind
+// its last use. What a Profile counts meanwhile is what the eager ops count of themselves.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
 // The ops whose eager function counts itself and has no second result.
 inline bool counts_itself(Op op) {
   switch (op) {
@@ -31028,187 +31248,10 @@ inline Table CompileReport::table() const {
     add(measured, format_seconds(row.seconds));
     add(measured, row.difference > 0 ? detail::printed('g', 2, row.difference) : "0");
     out.add(cells);
->>>>>>> w-pictures
   }
   return out;
 }
 
-<<<<<<< HEAD
-inline TensorFunction gradient_of(const char* name, const TensorFunction& f,
-                                  const List<int>& arguments, bool values) {
-  if (arguments.empty()) {
-    fail({name, ": a gradient for no argument; name at least one"});
-  }
-  for (const int argument : arguments) {
-    if (argument < 0) {
-      fail({name, ": the gradient for argument ", argument, "; they are counted from 0"});
-    }
-  }
-  return [name, f, arguments, values](const std::vector<Tensor>& inputs) {
-    return run_gradient(name, f, arguments, inputs, values);
-  };
-}
-
-}  // namespace detail
-
-// The function that returns the gradients of f's first result, one number, with respect to these
-// arguments, one each. Nobody's .grad changes: what f captures is constant. For backward() what it
-// returns is constant too; a second derivative is grad(grad(f)).
-inline TensorFunction grad(const TensorFunction& f, const List<int>& arguments) {
-  return detail::gradient_of("grad", f, arguments, false);
-}
-inline TensorFunction grad(const TensorFunction& f, int argument = 0) {
-  return grad(f, List<int>{argument});
-}
-
-// The function that returns all of f's results, then the gradients.
-inline TensorFunction value_and_grad(const TensorFunction& f, const List<int>& arguments) {
-  return detail::gradient_of("value_and_grad", f, arguments, true);
-}
-inline TensorFunction value_and_grad(const TensorFunction& f, int argument = 0) {
-  return value_and_grad(f, List<int>{argument});
-}
-
-namespace detail {
-
-// The batch of the inputs, and which have one.
-struct BatchOf {
-  std::int64_t size = -1;
-  List<char> has;
-  List<int> dims;
-
-  BatchOf(const std::vector<Tensor>& inputs, const List<int>& given) {
-    if (!given.empty() && given.size() != inputs.size()) {
-      fail({"vmap: ", given.size(), " batch dimensions for ", inputs.size(),
-            " arguments; one each is right, -1 for an argument without a batch"});
-    }
-    std::size_t first = 0;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const int dim = given.empty() ? 0 : given[i];
-      if (dim < -1 || dim >= inputs[i].dims()) {
-        fail({"vmap: batch dimension ", dim, " of argument ", i, ", ", inputs[i].shape(),
-              inputs[i].dims() == 0
-                  ? "; -1 is right: it has no dimension"
-                  : cat({"; 0 to ", inputs[i].dims() - 1, ", or -1 for none, are right"})});
-      }
-      has.push_back(dim >= 0 ? 1 : 0);
-      dims.push_back(dim);
-      if (dim >= 0 && size < 0) {
-        size = inputs[i].dim(dim);
-        first = i;
-      }
-      if (dim >= 0 && inputs[i].dim(dim) != size) {
-        fail({"vmap: argument ", first, " is ", inputs[first].shape(), " with ", size,
-              " examples in dimension ", dims[first], ", argument ", i, " is ", inputs[i].shape(),
-              " with ", inputs[i].dim(dim), " in dimension ", dim, "; as many are right"});
-      }
-    }
-    if (size < 0) {
-      fail({"vmap: none of ", inputs.size(), " arguments has a batch; at least one is right"});
-    }
-  }
-};
-
-inline std::vector<Tensor> run_vmap(const TensorFunction& f, const List<int>& dims,
-                                    const std::vector<Tensor>& inputs) {
-  List<Shape> shapes = shapes_of("vmap", inputs);
-  const BatchOf batch(inputs, dims);
-  Parts front;  // the batch first
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (batch.has[i] == 0) {
-      front.push_back(inputs[i]);
-      continue;
-    }
-    Shape one;
-    List<int> order = {batch.dims[i]};
-    for (int d = 0; d < inputs[i].dims(); ++d) {
-      if (d != batch.dims[i]) {
-        one.push_back(inputs[i].dim(d));
-        order.push_back(d);
-      }
-    }
-    shapes[i] = one;
-    front.push_back(batch.dims[i] == 0 ? inputs[i] : permute(inputs[i], order));
-  }
-  Trace trace("vmap");
-  trace.run(f, shapes);
-  const List<char> traced = batched_nodes(trace.graph, batch.has);
-  List<char> without(traced.size());
-  for (std::size_t i = 0; i < traced.size(); ++i) {
-    without[i] = traced[i] != 0 && !has_batch_rule(trace.graph.nodes[i], traced) ? 1 : 0;
-  }
-  Trace primitives("vmap");
-  const Trace& whole = take_apart(trace, without, primitives);
-  const Graph& graph = whole.graph;
-  const List<char> batched = batched_nodes(graph, batch.has);
-  Rerun rerun(whole, graph.outputs);
-  std::vector<Tensor> results = rerun.run(front, [&](int i, const Parts& in, unsigned wanted) {
-    if (batched[static_cast<std::size_t>(i)] == 0) {
-      return apply_op(graph[i], in, wanted, part_shapes(graph, i));
-    }
-    return BatchRule{graph, graph[i], in, batched, batch.size, wanted}();
-  });
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    Tensor& y = results[i];
-    y = whole.tracked[i] != 0 ? y : y.detach();
-    if (batched[static_cast<std::size_t>(graph.outputs[i])] == 0) {
-      Shape all = {batch.size};
-      for (const std::int64_t n : y.shape()) {
-        all.push_back(n);
-      }
-      y = broadcast_to(y, all);
-    }
-    y = recording() ? y : contiguous(y);
-  }
-  return results;
-}
-
-}  // namespace detail
-
-// The function that computes f of each example of a batch, all at once. dims: the dimension of each
-// argument that counts examples, -1 where every example is given the same; empty: 0 for all. The
-// results' is dimension 0. f sees one example; random draws inside it are the same for all.
-inline TensorFunction vmap(const TensorFunction& f, const List<int>& dims = List<int>()) {
-  return [f, dims](const std::vector<Tensor>& inputs) { return detail::run_vmap(f, dims, inputs); };
-}
-
-// The function that returns the derivative of f's first result [S] with respect to one argument
-// [X]: [S, X]. A backward pass for each of the result's numbers, all at once.
-inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
-  if (argument < 0) {
-    detail::fail({"jacobian: the gradient for argument ", argument, "; they are counted from 0"});
-  }
-  return [f, argument](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
-    detail::check_argument("jacobian", argument, inputs.size());
-    Shape result;
-    {
-      detail::Trace trace("jacobian");
-      trace.run(f, detail::shapes_of("jacobian", inputs));
-      result = trace.graph[trace.graph.outputs[0]].shape;
-    }
-    const TensorFunction row = [f](const std::vector<Tensor>& in) -> std::vector<Tensor> {
-      const std::vector<Tensor> own(in.begin(), in.end() - 1);
-      return {sum(f(own)[0] * in.back())};
-    };
-    const std::int64_t n = result.count();
-    Shape rows = {n};
-    Shape all = result;
-    for (const std::int64_t size : result) {
-      rows.push_back(size);
-    }
-    for (const std::int64_t size : inputs[static_cast<std::size_t>(argument)].shape()) {
-      all.push_back(size);
-    }
-    std::vector<Tensor> given = inputs;
-    given.push_back(reshape(equal(reshape(arange(n), {n, 1}), arange(n)), rows));
-    List<int> dims(inputs.size());
-    for (int& dim : dims) {
-      dim = -1;
-    }
-    dims.push_back(0);
-    return {reshape(vmap(grad(row, argument), dims)(given)[0], all)};
-  };
-=======
 inline Table CompileReport::data() const {
   Table out;
   out.title = detail::cat({"compile report of ", graph.size(), " nodes"});
@@ -31392,7 +31435,6 @@ inline Table BytesWaterfall::data() const {
 
 inline std::ostream& operator<<(std::ostream& out, const BytesWaterfall& waterfall) {
   return out << waterfall.table();
->>>>>>> w-pictures
 }
 
 }}  // namespace tinyscale
@@ -59883,10 +59925,12 @@ class AdamW {
   }
 
   // The same while a function is compiled: the optimizer's options and count of steps are read at
-  // every run of the graph, which must not outlive it. grad_scale: one number.
-  void record_step(const Tensor& grad_scale) {
+  // every run of the graph, which must not outlive it. grad_scale: one number. Returns the sum of
+  // the squares of all gradients, before grad_scale.
+  Tensor record_step(const Tensor& grad_scale) {
     const Tensor with_decay = record_factors(true), without = record_factors(false);
     const NoGrad no_graph;
+    Tensor squares;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const Tensor p = tensors_[i].detach(), grad = tensors_[i].grad();
       if (!grad.defined()) {
@@ -59901,7 +59945,10 @@ class AdamW {
       for (int part = 0; part < 3; ++part) {
         recorder.write("AdamW", *targets[part], recorder.part(all, part, p.shape()));
       }
+      const Tensor own = recorder.part(all, 3, Shape{});
+      squares = squares.defined() ? squares + own : own;
     }
+    return squares.defined() ? squares : full(Shape{}, 0.0f);
   }
 
  private:
@@ -60213,15 +60260,20 @@ class CompiledStep {
     recorder.bind_ids(targets, in[1]);
     const Tensor loss = model.loss(ids, targets, in[0].dim(0), in[0].dim(1));
     loss.backward();
-    Tensor squares = full(Shape{}, 0.0f);
-    for (const Tensor& parameter : optimizer.tensors()) {
-      const Tensor grad = parameter.grad();
-      squares = grad.defined() ? squares + sum(square(grad)) : squares;
-    }
-    const Tensor norm = sqrt(squares);
     const Tensor one = full(Shape{}, 1.0f);
-    optimizer.record_step(
-        clip > 0 ? minimum(one, static_cast<float>(clip) * detail::one_over(norm + 1e-6f)) : one);
+    Tensor norm;
+    if (clip > 0) {
+      Tensor squares = full(Shape{}, 0.0f);
+      for (const Tensor& parameter : optimizer.tensors()) {
+        const Tensor grad = parameter.grad();
+        squares = grad.defined() ? squares + sum(square(grad)) : squares;
+      }
+      norm = sqrt(squares);
+      const Tensor most = full(Shape{}, static_cast<float>(clip));
+      optimizer.record_step(minimum(one, most / (norm + 1e-6f)));
+    } else {  // the update reads the gradients anyway
+      norm = sqrt(optimizer.record_step(one));
+    }
     optimizer.zero_grad();
     return {loss.detach(), norm};
   }

@@ -166,16 +166,13 @@
 #include "tinyscale/compile/symbolic_batch.hpp"
 #include "tinyscale/compile/compilation.hpp"
 #include "tinyscale/compile/compiled.hpp"
-<<<<<<< HEAD
 #include "tinyscale/compile/trace.hpp"
 #include "tinyscale/compile/batch_rules.hpp"
 #include "tinyscale/compile/transform.hpp"
-=======
 #include "tinyscale/compile/op_table.hpp"
 #include "tinyscale/compile/run_eagerly.hpp"
 #include "tinyscale/compile/compile_report.hpp"
 #include "tinyscale/compile/bytes_waterfall.hpp"
->>>>>>> w-pictures
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"
