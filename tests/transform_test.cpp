@@ -901,3 +901,38 @@ TEST_CASE("vmap: random shapes") {
     check_close(compile(vmap(one_case.f, dims))(inputs), expected, 2e-5);
   }
 }
+
+TEST_CASE("compiled graphs that transforms write") {
+  const auto check = [](const TensorFunction& f, const Tensors& in) {
+    check_close(compile(f)(in), f(in), 1e-6);
+  };
+  const Tensor x = randn({4}, 1);
+  // A total, read beside what it sums.
+  check(
+      [](const Tensors& in) {
+        const Tensor y = exp(in[0]);
+        return one(y * (sum(y, {0}, KeepDim::yes) * 0.5f) + y);
+      },
+      {x});
+  // A copy of what lies in no even steps.
+  check(
+      [](const Tensors& in) {
+        return one(reshape(permute(in[0], {1, 0, 2}), {4, 2}));
+      },
+      {randn({2, 2, 2}, 2)});
+  // One number repeated, as a result.
+  check([](const Tensors&) { return one(zeros({2, 3})); }, {x});
+  // A parameter among more operands than a word has bits.
+  const Tensor w = parameter(ones({1}));
+  const TensorFunction step = [&w](const Tensors& in) {
+    Tensors parts;
+    for (int i = 0; i < 40; ++i) {
+      parts.push_back(i == 35 ? w : ones({1}));
+    }
+    sum(concat(parts, 0)).backward();
+    return in;
+  };
+  compile(step)({x});
+  REQUIRE(w.grad().defined());
+  check_close(one(w.grad()), one(ones({1})), 1e-6);
+}
