@@ -110,7 +110,7 @@ List<Case> shape_cases() {
   };
   of("sum", [](const Tensor& t) { return sum(t, {0, 2}); });
   of("sum", [](const Tensor& t) { return sum(t); });
-  of("sum", [](const Tensor& t) { return sum(t, {1}, KeepDim::yes); });
+  of("sum", [](const Tensor& t) { return sum(t, 1, KeepDim::yes); });
   of("max", [](const Tensor& t) { return max(t, 1); });
   of(
       "argmax", [](const Tensor& t) { return argmax(t, 2, KeepDim::yes); }, true);
@@ -879,7 +879,7 @@ TEST_CASE("vmap: random shapes") {
     const Case one_case = {"random", {{shape}, {narrow}, {weights}}, [=](const Tensors& in) {
                              const Tensor y = in[0] * in[1] + maximum(in[1], in[0]);
                              const Tensor turned = transpose(concat({y, in[0]}, dim), dim, other);
-                             return Tensors{sum(turned, {other}),
+                             return Tensors{sum(turned, other),
                                             max(y, dim),
                                             reshape(turned, {turned.count()}),
                                             matmul(y, in[2]),
@@ -911,7 +911,7 @@ TEST_CASE("compiled graphs that transforms write") {
   check(
       [](const Tensors& in) {
         const Tensor y = exp(in[0]);
-        return one(y * (sum(y, {0}, KeepDim::yes) * 0.5f) + y);
+        return one(y * (sum(y, 0, KeepDim::yes) * 0.5f) + y);
       },
       {x});
   // A copy of what lies in no even steps.
