@@ -44,7 +44,7 @@ TESTS    := $(wildcard tests/*_test.cpp)
 # the heavy ones are a unit each. UNITS= compiles every file alone.
 UNITS    ?= $(if $(HEADER_ONLY),,8)
 # These include programs, replace operator new or define what the header looks for.
-ALONE_TESTS := $(patsubst %,tests/%_test.cpp,allocation labs programs show)
+ALONE_TESTS := $(patsubst %,tests/%_test.cpp,allocation compile_pictures labs programs show)
 HEAVY    := $(filter $(HEAVY_TESTS:$(BUILD)/%.o=%.cpp),$(TESTS))
 UNITED   := $(if $(UNITS),$(filter-out tests/main.cpp $(ALONE_TESTS) $(HEAVY),$(TESTS)))
 in_turn   = $(shell echo $(UNITED) | tr ' ' '\n' | awk 'NR % $(UNITS) == $(1) % $(UNITS)')

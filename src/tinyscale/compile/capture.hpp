@@ -258,10 +258,10 @@ class Capture final : public GraphWriter {
     bool had = false;
   };
   // Of attention, written for [.., T, K]: the leading dimensions are one.
-  Tensor record_found(const Recognized& found, const Shape& shape, bool tracked) {
+  Tensor record_found(const Recognized& found, const Shape& shape, bool with_grad) {
     List<Tensor> in;
     for (const int node : found.inputs) {
-      in.push_back(tensor_of(node, tracked));
+      in.push_back(tensor_of(node, with_grad));
     }
     if (found.op != Op::attention) {
       return tinyscale::detail::record(found.op, {&in[0]}, shape);
