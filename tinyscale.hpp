@@ -22569,6 +22569,10 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   return y;
 }
 
+inline Tensor cross_entropy(const Tensor& logits, std::initializer_list<std::int32_t> targets) {
+  return cross_entropy(logits, std::vector<std::int32_t>(targets));
+}
+
 // The same with the targets in a tensor of whole numbers, one a row.
 inline Tensor cross_entropy(const Tensor& logits, const Tensor& targets) {
   detail::check_last_dim("cross_entropy", logits);
@@ -22636,6 +22640,11 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                    });
   }
   return y;
+}
+
+inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
+                                   std::initializer_list<std::int32_t> targets) {
+  return linear_cross_entropy(x, w, std::vector<std::int32_t>(targets));
 }
 
 // The same with the targets in a tensor of whole numbers, one a row.
@@ -27485,6 +27494,9 @@ struct NodeKernel {
     for (std::size_t i = 0; i < node.inputs.size(); ++i) {
       operands.push_back(*in[i]);
     }
+    Context silent = context();
+    silent.profile = nullptr;  // the step is counted, not what it calls
+    const ContextScope scope(silent);
     const Parts results = evaluate_node(node, operands);
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (out[i] != nullptr) {
