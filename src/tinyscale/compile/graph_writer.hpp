@@ -146,6 +146,7 @@ class GraphWriter : public Recorder {
     fail({"compile: ", file, ":", line, " reads a tensor of ", storage.count,
           " numbers where a graph is rewritten"});
   }
+  void read_outside(const Tensor&, const char*, int) override {}
 
  protected:
   // The node as which an op is given x: a parameter from outside is told from its numbers.
