@@ -41,12 +41,18 @@ struct CompileCounters {
 
 namespace detail {
 
+inline bool has_gradient(const Tensor& x) {
+  return x.slot() && x.slot()->leaf && x.slot()->grad && !x.slot()->fresh;
+}
+
 // What a capture relied on.
 struct Guards {
   struct Input {
     Shape shape;
     bool grad;
+    bool had = false;
   };
+  bool gradients = false;  // the function makes gradients: whether inputs had one matters
   List<Input> inputs;
   bool no_grad = false;
   DType format = DType::f32;
@@ -69,6 +75,9 @@ struct Guards {
       }
       if (given[i].requires_grad() != inputs[i].grad) {
         return cat({"input ", i, inputs[i].grad ? " has no gradient" : " has a gradient"});
+      }
+      if (gradients && has_gradient(given[i]) != inputs[i].had) {
+        return cat({"input ", i, " has gathered ", inputs[i].had ? "no" : "a", " gradient"});
       }
     }
     const Context& now = context();
@@ -116,12 +125,41 @@ inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces
     return;
   }
   if (slot->fresh && slot->grad) {  // a place that was given in advance
-    std::memcpy(slot->grad->data, gradient.data(), slot->grad->bytes());
+    std::memcpy(slot->grad->data, contiguous(gradient).data(), slot->grad->bytes());
     slot->fresh = false;
     return;
   }
-  slot->grad = gradient.storage();
+  const bool own = gradient.is_contiguous() && gradient.storage().use_count() == 1 &&
+                   !gradient.storage()->sliced && gradient.storage()->count == gradient.count();
+  slot->grad = (own ? gradient : gradient.clone()).storage();
   slot->fresh = false;
+}
+
+// Of an input that has a graph of gradients behind it.
+struct InnerGradient {
+  Slot slot;
+  Tensor gradient;
+};
+// On through the graphs behind inputs, in one backward pass.
+inline void hand_on(const List<InnerGradient>& inner) {
+  if (inner.empty()) {
+    return;
+  }
+  List<Tensor> handles;
+  List<const Tensor*> behind;
+  handles.reserve(inner.size());
+  for (const InnerGradient& one : inner) {
+    handles.push_back(one.gradient.detach());
+    handles.back().set_slot(one.slot);
+    behind.push_back(&handles.back());
+  }
+  Tensor root = zeros(Shape{});
+  attach(root, "compiled", behind.data(), behind.size(), [inner](const Tensor&) {
+    for (const InnerGradient& one : inner) {
+      add_grad(one.slot, one.gradient);
+    }
+  });
+  root.backward();
 }
 
 // What is written must not be another input, or a view of one.
@@ -160,7 +198,7 @@ struct Compilation {
   List<CapturedGradient> gradients;
   List<OldGradient> old_gradients;
   List<GraphBreak> breaks;
-  List<int> same_input;  // of each result: the input that it is, or -1
+  List<ReturnedAs> returned_as;  // of each result
   List<Slot> leaf_slots;
   List<int> leaf_inputs;
   List<BackwardPart> backward;      // of each result; an empty graph: no gradient
@@ -172,6 +210,19 @@ struct Compilation {
 
   const BackwardPart* part_of(std::size_t result) const {
     return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
+  }
+  bool is_input(std::size_t result) const { return returned_as[result].input >= 0; }
+  // A captured tensor itself, of which others hold handles.
+  bool is_captured(std::size_t result) const {
+    const int number = returned_as[result].constant;
+    for (const Guards::Owned& one : guards.owned) {
+      const Tensor* const known =
+          number < 0 ? nullptr : &graph.constants[static_cast<std::size_t>(number)];
+      if (known != nullptr && known->storage().get() == one.tensor.storage().get()) {
+        return true;
+      }
+    }
+    return false;
   }
 };
 
@@ -267,7 +318,7 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
   Shared<Compilation> made(new Compilation);
   detail::Guards& guards = made->guards;
   for (const Tensor& x : inputs) {
-    guards.inputs.push_back({x.shape(), x.requires_grad()});
+    guards.inputs.push_back({x.shape(), x.requires_grad(), detail::has_gradient(x)});
   }
   guards.no_grad = context().no_grad > 0;
   guards.format = context().matmul_format;
@@ -314,14 +365,9 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made) 
       made.guards.had.push_back(slot->grad && !slot->fresh);
     }
   }
+  made.guards.gradients = !made.gradients.empty() || !made.old_gradients.empty();
+  made.returned_as = capture.returned_as;
   List<int> wanted = capture.graph.outputs;
-  for (const int node : wanted) {
-    int input = -1;
-    for (std::size_t i = 0; i < capture.graph.inputs.size(); ++i) {
-      input = capture.graph.inputs[i] == node ? static_cast<int>(i) : input;
-    }
-    made.same_input.push_back(input);
-  }
   List<GraphPlan::Write> writes;
   for (const detail::CapturedWrite& write : made.writes) {
     const GraphNode& target = capture.graph[write.target];
@@ -336,7 +382,7 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made) 
   const int forward = capture.graph.size();
   for (std::size_t r = 0; r < made.results; ++r) {
     made.backward.push_back(detail::BackwardPart());
-    if (capture.tracked[r] && made.same_input[r] < 0) {
+    if (capture.tracked[r] && !made.is_input(r)) {
       made.backward.back() = detail::backward_part(capture, r, forward);
       for (const int node : made.backward.back().cut.known) {
         wanted.push_back(node);
@@ -368,7 +414,13 @@ inline void Compiled::guard_owners(Compilation& made) const {
     for (const detail::BackwardPart& part : made.backward) {
       count(part.cut.graph);
     }
-    if (constant.storage().use_count() > own) {
+    bool other_each_call = false;
+    for (const detail::OldGradient& old : made.old_gradients) {
+      const auto number = static_cast<std::size_t>(old.constant);
+      other_each_call = other_each_call ||
+                        made.graph.constants[number].storage().get() == constant.storage().get();
+    }
+    if (constant.storage().use_count() > own && !other_each_call) {
       made.guards.owned.push_back({constant.detach(), own + 1});
     }
   }
@@ -419,7 +471,10 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
     }
     found = now;
   }
-  all.last = found;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    all.last = found;
+  }
   return run(found, inputs);
 }
 
@@ -469,7 +524,9 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   detail::check_aliases(inputs, made->writes, made->graph);
   List<Tensor> constants = made->cut.graph.constants;
   for (const detail::OldGradient& old : made->old_gradients) {
-    constants[static_cast<std::size_t>(old.constant)] = Tensor(old.slot->shape, old.slot->grad);
+    const detail::Slot& slot =
+        old.slot ? old.slot : inputs[static_cast<std::size_t>(old.input)].slot();
+    constants[static_cast<std::size_t>(old.constant)] = Tensor(slot->shape, slot->grad);
   }
   std::vector<Tensor> outputs = made->plan->run(given, constants);
   std::size_t at = made->results;
@@ -484,16 +541,25 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
       }
     }
   }
+  List<detail::InnerGradient> inner;
   for (const detail::CapturedGradient& gradient : made->gradients) {
     const detail::Slot& slot =
         gradient.slot ? gradient.slot : inputs[static_cast<std::size_t>(gradient.input)].slot();
-    detail::set_gradient(slot, outputs[at], gradient.slot != nullptr);
+    if (slot->leaf) {
+      detail::set_gradient(slot, outputs[at], gradient.replaces);
+    } else if (outputs[at].defined()) {
+      inner.push_back({slot, outputs[at]});
+    }
     ++at;
   }
+  detail::hand_on(inner);
   std::vector<Tensor> results;
   for (std::size_t r = 0; r < made->results; ++r) {
-    const int same = made->same_input[r];
-    results.push_back(same >= 0 ? inputs[static_cast<std::size_t>(same)] : outputs[r]);
+    const detail::ReturnedAs& as = made->returned_as[r];
+    Tensor y = made->is_input(r)      ? inputs[static_cast<std::size_t>(as.input)]
+               : made->is_captured(r) ? made->graph.constants[static_cast<std::size_t>(as.constant)]
+                                      : outputs[r];
+    results.push_back(as.detached ? y.detach() : y);
   }
   attach_backward(made, given, inputs, outputs, results);
   return results;
@@ -508,6 +574,12 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
   std::size_t at = made->results + made->writes.size() + made->gradients.size();
   for (std::size_t r = 0; r < made->results; ++r) {
     const detail::BackwardPart* const part = made->part_of(r);
+    if (made->backward[r].used) {
+      detail::attach(results[r], "compiled", {}, [](const Tensor&) {
+        detail::fail(
+            {"backward: this graph was used before and is freed; run the forward pass ", "again"});
+      });
+    }
     if (part == nullptr) {
       continue;
     }
@@ -515,7 +587,7 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     const std::size_t own = constants.size() - part->cut.known.size();
     List<detail::Kept> kept;
     for (std::size_t i = own; i < constants.size(); ++i, ++at) {
-      constants[i] = outputs[at];
+      constants[i] = outputs[at].is_contiguous() ? outputs[at] : outputs[at].clone();
     }
     for (const Tensor& x : given) {
       kept.push_back(detail::Kept(x));
@@ -536,6 +608,9 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     List<const Tensor*> behind;
     for (const Tensor& leaf : leaves) {
       behind.push_back(&leaf);
+    }
+    if (made->is_captured(r)) {  // itself, with its own slot
+      continue;
     }
     results[r] = results[r].detach();
     detail::attach(results[r], "compiled", behind.data(), behind.size(),
