@@ -120,6 +120,8 @@ struct Program {
     }
     return false;
   }
+  // Differences far below the size of numbers become visible.
+  bool amplifies() const { return has(Do::layer_norm) || has(Do::rms_norm); }
   bool has_effects() const {
     return has(Do::write) || has(Do::backward) || has(Do::zero_grad) || has(Do::grad);
   }
@@ -577,6 +579,10 @@ struct Watch {
     }
   }
   void before(const Program& p, const Line& line, const std::vector<ts::Tensor>& v) {
+    if (line.what == Do::sum || line.what == Do::total) {  // what is added is rounded
+      const ts::NoGrad off;
+      see(ts::sum(ts::sqrt(ts::square(v[at(line.of[0])].detach()))));
+    }
     const auto x = [&](std::size_t i) { return v[at(line.of[i])]; };
     const auto exact = [&](std::size_t i) { return p.lines[at(line.of[i])].exact; };
     if (line.what == Do::binary && line.n[0] >= 4 && !(exact(0) && exact(1))) {
@@ -595,7 +601,8 @@ struct Watch {
 };
 
 inline std::vector<ts::Tensor> run(const Program& p, const Leaves& leaves,
-                                   const std::vector<ts::Tensor>& inputs, Watch* watch = nullptr) {
+                                   const std::vector<ts::Tensor>& inputs, Watch* watch = nullptr,
+                                   float jitter = 0) {
   std::vector<ts::Tensor> v;
   std::size_t input = 0;
   for (std::size_t i = 0; i < p.lines.size(); ++i) {
@@ -611,6 +618,9 @@ inline std::vector<ts::Tensor> run(const Program& p, const Leaves& leaves,
         v.push_back(run_line(line, v));
       } else {
         v.push_back(run_line(line, v));
+      }
+      if (jitter > 0 && line.what == Do::full && p.amplifies()) {
+        v.back() = v.back() * (1.0f + ts::randn(v.back().shape(), i, jitter));
       }
     }
     if (watch != nullptr && v.back().defined()) {
