@@ -225,8 +225,10 @@ class GraphPlan {
     try {
       outputs = run_in(memory, inputs, constants);
     } catch (...) {
-      memory = Memory();
-      busy_.store(busy_.load() && !shared);
+      if (shared) {
+        memory = Memory();
+        busy_.store(false);
+      }
       throw;
     }
     if (shared) {
@@ -251,6 +253,8 @@ class GraphPlan {
     graph_ = std::move(graph);
     if (options_.simplify) {
       detail::simplify(graph_);
+    } else {
+      detail::merge_parts(graph_);
     }
     const CompileOptions& options = options_;
     const Graph before = graph_;
@@ -387,6 +391,9 @@ class GraphPlan {
     int returned = 0;
     for (const int output : graph_.outputs) {
       returned += output >= 0 && layouts_->base_of(output) == base ? 1 : 0;
+    }
+    for (const int output : graph_.outputs) {  // the old numbers are returned, or written elsewhere
+      returned += output >= 0 && target >= 0 && layouts_->base_of(output) == target ? 1 : 0;
     }
     const bool made = base == value && places_[at(value)] == Place::block && returned == 1;
     if (made && dense && last_read <= written[at(value)] &&

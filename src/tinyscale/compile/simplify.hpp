@@ -177,6 +177,27 @@ inline NodeMap sort_needed(Graph& graph) {
   return to;
 }
 
+// One node for each result of an op: what takes it twice takes it once.
+inline void merge_parts(Graph& graph) {
+  List<int> to(graph.nodes.size());
+  for (int i = 0; i < graph.size(); ++i) {
+    GraphNode& node = graph[i];
+    for (int& input : node.inputs) {
+      input = to[static_cast<std::size_t>(input)];
+    }
+    to[static_cast<std::size_t>(i)] = i;
+    for (int j = 0; j < i && node.op == Op::part; ++j) {
+      if (NodeTable::equal_nodes(graph[j], node)) {
+        to[static_cast<std::size_t>(i)] = j;
+        break;
+      }
+    }
+  }
+  for (int& output : graph.outputs) {
+    output = output < 0 ? -1 : to[static_cast<std::size_t>(output)];
+  }
+}
+
 // The loss alone where the loss and its gradients are computed too.
 inline void share_losses(Graph& graph) {
   for (int i = 0; i < graph.size(); ++i) {
