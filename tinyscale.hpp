@@ -20884,6 +20884,8 @@ inline Tensor full(const Shape& shape, float value) {
   return t;
 }
 
+inline Tensor operator/(float value, const Tensor& x) { return div(full(Shape{}, value), x); }
+
 inline Tensor zeros(const Shape& shape) { return full(shape, 0.0f); }
 
 inline Tensor ones(const Shape& shape) { return full(shape, 1.0f); }
@@ -23976,7 +23978,55 @@ class Recognition {
     }
   }
 
+  // Whether gradients go through what was written as they go through the op: along every path to
+  // an operand, or along none. `through`: whether they go on to each of `nodes`. The way over a
+  // softmax's maximum does not count: what goes there adds up to nothing.
+  bool flows(const Recognized& found, const List<int>& nodes, const List<bool>& through,
+             unsigned& grads) const {
+    grads = 0;
+    for (std::size_t k = 0; k < found.inputs.size(); ++k) {
+      Paths paths;
+      for (std::size_t i = 0; i < nodes.size(); ++i) {
+        walk(nodes[i], found.inputs[k], through[i], found, paths);
+      }
+      if (paths.open > 0 && paths.cut > 0) {
+        return false;
+      }
+      grads |= paths.open > 0 ? 1U << k : 0U;
+    }
+    return true;
+  }
+
  private:
+  struct Paths {
+    int open = 0, cut = 0;
+  };
+  void walk(int node, int target, bool open, const Recognized& found, Paths& paths) const {
+    if (node == target) {
+      ++(open ? paths.open : paths.cut);
+      return;
+    }
+    for (const int operand : found.inputs) {
+      if (node == operand) {
+        return;  // another operand: the pattern ends here
+      }
+    }
+    const GraphNode& inner = at(node);
+    for (std::size_t i = 0; i < inner.inputs.size(); ++i) {
+      if (!is(inner.inputs[i], Op::max) && inner.inputs[i] >= least(found)) {
+        walk(inner.inputs[i], target, open && (inner.grads >> i & 1U) != 0, found, paths);
+      }
+    }
+  }
+  // Nothing before the first operand is part of the pattern.
+  static int least(const Recognized& found) {
+    int first = found.inputs[0];
+    for (const int input : found.inputs) {
+      first = input < first ? input : first;
+    }
+    return first;
+  }
+
   struct Factors {
     double number = 1;
     List<int> nodes;
@@ -24342,9 +24392,13 @@ class Capture final : public GraphWriter {
                 const List<double>& numbers) override {
     if (recognize_ && (op == Op::div || op == Op::mul || op == Op::sub || op == Op::matmul)) {
       const List<int> nodes = {edge(*inputs[0]), edge(*inputs[1])};
-      const Recognized found = Recognition(graph).find(op, nodes, shape);
-      if (found) {
-        return record_found(found, shape, inputs[0]->requires_grad() || inputs[1]->requires_grad());
+      const Recognition recognition(graph);
+      const Recognized found = recognition.find(op, nodes, shape);
+      unsigned grads = 0;  // the operands of what was found that a gradient reaches
+      if (found &&
+          recognition.flows(found, nodes, {inputs[0]->requires_grad(), inputs[1]->requires_grad()},
+                            grads)) {
+        return record_found(found, shape, grads);
       }
     }
     return GraphWriter::record(op, inputs, n, shape, numbers);
@@ -24542,10 +24596,10 @@ class Capture final : public GraphWriter {
     bool had = false;
   };
   // Of attention, written for [.., T, K]: the leading dimensions are one.
-  Tensor record_found(const Recognized& found, const Shape& shape, bool with_grad) {
+  Tensor record_found(const Recognized& found, const Shape& shape, unsigned grads) {
     List<Tensor> in;
-    for (const int node : found.inputs) {
-      in.push_back(tensor_of(node, with_grad));
+    for (std::size_t i = 0; i < found.inputs.size(); ++i) {
+      in.push_back(tensor_of(found.inputs[i], (grads >> i & 1U) != 0));
     }
     if (found.op != Op::attention) {
       return tinyscale::detail::record(found.op, {&in[0]}, shape);

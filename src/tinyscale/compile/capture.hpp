@@ -113,9 +113,13 @@ class Capture final : public GraphWriter {
                 const List<double>& numbers) override {
     if (recognize_ && (op == Op::div || op == Op::mul || op == Op::sub || op == Op::matmul)) {
       const List<int> nodes = {edge(*inputs[0]), edge(*inputs[1])};
-      const Recognized found = Recognition(graph).find(op, nodes, shape);
-      if (found) {
-        return record_found(found, shape, inputs[0]->requires_grad() || inputs[1]->requires_grad());
+      const Recognition recognition(graph);
+      const Recognized found = recognition.find(op, nodes, shape);
+      unsigned grads = 0;  // the operands of what was found that a gradient reaches
+      if (found &&
+          recognition.flows(found, nodes, {inputs[0]->requires_grad(), inputs[1]->requires_grad()},
+                            grads)) {
+        return record_found(found, shape, grads);
       }
     }
     return GraphWriter::record(op, inputs, n, shape, numbers);
@@ -313,10 +317,10 @@ class Capture final : public GraphWriter {
     bool had = false;
   };
   // Of attention, written for [.., T, K]: the leading dimensions are one.
-  Tensor record_found(const Recognized& found, const Shape& shape, bool with_grad) {
+  Tensor record_found(const Recognized& found, const Shape& shape, unsigned grads) {
     List<Tensor> in;
-    for (const int node : found.inputs) {
-      in.push_back(tensor_of(node, with_grad));
+    for (std::size_t i = 0; i < found.inputs.size(); ++i) {
+      in.push_back(tensor_of(found.inputs[i], (grads >> i & 1U) != 0));
     }
     if (found.op != Op::attention) {
       return tinyscale::detail::record(found.op, {&in[0]}, shape);
