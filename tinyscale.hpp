@@ -25172,8 +25172,8 @@ inline void share_losses(Graph& graph) {
 // Writes a graph again, node by node, each expression once.
 class GraphSimplifier {
  public:
-  explicit GraphSimplifier(const Graph& graph)
-      : table_(2 * graph.nodes.size()), old_(graph), uses_(use_counts(graph)) {
+  GraphSimplifier(const Graph& graph, bool in_place)
+      : table_(2 * graph.nodes.size()), old_(graph), uses_(use_counts(graph)), in_place_(in_place) {
     graph_.constants = graph.constants;
     graph_.nodes.reserve(graph.nodes.size());
   }
@@ -25182,7 +25182,9 @@ class GraphSimplifier {
     List<int> to(old_.nodes.size());
     for (int i = 0; i < old_.size(); ++i) {
       GraphNode node = old_[i];
-      add_in_place(node);
+      if (in_place_) {
+        add_in_place(node);
+      }
       for (int& input : node.inputs) {
         input = to[static_cast<std::size_t>(input)];
       }
@@ -25297,12 +25299,14 @@ class GraphSimplifier {
   NodeTable table_;
   const Graph& old_;
   List<int> uses_;
+  bool in_place_;
   Graph graph_;
 };
 
-// Both passes; the graph computes the same numbers.
-inline void simplify(Graph& graph) {
-  Graph simple = GraphSimplifier(graph).run();
+// Both passes; the graph computes the same numbers. in_place: it is about to run on one device,
+// where rows may be added to what is there (scatter_add with a third operand).
+inline void simplify(Graph& graph, bool in_place = false) {
+  Graph simple = GraphSimplifier(graph, in_place).run();
   std::swap(graph, simple);
   share_losses(graph);
   sort_needed(graph);
@@ -28468,7 +28472,7 @@ class GraphPlan {
   void apply_passes(Graph graph) {
     graph_ = std::move(graph);
     if (options_.simplify) {
-      detail::simplify(graph_);
+      detail::simplify(graph_, true);
     } else {
       detail::merge_parts(graph_);
     }
@@ -28482,7 +28486,7 @@ class GraphPlan {
       graph_ =
           take_apart(before, [&](int i) { return detail::stays_whole(before[i].op, options); });
       if (options_.simplify) {
-        detail::simplify(graph_);
+        detail::simplify(graph_, true);
       } else {
         detail::sort_needed(graph_);  // parts that nobody asked for
       }

@@ -252,7 +252,7 @@ class GraphPlan {
   void apply_passes(Graph graph) {
     graph_ = std::move(graph);
     if (options_.simplify) {
-      detail::simplify(graph_);
+      detail::simplify(graph_, true);
     } else {
       detail::merge_parts(graph_);
     }
@@ -266,7 +266,7 @@ class GraphPlan {
       graph_ =
           take_apart(before, [&](int i) { return detail::stays_whole(before[i].op, options); });
       if (options_.simplify) {
-        detail::simplify(graph_);
+        detail::simplify(graph_, true);
       } else {
         detail::sort_needed(graph_);  // parts that nobody asked for
       }
