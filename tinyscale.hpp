@@ -132,6 +132,7 @@
 //   tinyscale/compile/decompose.hpp          What composite ops are made of
 //   tinyscale/compile/differentiate.hpp      Gradients as more of the same graph
 //   tinyscale/compile/recognize.hpp          Composite ops that were written out in primitives
+//   tinyscale/compile/captured.hpp           What a captured function did beside computing its
 //   tinyscale/compile/capture.hpp            A capture
 //   tinyscale/compile/evaluate.hpp           A graph run op by op through the eager ops
 //   tinyscale/compile/simplify.hpp           Two passes that every compiler has
@@ -151,6 +152,7 @@
 //   tinyscale/compile/buffer_plan.hpp        Memory of a plan
 //   tinyscale/compile/rematerialize.hpp      Recomputation by a byte budget
 //   tinyscale/compile/compile_options.hpp    Which passes a compilation runs
+//   tinyscale/compile/step_builder.hpp       From a graph to steps
 //   tinyscale/compile/graph_plan.hpp         A graph made ready to run
 //   tinyscale/compile/print_plan.hpp         A graph plan as one C++ file
 //   tinyscale/compile/graph_cut.hpp          Part of a graph as a graph of its own
@@ -158,6 +160,7 @@
 //   tinyscale/compile/symbolic_batch.hpp     One graph for every batch size
 //   tinyscale/compile/compilation.hpp        What a capture became
 //   tinyscale/compile/compiled.hpp           compile(f)
+//   tinyscale/compile/compiled_sizes.hpp     A compiled function at other batch sizes
 //   tinyscale/compile/trace.hpp              A trace
 //   tinyscale/compile/batch_rules.hpp        Batching rules
 //   tinyscale/compile/transform.hpp          Transforms of functions (Frostig, Johnson, Leary
@@ -24288,10 +24291,9 @@ class Recognition {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compile/capture.hpp
-// A capture: a function of tensors runs once on recorded tensors, and what it did is a graph. What
-// it did beside returning tensors is kept too: tensors that it wrote, gradients that it gave to
-// parameters. Where it reads a number the graph breaks: what is recorded so far is computed then.
+// >> tinyscale/compile/captured.hpp
+// What a captured function did beside computing its results: numbers it read, tensors it wrote,
+// gradients it gave.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -24332,6 +24334,18 @@ struct ReturnedAs {
   int input = -1, constant = -1;
   bool detached = false;
 };
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/capture.hpp
+// A capture: a function of tensors runs once on recorded tensors, and what it did is a graph. What
+// it did beside returning tensors is kept too: tensors that it wrote, gradients that it gave to
+// parameters. Where it reads a number the graph breaks: what is recorded so far is computed then.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
 
 class Capture final : public GraphWriter {
  public:
@@ -28236,9 +28250,9 @@ struct CompileOptions {
 
 }}  // namespace tinyscale
 
-// >> tinyscale/compile/graph_plan.hpp
-// A graph made ready to run: passes, steps in an order, places in memory. Running it costs no more
-// than its kernels and a few tens of nanoseconds a step.
+// >> tinyscale/compile/step_builder.hpp
+// From a graph to steps: what is computed together, in an order in which each step finds what it
+// reads.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -28390,7 +28404,13 @@ class StepBuilder {
 };
 
 }  // namespace detail
+}}  // namespace tinyscale
 
+// >> tinyscale/compile/graph_plan.hpp
+// A graph made ready to run: passes, steps in an order, places in memory. Running it costs no more
+// than its kernels and a few tens of nanoseconds a step.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 class GraphPlan {
  public:
   // Output `output` of the graph is the new value of an input or a constant, by its number.
@@ -29855,88 +29875,6 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   return run(found, inputs);
 }
 
-// The function at three batch sizes, its own and two more, so that others need no capture.
-inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const {
-  if (inputs.empty() || inputs[0].dims() == 0 || inputs[0].dim(0) < 2) {
-    made.not_symbolic = "the first input has no batch of two or more";
-    return;
-  }
-  const std::int64_t batch = inputs[0].dim(0);
-  const std::int64_t batches[] = {batch, batch + 1, batch + 3};
-  Shared<detail::SymbolicBatch> symbolic(new detail::SymbolicBatch);
-  for (const Tensor& x : inputs) {
-    symbolic->batched.push_back(x.dims() > 0 && x.dim(0) == batch);
-  }
-  Shared<Compilation> samples[2];
-  try {
-    for (int s = 0; s < 2; ++s) {
-      std::vector<Tensor> sized;
-      for (std::size_t i = 0; i < inputs.size(); ++i) {
-        Shape shape = inputs[i].shape();
-        if (symbolic->batched[i]) {
-          shape.set(0, batches[s + 1]);
-        }
-        sized.push_back(detail::phantom(shape));
-        sized.back().set_slot(inputs[i].slot());
-      }
-      samples[s] = capture(sized, true);
-    }
-  } catch (const Error& error) {
-    made.not_symbolic = error.what();
-    return;
-  }
-  const auto form = [&](const Graph& a, const Graph& b, const Graph& c) {
-    const Graph* const graphs[] = {&a, &b, &c};
-    return detail::SymbolicGraph(graphs, batches, made.graph.constants.size(), made.not_symbolic);
-  };
-  const Compilation &a = *samples[0], &b = *samples[1];
-  symbolic->graph = form(made.graph, a.graph, b.graph);
-  symbolic->cut = form(made.cut.graph, a.cut.graph, b.cut.graph);
-  for (std::size_t r = 0; r < made.backward.size() && made.not_symbolic.empty(); ++r) {
-    symbolic->backward.push_back(
-        form(made.backward[r].cut.graph, a.backward[r].cut.graph, b.backward[r].cut.graph));
-  }
-  if (made.not_symbolic.empty()) {
-    made.symbolic = symbolic;
-  }
-}
-
-// The same compilation of another batch size.
-inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
-                                                      const std::vector<Tensor>& inputs) const {
-  const std::int64_t batch = inputs[0].dim(0);
-  Shared<Compilation> sized(new Compilation(made));
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    sized->guards.inputs[i].shape = inputs[i].shape();
-  }
-  const auto resize_known = [](Graph& graph, std::size_t own) {
-    for (const GraphNode& node : graph.nodes) {
-      const bool known = node.op == Op::constant && static_cast<std::size_t>(node.number(0)) >= own;
-      if (known) {
-        graph.constants[static_cast<std::size_t>(node.number(0))] = detail::phantom(node.shape);
-      }
-    }
-  };
-  const std::size_t own = made.graph.constants.size();
-  sized->graph = made.symbolic->graph.at(batch);
-  sized->cut.graph = made.symbolic->cut.at(batch);
-  resize_known(sized->cut.graph, own);
-  sized->plan = plan_of(sized->cut.graph, sized->plan_writes, false);
-  for (std::size_t r = 0; r < sized->backward.size(); ++r) {
-    detail::BackwardPart& part = sized->backward[r];
-    part.cut.graph = made.symbolic->backward[r].at(batch);
-    resize_known(part.cut.graph, own);
-    part.plan = part.leaves.empty() ? part.plan : plan_of(part.cut.graph, {}, false);
-  }
-  sized->symbolic.reset();
-  sized->confirmations = 0;
-  guard_owners(*sized);
-  const std::lock_guard<std::mutex> lock(state().mutex);
-  state().known.push_back(sized);
-  ++state().counters.sizes;
-  return sized;
-}
-
 // Whether a second run of the function did the same with the same tensors.
 inline bool Compiled::same_capture(const Compilation& a, const Compilation& b) {
   if (!detail::same_graph(a.graph, b.graph)) {
@@ -30083,6 +30021,95 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
                      }
                    });
   }
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/compiled_sizes.hpp
+// A compiled function at other batch sizes: made from three captures, not from one more each.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The function at three batch sizes, its own and two more, so that others need no capture.
+inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const {
+  if (inputs.empty() || inputs[0].dims() == 0 || inputs[0].dim(0) < 2) {
+    made.not_symbolic = "the first input has no batch of two or more";
+    return;
+  }
+  const std::int64_t batch = inputs[0].dim(0);
+  const std::int64_t batches[] = {batch, batch + 1, batch + 3};
+  Shared<detail::SymbolicBatch> symbolic(new detail::SymbolicBatch);
+  for (const Tensor& x : inputs) {
+    symbolic->batched.push_back(x.dims() > 0 && x.dim(0) == batch);
+  }
+  Shared<Compilation> samples[2];
+  try {
+    for (int s = 0; s < 2; ++s) {
+      std::vector<Tensor> sized;
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        Shape shape = inputs[i].shape();
+        if (symbolic->batched[i]) {
+          shape.set(0, batches[s + 1]);
+        }
+        sized.push_back(detail::phantom(shape));
+        sized.back().set_slot(inputs[i].slot());
+      }
+      samples[s] = capture(sized, true);
+    }
+  } catch (const Error& error) {
+    made.not_symbolic = error.what();
+    return;
+  }
+  const auto form = [&](const Graph& a, const Graph& b, const Graph& c) {
+    const Graph* const graphs[] = {&a, &b, &c};
+    return detail::SymbolicGraph(graphs, batches, made.graph.constants.size(), made.not_symbolic);
+  };
+  const Compilation &a = *samples[0], &b = *samples[1];
+  symbolic->graph = form(made.graph, a.graph, b.graph);
+  symbolic->cut = form(made.cut.graph, a.cut.graph, b.cut.graph);
+  for (std::size_t r = 0; r < made.backward.size() && made.not_symbolic.empty(); ++r) {
+    symbolic->backward.push_back(
+        form(made.backward[r].cut.graph, a.backward[r].cut.graph, b.backward[r].cut.graph));
+  }
+  if (made.not_symbolic.empty()) {
+    made.symbolic = symbolic;
+  }
+}
+
+// The same compilation of another batch size.
+inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
+                                                      const std::vector<Tensor>& inputs) const {
+  const std::int64_t batch = inputs[0].dim(0);
+  Shared<Compilation> sized(new Compilation(made));
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    sized->guards.inputs[i].shape = inputs[i].shape();
+  }
+  const auto resize_known = [](Graph& graph, std::size_t own) {
+    for (const GraphNode& node : graph.nodes) {
+      const bool known = node.op == Op::constant && static_cast<std::size_t>(node.number(0)) >= own;
+      if (known) {
+        graph.constants[static_cast<std::size_t>(node.number(0))] = detail::phantom(node.shape);
+      }
+    }
+  };
+  const std::size_t own = made.graph.constants.size();
+  sized->graph = made.symbolic->graph.at(batch);
+  sized->cut.graph = made.symbolic->cut.at(batch);
+  resize_known(sized->cut.graph, own);
+  sized->plan = plan_of(sized->cut.graph, sized->plan_writes, false);
+  for (std::size_t r = 0; r < sized->backward.size(); ++r) {
+    detail::BackwardPart& part = sized->backward[r];
+    part.cut.graph = made.symbolic->backward[r].at(batch);
+    resize_known(part.cut.graph, own);
+    part.plan = part.leaves.empty() ? part.plan : plan_of(part.cut.graph, {}, false);
+  }
+  sized->symbolic.reset();
+  sized->confirmations = 0;
+  guard_owners(*sized);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().known.push_back(sized);
+  ++state().counters.sizes;
+  return sized;
 }
 
 }}  // namespace tinyscale
