@@ -83,6 +83,7 @@ int main(int argc, char** argv) {
   bench::low_precision_rows(bench);
   bench::kernel_rows(bench);
   bench::training_rows(bench);
+  bench::compiled_rows(bench);
   bench::host_rows(bench);
   bench::print_summary(bench);
   if (options.results.empty() && options.only.empty()) {
