@@ -132,6 +132,7 @@
 //   tinyscale/compile/decompose.hpp          What composite ops are made of
 //   tinyscale/compile/differentiate.hpp      Gradients as more of the same graph
 //   tinyscale/compile/recognize.hpp          Composite ops that were written out in primitives
+//   tinyscale/compile/captured.hpp           What a captured function did beside computing its
 //   tinyscale/compile/capture.hpp            A capture
 //   tinyscale/compile/evaluate.hpp           A graph run op by op through the eager ops
 //   tinyscale/compile/simplify.hpp           Two passes that every compiler has
@@ -151,6 +152,7 @@
 //   tinyscale/compile/buffer_plan.hpp        Memory of a plan
 //   tinyscale/compile/rematerialize.hpp      Recomputation by a byte budget
 //   tinyscale/compile/compile_options.hpp    Which passes a compilation runs
+//   tinyscale/compile/step_builder.hpp       From a graph to steps
 //   tinyscale/compile/graph_plan.hpp         A graph made ready to run
 //   tinyscale/compile/print_plan.hpp         A graph plan as one C++ file
 //   tinyscale/compile/graph_cut.hpp          Part of a graph as a graph of its own
@@ -158,13 +160,14 @@
 //   tinyscale/compile/symbolic_batch.hpp     One graph for every batch size
 //   tinyscale/compile/compilation.hpp        What a capture became
 //   tinyscale/compile/compiled.hpp           compile(f)
+//   tinyscale/compile/compiled_sizes.hpp     A compiled function at other batch sizes
 //   tinyscale/compile/trace.hpp              A trace
 //   tinyscale/compile/batch_rules.hpp        Batching rules
 //   tinyscale/compile/transform.hpp          Transforms of functions (Frostig, Johnson, Leary
 //   tinyscale/compile/op_table.hpp           The op set as a table
 //   tinyscale/compile/run_eagerly.hpp        A graph run op by op as eager execution runs it
-//   tinyscale/compile/compile_report.hpp     What each pass of a compilation is worth
 //   tinyscale/compile/bytes_waterfall.hpp    Which ops' memory traffic a compilation takes away
+//   tinyscale/compile/compile_report.hpp     What each pass of a compilation is worth
 //   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
 //   tinyscale/systolic/array_schedule.hpp    When each fold shifts in, streams and leaves
 //   tinyscale/systolic/array_timing.hpp      The ticks of a systolic array in closed form
@@ -7762,12 +7765,17 @@ inline void check_equal_kernels(const char* who, std::int64_t kernels, double se
 
 // Stretches of kernels after each of which host and device begin anew together.
 inline double launch_stretches(std::int64_t kernels, const LaunchOptions& options) {
-  std::vector<std::int64_t> reads = options.synchronise;
-  std::sort(reads.begin(), reads.end());
+  std::vector<double> given, reads;  // kernels' numbers: exact
+  for (const std::int64_t read : options.synchronise) {
+    given.push_back(static_cast<double>(read));
+  }
+  for (const std::size_t at : stable_order(given)) {
+    reads.push_back(given[at]);
+  }
   double stretches = kernels > 0 ? 1 : 0;
   for (std::size_t i = 0; i < reads.size(); ++i) {
-    const bool again = i > 0 && reads[i] == reads[i - 1];
-    stretches += again || reads[i] == kernels - 1 ? 0 : 1;
+    const bool again = i > 0 && reads[i] <= reads[i - 1];
+    stretches += again || reads[i] >= static_cast<double>(kernels - 1) ? 0 : 1;
   }
   return stretches;
 }
@@ -16153,6 +16161,9 @@ enum class LossPass { forward, backward, both };
 
 inline void linear_cross_entropy_blocks(const kernels::LinearCrossEntropy& c, LossPass pass,
                                         float* losses, float* lse) {
+  if (c.rows == 0 && c.dw != nullptr && c.beta_w == 0.0f && pass != LossPass::forward) {
+    std::fill(c.dw, c.dw + c.vocab * c.width, 0.0f);  // no row writes it
+  }
   const std::int64_t most = std::clamp<std::int64_t>(logits_floats / c.vocab, 64, 512);
   const std::int64_t blocks = (c.rows + most - 1) / most;
   const std::int64_t step = blocks == 0 ? 0 : (c.rows + blocks - 1) / blocks;
@@ -19278,6 +19289,8 @@ class Recorder {
   virtual void backward(const Tensor& y, const Tensor* dy) = 0;
   // Somebody asks for numbers: the place where they stand once this returns.
   virtual float* read(Storage& storage, const char* file, int line) = 0;
+  // Somebody looks at the numbers of a tensor that is not recorded.
+  virtual void read_outside(const Tensor& x, const char* file, int line) = 0;
 
  protected:
   ~Recorder() = default;
@@ -19615,7 +19628,7 @@ class Tensor {
       detail::fail({"item: the tensor has ", count(), " elements, shape ", shape_.text(),
                     "; item() needs exactly 1"});
     }
-    return checked_defined(file, line)[0];
+    return read(file, line)[0];
   }
   float at(std::initializer_list<Dim> index, TINYSCALE_LINE) const {
     if (static_cast<int>(index.size()) != dims()) {
@@ -19633,11 +19646,11 @@ class Tensor {
       offset += by.of[axis] * i.value;
       ++axis;
     }
-    return checked_defined(file, line)[offset];
+    return read(file, line)[offset];
   }
   std::vector<float> values(TINYSCALE_LINE) const {
     const Tensor flat = is_contiguous() ? *this : clone();
-    const float* const first = count() == 0 ? nullptr : flat.checked_defined(file, line);
+    const float* const first = count() == 0 ? nullptr : flat.read(file, line);
     return first == nullptr ? std::vector<float>() : std::vector<float>(first, first + count_);
   }
 
@@ -19688,6 +19701,14 @@ class Tensor {
     }
     return checked_defined(file, line);
   }
+  // For the host to look at, which a capture must know of: at the next call it may see others.
+  const float* read(const char* file, int line) const {
+    const float* const numbers = checked_defined(file, line);
+    if (detail::thread_recorder() != nullptr && !storage_->recorded) {
+      detail::thread_recorder()->read_outside(*this, file, line);
+    }
+    return numbers;
+  }
   float* checked_defined(const char* file, int line) const {
     if (!storage_) {
       detail::fail(
@@ -19735,8 +19756,8 @@ inline Tensor Tensor::clone() const {
   if (!storage_) {
     return Tensor();
   }
-  if (is_recorded() && storage_->data == nullptr && detail::thread_recorder() != nullptr) {
-    return detail::thread_recorder()->same(*this);
+  if (detail::thread_recorder() != nullptr) {
+    return detail::thread_recorder()->same(detach());
   }
   Tensor copy(shape_);
   const float* const from = origin();
@@ -20577,7 +20598,13 @@ inline Tensor copy(const Tensor& x) {
 }
 
 // The same tensor, copied only if it is a view out of row-major order.
-inline Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : copy(x); }
+inline Tensor contiguous(const Tensor& x) {
+  const bool cut = context().no_grad > 0 && x.requires_grad();
+  if (detail::recording() && x.is_recorded() && !cut) {  // a copy or not: the call will show
+    return detail::record(Op::reshape, {&x}, x.shape(), detail::as_numbers(x.shape()));
+  }
+  return x.is_contiguous() ? x : copy(x);
+}
 
 inline Tensor add(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::add, "add", a, b);
@@ -20864,6 +20891,8 @@ inline Tensor full(const Shape& shape, float value) {
   std::fill_n(t.data(), t.count(), value);
   return t;
 }
+
+inline Tensor operator/(float value, const Tensor& x) { return div(full(Shape{}, value), x); }
 
 inline Tensor zeros(const Shape& shape) { return full(shape, 0.0f); }
 
@@ -22569,6 +22598,10 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   return y;
 }
 
+inline Tensor cross_entropy(const Tensor& logits, std::initializer_list<std::int32_t> targets) {
+  return cross_entropy(logits, std::vector<std::int32_t>(targets));
+}
+
 // The same with the targets in a tensor of whole numbers, one a row.
 inline Tensor cross_entropy(const Tensor& logits, const Tensor& targets) {
   detail::check_last_dim("cross_entropy", logits);
@@ -22636,6 +22669,11 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                    });
   }
   return y;
+}
+
+inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
+                                   std::initializer_list<std::int32_t> targets) {
+  return linear_cross_entropy(x, w, std::vector<std::int32_t>(targets));
 }
 
 // The same with the targets in a tensor of whole numbers, one a row.
@@ -22870,7 +22908,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
   }
   if (recording()) {
     const Tensor value = op == Arithmetic::second
-                             ? from.shape() == x.shape() ? from : broadcast_to(from, x.shape())
+                             ? thread_recorder()->same(broadcast_to(from, x.shape()))
                              : record(recorded_op(op), {&x, &from}, x.shape());
     thread_recorder()->write(name, x, value);
     return x;
@@ -23282,6 +23320,7 @@ class GraphWriter : public Recorder {
     fail({"compile: ", file, ":", line, " reads a tensor of ", storage.count,
           " numbers where a graph is rewritten"});
   }
+  void read_outside(const Tensor&, const char*, int) override {}
 
  protected:
   virtual Tensor unbound_ids(const std::vector<std::int32_t>& ids, const Shape& shape) {
@@ -23443,7 +23482,8 @@ inline Tensor decompose_cross_entropy(const Tensor& logits, const Tensor& target
   const CountedRows rows(targets);
   const Tensor hit =
       sum(where(one_hot(targets, x.dim(1)), x, full(Shape{}, 0.0f)), -1, KeepDim::yes);
-  return sum(rows.valid * (log_sum_exp(x) - hit)) / rows.count;
+  const Tensor losses = where(rows.valid, log_sum_exp(x) - hit, full(Shape{}, 0.0f));
+  return sum(losses) / rows.count;
 }
 
 // dlogits of (logits, targets, dy).
@@ -23451,7 +23491,8 @@ inline Tensor decompose_cross_entropy_backward(const Parts& in) {
   const Tensor x = reshape(in[0], {in[0].count() / in[0].dim(-1), in[0].dim(-1)});
   const CountedRows rows(in[1]);
   const Tensor slope = softmax_parts(x) - one_hot(in[1], x.dim(1));
-  return reshape(slope * (rows.valid * (in[2] / rows.count)), in[0].shape());
+  const Tensor dx = where(rows.valid, slope * (in[2] / rows.count), full(Shape{}, 0.0f));
+  return reshape(dx, in[0].shape());
 }
 
 inline Tensor decompose_dropout(const Tensor& x, const List<double>& numbers) {
@@ -23640,8 +23681,8 @@ struct Differential {
         return {da, needs(1) ? -(da * out[0]) : Tensor()};
       }
       case Op::maximum: {  // of equal ones b; a NaN is the larger
-        const Tensor a = where(less(in[1], in[0]) + (1.0f - equal(in[0], in[0])), one(), zero());
-        return {d * a, d * (1.0f - a)};
+        const Tensor a = less(in[1], in[0]) + (1.0f - equal(in[0], in[0]));
+        return {where(a, d, zero()), where(a, zero(), d)};
       }
       case Op::where: return {Tensor(), where(in[0], d, zero()), where(in[0], zero(), d)};
       case Op::exp: return {d * out[0]};
@@ -23704,7 +23745,6 @@ struct Differential {
  private:
   bool needs(std::size_t i) const { return flows_to(node.grads, i); }
   static Tensor zero() { return full(Shape{}, 0.0f); }
-  static Tensor one() { return full(Shape{}, 1.0f); }
 
   Parts product() const {
     const MatmulFormat format(static_cast<DType>(static_cast<int>(node.numbers[0])));
@@ -23946,7 +23986,55 @@ class Recognition {
     }
   }
 
+  // Whether gradients go through what was written as they go through the op: along every path to
+  // an operand, or along none. `through`: whether they go on to each of `nodes`. The way over a
+  // softmax's maximum does not count: what goes there adds up to nothing.
+  bool flows(const Recognized& found, const List<int>& nodes, const List<bool>& through,
+             unsigned& grads) const {
+    grads = 0;
+    for (std::size_t k = 0; k < found.inputs.size(); ++k) {
+      Paths paths;
+      for (std::size_t i = 0; i < nodes.size(); ++i) {
+        walk(nodes[i], found.inputs[k], through[i], found, paths);
+      }
+      if (paths.open > 0 && paths.cut > 0) {
+        return false;
+      }
+      grads |= paths.open > 0 ? 1U << k : 0U;
+    }
+    return true;
+  }
+
  private:
+  struct Paths {
+    int open = 0, cut = 0;
+  };
+  void walk(int node, int target, bool open, const Recognized& found, Paths& paths) const {
+    if (node == target) {
+      ++(open ? paths.open : paths.cut);
+      return;
+    }
+    for (const int operand : found.inputs) {
+      if (node == operand) {
+        return;  // another operand: the pattern ends here
+      }
+    }
+    const GraphNode& inner = at(node);
+    for (std::size_t i = 0; i < inner.inputs.size(); ++i) {
+      if (!is(inner.inputs[i], Op::max) && inner.inputs[i] >= least(found)) {
+        walk(inner.inputs[i], target, open && (inner.grads >> i & 1U) != 0, found, paths);
+      }
+    }
+  }
+  // Nothing before the first operand is part of the pattern.
+  static int least(const Recognized& found) {
+    int first = found.inputs[0];
+    for (const int input : found.inputs) {
+      first = input < first ? input : first;
+    }
+    return first;
+  }
+
   struct Factors {
     double number = 1;
     List<int> nodes;
@@ -24208,10 +24296,9 @@ class Recognition {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compile/capture.hpp
-// A capture: a function of tensors runs once on recorded tensors, and what it did is a graph. What
-// it did beside returning tensors is kept too: tensors that it wrote, gradients that it gave to
-// parameters. Where it reads a number the graph breaks: what is recorded so far is computed then.
+// >> tinyscale/compile/captured.hpp
+// What a captured function did beside computing its results: numbers it read, tensors it wrote,
+// gradients it gave.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -24236,15 +24323,34 @@ struct CapturedWrite {
   int value;   // node
 };
 struct CapturedGradient {
-  Slot slot;      // of a parameter from outside; or, null,
-  int input = 0;  // of the function's input of this number
-  int node = -1;  // -1: the gradient was cleared
+  Slot slot;             // of a parameter from outside; or, null,
+  int input = 0;         // of the function's input of this number
+  int node = -1;         // -1: the gradient was cleared
+  bool replaces = true;  // what was there; else it is added
 };
 // A gradient that parameters had when the function began is read, not kept: a new one at each call.
 struct OldGradient {
   int constant;
-  Slot slot;
+  Slot slot;      // of a parameter from outside; or, null,
+  int input = 0;  // of the input of this number
 };
+// What a result is beside its numbers: an input or a constant itself, if it was returned as such.
+struct ReturnedAs {
+  int input = -1, constant = -1;
+  bool detached = false;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/capture.hpp
+// A capture: a function of tensors runs once on recorded tensors, and what it did is a graph. What
+// it did beside returning tensors is kept too: tensors that it wrote, gradients that it gave to
+// parameters. Where it reads a number the graph breaks: what is recorded so far is computed then.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
 
 class Capture final : public GraphWriter {
  public:
@@ -24270,6 +24376,9 @@ class Capture final : public GraphWriter {
         handle.set_slot(Slot::make());
         handle.slot()->shape = x.shape();
         handle.slot()->kind = x.slot()->kind;
+        if (x.slot()->leaf && !x.slot()->fresh) {
+          handle.slot()->grad = x.slot()->grad;
+        }
         add_leaf(handle.slot(), node_of(handle), static_cast<int>(handles.size()));
       }
       inputs_.push_back(handle.storage());
@@ -24288,6 +24397,7 @@ class Capture final : public GraphWriter {
   List<Function<Tensor()>> hosts;   // give the inputs behind them
   std::vector<Tensor> host_values;  // of those that were asked so far
   List<bool> tracked;               // of each result: whether a gradient flows through it
+  List<ReturnedAs> returned_as;     // each result
   List<CapturedWrite> writes;
   List<CapturedGradient> gradients;
   List<OldGradient> old_gradients;
@@ -24301,12 +24411,30 @@ class Capture final : public GraphWriter {
                 const List<double>& numbers) override {
     if (recognize_ && (op == Op::div || op == Op::mul || op == Op::sub || op == Op::matmul)) {
       const List<int> nodes = {edge(*inputs[0]), edge(*inputs[1])};
-      const Recognized found = Recognition(graph).find(op, nodes, shape);
-      if (found) {
-        return record_found(found, shape, inputs[0]->requires_grad() || inputs[1]->requires_grad());
+      const Recognition recognition(graph);
+      const Recognized found = recognition.find(op, nodes, shape);
+      unsigned grads = 0;  // the operands of what was found that a gradient reaches
+      if (found &&
+          recognition.flows(found, nodes, {inputs[0]->requires_grad(), inputs[1]->requires_grad()},
+                            grads)) {
+        return record_found(found, shape, grads);
       }
     }
     return GraphWriter::record(op, inputs, n, shape, numbers);
+  }
+
+  // Whether a backward pass inside of the function has used part of what stands behind a node.
+  bool is_used(int root) {
+    freed_.resize(graph.nodes.size());
+    return !walk_back(root);
+  }
+  // Whether the numbers of a source are other ones after the call.
+  bool is_written(int source) const {
+    bool found = false;
+    for (const CapturedWrite& one : writes) {
+      found = found || one.target == source;
+    }
+    return found;
   }
 
   Tensor host(const Function<Tensor()>& read, const Shape& shape) override {
@@ -24330,12 +24458,24 @@ class Capture final : public GraphWriter {
     return all;
   }
 
+  Tensor same(const Tensor& x) override {
+    Tensor copy = GraphWriter::same(x);
+    copies_.resize(graph.nodes.size());
+    copies_[static_cast<std::size_t>(copy.storage()->node)] = 1;
+    return copy;
+  }
+
   void write(const char* name, const Tensor& x, const Tensor& value) override {
     const int to = node_of(x);
-    check_alone(name, x);
+    check_alone(name, x, to);
     const int from = node_of(value);
+    if (x.storage()->recorded && graph[to].grads != 0) {
+      fail({"compile: ", name, " writes to a ", x.shape(),
+            " tensor that a gradient flows through; write to a clone()"});
+    }
     if (x.storage()->recorded) {
       x.storage()->node = from;
+      x.storage()->data = nullptr;  // what was read before is old
       return;
     }
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
@@ -24351,24 +24491,35 @@ class Capture final : public GraphWriter {
   }
 
   void backward(const Tensor& y, const Tensor* dy) override {
-    const int root = node_of(y);
-    if (graph[root].grads == 0 && root < static_cast<int>(freed_.size()) &&
-        freed_[static_cast<std::size_t>(root)] != 0) {
-      fail({"backward: this graph was used before and is freed; run the forward pass again"});
-    }
-    Differentiation differentiation(*this);
     const RecorderScope scope(this);
+    const int root = edge(y);
+    use_graph(root);
+    Differentiation differentiation(*this);
     Tensor start = dy != nullptr ? dy->detach() : full(y.shape(), 1.0f);
     differentiation.start(root, start);
     differentiation.run();
-    free_graph(root);
     const NoGrad no_second_gradient;
-    for (LeafGradient& leaf : leaves_) {
-      const int gradient = differentiation.gradient(leaf.node);
+    for (std::size_t i = 0; i < leaf_nodes.size(); ++i) {
+      const int gradient = differentiation.gradient(leaf_nodes[i]);
       if (gradient >= 0) {
-        add_gradient(leaf, tensor_of(gradient));
+        add_gradient(leaves_[leaf_of_[i]], tensor_of(gradient));
       }
     }
+    for (const int node : used_) {
+      graph[node].grads = 0;
+    }
+  }
+
+  void read_outside(const Tensor& x, const char* file, int line) override {
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      if (now_[i] != constant_nodes_[i] &&
+          &graph.constants[i].storage()->block() == &x.storage()->block()) {
+        fail({"compile: ", file, ":", line, " reads numbers of a ", x.shape(),
+              " tensor that the function has written, which stand in it after the call; read a ",
+              "clone() that is made after the write"});
+      }
+    }
+    breaks.push_back(GraphBreak{file, line, x.shape()});
   }
 
   float* read(Storage& storage, const char* file, int line) override {
@@ -24411,16 +24562,26 @@ class Capture final : public GraphWriter {
       }
       return node;
     }
-    for (const LeafGradient& leaf : leaves_) {
-      if (leaf.slot.get() == slot.get()) {
-        return leaf.node;
-      }
+    std::size_t known = 0;
+    while (known < leaves_.size() && leaves_[known].slot.get() != slot.get()) {
+      ++known;
+    }
+    const bool found = known < leaves_.size();
+    if (found && leaves_[known].value == node) {
+      return leaves_[known].node;
     }
     int own = node;
-    if (x.storage()->recorded) {  // parameter(x) of a recorded x
+    if (found || x.storage()->recorded) {  // written since; or parameter(x) of a recorded x
       own = add(Op::reshape, {node}, x.shape(), as_numbers(x.shape()));
     }
-    add_leaf(slot, own, -1);
+    if (found) {
+      leaves_[known].node = own;
+      leaves_[known].value = node;
+      add_leaf_node(known, own);
+    } else {
+      add_leaf(slot, own, -1);
+      leaves_.back().value = node;
+    }
     return own;
   }
   int outside(const Tensor& x) override {
@@ -24428,12 +24589,8 @@ class Capture final : public GraphWriter {
       x.origin();  // of a call that is over: throws
     }
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
-      const Tensor& known = graph.constants[i];
-      if (now_[i] != constant_nodes_[i] && known.storage().get() != x.storage().get() &&
-          &known.storage()->block() == &x.storage()->block()) {
-        fail({"compile: the function reads a ", x.shape(),
-              " tensor that shares its numbers with a ", known.shape(),
-              " tensor that it has written; read a clone()"});
+      if (now_[i] != constant_nodes_[i]) {
+        check_unwritten(graph.constants[i], x);
       }
     }
     const int node = GraphWriter::outside(x);
@@ -24451,16 +24608,17 @@ class Capture final : public GraphWriter {
  private:
   struct LeafGradient {
     Slot slot;
-    int node;
+    int node;                // where its gradient ends
+    int value;               // the node of its numbers
     int input;               // -1: a parameter from outside
     Shared<Storage> before;  // its gradient when the function first used it
     bool had = false;
   };
   // Of attention, written for [.., T, K]: the leading dimensions are one.
-  Tensor record_found(const Recognized& found, const Shape& shape, bool with_grad) {
+  Tensor record_found(const Recognized& found, const Shape& shape, unsigned grads) {
     List<Tensor> in;
-    for (const int node : found.inputs) {
-      in.push_back(tensor_of(node, with_grad));
+    for (std::size_t i = 0; i < found.inputs.size(); ++i) {
+      in.push_back(tensor_of(found.inputs[i], (grads >> i & 1U) != 0));
     }
     if (found.op != Op::attention) {
       return tinyscale::detail::record(found.op, {&in[0]}, shape);
@@ -24487,15 +24645,29 @@ class Capture final : public GraphWriter {
   }
 
   // A graph of gradients is used once, as outside.
-  void free_graph(int root) {
+  void use_graph(int root) {
     freed_.resize(graph.nodes.size());
+    if (!walk_back(root)) {
+      fail({"backward: this graph was used before and is freed; run the forward pass again"});
+    }
+    for (const int node : used_) {
+      freed_[static_cast<std::size_t>(node)] = 1;
+    }
+  }
+  // The nodes behind a root that gradients flow through; false: some were used.
+  bool walk_back(int root) {
+    List<char> seen(graph.nodes.size());
     List<int> open;
     open.push_back(root);
+    used_.clear();
     while (!open.empty()) {
-      GraphNode& node = graph[open.back()];
-      char& freed = freed_[static_cast<std::size_t>(open.back())];
+      const auto at = static_cast<std::size_t>(open.back());
       open.pop_back();
-      if (node.grads == 0) {
+      const GraphNode& node = graph.nodes[at];
+      if (freed_[at] != 0) {
+        return false;
+      }
+      if (node.grads == 0 || seen[at] != 0) {
         continue;
       }
       for (std::size_t i = 0; i < node.inputs.size(); ++i) {
@@ -24503,15 +24675,31 @@ class Capture final : public GraphWriter {
           open.push_back(node.inputs[i]);
         }
       }
-      node.grads = 0;
-      freed = 1;
+      seen[at] = 1;
+      used_.push_back(static_cast<int>(at));
+    }
+    return true;
+  }
+  // x is not another view of numbers that the function has written.
+  static void check_unwritten(const Tensor& written, const Tensor& x) {
+    const bool same = written.storage().get() == x.storage().get() &&
+                      written.origin() == x.origin() && written.shape() == x.shape() &&
+                      written.strides() == x.strides();
+    if (!same && &written.storage()->block() == &x.storage()->block()) {
+      fail({"compile: the function reads a ", x.shape(), " tensor that shares its numbers with a ",
+            written.shape(), " tensor that it has written; read a clone()"});
     }
   }
 
   // From here on the handle has numbers, which it holds.
   static void hold(Storage& storage, const Tensor& value) {
+    const RecorderScope eager(nullptr);
     const Tensor dense = value.is_contiguous() ? value : value.clone();
-    storage.meter.~Shared();
+    if (storage.sliced) {  // of numbers that were read before the last write
+      storage.owner.~Shared();
+    } else {
+      storage.meter.~Shared();
+    }
     new (&storage.owner) Shared<Storage>(dense.storage());
     storage.sliced = true;
     storage.data = const_cast<float*>(dense.data());
@@ -24519,38 +24707,33 @@ class Capture final : public GraphWriter {
 
   void add_leaf(const Slot& slot, int node, int input) {
     const bool had = slot->grad && !slot->fresh;
-    leaves_.push_back(LeafGradient{slot, node, input, slot->grad, had});
+    leaves_.push_back(LeafGradient{slot, node, node, input, slot->grad, had});
+    add_leaf_node(leaves_.size() - 1, node);
+  }
+  void add_leaf_node(std::size_t leaf, int node) {
+    const int input = leaves_[leaf].input;
+    leaf_of_.push_back(leaf);
     leaf_nodes.push_back(node);
-    leaf_slots.push_back(input < 0 ? slot : Slot());
+    leaf_slots.push_back(input < 0 ? leaves_[leaf].slot : Slot());
     leaf_inputs.push_back(input);
   }
 
   void add_gradient(const LeafGradient& leaf, const Tensor& dx) {
     Tensor total = dx;
     if (leaf.slot->grad && !leaf.slot->fresh) {
-      const Tensor old(leaf.slot->shape, leaf.slot->grad);
-      const std::size_t known = graph.constants.size();
-      total = old + dx;
-      if (graph.constants.size() > known && old.storage().get() == leaf.before.get()) {
-        old_gradients.push_back(OldGradient{static_cast<int>(known), leaf.slot});
-      }
+      total = Tensor(leaf.slot->shape, leaf.slot->grad) + dx;
     }
     leaf.slot->grad = total.storage();
     leaf.slot->fresh = false;
   }
 
   // Writing to numbers that a view shows, or through a view, would show in both.
-  void check_alone(const char* name, const Tensor& x) const {
-    const int node = x.storage()->recorded ? x.storage()->node : -1;
-    if (node < 0) {
-      return;
-    }
-    const bool view = facts_of(graph[node].op).kind == OpKind::view;
+  void check_alone(const char* name, const Tensor& x, int node) const {
+    const bool view = x.storage()->recorded && is_view(node);
     bool viewed = false;
     for (const Shared<Storage>& held : storages_) {
-      const GraphNode& other = graph[held->node];
       viewed = viewed || (held.use_count() > 1 && held.get() != x.storage().get() &&
-                          facts_of(other.op).kind == OpKind::view && stands_on(held->node, node));
+                          stands_on(held->node, node));
     }
     if (view || viewed) {
       fail(
@@ -24560,7 +24743,7 @@ class Capture final : public GraphWriter {
     }
   }
   bool stands_on(int view, int base) const {
-    for (int node = view; facts_of(graph[node].op).kind == OpKind::view;) {
+    for (int node = view; is_view(node);) {
       node = graph[node].inputs[0];
       if (node == base) {
         return true;
@@ -24569,11 +24752,34 @@ class Capture final : public GraphWriter {
     return false;
   }
 
+  bool is_view(int node) const {
+    const auto at = static_cast<std::size_t>(node);
+    return facts_of(graph[node].op).kind == OpKind::view &&
+           (at >= copies_.size() || copies_[at] == 0);
+  }
+
+  ReturnedAs as_returned(const Tensor& y) const {
+    ReturnedAs as;
+    as.detached = !y.requires_grad();
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      as.input = inputs_[i].get() == y.storage().get() ? static_cast<int>(i) : as.input;
+    }
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      const Tensor& known = graph.constants[i];
+      const bool this_one = known.storage().get() == y.storage().get() &&
+                            known.origin() == y.origin() && known.shape() == y.shape() &&
+                            known.strides() == y.strides();
+      const bool fits = as.detached || known.slot().get() == y.slot().get();
+      as.constant = this_one && fits ? static_cast<int>(i) : as.constant;
+    }
+    return as;
+  }
+
   void finish(const std::vector<Tensor>& results) {
     for (const Tensor& y : results) {
       graph.outputs.push_back(y.defined() ? edge_of_result(y) : -1);
-      tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0 &&
-                        (y.slot()->leaf || graph[graph.outputs.back()].grads != 0));
+      tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0);
+      returned_as.push_back(y.defined() ? as_returned(y) : ReturnedAs());
     }
     for (std::size_t i = 0; i < inputs_.size(); ++i) {  // those of the host come behind them
       if (inputs_[i]->node != graph.inputs[i]) {
@@ -24590,7 +24796,13 @@ class Capture final : public GraphWriter {
       const bool own = grad && grad->recorded;
       if (own || (leaf.had && !grad)) {
         gradients.push_back(CapturedGradient{leaf.input < 0 ? leaf.slot : Slot(), leaf.input,
-                                             own ? grad->node : -1});
+                                             own ? grad->node : -1, leaf.input < 0 || leaf.had});
+      }
+      for (std::size_t i = 0; i < graph.constants.size() && leaf.had; ++i) {
+        if (graph.constants[i].storage().get() == leaf.before.get()) {
+          old_gradients.push_back(
+              OldGradient{static_cast<int>(i), leaf.input < 0 ? leaf.slot : Slot(), leaf.input});
+        }
       }
       restore(leaf);
     }
@@ -24599,9 +24811,12 @@ class Capture final : public GraphWriter {
     const RecorderScope scope(this);
     return y.slot() && y.slot()->leaf ? edge(y) : node_of(y);
   }
+  // Slots that the function gave nothing are not touched: other threads may read them.
   static void restore(const LeafGradient& leaf) {
-    leaf.slot->grad = leaf.before;
-    leaf.slot->fresh = leaf.before && !leaf.had;
+    if (leaf.slot->grad.get() != leaf.before.get()) {
+      leaf.slot->grad = leaf.before;
+      leaf.slot->fresh = leaf.before && !leaf.had;
+    }
   }
 
   Compute compute_;
@@ -24609,7 +24824,10 @@ class Capture final : public GraphWriter {
   List<Shared<Storage>> inputs_;
   List<int> now_;  // of each constant: the node of its numbers as they are now
   List<LeafGradient> leaves_;
-  List<char> freed_;  // of each node: a backward pass went through it
+  List<std::size_t> leaf_of_;  // of each of leaf_nodes
+  List<char> freed_;           // of each node: a backward pass went through it
+  List<int> used_;             // by the last one
+  List<char> copies_;          // of each node: written as a view, meant as a copy
 };
 
 }  // namespace detail
@@ -24929,6 +25147,27 @@ inline NodeMap sort_needed(Graph& graph) {
   return to;
 }
 
+// One node for each result of an op: what takes it twice takes it once.
+inline void merge_parts(Graph& graph) {
+  List<int> to(graph.nodes.size());
+  for (int i = 0; i < graph.size(); ++i) {
+    GraphNode& node = graph[i];
+    for (int& input : node.inputs) {
+      input = to[static_cast<std::size_t>(input)];
+    }
+    to[static_cast<std::size_t>(i)] = i;
+    for (int j = 0; j < i && node.op == Op::part; ++j) {
+      if (NodeTable::equal_nodes(graph[j], node)) {
+        to[static_cast<std::size_t>(i)] = j;
+        break;
+      }
+    }
+  }
+  for (int& output : graph.outputs) {
+    output = output < 0 ? -1 : to[static_cast<std::size_t>(output)];
+  }
+}
+
 // The loss alone where the loss and its gradients are computed too.
 inline void share_losses(Graph& graph) {
   for (int i = 0; i < graph.size(); ++i) {
@@ -24952,8 +25191,8 @@ inline void share_losses(Graph& graph) {
 // Writes a graph again, node by node, each expression once.
 class GraphSimplifier {
  public:
-  explicit GraphSimplifier(const Graph& graph)
-      : table_(2 * graph.nodes.size()), old_(graph), uses_(use_counts(graph)) {
+  GraphSimplifier(const Graph& graph, bool in_place)
+      : table_(2 * graph.nodes.size()), old_(graph), uses_(use_counts(graph)), in_place_(in_place) {
     graph_.constants = graph.constants;
     graph_.nodes.reserve(graph.nodes.size());
   }
@@ -24962,7 +25201,9 @@ class GraphSimplifier {
     List<int> to(old_.nodes.size());
     for (int i = 0; i < old_.size(); ++i) {
       GraphNode node = old_[i];
-      add_in_place(node);
+      if (in_place_) {
+        add_in_place(node);
+      }
       for (int& input : node.inputs) {
         input = to[static_cast<std::size_t>(input)];
       }
@@ -25077,12 +25318,14 @@ class GraphSimplifier {
   NodeTable table_;
   const Graph& old_;
   List<int> uses_;
+  bool in_place_;
   Graph graph_;
 };
 
-// Both passes; the graph computes the same numbers.
-inline void simplify(Graph& graph) {
-  Graph simple = GraphSimplifier(graph).run();
+// Both passes; the graph computes the same numbers. in_place: it is about to run on one device,
+// where rows may be added to what is there (scatter_add with a third operand).
+inline void simplify(Graph& graph, bool in_place = false) {
+  Graph simple = GraphSimplifier(graph, in_place).run();
   std::swap(graph, simple);
   share_losses(graph);
   sort_needed(graph);
@@ -25098,8 +25341,8 @@ inline void simplify(Graph& graph) {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // The same graph of primitives alone, but for the ops that `whole` says yes to.
-inline Graph take_apart(
-    const Graph& graph, const Function<bool(int node)>& whole = [](int) { return false; }) {
+inline Graph take_apart(const Graph& graph,
+                        const Function<bool(int node)>& whole = Function<bool(int node)>()) {
   detail::GraphWriter writer;
   const NoGrad no_gradients;
   const detail::RecorderScope scope(&writer);
@@ -25115,7 +25358,7 @@ inline Graph take_apart(
           parts[static_cast<std::size_t>(node.inputs[0])][static_cast<std::size_t>(node.number(0))];
       continue;
     }
-    if (is_primitive(node.op) || whole(i)) {
+    if (is_primitive(node.op) || (whole && whole(i))) {
       List<int> inputs = node.inputs;
       for (int& input : inputs) {
         input = to[static_cast<std::size_t>(input)];
@@ -26835,6 +27078,12 @@ class VectorFusion {
     for (const int group : {a, b}) {
       for (const int node : fusion_.members(group)) {
         for (const int operand : graph_[node].inputs) {
+          // Sums over rows are there when the group is done, not before.
+          const int from = fusion_.group_of(operand);
+          if (roles[static_cast<std::size_t>(operand)] > VectorRole::row_reduction &&
+              (from == a || from == b)) {
+            return false;
+          }
           const int member = source_of(operand);
           const int of = fusion_.group_of(member < 0 ? operand : member);
           if (of == a || of == b) {  // a total is known once its group has run
@@ -27085,7 +27334,8 @@ class VectorLowering {
     if (graph_[node].shape.count() == space_.shape.count()) {
       return VectorOutput::full;
     }
-    return extent == kernels::VectorExtent::single ? VectorOutput::single : VectorOutput::per_row;
+    const bool one = graph_[node].shape.count() == 1 && extent == kernels::VectorExtent::single;
+    return one ? VectorOutput::single : VectorOutput::per_row;  // where it is repeated
   }
 
   const Graph& graph_;
@@ -27497,6 +27747,9 @@ struct NodeKernel {
     for (std::size_t i = 0; i < node.inputs.size(); ++i) {
       operands.push_back(*in[i]);
     }
+    Context silent = context();
+    silent.profile = nullptr;  // the step is counted, not what it calls
+    const ContextScope scope(silent);
     const Parts results = evaluate_node(node, operands);
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (out[i] != nullptr) {
@@ -28014,9 +28267,9 @@ struct CompileOptions {
 
 }}  // namespace tinyscale
 
-// >> tinyscale/compile/graph_plan.hpp
-// A graph made ready to run: passes, steps in an order, places in memory. Running it costs no more
-// than its kernels and a few tens of nanoseconds a step.
+// >> tinyscale/compile/step_builder.hpp
+// From a graph to steps: what is computed together, in an order in which each step finds what it
+// reads.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -28168,7 +28421,13 @@ class StepBuilder {
 };
 
 }  // namespace detail
+}}  // namespace tinyscale
 
+// >> tinyscale/compile/graph_plan.hpp
+// A graph made ready to run: passes, steps in an order, places in memory. Running it costs no more
+// than its kernels and a few tens of nanoseconds a step.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 class GraphPlan {
  public:
   // Output `output` of the graph is the new value of an input or a constant, by its number.
@@ -28223,8 +28482,10 @@ class GraphPlan {
     try {
       outputs = run_in(memory, inputs, constants);
     } catch (...) {
-      memory = Memory();
-      busy_.store(busy_.load() && !shared);
+      if (shared) {
+        memory = Memory();
+        busy_.store(false);
+      }
       throw;
     }
     if (shared) {
@@ -28248,7 +28509,9 @@ class GraphPlan {
   void apply_passes(Graph graph) {
     graph_ = std::move(graph);
     if (options_.simplify) {
-      detail::simplify(graph_);
+      detail::simplify(graph_, true);
+    } else {
+      detail::merge_parts(graph_);
     }
     const CompileOptions& options = options_;
     const Graph before = graph_;
@@ -28260,7 +28523,7 @@ class GraphPlan {
       graph_ =
           take_apart(before, [&](int i) { return detail::stays_whole(before[i].op, options); });
       if (options_.simplify) {
-        detail::simplify(graph_);
+        detail::simplify(graph_, true);
       } else {
         detail::sort_needed(graph_);  // parts that nobody asked for
       }
@@ -28385,6 +28648,9 @@ class GraphPlan {
     int returned = 0;
     for (const int output : graph_.outputs) {
       returned += output >= 0 && layouts_->base_of(output) == base ? 1 : 0;
+    }
+    for (const int output : graph_.outputs) {  // the old numbers are returned, or written elsewhere
+      returned += output >= 0 && target >= 0 && layouts_->base_of(output) == target ? 1 : 0;
     }
     const bool made = base == value && places_[at(value)] == Place::block && returned == 1;
     if (made && dense && last_read <= written[at(value)] &&
@@ -28924,6 +29190,7 @@ struct BackwardPart {
   GraphCut cut;      // inputs: those of the function, then dy
   List<int> leaves;  // which leaf each output belongs to
   Shared<GraphPlan> plan;
+  bool used = false;  // a backward pass inside of the function went through part of it
 };
 
 // Adds to the capture's graph what the gradients of result `result` are made of; `forward` is how
@@ -28931,6 +29198,10 @@ struct BackwardPart {
 inline BackwardPart backward_part(Capture& capture, std::size_t result, int forward) {
   BackwardPart part;
   const int node = capture.graph.outputs[result];
+  if (capture.is_used(node)) {
+    part.used = true;
+    return part;
+  }
   const List<int> function_inputs = capture.graph.inputs;
   const Tensor dy = capture.input(capture.graph[node].shape);
   Differentiation differentiation(capture);
@@ -28953,7 +29224,8 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
     open.pop_back();
     const bool view = facts_of(graph[at].op).kind == OpKind::view;
     const bool source = facts_of(graph[at].op).kind == OpKind::source;
-    if (needed[static_cast<std::size_t>(at)] != 0 || source) {
+    const bool old = source && at < forward && capture.is_written(at);
+    if (needed[static_cast<std::size_t>(at)] != 0 || (source && !old)) {
       continue;
     }
     needed[static_cast<std::size_t>(at)] = 1;
@@ -29113,12 +29385,18 @@ class SymbolicGraph {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
+inline bool has_gradient(const Tensor& x) {
+  return x.slot() && x.slot()->leaf && x.slot()->grad && !x.slot()->fresh;
+}
+
 // What a capture relied on.
 struct Guards {
   struct Input {
     Shape shape;
     bool grad;
+    bool had = false;
   };
+  bool gradients = false;  // the function makes gradients: whether inputs had one matters
   List<Input> inputs;
   bool no_grad = false;
   DType format = DType::f32;
@@ -29147,6 +29425,9 @@ struct Guards {
       }
       if (given[i].requires_grad() != inputs[i].grad) {
         return cat({"input ", i, inputs[i].grad ? " has no gradient" : " has a gradient"});
+      }
+      if (gradients && has_gradient(given[i]) != inputs[i].had) {
+        return cat({"input ", i, " has gathered ", inputs[i].had ? "no" : "a", " gradient"});
       }
     }
     const Context& now = context();
@@ -29185,12 +29466,41 @@ inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces
     return;
   }
   if (slot->fresh && slot->grad) {  // a place that was given in advance
-    std::memcpy(slot->grad->data, gradient.data(), slot->grad->bytes());
+    std::memcpy(slot->grad->data, contiguous(gradient).data(), slot->grad->bytes());
     slot->fresh = false;
     return;
   }
-  slot->grad = gradient.storage();
+  const bool own = gradient.is_contiguous() && gradient.storage().use_count() == 1 &&
+                   !gradient.storage()->sliced && gradient.storage()->count == gradient.count();
+  slot->grad = (own ? gradient : gradient.clone()).storage();
   slot->fresh = false;
+}
+
+// Of an input that has a graph of gradients behind it.
+struct InnerGradient {
+  Slot slot;
+  Tensor gradient;
+};
+// On through the graphs behind inputs, in one backward pass.
+inline void hand_on(const List<InnerGradient>& inner) {
+  if (inner.empty()) {
+    return;
+  }
+  List<Tensor> handles;
+  List<const Tensor*> behind;
+  handles.reserve(inner.size());
+  for (const InnerGradient& one : inner) {
+    handles.push_back(one.gradient.detach());
+    handles.back().set_slot(one.slot);
+    behind.push_back(&handles.back());
+  }
+  Tensor root = zeros(Shape{});
+  attach(root, "compiled", behind.data(), behind.size(), [inner](const Tensor&) {
+    for (const InnerGradient& one : inner) {
+      add_grad(one.slot, one.gradient);
+    }
+  });
+  root.backward();
 }
 
 // What is written must not be another input, or a view of one.
@@ -29237,7 +29547,7 @@ struct Compilation {
   List<CapturedGradient> gradients;
   List<OldGradient> old_gradients;
   List<GraphBreak> breaks;
-  List<int> same_input;  // of each result: the input that it is, or -1
+  List<ReturnedAs> returned_as;  // of each result
   List<Slot> leaf_slots;
   List<int> leaf_inputs;
   List<BackwardPart> backward;      // of each result; an empty graph: no gradient
@@ -29251,6 +29561,19 @@ struct Compilation {
 
   const BackwardPart* part_of(std::size_t result) const {
     return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
+  }
+  bool is_input(std::size_t result) const { return returned_as[result].input >= 0; }
+  // A captured tensor itself, of which others hold handles.
+  bool is_captured(std::size_t result) const {
+    const int number = returned_as[result].constant;
+    for (const Guards::Owned& one : guards.owned) {
+      const Tensor* const known =
+          number < 0 ? nullptr : &graph.constants[static_cast<std::size_t>(number)];
+      if (known != nullptr && known->storage().get() == one.tensor.storage().get()) {
+        return true;
+      }
+    }
+    return false;
   }
 };
 
@@ -29387,7 +29710,7 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
   Shared<Compilation> made(new Compilation);
   detail::Guards& guards = made->guards;
   for (const Tensor& x : inputs) {
-    guards.inputs.push_back({x.shape(), x.requires_grad()});
+    guards.inputs.push_back({x.shape(), x.requires_grad(), detail::has_gradient(x)});
   }
   guards.no_grad = context().no_grad > 0;
   guards.format = context().matmul_format;
@@ -29442,14 +29765,9 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
       made.guards.had.push_back(slot->grad && !slot->fresh);
     }
   }
+  made.guards.gradients = !made.gradients.empty() || !made.old_gradients.empty();
+  made.returned_as = capture.returned_as;
   List<int> wanted = capture.graph.outputs;
-  for (const int node : wanted) {
-    int input = -1;
-    for (std::size_t i = 0; i < capture.graph.inputs.size(); ++i) {
-      input = capture.graph.inputs[i] == node ? static_cast<int>(i) : input;
-    }
-    made.same_input.push_back(input);
-  }
   List<GraphPlan::Write> writes;
   for (const detail::CapturedWrite& write : made.writes) {
     const GraphNode& target = capture.graph[write.target];
@@ -29464,7 +29782,7 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
   const int forward = capture.graph.size();
   for (std::size_t r = 0; r < made.results; ++r) {
     made.backward.push_back(detail::BackwardPart());
-    if (capture.tracked[r] && made.same_input[r] < 0) {
+    if (capture.tracked[r] && !made.is_input(r)) {
       made.backward.back() = detail::backward_part(capture, r, forward);
       for (const int node : made.backward.back().cut.known) {
         wanted.push_back(node);
@@ -29501,7 +29819,13 @@ inline void Compiled::guard_owners(Compilation& made) const {
     for (const detail::BackwardPart& part : made.backward) {
       count(part.cut.graph);
     }
-    if (constant.storage().use_count() > own) {
+    bool other_each_call = false;
+    for (const detail::OldGradient& old : made.old_gradients) {
+      const auto number = static_cast<std::size_t>(old.constant);
+      other_each_call = other_each_call ||
+                        made.graph.constants[number].storage().get() == constant.storage().get();
+    }
+    if (constant.storage().use_count() > own && !other_each_call) {
       made.guards.owned.push_back({constant.detach(), own + 1});
     }
   }
@@ -29568,6 +29892,161 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   }
   return run(found, inputs);
 }
+
+// Whether a second run of the function did the same with the same tensors.
+inline bool Compiled::same_capture(const Compilation& a, const Compilation& b) {
+  if (!detail::same_graph(a.graph, b.graph)) {
+    return false;
+  }
+  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
+    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
+    if (x.storage().get() != y.storage().get() && !detail::same_numbers(x, y)) {
+      return false;
+    }
+  }
+  return true;
+}
+inline std::string Compiled::difference(const Compilation& a, const Compilation& b) {
+  const int node = detail::first_difference(a.graph, b.graph);
+  if (b.rerun) {
+    return b.why;
+  }
+  if (node < 0) {
+    return "it used other tensors in its second call";
+  }
+  const auto text = [node](const Graph& graph) {
+    if (node >= graph.size()) {
+      return std::string("nothing");
+    }
+    const GraphNode& op = graph[node];
+    return detail::cat({name_of(op.op), " ", op.shape, op.numbers.empty() ? "" : " of ",
+                        detail::numbers_text(op)});
+  };
+  return detail::cat({"it did something else in its second call: op ", node, " was ", text(a.graph),
+                      ", then ", text(b.graph)});
+}
+
+inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
+                                         const std::vector<Tensor>& inputs) const {
+  std::vector<Tensor> given;
+  for (const Tensor& x : inputs) {
+    given.push_back(x.is_contiguous() ? x.detach() : x.clone());
+  }
+  for (std::size_t i = 0; i < made->hosts.size(); ++i) {
+    given.push_back(i < made->host_values.size() ? made->host_values[i] : made->hosts[i]());
+  }
+  made->host_values.clear();
+  detail::check_aliases(inputs, made->writes, made->graph);
+  List<Tensor> constants = made->cut.graph.constants;
+  for (const detail::OldGradient& old : made->old_gradients) {
+    const detail::Slot& slot =
+        old.slot ? old.slot : inputs[static_cast<std::size_t>(old.input)].slot();
+    constants[static_cast<std::size_t>(old.constant)] = Tensor(slot->shape, slot->grad);
+  }
+  std::vector<Tensor> outputs = made->plan->run(given, constants);
+  std::size_t at = made->results;
+  for (const detail::CapturedWrite& write : made->writes) {
+    ++at;
+    const GraphNode& target = made->graph[write.target];
+    if (target.op == Op::input) {
+      const auto number = static_cast<std::size_t>(target.number(0));
+      if (!inputs[number].is_contiguous()) {
+        const NoGrad no_graph;
+        copy_(inputs[number].detach(), given[number]);
+      }
+    }
+  }
+  List<detail::InnerGradient> inner;
+  for (const detail::CapturedGradient& gradient : made->gradients) {
+    const detail::Slot& slot =
+        gradient.slot ? gradient.slot : inputs[static_cast<std::size_t>(gradient.input)].slot();
+    if (slot->leaf) {
+      detail::set_gradient(slot, outputs[at], gradient.replaces);
+    } else if (outputs[at].defined()) {
+      inner.push_back({slot, outputs[at]});
+    }
+    ++at;
+  }
+  detail::hand_on(inner);
+  std::vector<Tensor> results;
+  for (std::size_t r = 0; r < made->results; ++r) {
+    const detail::ReturnedAs& as = made->returned_as[r];
+    Tensor y = made->is_input(r)      ? inputs[static_cast<std::size_t>(as.input)]
+               : made->is_captured(r) ? made->graph.constants[static_cast<std::size_t>(as.constant)]
+                                      : outputs[r];
+    results.push_back(as.detached ? y.detach() : y);
+  }
+  attach_backward(made, given, inputs, outputs, results);
+  return results;
+}
+
+// Joins the results to the graph of gradients outside.
+inline void Compiled::attach_backward(const Shared<Compilation>& made,
+                                      const std::vector<Tensor>& given,
+                                      const std::vector<Tensor>& inputs,
+                                      const std::vector<Tensor>& outputs,
+                                      std::vector<Tensor>& results) const {
+  std::size_t at = made->results + made->writes.size() + made->gradients.size();
+  for (std::size_t r = 0; r < made->results; ++r) {
+    const detail::BackwardPart* const part = made->part_of(r);
+    if (made->backward[r].used) {
+      detail::attach(results[r], "compiled", {}, [](const Tensor&) {
+        detail::fail(
+            {"backward: this graph was used before and is freed; run the forward pass ", "again"});
+      });
+    }
+    if (part == nullptr) {
+      continue;
+    }
+    List<Tensor> constants = part->cut.graph.constants;
+    const std::size_t own = constants.size() - part->cut.known.size();
+    List<detail::Kept> kept;
+    for (std::size_t i = own; i < constants.size(); ++i, ++at) {
+      constants[i] = outputs[at].is_contiguous() ? outputs[at] : outputs[at].clone();
+    }
+    for (const Tensor& x : given) {
+      kept.push_back(detail::Kept(x));
+    }
+    for (std::size_t i = 0; i < own; ++i) {
+      kept.push_back(detail::Kept(constants[i]));
+    }
+    List<detail::Slot> slots;
+    List<Tensor> leaves;
+    for (const int leaf : part->leaves) {
+      const auto number = static_cast<std::size_t>(leaf);
+      const detail::Slot& slot = made->leaf_slots[number];
+      const int input = made->leaf_inputs[number];
+      slots.push_back(slot ? slot : inputs[static_cast<std::size_t>(input)].slot());
+      leaves.push_back(results[r].detach());
+      leaves.back().set_slot(slots.back());
+    }
+    List<const Tensor*> behind;
+    for (const Tensor& leaf : leaves) {
+      behind.push_back(&leaf);
+    }
+    if (made->is_captured(r)) {  // itself, with its own slot
+      continue;
+    }
+    results[r] = results[r].detach();
+    detail::attach(results[r], "compiled", behind.data(), behind.size(),
+                   [made, r, given, constants, slots, kept](const Tensor& dy) {
+                     std::vector<Tensor> all = given;
+                     all.push_back(contiguous(dy));
+                     const std::vector<Tensor> gradients =
+                         made->backward[r].plan->run(all, constants);
+                     for (std::size_t i = 0; i < slots.size(); ++i) {
+                       detail::add_grad(slots[i], gradients[i]);
+                     }
+                   });
+  }
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/compiled_sizes.hpp
+// A compiled function at other batch sizes: made from three captures, not from one more each.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // The function at three batch sizes, its own and two more, so that others need no capture.
 inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const {
@@ -29649,134 +30128,6 @@ inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
   state().known.push_back(sized);
   ++state().counters.sizes;
   return sized;
-}
-
-// Whether a second run of the function did the same with the same tensors.
-inline bool Compiled::same_capture(const Compilation& a, const Compilation& b) {
-  if (!detail::same_graph(a.graph, b.graph)) {
-    return false;
-  }
-  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
-    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
-    if (x.storage().get() != y.storage().get() && !detail::same_numbers(x, y)) {
-      return false;
-    }
-  }
-  return true;
-}
-inline std::string Compiled::difference(const Compilation& a, const Compilation& b) {
-  const int node = detail::first_difference(a.graph, b.graph);
-  if (b.rerun) {
-    return b.why;
-  }
-  if (node < 0) {
-    return "it used other tensors in its second call";
-  }
-  const auto text = [node](const Graph& graph) {
-    if (node >= graph.size()) {
-      return std::string("nothing");
-    }
-    const GraphNode& op = graph[node];
-    return detail::cat({name_of(op.op), " ", op.shape, op.numbers.empty() ? "" : " of ",
-                        detail::numbers_text(op)});
-  };
-  return detail::cat({"it did something else in its second call: op ", node, " was ", text(a.graph),
-                      ", then ", text(b.graph)});
-}
-
-inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
-                                         const std::vector<Tensor>& inputs) const {
-  std::vector<Tensor> given;
-  for (const Tensor& x : inputs) {
-    given.push_back(x.is_contiguous() ? x.detach() : x.clone());
-  }
-  for (std::size_t i = 0; i < made->hosts.size(); ++i) {
-    given.push_back(i < made->host_values.size() ? made->host_values[i] : made->hosts[i]());
-  }
-  made->host_values.clear();
-  detail::check_aliases(inputs, made->writes, made->graph);
-  List<Tensor> constants = made->cut.graph.constants;
-  for (const detail::OldGradient& old : made->old_gradients) {
-    constants[static_cast<std::size_t>(old.constant)] = Tensor(old.slot->shape, old.slot->grad);
-  }
-  std::vector<Tensor> outputs = made->plan->run(given, constants);
-  std::size_t at = made->results;
-  for (const detail::CapturedWrite& write : made->writes) {
-    ++at;
-    const GraphNode& target = made->graph[write.target];
-    if (target.op == Op::input) {
-      const auto number = static_cast<std::size_t>(target.number(0));
-      if (!inputs[number].is_contiguous()) {
-        const NoGrad no_graph;
-        copy_(inputs[number].detach(), given[number]);
-      }
-    }
-  }
-  for (const detail::CapturedGradient& gradient : made->gradients) {
-    const detail::Slot& slot =
-        gradient.slot ? gradient.slot : inputs[static_cast<std::size_t>(gradient.input)].slot();
-    detail::set_gradient(slot, outputs[at], gradient.slot != nullptr);
-    ++at;
-  }
-  std::vector<Tensor> results;
-  for (std::size_t r = 0; r < made->results; ++r) {
-    const int same = made->same_input[r];
-    results.push_back(same >= 0 ? inputs[static_cast<std::size_t>(same)] : outputs[r]);
-  }
-  attach_backward(made, given, inputs, outputs, results);
-  return results;
-}
-
-// Joins the results to the graph of gradients outside.
-inline void Compiled::attach_backward(const Shared<Compilation>& made,
-                                      const std::vector<Tensor>& given,
-                                      const std::vector<Tensor>& inputs,
-                                      const std::vector<Tensor>& outputs,
-                                      std::vector<Tensor>& results) const {
-  std::size_t at = made->results + made->writes.size() + made->gradients.size();
-  for (std::size_t r = 0; r < made->results; ++r) {
-    const detail::BackwardPart* const part = made->part_of(r);
-    if (part == nullptr) {
-      continue;
-    }
-    List<Tensor> constants = part->cut.graph.constants;
-    const std::size_t own = constants.size() - part->cut.known.size();
-    List<detail::Kept> kept;
-    for (std::size_t i = own; i < constants.size(); ++i, ++at) {
-      constants[i] = outputs[at];
-    }
-    for (const Tensor& x : given) {
-      kept.push_back(detail::Kept(x));
-    }
-    for (std::size_t i = 0; i < own; ++i) {
-      kept.push_back(detail::Kept(constants[i]));
-    }
-    List<detail::Slot> slots;
-    List<Tensor> leaves;
-    for (const int leaf : part->leaves) {
-      const auto number = static_cast<std::size_t>(leaf);
-      const detail::Slot& slot = made->leaf_slots[number];
-      const int input = made->leaf_inputs[number];
-      slots.push_back(slot ? slot : inputs[static_cast<std::size_t>(input)].slot());
-      leaves.push_back(results[r].detach());
-      leaves.back().set_slot(slots.back());
-    }
-    List<const Tensor*> behind;
-    for (const Tensor& leaf : leaves) {
-      behind.push_back(&leaf);
-    }
-    results[r] = results[r].detach();
-    detail::attach(results[r], "compiled", behind.data(), behind.size(),
-                   [made, r, given, constants, slots, kept](const Tensor& dy) {
-                     std::vector<Tensor> all = given;
-                     all.push_back(contiguous(dy));
-                     const std::vector<Tensor> gradients =
-                         made->backward[r].plan->run(all, constants);
-                     for (std::size_t i = 0; i < slots.size(); ++i) {
-                       detail::add_grad(slots[i], gradients[i]);
-                     }
-                   });
-  }
 }
 
 }}  // namespace tinyscale
@@ -30930,6 +31281,182 @@ inline std::vector<Tensor> run_eagerly(const Graph& graph, const std::vector<Ten
 
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/bytes_waterfall.hpp
+// Which ops' memory traffic a compilation takes away: bytes of each op when run alone, and what is
+// left of them in the kernels that ops share.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct OpBytes {
+  std::string op;
+  double before = 0, after = 0;  // read and written
+
+  double gone() const { return before - after; }  // below 0: there is more
+};
+
+struct BytesWaterfall {
+  List<OpBytes> rows;  // what goes most first
+  int kernels_before = 0, kernels_after = 0;
+
+  double before() const;
+  double after() const;
+  Table table() const;
+  Table data() const;
+  std::string csv() const { return data().csv(); }
+  std::string json() const { return data().json(); }
+};
+
+namespace detail {
+
+// An op of a kernel's name and how often it is in it: "mul x3 add" is mul 3, add 1.
+struct NamedOp {
+  std::string op;
+  double times = 1;
+};
+inline List<NamedOp> ops_of_name(const std::string& name) {
+  List<NamedOp> out;
+  for (std::size_t at = 0; at < name.size();) {
+    const std::size_t end = std::min(name.find(' ', at), name.size());
+    const std::string word = name.substr(at, end - at);
+    double times = 0;
+    bool number = word.size() > 1 && word[0] == 'x' && !out.empty();
+    for (std::size_t i = 1; i < word.size(); ++i) {
+      number = number && word[i] >= '0' && word[i] <= '9';
+      times = 10 * times + (word[i] - '0');
+    }
+    if (number) {
+      out.back().times = times;
+    } else if (!word.empty()) {
+      out.push_back(NamedOp{word, 1});
+    }
+    at = end + 1;
+  }
+  return out;
+}
+
+}  // namespace detail
+
+// Of records of ops alone and of kernels named by their ops. A kernel's bytes are shared among its
+// ops in proportion to what one of each moved alone.
+inline BytesWaterfall bytes_waterfall(const List<OpRecord>& before, const List<OpRecord>& after) {
+  List<OpBytes> rows;
+  std::vector<double> count;
+  const auto row_of = [&](const std::string& op) {
+    std::size_t i = 0;
+    while (i < rows.size() && rows[i].op != op) {
+      ++i;
+    }
+    if (i == rows.size()) {
+      rows.push_back(OpBytes{op, 0, 0});
+      count.push_back(0);
+    }
+    return i;
+  };
+  for (const OpRecord& record : before) {
+    const std::size_t row = row_of(record.name);
+    rows[row].before += record.bytes();
+    ++count[row];
+  }
+  for (const OpRecord& record : after) {
+    const List<detail::NamedOp> ops = detail::ops_of_name(record.name);
+    std::vector<double> share;
+    double all = 0;
+    for (const detail::NamedOp& named : ops) {
+      const std::size_t row = row_of(named.op);
+      share.push_back(count[row] > 0 ? named.times * rows[row].before / count[row] : 0);
+      all += share.back();
+    }
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      rows[row_of(ops[i].op)].after +=
+          record.bytes() * (all > 0 ? share[i] / all : 1 / static_cast<double>(ops.size()));
+    }
+  }
+  BytesWaterfall out;
+  out.kernels_before = static_cast<int>(before.size());
+  out.kernels_after = static_cast<int>(after.size());
+  std::vector<double> keys;
+  for (const OpBytes& row : rows) {
+    keys.push_back(-row.gone());
+  }
+  for (const std::size_t i : detail::stable_order(keys)) {
+    if (rows[i].before > 0 || rows[i].after > 0) {
+      out.rows.push_back(rows[i]);
+    }
+  }
+  return out;
+}
+
+// Of the ops of a graph run one by one, and of a plan.
+inline BytesWaterfall bytes_waterfall(const Graph& before, const GraphPlan& after) {
+  return bytes_waterfall(op_by_op(before), after.records());
+}
+
+namespace detail {
+
+// A captured graph without the ops that recognition left behind: it has put a composite op in their
+// place.
+inline Graph written_graph(const Compiled& f) {
+  Graph graph = f.captured();
+  if (f.plan().options().recognize) {
+    sort_needed(graph);
+  }
+  return graph;
+}
+
+}  // namespace detail
+
+// Of a function as it was captured, and as it runs. With options.recognize off ops are what was
+// written; else primitives that are a composite op count as that one.
+inline BytesWaterfall bytes_waterfall(const Compiled& f) {
+  return bytes_waterfall(detail::written_graph(f), f.plan());
+}
+
+inline double BytesWaterfall::before() const {
+  double sum = 0;
+  for (const OpBytes& row : rows) {
+    sum += row.before;
+  }
+  return sum;
+}
+inline double BytesWaterfall::after() const {
+  double sum = 0;
+  for (const OpBytes& row : rows) {
+    sum += row.after;
+  }
+  return sum;
+}
+
+inline Table BytesWaterfall::table() const {
+  Table out;
+  out.title =
+      detail::cat({"bytes by op: ", kernels_before, " kernels before, ", kernels_after, " after"});
+  out.columns = {"op", "before", "gone", "left"};
+  for (const OpBytes& row : rows) {
+    const double left = std::round(row.after);
+    out.add(
+        {row.op, format_bytes(row.before), format_bytes(row.before - left), format_bytes(left)});
+  }
+  out.add(
+      {"total", format_bytes(before()), format_bytes(before() - after()), format_bytes(after())});
+  return out;
+}
+
+inline Table BytesWaterfall::data() const {
+  Table out;
+  out.title = "bytes by op";
+  out.columns = {"op", "bytes before", "bytes after"};
+  for (const OpBytes& row : rows) {
+    out.add({row.op, detail::json_number(row.before), detail::json_number(row.after)});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const BytesWaterfall& waterfall) {
+  return out << waterfall.table();
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/compile_report.hpp
 // What each pass of a compilation is worth: one row a pass, each with all passes before it, from
 // the ops as they were written to the plan that runs. What shapes predict stands beside what
@@ -31074,21 +31601,24 @@ inline CompileReport compile_report(
   report.rows.push_back(detail::eager_row("as written", captured));
   report.rows.push_back(detail::eager_row("primitives", take_apart(captured)));
   CompileOptions now = CompileOptions::none();
-  now.activation_bytes = options.activation_bytes;
   report.rows.push_back(detail::plan_row("as a graph", GraphPlan(captured, now, writes)));
   for (const detail::Pass& pass : detail::compile_passes()) {
     if (options.*pass.on) {
       now.*pass.on = true;
-      now.recognize = options.recognize && now.simplify;
       report.rows.push_back(detail::plan_row(pass.name, GraphPlan(captured, now, writes)));
     }
+  }
+  if (options.activation_bytes > 0) {
+    now.activation_bytes = options.activation_bytes;
+    report.rows.push_back(detail::plan_row("+ recompute", GraphPlan(captured, now, writes)));
   }
   return report;
 }
 
-// Of the graph that the last call ran; what runs backward from its results is another graph.
+// Of the graph that the last call ran; what runs backward from its results is another graph. With
+// options.recognize off ops are what was written.
 inline CompileReport compile_report(const Compiled& f) {
-  return compile_report(f.captured(), f.plan().options(), f.plan().writes());
+  return compile_report(detail::written_graph(f), f.plan().options(), f.plan().writes());
 }
 
 namespace detail {
@@ -31281,166 +31811,6 @@ inline Table CompileReport::data() const {
 
 inline std::ostream& operator<<(std::ostream& out, const CompileReport& report) {
   return out << report.table();
-}
-
-}}  // namespace tinyscale
-
-// >> tinyscale/compile/bytes_waterfall.hpp
-// Which ops' memory traffic a compilation takes away: bytes of each op when run alone, and what is
-// left of them in the kernels that ops share.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-struct OpBytes {
-  std::string op;
-  double before = 0, after = 0;  // read and written
-
-  double gone() const { return before - after; }  // below 0: there is more
-};
-
-struct BytesWaterfall {
-  List<OpBytes> rows;  // what goes most first
-  int kernels_before = 0, kernels_after = 0;
-
-  double before() const;
-  double after() const;
-  Table table() const;
-  Table data() const;
-  std::string csv() const { return data().csv(); }
-  std::string json() const { return data().json(); }
-};
-
-namespace detail {
-
-// An op of a kernel's name and how often it is in it: "mul x3 add" is mul 3, add 1.
-struct NamedOp {
-  std::string op;
-  double times = 1;
-};
-inline List<NamedOp> ops_of_name(const std::string& name) {
-  List<NamedOp> out;
-  for (std::size_t at = 0; at < name.size();) {
-    const std::size_t end = std::min(name.find(' ', at), name.size());
-    const std::string word = name.substr(at, end - at);
-    double times = 0;
-    bool number = word.size() > 1 && word[0] == 'x' && !out.empty();
-    for (std::size_t i = 1; i < word.size(); ++i) {
-      number = number && word[i] >= '0' && word[i] <= '9';
-      times = 10 * times + (word[i] - '0');
-    }
-    if (number) {
-      out.back().times = times;
-    } else if (!word.empty()) {
-      out.push_back(NamedOp{word, 1});
-    }
-    at = end + 1;
-  }
-  return out;
-}
-
-}  // namespace detail
-
-// Of records of ops alone and of kernels named by their ops. A kernel's bytes are shared among its
-// ops in proportion to what one of each moved alone.
-inline BytesWaterfall bytes_waterfall(const List<OpRecord>& before, const List<OpRecord>& after) {
-  List<OpBytes> rows;
-  std::vector<double> count;
-  const auto row_of = [&](const std::string& op) {
-    std::size_t i = 0;
-    while (i < rows.size() && rows[i].op != op) {
-      ++i;
-    }
-    if (i == rows.size()) {
-      rows.push_back(OpBytes{op, 0, 0});
-      count.push_back(0);
-    }
-    return i;
-  };
-  for (const OpRecord& record : before) {
-    const std::size_t row = row_of(record.name);
-    rows[row].before += record.bytes();
-    ++count[row];
-  }
-  for (const OpRecord& record : after) {
-    const List<detail::NamedOp> ops = detail::ops_of_name(record.name);
-    std::vector<double> share;
-    double all = 0;
-    for (const detail::NamedOp& named : ops) {
-      const std::size_t row = row_of(named.op);
-      share.push_back(count[row] > 0 ? named.times * rows[row].before / count[row] : 0);
-      all += share.back();
-    }
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      rows[row_of(ops[i].op)].after +=
-          record.bytes() * (all > 0 ? share[i] / all : 1 / static_cast<double>(ops.size()));
-    }
-  }
-  BytesWaterfall out;
-  out.kernels_before = static_cast<int>(before.size());
-  out.kernels_after = static_cast<int>(after.size());
-  std::vector<double> keys;
-  for (const OpBytes& row : rows) {
-    keys.push_back(-row.gone());
-  }
-  for (const std::size_t i : detail::stable_order(keys)) {
-    if (rows[i].before > 0 || rows[i].after > 0) {
-      out.rows.push_back(rows[i]);
-    }
-  }
-  return out;
-}
-
-// Of the ops of a graph run one by one, and of a plan.
-inline BytesWaterfall bytes_waterfall(const Graph& before, const GraphPlan& after) {
-  return bytes_waterfall(op_by_op(before), after.records());
-}
-// Of a function as it was captured, and as it runs.
-inline BytesWaterfall bytes_waterfall(const Compiled& f) {
-  return bytes_waterfall(f.captured(), f.plan());
-}
-
-inline double BytesWaterfall::before() const {
-  double sum = 0;
-  for (const OpBytes& row : rows) {
-    sum += row.before;
-  }
-  return sum;
-}
-inline double BytesWaterfall::after() const {
-  double sum = 0;
-  for (const OpBytes& row : rows) {
-    sum += row.after;
-  }
-  return sum;
-}
-
-inline Table BytesWaterfall::table() const {
-  Table out;
-  out.title =
-      detail::cat({"bytes by op: ", kernels_before, " kernels before, ", kernels_after, " after"});
-  out.columns = {"op", "before", "gone", "left"};
-  for (const OpBytes& row : rows) {
-    const double left = std::round(row.after);
-    out.add(
-        {row.op, format_bytes(row.before), format_bytes(row.before - left), format_bytes(left)});
-  }
-  out.add(
-      {"total", format_bytes(before()), format_bytes(before() - after()), format_bytes(after())});
-  return out;
-}
-
-inline Table BytesWaterfall::data() const {
-  Table out;
-  out.title = "bytes by op";
-  out.columns = {"op", "bytes before", "bytes after"};
-  for (const OpBytes& row : rows) {
-    out.add({row.op, detail::json_number(row.before), detail::json_number(row.after)});
-  }
-  return out;
-}
-
-inline std::ostream& operator<<(std::ostream& out, const BytesWaterfall& waterfall) {
-  return out << waterfall.table();
 }
 
 }}  // namespace tinyscale

@@ -120,6 +120,8 @@ struct Program {
     }
     return false;
   }
+  // Differences far below the size of numbers become visible.
+  bool amplifies() const { return has(Do::layer_norm) || has(Do::rms_norm); }
   bool has_effects() const {
     return has(Do::write) || has(Do::backward) || has(Do::zero_grad) || has(Do::grad);
   }
@@ -577,13 +579,24 @@ struct Watch {
     }
   }
   void before(const Program& p, const Line& line, const std::vector<ts::Tensor>& v) {
+    if (line.what == Do::sum || line.what == Do::total) {  // what is added is rounded
+      const ts::NoGrad off;
+      see(ts::sum(ts::sqrt(ts::square(v[at(line.of[0])].detach()))));
+    }
     const auto x = [&](std::size_t i) { return v[at(line.of[i])]; };
     const auto exact = [&](std::size_t i) { return p.lines[at(line.of[i])].exact; };
     if (line.what == Do::binary && line.n[0] >= 4 && !(exact(0) && exact(1))) {
       pair(x(0), x(1));
     }
-    if (line.what == Do::unary && line.n[0] == 10 && !exact(0)) {
+    const std::int64_t which = line.n.empty() ? -1 : line.n[0];
+    const bool at_zero = line.what == Do::unary
+                             ? which == 2 || which == 3 || which == 10 || which == 12
+                             : line.what == Do::scalar && which == 4;
+    if (at_zero && !exact(0)) {
       pair(x(0), ts::zeros({}));
+    }
+    if (line.what == Do::binary && which == 3 && !exact(1)) {
+      pair(x(1), ts::zeros({}));
     }
     if ((line.what == Do::where && !exact(0)) || (line.what == Do::masked_fill && !exact(1))) {
       pair(x(line.what == Do::where ? 0 : 1), ts::zeros({}));
@@ -594,8 +607,36 @@ struct Watch {
   }
 };
 
+// Whether a line's numbers are rounded; constants matter where small differences grow.
+inline bool rounds(const Program& p, const Line& line) {
+  switch (line.what) {
+    case Do::unary: return line.n[0] != 0 && line.n[0] != 10;
+    case Do::binary: return line.n[0] < 4;
+    case Do::full: return p.amplifies();
+    case Do::scalar:
+    case Do::sum:
+    case Do::mean:
+    case Do::total:
+    case Do::softmax:
+    case Do::log_softmax:
+    case Do::layer_norm:
+    case Do::rms_norm:
+    case Do::cross_entropy:
+    case Do::linear_loss:
+    case Do::matmul:
+    case Do::matmul_transposed:
+    case Do::linear:
+    case Do::attention:
+    case Do::rope:
+    case Do::einsum: return true;
+    default: return false;
+  }
+}
+
+// `jitter` is what the numbers of each line are changed by, to show how much a program makes of it.
 inline std::vector<ts::Tensor> run(const Program& p, const Leaves& leaves,
-                                   const std::vector<ts::Tensor>& inputs, Watch* watch = nullptr) {
+                                   const std::vector<ts::Tensor>& inputs, Watch* watch = nullptr,
+                                   float jitter = 0) {
   std::vector<ts::Tensor> v;
   std::size_t input = 0;
   for (std::size_t i = 0; i < p.lines.size(); ++i) {
@@ -611,6 +652,13 @@ inline std::vector<ts::Tensor> run(const Program& p, const Leaves& leaves,
         v.push_back(run_line(line, v));
       } else {
         v.push_back(run_line(line, v));
+      }
+      if (jitter > 0 && rounds(p, line)) {
+        const ts::Tensor noise = ts::randn(v.back().shape(), i, jitter);
+        v.back() = v.back() * (1.0f + noise);
+        if (line.what == Do::unary) {  // differences of numbers near 1: gelu far below 0
+          v.back() = v.back() + noise;
+        }
       }
     }
     if (watch != nullptr && v.back().defined()) {

@@ -198,7 +198,7 @@ List<Case> composite_cases() {
       {"adamw", {row, row, row, positive({3}), positive({6}), positive({})}, [](const Tensors& in) {
          Tensors all = in;
          all[4] = in[4] * 0.4f;  // below 1
-         return raw(Op::adamw, all, {3}, {}, {{3}, {3}, {3}});
+         return raw(Op::adamw, all, {3}, {}, {{3}, {3}, {3}, {}});
        }});
   return cases;
 }

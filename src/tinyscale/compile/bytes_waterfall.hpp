@@ -120,9 +120,25 @@ inline BytesWaterfall bytes_waterfall(const List<OpRecord>& before, const List<O
 inline BytesWaterfall bytes_waterfall(const Graph& before, const GraphPlan& after) {
   return bytes_waterfall(op_by_op(before), after.records());
 }
-// Of a function as it was captured, and as it runs.
+
+namespace detail {
+
+// A captured graph without the ops that recognition left behind: it has put a composite op in their
+// place.
+inline Graph written_graph(const Compiled& f) {
+  Graph graph = f.captured();
+  if (f.plan().options().recognize) {
+    sort_needed(graph);
+  }
+  return graph;
+}
+
+}  // namespace detail
+
+// Of a function as it was captured, and as it runs. With options.recognize off ops are what was
+// written; else primitives that are a composite op count as that one.
 inline BytesWaterfall bytes_waterfall(const Compiled& f) {
-  return bytes_waterfall(f.captured(), f.plan());
+  return bytes_waterfall(detail::written_graph(f), f.plan());
 }
 
 inline double BytesWaterfall::before() const {

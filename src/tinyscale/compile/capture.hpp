@@ -5,47 +5,18 @@
 
 #include <cstddef>  // size_t
 #include <cstdint>  // int32_t
-#include <string>   // file names
 #include <utility>  // move
 #include <vector>   // vector
 
 #include "tinyscale/base/function.hpp"
+#include "tinyscale/compile/captured.hpp"
 #include "tinyscale/compile/differentiate.hpp"
 #include "tinyscale/compile/graph_writer.hpp"
 #include "tinyscale/compile/recognize.hpp"
 
 namespace tinyscale {
 
-// Where a captured function asked for a number, so that its graph ends there.
-struct GraphBreak {
-  std::string file;
-  int line = 0;
-  Shape shape;  // of the tensor that was read
-
-  std::string text() const {
-    const std::size_t slash = file.find_last_of('/');
-    return detail::cat({slash == std::string::npos ? file : file.substr(slash + 1), ":", line,
-                        " reads a number of ", shape});
-  }
-};
-
 namespace detail {
-
-// What a captured function left behind in a tensor that it did not make.
-struct CapturedWrite {
-  int target;  // node of the input or constant that was written
-  int value;   // node
-};
-struct CapturedGradient {
-  Slot slot;      // of a parameter from outside; or, null,
-  int input = 0;  // of the function's input of this number
-  int node = -1;  // -1: the gradient was cleared
-};
-// A gradient that parameters had when the function began is read, not kept: a new one at each call.
-struct OldGradient {
-  int constant;
-  Slot slot;
-};
 
 class Capture final : public GraphWriter {
  public:
@@ -71,6 +42,9 @@ class Capture final : public GraphWriter {
         handle.set_slot(Slot::make());
         handle.slot()->shape = x.shape();
         handle.slot()->kind = x.slot()->kind;
+        if (x.slot()->leaf && !x.slot()->fresh) {
+          handle.slot()->grad = x.slot()->grad;
+        }
         add_leaf(handle.slot(), node_of(handle), static_cast<int>(handles.size()));
       }
       inputs_.push_back(handle.storage());
@@ -89,6 +63,7 @@ class Capture final : public GraphWriter {
   List<Function<Tensor()>> hosts;   // give the inputs behind them
   std::vector<Tensor> host_values;  // of those that were asked so far
   List<bool> tracked;               // of each result: whether a gradient flows through it
+  List<ReturnedAs> returned_as;     // each result
   List<CapturedWrite> writes;
   List<CapturedGradient> gradients;
   List<OldGradient> old_gradients;
@@ -102,12 +77,30 @@ class Capture final : public GraphWriter {
                 const List<double>& numbers) override {
     if (recognize_ && (op == Op::div || op == Op::mul || op == Op::sub || op == Op::matmul)) {
       const List<int> nodes = {edge(*inputs[0]), edge(*inputs[1])};
-      const Recognized found = Recognition(graph).find(op, nodes, shape);
-      if (found) {
-        return record_found(found, shape, inputs[0]->requires_grad() || inputs[1]->requires_grad());
+      const Recognition recognition(graph);
+      const Recognized found = recognition.find(op, nodes, shape);
+      unsigned grads = 0;  // the operands of what was found that a gradient reaches
+      if (found &&
+          recognition.flows(found, nodes, {inputs[0]->requires_grad(), inputs[1]->requires_grad()},
+                            grads)) {
+        return record_found(found, shape, grads);
       }
     }
     return GraphWriter::record(op, inputs, n, shape, numbers);
+  }
+
+  // Whether a backward pass inside of the function has used part of what stands behind a node.
+  bool is_used(int root) {
+    freed_.resize(graph.nodes.size());
+    return !walk_back(root);
+  }
+  // Whether the numbers of a source are other ones after the call.
+  bool is_written(int source) const {
+    bool found = false;
+    for (const CapturedWrite& one : writes) {
+      found = found || one.target == source;
+    }
+    return found;
   }
 
   Tensor host(const Function<Tensor()>& read, const Shape& shape) override {
@@ -131,12 +124,24 @@ class Capture final : public GraphWriter {
     return all;
   }
 
+  Tensor same(const Tensor& x) override {
+    Tensor copy = GraphWriter::same(x);
+    copies_.resize(graph.nodes.size());
+    copies_[static_cast<std::size_t>(copy.storage()->node)] = 1;
+    return copy;
+  }
+
   void write(const char* name, const Tensor& x, const Tensor& value) override {
     const int to = node_of(x);
-    check_alone(name, x);
+    check_alone(name, x, to);
     const int from = node_of(value);
+    if (x.storage()->recorded && graph[to].grads != 0) {
+      fail({"compile: ", name, " writes to a ", x.shape(),
+            " tensor that a gradient flows through; write to a clone()"});
+    }
     if (x.storage()->recorded) {
       x.storage()->node = from;
+      x.storage()->data = nullptr;  // what was read before is old
       return;
     }
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
@@ -152,24 +157,35 @@ class Capture final : public GraphWriter {
   }
 
   void backward(const Tensor& y, const Tensor* dy) override {
-    const int root = node_of(y);
-    if (graph[root].grads == 0 && root < static_cast<int>(freed_.size()) &&
-        freed_[static_cast<std::size_t>(root)] != 0) {
-      fail({"backward: this graph was used before and is freed; run the forward pass again"});
-    }
-    Differentiation differentiation(*this);
     const RecorderScope scope(this);
+    const int root = edge(y);
+    use_graph(root);
+    Differentiation differentiation(*this);
     Tensor start = dy != nullptr ? dy->detach() : full(y.shape(), 1.0f);
     differentiation.start(root, start);
     differentiation.run();
-    free_graph(root);
     const NoGrad no_second_gradient;
-    for (LeafGradient& leaf : leaves_) {
-      const int gradient = differentiation.gradient(leaf.node);
+    for (std::size_t i = 0; i < leaf_nodes.size(); ++i) {
+      const int gradient = differentiation.gradient(leaf_nodes[i]);
       if (gradient >= 0) {
-        add_gradient(leaf, tensor_of(gradient));
+        add_gradient(leaves_[leaf_of_[i]], tensor_of(gradient));
       }
     }
+    for (const int node : used_) {
+      graph[node].grads = 0;
+    }
+  }
+
+  void read_outside(const Tensor& x, const char* file, int line) override {
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      if (now_[i] != constant_nodes_[i] &&
+          &graph.constants[i].storage()->block() == &x.storage()->block()) {
+        fail({"compile: ", file, ":", line, " reads numbers of a ", x.shape(),
+              " tensor that the function has written, which stand in it after the call; read a ",
+              "clone() that is made after the write"});
+      }
+    }
+    breaks.push_back(GraphBreak{file, line, x.shape()});
   }
 
   float* read(Storage& storage, const char* file, int line) override {
@@ -212,16 +228,26 @@ class Capture final : public GraphWriter {
       }
       return node;
     }
-    for (const LeafGradient& leaf : leaves_) {
-      if (leaf.slot.get() == slot.get()) {
-        return leaf.node;
-      }
+    std::size_t known = 0;
+    while (known < leaves_.size() && leaves_[known].slot.get() != slot.get()) {
+      ++known;
+    }
+    const bool found = known < leaves_.size();
+    if (found && leaves_[known].value == node) {
+      return leaves_[known].node;
     }
     int own = node;
-    if (x.storage()->recorded) {  // parameter(x) of a recorded x
+    if (found || x.storage()->recorded) {  // written since; or parameter(x) of a recorded x
       own = add(Op::reshape, {node}, x.shape(), as_numbers(x.shape()));
     }
-    add_leaf(slot, own, -1);
+    if (found) {
+      leaves_[known].node = own;
+      leaves_[known].value = node;
+      add_leaf_node(known, own);
+    } else {
+      add_leaf(slot, own, -1);
+      leaves_.back().value = node;
+    }
     return own;
   }
   int outside(const Tensor& x) override {
@@ -229,12 +255,8 @@ class Capture final : public GraphWriter {
       x.origin();  // of a call that is over: throws
     }
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
-      const Tensor& known = graph.constants[i];
-      if (now_[i] != constant_nodes_[i] && known.storage().get() != x.storage().get() &&
-          &known.storage()->block() == &x.storage()->block()) {
-        fail({"compile: the function reads a ", x.shape(),
-              " tensor that shares its numbers with a ", known.shape(),
-              " tensor that it has written; read a clone()"});
+      if (now_[i] != constant_nodes_[i]) {
+        check_unwritten(graph.constants[i], x);
       }
     }
     const int node = GraphWriter::outside(x);
@@ -252,16 +274,17 @@ class Capture final : public GraphWriter {
  private:
   struct LeafGradient {
     Slot slot;
-    int node;
+    int node;                // where its gradient ends
+    int value;               // the node of its numbers
     int input;               // -1: a parameter from outside
     Shared<Storage> before;  // its gradient when the function first used it
     bool had = false;
   };
   // Of attention, written for [.., T, K]: the leading dimensions are one.
-  Tensor record_found(const Recognized& found, const Shape& shape, bool with_grad) {
+  Tensor record_found(const Recognized& found, const Shape& shape, unsigned grads) {
     List<Tensor> in;
-    for (const int node : found.inputs) {
-      in.push_back(tensor_of(node, with_grad));
+    for (std::size_t i = 0; i < found.inputs.size(); ++i) {
+      in.push_back(tensor_of(found.inputs[i], (grads >> i & 1U) != 0));
     }
     if (found.op != Op::attention) {
       return tinyscale::detail::record(found.op, {&in[0]}, shape);
@@ -288,15 +311,29 @@ class Capture final : public GraphWriter {
   }
 
   // A graph of gradients is used once, as outside.
-  void free_graph(int root) {
+  void use_graph(int root) {
     freed_.resize(graph.nodes.size());
+    if (!walk_back(root)) {
+      fail({"backward: this graph was used before and is freed; run the forward pass again"});
+    }
+    for (const int node : used_) {
+      freed_[static_cast<std::size_t>(node)] = 1;
+    }
+  }
+  // The nodes behind a root that gradients flow through; false: some were used.
+  bool walk_back(int root) {
+    List<char> seen(graph.nodes.size());
     List<int> open;
     open.push_back(root);
+    used_.clear();
     while (!open.empty()) {
-      GraphNode& node = graph[open.back()];
-      char& freed = freed_[static_cast<std::size_t>(open.back())];
+      const auto at = static_cast<std::size_t>(open.back());
       open.pop_back();
-      if (node.grads == 0) {
+      const GraphNode& node = graph.nodes[at];
+      if (freed_[at] != 0) {
+        return false;
+      }
+      if (node.grads == 0 || seen[at] != 0) {
         continue;
       }
       for (std::size_t i = 0; i < node.inputs.size(); ++i) {
@@ -304,15 +341,31 @@ class Capture final : public GraphWriter {
           open.push_back(node.inputs[i]);
         }
       }
-      node.grads = 0;
-      freed = 1;
+      seen[at] = 1;
+      used_.push_back(static_cast<int>(at));
+    }
+    return true;
+  }
+  // x is not another view of numbers that the function has written.
+  static void check_unwritten(const Tensor& written, const Tensor& x) {
+    const bool same = written.storage().get() == x.storage().get() &&
+                      written.origin() == x.origin() && written.shape() == x.shape() &&
+                      written.strides() == x.strides();
+    if (!same && &written.storage()->block() == &x.storage()->block()) {
+      fail({"compile: the function reads a ", x.shape(), " tensor that shares its numbers with a ",
+            written.shape(), " tensor that it has written; read a clone()"});
     }
   }
 
   // From here on the handle has numbers, which it holds.
   static void hold(Storage& storage, const Tensor& value) {
+    const RecorderScope eager(nullptr);
     const Tensor dense = value.is_contiguous() ? value : value.clone();
-    storage.meter.~Shared();
+    if (storage.sliced) {  // of numbers that were read before the last write
+      storage.owner.~Shared();
+    } else {
+      storage.meter.~Shared();
+    }
     new (&storage.owner) Shared<Storage>(dense.storage());
     storage.sliced = true;
     storage.data = const_cast<float*>(dense.data());
@@ -320,38 +373,33 @@ class Capture final : public GraphWriter {
 
   void add_leaf(const Slot& slot, int node, int input) {
     const bool had = slot->grad && !slot->fresh;
-    leaves_.push_back(LeafGradient{slot, node, input, slot->grad, had});
+    leaves_.push_back(LeafGradient{slot, node, node, input, slot->grad, had});
+    add_leaf_node(leaves_.size() - 1, node);
+  }
+  void add_leaf_node(std::size_t leaf, int node) {
+    const int input = leaves_[leaf].input;
+    leaf_of_.push_back(leaf);
     leaf_nodes.push_back(node);
-    leaf_slots.push_back(input < 0 ? slot : Slot());
+    leaf_slots.push_back(input < 0 ? leaves_[leaf].slot : Slot());
     leaf_inputs.push_back(input);
   }
 
   void add_gradient(const LeafGradient& leaf, const Tensor& dx) {
     Tensor total = dx;
     if (leaf.slot->grad && !leaf.slot->fresh) {
-      const Tensor old(leaf.slot->shape, leaf.slot->grad);
-      const std::size_t known = graph.constants.size();
-      total = old + dx;
-      if (graph.constants.size() > known && old.storage().get() == leaf.before.get()) {
-        old_gradients.push_back(OldGradient{static_cast<int>(known), leaf.slot});
-      }
+      total = Tensor(leaf.slot->shape, leaf.slot->grad) + dx;
     }
     leaf.slot->grad = total.storage();
     leaf.slot->fresh = false;
   }
 
   // Writing to numbers that a view shows, or through a view, would show in both.
-  void check_alone(const char* name, const Tensor& x) const {
-    const int node = x.storage()->recorded ? x.storage()->node : -1;
-    if (node < 0) {
-      return;
-    }
-    const bool view = facts_of(graph[node].op).kind == OpKind::view;
+  void check_alone(const char* name, const Tensor& x, int node) const {
+    const bool view = x.storage()->recorded && is_view(node);
     bool viewed = false;
     for (const Shared<Storage>& held : storages_) {
-      const GraphNode& other = graph[held->node];
       viewed = viewed || (held.use_count() > 1 && held.get() != x.storage().get() &&
-                          facts_of(other.op).kind == OpKind::view && stands_on(held->node, node));
+                          stands_on(held->node, node));
     }
     if (view || viewed) {
       fail(
@@ -361,7 +409,7 @@ class Capture final : public GraphWriter {
     }
   }
   bool stands_on(int view, int base) const {
-    for (int node = view; facts_of(graph[node].op).kind == OpKind::view;) {
+    for (int node = view; is_view(node);) {
       node = graph[node].inputs[0];
       if (node == base) {
         return true;
@@ -370,11 +418,34 @@ class Capture final : public GraphWriter {
     return false;
   }
 
+  bool is_view(int node) const {
+    const auto at = static_cast<std::size_t>(node);
+    return facts_of(graph[node].op).kind == OpKind::view &&
+           (at >= copies_.size() || copies_[at] == 0);
+  }
+
+  ReturnedAs as_returned(const Tensor& y) const {
+    ReturnedAs as;
+    as.detached = !y.requires_grad();
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      as.input = inputs_[i].get() == y.storage().get() ? static_cast<int>(i) : as.input;
+    }
+    for (std::size_t i = 0; i < graph.constants.size(); ++i) {
+      const Tensor& known = graph.constants[i];
+      const bool this_one = known.storage().get() == y.storage().get() &&
+                            known.origin() == y.origin() && known.shape() == y.shape() &&
+                            known.strides() == y.strides();
+      const bool fits = as.detached || known.slot().get() == y.slot().get();
+      as.constant = this_one && fits ? static_cast<int>(i) : as.constant;
+    }
+    return as;
+  }
+
   void finish(const std::vector<Tensor>& results) {
     for (const Tensor& y : results) {
       graph.outputs.push_back(y.defined() ? edge_of_result(y) : -1);
-      tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0 &&
-                        (y.slot()->leaf || graph[graph.outputs.back()].grads != 0));
+      tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0);
+      returned_as.push_back(y.defined() ? as_returned(y) : ReturnedAs());
     }
     for (std::size_t i = 0; i < inputs_.size(); ++i) {  // those of the host come behind them
       if (inputs_[i]->node != graph.inputs[i]) {
@@ -391,7 +462,13 @@ class Capture final : public GraphWriter {
       const bool own = grad && grad->recorded;
       if (own || (leaf.had && !grad)) {
         gradients.push_back(CapturedGradient{leaf.input < 0 ? leaf.slot : Slot(), leaf.input,
-                                             own ? grad->node : -1});
+                                             own ? grad->node : -1, leaf.input < 0 || leaf.had});
+      }
+      for (std::size_t i = 0; i < graph.constants.size() && leaf.had; ++i) {
+        if (graph.constants[i].storage().get() == leaf.before.get()) {
+          old_gradients.push_back(
+              OldGradient{static_cast<int>(i), leaf.input < 0 ? leaf.slot : Slot(), leaf.input});
+        }
       }
       restore(leaf);
     }
@@ -400,9 +477,12 @@ class Capture final : public GraphWriter {
     const RecorderScope scope(this);
     return y.slot() && y.slot()->leaf ? edge(y) : node_of(y);
   }
+  // Slots that the function gave nothing are not touched: other threads may read them.
   static void restore(const LeafGradient& leaf) {
-    leaf.slot->grad = leaf.before;
-    leaf.slot->fresh = leaf.before && !leaf.had;
+    if (leaf.slot->grad.get() != leaf.before.get()) {
+      leaf.slot->grad = leaf.before;
+      leaf.slot->fresh = leaf.before && !leaf.had;
+    }
   }
 
   Compute compute_;
@@ -410,7 +490,10 @@ class Capture final : public GraphWriter {
   List<Shared<Storage>> inputs_;
   List<int> now_;  // of each constant: the node of its numbers as they are now
   List<LeafGradient> leaves_;
-  List<char> freed_;  // of each node: a backward pass went through it
+  List<std::size_t> leaf_of_;  // of each of leaf_nodes
+  List<char> freed_;           // of each node: a backward pass went through it
+  List<int> used_;             // by the last one
+  List<char> copies_;          // of each node: written as a view, meant as a copy
 };
 
 }  // namespace detail

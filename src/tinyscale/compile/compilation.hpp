@@ -17,12 +17,18 @@
 namespace tinyscale {
 namespace detail {
 
+inline bool has_gradient(const Tensor& x) {
+  return x.slot() && x.slot()->leaf && x.slot()->grad && !x.slot()->fresh;
+}
+
 // What a capture relied on.
 struct Guards {
   struct Input {
     Shape shape;
     bool grad;
+    bool had = false;
   };
+  bool gradients = false;  // the function makes gradients: whether inputs had one matters
   List<Input> inputs;
   bool no_grad = false;
   DType format = DType::f32;
@@ -51,6 +57,9 @@ struct Guards {
       }
       if (given[i].requires_grad() != inputs[i].grad) {
         return cat({"input ", i, inputs[i].grad ? " has no gradient" : " has a gradient"});
+      }
+      if (gradients && has_gradient(given[i]) != inputs[i].had) {
+        return cat({"input ", i, " has gathered ", inputs[i].had ? "no" : "a", " gradient"});
       }
     }
     const Context& now = context();
@@ -89,12 +98,41 @@ inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces
     return;
   }
   if (slot->fresh && slot->grad) {  // a place that was given in advance
-    std::memcpy(slot->grad->data, gradient.data(), slot->grad->bytes());
+    std::memcpy(slot->grad->data, contiguous(gradient).data(), slot->grad->bytes());
     slot->fresh = false;
     return;
   }
-  slot->grad = gradient.storage();
+  const bool own = gradient.is_contiguous() && gradient.storage().use_count() == 1 &&
+                   !gradient.storage()->sliced && gradient.storage()->count == gradient.count();
+  slot->grad = (own ? gradient : gradient.clone()).storage();
   slot->fresh = false;
+}
+
+// Of an input that has a graph of gradients behind it.
+struct InnerGradient {
+  Slot slot;
+  Tensor gradient;
+};
+// On through the graphs behind inputs, in one backward pass.
+inline void hand_on(const List<InnerGradient>& inner) {
+  if (inner.empty()) {
+    return;
+  }
+  List<Tensor> handles;
+  List<const Tensor*> behind;
+  handles.reserve(inner.size());
+  for (const InnerGradient& one : inner) {
+    handles.push_back(one.gradient.detach());
+    handles.back().set_slot(one.slot);
+    behind.push_back(&handles.back());
+  }
+  Tensor root = zeros(Shape{});
+  attach(root, "compiled", behind.data(), behind.size(), [inner](const Tensor&) {
+    for (const InnerGradient& one : inner) {
+      add_grad(one.slot, one.gradient);
+    }
+  });
+  root.backward();
 }
 
 // What is written must not be another input, or a view of one.
@@ -141,7 +179,7 @@ struct Compilation {
   List<CapturedGradient> gradients;
   List<OldGradient> old_gradients;
   List<GraphBreak> breaks;
-  List<int> same_input;  // of each result: the input that it is, or -1
+  List<ReturnedAs> returned_as;  // of each result
   List<Slot> leaf_slots;
   List<int> leaf_inputs;
   List<BackwardPart> backward;      // of each result; an empty graph: no gradient
@@ -155,6 +193,19 @@ struct Compilation {
 
   const BackwardPart* part_of(std::size_t result) const {
     return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
+  }
+  bool is_input(std::size_t result) const { return returned_as[result].input >= 0; }
+  // A captured tensor itself, of which others hold handles.
+  bool is_captured(std::size_t result) const {
+    const int number = returned_as[result].constant;
+    for (const Guards::Owned& one : guards.owned) {
+      const Tensor* const known =
+          number < 0 ? nullptr : &graph.constants[static_cast<std::size_t>(number)];
+      if (known != nullptr && known->storage().get() == one.tensor.storage().get()) {
+        return true;
+      }
+    }
+    return false;
   }
 };
 

@@ -13,6 +13,7 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/compile/bytes_waterfall.hpp"
 #include "tinyscale/compile/compiled.hpp"
 #include "tinyscale/compile/run_eagerly.hpp"
 #include "tinyscale/measure/quantity_formula.hpp"
@@ -155,21 +156,24 @@ inline CompileReport compile_report(
   report.rows.push_back(detail::eager_row("as written", captured));
   report.rows.push_back(detail::eager_row("primitives", take_apart(captured)));
   CompileOptions now = CompileOptions::none();
-  now.activation_bytes = options.activation_bytes;
   report.rows.push_back(detail::plan_row("as a graph", GraphPlan(captured, now, writes)));
   for (const detail::Pass& pass : detail::compile_passes()) {
     if (options.*pass.on) {
       now.*pass.on = true;
-      now.recognize = options.recognize && now.simplify;
       report.rows.push_back(detail::plan_row(pass.name, GraphPlan(captured, now, writes)));
     }
+  }
+  if (options.activation_bytes > 0) {
+    now.activation_bytes = options.activation_bytes;
+    report.rows.push_back(detail::plan_row("+ recompute", GraphPlan(captured, now, writes)));
   }
   return report;
 }
 
-// Of the graph that the last call ran; what runs backward from its results is another graph.
+// Of the graph that the last call ran; what runs backward from its results is another graph. With
+// options.recognize off ops are what was written.
 inline CompileReport compile_report(const Compiled& f) {
-  return compile_report(f.captured(), f.plan().options(), f.plan().writes());
+  return compile_report(detail::written_graph(f), f.plan().options(), f.plan().writes());
 }
 
 namespace detail {

@@ -137,7 +137,7 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
   Shared<Compilation> made(new Compilation);
   detail::Guards& guards = made->guards;
   for (const Tensor& x : inputs) {
-    guards.inputs.push_back({x.shape(), x.requires_grad()});
+    guards.inputs.push_back({x.shape(), x.requires_grad(), detail::has_gradient(x)});
   }
   guards.no_grad = context().no_grad > 0;
   guards.format = context().matmul_format;
@@ -192,14 +192,9 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
       made.guards.had.push_back(slot->grad && !slot->fresh);
     }
   }
+  made.guards.gradients = !made.gradients.empty() || !made.old_gradients.empty();
+  made.returned_as = capture.returned_as;
   List<int> wanted = capture.graph.outputs;
-  for (const int node : wanted) {
-    int input = -1;
-    for (std::size_t i = 0; i < capture.graph.inputs.size(); ++i) {
-      input = capture.graph.inputs[i] == node ? static_cast<int>(i) : input;
-    }
-    made.same_input.push_back(input);
-  }
   List<GraphPlan::Write> writes;
   for (const detail::CapturedWrite& write : made.writes) {
     const GraphNode& target = capture.graph[write.target];
@@ -214,7 +209,7 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
   const int forward = capture.graph.size();
   for (std::size_t r = 0; r < made.results; ++r) {
     made.backward.push_back(detail::BackwardPart());
-    if (capture.tracked[r] && made.same_input[r] < 0) {
+    if (capture.tracked[r] && !made.is_input(r)) {
       made.backward.back() = detail::backward_part(capture, r, forward);
       for (const int node : made.backward.back().cut.known) {
         wanted.push_back(node);
@@ -251,7 +246,13 @@ inline void Compiled::guard_owners(Compilation& made) const {
     for (const detail::BackwardPart& part : made.backward) {
       count(part.cut.graph);
     }
-    if (constant.storage().use_count() > own) {
+    bool other_each_call = false;
+    for (const detail::OldGradient& old : made.old_gradients) {
+      const auto number = static_cast<std::size_t>(old.constant);
+      other_each_call = other_each_call ||
+                        made.graph.constants[number].storage().get() == constant.storage().get();
+    }
+    if (constant.storage().use_count() > own && !other_each_call) {
       made.guards.owned.push_back({constant.detach(), own + 1});
     }
   }
@@ -319,88 +320,6 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   return run(found, inputs);
 }
 
-// The function at three batch sizes, its own and two more, so that others need no capture.
-inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const {
-  if (inputs.empty() || inputs[0].dims() == 0 || inputs[0].dim(0) < 2) {
-    made.not_symbolic = "the first input has no batch of two or more";
-    return;
-  }
-  const std::int64_t batch = inputs[0].dim(0);
-  const std::int64_t batches[] = {batch, batch + 1, batch + 3};
-  Shared<detail::SymbolicBatch> symbolic(new detail::SymbolicBatch);
-  for (const Tensor& x : inputs) {
-    symbolic->batched.push_back(x.dims() > 0 && x.dim(0) == batch);
-  }
-  Shared<Compilation> samples[2];
-  try {
-    for (int s = 0; s < 2; ++s) {
-      std::vector<Tensor> sized;
-      for (std::size_t i = 0; i < inputs.size(); ++i) {
-        Shape shape = inputs[i].shape();
-        if (symbolic->batched[i]) {
-          shape.set(0, batches[s + 1]);
-        }
-        sized.push_back(detail::phantom(shape));
-        sized.back().set_slot(inputs[i].slot());
-      }
-      samples[s] = capture(sized, true);
-    }
-  } catch (const Error& error) {
-    made.not_symbolic = error.what();
-    return;
-  }
-  const auto form = [&](const Graph& a, const Graph& b, const Graph& c) {
-    const Graph* const graphs[] = {&a, &b, &c};
-    return detail::SymbolicGraph(graphs, batches, made.graph.constants.size(), made.not_symbolic);
-  };
-  const Compilation &a = *samples[0], &b = *samples[1];
-  symbolic->graph = form(made.graph, a.graph, b.graph);
-  symbolic->cut = form(made.cut.graph, a.cut.graph, b.cut.graph);
-  for (std::size_t r = 0; r < made.backward.size() && made.not_symbolic.empty(); ++r) {
-    symbolic->backward.push_back(
-        form(made.backward[r].cut.graph, a.backward[r].cut.graph, b.backward[r].cut.graph));
-  }
-  if (made.not_symbolic.empty()) {
-    made.symbolic = symbolic;
-  }
-}
-
-// The same compilation of another batch size.
-inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
-                                                      const std::vector<Tensor>& inputs) const {
-  const std::int64_t batch = inputs[0].dim(0);
-  Shared<Compilation> sized(new Compilation(made));
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    sized->guards.inputs[i].shape = inputs[i].shape();
-  }
-  const auto resize_known = [](Graph& graph, std::size_t own) {
-    for (const GraphNode& node : graph.nodes) {
-      const bool known = node.op == Op::constant && static_cast<std::size_t>(node.number(0)) >= own;
-      if (known) {
-        graph.constants[static_cast<std::size_t>(node.number(0))] = detail::phantom(node.shape);
-      }
-    }
-  };
-  const std::size_t own = made.graph.constants.size();
-  sized->graph = made.symbolic->graph.at(batch);
-  sized->cut.graph = made.symbolic->cut.at(batch);
-  resize_known(sized->cut.graph, own);
-  sized->plan = plan_of(sized->cut.graph, sized->plan_writes, false);
-  for (std::size_t r = 0; r < sized->backward.size(); ++r) {
-    detail::BackwardPart& part = sized->backward[r];
-    part.cut.graph = made.symbolic->backward[r].at(batch);
-    resize_known(part.cut.graph, own);
-    part.plan = part.leaves.empty() ? part.plan : plan_of(part.cut.graph, {}, false);
-  }
-  sized->symbolic.reset();
-  sized->confirmations = 0;
-  guard_owners(*sized);
-  const std::lock_guard<std::mutex> lock(state().mutex);
-  state().known.push_back(sized);
-  ++state().counters.sizes;
-  return sized;
-}
-
 // Whether a second run of the function did the same with the same tensors.
 inline bool Compiled::same_capture(const Compilation& a, const Compilation& b) {
   if (!detail::same_graph(a.graph, b.graph)) {
@@ -447,7 +366,9 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   detail::check_aliases(inputs, made->writes, made->graph);
   List<Tensor> constants = made->cut.graph.constants;
   for (const detail::OldGradient& old : made->old_gradients) {
-    constants[static_cast<std::size_t>(old.constant)] = Tensor(old.slot->shape, old.slot->grad);
+    const detail::Slot& slot =
+        old.slot ? old.slot : inputs[static_cast<std::size_t>(old.input)].slot();
+    constants[static_cast<std::size_t>(old.constant)] = Tensor(slot->shape, slot->grad);
   }
   std::vector<Tensor> outputs = made->plan->run(given, constants);
   std::size_t at = made->results;
@@ -462,16 +383,25 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
       }
     }
   }
+  List<detail::InnerGradient> inner;
   for (const detail::CapturedGradient& gradient : made->gradients) {
     const detail::Slot& slot =
         gradient.slot ? gradient.slot : inputs[static_cast<std::size_t>(gradient.input)].slot();
-    detail::set_gradient(slot, outputs[at], gradient.slot != nullptr);
+    if (slot->leaf) {
+      detail::set_gradient(slot, outputs[at], gradient.replaces);
+    } else if (outputs[at].defined()) {
+      inner.push_back({slot, outputs[at]});
+    }
     ++at;
   }
+  detail::hand_on(inner);
   std::vector<Tensor> results;
   for (std::size_t r = 0; r < made->results; ++r) {
-    const int same = made->same_input[r];
-    results.push_back(same >= 0 ? inputs[static_cast<std::size_t>(same)] : outputs[r]);
+    const detail::ReturnedAs& as = made->returned_as[r];
+    Tensor y = made->is_input(r)      ? inputs[static_cast<std::size_t>(as.input)]
+               : made->is_captured(r) ? made->graph.constants[static_cast<std::size_t>(as.constant)]
+                                      : outputs[r];
+    results.push_back(as.detached ? y.detach() : y);
   }
   attach_backward(made, given, inputs, outputs, results);
   return results;
@@ -486,6 +416,12 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
   std::size_t at = made->results + made->writes.size() + made->gradients.size();
   for (std::size_t r = 0; r < made->results; ++r) {
     const detail::BackwardPart* const part = made->part_of(r);
+    if (made->backward[r].used) {
+      detail::attach(results[r], "compiled", {}, [](const Tensor&) {
+        detail::fail(
+            {"backward: this graph was used before and is freed; run the forward pass ", "again"});
+      });
+    }
     if (part == nullptr) {
       continue;
     }
@@ -493,7 +429,7 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     const std::size_t own = constants.size() - part->cut.known.size();
     List<detail::Kept> kept;
     for (std::size_t i = own; i < constants.size(); ++i, ++at) {
-      constants[i] = outputs[at];
+      constants[i] = outputs[at].is_contiguous() ? outputs[at] : outputs[at].clone();
     }
     for (const Tensor& x : given) {
       kept.push_back(detail::Kept(x));
@@ -514,6 +450,9 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     List<const Tensor*> behind;
     for (const Tensor& leaf : leaves) {
       behind.push_back(&leaf);
+    }
+    if (made->is_captured(r)) {  // itself, with its own slot
+      continue;
     }
     results[r] = results[r].detach();
     detail::attach(results[r], "compiled", behind.data(), behind.size(),

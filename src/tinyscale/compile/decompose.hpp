@@ -121,7 +121,8 @@ inline Tensor decompose_cross_entropy(const Tensor& logits, const Tensor& target
   const CountedRows rows(targets);
   const Tensor hit =
       sum(where(one_hot(targets, x.dim(1)), x, full(Shape{}, 0.0f)), -1, KeepDim::yes);
-  return sum(rows.valid * (log_sum_exp(x) - hit)) / rows.count;
+  const Tensor losses = where(rows.valid, log_sum_exp(x) - hit, full(Shape{}, 0.0f));
+  return sum(losses) / rows.count;
 }
 
 // dlogits of (logits, targets, dy).
@@ -129,7 +130,8 @@ inline Tensor decompose_cross_entropy_backward(const Parts& in) {
   const Tensor x = reshape(in[0], {in[0].count() / in[0].dim(-1), in[0].dim(-1)});
   const CountedRows rows(in[1]);
   const Tensor slope = softmax_parts(x) - one_hot(in[1], x.dim(1));
-  return reshape(slope * (rows.valid * (in[2] / rows.count)), in[0].shape());
+  const Tensor dx = where(rows.valid, slope * (in[2] / rows.count), full(Shape{}, 0.0f));
+  return reshape(dx, in[0].shape());
 }
 
 inline Tensor decompose_dropout(const Tensor& x, const List<double>& numbers) {

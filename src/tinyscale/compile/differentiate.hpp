@@ -41,8 +41,8 @@ struct Differential {
         return {da, needs(1) ? -(da * out[0]) : Tensor()};
       }
       case Op::maximum: {  // of equal ones b; a NaN is the larger
-        const Tensor a = where(less(in[1], in[0]) + (1.0f - equal(in[0], in[0])), one(), zero());
-        return {d * a, d * (1.0f - a)};
+        const Tensor a = less(in[1], in[0]) + (1.0f - equal(in[0], in[0]));
+        return {where(a, d, zero()), where(a, zero(), d)};
       }
       case Op::where: return {Tensor(), where(in[0], d, zero()), where(in[0], zero(), d)};
       case Op::exp: return {d * out[0]};
@@ -105,7 +105,6 @@ struct Differential {
  private:
   bool needs(std::size_t i) const { return flows_to(node.grads, i); }
   static Tensor zero() { return full(Shape{}, 0.0f); }
-  static Tensor one() { return full(Shape{}, 1.0f); }
 
   Parts product() const {
     const MatmulFormat format(static_cast<DType>(static_cast<int>(node.numbers[0])));

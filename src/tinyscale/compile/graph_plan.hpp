@@ -10,167 +10,15 @@
 
 #include "tinyscale/compile/buffer_plan.hpp"
 #include "tinyscale/compile/compile_options.hpp"
-#include "tinyscale/compile/fuse_products.hpp"
-#include "tinyscale/compile/fuse_vectors.hpp"
 #include "tinyscale/compile/graph_cost.hpp"
-#include "tinyscale/compile/lower_vectors.hpp"
 #include "tinyscale/compile/rematerialize.hpp"
 #include "tinyscale/compile/run_kernel.hpp"
 #include "tinyscale/compile/simplify.hpp"
 #include "tinyscale/compile/step.hpp"
+#include "tinyscale/compile/step_builder.hpp"
 #include "tinyscale/compile/take_apart.hpp"
 
 namespace tinyscale {
-namespace detail {
-
-// Whether a composite op stays whole: its kernel is what the pass of that kind is.
-inline bool stays_whole(Op op, const CompileOptions& options) {
-  switch (op) {
-    case Op::attention:
-    case Op::attention_backward: return options.fuse_attention;
-    case Op::linear_cross_entropy:
-    case Op::linear_cross_entropy_all: return options.fuse_matmul && options.fuse_rows;
-    case Op::rope:
-    case Op::dropout:
-    case Op::adamw: return options.fuse_elementwise;
-    case Op::log_softmax: return false;  // a group of the vector engine
-    default: break;
-  }
-  return facts_of(op).kind == OpKind::row ? options.fuse_rows : options.fuse_elementwise;
-}
-
-// The steps of a graph in an order in which each finds its operands.
-class StepBuilder {
- public:
-  StepBuilder(const Graph& graph, const ValueLayouts& layouts, const CompileOptions& options)
-      : graph_(graph),
-        layouts_(layouts),
-        options_(options),
-        fusion_(graph),
-        vectors_(graph, layouts, fusion_, options.fuse_elementwise, options.fuse_rows),
-        claimed_(graph.nodes.size()) {}
-
-  List<Step> build() {
-    if (options_.fuse_matmul) {
-      ProductFusion products(graph_, layouts_, fusion_);
-      for (int i = 0; i < graph_.size(); ++i) {
-        if (graph_[i].op == Op::matmul && claimed_[at(i)] == 0) {
-          products_.push_back(products.run(i, claimed_));
-        }
-      }
-    }
-    vectors_.run(claimed_);
-    mark_needed();
-    List<Step> steps;
-    for (int i = 0; i < graph_.size(); ++i) {
-      emit(fusion_.group_of(i), steps);
-    }
-    return steps;
-  }
-
- private:
-  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
-
-  // What is read outside of the group that computes it.
-  void mark_needed() {
-    needed_ = List<char>(graph_.nodes.size());
-    for (int i = 0; i < graph_.size(); ++i) {
-      for (const int input : graph_[i].inputs) {
-        const int source = vectors_.source_of(input);
-        const bool inside =
-            source >= 0 && vectors_.roles[at(i)] != VectorRole::none && fusion_.same(source, i);
-        if (!inside) {
-          needed_[at(layouts_.base_of(input))] = 1;
-        }
-      }
-    }
-    for (const int output : graph_.outputs) {
-      if (output >= 0) {
-        needed_[at(layouts_.base_of(output))] = 1;
-      }
-    }
-    done_ = List<char>(graph_.nodes.size());
-  }
-
-  // The group's step behind those of all groups that it reads.
-  void emit(int first_group, List<Step>& steps) {
-    List<int> open;
-    open.push_back(first_group);
-    while (!open.empty()) {
-      const int group = open.back();
-      if (done_[at(group)] == 2) {
-        open.pop_back();
-        continue;
-      }
-      bool ready = true;
-      for (const int node : fusion_.members(group)) {
-        for (const int input : graph_[node].inputs) {
-          const int other = fusion_.group_of(input);
-          if (other != group && done_[at(other)] != 2) {
-            open.push_back(other);
-            ready = false;
-          }
-        }
-      }
-      if (!ready) {
-        if (done_[at(group)]++ > 0) {
-          fail({"compile: the groups of a graph wait for one another; please report its text"});
-        }
-        continue;
-      }
-      open.pop_back();
-      done_[at(group)] = 2;
-      make_step(group, steps);
-    }
-  }
-
-  void make_step(int group, List<Step>& steps) {
-    const List<int>& members = fusion_.members(group);
-    const int first = members[0];
-    for (Step& product : products_) {
-      if (!product.nodes.empty() && product.nodes[0] == first) {
-        steps.push_back(std::move(product));
-        return;
-      }
-    }
-    if (vectors_.roles[at(first)] != VectorRole::none) {
-      steps.push_back(VectorLowering(graph_, layouts_, vectors_, members).lower(needed_));
-      return;
-    }
-    const GraphNode& node = graph_[first];
-    if (is_free(node)) {
-      return;
-    }
-    if (node.op == Op::iota && needed_[at(first)] == 0) {
-      return;
-    }
-    Step step;
-    step.kind = node.op == Op::matmul ? StepKind::product : StepKind::kernel;
-    step.nodes.push_back(first);
-    step.inputs = node.inputs;
-    const int parts = facts_of(node.op).parts;
-    for (int p = 0; p < parts; ++p) {
-      step.outputs.push_back(parts == 1 ? first : -1);
-    }
-    for (int j = first + 1; j < graph_.size() && parts > 1; ++j) {
-      if (graph_[j].op == Op::part && graph_[j].inputs[0] == first) {
-        step.outputs[static_cast<std::size_t>(graph_[j].number(0))] = j;
-      }
-    }
-    steps.push_back(std::move(step));
-  }
-
-  const Graph& graph_;
-  const ValueLayouts& layouts_;
-  const CompileOptions& options_;
-  Fusion fusion_;
-  VectorFusion vectors_;
-  List<char> claimed_, needed_, done_;
-  List<Step> products_;
-};
-
-}  // namespace detail
-
 class GraphPlan {
  public:
   // Output `output` of the graph is the new value of an input or a constant, by its number.
@@ -225,8 +73,10 @@ class GraphPlan {
     try {
       outputs = run_in(memory, inputs, constants);
     } catch (...) {
-      memory = Memory();
-      busy_.store(busy_.load() && !shared);
+      if (shared) {
+        memory = Memory();
+        busy_.store(false);
+      }
       throw;
     }
     if (shared) {
@@ -250,7 +100,9 @@ class GraphPlan {
   void apply_passes(Graph graph) {
     graph_ = std::move(graph);
     if (options_.simplify) {
-      detail::simplify(graph_);
+      detail::simplify(graph_, true);
+    } else {
+      detail::merge_parts(graph_);
     }
     const CompileOptions& options = options_;
     const Graph before = graph_;
@@ -262,7 +114,7 @@ class GraphPlan {
       graph_ =
           take_apart(before, [&](int i) { return detail::stays_whole(before[i].op, options); });
       if (options_.simplify) {
-        detail::simplify(graph_);
+        detail::simplify(graph_, true);
       } else {
         detail::sort_needed(graph_);  // parts that nobody asked for
       }
@@ -387,6 +239,9 @@ class GraphPlan {
     int returned = 0;
     for (const int output : graph_.outputs) {
       returned += output >= 0 && layouts_->base_of(output) == base ? 1 : 0;
+    }
+    for (const int output : graph_.outputs) {  // the old numbers are returned, or written elsewhere
+      returned += output >= 0 && target >= 0 && layouts_->base_of(output) == target ? 1 : 0;
     }
     const bool made = base == value && places_[at(value)] == Place::block && returned == 1;
     if (made && dense && last_read <= written[at(value)] &&

@@ -151,6 +151,7 @@ class GraphWriter : public Recorder {
     fail({"compile: ", file, ":", line, " reads a tensor of ", storage.count,
           " numbers where a graph is rewritten"});
   }
+  void read_outside(const Tensor&, const char*, int) override {}
 
  protected:
   virtual Tensor unbound_ids(const std::vector<std::int32_t>& ids, const Shape& shape) {

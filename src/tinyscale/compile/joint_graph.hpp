@@ -15,6 +15,7 @@ struct BackwardPart {
   GraphCut cut;      // inputs: those of the function, then dy
   List<int> leaves;  // which leaf each output belongs to
   Shared<GraphPlan> plan;
+  bool used = false;  // a backward pass inside of the function went through part of it
 };
 
 // Adds to the capture's graph what the gradients of result `result` are made of; `forward` is how
@@ -22,6 +23,10 @@ struct BackwardPart {
 inline BackwardPart backward_part(Capture& capture, std::size_t result, int forward) {
   BackwardPart part;
   const int node = capture.graph.outputs[result];
+  if (capture.is_used(node)) {
+    part.used = true;
+    return part;
+  }
   const List<int> function_inputs = capture.graph.inputs;
   const Tensor dy = capture.input(capture.graph[node].shape);
   Differentiation differentiation(capture);
@@ -44,7 +49,8 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
     open.pop_back();
     const bool view = facts_of(graph[at].op).kind == OpKind::view;
     const bool source = facts_of(graph[at].op).kind == OpKind::source;
-    if (needed[static_cast<std::size_t>(at)] != 0 || source) {
+    const bool old = source && at < forward && capture.is_written(at);
+    if (needed[static_cast<std::size_t>(at)] != 0 || (source && !old)) {
       continue;
     }
     needed[static_cast<std::size_t>(at)] = 1;

@@ -210,7 +210,8 @@ class VectorLowering {
     if (graph_[node].shape.count() == space_.shape.count()) {
       return VectorOutput::full;
     }
-    return extent == kernels::VectorExtent::single ? VectorOutput::single : VectorOutput::per_row;
+    const bool one = graph_[node].shape.count() == 1 && extent == kernels::VectorExtent::single;
+    return one ? VectorOutput::single : VectorOutput::per_row;  // where it is repeated
   }
 
   const Graph& graph_;

@@ -38,7 +38,55 @@ class Recognition {
     }
   }
 
+  // Whether gradients go through what was written as they go through the op: along every path to
+  // an operand, or along none. `through`: whether they go on to each of `nodes`. The way over a
+  // softmax's maximum does not count: what goes there adds up to nothing.
+  bool flows(const Recognized& found, const List<int>& nodes, const List<bool>& through,
+             unsigned& grads) const {
+    grads = 0;
+    for (std::size_t k = 0; k < found.inputs.size(); ++k) {
+      Paths paths;
+      for (std::size_t i = 0; i < nodes.size(); ++i) {
+        walk(nodes[i], found.inputs[k], through[i], found, paths);
+      }
+      if (paths.open > 0 && paths.cut > 0) {
+        return false;
+      }
+      grads |= paths.open > 0 ? 1U << k : 0U;
+    }
+    return true;
+  }
+
  private:
+  struct Paths {
+    int open = 0, cut = 0;
+  };
+  void walk(int node, int target, bool open, const Recognized& found, Paths& paths) const {
+    if (node == target) {
+      ++(open ? paths.open : paths.cut);
+      return;
+    }
+    for (const int operand : found.inputs) {
+      if (node == operand) {
+        return;  // another operand: the pattern ends here
+      }
+    }
+    const GraphNode& inner = at(node);
+    for (std::size_t i = 0; i < inner.inputs.size(); ++i) {
+      if (!is(inner.inputs[i], Op::max) && inner.inputs[i] >= least(found)) {
+        walk(inner.inputs[i], target, open && (inner.grads >> i & 1U) != 0, found, paths);
+      }
+    }
+  }
+  // Nothing before the first operand is part of the pattern.
+  static int least(const Recognized& found) {
+    int first = found.inputs[0];
+    for (const int input : found.inputs) {
+      first = input < first ? input : first;
+    }
+    return first;
+  }
+
   struct Factors {
     double number = 1;
     List<int> nodes;

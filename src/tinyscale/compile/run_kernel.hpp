@@ -248,6 +248,9 @@ struct NodeKernel {
     for (std::size_t i = 0; i < node.inputs.size(); ++i) {
       operands.push_back(*in[i]);
     }
+    Context silent = context();
+    silent.profile = nullptr;  // the step is counted, not what it calls
+    const ContextScope scope(silent);
     const Parts results = evaluate_node(node, operands);
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (out[i] != nullptr) {

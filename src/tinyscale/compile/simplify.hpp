@@ -177,6 +177,27 @@ inline NodeMap sort_needed(Graph& graph) {
   return to;
 }
 
+// One node for each result of an op: what takes it twice takes it once.
+inline void merge_parts(Graph& graph) {
+  List<int> to(graph.nodes.size());
+  for (int i = 0; i < graph.size(); ++i) {
+    GraphNode& node = graph[i];
+    for (int& input : node.inputs) {
+      input = to[static_cast<std::size_t>(input)];
+    }
+    to[static_cast<std::size_t>(i)] = i;
+    for (int j = 0; j < i && node.op == Op::part; ++j) {
+      if (NodeTable::equal_nodes(graph[j], node)) {
+        to[static_cast<std::size_t>(i)] = j;
+        break;
+      }
+    }
+  }
+  for (int& output : graph.outputs) {
+    output = output < 0 ? -1 : to[static_cast<std::size_t>(output)];
+  }
+}
+
 // The loss alone where the loss and its gradients are computed too.
 inline void share_losses(Graph& graph) {
   for (int i = 0; i < graph.size(); ++i) {
@@ -200,8 +221,8 @@ inline void share_losses(Graph& graph) {
 // Writes a graph again, node by node, each expression once.
 class GraphSimplifier {
  public:
-  explicit GraphSimplifier(const Graph& graph)
-      : table_(2 * graph.nodes.size()), old_(graph), uses_(use_counts(graph)) {
+  GraphSimplifier(const Graph& graph, bool in_place)
+      : table_(2 * graph.nodes.size()), old_(graph), uses_(use_counts(graph)), in_place_(in_place) {
     graph_.constants = graph.constants;
     graph_.nodes.reserve(graph.nodes.size());
   }
@@ -210,7 +231,9 @@ class GraphSimplifier {
     List<int> to(old_.nodes.size());
     for (int i = 0; i < old_.size(); ++i) {
       GraphNode node = old_[i];
-      add_in_place(node);
+      if (in_place_) {
+        add_in_place(node);
+      }
       for (int& input : node.inputs) {
         input = to[static_cast<std::size_t>(input)];
       }
@@ -325,12 +348,14 @@ class GraphSimplifier {
   NodeTable table_;
   const Graph& old_;
   List<int> uses_;
+  bool in_place_;
   Graph graph_;
 };
 
-// Both passes; the graph computes the same numbers.
-inline void simplify(Graph& graph) {
-  Graph simple = GraphSimplifier(graph).run();
+// Both passes; the graph computes the same numbers. in_place: it is about to run on one device,
+// where rows may be added to what is there (scatter_add with a third operand).
+inline void simplify(Graph& graph, bool in_place = false) {
+  Graph simple = GraphSimplifier(graph, in_place).run();
   std::swap(graph, simple);
   share_losses(graph);
   sort_needed(graph);

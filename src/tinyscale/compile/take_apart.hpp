@@ -13,8 +13,8 @@
 namespace tinyscale {
 
 // The same graph of primitives alone, but for the ops that `whole` says yes to.
-inline Graph take_apart(
-    const Graph& graph, const Function<bool(int node)>& whole = [](int) { return false; }) {
+inline Graph take_apart(const Graph& graph,
+                        const Function<bool(int node)>& whole = Function<bool(int node)>()) {
   detail::GraphWriter writer;
   const NoGrad no_gradients;
   const detail::RecorderScope scope(&writer);
@@ -30,7 +30,7 @@ inline Graph take_apart(
           parts[static_cast<std::size_t>(node.inputs[0])][static_cast<std::size_t>(node.number(0))];
       continue;
     }
-    if (is_primitive(node.op) || whole(i)) {
+    if (is_primitive(node.op) || (whole && whole(i))) {
       List<int> inputs = node.inputs;
       for (int& input : inputs) {
         input = to[static_cast<std::size_t>(input)];

@@ -3,7 +3,7 @@
 //   eager  n max(l, k) + min(l, k): the longer of the two back to back, once the other alone
 //   graph  l + n k;   they meet at k = l, where elementwise work moves l W bytes
 
-#include <algorithm>  // max, sort
+#include <algorithm>  // max
 #include <cmath>      // pow
 #include <cstdint>    // std::int64_t
 #include <ostream>    // operator<<
@@ -11,6 +11,7 @@
 #include <vector>     // durations
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/hardware/intensity.hpp"
 #include "tinyscale/hardware/launches.hpp"
@@ -33,12 +34,17 @@ inline void check_equal_kernels(const char* who, std::int64_t kernels, double se
 
 // Stretches of kernels after each of which host and device begin anew together.
 inline double launch_stretches(std::int64_t kernels, const LaunchOptions& options) {
-  std::vector<std::int64_t> reads = options.synchronise;
-  std::sort(reads.begin(), reads.end());
+  std::vector<double> given, reads;  // kernels' numbers: exact
+  for (const std::int64_t read : options.synchronise) {
+    given.push_back(static_cast<double>(read));
+  }
+  for (const std::size_t at : stable_order(given)) {
+    reads.push_back(given[at]);
+  }
   double stretches = kernels > 0 ? 1 : 0;
   for (std::size_t i = 0; i < reads.size(); ++i) {
-    const bool again = i > 0 && reads[i] == reads[i - 1];
-    stretches += again || reads[i] == kernels - 1 ? 0 : 1;
+    const bool again = i > 0 && reads[i] <= reads[i - 1];
+    stretches += again || reads[i] >= static_cast<double>(kernels - 1) ? 0 : 1;
   }
   return stretches;
 }

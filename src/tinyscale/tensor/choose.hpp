@@ -220,7 +220,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
   }
   if (recording()) {
     const Tensor value = op == Arithmetic::second
-                             ? from.shape() == x.shape() ? from : broadcast_to(from, x.shape())
+                             ? thread_recorder()->same(broadcast_to(from, x.shape()))
                              : record(recorded_op(op), {&x, &from}, x.shape());
     thread_recorder()->write(name, x, value);
     return x;

@@ -7,6 +7,7 @@
 #include <vector>     // vector
 
 #include "tinyscale/base/random.hpp"
+#include "tinyscale/tensor/arithmetic.hpp"
 #include "tinyscale/tensor/record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -23,6 +24,8 @@ inline Tensor full(const Shape& shape, float value) {
   std::fill_n(t.data(), t.count(), value);
   return t;
 }
+
+inline Tensor operator/(float value, const Tensor& x) { return div(full(Shape{}, value), x); }
 
 inline Tensor zeros(const Shape& shape) { return full(shape, 0.0f); }
 

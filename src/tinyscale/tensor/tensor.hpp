@@ -85,7 +85,7 @@ class Tensor {
       detail::fail({"item: the tensor has ", count(), " elements, shape ", shape_.text(),
                     "; item() needs exactly 1"});
     }
-    return checked_defined(file, line)[0];
+    return read(file, line)[0];
   }
   float at(std::initializer_list<Dim> index, TINYSCALE_LINE) const {
     if (static_cast<int>(index.size()) != dims()) {
@@ -103,11 +103,11 @@ class Tensor {
       offset += by.of[axis] * i.value;
       ++axis;
     }
-    return checked_defined(file, line)[offset];
+    return read(file, line)[offset];
   }
   std::vector<float> values(TINYSCALE_LINE) const {
     const Tensor flat = is_contiguous() ? *this : clone();
-    const float* const first = count() == 0 ? nullptr : flat.checked_defined(file, line);
+    const float* const first = count() == 0 ? nullptr : flat.read(file, line);
     return first == nullptr ? std::vector<float>() : std::vector<float>(first, first + count_);
   }
 
@@ -158,6 +158,14 @@ class Tensor {
     }
     return checked_defined(file, line);
   }
+  // For the host to look at, which a capture must know of: at the next call it may see others.
+  const float* read(const char* file, int line) const {
+    const float* const numbers = checked_defined(file, line);
+    if (detail::thread_recorder() != nullptr && !storage_->recorded) {
+      detail::thread_recorder()->read_outside(*this, file, line);
+    }
+    return numbers;
+  }
   float* checked_defined(const char* file, int line) const {
     if (!storage_) {
       detail::fail(
@@ -205,8 +213,8 @@ inline Tensor Tensor::clone() const {
   if (!storage_) {
     return Tensor();
   }
-  if (is_recorded() && storage_->data == nullptr && detail::thread_recorder() != nullptr) {
-    return detail::thread_recorder()->same(*this);
+  if (detail::thread_recorder() != nullptr) {
+    return detail::thread_recorder()->same(detach());
   }
   Tensor copy(shape_);
   const float* const from = origin();

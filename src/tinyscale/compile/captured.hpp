@@ -1,0 +1,53 @@
+#pragma once
+// What a captured function did beside computing its results: numbers it read, tensors it wrote,
+// gradients it gave.
+
+#include <cstddef>  // size_t
+#include <string>   // file names
+
+#include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/tensor/graph.hpp"
+
+namespace tinyscale {
+
+// Where a captured function asked for a number, so that its graph ends there.
+struct GraphBreak {
+  std::string file;
+  int line = 0;
+  Shape shape;  // of the tensor that was read
+
+  std::string text() const {
+    const std::size_t slash = file.find_last_of('/');
+    return detail::cat({slash == std::string::npos ? file : file.substr(slash + 1), ":", line,
+                        " reads a number of ", shape});
+  }
+};
+
+namespace detail {
+
+// What a captured function left behind in a tensor that it did not make.
+struct CapturedWrite {
+  int target;  // node of the input or constant that was written
+  int value;   // node
+};
+struct CapturedGradient {
+  Slot slot;             // of a parameter from outside; or, null,
+  int input = 0;         // of the function's input of this number
+  int node = -1;         // -1: the gradient was cleared
+  bool replaces = true;  // what was there; else it is added
+};
+// A gradient that parameters had when the function began is read, not kept: a new one at each call.
+struct OldGradient {
+  int constant;
+  Slot slot;      // of a parameter from outside; or, null,
+  int input = 0;  // of the input of this number
+};
+// What a result is beside its numbers: an input or a constant itself, if it was returned as such.
+struct ReturnedAs {
+  int input = -1, constant = -1;
+  bool detached = false;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
