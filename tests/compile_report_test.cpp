@@ -108,8 +108,8 @@ TEST_CASE("compile report: GELU by tanh, written out in primitives") {
 
 TEST_CASE("compile report: rope's tables and joined parts, each kernel counted once") {
   const ts::Tensor x = ts::randn({1, 8, 16}, 5);
-  const ts::Compiled f = ts::compile(
-      [](const Tensors& in) { return Tensors{ts::rope(in[0], 4, ts::TokenPlaces())}; });
+  const ts::Compiled f =
+      ts::compile([](const Tensors& in) { return Tensors{ts::rope(in[0], 4, ts::TokenPlaces())}; });
   f({x});
   ts::CompileReport report = ts::compile_report(f);
   report.measure({x}, 1);
