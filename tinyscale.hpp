@@ -27511,6 +27511,18 @@ class ProductFusion {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
+// Ops in its scope are not counted.
+class Uncounted {
+ public:
+  Uncounted() : profile_(context().profile) { context().profile = nullptr; }
+  ~Uncounted() { context().profile = profile_; }
+  Uncounted(const Uncounted&) = delete;
+  Uncounted& operator=(const Uncounted&) = delete;
+
+ private:
+  Profile* profile_;
+};
+
 // What a kernel step sees: tensors in the order of the node's operands, and where results go (an
 // empty one is not wanted).
 struct NodeKernel {
@@ -28832,6 +28844,7 @@ class GraphPlan {
 
   // Kernels read rows in order: what lies otherwise is copied for them.
   void run_kernel(const Step& step, Memory& memory) const {
+    const detail::Uncounted scope;  // the step is counted as one
     Tensor dense[8];
     const Tensor* in[8] = {};
     Tensor own[4];
@@ -31036,14 +31049,9 @@ inline SampleCall sample_call(Op op) {
   }
 }
 
-}  // namespace detail
-
-// The primitives that a composite op is made of, as a graph on small operands.
-inline Graph made_of(Op op) {
-  if (is_primitive(op)) {
-    detail::fail({"made_of: ", name_of(op), " is a primitive; a composite op is right"});
-  }
-  const detail::SampleCall call = detail::sample_call(op);
+// One call of an op on small operands.
+inline Graph sample_graph(Op op) {
+  const SampleCall call = sample_call(op);
   Graph graph;
   GraphNode node;
   node.op = op;
@@ -31064,7 +31072,7 @@ inline Graph made_of(Op op) {
   for (int p = 0; p < parts && parts > 1; ++p) {
     GraphNode part;
     part.op = Op::part;
-    part.shape = detail::part_shape(graph, node, p);
+    part.shape = part_shape(graph, node, p);
     part.inputs = {whole};
     part.numbers = {static_cast<double>(p)};
     graph.outputs.push_back(graph.size());
@@ -31073,7 +31081,17 @@ inline Graph made_of(Op op) {
   if (parts == 1) {
     graph.outputs.push_back(whole);
   }
-  Graph out = take_apart(graph);
+  return graph;
+}
+
+}  // namespace detail
+
+// The primitives that a composite op is made of, as a graph on small operands.
+inline Graph made_of(Op op) {
+  if (is_primitive(op)) {
+    detail::fail({"made_of: ", name_of(op), " is a primitive; a composite op is right"});
+  }
+  Graph out = take_apart(detail::sample_graph(op));
   detail::sort_needed(out);
   return out;
 }
@@ -31140,18 +31158,6 @@ inline bool counts_itself(Op op) {
     default: return is_primitive(op);
   }
 }
-
-// Ops in its scope are not counted.
-class Uncounted {
- public:
-  Uncounted() : profile_(context().profile) { context().profile = nullptr; }
-  ~Uncounted() { context().profile = profile_; }
-  Uncounted(const Uncounted&) = delete;
-  Uncounted& operator=(const Uncounted&) = delete;
-
- private:
-  Profile* profile_;
-};
 
 // The results of a composite op by its kernel.
 inline Parts run_composite(const Graph& graph, const GraphNode& node, const Parts& operands) {
@@ -31624,8 +31630,8 @@ class PassRun {
       : report_(report),
         eager_(row.eager),
         inputs_(inputs),
-        constants_(report.graph.constants),
         graph_(row.name == "primitives" ? take_apart(report.graph) : report.graph) {
+    constants_ = graph_.constants;  // rope's primitives read tables
     if (!eager_) {
       plan_ = Shared<GraphPlan>(new GraphPlan(graph_, row.options, report.writes));
     }

@@ -106,6 +106,18 @@ TEST_CASE("compile report: GELU by tanh, written out in primitives") {
   CHECK(report.row("+ elementwise").bytes == 8 * floats);
 }
 
+TEST_CASE("compile report: rope's tables and joined parts, each kernel counted once") {
+  const ts::Tensor x = ts::randn({1, 8, 16}, 5);
+  const ts::Compiled f =
+      ts::compile([](const Tensors& in) { return Tensors{ts::rope(in[0], 4, ts::TokenPlaces())}; });
+  f({x});
+  ts::CompileReport report = ts::compile_report(f);
+  report.measure({x}, 1);
+  check_rows(report, 1e-6);
+  CHECK(report.row("primitives").kernels > 4);
+  CHECK(report.row("+ elementwise").kernels == 1);
+}
+
 TEST_CASE("compile report: softmax as max, sub, exp, sum, div: 8 passes against 2") {
   const double rows = 16, floats = 16 * 128;
   const ts::Tensor x = ts::randn({16, 128}, 3);

@@ -8,6 +8,7 @@
 #include <vector>  // list
 
 #include "chips.hpp"
+#include "fusion.hpp"
 #include "models.hpp"
 #include "numerics.hpp"
 #include "parallel.hpp"

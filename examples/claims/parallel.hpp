@@ -4,6 +4,7 @@
 
 #include <cstdint>  // int64_t
 #include <string>   // names
+#include <vector>   // tensors
 
 #include "numerics.hpp"
 #include "report.hpp"
@@ -46,42 +47,127 @@ inline LayoutStep layout_step(const Layout& layout) {
   return out;
 }
 
+// One program of a mesh: what was inserted, and its bytes counted beside the closed form.
+inline void add_program(ClaimReport& r, const std::string& name, const ShardedProgram& program,
+                        const std::vector<Tensor>& in, const std::vector<Tensor>& right,
+                        double calls, const char* how, double bytes) {
+  const std::vector<Sharded> out = program(in);
+  const ShardedPlan& plan = program.plan();
+  std::string inserted;
+  double counted = 0;
+  for (const InsertedStep& step : plan.collectives()) {
+    inserted += cat(
+        {inserted.empty() ? "" : ", ", step.name, " [", step.before, "] -> [", step.after, "]"});
+    counted += step.counted;
+  }
+  r.counted(name, inserted.empty() ? "none" : inserted,
+            static_cast<double>(plan.collectives().size()), "", calls);
+  r.counted(name + ", bytes", cat({"a device sends ", how}), counted, "B", bytes);
+  double gap = 0;
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    const double off = largest_gap(contiguous(out[i].gather()), contiguous(right[i]));
+    gap = off <= gap ? gap : off;
+  }
+  r.counted(name + ", difference", "from one device", gap);
+  r.needs(gap < 1e-4, name + ": not one device's result");
+}
+
+inline std::vector<Tensor> squared_error(const std::vector<Tensor>& in) {  // weights, x, y
+  return {mean(square(matmul(tanh(in[1]), in[0]) - in[2]))};
+}
+
+// grad, vmap and compile of a function, in any order, against loops over backward().
+inline void add_transforms(ClaimReport& r) {
+  const Tensor w = randn({6, 3}, 1), x = randn({5, 4, 6}, 2), y = randn({5, 4, 3}, 3);
+  const TensorFunction gradient = grad(&squared_error);
+  const TensorFunction each = vmap(gradient, {-1, 0, 0});
+  const auto one_of = [](const Tensor& all, std::int64_t i) {
+    return squeeze(slice(all, 0, i, i + 1), 0);
+  };
+  const Tensor x0 = one_of(x, 0), y0 = one_of(y, 0);
+  List<Tensor> loop;
+  for (std::int64_t i = 0; i < 5; ++i) {
+    const Tensor own = parameter(w.clone());
+    squared_error({own, one_of(x, i), one_of(y, i)})[0].backward();
+    loop.push_back(own.grad().clone());
+  }
+  const auto gap = [](const Tensor& a, const Tensor& b) {
+    return largest_gap(contiguous(a), contiguous(b));
+  };
+  const auto add = [&](const char* name, const char* how, double off) {
+    r.counted(name, how, off);
+    r.needs(off < 1e-5, cat({name, ": not what the loop gives"}));
+  };
+  const auto of_each = [&](const std::vector<Tensor>& all) {
+    double worst = 0;
+    for (std::int64_t i = 0; i < 5; ++i) {
+      const double off = gap(one_of(all[0], i), loop[static_cast<std::size_t>(i)]);
+      worst = off <= worst ? worst : off;
+    }
+    return worst;
+  };
+  add("grad", "- backward()", gap(gradient({w, x0, y0})[0], loop[0]));
+  add("vmap(grad)", "- a loop of backward(), 5 examples", of_each(each({w, x, y})));
+  const Compiled compiled = compile(each);
+  compiled({w, x, y});
+  add("compile(vmap(grad))", "- the loop", of_each(compiled({w, x, y})));
+  const Compiled one = compile(gradient);
+  add("vmap(compile(grad))", "- the loop",
+      of_each(
+          vmap([&one](const std::vector<Tensor>& in) { return one(in); }, {-1, 0, 0})({w, x, y})));
+  const TensorFunction all = [](const std::vector<Tensor>& in) -> std::vector<Tensor> {
+    return {mean(vmap(&squared_error, {-1, 0, 0})(in)[0])};
+  };
+  Tensor mean_gradient = zeros(w.shape());
+  for (const Tensor& g : loop) {
+    mean_gradient = mean_gradient + g * 0.2F;
+  }
+  add("grad(vmap)", "- the mean of the loop", gap(grad(all)({w, x, y})[0], mean_gradient));
+  std::string refused;
+  try {
+    Tensor seen = zeros(w.shape());
+    grad([&seen](const std::vector<Tensor>& in) -> std::vector<Tensor> {
+      copy_(seen, in[0].detach());
+      return {sum(in[0])};
+    })({w});
+  } catch (const Error& error) {
+    refused = error.what();
+  }
+  r.counted("a function that writes", refused.substr(0, refused.find(';')), refused.empty() ? 0 : 1,
+            "", 1);
+  r.needs(!refused.empty(), "grad takes a function that is not pure");
+}
+
 inline ClaimReport claim_sharding() {
   ClaimReport r = claim_of(
-      "From shardings alone a compiler inserts the collectives: none, an all_gather, or an "
-      "all_reduce or reduce_scatter where the contracted dimension is cut on both sides.",
-      Verdict::holds,
-      "for the four cases of a matmul; grad, vmap and jit as transformations: not "
-      "yet");
+      "Pure functions are transformed by grad, vmap and jit; from shardings alone the compiler "
+      "inserts collectives: none, an all_gather, or an all_reduce or reduce_scatter where the "
+      "contracted dimension is cut on both sides.",
+      Verdict::holds, "for the four cases of a matmul and for its gradients");
+  add_transforms(r);
   const Mesh mesh(machine("h100", {2, 2}), {{"x", 2}, {"y", 2}});
-  const Tensor a = randn({16, 32}, 1), b = randn({32, 16}, 2);
-  const Tensor right = matmul(a, b);
-  const auto add = [&](const std::string& name, const Sharded& c, std::size_t calls) {
-    const ShardedReport made = c.explain();
-    std::string inserted;
-    double counted = 0, formula = 0;
-    std::size_t collectives = 0;
-    for (const ShardedStep& step : made.steps) {
-      const bool slice = step.bytes <= 0;
-      inserted += (inserted.empty() ? "" : ", ") + step.name;
-      collectives += slice ? 0 : 1;
-      formula += step.bytes;
-      counted += step.counted;
-    }
-    r.counted(name, "collectives: " + (inserted.empty() ? "none" : inserted),
-              static_cast<double>(collectives), "", static_cast<double>(calls));
-    r.counted(name + ", bytes", "a device sends", counted, "B", formula);
-    const double gap = largest_gap(contiguous(c.gather()), right);
-    r.counted(name + ", difference", "from one device", gap);
-    r.needs(gap < 1e-4, name + ": not one device's product");
+  const Tensor a = randn({16, 32}, 1), b = randn({32, 8}, 2);
+  const double va = 4 * 16 * 32, vb = 4 * 32 * 8, vc = 4 * 16 * 8;  // B
+  const auto add = [&](const char* name, const char* of_a, const char* of_b, const char* result,
+                       double calls, const char* how, double bytes) {
+    ShardedOptions options;
+    options.results = {result};
+    const auto product = [](const std::vector<Tensor>& in) -> std::vector<Tensor> {
+      return {matmul(in[0], in[1])};
+    };
+    add_program(r, name, compile(mesh, product, {of_a, of_b}, options), {a, b}, {matmul(a, b)},
+                calls, how, bytes);
   };
-  const Sharded rows = mesh.shard(a, "I_x, J"), deep = mesh.shard(a, "I, J_x");
-  add("J whole in both", matmul(rows, mesh.shard(b, "J, K_y")), 0);
-  add("J cut in one", matmul(deep, mesh.shard(b, "J, K"), "I, K"), 1);
-  const Sharded sums = matmul(deep, mesh.shard(b, "J_x, K"));
-  add("J cut in both, then whole", reshard(sums, "I, K"), 1);
-  add("J cut in both, then cut", reshard(sums, "I_x, K"), 1);
-  add("one axis for I and K", matmul(rows, mesh.shard(b, "J, K_x"), "I_x, K"), 1);
+  add("J whole in both", "I_x, J", "J, K_y", "", 0, "nothing", 0);
+  add("J cut in one", "I, J_x", "J, K_y", "", 1, "(d-1)/d s I J", va / 2);
+  add("J cut in both, then whole", "I, J_x", "J_x, K", "", 1, "2 (d-1)/d s I K", vc);
+  add("J cut in both, then cut", "I, J_x", "J_x, K", "I_x, K", 1, "(d-1)/d s I K", vc / 2);
+  add("one axis for I and K", "I_x, J", "J, K_x", "I_x, K", 1, "(d-1)/d s J K", vb / 2);
+  const std::vector<Tensor> in = {randn({8, 4}, 3), randn({16, 8}, 4), randn({16, 4}, 5)};
+  add_program(r, "grad, its batch cut",
+              compile(mesh, grad(&squared_error), {"D, F", "B_x, D", "B_x, F"}), in,
+              grad(&squared_error)(in), 1, "2 (d-1)/d s D F", 4 * 8 * 4);
+  r.assumptions = {"d devices of an axis, 2 here; f32"};
   return r;
 }
 

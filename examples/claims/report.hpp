@@ -187,14 +187,6 @@ struct ClaimReport {
 
 namespace detail {
 
-inline std::string json_texts(const std::vector<std::string>& texts) {
-  std::string out;
-  for (const std::string& text : texts) {
-    out += (out.empty() ? "\"" : ", \"") + json_escape(text) + "\"";
-  }
-  return "[" + out + "]";
-}
-
 inline ClaimReport claim_of(const char* claim, Verdict verdict, const char* when = "") {
   ClaimReport report;
   report.claim = claim;

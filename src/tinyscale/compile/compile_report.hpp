@@ -185,8 +185,8 @@ class PassRun {
       : report_(report),
         eager_(row.eager),
         inputs_(inputs),
-        constants_(report.graph.constants),
         graph_(row.name == "primitives" ? take_apart(report.graph) : report.graph) {
+    constants_ = graph_.constants;  // rope's primitives read tables
     if (!eager_) {
       plan_ = Shared<GraphPlan>(new GraphPlan(graph_, row.options, report.writes));
     }

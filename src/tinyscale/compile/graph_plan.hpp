@@ -435,6 +435,7 @@ class GraphPlan {
 
   // Kernels read rows in order: what lies otherwise is copied for them.
   void run_kernel(const Step& step, Memory& memory) const {
+    const detail::Uncounted scope;  // the step is counted as one
     Tensor dense[8];
     const Tensor* in[8] = {};
     Tensor own[4];

@@ -57,14 +57,9 @@ inline SampleCall sample_call(Op op) {
   }
 }
 
-}  // namespace detail
-
-// The primitives that a composite op is made of, as a graph on small operands.
-inline Graph made_of(Op op) {
-  if (is_primitive(op)) {
-    detail::fail({"made_of: ", name_of(op), " is a primitive; a composite op is right"});
-  }
-  const detail::SampleCall call = detail::sample_call(op);
+// One call of an op on small operands.
+inline Graph sample_graph(Op op) {
+  const SampleCall call = sample_call(op);
   Graph graph;
   GraphNode node;
   node.op = op;
@@ -85,7 +80,7 @@ inline Graph made_of(Op op) {
   for (int p = 0; p < parts && parts > 1; ++p) {
     GraphNode part;
     part.op = Op::part;
-    part.shape = detail::part_shape(graph, node, p);
+    part.shape = part_shape(graph, node, p);
     part.inputs = {whole};
     part.numbers = {static_cast<double>(p)};
     graph.outputs.push_back(graph.size());
@@ -94,7 +89,17 @@ inline Graph made_of(Op op) {
   if (parts == 1) {
     graph.outputs.push_back(whole);
   }
-  Graph out = take_apart(graph);
+  return graph;
+}
+
+}  // namespace detail
+
+// The primitives that a composite op is made of, as a graph on small operands.
+inline Graph made_of(Op op) {
+  if (is_primitive(op)) {
+    detail::fail({"made_of: ", name_of(op), " is a primitive; a composite op is right"});
+  }
+  Graph out = take_apart(detail::sample_graph(op));
   detail::sort_needed(out);
   return out;
 }

@@ -31,18 +31,6 @@ inline bool counts_itself(Op op) {
   }
 }
 
-// Ops in its scope are not counted.
-class Uncounted {
- public:
-  Uncounted() : profile_(context().profile) { context().profile = nullptr; }
-  ~Uncounted() { context().profile = profile_; }
-  Uncounted(const Uncounted&) = delete;
-  Uncounted& operator=(const Uncounted&) = delete;
-
- private:
-  Profile* profile_;
-};
-
 // The results of a composite op by its kernel.
 inline Parts run_composite(const Graph& graph, const GraphNode& node, const Parts& operands) {
   const Uncounted scope;

@@ -12,6 +12,18 @@
 namespace tinyscale {
 namespace detail {
 
+// Ops in its scope are not counted.
+class Uncounted {
+ public:
+  Uncounted() : profile_(context().profile) { context().profile = nullptr; }
+  ~Uncounted() { context().profile = profile_; }
+  Uncounted(const Uncounted&) = delete;
+  Uncounted& operator=(const Uncounted&) = delete;
+
+ private:
+  Profile* profile_;
+};
+
 // What a kernel step sees: tensors in the order of the node's operands, and where results go (an
 // empty one is not wanted).
 struct NodeKernel {
