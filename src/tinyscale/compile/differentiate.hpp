@@ -248,7 +248,8 @@ class Differentiation {
   int sum_of(int a, int b) { return writer_.node_of(writer_.tensor_of(a) + writer_.tensor_of(b)); }
   void gather(int node, const Tensor& dy) {
     const RecorderScope scope(&writer_);
-    const int more = writer_.node_of(sum_like(dy, writer_.graph[node].shape));
+    const Shape shape = writer_.graph[node].shape;  // a copy: the graph grows
+    const int more = writer_.node_of(sum_like(dy, shape));
     int& gradient = gradients_[at(node)];
     gradient = gradient < 0 ? more : sum_of(gradient, more);
   }
