@@ -19809,6 +19809,19 @@ inline Tensor record(Op op, std::initializer_list<const Tensor*> inputs, const S
   return thread_recorder()->record(op, inputs.begin(), inputs.size(), shape, numbers);
 }
 
+// x with its numbers, for what is not recorded and runs now: the graph breaks here.
+inline Tensor numbers_now(const Tensor& x, const char* file, int line) {
+  if (!recording()) {
+    return x;
+  }
+  if (!x.is_recorded()) {
+    thread_recorder()->read_outside(x, file, line);
+    return x;
+  }
+  x.origin(file, line);
+  return Tensor(x.shape(), x.storage());
+}
+
 // A shape, order or list of sizes as numbers of an op.
 template <class Sizes>
 List<double> as_numbers(const Sizes& sizes) {
@@ -29290,6 +29303,7 @@ class SymbolicGraph {
     }
   }
 
+  const Graph& graph() const { return graph_; }
   Graph at(std::int64_t batch) const {
     Graph out = graph_;
     for (const Form& form : forms_) {
@@ -29404,9 +29418,20 @@ struct Guards {
   List<bool> had;    // whether each had one
   struct Owned {
     Tensor tensor;
-    int own;  // handles that the compilation itself has
+    int own;        // handles that the compilation itself has
+    int total = 0;  // and that all of the function have
   };
   List<Owned> owned;  // captured tensors that others held too: if nobody does, they were replaced
+
+  // For good: that tensor comes back nowhere.
+  bool replaced() const {
+    for (const Owned& one : owned) {
+      if (one.tensor.storage().use_count() <= one.total) {
+        return true;
+      }
+    }
+    return false;
+  }
 
   // Empty: they hold; else the first that does not. Where `batched` is given, those inputs may be
   // of another batch size.
@@ -29444,7 +29469,7 @@ struct Guards {
       }
     }
     for (const Owned& one : owned) {
-      if (one.tensor.storage().use_count() <= one.own) {
+      if (one.tensor.storage().use_count() <= one.total) {
         return cat({"a captured ", one.tensor.shape(), " tensor was replaced"});
       }
     }
@@ -29577,6 +29602,35 @@ struct Compilation {
   }
 };
 
+// The constants that a backward pass reads: kept by their compilation, not by handles of its own,
+// or nobody could tell that the function's own handle is gone.
+class KeptConstants {
+ public:
+  KeptConstants(const Shared<Compilation>& made, std::size_t result)
+      : made_(made), result_(result) {
+    count(1);
+  }
+  KeptConstants(const KeptConstants& other) : made_(other.made_), result_(other.result_) {
+    count(1);
+  }
+  KeptConstants& operator=(const KeptConstants&) = delete;
+  ~KeptConstants() { count(-1); }
+
+  std::size_t size() const { return part().cut.graph.constants.size() - part().cut.known.size(); }
+  const BackwardPart& part() const { return made_->backward[result_]; }
+
+ private:
+  void count(int change) const {
+    for (std::size_t i = 0; i < size(); ++i) {
+      part().cut.graph.constants[i].storage()->block().kept.fetch_add(change,
+                                                                      std::memory_order_relaxed);
+    }
+  }
+
+  Shared<Compilation> made_;
+  std::size_t result_;
+};
+
 }  // namespace detail
 
 }}  // namespace tinyscale
@@ -29674,6 +29728,7 @@ class Compiled {
   Shared<Compilation> at_batch(const Compilation& made, const std::vector<Tensor>& inputs) const;
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
+  void count_handles() const;
   static bool same_capture(const Compilation& a, const Compilation& b);
   static std::string difference(const Compilation& a, const Compilation& b);
   std::vector<Tensor> run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs) const;
@@ -29819,11 +29874,31 @@ inline void Compiled::guard_owners(Compilation& made) const {
     for (const detail::BackwardPart& part : made.backward) {
       count(part.cut.graph);
     }
-    bool other_each_call = false;
+    if (made.symbolic) {
+      count(made.symbolic->graph.graph());
+      count(made.symbolic->cut.graph());
+      for (const detail::SymbolicGraph& part : made.symbolic->backward) {
+        count(part.graph());
+      }
+    }
+    bool other_each_call = false;  // or another view of what is guarded already
     for (const detail::OldGradient& old : made.old_gradients) {
       const auto number = static_cast<std::size_t>(old.constant);
       other_each_call = other_each_call ||
                         made.graph.constants[number].storage().get() == constant.storage().get();
+    }
+    const auto number = static_cast<int>(&constant - made.graph.constants.begin());
+    for (const detail::CapturedWrite& write : made.writes) {
+      const GraphNode& target = made.graph[write.target];
+      const bool this_one =
+          target.op == Op::constant && static_cast<int>(target.number(0)) == number;
+      if (this_one && constant.storage().use_count() <= own && !made.rerun) {
+        made.rerun = true;
+        made.why = detail::cat({"it writes to a ", constant.shape(), " tensor of its own"});
+      }
+    }
+    for (const detail::Guards::Owned& one : made.guards.owned) {
+      other_each_call = other_each_call || one.tensor.storage().get() == constant.storage().get();
     }
     if (constant.storage().use_count() > own && !other_each_call) {
       made.guards.owned.push_back({constant.detach(), own + 1});
@@ -29862,6 +29937,14 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
     if (!found && !follows && !all.known.empty()) {
       ++all.counters.recompiles;
       all.reason = reason;
+      List<Shared<Compilation>> alive;
+      for (const Shared<Compilation>& known : all.known) {
+        if (!known->guards.replaced()) {
+          alive.push_back(known);
+        }
+      }
+      all.known = alive;
+      count_handles();
     }
     all.counters.hits += (found && !again) || (!found && follows) ? 1 : 0;
   }
@@ -29871,6 +29954,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
     const Shared<Compilation> now = capture(inputs);
     if (!found && all.options.symbolic_batch && !now->rerun) {
       make_symbolic(*now, inputs);
+      guard_owners(*now);  // which holds more handles now
     }
     const std::lock_guard<std::mutex> lock(all.mutex);
     if (!found) {
@@ -29888,9 +29972,39 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   }
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
+    const bool other = all.last.get() != found.get();
     all.last = found;
+    if (other) {
+      count_handles();
+    }
   }
   return run(found, inputs);
+}
+
+// How many handles the compilations have to each captured tensor; under the lock.
+inline void Compiled::count_handles() const {
+  List<Compilation*> all;
+  for (const Shared<Compilation>& known : state().known) {
+    all.push_back(known.get());
+  }
+  bool there = !state().last;
+  for (const Compilation* const known : all) {
+    there = there || known == state().last.get();
+  }
+  if (!there) {
+    all.push_back(state().last.get());
+  }
+  for (Compilation* const one : all) {
+    for (detail::Guards::Owned& owned : one->guards.owned) {
+      owned.total = 0;
+      for (const Compilation* const other : all) {
+        for (const detail::Guards::Owned& same : other->guards.owned) {
+          const bool is = same.tensor.storage().get() == owned.tensor.storage().get();
+          owned.total += is ? same.own : 0;
+        }
+      }
+    }
+  }
 }
 
 // Whether a second run of the function did the same with the same tensors.
@@ -29998,17 +30112,14 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     if (part == nullptr) {
       continue;
     }
-    List<Tensor> constants = part->cut.graph.constants;
-    const std::size_t own = constants.size() - part->cut.known.size();
+    const detail::KeptConstants constants(made, r);
+    List<Tensor> saved;
     List<detail::Kept> kept;
-    for (std::size_t i = own; i < constants.size(); ++i, ++at) {
-      constants[i] = outputs[at].is_contiguous() ? outputs[at] : outputs[at].clone();
+    for (std::size_t i = 0; i < part->cut.known.size(); ++i, ++at) {
+      saved.push_back(outputs[at].is_contiguous() ? outputs[at] : outputs[at].clone());
     }
     for (const Tensor& x : given) {
       kept.push_back(detail::Kept(x));
-    }
-    for (std::size_t i = 0; i < own; ++i) {
-      kept.push_back(detail::Kept(constants[i]));
     }
     List<detail::Slot> slots;
     List<Tensor> leaves;
@@ -30029,11 +30140,14 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     }
     results[r] = results[r].detach();
     detail::attach(results[r], "compiled", behind.data(), behind.size(),
-                   [made, r, given, constants, slots, kept](const Tensor& dy) {
+                   [given, constants, saved, slots, kept](const Tensor& dy) {
                      std::vector<Tensor> all = given;
                      all.push_back(contiguous(dy));
-                     const std::vector<Tensor> gradients =
-                         made->backward[r].plan->run(all, constants);
+                     List<Tensor> now = constants.part().cut.graph.constants;
+                     for (std::size_t i = 0; i < saved.size(); ++i) {
+                       now[constants.size() + i] = saved[i];
+                     }
+                     const std::vector<Tensor> gradients = constants.part().plan->run(all, now);
                      for (std::size_t i = 0; i < slots.size(); ++i) {
                        detail::add_grad(slots[i], gradients[i]);
                      }
@@ -41374,7 +41488,9 @@ inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, con
   now->in = t;
   now->out = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->got = got;
-  now->call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now->out : Tensor(),
+  const Tensor numbers = numbers_now(t.detach(), by.where.file, by.where.line);
+  const RecorderScope eager(nullptr);
+  now->call = by.device.start(key, by.options, contiguous(numbers), gives ? now->out : Tensor(),
                               by.where, rows);
   return Pending(std::move(now));
 }

@@ -36,9 +36,20 @@ struct Guards {
   List<bool> had;    // whether each had one
   struct Owned {
     Tensor tensor;
-    int own;  // handles that the compilation itself has
+    int own;        // handles that the compilation itself has
+    int total = 0;  // and that all of the function have
   };
   List<Owned> owned;  // captured tensors that others held too: if nobody does, they were replaced
+
+  // For good: that tensor comes back nowhere.
+  bool replaced() const {
+    for (const Owned& one : owned) {
+      if (one.tensor.storage().use_count() <= one.total) {
+        return true;
+      }
+    }
+    return false;
+  }
 
   // Empty: they hold; else the first that does not. Where `batched` is given, those inputs may be
   // of another batch size.
@@ -76,7 +87,7 @@ struct Guards {
       }
     }
     for (const Owned& one : owned) {
-      if (one.tensor.storage().use_count() <= one.own) {
+      if (one.tensor.storage().use_count() <= one.total) {
         return cat({"a captured ", one.tensor.shape(), " tensor was replaced"});
       }
     }
@@ -207,6 +218,35 @@ struct Compilation {
     }
     return false;
   }
+};
+
+// The constants that a backward pass reads: kept by their compilation, not by handles of its own,
+// or nobody could tell that the function's own handle is gone.
+class KeptConstants {
+ public:
+  KeptConstants(const Shared<Compilation>& made, std::size_t result)
+      : made_(made), result_(result) {
+    count(1);
+  }
+  KeptConstants(const KeptConstants& other) : made_(other.made_), result_(other.result_) {
+    count(1);
+  }
+  KeptConstants& operator=(const KeptConstants&) = delete;
+  ~KeptConstants() { count(-1); }
+
+  std::size_t size() const { return part().cut.graph.constants.size() - part().cut.known.size(); }
+  const BackwardPart& part() const { return made_->backward[result_]; }
+
+ private:
+  void count(int change) const {
+    for (std::size_t i = 0; i < size(); ++i) {
+      part().cut.graph.constants[i].storage()->block().kept.fetch_add(change,
+                                                                      std::memory_order_relaxed);
+    }
+  }
+
+  Shared<Compilation> made_;
+  std::size_t result_;
 };
 
 }  // namespace detail

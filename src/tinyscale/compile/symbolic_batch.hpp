@@ -44,6 +44,7 @@ class SymbolicGraph {
     }
   }
 
+  const Graph& graph() const { return graph_; }
   Graph at(std::int64_t batch) const {
     Graph out = graph_;
     for (const Form& form : forms_) {

@@ -172,7 +172,9 @@ inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, con
   now->in = t;
   now->out = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->got = got;
-  now->call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now->out : Tensor(),
+  const Tensor numbers = numbers_now(t.detach(), by.where.file, by.where.line);
+  const RecorderScope eager(nullptr);
+  now->call = by.device.start(key, by.options, contiguous(numbers), gives ? now->out : Tensor(),
                               by.where, rows);
   return Pending(std::move(now));
 }

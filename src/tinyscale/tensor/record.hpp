@@ -18,6 +18,19 @@ inline Tensor record(Op op, std::initializer_list<const Tensor*> inputs, const S
   return thread_recorder()->record(op, inputs.begin(), inputs.size(), shape, numbers);
 }
 
+// x with its numbers, for what is not recorded and runs now: the graph breaks here.
+inline Tensor numbers_now(const Tensor& x, const char* file, int line) {
+  if (!recording()) {
+    return x;
+  }
+  if (!x.is_recorded()) {
+    thread_recorder()->read_outside(x, file, line);
+    return x;
+  }
+  x.origin(file, line);
+  return Tensor(x.shape(), x.storage());
+}
+
 // A shape, order or list of sizes as numbers of an op.
 template <class Sizes>
 List<double> as_numbers(const Sizes& sizes) {

@@ -1,0 +1,754 @@
+// compile(f): what is guarded, where graphs break, what is refused and with which words.
+#include <doctest/doctest.h>
+
+#include "tinyscale.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "error_of.hpp"
+#include "small_training.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+using Tensors = std::vector<ts::Tensor>;
+
+std::vector<float> numbers(const ts::Tensor& x) { return x.values(); }
+
+void check_near(const ts::Tensor& a, const ts::Tensor& b, float by = 2e-6f) {
+  REQUIRE(a.defined());
+  REQUIRE(b.defined());
+  REQUIRE(a.shape() == b.shape());
+  const std::vector<float> x = a.values(), y = b.values();
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    CHECK(std::fabs(x[i] - y[i]) <= by * (1.0f + std::fabs(x[i])));
+  }
+}
+
+const std::vector<ts::CompileOptions>& both_ends() {
+  static const std::vector<ts::CompileOptions> all = {ts::CompileOptions(),
+                                                      ts::CompileOptions::none()};
+  return all;
+}
+
+// The same function eager and compiled, called as often as there are lists of inputs.
+void check_same(const ts::Compiled::Body& body, const std::vector<Tensors>& calls) {
+  for (const ts::CompileOptions& options : both_ends()) {
+    const ts::Compiled f = ts::compile(body, options);
+    for (const Tensors& in : calls) {
+      const Tensors a = body(in), b = f(in);
+      REQUIRE(a.size() == b.size());
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        check_near(a[i], b[i]);
+      }
+    }
+  }
+}
+
+ts::Tensor row(const std::vector<float>& values) { return ts::tensor({values.size()}, values); }
+
+}  // namespace
+
+TEST_CASE("compile: a function runs twice, then its graph alone") {
+  int runs = 0;
+  const ts::Compiled f = ts::compile([&runs](const Tensors& in) {
+    ++runs;
+    return Tensors{in[0] * 2.0f};
+  });
+  for (int i = 0; i < 4; ++i) {
+    CHECK(numbers(f({row({1, static_cast<float>(i)})})[0])[1] == 2.0f * static_cast<float>(i));
+  }
+  CHECK(runs == 2);
+  const ts::CompileCounters c = f.counters();
+  CHECK(c.calls == 4);
+  CHECK(c.captures == 2);
+  CHECK(c.graphs == 1);
+  CHECK(c.hits == 2);
+  CHECK(c.recompiles == 0);
+  CHECK(c.breaks == 0);
+}
+
+TEST_CASE("compile: guards") {
+  ts::Tensor w = row({1, 2});
+  const ts::Compiled f = ts::compile([&w](const Tensors& in) {
+    return Tensors{ts::matmul(in[0], ts::stack({w, w}, 1))};
+  });
+  const ts::Tensor x = ts::ones({3, 2});
+  f({x});
+  f({x});
+  const auto again = [&f](const Tensors& in) {
+    const int before = f.counters().recompiles;
+    const Tensors y = f(in);
+    CHECK(f.counters().recompiles == before + 1);
+    return y;
+  };
+  CHECK(again({ts::ones({4, 2})})[0].shape() == ts::Shape{4, 2});
+  CHECK(f.reason() == "input 0 is [4, 2], not [3, 2]");
+  CHECK(again({ts::parameter(x)})[0].requires_grad());
+  CHECK(f.reason() == "input 0 is [3, 2], not [4, 2]");
+  {
+    const ts::MatmulFormat format(ts::DType::bf16);
+    again({x});
+    CHECK(f.reason() == "input 0 has no gradient");
+  }
+  {
+    const ts::NoGrad off;
+    CHECK_FALSE(again({x})[0].requires_grad());
+    CHECK(f.reason() == "gradients are off");
+  }
+  const int recompiles = f.counters().recompiles;
+  f({x});
+  CHECK(f.counters().recompiles == recompiles);  // known
+  {
+    const ts::NoGrad off;
+    ts::copy_(w, row({5, 6}));  // other numbers
+  }
+  CHECK(numbers(f({x})[0])[0] == 11.0f);
+  CHECK(f.counters().recompiles == recompiles);
+  w = row({7, 8});  // another tensor
+  CHECK(numbers(again({x})[0])[0] == 15.0f);
+  CHECK(error_of([&] { f({ts::Tensor()}); }) == "Compiled: input 0 of 1 is empty");
+  CHECK(error_of([] { ts::Compiled()({}); }) ==
+        "Compiled: there is no function; make one with compile(f)");
+  const ts::Compiled unused = ts::compile([](const Tensors& in) { return in; });
+  CHECK(error_of([&] { unused.graph(); }) ==
+        "Compiled: graph of a function that was not called yet; call it first");
+}
+
+TEST_CASE("compile: a number read on the host breaks the graph at its line") {
+  int line = 0, runs = 0;
+  const ts::Compiled f = ts::compile([&](const Tensors& in) {
+    ++runs;
+    const ts::Tensor y = in[0] * 3.0f;
+    line = __LINE__ + 1;
+    const float first = y.at({0});
+    const ts::Tensor z = first > 0 ? y + 1.0f : y - 100.0f;
+    return Tensors{z, y, ts::sum(z)};
+  });
+  for (const float sign : {1.0f, -1.0f, 1.0f, -1.0f}) {
+    const Tensors y = f({row({sign, 2})});
+    CHECK(numbers(y[0]) == (sign > 0 ? std::vector<float>{4, 7} : std::vector<float>{-103, -94}));
+    CHECK(numbers(y[1]) == std::vector<float>{3 * sign, 6});
+    CHECK(y[2].item() == (sign > 0 ? 11.0f : -197.0f));
+  }
+  CHECK(runs == 4);  // what stands between the pieces runs at every call
+  CHECK(f.counters().breaks == 4);
+  CHECK(f.counters().graphs == 3);
+  CHECK(f.breaks().size() == 1);
+  CHECK(f.breaks()[0].text() ==
+        "compile_test.cpp:" + std::to_string(line) + " reads a number of [2]");
+}
+
+TEST_CASE("compile: gradients go through a break") {
+  const ts::Tensor w = ts::parameter(row({2, -1}));
+  const ts::Compiled::Body body = [&w](const Tensors& in) {
+    const ts::Tensor h = ts::tanh(in[0] * w);
+    const bool big = ts::sum(h).item() > 0.5f;
+    return Tensors{ts::sum(big ? h * h : h * 3.0f)};
+  };
+  const ts::Compiled f = ts::compile(body);
+  for (const float x : {0.1f, 2.0f, -1.0f}) {
+    body({row({x, x / 2})})[0].backward();
+    const ts::Tensor eager = w.grad().clone();
+    w.zero_grad();
+    f({row({x, x / 2})})[0].backward();
+    check_near(eager, w.grad());
+    w.zero_grad();
+  }
+}
+
+TEST_CASE("compile: numbers of captured tensors that the host reads break the graph") {
+  const ts::Tensor w = row({1, 2});
+  const ts::Compiled f = ts::compile(
+      [&w](const Tensors& in) { return Tensors{w.at({0}) > 0 ? in[0] + w : in[0] - w}; });
+  for (const float first : {1.0f, 1.0f, 1.0f, -1.0f, 3.0f}) {
+    const_cast<float*>(w.data())[0] = first;
+    CHECK(numbers(f({row({0, 0})})[0])[1] == (first > 0 ? 2.0f : -2.0f));
+  }
+  CHECK(f.breaks().size() == 1);
+  const ts::Compiled g = ts::compile([&w](const Tensors& in) {
+    const ts::NoGrad off;
+    const ts::Tensor copy = w.clone();
+    return Tensors{in[0] + copy};
+  });
+  for (const float first : {1.0f, 2.0f, 5.0f, 7.0f}) {
+    const_cast<float*>(w.data())[0] = first;
+    CHECK(numbers(g({row({0, 0})})[0])[0] == first);
+  }
+  CHECK(g.counters().hits == 2);
+}
+
+TEST_CASE("compile: what was read is read again after a write") {
+  const ts::Compiled::Body body = [](const Tensors& in) {
+    const ts::NoGrad off;
+    const ts::Tensor y = in[0] + 1.0f;
+    const float before = ts::sum(y).item(), first = y.at({0});
+    ts::add_(y, row({10, 10}));
+    return Tensors{y * before, y + first, ts::full({}, y.at({1}))};
+  };
+  check_same(body, {{row({1, 2})}, {row({3, 4})}, {row({5, 6})}});
+}
+
+TEST_CASE("compile: a function whose second call differs runs at every call") {
+  int call = 0;
+  const ts::Compiled f = ts::compile([&call](const Tensors& in) {
+    ++call;
+    return Tensors{in[0] * static_cast<float>(call)};
+  });
+  for (int i = 1; i < 5; ++i) {
+    CHECK(numbers(f({row({1})})[0])[0] == static_cast<float>(i));
+  }
+  CHECK(f.counters().hits == 0);
+  // Tensors of its own that it writes to are new at each call.
+  const ts::Compiled sums = ts::compile([](const Tensors& in) {
+    const ts::NoGrad off;
+    const ts::Tensor total = row({0});
+    ts::add_(total, ts::sum(in[0]));
+    return Tensors{total};
+  });
+  for (const float x : {0.0f, 0.0f, 3.0f, 4.0f, 5.0f}) {
+    CHECK(numbers(sums({row({x, 1, -1})})[0])[0] == x);
+  }
+}
+
+TEST_CASE("compile: a recorded tensor that leaks out has no numbers") {
+  ts::Tensor kept;
+  const ts::Compiled f = ts::compile([&kept](const Tensors& in) {
+    kept = in[0] * 2.0f;
+    return Tensors{kept + 1.0f};
+  });
+  CHECK(numbers(f({row({1, 2})})[0]) == std::vector<float>{3, 5});
+  const std::string error = error_of([&] { kept.values(); });
+  CHECK(error.substr(0, 9) == "compile: ");
+  CHECK(error.find("compile_test.cpp:") != std::string::npos);
+  CHECK(error.substr(error.find(" reads")) ==
+        " reads a tensor of 2 numbers that was recorded in a call which is over; return it from "
+        "the function");
+  CHECK(error_of([&] { kept + 1.0f; }) != "no error");
+}
+
+TEST_CASE("compile: writing in place") {
+  const ts::Tensor w = row({10, 20});
+  const ts::Compiled::Body body = [&w](const Tensors& in) {
+    const ts::NoGrad off;
+    ts::add_(in[0], w);
+    ts::scale_(w, 2.0f);
+    const ts::Tensor own = in[0].clone();
+    ts::fill_(own, 7.0f);
+    ts::copy_(own, ts::reshape(ts::transpose(ts::reshape(w, {2, 1}), 0, 1), {2}));
+    ts::mul_(own, in[0]);
+    return Tensors{own, in[0], w};
+  };
+  const ts::Compiled f = ts::compile(body);
+  const ts::Tensor saved = w.clone();
+  std::vector<std::vector<float>> eager;
+  for (int pass = 0; pass < 2; ++pass) {
+    ts::copy_(w, saved);
+    for (int call = 0; call < 4; ++call) {
+      const ts::Tensor x = row({1, static_cast<float>(call)});
+      const Tensors y = pass == 0 ? body({x}) : f({x});
+      CHECK(y[1].storage().get() == x.storage().get());  // the input itself
+      CHECK(y[2].storage().get() == w.storage().get());
+      for (const ts::Tensor& each : {y[0], x, w}) {
+        if (pass == 0) {
+          eager.push_back(numbers(each));
+        } else {
+          CHECK(numbers(each) == eager[0]);
+          eager.erase(eager.begin());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("compile: old numbers that are returned or written elsewhere") {
+  const ts::Tensor a = row({1, 2}), b = row({3, 4});
+  const ts::Compiled f = ts::compile([&](const Tensors& in) {
+    const ts::NoGrad off;
+    const ts::Tensor old = in[0].clone(), old_a = a.clone();
+    ts::add_(in[0], row({1, 1}));
+    ts::copy_(a, b + 1.0f);
+    ts::copy_(b, old_a);
+    return Tensors{old};
+  });
+  for (int call = 0; call < 3; ++call) {
+    const std::vector<float> was_a = numbers(a), was_b = numbers(b);
+    const ts::Tensor x = row({5, 6});
+    CHECK(numbers(f({x})[0]) == std::vector<float>{5, 6});
+    CHECK(numbers(x) == std::vector<float>{6, 7});
+    CHECK(numbers(a) == std::vector<float>{was_b[0] + 1, was_b[1] + 1});
+    CHECK(numbers(b) == was_a);
+  }
+}
+
+TEST_CASE("compile: writes that would show in two tensors are refused") {
+  const ts::Tensor w = ts::ones({2, 2});
+  const ts::Tensor part = ts::slice(w, 0, 0, 1);
+  const auto error = [](const ts::Compiled::Body& body, const Tensors& in) {
+    const ts::Compiled f = ts::compile(body);
+    return error_of([&] { f(in); });
+  };
+  const ts::Tensor x = ts::ones({2, 2}), p = ts::parameter(x);
+  const ts::NoGrad off;
+  CHECK(error(
+            [](const Tensors& in) {
+              ts::scale_(ts::slice(in[0], 0, 0, 1), 2.0f);
+              return in;
+            },
+            {x}) ==
+        "compile: scale_ writes to a [1, 2] tensor that is a view of another; where ops are "
+        "recorded only a tensor of its own can be written: write to a clone()");
+  CHECK(error(
+            [](const Tensors& in) {
+              const ts::Tensor view = ts::reshape(in[0], {4});
+              ts::fill_(in[0], 2.0f);
+              return Tensors{view};
+            },
+            {x}) ==
+        "compile: fill_ writes to a [2, 2] tensor that a view shows too; where ops are recorded "
+        "only a tensor of its own can be written: write to a clone()");
+  CHECK(error(
+            [&w](const Tensors&) {
+              const ts::Tensor view = ts::reshape(w, {4});
+              ts::fill_(w, 2.0f);
+              return Tensors{view};
+            },
+            {}) ==
+        "compile: fill_ writes to a [2, 2] tensor that a view shows too; where ops are recorded "
+        "only a tensor of its own can be written: write to a clone()");
+  CHECK(error(
+            [&](const Tensors&) {
+              const ts::Tensor y = part + 1.0f;
+              ts::fill_(w, 2.0f);
+              return Tensors{y};
+            },
+            {}) ==
+        "compile: fill_ writes to a [2, 2] tensor that shares its numbers with another that the "
+        "function reads, [1, 2]; write to a clone()");
+  CHECK(error(
+            [&](const Tensors&) {
+              ts::fill_(w, 2.0f);
+              return Tensors{part + 1.0f};
+            },
+            {}) ==
+        "compile: the function reads a [1, 2] tensor that shares its numbers with a [2, 2] tensor "
+        "that it has written; read a clone()");
+  CHECK(error(
+            [](const Tensors& in) {
+              ts::add_(in[0], in[1]);
+              return in;
+            },
+            {x, ts::transpose(x, 0, 1)}) ==
+        "Compiled: the function writes to input 0, [2, 2], which shares its numbers with input 1, "
+        "[2, 2]; give a clone() of one of them");
+  CHECK(error(
+            [&w](const Tensors& in) {
+              ts::add_(w, in[0]);
+              return in;
+            },
+            {part}) ==
+        "Compiled: the function writes to captured tensor 0, [2, 2], which shares its numbers with "
+        "input 0, [1, 2]; give a clone() of one of them");
+  CHECK(error(
+            [&w](const Tensors& in) {
+              ts::add_(in[0], w);
+              return in;
+            },
+            {part.detach()}) != "no error");
+  std::string host = error(
+      [&w](const Tensors& in) {
+        ts::fill_(w, 3.0f);
+        return w.values()[0] > 2 ? in : Tensors{};
+      },
+      {x});
+  CHECK(host.substr(host.find(" reads")) ==
+        " reads numbers of a [2, 2] tensor that the function has written, which stand in it after "
+        "the call; read a clone() that is made after the write");
+  for (const float each : w.values()) {
+    CHECK(each == 1.0f);  // nothing was written on the way
+  }
+}
+
+TEST_CASE("compile: writes that a gradient flows through are refused") {
+  const ts::Tensor p = ts::parameter(row({1, 2}));
+  const ts::Compiled f = ts::compile([&p](const Tensors& in) {
+    const ts::Tensor y = p * 2.0f;
+    const ts::NoGrad off;
+    ts::fill_(y, 1.0f);
+    return Tensors{y, in[0]};
+  });
+  CHECK(error_of([&] { f({row({1})}); }) ==
+        "compile: fill_ writes to a [2] tensor that a gradient flows through; write to a clone()");
+  const ts::Compiled g = ts::compile([&p](const Tensors&) {
+    ts::fill_(p, 1.0f);
+    return Tensors{};
+  });
+  CHECK(error_of([&] { g({}); }) ==
+        "fill_: the tensor written or read has a gradient, which writing in place would lose; "
+        "write under a NoGrad, or use an op with a result of its own");
+}
+
+TEST_CASE("compile: inputs that are the same, or overlap, or are no rows") {
+  const ts::Tensor x = ts::randn({3, 4}, 1);
+  const ts::Compiled::Body body = [](const Tensors& in) {
+    return Tensors{in[0] * in[1] + 1.0f, ts::softmax(in[1])};
+  };
+  check_same(body, {{x, x},
+                    {ts::slice(x, 0, 0, 2), ts::slice(x, 0, 1, 3)},
+                    {ts::transpose(x, 0, 1), ts::transpose(x, 0, 1)},
+                    {ts::broadcast_to(ts::slice(x, 0, 0, 1), {3, 4}), x}});
+  const ts::Tensor p = ts::parameter(x);
+  const ts::Compiled f = ts::compile(body);
+  ts::sum(f({p, p})[0]).backward();
+  const ts::Tensor twice = p.grad().clone();
+  p.zero_grad();
+  ts::sum(body({p, p})[0]).backward();
+  check_near(twice, p.grad());
+}
+
+TEST_CASE("compile: scalars, no inputs, no results, empty tensors") {
+  check_same(
+      [](const Tensors& in) {
+        return Tensors{in[0] * 2.0f, ts::sum(in[0])};
+      },
+      {{ts::full({}, 3.0f)}, {ts::full({}, 4.0f)}, {ts::zeros({0})}, {ts::zeros({2, 0, 3})}});
+  check_same([](const Tensors&) { return Tensors{ts::full({2}, 3.0f), ts::arange(3)}; }, {{}, {}});
+  check_same([](const Tensors&) { return Tensors{}; }, {{}, {}, {ts::ones({2})}});
+  check_same(
+      [](const Tensors& in) {
+        return Tensors{ts::matmul(in[0], in[1]), ts::concat({in[0], in[0]}, 0), ts::sum(in[0], 0),
+                       ts::softmax(ts::reshape(in[0], {0, 4}))};
+      },
+      {{ts::zeros({4, 0}), ts::zeros({0, 5})}});
+  const ts::Compiled f = ts::compile([](const Tensors&) { return Tensors{ts::Tensor()}; });
+  CHECK_FALSE(f({})[0].defined());
+}
+
+TEST_CASE("compile: an exception leaves everything as it was") {
+  const ts::Tensor p = ts::parameter(row({1, 2}));
+  p.backward(row({5, 5}));
+  bool fails = true;
+  const ts::Compiled f = ts::compile([&](const Tensors& in) {
+    const ts::Tensor y = ts::sum(p * in[0]);
+    y.backward();
+    {
+      const ts::NoGrad off;
+      ts::add_(in[0], p);
+    }
+    if (fails) {
+      ts::detail::fail({"on purpose"});
+    }
+    return Tensors{y};
+  });
+  const ts::Tensor x = row({3, 4});
+  CHECK(error_of([&] { f({x}); }) == "on purpose");
+  CHECK(ts::detail::thread_recorder() == nullptr);
+  CHECK(numbers(p.grad()) == std::vector<float>{5, 5});
+  CHECK(numbers(x) == std::vector<float>{3, 4});
+  CHECK_FALSE((x * 2.0f).is_recorded());
+  fails = false;
+  CHECK(f({x})[0].item() == 11.0f);
+  CHECK(numbers(p.grad()) == std::vector<float>{8, 9});
+  CHECK(numbers(x) == std::vector<float>{4, 6});
+  // An error of an op is that of the eager op.
+  const ts::Compiled g = ts::compile([](const Tensors& in) { return Tensors{in[0] + in[1]}; });
+  CHECK(error_of([&] {
+          g({row({1, 2}), row({1, 2, 3})});
+        }) == error_of([&] {
+          row({1, 2}) + row({1, 2, 3});
+        }));
+  CHECK(numbers(g({row({1}), row({2})})[0]) == std::vector<float>{3});
+}
+
+TEST_CASE("compile: in a compiled function another is part of it") {
+  const ts::Compiled inner =
+      ts::compile([](const Tensors& in) { return Tensors{ts::gelu(in[0]) * 2.0f}; });
+  const ts::Compiled outer = ts::compile(
+      [&inner](const Tensors& in) { return Tensors{inner({in[0] + 1.0f})[0] - in[0]}; });
+  for (int i = 0; i < 3; ++i) {
+    const ts::Tensor x = ts::randn({2, 3}, static_cast<std::uint64_t>(i));
+    check_near(outer({x})[0], ts::gelu(x + 1.0f) * 2.0f - x);
+  }
+  CHECK(inner.counters().calls == 0);
+  CHECK(outer.counters().captures == 2);
+}
+
+TEST_CASE("compile: gradients inside") {
+  // Two steps of gradient descent in one call: the second sees what the first has written.
+  const ts::Tensor p = ts::parameter(row({1, -2}));
+  const ts::Compiled::Body two_steps = [&p](const Tensors& in) {
+    for (int i = 0; i < 2; ++i) {
+      ts::sum(ts::square(p * in[0] - 1.0f)).backward();
+      const ts::NoGrad off;
+      ts::sub_(p, p.grad() * 0.1f);
+      p.zero_grad();
+    }
+    return Tensors{p.detach() * 1.0f};
+  };
+  const ts::Tensor start = p.clone();
+  std::vector<std::vector<float>> eager;
+  for (int pass = 0; pass < 3; ++pass) {
+    const ts::Compiled f =
+        ts::compile(two_steps, pass == 1 ? ts::CompileOptions() : ts::CompileOptions::none());
+    {
+      const ts::NoGrad off;
+      ts::copy_(p, start);
+    }
+    for (int call = 0; call < 4; ++call) {
+      const ts::Tensor x = row({0.5f, 0.2f * static_cast<float>(call)});
+      const Tensors y = pass == 0 ? two_steps({x}) : f({x});
+      CHECK_FALSE(p.grad().defined());
+      if (pass == 0) {
+        eager.push_back(numbers(p));
+      } else {
+        check_near(row(eager[static_cast<std::size_t>(call)]), p.detach(), 1e-6f);
+      }
+    }
+  }
+}
+
+TEST_CASE("compile: gradients that were there before") {
+  const ts::Tensor p = ts::parameter(row({1, 2}));
+  const ts::Compiled gathers = ts::compile([&p](const Tensors& in) {
+    ts::sum(p * in[0]).backward();
+    return Tensors{p.grad() * 1.0f};
+  });
+  for (int call = 1; call < 5; ++call) {
+    const float n = static_cast<float>(call);
+    CHECK(numbers(gathers({row({2, 3})})[0]) == std::vector<float>{2 * n, 3 * n});
+    CHECK(numbers(p.grad()) == std::vector<float>{2 * n, 3 * n});
+  }
+  // The same of an input, and one that is cleared.
+  const ts::Compiled of_input = ts::compile([](const Tensors& in) {
+    ts::sum(ts::square(in[0])).backward();
+    return Tensors{in[0].grad() * 1.0f};
+  });
+  const ts::Compiled clears = ts::compile([](const Tensors& in) {
+    in[0].zero_grad();
+    ts::sum(in[0] * 3.0f).backward();
+    return Tensors{};
+  });
+  const ts::Tensor q = ts::parameter(row({1, 2}));
+  for (int call = 1; call < 4; ++call) {
+    const float n = static_cast<float>(call);
+    CHECK(numbers(of_input({q})[0]) == std::vector<float>{2 * n, 4 * n});
+    CHECK(numbers(q.grad()) == std::vector<float>{2 * n, 4 * n});
+  }
+  for (int call = 0; call < 3; ++call) {
+    clears({q});
+    CHECK(numbers(q.grad()) == std::vector<float>{3, 3});
+  }
+  // An input with a graph behind it: on to what stands there.
+  const ts::Tensor r = ts::parameter(row({1, 2}));
+  for (int call = 1; call < 4; ++call) {
+    const ts::Tensor h = r * 10.0f;
+    ts::compile([](const Tensors& in) {
+      ts::sum(in[0] * in[1]).backward();
+      return Tensors{};
+    })({h, h + 1.0f});
+    const float n = static_cast<float>(call);
+    CHECK(numbers(r.grad()) == std::vector<float>{210 * n, 410 * n});
+  }
+  // Two parameters that get the same gradient do not share it.
+  const ts::Tensor a = ts::parameter(row({1, 2})), b = ts::parameter(row({3, 4}));
+  const ts::Compiled same = ts::compile([&](const Tensors& in) {
+    ts::sum((a + b) * in[0]).backward();
+    return Tensors{};
+  });
+  same({row({1, 1})});
+  a.backward(row({5, 5}));
+  CHECK(numbers(a.grad()) == std::vector<float>{6, 6});
+  CHECK(numbers(b.grad()) == std::vector<float>{1, 1});
+  a.zero_grad();
+  a.backward(row({2, 2}));  // a leaf's own
+  const ts::Compiled leaf = ts::compile([&](const Tensors& in) {
+    a.backward(in[0]);
+    return Tensors{};
+  });
+  leaf({row({1, 1})});
+  CHECK(numbers(a.grad()) == std::vector<float>{3, 3});
+}
+
+TEST_CASE("compile: a graph of gradients is used once, as outside") {
+  const ts::Tensor p = ts::parameter(row({1, 2}));
+  const std::string used =
+      "backward: this graph was used before and is freed; run the forward pass again";
+  const ts::Compiled::Body twice = [&p](const Tensors& in) {
+    const ts::Tensor h = p * in[0];
+    ts::sum(h).backward();
+    ts::sum(h * h).backward();
+    return Tensors{};
+  };
+  CHECK(error_of([&] { twice({row({1, 1})}); }) == used);
+  CHECK(error_of([&] { ts::compile(twice)({row({1, 1})}); }) == used);
+  const ts::Compiled::Body out = [&p](const Tensors& in) {
+    const ts::Tensor h = p * in[0];
+    ts::sum(h).backward();
+    return Tensors{ts::sum(h * h)};
+  };
+  CHECK(error_of([&] { out({row({1, 1})})[0].backward(); }) == used);
+  CHECK(error_of([&] { ts::compile(out)({row({1, 1})})[0].backward(); }) == used);
+  const ts::Tensor h = p * 2.0f;
+  CHECK(error_of([&] {
+          ts::compile([&h](const Tensors& in) { return Tensors{h * in[0]}; })({row({1, 1})});
+        }) ==
+        "compile: the function uses a [2] tensor with a graph of gradients behind it that began "
+        "outside; give it to the function as an input, or detach() it");
+}
+
+TEST_CASE("compile: gradients of what is written later in the call") {
+  const ts::Tensor p = ts::parameter(row({1, 2})), w = row({3, 4});
+  const ts::Compiled f = ts::compile([&](const Tensors&) {
+    const ts::Tensor y = ts::sum(p * w);
+    const ts::NoGrad off;
+    ts::scale_(w, 2.0f);
+    return Tensors{y};
+  });
+  for (int call = 0; call < 3; ++call) {
+    const std::vector<float> before = numbers(w);
+    f({})[0].backward();
+    CHECK(numbers(p.grad()) == before);
+    CHECK(numbers(w)[0] == 2 * before[0]);
+    p.zero_grad();
+  }
+}
+
+TEST_CASE("compile: what reads a sum over rows waits for it") {
+  check_same(
+      [](const Tensors& in) {
+        const ts::Tensor y = in[0] * 2.0f;
+        return Tensors{y - ts::sum(y, 0, ts::KeepDim::yes), y / ts::sum(ts::exp(y)),
+                       y - ts::sum(y, ts::List<int>{}, ts::KeepDim::yes)};
+      },
+      {{ts::randn({5, 3}, 1)}, {ts::randn({1, 3}, 2)}, {ts::randn({4, 1}, 3)}});
+  check_same(
+      [](const Tensors&) {
+        const ts::Tensor y = ts::full({3, 4}, 2.0f);
+        return Tensors{ts::sum(y, 1, ts::KeepDim::yes), ts::softmax(y), ts::argmax(y, 0),
+                       ts::max(ts::sqrt(y), 1, ts::KeepDim::yes)};
+      },
+      {{}, {}});
+}
+
+TEST_CASE("compile: many operands in one chain") {
+  const ts::Compiled::Body body = [](const Tensors& in) {
+    ts::Tensor y = in[0];
+    for (std::size_t i = 0; i < 70; ++i) {
+      y = ts::where(in[1 + 2 * i], in[2 + 2 * i], y) + y;
+    }
+    return Tensors{y, ts::concat(in, 0)};
+  };
+  Tensors in;
+  for (std::uint64_t i = 0; i < 141; ++i) {
+    in.push_back(i % 2 == 1 ? ts::less(ts::randn({3}, i), ts::zeros({3}))
+                            : ts::randn({3}, i, 1e-6f));
+  }
+  check_same(body, {in});
+}
+
+TEST_CASE("compile: several threads call one function") {
+  const ts::Tensor w = ts::parameter(ts::randn({4, 4}, 1));
+  const ts::Compiled f = ts::compile(
+      [&w](const Tensors& in) { return Tensors{ts::softmax(ts::matmul(ts::gelu(in[0]), w))}; });
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(4);
+  for (std::size_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      ts::Context own;  // else NoGrad is the program's, which all threads share
+      const ts::ContextScope scope(own);
+      for (std::uint64_t i = 0; i < 25; ++i) {
+        const ts::Tensor x =
+            ts::randn({static_cast<std::int64_t>(1 + (i + t) % 3), 4}, i + 100 * t);
+        const ts::NoGrad off;
+        const ts::Tensor apart = f({x})[0] - ts::softmax(ts::matmul(ts::gelu(x), w));
+        wrong[t] += ts::sum(ts::square(apart)).item() > 1e-8f ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(wrong == std::vector<int>(4));
+  CHECK(f.counters().calls == 100);
+}
+
+TEST_CASE("compile: on the devices of a mesh") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  const ts::Tensor w = ts::randn({4, 4}, 3), x = ts::randn({2, 4}, 4);
+  const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+    const ts::Compiled f = ts::compile([&](const Tensors& in) {
+      const ts::Tensor part = ts::matmul(in[0], in[1]);
+      return Tensors{ts::gelu(d.all_reduce(part, "x"))};
+    });
+    for (int call = 0; call < 3; ++call) {
+      d.keep("y", f({d.shard(x, "x", 1), d.shard(w, "x", 0)})[0]);
+    }
+  });
+  check_near(run.kept(0, "y"), ts::gelu(ts::matmul(x, w)), 1e-5f);
+}
+
+TEST_CASE("compile: AdamW inside") {
+  const auto train = [](bool compiled, const ts::CompileOptions& passes) {
+    const ts::Tensor w = ts::parameter(ts::randn({4, 3}, 1)), b = ts::parameter(ts::zeros({3}));
+    ts::AdamW optimizer({w, b});
+    const ts::Compiled::Body body = [&](const Tensors& in) {
+      const ts::Tensor loss = ts::mean(ts::square(ts::tanh(ts::matmul(in[0], w) + b) - in[1]));
+      loss.backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      return Tensors{loss.detach()};
+    };
+    const ts::Compiled f = ts::compile(body, passes);
+    std::vector<float> out;
+    for (std::uint64_t step = 0; step < 20; ++step) {
+      optimizer.options.learning_rate = 0.01 * static_cast<double>(step + 1);
+      const Tensors in = {ts::randn({5, 4}, step), ts::randn({5, 3}, step + 50)};
+      out.push_back((compiled ? f(in) : body(in))[0].item());
+    }
+    for (const ts::Tensor& each : {w, b, optimizer.moments()[0], optimizer.squares()[1]}) {
+      for (const float number : each.values()) {
+        out.push_back(number);
+      }
+    }
+    out.push_back(static_cast<float>(optimizer.steps()));
+    return out;
+  };
+  const std::vector<float> eager = train(false, ts::CompileOptions());
+  for (const ts::CompileOptions& passes : both_ends()) {
+    check_near(row(eager), row(train(true, passes)), 2e-5f);
+  }
+}
+
+TEST_CASE("compile_step trains as train_step") {
+  const ts::Text text = small_text();
+  for (const ts::DType format : {ts::DType::f32, ts::DType::bf16}) {
+    ts::StepOptions options;
+    options.format = format;
+    options.warmup = 5;
+    options.steps = 20;
+    const ts::Transformer a(small_model(), 7), b(small_model(), 7);
+    ts::AdamW eager(a.tensors()), fused(b.tensors());
+    ts::CompiledStep step = ts::compile_step(b, fused, options);
+    const float by = format == ts::DType::f32 ? 2e-4f : 2e-2f;
+    for (std::int64_t i = 0; i < 20; ++i) {
+      ts::Batch batch;
+      batch.time = 16;
+      batch.add(text.train(), 40 * i);
+      batch.add(text.train(), 40 * i + 333);
+      const ts::StepResult x = ts::train_step(a, eager, batch, options, i);
+      const ts::StepResult y = step(batch, i);
+      CHECK(std::fabs(x.loss - y.loss) < static_cast<double>(by));
+      CHECK(std::fabs(x.grad_norm - y.grad_norm) < static_cast<double>(by) * (1 + x.grad_norm));
+    }
+    CHECK(step.compiled().counters().captures <= 3);
+    CHECK(step.compiled().reason() == "");
+    for (std::size_t i = 0; i < a.tensors().size(); ++i) {
+      check_near(a.tensors()[i].detach(), b.tensors()[i].detach(), 10 * by);
+    }
+  }
+}
