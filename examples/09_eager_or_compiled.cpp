@@ -24,9 +24,7 @@ const char* same(const ts::Tensor& a, const ts::Tensor& b) {
 // 1. Op by op six numbers go through memory for one; as one kernel two.
 ts::Compiled one_block() {
   const ts::Tensor x = ts::randn({512, 1024}, /*seed=*/1);
-  const ts::Compiled::Body eager = [](const Tensors& in) {
-    return Tensors{ts::gelu(in[0] * 2.0f + 1.0f)};
-  };
+  const auto eager = [](const Tensors& in) { return Tensors{ts::gelu(in[0] * 2.0f + 1.0f)}; };
   ts::Compiled block = ts::compile(eager);
   block({x});  // the first call captures
   ts::Table table;
@@ -47,8 +45,8 @@ ts::Compiled one_block() {
 
 // 2. What a function written in primitives becomes, pass by pass.
 void passes() {
-  const ts::Tensor x = ts::randn({256, 128}, 2), up = ts::randn({128, 512}, 3, 0.1f);
-  const ts::Tensor down = ts::randn({512, 128}, 4, 0.1f);
+  const ts::Tensor x = ts::randn({256, 128}, 2);
+  const ts::Tensor up = ts::randn({128, 512}, 3, 0.1f), down = ts::randn({512, 128}, 4, 0.1f);
   const ts::Compiled::Body layer = [up, down](const Tensors& in) {
     const ts::Tensor h = gelu_by_hand(ts::matmul(in[0], up));
     return Tensors{softmax_by_hand(ts::matmul(h, down) + in[0])};
@@ -151,8 +149,9 @@ void transformer() {
                std::to_string(plan.steps().size()), ts::format_bytes(plan.block_bytes()),
                ts::format_bytes(plan.unshared_bytes())});
     if (budget == 1e9) {  // 5. on a GPU whose host takes 5 us for a launch, simulated
-      launches = ts::launch_comparison(ts::op_by_op(step.compiled().captured()), plan.records(),
-                                       ts::chip("h100"), ts::DType::bf16);
+      const ts::Graph written = ts::compile_report(step.compiled()).graph;
+      launches = ts::launch_comparison(ts::op_by_op(written), plan.records(), ts::chip("h100"),
+                                       ts::DType::bf16);
     }
   }
   std::cout << table << "\n5. " << launches << "\n";
@@ -164,8 +163,7 @@ void composed() {
     return Tensors{ts::square(ts::sum(ts::tanh(in[0]) * in[1]))};
   };
   const ts::Compiled compiled = ts::compile(ts::vmap(ts::grad(loss), {-1, 0}));
-  const ts::Tensor w = ts::randn({16}, 10), x = ts::randn({32, 16}, 11);
-  const ts::Tensor all = compiled({w, x})[0];
+  const ts::Tensor w = ts::randn({16}, 10), x = ts::randn({32, 16}, 11), all = compiled({w, x})[0];
   const ts::Tensor one = ts::grad(loss)({w, ts::reshape(ts::slice(x, 0, 2, 3), {16})})[0];
   std::cout << "6. compile(vmap(grad(f))): " << all.shape() << ", kernels "
             << compiled.plan().steps().size() << ", row 2 as of that example alone: "
