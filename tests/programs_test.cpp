@@ -303,6 +303,38 @@ TEST_CASE("program 8: what memory and how many chips to serve it?") {
         2 * plan.kv_cache_per_sequence.value());
 }
 
+TEST_CASE("program 9: eager or compiled?") {
+  const ts::Tensor x = ts::randn({64, 128}, 1);
+  Capture out;
+  // ----
+  ts::Compiled block = ts::compile([](const std::vector<ts::Tensor>& in) {
+    return std::vector<ts::Tensor>{ts::gelu(in[0] * 2.0f + 1.0f)};
+  });
+  block({x});
+  std::cout << block.graph();
+  // ----
+  out.stop();
+  CHECK(out.has("graph: 6 nodes, 1 inputs, 0 constants"));
+  CHECK(out.has("gelu"));
+  ts::Tensor eager, compiled;
+  double eager_bytes = 0, compiled_bytes = 0;
+  {
+    const ts::Profile profile;
+    eager = ts::gelu(x * 2.0f + 1.0f);
+    eager_bytes = profile.totals().bytes();
+  }
+  {
+    const ts::Profile profile;
+    compiled = block({x})[0];
+    compiled_bytes = profile.totals().bytes();
+  }
+  CHECK(difference(eager, compiled) < 1e-5);
+  CHECK(eager_bytes == 3 * 2 * 4.0 * 64 * 128);  // each op reads and writes every number
+  CHECK(compiled_bytes == 2 * 4.0 * 64 * 128);
+  CHECK(block.counters().calls == 2);
+  CHECK(block.counters().graphs == 1);
+}
+
 TEST_CASE("program 10: write a kernel tile by tile") {
   const int M = 256, K = 384, N = 128;
   const ts::Tensor A = ts::randn({M, K}, 1), B = ts::randn({K, N}, 2), C = ts::zeros({M, N});
