@@ -160,6 +160,7 @@
 //   tinyscale/compile/symbolic_batch.hpp     One graph for every batch size
 //   tinyscale/compile/compilation.hpp        What a capture became
 //   tinyscale/compile/compiled.hpp           compile(f)
+//   tinyscale/compile/compiled_backward.hpp  Training through a compiled function
 //   tinyscale/compile/compiled_sizes.hpp     A compiled function at other batch sizes
 //   tinyscale/compile/trace.hpp              A trace
 //   tinyscale/compile/batch_rules.hpp        Batching rules
@@ -28483,8 +28484,7 @@ class GraphPlan {
   // Of what a run returns: memory of its own for each.
   double result_bytes() const;
 
-  // The outputs for these inputs (contiguous) and constants, as the graph numbers them. Outputs
-  // that are written to a target are empty.
+  // The outputs for these inputs (contiguous) and constants; empty where one went to its target.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, const List<Tensor>& constants) const {
     const NoGrad no_graph;
     const detail::RecorderScope eager(nullptr);
@@ -30093,6 +30093,13 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   attach_backward(made, given, inputs, outputs, results);
   return results;
 }
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/compiled_backward.hpp
+// Training through a compiled function: its results are ops of the graph of gradients outside.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Joins the results to the graph of gradients outside.
 inline void Compiled::attach_backward(const Shared<Compilation>& made,

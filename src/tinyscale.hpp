@@ -168,6 +168,7 @@
 #include "tinyscale/compile/symbolic_batch.hpp"
 #include "tinyscale/compile/compilation.hpp"
 #include "tinyscale/compile/compiled.hpp"
+#include "tinyscale/compile/compiled_backward.hpp"
 #include "tinyscale/compile/compiled_sizes.hpp"
 #include "tinyscale/compile/trace.hpp"
 #include "tinyscale/compile/batch_rules.hpp"

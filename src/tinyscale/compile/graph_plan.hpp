@@ -61,8 +61,7 @@ class GraphPlan {
   // Of what a run returns: memory of its own for each.
   double result_bytes() const;
 
-  // The outputs for these inputs (contiguous) and constants, as the graph numbers them. Outputs
-  // that are written to a target are empty.
+  // The outputs for these inputs (contiguous) and constants; empty where one went to its target.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, const List<Tensor>& constants) const {
     const NoGrad no_graph;
     const detail::RecorderScope eager(nullptr);
