@@ -219,7 +219,7 @@ class GraphPlan {
     for (const int input : step.inputs) {
       const int base = layouts_->base_of(input);
       if (base == input && places_[at(base)] == Place::block && last[at(base)] == s &&
-          graph_[base].shape == graph_[output].shape && writes_in_place(step, base) &&
+          graph_[base].shape == graph_[output].shape && writes_in_place(step, output, base) &&
           (!rows || step.inputs.back() == input)) {
         return base;
       }
@@ -244,7 +244,7 @@ class GraphPlan {
     }
     const bool made = base == value && places_[at(value)] == Place::block && returned == 1;
     if (made && dense && last_read <= written[at(value)] &&
-        (target < 0 || writes_in_place(steps_[at(written[at(value)])], target))) {
+        (target < 0 || writes_in_place(steps_[at(written[at(value)])], value, target))) {
       places_[at(value)] = Place::target;
       target_[at(value)] = static_cast<int>(&write - writes_.begin());
       taken[write.output] = 1;
@@ -262,7 +262,7 @@ class GraphPlan {
     return -1;
   }
   // Whether a step may write where one of its operands stands.
-  bool writes_in_place(const Step& step, int target) const {
+  bool writes_in_place(const Step& step, int output, int target) const {
     bool reads = false, only_dense = true;
     for (const int input : step.inputs) {
       if (layouts_->base_of(input) == target) {
@@ -274,7 +274,7 @@ class GraphPlan {
       return true;
     }
     if (step.kind == StepKind::vectors) {
-      return only_dense && reads_densely(step, target);
+      return only_dense && step.writes_full(output) && reads_densely(step, target);
     }
     const Op op = graph_[step.nodes[0]].op;
     return step.kind == StepKind::kernel && (op == Op::adamw || op == Op::scatter_add);

@@ -45,6 +45,15 @@ struct Step {
   kernels::Activation activation = kernels::Activation::none;
 
   std::string name(const Graph& graph) const;
+  // Whether a group writes this node row by row, all of it.
+  bool writes_full(int node) const {
+    bool full = false;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      full =
+          full || (outputs[i] == node && program.outputs()[i].kind == kernels::VectorOutput::full);
+    }
+    return full;
+  }
 };
 
 inline std::string Step::name(const Graph& graph) const {
