@@ -13,6 +13,8 @@
 namespace tinyscale {
 namespace detail {
 
+constexpr std::size_t most_members = 64;  // of a group; each reads three operands at most
+
 // What a node is in a group over a table [rows, cols].
 enum class VectorRole : unsigned char { none, element, row_reduction, column_sums, total };
 
@@ -214,7 +216,7 @@ class VectorFusion {
     if (reduces ? !rows_ : !elements_) {
       return;
     }
-    if (fusion_.members(a).size() + fusion_.members(b).size() > 64) {
+    if (fusion_.members(a).size() + fusion_.members(b).size() > most_members) {
       return;
     }
     VectorSpace joined;
