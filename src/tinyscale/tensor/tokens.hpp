@@ -1,9 +1,10 @@
 #pragma once
 // Where a model meets text: the embedding lookup and the cross-entropy of the next token.
 
-#include <cmath>    // floor
-#include <cstdint>  // int32_t
-#include <vector>   // vector
+#include <cmath>             // floor
+#include <cstdint>           // int32_t
+#include <initializer_list>  // targets in braces
+#include <vector>            // vector
 
 #include "tinyscale/compute/linear_cross_entropy.hpp"
 #include "tinyscale/compute/softmax.hpp"
@@ -202,6 +203,11 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   return y;
 }
 
+// Targets in braces, which could be a shape as well.
+inline Tensor cross_entropy(const Tensor& logits, std::initializer_list<std::int32_t> targets) {
+  return cross_entropy(logits, std::vector<std::int32_t>(targets));
+}
+
 // The same with the targets in a tensor of whole numbers, one a row.
 inline Tensor cross_entropy(const Tensor& logits, const Tensor& targets) {
   detail::check_last_dim("cross_entropy", logits);
@@ -269,6 +275,11 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                    });
   }
   return y;
+}
+
+inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
+                                   std::initializer_list<std::int32_t> targets) {
+  return linear_cross_entropy(x, w, std::vector<std::int32_t>(targets));
 }
 
 // The same with the targets in a tensor of whole numbers, one a row.
