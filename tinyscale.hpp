@@ -22612,6 +22612,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   return y;
 }
 
+// Targets in braces, which could be a shape as well.
 inline Tensor cross_entropy(const Tensor& logits, std::initializer_list<std::int32_t> targets) {
   return cross_entropy(logits, std::vector<std::int32_t>(targets));
 }
@@ -26684,6 +26685,15 @@ struct Step {
   kernels::Activation activation = kernels::Activation::none;
 
   std::string name(const Graph& graph) const;
+  // Whether a group writes this node row by row, all of it.
+  bool writes_full(int node) const {
+    bool full = false;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      full =
+          full || (outputs[i] == node && program.outputs()[i].kind == kernels::VectorOutput::full);
+    }
+    return full;
+  }
 };
 
 inline std::string Step::name(const Graph& graph) const {
@@ -26836,6 +26846,8 @@ inline List<List<int>> users_of(const Graph& graph) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
+
+constexpr std::size_t most_members = 64;  // of a group; each reads three operands at most
 
 // What a node is in a group over a table [rows, cols].
 enum class VectorRole : unsigned char { none, element, row_reduction, column_sums, total };
@@ -27041,7 +27053,7 @@ class VectorFusion {
     if (graph_[fusion_.members(a)[0]].backward != graph_[fusion_.members(b)[0]].backward) {
       return;  // what is computed again stays behind what it was first computed with
     }
-    if (fusion_.members(a).size() + fusion_.members(b).size() > 64) {
+    if (fusion_.members(a).size() + fusion_.members(b).size() > most_members) {
       return;
     }
     VectorSpace joined;
@@ -28642,7 +28654,7 @@ class GraphPlan {
     for (const int input : step.inputs) {
       const int base = layouts_->base_of(input);
       if (base == input && places_[at(base)] == Place::block && last[at(base)] == s &&
-          graph_[base].shape == graph_[output].shape && writes_in_place(step, base) &&
+          graph_[base].shape == graph_[output].shape && writes_in_place(step, output, base) &&
           (!rows || step.inputs.back() == input)) {
         return base;
       }
@@ -28667,7 +28679,7 @@ class GraphPlan {
     }
     const bool made = base == value && places_[at(value)] == Place::block && returned == 1;
     if (made && dense && last_read <= written[at(value)] &&
-        (target < 0 || writes_in_place(steps_[at(written[at(value)])], target))) {
+        (target < 0 || writes_in_place(steps_[at(written[at(value)])], value, target))) {
       places_[at(value)] = Place::target;
       target_[at(value)] = static_cast<int>(&write - writes_.begin());
       taken[write.output] = 1;
@@ -28685,7 +28697,7 @@ class GraphPlan {
     return -1;
   }
   // Whether a step may write where one of its operands stands.
-  bool writes_in_place(const Step& step, int target) const {
+  bool writes_in_place(const Step& step, int output, int target) const {
     bool reads = false, only_dense = true;
     for (const int input : step.inputs) {
       if (layouts_->base_of(input) == target) {
@@ -28697,7 +28709,7 @@ class GraphPlan {
       return true;
     }
     if (step.kind == StepKind::vectors) {
-      return only_dense && reads_densely(step, target);
+      return only_dense && step.writes_full(output) && reads_densely(step, target);
     }
     const Op op = graph_[step.nodes[0]].op;
     return step.kind == StepKind::kernel && (op == Op::adamw || op == Op::scatter_add);
@@ -28818,8 +28830,8 @@ class GraphPlan {
   }
 
   void run_vectors(const Step& step, Memory& memory) const {
-    const float* in[128];
-    float* out[128];
+    const float* in[3 * detail::most_members];
+    float* out[detail::most_members];
     for (std::size_t i = 0; i < step.inputs.size(); ++i) {
       in[i] = memory.values[at(step.inputs[i])].origin();
     }
@@ -48712,6 +48724,7 @@ inline void Propagation::name_dims(int i, const DimLabels& labels) {
   PlacedValue& own = value(i);
   own.names.resize(static_cast<std::size_t>(node.shape.size()));
   own.free = std::string(own.names.size(), '1');
+  std::string of_free = own.free;  // whether the name is that of a free dim
   for (std::size_t k = 0; k < labels.of.size(); ++k) {
     const PlacedValue& in = value(node.inputs[k]);
     for (std::size_t d = 0; d < labels.of[k].size(); ++d) {
@@ -48721,10 +48734,10 @@ inline void Propagation::name_dims(int i, const DimLabels& labels) {
       }
       const auto at = static_cast<std::size_t>(label);
       own.free[at] = in.free[d] == '1' ? own.free[at] : '0';
-      if (own.names[at].empty() || in.free[d] != '1') {
-        own.names[at] = own.names[at].empty() || value(node.inputs[0]).free[d] == '1'
-                            ? in.names[d]
-                            : own.names[at];
+      const bool first = own.names[at].empty();
+      if (first || (in.free[d] != '1' && of_free[at] == '1')) {
+        own.names[at] = in.names[d];
+        of_free[at] = in.free[d];
       }
     }
   }

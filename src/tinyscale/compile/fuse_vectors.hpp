@@ -13,6 +13,8 @@
 namespace tinyscale {
 namespace detail {
 
+constexpr std::size_t most_members = 64;  // of a group; each reads three operands at most
+
 // What a node is in a group over a table [rows, cols].
 enum class VectorRole : unsigned char { none, element, row_reduction, column_sums, total };
 
@@ -217,7 +219,7 @@ class VectorFusion {
     if (graph_[fusion_.members(a)[0]].backward != graph_[fusion_.members(b)[0]].backward) {
       return;  // what is computed again stays behind what it was first computed with
     }
-    if (fusion_.members(a).size() + fusion_.members(b).size() > 64) {
+    if (fusion_.members(a).size() + fusion_.members(b).size() > most_members) {
       return;
     }
     VectorSpace joined;

@@ -395,8 +395,8 @@ class GraphPlan {
   }
 
   void run_vectors(const Step& step, Memory& memory) const {
-    const float* in[128];
-    float* out[128];
+    const float* in[3 * detail::most_members];
+    float* out[detail::most_members];
     for (std::size_t i = 0; i < step.inputs.size(); ++i) {
       in[i] = memory.values[at(step.inputs[i])].origin();
     }

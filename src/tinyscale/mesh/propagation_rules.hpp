@@ -183,6 +183,7 @@ inline void Propagation::name_dims(int i, const DimLabels& labels) {
   PlacedValue& own = value(i);
   own.names.resize(static_cast<std::size_t>(node.shape.size()));
   own.free = std::string(own.names.size(), '1');
+  std::string of_free = own.free;  // whether the name is that of a free dim
   for (std::size_t k = 0; k < labels.of.size(); ++k) {
     const PlacedValue& in = value(node.inputs[k]);
     for (std::size_t d = 0; d < labels.of[k].size(); ++d) {
@@ -192,10 +193,10 @@ inline void Propagation::name_dims(int i, const DimLabels& labels) {
       }
       const auto at = static_cast<std::size_t>(label);
       own.free[at] = in.free[d] == '1' ? own.free[at] : '0';
-      if (own.names[at].empty() || in.free[d] != '1') {
-        own.names[at] = own.names[at].empty() || value(node.inputs[0]).free[d] == '1'
-                            ? in.names[d]
-                            : own.names[at];
+      const bool first = own.names[at].empty();
+      if (first || (in.free[d] != '1' && of_free[at] == '1')) {
+        own.names[at] = in.names[d];
+        of_free[at] = in.free[d];
       }
     }
   }

@@ -3,7 +3,7 @@
 
 #include <cmath>             // floor
 #include <cstdint>           // int32_t
-#include <initializer_list>  // targets
+#include <initializer_list>  // targets in braces
 #include <vector>            // vector
 
 #include "tinyscale/compute/linear_cross_entropy.hpp"
@@ -203,6 +203,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   return y;
 }
 
+// Targets in braces, which could be a shape as well.
 inline Tensor cross_entropy(const Tensor& logits, std::initializer_list<std::int32_t> targets) {
   return cross_entropy(logits, std::vector<std::int32_t>(targets));
 }
