@@ -23144,7 +23144,9 @@ inline List<int> use_counts(const Graph& graph) {
     }
   }
   for (const int output : graph.outputs) {
-    ++uses[static_cast<std::size_t>(output)];
+    if (output >= 0) {
+      ++uses[static_cast<std::size_t>(output)];
+    }
   }
   return uses;
 }
