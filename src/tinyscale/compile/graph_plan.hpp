@@ -58,8 +58,7 @@ class GraphPlan {
   // What CompileOptions::activation_bytes led to.
   const Rematerialization& rematerialization() const { return rematerialization_; }
   double unshared_bytes() const { return 4.0 * static_cast<double>(unshared_); }
-  // Of what a run returns: memory of its own for each.
-  double result_bytes() const;
+  double result_bytes() const;  // of what a run returns: memory of its own for each
 
   // The outputs for these inputs (contiguous) and constants; empty where one went to its target.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, const List<Tensor>& constants) const {
@@ -219,8 +218,7 @@ class GraphPlan {
     for (const int input : step.inputs) {
       const int base = layouts_->base_of(input);
       if (base == input && places_[at(base)] == Place::block && last[at(base)] == s &&
-          graph_[base].shape == graph_[output].shape && writes_in_place(step, output, base) &&
-          (!rows || step.inputs.back() == input)) {
+          graph_[base].shape == graph_[output].shape && writes_in_place(step, output, base)) {
         return base;
       }
     }
@@ -277,7 +275,9 @@ class GraphPlan {
       return only_dense && step.writes_full(output) && reads_densely(step, target);
     }
     const Op op = graph_[step.nodes[0]].op;
-    return step.kind == StepKind::kernel && (op == Op::adamw || op == Op::scatter_add);
+    const bool added = op == Op::scatter_add && step.inputs.size() == 3 &&
+                       step.inputs[2] == target && layouts_->base_of(step.inputs[1]) != target;
+    return step.kind == StepKind::kernel && (op == Op::adamw || added);
   }
   // The group reads the target once, row by row as it writes.
   bool reads_densely(const Step& step, int target) const {

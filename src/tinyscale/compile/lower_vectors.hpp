@@ -185,7 +185,8 @@ class VectorLowering {
     if (role == VectorRole::row_reduction) {
       const bool varies = varies_with_columns(program_.extent(a));
       if (varies) {
-        return program_.apply(vector_op(node.op), a);
+        const int picked = pick(node);
+        return picked >= 0 ? picked : program_.apply(vector_op(node.op), a);
       }
       return node.op == Op::max
                  ? program_.apply(VectorOp::copy, a)
@@ -197,6 +198,50 @@ class VectorLowering {
     const int b = node.inputs.size() > 1 ? operand(number, 1) : -1;
     const int c = node.inputs.size() > 2 ? operand(number, 2) : -1;
     return program_.apply(vector_op(node.op), a, b, c);
+  }
+
+  // The sum along a row of x where the column is a number of the row, else 0: that element of x.
+  int pick(const GraphNode& sum) {
+    const int chosen = sum.op == Op::sum ? inside(sum.inputs[0]) : -1;
+    if (chosen < 0 || graph_[chosen].op != Op::where) {
+      return -1;
+    }
+    const int hit = inside(graph_[chosen].inputs[0]);
+    if (hit < 0 || graph_[hit].op != Op::equal || !is_zero(operand(chosen, 2))) {
+      return -1;
+    }
+    const int x = operand(chosen, 1);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const int column = operand(hit, i), row = operand(hit, 1 - i);
+      if (column == numbers_ && column >= 0 && varies_with_columns(program_.extent(x)) &&
+          !varies_with_columns(program_.extent(row))) {
+        return pick_one(x, row);
+      }
+    }
+    return -1;
+  }
+  // Of a difference to a number a row: the difference of what is picked, so that nobody needs all.
+  int pick_one(int x, int row) {
+    using kernels::VectorOp;
+    const VectorValue from = program_.values()[static_cast<std::size_t>(x)];
+    if (from.kind == VectorValue::result && from.op == VectorOp::sub &&
+        varies_with_columns(program_.extent(from.operands[0])) &&
+        !varies_with_columns(program_.extent(from.operands[1]))) {
+      const int one = program_.apply(VectorOp::less, numbers_, program_.literal(3e38f));
+      const int there = program_.apply(VectorOp::row_pick, one, row);  // else there is nothing: 0
+      const int less =
+          program_.apply(VectorOp::sub, pick_one(from.operands[0], row), from.operands[1]);
+      return program_.apply(VectorOp::where, there, less, program_.literal(0.0f));
+    }
+    return program_.apply(VectorOp::row_pick, x, row);
+  }
+  bool is_zero(int value) const {
+    for (const Literal& known : literals_) {
+      if (known.value == value) {
+        return !(graph_[known.node].number(0) < 0) && !(graph_[known.node].number(0) > 0);
+      }
+    }
+    return false;
   }
 
   kernels::VectorOutput output_kind(int node, VectorRole role, kernels::VectorExtent extent) const {
