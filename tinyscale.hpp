@@ -18620,9 +18620,9 @@ inline void gather_input(const VectorRun& run, const VectorStep& step, const Vec
     place[i] = row % plan.outer[static_cast<int>(i)];
     row /= plan.outer[static_cast<int>(i)];
   }
-  const bool near = columns && width == 1 && dims > 0 && in.strides[dims - 1] == plan.cols &&
-                    block.n == plan.cols && place[dims - 1] + rows <= plan.outer[dims - 1];
-  if (near) {
+  const bool beside = columns && width == 1 && dims > 0 && in.strides[dims - 1] == plan.cols &&
+                      block.n == plan.cols && place[dims - 1] + rows <= plan.outer[dims - 1];
+  if (beside) {
     to = const_cast<float*>(from + offset);
     return;
   }
@@ -24072,7 +24072,7 @@ class Recognition {
     value = at(node).numbers[0];
     return true;
   }
-  static bool near(double a, double b) { return std::fabs(a - b) <= 1e-5 * std::fabs(b); }
+  static bool is_near(double a, double b) { return std::fabs(a - b) <= 1e-5 * std::fabs(b); }
 
   // A node as a number times other nodes.
   void collect(int node, Factors& out, int depth = 0) const {
@@ -24108,16 +24108,16 @@ class Recognition {
   bool one_plus_exp_minus(int node, int x) const {
     int term = -1;
     double one = 0;
-    if (!plus_literal(node, term, one) || !near(one, 1) || !is(term, Op::exp)) {
+    if (!plus_literal(node, term, one) || !is_near(one, 1) || !is(term, Op::exp)) {
       return false;
     }
     const Factors minus = factors(operand(term, 0));
-    return near(minus.number, -1) && minus.nodes.size() == 1 && minus.nodes[0] == x;
+    return is_near(minus.number, -1) && minus.nodes.size() == 1 && minus.nodes[0] == x;
   }
   bool is_sigmoid(int node, int x) const {
     double one = 0;
     return (is(node, Op::sigmoid) && operand(node, 0) == x) ||
-           (is(node, Op::div) && literal(operand(node, 0), one) && near(one, 1) &&
+           (is(node, Op::div) && literal(operand(node, 0), one) && is_near(one, 1) &&
             one_plus_exp_minus(operand(node, 1), x));
   }
 
@@ -24180,9 +24180,9 @@ class Recognition {
       }
       int term = -1;
       double one = 0;
-      if (near(all.number, 1) && is_sigmoid(other, x)) {
+      if (is_near(all.number, 1) && is_sigmoid(other, x)) {
         found.op = Op::silu;
-      } else if (near(all.number, 0.5) && plus_literal(other, term, one) && near(one, 1)) {
+      } else if (is_near(all.number, 0.5) && plus_literal(other, term, one) && is_near(one, 1)) {
         found.op = is(term, Op::erf) && is_root_half(operand(term, 0), x)     ? Op::gelu
                    : is(term, Op::tanh) && is_gelu_inner(operand(term, 0), x) ? Op::gelu_tanh
                                                                               : Op::literal;
@@ -24198,14 +24198,14 @@ class Recognition {
     const Factors all = factors(node);
     double by = 0;
     const bool divided = is(node, Op::div) && operand(node, 0) == x &&
-                         literal(operand(node, 1), by) && near(by, 1.4142135623730951);
+                         literal(operand(node, 1), by) && is_near(by, 1.4142135623730951);
     return divided ||
-           (near(all.number, 0.70710678118654752) && all.nodes.size() == 1 && all.nodes[0] == x);
+           (is_near(all.number, 0.70710678118654752) && all.nodes.size() == 1 && all.nodes[0] == x);
   }
   // sqrt(2 / pi) (x + 0.044715 x^3).
   bool is_gelu_inner(int node, int x) const {
     const Factors all = factors(node);
-    if (!near(all.number, 0.79788456080286536) || all.nodes.size() != 1 ||
+    if (!is_near(all.number, 0.79788456080286536) || all.nodes.size() != 1 ||
         !is(all.nodes[0], Op::add)) {
       return false;
     }
@@ -24219,11 +24219,11 @@ class Recognition {
   }
   bool is_cube(int node, int x) const {
     const Factors all = factors(node);
-    if (!near(all.number, 0.044715)) {
+    if (!is_near(all.number, 0.044715)) {
       return false;
     }
     if (all.nodes.size() == 1 && is(all.nodes[0], Op::pow)) {
-      return operand(all.nodes[0], 0) == x && near(at(all.nodes[0]).numbers[0], 3);
+      return operand(all.nodes[0], 0) == x && is_near(at(all.nodes[0]).numbers[0], 3);
     }
     bool same = all.nodes.size() == 3;
     for (std::size_t i = 0; same && i < 3; ++i) {
@@ -79541,8 +79541,8 @@ inline void save_trace(const LaunchReport& report, const std::string& path) {
 
 // >> tinyscale/show/layered_layout.hpp
 // Boxes with arrows in layers from top to bottom (Sugiyama, Tagawa and Toda 1981): each box below
-// all that it depends on, layers ordered so that few arrows cross, boxes as near to what they are
-// joined to as their neighbours let them.
+// all that it depends on, layers ordered so that few arrows cross, boxes as close_by to what they
+// are joined to as their neighbours let them.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -79569,19 +79569,19 @@ class LayeredLayout {
   int left_out = 0;  // arrows
 
   LayeredLayout() = default;
-  // Arrows over more than `far` layers are not drawn: they only say what is below what.
+  // Arrows over more than `reach` layers are not drawn: they only say what is below what.
   LayeredLayout(const List<LayeredBox>& given, const List<Arrow>& joined, double gap_x,
-                double gap_y, int far = 1 << 30)
+                double gap_y, int reach = 1 << 30)
       : boxes(given), real_(given.size()), gap_(gap_x) {
     find_layers(joined);
-    List<Arrow> near;
+    List<Arrow> close_by;
     for (const Arrow& arrow : joined) {
-      if (boxes[at(arrow.to)].layer - boxes[at(arrow.from)].layer <= far) {
-        near.push_back(arrow);
+      if (boxes[at(arrow.to)].layer - boxes[at(arrow.from)].layer <= reach) {
+        close_by.push_back(arrow);
       }
     }
-    left_out = static_cast<int>(joined.size() - near.size());
-    add_bends(near);
+    left_out = static_cast<int>(joined.size() - close_by.size());
+    add_bends(close_by);
     order_layers();
     place(gap_y);
   }
@@ -79704,12 +79704,13 @@ class LayeredLayout {
         const std::vector<int> old = layer;
         std::vector<double> keys;
         for (const int box : layer) {
-          const std::vector<int>& near = down ? above_[at(box)] : below_[at(box)];
+          const std::vector<int>& close_by = down ? above_[at(box)] : below_[at(box)];
           double sum = 0;
-          for (const int other : near) {
+          for (const int other : close_by) {
             sum += boxes[at(other)].x;
           }
-          keys.push_back(near.empty() ? boxes[at(box)].x : sum / static_cast<double>(near.size()));
+          keys.push_back(close_by.empty() ? boxes[at(box)].x
+                                          : sum / static_cast<double>(close_by.size()));
         }
         layer.clear();
         for (const std::size_t i : stable_order(keys)) {
@@ -79766,9 +79767,9 @@ class LayeredLayout {
         for (const int box : layer) {
           const LayeredBox& own = boxes[at(box)];
           double sum = 0, count = 0;
-          for (const std::vector<int>* near : {&above_[at(box)], &below_[at(box)]}) {
-            const bool before = (near == &above_[at(box)]) == down;
-            for (const int other : *near) {
+          for (const std::vector<int>* close_by : {&above_[at(box)], &below_[at(box)]}) {
+            const bool before = (close_by == &above_[at(box)]) == down;
+            for (const int other : *close_by) {
               const double weight = (before ? 2 : 1) * (is_bend(box) && is_bend(other) ? 12 : 1);
               sum += weight * boxes[at(other)].middle();
               count += weight;

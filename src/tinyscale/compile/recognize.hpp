@@ -107,7 +107,7 @@ class Recognition {
     value = at(node).numbers[0];
     return true;
   }
-  static bool near(double a, double b) { return std::fabs(a - b) <= 1e-5 * std::fabs(b); }
+  static bool is_near(double a, double b) { return std::fabs(a - b) <= 1e-5 * std::fabs(b); }
 
   // A node as a number times other nodes.
   void collect(int node, Factors& out, int depth = 0) const {
@@ -143,16 +143,16 @@ class Recognition {
   bool one_plus_exp_minus(int node, int x) const {
     int term = -1;
     double one = 0;
-    if (!plus_literal(node, term, one) || !near(one, 1) || !is(term, Op::exp)) {
+    if (!plus_literal(node, term, one) || !is_near(one, 1) || !is(term, Op::exp)) {
       return false;
     }
     const Factors minus = factors(operand(term, 0));
-    return near(minus.number, -1) && minus.nodes.size() == 1 && minus.nodes[0] == x;
+    return is_near(minus.number, -1) && minus.nodes.size() == 1 && minus.nodes[0] == x;
   }
   bool is_sigmoid(int node, int x) const {
     double one = 0;
     return (is(node, Op::sigmoid) && operand(node, 0) == x) ||
-           (is(node, Op::div) && literal(operand(node, 0), one) && near(one, 1) &&
+           (is(node, Op::div) && literal(operand(node, 0), one) && is_near(one, 1) &&
             one_plus_exp_minus(operand(node, 1), x));
   }
 
@@ -215,9 +215,9 @@ class Recognition {
       }
       int term = -1;
       double one = 0;
-      if (near(all.number, 1) && is_sigmoid(other, x)) {
+      if (is_near(all.number, 1) && is_sigmoid(other, x)) {
         found.op = Op::silu;
-      } else if (near(all.number, 0.5) && plus_literal(other, term, one) && near(one, 1)) {
+      } else if (is_near(all.number, 0.5) && plus_literal(other, term, one) && is_near(one, 1)) {
         found.op = is(term, Op::erf) && is_root_half(operand(term, 0), x)     ? Op::gelu
                    : is(term, Op::tanh) && is_gelu_inner(operand(term, 0), x) ? Op::gelu_tanh
                                                                               : Op::literal;
@@ -233,14 +233,14 @@ class Recognition {
     const Factors all = factors(node);
     double by = 0;
     const bool divided = is(node, Op::div) && operand(node, 0) == x &&
-                         literal(operand(node, 1), by) && near(by, 1.4142135623730951);
+                         literal(operand(node, 1), by) && is_near(by, 1.4142135623730951);
     return divided ||
-           (near(all.number, 0.70710678118654752) && all.nodes.size() == 1 && all.nodes[0] == x);
+           (is_near(all.number, 0.70710678118654752) && all.nodes.size() == 1 && all.nodes[0] == x);
   }
   // sqrt(2 / pi) (x + 0.044715 x^3).
   bool is_gelu_inner(int node, int x) const {
     const Factors all = factors(node);
-    if (!near(all.number, 0.79788456080286536) || all.nodes.size() != 1 ||
+    if (!is_near(all.number, 0.79788456080286536) || all.nodes.size() != 1 ||
         !is(all.nodes[0], Op::add)) {
       return false;
     }
@@ -254,11 +254,11 @@ class Recognition {
   }
   bool is_cube(int node, int x) const {
     const Factors all = factors(node);
-    if (!near(all.number, 0.044715)) {
+    if (!is_near(all.number, 0.044715)) {
       return false;
     }
     if (all.nodes.size() == 1 && is(all.nodes[0], Op::pow)) {
-      return operand(all.nodes[0], 0) == x && near(at(all.nodes[0]).numbers[0], 3);
+      return operand(all.nodes[0], 0) == x && is_near(at(all.nodes[0]).numbers[0], 3);
     }
     bool same = all.nodes.size() == 3;
     for (std::size_t i = 0; same && i < 3; ++i) {

@@ -52,9 +52,9 @@ inline void gather_input(const VectorRun& run, const VectorStep& step, const Vec
     place[i] = row % plan.outer[static_cast<int>(i)];
     row /= plan.outer[static_cast<int>(i)];
   }
-  const bool near = columns && width == 1 && dims > 0 && in.strides[dims - 1] == plan.cols &&
-                    block.n == plan.cols && place[dims - 1] + rows <= plan.outer[dims - 1];
-  if (near) {
+  const bool beside = columns && width == 1 && dims > 0 && in.strides[dims - 1] == plan.cols &&
+                      block.n == plan.cols && place[dims - 1] + rows <= plan.outer[dims - 1];
+  if (beside) {
     to = const_cast<float*>(from + offset);
     return;
   }

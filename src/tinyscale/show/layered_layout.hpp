@@ -1,7 +1,7 @@
 #pragma once
 // Boxes with arrows in layers from top to bottom (Sugiyama, Tagawa and Toda 1981): each box below
-// all that it depends on, layers ordered so that few arrows cross, boxes as near to what they are
-// joined to as their neighbours let them.
+// all that it depends on, layers ordered so that few arrows cross, boxes as close_by to what they
+// are joined to as their neighbours let them.
 
 #include <algorithm>  // max, min
 #include <cstddef>    // size_t
@@ -35,19 +35,19 @@ class LayeredLayout {
   int left_out = 0;  // arrows
 
   LayeredLayout() = default;
-  // Arrows over more than `far` layers are not drawn: they only say what is below what.
+  // Arrows over more than `reach` layers are not drawn: they only say what is below what.
   LayeredLayout(const List<LayeredBox>& given, const List<Arrow>& joined, double gap_x,
-                double gap_y, int far = 1 << 30)
+                double gap_y, int reach = 1 << 30)
       : boxes(given), real_(given.size()), gap_(gap_x) {
     find_layers(joined);
-    List<Arrow> near;
+    List<Arrow> close_by;
     for (const Arrow& arrow : joined) {
-      if (boxes[at(arrow.to)].layer - boxes[at(arrow.from)].layer <= far) {
-        near.push_back(arrow);
+      if (boxes[at(arrow.to)].layer - boxes[at(arrow.from)].layer <= reach) {
+        close_by.push_back(arrow);
       }
     }
-    left_out = static_cast<int>(joined.size() - near.size());
-    add_bends(near);
+    left_out = static_cast<int>(joined.size() - close_by.size());
+    add_bends(close_by);
     order_layers();
     place(gap_y);
   }
@@ -170,12 +170,13 @@ class LayeredLayout {
         const std::vector<int> old = layer;
         std::vector<double> keys;
         for (const int box : layer) {
-          const std::vector<int>& near = down ? above_[at(box)] : below_[at(box)];
+          const std::vector<int>& close_by = down ? above_[at(box)] : below_[at(box)];
           double sum = 0;
-          for (const int other : near) {
+          for (const int other : close_by) {
             sum += boxes[at(other)].x;
           }
-          keys.push_back(near.empty() ? boxes[at(box)].x : sum / static_cast<double>(near.size()));
+          keys.push_back(close_by.empty() ? boxes[at(box)].x
+                                          : sum / static_cast<double>(close_by.size()));
         }
         layer.clear();
         for (const std::size_t i : stable_order(keys)) {
@@ -232,9 +233,9 @@ class LayeredLayout {
         for (const int box : layer) {
           const LayeredBox& own = boxes[at(box)];
           double sum = 0, count = 0;
-          for (const std::vector<int>* near : {&above_[at(box)], &below_[at(box)]}) {
-            const bool before = (near == &above_[at(box)]) == down;
-            for (const int other : *near) {
+          for (const std::vector<int>* close_by : {&above_[at(box)], &below_[at(box)]}) {
+            const bool before = (close_by == &above_[at(box)]) == down;
+            for (const int other : *close_by) {
               const double weight = (before ? 2 : 1) * (is_bend(box) && is_bend(other) ? 12 : 1);
               sum += weight * boxes[at(other)].middle();
               count += weight;
