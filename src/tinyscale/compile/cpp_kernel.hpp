@@ -441,7 +441,7 @@ class CppKernel : public VectorLoops {
   }
 
   std::string name_;
-  const CppNotes& notes_;
+  CppNotes notes_;
   CppNeeds& needs_;
   CppForm form_;
   int depth_ = 0;
