@@ -152,7 +152,10 @@
 //   tinyscale/compile/buffer_plan.hpp        Memory of a plan
 //   tinyscale/compile/rematerialize.hpp      Recomputation by a byte budget
 //   tinyscale/compile/compile_options.hpp    Which passes a compilation runs
+//   tinyscale/compile/fuse_prologues.hpp     What comes before a matrix product
 //   tinyscale/compile/step_builder.hpp       From a graph to steps
+//   tinyscale/compile/placement.hpp          Where the numbers of each node of a graph stand
+//   tinyscale/compile/run_product.hpp        A matrix product of a plan
 //   tinyscale/compile/graph_plan.hpp         A graph made ready to run
 //   tinyscale/compile/print_plan.hpp         A graph plan as one C++ file
 //   tinyscale/compile/graph_cut.hpp          Part of a graph as a graph of its own
@@ -17003,6 +17006,19 @@ class VectorProgram {
     outputs_.push_back({value_number, kind});
   }
 
+  // The same of so many rows; its own must be in one dimension.
+  VectorProgram with_rows(Dim rows) const {
+    if (outer_.size() != 1) {
+      detail::fail({"VectorProgram: with_rows of a program whose outer is ", outer_,
+                    "; it must have one dimension"});
+    }
+    VectorProgram out = *this;
+    out.outer_ = Shape{rows};
+    out.rows_ = rows.value;
+    Shape{rows, cols_}.count();
+    return out;
+  }
+
   const Shape& outer() const { return outer_; }
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
@@ -26682,9 +26698,16 @@ struct Step {
   LoadedKernel built;              // runs in place of the plan where there is one
 
   // Of a product with what follows it: nodes, or -1.
-  int bias = -1, residual = -1, before = -1;
+  int product = -1, bias = -1, residual = -1, before = -1;
   float scale = 1.0f;
   kernels::Activation activation = kernels::Activation::none;
+
+  // Of a product whose left operand is computed a block of rows at a time and never written whole:
+  // one group, its `program` that of all rows, its `vectors` of `block_rows`, `tail` of what is
+  // left behind whole blocks.
+  List<Step> prologue;
+  std::int64_t block_rows = 0;
+  kernels::VectorPlan tail;
 
   std::string name(const Graph& graph) const;
   // Whether a group writes this node row by row, all of it.
@@ -27176,8 +27199,11 @@ class VectorLowering {
         space_(vectors.spaces[static_cast<std::size_t>(group(members[0]))]),
         program_(outer(), Dim(space_.cols())) {}
 
-  // `needed`: of each node, whether anything outside its group reads it.
-  Step lower(const List<char>& needed) {
+  // Whether rows are one dimension: a program of other row counts can be made of it.
+  bool is_even() const { return even_; }
+
+  // `needed`: of each node, whether anything outside its group reads it. `last`: one more that is.
+  Step lower(const List<char>& needed, int last = -1) {
     Step step;
     step.kind = StepKind::vectors;
     step.nodes = members_;
@@ -27187,9 +27213,15 @@ class VectorLowering {
       const int value = sums ? operand(node, 0) : compute(node, role);
       made_.push_back(Made{node, value});
       step.values.push_back(value);
-      if (needed[static_cast<std::size_t>(node)] != 0) {
+      if (needed[static_cast<std::size_t>(node)] != 0 && node != last) {
         step.outputs.push_back(node);
         program_.output(value, output_kind(node, role, program_.extent(value)));
+      }
+    }
+    for (const Made& made : made_) {
+      if (made.node == last) {
+        step.outputs.push_back(last);
+        program_.output(made.value, kernels::VectorOutput::full);
       }
     }
     for (const Read& read : reads_) {
@@ -27450,6 +27482,7 @@ class ProductFusion {
   Step run(int product, List<char>& claimed) {
     Step step;
     step.kind = StepKind::product;
+    step.product = product;
     step.nodes.push_back(product);
     step.inputs = graph_[product].inputs;
     claimed[at(product)] = 1;
@@ -27833,27 +27866,6 @@ struct NodeKernel {
     }
   }
 };
-
-// A product in the format of its node, y = x w, with what follows it.
-inline void run_product(const GraphNode& node, const Tensor& x, const Tensor& w, Tensor& y,
-                        const kernels::GemmEpilogue* epilogue) {
-  const MatmulFormat format(static_cast<DType>(static_cast<int>(node.number(0))));
-  const std::int64_t k = w.dim(-2), n = w.dim(-1);
-  if (w.dims() == 2) {
-    const std::int64_t m = y.count() / std::max<std::int64_t>(n, 1);
-    const bool dense = x.is_contiguous() || x.dims() == 2;
-    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), false), Trans::no, k);
-    const Matrix b = matrix_of(as_operand(w, false), Trans::no, n);
-    if (epilogue != nullptr) {
-      kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,
-                          0.0f, y.data(), n, *epilogue);
-    } else {
-      multiply(m, n, k, a, a.own.origin(), b, b.own.origin(), 0.0f, y.data());
-    }
-    return;
-  }
-  multiply_batched(x, w, y);
-}
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -28340,6 +28352,143 @@ struct CompileOptions {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/fuse_prologues.hpp
+// What comes before a matrix product: a group whose rows only the product reads. It joins the
+// product, which makes a block of those rows at a time and multiplies it while it is in cache.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Rows that are made at a time: 1 MB of them, in the cache of level 2, in multiples of every
+// tile's; at least 8 blocks for the threads to share, but all at once where they are few.
+inline std::int64_t block_rows(std::int64_t rows, std::int64_t cols) {
+  const std::int64_t fit = std::min((std::int64_t{1} << 19) / cols, rows / 8);
+  return rows < 384 ? rows : std::max<std::int64_t>(fit / 96, 1) * 96;
+}
+
+class PrologueFusion {
+ public:
+  PrologueFusion(const Graph& graph, const ValueLayouts& layouts, Fusion& fusion,
+                 const VectorFusion& vectors)
+      : graph_(graph),
+        layouts_(layouts),
+        fusion_(fusion),
+        vectors_(vectors),
+        users_(users_of(graph)),
+        members_(graph.nodes.size()) {}
+
+  // Joins the group in front of a product to it, where it may.
+  void run(const Step& step) {
+    const GraphNode& product = graph_[step.product];
+    if (!is_plain_product(graph_, product)) {
+      return;
+    }
+    const int x = product.inputs[0], source = vectors_.source_of(x);
+    if (source < 0 || layouts_.base_of(x) != source || !layouts_.of(x).is_contiguous() ||
+        layouts_.base_of(product.inputs[1]) == source || layouts_.is_copy(source)) {
+      return;
+    }
+    const int group = fusion_.group_of(source);
+    const VectorSpace& space = vectors_.spaces[at(group)];
+    const bool table = space.is_full(graph_[source].shape) && space.is_full(graph_[x].shape) &&
+                       space.rows() > 1 && space.cols() > 0 && product.shape[-1] >= 16;
+    if (!table || graph_[source].backward != product.backward || !is_only_for(step, source) ||
+        !others_fit(space, group)) {
+      return;
+    }
+    const List<int> members = fusion_.members(group);
+    if (!VectorLowering(graph_, layouts_, vectors_, members).is_even() ||
+        !fusion_.may_merge(group, fusion_.group_of(step.product))) {
+      return;
+    }
+    fusion_.merge(group, fusion_.group_of(step.product));
+    members_[at(step.product)] = members;
+  }
+
+  // Whether a node reads this operand as rows that are made for it.
+  bool is_made_for(int node, std::size_t operand) const {
+    return operand == 0 && !members_[at(node)].empty();
+  }
+
+  // Adds to a product's step the group that joined it.
+  void lower(Step& step, const List<char>& needed) const {
+    const List<int>& members = members_[at(step.product)];
+    if (members.empty()) {
+      return;
+    }
+    const int source = vectors_.source_of(graph_[step.product].inputs[0]);
+    Step group = VectorLowering(graph_, layouts_, vectors_, members).lower(needed, source);
+    const std::int64_t rows = group.program.rows(), cols = group.program.cols();
+    step.block_rows = block_rows(rows, cols);
+    group.vectors = kernels::plan_vectors(group.program.with_rows(step.block_rows));
+    if (rows % step.block_rows > 0) {
+      step.tail = kernels::plan_vectors(group.program.with_rows(rows % step.block_rows));
+    }
+    List<int> nodes = members, inputs = group.inputs, outputs;
+    for (const int node : step.nodes) {
+      nodes.push_back(node);
+    }
+    for (std::size_t i = 1; i < step.inputs.size(); ++i) {
+      inputs.push_back(step.inputs[i]);
+    }
+    for (std::size_t i = 0; i + 1 < group.outputs.size(); ++i) {
+      outputs.push_back(group.outputs[i]);
+    }
+    for (const int output : step.outputs) {
+      outputs.push_back(output);
+    }
+    step.nodes = nodes;
+    step.inputs = inputs;
+    step.outputs = outputs;
+    step.prologue.push_back(std::move(group));
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+
+  // Seen through views, nobody but the node's own group and the product reads it.
+  bool is_only_for(const Step& step, int node) const {
+    for (const int user : users_[at(node)]) {
+      const bool view = user >= 0 && facts_of(graph_[user].op).kind == OpKind::view &&
+                        !layouts_.is_copy(user) && vectors_.roles[at(user)] == VectorRole::none;
+      if (user < 0 || (view && !is_only_for(step, user)) ||
+          (!view && user != step.product && !is_member(user, node))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool is_member(int user, int operand) const {
+    const int member = vectors_.source_of(operand);
+    return vectors_.roles[at(user)] != VectorRole::none && member >= 0 &&
+           fusion_.same(member, user);
+  }
+
+  // Sums over rows are there when all rows are done: too late. Of the others, those that somebody
+  // else needs must be one number or all of each row.
+  bool others_fit(const VectorSpace& space, int group) const {
+    for (const int node : fusion_.members(group)) {
+      const VectorRole role = vectors_.roles[at(node)];
+      const Shape& shape = graph_[node].shape;
+      if (role == VectorRole::none || role > VectorRole::row_reduction ||
+          (!space.is_full(shape) && !space.is_rows(shape))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const Graph& graph_;
+  const ValueLayouts& layouts_;
+  Fusion& fusion_;
+  const VectorFusion& vectors_;
+  List<List<int>> users_;
+  List<List<int>> members_;  // of the group in front of each product
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/step_builder.hpp
 // From a graph to steps: what is computed together, in an order in which each step finds what it
 // reads.
@@ -28372,6 +28521,7 @@ class StepBuilder {
         options_(options),
         fusion_(graph),
         vectors_(graph, layouts, fusion_, options.fuse_elementwise, options.fuse_rows),
+        prologues_(graph, layouts, fusion_, vectors_),
         claimed_(graph.nodes.size()) {}
 
   List<Step> build() {
@@ -28384,6 +28534,9 @@ class StepBuilder {
       }
     }
     vectors_.run(claimed_);
+    for (const Step& product : products_) {
+      prologues_.run(product);
+    }
     mark_needed();
     List<Step> steps;
     for (int i = 0; i < graph_.size(); ++i) {
@@ -28399,11 +28552,12 @@ class StepBuilder {
   void mark_needed() {
     needed_ = List<char>(graph_.nodes.size());
     for (int i = 0; i < graph_.size(); ++i) {
-      for (const int input : graph_[i].inputs) {
-        const int source = vectors_.source_of(input);
+      const List<int>& inputs = graph_[i].inputs;
+      for (std::size_t k = 0; k < inputs.size(); ++k) {
+        const int input = inputs[k], source = vectors_.source_of(input);
         const bool inside =
             source >= 0 && vectors_.roles[at(i)] != VectorRole::none && fusion_.same(source, i);
-        if (!inside) {
+        if (!inside && !prologues_.is_made_for(i, k)) {
           needed_[at(layouts_.base_of(input))] = 1;
         }
       }
@@ -28452,7 +28606,8 @@ class StepBuilder {
     const List<int>& members = fusion_.members(group);
     const int first = members[0];
     for (Step& product : products_) {
-      if (!product.nodes.empty() && product.nodes[0] == first) {
+      if (product.product >= 0 && fusion_.same(product.product, first)) {
+        prologues_.lower(product, needed_);
         steps.push_back(std::move(product));
         return;
       }
@@ -28470,6 +28625,7 @@ class StepBuilder {
     }
     Step step;
     step.kind = node.op == Op::matmul ? StepKind::product : StepKind::kernel;
+    step.product = node.op == Op::matmul ? first : -1;
     step.nodes.push_back(first);
     step.inputs = node.inputs;
     const int parts = facts_of(node.op).parts;
@@ -28489,8 +28645,340 @@ class StepBuilder {
   const CompileOptions& options_;
   Fusion fusion_;
   VectorFusion vectors_;
+  PrologueFusion prologues_;
   List<char> claimed_, needed_, done_;
   List<Step> products_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/placement.hpp
+// Where the numbers of each node of a graph stand while its steps run: in the block that they
+// share by lifetime, in memory of their own where they are returned, or where they are written to.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Output `output` of a graph is the new value of an input or a constant, by its number.
+struct GraphWrite {
+  std::size_t output;
+  int input = -1, constant = -1;
+};
+
+namespace detail {
+
+struct Placement {
+  enum class Place : unsigned char { none, block, own, target };
+  List<Place> places;         // of each node
+  List<int> target;           // which write
+  List<std::int64_t> offset;  // in the block, in floats
+  List<BufferLife> buffers;
+  std::int64_t block = 0, unshared = 0;  // floats: of the block; of all side by side
+};
+
+class Placer {
+ public:
+  Placer(const Graph& graph, const ValueLayouts& layouts, const List<Step>& steps,
+         const List<GraphWrite>& writes, bool share)
+      : graph_(graph), layouts_(layouts), steps_(steps), writes_(writes), share_(share) {}
+
+  Placement place() {
+    const std::size_t n = graph_.nodes.size();
+    out_.places = List<Place>(n);
+    out_.target = List<int>(n);
+    const int end = static_cast<int>(steps_.size());
+    List<int> written(n), last(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      written[i] = last[i] = -1;
+    }
+    for (int s = 0; s < end; ++s) {
+      for (const int output : steps_[at(s)].outputs) {
+        if (output >= 0) {
+          out_.places[at(output)] = Place::block;
+          written[at(output)] = s;
+          last[at(output)] = s;
+        }
+      }
+      for (const int input : steps_[at(s)].inputs) {
+        last[at(layouts_.base_of(input))] = s;
+      }
+    }
+    List<char> taken(graph_.outputs.size());
+    for (const GraphWrite& write : writes_) {
+      place_write(write, written, last, taken);
+    }
+    for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
+      const int output = graph_.outputs[o];
+      if (output < 0 || taken[o] != 0) {
+        continue;
+      }
+      Place& where = out_.places[at(layouts_.base_of(output))];
+      where = where == Place::block ? Place::own : where;
+    }
+    List<int> holder(n);  // the node whose buffer each one takes over, at last
+    for (int s = 0; s < end; ++s) {
+      for (const int output : steps_[at(s)].outputs) {
+        if (output < 0 || out_.places[at(output)] != Place::block) {
+          continue;
+        }
+        holder[at(output)] = output;
+        const int given = share_ ? taken_over(steps_[at(s)], output, s, last) : -1;
+        if (given >= 0) {
+          holder[at(output)] = holder[at(given)];
+          for (BufferLife& buffer : out_.buffers) {
+            buffer.last = buffer.node == holder[at(given)] ? last[at(output)] : buffer.last;
+          }
+          last[at(given)] = -1;  // it is given away once
+          continue;
+        }
+        out_.buffers.push_back(
+            BufferLife{output, s, last[at(output)], graph_[output].shape.count(), 0});
+      }
+    }
+    for (const BufferLife& buffer : out_.buffers) {
+      out_.unshared +=
+          (buffer.count + detail::buffer_align - 1) / detail::buffer_align * detail::buffer_align;
+    }
+    out_.block = detail::place_buffers(out_.buffers, share_);
+    out_.offset = List<std::int64_t>(n);
+    for (const BufferLife& buffer : out_.buffers) {
+      out_.offset[at(buffer.node)] = buffer.offset;
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      if (out_.places[i] == Place::block) {
+        out_.offset[i] = out_.offset[at(holder[i])];
+      }
+    }
+    return std::move(out_);
+  }
+
+ private:
+  typedef Placement::Place Place;
+
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+
+  // An operand of the same size that nobody reads after this step, and in whose place the result
+  // may be written; or -1.
+  int taken_over(const Step& step, int output, int s, const List<int>& last) const {
+    const bool rows = step.kind == StepKind::kernel && graph_[output].op == Op::scatter_add;
+    if (step.kind != StepKind::vectors && !rows) {
+      return -1;
+    }
+    for (const int input : step.inputs) {
+      const int base = layouts_.base_of(input);
+      if (base == input && out_.places[at(base)] == Place::block && last[at(base)] == s &&
+          graph_[base].shape == graph_[output].shape && writes_in_place(step, output, base)) {
+        return base;
+      }
+    }
+    return -1;
+  }
+
+  // The value goes to its target at once where nobody reads the old numbers later.
+  void place_write(const GraphWrite& write, const List<int>& written, const List<int>& last,
+                   List<char>& taken) {
+    const int value = graph_.outputs[write.output];
+    const int base = layouts_.base_of(value);
+    const int target = node_of(write);
+    const bool dense = write.input >= 0 || graph_.constants[at(write.constant)].is_contiguous();
+    const int last_read = target < 0 ? -1 : last[at(target)];
+    int returned = 0;
+    for (const int output : graph_.outputs) {
+      returned += output >= 0 && layouts_.base_of(output) == base ? 1 : 0;
+    }
+    for (const int output : graph_.outputs) {  // the old numbers are returned, or written elsewhere
+      returned += output >= 0 && target >= 0 && layouts_.base_of(output) == target ? 1 : 0;
+    }
+    const bool made = base == value && out_.places[at(value)] == Place::block && returned == 1;
+    if (made && dense && last_read <= written[at(value)] &&
+        (target < 0 || writes_in_place(steps_[at(written[at(value)])], value, target))) {
+      out_.places[at(value)] = Place::target;
+      out_.target[at(value)] = static_cast<int>(&write - writes_.begin());
+      taken[write.output] = 1;
+    }
+  }
+  // The input or constant that is written, where the graph reads it; else -1.
+  int node_of(const GraphWrite& write) const {
+    const Op op = write.input >= 0 ? Op::input : Op::constant;
+    const int number = write.input >= 0 ? write.input : write.constant;
+    for (int i = 0; i < graph_.size(); ++i) {
+      if (graph_[i].op == op && static_cast<int>(graph_[i].number(0)) == number) {
+        return i;
+      }
+    }
+    return -1;
+  }
+  // Whether a step may write where one of its operands stands.
+  bool writes_in_place(const Step& step, int output, int target) const {
+    bool reads = false, only_dense = true;
+    for (const int input : step.inputs) {
+      if (layouts_.base_of(input) == target) {
+        reads = true;
+        only_dense = only_dense && input == target;
+      }
+    }
+    if (!reads) {
+      return true;
+    }
+    if (step.kind == StepKind::vectors) {
+      return only_dense && step.writes_full(output) && reads_densely(step, target);
+    }
+    const Op op = graph_[step.nodes[0]].op;
+    if (step.kind != StepKind::kernel || (op != Op::adamw && op != Op::scatter_add)) {
+      return false;
+    }
+    // The operand that becomes this result, and no other.
+    const bool adds = op == Op::scatter_add;
+    const std::size_t own = adds                        ? 2
+                            : output == step.outputs[0] ? 0
+                            : output == step.outputs[1] ? 2
+                                                        : 3;
+    if (own >= step.inputs.size() || (!adds && output == step.outputs[3])) {
+      return false;
+    }
+    for (std::size_t i = 0; i < step.inputs.size(); ++i) {
+      if ((layouts_.base_of(step.inputs[i]) == target) != (i == own)) {
+        return false;
+      }
+    }
+    return step.inputs[own] == target;
+  }
+  // The group reads the target once, row by row as it writes.
+  bool reads_densely(const Step& step, int target) const {
+    int times = 0;
+    for (const int input : step.inputs) {
+      times += input == target ? 1 : 0;
+    }
+    for (const int node : step.nodes) {
+      for (const int input : graph_[node].inputs) {
+        if (layouts_.base_of(input) == target && graph_[input].shape != graph_[node].shape) {
+          return false;
+        }
+      }
+    }
+    return times == 1;
+  }
+
+  const Graph& graph_;
+  const ValueLayouts& layouts_;
+  const List<Step>& steps_;
+  const List<GraphWrite>& writes_;
+  bool share_;
+  Placement out_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/run_product.hpp
+// A matrix product of a plan, with what comes before and after it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A step and the tensors of all nodes.
+struct ProductRun {
+  const Graph& graph;
+  const Step& step;
+  const List<Tensor>& values;
+
+  void operator()() const {
+    if (!step.prologue.empty()) {
+      by_blocks();
+    } else if (step.nodes.size() == 1) {
+      plain(nullptr);
+    } else {
+      const kernels::GemmEpilogue epilogue = epilogue_from(0);
+      plain(&epilogue);
+    }
+  }
+
+ private:
+  const GraphNode& node() const { return graph[step.product]; }
+  const Tensor& of(int number) const { return values[static_cast<std::size_t>(number)]; }
+  const Tensor& y() const { return of(step.outputs.back()); }
+
+  // What follows, of the rows from `row` on.
+  kernels::GemmEpilogue epilogue_from(std::int64_t row) const {
+    const std::int64_t n = node().shape[-1];
+    const auto numbers = [&](int number, std::int64_t apart) {
+      return number < 0 ? nullptr : of(number).origin() + row * apart;
+    };
+    kernels::GemmEpilogue out;
+    out.scale = step.scale;
+    out.bias = numbers(step.bias, 0);
+    out.activation = step.activation;
+    out.before = numbers(step.before, n);
+    out.residual = numbers(step.residual, n);
+    out.ld_before = out.ld_residual = n;
+    return out;
+  }
+
+  // In the format of the node.
+  void plain(const kernels::GemmEpilogue* epilogue) const {
+    const Tensor &x = of(node().inputs[0]), &w = of(node().inputs[1]);
+    Tensor to = y();
+    if (w.dims() != 2) {
+      multiply_batched(x, w, to);
+      return;
+    }
+    const MatmulFormat format(static_cast<DType>(static_cast<int>(node().number(0))));
+    const std::int64_t k = w.dim(0), n = w.dim(1), m = to.count() / std::max<std::int64_t>(n, 1);
+    const bool dense = x.is_contiguous() || x.dims() == 2;
+    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), false), Trans::no, k);
+    const Matrix b = matrix_of(as_operand(w, false), Trans::no, n);
+    if (epilogue != nullptr) {
+      kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,
+                          0.0f, to.data(), n, *epilogue);
+    } else {
+      multiply(m, n, k, a, a.own.origin(), b, b.own.origin(), 0.0f, to.data());
+    }
+  }
+
+  // Rows of the left operand are made in cache and multiplied there: one block on all threads, or
+  // each thread blocks of its own against weights packed once.
+  void by_blocks() const {
+    const Step& group = step.prologue[0];
+    const std::int64_t m = group.program.rows(), k = group.program.cols(), n = node().shape[-1];
+    const Matrix b = matrix_of(as_operand(of(node().inputs[1]), false), Trans::no, n);
+    Tensor to = y();
+    float* const c = to.data();
+    if (m <= step.block_rows) {
+      const Scratch x(m * k);
+      make_rows(group, group.vectors, 0, x.data());
+      kernels::gemm_fused(Trans::no, b.trans, m, n, k, x.data(), k, b.own.origin(), b.ld, 0.0f, c,
+                          n, epilogue_from(0));
+      return;
+    }
+    const kernels::PackedWeights weights =
+        kernels::pack_weights(b.trans, k, n, b.own.origin(), b.ld);
+    const std::int64_t blocks = (m + step.block_rows - 1) / step.block_rows;
+    parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Scratch x(step.block_rows * k);
+      for (std::int64_t row = begin * step.block_rows; row < std::min(m, end * step.block_rows);
+           row += step.block_rows) {
+        const std::int64_t rows = std::min(step.block_rows, m - row);
+        make_rows(group, rows < step.block_rows ? step.tail : group.vectors, row, x.data());
+        kernels::gemm_packed(rows, x.data(), k, weights, 0.0f, c + row * n, n, epilogue_from(row));
+      }
+    });
+  }
+
+  // Rows from `row` on of all that the group computes; its last output is x.
+  void make_rows(const Step& group, const kernels::VectorPlan& plan, std::int64_t row,
+                 float* x) const {
+    const float* in[3 * most_members];
+    float* out[most_members];
+    for (std::size_t i = 0; i < group.inputs.size(); ++i) {
+      in[i] = of(group.inputs[i]).origin() + row * group.program.inputs()[i].strides[0];
+    }
+    for (std::size_t i = 0; i + 1 < group.outputs.size(); ++i) {
+      const bool full = group.program.outputs()[i].kind == kernels::VectorOutput::full;
+      out[i] = of(group.outputs[i]).origin() + row * (full ? group.program.cols() : 1);
+    }
+    out[group.outputs.size() - 1] = x;
+    kernels::run(plan, in, out);
+  }
 };
 
 }  // namespace detail
@@ -28503,11 +28991,7 @@ class StepBuilder {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 class GraphPlan {
  public:
-  // Output `output` of the graph is the new value of an input or a constant, by its number.
-  struct Write {
-    std::size_t output;
-    int input = -1, constant = -1;
-  };
+  using Write = GraphWrite;
 
   // Which of the graph's outputs are written to what stands for one of its inputs or constants.
   GraphPlan(Graph graph, const CompileOptions& options, const List<Write>& writes = List<Write>())
@@ -28517,7 +29001,7 @@ class GraphPlan {
     layouts_ = Shared<detail::ValueLayouts>(new detail::ValueLayouts(graph_));
     steps_ = detail::StepBuilder(graph_, *layouts_, options_).build();
     build();
-    place();
+    placed_ = detail::Placer(graph_, *layouts_, steps_, writes_, options_.plan_memory).place();
     for (const Step& step : steps_) {
       records_.push_back(detail::record_of(graph_, *layouts_, detail::distinct_inputs(step.inputs),
                                            step.outputs, step.nodes));
@@ -28534,12 +29018,12 @@ class GraphPlan {
   const List<Step>& steps() const { return steps_; }
   // What each step costs, no times.
   const List<OpRecord>& records() const { return records_; }
-  const List<BufferLife>& buffers() const { return buffers_; }
+  const List<BufferLife>& buffers() const { return placed_.buffers; }
   // Bytes of the block that intermediate results share; of all of them side by side.
-  double block_bytes() const { return 4.0 * static_cast<double>(block_); }
+  double block_bytes() const { return 4.0 * static_cast<double>(placed_.block); }
   // What CompileOptions::activation_bytes led to.
   const Rematerialization& rematerialization() const { return rematerialization_; }
-  double unshared_bytes() const { return 4.0 * static_cast<double>(unshared_); }
+  double unshared_bytes() const { return 4.0 * static_cast<double>(placed_.unshared); }
   double result_bytes() const;  // of what a run returns: memory of its own for each
 
   // The outputs for these inputs (contiguous) and constants; empty where one went to its target.
@@ -28566,7 +29050,7 @@ class GraphPlan {
   }
 
  private:
-  enum class Place : unsigned char { none, block, own, target };
+  typedef detail::Placement::Place Place;
 
   // The tensors of all nodes, where they stand in one run.
   struct Memory {
@@ -28622,161 +29106,6 @@ class GraphPlan {
     }
   }
 
-  void place() {
-    const std::size_t n = graph_.nodes.size();
-    places_ = List<Place>(n);
-    target_ = List<int>(n);
-    const int end = static_cast<int>(steps_.size());
-    List<int> written(n), last(n);
-    for (std::size_t i = 0; i < n; ++i) {
-      written[i] = last[i] = -1;
-    }
-    for (int s = 0; s < end; ++s) {
-      for (const int output : steps_[at(s)].outputs) {
-        if (output >= 0) {
-          places_[at(output)] = Place::block;
-          written[at(output)] = s;
-          last[at(output)] = s;
-        }
-      }
-      for (const int input : steps_[at(s)].inputs) {
-        last[at(layouts_->base_of(input))] = s;
-      }
-    }
-    List<char> taken(graph_.outputs.size());
-    for (const Write& write : writes_) {
-      place_write(write, written, last, taken);
-    }
-    for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
-      const int output = graph_.outputs[o];
-      if (output < 0 || taken[o] != 0) {
-        continue;
-      }
-      Place& where = places_[at(layouts_->base_of(output))];
-      where = where == Place::block ? Place::own : where;
-    }
-    List<int> holder(n);  // the node whose buffer each one takes over, at last
-    for (int s = 0; s < end; ++s) {
-      for (const int output : steps_[at(s)].outputs) {
-        if (output < 0 || places_[at(output)] != Place::block) {
-          continue;
-        }
-        holder[at(output)] = output;
-        const int given = options_.plan_memory ? taken_over(steps_[at(s)], output, s, last) : -1;
-        if (given >= 0) {
-          holder[at(output)] = holder[at(given)];
-          for (BufferLife& buffer : buffers_) {
-            buffer.last = buffer.node == holder[at(given)] ? last[at(output)] : buffer.last;
-          }
-          last[at(given)] = -1;  // it is given away once
-          continue;
-        }
-        buffers_.push_back(
-            BufferLife{output, s, last[at(output)], graph_[output].shape.count(), 0});
-      }
-    }
-    for (const BufferLife& buffer : buffers_) {
-      unshared_ +=
-          (buffer.count + detail::buffer_align - 1) / detail::buffer_align * detail::buffer_align;
-    }
-    block_ = detail::place_buffers(buffers_, options_.plan_memory);
-    offset_ = List<std::int64_t>(n);
-    for (const BufferLife& buffer : buffers_) {
-      offset_[at(buffer.node)] = buffer.offset;
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-      if (places_[i] == Place::block) {
-        offset_[i] = offset_[at(holder[i])];
-      }
-    }
-  }
-  // An operand of the same size that nobody reads after this step, and in whose place the result
-  // may be written; or -1.
-  int taken_over(const Step& step, int output, int s, const List<int>& last) const {
-    const bool rows = step.kind == StepKind::kernel && graph_[output].op == Op::scatter_add;
-    if (step.kind != StepKind::vectors && !rows) {
-      return -1;
-    }
-    for (const int input : step.inputs) {
-      const int base = layouts_->base_of(input);
-      if (base == input && places_[at(base)] == Place::block && last[at(base)] == s &&
-          graph_[base].shape == graph_[output].shape && writes_in_place(step, output, base)) {
-        return base;
-      }
-    }
-    return -1;
-  }
-
-  // The value goes to its target at once where nobody reads the old numbers later.
-  void place_write(const Write& write, const List<int>& written, const List<int>& last,
-                   List<char>& taken) {
-    const int value = graph_.outputs[write.output];
-    const int base = layouts_->base_of(value);
-    const int target = node_of(write);
-    const bool dense = write.input >= 0 || graph_.constants[at(write.constant)].is_contiguous();
-    const int last_read = target < 0 ? -1 : last[at(target)];
-    int returned = 0;
-    for (const int output : graph_.outputs) {
-      returned += output >= 0 && layouts_->base_of(output) == base ? 1 : 0;
-    }
-    for (const int output : graph_.outputs) {  // the old numbers are returned, or written elsewhere
-      returned += output >= 0 && target >= 0 && layouts_->base_of(output) == target ? 1 : 0;
-    }
-    const bool made = base == value && places_[at(value)] == Place::block && returned == 1;
-    if (made && dense && last_read <= written[at(value)] &&
-        (target < 0 || writes_in_place(steps_[at(written[at(value)])], value, target))) {
-      places_[at(value)] = Place::target;
-      target_[at(value)] = static_cast<int>(&write - writes_.begin());
-      taken[write.output] = 1;
-    }
-  }
-  // The input or constant that is written, where the graph reads it; else -1.
-  int node_of(const Write& write) const {
-    const Op op = write.input >= 0 ? Op::input : Op::constant;
-    const int number = write.input >= 0 ? write.input : write.constant;
-    for (int i = 0; i < graph_.size(); ++i) {
-      if (graph_[i].op == op && static_cast<int>(graph_[i].number(0)) == number) {
-        return i;
-      }
-    }
-    return -1;
-  }
-  // Whether a step may write where one of its operands stands.
-  bool writes_in_place(const Step& step, int output, int target) const {
-    bool reads = false, only_dense = true;
-    for (const int input : step.inputs) {
-      if (layouts_->base_of(input) == target) {
-        reads = true;
-        only_dense = only_dense && input == target;
-      }
-    }
-    if (!reads) {
-      return true;
-    }
-    if (step.kind == StepKind::vectors) {
-      return only_dense && step.writes_full(output) && reads_densely(step, target);
-    }
-    const Op op = graph_[step.nodes[0]].op;
-    const bool added = op == Op::scatter_add && step.inputs.size() == 3 &&
-                       step.inputs[2] == target && layouts_->base_of(step.inputs[1]) != target;
-    return step.kind == StepKind::kernel && (op == Op::adamw || added);
-  }
-  // The group reads the target once, row by row as it writes.
-  bool reads_densely(const Step& step, int target) const {
-    int times = 0;
-    for (const int input : step.inputs) {
-      times += input == target ? 1 : 0;
-    }
-    for (const int node : step.nodes) {
-      for (const int input : graph_[node].inputs) {
-        if (layouts_->base_of(input) == target && graph_[input].shape != graph_[node].shape) {
-          return false;
-        }
-      }
-    }
-    return times == 1;
-  }
-
   std::vector<Tensor> run_in(Memory& memory, const std::vector<Tensor>& inputs,
                              const List<Tensor>& constants) const {
     begin(memory, inputs, constants);
@@ -28791,7 +29120,7 @@ class GraphPlan {
     std::vector<Tensor> outputs;
     for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
       const int output = graph_.outputs[o];
-      const bool there = output >= 0 && places_[at(output)] != Place::target;
+      const bool there = output >= 0 && placed_.places[at(output)] != Place::target;
       outputs.push_back(there ? result(memory, output) : Tensor());
     }
     for (const Write& write : writes_) {
@@ -28815,7 +29144,7 @@ class GraphPlan {
   Tensor result(const Memory& memory, int output) const {
     const Tensor& value = memory.values[at(output)];
     const int base = layouts_->base_of(output);
-    if (places_[at(base)] != Place::own) {
+    if (placed_.places[at(base)] != Place::own) {
       return value.clone();
     }
     return value;
@@ -28830,7 +29159,7 @@ class GraphPlan {
       memory.values = List<Tensor>(n);
       memory.stale = List<char>(n);
       const MemoryScope scope(MemoryKind::buffer);
-      memory.block = Tensor(Shape{block_});
+      memory.block = Tensor(Shape{placed_.block});
     }
     for (std::size_t i = 0; i < n; ++i) {
       const GraphNode& node = graph_.nodes[i];
@@ -28850,18 +29179,18 @@ class GraphPlan {
           }
           memory.stale[i] = memory.stale[from];
         }
-      } else if (places_[i] == Place::own) {
+      } else if (placed_.places[i] == Place::own) {
         value = Tensor(node.shape);
         memory.stale[i] = 1;
-      } else if (places_[i] == Place::target) {
-        const Write& write = writes_[at(target_[i])];
+      } else if (placed_.places[i] == Place::target) {
+        const Write& write = writes_[at(placed_.target[i])];
         value =
             (write.input >= 0 ? inputs[at(write.input)] : constants[at(write.constant)]).detach();
         memory.stale[i] = 1;
-      } else if (places_[i] == Place::block && first) {
+      } else if (placed_.places[i] == Place::block && first) {
         const std::int64_t count = node.shape.count();
-        value =
-            Tensor(node.shape, detail::slice_storage(memory.block.storage(), offset_[i], count));
+        value = Tensor(node.shape,
+                       detail::slice_storage(memory.block.storage(), placed_.offset[i], count));
       } else if (node.op == Op::literal && first) {
         value = full(node.shape, static_cast<float>(node.numbers[0]));
       }
@@ -28871,7 +29200,7 @@ class GraphPlan {
   void run_step(const Step& step, Memory& memory) const {
     switch (step.kind) {
       case StepKind::vectors: run_vectors(step, memory); return;
-      case StepKind::product: run_matmul(step, memory); return;
+      case StepKind::product: detail::ProductRun{graph_, step, memory.values}(); return;
       case StepKind::kernel: run_kernel(step, memory); return;
     }
   }
@@ -28890,28 +29219,6 @@ class GraphPlan {
     } else {
       kernels::run(step.vectors, in, out);
     }
-  }
-
-  void run_matmul(const Step& step, Memory& memory) const {
-    const auto numbers = [&](int node) {
-      return node < 0 ? nullptr : memory.values[at(node)].origin();
-    };
-    const GraphNode& node = graph_[step.nodes[0]];
-    Tensor& y = memory.values[at(step.outputs.back())];
-    if (step.nodes.size() == 1) {
-      detail::run_product(node, memory.values[at(step.inputs[0])],
-                          memory.values[at(step.inputs[1])], y, nullptr);
-      return;
-    }
-    kernels::GemmEpilogue epilogue;
-    epilogue.scale = step.scale;
-    epilogue.bias = numbers(step.bias);
-    epilogue.activation = step.activation;
-    epilogue.before = numbers(step.before);
-    epilogue.residual = numbers(step.residual);
-    epilogue.ld_before = epilogue.ld_residual = node.shape[-1];
-    detail::run_product(node, memory.values[at(step.inputs[0])], memory.values[at(step.inputs[1])],
-                        y, &epilogue);
   }
 
   // Kernels read rows in order: what lies otherwise is copied for them.
@@ -28956,24 +29263,20 @@ class GraphPlan {
   Shared<detail::ValueLayouts> layouts_;
   List<Step> steps_;
   List<OpRecord> records_;
-  List<Place> places_;
-  List<int> target_;
-  List<std::int64_t> offset_;
-  List<BufferLife> buffers_;
+  detail::Placement placed_;
   Rematerialization rematerialization_;
-  std::int64_t block_ = 0, unshared_ = 0;
   mutable std::atomic<bool> busy_{false};
   mutable Memory memory_;
 };
 
 inline double GraphPlan::result_bytes() const {
   std::int64_t count = 0;
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    count += places_[i] == Place::own ? graph_.nodes[i].shape.count() : 0;
+  for (std::size_t i = 0; i < placed_.places.size(); ++i) {
+    count += placed_.places[i] == Place::own ? graph_.nodes[i].shape.count() : 0;
   }
   for (const int output : graph_.outputs) {
-    const bool made = output >= 0 && (places_[at(output)] == Place::target ||
-                                      places_[at(layouts_->base_of(output))] == Place::own);
+    const bool made = output >= 0 && (placed_.places[at(output)] == Place::target ||
+                                      placed_.places[at(layouts_->base_of(output))] == Place::own);
     count += output >= 0 && !made ? graph_[output].shape.count() : 0;  // a copy
   }
   return 4.0 * static_cast<double>(count);

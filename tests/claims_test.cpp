@@ -279,7 +279,8 @@ TEST_CASE("claim C1: bytes of captured graphs, eager and compiled") {
                {"its graph, tiled", 1e9, "0.07"}});
   CHECK(ours("C1", "its graph, scores") == 4.0 * 32 * 2048 * 2048 * 2);
   CHECK(ours("C1", "its graph, primitives") > 3 * ours("C1", "its graph, scores"));
-  CHECK(ours("C1", "largest difference of the three") < 1e-6);
+  // The chain rounds 8 times, numbers up to 32; a * b + c compiled rounds once.
+  CHECK(ours("C1", "largest difference of the three") < 8 * 32 * std::ldexp(1.0, -24));
   for (const char* row : {"attention in 4 ops, h 2, T 64, d 16", "the same in tiles"}) {
     CHECK(report("C1").row(row).ours == report("C1").row(row).claimed);
   }

@@ -28,6 +28,7 @@ class ProductFusion {
   Step run(int product, List<char>& claimed) {
     Step step;
     step.kind = StepKind::product;
+    step.product = product;
     step.nodes.push_back(product);
     step.inputs = graph_[product].inputs;
     claimed[at(product)] = 1;

@@ -8,11 +8,12 @@
 #include <utility>  // move
 #include <vector>   // vector
 
-#include "tinyscale/compile/buffer_plan.hpp"
 #include "tinyscale/compile/compile_options.hpp"
 #include "tinyscale/compile/graph_cost.hpp"
+#include "tinyscale/compile/placement.hpp"
 #include "tinyscale/compile/rematerialize.hpp"
 #include "tinyscale/compile/run_kernel.hpp"
+#include "tinyscale/compile/run_product.hpp"
 #include "tinyscale/compile/simplify.hpp"
 #include "tinyscale/compile/step.hpp"
 #include "tinyscale/compile/step_builder.hpp"
@@ -21,11 +22,7 @@
 namespace tinyscale {
 class GraphPlan {
  public:
-  // Output `output` of the graph is the new value of an input or a constant, by its number.
-  struct Write {
-    std::size_t output;
-    int input = -1, constant = -1;
-  };
+  using Write = GraphWrite;
 
   // Which of the graph's outputs are written to what stands for one of its inputs or constants.
   GraphPlan(Graph graph, const CompileOptions& options, const List<Write>& writes = List<Write>())
@@ -35,7 +32,7 @@ class GraphPlan {
     layouts_ = Shared<detail::ValueLayouts>(new detail::ValueLayouts(graph_));
     steps_ = detail::StepBuilder(graph_, *layouts_, options_).build();
     build();
-    place();
+    placed_ = detail::Placer(graph_, *layouts_, steps_, writes_, options_.plan_memory).place();
     for (const Step& step : steps_) {
       records_.push_back(detail::record_of(graph_, *layouts_, detail::distinct_inputs(step.inputs),
                                            step.outputs, step.nodes));
@@ -52,12 +49,12 @@ class GraphPlan {
   const List<Step>& steps() const { return steps_; }
   // What each step costs, no times.
   const List<OpRecord>& records() const { return records_; }
-  const List<BufferLife>& buffers() const { return buffers_; }
+  const List<BufferLife>& buffers() const { return placed_.buffers; }
   // Bytes of the block that intermediate results share; of all of them side by side.
-  double block_bytes() const { return 4.0 * static_cast<double>(block_); }
+  double block_bytes() const { return 4.0 * static_cast<double>(placed_.block); }
   // What CompileOptions::activation_bytes led to.
   const Rematerialization& rematerialization() const { return rematerialization_; }
-  double unshared_bytes() const { return 4.0 * static_cast<double>(unshared_); }
+  double unshared_bytes() const { return 4.0 * static_cast<double>(placed_.unshared); }
   double result_bytes() const;  // of what a run returns: memory of its own for each
 
   // The outputs for these inputs (contiguous) and constants; empty where one went to its target.
@@ -84,7 +81,7 @@ class GraphPlan {
   }
 
  private:
-  enum class Place : unsigned char { none, block, own, target };
+  typedef detail::Placement::Place Place;
 
   // The tensors of all nodes, where they stand in one run.
   struct Memory {
@@ -140,161 +137,6 @@ class GraphPlan {
     }
   }
 
-  void place() {
-    const std::size_t n = graph_.nodes.size();
-    places_ = List<Place>(n);
-    target_ = List<int>(n);
-    const int end = static_cast<int>(steps_.size());
-    List<int> written(n), last(n);
-    for (std::size_t i = 0; i < n; ++i) {
-      written[i] = last[i] = -1;
-    }
-    for (int s = 0; s < end; ++s) {
-      for (const int output : steps_[at(s)].outputs) {
-        if (output >= 0) {
-          places_[at(output)] = Place::block;
-          written[at(output)] = s;
-          last[at(output)] = s;
-        }
-      }
-      for (const int input : steps_[at(s)].inputs) {
-        last[at(layouts_->base_of(input))] = s;
-      }
-    }
-    List<char> taken(graph_.outputs.size());
-    for (const Write& write : writes_) {
-      place_write(write, written, last, taken);
-    }
-    for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
-      const int output = graph_.outputs[o];
-      if (output < 0 || taken[o] != 0) {
-        continue;
-      }
-      Place& where = places_[at(layouts_->base_of(output))];
-      where = where == Place::block ? Place::own : where;
-    }
-    List<int> holder(n);  // the node whose buffer each one takes over, at last
-    for (int s = 0; s < end; ++s) {
-      for (const int output : steps_[at(s)].outputs) {
-        if (output < 0 || places_[at(output)] != Place::block) {
-          continue;
-        }
-        holder[at(output)] = output;
-        const int given = options_.plan_memory ? taken_over(steps_[at(s)], output, s, last) : -1;
-        if (given >= 0) {
-          holder[at(output)] = holder[at(given)];
-          for (BufferLife& buffer : buffers_) {
-            buffer.last = buffer.node == holder[at(given)] ? last[at(output)] : buffer.last;
-          }
-          last[at(given)] = -1;  // it is given away once
-          continue;
-        }
-        buffers_.push_back(
-            BufferLife{output, s, last[at(output)], graph_[output].shape.count(), 0});
-      }
-    }
-    for (const BufferLife& buffer : buffers_) {
-      unshared_ +=
-          (buffer.count + detail::buffer_align - 1) / detail::buffer_align * detail::buffer_align;
-    }
-    block_ = detail::place_buffers(buffers_, options_.plan_memory);
-    offset_ = List<std::int64_t>(n);
-    for (const BufferLife& buffer : buffers_) {
-      offset_[at(buffer.node)] = buffer.offset;
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-      if (places_[i] == Place::block) {
-        offset_[i] = offset_[at(holder[i])];
-      }
-    }
-  }
-  // An operand of the same size that nobody reads after this step, and in whose place the result
-  // may be written; or -1.
-  int taken_over(const Step& step, int output, int s, const List<int>& last) const {
-    const bool rows = step.kind == StepKind::kernel && graph_[output].op == Op::scatter_add;
-    if (step.kind != StepKind::vectors && !rows) {
-      return -1;
-    }
-    for (const int input : step.inputs) {
-      const int base = layouts_->base_of(input);
-      if (base == input && places_[at(base)] == Place::block && last[at(base)] == s &&
-          graph_[base].shape == graph_[output].shape && writes_in_place(step, output, base)) {
-        return base;
-      }
-    }
-    return -1;
-  }
-
-  // The value goes to its target at once where nobody reads the old numbers later.
-  void place_write(const Write& write, const List<int>& written, const List<int>& last,
-                   List<char>& taken) {
-    const int value = graph_.outputs[write.output];
-    const int base = layouts_->base_of(value);
-    const int target = node_of(write);
-    const bool dense = write.input >= 0 || graph_.constants[at(write.constant)].is_contiguous();
-    const int last_read = target < 0 ? -1 : last[at(target)];
-    int returned = 0;
-    for (const int output : graph_.outputs) {
-      returned += output >= 0 && layouts_->base_of(output) == base ? 1 : 0;
-    }
-    for (const int output : graph_.outputs) {  // the old numbers are returned, or written elsewhere
-      returned += output >= 0 && target >= 0 && layouts_->base_of(output) == target ? 1 : 0;
-    }
-    const bool made = base == value && places_[at(value)] == Place::block && returned == 1;
-    if (made && dense && last_read <= written[at(value)] &&
-        (target < 0 || writes_in_place(steps_[at(written[at(value)])], value, target))) {
-      places_[at(value)] = Place::target;
-      target_[at(value)] = static_cast<int>(&write - writes_.begin());
-      taken[write.output] = 1;
-    }
-  }
-  // The input or constant that is written, where the graph reads it; else -1.
-  int node_of(const Write& write) const {
-    const Op op = write.input >= 0 ? Op::input : Op::constant;
-    const int number = write.input >= 0 ? write.input : write.constant;
-    for (int i = 0; i < graph_.size(); ++i) {
-      if (graph_[i].op == op && static_cast<int>(graph_[i].number(0)) == number) {
-        return i;
-      }
-    }
-    return -1;
-  }
-  // Whether a step may write where one of its operands stands.
-  bool writes_in_place(const Step& step, int output, int target) const {
-    bool reads = false, only_dense = true;
-    for (const int input : step.inputs) {
-      if (layouts_->base_of(input) == target) {
-        reads = true;
-        only_dense = only_dense && input == target;
-      }
-    }
-    if (!reads) {
-      return true;
-    }
-    if (step.kind == StepKind::vectors) {
-      return only_dense && step.writes_full(output) && reads_densely(step, target);
-    }
-    const Op op = graph_[step.nodes[0]].op;
-    const bool added = op == Op::scatter_add && step.inputs.size() == 3 &&
-                       step.inputs[2] == target && layouts_->base_of(step.inputs[1]) != target;
-    return step.kind == StepKind::kernel && (op == Op::adamw || added);
-  }
-  // The group reads the target once, row by row as it writes.
-  bool reads_densely(const Step& step, int target) const {
-    int times = 0;
-    for (const int input : step.inputs) {
-      times += input == target ? 1 : 0;
-    }
-    for (const int node : step.nodes) {
-      for (const int input : graph_[node].inputs) {
-        if (layouts_->base_of(input) == target && graph_[input].shape != graph_[node].shape) {
-          return false;
-        }
-      }
-    }
-    return times == 1;
-  }
-
   std::vector<Tensor> run_in(Memory& memory, const std::vector<Tensor>& inputs,
                              const List<Tensor>& constants) const {
     begin(memory, inputs, constants);
@@ -309,7 +151,7 @@ class GraphPlan {
     std::vector<Tensor> outputs;
     for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
       const int output = graph_.outputs[o];
-      const bool there = output >= 0 && places_[at(output)] != Place::target;
+      const bool there = output >= 0 && placed_.places[at(output)] != Place::target;
       outputs.push_back(there ? result(memory, output) : Tensor());
     }
     for (const Write& write : writes_) {
@@ -333,7 +175,7 @@ class GraphPlan {
   Tensor result(const Memory& memory, int output) const {
     const Tensor& value = memory.values[at(output)];
     const int base = layouts_->base_of(output);
-    if (places_[at(base)] != Place::own) {
+    if (placed_.places[at(base)] != Place::own) {
       return value.clone();
     }
     return value;
@@ -348,7 +190,7 @@ class GraphPlan {
       memory.values = List<Tensor>(n);
       memory.stale = List<char>(n);
       const MemoryScope scope(MemoryKind::buffer);
-      memory.block = Tensor(Shape{block_});
+      memory.block = Tensor(Shape{placed_.block});
     }
     for (std::size_t i = 0; i < n; ++i) {
       const GraphNode& node = graph_.nodes[i];
@@ -368,18 +210,18 @@ class GraphPlan {
           }
           memory.stale[i] = memory.stale[from];
         }
-      } else if (places_[i] == Place::own) {
+      } else if (placed_.places[i] == Place::own) {
         value = Tensor(node.shape);
         memory.stale[i] = 1;
-      } else if (places_[i] == Place::target) {
-        const Write& write = writes_[at(target_[i])];
+      } else if (placed_.places[i] == Place::target) {
+        const Write& write = writes_[at(placed_.target[i])];
         value =
             (write.input >= 0 ? inputs[at(write.input)] : constants[at(write.constant)]).detach();
         memory.stale[i] = 1;
-      } else if (places_[i] == Place::block && first) {
+      } else if (placed_.places[i] == Place::block && first) {
         const std::int64_t count = node.shape.count();
-        value =
-            Tensor(node.shape, detail::slice_storage(memory.block.storage(), offset_[i], count));
+        value = Tensor(node.shape,
+                       detail::slice_storage(memory.block.storage(), placed_.offset[i], count));
       } else if (node.op == Op::literal && first) {
         value = full(node.shape, static_cast<float>(node.numbers[0]));
       }
@@ -389,7 +231,7 @@ class GraphPlan {
   void run_step(const Step& step, Memory& memory) const {
     switch (step.kind) {
       case StepKind::vectors: run_vectors(step, memory); return;
-      case StepKind::product: run_matmul(step, memory); return;
+      case StepKind::product: detail::ProductRun{graph_, step, memory.values}(); return;
       case StepKind::kernel: run_kernel(step, memory); return;
     }
   }
@@ -408,28 +250,6 @@ class GraphPlan {
     } else {
       kernels::run(step.vectors, in, out);
     }
-  }
-
-  void run_matmul(const Step& step, Memory& memory) const {
-    const auto numbers = [&](int node) {
-      return node < 0 ? nullptr : memory.values[at(node)].origin();
-    };
-    const GraphNode& node = graph_[step.nodes[0]];
-    Tensor& y = memory.values[at(step.outputs.back())];
-    if (step.nodes.size() == 1) {
-      detail::run_product(node, memory.values[at(step.inputs[0])],
-                          memory.values[at(step.inputs[1])], y, nullptr);
-      return;
-    }
-    kernels::GemmEpilogue epilogue;
-    epilogue.scale = step.scale;
-    epilogue.bias = numbers(step.bias);
-    epilogue.activation = step.activation;
-    epilogue.before = numbers(step.before);
-    epilogue.residual = numbers(step.residual);
-    epilogue.ld_before = epilogue.ld_residual = node.shape[-1];
-    detail::run_product(node, memory.values[at(step.inputs[0])], memory.values[at(step.inputs[1])],
-                        y, &epilogue);
   }
 
   // Kernels read rows in order: what lies otherwise is copied for them.
@@ -474,24 +294,20 @@ class GraphPlan {
   Shared<detail::ValueLayouts> layouts_;
   List<Step> steps_;
   List<OpRecord> records_;
-  List<Place> places_;
-  List<int> target_;
-  List<std::int64_t> offset_;
-  List<BufferLife> buffers_;
+  detail::Placement placed_;
   Rematerialization rematerialization_;
-  std::int64_t block_ = 0, unshared_ = 0;
   mutable std::atomic<bool> busy_{false};
   mutable Memory memory_;
 };
 
 inline double GraphPlan::result_bytes() const {
   std::int64_t count = 0;
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    count += places_[i] == Place::own ? graph_.nodes[i].shape.count() : 0;
+  for (std::size_t i = 0; i < placed_.places.size(); ++i) {
+    count += placed_.places[i] == Place::own ? graph_.nodes[i].shape.count() : 0;
   }
   for (const int output : graph_.outputs) {
-    const bool made = output >= 0 && (places_[at(output)] == Place::target ||
-                                      places_[at(layouts_->base_of(output))] == Place::own);
+    const bool made = output >= 0 && (placed_.places[at(output)] == Place::target ||
+                                      placed_.places[at(layouts_->base_of(output))] == Place::own);
     count += output >= 0 && !made ? graph_[output].shape.count() : 0;  // a copy
   }
   return 4.0 * static_cast<double>(count);

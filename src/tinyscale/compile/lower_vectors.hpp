@@ -24,8 +24,11 @@ class VectorLowering {
         space_(vectors.spaces[static_cast<std::size_t>(group(members[0]))]),
         program_(outer(), Dim(space_.cols())) {}
 
-  // `needed`: of each node, whether anything outside its group reads it.
-  Step lower(const List<char>& needed) {
+  // Whether rows are one dimension: a program of other row counts can be made of it.
+  bool is_even() const { return even_; }
+
+  // `needed`: of each node, whether anything outside its group reads it. `last`: one more that is.
+  Step lower(const List<char>& needed, int last = -1) {
     Step step;
     step.kind = StepKind::vectors;
     step.nodes = members_;
@@ -35,9 +38,15 @@ class VectorLowering {
       const int value = sums ? operand(node, 0) : compute(node, role);
       made_.push_back(Made{node, value});
       step.values.push_back(value);
-      if (needed[static_cast<std::size_t>(node)] != 0) {
+      if (needed[static_cast<std::size_t>(node)] != 0 && node != last) {
         step.outputs.push_back(node);
         program_.output(value, output_kind(node, role, program_.extent(value)));
+      }
+    }
+    for (const Made& made : made_) {
+      if (made.node == last) {
+        step.outputs.push_back(last);
+        program_.output(made.value, kernels::VectorOutput::full);
       }
     }
     for (const Read& read : reads_) {

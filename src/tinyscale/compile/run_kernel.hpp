@@ -262,26 +262,5 @@ struct NodeKernel {
   }
 };
 
-// A product in the format of its node, y = x w, with what follows it.
-inline void run_product(const GraphNode& node, const Tensor& x, const Tensor& w, Tensor& y,
-                        const kernels::GemmEpilogue* epilogue) {
-  const MatmulFormat format(static_cast<DType>(static_cast<int>(node.number(0))));
-  const std::int64_t k = w.dim(-2), n = w.dim(-1);
-  if (w.dims() == 2) {
-    const std::int64_t m = y.count() / std::max<std::int64_t>(n, 1);
-    const bool dense = x.is_contiguous() || x.dims() == 2;
-    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), false), Trans::no, k);
-    const Matrix b = matrix_of(as_operand(w, false), Trans::no, n);
-    if (epilogue != nullptr) {
-      kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,
-                          0.0f, y.data(), n, *epilogue);
-    } else {
-      multiply(m, n, k, a, a.own.origin(), b, b.own.origin(), 0.0f, y.data());
-    }
-    return;
-  }
-  multiply_batched(x, w, y);
-}
-
 }  // namespace detail
 }  // namespace tinyscale

@@ -40,9 +40,16 @@ struct Step {
   LoadedKernel built;              // runs in place of the plan where there is one
 
   // Of a product with what follows it: nodes, or -1.
-  int bias = -1, residual = -1, before = -1;
+  int product = -1, bias = -1, residual = -1, before = -1;
   float scale = 1.0f;
   kernels::Activation activation = kernels::Activation::none;
+
+  // Of a product whose left operand is computed a block of rows at a time and never written whole:
+  // one group, its `program` that of all rows, its `vectors` of `block_rows`, `tail` of what is
+  // left behind whole blocks.
+  List<Step> prologue;
+  std::int64_t block_rows = 0;
+  kernels::VectorPlan tail;
 
   std::string name(const Graph& graph) const;
   // Whether a group writes this node row by row, all of it.

@@ -7,6 +7,7 @@
 
 #include "tinyscale/compile/compile_options.hpp"
 #include "tinyscale/compile/fuse_products.hpp"
+#include "tinyscale/compile/fuse_prologues.hpp"
 #include "tinyscale/compile/fuse_vectors.hpp"
 #include "tinyscale/compile/lower_vectors.hpp"
 #include "tinyscale/compile/step.hpp"
@@ -39,6 +40,7 @@ class StepBuilder {
         options_(options),
         fusion_(graph),
         vectors_(graph, layouts, fusion_, options.fuse_elementwise, options.fuse_rows),
+        prologues_(graph, layouts, fusion_, vectors_),
         claimed_(graph.nodes.size()) {}
 
   List<Step> build() {
@@ -51,6 +53,9 @@ class StepBuilder {
       }
     }
     vectors_.run(claimed_);
+    for (const Step& product : products_) {
+      prologues_.run(product);
+    }
     mark_needed();
     List<Step> steps;
     for (int i = 0; i < graph_.size(); ++i) {
@@ -66,11 +71,12 @@ class StepBuilder {
   void mark_needed() {
     needed_ = List<char>(graph_.nodes.size());
     for (int i = 0; i < graph_.size(); ++i) {
-      for (const int input : graph_[i].inputs) {
-        const int source = vectors_.source_of(input);
+      const List<int>& inputs = graph_[i].inputs;
+      for (std::size_t k = 0; k < inputs.size(); ++k) {
+        const int input = inputs[k], source = vectors_.source_of(input);
         const bool inside =
             source >= 0 && vectors_.roles[at(i)] != VectorRole::none && fusion_.same(source, i);
-        if (!inside) {
+        if (!inside && !prologues_.is_made_for(i, k)) {
           needed_[at(layouts_.base_of(input))] = 1;
         }
       }
@@ -119,7 +125,8 @@ class StepBuilder {
     const List<int>& members = fusion_.members(group);
     const int first = members[0];
     for (Step& product : products_) {
-      if (!product.nodes.empty() && product.nodes[0] == first) {
+      if (product.product >= 0 && fusion_.same(product.product, first)) {
+        prologues_.lower(product, needed_);
         steps.push_back(std::move(product));
         return;
       }
@@ -137,6 +144,7 @@ class StepBuilder {
     }
     Step step;
     step.kind = node.op == Op::matmul ? StepKind::product : StepKind::kernel;
+    step.product = node.op == Op::matmul ? first : -1;
     step.nodes.push_back(first);
     step.inputs = node.inputs;
     const int parts = facts_of(node.op).parts;
@@ -156,6 +164,7 @@ class StepBuilder {
   const CompileOptions& options_;
   Fusion fusion_;
   VectorFusion vectors_;
+  PrologueFusion prologues_;
   List<char> claimed_, needed_, done_;
   List<Step> products_;
 };

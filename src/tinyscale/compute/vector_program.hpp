@@ -218,6 +218,19 @@ class VectorProgram {
     outputs_.push_back({value_number, kind});
   }
 
+  // The same of so many rows; its own must be in one dimension.
+  VectorProgram with_rows(Dim rows) const {
+    if (outer_.size() != 1) {
+      detail::fail({"VectorProgram: with_rows of a program whose outer is ", outer_,
+                    "; it must have one dimension"});
+    }
+    VectorProgram out = *this;
+    out.outer_ = Shape{rows};
+    out.rows_ = rows.value;
+    Shape{rows, cols_}.count();
+    return out;
+  }
+
   const Shape& outer() const { return outer_; }
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
