@@ -26756,8 +26756,9 @@ namespace detail {
 // Nodes by group; a node alone is a group of one. Groups are merged, never split.
 class Fusion {
  public:
-  explicit Fusion(const Graph& graph)
+  Fusion(const Graph& graph, const ValueLayouts& layouts)
       : graph_(graph),
+        layouts_(layouts),
         group_(graph.nodes.size()),
         members_(graph.nodes.size()),
         first_(graph.nodes.size()),
@@ -26802,7 +26803,7 @@ class Fusion {
     const auto visit = [&](int group, bool direct) {
       for (const int node : members(group)) {
         for (const int input : graph_[node].inputs) {
-          const int next = group_of(input);
+          const int next = group_of(layouts_.base_of(input));  // a view takes no time
           const auto at = static_cast<std::size_t>(next);
           if (next == group || seen_[at] == mark_ || (direct && next == to)) {
             continue;
@@ -26832,6 +26833,7 @@ class Fusion {
   }
 
   const Graph& graph_;
+  const ValueLayouts& layouts_;
   List<int> group_;
   List<List<int>> members_;
   List<int> first_, last_;  // of each group: its lowest and highest node
@@ -27130,13 +27132,13 @@ class VectorFusion {
       for (const int node : fusion_.members(group)) {
         for (const int operand : graph_[node].inputs) {
           // Sums over rows are there when the group is done, not before.
-          const int from = fusion_.group_of(operand);
-          if (roles[static_cast<std::size_t>(operand)] > VectorRole::row_reduction &&
+          const int base = layouts_.base_of(operand), from = fusion_.group_of(base);
+          if (roles[static_cast<std::size_t>(base)] > VectorRole::row_reduction &&
               (from == a || from == b)) {
             return false;
           }
           const int member = source_of(operand);
-          const int of = fusion_.group_of(member < 0 ? operand : member);
+          const int of = fusion_.group_of(member < 0 ? base : member);
           if (of == a || of == b) {  // a total is known once its group has run
             if (member < 0 || !fits(space, member, operand)) {
               return false;
@@ -28359,10 +28361,10 @@ struct CompileOptions {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Rows that are made at a time: 1 MB of them, in the cache of level 2, in multiples of every
-// tile's; at least 8 blocks for the threads to share, but all at once where they are few.
+// Rows that are made at a time: 1 MB of them, in the cache of level 2, in multiples of a
+// product's own blocks; at least 16 blocks for the threads to share, all at once where they are few.
 inline std::int64_t block_rows(std::int64_t rows, std::int64_t cols) {
-  const std::int64_t fit = std::min((std::int64_t{1} << 19) / cols, rows / 8);
+  const std::int64_t fit = std::min((std::int64_t{1} << 18) / cols, rows / 16);
   return rows < 384 ? rows : std::max<std::int64_t>(fit / 96, 1) * 96;
 }
 
@@ -28519,7 +28521,7 @@ class StepBuilder {
       : graph_(graph),
         layouts_(layouts),
         options_(options),
-        fusion_(graph),
+        fusion_(graph, layouts),
         vectors_(graph, layouts, fusion_, options.fuse_elementwise, options.fuse_rows),
         prologues_(graph, layouts, fusion_, vectors_),
         claimed_(graph.nodes.size()) {}
@@ -28583,7 +28585,7 @@ class StepBuilder {
       bool ready = true;
       for (const int node : fusion_.members(group)) {
         for (const int input : graph_[node].inputs) {
-          const int other = fusion_.group_of(input);
+          const int other = fusion_.group_of(layouts_.base_of(input));
           if (other != group && done_[at(other)] != 2) {
             open.push_back(other);
             ready = false;

@@ -271,13 +271,13 @@ class VectorFusion {
       for (const int node : fusion_.members(group)) {
         for (const int operand : graph_[node].inputs) {
           // Sums over rows are there when the group is done, not before.
-          const int from = fusion_.group_of(operand);
-          if (roles[static_cast<std::size_t>(operand)] > VectorRole::row_reduction &&
+          const int base = layouts_.base_of(operand), from = fusion_.group_of(base);
+          if (roles[static_cast<std::size_t>(base)] > VectorRole::row_reduction &&
               (from == a || from == b)) {
             return false;
           }
           const int member = source_of(operand);
-          const int of = fusion_.group_of(member < 0 ? operand : member);
+          const int of = fusion_.group_of(member < 0 ? base : member);
           if (of == a || of == b) {  // a total is known once its group has run
             if (member < 0 || !fits(space, member, operand)) {
               return false;

@@ -15,8 +15,9 @@ namespace detail {
 // Nodes by group; a node alone is a group of one. Groups are merged, never split.
 class Fusion {
  public:
-  explicit Fusion(const Graph& graph)
+  Fusion(const Graph& graph, const ValueLayouts& layouts)
       : graph_(graph),
+        layouts_(layouts),
         group_(graph.nodes.size()),
         members_(graph.nodes.size()),
         first_(graph.nodes.size()),
@@ -61,7 +62,7 @@ class Fusion {
     const auto visit = [&](int group, bool direct) {
       for (const int node : members(group)) {
         for (const int input : graph_[node].inputs) {
-          const int next = group_of(input);
+          const int next = group_of(layouts_.base_of(input));  // a view takes no time
           const auto at = static_cast<std::size_t>(next);
           if (next == group || seen_[at] == mark_ || (direct && next == to)) {
             continue;
@@ -91,6 +92,7 @@ class Fusion {
   }
 
   const Graph& graph_;
+  const ValueLayouts& layouts_;
   List<int> group_;
   List<List<int>> members_;
   List<int> first_, last_;  // of each group: its lowest and highest node

@@ -38,7 +38,7 @@ class StepBuilder {
       : graph_(graph),
         layouts_(layouts),
         options_(options),
-        fusion_(graph),
+        fusion_(graph, layouts),
         vectors_(graph, layouts, fusion_, options.fuse_elementwise, options.fuse_rows),
         prologues_(graph, layouts, fusion_, vectors_),
         claimed_(graph.nodes.size()) {}
@@ -102,7 +102,7 @@ class StepBuilder {
       bool ready = true;
       for (const int node : fusion_.members(group)) {
         for (const int input : graph_[node].inputs) {
-          const int other = fusion_.group_of(input);
+          const int other = fusion_.group_of(layouts_.base_of(input));
           if (other != group && done_[at(other)] != 2) {
             open.push_back(other);
             ready = false;
