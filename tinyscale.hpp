@@ -147,15 +147,15 @@
 //   tinyscale/compile/fuse_vectors.hpp       Elementwise ops
 //   tinyscale/compile/lower_vectors.hpp      A group of nodes as a vector program
 //   tinyscale/compile/fuse_products.hpp      What follows a matrix product
+//   tinyscale/compile/fuse_prologues.hpp     What comes before a matrix product
 //   tinyscale/compile/run_kernel.hpp         Ops that a kernel of their own computes
+//   tinyscale/compile/run_product.hpp        A matrix product of a plan
 //   tinyscale/compile/graph_cost.hpp         What the ops of a graph cost
 //   tinyscale/compile/buffer_plan.hpp        Memory of a plan
+//   tinyscale/compile/placement.hpp          Where the numbers of each node of a graph stand
 //   tinyscale/compile/rematerialize.hpp      Recomputation by a byte budget
 //   tinyscale/compile/compile_options.hpp    Which passes a compilation runs
-//   tinyscale/compile/fuse_prologues.hpp     What comes before a matrix product
 //   tinyscale/compile/step_builder.hpp       From a graph to steps
-//   tinyscale/compile/placement.hpp          Where the numbers of each node of a graph stand
-//   tinyscale/compile/run_product.hpp        A matrix product of a plan
 //   tinyscale/compile/graph_plan.hpp         A graph made ready to run
 //   tinyscale/compile/print_plan.hpp         A graph plan as one C++ file
 //   tinyscale/compile/graph_cut.hpp          Part of a graph as a graph of its own
@@ -25112,8 +25112,9 @@ inline int same_as(const Graph& graph, const GraphNode& node) {
 // Where each node went; -1: nowhere.
 using NodeMap = List<int>;
 
-// The nodes that the outputs need, each behind its operands, otherwise in their order.
-inline NodeMap sort_needed(Graph& graph) {
+// The nodes that the outputs need, each behind its operands, otherwise in their order. late: what a
+// backward pass needs of the forward pass right before it is needed first.
+inline NodeMap sort_needed(Graph& graph, bool late = false) {
   const auto n = static_cast<std::size_t>(graph.size());
   List<char> needed(n);
   List<int> open;
@@ -25142,11 +25143,18 @@ inline NodeMap sort_needed(Graph& graph) {
   }
   List<GraphNode> sorted;
   sorted.reserve(n);
-  for (int i = 0; i < graph.size(); ++i) {
-    if (needed[static_cast<std::size_t>(i)] == 0) {
+  const int outputs = static_cast<int>(graph.outputs.size());
+  for (int i = 0; i < graph.size() + outputs; ++i) {
+    const int next =
+        i < graph.size() ? i : graph.outputs[static_cast<std::size_t>(i - graph.size())];
+    if (next < 0 || needed[static_cast<std::size_t>(next)] == 0) {
       continue;
     }
-    open.push_back(i);
+    const bool waits = facts_of(graph[next].op).kind != OpKind::source && !graph[next].backward;
+    if (late && i < graph.size() && waits) {
+      continue;
+    }
+    open.push_back(next);
     while (!open.empty()) {
       const int node = open.back();
       bool ready = true;
@@ -27613,6 +27621,144 @@ class ProductFusion {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/fuse_prologues.hpp
+// What comes before a matrix product: a group whose rows only the product reads. It joins the
+// product, which makes a block of those rows at a time and multiplies it while it is in cache.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Rows that are made at a time: 1 MB of them, in the cache of level 2, in multiples of a
+// product's own blocks; at least 16 blocks for the threads to share, all at once where they are
+// few.
+inline std::int64_t block_rows(std::int64_t rows, std::int64_t cols) {
+  const std::int64_t fit = std::min((std::int64_t{1} << 18) / cols, rows / 16);
+  return rows < 384 ? rows : std::max<std::int64_t>(fit / 96, 1) * 96;
+}
+
+class PrologueFusion {
+ public:
+  PrologueFusion(const Graph& graph, const ValueLayouts& layouts, Fusion& fusion,
+                 const VectorFusion& vectors)
+      : graph_(graph),
+        layouts_(layouts),
+        fusion_(fusion),
+        vectors_(vectors),
+        users_(users_of(graph)),
+        members_(graph.nodes.size()) {}
+
+  // Joins the group in front of a product to it, where it may.
+  void run(const Step& step) {
+    const GraphNode& product = graph_[step.product];
+    if (!is_plain_product(graph_, product)) {
+      return;
+    }
+    const int x = product.inputs[0], source = vectors_.source_of(x);
+    if (source < 0 || layouts_.base_of(x) != source || !layouts_.of(x).is_contiguous() ||
+        layouts_.base_of(product.inputs[1]) == source || layouts_.is_copy(source)) {
+      return;
+    }
+    const int group = fusion_.group_of(source);
+    const VectorSpace& space = vectors_.spaces[at(group)];
+    const bool table = space.is_full(graph_[source].shape) && space.is_full(graph_[x].shape) &&
+                       space.rows() > 1 && space.cols() > 0 && product.shape[-1] >= 16;
+    if (!table || graph_[source].backward != product.backward || !is_only_for(step, source) ||
+        !others_fit(space, group)) {
+      return;
+    }
+    const List<int> members = fusion_.members(group);
+    if (!VectorLowering(graph_, layouts_, vectors_, members).is_even() ||
+        !fusion_.may_merge(group, fusion_.group_of(step.product))) {
+      return;
+    }
+    fusion_.merge(group, fusion_.group_of(step.product));
+    members_[at(step.product)] = members;
+  }
+
+  // Whether a node reads this operand as rows that are made for it.
+  bool is_made_for(int node, std::size_t operand) const {
+    return operand == 0 && !members_[at(node)].empty();
+  }
+
+  // Adds to a product's step the group that joined it.
+  void lower(Step& step, const List<char>& needed) const {
+    const List<int>& members = members_[at(step.product)];
+    if (members.empty()) {
+      return;
+    }
+    const int source = vectors_.source_of(graph_[step.product].inputs[0]);
+    Step group = VectorLowering(graph_, layouts_, vectors_, members).lower(needed, source);
+    const std::int64_t rows = group.program.rows(), cols = group.program.cols();
+    step.block_rows = block_rows(rows, cols);
+    group.vectors = kernels::plan_vectors(group.program.with_rows(step.block_rows));
+    if (rows % step.block_rows > 0) {
+      step.tail = kernels::plan_vectors(group.program.with_rows(rows % step.block_rows));
+    }
+    List<int> nodes = members, inputs = group.inputs, outputs;
+    for (const int node : step.nodes) {
+      nodes.push_back(node);
+    }
+    for (std::size_t i = 1; i < step.inputs.size(); ++i) {
+      inputs.push_back(step.inputs[i]);
+    }
+    for (std::size_t i = 0; i + 1 < group.outputs.size(); ++i) {
+      outputs.push_back(group.outputs[i]);
+    }
+    for (const int output : step.outputs) {
+      outputs.push_back(output);
+    }
+    step.nodes = nodes;
+    step.inputs = inputs;
+    step.outputs = outputs;
+    step.prologue.push_back(std::move(group));
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+
+  // Seen through views, nobody but the node's own group and the product reads it.
+  bool is_only_for(const Step& step, int node) const {
+    for (const int user : users_[at(node)]) {
+      const bool view = user >= 0 && facts_of(graph_[user].op).kind == OpKind::view &&
+                        !layouts_.is_copy(user) && vectors_.roles[at(user)] == VectorRole::none;
+      if (user < 0 || (view && !is_only_for(step, user)) ||
+          (!view && user != step.product && !is_member(user, node))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool is_member(int user, int operand) const {
+    const int member = vectors_.source_of(operand);
+    return vectors_.roles[at(user)] != VectorRole::none && member >= 0 &&
+           fusion_.same(member, user);
+  }
+
+  // Sums over rows are there when all rows are done: too late. Of the others, those that somebody
+  // else needs must be one number or all of each row.
+  bool others_fit(const VectorSpace& space, int group) const {
+    for (const int node : fusion_.members(group)) {
+      const VectorRole role = vectors_.roles[at(node)];
+      const Shape& shape = graph_[node].shape;
+      if (role == VectorRole::none || role > VectorRole::row_reduction ||
+          (!space.is_full(shape) && !space.is_rows(shape))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const Graph& graph_;
+  const ValueLayouts& layouts_;
+  Fusion& fusion_;
+  const VectorFusion& vectors_;
+  List<List<int>> users_;
+  List<List<int>> members_;  // of the group in front of each product
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/run_kernel.hpp
 // Ops that a kernel of their own computes, straight into the memory that a plan gives them.
 
@@ -27872,6 +28018,120 @@ struct NodeKernel {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/run_product.hpp
+// A matrix product of a plan, with what comes before and after it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A step and the tensors of all nodes.
+struct ProductRun {
+  const Graph& graph;
+  const Step& step;
+  const List<Tensor>& values;
+
+  void operator()() const {
+    if (!step.prologue.empty()) {
+      by_blocks();
+    } else if (step.nodes.size() == 1) {
+      plain(nullptr);
+    } else {
+      const kernels::GemmEpilogue epilogue = epilogue_from(0);
+      plain(&epilogue);
+    }
+  }
+
+ private:
+  const GraphNode& node() const { return graph[step.product]; }
+  const Tensor& of(int number) const { return values[static_cast<std::size_t>(number)]; }
+  const Tensor& y() const { return of(step.outputs.back()); }
+
+  // What follows, of the rows from `row` on.
+  kernels::GemmEpilogue epilogue_from(std::int64_t row) const {
+    const std::int64_t n = node().shape[-1];
+    const auto numbers = [&](int number, std::int64_t apart) {
+      return number < 0 ? nullptr : of(number).origin() + row * apart;
+    };
+    kernels::GemmEpilogue out;
+    out.scale = step.scale;
+    out.bias = numbers(step.bias, 0);
+    out.activation = step.activation;
+    out.before = numbers(step.before, n);
+    out.residual = numbers(step.residual, n);
+    out.ld_before = out.ld_residual = n;
+    return out;
+  }
+
+  // In the format of the node.
+  void plain(const kernels::GemmEpilogue* epilogue) const {
+    const Tensor &x = of(node().inputs[0]), &w = of(node().inputs[1]);
+    Tensor to = y();
+    if (w.dims() != 2) {
+      multiply_batched(x, w, to);
+      return;
+    }
+    const MatmulFormat format(static_cast<DType>(static_cast<int>(node().number(0))));
+    const std::int64_t k = w.dim(0), n = w.dim(1), m = to.count() / std::max<std::int64_t>(n, 1);
+    const bool dense = x.is_contiguous() || x.dims() == 2;
+    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), false), Trans::no, k);
+    const Matrix b = matrix_of(as_operand(w, false), Trans::no, n);
+    if (epilogue != nullptr) {
+      kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,
+                          0.0f, to.data(), n, *epilogue);
+    } else {
+      multiply(m, n, k, a, a.own.origin(), b, b.own.origin(), 0.0f, to.data());
+    }
+  }
+
+  // Rows of the left operand are made in cache and multiplied there: one block on all threads, or
+  // each thread blocks of its own against weights packed once.
+  void by_blocks() const {
+    const Step& group = step.prologue[0];
+    const std::int64_t m = group.program.rows(), k = group.program.cols(), n = node().shape[-1];
+    const Matrix b = matrix_of(as_operand(of(node().inputs[1]), false), Trans::no, n);
+    Tensor to = y();
+    float* const c = to.data();
+    if (m <= step.block_rows) {
+      const Scratch x(m * k);
+      make_rows(group, group.vectors, 0, x.data());
+      kernels::gemm_fused(Trans::no, b.trans, m, n, k, x.data(), k, b.own.origin(), b.ld, 0.0f, c,
+                          n, epilogue_from(0));
+      return;
+    }
+    const kernels::PackedWeights weights =
+        kernels::pack_weights(b.trans, k, n, b.own.origin(), b.ld);
+    const std::int64_t blocks = (m + step.block_rows - 1) / step.block_rows;
+    parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Scratch x(step.block_rows * k);
+      for (std::int64_t row = begin * step.block_rows; row < std::min(m, end * step.block_rows);
+           row += step.block_rows) {
+        const std::int64_t rows = std::min(step.block_rows, m - row);
+        make_rows(group, rows < step.block_rows ? step.tail : group.vectors, row, x.data());
+        kernels::gemm_packed(rows, x.data(), k, weights, 0.0f, c + row * n, n, epilogue_from(row));
+      }
+    });
+  }
+
+  // Rows from `row` on of all that the group computes; its last output is x.
+  void make_rows(const Step& group, const kernels::VectorPlan& plan, std::int64_t row,
+                 float* x) const {
+    const float* in[3 * most_members];
+    float* out[most_members];
+    for (std::size_t i = 0; i < group.inputs.size(); ++i) {
+      in[i] = of(group.inputs[i]).origin() + row * group.program.inputs()[i].strides[0];
+    }
+    for (std::size_t i = 0; i + 1 < group.outputs.size(); ++i) {
+      const bool full = group.program.outputs()[i].kind == kernels::VectorOutput::full;
+      out[i] = of(group.outputs[i]).origin() + row * (full ? group.program.cols() : 1);
+    }
+    out[group.outputs.size() - 1] = x;
+    kernels::run(plan, in, out);
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/graph_cost.hpp
 // What the ops of a graph cost: FLOPs by the same table as eager ops, bytes of what is read and
 // written where each node is run alone, or where steps run several together.
@@ -28122,539 +28382,6 @@ inline std::int64_t peak_in_use(const List<BufferLife>& buffers, int steps) {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compile/rematerialize.hpp
-// Recomputation by a byte budget: results of the forward pass that the backward pass reads are kept
-// until then, or computed again when it comes to them. The cheapest FLOPs a byte go first, until
-// what is kept fits (arXiv 1604.06174; chosen as a knapsack, greedily).
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// What a budget led to.
-struct Rematerialization {
-  double kept_before = 0,
-         kept = 0;   // bytes of the forward pass that live on into the backward pass
-  double flops = 0;  // computed twice
-  int nodes = 0;     // of which ops
-};
-
-namespace detail {
-
-class Rematerializer {
- public:
-  explicit Rematerializer(Graph& graph)
-      : graph_(graph),
-        late_(graph.nodes.size()),
-        kept_(graph.nodes.size()),
-        clone_(graph.nodes.size()) {
-    for (int i = 0; i < graph.size(); ++i) {
-      const GraphNode& node = graph[i];
-      bool late = node.backward;
-      for (const int input : node.inputs) {
-        late = late || late_[at(input)] != 0;
-      }
-      late_[at(i)] = late ? 1 : 0;
-    }
-  }
-
-  Rematerialization run(double budget) {
-    Rematerialization out;
-    find_kept();
-    for (int i = 0; i < graph_.size(); ++i) {
-      out.kept_before += kept_[at(i)] != 0 ? bytes(i) : 0;
-    }
-    out.kept = out.kept_before;
-    while (out.kept > budget) {
-      int best = -1;
-      double best_price = 0;
-      for (int i = 0; i < graph_.size(); ++i) {
-        if (kept_[at(i)] == 0 || graph_[i].shape.count() < 64) {
-          continue;
-        }
-        const double flops = price(i);
-        if (flops >= 0 && (best < 0 || flops / bytes(i) < best_price)) {
-          best = i;
-          best_price = flops / bytes(i);
-        }
-      }
-      if (best < 0) {
-        break;  // all that is left is what everything else is made of
-      }
-      kept_[at(best)] = 0;
-      out.kept -= bytes(best);
-    }
-    if (out.kept < out.kept_before) {
-      rewrite(out);
-    }
-    return out;
-  }
-
- private:
-  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
-  double bytes(int node) const { return 4.0 * count_of(graph_[node].shape); }
-  bool is_source(int node) const { return facts_of(graph_[node].op).kind == OpKind::source; }
-  bool is_view(int node) const { return facts_of(graph_[node].op).kind == OpKind::view; }
-
-  // Forward results, seen through views, that late nodes read.
-  void find_kept() {
-    for (int i = 0; i < graph_.size(); ++i) {
-      if (late_[at(i)] == 0) {
-        continue;
-      }
-      for (int input : graph_[i].inputs) {
-        while (late_[at(input)] == 0 && is_view(input)) {
-          input = graph_[input].inputs[0];
-        }
-        if (late_[at(input)] == 0 && !is_source(input)) {
-          kept_[at(input)] = 1;
-        }
-      }
-    }
-    for (int output : graph_.outputs) {  // the caller keeps it anyway
-      while (output >= 0 && is_view(output)) {
-        output = graph_[output].inputs[0];
-      }
-      if (output >= 0) {
-        returned_.push_back(output);
-      }
-    }
-  }
-
-  // FLOPs to compute a node again from what else is kept; -1: it would take most of the pass.
-  double price(int node) const {
-    for (const int output : returned_) {
-      if (output == node) {
-        return -1;
-      }
-    }
-    double flops = 0;
-    int left = 64;
-    List<int> open, seen;
-    open.push_back(node);
-    while (!open.empty()) {
-      const int now = open.back();
-      open.pop_back();
-      bool known = false;
-      for (const int before : seen) {
-        known = known || before == now;
-      }
-      if (known || is_source(now) || (now != node && kept_[at(now)] != 0)) {
-        continue;
-      }
-      if (--left < 0) {
-        return -1;
-      }
-      seen.push_back(now);
-      const NodeFlops own = flops_of(graph_, graph_[now]);
-      flops += own.matmul + own.vector;
-      for (const int input : graph_[now].inputs) {
-        open.push_back(input);
-      }
-    }
-    return flops;
-  }
-
-  // Late nodes read copies of what is no longer kept, made where the first of them needs it.
-  void rewrite(Rematerialization& out) {
-    Graph again;
-    again.constants = graph_.constants;
-    again.nodes.reserve(2 * graph_.nodes.size());
-    List<int> to(graph_.nodes.size());
-    for (int& place : clone_) {
-      place = -1;
-    }
-    for (int i = 0; i < graph_.size(); ++i) {
-      GraphNode node = graph_[i];
-      for (int& input : node.inputs) {
-        const bool from_forward = late_[at(i)] != 0 && late_[at(input)] == 0;
-        input = from_forward ? copy_of(input, again, to, out) : to[at(input)];
-      }
-      again.nodes.push_back(std::move(node));
-      to[at(i)] = again.size() - 1;
-    }
-    for (const int input : graph_.inputs) {
-      again.inputs.push_back(to[at(input)]);
-    }
-    for (const int output : graph_.outputs) {
-      again.outputs.push_back(output < 0 ? -1 : to[at(output)]);
-    }
-    std::swap(graph_, again);
-  }
-  int copy_of(int node, Graph& again, const List<int>& to, Rematerialization& out) {
-    if (is_source(node) || kept_[at(node)] != 0 || is_returned(node)) {
-      return to[at(node)];
-    }
-    if (clone_[at(node)] < 0) {
-      GraphNode copy = graph_[node];
-      for (int& input : copy.inputs) {
-        input = copy_of(input, again, to, out);
-      }
-      copy.backward = true;
-      if (!is_free(copy)) {
-        const NodeFlops own = flops_of(graph_, graph_[node]);
-        out.flops += own.matmul + own.vector;
-        ++out.nodes;
-      }
-      again.nodes.push_back(std::move(copy));
-      clone_[at(node)] = again.size() - 1;
-    }
-    return clone_[at(node)];
-  }
-  bool is_returned(int node) const {
-    for (const int output : returned_) {
-      if (output == node) {
-        return true;
-      }
-    }
-    return false;
-  }
-
-  Graph& graph_;
-  List<char> late_, kept_;
-  List<int> clone_, returned_;
-};
-
-}  // namespace detail
-
-// Cuts what the forward pass keeps to so many bytes where that can be; the graph computes the same
-// numbers.
-inline Rematerialization rematerialize(Graph& graph, double budget) {
-  return detail::Rematerializer(graph).run(budget);
-}
-
-}}  // namespace tinyscale
-
-// >> tinyscale/compile/compile_options.hpp
-// Which passes a compilation runs. With all of them off a graph runs primitive by primitive.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-struct CompileOptions {
-  bool simplify = true;          // dead code, common subexpressions
-  bool fuse_elementwise = true;  // chains of elementwise ops in one pass over memory
-  bool fuse_rows = true;         // reductions with their neighbours: softmax, norms, cross-entropy
-  bool fuse_matmul = true;       // what follows a product into it; the loss with the last one
-  bool fuse_attention = true;    // attention tile by tile, without the [T, T] scores
-  bool plan_memory = true;       // buffers reused by lifetime
-  // Bytes of activations that the forward pass may keep for the backward pass; 0: all. Cheap ones
-  // above it are computed again.
-  double activation_bytes = 0;
-  bool symbolic_batch = false;  // one graph for all sizes of the first dimension
-  bool recognize = true;        // primitives written out that are a composite op
-  // Groups printed as C++, built by this machine's compiler and loaded: load_kernel.hpp.
-  bool build = false;
-  int confirmations = 1;  // calls that run the function once more to see the same graph
-
-  static CompileOptions none() {
-    CompileOptions off;
-    off.simplify = off.fuse_elementwise = off.fuse_rows = off.fuse_matmul = off.fuse_attention =
-        off.plan_memory = off.recognize = false;
-    return off;
-  }
-};
-
-}}  // namespace tinyscale
-
-// >> tinyscale/compile/fuse_prologues.hpp
-// What comes before a matrix product: a group whose rows only the product reads. It joins the
-// product, which makes a block of those rows at a time and multiplies it while it is in cache.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// Rows that are made at a time: 1 MB of them, in the cache of level 2, in multiples of a
-// product's own blocks; at least 16 blocks for the threads to share, all at once where they are few.
-inline std::int64_t block_rows(std::int64_t rows, std::int64_t cols) {
-  const std::int64_t fit = std::min((std::int64_t{1} << 18) / cols, rows / 16);
-  return rows < 384 ? rows : std::max<std::int64_t>(fit / 96, 1) * 96;
-}
-
-class PrologueFusion {
- public:
-  PrologueFusion(const Graph& graph, const ValueLayouts& layouts, Fusion& fusion,
-                 const VectorFusion& vectors)
-      : graph_(graph),
-        layouts_(layouts),
-        fusion_(fusion),
-        vectors_(vectors),
-        users_(users_of(graph)),
-        members_(graph.nodes.size()) {}
-
-  // Joins the group in front of a product to it, where it may.
-  void run(const Step& step) {
-    const GraphNode& product = graph_[step.product];
-    if (!is_plain_product(graph_, product)) {
-      return;
-    }
-    const int x = product.inputs[0], source = vectors_.source_of(x);
-    if (source < 0 || layouts_.base_of(x) != source || !layouts_.of(x).is_contiguous() ||
-        layouts_.base_of(product.inputs[1]) == source || layouts_.is_copy(source)) {
-      return;
-    }
-    const int group = fusion_.group_of(source);
-    const VectorSpace& space = vectors_.spaces[at(group)];
-    const bool table = space.is_full(graph_[source].shape) && space.is_full(graph_[x].shape) &&
-                       space.rows() > 1 && space.cols() > 0 && product.shape[-1] >= 16;
-    if (!table || graph_[source].backward != product.backward || !is_only_for(step, source) ||
-        !others_fit(space, group)) {
-      return;
-    }
-    const List<int> members = fusion_.members(group);
-    if (!VectorLowering(graph_, layouts_, vectors_, members).is_even() ||
-        !fusion_.may_merge(group, fusion_.group_of(step.product))) {
-      return;
-    }
-    fusion_.merge(group, fusion_.group_of(step.product));
-    members_[at(step.product)] = members;
-  }
-
-  // Whether a node reads this operand as rows that are made for it.
-  bool is_made_for(int node, std::size_t operand) const {
-    return operand == 0 && !members_[at(node)].empty();
-  }
-
-  // Adds to a product's step the group that joined it.
-  void lower(Step& step, const List<char>& needed) const {
-    const List<int>& members = members_[at(step.product)];
-    if (members.empty()) {
-      return;
-    }
-    const int source = vectors_.source_of(graph_[step.product].inputs[0]);
-    Step group = VectorLowering(graph_, layouts_, vectors_, members).lower(needed, source);
-    const std::int64_t rows = group.program.rows(), cols = group.program.cols();
-    step.block_rows = block_rows(rows, cols);
-    group.vectors = kernels::plan_vectors(group.program.with_rows(step.block_rows));
-    if (rows % step.block_rows > 0) {
-      step.tail = kernels::plan_vectors(group.program.with_rows(rows % step.block_rows));
-    }
-    List<int> nodes = members, inputs = group.inputs, outputs;
-    for (const int node : step.nodes) {
-      nodes.push_back(node);
-    }
-    for (std::size_t i = 1; i < step.inputs.size(); ++i) {
-      inputs.push_back(step.inputs[i]);
-    }
-    for (std::size_t i = 0; i + 1 < group.outputs.size(); ++i) {
-      outputs.push_back(group.outputs[i]);
-    }
-    for (const int output : step.outputs) {
-      outputs.push_back(output);
-    }
-    step.nodes = nodes;
-    step.inputs = inputs;
-    step.outputs = outputs;
-    step.prologue.push_back(std::move(group));
-  }
-
- private:
-  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
-
-  // Seen through views, nobody but the node's own group and the product reads it.
-  bool is_only_for(const Step& step, int node) const {
-    for (const int user : users_[at(node)]) {
-      const bool view = user >= 0 && facts_of(graph_[user].op).kind == OpKind::view &&
-                        !layouts_.is_copy(user) && vectors_.roles[at(user)] == VectorRole::none;
-      if (user < 0 || (view && !is_only_for(step, user)) ||
-          (!view && user != step.product && !is_member(user, node))) {
-        return false;
-      }
-    }
-    return true;
-  }
-  bool is_member(int user, int operand) const {
-    const int member = vectors_.source_of(operand);
-    return vectors_.roles[at(user)] != VectorRole::none && member >= 0 &&
-           fusion_.same(member, user);
-  }
-
-  // Sums over rows are there when all rows are done: too late. Of the others, those that somebody
-  // else needs must be one number or all of each row.
-  bool others_fit(const VectorSpace& space, int group) const {
-    for (const int node : fusion_.members(group)) {
-      const VectorRole role = vectors_.roles[at(node)];
-      const Shape& shape = graph_[node].shape;
-      if (role == VectorRole::none || role > VectorRole::row_reduction ||
-          (!space.is_full(shape) && !space.is_rows(shape))) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  const Graph& graph_;
-  const ValueLayouts& layouts_;
-  Fusion& fusion_;
-  const VectorFusion& vectors_;
-  List<List<int>> users_;
-  List<List<int>> members_;  // of the group in front of each product
-};
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/compile/step_builder.hpp
-// From a graph to steps: what is computed together, in an order in which each step finds what it
-// reads.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// Whether a composite op stays whole: its kernel is what the pass of that kind is.
-inline bool stays_whole(Op op, const CompileOptions& options) {
-  switch (op) {
-    case Op::attention:
-    case Op::attention_backward: return options.fuse_attention;
-    case Op::linear_cross_entropy:
-    case Op::linear_cross_entropy_all: return options.fuse_matmul && options.fuse_rows;
-    case Op::rope:
-    case Op::dropout:
-    case Op::adamw: return options.fuse_elementwise;
-    case Op::log_softmax: return false;  // a group of the vector engine
-    default: break;
-  }
-  return facts_of(op).kind == OpKind::row ? options.fuse_rows : options.fuse_elementwise;
-}
-
-// The steps of a graph in an order in which each finds its operands.
-class StepBuilder {
- public:
-  StepBuilder(const Graph& graph, const ValueLayouts& layouts, const CompileOptions& options)
-      : graph_(graph),
-        layouts_(layouts),
-        options_(options),
-        fusion_(graph, layouts),
-        vectors_(graph, layouts, fusion_, options.fuse_elementwise, options.fuse_rows),
-        prologues_(graph, layouts, fusion_, vectors_),
-        claimed_(graph.nodes.size()) {}
-
-  List<Step> build() {
-    if (options_.fuse_matmul) {
-      ProductFusion products(graph_, layouts_, fusion_);
-      for (int i = 0; i < graph_.size(); ++i) {
-        if (graph_[i].op == Op::matmul && claimed_[at(i)] == 0) {
-          products_.push_back(products.run(i, claimed_));
-        }
-      }
-    }
-    vectors_.run(claimed_);
-    for (const Step& product : products_) {
-      prologues_.run(product);
-    }
-    mark_needed();
-    List<Step> steps;
-    for (int i = 0; i < graph_.size(); ++i) {
-      emit(fusion_.group_of(i), steps);
-    }
-    return steps;
-  }
-
- private:
-  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
-
-  // What is read outside of the group that computes it.
-  void mark_needed() {
-    needed_ = List<char>(graph_.nodes.size());
-    for (int i = 0; i < graph_.size(); ++i) {
-      const List<int>& inputs = graph_[i].inputs;
-      for (std::size_t k = 0; k < inputs.size(); ++k) {
-        const int input = inputs[k], source = vectors_.source_of(input);
-        const bool inside =
-            source >= 0 && vectors_.roles[at(i)] != VectorRole::none && fusion_.same(source, i);
-        if (!inside && !prologues_.is_made_for(i, k)) {
-          needed_[at(layouts_.base_of(input))] = 1;
-        }
-      }
-    }
-    for (const int output : graph_.outputs) {
-      if (output >= 0) {
-        needed_[at(layouts_.base_of(output))] = 1;
-      }
-    }
-    done_ = List<char>(graph_.nodes.size());
-  }
-
-  // The group's step behind those of all groups that it reads.
-  void emit(int first_group, List<Step>& steps) {
-    List<int> open;
-    open.push_back(first_group);
-    while (!open.empty()) {
-      const int group = open.back();
-      if (done_[at(group)] == 2) {
-        open.pop_back();
-        continue;
-      }
-      bool ready = true;
-      for (const int node : fusion_.members(group)) {
-        for (const int input : graph_[node].inputs) {
-          const int other = fusion_.group_of(layouts_.base_of(input));
-          if (other != group && done_[at(other)] != 2) {
-            open.push_back(other);
-            ready = false;
-          }
-        }
-      }
-      if (!ready) {
-        if (done_[at(group)]++ > 0) {
-          fail({"compile: the groups of a graph wait for one another; please report its text"});
-        }
-        continue;
-      }
-      open.pop_back();
-      done_[at(group)] = 2;
-      make_step(group, steps);
-    }
-  }
-
-  void make_step(int group, List<Step>& steps) {
-    const List<int>& members = fusion_.members(group);
-    const int first = members[0];
-    for (Step& product : products_) {
-      if (product.product >= 0 && fusion_.same(product.product, first)) {
-        prologues_.lower(product, needed_);
-        steps.push_back(std::move(product));
-        return;
-      }
-    }
-    if (vectors_.roles[at(first)] != VectorRole::none) {
-      steps.push_back(VectorLowering(graph_, layouts_, vectors_, members).lower(needed_));
-      return;
-    }
-    const GraphNode& node = graph_[first];
-    if (is_free(node)) {
-      return;
-    }
-    if (node.op == Op::iota && needed_[at(first)] == 0) {
-      return;
-    }
-    Step step;
-    step.kind = node.op == Op::matmul ? StepKind::product : StepKind::kernel;
-    step.product = node.op == Op::matmul ? first : -1;
-    step.nodes.push_back(first);
-    step.inputs = node.inputs;
-    const int parts = facts_of(node.op).parts;
-    for (int p = 0; p < parts; ++p) {
-      step.outputs.push_back(parts == 1 ? first : -1);
-    }
-    for (int j = first + 1; j < graph_.size() && parts > 1; ++j) {
-      if (graph_[j].op == Op::part && graph_[j].inputs[0] == first) {
-        step.outputs[static_cast<std::size_t>(graph_[j].number(0))] = j;
-      }
-    }
-    steps.push_back(std::move(step));
-  }
-
-  const Graph& graph_;
-  const ValueLayouts& layouts_;
-  const CompileOptions& options_;
-  Fusion fusion_;
-  VectorFusion vectors_;
-  PrologueFusion prologues_;
-  List<char> claimed_, needed_, done_;
-  List<Step> products_;
-};
-
-}  // namespace detail
-}}  // namespace tinyscale
-
 // >> tinyscale/compile/placement.hpp
 // Where the numbers of each node of a graph stand while its steps run: in the block that they
 // share by lifetime, in memory of their own where they are returned, or where they are written to.
@@ -28872,115 +28599,419 @@ class Placer {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compile/run_product.hpp
-// A matrix product of a plan, with what comes before and after it.
+// >> tinyscale/compile/rematerialize.hpp
+// Recomputation by a byte budget: results of the forward pass that the backward pass reads are kept
+// until then, or computed again when it comes to them. The cheapest FLOPs a byte go first, until
+// what is kept fits (arXiv 1604.06174; chosen as a knapsack, greedily).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What a budget led to.
+struct Rematerialization {
+  double kept_before = 0,
+         kept = 0;   // bytes of the forward pass that live on into the backward pass
+  double flops = 0;  // computed twice
+  int nodes = 0;     // of which ops
+};
+
 namespace detail {
 
-// A step and the tensors of all nodes.
-struct ProductRun {
-  const Graph& graph;
-  const Step& step;
-  const List<Tensor>& values;
+// Which results are kept.
+class KeptResults {
+ public:
+  // `kept`: those that may be; `there`: those that cost nothing to have; `fixed`: those that cannot
+  // be computed again, nor what reads them.
+  KeptResults(const Graph& graph, List<char> kept, const List<char>& there, const List<char>& fixed)
+      : kept(std::move(kept)), graph_(graph), there_(there), fixed_(fixed) {}
 
-  void operator()() const {
-    if (!step.prologue.empty()) {
-      by_blocks();
-    } else if (step.nodes.size() == 1) {
-      plain(nullptr);
-    } else {
-      const kernels::GemmEpilogue epilogue = epilogue_from(0);
-      plain(&epilogue);
+  List<char> kept;
+
+  // Lets go, the cheapest FLOPs a byte first, until so many bytes are left or nothing can go.
+  void choose(double budget, Rematerialization& out) {
+    for (int i = 0; i < graph_.size(); ++i) {
+      out.kept_before += kept[at(i)] != 0 ? bytes(i) : 0;
+    }
+    out.kept = out.kept_before;
+    while (out.kept > budget) {
+      int best = -1;
+      double best_price = 0;
+      for (int i = 0; i < graph_.size(); ++i) {
+        if (kept[at(i)] == 0 || 1000 * bytes(i) < budget) {
+          continue;  // so few bytes are not worth a kernel
+        }
+        const double flops = price(i);
+        if (flops >= 0 && (best < 0 || flops / bytes(i) < best_price)) {
+          best = i;
+          best_price = flops / bytes(i);
+        }
+      }
+      if (best < 0) {
+        break;  // all that is left is what everything else is made of
+      }
+      kept[at(best)] = 0;
+      out.kept -= bytes(best);
     }
   }
 
  private:
-  const GraphNode& node() const { return graph[step.product]; }
-  const Tensor& of(int number) const { return values[static_cast<std::size_t>(number)]; }
-  const Tensor& y() const { return of(step.outputs.back()); }
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+  double bytes(int node) const { return 4.0 * count_of(graph_[node].shape); }
 
-  // What follows, of the rows from `row` on.
-  kernels::GemmEpilogue epilogue_from(std::int64_t row) const {
-    const std::int64_t n = node().shape[-1];
-    const auto numbers = [&](int number, std::int64_t apart) {
-      return number < 0 ? nullptr : of(number).origin() + row * apart;
-    };
-    kernels::GemmEpilogue out;
-    out.scale = step.scale;
-    out.bias = numbers(step.bias, 0);
-    out.activation = step.activation;
-    out.before = numbers(step.before, n);
-    out.residual = numbers(step.residual, n);
-    out.ld_before = out.ld_residual = n;
+  // FLOPs to compute a node again from what else is kept; -1: it cannot be, or would take most of
+  // the pass.
+  double price(int node) const {
+    if (there_[at(node)] != 0) {
+      return -1;
+    }
+    double flops = 0;
+    int left = 64;
+    List<int> open, seen;
+    open.push_back(node);
+    while (!open.empty()) {
+      const int now = open.back();
+      open.pop_back();
+      bool known = false;
+      for (const int before : seen) {
+        known = known || before == now;
+      }
+      if (fixed_[at(now)] != 0) {
+        return -1;
+      }
+      const bool source = facts_of(graph_[now].op).kind == OpKind::source;
+      if (known || source || (now != node && (kept[at(now)] != 0 || there_[at(now)] != 0))) {
+        continue;
+      }
+      if (--left < 0) {
+        return -1;
+      }
+      seen.push_back(now);
+      const NodeFlops own = flops_of(graph_, graph_[now]);
+      flops += own.matmul + own.vector;
+      for (const int input : graph_[now].inputs) {
+        open.push_back(input);
+      }
+    }
+    return flops;
+  }
+
+  const Graph& graph_;
+  const List<char>&there_, &fixed_;
+};
+
+class Rematerializer {
+ public:
+  explicit Rematerializer(Graph& graph)
+      : graph_(graph),
+        late_(graph.nodes.size()),
+        kept_(graph.nodes.size()),
+        returned_(graph.nodes.size()),
+        clone_(graph.nodes.size()) {
+    for (int i = 0; i < graph.size(); ++i) {
+      const GraphNode& node = graph[i];
+      bool late = node.backward;
+      for (const int input : node.inputs) {
+        late = late || late_[at(input)] != 0;
+      }
+      late_[at(i)] = late ? 1 : 0;
+    }
+  }
+
+  Rematerialization run(double budget) {
+    Rematerialization out;
+    find_kept();
+    const List<char> fixed(graph_.nodes.size());
+    KeptResults choice(graph_, kept_, returned_, fixed);
+    choice.choose(budget, out);
+    kept_ = choice.kept;
+    if (out.kept < out.kept_before) {
+      rewrite(out);
+    }
     return out;
   }
 
-  // In the format of the node.
-  void plain(const kernels::GemmEpilogue* epilogue) const {
-    const Tensor &x = of(node().inputs[0]), &w = of(node().inputs[1]);
-    Tensor to = y();
-    if (w.dims() != 2) {
-      multiply_batched(x, w, to);
-      return;
-    }
-    const MatmulFormat format(static_cast<DType>(static_cast<int>(node().number(0))));
-    const std::int64_t k = w.dim(0), n = w.dim(1), m = to.count() / std::max<std::int64_t>(n, 1);
-    const bool dense = x.is_contiguous() || x.dims() == 2;
-    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), false), Trans::no, k);
-    const Matrix b = matrix_of(as_operand(w, false), Trans::no, n);
-    if (epilogue != nullptr) {
-      kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,
-                          0.0f, to.data(), n, *epilogue);
-    } else {
-      multiply(m, n, k, a, a.own.origin(), b, b.own.origin(), 0.0f, to.data());
-    }
-  }
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+  bool is_source(int node) const { return facts_of(graph_[node].op).kind == OpKind::source; }
+  bool is_view(int node) const { return facts_of(graph_[node].op).kind == OpKind::view; }
 
-  // Rows of the left operand are made in cache and multiplied there: one block on all threads, or
-  // each thread blocks of its own against weights packed once.
-  void by_blocks() const {
-    const Step& group = step.prologue[0];
-    const std::int64_t m = group.program.rows(), k = group.program.cols(), n = node().shape[-1];
-    const Matrix b = matrix_of(as_operand(of(node().inputs[1]), false), Trans::no, n);
-    Tensor to = y();
-    float* const c = to.data();
-    if (m <= step.block_rows) {
-      const Scratch x(m * k);
-      make_rows(group, group.vectors, 0, x.data());
-      kernels::gemm_fused(Trans::no, b.trans, m, n, k, x.data(), k, b.own.origin(), b.ld, 0.0f, c,
-                          n, epilogue_from(0));
-      return;
-    }
-    const kernels::PackedWeights weights =
-        kernels::pack_weights(b.trans, k, n, b.own.origin(), b.ld);
-    const std::int64_t blocks = (m + step.block_rows - 1) / step.block_rows;
-    parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-      const Scratch x(step.block_rows * k);
-      for (std::int64_t row = begin * step.block_rows; row < std::min(m, end * step.block_rows);
-           row += step.block_rows) {
-        const std::int64_t rows = std::min(step.block_rows, m - row);
-        make_rows(group, rows < step.block_rows ? step.tail : group.vectors, row, x.data());
-        kernels::gemm_packed(rows, x.data(), k, weights, 0.0f, c + row * n, n, epilogue_from(row));
+  // Forward results, seen through views, that late nodes read.
+  void find_kept() {
+    for (int i = 0; i < graph_.size(); ++i) {
+      if (late_[at(i)] == 0) {
+        continue;
       }
-    });
+      for (int input : graph_[i].inputs) {
+        while (late_[at(input)] == 0 && is_view(input)) {
+          input = graph_[input].inputs[0];
+        }
+        if (late_[at(input)] == 0 && !is_source(input)) {
+          kept_[at(input)] = 1;
+        }
+      }
+    }
+    for (int output : graph_.outputs) {  // the caller keeps it anyway
+      while (output >= 0 && is_view(output)) {
+        output = graph_[output].inputs[0];
+      }
+      if (output >= 0) {
+        returned_[at(output)] = 1;
+      }
+    }
   }
 
-  // Rows from `row` on of all that the group computes; its last output is x.
-  void make_rows(const Step& group, const kernels::VectorPlan& plan, std::int64_t row,
-                 float* x) const {
-    const float* in[3 * most_members];
-    float* out[most_members];
-    for (std::size_t i = 0; i < group.inputs.size(); ++i) {
-      in[i] = of(group.inputs[i]).origin() + row * group.program.inputs()[i].strides[0];
+  // Late nodes read copies of what is no longer kept, made where the first of them needs it.
+  void rewrite(Rematerialization& out) {
+    Graph again;
+    again.constants = graph_.constants;
+    again.nodes.reserve(2 * graph_.nodes.size());
+    List<int> to(graph_.nodes.size());
+    for (int& place : clone_) {
+      place = -1;
     }
-    for (std::size_t i = 0; i + 1 < group.outputs.size(); ++i) {
-      const bool full = group.program.outputs()[i].kind == kernels::VectorOutput::full;
-      out[i] = of(group.outputs[i]).origin() + row * (full ? group.program.cols() : 1);
+    for (int i = 0; i < graph_.size(); ++i) {
+      GraphNode node = graph_[i];
+      for (int& input : node.inputs) {
+        const bool from_forward = late_[at(i)] != 0 && late_[at(input)] == 0;
+        input = from_forward ? copy_of(input, again, to, out) : to[at(input)];
+      }
+      again.nodes.push_back(std::move(node));
+      to[at(i)] = again.size() - 1;
     }
-    out[group.outputs.size() - 1] = x;
-    kernels::run(plan, in, out);
+    for (const int input : graph_.inputs) {
+      again.inputs.push_back(to[at(input)]);
+    }
+    for (const int output : graph_.outputs) {
+      again.outputs.push_back(output < 0 ? -1 : to[at(output)]);
+    }
+    std::swap(graph_, again);
+    sort_needed(graph_);  // what is computed again may not be needed before
   }
+  int copy_of(int node, Graph& again, const List<int>& to, Rematerialization& out) {
+    if (is_source(node) || kept_[at(node)] != 0 || returned_[at(node)] != 0) {
+      return to[at(node)];
+    }
+    if (clone_[at(node)] < 0) {
+      GraphNode copy = graph_[node];
+      for (int& input : copy.inputs) {
+        input = copy_of(input, again, to, out);
+      }
+      copy.backward = true;
+      if (!is_free(copy)) {
+        const NodeFlops own = flops_of(graph_, graph_[node]);
+        out.flops += own.matmul + own.vector;
+        ++out.nodes;
+      }
+      again.nodes.push_back(std::move(copy));
+      clone_[at(node)] = again.size() - 1;
+    }
+    return clone_[at(node)];
+  }
+
+  Graph& graph_;
+  List<char> late_, kept_, returned_;
+  List<int> clone_;
+};
+
+}  // namespace detail
+
+// Cuts what the forward pass keeps to so many bytes where that can be; the graph computes the same
+// numbers.
+inline Rematerialization rematerialize(Graph& graph, double budget) {
+  return detail::Rematerializer(graph).run(budget);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/compile_options.hpp
+// Which passes a compilation runs. With all of them off a graph runs primitive by primitive.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct CompileOptions {
+  bool simplify = true;          // dead code, common subexpressions
+  bool fuse_elementwise = true;  // chains of elementwise ops in one pass over memory
+  bool fuse_rows = true;         // reductions with their neighbours: softmax, norms, cross-entropy
+  bool fuse_matmul = true;       // what comes before and after a product into it; the loss too
+  bool fuse_attention = true;    // attention tile by tile, without the [T, T] scores
+  bool plan_memory = true;       // buffers reused by lifetime
+  // Bytes of activations that the forward pass may keep for the backward pass, in the same graph or
+  // outside of it (of each result); 0: all. The cheapest above it are computed again.
+  double activation_bytes = 0;
+  bool symbolic_batch = false;  // one graph for all sizes of the first dimension
+  bool recognize = true;        // primitives written out that are a composite op
+  // Groups printed as C++, built by this machine's compiler and loaded: load_kernel.hpp.
+  bool build = false;
+  int confirmations = 1;  // calls that run the function once more to see the same graph
+
+  static CompileOptions none() {
+    CompileOptions off;
+    off.simplify = off.fuse_elementwise = off.fuse_rows = off.fuse_matmul = off.fuse_attention =
+        off.plan_memory = off.recognize = false;
+    return off;
+  }
+};
+
+}}  // namespace tinyscale
+
+// >> tinyscale/compile/step_builder.hpp
+// From a graph to steps: what is computed together, in an order in which each step finds what it
+// reads.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Whether a composite op stays whole: its kernel is what the pass of that kind is.
+inline bool stays_whole(Op op, const CompileOptions& options) {
+  switch (op) {
+    case Op::attention:
+    case Op::attention_backward: return options.fuse_attention;
+    case Op::linear_cross_entropy:
+    case Op::linear_cross_entropy_all: return options.fuse_matmul && options.fuse_rows;
+    case Op::rope:
+    case Op::dropout:
+    case Op::adamw: return options.fuse_elementwise;
+    case Op::log_softmax: return false;  // a group of the vector engine
+    default: break;
+  }
+  return facts_of(op).kind == OpKind::row ? options.fuse_rows : options.fuse_elementwise;
+}
+
+// The steps of a graph in an order in which each finds its operands.
+class StepBuilder {
+ public:
+  StepBuilder(const Graph& graph, const ValueLayouts& layouts, const CompileOptions& options)
+      : graph_(graph),
+        layouts_(layouts),
+        options_(options),
+        fusion_(graph, layouts),
+        vectors_(graph, layouts, fusion_, options.fuse_elementwise, options.fuse_rows),
+        prologues_(graph, layouts, fusion_, vectors_),
+        claimed_(graph.nodes.size()) {}
+
+  List<Step> build() {
+    if (options_.fuse_matmul) {
+      ProductFusion products(graph_, layouts_, fusion_);
+      for (int i = 0; i < graph_.size(); ++i) {
+        if (graph_[i].op == Op::matmul && claimed_[at(i)] == 0) {
+          products_.push_back(products.run(i, claimed_));
+        }
+      }
+    }
+    vectors_.run(claimed_);
+    for (const Step& product : products_) {
+      prologues_.run(product);
+    }
+    mark_needed();
+    List<Step> steps;
+    for (int i = 0; i < graph_.size(); ++i) {
+      emit(fusion_.group_of(i), steps);
+    }
+    return steps;
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+
+  // What is read outside of the group that computes it.
+  void mark_needed() {
+    needed_ = List<char>(graph_.nodes.size());
+    for (int i = 0; i < graph_.size(); ++i) {
+      const List<int>& inputs = graph_[i].inputs;
+      for (std::size_t k = 0; k < inputs.size(); ++k) {
+        const int input = inputs[k], source = vectors_.source_of(input);
+        const bool inside =
+            source >= 0 && vectors_.roles[at(i)] != VectorRole::none && fusion_.same(source, i);
+        if (!inside && !prologues_.is_made_for(i, k)) {
+          needed_[at(layouts_.base_of(input))] = 1;
+        }
+      }
+    }
+    for (const int output : graph_.outputs) {
+      if (output >= 0) {
+        needed_[at(layouts_.base_of(output))] = 1;
+      }
+    }
+    done_ = List<char>(graph_.nodes.size());
+  }
+
+  // The group's step behind those of all groups that it reads.
+  void emit(int first_group, List<Step>& steps) {
+    List<int> open;
+    open.push_back(first_group);
+    while (!open.empty()) {
+      const int group = open.back();
+      if (done_[at(group)] == 2) {
+        open.pop_back();
+        continue;
+      }
+      bool ready = true;
+      for (const int node : fusion_.members(group)) {
+        for (const int input : graph_[node].inputs) {
+          const int other = fusion_.group_of(layouts_.base_of(input));
+          if (other != group && done_[at(other)] != 2) {
+            open.push_back(other);
+            ready = false;
+          }
+        }
+      }
+      if (!ready) {
+        if (done_[at(group)]++ > 0) {
+          fail({"compile: the groups of a graph wait for one another; please report its text"});
+        }
+        continue;
+      }
+      open.pop_back();
+      done_[at(group)] = 2;
+      make_step(group, steps);
+    }
+  }
+
+  void make_step(int group, List<Step>& steps) {
+    const List<int>& members = fusion_.members(group);
+    const int first = members[0];
+    for (Step& product : products_) {
+      if (product.product >= 0 && fusion_.same(product.product, first)) {
+        prologues_.lower(product, needed_);
+        steps.push_back(std::move(product));
+        return;
+      }
+    }
+    if (vectors_.roles[at(first)] != VectorRole::none) {
+      steps.push_back(VectorLowering(graph_, layouts_, vectors_, members).lower(needed_));
+      return;
+    }
+    const GraphNode& node = graph_[first];
+    if (is_free(node)) {
+      return;
+    }
+    if (node.op == Op::iota && needed_[at(first)] == 0) {
+      return;
+    }
+    Step step;
+    step.kind = node.op == Op::matmul ? StepKind::product : StepKind::kernel;
+    step.product = node.op == Op::matmul ? first : -1;
+    step.nodes.push_back(first);
+    step.inputs = node.inputs;
+    const int parts = facts_of(node.op).parts;
+    for (int p = 0; p < parts; ++p) {
+      step.outputs.push_back(parts == 1 ? first : -1);
+    }
+    for (int j = first + 1; j < graph_.size() && parts > 1; ++j) {
+      if (graph_[j].op == Op::part && graph_[j].inputs[0] == first) {
+        step.outputs[static_cast<std::size_t>(graph_[j].number(0))] = j;
+      }
+    }
+    steps.push_back(std::move(step));
+  }
+
+  const Graph& graph_;
+  const ValueLayouts& layouts_;
+  const CompileOptions& options_;
+  Fusion fusion_;
+  VectorFusion vectors_;
+  PrologueFusion prologues_;
+  List<char> claimed_, needed_, done_;
+  List<Step> products_;
 };
 
 }  // namespace detail
@@ -29567,12 +29598,68 @@ struct BackwardPart {
   GraphCut cut;      // inputs: those of the function, then dy
   List<int> leaves;  // which leaf each output belongs to
   Shared<GraphPlan> plan;
+  Rematerialization rematerialization;  // what a budget of bytes led to
   bool used = false;  // a backward pass inside of the function went through part of it
 };
 
+// What backward nodes read of a forward pass, seen through views.
+class SavedResults {
+ public:
+  SavedResults(const Capture& capture, int forward) : capture_(capture), forward_(forward) {}
+
+  // Nodes that `wanted` need and that must be saved; of those in `kept` alone, where it is given,
+  // the others are computed again.
+  List<char> find(const List<int>& wanted, const List<char>* kept, Rematerialization& again) const {
+    const Graph& graph = capture_.graph;
+    List<char> needed(graph.nodes.size()), saved(graph.nodes.size());
+    List<int> open = wanted;
+    while (!open.empty()) {
+      const int node = open.back();
+      open.pop_back();
+      const bool source = facts_of(graph[node].op).kind == OpKind::source;
+      if (needed[at(node)] != 0 || (source && !is_old(node))) {
+        continue;
+      }
+      needed[at(node)] = 1;
+      const bool may_be = is_result(node);
+      if (may_be && (kept == nullptr || source || (*kept)[at(node)] != 0)) {
+        saved[at(node)] = 1;
+        continue;
+      }
+      if (node < forward_ && !is_free(graph[node])) {
+        const NodeFlops own = flops_of(graph, graph[node]);
+        again.flops += own.matmul + own.vector;
+        ++again.nodes;
+      }
+      for (const int input : graph[node].inputs) {
+        open.push_back(input);
+      }
+    }
+    return saved;
+  }
+  // A source that the function writes later: its old numbers are gone by then.
+  bool is_old(int node) const {
+    return node < forward_ && facts_of(capture_.graph[node].op).kind == OpKind::source &&
+           capture_.is_written(node);
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+  // One of several results of an op is saved, not the op.
+  bool is_result(int node) const {
+    const GraphNode& made = capture_.graph[node];
+    const bool one_of_several = made.op == Op::part && made.inputs[0] < forward_;
+    return (node < forward_ && facts_of(made.op).kind != OpKind::view) || one_of_several;
+  }
+
+  const Capture& capture_;
+  int forward_;
+};
+
 // Adds to the capture's graph what the gradients of result `result` are made of; `forward` is how
-// many nodes the function itself made.
-inline BackwardPart backward_part(Capture& capture, std::size_t result, int forward) {
+// many nodes the function itself made, `budget` how many bytes of them are saved, 0: all.
+inline BackwardPart backward_part(Capture& capture, std::size_t result, int forward,
+                                  double budget) {
   BackwardPart part;
   const int node = capture.graph.outputs[result];
   if (capture.is_used(node)) {
@@ -29592,29 +29679,19 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
       part.leaves.push_back(static_cast<int>(leaf));
     }
   }
-  // What backward nodes read of the forward pass, seen through views.
   const Graph& graph = capture.graph;
-  List<char> needed(graph.nodes.size()), saved(graph.nodes.size());
-  List<int> open = wanted;
-  while (!open.empty()) {
-    int at = open.back();
-    open.pop_back();
-    const bool view = facts_of(graph[at].op).kind == OpKind::view;
-    const bool source = facts_of(graph[at].op).kind == OpKind::source;
-    const bool old = source && at < forward && capture.is_written(at);
-    if (needed[static_cast<std::size_t>(at)] != 0 || (source && !old)) {
-      continue;
+  const SavedResults results(capture, forward);
+  Rematerialization none;
+  List<char> saved = results.find(wanted, nullptr, none);
+  if (budget > 0) {
+    const List<char> there(graph.nodes.size());
+    List<char> fixed(graph.nodes.size());
+    for (int i = 0; i < forward; ++i) {
+      fixed[static_cast<std::size_t>(i)] = results.is_old(i) ? 1 : 0;
     }
-    needed[static_cast<std::size_t>(at)] = 1;
-    // One of several results of an op is saved, not the op.
-    const bool one_result = graph[at].op == Op::part && graph[at].inputs[0] < forward;
-    if ((at < forward && !view) || one_result) {
-      saved[static_cast<std::size_t>(at)] = 1;
-      continue;
-    }
-    for (const int input : graph[at].inputs) {
-      open.push_back(input);
-    }
+    KeptResults choice(graph, saved, there, fixed);
+    choice.choose(budget, part.rematerialization);
+    saved = results.find(wanted, &choice.kept, part.rematerialization);
   }
   List<Tensor> known(graph.nodes.size());
   for (int i = 0; i < graph.size(); ++i) {
@@ -29623,6 +29700,12 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
     }
   }
   part.cut = cut_graph(graph, wanted, known);
+  if (part.rematerialization.nodes > 0) {
+    sort_needed(part.cut.graph, true);  // so that it is not there for longer
+    for (GraphNode& node : part.cut.graph.nodes) {
+      node.backward = true;
+    }
+  }
   capture.graph.inputs = function_inputs;
   return part;
 }
@@ -30045,6 +30128,15 @@ class Compiled {
   const Graph& graph() const { return plan().graph(); }
   const Graph& captured() const { return last("captured").graph; }
   const GraphPlan& plan() const { return *last("graph").plan; }
+  // The backward pass of a result, where gradients of it are asked for outside.
+  const GraphPlan& backward_plan(std::size_t result = 0) const {
+    return *backward("backward_plan", result).plan;
+  }
+  // What CompileOptions::activation_bytes led to there; inside one graph:
+  // plan().rematerialization().
+  const Rematerialization& rematerialization(std::size_t result = 0) const {
+    return backward("rematerialization", result).rematerialization;
+  }
   // Where it reads numbers on the host, in its last capture.
   const List<GraphBreak>& breaks() const { return last("breaks").breaks; }
   // Why the last capture was not the first: the guard that did not hold.
@@ -30085,6 +30177,14 @@ class Compiled {
     return *state().last;
   }
 
+  const detail::BackwardPart& backward(const char* what, std::size_t result) const {
+    const detail::BackwardPart* const part = last(what).part_of(result);
+    if (part == nullptr) {
+      detail::fail({"Compiled: ", what, " of result ", result, " of ", last(what).results,
+                    ", which has no backward pass outside: ask for gradients of its inputs"});
+    }
+    return *part;
+  }
   Shared<GraphPlan> plan_of(const Graph& graph, const List<GraphPlan::Write>& writes,
                             bool counts = true) const;
   Shared<Compilation> capture(const std::vector<Tensor>& inputs, bool sample = false) const;
@@ -30202,7 +30302,8 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
   for (std::size_t r = 0; r < made.results; ++r) {
     made.backward.push_back(detail::BackwardPart());
     if (capture.tracked[r] && !made.is_input(r)) {
-      made.backward.back() = detail::backward_part(capture, r, forward);
+      made.backward.back() =
+          detail::backward_part(capture, r, forward, state().options.activation_bytes);
       for (const int node : made.backward.back().cut.known) {
         wanted.push_back(node);
       }

@@ -4,10 +4,11 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <sstream>
 
 #include "error_of.hpp"
+#include "fake_json.hpp"
+#include "small_training.hpp"
 #include "tinyscale.hpp"
 #include "well_formed.hpp"
 
@@ -20,24 +21,6 @@ using Tensors = std::vector<ts::Tensor>;
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
-
-// Stands in for a notebook kernel's json.
-struct FakeJson {
-  std::map<std::string, std::string> parts;
-  static FakeJson object() { return {}; }
-  std::string& operator[](const std::string& key) { return parts[key]; }
-};
-
-}  // namespace
-
-namespace xcpp {
-template <class T>
-FakeJson mime_bundle_repr(const T&) {
-  return {};
-}
-}  // namespace xcpp
-
-namespace {
 
 double attribute_of(const std::string& tag, const std::string& name) {
   const std::size_t at = tag.find(" " + name + "=\"");
@@ -263,23 +246,8 @@ TEST_CASE("compile pictures: what is too large and does not repeat is counted") 
 }
 
 TEST_CASE("compile pictures: a training step") {
-  ts::ModelConfig config;
-  config.width = 16;
-  config.heads = config.kv_heads = 2;
-  config.head_size = 8;
-  config.hidden = 32;
-  config.vocabulary = 32;
-  config.context = 8;
-  const ts::Transformer model(config);
-  ts::AdamW optimizer(model.tensors());
-  ts::CompiledStep step = ts::compile_step(model, optimizer);
-  ts::Batch batch;
-  batch.sequences = 1;
-  batch.time = 8;
-  batch.ids.assign(8, 3);
-  batch.targets.assign(8, 5);
-  step(batch, 0);
-  const ts::Compiled& f = step.compiled();
+  const TinyStep tiny;
+  const ts::Compiled& f = tiny.step.compiled();
   for (const ts::Svg& picture : {ts::svg(f.captured()), ts::svg(f.plan())}) {
     check_picture(picture);
     check_boxes(picture);

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "error_of.hpp"
+#include "small_training.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -182,25 +183,11 @@ TEST_CASE("compile report: attention, measured with every pass") {
 }
 
 TEST_CASE("compile report: a training step writes to copies") {
-  ts::ModelConfig config;
-  config.width = 16;
-  config.heads = config.kv_heads = 2;
-  config.head_size = 8;
-  config.hidden = 32;
-  config.vocabulary = 32;
-  config.context = 8;
-  const ts::Transformer model(config);
-  ts::AdamW optimizer(model.tensors());
-  ts::CompiledStep step = ts::compile_step(model, optimizer);
-  ts::Batch batch;
-  batch.sequences = 1;
-  batch.time = 8;
-  batch.ids.assign(8, 3);
-  batch.targets.assign(8, 5);
-  step(batch, 0);
+  const TinyStep tiny;
+  const ts::Transformer& model = tiny.model;
   const std::vector<float> before(model.tensors()[0].data(),
                                   model.tensors()[0].data() + model.tensors()[0].count());
-  ts::CompileReport report = ts::compile_report(step.compiled());
+  ts::CompileReport report = ts::compile_report(tiny.step.compiled());
   CHECK_FALSE(report.writes.empty());
   Tensors inputs;
   for (const int node : report.graph.inputs) {  // tokens, targets, the optimizer's numbers

@@ -695,6 +695,12 @@ std::vector<Configuration> configurations() {
     on.options.*flag.second = true;
     all.push_back(on);
   }
+  Configuration lean = {"a budget of bytes", ts::CompileOptions()};
+  lean.options.activation_bytes = 32;
+  all.push_back(lean);
+  Configuration primitives = {"a budget of bytes, no passes", ts::CompileOptions::none()};
+  primitives.options.activation_bytes = 1;
+  all.push_back(primitives);
   return all;
 }
 

@@ -1,10 +1,10 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
-#include <map>
 #include <sstream>
 
 #include "error_of.hpp"
+#include "fake_json.hpp"
 #include "tinyscale.hpp"
 #include "well_formed.hpp"
 
@@ -38,21 +38,7 @@ ts::RooflinePlot laptop_like() {
   return plot;
 }
 
-// Stands in for a notebook kernel's json.
-struct FakeJson {
-  std::map<std::string, std::string> parts;
-  static FakeJson object() { return {}; }
-  std::string& operator[](const std::string& key) { return parts[key]; }
-};
-
 }  // namespace
-
-namespace xcpp {
-template <class T>
-FakeJson mime_bundle_repr(const T&) {
-  return {};
-}
-}  // namespace xcpp
 
 TEST_CASE("show: a picture is one well-formed, self-contained element") {
   const ts::Svg picture = ts::svg(laptop_like());

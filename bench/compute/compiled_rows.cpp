@@ -88,6 +88,11 @@ Tensors norm_written(const Tensors& in) {
 }
 Tensors norm_fused(const Tensors& in) { return {ts::layer_norm(in[0], in[1], in[2])}; }
 
+Tensors gated_written(const Tensors& in) {
+  return {ts::matmul(in[0] * ts::sigmoid(in[0]) * in[1], in[2])};
+}
+Tensors gated_fused(const Tensors& in) { return {ts::matmul(ts::silu(in[0]) * in[1], in[2])}; }
+
 Tensors loss_written(const Tensors& in) {
   const std::int64_t rows = in[0].dim(0), classes = in[0].dim(1);
   const ts::Tensor c = in[0] - ts::max(in[0], -1, ts::KeepDim::yes);
@@ -105,6 +110,9 @@ void written_out(Bench& bench) {
          {ts::randn({4096, 1024}, 1)}, 0.9);
   beside(bench, group, "layer norm 4096 x 768", &norm_written, &norm_fused,
          {ts::randn({4096, 768}, 1), ts::randn({768}, 2), ts::randn({768}, 3)}, 0.9);
+  beside(bench, group, "gated product, 2048 x 768 x 768", &gated_written, &gated_fused,
+         {ts::randn({2048, 768}, 1), ts::randn({2048, 768}, 2), ts::randn({768, 768}, 3, 0.1f)},
+         1.0);
   ts::Tensor targets(ts::Shape{1024});
   for (std::int64_t i = 0; i < 1024; ++i) {
     targets.data()[i] = static_cast<float>(i * 49 % 50257);

@@ -54,6 +54,15 @@ class Compiled {
   const Graph& graph() const { return plan().graph(); }
   const Graph& captured() const { return last("captured").graph; }
   const GraphPlan& plan() const { return *last("graph").plan; }
+  // The backward pass of a result, where gradients of it are asked for outside.
+  const GraphPlan& backward_plan(std::size_t result = 0) const {
+    return *backward("backward_plan", result).plan;
+  }
+  // What CompileOptions::activation_bytes led to there; inside one graph:
+  // plan().rematerialization().
+  const Rematerialization& rematerialization(std::size_t result = 0) const {
+    return backward("rematerialization", result).rematerialization;
+  }
   // Where it reads numbers on the host, in its last capture.
   const List<GraphBreak>& breaks() const { return last("breaks").breaks; }
   // Why the last capture was not the first: the guard that did not hold.
@@ -94,6 +103,14 @@ class Compiled {
     return *state().last;
   }
 
+  const detail::BackwardPart& backward(const char* what, std::size_t result) const {
+    const detail::BackwardPart* const part = last(what).part_of(result);
+    if (part == nullptr) {
+      detail::fail({"Compiled: ", what, " of result ", result, " of ", last(what).results,
+                    ", which has no backward pass outside: ask for gradients of its inputs"});
+    }
+    return *part;
+  }
   Shared<GraphPlan> plan_of(const Graph& graph, const List<GraphPlan::Write>& writes,
                             bool counts = true) const;
   Shared<Compilation> capture(const std::vector<Tensor>& inputs, bool sample = false) const;
@@ -211,7 +228,8 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
   for (std::size_t r = 0; r < made.results; ++r) {
     made.backward.push_back(detail::BackwardPart());
     if (capture.tracked[r] && !made.is_input(r)) {
-      made.backward.back() = detail::backward_part(capture, r, forward);
+      made.backward.back() =
+          detail::backward_part(capture, r, forward, state().options.activation_bytes);
       for (const int node : made.backward.back().cut.known) {
         wanted.push_back(node);
       }

@@ -16,7 +16,8 @@ namespace tinyscale {
 namespace detail {
 
 // Rows that are made at a time: 1 MB of them, in the cache of level 2, in multiples of a
-// product's own blocks; at least 16 blocks for the threads to share, all at once where they are few.
+// product's own blocks; at least 16 blocks for the threads to share, all at once where they are
+// few.
 inline std::int64_t block_rows(std::int64_t rows, std::int64_t cols) {
   const std::int64_t fit = std::min((std::int64_t{1} << 18) / cols, rows / 16);
   return rows < 384 ? rows : std::max<std::int64_t>(fit / 96, 1) * 96;

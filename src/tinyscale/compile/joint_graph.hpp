@@ -6,6 +6,8 @@
 
 #include "tinyscale/compile/capture.hpp"
 #include "tinyscale/compile/graph_cut.hpp"
+#include "tinyscale/compile/rematerialize.hpp"
+#include "tinyscale/compile/simplify.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -15,12 +17,68 @@ struct BackwardPart {
   GraphCut cut;      // inputs: those of the function, then dy
   List<int> leaves;  // which leaf each output belongs to
   Shared<GraphPlan> plan;
+  Rematerialization rematerialization;  // what a budget of bytes led to
   bool used = false;  // a backward pass inside of the function went through part of it
 };
 
+// What backward nodes read of a forward pass, seen through views.
+class SavedResults {
+ public:
+  SavedResults(const Capture& capture, int forward) : capture_(capture), forward_(forward) {}
+
+  // Nodes that `wanted` need and that must be saved; of those in `kept` alone, where it is given,
+  // the others are computed again.
+  List<char> find(const List<int>& wanted, const List<char>* kept, Rematerialization& again) const {
+    const Graph& graph = capture_.graph;
+    List<char> needed(graph.nodes.size()), saved(graph.nodes.size());
+    List<int> open = wanted;
+    while (!open.empty()) {
+      const int node = open.back();
+      open.pop_back();
+      const bool source = facts_of(graph[node].op).kind == OpKind::source;
+      if (needed[at(node)] != 0 || (source && !is_old(node))) {
+        continue;
+      }
+      needed[at(node)] = 1;
+      const bool may_be = is_result(node);
+      if (may_be && (kept == nullptr || source || (*kept)[at(node)] != 0)) {
+        saved[at(node)] = 1;
+        continue;
+      }
+      if (node < forward_ && !is_free(graph[node])) {
+        const NodeFlops own = flops_of(graph, graph[node]);
+        again.flops += own.matmul + own.vector;
+        ++again.nodes;
+      }
+      for (const int input : graph[node].inputs) {
+        open.push_back(input);
+      }
+    }
+    return saved;
+  }
+  // A source that the function writes later: its old numbers are gone by then.
+  bool is_old(int node) const {
+    return node < forward_ && facts_of(capture_.graph[node].op).kind == OpKind::source &&
+           capture_.is_written(node);
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+  // One of several results of an op is saved, not the op.
+  bool is_result(int node) const {
+    const GraphNode& made = capture_.graph[node];
+    const bool one_of_several = made.op == Op::part && made.inputs[0] < forward_;
+    return (node < forward_ && facts_of(made.op).kind != OpKind::view) || one_of_several;
+  }
+
+  const Capture& capture_;
+  int forward_;
+};
+
 // Adds to the capture's graph what the gradients of result `result` are made of; `forward` is how
-// many nodes the function itself made.
-inline BackwardPart backward_part(Capture& capture, std::size_t result, int forward) {
+// many nodes the function itself made, `budget` how many bytes of them are saved, 0: all.
+inline BackwardPart backward_part(Capture& capture, std::size_t result, int forward,
+                                  double budget) {
   BackwardPart part;
   const int node = capture.graph.outputs[result];
   if (capture.is_used(node)) {
@@ -40,29 +98,19 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
       part.leaves.push_back(static_cast<int>(leaf));
     }
   }
-  // What backward nodes read of the forward pass, seen through views.
   const Graph& graph = capture.graph;
-  List<char> needed(graph.nodes.size()), saved(graph.nodes.size());
-  List<int> open = wanted;
-  while (!open.empty()) {
-    int at = open.back();
-    open.pop_back();
-    const bool view = facts_of(graph[at].op).kind == OpKind::view;
-    const bool source = facts_of(graph[at].op).kind == OpKind::source;
-    const bool old = source && at < forward && capture.is_written(at);
-    if (needed[static_cast<std::size_t>(at)] != 0 || (source && !old)) {
-      continue;
+  const SavedResults results(capture, forward);
+  Rematerialization none;
+  List<char> saved = results.find(wanted, nullptr, none);
+  if (budget > 0) {
+    const List<char> there(graph.nodes.size());
+    List<char> fixed(graph.nodes.size());
+    for (int i = 0; i < forward; ++i) {
+      fixed[static_cast<std::size_t>(i)] = results.is_old(i) ? 1 : 0;
     }
-    needed[static_cast<std::size_t>(at)] = 1;
-    // One of several results of an op is saved, not the op.
-    const bool one_result = graph[at].op == Op::part && graph[at].inputs[0] < forward;
-    if ((at < forward && !view) || one_result) {
-      saved[static_cast<std::size_t>(at)] = 1;
-      continue;
-    }
-    for (const int input : graph[at].inputs) {
-      open.push_back(input);
-    }
+    KeptResults choice(graph, saved, there, fixed);
+    choice.choose(budget, part.rematerialization);
+    saved = results.find(wanted, &choice.kept, part.rematerialization);
   }
   List<Tensor> known(graph.nodes.size());
   for (int i = 0; i < graph.size(); ++i) {
@@ -71,6 +119,12 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
     }
   }
   part.cut = cut_graph(graph, wanted, known);
+  if (part.rematerialization.nodes > 0) {
+    sort_needed(part.cut.graph, true);  // so that it is not there for longer
+    for (GraphNode& node : part.cut.graph.nodes) {
+      node.backward = true;
+    }
+  }
   capture.graph.inputs = function_inputs;
   return part;
 }

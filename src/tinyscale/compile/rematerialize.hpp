@@ -8,6 +8,7 @@
 
 #include "tinyscale/compile/graph_cost.hpp"
 #include "tinyscale/compile/op_graph.hpp"
+#include "tinyscale/compile/simplify.hpp"
 
 namespace tinyscale {
 
@@ -21,12 +22,95 @@ struct Rematerialization {
 
 namespace detail {
 
+// Which results are kept.
+class KeptResults {
+ public:
+  // `kept`: those that may be; `there`: those that cost nothing to have; `fixed`: those that cannot
+  // be computed again, nor what reads them.
+  KeptResults(const Graph& graph, List<char> kept, const List<char>& there, const List<char>& fixed)
+      : kept(std::move(kept)), graph_(graph), there_(there), fixed_(fixed) {}
+
+  List<char> kept;
+
+  // Lets go, the cheapest FLOPs a byte first, until so many bytes are left or nothing can go.
+  void choose(double budget, Rematerialization& out) {
+    for (int i = 0; i < graph_.size(); ++i) {
+      out.kept_before += kept[at(i)] != 0 ? bytes(i) : 0;
+    }
+    out.kept = out.kept_before;
+    while (out.kept > budget) {
+      int best = -1;
+      double best_price = 0;
+      for (int i = 0; i < graph_.size(); ++i) {
+        if (kept[at(i)] == 0 || 1000 * bytes(i) < budget) {
+          continue;  // so few bytes are not worth a kernel
+        }
+        const double flops = price(i);
+        if (flops >= 0 && (best < 0 || flops / bytes(i) < best_price)) {
+          best = i;
+          best_price = flops / bytes(i);
+        }
+      }
+      if (best < 0) {
+        break;  // all that is left is what everything else is made of
+      }
+      kept[at(best)] = 0;
+      out.kept -= bytes(best);
+    }
+  }
+
+ private:
+  static std::size_t at(int node) { return static_cast<std::size_t>(node); }
+  double bytes(int node) const { return 4.0 * count_of(graph_[node].shape); }
+
+  // FLOPs to compute a node again from what else is kept; -1: it cannot be, or would take most of
+  // the pass.
+  double price(int node) const {
+    if (there_[at(node)] != 0) {
+      return -1;
+    }
+    double flops = 0;
+    int left = 64;
+    List<int> open, seen;
+    open.push_back(node);
+    while (!open.empty()) {
+      const int now = open.back();
+      open.pop_back();
+      bool known = false;
+      for (const int before : seen) {
+        known = known || before == now;
+      }
+      if (fixed_[at(now)] != 0) {
+        return -1;
+      }
+      const bool source = facts_of(graph_[now].op).kind == OpKind::source;
+      if (known || source || (now != node && (kept[at(now)] != 0 || there_[at(now)] != 0))) {
+        continue;
+      }
+      if (--left < 0) {
+        return -1;
+      }
+      seen.push_back(now);
+      const NodeFlops own = flops_of(graph_, graph_[now]);
+      flops += own.matmul + own.vector;
+      for (const int input : graph_[now].inputs) {
+        open.push_back(input);
+      }
+    }
+    return flops;
+  }
+
+  const Graph& graph_;
+  const List<char>&there_, &fixed_;
+};
+
 class Rematerializer {
  public:
   explicit Rematerializer(Graph& graph)
       : graph_(graph),
         late_(graph.nodes.size()),
         kept_(graph.nodes.size()),
+        returned_(graph.nodes.size()),
         clone_(graph.nodes.size()) {
     for (int i = 0; i < graph.size(); ++i) {
       const GraphNode& node = graph[i];
@@ -41,29 +125,10 @@ class Rematerializer {
   Rematerialization run(double budget) {
     Rematerialization out;
     find_kept();
-    for (int i = 0; i < graph_.size(); ++i) {
-      out.kept_before += kept_[at(i)] != 0 ? bytes(i) : 0;
-    }
-    out.kept = out.kept_before;
-    while (out.kept > budget) {
-      int best = -1;
-      double best_price = 0;
-      for (int i = 0; i < graph_.size(); ++i) {
-        if (kept_[at(i)] == 0 || graph_[i].shape.count() < 64) {
-          continue;
-        }
-        const double flops = price(i);
-        if (flops >= 0 && (best < 0 || flops / bytes(i) < best_price)) {
-          best = i;
-          best_price = flops / bytes(i);
-        }
-      }
-      if (best < 0) {
-        break;  // all that is left is what everything else is made of
-      }
-      kept_[at(best)] = 0;
-      out.kept -= bytes(best);
-    }
+    const List<char> fixed(graph_.nodes.size());
+    KeptResults choice(graph_, kept_, returned_, fixed);
+    choice.choose(budget, out);
+    kept_ = choice.kept;
     if (out.kept < out.kept_before) {
       rewrite(out);
     }
@@ -72,7 +137,6 @@ class Rematerializer {
 
  private:
   static std::size_t at(int node) { return static_cast<std::size_t>(node); }
-  double bytes(int node) const { return 4.0 * count_of(graph_[node].shape); }
   bool is_source(int node) const { return facts_of(graph_[node].op).kind == OpKind::source; }
   bool is_view(int node) const { return facts_of(graph_[node].op).kind == OpKind::view; }
 
@@ -96,43 +160,9 @@ class Rematerializer {
         output = graph_[output].inputs[0];
       }
       if (output >= 0) {
-        returned_.push_back(output);
+        returned_[at(output)] = 1;
       }
     }
-  }
-
-  // FLOPs to compute a node again from what else is kept; -1: it would take most of the pass.
-  double price(int node) const {
-    for (const int output : returned_) {
-      if (output == node) {
-        return -1;
-      }
-    }
-    double flops = 0;
-    int left = 64;
-    List<int> open, seen;
-    open.push_back(node);
-    while (!open.empty()) {
-      const int now = open.back();
-      open.pop_back();
-      bool known = false;
-      for (const int before : seen) {
-        known = known || before == now;
-      }
-      if (known || is_source(now) || (now != node && kept_[at(now)] != 0)) {
-        continue;
-      }
-      if (--left < 0) {
-        return -1;
-      }
-      seen.push_back(now);
-      const NodeFlops own = flops_of(graph_, graph_[now]);
-      flops += own.matmul + own.vector;
-      for (const int input : graph_[now].inputs) {
-        open.push_back(input);
-      }
-    }
-    return flops;
   }
 
   // Late nodes read copies of what is no longer kept, made where the first of them needs it.
@@ -160,9 +190,10 @@ class Rematerializer {
       again.outputs.push_back(output < 0 ? -1 : to[at(output)]);
     }
     std::swap(graph_, again);
+    sort_needed(graph_);  // what is computed again may not be needed before
   }
   int copy_of(int node, Graph& again, const List<int>& to, Rematerialization& out) {
-    if (is_source(node) || kept_[at(node)] != 0 || is_returned(node)) {
+    if (is_source(node) || kept_[at(node)] != 0 || returned_[at(node)] != 0) {
       return to[at(node)];
     }
     if (clone_[at(node)] < 0) {
@@ -181,18 +212,10 @@ class Rematerializer {
     }
     return clone_[at(node)];
   }
-  bool is_returned(int node) const {
-    for (const int output : returned_) {
-      if (output == node) {
-        return true;
-      }
-    }
-    return false;
-  }
 
   Graph& graph_;
-  List<char> late_, kept_;
-  List<int> clone_, returned_;
+  List<char> late_, kept_, returned_;
+  List<int> clone_;
 };
 
 }  // namespace detail

@@ -109,8 +109,9 @@ inline int same_as(const Graph& graph, const GraphNode& node) {
 // Where each node went; -1: nowhere.
 using NodeMap = List<int>;
 
-// The nodes that the outputs need, each behind its operands, otherwise in their order.
-inline NodeMap sort_needed(Graph& graph) {
+// The nodes that the outputs need, each behind its operands, otherwise in their order. late: what a
+// backward pass needs of the forward pass right before it is needed first.
+inline NodeMap sort_needed(Graph& graph, bool late = false) {
   const auto n = static_cast<std::size_t>(graph.size());
   List<char> needed(n);
   List<int> open;
@@ -139,11 +140,18 @@ inline NodeMap sort_needed(Graph& graph) {
   }
   List<GraphNode> sorted;
   sorted.reserve(n);
-  for (int i = 0; i < graph.size(); ++i) {
-    if (needed[static_cast<std::size_t>(i)] == 0) {
+  const int outputs = static_cast<int>(graph.outputs.size());
+  for (int i = 0; i < graph.size() + outputs; ++i) {
+    const int next =
+        i < graph.size() ? i : graph.outputs[static_cast<std::size_t>(i - graph.size())];
+    if (next < 0 || needed[static_cast<std::size_t>(next)] == 0) {
       continue;
     }
-    open.push_back(i);
+    const bool waits = facts_of(graph[next].op).kind != OpKind::source && !graph[next].backward;
+    if (late && i < graph.size() && waits) {
+      continue;
+    }
+    open.push_back(next);
     while (!open.empty()) {
       const int node = open.back();
       bool ready = true;
