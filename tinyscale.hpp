@@ -28619,10 +28619,10 @@ namespace detail {
 // Which results are kept.
 class KeptResults {
  public:
-  // `kept`: those that may be; `there`: those that cost nothing to have; `fixed`: those that cannot
-  // be computed again, nor what reads them.
-  KeptResults(const Graph& graph, List<char> kept, const List<char>& there, const List<char>& fixed)
-      : kept(std::move(kept)), graph_(graph), there_(there), fixed_(fixed) {}
+  // `all`: those that may be kept; `there`: those that cost nothing to have; `fixed`: those that
+  // cannot be computed again, nor what reads them.
+  KeptResults(const Graph& graph, List<char> all, const List<char>& there, const List<char>& fixed)
+      : kept(std::move(all)), graph_(graph), there_(there), fixed_(fixed) {}
 
   List<char> kept;
 
@@ -29702,8 +29702,8 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
   part.cut = cut_graph(graph, wanted, known);
   if (part.rematerialization.nodes > 0) {
     sort_needed(part.cut.graph, true);  // so that it is not there for longer
-    for (GraphNode& node : part.cut.graph.nodes) {
-      node.backward = true;
+    for (GraphNode& each : part.cut.graph.nodes) {
+      each.backward = true;
     }
   }
   capture.graph.inputs = function_inputs;

@@ -121,8 +121,8 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
   part.cut = cut_graph(graph, wanted, known);
   if (part.rematerialization.nodes > 0) {
     sort_needed(part.cut.graph, true);  // so that it is not there for longer
-    for (GraphNode& node : part.cut.graph.nodes) {
-      node.backward = true;
+    for (GraphNode& each : part.cut.graph.nodes) {
+      each.backward = true;
     }
   }
   capture.graph.inputs = function_inputs;

@@ -25,10 +25,10 @@ namespace detail {
 // Which results are kept.
 class KeptResults {
  public:
-  // `kept`: those that may be; `there`: those that cost nothing to have; `fixed`: those that cannot
-  // be computed again, nor what reads them.
-  KeptResults(const Graph& graph, List<char> kept, const List<char>& there, const List<char>& fixed)
-      : kept(std::move(kept)), graph_(graph), there_(there), fixed_(fixed) {}
+  // `all`: those that may be kept; `there`: those that cost nothing to have; `fixed`: those that
+  // cannot be computed again, nor what reads them.
+  KeptResults(const Graph& graph, List<char> all, const List<char>& there, const List<char>& fixed)
+      : kept(std::move(all)), graph_(graph), there_(there), fixed_(fixed) {}
 
   List<char> kept;
 
