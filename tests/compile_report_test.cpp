@@ -149,6 +149,24 @@ TEST_CASE("compile report: softmax as max, sub, exp, sum, div: 8 passes against 
   CHECK(same.row("primitives").bytes == before.bytes);
 }
 
+TEST_CASE("compile report: a softmax joins its neighbours, unless they belong to a product") {
+  const ts::Tensor w = ts::randn({32, 32}, 3);
+  const ts::Compiled beside = ts::compile(
+      [](const Tensors& in) { return Tensors{ts::softmax(in[0] * 0.3f + in[1]) * in[2]}; });
+  const ts::Compiled behind = ts::compile(
+      [w](const Tensors& in) { return Tensors{ts::softmax(ts::matmul(in[0], w) * 0.3f)}; });
+  const Tensors in = {ts::randn({64, 32}, 1), ts::randn({64, 32}, 2), ts::randn({64, 32}, 4)};
+  ts::CompileReport report = (beside(in), ts::compile_report(beside));
+  report.measure(in, 1);
+  check_rows(report, 1e-6);
+  CHECK(report.rows.back().kernels == 1);
+  CHECK(report.rows.back().bytes == 4 * 4.0 * 64 * 32);
+  behind({in[0]});
+  REQUIRE(behind.plan().steps().size() == 2);
+  CHECK(behind.plan().steps()[0].name(behind.graph()) == "matmul mul");
+  CHECK(behind.plan().steps()[1].name(behind.graph()) == "softmax");
+}
+
 TEST_CASE("compile report: attention's scores are T x T until they are tiled") {
   // bytes = a T^2 + b T: the difference below is 2 a T^2.
   const auto quadratic = [](const char* pass) {

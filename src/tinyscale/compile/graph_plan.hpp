@@ -101,13 +101,13 @@ class GraphPlan {
     }
     const CompileOptions& options = options_;
     const Graph before = graph_;
+    const detail::WholeOps whole(before, options);
     bool composite = false;
-    for (const GraphNode& node : graph_.nodes) {
-      composite = composite || (!is_primitive(node.op) && !detail::stays_whole(node.op, options));
+    for (int i = 0; i < before.size(); ++i) {
+      composite = composite || (!is_primitive(before[i].op) && !whole.stays(i));
     }
     if (composite) {
-      graph_ =
-          take_apart(before, [&](int i) { return detail::stays_whole(before[i].op, options); });
+      graph_ = take_apart(before, [&whole](int i) { return whole.stays(i); });
       if (options_.simplify) {
         detail::simplify(graph_, true);
       } else {

@@ -31,6 +31,42 @@ inline bool stays_whole(Op op, const CompileOptions& options) {
   return facts_of(op).kind == OpKind::row ? options.fuse_rows : options.fuse_elementwise;
 }
 
+// Which composite ops of a graph are taken apart.
+class WholeOps {
+ public:
+  WholeOps(const Graph& graph, const CompileOptions& options)
+      : graph_(graph), options_(options), users_(users_of(graph)) {}
+
+  bool stays(int node) const {
+    const bool joins = options_.fuse_elementwise && options_.fuse_rows;
+    return stays_whole(graph_[node].op, options_) &&
+           !(graph_[node].op == Op::softmax && joins && has_neighbour(node));
+  }
+
+ private:
+  // An elementwise op in front of or behind a softmax, one pass over memory with it: worth more
+  // than the softmax's own kernel.
+  bool has_neighbour(int softmax) const {
+    const GraphNode& node = graph_[softmax];
+    bool found = is_beside(node.inputs[0], node);
+    for (const int input : graph_[node.inputs[0]].inputs) {
+      found = found && graph_[input].op != Op::matmul;  // which takes along what follows it
+    }
+    for (const int user : users_[static_cast<std::size_t>(softmax)]) {
+      found = found || (user >= 0 && is_beside(user, node));
+    }
+    return found;
+  }
+  bool is_beside(int other, const GraphNode& node) const {
+    const GraphNode& beside = graph_[other];
+    return is_element(beside) && beside.shape == node.shape && beside.backward == node.backward;
+  }
+
+  const Graph& graph_;
+  const CompileOptions& options_;
+  List<List<int>> users_;
+};
+
 // The steps of a graph in an order in which each finds its operands.
 class StepBuilder {
  public:
