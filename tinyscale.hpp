@@ -28626,13 +28626,14 @@ class KeptResults {
 
   List<char> kept;
 
-  // Lets go, the cheapest FLOPs a byte first, until so many bytes are left or nothing can go.
+  // Lets go, the cheapest FLOPs a byte first, until so many bytes are left or nothing can go. 0:
+  // all stay.
   void choose(double budget, Rematerialization& out) {
     for (int i = 0; i < graph_.size(); ++i) {
       out.kept_before += kept[at(i)] != 0 ? bytes(i) : 0;
     }
     out.kept = out.kept_before;
-    while (out.kept > budget) {
+    while (budget > 0 && out.kept > budget) {
       int best = -1;
       double best_price = 0;
       for (int i = 0; i < graph_.size(); ++i) {
@@ -28814,8 +28815,8 @@ class Rematerializer {
 
 }  // namespace detail
 
-// Cuts what the forward pass keeps to so many bytes where that can be; the graph computes the same
-// numbers.
+// Cuts what the forward pass keeps to so many bytes, 0: all, where that can be; it computes the
+// same numbers.
 inline Rematerialization rematerialize(Graph& graph, double budget) {
   return detail::Rematerializer(graph).run(budget);
 }
@@ -29154,9 +29155,7 @@ class GraphPlan {
     } else if (!options_.simplify) {
       detail::sort_needed(graph_);
     }
-    if (options_.activation_bytes > 0) {
-      rematerialization_ = rematerialize(graph_, options_.activation_bytes);
-    }
+    rematerialization_ = rematerialize(graph_, options_.activation_bytes);
   }
 
   void build() {
@@ -29718,17 +29717,14 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
   const Graph& graph = capture.graph;
   const SavedResults results(capture, forward);
   Rematerialization none;
-  List<char> saved = results.find(wanted, nullptr, none);
-  if (budget > 0) {
-    const List<char> there(graph.nodes.size());
-    List<char> fixed(graph.nodes.size());
-    for (int i = 0; i < forward; ++i) {
-      fixed[static_cast<std::size_t>(i)] = results.is_old(i) ? 1 : 0;
-    }
-    KeptResults choice(graph, saved, there, fixed);
-    choice.choose(budget, part.rematerialization);
-    saved = results.find(wanted, &choice.kept, part.rematerialization);
+  const List<char> there(graph.nodes.size());
+  List<char> fixed(graph.nodes.size());
+  for (int i = 0; i < forward; ++i) {
+    fixed[static_cast<std::size_t>(i)] = results.is_old(i) ? 1 : 0;
   }
+  KeptResults choice(graph, results.find(wanted, nullptr, none), there, fixed);
+  choice.choose(budget, part.rematerialization);
+  const List<char> saved = results.find(wanted, &choice.kept, part.rematerialization);
   List<Tensor> known(graph.nodes.size());
   for (int i = 0; i < graph.size(); ++i) {
     if (saved[static_cast<std::size_t>(i)] != 0) {
@@ -30154,6 +30150,10 @@ class Compiled {
 
   Compiled() = default;
   Compiled(Body body, const CompileOptions& options) : state_(new State) {
+    if (!(options.activation_bytes >= 0)) {
+      detail::fail({"compile: activation_bytes is ", options.activation_bytes,
+                    "; it must be at least 0, which keeps all"});
+    }
     state_->body = std::move(body);
     state_->options = options;
   }

@@ -75,7 +75,7 @@ TEST_CASE("rematerialization: gradients asked for outside, less of the forward p
   const Tensors want = layers.gradients();
   const double one = 4.0 * 64 * 32;  // bytes of a result
   double before = 1e9, again = -1;
-  for (const double budget : {1e9, 8 * one, 5 * one, 3 * one, 1.0}) {
+  for (const double budget : {0.0, 1e9, 8 * one, 5 * one, 3 * one, 1.0}) {
     CAPTURE(budget);
     const ts::Compiled c = ts::compile(f, with_budget(budget));
     const ts::MemoryMeter& meter = *ts::context().memory;
@@ -91,7 +91,7 @@ TEST_CASE("rematerialization: gradients asked for outside, less of the forward p
       check_near(want, layers.gradients());
     }
     const ts::Rematerialization& r = c.rematerialization();
-    CHECK(r.kept <= budget);
+    CHECK(r.kept <= (budget > 0 ? budget : 8 * one));  // 0: all, two results a layer
     CHECK(r.kept <= before);
     CHECK(r.flops >= again);
     CHECK((r.flops > 0) == (r.kept < r.kept_before));
@@ -132,16 +132,16 @@ TEST_CASE("rematerialization: the backward pass in the same graph") {
   const Tensors want = step({x});
   const double one = 4.0 * 64 * 32;
   double block = 0;
-  for (const double budget : {1e9, 4 * one, 1.0}) {
+  for (const double budget : {0.0, 1e9, 4 * one, 1.0}) {
     CAPTURE(budget);
     const ts::Compiled c = ts::compile(step, with_budget(budget));
     for (int call = 0; call < 3; ++call) {
       check_near(want, c({x}));
     }
     const ts::Rematerialization& r = c.plan().rematerialization();
-    CHECK(r.kept <= budget);
-    CHECK((r.nodes > 0) == (budget < 1e9));
-    if (budget == 1e9) {
+    CHECK(r.kept <= (budget > 0 ? budget : 8 * one));
+    CHECK((r.nodes > 0) == (budget > 0 && budget < 1e9));
+    if (r.nodes == 0) {
       block = c.plan().block_bytes();
     } else if (budget > 1) {
       CHECK(c.plan().block_bytes() < block);
@@ -195,6 +195,8 @@ TEST_CASE("rematerialization: a training step under a budget trains as one witho
 }
 
 TEST_CASE("rematerialization: errors") {
+  CHECK(error_of([&] { ts::compile([](const Tensors& in) { return in; }, with_budget(-1)); }) ==
+        "compile: activation_bytes is -1; it must be at least 0, which keeps all");
   const ts::Compiled c = ts::compile([](const Tensors& in) { return Tensors{in[0] * 2.0f}; });
   c({ts::ones({2})});
   CHECK(error_of([&] { c.rematerialization(); }) ==

@@ -44,6 +44,10 @@ class Compiled {
 
   Compiled() = default;
   Compiled(Body body, const CompileOptions& options) : state_(new State) {
+    if (!(options.activation_bytes >= 0)) {
+      detail::fail({"compile: activation_bytes is ", options.activation_bytes,
+                    "; it must be at least 0, which keeps all"});
+    }
     state_->body = std::move(body);
     state_->options = options;
   }

@@ -116,9 +116,7 @@ class GraphPlan {
     } else if (!options_.simplify) {
       detail::sort_needed(graph_);
     }
-    if (options_.activation_bytes > 0) {
-      rematerialization_ = rematerialize(graph_, options_.activation_bytes);
-    }
+    rematerialization_ = rematerialize(graph_, options_.activation_bytes);
   }
 
   void build() {

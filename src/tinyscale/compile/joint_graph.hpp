@@ -101,17 +101,14 @@ inline BackwardPart backward_part(Capture& capture, std::size_t result, int forw
   const Graph& graph = capture.graph;
   const SavedResults results(capture, forward);
   Rematerialization none;
-  List<char> saved = results.find(wanted, nullptr, none);
-  if (budget > 0) {
-    const List<char> there(graph.nodes.size());
-    List<char> fixed(graph.nodes.size());
-    for (int i = 0; i < forward; ++i) {
-      fixed[static_cast<std::size_t>(i)] = results.is_old(i) ? 1 : 0;
-    }
-    KeptResults choice(graph, saved, there, fixed);
-    choice.choose(budget, part.rematerialization);
-    saved = results.find(wanted, &choice.kept, part.rematerialization);
+  const List<char> there(graph.nodes.size());
+  List<char> fixed(graph.nodes.size());
+  for (int i = 0; i < forward; ++i) {
+    fixed[static_cast<std::size_t>(i)] = results.is_old(i) ? 1 : 0;
   }
+  KeptResults choice(graph, results.find(wanted, nullptr, none), there, fixed);
+  choice.choose(budget, part.rematerialization);
+  const List<char> saved = results.find(wanted, &choice.kept, part.rematerialization);
   List<Tensor> known(graph.nodes.size());
   for (int i = 0; i < graph.size(); ++i) {
     if (saved[static_cast<std::size_t>(i)] != 0) {

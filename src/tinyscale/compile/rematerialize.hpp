@@ -32,13 +32,14 @@ class KeptResults {
 
   List<char> kept;
 
-  // Lets go, the cheapest FLOPs a byte first, until so many bytes are left or nothing can go.
+  // Lets go, the cheapest FLOPs a byte first, until so many bytes are left or nothing can go. 0:
+  // all stay.
   void choose(double budget, Rematerialization& out) {
     for (int i = 0; i < graph_.size(); ++i) {
       out.kept_before += kept[at(i)] != 0 ? bytes(i) : 0;
     }
     out.kept = out.kept_before;
-    while (out.kept > budget) {
+    while (budget > 0 && out.kept > budget) {
       int best = -1;
       double best_price = 0;
       for (int i = 0; i < graph_.size(); ++i) {
@@ -220,8 +221,8 @@ class Rematerializer {
 
 }  // namespace detail
 
-// Cuts what the forward pass keeps to so many bytes where that can be; the graph computes the same
-// numbers.
+// Cuts what the forward pass keeps to so many bytes, 0: all, where that can be; it computes the
+// same numbers.
 inline Rematerialization rematerialize(Graph& graph, double budget) {
   return detail::Rematerializer(graph).run(budget);
 }
