@@ -26771,10 +26771,11 @@ class Fusion {
         members_(graph.nodes.size()),
         first_(graph.nodes.size()),
         last_(graph.nodes.size()),
+        spans_(graph.nodes.size()),
         seen_(graph.nodes.size()) {
     for (int i = 0; i < graph.size(); ++i) {
       const auto at = static_cast<std::size_t>(i);
-      group_[at] = first_[at] = last_[at] = i;
+      group_[at] = first_[at] = last_[at] = spans_[at] = i;
       members_[at].push_back(i);
     }
   }
@@ -26799,6 +26800,9 @@ class Fusion {
     }
     first_[static_cast<std::size_t>(a)] = all[0];
     last_[static_cast<std::size_t>(a)] = all.back();
+    for (int i = all[0]; i < all.back() && spans_[static_cast<std::size_t>(i)] < all.back(); ++i) {
+      spans_[static_cast<std::size_t>(i)] = all.back();
+    }
     members_[static_cast<std::size_t>(b)].clear();
     members_[static_cast<std::size_t>(a)].swap(all);
   }
@@ -26819,7 +26823,7 @@ class Fusion {
           if (next == to) {
             return true;
           }
-          if (last_[at] > first_[static_cast<std::size_t>(to)]) {
+          if (highest(last_[at]) >= first_[static_cast<std::size_t>(to)]) {
             seen_[at] = mark_;
             open.push_back(next);
           }
@@ -26840,11 +26844,21 @@ class Fusion {
     return false;
   }
 
+  // The highest node that a path from this one meets: down from operand to operand, up from member
+  // to member of groups that begin below.
+  int highest(int node) const {
+    while (spans_[static_cast<std::size_t>(node)] > node) {
+      node = spans_[static_cast<std::size_t>(node)];
+    }
+    return node;
+  }
+
   const Graph& graph_;
   const ValueLayouts& layouts_;
   List<int> group_;
   List<List<int>> members_;
   List<int> first_, last_;  // of each group: its lowest and highest node
+  List<int> spans_;         // of each node: the highest node of the groups that begin up to it
   List<int> seen_;
   int mark_ = 0;
 };
@@ -27628,12 +27642,14 @@ class ProductFusion {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Rows that are made at a time: 1 MB of them, in the cache of level 2, in multiples of a
-// product's own blocks; at least 16 blocks for the threads to share, all at once where they are
-// few.
+constexpr std::int64_t few_rows = 384;
+constexpr std::int64_t longest_prologue = 1 << 14;  // columns: 96 rows of them are 6 MB
+
+// Rows that are made at a time, in multiples of a product's own 96: 1 MB of them, in the cache of
+// level 2, and no more than a sixteenth of all, for the threads to share; few rows all at once.
 inline std::int64_t block_rows(std::int64_t rows, std::int64_t cols) {
   const std::int64_t fit = std::min((std::int64_t{1} << 18) / cols, rows / 16);
-  return rows < 384 ? rows : std::max<std::int64_t>(fit / 96, 1) * 96;
+  return rows < few_rows ? rows : std::max<std::int64_t>(fit / 96, 1) * 96;
 }
 
 class PrologueFusion {
@@ -27655,13 +27671,19 @@ class PrologueFusion {
     }
     const int x = product.inputs[0], source = vectors_.source_of(x);
     if (source < 0 || layouts_.base_of(x) != source || !layouts_.of(x).is_contiguous() ||
-        layouts_.base_of(product.inputs[1]) == source || layouts_.is_copy(source)) {
+        layouts_.is_copy(source)) {
       return;
     }
     const int group = fusion_.group_of(source);
+    for (std::size_t i = 1; i < step.inputs.size(); ++i) {
+      if (fusion_.group_of(layouts_.base_of(step.inputs[i])) == group) {
+        return;  // weights, bias or residual are made with it: of all rows, before the product
+      }
+    }
     const VectorSpace& space = vectors_.spaces[at(group)];
     const bool table = space.is_full(graph_[source].shape) && space.is_full(graph_[x].shape) &&
-                       space.rows() > 1 && space.cols() > 0 && product.shape[-1] >= 16;
+                       space.rows() > 1 && space.cols() > 0 && space.cols() <= longest_prologue &&
+                       (space.rows() < few_rows || product.shape[-1] >= 16);
     if (!table || graph_[source].backward != product.backward || !is_only_for(step, source) ||
         !others_fit(space, group)) {
       return;
@@ -27734,8 +27756,8 @@ class PrologueFusion {
            fusion_.same(member, user);
   }
 
-  // Sums over rows are there when all rows are done: too late. Of the others, those that somebody
-  // else needs must be one number or all of each row.
+  // Sums over rows are there when all rows are done: too late. Each of the others is one number or
+  // all of each row, so that what somebody else needs of it is written block by block.
   bool others_fit(const VectorSpace& space, int group) const {
     for (const int node : fusion_.members(group)) {
       const VectorRole role = vectors_.roles[at(node)];
@@ -28620,7 +28642,7 @@ namespace detail {
 class KeptResults {
  public:
   // `all`: those that may be kept; `there`: those that cost nothing to have; `fixed`: those that
-  // cannot be computed again, nor what reads them.
+  // are not computed, and that nothing is computed from unless they are kept.
   KeptResults(const Graph& graph, List<char> all, const List<char>& there, const List<char>& fixed)
       : kept(std::move(all)), graph_(graph), there_(there), fixed_(fixed) {}
 
@@ -28675,11 +28697,13 @@ class KeptResults {
       for (const int before : seen) {
         known = known || before == now;
       }
+      if (known || (now != node && (kept[at(now)] != 0 || there_[at(now)] != 0))) {
+        continue;
+      }
       if (fixed_[at(now)] != 0) {
         return -1;
       }
-      const bool source = facts_of(graph_[now].op).kind == OpKind::source;
-      if (known || source || (now != node && (kept[at(now)] != 0 || there_[at(now)] != 0))) {
+      if (facts_of(graph_[now].op).kind == OpKind::source) {
         continue;
       }
       if (--left < 0) {
@@ -30032,7 +30056,21 @@ inline void check_aliases(const std::vector<Tensor>& inputs, const List<Captured
   }
 }
 
-// A capture that can be run again.
+// What a backward pass outside needs keeps its numbers.
+inline void check_kept(const std::vector<Tensor>& inputs, const List<CapturedWrite>& writes,
+                       const Graph& graph) {
+  for (const CapturedWrite& write : writes) {
+    const GraphNode& target = graph[write.target];
+    const auto number = static_cast<std::size_t>(target.number(0));
+    const Tensor& x = target.op == Op::input ? inputs[number] : graph.constants[number];
+    if (x.storage()->block().kept.load() > 0) {
+      fail({"Compiled: a backward pass that is still to come needs the numbers of ",
+            target.op == Op::input ? "input " : "captured tensor ", number, ", ", x.shape(),
+            ", which the function writes; call it after that pass, or give a clone()"});
+    }
+  }
+}
+
 // How a compilation follows the batch size.
 struct SymbolicBatch {
   List<bool> batched;  // of each input: its first dimension is the batch
@@ -30040,6 +30078,7 @@ struct SymbolicBatch {
   List<SymbolicGraph> backward;
 };
 
+// A capture that can be run again.
 struct Compilation {
   Guards guards;
   Graph graph;   // as it was captured; outputs: results, then writes, then gradients
@@ -30100,9 +30139,13 @@ class KeptConstants {
 
  private:
   void count(int change) const {
-    for (std::size_t i = 0; i < size(); ++i) {
-      part().cut.graph.constants[i].storage()->block().kept.fetch_add(change,
-                                                                      std::memory_order_relaxed);
+    const Graph& graph = part().cut.graph;
+    for (const GraphNode& node : graph.nodes) {  // those that it reads
+      const std::size_t i =
+          node.op == Op::constant ? static_cast<std::size_t>(node.number(0)) : size();
+      if (i < size()) {
+        graph.constants[i].storage()->block().kept.fetch_add(change, std::memory_order_relaxed);
+      }
     }
   }
 
@@ -30552,6 +30595,7 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   }
   made->host_values.clear();
   detail::check_aliases(inputs, made->writes, made->graph);
+  detail::check_kept(inputs, made->writes, made->graph);
   List<Tensor> constants = made->cut.graph.constants;
   for (const detail::OldGradient& old : made->old_gradients) {
     const detail::Slot& slot =
@@ -30675,6 +30719,12 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
   if (inputs.empty() || inputs[0].dims() == 0 || inputs[0].dim(0) < 2) {
     made.not_symbolic = "the first input has no batch of two or more";
     return;
+  }
+  for (std::size_t r = 0; r < made.backward.size(); ++r) {
+    if (made.part_of(r) != nullptr && state().options.activation_bytes > 0) {
+      made.not_symbolic = "what a budget of bytes keeps depends on the batch";
+      return;
+    }
   }
   const std::int64_t batch = inputs[0].dim(0);
   const std::int64_t batches[] = {batch, batch + 1, batch + 3};

@@ -635,6 +635,48 @@ TEST_CASE("compile: what reads a sum over rows waits for it") {
       {{}, {}});
 }
 
+TEST_CASE("compile: a group that spans a product which needs part of it") {
+  check_same(
+      [](const Tensors& in) {
+        const ts::Tensor y = ts::exp(in[0]), x = ts::matmul(ts::transpose(y, 0, 1), in[2]);
+        const ts::Tensor t = ts::exp(in[1]), c = ts::sum(t, 0);
+        return Tensors{y * c * 0.1f, t * x * 0.1f};
+      },
+      {{ts::randn({8, 8}, 1, 0.3f), ts::randn({8, 8}, 2, 0.3f), ts::randn({8, 8}, 3, 0.3f)}});
+}
+
+TEST_CASE("compile: what a backward pass outside needs is not written") {
+  const ts::Tensor c = row({1, 2}), w = row({3, 4});
+  const ts::Compiled loss = ts::compile(
+      [c, w](const Tensors& in) { return Tensors{ts::sum(ts::square(in[0] * w) + c)}; });
+  const ts::Compiled writes = ts::compile([w](const Tensors& in) {
+    const ts::NoGrad off;
+    ts::add_(w, in[0]);
+    return Tensors{};
+  });
+  const ts::Compiled writes_input = ts::compile([](const Tensors& in) {
+    const ts::NoGrad off;
+    ts::scale_(in[0], 2.0f);
+    return Tensors{};
+  });
+  const ts::Tensor p = ts::parameter(row({5, 6})), by = row({1, 1});
+  for (int call = 0; call < 3; ++call) {
+    const ts::Tensor l = loss({p})[0];
+    ts::add_(c, row({1, 1}));  // added only: no gradient needs it
+    const std::string needed =
+        "Compiled: a backward pass that is still to come needs the numbers of captured tensor 0, "
+        "[2], which the function writes; call it after that pass, or give a clone()";
+    CHECK(error_of([&] { writes({by}); }) == needed);
+    CHECK(error_of([&] { writes_input({w}); }) ==
+          "Compiled: a backward pass that is still to come needs the numbers of input 0, [2], "
+          "which the function writes; call it after that pass, or give a clone()");
+    p.zero_grad();
+    l.backward();
+    CHECK(p.grad().data()[0] == doctest::Approx(2 * 5 * w.data()[0] * w.data()[0]));
+    writes({by});
+  }
+}
+
 TEST_CASE("compile: many operands in one chain") {
   const ts::Compiled::Body body = [](const Tensors& in) {
     ts::Tensor y = in[0];

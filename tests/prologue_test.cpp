@@ -172,7 +172,7 @@ TEST_CASE("prologue: what stays a step of its own") {
        },
        2},
       {"few columns have kernels of their own",
-       [thin](const Tensors& in) { return Tensors{ts::matmul(ts::exp(in[0]), thin)}; }, 2},
+       [thin](const Tensors& in) { return Tensors{ts::matmul(ts::exp(in[1]), thin)}; }, 2},
       {"a batch of matrices",
        [](const Tensors& in) {
          const ts::Tensor x = ts::reshape(in[0], {2, 16, 32});
@@ -186,7 +186,7 @@ TEST_CASE("prologue: what stays a step of its own") {
        },
        2},
   };
-  const Tensors in = {ts::randn({32, 32}, 1, 0.3f)};
+  const Tensors in = {ts::randn({32, 32}, 1, 0.3f), ts::randn({400, 32}, 2, 0.3f)};
   for (const Kept& one : all) {
     CAPTURE(one.why);
     const Both both = compile_both(one.f, in);
@@ -195,6 +195,49 @@ TEST_CASE("prologue: what stays a step of its own") {
       CHECK(step.prologue.empty());
     }
     check_same(both, one.f, in, 32);
+  }
+}
+
+TEST_CASE("prologue: weights, bias and residual made of the same numbers come first") {
+  const ts::Tensor w = ts::randn({24, 500}, 3, 0.3f), v = ts::randn({32, 16}, 4, 0.3f);
+  struct Mixed {
+    const char* what;
+    ts::Compiled::Body f;
+    ts::Shape shape;
+  };
+  const std::vector<Mixed> all = {
+      {"weights",
+       [](const Tensors& in) {
+         const ts::Tensor e = ts::exp(in[0]);
+         return Tensors{ts::matmul(e * in[1], ts::transpose(e, 0, 1))};
+       },
+       {500, 32}},
+      {"weights that are a copy",
+       [](const Tensors& in) {
+         const ts::Tensor e = ts::exp(in[0]);
+         return Tensors{ts::matmul(e * in[1], ts::slice(e, 1, 0, 32, 2))};
+       },
+       {32, 32}},
+      {"bias",
+       [w](const Tensors& in) {
+         const ts::Tensor e = ts::exp(in[0]), r = ts::sum(e, {-1}, ts::KeepDim::yes);
+         return Tensors{ts::matmul(e / r, w) + ts::reshape(r, {500})};
+       },
+       {500, 24}},
+      {"residual",
+       [v](const Tensors& in) {
+         const ts::Tensor e = ts::exp(in[0]);
+         return Tensors{ts::matmul(e * in[1], v) +
+                        ts::reshape(ts::slice(e, 0, 250, 500), {500, 16})};
+       },
+       {500, 32}}};
+  for (const Mixed& one : all) {
+    CAPTURE(one.what);
+    const ts::Compiled c = ts::compile(one.f);
+    for (unsigned call = 0; call < 4; ++call) {  // other numbers each: none of an old call is left
+      const Tensors in = {ts::randn(one.shape, 10 + call, 0.3f), ts::randn(one.shape, 20 + call)};
+      check_near(one.f(in)[0], c(in)[0], one.shape[1]);
+    }
   }
 }
 

@@ -194,6 +194,27 @@ TEST_CASE("rematerialization: a training step under a budget trains as one witho
   CHECK(losses[1] == doctest::Approx(losses[0]).epsilon(1e-6));
 }
 
+TEST_CASE("rematerialization: a budget holds at every batch size") {
+  const Layers layers;
+  ts::CompileOptions options = with_budget(2e4);
+  options.symbolic_batch = true;
+  const ts::Compiled c =
+      ts::compile([&layers](const Tensors& in) { return Tensors{layers.loss(in[0])}; }, options);
+  for (const std::int64_t batch : {16, 64, 40}) {
+    for (int call = 0; call < 3; ++call) {
+      const ts::Tensor x = ts::randn({batch, 32}, 9);
+      const double start = ts::context().memory->current_total();
+      const ts::Tensor loss = c({x})[0];
+      if (call == 2) {  // nothing is captured any more
+        CHECK(ts::context().memory->current_total() - start == c.rematerialization().kept + 4);
+      }
+      CHECK(c.rematerialization().kept <= 2e4);
+      loss.backward();
+    }
+  }
+  CHECK(c.not_symbolic() == "what a budget of bytes keeps depends on the batch");
+}
+
 TEST_CASE("rematerialization: errors") {
   CHECK(error_of([&] { ts::compile([](const Tensors& in) { return in; }, with_budget(-1)); }) ==
         "compile: activation_bytes is -1; it must be at least 0, which keeps all");

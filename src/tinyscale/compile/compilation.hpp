@@ -171,7 +171,21 @@ inline void check_aliases(const std::vector<Tensor>& inputs, const List<Captured
   }
 }
 
-// A capture that can be run again.
+// What a backward pass outside needs keeps its numbers.
+inline void check_kept(const std::vector<Tensor>& inputs, const List<CapturedWrite>& writes,
+                       const Graph& graph) {
+  for (const CapturedWrite& write : writes) {
+    const GraphNode& target = graph[write.target];
+    const auto number = static_cast<std::size_t>(target.number(0));
+    const Tensor& x = target.op == Op::input ? inputs[number] : graph.constants[number];
+    if (x.storage()->block().kept.load() > 0) {
+      fail({"Compiled: a backward pass that is still to come needs the numbers of ",
+            target.op == Op::input ? "input " : "captured tensor ", number, ", ", x.shape(),
+            ", which the function writes; call it after that pass, or give a clone()"});
+    }
+  }
+}
+
 // How a compilation follows the batch size.
 struct SymbolicBatch {
   List<bool> batched;  // of each input: its first dimension is the batch
@@ -179,6 +193,7 @@ struct SymbolicBatch {
   List<SymbolicGraph> backward;
 };
 
+// A capture that can be run again.
 struct Compilation {
   Guards guards;
   Graph graph;   // as it was captured; outputs: results, then writes, then gradients
@@ -239,9 +254,13 @@ class KeptConstants {
 
  private:
   void count(int change) const {
-    for (std::size_t i = 0; i < size(); ++i) {
-      part().cut.graph.constants[i].storage()->block().kept.fetch_add(change,
-                                                                      std::memory_order_relaxed);
+    const Graph& graph = part().cut.graph;
+    for (const GraphNode& node : graph.nodes) {  // those that it reads
+      const std::size_t i =
+          node.op == Op::constant ? static_cast<std::size_t>(node.number(0)) : size();
+      if (i < size()) {
+        graph.constants[i].storage()->block().kept.fetch_add(change, std::memory_order_relaxed);
+      }
     }
   }
 

@@ -446,6 +446,7 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   }
   made->host_values.clear();
   detail::check_aliases(inputs, made->writes, made->graph);
+  detail::check_kept(inputs, made->writes, made->graph);
   List<Tensor> constants = made->cut.graph.constants;
   for (const detail::OldGradient& old : made->old_gradients) {
     const detail::Slot& slot =

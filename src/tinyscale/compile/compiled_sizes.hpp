@@ -16,6 +16,12 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
     made.not_symbolic = "the first input has no batch of two or more";
     return;
   }
+  for (std::size_t r = 0; r < made.backward.size(); ++r) {
+    if (made.part_of(r) != nullptr && state().options.activation_bytes > 0) {
+      made.not_symbolic = "what a budget of bytes keeps depends on the batch";
+      return;
+    }
+  }
   const std::int64_t batch = inputs[0].dim(0);
   const std::int64_t batches[] = {batch, batch + 1, batch + 3};
   Shared<detail::SymbolicBatch> symbolic(new detail::SymbolicBatch);

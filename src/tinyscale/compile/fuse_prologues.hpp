@@ -15,12 +15,14 @@
 namespace tinyscale {
 namespace detail {
 
-// Rows that are made at a time: 1 MB of them, in the cache of level 2, in multiples of a
-// product's own blocks; at least 16 blocks for the threads to share, all at once where they are
-// few.
+constexpr std::int64_t few_rows = 384;
+constexpr std::int64_t longest_prologue = 1 << 14;  // columns: 96 rows of them are 6 MB
+
+// Rows that are made at a time, in multiples of a product's own 96: 1 MB of them, in the cache of
+// level 2, and no more than a sixteenth of all, for the threads to share; few rows all at once.
 inline std::int64_t block_rows(std::int64_t rows, std::int64_t cols) {
   const std::int64_t fit = std::min((std::int64_t{1} << 18) / cols, rows / 16);
-  return rows < 384 ? rows : std::max<std::int64_t>(fit / 96, 1) * 96;
+  return rows < few_rows ? rows : std::max<std::int64_t>(fit / 96, 1) * 96;
 }
 
 class PrologueFusion {
@@ -42,13 +44,19 @@ class PrologueFusion {
     }
     const int x = product.inputs[0], source = vectors_.source_of(x);
     if (source < 0 || layouts_.base_of(x) != source || !layouts_.of(x).is_contiguous() ||
-        layouts_.base_of(product.inputs[1]) == source || layouts_.is_copy(source)) {
+        layouts_.is_copy(source)) {
       return;
     }
     const int group = fusion_.group_of(source);
+    for (std::size_t i = 1; i < step.inputs.size(); ++i) {
+      if (fusion_.group_of(layouts_.base_of(step.inputs[i])) == group) {
+        return;  // weights, bias or residual are made with it: of all rows, before the product
+      }
+    }
     const VectorSpace& space = vectors_.spaces[at(group)];
     const bool table = space.is_full(graph_[source].shape) && space.is_full(graph_[x].shape) &&
-                       space.rows() > 1 && space.cols() > 0 && product.shape[-1] >= 16;
+                       space.rows() > 1 && space.cols() > 0 && space.cols() <= longest_prologue &&
+                       (space.rows() < few_rows || product.shape[-1] >= 16);
     if (!table || graph_[source].backward != product.backward || !is_only_for(step, source) ||
         !others_fit(space, group)) {
       return;
@@ -121,8 +129,8 @@ class PrologueFusion {
            fusion_.same(member, user);
   }
 
-  // Sums over rows are there when all rows are done: too late. Of the others, those that somebody
-  // else needs must be one number or all of each row.
+  // Sums over rows are there when all rows are done: too late. Each of the others is one number or
+  // all of each row, so that what somebody else needs of it is written block by block.
   bool others_fit(const VectorSpace& space, int group) const {
     for (const int node : fusion_.members(group)) {
       const VectorRole role = vectors_.roles[at(node)];

@@ -22,10 +22,11 @@ class Fusion {
         members_(graph.nodes.size()),
         first_(graph.nodes.size()),
         last_(graph.nodes.size()),
+        spans_(graph.nodes.size()),
         seen_(graph.nodes.size()) {
     for (int i = 0; i < graph.size(); ++i) {
       const auto at = static_cast<std::size_t>(i);
-      group_[at] = first_[at] = last_[at] = i;
+      group_[at] = first_[at] = last_[at] = spans_[at] = i;
       members_[at].push_back(i);
     }
   }
@@ -50,6 +51,9 @@ class Fusion {
     }
     first_[static_cast<std::size_t>(a)] = all[0];
     last_[static_cast<std::size_t>(a)] = all.back();
+    for (int i = all[0]; i < all.back() && spans_[static_cast<std::size_t>(i)] < all.back(); ++i) {
+      spans_[static_cast<std::size_t>(i)] = all.back();
+    }
     members_[static_cast<std::size_t>(b)].clear();
     members_[static_cast<std::size_t>(a)].swap(all);
   }
@@ -70,7 +74,7 @@ class Fusion {
           if (next == to) {
             return true;
           }
-          if (last_[at] > first_[static_cast<std::size_t>(to)]) {
+          if (highest(last_[at]) >= first_[static_cast<std::size_t>(to)]) {
             seen_[at] = mark_;
             open.push_back(next);
           }
@@ -91,11 +95,21 @@ class Fusion {
     return false;
   }
 
+  // The highest node that a path from this one meets: down from operand to operand, up from member
+  // to member of groups that begin below.
+  int highest(int node) const {
+    while (spans_[static_cast<std::size_t>(node)] > node) {
+      node = spans_[static_cast<std::size_t>(node)];
+    }
+    return node;
+  }
+
   const Graph& graph_;
   const ValueLayouts& layouts_;
   List<int> group_;
   List<List<int>> members_;
   List<int> first_, last_;  // of each group: its lowest and highest node
+  List<int> spans_;         // of each node: the highest node of the groups that begin up to it
   List<int> seen_;
   int mark_ = 0;
 };

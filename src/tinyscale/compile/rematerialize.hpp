@@ -26,7 +26,7 @@ namespace detail {
 class KeptResults {
  public:
   // `all`: those that may be kept; `there`: those that cost nothing to have; `fixed`: those that
-  // cannot be computed again, nor what reads them.
+  // are not computed, and that nothing is computed from unless they are kept.
   KeptResults(const Graph& graph, List<char> all, const List<char>& there, const List<char>& fixed)
       : kept(std::move(all)), graph_(graph), there_(there), fixed_(fixed) {}
 
@@ -81,11 +81,13 @@ class KeptResults {
       for (const int before : seen) {
         known = known || before == now;
       }
+      if (known || (now != node && (kept[at(now)] != 0 || there_[at(now)] != 0))) {
+        continue;
+      }
       if (fixed_[at(now)] != 0) {
         return -1;
       }
-      const bool source = facts_of(graph_[now].op).kind == OpKind::source;
-      if (known || source || (now != node && (kept[at(now)] != 0 || there_[at(now)] != 0))) {
+      if (facts_of(graph_[now].op).kind == OpKind::source) {
         continue;
       }
       if (--left < 0) {
