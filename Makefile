@@ -50,8 +50,8 @@ UNITED   := $(if $(UNITS),$(filter-out tests/main.cpp $(ALONE_TESTS) $(HEAVY),$(
 in_turn   = $(shell echo $(UNITED) | tr ' ' '\n' | awk 'NR % $(UNITS) == $(1) % $(UNITS)')
 UNIT_OBJECTS := $(foreach u,$(if $(UNITED),$(shell seq $(UNITS))),$(if $(call in_turn,$(u)),$(BUILD)/tests/unit_$(u).o))
 # The library's bodies, compiled side by side: where each begins, the first at the lowest floor.
-BODY_STARTS := compute/word_pack compute/softmax model/
-BODIES   := 1 2 3 4
+BODY_STARTS := compute/word_pack compute/softmax tensor/ model/
+BODIES   := 1 2 3 4 5
 PRECOMPILED := $(if $(HEADER_ONLY),,$(BUILD)/tests/precompiled.hpp.gch)
 COMPILE_TEST = $(CXX) -std=c++17 $(TEST_MACROS) $(TESTFLAGS) $(if $(filter $(HEAVY_TESTS),$@),,$(TESTCODE)) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS)
 # The longest first.
