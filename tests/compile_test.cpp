@@ -719,6 +719,7 @@ TEST_CASE("compile: several threads call one function") {
   CHECK(f.counters().calls == 100);
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("compile: on the devices of a mesh") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
   const ts::Tensor w = ts::randn({4, 4}, 3), x = ts::randn({2, 4}, 4);
@@ -733,6 +734,7 @@ TEST_CASE("compile: on the devices of a mesh") {
   });
   check_near(run.kept(0, "y"), ts::gelu(ts::matmul(x, w)), 1e-5f);
 }
+#endif
 
 TEST_CASE("compile: AdamW inside") {
   const auto train = [](bool compiled, const ts::CompileOptions& passes) {

@@ -109,6 +109,7 @@ ts::ShardedPlan run_gradients(const ts::Mesh& mesh, const std::vector<std::strin
 
 }  // namespace
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("program: claim C7, the four cases of a product and their bytes") {
   const ts::Mesh mesh = program_mesh({4, 2});
   const ts::Tensor a = ts::randn({16, 32}, 1), b = ts::randn({32, 64}, 2);
@@ -197,6 +198,7 @@ TEST_CASE("program: data and tensor parallel together") {
   CHECK(count_of(plan, "all_reduce") == 8);  // 3 of activations, 4 of weights, the loss
   CHECK(plan.collectives().size() == 8);
 }
+#endif
 
 namespace {
 
@@ -339,6 +341,7 @@ std::string random_cut(Choices& choose, const ts::Mesh& mesh, const ts::Shape& s
 
 }  // namespace
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("program: random functions and shardings give the function's numbers") {
   Choices choose = {20};
   const std::vector<std::vector<std::int64_t>> meshes = {{2}, {4}, {2, 2}, {4, 2}};
@@ -390,6 +393,7 @@ TEST_CASE("program: random functions and shardings give the function's numbers")
   }
   CHECK(collectives > 150);
 }
+#endif
 
 TEST_CASE("program: what it says that is wrong") {
   const ts::Mesh mesh = program_mesh({4, 2});
@@ -509,6 +513,7 @@ Tensors block_inputs() {
 
 }  // namespace
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("program: a transformer block and its gradients under several layouts") {
   Tensors in = block_inputs(), eager = in;
   for (std::size_t i = 2; i < in.size(); ++i) {
@@ -633,6 +638,7 @@ TEST_CASE("program: sums stay sums through linear ops, and are made before other
   CHECK(inserted(clash.plan()) == "all_to_all x [I, J_x] -> [I_x, J]");
   check_counted(clash.plan());
 }
+#endif
 
 TEST_CASE("program: shapes alone say what it costs, and how it is printed") {
   const ts::Mesh mesh = program_mesh({4});
