@@ -34,7 +34,7 @@ ts::Mesh program_mesh(const std::vector<std::int64_t>& sizes) {
 }
 
 // "all_gather a [I_x] -> [I], ..": what was inserted, slices left out.
-std::string inserted(const ts::ShardedPlan& plan) {
+[[maybe_unused]] std::string inserted(const ts::ShardedPlan& plan) {
   std::string out;
   for (const ts::InsertedStep& step : plan.collectives()) {
     out += (out.empty() ? "" : "; ") + step.name + " " + step.axes + " [" + step.before + "] -> [" +
@@ -43,7 +43,7 @@ std::string inserted(const ts::ShardedPlan& plan) {
   return out;
 }
 
-int count_of(const ts::ShardedPlan& plan, const std::string& name) {
+[[maybe_unused]] int count_of(const ts::ShardedPlan& plan, const std::string& name) {
   int count = 0;
   for (const ts::InsertedStep& step : plan.collectives()) {
     count += step.name == name ? 1 : 0;
@@ -94,8 +94,9 @@ Tensors right_gradients() {
   return {loss.detach(), in[1].grad(), in[2].grad(), in[3].grad(), in[4].grad()};
 }
 
-ts::ShardedPlan run_gradients(const ts::Mesh& mesh, const std::vector<std::string>& shardings,
-                              const ts::ShardedOptions& options) {
+[[maybe_unused]] ts::ShardedPlan run_gradients(const ts::Mesh& mesh,
+                                               const std::vector<std::string>& shardings,
+                                               const ts::ShardedOptions& options) {
   const ts::ShardedProgram program = ts::compile(mesh, &loss_of_mlp, shardings, options);
   const std::vector<ts::Sharded> out = program(mlp_inputs());
   const Tensors right = right_gradients();
@@ -198,7 +199,6 @@ TEST_CASE("program: data and tensor parallel together") {
   CHECK(count_of(plan, "all_reduce") == 8);  // 3 of activations, 4 of weights, the loss
   CHECK(plan.collectives().size() == 8);
 }
-#endif
 
 namespace {
 
@@ -341,7 +341,6 @@ std::string random_cut(Choices& choose, const ts::Mesh& mesh, const ts::Shape& s
 
 }  // namespace
 
-#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("program: random functions and shardings give the function's numbers") {
   Choices choose = {20};
   const std::vector<std::vector<std::int64_t>> meshes = {{2}, {4}, {2, 2}, {4, 2}};
@@ -483,6 +482,7 @@ TEST_CASE("program: what it says that is wrong") {
         "primitives but for collectives have one (take_apart)");
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 namespace {
 
 // A block of a transformer: ids [B, T], targets [B, T], table [V, D], wq, wk, wv, wo, w1, w2, norm.
@@ -513,7 +513,6 @@ Tensors block_inputs() {
 
 }  // namespace
 
-#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("program: a transformer block and its gradients under several layouts") {
   Tensors in = block_inputs(), eager = in;
   for (std::size_t i = 2; i < in.size(); ++i) {
