@@ -107,7 +107,7 @@ Way timed(const std::string& name, Clock clock, const Work& work, const Work& pr
 
 // The physics, on so many threads: what the multiply-adds of the processor's path need for so many
 // flops and then what so many exps need, or what reading so many bytes needs, whichever is longer.
-enum class Arithmetic { f32, f32_avx2, bf16_dot, int8_dot };
+enum class Arithmetic { f32, f32_avx2, bf16, int8 };
 Way limit(double flops, double bytes, int threads, Arithmetic kind = Arithmetic::f32,
           double exps = 0);
 // The same for what streams memory: so many streams that are read, changed in place, or written.

@@ -23,15 +23,17 @@ namespace {
 
 #if TINYSCALE_X86 && defined(__x86_64__)
 #define BENCH_X86 1
-// Twelve chains that wait for nobody; each turn is twelve instructions.
+// Twelve chains that wait for nobody; each turn is twelve instructions. The registers begin at
+// zero: whatever else they held may be denormals, which take a hundred times as long.
 #define BENCH_LOOP(name, v, ins)                                                                   \
   void name(std::int64_t turns) {                                                                  \
-    asm volatile("1:\n" ins " %%" v "14, %%" v "15, %%" v "0\n" ins " %%" v "14, %%" v "15, %%" v  \
-                 "1\n" ins " %%" v "14, %%" v "15, %%" v "2\n" ins " %%" v "14, %%" v "15, %%" v   \
-                 "3\n" ins " %%" v "14, %%" v "15, %%" v "4\n" ins " %%" v "14, %%" v "15, %%" v   \
-                 "5\n" ins " %%" v "14, %%" v "15, %%" v "6\n" ins " %%" v "14, %%" v "15, %%" v   \
-                 "7\n" ins " %%" v "14, %%" v "15, %%" v "8\n" ins " %%" v "14, %%" v "15, %%" v   \
-                 "9\n" ins " %%" v "14, %%" v "15, %%" v "10\n" ins " %%" v "14, %%" v "15, %%" v  \
+    asm volatile("vzeroall\n1:\n" ins " %%" v "14, %%" v "15, %%" v "0\n" ins " %%" v "14, %%" v   \
+                 "15, %%" v "1\n" ins " %%" v "14, %%" v "15, %%" v "2\n" ins " %%" v "14, %%" v   \
+                 "15, %%" v "3\n" ins " %%" v "14, %%" v "15, %%" v "4\n" ins " %%" v "14, %%" v   \
+                 "15, %%" v "5\n" ins " %%" v "14, %%" v "15, %%" v "6\n" ins " %%" v "14, %%" v   \
+                 "15, %%" v "7\n" ins " %%" v "14, %%" v "15, %%" v "8\n" ins " %%" v "14, %%" v   \
+                 "15, %%" v "9\n" ins " %%" v "14, %%" v "15, %%" v "10\n" ins " %%" v "14, %%" v  \
+                 "15, %%" v                                                                        \
                  "11\n"                                                                            \
                  "dec %0\n"                                                                        \
                  "jnz 1b\n"                                                                        \
@@ -45,6 +47,28 @@ BENCH_LOOP(fma_zmm, "zmm", "vfmadd231ps")
 BENCH_LOOP(fma_ymm, "ymm", "vfmadd231ps")
 BENCH_LOOP(bf16_zmm, "zmm", "vdpbf16ps")
 BENCH_LOOP(int8_zmm, "zmm", "vpdpbusd")
+
+// Four chains of products of tiles of 16 rows of 64 bytes.
+#define BENCH_TILES(name, ins)                                                              \
+  void name(std::int64_t turns) {                                                           \
+    alignas(64) unsigned char layout[64] = {1};                                             \
+    for (int t = 0; t < 8; ++t) {                                                           \
+      layout[16 + 2 * t] = 64;                                                              \
+      layout[48 + t] = 16;                                                                  \
+    }                                                                                       \
+    asm volatile("ldtilecfg %0" : : "m"(layout) : "memory");                                \
+    asm volatile("1:\n" ins " %%tmm6, %%tmm4, %%tmm0\n" ins " %%tmm7, %%tmm4, %%tmm1\n" ins \
+                 " %%tmm6, %%tmm5, %%tmm2\n" ins                                            \
+                 " %%tmm7, %%tmm5, %%tmm3\n"                                                \
+                 "dec %0\n"                                                                 \
+                 "jnz 1b\n"                                                                 \
+                 "tilerelease"                                                              \
+                 : "+r"(turns)                                                              \
+                 :                                                                          \
+                 : "cc");                                                                   \
+  }
+BENCH_TILES(bf16_tiles, "tdpbf16ps")
+BENCH_TILES(int8_tiles, "tdpbsud")
 #endif
 
 typedef float Floats __attribute__((vector_size(16)));
@@ -71,11 +95,13 @@ struct Loop {
 Loop loop_of(Arithmetic kind) {
   Loop loop;
 #if BENCH_X86
-  if (kind == Arithmetic::bf16_dot) {
-    return {bf16_zmm, 12 * 2 * 32};
+  if (kind == Arithmetic::bf16) {
+    return ts::cpu().amx_bf16 ? Loop{bf16_tiles, 4 * 2 * 16 * 16 * 32}
+                              : Loop{bf16_zmm, 12 * 2 * 32};
   }
-  if (kind == Arithmetic::int8_dot) {
-    return {int8_zmm, 12 * 2 * 64};
+  if (kind == Arithmetic::int8) {
+    return ts::cpu().amx_int8 ? Loop{int8_tiles, 4 * 2 * 16 * 16 * 64}
+                              : Loop{int8_zmm, 12 * 2 * 64};
   }
   if (kind == Arithmetic::f32 && ts::cpu().has(ts::CpuPath::avx512)) {
     return {fma_zmm, 12 * 2 * 16};
@@ -390,8 +416,8 @@ bool has_arithmetic(Arithmetic kind) {
   switch (kind) {
     case Arithmetic::f32: return true;
     case Arithmetic::f32_avx2: return ts::cpu().has(ts::CpuPath::avx2);
-    case Arithmetic::bf16_dot: return processor_flag("avx512_bf16");
-    case Arithmetic::int8_dot: return processor_flag("avx512_vnni");
+    case Arithmetic::bf16: return ts::cpu().amx_bf16 || processor_flag("avx512_bf16");
+    case Arithmetic::int8: return ts::cpu().amx_int8 || processor_flag("avx512_vnni");
   }
   return false;
 }

@@ -43,11 +43,9 @@ void bf16(Bench& bench, const Size& s) {
                                        c_own.data(), s.n);
               }));
 #endif
-  const bool amx = processor_flag("amx_bf16");
-  c.ways = {
-      own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::bf16),
-      openblas(bench).multiply(1, s.m, s.n, s.k, a.data(), b.data(), c_own.data()),
-      amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 2.0 * s.n * s.k, 1, Arithmetic::bf16_dot)};
+  c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::bf16),
+            openblas(bench).multiply(1, s.m, s.n, s.k, a.data(), b.data(), c_own.data()),
+            limit(s.flops(), 2.0 * s.n * s.k, 1, Arithmetic::bf16)};
   c.targets = {{"oneDNN bf16", 0.9}, {"OpenBLAS", 6.0}};
   bench.run(c);
 }
@@ -56,14 +54,14 @@ void int8(Bench& bench, const Size& s) {
   const Numbers fa = numbers(std::int64_t{s.m} * s.k, 1);
   const Numbers fb = numbers(std::int64_t{s.k} * s.n, 2);
   Numbers fc(static_cast<std::size_t>(s.m) * static_cast<std::size_t>(s.n));
-  std::vector<std::int8_t> a, b;
+  std::vector<std::int8_t, LineAllocator<std::int8_t>> a, b;
   for (const float x : fa) {
     a.push_back(static_cast<std::int8_t>(x * 100.0f));
   }
   for (const float x : fb) {
     b.push_back(static_cast<std::int8_t>(x * 100.0f));
   }
-  std::vector<std::int32_t> c_own(fc.size());
+  std::vector<std::int32_t, LineAllocator<std::int32_t>> c_own(fc.size());
   Case c;
   c.group = "int8-1t";
   c.what = s.name();
@@ -78,11 +76,9 @@ void int8(Bench& bench, const Size& s) {
                                        c_own.data(), s.n);
               }));
 #endif
-  const bool amx = processor_flag("amx_int8");
-  c.ways = {
-      own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::int8),
-      openblas(bench).multiply(1, s.m, s.n, s.k, fa.data(), fb.data(), fc.data()),
-      amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 1.0 * s.n * s.k, 1, Arithmetic::int8_dot)};
+  c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::int8),
+            openblas(bench).multiply(1, s.m, s.n, s.k, fa.data(), fb.data(), fc.data()),
+            limit(s.flops(), 1.0 * s.n * s.k, 1, Arithmetic::int8)};
   c.targets = {{"oneDNN u8s8s32", 0.8}};
   bench.run(c);
 }
@@ -91,7 +87,7 @@ void int8(Bench& bench, const Size& s) {
 
 void low_precision_rows(Bench& bench) {
   if (bench.wants("bf16-1t", "bf16 product, weights packed, f32 sums, 1 thread, GFLOP/s")) {
-    if (!processor_flag("amx_bf16")) {
+    if (!ts::cpu().amx_bf16) {
       bench.skip("AMX", "this processor has none; the limit is vdpbf16ps where it is there");
     }
     for (const Size& s : sizes) {

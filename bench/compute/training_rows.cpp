@@ -125,7 +125,7 @@ void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
   c.rounds = large ? 3 : 9;
   c.ways = {timed("ours", clock_for(threads), threads == 1 ? one_thread(step) : step),
             asked("PyTorch", torch(bench, threads), ts::detail::cat({"train ", s.name, " ", name})),
-            limit(training->flops(), 0, threads, f32 ? Arithmetic::f32 : Arithmetic::bf16_dot)};
+            limit(training->flops(), 0, threads, f32 ? Arithmetic::f32 : Arithmetic::bf16)};
   if (f32) {
     Way plain = asked("C program", plain_c(bench, s.name, threads), "step");
     plain.every = large && !bench.options().slow ? 3 : 1;

@@ -86,37 +86,6 @@ struct Int8InTiles {
   }
 };
 
-// C[32, 32] (+)= A[32, depth] B[depth, 32]; depth is a multiple of 16 words, a row of A its depth.
-template <class Tiles, class Element>
-void tile_square(Tiles& tiles, const std::uint32_t* a, const std::uint32_t* b, std::int64_t depth,
-                 bool add, typename Element::Scalar* c, std::int64_t ldc) {
-  if (add) {
-    tiles.template load<0>(c, ldc * 4);
-    tiles.template load<1>(c + 16, ldc * 4);
-    tiles.template load<2>(c + 16 * ldc, ldc * 4);
-    tiles.template load<3>(c + 16 * ldc + 16, ldc * 4);
-  } else {
-    tiles.template zero<0>();
-    tiles.template zero<1>();
-    tiles.template zero<2>();
-    tiles.template zero<3>();
-  }
-  for (std::int64_t p = 0; p < depth; p += 16) {
-    tiles.template load<4>(a + p, depth * 4);
-    tiles.template load<6>(b + p * word_wide, word_wide * 4);
-    tiles.template load<7>(b + p * word_wide + 16, word_wide * 4);
-    Element::template dot<0, 4, 6>(tiles);
-    Element::template dot<1, 4, 7>(tiles);
-    tiles.template load<5>(a + 16 * depth + p, depth * 4);
-    Element::template dot<2, 5, 6>(tiles);
-    Element::template dot<3, 5, 7>(tiles);
-  }
-  tiles.template store<0>(c, ldc * 4);
-  tiles.template store<1>(c + 16, ldc * 4);
-  tiles.template store<2>(c + 16 * ldc, ldc * 4);
-  tiles.template store<3>(c + 16 * ldc + 16, ldc * 4);
-}
-
 // Copies between C and the square that stands for its edge.
 template <class Scalar>
 void copy_edge(const Scalar* from, std::int64_t from_row, Scalar* to, std::int64_t to_row,
@@ -126,46 +95,170 @@ void copy_edge(const Scalar* from, std::int64_t from_row, Scalar* to, std::int64
   }
 }
 
+// A task in tiles. Packed A is [32 rows][16 words of k][row][16], so that a tile of it is one
+// stretch of memory; a tile of B is 16 rows of a panel.
 template <class Tiles, class Element>
-void run_tiles(const WordTask& t) {
-  typedef typename Element::Scalar Scalar;
-  Tiles tiles;
-  tiles.start();
-  alignas(64) Scalar square[32 * 32] = {};
-  for (std::int64_t w = 0; w < t.words; w += word_depth) {
-    const std::int64_t depth = std::min(word_depth, t.words - w);
-    for (std::int64_t j = t.panel * word_wide; j < std::min(t.n, t.panel_end * word_wide);
-         j += 32) {
-      const std::uint32_t* const b =
-          t.b + j / word_wide * t.words * word_wide + w * word_wide + j % word_wide;
-      const std::int64_t columns = std::min<std::int64_t>(32, t.n - j);
-      for (std::int64_t i = t.row; i < t.row_end; i += 32) {
-        const std::int64_t rows = std::min<std::int64_t>(32, t.row_end - i);
-        Scalar* const c = static_cast<Scalar*>(t.c) + i * t.ldc + j;
-        const bool whole = rows == 32 && columns == 32, add = t.add || w > 0;
-        for (std::int64_t r = 0; r < rows && !add && t.start != nullptr; ++r) {
-          std::fill(c + r * t.ldc, c + r * t.ldc + columns, static_cast<Scalar>(t.start[i + r]));
-        }
-        const bool from_c = add || t.start != nullptr;
-        if (!whole && from_c) {
-          copy_edge(c, t.ldc, square, 32, rows, columns);
-        }
-        std::int64_t to_row = 0, to_word = 0;
-        const std::uint32_t* const a = t.a_at(w, i, to_row, to_word);
-        tile_square<Tiles, Element>(tiles, a, b, depth, from_c, whole ? c : square,
-                                    whole ? t.ldc : 32);
-        if (!whole) {
-          copy_edge(square, 32, c, t.ldc, rows, columns);
+class TileTask {
+ public:
+  explicit TileTask(const WordTask& task) : t_(task) {}
+
+  void run() {
+    tiles_.start();
+    if (t_.row_end - t_.row <= 16) {
+      for (std::int64_t x = t_.panel; x < t_.panel_end; ++x) {
+        line(x);
+      }
+    } else {
+      for (std::int64_t w = 0; w < t_.words; w += word_depth) {
+        for (std::int64_t i = t_.row; i < t_.row_end; i += word_square) {
+          row_of_squares(w, i);
         }
       }
     }
+    tiles_.stop();
   }
-  tiles.stop();
-}
+
+ private:
+  typedef typename Element::Scalar Scalar;
+
+  // What four tiles begin with, null for zero, and how far it is from row to row and tile to tile.
+  struct Begin {
+    const Scalar* at;
+    std::int64_t row, column;
+  };
+
+  // Up to 16 rows, one panel, all of k: reading B is the cost, so that it is read as it lies.
+  void line(std::int64_t x) {
+    const std::int64_t rows = t_.row_end - t_.row;
+    const std::int64_t columns = std::min<std::int64_t>(word_wide, t_.n - x * word_wide);
+    Scalar* const c = static_cast<Scalar*>(t_.c) + t_.row * t_.ldc + x * word_wide;
+    const bool whole = rows == 16 && columns == word_wide;
+    const Begin begin = begin_of(t_.row, rows, columns, c, t_.add, whole, word_wide);
+    if (begin.at == nullptr) {
+      zero();
+    } else {
+      tiles_.template load<0>(begin.at, begin.row * 4);
+      tiles_.template load<1>(begin.at + begin.column, begin.row * 4);
+      tiles_.template load<2>(begin.at + 2 * begin.column, begin.row * 4);
+      tiles_.template load<3>(begin.at + 3 * begin.column, begin.row * 4);
+    }
+    const std::uint32_t* a = t_.a + t_.row * t_.words;
+    const std::uint32_t* b = t_.b + x * t_.words * word_wide;
+    const std::int64_t step = 16 * word_wide, ahead = 3 * step;
+    for (std::int64_t p = 0; p < t_.words; p += 16, a += 16 * word_square, b += step) {
+      for (std::int64_t line = 0; line < step; line += 16) {
+        prefetch<3>(b + ahead + line);
+      }
+      tiles_.template load<4>(a, 64);
+      tiles_.template load<5>(b, word_wide * 4);
+      Element::template dot<0, 4, 5>(tiles_);
+      tiles_.template load<6>(b + 16, word_wide * 4);
+      Element::template dot<1, 4, 6>(tiles_);
+      tiles_.template load<7>(b + 32, word_wide * 4);
+      Element::template dot<2, 4, 7>(tiles_);
+      tiles_.template load<5>(b + 48, word_wide * 4);
+      Element::template dot<3, 4, 5>(tiles_);
+    }
+    Scalar* const to = whole ? c : edge_;
+    const std::int64_t row = whole ? t_.ldc : word_wide;
+    tiles_.template store<0>(to, row * 4);
+    tiles_.template store<1>(to + 16, row * 4);
+    tiles_.template store<2>(to + 32, row * 4);
+    tiles_.template store<3>(to + 48, row * 4);
+    if (!whole) {
+      copy_edge(edge_, word_wide, c, t_.ldc, rows, columns);
+    }
+  }
+
+  // 32 rows of A stay in the first cache while the panels pass; the panels stay in the second.
+  void row_of_squares(std::int64_t w, std::int64_t i) {
+    const std::int64_t depth = std::min(word_depth, t_.words - w);
+    const std::int64_t rows = std::min(word_square, t_.row_end - i);
+    const std::uint32_t* const a = t_.a + i * t_.words + w * word_square;
+    const std::int64_t end = std::min(t_.n, t_.panel_end * word_wide);
+    for (std::int64_t j = t_.panel * word_wide; j < end; j += 32) {
+      const std::int64_t columns = std::min<std::int64_t>(32, t_.n - j);
+      const std::uint32_t* const b =
+          t_.b + j / word_wide * t_.words * word_wide + w * word_wide + j % word_wide;
+      Scalar* const c = static_cast<Scalar*>(t_.c) + i * t_.ldc + j;
+      const bool whole = rows == word_square && columns == 32;
+      const Begin begin = begin_of(i, rows, columns, c, t_.add || w > 0, whole, 32);
+      square(begin, a, b, depth, i == t_.row ? t_.words * word_wide : 0, whole ? c : edge_,
+             whole ? t_.ldc : 32);
+      if (!whole) {
+        copy_edge(edge_, 32, c, t_.ldc, rows, columns);
+      }
+    }
+  }
+
+  // to[32, 32] = begin + A[32, depth] B[depth, 32]; the same columns `ahead` words on are fetched.
+  void square(const Begin& begin, const std::uint32_t* a, const std::uint32_t* b,
+              std::int64_t depth, std::int64_t ahead, Scalar* to, std::int64_t row) {
+    if (begin.at == nullptr) {
+      zero();
+    } else {
+      tiles_.template load<0>(begin.at, begin.row * 4);
+      tiles_.template load<1>(begin.at + begin.column, begin.row * 4);
+      tiles_.template load<2>(begin.at + 16 * begin.row, begin.row * 4);
+      tiles_.template load<3>(begin.at + 16 * begin.row + begin.column, begin.row * 4);
+    }
+    for (std::int64_t p = 0; p < depth; p += 16) {
+      for (std::int64_t e = 0; e < 16 && ahead != 0; ++e) {
+        prefetch(b + ahead + (p + e) * word_wide);
+        prefetch(b + ahead + (p + e) * word_wide + 16);
+      }
+      tiles_.template load<4>(a + p * word_square, 64);
+      tiles_.template load<6>(b + p * word_wide, word_wide * 4);
+      tiles_.template load<7>(b + p * word_wide + 16, word_wide * 4);
+      Element::template dot<0, 4, 6>(tiles_);
+      Element::template dot<1, 4, 7>(tiles_);
+      tiles_.template load<5>(a + p * word_square + 256, 64);
+      Element::template dot<2, 5, 6>(tiles_);
+      Element::template dot<3, 5, 7>(tiles_);
+    }
+    tiles_.template store<0>(to, row * 4);
+    tiles_.template store<1>(to + 16, row * 4);
+    tiles_.template store<2>(to + 16 * row, row * 4);
+    tiles_.template store<3>(to + 16 * row + 16, row * 4);
+  }
+
+  void zero() {
+    tiles_.template zero<0>();
+    tiles_.template zero<1>();
+    tiles_.template zero<2>();
+    tiles_.template zero<3>();
+  }
+
+  // What C holds, the numbers that rows start with, or zero.
+  Begin begin_of(std::int64_t i, std::int64_t rows, std::int64_t columns, const Scalar* c, bool add,
+                 bool whole, std::int64_t wide) {
+    if (add) {
+      if (whole) {
+        return {c, t_.ldc, 16};
+      }
+      copy_edge(c, t_.ldc, edge_, wide, rows, columns);
+      return {edge_, wide, 16};
+    }
+    if (t_.start == nullptr) {
+      return {nullptr, 0, 0};
+    }
+    for (std::int64_t r = 0; r < rows && started_ != i; ++r) {
+      std::fill(start_ + 16 * r, start_ + 16 * r + 16, static_cast<Scalar>(t_.start[i + r]));
+    }
+    started_ = i;
+    return {start_, 16, 0};
+  }
+
+  const WordTask& t_;
+  Tiles tiles_;
+  std::int64_t started_ = -1;  // the row that start_ begins with
+  alignas(64) Scalar edge_[32 * 32] = {};
+  alignas(64) Scalar start_[32 * 16] = {};
+};
 
 template <class Tiles, class Element>
 WordUnit tile_unit() {
-  return {run_tiles<Tiles, Element>, 32, 16, true};
+  return {[](const WordTask& t) { TileTask<Tiles, Element>(t).run(); }, word_square, 16, true};
 }
 
 }  // namespace detail

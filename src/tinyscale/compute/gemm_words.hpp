@@ -188,8 +188,8 @@ inline std::int64_t words_of_k(const WordSource& s, std::int64_t step) {
 inline void pack_panels(const WordSource& b, std::int64_t first, std::int64_t begin,
                         std::int64_t end, std::int64_t w, std::int64_t words, std::uint32_t* to) {
   for (std::int64_t x = begin; x < end; ++x) {
-    pack_words(WordPack{b, first + x * word_wide, word_wide, w, words, to + x * words * word_wide,
-                        1, word_wide});
+    run_on_lanes(WordPack{b, first + x * word_wide, word_wide, w, words, to + x * words * word_wide,
+                          1, word_wide, 16 * word_wide});
   }
 }
 
@@ -235,10 +235,15 @@ inline void pack_rows(const WordGemm& g, const WordPart& p, std::int64_t begin, 
   for (std::int64_t x = begin; x < end; ++x) {
     const std::int64_t first = x * word_block;
     const std::int64_t count = std::min(padded - first, word_block);
-    for (std::int64_t d = 0; d < p.words; d += word_depth) {
+    for (std::int64_t r = first; r < first + count && g.unit.tiles; r += word_square) {
+      run_on_lanes(WordPack{g.a, p.i + r, word_square, p.w, p.words, p.a + r * p.words, 16, 1,
+                            16 * word_square});
+    }
+    for (std::int64_t d = 0; d < p.words && !g.unit.tiles; d += word_depth) {
       const std::int64_t depth = std::min(word_depth, p.words - d);
-      pack_words(WordPack{g.a, p.i + first, count, p.w + d, depth, p.a + d * padded + first * depth,
-                          along_x ? 1 : depth, along_x ? count : 1});
+      run_on_lanes(WordPack{g.a, p.i + first, count, p.w + d, depth,
+                            p.a + d * padded + first * depth, along_x ? 1 : depth,
+                            along_x ? count : 1, 16 * (along_x ? count : 1)});
     }
   }
 }
@@ -254,13 +259,19 @@ inline void word_part(const WordGemm& g, const WordPart& p) {
       pack_rows(g, p, std::max(begin, b_panels) - b_panels, end - b_panels);
     }
   };
-  const std::int64_t wide = 4;  // panels of a task
+  const std::int64_t wide = g.unit.tiles ? 8 : 4;  // panels of a task
   const std::int64_t groups = (panels + wide - 1) / wide;
+  std::int64_t tall = g.unit.tiles ? word_tall : word_block;
+  while (tall > word_block && (p.rows + tall - 1) / tall * groups < 4 * thread_count() &&
+         thread_count() > 1) {
+    tall /= 2;
+  }
+  const std::int64_t tasks = (p.rows + tall - 1) / tall * groups;
   const auto multiply = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t row = x / groups * word_block, panel = x % groups * wide;
+      const std::int64_t row = x / groups * tall, panel = x % groups * wide;
       g.unit.run(WordTask{p.a, round_up(p.rows, g.unit.rows), p.b, p.words, row,
-                          std::min(p.rows, row + word_block), panel, std::min(panels, panel + wide),
+                          std::min(p.rows, row + tall), panel, std::min(panels, panel + wide),
                           p.columns, static_cast<float*>(g.c) + p.i * g.ldc + p.j, g.ldc,
                           g.start == nullptr ? nullptr : g.start + p.i, g.beta != 0.0f || p.w > 0,
                           g.unit.a_along_x(g.a)});
@@ -268,11 +279,11 @@ inline void word_part(const WordGemm& g, const WordPart& p) {
   };
   if (p.rows * p.columns * p.words < (1 << 18)) {  // less than waking a thread pays
     pack(0, a_blocks + b_panels);
-    multiply(0, blocks * groups);
+    multiply(0, tasks);
     return;
   }
   parallel_for(a_blocks + b_panels, 1, pack);
-  parallel_for(blocks * groups, 1, multiply);
+  parallel_for(tasks, 1, multiply);
 }
 
 // C = A B + beta C in parts that fit the scratch; each number of C adds its words in order of k.

@@ -2,6 +2,7 @@
 // Operands of low-precision products as words of 32 bits along k: 2 bf16 numbers or 4 int8 numbers,
 // rounded, turned and laid out in one pass over memory.
 //   A packed:  [k / depth][row][depth]       B packed:  [panel][k][64 columns]
+//   A of tiles:  [32 rows][16 of k][row][16]
 
 #include <algorithm>
 #include <cstddef>
@@ -9,6 +10,7 @@
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/transpose.hpp"
 #include "tinyscale/compute/x86_units.hpp"
 
 namespace tinyscale {
@@ -19,6 +21,8 @@ constexpr std::int64_t word_few = 16;       // rows of A up to which reading B i
 constexpr std::int64_t word_piece = 64;     // words of k then: 16 KB of a panel
 constexpr std::int64_t word_pass = 2048;    // words of k packed at once
 constexpr std::int64_t word_block = 96;     // rows of one task: a multiple of every tile's rows
+constexpr std::int64_t word_tall = 512;     // most rows of one task in tiles
+constexpr std::int64_t word_square = 32;    // rows of four tiles
 constexpr std::int64_t word_wide = 64;      // columns of a panel
 constexpr std::int64_t word_fit = 1 << 20;  // words of A, and of B, packed at once: 4 MB each
 constexpr std::int64_t word_step = 16;      // words of k in weights packed once: a multiple of it
@@ -113,31 +117,34 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
 }
 #endif
 
-// Words [w0, w0 + ws) of rows [x0, x0 + xs), to[x * to_x + w * to_w]; one of to_x and to_w is 1.
+// Words [w0, w0 + ws) of rows [x0, x0 + xs): to[x * to_x + w * to_w], and to_step from one 16 words
+// of k to the next. One of to_x and to_w is 1.
 struct WordPack {
   const WordSource& s;
   std::int64_t x0, xs, w0, ws;
   std::uint32_t* to;
-  std::int64_t to_x, to_w;
+  std::int64_t to_x, to_w, to_step;
 
+  template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t x = 0; x < xs; x += 16) {
       for (std::int64_t w = 0; w < ws; w += 16) {
-        block(x, w, std::min<std::int64_t>(16, xs - x), std::min<std::int64_t>(16, ws - w));
+        block<L>(x, w, std::min<std::int64_t>(16, xs - x), std::min<std::int64_t>(16, ws - w));
       }
     }
   }
 
+  template <class L>
   TINYSCALE_INLINE void block(std::int64_t x, std::int64_t w, std::int64_t wide,
                               std::int64_t deep) const {
+    std::uint32_t* const start = to + x * to_x + w / 16 * to_step;
 #if TINYSCALE_VECTOR_EXTENSIONS
     const bool along_k = s.k_stride == 1, straight = (along_k ? to_w : to_x) == 1;
     const std::int64_t rows = std::min(wide, s.xs - x0 - x);  // that are there
     if (s.kind != WordKind::f32 && (rows == 16 || (along_k && straight)) && deep == 16 &&
         (w0 + w + 16) * s.per_word() <= s.ks) {
       const std::int64_t stride_in = along_k ? to_x : to_w;
-      std::uint32_t square[16][16];
-      std::uint32_t* const start = to + x * to_x + w * to_w;
+      alignas(64) std::uint32_t square[16][16];
       for (std::int64_t r = 0; r < (along_k ? wide : 16); ++r) {
         std::uint32_t* const row = straight ? start + r * stride_in : square[r];
         if (r >= rows && along_k) {
@@ -148,39 +155,45 @@ struct WordPack {
           words_along_x(s, x0 + x, w0 + w + r, row);
         }
       }
-      for (std::int64_t r = 0; r < 16 && !straight; ++r) {
-        for (std::int64_t e = 0; e < 16; ++e) {
-          start[r * (along_k ? to_w : to_x) + e] = square[e][r];
-        }
+      if (!straight) {
+        turn<L>(square, start, along_k ? to_w : to_x);
       }
       return;
     }
 #endif
     for (std::int64_t r = 0; r < wide; ++r) {
       for (std::int64_t e = 0; e < deep; ++e) {
-        to[(x + r) * to_x + (w + e) * to_w] = word_at(s, x0 + x + r, w0 + w + e);
+        start[r * to_x + e * to_w] = word_at(s, x0 + x + r, w0 + w + e);
       }
     }
   }
-};
 
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f,avx512bw"), noinline)) inline void pack_words_512(
-    const WordPack& pack) {
-  pack.run();
-  __builtin_ia32_vzeroupper();
-}
-#endif
-
-inline void pack_words(const WordPack& pack) {
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-  if (active_path() == CpuPath::avx512) {
-    pack_words_512(pack);
-    return;
+#if TINYSCALE_VECTOR_EXTENSIONS
+  // to[e * row + r] = square[r][e]; words are moved as numbers, which keeps their bits.
+  template <class L>
+  static TINYSCALE_INLINE void turn(const std::uint32_t (&square)[16][16], std::uint32_t* turned,
+                                    std::int64_t row) {
+    if constexpr (L::width == 16) {
+      typename L::V r[16];
+      TINYSCALE_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        load<L>(reinterpret_cast<const float*>(square[i]), r[i]);
+      }
+      turn_square(r);
+      TINYSCALE_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        store<L>(reinterpret_cast<float*>(turned + i * row), r[i]);
+      }
+      return;
+    }
+    for (std::int64_t r = 0; r < 16; ++r) {
+      for (std::int64_t e = 0; e < 16; ++e) {
+        turned[r * row + e] = square[e][r];
+      }
+    }
   }
 #endif
-  pack.run();
-}
+};
 
 }  // namespace detail
 }  // namespace tinyscale
