@@ -50,6 +50,8 @@ struct CpuInfo {
   bool amx_bf16 = false;  // with amx_tile, and the system lets this process use it
   bool amx_int8 = false;
   bool amd = false;
+  std::int64_t l2_bytes =
+      1 << 20;          // of a core's second cache; 1 MB where the processor is not asked
   bool forced = false;  // a path was asked for: no AMX
   std::string text;     // "name (path)", "name (path; bf16 vdpbf16ps; int8 vnni)"
 
@@ -113,9 +115,30 @@ inline bool ask_for_tiles() {
 #endif
 }
 
+// Bytes of the second cache by the processor's list of caches, 0 where it has none.
+inline std::int64_t second_cache(bool amd) {
+  const std::uint32_t leaf = amd ? 0x8000001dU : 4U;
+  if (cpuid(leaf & 0x80000000U, 0).a < leaf) {
+    return 0;
+  }
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    const CpuidWords w = cpuid(leaf, i);
+    if ((w.a & 31U) == 0) {
+      break;
+    }
+    if ((w.a >> 5 & 7U) == 2) {
+      return std::int64_t{1} * ((w.b >> 22) + 1) * ((w.b >> 12 & 1023U) + 1) * ((w.b & 4095U) + 1) *
+             (std::int64_t{w.c} + 1);
+    }
+  }
+  return 0;
+}
+
 inline void detect_low_precision(CpuInfo& info) {
   const CpuidWords vendor = cpuid(0, 0);
   info.amd = vendor.b == 0x68747541U;  // "Auth"enticAMD
+  const std::int64_t l2 = second_cache(info.amd);
+  info.l2_bytes = l2 > 0 ? l2 : info.l2_bytes;
   if (vendor.a < 7) {
     return;
   }

@@ -1,8 +1,9 @@
 #pragma once
 // Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
 // Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
-// B is copied into panels one tile wide only when that pays: it is large, or transposed. Up to 1024
-// rows each panel is copied by its first tile of C, while that multiplies, and stays in L2.
+// B is copied into panels one tile wide only when that pays: it is large, or transposed. As many
+// panels as half of L2 holds are copied at once, and C is walked along its rows over them. Up to 96
+// rows each panel is copied by its first tile of C, while that multiplies.
 // Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
@@ -45,10 +46,9 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 1024;      // most k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;         // most rows of one task
-constexpr std::int64_t gemm_packed = 1 << 20;  // floats of B packed at once: 4 MB
-constexpr std::int64_t gemm_copied = 1024;     // most rows for which panels are copied one by one
+constexpr std::int64_t gemm_depth = 1024;  // most k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_rows = 96;     // most rows of one task
+constexpr std::int64_t gemm_copied = 96;   // most rows for which panels are copied one by one
 
 // Where the panels of B are read from: [k][wide] each, or in place where packed is null.
 struct GemmPanels {
@@ -58,7 +58,14 @@ struct GemmPanels {
   std::int64_t edge_row;  // from row to row of it
   std::int64_t depth;     // k of one pass over C
   bool copied = false;    // each block copies the panels of B, one at a time
+  bool walked = false;    // C along its rows, over as many packed panels as fit the cache
 };
+
+// Columns of packed panels that C is walked along: half of the second cache, at most 1 MB.
+inline std::int64_t gemm_walk(std::int64_t depth, std::int64_t wide) {
+  const std::int64_t floats = std::min<std::int64_t>(1 << 18, cpu().l2_bytes / 8);
+  return std::max<std::int64_t>(1, floats / depth / wide) * wide;
+}
 
 // Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
 struct GemmPack {
@@ -145,6 +152,26 @@ struct GemmBlock {
       for (std::int64_t j = 0; j < full; j += wide) {
         if (panels.copied) {
           copied<L>(p, depth, j, copy.data());
+          continue;
+        }
+        if (panels.walked) {
+          const std::int64_t some = std::min(full - j, gemm_walk(depth, wide));
+          PanelWork w{end - begin,
+                      depth,
+                      g.a_at(begin, p),
+                      g.a_row,
+                      g.a_col,
+                      panels.packed + j * g.k + p * wide,
+                      wide,
+                      g.c + begin * g.ldc + panels.first + j,
+                      g.ldc,
+                      p == 0 ? g.beta : 1.0f,
+                      nullptr,
+                      0,
+                      g.a_tile};
+          call_on_lanes<L>(GemmWalk<L>{w, some / wide, g.k * wide});
+          finish(p, depth, begin, end - begin, j, some);
+          j += some - wide;
           continue;
         }
         const bool stands = panels.packed == nullptr;
@@ -302,7 +329,7 @@ inline std::int64_t gemm_pass_depth(std::int64_t k) {
 }
 
 // Tasks: about an eighth of the rows, in multiples of every tile's; of short A 256 columns instead,
-// so that B is read once; of copied panels 64 columns, and as few rows as give each thread some.
+// so that B is read once; of copied panels 64 columns.
 inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool serial) {
   std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
   std::int64_t chunk = all.columns;
@@ -312,10 +339,6 @@ inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool seria
     chunk = serial || thread_count() == 1 ? all.columns : some;
   }
   const std::int64_t parts = (all.columns + chunk - 1) / chunk;
-  while (all.copied && chunk < all.columns && tall > 192 &&
-         (g.m + tall - 1) / tall * parts < 4 * thread_count()) {
-    tall = (tall / 2 + 11) / 12 * 12;
-  }
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
       const std::int64_t row = x / parts * tall, column = x % parts * chunk;
@@ -337,29 +360,71 @@ inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool seria
 // Multiply-adds that take about 5 microseconds, less than waking a thread pays.
 inline bool gemm_is_small(const GemmOperands& g) { return g.m * g.n * g.k < (1 << 18); }
 
-// One pass: columns [first, first + columns) of C, packing first what cannot be read in place.
-inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t columns,
-                      const TileSize& tile) {
-  const std::int64_t full = columns / tile.wide * tile.wide;
-  const std::int64_t left = tile.rounded(columns - full);
-  const bool in_place = g.b_col == 1 && (g.m <= 18 || g.n * g.k <= gemm_in_place);
+// B is read in place, but for a narrower last panel, or copied by each block panel by panel.
+inline void gemm_standing(const GemmOperands& g, const TileSize& tile, bool copied) {
+  const std::int64_t full = g.n / tile.wide * tile.wide, left = tile.rounded(g.n - full);
   const bool small = gemm_is_small(g);
-  GemmPanels panels{first, columns, nullptr, nullptr, left, gemm_pass_depth(g.k)};
-  panels.copied = !in_place && g.m <= gemm_copied;
-  if ((in_place || panels.copied) && (left == 0 || (left == columns - full && g.b_col == 1))) {
-    panels.edge = g.b + (left == 0 ? 0 : first + full);
+  GemmPanels panels{0, g.n, nullptr, nullptr, left, gemm_pass_depth(g.k), copied};
+  if (left == 0 || (left == g.n - full && g.b_col == 1)) {
+    panels.edge = g.b + (left == 0 ? 0 : full);
     panels.edge_row = g.b_row;
     gemm_blocks(g, panels, small);
     return;
   }
-  const std::int64_t most = in_place || panels.copied ? 0 : full;  // columns packed here
-  const Scratch lease((most + left) * g.k);
-  float* const packed = most == 0 ? nullptr : lease.data();
-  float* const edge = lease.data() + most * g.k;
-  gemm_pack(g, first, columns, tile, packed, edge, small);
-  panels.packed = packed;
-  panels.edge = edge;
+  const Scratch edge(left * g.k);
+  gemm_pack(g, 0, g.n, tile, nullptr, edge.data(), small);
+  panels.edge = edge.data();
   gemm_blocks(g, panels, small);
+}
+
+// Rows [row, row_end), columns [j, j + columns) of C: for each pass of k packs those of B, which
+// stay in the second cache while C is walked along its rows.
+inline void gemm_walked_part(const GemmOperands& g, const TileSize& tile, std::int64_t row,
+                             std::int64_t row_end, std::int64_t j, std::int64_t columns) {
+  const std::int64_t most = gemm_pass_depth(g.k), full = columns / tile.wide * tile.wide;
+  const std::int64_t left = tile.rounded(columns - full);
+  const Scratch lease(std::min(most, g.k) * (full + left));
+  for (std::int64_t p = 0; p < g.k; p += most) {
+    GemmOperands part = g;
+    part.k = std::min(most, g.k - p);
+    part.a = g.a_at(0, p);
+    part.b = g.b + p * g.b_row;
+    part.beta = p == 0 ? g.beta : 1.0f;
+    part.finish = p + part.k == g.k ? g.finish : nullptr;
+    float* const edge = lease.data() + full * part.k;
+    gemm_pack(part, j, columns, tile, lease.data(), edge, true);
+    const GemmPanels panels{j, columns, lease.data(), edge, left, part.k, false, true};
+    for (std::int64_t i = row; i < row_end; i += gemm_rows) {
+      run_on_lanes(GemmBlock{part, panels, i, std::min(row_end, i + gemm_rows)});
+    }
+  }
+}
+
+// Each task has its own columns of B, so that threads wait for each other only at the end: narrower
+// ones, and then fewer rows, until there are four for each thread.
+inline void gemm_walked(const GemmOperands& g, const TileSize& tile) {
+  std::int64_t wide = gemm_walk(gemm_pass_depth(g.k), tile.wide), tall = g.m;
+  const bool serial = gemm_is_small(g) || thread_count() == 1;
+  const auto parts = [&] { return (g.n + wide - 1) / wide; };
+  while (!serial && wide > 64 && parts() < 4 * thread_count()) {
+    wide = (wide / 2 + tile.wide - 1) / tile.wide * tile.wide;
+  }
+  while (!serial && tall > 2 * gemm_rows &&
+         (g.m + tall - 1) / tall * parts() < 4 * thread_count()) {
+    tall = (tall / 2 + 11) / 12 * 12;
+  }
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      const std::int64_t row = x / parts() * tall, j = x % parts() * wide;
+      gemm_walked_part(g, tile, row, std::min(g.m, row + tall), j, std::min(wide, g.n - j));
+    }
+  };
+  const std::int64_t tasks = (g.m + tall - 1) / tall * parts();
+  if (serial) {
+    body(0, tasks);
+  } else {
+    parallel_for(tasks, 1, body);
+  }
 }
 
 // The product that the operands describe; m, n > 0.
@@ -389,10 +454,12 @@ inline void gemm_run(const GemmOperands& g) {
     gemm_run(packed);
     return;
   }
-  const std::int64_t panels = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1);
-  const std::int64_t fit = g.m <= gemm_copied ? g.n : panels * tile.wide;
-  for (std::int64_t j = 0; j < g.n; j += fit) {
-    gemm_pass(g, j, std::min(fit, g.n - j), tile);
+  if (g.b_col == 1 && (g.m <= 18 || g.n * g.k <= gemm_in_place)) {
+    gemm_standing(g, tile, false);
+  } else if (g.m <= (tile.width >= 16 ? gemm_copied : gemm_copied / 4)) {
+    gemm_standing(g, tile, true);
+  } else {
+    gemm_walked(g, tile);
   }
 }
 

@@ -208,8 +208,14 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
     detail::gemm_few_packed(g, packed, packed + full * w.k, tile.rounded(w.n - full));
     return;
   }
-  const detail::GemmPanels panels{
-      0, w.n, packed, packed + full * w.k, tile.rounded(w.n - full), detail::gemm_pass_depth(w.k)};
+  const detail::GemmPanels panels{0,
+                                  w.n,
+                                  packed,
+                                  packed + full * w.k,
+                                  tile.rounded(w.n - full),
+                                  detail::gemm_pass_depth(w.k),
+                                  false,
+                                  m > detail::gemm_rows};
   detail::gemm_blocks(g, panels, detail::gemm_is_small(g));
 }
 

@@ -51,8 +51,10 @@ struct PanelWork {
   float* copy = nullptr;  // for GemmFirst
 };
 
-// One step of k: a row of B, a number of each row of A. COPIES: 1 to leave the row of B in copy.
-template <class L, int ROWS, int VECTORS, int COPIES = 0>
+enum class TileWay { ahead, copies, walks };
+
+// One step of k: a row of B, a number of each row of A. COPIES: to leave the row of B in copy.
+template <class L, int ROWS, int VECTORS, bool COPIES = false>
 TINYSCALE_INLINE void gemm_step(
     const float* a, const std::int64_t (&rows)[static_cast<std::size_t>(ROWS)], const float* b,
     typename L::V (&sum)[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)],
@@ -61,7 +63,7 @@ TINYSCALE_INLINE void gemm_step(
   TINYSCALE_UNROLL
   for (int j = 0; j < VECTORS; ++j) {
     load<L>(b + j * L::width, right[j]);
-    if constexpr (COPIES != 0) {
+    if constexpr (COPIES) {
       store<L>(copy + j * L::width, right[j]);
     }
   }
@@ -78,7 +80,7 @@ TINYSCALE_INLINE void gemm_step(
 
 // C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
 // `valid` on repeat the first one and are not stored.
-template <class L, int ROWS, int VECTORS, int COPIES = 0>
+template <class L, int ROWS, int VECTORS, TileWay WAY = TileWay::ahead>
 TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64_t valid,
                                 const float* ahead) {
   typedef typename L::V V;
@@ -102,7 +104,7 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   const float* b = w.b;
   float* c = w.c + row * ldc;
   std::int64_t p = w.k;
-  if constexpr (COPIES != 0) {
+  if constexpr (WAY == TileWay::copies) {
     constexpr std::int64_t reach = 16;  // steps
     float* copy = w.copy;
     for (; p > 0; --p, a += a_col, b += b_row, copy += VECTORS * L::width) {
@@ -110,13 +112,33 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       for (int j = 0; j < VECTORS * L::width; j += 16) {
         prefetch(b + (p > reach ? reach * b_row : 0) + j);
       }
-      gemm_step<L, ROWS, VECTORS, 1>(a, rows, b, sum, copy);
+      gemm_step<L, ROWS, VECTORS, true>(a, rows, b, sum, copy);
+    }
+  } else if constexpr (WAY == TileWay::walks) {
+    constexpr std::int64_t wide = VECTORS * L::width, reach = 32 * wide;
+    TINYSCALE_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      for (int j = 0; j < wide; j += 16) {
+        prefetch<3>(c + (i < valid ? i * ldc : 0) + j);
+      }
+    }
+    const float* second = a + a_col;  // of its own, so that both share the rows' registers
+    for (; p > 1; p -= 2, a += 2 * a_col, second += 2 * a_col, b += 2 * wide) {
+      if constexpr (wide <= 16) {  // wider ones have no time for it
+        prefetch<3>(b + reach);
+        prefetch<3>(b + reach + wide);
+      }
+      gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
+      gemm_step<L, ROWS, VECTORS>(second, rows, b + wide, sum);
     }
   } else if constexpr (ROWS == L::rows && VECTORS == L::vectors) {
-    for (; p > 1; p -= 2, a += 2 * a_col, b += 2 * b_row, ahead += 2 * ahead_row) {
+    const float* second = a + a_col;
+    for (; p > 1; p -= 2, b += 2 * b_row, ahead += 2 * ahead_row) {
       prefetch(ahead);
       gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
-      gemm_step<L, ROWS, VECTORS>(a + a_col, rows, b + b_row, sum);
+      gemm_step<L, ROWS, VECTORS>(second, rows, b + b_row, sum);
+      a += 2 * a_col;
+      second += 2 * a_col;
     }
   }
   for (; p > 0; --p, a += a_col, b += b_row, ahead += ahead_row) {
@@ -148,12 +170,12 @@ struct GemmFirst {
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    gemm_tile<L, L::rows, L::vectors, 1>(w, 0, w.m, w.b);
+    gemm_tile<L, L::rows, L::vectors, TileWay::copies>(w, 0, w.m, w.b);
   }
 };
 
-// Full tiles, the last perhaps in part, or a tile of 2 rows. Of a row of what is ahead each of four
-// tiles in turn fetches one line.
+// Full tiles, the last perhaps in part, or a tile of 4 or 2 rows. Of a row of what is ahead each of
+// four tiles in turn fetches one line.
 template <class L, int VECTORS>
 struct GemmPanel {
   const PanelWork& w;
@@ -166,13 +188,42 @@ struct GemmPanel {
       const std::int64_t place =
           w.ahead_tile == 0 ? tile % 4 * 16 + tile / 4 % 2 * w.ahead_row : next * w.ahead_tile;
       const float* const ahead = w.ahead + place;
-      if (w.m - i > 2) {
+      if (w.m - i > 4 || (L::rows <= 4 && w.m - i > 2)) {
         gemm_tile<L, L::rows, VECTORS>(w, i, w.m - i, ahead);
         i += L::rows;
+      } else if (w.m - i > 2) {
+        gemm_tile<L, 4, VECTORS>(w, i, w.m - i, ahead);
+        i += 4;
       } else {
         gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead);
         i += 2;
       }
+    }
+  }
+};
+
+// Packed panels side by side, `apart` floats from one to the next: while they stay in L2, rows of A
+// are read once, and rows of C along their memory.
+template <class L>
+struct GemmWalk {
+  const PanelWork& w;
+  std::int64_t panels, apart;
+
+  template <class Same>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = 0; i < w.m;) {
+      const bool tall = w.m - i > 2;
+      PanelWork one = w;
+      for (std::int64_t x = 0; x < panels; ++x) {
+        if (tall) {
+          gemm_tile<L, L::rows, L::vectors, TileWay::walks>(one, i, w.m - i, nullptr);
+        } else {
+          gemm_tile<L, 2, L::vectors, TileWay::walks>(one, i, w.m - i, nullptr);
+        }
+        one.b += apart;
+        one.c += L::width * L::vectors;
+      }
+      i += tall ? L::rows : 2;
     }
   }
 };
