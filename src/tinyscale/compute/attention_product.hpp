@@ -76,9 +76,12 @@ struct AttentionPanel {
     const float* a = w.a + i * w.a_row + first * a_col;
     const float* b = w.b + first * b_row + column;
     if (L::width > 4 && (VECTORS > 1 || count == L::width)) {
-      for (; k > 1; k -= 2, a += 2 * a_col, b += 2 * b_row) {
+      const float* second = a + a_col;
+      for (; k > 1; k -= 2, b += 2 * b_row) {
         gemm_step<L, rows, VECTORS>(a, a_at, b, sum);
-        gemm_step<L, rows, VECTORS>(a + a_col, a_at, b + b_row, sum);
+        gemm_step<L, rows, VECTORS>(second, a_at, b + b_row, sum);
+        a += 2 * a_col;
+        second += 2 * a_col;
       }
     }
     for (; k > 0; --k, a += a_col, b += b_row) {
