@@ -362,6 +362,9 @@ struct AheadTerm {
 template <class L>
 TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
   typedef kernels::VectorOp O;
+  if (op == O::sum_exp) {
+    sum_exp_rows<L>(all.rows, all.n, all.a[0], all.row_step[0], all.y, all.sums);
+  }
   for (std::int64_t r = 0; r < all.rows; ++r) {
     const float* const x = all.a[0] + r * all.row_step[0];
     const float* const ahead = all.ahead + ((r * all.n) >> all.ahead_shift);
@@ -376,14 +379,11 @@ TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
       const std::int64_t j = there ? static_cast<std::int64_t>(at) : 0;
       y = there && static_cast<float>(j) == at && j < all.n ? x[j] : 0.0f;
     } else {
-      float max = 0.0f, sum = 0.0f;
-      sum_exp_row<L>(all.n, x, max, sum);
-      if (!is_finite(static_cast<double>(max)) || !is_finite(static_cast<double>(sum))) {
-        max = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
+      float& sum = all.sums[r];
+      if (!is_finite(static_cast<double>(y)) || !is_finite(static_cast<double>(sum))) {
+        y = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
         sum = all.n == 0 ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       }
-      y = max;
-      all.sums[r] = sum;
     }
   }
 }

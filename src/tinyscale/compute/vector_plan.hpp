@@ -121,6 +121,17 @@ class VectorPlanner {
     return bytes;
   }
 
+  bool only_sums_rows() const {
+    bool sums = false;
+    for (const VectorStep& s : plan_.steps) {
+      if (s.extent == Extent::full) {
+        return false;
+      }
+      sums = sums || s.op == Op::sum_exp;
+    }
+    return sums;
+  }
+
   void choose_block(std::int64_t live) {
     const std::int64_t fit = cache_floats / std::max<std::int64_t>(live, 1);
     const std::int64_t floats = std::clamp(fit / 64 * 64, shortest, longest);
@@ -128,6 +139,9 @@ class VectorPlanner {
     plan_.block_rows = 1;
     if (whole_rows_ || plan_.cols <= floats) {
       plan_.block_rows = std::max<std::int64_t>(1, floats / std::max<std::int64_t>(plan_.cols, 1));
+      if (only_sums_rows()) {  // long ones are read side by side, and no value of theirs is kept
+        plan_.block_rows = std::max<std::int64_t>(plan_.block_rows, 8);
+      }
       plan_.block_rows = std::min(plan_.block_rows, std::max<std::int64_t>(plan_.rows, 1));
     } else {
       const std::int64_t parts = (plan_.cols + floats - 1) / floats;
