@@ -681,6 +681,8 @@ struct CpuInfo {
   bool amx_bf16 = false;  // with amx_tile, and the system lets this process use it
   bool amx_int8 = false;
   bool amd = false;
+  std::int64_t l2_bytes =
+      1 << 20;          // of a core's second cache; 1 MB where the processor is not asked
   bool forced = false;  // a path was asked for: no AMX
   std::string text;     // "name (path)", "name (path; bf16 vdpbf16ps; int8 vnni)"
 
@@ -744,9 +746,30 @@ inline bool ask_for_tiles() {
 #endif
 }
 
+// Bytes of the second cache by the processor's list of caches, 0 where it has none.
+inline std::int64_t second_cache(bool amd) {
+  const std::uint32_t leaf = amd ? 0x8000001dU : 4U;
+  if (cpuid(leaf & 0x80000000U, 0).a < leaf) {
+    return 0;
+  }
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    const CpuidWords w = cpuid(leaf, i);
+    if ((w.a & 31U) == 0) {
+      break;
+    }
+    if ((w.a >> 5 & 7U) == 2) {
+      return std::int64_t{1} * ((w.b >> 22) + 1) * ((w.b >> 12 & 1023U) + 1) * ((w.b & 4095U) + 1) *
+             (std::int64_t{w.c} + 1);
+    }
+  }
+  return 0;
+}
+
 inline void detect_low_precision(CpuInfo& info) {
   const CpuidWords vendor = cpuid(0, 0);
   info.amd = vendor.b == 0x68747541U;  // "Auth"enticAMD
+  const std::int64_t l2 = second_cache(info.amd);
+  info.l2_bytes = l2 > 0 ? l2 : info.l2_bytes;
   if (vendor.a < 7) {
     return;
   }
@@ -9738,8 +9761,10 @@ struct PanelWork {
   float* copy = nullptr;  // for GemmFirst
 };
 
-// One step of k: a row of B, a number of each row of A. COPIES: 1 to leave the row of B in copy.
-template <class L, int ROWS, int VECTORS, int COPIES = 0>
+enum class TileWay { ahead, copies, walks };
+
+// One step of k: a row of B, a number of each row of A. COPIES: to leave the row of B in copy.
+template <class L, int ROWS, int VECTORS, bool COPIES = false>
 TINYSCALE_INLINE void gemm_step(
     const float* a, const std::int64_t (&rows)[static_cast<std::size_t>(ROWS)], const float* b,
     typename L::V (&sum)[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)],
@@ -9748,7 +9773,7 @@ TINYSCALE_INLINE void gemm_step(
   TINYSCALE_UNROLL
   for (int j = 0; j < VECTORS; ++j) {
     load<L>(b + j * L::width, right[j]);
-    if constexpr (COPIES != 0) {
+    if constexpr (COPIES) {
       store<L>(copy + j * L::width, right[j]);
     }
   }
@@ -9765,7 +9790,7 @@ TINYSCALE_INLINE void gemm_step(
 
 // C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
 // `valid` on repeat the first one and are not stored.
-template <class L, int ROWS, int VECTORS, int COPIES = 0>
+template <class L, int ROWS, int VECTORS, TileWay WAY = TileWay::ahead>
 TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64_t valid,
                                 const float* ahead) {
   typedef typename L::V V;
@@ -9789,7 +9814,7 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   const float* b = w.b;
   float* c = w.c + row * ldc;
   std::int64_t p = w.k;
-  if constexpr (COPIES != 0) {
+  if constexpr (WAY == TileWay::copies) {
     constexpr std::int64_t reach = 16;  // steps
     float* copy = w.copy;
     for (; p > 0; --p, a += a_col, b += b_row, copy += VECTORS * L::width) {
@@ -9797,13 +9822,33 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       for (int j = 0; j < VECTORS * L::width; j += 16) {
         prefetch(b + (p > reach ? reach * b_row : 0) + j);
       }
-      gemm_step<L, ROWS, VECTORS, 1>(a, rows, b, sum, copy);
+      gemm_step<L, ROWS, VECTORS, true>(a, rows, b, sum, copy);
+    }
+  } else if constexpr (WAY == TileWay::walks) {
+    constexpr std::int64_t wide = VECTORS * L::width, reach = 32 * wide;
+    TINYSCALE_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      for (int j = 0; j < wide; j += 16) {
+        prefetch<3>(c + (i < valid ? i * ldc : 0) + j);
+      }
+    }
+    const float* second = a + a_col;  // of its own, so that both share the rows' registers
+    for (; p > 1; p -= 2, a += 2 * a_col, second += 2 * a_col, b += 2 * wide) {
+      if constexpr (wide <= 16) {  // wider ones have no time for it
+        prefetch<3>(b + reach);
+        prefetch<3>(b + reach + wide);
+      }
+      gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
+      gemm_step<L, ROWS, VECTORS>(second, rows, b + wide, sum);
     }
   } else if constexpr (ROWS == L::rows && VECTORS == L::vectors) {
-    for (; p > 1; p -= 2, a += 2 * a_col, b += 2 * b_row, ahead += 2 * ahead_row) {
+    const float* second = a + a_col;
+    for (; p > 1; p -= 2, b += 2 * b_row, ahead += 2 * ahead_row) {
       prefetch(ahead);
       gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
-      gemm_step<L, ROWS, VECTORS>(a + a_col, rows, b + b_row, sum);
+      gemm_step<L, ROWS, VECTORS>(second, rows, b + b_row, sum);
+      a += 2 * a_col;
+      second += 2 * a_col;
     }
   }
   for (; p > 0; --p, a += a_col, b += b_row, ahead += ahead_row) {
@@ -9835,12 +9880,12 @@ struct GemmFirst {
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    gemm_tile<L, L::rows, L::vectors, 1>(w, 0, w.m, w.b);
+    gemm_tile<L, L::rows, L::vectors, TileWay::copies>(w, 0, w.m, w.b);
   }
 };
 
-// Full tiles, the last perhaps in part, or a tile of 2 rows. Of a row of what is ahead each of four
-// tiles in turn fetches one line.
+// Full tiles, the last perhaps in part, or a tile of 4 or 2 rows. Of a row of what is ahead each of
+// four tiles in turn fetches one line.
 template <class L, int VECTORS>
 struct GemmPanel {
   const PanelWork& w;
@@ -9853,13 +9898,42 @@ struct GemmPanel {
       const std::int64_t place =
           w.ahead_tile == 0 ? tile % 4 * 16 + tile / 4 % 2 * w.ahead_row : next * w.ahead_tile;
       const float* const ahead = w.ahead + place;
-      if (w.m - i > 2) {
+      if (w.m - i > 4 || (L::rows <= 4 && w.m - i > 2)) {
         gemm_tile<L, L::rows, VECTORS>(w, i, w.m - i, ahead);
         i += L::rows;
+      } else if (w.m - i > 2) {
+        gemm_tile<L, 4, VECTORS>(w, i, w.m - i, ahead);
+        i += 4;
       } else {
         gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead);
         i += 2;
       }
+    }
+  }
+};
+
+// Packed panels side by side, `apart` floats from one to the next: while they stay in L2, rows of A
+// are read once, and rows of C along their memory.
+template <class L>
+struct GemmWalk {
+  const PanelWork& w;
+  std::int64_t panels, apart;
+
+  template <class Same>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = 0; i < w.m;) {
+      const bool tall = w.m - i > 2;
+      PanelWork one = w;
+      for (std::int64_t x = 0; x < panels; ++x) {
+        if (tall) {
+          gemm_tile<L, L::rows, L::vectors, TileWay::walks>(one, i, w.m - i, nullptr);
+        } else {
+          gemm_tile<L, 2, L::vectors, TileWay::walks>(one, i, w.m - i, nullptr);
+        }
+        one.b += apart;
+        one.c += L::width * L::vectors;
+      }
+      i += tall ? L::rows : 2;
     }
   }
 };
@@ -10651,8 +10725,9 @@ inline bool gemm_skinny(const GemmOperands& g) {
 // >> tinyscale/compute/gemm.hpp
 // Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
 // Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
-// B is copied into panels one tile wide only when that pays: it is large, or transposed. Up to 1024
-// rows each panel is copied by its first tile of C, while that multiplies, and stays in L2.
+// B is copied into panels one tile wide only when that pays: it is large, or transposed. As many
+// panels as half of L2 holds are copied at once, and C is walked along its rows over them. Up to 96
+// rows each panel is copied by its first tile of C, while that multiplies.
 // Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
@@ -10682,10 +10757,9 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 1024;      // most k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;         // most rows of one task
-constexpr std::int64_t gemm_packed = 1 << 20;  // floats of B packed at once: 4 MB
-constexpr std::int64_t gemm_copied = 1024;     // most rows for which panels are copied one by one
+constexpr std::int64_t gemm_depth = 1024;  // most k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_rows = 96;     // most rows of one task
+constexpr std::int64_t gemm_copied = 96;   // most rows for which panels are copied one by one
 
 // Where the panels of B are read from: [k][wide] each, or in place where packed is null.
 struct GemmPanels {
@@ -10695,7 +10769,14 @@ struct GemmPanels {
   std::int64_t edge_row;  // from row to row of it
   std::int64_t depth;     // k of one pass over C
   bool copied = false;    // each block copies the panels of B, one at a time
+  bool walked = false;    // C along its rows, over as many packed panels as fit the cache
 };
+
+// Columns of packed panels that C is walked along: half of the second cache, at most 1 MB.
+inline std::int64_t gemm_walk(std::int64_t depth, std::int64_t wide) {
+  const std::int64_t floats = std::min<std::int64_t>(1 << 18, cpu().l2_bytes / 8);
+  return std::max<std::int64_t>(1, floats / depth / wide) * wide;
+}
 
 // Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
 struct GemmPack {
@@ -10782,6 +10863,26 @@ struct GemmBlock {
       for (std::int64_t j = 0; j < full; j += wide) {
         if (panels.copied) {
           copied<L>(p, depth, j, copy.data());
+          continue;
+        }
+        if (panels.walked) {
+          const std::int64_t some = std::min(full - j, gemm_walk(depth, wide));
+          PanelWork w{end - begin,
+                      depth,
+                      g.a_at(begin, p),
+                      g.a_row,
+                      g.a_col,
+                      panels.packed + j * g.k + p * wide,
+                      wide,
+                      g.c + begin * g.ldc + panels.first + j,
+                      g.ldc,
+                      p == 0 ? g.beta : 1.0f,
+                      nullptr,
+                      0,
+                      g.a_tile};
+          call_on_lanes<L>(GemmWalk<L>{w, some / wide, g.k * wide});
+          finish(p, depth, begin, end - begin, j, some);
+          j += some - wide;
           continue;
         }
         const bool stands = panels.packed == nullptr;
@@ -10939,7 +11040,7 @@ inline std::int64_t gemm_pass_depth(std::int64_t k) {
 }
 
 // Tasks: about an eighth of the rows, in multiples of every tile's; of short A 256 columns instead,
-// so that B is read once; of copied panels 64 columns, and as few rows as give each thread some.
+// so that B is read once; of copied panels 64 columns.
 inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool serial) {
   std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
   std::int64_t chunk = all.columns;
@@ -10949,10 +11050,6 @@ inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool seria
     chunk = serial || thread_count() == 1 ? all.columns : some;
   }
   const std::int64_t parts = (all.columns + chunk - 1) / chunk;
-  while (all.copied && chunk < all.columns && tall > 192 &&
-         (g.m + tall - 1) / tall * parts < 4 * thread_count()) {
-    tall = (tall / 2 + 11) / 12 * 12;
-  }
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
       const std::int64_t row = x / parts * tall, column = x % parts * chunk;
@@ -10974,29 +11071,71 @@ inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool seria
 // Multiply-adds that take about 5 microseconds, less than waking a thread pays.
 inline bool gemm_is_small(const GemmOperands& g) { return g.m * g.n * g.k < (1 << 18); }
 
-// One pass: columns [first, first + columns) of C, packing first what cannot be read in place.
-inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t columns,
-                      const TileSize& tile) {
-  const std::int64_t full = columns / tile.wide * tile.wide;
-  const std::int64_t left = tile.rounded(columns - full);
-  const bool in_place = g.b_col == 1 && (g.m <= 18 || g.n * g.k <= gemm_in_place);
+// B is read in place, but for a narrower last panel, or copied by each block panel by panel.
+inline void gemm_standing(const GemmOperands& g, const TileSize& tile, bool copied) {
+  const std::int64_t full = g.n / tile.wide * tile.wide, left = tile.rounded(g.n - full);
   const bool small = gemm_is_small(g);
-  GemmPanels panels{first, columns, nullptr, nullptr, left, gemm_pass_depth(g.k)};
-  panels.copied = !in_place && g.m <= gemm_copied;
-  if ((in_place || panels.copied) && (left == 0 || (left == columns - full && g.b_col == 1))) {
-    panels.edge = g.b + (left == 0 ? 0 : first + full);
+  GemmPanels panels{0, g.n, nullptr, nullptr, left, gemm_pass_depth(g.k), copied};
+  if (left == 0 || (left == g.n - full && g.b_col == 1)) {
+    panels.edge = g.b + (left == 0 ? 0 : full);
     panels.edge_row = g.b_row;
     gemm_blocks(g, panels, small);
     return;
   }
-  const std::int64_t most = in_place || panels.copied ? 0 : full;  // columns packed here
-  const Scratch lease((most + left) * g.k);
-  float* const packed = most == 0 ? nullptr : lease.data();
-  float* const edge = lease.data() + most * g.k;
-  gemm_pack(g, first, columns, tile, packed, edge, small);
-  panels.packed = packed;
-  panels.edge = edge;
+  const Scratch edge(left * g.k);
+  gemm_pack(g, 0, g.n, tile, nullptr, edge.data(), small);
+  panels.edge = edge.data();
   gemm_blocks(g, panels, small);
+}
+
+// Rows [row, row_end), columns [j, j + columns) of C: for each pass of k packs those of B, which
+// stay in the second cache while C is walked along its rows.
+inline void gemm_walked_part(const GemmOperands& g, const TileSize& tile, std::int64_t row,
+                             std::int64_t row_end, std::int64_t j, std::int64_t columns) {
+  const std::int64_t most = gemm_pass_depth(g.k), full = columns / tile.wide * tile.wide;
+  const std::int64_t left = tile.rounded(columns - full);
+  const Scratch lease(std::min(most, g.k) * (full + left));
+  for (std::int64_t p = 0; p < g.k; p += most) {
+    GemmOperands part = g;
+    part.k = std::min(most, g.k - p);
+    part.a = g.a_at(0, p);
+    part.b = g.b + p * g.b_row;
+    part.beta = p == 0 ? g.beta : 1.0f;
+    part.finish = p + part.k == g.k ? g.finish : nullptr;
+    float* const edge = lease.data() + full * part.k;
+    gemm_pack(part, j, columns, tile, lease.data(), edge, true);
+    const GemmPanels panels{j, columns, lease.data(), edge, left, part.k, false, true};
+    for (std::int64_t i = row; i < row_end; i += gemm_rows) {
+      run_on_lanes(GemmBlock{part, panels, i, std::min(row_end, i + gemm_rows)});
+    }
+  }
+}
+
+// Each task has its own columns of B, so that threads wait for each other only at the end: narrower
+// ones, and then fewer rows, until there are four for each thread.
+inline void gemm_walked(const GemmOperands& g, const TileSize& tile) {
+  std::int64_t wide = gemm_walk(gemm_pass_depth(g.k), tile.wide), tall = g.m;
+  const bool serial = gemm_is_small(g) || thread_count() == 1;
+  const auto parts = [&] { return (g.n + wide - 1) / wide; };
+  while (!serial && wide > 64 && parts() < 4 * thread_count()) {
+    wide = (wide / 2 + tile.wide - 1) / tile.wide * tile.wide;
+  }
+  while (!serial && tall > 2 * gemm_rows &&
+         (g.m + tall - 1) / tall * parts() < 4 * thread_count()) {
+    tall = (tall / 2 + 11) / 12 * 12;
+  }
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      const std::int64_t row = x / parts() * tall, j = x % parts() * wide;
+      gemm_walked_part(g, tile, row, std::min(g.m, row + tall), j, std::min(wide, g.n - j));
+    }
+  };
+  const std::int64_t tasks = (g.m + tall - 1) / tall * parts();
+  if (serial) {
+    body(0, tasks);
+  } else {
+    parallel_for(tasks, 1, body);
+  }
 }
 
 // The product that the operands describe; m, n > 0.
@@ -11026,10 +11165,12 @@ inline void gemm_run(const GemmOperands& g) {
     gemm_run(packed);
     return;
   }
-  const std::int64_t panels = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1);
-  const std::int64_t fit = g.m <= gemm_copied ? g.n : panels * tile.wide;
-  for (std::int64_t j = 0; j < g.n; j += fit) {
-    gemm_pass(g, j, std::min(fit, g.n - j), tile);
+  if (g.b_col == 1 && (g.m <= 18 || g.n * g.k <= gemm_in_place)) {
+    gemm_standing(g, tile, false);
+  } else if (g.m <= (tile.width >= 16 ? gemm_copied : gemm_copied / 4)) {
+    gemm_standing(g, tile, true);
+  } else {
+    gemm_walked(g, tile);
   }
 }
 
@@ -11055,6 +11196,7 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
 // Operands of low-precision products as words of 32 bits along k: 2 bf16 numbers or 4 int8 numbers,
 // rounded, turned and laid out in one pass over memory.
 //   A packed:  [k / depth][row][depth]       B packed:  [panel][k][64 columns]
+//   A of tiles:  [32 rows][16 of k][row][16]
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -11064,6 +11206,8 @@ constexpr std::int64_t word_few = 16;       // rows of A up to which reading B i
 constexpr std::int64_t word_piece = 64;     // words of k then: 16 KB of a panel
 constexpr std::int64_t word_pass = 2048;    // words of k packed at once
 constexpr std::int64_t word_block = 96;     // rows of one task: a multiple of every tile's rows
+constexpr std::int64_t word_tall = 512;     // most rows of one task in tiles
+constexpr std::int64_t word_square = 32;    // rows of four tiles
 constexpr std::int64_t word_wide = 64;      // columns of a panel
 constexpr std::int64_t word_fit = 1 << 20;  // words of A, and of B, packed at once: 4 MB each
 constexpr std::int64_t word_step = 16;      // words of k in weights packed once: a multiple of it
@@ -11158,31 +11302,34 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
 }
 #endif
 
-// Words [w0, w0 + ws) of rows [x0, x0 + xs), to[x * to_x + w * to_w]; one of to_x and to_w is 1.
+// Words [w0, w0 + ws) of rows [x0, x0 + xs): to[x * to_x + w * to_w], and to_step from one 16 words
+// of k to the next. One of to_x and to_w is 1.
 struct WordPack {
   const WordSource& s;
   std::int64_t x0, xs, w0, ws;
   std::uint32_t* to;
-  std::int64_t to_x, to_w;
+  std::int64_t to_x, to_w, to_step;
 
+  template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t x = 0; x < xs; x += 16) {
       for (std::int64_t w = 0; w < ws; w += 16) {
-        block(x, w, std::min<std::int64_t>(16, xs - x), std::min<std::int64_t>(16, ws - w));
+        block<L>(x, w, std::min<std::int64_t>(16, xs - x), std::min<std::int64_t>(16, ws - w));
       }
     }
   }
 
+  template <class L>
   TINYSCALE_INLINE void block(std::int64_t x, std::int64_t w, std::int64_t wide,
                               std::int64_t deep) const {
+    std::uint32_t* const start = to + x * to_x + w / 16 * to_step;
 #if TINYSCALE_VECTOR_EXTENSIONS
     const bool along_k = s.k_stride == 1, straight = (along_k ? to_w : to_x) == 1;
     const std::int64_t rows = std::min(wide, s.xs - x0 - x);  // that are there
     if (s.kind != WordKind::f32 && (rows == 16 || (along_k && straight)) && deep == 16 &&
         (w0 + w + 16) * s.per_word() <= s.ks) {
       const std::int64_t stride_in = along_k ? to_x : to_w;
-      std::uint32_t square[16][16];
-      std::uint32_t* const start = to + x * to_x + w * to_w;
+      alignas(64) std::uint32_t square[16][16];
       for (std::int64_t r = 0; r < (along_k ? wide : 16); ++r) {
         std::uint32_t* const row = straight ? start + r * stride_in : square[r];
         if (r >= rows && along_k) {
@@ -11193,39 +11340,45 @@ struct WordPack {
           words_along_x(s, x0 + x, w0 + w + r, row);
         }
       }
-      for (std::int64_t r = 0; r < 16 && !straight; ++r) {
-        for (std::int64_t e = 0; e < 16; ++e) {
-          start[r * (along_k ? to_w : to_x) + e] = square[e][r];
-        }
+      if (!straight) {
+        turn<L>(square, start, along_k ? to_w : to_x);
       }
       return;
     }
 #endif
     for (std::int64_t r = 0; r < wide; ++r) {
       for (std::int64_t e = 0; e < deep; ++e) {
-        to[(x + r) * to_x + (w + e) * to_w] = word_at(s, x0 + x + r, w0 + w + e);
+        start[r * to_x + e * to_w] = word_at(s, x0 + x + r, w0 + w + e);
       }
     }
   }
-};
 
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f,avx512bw"), noinline)) inline void pack_words_512(
-    const WordPack& pack) {
-  pack.run();
-  __builtin_ia32_vzeroupper();
-}
-#endif
-
-inline void pack_words(const WordPack& pack) {
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-  if (active_path() == CpuPath::avx512) {
-    pack_words_512(pack);
-    return;
+#if TINYSCALE_VECTOR_EXTENSIONS
+  // to[e * row + r] = square[r][e]; words are moved as numbers, which keeps their bits.
+  template <class L>
+  static TINYSCALE_INLINE void turn(const std::uint32_t (&square)[16][16], std::uint32_t* turned,
+                                    std::int64_t row) {
+    if constexpr (L::width == 16) {
+      typename L::V r[16];
+      TINYSCALE_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        load<L>(reinterpret_cast<const float*>(square[i]), r[i]);
+      }
+      turn_square(r);
+      TINYSCALE_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        store<L>(reinterpret_cast<float*>(turned + i * row), r[i]);
+      }
+      return;
+    }
+    for (std::int64_t r = 0; r < 16; ++r) {
+      for (std::int64_t e = 0; e < 16; ++e) {
+        turned[r * row + e] = square[e][r];
+      }
+    }
   }
 #endif
-  pack.run();
-}
+};
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -11408,8 +11561,8 @@ inline std::int64_t words_of_k(const WordSource& s, std::int64_t step) {
 inline void pack_panels(const WordSource& b, std::int64_t first, std::int64_t begin,
                         std::int64_t end, std::int64_t w, std::int64_t words, std::uint32_t* to) {
   for (std::int64_t x = begin; x < end; ++x) {
-    pack_words(WordPack{b, first + x * word_wide, word_wide, w, words, to + x * words * word_wide,
-                        1, word_wide});
+    run_on_lanes(WordPack{b, first + x * word_wide, word_wide, w, words, to + x * words * word_wide,
+                          1, word_wide, 16 * word_wide});
   }
 }
 
@@ -11455,10 +11608,15 @@ inline void pack_rows(const WordGemm& g, const WordPart& p, std::int64_t begin, 
   for (std::int64_t x = begin; x < end; ++x) {
     const std::int64_t first = x * word_block;
     const std::int64_t count = std::min(padded - first, word_block);
-    for (std::int64_t d = 0; d < p.words; d += word_depth) {
+    for (std::int64_t r = first; r < first + count && g.unit.tiles; r += word_square) {
+      run_on_lanes(WordPack{g.a, p.i + r, word_square, p.w, p.words, p.a + r * p.words, 16, 1,
+                            16 * word_square});
+    }
+    for (std::int64_t d = 0; d < p.words && !g.unit.tiles; d += word_depth) {
       const std::int64_t depth = std::min(word_depth, p.words - d);
-      pack_words(WordPack{g.a, p.i + first, count, p.w + d, depth, p.a + d * padded + first * depth,
-                          along_x ? 1 : depth, along_x ? count : 1});
+      run_on_lanes(WordPack{g.a, p.i + first, count, p.w + d, depth,
+                            p.a + d * padded + first * depth, along_x ? 1 : depth,
+                            along_x ? count : 1, 16 * (along_x ? count : 1)});
     }
   }
 }
@@ -11474,13 +11632,19 @@ inline void word_part(const WordGemm& g, const WordPart& p) {
       pack_rows(g, p, std::max(begin, b_panels) - b_panels, end - b_panels);
     }
   };
-  const std::int64_t wide = 4;  // panels of a task
+  const std::int64_t wide = g.unit.tiles ? 8 : 4;  // panels of a task
   const std::int64_t groups = (panels + wide - 1) / wide;
+  std::int64_t tall = g.unit.tiles ? word_tall : word_block;
+  while (tall > word_block && (p.rows + tall - 1) / tall * groups < 4 * thread_count() &&
+         thread_count() > 1) {
+    tall /= 2;
+  }
+  const std::int64_t tasks = (p.rows + tall - 1) / tall * groups;
   const auto multiply = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t row = x / groups * word_block, panel = x % groups * wide;
+      const std::int64_t row = x / groups * tall, panel = x % groups * wide;
       g.unit.run(WordTask{p.a, round_up(p.rows, g.unit.rows), p.b, p.words, row,
-                          std::min(p.rows, row + word_block), panel, std::min(panels, panel + wide),
+                          std::min(p.rows, row + tall), panel, std::min(panels, panel + wide),
                           p.columns, static_cast<float*>(g.c) + p.i * g.ldc + p.j, g.ldc,
                           g.start == nullptr ? nullptr : g.start + p.i, g.beta != 0.0f || p.w > 0,
                           g.unit.a_along_x(g.a)});
@@ -11488,11 +11652,11 @@ inline void word_part(const WordGemm& g, const WordPart& p) {
   };
   if (p.rows * p.columns * p.words < (1 << 18)) {  // less than waking a thread pays
     pack(0, a_blocks + b_panels);
-    multiply(0, blocks * groups);
+    multiply(0, tasks);
     return;
   }
   parallel_for(a_blocks + b_panels, 1, pack);
-  parallel_for(blocks * groups, 1, multiply);
+  parallel_for(tasks, 1, multiply);
 }
 
 // C = A B + beta C in parts that fit the scratch; each number of C adds its words in order of k.
@@ -11608,37 +11772,6 @@ struct Int8InTiles {
   }
 };
 
-// C[32, 32] (+)= A[32, depth] B[depth, 32]; depth is a multiple of 16 words, a row of A its depth.
-template <class Tiles, class Element>
-void tile_square(Tiles& tiles, const std::uint32_t* a, const std::uint32_t* b, std::int64_t depth,
-                 bool add, typename Element::Scalar* c, std::int64_t ldc) {
-  if (add) {
-    tiles.template load<0>(c, ldc * 4);
-    tiles.template load<1>(c + 16, ldc * 4);
-    tiles.template load<2>(c + 16 * ldc, ldc * 4);
-    tiles.template load<3>(c + 16 * ldc + 16, ldc * 4);
-  } else {
-    tiles.template zero<0>();
-    tiles.template zero<1>();
-    tiles.template zero<2>();
-    tiles.template zero<3>();
-  }
-  for (std::int64_t p = 0; p < depth; p += 16) {
-    tiles.template load<4>(a + p, depth * 4);
-    tiles.template load<6>(b + p * word_wide, word_wide * 4);
-    tiles.template load<7>(b + p * word_wide + 16, word_wide * 4);
-    Element::template dot<0, 4, 6>(tiles);
-    Element::template dot<1, 4, 7>(tiles);
-    tiles.template load<5>(a + 16 * depth + p, depth * 4);
-    Element::template dot<2, 5, 6>(tiles);
-    Element::template dot<3, 5, 7>(tiles);
-  }
-  tiles.template store<0>(c, ldc * 4);
-  tiles.template store<1>(c + 16, ldc * 4);
-  tiles.template store<2>(c + 16 * ldc, ldc * 4);
-  tiles.template store<3>(c + 16 * ldc + 16, ldc * 4);
-}
-
 // Copies between C and the square that stands for its edge.
 template <class Scalar>
 void copy_edge(const Scalar* from, std::int64_t from_row, Scalar* to, std::int64_t to_row,
@@ -11648,46 +11781,170 @@ void copy_edge(const Scalar* from, std::int64_t from_row, Scalar* to, std::int64
   }
 }
 
+// A task in tiles. Packed A is [32 rows][16 words of k][row][16], so that a tile of it is one
+// stretch of memory; a tile of B is 16 rows of a panel.
 template <class Tiles, class Element>
-void run_tiles(const WordTask& t) {
-  typedef typename Element::Scalar Scalar;
-  Tiles tiles;
-  tiles.start();
-  alignas(64) Scalar square[32 * 32] = {};
-  for (std::int64_t w = 0; w < t.words; w += word_depth) {
-    const std::int64_t depth = std::min(word_depth, t.words - w);
-    for (std::int64_t j = t.panel * word_wide; j < std::min(t.n, t.panel_end * word_wide);
-         j += 32) {
-      const std::uint32_t* const b =
-          t.b + j / word_wide * t.words * word_wide + w * word_wide + j % word_wide;
-      const std::int64_t columns = std::min<std::int64_t>(32, t.n - j);
-      for (std::int64_t i = t.row; i < t.row_end; i += 32) {
-        const std::int64_t rows = std::min<std::int64_t>(32, t.row_end - i);
-        Scalar* const c = static_cast<Scalar*>(t.c) + i * t.ldc + j;
-        const bool whole = rows == 32 && columns == 32, add = t.add || w > 0;
-        for (std::int64_t r = 0; r < rows && !add && t.start != nullptr; ++r) {
-          std::fill(c + r * t.ldc, c + r * t.ldc + columns, static_cast<Scalar>(t.start[i + r]));
-        }
-        const bool from_c = add || t.start != nullptr;
-        if (!whole && from_c) {
-          copy_edge(c, t.ldc, square, 32, rows, columns);
-        }
-        std::int64_t to_row = 0, to_word = 0;
-        const std::uint32_t* const a = t.a_at(w, i, to_row, to_word);
-        tile_square<Tiles, Element>(tiles, a, b, depth, from_c, whole ? c : square,
-                                    whole ? t.ldc : 32);
-        if (!whole) {
-          copy_edge(square, 32, c, t.ldc, rows, columns);
+class TileTask {
+ public:
+  explicit TileTask(const WordTask& task) : t_(task) {}
+
+  void run() {
+    tiles_.start();
+    if (t_.row_end - t_.row <= 16) {
+      for (std::int64_t x = t_.panel; x < t_.panel_end; ++x) {
+        line(x);
+      }
+    } else {
+      for (std::int64_t w = 0; w < t_.words; w += word_depth) {
+        for (std::int64_t i = t_.row; i < t_.row_end; i += word_square) {
+          row_of_squares(w, i);
         }
       }
     }
+    tiles_.stop();
   }
-  tiles.stop();
-}
+
+ private:
+  typedef typename Element::Scalar Scalar;
+
+  // What four tiles begin with, null for zero, and how far it is from row to row and tile to tile.
+  struct Begin {
+    const Scalar* at;
+    std::int64_t row, column;
+  };
+
+  // Up to 16 rows, one panel, all of k: reading B is the cost, so that it is read as it lies.
+  void line(std::int64_t x) {
+    const std::int64_t rows = t_.row_end - t_.row;
+    const std::int64_t columns = std::min<std::int64_t>(word_wide, t_.n - x * word_wide);
+    Scalar* const c = static_cast<Scalar*>(t_.c) + t_.row * t_.ldc + x * word_wide;
+    const bool whole = rows == 16 && columns == word_wide;
+    const Begin begin = begin_of(t_.row, rows, columns, c, t_.add, whole, word_wide);
+    if (begin.at == nullptr) {
+      zero();
+    } else {
+      tiles_.template load<0>(begin.at, begin.row * 4);
+      tiles_.template load<1>(begin.at + begin.column, begin.row * 4);
+      tiles_.template load<2>(begin.at + 2 * begin.column, begin.row * 4);
+      tiles_.template load<3>(begin.at + 3 * begin.column, begin.row * 4);
+    }
+    const std::uint32_t* a = t_.a + t_.row * t_.words;
+    const std::uint32_t* b = t_.b + x * t_.words * word_wide;
+    const std::int64_t step = 16 * word_wide, ahead = 3 * step;
+    for (std::int64_t p = 0; p < t_.words; p += 16, a += 16 * word_square, b += step) {
+      for (std::int64_t line = 0; line < step; line += 16) {
+        prefetch<3>(b + ahead + line);
+      }
+      tiles_.template load<4>(a, 64);
+      tiles_.template load<5>(b, word_wide * 4);
+      Element::template dot<0, 4, 5>(tiles_);
+      tiles_.template load<6>(b + 16, word_wide * 4);
+      Element::template dot<1, 4, 6>(tiles_);
+      tiles_.template load<7>(b + 32, word_wide * 4);
+      Element::template dot<2, 4, 7>(tiles_);
+      tiles_.template load<5>(b + 48, word_wide * 4);
+      Element::template dot<3, 4, 5>(tiles_);
+    }
+    Scalar* const to = whole ? c : edge_;
+    const std::int64_t row = whole ? t_.ldc : word_wide;
+    tiles_.template store<0>(to, row * 4);
+    tiles_.template store<1>(to + 16, row * 4);
+    tiles_.template store<2>(to + 32, row * 4);
+    tiles_.template store<3>(to + 48, row * 4);
+    if (!whole) {
+      copy_edge(edge_, word_wide, c, t_.ldc, rows, columns);
+    }
+  }
+
+  // 32 rows of A stay in the first cache while the panels pass; the panels stay in the second.
+  void row_of_squares(std::int64_t w, std::int64_t i) {
+    const std::int64_t depth = std::min(word_depth, t_.words - w);
+    const std::int64_t rows = std::min(word_square, t_.row_end - i);
+    const std::uint32_t* const a = t_.a + i * t_.words + w * word_square;
+    const std::int64_t end = std::min(t_.n, t_.panel_end * word_wide);
+    for (std::int64_t j = t_.panel * word_wide; j < end; j += 32) {
+      const std::int64_t columns = std::min<std::int64_t>(32, t_.n - j);
+      const std::uint32_t* const b =
+          t_.b + j / word_wide * t_.words * word_wide + w * word_wide + j % word_wide;
+      Scalar* const c = static_cast<Scalar*>(t_.c) + i * t_.ldc + j;
+      const bool whole = rows == word_square && columns == 32;
+      const Begin begin = begin_of(i, rows, columns, c, t_.add || w > 0, whole, 32);
+      square(begin, a, b, depth, i == t_.row ? t_.words * word_wide : 0, whole ? c : edge_,
+             whole ? t_.ldc : 32);
+      if (!whole) {
+        copy_edge(edge_, 32, c, t_.ldc, rows, columns);
+      }
+    }
+  }
+
+  // to[32, 32] = begin + A[32, depth] B[depth, 32]; the same columns `ahead` words on are fetched.
+  void square(const Begin& begin, const std::uint32_t* a, const std::uint32_t* b,
+              std::int64_t depth, std::int64_t ahead, Scalar* to, std::int64_t row) {
+    if (begin.at == nullptr) {
+      zero();
+    } else {
+      tiles_.template load<0>(begin.at, begin.row * 4);
+      tiles_.template load<1>(begin.at + begin.column, begin.row * 4);
+      tiles_.template load<2>(begin.at + 16 * begin.row, begin.row * 4);
+      tiles_.template load<3>(begin.at + 16 * begin.row + begin.column, begin.row * 4);
+    }
+    for (std::int64_t p = 0; p < depth; p += 16) {
+      for (std::int64_t e = 0; e < 16 && ahead != 0; ++e) {
+        prefetch(b + ahead + (p + e) * word_wide);
+        prefetch(b + ahead + (p + e) * word_wide + 16);
+      }
+      tiles_.template load<4>(a + p * word_square, 64);
+      tiles_.template load<6>(b + p * word_wide, word_wide * 4);
+      tiles_.template load<7>(b + p * word_wide + 16, word_wide * 4);
+      Element::template dot<0, 4, 6>(tiles_);
+      Element::template dot<1, 4, 7>(tiles_);
+      tiles_.template load<5>(a + p * word_square + 256, 64);
+      Element::template dot<2, 5, 6>(tiles_);
+      Element::template dot<3, 5, 7>(tiles_);
+    }
+    tiles_.template store<0>(to, row * 4);
+    tiles_.template store<1>(to + 16, row * 4);
+    tiles_.template store<2>(to + 16 * row, row * 4);
+    tiles_.template store<3>(to + 16 * row + 16, row * 4);
+  }
+
+  void zero() {
+    tiles_.template zero<0>();
+    tiles_.template zero<1>();
+    tiles_.template zero<2>();
+    tiles_.template zero<3>();
+  }
+
+  // What C holds, the numbers that rows start with, or zero.
+  Begin begin_of(std::int64_t i, std::int64_t rows, std::int64_t columns, const Scalar* c, bool add,
+                 bool whole, std::int64_t wide) {
+    if (add) {
+      if (whole) {
+        return {c, t_.ldc, 16};
+      }
+      copy_edge(c, t_.ldc, edge_, wide, rows, columns);
+      return {edge_, wide, 16};
+    }
+    if (t_.start == nullptr) {
+      return {nullptr, 0, 0};
+    }
+    for (std::int64_t r = 0; r < rows && started_ != i; ++r) {
+      std::fill(start_ + 16 * r, start_ + 16 * r + 16, static_cast<Scalar>(t_.start[i + r]));
+    }
+    started_ = i;
+    return {start_, 16, 0};
+  }
+
+  const WordTask& t_;
+  Tiles tiles_;
+  std::int64_t started_ = -1;  // the row that start_ begins with
+  alignas(64) Scalar edge_[32 * 32] = {};
+  alignas(64) Scalar start_[32 * 16] = {};
+};
 
 template <class Tiles, class Element>
 WordUnit tile_unit() {
-  return {run_tiles<Tiles, Element>, 32, 16, true};
+  return {[](const WordTask& t) { TileTask<Tiles, Element>(t).run(); }, word_square, 16, true};
 }
 
 }  // namespace detail
@@ -14424,8 +14681,14 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
     detail::gemm_few_packed(g, packed, packed + full * w.k, tile.rounded(w.n - full));
     return;
   }
-  const detail::GemmPanels panels{
-      0, w.n, packed, packed + full * w.k, tile.rounded(w.n - full), detail::gemm_pass_depth(w.k)};
+  const detail::GemmPanels panels{0,
+                                  w.n,
+                                  packed,
+                                  packed + full * w.k,
+                                  tile.rounded(w.n - full),
+                                  detail::gemm_pass_depth(w.k),
+                                  false,
+                                  m > detail::gemm_rows};
   detail::gemm_blocks(g, panels, detail::gemm_is_small(g));
 }
 
@@ -14610,42 +14873,78 @@ TINYSCALE_INLINE void max_row(std::int64_t n, const float* x, typename L::V& bes
   max_vector<L>(best, second, best);
 }
 
-// max and sum of exp(x - max) of one row, read once: block by block, from a maximum of each lane
-// that grows on the way. Nothing is compared with -inf: in place of exp(-inf) stands 2^-126.
+// max and sum of exp(x - max) of a row that is read once: block by block, from a maximum of each
+// lane that grows on the way. Nothing is compared with -inf: in place of exp(-inf) stands 2^-126.
 template <class L>
-TINYSCALE_INLINE void sum_exp_row(std::int64_t n, const float* x, float& max, float& sum) {
+struct SumExp {
   typedef typename L::V V;
-  constexpr std::int64_t block = 512, ahead = 4096;
-  const float lowest = -std::numeric_limits<float>::infinity();
-  V best, top, before, v, total{}, more{};
-  broadcast<L>(lowest, best);
-  broadcast<L>(-std::numeric_limits<float>::max(), top);
-  for (std::int64_t begin = 0; begin < n; begin += block) {
-    const std::int64_t end = std::min(n, begin + block);
-    max_row<L>(end - begin, x + begin, best);
-    before = top;
+  static constexpr std::int64_t block = 512;
+  V best, top, total, more;
+
+  TINYSCALE_INLINE void start() {
+    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+    broadcast<L>(-std::numeric_limits<float>::max(), top);
+    total = more = V{};
+  }
+
+  // The next numbers of the row; those `ahead` of them are fetched.
+  TINYSCALE_INLINE void add(std::int64_t n, const float* x, std::int64_t ahead) {
+    V v, sum = total, second = more;
+    max_row<L>(n, x, best);
+    const V before = top;
     max_vector<L>(top, best, top);
-    exp_negative<L>(before - top, v);
-    total = total * v;
-    more = more * v;
-    std::int64_t j = begin;
-    for (; j + 2 * L::width <= end; j += 2 * L::width) {
+    const V bound = top;
+    exp_negative<L>(before - bound, v);
+    sum = sum * v;
+    second = second * v;
+    std::int64_t j = 0;
+    for (; j + 2 * L::width <= n; j += 2 * L::width) {
       prefetch<3>(x + j + ahead);
       prefetch<3>(x + j + ahead + L::width);
       load<L>(x + j, v);
-      add_exp<L>(v - top, total);
+      add_exp<L>(v - bound, sum);
       load<L>(x + j + L::width, v);
-      add_exp<L>(v - top, more);
+      add_exp<L>(v - bound, second);
     }
-    for (; j < end; j += L::width) {
-      load_some<L>(x + j, end - j, lowest, v);
-      add_exp<L>(v - top, total);
+    for (; j < n; j += L::width) {
+      load_some<L>(x + j, n - j, -std::numeric_limits<float>::infinity(), v);
+      add_exp<L>(v - bound, sum);
+    }
+    total = sum;
+    more = second;
+  }
+
+  TINYSCALE_INLINE void finish(float& max, float& sum) const {
+    V all, v;
+    max = max_lanes<L>(best);
+    broadcast<L>(max, all);
+    exp_negative<L>(top - all, v);
+    sum = sum_lanes<L>((total + more) * v);
+  }
+};
+
+// The same of rows that begin `step` apart: eight at a time, so that memory is read in as many
+// streams.
+template <class L>
+TINYSCALE_INLINE void sum_exp_rows(std::int64_t rows, std::int64_t n, const float* x,
+                                   std::int64_t step, float* max, float* sum) {
+  constexpr std::int64_t together = 8, block = SumExp<L>::block;
+  SumExp<L> each[static_cast<std::size_t>(together)];
+  for (std::int64_t i = 0; i < rows; i += together) {
+    const std::int64_t count = std::min(rows - i, together);
+    const std::int64_t ahead = count < together ? 8 * block : block;
+    for (std::int64_t r = 0; r < count; ++r) {
+      each[r].start();
+    }
+    for (std::int64_t j = 0; j < n; j += block) {
+      for (std::int64_t r = 0; r < count; ++r) {
+        each[r].add(std::min(block, n - j), x + (i + r) * step + j, ahead);
+      }
+    }
+    for (std::int64_t r = 0; r < count; ++r) {
+      each[r].finish(max[i + r], sum[i + r]);
     }
   }
-  max = max_lanes<L>(best);
-  broadcast<L>(max, best);
-  exp_negative<L>(top - best, v);
-  sum = sum_lanes<L>((total + more) * v);
 }
 
 // max and sum of exp(x - max) of one row; writes exp(x - max) to y, which may be x.
@@ -14765,10 +15064,9 @@ struct CrossEntropyRows {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
+    sum_exp_rows<L>(end - begin, vocab, logits + begin * vocab, vocab, lse + begin, losses + begin);
     for (std::int64_t i = begin; i < end; ++i) {
-      float max = 0.0f, sum = 0.0f;
-      sum_exp_row<L>(vocab, logits + i * vocab, max, sum);
-      lse[i] = max + std::log(sum);
+      lse[i] += std::log(losses[i]);
       losses[i] = targets[i] < 0 ? 0.0f : lse[i] - logits[i * vocab + targets[i]];
     }
   }
@@ -14831,9 +15129,12 @@ inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* 
 // losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below).
 inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                   const std::int32_t* targets, float* losses, float* lse) {
-  parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse});
-  });
+  const std::int64_t grain = rows < 32 ? 1 : 8;  // rows that are read together
+  parallel_for(rows, std::max(grain, detail::row_grain(vocab)),
+               [&](std::int64_t begin, std::int64_t end) {
+                 detail::run_on_lanes(
+                     detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse});
+               });
 }
 
 // lse may be of more columns than are here; a target from vocab on is one of those.
@@ -14975,9 +15276,12 @@ struct AttentionPanel {
     const float* a = w.a + i * w.a_row + first * a_col;
     const float* b = w.b + first * b_row + column;
     if (L::width > 4 && (VECTORS > 1 || count == L::width)) {
-      for (; k > 1; k -= 2, a += 2 * a_col, b += 2 * b_row) {
+      const float* second = a + a_col;
+      for (; k > 1; k -= 2, b += 2 * b_row) {
         gemm_step<L, rows, VECTORS>(a, a_at, b, sum);
-        gemm_step<L, rows, VECTORS>(a + a_col, a_at, b + b_row, sum);
+        gemm_step<L, rows, VECTORS>(second, a_at, b + b_row, sum);
+        a += 2 * a_col;
+        second += 2 * a_col;
       }
     }
     for (; k > 0; --k, a += a_col, b += b_row) {
@@ -17826,6 +18130,17 @@ class VectorPlanner {
     return bytes;
   }
 
+  bool only_sums_rows() const {
+    bool sums = false;
+    for (const VectorStep& s : plan_.steps) {
+      if (s.extent == Extent::full) {
+        return false;
+      }
+      sums = sums || s.op == Op::sum_exp;
+    }
+    return sums;
+  }
+
   void choose_block(std::int64_t live) {
     const std::int64_t fit = cache_floats / std::max<std::int64_t>(live, 1);
     const std::int64_t floats = std::clamp(fit / 64 * 64, shortest, longest);
@@ -17833,6 +18148,9 @@ class VectorPlanner {
     plan_.block_rows = 1;
     if (whole_rows_ || plan_.cols <= floats) {
       plan_.block_rows = std::max<std::int64_t>(1, floats / std::max<std::int64_t>(plan_.cols, 1));
+      if (only_sums_rows()) {  // long ones are read side by side, and no value of theirs is kept
+        plan_.block_rows = std::max<std::int64_t>(plan_.block_rows, 8);
+      }
       plan_.block_rows = std::min(plan_.block_rows, std::max<std::int64_t>(plan_.rows, 1));
     } else {
       const std::int64_t parts = (plan_.cols + floats - 1) / floats;
@@ -18494,6 +18812,9 @@ struct AheadTerm {
 template <class L>
 TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
   typedef kernels::VectorOp O;
+  if (op == O::sum_exp) {
+    sum_exp_rows<L>(all.rows, all.n, all.a[0], all.row_step[0], all.y, all.sums);
+  }
   for (std::int64_t r = 0; r < all.rows; ++r) {
     const float* const x = all.a[0] + r * all.row_step[0];
     const float* const ahead = all.ahead + ((r * all.n) >> all.ahead_shift);
@@ -18508,14 +18829,11 @@ TINYSCALE_INLINE void reduce_rows(kernels::VectorOp op, const VectorRows& all) {
       const std::int64_t j = there ? static_cast<std::int64_t>(at) : 0;
       y = there && static_cast<float>(j) == at && j < all.n ? x[j] : 0.0f;
     } else {
-      float max = 0.0f, sum = 0.0f;
-      sum_exp_row<L>(all.n, x, max, sum);
-      if (!is_finite(static_cast<double>(max)) || !is_finite(static_cast<double>(sum))) {
-        max = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
+      float& sum = all.sums[r];
+      if (!is_finite(static_cast<double>(y)) || !is_finite(static_cast<double>(sum))) {
+        y = any_row_max<L>(all.n, x, ahead, all.ahead_shift);
         sum = all.n == 0 ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       }
-      y = max;
-      all.sums[r] = sum;
     }
   }
 }

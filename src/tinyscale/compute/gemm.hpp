@@ -442,7 +442,7 @@ inline void gemm_run(const GemmOperands& g) {
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
-  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 256 && g.m * g.k > (1 << 17)) {
+  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 128 && g.m * g.k > (1 << 17)) {
     const Scratch lease((g.m + tile.rows) * g.k);
     parallel_for(g.k, 32, [&](std::int64_t begin, std::int64_t end) {
       run_on_lanes(GemmPackRows{g, begin, end, lease.data()});
