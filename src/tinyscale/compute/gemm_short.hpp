@@ -68,10 +68,10 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
   }
 }
 
-// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (32 of them for
-// more than 16 rows of A), in tiles of two vectors, while the next rows are fetched. C adds up in a
-// copy that stays in cache. Vectors of B start where cache lines do; the first and the last of a
-// chunk overlap their neighbours.
+// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (16 of them for
+// more than one row of A, 32 for more than 16), in tiles of two vectors, while the next rows are
+// fetched. C adds up in a copy that stays in cache. Vectors of B start where cache lines do; the
+// first and the last of a chunk overlap their neighbours.
 struct GemmFew {
   const GemmOperands& g;
   const float* a;  // [k / depth][rows][depth], rows 1 (not used) or a multiple of 4
@@ -80,7 +80,7 @@ struct GemmFew {
   std::int64_t origin;      // of the first vector, begin or before it
   float* copy;              // [rows][row]
 
-  static constexpr std::int64_t depth(std::int64_t rows) { return rows > 16 ? 32 : 8; }
+  static constexpr std::int64_t depth(std::int64_t rows) { return rows > 16 ? 32 : 16; }
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
   std::int64_t column(std::int64_t j, std::int64_t width) const {
@@ -108,7 +108,7 @@ struct GemmFew {
     if (depth(rows) == 32) {
       blocks<L, 32>(columns, ld);
     } else if (rows > 1) {
-      blocks<L, 8>(columns, ld);
+      blocks<L, 16>(columns, ld);
     }
     for (std::int64_t i = 0; i < g.m; ++i) {
       for (std::int64_t j = 0; j < columns; j += L::width) {
@@ -172,7 +172,7 @@ struct GemmFew {
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
     float* const c = copy + i * ld + j;
     Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
-    if constexpr (DEPTH == 8) {
+    if constexpr (DEPTH == 16) {
       ahead.count = i == 0 ? ahead.count : 0;
       gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, ld, ahead, nullptr);
       return;
@@ -293,6 +293,14 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
 
+// Columns of a chunk: long rows of B are long streams, as far as C's copy fits the second cache and
+// every thread has two.
+inline std::int64_t gemm_few_columns(const GemmOperands& g) {
+  const std::int64_t most = g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
+  const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();
+  return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
+}
+
 // Few rows of A, B as stored, in chunks of columns; false where another way is better.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
@@ -305,7 +313,7 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   if (g.m > 1) {
     gemm_pack_few(g, rows, depth, left.data());
   }
-  const std::int64_t chunk = g.n < 2048 ? 256 : g.m == 1 ? 1024 : 512, shift = page_place(g.b) % 16;
+  const std::int64_t chunk = gemm_few_columns(g), shift = page_place(g.b) % 16;
   const std::int64_t chunks = std::max<std::int64_t>(1, (g.n + shift - 17 + chunk) / chunk);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch copy(rows * GemmFew::row(chunk + 16) + 1024);
