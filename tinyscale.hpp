@@ -60,6 +60,7 @@
 //   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
 //   tinyscale/compute/transpose.hpp          Turning a matrix in memory
 //   tinyscale/compute/lane_math.hpp          Functions of vector lanes
+//   tinyscale/compute/past_caches.hpp        Writing past the caches
 //   tinyscale/compute/elementwise.hpp        Element-wise kernels
 //   tinyscale/compute/sums.hpp               Sums of floats gathered in double
 //   tinyscale/compute/streams.hpp            One vector from many and many from one, in one pass
@@ -9026,6 +9027,63 @@ TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/past_caches.hpp
+// Writing past the caches: what is larger than they are is not read by whoever comes next, and no
+// line of it need be read before it is written.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+constexpr double past_caches_bytes = 32e6;  // written at once, from which it pays
+
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+#if defined(__clang__)
+template <class V>
+TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
+  __builtin_nontemporal_store(v, reinterpret_cast<V*>(to));
+}
+#else
+__attribute__((target("avx512f"))) inline void store_past_caches(float* to, const Lanes16::V& v) {
+  __builtin_ia32_movntps512(to, v);
+}
+__attribute__((target("avx2,fma"))) inline void store_past_caches(float* to, const Lanes8::V& v) {
+  __builtin_ia32_movntps256(to, v);
+}
+__attribute__((target("sse"))) inline void store_past_caches(float* to, const Lanes4::V& v) {
+  __builtin_ia32_movntps(to, v);
+}
+#endif
+inline void end_past_caches() { __builtin_ia32_sfence(); }
+#else
+template <class V>
+TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
+  std::memcpy(to, &v, sizeof(v));
+}
+inline void end_past_caches() {}
+#endif
+
+// y = x; end_past_caches() before another thread reads y.
+template <class L>
+TINYSCALE_INLINE void stream_copy(std::int64_t n, const float* x, float* y) {
+  typename L::V v;
+  const std::int64_t past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y) % 64 / 4);
+  const std::int64_t first = std::min(n, past == 0 ? 0 : 16 - past);
+  std::int64_t i = 0;
+  for (; i < first; ++i) {
+    y[i] = x[i];
+  }
+  for (; i + L::width <= n; i += L::width) {
+    load<L>(x + i, v);
+    store_past_caches(y + i, v);
+  }
+  for (; i < n; ++i) {
+    y[i] = x[i];
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/elementwise.hpp
 // Element-wise kernels: y[i] = f(a[i], b[i]); backward ones dx[i] = beta dx[i] + f'(x[i]) dy[i],
 // where beta is 0 (dx is not read) or 1. Each has a reference body for one number,
@@ -9067,6 +9125,7 @@ struct MapOperands {
   const float* b;
   float beta;  // 0: y is not read
   float* y;
+  bool past = false;  // y, which begins a cache line, is written past the caches
 };
 
 // One block: loads a and b (and y where Op adds to it), applies op, stores y.
@@ -9078,17 +9137,24 @@ struct MapBlock {
   template <class L>
   TINYSCALE_INLINE void run() const {
     typedef typename L::V V;
-    const bool adds = Op::adds && m.beta != 0.0f;
+    const bool adds = Op::adds && m.beta != 0.0f, past = m.past;
+    constexpr std::int64_t ahead = 1024;
     V va, vb, vy;
     for (std::int64_t i = 0; i < m.n; i += L::width) {
       load_some<L>(m.a + i, m.n - i, 0.0f, va);
       load_some<L>(m.b + i, m.n - i, 0.0f, vb);
+      prefetch<3>(m.a + i + ahead);
+      prefetch<3>(m.b + i + ahead);
       vy = V{};
       if (adds) {
         load_some<L>(m.y + i, m.n - i, 0.0f, vy);
       }
       op.template apply<L>(va, vb, vy);
-      store_some<L>(m.y + i, m.n - i, vy);
+      if (past && m.n - i >= L::width) {
+        store_past_caches(m.y + i, vy);
+      } else {
+        store_some<L>(m.y + i, m.n - i, vy);
+      }
     }
   }
 };
@@ -9100,13 +9166,19 @@ void map_block(const void* op, const MapOperands& m) {
 
 // The blocks of all ops: what differs is a function pointer, so it is compiled once.
 inline void map_blocks(void (*block)(const void* op, const MapOperands& m), const void* op,
-                       const MapOperands& all) {
+                       const MapOperands& all, bool reads_y) {
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
+  const bool past = !reads_y && all.y != all.a && all.y != all.b &&
+                    reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 &&
+                    4.0 * static_cast<double>(all.n) > past_caches_bytes;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * elementwise_block;
       block(op, MapOperands{std::min(elementwise_block, all.n - at), all.a + at, all.b + at,
-                            all.beta, all.y + at});
+                            all.beta, all.y + at, past});
+    }
+    if (past) {
+      end_past_caches();
     }
   };
   if (blocks <= 2) {
@@ -9119,7 +9191,7 @@ inline void map_blocks(void (*block)(const void* op, const MapOperands& m), cons
 template <class Op>
 void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y,
          float beta = 1.0f) {
-  map_blocks(&map_block<Op>, &op, MapOperands{n, a, b, beta, y});
+  map_blocks(&map_block<Op>, &op, MapOperands{n, a, b, beta, y}, Op::adds && beta != 0.0f);
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
@@ -10432,10 +10504,10 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
   }
 }
 
-// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (32 of them for
-// more than 16 rows of A), in tiles of two vectors, while the next rows are fetched. C adds up in a
-// copy that stays in cache. Vectors of B start where cache lines do; the first and the last of a
-// chunk overlap their neighbours.
+// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (16 of them for
+// more than one row of A, 32 for more than 16), in tiles of two vectors, while the next rows are
+// fetched. C adds up in a copy that stays in cache. Vectors of B start where cache lines do; the
+// first and the last of a chunk overlap their neighbours.
 struct GemmFew {
   const GemmOperands& g;
   const float* a;  // [k / depth][rows][depth], rows 1 (not used) or a multiple of 4
@@ -10444,7 +10516,7 @@ struct GemmFew {
   std::int64_t origin;      // of the first vector, begin or before it
   float* copy;              // [rows][row]
 
-  static constexpr std::int64_t depth(std::int64_t rows) { return rows > 16 ? 32 : 8; }
+  static constexpr std::int64_t depth(std::int64_t rows) { return rows > 16 ? 32 : 16; }
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
   std::int64_t column(std::int64_t j, std::int64_t width) const {
@@ -10472,7 +10544,7 @@ struct GemmFew {
     if (depth(rows) == 32) {
       blocks<L, 32>(columns, ld);
     } else if (rows > 1) {
-      blocks<L, 8>(columns, ld);
+      blocks<L, 16>(columns, ld);
     }
     for (std::int64_t i = 0; i < g.m; ++i) {
       for (std::int64_t j = 0; j < columns; j += L::width) {
@@ -10536,7 +10608,7 @@ struct GemmFew {
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
     float* const c = copy + i * ld + j;
     Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
-    if constexpr (DEPTH == 8) {
+    if constexpr (DEPTH == 16) {
       ahead.count = i == 0 ? ahead.count : 0;
       gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, ld, ahead, nullptr);
       return;
@@ -10657,6 +10729,14 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
 
+// Columns of a chunk: long rows of B are long streams, as far as C's copy fits the second cache and
+// every thread has two.
+inline std::int64_t gemm_few_columns(const GemmOperands& g) {
+  const std::int64_t most = g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
+  const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();
+  return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
+}
+
 // Few rows of A, B as stored, in chunks of columns; false where another way is better.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
@@ -10669,7 +10749,7 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   if (g.m > 1) {
     gemm_pack_few(g, rows, depth, left.data());
   }
-  const std::int64_t chunk = g.n < 2048 ? 256 : g.m == 1 ? 1024 : 512, shift = page_place(g.b) % 16;
+  const std::int64_t chunk = gemm_few_columns(g), shift = page_place(g.b) % 16;
   const std::int64_t chunks = std::max<std::int64_t>(1, (g.n + shift - 17 + chunk) / chunk);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch copy(rows * GemmFew::row(chunk + 16) + 1024);
@@ -11153,7 +11233,7 @@ inline void gemm_run(const GemmOperands& g) {
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
-  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 256 && g.m * g.k > (1 << 17)) {
+  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 128 && g.m * g.k > (1 << 17)) {
     const Scratch lease((g.m + tile.rows) * g.k);
     parallel_for(g.k, 32, [&](std::int64_t begin, std::int64_t end) {
       run_on_lanes(GemmPackRows{g, begin, end, lease.data()});
@@ -16676,16 +16756,21 @@ struct NormSlope {  // of one row
   }
 };
 
-// all_g = the sum of a b, all_gn = the sum of a b (x - center).
+// all_g = the sum of a b, all_gn = the sum of a b (x - center). What is read next is fetched: the
+// following numbers of x and a, and `later`.
 template <class L>
 TINYSCALE_INLINE void slope_sums(std::int64_t n, const float* x, const float* a, const float* b,
-                                 float center, float& all_g, float& all_gn) {
+                                 float center, const float* later, float& all_g, float& all_gn) {
+  constexpr std::int64_t ahead = 1024;
   typename L::V g[2] = {}, gn[2] = {}, c, v, w;
   broadcast<L>(center, c);
   std::int64_t j = 0;
   for (; j + 2 * L::width <= n; j += 2 * L::width) {
     TINYSCALE_UNROLL
     for (int part = 0; part < 2; ++part) {
+      prefetch<3>(a + j + part * L::width + ahead);
+      prefetch<3>(x + j + part * L::width + ahead);
+      prefetch<3>(later + j + part * L::width);
       load<L>(a + j + part * L::width, v);
       load<L>(b + j + part * L::width, w);
       v = v * w;
@@ -16727,7 +16812,7 @@ struct NormBackwardRows {
       for (std::int64_t r = 0; r < size; ++r) {
         const std::int64_t at = (i + r) * n.cols;
         const float center = n.mean == nullptr ? 0.0f : n.mean[i + r], rstd = n.rstd[i + r];
-        slope_sums<L>(n.cols, n.x + at, n.dy + at, n.weight, center, g, gn);
+        slope_sums<L>(n.cols, n.x + at, n.dy + at, n.weight, center, n.dx + at, g, gn);
         rows[r] = {center, rstd, n.mean == nullptr ? 0.0f : g / count, gn * rstd / count};
       }
       if (step == 1) {
@@ -18447,7 +18532,8 @@ namespace kernels {
 
 // Makes the plan; to be kept and run many times. Full outputs of more bytes than stream_bytes are
 // written past the caches: what reads them later finds little of them there.
-inline VectorPlan plan_vectors(const VectorProgram& p, double stream_bytes = 32e6) {
+inline VectorPlan plan_vectors(const VectorProgram& p,
+                               double stream_bytes = detail::past_caches_bytes) {
   if (p.outputs().empty()) {
     detail::fail({"plan_vectors: the program of ", p.values().size(),
                   " values has no output; there is nothing to compute"});
@@ -18846,51 +18932,6 @@ inline void power_rows(const VectorRows& all) {
       const float x = all.a[0][r * all.row_step[0] + (all.moves[0] ? j : 0)];
       all.y[r * all.y_row_step + j] = static_cast<float>(std::pow(static_cast<double>(x), power));
     }
-  }
-}
-
-// y = x past the caches: no line of y is read before it is written.
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-#if defined(__clang__)
-template <class V>
-TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
-  __builtin_nontemporal_store(v, reinterpret_cast<V*>(to));
-}
-#else
-__attribute__((target("avx512f"))) inline void store_past_caches(float* to, const Lanes16::V& v) {
-  __builtin_ia32_movntps512(to, v);
-}
-__attribute__((target("avx2,fma"))) inline void store_past_caches(float* to, const Lanes8::V& v) {
-  __builtin_ia32_movntps256(to, v);
-}
-__attribute__((target("sse"))) inline void store_past_caches(float* to, const Lanes4::V& v) {
-  __builtin_ia32_movntps(to, v);
-}
-#endif
-inline void end_past_caches() { __builtin_ia32_sfence(); }
-#else
-template <class V>
-TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
-  std::memcpy(to, &v, sizeof(v));
-}
-inline void end_past_caches() {}
-#endif
-
-template <class L>
-TINYSCALE_INLINE void stream_copy(std::int64_t n, const float* x, float* y) {
-  typename L::V v;
-  const std::int64_t past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y) % 64 / 4);
-  const std::int64_t first = std::min(n, past == 0 ? 0 : 16 - past);
-  std::int64_t i = 0;
-  for (; i < first; ++i) {
-    y[i] = x[i];
-  }
-  for (; i + L::width <= n; i += L::width) {
-    load<L>(x + i, v);
-    store_past_caches(y + i, v);
-  }
-  for (; i < n; ++i) {
-    y[i] = x[i];
   }
 }
 

@@ -64,6 +64,7 @@
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/transpose.hpp"
 #include "tinyscale/compute/lane_math.hpp"
+#include "tinyscale/compute/past_caches.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/sums.hpp"
 #include "tinyscale/compute/streams.hpp"

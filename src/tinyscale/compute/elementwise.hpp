@@ -12,6 +12,7 @@
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/past_caches.hpp"
 
 namespace tinyscale {
 namespace kernels {
@@ -47,6 +48,7 @@ struct MapOperands {
   const float* b;
   float beta;  // 0: y is not read
   float* y;
+  bool past = false;  // y, which begins a cache line, is written past the caches
 };
 
 // One block: loads a and b (and y where Op adds to it), applies op, stores y.
@@ -58,17 +60,24 @@ struct MapBlock {
   template <class L>
   TINYSCALE_INLINE void run() const {
     typedef typename L::V V;
-    const bool adds = Op::adds && m.beta != 0.0f;
+    const bool adds = Op::adds && m.beta != 0.0f, past = m.past;
+    constexpr std::int64_t ahead = 1024;
     V va, vb, vy;
     for (std::int64_t i = 0; i < m.n; i += L::width) {
       load_some<L>(m.a + i, m.n - i, 0.0f, va);
       load_some<L>(m.b + i, m.n - i, 0.0f, vb);
+      prefetch<3>(m.a + i + ahead);
+      prefetch<3>(m.b + i + ahead);
       vy = V{};
       if (adds) {
         load_some<L>(m.y + i, m.n - i, 0.0f, vy);
       }
       op.template apply<L>(va, vb, vy);
-      store_some<L>(m.y + i, m.n - i, vy);
+      if (past && m.n - i >= L::width) {
+        store_past_caches(m.y + i, vy);
+      } else {
+        store_some<L>(m.y + i, m.n - i, vy);
+      }
     }
   }
 };
@@ -80,13 +89,19 @@ void map_block(const void* op, const MapOperands& m) {
 
 // The blocks of all ops: what differs is a function pointer, so it is compiled once.
 inline void map_blocks(void (*block)(const void* op, const MapOperands& m), const void* op,
-                       const MapOperands& all) {
+                       const MapOperands& all, bool reads_y) {
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
+  const bool past = !reads_y && all.y != all.a && all.y != all.b &&
+                    reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 &&
+                    4.0 * static_cast<double>(all.n) > past_caches_bytes;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * elementwise_block;
       block(op, MapOperands{std::min(elementwise_block, all.n - at), all.a + at, all.b + at,
-                            all.beta, all.y + at});
+                            all.beta, all.y + at, past});
+    }
+    if (past) {
+      end_past_caches();
     }
   };
   if (blocks <= 2) {
@@ -99,7 +114,7 @@ inline void map_blocks(void (*block)(const void* op, const MapOperands& m), cons
 template <class Op>
 void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y,
          float beta = 1.0f) {
-  map_blocks(&map_block<Op>, &op, MapOperands{n, a, b, beta, y});
+  map_blocks(&map_block<Op>, &op, MapOperands{n, a, b, beta, y}, Op::adds && beta != 0.0f);
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).

@@ -152,16 +152,21 @@ struct NormSlope {  // of one row
   }
 };
 
-// all_g = the sum of a b, all_gn = the sum of a b (x - center).
+// all_g = the sum of a b, all_gn = the sum of a b (x - center). What is read next is fetched: the
+// following numbers of x and a, and `later`.
 template <class L>
 TINYSCALE_INLINE void slope_sums(std::int64_t n, const float* x, const float* a, const float* b,
-                                 float center, float& all_g, float& all_gn) {
+                                 float center, const float* later, float& all_g, float& all_gn) {
+  constexpr std::int64_t ahead = 1024;
   typename L::V g[2] = {}, gn[2] = {}, c, v, w;
   broadcast<L>(center, c);
   std::int64_t j = 0;
   for (; j + 2 * L::width <= n; j += 2 * L::width) {
     TINYSCALE_UNROLL
     for (int part = 0; part < 2; ++part) {
+      prefetch<3>(a + j + part * L::width + ahead);
+      prefetch<3>(x + j + part * L::width + ahead);
+      prefetch<3>(later + j + part * L::width);
       load<L>(a + j + part * L::width, v);
       load<L>(b + j + part * L::width, w);
       v = v * w;
@@ -203,7 +208,7 @@ struct NormBackwardRows {
       for (std::int64_t r = 0; r < size; ++r) {
         const std::int64_t at = (i + r) * n.cols;
         const float center = n.mean == nullptr ? 0.0f : n.mean[i + r], rstd = n.rstd[i + r];
-        slope_sums<L>(n.cols, n.x + at, n.dy + at, n.weight, center, g, gn);
+        slope_sums<L>(n.cols, n.x + at, n.dy + at, n.weight, center, n.dx + at, g, gn);
         rows[r] = {center, rstd, n.mean == nullptr ? 0.0f : g / count, gn * rstd / count};
       }
       if (step == 1) {

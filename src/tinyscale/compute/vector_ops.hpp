@@ -399,51 +399,6 @@ inline void power_rows(const VectorRows& all) {
   }
 }
 
-// y = x past the caches: no line of y is read before it is written.
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-#if defined(__clang__)
-template <class V>
-TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
-  __builtin_nontemporal_store(v, reinterpret_cast<V*>(to));
-}
-#else
-__attribute__((target("avx512f"))) inline void store_past_caches(float* to, const Lanes16::V& v) {
-  __builtin_ia32_movntps512(to, v);
-}
-__attribute__((target("avx2,fma"))) inline void store_past_caches(float* to, const Lanes8::V& v) {
-  __builtin_ia32_movntps256(to, v);
-}
-__attribute__((target("sse"))) inline void store_past_caches(float* to, const Lanes4::V& v) {
-  __builtin_ia32_movntps(to, v);
-}
-#endif
-inline void end_past_caches() { __builtin_ia32_sfence(); }
-#else
-template <class V>
-TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
-  std::memcpy(to, &v, sizeof(v));
-}
-inline void end_past_caches() {}
-#endif
-
-template <class L>
-TINYSCALE_INLINE void stream_copy(std::int64_t n, const float* x, float* y) {
-  typename L::V v;
-  const std::int64_t past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y) % 64 / 4);
-  const std::int64_t first = std::min(n, past == 0 ? 0 : 16 - past);
-  std::int64_t i = 0;
-  for (; i < first; ++i) {
-    y[i] = x[i];
-  }
-  for (; i + L::width <= n; i += L::width) {
-    load<L>(x + i, v);
-    store_past_caches(y + i, v);
-  }
-  for (; i < n; ++i) {
-    y[i] = x[i];
-  }
-}
-
 // part[j] += the sum of `rows` rows.
 template <class L>
 TINYSCALE_INLINE void add_rows(std::int64_t rows, std::int64_t n, const float* x, float* part) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/compute/past_caches.hpp"
 #include "tinyscale/compute/vector_layout.hpp"
 #include "tinyscale/compute/vector_program.hpp"
 #include "tinyscale/compute/vector_rewrite.hpp"
@@ -438,7 +439,8 @@ namespace kernels {
 
 // Makes the plan; to be kept and run many times. Full outputs of more bytes than stream_bytes are
 // written past the caches: what reads them later finds little of them there.
-inline VectorPlan plan_vectors(const VectorProgram& p, double stream_bytes = 32e6) {
+inline VectorPlan plan_vectors(const VectorProgram& p,
+                               double stream_bytes = detail::past_caches_bytes) {
   if (p.outputs().empty()) {
     detail::fail({"plan_vectors: the program of ", p.values().size(),
                   " values has no output; there is nothing to compute"});

@@ -10,6 +10,7 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/past_caches.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/vector_ops.hpp"
 #include "tinyscale/compute/vector_plan.hpp"
