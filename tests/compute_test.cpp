@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <utility>
@@ -342,6 +343,28 @@ TEST_CASE("elementwise: arithmetic") {
     y = z;
     kernel::multiply_add(n, a.data(), b.data(), y.data());
     check([](float p, float q) { return 1.0f + p * q; });
+  }
+}
+
+TEST_CASE("elementwise: what is larger than the caches is written as its parts are") {
+  const std::int64_t n = 8100003, part = 1000000;  // 32.4 MB
+  ts::detail::Scratch x(n), whole(n), parts(n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    x.data()[i] = static_cast<float>(i % 1999 - 999) * 0.01f;
+  }
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const std::int64_t shift : {0, 3}) {  // from the beginning of a cache line, and not
+      const std::int64_t count = n - shift;
+      float* const y = whole.data() + shift;
+      std::fill(whole.data(), whole.data() + n, -1.0f);
+      kernel::silu_forward(count, x.data(), y);
+      for (std::int64_t i = 0; i < count; i += part) {
+        kernel::silu_forward(std::min(part, count - i), x.data() + i, parts.data() + i);
+      }
+      CHECK(std::memcmp(y, parts.data(), static_cast<std::size_t>(count) * sizeof(float)) == 0);
+      CHECK(std::count(whole.data(), y, -1.0f) == shift);
+    }
   }
 }
 

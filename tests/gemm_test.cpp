@@ -118,6 +118,29 @@ TEST_CASE("gemm: sizes that take each way through the kernels") {
     check_product(Trans::yes, tb, 101, 19, 4001, 1.0f, false);
     check_product(Trans::yes, tb, 131, 259, 1031, 1.0f, false);  // A is packed
     check_product(Trans::no, tb, 1027, 75, 17, 1.0f, true);      // B is packed at once
+    check_product(Trans::no, tb, 110, 460, 1030, 1.0f, true);    // C is walked in two parts
+  }
+}
+
+TEST_CASE("gemm: the same bits on any number of threads") {
+  for (const Trans ta : {Trans::no, Trans::yes}) {
+    for (const int64_t m : {5, 40, 203}) {
+      Case x(ta, Trans::no, m, 460, 1030);
+      const Floats before = x.c;
+      for (const ts::CpuPath path : paths()) {
+        const ts::detail::PathScope scope(path);
+        Floats one;
+        for (const int threads : {1, 2, 3}) {
+          const ts::ThreadScope some(threads);
+          x.c = before;
+          kernel::gemm(ta, Trans::no, m, x.n, x.k, x.a.data(), x.lda, x.b.data(), x.ldb, 1.0f,
+                       x.c.data(), x.ldc);
+          one = threads == 1 ? x.c : one;
+          CAPTURE(m);
+          CHECK(x.c == one);
+        }
+      }
+    }
   }
 }
 
@@ -177,7 +200,8 @@ TEST_CASE("gemm_fused: scale, bias, activation, what was before it, residual") {
     for (const int64_t m : {1, 5, 20, 110}) {
       for (const int64_t n : {9, 70, 300}) {
         for (int kind = 0; kind < 4; ++kind) {
-          Case x(Trans::no, kind % 2 == 0 ? Trans::no : Trans::yes, m, n, m == 20 ? 1030 : 40);
+          Case x(Trans::no, kind % 2 == 0 ? Trans::no : Trans::yes, m, n,
+                 m == 20 || n == 70 ? 1030 : 40);
           const Floats bias = noise(n, 4), residual = noise(m * (n + 5), 5);
           Floats kept(static_cast<std::size_t>(m * (n + 1)), 0.0f), kept_expected = kept;
           kernel::GemmEpilogue e;

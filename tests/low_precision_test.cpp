@@ -469,8 +469,8 @@ TEST_CASE("tiles in RAM give what the other units give") {
   namespace d = ts::detail;
   for (const Trans ta : {Trans::no, Trans::yes}) {
     for (const Trans tb : {Trans::no, Trans::yes}) {
-      for (const auto& size :
-           std::vector<std::vector<std::int64_t>>{{1, 1, 1}, {40, 70, 130}, {101, 33, 1100}}) {
+      for (const auto& size : std::vector<std::vector<std::int64_t>>{
+               {1, 1, 1}, {40, 70, 130}, {101, 33, 1100}, {7, 70, 8300}}) {
         const Product x(ta, tb, size[0], size[1], size[2]);
         Floats c = x.c;
         d::word_gemm({d::tile_unit<d::SoftTiles, d::Bf16InTiles>(),
