@@ -134,14 +134,7 @@ class TileTask {
     Scalar* const c = static_cast<Scalar*>(t_.c) + t_.row * t_.ldc + x * word_wide;
     const bool whole = rows == 16 && columns == word_wide;
     const Begin begin = begin_of(t_.row, rows, columns, c, t_.add, whole, word_wide);
-    if (begin.at == nullptr) {
-      zero();
-    } else {
-      tiles_.template load<0>(begin.at, begin.row * 4);
-      tiles_.template load<1>(begin.at + begin.column, begin.row * 4);
-      tiles_.template load<2>(begin.at + 2 * begin.column, begin.row * 4);
-      tiles_.template load<3>(begin.at + 3 * begin.column, begin.row * 4);
-    }
+    start(begin, begin.column, 2 * begin.column, 3 * begin.column);
     const std::uint32_t* a = t_.a + t_.row * t_.words;
     const std::uint32_t* b = t_.b + x * t_.words * word_wide;
     const std::int64_t step = 16 * word_wide, ahead = 3 * step;
@@ -161,10 +154,7 @@ class TileTask {
     }
     Scalar* const to = whole ? c : edge_;
     const std::int64_t row = whole ? t_.ldc : word_wide;
-    tiles_.template store<0>(to, row * 4);
-    tiles_.template store<1>(to + 16, row * 4);
-    tiles_.template store<2>(to + 32, row * 4);
-    tiles_.template store<3>(to + 48, row * 4);
+    end(to, row, 16, 32, 48);
     if (!whole) {
       copy_edge(edge_, word_wide, c, t_.ldc, rows, columns);
     }
@@ -194,14 +184,7 @@ class TileTask {
   // to[32, 32] = begin + A[32, depth] B[depth, 32]; the same columns `ahead` words on are fetched.
   void square(const Begin& begin, const std::uint32_t* a, const std::uint32_t* b,
               std::int64_t depth, std::int64_t ahead, Scalar* to, std::int64_t row) {
-    if (begin.at == nullptr) {
-      zero();
-    } else {
-      tiles_.template load<0>(begin.at, begin.row * 4);
-      tiles_.template load<1>(begin.at + begin.column, begin.row * 4);
-      tiles_.template load<2>(begin.at + 16 * begin.row, begin.row * 4);
-      tiles_.template load<3>(begin.at + 16 * begin.row + begin.column, begin.row * 4);
-    }
+    start(begin, begin.column, 16 * begin.row, 16 * begin.row + begin.column);
     for (std::int64_t p = 0; p < depth; p += 16) {
       for (std::int64_t e = 0; e < 16 && ahead != 0; ++e) {
         prefetch(b + ahead + (p + e) * word_wide);
@@ -216,17 +199,29 @@ class TileTask {
       Element::template dot<2, 5, 6>(tiles_);
       Element::template dot<3, 5, 7>(tiles_);
     }
-    tiles_.template store<0>(to, row * 4);
-    tiles_.template store<1>(to + 16, row * 4);
-    tiles_.template store<2>(to + 16 * row, row * 4);
-    tiles_.template store<3>(to + 16 * row + 16, row * 4);
+    end(to, row, 16, 16 * row, 16 * row + 16);
   }
 
-  void zero() {
-    tiles_.template zero<0>();
-    tiles_.template zero<1>();
-    tiles_.template zero<2>();
-    tiles_.template zero<3>();
+  // The four tiles of C, the second to fourth so far from the first.
+  void start(const Begin& begin, std::int64_t second, std::int64_t third, std::int64_t fourth) {
+    if (begin.at == nullptr) {
+      tiles_.template zero<0>();
+      tiles_.template zero<1>();
+      tiles_.template zero<2>();
+      tiles_.template zero<3>();
+      return;
+    }
+    tiles_.template load<0>(begin.at, begin.row * 4);
+    tiles_.template load<1>(begin.at + second, begin.row * 4);
+    tiles_.template load<2>(begin.at + third, begin.row * 4);
+    tiles_.template load<3>(begin.at + fourth, begin.row * 4);
+  }
+  void end(Scalar* to, std::int64_t row, std::int64_t second, std::int64_t third,
+           std::int64_t fourth) {
+    tiles_.template store<0>(to, row * 4);
+    tiles_.template store<1>(to + second, row * 4);
+    tiles_.template store<2>(to + third, row * 4);
+    tiles_.template store<3>(to + fourth, row * 4);
   }
 
   // What C holds, the numbers that rows start with, or zero.

@@ -11,7 +11,8 @@
 namespace tinyscale {
 namespace detail {
 
-constexpr double past_caches_bytes = 32e6;  // written at once, from which it pays
+constexpr double past_caches_bytes =
+    32e6;  // of one result, above which it is done: more than most last caches
 
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 #if defined(__clang__)
