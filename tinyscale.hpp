@@ -85,6 +85,7 @@
 //   tinyscale/compute/stored_matrix.hpp      A matrix of weights as it is stored
 //   tinyscale/compute/stored_packed.hpp      Packed codes (gemv_quantized.hpp) with activations
 //   tinyscale/compute/stored_product.hpp     y = x W' with W as it is stored
+//   tinyscale/compute/store_matrix.hpp       Makes stored matrices
 //   tinyscale/compute/ggml_sums.hpp          Sums in the order in which ggml's x86 kernels add
 //   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
@@ -319,15 +320,17 @@
 //   tinyscale/parallel/numerics.hpp          Rounding when devices put a number together
 //   tinyscale/parallel/goodput.hpp           Goodput of a job whose devices fail
 //   tinyscale/parallel/flat_parameters.hpp   The parameters of a device in units
+//   tinyscale/parallel/accumulate.hpp        A step of one device in parts
 //   tinyscale/parallel/layout_hooks.hpp      What a layout puts between the parts of the
 //   tinyscale/parallel/step_forms.hpp        What a step of training by a layout sends
 //   tinyscale/parallel/step_traffic.hpp      What the calls of a step's plan send and how long
 //   tinyscale/parallel/device_model.hpp      One device's part of the model in training
 //   tinyscale/parallel/device_step.hpp       One step of training as one device sees it
 //   tinyscale/parallel/check_memory.hpp      Out of memory on the declared chip
-//   tinyscale/parallel/trainer.hpp           Who runs the steps of a training
 //   tinyscale/parallel/step_report.hpp       A step of training on a mesh
 //   tinyscale/parallel/step_tables.hpp       The report of a step as a reader sees it
+//   tinyscale/parallel/mesh_training.hpp     The steps of a training on a mesh
+//   tinyscale/parallel/trainer.hpp           Who runs the steps of a training
 //   tinyscale/parallel/train_report.hpp      What a training run says afterwards
 //   tinyscale/parallel/train_checkpoint.hpp  A training in a file, whole
 //   tinyscale/parallel/train.hpp             ts::train for one device and many
@@ -1444,20 +1447,28 @@ inline float round_to(float x, DType format) {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// How many hold an object; `block` is the size of the memory that holds both, 0 when the object
-// was made by new.
+// How many hold an object, and how it ends; `block` is the size of the memory that holds both, in
+// units of 16 bytes, 0 when the object was made by new.
 struct Holders {
+  using Destroy = void (*)(void* object, bool made_by_new);
+
   std::atomic<int> count{1};
-  std::size_t block = 0;
+  std::uint32_t block = 0;
+  Destroy destroy = nullptr;  // nothing to destroy while the object is not there yet
 };
 
-// What needs no type: the object, and how many hold it.
+// What needs no type, which is all but the making: who holds a Shared need not know the object's.
 class SharedHead {
  public:
   SharedHead() = default;
   SharedHead(const SharedHead& other) : object_(other.object_), holders_(other.holders_) {
     if (holders_ != nullptr) {
       holders_->count.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  ~SharedHead() {
+    if (holders_ != nullptr) {
+      let_go();
     }
   }
   explicit operator bool() const { return object_ != nullptr; }
@@ -1470,20 +1481,27 @@ class SharedHead {
  protected:
   // Gives up holding; the last holder deletes the object. Who holds it alone need not count down.
   // Out of line, as all that is below: every function that has a Shared would hold a copy.
-  using Destroy = void (*)(void* object, std::size_t block);
-  [[gnu::noinline]] void let_go(Destroy destroy) {
+  [[gnu::noinline]] void let_go() {
     if (use_count() == 1 || holders_->count.fetch_sub(1) == 1) {
-      const std::size_t block = holders_->block;
-      destroy(object_, block);
+      const std::size_t block = std::size_t{16} * holders_->block;
+      if (holders_->destroy != nullptr) {
+        holders_->destroy(object_, block == 0);
+      }
       pool_give(holders_, 1, block == 0 ? sizeof(Holders) : block);
     }
+  }
+  void hold(void* object, Holders::Destroy destroy) {
+    holders_ = new (pool_take(1, sizeof(Holders))) Holders;
+    holders_->destroy = destroy;
+    object_ = object;
   }
   // Memory for the count and `bytes` more, which begin where object_ points: 16 bytes on.
   [[gnu::noinline]] void make_block(std::size_t bytes) {
     static_assert(sizeof(Holders) <= 16, "the object begins 16 bytes on");
-    void* const memory = pool_take(1, bytes + 16);
+    const std::size_t units = (bytes + 15) / 16 + 1;
+    void* const memory = pool_take(1, 16 * units);
     holders_ = new (memory) Holders;
-    holders_->block = bytes + 16;
+    holders_->block = static_cast<std::uint32_t>(units);
     object_ = static_cast<char*>(memory) + 16;
   }
   void swap(SharedHead& other) noexcept {
@@ -1505,17 +1523,9 @@ template <class T>
 class Shared : public detail::SharedHead {
  public:
   Shared() = default;
-  explicit Shared(T* object) {
-    holders_ = new (detail::pool_take(1, sizeof(detail::Holders))) detail::Holders;
-    object_ = const_cast<void*>(static_cast<const void*>(object));
-  }
+  explicit Shared(T* object) { hold(const_cast<void*>(static_cast<const void*>(object)), destroy); }
   Shared(const Shared&) = default;
   Shared(Shared&& other) noexcept { swap(other); }
-  ~Shared() {
-    if (holders_ != nullptr) {
-      let_go(destroy);
-    }
-  }
   Shared& operator=(Shared other) noexcept {
     swap(other);
     return *this;
@@ -1527,6 +1537,7 @@ class Shared : public detail::SharedHead {
     Shared made;
     made.make_block(sizeof(T) + more);
     new (made.object_) T;
+    made.holders_->destroy = destroy;
     return made;
   }
 
@@ -1537,11 +1548,11 @@ class Shared : public detail::SharedHead {
   void reset(T* object) { *this = Shared(object); }
 
  private:
-  static void destroy(void* object, std::size_t block) {
-    if (block > 0) {
-      static_cast<T*>(object)->~T();
-    } else {
+  static void destroy(void* object, bool made_by_new) {
+    if (made_by_new) {
       delete static_cast<T*>(object);
+    } else {
+      static_cast<T*>(object)->~T();
     }
   }
 };
@@ -1560,28 +1571,20 @@ class Function;
 
 namespace detail {
 
-// What needs no signature: the callable, how many hold it, and how it ends.
+// What needs no signature: the callable, and how many hold it.
 class FunctionHead : public SharedHead {
  public:
   FunctionHead() = default;
   FunctionHead(const FunctionHead& other) = default;
   FunctionHead& operator=(FunctionHead other) noexcept {
     swap(other);
-    std::swap(destroy_, other.destroy_);
     return *this;
-  }
-  ~FunctionHead() {
-    if (holders_ != nullptr) {
-      let_go(destroy_);
-    }
   }
 
  protected:
   [[noreturn, gnu::cold, gnu::noinline]] static void fail_empty() {
     fail({"Function: there is nothing to call; give it a lambda or the name of a function"});
   }
-  // Nothing to destroy while the callable is not there yet.
-  Destroy destroy_ = [](void*, std::size_t) {};
 };
 
 // Whether a callable given to a Function is an empty one.
@@ -1615,7 +1618,7 @@ class Function<R(A...)> : public detail::FunctionHead {
     if (!detail::is_empty_callable(body)) {
       make_block(sizeof(F));
       new (object_) F(static_cast<F&&>(body));
-      destroy_ = [](void* object, std::size_t) { static_cast<F*>(object)->~F(); };
+      holders_->destroy = [](void* object, bool) { static_cast<F*>(object)->~F(); };
       call_ = [](void* object, A... arguments) -> R {
         return static_cast<R>((*static_cast<F*>(object))(static_cast<A&&>(arguments)...));
       };
@@ -13823,7 +13826,7 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
 // >> tinyscale/compute/stored_matrix.hpp
 // A matrix of weights as it is stored: rows of floats or of blocks, perhaps in the mapping of a
 // file, or packed to 8 or 4 bits for the integer kernels. It is only read: by products with
-// activations (stored_product.hpp) and row by row, as an embedding is.
+// activations (stored_product.hpp) and row by row, as an embedding is. store_matrix.hpp makes them.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -13836,6 +13839,12 @@ struct StoredMatrix {
   kernels::QuantizedMatrix packed;
   bool is_packed = false;
 
+  // How products and single rows read it, as kernels::multiply_stored and stored_row do. Whoever
+  // makes one sets them: a program that makes none does not compile those kernels.
+  void (*multiply)(const StoredMatrix& w, Activations how, std::int64_t m, const float* x,
+                   std::int64_t ldx, float* y, std::int64_t ldy) = nullptr;
+  void (*row)(const StoredMatrix& w, std::int64_t row, float* to) = nullptr;
+
   const char* kind() const {
     return !is_packed ? name_of(format) : packed.bits == 8 ? "int8" : "int4";
   }
@@ -13844,39 +13853,7 @@ struct StoredMatrix {
   }
 };
 
-// What store_matrix makes of f32 weights.
-struct StoreAs {
-  BlockFormat format = BlockFormat::f32;
-  int packed_bits = 0;      // 8 or 4: codes packed for the integer kernels, instead of `format`
-  std::int64_t group = 32;  // columns of packed codes that share a scale; 0: all columns
-};
-
 namespace kernels {
-
-// A matrix in memory that `owner` keeps: rows of blocks, one behind the other.
-inline StoredMatrix stored_view(std::int64_t rows, std::int64_t cols, BlockFormat format,
-                                const std::uint8_t* data, const Shared<MappedFile>& owner = {}) {
-  if (rows < 0 || cols < 0) {
-    detail::fail({"stored_view: ", rows, " x ", cols, "; sizes must be at least 0"});
-  }
-  StoredMatrix w;
-  w.rows = rows;
-  w.cols = cols;
-  w.format = format;
-  w.data = data;
-  w.row_bytes = block_row_bytes(format, cols);
-  w.owner = owner;
-  return w;
-}
-
-inline StoredMatrix stored_packed(const QuantizedMatrix& packed) {
-  StoredMatrix w;
-  w.rows = packed.rows;
-  w.cols = packed.cols;
-  w.packed = packed;
-  w.is_packed = true;
-  return w;
-}
 
 // One row as f32: what an embedding looks up.
 inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
@@ -13893,23 +13870,6 @@ inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
       to[i] = scale * static_cast<float>(w.packed.code(row, i));
     }
   }
-}
-
-// f32 weights [rows, cols], kept another way.
-inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const float* from,
-                                 const StoreAs& how = {}) {
-  if (how.packed_bits != 0) {
-    const std::int64_t group = how.group == 0 ? std::max<std::int64_t>(1, cols) : how.group;
-    return stored_packed(quantize(rows, cols, group, how.packed_bits, from));
-  }
-  const std::int64_t row = block_row_bytes(how.format, cols);
-  const Shared<MappedFile> owner(new MappedFile(static_cast<std::size_t>(rows * row)));
-  std::uint8_t* const to = owner->own_data();
-  parallel_for(
-      cols == 0 ? 0 : rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
-        quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
-      });
-  return stored_view(rows, cols, how.format, to, owner);
 }
 
 }  // namespace kernels
@@ -14348,6 +14308,69 @@ inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t
   } else {
     detail::stored_f32(p);
   }
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/store_matrix.hpp
+// Makes stored matrices: of bytes in memory, of packed codes, of f32 weights.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What store_matrix makes of f32 weights.
+struct StoreAs {
+  BlockFormat format = BlockFormat::f32;
+  int packed_bits = 0;      // 8 or 4: codes packed for the integer kernels, instead of `format`
+  std::int64_t group = 32;  // columns of packed codes that share a scale; 0: all columns
+};
+
+namespace kernels {
+
+// A matrix in memory that `owner` keeps: rows of blocks, one behind the other.
+inline StoredMatrix stored_view(std::int64_t rows, std::int64_t cols, BlockFormat format,
+                                const std::uint8_t* data, const Shared<MappedFile>& owner = {}) {
+  if (rows < 0 || cols < 0) {
+    detail::fail({"stored_view: ", rows, " x ", cols, "; sizes must be at least 0"});
+  }
+  StoredMatrix w;
+  w.rows = rows;
+  w.cols = cols;
+  w.format = format;
+  w.data = data;
+  w.row_bytes = block_row_bytes(format, cols);
+  w.owner = owner;
+  w.multiply = multiply_stored;
+  w.row = stored_row;
+  return w;
+}
+
+inline StoredMatrix stored_packed(const QuantizedMatrix& packed) {
+  StoredMatrix w;
+  w.rows = packed.rows;
+  w.cols = packed.cols;
+  w.packed = packed;
+  w.is_packed = true;
+  w.multiply = multiply_stored;
+  w.row = stored_row;
+  return w;
+}
+
+// f32 weights [rows, cols], kept another way.
+inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const float* from,
+                                 const StoreAs& how = {}) {
+  if (how.packed_bits != 0) {
+    const std::int64_t group = how.group == 0 ? std::max<std::int64_t>(1, cols) : how.group;
+    return stored_packed(quantize(rows, cols, group, how.packed_bits, from));
+  }
+  const std::int64_t row = block_row_bytes(how.format, cols);
+  const Shared<MappedFile> owner(new MappedFile(static_cast<std::size_t>(rows * row)));
+  std::uint8_t* const to = owner->own_data();
+  parallel_for(
+      cols == 0 ? 0 : rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
+        quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
+      });
+  return stored_view(rows, cols, how.format, to, owner);
 }
 
 }  // namespace kernels
@@ -22281,10 +22304,19 @@ inline void record_stored(const OpScope& scope, const char* name, const StoredMa
   scope.done(record);
 }
 
+// Of a matrix that nothing made there is no way to read it.
+inline void need_stored(const char* op, const StoredMatrix& w) {
+  if (w.multiply == nullptr || w.row == nullptr) {
+    fail({op, ": the stored matrix [", w.rows, ", ", w.cols,
+          "] cannot be read; store_matrix, stored_view and stored_packed make those that can"});
+  }
+}
+
 }  // namespace detail
 
 // x [.., K] times the transpose of stored w [N, K] gives [.., N]. Forward alone.
 inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations activations) {
+  detail::need_stored("matmul_stored", w);
   if (x.dims() < 1 || x.dim(-1) != w.cols) {
     detail::fail({"matmul_stored: x is ", x.shape(), ", w is [", w.rows, ", ", w.cols,
                   "]; the last dimension of x must be w's columns"});
@@ -22300,7 +22332,7 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
   shape.push_back(w.rows);
   Tensor y(shape);
   const std::int64_t m = w.cols > 0 ? x.count() / w.cols : 0;
-  kernels::multiply_stored(w, activations, m, x.data(), w.cols, y.data(), w.rows);
+  w.multiply(w, activations, m, x.data(), w.cols, y.data(), w.rows);
   const double elements = static_cast<double>(w.rows) * static_cast<double>(w.cols);
   detail::record_stored(scope, "matmul", w, elements, w.bytes(), x, y,
                         2 * static_cast<double>(m) * elements);
@@ -22310,6 +22342,7 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
 // Rows of a stored table [V, D] by number, as f32: ids of shape `ids_shape` give [ids_shape.., D].
 inline Tensor embedding_stored(const StoredMatrix& table, const std::vector<std::int32_t>& ids,
                                const Shape& ids_shape) {
+  detail::need_stored("embedding_stored", table);
   if (static_cast<std::int64_t>(ids.size()) != ids_shape.count()) {
     detail::fail({"embedding: table is [", table.rows, ", ", table.cols, "], ", ids.size(),
                   " ids for shape ", ids_shape, "; one id an element is right"});
@@ -22323,7 +22356,7 @@ inline Tensor embedding_stored(const StoredMatrix& table, const std::vector<std:
       detail::fail({"embedding: id ", ids[i], " at position ", i, " is outside the table's ",
                     table.rows, " rows"});
     }
-    kernels::stored_row(table, ids[i], y.data() + static_cast<std::int64_t>(i) * table.cols);
+    table.row(table, ids[i], y.data() + static_cast<std::int64_t>(i) * table.cols);
   }
   const double share =
       table.rows > 0 ? static_cast<double>(ids.size()) / static_cast<double>(table.rows) : 0;
@@ -61560,6 +61593,37 @@ inline kernels::AdamWStep adamw_step(const StepOptions& options, std::int64_t st
   return adamw;
 }
 
+// What the hooks must know of a step.
+inline Hooks step_hooks(const Hooks& hooks, const StepOptions& options, std::int64_t step) {
+  Hooks own = hooks;
+  own.dropout = options.dropout;
+  own.experts = options.experts;
+  own.dropout_seed = parameter_seed(options.seed, static_cast<std::uint64_t>(step));
+  return own;
+}
+
+inline double step_loss_scale(const AdamW& optimizer, const StepOptions& options) {
+  return scales_dynamically(options) ? optimizer.scaler.scale : first_loss_scale(options);
+}
+
+// The end of a step, its gradients all there: norm, clip, update. The result has loss and scale.
+inline void update_weights(AdamW& optimizer, const StepOptions& options, std::int64_t step,
+                           StepResult& result) {
+  for (const Tensor& tensor : optimizer.tensors()) {  // an expert that no token visited
+    grad_buffer(tensor.slot());
+  }
+  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors())) / result.loss_scale;
+  result.skipped = skips(result, options, step);
+  if (!result.skipped) {
+    optimizer.options.learning_rate = learning_rate_at(step, options);
+    optimizer.step(clip_scale(result.grad_norm, options.clip) / result.loss_scale);
+  }
+  if (scales_dynamically(options)) {
+    optimizer.scaler.update(!result.skipped);
+  }
+  optimizer.zero_grad();
+}
+
 }  // namespace detail
 
 // Learns from the batch in step `step`, counted from 0; throws when the loss is no longer a number.
@@ -61567,13 +61631,9 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
                              const StepOptions& options, std::int64_t step,
                              const Hooks& hooks = Hooks()) {
   detail::check_options("train_step", options);
-  Hooks own = hooks;
-  own.dropout = options.dropout;
-  own.experts = options.experts;
-  own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
-  const bool dynamic = detail::scales_dynamically(options);
+  Hooks own = detail::step_hooks(hooks, options, step);
   StepResult result;
-  result.loss_scale = dynamic ? optimizer.scaler.scale : detail::first_loss_scale(options);
+  result.loss_scale = detail::step_loss_scale(optimizer, options);
   own.balance_weight *= result.loss_scale;
   {
     const MatmulFormat format(options.format, &result.rounding);
@@ -61582,19 +61642,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
     detail::check_finite("train_step", "loss", result.loss, step, options);
     loss.backward(full(Shape{}, static_cast<float>(result.loss_scale)));
   }
-  for (const Tensor& tensor : optimizer.tensors()) {  // an expert that no token visited
-    detail::grad_buffer(tensor.slot());
-  }
-  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors())) / result.loss_scale;
-  result.skipped = detail::skips(result, options, step);
-  if (!result.skipped) {
-    optimizer.options.learning_rate = detail::learning_rate_at(step, options);
-    optimizer.step(clip_scale(result.grad_norm, options.clip) / result.loss_scale);
-  }
-  if (dynamic) {
-    optimizer.scaler.update(!result.skipped);
-  }
-  optimizer.zero_grad();
+  detail::update_weights(optimizer, options, step, result);
   return result;
 }
 
@@ -63855,21 +63903,29 @@ inline void check_layout_zero(const Layout& layout) {
   }
 }
 
-// Throws what is wrong with training a model by `layout` on `chips` chips, `batch` sequences of
-// `time` tokens a step.
-inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
-                         std::int64_t batch, std::int64_t time) {
+inline void check_layout_devices(const Layout& layout, std::int64_t chips) {
   check_layout_counts("train", layout);
   if (layout.devices() != chips) {
     fail({"train: layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
           chips, " chips; they must be equal"});
   }
-  check_layout_order(layout);
+}
+
+inline void check_layout_batch(const Layout& layout, std::int64_t batch) {
   if (batch % (layout.data * layout.microbatches) != 0) {
     fail({"train: a batch of ", batch, " sequences does not divide over data ", layout.data,
           layout.microbatches > 1 ? cat({" x microbatches ", layout.microbatches}) : "",
           "; right is a multiple of ", layout.data * layout.microbatches});
   }
+}
+
+// Throws what is wrong with training a model by `layout` on `chips` chips, `batch` sequences of
+// `time` tokens a step.
+inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
+                         std::int64_t batch, std::int64_t time) {
+  check_layout_devices(layout, chips);
+  check_layout_order(layout);
+  check_layout_batch(layout, batch);
   check_tensor_split(c, layout.tensor);
   check_layout_experts(layout, c);
   check_layout_zero(layout);
@@ -65122,6 +65178,79 @@ inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole,
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/parallel/accumulate.hpp
+// A step of one device in parts: gradients of several microbatches add up before the update, and
+// activations are computed again in the backward pass instead of kept.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Keeps of attention queries, keys and values alone (arXiv 2205.05198).
+inline void recompute_attention(Hooks& hooks, std::int64_t head_size) {
+  const auto attend = hooks.attention;
+  hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
+                                        const Tensor& v) {
+    const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
+      return attend ? attend(layer, in[0], in[1], in[2])
+                    : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
+                                in[1].dim(2) / head_size, Mask::causal);
+    };
+    return tinyscale::recompute(core, {q, k, v});
+  };
+}
+
+// The loss of a batch, of whose blocks only the inputs are kept.
+inline Tensor recomputed_loss(const Transformer& model, const Batch& batch, const Hooks& all) {
+  Hooks hooks = all;
+  ExpertCounts counts;
+  hooks.expert_counts = &counts;
+  Tensor x = model.embed(batch.ids, batch.sequences, batch.time, hooks);
+  for (int layer = 0; layer < model.config.layers; ++layer) {
+    const auto block = [&model, &all, &hooks, layer](const std::vector<Tensor>& in) {
+      return model.block(layer, in[0], context().recomputing == 0 ? hooks : all);
+    };
+    x = tinyscale::recompute(block, {x});
+  }
+  const Tensor loss = model.head_loss(x, batch.targets, hooks);
+  return counts.balance_loss > 0 ? loss + static_cast<float>(counts.balance_loss) : loss;
+}
+
+// Step `number` of a training on these tokens, in layout.microbatches parts of options.batch.
+inline StepResult accumulated_step(const Transformer& model, AdamW& optimizer, Batch& batch,
+                                   const std::vector<std::int32_t>& tokens, const Layout& layout,
+                                   const StepOptions& options, std::int64_t number) {
+  const std::int64_t sequences = options.batch / layout.microbatches;
+  Hooks hooks = step_hooks(Hooks(), options, number);
+  if (layout.recompute == Recompute::selective) {
+    recompute_attention(hooks, model.config.head_size);
+  }
+  StepResult result;
+  result.loss_scale = step_loss_scale(optimizer, options);
+  const double seed = result.loss_scale / static_cast<double>(layout.microbatches);
+  hooks.balance_weight = seed;
+  {
+    const MatmulFormat format(options.format, &result.rounding);
+    for (std::int64_t m = 0; m < layout.microbatches; ++m) {
+      hooks.first_sequence = m * sequences;
+      fill_batch(batch, tokens, sequences, model.config.context, options.seed, number,
+                 hooks.first_sequence);
+      const Tensor loss =
+          layout.recompute == Recompute::full
+              ? recomputed_loss(model, batch, hooks)
+              : model.loss(batch.ids, batch.targets, batch.sequences, batch.time, hooks);
+      result.loss += static_cast<double>(loss.item());
+      check_finite("train_step", "loss", result.loss, number, options);
+      loss.backward(full(Shape{}, static_cast<float>(seed)));
+    }
+  }
+  result.loss /= static_cast<double>(layout.microbatches);
+  update_weights(optimizer, options, number, result);
+  return result;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/parallel/layout_hooks.hpp
 // What a layout puts between the parts of the transformer on one device, and the names of the
 // pieces of a step.
@@ -65182,17 +65311,7 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
     };
   }
   if (layout.recompute == Recompute::selective) {
-    const auto attend = hooks.attention;
-    const std::int64_t head_size = config.head_size;
-    hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
-                                          const Tensor& v) {
-      const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
-        return attend ? attend(layer, in[0], in[1], in[2])
-                      : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
-                                  in[1].dim(2) / head_size, Mask::causal);
-      };
-      return tinyscale::recompute(core, {q, k, v});
-    };
+    recompute_attention(hooks, config.head_size);
   }
   return hooks;
 }
@@ -66652,243 +66771,6 @@ inline void check_memory(const Layout& layout, const ModelConfig& c, std::int64_
 
 }}  // namespace tinyscale
 
-// >> tinyscale/parallel/trainer.hpp
-// Who runs the steps of a training: one device by itself, or a mesh whose devices each hold their
-// part; and the whole model put together from the parts.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-struct TrainOptions : StepOptions {
-  Machine machine;  // empty: one device, this laptop
-  Layout layout;
-  LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
-  Faults faults;           // of the machine: slow and dead devices and links, in the simulated time
-  std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
-  std::string checkpoint;        // file of the whole training; empty: none
-  std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
-  bool resume = false;                // from that file, if it is there; its layout does not matter
-};
-
-namespace detail {
-
-// Numbers first to first + count of a device's part of a tensor, to their place in the whole.
-inline void put_part(const float* from, std::int64_t first, std::int64_t count, Split split,
-                     std::int64_t index, std::int64_t devices, Tensor& whole) {
-  float* const to = whole.data();
-  if (split != Split::columns) {
-    const std::int64_t rows = split == Split::rows ? whole.dim(0) : 0;
-    const std::int64_t width = whole.dim(0) > 0 ? whole.count() / whole.dim(0) : 0;
-    std::copy(from, from + count, to + shard_begin(rows, index, devices) * width + first);
-    return;
-  }
-  const std::int64_t width = whole.dim(1);
-  const std::int64_t begin = shard_begin(width, index, devices);
-  const std::int64_t part = shard_begin(width, index + 1, devices) - begin;
-  for (std::int64_t i = first; i < first + count; ++i) {
-    to[i / part * width + begin + i % part] = from[i - first];
-  }
-}
-
-// A model with numbers of its own.
-inline Transformer copy_of(const Transformer& model) {
-  Transformer copy = model;
-  for (Parameter& p : copy.parameters) {
-    p.value = parameter(p.value.detach());
-  }
-  return copy;
-}
-
-// The same with moments of its own, which one device would update in place.
-inline TrainState copy_of(const TrainState& state) {
-  TrainState copy = state;
-  for (List<Tensor>* const list : {&copy.moments, &copy.squares}) {
-    for (Tensor& tensor : *list) {
-      tensor = tensor.clone();
-    }
-  }
-  return copy;
-}
-
-class Trainer {
- public:
-  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options,
-          const TrainState& start = TrainState())
-      : model_(model),
-        options_(options),
-        tokens_(tokens),
-        axes_(layout_axes(options.layout)),
-        state_(start) {
-    const Layout& layout = options.layout;
-    if (!scales_dynamically(options)) {
-      state_.loss_scale = first_loss_scale(options);
-    } else if (start.loss_scale <= 0) {
-      state_.loss_scale = options.loss_scaler.scale;
-    }
-    if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
-        layout.recompute == Recompute::none) {
-      optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
-      if (!start.moments.empty()) {
-        optimizer_->resume(start.moments, start.squares, start.steps);
-      }
-      return;
-    }
-    const bool declared = options.machine.dims.size() > 0;
-    mesh_.reset(new Mesh(declared ? options.machine : machine("tpu-v5e", {1}), axes_.mesh));
-    mesh_->algorithm = layout.algorithm;
-    parts_.resize(static_cast<std::size_t>(layout.devices()));
-  }
-
-  StepResult step(std::int64_t number) {
-    if (!mesh_) {
-      fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
-      optimizer_->scaler = scaler();
-      const StepResult result = train_step(model_, *optimizer_, batch_, options_, number);
-      scale_after(result);
-      return result;
-    }
-    last_.reset();  // what it kept would count as this step's memory
-    const MeshRun run = mesh_->run([&](Device& device) {
-      Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
-      if (!mine) {
-        mine.reset(
-            new DeviceModel(model_, options_.layout, axes_, device, state_, options_.format));
-      }
-      context().memory = mine->meter;
-      mine->meter->reset_peak();
-      StepRunner runner(device, *mine, options_.layout, axes_, options_, tokens_);
-      const StepResult result = runner.run(number, state_.loss_scale, state_.steps);
-      Tensor told(Shape{6}, MemoryKind::buffer);
-      told.data()[0] = static_cast<float>(result.loss);
-      told.data()[1] = static_cast<float>(result.grad_norm);
-      told.data()[2] = result.skipped ? 1.0f : 0.0f;
-      told.data()[3] = static_cast<float>(result.rounding.numbers);
-      told.data()[4] = static_cast<float>(result.rounding.lost);
-      told.data()[5] = static_cast<float>(result.rounding.overflowed);
-      device.keep("result", told);
-    });
-    state_.moments.clear();  // the devices have them
-    state_.squares.clear();
-    whole_ = false;
-    last_.reset(new MeshRun(options_.faults.all.empty() ? run : run.with(options_.faults)));
-    const Tensor told = run.kept(0, "result");
-    StepResult result;
-    result.loss = static_cast<double>(told.data()[0]);
-    result.grad_norm = static_cast<double>(told.data()[1]);
-    result.skipped = told.data()[2] > 0;
-    result.loss_scale = state_.loss_scale;
-    for (int rank = 0; rank < mesh_->size(); ++rank) {
-      const std::vector<float> of = run.kept(rank, "result").values();
-      result.rounding.add({double(of[3]), double(of[4]), double(of[5])});
-    }
-    state_.steps += result.skipped ? 0 : 1;
-    scale_after(result);
-    return result;
-  }
-
-  // The model as a whole, from the parts where they are.
-  const Transformer& model() {
-    if (mesh_ && !whole_) {
-      gather_whole();
-      whole_ = true;
-    }
-    return model_;
-  }
-  // Peaks of the last step, by rank: on one device those of the program's meter since reset_peak().
-  List<DeviceMemory> peaks() const {
-    List<DeviceMemory> all;
-    for (const Shared<DeviceModel>& part : parts_) {
-      all.push_back(DeviceMemory::peak_of(*part->meter));
-    }
-    if (!mesh_) {
-      all.push_back(DeviceMemory::peak_of(*context().memory));
-    }
-    return all;
-  }
-  bool on_mesh() const { return mesh_ != nullptr; }
-  Mesh* mesh() const { return mesh_.get(); }
-  const Shared<const MeshRun>& last_run() const { return last_; }
-  const LayoutAxes& axes() const { return axes_; }
-  // What training has beside the weights, as a whole.
-  const TrainState& state() {
-    model();
-    if (optimizer_) {
-      state_.moments = optimizer_->moments();
-      state_.squares = optimizer_->squares();
-      state_.steps = optimizer_->steps();
-    }
-    return state_;
-  }
-
- private:
-  LossScaler scaler() const {
-    LossScaler now = options_.loss_scaler;
-    now.scale = state_.loss_scale;
-    now.good = state_.good_steps;
-    return now;
-  }
-  // The loss scale of the next step.
-  void scale_after(const StepResult& result) {
-    if (scales_dynamically(options_)) {
-      LossScaler next = scaler();
-      next.update(!result.skipped);
-      state_.loss_scale = next.scale;
-      state_.good_steps = next.good;
-    }
-  }
-  void gather_whole() {
-    const MeshRun run = mesh_->run(
-        [&](Device& device) { parts_[static_cast<std::size_t>(device.rank())]->keep(device); });
-    state_.moments.clear();
-    state_.squares.clear();
-    for (const Parameter& p : model_.parameters) {
-      state_.moments.push_back(Tensor(p.value.shape(), MemoryKind::optimizer));
-      state_.squares.push_back(Tensor(p.value.shape(), MemoryKind::optimizer));
-    }
-    const std::int64_t tensors = options_.layout.tensor;
-    for (int rank = 0; rank < mesh_->size(); ++rank) {
-      const MeshPoint at(axes_.mesh, rank);
-      const List<FlatUnit> units = plan_units(model_, options_.layout, axes_, at);
-      const std::int64_t tensor = at.index(axes_.tensor);
-      for (std::size_t u = 0; u < units.size(); ++u) {
-        const Tensor weights = run.kept(rank, cat({"weights ", u}));
-        const Tensor moments = run.kept(rank, cat({"moments ", u}));
-        const Tensor squares = run.kept(rank, cat({"squares ", u}));
-        const FlatUnit& unit = units[u];
-        const std::int64_t begin = unit.index * unit.shard, end = begin + unit.shard;
-        for (std::size_t i = 0; i < unit.places.size(); ++i) {
-          const std::size_t place = static_cast<std::size_t>(unit.places[i]);
-          Parameter& p = model_.parameters[place];
-          const std::int64_t first = std::max(begin, unit.begins[i]);
-          const std::int64_t count = std::min(end, unit.begins[i + 1]) - first;
-          if (count > 0) {
-            const std::int64_t from = first - begin, to = first - unit.begins[i];
-            put_part(weights.data() + from, to, count, p.split, tensor, tensors, p.value);
-            put_part(moments.data() + from, to, count, p.split, tensor, tensors,
-                     state_.moments[place]);
-            put_part(squares.data() + from, to, count, p.split, tensor, tensors,
-                     state_.squares[place]);
-          }
-        }
-      }
-    }
-  }
-
-  Transformer& model_;
-  const TrainOptions& options_;
-  const std::vector<std::int32_t> tokens_;
-  LayoutAxes axes_;
-  Batch batch_;
-  Shared<AdamW> optimizer_;
-  Shared<Mesh> mesh_;
-  List<Shared<DeviceModel>> parts_;  // by rank
-  TrainState state_;
-  bool whole_ = true;  // model_ and state_ are those of the last step
-  Shared<const MeshRun> last_;
-};
-
-}  // namespace detail
-}}  // namespace tinyscale
-
 // >> tinyscale/parallel/step_report.hpp
 // A step of training on a mesh: what was counted beside its plan, for every device: bytes and steps
 // of each collective along each axis, FLOPs, memory by kind, bubble; and where the simulated time
@@ -67436,6 +67318,390 @@ inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
   return out << detail::time_table(report) << report.use << detail::first_devices(report);
 }
 
+namespace detail {
+
+// Of a training's last step, by device or in all.
+inline void add_step_rows(const StepReport& step, const MeshRun& run, Table& to) {
+  double sent = 0, flops = 0, most = 0;
+  for (int rank = 0; rank < run.devices(); ++rank) {
+    sent += run.bytes_sent(rank);
+    flops += run.counters(rank).matmul_flops;
+    most = std::fmax(most, run.memory(rank).peak_total());
+  }
+  to.add({"matmul FLOPs of all devices", format_si(flops, "FLOP"), "counted"});
+  to.add({"sent by all devices", format_bytes(sent), "counted"});
+  to.add({"peak memory of a device", format_bytes(most), "counted"});
+  to.add({"time of a step", format_seconds(step.seconds), "simulated"});
+  for (const TimeShare& share : step.time) {
+    to.add({"  " + share.name, format_seconds(share.seconds), "simulated"});
+  }
+  to.add({"MFU of the machine (matmul weights + causal attention)",
+          printed('g', 3, 100 * step.mfu) + " %", "simulated"});
+  to.add({"HFU of the machine", printed('g', 3, 100 * step.hfu) + " %", "simulated"});
+}
+
+// How a training's report shows its last step: one of a single device compiles none of it.
+struct StepPrinter {
+  void (*add_rows)(const StepReport& step, const MeshRun& run, Table& to);
+  std::ostream& (*print)(std::ostream& out, const StepReport& step);
+};
+
+inline const StepPrinter* step_printer() {
+  static const StepPrinter printer = {add_step_rows, tinyscale::operator<< };
+  return &printer;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/mesh_training.hpp
+// The steps of a training on a mesh: every device's part of the model and what it does with it
+// (device_step.hpp). Trainer calls it through MeshTrainingCalls: a program that gives TrainOptions
+// no machine compiles neither this nor the mesh.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a training on a mesh is made of.
+struct MeshJob {
+  Transformer* model;  // weights are read at the start, and written by gather
+  const std::vector<std::int32_t>* tokens;
+  const StepOptions* options;
+  const Layout* layout;
+  const Machine* machine;
+  const Faults* faults;
+};
+
+// Numbers first to first + count of a device's part of a tensor, to their place in the whole.
+inline void put_part(const float* from, std::int64_t first, std::int64_t count, Split split,
+                     std::int64_t index, std::int64_t devices, Tensor& whole) {
+  float* const to = whole.data();
+  if (split != Split::columns) {
+    const std::int64_t rows = split == Split::rows ? whole.dim(0) : 0;
+    const std::int64_t width = whole.dim(0) > 0 ? whole.count() / whole.dim(0) : 0;
+    std::copy(from, from + count, to + shard_begin(rows, index, devices) * width + first);
+    return;
+  }
+  const std::int64_t width = whole.dim(1);
+  const std::int64_t begin = shard_begin(width, index, devices);
+  const std::int64_t part = shard_begin(width, index + 1, devices) - begin;
+  for (std::int64_t i = first; i < first + count; ++i) {
+    to[i / part * width + begin + i % part] = from[i - first];
+  }
+}
+
+class MeshTrainer {
+ public:
+  explicit MeshTrainer(const MeshJob& job)
+      : job_(job), axes_(layout_axes(*job.layout)), mesh_(*job.machine, axes_.mesh) {
+    mesh_.algorithm = job.layout->algorithm;
+    parts_.resize(static_cast<std::size_t>(job.layout->devices()));
+  }
+
+  // Moments and loss scale come from `state`, whose steps it counts on.
+  StepResult step(std::int64_t number, TrainState& state) {
+    last_.reset();  // what it kept would count as this step's memory
+    const MeshRun run = mesh_.run([&](Device& device) {
+      Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
+      if (!mine) {
+        mine.reset(
+            new DeviceModel(*job_.model, *job_.layout, axes_, device, state, job_.options->format));
+      }
+      context().memory = mine->meter;
+      mine->meter->reset_peak();
+      StepRunner runner(device, *mine, *job_.layout, axes_, *job_.options, *job_.tokens);
+      const StepResult result = runner.run(number, state.loss_scale, state.steps);
+      Tensor told(Shape{6}, MemoryKind::buffer);
+      told.data()[0] = static_cast<float>(result.loss);
+      told.data()[1] = static_cast<float>(result.grad_norm);
+      told.data()[2] = result.skipped ? 1.0f : 0.0f;
+      told.data()[3] = static_cast<float>(result.rounding.numbers);
+      told.data()[4] = static_cast<float>(result.rounding.lost);
+      told.data()[5] = static_cast<float>(result.rounding.overflowed);
+      device.keep("result", told);
+    });
+    state.moments.clear();  // the devices have them
+    state.squares.clear();
+    last_.reset(new MeshRun(job_.faults->all.empty() ? run : run.with(*job_.faults)));
+    const Tensor told = run.kept(0, "result");
+    StepResult result;
+    result.loss = static_cast<double>(told.data()[0]);
+    result.grad_norm = static_cast<double>(told.data()[1]);
+    result.skipped = told.data()[2] > 0;
+    result.loss_scale = state.loss_scale;
+    for (int rank = 0; rank < mesh_.size(); ++rank) {
+      const std::vector<float> of = run.kept(rank, "result").values();
+      result.rounding.add({double(of[3]), double(of[4]), double(of[5])});
+    }
+    state.steps += result.skipped ? 0 : 1;
+    return result;
+  }
+
+  // The model and `state` as a whole, from the parts where they are.
+  void gather(TrainState& state) {
+    Transformer& model = *job_.model;
+    const MeshRun run = mesh_.run(
+        [&](Device& device) { parts_[static_cast<std::size_t>(device.rank())]->keep(device); });
+    state.moments.clear();
+    state.squares.clear();
+    for (const Parameter& p : model.parameters) {
+      state.moments.push_back(Tensor(p.value.shape(), MemoryKind::optimizer));
+      state.squares.push_back(Tensor(p.value.shape(), MemoryKind::optimizer));
+    }
+    const std::int64_t tensors = job_.layout->tensor;
+    for (int rank = 0; rank < mesh_.size(); ++rank) {
+      const MeshPoint at(axes_.mesh, rank);
+      const List<FlatUnit> units = plan_units(model, *job_.layout, axes_, at);
+      const std::int64_t tensor = at.index(axes_.tensor);
+      for (std::size_t u = 0; u < units.size(); ++u) {
+        const Tensor weights = run.kept(rank, cat({"weights ", u}));
+        const Tensor moments = run.kept(rank, cat({"moments ", u}));
+        const Tensor squares = run.kept(rank, cat({"squares ", u}));
+        const FlatUnit& unit = units[u];
+        const std::int64_t begin = unit.index * unit.shard, end = begin + unit.shard;
+        for (std::size_t i = 0; i < unit.places.size(); ++i) {
+          const std::size_t place = static_cast<std::size_t>(unit.places[i]);
+          Parameter& p = model.parameters[place];
+          const std::int64_t first = std::max(begin, unit.begins[i]);
+          const std::int64_t count = std::min(end, unit.begins[i + 1]) - first;
+          if (count > 0) {
+            const std::int64_t from = first - begin, to = first - unit.begins[i];
+            put_part(weights.data() + from, to, count, p.split, tensor, tensors, p.value);
+            put_part(moments.data() + from, to, count, p.split, tensor, tensors,
+                     state.moments[place]);
+            put_part(squares.data() + from, to, count, p.split, tensor, tensors,
+                     state.squares[place]);
+          }
+        }
+      }
+    }
+  }
+
+  // Of the last step, by rank.
+  List<DeviceMemory> peaks() const {
+    List<DeviceMemory> all;
+    for (const Shared<DeviceModel>& part : parts_) {
+      all.push_back(DeviceMemory::peak_of(*part->meter));
+    }
+    return all;
+  }
+  const Shared<const MeshRun>& last_run() const { return last_; }
+  StepReport report() const {
+    return report_step(*last_, *job_.model, *job_.layout, *job_.options);
+  }
+  Mesh& mesh() { return mesh_; }
+
+ private:
+  MeshJob job_;
+  LayoutAxes axes_;
+  Mesh mesh_;
+  List<Shared<DeviceModel>> parts_;  // by rank
+  Shared<const MeshRun> last_;
+};
+
+// What training on a machine needs beside what one device does.
+struct MeshTrainingCalls {
+  void (*check_layout)(const Layout& layout, const ModelConfig& c, std::int64_t chips,
+                       std::int64_t batch, std::int64_t time);
+  void (*check_memory)(const Layout& layout, const ModelConfig& c, std::int64_t batch,
+                       const Machine& machine, const List<DeviceMemory>& needs);
+  Shared<MeshTrainer> (*start)(const MeshJob& job);
+  StepResult (*step)(MeshTrainer& trainer, std::int64_t number, TrainState& state);
+  void (*gather)(MeshTrainer& trainer, TrainState& state);
+  List<DeviceMemory> (*peaks)(const MeshTrainer& trainer);
+  StepReport (*report)(const MeshTrainer& trainer);
+  const StepPrinter* printer;
+};
+
+inline Shared<MeshTrainer> start_mesh_trainer(const MeshJob& job) {
+  return Shared<MeshTrainer>(new MeshTrainer(job));
+}
+inline StepResult mesh_trainer_step(MeshTrainer& trainer, std::int64_t number, TrainState& state) {
+  return trainer.step(number, state);
+}
+inline void mesh_trainer_gather(MeshTrainer& trainer, TrainState& state) { trainer.gather(state); }
+inline List<DeviceMemory> mesh_trainer_peaks(const MeshTrainer& trainer) { return trainer.peaks(); }
+inline StepReport mesh_trainer_report(const MeshTrainer& trainer) { return trainer.report(); }
+
+inline const MeshTrainingCalls* mesh_training_calls() {
+  static const MeshTrainingCalls calls = {
+      check_layout,        check_memory,       start_mesh_trainer,  mesh_trainer_step,
+      mesh_trainer_gather, mesh_trainer_peaks, mesh_trainer_report, step_printer()};
+  return &calls;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/trainer.hpp
+// Who runs the steps of a training: one device by itself, or a mesh whose devices each hold their
+// part; and the whole model put together from the parts.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The machine to train on, any Machine. Giving one is what makes a program compile the mesh.
+struct TrainMachine : Machine {
+  TrainMachine() = default;
+  TrainMachine(const Machine& machine) : Machine(machine), calls(detail::mesh_training_calls()) {}
+
+  const detail::MeshTrainingCalls* calls = nullptr;
+};
+
+namespace detail {
+struct TrainFileCalls;
+}
+
+// The path of a training's file. Giving one is what makes a program compile what reads and writes
+// it (train_checkpoint.hpp).
+struct TrainFile : std::string {
+  TrainFile() = default;
+  TrainFile(const char* path) : TrainFile(std::string(path)) {}
+  TrainFile(const std::string& path);
+
+  const detail::TrainFileCalls* calls = nullptr;
+};
+
+struct TrainOptions : StepOptions {
+  TrainMachine machine;  // empty: one device, this laptop
+  Layout layout;
+  LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
+  Faults faults;           // of the machine: slow and dead devices and links, in the simulated time
+  std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
+  TrainFile checkpoint;          // file of the whole training; empty: none
+  std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
+  bool resume = false;                // from that file, if it is there; its layout does not matter
+
+  // Whether a mesh does the steps: of several devices, or of one chip that is declared.
+  bool on_mesh() const {
+    return machine.calls != nullptr && machine.dims.size() > 0 &&
+           (layout.devices() > 1 || in_parts() || !layout.schedule.empty());
+  }
+  // Whether one device keeps less than a whole batch's activations.
+  bool in_parts() const { return layout.microbatches > 1 || layout.recompute != Recompute::none; }
+};
+
+namespace detail {
+
+// A model with numbers of its own.
+inline Transformer copy_of(const Transformer& model) {
+  Transformer copy = model;
+  for (Parameter& p : copy.parameters) {
+    p.value = parameter(p.value.detach());
+  }
+  return copy;
+}
+
+// The same with moments of its own, which one device would update in place.
+inline TrainState copy_of(const TrainState& state) {
+  TrainState copy = state;
+  for (List<Tensor>* const list : {&copy.moments, &copy.squares}) {
+    for (Tensor& tensor : *list) {
+      tensor = tensor.clone();
+    }
+  }
+  return copy;
+}
+
+class Trainer {
+ public:
+  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options,
+          const TrainState& start = TrainState())
+      : model_(model), options_(options), tokens_(tokens), state_(start) {
+    if (!scales_dynamically(options)) {
+      state_.loss_scale = first_loss_scale(options);
+    } else if (start.loss_scale <= 0) {
+      state_.loss_scale = options.loss_scaler.scale;
+    }
+    if (options.on_mesh()) {
+      mesh_ = options.machine.calls->start(
+          {&model_, &tokens_, &options_, &options_.layout, &options_.machine, &options_.faults});
+      return;
+    }
+    optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
+    if (!start.moments.empty()) {
+      optimizer_->resume(start.moments, start.squares, start.steps);
+    }
+  }
+
+  StepResult step(std::int64_t number) {
+    StepResult result;
+    if (mesh_) {
+      result = options_.machine.calls->step(*mesh_, number, state_);
+      whole_ = false;
+    } else {
+      optimizer_->scaler = scaler();
+      result = step_alone(number);
+    }
+    scale_after(result);
+    return result;
+  }
+
+  // The model as a whole, from the parts where they are.
+  const Transformer& model() {
+    if (!whole_) {
+      options_.machine.calls->gather(*mesh_, state_);
+      whole_ = true;
+    }
+    return model_;
+  }
+  // Peaks of the last step, by rank: on one device those of the program's meter since reset_peak().
+  List<DeviceMemory> peaks() const {
+    if (mesh_) {
+      return options_.machine.calls->peaks(*mesh_);
+    }
+    List<DeviceMemory> alone;
+    alone.push_back(DeviceMemory::peak_of(*context().memory));
+    return alone;
+  }
+  bool on_mesh() const { return mesh_ != nullptr; }
+  MeshTrainer& on() const { return *mesh_; }  // the mesh, where there is one
+  // What training has beside the weights, as a whole.
+  const TrainState& state() {
+    model();
+    if (optimizer_) {
+      state_.moments = optimizer_->moments();
+      state_.squares = optimizer_->squares();
+      state_.steps = optimizer_->steps();
+    }
+    return state_;
+  }
+
+ private:
+  StepResult step_alone(std::int64_t number) {
+    if (options_.in_parts()) {
+      return accumulated_step(model_, *optimizer_, batch_, tokens_, options_.layout, options_,
+                              number);
+    }
+    fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
+    return train_step(model_, *optimizer_, batch_, options_, number);
+  }
+  LossScaler scaler() const {
+    LossScaler now = options_.loss_scaler;
+    now.scale = state_.loss_scale;
+    now.good = state_.good_steps;
+    return now;
+  }
+  // The loss scale of the next step.
+  void scale_after(const StepResult& result) {
+    if (scales_dynamically(options_)) {
+      LossScaler next = scaler();
+      next.update(!result.skipped);
+      state_.loss_scale = next.scale;
+      state_.good_steps = next.good;
+    }
+  }
+
+  Transformer& model_;
+  const TrainOptions& options_;
+  const std::vector<std::int32_t> tokens_;
+  Batch batch_;
+  Shared<AdamW> optimizer_;
+  Shared<MeshTrainer> mesh_;
+  TrainState state_;
+  bool whole_ = true;  // model_ and state_ are those of the last step
+};
+
+}  // namespace detail
 }}  // namespace tinyscale
 
 // >> tinyscale/parallel/train_report.hpp
@@ -67470,6 +67736,7 @@ struct TrainReport {
   std::vector<double> one_device;   // losses of the first steps here on one device
   StepReport step;                  // the last one, counted beside its formulas
   Shared<const MeshRun> last_step;  // its run
+  const detail::StepPrinter* step_printer = nullptr;  // train() sets it with them
 
   double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
   double final_validation() const {
@@ -67504,8 +67771,8 @@ struct TrainReport {
     t.add({detail::cat({"MFU of this laptop (6 N + attention over ", name_of(format),
                         " peak, wall clock)"}),
            format_percent(mfu), "measured"});
-    if (last_step) {
-      add_step(t);
+    if (last_step && step_printer != nullptr) {
+      step_printer->add_rows(step, *last_step, t);
     }
     return t;
   }
@@ -67532,27 +67799,6 @@ struct TrainReport {
   }
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
-
- private:
-  // Of the last step, by device or in all.
-  void add_step(Table& t) const {
-    double sent = 0, flops = 0, most = 0;
-    for (int rank = 0; rank < last_step->devices(); ++rank) {
-      sent += last_step->bytes_sent(rank);
-      flops += last_step->counters(rank).matmul_flops;
-      most = std::fmax(most, last_step->memory(rank).peak_total());
-    }
-    t.add({"matmul FLOPs of all devices", format_si(flops, "FLOP"), "counted"});
-    t.add({"sent by all devices", format_bytes(sent), "counted"});
-    t.add({"peak memory of a device", format_bytes(most), "counted"});
-    t.add({"time of a step", format_seconds(step.seconds), "simulated"});
-    for (const TimeShare& share : step.time) {
-      t.add({"  " + share.name, format_seconds(share.seconds), "simulated"});
-    }
-    t.add({"MFU of the machine (matmul weights + causal attention)",
-           detail::printed('g', 3, 100 * step.mfu) + " %", "simulated"});
-    t.add({"HFU of the machine", detail::printed('g', 3, 100 * step.hfu) + " %", "simulated"});
-  }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
@@ -67563,8 +67809,8 @@ inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
   if (!report.one_device.empty()) {
     out << report.loss_table();
   }
-  if (report.last_step) {
-    out << report.step;
+  if (report.last_step && report.step_printer != nullptr) {
+    report.step_printer->print(out, report.step);
   }
   return out;
 }
@@ -67702,7 +67948,8 @@ inline Tensor checkpoint_tensor(const Safetensors& file, const std::string& name
           " of F32 is right"});
   }
   ++used[name];
-  const Tensor value = file.read(*entry);
+  Tensor value(shape);
+  std::memcpy(value.data(), file.stored(*entry).data, static_cast<std::size_t>(value.count()) * 4);
   if (!is_finite(kernels::sum_of_squares(value.count(), value.data()))) {
     fail({who, "the tensor \"", name, "\" holds what is no finite number"});
   }
@@ -67723,18 +67970,9 @@ inline std::string text_mark(const Text& text) {
 class TrainCheckpoint {
  public:
   TrainCheckpoint(const Text& text, const TrainOptions& options) : options_(options) {
-    const bool none = options.checkpoint.empty();
-    if (options.checkpoint_every < 0 ||
-        (none && (options.checkpoint_every > 0 || options.resume))) {
-      fail({"train: checkpoint is \"", options.checkpoint, "\", checkpoint_every ",
-            options.checkpoint_every, ", resume ", options.resume ? "true" : "false",
-            "; a path, and steps of at least 0, are right"});
-    }
-    if (!none) {
-      data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
-      data_.push_back({"text", text_mark(text)});
-      const SaveFile probe("train", options.checkpoint);  // now, not after the first hour
-    }
+    data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
+    data_.push_back({"text", text_mark(text)});
+    const SaveFile probe("train", path());  // now, not after the first hour
   }
 
   // Where the training stood, its weights put in the model and its losses in the report; the start,
@@ -67744,8 +67982,8 @@ class TrainCheckpoint {
     if (!options_.resume || !exists()) {
       return state;
     }
-    const Safetensors file = read_safetensors(options_.checkpoint);
-    const std::string who = cat({"train: \"", options_.checkpoint, "\": "});
+    const Safetensors file = read_safetensors(path());
+    const std::string who = cat({"train: \"", path(), "\": "});
     const std::string* const config = file.find_metadata("tinyscale.config");
     const std::string* const training = file.find_metadata("tinyscale.training");
     if (config == nullptr || training == nullptr) {
@@ -67775,12 +68013,6 @@ class TrainCheckpoint {
     return state;
   }
 
-  bool due(std::int64_t steps) const {
-    const std::int64_t every = options_.checkpoint_every;
-    return !options_.checkpoint.empty() &&
-           (steps == options_.steps || (every > 0 && steps % every == 0));
-  }
-
   // Throws before the old file is touched when a number is not finite.
   void save(Trainer& trainer, const TrainReport& report) const {
     const Transformer& model = trainer.model();
@@ -67797,7 +68029,7 @@ class TrainCheckpoint {
     }
     const auto steps = static_cast<std::int64_t>(report.losses.size());
     check_finite("train", "norm of the weights and moments", std::sqrt(total), steps - 1, options_);
-    write_safetensors(options_.checkpoint, tensors,
+    write_safetensors(path(), tensors,
                       {{"format", "pt"},
                        {"tinyscale.config", config_json(model.config)},
                        {"tinyscale.tokenizer", tokenizer_json(model.tokenizer)},
@@ -67806,7 +68038,7 @@ class TrainCheckpoint {
 
  private:
   bool exists() const {
-    const File file(std::fopen(options_.checkpoint.c_str(), "rb"));
+    const File file(std::fopen(path().c_str(), "rb"));
     return file.get() != nullptr || errno != ENOENT;
   }
 
@@ -67840,11 +68072,41 @@ class TrainCheckpoint {
     }
   }
 
+  const std::string& path() const { return options_.checkpoint; }
+
   const TrainOptions& options_;
   List<SafetensorsNote> data_;  // what the batches depend on
 };
 
+// How train() reaches it.
+struct TrainFileCalls {
+  Shared<TrainCheckpoint> (*open)(const Text& text, const TrainOptions& options);
+  TrainState (*resume)(const TrainCheckpoint& file, Transformer& model, TrainReport& report);
+  void (*save)(const TrainCheckpoint& file, Trainer& trainer, const TrainReport& report);
+};
+
+inline Shared<TrainCheckpoint> open_train_file(const Text& text, const TrainOptions& options) {
+  return Shared<TrainCheckpoint>(new TrainCheckpoint(text, options));
+}
+inline TrainState resume_train_file(const TrainCheckpoint& file, Transformer& model,
+                                    TrainReport& report) {
+  return file.resume(model, report);
+}
+inline void save_train_file(const TrainCheckpoint& file, Trainer& trainer,
+                            const TrainReport& report) {
+  file.save(trainer, report);
+}
+
+inline const TrainFileCalls* train_file_calls() {
+  static const TrainFileCalls calls = {open_train_file, resume_train_file, save_train_file};
+  return &calls;
+}
+
 }  // namespace detail
+
+inline TrainFile::TrainFile(const std::string& path)
+    : std::string(path), calls(detail::train_file_calls()) {}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/parallel/train.hpp
@@ -67883,7 +68145,7 @@ inline void print_progress(const TrainOptions& options, std::int64_t step, doubl
 
 inline void print_resumed(const TrainOptions& options, const TrainReport& report) {
   if (options.out != nullptr && report.resumed > 0) {
-    *options.out << cat({"resumed \"", options.checkpoint, "\" after step ", report.resumed,
+    *options.out << cat({"resumed \"", options.checkpoint.c_str(), "\" after step ", report.resumed,
                          report.resumed < options.steps ? "" : ": no step is left"})
                  << std::endl;
   }
@@ -67929,6 +68191,44 @@ inline void check_groups(const TrainOptions& options) {
   }
 }
 
+inline void check_train_file(const TrainOptions& options) {
+  const TrainFile& file = options.checkpoint;
+  const bool none = file.empty();
+  if (options.checkpoint_every < 0 || (none && (options.checkpoint_every > 0 || options.resume))) {
+    fail({"train: checkpoint is \"", file.c_str(), "\", checkpoint_every ",
+          options.checkpoint_every, ", resume ", options.resume ? "true" : "false",
+          "; a path, and steps of at least 0, are right"});
+  }
+  if (!none && file.calls == nullptr) {
+    fail({"train: checkpoint is \"", file.c_str(),
+          "\", put together in its place; assign the whole path"});
+  }
+}
+
+inline bool save_is_due(const TrainOptions& options, std::int64_t steps) {
+  const std::int64_t every = options.checkpoint_every;
+  return !options.checkpoint.empty() &&
+         (steps == options.steps || (every > 0 && steps % every == 0));
+}
+
+// Of a layout where no machine is given.
+inline void check_one_device(const TrainOptions& options) {
+  const Layout& layout = options.layout;
+  if (options.machine.dims.size() > 0) {
+    fail({"train: options.machine \"", options.machine.name,
+          "\" is put together in its place; assign the whole machine"});
+  }
+  check_layout_devices(layout, 1);
+  check_layout_order(layout);
+  check_layout_batch(layout, options.batch);
+  check_layout_zero(layout);
+  if (!layout.schedule.empty()) {
+    fail({"train: the schedule ", layout.schedule.name,
+          " is of a machine, and none is given; options.machine = ts::machine(\"tpu-v5e\", {1}) "
+          "is right for one device"});
+  }
+}
+
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
@@ -67937,8 +68237,12 @@ inline void check_training(const Transformer& model, const Text& text,
           " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
           "; raise config.vocabulary"});
   }
-  check_layout(options.layout, model.config, options.machine.dims.count(), options.batch,
-               model.config.context);
+  if (options.machine.calls != nullptr && options.machine.dims.size() > 0) {
+    options.machine.calls->check_layout(options.layout, model.config, options.machine.chips(),
+                                        options.batch, model.config.context);
+  } else {
+    check_one_device(options);
+  }
   check_groups(options);
   check_length("train", text.train(), model.config.context);
 }
@@ -67947,7 +68251,8 @@ inline void check_training(const Transformer& model, const Text& text,
 // held before, the model left out.
 inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& options,
                               const MemoryMeter& meter, double level) {
-  const TrainingMemory formula = training_memory(config, options.batch, config.context);
+  const TrainingMemory formula =
+      training_memory(config, options.batch / options.layout.microbatches, config.context);
   Comparison rows;
   rows.title = "peak memory of training";
   rows.add("parameters + gradients + optimizer + activations", "B", formula.total(),
@@ -67962,7 +68267,7 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
                                              std::int64_t first) {
   const Layout& layout = options.layout;
   TrainOptions one = options;
-  one.machine = Machine();
+  one.machine = TrainMachine();
   one.layout = Layout();
   one.layout.microbatches = layout.microbatches;
   one.experts.groups = std::max(options.experts.groups, layout.batch_devices());
@@ -68004,8 +68309,13 @@ inline TrainReport train(Transformer& model, const Text& text,
   const double peak = laptop().peak(options.format);
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
-  const detail::TrainCheckpoint checkpoint(text, options);
-  detail::TrainState before = checkpoint.resume(model, report);
+  detail::check_train_file(options);
+  const detail::TrainFileCalls* const file = options.checkpoint.calls;
+  const bool keeps = !options.checkpoint.empty();
+  const Shared<detail::TrainCheckpoint> checkpoint =
+      keeps ? file->open(text, options) : Shared<detail::TrainCheckpoint>();
+  detail::TrainState before =
+      keeps ? file->resume(*checkpoint, model, report) : detail::TrainState();
   detail::print_resumed(options, report);
   if (report.devices > 1) {
     report.one_device =
@@ -68026,9 +68336,13 @@ inline TrainReport train(Transformer& model, const Text& text,
     if (step == report.resumed) {
       List<DeviceMemory> needs = trainer.peaks();
       needs[0].total -= trainer.on_mesh() ? 0 : level;
-      check_memory(options.layout, model.config, options.batch, options.machine, needs);
+      if (options.machine.calls != nullptr) {
+        options.machine.calls->check_memory(options.layout, model.config, options.batch,
+                                            options.machine, needs);
+      }
     }
-    if (step == report.resumed && !trainer.on_mesh()) {
+    const bool formula = !trainer.on_mesh() && options.layout.recompute == Recompute::none;
+    if (step == report.resumed && formula) {
       report.memory = detail::memory_rows(model.config, options, *meter, level);
     }
     const bool last = step + 1 == options.steps;
@@ -68039,16 +68353,17 @@ inline TrainReport train(Transformer& model, const Text& text,
     if (can_validate && (last || due)) {
       detail::validate(trainer, text, options, step + 1, report);
     }
-    if (checkpoint.due(step + 1)) {
-      checkpoint.save(trainer, report);
+    if (detail::save_is_due(options, step + 1)) {
+      file->save(*checkpoint, trainer, report);
     }
   }
   trainer.model();
   detail::check_weights(model, options);
-  report.last_step = trainer.last_run();
   report.loss_scale = trainer.state().loss_scale;
-  if (report.last_step) {
-    report.step = report_step(*report.last_step, model, options.layout, options);
+  if (trainer.on_mesh() && trainer.on().last_run()) {
+    report.last_step = trainer.on().last_run();
+    report.step = options.machine.calls->report(trainer.on());
+    report.step_printer = options.machine.calls->printer;
   }
   return report;
 }

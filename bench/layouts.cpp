@@ -250,9 +250,9 @@ Costs measure(const Row& row, const ts::Text& text, const Options& options) {
   // The first round is not counted: a step asks the system for nothing when it is not the first.
   for (int round = 0; round <= options.rounds; ++round) {
     const OpTimes by_one = op_times(one_step);
-    trainer.mesh()->runnable = 1;
+    trainer.on().mesh().runnable = 1;
     const OpTimes by_all = op_times(mesh_step);
-    trainer.mesh()->runnable = 0;
+    trainer.on().mesh().runnable = 0;
     const double start = used();
     mesh_step();
     const double end = used();
@@ -275,9 +275,9 @@ Costs measure(const Row& row, const ts::Text& text, const Options& options) {
   costs.shapes = bench::median(shapes);
   costs.outside = bench::median(outside);
   costs.at_once = bench::median(at_once);
-  const ts::MeshRun& run = *trainer.last_run();
+  const ts::MeshRun& run = *trainer.on().last_run();
   costs.copies = delivered(run) * seconds_of_byte() / costs.one;
-  costs.threads = median_of(7, [&] { trainer.mesh()->run([](ts::Device&) {}); }) / costs.one;
+  costs.threads = median_of(7, [&] { trainer.on().mesh().run([](ts::Device&) {}); }) / costs.one;
   costs.replay = median_of(3, [&] { run.with(ts::Faults()); }) / costs.one;
   const std::int64_t last = row.layout.devices() - 1;
   costs.plan = median_of(7,

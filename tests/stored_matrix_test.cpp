@@ -376,6 +376,15 @@ TEST_CASE("stored weights: what is refused") {
   const ts::StoredMatrix w = kernel::store_matrix(2, 32, numbers.data(), {BlockFormat::q8_0});
   CHECK(error_of([&] { kernel::stored_row(w, 2, y.data()); }) ==
         "stored_row: row 2 of a matrix of 2 rows");
+  ts::StoredMatrix unmade;
+  unmade.cols = 32;
+  const ts::Tensor x = ts::zeros({1, 32});
+  const std::string way =
+      " stored matrix [0, 32] cannot be read; store_matrix, stored_view and "
+      "stored_packed make those that can";
+  CHECK(error_of([&] { ts::matmul_stored(x, unmade, Activations::f32); }) ==
+        "matmul_stored: the" + way);
+  CHECK(error_of([&] { ts::embedding_stored(unmade, {0}, {1}); }) == "embedding_stored: the" + way);
   CHECK(error_of([&] { kernel::stored_view(-1, 32, BlockFormat::f32, nullptr); }) ==
         "stored_view: -1 x 32; sizes must be at least 0");
   CHECK(error_of([&] { kernel::store_matrix(2, 31, numbers.data(), {BlockFormat::q8_0}); }) ==

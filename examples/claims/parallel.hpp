@@ -37,7 +37,7 @@ inline LayoutStep layout_step(const Layout& layout) {
   options.layout = layout;
   Trainer trainer(many, text.train(), options);
   trainer.step(0);
-  LayoutStep out{trainer.last_run(),        0,       c.parameters(),
+  LayoutStep out{trainer.on().last_run(),        0,       c.parameters(),
                  options.batch * c.context, c.width, c.layers};
   trainer.model();
   for (std::size_t i = 0; i < one.parameters.size(); ++i) {

@@ -6,7 +6,7 @@
 #include <cstddef>     // nullptr_t
 #include <functional>  // function
 #include <new>         // placement
-#include <utility>     // declval, swap
+#include <utility>     // declval
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/shared.hpp"
@@ -18,28 +18,20 @@ class Function;
 
 namespace detail {
 
-// What needs no signature: the callable, how many hold it, and how it ends.
+// What needs no signature: the callable, and how many hold it.
 class FunctionHead : public SharedHead {
  public:
   FunctionHead() = default;
   FunctionHead(const FunctionHead& other) = default;
   FunctionHead& operator=(FunctionHead other) noexcept {
     swap(other);
-    std::swap(destroy_, other.destroy_);
     return *this;
-  }
-  ~FunctionHead() {
-    if (holders_ != nullptr) {
-      let_go(destroy_);
-    }
   }
 
  protected:
   [[noreturn, gnu::cold, gnu::noinline]] static void fail_empty() {
     fail({"Function: there is nothing to call; give it a lambda or the name of a function"});
   }
-  // Nothing to destroy while the callable is not there yet.
-  Destroy destroy_ = [](void*, std::size_t) {};
 };
 
 // Whether a callable given to a Function is an empty one.
@@ -73,7 +65,7 @@ class Function<R(A...)> : public detail::FunctionHead {
     if (!detail::is_empty_callable(body)) {
       make_block(sizeof(F));
       new (object_) F(static_cast<F&&>(body));
-      destroy_ = [](void* object, std::size_t) { static_cast<F*>(object)->~F(); };
+      holders_->destroy = [](void* object, bool) { static_cast<F*>(object)->~F(); };
       call_ = [](void* object, A... arguments) -> R {
         return static_cast<R>((*static_cast<F*>(object))(static_cast<A&&>(arguments)...));
       };

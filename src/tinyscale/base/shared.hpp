@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>  // nullptr_t
+#include <cstdint>  // uint32_t
 #include <new>      // placement
 
 #include "tinyscale/base/pool.hpp"
@@ -11,20 +12,28 @@
 namespace tinyscale {
 namespace detail {
 
-// How many hold an object; `block` is the size of the memory that holds both, 0 when the object
-// was made by new.
+// How many hold an object, and how it ends; `block` is the size of the memory that holds both, in
+// units of 16 bytes, 0 when the object was made by new.
 struct Holders {
+  using Destroy = void (*)(void* object, bool made_by_new);
+
   std::atomic<int> count{1};
-  std::size_t block = 0;
+  std::uint32_t block = 0;
+  Destroy destroy = nullptr;  // nothing to destroy while the object is not there yet
 };
 
-// What needs no type: the object, and how many hold it.
+// What needs no type, which is all but the making: who holds a Shared need not know the object's.
 class SharedHead {
  public:
   SharedHead() = default;
   SharedHead(const SharedHead& other) : object_(other.object_), holders_(other.holders_) {
     if (holders_ != nullptr) {
       holders_->count.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  ~SharedHead() {
+    if (holders_ != nullptr) {
+      let_go();
     }
   }
   explicit operator bool() const { return object_ != nullptr; }
@@ -37,20 +46,27 @@ class SharedHead {
  protected:
   // Gives up holding; the last holder deletes the object. Who holds it alone need not count down.
   // Out of line, as all that is below: every function that has a Shared would hold a copy.
-  using Destroy = void (*)(void* object, std::size_t block);
-  [[gnu::noinline]] void let_go(Destroy destroy) {
+  [[gnu::noinline]] void let_go() {
     if (use_count() == 1 || holders_->count.fetch_sub(1) == 1) {
-      const std::size_t block = holders_->block;
-      destroy(object_, block);
+      const std::size_t block = std::size_t{16} * holders_->block;
+      if (holders_->destroy != nullptr) {
+        holders_->destroy(object_, block == 0);
+      }
       pool_give(holders_, 1, block == 0 ? sizeof(Holders) : block);
     }
+  }
+  void hold(void* object, Holders::Destroy destroy) {
+    holders_ = new (pool_take(1, sizeof(Holders))) Holders;
+    holders_->destroy = destroy;
+    object_ = object;
   }
   // Memory for the count and `bytes` more, which begin where object_ points: 16 bytes on.
   [[gnu::noinline]] void make_block(std::size_t bytes) {
     static_assert(sizeof(Holders) <= 16, "the object begins 16 bytes on");
-    void* const memory = pool_take(1, bytes + 16);
+    const std::size_t units = (bytes + 15) / 16 + 1;
+    void* const memory = pool_take(1, 16 * units);
     holders_ = new (memory) Holders;
-    holders_->block = bytes + 16;
+    holders_->block = static_cast<std::uint32_t>(units);
     object_ = static_cast<char*>(memory) + 16;
   }
   void swap(SharedHead& other) noexcept {
@@ -72,17 +88,9 @@ template <class T>
 class Shared : public detail::SharedHead {
  public:
   Shared() = default;
-  explicit Shared(T* object) {
-    holders_ = new (detail::pool_take(1, sizeof(detail::Holders))) detail::Holders;
-    object_ = const_cast<void*>(static_cast<const void*>(object));
-  }
+  explicit Shared(T* object) { hold(const_cast<void*>(static_cast<const void*>(object)), destroy); }
   Shared(const Shared&) = default;
   Shared(Shared&& other) noexcept { swap(other); }
-  ~Shared() {
-    if (holders_ != nullptr) {
-      let_go(destroy);
-    }
-  }
   Shared& operator=(Shared other) noexcept {
     swap(other);
     return *this;
@@ -94,6 +102,7 @@ class Shared : public detail::SharedHead {
     Shared made;
     made.make_block(sizeof(T) + more);
     new (made.object_) T;
+    made.holders_->destroy = destroy;
     return made;
   }
 
@@ -104,11 +113,11 @@ class Shared : public detail::SharedHead {
   void reset(T* object) { *this = Shared(object); }
 
  private:
-  static void destroy(void* object, std::size_t block) {
-    if (block > 0) {
-      static_cast<T*>(object)->~T();
-    } else {
+  static void destroy(void* object, bool made_by_new) {
+    if (made_by_new) {
       delete static_cast<T*>(object);
+    } else {
+      static_cast<T*>(object)->~T();
     }
   }
 };

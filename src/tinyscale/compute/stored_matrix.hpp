@@ -1,19 +1,16 @@
 #pragma once
 // A matrix of weights as it is stored: rows of floats or of blocks, perhaps in the mapping of a
 // file, or packed to 8 or 4 bits for the integer kernels. It is only read: by products with
-// activations (stored_product.hpp) and row by row, as an embedding is.
+// activations (stored_product.hpp) and row by row, as an embedding is. store_matrix.hpp makes them.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/mapped_file.hpp"
 #include "tinyscale/base/shared.hpp"
-#include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/block_dequantize.hpp"
 #include "tinyscale/compute/block_format.hpp"
-#include "tinyscale/compute/block_quantize.hpp"
 #include "tinyscale/compute/gemv_quantized.hpp"
 
 namespace tinyscale {
@@ -27,6 +24,12 @@ struct StoredMatrix {
   kernels::QuantizedMatrix packed;
   bool is_packed = false;
 
+  // How products and single rows read it, as kernels::multiply_stored and stored_row do. Whoever
+  // makes one sets them: a program that makes none does not compile those kernels.
+  void (*multiply)(const StoredMatrix& w, Activations how, std::int64_t m, const float* x,
+                   std::int64_t ldx, float* y, std::int64_t ldy) = nullptr;
+  void (*row)(const StoredMatrix& w, std::int64_t row, float* to) = nullptr;
+
   const char* kind() const {
     return !is_packed ? name_of(format) : packed.bits == 8 ? "int8" : "int4";
   }
@@ -35,39 +38,7 @@ struct StoredMatrix {
   }
 };
 
-// What store_matrix makes of f32 weights.
-struct StoreAs {
-  BlockFormat format = BlockFormat::f32;
-  int packed_bits = 0;      // 8 or 4: codes packed for the integer kernels, instead of `format`
-  std::int64_t group = 32;  // columns of packed codes that share a scale; 0: all columns
-};
-
 namespace kernels {
-
-// A matrix in memory that `owner` keeps: rows of blocks, one behind the other.
-inline StoredMatrix stored_view(std::int64_t rows, std::int64_t cols, BlockFormat format,
-                                const std::uint8_t* data, const Shared<MappedFile>& owner = {}) {
-  if (rows < 0 || cols < 0) {
-    detail::fail({"stored_view: ", rows, " x ", cols, "; sizes must be at least 0"});
-  }
-  StoredMatrix w;
-  w.rows = rows;
-  w.cols = cols;
-  w.format = format;
-  w.data = data;
-  w.row_bytes = block_row_bytes(format, cols);
-  w.owner = owner;
-  return w;
-}
-
-inline StoredMatrix stored_packed(const QuantizedMatrix& packed) {
-  StoredMatrix w;
-  w.rows = packed.rows;
-  w.cols = packed.cols;
-  w.packed = packed;
-  w.is_packed = true;
-  return w;
-}
 
 // One row as f32: what an embedding looks up.
 inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
@@ -84,23 +55,6 @@ inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
       to[i] = scale * static_cast<float>(w.packed.code(row, i));
     }
   }
-}
-
-// f32 weights [rows, cols], kept another way.
-inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const float* from,
-                                 const StoreAs& how = {}) {
-  if (how.packed_bits != 0) {
-    const std::int64_t group = how.group == 0 ? std::max<std::int64_t>(1, cols) : how.group;
-    return stored_packed(quantize(rows, cols, group, how.packed_bits, from));
-  }
-  const std::int64_t row = block_row_bytes(how.format, cols);
-  const Shared<MappedFile> owner(new MappedFile(static_cast<std::size_t>(rows * row)));
-  std::uint8_t* const to = owner->own_data();
-  parallel_for(
-      cols == 0 ? 0 : rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
-        quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
-      });
-  return stored_view(rows, cols, how.format, to, owner);
 }
 
 }  // namespace kernels

@@ -9,7 +9,7 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/order.hpp"
-#include "tinyscale/compute/stored_matrix.hpp"
+#include "tinyscale/compute/store_matrix.hpp"
 #include "tinyscale/model/gguf_weights.hpp"
 #include "tinyscale/model/llama2c.hpp"
 #include "tinyscale/model/load_tokenizer.hpp"

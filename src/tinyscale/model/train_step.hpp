@@ -136,6 +136,37 @@ inline kernels::AdamWStep adamw_step(const StepOptions& options, std::int64_t st
   return adamw;
 }
 
+// What the hooks must know of a step.
+inline Hooks step_hooks(const Hooks& hooks, const StepOptions& options, std::int64_t step) {
+  Hooks own = hooks;
+  own.dropout = options.dropout;
+  own.experts = options.experts;
+  own.dropout_seed = parameter_seed(options.seed, static_cast<std::uint64_t>(step));
+  return own;
+}
+
+inline double step_loss_scale(const AdamW& optimizer, const StepOptions& options) {
+  return scales_dynamically(options) ? optimizer.scaler.scale : first_loss_scale(options);
+}
+
+// The end of a step, its gradients all there: norm, clip, update. The result has loss and scale.
+inline void update_weights(AdamW& optimizer, const StepOptions& options, std::int64_t step,
+                           StepResult& result) {
+  for (const Tensor& tensor : optimizer.tensors()) {  // an expert that no token visited
+    grad_buffer(tensor.slot());
+  }
+  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors())) / result.loss_scale;
+  result.skipped = skips(result, options, step);
+  if (!result.skipped) {
+    optimizer.options.learning_rate = learning_rate_at(step, options);
+    optimizer.step(clip_scale(result.grad_norm, options.clip) / result.loss_scale);
+  }
+  if (scales_dynamically(options)) {
+    optimizer.scaler.update(!result.skipped);
+  }
+  optimizer.zero_grad();
+}
+
 }  // namespace detail
 
 // Learns from the batch in step `step`, counted from 0; throws when the loss is no longer a number.
@@ -143,13 +174,9 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
                              const StepOptions& options, std::int64_t step,
                              const Hooks& hooks = Hooks()) {
   detail::check_options("train_step", options);
-  Hooks own = hooks;
-  own.dropout = options.dropout;
-  own.experts = options.experts;
-  own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
-  const bool dynamic = detail::scales_dynamically(options);
+  Hooks own = detail::step_hooks(hooks, options, step);
   StepResult result;
-  result.loss_scale = dynamic ? optimizer.scaler.scale : detail::first_loss_scale(options);
+  result.loss_scale = detail::step_loss_scale(optimizer, options);
   own.balance_weight *= result.loss_scale;
   {
     const MatmulFormat format(options.format, &result.rounding);
@@ -158,19 +185,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
     detail::check_finite("train_step", "loss", result.loss, step, options);
     loss.backward(full(Shape{}, static_cast<float>(result.loss_scale)));
   }
-  for (const Tensor& tensor : optimizer.tensors()) {  // an expert that no token visited
-    detail::grad_buffer(tensor.slot());
-  }
-  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors())) / result.loss_scale;
-  result.skipped = detail::skips(result, options, step);
-  if (!result.skipped) {
-    optimizer.options.learning_rate = detail::learning_rate_at(step, options);
-    optimizer.step(clip_scale(result.grad_norm, options.clip) / result.loss_scale);
-  }
-  if (dynamic) {
-    optimizer.scaler.update(!result.skipped);
-  }
-  optimizer.zero_grad();
+  detail::update_weights(optimizer, options, step, result);
   return result;
 }
 

@@ -175,21 +175,29 @@ inline void check_layout_zero(const Layout& layout) {
   }
 }
 
-// Throws what is wrong with training a model by `layout` on `chips` chips, `batch` sequences of
-// `time` tokens a step.
-inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
-                         std::int64_t batch, std::int64_t time) {
+inline void check_layout_devices(const Layout& layout, std::int64_t chips) {
   check_layout_counts("train", layout);
   if (layout.devices() != chips) {
     fail({"train: layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
           chips, " chips; they must be equal"});
   }
-  check_layout_order(layout);
+}
+
+inline void check_layout_batch(const Layout& layout, std::int64_t batch) {
   if (batch % (layout.data * layout.microbatches) != 0) {
     fail({"train: a batch of ", batch, " sequences does not divide over data ", layout.data,
           layout.microbatches > 1 ? cat({" x microbatches ", layout.microbatches}) : "",
           "; right is a multiple of ", layout.data * layout.microbatches});
   }
+}
+
+// Throws what is wrong with training a model by `layout` on `chips` chips, `batch` sequences of
+// `time` tokens a step.
+inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
+                         std::int64_t batch, std::int64_t time) {
+  check_layout_devices(layout, chips);
+  check_layout_order(layout);
+  check_layout_batch(layout, batch);
   check_tensor_split(c, layout.tensor);
   check_layout_experts(layout, c);
   check_layout_zero(layout);

@@ -6,11 +6,11 @@
 #include <string>   // string
 #include <vector>   // vector
 
+#include "tinyscale/parallel/accumulate.hpp"
 #include "tinyscale/parallel/context_parallel.hpp"
 #include "tinyscale/parallel/expert_parallel.hpp"
 #include "tinyscale/parallel/layout_axes.hpp"
 #include "tinyscale/parallel/tensor_parallel.hpp"
-#include "tinyscale/tensor/recompute.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -68,17 +68,7 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
     };
   }
   if (layout.recompute == Recompute::selective) {
-    const auto attend = hooks.attention;
-    const std::int64_t head_size = config.head_size;
-    hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
-                                          const Tensor& v) {
-      const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
-        return attend ? attend(layer, in[0], in[1], in[2])
-                      : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
-                                  in[1].dim(2) / head_size, Mask::causal);
-      };
-      return tinyscale::recompute(core, {q, k, v});
-    };
+    recompute_attention(hooks, config.head_size);
   }
   return hooks;
 }

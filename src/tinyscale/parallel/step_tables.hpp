@@ -2,6 +2,7 @@
 // The report of a step as a reader sees it: few narrow tables, numbers with units, formulas at the
 // end of their rows. As they are, all numbers are in StepReport::table().
 
+#include <cmath>     // fmax
 #include <cstddef>   // size_t
 #include <iostream>  // ostream
 #include <string>    // string
@@ -130,4 +131,38 @@ inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
   return out << detail::time_table(report) << report.use << detail::first_devices(report);
 }
 
+namespace detail {
+
+// Of a training's last step, by device or in all.
+inline void add_step_rows(const StepReport& step, const MeshRun& run, Table& to) {
+  double sent = 0, flops = 0, most = 0;
+  for (int rank = 0; rank < run.devices(); ++rank) {
+    sent += run.bytes_sent(rank);
+    flops += run.counters(rank).matmul_flops;
+    most = std::fmax(most, run.memory(rank).peak_total());
+  }
+  to.add({"matmul FLOPs of all devices", format_si(flops, "FLOP"), "counted"});
+  to.add({"sent by all devices", format_bytes(sent), "counted"});
+  to.add({"peak memory of a device", format_bytes(most), "counted"});
+  to.add({"time of a step", format_seconds(step.seconds), "simulated"});
+  for (const TimeShare& share : step.time) {
+    to.add({"  " + share.name, format_seconds(share.seconds), "simulated"});
+  }
+  to.add({"MFU of the machine (matmul weights + causal attention)",
+          printed('g', 3, 100 * step.mfu) + " %", "simulated"});
+  to.add({"HFU of the machine", printed('g', 3, 100 * step.hfu) + " %", "simulated"});
+}
+
+// How a training's report shows its last step: one of a single device compiles none of it.
+struct StepPrinter {
+  void (*add_rows)(const StepReport& step, const MeshRun& run, Table& to);
+  std::ostream& (*print)(std::ostream& out, const StepReport& step);
+};
+
+inline const StepPrinter* step_printer() {
+  static const StepPrinter printer = {add_step_rows, tinyscale::operator<< };
+  return &printer;
+}
+
+}  // namespace detail
 }  // namespace tinyscale

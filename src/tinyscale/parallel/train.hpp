@@ -49,7 +49,7 @@ inline void print_progress(const TrainOptions& options, std::int64_t step, doubl
 
 inline void print_resumed(const TrainOptions& options, const TrainReport& report) {
   if (options.out != nullptr && report.resumed > 0) {
-    *options.out << cat({"resumed \"", options.checkpoint, "\" after step ", report.resumed,
+    *options.out << cat({"resumed \"", options.checkpoint.c_str(), "\" after step ", report.resumed,
                          report.resumed < options.steps ? "" : ": no step is left"})
                  << std::endl;
   }
@@ -95,6 +95,44 @@ inline void check_groups(const TrainOptions& options) {
   }
 }
 
+inline void check_train_file(const TrainOptions& options) {
+  const TrainFile& file = options.checkpoint;
+  const bool none = file.empty();
+  if (options.checkpoint_every < 0 || (none && (options.checkpoint_every > 0 || options.resume))) {
+    fail({"train: checkpoint is \"", file.c_str(), "\", checkpoint_every ",
+          options.checkpoint_every, ", resume ", options.resume ? "true" : "false",
+          "; a path, and steps of at least 0, are right"});
+  }
+  if (!none && file.calls == nullptr) {
+    fail({"train: checkpoint is \"", file.c_str(),
+          "\", put together in its place; assign the whole path"});
+  }
+}
+
+inline bool save_is_due(const TrainOptions& options, std::int64_t steps) {
+  const std::int64_t every = options.checkpoint_every;
+  return !options.checkpoint.empty() &&
+         (steps == options.steps || (every > 0 && steps % every == 0));
+}
+
+// Of a layout where no machine is given.
+inline void check_one_device(const TrainOptions& options) {
+  const Layout& layout = options.layout;
+  if (options.machine.dims.size() > 0) {
+    fail({"train: options.machine \"", options.machine.name,
+          "\" is put together in its place; assign the whole machine"});
+  }
+  check_layout_devices(layout, 1);
+  check_layout_order(layout);
+  check_layout_batch(layout, options.batch);
+  check_layout_zero(layout);
+  if (!layout.schedule.empty()) {
+    fail({"train: the schedule ", layout.schedule.name,
+          " is of a machine, and none is given; options.machine = ts::machine(\"tpu-v5e\", {1}) "
+          "is right for one device"});
+  }
+}
+
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
@@ -103,8 +141,12 @@ inline void check_training(const Transformer& model, const Text& text,
           " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
           "; raise config.vocabulary"});
   }
-  check_layout(options.layout, model.config, options.machine.dims.count(), options.batch,
-               model.config.context);
+  if (options.machine.calls != nullptr && options.machine.dims.size() > 0) {
+    options.machine.calls->check_layout(options.layout, model.config, options.machine.chips(),
+                                        options.batch, model.config.context);
+  } else {
+    check_one_device(options);
+  }
   check_groups(options);
   check_length("train", text.train(), model.config.context);
 }
@@ -113,7 +155,8 @@ inline void check_training(const Transformer& model, const Text& text,
 // held before, the model left out.
 inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& options,
                               const MemoryMeter& meter, double level) {
-  const TrainingMemory formula = training_memory(config, options.batch, config.context);
+  const TrainingMemory formula =
+      training_memory(config, options.batch / options.layout.microbatches, config.context);
   Comparison rows;
   rows.title = "peak memory of training";
   rows.add("parameters + gradients + optimizer + activations", "B", formula.total(),
@@ -128,7 +171,7 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
                                              std::int64_t first) {
   const Layout& layout = options.layout;
   TrainOptions one = options;
-  one.machine = Machine();
+  one.machine = TrainMachine();
   one.layout = Layout();
   one.layout.microbatches = layout.microbatches;
   one.experts.groups = std::max(options.experts.groups, layout.batch_devices());
@@ -170,8 +213,13 @@ inline TrainReport train(Transformer& model, const Text& text,
   const double peak = laptop().peak(options.format);
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
-  const detail::TrainCheckpoint checkpoint(text, options);
-  detail::TrainState before = checkpoint.resume(model, report);
+  detail::check_train_file(options);
+  const detail::TrainFileCalls* const file = options.checkpoint.calls;
+  const bool keeps = !options.checkpoint.empty();
+  const Shared<detail::TrainCheckpoint> checkpoint =
+      keeps ? file->open(text, options) : Shared<detail::TrainCheckpoint>();
+  detail::TrainState before =
+      keeps ? file->resume(*checkpoint, model, report) : detail::TrainState();
   detail::print_resumed(options, report);
   if (report.devices > 1) {
     report.one_device =
@@ -192,9 +240,13 @@ inline TrainReport train(Transformer& model, const Text& text,
     if (step == report.resumed) {
       List<DeviceMemory> needs = trainer.peaks();
       needs[0].total -= trainer.on_mesh() ? 0 : level;
-      check_memory(options.layout, model.config, options.batch, options.machine, needs);
+      if (options.machine.calls != nullptr) {
+        options.machine.calls->check_memory(options.layout, model.config, options.batch,
+                                            options.machine, needs);
+      }
     }
-    if (step == report.resumed && !trainer.on_mesh()) {
+    const bool formula = !trainer.on_mesh() && options.layout.recompute == Recompute::none;
+    if (step == report.resumed && formula) {
       report.memory = detail::memory_rows(model.config, options, *meter, level);
     }
     const bool last = step + 1 == options.steps;
@@ -205,16 +257,17 @@ inline TrainReport train(Transformer& model, const Text& text,
     if (can_validate && (last || due)) {
       detail::validate(trainer, text, options, step + 1, report);
     }
-    if (checkpoint.due(step + 1)) {
-      checkpoint.save(trainer, report);
+    if (detail::save_is_due(options, step + 1)) {
+      file->save(*checkpoint, trainer, report);
     }
   }
   trainer.model();
   detail::check_weights(model, options);
-  report.last_step = trainer.last_run();
   report.loss_scale = trainer.state().loss_scale;
-  if (report.last_step) {
-    report.step = report_step(*report.last_step, model, options.layout, options);
+  if (trainer.on_mesh() && trainer.on().last_run()) {
+    report.last_step = trainer.on().last_run();
+    report.step = options.machine.calls->report(trainer.on());
+    report.step_printer = options.machine.calls->printer;
   }
   return report;
 }

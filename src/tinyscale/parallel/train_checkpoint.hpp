@@ -144,7 +144,8 @@ inline Tensor checkpoint_tensor(const Safetensors& file, const std::string& name
           " of F32 is right"});
   }
   ++used[name];
-  const Tensor value = file.read(*entry);
+  Tensor value(shape);
+  std::memcpy(value.data(), file.stored(*entry).data, static_cast<std::size_t>(value.count()) * 4);
   if (!is_finite(kernels::sum_of_squares(value.count(), value.data()))) {
     fail({who, "the tensor \"", name, "\" holds what is no finite number"});
   }
@@ -165,18 +166,9 @@ inline std::string text_mark(const Text& text) {
 class TrainCheckpoint {
  public:
   TrainCheckpoint(const Text& text, const TrainOptions& options) : options_(options) {
-    const bool none = options.checkpoint.empty();
-    if (options.checkpoint_every < 0 ||
-        (none && (options.checkpoint_every > 0 || options.resume))) {
-      fail({"train: checkpoint is \"", options.checkpoint, "\", checkpoint_every ",
-            options.checkpoint_every, ", resume ", options.resume ? "true" : "false",
-            "; a path, and steps of at least 0, are right"});
-    }
-    if (!none) {
-      data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
-      data_.push_back({"text", text_mark(text)});
-      const SaveFile probe("train", options.checkpoint);  // now, not after the first hour
-    }
+    data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
+    data_.push_back({"text", text_mark(text)});
+    const SaveFile probe("train", path());  // now, not after the first hour
   }
 
   // Where the training stood, its weights put in the model and its losses in the report; the start,
@@ -186,8 +178,8 @@ class TrainCheckpoint {
     if (!options_.resume || !exists()) {
       return state;
     }
-    const Safetensors file = read_safetensors(options_.checkpoint);
-    const std::string who = cat({"train: \"", options_.checkpoint, "\": "});
+    const Safetensors file = read_safetensors(path());
+    const std::string who = cat({"train: \"", path(), "\": "});
     const std::string* const config = file.find_metadata("tinyscale.config");
     const std::string* const training = file.find_metadata("tinyscale.training");
     if (config == nullptr || training == nullptr) {
@@ -217,12 +209,6 @@ class TrainCheckpoint {
     return state;
   }
 
-  bool due(std::int64_t steps) const {
-    const std::int64_t every = options_.checkpoint_every;
-    return !options_.checkpoint.empty() &&
-           (steps == options_.steps || (every > 0 && steps % every == 0));
-  }
-
   // Throws before the old file is touched when a number is not finite.
   void save(Trainer& trainer, const TrainReport& report) const {
     const Transformer& model = trainer.model();
@@ -239,7 +225,7 @@ class TrainCheckpoint {
     }
     const auto steps = static_cast<std::int64_t>(report.losses.size());
     check_finite("train", "norm of the weights and moments", std::sqrt(total), steps - 1, options_);
-    write_safetensors(options_.checkpoint, tensors,
+    write_safetensors(path(), tensors,
                       {{"format", "pt"},
                        {"tinyscale.config", config_json(model.config)},
                        {"tinyscale.tokenizer", tokenizer_json(model.tokenizer)},
@@ -248,7 +234,7 @@ class TrainCheckpoint {
 
  private:
   bool exists() const {
-    const File file(std::fopen(options_.checkpoint.c_str(), "rb"));
+    const File file(std::fopen(path().c_str(), "rb"));
     return file.get() != nullptr || errno != ENOENT;
   }
 
@@ -282,9 +268,39 @@ class TrainCheckpoint {
     }
   }
 
+  const std::string& path() const { return options_.checkpoint; }
+
   const TrainOptions& options_;
   List<SafetensorsNote> data_;  // what the batches depend on
 };
 
+// How train() reaches it.
+struct TrainFileCalls {
+  Shared<TrainCheckpoint> (*open)(const Text& text, const TrainOptions& options);
+  TrainState (*resume)(const TrainCheckpoint& file, Transformer& model, TrainReport& report);
+  void (*save)(const TrainCheckpoint& file, Trainer& trainer, const TrainReport& report);
+};
+
+inline Shared<TrainCheckpoint> open_train_file(const Text& text, const TrainOptions& options) {
+  return Shared<TrainCheckpoint>(new TrainCheckpoint(text, options));
+}
+inline TrainState resume_train_file(const TrainCheckpoint& file, Transformer& model,
+                                    TrainReport& report) {
+  return file.resume(model, report);
+}
+inline void save_train_file(const TrainCheckpoint& file, Trainer& trainer,
+                            const TrainReport& report) {
+  file.save(trainer, report);
+}
+
+inline const TrainFileCalls* train_file_calls() {
+  static const TrainFileCalls calls = {open_train_file, resume_train_file, save_train_file};
+  return &calls;
+}
+
 }  // namespace detail
+
+inline TrainFile::TrainFile(const std::string& path)
+    : std::string(path), calls(detail::train_file_calls()) {}
+
 }  // namespace tinyscale

@@ -45,6 +45,7 @@ struct TrainReport {
   std::vector<double> one_device;   // losses of the first steps here on one device
   StepReport step;                  // the last one, counted beside its formulas
   Shared<const MeshRun> last_step;  // its run
+  const detail::StepPrinter* step_printer = nullptr;  // train() sets it with them
 
   double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
   double final_validation() const {
@@ -79,8 +80,8 @@ struct TrainReport {
     t.add({detail::cat({"MFU of this laptop (6 N + attention over ", name_of(format),
                         " peak, wall clock)"}),
            format_percent(mfu), "measured"});
-    if (last_step) {
-      add_step(t);
+    if (last_step && step_printer != nullptr) {
+      step_printer->add_rows(step, *last_step, t);
     }
     return t;
   }
@@ -107,27 +108,6 @@ struct TrainReport {
   }
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
-
- private:
-  // Of the last step, by device or in all.
-  void add_step(Table& t) const {
-    double sent = 0, flops = 0, most = 0;
-    for (int rank = 0; rank < last_step->devices(); ++rank) {
-      sent += last_step->bytes_sent(rank);
-      flops += last_step->counters(rank).matmul_flops;
-      most = std::fmax(most, last_step->memory(rank).peak_total());
-    }
-    t.add({"matmul FLOPs of all devices", format_si(flops, "FLOP"), "counted"});
-    t.add({"sent by all devices", format_bytes(sent), "counted"});
-    t.add({"peak memory of a device", format_bytes(most), "counted"});
-    t.add({"time of a step", format_seconds(step.seconds), "simulated"});
-    for (const TimeShare& share : step.time) {
-      t.add({"  " + share.name, format_seconds(share.seconds), "simulated"});
-    }
-    t.add({"MFU of the machine (matmul weights + causal attention)",
-           detail::printed('g', 3, 100 * step.mfu) + " %", "simulated"});
-    t.add({"HFU of the machine", detail::printed('g', 3, 100 * step.hfu) + " %", "simulated"});
-  }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
@@ -138,8 +118,8 @@ inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
   if (!report.one_device.empty()) {
     out << report.loss_table();
   }
-  if (report.last_step) {
-    out << report.step;
+  if (report.last_step && report.step_printer != nullptr) {
+    report.step_printer->print(out, report.step);
   }
   return out;
 }

@@ -5,7 +5,7 @@
 #include <cstdint>  // int64_t
 #include <vector>   // vector
 
-#include "tinyscale/compute/stored_product.hpp"
+#include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -35,10 +35,19 @@ inline void record_stored(const OpScope& scope, const char* name, const StoredMa
   scope.done(record);
 }
 
+// Of a matrix that nothing made there is no way to read it.
+inline void need_stored(const char* op, const StoredMatrix& w) {
+  if (w.multiply == nullptr || w.row == nullptr) {
+    fail({op, ": the stored matrix [", w.rows, ", ", w.cols,
+          "] cannot be read; store_matrix, stored_view and stored_packed make those that can"});
+  }
+}
+
 }  // namespace detail
 
 // x [.., K] times the transpose of stored w [N, K] gives [.., N]. Forward alone.
 inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations activations) {
+  detail::need_stored("matmul_stored", w);
   if (x.dims() < 1 || x.dim(-1) != w.cols) {
     detail::fail({"matmul_stored: x is ", x.shape(), ", w is [", w.rows, ", ", w.cols,
                   "]; the last dimension of x must be w's columns"});
@@ -54,7 +63,7 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
   shape.push_back(w.rows);
   Tensor y(shape);
   const std::int64_t m = w.cols > 0 ? x.count() / w.cols : 0;
-  kernels::multiply_stored(w, activations, m, x.data(), w.cols, y.data(), w.rows);
+  w.multiply(w, activations, m, x.data(), w.cols, y.data(), w.rows);
   const double elements = static_cast<double>(w.rows) * static_cast<double>(w.cols);
   detail::record_stored(scope, "matmul", w, elements, w.bytes(), x, y,
                         2 * static_cast<double>(m) * elements);
@@ -64,6 +73,7 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
 // Rows of a stored table [V, D] by number, as f32: ids of shape `ids_shape` give [ids_shape.., D].
 inline Tensor embedding_stored(const StoredMatrix& table, const std::vector<std::int32_t>& ids,
                                const Shape& ids_shape) {
+  detail::need_stored("embedding_stored", table);
   if (static_cast<std::int64_t>(ids.size()) != ids_shape.count()) {
     detail::fail({"embedding: table is [", table.rows, ", ", table.cols, "], ", ids.size(),
                   " ids for shape ", ids_shape, "; one id an element is right"});
@@ -77,7 +87,7 @@ inline Tensor embedding_stored(const StoredMatrix& table, const std::vector<std:
       detail::fail({"embedding: id ", ids[i], " at position ", i, " is outside the table's ",
                     table.rows, " rows"});
     }
-    kernels::stored_row(table, ids[i], y.data() + static_cast<std::int64_t>(i) * table.cols);
+    table.row(table, ids[i], y.data() + static_cast<std::int64_t>(i) * table.cols);
   }
   const double share =
       table.rows > 0 ? static_cast<double>(ids.size()) / static_cast<double>(table.rows) : 0;
