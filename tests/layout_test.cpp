@@ -137,6 +137,7 @@ struct Row {
   Row by(const PipelineSchedule& schedule) const {
     Row row = *this;
     row.options.layout.schedule = schedule;
+    row.options.machine = ts::machine("tpu-v5e", {row.options.layout.devices()});
     return row;
   }
   Row order(const std::vector<std::string>& names) const {

@@ -95,7 +95,7 @@ function head_from(    head, text) {
 
 # A function that the library must hold, used there or not.
 function emit(first, final) {
-  sub(/^ *(\[\[[a-z]+\]\] )?/, "&__attribute__((used)) ", line[first])
+  sub(/^ *(\[\[[a-z:, ]+\]\] )?/, "&__attribute__((used)) ", line[first])
   copy(first, final)
 }
 

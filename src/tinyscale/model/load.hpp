@@ -28,8 +28,22 @@ enum class Weights {
   int4
 };
 
-struct LoadOptions {
+struct LoadOptions;
+
+// One of them, float32 where none is given. Giving one is what makes a program compile the kernels
+// of stored weights.
+struct WeightsChoice {
+  WeightsChoice() = default;
+  WeightsChoice(Weights which);
+  operator Weights() const { return weights; }
+
   Weights weights = Weights::f32;
+  StoredMatrix (*store)(const WeightFile& file, const StoredTensor& t, const LoadOptions& options,
+                        const std::string& who) = nullptr;
+};
+
+struct LoadOptions {
+  WeightsChoice weights;
   std::int64_t group = 32;  // columns of int8 and int4 that share a scale; 0: a whole row
   Activations activations = Activations::f32;  // rounded to, before they meet stored weights
   std::string config;        // a config.json; else what the file or its folder has
@@ -97,6 +111,45 @@ inline bool turns(const std::string& name) {  // with the position
          name.find(".self_attn.k_") != std::string::npos;
 }
 
+inline const Shared<MappedFile>& owner_of(const WeightFile& file, const StoredTensor& t) {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < file.files.size(); ++i) {
+    const MappedFile& f = *file.files[i];
+    at = t.data >= f.data() && t.data < f.data() + f.size() ? i : at;
+  }
+  return file.files[at];
+}
+
+// The matrix of a tensor in the way that the options say, which is not f32.
+inline StoredMatrix stored_matrix_of(const WeightFile& file, const StoredTensor& t,
+                                     const LoadOptions& options, const std::string& who) {
+  const std::int64_t rows = t.shape[0], cols = t.shape[1];
+  const Weights w = options.weights;
+  const bool plain = t.readable && !t.transposed && !t.doubles && t.scales == nullptr;
+  const bool same =
+      w == Weights::as_stored || (w == Weights::bf16 && t.format == BlockFormat::bf16);
+  if (plain && same) {
+    return kernels::stored_view(rows, cols, t.format, t.data, owner_of(file, t));
+  }
+  if (w == Weights::as_stored && t.scales != nullptr) {
+    std::vector<float> scales;
+    for (std::int64_t i = 0; i < rows * cols / t.group; ++i) {
+      scales.push_back(t.scale(i));
+    }
+    return kernels::stored_packed(
+        kernels::pack_quantized(rows, cols, t.group, 8, t.codes(), scales.data()));
+  }
+  std::vector<float> numbers(t.readable ? static_cast<std::size_t>(rows * cols) : 0);
+  read_floats(t, numbers.data(), who);
+  StoreAs how;
+  how.group = options.group;
+  how.packed_bits = w == Weights::int8 ? 8 : w == Weights::int4 ? 4 : 0;
+  how.format = w == Weights::bf16                 ? BlockFormat::bf16
+               : t.doubles || t.scales != nullptr ? BlockFormat::f32
+                                                  : t.format;
+  return kernels::store_matrix(rows, cols, numbers.data(), how);
+}
+
 class ModelLoader {
  public:
   ModelLoader(const WeightFile& file, const LoadOptions& options, std::string who)
@@ -114,7 +167,8 @@ class ModelLoader {
       if (options_.weights == Weights::f32 || p.shape.size() != 2 || stays_f32(p.name)) {
         read_value(p, t, config);
       } else {
-        p.stored = Shared<StoredMatrix>(new StoredMatrix(matrix(t)));
+        p.stored = Shared<StoredMatrix>(
+            new StoredMatrix(options_.weights.store(file_, t, options_, who_)));
       }
     }
     check_rest(config, used);
@@ -159,43 +213,6 @@ class ModelLoader {
       swap_pairs(numbers.data(), p.shape[0], cols, config.head_size, config.rope_pairs);
     }
     p.value = parameter(numbers);
-  }
-
-  const Shared<MappedFile>& owner(const StoredTensor& t) const {
-    std::size_t at = 0;
-    for (std::size_t i = 0; i < file_.files.size(); ++i) {
-      const MappedFile& f = *file_.files[i];
-      at = t.data >= f.data() && t.data < f.data() + f.size() ? i : at;
-    }
-    return file_.files[at];
-  }
-
-  StoredMatrix matrix(const StoredTensor& t) const {
-    const std::int64_t rows = t.shape[0], cols = t.shape[1];
-    const Weights w = options_.weights;
-    const bool plain = t.readable && !t.transposed && !t.doubles && t.scales == nullptr;
-    const bool same =
-        w == Weights::as_stored || (w == Weights::bf16 && t.format == BlockFormat::bf16);
-    if (plain && same) {
-      return kernels::stored_view(rows, cols, t.format, t.data, owner(t));
-    }
-    if (w == Weights::as_stored && t.scales != nullptr) {
-      std::vector<float> scales;
-      for (std::int64_t i = 0; i < rows * cols / t.group; ++i) {
-        scales.push_back(t.scale(i));
-      }
-      return kernels::stored_packed(
-          kernels::pack_quantized(rows, cols, t.group, 8, t.codes(), scales.data()));
-    }
-    std::vector<float> numbers(t.readable ? static_cast<std::size_t>(rows * cols) : 0);
-    read_floats(t, numbers.data(), who_);
-    StoreAs how;
-    how.group = options_.group;
-    how.packed_bits = w == Weights::int8 ? 8 : w == Weights::int4 ? 4 : 0;
-    how.format = w == Weights::bf16                 ? BlockFormat::bf16
-                 : t.doubles || t.scales != nullptr ? BlockFormat::f32
-                                                    : t.format;
-    return kernels::store_matrix(rows, cols, numbers.data(), how);
   }
 
   // Nothing may be left, but an output matrix that is the embedding once more.
@@ -283,6 +300,9 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
 }
 
 }  // namespace detail
+
+inline WeightsChoice::WeightsChoice(Weights which)
+    : weights(which), store(detail::stored_matrix_of) {}
 
 // What a file or folder holds, none of its numbers read.
 inline WeightFile open_weights(const std::string& path, bool with_tokenizer = true) {

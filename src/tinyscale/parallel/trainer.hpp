@@ -99,6 +99,8 @@ class Trainer {
     }
   }
 
+  Trainer(const Trainer&) = delete;  // a mesh works on what is here
+
   StepResult step(std::int64_t number) {
     StepResult result;
     if (mesh_) {
