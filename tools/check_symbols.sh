@@ -2,6 +2,8 @@
 # 1. An empty program that includes the header defines no function but main and the iostream initialiser.
 # 2. With every inline function kept, as an interpreter sees the header, no symbol is needed that an
 #    interpreter cannot find (those that the standard headers alone need do not count).
+# 3. A program that trains on one device from its own text compiles no mesh, no training file, no kernel of
+#    stored weights; with a machine, a path and a kind of weights it compiles them (so the names are right).
 #   tools/check_symbols.sh [include directory]
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -24,7 +26,21 @@ for cxx in g++ clang++; do
   fi
 done
 
+train() {                                    # train STATEMENT: what is defined of that which must be asked for
+  printf '#include "tinyscale.hpp"\nnamespace ts = tinyscale;\nint main() {\n  const ts::Text text = %s;\n%s\n%s\n%s\n}\n' \
+    'ts::make_text("own", "a text of its own")' '  ts::Transformer model(ts::config("nano"), 1); ts::TrainOptions options;' "  $1" \
+    '  std::cout << ts::train(model, text, options);' > "$scratch/train.cpp"
+  g++ -std=c++17 -O0 -I"$include" -c "$scratch/train.cpp" -o "$scratch/train.o" || exit 1
+  nm -C --defined-only "$scratch/train.o" | grep -oE '::(MeshTrainer::step|Endpoint::|Replay::|StepReporter::|TrainCheckpoint::)|StoredDots<[^>]*WideBf16>|PackedDots' | sort -u
+}
+
 if command -v g++ > /dev/null; then
+  unasked=$(train '')
+  asked=$(train 'options.machine = ts::machine("tpu-v5e", {2}); options.checkpoint = "file"; ts::LoadOptions how; how.weights = ts::Weights::int8;')
+  if [ -n "$unasked" ] || [ "$(echo "$asked" | wc -l)" -ne 7 ]; then
+    echo "symbols: training on one device compiles what it does not use: $(echo $unasked); all there is: $(echo $asked)"
+    failures=$((failures + 1))
+  fi
   kept() { g++ -std=c++17 -O0 -fkeep-inline-functions -DTINYSCALE_INTERPRETER=1 -I"$include" -c "$1" -o "$scratch/kept.o" &&
            nm -u "$scratch/kept.o" | awk '{ print $2 }' | sort -u; }
   sed -n 's/^\(#include <.*>\).*/\1/p' "$include/tinyscale.hpp" > "$scratch/std.cpp"
@@ -41,5 +57,5 @@ if command -v g++ > /dev/null; then
     failures=$((failures + 1))
   fi
 fi
-[ "$failures" -eq 0 ] && echo "symbols: only main and the iostream initialiser"
+[ "$failures" -eq 0 ] && echo "symbols: only main and the iostream initialiser; of training what is asked for"
 exit $((failures > 0))
