@@ -17884,6 +17884,7 @@ struct VectorStep {
   bool flat = false;  // all rows of a block are one
   bool moves[3] = {true, true, true}, scalar[3] = {false, false, false};
   bool unwanted = false;                    // only the sums are wanted
+  bool first_columns = false;               // tasks of other columns leave it out
   unsigned char rows_apart[3] = {0, 0, 0};  // 1: one number, 2: a row
   int places[3] = {-1, -1, -1};
   int target = -1;
@@ -18478,7 +18479,8 @@ class VectorPlanner {
       return;
     }
     const bool stream = plan_.streams && e == Extent::full;
-    if (!stream && can_move(from, e)) {
+    const bool parted = e == Extent::per_row && plan_.block_cols < plan_.cols;
+    if (!stream && !parted && can_move(from, e)) {
       const VectorPlace in_memory = place(output_place(number, e));
       plan_.places.pop_back();
       place(from) = in_memory;
@@ -18493,7 +18495,10 @@ class VectorPlanner {
       push(widen);
       source = widen.target;
     }
-    push(make_step(stream ? Op::stream : Op::copy, e, &source, 1, output_place(number, e)));
+    VectorStep s =
+        make_step(stream ? Op::stream : Op::copy, e, &source, 1, output_place(number, e));
+    s.first_columns = parted;
+    push(s);
   }
 
   // May the value of a block be computed in an output's memory? That may be an input's memory too,
@@ -19181,7 +19186,9 @@ struct VectorTasks {
         place(block);
       }
       for (const VectorStep& step : steps) {
-        compute<L>(step, block, task);
+        if (!step.first_columns || block.col == 0) {
+          compute<L>(step, block, task);
+        }
       }
       block.filled = (block.filled + block.rows) % 32;
       block.row += plan.block_rows;

@@ -15,6 +15,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/thread_scope.hpp"
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/block_quantize.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/compute/scratch.hpp"

@@ -32,6 +32,7 @@ struct VectorStep {
   bool flat = false;  // all rows of a block are one
   bool moves[3] = {true, true, true}, scalar[3] = {false, false, false};
   bool unwanted = false;                    // only the sums are wanted
+  bool first_columns = false;               // tasks of other columns leave it out
   unsigned char rows_apart[3] = {0, 0, 0};  // 1: one number, 2: a row
   int places[3] = {-1, -1, -1};
   int target = -1;

@@ -366,7 +366,8 @@ class VectorPlanner {
       return;
     }
     const bool stream = plan_.streams && e == Extent::full;
-    if (!stream && can_move(from, e)) {
+    const bool parted = e == Extent::per_row && plan_.block_cols < plan_.cols;
+    if (!stream && !parted && can_move(from, e)) {
       const VectorPlace in_memory = place(output_place(number, e));
       plan_.places.pop_back();
       place(from) = in_memory;
@@ -381,7 +382,10 @@ class VectorPlanner {
       push(widen);
       source = widen.target;
     }
-    push(make_step(stream ? Op::stream : Op::copy, e, &source, 1, output_place(number, e)));
+    VectorStep s =
+        make_step(stream ? Op::stream : Op::copy, e, &source, 1, output_place(number, e));
+    s.first_columns = parted;
+    push(s);
   }
 
   // May the value of a block be computed in an output's memory? That may be an input's memory too,

@@ -220,7 +220,9 @@ struct VectorTasks {
         place(block);
       }
       for (const VectorStep& step : steps) {
-        compute<L>(step, block, task);
+        if (!step.first_columns || block.col == 0) {
+          compute<L>(step, block, task);
+        }
       }
       block.filled = (block.filled + block.rows) % 32;
       block.row += plan.block_rows;
