@@ -51610,6 +51610,13 @@ enum class TokenizerKind {
   merged_pieces   // the same vocabulary in a tokenizer.json: characters merge by a list of merges
 };
 
+// Which stretches of a text pieces put a space before: each but those behind a user's token; of a
+// tokenizer.json's Metaspace step those that begin with none, each or only that at the start.
+enum class SpaceRule { each, each_without, first_without };
+
+// What a special token takes along of the text around it.
+enum class TokenSpaces : std::int32_t { none, left, right, both };
+
 // Types of tokens, numbered as in SentencePiece and GGUF files.
 enum class TokenType : std::int32_t { normal = 1, unknown, control, user_defined, unused, byte };
 
@@ -51625,7 +51632,9 @@ struct TokenizerData {
   int add_eos = 0;
   std::string pre;               // byte_pairs: the pre-tokenizer by name; "": GPT-2's
   bool add_space_prefix = true;  // pieces: a space before a text that is not empty
-  int ignore_merges = -1;        // 1: a word that is a token is one, merges or not; -1: Llama 3
+  SpaceRule space_rule = SpaceRule::each;
+  int ignore_merges = -1;            // 1: a word that is a token is one, merges or not; -1: Llama 3
+  std::vector<std::int32_t> spaces;  // TokenSpaces of each, where it is looked for; empty: none
 };
 
 namespace detail {
@@ -51797,6 +51806,11 @@ struct TokenizerTables {
   bool pieces() const {
     return data.kind == TokenizerKind::scored_pieces || data.kind == TokenizerKind::merged_pieces;
   }
+  // Does it take along the spaces on this side?
+  bool takes_spaces(std::int32_t id, TokenSpaces side) const {
+    return !data.spaces.empty() &&
+           (data.spaces[static_cast<std::size_t>(id)] & static_cast<std::int32_t>(side)) != 0;
+  }
   // May a text become this token by merging?
   bool plain(std::size_t id) const {
     return type(id) == TokenType::normal || type(id) == TokenType::user_defined;
@@ -51845,7 +51859,8 @@ inline void add_texts(TokenizerTables& tables) {
 // (GPT-2's), SentencePiece BPE with scores or by merges. A value of one pointer: copies are cheap.
 // Round trip: decode(encode(text)) is the text, whatever its bytes, for bytes, byte-level BPE and
 // pieces with byte tokens. Pieces put one space before a text that is not empty; decode leaves one
-// out at the start and after BOS.
+// out at the start and after BOS. Not so where a tokenizer.json says that a first space is that one
+// (Metaspace), or that a special token takes along the spaces around it.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -52078,20 +52093,51 @@ class StretchEncoder {
   List<Earlier> earlier_;  // one place for all words of a hash: a later word takes it
 };
 
-// Ordinary text between special tokens. Pieces get their space at the start of the text and behind
-// a control token, not behind one of a user's.
+// Does a stretch of text get a space before it?
+inline bool gets_space(const TokenizerTables& tables, const std::string& text, std::size_t begin,
+                       const std::vector<std::int32_t>& ids) {
+  const SpaceRule rule = tables.data.space_rule;
+  if (rule != SpaceRule::each) {
+    return (begin == 0 || rule == SpaceRule::each_without) && text[begin] != ' ';
+  }
+  return begin == 0 ||
+         (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) == TokenType::control);
+}
+
+// Ordinary text between special tokens.
 inline void encode_stretch(const TokenizerTables& tables, const std::string& text,
                            std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids) {
-  const bool first =
-      begin == 0 ||
-      (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) == TokenType::control);
-  if (begin < end && first && tables.pieces() && tables.data.add_space_prefix) {
+  if (begin < end && tables.pieces() && tables.data.add_space_prefix &&
+      gets_space(tables, text, begin, ids)) {
     const std::string spaced = " " + text.substr(begin, end - begin);
     const std::int64_t shift = 1 - static_cast<std::int64_t>(begin);
     StretchEncoder(tables, spaced, true, shift, ids).encode(0, spaced.size());
   } else {
     StretchEncoder(tables, text, false, 0, ids).encode(begin, end);
   }
+}
+
+// Where the spaces of all kinds begin that end at `at`, not before `begin`; where those end that
+// begin at `at`.
+inline std::size_t spaces_before(const std::string& text, std::size_t begin, std::size_t at) {
+  for (std::size_t size = 1; size <= 4 && size <= at - begin; ++size) {
+    const CodePoint c = code_point(text.data(), at - size, at);
+    if (c.size == size && character_class(c.code) == CharacterClass::space) {
+      at -= size;
+      size = 0;
+    }
+  }
+  return at;
+}
+inline std::size_t spaces_behind(const std::string& text, std::size_t at) {
+  while (at < text.size()) {
+    const CodePoint c = code_point(text.data(), at, text.size());
+    if (character_class(c.code) != CharacterClass::space) {
+      break;
+    }
+    at += c.size;
+  }
+  return at;
 }
 
 }  // namespace detail
@@ -52128,7 +52174,8 @@ inline bool Tokenizer::operator==(const Tokenizer& other) const {
          (a.kind == b.kind && a.tokens == b.tokens && a.scores == b.scores && a.types == b.types &&
           a.merges == b.merges && a.bos == b.bos && a.eos == b.eos && a.unknown == b.unknown &&
           a.add_bos == b.add_bos && a.add_eos == b.add_eos && a.pre == b.pre &&
-          a.add_space_prefix == b.add_space_prefix && a.ignore_merges == b.ignore_merges);
+          a.add_space_prefix == b.add_space_prefix && a.space_rule == b.space_rule &&
+          a.ignore_merges == b.ignore_merges && a.spaces == b.spaces);
 }
 
 inline std::string Tokenizer::token_text(std::int32_t id) const {
@@ -52161,11 +52208,14 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
     std::size_t size = 1;
     const std::int32_t id = special.find(text, at, size);
     if (id >= 0) {
-      detail::encode_stretch(*tables_, text, begin, at, ids);
+      const bool left = tables_->takes_spaces(id, TokenSpaces::left);
+      const std::size_t end = left ? detail::spaces_before(text, begin, at) : at;
+      detail::encode_stretch(*tables_, text, begin, end, ids);
       ids.push_back(id);
-      begin = at + size;
+      const bool right = tables_->takes_spaces(id, TokenSpaces::right);
+      begin = right ? detail::spaces_behind(text, at + size) : at + size;
     }
-    at += size;
+    at = id >= 0 ? begin : at + size;
   }
   detail::encode_stretch(*tables_, text, begin, text.size(), ids);
   if (eos() >= 0 && (options.eos < 0 ? data().add_eos : options.eos) > 0) {
@@ -52253,6 +52303,14 @@ inline void check_tokenizer(const TokenizerData& data, const std::string& who) {
   for (std::size_t i = 0; i < data.types.size(); ++i) {
     if (data.types[i] < 1 || data.types[i] > 6) {
       fail({who, "the type of token ", i, " is ", data.types[i], "; 1 to 6 are right"});
+    }
+  }
+  if (!data.spaces.empty() && data.spaces.size() != n) {
+    fail({who, n, " tokens and ", data.spaces.size(), " spaces; one for each, or none, is right"});
+  }
+  for (std::size_t i = 0; i < data.spaces.size(); ++i) {
+    if (data.spaces[i] < 0 || data.spaces[i] > 3) {
+      fail({who, "the spaces of token ", i, " are ", data.spaces[i], "; 0 to 3 are right"});
     }
   }
   check_token_id(data.bos, "BOS", n, who);
@@ -53206,9 +53264,10 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
   }
   if (!hooks.attention && config.is_local(layer) && k.dim(1) > config.window) {
-    detail::fail({"forward: ", k.dim(1), " tokens in layer ", layer, " of ", config.name,
-                  ", which sees the last ", config.window,
-                  "; up to as many are right here, decode() and generate() take more"});
+    detail::fail(
+        {"forward: ", k.dim(1), " tokens in layer ", layer, " of ", config.name,
+         ", which sees the last ", config.window,
+         "; up to as many are right here, decode() and generate() with a cache take more"});
   }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
                                    : attention(q, k, v, q.dim(2) / config.head_size,
@@ -54190,11 +54249,12 @@ inline std::uint64_t safetensors_size(const std::string& dtype) {
 }
 
 // A whole number from 0 to 2^53 (where doubles stop being exact), or an Error.
-inline std::uint64_t json_whole(const Json& value, const std::string& who) {
+inline std::uint64_t json_whole(const Json& value, const std::string& who,
+                                const char* what = "a size") {
   const double n = value.number;
   if (value.kind != Json::Kind::number || !(n >= 0 && n <= 9007199254740992.0) ||
       static_cast<double>(static_cast<std::uint64_t>(n)) != n) {
-    detail::fail({who + ": a size is not a whole number from 0 to 2^53"});
+    detail::fail({who, ": ", what, " is not a whole number from 0 to 2^53"});
   }
   return static_cast<std::uint64_t>(n);
 }
@@ -54657,7 +54717,7 @@ inline std::size_t id_limit(std::size_t tokens) { return 2 * tokens + 1024; }
 // Places `token` at `id`, which must be below `limit`.
 inline void place_token(TokenizerData& data, const Json& id, const std::string& token,
                         std::int32_t type, std::size_t limit, const std::string& who) {
-  const std::uint64_t place = json_whole(id, cat({who, "token \"", token, "\""}));
+  const std::uint64_t place = json_whole(id, cat({who, "token \"", token, "\""}), "its id");
   if (place >= limit) {
     fail({who, "token \"", token, "\" has the id ", place, "; ids from 0 without large gaps, here ",
           "below ", limit, ", are right"});
@@ -54710,8 +54770,19 @@ inline void fill_added(TokenizerData& data, const Json* added, std::size_t limit
     }
     const TokenType type =
         json_true(token, "special", false) ? TokenType::control : TokenType::user_defined;
+    if (json_true(token, "single_word", false)) {
+      fail({who, "the added token \"", content,
+            "\" stands for whole words alone; single_word false is right"});
+    }
     place_token(data, *id, content, static_cast<std::int32_t>(type), limit, who);
+    const int spaces =
+        (json_true(token, "lstrip", false) ? 1 : 0) + (json_true(token, "rstrip", false) ? 2 : 0);
+    if (spaces > 0) {
+      data.spaces.resize(data.tokens.size());
+      data.spaces[static_cast<std::size_t>(json_whole(*id, who))] = spaces;
+    }
   }
+  data.spaces.resize(data.spaces.empty() ? 0 : data.tokens.size());
 }
 
 inline std::int64_t find_token(const TokenizerData& data, const std::string& text) {
@@ -54791,9 +54862,12 @@ inline void read_spaces(TokenizerData& data, const List<const Json*>& normalizer
       fail({who, "its pre_tokenizer has the step ", type, "; ByteLevel or Metaspace is right"});
     }
     const std::string scheme = json_text(step, "prepend_scheme");
-    data.add_space_prefix =
-        data.add_space_prefix ||
-        (scheme.empty() ? json_true(*step, "add_prefix_space", true) : scheme != "never");
+    const bool adds =
+        scheme.empty() ? json_true(*step, "add_prefix_space", true) : scheme != "never";
+    if (adds && !data.add_space_prefix) {  // else a text begins with U+2581 by then
+      data.space_rule = scheme == "first" ? SpaceRule::first_without : SpaceRule::each_without;
+    }
+    data.add_space_prefix = data.add_space_prefix || adds;
     cuts = cuts || json_true(*step, "split", true);
   }
   for (std::size_t i = 0; cuts && i < data.tokens.size(); ++i) {
@@ -55061,6 +55135,19 @@ inline std::string json_texts(const std::vector<std::string>& texts) {
   return json + "]";
 }
 
+// What of spaces is not as in most tokenizers.
+inline std::string spaces_json(const TokenizerData& data) {
+  std::string json;
+  if (data.space_rule != SpaceRule::each) {
+    json += cat({",\"space_rule\":", static_cast<int>(data.space_rule)});
+  }
+  for (std::size_t i = 0; i < data.spaces.size(); ++i) {
+    json += cat(
+        {i == 0 ? ",\"spaces\":[" : ",", data.spaces[i], i + 1 == data.spaces.size() ? "]" : ""});
+  }
+  return json;
+}
+
 inline std::string tokenizer_json(const Tokenizer& tokenizer) {
   const TokenizerData& data = tokenizer.data();
   std::string json =
@@ -55077,11 +55164,13 @@ inline std::string tokenizer_json(const Tokenizer& tokenizer) {
     json += cat({i > 0 ? "," : "", data.types[i]});
   }
   json += "],\"merges\":" + json_texts(data.merges);
-  return json + cat({",\"bos\":", data.bos, ",\"eos\":", data.eos, ",\"unknown\":", data.unknown,
-                     ",\"add_bos\":", data.add_bos, ",\"add_eos\":", data.add_eos, ",\"pre\":\"",
-                     json_escape(data.pre),
-                     "\",\"add_space_prefix\":", data.add_space_prefix ? "true" : "false",
-                     ",\"ignore_merges\":", data.ignore_merges, "}"});
+  return json +
+         cat({",\"bos\":", data.bos, ",\"eos\":", data.eos, ",\"unknown\":", data.unknown,
+              ",\"add_bos\":", data.add_bos, ",\"add_eos\":", data.add_eos, ",\"pre\":\"",
+              json_escape(data.pre),
+              "\",\"add_space_prefix\":", data.add_space_prefix ? "true" : "false",
+              ",\"ignore_merges\":", data.ignore_merges}) +
+         spaces_json(data) + "}";
 }
 
 inline const Json& tokenizer_field(const Json& json, const char* key, Json::Kind kind,
@@ -55138,6 +55227,21 @@ inline TokenizerKind tokenizer_kind(const Json& json, const std::string& who) {
   fail({who, "tokenizer kind is \"", word, "\"; right is one of ", right});
 }
 
+inline void read_spaces_json(TokenizerData& data, const Json& json, const std::string& who) {
+  if (const Json* rule = json.find("space_rule")) {
+    const std::int64_t number = tokenizer_number(*rule, "space_rule", who);
+    if (number < 0 || number > 2) {
+      fail({who, "its tokenizer's space_rule is ", number, "; 0 to 2 are right"});
+    }
+    data.space_rule = static_cast<SpaceRule>(number);
+  }
+  if (json.find("spaces") != nullptr) {
+    for (const Json& each : tokenizer_field(json, "spaces", Json::Kind::list, who).list) {
+      data.spaces.push_back(static_cast<std::int32_t>(tokenizer_number(each, "spaces", who)));
+    }
+  }
+}
+
 inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
   const Json json = parse_named(text, who);
   TokenizerData data;
@@ -55168,6 +55272,7 @@ inline Tokenizer tokenizer_from_json(const std::string& text, const std::string&
   data.pre = tokenizer_field(json, "pre", Json::Kind::text, who).text;
   data.add_space_prefix =
       tokenizer_field(json, "add_space_prefix", Json::Kind::boolean, who).number != 0;
+  read_spaces_json(data, json, who);
   return make_tokenizer(std::move(data), who + "its tokenizer: ");
 }
 
@@ -55179,13 +55284,21 @@ inline std::string export_steps(const TokenizerData& data, PreTokenizer pre) {
   }
   if (data.kind == TokenizerKind::merged_pieces) {
     const std::string strip = ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}";
+    const bool each = data.space_rule == SpaceRule::each, adds = data.add_space_prefix;
+    const std::string step =
+        each || !adds
+            ? "null"
+            : cat({"{\"type\":\"Metaspace\",\"replacement\":\"", mark, "\",\"prepend_scheme\":\"",
+                   data.space_rule == SpaceRule::first_without ? "first" : "always",
+                   "\",\"split\":false}"});
     return cat({"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
-                data.add_space_prefix ? "{\"type\":\"Prepend\",\"prepend\":\"" + mark + "\"}," : "",
+                each && adds ? "{\"type\":\"Prepend\",\"prepend\":\"" + mark + "\"}," : "",
                 "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"", mark,
-                "\"}]},\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+                "\"}]},\"pre_tokenizer\":", step,
+                ",\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
                 "{\"type\":\"Replace\",\"pattern\":{\"String\":\"",
                 mark, "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}",
-                data.add_space_prefix ? strip : "", "]}"});
+                adds ? strip : "", "]}"});
   }
   const auto byte_level = [](bool own_pattern) {
     return cat(
@@ -55267,12 +55380,14 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
                     "\"; texts that differ, and no "
                     "character U+2581, are right"});
     }
+    const std::int32_t spaces = data.spaces.empty() ? 0 : data.spaces[id];
     if (type == TokenType::control || type == TokenType::user_defined) {
-      added += detail::cat({added.empty() ? "" : ",", "{\"id\":", id, ",\"content\":\"",
-                            json_escape(token),
-                            "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
-                            "\"normalized\":false,\"special\":",
-                            type == TokenType::control ? "true" : "false", "}"});
+      added += detail::cat(
+          {added.empty() ? "" : ",", "{\"id\":", id, ",\"content\":\"", json_escape(token),
+           "\",\"single_word\":false,\"lstrip\":", (spaces & 1) != 0 ? "true" : "false",
+           ",\"rstrip\":", (spaces & 2) != 0 ? "true" : "false",
+           ",\"normalized\":false,\"special\":", type == TokenType::control ? "true" : "false",
+           "}"});
     } else {
       vocabulary += vocabulary.empty() ? "\"" : ",\"";
       vocabulary += json_escape(token);
@@ -55366,6 +55481,9 @@ inline std::string config_json(ModelConfig c) {
   for (const auto& field : config_numbers(c)) {
     json += cat({",\"", field.first, "\":", exact_number(*field.second)});
   }
+  if (c.window > 0) {
+    json += cat({",\"window\":", c.window, ",\"global_every\":", c.global_every});
+  }
   if (c.rope_pairs == RopePairs::interleaved) {
     json += ",\"rope_pairs\":\"interleaved\"";
   }
@@ -55424,6 +55542,14 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   }
   for (const auto& field : config_numbers(c)) {
     *field.second = config_field(json, field.first, Json::Kind::number, who).number;
+  }
+  if (json.find("window") != nullptr) {
+    const auto whole = [&](const char* key) {
+      return static_cast<std::int64_t>(
+          json_whole(config_field(json, key, Json::Kind::number, who), who + "config"));
+    };
+    c.window = whole("window");
+    c.global_every = whole("global_every");
   }
   if (json.find("rope_pairs") != nullptr) {
     c.rope_pairs = static_cast<RopePairs>(config_word(json, "rope_pairs", rope_pairs_words, who));
@@ -58426,10 +58552,14 @@ inline Llama2cDecoder::Llama2cDecoder(const Transformer& model) : config_(model.
   const ModelConfig& c = config_;
   if (c.norm != Norm::rms || c.position != Position::rotary || c.activation != Activation::swiglu ||
       c.rope_pairs != RopePairs::interleaved || c.bias || c.qkv_bias || c.qk_norm ||
-      c.experts > 0) {
+      c.experts > 0 || c.window > 0 || !c.rope_factors.empty()) {
     detail::fail({"Llama2cDecoder: ", c.name,
-                  " is no model of llama2.c; RMS norms, interleaved rotary pairs, SwiGLU and no "
-                  "biases or experts are right"});
+                  " is no model of llama2.c; RMS norms, interleaved rotary pairs at their own "
+                  "frequencies, SwiGLU and no biases, experts or window are right"});
+  }
+  if (c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5) {
+    detail::fail({"Llama2cDecoder: ", c.name, " has a norm_epsilon of ", c.norm_epsilon,
+                  "; 1e-05, llama2.c's, is right"});
   }
   layers_.resize(static_cast<std::size_t>(c.layers));
   for (const Parameter& p : model.parameters) {
@@ -59246,6 +59376,7 @@ class ConfigFile {
     const Json* value = keys_->find(key);
     return value != nullptr && value->kind == Json::Kind::null ? nullptr : value;
   }
+  bool has(const char* key) const { return keys_->find(key) != nullptr; }  // null or not
   const char* either(const char* key, const char* other) const {
     return find(key) == nullptr && find(other) != nullptr ? other : key;
   }
@@ -59494,10 +59625,10 @@ class ConfigReader {
                         : file_.whole("max_position_embeddings", 1, config_size);
     c_.tied = file_.flag_or("tie_word_embeddings", gemma);
     c_.qk_norm = is("qwen3") || gemma3;
-    c_.norm_epsilon = file_.number_or("rms_norm_eps", 1e-30, 1, 1e-6);
+    c_.norm_epsilon = file_.number_or("rms_norm_eps", 1e-30, 1, is("mixtral") ? 1e-5 : 1e-6);
     read_head(gemma || is("qwen3"));
     read_mixture();
-    read_rotary(gemma3 ? 1e6 : 1e4);
+    read_rotary(gemma3 || is("mixtral") ? 1e6 : 1e4);
     read_windows();
     const char* act = gemma ? file_.either("hidden_activation", "hidden_act") : "hidden_act";
     read_activation(act, gemma ? "gelu_pytorch_tanh" : "silu", true);
@@ -59559,6 +59690,7 @@ class ConfigReader {
       every_layer("moe_layer_freq");
     } else if (qwen) {
       every_layer("decoder_sparse_step");
+      note(!file_.flag_or("norm_topk_prob", false), "shares of experts that do not sum to 1");
       read_dense_list();
       read_shared_expert();
     }
@@ -59654,8 +59786,8 @@ class ConfigReader {
     }
   }
 
-  // Gemma 2 has a window in every second layer, Gemma 3 in five of six; Qwen when it says so; the
-  // others in all. `layer_types` says it layer by layer.
+  // Gemma 2 has a window in every second layer, Gemma 3 in five of six; Qwen when it says so, from
+  // layer max_window_layers on; the others in all. `layer_types` says it layer by layer.
   void read_windows() {
     if (is("gemma2") || is("gemma3")) {
       c_.window = file_.whole_or("sliding_window", 1, config_size, 4096);
@@ -59663,10 +59795,13 @@ class ConfigReader {
       c_.global_every = is("gemma2") ? 2 : file_.whole_or(key, 1, config_few, 6);
     } else if (is("mistral") || is("mixtral") || is("phi3") ||
                (is("qwen") && file_.flag_or("use_sliding_window", false))) {
-      c_.window = file_.whole_or("sliding_window", 1, config_size, 0);
-      const std::int64_t first = file_.whole_or("max_window_layers", 0, config_few, 0);
+      const bool left_out = (is("mistral") || is("qwen")) && !file_.has("sliding_window");
+      c_.window = file_.whole_or("sliding_window", 1, config_size, left_out ? 4096 : 0);
+      const bool listed = file_.list("layer_types") != nullptr;
+      const std::int64_t first =
+          is("qwen") && !listed ? file_.whole_or("max_window_layers", 0, config_few, 28) : 0;
       c_.window = first < c_.layers ? c_.window : 0;
-      if (c_.window > 0 && first > 0 && file_.list("layer_types") == nullptr) {
+      if (c_.window > 0 && first > 0) {
         file_.refuse("max_window_layers", cat({"0 or all layers, ", c_.layers, ", are right"}));
       }
     }
@@ -60395,6 +60530,11 @@ class ModelLoader {
 
   Transformer read(const ModelConfig& config) const {
     config.validate();
+    const std::string beyond = config.beyond.empty() ? lacking(config) : config.beyond;
+    if (!beyond.empty()) {
+      fail({who_, config.name, " has ", beyond, ", which a Transformer here cannot run; ",
+            "read_config(path) gives what can be planned of it"});
+    }
     check_config_fits(config, file_, who_);
     Transformer model = Transformer::without_numbers(config);
     model.activations = options_.activations;
@@ -60716,11 +60856,11 @@ inline GgmlDecoder::GgmlDecoder(const Transformer& model) : model_(model) {
   const bool llama = c.norm == Norm::rms && c.position == Position::rotary &&
                      c.activation == Activation::swiglu && !c.bias && !c.qkv_bias && !c.qk_norm &&
                      c.experts == 0 && !c.latent() && c.window == 0 && c.block_norms == 2 &&
-                     c.rope_pairs == RopePairs::interleaved;
+                     c.rope_pairs == RopePairs::interleaved && c.rope_factors.empty();
   if (!llama) {
     detail::fail({"GgmlDecoder: ", c.name,
                   " is not of Llama's architecture: RMS norms, rotary positions on interleaved "
-                  "pairs, SwiGLU, no biases, no experts"});
+                  "pairs at their own frequencies, SwiGLU, no biases, no experts, no window"});
   }
   embedding_ = matrix("model.embed_tokens.weight");
   head_ = c.tied ? embedding_ : matrix("lm_head.weight");
@@ -60922,6 +61062,8 @@ inline std::string beyond_llama2c(const ModelConfig& c) {
   add(c.qk_norm, "norms of queries and keys");
   add(c.experts > 0, "experts");
   add(c.query_width() != c.width, "heads that are not the width together");
+  add(c.window > 0, "layers with a window");
+  add(!c.rope_factors.empty(), "scaled rotary frequencies");
   add(c.rope_theta < 10000 || c.rope_theta > 10000, "a rope_theta other than 10000");
   add(c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5, "a norm_epsilon other than 1e-05");
   return all;
@@ -61114,8 +61256,13 @@ inline double mean_loss(const Transformer& model, const std::vector<std::int32_t
     for (std::int64_t row = 0; row < logits.dim(0); ++row) {
       const std::int64_t next = first + row + 1;
       if (next < static_cast<std::int64_t>(ids.size()) && next % model.config.context != 0) {
-        sum += detail::surprise(logits.data() + row * logits.dim(1), logits.dim(1),
-                                ids[static_cast<std::size_t>(next)]);
+        const double loss = detail::surprise(logits.data() + row * logits.dim(1), logits.dim(1),
+                                             ids[static_cast<std::size_t>(next)]);
+        if (!detail::is_finite(loss)) {
+          detail::fail({"mean_loss: token ", next, " has the loss ", loss,
+                        "; weights that give finite logits are right"});
+        }
+        sum += loss;
         ++count;
       }
     }
@@ -68858,15 +69005,21 @@ struct CutCache {
     kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k,
                          v);
   }
-  // The first n of this device's rows as f32.
-  void load(int layer, int sequence, std::int64_t n, float* k, float* v) const {
+  // This device's rows [first, end) as f32.
+  void load(int layer, int sequence, std::int64_t first, std::int64_t end, float* k,
+            float* v) const {
     List<const std::uint8_t*> at;
-    for (std::int64_t i = 0; i * pages.page_tokens() < n; ++i) {
+    for (std::int64_t i = 0; i * pages.page_tokens() < end; ++i) {
       at.push_back(pages.page(layer, sequence, i));
     }
-    kernels::cache_load(pages.shape(), at.data(), 0, n, k, v);
+    kernels::cache_load(pages.shape(), at.data(), first, end, k, v);
   }
 };
+
+// How many of the first `tokens` the last of them does not see.
+inline std::int64_t hidden_before(std::int64_t tokens, std::int64_t window) {
+  return window > 0 && tokens > window ? tokens - window : 0;
+}
 
 // What one layer's attention reads, writes and multiplies.
 struct CutAttentionWork {
@@ -68897,11 +69050,14 @@ struct CutAttentionWork {
 };
 
 // One run's queries [n, H K] at places first, first + 1, .. over this device's keys; O and lse
-// [n, H]. A stretch of queries sees as many keys each, or one more from each to the next.
+// [n, H]. A stretch of queries sees as many keys each, or one more from each to the next; of a
+// local layer that sees less than all, it is one query.
 struct CutRun {
   const CutCache& cache;
   kernels::AttentionShape shape;  // strides and heads
   std::int64_t first = 0, n = 0;
+  std::int64_t window = 0;  // tokens that a query sees, itself one; 0: all
+  std::int64_t loaded = 0;  // the row of this device with which k and v begin
   const float *q, *k, *v;
   float *o, *lse;
 
@@ -68911,7 +69067,9 @@ struct CutRun {
     while (at < first + n) {
       const std::int64_t page = cache.turns.page;
       const std::int64_t turn = cache.turns.devices == 1 ? first + n : (at / page + 1) * page;
-      const std::int64_t end = turn < first + n ? turn : first + n;
+      const std::int64_t alike = window == 0 ? turn : at < window ? window : at + 1;
+      const std::int64_t last = turn < alike ? turn : alike;
+      const std::int64_t end = last < first + n ? last : first + n;
       pairs += stretch(at, end);
       at = end;
     }
@@ -68923,7 +69081,10 @@ struct CutRun {
     const bool mine = cache.turns.mine(begin);
     kernels::AttentionShape s = shape;
     s.queries = end - begin;
-    s.keys = cache.turns.count(end);
+    const std::int64_t from = cache.turns.count(hidden_before(end, window));
+    s.keys = cache.turns.count(end) - from;
+    const float* const keys = k + (from - loaded) * s.k_stride;
+    const float* const values = v + (from - loaded) * s.v_stride;
     s.causal = mine ? 1 : 0;
     s.causal_offset = s.keys - s.queries;
     float* const sums = lse + (begin - first) * s.heads;
@@ -68936,7 +69097,8 @@ struct CutRun {
       return 0;
     }
     std::vector<float> by_head(static_cast<std::size_t>(s.heads * s.queries));
-    kernels::attention_forward(s, q + (begin - first) * s.q_stride, k, v, out, by_head.data());
+    kernels::attention_forward(s, q + (begin - first) * s.q_stride, keys, values, out,
+                               by_head.data());
     for (std::int64_t i = 0; i < s.queries * s.heads; ++i) {
       sums[i] = by_head[static_cast<std::size_t>(i % s.heads * s.queries + i / s.heads)];
     }
@@ -68947,10 +69109,10 @@ struct CutRun {
 };
 
 // Stores the step's keys and values [1, T, KV K] that are this device's and attends to what it has:
-// O [1, T, H K] and lse [T, H].
+// O [1, T, H K] and lse [T, H]. `window` as in CutRun.
 inline Tensor cut_attention(const StepTokens& step, const List<TokenRun>& runs, int layer,
-                            const Tensor& q, const Tensor& k, const Tensor& v, CutCache& cache,
-                            Tensor& lse) {
+                            std::int64_t window, const Tensor& q, const Tensor& k, const Tensor& v,
+                            CutCache& cache, Tensor& lse) {
   const OpScope scope;
   const kernels::CacheShape cached = cache.pages.shape();
   kernels::AttentionShape s;
@@ -68973,13 +69135,16 @@ inline Tensor cut_attention(const StepTokens& step, const List<TokenRun>& runs, 
         work.rows_written += 1;
       }
     }
-    const std::int64_t rows = cache.turns.count(first + n);
+    const std::int64_t from = cache.turns.count(hidden_before(first + 1, window));
+    const std::int64_t rows = cache.turns.count(first + n) - from;
     Tensor keys({rows, cached.row()}), values({rows, cached.row()});
-    cache.load(layer, run.sequence, rows, keys.data(), values.data());
+    cache.load(layer, run.sequence, from, from + rows, keys.data(), values.data());
     const CutRun one{cache,
                      s,
                      first,
                      n,
+                     window,
+                     from,
                      q.data() + t * q.dim(2),
                      keys.data(),
                      values.data(),
@@ -69183,13 +69348,14 @@ class DeviceDecode {
 
   Tensor attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     const auto own = static_cast<int>(layer - at_.first_layer);
+    const std::int64_t window = model_.config.is_local(layer) ? model_.config.window : 0;
     Tensor lse;
     if (layout_.sequence == 1) {
-      return cut_attention(*tokens_, *runs_, own, q, k, v, cache_, lse);
+      return cut_attention(*tokens_, *runs_, own, window, q, k, v, cache_, lse);
     }
     const Axes sequence(axes_.sequence);
     const Tensor all = start_all_gather(calling(ServeCalls::queries), q, sequence, 2).wait();
-    const Tensor o = cut_attention(*tokens_, *runs_, own, all, k, v, cache_, lse);
+    const Tensor o = cut_attention(*tokens_, *runs_, own, window, all, k, v, cache_, lse);
     const Tensor packed = pack_parts(o, lse, layout_.sequence);
     return merge_parts(start_all_to_all(calling(ServeCalls::parts), packed, sequence, 0, 0).wait());
   }
@@ -69449,7 +69615,7 @@ inline List<PlannedCall> serve_calls(const ModelConfig& c, const ServeLayout& la
 struct ReplayedTurn {
   int round = 0;
   std::int64_t tokens = 0, rows = 0, pages = 0;  // pages: in use on the device then
-  double cached = 0;                             // rows of keys that attention reads on it
+  double cached = 0;  // rows of keys that attention reads on it, in all its layers
   bool decodes = false;
 };
 
@@ -69462,7 +69628,12 @@ struct ServeReplay {
   ServeReplay(const ModelConfig& c, const ServeLayout& layout, const ServeOptions& options,
               const ServePlace& at, const List<std::vector<std::int32_t>>& prompts,
               const List<std::vector<std::int32_t>>& ids, std::int64_t n)
-      : turns_of_({options.pages.page_tokens, layout.sequence, at.sequence}), pages_(ids.size()) {
+      : turns_of_({options.pages.page_tokens, layout.sequence, at.sequence}),
+        window_(c.window),
+        pages_(ids.size()) {
+    for (std::int64_t layer = at.first_layer; layer < at.end_layer; ++layer) {
+      ++(c.is_local(layer) ? local_ : global_);
+    }
     const auto all = static_cast<std::int64_t>(prompts.size());
     List<ServeBatch> batches =
         serve_batches(prompts, layout.groups(all), n, c.context, options.prefill_tokens);
@@ -69510,7 +69681,9 @@ struct ServeReplay {
       const std::int64_t rows = turns_of_.count(turn.before[i] + more);
       const auto sequence = static_cast<std::size_t>(turn.runs[i].sequence);
       pages_[sequence] = (rows + turns_of_.page - 1) / turns_of_.page;
-      one.cached += static_cast<double>(rows);
+      const std::int64_t unseen =
+          turns_of_.count(hidden_before(turn.before[i] + 1, window_));  // by the first token
+      one.cached += static_cast<double>(global_ * rows + local_ * (rows - unseen));
     }
     for (const std::int64_t pages : pages_) {
       one.pages += pages;
@@ -69520,7 +69693,8 @@ struct ServeReplay {
   }
 
   CacheTurns turns_of_;
-  std::vector<std::int64_t> pages_;  // of each sequence
+  std::int64_t window_ = 0, local_ = 0, global_ = 0;  // layers
+  std::vector<std::int64_t> pages_;                   // of each sequence
 };
 
 // Weights that a step reads: all on the device but tables of which it reads single rows.
@@ -69587,8 +69761,9 @@ namespace detail {
 
 // What the formulas need of a device.
 struct ServedDevice {
-  double weights = 0, read = 0;          // bytes: held, and read in a step
-  double page_bytes = 0, row_bytes = 0;  // of all its layers, keys and values
+  double weights = 0, read = 0;  // bytes: held, and read in a step
+  double page_bytes = 0;         // of all its layers, keys and values
+  double row_bytes = 0;          // of a token in one layer
   ServePlace place;
   ServeReplay replay;
 };
@@ -69917,7 +70092,7 @@ inline ServedDevice served_device(const Transformer& model,
   device.read = serve_read_bytes(model, layout, device.place);
   const KvPages pages(device.place.cache_config(model.config), options.pages);
   device.page_bytes = static_cast<double>(pages.page_bytes());
-  device.row_bytes = static_cast<double>(pages.token_bytes());
+  device.row_bytes = static_cast<double>(pages.layer_bytes());
   device.replay = ServeReplay(model.config, layout, options, device.place, prompts, ids, n);
   return device;
 }

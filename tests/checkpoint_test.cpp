@@ -104,6 +104,25 @@ TEST_CASE("a saved model comes back as it was") {
   std::remove(path.c_str());
 }
 
+TEST_CASE("windows are saved with their model") {
+  ts::ModelConfig config = small().config;
+  config.vocabulary = 30;
+  config.layers = 3;
+  const std::string path = temporary("window.safetensors");
+  for (const std::int64_t every : {0, 3}) {
+    config.window = 5;
+    config.global_every = every;
+    const ts::Transformer model(config, 4);
+    model.save(path);
+    const ts::Transformer again = ts::load(path);
+    CHECK(again.config.window == 5);
+    CHECK(again.config.global_every == every);
+    const std::vector<std::int32_t> ids = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    CHECK(ts::mean_loss(again, ids) == ts::mean_loss(model, ids));
+  }
+  std::remove(path.c_str());
+}
+
 TEST_CASE("a save that fails leaves the old file whole") {
   ts::Transformer model = small();
   const std::string path = temporary("kept.safetensors");

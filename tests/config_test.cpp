@@ -77,6 +77,7 @@ const Keys qwen3_moe = with(decoder("qwen3_moe", {94, 4096, 64, 4, 12288, 151936
                              {"moe_intermediate_size", "1536"},
                              {"decoder_sparse_step", "1"},
                              {"mlp_only_layers", "[]"},
+                             {"norm_topk_prob", "true"},
                              {"use_sliding_window", "false"}});
 const Keys deepseek = with(decoder("deepseek_v3", {61, 7168, 128, 128, 18432, 129280, 163840}),
                            {{"q_lora_rank", "1536"},
@@ -209,6 +210,11 @@ TEST_CASE("config.json: the same shape as the preset") {
   CHECK(llama.norm_epsilon == 1e-5);
   CHECK(llama.beyond == "");
   CHECK(same(parsed(qwen3_moe), ts::config("qwen3-235b-a22b")));
+  CHECK(parsed(qwen3_moe).beyond == "");
+  for (const char* otherwise : {"false", "null"}) {
+    CHECK(parsed(with(qwen3_moe, {{"norm_topk_prob", otherwise}})).beyond ==
+          "shares of experts that do not sum to 1");
+  }
   CHECK(same(parsed(deepseek), ts::config("deepseek-v3")));
   CHECK(parsed(deepseek).beyond == "latent attention, dense first layers, biases of the router");
   CHECK(same(parsed(gemma2), ts::config("gemma2-2b")));
@@ -249,6 +255,22 @@ TEST_CASE("config.json: windows, biases, positions") {
   CHECK(parsed(qwen).window == 0);
   CHECK(refusal(with(qwen, {{"use_sliding_window", "true"}})) ==
         "config.json:11: max_window_layers is 21; 0 or all layers, 28, are right");
+  // A list says more than max_window_layers, which is 28 when it is left out.
+  const Keys two = with(decoder("qwen2", {2, 64, 4, 2, 96, 100, 512}),
+                        {{"use_sliding_window", "true"}, {"sliding_window", "16"}});
+  CHECK(parsed(two).window == 0);
+  CHECK(parsed(with(two, {{"max_window_layers", "0"}})).window == 16);
+  CHECK(parsed(with(two, {{"max_window_layers", "2"}})).window == 0);
+  CHECK(parsed(with(two,
+                    {{"layer_types", "[" + local + "," + local + "]"}, {"max_window_layers", "2"}}))
+            .local_layers() == 2);
+  // What transformers takes for keys that are left out; null is none.
+  CHECK(parsed(decoder("mistral", {32, 4096, 32, 8, 14336, 32000, 32768})).window == 4096);
+  CHECK(parsed(with(mistral, {{"sliding_window", "null"}})).window == 0);
+  const ts::ModelConfig experts =
+      parsed(with(mixtral, {{"rope_theta", "null"}, {"rms_norm_eps", "null"}}));
+  CHECK(experts.rope_theta == 1e6);
+  CHECK(experts.norm_epsilon == 1e-5);
 
   const std::int64_t plain = parsed(llama3).parameters();
   CHECK(parsed(with(llama3, {{"attention_bias", "true"}})).parameters() ==
@@ -372,7 +394,7 @@ TEST_CASE("config.json: every error gives file, line and key") {
         "config.json:15: mlp_only_layers is not 0, 1, ...: dense layers other than the first "
         "cannot be counted");
   CHECK(refusal(with(qwen3_moe, {{"mlp_bias", "true"}})) ==
-        "config.json:17: mlp_bias is true; false is right in a mixture");
+        "config.json:18: mlp_bias is true; false is right in a mixture");
   CHECK(refusal(with(deepseek, {{"attention_bias", "true"}})) ==
         "config.json:21: attention_bias is true; false is right with latent attention");
   CHECK(refusal(with(deepseek, {{"qk_rope_head_dim", "63"}})) ==

@@ -672,6 +672,10 @@ TEST_CASE("formats of weights: bytes shrink, errors grow, perplexity is the loss
   CHECK(error_of([&] {
           ts::mean_loss(model, {1, 99});
         }) == "mean_loss: id 99 at position 1 is outside the 29 tokens of tiny llama");
+  ts::Transformer broken(model.config, 1);
+  broken.parameters.back().value.data()[0] = NAN;
+  CHECK(error_of([&] { ts::perplexity(broken, ids); }) ==
+        "mean_loss: token 1 has the loss nan; weights that give finite logits are right");
   ts::LoadOptions f32;
   CHECK(error_of([&] { ts::with_weights(model, f32); }) ==
         "with_weights: weights bf16, int8 or int4 are right; load(path, options) keeps what a file "
@@ -717,7 +721,7 @@ TEST_CASE("a window: each token sees the last few, in the cache and in their pag
   }
   CHECK(error_of([&] { model.forward(ids, 1, 24); }) ==
         "forward: 24 tokens in layer 0 of tiny llama, which sees the last 5; up to as many are "
-        "right here, decode() and generate() take more");
+        "right here, decode() and generate() with a cache take more");
   c.layers = 2;
   c.global_every = 2;
   const ts::Transformer mixed(c, 4);

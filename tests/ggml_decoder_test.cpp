@@ -342,7 +342,15 @@ TEST_CASE("ggml decoder: what it does not cover") {
   const ts::Transformer halves = small_model(ts::BlockFormat::f16, c);
   CHECK(error_of([&] { const ts::GgmlDecoder d(halves); }) ==
         "GgmlDecoder: small is not of Llama's architecture: RMS norms, rotary positions on "
-        "interleaved pairs, SwiGLU, no biases, no experts");
+        "interleaved pairs at their own frequencies, SwiGLU, no biases, no experts, no window");
+  for (const bool window : {true, false}) {
+    c = small_config();
+    c.window = window ? 3 : 0;
+    c.rope_factors.assign(window ? 0U : static_cast<std::size_t>(c.head_size / 2), 2.0f);
+    const ts::Transformer local = small_model(ts::BlockFormat::f16, c);
+    CHECK(error_of([&] { const ts::GgmlDecoder d(local); }).find("at their own frequencies") !=
+          std::string::npos);
+  }
   c = small_config();
   c.vocabulary = 40;
   const ts::Transformer forty = small_model(ts::BlockFormat::q4_0, c);

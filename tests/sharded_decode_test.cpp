@@ -43,6 +43,10 @@ ts::ModelConfig shape_of(const std::string& style) {
     c.expert_hidden = 21;
     c.shared_experts = 1;
     c.kv_heads = 4;
+  } else if (style == "local") {  // two of three layers, in pieces of a page
+    c.kv_heads = 4;
+    c.window = 5;
+    c.global_every = 3;
   }
   return c;
 }
@@ -192,6 +196,28 @@ TEST_CASE("sharded generation gives the ids of one device, mixture of experts") 
                 greedy());
 }
 
+TEST_CASE("sharded generation gives the ids of one device, windows in some layers") {
+  ts::ModelConfig config = shape_of("local");
+  ts::ServeOptions o = greedy();
+  const ts::List<ts::ServeLayout> layouts = {cut(2, 1, 1), cut(1, 3, 1), cut(1, 1, 2),
+                                             cut(1, 1, 4), cut(2, 2, 1), cut(2, 2, 2)};
+  for (const std::int64_t window : {1, 3, 5, 12}) {
+    CAPTURE(window);
+    config.window = window;
+    const ts::Transformer model = lively(config);
+    config.window = config.global_every = 0;
+    const Prompts without = on_one(lively(config), some_prompts(), 5, o);
+    config.global_every = 3;
+    const bool alike = same(on_one(model, some_prompts(), 5, o), without);
+    CHECK((window == 12 || !alike));
+    check_layouts(model, layouts, o);
+    o.prefill_tokens = window;  // 11 tokens in several steps
+    o.pages.page_tokens = 3;
+    check_layouts(model, {cut(2, 1, 1), cut(1, 2, 2)}, o);
+    o = greedy();
+  }
+}
+
 TEST_CASE("sharded generation samples, stops, splits prompts and slides as one device does") {
   const ts::Transformer model = lively(shape_of("llama"));
   ts::ServeOptions o = greedy();
@@ -313,8 +339,12 @@ TEST_CASE("a sharded decode step takes its weights, its cache and its collective
   c.kv_heads = 4;
   c.head_size = 16;
   c.layers = 2;
-  const ts::Transformer model(c, 1);
-  for (const ts::ServeLayout& layout : {cut(4, 1, 1), cut(2, 1, 2)}) {
+  const ts::Transformer all(c, 1);
+  c.window = 4;
+  const ts::Transformer local(c, 1);
+  for (const int i : {0, 1, 2}) {
+    const ts::ServeLayout layout = i == 0 ? cut(4, 1, 1) : cut(2, 1, 2);
+    const ts::Transformer& model = i == 2 ? local : all;
     const ts::ShardedGeneration made = ts::generate_sharded(
         model, some_prompts(), 4, layout, ts::machine("tpu-v5e", {2, 2}), greedy());
     REQUIRE(made.times.rows.size() == 1);

@@ -727,7 +727,97 @@ TEST_CASE("tokenizer.json: byte-level and SentencePiece's, merges as strings and
   CHECK(llama3.encode("ab") == Ids{2});
 }
 
+TEST_CASE("tokenizer.json: a Metaspace step adds a space where none is") {
+  const auto tokenizer = [](const std::string& scheme) {
+    return ts::parse_hugging_face_tokenizer(
+        small_json(pre(R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":")" + scheme +
+                       R"(","split":false})"),
+                   R"("vocab":{"a":0,"\u2581":1,"\u2581a":2},"merges":["\u2581 a"])"),
+        "t");
+  };
+  ts::EncodeOptions special;
+  special.parse_special = true;
+  special.bos = 0;
+  struct {
+    const char* scheme;
+    Ids plain, spaced, twice, middle;
+  } const schemes[] = {{"first", {2}, {2}, {1, 2}, {2, 3, 0, 4, 0}},
+                       {"always", {2}, {2}, {1, 2}, {2, 3, 2, 4, 2}},
+                       {"never", {0}, {2}, {1, 2}, {0, 3, 0, 4, 0}}};
+  for (const auto& scheme : schemes) {
+    CAPTURE(std::string(scheme.scheme));
+    const ts::Tokenizer t = tokenizer(scheme.scheme);
+    const ts::Tokenizer saved =
+        ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(t), "x: ");
+    CHECK(saved == t);
+    const ts::Tokenizer written =
+        ts::parse_hugging_face_tokenizer(ts::hugging_face_json(t), "written");
+    for (const ts::Tokenizer* const same : {&t, &saved, &written}) {
+      CHECK(same->encode("a") == scheme.plain);
+      CHECK(same->encode(" a") == scheme.spaced);
+      CHECK(same->encode("  a") == scheme.twice);
+      CHECK(same->encode("a<s>a[x]a", special) == scheme.middle);
+      CHECK(same->encode("").empty());
+    }
+  }
+}
+
+TEST_CASE("tokenizer.json: added tokens that take along the spaces around them") {
+  const auto tokenizer = [](const std::string& flags) {
+    return ts::parse_hugging_face_tokenizer(
+        R"({"added_tokens":[{"id":3,"content":"<t>","special":true)" + flags + "}]," +
+            pre(byte_level) +
+            R"("model":{"type":"BPE","vocab":{"a":0,"b":1,"\u0120":2},"merges":[]}})",
+        "t");
+  };
+  ts::EncodeOptions special;
+  special.parse_special = true;
+  const struct {
+    const char* flags;
+    Ids ids;
+  } all[] = {{"", {0, 2, 2, 3, 2, 1}},
+             {R"(,"lstrip":true)", {0, 3, 2, 1}},
+             {R"(,"rstrip":true)", {0, 2, 2, 3, 1}},
+             {R"(,"lstrip":true,"rstrip":true)", {0, 3, 1}}};
+  for (const auto& each : all) {
+    CAPTURE(std::string(each.flags));
+    const ts::Tokenizer t = tokenizer(each.flags);
+    const ts::Tokenizer saved =
+        ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(t), "x: ");
+    CHECK(saved == t);
+    CHECK((saved == tokenizer("")) == (each.flags[0] == '\0'));
+    const ts::Tokenizer written =
+        ts::parse_hugging_face_tokenizer(ts::hugging_face_json(t), "written");
+    for (const ts::Tokenizer* const same : {&t, &saved, &written}) {
+      CHECK(same->encode("a  <t> b", special) == each.ids);
+      CHECK(same->encode("<t>", special) == Ids{3});
+      CHECK(same->encode("<t><t>", special) == Ids{3, 3});
+      CHECK(same->encode("a b") == Ids{0, 2, 1});
+    }
+  }
+  const ts::Tokenizer both = tokenizer(R"(,"lstrip":true,"rstrip":true)");
+  CHECK(both.encode("a\t\n\xE2\x80\x83<t>\xC2\xA0<t> \xE3\x80\x80"
+                    "b",
+                    special) == Ids{0, 3, 3, 1});
+  const std::string json = ts::detail::tokenizer_json(both);
+  const auto refuse = [&json](const std::string& from, const std::string& to) {
+    std::string other = json;
+    REQUIRE(other.find(from) != std::string::npos);
+    other.replace(other.find(from), from.size(), to);
+    return error_of([&] { ts::detail::tokenizer_from_json(other, "x: "); });
+  };
+  const std::string list = "\"spaces\":[0,0,0,3]";
+  CHECK(refuse(list, "\"spaces\":[3]") ==
+        "x: its tokenizer: 4 tokens and 1 spaces; one for each, or none, is right");
+  CHECK(refuse(list, "\"spaces\":[0,0,0,4]") ==
+        "x: its tokenizer: the spaces of token 3 are 4; 0 to 3 are right");
+  CHECK(refuse(list, "\"space_rule\":3") == "x: its tokenizer's space_rule is 3; 0 to 2 are right");
+}
+
 TEST_CASE("tokenizer.json: what is not understood is refused") {
+  CHECK(json_error(R"({"added_tokens":[{"id":1,"content":"w","single_word":true}],)"
+                   R"("model":{"vocab":{"a":0},"merges":[]}})") ==
+        "the added token \"w\" stands for whole words alone; single_word false is right");
   CHECK(json_error("{") == "json: the text ends early at byte 1");
   CHECK(json_error("{}") == "its model lacks vocab or merges");
   CHECK(json_error("[]") == "its model lacks vocab or merges");
@@ -741,7 +831,7 @@ TEST_CASE("tokenizer.json: what is not understood is refused") {
         "token \"a\" has the id 4000000000; ids from 0 without large gaps, here below 1030, are "
         "right");
   CHECK(json_error(small_json("", R"("vocab":{"a":-1},"merges":[])")) ==
-        "token \"a\": a size is not a whole number from 0 to 2^53");
+        "token \"a\": its id is not a whole number from 0 to 2^53");
   CHECK(json_error(small_json("", R"("vocab":{"a":0},"merges":[3])")) ==
         "merge 0 is neither \"left right\" nor [\"left\", \"right\"]");
   CHECK(json_error(R"({"added_tokens":[{"id":3}],"model":{"vocab":{"a":0},"merges":[]}})") ==

@@ -144,7 +144,7 @@ std::string config_text(const ts::ModelConfig& c, const std::string& type) {
                           c.vocabulary,
                           ", \"max_position_embeddings\": ",
                           c.context,
-                          ", \"rms_norm_eps\": 1e-05",
+                          ", \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0",
                           ", \"head_dim\": ",
                           c.head_size,
                           ", \"num_local_experts\": ",
@@ -397,6 +397,12 @@ TEST_CASE("what llama2.c's files cannot hold is refused") {
   CHECK(refuse(c) ==
         "save_llama2c: \"x.bin\": nano has layer norms, learned positions, a feed-forward other "
         "than SwiGLU, which llama2.c's files do not hold; save(path) writes it");
+  c = small_config();
+  c.window = 3;
+  c.rope_factors.assign(static_cast<std::size_t>(c.head_size / 2), 2.0f);
+  CHECK(refuse(c) ==
+        "save_llama2c: \"x.bin\": small has layers with a window, scaled rotary frequencies, which "
+        "llama2.c's files do not hold; save(path) writes it");
   c = small_config();
   c.experts = 2;
   c.top_k = 1;
@@ -1028,6 +1034,41 @@ TEST_CASE("tokenizers in the file, beside it, or named") {
             "right");
   options.tokenizer = "none";
   CHECK(apart(ts::load(beside.path, options), small) == 0);
+}
+
+TEST_CASE("decoders of llama2.c's programs refuse what those do otherwise") {
+  const auto refuse = [](const ts::ModelConfig& c) {
+    return error_of([&] { ts::Llama2cDecoder(ts::Transformer{c}); });
+  };
+  ts::ModelConfig c = small_config();
+  c.rope_pairs = ts::RopePairs::interleaved;
+  c.norm_epsilon = 1e-6;
+  CHECK(refuse(c) ==
+        "Llama2cDecoder: small has a norm_epsilon of 1e-06; 1e-05, llama2.c's, is right");
+  c.norm_epsilon = 1e-5;
+  const ts::ModelConfig right = c;
+  const std::string other =
+      "Llama2cDecoder: small is no model of llama2.c; RMS norms, interleaved rotary pairs at their "
+      "own frequencies, SwiGLU and no biases, experts or window are right";
+  CHECK(refuse(right) == "no error");
+  c.window = 3;
+  CHECK(refuse(c) == other);
+  c = right;
+  c.rope_factors.assign(static_cast<std::size_t>(c.head_size / 2), 2.0f);
+  CHECK(refuse(c) == other);
+}
+
+TEST_CASE("a config that a Transformer cannot run says so with the file's name") {
+  Folder folder("beyond");
+  const ts::Transformer model(small_config(), 16);
+  ts::write_safetensors(folder.at("model.safetensors"), model.parameters, {});
+  std::string text = config_text(model.config, "llama");
+  text.insert(text.size() - 1, ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}");
+  write_file(folder.at("config.json"), text);
+  CHECK(error_of([&] { ts::load(folder.path); })
+            .find(" has scaled rotary positions, which a Transformer here cannot run; "
+                  "read_config(path) gives what can be planned of it") != std::string::npos);
+  CHECK(error_of([&] { ts::load(folder.path); }).find("load: \"" + folder.path) == 0);
 }
 
 TEST_CASE("a window as long as the context is none") {

@@ -433,6 +433,11 @@ void tokenizers() {
   merged.unknown = 0, merged.bos = 1, merged.eos = 2;
   put("tokenizer_json", "pieces", ts::hugging_face_json(ts::make_tokenizer(merged)));
   put("tokenizer_json", "metadata_merged", ts::detail::tokenizer_json(ts::make_tokenizer(merged)));
+  merged.space_rule = ts::SpaceRule::first_without;
+  merged.spaces.assign(merged.tokens.size(), 0);
+  merged.spaces[1] = 3, merged.spaces[2] = 1;
+  put("tokenizer_json", "spaces", ts::hugging_face_json(ts::make_tokenizer(merged)));
+  put("tokenizer_json", "metadata_spaces", ts::detail::tokenizer_json(ts::make_tokenizer(merged)));
   put("tokenizer_json", "metaspace",
       "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\xE2\x96\x81\",\"prepend_"
       "scheme\":"

@@ -69,6 +69,9 @@ inline std::string config_json(ModelConfig c) {
   for (const auto& field : config_numbers(c)) {
     json += cat({",\"", field.first, "\":", exact_number(*field.second)});
   }
+  if (c.window > 0) {
+    json += cat({",\"window\":", c.window, ",\"global_every\":", c.global_every});
+  }
   if (c.rope_pairs == RopePairs::interleaved) {
     json += ",\"rope_pairs\":\"interleaved\"";
   }
@@ -127,6 +130,14 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   }
   for (const auto& field : config_numbers(c)) {
     *field.second = config_field(json, field.first, Json::Kind::number, who).number;
+  }
+  if (json.find("window") != nullptr) {
+    const auto whole = [&](const char* key) {
+      return static_cast<std::int64_t>(
+          json_whole(config_field(json, key, Json::Kind::number, who), who + "config"));
+    };
+    c.window = whole("window");
+    c.global_every = whole("global_every");
   }
   if (json.find("rope_pairs") != nullptr) {
     c.rope_pairs = static_cast<RopePairs>(config_word(json, "rope_pairs", rope_pairs_words, who));

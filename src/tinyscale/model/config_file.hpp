@@ -44,6 +44,7 @@ class ConfigFile {
     const Json* value = keys_->find(key);
     return value != nullptr && value->kind == Json::Kind::null ? nullptr : value;
   }
+  bool has(const char* key) const { return keys_->find(key) != nullptr; }  // null or not
   const char* either(const char* key, const char* other) const {
     return find(key) == nullptr && find(other) != nullptr ? other : key;
   }

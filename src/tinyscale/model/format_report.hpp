@@ -71,8 +71,13 @@ inline double mean_loss(const Transformer& model, const std::vector<std::int32_t
     for (std::int64_t row = 0; row < logits.dim(0); ++row) {
       const std::int64_t next = first + row + 1;
       if (next < static_cast<std::int64_t>(ids.size()) && next % model.config.context != 0) {
-        sum += detail::surprise(logits.data() + row * logits.dim(1), logits.dim(1),
-                                ids[static_cast<std::size_t>(next)]);
+        const double loss = detail::surprise(logits.data() + row * logits.dim(1), logits.dim(1),
+                                             ids[static_cast<std::size_t>(next)]);
+        if (!detail::is_finite(loss)) {
+          detail::fail({"mean_loss: token ", next, " has the loss ", loss,
+                        "; weights that give finite logits are right"});
+        }
+        sum += loss;
         ++count;
       }
     }

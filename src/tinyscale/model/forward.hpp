@@ -201,9 +201,10 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
   }
   if (!hooks.attention && config.is_local(layer) && k.dim(1) > config.window) {
-    detail::fail({"forward: ", k.dim(1), " tokens in layer ", layer, " of ", config.name,
-                  ", which sees the last ", config.window,
-                  "; up to as many are right here, decode() and generate() take more"});
+    detail::fail(
+        {"forward: ", k.dim(1), " tokens in layer ", layer, " of ", config.name,
+         ", which sees the last ", config.window,
+         "; up to as many are right here, decode() and generate() with a cache take more"});
   }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
                                    : attention(q, k, v, q.dim(2) / config.head_size,

@@ -91,11 +91,11 @@ inline GgmlDecoder::GgmlDecoder(const Transformer& model) : model_(model) {
   const bool llama = c.norm == Norm::rms && c.position == Position::rotary &&
                      c.activation == Activation::swiglu && !c.bias && !c.qkv_bias && !c.qk_norm &&
                      c.experts == 0 && !c.latent() && c.window == 0 && c.block_norms == 2 &&
-                     c.rope_pairs == RopePairs::interleaved;
+                     c.rope_pairs == RopePairs::interleaved && c.rope_factors.empty();
   if (!llama) {
     detail::fail({"GgmlDecoder: ", c.name,
                   " is not of Llama's architecture: RMS norms, rotary positions on interleaved "
-                  "pairs, SwiGLU, no biases, no experts"});
+                  "pairs at their own frequencies, SwiGLU, no biases, no experts, no window"});
   }
   embedding_ = matrix("model.embed_tokens.weight");
   head_ = c.tied ? embedding_ : matrix("lm_head.weight");

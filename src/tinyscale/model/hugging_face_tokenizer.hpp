@@ -55,7 +55,7 @@ inline std::size_t id_limit(std::size_t tokens) { return 2 * tokens + 1024; }
 // Places `token` at `id`, which must be below `limit`.
 inline void place_token(TokenizerData& data, const Json& id, const std::string& token,
                         std::int32_t type, std::size_t limit, const std::string& who) {
-  const std::uint64_t place = json_whole(id, cat({who, "token \"", token, "\""}));
+  const std::uint64_t place = json_whole(id, cat({who, "token \"", token, "\""}), "its id");
   if (place >= limit) {
     fail({who, "token \"", token, "\" has the id ", place, "; ids from 0 without large gaps, here ",
           "below ", limit, ", are right"});
@@ -108,8 +108,19 @@ inline void fill_added(TokenizerData& data, const Json* added, std::size_t limit
     }
     const TokenType type =
         json_true(token, "special", false) ? TokenType::control : TokenType::user_defined;
+    if (json_true(token, "single_word", false)) {
+      fail({who, "the added token \"", content,
+            "\" stands for whole words alone; single_word false is right"});
+    }
     place_token(data, *id, content, static_cast<std::int32_t>(type), limit, who);
+    const int spaces =
+        (json_true(token, "lstrip", false) ? 1 : 0) + (json_true(token, "rstrip", false) ? 2 : 0);
+    if (spaces > 0) {
+      data.spaces.resize(data.tokens.size());
+      data.spaces[static_cast<std::size_t>(json_whole(*id, who))] = spaces;
+    }
   }
+  data.spaces.resize(data.spaces.empty() ? 0 : data.tokens.size());
 }
 
 inline std::int64_t find_token(const TokenizerData& data, const std::string& text) {
@@ -189,9 +200,12 @@ inline void read_spaces(TokenizerData& data, const List<const Json*>& normalizer
       fail({who, "its pre_tokenizer has the step ", type, "; ByteLevel or Metaspace is right"});
     }
     const std::string scheme = json_text(step, "prepend_scheme");
-    data.add_space_prefix =
-        data.add_space_prefix ||
-        (scheme.empty() ? json_true(*step, "add_prefix_space", true) : scheme != "never");
+    const bool adds =
+        scheme.empty() ? json_true(*step, "add_prefix_space", true) : scheme != "never";
+    if (adds && !data.add_space_prefix) {  // else a text begins with U+2581 by then
+      data.space_rule = scheme == "first" ? SpaceRule::first_without : SpaceRule::each_without;
+    }
+    data.add_space_prefix = data.add_space_prefix || adds;
     cuts = cuts || json_true(*step, "split", true);
   }
   for (std::size_t i = 0; cuts && i < data.tokens.size(); ++i) {

@@ -78,10 +78,14 @@ inline Llama2cDecoder::Llama2cDecoder(const Transformer& model) : config_(model.
   const ModelConfig& c = config_;
   if (c.norm != Norm::rms || c.position != Position::rotary || c.activation != Activation::swiglu ||
       c.rope_pairs != RopePairs::interleaved || c.bias || c.qkv_bias || c.qk_norm ||
-      c.experts > 0) {
+      c.experts > 0 || c.window > 0 || !c.rope_factors.empty()) {
     detail::fail({"Llama2cDecoder: ", c.name,
-                  " is no model of llama2.c; RMS norms, interleaved rotary pairs, SwiGLU and no "
-                  "biases or experts are right"});
+                  " is no model of llama2.c; RMS norms, interleaved rotary pairs at their own "
+                  "frequencies, SwiGLU and no biases, experts or window are right"});
+  }
+  if (c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5) {
+    detail::fail({"Llama2cDecoder: ", c.name, " has a norm_epsilon of ", c.norm_epsilon,
+                  "; 1e-05, llama2.c's, is right"});
   }
   layers_.resize(static_cast<std::size_t>(c.layers));
   for (const Parameter& p : model.parameters) {

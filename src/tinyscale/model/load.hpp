@@ -157,6 +157,11 @@ class ModelLoader {
 
   Transformer read(const ModelConfig& config) const {
     config.validate();
+    const std::string beyond = config.beyond.empty() ? lacking(config) : config.beyond;
+    if (!beyond.empty()) {
+      fail({who_, config.name, " has ", beyond, ", which a Transformer here cannot run; ",
+            "read_config(path) gives what can be planned of it"});
+    }
     check_config_fits(config, file_, who_);
     Transformer model = Transformer::without_numbers(config);
     model.activations = options_.activations;

@@ -46,6 +46,14 @@ inline void check_tokenizer(const TokenizerData& data, const std::string& who) {
       fail({who, "the type of token ", i, " is ", data.types[i], "; 1 to 6 are right"});
     }
   }
+  if (!data.spaces.empty() && data.spaces.size() != n) {
+    fail({who, n, " tokens and ", data.spaces.size(), " spaces; one for each, or none, is right"});
+  }
+  for (std::size_t i = 0; i < data.spaces.size(); ++i) {
+    if (data.spaces[i] < 0 || data.spaces[i] > 3) {
+      fail({who, "the spaces of token ", i, " are ", data.spaces[i], "; 0 to 3 are right"});
+    }
+  }
   check_token_id(data.bos, "BOS", n, who);
   check_token_id(data.eos, "EOS", n, who);
   check_token_id(data.unknown, "unknown", n, who);

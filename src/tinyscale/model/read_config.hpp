@@ -149,10 +149,10 @@ class ConfigReader {
                         : file_.whole("max_position_embeddings", 1, config_size);
     c_.tied = file_.flag_or("tie_word_embeddings", gemma);
     c_.qk_norm = is("qwen3") || gemma3;
-    c_.norm_epsilon = file_.number_or("rms_norm_eps", 1e-30, 1, 1e-6);
+    c_.norm_epsilon = file_.number_or("rms_norm_eps", 1e-30, 1, is("mixtral") ? 1e-5 : 1e-6);
     read_head(gemma || is("qwen3"));
     read_mixture();
-    read_rotary(gemma3 ? 1e6 : 1e4);
+    read_rotary(gemma3 || is("mixtral") ? 1e6 : 1e4);
     read_windows();
     const char* act = gemma ? file_.either("hidden_activation", "hidden_act") : "hidden_act";
     read_activation(act, gemma ? "gelu_pytorch_tanh" : "silu", true);
@@ -214,6 +214,7 @@ class ConfigReader {
       every_layer("moe_layer_freq");
     } else if (qwen) {
       every_layer("decoder_sparse_step");
+      note(!file_.flag_or("norm_topk_prob", false), "shares of experts that do not sum to 1");
       read_dense_list();
       read_shared_expert();
     }
@@ -309,8 +310,8 @@ class ConfigReader {
     }
   }
 
-  // Gemma 2 has a window in every second layer, Gemma 3 in five of six; Qwen when it says so; the
-  // others in all. `layer_types` says it layer by layer.
+  // Gemma 2 has a window in every second layer, Gemma 3 in five of six; Qwen when it says so, from
+  // layer max_window_layers on; the others in all. `layer_types` says it layer by layer.
   void read_windows() {
     if (is("gemma2") || is("gemma3")) {
       c_.window = file_.whole_or("sliding_window", 1, config_size, 4096);
@@ -318,10 +319,13 @@ class ConfigReader {
       c_.global_every = is("gemma2") ? 2 : file_.whole_or(key, 1, config_few, 6);
     } else if (is("mistral") || is("mixtral") || is("phi3") ||
                (is("qwen") && file_.flag_or("use_sliding_window", false))) {
-      c_.window = file_.whole_or("sliding_window", 1, config_size, 0);
-      const std::int64_t first = file_.whole_or("max_window_layers", 0, config_few, 0);
+      const bool left_out = (is("mistral") || is("qwen")) && !file_.has("sliding_window");
+      c_.window = file_.whole_or("sliding_window", 1, config_size, left_out ? 4096 : 0);
+      const bool listed = file_.list("layer_types") != nullptr;
+      const std::int64_t first =
+          is("qwen") && !listed ? file_.whole_or("max_window_layers", 0, config_few, 28) : 0;
       c_.window = first < c_.layers ? c_.window : 0;
-      if (c_.window > 0 && first > 0 && file_.list("layer_types") == nullptr) {
+      if (c_.window > 0 && first > 0) {
         file_.refuse("max_window_layers", cat({"0 or all layers, ", c_.layers, ", are right"}));
       }
     }

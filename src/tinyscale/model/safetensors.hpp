@@ -82,11 +82,12 @@ inline std::uint64_t safetensors_size(const std::string& dtype) {
 }
 
 // A whole number from 0 to 2^53 (where doubles stop being exact), or an Error.
-inline std::uint64_t json_whole(const Json& value, const std::string& who) {
+inline std::uint64_t json_whole(const Json& value, const std::string& who,
+                                const char* what = "a size") {
   const double n = value.number;
   if (value.kind != Json::Kind::number || !(n >= 0 && n <= 9007199254740992.0) ||
       static_cast<double>(static_cast<std::uint64_t>(n)) != n) {
-    detail::fail({who + ": a size is not a whole number from 0 to 2^53"});
+    detail::fail({who, ": ", what, " is not a whole number from 0 to 2^53"});
   }
   return static_cast<std::uint64_t>(n);
 }

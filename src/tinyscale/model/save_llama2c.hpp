@@ -30,6 +30,8 @@ inline std::string beyond_llama2c(const ModelConfig& c) {
   add(c.qk_norm, "norms of queries and keys");
   add(c.experts > 0, "experts");
   add(c.query_width() != c.width, "heads that are not the width together");
+  add(c.window > 0, "layers with a window");
+  add(!c.rope_factors.empty(), "scaled rotary frequencies");
   add(c.rope_theta < 10000 || c.rope_theta > 10000, "a rope_theta other than 10000");
   add(c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5, "a norm_epsilon other than 1e-05");
   return all;

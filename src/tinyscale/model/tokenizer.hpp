@@ -3,7 +3,8 @@
 // (GPT-2's), SentencePiece BPE with scores or by merges. A value of one pointer: copies are cheap.
 // Round trip: decode(encode(text)) is the text, whatever its bytes, for bytes, byte-level BPE and
 // pieces with byte tokens. Pieces put one space before a text that is not empty; decode leaves one
-// out at the start and after BOS.
+// out at the start and after BOS. Not so where a tokenizer.json says that a first space is that one
+// (Metaspace), or that a special token takes along the spaces around it.
 
 #include <cstddef>  // size_t
 #include <cstdint>  // int32_t
@@ -246,20 +247,51 @@ class StretchEncoder {
   List<Earlier> earlier_;  // one place for all words of a hash: a later word takes it
 };
 
-// Ordinary text between special tokens. Pieces get their space at the start of the text and behind
-// a control token, not behind one of a user's.
+// Does a stretch of text get a space before it?
+inline bool gets_space(const TokenizerTables& tables, const std::string& text, std::size_t begin,
+                       const std::vector<std::int32_t>& ids) {
+  const SpaceRule rule = tables.data.space_rule;
+  if (rule != SpaceRule::each) {
+    return (begin == 0 || rule == SpaceRule::each_without) && text[begin] != ' ';
+  }
+  return begin == 0 ||
+         (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) == TokenType::control);
+}
+
+// Ordinary text between special tokens.
 inline void encode_stretch(const TokenizerTables& tables, const std::string& text,
                            std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids) {
-  const bool first =
-      begin == 0 ||
-      (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) == TokenType::control);
-  if (begin < end && first && tables.pieces() && tables.data.add_space_prefix) {
+  if (begin < end && tables.pieces() && tables.data.add_space_prefix &&
+      gets_space(tables, text, begin, ids)) {
     const std::string spaced = " " + text.substr(begin, end - begin);
     const std::int64_t shift = 1 - static_cast<std::int64_t>(begin);
     StretchEncoder(tables, spaced, true, shift, ids).encode(0, spaced.size());
   } else {
     StretchEncoder(tables, text, false, 0, ids).encode(begin, end);
   }
+}
+
+// Where the spaces of all kinds begin that end at `at`, not before `begin`; where those end that
+// begin at `at`.
+inline std::size_t spaces_before(const std::string& text, std::size_t begin, std::size_t at) {
+  for (std::size_t size = 1; size <= 4 && size <= at - begin; ++size) {
+    const CodePoint c = code_point(text.data(), at - size, at);
+    if (c.size == size && character_class(c.code) == CharacterClass::space) {
+      at -= size;
+      size = 0;
+    }
+  }
+  return at;
+}
+inline std::size_t spaces_behind(const std::string& text, std::size_t at) {
+  while (at < text.size()) {
+    const CodePoint c = code_point(text.data(), at, text.size());
+    if (character_class(c.code) != CharacterClass::space) {
+      break;
+    }
+    at += c.size;
+  }
+  return at;
 }
 
 }  // namespace detail
@@ -296,7 +328,8 @@ inline bool Tokenizer::operator==(const Tokenizer& other) const {
          (a.kind == b.kind && a.tokens == b.tokens && a.scores == b.scores && a.types == b.types &&
           a.merges == b.merges && a.bos == b.bos && a.eos == b.eos && a.unknown == b.unknown &&
           a.add_bos == b.add_bos && a.add_eos == b.add_eos && a.pre == b.pre &&
-          a.add_space_prefix == b.add_space_prefix && a.ignore_merges == b.ignore_merges);
+          a.add_space_prefix == b.add_space_prefix && a.space_rule == b.space_rule &&
+          a.ignore_merges == b.ignore_merges && a.spaces == b.spaces);
 }
 
 inline std::string Tokenizer::token_text(std::int32_t id) const {
@@ -329,11 +362,14 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
     std::size_t size = 1;
     const std::int32_t id = special.find(text, at, size);
     if (id >= 0) {
-      detail::encode_stretch(*tables_, text, begin, at, ids);
+      const bool left = tables_->takes_spaces(id, TokenSpaces::left);
+      const std::size_t end = left ? detail::spaces_before(text, begin, at) : at;
+      detail::encode_stretch(*tables_, text, begin, end, ids);
       ids.push_back(id);
-      begin = at + size;
+      const bool right = tables_->takes_spaces(id, TokenSpaces::right);
+      begin = right ? detail::spaces_behind(text, at + size) : at + size;
     }
-    at += size;
+    at = id >= 0 ? begin : at + size;
   }
   detail::encode_stretch(*tables_, text, begin, text.size(), ids);
   if (eos() >= 0 && (options.eos < 0 ? data().add_eos : options.eos) > 0) {

@@ -31,6 +31,19 @@ inline std::string json_texts(const std::vector<std::string>& texts) {
   return json + "]";
 }
 
+// What of spaces is not as in most tokenizers.
+inline std::string spaces_json(const TokenizerData& data) {
+  std::string json;
+  if (data.space_rule != SpaceRule::each) {
+    json += cat({",\"space_rule\":", static_cast<int>(data.space_rule)});
+  }
+  for (std::size_t i = 0; i < data.spaces.size(); ++i) {
+    json += cat(
+        {i == 0 ? ",\"spaces\":[" : ",", data.spaces[i], i + 1 == data.spaces.size() ? "]" : ""});
+  }
+  return json;
+}
+
 inline std::string tokenizer_json(const Tokenizer& tokenizer) {
   const TokenizerData& data = tokenizer.data();
   std::string json =
@@ -47,11 +60,13 @@ inline std::string tokenizer_json(const Tokenizer& tokenizer) {
     json += cat({i > 0 ? "," : "", data.types[i]});
   }
   json += "],\"merges\":" + json_texts(data.merges);
-  return json + cat({",\"bos\":", data.bos, ",\"eos\":", data.eos, ",\"unknown\":", data.unknown,
-                     ",\"add_bos\":", data.add_bos, ",\"add_eos\":", data.add_eos, ",\"pre\":\"",
-                     json_escape(data.pre),
-                     "\",\"add_space_prefix\":", data.add_space_prefix ? "true" : "false",
-                     ",\"ignore_merges\":", data.ignore_merges, "}"});
+  return json +
+         cat({",\"bos\":", data.bos, ",\"eos\":", data.eos, ",\"unknown\":", data.unknown,
+              ",\"add_bos\":", data.add_bos, ",\"add_eos\":", data.add_eos, ",\"pre\":\"",
+              json_escape(data.pre),
+              "\",\"add_space_prefix\":", data.add_space_prefix ? "true" : "false",
+              ",\"ignore_merges\":", data.ignore_merges}) +
+         spaces_json(data) + "}";
 }
 
 inline const Json& tokenizer_field(const Json& json, const char* key, Json::Kind kind,
@@ -108,6 +123,21 @@ inline TokenizerKind tokenizer_kind(const Json& json, const std::string& who) {
   fail({who, "tokenizer kind is \"", word, "\"; right is one of ", right});
 }
 
+inline void read_spaces_json(TokenizerData& data, const Json& json, const std::string& who) {
+  if (const Json* rule = json.find("space_rule")) {
+    const std::int64_t number = tokenizer_number(*rule, "space_rule", who);
+    if (number < 0 || number > 2) {
+      fail({who, "its tokenizer's space_rule is ", number, "; 0 to 2 are right"});
+    }
+    data.space_rule = static_cast<SpaceRule>(number);
+  }
+  if (json.find("spaces") != nullptr) {
+    for (const Json& each : tokenizer_field(json, "spaces", Json::Kind::list, who).list) {
+      data.spaces.push_back(static_cast<std::int32_t>(tokenizer_number(each, "spaces", who)));
+    }
+  }
+}
+
 inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
   const Json json = parse_named(text, who);
   TokenizerData data;
@@ -138,6 +168,7 @@ inline Tokenizer tokenizer_from_json(const std::string& text, const std::string&
   data.pre = tokenizer_field(json, "pre", Json::Kind::text, who).text;
   data.add_space_prefix =
       tokenizer_field(json, "add_space_prefix", Json::Kind::boolean, who).number != 0;
+  read_spaces_json(data, json, who);
   return make_tokenizer(std::move(data), who + "its tokenizer: ");
 }
 
@@ -149,13 +180,21 @@ inline std::string export_steps(const TokenizerData& data, PreTokenizer pre) {
   }
   if (data.kind == TokenizerKind::merged_pieces) {
     const std::string strip = ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}";
+    const bool each = data.space_rule == SpaceRule::each, adds = data.add_space_prefix;
+    const std::string step =
+        each || !adds
+            ? "null"
+            : cat({"{\"type\":\"Metaspace\",\"replacement\":\"", mark, "\",\"prepend_scheme\":\"",
+                   data.space_rule == SpaceRule::first_without ? "first" : "always",
+                   "\",\"split\":false}"});
     return cat({"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
-                data.add_space_prefix ? "{\"type\":\"Prepend\",\"prepend\":\"" + mark + "\"}," : "",
+                each && adds ? "{\"type\":\"Prepend\",\"prepend\":\"" + mark + "\"}," : "",
                 "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"", mark,
-                "\"}]},\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+                "\"}]},\"pre_tokenizer\":", step,
+                ",\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
                 "{\"type\":\"Replace\",\"pattern\":{\"String\":\"",
                 mark, "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}",
-                data.add_space_prefix ? strip : "", "]}"});
+                adds ? strip : "", "]}"});
   }
   const auto byte_level = [](bool own_pattern) {
     return cat(
@@ -237,12 +276,14 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
                     "\"; texts that differ, and no "
                     "character U+2581, are right"});
     }
+    const std::int32_t spaces = data.spaces.empty() ? 0 : data.spaces[id];
     if (type == TokenType::control || type == TokenType::user_defined) {
-      added += detail::cat({added.empty() ? "" : ",", "{\"id\":", id, ",\"content\":\"",
-                            json_escape(token),
-                            "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
-                            "\"normalized\":false,\"special\":",
-                            type == TokenType::control ? "true" : "false", "}"});
+      added += detail::cat(
+          {added.empty() ? "" : ",", "{\"id\":", id, ",\"content\":\"", json_escape(token),
+           "\",\"single_word\":false,\"lstrip\":", (spaces & 1) != 0 ? "true" : "false",
+           ",\"rstrip\":", (spaces & 2) != 0 ? "true" : "false",
+           ",\"normalized\":false,\"special\":", type == TokenType::control ? "true" : "false",
+           "}"});
     } else {
       vocabulary += vocabulary.empty() ? "\"" : ",\"";
       vocabulary += json_escape(token);

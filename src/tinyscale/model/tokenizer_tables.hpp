@@ -25,6 +25,13 @@ enum class TokenizerKind {
   merged_pieces   // the same vocabulary in a tokenizer.json: characters merge by a list of merges
 };
 
+// Which stretches of a text pieces put a space before: each but those behind a user's token; of a
+// tokenizer.json's Metaspace step those that begin with none, each or only that at the start.
+enum class SpaceRule { each, each_without, first_without };
+
+// What a special token takes along of the text around it.
+enum class TokenSpaces : std::int32_t { none, left, right, both };
+
 // Types of tokens, numbered as in SentencePiece and GGUF files.
 enum class TokenType : std::int32_t { normal = 1, unknown, control, user_defined, unused, byte };
 
@@ -40,7 +47,9 @@ struct TokenizerData {
   int add_eos = 0;
   std::string pre;               // byte_pairs: the pre-tokenizer by name; "": GPT-2's
   bool add_space_prefix = true;  // pieces: a space before a text that is not empty
-  int ignore_merges = -1;        // 1: a word that is a token is one, merges or not; -1: Llama 3
+  SpaceRule space_rule = SpaceRule::each;
+  int ignore_merges = -1;            // 1: a word that is a token is one, merges or not; -1: Llama 3
+  std::vector<std::int32_t> spaces;  // TokenSpaces of each, where it is looked for; empty: none
 };
 
 namespace detail {
@@ -211,6 +220,11 @@ struct TokenizerTables {
   }
   bool pieces() const {
     return data.kind == TokenizerKind::scored_pieces || data.kind == TokenizerKind::merged_pieces;
+  }
+  // Does it take along the spaces on this side?
+  bool takes_spaces(std::int32_t id, TokenSpaces side) const {
+    return !data.spaces.empty() &&
+           (data.spaces[static_cast<std::size_t>(id)] & static_cast<std::int32_t>(side)) != 0;
   }
   // May a text become this token by merging?
   bool plain(std::size_t id) const {

@@ -39,15 +39,21 @@ struct CutCache {
     kernels::cache_store(pages.shape(), pages.page(layer, sequence, at / tokens), at % tokens, k,
                          v);
   }
-  // The first n of this device's rows as f32.
-  void load(int layer, int sequence, std::int64_t n, float* k, float* v) const {
+  // This device's rows [first, end) as f32.
+  void load(int layer, int sequence, std::int64_t first, std::int64_t end, float* k,
+            float* v) const {
     List<const std::uint8_t*> at;
-    for (std::int64_t i = 0; i * pages.page_tokens() < n; ++i) {
+    for (std::int64_t i = 0; i * pages.page_tokens() < end; ++i) {
       at.push_back(pages.page(layer, sequence, i));
     }
-    kernels::cache_load(pages.shape(), at.data(), 0, n, k, v);
+    kernels::cache_load(pages.shape(), at.data(), first, end, k, v);
   }
 };
+
+// How many of the first `tokens` the last of them does not see.
+inline std::int64_t hidden_before(std::int64_t tokens, std::int64_t window) {
+  return window > 0 && tokens > window ? tokens - window : 0;
+}
 
 // What one layer's attention reads, writes and multiplies.
 struct CutAttentionWork {
@@ -78,11 +84,14 @@ struct CutAttentionWork {
 };
 
 // One run's queries [n, H K] at places first, first + 1, .. over this device's keys; O and lse
-// [n, H]. A stretch of queries sees as many keys each, or one more from each to the next.
+// [n, H]. A stretch of queries sees as many keys each, or one more from each to the next; of a
+// local layer that sees less than all, it is one query.
 struct CutRun {
   const CutCache& cache;
   kernels::AttentionShape shape;  // strides and heads
   std::int64_t first = 0, n = 0;
+  std::int64_t window = 0;  // tokens that a query sees, itself one; 0: all
+  std::int64_t loaded = 0;  // the row of this device with which k and v begin
   const float *q, *k, *v;
   float *o, *lse;
 
@@ -92,7 +101,9 @@ struct CutRun {
     while (at < first + n) {
       const std::int64_t page = cache.turns.page;
       const std::int64_t turn = cache.turns.devices == 1 ? first + n : (at / page + 1) * page;
-      const std::int64_t end = turn < first + n ? turn : first + n;
+      const std::int64_t alike = window == 0 ? turn : at < window ? window : at + 1;
+      const std::int64_t last = turn < alike ? turn : alike;
+      const std::int64_t end = last < first + n ? last : first + n;
       pairs += stretch(at, end);
       at = end;
     }
@@ -104,7 +115,10 @@ struct CutRun {
     const bool mine = cache.turns.mine(begin);
     kernels::AttentionShape s = shape;
     s.queries = end - begin;
-    s.keys = cache.turns.count(end);
+    const std::int64_t from = cache.turns.count(hidden_before(end, window));
+    s.keys = cache.turns.count(end) - from;
+    const float* const keys = k + (from - loaded) * s.k_stride;
+    const float* const values = v + (from - loaded) * s.v_stride;
     s.causal = mine ? 1 : 0;
     s.causal_offset = s.keys - s.queries;
     float* const sums = lse + (begin - first) * s.heads;
@@ -117,7 +131,8 @@ struct CutRun {
       return 0;
     }
     std::vector<float> by_head(static_cast<std::size_t>(s.heads * s.queries));
-    kernels::attention_forward(s, q + (begin - first) * s.q_stride, k, v, out, by_head.data());
+    kernels::attention_forward(s, q + (begin - first) * s.q_stride, keys, values, out,
+                               by_head.data());
     for (std::int64_t i = 0; i < s.queries * s.heads; ++i) {
       sums[i] = by_head[static_cast<std::size_t>(i % s.heads * s.queries + i / s.heads)];
     }
@@ -128,10 +143,10 @@ struct CutRun {
 };
 
 // Stores the step's keys and values [1, T, KV K] that are this device's and attends to what it has:
-// O [1, T, H K] and lse [T, H].
+// O [1, T, H K] and lse [T, H]. `window` as in CutRun.
 inline Tensor cut_attention(const StepTokens& step, const List<TokenRun>& runs, int layer,
-                            const Tensor& q, const Tensor& k, const Tensor& v, CutCache& cache,
-                            Tensor& lse) {
+                            std::int64_t window, const Tensor& q, const Tensor& k, const Tensor& v,
+                            CutCache& cache, Tensor& lse) {
   const OpScope scope;
   const kernels::CacheShape cached = cache.pages.shape();
   kernels::AttentionShape s;
@@ -154,13 +169,16 @@ inline Tensor cut_attention(const StepTokens& step, const List<TokenRun>& runs, 
         work.rows_written += 1;
       }
     }
-    const std::int64_t rows = cache.turns.count(first + n);
+    const std::int64_t from = cache.turns.count(hidden_before(first + 1, window));
+    const std::int64_t rows = cache.turns.count(first + n) - from;
     Tensor keys({rows, cached.row()}), values({rows, cached.row()});
-    cache.load(layer, run.sequence, rows, keys.data(), values.data());
+    cache.load(layer, run.sequence, from, from + rows, keys.data(), values.data());
     const CutRun one{cache,
                      s,
                      first,
                      n,
+                     window,
+                     from,
                      q.data() + t * q.dim(2),
                      keys.data(),
                      values.data(),

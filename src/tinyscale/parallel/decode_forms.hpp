@@ -85,7 +85,7 @@ inline List<PlannedCall> serve_calls(const ModelConfig& c, const ServeLayout& la
 struct ReplayedTurn {
   int round = 0;
   std::int64_t tokens = 0, rows = 0, pages = 0;  // pages: in use on the device then
-  double cached = 0;                             // rows of keys that attention reads on it
+  double cached = 0;  // rows of keys that attention reads on it, in all its layers
   bool decodes = false;
 };
 
@@ -98,7 +98,12 @@ struct ServeReplay {
   ServeReplay(const ModelConfig& c, const ServeLayout& layout, const ServeOptions& options,
               const ServePlace& at, const List<std::vector<std::int32_t>>& prompts,
               const List<std::vector<std::int32_t>>& ids, std::int64_t n)
-      : turns_of_({options.pages.page_tokens, layout.sequence, at.sequence}), pages_(ids.size()) {
+      : turns_of_({options.pages.page_tokens, layout.sequence, at.sequence}),
+        window_(c.window),
+        pages_(ids.size()) {
+    for (std::int64_t layer = at.first_layer; layer < at.end_layer; ++layer) {
+      ++(c.is_local(layer) ? local_ : global_);
+    }
     const auto all = static_cast<std::int64_t>(prompts.size());
     List<ServeBatch> batches =
         serve_batches(prompts, layout.groups(all), n, c.context, options.prefill_tokens);
@@ -146,7 +151,9 @@ struct ServeReplay {
       const std::int64_t rows = turns_of_.count(turn.before[i] + more);
       const auto sequence = static_cast<std::size_t>(turn.runs[i].sequence);
       pages_[sequence] = (rows + turns_of_.page - 1) / turns_of_.page;
-      one.cached += static_cast<double>(rows);
+      const std::int64_t unseen =
+          turns_of_.count(hidden_before(turn.before[i] + 1, window_));  // by the first token
+      one.cached += static_cast<double>(global_ * rows + local_ * (rows - unseen));
     }
     for (const std::int64_t pages : pages_) {
       one.pages += pages;
@@ -156,7 +163,8 @@ struct ServeReplay {
   }
 
   CacheTurns turns_of_;
-  std::vector<std::int64_t> pages_;  // of each sequence
+  std::int64_t window_ = 0, local_ = 0, global_ = 0;  // layers
+  std::vector<std::int64_t> pages_;                   // of each sequence
 };
 
 // Weights that a step reads: all on the device but tables of which it reads single rows.

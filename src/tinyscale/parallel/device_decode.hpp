@@ -141,13 +141,14 @@ class DeviceDecode {
 
   Tensor attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     const auto own = static_cast<int>(layer - at_.first_layer);
+    const std::int64_t window = model_.config.is_local(layer) ? model_.config.window : 0;
     Tensor lse;
     if (layout_.sequence == 1) {
-      return cut_attention(*tokens_, *runs_, own, q, k, v, cache_, lse);
+      return cut_attention(*tokens_, *runs_, own, window, q, k, v, cache_, lse);
     }
     const Axes sequence(axes_.sequence);
     const Tensor all = start_all_gather(calling(ServeCalls::queries), q, sequence, 2).wait();
-    const Tensor o = cut_attention(*tokens_, *runs_, own, all, k, v, cache_, lse);
+    const Tensor o = cut_attention(*tokens_, *runs_, own, window, all, k, v, cache_, lse);
     const Tensor packed = pack_parts(o, lse, layout_.sequence);
     return merge_parts(start_all_to_all(calling(ServeCalls::parts), packed, sequence, 0, 0).wait());
   }

@@ -40,7 +40,7 @@ inline ServedDevice served_device(const Transformer& model,
   device.read = serve_read_bytes(model, layout, device.place);
   const KvPages pages(device.place.cache_config(model.config), options.pages);
   device.page_bytes = static_cast<double>(pages.page_bytes());
-  device.row_bytes = static_cast<double>(pages.token_bytes());
+  device.row_bytes = static_cast<double>(pages.layer_bytes());
   device.replay = ServeReplay(model.config, layout, options, device.place, prompts, ids, n);
   return device;
 }

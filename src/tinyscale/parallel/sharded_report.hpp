@@ -22,8 +22,9 @@ namespace detail {
 
 // What the formulas need of a device.
 struct ServedDevice {
-  double weights = 0, read = 0;          // bytes: held, and read in a step
-  double page_bytes = 0, row_bytes = 0;  // of all its layers, keys and values
+  double weights = 0, read = 0;  // bytes: held, and read in a step
+  double page_bytes = 0;         // of all its layers, keys and values
+  double row_bytes = 0;          // of a token in one layer
   ServePlace place;
   ServeReplay replay;
 };
