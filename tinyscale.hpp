@@ -50653,6 +50653,7 @@ struct Hooks {
   Function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids, const Shape& shape)>
       embedding;
   Function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
+  bool sees_windows = false;  // attention() gives local layers their window
   Function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
   // Mean cross-entropy of the logits x table^T: x after linear_in, table the output matrix.
   Function<Tensor(const Tensor& x, const Tensor& table, const std::vector<std::int32_t>& targets)>
@@ -53263,9 +53264,10 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     k = hooks.cache->append(hooks.cache->keys[at], k, hooks.places.first, config.context);
     v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
   }
-  if (!hooks.attention && config.is_local(layer) && k.dim(1) > config.window) {
+  const std::int64_t tokens = hooks.sequence_length > 0 ? hooks.sequence_length : k.dim(1);
+  if (!hooks.sees_windows && config.is_local(layer) && tokens > config.window) {
     detail::fail(
-        {"forward: ", k.dim(1), " tokens in layer ", layer, " of ", config.name,
+        {"forward: ", tokens, " tokens in layer ", layer, " of ", config.name,
          ", which sees the last ", config.window,
          "; up to as many are right here, decode() and generate() with a cache take more"});
   }
@@ -57636,6 +57638,7 @@ class DecodeStep {
     }
     hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
     if (!hooks_.attention) {
+      hooks_.sees_windows = true;
       hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
         return detail::attend_step(tokens_, runs_, layer, q, k, v, cache_);
       };
@@ -69325,6 +69328,7 @@ class DeviceDecode {
   }
 
   void fill_hooks() {
+    hooks_.sees_windows = true;
     hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
       return attend(layer, q, k, v);
     };

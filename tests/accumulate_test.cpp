@@ -120,6 +120,32 @@ TEST_CASE("gradients that overflow in parts are left out, and the scale comes do
   CHECK(here.loss_scale == there.loss_scale);
 }
 
+TEST_CASE("windows, which training does not have, are refused however it is divided") {
+  const ts::Text text = small_text();
+  ts::ModelConfig config = small_model(text.tokenizer.vocabulary());
+  config.window = config.context / 2;
+  ts::Transformer model(config, 1);
+  const std::string sees = ", which sees the last " + std::to_string(config.window) + "; up to";
+  for (const ts::Recompute again :
+       {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
+    ts::TrainOptions options = in_parts(2, again);
+    CHECK(error_of([&] { ts::train(model, text, options); }).find(sees) != std::string::npos);
+#if !defined(TINYSCALE_NO_THREADS)
+    options.machine = ts::machine("tpu-v5e", {2});
+    for (const int way : {0, 1, 2, 3}) {
+      CAPTURE(way);
+      options.layout = ts::Layout();
+      options.layout.recompute = again;
+      (way == 0   ? options.layout.data
+       : way == 1 ? options.layout.tensor
+       : way == 2 ? options.layout.context
+                  : options.layout.pipeline) = 2;
+      CHECK(error_of([&] { ts::train(model, text, options); }).find(sees) != std::string::npos);
+    }
+#endif
+  }
+}
+
 TEST_CASE("machines and paths that are no whole ones, and what one device cannot do") {
   const ts::Text text = small_text();
   const auto error = [&](void (*change)(ts::TrainOptions&)) {

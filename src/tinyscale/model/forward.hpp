@@ -200,9 +200,10 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     k = hooks.cache->append(hooks.cache->keys[at], k, hooks.places.first, config.context);
     v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
   }
-  if (!hooks.attention && config.is_local(layer) && k.dim(1) > config.window) {
+  const std::int64_t tokens = hooks.sequence_length > 0 ? hooks.sequence_length : k.dim(1);
+  if (!hooks.sees_windows && config.is_local(layer) && tokens > config.window) {
     detail::fail(
-        {"forward: ", k.dim(1), " tokens in layer ", layer, " of ", config.name,
+        {"forward: ", tokens, " tokens in layer ", layer, " of ", config.name,
          ", which sees the last ", config.window,
          "; up to as many are right here, decode() and generate() with a cache take more"});
   }

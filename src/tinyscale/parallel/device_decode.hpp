@@ -118,6 +118,7 @@ class DeviceDecode {
   }
 
   void fill_hooks() {
+    hooks_.sees_windows = true;
     hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
       return attend(layer, q, k, v);
     };
