@@ -10319,6 +10319,10 @@ struct WideF16 {
 
 constexpr int stored_streams = 4;
 
+// What is fetched while a row is read: the same row further on, that from twice as far and into
+// the first cache (AMD: 1.1 to 1.2 times as fast on Zen 5), or the next row.
+enum class Fetch { ahead, near, row };
+
 // Rows j + r * apart of W, r = 0..3 and j in [begin, end), with m rows of x.
 template <class F>
 struct StoredDots {
@@ -10329,7 +10333,8 @@ struct StoredDots {
   std::int64_t ldx;
   float* y;
   std::int64_t ldy;
-  bool add;  // to what is in y
+  bool add;                   // to what is in y
+  bool to_first = cpu().amd;  // Fetch::near where there is one row of x
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -10341,21 +10346,23 @@ struct StoredDots {
         i = wide;
       }
       for (; i + wide <= m; i += wide) {
-        dots<L, stored_streams, wide, true>(j, i, apart);
+        dots<L, stored_streams, wide, Fetch::row>(j, i, apart);
       }
       for (; i + 2 <= m; i += 2) {
         dots<L, stored_streams, 2>(j, i, apart);
       }
-      if (i < m) {
+      if (i < m && to_first) {
+        dots<L, stored_streams, 1, (F::ahead > 0 ? Fetch::near : Fetch::ahead)>(j, i, apart);
+      } else if (i < m) {
         dots<L, stored_streams, 1>(j, i, apart);
       }
     }
   }
 
-  // Rows `row`, row + step, ... AHEAD: they are in cache already, the next ones are fetched. Each
-  // sum is taken in one order, however many rows of x there are: a batch gives the bits that its
-  // rows give alone.
-  template <class L, int ROWS, int TOKENS, bool AHEAD = false>
+  // Rows `row`, row + step, ... Fetch::row: they are in cache already, the next ones are fetched.
+  // Each sum is taken in one order, however many rows of x there are: a batch gives the bits that
+  // its rows give alone.
+  template <class L, int ROWS, int TOKENS, Fetch FETCH = Fetch::ahead>
   TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
     constexpr auto tokens = static_cast<std::size_t>(TOKENS);
     typename L::V sum[static_cast<std::size_t>(ROWS)][tokens], left[tokens], v;
@@ -10378,7 +10385,9 @@ struct StoredDots {
       TINYSCALE_UNROLL
       for (int r = 0; r < ROWS; ++r) {
         const std::uint8_t* const place = from + r * next + p * F::bytes;
-        prefetch(place + (AHEAD ? row_bytes : F::ahead));
+        prefetch<FETCH == Fetch::near ? 3 : 2>(place + (FETCH == Fetch::row    ? row_bytes
+                                                        : FETCH == Fetch::near ? 2 * F::ahead
+                                                                               : F::ahead));
         F::template load<L>(place, v);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
@@ -12852,6 +12861,9 @@ struct QuantizedPanels {
   std::int64_t first, stride, count;
   float* y;
   std::int64_t ldy;
+  // A page ahead, beyond which Intel's processors do not see; AMD's follow these streams better by
+  // themselves (Zen 5: 1.15 to 1.3 times as fast without, from memory and from the third cache).
+  bool fetches = !cpu().amd;
 
   template <class U>
   TINYSCALE_INLINE void run() const {
@@ -12882,7 +12894,11 @@ struct QuantizedPanels {
     for (std::int64_t i = done; i < m; ++i) {
       std::int64_t v = 0;
       for (; v + wide <= count; v += wide) {
-        bits<U, wide, BITS, 1>(first + v * stride, i);
+        if (fetches) {
+          bits<U, wide, BITS, 1>(first + v * stride, i);
+        } else {
+          bits<U, wide, BITS, 1, false>(first + v * stride, i);
+        }
       }
       for (; v < count; ++v) {
         bits<U, 1, BITS, 1>(first + v * stride, i);
@@ -12890,13 +12906,13 @@ struct QuantizedPanels {
     }
   }
 
-  template <class U, int PANELS, int BITS, int TOKENS>
+  template <class U, int PANELS, int BITS, int TOKENS, bool FETCH = true>
   TINYSCALE_INLINE void bits(std::int64_t p, std::int64_t token) const {
     constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width, sums = vectors * TOKENS;
     constexpr std::int64_t in_word = BITS == 8 ? 4 : 8;
     const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
     const std::int64_t apart = stride * groups * words, step = next;
-    const std::int64_t ahead = token == 0 ? 1024 : 0;  // a page: the processor sees no further
+    const std::int64_t ahead = token == 0 && fetches ? 1024 : 0;
     const std::uint32_t* from = w.data->data() + p * groups * words;
     const std::int8_t* codes = x.codes + token * step * 4;
     const float* const x_scales = x.scales + token * step;
@@ -12918,7 +12934,9 @@ struct QuantizedPanels {
         for (int v = 0; v < vectors; ++v) {
           const std::uint32_t* const place = from + v / each * apart + at + v % each * U::width;
           U::load(place, weights[v]);
-          prefetch(place + ahead);
+          if constexpr (FETCH) {
+            prefetch(place + ahead);
+          }
         }
         TINYSCALE_UNROLL
         for (int half = 0; half < 8 / BITS; ++half) {

@@ -303,6 +303,9 @@ struct QuantizedPanels {
   std::int64_t first, stride, count;
   float* y;
   std::int64_t ldy;
+  // A page ahead, beyond which Intel's processors do not see; AMD's follow these streams better by
+  // themselves (Zen 5: 1.15 to 1.3 times as fast without, from memory and from the third cache).
+  bool fetches = !cpu().amd;
 
   template <class U>
   TINYSCALE_INLINE void run() const {
@@ -333,7 +336,11 @@ struct QuantizedPanels {
     for (std::int64_t i = done; i < m; ++i) {
       std::int64_t v = 0;
       for (; v + wide <= count; v += wide) {
-        bits<U, wide, BITS, 1>(first + v * stride, i);
+        if (fetches) {
+          bits<U, wide, BITS, 1>(first + v * stride, i);
+        } else {
+          bits<U, wide, BITS, 1, false>(first + v * stride, i);
+        }
       }
       for (; v < count; ++v) {
         bits<U, 1, BITS, 1>(first + v * stride, i);
@@ -341,13 +348,13 @@ struct QuantizedPanels {
     }
   }
 
-  template <class U, int PANELS, int BITS, int TOKENS>
+  template <class U, int PANELS, int BITS, int TOKENS, bool FETCH = true>
   TINYSCALE_INLINE void bits(std::int64_t p, std::int64_t token) const {
     constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width, sums = vectors * TOKENS;
     constexpr std::int64_t in_word = BITS == 8 ? 4 : 8;
     const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
     const std::int64_t apart = stride * groups * words, step = next;
-    const std::int64_t ahead = token == 0 ? 1024 : 0;  // a page: the processor sees no further
+    const std::int64_t ahead = token == 0 && fetches ? 1024 : 0;
     const std::uint32_t* from = w.data->data() + p * groups * words;
     const std::int8_t* codes = x.codes + token * step * 4;
     const float* const x_scales = x.scales + token * step;
@@ -369,7 +376,9 @@ struct QuantizedPanels {
         for (int v = 0; v < vectors; ++v) {
           const std::uint32_t* const place = from + v / each * apart + at + v % each * U::width;
           U::load(place, weights[v]);
-          prefetch(place + ahead);
+          if constexpr (FETCH) {
+            prefetch(place + ahead);
+          }
         }
         TINYSCALE_UNROLL
         for (int half = 0; half < 8 / BITS; ++half) {

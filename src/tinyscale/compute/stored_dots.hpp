@@ -118,6 +118,10 @@ struct WideF16 {
 
 constexpr int stored_streams = 4;
 
+// What is fetched while a row is read: the same row further on, that from twice as far and into
+// the first cache (AMD: 1.1 to 1.2 times as fast on Zen 5), or the next row.
+enum class Fetch { ahead, near, row };
+
 // Rows j + r * apart of W, r = 0..3 and j in [begin, end), with m rows of x.
 template <class F>
 struct StoredDots {
@@ -128,7 +132,8 @@ struct StoredDots {
   std::int64_t ldx;
   float* y;
   std::int64_t ldy;
-  bool add;  // to what is in y
+  bool add;                   // to what is in y
+  bool to_first = cpu().amd;  // Fetch::near where there is one row of x
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -140,21 +145,23 @@ struct StoredDots {
         i = wide;
       }
       for (; i + wide <= m; i += wide) {
-        dots<L, stored_streams, wide, true>(j, i, apart);
+        dots<L, stored_streams, wide, Fetch::row>(j, i, apart);
       }
       for (; i + 2 <= m; i += 2) {
         dots<L, stored_streams, 2>(j, i, apart);
       }
-      if (i < m) {
+      if (i < m && to_first) {
+        dots<L, stored_streams, 1, (F::ahead > 0 ? Fetch::near : Fetch::ahead)>(j, i, apart);
+      } else if (i < m) {
         dots<L, stored_streams, 1>(j, i, apart);
       }
     }
   }
 
-  // Rows `row`, row + step, ... AHEAD: they are in cache already, the next ones are fetched. Each
-  // sum is taken in one order, however many rows of x there are: a batch gives the bits that its
-  // rows give alone.
-  template <class L, int ROWS, int TOKENS, bool AHEAD = false>
+  // Rows `row`, row + step, ... Fetch::row: they are in cache already, the next ones are fetched.
+  // Each sum is taken in one order, however many rows of x there are: a batch gives the bits that
+  // its rows give alone.
+  template <class L, int ROWS, int TOKENS, Fetch FETCH = Fetch::ahead>
   TINYSCALE_INLINE void dots(std::int64_t row, std::int64_t token, std::int64_t step) const {
     constexpr auto tokens = static_cast<std::size_t>(TOKENS);
     typename L::V sum[static_cast<std::size_t>(ROWS)][tokens], left[tokens], v;
@@ -177,7 +184,9 @@ struct StoredDots {
       TINYSCALE_UNROLL
       for (int r = 0; r < ROWS; ++r) {
         const std::uint8_t* const place = from + r * next + p * F::bytes;
-        prefetch(place + (AHEAD ? row_bytes : F::ahead));
+        prefetch<FETCH == Fetch::near ? 3 : 2>(place + (FETCH == Fetch::row    ? row_bytes
+                                                        : FETCH == Fetch::near ? 2 * F::ahead
+                                                                               : F::ahead));
         F::template load<L>(place, v);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
