@@ -120,7 +120,7 @@ struct WideF16 {
 constexpr int stored_streams = 4;
 
 // What is fetched while a row is read: the same row further on, that into the first cache (AMD:
-// 1.1 to 1.4 times as fast on Zen 5), or the next row.
+// 1.1 to 1.5 times as fast on Zen 5), or the next row.
 enum class Fetch { ahead, into_first, next_row };
 
 // Rows j + r * apart of W, r = 0..3 and j in [begin, end), with m rows of x.
@@ -134,7 +134,7 @@ struct StoredDots {
   float* y;
   std::int64_t ldy;
   bool add;                   // to what is in y
-  bool to_first = cpu().amd;  // Fetch::into_first where there is one row of x
+  bool to_first = cpu().amd;  // Fetch::into_first where a row of x is alone
 
   template <class L>
   TINYSCALE_INLINE void run() const {
