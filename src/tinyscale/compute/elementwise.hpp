@@ -61,7 +61,7 @@ struct MapBlock {
   TINYSCALE_INLINE void run() const {
     typedef typename L::V V;
     const bool adds = Op::adds && m.beta != 0.0f, past = m.past;
-    constexpr std::int64_t ahead = 1024;
+    const std::int64_t ahead = fetch_ahead(1024);
     V va, vb, vy;
     for (std::int64_t i = 0; i < m.n; i += L::width) {
       load_some<L>(m.a + i, m.n - i, 0.0f, va);

@@ -185,6 +185,10 @@ TINYSCALE_INLINE void prefetch(const void* at) {
 #endif
 }
 
+// How far ahead to fetch what is read in whole lines from its beginning on: AMD's own fetching does
+// that, and is slowed down by more.
+inline std::int64_t fetch_ahead(std::int64_t distance) { return cpu().amd ? 0 : distance; }
+
 // The next `doubles` floats, widened.
 template <class L>
 TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {

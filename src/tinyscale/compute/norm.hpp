@@ -128,10 +128,14 @@ struct NormBackward {
   float* dbias;    // null: none
 };
 
-struct NormSlope {  // of one row
-  const NormBackward& n;
-  std::int64_t i;
-  float center, rstd, mean_g, mean_gn;
+struct NormSlope {  // of one row, in members of its own: a store might change those of another
+  const float* x;
+  const float* weight;
+  const float* dy;
+  float* dx;
+  float* dweight;
+  float* dbias;  // null: none
+  float beta, center, rstd, mean_g, mean_gn;
 
   template <class L>
   TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
@@ -140,24 +144,24 @@ struct NormSlope {  // of one row
     broadcast<L>(rstd, r);
     broadcast<L>(mean_g, mg);
     broadcast<L>(mean_gn, mgn);
-    load_some<L>(n.x + i * n.cols + j, left, 0.0f, v);
-    load_some<L>(n.weight + j, left, 0.0f, w);
-    load_some<L>(n.dy + i * n.cols + j, left, 0.0f, d);
+    load_some<L>(x + j, left, 0.0f, v);
+    load_some<L>(weight + j, left, 0.0f, w);
+    load_some<L>(dy + j, left, 0.0f, d);
     v = (v - c) * r;
-    add_some<L>(n.beta, r * (d * w - mg - v * mgn), left, n.dx + i * n.cols + j);
-    add_some<L>(1.0f, d * v, left, n.dweight + j);
-    if (n.dbias != nullptr) {
-      add_some<L>(1.0f, d, left, n.dbias + j);
+    add_some<L>(beta, r * (d * w - mg - v * mgn), left, dx + j);
+    add_some<L>(1.0f, d * v, left, dweight + j);
+    if (dbias != nullptr) {
+      add_some<L>(1.0f, d, left, dbias + j);
     }
   }
 };
 
 // all_g = the sum of a b, all_gn = the sum of a b (x - center). What is read next is fetched: the
-// following numbers of x and a, and `later`.
+// numbers of x and a that are `ahead`, and `later`.
 template <class L>
 TINYSCALE_INLINE void slope_sums(std::int64_t n, const float* x, const float* a, const float* b,
-                                 float center, const float* later, float& all_g, float& all_gn) {
-  constexpr std::int64_t ahead = 1024;
+                                 float center, std::int64_t ahead, const float* later, float& all_g,
+                                 float& all_gn) {
   typename L::V g[2] = {}, gn[2] = {}, c, v, w;
   broadcast<L>(center, c);
   std::int64_t j = 0;
@@ -201,6 +205,7 @@ struct NormBackwardRows {
   template <class L>
   TINYSCALE_INLINE void run() const {
     const float count = static_cast<float>(n.cols);
+    const std::int64_t ahead = n.cols <= 1536 ? fetch_ahead(1024) : 1024;  // six rows in L1, or not
     Row rows[most];
     for (std::int64_t i = begin; i < end; i += step) {
       const std::int64_t size = std::min(step, end - i);
@@ -208,12 +213,15 @@ struct NormBackwardRows {
       for (std::int64_t r = 0; r < size; ++r) {
         const std::int64_t at = (i + r) * n.cols;
         const float center = n.mean == nullptr ? 0.0f : n.mean[i + r], rstd = n.rstd[i + r];
-        slope_sums<L>(n.cols, n.x + at, n.dy + at, n.weight, center, n.dx + at, g, gn);
+        const float* const later = ahead == 0 ? n.x + at : n.dx + at;
+        slope_sums<L>(n.cols, n.x + at, n.dy + at, n.weight, center, ahead, later, g, gn);
         rows[r] = {center, rstd, n.mean == nullptr ? 0.0f : g / count, gn * rstd / count};
       }
       if (step == 1) {
         const Row& row = rows[0];
-        for_row<L>(n.cols, NormSlope{n, i, row.center, row.rstd, row.mean_g, row.mean_gn});
+        const std::int64_t at = i * n.cols;
+        for_row<L>(n.cols, NormSlope{n.x + at, n.weight, n.dy + at, n.dx + at, n.dweight, n.dbias,
+                                     n.beta, row.center, row.rstd, row.mean_g, row.mean_gn});
         continue;
       }
       constexpr int vectors = L::width == 16 ? 4 : 2;
