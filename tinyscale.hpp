@@ -10826,8 +10826,8 @@ inline bool gemm_skinny(const GemmOperands& g) {
 // Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
 // B is copied into panels one tile wide only when that pays: it is large, or transposed. As many
 // panels as half of L2 holds are copied at once, and C is walked along its rows over them. Up to 96
-// rows each panel is copied by its first tile of C, while that multiplies.
-// Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
+// rows, and on AMD of any number, each panel is copied by its first tile of C, while that
+// multiplies. Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 
@@ -11138,17 +11138,25 @@ inline std::int64_t gemm_pass_depth(std::int64_t k) {
   return ((k + passes - 1) / passes + 7) / 8 * 8;
 }
 
-// Tasks: about an eighth of the rows, in multiples of every tile's; of short A 256 columns instead,
-// so that B is read once; of copied panels 64 columns.
+// Tasks: about an eighth of the rows, in multiples of every tile's; of short A some columns
+// instead, so that B is read once; of copied panels 64 columns, and fewer rows until every thread
+// has four.
 inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool serial) {
   std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
   std::int64_t chunk = all.columns;
+  const bool alone = serial || thread_count() == 1;
   if (all.copied || g.m <= gemm_rows) {
     tall = g.m;
-    const std::int64_t some = all.copied ? 64 : 256;  // a multiple of every panel's width
-    chunk = serial || thread_count() == 1 ? all.columns : some;
+    if (!alone) {  // multiples of every panel's width
+      const std::int64_t share = all.columns / (2 * thread_count()) / 64 * 64;
+      chunk = all.copied ? 64 : std::clamp<std::int64_t>(share, 64, 256);
+    }
   }
   const std::int64_t parts = (all.columns + chunk - 1) / chunk;
+  while (all.copied && !alone && tall >= 2 * gemm_rows &&
+         (g.m + tall - 1) / tall * parts < 4 * thread_count()) {
+    tall = (tall / 2 + 11) / 12 * 12;
+  }
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
       const std::int64_t row = x / parts * tall, column = x % parts * chunk;
@@ -11252,7 +11260,10 @@ inline void gemm_run(const GemmOperands& g) {
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
-  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 128 && g.m * g.k > (1 << 17)) {
+  const bool copies = cpu().amd && tile.width >= 16;  // pays for more panels there
+  const bool short_columns = copies && g.k <= 512;    // a column of A, in lines, fits L1
+  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 128 && g.m * g.k > (1 << 17) &&
+      !short_columns) {
     const Scratch lease((g.m + tile.rows) * g.k);
     parallel_for(g.k, 32, [&](std::int64_t begin, std::int64_t end) {
       run_on_lanes(GemmPackRows{g, begin, end, lease.data()});
@@ -11264,9 +11275,11 @@ inline void gemm_run(const GemmOperands& g) {
     gemm_run(packed);
     return;
   }
-  if (g.b_col == 1 && (g.m <= 18 || g.n * g.k <= gemm_in_place)) {
+  const std::int64_t few = tile.width >= 16 ? gemm_copied : gemm_copied / 4;
+  if (g.b_col == 1 &&
+      (g.m <= 18 || (g.n * g.k <= gemm_in_place && !(copies && g.m > gemm_copied)))) {
     gemm_standing(g, tile, false);
-  } else if (g.m <= (tile.width >= 16 ? gemm_copied : gemm_copied / 4)) {
+  } else if (copies || g.m <= few) {
     gemm_standing(g, tile, true);
   } else {
     gemm_walked(g, tile);
