@@ -74,6 +74,8 @@ TINYSCALE_INLINE void words_along_k(const WordSource& s, std::int64_t x, std::in
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
     Lanes16::I v;
+    prefetch<3>(from + 64);  // the square after the next
+    prefetch<3>(from + 80);
     round_by_unit(from, from + 16, v);
     *reinterpret_cast<Lanes16::LooseI*>(to) = v;
     return;
@@ -93,6 +95,8 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
     Lanes16::I v;
+    prefetch(from + 32 * s.k_stride);  // the next square's rows
+    prefetch(from + 33 * s.k_stride);
     round_by_unit(from, from + s.k_stride, v);
     const LooseShorts16* halves = reinterpret_cast<const LooseShorts16*>(&v);
     out = __builtin_convertvector(halves[0], Words16) | __builtin_convertvector(halves[1], Words16)
@@ -127,10 +131,12 @@ struct WordPack {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t x = 0; x < xs; x += 16) {
-      for (std::int64_t w = 0; w < ws; w += 16) {
-        block<L>(x, w, std::min<std::int64_t>(16, xs - x), std::min<std::int64_t>(16, ws - w));
-      }
+    const bool along_k = s.k_stride == 1;  // squares in the order of memory
+    const std::int64_t wide = (xs + 15) / 16, deep = (ws + 15) / 16;
+    for (std::int64_t y = 0; y < wide * deep; ++y) {
+      const std::int64_t x = (along_k ? y / deep : y % wide) * 16;
+      const std::int64_t w = (along_k ? y % deep : y / wide) * 16;
+      block<L>(x, w, std::min<std::int64_t>(16, xs - x), std::min<std::int64_t>(16, ws - w));
     }
   }
 
