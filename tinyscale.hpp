@@ -10756,8 +10756,12 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g) {
   return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
 }
 
-// Few rows of A, B as stored, in chunks of columns; false where another way is better.
+// Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
+// panels that are copied, unless rows of B fall into the same places of the first cache.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
+  if (cpu().amd && width >= 16 && g.m > 16 && g.b_row % 1024 != 0) {
+    return false;
+  }
   const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
   if (g.m > gemm_few || g.b_col != 1 || g.n < width || (g.m > 1 && g.n * g.k <= in_cache)) {
     return false;
@@ -11371,6 +11375,8 @@ TINYSCALE_INLINE void words_along_k(const WordSource& s, std::int64_t x, std::in
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
     Lanes16::I v;
+    prefetch<3>(from + 64);  // the square after the next
+    prefetch<3>(from + 80);
     round_by_unit(from, from + 16, v);
     *reinterpret_cast<Lanes16::LooseI*>(to) = v;
     return;
@@ -11390,6 +11396,8 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
     Lanes16::I v;
+    prefetch(from + 32 * s.k_stride);  // the next square's rows
+    prefetch(from + 33 * s.k_stride);
     round_by_unit(from, from + s.k_stride, v);
     const LooseShorts16* halves = reinterpret_cast<const LooseShorts16*>(&v);
     out = __builtin_convertvector(halves[0], Words16) | __builtin_convertvector(halves[1], Words16)
@@ -11424,10 +11432,12 @@ struct WordPack {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t x = 0; x < xs; x += 16) {
-      for (std::int64_t w = 0; w < ws; w += 16) {
-        block<L>(x, w, std::min<std::int64_t>(16, xs - x), std::min<std::int64_t>(16, ws - w));
-      }
+    const bool along_k = s.k_stride == 1;  // squares in the order of memory
+    const std::int64_t wide = (xs + 15) / 16, deep = (ws + 15) / 16;
+    for (std::int64_t y = 0; y < wide * deep; ++y) {
+      const std::int64_t x = (along_k ? y / deep : y % wide) * 16;
+      const std::int64_t w = (along_k ? y % deep : y / wide) * 16;
+      block<L>(x, w, std::min<std::int64_t>(16, xs - x), std::min<std::int64_t>(16, ws - w));
     }
   }
 

@@ -301,8 +301,12 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g) {
   return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
 }
 
-// Few rows of A, B as stored, in chunks of columns; false where another way is better.
+// Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
+// panels that are copied, unless rows of B fall into the same places of the first cache.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
+  if (cpu().amd && width >= 16 && g.m > 16 && g.b_row % 1024 != 0) {
+    return false;
+  }
   const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
   if (g.m > gemm_few || g.b_col != 1 || g.n < width || (g.m > 1 && g.n * g.k <= in_cache)) {
     return false;
