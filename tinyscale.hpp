@@ -10756,10 +10756,13 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g) {
   return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
 }
 
+// Where panels of B are copied one by one for any number of rows: measured.
+inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >= 16; }
+
 // Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
 // panels that are copied, unless rows of B fall into the same places of the first cache.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
-  if (cpu().amd && width >= 16 && g.m > 16 && g.b_row % 1024 != 0) {
+  if (gemm_copies_panels(width) && g.m > 16 && g.b_row % 1024 != 0) {
     return false;
   }
   const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
@@ -11264,8 +11267,8 @@ inline void gemm_run(const GemmOperands& g) {
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
-  const bool copies = cpu().amd && tile.width >= 16;  // pays for more panels there
-  const bool short_columns = copies && g.k <= 512;    // a column of A, in lines, fits L1
+  const bool copies = gemm_copies_panels(tile.width);
+  const bool short_columns = copies && g.k <= 512;  // a column of A, in lines, fits L1
   if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 128 && g.m * g.k > (1 << 17) &&
       !short_columns) {
     const Scratch lease((g.m + tile.rows) * g.k);
@@ -16879,7 +16882,8 @@ struct NormBackwardRows {
   template <class L>
   TINYSCALE_INLINE void run() const {
     const float count = static_cast<float>(n.cols);
-    const std::int64_t ahead = n.cols <= 1536 ? fetch_ahead(1024) : 1024;  // six rows in L1, or not
+    // Rows of x, dy, dx and of what is per column fit L1, or do not.
+    const std::int64_t ahead = n.cols <= 1536 ? fetch_ahead(1024) : 1024;
     Row rows[most];
     for (std::int64_t i = begin; i < end; i += step) {
       const std::int64_t size = std::min(step, end - i);

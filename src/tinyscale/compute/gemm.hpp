@@ -450,8 +450,8 @@ inline void gemm_run(const GemmOperands& g) {
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
-  const bool copies = cpu().amd && tile.width >= 16;  // pays for more panels there
-  const bool short_columns = copies && g.k <= 512;    // a column of A, in lines, fits L1
+  const bool copies = gemm_copies_panels(tile.width);
+  const bool short_columns = copies && g.k <= 512;  // a column of A, in lines, fits L1
   if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 128 && g.m * g.k > (1 << 17) &&
       !short_columns) {
     const Scratch lease((g.m + tile.rows) * g.k);

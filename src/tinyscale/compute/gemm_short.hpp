@@ -301,10 +301,13 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g) {
   return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
 }
 
+// Where panels of B are copied one by one for any number of rows: measured.
+inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >= 16; }
+
 // Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
 // panels that are copied, unless rows of B fall into the same places of the first cache.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
-  if (cpu().amd && width >= 16 && g.m > 16 && g.b_row % 1024 != 0) {
+  if (gemm_copies_panels(width) && g.m > 16 && g.b_row % 1024 != 0) {
     return false;
   }
   const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;

@@ -205,7 +205,8 @@ struct NormBackwardRows {
   template <class L>
   TINYSCALE_INLINE void run() const {
     const float count = static_cast<float>(n.cols);
-    const std::int64_t ahead = n.cols <= 1536 ? fetch_ahead(1024) : 1024;  // six rows in L1, or not
+    // Rows of x, dy, dx and of what is per column fit L1, or do not.
+    const std::int64_t ahead = n.cols <= 1536 ? fetch_ahead(1024) : 1024;
     Row rows[most];
     for (std::int64_t i = begin; i < end; i += step) {
       const std::int64_t size = std::min(step, end - i);
