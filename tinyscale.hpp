@@ -896,6 +896,52 @@ inline const CpuInfo& cpu() {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
+struct FreeBlock {
+  FreeBlock* next = nullptr;
+};
+
+// Small free blocks that a thread keeps to itself as long as one of these lives on it. Threads that
+// meet again and again would else hand each other blocks, and wait for the lines of each other's
+// caches whenever they write to one.
+class ThreadBlocks {
+ public:
+  ThreadBlocks() : before_(current()) { current() = this; }
+  ~ThreadBlocks();
+  ThreadBlocks(const ThreadBlocks&) = delete;
+  ThreadBlocks& operator=(const ThreadBlocks&) = delete;
+
+  static constexpr std::size_t bins = 24;  // of the pool: up to 4 KiB
+  static ThreadBlocks*& current() {
+    static thread_local struct { ThreadBlocks* blocks; } own;
+    return own.blocks;
+  }
+
+  FreeBlock* take(std::size_t bin) {
+    FreeBlock* const block = first_[bin];
+    if (block != nullptr) {
+      first_[bin] = block->next;
+      --count_[bin];
+    }
+    return block;
+  }
+  // Whether there was room for it.
+  bool give(std::size_t bin, FreeBlock* block) {
+    const bool fits = count_[bin] < most;
+    if (fits) {
+      block->next = first_[bin];
+      first_[bin] = block;
+      ++count_[bin];
+    }
+    return fits;
+  }
+
+ private:
+  static constexpr unsigned char most = 8;
+  ThreadBlocks* before_;
+  FreeBlock* first_[bins] = {};
+  unsigned char count_[bins] = {};
+};
+
 // All blocks are 64-byte aligned. Up to 1 KiB their sizes are multiples of 64, above that 64 bytes
 // more than 4, 5, 6 or 7 times a power of two, so that a header and a round size fit.
 class Pool {
@@ -903,6 +949,11 @@ class Pool {
   // Null when the system has no memory left.
   void* take(std::size_t bytes) {
     const SizeClass size = size_class(bytes);
+    ThreadBlocks* const own = size.bin < ThreadBlocks::bins ? ThreadBlocks::current() : nullptr;
+    FreeBlock* const near = own != nullptr ? own->take(size.bin) : nullptr;
+    if (near != nullptr) {
+      return near;
+    }
     Bin& bin = bins_[size.bin];
     lock(bin);
     FreeBlock* const block = bin.first;
@@ -924,7 +975,14 @@ class Pool {
       free_.fetch_add(size.bytes, std::memory_order_relaxed);
     }
     FreeBlock* const block = new (memory) FreeBlock;
-    Bin& bin = bins_[size.bin];
+    ThreadBlocks* const own = size.bin < ThreadBlocks::bins ? ThreadBlocks::current() : nullptr;
+    if (own == nullptr || !own->give(size.bin, block)) {
+      put(size.bin, block);
+    }
+  }
+  // A free block of a bin comes to all threads.
+  void put(std::size_t number, FreeBlock* block) {
+    Bin& bin = bins_[number];
     lock(bin);
     block->next = bin.first;
     bin.first = block;
@@ -951,9 +1009,7 @@ class Pool {
  private:
   static constexpr std::size_t counted = 4096;  // smaller blocks are not worth counting
   static constexpr std::size_t bins = 16 + 4 * 60;
-  struct FreeBlock {
-    FreeBlock* next = nullptr;
-  };
+  static_assert(ThreadBlocks::bins <= 24, "what a thread keeps is not counted");
   struct Bin {
     std::atomic<bool> busy{false};
     FreeBlock* first = nullptr;  // guarded by busy
@@ -1018,6 +1074,15 @@ class Pool {
 inline Pool& pool() {
   static Pool all;
   return all;
+}
+
+inline ThreadBlocks::~ThreadBlocks() {
+  current() = before_;
+  for (std::size_t bin = 0; bin < bins; ++bin) {
+    for (FreeBlock* block = take(bin); block != nullptr; block = take(bin)) {
+      pool().put(bin, block);
+    }
+  }
 }
 
 // Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers. More
@@ -2180,17 +2245,56 @@ struct Loop {
   }
 };
 
-#if !defined(TINYSCALE_NO_THREADS)
-// A loop that workers may join. A worker counts itself inside before it looks whether the slot is
+// A loop that others may join. Who joins counts itself inside before it looks whether the loop is
 // open; the caller closes it before it waits for inside to be 0, so none can come in late. A flag
 // that is written before another is looked at is exchanged: emulators of ARM let the load overtake
 // a store, and compiled for x86 both are the same instruction.
-struct LoopSlot {
+struct OpenLoop {
   Loop loop;
-  std::atomic<bool> taken{false}, open{false}, caller_sleeps{false};
-  std::atomic<int> seats{0};  // workers that may still join
-  int processor = -1;         // where the caller is
+  std::atomic<bool> open{false};
+  std::atomic<int> seats{0};  // who may still join
   alignas(64) std::atomic<int> inside{0};
+
+  // Whether to go on to loop.work(); asked once by who is counted inside.
+  bool admits() { return open.load() && seats.fetch_sub(1) > 0; }
+
+  // Runs the loop with up to so many who call help() meanwhile.
+  void run(const LoopBody& body, std::int64_t n, int helpers) {
+    loop.start(body, n, 1);
+    seats.store(helpers);
+    open.store(true);
+    loop.work();
+    open.exchange(false);
+    for (int looks = 0; inside.load() > 0; ++looks) {
+      if (looks < 100) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    if (loop.error) {
+      std::rethrow_exception(loop.error);
+    }
+  }
+  // Whether there was something to do.
+  bool help() {
+    if (!open.load(std::memory_order_relaxed) || seats.load(std::memory_order_relaxed) <= 0) {
+      return false;
+    }
+    inside.fetch_add(1);
+    const bool works = admits();
+    if (works) {
+      loop.work();
+    }
+    inside.fetch_sub(1);
+    return works;
+  }
+};
+
+#if !defined(TINYSCALE_NO_THREADS)
+struct LoopSlot : OpenLoop {
+  std::atomic<bool> taken{false}, caller_sleeps{false};
+  int processor = -1;  // where the caller is
 };
 
 // The worker threads, and a slot for each of the callers at work at once.
@@ -2297,7 +2401,7 @@ class ThreadPool {
 
   void join(LoopSlot& slot, int& together) {
     slot.inside.fetch_add(1);
-    if (slot.open.load() && slot.seats.fetch_sub(1) > 0) {
+    if (slot.admits()) {
       const int here = current_processor();
       together = here >= 0 && here == slot.processor ? together + 1 : 0;
       if (together % 64 == 2) {
@@ -40144,7 +40248,7 @@ struct SourceLine {
 };
 
 inline bool operator==(const SourceLine& a, const SourceLine& b) {
-  return a.line == b.line && std::strcmp(a.file, b.file) == 0;
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
 namespace detail {
@@ -40702,37 +40806,73 @@ inline std::int64_t stretch_length(const Exchange& e) {
   return run % parts == 0 && run / parts >= 16 ? run / parts : fits;
 }
 
-// Runs the exchange on as many threads as loops may use here.
-inline void execute(const Exchange& e, const DeviceBuffers* devices) {
-  const std::int64_t length = stretch_length(e);
-  const std::size_t chunks = static_cast<std::size_t>(e.cut.chunks());
-  std::vector<std::int64_t> stretches(chunks + 1, 0);  // before each chunk
-  for (std::size_t c = 0; c < chunks; ++c) {
-    const std::int64_t size = e.cut.elements(static_cast<int>(c));
-    stretches[c + 1] = stretches[c] + (size + length - 1) / length;
+// An exchange that runs again and again: how its chunks are cut is found once.
+class ExchangeRun {
+ public:
+  explicit ExchangeRun(const Exchange& exchange)
+      : e_(exchange),
+        length_(stretch_length(exchange)),
+        buffers_(static_cast<std::size_t>(exchange.devices)),
+        stretches_(static_cast<std::size_t>(e_.cut.chunks()) + 1, 0) {
+    std::int64_t largest = 1;
+    for (std::size_t c = 0; c + 1 < stretches_.size(); ++c) {
+      const std::int64_t size = e_.cut.elements(static_cast<int>(c));
+      largest = std::max(largest, size);
+      stretches_[c + 1] = stretches_[c] + (size + length_ - 1) / length_;
+    }
+    length_ = std::min(length_, largest);
   }
-  if (stretches[chunks] == 0) {
-    return;
+
+  List<DeviceBuffers>& buffers() { return buffers_; }
+
+  // Not worth a second thread.
+  bool small() const { return e_.cut.begin(e_.cut.chunks()) * e_.devices < 65536; }
+
+  // On this thread, or on as many as loops may use here, or with others who wait at `with`.
+  void run(OpenLoop* with = nullptr) {
+    const auto body = [&](std::int64_t first, std::int64_t last) {
+      StretchRun part(e_, buffers_.begin(), length_);
+      run(part, first, last);
+    };
+    if (small()) {
+      if (!small_) {
+        small_ = Shared<StretchRun>(new StretchRun(e_, buffers_.begin(), length_));
+      }
+      run(*small_, 0, stretches_.back());
+    } else if (with != nullptr) {
+      with->run(body, stretches_.back(), thread_count() - 1);
+    } else {
+      parallel_for(stretches_.back(), 1, body);
+    }
   }
-  const auto body = [&](std::int64_t first, std::int64_t last) {
-    StretchRun run(e, devices, length);
+
+ private:
+  void run(StretchRun& part, std::int64_t first, std::int64_t last) const {
     std::size_t c = static_cast<std::size_t>(
-        std::upper_bound(stretches.begin(), stretches.end(), first) - stretches.begin() - 1);
+        std::upper_bound(stretches_.begin(), stretches_.end(), first) - stretches_.begin() - 1);
     for (std::int64_t i = first; i < last; ++i) {
-      while (stretches[c + 1] <= i) {
+      while (stretches_[c + 1] <= i) {
         ++c;
       }
-      const std::int64_t at = (i - stretches[c]) * length;
-      const std::int64_t left = e.cut.elements(static_cast<int>(c)) - at;
-      run.run(static_cast<int>(c), at, std::min(length, left));
+      const std::int64_t at = (i - stretches_[c]) * length_;
+      const std::int64_t left = e_.cut.elements(static_cast<int>(c)) - at;
+      part.run(static_cast<int>(c), at, std::min(length_, left));
     }
-  };
-  const std::int64_t elements = e.cut.begin(e.cut.chunks());
-  if (elements * e.devices < 65536) {
-    body(0, stretches[chunks]);
-  } else {
-    parallel_for(stretches[chunks], 1, body);
   }
+
+  const Exchange& e_;
+  std::int64_t length_;
+  List<DeviceBuffers> buffers_;          // by index in the group
+  std::vector<std::int64_t> stretches_;  // before each chunk
+  Shared<StretchRun> small_;             // of an exchange that one thread runs
+};
+
+inline void execute(const Exchange& e, const DeviceBuffers* devices) {
+  ExchangeRun once(e);
+  for (int d = 0; d < e.devices; ++d) {
+    once.buffers()[static_cast<std::size_t>(d)] = devices[d];
+  }
+  once.run();
 }
 
 }  // namespace detail
@@ -41096,6 +41236,8 @@ class Waiting {
     }
   }
 
+  // Who waits may look again and again: no baton keeps it off.
+  bool all_awake() const { return most_ == 0; }
   // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
   bool look_again(int& looks) const {
     constexpr int most_looks = 100;
@@ -41269,13 +41411,23 @@ inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int 
   return record;
 }
 
-struct Post {
-  bool here = false;
-  int number = 0;  // of the device's calls
+// A call of a device, whole.
+struct DeviceCall {
+  int number = 0;  // of the device's calls, from 1
   CallKey key;
   SourceLine where;
-  Tensor in, out;
+  Tensor in, out;                  // until it is done
   std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+};
+
+// What a device leaves at a meeting. Another processor reads it: of a call whose plan is known, one
+// line of memory says all.
+struct alignas(64) Post {
+  bool here = false;
+  const CallPlan* plan = nullptr;  // by which the device made the same call before
+  const float* in = nullptr;
+  float* out = nullptr;
+  Shared<DeviceCall> call;
 };
 
 struct Group;
@@ -41287,10 +41439,12 @@ struct Meeting {
   Group* group;
   std::atomic<int> came{0}, left{0}, sleepers{0};
   std::atomic<bool> done{false};
+  OpenLoop exchange;  // who waits takes part
   bool disagrees = false;
   std::string error;  // what the exchange threw
   List<Post> posts;   // by place among the members
-  Shared<CallRecord> call;
+  const CallPlan* plan = nullptr;
+  CallRecord* call = nullptr;
   std::atomic<Meeting*> next{nullptr};
 };
 
@@ -41301,8 +41455,9 @@ struct Group {
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;
-  // The last plan, and the places of its devices in the order of the call's axes.
-  Shared<const CallPlan> plan;
+  // The last plan, and the places of its devices in the order of the call's axes. Whoever finishes
+  // a meeting uses these; meetings end one after the other.
+  const CallPlan* plan = nullptr;
   Shared<const std::vector<int>> members;
   std::vector<int> places;
 
@@ -41322,7 +41477,8 @@ struct Group {
       free.pop_back();
       again->came = again->left = again->sleepers = 0;
       again->done = false;
-      again->call.reset();
+      again->plan = nullptr;
+      again->call = nullptr;
       again->next = nullptr;
       return again;
     }
@@ -41336,6 +41492,10 @@ struct Seat {
   Group* group = nullptr;
   int place = 0;
   Meeting* next = nullptr;  // at which it will post
+  // Of the meetings that it finishes: the last plan's, so that no two processors share its memory.
+  const CallPlan* plan = nullptr;
+  Shared<ExchangeRun> run;
+  List<Shared<CallRecord>> records;
 };
 
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of
@@ -41423,18 +41583,24 @@ class Fabric {
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
     seat.next = seat.group->after(*meeting);
     if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
-      finish(*meeting);
+      finish(seat, *meeting);
     }
     return meeting;
   }
 
-  // Returns when the exchange has run; gives what the log says of it.
+  // What a device takes from a meeting.
+  struct Met {
+    CallRecord* call = nullptr;      // what the log says of it
+    const CallPlan* plan = nullptr;  // null where other processes meet
+  };
+
+  // Returns when the exchange has run.
   template <class Standing>
-  Shared<CallRecord> await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
+  Met await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
     for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
       if (others_ != nullptr) {
         others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
-      } else if (!waiting_.look_again(looks)) {
+      } else if (!meeting->exchange.help() && !waiting_.look_again(looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
         if (!meeting->done.load()) {
@@ -41446,7 +41612,7 @@ class Fabric {
         }
       }
     }
-    const Shared<CallRecord> call = meeting->call;
+    const Met met = {meeting->call, meeting->plan};
     const bool failed = !meeting->error.empty();
     meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
     if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
@@ -41456,23 +41622,23 @@ class Fabric {
     if (failed) {
       fail({meeting->error});  // such a meeting is not used again
     }
-    return call;
+    return met;
   }
 
-  // What a call comes to, for all groups that make it.
-  Shared<const CallPlan> plan(const CallKey& key, const SourceLine& where) {
+  // What a call comes to, for all groups that make it; as long as the fabric.
+  const CallPlan* plan(const CallKey& key, const SourceLine& where) {
     {
       const std::lock_guard<std::mutex> lock(plans_mutex_);
       for (const Shared<const CallPlan>& known : plans_) {
         if (known->key == key && known->shape->where == where) {
-          return known;
+          return known.get();
         }
       }
     }
     const Shared<const CallPlan> made = make_plan(key, machine_, axes_, where);
     const std::lock_guard<std::mutex> lock(plans_mutex_);
     plans_.push_back(made);
-    return made;
+    return made.get();
   }
 
   const List<Shared<const CallPlan>>& plans() const { return plans_; }  // after the run
@@ -41603,10 +41769,14 @@ class Fabric {
   }
 
   // By the last device that came.
-  void finish(Meeting& meeting) {
+  void finish(Seat& seat, Meeting& meeting) {
     const Post& first = meeting.posts[0];
+    bool known = first.plan != nullptr;
     for (const Post& post : meeting.posts) {
-      if (!(post.key == first.key)) {
+      known = known && post.plan == first.plan;
+    }
+    for (const Post& post : meeting.posts) {
+      if (!known && !(post.call->key == first.call->key)) {
         const std::lock_guard<std::mutex> lock(waiting_.mutex());
         meeting.disagrees = true;  // all its members wait for what cannot come
         return;
@@ -41614,7 +41784,7 @@ class Fabric {
     }
     meeting.group->after(*meeting.group->after(meeting));  // now: the next call wants it at once
     try {
-      exchange(meeting);
+      exchange(seat, meeting, known ? first.plan : nullptr);
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
@@ -41629,40 +41799,54 @@ class Fabric {
     }
   }
 
-  void exchange(Meeting& meeting) {
+  // `known`: the plan of all its calls; null: by their key.
+  void exchange(Seat& seat, Meeting& meeting, const CallPlan* known) {
     Group& group = *meeting.group;
-    find_plan(group, meeting);
-    List<DeviceBuffers> buffers(group.ranks.size());
-    for (std::size_t i = 0; i < buffers.size(); ++i) {
-      Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
-      buffers[i].in = post.in.defined() ? post.in.origin() : nullptr;
-      buffers[i].out = post.out.defined() ? post.out.origin() : nullptr;
+    if (known == nullptr) {
+      find_plan(group, meeting);
+    } else if (group.plan != known) {
+      use_plan(group, known->key.axes, known);
+    }
+    if (seat.plan != group.plan) {
+      seat.run = Shared<ExchangeRun>(new ExchangeRun(group.plan->exchange));
+      seat.plan = group.plan;
+    }
+    for (std::size_t i = 0; i < group.places.size(); ++i) {
+      const Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
+      seat.run->buffers()[i] = {post.in, post.out};
     }
     const ThreadShare share(threads_ * group.size() / devices());
-    execute(group.plan->exchange, buffers.begin());
-    meeting.call = Shared<CallRecord>::make();
+    const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
+    seat.run->run(awake ? &meeting.exchange : nullptr);
+    seat.records.push_back(Shared<CallRecord>::make());
+    meeting.plan = group.plan;
+    meeting.call = seat.records.back().get();
     meeting.call->logged.shape = group.plan->shape;
     meeting.call->logged.members = group.members;
-    meeting.call->logged.where = meeting.posts[0].where;
+    meeting.call->logged.where =
+        known != nullptr ? known->shape->where : meeting.posts[0].call->where;
   }
 
   // The plan of a meeting becomes the group's.
   void find_plan(Group& group, Meeting& meeting) {
-    CallKey& key = meeting.posts[0].key;
-    const SourceLine& where = meeting.posts[0].where;
-    if (group.plan && group.plan->key == key && group.plan->shape->where == where) {
+    const SourceLine& where = meeting.posts[0].call->where;
+    if (group.plan != nullptr && group.plan->key == meeting.posts[0].call->key &&
+        group.plan->shape->where == where) {
       return;
     }
-    if (!group.plan || group.plan->key.axes != key.axes) {
-      set_places(group, key.axes);
-    }
-    group.plan.reset();
+    CallKey key = meeting.posts[0].call->key;
+    use_plan(group, key.axes, nullptr);
     for (const int place : group.places) {  // ragged: who sends how many rows to whom
-      for (const std::int64_t rows : meeting.posts[static_cast<std::size_t>(place)].rows) {
-        key.rows.push_back(rows);
-      }
+      const Post& post = meeting.posts[static_cast<std::size_t>(place)];
+      key.rows.insert(key.rows.end(), post.call->rows.begin(), post.call->rows.end());
     }
     group.plan = plan(key, where);
+  }
+  void use_plan(Group& group, const std::vector<int>& axes, const CallPlan* plan) {
+    if (group.plan == nullptr || group.plan->key.axes != axes) {
+      set_places(group, axes);
+    }
+    group.plan = plan;
   }
 
   // Which of the group's ranks has which index when its axes are counted in this order.
@@ -41710,7 +41894,7 @@ class Fabric {
             List<OpenCall>& calls = all[rank];
             calls.push_back({meeting.get(), &meeting->posts[i]});
             for (std::size_t at = calls.size() - 1;
-                 at > 0 && calls[at].post->number < calls[at - 1].post->number; --at) {
+                 at > 0 && calls[at].post->call->number < calls[at - 1].post->call->number; --at) {
               const OpenCall later = calls[at - 1];
               calls[at - 1] = calls[at];
               calls[at] = later;
@@ -41763,9 +41947,9 @@ class Fabric {
     }
     constexpr std::size_t most_calls = 3;
     for (std::size_t i = 0; i < open.size() && i < most_calls; ++i) {
-      const Post& post = *open[i].post;
-      text += cat({"; started call ", post.number, ", ",
-                   call_text(post.key, axes_text(axes_, post.key.axes)), at(post.where), ": ",
+      const DeviceCall& call = *open[i].post->call;
+      text += cat({"; started call ", call.number, ", ",
+                   call_text(call.key, axes_text(axes_, call.key.axes)), at(call.where), ": ",
                    waits_for(*open[i].meeting)});
     }
     text += open.size() > most_calls ? cat({"; ", open.size() - most_calls, " more started"}) : "";
@@ -41848,7 +42032,7 @@ struct DeviceLog {
   struct Event {
     DeviceEvent::Kind kind = DeviceEvent::Kind::compute;
     std::size_t first = 0, last = 0;   // compute: ops; mark: sample
-    Shared<CallRecord> call;           // start, wait
+    CallRecord* call = nullptr;        // start, wait
     const Meeting* meeting = nullptr;  // start: where the call is found if nobody waited for it
     int task = -1;
   };
@@ -41856,13 +42040,12 @@ struct DeviceLog {
   List<Event> events;
   List<OpCost> ops;
   List<MemorySample> samples;
+  List<Shared<CallRecord>> records;  // of calls that no group has: sends, those of a device alone
 };
 
 // The call of a start or wait; null where nobody made it come about.
 inline CallRecord* record_of(const DeviceLog::Event& event) {
-  return event.call                 ? event.call.get()
-         : event.meeting != nullptr ? event.meeting->call.get()
-                                    : nullptr;
+  return event.call != nullptr || event.meeting == nullptr ? event.call : event.meeting->call;
 }
 
 // Numbers the calls and the lines of the program: one line for the n-th time that a device makes
@@ -41932,9 +42115,9 @@ struct StartedCall {
   Seat* seat = nullptr;  // null: the device is alone in its group
   Meeting* meeting = nullptr;
   std::size_t event = 0;  // its start, in the log
-  CallKey key;
-  int number = 0;  // of the device's calls, from 1
-  SourceLine where;
+  Shared<DeviceCall> of;
+
+  const CallKey& key() const { return of->key; }
 };
 
 class Endpoint {
@@ -41981,9 +42164,10 @@ class Endpoint {
     if (in_ == nullptr) {
       return cat({"call ", calls_, ", recv(from ", peer_, ")", at(receives_)});
     }
-    const std::string text = call_text(in_->key, axes_text(fabric_.axes(), in_->key.axes));
-    const bool late = in_->number != calls_;
-    return cat({late ? "the wait for call " : "call ", in_->number, ", ", text, at(in_->where)});
+    const DeviceCall& call = *in_->of;
+    const std::string text = call_text(call.key, axes_text(fabric_.axes(), call.key.axes));
+    const bool late = call.number != calls_;
+    return cat({late ? "the wait for call " : "call ", call.number, ", ", text, at(call.where)});
   }
 
   int find_axis(const char* function, const std::string& name) const {
@@ -42055,7 +42239,7 @@ class Endpoint {
   }
 
   // Starts a collective: `in` goes to it, `out` will hold what comes. Either may be empty.
-  StartedCall start(CallKey key, const CollectiveOptions& options, const Tensor& in,
+  StartedCall start(CallKey&& key, const CollectiveOptions& options, const Tensor& in,
                     const Tensor& out, const SourceLine& where,
                     const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
     if (options.used_alike && key.what != Collective::all_gather) {
@@ -42071,32 +42255,35 @@ class Endpoint {
     key.format = options.format;
     key.schedule = options.schedule;
     StartedCall call;
-    call.key = key;
-    call.number = calls_;
-    call.where = where;
+    call.of = Shared<DeviceCall>::make();
+    call.of->number = calls_;
+    call.of->key = std::move(key);
+    call.of->where = where;
     call.event = log_.events.size();
-    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr, task_});
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, nullptr, nullptr, task_});
     if (fabric_.folded()) {
-      const int senders = key.schedule == nullptr ? 1 : size_of(key.axes);
+      CallKey& all = call.of->key;
+      const int senders = all.schedule == nullptr ? 1 : size_of(all.axes);
       for (int i = 0; i < senders && !rows.empty(); ++i) {  // an own one names all blocks
-        call.key.rows.insert(call.key.rows.end(), rows.begin(), rows.end());
+        all.rows.insert(all.rows.end(), rows.begin(), rows.end());
       }
       fold(call, in, out, where);
       return call;
     }
-    call.seat = &seat(key.axes);
+    call.seat = &seat(call.key().axes);
     if (call.seat->group->size() == 1) {
-      call.key.rows = rows;
+      call.of->key.rows = rows;
       run_alone(call, in, out, where);
       return call;
     }
+    call.of->in = in;
+    call.of->out = out;
+    call.of->rows = rows;
     Post post;
-    post.key = std::move(key);
-    post.number = calls_;
-    post.where = where;
-    post.in = in;
-    post.out = out;
-    post.rows = rows;
+    post.plan = plan_slot(*call.of).plan_of(*call.of);
+    post.in = in.defined() ? in.origin() : nullptr;
+    post.out = out.defined() ? out.origin() : nullptr;
+    post.call = call.of;
     in_ = &call;
     try {
       call.meeting = fabric_.post(*call.seat, std::move(post));
@@ -42115,13 +42302,16 @@ class Endpoint {
     if (call.meeting != nullptr) {
       in_ = &call;
       try {
-        log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
+        const Fabric::Met end = fabric_.await(rank_, *call.seat, call.meeting, *this);
+        log_.events[call.event].call = end.call;
+        plan_slot(*call.of) = {call.of->where, end.plan};
       } catch (...) {
         leave();
         throw;
       }
       in_ = nullptr;
       call.meeting = nullptr;
+      call.of->in = call.of->out = Tensor();
     }
     log_.events.push_back(
         {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
@@ -42142,7 +42332,7 @@ class Endpoint {
       send_shape_ = send_shape(value.count(), where);
     }
     packet.call = send_record(send_shape_, rank_, to);
-    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr, task_});
+    keep_event(DeviceEvent::Kind::start, packet.call);
     fabric_.put(rank_, to, std::move(packet));
   }
   Tensor recv(int from, const SourceLine& where) {
@@ -42158,7 +42348,7 @@ class Endpoint {
       leave();
       throw;
     }
-    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr, task_});
+    keep_event(DeviceEvent::Kind::wait, packet.call);
     return packet.value.clone();  // in this device's memory
   }
 
@@ -42175,7 +42365,7 @@ class Endpoint {
     sample.peak_total = meter.peak_total_since_mark();
     meter.mark();
     log_.events.push_back(
-        {DeviceEvent::Kind::mark, log_.samples.size(), 0, Shared<CallRecord>(), nullptr, task_});
+        {DeviceEvent::Kind::mark, log_.samples.size(), 0, nullptr, nullptr, task_});
     log_.samples.push_back(sample);
     task_ = tag;
   }
@@ -42200,7 +42390,7 @@ class Endpoint {
       log_.ops.push_back(op_cost(op));
     }
     log_.events.push_back(
-        {DeviceEvent::Kind::compute, first, log_.ops.size(), Shared<CallRecord>(), nullptr, task_});
+        {DeviceEvent::Kind::compute, first, log_.ops.size(), nullptr, nullptr, task_});
     logged_ = ran;
     if (keep_ == Keep::totals && ran > 1000) {
       let_go_ = counters();
@@ -42214,6 +42404,29 @@ class Endpoint {
     std::vector<int> axes;  // as the call names them
     Seat* seat = nullptr;
   };
+
+  // A plan that the device met with, and the line from which it called.
+  struct PlanSlot {
+    SourceLine where;
+    const CallPlan* plan = nullptr;
+
+    // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
+    const CallPlan* plan_of(const DeviceCall& call) const {
+      const bool same = plan != nullptr && call.key.schedule == nullptr && call.rows.empty() &&
+                        where == call.where && plan->key == call.key;
+      return same ? plan : nullptr;
+    }
+  };
+  PlanSlot& plan_slot(const DeviceCall& call) {
+    constexpr unsigned slots = sizeof slots_ / sizeof *slots_;
+    const unsigned size = call.key.shape.empty() ? 0 : static_cast<unsigned>(call.key.shape[0]);
+    return slots_[(static_cast<unsigned>(call.where.line) * 5 + size) % slots];
+  }
+
+  void keep_event(DeviceEvent::Kind kind, const Shared<CallRecord>& call) {
+    log_.events.push_back({kind, 0, 0, call.get(), nullptr, task_});
+    log_.records.push_back(call);
+  }
 
   void refuse_alone(const char* function) const {
     if (fabric_.folded()) {
@@ -42279,7 +42492,7 @@ class Endpoint {
   }
 
   void run_alone(StartedCall& call, const Tensor& in, const Tensor& out, const SourceLine& where) {
-    const Shared<const CallPlan> plan = fabric_.plan(call.key, where);
+    const CallPlan* const plan = fabric_.plan(call.key(), where);
     DeviceBuffers buffers;
     buffers.in = in.defined() ? in.origin() : nullptr;
     buffers.out = out.defined() ? out.origin() : nullptr;
@@ -42291,7 +42504,8 @@ class Endpoint {
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
     record->logged.where = where;
-    log_.events[call.event].call = record;
+    log_.events[call.event].call = record.get();
+    log_.records.push_back(record);
   }
 
   // Symmetric devices are one: the others' numbers are this one's.
@@ -42301,16 +42515,18 @@ class Endpoint {
     record->logged.shape = Shared<const CallShape>(shape);
     record->logged.where = where;
     Exchange exchange;
-    describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    const CallKey& key = call.key();
+    describe_call(key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
     shape->cut = exchange.cut;
-    if (call.key.schedule != nullptr) {
-      shape->cut.parts = call.key.schedule->chunks / exchange.cut.blocks;
-      shape->schedule = prepare(own_schedule(call.key, shape->spec));
+    if (key.schedule != nullptr) {
+      shape->cut.parts = key.schedule->chunks / exchange.cut.blocks;
+      shape->schedule = prepare(own_schedule(key, shape->spec));
     }
-    log_.events[call.event].call = record;
-    const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||
-                                                      call.key.what == Collective::reduce_scatter ||
-                                                      call.key.what == Collective::reduce);
+    log_.events[call.event].call = record.get();
+    log_.records.push_back(record);
+    const bool sums = key.how == Reduce::sum &&
+                      (key.what == Collective::all_reduce ||
+                       key.what == Collective::reduce_scatter || key.what == Collective::reduce);
     const float times = sums ? static_cast<float>(exchange.devices) : 1.0f;
     for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
       out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
@@ -42335,6 +42551,7 @@ class Endpoint {
   std::string threw_in_;
   List<Shared<Seat>> seats_;
   List<KnownSeat> known_;
+  PlanSlot slots_[32];
   Shared<const std::vector<int>> alone_;
   Shared<const CallShape> send_shape_;
 };
@@ -42368,7 +42585,7 @@ Tensor carry_back(const Underway& forward, const Tensor& dy);
 // What went in, as the others got it: a maximum is one of these numbers.
 inline Tensor as_sent(const Underway& now) {
   const DType format = now.options.format;
-  if (format == DType::f32 || (*now.device)->size_of(now.call.key.axes) == 1) {
+  if (format == DType::f32 || (*now.device)->size_of(now.call.key().axes) == 1) {
     return now.in.detach();
   }
   Tensor sent = now.in.clone();
@@ -42393,8 +42610,8 @@ struct RunAgain {
 
   void operator()(const Tensor& into) const {
     Endpoint& device = still_running("backward", forward.device);
-    StartedCall call =
-        device.start(forward.call.key, forward.options, contiguous(in), into, forward.where);
+    StartedCall call = device.start(CallKey(forward.call.key()), forward.options, contiguous(in),
+                                    into, forward.where);
     device.wait(call);
   }
 };
@@ -42407,20 +42624,20 @@ inline Tensor finish(Underway& now) {
   Tensor out = now.out;
   if (tracked({&now.in})) {
     Underway forward = now;
-    const bool winners = now.call.key.how == Reduce::max || now.call.key.how == Reduce::min;
+    const CallKey& called = now.call.key();
+    const bool winners = called.how == Reduce::max || called.how == Reduce::min;
     forward.in = winners ? as_sent(now) : Tensor();
     forward.out = winners ? now.out.detach() : Tensor();
-    attach(out, name_of(now.call.key.what), {&now.in},
-           [forward, slot = now.in.slot()](const Tensor& dy) {
-             const CallKey& key = forward.call.key;
-             const bool same = key.what == Collective::all_reduce && key.how == Reduce::sum;
-             if (same) {
-               still_running("backward", forward.device);
-               add_grad(slot, dy);  // may take it over
-             } else {
-               add_grad(slot, carry_back(forward, dy));
-             }
-           });
+    attach(out, name_of(called.what), {&now.in}, [forward, slot = now.in.slot()](const Tensor& dy) {
+      const CallKey& key = forward.call.key();
+      const bool same = key.what == Collective::all_reduce && key.how == Reduce::sum;
+      if (same) {
+        still_running("backward", forward.device);
+        add_grad(slot, dy);  // may take it over
+      } else {
+        add_grad(slot, carry_back(forward, dy));
+      }
+    });
     if (now.options.gather_again && context().recomputing == 0) {
       forward.out = Tensor();
       out.slot()->again = RunAgain{forward, now.in.detach()};
@@ -42494,7 +42711,7 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
 // `gives`: this device has a result of `out`; else it is an empty one, of shape [0]. Ragged: `rows`
 // to each and `got` from each. The result lands in `into`, if given: it may be t, or hold it where
 // it belongs.
-inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
+inline Pending start(const Calling& by, CallKey key, const Tensor& t, const Shape& out,
                      bool gives = true, const std::vector<std::int64_t>& rows = {},
                      const std::vector<std::int64_t>& got = {}, const Tensor& into = Tensor()) {
   Shared<Underway> now = Shared<Underway>::make();
@@ -42506,8 +42723,8 @@ inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, con
   now->got = got;
   const Tensor numbers = numbers_now(t.detach(), by.where.file, by.where.line);
   const RecorderScope eager(nullptr);
-  now->call = by.device.start(key, by.options, contiguous(numbers), gives ? now->out : Tensor(),
-                              by.where, rows);
+  now->call = by.device.start(std::move(key), by.options, contiguous(numbers),
+                              gives ? now->out : Tensor(), by.where, rows);
   return Pending(std::move(now));
 }
 
@@ -42647,7 +42864,7 @@ inline void barrier(const Calling& by, const std::vector<int>& axes) {
   CallKey key;
   key.axes = axes;
   std::sort(key.axes.begin(), key.axes.end());
-  StartedCall call = by.device.start(key, by.options, Tensor(), Tensor(), by.where);
+  StartedCall call = by.device.start(std::move(key), by.options, Tensor(), Tensor(), by.where);
   by.device.wait(call);
 }
 
@@ -42660,7 +42877,7 @@ inline Tensor zeros_but_root(const Calling& by, const CallKey& key, const Tensor
 
 // Of devices that tie the first one has it all, as in ts::max: they agree on its number.
 inline Tensor carry_back_winners(const Calling& by, const Underway& forward, const Tensor& dy) {
-  const CallKey& key = forward.call.key;
+  const CallKey& key = forward.call.key();
   const Axes axes = by.device.axes_of(key.axes);
   Tensor out = forward.out, back = dy;
   if (key.what == Collective::reduce_scatter) {
@@ -42680,7 +42897,7 @@ inline Tensor carry_back_winners(const Calling& by, const Underway& forward, con
 }
 
 inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
-  const CallKey& key = forward.call.key;
+  const CallKey& key = forward.call.key();
   CollectiveOptions options = forward.options;
   options.schedule = nullptr;
   options.gather_again = false;
@@ -45236,6 +45453,7 @@ inline std::string message_of(const std::exception_ptr& error) {
 
 // Runs the program on one device; whatever it throws goes to the fabric.
 inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
+  const ThreadBlocks blocks;
   const ContextScope scope(self.context);
   const ThreadScope share(std::max(1, thread_count() / self.neighbours));
   Profile profile;
@@ -45974,7 +46192,7 @@ struct RankCall {
   Meeting* meeting = nullptr;
   std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
   bool over = false;
-  Shared<const CallPlan> plan;
+  const CallPlan* plan = nullptr;
   Shared<const std::vector<int>> members;  // by index
   Shared<RankExchange> exchange;           // once all have called the same
   std::int64_t number = 0;
@@ -45985,6 +46203,7 @@ struct RankGroup {
   std::int64_t posted = 0;       // by this device
   std::int64_t first = 0;        // number of calls[0]
   List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
+  List<Shared<CallRecord>> records;
 };
 
 class MpiRanks final : public OtherProcesses {
@@ -46005,22 +46224,23 @@ class MpiRanks final : public OtherProcesses {
 
   Meeting* post(Seat& seat, Post post) override {
     RankGroup& group = group_of(seat.group);
-    if (post.key.schedule != nullptr) {
+    DeviceCall& called = *post.call;
+    if (called.key.schedule != nullptr) {
       Bytes schedule;
-      put_schedule(schedule, *post.key.schedule);
-      post.key.schedule = kept_schedule(schedule.text());
+      put_schedule(schedule, *called.key.schedule);
+      called.key.schedule = kept_schedule(schedule.text());
     }
     const std::int64_t number = group.posted++;
     Bytes key;
-    put_key(key, post.key);
+    put_key(key, called.key);
     Bytes news;
     news.put_numbers(seat.group->axes);
     news.put_numbers(seat.group->ranks);
     news.put(number);
     news.put(std::int64_t{seat.place});
     news.put(key.text());
-    news.put_numbers(post.rows);
-    put_where(news, post.where);
+    news.put_numbers(called.rows);
+    put_where(news, called.where);
     for (const int rank : seat.group->ranks) {
       if (rank != me_) {
         mail_.tell(rank, post_tag, news.text());
@@ -46160,9 +46380,10 @@ class MpiRanks final : public OtherProcesses {
     const std::string text = news.string();
     Bytes key(text);
     Post post;
-    post.key = get_key(key);
-    news.get_numbers(post.rows);
-    post.where = get_where(news);
+    post.call = Shared<DeviceCall>::make();
+    post.call->key = get_key(key);
+    news.get_numbers(post.call->rows);
+    post.call->where = get_where(news);
     RankGroup& group = group_of(&fabric_.find_group(axes, ranks));
     enter(find_call(group, number), place, std::move(post), text);
   }
@@ -46239,10 +46460,8 @@ class MpiRanks final : public OtherProcesses {
       const int index = static_cast<int>(place_in(*call.members, me_));
       const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
       const Post& own = own_post(group, meeting);
-      call.exchange = Shared<RankExchange>(
-          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_,
-                           own.in.defined() ? own.in.origin() : nullptr,
-                           own.out.defined() ? own.out.origin() : nullptr));
+      call.exchange = Shared<RankExchange>(new RankExchange(
+          call.plan->exchange, schedule, index, *call.members, tag, data_, own.in, own.out));
     } catch (const Error& error) {
       meeting.error = error.what();
       meeting.done.store(true);
@@ -46273,10 +46492,11 @@ class MpiRanks final : public OtherProcesses {
     Meeting& meeting = *call.meeting;
     call.exchange->store();
     call.exchange.reset();
-    meeting.call = Shared<CallRecord>(new CallRecord);
+    known.records.push_back(Shared<CallRecord>::make());
+    meeting.call = known.records.back().get();
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
-    meeting.call->logged.where = meeting.posts[0].where;
+    meeting.call->logged.where = meeting.posts[0].call->where;
     meeting.call->id = call_id(bits(known.group->axes), known.group->ranks.front(), call.number);
     meeting.done.store(true);
     call.over = changed_ = true;
@@ -46330,9 +46550,9 @@ class MpiRanks final : public OtherProcesses {
       for (const Shared<RankCall>& call : group->calls) {
         if (!call->over && call->number < group->posted) {
           const std::size_t place = place_in(calls.ranks, me_);
-          const Post& post = call->meeting->posts[place];
+          const DeviceCall& own = *call->meeting->posts[place].call;
           calls.open.push_back(
-              {call->number, call->meeting == wait.of, call->keys[place], post.number, post.where});
+              {call->number, call->meeting == wait.of, call->keys[place], own.number, own.where});
         }
       }
       news.calls.push_back(calls);
@@ -46401,10 +46621,11 @@ class MpiRanks final : public OtherProcesses {
         enter(call, static_cast<int>(place), Post(), open.key);
       }
       Bytes key(open.key);
-      Post& post = call.meeting->posts[place];
-      post.key = get_key(key);
-      post.number = open.called;
-      post.where = open.where;
+      Shared<DeviceCall>& called = call.meeting->posts[place].call;
+      called = Shared<DeviceCall>::make();
+      called->key = get_key(key);
+      called->number = open.called;
+      called->where = open.where;
       call.meeting->disagrees = call.meeting->came == group.group->size() && !same(call.keys);
       state.wait.of = open.awaited ? call.meeting : state.wait.of;
     }
@@ -46556,11 +46777,11 @@ class CallRegistry {
  public:
   explicit CallRegistry(Fabric& fabric) : fabric_(fabric) {}
 
-  Shared<CallRecord>* find(std::uint64_t id) {
+  CallRecord* find(std::uint64_t id) {
     const std::string name = name_of_id(id);
-    return places_.has(name) ? &records_[static_cast<std::size_t>(places_[name])] : nullptr;
+    return places_.has(name) ? records_[static_cast<std::size_t>(places_[name])] : nullptr;
   }
-  void add(const Shared<CallRecord>& record) {
+  void add(CallRecord* record) {
     places_[name_of_id(record->id)] = static_cast<int>(records_.size());
     records_.push_back(record);
   }
@@ -46580,7 +46801,7 @@ class CallRegistry {
       events.put(static_cast<std::int64_t>(call == nullptr ? 0 : call->id));
       events.put(std::int64_t{event.task});
       if (call != nullptr && find(call->id) == nullptr) {
-        add(event.call ? event.call : event.meeting->call);
+        add(call);
         calls.push_back(call);
         std::size_t at = 0;
         while (at < shapes.size() && shapes[at] != call->logged.shape.get()) {
@@ -46632,7 +46853,8 @@ class CallRegistry {
       from.get_numbers(*members);
       record->logged.where = get_where(from);
       if (find(record->id) == nullptr) {
-        add(record);
+        add(record.get());
+        log.records.push_back(record);
       }
     }
     log.events = List<DeviceLog::Event>(static_cast<std::size_t>(from.number()));
@@ -46643,7 +46865,7 @@ class CallRegistry {
       const std::uint64_t id = static_cast<std::uint64_t>(from.number());
       event.task = from.whole();
       if (id != 0) {
-        event.call = *find(id);
+        event.call = find(id);
       }
     }
     log.ops = List<OpCost>(static_cast<std::size_t>(from.number()));
@@ -46687,7 +46909,7 @@ class CallRegistry {
 
   Fabric& fabric_;
   NameTable places_;
-  List<Shared<CallRecord>> records_;
+  List<CallRecord*> records_;
   std::int64_t own_ = 0;
 };
 

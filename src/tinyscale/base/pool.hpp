@@ -24,6 +24,52 @@
 namespace tinyscale {
 namespace detail {
 
+struct FreeBlock {
+  FreeBlock* next = nullptr;
+};
+
+// Small free blocks that a thread keeps to itself as long as one of these lives on it. Threads that
+// meet again and again would else hand each other blocks, and wait for the lines of each other's
+// caches whenever they write to one.
+class ThreadBlocks {
+ public:
+  ThreadBlocks() : before_(current()) { current() = this; }
+  ~ThreadBlocks();
+  ThreadBlocks(const ThreadBlocks&) = delete;
+  ThreadBlocks& operator=(const ThreadBlocks&) = delete;
+
+  static constexpr std::size_t bins = 24;  // of the pool: up to 4 KiB
+  static ThreadBlocks*& current() {
+    static thread_local struct { ThreadBlocks* blocks; } own;
+    return own.blocks;
+  }
+
+  FreeBlock* take(std::size_t bin) {
+    FreeBlock* const block = first_[bin];
+    if (block != nullptr) {
+      first_[bin] = block->next;
+      --count_[bin];
+    }
+    return block;
+  }
+  // Whether there was room for it.
+  bool give(std::size_t bin, FreeBlock* block) {
+    const bool fits = count_[bin] < most;
+    if (fits) {
+      block->next = first_[bin];
+      first_[bin] = block;
+      ++count_[bin];
+    }
+    return fits;
+  }
+
+ private:
+  static constexpr unsigned char most = 8;
+  ThreadBlocks* before_;
+  FreeBlock* first_[bins] = {};
+  unsigned char count_[bins] = {};
+};
+
 // All blocks are 64-byte aligned. Up to 1 KiB their sizes are multiples of 64, above that 64 bytes
 // more than 4, 5, 6 or 7 times a power of two, so that a header and a round size fit.
 class Pool {
@@ -31,6 +77,11 @@ class Pool {
   // Null when the system has no memory left.
   void* take(std::size_t bytes) {
     const SizeClass size = size_class(bytes);
+    ThreadBlocks* const own = size.bin < ThreadBlocks::bins ? ThreadBlocks::current() : nullptr;
+    FreeBlock* const near = own != nullptr ? own->take(size.bin) : nullptr;
+    if (near != nullptr) {
+      return near;
+    }
     Bin& bin = bins_[size.bin];
     lock(bin);
     FreeBlock* const block = bin.first;
@@ -52,7 +103,14 @@ class Pool {
       free_.fetch_add(size.bytes, std::memory_order_relaxed);
     }
     FreeBlock* const block = new (memory) FreeBlock;
-    Bin& bin = bins_[size.bin];
+    ThreadBlocks* const own = size.bin < ThreadBlocks::bins ? ThreadBlocks::current() : nullptr;
+    if (own == nullptr || !own->give(size.bin, block)) {
+      put(size.bin, block);
+    }
+  }
+  // A free block of a bin comes to all threads.
+  void put(std::size_t number, FreeBlock* block) {
+    Bin& bin = bins_[number];
     lock(bin);
     block->next = bin.first;
     bin.first = block;
@@ -79,9 +137,7 @@ class Pool {
  private:
   static constexpr std::size_t counted = 4096;  // smaller blocks are not worth counting
   static constexpr std::size_t bins = 16 + 4 * 60;
-  struct FreeBlock {
-    FreeBlock* next = nullptr;
-  };
+  static_assert(ThreadBlocks::bins <= 24, "what a thread keeps is not counted");
   struct Bin {
     std::atomic<bool> busy{false};
     FreeBlock* first = nullptr;  // guarded by busy
@@ -146,6 +202,15 @@ class Pool {
 inline Pool& pool() {
   static Pool all;
   return all;
+}
+
+inline ThreadBlocks::~ThreadBlocks() {
+  current() = before_;
+  for (std::size_t bin = 0; bin < bins; ++bin) {
+    for (FreeBlock* block = take(bin); block != nullptr; block = take(bin)) {
+      pool().put(bin, block);
+    }
+  }
 }
 
 // Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers. More

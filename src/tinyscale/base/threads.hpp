@@ -95,17 +95,56 @@ struct Loop {
   }
 };
 
-#if !defined(TINYSCALE_NO_THREADS)
-// A loop that workers may join. A worker counts itself inside before it looks whether the slot is
+// A loop that others may join. Who joins counts itself inside before it looks whether the loop is
 // open; the caller closes it before it waits for inside to be 0, so none can come in late. A flag
 // that is written before another is looked at is exchanged: emulators of ARM let the load overtake
 // a store, and compiled for x86 both are the same instruction.
-struct LoopSlot {
+struct OpenLoop {
   Loop loop;
-  std::atomic<bool> taken{false}, open{false}, caller_sleeps{false};
-  std::atomic<int> seats{0};  // workers that may still join
-  int processor = -1;         // where the caller is
+  std::atomic<bool> open{false};
+  std::atomic<int> seats{0};  // who may still join
   alignas(64) std::atomic<int> inside{0};
+
+  // Whether to go on to loop.work(); asked once by who is counted inside.
+  bool admits() { return open.load() && seats.fetch_sub(1) > 0; }
+
+  // Runs the loop with up to so many who call help() meanwhile.
+  void run(const LoopBody& body, std::int64_t n, int helpers) {
+    loop.start(body, n, 1);
+    seats.store(helpers);
+    open.store(true);
+    loop.work();
+    open.exchange(false);
+    for (int looks = 0; inside.load() > 0; ++looks) {
+      if (looks < 100) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    if (loop.error) {
+      std::rethrow_exception(loop.error);
+    }
+  }
+  // Whether there was something to do.
+  bool help() {
+    if (!open.load(std::memory_order_relaxed) || seats.load(std::memory_order_relaxed) <= 0) {
+      return false;
+    }
+    inside.fetch_add(1);
+    const bool works = admits();
+    if (works) {
+      loop.work();
+    }
+    inside.fetch_sub(1);
+    return works;
+  }
+};
+
+#if !defined(TINYSCALE_NO_THREADS)
+struct LoopSlot : OpenLoop {
+  std::atomic<bool> taken{false}, caller_sleeps{false};
+  int processor = -1;  // where the caller is
 };
 
 // The worker threads, and a slot for each of the callers at work at once.
@@ -212,7 +251,7 @@ class ThreadPool {
 
   void join(LoopSlot& slot, int& together) {
     slot.inside.fetch_add(1);
-    if (slot.open.load() && slot.seats.fetch_sub(1) > 0) {
+    if (slot.admits()) {
       const int here = current_processor();
       together = here >= 0 && here == slot.processor ? together + 1 : 0;
       if (together % 64 == 2) {

@@ -36,7 +36,7 @@ Tensor carry_back(const Underway& forward, const Tensor& dy);
 // What went in, as the others got it: a maximum is one of these numbers.
 inline Tensor as_sent(const Underway& now) {
   const DType format = now.options.format;
-  if (format == DType::f32 || (*now.device)->size_of(now.call.key.axes) == 1) {
+  if (format == DType::f32 || (*now.device)->size_of(now.call.key().axes) == 1) {
     return now.in.detach();
   }
   Tensor sent = now.in.clone();
@@ -61,8 +61,8 @@ struct RunAgain {
 
   void operator()(const Tensor& into) const {
     Endpoint& device = still_running("backward", forward.device);
-    StartedCall call =
-        device.start(forward.call.key, forward.options, contiguous(in), into, forward.where);
+    StartedCall call = device.start(CallKey(forward.call.key()), forward.options, contiguous(in),
+                                    into, forward.where);
     device.wait(call);
   }
 };
@@ -75,20 +75,20 @@ inline Tensor finish(Underway& now) {
   Tensor out = now.out;
   if (tracked({&now.in})) {
     Underway forward = now;
-    const bool winners = now.call.key.how == Reduce::max || now.call.key.how == Reduce::min;
+    const CallKey& called = now.call.key();
+    const bool winners = called.how == Reduce::max || called.how == Reduce::min;
     forward.in = winners ? as_sent(now) : Tensor();
     forward.out = winners ? now.out.detach() : Tensor();
-    attach(out, name_of(now.call.key.what), {&now.in},
-           [forward, slot = now.in.slot()](const Tensor& dy) {
-             const CallKey& key = forward.call.key;
-             const bool same = key.what == Collective::all_reduce && key.how == Reduce::sum;
-             if (same) {
-               still_running("backward", forward.device);
-               add_grad(slot, dy);  // may take it over
-             } else {
-               add_grad(slot, carry_back(forward, dy));
-             }
-           });
+    attach(out, name_of(called.what), {&now.in}, [forward, slot = now.in.slot()](const Tensor& dy) {
+      const CallKey& key = forward.call.key();
+      const bool same = key.what == Collective::all_reduce && key.how == Reduce::sum;
+      if (same) {
+        still_running("backward", forward.device);
+        add_grad(slot, dy);  // may take it over
+      } else {
+        add_grad(slot, carry_back(forward, dy));
+      }
+    });
     if (now.options.gather_again && context().recomputing == 0) {
       forward.out = Tensor();
       out.slot()->again = RunAgain{forward, now.in.detach()};
@@ -162,7 +162,7 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
 // `gives`: this device has a result of `out`; else it is an empty one, of shape [0]. Ragged: `rows`
 // to each and `got` from each. The result lands in `into`, if given: it may be t, or hold it where
 // it belongs.
-inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
+inline Pending start(const Calling& by, CallKey key, const Tensor& t, const Shape& out,
                      bool gives = true, const std::vector<std::int64_t>& rows = {},
                      const std::vector<std::int64_t>& got = {}, const Tensor& into = Tensor()) {
   Shared<Underway> now = Shared<Underway>::make();
@@ -174,8 +174,8 @@ inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, con
   now->got = got;
   const Tensor numbers = numbers_now(t.detach(), by.where.file, by.where.line);
   const RecorderScope eager(nullptr);
-  now->call = by.device.start(key, by.options, contiguous(numbers), gives ? now->out : Tensor(),
-                              by.where, rows);
+  now->call = by.device.start(std::move(key), by.options, contiguous(numbers),
+                              gives ? now->out : Tensor(), by.where, rows);
   return Pending(std::move(now));
 }
 
@@ -315,7 +315,7 @@ inline void barrier(const Calling& by, const std::vector<int>& axes) {
   CallKey key;
   key.axes = axes;
   std::sort(key.axes.begin(), key.axes.end());
-  StartedCall call = by.device.start(key, by.options, Tensor(), Tensor(), by.where);
+  StartedCall call = by.device.start(std::move(key), by.options, Tensor(), Tensor(), by.where);
   by.device.wait(call);
 }
 
@@ -328,7 +328,7 @@ inline Tensor zeros_but_root(const Calling& by, const CallKey& key, const Tensor
 
 // Of devices that tie the first one has it all, as in ts::max: they agree on its number.
 inline Tensor carry_back_winners(const Calling& by, const Underway& forward, const Tensor& dy) {
-  const CallKey& key = forward.call.key;
+  const CallKey& key = forward.call.key();
   const Axes axes = by.device.axes_of(key.axes);
   Tensor out = forward.out, back = dy;
   if (key.what == Collective::reduce_scatter) {
@@ -348,7 +348,7 @@ inline Tensor carry_back_winners(const Calling& by, const Underway& forward, con
 }
 
 inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
-  const CallKey& key = forward.call.key;
+  const CallKey& key = forward.call.key();
   CollectiveOptions options = forward.options;
   options.schedule = nullptr;
   options.gather_again = false;

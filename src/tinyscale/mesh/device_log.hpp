@@ -19,7 +19,7 @@ struct DeviceLog {
   struct Event {
     DeviceEvent::Kind kind = DeviceEvent::Kind::compute;
     std::size_t first = 0, last = 0;   // compute: ops; mark: sample
-    Shared<CallRecord> call;           // start, wait
+    CallRecord* call = nullptr;        // start, wait
     const Meeting* meeting = nullptr;  // start: where the call is found if nobody waited for it
     int task = -1;
   };
@@ -27,13 +27,12 @@ struct DeviceLog {
   List<Event> events;
   List<OpCost> ops;
   List<MemorySample> samples;
+  List<Shared<CallRecord>> records;  // of calls that no group has: sends, those of a device alone
 };
 
 // The call of a start or wait; null where nobody made it come about.
 inline CallRecord* record_of(const DeviceLog::Event& event) {
-  return event.call                 ? event.call.get()
-         : event.meeting != nullptr ? event.meeting->call.get()
-                                    : nullptr;
+  return event.call != nullptr || event.meeting == nullptr ? event.call : event.meeting->call;
 }
 
 // Numbers the calls and the lines of the program: one line for the n-th time that a device makes

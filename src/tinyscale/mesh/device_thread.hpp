@@ -46,6 +46,7 @@ inline std::string message_of(const std::exception_ptr& error) {
 
 // Runs the program on one device; whatever it throws goes to the fabric.
 inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
+  const ThreadBlocks blocks;
   const ContextScope scope(self.context);
   const ThreadScope share(std::max(1, thread_count() / self.neighbours));
   Profile profile;

@@ -31,9 +31,9 @@ struct StartedCall {
   Seat* seat = nullptr;  // null: the device is alone in its group
   Meeting* meeting = nullptr;
   std::size_t event = 0;  // its start, in the log
-  CallKey key;
-  int number = 0;  // of the device's calls, from 1
-  SourceLine where;
+  Shared<DeviceCall> of;
+
+  const CallKey& key() const { return of->key; }
 };
 
 class Endpoint {
@@ -80,9 +80,10 @@ class Endpoint {
     if (in_ == nullptr) {
       return cat({"call ", calls_, ", recv(from ", peer_, ")", at(receives_)});
     }
-    const std::string text = call_text(in_->key, axes_text(fabric_.axes(), in_->key.axes));
-    const bool late = in_->number != calls_;
-    return cat({late ? "the wait for call " : "call ", in_->number, ", ", text, at(in_->where)});
+    const DeviceCall& call = *in_->of;
+    const std::string text = call_text(call.key, axes_text(fabric_.axes(), call.key.axes));
+    const bool late = call.number != calls_;
+    return cat({late ? "the wait for call " : "call ", call.number, ", ", text, at(call.where)});
   }
 
   int find_axis(const char* function, const std::string& name) const {
@@ -154,7 +155,7 @@ class Endpoint {
   }
 
   // Starts a collective: `in` goes to it, `out` will hold what comes. Either may be empty.
-  StartedCall start(CallKey key, const CollectiveOptions& options, const Tensor& in,
+  StartedCall start(CallKey&& key, const CollectiveOptions& options, const Tensor& in,
                     const Tensor& out, const SourceLine& where,
                     const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
     if (options.used_alike && key.what != Collective::all_gather) {
@@ -170,32 +171,35 @@ class Endpoint {
     key.format = options.format;
     key.schedule = options.schedule;
     StartedCall call;
-    call.key = key;
-    call.number = calls_;
-    call.where = where;
+    call.of = Shared<DeviceCall>::make();
+    call.of->number = calls_;
+    call.of->key = std::move(key);
+    call.of->where = where;
     call.event = log_.events.size();
-    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr, task_});
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, nullptr, nullptr, task_});
     if (fabric_.folded()) {
-      const int senders = key.schedule == nullptr ? 1 : size_of(key.axes);
+      CallKey& all = call.of->key;
+      const int senders = all.schedule == nullptr ? 1 : size_of(all.axes);
       for (int i = 0; i < senders && !rows.empty(); ++i) {  // an own one names all blocks
-        call.key.rows.insert(call.key.rows.end(), rows.begin(), rows.end());
+        all.rows.insert(all.rows.end(), rows.begin(), rows.end());
       }
       fold(call, in, out, where);
       return call;
     }
-    call.seat = &seat(key.axes);
+    call.seat = &seat(call.key().axes);
     if (call.seat->group->size() == 1) {
-      call.key.rows = rows;
+      call.of->key.rows = rows;
       run_alone(call, in, out, where);
       return call;
     }
+    call.of->in = in;
+    call.of->out = out;
+    call.of->rows = rows;
     Post post;
-    post.key = std::move(key);
-    post.number = calls_;
-    post.where = where;
-    post.in = in;
-    post.out = out;
-    post.rows = rows;
+    post.plan = plan_slot(*call.of).plan_of(*call.of);
+    post.in = in.defined() ? in.origin() : nullptr;
+    post.out = out.defined() ? out.origin() : nullptr;
+    post.call = call.of;
     in_ = &call;
     try {
       call.meeting = fabric_.post(*call.seat, std::move(post));
@@ -214,13 +218,16 @@ class Endpoint {
     if (call.meeting != nullptr) {
       in_ = &call;
       try {
-        log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
+        const Fabric::Met end = fabric_.await(rank_, *call.seat, call.meeting, *this);
+        log_.events[call.event].call = end.call;
+        plan_slot(*call.of) = {call.of->where, end.plan};
       } catch (...) {
         leave();
         throw;
       }
       in_ = nullptr;
       call.meeting = nullptr;
+      call.of->in = call.of->out = Tensor();
     }
     log_.events.push_back(
         {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
@@ -241,7 +248,7 @@ class Endpoint {
       send_shape_ = send_shape(value.count(), where);
     }
     packet.call = send_record(send_shape_, rank_, to);
-    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr, task_});
+    keep_event(DeviceEvent::Kind::start, packet.call);
     fabric_.put(rank_, to, std::move(packet));
   }
   Tensor recv(int from, const SourceLine& where) {
@@ -257,7 +264,7 @@ class Endpoint {
       leave();
       throw;
     }
-    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr, task_});
+    keep_event(DeviceEvent::Kind::wait, packet.call);
     return packet.value.clone();  // in this device's memory
   }
 
@@ -274,7 +281,7 @@ class Endpoint {
     sample.peak_total = meter.peak_total_since_mark();
     meter.mark();
     log_.events.push_back(
-        {DeviceEvent::Kind::mark, log_.samples.size(), 0, Shared<CallRecord>(), nullptr, task_});
+        {DeviceEvent::Kind::mark, log_.samples.size(), 0, nullptr, nullptr, task_});
     log_.samples.push_back(sample);
     task_ = tag;
   }
@@ -299,7 +306,7 @@ class Endpoint {
       log_.ops.push_back(op_cost(op));
     }
     log_.events.push_back(
-        {DeviceEvent::Kind::compute, first, log_.ops.size(), Shared<CallRecord>(), nullptr, task_});
+        {DeviceEvent::Kind::compute, first, log_.ops.size(), nullptr, nullptr, task_});
     logged_ = ran;
     if (keep_ == Keep::totals && ran > 1000) {
       let_go_ = counters();
@@ -313,6 +320,29 @@ class Endpoint {
     std::vector<int> axes;  // as the call names them
     Seat* seat = nullptr;
   };
+
+  // A plan that the device met with, and the line from which it called.
+  struct PlanSlot {
+    SourceLine where;
+    const CallPlan* plan = nullptr;
+
+    // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
+    const CallPlan* plan_of(const DeviceCall& call) const {
+      const bool same = plan != nullptr && call.key.schedule == nullptr && call.rows.empty() &&
+                        where == call.where && plan->key == call.key;
+      return same ? plan : nullptr;
+    }
+  };
+  PlanSlot& plan_slot(const DeviceCall& call) {
+    constexpr unsigned slots = sizeof slots_ / sizeof *slots_;
+    const unsigned size = call.key.shape.empty() ? 0 : static_cast<unsigned>(call.key.shape[0]);
+    return slots_[(static_cast<unsigned>(call.where.line) * 5 + size) % slots];
+  }
+
+  void keep_event(DeviceEvent::Kind kind, const Shared<CallRecord>& call) {
+    log_.events.push_back({kind, 0, 0, call.get(), nullptr, task_});
+    log_.records.push_back(call);
+  }
 
   void refuse_alone(const char* function) const {
     if (fabric_.folded()) {
@@ -378,7 +408,7 @@ class Endpoint {
   }
 
   void run_alone(StartedCall& call, const Tensor& in, const Tensor& out, const SourceLine& where) {
-    const Shared<const CallPlan> plan = fabric_.plan(call.key, where);
+    const CallPlan* const plan = fabric_.plan(call.key(), where);
     DeviceBuffers buffers;
     buffers.in = in.defined() ? in.origin() : nullptr;
     buffers.out = out.defined() ? out.origin() : nullptr;
@@ -390,7 +420,8 @@ class Endpoint {
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
     record->logged.where = where;
-    log_.events[call.event].call = record;
+    log_.events[call.event].call = record.get();
+    log_.records.push_back(record);
   }
 
   // Symmetric devices are one: the others' numbers are this one's.
@@ -400,16 +431,18 @@ class Endpoint {
     record->logged.shape = Shared<const CallShape>(shape);
     record->logged.where = where;
     Exchange exchange;
-    describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    const CallKey& key = call.key();
+    describe_call(key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
     shape->cut = exchange.cut;
-    if (call.key.schedule != nullptr) {
-      shape->cut.parts = call.key.schedule->chunks / exchange.cut.blocks;
-      shape->schedule = prepare(own_schedule(call.key, shape->spec));
+    if (key.schedule != nullptr) {
+      shape->cut.parts = key.schedule->chunks / exchange.cut.blocks;
+      shape->schedule = prepare(own_schedule(key, shape->spec));
     }
-    log_.events[call.event].call = record;
-    const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||
-                                                      call.key.what == Collective::reduce_scatter ||
-                                                      call.key.what == Collective::reduce);
+    log_.events[call.event].call = record.get();
+    log_.records.push_back(record);
+    const bool sums = key.how == Reduce::sum &&
+                      (key.what == Collective::all_reduce ||
+                       key.what == Collective::reduce_scatter || key.what == Collective::reduce);
     const float times = sums ? static_cast<float>(exchange.devices) : 1.0f;
     for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
       out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
@@ -434,6 +467,7 @@ class Endpoint {
   std::string threw_in_;
   List<Shared<Seat>> seats_;
   List<KnownSeat> known_;
+  PlanSlot slots_[32];
   Shared<const std::vector<int>> alone_;
   Shared<const CallShape> send_shape_;
 };

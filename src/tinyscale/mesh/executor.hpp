@@ -323,37 +323,73 @@ inline std::int64_t stretch_length(const Exchange& e) {
   return run % parts == 0 && run / parts >= 16 ? run / parts : fits;
 }
 
-// Runs the exchange on as many threads as loops may use here.
-inline void execute(const Exchange& e, const DeviceBuffers* devices) {
-  const std::int64_t length = stretch_length(e);
-  const std::size_t chunks = static_cast<std::size_t>(e.cut.chunks());
-  std::vector<std::int64_t> stretches(chunks + 1, 0);  // before each chunk
-  for (std::size_t c = 0; c < chunks; ++c) {
-    const std::int64_t size = e.cut.elements(static_cast<int>(c));
-    stretches[c + 1] = stretches[c] + (size + length - 1) / length;
+// An exchange that runs again and again: how its chunks are cut is found once.
+class ExchangeRun {
+ public:
+  explicit ExchangeRun(const Exchange& exchange)
+      : e_(exchange),
+        length_(stretch_length(exchange)),
+        buffers_(static_cast<std::size_t>(exchange.devices)),
+        stretches_(static_cast<std::size_t>(e_.cut.chunks()) + 1, 0) {
+    std::int64_t largest = 1;
+    for (std::size_t c = 0; c + 1 < stretches_.size(); ++c) {
+      const std::int64_t size = e_.cut.elements(static_cast<int>(c));
+      largest = std::max(largest, size);
+      stretches_[c + 1] = stretches_[c] + (size + length_ - 1) / length_;
+    }
+    length_ = std::min(length_, largest);
   }
-  if (stretches[chunks] == 0) {
-    return;
+
+  List<DeviceBuffers>& buffers() { return buffers_; }
+
+  // Not worth a second thread.
+  bool small() const { return e_.cut.begin(e_.cut.chunks()) * e_.devices < 65536; }
+
+  // On this thread, or on as many as loops may use here, or with others who wait at `with`.
+  void run(OpenLoop* with = nullptr) {
+    const auto body = [&](std::int64_t first, std::int64_t last) {
+      StretchRun part(e_, buffers_.begin(), length_);
+      run(part, first, last);
+    };
+    if (small()) {
+      if (!small_) {
+        small_ = Shared<StretchRun>(new StretchRun(e_, buffers_.begin(), length_));
+      }
+      run(*small_, 0, stretches_.back());
+    } else if (with != nullptr) {
+      with->run(body, stretches_.back(), thread_count() - 1);
+    } else {
+      parallel_for(stretches_.back(), 1, body);
+    }
   }
-  const auto body = [&](std::int64_t first, std::int64_t last) {
-    StretchRun run(e, devices, length);
+
+ private:
+  void run(StretchRun& part, std::int64_t first, std::int64_t last) const {
     std::size_t c = static_cast<std::size_t>(
-        std::upper_bound(stretches.begin(), stretches.end(), first) - stretches.begin() - 1);
+        std::upper_bound(stretches_.begin(), stretches_.end(), first) - stretches_.begin() - 1);
     for (std::int64_t i = first; i < last; ++i) {
-      while (stretches[c + 1] <= i) {
+      while (stretches_[c + 1] <= i) {
         ++c;
       }
-      const std::int64_t at = (i - stretches[c]) * length;
-      const std::int64_t left = e.cut.elements(static_cast<int>(c)) - at;
-      run.run(static_cast<int>(c), at, std::min(length, left));
+      const std::int64_t at = (i - stretches_[c]) * length_;
+      const std::int64_t left = e_.cut.elements(static_cast<int>(c)) - at;
+      part.run(static_cast<int>(c), at, std::min(length_, left));
     }
-  };
-  const std::int64_t elements = e.cut.begin(e.cut.chunks());
-  if (elements * e.devices < 65536) {
-    body(0, stretches[chunks]);
-  } else {
-    parallel_for(stretches[chunks], 1, body);
   }
+
+  const Exchange& e_;
+  std::int64_t length_;
+  List<DeviceBuffers> buffers_;          // by index in the group
+  std::vector<std::int64_t> stretches_;  // before each chunk
+  Shared<StretchRun> small_;             // of an exchange that one thread runs
+};
+
+inline void execute(const Exchange& e, const DeviceBuffers* devices) {
+  ExchangeRun once(e);
+  for (int d = 0; d < e.devices; ++d) {
+    once.buffers()[static_cast<std::size_t>(d)] = devices[d];
+  }
+  once.run();
 }
 
 }  // namespace detail

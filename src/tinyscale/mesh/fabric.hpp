@@ -72,18 +72,24 @@ class Fabric {
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
     seat.next = seat.group->after(*meeting);
     if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
-      finish(*meeting);
+      finish(seat, *meeting);
     }
     return meeting;
   }
 
-  // Returns when the exchange has run; gives what the log says of it.
+  // What a device takes from a meeting.
+  struct Met {
+    CallRecord* call = nullptr;      // what the log says of it
+    const CallPlan* plan = nullptr;  // null where other processes meet
+  };
+
+  // Returns when the exchange has run.
   template <class Standing>
-  Shared<CallRecord> await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
+  Met await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
     for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
       if (others_ != nullptr) {
         others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
-      } else if (!waiting_.look_again(looks)) {
+      } else if (!meeting->exchange.help() && !waiting_.look_again(looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
         if (!meeting->done.load()) {
@@ -95,7 +101,7 @@ class Fabric {
         }
       }
     }
-    const Shared<CallRecord> call = meeting->call;
+    const Met met = {meeting->call, meeting->plan};
     const bool failed = !meeting->error.empty();
     meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
     if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
@@ -105,23 +111,23 @@ class Fabric {
     if (failed) {
       fail({meeting->error});  // such a meeting is not used again
     }
-    return call;
+    return met;
   }
 
-  // What a call comes to, for all groups that make it.
-  Shared<const CallPlan> plan(const CallKey& key, const SourceLine& where) {
+  // What a call comes to, for all groups that make it; as long as the fabric.
+  const CallPlan* plan(const CallKey& key, const SourceLine& where) {
     {
       const std::lock_guard<std::mutex> lock(plans_mutex_);
       for (const Shared<const CallPlan>& known : plans_) {
         if (known->key == key && known->shape->where == where) {
-          return known;
+          return known.get();
         }
       }
     }
     const Shared<const CallPlan> made = make_plan(key, machine_, axes_, where);
     const std::lock_guard<std::mutex> lock(plans_mutex_);
     plans_.push_back(made);
-    return made;
+    return made.get();
   }
 
   const List<Shared<const CallPlan>>& plans() const { return plans_; }  // after the run
@@ -252,10 +258,14 @@ class Fabric {
   }
 
   // By the last device that came.
-  void finish(Meeting& meeting) {
+  void finish(Seat& seat, Meeting& meeting) {
     const Post& first = meeting.posts[0];
+    bool known = first.plan != nullptr;
     for (const Post& post : meeting.posts) {
-      if (!(post.key == first.key)) {
+      known = known && post.plan == first.plan;
+    }
+    for (const Post& post : meeting.posts) {
+      if (!known && !(post.call->key == first.call->key)) {
         const std::lock_guard<std::mutex> lock(waiting_.mutex());
         meeting.disagrees = true;  // all its members wait for what cannot come
         return;
@@ -263,7 +273,7 @@ class Fabric {
     }
     meeting.group->after(*meeting.group->after(meeting));  // now: the next call wants it at once
     try {
-      exchange(meeting);
+      exchange(seat, meeting, known ? first.plan : nullptr);
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
@@ -278,40 +288,54 @@ class Fabric {
     }
   }
 
-  void exchange(Meeting& meeting) {
+  // `known`: the plan of all its calls; null: by their key.
+  void exchange(Seat& seat, Meeting& meeting, const CallPlan* known) {
     Group& group = *meeting.group;
-    find_plan(group, meeting);
-    List<DeviceBuffers> buffers(group.ranks.size());
-    for (std::size_t i = 0; i < buffers.size(); ++i) {
-      Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
-      buffers[i].in = post.in.defined() ? post.in.origin() : nullptr;
-      buffers[i].out = post.out.defined() ? post.out.origin() : nullptr;
+    if (known == nullptr) {
+      find_plan(group, meeting);
+    } else if (group.plan != known) {
+      use_plan(group, known->key.axes, known);
+    }
+    if (seat.plan != group.plan) {
+      seat.run = Shared<ExchangeRun>(new ExchangeRun(group.plan->exchange));
+      seat.plan = group.plan;
+    }
+    for (std::size_t i = 0; i < group.places.size(); ++i) {
+      const Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
+      seat.run->buffers()[i] = {post.in, post.out};
     }
     const ThreadShare share(threads_ * group.size() / devices());
-    execute(group.plan->exchange, buffers.begin());
-    meeting.call = Shared<CallRecord>::make();
+    const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
+    seat.run->run(awake ? &meeting.exchange : nullptr);
+    seat.records.push_back(Shared<CallRecord>::make());
+    meeting.plan = group.plan;
+    meeting.call = seat.records.back().get();
     meeting.call->logged.shape = group.plan->shape;
     meeting.call->logged.members = group.members;
-    meeting.call->logged.where = meeting.posts[0].where;
+    meeting.call->logged.where =
+        known != nullptr ? known->shape->where : meeting.posts[0].call->where;
   }
 
   // The plan of a meeting becomes the group's.
   void find_plan(Group& group, Meeting& meeting) {
-    CallKey& key = meeting.posts[0].key;
-    const SourceLine& where = meeting.posts[0].where;
-    if (group.plan && group.plan->key == key && group.plan->shape->where == where) {
+    const SourceLine& where = meeting.posts[0].call->where;
+    if (group.plan != nullptr && group.plan->key == meeting.posts[0].call->key &&
+        group.plan->shape->where == where) {
       return;
     }
-    if (!group.plan || group.plan->key.axes != key.axes) {
-      set_places(group, key.axes);
-    }
-    group.plan.reset();
+    CallKey key = meeting.posts[0].call->key;
+    use_plan(group, key.axes, nullptr);
     for (const int place : group.places) {  // ragged: who sends how many rows to whom
-      for (const std::int64_t rows : meeting.posts[static_cast<std::size_t>(place)].rows) {
-        key.rows.push_back(rows);
-      }
+      const Post& post = meeting.posts[static_cast<std::size_t>(place)];
+      key.rows.insert(key.rows.end(), post.call->rows.begin(), post.call->rows.end());
     }
     group.plan = plan(key, where);
+  }
+  void use_plan(Group& group, const std::vector<int>& axes, const CallPlan* plan) {
+    if (group.plan == nullptr || group.plan->key.axes != axes) {
+      set_places(group, axes);
+    }
+    group.plan = plan;
   }
 
   // Which of the group's ranks has which index when its axes are counted in this order.
@@ -359,7 +383,7 @@ class Fabric {
             List<OpenCall>& calls = all[rank];
             calls.push_back({meeting.get(), &meeting->posts[i]});
             for (std::size_t at = calls.size() - 1;
-                 at > 0 && calls[at].post->number < calls[at - 1].post->number; --at) {
+                 at > 0 && calls[at].post->call->number < calls[at - 1].post->call->number; --at) {
               const OpenCall later = calls[at - 1];
               calls[at - 1] = calls[at];
               calls[at] = later;
@@ -412,9 +436,9 @@ class Fabric {
     }
     constexpr std::size_t most_calls = 3;
     for (std::size_t i = 0; i < open.size() && i < most_calls; ++i) {
-      const Post& post = *open[i].post;
-      text += cat({"; started call ", post.number, ", ",
-                   call_text(post.key, axes_text(axes_, post.key.axes)), at(post.where), ": ",
+      const DeviceCall& call = *open[i].post->call;
+      text += cat({"; started call ", call.number, ", ",
+                   call_text(call.key, axes_text(axes_, call.key.axes)), at(call.where), ": ",
                    waits_for(*open[i].meeting)});
     }
     text += open.size() > most_calls ? cat({"; ", open.size() - most_calls, " more started"}) : "";

@@ -11,7 +11,7 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
-#include "tinyscale/base/thread_scope.hpp"
+#include "tinyscale/base/threads.hpp"
 #include "tinyscale/mesh/call_plan.hpp"
 #include "tinyscale/mesh/run_log.hpp"
 #include "tinyscale/mesh/waiting.hpp"
@@ -36,13 +36,23 @@ inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int 
   return record;
 }
 
-struct Post {
-  bool here = false;
-  int number = 0;  // of the device's calls
+// A call of a device, whole.
+struct DeviceCall {
+  int number = 0;  // of the device's calls, from 1
   CallKey key;
   SourceLine where;
-  Tensor in, out;
+  Tensor in, out;                  // until it is done
   std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+};
+
+// What a device leaves at a meeting. Another processor reads it: of a call whose plan is known, one
+// line of memory says all.
+struct alignas(64) Post {
+  bool here = false;
+  const CallPlan* plan = nullptr;  // by which the device made the same call before
+  const float* in = nullptr;
+  float* out = nullptr;
+  Shared<DeviceCall> call;
 };
 
 struct Group;
@@ -54,10 +64,12 @@ struct Meeting {
   Group* group;
   std::atomic<int> came{0}, left{0}, sleepers{0};
   std::atomic<bool> done{false};
+  OpenLoop exchange;  // who waits takes part
   bool disagrees = false;
   std::string error;  // what the exchange threw
   List<Post> posts;   // by place among the members
-  Shared<CallRecord> call;
+  const CallPlan* plan = nullptr;
+  CallRecord* call = nullptr;
   std::atomic<Meeting*> next{nullptr};
 };
 
@@ -68,8 +80,9 @@ struct Group {
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;
-  // The last plan, and the places of its devices in the order of the call's axes.
-  Shared<const CallPlan> plan;
+  // The last plan, and the places of its devices in the order of the call's axes. Whoever finishes
+  // a meeting uses these; meetings end one after the other.
+  const CallPlan* plan = nullptr;
   Shared<const std::vector<int>> members;
   std::vector<int> places;
 
@@ -89,7 +102,8 @@ struct Group {
       free.pop_back();
       again->came = again->left = again->sleepers = 0;
       again->done = false;
-      again->call.reset();
+      again->plan = nullptr;
+      again->call = nullptr;
       again->next = nullptr;
       return again;
     }
@@ -103,6 +117,10 @@ struct Seat {
   Group* group = nullptr;
   int place = 0;
   Meeting* next = nullptr;  // at which it will post
+  // Of the meetings that it finishes: the last plan's, so that no two processors share its memory.
+  const CallPlan* plan = nullptr;
+  Shared<ExchangeRun> run;
+  List<Shared<CallRecord>> records;
 };
 
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of

@@ -32,7 +32,7 @@ struct RankCall {
   Meeting* meeting = nullptr;
   std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
   bool over = false;
-  Shared<const CallPlan> plan;
+  const CallPlan* plan = nullptr;
   Shared<const std::vector<int>> members;  // by index
   Shared<RankExchange> exchange;           // once all have called the same
   std::int64_t number = 0;
@@ -43,6 +43,7 @@ struct RankGroup {
   std::int64_t posted = 0;       // by this device
   std::int64_t first = 0;        // number of calls[0]
   List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
+  List<Shared<CallRecord>> records;
 };
 
 class MpiRanks final : public OtherProcesses {
@@ -63,22 +64,23 @@ class MpiRanks final : public OtherProcesses {
 
   Meeting* post(Seat& seat, Post post) override {
     RankGroup& group = group_of(seat.group);
-    if (post.key.schedule != nullptr) {
+    DeviceCall& called = *post.call;
+    if (called.key.schedule != nullptr) {
       Bytes schedule;
-      put_schedule(schedule, *post.key.schedule);
-      post.key.schedule = kept_schedule(schedule.text());
+      put_schedule(schedule, *called.key.schedule);
+      called.key.schedule = kept_schedule(schedule.text());
     }
     const std::int64_t number = group.posted++;
     Bytes key;
-    put_key(key, post.key);
+    put_key(key, called.key);
     Bytes news;
     news.put_numbers(seat.group->axes);
     news.put_numbers(seat.group->ranks);
     news.put(number);
     news.put(std::int64_t{seat.place});
     news.put(key.text());
-    news.put_numbers(post.rows);
-    put_where(news, post.where);
+    news.put_numbers(called.rows);
+    put_where(news, called.where);
     for (const int rank : seat.group->ranks) {
       if (rank != me_) {
         mail_.tell(rank, post_tag, news.text());
@@ -218,9 +220,10 @@ class MpiRanks final : public OtherProcesses {
     const std::string text = news.string();
     Bytes key(text);
     Post post;
-    post.key = get_key(key);
-    news.get_numbers(post.rows);
-    post.where = get_where(news);
+    post.call = Shared<DeviceCall>::make();
+    post.call->key = get_key(key);
+    news.get_numbers(post.call->rows);
+    post.call->where = get_where(news);
     RankGroup& group = group_of(&fabric_.find_group(axes, ranks));
     enter(find_call(group, number), place, std::move(post), text);
   }
@@ -297,10 +300,8 @@ class MpiRanks final : public OtherProcesses {
       const int index = static_cast<int>(place_in(*call.members, me_));
       const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
       const Post& own = own_post(group, meeting);
-      call.exchange = Shared<RankExchange>(
-          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_,
-                           own.in.defined() ? own.in.origin() : nullptr,
-                           own.out.defined() ? own.out.origin() : nullptr));
+      call.exchange = Shared<RankExchange>(new RankExchange(
+          call.plan->exchange, schedule, index, *call.members, tag, data_, own.in, own.out));
     } catch (const Error& error) {
       meeting.error = error.what();
       meeting.done.store(true);
@@ -331,10 +332,11 @@ class MpiRanks final : public OtherProcesses {
     Meeting& meeting = *call.meeting;
     call.exchange->store();
     call.exchange.reset();
-    meeting.call = Shared<CallRecord>(new CallRecord);
+    known.records.push_back(Shared<CallRecord>::make());
+    meeting.call = known.records.back().get();
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
-    meeting.call->logged.where = meeting.posts[0].where;
+    meeting.call->logged.where = meeting.posts[0].call->where;
     meeting.call->id = call_id(bits(known.group->axes), known.group->ranks.front(), call.number);
     meeting.done.store(true);
     call.over = changed_ = true;
@@ -388,9 +390,9 @@ class MpiRanks final : public OtherProcesses {
       for (const Shared<RankCall>& call : group->calls) {
         if (!call->over && call->number < group->posted) {
           const std::size_t place = place_in(calls.ranks, me_);
-          const Post& post = call->meeting->posts[place];
+          const DeviceCall& own = *call->meeting->posts[place].call;
           calls.open.push_back(
-              {call->number, call->meeting == wait.of, call->keys[place], post.number, post.where});
+              {call->number, call->meeting == wait.of, call->keys[place], own.number, own.where});
         }
       }
       news.calls.push_back(calls);
@@ -459,10 +461,11 @@ class MpiRanks final : public OtherProcesses {
         enter(call, static_cast<int>(place), Post(), open.key);
       }
       Bytes key(open.key);
-      Post& post = call.meeting->posts[place];
-      post.key = get_key(key);
-      post.number = open.called;
-      post.where = open.where;
+      Shared<DeviceCall>& called = call.meeting->posts[place].call;
+      called = Shared<DeviceCall>::make();
+      called->key = get_key(key);
+      called->number = open.called;
+      called->where = open.where;
       call.meeting->disagrees = call.meeting->came == group.group->size() && !same(call.keys);
       state.wait.of = open.awaited ? call.meeting : state.wait.of;
     }

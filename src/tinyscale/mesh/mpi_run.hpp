@@ -139,11 +139,11 @@ class CallRegistry {
  public:
   explicit CallRegistry(Fabric& fabric) : fabric_(fabric) {}
 
-  Shared<CallRecord>* find(std::uint64_t id) {
+  CallRecord* find(std::uint64_t id) {
     const std::string name = name_of_id(id);
-    return places_.has(name) ? &records_[static_cast<std::size_t>(places_[name])] : nullptr;
+    return places_.has(name) ? records_[static_cast<std::size_t>(places_[name])] : nullptr;
   }
-  void add(const Shared<CallRecord>& record) {
+  void add(CallRecord* record) {
     places_[name_of_id(record->id)] = static_cast<int>(records_.size());
     records_.push_back(record);
   }
@@ -163,7 +163,7 @@ class CallRegistry {
       events.put(static_cast<std::int64_t>(call == nullptr ? 0 : call->id));
       events.put(std::int64_t{event.task});
       if (call != nullptr && find(call->id) == nullptr) {
-        add(event.call ? event.call : event.meeting->call);
+        add(call);
         calls.push_back(call);
         std::size_t at = 0;
         while (at < shapes.size() && shapes[at] != call->logged.shape.get()) {
@@ -215,7 +215,8 @@ class CallRegistry {
       from.get_numbers(*members);
       record->logged.where = get_where(from);
       if (find(record->id) == nullptr) {
-        add(record);
+        add(record.get());
+        log.records.push_back(record);
       }
     }
     log.events = List<DeviceLog::Event>(static_cast<std::size_t>(from.number()));
@@ -226,7 +227,7 @@ class CallRegistry {
       const std::uint64_t id = static_cast<std::uint64_t>(from.number());
       event.task = from.whole();
       if (id != 0) {
-        event.call = *find(id);
+        event.call = find(id);
       }
     }
     log.ops = List<OpCost>(static_cast<std::size_t>(from.number()));
@@ -270,7 +271,7 @@ class CallRegistry {
 
   Fabric& fabric_;
   NameTable places_;
-  List<Shared<CallRecord>> records_;
+  List<CallRecord*> records_;
   std::int64_t own_ = 0;
 };
 

@@ -26,7 +26,7 @@ struct SourceLine {
 };
 
 inline bool operator==(const SourceLine& a, const SourceLine& b) {
-  return a.line == b.line && std::strcmp(a.file, b.file) == 0;
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
 namespace detail {

@@ -82,6 +82,8 @@ class Waiting {
     }
   }
 
+  // Who waits may look again and again: no baton keeps it off.
+  bool all_awake() const { return most_ == 0; }
   // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
   bool look_again(int& looks) const {
     constexpr int most_looks = 100;
