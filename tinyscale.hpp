@@ -41418,6 +41418,11 @@ struct DeviceCall {
   SourceLine where;
   Tensor in, out;                  // until it is done
   std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+
+  DeviceBuffers buffers() const {
+    return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
+  }
+  void let_go() { in = out = Tensor(); }
 };
 
 // What a device leaves at a meeting. Another processor reads it: of a call whose plan is known, one
@@ -41455,6 +41460,7 @@ struct Group {
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;
+  std::atomic<Meeting*> spare{nullptr};  // a free one at hand, without the mutex
   // The last plan, and the places of its devices in the order of the call's axes. Whoever finishes
   // a meeting uses these; meetings end one after the other.
   const CallPlan* plan = nullptr;
@@ -41463,27 +41469,43 @@ struct Group {
 
   int size() const { return static_cast<int>(ranks.size()); }
   Meeting* after(Meeting& meeting) {
-    if (meeting.next.load(std::memory_order_acquire) == nullptr) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (meeting.next == nullptr) {
-        meeting.next = fresh();
+    Meeting* next = meeting.next.load(std::memory_order_acquire);
+    if (next == nullptr) {
+      Meeting* const made = fresh();
+      if (meeting.next.compare_exchange_strong(next, made)) {
+        return made;
       }
+      give_back(made);  // another device was first
     }
-    return meeting.next;
+    return next;
   }
   Meeting* fresh() {
-    if (!free.empty()) {
-      Meeting* const again = free.back();
+    Meeting* again = spare.exchange(nullptr);
+    if (again == nullptr) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (free.empty()) {
+        meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
+        return meetings.back().get();
+      }
+      again = free.back();
       free.pop_back();
-      again->came = again->left = again->sleepers = 0;
-      again->done = false;
-      again->plan = nullptr;
-      again->call = nullptr;
-      again->next = nullptr;
-      return again;
     }
-    meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
-    return meetings.back().get();
+    again->came.store(0, std::memory_order_relaxed);
+    again->left.store(0, std::memory_order_relaxed);
+    again->sleepers.store(0, std::memory_order_relaxed);
+    again->done.store(false, std::memory_order_relaxed);
+    again->plan = nullptr;
+    again->call = nullptr;
+    again->next.store(nullptr, std::memory_order_relaxed);
+    return again;
+  }
+  // One that all have left.
+  void give_back(Meeting* meeting) {
+    Meeting* const before = spare.exchange(meeting);
+    if (before != nullptr) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      free.push_back(before);
+    }
   }
 };
 
@@ -41616,8 +41638,7 @@ class Fabric {
     const bool failed = !meeting->error.empty();
     meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
     if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
-      const std::lock_guard<std::mutex> lock(seat.group->mutex);
-      seat.group->free.push_back(meeting);
+      seat.group->give_back(meeting);
     }
     if (failed) {
       fail({meeting->error});  // such a meeting is not used again
@@ -42238,10 +42259,9 @@ class Endpoint {
     return index;
   }
 
-  // Starts a collective: `in` goes to it, `out` will hold what comes. Either may be empty.
-  StartedCall start(CallKey&& key, const CollectiveOptions& options, const Tensor& in,
-                    const Tensor& out, const SourceLine& where,
-                    const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
+  // Starts a collective: what `in` has goes to it, `out` will hold what comes. Either may be empty.
+  StartedCall start(Shared<DeviceCall> of, const CollectiveOptions& options) {
+    CallKey& key = of->key;
     if (options.used_alike && key.what != Collective::all_gather) {
       fail({name_of(key.what), ": used_alike is set, which only all_gather has; leave it false"});
     }
@@ -42255,34 +42275,30 @@ class Endpoint {
     key.format = options.format;
     key.schedule = options.schedule;
     StartedCall call;
-    call.of = Shared<DeviceCall>::make();
+    call.of = std::move(of);
     call.of->number = calls_;
-    call.of->key = std::move(key);
-    call.of->where = where;
     call.event = log_.events.size();
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, nullptr, nullptr, task_});
     if (fabric_.folded()) {
-      CallKey& all = call.of->key;
-      const int senders = all.schedule == nullptr ? 1 : size_of(all.axes);
+      const std::vector<std::int64_t>& rows = call.of->rows;
+      const int senders = key.schedule == nullptr ? 1 : size_of(key.axes);
       for (int i = 0; i < senders && !rows.empty(); ++i) {  // an own one names all blocks
-        all.rows.insert(all.rows.end(), rows.begin(), rows.end());
+        key.rows.insert(key.rows.end(), rows.begin(), rows.end());
       }
-      fold(call, in, out, where);
+      fold(call);
       return call;
     }
-    call.seat = &seat(call.key().axes);
+    call.seat = &seat(key.axes);
     if (call.seat->group->size() == 1) {
-      call.of->key.rows = rows;
-      run_alone(call, in, out, where);
+      key.rows = call.of->rows;
+      run_alone(call);
       return call;
     }
-    call.of->in = in;
-    call.of->out = out;
-    call.of->rows = rows;
     Post post;
     post.plan = plan_slot(*call.of).plan_of(*call.of);
-    post.in = in.defined() ? in.origin() : nullptr;
-    post.out = out.defined() ? out.origin() : nullptr;
+    const DeviceBuffers buffers = call.of->buffers();
+    post.in = buffers.in;
+    post.out = buffers.out;
     post.call = call.of;
     in_ = &call;
     try {
@@ -42311,7 +42327,7 @@ class Endpoint {
       }
       in_ = nullptr;
       call.meeting = nullptr;
-      call.of->in = call.of->out = Tensor();
+      call.of->let_go();
     }
     log_.events.push_back(
         {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
@@ -42491,11 +42507,9 @@ class Endpoint {
     return *seat;
   }
 
-  void run_alone(StartedCall& call, const Tensor& in, const Tensor& out, const SourceLine& where) {
-    const CallPlan* const plan = fabric_.plan(call.key(), where);
-    DeviceBuffers buffers;
-    buffers.in = in.defined() ? in.origin() : nullptr;
-    buffers.out = out.defined() ? out.origin() : nullptr;
+  void run_alone(StartedCall& call) {
+    const CallPlan* const plan = fabric_.plan(call.key(), call.of->where);
+    const DeviceBuffers buffers = call.of->buffers();
     execute(plan->exchange, &buffers);
     if (!alone_) {
       alone_ = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
@@ -42503,13 +42517,15 @@ class Endpoint {
     const Shared<CallRecord> record = Shared<CallRecord>::make();
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
-    record->logged.where = where;
+    record->logged.where = call.of->where;
+    call.of->let_go();
     log_.events[call.event].call = record.get();
     log_.records.push_back(record);
   }
 
   // Symmetric devices are one: the others' numbers are this one's.
-  void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
+  void fold(const StartedCall& call) {
+    const SourceLine& where = call.of->where;
     CallShape* const shape = new CallShape;
     Shared<CallRecord> record(new CallRecord);
     record->logged.shape = Shared<const CallShape>(shape);
@@ -42528,9 +42544,12 @@ class Endpoint {
                       (key.what == Collective::all_reduce ||
                        key.what == Collective::reduce_scatter || key.what == Collective::reduce);
     const float times = sums ? static_cast<float>(exchange.devices) : 1.0f;
+    const Tensor& in = call.of->in;
+    Tensor& out = call.of->out;
     for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
       out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
     }
+    call.of->let_go();
   }
 
   Fabric& fabric_;
@@ -42577,7 +42596,8 @@ struct Underway {
   CollectiveOptions options;
   SourceLine where;
   std::vector<std::int64_t> got;  // ragged: rows from each
-  Tensor in, out;
+  Tensor in;                      // where it carries a gradient
+  Tensor out;
 };
 
 Tensor carry_back(const Underway& forward, const Tensor& dy);
@@ -42610,8 +42630,12 @@ struct RunAgain {
 
   void operator()(const Tensor& into) const {
     Endpoint& device = still_running("backward", forward.device);
-    StartedCall call = device.start(CallKey(forward.call.key()), forward.options, contiguous(in),
-                                    into, forward.where);
+    const Shared<DeviceCall> again = Shared<DeviceCall>::make();
+    again->key = forward.call.key();
+    again->where = forward.where;
+    again->in = contiguous(in);
+    again->out = into;
+    StartedCall call = device.start(again, forward.options);
     device.wait(call);
   }
 };
@@ -42622,7 +42646,7 @@ inline Tensor finish(Underway& now) {
   }
   still_running("Pending::wait", now.device).wait(now.call);
   Tensor out = now.out;
-  if (tracked({&now.in})) {
+  if (now.in.defined() && tracked({&now.in})) {
     Underway forward = now;
     const CallKey& called = now.call.key();
     const bool winners = called.how == Reduce::max || called.how == Reduce::min;
@@ -42643,7 +42667,9 @@ inline Tensor finish(Underway& now) {
       out.slot()->again = RunAgain{forward, now.in.detach()};
     }
   }
-  now = Underway();
+  now.device.reset();
+  now.call.of.reset();
+  now.in = now.out = Tensor();
   return out;
 }
 
@@ -42708,23 +42734,34 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
   }
 }
 
-// `gives`: this device has a result of `out`; else it is an empty one, of shape [0]. Ragged: `rows`
-// to each and `got` from each. The result lands in `into`, if given: it may be t, or hold it where
-// it belongs.
-inline Pending start(const Calling& by, CallKey key, const Tensor& t, const Shape& out,
+// Takes the key. `gives`: this device has a result of `out`; else it is an empty one, of shape [0].
+// Ragged: `rows` to each and `got` from each. The result lands in `into`, if given: it may be t, or
+// hold it where it belongs.
+inline Pending start(const Calling& by, CallKey& key, const Tensor& t, const Shape& out,
                      bool gives = true, const std::vector<std::int64_t>& rows = {},
                      const std::vector<std::int64_t>& got = {}, const Tensor& into = Tensor()) {
   Shared<Underway> now = Shared<Underway>::make();
   now->device = by.device.self();
   now->options = by.options;
   now->where = by.where;
-  now->in = t;
+  if (t.requires_grad()) {
+    now->in = t;
+  }
   now->out = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->got = got;
-  const Tensor numbers = numbers_now(t.detach(), by.where.file, by.where.line);
+  const Shared<DeviceCall> call = Shared<DeviceCall>::make();
+  call->key = std::move(key);
+  call->where = by.where;
+  call->rows = rows;
+  call->in = numbers_now(t.detach(), by.where.file, by.where.line);
   const RecorderScope eager(nullptr);
-  now->call = by.device.start(std::move(key), by.options, contiguous(numbers),
-                              gives ? now->out : Tensor(), by.where, rows);
+  if (!call->in.is_contiguous()) {
+    call->in = contiguous(call->in);
+  }
+  if (gives) {
+    call->out = now->out;
+  }
+  now->call = by.device.start(call, by.options);
   return Pending(std::move(now));
 }
 
@@ -42743,7 +42780,7 @@ inline Shape divided(Shape shape, int dim, int parts) {
 
 inline Pending start_all_gather(const Calling& by, const Tensor& t, const Axes& axes, int dim,
                                 const Tensor& into = Tensor()) {
-  const CallKey key = call_key(by, Collective::all_gather, t, axes, dim);
+  CallKey key = call_key(by, Collective::all_gather, t, axes, dim);
   const Shape out = scaled(key.shape, key.dim, by.device.size_of(key.axes));
   return start(by, key, t, out, true, {}, {}, into);
 }
@@ -42861,11 +42898,12 @@ inline Pending start_ragged(const Calling& by, const Tensor& t, const Axes& axes
 
 // Every device of the axes calls it; their order says nothing.
 inline void barrier(const Calling& by, const std::vector<int>& axes) {
-  CallKey key;
-  key.axes = axes;
-  std::sort(key.axes.begin(), key.axes.end());
-  StartedCall call = by.device.start(std::move(key), by.options, Tensor(), Tensor(), by.where);
-  by.device.wait(call);
+  const Shared<DeviceCall> call = Shared<DeviceCall>::make();
+  call->key.axes = axes;
+  call->where = by.where;
+  std::sort(call->key.axes.begin(), call->key.axes.end());
+  StartedCall started = by.device.start(call, by.options);
+  by.device.wait(started);
 }
 
 // ---- Gradients ----
@@ -46426,7 +46464,7 @@ class MpiRanks final : public OtherProcesses {
       for (Post& post : meeting->posts) {
         post = Post();
       }
-      group.group->free.push_back(meeting);
+      group.group->give_back(meeting);
     }
     for (std::size_t i = 1; i < group.calls.size(); ++i) {
       group.calls[i - 1] = group.calls[i];

@@ -28,7 +28,8 @@ struct Underway {
   CollectiveOptions options;
   SourceLine where;
   std::vector<std::int64_t> got;  // ragged: rows from each
-  Tensor in, out;
+  Tensor in;                      // where it carries a gradient
+  Tensor out;
 };
 
 Tensor carry_back(const Underway& forward, const Tensor& dy);
@@ -61,8 +62,12 @@ struct RunAgain {
 
   void operator()(const Tensor& into) const {
     Endpoint& device = still_running("backward", forward.device);
-    StartedCall call = device.start(CallKey(forward.call.key()), forward.options, contiguous(in),
-                                    into, forward.where);
+    const Shared<DeviceCall> again = Shared<DeviceCall>::make();
+    again->key = forward.call.key();
+    again->where = forward.where;
+    again->in = contiguous(in);
+    again->out = into;
+    StartedCall call = device.start(again, forward.options);
     device.wait(call);
   }
 };
@@ -73,7 +78,7 @@ inline Tensor finish(Underway& now) {
   }
   still_running("Pending::wait", now.device).wait(now.call);
   Tensor out = now.out;
-  if (tracked({&now.in})) {
+  if (now.in.defined() && tracked({&now.in})) {
     Underway forward = now;
     const CallKey& called = now.call.key();
     const bool winners = called.how == Reduce::max || called.how == Reduce::min;
@@ -94,7 +99,9 @@ inline Tensor finish(Underway& now) {
       out.slot()->again = RunAgain{forward, now.in.detach()};
     }
   }
-  now = Underway();
+  now.device.reset();
+  now.call.of.reset();
+  now.in = now.out = Tensor();
   return out;
 }
 
@@ -159,23 +166,34 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
   }
 }
 
-// `gives`: this device has a result of `out`; else it is an empty one, of shape [0]. Ragged: `rows`
-// to each and `got` from each. The result lands in `into`, if given: it may be t, or hold it where
-// it belongs.
-inline Pending start(const Calling& by, CallKey key, const Tensor& t, const Shape& out,
+// Takes the key. `gives`: this device has a result of `out`; else it is an empty one, of shape [0].
+// Ragged: `rows` to each and `got` from each. The result lands in `into`, if given: it may be t, or
+// hold it where it belongs.
+inline Pending start(const Calling& by, CallKey& key, const Tensor& t, const Shape& out,
                      bool gives = true, const std::vector<std::int64_t>& rows = {},
                      const std::vector<std::int64_t>& got = {}, const Tensor& into = Tensor()) {
   Shared<Underway> now = Shared<Underway>::make();
   now->device = by.device.self();
   now->options = by.options;
   now->where = by.where;
-  now->in = t;
+  if (t.requires_grad()) {
+    now->in = t;
+  }
   now->out = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->got = got;
-  const Tensor numbers = numbers_now(t.detach(), by.where.file, by.where.line);
+  const Shared<DeviceCall> call = Shared<DeviceCall>::make();
+  call->key = std::move(key);
+  call->where = by.where;
+  call->rows = rows;
+  call->in = numbers_now(t.detach(), by.where.file, by.where.line);
   const RecorderScope eager(nullptr);
-  now->call = by.device.start(std::move(key), by.options, contiguous(numbers),
-                              gives ? now->out : Tensor(), by.where, rows);
+  if (!call->in.is_contiguous()) {
+    call->in = contiguous(call->in);
+  }
+  if (gives) {
+    call->out = now->out;
+  }
+  now->call = by.device.start(call, by.options);
   return Pending(std::move(now));
 }
 
@@ -194,7 +212,7 @@ inline Shape divided(Shape shape, int dim, int parts) {
 
 inline Pending start_all_gather(const Calling& by, const Tensor& t, const Axes& axes, int dim,
                                 const Tensor& into = Tensor()) {
-  const CallKey key = call_key(by, Collective::all_gather, t, axes, dim);
+  CallKey key = call_key(by, Collective::all_gather, t, axes, dim);
   const Shape out = scaled(key.shape, key.dim, by.device.size_of(key.axes));
   return start(by, key, t, out, true, {}, {}, into);
 }
@@ -312,11 +330,12 @@ inline Pending start_ragged(const Calling& by, const Tensor& t, const Axes& axes
 
 // Every device of the axes calls it; their order says nothing.
 inline void barrier(const Calling& by, const std::vector<int>& axes) {
-  CallKey key;
-  key.axes = axes;
-  std::sort(key.axes.begin(), key.axes.end());
-  StartedCall call = by.device.start(std::move(key), by.options, Tensor(), Tensor(), by.where);
-  by.device.wait(call);
+  const Shared<DeviceCall> call = Shared<DeviceCall>::make();
+  call->key.axes = axes;
+  call->where = by.where;
+  std::sort(call->key.axes.begin(), call->key.axes.end());
+  StartedCall started = by.device.start(call, by.options);
+  by.device.wait(started);
 }
 
 // ---- Gradients ----

@@ -154,10 +154,9 @@ class Endpoint {
     return index;
   }
 
-  // Starts a collective: `in` goes to it, `out` will hold what comes. Either may be empty.
-  StartedCall start(CallKey&& key, const CollectiveOptions& options, const Tensor& in,
-                    const Tensor& out, const SourceLine& where,
-                    const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
+  // Starts a collective: what `in` has goes to it, `out` will hold what comes. Either may be empty.
+  StartedCall start(Shared<DeviceCall> of, const CollectiveOptions& options) {
+    CallKey& key = of->key;
     if (options.used_alike && key.what != Collective::all_gather) {
       fail({name_of(key.what), ": used_alike is set, which only all_gather has; leave it false"});
     }
@@ -171,34 +170,30 @@ class Endpoint {
     key.format = options.format;
     key.schedule = options.schedule;
     StartedCall call;
-    call.of = Shared<DeviceCall>::make();
+    call.of = std::move(of);
     call.of->number = calls_;
-    call.of->key = std::move(key);
-    call.of->where = where;
     call.event = log_.events.size();
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, nullptr, nullptr, task_});
     if (fabric_.folded()) {
-      CallKey& all = call.of->key;
-      const int senders = all.schedule == nullptr ? 1 : size_of(all.axes);
+      const std::vector<std::int64_t>& rows = call.of->rows;
+      const int senders = key.schedule == nullptr ? 1 : size_of(key.axes);
       for (int i = 0; i < senders && !rows.empty(); ++i) {  // an own one names all blocks
-        all.rows.insert(all.rows.end(), rows.begin(), rows.end());
+        key.rows.insert(key.rows.end(), rows.begin(), rows.end());
       }
-      fold(call, in, out, where);
+      fold(call);
       return call;
     }
-    call.seat = &seat(call.key().axes);
+    call.seat = &seat(key.axes);
     if (call.seat->group->size() == 1) {
-      call.of->key.rows = rows;
-      run_alone(call, in, out, where);
+      key.rows = call.of->rows;
+      run_alone(call);
       return call;
     }
-    call.of->in = in;
-    call.of->out = out;
-    call.of->rows = rows;
     Post post;
     post.plan = plan_slot(*call.of).plan_of(*call.of);
-    post.in = in.defined() ? in.origin() : nullptr;
-    post.out = out.defined() ? out.origin() : nullptr;
+    const DeviceBuffers buffers = call.of->buffers();
+    post.in = buffers.in;
+    post.out = buffers.out;
     post.call = call.of;
     in_ = &call;
     try {
@@ -227,7 +222,7 @@ class Endpoint {
       }
       in_ = nullptr;
       call.meeting = nullptr;
-      call.of->in = call.of->out = Tensor();
+      call.of->let_go();
     }
     log_.events.push_back(
         {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
@@ -407,11 +402,9 @@ class Endpoint {
     return *seat;
   }
 
-  void run_alone(StartedCall& call, const Tensor& in, const Tensor& out, const SourceLine& where) {
-    const CallPlan* const plan = fabric_.plan(call.key(), where);
-    DeviceBuffers buffers;
-    buffers.in = in.defined() ? in.origin() : nullptr;
-    buffers.out = out.defined() ? out.origin() : nullptr;
+  void run_alone(StartedCall& call) {
+    const CallPlan* const plan = fabric_.plan(call.key(), call.of->where);
+    const DeviceBuffers buffers = call.of->buffers();
     execute(plan->exchange, &buffers);
     if (!alone_) {
       alone_ = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
@@ -419,13 +412,15 @@ class Endpoint {
     const Shared<CallRecord> record = Shared<CallRecord>::make();
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
-    record->logged.where = where;
+    record->logged.where = call.of->where;
+    call.of->let_go();
     log_.events[call.event].call = record.get();
     log_.records.push_back(record);
   }
 
   // Symmetric devices are one: the others' numbers are this one's.
-  void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
+  void fold(const StartedCall& call) {
+    const SourceLine& where = call.of->where;
     CallShape* const shape = new CallShape;
     Shared<CallRecord> record(new CallRecord);
     record->logged.shape = Shared<const CallShape>(shape);
@@ -444,9 +439,12 @@ class Endpoint {
                       (key.what == Collective::all_reduce ||
                        key.what == Collective::reduce_scatter || key.what == Collective::reduce);
     const float times = sums ? static_cast<float>(exchange.devices) : 1.0f;
+    const Tensor& in = call.of->in;
+    Tensor& out = call.of->out;
     for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
       out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
     }
+    call.of->let_go();
   }
 
   Fabric& fabric_;

@@ -105,8 +105,7 @@ class Fabric {
     const bool failed = !meeting->error.empty();
     meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
     if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
-      const std::lock_guard<std::mutex> lock(seat.group->mutex);
-      seat.group->free.push_back(meeting);
+      seat.group->give_back(meeting);
     }
     if (failed) {
       fail({meeting->error});  // such a meeting is not used again

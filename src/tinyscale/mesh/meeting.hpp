@@ -43,6 +43,11 @@ struct DeviceCall {
   SourceLine where;
   Tensor in, out;                  // until it is done
   std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+
+  DeviceBuffers buffers() const {
+    return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
+  }
+  void let_go() { in = out = Tensor(); }
 };
 
 // What a device leaves at a meeting. Another processor reads it: of a call whose plan is known, one
@@ -80,6 +85,7 @@ struct Group {
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;
+  std::atomic<Meeting*> spare{nullptr};  // a free one at hand, without the mutex
   // The last plan, and the places of its devices in the order of the call's axes. Whoever finishes
   // a meeting uses these; meetings end one after the other.
   const CallPlan* plan = nullptr;
@@ -88,27 +94,43 @@ struct Group {
 
   int size() const { return static_cast<int>(ranks.size()); }
   Meeting* after(Meeting& meeting) {
-    if (meeting.next.load(std::memory_order_acquire) == nullptr) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (meeting.next == nullptr) {
-        meeting.next = fresh();
+    Meeting* next = meeting.next.load(std::memory_order_acquire);
+    if (next == nullptr) {
+      Meeting* const made = fresh();
+      if (meeting.next.compare_exchange_strong(next, made)) {
+        return made;
       }
+      give_back(made);  // another device was first
     }
-    return meeting.next;
+    return next;
   }
   Meeting* fresh() {
-    if (!free.empty()) {
-      Meeting* const again = free.back();
+    Meeting* again = spare.exchange(nullptr);
+    if (again == nullptr) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (free.empty()) {
+        meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
+        return meetings.back().get();
+      }
+      again = free.back();
       free.pop_back();
-      again->came = again->left = again->sleepers = 0;
-      again->done = false;
-      again->plan = nullptr;
-      again->call = nullptr;
-      again->next = nullptr;
-      return again;
     }
-    meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
-    return meetings.back().get();
+    again->came.store(0, std::memory_order_relaxed);
+    again->left.store(0, std::memory_order_relaxed);
+    again->sleepers.store(0, std::memory_order_relaxed);
+    again->done.store(false, std::memory_order_relaxed);
+    again->plan = nullptr;
+    again->call = nullptr;
+    again->next.store(nullptr, std::memory_order_relaxed);
+    return again;
+  }
+  // One that all have left.
+  void give_back(Meeting* meeting) {
+    Meeting* const before = spare.exchange(meeting);
+    if (before != nullptr) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      free.push_back(before);
+    }
   }
 };
 

@@ -266,7 +266,7 @@ class MpiRanks final : public OtherProcesses {
       for (Post& post : meeting->posts) {
         post = Post();
       }
-      group.group->free.push_back(meeting);
+      group.group->give_back(meeting);
     }
     for (std::size_t i = 1; i < group.calls.size(); ++i) {
       group.calls[i - 1] = group.calls[i];
