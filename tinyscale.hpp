@@ -12715,7 +12715,8 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
 // x is rounded to int8 by group, as llama2.c and ggml do. 16 rows of W are laid side by side, a
 // lane a row, so that no lanes are added up: [panel of 16 rows][k / 4][row] words of 4 int8, kept
 // 128 higher; 4-bit ones 8 higher, the second word of each pair in the upper half of the bytes.
-// A group takes whole words, 4 columns or 8 of 4 bits; what is too much holds zeros.
+// A group takes whole words, 4 columns or 8 of 4 bits; what is too much holds zeros. The last group
+// may have fewer columns, and takes as many words as these do.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -12737,15 +12738,16 @@ struct QuantizedMatrix {
   Shared<detail::WordBuffer> data, scales;  // scales: [panel][group][16]
 
   std::int64_t groups() const { return (cols + group - 1) / group; }
-  std::int64_t padded() const {  // columns that a group takes: whole words
-    const std::int64_t word = bits == 8 ? 4 : 8;
-    return (group + word - 1) / word * word;
+  std::int64_t padded() const { return whole_words(group); }  // columns that a group takes
+  std::int64_t padded_cols() const {                          // and all of them
+    return cols == 0 ? 0 : place(cols - 1) - (cols - 1) % group + whole_words(last_group());
   }
-  std::int64_t panel_bytes() const { return groups() * padded() * 16 * bits / 8; }
+  std::int64_t panel_bytes() const { return padded_cols() * 16 * bits / 8; }
   std::int64_t place(std::int64_t col) const { return col / group * padded() + col % group; }
   double bytes() const {  // that a product reads
-    const double all = static_cast<double>((rows + 15) / 16 * 16 * groups());
-    return all * (static_cast<double>(padded() * bits) / 8 + (half_scales ? 2 : 4));
+    const std::int64_t scale_bytes = groups() * (half_scales ? 2 : 4);
+    return static_cast<double>((rows + 15) / 16) *
+           static_cast<double>(panel_bytes() + 16 * scale_bytes);
   }
 
   // One number: its code (-128..127, or -8..7) and its scale.
@@ -12763,6 +12765,13 @@ struct QuantizedMatrix {
     const std::int64_t at = (row / 16 * groups() + col / group) * 16 + row % 16;
     const auto* const halves = reinterpret_cast<const std::uint16_t*>(scales->data());
     return half_scales ? from_f16(halves[at]) : detail::float_of(scales->data()[at]);
+  }
+
+ private:
+  std::int64_t last_group() const { return cols - (groups() - 1) * group; }
+  std::int64_t whole_words(std::int64_t columns) const {
+    const std::int64_t word = bits == 8 ? 4 : 8;
+    return (columns + word - 1) / word * word;
   }
 };
 
@@ -13051,10 +13060,12 @@ struct QuantizedPanels {
   TINYSCALE_INLINE void bits(std::int64_t p, std::int64_t token) const {
     constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width, sums = vectors * TOKENS;
     constexpr std::int64_t in_word = BITS == 8 ? 4 : 8;
-    const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
-    const std::int64_t apart = stride * groups * words, step = next;
+    const std::int64_t groups = w.groups(), full = w.padded() / in_word * 16;
+    const std::int64_t panel = w.padded_cols() / in_word * 16;
+    const std::int64_t apart = stride * panel, step = next;
     const std::int64_t ahead = token == 0 ? 1024 : 0;  // a page
-    const std::uint32_t* from = w.data->data() + p * groups * words;
+    const std::uint32_t* from = w.data->data() + p * panel;
+    const std::uint32_t* const until = from + panel;
     const std::int8_t* codes = x.codes + token * step * 4;
     const float* const x_scales = x.scales + token * step;
     const std::int32_t* const offsets = x.offsets + token * step;
@@ -13063,7 +13074,8 @@ struct QuantizedPanels {
     for (int v = 0; v < sums; ++v) {
       sum[v] = typename U::Floats{};
     }
-    for (std::int64_t g = 0; g < groups; ++g, from += words, codes += w.padded()) {
+    for (std::int64_t g = 0; g < groups; ++g, from += full, codes += w.padded()) {
+      const std::int64_t words = std::min<std::int64_t>(full, until - from);
       typename U::Words dots[static_cast<std::size_t>(sums)], low,
           weights[static_cast<std::size_t>(vectors)];
       TINYSCALE_UNROLL
@@ -14100,8 +14112,8 @@ struct PackedDots {
     constexpr int in_word = BITS == 8 ? 4 : 8;
     const kernels::QuantizedMatrix& w = codes.w;
     const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
-    const std::int64_t apart = stride * groups * words;
-    const std::uint32_t* from = w.data->data() + p * groups * words;
+    const std::int64_t panel = w.padded_cols() / in_word * 16, apart = stride * panel;
+    const std::uint32_t* from = w.data->data() + p * panel;
     typename L::V sum[static_cast<std::size_t>(vectors)], part[static_cast<std::size_t>(vectors)];
     typename L::V v, left;
     typename L::I word;
@@ -14168,11 +14180,12 @@ struct UnpackPanels {
     constexpr int in_word = BITS == 8 ? 4 : 8;
     const kernels::QuantizedMatrix& w = codes.w;
     const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
+    const std::int64_t panel = w.padded_cols() / in_word * 16;
     typename L::V v, scale;
     typename L::I word;
     for (std::int64_t at = 0; at < 16 * count; at += L::width) {
       const std::int64_t p = first + at / 16;
-      const std::uint32_t* const from = w.data->data() + p * groups * words + at % 16;
+      const std::uint32_t* const from = w.data->data() + p * panel + at % 16;
       for (std::int64_t g = 0; g < groups; ++g) {
         codes.scales<L>((p * groups + g) * 16 + at % 16, scale);
         const std::int64_t columns = std::min(w.group, w.cols - g * w.group);

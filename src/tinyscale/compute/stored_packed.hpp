@@ -74,8 +74,8 @@ struct PackedDots {
     constexpr int in_word = BITS == 8 ? 4 : 8;
     const kernels::QuantizedMatrix& w = codes.w;
     const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
-    const std::int64_t apart = stride * groups * words;
-    const std::uint32_t* from = w.data->data() + p * groups * words;
+    const std::int64_t panel = w.padded_cols() / in_word * 16, apart = stride * panel;
+    const std::uint32_t* from = w.data->data() + p * panel;
     typename L::V sum[static_cast<std::size_t>(vectors)], part[static_cast<std::size_t>(vectors)];
     typename L::V v, left;
     typename L::I word;
@@ -142,11 +142,12 @@ struct UnpackPanels {
     constexpr int in_word = BITS == 8 ? 4 : 8;
     const kernels::QuantizedMatrix& w = codes.w;
     const std::int64_t groups = w.groups(), words = w.padded() / in_word * 16;
+    const std::int64_t panel = w.padded_cols() / in_word * 16;
     typename L::V v, scale;
     typename L::I word;
     for (std::int64_t at = 0; at < 16 * count; at += L::width) {
       const std::int64_t p = first + at / 16;
-      const std::uint32_t* const from = w.data->data() + p * groups * words + at % 16;
+      const std::uint32_t* const from = w.data->data() + p * panel + at % 16;
       for (std::int64_t g = 0; g < groups; ++g) {
         codes.scales<L>((p * groups + g) * 16 + at % 16, scale);
         const std::int64_t columns = std::min(w.group, w.cols - g * w.group);
