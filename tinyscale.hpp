@@ -75,6 +75,7 @@
 //   tinyscale/compute/word_pack.hpp          Operands of low-precision products as words of 32
 //   tinyscale/compute/gemm_words.hpp         Matrix products whose operands are words along k
 //   tinyscale/compute/amx_tiles.hpp          Tiles
+//   tinyscale/compute/round_halves.hpp       f32 numbers rounded to what f16 or bf16 holds
 //   tinyscale/compute/gemm_bf16.hpp          Matrix product of bf16 numbers, summed in f32
 //   tinyscale/compute/gemm_int8.hpp          Matrix product of int8 numbers, exact in int32
 //   tinyscale/compute/gemv_quantized.hpp     Quantised weights W [N
@@ -12174,13 +12175,99 @@ WordUnit tile_unit() {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/round_halves.hpp
+// f32 numbers rounded to what f16 or bf16 holds, and bf16 codes as f32, a vector at a time.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// x rounded to what f16 or bf16 holds, to nearest, halves to even.
+struct RoundHalves {
+  bool bf16;
+  std::int64_t n;
+  const float* x;
+  float* y;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v, tiny;
+    typename L::I bits, sign, kept, small, special;
+    for (std::int64_t i = 0; i < n; i += L::width) {
+      load_some<L>(x + i, n - i, 0.0f, v);
+      std::memcpy(&bits, &v, sizeof(v));
+      sign = bits & static_cast<std::int32_t>(0x80000000U);
+      bits = bits & 0x7fffffff;
+      if (bf16) {
+        kept = (bits + 0x7fff + ((bits >> 16) & 1)) & static_cast<std::int32_t>(0xffff0000U);
+        put_where<L>(0x7f800000 - bits, bits, kept);  // a NaN stays
+      } else {
+        kept = (bits + 0xfff + ((bits >> 13) & 1)) & static_cast<std::int32_t>(0xffffe000U);
+        broadcast_word(0x7f800000, special);
+        put_where<L>(0x477fffff - kept, special, kept);  // 65520 and beyond
+        put_where<L>(0x7f800000 - bits, bits, kept);
+        std::memcpy(&v, &bits, sizeof(v));
+        v = v * 16777216.0f + 12582912.0f;  // below 2^-14: whole steps of 2^-24
+        std::memcpy(&small, &v, sizeof(v));
+        small = small - 0x4B400000;
+        to_float<L>(small, tiny);
+        tiny = tiny * 5.9604644775390625e-8f;
+        std::memcpy(&small, &tiny, sizeof(v));
+        put_where<L>(bits - 0x38800000, small, kept);
+      }
+      kept = kept | sign;
+      std::memcpy(&v, &kept, sizeof(v));
+      store_some<L>(y + i, n - i, v);
+    }
+  }
+
+  // y where d < 0.
+  template <class L>
+  static TINYSCALE_INLINE void put_where(const typename L::I& d, const typename L::I& y,
+                                         typename L::I& to) {
+    const typename L::I mask = d >> 31;
+    to = (y & mask) | (to & ~mask);
+  }
+};
+
+// bf16 codes, each in the upper half of an f32.
+struct WidenBf16Codes {
+  std::int64_t n;
+  const std::uint16_t* x;
+  float* y;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    std::int64_t i = 0;
+#if TINYSCALE_VECTOR_EXTENSIONS
+    if constexpr (L::width > 1) {
+      typename L::I bits;
+      typename L::V v;
+      for (; i + L::width <= n; i += L::width) {
+        typedef typename L::LooseShorts Codes;
+        bits = __builtin_convertvector(*reinterpret_cast<const Codes*>(x + i), typename L::I);
+        bits = bits << 16;
+        std::memcpy(&v, &bits, sizeof(v));
+        store<L>(y + i, v);
+      }
+    }
+#endif
+    for (; i < n; ++i) {
+      y[i] = from_bf16(x[i]);
+    }
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/gemm_bf16.hpp
 // Matrix product of bf16 numbers, summed in f32: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
 // f32 operands are rounded to nearest, ties to even, as they are packed: what training in bf16 with
 // f32 master weights calls. Products of bf16 numbers are exact in f32; each sum rounds.
 //   AMX tiles               16 x the f32 rate
 //   vdpbf16ps (AMD)         2 x: two products a lane; takes denormals as zero
-//   elsewhere               the f32 product of the rounded operands
+//   elsewhere               few rows of A: words are widened as they come; more: the f32 product
+//                           of the rounded operands
 // A NaN or an infinity in a row of A or column of B reaches every number of C it belongs to.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -12236,6 +12323,54 @@ TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
 #undef TINYSCALE_BF16_TARGET
 #endif
 
+// Without a unit: both numbers of a word as f32, two multiply-adds. Sums of a few rows hide behind
+// the reading of B.
+template <class L>
+struct WidenedBf16 {
+  static constexpr int width = L::width, rows = L::width == 16 ? 8 : 4, vectors = 2;
+  static constexpr bool integer = false;
+  typedef typename L::V Sum;
+  typedef typename L::Loose LooseSum;
+  typedef typename L::I Words;
+  typedef float Scalar;
+
+  static TINYSCALE_INLINE void load(const std::uint32_t* from, Words& w) {
+    w = *reinterpret_cast<const typename L::LooseI*>(from);
+  }
+  static TINYSCALE_INLINE void broadcast(std::uint32_t word, Words& w) {
+    broadcast_word(static_cast<std::int32_t>(word), w);
+  }
+  static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
+    Sum x, y;
+    first(a, x);
+    first(b, y);
+    sum = sum + x * y;
+    second(a, x);
+    second(b, y);
+    sum = sum + x * y;
+  }
+
+ private:
+  static TINYSCALE_INLINE void first(const Words& w, Sum& x) {
+    const Words bits = w << 16;
+    std::memcpy(&x, &bits, sizeof(x));
+  }
+  static TINYSCALE_INLINE void second(const Words& w, Sum& x) {
+    const Words bits = w & static_cast<std::int32_t>(0xffff0000U);
+    std::memcpy(&x, &bits, sizeof(x));
+  }
+};
+
+struct WidenedTask {
+  const WordTask& task;
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    WordTiles<WidenedBf16<L>>{task}.run();
+  }
+};
+
+inline void run_widened_bf16(const WordTask& task) { run_on_lanes(WidenedTask{task}); }
+
 // The unit of the active path; run is null where bf16 is widened to f32.
 inline WordUnit bf16_word_unit() {
 #if TINYSCALE_X86_UNITS
@@ -12275,29 +12410,61 @@ inline void widen_bf16(const WordSource& s, std::int64_t begin, std::int64_t end
     for (std::int64_t line = first; line < last; ++line) {
       const std::int64_t at = along_k ? (begin + line) * s.x_stride : line * s.k_stride + begin;
       float* const out = to + line * count;
-      for (std::int64_t i = 0; i < count; ++i) {
-        out[i] = from_bf16(s.kind == WordKind::bf16
-                               ? static_cast<const std::uint16_t*>(s.data)[at + i]
-                               : to_bf16(static_cast<const float*>(s.data)[at + i]));
+      if (s.kind == WordKind::bf16) {
+        run_on_lanes(WidenBf16Codes{count, static_cast<const std::uint16_t*>(s.data) + at, out});
+      } else {
+        run_on_lanes(RoundHalves{true, count, static_cast<const float*>(s.data) + at, out});
       }
     }
   });
 }
 
-// Columns [begin, end) of a packed B as f32, to[k][end - begin]; begin starts a panel.
-inline void widen_packed(const std::uint32_t* packed, std::int64_t n, std::int64_t k,
-                         std::int64_t begin, std::int64_t end, float* to) {
-  const std::int64_t words = round_up((k + 1) / 2, word_step), wide = round_up(n, word_wide);
-  parallel_for(k, 64, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t p = first; p < last; ++p) {
-      const std::int64_t w = p / 2 / word_pass * word_pass;  // first word of its pass
+// Words [first, last) of k of a packed B, columns [begin, end), as f32 at to[k][end - begin]; begin
+// starts a panel.
+struct WidenPacked {
+  const std::uint32_t* packed;
+  std::int64_t n, k, begin, end;
+  float* to;
+  std::int64_t first, last;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const std::int64_t words = round_up((k + 1) / 2, word_step), wide = round_up(n, word_wide);
+    for (std::int64_t word = first; word < last; ++word) {
+      const std::int64_t w = word / word_pass * word_pass;  // first word of its pass
       const std::int64_t deep = std::min(word_pass, words - w);
-      for (std::int64_t j = begin; j < end; ++j) {
-        const std::uint32_t* const panel = packed + w * wide + j / word_wide * deep * word_wide;
-        const std::uint32_t word = panel[(p / 2 - w) * word_wide + j % word_wide];
-        to[p * (end - begin) + j - begin] = float_of(p % 2 == 0 ? word << 16 : word & 0xffff0000U);
+      for (std::int64_t j = begin; j < end; j += word_wide) {
+        const std::uint32_t* const from =
+            packed + w * wide + j / word_wide * deep * word_wide + (word - w) * word_wide;
+        float* const out = to + 2 * word * (end - begin) + j - begin;
+        line<L>(from, std::min(word_wide, end - j), out, 2 * word + 1 < k ? end - begin : 0);
       }
     }
+  }
+  // The second numbers go `below` further; 0: there are none.
+  template <class L>
+  static TINYSCALE_INLINE void line(const std::uint32_t* from, std::int64_t count, float* out,
+                                    std::int64_t below) {
+    typename L::I both, bits;
+    typename L::V v;
+    for (std::int64_t i = 0; i < count; i += L::width) {
+      std::memcpy(&both, from + i, sizeof(both));  // a panel has whole vectors
+      bits = both << 16;
+      std::memcpy(&v, &bits, sizeof(v));
+      store_some<L>(out + i, count - i, v);
+      if (below > 0) {
+        bits = both & static_cast<std::int32_t>(0xffff0000U);
+        std::memcpy(&v, &bits, sizeof(v));
+        store_some<L>(out + below + i, count - i, v);
+      }
+    }
+  }
+};
+
+inline void widen_packed(const std::uint32_t* packed, std::int64_t n, std::int64_t k,
+                         std::int64_t begin, std::int64_t end, float* to) {
+  parallel_for((k + 1) / 2, 32, [&](std::int64_t first, std::int64_t last) {
+    run_on_lanes(WidenPacked{packed, n, k, begin, end, to, first, last});
   });
 }
 
@@ -12337,7 +12504,11 @@ inline void bf16_product(const WordSource& a, const WordSource& b, const std::ui
                   beta, c, ldc);
     return;
   }
-  const WordGemm g{bf16_word_unit(), a, b, b_packed, beta, c, ldc, nullptr};
+  WordGemm g{bf16_word_unit(), a, b, b_packed, beta, c, ldc, nullptr};
+  const bool packs_fast = b_packed != nullptr || b.kind == WordKind::f32_by_unit;
+  if (g.unit.run == nullptr && packs_fast && a.xs <= word_few) {
+    g.unit = {run_widened_bf16, 8, 1, false};
+  }
   if (g.unit.run == nullptr) {
     bf16_by_f32(g);
   } else {
@@ -14220,54 +14391,6 @@ namespace detail {
 constexpr std::int64_t stored_few = 8;            // rows of x up to which W is not made f32 whole
 constexpr std::int64_t stored_few_halves = 64;    // the same where a load widens W
 constexpr std::int64_t stored_block = 96 * 1024;  // floats of W that are f32 at a time
-
-// x rounded to what f16 or bf16 holds, to nearest, halves to even.
-struct RoundHalves {
-  bool bf16;
-  std::int64_t n;
-  const float* x;
-  float* y;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    typename L::V v, tiny;
-    typename L::I bits, sign, kept, small, special;
-    for (std::int64_t i = 0; i < n; i += L::width) {
-      load_some<L>(x + i, n - i, 0.0f, v);
-      std::memcpy(&bits, &v, sizeof(v));
-      sign = bits & static_cast<std::int32_t>(0x80000000U);
-      bits = bits & 0x7fffffff;
-      if (bf16) {
-        kept = (bits + 0x7fff + ((bits >> 16) & 1)) & static_cast<std::int32_t>(0xffff0000U);
-        put_where<L>(0x7f800000 - bits, bits, kept);  // a NaN stays
-      } else {
-        kept = (bits + 0xfff + ((bits >> 13) & 1)) & static_cast<std::int32_t>(0xffffe000U);
-        broadcast_word(0x7f800000, special);
-        put_where<L>(0x477fffff - kept, special, kept);  // 65520 and beyond
-        put_where<L>(0x7f800000 - bits, bits, kept);
-        std::memcpy(&v, &bits, sizeof(v));
-        v = v * 16777216.0f + 12582912.0f;  // below 2^-14: whole steps of 2^-24
-        std::memcpy(&small, &v, sizeof(v));
-        small = small - 0x4B400000;
-        to_float<L>(small, tiny);
-        tiny = tiny * 5.9604644775390625e-8f;
-        std::memcpy(&small, &tiny, sizeof(v));
-        put_where<L>(bits - 0x38800000, small, kept);
-      }
-      kept = kept | sign;
-      std::memcpy(&v, &kept, sizeof(v));
-      store_some<L>(y + i, n - i, v);
-    }
-  }
-
-  // y where d < 0.
-  template <class L>
-  static TINYSCALE_INLINE void put_where(const typename L::I& d, const typename L::I& y,
-                                         typename L::I& to) {
-    const typename L::I mask = d >> 31;
-    to = (y & mask) | (to & ~mask);
-  }
-};
 
 // Whether integer activations differ from f32 ones for weights in this format, which is not packed.
 inline bool rounds_activations(BlockFormat format, Activations how) {
@@ -41435,7 +41558,6 @@ struct DeviceCall {
   DeviceBuffers buffers() const {
     return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
   }
-  void let_go() { in = out = Tensor(); }
 };
 
 // What a device leaves at a meeting. Another processor reads it: of a call whose plan is known, one
@@ -42325,8 +42447,8 @@ class Endpoint {
     return call;
   }
 
-  // Until it is done.
-  void wait(StartedCall& call) {
+  // Until it is done; gives its `out`.
+  Tensor wait(StartedCall& call) {
     enter();
     if (call.meeting != nullptr) {
       in_ = &call;
@@ -42340,10 +42462,11 @@ class Endpoint {
       }
       in_ = nullptr;
       call.meeting = nullptr;
-      call.of->let_go();
     }
     log_.events.push_back(
         {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
+    call.of->in = Tensor();
+    return std::move(call.of->out);
   }
 
   // A copy goes; nobody waits.
@@ -42531,7 +42654,6 @@ class Endpoint {
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
     record->logged.where = call.of->where;
-    call.of->let_go();
     log_.events[call.event].call = record.get();
     log_.records.push_back(record);
   }
@@ -42562,7 +42684,6 @@ class Endpoint {
     for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
       out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
     }
-    call.of->let_go();
   }
 
   Fabric& fabric_;
@@ -42610,7 +42731,8 @@ struct Underway {
   SourceLine where;
   std::vector<std::int64_t> got;  // ragged: rows from each
   Tensor in;                      // where it carries a gradient
-  Tensor out;
+  Tensor result;                  // of a device that is given nothing; else of the call
+  Tensor out;                     // for the gradient of a maximum
 };
 
 Tensor carry_back(const Underway& forward, const Tensor& dy);
@@ -42657,14 +42779,16 @@ inline Tensor finish(Underway& now) {
   if (!now.device) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
   }
-  still_running("Pending::wait", now.device).wait(now.call);
-  Tensor out = now.out;
+  Tensor out = still_running("Pending::wait", now.device).wait(now.call);
+  if (!out.defined()) {
+    out = std::move(now.result);
+  }
   if (now.in.defined() && tracked({&now.in})) {
     Underway forward = now;
     const CallKey& called = now.call.key();
     const bool winners = called.how == Reduce::max || called.how == Reduce::min;
     forward.in = winners ? as_sent(now) : Tensor();
-    forward.out = winners ? now.out.detach() : Tensor();
+    forward.out = winners ? out.detach() : Tensor();
     attach(out, name_of(called.what), {&now.in}, [forward, slot = now.in.slot()](const Tensor& dy) {
       const CallKey& key = forward.call.key();
       const bool same = key.what == Collective::all_reduce && key.how == Reduce::sum;
@@ -42682,7 +42806,7 @@ inline Tensor finish(Underway& now) {
   }
   now.device.reset();
   now.call.of.reset();
-  now.in = now.out = Tensor();
+  now.in = Tensor();
   return out;
 }
 
@@ -42760,20 +42884,20 @@ inline Pending start(const Calling& by, CallKey& key, const Tensor& t, const Sha
   if (t.requires_grad()) {
     now->in = t;
   }
-  now->out = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->got = got;
   const Shared<DeviceCall> call = Shared<DeviceCall>::make();
   call->key = std::move(key);
   call->where = by.where;
   call->rows = rows;
-  call->in = numbers_now(t.detach(), by.where.file, by.where.line);
+  call->in = t.detach();
+  if (recording()) {
+    call->in = numbers_now(call->in, by.where.file, by.where.line);
+  }
   const RecorderScope eager(nullptr);
   if (!call->in.is_contiguous()) {
     call->in = contiguous(call->in);
   }
-  if (gives) {
-    call->out = now->out;
-  }
+  (gives ? call->out : now->result) = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->call = by.device.start(call, by.options);
   return Pending(std::move(now));
 }

@@ -181,6 +181,52 @@ TEST_CASE("blocks of every size hold what was asked for and come back to their l
   CHECK_THROWS_AS(ts::detail::pool_take(std::size_t{1} << 62, 64), std::bad_alloc);
 }
 
+#if TINYSCALE_POOL
+TEST_CASE("a thread keeps small blocks to itself for as long as it says") {
+  const auto take = [](std::size_t bytes) { return ts::detail::pool_take(1, bytes); };
+  const auto take_elsewhere = [&](std::size_t bytes) {
+    void* block = nullptr;
+    std::thread([&] { block = take(bytes); }).join();
+    return block;
+  };
+  std::vector<void*> blocks;
+  for (int i = 0; i < 20; ++i) {  // more than it keeps
+    blocks.push_back(take(300));
+  }
+  void* const large = take(100000);
+  {
+    const ts::detail::ThreadBlocks own;
+    ts::detail::pool_give(blocks[0], 1, 300);
+    ts::detail::pool_give(large, 1, 100000);
+    void* const other = take_elsewhere(300);
+    CHECK(other != blocks[0]);
+    CHECK(take_elsewhere(100000) == large);
+    {
+      const ts::detail::ThreadBlocks inner;
+      void* const another = take(300);
+      CHECK(another != blocks[0]);
+      ts::detail::pool_give(another, 1, 300);
+    }
+    CHECK(take(300) == blocks[0]);
+    ts::detail::pool_give(other, 1, 300);
+    for (void* const block : blocks) {
+      ts::detail::pool_give(block, 1, 300);
+    }
+  }
+  std::vector<void*> again;
+  for (int i = 0; i < 22; ++i) {
+    again.push_back(take_elsewhere(300));
+  }
+  for (void* const block : blocks) {
+    CHECK(std::find(again.begin(), again.end(), block) != again.end());
+  }
+  for (void* const block : again) {
+    ts::detail::pool_give(block, 1, 300);
+  }
+  ts::detail::pool_give(large, 1, 100000);
+}
+#endif
+
 TEST_CASE("threads share the free lists") {
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};

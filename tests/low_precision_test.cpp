@@ -436,6 +436,7 @@ TEST_CASE("quantised weights: one thread and many, bad input") {
     Floats short_x(71, 0.5f);
     short_x.resize(200, 3e9f);
     const kernel::QuantizedMatrix w71 = kernel::quantize(600, 71, 64, 8, weights.data());
+    CHECK(w71.bytes() == 38 * 16 * (72 + 2 * 2));  // panels of 16 rows, codes and two f16 scales
     kernel::gemv_quantized(w71, short_x.data(), one.data());
     kernel::gemv_quantized_reference(w71, short_x.data(), many.data());
     for (std::size_t i = 0; i < one.size(); ++i) {

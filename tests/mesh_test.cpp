@@ -750,6 +750,71 @@ TEST_CASE("a line of the program is a row of the report") {
   CHECK(twice.collectives()[1].where.line == __LINE__ - 4);
 }
 
+TEST_CASE("calls made again and again: other sizes, other lines, another call in between") {
+  for (const int n : {2, 3, 8}) {
+    const int line = __LINE__;
+    const ts::MeshRun run = row_mesh(n).run([n](ts::Device& d) {
+      float wrong = 0;
+      for (int i = 0; i < 60; ++i) {
+        const std::int64_t size = i % 3 == 0 ? 4 : i % 3 == 1 ? 36 : 40000;  // of one slot; many
+        const ts::Tensor mine = ts::full({size}, static_cast<float>(d.rank() + i));
+        ts::Tensor sum;
+        if (d.rank() == 0 && i % 4 == 0) {
+          sum = d.all_reduce(mine, "x");
+        } else {
+          sum = d.all_reduce(mine, "x");
+        }
+        const float right = static_cast<float>(n * i + n * (n - 1) / 2);
+        wrong += std::fabs(sum.at({0}) - right) + std::fabs(sum.at({size - 1}) - right);
+        if (i % 7 == 0) {
+          const ts::Tensor largest = d.all_reduce(mine, "x", ts::Reduce::max);
+          wrong += std::fabs(largest.at({size - 1}) - static_cast<float>(n - 1 + i));
+        }
+      }
+      d.keep("wrong", ts::full({1}, wrong));
+    });
+    std::size_t row = 0;
+    for (int i = 0; i < 60; ++i) {
+      CHECK(run.collectives()[row++].where.line == line + (i % 4 == 0 ? 8 : 10));
+      row += i % 7 == 0 ? 1 : 0;
+    }
+    CHECK(row == run.collectives().size());
+    for (int rank = 0; rank < n; ++rank) {
+      CHECK(run.kept(rank, "wrong").item() == 0.0f);
+    }
+  }
+  CHECK(fault(row_mesh(2),
+              [](ts::Device& d) {
+                for (int i = 0; i < 20; ++i) {  // known by then
+                  d.all_gather(ts::ones({i == 19 ? 4 + d.rank() : 4}), "x");
+                }
+              }) ==
+        "mesh.run: devices 0, 1 must make the same call and do not\n"
+        "  device 0: call 20, all_gather([4], dim 0, x): its peers call something else\n"
+        "  device 1: call 20, all_gather([5], dim 0, x): its peers call something else");
+}
+
+TEST_CASE("many starts before a wait: meetings come and go in any order") {
+  for (const int n : {2, 5}) {
+    const ts::MeshRun run = row_mesh(n).run([n](ts::Device& d) {
+      float wrong = 0;
+      for (int round = 0; round < 30; ++round) {
+        std::vector<ts::Pending> sums;
+        for (int i = 0; i < 1 + round % 9; ++i) {
+          sums.push_back(d.start_all_reduce(ts::full({3}, static_cast<float>(i)), "x"));
+        }
+        for (std::size_t i = 0; i < sums.size(); ++i) {  // from either end
+          const std::size_t at = round % 2 == 0 ? i : sums.size() - 1 - i;
+          wrong +=
+              std::fabs(sums[at].wait().at({2}) - static_cast<float>(n) * static_cast<float>(at));
+        }
+      }
+      d.keep("wrong", ts::full({1}, wrong));
+    });
+    CHECK(run.kept(n - 1, "wrong").item() == 0.0f);
+  }
+}
+
 TEST_CASE("send, recv, barrier and counters") {
   const ts::Mesh mesh = row_mesh(4);
   ts::Profile profile;

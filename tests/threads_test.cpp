@@ -290,6 +290,54 @@ TEST_CASE("threads: nested loops and loops in a serial scope stay on their threa
 }
 
 #if !defined(TINYSCALE_NO_THREADS)
+TEST_CASE("threads: who waits takes part in an open loop") {
+  ts::detail::OpenLoop loop;
+  CHECK_FALSE(loop.help());  // nothing is open
+  std::atomic<bool> over{false};
+  std::atomic<int> inside{0}, most{0}, helped{0};
+  std::vector<std::thread> others;
+  for (int i = 0; i < 3; ++i) {
+    others.emplace_back([&] {
+      while (!over.load()) {
+        if (loop.help()) {
+          ++helped;
+        } else {
+          std::this_thread::yield();
+        }
+      }
+    });
+  }
+  std::int64_t wrong = 0;
+  for (int repeat = 0; repeat < 500 || helped == 0; ++repeat) {
+    std::vector<int> seen(1000, 0);
+    loop.run(
+        [&](std::int64_t begin, std::int64_t end) {
+          const int here = ++inside;
+          for (int known = most; here > known && !most.compare_exchange_weak(known, here);) {
+          }
+          for (std::int64_t i = begin; i < end; ++i) {
+            ++seen[static_cast<std::size_t>(i)];
+          }
+          --inside;
+        },
+        1000, 1);
+    wrong += std::count(seen.begin(), seen.end(), 1) == 1000 ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+  CHECK(most <= 2);  // one seat, and the caller
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    CHECK_THROWS_WITH_AS(loop.run([](std::int64_t begin,
+                                     std::int64_t) { throw ts::Error(ts::detail::cat({begin})); },
+                                  1000, 3),
+                         "0", ts::Error);
+  }
+  over = true;
+  for (std::thread& other : others) {
+    other.join();
+  }
+  CHECK_FALSE(loop.help());
+}
+
 TEST_CASE("threads: several callers at once") {
   std::atomic<std::int64_t> sum{0};
   std::vector<std::thread> callers;

@@ -4,7 +4,8 @@
 // f32 master weights calls. Products of bf16 numbers are exact in f32; each sum rounds.
 //   AMX tiles               16 x the f32 rate
 //   vdpbf16ps (AMD)         2 x: two products a lane; takes denormals as zero
-//   elsewhere               the f32 product of the rounded operands
+//   elsewhere               few rows of A: words are widened as they come; more: the f32 product
+//                           of the rounded operands
 // A NaN or an infinity in a row of A or column of B reaches every number of C it belongs to.
 
 #include <cstddef>
@@ -16,6 +17,7 @@
 #include "tinyscale/compute/amx_tiles.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
+#include "tinyscale/compute/round_halves.hpp"
 
 namespace tinyscale {
 namespace kernels {
@@ -70,6 +72,54 @@ TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
 #undef TINYSCALE_BF16_TARGET
 #endif
 
+// Without a unit: both numbers of a word as f32, two multiply-adds. Sums of a few rows hide behind
+// the reading of B.
+template <class L>
+struct WidenedBf16 {
+  static constexpr int width = L::width, rows = L::width == 16 ? 8 : 4, vectors = 2;
+  static constexpr bool integer = false;
+  typedef typename L::V Sum;
+  typedef typename L::Loose LooseSum;
+  typedef typename L::I Words;
+  typedef float Scalar;
+
+  static TINYSCALE_INLINE void load(const std::uint32_t* from, Words& w) {
+    w = *reinterpret_cast<const typename L::LooseI*>(from);
+  }
+  static TINYSCALE_INLINE void broadcast(std::uint32_t word, Words& w) {
+    broadcast_word(static_cast<std::int32_t>(word), w);
+  }
+  static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
+    Sum x, y;
+    first(a, x);
+    first(b, y);
+    sum = sum + x * y;
+    second(a, x);
+    second(b, y);
+    sum = sum + x * y;
+  }
+
+ private:
+  static TINYSCALE_INLINE void first(const Words& w, Sum& x) {
+    const Words bits = w << 16;
+    std::memcpy(&x, &bits, sizeof(x));
+  }
+  static TINYSCALE_INLINE void second(const Words& w, Sum& x) {
+    const Words bits = w & static_cast<std::int32_t>(0xffff0000U);
+    std::memcpy(&x, &bits, sizeof(x));
+  }
+};
+
+struct WidenedTask {
+  const WordTask& task;
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    WordTiles<WidenedBf16<L>>{task}.run();
+  }
+};
+
+inline void run_widened_bf16(const WordTask& task) { run_on_lanes(WidenedTask{task}); }
+
 // The unit of the active path; run is null where bf16 is widened to f32.
 inline WordUnit bf16_word_unit() {
 #if TINYSCALE_X86_UNITS
@@ -109,29 +159,61 @@ inline void widen_bf16(const WordSource& s, std::int64_t begin, std::int64_t end
     for (std::int64_t line = first; line < last; ++line) {
       const std::int64_t at = along_k ? (begin + line) * s.x_stride : line * s.k_stride + begin;
       float* const out = to + line * count;
-      for (std::int64_t i = 0; i < count; ++i) {
-        out[i] = from_bf16(s.kind == WordKind::bf16
-                               ? static_cast<const std::uint16_t*>(s.data)[at + i]
-                               : to_bf16(static_cast<const float*>(s.data)[at + i]));
+      if (s.kind == WordKind::bf16) {
+        run_on_lanes(WidenBf16Codes{count, static_cast<const std::uint16_t*>(s.data) + at, out});
+      } else {
+        run_on_lanes(RoundHalves{true, count, static_cast<const float*>(s.data) + at, out});
       }
     }
   });
 }
 
-// Columns [begin, end) of a packed B as f32, to[k][end - begin]; begin starts a panel.
-inline void widen_packed(const std::uint32_t* packed, std::int64_t n, std::int64_t k,
-                         std::int64_t begin, std::int64_t end, float* to) {
-  const std::int64_t words = round_up((k + 1) / 2, word_step), wide = round_up(n, word_wide);
-  parallel_for(k, 64, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t p = first; p < last; ++p) {
-      const std::int64_t w = p / 2 / word_pass * word_pass;  // first word of its pass
+// Words [first, last) of k of a packed B, columns [begin, end), as f32 at to[k][end - begin]; begin
+// starts a panel.
+struct WidenPacked {
+  const std::uint32_t* packed;
+  std::int64_t n, k, begin, end;
+  float* to;
+  std::int64_t first, last;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const std::int64_t words = round_up((k + 1) / 2, word_step), wide = round_up(n, word_wide);
+    for (std::int64_t word = first; word < last; ++word) {
+      const std::int64_t w = word / word_pass * word_pass;  // first word of its pass
       const std::int64_t deep = std::min(word_pass, words - w);
-      for (std::int64_t j = begin; j < end; ++j) {
-        const std::uint32_t* const panel = packed + w * wide + j / word_wide * deep * word_wide;
-        const std::uint32_t word = panel[(p / 2 - w) * word_wide + j % word_wide];
-        to[p * (end - begin) + j - begin] = float_of(p % 2 == 0 ? word << 16 : word & 0xffff0000U);
+      for (std::int64_t j = begin; j < end; j += word_wide) {
+        const std::uint32_t* const from =
+            packed + w * wide + j / word_wide * deep * word_wide + (word - w) * word_wide;
+        float* const out = to + 2 * word * (end - begin) + j - begin;
+        line<L>(from, std::min(word_wide, end - j), out, 2 * word + 1 < k ? end - begin : 0);
       }
     }
+  }
+  // The second numbers go `below` further; 0: there are none.
+  template <class L>
+  static TINYSCALE_INLINE void line(const std::uint32_t* from, std::int64_t count, float* out,
+                                    std::int64_t below) {
+    typename L::I both, bits;
+    typename L::V v;
+    for (std::int64_t i = 0; i < count; i += L::width) {
+      std::memcpy(&both, from + i, sizeof(both));  // a panel has whole vectors
+      bits = both << 16;
+      std::memcpy(&v, &bits, sizeof(v));
+      store_some<L>(out + i, count - i, v);
+      if (below > 0) {
+        bits = both & static_cast<std::int32_t>(0xffff0000U);
+        std::memcpy(&v, &bits, sizeof(v));
+        store_some<L>(out + below + i, count - i, v);
+      }
+    }
+  }
+};
+
+inline void widen_packed(const std::uint32_t* packed, std::int64_t n, std::int64_t k,
+                         std::int64_t begin, std::int64_t end, float* to) {
+  parallel_for((k + 1) / 2, 32, [&](std::int64_t first, std::int64_t last) {
+    run_on_lanes(WidenPacked{packed, n, k, begin, end, to, first, last});
   });
 }
 
@@ -171,7 +253,11 @@ inline void bf16_product(const WordSource& a, const WordSource& b, const std::ui
                   beta, c, ldc);
     return;
   }
-  const WordGemm g{bf16_word_unit(), a, b, b_packed, beta, c, ldc, nullptr};
+  WordGemm g{bf16_word_unit(), a, b, b_packed, beta, c, ldc, nullptr};
+  const bool packs_fast = b_packed != nullptr || b.kind == WordKind::f32_by_unit;
+  if (g.unit.run == nullptr && packs_fast && a.xs <= word_few) {
+    g.unit = {run_widened_bf16, 8, 1, false};
+  }
   if (g.unit.run == nullptr) {
     bf16_by_f32(g);
   } else {

@@ -18,6 +18,7 @@
 #include "tinyscale/compute/block_quantize.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/gemm_bf16.hpp"
+#include "tinyscale/compute/round_halves.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/stored_dots.hpp"
 #include "tinyscale/compute/stored_matrix.hpp"
@@ -29,54 +30,6 @@ namespace detail {
 constexpr std::int64_t stored_few = 8;            // rows of x up to which W is not made f32 whole
 constexpr std::int64_t stored_few_halves = 64;    // the same where a load widens W
 constexpr std::int64_t stored_block = 96 * 1024;  // floats of W that are f32 at a time
-
-// x rounded to what f16 or bf16 holds, to nearest, halves to even.
-struct RoundHalves {
-  bool bf16;
-  std::int64_t n;
-  const float* x;
-  float* y;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    typename L::V v, tiny;
-    typename L::I bits, sign, kept, small, special;
-    for (std::int64_t i = 0; i < n; i += L::width) {
-      load_some<L>(x + i, n - i, 0.0f, v);
-      std::memcpy(&bits, &v, sizeof(v));
-      sign = bits & static_cast<std::int32_t>(0x80000000U);
-      bits = bits & 0x7fffffff;
-      if (bf16) {
-        kept = (bits + 0x7fff + ((bits >> 16) & 1)) & static_cast<std::int32_t>(0xffff0000U);
-        put_where<L>(0x7f800000 - bits, bits, kept);  // a NaN stays
-      } else {
-        kept = (bits + 0xfff + ((bits >> 13) & 1)) & static_cast<std::int32_t>(0xffffe000U);
-        broadcast_word(0x7f800000, special);
-        put_where<L>(0x477fffff - kept, special, kept);  // 65520 and beyond
-        put_where<L>(0x7f800000 - bits, bits, kept);
-        std::memcpy(&v, &bits, sizeof(v));
-        v = v * 16777216.0f + 12582912.0f;  // below 2^-14: whole steps of 2^-24
-        std::memcpy(&small, &v, sizeof(v));
-        small = small - 0x4B400000;
-        to_float<L>(small, tiny);
-        tiny = tiny * 5.9604644775390625e-8f;
-        std::memcpy(&small, &tiny, sizeof(v));
-        put_where<L>(bits - 0x38800000, small, kept);
-      }
-      kept = kept | sign;
-      std::memcpy(&v, &kept, sizeof(v));
-      store_some<L>(y + i, n - i, v);
-    }
-  }
-
-  // y where d < 0.
-  template <class L>
-  static TINYSCALE_INLINE void put_where(const typename L::I& d, const typename L::I& y,
-                                         typename L::I& to) {
-    const typename L::I mask = d >> 31;
-    to = (y & mask) | (to & ~mask);
-  }
-};
 
 // Whether integer activations differ from f32 ones for weights in this format, which is not packed.
 inline bool rounds_activations(BlockFormat format, Activations how) {

@@ -29,7 +29,8 @@ struct Underway {
   SourceLine where;
   std::vector<std::int64_t> got;  // ragged: rows from each
   Tensor in;                      // where it carries a gradient
-  Tensor out;
+  Tensor result;                  // of a device that is given nothing; else of the call
+  Tensor out;                     // for the gradient of a maximum
 };
 
 Tensor carry_back(const Underway& forward, const Tensor& dy);
@@ -76,14 +77,16 @@ inline Tensor finish(Underway& now) {
   if (!now.device) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
   }
-  still_running("Pending::wait", now.device).wait(now.call);
-  Tensor out = now.out;
+  Tensor out = still_running("Pending::wait", now.device).wait(now.call);
+  if (!out.defined()) {
+    out = std::move(now.result);
+  }
   if (now.in.defined() && tracked({&now.in})) {
     Underway forward = now;
     const CallKey& called = now.call.key();
     const bool winners = called.how == Reduce::max || called.how == Reduce::min;
     forward.in = winners ? as_sent(now) : Tensor();
-    forward.out = winners ? now.out.detach() : Tensor();
+    forward.out = winners ? out.detach() : Tensor();
     attach(out, name_of(called.what), {&now.in}, [forward, slot = now.in.slot()](const Tensor& dy) {
       const CallKey& key = forward.call.key();
       const bool same = key.what == Collective::all_reduce && key.how == Reduce::sum;
@@ -101,7 +104,7 @@ inline Tensor finish(Underway& now) {
   }
   now.device.reset();
   now.call.of.reset();
-  now.in = now.out = Tensor();
+  now.in = Tensor();
   return out;
 }
 
@@ -179,20 +182,20 @@ inline Pending start(const Calling& by, CallKey& key, const Tensor& t, const Sha
   if (t.requires_grad()) {
     now->in = t;
   }
-  now->out = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->got = got;
   const Shared<DeviceCall> call = Shared<DeviceCall>::make();
   call->key = std::move(key);
   call->where = by.where;
   call->rows = rows;
-  call->in = numbers_now(t.detach(), by.where.file, by.where.line);
+  call->in = t.detach();
+  if (recording()) {
+    call->in = numbers_now(call->in, by.where.file, by.where.line);
+  }
   const RecorderScope eager(nullptr);
   if (!call->in.is_contiguous()) {
     call->in = contiguous(call->in);
   }
-  if (gives) {
-    call->out = now->out;
-  }
+  (gives ? call->out : now->result) = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->call = by.device.start(call, by.options);
   return Pending(std::move(now));
 }

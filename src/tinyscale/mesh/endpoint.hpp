@@ -207,8 +207,8 @@ class Endpoint {
     return call;
   }
 
-  // Until it is done.
-  void wait(StartedCall& call) {
+  // Until it is done; gives its `out`.
+  Tensor wait(StartedCall& call) {
     enter();
     if (call.meeting != nullptr) {
       in_ = &call;
@@ -222,10 +222,11 @@ class Endpoint {
       }
       in_ = nullptr;
       call.meeting = nullptr;
-      call.of->let_go();
     }
     log_.events.push_back(
         {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
+    call.of->in = Tensor();
+    return std::move(call.of->out);
   }
 
   // A copy goes; nobody waits.
@@ -413,7 +414,6 @@ class Endpoint {
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
     record->logged.where = call.of->where;
-    call.of->let_go();
     log_.events[call.event].call = record.get();
     log_.records.push_back(record);
   }
@@ -444,7 +444,6 @@ class Endpoint {
     for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
       out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
     }
-    call.of->let_go();
   }
 
   Fabric& fabric_;

@@ -47,7 +47,6 @@ struct DeviceCall {
   DeviceBuffers buffers() const {
     return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
   }
-  void let_go() { in = out = Tensor(); }
 };
 
 // What a device leaves at a meeting. Another processor reads it: of a call whose plan is known, one
