@@ -71,6 +71,7 @@ int main(int argc, char** argv) {
   unsetenv("OPENBLAS_L2_SIZE");
   setenv("TINYSCALE_THREADS", "2", 0);
   setenv("OPENBLAS_NUM_THREADS", std::getenv("TINYSCALE_THREADS"), 1);
+  bench::tell_openblas();
   bench::Bench bench(options);
   if (bench.load() > 0.5 * bench::all_threads()) {
     setenv("OMP_WAIT_POLICY", "PASSIVE",

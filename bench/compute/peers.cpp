@@ -190,6 +190,14 @@ std::shared_ptr<Worker> openblas_as(Bench& bench, const std::string& core, int t
   return worker;
 }
 
+void tell_openblas() {
+  Worker alone({"/proc/self/exe", "--serve-openblas=1"});
+  const ts::CpuInfo& cpu = ts::cpu();
+  if (alone.first_line().find("Prescott") != std::string::npos && cpu.avx2) {
+    setenv("OPENBLAS_CORETYPE", cpu.avx512f ? "SkylakeX" : "Haswell", 1);
+  }
+}
+
 int serve_openblas(int threads) {
   Bench silent((Options()));
   void* const library = open_first({"libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0"});

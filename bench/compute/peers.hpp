@@ -51,6 +51,9 @@ std::shared_ptr<Worker> torch(Bench& bench, int threads);
 // processor.
 std::shared_ptr<Worker> openblas_as(Bench& bench, const std::string& core, int threads);
 int serve_openblas(int threads);  // its main
+// An OpenBLAS older than this processor takes the kernels of 2004: it is told of the best that it
+// has, and so are the programs that use it.
+void tell_openblas();
 std::shared_ptr<Worker> plain_c(Bench& bench, const std::string& shape, int threads);
 
 // Memory as tensors have it: from the beginning of a line of 64 bytes.
