@@ -951,9 +951,9 @@ class Pool {
   void* take(std::size_t bytes) {
     const SizeClass size = size_class(bytes);
     ThreadBlocks* const own = size.bin < ThreadBlocks::bins ? ThreadBlocks::current() : nullptr;
-    FreeBlock* const near = own != nullptr ? own->take(size.bin) : nullptr;
-    if (near != nullptr) {
-      return near;
+    FreeBlock* const kept = own != nullptr ? own->take(size.bin) : nullptr;
+    if (kept != nullptr) {
+      return kept;
     }
     Bin& bin = bins_[size.bin];
     lock(bin);
@@ -41601,8 +41601,24 @@ struct Group {
   const CallPlan* plan = nullptr;
   Shared<const std::vector<int>> members;
   std::vector<int> places;
+  List<Shared<CallRecord>> records;  // where processes meet; else whoever finishes a call keeps it
 
   int size() const { return static_cast<int>(ranks.size()); }
+  // Which of the ranks has which index when the call's axes are counted in this order.
+  void set_places(const List<AxisPlacement>& of_mesh, const std::vector<int>& order) {
+    std::vector<int>* const by_index = new std::vector<int>(ranks.size());
+    members = Shared<const std::vector<int>>(by_index);
+    places.assign(ranks.size(), 0);
+    for (std::size_t place = 0; place < ranks.size(); ++place) {
+      int index = 0;
+      for (const int axis : order) {
+        const AxisPlacement& a = of_mesh[static_cast<std::size_t>(axis)];
+        index = index * a.size + ranks[place] / a.stride % a.size;
+      }
+      (*by_index)[static_cast<std::size_t>(index)] = ranks[place];
+      places[static_cast<std::size_t>(index)] = static_cast<int>(place);
+    }
+  }
   Meeting* after(Meeting& meeting) {
     Meeting* next = meeting.next.load(std::memory_order_acquire);
     if (next == nullptr) {
@@ -42000,25 +42016,9 @@ class Fabric {
   }
   void use_plan(Group& group, const std::vector<int>& axes, const CallPlan* plan) {
     if (group.plan == nullptr || group.plan->key.axes != axes) {
-      set_places(group, axes);
+      group.set_places(axes_, axes);
     }
     group.plan = plan;
-  }
-
-  // Which of the group's ranks has which index when its axes are counted in this order.
-  void set_places(Group& group, const std::vector<int>& axes) const {
-    std::vector<int>* const ranks = new std::vector<int>(group.ranks.size());
-    group.members = Shared<const std::vector<int>>(ranks);
-    group.places.assign(group.ranks.size(), 0);
-    for (std::size_t place = 0; place < group.ranks.size(); ++place) {
-      int index = 0;
-      for (const int axis : axes) {
-        const AxisPlacement& a = axes_[static_cast<std::size_t>(axis)];
-        index = index * a.size + group.ranks[place] / a.stride % a.size;
-      }
-      (*ranks)[static_cast<std::size_t>(index)] = group.ranks[place];
-      group.places[static_cast<std::size_t>(index)] = static_cast<int>(place);
-    }
   }
 
   // ---- The judgement ----
@@ -46378,7 +46378,6 @@ struct RankGroup {
   std::int64_t posted = 0;       // by this device
   std::int64_t first = 0;        // number of calls[0]
   List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
-  List<Shared<CallRecord>> records;
 };
 
 class MpiRanks final : public OtherProcesses {
@@ -46667,8 +46666,8 @@ class MpiRanks final : public OtherProcesses {
     Meeting& meeting = *call.meeting;
     call.exchange->store();
     call.exchange.reset();
-    known.records.push_back(Shared<CallRecord>::make());
-    meeting.call = known.records.back().get();
+    known.group->records.push_back(Shared<CallRecord>::make());
+    meeting.call = known.group->records.back().get();
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
     meeting.call->logged.where = meeting.posts[0].call->where;

@@ -78,6 +78,7 @@
 #include "tinyscale/compute/word_pack.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
 #include "tinyscale/compute/amx_tiles.hpp"
+#include "tinyscale/compute/round_halves.hpp"
 #include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/compute/gemm_int8.hpp"
 #include "tinyscale/compute/gemv_quantized.hpp"

@@ -78,9 +78,9 @@ class Pool {
   void* take(std::size_t bytes) {
     const SizeClass size = size_class(bytes);
     ThreadBlocks* const own = size.bin < ThreadBlocks::bins ? ThreadBlocks::current() : nullptr;
-    FreeBlock* const near = own != nullptr ? own->take(size.bin) : nullptr;
-    if (near != nullptr) {
-      return near;
+    FreeBlock* const kept = own != nullptr ? own->take(size.bin) : nullptr;
+    if (kept != nullptr) {
+      return kept;
     }
     Bin& bin = bins_[size.bin];
     lock(bin);

@@ -332,25 +332,9 @@ class Fabric {
   }
   void use_plan(Group& group, const std::vector<int>& axes, const CallPlan* plan) {
     if (group.plan == nullptr || group.plan->key.axes != axes) {
-      set_places(group, axes);
+      group.set_places(axes_, axes);
     }
     group.plan = plan;
-  }
-
-  // Which of the group's ranks has which index when its axes are counted in this order.
-  void set_places(Group& group, const std::vector<int>& axes) const {
-    std::vector<int>* const ranks = new std::vector<int>(group.ranks.size());
-    group.members = Shared<const std::vector<int>>(ranks);
-    group.places.assign(group.ranks.size(), 0);
-    for (std::size_t place = 0; place < group.ranks.size(); ++place) {
-      int index = 0;
-      for (const int axis : axes) {
-        const AxisPlacement& a = axes_[static_cast<std::size_t>(axis)];
-        index = index * a.size + group.ranks[place] / a.stride % a.size;
-      }
-      (*ranks)[static_cast<std::size_t>(index)] = group.ranks[place];
-      group.places[static_cast<std::size_t>(index)] = static_cast<int>(place);
-    }
   }
 
   // ---- The judgement ----

@@ -13,6 +13,7 @@
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/mesh/call_plan.hpp"
+#include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/run_log.hpp"
 #include "tinyscale/mesh/waiting.hpp"
 #include "tinyscale/tensor/tensor.hpp"
@@ -90,8 +91,24 @@ struct Group {
   const CallPlan* plan = nullptr;
   Shared<const std::vector<int>> members;
   std::vector<int> places;
+  List<Shared<CallRecord>> records;  // where processes meet; else whoever finishes a call keeps it
 
   int size() const { return static_cast<int>(ranks.size()); }
+  // Which of the ranks has which index when the call's axes are counted in this order.
+  void set_places(const List<AxisPlacement>& of_mesh, const std::vector<int>& order) {
+    std::vector<int>* const by_index = new std::vector<int>(ranks.size());
+    members = Shared<const std::vector<int>>(by_index);
+    places.assign(ranks.size(), 0);
+    for (std::size_t place = 0; place < ranks.size(); ++place) {
+      int index = 0;
+      for (const int axis : order) {
+        const AxisPlacement& a = of_mesh[static_cast<std::size_t>(axis)];
+        index = index * a.size + ranks[place] / a.stride % a.size;
+      }
+      (*by_index)[static_cast<std::size_t>(index)] = ranks[place];
+      places[static_cast<std::size_t>(index)] = static_cast<int>(place);
+    }
+  }
   Meeting* after(Meeting& meeting) {
     Meeting* next = meeting.next.load(std::memory_order_acquire);
     if (next == nullptr) {

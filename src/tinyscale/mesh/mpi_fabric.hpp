@@ -43,7 +43,6 @@ struct RankGroup {
   std::int64_t posted = 0;       // by this device
   std::int64_t first = 0;        // number of calls[0]
   List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
-  List<Shared<CallRecord>> records;
 };
 
 class MpiRanks final : public OtherProcesses {
@@ -332,8 +331,8 @@ class MpiRanks final : public OtherProcesses {
     Meeting& meeting = *call.meeting;
     call.exchange->store();
     call.exchange.reset();
-    known.records.push_back(Shared<CallRecord>::make());
-    meeting.call = known.records.back().get();
+    known.group->records.push_back(Shared<CallRecord>::make());
+    meeting.call = known.group->records.back().get();
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
     meeting.call->logged.where = meeting.posts[0].call->where;
