@@ -72,6 +72,18 @@ TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
 #undef TINYSCALE_BF16_TARGET
 #endif
 
+// The two bf16 numbers of a word, as f32.
+template <class L>
+TINYSCALE_INLINE void first_of(const typename L::I& words, typename L::V& x) {
+  const typename L::I bits = words << 16;
+  std::memcpy(&x, &bits, sizeof(x));
+}
+template <class L>
+TINYSCALE_INLINE void second_of(const typename L::I& words, typename L::V& x) {
+  const typename L::I bits = words & static_cast<std::int32_t>(0xffff0000U);
+  std::memcpy(&x, &bits, sizeof(x));
+}
+
 // Without a unit: both numbers of a word as f32, two multiply-adds. Sums of a few rows hide behind
 // the reading of B.
 template <class L>
@@ -91,22 +103,12 @@ struct WidenedBf16 {
   }
   static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
     Sum x, y;
-    first(a, x);
-    first(b, y);
+    first_of<L>(a, x);
+    first_of<L>(b, y);
     sum = sum + x * y;
-    second(a, x);
-    second(b, y);
+    second_of<L>(a, x);
+    second_of<L>(b, y);
     sum = sum + x * y;
-  }
-
- private:
-  static TINYSCALE_INLINE void first(const Words& w, Sum& x) {
-    const Words bits = w << 16;
-    std::memcpy(&x, &bits, sizeof(x));
-  }
-  static TINYSCALE_INLINE void second(const Words& w, Sum& x) {
-    const Words bits = w & static_cast<std::int32_t>(0xffff0000U);
-    std::memcpy(&x, &bits, sizeof(x));
   }
 };
 
@@ -194,16 +196,14 @@ struct WidenPacked {
   template <class L>
   static TINYSCALE_INLINE void line(const std::uint32_t* from, std::int64_t count, float* out,
                                     std::int64_t below) {
-    typename L::I both, bits;
+    typename L::I both;
     typename L::V v;
     for (std::int64_t i = 0; i < count; i += L::width) {
       std::memcpy(&both, from + i, sizeof(both));  // a panel has whole vectors
-      bits = both << 16;
-      std::memcpy(&v, &bits, sizeof(v));
+      first_of<L>(both, v);
       store_some<L>(out + i, count - i, v);
       if (below > 0) {
-        bits = both & static_cast<std::int32_t>(0xffff0000U);
-        std::memcpy(&v, &bits, sizeof(v));
+        second_of<L>(both, v);
         store_some<L>(out + below + i, count - i, v);
       }
     }
