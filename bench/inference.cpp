@@ -3,7 +3,7 @@
 // format of weights. The targets are those of the project.
 // Peer: bench/decode_plain.c, plain loops as llama2.c has them, f32 and int8 in groups of 64,
 // compiled -O3 and -Ofast -march=native with OpenMP; it answers through a pipe, in turn with ours.
-//   make bench ONLY=inference        (ARGS="--rounds=5 --shape=15M")
+//   make bench ONLY=inference   (ARGS="--rounds=5 --shape=15M"; --generation=int8: those rows alone)
 #include "bench.hpp"
 #include "llama_model.hpp"
 #include "worker.hpp"
@@ -79,7 +79,7 @@ std::vector<double> medians(const std::vector<Way>& ways, int rounds) {
 struct Run {
   Shape shape;
   int threads, rounds;
-  std::string programs;
+  std::string programs, kinds;  // rows of generation whose name has this; empty: all
 
   Way ours(const std::string& name, const bench::Work& work, double tokens) const {
     const bench::Work once = threads == 1 ? bench::serial(work) : work;
@@ -257,6 +257,9 @@ void generation(const Run& run) {
         name != "4-bit, groups of 32") {
       continue;
     }
+    if (name.find(run.kinds) == std::string::npos) {
+      continue;
+    }
     ts::LoadOptions how;
     how.weights = name == "bf16"                ? ts::Weights::bf16
                   : name == "f32"               ? ts::Weights::f32
@@ -383,12 +386,14 @@ void beside_llama(const Run& run) {
 
 int main(int argc, char** argv) {
   int rounds = 5;
-  std::string only;
+  std::string only, kinds;
   for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "--rounds=", 9) == 0) {
       rounds = std::max(1, std::atoi(argv[i] + 9));
     } else if (std::strncmp(argv[i], "--shape=", 8) == 0) {
       only = argv[i] + 8;
+    } else if (std::strncmp(argv[i], "--generation=", 13) == 0) {
+      kinds = argv[i] + 13;
     }
   }
   const std::string own = argv[0];
@@ -405,10 +410,14 @@ int main(int argc, char** argv) {
       continue;
     }
     for (const int count : threads) {
-      generation({shape, count, rounds, programs});
-      beside_llama({shape, count, rounds, programs});
-      decode({shape, count, rounds, programs});
-      prefill({shape, count, rounds, programs});
+      const Run run{shape, count, rounds, programs, kinds};
+      generation(run);
+      if (!kinds.empty()) {
+        continue;
+      }
+      beside_llama(run);
+      decode(run);
+      prefill(run);
     }
   }
   return 0;
