@@ -41538,6 +41538,27 @@ struct CallRecord {
   std::uint64_t id = 0;  // the same in all processes
 };
 
+// Records of calls one after another in memory, where they stay.
+class CallRecords {
+ public:
+  CallRecord* add() {
+    const std::size_t at = count_++ % some;
+    if (at == 0) {
+      blocks_.push_back(Shared<Block>(new Block));
+    }
+    return &blocks_.back()->records[at];
+  }
+
+ private:
+  static constexpr std::size_t some = 32;
+  struct Block {
+    CallRecord records[some];
+  };
+
+  List<Shared<Block>> blocks_;
+  std::size_t count_ = 0;
+};
+
 // A user's send, in the log.
 inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int from, int to) {
   const Shared<CallRecord> record(new CallRecord);
@@ -41601,7 +41622,7 @@ struct Group {
   const CallPlan* plan = nullptr;
   Shared<const std::vector<int>> members;
   std::vector<int> places;
-  List<Shared<CallRecord>> records;  // where processes meet; else whoever finishes a call keeps it
+  CallRecords records;  // where processes meet; else whoever finishes a call keeps it
 
   int size() const { return static_cast<int>(ranks.size()); }
   // Which of the ranks has which index when the call's axes are counted in this order.
@@ -41668,7 +41689,7 @@ struct Seat {
   // Of the meetings that it finishes: the last plan's, so that no two processors share its memory.
   const CallPlan* plan = nullptr;
   Shared<ExchangeRun> run;
-  List<Shared<CallRecord>> records;
+  CallRecords records;
 };
 
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of
@@ -41990,13 +42011,12 @@ class Fabric {
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
     seat.run->run(awake ? &meeting.exchange : nullptr);
-    seat.records.push_back(Shared<CallRecord>::make());
+    CallRecord* const record = seat.records.add();
+    record->logged.shape = group.plan->shape;
+    record->logged.members = group.members;
+    record->logged.where = known != nullptr ? known->shape->where : meeting.posts[0].call->where;
     meeting.plan = group.plan;
-    meeting.call = seat.records.back().get();
-    meeting.call->logged.shape = group.plan->shape;
-    meeting.call->logged.members = group.members;
-    meeting.call->logged.where =
-        known != nullptr ? known->shape->where : meeting.posts[0].call->where;
+    meeting.call = record;
   }
 
   // The plan of a meeting becomes the group's.
@@ -42196,7 +42216,8 @@ struct DeviceLog {
   List<Event> events;
   List<OpCost> ops;
   List<MemorySample> samples;
-  List<Shared<CallRecord>> records;  // of calls that no group has: sends, those of a device alone
+  CallRecords records;              // of calls of the device alone
+  List<Shared<CallRecord>> shared;  // of sends
 };
 
 // The call of a start or wait; null where nobody made it come about.
@@ -42205,40 +42226,96 @@ inline CallRecord* record_of(const DeviceLog::Event& event) {
 }
 
 // Numbers the calls and the lines of the program: one line for the n-th time that a device makes
-// the same call. Sends differ in whom they name, so the n-th send of each device is one line.
-inline void number_calls(const DeviceLog& device, NameTable& lines, RunLog& log) {
-  NameTable times;
-  for (const DeviceLog::Event& event : device.events) {
-    CallRecord* const call = record_of(event);
-    if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
-      const CallShape& shape = *call->logged.shape;
-      const std::string inside =  // a send has none
-          shape.axes.empty() ? "" : cat({"(", shape.arguments, ", ", shape.axes, ")"});
-      const std::string text = shape.name + inside;
-      const int time = ++times[text];
-      if (call->number < 0) {
-        int& line = lines[cat({text, " #", time})];
-        line = line == 0 ? static_cast<int>(lines.size()) : line;
-        call->number = static_cast<int>(log.calls.size());
-        call->logged.line = line - 1;
-        log.calls.push_back(call->logged);
+// the same call. Sends differ in whom they name, so the n-th send of each device is one line. A
+// text is made once for a shape and once for a line, not for every call.
+class CallNumbers {
+ public:
+  explicit CallNumbers(RunLog& log) : log_(log) {}
+
+  void number(const DeviceLog& device) {
+    std::vector<std::size_t> times(lines_.size(), 0);  // by text
+    for (const DeviceLog::Event& event : device.events) {
+      CallRecord* const call = record_of(event);
+      if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
+        const std::size_t text = text_of(*call->logged.shape);
+        times.resize(lines_.size(), 0);
+        const std::size_t time = times[text]++;
+        if (call->number < 0) {
+          call->number = static_cast<int>(log_.calls.size());
+          call->logged.line = line_of(text, time);
+          log_.calls.push_back(call->logged);
+        }
       }
     }
   }
-}
+
+ private:
+  struct KnownShape {
+    const CallShape* shape = nullptr;
+    std::size_t text = 0;
+  };
+
+  // A hash table of shapes, and where it has none of this one, of texts.
+  std::size_t text_of(const CallShape& shape) {
+    if (2 * shapes_known_ >= shapes_.size()) {
+      List<KnownShape> before;
+      before.swap(shapes_);
+      shapes_.resize(4 * before.size() + 16);
+      for (const KnownShape& known : before) {
+        if (known.shape != nullptr) {
+          place_of(*known.shape) = known;
+        }
+      }
+    }
+    KnownShape& known = place_of(shape);
+    if (known.shape == nullptr) {
+      const std::string inside =  // a send has none
+          shape.axes.empty() ? "" : cat({"(", shape.arguments, ", ", shape.axes, ")"});
+      int& number = texts_[shape.name + inside];
+      if (number == 0) {
+        number = static_cast<int>(texts_.size());
+        lines_.push_back({});
+      }
+      known = {&shape, static_cast<std::size_t>(number - 1)};
+      ++shapes_known_;
+    }
+    return known.text;
+  }
+  KnownShape& place_of(const CallShape& shape) {
+    std::size_t at = reinterpret_cast<std::uintptr_t>(&shape) / 64 % shapes_.size();
+    while (shapes_[at].shape != nullptr && shapes_[at].shape != &shape) {
+      at = (at + 1) % shapes_.size();
+    }
+    return shapes_[at];
+  }
+
+  int line_of(std::size_t text, std::size_t time) {
+    std::vector<int>& lines = lines_[text];
+    lines.resize(std::max(lines.size(), time + 1), -1);
+    if (lines[time] < 0) {
+      lines[time] = static_cast<int>(log_.lines.size());
+      log_.lines.push_back(cat({texts_.begin()[text].name, " #", time + 1}));
+    }
+    return lines[time];
+  }
+
+  RunLog& log_;
+  List<KnownShape> shapes_;
+  std::size_t shapes_known_ = 0;
+  NameTable texts_;
+  List<std::vector<int>> lines_;  // by text, by time; -1: none yet
+};
 
 inline RunLog join_logs(const List<const DeviceLog*>& devices) {
   RunLog log;
   log.devices = static_cast<int>(devices.size());
-  NameTable lines;
+  CallNumbers numbers(log);
   for (const DeviceLog* device : devices) {
-    number_calls(*device, lines, log);
-  }
-  for (const NameTable::Entry& line : lines) {
-    log.lines.push_back(line.name);
+    numbers.number(*device);
   }
   for (const DeviceLog* device : devices) {
     List<DeviceEvent> program;
+    program.reserve(device->events.size());
     for (const DeviceLog::Event& event : device->events) {
       const CallRecord* const call = record_of(event);
       if (event.kind == DeviceEvent::Kind::compute || event.kind == DeviceEvent::Kind::mark) {
@@ -42247,7 +42324,7 @@ inline RunLog join_logs(const List<const DeviceLog*>& devices) {
         program.push_back({event.kind, static_cast<std::size_t>(call->number), 0, event.task});
       }
     }
-    log.programs.push_back(program);
+    log.programs.push_back(std::move(program));
     log.ops.push_back(device->ops);
     log.samples.push_back(device->samples);
   }
@@ -42577,7 +42654,7 @@ class Endpoint {
 
   void keep_event(DeviceEvent::Kind kind, const Shared<CallRecord>& call) {
     log_.events.push_back({kind, 0, 0, call.get(), nullptr, task_});
-    log_.records.push_back(call);
+    log_.shared.push_back(call);
   }
 
   void refuse_alone(const char* function) const {
@@ -42650,19 +42727,18 @@ class Endpoint {
     if (!alone_) {
       alone_ = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
     }
-    const Shared<CallRecord> record = Shared<CallRecord>::make();
+    CallRecord* const record = log_.records.add();
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
     record->logged.where = call.of->where;
-    log_.events[call.event].call = record.get();
-    log_.records.push_back(record);
+    log_.events[call.event].call = record;
   }
 
   // Symmetric devices are one: the others' numbers are this one's.
   void fold(const StartedCall& call) {
     const SourceLine& where = call.of->where;
     CallShape* const shape = new CallShape;
-    Shared<CallRecord> record(new CallRecord);
+    CallRecord* const record = log_.records.add();
     record->logged.shape = Shared<const CallShape>(shape);
     record->logged.where = where;
     Exchange exchange;
@@ -42673,8 +42749,7 @@ class Endpoint {
       shape->cut.parts = key.schedule->chunks / exchange.cut.blocks;
       shape->schedule = prepare(own_schedule(key, shape->spec));
     }
-    log_.events[call.event].call = record.get();
-    log_.records.push_back(record);
+    log_.events[call.event].call = record;
     const bool sums = key.how == Reduce::sum &&
                       (key.what == Collective::all_reduce ||
                        key.what == Collective::reduce_scatter || key.what == Collective::reduce);
@@ -46666,8 +46741,7 @@ class MpiRanks final : public OtherProcesses {
     Meeting& meeting = *call.meeting;
     call.exchange->store();
     call.exchange.reset();
-    known.group->records.push_back(Shared<CallRecord>::make());
-    meeting.call = known.group->records.back().get();
+    meeting.call = known.group->records.add();
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
     meeting.call->logged.where = meeting.posts[0].call->where;
@@ -47028,7 +47102,7 @@ class CallRegistry {
       record->logged.where = get_where(from);
       if (find(record->id) == nullptr) {
         add(record.get());
-        log.records.push_back(record);
+        log.shared.push_back(record);
       }
     }
     log.events = List<DeviceLog::Event>(static_cast<std::size_t>(from.number()));

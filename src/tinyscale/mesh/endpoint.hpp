@@ -337,7 +337,7 @@ class Endpoint {
 
   void keep_event(DeviceEvent::Kind kind, const Shared<CallRecord>& call) {
     log_.events.push_back({kind, 0, 0, call.get(), nullptr, task_});
-    log_.records.push_back(call);
+    log_.shared.push_back(call);
   }
 
   void refuse_alone(const char* function) const {
@@ -410,19 +410,18 @@ class Endpoint {
     if (!alone_) {
       alone_ = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
     }
-    const Shared<CallRecord> record = Shared<CallRecord>::make();
+    CallRecord* const record = log_.records.add();
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
     record->logged.where = call.of->where;
-    log_.events[call.event].call = record.get();
-    log_.records.push_back(record);
+    log_.events[call.event].call = record;
   }
 
   // Symmetric devices are one: the others' numbers are this one's.
   void fold(const StartedCall& call) {
     const SourceLine& where = call.of->where;
     CallShape* const shape = new CallShape;
-    Shared<CallRecord> record(new CallRecord);
+    CallRecord* const record = log_.records.add();
     record->logged.shape = Shared<const CallShape>(shape);
     record->logged.where = where;
     Exchange exchange;
@@ -433,8 +432,7 @@ class Endpoint {
       shape->cut.parts = key.schedule->chunks / exchange.cut.blocks;
       shape->schedule = prepare(own_schedule(key, shape->spec));
     }
-    log_.events[call.event].call = record.get();
-    log_.records.push_back(record);
+    log_.events[call.event].call = record;
     const bool sums = key.how == Reduce::sum &&
                       (key.what == Collective::all_reduce ||
                        key.what == Collective::reduce_scatter || key.what == Collective::reduce);

@@ -306,13 +306,12 @@ class Fabric {
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
     seat.run->run(awake ? &meeting.exchange : nullptr);
-    seat.records.push_back(Shared<CallRecord>::make());
+    CallRecord* const record = seat.records.add();
+    record->logged.shape = group.plan->shape;
+    record->logged.members = group.members;
+    record->logged.where = known != nullptr ? known->shape->where : meeting.posts[0].call->where;
     meeting.plan = group.plan;
-    meeting.call = seat.records.back().get();
-    meeting.call->logged.shape = group.plan->shape;
-    meeting.call->logged.members = group.members;
-    meeting.call->logged.where =
-        known != nullptr ? known->shape->where : meeting.posts[0].call->where;
+    meeting.call = record;
   }
 
   // The plan of a meeting becomes the group's.

@@ -28,6 +28,27 @@ struct CallRecord {
   std::uint64_t id = 0;  // the same in all processes
 };
 
+// Records of calls one after another in memory, where they stay.
+class CallRecords {
+ public:
+  CallRecord* add() {
+    const std::size_t at = count_++ % some;
+    if (at == 0) {
+      blocks_.push_back(Shared<Block>(new Block));
+    }
+    return &blocks_.back()->records[at];
+  }
+
+ private:
+  static constexpr std::size_t some = 32;
+  struct Block {
+    CallRecord records[some];
+  };
+
+  List<Shared<Block>> blocks_;
+  std::size_t count_ = 0;
+};
+
 // A user's send, in the log.
 inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int from, int to) {
   const Shared<CallRecord> record(new CallRecord);
@@ -91,7 +112,7 @@ struct Group {
   const CallPlan* plan = nullptr;
   Shared<const std::vector<int>> members;
   std::vector<int> places;
-  List<Shared<CallRecord>> records;  // where processes meet; else whoever finishes a call keeps it
+  CallRecords records;  // where processes meet; else whoever finishes a call keeps it
 
   int size() const { return static_cast<int>(ranks.size()); }
   // Which of the ranks has which index when the call's axes are counted in this order.
@@ -158,7 +179,7 @@ struct Seat {
   // Of the meetings that it finishes: the last plan's, so that no two processors share its memory.
   const CallPlan* plan = nullptr;
   Shared<ExchangeRun> run;
-  List<Shared<CallRecord>> records;
+  CallRecords records;
 };
 
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of

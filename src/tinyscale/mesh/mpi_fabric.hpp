@@ -331,8 +331,7 @@ class MpiRanks final : public OtherProcesses {
     Meeting& meeting = *call.meeting;
     call.exchange->store();
     call.exchange.reset();
-    known.group->records.push_back(Shared<CallRecord>::make());
-    meeting.call = known.group->records.back().get();
+    meeting.call = known.group->records.add();
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
     meeting.call->logged.where = meeting.posts[0].call->where;

@@ -216,7 +216,7 @@ class CallRegistry {
       record->logged.where = get_where(from);
       if (find(record->id) == nullptr) {
         add(record.get());
-        log.records.push_back(record);
+        log.shared.push_back(record);
       }
     }
     log.events = List<DeviceLog::Event>(static_cast<std::size_t>(from.number()));
