@@ -9782,7 +9782,7 @@ struct AdamWBlock {
     first = first * c + g * d;
     broadcast<L>(f.beta2, c);
     broadcast<L>(1.0f - f.beta2, d);
-    second = second * c + g * g * d;
+    second = second * c + g * (g * d);
     sqrt_vector<L>(second, deviation);
     broadcast<L>(f.root, c);
     broadcast<L>(f.epsilon, d);
@@ -12955,6 +12955,18 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
     detail::fail({"pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ", bits,
                   " bits; groups have 1 column or more, codes 4 or 8 bits"});
   }
+  const std::int64_t longest = bits == 8 ? 131071 : 2097151;  // whose sum fits 32 bits
+  if (rows > 0 && std::min(group, cols) > longest) {
+    detail::fail({"pack_quantized: groups of ", std::min(group, cols),
+                  " columns; the sum of at most ", longest, " products of ", bits,
+                  " bits fits 32 bits"});
+  }
+  for (std::int64_t i = 0; bits == 4 && i < rows * cols; ++i) {
+    if (codes[i] < -8 || codes[i] > 7) {
+      detail::fail({"pack_quantized: code ", i / cols, ", ", i % cols, " is ", int{codes[i]},
+                    "; -8 to 7 are right of 4 bits"});
+    }
+  }
   QuantizedMatrix q{rows, cols, group, bits, true, {}, {}};
   const std::int64_t groups = q.groups(), panels = (rows + 15) / 16;
   for (std::int64_t i = 0; i < rows * groups && q.half_scales; ++i) {
@@ -15459,8 +15471,9 @@ struct CrossEntropyRows {
   TINYSCALE_INLINE void run() const {
     sum_exp_rows<L>(end - begin, vocab, logits + begin * vocab, vocab, lse + begin, losses + begin);
     for (std::int64_t i = begin; i < end; ++i) {
-      lse[i] += std::log(losses[i]);
-      losses[i] = targets[i] < 0 ? 0.0f : lse[i] - logits[i * vocab + targets[i]];
+      const float top = lse[i], log_sum = std::log(losses[i]);
+      lse[i] = top + log_sum;
+      losses[i] = targets[i] < 0 ? 0.0f : top - logits[i * vocab + targets[i]] + log_sum;
     }
   }
 };
@@ -16006,6 +16019,7 @@ struct AttentionFold {
       lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
       store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});
       f = lane >= 0 ? 1.0f / total : typename L::V{};
+      f = total < std::numeric_limits<float>::min() ? typename L::V{} : f;  // scores of -inf alone
       store<L>(at + 3 * row, before * f);
       store<L>(at + 4 * row, f);
     }
@@ -16820,8 +16834,12 @@ struct LogitsBlock {
         sum += static_cast<double>(sums[at]) * std::exp(static_cast<double>(tops[at] - top));
       }
       const float wanted = lse[i];
-      lse[i] = top + static_cast<float>(std::log(sum));
-      losses[i] = c.targets[begin + i] < 0 ? 0.0f : lse[i] - wanted;
+      const auto log_sum = static_cast<float>(std::log(sum));
+      lse[i] = top + log_sum;
+      losses[i] = c.targets[begin + i] < 0 ? 0.0f : top - wanted + log_sum;
+      for (std::int64_t at = i; at < end; at += lanes) {  // for the way back
+        sums[at] = tops[at] - top - log_sum;
+      }
     }
   }
   // From exponentials where forward was here before, else (again) from raw logits.
@@ -16835,7 +16853,7 @@ struct LogitsBlock {
         product(j, count);
       }
       for (std::int64_t i = 0; i < rows; ++i) {
-        const float top = raw_lse != nullptr ? 0.0f : tops[j / vocab_chunk * lanes + i] - lse[i];
+        const float top = raw_lse != nullptr ? 0.0f : sums[j / vocab_chunk * lanes + i];
         factor[i] = c.targets[begin + i] < 0 ? 0.0f : c.scale * std::exp(top);
       }
       over_lanes({0, 0, count, lanes, part, nullptr, nullptr, raw_lse, factor});
@@ -20752,6 +20770,16 @@ inline void attach(Tensor& result, const char* name, std::initializer_list<const
 // Ops that wait for the backward pass; the last of the forward pass goes first.
 class ReadyOps {
  public:
+  ReadyOps() = default;
+  // Of a pass that failed: what waits, waits no more.
+  ~ReadyOps() {
+    while (!empty()) {
+      pop()->grad.reset();
+    }
+  }
+  ReadyOps(const ReadyOps&) = delete;
+  ReadyOps& operator=(const ReadyOps&) = delete;
+
   bool empty() const { return queue_.empty(); }
   void push(const Slot& slot) {
     if (slot->depth < depth_) {
@@ -20774,6 +20802,17 @@ class ReadyOps {
   List<Slot> slots_;
 };
 
+// The gradient of an op whose turn failed, and what it gave to inputs that do not wait yet.
+inline void forget(const Slot& slot) {
+  slot->grad.reset();
+  for (int i = 0; i < slot->input_count; ++i) {
+    const Slot& input = slot->inputs()[i];
+    if (!input->leaf && !input->queued) {
+      input->grad.reset();
+    }
+  }
+}
+
 // The walk back from a root whose gradient stands in its slot.
 inline void run_backward(const Slot& root) {
   const NoGrad no_graph_of_the_backward_pass;
@@ -20783,12 +20822,17 @@ inline void run_backward(const Slot& root) {
   }
   while (!ready.empty()) {
     const Slot slot = ready.pop();
-    if (!slot->backward) {
-      fail({"backward: this graph was used before and is freed; run the forward pass again"});
-    }
-    if (slot->grad) {
-      slot->backward(Tensor(slot->shape, std::move(slot->grad)));
-      slot->grad.reset();
+    try {
+      if (!slot->backward) {
+        fail({"backward: this graph was used before and is freed; run the forward pass again"});
+      }
+      if (slot->grad) {
+        slot->backward(Tensor(slot->shape, std::move(slot->grad)));
+        slot->grad.reset();
+      }
+    } catch (...) {  // what this pass began counts in no later one
+      forget(slot);
+      throw;
     }
     slot->backward.reset();
     slot->value.reset();  // given again for the ops behind it, which are done
@@ -21445,7 +21489,6 @@ inline Tensor operator-(const Tensor& x, float value) { return add(x, -value); }
 inline Tensor operator-(float value, const Tensor& x) { return add(neg(x), value); }
 inline Tensor operator*(const Tensor& x, float factor) { return scale(x, factor); }
 inline Tensor operator*(float factor, const Tensor& x) { return scale(x, factor); }
-inline Tensor operator/(const Tensor& x, float divisor) { return scale(x, 1.0f / divisor); }
 inline Tensor operator-(const Tensor& x) { return neg(x); }
 
 }}  // namespace tinyscale
@@ -21610,6 +21653,11 @@ inline Tensor full(const Shape& shape, float value) {
   return t;
 }
 
+inline Tensor operator/(const Tensor& x, float divisor) {
+  const float reciprocal = 1.0f / divisor;  // of the smallest numbers it is infinite
+  return detail::is_finite(static_cast<double>(reciprocal)) ? scale(x, reciprocal)
+                                                            : div(x, full(Shape{}, divisor));
+}
 inline Tensor operator/(float value, const Tensor& x) { return div(full(Shape{}, value), x); }
 
 inline Tensor zeros(const Shape& shape) { return full(shape, 0.0f); }
@@ -21627,8 +21675,14 @@ inline Tensor randn(const Shape& shape, std::uint64_t seed, float scale = 1.0f) 
 inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, float high = 1.0f) {
   Tensor t(shape);
   detail::fill_uniform(t.data(), t.count(), seed, 0, 1.0f);
+  const double span = static_cast<double>(high) - static_cast<double>(low);
+  const bool wide = span > static_cast<double>(std::numeric_limits<float>::max());
   for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = low + (high - low) * t.data()[i];
+    const float at = t.data()[i];
+    const float x =
+        wide ? static_cast<float>(static_cast<double>(low) + span * static_cast<double>(at))
+             : low + (high - low) * at;
+    t.data()[i] = x >= high && low < high ? std::nextafter(high, low) : x;  // rounded up
   }
   return t;
 }
@@ -21649,6 +21703,9 @@ inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
 
 // 0, 1, ..., n - 1.
 inline Tensor arange(Dim n) {
+  if (n.value > (std::int64_t{1} << 24) + 1) {
+    detail::fail({"arange: ", n.value, " numbers; up to 16777217 are whole numbers of f32"});
+  }
   if (detail::recording()) {
     return detail::record(Op::iota, {}, Shape{n}, {static_cast<double>(n.value)});
   }
@@ -21902,6 +21959,10 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
       detail::fail({"concat: shapes ", parts[0].shape().text(), " and ", part.shape().text(),
                     " differ outside dimension ", dim});
     }
+    if (part.dim(d) > std::numeric_limits<std::int64_t>::max() - shape[d]) {
+      detail::fail({"concat: ", shape[d], " and ", part.dim(d), " in dimension ", dim,
+                    " are together more than 2^63 - 1"});
+    }
     shape.set(d, shape[d] + part.dim(d));
   }
   if (detail::recording()) {
@@ -21951,7 +22012,7 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
   const std::int64_t n = x.dim(d);
   Shape shape = x.shape();
   shape.set(d, size);
-  if (begin.value < 0 || step.value < 1 ||
+  if (begin.value < 0 || step.value < 1 || begin.value > size.value ||
       (n > 0 &&
        (n - 1 > (size.value - 1 - begin.value) / step.value || begin.value >= size.value))) {
     detail::fail({"pad: ", n, " elements from ", begin.value, " on by ", step.value, " of ",
@@ -21984,6 +22045,11 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
 inline Tensor stack(const std::vector<Tensor>& parts, int dim) {
   std::vector<Tensor> rows;
   for (const Tensor& part : parts) {
+    if (part.shape() != parts[0].shape() || dim < -part.dims() - 1 || dim > part.dims()) {
+      detail::fail({"stack: shapes ", parts[0].shape().text(), " and ", part.shape().text(),
+                    " in dimension ", dim,
+                    "; equal shapes, and a dimension of the result, are right"});
+    }
     rows.push_back(unsqueeze(part, dim));
   }
   return concat(rows, dim);
@@ -22087,6 +22153,8 @@ inline Tensor mean(const Tensor& x) {
 }
 
 inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
+  Shape rest;
+  detail::reduced_shape("mean", x, dims, rest);
   const Tensor total = sum(x, dims, keep);
   if (x.count() == 0) {
     detail::fail({"mean: the tensor has no elements, shape ", x.shape().text()});
@@ -22162,6 +22230,10 @@ inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   if (x.dim(d) == 0) {
     detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
   }
+  if (x.dim(d) > (std::int64_t{1} << 24)) {
+    detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(),
+                  " is longer than 16777216, beyond which f32 does not hold every place"});
+  }
   if (detail::recording()) {
     const Tensor y = detail::record(Op::argmax, {&x}, kept, {static_cast<double>(d)});
     return keep == KeepDim::yes ? y : reshape(y, rest);
@@ -22235,9 +22307,9 @@ inline Tensor log_softmax(const Tensor& x) {
     for (std::int64_t j = 0; j < columns; ++j) {
       total += std::exp(static_cast<double>(in[j] - top));
     }
-    const float shift = top + static_cast<float>(std::log(total));
+    const auto shift = static_cast<float>(std::log(total));
     for (std::int64_t j = 0; j < columns; ++j) {
-      y.data()[first + j] = in[j] - shift;
+      y.data()[first + j] = in[j] - top - shift;  // top + shift would be rounded to top's bits
     }
   }
   scope.done_unary("log_softmax", "log_softmax", x.shape());
@@ -22639,9 +22711,9 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
   for (int i = 0; i + 1 < x.dims(); ++i) {
     shape.push_back(x.dim(i));
   }
+  const std::int64_t m = shape.count();
   shape.push_back(w.rows);
   Tensor y(shape);
-  const std::int64_t m = w.cols > 0 ? x.count() / w.cols : 0;
   w.multiply(w, activations, m, x.data(), w.cols, y.data(), w.rows);
   const double elements = static_cast<double>(w.rows) * static_cast<double>(w.cols);
   detail::record_stored(scope, "matmul", w, elements, w.bytes(), x, y,
@@ -22839,6 +22911,12 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
   if (!factors.empty() && static_cast<std::int64_t>(factors.size()) != head_size / 2) {
     detail::fail({"rope: ", factors.size(), " factors with head size ", head_size,
                   "; one a pair is right, or none"});
+  }
+  for (const float factor : factors) {
+    if (!detail::is_finite(static_cast<double>(factor)) || !(factor > 0 || factor < 0)) {
+      detail::fail({"rope: a factor is ", static_cast<double>(factor),
+                    "; finite numbers other than 0 are right"});
+    }
   }
   if (detail::recording()) {
     List<double> numbers =
@@ -23434,7 +23512,10 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 inline Tensor less(const Tensor& a, const Tensor& b) {
   return detail::binary(detail::Arithmetic::less, "less", a, b);
 }
-inline Tensor greater(const Tensor& a, const Tensor& b) { return less(b, a); }
+inline Tensor greater(const Tensor& a, const Tensor& b) {
+  detail::broadcast_shape("greater", a.shape(), b.shape());
+  return less(b, a);
+}
 inline Tensor equal(const Tensor& a, const Tensor& b) {
   return detail::binary(detail::Arithmetic::equal, "equal", a, b);
 }
@@ -23471,6 +23552,7 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
 
 // x with `value` where the mask is not 0.
 inline Tensor masked_fill(const Tensor& x, const Tensor& mask, float value) {
+  detail::broadcast_shape("masked_fill", x.shape(), mask.shape());
   return where(mask, full(Shape{}, value), x);
 }
 
@@ -23484,7 +23566,10 @@ inline Tensor maximum(const Tensor& a, const Tensor& b) {
   const Tensor nan = 1.0f - equal(da, da);
   return where(less(b.detach(), da) + nan, a, b);
 }
-inline Tensor minimum(const Tensor& a, const Tensor& b) { return neg(maximum(neg(a), neg(b))); }
+inline Tensor minimum(const Tensor& a, const Tensor& b) {
+  detail::broadcast_shape("minimum", a.shape(), b.shape());
+  return neg(maximum(neg(a), neg(b)));
+}
 
 // x^exponent, element by element, in double.
 inline Tensor pow(const Tensor& x, float exponent) {
@@ -23500,10 +23585,12 @@ inline Tensor pow(const Tensor& x, float exponent) {
   }
   scope.done_unary("pow", "pow", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "pow", {&x},
-                   [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
-                     detail::add_grad(sx, dy * scale(pow(kx, exponent - 1.0f), exponent));
-                   });
+    detail::attach(
+        y, "pow", {&x}, [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
+          const bool constant = !(exponent < 0 || exponent > 0);  // also where x is 0
+          detail::add_grad(
+              sx, constant ? zeros(dy.shape()) : dy * scale(pow(kx, exponent - 1.0f), exponent));
+        });
   }
   return y;
 }
@@ -23511,6 +23598,12 @@ inline Tensor pow(const Tensor& x, float exponent) {
 // Row ids[i] of dimension `dim` as row i of the result.
 inline Tensor index_select(const Tensor& x, int dim, const std::vector<std::int32_t>& ids) {
   const int d = detail::check_dim("index_select", x, dim);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= x.dim(d)) {
+      detail::fail({"index_select: id ", ids[i], " at position ", i, " is outside dimension ", dim,
+                    " of shape ", x.shape().text()});
+    }
+  }
   const Tensor front = transpose(x, 0, d);
   const std::int64_t rows = front.dim(0);
   const std::int64_t inner = detail::inner_count(front.shape(), 0);
@@ -23627,6 +23720,7 @@ inline bool repeats(const Tensor& x) {
 // x = x op from, where nothing but x itself would notice.
 inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
   check_defined(x);
+  check_defined(from);
   if (broadcast_shape(name, x.shape(), from.shape()) != x.shape()) {
     fail({name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
           "; from the right, sizes must be equal or 1"});
@@ -39866,7 +39960,7 @@ inline AxisPart part_across(const Machine& machine, int size) {
 }
 
 // Puts a part behind others: to one that goes on where the last ends, or that has the same ports,
-// such as leaf and spine, unless the upper switch is slower, the last grows.
+// such as leaf and spine, unless the upper switch is slower or takes another time, the last grows.
 inline void push_part(const Machine& machine, const AxisPart& part, List<AxisPart>& parts) {
   if (part.size == 1) {
     return;
@@ -39881,7 +39975,8 @@ inline void push_part(const Machine& machine, const AxisPart& part, List<AxisPar
       last = part_of_dim(machine, part.dim, std::int64_t{last.size} * part.size, part.spacing);
       return;
     }
-    if (switched && port_dim(machine, upper) == port_dim(machine, lower) &&
+    const bool as_fast = !(last.latency < part.latency || part.latency < last.latency);
+    if (switched && as_fast && port_dim(machine, upper) == port_dim(machine, lower) &&
         share_of_links(machine, upper) >= share_of_links(machine, lower)) {
       last = part_of_dim(machine, upper, std::int64_t{last.size} * part.size, 1);
       return;
@@ -41095,7 +41190,7 @@ inline std::string arguments_text(const CallKey& key) {
     case Collective::reduce_scatter: out += cat({", dim ", key.dim, ", ", name_of(key.how)}); break;
     case Collective::all_reduce: out += cat({", ", name_of(key.how)}); break;
     case Collective::all_to_all:
-      out += key.rows.empty() ? cat({", dim ", key.dim, " to ", key.to_dim}) : ", ragged";
+      out += key.to_dim >= 0 ? cat({", dim ", key.dim, " to ", key.to_dim}) : ", ragged";
       break;
     case Collective::broadcast: out += cat({", root ", key.root}); break;
     case Collective::reduce: out += cat({", root ", key.root, ", ", name_of(key.how)}); break;
@@ -42744,6 +42839,9 @@ class Endpoint {
     Exchange exchange;
     const CallKey& key = call.key();
     describe_call(key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    if (key.schedule == nullptr) {
+      check_spec("make_schedule", shape->spec);
+    }
     shape->cut = exchange.cut;
     if (key.schedule != nullptr) {
       shape->cut.parts = key.schedule->chunks / exchange.cut.blocks;
@@ -43419,8 +43517,10 @@ class Device {
   }
   int task() const { return endpoint_.task(); }
 
-  // Keeps a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) {
+  // Keeps a copy of a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
+  void keep(const std::string& name, const Tensor& t) { keep_uncopied(name, t.clone()); }
+  // The tensor itself, to which nobody writes any more.
+  void keep_uncopied(const std::string& name, const Tensor& t) {
     std::size_t at = 0;
     while (at < kept_.size() && kept_[at].name != name) {
       ++at;
@@ -45126,9 +45226,10 @@ class MeshRun {
       return message.after;
     }
     const double left = all[static_cast<std::size_t>(message.after)].start;
+    const std::size_t own = static_cast<std::size_t>(&message - all.begin());
     std::size_t m = static_cast<std::size_t>(message.after);
-    while (m + 1 < all.size() && all[m + 1].start <= left) {
-      ++m;  // messages lie in the order in which they left
+    while (m + 1 < own && all[m + 1].start <= left) {
+      ++m;  // messages lie in the order in which they left; those behind it brought it nothing
     }
     for (++m; m-- > 0 && all[m].start >= left;) {
       const TimedMessage& one = all[m];
@@ -45362,8 +45463,8 @@ inline MeshPrediction predict_log(const DeviceLog& log, int rank, const Machine&
       out.seconds = out.compute + out.exposed;
       continue;
     }
-    if (event.kind == DeviceEvent::Kind::mark) {
-      continue;
+    if (event.kind == DeviceEvent::Kind::mark || event.call == nullptr) {
+      continue;  // a call that did not come about: the program caught its error
     }
     CallRecord& call = *event.call;
     if (event.kind == DeviceEvent::Kind::start) {
@@ -45376,6 +45477,10 @@ inline MeshPrediction predict_log(const DeviceLog& log, int rank, const Machine&
       out.exposed += std::max(0.0, end - out.seconds);
       out.seconds = std::max(out.seconds, end);
     }
+  }
+  for (const double end : done) {  // what was started and not waited for ends too
+    out.exposed += std::max(0.0, end - out.seconds);
+    out.seconds = std::max(out.seconds, end);
   }
   return out;
 }
@@ -48196,6 +48301,7 @@ inline Tensor block_of(const Sharded& a, const Tensor& whole, int rank) {
 
 inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, const std::string& text,
                      DType format = DType::f32) {
+  x.origin();  // an empty one throws
   Sharded out = shard(mesh, x.shape(), text, format);
   if (!out.sharding.partial.empty()) {
     fail({"shard: \"", text, "\" asks for summands, the tensor is their sum; a partial sum comes ",
@@ -48395,7 +48501,7 @@ inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const
       List<DeviceBuffers> buffers;
       List<Tensor> before;  // keeps what is sent
       for (const std::size_t rank : members) {
-        before.push_back(shards[rank]);
+        before.push_back(contiguous(shards[rank]));
         shards[rank] = Tensor(after);
         buffers.push_back({before.back().data(), shards[rank].data()});
       }
@@ -49097,7 +49203,8 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   const MatmulWays all(m, goal);
   if (all.ways.empty()) {
     fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
-          "]; a partial sum must be one already, or J be cut over its axes", all.limits()});
+          "]; a partial sum must be one already, or ", m.inner, " be cut over its axes",
+          all.limits()});
   }
   ShardedReport report;
   for (const MatmulWay& way : all.ways) {
@@ -49262,7 +49369,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   const PlacedMesh& mesh = m.mesh();
   const Sharded& array = way.whole.a.size() > 0 ? m.a : way.whole.b.size() > 0 ? m.b : out;
   const std::int64_t chunk = array.local_shape().count();
-  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.move.axes, chunk, m.a.format);
+  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.move.axes, chunk, array.format);
   const int n = hop.devices();
   hop.root = way.what == ChunkedMatmul::What::product ? 1 : n - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
@@ -49272,7 +49379,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
                             text,
                             text,
                             name_of(choice.algorithm),
-                            static_cast<double>((n - 1) * chunk) * bytes_of(m.a.format),
+                            static_cast<double>((n - 1) * chunk) * bytes_of(array.format),
                             0,
                             (n - 1) * choice.seconds};
   report.steps.push_back(step);
@@ -52144,9 +52251,11 @@ enum class TokenizerKind {
   merged_pieces   // the same vocabulary in a tokenizer.json: characters merge by a list of merges
 };
 
-// Which stretches of a text pieces put a space before: each but those behind a user's token; of a
-// tokenizer.json's Metaspace step those that begin with none, each or only that at the start.
-enum class SpaceRule { each, each_without, first_without };
+// Which stretches of a text, between special tokens, pieces put a space before: each; of a
+// tokenizer.json's Metaspace step those that begin with none, each or only that at the start; in
+// SentencePiece's own program the text, also where it begins with a user's token (behind a control
+// token, which that program finds in no text, another begins).
+enum class SpaceRule { each, each_without, first_without, text };
 
 // What a special token takes along of the text around it.
 enum class TokenSpaces : std::int32_t { none, left, right, both };
@@ -52392,9 +52501,10 @@ inline void add_texts(TokenizerTables& tables) {
 // Text to token numbers and back: one token a character (code point) or a byte, byte-level BPE
 // (GPT-2's), SentencePiece BPE with scores or by merges. A value of one pointer: copies are cheap.
 // Round trip: decode(encode(text)) is the text, whatever its bytes, for bytes, byte-level BPE and
-// pieces with byte tokens. Pieces put one space before a text that is not empty; decode leaves one
-// out at the start and after BOS. Not so where a tokenizer.json says that a first space is that one
-// (Metaspace), or that a special token takes along the spaces around it.
+// pieces with byte tokens. Pieces put one space before a text that is not empty, most of them also
+// behind a user's token; decode leaves one out there and after BOS. Not so where a tokenizer.json
+// says that a first space is that one (Metaspace), or that a special token takes along the spaces
+// around it.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -52630,12 +52740,14 @@ class StretchEncoder {
 // Does a stretch of text get a space before it?
 inline bool gets_space(const TokenizerTables& tables, const std::string& text, std::size_t begin,
                        const std::vector<std::int32_t>& ids) {
-  const SpaceRule rule = tables.data.space_rule;
-  if (rule != SpaceRule::each) {
-    return (begin == 0 || rule == SpaceRule::each_without) && text[begin] != ' ';
+  switch (tables.data.space_rule) {
+    case SpaceRule::each: return true;
+    case SpaceRule::each_without: return text[begin] != ' ';
+    case SpaceRule::first_without: return begin == 0 && text[begin] != ' ';
+    default:
+      return begin == 0 || (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) ==
+                                                TokenType::control);
   }
-  return begin == 0 ||
-         (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) == TokenType::control);
 }
 
 // Ordinary text between special tokens.
@@ -52649,6 +52761,13 @@ inline void encode_stretch(const TokenizerTables& tables, const std::string& tex
   } else {
     StretchEncoder(tables, text, false, 0, ids).encode(begin, end);
   }
+}
+
+// Does a user's token at the start of the text stand behind the space of the text?
+inline bool behind_space(const TokenizerTables& tables, std::int32_t id) {
+  return tables.pieces() && tables.data.add_space_prefix &&
+         tables.data.space_rule == SpaceRule::text &&
+         tables.type(static_cast<std::size_t>(id)) == TokenType::user_defined;
 }
 
 // Where the spaces of all kinds begin that end at `at`, not before `begin`; where those end that
@@ -52745,6 +52864,9 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
       const bool left = tables_->takes_spaces(id, TokenSpaces::left);
       const std::size_t end = left ? detail::spaces_before(text, begin, at) : at;
       detail::encode_stretch(*tables_, text, begin, end, ids);
+      if (at == 0 && detail::behind_space(*tables_, id)) {
+        detail::StretchEncoder(*tables_, " ", true, 1, ids).encode(0, 1);
+      }
       ids.push_back(id);
       const bool right = tables_->takes_spaces(id, TokenSpaces::right);
       begin = right ? detail::spaces_behind(text, at + size) : at + size;
@@ -52776,7 +52898,10 @@ inline void Tokenizer::append_piece(std::string& out, std::int32_t previous,
   const char* const text = tables_->texts.data(place);
   const std::size_t size = tables_->texts.length(place);
   // The space that encode put there: of a byte only where no token is a space.
-  const bool at_start = previous < 0 || previous == bos();
+  const bool behind_user =
+      known(previous) && tables_->data.space_rule == SpaceRule::each &&
+      tables_->type(static_cast<std::size_t>(previous)) == TokenType::user_defined;
+  const bool at_start = previous < 0 || previous == bos() || behind_user;
   const bool drop = at_start && tables_->pieces() && tables_->data.add_space_prefix && size > 0 &&
                     text[0] == ' ' && (type != TokenType::byte || tables_->texts.find(" ") < 0);
   out.append(text + (drop ? 1 : 0), size - (drop ? 1U : 0U));
@@ -52865,6 +52990,19 @@ inline std::int32_t find_side(const TokenizerTables& tables, const std::string& 
 
 inline void add_merges(TokenizerTables& tables, const std::string& who) {
   const std::vector<std::string>& merges = tables.data.merges;
+  NameTable spelled;  // id + 1 of all tokens: texts do not find special ones, merges do
+  const auto side = [&](const std::string& spelling) {
+    std::int32_t id = find_side(tables, spelling);
+    if (id < 0 && !tables.data.types.empty()) {
+      const std::size_t n = spelled.size() > 0 ? 0 : tables.data.tokens.size();
+      for (std::size_t i = 0; i < n; ++i) {
+        int& number = spelled[tables.data.tokens[i]];
+        number = number == 0 ? static_cast<int>(i) + 1 : number;
+      }
+      id = spelled.has(spelling) ? spelled[spelling] - 1 : -1;
+    }
+    return id;
+  };
   if (merges.size() >= no_rank) {
     fail({who, merges.size(), " merges; fewer than 2^32 - 1 are right"});
   }
@@ -52875,8 +53013,7 @@ inline void add_merges(TokenizerTables& tables, const std::string& who) {
       fail({who, "merge ", i, " is \"", merges[i], "\"; two tokens and a space between are right"});
     }
     const std::string left = merges[i].substr(0, space), right = merges[i].substr(space + 1);
-    const std::int32_t a = find_side(tables, left), b = find_side(tables, right);
-    const std::int32_t merged = find_side(tables, left + right);
+    const std::int32_t a = side(left), b = side(right), merged = side(left + right);
     if (a < 0 || b < 0 || merged < 0) {
       fail({who, "merge ", i, " is \"", merges[i], "\", but \"",
             a < 0   ? left
@@ -52992,11 +53129,12 @@ inline Tokenizer make_tokenizer(TokenizerData data, const std::string& who = "ma
     }
     made->pre = static_cast<PreTokenizer>(pre);
   }
+  const bool llama3 = made->pre == PreTokenizer::llama3 && made->data.pre != "dbrx";
   if (made->data.add_bos < 0) {
-    made->data.add_bos = made->pieces() || made->pre == PreTokenizer::llama3 ? 1 : 0;
+    made->data.add_bos = made->pieces() || llama3 ? 1 : 0;
   }
   if (made->data.ignore_merges < 0) {
-    made->data.ignore_merges = made->pre == PreTokenizer::llama3 ? 1 : 0;
+    made->data.ignore_merges = llama3 ? 1 : 0;
   }
   made->data.add_bos = made->data.bos < 0 ? 0 : made->data.add_bos;
   made->data.add_eos = made->data.eos < 0 ? 0 : made->data.add_eos;
@@ -55175,6 +55313,7 @@ inline Tokenizer parse_sentencepiece(const std::uint8_t* bytes, std::size_t size
   const std::string who = detail::cat({"read_sentencepiece: \"", name, "\": "});
   TokenizerData data;
   data.kind = TokenizerKind::scored_pieces;
+  data.space_rule = SpaceRule::text;
   data.unknown = 0;
   data.bos = 1;
   data.eos = 2;
@@ -55765,8 +55904,8 @@ inline TokenizerKind tokenizer_kind(const Json& json, const std::string& who) {
 inline void read_spaces_json(TokenizerData& data, const Json& json, const std::string& who) {
   if (const Json* rule = json.find("space_rule")) {
     const std::int64_t number = tokenizer_number(*rule, "space_rule", who);
-    if (number < 0 || number > 2) {
-      fail({who, "its tokenizer's space_rule is ", number, "; 0 to 2 are right"});
+    if (number < 0 || number > 3) {
+      fail({who, "its tokenizer's space_rule is ", number, "; 0 to 3 are right"});
     }
     data.space_rule = static_cast<SpaceRule>(number);
   }
@@ -56922,18 +57061,22 @@ class GgufConfig {
   }
 
   void read_rotary() {
-    const std::string scaling = file_.text_or(key("rope.scaling.type"), "none");
+    const std::string scaling = file_.text_or(key("rope.scaling.type"), "linear");
     const char* const factor =
         has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
-    const double by = file_.number_or(key(factor), 0, 1e30, 1);
-    if (scaling == "linear" && by > 0 && by != 1) {
+    const double given = file_.number_or(key(factor), 0, 1e30, 1);
+    const double by = scaling == "linear" && given > 0 ? given : 1;
+    if (by != 1) {
       c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(by));
     }
     note(scaling != "none" && scaling != "linear", "scaled rotary positions");
     const GgufTensor* const factors = file_.tensor("rope_freqs.weight");  // Llama 3's
     if (factors != nullptr) {
       const std::vector<float> numbers = read_gguf_tensor(file_, *factors).values();
-      c_.rope_factors.assign(numbers.begin(), numbers.end());
+      c_.rope_factors.clear();
+      for (const float number : numbers) {  // both apply
+        c_.rope_factors.push_back(number * static_cast<float>(by));
+      }
     }
     note(file_.tensor("blk.0.rope_freqs.weight") != nullptr, "scaled rotary positions");
     note(file_.whole_or(key("rope.dimension_count"), 1, size, c_.head_size) != c_.head_size,
@@ -57104,10 +57247,11 @@ inline Tensor read_gguf_part(const Gguf& file, const GgufPart& part) {
 // No tokens: the file has no vocabulary.
 inline GgufVocabulary gguf_vocabulary(const Gguf& file) {
   GgufVocabulary v;
-  const auto id = [&](const char* key) {
+  const auto id = [&](const char* key, std::int64_t of_pieces) {  // where the file says nothing
     const std::int64_t most = static_cast<std::int64_t>(v.tokens.size()) - 1;
     const std::string name = detail::cat({"tokenizer.ggml.", key, "_token_id"});
-    return static_cast<std::int32_t>(most < 0 ? -1 : file.whole_or(name, 0, most, -1));
+    const std::int64_t otherwise = v.model == "llama" && of_pieces <= most ? of_pieces : -1;
+    return static_cast<std::int32_t>(most < 0 ? -1 : file.whole_or(name, 0, most, otherwise));
   };
   const auto flag = [&](const char* key) {
     const std::string name = detail::cat({"tokenizer.ggml.", key});
@@ -57121,20 +57265,20 @@ inline GgufVocabulary gguf_vocabulary(const Gguf& file) {
     v.scores.push_back(static_cast<float>(score));
   }
   for (const std::int64_t type : file.wholes("tokenizer.ggml.token_type")) {
-    if (type < 1 || type > 6) {
+    if (type < 0 || type > 6) {
       detail::fail({"load: \"", file.name, "\": tokenizer.ggml.token_type has ", type,
-                    "; 1 to 6 are right"});
+                    "; 0 to 6 are right"});
     }
-    v.types.push_back(static_cast<std::int32_t>(type));
+    v.types.push_back(static_cast<std::int32_t>(type == 0 ? 1 : type));  // undefined: normal
   }
   const std::size_t n = v.tokens.size();
   if ((!v.scores.empty() && v.scores.size() != n) || (!v.types.empty() && v.types.size() != n)) {
     detail::fail({"load: \"", file.name, "\": ", n, " tokens, ", v.scores.size(), " scores and ",
                   v.types.size(), " types; as many, or none, are right"});
   }
-  v.bos = id("bos");
-  v.eos = id("eos");
-  v.unknown = id("unknown");
+  v.bos = id("bos", 1);
+  v.eos = id("eos", 2);
+  v.unknown = id("unknown", 0);
   v.add_bos = flag("add_bos_token");
   v.add_eos = flag("add_eos_token");
   v.add_space_prefix = flag("add_space_prefix");
@@ -59307,6 +59451,10 @@ class Llama2cSampler {
       x /= temperature_;
     }
     const float largest = *std::max_element(p.begin(), p.end());
+    if (!is_finite(largest)) {
+      fail({"llama2c_generate: temperature ", double{temperature_},
+            " makes a logit infinite; a higher one, or 0 for the most probable token, is right"});
+    }
     float sum = 0.0f;
     for (float& x : p) {
       x = std::exp(x - largest);
@@ -59349,6 +59497,9 @@ class Llama2cSampler {
         falling.push_back(-static_cast<double>(p[i]));
         ids.push_back(i);
       }
+    }
+    if (ids.empty()) {  // flatter than any that top_p cuts: the most probable
+      return static_cast<std::int32_t>(std::max_element(p.begin(), p.end()) - p.begin());
     }
     const std::vector<std::size_t> order = stable_order(falling);
     float sum = 0.0f;
@@ -59529,7 +59680,13 @@ class BeamSearch {
     std::vector<std::int32_t> token;
   };
 
-  // The best 2 * width tokens of each beam: enough when all the beams' own best ones finish.
+  // How many tokens of a beam, and of all beams, are looked at: each beam may finish by every stop
+  // token, and as many as are wanted go on. (Two times the width where there is no stop token.)
+  std::size_t looked_at() const {
+    const std::size_t stops = options_.stop_tokens.size();
+    return (1 + (stops > 1 ? stops : 1)) * width_;
+  }
+
   Candidates extended(StepTotals& totals) {
     List<TokenRun> runs;
     for (std::size_t b = 0; b < open_.size(); ++b) {
@@ -59542,7 +59699,7 @@ class BeamSearch {
       const std::vector<double> logs =
           log_probabilities(logits.data() + static_cast<std::int64_t>(b) * logits.dim(1), known_);
       std::vector<double> sorted = logs;
-      const std::size_t take = 2 * width_ < logs.size() ? 2 * width_ : logs.size();
+      const std::size_t take = looked_at() < logs.size() ? looked_at() : logs.size();
       const std::size_t last = logs.size() - take;
       std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(last),
                        sorted.end());
@@ -59563,7 +59720,7 @@ class BeamSearch {
     std::vector<int> next_cached;
     std::size_t rank = 0;
     for (const std::size_t i : stable_order(all.falling)) {
-      if (next.size() == width_ || rank++ == 2 * width_) {
+      if (next.size() == width_ || rank++ == looked_at()) {
         break;
       }
       Beam beam = open_[all.beam[i]];
@@ -60140,6 +60297,10 @@ class ConfigReader {
       }
       c_.other_parameters = 2 * c_.width;  // two more rows of positions
       note(true, "positions that begin at 2");
+    } else if (is("gpt2")) {
+      note(file_.flag_or("scale_attn_by_inverse_layer_idx", false) ||
+               !file_.flag_or("scale_attn_weights", true),
+           "scores that are scaled otherwise");
     } else if (bloom) {
       c_.other_parameters = 2 * c_.width;  // a norm after the embedding
       note(true, "positions as a slope of the scores, a norm after the embedding");
@@ -60392,6 +60553,7 @@ class ConfigReader {
     c_.activation = gated ? (silu ? Activation::swiglu : Activation::geglu)
                           : (name == "gelu" ? Activation::gelu : Activation::gelu_tanh);
     note(name == "relu" || (silu && !gated), name + " in the feed-forward");
+    note(gated && name == "gelu" && !is("gemma"), "the exact GELU in a gate");  // Gemma: by tanh
   }
 
   void read_biases() {
@@ -60760,6 +60922,20 @@ inline WeightFile read_sharded_safetensors(const std::string& path) {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
+// Of pieces that have none: by their spelling, and by who is BOS, EOS and the unknown one.
+inline std::vector<std::int32_t> piece_types(const TokenizerData& data) {
+  std::vector<std::int32_t> types;
+  for (const std::string& token : data.tokens) {
+    const auto id = static_cast<std::int64_t>(types.size());
+    const TokenType type = id == data.bos || id == data.eos ? TokenType::control
+                           : id == data.unknown             ? TokenType::unknown
+                           : byte_of_piece(token) >= 0      ? TokenType::byte
+                                                            : TokenType::normal;
+    types.push_back(static_cast<std::int32_t>(type));
+  }
+  return types;
+}
+
 // Of the kinds known here; false, and no tokenizer, for a file without one or with another.
 inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
   GgufVocabulary v = gguf_vocabulary(file);
@@ -60777,7 +60953,11 @@ inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
   if (v.model == "llama") {
     data.kind = TokenizerKind::scored_pieces;
     data.scores.swap(v.scores);
+    data.scores.resize(data.tokens.size(), 0.0f);  // none in the file: from left to right
     data.add_space_prefix = v.add_space_prefix != 0;
+    if (data.types.empty()) {
+      data.types = piece_types(data);
+    }
   } else {
     data.kind = TokenizerKind::byte_pairs;
     data.merges.swap(v.merges);
@@ -66825,8 +67005,8 @@ class DeviceModel {
   // For the host to put together: what this device has of weights and moments.
   void keep(Device& device) const {
     for (std::size_t u = 0; u < units.size(); ++u) {
-      device.keep(cat({"weights ", u}), units[u].own);
-      device.keep(cat({"moments ", u}), units[u].moments);
+      device.keep_uncopied(cat({"weights ", u}), units[u].own);
+      device.keep_uncopied(cat({"moments ", u}), units[u].moments);
       device.keep(cat({"squares ", u}), units[u].squares);
     }
   }

@@ -3,7 +3,8 @@
 // format of weights. The targets are those of the project.
 // Peer: bench/decode_plain.c, plain loops as llama2.c has them, f32 and int8 in groups of 64,
 // compiled -O3 and -Ofast -march=native with OpenMP; it answers through a pipe, in turn with ours.
-//   make bench ONLY=inference   (ARGS="--rounds=5 --shape=15M"; --generation=int8: those rows alone)
+//   make bench ONLY=inference   (ARGS="--rounds=5 --shape=15M"; --generation=int8: those rows
+//   alone)
 #include "bench.hpp"
 #include "llama_model.hpp"
 #include "worker.hpp"

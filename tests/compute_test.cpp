@@ -692,3 +692,16 @@ TEST_CASE("no kernel leaves the upper halves of the wide registers in use") {
   MESSAGE("skipped: not an x86 processor");
 #endif
 }
+
+TEST_CASE("adamw: a gradient whose square is no float") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    const kernel::AdamWStep step;
+    float p = 1, m = 0, v = 0, right = 1, m2 = 0, v2 = 0;
+    const float g = 2e19f;
+    kernel::adamw(1, step, &g, &p, &m, &v);
+    kernel::adamw_reference(1, step, &g, &right, &m2, &v2);
+    CHECK(p == doctest::Approx(double{right}).epsilon(1e-6));
+    CHECK(v == doctest::Approx(double{v2}).epsilon(1e-6));
+  }
+}

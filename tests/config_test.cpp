@@ -515,3 +515,16 @@ TEST_CASE("ModelConfig: what a sequence caches, layer by layer") {
   CHECK(error_of([] { ts::kv_cache_bytes(ts::config("nano"), ts::DType::bf16, -1); }) ==
         "kv_cache_bytes: -1 tokens; 0 or more are right");
 }
+
+TEST_CASE("config.json: attention that is scaled otherwise, and the exact GELU in a gate") {
+  const Keys small = {
+      {"model_type", "\"gpt2\""}, {"vocab_size", "16"}, {"n_embd", "8"}, {"n_head", "2"},
+      {"n_layer", "1"},           {"n_positions", "16"}};
+  CHECK(parsed(small).beyond == "");
+  CHECK(parsed(with(small, {{"scale_attn_by_inverse_layer_idx", "true"}})).beyond ==
+        "scores that are scaled otherwise");
+  CHECK(parsed(with(small, {{"scale_attn_weights", "false"}})).beyond ==
+        "scores that are scaled otherwise");
+  CHECK(parsed(with(llama3, {{"hidden_act", "\"gelu\""}})).beyond == "the exact GELU in a gate");
+  CHECK(parsed(with(llama3, {{"hidden_act", "\"gelu_pytorch_tanh\""}})).beyond == "");
+}

@@ -748,3 +748,38 @@ TEST_CASE("factors of rotary frequencies: decode as forward, saved and loaded") 
   CHECK(error_of([&] { c.validate(); }) ==
         "ModelConfig: tiny llama: a rope_factor is 0; a number above 0 and below 1e+30 is right");
 }
+
+TEST_CASE("beams go on when all their best tokens are stop tokens") {
+  const ts::Transformer model = small_model("llama");
+  const ts::NoGrad no_grad;
+  const Ids prompt = {2, 1};
+  const ts::Tensor logits = model.forward(prompt, 1, 2);
+  const std::int64_t n = logits.dim(2);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(n));
+  for (std::int32_t i = 0; i < n; ++i) {
+    order[static_cast<std::size_t>(i)] = i;
+  }
+  std::sort(order.begin(), order.end(),
+            [&](int a, int b) { return logits.data()[n + a] > logits.data()[n + b]; });
+  ts::BeamOptions options;
+  options.beams = 2;
+  options.stop_tokens.assign(order.begin(), order.begin() + 4);  // twice as many as beams
+  const ts::BeamResult found = ts::beam_search(model, prompt, 6, options);
+  CHECK(found.decode.steps > 0);  // not ended by the first step
+  ts::BeamOptions wide = options;
+  wide.beams = 64;
+  CHECK(found.beams[0].score >=
+        ts::beam_search(model, prompt, 1, wide).beams[1].score);  // no worse than ending at once
+}
+
+TEST_CASE("llama2.c's sampler: a distribution flatter than top_p cuts, and a temperature too low") {
+  ts::Llama2cOptions options;
+  options.temperature = 10;
+  options.top_p = 0.001;
+  ts::detail::Llama2cSampler flat(options);
+  const std::vector<float> logits = {0.5f, 0.25f, 1.0f, 0.75f};
+  CHECK(flat.next(logits.data(), 4) == 2);  // the most probable
+  options.temperature = 1e-39;
+  ts::detail::Llama2cSampler cold(options);
+  CHECK(error_of([&] { cold.next(logits.data(), 4); }).find("llama2c_generate: temperature ") == 0);
+}

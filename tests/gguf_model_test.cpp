@@ -301,7 +301,7 @@ TEST_CASE("a vocabulary whose lists differ in length, or whose ids lie outside, 
   CHECK(error({tokens, ts::gguf_wholes("tokenizer.ggml.token_type", {1, 1, 1})}) ==
         "2 tokens, 0 scores and 3 types; as many, or none, are right");
   CHECK(error({tokens, ts::gguf_wholes("tokenizer.ggml.token_type", {1, 7})}) ==
-        "tokenizer.ggml.token_type has 7; 1 to 6 are right");
+        "tokenizer.ggml.token_type has 7; 0 to 6 are right");
   CHECK(error({tokens, ts::gguf_whole("tokenizer.ggml.bos_token_id", 2)}) ==
         "tokenizer.ggml.bos_token_id is 2; a whole number from 0 to 1 is right");
   CHECK(ts::gguf_vocabulary(written({}, {})).tokens.empty());
@@ -355,4 +355,36 @@ TEST_CASE("what GGUF cannot hold is not written") {
         "write_gguf: tensor \"t\" is [1, 1, 1, 1, 1]; 1 to 4 dims from 1 and a name of 1 to 64 "
         "bytes are right");
   CHECK(std::fopen(path.c_str(), "rb") == nullptr);
+}
+
+TEST_CASE("a GGUF file that leaves things out: what llama.cpp takes for them") {
+  const auto config = [](const Keys& more, const Sources& tensors = {}) {
+    Keys keys = model_keys("llama");
+    for (const ts::GgufValue& value : more) {
+      keys.push_back(value);
+    }
+    return ts::gguf_config(written(keys, tensors));
+  };
+  const std::vector<float> by2(2, 2.0f);
+  const auto factor = ts::gguf_real("llama.rope.scaling.factor", 2);
+  CHECK(config({factor}).rope_factors == by2);  // a factor without a type: linear
+  CHECK(config({ts::gguf_real("llama.rope.scale_linear", 2)}).rope_factors == by2);
+  CHECK(config({ts::gguf_text("llama.rope.scaling.type", "none"), factor}).rope_factors.empty());
+
+  const auto tokenizer = [](const Keys& keys) {
+    ts::Tokenizer made;
+    REQUIRE(ts::detail::gguf_tokenizer(written(keys, {}), made));
+    return made;
+  };
+  const Keys bare = {ts::gguf_text("tokenizer.ggml.model", "llama"),
+                     ts::gguf_texts("tokenizer.ggml.tokens", {"<unk>", "<s>", "</s>", "<0xC3>",
+                                                              "<0xA9>", "\xE2\x96\x81", "a"})};
+  const ts::Tokenizer t = tokenizer(bare);
+  CHECK(t.bos() == 1);
+  CHECK(t.eos() == 2);
+  CHECK(t.encode("a\xC3\xA9") == std::vector<std::int32_t>{1, 5, 6, 3, 4});
+  CHECK(t.decode({1, 5, 6, 3, 4}) == "a\xC3\xA9");
+  Keys undefined = bare;
+  undefined.push_back(ts::gguf_wholes("tokenizer.ggml.token_type", {2, 3, 3, 6, 6, 0, 0}));
+  CHECK(tokenizer(undefined).encode("a") == std::vector<std::int32_t>{1, 5, 6});
 }

@@ -1340,3 +1340,27 @@ TEST_CASE("what would lose a gradient or means nothing is refused") {
 }
 
 #endif  // TINYSCALE_NO_THREADS
+
+TEST_CASE("what a device keeps stays as it was") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  const ts::MeshRun run = mesh.run([](ts::Device& d) {
+    const ts::Tensor w = ts::ones({2});
+    d.keep("before", w);
+    ts::add_(w, ts::ones({2}));
+    d.keep("after", w);
+  });
+  CHECK(run.kept(1, "before").values() == std::vector<float>{1, 1});
+  CHECK(run.kept(1, "after").values() == std::vector<float>{2, 2});
+}
+
+TEST_CASE("devices that give a ragged all_to_all other shapes are told so") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  const std::string error = error_of([&] {
+    mesh.run([](ts::Device& d) {
+      const std::vector<std::int64_t> rows = {1, 1};
+      d.all_to_all(ts::ones({2, 2 + d.rank()}), "x", rows);
+    });
+  });
+  CHECK(error.find("all_to_all([1, 2], ragged, x)") != std::string::npos);
+  CHECK(error.find("dim 0 to -1") == std::string::npos);
+}

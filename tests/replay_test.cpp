@@ -1387,3 +1387,57 @@ TEST_CASE("replay: the book's answers that a program gives") {
               b * (m - 1) / (m * 400e9)));
 }
 #endif
+
+TEST_CASE("replay: the critical path of messages that take no time ends") {
+  ts::Machine m = ts::machine("tpu-v5e", {4});
+  m.links[0].latency = 0;
+  const ts::Mesh mesh(m, {{"x", 4}});
+  const ts::MeshRun run = mesh.run([](ts::Device& d) {
+    d.all_gather(ts::ones({4}), "x");
+    d.barrier();
+  });
+  CHECK(run.critical_path().messages > 0);
+  CHECK(run.critical_path().messages <= static_cast<int>(run.timeline.messages.size()));
+}
+
+TEST_CASE("predict: after an error that the program caught, and of what nobody waited for") {
+  const ts::Mesh mesh(ts::machine("h100", {1, 4}), {{"x", 4}});
+  ts::CollectiveSchedule wrong;
+  wrong.name = "mine";
+  wrong.what = ts::Collective::all_gather;
+  wrong.devices = wrong.chunks = 3;
+  const auto caught = [&](ts::Device& d) {
+    ts::CollectiveOptions own, tree;
+    own.schedule = &wrong;
+    tree.algorithm = ts::Algorithm::tree;
+    CHECK_THROWS_AS(d.all_gather(ts::ones({4}), "x", 0, own), ts::Error);
+    CHECK_THROWS_AS(d.all_gather(ts::ones({4}), "x", 0, tree), ts::Error);
+    d.all_reduce(ts::ones({4}), "x");
+  };
+  CHECK(mesh.predict(caught).seconds == doctest::Approx(mesh.run(caught).seconds));
+  const auto left = [](ts::Device& d) { d.start_all_reduce(ts::ones({1000000}), "x"); };
+  CHECK(mesh.run(left).seconds > 0);
+  CHECK(mesh.predict(left).seconds == doctest::Approx(mesh.run(left).seconds));
+}
+
+TEST_CASE("replay: leaf and spine switches of different latency have no formula, of one they do") {
+  for (const double leaf : {1e-6, 2e-6, 0.5e-6}) {
+    ts::Machine m = ts::machine("h100", {4, 8, 8});
+    m.links[0].latency = 1e-6;
+    m.links[1].latency = leaf;
+    const ts::Mesh mesh(m, {{"n", 32}, {"g", 8}});
+    const auto ring = [](ts::Device& d) {
+      ts::CollectiveOptions o;
+      o.algorithm = ts::Algorithm::ring;
+      d.all_reduce(ts::ones({64}), "n", ts::Reduce::sum, o);
+    };
+    const ts::MeshRun run = mesh.run(ring);
+    const auto rows = run.collectives();
+    if (leaf < 1e-6 || leaf > 1e-6) {
+      CHECK(rows[0].formula < 0);
+      CHECK(!mesh.predict(ring).calls[0].known);
+    } else {
+      CHECK(rows[0].formula == doctest::Approx(rows[0].seconds));
+    }
+  }
+}

@@ -490,3 +490,17 @@ TEST_CASE("argmax: the first largest, -1 where a number is not finite") {
   });
   CHECK(ts::kernels::argmax(0, nullptr) == -1);
 }
+
+TEST_CASE("attention whose first keys are all scored -inf sees the others") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const int t : {8, 9, 40}) {
+      const ts::Tensor q = ts::full({1, t, 16}, 1e25f), v = ts::ones({1, 65, 16});
+      ts::Tensor k = ts::zeros({1, 65, 16});
+      std::fill(k.data(), k.data() + 64 * 16, -1e25f);  // products of -inf, but for the last key
+      for (const float y : ts::attention(q, k, v, 1, 1, ts::Mask::none).values()) {
+        REQUIRE(y == 1.0f);
+      }
+    }
+  }
+}

@@ -925,3 +925,29 @@ TEST_CASE("sharded: the book's chapter 3") {
   CHECK(v5e.shard({8, 2048}, "I_x, J_y").local_shape() == ts::Shape{2, 1024});  // S39
   CHECK(v5e.shard({2048, 8192}, "J, K_y").local_shape() == ts::Shape{2048, 4096});
 }
+
+TEST_CASE("sharded: transposed arrays are moved and multiplied as others are") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {4}), {{"x", 4}});
+  const ts::Tensor x = ts::randn({8, 4}, 1), w = ts::randn({8, 4}, 2);
+  const ts::Tensor turned = ts::contiguous(ts::transpose(x, 0, 1));
+  CHECK(ts::reshard(ts::transpose(mesh.shard(x, "I_x, J"), "I", "J"), "J, I").gather().values() ==
+        turned.values());
+  const ts::Tensor product = ts::matmul(turned, w);
+  CHECK(within(
+      ts::matmul(ts::transpose(mesh.shard(x, "I, J_x"), "I", "J"), mesh.shard(w, "I_x, K"), "J, K")
+          .gather(),
+      product, matmul_bound(turned, w)));
+  CHECK(ts::reshard(ts::softmax(mesh.shard(x, "I, J_x"), "I"), "I, J").gather().shape() ==
+        ts::Shape{8, 4});
+  CHECK(error_of([&] { mesh.shard(ts::Tensor(), "I"); }) ==
+        "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+}
+
+TEST_CASE("sharded: a collective matmul prices what travels in its own format") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {16}), {{"x", 16}});
+  const ts::Sharded a = mesh.shard(ts::Shape{256, 256}, "I, J", ts::DType::bf16);
+  const ts::Sharded b = mesh.shard(ts::Shape{256, 256}, "J_x, K", ts::DType::int8);
+  const ts::Sharded c = ts::collective_matmul(a, b, "I, K");
+  CHECK(c.made->bytes == doctest::Approx(256.0 * 256 * 15 / 16));  // a byte each
+  CHECK(c.made->candidates[1].bytes == doctest::Approx(c.made->candidates[0].bytes));
+}

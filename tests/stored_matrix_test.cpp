@@ -394,3 +394,33 @@ TEST_CASE("stored weights: what is refused") {
         "multiply_stored: 2 rows, 31 and 2 apart, by 2 x 32 weights; rows of x must be 32 "
         "apart or more, of y 2");
 }
+
+TEST_CASE("stored weights without columns give zeros; sums that would not fit are refused") {
+  const float none = 0;
+  for (const ts::StoreAs how : {ts::StoreAs{BlockFormat::f32, 0, 32}, {BlockFormat::f32, 8, 32}}) {
+    const ts::StoredMatrix w = kernel::store_matrix(2, 0, &none, how);
+    const std::vector<float> before(6, 7.0f);  // what the pool gives again
+    { const ts::Tensor used = ts::tensor({3, 2}, before); }
+    CHECK(ts::matmul_stored(ts::zeros({3, 0}), w, Activations::f32).values() ==
+          std::vector<float>(6, 0.0f));
+  }
+  const std::vector<std::int8_t> codes(140000, 1);
+  const float scale = 1;
+  CHECK(error_of([&] { kernel::pack_quantized(1, 140000, 1 << 30, 8, codes.data(), &scale); }) ==
+        "pack_quantized: groups of 140000 columns; the sum of at most 131071 products of 8 bits "
+        "fits 32 bits");
+  const std::vector<std::int8_t> wide = {-8, 7, 8};
+  CHECK(error_of([&] { kernel::pack_quantized(1, 3, 3, 4, wide.data(), &scale); }) ==
+        "pack_quantized: code 0, 2 is 8; -8 to 7 are right of 4 bits");
+  // The longest groups with the largest numbers, by the integer path of each processor.
+  const std::int64_t n = 131071;
+  const std::vector<std::int8_t> least(static_cast<std::size_t>(n), -128);
+  const kernel::QuantizedMatrix most = kernel::pack_quantized(1, n, n, 8, least.data(), &scale);
+  const std::vector<float> x(static_cast<std::size_t>(n), 127.0f);
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    float y = 0;
+    kernel::gemv_quantized(most, x.data(), &y);
+    CHECK(y == doctest::Approx(-128.0 * 127.0 * static_cast<double>(n)).epsilon(1e-6));
+  }
+}

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -327,4 +328,95 @@ TEST_CASE("norms and rope refuse an epsilon and a theta that cannot be right") {
           ts::rope(ts::ones({1, 2, 2}), 2, 0, 0.0f);
         }) == "rope: theta is 0; a finite number above 0 is right");
   CHECK(error_of([&] { ts::rope(ts::ones({1, 2, 2}), 2, 0, nan); }) != "no error");
+}
+
+TEST_CASE("in-place ops refuse an operand that is empty") {
+  const ts::Tensor x = ts::ones({2});
+  const std::string empty =
+      "data: the tensor is empty (default-constructed); make one with zeros, full, ...";
+  CHECK(error_of([&] { ts::add_(x, ts::Tensor()); }) == empty);
+  CHECK(error_of([&] { ts::copy_(x, ts::Tensor()); }) == empty);
+  CHECK(error_of([&] { ts::mul_(ts::Tensor(), x); }) == empty);
+}
+
+TEST_CASE("a backward pass that fails leaves nothing behind for the next one") {
+  const ts::Tensor a = ts::parameter(ts::ones({2})), c = ts::parameter(ts::ones({2}));
+  const ts::Tensor h = ts::square(a), g = ts::square(c);
+  ts::sum(h).backward();
+  CHECK(error_of([&] { ts::sum(h + g).backward(); }) ==
+        "backward: this graph was used before and is freed; run the forward pass again");
+  c.zero_grad();
+  ts::sum(g * 3.0f).backward();  // its graph was not used yet
+  REQUIRE(c.grad().defined());
+  CHECK(c.grad().values() == std::vector<float>{6, 6});
+}
+
+TEST_CASE("log_softmax and losses do not lose what all logits have in common") {
+  for (const float far : {1e3f, 1e5f, 1e7f, 1e8f}) {
+    const ts::Tensor logits = ts::full({3, 2}, far);
+    const double half = std::log(2.0);
+    CHECK(double{ts::cross_entropy(logits, {0, 1, 0}).item()} == doctest::Approx(half));
+    CHECK(double{ts::log_softmax(logits).values()[3]} == doctest::Approx(-half));
+    const ts::Tensor x = ts::parameter(ts::full({3, 1}, far)), w = ts::parameter(ts::ones({2, 1}));
+    const ts::Tensor loss = ts::linear_cross_entropy(x, w, {0, 1, 0});
+    CHECK(double{loss.item()} == doctest::Approx(half));
+    loss.backward();
+    CHECK(double{w.grad().values()[0]} ==
+          doctest::Approx(double{far} * -0.5 / 3));  // (-.5 + .5 - .5) / 3
+  }
+}
+
+TEST_CASE("uniform numbers stay below their upper end, also over all floats") {
+  const ts::Tensor narrow = ts::uniform({1 << 18}, 3, 1000, 1001);
+  for (const float x : narrow.values()) {
+    REQUIRE(x >= 1000.0f);
+    REQUIRE(x < 1001.0f);
+  }
+  for (const float x : ts::uniform({100}, 3, -3e38f, 3e38f).values()) {
+    REQUIRE(std::isfinite(x));
+  }
+}
+
+TEST_CASE("a constant power has no slope; a subnormal divisor divides") {
+  const ts::Tensor x = ts::parameter(ts::tensor({2}, {0, 2}));
+  ts::sum(ts::pow(x, 0.0f)).backward();
+  CHECK(x.grad().values() == std::vector<float>{0, 0});
+  const ts::Tensor tiny = ts::full({1}, 1e-39f);
+  CHECK((tiny / 1e-39f).item() == 1.0f);
+  CHECK((ts::ones({1}) / 0.0f).item() == std::numeric_limits<float>::infinity());
+}
+
+TEST_CASE("errors name the op that was called") {
+  const ts::Tensor x = ts::ones({2, 3}), y = ts::ones({4});
+  CHECK(error_of([&] {
+          ts::index_select(x, 1, {0, 3});
+        }) == "index_select: id 3 at position 1 is outside dimension 1 of shape [2, 3]");
+  CHECK(error_of([&] { ts::mean(x, {5}); }) == "mean: dimension 5 is outside shape [2, 3]");
+  CHECK(error_of([&] { ts::minimum(x, y); }).find("minimum: ") == 0);
+  CHECK(error_of([&] { ts::greater(x, y); }).find("greater: ") == 0);
+  CHECK(error_of([&] { ts::masked_fill(x, y, 1); }).find("masked_fill: ") == 0);
+  CHECK(error_of([&] {
+          ts::stack({x, y}, 0);
+        }) ==
+        "stack: shapes [2, 3] and [4] in dimension 0; equal shapes, and a dimension of the result, "
+        "are right");
+  CHECK(error_of([&] { ts::stack({y, y}, 2); }).find("stack: ") == 0);
+  CHECK(ts::stack({y, y}, 1).shape() == ts::Shape{4, 2});
+  const ts::Tensor huge = ts::broadcast_to(ts::zeros({1, 0}), {std::int64_t{1} << 62, 0});
+  CHECK(error_of([&] {
+          ts::concat({huge, huge}, 0);
+        }) ==
+        "concat: 4611686018427387904 and 4611686018427387904 in dimension 0 are together more than "
+        "2^63 - 1");
+  CHECK(error_of([&] { ts::pad(ts::zeros({0}), 0, 4, 3); }).find("pad: 0 elements from 4") == 0);
+  CHECK(error_of([&] {
+          ts::rope(ts::ones({1, 2, 4}), 4, {}, 1e4f, ts::RopePairs::halves, {1, 0});
+        }) == "rope: a factor is 0; finite numbers other than 0 are right");
+  const ts::Tensor wide = ts::broadcast_to(ts::zeros({1}), {(1 << 24) + 1});
+  CHECK(
+      error_of([&] { ts::argmax(wide, 0); }) ==
+      "argmax: dimension 0 of shape [16777217] is longer than 16777216, beyond which f32 does not "
+      "hold every place");
+  CHECK(error_of([&] { ts::arange(16777218); }) ==
+        "arange: 16777218 numbers; up to 16777217 are whole numbers of f32");
 }

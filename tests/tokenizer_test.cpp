@@ -811,7 +811,7 @@ TEST_CASE("tokenizer.json: added tokens that take along the spaces around them")
         "x: its tokenizer: 4 tokens and 1 spaces; one for each, or none, is right");
   CHECK(refuse(list, "\"spaces\":[0,0,0,4]") ==
         "x: its tokenizer: the spaces of token 3 are 4; 0 to 3 are right");
-  CHECK(refuse(list, "\"space_rule\":3") == "x: its tokenizer's space_rule is 3; 0 to 2 are right");
+  CHECK(refuse(list, "\"space_rule\":4") == "x: its tokenizer's space_rule is 4; 0 to 3 are right");
 }
 
 TEST_CASE("tokenizer.json: what is not understood is refused") {
@@ -1154,4 +1154,61 @@ TEST_CASE("a word of a million bytes takes no minute [slow]") {
     word += "piecdk"[dice.below(6)];
   }
   CHECK(trained.decode(trained.encode(word)) == word);
+}
+
+TEST_CASE("pieces: where the space before the text goes when a user's token stands there") {
+  ts::TokenizerData data;
+  data.kind = ts::TokenizerKind::scored_pieces;
+  data.tokens = {"<unk>",
+                 "<s>",
+                 "</s>",
+                 "\xE2\x96\x81",
+                 "a",
+                 "\xE2\x96\x81"
+                 "a",
+                 "<sep>",
+                 "b"};
+  data.scores = {0, 0, 0, -1, -2, -0.5f, 0, -3};
+  data.types = {2, 3, 3, 1, 1, 1, 4, 1};
+  data.unknown = 0, data.bos = 1, data.eos = 2, data.add_bos = 0;
+  const ts::Tokenizer each = ts::make_tokenizer(data);  // Hugging Face's Prepend, llama.cpp
+  CHECK(each.encode("a<sep>a") == Ids{5, 6, 5});
+  CHECK(each.encode("<sep>a") == Ids{6, 5});
+  CHECK(each.encode("<sep> a") == Ids{6, 3, 5});
+  CHECK(each.encode("<sep>") == Ids{6});
+  data.space_rule = ts::SpaceRule::text;
+  const ts::Tokenizer once = ts::make_tokenizer(data);  // SentencePiece's own program
+  CHECK(once.encode("a<sep>a") == Ids{5, 6, 4});
+  CHECK(once.encode("<sep>a") == Ids{3, 6, 4});
+  CHECK(once.encode("<sep>") == Ids{3, 6});
+  CHECK(once.encode("").empty());
+  ts::EncodeOptions special;
+  special.parse_special = true;
+  CHECK(once.encode("<s>a", special) == Ids{1, 5});
+  for (const ts::Tokenizer* const t : {&each, &once}) {
+    for (const char* text :
+         {"a<sep>a", "<sep>a", "<sep> a", "<sep><sep>b", " a<sep>", "  <sep>  b"}) {
+      CHECK(t->decode(t->encode(text)) == text);
+    }
+    CHECK(ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(*t), "x: ") == *t);
+  }
+}
+
+TEST_CASE("merges go through tokens that are also added; dbrx is no Llama 3 but for its cuts") {
+  ts::TokenizerData data = small_bpe({"a b", "ab c"});
+  REQUIRE(data.tokens[256] == "ab");
+  data.types.assign(data.tokens.size(), 1);
+  data.types[256] = 3;  // found in no text, but on the way to "abc"
+  const ts::Tokenizer t = ts::make_tokenizer(data);
+  CHECK(t.encode("abc") == Ids{257});
+  CHECK(t.encode("ab") == Ids{256});
+  data.types.clear();
+  data.bos = 0;
+  for (const char* pre : {"dbrx", "llama-bpe"}) {
+    data.pre = pre;
+    const bool llama = std::string(pre) != "dbrx";
+    const ts::Tokenizer made = ts::make_tokenizer(data);
+    CHECK(made.data().add_bos == (llama ? 1 : 0));
+    CHECK(made.data().ignore_merges == (llama ? 1 : 0));
+  }
 }

@@ -112,15 +112,21 @@ void print_ops(Training& training) {
               ts::format_seconds(std::max(0.0, step - measured)).c_str());
 }
 
-void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
+// Op by op, or the whole step as one graph.
+void train(Bench& bench, const Shape& s, ts::DType format, int threads, bool as_graph) {
   const bool large = s.vocabulary > 1000;
   const bool f32 = format == ts::DType::f32;
   const auto training = std::make_shared<Training>(s, format);
-  const Work step = [training] { training->step(); };
+  Work step = [training] { training->step(); };
+  if (as_graph) {
+    const auto graph = std::make_shared<ts::CompiledStep>(training->compiled());
+    step = [training, graph] { (*graph)(training->batch, training->steps++); };
+  }
   const std::string name = f32 ? "f32" : "bf16";
   Case c;
   c.group = ts::detail::cat({"train-", s.name});
-  c.what = ts::detail::cat({name, ", ", threads, threads == 1 ? " thread" : " threads"});
+  c.what = ts::detail::cat(
+      {name, ", ", threads, threads == 1 ? " thread" : " threads", as_graph ? ", one graph" : ""});
   c.threads = threads;
   c.rounds = large ? 3 : 9;
   c.ways = {timed("ours", clock_for(threads), threads == 1 ? one_thread(step) : step),
@@ -135,7 +141,7 @@ void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
     c.targets = {{"PyTorch", f32 ? s.torch : s.torch_bf16}, {"C program", s.plain}};
   }
   bench.run(c);
-  if (bench.options().ops && threads == all_threads()) {
+  if (bench.options().ops && threads == all_threads() && !as_graph) {
     print_ops(*training);
   }
 }
@@ -172,8 +178,10 @@ void training_rows(Bench& bench) {
       continue;
     }
     for (const int threads : {1, all_threads()}) {
-      train(bench, s, ts::DType::f32, threads);
-      train(bench, s, ts::DType::bf16, threads);
+      for (const ts::DType format : {ts::DType::f32, ts::DType::bf16}) {
+        train(bench, s, format, threads, false);
+        train(bench, s, format, threads, true);
+      }
     }
   }
   for (const Shape& s : shapes) {

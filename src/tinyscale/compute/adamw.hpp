@@ -68,7 +68,7 @@ struct AdamWBlock {
     first = first * c + g * d;
     broadcast<L>(f.beta2, c);
     broadcast<L>(1.0f - f.beta2, d);
-    second = second * c + g * g * d;
+    second = second * c + g * (g * d);
     sqrt_vector<L>(second, deviation);
     broadcast<L>(f.root, c);
     broadcast<L>(f.epsilon, d);

@@ -277,6 +277,7 @@ struct AttentionFold {
       lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
       store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});
       f = lane >= 0 ? 1.0f / total : typename L::V{};
+      f = total < std::numeric_limits<float>::min() ? typename L::V{} : f;  // scores of -inf alone
       store<L>(at + 3 * row, before * f);
       store<L>(at + 4 * row, f);
     }

@@ -90,6 +90,18 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
     detail::fail({"pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ", bits,
                   " bits; groups have 1 column or more, codes 4 or 8 bits"});
   }
+  const std::int64_t longest = bits == 8 ? 131071 : 2097151;  // whose sum fits 32 bits
+  if (rows > 0 && std::min(group, cols) > longest) {
+    detail::fail({"pack_quantized: groups of ", std::min(group, cols),
+                  " columns; the sum of at most ", longest, " products of ", bits,
+                  " bits fits 32 bits"});
+  }
+  for (std::int64_t i = 0; bits == 4 && i < rows * cols; ++i) {
+    if (codes[i] < -8 || codes[i] > 7) {
+      detail::fail({"pack_quantized: code ", i / cols, ", ", i % cols, " is ", int{codes[i]},
+                    "; -8 to 7 are right of 4 bits"});
+    }
+  }
   QuantizedMatrix q{rows, cols, group, bits, true, {}, {}};
   const std::int64_t groups = q.groups(), panels = (rows + 15) / 16;
   for (std::int64_t i = 0; i < rows * groups && q.half_scales; ++i) {

@@ -143,8 +143,12 @@ struct LogitsBlock {
         sum += static_cast<double>(sums[at]) * std::exp(static_cast<double>(tops[at] - top));
       }
       const float wanted = lse[i];
-      lse[i] = top + static_cast<float>(std::log(sum));
-      losses[i] = c.targets[begin + i] < 0 ? 0.0f : lse[i] - wanted;
+      const auto log_sum = static_cast<float>(std::log(sum));
+      lse[i] = top + log_sum;
+      losses[i] = c.targets[begin + i] < 0 ? 0.0f : top - wanted + log_sum;
+      for (std::int64_t at = i; at < end; at += lanes) {  // for the way back
+        sums[at] = tops[at] - top - log_sum;
+      }
     }
   }
   // From exponentials where forward was here before, else (again) from raw logits.
@@ -158,7 +162,7 @@ struct LogitsBlock {
         product(j, count);
       }
       for (std::int64_t i = 0; i < rows; ++i) {
-        const float top = raw_lse != nullptr ? 0.0f : tops[j / vocab_chunk * lanes + i] - lse[i];
+        const float top = raw_lse != nullptr ? 0.0f : sums[j / vocab_chunk * lanes + i];
         factor[i] = c.targets[begin + i] < 0 ? 0.0f : c.scale * std::exp(top);
       }
       over_lanes({0, 0, count, lanes, part, nullptr, nullptr, raw_lse, factor});

@@ -351,8 +351,9 @@ struct CrossEntropyRows {
   TINYSCALE_INLINE void run() const {
     sum_exp_rows<L>(end - begin, vocab, logits + begin * vocab, vocab, lse + begin, losses + begin);
     for (std::int64_t i = begin; i < end; ++i) {
-      lse[i] += std::log(losses[i]);
-      losses[i] = targets[i] < 0 ? 0.0f : lse[i] - logits[i * vocab + targets[i]];
+      const float top = lse[i], log_sum = std::log(losses[i]);
+      lse[i] = top + log_sum;
+      losses[i] = targets[i] < 0 ? 0.0f : top - logits[i * vocab + targets[i]] + log_sum;
     }
   }
 };

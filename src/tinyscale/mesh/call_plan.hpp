@@ -97,7 +97,7 @@ inline std::string arguments_text(const CallKey& key) {
     case Collective::reduce_scatter: out += cat({", dim ", key.dim, ", ", name_of(key.how)}); break;
     case Collective::all_reduce: out += cat({", ", name_of(key.how)}); break;
     case Collective::all_to_all:
-      out += key.rows.empty() ? cat({", dim ", key.dim, " to ", key.to_dim}) : ", ragged";
+      out += key.to_dim >= 0 ? cat({", dim ", key.dim, " to ", key.to_dim}) : ", ragged";
       break;
     case Collective::broadcast: out += cat({", root ", key.root}); break;
     case Collective::reduce: out += cat({", root ", key.root, ", ", name_of(key.how)}); break;

@@ -89,7 +89,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   const PlacedMesh& mesh = m.mesh();
   const Sharded& array = way.whole.a.size() > 0 ? m.a : way.whole.b.size() > 0 ? m.b : out;
   const std::int64_t chunk = array.local_shape().count();
-  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.move.axes, chunk, m.a.format);
+  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.move.axes, chunk, array.format);
   const int n = hop.devices();
   hop.root = way.what == ChunkedMatmul::What::product ? 1 : n - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
@@ -99,7 +99,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
                             text,
                             text,
                             name_of(choice.algorithm),
-                            static_cast<double>((n - 1) * chunk) * bytes_of(m.a.format),
+                            static_cast<double>((n - 1) * chunk) * bytes_of(array.format),
                             0,
                             (n - 1) * choice.seconds};
   report.steps.push_back(step);

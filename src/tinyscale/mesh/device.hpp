@@ -201,8 +201,10 @@ class Device {
   }
   int task() const { return endpoint_.task(); }
 
-  // Keeps a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) {
+  // Keeps a copy of a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
+  void keep(const std::string& name, const Tensor& t) { keep_uncopied(name, t.clone()); }
+  // The tensor itself, to which nobody writes any more.
+  void keep_uncopied(const std::string& name, const Tensor& t) {
     std::size_t at = 0;
     while (at < kept_.size() && kept_[at].name != name) {
       ++at;

@@ -427,6 +427,9 @@ class Endpoint {
     Exchange exchange;
     const CallKey& key = call.key();
     describe_call(key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    if (key.schedule == nullptr) {
+      check_spec("make_schedule", shape->spec);
+    }
     shape->cut = exchange.cut;
     if (key.schedule != nullptr) {
       shape->cut.parts = key.schedule->chunks / exchange.cut.blocks;

@@ -133,7 +133,7 @@ inline AxisPart part_across(const Machine& machine, int size) {
 }
 
 // Puts a part behind others: to one that goes on where the last ends, or that has the same ports,
-// such as leaf and spine, unless the upper switch is slower, the last grows.
+// such as leaf and spine, unless the upper switch is slower or takes another time, the last grows.
 inline void push_part(const Machine& machine, const AxisPart& part, List<AxisPart>& parts) {
   if (part.size == 1) {
     return;
@@ -148,7 +148,8 @@ inline void push_part(const Machine& machine, const AxisPart& part, List<AxisPar
       last = part_of_dim(machine, part.dim, std::int64_t{last.size} * part.size, part.spacing);
       return;
     }
-    if (switched && port_dim(machine, upper) == port_dim(machine, lower) &&
+    const bool as_fast = !(last.latency < part.latency || part.latency < last.latency);
+    if (switched && as_fast && port_dim(machine, upper) == port_dim(machine, lower) &&
         share_of_links(machine, upper) >= share_of_links(machine, lower)) {
       last = part_of_dim(machine, upper, std::int64_t{last.size} * part.size, 1);
       return;

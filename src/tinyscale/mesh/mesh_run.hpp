@@ -272,9 +272,10 @@ class MeshRun {
       return message.after;
     }
     const double left = all[static_cast<std::size_t>(message.after)].start;
+    const std::size_t own = static_cast<std::size_t>(&message - all.begin());
     std::size_t m = static_cast<std::size_t>(message.after);
-    while (m + 1 < all.size() && all[m + 1].start <= left) {
-      ++m;  // messages lie in the order in which they left
+    while (m + 1 < own && all[m + 1].start <= left) {
+      ++m;  // messages lie in the order in which they left; those behind it brought it nothing
     }
     for (++m; m-- > 0 && all[m].start >= left;) {
       const TimedMessage& one = all[m];

@@ -117,8 +117,8 @@ inline MeshPrediction predict_log(const DeviceLog& log, int rank, const Machine&
       out.seconds = out.compute + out.exposed;
       continue;
     }
-    if (event.kind == DeviceEvent::Kind::mark) {
-      continue;
+    if (event.kind == DeviceEvent::Kind::mark || event.call == nullptr) {
+      continue;  // a call that did not come about: the program caught its error
     }
     CallRecord& call = *event.call;
     if (event.kind == DeviceEvent::Kind::start) {
@@ -131,6 +131,10 @@ inline MeshPrediction predict_log(const DeviceLog& log, int rank, const Machine&
       out.exposed += std::max(0.0, end - out.seconds);
       out.seconds = std::max(out.seconds, end);
     }
+  }
+  for (const double end : done) {  // what was started and not waited for ends too
+    out.exposed += std::max(0.0, end - out.seconds);
+    out.seconds = std::max(out.seconds, end);
   }
   return out;
 }

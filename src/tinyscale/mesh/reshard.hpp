@@ -66,7 +66,7 @@ inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const
       List<DeviceBuffers> buffers;
       List<Tensor> before;  // keeps what is sent
       for (const std::size_t rank : members) {
-        before.push_back(shards[rank]);
+        before.push_back(contiguous(shards[rank]));
         shards[rank] = Tensor(after);
         buffers.push_back({before.back().data(), shards[rank].data()});
       }

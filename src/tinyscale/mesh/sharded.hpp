@@ -206,6 +206,7 @@ inline Tensor block_of(const Sharded& a, const Tensor& whole, int rank) {
 
 inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, const std::string& text,
                      DType format = DType::f32) {
+  x.origin();  // an empty one throws
   Sharded out = shard(mesh, x.shape(), text, format);
   if (!out.sharding.partial.empty()) {
     fail({"shard: \"", text, "\" asks for summands, the tensor is their sum; a partial sum comes ",

@@ -272,7 +272,8 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   const MatmulWays all(m, goal);
   if (all.ways.empty()) {
     fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
-          "]; a partial sum must be one already, or J be cut over its axes", all.limits()});
+          "]; a partial sum must be one already, or ", m.inner, " be cut over its axes",
+          all.limits()});
   }
   ShardedReport report;
   for (const MatmulWay& way : all.ways) {

@@ -112,7 +112,13 @@ class BeamSearch {
     std::vector<std::int32_t> token;
   };
 
-  // The best 2 * width tokens of each beam: enough when all the beams' own best ones finish.
+  // How many tokens of a beam, and of all beams, are looked at: each beam may finish by every stop
+  // token, and as many as are wanted go on. (Two times the width where there is no stop token.)
+  std::size_t looked_at() const {
+    const std::size_t stops = options_.stop_tokens.size();
+    return (1 + (stops > 1 ? stops : 1)) * width_;
+  }
+
   Candidates extended(StepTotals& totals) {
     List<TokenRun> runs;
     for (std::size_t b = 0; b < open_.size(); ++b) {
@@ -125,7 +131,7 @@ class BeamSearch {
       const std::vector<double> logs =
           log_probabilities(logits.data() + static_cast<std::int64_t>(b) * logits.dim(1), known_);
       std::vector<double> sorted = logs;
-      const std::size_t take = 2 * width_ < logs.size() ? 2 * width_ : logs.size();
+      const std::size_t take = looked_at() < logs.size() ? looked_at() : logs.size();
       const std::size_t last = logs.size() - take;
       std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(last),
                        sorted.end());
@@ -146,7 +152,7 @@ class BeamSearch {
     std::vector<int> next_cached;
     std::size_t rank = 0;
     for (const std::size_t i : stable_order(all.falling)) {
-      if (next.size() == width_ || rank++ == 2 * width_) {
+      if (next.size() == width_ || rank++ == looked_at()) {
         break;
       }
       Beam beam = open_[all.beam[i]];

@@ -176,18 +176,22 @@ class GgufConfig {
   }
 
   void read_rotary() {
-    const std::string scaling = file_.text_or(key("rope.scaling.type"), "none");
+    const std::string scaling = file_.text_or(key("rope.scaling.type"), "linear");
     const char* const factor =
         has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
-    const double by = file_.number_or(key(factor), 0, 1e30, 1);
-    if (scaling == "linear" && by > 0 && by != 1) {
+    const double given = file_.number_or(key(factor), 0, 1e30, 1);
+    const double by = scaling == "linear" && given > 0 ? given : 1;
+    if (by != 1) {
       c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(by));
     }
     note(scaling != "none" && scaling != "linear", "scaled rotary positions");
     const GgufTensor* const factors = file_.tensor("rope_freqs.weight");  // Llama 3's
     if (factors != nullptr) {
       const std::vector<float> numbers = read_gguf_tensor(file_, *factors).values();
-      c_.rope_factors.assign(numbers.begin(), numbers.end());
+      c_.rope_factors.clear();
+      for (const float number : numbers) {  // both apply
+        c_.rope_factors.push_back(number * static_cast<float>(by));
+      }
     }
     note(file_.tensor("blk.0.rope_freqs.weight") != nullptr, "scaled rotary positions");
     note(file_.whole_or(key("rope.dimension_count"), 1, size, c_.head_size) != c_.head_size,
@@ -358,10 +362,11 @@ inline Tensor read_gguf_part(const Gguf& file, const GgufPart& part) {
 // No tokens: the file has no vocabulary.
 inline GgufVocabulary gguf_vocabulary(const Gguf& file) {
   GgufVocabulary v;
-  const auto id = [&](const char* key) {
+  const auto id = [&](const char* key, std::int64_t of_pieces) {  // where the file says nothing
     const std::int64_t most = static_cast<std::int64_t>(v.tokens.size()) - 1;
     const std::string name = detail::cat({"tokenizer.ggml.", key, "_token_id"});
-    return static_cast<std::int32_t>(most < 0 ? -1 : file.whole_or(name, 0, most, -1));
+    const std::int64_t otherwise = v.model == "llama" && of_pieces <= most ? of_pieces : -1;
+    return static_cast<std::int32_t>(most < 0 ? -1 : file.whole_or(name, 0, most, otherwise));
   };
   const auto flag = [&](const char* key) {
     const std::string name = detail::cat({"tokenizer.ggml.", key});
@@ -375,20 +380,20 @@ inline GgufVocabulary gguf_vocabulary(const Gguf& file) {
     v.scores.push_back(static_cast<float>(score));
   }
   for (const std::int64_t type : file.wholes("tokenizer.ggml.token_type")) {
-    if (type < 1 || type > 6) {
+    if (type < 0 || type > 6) {
       detail::fail({"load: \"", file.name, "\": tokenizer.ggml.token_type has ", type,
-                    "; 1 to 6 are right"});
+                    "; 0 to 6 are right"});
     }
-    v.types.push_back(static_cast<std::int32_t>(type));
+    v.types.push_back(static_cast<std::int32_t>(type == 0 ? 1 : type));  // undefined: normal
   }
   const std::size_t n = v.tokens.size();
   if ((!v.scores.empty() && v.scores.size() != n) || (!v.types.empty() && v.types.size() != n)) {
     detail::fail({"load: \"", file.name, "\": ", n, " tokens, ", v.scores.size(), " scores and ",
                   v.types.size(), " types; as many, or none, are right"});
   }
-  v.bos = id("bos");
-  v.eos = id("eos");
-  v.unknown = id("unknown");
+  v.bos = id("bos", 1);
+  v.eos = id("eos", 2);
+  v.unknown = id("unknown", 0);
   v.add_bos = flag("add_bos_token");
   v.add_eos = flag("add_eos_token");
   v.add_space_prefix = flag("add_space_prefix");

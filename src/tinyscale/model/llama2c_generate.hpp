@@ -47,6 +47,10 @@ class Llama2cSampler {
       x /= temperature_;
     }
     const float largest = *std::max_element(p.begin(), p.end());
+    if (!is_finite(largest)) {
+      fail({"llama2c_generate: temperature ", double{temperature_},
+            " makes a logit infinite; a higher one, or 0 for the most probable token, is right"});
+    }
     float sum = 0.0f;
     for (float& x : p) {
       x = std::exp(x - largest);
@@ -89,6 +93,9 @@ class Llama2cSampler {
         falling.push_back(-static_cast<double>(p[i]));
         ids.push_back(i);
       }
+    }
+    if (ids.empty()) {  // flatter than any that top_p cuts: the most probable
+      return static_cast<std::int32_t>(std::max_element(p.begin(), p.end()) - p.begin());
     }
     const std::vector<std::size_t> order = stable_order(falling);
     float sum = 0.0f;

@@ -16,6 +16,20 @@
 namespace tinyscale {
 namespace detail {
 
+// Of pieces that have none: by their spelling, and by who is BOS, EOS and the unknown one.
+inline std::vector<std::int32_t> piece_types(const TokenizerData& data) {
+  std::vector<std::int32_t> types;
+  for (const std::string& token : data.tokens) {
+    const auto id = static_cast<std::int64_t>(types.size());
+    const TokenType type = id == data.bos || id == data.eos ? TokenType::control
+                           : id == data.unknown             ? TokenType::unknown
+                           : byte_of_piece(token) >= 0      ? TokenType::byte
+                                                            : TokenType::normal;
+    types.push_back(static_cast<std::int32_t>(type));
+  }
+  return types;
+}
+
 // Of the kinds known here; false, and no tokenizer, for a file without one or with another.
 inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
   GgufVocabulary v = gguf_vocabulary(file);
@@ -33,7 +47,11 @@ inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
   if (v.model == "llama") {
     data.kind = TokenizerKind::scored_pieces;
     data.scores.swap(v.scores);
+    data.scores.resize(data.tokens.size(), 0.0f);  // none in the file: from left to right
     data.add_space_prefix = v.add_space_prefix != 0;
+    if (data.types.empty()) {
+      data.types = piece_types(data);
+    }
   } else {
     data.kind = TokenizerKind::byte_pairs;
     data.merges.swap(v.merges);

@@ -72,6 +72,19 @@ inline std::int32_t find_side(const TokenizerTables& tables, const std::string& 
 
 inline void add_merges(TokenizerTables& tables, const std::string& who) {
   const std::vector<std::string>& merges = tables.data.merges;
+  NameTable spelled;  // id + 1 of all tokens: texts do not find special ones, merges do
+  const auto side = [&](const std::string& spelling) {
+    std::int32_t id = find_side(tables, spelling);
+    if (id < 0 && !tables.data.types.empty()) {
+      const std::size_t n = spelled.size() > 0 ? 0 : tables.data.tokens.size();
+      for (std::size_t i = 0; i < n; ++i) {
+        int& number = spelled[tables.data.tokens[i]];
+        number = number == 0 ? static_cast<int>(i) + 1 : number;
+      }
+      id = spelled.has(spelling) ? spelled[spelling] - 1 : -1;
+    }
+    return id;
+  };
   if (merges.size() >= no_rank) {
     fail({who, merges.size(), " merges; fewer than 2^32 - 1 are right"});
   }
@@ -82,8 +95,7 @@ inline void add_merges(TokenizerTables& tables, const std::string& who) {
       fail({who, "merge ", i, " is \"", merges[i], "\"; two tokens and a space between are right"});
     }
     const std::string left = merges[i].substr(0, space), right = merges[i].substr(space + 1);
-    const std::int32_t a = find_side(tables, left), b = find_side(tables, right);
-    const std::int32_t merged = find_side(tables, left + right);
+    const std::int32_t a = side(left), b = side(right), merged = side(left + right);
     if (a < 0 || b < 0 || merged < 0) {
       fail({who, "merge ", i, " is \"", merges[i], "\", but \"",
             a < 0   ? left
@@ -199,11 +211,12 @@ inline Tokenizer make_tokenizer(TokenizerData data, const std::string& who = "ma
     }
     made->pre = static_cast<PreTokenizer>(pre);
   }
+  const bool llama3 = made->pre == PreTokenizer::llama3 && made->data.pre != "dbrx";
   if (made->data.add_bos < 0) {
-    made->data.add_bos = made->pieces() || made->pre == PreTokenizer::llama3 ? 1 : 0;
+    made->data.add_bos = made->pieces() || llama3 ? 1 : 0;
   }
   if (made->data.ignore_merges < 0) {
-    made->data.ignore_merges = made->pre == PreTokenizer::llama3 ? 1 : 0;
+    made->data.ignore_merges = llama3 ? 1 : 0;
   }
   made->data.add_bos = made->data.bos < 0 ? 0 : made->data.add_bos;
   made->data.add_eos = made->data.eos < 0 ? 0 : made->data.add_eos;

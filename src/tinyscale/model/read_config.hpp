@@ -128,6 +128,10 @@ class ConfigReader {
       }
       c_.other_parameters = 2 * c_.width;  // two more rows of positions
       note(true, "positions that begin at 2");
+    } else if (is("gpt2")) {
+      note(file_.flag_or("scale_attn_by_inverse_layer_idx", false) ||
+               !file_.flag_or("scale_attn_weights", true),
+           "scores that are scaled otherwise");
     } else if (bloom) {
       c_.other_parameters = 2 * c_.width;  // a norm after the embedding
       note(true, "positions as a slope of the scores, a norm after the embedding");
@@ -380,6 +384,7 @@ class ConfigReader {
     c_.activation = gated ? (silu ? Activation::swiglu : Activation::geglu)
                           : (name == "gelu" ? Activation::gelu : Activation::gelu_tanh);
     note(name == "relu" || (silu && !gated), name + " in the feed-forward");
+    note(gated && name == "gelu" && !is("gemma"), "the exact GELU in a gate");  // Gemma: by tanh
   }
 
   void read_biases() {

@@ -151,6 +151,7 @@ inline Tokenizer parse_sentencepiece(const std::uint8_t* bytes, std::size_t size
   const std::string who = detail::cat({"read_sentencepiece: \"", name, "\": "});
   TokenizerData data;
   data.kind = TokenizerKind::scored_pieces;
+  data.space_rule = SpaceRule::text;
   data.unknown = 0;
   data.bos = 1;
   data.eos = 2;

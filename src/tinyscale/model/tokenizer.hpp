@@ -2,9 +2,10 @@
 // Text to token numbers and back: one token a character (code point) or a byte, byte-level BPE
 // (GPT-2's), SentencePiece BPE with scores or by merges. A value of one pointer: copies are cheap.
 // Round trip: decode(encode(text)) is the text, whatever its bytes, for bytes, byte-level BPE and
-// pieces with byte tokens. Pieces put one space before a text that is not empty; decode leaves one
-// out at the start and after BOS. Not so where a tokenizer.json says that a first space is that one
-// (Metaspace), or that a special token takes along the spaces around it.
+// pieces with byte tokens. Pieces put one space before a text that is not empty, most of them also
+// behind a user's token; decode leaves one out there and after BOS. Not so where a tokenizer.json
+// says that a first space is that one (Metaspace), or that a special token takes along the spaces
+// around it.
 
 #include <cstddef>  // size_t
 #include <cstdint>  // int32_t
@@ -250,12 +251,14 @@ class StretchEncoder {
 // Does a stretch of text get a space before it?
 inline bool gets_space(const TokenizerTables& tables, const std::string& text, std::size_t begin,
                        const std::vector<std::int32_t>& ids) {
-  const SpaceRule rule = tables.data.space_rule;
-  if (rule != SpaceRule::each) {
-    return (begin == 0 || rule == SpaceRule::each_without) && text[begin] != ' ';
+  switch (tables.data.space_rule) {
+    case SpaceRule::each: return true;
+    case SpaceRule::each_without: return text[begin] != ' ';
+    case SpaceRule::first_without: return begin == 0 && text[begin] != ' ';
+    default:
+      return begin == 0 || (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) ==
+                                                TokenType::control);
   }
-  return begin == 0 ||
-         (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) == TokenType::control);
 }
 
 // Ordinary text between special tokens.
@@ -269,6 +272,13 @@ inline void encode_stretch(const TokenizerTables& tables, const std::string& tex
   } else {
     StretchEncoder(tables, text, false, 0, ids).encode(begin, end);
   }
+}
+
+// Does a user's token at the start of the text stand behind the space of the text?
+inline bool behind_space(const TokenizerTables& tables, std::int32_t id) {
+  return tables.pieces() && tables.data.add_space_prefix &&
+         tables.data.space_rule == SpaceRule::text &&
+         tables.type(static_cast<std::size_t>(id)) == TokenType::user_defined;
 }
 
 // Where the spaces of all kinds begin that end at `at`, not before `begin`; where those end that
@@ -365,6 +375,9 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
       const bool left = tables_->takes_spaces(id, TokenSpaces::left);
       const std::size_t end = left ? detail::spaces_before(text, begin, at) : at;
       detail::encode_stretch(*tables_, text, begin, end, ids);
+      if (at == 0 && detail::behind_space(*tables_, id)) {
+        detail::StretchEncoder(*tables_, " ", true, 1, ids).encode(0, 1);
+      }
       ids.push_back(id);
       const bool right = tables_->takes_spaces(id, TokenSpaces::right);
       begin = right ? detail::spaces_behind(text, at + size) : at + size;
@@ -396,7 +409,10 @@ inline void Tokenizer::append_piece(std::string& out, std::int32_t previous,
   const char* const text = tables_->texts.data(place);
   const std::size_t size = tables_->texts.length(place);
   // The space that encode put there: of a byte only where no token is a space.
-  const bool at_start = previous < 0 || previous == bos();
+  const bool behind_user =
+      known(previous) && tables_->data.space_rule == SpaceRule::each &&
+      tables_->type(static_cast<std::size_t>(previous)) == TokenType::user_defined;
+  const bool at_start = previous < 0 || previous == bos() || behind_user;
   const bool drop = at_start && tables_->pieces() && tables_->data.add_space_prefix && size > 0 &&
                     text[0] == ' ' && (type != TokenType::byte || tables_->texts.find(" ") < 0);
   out.append(text + (drop ? 1 : 0), size - (drop ? 1U : 0U));

@@ -126,8 +126,8 @@ inline TokenizerKind tokenizer_kind(const Json& json, const std::string& who) {
 inline void read_spaces_json(TokenizerData& data, const Json& json, const std::string& who) {
   if (const Json* rule = json.find("space_rule")) {
     const std::int64_t number = tokenizer_number(*rule, "space_rule", who);
-    if (number < 0 || number > 2) {
-      fail({who, "its tokenizer's space_rule is ", number, "; 0 to 2 are right"});
+    if (number < 0 || number > 3) {
+      fail({who, "its tokenizer's space_rule is ", number, "; 0 to 3 are right"});
     }
     data.space_rule = static_cast<SpaceRule>(number);
   }

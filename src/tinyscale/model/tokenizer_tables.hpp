@@ -25,9 +25,11 @@ enum class TokenizerKind {
   merged_pieces   // the same vocabulary in a tokenizer.json: characters merge by a list of merges
 };
 
-// Which stretches of a text pieces put a space before: each but those behind a user's token; of a
-// tokenizer.json's Metaspace step those that begin with none, each or only that at the start.
-enum class SpaceRule { each, each_without, first_without };
+// Which stretches of a text, between special tokens, pieces put a space before: each; of a
+// tokenizer.json's Metaspace step those that begin with none, each or only that at the start; in
+// SentencePiece's own program the text, also where it begins with a user's token (behind a control
+// token, which that program finds in no text, another begins).
+enum class SpaceRule { each, each_without, first_without, text };
 
 // What a special token takes along of the text around it.
 enum class TokenSpaces : std::int32_t { none, left, right, both };

@@ -240,8 +240,8 @@ class DeviceModel {
   // For the host to put together: what this device has of weights and moments.
   void keep(Device& device) const {
     for (std::size_t u = 0; u < units.size(); ++u) {
-      device.keep(cat({"weights ", u}), units[u].own);
-      device.keep(cat({"moments ", u}), units[u].moments);
+      device.keep_uncopied(cat({"weights ", u}), units[u].own);
+      device.keep_uncopied(cat({"moments ", u}), units[u].moments);
       device.keep(cat({"squares ", u}), units[u].squares);
     }
   }

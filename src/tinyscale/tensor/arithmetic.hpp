@@ -332,7 +332,6 @@ inline Tensor operator-(const Tensor& x, float value) { return add(x, -value); }
 inline Tensor operator-(float value, const Tensor& x) { return add(neg(x), value); }
 inline Tensor operator*(const Tensor& x, float factor) { return scale(x, factor); }
 inline Tensor operator*(float factor, const Tensor& x) { return scale(x, factor); }
-inline Tensor operator/(const Tensor& x, float divisor) { return scale(x, 1.0f / divisor); }
 inline Tensor operator-(const Tensor& x) { return neg(x); }
 
 }  // namespace tinyscale

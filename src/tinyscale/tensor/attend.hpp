@@ -169,6 +169,12 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
     detail::fail({"rope: ", factors.size(), " factors with head size ", head_size,
                   "; one a pair is right, or none"});
   }
+  for (const float factor : factors) {
+    if (!detail::is_finite(static_cast<double>(factor)) || !(factor > 0 || factor < 0)) {
+      detail::fail({"rope: a factor is ", static_cast<double>(factor),
+                    "; finite numbers other than 0 are right"});
+    }
+  }
   if (detail::recording()) {
     List<double> numbers =
         detail::as_numbers(List<std::int64_t>{head_size, pairs == RopePairs::interleaved ? 0 : 1, 0,

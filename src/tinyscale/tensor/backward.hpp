@@ -210,6 +210,16 @@ inline void attach(Tensor& result, const char* name, std::initializer_list<const
 // Ops that wait for the backward pass; the last of the forward pass goes first.
 class ReadyOps {
  public:
+  ReadyOps() = default;
+  // Of a pass that failed: what waits, waits no more.
+  ~ReadyOps() {
+    while (!empty()) {
+      pop()->grad.reset();
+    }
+  }
+  ReadyOps(const ReadyOps&) = delete;
+  ReadyOps& operator=(const ReadyOps&) = delete;
+
   bool empty() const { return queue_.empty(); }
   void push(const Slot& slot) {
     if (slot->depth < depth_) {
@@ -232,6 +242,17 @@ class ReadyOps {
   List<Slot> slots_;
 };
 
+// The gradient of an op whose turn failed, and what it gave to inputs that do not wait yet.
+inline void forget(const Slot& slot) {
+  slot->grad.reset();
+  for (int i = 0; i < slot->input_count; ++i) {
+    const Slot& input = slot->inputs()[i];
+    if (!input->leaf && !input->queued) {
+      input->grad.reset();
+    }
+  }
+}
+
 // The walk back from a root whose gradient stands in its slot.
 inline void run_backward(const Slot& root) {
   const NoGrad no_graph_of_the_backward_pass;
@@ -241,12 +262,17 @@ inline void run_backward(const Slot& root) {
   }
   while (!ready.empty()) {
     const Slot slot = ready.pop();
-    if (!slot->backward) {
-      fail({"backward: this graph was used before and is freed; run the forward pass again"});
-    }
-    if (slot->grad) {
-      slot->backward(Tensor(slot->shape, std::move(slot->grad)));
-      slot->grad.reset();
+    try {
+      if (!slot->backward) {
+        fail({"backward: this graph was used before and is freed; run the forward pass again"});
+      }
+      if (slot->grad) {
+        slot->backward(Tensor(slot->shape, std::move(slot->grad)));
+        slot->grad.reset();
+      }
+    } catch (...) {  // what this pass began counts in no later one
+      forget(slot);
+      throw;
     }
     slot->backward.reset();
     slot->value.reset();  // given again for the ops behind it, which are done

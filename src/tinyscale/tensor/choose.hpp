@@ -17,7 +17,10 @@ namespace tinyscale {
 inline Tensor less(const Tensor& a, const Tensor& b) {
   return detail::binary(detail::Arithmetic::less, "less", a, b);
 }
-inline Tensor greater(const Tensor& a, const Tensor& b) { return less(b, a); }
+inline Tensor greater(const Tensor& a, const Tensor& b) {
+  detail::broadcast_shape("greater", a.shape(), b.shape());
+  return less(b, a);
+}
 inline Tensor equal(const Tensor& a, const Tensor& b) {
   return detail::binary(detail::Arithmetic::equal, "equal", a, b);
 }
@@ -54,6 +57,7 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
 
 // x with `value` where the mask is not 0.
 inline Tensor masked_fill(const Tensor& x, const Tensor& mask, float value) {
+  detail::broadcast_shape("masked_fill", x.shape(), mask.shape());
   return where(mask, full(Shape{}, value), x);
 }
 
@@ -67,7 +71,10 @@ inline Tensor maximum(const Tensor& a, const Tensor& b) {
   const Tensor nan = 1.0f - equal(da, da);
   return where(less(b.detach(), da) + nan, a, b);
 }
-inline Tensor minimum(const Tensor& a, const Tensor& b) { return neg(maximum(neg(a), neg(b))); }
+inline Tensor minimum(const Tensor& a, const Tensor& b) {
+  detail::broadcast_shape("minimum", a.shape(), b.shape());
+  return neg(maximum(neg(a), neg(b)));
+}
 
 // x^exponent, element by element, in double.
 inline Tensor pow(const Tensor& x, float exponent) {
@@ -83,10 +90,12 @@ inline Tensor pow(const Tensor& x, float exponent) {
   }
   scope.done_unary("pow", "pow", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "pow", {&x},
-                   [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
-                     detail::add_grad(sx, dy * scale(pow(kx, exponent - 1.0f), exponent));
-                   });
+    detail::attach(
+        y, "pow", {&x}, [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
+          const bool constant = !(exponent < 0 || exponent > 0);  // also where x is 0
+          detail::add_grad(
+              sx, constant ? zeros(dy.shape()) : dy * scale(pow(kx, exponent - 1.0f), exponent));
+        });
   }
   return y;
 }
@@ -94,6 +103,12 @@ inline Tensor pow(const Tensor& x, float exponent) {
 // Row ids[i] of dimension `dim` as row i of the result.
 inline Tensor index_select(const Tensor& x, int dim, const std::vector<std::int32_t>& ids) {
   const int d = detail::check_dim("index_select", x, dim);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= x.dim(d)) {
+      detail::fail({"index_select: id ", ids[i], " at position ", i, " is outside dimension ", dim,
+                    " of shape ", x.shape().text()});
+    }
+  }
   const Tensor front = transpose(x, 0, d);
   const std::int64_t rows = front.dim(0);
   const std::int64_t inner = detail::inner_count(front.shape(), 0);
@@ -210,6 +225,7 @@ inline bool repeats(const Tensor& x) {
 // x = x op from, where nothing but x itself would notice.
 inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
   check_defined(x);
+  check_defined(from);
   if (broadcast_shape(name, x.shape(), from.shape()) != x.shape()) {
     fail({name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
           "; from the right, sizes must be equal or 1"});

@@ -3,7 +3,9 @@
 // A random element depends on the seed and its index alone (Philox), never on the layout or order.
 
 #include <algorithm>  // fill_n
+#include <cmath>      // nextafter
 #include <cstdint>    // uint64_t
+#include <limits>     // numeric_limits
 #include <vector>     // vector
 
 #include "tinyscale/base/random.hpp"
@@ -25,6 +27,11 @@ inline Tensor full(const Shape& shape, float value) {
   return t;
 }
 
+inline Tensor operator/(const Tensor& x, float divisor) {
+  const float reciprocal = 1.0f / divisor;  // of the smallest numbers it is infinite
+  return detail::is_finite(static_cast<double>(reciprocal)) ? scale(x, reciprocal)
+                                                            : div(x, full(Shape{}, divisor));
+}
 inline Tensor operator/(float value, const Tensor& x) { return div(full(Shape{}, value), x); }
 
 inline Tensor zeros(const Shape& shape) { return full(shape, 0.0f); }
@@ -42,8 +49,14 @@ inline Tensor randn(const Shape& shape, std::uint64_t seed, float scale = 1.0f) 
 inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, float high = 1.0f) {
   Tensor t(shape);
   detail::fill_uniform(t.data(), t.count(), seed, 0, 1.0f);
+  const double span = static_cast<double>(high) - static_cast<double>(low);
+  const bool wide = span > static_cast<double>(std::numeric_limits<float>::max());
   for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = low + (high - low) * t.data()[i];
+    const float at = t.data()[i];
+    const float x =
+        wide ? static_cast<float>(static_cast<double>(low) + span * static_cast<double>(at))
+             : low + (high - low) * at;
+    t.data()[i] = x >= high && low < high ? std::nextafter(high, low) : x;  // rounded up
   }
   return t;
 }
@@ -64,6 +77,9 @@ inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
 
 // 0, 1, ..., n - 1.
 inline Tensor arange(Dim n) {
+  if (n.value > (std::int64_t{1} << 24) + 1) {
+    detail::fail({"arange: ", n.value, " numbers; up to 16777217 are whole numbers of f32"});
+  }
   if (detail::recording()) {
     return detail::record(Op::iota, {}, Shape{n}, {static_cast<double>(n.value)});
   }

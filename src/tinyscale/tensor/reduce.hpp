@@ -103,6 +103,8 @@ inline Tensor mean(const Tensor& x) {
 }
 
 inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
+  Shape rest;
+  detail::reduced_shape("mean", x, dims, rest);
   const Tensor total = sum(x, dims, keep);
   if (x.count() == 0) {
     detail::fail({"mean: the tensor has no elements, shape ", x.shape().text()});
@@ -178,6 +180,10 @@ inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   if (x.dim(d) == 0) {
     detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
   }
+  if (x.dim(d) > (std::int64_t{1} << 24)) {
+    detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(),
+                  " is longer than 16777216, beyond which f32 does not hold every place"});
+  }
   if (detail::recording()) {
     const Tensor y = detail::record(Op::argmax, {&x}, kept, {static_cast<double>(d)});
     return keep == KeepDim::yes ? y : reshape(y, rest);
@@ -251,9 +257,9 @@ inline Tensor log_softmax(const Tensor& x) {
     for (std::int64_t j = 0; j < columns; ++j) {
       total += std::exp(static_cast<double>(in[j] - top));
     }
-    const float shift = top + static_cast<float>(std::log(total));
+    const auto shift = static_cast<float>(std::log(total));
     for (std::int64_t j = 0; j < columns; ++j) {
-      y.data()[first + j] = in[j] - shift;
+      y.data()[first + j] = in[j] - top - shift;  // top + shift would be rounded to top's bits
     }
   }
   scope.done_unary("log_softmax", "log_softmax", x.shape());

@@ -60,9 +60,9 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
   for (int i = 0; i + 1 < x.dims(); ++i) {
     shape.push_back(x.dim(i));
   }
+  const std::int64_t m = shape.count();
   shape.push_back(w.rows);
   Tensor y(shape);
-  const std::int64_t m = w.cols > 0 ? x.count() / w.cols : 0;
   w.multiply(w, activations, m, x.data(), w.cols, y.data(), w.rows);
   const double elements = static_cast<double>(w.rows) * static_cast<double>(w.cols);
   detail::record_stored(scope, "matmul", w, elements, w.bytes(), x, y,

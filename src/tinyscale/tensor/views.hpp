@@ -4,6 +4,7 @@
 
 #include <algorithm>  // min
 #include <cstdint>    // int64_t
+#include <limits>     // numeric_limits
 #include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
@@ -247,6 +248,10 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
       detail::fail({"concat: shapes ", parts[0].shape().text(), " and ", part.shape().text(),
                     " differ outside dimension ", dim});
     }
+    if (part.dim(d) > std::numeric_limits<std::int64_t>::max() - shape[d]) {
+      detail::fail({"concat: ", shape[d], " and ", part.dim(d), " in dimension ", dim,
+                    " are together more than 2^63 - 1"});
+    }
     shape.set(d, shape[d] + part.dim(d));
   }
   if (detail::recording()) {
@@ -296,7 +301,7 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
   const std::int64_t n = x.dim(d);
   Shape shape = x.shape();
   shape.set(d, size);
-  if (begin.value < 0 || step.value < 1 ||
+  if (begin.value < 0 || step.value < 1 || begin.value > size.value ||
       (n > 0 &&
        (n - 1 > (size.value - 1 - begin.value) / step.value || begin.value >= size.value))) {
     detail::fail({"pad: ", n, " elements from ", begin.value, " on by ", step.value, " of ",
@@ -329,6 +334,11 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
 inline Tensor stack(const std::vector<Tensor>& parts, int dim) {
   std::vector<Tensor> rows;
   for (const Tensor& part : parts) {
+    if (part.shape() != parts[0].shape() || dim < -part.dims() - 1 || dim > part.dims()) {
+      detail::fail({"stack: shapes ", parts[0].shape().text(), " and ", part.shape().text(),
+                    " in dimension ", dim,
+                    "; equal shapes, and a dimension of the result, are right"});
+    }
     rows.push_back(unsqueeze(part, dim));
   }
   return concat(rows, dim);
