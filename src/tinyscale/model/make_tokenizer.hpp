@@ -72,18 +72,18 @@ inline std::int32_t find_side(const TokenizerTables& tables, const std::string& 
 
 inline void add_merges(TokenizerTables& tables, const std::string& who) {
   const std::vector<std::string>& merges = tables.data.merges;
-  NameTable spelled;  // id + 1 of all tokens: texts do not find special ones, merges do
+  TokenTable spelled;  // all tokens: texts do not find special ones, merges do
+  bool there = false;
   const auto side = [&](const std::string& spelling) {
-    std::int32_t id = find_side(tables, spelling);
-    if (id < 0 && !tables.data.types.empty()) {
-      const std::size_t n = spelled.size() > 0 ? 0 : tables.data.tokens.size();
-      for (std::size_t i = 0; i < n; ++i) {
-        int& number = spelled[tables.data.tokens[i]];
-        number = number == 0 ? static_cast<int>(i) + 1 : number;
-      }
-      id = spelled.has(spelling) ? spelled[spelling] - 1 : -1;
+    const std::int32_t id = find_side(tables, spelling);
+    if (id >= 0 || tables.data.types.empty()) {
+      return id;
     }
-    return id;
+    for (std::size_t i = 0; !there && i < tables.data.tokens.size(); ++i) {
+      spelled.find_by_text(spelled.add(tables.data.tokens[i]));
+    }
+    there = true;
+    return spelled.find(spelling);
   };
   if (merges.size() >= no_rank) {
     fail({who, merges.size(), " merges; fewer than 2^32 - 1 are right"});
