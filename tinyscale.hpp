@@ -405,6 +405,22 @@
 #ifndef TINYSCALE_HPP
 #define TINYSCALE_HPP
 
+// Whoever needs a part of it alone compiles faster with
+//   #define TINYSCALE_ONLY (TINYSCALE_TENSORS | TINYSCALE_MESH)      before the include
+#define TINYSCALE_TENSORS 1      // tensors, gradients, kernels, rooflines of chips and of this laptop
+#define TINYSCALE_GRAPHS 2       // functions, and a training step, as graphs
+#define TINYSCALE_SYSTOLIC 4     // systolic arrays, chips, kernels tile by tile
+#define TINYSCALE_MESH 8         // devices, networks, collectives, sharded arrays
+#define TINYSCALE_GENERATION 16  // models from files, tokenizers, generation
+#define TINYSCALE_TRAINING 32    // training of a transformer on one device or many
+#define TINYSCALE_PLANNING 64    // what training and serving would cost
+#ifndef TINYSCALE_ONLY
+#define TINYSCALE_ONLY -1  // everything, also what joins two of them
+#endif
+#if TINYSCALE_ONLY == 0
+#error TINYSCALE_ONLY names none of the topics listed above
+#endif
+
 #ifdef TINYSCALE_EXTERN  // declarations only, for a program that links the library of `make lib`
 #  include "tinyscale_extern.hpp"
 #else  // the whole library
@@ -1839,6 +1855,8 @@ class NameTable {
 }  // namespace detail
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/base/sorted_names.hpp
 // Names to find again: sorted once, n log n comparisons whatever the names are (a hash table can be
 // made slow by who chooses them), then found in log n.
@@ -1888,6 +1906,8 @@ class SortedNames {
 
 }  // namespace detail
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/base/near_names.hpp
 // Names near one that nobody knows: what a user meant by "h10" or "lama3-8b".
@@ -2739,6 +2759,8 @@ class SaveFile {
 }  // namespace detail
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/base/mapped_file.hpp
 // The bytes of a file: mapped into memory where the system can, so that they are read when they
 // are used and a file larger than memory will do; read into memory elsewhere. Also memory of one's
@@ -2842,6 +2864,8 @@ inline Shared<MappedFile> map_file(const std::string& path, const char* who) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/base/shape.hpp
 // The sizes of a tensor, a machine or a grid: [8, 4096].
@@ -3249,6 +3273,8 @@ inline std::ostream& operator<<(std::ostream& out, const Table& table) {
 
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/measure/compare.hpp
 // Predicted beside counted: rows that say what a formula promised and what a run did,
 // and reports side by side.
@@ -3407,6 +3433,8 @@ inline Table compare(const List<Table>& reports) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/measure/memory.hpp
 // Memory in use, by what it is for, with the highest that each and all of it has been.
@@ -5010,6 +5038,8 @@ inline double Chip::unit_peak() const {
 
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
+
 // >> tinyscale/hardware/best_matmul.hpp
 // What a good kernel reaches of a chip's peak: the best rate of a large matmul that was measured.
 // Source: the table "Maximum Achievable Matmul FLOPS" of stas00/ml-engineering (dense operands of
@@ -5058,6 +5088,10 @@ inline double best_matmul_fraction(const Chip& chip, DType format = DType::bf16)
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_TENSORS
 
 // >> tinyscale/hardware/chip_table.hpp
 // A chip as a table: what it can do, how much it holds, and the ridge that divides its work.
@@ -5110,6 +5144,10 @@ inline std::ostream& operator<<(std::ostream& out, const Chip& chip) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/laptop_loops.hpp
 // Loops that do nothing but reach a limit of this machine: multiply-adds in registers, one loop for
@@ -5661,6 +5699,10 @@ inline Chip laptop() {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/hardware/energy.hpp
 // What an operation costs in energy: pJ at 45 nm and at 7 nm.
 //   one bf16 weight from HBM = 88 pJ = 150 bf16 multiply-accumulates of 0.59 pJ
@@ -6041,6 +6083,10 @@ inline Chip chip(const std::string& name) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
+
 // >> tinyscale/hardware/chip_facts.hpp
 // A chip figure by figure, each with its source and how sure it is; and what an hour costs, with
 // its date.
@@ -6316,6 +6362,10 @@ inline Quantity flops_per_dollar(const Chip& chip, DType format = DType::bf16) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/network.hpp
 // A machine: chips at the points of a grid, and what joins those that differ in one coordinate.
@@ -6644,6 +6694,10 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_PLANNING)
+
 // >> tinyscale/hardware/machine_of_chips.hpp
 // The machine that so many chips make, as they are offered: machine_of_chips("tpu-v5p", 8960).
 //   3D torus  1, 2, 4 .. 32 chips, above that whole 4x4x4 cubes; sides nearest to a cube
@@ -6764,6 +6818,10 @@ inline Machine machine_of_chips(const std::string& chip_name, std::int64_t chips
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/pod.hpp
 // What a whole pod or fat tree has: FLOP/s, memory, all-reduce and bisection bandwidth.
@@ -6954,6 +7012,8 @@ inline Table network_table() {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/hardware/roofline.hpp
 // The roofline: what bounds an op on a chip, and how long it must take at least.
@@ -7218,6 +7278,8 @@ inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
 }
 
 }}  // namespace tinyscale
+
+#if TINYSCALE_ONLY & TINYSCALE_TENSORS
 
 // >> tinyscale/hardware/launches.hpp
 // Kernels on two tracks: a host that launches them and the device that runs them, each for as long
@@ -7539,6 +7601,10 @@ inline std::ostream& operator<<(std::ostream& out, const LaunchReport& report) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/intensity.hpp
 // The roofline in closed form, each answer with its derivation: when is an op bound by math?
@@ -7879,6 +7945,10 @@ inline Quantity elementwise_bytes(double elements, double arrays, DType format) 
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_TENSORS
+
 // >> tinyscale/hardware/launch_forms.hpp
 // Launches in closed form, for n equal kernels of k seconds and launches of l:
 //   eager  n max(l, k) + min(l, k): the longer of the two back to back, once the other alone
@@ -8133,6 +8203,10 @@ inline std::ostream& operator<<(std::ostream& out, const LaunchComparison& compa
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_PLANNING)
+
 // >> tinyscale/hardware/slice_facts.hpp
 // Facts of a slice of chips: hosts, cores, rates, distances, what a level of a stream takes.
 //   point to point: bytes / (ports W) + hops T_hop, W one way; hops the shorter way along each dim
@@ -8377,6 +8451,8 @@ inline Quantity matrix_over_vector(const Chip& chip, DType format) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/compute/lanes.hpp
 // Vector lanes without intrinsics: one struct per register width, and a run-time choice of path.
@@ -9722,6 +9798,8 @@ inline void copy_to_all(std::int64_t n, const float* x, float* const* copies, st
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/compute/adamw.hpp
 // AdamW. With g = grad_scale * grad and step t counted from 1:
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,
@@ -9864,6 +9942,8 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
 
 }  // namespace kernels
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/compute/scratch.hpp
 // Scratch memory that kernels borrow from the free lists of all threads.
@@ -12575,6 +12655,8 @@ inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/compute/gemm_int8.hpp
 // Matrix product of int8 numbers, exact in int32: C[M, N] = A[M, K] B[K, N]; 2 M K N operations.
 // Four products a lane: vpdpbusd (VNNI) takes one side without sign, so B is kept 128 higher and
@@ -13696,6 +13778,10 @@ inline void dequantize_blocks(BlockFormat format, std::int64_t count, const std:
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+
 // >> tinyscale/compute/block_quantize_k.hpp
 // Numbers into super-blocks of 256: q2_k .. q6_k. For each run of 16 or 32 elements the scale (and
 // minimum) of least squared error is searched: round with a step near range / levels, solve for the
@@ -14176,6 +14262,10 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/compute/stored_matrix.hpp
 // A matrix of weights as it is stored: rows of floats or of blocks, perhaps in the mapping of a
 // file, or packed to 8 or 4 bits for the integer kernels. It is only read: by products with
@@ -14227,6 +14317,10 @@ inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
 
 }  // namespace kernels
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/stored_packed.hpp
 // Packed codes (gemv_quantized.hpp) with activations that are not rounded: codes become f32 in
@@ -14682,6 +14776,10 @@ inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const flo
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_GENERATION
+
 // >> tinyscale/compute/ggml_sums.hpp
 // Sums in the order in which ggml's x86 kernels add them (AVX-512, with AMX's layout of weights),
 // one token at a time: lanes are arrays, std::fma stands where ggml's machine code fuses. For
@@ -14888,6 +14986,10 @@ inline void ggml_swiglu(std::vector<float>& gate, const std::vector<float>& up) 
 }  // namespace detail
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
 
 // >> tinyscale/compute/gemm_fused.hpp
 // What stands around a matrix product: the work that follows it, done to each block of C while it
@@ -15126,6 +15228,8 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
 
 }  // namespace kernels
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/compute/softmax.hpp
 // Softmax and cross-entropy by rows, from differences to the row's maximum (nothing overflows):
@@ -15556,6 +15660,8 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+
 // >> tinyscale/compute/argmax.hpp
 // The first largest of a row of numbers, and whether all are finite: what greedy decoding asks of
 // the logits, in one pass over a row, block by block.
@@ -15610,6 +15716,8 @@ inline std::int64_t argmax(std::int64_t n, const float* x) {
 
 }  // namespace kernels
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/compute/attention_product.hpp
 // Products of attention: C = share (A B) + keep C with scores as A or as C. Of the sums over keys
@@ -16164,6 +16272,8 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/compute/attention_backward.hpp
 // Backward of attention, in the blocks of forward (lanes are queries); P = exp(S - lse) again:
 //   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
@@ -16327,6 +16437,10 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
 
 }  // namespace kernels
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/cache_attention.hpp
 // Attention of single tokens over paged caches, O = softmax(q K^T / sqrt(head_size)) V: a flat
@@ -16704,6 +16818,8 @@ inline void cache_attention_prefill(const CacheShape& s, const std::uint8_t* con
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
 // >> tinyscale/compute/linear_cross_entropy.hpp
 // Cross-entropy fused with the matrix product before it: logits = x w^T exist for a block of rows
 // of x at a time, never for the whole batch. They stand as [vocabulary, rows], so that lanes are
@@ -16942,6 +17058,8 @@ inline void linear_cross_entropy(const LinearCrossEntropy& c, float* losses, flo
 
 }  // namespace kernels
 }}  // namespace tinyscale
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/compute/norm.hpp
 // Layer norm and RMS norm by rows:
@@ -17420,6 +17538,10 @@ inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float 
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+
 // >> tinyscale/compute/rope_table.hpp
 // The angles of a rotary embedding, computed once for a forward pass: cos and sin of each place in
 // a list, of a flat batch of tokens of many sequences, instead of once a layer (rope.hpp has the
@@ -17521,6 +17643,10 @@ class RopeTable {
 
 }  // namespace kernels
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
 
 // >> tinyscale/compute/vector_program.hpp
 // A vector program: what is to be computed of every row of a table, as a list of instructions.
@@ -17834,6 +17960,10 @@ inline std::int64_t row_offset(const Shape& outer, const VectorInput& in, std::i
 }  // namespace detail
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY == -1
+
 // >> tinyscale/compute/vector_reference.hpp
 // The reference body of vector programs: value after value over the whole table, in double.
 
@@ -17975,6 +18105,10 @@ inline void run_reference(const VectorProgram& p, const float* const* inputs,
 
 }  // namespace kernels
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
 
 // >> tinyscale/compute/vector_rewrite.hpp
 // A vector program made shorter before it is planned: operations that are one loop together become
@@ -19706,6 +19840,8 @@ inline void run(const VectorPlan& plan, const float* const* inputs, float* const
 }  // namespace kernels
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
 // >> tinyscale/tensor/op_set.hpp
 // The op set: what a captured graph is made of. Fewer than fifty primitives, into which every other
 // op can be taken apart (compile/decompose.hpp), and the composite ops that have a kernel of their
@@ -20973,6 +21109,8 @@ class DeferWeightGradients {
 
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/tensor/recompute.hpp
 // Activation recomputation (arXiv 1604.06174): the forward pass keeps the inputs alone, the
 // backward pass runs it again. With counter-based dropout both passes give the same numbers.
@@ -21065,6 +21203,8 @@ inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/tensor/op_record.hpp
 // What an op costs: bytes of each operand once, 2 M K N for a matmul, and for everything else a
@@ -22656,6 +22796,8 @@ inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
 
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/tensor/stored.hpp
 // Products of activations with stored weights, and rows of a stored table: for models that only
 // run. The bytes recorded are those that the stored format really has.
@@ -22748,6 +22890,10 @@ inline Tensor embedding_stored(const StoredMatrix& table, const std::vector<std:
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/tensor/attend.hpp
 // Attention over keys and values (arXiv 1706.03762), grouped-query (arXiv 2305.13245), and rotary
@@ -23208,6 +23354,8 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, const TokenP
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/tensor/tokens.hpp
 // Where a model meets text: the embedding lookup and the cross-entropy of the next token.
@@ -23773,6 +23921,8 @@ inline const Tensor& fill_(const Tensor& x, float value) {
 
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/tensor/carry_loss.hpp
 // A second loss that rides on a tensor: of no effect on its numbers, present in its backward pass.
 // So a loss made in the middle of a model need not be handed to its end (a pipeline's last stage).
@@ -23801,6 +23951,10 @@ inline Tensor carry_loss(const Tensor& y, const Tensor& loss, double weight = 1)
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_TENSORS
 
 // >> tinyscale/tensor/einsum.hpp
 // Products by letters: einsum("bthd,bshd->bhts", q, k) sums over the letters that the result lacks.
@@ -23904,6 +24058,10 @@ inline Tensor einsum(const std::string& spec, const Tensor& a, const Tensor& b) 
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
 
 // >> tinyscale/compile/op_graph.hpp
 // A captured graph: ops in an order in which each stands behind its operands. Nothing but shapes;
@@ -33279,6 +33437,10 @@ inline std::ostream& operator<<(std::ostream& out, const CompileReport& report) 
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_SYSTOLIC
+
 // >> tinyscale/systolic/array_report.hpp
 // What a run on a systolic array costs: ticks, traffic, and a ledger of where every PE-tick went.
 // rows * cols * cycles = useful + padded + fill + drain + weight_shift + weight_stall + dma_stall,
@@ -37386,6 +37548,10 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/mesh/collective_spec.hpp
 // What one collective is, apart from its numbers: what it does, by which algorithm, over which
 // links. Its schedule (who sends which chunk to whom in which step) and its cost in closed form are
@@ -39670,6 +39836,10 @@ inline double rule_of_thumb_seconds(const CollectiveSpec& spec) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_MESH
+
 // >> tinyscale/mesh/nccl_model.hpp
 // NCCL's own model of all_reduce, all_gather and reduce_scatter (its tuner, src/graph/tuning.cc,
 // NCCL 2.x): a base latency, a latency for each step inside a node and between nodes, and the bytes
@@ -39737,6 +39907,10 @@ inline double nccl_seconds(const NcclCall& call) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/mesh/choose_algorithm.hpp
 // algorithm = automatic: every algorithm that a collective has, with its closed form on the links
@@ -40070,6 +40244,10 @@ inline std::ostream& operator<<(std::ostream& out, const MeshPlacement& placemen
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_MESH
+
 // >> tinyscale/mesh/collective_limits.hpp
 // What a collective takes on a torus by the scaling book's limits, each with its derivation:
 //   all_gather, reduce_scatter  max(T_min sum(hops), V / sum(W)); all_reduce twice that
@@ -40255,6 +40433,10 @@ inline Quantity reduce_threshold(const Chip& chip, DType format = DType::bf16) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_PLANNING)
 
 // >> tinyscale/mesh/switch_limits.hpp
 // Collectives of GPUs behind switches, and the tree of switches itself, each with its derivation.
@@ -40464,6 +40646,10 @@ inline Quantity in_switch_traffic(double bytes, const FatTreeLevel& node) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/mesh/run_log.hpp
 // The log of a mesh run: what every device did, in order, and every collective that ran, with the
@@ -47727,6 +47913,10 @@ inline std::ostream& operator<<(std::ostream& out, const Sharding& sharding) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_MESH
+
 // >> tinyscale/mesh/sharding_search.hpp
 // The cheapest collectives from one sharding to another.
 // A move takes mesh axes from one place to another: cut a dim (slice, free), leave it (all_gather),
@@ -48111,6 +48301,10 @@ class ShardingSearch {
 }  // namespace detail
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/mesh/sharded.hpp
 // An array cut over the devices of a mesh, held by one program: shard r is what device r has.
 //   Sharded a = mesh.shard(x, "I_x, J");  a.explain();  a.picture();  Tensor whole = a.gather();
@@ -48443,6 +48637,10 @@ inline std::ostream& operator<<(std::ostream& out, const ShardPicture& picture) 
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_MESH
 
 // >> tinyscale/mesh/reshard.hpp
 // The same array under another sharding: its numbers sent by the schedules of the collectives that
@@ -49451,6 +49649,10 @@ inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/mesh/mesh.hpp
 // A mesh: the devices of a machine under named axes, and a program run on all of them.
 // Each device is a thread with a context of its own (ops, memory, device number); host loops inside
@@ -49621,6 +49823,10 @@ class Mesh {
 };
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY == -1
 
 // >> tinyscale/mesh/dim_labels.hpp
 // How the dims of an op's operands lie in its result: what a sharding follows through a graph.
@@ -50971,6 +51177,10 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedProgram& program
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/experts.hpp
 // Which expert each token visits: the top_k most probable of the router, ties to the lower number
@@ -52925,6 +53135,10 @@ inline std::string Tokenizer::decode_piece(std::int32_t previous, std::int32_t i
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/model/make_tokenizer.hpp
 // From a tokenizer's lists, which nobody has checked, to its tables. Both kinds of merging become
 // one table from a pair of tokens to its rank: a list of merges gives the ranks in its order; with
@@ -53153,6 +53367,10 @@ inline Tokenizer make_tokenizer(TokenizerData data, const std::string& who = "ma
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+
 // >> tinyscale/model/stream_decoder.hpp
 // Text as a model writes it, token by token: a character whose bytes come in several tokens is held
 // back until it is whole. All that next() and finish() return, joined, is decode() of the tokens.
@@ -53204,6 +53422,10 @@ class StreamDecoder {
 };
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/train_tokenizer.hpp
 // Training byte-level BPE on a text: the pair of neighbouring tokens that is most frequent within
@@ -53433,6 +53655,10 @@ inline Tokenizer train_tokenizer(const std::string& text, std::int64_t vocabular
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/transformer.hpp
 // The transformer, written once for GPT-2 and Llama styles.
@@ -53972,6 +54198,10 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/json.hpp
 // A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
@@ -54599,6 +54829,10 @@ inline void read_floats(const StoredTensor& t, float* to, const std::string& who
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+
 // >> tinyscale/model/llama2c.hpp
 // The files of llama2.c: a header of whole numbers, then the weights in a fixed order. Version 0
 // has 28 bytes of header and float32; 1 begins with "24ka", has 256 and float32; 2 has int8 in
@@ -54855,6 +55089,10 @@ inline WeightFile read_llama2c(const std::string& path) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/safetensors.hpp
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
@@ -55169,6 +55407,10 @@ inline void write_safetensors(const std::string& path, const List<Parameter>& te
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+
 // >> tinyscale/model/sentencepiece.hpp
 // SentencePiece's .model file, a protobuf message: pieces with scores and types, how it was
 // trained, how it rewrites text. A message is a run of fields: key = 8 * number + wire type (0
@@ -55345,6 +55587,10 @@ inline Tokenizer read_sentencepiece(const std::string& path) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/hugging_face_tokenizer.hpp
 // Hugging Face's tokenizer.json, of BPE: byte-level ones (GPT-2, Llama 3, Qwen 2, SmolLM) by the
@@ -55674,6 +55920,10 @@ inline Tokenizer read_hugging_face_tokenizer(const std::string& path) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+
 // >> tinyscale/model/tokenizer_files.hpp
 // Tokenizers in their files: llama2.c's tokenizer.bin (uint32 longest token, then for each token a
 // float score, an int32 length, the bytes), GPT-2's vocab.json with merges.txt, and read_tokenizer
@@ -55787,6 +56037,10 @@ inline Tokenizer read_tokenizer(const std::string& path, std::int64_t vocabulary
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/tokenizer_json.hpp
 // A tokenizer as JSON: all its lists, in the metadata of a saved model; and as a tokenizer.json of
@@ -56262,6 +56516,10 @@ inline void Transformer::save(const std::string& path, DType format) const {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/gguf_values.hpp
 // What a GGUF file holds, as data: keys with values of thirteen kinds, tensors with their formats.
@@ -57287,6 +57545,10 @@ inline GgufVocabulary gguf_vocabulary(const Gguf& file) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_GENERATION
+
 // >> tinyscale/model/gguf_write.hpp
 // Writing GGUF version 3: keys by their kinds, tensors rounded into a format each as they are
 // written, aligned to 32 bytes. The file appears whole or not at all.
@@ -57754,6 +58016,10 @@ inline std::vector<std::int32_t> read_token_shard(const std::string& path) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/model/data.hpp
 // What a step learns from: windows of the text at random places. A sequence's place depends on the
 // seed, the step and its number in the whole batch, so every layout of devices sees the same data.
@@ -57845,6 +58111,10 @@ inline double evaluate(const Transformer& model, const std::vector<std::int32_t>
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/kv_pages.hpp
 // The cache of keys and values in pages: each sequence has a table of pages of as many tokens, so
@@ -58864,6 +59134,10 @@ inline std::string generate(const Transformer& model, const Text& text, const st
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_GENERATION
+
 // >> tinyscale/model/generation_report.hpp
 // What a generation cost beside what the roofline of a chip allows, step for step:
 //   T = max(FLOPs / peak, bytes / bandwidth)
@@ -59774,6 +60048,10 @@ inline BeamResult beam_search(const Transformer& model, const std::vector<std::i
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/model/model_presets.hpp
 // Published architectures by name, with parameter counts that equal the published checkpoints.
 // Sources: the makers' papers and model configurations (GPT-2/3, PaLM, Llama, Mixtral, DeepSeek-V3,
@@ -60030,6 +60308,10 @@ inline ModelConfig config(const std::string& name) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/config_file.hpp
 // The keys of a config.json, one by one. The file is not trusted: what is missing, of another kind
@@ -61492,6 +61774,10 @@ inline Transformer load(const std::string& path, const ModelConfig& config) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_GENERATION
+
 // >> tinyscale/model/ggml_decoder.hpp
 // One token at a time in ggml's order of arithmetic, slow and plain, to give what llama.cpp gives,
 // id for id: activations rounded to the weights' kind (q8_0 for blocks of 32), f16 keys and values,
@@ -62134,6 +62420,10 @@ inline FormatReport compare_formats(const Transformer& model, const std::vector<
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/model/loss_scaler.hpp
 // Dynamic loss scaling (arXiv 1710.03740): the loss is multiplied by a power of two so that small
 // gradients do not vanish in fp16 or fp8, and the gradients are divided by it before the update.
@@ -62353,6 +62643,10 @@ inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/model/train_step.hpp
 // One step of training: forward, backward, clip, update. 6 flops a parameter and token.
 
@@ -62538,6 +62832,10 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
+
 // >> tinyscale/model/compiled_step.hpp
 // A whole training step as one graph: forward, backward, clipping and update, captured once and run
 // for every batch of that size. What changes from step to step comes in from outside: the batch,
@@ -62635,6 +62933,10 @@ inline CompiledStep compile_step(const Transformer& model, AdamW& optimizer,
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/model/training_memory.hpp
 // What training holds on one device, in float32 and without recomputation: 16 bytes a parameter
 // (value, gradient, two Adam moments) and what each op keeps for its backward pass.
@@ -62719,6 +63021,10 @@ inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, 
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/parallel/pipeline_schedule.hpp
 // A pipeline schedule as plain data: what each rank does in which order. Stages are the pieces of
@@ -63519,6 +63825,10 @@ inline std::ostream& operator<<(std::ostream& out, const PipelineTiming& timing)
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+
 // >> tinyscale/parallel/pipeline_forms.hpp
 // Idle time and activations of the four built-in pipeline schedules in closed form, for every
 // number of ranks p, microbatches m and chunks v, all stages alike and messages that take no time.
@@ -63602,6 +63912,10 @@ inline double pipeline_messages(const PipelineShape& s) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/parallel/ring_attention.hpp
 // Ring attention (Liu et al., arXiv 2310.01889): the tokens of every sequence are cut over devices;
@@ -65400,6 +65714,10 @@ inline Table flops_table(const ModelConfig& model, double context) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+
 // >> tinyscale/parallel/numerics.hpp
 // Rounding when devices put a number together: the error of an all_reduce and of merged attention
 // against float64, by the order of the sums, their format and the number of devices.
@@ -65729,6 +66047,10 @@ inline NumericsReport merge_error(const MergeErrorOptions& options = MergeErrorO
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/parallel/goodput.hpp
 // Goodput of a job whose devices fail: how much of the time goes into steps that last.
@@ -69262,6 +69584,10 @@ inline TrainReport train(Transformer& model, const Text& text,
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+
 // >> tinyscale/parallel/serve_layout.hpp
 // How generation is divided over devices: layers over pipeline stages; query heads, feed-forward
 // and vocabulary over tensor x sequence devices; of the cache heads over tensor, tokens over
@@ -70859,6 +71185,10 @@ inline ShardedGeneration generate_sharded(const Transformer& model,
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_PLANNING
 
 // >> tinyscale/plan/transformer_math.hpp
 // Transformer maths: checkpoints, KV cache, time of a run and the knees of parallelism, closed
@@ -78891,6 +79221,8 @@ inline std::ostream& operator<<(std::ostream& out, const TrainingPlan& plan) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
 // >> tinyscale/show/svg.hpp
 // A picture as text: shapes and words in the coordinates of an SVG file, x to the right, y down.
 // Self-contained (no script, no outside style), readable in light and in dark surroundings.
@@ -79311,6 +79643,8 @@ void show(const T& value, const ShowOptions& options = {}) {
 
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING)
+
 // >> tinyscale/show/heat_map.hpp
 // A matrix as coloured cells: how many bytes each device sent to each other.
 // Colours run from dark blue to yellow and grow only lighter (after cividis, Nunez, Anderton and
@@ -79440,6 +79774,10 @@ inline Svg svg(const LinkHeatMap& map) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_MESH
+
 // >> tinyscale/show/shard_picture.hpp
 // Which device holds which block of an array: a cell for each block of the last two dims, a panel
 // for each block of those before, a stripe of its own colour for each device that holds the block.
@@ -79530,6 +79868,8 @@ inline Svg svg(const ShardPicture& picture) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/show/plot.hpp
 // Lines and points over two axes, each linear or logarithmic.
@@ -79847,6 +80187,8 @@ inline Svg svg(const Plot& plot) {
 
 }}  // namespace tinyscale
 
+#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/show/pictures.hpp
 // The roofline and the loss curve.
 // Roofline: an op of I FLOPs per byte reaches at most min(peak, I x bandwidth) FLOPs per second
@@ -80140,6 +80482,10 @@ inline Svg svg(const LossCurve& curve) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_SYSTOLIC
+
 // >> tinyscale/show/array_pictures.hpp
 // Pictures of a systolic array: frames of its registers, busy PEs by tick, where the PE-ticks went,
 // and what shape of matmul keeps it busy.
@@ -80334,6 +80680,10 @@ inline Svg utilization_plot(const SystolicArray& array, Dim m, Dim k, Dim n) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_MESH
+
 // >> tinyscale/show/schedule_table.hpp
 // A collective algorithm as a table: what each device receives in each step.
 
@@ -80378,6 +80728,10 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/show/device_timeline.hpp
 // What every device of a mesh run did when, in simulated time: above, its compute and the waits
@@ -80561,6 +80915,10 @@ inline Svg device_timeline(const MeshRun& run) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+
 // >> tinyscale/show/pipeline_chart.hpp
 // A timed pipeline schedule as a Gantt chart: a row for each rank, forwards, backwards and their
 // two halves in colours, the later of a rank's stages paler, the number of the microbatch in each
@@ -80658,6 +81016,10 @@ inline Svg svg(const PipelineTiming& timing) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/show/step_colors.hpp
 // One code of colours for all pictures of a step: compute solid, communication and waiting for it
@@ -80870,6 +81232,10 @@ inline Svg time_bars(const MeshRun& run, const TaskNames& names = TaskNames(),
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING)
 
 // >> tinyscale/show/task_timeline.hpp
 // A Gantt chart of a step in simulated time: for each device a track of its tasks, coloured by
@@ -81281,6 +81647,10 @@ inline void save_trace(const MeshRun& run, const std::string& path,
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY == -1
 
 // >> tinyscale/show/launch_pictures.hpp
 // Launches and kernels as a timeline, the host's track above the device's; as a trace for Perfetto;
@@ -82783,6 +83153,10 @@ inline void show(const CompileReport& report, const ShowOptions& options = {}) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_MESH
+
 // >> tinyscale/show/link_map.hpp
 // A torus or mesh of chips with its links, each way in the colour of the share of the run's time
 // that its bytes take: where a collective spreads its traffic, and where messages meet.
@@ -82974,6 +83348,10 @@ inline Svg link_map(const MeshRun& run) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+
 // >> tinyscale/show/report_pictures.hpp
 // Pictures of whole reports: the losses of a training run, the last step of one on a mesh, the
 // bytes over the links of a mesh run.
@@ -83052,6 +83430,10 @@ inline Svg svg(const MeshRun& run) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_PLANNING
 
 // >> tinyscale/show/plan_pictures.hpp
 // Pictures of plans: when each strategy is bound by math, a step from its limit to its typical
@@ -83308,6 +83690,8 @@ inline Svg svg(const ServingFrontier& frontier) {
 }
 
 }}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 #endif  // TINYSCALE_EXTERN
 #endif  // TINYSCALE_HPP

@@ -209,6 +209,7 @@ END {
   if (at > count) fail("not the joined header")
   for (at++; at <= count && line[at] !~ /^#endif  \/\/ TINYSCALE_EXTERN/;) {
     if (!ended && index(line[at], mark to) == 1) { ended = 1; break }
+    if (library && line[at] ~ /^#(if|endif ) .*TINYSCALE_ONLY/) { at++; continue }  # it has all topics
     if (library && index(line[at], mark from) == 1) bodies = 1
     if (line[at] ~ /^#.*\\$/) {                     # a macro
       while (line[at] ~ /\\$/) print line[at++]
