@@ -1364,3 +1364,33 @@ TEST_CASE("devices that give a ragged all_to_all other shapes are told so") {
   CHECK(error.find("all_to_all([1, 2], ragged, x)") != std::string::npos);
   CHECK(error.find("dim 0 to -1") == std::string::npos);
 }
+
+#if !defined(TINYSCALE_NO_THREADS)
+TEST_CASE("a collective that is started and dropped keeps no memory, and its error is thrown") {
+  const ts::Mesh mesh(ts::machine("h100", {1, 2}), {{"x", 2}});
+  const double bytes = 4.0 * (1 << 12);
+  mesh.run([&](ts::Device& d) {
+    for (int i = 0; i < 50; ++i) {
+      d.start_all_reduce(ts::ones({1 << 12}), "x");
+      d.barrier();
+      d.barrier();  // what the first one saw done is let go
+    }
+    CHECK(ts::context().memory->current_total() < 5 * bytes);
+    CHECK(ts::context().memory->peak_total() < 10 * bytes);
+  });
+  ts::CollectiveSchedule wrong;
+  wrong.name = "mine";
+  wrong.what = ts::Collective::all_gather;
+  wrong.devices = wrong.chunks = 3;
+  const std::string error = error_of([&] {
+    mesh.run([&](ts::Device& d) {
+      ts::CollectiveOptions own;
+      own.schedule = &wrong;
+      d.start_all_gather(ts::ones({4}), "x", 0, own);
+      d.barrier();
+      d.barrier();
+    });
+  });
+  CHECK(error.find("all_gather: schedule mine is all_gather over 3 devices") != std::string::npos);
+}
+#endif

@@ -23,6 +23,15 @@ namespace detail {
 
 // A collective that was started, and what carries a gradient back through it.
 struct Underway {
+  Underway() = default;
+  Underway(const Underway&) = default;
+  Underway& operator=(const Underway&) = default;
+  ~Underway() {
+    if (call.meeting != nullptr && device && *device != nullptr) {
+      (*device)->drop(call);
+    }
+  }
+
   Shared<Endpoint*> device;  // null: nothing is pending; what it holds is null after the run
   StartedCall call;
   CollectiveOptions options;

@@ -212,8 +212,10 @@ class Endpoint {
     enter();
     if (call.meeting != nullptr) {
       in_ = &call;
+      Meeting* const meeting = call.meeting;
+      call.meeting = nullptr;
       try {
-        const Fabric::Met end = fabric_.await(rank_, *call.seat, call.meeting, *this);
+        const Fabric::Met end = fabric_.await(rank_, *call.seat, meeting, *this);
         log_.events[call.event].call = end.call;
         plan_slot(*call.of) = {call.of->where, end.plan};
       } catch (...) {
@@ -221,12 +223,18 @@ class Endpoint {
         throw;
       }
       in_ = nullptr;
-      call.meeting = nullptr;
     }
     log_.events.push_back(
         {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
     call.of->in = Tensor();
     return std::move(call.of->out);
+  }
+
+  // Nobody will wait for it any more: once all have come its tensors go, and its error is thrown.
+  void drop(StartedCall call) {
+    if (thread_ == std::this_thread::get_id()) {
+      dropped_.push_back(std::move(call));
+    }
   }
 
   // A copy goes; nobody waits.
@@ -285,6 +293,7 @@ class Endpoint {
   // The program is at its end.
   void finish() {
     log_ops();
+    let_dropped_go();
     if (task_ >= 0) {
       task(-1);
     }
@@ -357,6 +366,19 @@ class Endpoint {
     }
     threw_in_.clear();  // the program caught it
     log_ops();
+    let_dropped_go();
+  }
+  void let_dropped_go() {
+    for (std::size_t i = 0; i < dropped_.size();) {
+      if (!dropped_[i].meeting->done.load(std::memory_order_acquire)) {
+        ++i;
+        continue;
+      }
+      const StartedCall call = dropped_[i];
+      dropped_[i] = dropped_.back();
+      dropped_.pop_back();
+      log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this).call;
+    }
   }
   // By an exception, from the call it is in.
   void leave() {
@@ -460,6 +482,7 @@ class Endpoint {
   int calls_ = 0;
   int task_ = -1;
   const StartedCall* in_ = nullptr;
+  List<StartedCall> dropped_;
   int peer_ = 0;  // of a recv
   SourceLine receives_;
   std::string threw_in_;
