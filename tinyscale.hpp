@@ -3187,16 +3187,14 @@ struct Table {
 
   // Appends a row; it must have a cell for each column.
   void add(std::vector<std::string> row) {
-    if (row.size() != columns.size()) {
-      detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
-                    " columns; a row must have a cell for each column"});
-    }
+    check_row(row);
     rows.push_back(std::move(row));
   }
 
   std::string text() const {
     std::vector<std::size_t> widths(columns.size());
     std::vector<int> right(columns.size());
+    check_rows();
     for (std::size_t c = 0; c < columns.size(); ++c) {
       widths[c] = detail::text_width(columns[c]);
       bool any = false;
@@ -3233,6 +3231,7 @@ struct Table {
 
   // {"title": "...", "rows": [{"column": cell, ...}, ...]}; cells that are numbers stay numbers.
   std::string json() const {
+    check_rows();
     std::string out = "{\"title\": \"" + json_escape(title) + "\", \"rows\": [";
     for (std::size_t r = 0; r < rows.size(); ++r) {
       out += r > 0 ? ",\n  {" : "\n  {";
@@ -3246,6 +3245,17 @@ struct Table {
   }
 
  private:
+  void check_row(const std::vector<std::string>& row) const {
+    if (row.size() != columns.size()) {
+      detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
+                    " columns; a row must have a cell for each column"});
+    }
+  }
+  void check_rows() const {
+    for (const std::vector<std::string>& row : rows) {
+      check_row(row);
+    }
+  }
   static std::string line(const std::vector<std::string>& cells,
                           const std::vector<std::size_t>& widths, const std::vector<int>& right) {
     std::string out;
@@ -3442,7 +3452,15 @@ inline Table compare(const List<Table>& reports) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-enum class MemoryKind { parameter, gradient, optimizer, activation, logits, kv_cache, buffer };
+enum class MemoryKind : unsigned char {
+  parameter,
+  gradient,
+  optimizer,
+  activation,
+  logits,
+  kv_cache,
+  buffer
+};
 
 inline const char* name_of(MemoryKind kind) {
   switch (kind) {
@@ -7194,8 +7212,11 @@ inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
     if (same == report.rows.size()) {
       report.rows.push_back(row);
     } else {
-      detail::add_row(report.rows[same], row);
-      detail::bound_row(report.rows[same]);
+      RooflineRow& sum = report.rows[same];
+      const double both = sum.seconds + row.seconds;
+      detail::add_row(sum, row);
+      detail::bound_row(sum);
+      sum.seconds = both;  // one after the other, as the total
     }
   }
   report.total.name = "total";
@@ -13092,7 +13113,7 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
 // becomes -8. Scales are f16. The same numbers as ggml's q8_0 and q4_0 in groups of 32.
 inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
                                 const float* w) {
-  if (rows <= 0 || cols <= 0 || group < 1) {
+  if (rows <= 0 || cols <= 0 || group < 1 || group > std::int64_t{1} << 40) {  // throws
     return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
   }
   const std::int64_t groups = (cols + group - 1) / group;
@@ -13485,7 +13506,12 @@ inline BlockLayout block_layout(BlockFormat format) {
                                         {"q2_K", 256, 84},  {"q3_K", 256, 110}, {"q4_K", 256, 144},
                                         {"q5_K", 256, 176}, {"q6_K", 256, 210}, {"q8_K", 256, 292},
                                         {"mxfp4", 32, 17},  {"nvfp4", 64, 36}};
-  return layouts[static_cast<int>(format)];
+  const auto number = static_cast<std::size_t>(format);
+  if (number >= sizeof layouts / sizeof *layouts) {
+    detail::fail({"block format ", static_cast<int>(format), "; 0 to ",
+                  sizeof layouts / sizeof *layouts - 1, " are right"});
+  }
+  return layouts[number];
 }
 
 inline const char* name_of(BlockFormat format) { return block_layout(format).name; }
@@ -16489,7 +16515,8 @@ inline void check_cache(const char* who, const kernels::CacheShape& s) {
       s.format != DType::int8) {
     fail({who, ": pages of ", s.format, "; there are f32, bf16, f16, int8"});
   }
-  if (s.page_tokens < 1 || s.kv_heads < 1 || s.head_size < 1 || s.heads % s.kv_heads != 0) {
+  if (s.page_tokens < 1 || s.kv_heads < 1 || s.head_size < 1 || s.heads < 1 ||
+      s.heads % s.kv_heads != 0) {
     fail({who, ": pages of ", s.page_tokens, " tokens, ", s.heads, " heads on ", s.kv_heads, " of ",
           s.head_size, " numbers; each at least 1, and heads a multiple"});
   }
@@ -16750,6 +16777,9 @@ inline void cache_store(const CacheShape& s, std::uint8_t* page, std::int64_t sl
 inline void cache_load(const CacheShape& s, const std::uint8_t* const* pages, std::int64_t first,
                        std::int64_t end, float* keys, float* values) {
   detail::check_cache("cache_load", s);
+  if (first < 0 || end < first) {
+    detail::fail({"cache_load: tokens ", first, " to ", end, "; a rising range from 0 is right"});
+  }
   parallel_for(end - first, 64, [&](std::int64_t begin, std::int64_t last) {
     const std::int64_t at = begin * s.row();
     detail::run_on_lanes(
@@ -16788,6 +16818,10 @@ inline void cache_attention_prefill(const CacheShape& s, const std::uint8_t* con
                                     std::int64_t first, std::int64_t m, const float* q,
                                     std::int64_t ldq, float* o, std::int64_t ldo) {
   detail::check_cache("cache_attention_prefill", s);
+  if (first < 0 || m < 0) {
+    detail::fail({"cache_attention_prefill: ", m, " queries from token ", first,
+                  " on; 0 or more are right"});
+  }
   if (m <= detail::cache_few) {
     List<CacheQuery> queries(static_cast<std::size_t>(m));
     for (std::int64_t i = 0; i < m; ++i) {
@@ -20042,10 +20076,10 @@ struct Storage {
     Shared<Storage> owner;
   };
   MemoryKind kind = MemoryKind::activation;
-  std::atomic<int> kept{0};  // ops that need numbers of this block for their backward pass
   bool sliced = false;       // the union holds the owner
   bool recorded = false;     // by a capture (recorder.hpp): there may be no numbers yet
-  std::int16_t writer = 0;   // which capture
+  std::atomic<int> kept{0};  // ops that need numbers of this block for their backward pass
+  std::int32_t writer = 0;   // which capture
   std::int32_t node = -1;    // of its graph
 
   Storage() : meter() {}
@@ -24190,6 +24224,18 @@ inline bool flows_to(unsigned grads, std::size_t i) {
   return (grads >> (i < 31 ? i : 31) & 1U) != 0;
 }
 
+// Whether a node is a view that was not meant as a copy; and the node whose memory it shows.
+inline bool shows_memory(const Graph& graph, const List<char>& copies, int node) {
+  const auto at = static_cast<std::size_t>(node);
+  return facts_of(graph[node].op).kind == OpKind::view && (at >= copies.size() || copies[at] == 0);
+}
+inline int view_base(const Graph& graph, const List<char>& copies, int node) {
+  while (node >= 0 && shows_memory(graph, copies, node) && !graph[node].inputs.empty()) {
+    node = graph[node].inputs[0];
+  }
+  return node;
+}
+
 class GraphWriter : public Recorder {
  public:
   Graph graph;
@@ -24201,7 +24247,7 @@ class GraphWriter : public Recorder {
   }
   ~GraphWriter() {
     for (const Shared<Storage>& storage : storages_) {
-      storage->node = storage->data != nullptr ? storage->node : -1;
+      storage->node = -1;
     }
   }
 
@@ -24332,7 +24378,15 @@ class GraphWriter : public Recorder {
     return node;
   }
 
-  std::int16_t id_;
+  // A recorded tensor of another writer, on this thread or another, has no number here.
+  void check_own(const Storage& storage, const char* file, int line) const {
+    if (storage.writer != id_) {
+      fail({"compile: ", file, ":", line, " reads a tensor of ", storage.count,
+            " numbers that another call records; return it from the function of that call"});
+    }
+  }
+
+  std::int32_t id_;
   Slot tracked_;                    // of every handle that a gradient flows through
   List<Shared<Storage>> storages_;  // of all handles
   List<int> constant_nodes_;
@@ -24344,10 +24398,9 @@ class GraphWriter : public Recorder {
     Tensor tensor;
   };
 
-  static std::int16_t next_id() {
-    static thread_local struct { unsigned last; } ids;
-    ids.last = ids.last % 32767 + 1;
-    return static_cast<std::int16_t>(ids.last);
+  static std::int32_t next_id() {  // of all threads: tensors may come from another
+    static std::atomic<std::int32_t> last{0};
+    return last.fetch_add(1, std::memory_order_relaxed) + 1;
   }
 
   List<Bound> bound_;
@@ -24962,7 +25015,7 @@ class Recognition {
   Recognized find(Op op, const List<int>& in, const Shape& shape) const {
     switch (op) {
       case Op::div: return quotient(in, shape);
-      case Op::mul: return product(in);
+      case Op::mul: return product(in, shape);
       case Op::sub: return difference(in);
       case Op::matmul: return weighted_values(in, shape);
       default: return Recognized();
@@ -25131,7 +25184,7 @@ class Recognition {
     return found;
   }
 
-  Recognized product(const List<int>& in) const {
+  Recognized product(const List<int>& in, const Shape& shape) const {
     Recognized found;
     Factors all;
     collect(in[0], all);
@@ -25141,7 +25194,7 @@ class Recognition {
     }
     for (std::size_t i = 0; i < 2; ++i) {
       const int x = all.nodes[i], other = all.nodes[1 - i];
-      if (at(x).shape != at(other).shape) {
+      if (at(x).shape != at(other).shape || at(x).shape != shape) {
         continue;
       }
       int term = -1;
@@ -25223,6 +25276,10 @@ class Recognition {
       product = operand(product, 0);
     }
     if (product < 0 || !is(product, Op::matmul) || at(product).shape != s) {
+      return found;
+    }
+    const auto f32 = static_cast<int>(DType::f32);  // the fused op's format
+    if (static_cast<int>(at(product).number(0)) != f32 || context().matmul_format != DType::f32) {
       return found;
     }
     const int q = operand(product, 0), turned = operand(product, 1), v = in[1];
@@ -25320,6 +25377,7 @@ struct OldGradient {
 // What a result is beside its numbers: an input or a constant itself, if it was returned as such.
 struct ReturnedAs {
   int input = -1, constant = -1;
+  int base = -1;  // the node whose memory it is, maybe through views
   bool detached = false;
 };
 
@@ -25506,6 +25564,7 @@ class Capture final : public GraphWriter {
   }
 
   float* read(Storage& storage, const char* file, int line) override {
+    check_own(storage, file, line);
     breaks.push_back(GraphBreak{file, line, graph[storage.node].shape});
     List<int> wanted;
     wanted.push_back(storage.node);
@@ -25735,11 +25794,7 @@ class Capture final : public GraphWriter {
     return false;
   }
 
-  bool is_view(int node) const {
-    const auto at = static_cast<std::size_t>(node);
-    return facts_of(graph[node].op).kind == OpKind::view &&
-           (at >= copies_.size() || copies_[at] == 0);
-  }
+  bool is_view(int node) const { return shows_memory(graph, copies_, node); }
 
   ReturnedAs as_returned(const Tensor& y) const {
     ReturnedAs as;
@@ -25763,6 +25818,7 @@ class Capture final : public GraphWriter {
       graph.outputs.push_back(y.defined() ? edge_of_result(y) : -1);
       tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0);
       returned_as.push_back(y.defined() ? as_returned(y) : ReturnedAs());
+      returned_as.back().base = view_base(graph, copies_, graph.outputs.back());
     }
     for (std::size_t i = 0; i < inputs_.size(); ++i) {  // those of the host come behind them
       if (inputs_[i]->node != graph.inputs[i]) {
@@ -31583,6 +31639,13 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
     Tensor y = made->is_input(r)      ? inputs[static_cast<std::size_t>(as.input)]
                : made->is_captured(r) ? made->graph.constants[static_cast<std::size_t>(as.constant)]
                                       : outputs[r];
+    const bool own = !made->is_input(r) && !made->is_captured(r);
+    for (std::size_t q = 0; q < r && own && y.defined(); ++q) {  // a pass made two results one
+      const bool one = results[q].defined() && results[q].origin() == y.origin();
+      if (one && made->returned_as[q].base != as.base) {
+        y = y.clone();
+      }
+    }
     results.push_back(as.detached ? y.detach() : y);
   }
   attach_backward(made, given, inputs, outputs, results);
@@ -31619,6 +31682,7 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     List<detail::Kept> kept;
     for (std::size_t i = 0; i < part->cut.known.size(); ++i, ++at) {
       saved.push_back(outputs[at].is_contiguous() ? outputs[at] : outputs[at].clone());
+      kept.push_back(detail::Kept(saved.back()));
     }
     for (const Tensor& x : given) {
       kept.push_back(detail::Kept(x));
@@ -51791,6 +51855,8 @@ inline std::string lacking(const ModelConfig& c) {
   add(c.router_bias, "biases of the router");
   add(c.block_norms == 1, "attention and feed-forward side by side");
   add(c.block_norms == 4, "norms after each sublayer");
+  add(c.block_norms < 1 || c.block_norms == 3 || c.block_norms > 4, "so many norms in a block");
+  add(c.other_parameters != 0, "parameters that have no name here");
   return all;
 }
 
@@ -51798,6 +51864,13 @@ inline std::string lacking(const ModelConfig& c) {
 
 // Throws an Error that names the first field that cannot be right.
 inline void ModelConfig::validate() const {
+  if (static_cast<unsigned>(activation) > static_cast<unsigned>(Activation::geglu) ||
+      static_cast<unsigned>(norm) > static_cast<unsigned>(Norm::rms) ||
+      static_cast<unsigned>(position) > static_cast<unsigned>(Position::rotary)) {
+    detail::fail({"ModelConfig: ", name, ": activation ", static_cast<int>(activation), ", norm ",
+                  static_cast<int>(norm), ", position ", static_cast<int>(position),
+                  "; one of the named values is right"});
+  }
   detail::check_config_counts(*this);
   detail::check_config_product(*this);
   detail::config_above_zero(*this, "rope_theta", rope_theta);
@@ -53632,6 +53705,13 @@ inline void check_trained_vocabulary(std::int64_t vocabulary,
     fail({"train_tokenizer: a vocabulary of ", vocabulary, "; at least ", least, " (256 bytes and ",
           options.special.size(), " special tokens) is right"});
   }
+  NameTable names;
+  for (const std::string& special : options.special) {
+    if (special.empty() || ++names[special] > 1) {
+      fail({"train_tokenizer: the special token \"", special,
+            "\"; none that is empty, and each once, is right"});
+    }
+  }
   if (find_pre_tokenizer(options.pre) < 0) {
     fail({"train_tokenizer: the pre-tokenizer is \"", options.pre, "\"; right is one of ",
           pre_tokenizer_names()});
@@ -55425,6 +55505,18 @@ inline void write_numbers(SaveFile& file, std::int64_t count, const float* from,
 // file whole.
 inline void write_safetensors(const std::string& path, const List<Parameter>& tensors,
                               const List<SafetensorsNote>& metadata, DType format = DType::f32) {
+  detail::NameTable names, notes;
+  for (const Parameter& tensor : tensors) {
+    if (tensor.name == "__metadata__" || ++names[tensor.name] > 1) {
+      detail::fail({"save: a tensor is called \"", tensor.name,
+                    "\"; names that differ, and not __metadata__, are right"});
+    }
+  }
+  for (const SafetensorsNote& note : metadata) {
+    if (++notes[note.name] > 1) {
+      detail::fail({"save: two notes are called \"", note.name, "\"; one is right"});
+    }
+  }
   const std::string json = detail::safetensors_text(tensors, metadata, format);
   const std::uint64_t n = json.size();
   detail::SaveFile file("save", path);
@@ -57730,6 +57822,18 @@ inline void write_gguf(const std::string& path, const List<GgufValue>& metadata,
            "multiples of 32"});
     }
   }
+  detail::NameTable keys, names;
+  for (const GgufValue& value : metadata) {
+    if (value.key.empty() || value.key.size() > 65535 || ++keys[value.key] > 1) {
+      detail::fail({"write_gguf: the key \"", value.key.substr(0, 64),
+                    "\"; keys of 1 to 65535 bytes, each once, are right"});
+    }
+  }
+  for (const GgufSource& source : tensors) {
+    if (++names[source.name] > 1) {
+      detail::fail({"write_gguf: two tensors are called \"", source.name, "\"; one is right"});
+    }
+  }
   const std::string header = detail::gguf_header(metadata, tensors);
   detail::SaveFile file("write_gguf", path);
   file.write(header.data(), header.size());
@@ -58179,10 +58283,10 @@ class KvPages {
   kernels::CacheShape shape() const { return shape_; }
   // A page of one layer, by the order of its tokens, as kernels::cache_attention reads it.
   const std::uint8_t* page(int layer, int sequence, std::int64_t number) const {
-    return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
+    return checked_page(layer, sequence, number);
   }
   std::uint8_t* page(int layer, int sequence, std::int64_t number) {
-    return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
+    return checked_page(layer, sequence, number);
   }
 
   std::int64_t page_tokens() const { return shape_.page_tokens; }
@@ -58205,7 +58309,22 @@ class KvPages {
   double bytes_read(int sequence, int layer) const {
     return static_cast<double>(seen(of(sequence).length, layer) * layer_bytes());
   }
+  // The same of the last n tokens together.
+  double bytes_read(int sequence, int layer, std::int64_t n) const {
+    const std::int64_t length = of(sequence).length, first = length - n;
+    return static_cast<double>((length - (first + 1 - seen(first + 1, layer))) * layer_bytes());
+  }
   DType format() const { return shape_.format; }
+  // Whether it holds what that model's layers keep.
+  bool fits(const ModelConfig& c) const {
+    return layers_ == c.layers && shape_.kv_heads == c.kv_heads &&
+           shape_.head_size == c.head_size && window_ == c.window &&
+           global_every_ == c.global_every;
+  }
+  std::string text() const {
+    return detail::cat({layers_, " layers of ", shape_.kv_heads, " x ", shape_.head_size,
+                        window_ > 0 ? detail::cat({", windows of ", window_}) : ""});
+  }
 
  private:
   struct Sequence {
@@ -58223,6 +58342,15 @@ class KvPages {
   }
   Sequence& of(int sequence) {
     return const_cast<Sequence&>(static_cast<const KvPages*>(this)->of(sequence));
+  }
+  std::uint8_t* checked_page(int layer, int sequence, std::int64_t number) const {
+    const std::vector<int>& pages = of(sequence).pages;
+    if (layer < 0 || layer >= layers_ || number < 0 ||
+        number >= static_cast<std::int64_t>(pages.size())) {
+      detail::fail({"KvPages: page ", number, " of layer ", layer, "; the sequence has ",
+                    pages.size(), " pages, the model ", layers_, " layers"});
+    }
+    return place(layer, pages[static_cast<std::size_t>(number)]);
   }
   std::uint8_t* place(int layer, int page) const {
     const std::int64_t slab = page / slab_pages_;
@@ -58255,6 +58383,14 @@ inline KvPages::KvPages(const ModelConfig& config, const CacheOptions& options)
   if (options.page_tokens < 1 || options.page_tokens > (1 << 20) || options.pages < 0) {
     detail::fail({"KvPages: pages of ", options.page_tokens, " tokens, ", options.pages,
                   " of them; 1 to 1048576 tokens and 0 or more pages are right"});
+  }
+  const std::int64_t most = 2147483647;
+  if (config.layers < 0 || config.layers > 1000000 || config.context < 1 || config.context > most ||
+      config.kv_heads < 1 || config.kv_heads > 1000000 || config.head_size < 1 ||
+      config.head_size > 1000000) {
+    detail::fail({"KvPages: ", config.layers, " layers, ", config.kv_heads, " heads of ",
+                  config.head_size, " for a context of ", config.context,
+                  "; a configuration that validate() lets pass is right"});
   }
   shape_.format = options.format;
   shape_.page_tokens = options.page_tokens;
@@ -58318,8 +58454,9 @@ inline void KvPages::drop(int sequence) {
 
 inline std::int64_t KvPages::extend(int sequence, std::int64_t n) {
   Sequence& s = of(sequence);
-  if (n < 0) {
-    detail::fail({"KvPages: ", n, " more tokens; at least 0 are right"});
+  if (n < 0 || n > 2147483647 - s.length) {
+    detail::fail({"KvPages: ", n, " more tokens behind ", s.length,
+                  "; at least 0, and together less than 2^31, are right"});
   }
   const std::int64_t first = s.length, tokens = shape_.page_tokens;
   const std::int64_t more =
@@ -58462,6 +58599,7 @@ class CacheGuard {
 struct StepTokens {
   std::vector<std::int32_t> ids, places;
   std::vector<int> sequences;
+  std::vector<std::int64_t> counts;  // of tokens of each sequence
   std::vector<std::int32_t> wanted;  // tokens whose logits are asked for
 };
 
@@ -58491,6 +58629,7 @@ inline StepTokens step_tokens(const Transformer& model, const List<TokenRun>& ru
       step.places.push_back(static_cast<std::int32_t>(first + i));
     }
     step.sequences.push_back(run.sequence);
+    step.counts.push_back(n);
   }
   return step;
 }
@@ -58533,7 +58672,7 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
       }
       pairs += static_cast<double>(visible);
     }
-    seen += cache.bytes_read(runs[r].sequence, layer);
+    seen += cache.bytes_read(runs[r].sequence, layer, n);
     t += n;
   }
   kernels::cache_attention(shape, static_cast<std::int64_t>(single.size()), single.data());
@@ -58576,8 +58715,8 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
   const auto query = static_cast<double>(c.query_width());
   for (int layer = 0; layer < c.layers; ++layer) {
     StepCosts& part = totals.parts[static_cast<std::size_t>(layer)];
-    for (const int sequence : step.sequences) {
-      part.cache_bytes += cache.bytes_read(sequence, layer);
+    for (std::size_t r = 0; r < step.sequences.size(); ++r) {
+      part.cache_bytes += cache.bytes_read(step.sequences[r], layer, step.counts[r]);
     }
     for (const std::int32_t place : step.places) {
       part.matmul_flops += 4 * query * static_cast<double>(cache.seen(place + 1, layer));
@@ -58661,6 +58800,10 @@ class DecodeStep {
 // then holds the new tokens too; when the step throws it is as it was.
 inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
                      StepTotals* totals = nullptr, const Hooks& base = Hooks()) {
+  if (!cache.fits(model.config)) {
+    detail::fail({"decode: the cache is of ", cache.text(), ", ", model.config.name, " has ",
+                  KvPages(model.config).text(), "; KvPages(model.config) is right"});
+  }
   const NoGrad no_grad;
   DecodeStep step(model, cache, runs, base);
   StepTotals own;
@@ -58718,9 +58861,17 @@ inline void check_sampling(const SampleOptions& o) {
     fail({"generate: top_p is ", o.top_p, ", min_p ", o.min_p,
           "; above 0 to 1 and from 0 to 1 are right"});
   }
-  if (!is_finite(o.repetition_penalty) || o.repetition_penalty <= 0 || o.penalty_window < 0) {
+  const auto penalty = static_cast<double>(static_cast<float>(o.repetition_penalty));
+  if (!is_finite(o.repetition_penalty) || !is_finite(penalty) || !(penalty > 0) ||
+      o.penalty_window < 0) {
     fail({"generate: repetition_penalty is ", o.repetition_penalty, ", penalty_window ",
           o.penalty_window, "; a finite number above 0 and a whole one from 0 are right"});
+  }
+}
+
+inline void check_known(std::int64_t known) {
+  if (known < 1) {
+    fail({"generate: a choice among ", known, " tokens; at least 1 is right"});
   }
 }
 
@@ -58779,10 +58930,13 @@ inline void keep_top_p(std::vector<double>& weights, double total, double top_p)
 inline std::vector<double> token_weights(const float* logits, std::int64_t known,
                                          const std::vector<std::int32_t>& seen,
                                          const SampleOptions& options) {
+  detail::check_sampling(options);
+  detail::check_known(known);
   detail::check_logits(logits, known);
   std::vector<float> x(logits, logits + known);
   if (options.repetition_penalty < 1 || options.repetition_penalty > 1) {
     detail::penalise(x, seen, options);
+    detail::check_logits(x.data(), known);
   }
   std::vector<double> weights(x.size(), 0.0);
   const auto top = std::max_element(x.begin(), x.end());
@@ -58841,6 +58995,7 @@ inline std::int32_t draw_token(const std::vector<double>& weights, double draw) 
 inline std::int32_t sample_token(const float* logits, std::int64_t known,
                                  const std::vector<std::int32_t>& seen,
                                  const SampleOptions& options, float draw) {
+  detail::check_known(known);
   if (options.temperature == 0 && options.repetition_penalty == 1.0) {
     const std::int64_t best = kernels::argmax(known, logits);
     if (best < 0) {
@@ -59136,7 +59291,8 @@ inline std::string generate_with(const Transformer& model, const Tokenizer& toke
   options.on_token = [&](std::int64_t sequence, std::int32_t id) {
     stopped = !stream.add(tokenizer.decode_piece(previous, id));
     previous = id;
-    return !stopped && (!given.on_token || given.on_token(sequence, id));
+    const bool goes_on = !given.on_token || given.on_token(sequence, id);
+    return !stopped && goes_on;
   };
   Generation all = generate_batch(model, {ids}, n, options, tokenizer.vocabulary());
   stream.finish();
@@ -59344,14 +59500,15 @@ class Speculator {
     List<std::vector<double>> q;
     std::vector<std::int32_t> seen = ids_;
     for (std::int64_t i = 0; i < guesses; ++i) {
-      const Tensor logits = feed(draft_, draft_cache_, draft_at_, seen, 1, nullptr);
+      const Tensor logits =
+          feed(draft_, draft_cache_, draft_at_, seen, 1, options_.prefill_tokens, nullptr);
       q.push_back(token_weights(logits.data(), known_, seen, options_));
       normalise_weights(q.back());
       seen.push_back(draw_token(q.back(), draw()));
     }
     const bool prefill = cache_.length(at_) == 0;
-    const Tensor logits =
-        feed(model_, cache_, at_, seen, guesses + 1, prefill ? &made.prefill : &made.decode);
+    const Tensor logits = feed(model_, cache_, at_, seen, guesses + 1, options_.prefill_tokens,
+                               prefill ? &made.prefill : &made.decode);
     made.guessed += guesses;
     std::vector<std::int32_t> fresh;
     bool kept = true;
@@ -59378,12 +59535,22 @@ class Speculator {
  private:
   double draw() { return static_cast<double>(uniform01(options_.seed, draws_++)); }
 
-  // The tokens of `seen` that the cache lacks; logits after each of the last `rows`.
+  // The tokens of `seen` that the cache lacks, at most so many at once; logits after each of the
+  // last `rows`.
   static Tensor feed(const Transformer& model, KvPages& cache, int at,
-                     const std::vector<std::int32_t>& seen, std::int64_t rows, StepTotals* totals) {
+                     const std::vector<std::int32_t>& seen, std::int64_t rows, std::int64_t most,
+                     StepTotals* totals) {
     TokenRun run;
     run.sequence = at;
-    run.ids.assign(seen.begin() + cache.length(at), seen.end());
+    std::int64_t first = cache.length(at);
+    const auto all = static_cast<std::int64_t>(seen.size());
+    while (all - first > rows && all - first > most) {  // a long prompt, without its logits
+      const std::int64_t next = std::min(first + most, all - rows);
+      run.ids.assign(seen.begin() + first, seen.begin() + next);
+      decode(model, cache, {run}, totals);
+      first = next;
+    }
+    run.ids.assign(seen.begin() + first, seen.end());
     run.all = rows > 1;
     const Tensor logits = decode(model, cache, {run}, totals);
     return slice(logits, 0, logits.dim(0) - rows, logits.dim(0));
@@ -59456,7 +59623,8 @@ inline Generation generate_speculative(const Transformer& model, const Transform
       for (const std::int32_t end : options.stop_tokens) {
         stop = stop || id == end;
       }
-      if (stop || (options.on_token && !options.on_token(0, id))) {
+      const bool asked = !stop && options.on_token && !options.on_token(0, id);
+      if (stop || (asked && left > 0)) {
         s.ended = stop ? Ended::token : Ended::asked;
         break;
       }
@@ -60069,7 +60237,7 @@ inline BeamResult beam_search(const Transformer& model, const std::vector<std::i
   detail::check_generate(model, ids, n, GenerateOptions());
   const auto prompt = static_cast<std::int64_t>(ids.size());
   if (options.beams < 1 || options.beams > 1000000 || !detail::is_finite(options.length_penalty) ||
-      prompt + n > model.config.context + 1) {
+      n > model.config.context + 1 - prompt) {
     detail::fail({"beam_search: ", options.beams, " beams, length_penalty ", options.length_penalty,
                   ", ", prompt, " + ", n, " tokens in a context of ", model.config.context,
                   "; at least 1, a finite number and tokens that fit are right"});
@@ -62156,6 +62324,10 @@ inline void write_llama2c_groups(SaveFile& file, std::int64_t count, const float
   for (std::int64_t first = 0; first < count; first += group) {
     float most = 0.0f;
     for (std::int64_t i = first; i < first + group; ++i) {
+      if (!is_finite(static_cast<double>(from[i]))) {
+        fail({"save_llama2c: a weight is ", static_cast<double>(from[i]),
+              ", which 8 bits cannot hold; finite weights are right"});
+      }
       most = std::abs(from[i]) > most ? std::abs(from[i]) : most;
     }
     const float scale = most / 127.0f;
@@ -62301,6 +62473,10 @@ inline double mean_loss(const Transformer& model, const std::vector<std::int32_t
       }
     }
   });
+  if (!(count > 0)) {
+    detail::fail({"mean_loss: ", ids.size(), " tokens in a context of ", model.config.context,
+                  " predict nothing; at least 2 of each are right"});
+  }
   return sum / count;
 }
 
@@ -62896,6 +63072,7 @@ class CompiledStep {
                 passes);
   }
 
+  // A loss or norm that is not a number is an Error, as of train_step, but after the update.
   StepResult operator()(const Batch& batch, std::int64_t step) {
     optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
     const MatmulFormat format(options_.format);
@@ -63069,7 +63246,10 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 // waits for, and W, that of the weights, for which nobody waits.
 enum class PipelineWork { forward, backward, input_gradient, weight_gradient };
 
-inline char letter_of(PipelineWork work) { return "FBIW"[static_cast<int>(work)]; }
+inline char letter_of(PipelineWork work) {
+  const int number = static_cast<int>(work);
+  return number < 0 || number > 3 ? '?' : "FBIW"[number];
+}
 
 struct PipelineOp {
   PipelineWork work = PipelineWork::forward;
@@ -63309,6 +63489,10 @@ class PipelinePlaces {
 
   void check_op(int at, int i, const PipelineOp& op) const {
     const PipelineSchedule& s = schedule_;
+    if (letter_of(op.work) == '?') {
+      fail({who_, ": rank ", at, ", op ", i, " is of kind ", static_cast<int>(op.work),
+            "; 0 to 3 are forward, backward and its two halves"});
+    }
     if (op.stage < 0 || op.stage >= s.stages || op.microbatch < 0 ||
         op.microbatch >= s.microbatches) {
       fail({who_, ": rank ", at, ", op ", i, ": ", op, "; stages are 0 to ", s.stages - 1,
@@ -65114,6 +65298,10 @@ inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
     check_parts("layers", c.layers, "stages", layout.pipeline);
     return;
   }
+  if (static_cast<int>(schedule.rank_of.size()) > schedule.stages && schedule.microbatches < 2) {
+    fail({"train: the schedule ", schedule.name, " has two copies of each stage and ",
+          schedule.microbatches, " microbatch; each copy needs one"});
+  }
   if (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches) {
     fail({"train: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
           schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
@@ -66105,13 +66293,15 @@ struct FaultyJob {
 namespace detail {
 
 inline void check_job(const char* who, const FaultyJob& job) {
+  const double sum = job.devices + job.device_hours_per_failure + job.step_seconds +
+                     job.save_seconds + job.restart_seconds;
   const bool good = job.devices >= 1 && job.device_hours_per_failure > 0 && job.step_seconds > 0 &&
-                    job.save_seconds >= 0 && job.restart_seconds >= 0;
+                    job.save_seconds >= 0 && job.restart_seconds >= 0 && is_finite(sum);
   if (!good) {
     fail({who, ": ", job.devices, " devices, ", job.device_hours_per_failure,
           " device-hours a failure, steps of ", job.step_seconds, " s, saves of ", job.save_seconds,
           " s, restarts of ", job.restart_seconds,
-          " s; at least 1 device, times above 0 (save and restart may be 0) are right"});
+          " s; at least 1 device, finite times above 0 (save and restart may be 0) are right"});
   }
 }
 
@@ -66919,7 +67109,14 @@ class StepPlanner {
     const std::int64_t mine = at_.index(axes_.pipeline);
     const List<PipelineOp>& program = stages_.schedule.program[static_cast<std::size_t>(mine)];
     double kept = 0, logits = 0;
+    if (!arrives_in_order(
+            stages_.schedule)) {  // who waits for another message keeps the early ones
+      plan.activations = -1;
+    }
     for (const PipelineOp& op : program) {
+      if (plan.activations < 0) {
+        break;
+      }
       const bool forward = op.work == PipelineWork::forward;
       const bool known = op.work == PipelineWork::forward || op.work == PipelineWork::backward;
       const bool dense = c_.experts == 0 || (layout_.expert == 1 && layout_.tensor == 1 &&
@@ -69478,6 +69675,13 @@ inline void check_one_device(const TrainOptions& options) {
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
+  const LossScaler& s = options.loss_scaler;
+  if (!is_finite(s.scale) || !is_finite(s.smallest) || !is_finite(s.largest) || !(s.scale > 0) ||
+      !(s.smallest > 0) || !(s.largest > 0) || s.growth_steps < 1) {
+    fail({"train: loss_scaler has scale ", s.scale, ", smallest ", s.smallest, ", largest ",
+          s.largest, ", growth_steps ", s.growth_steps,
+          "; finite numbers above 0 and at least 1 step are right"});
+  }
   if (text.tokenizer.vocabulary() > model.config.vocabulary) {
     fail({"train: the text has ", text.tokenizer.vocabulary(),
           " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
@@ -70438,12 +70642,14 @@ class DeviceDecode {
   // ---- One step of a microbatch ----
 
   void step(ServeBatch& batch, ServeTurn& turn) {
+    for (std::size_t row = 0; row < turn.runs.size(); ++row) {  // before any takes their pages
+      if (turn.restarts[row]) {
+        lengths_.truncate(turn.runs[row].sequence, 0);
+        cache_.pages.truncate(turn.runs[row].sequence, 0);
+      }
+    }
     for (std::size_t row = 0; row < turn.runs.size(); ++row) {
       const int sequence = turn.runs[row].sequence;
-      if (turn.restarts[row]) {
-        lengths_.truncate(sequence, 0);
-        cache_.pages.truncate(sequence, 0);
-      }
       cache_.extend(sequence, turn.before[row],
                     static_cast<std::int64_t>(turn.runs[row].ids.size()));
     }
@@ -71305,6 +71511,14 @@ inline void check_job(const char* who, const char* field, double value, double l
   if (!is_finite(value) || value < least || value > most) {
     fail({who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"});
   }
+}
+
+// Figures that a user may have set; 0: not known.
+inline void check_chip_figures(const char* who, const Machine& machine) {
+  check_job(who, "the chip's memory_bytes", machine.chip.memory_bytes, 0, 1e18);
+  check_job(who, "the chip's memory_bandwidth", machine.chip.memory_bandwidth, 0, 1e18);
+  check_job(who, "the chip's watts", machine.chip.watts, 0, 1e9);
+  check_job(who, "the machine's dollars_per_hour", machine.dollars_per_hour, 0, 1e9);
 }
 
 }  // namespace detail
@@ -72685,7 +72899,8 @@ class StepPricer {
     tokens_ = b_ * job.context / static_cast<double>(layout.context);
     width_ = static_cast<double>(job.model.width);
     peak_ = chip_.peak(job.format);
-    peak16_ = chip_.peak(DType::bf16);
+    attention_format_ = job.format == DType::f32 ? DType::f32 : DType::bf16;
+    peak16_ = chip_.peak(attention_format_);
     rate_ = sustained_matmul(e, chip_, job.format);
     memory_ = chip_.memory_bandwidth > 0 ? chip_.memory_bandwidth : 1e30;
     wide_ = activation_bytes(job.format);
@@ -72742,7 +72957,8 @@ class StepPricer {
       core_backward = 2.5 * core;
     } else {
       const double odd = job_.model.head_size % 8 == 0 ? 1 : e_.odd_heads;
-      const double rate = peak16_ * large_matmul_share(chip_, DType::bf16) * e_.score_matmul * odd;
+      const double rate =
+          peak16_ * large_matmul_share(chip_, attention_format_) * e_.score_matmul * odd;
       const double pass = wide_ * w.scores / (memory_ * e_.memory);
       core = w.score_flops / rate + e_.score_passes * pass;
       core_backward = 2 * w.score_flops / rate + 1.4 * e_.score_passes * pass;
@@ -72944,7 +73160,10 @@ class StepPricer {
 
   void add_update() {
     const double shards = layout_.zero == Zero::none ? 1 : static_cast<double>(layout_.shards());
-    out_.typical.update = parameters_.all() / shards * job_.state_traffic / (memory_ * e_.memory);
+    const double alike = std::max(1.0, shards / static_cast<double>(layout_.expert));
+    const double own = (parameters_.all() - parameters_.experts) / shards +
+                       parameters_.experts / alike;  // experts are shared by fewer
+    out_.typical.update = own * job_.state_traffic / (memory_ * e_.memory);
   }
 
   const StepJob& job_;
@@ -72956,6 +73175,7 @@ class StepPricer {
   bool tpu_ = false;
   double chunks_ = 1, m_ = 1, b_ = 1, tokens_ = 0, width_ = 0;
   double wide_ = 2;  // bytes of an activation
+  DType attention_format_ = DType::bf16;
   double peak_ = 0, peak16_ = 0, rate_ = 0, memory_ = 0, inner_ = 1, outer_ = 1;
   ChipParameters parameters_;
   StepCost layer_;   // of one mean layer and microbatch
@@ -73366,7 +73586,7 @@ inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
                                                      : -1;
     most = std::max(most, now);
   }
-  return static_cast<double>(most) / std::max(1, layout.schedule.chunks());
+  return static_cast<double>(most) * layout.schedule.ranks / std::max(1, layout.schedule.stages);
 }
 
 namespace detail {
@@ -73893,9 +74113,11 @@ inline TpuSlice tpu_slice(const std::string& name) {
   for (const auto& kind : kinds) {
     const std::string start = kind.start;
     if (name.compare(0, start.size(), start) == 0) {
-      char* end = nullptr;
-      const double named = std::strtod(name.c_str() + start.size(), &end);
-      if (*end == '\0' && named >= 1 && named <= 1e6) {
+      const std::string number = name.substr(start.size());
+      const bool digits = !number.empty() && number.size() < 8 &&
+                          number.find_first_not_of("0123456789") == std::string::npos;
+      const double named = digits ? std::strtod(number.c_str(), nullptr) : 0;
+      if (named >= 1 && named <= 1e6 && std::fmod(named, kind.cores) < 0.5) {
         return {kind.chip, named, named / kind.cores};
       }
     }
@@ -74788,6 +75010,8 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
   check_job(who, "device_hours_per_failure", job.device_hours_per_failure, 0, 1e12);
   check_job(who, "save_seconds", job.save_seconds, 0, 1e9);
   check_job(who, "restart_seconds", job.restart_seconds, 0, 1e9);
+  check_chip_figures(who, machine);
+  check_job(who, "software.system_bytes", job.software.system_bytes, 0, 1e18);
   if (machine.chips() > std::int64_t{1} << 22) {
     fail({who, ": ", machine.name, " has ", machine.chips(), " chips; at most ",
           std::int64_t{1} << 22, " are planned"});
@@ -76631,9 +76855,10 @@ inline void check_serving(const ServingJob& job, const Machine& machine, const c
   check_job(who, "speculation.length", draft.length, 0, 1000);
   check_job(who, "speculation.acceptance", draft.acceptance, 0, 1);
   check_job(who, "speculation.cost", draft.cost, 0, most);
-  if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
+  if (!(machine.chip.memory_bytes > 0) || !(machine.chip.memory_bandwidth > 0)) {
     fail({who, ": ", machine.name, " needs memory_bytes and memory_bandwidth of its chip"});
   }
+  check_chip_figures(who, machine);
 }
 
 }  // namespace detail
@@ -76988,6 +77213,12 @@ inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   const Chip& chip = on.chip;
   const bool torus = is_torus2d(chip) || is_torus3d(chip);
   Machine slice = on;
+  if (torus && chips == chip.domain_chips && (chips & (chips - 1)) != 0) {
+    slice = machine(chip.name, pod_shape(chip));
+    slice.chip = chip;
+    slice.dollars_per_hour = on.dollars_per_hour;
+    return slice;
+  }
   std::vector<std::int64_t> dims(torus ? (is_torus3d(chip) ? 3 : 2) : 1, 1);
   std::int64_t left = chips;
   if (torus) {
@@ -77051,11 +77282,19 @@ inline void plan_memory(const Machine& on, ServingPlan& plan) {
   if (static_cast<double>(plan.chips) < plan.chips_needed.value()) {
     plan.chips = slice_of(on.chip, plan.chips_needed.value());
     check_pod(job, on.chip, plan.chips_needed.value());
+    const bool torus = is_torus2d(on.chip) || is_torus3d(on.chip);
+    if (torus && on.chip.domain_chips > 0 && plan.chips > on.chip.domain_chips) {
+      plan.chips = on.chip.domain_chips;  // the whole pod: no power of two
+    }
     plan.on = slice_machine(on, plan.chips);
     plan.notes.push_back(
         cat({"chips: ", on.name, " holds ",
              format_bytes(capacity.value() * static_cast<double>(on.chips())), " of the ",
              format_bytes(plan.memory.value()), " needed; planned on ", plan.chips, " chips"}));
+  }
+  if (m.position == Position::learned && job.prompt + job.output > m.context) {
+    plan.notes.push_back(cat({"positions: ", m.name, " has learned ", m.context, "; counted with ",
+                              job.prompt + job.output}));
   }
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
   const Quantity left = named("M_left", chips * capacity - plan.weights, "beside the weights");
@@ -77252,10 +77491,15 @@ inline std::ostream& operator<<(std::ostream& out, const ServingFit& fit) {
 
 // Chips of this kind that hold the job, before rounding to a slice that is made.
 inline std::int64_t chips_that_hold(const ServingJob& job, const Chip& chip) {
-  const double length = static_cast<double>(job.prompt + job.output);
-  const double bytes =
-      detail::weight_bytes(job) + static_cast<double>(job.batch) * length * detail::serving_kv(job);
-  detail::check_job("chips_that_hold", "the chip's memory_bytes", chip.memory_bytes, 1, 1e18);
+  const char* const who = "chips_that_hold";
+  job.model.validate();
+  detail::check_job(who, "batch", static_cast<double>(job.batch), 1, 1e9);
+  detail::check_job(who, "prompt", static_cast<double>(job.prompt), 0, 1e9);
+  detail::check_job(who, "output", static_cast<double>(job.output), 0, 1e9);
+  detail::check_job(who, "the chip's memory_bytes", chip.memory_bytes, 1, 1e18);
+  const double bytes = detail::weight_bytes(job) + static_cast<double>(job.batch) *
+                                                       detail::last_context(job) *
+                                                       detail::serving_kv(job);
   return static_cast<std::int64_t>(std::ceil(bytes / chip.memory_bytes));
 }
 
@@ -77275,6 +77519,12 @@ inline BeamPlan plan_beam_search(const ServingJob& job, const Machine& machine,
   detail::check_serving(job, machine, "plan_beam_search");
   detail::check_job("plan_beam_search", "beams", static_cast<double>(beams), 1, 1e9);
   detail::check_job("plan_beam_search", "output", static_cast<double>(job.output), 1, 1e9);
+  if (job.model.window > 0 && job.prompt + job.output > job.model.window) {
+    detail::fail({"plan_beam_search: ", job.model.name, " has layers that see the last ",
+                  job.model.window, " tokens, the job ", job.prompt + job.output,
+                  "; up to as many, or a model without windows, are right: beams that drop what "
+                  "they share are not planned"});
+  }
   const Chip& chip = machine.chip;
   BeamPlan plan;
   plan.beams = beams;
@@ -78816,10 +79066,16 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
                              : "FLOPs run over needed: attention in bf16, uneven replicas");
   plan.math_time = named("T_math", needed * share * q.B / (q.N * q.C));
   const Quantity chunks(plan.best.chunks, "", "v", "chunks of the model on a rank");
-  plan.bubble_time = layout.pipeline > 1
-                         ? named("T_bubble", plan.math_time * (q.Z - 1.0) / (chunks * q.m),
-                                 "stages wait until the pipeline is full")
-                         : named("T_bubble", Quantity(0, "s"), "no pipeline");
+  if (layout.pipeline > 1 && !layout.schedule.empty()) {
+    const Quantity idle(limit.math > 0 ? limit.bubble / limit.math : 0, "", "idle",
+                        cat({"over math, by the clock of schedule ", layout.schedule.name}));
+    plan.bubble_time = named("T_bubble", plan.math_time * idle);
+  } else {
+    plan.bubble_time = layout.pipeline > 1
+                           ? named("T_bubble", plan.math_time * (q.Z - 1.0) / (chunks * q.m),
+                                   "stages wait until the pipeline is full")
+                           : named("T_bubble", Quantity(0, "s"), "no pipeline");
+  }
   const Quantity memory(in.machine.chip.memory_bandwidth, "B/s", "W_memory", in.machine.chip.name);
   const Quantity moved(limit.memory * memory.value(), "B", "moved",
                        "operands and results of the matmuls, forward and backward");
@@ -78989,15 +79245,18 @@ inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   const TrainingLayout& best = plan.best;
   plan.notes.push_back(cat({"MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
                             format_si(in.machine.chip.peak(in.job.format), "FLOP/s"), ", ",
-                            in.job.software.name, " software; days count the typical time",
-                            plan.goodput.value() < 1 ? " and failures" : ""}));
+                            in.job.software.name, " software; days count ",
+                            in.job.typical_mfu > 0     ? "the MFU asked for, without failures"
+                            : plan.goodput.value() < 1 ? "the typical time and failures"
+                                                       : "the typical time"}));
   const double idle =
       1 - in.sequences / (static_cast<double>(best.layout.data * best.layout.microbatches) *
                           best.price.microbatch);
   if (idle > 1e-9) {
-    plan.notes.push_back(
-        cat({"batch: ", format_count(in.sequences), " sequences do not divide over ",
-             best.layout.data, " replicas; ", format_percent(idle), " of their places are empty"}));
+    plan.notes.push_back(cat(
+        {"batch: ", format_count(in.sequences), " sequences do not divide over ", best.layout.data,
+         best.layout.data == 1 ? " replica of " : " replicas of ", best.layout.microbatches,
+         " microbatches; ", format_percent(idle), " of their places are empty"}));
   }
   if (in.job.model.layers % (best.layout.pipeline * best.chunks) != 0) {
     plan.notes.push_back(
@@ -79091,6 +79350,13 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
     fail({"plan_training: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
           schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
           " and microbatches ", layout.microbatches, "; they must be equal"});
+  }
+  if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
+                            static_cast<int>(schedule.rank_of.size()) > schedule.stages)) {
+    fail({"plan_training: the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
+          schedule.ranks, " ranks, ", schedule.rank_of.size(),
+          " entries of rank_of; equally many stages on each rank, each of them once, are planned "
+          "(train() and time_pipeline() take others too)"});
   }
   const std::string why = undivided(in, layout, chunks);
   if (!why.empty()) {
@@ -79275,10 +79541,41 @@ struct Svg {
 
 namespace detail {
 
-// Text as XML character data: the five marks escaped, control characters replaced by a space.
+// Bytes of the UTF-8 character at `at`; 0 when there is none.
+inline std::size_t utf8_size(const std::string& text, std::size_t at) {
+  const auto byte = [&](std::size_t i) {
+    return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0U;
+  };
+  const unsigned first = byte(0);
+  if (first < 0x80) {
+    return 1;
+  }
+  const std::size_t size = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  unsigned code = first & (0x7FU >> size);
+  for (std::size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xC0U) != 0x80U) {
+      return 0;
+    }
+    code = code << 6U | (byte(i) & 0x3FU);
+  }
+  const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xD800 && code < 0xE000;
+  return first < 0xC2 || first > 0xF4 || code < least[size] || code > 0x10FFFF || surrogate ? 0
+                                                                                            : size;
+}
+
+// Text as XML character data: the five marks escaped, control characters replaced by a space, bytes
+// that are no UTF-8 by U+FFFD.
 inline std::string xml_escape(const std::string& text) {
   std::string out;
-  for (const char c : text) {
+  for (std::size_t at = 0, size = 1; at < text.size(); at += size) {
+    const std::size_t whole = utf8_size(text, at);
+    size = whole > 0 ? whole : 1;
+    if (whole != 1) {
+      out += whole > 0 ? text.substr(at, whole) : "\xEF\xBF\xBD";
+      continue;
+    }
+    const char c = text[at];
     switch (c) {
       case '&': out += "&amp;"; break;
       case '<': out += "&lt;"; break;
@@ -80000,7 +80297,7 @@ inline std::vector<double> linear_ticks(const Axis& axis) {
 }
 
 inline std::vector<double> log_ticks(const Axis& axis) {
-  const double decades = std::log10(axis.high / axis.low);
+  const double decades = std::log10(axis.high) - std::log10(axis.low);
   const int stride = std::max(1, static_cast<int>(std::ceil(decades / 8)));
   std::vector<double> ticks;
   const int first = static_cast<int>(std::floor(std::log10(axis.low)));
@@ -83506,6 +83803,10 @@ inline Svg svg(const StrategyRegimes& regimes) {
       lowest = std::min(lowest, ratio);
       highest = std::max(highest, ratio);
     }
+  }
+  if (regimes.tokens_per_chip.empty()) {
+    detail::fail(
+        {"svg: the strategy regimes have no tokens per chip; strategy_regimes() fills them"});
   }
   const std::vector<double> ends = {regimes.tokens_per_chip.front(),
                                     regimes.tokens_per_chip.back()};

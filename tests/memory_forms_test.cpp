@@ -325,7 +325,8 @@ TEST_CASE("goodput: what cannot be says so") {
   job.devices = 0;
   CHECK(error_of([&] { ts::young_interval(job); }) ==
         "mean_time_between_failures: 0 devices, 50000 device-hours a failure, steps of 1 s, saves "
-        "of 10 s, restarts of 300 s; at least 1 device, times above 0 (save and restart may be 0) "
+        "of 10 s, restarts of 300 s; at least 1 device, finite times above 0 (save and restart may "
+        "be 0) "
         "are right");
   job.devices = 1;
   CHECK(error_of([&] { ts::expected_goodput(job, 0); }) ==

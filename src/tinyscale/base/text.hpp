@@ -195,16 +195,14 @@ struct Table {
 
   // Appends a row; it must have a cell for each column.
   void add(std::vector<std::string> row) {
-    if (row.size() != columns.size()) {
-      detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
-                    " columns; a row must have a cell for each column"});
-    }
+    check_row(row);
     rows.push_back(std::move(row));
   }
 
   std::string text() const {
     std::vector<std::size_t> widths(columns.size());
     std::vector<int> right(columns.size());
+    check_rows();
     for (std::size_t c = 0; c < columns.size(); ++c) {
       widths[c] = detail::text_width(columns[c]);
       bool any = false;
@@ -241,6 +239,7 @@ struct Table {
 
   // {"title": "...", "rows": [{"column": cell, ...}, ...]}; cells that are numbers stay numbers.
   std::string json() const {
+    check_rows();
     std::string out = "{\"title\": \"" + json_escape(title) + "\", \"rows\": [";
     for (std::size_t r = 0; r < rows.size(); ++r) {
       out += r > 0 ? ",\n  {" : "\n  {";
@@ -254,6 +253,17 @@ struct Table {
   }
 
  private:
+  void check_row(const std::vector<std::string>& row) const {
+    if (row.size() != columns.size()) {
+      detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
+                    " columns; a row must have a cell for each column"});
+    }
+  }
+  void check_rows() const {
+    for (const std::vector<std::string>& row : rows) {
+      check_row(row);
+    }
+  }
   static std::string line(const std::vector<std::string>& cells,
                           const std::vector<std::size_t>& widths, const std::vector<int>& right) {
     std::string out;

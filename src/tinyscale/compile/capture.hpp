@@ -189,6 +189,7 @@ class Capture final : public GraphWriter {
   }
 
   float* read(Storage& storage, const char* file, int line) override {
+    check_own(storage, file, line);
     breaks.push_back(GraphBreak{file, line, graph[storage.node].shape});
     List<int> wanted;
     wanted.push_back(storage.node);
@@ -418,11 +419,7 @@ class Capture final : public GraphWriter {
     return false;
   }
 
-  bool is_view(int node) const {
-    const auto at = static_cast<std::size_t>(node);
-    return facts_of(graph[node].op).kind == OpKind::view &&
-           (at >= copies_.size() || copies_[at] == 0);
-  }
+  bool is_view(int node) const { return shows_memory(graph, copies_, node); }
 
   ReturnedAs as_returned(const Tensor& y) const {
     ReturnedAs as;
@@ -446,6 +443,7 @@ class Capture final : public GraphWriter {
       graph.outputs.push_back(y.defined() ? edge_of_result(y) : -1);
       tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0);
       returned_as.push_back(y.defined() ? as_returned(y) : ReturnedAs());
+      returned_as.back().base = view_base(graph, copies_, graph.outputs.back());
     }
     for (std::size_t i = 0; i < inputs_.size(); ++i) {  // those of the host come behind them
       if (inputs_[i]->node != graph.inputs[i]) {

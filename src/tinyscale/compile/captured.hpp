@@ -46,6 +46,7 @@ struct OldGradient {
 // What a result is beside its numbers: an input or a constant itself, if it was returned as such.
 struct ReturnedAs {
   int input = -1, constant = -1;
+  int base = -1;  // the node whose memory it is, maybe through views
   bool detached = false;
 };
 

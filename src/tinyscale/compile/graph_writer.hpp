@@ -2,6 +2,7 @@
 // Writes ops to a graph as they are called: what a capture and every pass that makes ops is built
 // on. Decompositions and derivatives are thereby plain functions of tensors.
 
+#include <atomic>
 #include <cstddef>  // size_t
 #include <cstdint>  // int32_t
 #include <utility>  // move
@@ -38,6 +39,18 @@ inline bool flows_to(unsigned grads, std::size_t i) {
   return (grads >> (i < 31 ? i : 31) & 1U) != 0;
 }
 
+// Whether a node is a view that was not meant as a copy; and the node whose memory it shows.
+inline bool shows_memory(const Graph& graph, const List<char>& copies, int node) {
+  const auto at = static_cast<std::size_t>(node);
+  return facts_of(graph[node].op).kind == OpKind::view && (at >= copies.size() || copies[at] == 0);
+}
+inline int view_base(const Graph& graph, const List<char>& copies, int node) {
+  while (node >= 0 && shows_memory(graph, copies, node) && !graph[node].inputs.empty()) {
+    node = graph[node].inputs[0];
+  }
+  return node;
+}
+
 class GraphWriter : public Recorder {
  public:
   Graph graph;
@@ -49,7 +62,7 @@ class GraphWriter : public Recorder {
   }
   ~GraphWriter() {
     for (const Shared<Storage>& storage : storages_) {
-      storage->node = storage->data != nullptr ? storage->node : -1;
+      storage->node = -1;
     }
   }
 
@@ -180,7 +193,15 @@ class GraphWriter : public Recorder {
     return node;
   }
 
-  std::int16_t id_;
+  // A recorded tensor of another writer, on this thread or another, has no number here.
+  void check_own(const Storage& storage, const char* file, int line) const {
+    if (storage.writer != id_) {
+      fail({"compile: ", file, ":", line, " reads a tensor of ", storage.count,
+            " numbers that another call records; return it from the function of that call"});
+    }
+  }
+
+  std::int32_t id_;
   Slot tracked_;                    // of every handle that a gradient flows through
   List<Shared<Storage>> storages_;  // of all handles
   List<int> constant_nodes_;
@@ -192,10 +213,9 @@ class GraphWriter : public Recorder {
     Tensor tensor;
   };
 
-  static std::int16_t next_id() {
-    static thread_local struct { unsigned last; } ids;
-    ids.last = ids.last % 32767 + 1;
-    return static_cast<std::int16_t>(ids.last);
+  static std::int32_t next_id() {  // of all threads: tensors may come from another
+    static std::atomic<std::int32_t> last{0};
+    return last.fetch_add(1, std::memory_order_relaxed) + 1;
   }
 
   List<Bound> bound_;

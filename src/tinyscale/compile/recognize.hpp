@@ -31,7 +31,7 @@ class Recognition {
   Recognized find(Op op, const List<int>& in, const Shape& shape) const {
     switch (op) {
       case Op::div: return quotient(in, shape);
-      case Op::mul: return product(in);
+      case Op::mul: return product(in, shape);
       case Op::sub: return difference(in);
       case Op::matmul: return weighted_values(in, shape);
       default: return Recognized();
@@ -200,7 +200,7 @@ class Recognition {
     return found;
   }
 
-  Recognized product(const List<int>& in) const {
+  Recognized product(const List<int>& in, const Shape& shape) const {
     Recognized found;
     Factors all;
     collect(in[0], all);
@@ -210,7 +210,7 @@ class Recognition {
     }
     for (std::size_t i = 0; i < 2; ++i) {
       const int x = all.nodes[i], other = all.nodes[1 - i];
-      if (at(x).shape != at(other).shape) {
+      if (at(x).shape != at(other).shape || at(x).shape != shape) {
         continue;
       }
       int term = -1;
@@ -292,6 +292,10 @@ class Recognition {
       product = operand(product, 0);
     }
     if (product < 0 || !is(product, Op::matmul) || at(product).shape != s) {
+      return found;
+    }
+    const auto f32 = static_cast<int>(DType::f32);  // the fused op's format
+    if (static_cast<int>(at(product).number(0)) != f32 || context().matmul_format != DType::f32) {
       return found;
     }
     const int q = operand(product, 0), turned = operand(product, 1), v = in[1];

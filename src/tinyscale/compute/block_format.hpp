@@ -42,7 +42,12 @@ inline BlockLayout block_layout(BlockFormat format) {
                                         {"q2_K", 256, 84},  {"q3_K", 256, 110}, {"q4_K", 256, 144},
                                         {"q5_K", 256, 176}, {"q6_K", 256, 210}, {"q8_K", 256, 292},
                                         {"mxfp4", 32, 17},  {"nvfp4", 64, 36}};
-  return layouts[static_cast<int>(format)];
+  const auto number = static_cast<std::size_t>(format);
+  if (number >= sizeof layouts / sizeof *layouts) {
+    detail::fail({"block format ", static_cast<int>(format), "; 0 to ",
+                  sizeof layouts / sizeof *layouts - 1, " are right"});
+  }
+  return layouts[number];
 }
 
 inline const char* name_of(BlockFormat format) { return block_layout(format).name; }

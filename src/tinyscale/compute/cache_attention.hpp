@@ -61,7 +61,8 @@ inline void check_cache(const char* who, const kernels::CacheShape& s) {
       s.format != DType::int8) {
     fail({who, ": pages of ", s.format, "; there are f32, bf16, f16, int8"});
   }
-  if (s.page_tokens < 1 || s.kv_heads < 1 || s.head_size < 1 || s.heads % s.kv_heads != 0) {
+  if (s.page_tokens < 1 || s.kv_heads < 1 || s.head_size < 1 || s.heads < 1 ||
+      s.heads % s.kv_heads != 0) {
     fail({who, ": pages of ", s.page_tokens, " tokens, ", s.heads, " heads on ", s.kv_heads, " of ",
           s.head_size, " numbers; each at least 1, and heads a multiple"});
   }
@@ -322,6 +323,9 @@ inline void cache_store(const CacheShape& s, std::uint8_t* page, std::int64_t sl
 inline void cache_load(const CacheShape& s, const std::uint8_t* const* pages, std::int64_t first,
                        std::int64_t end, float* keys, float* values) {
   detail::check_cache("cache_load", s);
+  if (first < 0 || end < first) {
+    detail::fail({"cache_load: tokens ", first, " to ", end, "; a rising range from 0 is right"});
+  }
   parallel_for(end - first, 64, [&](std::int64_t begin, std::int64_t last) {
     const std::int64_t at = begin * s.row();
     detail::run_on_lanes(
@@ -360,6 +364,10 @@ inline void cache_attention_prefill(const CacheShape& s, const std::uint8_t* con
                                     std::int64_t first, std::int64_t m, const float* q,
                                     std::int64_t ldq, float* o, std::int64_t ldo) {
   detail::check_cache("cache_attention_prefill", s);
+  if (first < 0 || m < 0) {
+    detail::fail({"cache_attention_prefill: ", m, " queries from token ", first,
+                  " on; 0 or more are right"});
+  }
   if (m <= detail::cache_few) {
     List<CacheQuery> queries(static_cast<std::size_t>(m));
     for (std::int64_t i = 0; i < m; ++i) {

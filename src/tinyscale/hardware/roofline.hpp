@@ -190,8 +190,11 @@ inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
     if (same == report.rows.size()) {
       report.rows.push_back(row);
     } else {
-      detail::add_row(report.rows[same], row);
-      detail::bound_row(report.rows[same]);
+      RooflineRow& sum = report.rows[same];
+      const double both = sum.seconds + row.seconds;
+      detail::add_row(sum, row);
+      detail::bound_row(sum);
+      sum.seconds = both;  // one after the other, as the total
     }
   }
   report.total.name = "total";

@@ -11,7 +11,15 @@
 
 namespace tinyscale {
 
-enum class MemoryKind { parameter, gradient, optimizer, activation, logits, kv_cache, buffer };
+enum class MemoryKind : unsigned char {
+  parameter,
+  gradient,
+  optimizer,
+  activation,
+  logits,
+  kv_cache,
+  buffer
+};
 
 inline const char* name_of(MemoryKind kind) {
   switch (kind) {

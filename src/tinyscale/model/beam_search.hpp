@@ -195,7 +195,7 @@ inline BeamResult beam_search(const Transformer& model, const std::vector<std::i
   detail::check_generate(model, ids, n, GenerateOptions());
   const auto prompt = static_cast<std::int64_t>(ids.size());
   if (options.beams < 1 || options.beams > 1000000 || !detail::is_finite(options.length_penalty) ||
-      prompt + n > model.config.context + 1) {
+      n > model.config.context + 1 - prompt) {
     detail::fail({"beam_search: ", options.beams, " beams, length_penalty ", options.length_penalty,
                   ", ", prompt, " + ", n, " tokens in a context of ", model.config.context,
                   "; at least 1, a finite number and tokens that fit are right"});

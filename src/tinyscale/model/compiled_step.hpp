@@ -33,6 +33,7 @@ class CompiledStep {
                 passes);
   }
 
+  // A loss or norm that is not a number is an Error, as of train_step, but after the update.
   StepResult operator()(const Batch& batch, std::int64_t step) {
     optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
     const MatmulFormat format(options_.format);

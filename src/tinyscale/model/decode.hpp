@@ -86,6 +86,7 @@ class CacheGuard {
 struct StepTokens {
   std::vector<std::int32_t> ids, places;
   std::vector<int> sequences;
+  std::vector<std::int64_t> counts;  // of tokens of each sequence
   std::vector<std::int32_t> wanted;  // tokens whose logits are asked for
 };
 
@@ -115,6 +116,7 @@ inline StepTokens step_tokens(const Transformer& model, const List<TokenRun>& ru
       step.places.push_back(static_cast<std::int32_t>(first + i));
     }
     step.sequences.push_back(run.sequence);
+    step.counts.push_back(n);
   }
   return step;
 }
@@ -157,7 +159,7 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
       }
       pairs += static_cast<double>(visible);
     }
-    seen += cache.bytes_read(runs[r].sequence, layer);
+    seen += cache.bytes_read(runs[r].sequence, layer, n);
     t += n;
   }
   kernels::cache_attention(shape, static_cast<std::int64_t>(single.size()), single.data());
@@ -200,8 +202,8 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
   const auto query = static_cast<double>(c.query_width());
   for (int layer = 0; layer < c.layers; ++layer) {
     StepCosts& part = totals.parts[static_cast<std::size_t>(layer)];
-    for (const int sequence : step.sequences) {
-      part.cache_bytes += cache.bytes_read(sequence, layer);
+    for (std::size_t r = 0; r < step.sequences.size(); ++r) {
+      part.cache_bytes += cache.bytes_read(step.sequences[r], layer, step.counts[r]);
     }
     for (const std::int32_t place : step.places) {
       part.matmul_flops += 4 * query * static_cast<double>(cache.seen(place + 1, layer));
@@ -285,6 +287,10 @@ class DecodeStep {
 // then holds the new tokens too; when the step throws it is as it was.
 inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
                      StepTotals* totals = nullptr, const Hooks& base = Hooks()) {
+  if (!cache.fits(model.config)) {
+    detail::fail({"decode: the cache is of ", cache.text(), ", ", model.config.name, " has ",
+                  KvPages(model.config).text(), "; KvPages(model.config) is right"});
+  }
   const NoGrad no_grad;
   DecodeStep step(model, cache, runs, base);
   StepTotals own;

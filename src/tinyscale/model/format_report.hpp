@@ -82,6 +82,10 @@ inline double mean_loss(const Transformer& model, const std::vector<std::int32_t
       }
     }
   });
+  if (!(count > 0)) {
+    detail::fail({"mean_loss: ", ids.size(), " tokens in a context of ", model.config.context,
+                  " predict nothing; at least 2 of each are right"});
+  }
   return sum / count;
 }
 

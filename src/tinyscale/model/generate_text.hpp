@@ -81,7 +81,8 @@ inline std::string generate_with(const Transformer& model, const Tokenizer& toke
   options.on_token = [&](std::int64_t sequence, std::int32_t id) {
     stopped = !stream.add(tokenizer.decode_piece(previous, id));
     previous = id;
-    return !stopped && (!given.on_token || given.on_token(sequence, id));
+    const bool goes_on = !given.on_token || given.on_token(sequence, id);
+    return !stopped && goes_on;
   };
   Generation all = generate_batch(model, {ids}, n, options, tokenizer.vocabulary());
   stream.finish();

@@ -159,6 +159,18 @@ inline void write_gguf(const std::string& path, const List<GgufValue>& metadata,
            "multiples of 32"});
     }
   }
+  detail::NameTable keys, names;
+  for (const GgufValue& value : metadata) {
+    if (value.key.empty() || value.key.size() > 65535 || ++keys[value.key] > 1) {
+      detail::fail({"write_gguf: the key \"", value.key.substr(0, 64),
+                    "\"; keys of 1 to 65535 bytes, each once, are right"});
+    }
+  }
+  for (const GgufSource& source : tensors) {
+    if (++names[source.name] > 1) {
+      detail::fail({"write_gguf: two tensors are called \"", source.name, "\"; one is right"});
+    }
+  }
   const std::string header = detail::gguf_header(metadata, tensors);
   detail::SaveFile file("write_gguf", path);
   file.write(header.data(), header.size());

@@ -41,10 +41,10 @@ class KvPages {
   kernels::CacheShape shape() const { return shape_; }
   // A page of one layer, by the order of its tokens, as kernels::cache_attention reads it.
   const std::uint8_t* page(int layer, int sequence, std::int64_t number) const {
-    return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
+    return checked_page(layer, sequence, number);
   }
   std::uint8_t* page(int layer, int sequence, std::int64_t number) {
-    return place(layer, of(sequence).pages[static_cast<std::size_t>(number)]);
+    return checked_page(layer, sequence, number);
   }
 
   std::int64_t page_tokens() const { return shape_.page_tokens; }
@@ -67,7 +67,22 @@ class KvPages {
   double bytes_read(int sequence, int layer) const {
     return static_cast<double>(seen(of(sequence).length, layer) * layer_bytes());
   }
+  // The same of the last n tokens together.
+  double bytes_read(int sequence, int layer, std::int64_t n) const {
+    const std::int64_t length = of(sequence).length, first = length - n;
+    return static_cast<double>((length - (first + 1 - seen(first + 1, layer))) * layer_bytes());
+  }
   DType format() const { return shape_.format; }
+  // Whether it holds what that model's layers keep.
+  bool fits(const ModelConfig& c) const {
+    return layers_ == c.layers && shape_.kv_heads == c.kv_heads &&
+           shape_.head_size == c.head_size && window_ == c.window &&
+           global_every_ == c.global_every;
+  }
+  std::string text() const {
+    return detail::cat({layers_, " layers of ", shape_.kv_heads, " x ", shape_.head_size,
+                        window_ > 0 ? detail::cat({", windows of ", window_}) : ""});
+  }
 
  private:
   struct Sequence {
@@ -85,6 +100,15 @@ class KvPages {
   }
   Sequence& of(int sequence) {
     return const_cast<Sequence&>(static_cast<const KvPages*>(this)->of(sequence));
+  }
+  std::uint8_t* checked_page(int layer, int sequence, std::int64_t number) const {
+    const std::vector<int>& pages = of(sequence).pages;
+    if (layer < 0 || layer >= layers_ || number < 0 ||
+        number >= static_cast<std::int64_t>(pages.size())) {
+      detail::fail({"KvPages: page ", number, " of layer ", layer, "; the sequence has ",
+                    pages.size(), " pages, the model ", layers_, " layers"});
+    }
+    return place(layer, pages[static_cast<std::size_t>(number)]);
   }
   std::uint8_t* place(int layer, int page) const {
     const std::int64_t slab = page / slab_pages_;
@@ -117,6 +141,14 @@ inline KvPages::KvPages(const ModelConfig& config, const CacheOptions& options)
   if (options.page_tokens < 1 || options.page_tokens > (1 << 20) || options.pages < 0) {
     detail::fail({"KvPages: pages of ", options.page_tokens, " tokens, ", options.pages,
                   " of them; 1 to 1048576 tokens and 0 or more pages are right"});
+  }
+  const std::int64_t most = 2147483647;
+  if (config.layers < 0 || config.layers > 1000000 || config.context < 1 || config.context > most ||
+      config.kv_heads < 1 || config.kv_heads > 1000000 || config.head_size < 1 ||
+      config.head_size > 1000000) {
+    detail::fail({"KvPages: ", config.layers, " layers, ", config.kv_heads, " heads of ",
+                  config.head_size, " for a context of ", config.context,
+                  "; a configuration that validate() lets pass is right"});
   }
   shape_.format = options.format;
   shape_.page_tokens = options.page_tokens;
@@ -180,8 +212,9 @@ inline void KvPages::drop(int sequence) {
 
 inline std::int64_t KvPages::extend(int sequence, std::int64_t n) {
   Sequence& s = of(sequence);
-  if (n < 0) {
-    detail::fail({"KvPages: ", n, " more tokens; at least 0 are right"});
+  if (n < 0 || n > 2147483647 - s.length) {
+    detail::fail({"KvPages: ", n, " more tokens behind ", s.length,
+                  "; at least 0, and together less than 2^31, are right"});
   }
   const std::int64_t first = s.length, tokens = shape_.page_tokens;
   const std::int64_t more =

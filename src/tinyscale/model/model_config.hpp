@@ -232,6 +232,8 @@ inline std::string lacking(const ModelConfig& c) {
   add(c.router_bias, "biases of the router");
   add(c.block_norms == 1, "attention and feed-forward side by side");
   add(c.block_norms == 4, "norms after each sublayer");
+  add(c.block_norms < 1 || c.block_norms == 3 || c.block_norms > 4, "so many norms in a block");
+  add(c.other_parameters != 0, "parameters that have no name here");
   return all;
 }
 
@@ -239,6 +241,13 @@ inline std::string lacking(const ModelConfig& c) {
 
 // Throws an Error that names the first field that cannot be right.
 inline void ModelConfig::validate() const {
+  if (static_cast<unsigned>(activation) > static_cast<unsigned>(Activation::geglu) ||
+      static_cast<unsigned>(norm) > static_cast<unsigned>(Norm::rms) ||
+      static_cast<unsigned>(position) > static_cast<unsigned>(Position::rotary)) {
+    detail::fail({"ModelConfig: ", name, ": activation ", static_cast<int>(activation), ", norm ",
+                  static_cast<int>(norm), ", position ", static_cast<int>(position),
+                  "; one of the named values is right"});
+  }
   detail::check_config_counts(*this);
   detail::check_config_product(*this);
   detail::config_above_zero(*this, "rope_theta", rope_theta);

@@ -315,6 +315,18 @@ inline void write_numbers(SaveFile& file, std::int64_t count, const float* from,
 // file whole.
 inline void write_safetensors(const std::string& path, const List<Parameter>& tensors,
                               const List<SafetensorsNote>& metadata, DType format = DType::f32) {
+  detail::NameTable names, notes;
+  for (const Parameter& tensor : tensors) {
+    if (tensor.name == "__metadata__" || ++names[tensor.name] > 1) {
+      detail::fail({"save: a tensor is called \"", tensor.name,
+                    "\"; names that differ, and not __metadata__, are right"});
+    }
+  }
+  for (const SafetensorsNote& note : metadata) {
+    if (++notes[note.name] > 1) {
+      detail::fail({"save: two notes are called \"", note.name, "\"; one is right"});
+    }
+  }
   const std::string json = detail::safetensors_text(tensors, metadata, format);
   const std::uint64_t n = json.size();
   detail::SaveFile file("save", path);

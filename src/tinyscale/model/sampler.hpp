@@ -36,9 +36,17 @@ inline void check_sampling(const SampleOptions& o) {
     fail({"generate: top_p is ", o.top_p, ", min_p ", o.min_p,
           "; above 0 to 1 and from 0 to 1 are right"});
   }
-  if (!is_finite(o.repetition_penalty) || o.repetition_penalty <= 0 || o.penalty_window < 0) {
+  const auto penalty = static_cast<double>(static_cast<float>(o.repetition_penalty));
+  if (!is_finite(o.repetition_penalty) || !is_finite(penalty) || !(penalty > 0) ||
+      o.penalty_window < 0) {
     fail({"generate: repetition_penalty is ", o.repetition_penalty, ", penalty_window ",
           o.penalty_window, "; a finite number above 0 and a whole one from 0 are right"});
+  }
+}
+
+inline void check_known(std::int64_t known) {
+  if (known < 1) {
+    fail({"generate: a choice among ", known, " tokens; at least 1 is right"});
   }
 }
 
@@ -97,10 +105,13 @@ inline void keep_top_p(std::vector<double>& weights, double total, double top_p)
 inline std::vector<double> token_weights(const float* logits, std::int64_t known,
                                          const std::vector<std::int32_t>& seen,
                                          const SampleOptions& options) {
+  detail::check_sampling(options);
+  detail::check_known(known);
   detail::check_logits(logits, known);
   std::vector<float> x(logits, logits + known);
   if (options.repetition_penalty < 1 || options.repetition_penalty > 1) {
     detail::penalise(x, seen, options);
+    detail::check_logits(x.data(), known);
   }
   std::vector<double> weights(x.size(), 0.0);
   const auto top = std::max_element(x.begin(), x.end());
@@ -159,6 +170,7 @@ inline std::int32_t draw_token(const std::vector<double>& weights, double draw) 
 inline std::int32_t sample_token(const float* logits, std::int64_t known,
                                  const std::vector<std::int32_t>& seen,
                                  const SampleOptions& options, float draw) {
+  detail::check_known(known);
   if (options.temperature == 0 && options.repetition_penalty == 1.0) {
     const std::int64_t best = kernels::argmax(known, logits);
     if (best < 0) {

@@ -90,6 +90,10 @@ inline void write_llama2c_groups(SaveFile& file, std::int64_t count, const float
   for (std::int64_t first = 0; first < count; first += group) {
     float most = 0.0f;
     for (std::int64_t i = first; i < first + group; ++i) {
+      if (!is_finite(static_cast<double>(from[i]))) {
+        fail({"save_llama2c: a weight is ", static_cast<double>(from[i]),
+              ", which 8 bits cannot hold; finite weights are right"});
+      }
       most = std::abs(from[i]) > most ? std::abs(from[i]) : most;
     }
     const float scale = most / 127.0f;

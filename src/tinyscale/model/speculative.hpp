@@ -56,14 +56,15 @@ class Speculator {
     List<std::vector<double>> q;
     std::vector<std::int32_t> seen = ids_;
     for (std::int64_t i = 0; i < guesses; ++i) {
-      const Tensor logits = feed(draft_, draft_cache_, draft_at_, seen, 1, nullptr);
+      const Tensor logits =
+          feed(draft_, draft_cache_, draft_at_, seen, 1, options_.prefill_tokens, nullptr);
       q.push_back(token_weights(logits.data(), known_, seen, options_));
       normalise_weights(q.back());
       seen.push_back(draw_token(q.back(), draw()));
     }
     const bool prefill = cache_.length(at_) == 0;
-    const Tensor logits =
-        feed(model_, cache_, at_, seen, guesses + 1, prefill ? &made.prefill : &made.decode);
+    const Tensor logits = feed(model_, cache_, at_, seen, guesses + 1, options_.prefill_tokens,
+                               prefill ? &made.prefill : &made.decode);
     made.guessed += guesses;
     std::vector<std::int32_t> fresh;
     bool kept = true;
@@ -90,12 +91,22 @@ class Speculator {
  private:
   double draw() { return static_cast<double>(uniform01(options_.seed, draws_++)); }
 
-  // The tokens of `seen` that the cache lacks; logits after each of the last `rows`.
+  // The tokens of `seen` that the cache lacks, at most so many at once; logits after each of the
+  // last `rows`.
   static Tensor feed(const Transformer& model, KvPages& cache, int at,
-                     const std::vector<std::int32_t>& seen, std::int64_t rows, StepTotals* totals) {
+                     const std::vector<std::int32_t>& seen, std::int64_t rows, std::int64_t most,
+                     StepTotals* totals) {
     TokenRun run;
     run.sequence = at;
-    run.ids.assign(seen.begin() + cache.length(at), seen.end());
+    std::int64_t first = cache.length(at);
+    const auto all = static_cast<std::int64_t>(seen.size());
+    while (all - first > rows && all - first > most) {  // a long prompt, without its logits
+      const std::int64_t next = std::min(first + most, all - rows);
+      run.ids.assign(seen.begin() + first, seen.begin() + next);
+      decode(model, cache, {run}, totals);
+      first = next;
+    }
+    run.ids.assign(seen.begin() + first, seen.end());
     run.all = rows > 1;
     const Tensor logits = decode(model, cache, {run}, totals);
     return slice(logits, 0, logits.dim(0) - rows, logits.dim(0));
@@ -168,7 +179,8 @@ inline Generation generate_speculative(const Transformer& model, const Transform
       for (const std::int32_t end : options.stop_tokens) {
         stop = stop || id == end;
       }
-      if (stop || (options.on_token && !options.on_token(0, id))) {
+      const bool asked = !stop && options.on_token && !options.on_token(0, id);
+      if (stop || (asked && left > 0)) {
         s.ended = stop ? Ended::token : Ended::asked;
         break;
       }

@@ -182,6 +182,13 @@ inline void check_trained_vocabulary(std::int64_t vocabulary,
     fail({"train_tokenizer: a vocabulary of ", vocabulary, "; at least ", least, " (256 bytes and ",
           options.special.size(), " special tokens) is right"});
   }
+  NameTable names;
+  for (const std::string& special : options.special) {
+    if (special.empty() || ++names[special] > 1) {
+      fail({"train_tokenizer: the special token \"", special,
+            "\"; none that is empty, and each once, is right"});
+    }
+  }
   if (find_pre_tokenizer(options.pre) < 0) {
     fail({"train_tokenizer: the pre-tokenizer is \"", options.pre, "\"; right is one of ",
           pre_tokenizer_names()});

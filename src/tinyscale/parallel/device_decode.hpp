@@ -157,12 +157,14 @@ class DeviceDecode {
   // ---- One step of a microbatch ----
 
   void step(ServeBatch& batch, ServeTurn& turn) {
+    for (std::size_t row = 0; row < turn.runs.size(); ++row) {  // before any takes their pages
+      if (turn.restarts[row]) {
+        lengths_.truncate(turn.runs[row].sequence, 0);
+        cache_.pages.truncate(turn.runs[row].sequence, 0);
+      }
+    }
     for (std::size_t row = 0; row < turn.runs.size(); ++row) {
       const int sequence = turn.runs[row].sequence;
-      if (turn.restarts[row]) {
-        lengths_.truncate(sequence, 0);
-        cache_.pages.truncate(sequence, 0);
-      }
       cache_.extend(sequence, turn.before[row],
                     static_cast<std::int64_t>(turn.runs[row].ids.size()));
     }

@@ -28,13 +28,15 @@ struct FaultyJob {
 namespace detail {
 
 inline void check_job(const char* who, const FaultyJob& job) {
+  const double sum = job.devices + job.device_hours_per_failure + job.step_seconds +
+                     job.save_seconds + job.restart_seconds;
   const bool good = job.devices >= 1 && job.device_hours_per_failure > 0 && job.step_seconds > 0 &&
-                    job.save_seconds >= 0 && job.restart_seconds >= 0;
+                    job.save_seconds >= 0 && job.restart_seconds >= 0 && is_finite(sum);
   if (!good) {
     fail({who, ": ", job.devices, " devices, ", job.device_hours_per_failure,
           " device-hours a failure, steps of ", job.step_seconds, " s, saves of ", job.save_seconds,
           " s, restarts of ", job.restart_seconds,
-          " s; at least 1 device, times above 0 (save and restart may be 0) are right"});
+          " s; at least 1 device, finite times above 0 (save and restart may be 0) are right"});
   }
 }
 

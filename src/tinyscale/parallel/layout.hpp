@@ -150,6 +150,10 @@ inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
     check_parts("layers", c.layers, "stages", layout.pipeline);
     return;
   }
+  if (static_cast<int>(schedule.rank_of.size()) > schedule.stages && schedule.microbatches < 2) {
+    fail({"train: the schedule ", schedule.name, " has two copies of each stage and ",
+          schedule.microbatches, " microbatch; each copy needs one"});
+  }
   if (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches) {
     fail({"train: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
           schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,

@@ -93,6 +93,10 @@ class PipelinePlaces {
 
   void check_op(int at, int i, const PipelineOp& op) const {
     const PipelineSchedule& s = schedule_;
+    if (letter_of(op.work) == '?') {
+      fail({who_, ": rank ", at, ", op ", i, " is of kind ", static_cast<int>(op.work),
+            "; 0 to 3 are forward, backward and its two halves"});
+    }
     if (op.stage < 0 || op.stage >= s.stages || op.microbatch < 0 ||
         op.microbatch >= s.microbatches) {
       fail({who_, ": rank ", at, ", op ", i, ": ", op, "; stages are 0 to ", s.stages - 1,

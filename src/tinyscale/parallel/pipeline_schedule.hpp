@@ -16,7 +16,10 @@ namespace tinyscale {
 // waits for, and W, that of the weights, for which nobody waits.
 enum class PipelineWork { forward, backward, input_gradient, weight_gradient };
 
-inline char letter_of(PipelineWork work) { return "FBIW"[static_cast<int>(work)]; }
+inline char letter_of(PipelineWork work) {
+  const int number = static_cast<int>(work);
+  return number < 0 || number > 3 ? '?' : "FBIW"[number];
+}
 
 struct PipelineOp {
   PipelineWork work = PipelineWork::forward;

@@ -365,7 +365,14 @@ class StepPlanner {
     const std::int64_t mine = at_.index(axes_.pipeline);
     const List<PipelineOp>& program = stages_.schedule.program[static_cast<std::size_t>(mine)];
     double kept = 0, logits = 0;
+    if (!arrives_in_order(
+            stages_.schedule)) {  // who waits for another message keeps the early ones
+      plan.activations = -1;
+    }
     for (const PipelineOp& op : program) {
+      if (plan.activations < 0) {
+        break;
+      }
       const bool forward = op.work == PipelineWork::forward;
       const bool known = op.work == PipelineWork::forward || op.work == PipelineWork::backward;
       const bool dense = c_.experts == 0 || (layout_.expert == 1 && layout_.tensor == 1 &&

@@ -136,6 +136,13 @@ inline void check_one_device(const TrainOptions& options) {
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
+  const LossScaler& s = options.loss_scaler;
+  if (!is_finite(s.scale) || !is_finite(s.smallest) || !is_finite(s.largest) || !(s.scale > 0) ||
+      !(s.smallest > 0) || !(s.largest > 0) || s.growth_steps < 1) {
+    fail({"train: loss_scaler has scale ", s.scale, ", smallest ", s.smallest, ", largest ",
+          s.largest, ", growth_steps ", s.growth_steps,
+          "; finite numbers above 0 and at least 1 step are right"});
+  }
   if (text.tokenizer.vocabulary() > model.config.vocabulary) {
     fail({"train: the text has ", text.tokenizer.vocabulary(),
           " distinct tokens, the model's vocabulary is ", model.config.vocabulary,

@@ -176,7 +176,7 @@ inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
                                                      : -1;
     most = std::max(most, now);
   }
-  return static_cast<double>(most) / std::max(1, layout.schedule.chunks());
+  return static_cast<double>(most) * layout.schedule.ranks / std::max(1, layout.schedule.stages);
 }
 
 namespace detail {

@@ -86,9 +86,11 @@ inline TpuSlice tpu_slice(const std::string& name) {
   for (const auto& kind : kinds) {
     const std::string start = kind.start;
     if (name.compare(0, start.size(), start) == 0) {
-      char* end = nullptr;
-      const double named = std::strtod(name.c_str() + start.size(), &end);
-      if (*end == '\0' && named >= 1 && named <= 1e6) {
+      const std::string number = name.substr(start.size());
+      const bool digits = !number.empty() && number.size() < 8 &&
+                          number.find_first_not_of("0123456789") == std::string::npos;
+      const double named = digits ? std::strtod(number.c_str(), nullptr) : 0;
+      if (named >= 1 && named <= 1e6 && std::fmod(named, kind.cores) < 0.5) {
         return {kind.chip, named, named / kind.cores};
       }
     }

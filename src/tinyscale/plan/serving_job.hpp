@@ -196,9 +196,10 @@ inline void check_serving(const ServingJob& job, const Machine& machine, const c
   check_job(who, "speculation.length", draft.length, 0, 1000);
   check_job(who, "speculation.acceptance", draft.acceptance, 0, 1);
   check_job(who, "speculation.cost", draft.cost, 0, most);
-  if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
+  if (!(machine.chip.memory_bytes > 0) || !(machine.chip.memory_bandwidth > 0)) {
     fail({who, ": ", machine.name, " needs memory_bytes and memory_bandwidth of its chip"});
   }
+  check_chip_figures(who, machine);
 }
 
 }  // namespace detail

@@ -74,10 +74,15 @@ inline std::ostream& operator<<(std::ostream& out, const ServingFit& fit) {
 
 // Chips of this kind that hold the job, before rounding to a slice that is made.
 inline std::int64_t chips_that_hold(const ServingJob& job, const Chip& chip) {
-  const double length = static_cast<double>(job.prompt + job.output);
-  const double bytes =
-      detail::weight_bytes(job) + static_cast<double>(job.batch) * length * detail::serving_kv(job);
-  detail::check_job("chips_that_hold", "the chip's memory_bytes", chip.memory_bytes, 1, 1e18);
+  const char* const who = "chips_that_hold";
+  job.model.validate();
+  detail::check_job(who, "batch", static_cast<double>(job.batch), 1, 1e9);
+  detail::check_job(who, "prompt", static_cast<double>(job.prompt), 0, 1e9);
+  detail::check_job(who, "output", static_cast<double>(job.output), 0, 1e9);
+  detail::check_job(who, "the chip's memory_bytes", chip.memory_bytes, 1, 1e18);
+  const double bytes = detail::weight_bytes(job) + static_cast<double>(job.batch) *
+                                                       detail::last_context(job) *
+                                                       detail::serving_kv(job);
   return static_cast<std::int64_t>(std::ceil(bytes / chip.memory_bytes));
 }
 
@@ -97,6 +102,12 @@ inline BeamPlan plan_beam_search(const ServingJob& job, const Machine& machine,
   detail::check_serving(job, machine, "plan_beam_search");
   detail::check_job("plan_beam_search", "beams", static_cast<double>(beams), 1, 1e9);
   detail::check_job("plan_beam_search", "output", static_cast<double>(job.output), 1, 1e9);
+  if (job.model.window > 0 && job.prompt + job.output > job.model.window) {
+    detail::fail({"plan_beam_search: ", job.model.name, " has layers that see the last ",
+                  job.model.window, " tokens, the job ", job.prompt + job.output,
+                  "; up to as many, or a model without windows, are right: beams that drop what "
+                  "they share are not planned"});
+  }
   const Chip& chip = machine.chip;
   BeamPlan plan;
   plan.beams = beams;

@@ -73,6 +73,12 @@ inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   const Chip& chip = on.chip;
   const bool torus = is_torus2d(chip) || is_torus3d(chip);
   Machine slice = on;
+  if (torus && chips == chip.domain_chips && (chips & (chips - 1)) != 0) {
+    slice = machine(chip.name, pod_shape(chip));
+    slice.chip = chip;
+    slice.dollars_per_hour = on.dollars_per_hour;
+    return slice;
+  }
   std::vector<std::int64_t> dims(torus ? (is_torus3d(chip) ? 3 : 2) : 1, 1);
   std::int64_t left = chips;
   if (torus) {
@@ -136,11 +142,19 @@ inline void plan_memory(const Machine& on, ServingPlan& plan) {
   if (static_cast<double>(plan.chips) < plan.chips_needed.value()) {
     plan.chips = slice_of(on.chip, plan.chips_needed.value());
     check_pod(job, on.chip, plan.chips_needed.value());
+    const bool torus = is_torus2d(on.chip) || is_torus3d(on.chip);
+    if (torus && on.chip.domain_chips > 0 && plan.chips > on.chip.domain_chips) {
+      plan.chips = on.chip.domain_chips;  // the whole pod: no power of two
+    }
     plan.on = slice_machine(on, plan.chips);
     plan.notes.push_back(
         cat({"chips: ", on.name, " holds ",
              format_bytes(capacity.value() * static_cast<double>(on.chips())), " of the ",
              format_bytes(plan.memory.value()), " needed; planned on ", plan.chips, " chips"}));
+  }
+  if (m.position == Position::learned && job.prompt + job.output > m.context) {
+    plan.notes.push_back(cat({"positions: ", m.name, " has learned ", m.context, "; counted with ",
+                              job.prompt + job.output}));
   }
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
   const Quantity left = named("M_left", chips * capacity - plan.weights, "beside the weights");

@@ -133,7 +133,8 @@ class StepPricer {
     tokens_ = b_ * job.context / static_cast<double>(layout.context);
     width_ = static_cast<double>(job.model.width);
     peak_ = chip_.peak(job.format);
-    peak16_ = chip_.peak(DType::bf16);
+    attention_format_ = job.format == DType::f32 ? DType::f32 : DType::bf16;
+    peak16_ = chip_.peak(attention_format_);
     rate_ = sustained_matmul(e, chip_, job.format);
     memory_ = chip_.memory_bandwidth > 0 ? chip_.memory_bandwidth : 1e30;
     wide_ = activation_bytes(job.format);
@@ -190,7 +191,8 @@ class StepPricer {
       core_backward = 2.5 * core;
     } else {
       const double odd = job_.model.head_size % 8 == 0 ? 1 : e_.odd_heads;
-      const double rate = peak16_ * large_matmul_share(chip_, DType::bf16) * e_.score_matmul * odd;
+      const double rate =
+          peak16_ * large_matmul_share(chip_, attention_format_) * e_.score_matmul * odd;
       const double pass = wide_ * w.scores / (memory_ * e_.memory);
       core = w.score_flops / rate + e_.score_passes * pass;
       core_backward = 2 * w.score_flops / rate + 1.4 * e_.score_passes * pass;
@@ -392,7 +394,10 @@ class StepPricer {
 
   void add_update() {
     const double shards = layout_.zero == Zero::none ? 1 : static_cast<double>(layout_.shards());
-    out_.typical.update = parameters_.all() / shards * job_.state_traffic / (memory_ * e_.memory);
+    const double alike = std::max(1.0, shards / static_cast<double>(layout_.expert));
+    const double own = (parameters_.all() - parameters_.experts) / shards +
+                       parameters_.experts / alike;  // experts are shared by fewer
+    out_.typical.update = own * job_.state_traffic / (memory_ * e_.memory);
   }
 
   const StepJob& job_;
@@ -404,6 +409,7 @@ class StepPricer {
   bool tpu_ = false;
   double chunks_ = 1, m_ = 1, b_ = 1, tokens_ = 0, width_ = 0;
   double wide_ = 2;  // bytes of an activation
+  DType attention_format_ = DType::bf16;
   double peak_ = 0, peak16_ = 0, rate_ = 0, memory_ = 0, inner_ = 1, outer_ = 1;
   ChipParameters parameters_;
   StepCost layer_;   // of one mean layer and microbatch

@@ -121,10 +121,16 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
                              : "FLOPs run over needed: attention in bf16, uneven replicas");
   plan.math_time = named("T_math", needed * share * q.B / (q.N * q.C));
   const Quantity chunks(plan.best.chunks, "", "v", "chunks of the model on a rank");
-  plan.bubble_time = layout.pipeline > 1
-                         ? named("T_bubble", plan.math_time * (q.Z - 1.0) / (chunks * q.m),
-                                 "stages wait until the pipeline is full")
-                         : named("T_bubble", Quantity(0, "s"), "no pipeline");
+  if (layout.pipeline > 1 && !layout.schedule.empty()) {
+    const Quantity idle(limit.math > 0 ? limit.bubble / limit.math : 0, "", "idle",
+                        cat({"over math, by the clock of schedule ", layout.schedule.name}));
+    plan.bubble_time = named("T_bubble", plan.math_time * idle);
+  } else {
+    plan.bubble_time = layout.pipeline > 1
+                           ? named("T_bubble", plan.math_time * (q.Z - 1.0) / (chunks * q.m),
+                                   "stages wait until the pipeline is full")
+                           : named("T_bubble", Quantity(0, "s"), "no pipeline");
+  }
   const Quantity memory(in.machine.chip.memory_bandwidth, "B/s", "W_memory", in.machine.chip.name);
   const Quantity moved(limit.memory * memory.value(), "B", "moved",
                        "operands and results of the matmuls, forward and backward");
@@ -294,15 +300,18 @@ inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   const TrainingLayout& best = plan.best;
   plan.notes.push_back(cat({"MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
                             format_si(in.machine.chip.peak(in.job.format), "FLOP/s"), ", ",
-                            in.job.software.name, " software; days count the typical time",
-                            plan.goodput.value() < 1 ? " and failures" : ""}));
+                            in.job.software.name, " software; days count ",
+                            in.job.typical_mfu > 0     ? "the MFU asked for, without failures"
+                            : plan.goodput.value() < 1 ? "the typical time and failures"
+                                                       : "the typical time"}));
   const double idle =
       1 - in.sequences / (static_cast<double>(best.layout.data * best.layout.microbatches) *
                           best.price.microbatch);
   if (idle > 1e-9) {
-    plan.notes.push_back(
-        cat({"batch: ", format_count(in.sequences), " sequences do not divide over ",
-             best.layout.data, " replicas; ", format_percent(idle), " of their places are empty"}));
+    plan.notes.push_back(cat(
+        {"batch: ", format_count(in.sequences), " sequences do not divide over ", best.layout.data,
+         best.layout.data == 1 ? " replica of " : " replicas of ", best.layout.microbatches,
+         " microbatches; ", format_percent(idle), " of their places are empty"}));
   }
   if (in.job.model.layers % (best.layout.pipeline * best.chunks) != 0) {
     plan.notes.push_back(
@@ -396,6 +405,13 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
     fail({"plan_training: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
           schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
           " and microbatches ", layout.microbatches, "; they must be equal"});
+  }
+  if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
+                            static_cast<int>(schedule.rank_of.size()) > schedule.stages)) {
+    fail({"plan_training: the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
+          schedule.ranks, " ranks, ", schedule.rank_of.size(),
+          " entries of rank_of; equally many stages on each rank, each of them once, are planned "
+          "(train() and time_pipeline() take others too)"});
   }
   const std::string why = undivided(in, layout, chunks);
   if (!why.empty()) {

@@ -68,6 +68,8 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
   check_job(who, "device_hours_per_failure", job.device_hours_per_failure, 0, 1e12);
   check_job(who, "save_seconds", job.save_seconds, 0, 1e9);
   check_job(who, "restart_seconds", job.restart_seconds, 0, 1e9);
+  check_chip_figures(who, machine);
+  check_job(who, "software.system_bytes", job.software.system_bytes, 0, 1e18);
   if (machine.chips() > std::int64_t{1} << 22) {
     fail({who, ": ", machine.name, " has ", machine.chips(), " chips; at most ",
           std::int64_t{1} << 22, " are planned"});

@@ -9,6 +9,7 @@
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/hardware/network.hpp"
 #include "tinyscale/model/model_config.hpp"
 #include "tinyscale/parallel/flops_forms.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"
@@ -91,6 +92,14 @@ inline void check_job(const char* who, const char* field, double value, double l
   if (!is_finite(value) || value < least || value > most) {
     fail({who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"});
   }
+}
+
+// Figures that a user may have set; 0: not known.
+inline void check_chip_figures(const char* who, const Machine& machine) {
+  check_job(who, "the chip's memory_bytes", machine.chip.memory_bytes, 0, 1e18);
+  check_job(who, "the chip's memory_bandwidth", machine.chip.memory_bandwidth, 0, 1e18);
+  check_job(who, "the chip's watts", machine.chip.watts, 0, 1e9);
+  check_job(who, "the machine's dollars_per_hour", machine.dollars_per_hour, 0, 1e9);
 }
 
 }  // namespace detail

@@ -53,6 +53,10 @@ inline Svg svg(const StrategyRegimes& regimes) {
       highest = std::max(highest, ratio);
     }
   }
+  if (regimes.tokens_per_chip.empty()) {
+    detail::fail(
+        {"svg: the strategy regimes have no tokens per chip; strategy_regimes() fills them"});
+  }
   const std::vector<double> ends = {regimes.tokens_per_chip.front(),
                                     regimes.tokens_per_chip.back()};
   plot.series.push_back({"T_math = T_comms", ends, {1, 1}, Mark::line});

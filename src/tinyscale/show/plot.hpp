@@ -104,7 +104,7 @@ inline std::vector<double> linear_ticks(const Axis& axis) {
 }
 
 inline std::vector<double> log_ticks(const Axis& axis) {
-  const double decades = std::log10(axis.high / axis.low);
+  const double decades = std::log10(axis.high) - std::log10(axis.low);
   const int stride = std::max(1, static_cast<int>(std::ceil(decades / 8)));
   std::vector<double> ticks;
   const int first = static_cast<int>(std::floor(std::log10(axis.low)));

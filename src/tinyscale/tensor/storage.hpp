@@ -27,10 +27,10 @@ struct Storage {
     Shared<Storage> owner;
   };
   MemoryKind kind = MemoryKind::activation;
-  std::atomic<int> kept{0};  // ops that need numbers of this block for their backward pass
   bool sliced = false;       // the union holds the owner
   bool recorded = false;     // by a capture (recorder.hpp): there may be no numbers yet
-  std::int16_t writer = 0;   // which capture
+  std::atomic<int> kept{0};  // ops that need numbers of this block for their backward pass
+  std::int32_t writer = 0;   // which capture
   std::int32_t node = -1;    // of its graph
 
   Storage() : meter() {}
