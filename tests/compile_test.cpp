@@ -796,3 +796,101 @@ TEST_CASE("compile_step trains as train_step") {
     }
   }
 }
+
+TEST_CASE("results that a pass made one stay two for who writes to them") {
+  const ts::Tensor x = ts::tensor({2}, {1, 2});
+  const struct {
+    const char* name;
+    std::vector<ts::Tensor> (*f)(const std::vector<ts::Tensor>&);
+  } all[] = {{"twice",
+              [](const std::vector<ts::Tensor>& in) {
+                return std::vector<ts::Tensor>{ts::exp(in[0]), ts::exp(in[0])};
+              }},
+             {"clone",
+              [](const std::vector<ts::Tensor>& in) {
+                const ts::Tensor h = ts::exp(in[0]);
+                return std::vector<ts::Tensor>{h, h.clone()};
+              }},
+             {"times 1",
+              [](const std::vector<ts::Tensor>& in) {
+                const ts::Tensor h = ts::exp(in[0]);
+                return std::vector<ts::Tensor>{h, h * 1.0f};
+              }},
+             {"the same", [](const std::vector<ts::Tensor>& in) {
+                const ts::Tensor h = ts::exp(in[0]);
+                return std::vector<ts::Tensor>{h, h};
+              }}};
+  for (const auto& each : all) {
+    CAPTURE(std::string(each.name));
+    for (const bool passes : {true, false}) {
+      const ts::Compiled f =
+          ts::compile(each.f, passes ? ts::CompileOptions() : ts::CompileOptions::none());
+      const std::vector<ts::Tensor> y = f({x}), eager = each.f({x});
+      ts::copy_(y[0], ts::full({2}, 7));
+      ts::copy_(eager[0], ts::full({2}, 7));
+      CHECK(y[1].values() == eager[1].values());
+    }
+  }
+}
+
+TEST_CASE("a result that its backward pass needs is not written to") {
+  const ts::Tensor p = ts::parameter(ts::ones({2}));
+  const ts::Compiled f = ts::compile(
+      [&](const std::vector<ts::Tensor>& in) { return std::vector<ts::Tensor>{ts::exp(in[0])}; });
+  const ts::Tensor y = f({p})[0];
+  CHECK(error_of([&] {
+          ts::copy_(y.detach(), ts::full({2}, 5));
+        }).find("a backward pass that is still to come needs the numbers") != std::string::npos);
+}
+
+#if !defined(TINYSCALE_NO_THREADS)
+TEST_CASE("a tensor that one call records is no tensor of another, on whichever thread") {
+  ts::Tensor leak;
+  const ts::Compiled first = ts::compile([&](const std::vector<ts::Tensor>& in) {
+    leak = ts::sum(in[0]);
+    return std::vector<ts::Tensor>{in[0] * leak.item()};
+  });
+  first({ts::tensor({2}, {2, 3})});
+  CHECK(leak.item() == 5.0f);
+  float got = 0;
+  std::thread other([&] {
+    const ts::Compiled second = ts::compile([&](const std::vector<ts::Tensor>& in) {
+      return std::vector<ts::Tensor>{ts::exp(in[0]) * 0.0f + leak};
+    });
+    got = second({ts::zeros({1})})[0].item();
+  });
+  other.join();
+  CHECK(got == 5.0f);
+  std::string error;
+  ts::compile([&](const std::vector<ts::Tensor>& in) {
+    const ts::Tensor mine = in[0] + 1.0f;
+    std::thread thief([&] {
+      error = error_of([&] {
+        ts::compile([&](const std::vector<ts::Tensor>& theirs) {
+          return std::vector<ts::Tensor>{theirs[0] + mine};
+        })({ts::zeros({2})});
+      });
+    });
+    thief.join();
+    return std::vector<ts::Tensor>{mine};
+  })({ts::zeros({2})});
+  CHECK(error.find("numbers that another call records; return it") != std::string::npos);
+}
+#endif
+
+TEST_CASE("written-out attention keeps its format, GELU its shape") {
+  const ts::Tensor q = ts::randn({1, 16, 8}, 1), k = ts::randn({1, 16, 8}, 2);
+  const auto attend = [&](const std::vector<ts::Tensor>& in) {
+    const ts::Tensor s = ts::matmul(in[0], ts::transpose(k, 1, 2)) / std::sqrt(8.0f);
+    return std::vector<ts::Tensor>{ts::matmul(ts::softmax(s), k)};
+  };
+  const ts::MatmulFormat format(ts::DType::fp8_e4m3);
+  CHECK(ts::compile(attend)({q})[0].values() == attend({q})[0].values());
+  const auto wide = [](const std::vector<ts::Tensor>& in) {
+    return std::vector<ts::Tensor>{ts::full({2, 3}, 0.5f) * in[0] *
+                                   (ts::erf(in[0] * 0.70710678f) + 1.0f)};
+  };
+  ts::CompileOptions options;
+  options.fuse_elementwise = false;
+  CHECK(ts::compile(wide, options)({ts::randn({3}, 3)})[0].shape() == ts::Shape{2, 3});
+}

@@ -784,3 +784,81 @@ TEST_CASE("llama2.c's sampler: a distribution flatter than top_p cuts, and a tem
   ts::detail::Llama2cSampler cold(options);
   CHECK(error_of([&] { cold.next(logits.data(), 4); }).find("llama2c_generate: temperature ") == 0);
 }
+
+TEST_CASE("a cache of another model, sizes that no memory has, and choices among nothing") {
+  const ts::Transformer model = small_model("llama");
+  ts::ModelConfig other = model.config;
+  other.layers -= 1;
+  ts::KvPages pages(other);
+  ts::TokenRun run;
+  run.sequence = pages.add();
+  run.ids = {1};
+  ts::List<ts::TokenRun> runs;
+  runs.push_back(run);
+  CHECK(error_of([&] { ts::decode(model, pages, runs); }).find("decode: the cache is of ") == 0);
+  CHECK(error_of([&] { pages.page(0, run.sequence, 3); }).find("KvPages: page 3 of layer 0") == 0);
+  CHECK(error_of([&] {
+          pages.extend(run.sequence, std::int64_t{1} << 40);
+        }).find("KvPages: 1099511627776 more tokens behind 0") == 0);
+  ts::ModelConfig none = model.config;
+  none.context = 0;
+  CHECK(error_of([&] { ts::KvPages wrong(none); }).find("KvPages: ") == 0);
+  ts::SampleOptions options;
+  const float logits[2] = {1, 2};
+  CHECK(error_of([&] { ts::token_weights(logits, 0, {}, options); }) ==
+        "generate: a choice among 0 tokens; at least 1 is right");
+  options.repetition_penalty = 1e-60;  // 0 as a float
+  CHECK(error_of([&] {
+          ts::token_weights(logits, 2, {}, options);
+        }).find("generate: repetition_penalty is 1e-60") == 0);
+  options.repetition_penalty = 1;
+  options.temperature = -1;
+  CHECK(error_of([&] {
+          ts::token_weights(logits, 2, {}, options);
+        }).find("generate: temperature is -1") == 0);
+  ts::BeamOptions beams;
+  CHECK(error_of([&] {
+          ts::beam_search(model, {1}, std::numeric_limits<std::int64_t>::max(), beams);
+        }).find("beam_search: ") == 0);
+  ts::ModelConfig one = model.config;
+  one.context = 1;
+  const ts::Transformer short_sighted(one, 1);
+  CHECK(error_of([&] {
+          ts::perplexity(short_sighted, {1, 2, 3});
+        }) ==
+        "mean_loss: 3 tokens in a context of 1 predict nothing; at least 2 of each are right");
+}
+
+TEST_CASE("speculative decoding reads a long prompt in the steps that any prompt takes") {
+  const ts::Transformer model = small_model("llama");
+  ts::GenerateOptions options;
+  options.temperature = 0;
+  options.prefill_tokens = 4;
+  const Ids prompt(17, 3);
+  const ts::Generation plain = ts::generate_batch(model, {prompt}, 6, options);
+  const auto fast = ts::generate_speculative(model, model, prompt, 6, 2, options);
+  CHECK(fast.sequences[0].ids == plain.sequences[0].ids);
+  CHECK(fast.prefill.steps >= 4);
+  CHECK(fast.prefill.tokens >= 17);
+}
+
+TEST_CASE("bytes of a cache with windows: each row that the new tokens see, once") {
+  ts::ModelConfig c = small_model("llama").config;
+  c.window = 5;
+  const ts::Transformer model(c, 1);
+  ts::KvPages pages(c);
+  ts::TokenRun run;
+  run.sequence = pages.add();
+  run.ids = Ids(12, 2);
+  ts::List<ts::TokenRun> runs;
+  runs.push_back(run);
+  ts::StepTotals totals;
+  totals.parts.resize(static_cast<std::size_t>(c.layers) + 1);
+  ts::decode(model, pages, runs, &totals);
+  CHECK(totals.all.cache_bytes == static_cast<double>(12 * pages.token_bytes()));
+  ts::StepTotals one;
+  one.parts.resize(static_cast<std::size_t>(c.layers) + 1);
+  runs[0].ids = {4};
+  ts::decode(model, pages, runs, &one);
+  CHECK(one.all.cache_bytes == static_cast<double>(5 * pages.token_bytes()));
+}

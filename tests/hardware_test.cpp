@@ -477,3 +477,20 @@ TEST_CASE("hardware: a chip whose rates cannot be right prices nothing") {
           }).find("Chip::peak: tpu-v5e has no rate for bf16") == 0);
   }
 }
+
+TEST_CASE("a row of ops that are bound by different things takes what they take together") {
+  const ts::Chip chip = ts::chip("tpu-v5e");
+  ts::OpRecord memory, vector;
+  memory.name = vector.name = "op";
+  memory.shape = vector.shape = "[1]";
+  memory.reads.push_back(ts::Operand{1e9});
+  vector.vector_flops = 1e12;
+  memory.count_bytes();
+  vector.count_bytes();
+  ts::List<ts::OpRecord> both;
+  both.push_back(memory);
+  both.push_back(vector);
+  const ts::RooflineReport report = ts::roofline(both, chip);
+  REQUIRE(report.rows.size() == 1);
+  CHECK(report.rows[0].seconds == doctest::Approx(report.total.seconds));
+}

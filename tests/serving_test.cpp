@@ -646,3 +646,33 @@ TEST_CASE("serving: a real small model's cache, maths and weights are the plan's
   CHECK(step.bytes_read > least);
   CHECK(step.bytes_read < 1.25 * least);
 }
+
+TEST_CASE("serving: windows count in what chips must hold, slices are those of a pod") {
+  ts::ServingJob job;
+  job.model = ts::config("gemma3-27b-text");
+  job.batch = 64;
+  job.prompt = 131000;
+  job.output = 0;
+  const ts::Chip chip = ts::chip("h100");
+  const ts::ServingPlan plan = ts::plan_serving(job, ts::machine("h100", {1, 8}));
+  CHECK(static_cast<double>(ts::chips_that_hold(job, chip)) ==
+        doctest::Approx(plan.chips_needed.value()));
+  job.batch = -5;
+  CHECK(error_of([&] { ts::chips_that_hold(job, chip); }).find("chips_that_hold: batch is -5") ==
+        0);
+  job.batch = 1;
+  job.output = 8;
+  CHECK(error_of([&] {
+          ts::plan_beam_search(job, ts::machine("h100", {1, 8}), 2);
+        }).find("plan_beam_search: gemma3-27b-text has layers that see the last ") == 0);
+  ts::ServingJob large;
+  large.model = ts::config("llama3.1-405b");
+  const ts::Chip pod = ts::chip("tpu-v5p");
+  const double each = ts::kv_cache_bytes(large.model, ts::DType::bf16, 2048 + 256);
+  large.prompt = 2048;
+  large.output = 256;
+  large.batch = static_cast<std::int64_t>((8500 * pod.memory_bytes - 811e9) / each);
+  const ts::ServingPlan whole = ts::plan_serving(large, ts::machine("tpu-v5p", {4, 4, 4}));
+  CHECK(whole.chips == pod.domain_chips);
+  CHECK(whole.on.dims == ts::pod_shape(pod));
+}

@@ -554,3 +554,22 @@ TEST_CASE("show: a notebook kernel finds the pictures by its own json type") {
   FakeJson set = mime_bundle_repr(table);
   CHECK(contains(set["text/html"], "<table>"));
 }
+
+TEST_CASE("pictures of all floats, of nothing, and of texts that are no UTF-8") {
+  ts::Plot plot;
+  plot.y.scale = ts::Scale::logarithmic;
+  plot.series.push_back({"wide", {1, 2}, {1e-300, 1e300}, ts::Mark::line});
+  CHECK(ts::svg(plot).markup().find("<svg") != std::string::npos);
+  CHECK(error_of([] {
+          ts::svg(ts::StrategyRegimes());
+        }).find("svg: the strategy regimes have no ") == 0);
+  CHECK(ts::detail::xml_escape("a\xC3\xA9\xFF<\xE6\x97") ==
+        "a\xC3\xA9\xEF\xBF\xBD&lt;\xEF\xBF\xBD\xEF\xBF\xBD");
+  ts::Table table;
+  table.columns = {"a", "b"};
+  table.rows.push_back({"1"});
+  const std::string error =
+      "Table: a row of 1 cells for 2 columns; a row must have a cell for each column";
+  CHECK(error_of([&] { table.json(); }) == error);
+  CHECK(error_of([&] { table.text(); }) == error);
+}

@@ -422,3 +422,56 @@ TEST_CASE("training plan: errors of layouts") {
       "layout data 8, tensor 1, pipeline 1, context 1, expert 3: 8 experts over expert 3 among 8 "
       "devices with other tokens do not divide");
 }
+
+TEST_CASE("a plan of one's own schedule: its bubble, and schedules that are not planned") {
+  ts::TrainingJob job;
+  job.model = ts::config("llama3-8b");
+  ts::Layout layout;
+  layout.data = 32;
+  layout.pipeline = 2;
+  layout.microbatches = 8;
+  layout.zero = ts::Zero::optimizer;
+  const ts::Machine machine = ts::machine("tpu-v5p", {4, 4, 4});
+  for (const ts::PipelineSchedule& schedule :
+       {ts::one_forward_one_backward(2, 8), ts::zero_bubble_h1(2, 8)}) {
+    layout.schedule = schedule;
+    const ts::TrainingPlan plan = ts::plan_training(job, machine, layout);
+    CHECK(plan.bubble_time.value() == doctest::Approx(plan.best.price.limit.bubble));
+  }
+  ts::PipelineSchedule idle = ts::one_forward_one_backward(2, 8);
+  idle.rank_of = {0, 1, 1, 0};
+  layout.schedule = idle;
+  CHECK(error_of([&] {
+          ts::plan_training(job, machine, layout);
+        }).find("plan_training: the schedule ") == 0);
+}
+
+TEST_CASE("planning: f32 attention at the peak of f32, updates of experts, figures that are none") {
+  ts::TrainingJob job;
+  job.model = ts::config("llama3-8b");
+  job.format = ts::DType::f32;
+  job.context = 32768;
+  const ts::TrainingPlan plan = ts::plan_training(job, ts::machine("a100", {1, 8}));
+  CHECK(plan.limit_mfu.value() <= 1.0 + 1e-9);
+  ts::TrainingJob mixture;
+  mixture.model = ts::config("deepseek-v3");
+  mixture.batch_tokens = 64e6;
+  mixture.context = 4096;
+  ts::Layout layout;
+  layout.data = 512;
+  layout.tensor = 2;
+  layout.zero = ts::Zero::optimizer;
+  std::vector<double> updates;
+  for (const int expert : {1, 8, 64}) {
+    layout.expert = expert;
+    updates.push_back(ts::plan_training(mixture, ts::machine("tpu-v5p", {8, 8, 16}), layout)
+                          .best.price.typical.update);
+  }
+  CHECK(updates[1] == doctest::Approx(updates[0]));
+  CHECK(updates[2] == doctest::Approx(updates[0]));
+  ts::Machine odd = ts::machine("h100", {1, 8});
+  odd.chip.watts = std::numeric_limits<double>::quiet_NaN();
+  CHECK(error_of([&] {
+          ts::plan_training(job, odd);
+        }).find("plan_training: the chip's watts is ") == 0);
+}
