@@ -30887,7 +30887,9 @@ class SymbolicGraph {
     }
     if (place >= 0 && same(values[0] * b0, values[1] * b1) &&
         same(values[0] * b0, values[2] * b2)) {
-      forms_.push_back({node, place, values[0] * b0, 0, true});
+      const double whole = std::nearbyint(values[0] * b0);  // of a float, 1 / B times B is not 1
+      const double c = same(values[0] * b0, whole) ? whole : values[0] * b0;
+      forms_.push_back({node, place, c, 0, true});
       return;
     }
     why = cat({"op ", node, ", ", name_of(graph_[node].op), " of ", graph_[node].shape,
@@ -31261,7 +31263,6 @@ class Compiled {
     }
     return *state().last;
   }
-
   const detail::BackwardPart& backward(const char* what, std::size_t result) const {
     const detail::BackwardPart* const part = last(what).part_of(result);
     if (part == nullptr) {
@@ -31274,6 +31275,7 @@ class Compiled {
                             bool counts = true) const;
   Shared<Compilation> capture(const std::vector<Tensor>& inputs, bool sample = false) const;
   void make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const;
+  bool does_alike(Compilation& made, const std::vector<Tensor>& inputs) const;
   Shared<Compilation> at_batch(const Compilation& made, const std::vector<Tensor>& inputs) const;
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
@@ -31498,7 +31500,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
     }
     all.counters.hits += (found && !again) || (!found && follows) ? 1 : 0;
   }
-  if (!found && follows) {
+  if (!found && follows && does_alike(*follows, inputs)) {
     found = at_batch(*follows, inputs);
   } else if (!found || again) {
     const Shared<Compilation> now = capture(inputs);
@@ -31778,6 +31780,35 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
   if (made.not_symbolic.empty()) {
     made.symbolic = symbolic;
   }
+}
+
+// Whether the function, run at this size without numbers, does what the graph of all sizes says; if
+// not, that graph is given up.
+inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& inputs) const {
+  if (state().options.confirmations == 0) {
+    return true;
+  }
+  std::string why = "it does something else at this batch size";
+  try {
+    std::vector<Tensor> sized;
+    for (const Tensor& x : inputs) {
+      sized.push_back(detail::phantom(x.shape()));
+      sized.back().set_slot(x.slot());
+    }
+    const Shared<Compilation> seen = capture(sized, true);
+    if (!seen->rerun &&
+        detail::same_graph(seen->graph, made.symbolic->graph.at(inputs[0].dim(0)))) {
+      return true;
+    }
+  } catch (const Error& error) {
+    why = error.what();
+  }
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  made.symbolic.reset();
+  made.not_symbolic = state().reason = why;
+  --state().counters.hits;
+  ++state().counters.recompiles;
+  return false;
 }
 
 // The same compilation of another batch size.

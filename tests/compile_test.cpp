@@ -894,3 +894,54 @@ TEST_CASE("written-out attention keeps its format, GELU its shape") {
   options.fuse_elementwise = false;
   CHECK(ts::compile(wide, options)({ts::randn({3}, 3)})[0].shape() == ts::Shape{2, 3});
 }
+
+TEST_CASE("symbolic_batch: a size at which the function does something else is captured anew") {
+  ts::CompileOptions options;
+  options.symbolic_batch = true;
+  const struct {
+    const char* name;
+    std::vector<ts::Tensor> (*f)(const std::vector<ts::Tensor>&);
+    std::vector<std::int64_t> sizes;
+  } all[] = {{"the first 8",
+              [](const std::vector<ts::Tensor>& in) {
+                const std::int64_t n = std::min<std::int64_t>(in[0].dim(0), 8);
+                return std::vector<ts::Tensor>{ts::sum(ts::slice(in[0], 0, 0, n))};
+              },
+              {4, 5, 20, 6, 30}},
+             {"a branch",
+              [](const std::vector<ts::Tensor>& in) {
+                return std::vector<ts::Tensor>{in[0].dim(0) > 8 ? in[0] * 2.0f : in[0] * 3.0f};
+              },
+              {4, 5, 20, 7}},
+             {"a square",
+              [](const std::vector<ts::Tensor>& in) {
+                const auto b = static_cast<float>(in[0].dim(0));
+                return std::vector<ts::Tensor>{in[0] * (b * b)};
+              },
+              {3000, 3001, 20}},
+             {"padded",
+              [](const std::vector<ts::Tensor>& in) {
+                const std::int64_t b = in[0].dim(0), p = (b + 7) / 8 * 8;
+                return std::vector<ts::Tensor>{ts::sum(ts::pad(in[0], 0, 0, p), {0}) *
+                                               static_cast<float>(p)};
+              },
+              {2, 3, 20}},
+             {"a mean",
+              [](const std::vector<ts::Tensor>& in) {
+                return std::vector<ts::Tensor>{in[0] * (1.0f / static_cast<float>(in[0].dim(0)))};
+              },
+              {3, 7, 11, 13, 19, 21, 29}}};
+  for (const auto& each : all) {
+    CAPTURE(std::string(each.name));
+    const ts::Compiled f = ts::compile(each.f, options);
+    for (const std::int64_t b : each.sizes) {
+      CAPTURE(b);
+      const ts::Tensor x = ts::ones({b, 2});
+      CHECK(f({x})[0].values() == each.f({x})[0].values());
+    }
+    if (std::string(each.name) == "a mean") {
+      CHECK(f.counters().recompiles == 0);
+      CHECK(f.counters().sizes == 6);
+    }
+  }
+}

@@ -106,7 +106,6 @@ class Compiled {
     }
     return *state().last;
   }
-
   const detail::BackwardPart& backward(const char* what, std::size_t result) const {
     const detail::BackwardPart* const part = last(what).part_of(result);
     if (part == nullptr) {
@@ -119,6 +118,7 @@ class Compiled {
                             bool counts = true) const;
   Shared<Compilation> capture(const std::vector<Tensor>& inputs, bool sample = false) const;
   void make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const;
+  bool does_alike(Compilation& made, const std::vector<Tensor>& inputs) const;
   Shared<Compilation> at_batch(const Compilation& made, const std::vector<Tensor>& inputs) const;
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
@@ -343,7 +343,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
     }
     all.counters.hits += (found && !again) || (!found && follows) ? 1 : 0;
   }
-  if (!found && follows) {
+  if (!found && follows && does_alike(*follows, inputs)) {
     found = at_batch(*follows, inputs);
   } else if (!found || again) {
     const Shared<Compilation> now = capture(inputs);

@@ -62,6 +62,35 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
   }
 }
 
+// Whether the function, run at this size without numbers, does what the graph of all sizes says; if
+// not, that graph is given up.
+inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& inputs) const {
+  if (state().options.confirmations == 0) {
+    return true;
+  }
+  std::string why = "it does something else at this batch size";
+  try {
+    std::vector<Tensor> sized;
+    for (const Tensor& x : inputs) {
+      sized.push_back(detail::phantom(x.shape()));
+      sized.back().set_slot(x.slot());
+    }
+    const Shared<Compilation> seen = capture(sized, true);
+    if (!seen->rerun &&
+        detail::same_graph(seen->graph, made.symbolic->graph.at(inputs[0].dim(0)))) {
+      return true;
+    }
+  } catch (const Error& error) {
+    why = error.what();
+  }
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  made.symbolic.reset();
+  made.not_symbolic = state().reason = why;
+  --state().counters.hits;
+  ++state().counters.recompiles;
+  return false;
+}
+
 // The same compilation of another batch size.
 inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
                                                       const std::vector<Tensor>& inputs) const {

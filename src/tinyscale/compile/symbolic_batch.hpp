@@ -119,7 +119,9 @@ class SymbolicGraph {
     }
     if (place >= 0 && same(values[0] * b0, values[1] * b1) &&
         same(values[0] * b0, values[2] * b2)) {
-      forms_.push_back({node, place, values[0] * b0, 0, true});
+      const double whole = std::nearbyint(values[0] * b0);  // of a float, 1 / B times B is not 1
+      const double c = same(values[0] * b0, whole) ? whole : values[0] * b0;
+      forms_.push_back({node, place, c, 0, true});
       return;
     }
     why = cat({"op ", node, ", ", name_of(graph_[node].op), " of ", graph_[node].shape,
