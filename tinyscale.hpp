@@ -51951,7 +51951,7 @@ inline void ModelConfig::validate() const {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-enum class CharacterClass : std::uint8_t { other, letter, number, space };
+enum class CharacterClass : std::uint8_t { other, letter, number, space, sign };
 
 inline const char* letter_runs() {
   return "Q2J6J_11:1415G1O1Z>4<>57111Q451224116113111D1c21[48V51V1216Y1W2K44]1[1S121S311q272:321"
@@ -51984,16 +51984,49 @@ inline const char* number_runs() {
          ":VY2:f2:V4:17^@:V8Gm:3iWG:V^1D<Dp3IeR1b1PZ2:V=:fq:g7:pF9P4:gHk11314p2]11qRN=Sg2:";
 }
 
+// \p{P} and $ + < = > ^ ~ |, which other classes do not have.
+inline const char* sign_runs() {
+  return "Q1q:7J5K4R115131:23131nE181b>6Y12c11112121p12D212=113Z24V31[1>Y73f1qO1U82:1p41h31i31V<"
+         "1<1_;1j21:2X5q11U14W21Z2542_36[51TC9g41]C1p12^23W22m4313U1;i92h62P4716P52:7L3l34k15n12"
+         "P28;1lIH8D1=1<N2>2iC4M2mQ1>_22O:c<Fo14P12kG412`31_4_11P12<S=34:2<@1<1R31j21RPM2]83S31:"
+         "1c36l;4f22X1311a12_11Q3=@2l34n32@2i71bZD2`6:FS11>114112e431614:232J311K11117j<3lD1`11n"
+         "<1WG1W61O1`89V11`37R27i24a>1n91R11T45p14m57]3214n34`12_2441=113h26[31Z9212b35:211X31j7"
+         "GY33L=p21R43l71X83k41l28c2315m2:g61o25Z12UD2Z2=_51`S15lk22kc>2U41Q2581XA3W94W:1lUC1W_7"
+         "5ck21nJ2";
+}
+
 constexpr std::uint32_t no_code_point = 0xFFFFFFFFU;  // of bytes that are not UTF-8
-constexpr std::uint32_t classified_end = 0x34000;     // from here on there is none of the three
+constexpr std::uint32_t classified_end = 0x34000;     // from here on there is none of these
+
+// Gives the code points of the runs their class.
+inline void fill_runs(const char* runs, CharacterClass which, std::vector<CharacterClass>& of) {
+  std::uint32_t code = 0, length = 0;
+  int shift = 0;
+  bool inside = false;
+  for (; *runs != '\0'; ++runs) {
+    const char c = *runs == 'p' ? '\\' : *runs == 'q' ? '\x3F' : *runs;
+    const auto digit = static_cast<std::uint32_t>(c - '0');
+    length += (digit & 31U) << shift;
+    shift += 5;
+    if (digit < 32) {
+      for (std::uint32_t i = 0; inside && i < length; ++i) {
+        of[code + i] = which;
+      }
+      code += length;
+      length = 0;
+      shift = 0;
+      inside = !inside;
+    }
+  }
+}
 
 // The class of every code point below classified_end.
 struct CharacterClasses {
   std::vector<CharacterClass> of;
 
   CharacterClasses() : of(classified_end, CharacterClass::other) {
-    fill(letter_runs(), CharacterClass::letter);
-    fill(number_runs(), CharacterClass::number);
+    fill_runs(letter_runs(), CharacterClass::letter, of);
+    fill_runs(number_runs(), CharacterClass::number, of);
     for (const std::uint32_t code :
          {0x20U, 0x85U, 0xA0U, 0x1680U, 0x2028U, 0x2029U, 0x202FU, 0x205FU, 0x3000U}) {
       of[code] = CharacterClass::space;
@@ -52001,28 +52034,6 @@ struct CharacterClasses {
     for (std::uint32_t code = 0; code < 11; ++code) {
       of[0x2000 + code] = CharacterClass::space;
       of[9 + code % 5] = CharacterClass::space;
-    }
-  }
-
- private:
-  void fill(const char* runs, CharacterClass which) {
-    std::uint32_t code = 0, length = 0;
-    int shift = 0;
-    bool inside = false;
-    for (; *runs != '\0'; ++runs) {
-      const char c = *runs == 'p' ? '\\' : *runs == 'q' ? '\x3F' : *runs;
-      const auto digit = static_cast<std::uint32_t>(c - '0');
-      length += (digit & 31U) << shift;
-      shift += 5;
-      if (digit < 32) {
-        for (std::uint32_t i = 0; inside && i < length; ++i) {
-          of[code + i] = which;
-        }
-        code += length;
-        length = 0;
-        shift = 0;
-        inside = !inside;
-      }
     }
   }
 };
@@ -52088,6 +52099,16 @@ inline CharacterClass character_class(std::uint32_t code) {
   return code < classified_end ? classes.of[code] : CharacterClass::other;
 }
 
+// Punctuation and the mathematical signs of ASCII: of class other to all else.
+inline bool is_sign(std::uint32_t code) {
+  static const std::vector<CharacterClass> signs = [] {
+    std::vector<CharacterClass> of(classified_end, CharacterClass::other);
+    fill_runs(sign_runs(), CharacterClass::sign, of);
+    return of;
+  }();
+  return code < classified_end && signs[code] == CharacterClass::sign;
+}
+
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -52098,10 +52119,13 @@ inline CharacterClass character_class(std::uint32_t code) {
 //   Llama 3   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
 //             ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+      (Qwen 2: \p{N} alone)
 //   digits    every \p{N} a piece of its own, then GPT-2's between them (StarCoder, SmolLM)
+//   signs     llama.cpp's where a GGUF file names none: [\p{P}$+<=>^~|]+, then GPT-2's between
+//   them,
+//             then \p{N}+, and of these [0-9][0-9][0-9]
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-enum class PreTokenizer { none, gpt2, llama3, qwen2, digits };
+enum class PreTokenizer { none, gpt2, llama3, qwen2, digits, signs };
 
 namespace detail {
 
@@ -52113,7 +52137,7 @@ struct PreTokenizerName {
 // The names that GGUF files give in tokenizer.ggml.pre, up to a null.
 inline const PreTokenizerName* pre_tokenizers() {
   static const PreTokenizerName table[] = {
-      {"gpt-2", PreTokenizer::gpt2},       {"default", PreTokenizer::gpt2},
+      {"gpt-2", PreTokenizer::gpt2},       {"default", PreTokenizer::signs},
       {"phi-2", PreTokenizer::gpt2},       {"olmo", PreTokenizer::gpt2},
       {"mpt", PreTokenizer::gpt2},         {"roberta-bpe", PreTokenizer::gpt2},
       {"jina-es", PreTokenizer::gpt2},     {"jina-de", PreTokenizer::gpt2},
@@ -52249,6 +52273,35 @@ struct WordCutter {
     }
     return lines > at ? lines : white_space(at);
   }
+
+  std::size_t skip_signs(std::size_t at, bool signs) const {
+    while (at < end && is_sign(code_point(text, at, end).code) == signs) {
+      at += size_at(at);
+    }
+    return at;
+  }
+  bool three_digits(std::size_t at) const {
+    const auto digit = [&](std::size_t i) { return i < end && text[i] >= '0' && text[i] <= '9'; };
+    return digit(at) && digit(at + 1) && digit(at + 2);
+  }
+  std::size_t signs(std::size_t at) const {
+    const std::size_t behind = skip_signs(at, true);
+    if (behind > at) {
+      return behind;
+    }
+    const WordCutter word{text, skip_signs(at, false)};
+    if (word.is(at, CharacterClass::number)) {
+      const std::size_t last = word.skip(at, CharacterClass::number);
+      std::size_t next = at;
+      while (next < last && !word.three_digits(next)) {
+        next += size_at(next);
+      }
+      return next == at ? at + 3 : next;
+    }
+    const std::size_t next = word.gpt2(at);
+    const bool space_first = text[at] == ' ' && word.is(at + 1, CharacterClass::number);
+    return space_first ? at + 1 : next;
+  }
 };
 
 // The end of the piece that begins at `at`, which is before `end`. A run of white space may be
@@ -52260,6 +52313,7 @@ inline std::size_t next_piece(PreTokenizer pre, const char* text, std::size_t at
     case PreTokenizer::gpt2: return cutter.gpt2(at);
     case PreTokenizer::llama3: return cutter.llama3(at, 3);
     case PreTokenizer::qwen2: return cutter.llama3(at, 1);
+    case PreTokenizer::signs: return cutter.signs(at);
     case PreTokenizer::digits: break;
   }
   if (cutter.is(at, CharacterClass::number)) {
@@ -56443,6 +56497,11 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
     detail::fail(
         {"save_tokenizer: a SentencePiece tokenizer merges by scores, which a "
          "tokenizer.json cannot hold; save() of a model keeps them"});
+  }
+  if (data.kind == TokenizerKind::byte_pairs && data.pre == "default") {
+    detail::fail(
+        {"save_tokenizer: llama.cpp's default cut is of four patterns one after the other, which a "
+         "tokenizer.json does not name; save() of a model keeps it"});
   }
   for (int byte = 0; data.kind == TokenizerKind::bytes && byte < 256; ++byte) {
     data.tokens.push_back(
@@ -61474,7 +61533,7 @@ inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
   } else {
     data.kind = TokenizerKind::byte_pairs;
     data.merges.swap(v.merges);
-    data.pre = v.pre;
+    data.pre = v.pre.empty() ? "default" : v.pre;
   }
   tokenizer = make_tokenizer(std::move(data), cat({"load: \"", file.name, "\": its tokenizer: "}));
   return true;

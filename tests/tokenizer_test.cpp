@@ -1212,3 +1212,29 @@ TEST_CASE("merges go through tokens that are also added; dbrx is no Llama 3 but 
     CHECK(made.data().ignore_merges == (llama ? 1 : 0));
   }
 }
+
+TEST_CASE("llama.cpp's default cut: signs apart, then words, then digits by three") {
+  const auto pieces = [](const std::string& text) {
+    std::vector<std::string> out;
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t next =
+          ts::detail::next_piece(ts::PreTokenizer::signs, text.data(), at, text.size());
+      REQUIRE(next > at);
+      out.push_back(text.substr(at, next - at));
+      at = next;
+    }
+    return out;
+  };
+  using Pieces = std::vector<std::string>;
+  CHECK(pieces("I don't know.") == Pieces{"I", " don", "'", "t", " know", "."});
+  CHECK(pieces("a  b, 12345 x") == Pieces{"a", " ", " b", ",", " ", "123", "45", " x"});
+  CHECK(pieces("1\xEF\xBC\x91"
+               "234 <=> \xC2\xA7$5") ==
+        Pieces{"1\xEF\xBC\x91", "234", " ", "<=>", " ", "\xC2\xA7$", "5"});
+  CHECK(pieces("x   !") == Pieces{"x", "   ", "!"});
+  ts::TokenizerData data = small_bpe({"a b"});
+  data.pre = "default";
+  CHECK(error_of([&] {
+          ts::hugging_face_json(ts::make_tokenizer(data));
+        }).find("save_tokenizer: llama.cpp's default cut is of four patterns") == 0);
+}

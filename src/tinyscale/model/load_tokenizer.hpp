@@ -55,7 +55,7 @@ inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
   } else {
     data.kind = TokenizerKind::byte_pairs;
     data.merges.swap(v.merges);
-    data.pre = v.pre;
+    data.pre = v.pre.empty() ? "default" : v.pre;
   }
   tokenizer = make_tokenizer(std::move(data), cat({"load: \"", file.name, "\": its tokenizer: "}));
   return true;

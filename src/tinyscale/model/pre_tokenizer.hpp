@@ -5,6 +5,9 @@
 //   Llama 3   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
 //             ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+      (Qwen 2: \p{N} alone)
 //   digits    every \p{N} a piece of its own, then GPT-2's between them (StarCoder, SmolLM)
+//   signs     llama.cpp's where a GGUF file names none: [\p{P}$+<=>^~|]+, then GPT-2's between
+//   them,
+//             then \p{N}+, and of these [0-9][0-9][0-9]
 
 #include <cstddef>  // size_t
 #include <cstdint>  // uint32_t
@@ -14,7 +17,7 @@
 
 namespace tinyscale {
 
-enum class PreTokenizer { none, gpt2, llama3, qwen2, digits };
+enum class PreTokenizer { none, gpt2, llama3, qwen2, digits, signs };
 
 namespace detail {
 
@@ -26,7 +29,7 @@ struct PreTokenizerName {
 // The names that GGUF files give in tokenizer.ggml.pre, up to a null.
 inline const PreTokenizerName* pre_tokenizers() {
   static const PreTokenizerName table[] = {
-      {"gpt-2", PreTokenizer::gpt2},       {"default", PreTokenizer::gpt2},
+      {"gpt-2", PreTokenizer::gpt2},       {"default", PreTokenizer::signs},
       {"phi-2", PreTokenizer::gpt2},       {"olmo", PreTokenizer::gpt2},
       {"mpt", PreTokenizer::gpt2},         {"roberta-bpe", PreTokenizer::gpt2},
       {"jina-es", PreTokenizer::gpt2},     {"jina-de", PreTokenizer::gpt2},
@@ -162,6 +165,35 @@ struct WordCutter {
     }
     return lines > at ? lines : white_space(at);
   }
+
+  std::size_t skip_signs(std::size_t at, bool signs) const {
+    while (at < end && is_sign(code_point(text, at, end).code) == signs) {
+      at += size_at(at);
+    }
+    return at;
+  }
+  bool three_digits(std::size_t at) const {
+    const auto digit = [&](std::size_t i) { return i < end && text[i] >= '0' && text[i] <= '9'; };
+    return digit(at) && digit(at + 1) && digit(at + 2);
+  }
+  std::size_t signs(std::size_t at) const {
+    const std::size_t behind = skip_signs(at, true);
+    if (behind > at) {
+      return behind;
+    }
+    const WordCutter word{text, skip_signs(at, false)};
+    if (word.is(at, CharacterClass::number)) {
+      const std::size_t last = word.skip(at, CharacterClass::number);
+      std::size_t next = at;
+      while (next < last && !word.three_digits(next)) {
+        next += size_at(next);
+      }
+      return next == at ? at + 3 : next;
+    }
+    const std::size_t next = word.gpt2(at);
+    const bool space_first = text[at] == ' ' && word.is(at + 1, CharacterClass::number);
+    return space_first ? at + 1 : next;
+  }
 };
 
 // The end of the piece that begins at `at`, which is before `end`. A run of white space may be
@@ -173,6 +205,7 @@ inline std::size_t next_piece(PreTokenizer pre, const char* text, std::size_t at
     case PreTokenizer::gpt2: return cutter.gpt2(at);
     case PreTokenizer::llama3: return cutter.llama3(at, 3);
     case PreTokenizer::qwen2: return cutter.llama3(at, 1);
+    case PreTokenizer::signs: return cutter.signs(at);
     case PreTokenizer::digits: break;
   }
   if (cutter.is(at, CharacterClass::number)) {

@@ -257,6 +257,11 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
         {"save_tokenizer: a SentencePiece tokenizer merges by scores, which a "
          "tokenizer.json cannot hold; save() of a model keeps them"});
   }
+  if (data.kind == TokenizerKind::byte_pairs && data.pre == "default") {
+    detail::fail(
+        {"save_tokenizer: llama.cpp's default cut is of four patterns one after the other, which a "
+         "tokenizer.json does not name; save() of a model keeps it"});
+  }
   for (int byte = 0; data.kind == TokenizerKind::bytes && byte < 256; ++byte) {
     data.tokens.push_back(
         detail::spelled_bytes(std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))));

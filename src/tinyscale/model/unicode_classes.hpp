@@ -12,7 +12,7 @@
 namespace tinyscale {
 namespace detail {
 
-enum class CharacterClass : std::uint8_t { other, letter, number, space };
+enum class CharacterClass : std::uint8_t { other, letter, number, space, sign };
 
 inline const char* letter_runs() {
   return "Q2J6J_11:1415G1O1Z>4<>57111Q451224116113111D1c21[48V51V1216Y1W2K44]1[1S121S311q272:321"
@@ -45,16 +45,49 @@ inline const char* number_runs() {
          ":VY2:f2:V4:17^@:V8Gm:3iWG:V^1D<Dp3IeR1b1PZ2:V=:fq:g7:pF9P4:gHk11314p2]11qRN=Sg2:";
 }
 
+// \p{P} and $ + < = > ^ ~ |, which other classes do not have.
+inline const char* sign_runs() {
+  return "Q1q:7J5K4R115131:23131nE181b>6Y12c11112121p12D212=113Z24V31[1>Y73f1qO1U82:1p41h31i31V<"
+         "1<1_;1j21:2X5q11U14W21Z2542_36[51TC9g41]C1p12^23W22m4313U1;i92h62P4716P52:7L3l34k15n12"
+         "P28;1lIH8D1=1<N2>2iC4M2mQ1>_22O:c<Fo14P12kG412`31_4_11P12<S=34:2<@1<1R31j21RPM2]83S31:"
+         "1c36l;4f22X1311a12_11Q3=@2l34n32@2i71bZD2`6:FS11>114112e431614:232J311K11117j<3lD1`11n"
+         "<1WG1W61O1`89V11`37R27i24a>1n91R11T45p14m57]3214n34`12_2441=113h26[31Z9212b35:211X31j7"
+         "GY33L=p21R43l71X83k41l28c2315m2:g61o25Z12UD2Z2=_51`S15lk22kc>2U41Q2581XA3W94W:1lUC1W_7"
+         "5ck21nJ2";
+}
+
 constexpr std::uint32_t no_code_point = 0xFFFFFFFFU;  // of bytes that are not UTF-8
-constexpr std::uint32_t classified_end = 0x34000;     // from here on there is none of the three
+constexpr std::uint32_t classified_end = 0x34000;     // from here on there is none of these
+
+// Gives the code points of the runs their class.
+inline void fill_runs(const char* runs, CharacterClass which, std::vector<CharacterClass>& of) {
+  std::uint32_t code = 0, length = 0;
+  int shift = 0;
+  bool inside = false;
+  for (; *runs != '\0'; ++runs) {
+    const char c = *runs == 'p' ? '\\' : *runs == 'q' ? '\x3F' : *runs;
+    const auto digit = static_cast<std::uint32_t>(c - '0');
+    length += (digit & 31U) << shift;
+    shift += 5;
+    if (digit < 32) {
+      for (std::uint32_t i = 0; inside && i < length; ++i) {
+        of[code + i] = which;
+      }
+      code += length;
+      length = 0;
+      shift = 0;
+      inside = !inside;
+    }
+  }
+}
 
 // The class of every code point below classified_end.
 struct CharacterClasses {
   std::vector<CharacterClass> of;
 
   CharacterClasses() : of(classified_end, CharacterClass::other) {
-    fill(letter_runs(), CharacterClass::letter);
-    fill(number_runs(), CharacterClass::number);
+    fill_runs(letter_runs(), CharacterClass::letter, of);
+    fill_runs(number_runs(), CharacterClass::number, of);
     for (const std::uint32_t code :
          {0x20U, 0x85U, 0xA0U, 0x1680U, 0x2028U, 0x2029U, 0x202FU, 0x205FU, 0x3000U}) {
       of[code] = CharacterClass::space;
@@ -62,28 +95,6 @@ struct CharacterClasses {
     for (std::uint32_t code = 0; code < 11; ++code) {
       of[0x2000 + code] = CharacterClass::space;
       of[9 + code % 5] = CharacterClass::space;
-    }
-  }
-
- private:
-  void fill(const char* runs, CharacterClass which) {
-    std::uint32_t code = 0, length = 0;
-    int shift = 0;
-    bool inside = false;
-    for (; *runs != '\0'; ++runs) {
-      const char c = *runs == 'p' ? '\\' : *runs == 'q' ? '\x3F' : *runs;
-      const auto digit = static_cast<std::uint32_t>(c - '0');
-      length += (digit & 31U) << shift;
-      shift += 5;
-      if (digit < 32) {
-        for (std::uint32_t i = 0; inside && i < length; ++i) {
-          of[code + i] = which;
-        }
-        code += length;
-        length = 0;
-        shift = 0;
-        inside = !inside;
-      }
     }
   }
 };
@@ -147,6 +158,16 @@ inline void append_utf8(std::string& out, std::uint32_t code) {
 inline CharacterClass character_class(std::uint32_t code) {
   static const CharacterClasses classes;
   return code < classified_end ? classes.of[code] : CharacterClass::other;
+}
+
+// Punctuation and the mathematical signs of ASCII: of class other to all else.
+inline bool is_sign(std::uint32_t code) {
+  static const std::vector<CharacterClass> signs = [] {
+    std::vector<CharacterClass> of(classified_end, CharacterClass::other);
+    fill_runs(sign_runs(), CharacterClass::sign, of);
+    return of;
+  }();
+  return code < classified_end && signs[code] == CharacterClass::sign;
 }
 
 }  // namespace detail
