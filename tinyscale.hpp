@@ -407,7 +407,7 @@
 
 // Whoever needs a part of it alone compiles faster with
 //   #define TINYSCALE_ONLY (TINYSCALE_TENSORS | TINYSCALE_MESH)      before the include
-#define TINYSCALE_TENSORS 1      // tensors, gradients, kernels, rooflines of chips and of this laptop
+#define TINYSCALE_TENSORS 1      // tensors, gradients, kernels, rooflines
 #define TINYSCALE_GRAPHS 2       // functions, and a training step, as graphs
 #define TINYSCALE_SYSTOLIC 4     // systolic arrays, chips, kernels tile by tile
 #define TINYSCALE_MESH 8         // devices, networks, collectives, sharded arrays
