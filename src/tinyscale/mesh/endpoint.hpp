@@ -223,6 +223,7 @@ class Endpoint {
         throw;
       }
       in_ = nullptr;
+      let_dropped_go(call);
     }
     log_.events.push_back(
         {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
@@ -230,7 +231,8 @@ class Endpoint {
     return std::move(call.of->out);
   }
 
-  // Nobody will wait for it any more: once all have come its tensors go, and its error is thrown.
+  // Nobody will wait for it any more: its tensors go, and its error is thrown, when the device
+  // waits for a later call of the same group.
   void drop(StartedCall call) {
     if (thread_ == std::this_thread::get_id()) {
       dropped_.push_back(std::move(call));
@@ -293,7 +295,6 @@ class Endpoint {
   // The program is at its end.
   void finish() {
     log_ops();
-    let_dropped_go();
     if (task_ >= 0) {
       task(-1);
     }
@@ -366,11 +367,12 @@ class Endpoint {
     }
     threw_in_.clear();  // the program caught it
     log_ops();
-    let_dropped_go();
   }
-  void let_dropped_go() {
+  // Those before a call that is done: meetings of a group end in order. At no other time, so that
+  // the memory in use does not depend on how threads were scheduled.
+  void let_dropped_go(const StartedCall& done) {
     for (std::size_t i = 0; i < dropped_.size();) {
-      if (!dropped_[i].meeting->done.load(std::memory_order_acquire)) {
+      if (dropped_[i].seat != done.seat || dropped_[i].event > done.event) {
         ++i;
         continue;
       }
