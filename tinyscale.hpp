@@ -79347,8 +79347,10 @@ inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   if (idle > 1e-9) {
     plan.notes.push_back(cat(
         {"batch: ", format_count(in.sequences), " sequences do not divide over ", best.layout.data,
-         best.layout.data == 1 ? " replica of " : " replicas of ", best.layout.microbatches,
-         " microbatches; ", format_percent(idle), " of their places are empty"}));
+         best.layout.data == 1 ? " replica" : " replicas",
+         best.layout.microbatches == 1 ? std::string()
+                                       : cat({" of ", best.layout.microbatches, " microbatches"}),
+         "; ", format_percent(idle), " of their places are empty"}));
   }
   if (in.job.model.layers % (best.layout.pipeline * best.chunks) != 0) {
     plan.notes.push_back(
