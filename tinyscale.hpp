@@ -25381,6 +25381,19 @@ struct ReturnedAs {
   bool detached = false;
 };
 
+// The next result: a copy where a pass gave it the memory of an earlier one and the function did
+// not.
+inline Tensor apart(const List<ReturnedAs>& as, const std::vector<Tensor>& earlier,
+                    const Tensor& next) {
+  const int base = as[earlier.size()].base;
+  for (std::size_t r = 0; r < earlier.size() && next.defined(); ++r) {
+    if (earlier[r].defined() && earlier[r].origin() == next.origin() && as[r].base != base) {
+      return next.clone();
+    }
+  }
+  return next;
+}
+
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -31263,6 +31276,7 @@ class Compiled {
     }
     return *state().last;
   }
+
   const detail::BackwardPart& backward(const char* what, std::size_t result) const {
     const detail::BackwardPart* const part = last(what).part_of(result);
     if (part == nullptr) {
@@ -31641,12 +31655,8 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
     Tensor y = made->is_input(r)      ? inputs[static_cast<std::size_t>(as.input)]
                : made->is_captured(r) ? made->graph.constants[static_cast<std::size_t>(as.constant)]
                                       : outputs[r];
-    const bool own = !made->is_input(r) && !made->is_captured(r);
-    for (std::size_t q = 0; q < r && own && y.defined(); ++q) {  // a pass made two results one
-      const bool one = results[q].defined() && results[q].origin() == y.origin();
-      if (one && made->returned_as[q].base != as.base) {
-        y = y.clone();
-      }
+    if (!made->is_input(r) && !made->is_captured(r)) {
+      y = detail::apart(made->returned_as, results, y);
     }
     results.push_back(as.detached ? y.detach() : y);
   }
@@ -51944,6 +51954,8 @@ inline void ModelConfig::validate() const {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
 // >> tinyscale/model/unicode_classes.hpp
 // What a pre-tokenizer asks of a character: a letter (\p{L}), a number (\p{N}), white space (\s)
 // or none of these. Unicode 17.0, each class as its runs of code points: not in it, in it, not in
@@ -52113,6 +52125,8 @@ inline bool is_sign(std::uint32_t code) {
 
 }  // namespace detail
 }}  // namespace tinyscale
+
+#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/pre_tokenizer.hpp
 // Where byte-level tokenizers cut a text before they merge: into words, numbers, signs and white
@@ -52756,6 +52770,20 @@ inline int byte_of_piece(const std::string& piece) {
     value = value * 16 + (digit ? c - '0' : lower - 'a' + 10);
   }
   return value;
+}
+
+// Of pieces that have none: by their spelling, and by who is BOS, EOS and the unknown one.
+inline std::vector<std::int32_t> piece_types(const TokenizerData& data) {
+  std::vector<std::int32_t> types;
+  for (const std::string& token : data.tokens) {
+    const auto id = static_cast<std::int64_t>(types.size());
+    const TokenType type = id == data.bos || id == data.eos ? TokenType::control
+                           : id == data.unknown             ? TokenType::unknown
+                           : byte_of_piece(token) >= 0      ? TokenType::byte
+                                                            : TokenType::normal;
+    types.push_back(static_cast<std::int32_t>(type));
+  }
+  return types;
 }
 
 // Tokens that are looked for in a text before it is cut, the longest at each place.
@@ -56172,13 +56200,9 @@ inline Tokenizer parse_llama2c_tokenizer(const std::uint8_t* bytes, std::size_t 
     const auto bytes_of_token = static_cast<std::size_t>(length);
     data.tokens.emplace_back(reinterpret_cast<const char*>(bytes + at), bytes_of_token);
     data.scores.push_back(score);
-    const TokenType type = id == 0                                          ? TokenType::unknown
-                           : id <= 2                                        ? TokenType::control
-                           : detail::byte_of_piece(data.tokens.back()) >= 0 ? TokenType::byte
-                                                                            : TokenType::normal;
-    data.types.push_back(static_cast<std::int32_t>(type));
     at += bytes_of_token;
   }
+  data.types = detail::piece_types(data);
   if (at != size) {
     detail::fail(
         {who, size - at, " bytes follow the ", vocabulary, " tokens; is the vocabulary right?"});
@@ -58397,12 +58421,8 @@ class KvPages {
     const bool local = window_ > 0 && (global_every_ == 0 || (layer + 1) % global_every_ != 0);
     return local && tokens > window_ ? window_ : tokens;
   }
-  // Of the keys and values of a layer that the last token of the sequence sees.
-  double bytes_read(int sequence, int layer) const {
-    return static_cast<double>(seen(of(sequence).length, layer) * layer_bytes());
-  }
-  // The same of the last n tokens together.
-  double bytes_read(int sequence, int layer, std::int64_t n) const {
+  // Of the keys and values of a layer that the last n tokens of the sequence see together.
+  double bytes_read(int sequence, int layer, std::int64_t n = 1) const {
     const std::int64_t length = of(sequence).length, first = length - n;
     return static_cast<double>((length - (first + 1 - seen(first + 1, layer))) * layer_bytes());
   }
@@ -60246,8 +60266,8 @@ class BeamSearch {
     std::vector<std::int32_t> token;
   };
 
-  // How many tokens of a beam, and of all beams, are looked at: each beam may finish by every stop
-  // token, and as many as are wanted go on. (Two times the width where there is no stop token.)
+  // How many of the best tokens of a beam, and of all beams, are looked at: enough when each beam
+  // finishes by every stop token.
   std::size_t looked_at() const {
     const std::size_t stops = options_.stop_tokens.size();
     return (1 + (stops > 1 ? stops : 1)) * width_;
@@ -61495,20 +61515,6 @@ inline WeightFile read_sharded_safetensors(const std::string& path) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
-
-// Of pieces that have none: by their spelling, and by who is BOS, EOS and the unknown one.
-inline std::vector<std::int32_t> piece_types(const TokenizerData& data) {
-  std::vector<std::int32_t> types;
-  for (const std::string& token : data.tokens) {
-    const auto id = static_cast<std::int64_t>(types.size());
-    const TokenType type = id == data.bos || id == data.eos ? TokenType::control
-                           : id == data.unknown             ? TokenType::unknown
-                           : byte_of_piece(token) >= 0      ? TokenType::byte
-                                                            : TokenType::normal;
-    types.push_back(static_cast<std::int32_t>(type));
-  }
-  return types;
-}
 
 // Of the kinds known here; false, and no tokenizer, for a file without one or with another.
 inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
@@ -79635,38 +79641,15 @@ struct Svg {
 
 namespace detail {
 
-// Bytes of the UTF-8 character at `at`; 0 when there is none.
-inline std::size_t utf8_size(const std::string& text, std::size_t at) {
-  const auto byte = [&](std::size_t i) {
-    return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0U;
-  };
-  const unsigned first = byte(0);
-  if (first < 0x80) {
-    return 1;
-  }
-  const std::size_t size = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  unsigned code = first & (0x7FU >> size);
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xC0U) != 0x80U) {
-      return 0;
-    }
-    code = code << 6U | (byte(i) & 0x3FU);
-  }
-  const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = code >= 0xD800 && code < 0xE000;
-  return first < 0xC2 || first > 0xF4 || code < least[size] || code > 0x10FFFF || surrogate ? 0
-                                                                                            : size;
-}
-
 // Text as XML character data: the five marks escaped, control characters replaced by a space, bytes
 // that are no UTF-8 by U+FFFD.
 inline std::string xml_escape(const std::string& text) {
   std::string out;
   for (std::size_t at = 0, size = 1; at < text.size(); at += size) {
-    const std::size_t whole = utf8_size(text, at);
-    size = whole > 0 ? whole : 1;
-    if (whole != 1) {
-      out += whole > 0 ? text.substr(at, whole) : "\xEF\xBF\xBD";
+    const CodePoint point = code_point(text.data(), at, text.size());
+    size = point.size;
+    if (point.code >= 0x80) {
+      out += point.code == no_code_point ? "\xEF\xBF\xBD" : text.substr(at, size);
       continue;
     }
     const char c = text[at];

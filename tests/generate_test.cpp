@@ -862,3 +862,20 @@ TEST_CASE("bytes of a cache with windows: each row that the new tokens see, once
   ts::decode(model, pages, runs, &one);
   CHECK(one.all.cache_bytes == static_cast<double>(5 * pages.token_bytes()));
 }
+
+TEST_CASE("weights that are no numbers are not rounded to 8 bits; ranges of a cache rise") {
+  const ts::Transformer model = small_model("llama");
+  const std::string text = error_of([&] {
+    std::vector<float> from(32, std::numeric_limits<float>::quiet_NaN());
+    ts::detail::SaveFile file("save_llama2c", "never_written.bin");
+    ts::detail::write_llama2c_groups(file, 32, from.data(), 32);
+  });
+  CHECK(text ==
+        "save_llama2c: a weight is nan, which 8 bits cannot hold; finite weights are right");
+  const ts::kernels::CacheShape shape = ts::KvPages(model.config).shape();
+  CHECK(error_of([&] { ts::kernels::cache_load(shape, nullptr, 3, 2, nullptr, nullptr); }) ==
+        "cache_load: tokens 3 to 2; a rising range from 0 is right");
+  CHECK(error_of([&] {
+          ts::kernels::cache_attention_prefill(shape, nullptr, 0, -1, nullptr, 0, nullptr, 0);
+        }) == "cache_attention_prefill: -1 queries from token 0 on; 0 or more are right");
+}

@@ -388,3 +388,36 @@ TEST_CASE("a GGUF file that leaves things out: what llama.cpp takes for them") {
   undefined.push_back(ts::gguf_wholes("tokenizer.ggml.token_type", {2, 3, 3, 6, 6, 0, 0}));
   CHECK(tokenizer(undefined).encode("a") == std::vector<std::int32_t>{1, 5, 6});
 }
+
+TEST_CASE("names that stand twice, and formats and activations that are none, are not written") {
+  const std::string path = temporary_file("twice.gguf");
+  Keys keys = {ts::gguf_whole("a", 1), ts::gguf_whole("a", 2)};
+  CHECK(error_of([&] { ts::write_gguf(path, keys, {}); }) ==
+        "write_gguf: the key \"a\"; keys of 1 to 65535 bytes, each once, are right");
+  Sources twice;
+  ts::GgufSource one;
+  one.name = "w";
+  one.value = ts::ones({2});
+  twice.push_back(one);
+  twice.push_back(one);
+  CHECK(error_of([&] { ts::write_gguf(path, {}, twice); }) ==
+        "write_gguf: two tensors are called \"w\"; one is right");
+  ts::List<ts::Parameter> tensors;
+  ts::Parameter same;
+  same.name = "w";
+  same.value = ts::ones({2});
+  same.shape = same.value.shape();
+  tensors.push_back(same);
+  tensors.push_back(same);
+  CHECK(error_of([&] { ts::write_safetensors(path, tensors, {}); }) ==
+        "save: a tensor is called \"w\"; names that differ, and not __metadata__, are right");
+  CHECK(error_of([&] {
+          ts::write_safetensors(path, {}, {{"n", "1"}, {"n", "2"}});
+        }) == "save: two notes are called \"n\"; one is right");
+  CHECK(error_of([] { ts::block_layout(static_cast<ts::BlockFormat>(77)); }) ==
+        "block format 77; 0 to 16 are right");
+  ts::ModelConfig c = ts::config("nano");
+  c.activation = static_cast<ts::Activation>(4);
+  CHECK(error_of([&] { c.validate(); }) ==
+        "ModelConfig: nano: activation 4, norm 0, position 0; one of the named values is right");
+}

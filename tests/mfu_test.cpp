@@ -750,3 +750,10 @@ TEST_CASE("mfu: published runs whose two rates are all that they print") {
     }
   }
 }
+
+TEST_CASE("slices have whole chips") {
+  CHECK(ts::tpu_slice("v4-128").chips == 64);
+  for (const char* name : {"v4-129", "v4- 128", "v4-0x80", "v4-"}) {
+    CHECK_THROWS_AS(ts::tpu_slice(name), ts::Error);
+  }
+}

@@ -466,3 +466,16 @@ TEST_CASE("out of memory: the ledger and what would fit") {
   machine.chip.memory_bytes = 0;  // not known
   CHECK(error(m) == "no error");
 }
+
+TEST_CASE("a loss scale that is no number above 0 is refused before a step") {
+  ts::TrainOptions options;
+  options.steps = 1;
+  options.out = nullptr;
+  options.format = ts::DType::f16;
+  options.loss_scaler.scale = std::numeric_limits<double>::quiet_NaN();
+  ts::Transformer model(ts::config("nano"), 1);
+  const ts::Text text = ts::make_text("text", std::string(2000, 'a') + "b");
+  CHECK(error_of([&] { ts::train(model, text, options); }) ==
+        "train: loss_scaler has scale nan, smallest 1, largest 16777216, growth_steps 2000; finite "
+        "numbers above 0 and at least 1 step are right");
+}

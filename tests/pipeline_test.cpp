@@ -758,3 +758,27 @@ TEST_CASE("a timed pipeline as text, table and picture") {
   CHECK(contains(large, ">rank 63<"));
   CHECK(!contains(large, ">rank 64<"));
 }
+
+TEST_CASE("pipeline: an op of no kind, and two copies for one microbatch") {
+  ts::PipelineSchedule s = ts::one_forward_one_backward(2, 2);
+  s.program[0][0].work = static_cast<ts::PipelineWork>(7);
+  CHECK(error_of([&] { ts::check_pipeline(s); }) ==
+        "check_pipeline: 1f1b: rank 0, op 0 is of kind 7; 0 to 3 are forward, backward and its two "
+        "halves");
+  ts::Layout layout;
+  layout.pipeline = 2;
+  layout.microbatches = 1;
+  layout.schedule = ts::one_forward_one_backward(2, 1);
+  layout.schedule.rank_of = {0, 1, 1, 0};
+  ts::TrainOptions options;
+  options.layout = layout;
+  options.machine = ts::machine("tpu-v5e", {2});
+  options.steps = 1;
+  options.out = nullptr;
+  ts::Transformer model(ts::config("nano"), 1);
+  const ts::Text text = ts::make_text("text", std::string(2000, 'a') + "b");
+  CHECK(error_of([&] {
+          ts::train(model, text, options);
+        }).find("has two copies of each stage and 1 microbatch; each copy needs one") !=
+        std::string::npos);
+}

@@ -676,3 +676,15 @@ TEST_CASE("serving: windows count in what chips must hold, slices are those of a
   CHECK(whole.chips == pod.domain_chips);
   CHECK(whole.on.dims == ts::pod_shape(pod));
 }
+
+TEST_CASE("serving: a note says when a job is longer than the positions that a model learned") {
+  ts::ServingJob job;
+  job.model = ts::config("gpt2-xl");
+  job.prompt = 5000;
+  const ts::ServingPlan plan = ts::plan_serving(job, ts::machine("h100", {1}));
+  bool said = false;
+  for (const std::string& note : plan.notes) {
+    said = said || note.find("positions: gpt2-xl has learned 1024; counted with ") == 0;
+  }
+  CHECK(said);
+}

@@ -569,3 +569,28 @@ TEST_CASE("a whole story on eight devices [slow]") {
 }
 
 #endif
+
+TEST_CASE("sharded decode: pages that are enough for one device are enough for its rows") {
+  ts::ModelConfig c = ts::config("nano");
+  c.layers = 1;
+  c.context = 8;
+  const ts::Transformer model(c, 1);
+  std::vector<std::int32_t> four = {1, 2, 3, 4}, eight = {1, 2, 3, 4, 5, 6, 7, 8};
+  ts::ServeOptions options;
+  options.temperature = 0;
+  options.pages.page_tokens = 1;
+  options.pages.pages = 14;
+  options.prefill_tokens = 2;
+  ts::List<std::vector<std::int32_t>> prompts;
+  prompts.push_back(four);
+  prompts.push_back(eight);
+  ts::GenerateOptions plain;
+  plain.temperature = 0;
+  plain.pages = options.pages;
+  plain.prefill_tokens = 2;
+  const ts::Generation right = ts::generate_batch(model, prompts, 4, plain);
+  const auto sharded = ts::generate_sharded(model, prompts, 4, ts::ServeLayout(),
+                                            ts::machine("tpu-v5e", {1}), options);
+  CHECK(sharded.ids[0] == right.sequences[0].ids);
+  CHECK(sharded.ids[1] == right.sequences[1].ids);
+}

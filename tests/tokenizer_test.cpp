@@ -1238,3 +1238,14 @@ TEST_CASE("llama.cpp's default cut: signs apart, then words, then digits by thre
           ts::hugging_face_json(ts::make_tokenizer(data));
         }).find("save_tokenizer: llama.cpp's default cut is of four patterns") == 0);
 }
+
+TEST_CASE("special tokens of a training: none empty, each once") {
+  ts::TrainTokenizerOptions options;
+  for (const std::vector<std::string>& special :
+       {std::vector<std::string>{""}, std::vector<std::string>{"<a>", "<a>"}}) {
+    options.special = special;
+    CHECK(error_of([&] { ts::train_tokenizer("abababab", 260, options); }) ==
+          "train_tokenizer: the special token \"" + special.back() +
+              "\"; none that is empty, and each once, is right");
+  }
+}

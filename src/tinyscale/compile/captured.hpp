@@ -4,10 +4,11 @@
 
 #include <cstddef>  // size_t
 #include <string>   // file names
+#include <vector>   // vector
 
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/text.hpp"
-#include "tinyscale/tensor/graph.hpp"
+#include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
 
@@ -49,6 +50,19 @@ struct ReturnedAs {
   int base = -1;  // the node whose memory it is, maybe through views
   bool detached = false;
 };
+
+// The next result: a copy where a pass gave it the memory of an earlier one and the function did
+// not.
+inline Tensor apart(const List<ReturnedAs>& as, const std::vector<Tensor>& earlier,
+                    const Tensor& next) {
+  const int base = as[earlier.size()].base;
+  for (std::size_t r = 0; r < earlier.size() && next.defined(); ++r) {
+    if (earlier[r].defined() && earlier[r].origin() == next.origin() && as[r].base != base) {
+      return next.clone();
+    }
+  }
+  return next;
+}
 
 }  // namespace detail
 }  // namespace tinyscale

@@ -106,6 +106,7 @@ class Compiled {
     }
     return *state().last;
   }
+
   const detail::BackwardPart& backward(const char* what, std::size_t result) const {
     const detail::BackwardPart* const part = last(what).part_of(result);
     if (part == nullptr) {
@@ -484,12 +485,8 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
     Tensor y = made->is_input(r)      ? inputs[static_cast<std::size_t>(as.input)]
                : made->is_captured(r) ? made->graph.constants[static_cast<std::size_t>(as.constant)]
                                       : outputs[r];
-    const bool own = !made->is_input(r) && !made->is_captured(r);
-    for (std::size_t q = 0; q < r && own && y.defined(); ++q) {  // a pass made two results one
-      const bool one = results[q].defined() && results[q].origin() == y.origin();
-      if (one && made->returned_as[q].base != as.base) {
-        y = y.clone();
-      }
+    if (!made->is_input(r) && !made->is_captured(r)) {
+      y = detail::apart(made->returned_as, results, y);
     }
     results.push_back(as.detached ? y.detach() : y);
   }

@@ -112,8 +112,8 @@ class BeamSearch {
     std::vector<std::int32_t> token;
   };
 
-  // How many tokens of a beam, and of all beams, are looked at: each beam may finish by every stop
-  // token, and as many as are wanted go on. (Two times the width where there is no stop token.)
+  // How many of the best tokens of a beam, and of all beams, are looked at: enough when each beam
+  // finishes by every stop token.
   std::size_t looked_at() const {
     const std::size_t stops = options_.stop_tokens.size();
     return (1 + (stops > 1 ? stops : 1)) * width_;

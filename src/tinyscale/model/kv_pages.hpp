@@ -63,12 +63,8 @@ class KvPages {
     const bool local = window_ > 0 && (global_every_ == 0 || (layer + 1) % global_every_ != 0);
     return local && tokens > window_ ? window_ : tokens;
   }
-  // Of the keys and values of a layer that the last token of the sequence sees.
-  double bytes_read(int sequence, int layer) const {
-    return static_cast<double>(seen(of(sequence).length, layer) * layer_bytes());
-  }
-  // The same of the last n tokens together.
-  double bytes_read(int sequence, int layer, std::int64_t n) const {
+  // Of the keys and values of a layer that the last n tokens of the sequence see together.
+  double bytes_read(int sequence, int layer, std::int64_t n = 1) const {
     const std::int64_t length = of(sequence).length, first = length - n;
     return static_cast<double>((length - (first + 1 - seen(first + 1, layer))) * layer_bytes());
   }

@@ -16,20 +16,6 @@
 namespace tinyscale {
 namespace detail {
 
-// Of pieces that have none: by their spelling, and by who is BOS, EOS and the unknown one.
-inline std::vector<std::int32_t> piece_types(const TokenizerData& data) {
-  std::vector<std::int32_t> types;
-  for (const std::string& token : data.tokens) {
-    const auto id = static_cast<std::int64_t>(types.size());
-    const TokenType type = id == data.bos || id == data.eos ? TokenType::control
-                           : id == data.unknown             ? TokenType::unknown
-                           : byte_of_piece(token) >= 0      ? TokenType::byte
-                                                            : TokenType::normal;
-    types.push_back(static_cast<std::int32_t>(type));
-  }
-  return types;
-}
-
 // Of the kinds known here; false, and no tokenizer, for a file without one or with another.
 inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
   GgufVocabulary v = gguf_vocabulary(file);

@@ -45,13 +45,9 @@ inline Tokenizer parse_llama2c_tokenizer(const std::uint8_t* bytes, std::size_t 
     const auto bytes_of_token = static_cast<std::size_t>(length);
     data.tokens.emplace_back(reinterpret_cast<const char*>(bytes + at), bytes_of_token);
     data.scores.push_back(score);
-    const TokenType type = id == 0                                          ? TokenType::unknown
-                           : id <= 2                                        ? TokenType::control
-                           : detail::byte_of_piece(data.tokens.back()) >= 0 ? TokenType::byte
-                                                                            : TokenType::normal;
-    data.types.push_back(static_cast<std::int32_t>(type));
     at += bytes_of_token;
   }
+  data.types = detail::piece_types(data);
   if (at != size) {
     detail::fail(
         {who, size - at, " bytes follow the ", vocabulary, " tokens; is the vocabulary right?"});

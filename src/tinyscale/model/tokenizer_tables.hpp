@@ -130,6 +130,20 @@ inline int byte_of_piece(const std::string& piece) {
   return value;
 }
 
+// Of pieces that have none: by their spelling, and by who is BOS, EOS and the unknown one.
+inline std::vector<std::int32_t> piece_types(const TokenizerData& data) {
+  std::vector<std::int32_t> types;
+  for (const std::string& token : data.tokens) {
+    const auto id = static_cast<std::int64_t>(types.size());
+    const TokenType type = id == data.bos || id == data.eos ? TokenType::control
+                           : id == data.unknown             ? TokenType::unknown
+                           : byte_of_piece(token) >= 0      ? TokenType::byte
+                                                            : TokenType::normal;
+    types.push_back(static_cast<std::int32_t>(type));
+  }
+  return types;
+}
+
 // Tokens that are looked for in a text before it is cut, the longest at each place.
 class SpecialTokens {
  public:

@@ -13,6 +13,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/save_file.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/model/unicode_classes.hpp"
 
 namespace tinyscale {
 
@@ -28,38 +29,15 @@ struct Svg {
 
 namespace detail {
 
-// Bytes of the UTF-8 character at `at`; 0 when there is none.
-inline std::size_t utf8_size(const std::string& text, std::size_t at) {
-  const auto byte = [&](std::size_t i) {
-    return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0U;
-  };
-  const unsigned first = byte(0);
-  if (first < 0x80) {
-    return 1;
-  }
-  const std::size_t size = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  unsigned code = first & (0x7FU >> size);
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xC0U) != 0x80U) {
-      return 0;
-    }
-    code = code << 6U | (byte(i) & 0x3FU);
-  }
-  const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = code >= 0xD800 && code < 0xE000;
-  return first < 0xC2 || first > 0xF4 || code < least[size] || code > 0x10FFFF || surrogate ? 0
-                                                                                            : size;
-}
-
 // Text as XML character data: the five marks escaped, control characters replaced by a space, bytes
 // that are no UTF-8 by U+FFFD.
 inline std::string xml_escape(const std::string& text) {
   std::string out;
   for (std::size_t at = 0, size = 1; at < text.size(); at += size) {
-    const std::size_t whole = utf8_size(text, at);
-    size = whole > 0 ? whole : 1;
-    if (whole != 1) {
-      out += whole > 0 ? text.substr(at, whole) : "\xEF\xBF\xBD";
+    const CodePoint point = code_point(text.data(), at, text.size());
+    size = point.size;
+    if (point.code >= 0x80) {
+      out += point.code == no_code_point ? "\xEF\xBF\xBD" : text.substr(at, size);
       continue;
     }
     const char c = text[at];
