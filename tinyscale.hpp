@@ -19974,6 +19974,9 @@ enum class OpKind : unsigned char {
   whole,  // composite that no loop over elements or rows alone computes
 };
 
+// Which operand of a product is a gradient.
+enum class Dy { none, first, second };
+
 // What is known of an op without its operands.
 struct OpFacts {
   const char* name;
@@ -20009,7 +20012,7 @@ inline const List<OpFacts>& op_set() {
       {"sum", OpKind::reduction, true, 1, "dimensions, which stay with size 1"},
       {"max", OpKind::reduction, true, 1, "dimension, which stays with size 1"},
       {"argmax", OpKind::reduction, true, 1, "dimension, which stays with size 1"},
-      {"matmul", OpKind::product, true, 1, "format"},
+      {"matmul", OpKind::product, true, 1, "format, operand that is a gradient"},
       {"reshape", OpKind::view, true, 1, "shape"},
       {"permute", OpKind::view, true, 1, "order"},
       {"slice", OpKind::view, true, 1, "dimension, begin, end, step"},
@@ -22551,9 +22554,6 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
   return m;
 }
 
-// Which operand of a product is a gradient.
-enum class Dy { none, first, second };
-
 // Adds what rounding took from x.
 inline void count_rounding(const Tensor& x, const Tensor& rounded, RoundingCount& counts) {
   std::int64_t numbers = 0, lost = 0, overflowed = 0;
@@ -22679,24 +22679,29 @@ struct WeightGradients {
   }
 };
 
-// A product as it is recorded: in the format of the context.
-inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape) {
+// A product as it is recorded: in the format of the context, with the operand that is a gradient
+// where those are rounded otherwise.
+inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape, Dy dy) {
   if (matmul_hook() != nullptr) {
     fail({"compile: matmuls run on an emulated chip here; a graph computes its own"});
   }
-  return record(Op::matmul, {&x, &w}, shape,
-                {static_cast<double>(static_cast<int>(context().matmul_format))});
+  const DType format = context().matmul_format;
+  List<double> numbers = {static_cast<double>(static_cast<int>(format))};
+  if (dy != Dy::none && format != DType::f32 && format != DType::bf16) {
+    numbers.push_back(static_cast<double>(static_cast<int>(dy)));
+  }
+  return record(Op::matmul, {&x, &w}, shape, numbers);
 }
 
 inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
-                         const Tensor& bias = Tensor()) {
+                         const Tensor& bias = Tensor(), Dy dy = Dy::none) {
   const Matmul s = matmul_sizes(name, x, w, tw);
   if (recording()) {
-    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape);
+    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape, dy);
     return bias.defined() ? record(Op::add, {&y, &bias}, s.shape) : y;
   }
   if (!x.is_contiguous() && x.dims() != 2) {
-    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias), s.shape);
+    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias, dy), s.shape);
   }
   x.origin();  // an empty one throws
   w.origin();
@@ -22707,7 +22712,7 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   Tensor y =
       hook == nullptr ? Tensor(s.shape) : (*hook)(x, tw == Trans::no ? w : transpose(w, 0, 1));
   if (hook == nullptr) {
-    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
+    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data(), dy);
   }
   if (bias.defined()) {
     const OpScope scope;
@@ -22777,7 +22782,7 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
   shape.push_back(m);
   shape.push_back(n);
   if (recording()) {
-    return record_matmul(x, w, shape);
+    return record_matmul(x, w, shape, dy_is);
   }
   const OpScope scope;
   Tensor y(shape);
@@ -22801,6 +22806,12 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
         });
   }
   return y;
+}
+
+// matmul(x, w) of which one operand is a gradient.
+inline Tensor matmul_of_gradient(const Tensor& x, const Tensor& w, Dy dy) {
+  return w.dims() > 2 ? matmul_batched(x, w, dy)
+                      : matmul_any("matmul", x, w, Trans::no, Tensor(), dy);
 }
 
 }  // namespace detail
@@ -24135,6 +24146,11 @@ struct Graph {
 
 namespace detail {
 
+// Of a product: which operand is rounded as a gradient.
+inline Dy gradient_operand(const GraphNode& node) {
+  return node.numbers.size() > 1 ? static_cast<Dy>(static_cast<int>(node.number(1))) : Dy::none;
+}
+
 // How many nodes use each node; an output counts as a use.
 inline List<int> use_counts(const Graph& graph) {
   List<int> uses(graph.nodes.size());
@@ -24786,20 +24802,20 @@ struct Differential {
     const MatmulFormat format(static_cast<DType>(static_cast<int>(node.numbers[0])));
     const Tensor &x = in[0], &w = in[1], &d = dy[0];
     if (w.dims() > 2) {
-      return {needs(0) ? matmul(d, transpose(w, -1, -2)) : Tensor(),
-              needs(1) ? matmul(transpose(x, -1, -2), d) : Tensor()};
+      return {needs(0) ? matmul_of_gradient(d, transpose(w, -1, -2), Dy::first) : Tensor(),
+              needs(1) ? matmul_of_gradient(transpose(x, -1, -2), d, Dy::second) : Tensor()};
     }
     Parts out_parts(2);
     if (needs(0)) {
-      out_parts[0] = matmul(d, transpose(w, 0, 1));
+      out_parts[0] = matmul_of_gradient(d, transpose(w, 0, 1), Dy::first);
     }
     if (needs(1)) {
       std::int64_t rows = 1;
       for (int i = 0; i + 1 < x.dims(); ++i) {
         rows *= x.dim(i);
       }
-      out_parts[1] =
-          matmul(transpose(reshape(x, {rows, x.dim(-1)}), 0, 1), reshape(d, {rows, d.dim(-1)}));
+      out_parts[1] = matmul_of_gradient(transpose(reshape(x, {rows, x.dim(-1)}), 0, 1),
+                                        reshape(d, {rows, d.dim(-1)}), Dy::second);
     }
     return out_parts;
   }
@@ -25938,8 +25954,8 @@ inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
     case Op::max: return max(in[0], first(), KeepDim::yes);
     case Op::argmax: return argmax(in[0], first(), KeepDim::yes);
     case Op::matmul: {
-      const MatmulFormat format(static_cast<DType>(first()));
-      return matmul(in[0], in[1]);
+      const MatmulFormat format(static_cast<DType>(first()), context().rounding);
+      return matmul_of_gradient(in[0], in[1], gradient_operand(node));
     }
     case Op::reshape: return reshape(in[0], node.shape);
     case Op::permute: return permute(in[0], as_ints(node.numbers));
@@ -26332,11 +26348,15 @@ class GraphSimplifier {
       if (from.op == Op::matmul && graph_.input_of(from, 0).shape.size() == 2 &&
           graph_.input_of(from, 1).shape.size() == 2) {
         const int a = from.inputs[0], b = from.inputs[1];
-        const List<double> format = from.numbers;
+        List<double> numbers = from.numbers;
+        if (gradient_operand(from) != Dy::none) {
+          const Dy turned_dy = gradient_operand(from) == Dy::first ? Dy::second : Dy::first;
+          numbers[1] = static_cast<double>(static_cast<int>(turned_dy));
+        }
         const int left = turned(b), right = turned(a);
         node.op = Op::matmul;
         node.inputs = {left, right};
-        node.numbers = format;
+        node.numbers = std::move(numbers);
         return;
       }
     }
@@ -29106,16 +29126,18 @@ struct ProductRun {
   // In the format of the node.
   void plain(const kernels::GemmEpilogue* epilogue) const {
     const Tensor &x = of(node().inputs[0]), &w = of(node().inputs[1]);
+    const MatmulFormat format(static_cast<DType>(static_cast<int>(node().number(0))),
+                              context().rounding);
+    const Dy dy = gradient_operand(node());
     Tensor to = y();
     if (w.dims() != 2) {
-      multiply_batched(x, w, to);
+      multiply_batched(x, w, to, dy);
       return;
     }
-    const MatmulFormat format(static_cast<DType>(static_cast<int>(node().number(0))));
     const std::int64_t k = w.dim(0), n = w.dim(1), m = to.count() / std::max<std::int64_t>(n, 1);
     const bool dense = x.is_contiguous() || x.dims() == 2;
-    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), false), Trans::no, k);
-    const Matrix b = matrix_of(as_operand(w, false), Trans::no, n);
+    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), dy == Dy::first), Trans::no, k);
+    const Matrix b = matrix_of(as_operand(w, dy == Dy::second), Trans::no, n);
     if (epilogue != nullptr) {
       kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,
                           0.0f, to.data(), n, *epilogue);

@@ -945,3 +945,35 @@ TEST_CASE("symbolic_batch: a size at which the function does something else is c
     }
   }
 }
+
+TEST_CASE("gradients of products in fp8 and f16 round as eager ones, and are counted") {
+  const auto f = [](const std::vector<ts::Tensor>& in) {
+    const ts::Tensor h = ts::gelu_tanh(ts::matmul(in[0], in[1]));  // (5, 7)
+    const ts::Tensor heads = ts::reshape(h, {1, 5, 7});
+    const ts::Tensor mixed = ts::matmul(heads, ts::transpose(heads, 1, 2));  // (1, 5, 5)
+    return std::vector<ts::Tensor>{ts::sum(mixed * ts::full(ts::Shape{}, 300.0f)) +
+                                   ts::sum(ts::matmul_transposed(h, in[2]))};
+  };
+  for (const ts::DType dtype : {ts::DType::fp8_e4m3, ts::DType::fp8_e5m2, ts::DType::f16}) {
+    std::vector<ts::Tensor> eager, compiled;
+    ts::RoundingCount counts[2];
+    for (const bool whole : {false, true}) {
+      std::vector<ts::Tensor>& in = whole ? compiled : eager;
+      in = {ts::parameter(ts::randn({5, 4}, 1)), ts::parameter(ts::randn({4, 7}, 2)),
+            ts::parameter(ts::randn({3, 7}, 3))};
+      const ts::MatmulFormat format(dtype, &counts[whole ? 1 : 0]);
+      (whole ? ts::compile(f)(in) : f(in))[0].backward();
+    }
+    for (std::size_t i = 0; i < eager.size(); ++i) {
+      const std::vector<float> a = eager[i].grad().values(), b = compiled[i].grad().values();
+      for (std::size_t j = 0; j < a.size(); ++j) {
+        CHECK(b[j] == doctest::Approx(a[j]).epsilon(1e-5));  // f32 sums in another order
+      }
+    }
+    CHECK(counts[1].numbers == counts[0].numbers);
+    CHECK(counts[1].lost == counts[0].lost);
+    CHECK(counts[1].overflowed == counts[0].overflowed);
+    CHECK(counts[0].numbers > 0);
+    CHECK(counts[0].overflowed == 0);  // past 448, the most of fp8_e4m3
+  }
+}

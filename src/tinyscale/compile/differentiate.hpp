@@ -110,20 +110,20 @@ struct Differential {
     const MatmulFormat format(static_cast<DType>(static_cast<int>(node.numbers[0])));
     const Tensor &x = in[0], &w = in[1], &d = dy[0];
     if (w.dims() > 2) {
-      return {needs(0) ? matmul(d, transpose(w, -1, -2)) : Tensor(),
-              needs(1) ? matmul(transpose(x, -1, -2), d) : Tensor()};
+      return {needs(0) ? matmul_of_gradient(d, transpose(w, -1, -2), Dy::first) : Tensor(),
+              needs(1) ? matmul_of_gradient(transpose(x, -1, -2), d, Dy::second) : Tensor()};
     }
     Parts out_parts(2);
     if (needs(0)) {
-      out_parts[0] = matmul(d, transpose(w, 0, 1));
+      out_parts[0] = matmul_of_gradient(d, transpose(w, 0, 1), Dy::first);
     }
     if (needs(1)) {
       std::int64_t rows = 1;
       for (int i = 0; i + 1 < x.dims(); ++i) {
         rows *= x.dim(i);
       }
-      out_parts[1] =
-          matmul(transpose(reshape(x, {rows, x.dim(-1)}), 0, 1), reshape(d, {rows, d.dim(-1)}));
+      out_parts[1] = matmul_of_gradient(transpose(reshape(x, {rows, x.dim(-1)}), 0, 1),
+                                        reshape(d, {rows, d.dim(-1)}), Dy::second);
     }
     return out_parts;
   }

@@ -58,8 +58,8 @@ inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
     case Op::max: return max(in[0], first(), KeepDim::yes);
     case Op::argmax: return argmax(in[0], first(), KeepDim::yes);
     case Op::matmul: {
-      const MatmulFormat format(static_cast<DType>(first()));
-      return matmul(in[0], in[1]);
+      const MatmulFormat format(static_cast<DType>(first()), context().rounding);
+      return matmul_of_gradient(in[0], in[1], gradient_operand(node));
     }
     case Op::reshape: return reshape(in[0], node.shape);
     case Op::permute: return permute(in[0], as_ints(node.numbers));

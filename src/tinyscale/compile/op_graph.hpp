@@ -46,6 +46,11 @@ struct Graph {
 
 namespace detail {
 
+// Of a product: which operand is rounded as a gradient.
+inline Dy gradient_operand(const GraphNode& node) {
+  return node.numbers.size() > 1 ? static_cast<Dy>(static_cast<int>(node.number(1))) : Dy::none;
+}
+
 // How many nodes use each node; an output counts as a use.
 inline List<int> use_counts(const Graph& graph) {
   List<int> uses(graph.nodes.size());

@@ -57,16 +57,18 @@ struct ProductRun {
   // In the format of the node.
   void plain(const kernels::GemmEpilogue* epilogue) const {
     const Tensor &x = of(node().inputs[0]), &w = of(node().inputs[1]);
+    const MatmulFormat format(static_cast<DType>(static_cast<int>(node().number(0))),
+                              context().rounding);
+    const Dy dy = gradient_operand(node());
     Tensor to = y();
     if (w.dims() != 2) {
-      multiply_batched(x, w, to);
+      multiply_batched(x, w, to, dy);
       return;
     }
-    const MatmulFormat format(static_cast<DType>(static_cast<int>(node().number(0))));
     const std::int64_t k = w.dim(0), n = w.dim(1), m = to.count() / std::max<std::int64_t>(n, 1);
     const bool dense = x.is_contiguous() || x.dims() == 2;
-    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), false), Trans::no, k);
-    const Matrix b = matrix_of(as_operand(w, false), Trans::no, n);
+    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), dy == Dy::first), Trans::no, k);
+    const Matrix b = matrix_of(as_operand(w, dy == Dy::second), Trans::no, n);
     if (epilogue != nullptr) {
       kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,
                           0.0f, to.data(), n, *epilogue);

@@ -310,11 +310,15 @@ class GraphSimplifier {
       if (from.op == Op::matmul && graph_.input_of(from, 0).shape.size() == 2 &&
           graph_.input_of(from, 1).shape.size() == 2) {
         const int a = from.inputs[0], b = from.inputs[1];
-        const List<double> format = from.numbers;
+        List<double> numbers = from.numbers;
+        if (gradient_operand(from) != Dy::none) {
+          const Dy turned_dy = gradient_operand(from) == Dy::first ? Dy::second : Dy::first;
+          numbers[1] = static_cast<double>(static_cast<int>(turned_dy));
+        }
         const int left = turned(b), right = turned(a);
         node.op = Op::matmul;
         node.inputs = {left, right};
-        node.numbers = format;
+        node.numbers = std::move(numbers);
         return;
       }
     }

@@ -53,9 +53,6 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
   return m;
 }
 
-// Which operand of a product is a gradient.
-enum class Dy { none, first, second };
-
 // Adds what rounding took from x.
 inline void count_rounding(const Tensor& x, const Tensor& rounded, RoundingCount& counts) {
   std::int64_t numbers = 0, lost = 0, overflowed = 0;
@@ -181,24 +178,29 @@ struct WeightGradients {
   }
 };
 
-// A product as it is recorded: in the format of the context.
-inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape) {
+// A product as it is recorded: in the format of the context, with the operand that is a gradient
+// where those are rounded otherwise.
+inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape, Dy dy) {
   if (matmul_hook() != nullptr) {
     fail({"compile: matmuls run on an emulated chip here; a graph computes its own"});
   }
-  return record(Op::matmul, {&x, &w}, shape,
-                {static_cast<double>(static_cast<int>(context().matmul_format))});
+  const DType format = context().matmul_format;
+  List<double> numbers = {static_cast<double>(static_cast<int>(format))};
+  if (dy != Dy::none && format != DType::f32 && format != DType::bf16) {
+    numbers.push_back(static_cast<double>(static_cast<int>(dy)));
+  }
+  return record(Op::matmul, {&x, &w}, shape, numbers);
 }
 
 inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
-                         const Tensor& bias = Tensor()) {
+                         const Tensor& bias = Tensor(), Dy dy = Dy::none) {
   const Matmul s = matmul_sizes(name, x, w, tw);
   if (recording()) {
-    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape);
+    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape, dy);
     return bias.defined() ? record(Op::add, {&y, &bias}, s.shape) : y;
   }
   if (!x.is_contiguous() && x.dims() != 2) {
-    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias), s.shape);
+    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias, dy), s.shape);
   }
   x.origin();  // an empty one throws
   w.origin();
@@ -209,7 +211,7 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   Tensor y =
       hook == nullptr ? Tensor(s.shape) : (*hook)(x, tw == Trans::no ? w : transpose(w, 0, 1));
   if (hook == nullptr) {
-    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
+    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data(), dy);
   }
   if (bias.defined()) {
     const OpScope scope;
@@ -279,7 +281,7 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
   shape.push_back(m);
   shape.push_back(n);
   if (recording()) {
-    return record_matmul(x, w, shape);
+    return record_matmul(x, w, shape, dy_is);
   }
   const OpScope scope;
   Tensor y(shape);
@@ -303,6 +305,12 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
         });
   }
   return y;
+}
+
+// matmul(x, w) of which one operand is a gradient.
+inline Tensor matmul_of_gradient(const Tensor& x, const Tensor& w, Dy dy) {
+  return w.dims() > 2 ? matmul_batched(x, w, dy)
+                      : matmul_any("matmul", x, w, Trans::no, Tensor(), dy);
 }
 
 }  // namespace detail

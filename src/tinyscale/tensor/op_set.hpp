@@ -100,6 +100,9 @@ enum class OpKind : unsigned char {
   whole,  // composite that no loop over elements or rows alone computes
 };
 
+// Which operand of a product is a gradient.
+enum class Dy { none, first, second };
+
 // What is known of an op without its operands.
 struct OpFacts {
   const char* name;
@@ -135,7 +138,7 @@ inline const List<OpFacts>& op_set() {
       {"sum", OpKind::reduction, true, 1, "dimensions, which stay with size 1"},
       {"max", OpKind::reduction, true, 1, "dimension, which stays with size 1"},
       {"argmax", OpKind::reduction, true, 1, "dimension, which stays with size 1"},
-      {"matmul", OpKind::product, true, 1, "format"},
+      {"matmul", OpKind::product, true, 1, "format, operand that is a gradient"},
       {"reshape", OpKind::view, true, 1, "shape"},
       {"permute", OpKind::view, true, 1, "order"},
       {"slice", OpKind::view, true, 1, "dimension, begin, end, step"},
