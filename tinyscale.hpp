@@ -25800,7 +25800,7 @@ class Capture final : public GraphWriter {
 
   // Writing to numbers that a view shows, or through a view, would show in both.
   void check_alone(const char* name, const Tensor& x, int node) const {
-    const bool view = x.storage()->recorded && is_view(node);
+    const bool view = x.storage()->recorded && is_view(node) && shows_others(x, node);
     bool viewed = false;
     for (const Shared<Storage>& held : storages_) {
       viewed = viewed || (held.use_count() > 1 && held.get() != x.storage().get() &&
@@ -25812,6 +25812,21 @@ class Capture final : public GraphWriter {
            view ? "that is a view of another" : "that a view shows too",
            "; where ops are recorded only a tensor of its own can be written: write to a clone()"});
     }
+  }
+  // Whether somebody else can see the numbers that a view shows, or one of them stands twice in it:
+  // not so where the function holds nothing of what it was made of, as in sum() or zeros().
+  bool shows_others(const Tensor& x, int view) const {
+    const int base = view_base(graph, copies_, view);
+    const Op made_by = graph[base].op;
+    bool others = made_by == Op::input || made_by == Op::constant;
+    for (int node = view; node != base && made_by != Op::literal; node = graph[node].inputs[0]) {
+      others = others || graph[node].op == Op::broadcast_to;
+    }
+    for (const Shared<Storage>& held : storages_) {
+      others = others || (held.use_count() > 1 && held.get() != x.storage().get() &&
+                          view_base(graph, copies_, held->node) == base);
+    }
+    return others;
   }
   bool stands_on(int view, int base) const {
     for (int node = view; is_view(node);) {

@@ -977,3 +977,47 @@ TEST_CASE("gradients of products in fp8 and f16 round as eager ones, and are cou
     CHECK(counts[0].overflowed == 0);  // past 448, the most of fp8_e4m3
   }
 }
+
+TEST_CASE(
+    "a compiled function writes to tensors that it made: zeros, sums, einsums, views of its own") {
+  const auto f = [](const std::vector<ts::Tensor>& in) {
+    const ts::Tensor total = ts::zeros({2, 3});
+    for (int i = 0; i < 3; ++i) {
+      ts::add_(total, in[0] * static_cast<float>(i));
+    }
+    const ts::Tensor rows = ts::sum(in[0], 1);
+    ts::fill_(rows, 2.0f);
+    ts::add_(rows, ts::sum(in[0], 1));
+    const ts::Tensor turned = ts::einsum("ij,ij->ji", in[0], in[0]);
+    ts::mul_(turned, turned);
+    const ts::Tensor flat = ts::reshape(in[0] + in[0], {6});
+    ts::sub_(flat, ts::arange(6));
+    const ts::Tensor one = ts::full(ts::Shape{}, 4.0f);
+    ts::add_(one, ts::sum(in[0]));
+    return std::vector<ts::Tensor>{total, rows, turned, flat, one};
+  };
+  const ts::Tensor x = ts::randn({2, 3}, 5);
+  const std::vector<ts::Tensor> eager = f({x}), compiled = ts::compile(f)({x});
+  for (std::size_t i = 0; i < eager.size(); ++i) {
+    CHECK(compiled[i].shape() == eager[i].shape());
+    for (std::size_t j = 0; j < eager[i].values().size(); ++j) {
+      CHECK(compiled[i].values()[j] == doctest::Approx(eager[i].values()[j]).epsilon(1e-6));
+    }
+  }
+  const auto seen = [](const std::vector<ts::Tensor>& in) {
+    const ts::Tensor z = ts::zeros({2, 3}), flat = ts::reshape(z, {6});
+    ts::add_(flat, ts::reshape(in[0], {6}));
+    return std::vector<ts::Tensor>{z};
+  };
+  CHECK_THROWS_WITH_AS(ts::compile(seen)({x}),
+                       "compile: add_ writes to a [6] tensor that is a view of another; where ops "
+                       "are recorded only a tensor of its own can be written: write to a clone()",
+                       ts::Error);
+  const auto repeated = [](const std::vector<ts::Tensor>& in) {
+    const ts::Tensor y = ts::broadcast_to(in[0] * 2.0f, {2, 2, 3});
+    ts::add_(y, in[0]);
+    return std::vector<ts::Tensor>{y};
+  };
+  CHECK_THROWS_AS(repeated({x}), ts::Error);
+  CHECK_THROWS_AS(ts::compile(repeated)({x}), ts::Error);
+}
