@@ -21267,6 +21267,7 @@ inline const List<VectorCost>& vector_costs() {
       {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},        {"max", 1, 1},
       {"less", 1, 0},        {"equal", 1, 0},         {"where", 1, 2},
       {"pow", 40, 42},      {"erf", 20, 14},        {"sigmoid", 15, 4},      {"argmax", 1, 0},
+      {"adamw", 20, 0},
   };
   return costs;
 }
@@ -21325,15 +21326,31 @@ class OpScope {
     }
   }
 
-  // An op on one operand of n elements, priced by the table.
-  void done_unary(const char* name, const char* price, const Shape& shape,
-                  double VectorCost::*pass = &VectorCost::forward) const {
+  // An op of as many elements as the shape has, priced by the table.
+  void done_priced(const char* name, const char* price, const Shape& shape,
+                   double VectorCost::*pass, std::initializer_list<std::int64_t> reads,
+                   std::initializer_list<std::int64_t> writes) const {
     if (profile_ == nullptr) {
       return;
     }
-    const double n = static_cast<double>(shape.count());
-    const double inputs = pass == &VectorCost::forward ? n : 2 * n;
-    done(name, shape, {inputs}, {n}, 0, vector_cost(price, n, pass));
+    OpRecord record;
+    record.name = name;
+    record.shape = shape.text();
+    record.vector_flops = vector_cost(price, static_cast<double>(shape.count()), pass);
+    for (const std::int64_t elements : reads) {
+      record.reads.push_back(Operand{static_cast<double>(elements), DType::f32});
+    }
+    for (const std::int64_t elements : writes) {
+      record.writes.push_back(Operand{static_cast<double>(elements), DType::f32});
+    }
+    record.count_bytes();
+    done(record);
+  }
+  // The same of one operand; backward, of two.
+  void done_unary(const char* name, const char* price, const Shape& shape,
+                  double VectorCost::*pass = &VectorCost::forward) const {
+    const std::int64_t n = shape.count();
+    done_priced(name, price, shape, pass, {pass == &VectorCost::forward ? n : 2 * n}, {n});
   }
 
  private:
@@ -23218,7 +23235,9 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   kernels::layer_norm_forward(rows, columns, epsilon, x.data(), weight.data(),
                               bias.defined() ? bias.data() : nullptr, y.data(), mean.data(),
                               rstd.data());
-  scope.done_unary("layer_norm", "layer_norm", x.shape());
+  const std::int64_t biases = bias.defined() ? columns : 0;
+  scope.done_priced("layer_norm", "layer_norm", x.shape(), &VectorCost::forward,
+                    {x.count(), columns, biases}, {x.count(), rows, rows});
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
                    [=, kx = detail::Kept(x), kw = detail::KeptWeight(weight), sx = x.slot(),
@@ -23231,8 +23250,9 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
                          rows, columns, kx.data(), w.data(), mean.data(), rstd.data(), dy.data(),
                          sx ? detail::grad_buffer(sx) : unused_x.data(),
                          sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
-                     backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
-                                         &VectorCost::backward);
+                     backward.done_priced(
+                         "layer_norm backward", "layer_norm", dy.shape(), &VectorCost::backward,
+                         {2 * dy.count(), columns, rows, rows}, {dy.count(), columns, biases});
                    });
   }
   return y;
@@ -23254,7 +23274,8 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   Tensor y(x.shape());
   Tensor rstd(Shape{rows});
   kernels::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
-  scope.done_unary("rms_norm", "rms_norm", x.shape());
+  scope.done_priced("rms_norm", "rms_norm", x.shape(), &VectorCost::forward, {x.count(), columns},
+                    {x.count(), rows});
   if (detail::tracked({&x, &weight})) {
     detail::attach(
         y, "rms_norm", {&x, &weight},
@@ -23267,7 +23288,8 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
           kernels::rms_norm_backward(rows, columns, kx.data(), w.data(), rstd.data(), dy.data(),
                                      sx ? detail::grad_buffer(sx) : unused_x.data(),
                                      sw ? detail::grad_buffer(sw) : unused_w.data());
-          backward.done_unary("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward);
+          backward.done_priced("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward,
+                               {2 * dy.count(), columns, rows}, {dy.count(), columns});
         });
   }
   return y;
@@ -23728,7 +23750,8 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     const float kept = y.data()[i];
     y.data()[i] = c.data()[i] != 0.0f ? from.data()[i] : kept;
   }
-  scope.done_unary("where", "where", shape);
+  scope.done_priced("where", "where", shape, &VectorCost::forward,
+                    {condition.count(), a.count(), b.count()}, {shape.count()});
   if (detail::tracked({&a, &b})) {
     detail::attach(y, "where", {&a, &b}, [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
       const Tensor zero = zeros(Shape{});
@@ -23867,7 +23890,8 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
   for (std::size_t i = 0; i < places.size(); ++i) {
     out.data()[places[i]] += from.data()[i];
   }
-  scope.done_unary("scatter_add", "add", y.shape());
+  scope.done_priced("scatter_add", "add", y.shape(), &VectorCost::forward,
+                    {x.count(), y.count(), y.count()}, {x.count()});  // ids take four bytes too
   if (detail::tracked({&x, &y})) {
     detail::attach(out, "scatter_add", {&x, &y},
                    [places, shape = y.shape(), sx = x.slot(), sy = y.slot()](const Tensor& dy) {
@@ -23937,8 +23961,15 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
     fail({name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
           " view are the same number; write to a clone()"});
   }
+  const OpScope scope;
   const bool shared = &x.storage()->block() == &from.storage()->block();
   apply_in_place(op, name, x, shared ? from.clone() : from);
+  const std::int64_t n = x.count();
+  if (op == Arithmetic::second) {
+    scope.done_priced(name, "copy", x.shape(), &VectorCost::forward, {from.count()}, {n});
+  } else {
+    scope.done_priced(name, "add", x.shape(), &VectorCost::forward, {n, from.count()}, {n});
+  }
   return x;
 }
 
@@ -29298,7 +29329,7 @@ inline NodeFlops flops_of(const Graph& graph, const GraphNode& node) {
       const double loss = vector_cost("cross_entropy", logits, &VectorCost::forward);
       return {(all ? 6 : 2) * logits * static_cast<double>(x[-1]), (all ? 2 : 1) * loss};
     }
-    case Op::adamw: return {0, 20 * in};
+    case Op::adamw: return {0, vector_cost("adamw", in, &VectorCost::forward)};
     default: return {};
   }
 }
@@ -62855,8 +62886,12 @@ class AdamW {
       const Tensor grad = tensors_[i].grad();
       if (grad.defined()) {
         s.weight_decay = tensors_[i].dims() >= 2 ? static_cast<float>(options.weight_decay) : 0.0f;
-        kernels::adamw(grad.count(), s, grad.data(), tensors_[i].data(), moments_[i].data(),
+        const detail::OpScope scope;
+        const std::int64_t n = grad.count();
+        kernels::adamw(n, s, grad.data(), tensors_[i].data(), moments_[i].data(),
                        squares_[i].data());
+        scope.done_priced("adamw", "adamw", grad.shape(), &VectorCost::forward, {n, n, n, n},
+                          {n, n, n});
       }
     }
   }
@@ -67666,8 +67701,8 @@ class DeviceModel {
                          unit.moments.data() + at, unit.squares.data() + at);
         }
       }
-      const double n = static_cast<double>(unit.shard);
-      scope.done("adamw", Shape{unit.shard}, {n, n, n, n}, {n, n, n}, 0, 12 * n);
+      const std::int64_t n = unit.shard;
+      scope.done_priced("adamw", "adamw", Shape{n}, &VectorCost::forward, {n, n, n, n}, {n, n, n});
     }
   }
 

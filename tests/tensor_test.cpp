@@ -420,3 +420,50 @@ TEST_CASE("errors name the op that was called") {
   CHECK(error_of([&] { ts::arange(16777218); }) ==
         "arange: 16777218 numbers; up to 16777217 are whole numbers of f32");
 }
+
+TEST_CASE("profiles: operands of where, norms, scatter_add, writes in place and the optimizer") {
+  const ts::Tensor x = ts::parameter(ts::randn({4, 6}, 1)), w = ts::parameter(ts::ones({6})),
+                   b = ts::parameter(ts::zeros({6})), own = ts::ones({4, 6});
+  ts::AdamW optimizer({x, w, b});
+  struct Wanted {
+    const char* name;
+    double read, written, flops;  // numbers of four bytes
+  };
+  const auto check = [](const ts::Profile& profile, const std::vector<Wanted>& all) {
+    std::size_t found = 0;
+    for (const ts::OpRecord& op : profile.records()) {
+      if (found < all.size() && op.name == all[found].name) {
+        CAPTURE(op.name);
+        CHECK(op.bytes_read == 4 * all[found].read);
+        CHECK(op.bytes_written == 4 * all[found].written);
+        CHECK(op.vector_flops == all[found].flops);
+        ++found;
+      }
+    }
+    CHECK(found == all.size());
+  };
+  {
+    ts::Profile profile;
+    const ts::Tensor one = ts::layer_norm(x, w, b);
+    const ts::Tensor y = one + ts::rms_norm(x, w);
+    ts::sum(ts::where(ts::less(own, b.detach()), y, b)).backward();
+    check(profile, {{"layer_norm", 24 + 6 + 6, 24 + 4 + 4, 8 * 24},
+                    {"rms_norm", 24 + 6, 24 + 4, 5 * 24},
+                    {"where", 24 + 24 + 6, 24, 24}});
+    check(profile, {{"rms_norm backward", 48 + 6 + 4, 24 + 6, 10 * 24}});
+    check(profile, {{"layer_norm backward", 48 + 6 + 4 + 4, 24 + 6 + 6, 13 * 24}});
+  }
+  ts::Profile profile;
+  ts::scatter_add(own, 0, {0, 3}, ts::ones({1, 2}));
+  ts::add_(own, b.detach());
+  ts::copy_(own, x.detach());
+  ts::fill_(own, 2.0f);
+  optimizer.step();
+  check(profile, {{"scatter_add", 24 + 2 + 2, 24, 2},
+                  {"add_", 24 + 6, 24, 24},
+                  {"copy_", 24, 24, 0},
+                  {"fill_", 1, 24, 0},
+                  {"adamw", 4 * 24, 3 * 24, 20 * 24},
+                  {"adamw", 4 * 6, 3 * 6, 20 * 6},
+                  {"adamw", 4 * 6, 3 * 6, 20 * 6}});
+}

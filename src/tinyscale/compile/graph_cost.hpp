@@ -94,7 +94,7 @@ inline NodeFlops flops_of(const Graph& graph, const GraphNode& node) {
       const double loss = vector_cost("cross_entropy", logits, &VectorCost::forward);
       return {(all ? 6 : 2) * logits * static_cast<double>(x[-1]), (all ? 2 : 1) * loss};
     }
-    case Op::adamw: return {0, 20 * in};
+    case Op::adamw: return {0, vector_cost("adamw", in, &VectorCost::forward)};
     default: return {};
   }
 }

@@ -13,6 +13,7 @@
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/model/loss_scaler.hpp"
 #include "tinyscale/tensor/create.hpp"
+#include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
@@ -62,8 +63,12 @@ class AdamW {
       const Tensor grad = tensors_[i].grad();
       if (grad.defined()) {
         s.weight_decay = tensors_[i].dims() >= 2 ? static_cast<float>(options.weight_decay) : 0.0f;
-        kernels::adamw(grad.count(), s, grad.data(), tensors_[i].data(), moments_[i].data(),
+        const detail::OpScope scope;
+        const std::int64_t n = grad.count();
+        kernels::adamw(n, s, grad.data(), tensors_[i].data(), moments_[i].data(),
                        squares_[i].data());
+        scope.done_priced("adamw", "adamw", grad.shape(), &VectorCost::forward, {n, n, n, n},
+                          {n, n, n});
       }
     }
   }

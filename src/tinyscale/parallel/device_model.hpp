@@ -215,8 +215,8 @@ class DeviceModel {
                          unit.moments.data() + at, unit.squares.data() + at);
         }
       }
-      const double n = static_cast<double>(unit.shard);
-      scope.done("adamw", Shape{unit.shard}, {n, n, n, n}, {n, n, n}, 0, 12 * n);
+      const std::int64_t n = unit.shard;
+      scope.done_priced("adamw", "adamw", Shape{n}, &VectorCost::forward, {n, n, n, n}, {n, n, n});
     }
   }
 

@@ -40,7 +40,8 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     const float kept = y.data()[i];
     y.data()[i] = c.data()[i] != 0.0f ? from.data()[i] : kept;
   }
-  scope.done_unary("where", "where", shape);
+  scope.done_priced("where", "where", shape, &VectorCost::forward,
+                    {condition.count(), a.count(), b.count()}, {shape.count()});
   if (detail::tracked({&a, &b})) {
     detail::attach(y, "where", {&a, &b}, [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
       const Tensor zero = zeros(Shape{});
@@ -179,7 +180,8 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
   for (std::size_t i = 0; i < places.size(); ++i) {
     out.data()[places[i]] += from.data()[i];
   }
-  scope.done_unary("scatter_add", "add", y.shape());
+  scope.done_priced("scatter_add", "add", y.shape(), &VectorCost::forward,
+                    {x.count(), y.count(), y.count()}, {x.count()});  // ids take four bytes too
   if (detail::tracked({&x, &y})) {
     detail::attach(out, "scatter_add", {&x, &y},
                    [places, shape = y.shape(), sx = x.slot(), sy = y.slot()](const Tensor& dy) {
@@ -249,8 +251,15 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
     fail({name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
           " view are the same number; write to a clone()"});
   }
+  const OpScope scope;
   const bool shared = &x.storage()->block() == &from.storage()->block();
   apply_in_place(op, name, x, shared ? from.clone() : from);
+  const std::int64_t n = x.count();
+  if (op == Arithmetic::second) {
+    scope.done_priced(name, "copy", x.shape(), &VectorCost::forward, {from.count()}, {n});
+  } else {
+    scope.done_priced(name, "add", x.shape(), &VectorCost::forward, {n, from.count()}, {n});
+  }
   return x;
 }
 

@@ -74,7 +74,9 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   kernels::layer_norm_forward(rows, columns, epsilon, x.data(), weight.data(),
                               bias.defined() ? bias.data() : nullptr, y.data(), mean.data(),
                               rstd.data());
-  scope.done_unary("layer_norm", "layer_norm", x.shape());
+  const std::int64_t biases = bias.defined() ? columns : 0;
+  scope.done_priced("layer_norm", "layer_norm", x.shape(), &VectorCost::forward,
+                    {x.count(), columns, biases}, {x.count(), rows, rows});
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
                    [=, kx = detail::Kept(x), kw = detail::KeptWeight(weight), sx = x.slot(),
@@ -87,8 +89,9 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
                          rows, columns, kx.data(), w.data(), mean.data(), rstd.data(), dy.data(),
                          sx ? detail::grad_buffer(sx) : unused_x.data(),
                          sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
-                     backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
-                                         &VectorCost::backward);
+                     backward.done_priced(
+                         "layer_norm backward", "layer_norm", dy.shape(), &VectorCost::backward,
+                         {2 * dy.count(), columns, rows, rows}, {dy.count(), columns, biases});
                    });
   }
   return y;
@@ -110,7 +113,8 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   Tensor y(x.shape());
   Tensor rstd(Shape{rows});
   kernels::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
-  scope.done_unary("rms_norm", "rms_norm", x.shape());
+  scope.done_priced("rms_norm", "rms_norm", x.shape(), &VectorCost::forward, {x.count(), columns},
+                    {x.count(), rows});
   if (detail::tracked({&x, &weight})) {
     detail::attach(
         y, "rms_norm", {&x, &weight},
@@ -123,7 +127,8 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
           kernels::rms_norm_backward(rows, columns, kx.data(), w.data(), rstd.data(), dy.data(),
                                      sx ? detail::grad_buffer(sx) : unused_x.data(),
                                      sw ? detail::grad_buffer(sw) : unused_w.data());
-          backward.done_unary("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward);
+          backward.done_priced("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward,
+                               {2 * dy.count(), columns, rows}, {dy.count(), columns});
         });
   }
   return y;

@@ -32,6 +32,7 @@ inline const List<VectorCost>& vector_costs() {
       {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},        {"max", 1, 1},
       {"less", 1, 0},        {"equal", 1, 0},         {"where", 1, 2},
       {"pow", 40, 42},      {"erf", 20, 14},        {"sigmoid", 15, 4},      {"argmax", 1, 0},
+      {"adamw", 20, 0},
   };
   return costs;
 }
@@ -90,15 +91,31 @@ class OpScope {
     }
   }
 
-  // An op on one operand of n elements, priced by the table.
-  void done_unary(const char* name, const char* price, const Shape& shape,
-                  double VectorCost::*pass = &VectorCost::forward) const {
+  // An op of as many elements as the shape has, priced by the table.
+  void done_priced(const char* name, const char* price, const Shape& shape,
+                   double VectorCost::*pass, std::initializer_list<std::int64_t> reads,
+                   std::initializer_list<std::int64_t> writes) const {
     if (profile_ == nullptr) {
       return;
     }
-    const double n = static_cast<double>(shape.count());
-    const double inputs = pass == &VectorCost::forward ? n : 2 * n;
-    done(name, shape, {inputs}, {n}, 0, vector_cost(price, n, pass));
+    OpRecord record;
+    record.name = name;
+    record.shape = shape.text();
+    record.vector_flops = vector_cost(price, static_cast<double>(shape.count()), pass);
+    for (const std::int64_t elements : reads) {
+      record.reads.push_back(Operand{static_cast<double>(elements), DType::f32});
+    }
+    for (const std::int64_t elements : writes) {
+      record.writes.push_back(Operand{static_cast<double>(elements), DType::f32});
+    }
+    record.count_bytes();
+    done(record);
+  }
+  // The same of one operand; backward, of two.
+  void done_unary(const char* name, const char* price, const Shape& shape,
+                  double VectorCost::*pass = &VectorCost::forward) const {
+    const std::int64_t n = shape.count();
+    done_priced(name, price, shape, pass, {pass == &VectorCost::forward ? n : 2 * n}, {n});
   }
 
  private:
