@@ -343,6 +343,7 @@
 //   tinyscale/parallel/sharded_report.hpp    What sharded generation cost
 //   tinyscale/parallel/sharded_decode.hpp    Generation on the devices of a machine
 //   tinyscale/plan/transformer_math.hpp      Transformer maths
+//   tinyscale/plan/layout_rules.hpp          Which layouts a model allows at all
 //   tinyscale/plan/layer_costs.hpp           What the blocks of a transformer layer hold and cost
 //   tinyscale/plan/parallel_limits.hpp       Up to where each way of training in parallel stays
 //   tinyscale/plan/decode_limits.hpp         Serving in closed form
@@ -65391,6 +65392,15 @@ inline std::string Layout::text() const {
 namespace detail {
 
 inline void check_layout_counts(const char* who, const Layout& layout) {
+  const auto known = [who](const char* what, int value, int most) {
+    if (value < 0 || value > most) {
+      fail({who, ": layout.", what, " is ", value, "; a name of its enum is right"});
+    }
+  };
+  known("zero", static_cast<int>(layout.zero), static_cast<int>(Zero::parameters));
+  known("recompute", static_cast<int>(layout.recompute), static_cast<int>(Recompute::full));
+  known("context_parallel", static_cast<int>(layout.context_parallel),
+        static_cast<int>(ContextParallel::gathered));
   const std::int64_t most = 2147483647;  // so that products fit
   std::int64_t devices = 1;
   bool good = layout.expert >= 1 && layout.microbatches >= 1;
@@ -71717,6 +71727,87 @@ inline double tensor_limit(double alpha, double axes, double hidden) {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/plan/layout_rules.hpp
+// Which layouts a model allows at all: what must divide, and how many of what there must be.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Whether every head and every hidden unit belongs to one of so many chips.
+inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
+  const bool dense = model.mixture_layers() < model.layers;
+  return model.heads % tensor == 0 && (!dense || model.hidden % tensor == 0) &&
+         (model.experts == 0 || model.expert_hidden % tensor == 0) &&
+         (model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0);
+}
+
+// Whether Ulysses can deal out the heads that tensor parallelism leaves a chip.
+inline bool ulysses_divides(const ModelConfig& model, const Layout& layout) {
+  return model.heads / layout.tensor % layout.context == 0 &&
+         std::max<std::int64_t>(1, model.kv_heads / layout.tensor) % layout.context == 0;
+}
+
+// Empty, or the first thing of the model that the layout does not divide.
+inline std::string undivided_model(const ModelConfig& c, const Layout& layout, int chunks) {
+  if (!tensor_divides(c, layout.tensor)) {
+    const bool both = c.experts > 0 && c.mixture_layers() < c.layers;
+    return cat({c.heads, " heads, ", c.kv_heads, " of keys, and a hidden width of ",
+                c.experts > 0 ? c.expert_hidden : c.hidden, both ? cat({" or ", c.hidden}) : "",
+                " do not divide over tensor ", layout.tensor});
+  }
+  if (c.layers < layout.pipeline * chunks) {
+    return cat({c.layers, " layers are fewer than ", layout.pipeline * chunks, " stages"});
+  }
+  if (layout.context > 1 && layout.context_parallel == ContextParallel::ulysses &&
+      !ulysses_divides(c, layout)) {
+    return cat({c.heads, " heads, ", c.kv_heads, " of keys, do not divide over tensor ",
+                layout.tensor, " x context ", layout.context, ", as Ulysses needs"});
+  }
+  if (layout.expert > 1 && c.experts == 0) {
+    return cat({"expert ", layout.expert, " for ", c.name, ", which has no experts"});
+  }
+  if (layout.expert > 1 &&
+      (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {
+    return cat({c.experts, " experts over expert ", layout.expert, " among ",
+                layout.batch_devices(), " devices with other tokens do not divide"});
+  }
+  if (layout.shards() > 1 && layout.batch_devices() % layout.shards() != 0) {
+    return cat({layout.shards(), " shards do not divide the ", layout.batch_devices(),
+                " devices with other tokens"});
+  }
+  return "";
+}
+
+// What no step can have.
+inline void check_step_layout(const char* who, const ModelConfig& model, const Layout& layout,
+                              int chunks) {
+  check_layout_counts(who, layout);
+  if (chunks < 1) {
+    fail({who, ": ", chunks, " chunks of the model on a pipeline rank; at least 1 is right"});
+  }
+  static const std::vector<std::string> order = Layout().order;
+  if (layout.order != order) {
+    fail({who,
+          ": layout.order is not pipeline, data, context, tensor; another is not "
+          "planned"});
+  }
+  if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
+    fail({who, ": zero_devices is ", layout.zero_devices, " with ZeRO stage ",
+          static_cast<int>(layout.zero), "; 0 is for all, above 0 needs a stage above 0"});
+  }
+  if (layout.gradient_format != DType::f32 && layout.gradient_format != DType::bf16) {
+    fail({who, ": layout.gradient_format is ", name_of(layout.gradient_format),
+          "; f32 or bf16 is right"});
+  }
+  const std::string why = undivided_model(model, layout, chunks);
+  if (!why.empty()) {
+    fail({who, ": layout ", layout.text(), ": ", why});
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/plan/layer_costs.hpp
 // What the blocks of a transformer layer hold and cost, each with its derivation (per layer, B T
 // tokens, D width, F hidden, N query heads, K key-value heads of H numbers, V vocabulary):
@@ -73009,6 +73100,12 @@ namespace detail {
 // Activations keep 16 bits where matmuls have fewer.
 inline double activation_bytes(DType format) { return std::max(2.0, bytes_of(format)); }
 
+// Bytes of a gradient on the wire.
+inline double wire_bytes(const StepJob& job, const Layout& layout) {
+  return layout.gradient_format == DType::bf16 ? std::min(2.0, job.gradient_bytes)
+                                               : job.gradient_bytes;
+}
+
 // Chips of a slice, a node or a box.
 inline std::int64_t domain_of(const Machine& machine) {
   std::int64_t chips = 1;
@@ -73057,11 +73154,42 @@ struct LayoutLinks {
   }
 };
 
+// Seconds of matmuls that were priced before, for one chip and format: many layouts leave a chip
+// the same shapes.
+class MatmulTimes {
+ public:
+  MatmulTimes() : known_(4096) {}
+
+  struct Known {
+    double m = -1, k = 0, n = 0, seconds = 0;
+  };
+  // Where the time of a shape stands, or is to be written.
+  Known& at(double m, double k, double n) {
+    std::uint64_t hash = 0;
+    for (const double size : {m, k, n}) {
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, &size, sizeof bits);
+      hash = (hash ^ bits) * 0x9E3779B97F4A7C15U;
+      hash ^= hash >> 32;
+    }
+    return known_[static_cast<std::size_t>(hash * 0x9E3779B97F4A7C15U >> 52)];
+  }
+
+ private:
+  List<Known> known_;
+};
+
 class StepPricer {
  public:
   StepPricer(const StepJob& job, const Machine& machine, const Layout& layout, int chunks,
-             const Efficiency& e, const LayoutLinks& links)
-      : job_(job), machine_(machine), chip_(machine.chip), layout_(layout), e_(e), links_(links) {
+             const Efficiency& e, const LayoutLinks& links, MatmulTimes* times = nullptr)
+      : job_(job),
+        machine_(machine),
+        chip_(machine.chip),
+        layout_(layout),
+        e_(e),
+        links_(links),
+        times_(times) {
     tpu_ = chip_.kind == "tpu";
     chunks_ = chunks;
     m_ = static_cast<double>(layout.microbatches);
@@ -73108,6 +73236,16 @@ class StepPricer {
     backward += (matmul_seconds(s.m, s.n, s.k) + matmul_seconds(s.k, s.m, s.n)) * s.count;
   }
   double matmul_seconds(double m, double k, double n) const {
+    if (times_ == nullptr) {
+      return new_matmul_seconds(m, k, n);
+    }
+    MatmulTimes::Known& known = times_->at(m, k, n);
+    if (known.m != m || known.k != k || known.n != n) {
+      known = {m, k, n, new_matmul_seconds(m, k, n)};
+    }
+    return known.seconds;
+  }
+  double new_matmul_seconds(double m, double k, double n) const {
     double share = mapping_efficiency(chip_, m, k, n);
     share = tpu_ || chip_.kind != "gpu" ? share : std::pow(share, e_.waves);
     const double bytes = wide_ * (m * k + k * n + m * n);
@@ -73313,7 +73451,7 @@ class StepPricer {
     const double window = e_.hidden_gradients * compute / m_ * 2 / 3 * gradient_rounds();
     const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
     const double beside = tpu_ ? e_.gather_beside_tpu : e_.gather_beside;
-    const double g = job_.gradient_bytes, w = job_.gather_bytes;
+    const double g = wire_bytes(job_, layout_), w = job_.gather_bytes;
     const double moved = weight_rounds() * w + gradient_rounds() * g;
     out_.limit.data = gather_shards(moved) + sum_replicas(g);
     if (layout_.zero == Zero::parameters && layout_.pipeline == 1) {
@@ -73342,6 +73480,7 @@ class StepPricer {
   const Layout& layout_;
   const Efficiency& e_;
   const LayoutLinks& links_;
+  MatmulTimes* times_;
   bool tpu_ = false;
   double chunks_ = 1, m_ = 1, b_ = 1, tokens_ = 0, width_ = 0;
   double wide_ = 2;  // bytes of an activation
@@ -73359,7 +73498,7 @@ class StepPricer {
 // The price of a step under `layout`, whose pipeline has `chunks` of the model on each rank.
 inline StepPrice price_step(const StepJob& job, const Machine& machine, const Layout& layout,
                             int chunks = 1, const Efficiency& e = typical_efficiency()) {
-  detail::check_layout_counts("price_step", layout);
+  detail::check_step_layout("price_step", job.model, layout, chunks);
   if (layout.devices() != machine.chips()) {
     detail::fail({"price_step: layout ", layout.text(), " = ", layout.devices(), " devices, ",
                   machine.name, " has ", machine.chips(), " chips; they must be equal"});
@@ -73368,6 +73507,9 @@ inline StepPrice price_step(const StepJob& job, const Machine& machine, const La
       !detail::is_finite(job.context)) {
     detail::fail({"price_step: ", job.batch, " sequences of ", job.context, " tokens, ", chunks,
                   " chunks; finite numbers above 0 are right"});
+  }
+  for (const double bytes : {job.gather_bytes, job.gradient_bytes, job.state_traffic}) {
+    detail::check_job("price_step", "bytes of a weight, a gradient or an update", bytes, 0, 1e6);
   }
   const detail::LayoutLinks links(machine, layout);
   return detail::StepPricer(job, machine, layout, chunks, e, links).price();
@@ -73712,6 +73854,7 @@ struct MemoryConvention {
   double logit_bytes = 4;
   int gathered_layers = 2;       // whole at once under ZeRO-3: the one at work and the next
   double gathered_bytes = 2;     // of each of their weights
+  double activation_bytes = 2;   // of a number that step_memory() counts as kept
   bool selective_by_op = false;  // selective recomputation is torchtitan's
   double context_of_2022 = 0;  // above 0: Megatron's layer of 2022, dense, for sequences that long
   double overhead = 0;         // bytes of the runtime: context, buffers of collectives, holes
@@ -73798,8 +73941,14 @@ inline double kept_of_layer(const ModelConfig& c, const Layout& layout, double t
   if (recompute == Recompute::selective && by.selective_by_op) {
     return op_selective_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel);
   }
-  return modern_layer_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel,
-                                       recompute, mixture);
+  // Of more than one sequence at a time; in 16 bits.
+  const double besides =
+      recompute == Recompute::none
+          ? 2 * tokens *
+                context_activations(c, layout.context_parallel, layout.context, 2, layout.tensor)
+          : 0;
+  return besides + modern_layer_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel,
+                                                 recompute, mixture);
 }
 
 }  // namespace detail
@@ -73884,11 +74033,11 @@ struct StepMemory {
 namespace detail {
 
 // Scores in memory: Megatron's layer of 2022 in place of today's.
-inline void keep_scores(const ModelConfig& c, const Layout& layout, double tokens, double batch,
+inline void keep_scores(const ModelConfig& c, const Layout& layout, double tokens, double context,
                         double layers, double under_way, PlannedMemory& parts) {
   ActivationShape shape;
-  shape.sequence = tokens / batch;
-  shape.batch = batch;
+  shape.sequence = context;  // of the keys, whatever of the queries is here
+  shape.batch = tokens / context;
   shape.width = static_cast<double>(c.width);
   shape.heads = static_cast<double>(c.heads);
   shape.tensor = static_cast<double>(layout.tensor);
@@ -73946,18 +74095,14 @@ inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
   return out;
 }
 
-}  // namespace detail
-
-// With `microbatch` sequences of `context` tokens at a time in each replica, and `chunks` of the
-// model on a pipeline rank.
-inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, const Chip& chip,
-                              double context, double microbatch, int chunks,
-                              const Software& software,
-                              const MemoryConvention& by = MemoryConvention()) {
+// step_memory() of a layout that was checked.
+inline StepMemory priced_memory(const ModelConfig& model, const Layout& layout, const Chip& chip,
+                                double context, double microbatch, int chunks,
+                                const Software& software, const MemoryConvention& by) {
   const double tokens = microbatch * context / static_cast<double>(layout.context);
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
   StepMemory fullest;
-  for (const std::int64_t rank : detail::full_ranks(model, layers)) {
+  for (const std::int64_t rank : full_ranks(model, layers)) {
     StageShare stage;
     stage.layers = layers[static_cast<std::size_t>(rank)];
     for (std::int64_t i = 0; i < rank; ++i) {
@@ -73969,17 +74114,19 @@ inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, co
     here.rank = rank;
     here.parts = device_memory(model, layout, tokens, stage, rank, by);
     if (!software.tiled_attention) {
-      detail::keep_scores(model, layout, tokens, microbatch, static_cast<double>(stage.layers),
-                          microbatches_under_way(layout, rank), here.parts);
+      keep_scores(model, layout, tokens, context, static_cast<double>(stage.layers),
+                  microbatches_under_way(layout, rank), here.parts);
     }
     here.parts.activations *=
-        detail::held_microbatches(layout, rank, chunks) / microbatches_under_way(layout, rank);
+        held_microbatches(layout, rank, chunks) / microbatches_under_way(layout, rank);
     if (layout.pipeline > 1 &&
         layout.zero == Zero::parameters) {  // whole until the last microbatch
       const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();
       here.parts.gathered = (by.gathered_bytes + state_parts(by.states).gradients) * held;
     }
-    detail::add_buffers(model, layout, tokens, software, here.parts);
+    add_buffers(model, layout, tokens, software, here.parts);
+    here.parts.activations *= by.activation_bytes / 2;  // the closed forms are of 16 bits
+    here.parts.recomputed *= by.activation_bytes / 2;
     const PlannedMemory& p = here.parts;
     const bool gpu = chip.kind == "gpu";
     here.wasted = (gpu ? software.wasted : 0) * (p.activations + p.recomputed + p.logits);
@@ -73987,6 +74134,20 @@ inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, co
     fullest = here.total() > fullest.total() ? here : fullest;
   }
   return fullest;
+}
+
+}  // namespace detail
+
+// With `microbatch` sequences of `context` tokens at a time in each replica, and `chunks` of the
+// model on a pipeline rank.
+inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, const Chip& chip,
+                              double context, double microbatch, int chunks,
+                              const Software& software,
+                              const MemoryConvention& by = MemoryConvention()) {
+  detail::check_step_layout("step_memory", model, layout, chunks);
+  detail::check_job("step_memory", "context", context, 1, 1e9);
+  detail::check_job("step_memory", "microbatch", microbatch, 0, 1e12);
+  return detail::priced_memory(model, layout, chip, context, microbatch, chunks, software, by);
 }
 
 }}  // namespace tinyscale
@@ -75165,6 +75326,10 @@ struct TrainingInputs {
 };
 
 inline void check_training(const TrainingJob& job, const Machine& machine) {
+  if (job.model.vocabulary == 0 && job.model.layers > 0) {
+    fail({"plan_training: ", job.model.name,
+          " has no vocabulary: it is no language model, which alone is planned"});
+  }
   job.model.validate();
   if (machine.dims.size() == 0 || machine.chips() < 1) {
     detail::fail(
@@ -75182,6 +75347,7 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
   check_job(who, "restart_seconds", job.restart_seconds, 0, 1e9);
   check_chip_figures(who, machine);
   check_job(who, "software.system_bytes", job.software.system_bytes, 0, 1e18);
+  check_job(who, "software.wasted", job.software.wasted, 0, 10);
   if (machine.chips() > std::int64_t{1} << 22) {
     fail({who, ": ", machine.name, " has ", machine.chips(), " chips; at most ",
           std::int64_t{1} << 22, " are planned"});
@@ -75211,6 +75377,11 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
   in.job.model.context = static_cast<std::int64_t>(in.context);
   in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
   in.batch = in.sequences * in.context;
+  if (in.tokens < in.batch) {
+    in.notes.push_back(
+        cat({"tokens: ", format_count(in.tokens), " are fewer than a batch; one step"}));
+    in.tokens = in.batch;
+  }
   if (in.batch != job.batch_tokens) {
     in.notes.push_back(cat({"batch: ", format_count(job.batch_tokens), " tokens rounded to ",
                             format_count(in.sequences), " sequences of ", format_count(in.context),
@@ -75223,9 +75394,10 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
 }}  // namespace tinyscale
 
 // >> tinyscale/plan/layout_search.hpp
-// Every layout of a job on a machine, priced: tensor x pipeline x context x data, how many
-// sequences at a time, ZeRO's stage and reach, chunks of a pipeline rank, experts, and the least
-// recomputation with which it fits. The fastest are those of the least typical time.
+// Every layout of a job on a machine, priced: tensor x pipeline x context (of each kind) x data,
+// how many sequences at a time (powers of two and divisors up to 256), ZeRO's stage (1 to 3) and
+// reach, 1, 2, 4 or 8 chunks of a pipeline rank, experts, and the least recomputation with which it
+// fits. The fastest are those of the least typical time.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -75251,7 +75423,8 @@ namespace detail {
 inline MemoryConvention training_convention(const TrainingInputs& in) {
   MemoryConvention by;
   by.states = in.job.state;
-  by.logit_bytes = 10;  // bf16 and f32, and the f32 gradient
+  by.activation_bytes = by.gathered_bytes = activation_bytes(in.job.format);
+  by.logit_bytes = in.job.format == DType::f32 ? 8 : 10;  // bf16 and f32, and the f32 gradient
   return by;
 }
 
@@ -75267,13 +75440,8 @@ inline double microbatch_of(const TrainingInputs& in, const Layout& layout) {
 }
 
 inline StepMemory memory_of(const TrainingInputs& in, const Layout& layout, int chunks) {
-  StepMemory out =
-      step_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
-                  chunks, in.job.software, training_convention(in));
-  const double wider = activation_bytes(in.job.format) / 2;  // the closed forms are of 16 bits
-  out.parts.activations *= wider;
-  out.parts.recomputed *= wider;
-  return out;
+  return priced_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
+                       chunks, in.job.software, training_convention(in));
 }
 
 // A layout on the machine's dimensions in one of their orders.
@@ -75303,28 +75471,46 @@ inline List<PlacedLinks> placed_links(const List<Machine>& orders, const Layout&
   return out;
 }
 
-// In the fastest of its places. Replicas with fewer sequences than the busiest wait for it.
-inline TrainingLayout price_layout(const TrainingInputs& in, const StepJob& step,
-                                   const List<PlacedLinks>& places, const Layout& layout,
-                                   int chunks) {
-  TrainingLayout out;
-  out.layout = layout;
-  out.chunks = chunks;
-  StepJob job = step;
+// A layout in the fastest of its places.
+struct FastestPlace {
+  StepPrice price;
+  const Machine* machine = nullptr;
+  double limit = 0, typical = 0;  // s
+};
+
+// Replicas with fewer sequences than the busiest wait for it. `job`: its batch is set.
+inline FastestPlace fastest_place(const TrainingInputs& in, StepJob& job,
+                                  const List<PlacedLinks>& places, const Layout& layout, int chunks,
+                                  MatmulTimes* times = nullptr) {
+  FastestPlace out;
   job.batch = microbatch_of(in, layout) * static_cast<double>(layout.microbatches * layout.data);
   for (const PlacedLinks& at : places) {
     const StepPrice price =
-        StepPricer(job, *at.machine, layout, chunks, typical_efficiency(), at.links).price();
+        StepPricer(job, *at.machine, layout, chunks, typical_efficiency(), at.links, times).price();
     const double limit = price.limit.total(), typical = std::max(limit, price.typical.total());
-    if (&at == &places.front() || typical < out.typical_time) {
-      out.price = price;
-      out.dims = at.machine->dims;
-      out.step_time = limit;
-      out.typical_time = typical;
+    if (out.machine == nullptr || typical < out.typical) {
+      out = {price, at.machine, limit, typical};
     }
   }
+  return out;
+}
+
+inline TrainingLayout placed_layout(const FastestPlace& at, const Layout& layout, int chunks) {
+  TrainingLayout out;
+  out.layout = layout;
+  out.chunks = chunks;
+  out.dims = at.machine->dims;
+  out.price = at.price;
+  out.step_time = at.limit;
+  out.typical_time = at.typical;
   out.bound = out.price.limit.bound();
   return out;
+}
+
+inline TrainingLayout price_layout(const TrainingInputs& in, StepJob job,
+                                   const List<PlacedLinks>& places, const Layout& layout,
+                                   int chunks) {
+  return placed_layout(fastest_place(in, job, places, layout, chunks), layout, chunks);
 }
 
 inline std::vector<std::int64_t> divisors_of(std::int64_t n, std::int64_t most) {
@@ -75335,14 +75521,6 @@ inline std::vector<std::int64_t> divisors_of(std::int64_t n, std::int64_t most) 
     }
   }
   return out;
-}
-
-// Whether every head and every hidden unit belongs to one of so many chips.
-inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
-  const bool dense = model.mixture_layers() < model.layers;
-  return model.heads % tensor == 0 && (!dense || model.hidden % tensor == 0) &&
-         (model.experts == 0 || model.expert_hidden % tensor == 0) &&
-         (model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0);
 }
 
 // The machine with its inner dimensions in each order: axes cover them from the last.
@@ -75391,18 +75569,15 @@ class LayoutSearch {
     return best_;
   }
 
-  std::int64_t priced() const { return priced_; }
   double least_memory() const { return least_memory_; }  // of all that were tried, bytes a chip
 
  private:
   void add_contexts(std::int64_t tensor, std::int64_t pipeline) {
     const std::int64_t rest = in_.machine.chips() / tensor / pipeline;
     const auto context = static_cast<std::int64_t>(in_.context);
-    for (std::int64_t parts = 1; parts <= rest && (parts == 1 || context / parts >= 512);
-         parts *= 2) {
+    for (const std::int64_t parts : divisors_of(rest, context)) {
       const std::int64_t data = rest / parts;
-      if (rest % parts != 0 || context % (parts > 1 ? 2 * parts : 1) != 0 ||
-          static_cast<double>(data) > in_.sequences) {
+      if (context % (parts > 1 ? 2 * parts : 1) != 0 || static_cast<double>(data) > in_.sequences) {
         continue;
       }
       Layout layout;
@@ -75412,6 +75587,14 @@ class LayoutSearch {
       layout.data = data;
       layout.sequence_parallel = tensor > 1 && context % (parts * tensor) == 0;
       add_experts(layout);
+      if (parts > 1) {
+        layout.context_parallel = ContextParallel::gathered;
+        add_experts(layout);
+        layout.context_parallel = ContextParallel::ulysses;
+        if (ulysses_divides(in_.job.model, layout)) {
+          add_experts(layout);
+        }
+      }
     }
   }
 
@@ -75431,7 +75614,7 @@ class LayoutSearch {
   // Over all replicas, or over those of a slice or node with copies outside.
   void add_zero(Layout layout) {
     const std::int64_t replicas = layout.batch_devices();
-    for (const Zero zero : {Zero::optimizer, Zero::parameters}) {
+    for (const Zero zero : {Zero::optimizer, Zero::gradients, Zero::parameters}) {
       layout.zero = replicas > 1 ? zero : Zero::none;
       layout.zero_devices = 0;
       add_microbatches(layout);
@@ -75454,20 +75637,23 @@ class LayoutSearch {
   void add_microbatches(Layout layout) {
     const std::int64_t sequences = replica_sequences(in_, layout);
     const List<PlacedLinks> places = placed_links(orders_, layout);
-    for (std::int64_t each = 1;; each *= 2) {
-      const std::int64_t size = std::min(each, sequences);
-      layout.microbatches = (sequences + size - 1) / size;
-      if (layout.microbatches >= layout.pipeline || size == 1) {
+    std::vector<std::int64_t> sizes = divisors_of(sequences, 256);
+    for (std::int64_t each = 1; each < sequences; each *= 2) {
+      sizes.push_back(each);
+    }
+    sizes.push_back(sequences);
+    std::sort(sizes.begin(), sizes.end());
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      layout.microbatches = (sequences + sizes[i] - 1) / sizes[i];
+      const bool known = i > 0 && sizes[i] == sizes[i - 1];
+      if (!known && (layout.microbatches >= layout.pipeline || sizes[i] == 1)) {
         add_chunks(places, layout);
-      }
-      if (each >= sequences) {
-        return;
       }
     }
   }
 
-  void add_chunks(const List<PlacedLinks>& places, const Layout& layout) {
-    for (const int chunks : {1, 2, 4}) {
+  void add_chunks(const List<PlacedLinks>& places, Layout& layout) {
+    for (const int chunks : {1, 2, 4, 8}) {
       const bool can =
           chunks == 1 || (layout.pipeline > 1 && in_.job.model.layers >= layout.pipeline * chunks &&
                           layout.microbatches % layout.pipeline == 0);
@@ -75477,19 +75663,23 @@ class LayoutSearch {
     }
   }
 
-  // With the least recomputation that fits.
-  void add(const List<PlacedLinks>& places, Layout layout, int chunks) {
+  // With the least recomputation that fits; the memory of what would be too slow anyway is not
+  // asked for.
+  void add(const List<PlacedLinks>& places, Layout& layout, int chunks) {
     const double holds = in_.machine.chip.memory_bytes;
-    for (const Recompute again : {Recompute::none, Recompute::full}) {
+    for (const Recompute again : {Recompute::none, Recompute::selective, Recompute::full}) {
       layout.recompute = again;
+      const FastestPlace at = fastest_place(in_, step_, places, layout, chunks, &times_);
+      if (best_.size() == kept_ && at.typical >= best_.back().typical_time) {
+        return;
+      }
       const StepMemory memory = memory_of(in_, layout, chunks);
       const double bytes = memory.total();
       least_memory_ = least_memory_ > 0 ? std::min(least_memory_, bytes) : bytes;
       if (holds > 0 && bytes > holds) {
         continue;
       }
-      ++priced_;
-      TrainingLayout priced = price_layout(in_, step_, places, layout, chunks);
+      TrainingLayout priced = placed_layout(at, layout, chunks);
       priced.memory = bytes;
       priced.memory_parts = memory;
       keep(priced);
@@ -75498,9 +75688,6 @@ class LayoutSearch {
   }
 
   void keep(const TrainingLayout& priced) {
-    if (best_.size() == kept_ && priced.typical_time >= best_.back().typical_time) {
-      return;
-    }
     std::size_t at = best_.size();
     best_.push_back(priced);
     while (at > 0 && best_[at - 1].typical_time > priced.typical_time) {
@@ -75514,11 +75701,11 @@ class LayoutSearch {
   }
 
   const TrainingInputs& in_;
-  const StepJob step_;
+  StepJob step_;
+  MatmulTimes times_;
   const List<Machine> orders_;
   List<TrainingLayout> best_;
   std::size_t kept_ = 10;
-  std::int64_t priced_ = 0;
   double least_memory_ = 0;
 };
 
@@ -75682,16 +75869,10 @@ namespace detail {
 
 // Empty, or the first thing that does not divide.
 inline std::string undivided(const TrainingInputs& in, const Layout& layout, int chunks) {
-  const ModelConfig& c = in.job.model;
   const auto context = static_cast<std::int64_t>(in.context);
-  if (!tensor_divides(c, layout.tensor)) {
-    const bool both = c.experts > 0 && c.mixture_layers() < c.layers;
-    return cat({c.heads, " heads, ", c.kv_heads, " of keys, and a hidden width of ",
-                c.experts > 0 ? c.expert_hidden : c.hidden, both ? cat({" or ", c.hidden}) : "",
-                " do not divide over tensor ", layout.tensor});
-  }
-  if (c.layers < layout.pipeline * chunks) {
-    return cat({c.layers, " layers are fewer than ", layout.pipeline * chunks, " stages"});
+  const std::string why = undivided_model(in.job.model, layout, chunks);
+  if (!why.empty()) {
+    return why;
   }
   if (chunks > 1 && layout.microbatches % layout.pipeline != 0) {
     return cat({layout.microbatches, " microbatches are no multiple of pipeline ", layout.pipeline,
@@ -75710,24 +75891,6 @@ inline std::string undivided(const TrainingInputs& in, const Layout& layout, int
   if (layout.sequence_parallel && context % (layout.context * layout.tensor) != 0) {
     return cat({context, " tokens do not divide over context ", layout.context, " x tensor ",
                 layout.tensor, ", as sequence parallelism needs"});
-  }
-  if (layout.context > 1 && layout.context_parallel == ContextParallel::ulysses &&
-      (c.heads / layout.tensor % layout.context != 0 ||
-       std::max<std::int64_t>(1, c.kv_heads / layout.tensor) % layout.context != 0)) {
-    return cat({c.heads, " heads, ", c.kv_heads, " of keys, do not divide over tensor ",
-                layout.tensor, " x context ", layout.context, ", as Ulysses needs"});
-  }
-  if (layout.expert > 1 && c.experts == 0) {
-    return cat({"expert ", layout.expert, " for ", c.name, ", which has no experts"});
-  }
-  if (layout.expert > 1 &&
-      (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {
-    return cat({c.experts, " experts over expert ", layout.expert, " among ",
-                layout.batch_devices(), " devices with other tokens do not divide"});
-  }
-  if (layout.shards() > 1 && layout.batch_devices() % layout.shards() != 0) {
-    return cat({layout.shards(), " shards do not divide the ", layout.batch_devices(),
-                " devices with other tokens"});
   }
   return "";
 }
@@ -75788,7 +75951,9 @@ inline WhyNot why_not(const TrainingInputs& in, const TrainingLayout& best,
   out.typical_time = priced.typical_time;
   if (priced.typical_time <= best.typical_time * 1.001) {
     out.constraint = "none";
-    out.reason = cat({"as fast: ", format_seconds(priced.typical_time)});
+    const double faster = 1 - priced.typical_time / best.typical_time;
+    out.reason = cat({faster > 0.001 ? cat({format_percent(faster), " faster: "}) : "as fast: ",
+                      format_seconds(priced.typical_time)});
     return out;
   }
   const std::string cause = grown_cause(best.price.typical, priced.price.typical, out.constraint);
@@ -75855,9 +76020,14 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
     }
   }
   Layout layout = best.layout;
-  const bool again = layout.recompute == Recompute::none;
-  layout.recompute = again ? Recompute::full : Recompute::none;
-  add(again ? "computing activations again" : "keeping all activations", layout, best.chunks);
+  const char* const changes[] = {"keeping all activations", "computing attention again",
+                                 "computing activations again"};
+  for (const Recompute again : {Recompute::none, Recompute::selective, Recompute::full}) {
+    layout.recompute = again;
+    if (again != best.layout.recompute) {
+      add(changes[static_cast<int>(again)], layout, best.chunks);
+    }
+  }
   return out;
 }
 
@@ -79273,7 +79443,7 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
   const StepJob step = in.step();
   const auto m = static_cast<double>(layout.microbatches);
-  const double g = step.gradient_bytes, w = step.gather_bytes;
+  const double g = wire_bytes(step, plan.best.layout), w = step.gather_bytes;
   const bool kept = layout.pipeline > 1;  // gathered weights, until the last microbatch
   const Quantity each =
       layout.zero == Zero::none ? Quantity(2 * g, "B", "b", "gradients there and back")
@@ -79506,16 +79676,7 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
     fail({"plan_training: layout ", layout.text(), " = ", layout.devices(), " devices, ",
           in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
   }
-  static const std::vector<std::string> order = Layout().order;
-  if (layout.order != order) {
-    fail(
-        {"plan_training: layout.order is not pipeline, data, context, tensor; another is not "
-         "planned"});
-  }
-  if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
-    fail({"plan_training: zero_devices is ", layout.zero_devices, " with ZeRO stage ",
-          static_cast<int>(layout.zero), "; 0 is for all, above 0 needs a stage above 0"});
-  }
+  check_step_layout("plan_training", in.job.model, layout, chunks);
   const PipelineSchedule& schedule = layout.schedule;
   if (!schedule.empty() &&
       (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {

@@ -378,6 +378,7 @@
 
 // plan: what would it cost?
 #include "tinyscale/plan/transformer_math.hpp"
+#include "tinyscale/plan/layout_rules.hpp"
 #include "tinyscale/plan/layer_costs.hpp"
 #include "tinyscale/plan/parallel_limits.hpp"
 #include "tinyscale/plan/decode_limits.hpp"

@@ -73,6 +73,15 @@ inline std::string Layout::text() const {
 namespace detail {
 
 inline void check_layout_counts(const char* who, const Layout& layout) {
+  const auto known = [who](const char* what, int value, int most) {
+    if (value < 0 || value > most) {
+      fail({who, ": layout.", what, " is ", value, "; a name of its enum is right"});
+    }
+  };
+  known("zero", static_cast<int>(layout.zero), static_cast<int>(Zero::parameters));
+  known("recompute", static_cast<int>(layout.recompute), static_cast<int>(Recompute::full));
+  known("context_parallel", static_cast<int>(layout.context_parallel),
+        static_cast<int>(ContextParallel::gathered));
   const std::int64_t most = 2147483647;  // so that products fit
   std::int64_t devices = 1;
   bool good = layout.expert >= 1 && layout.microbatches >= 1;

@@ -132,6 +132,7 @@ struct MemoryConvention {
   double logit_bytes = 4;
   int gathered_layers = 2;       // whole at once under ZeRO-3: the one at work and the next
   double gathered_bytes = 2;     // of each of their weights
+  double activation_bytes = 2;   // of a number that step_memory() counts as kept
   bool selective_by_op = false;  // selective recomputation is torchtitan's
   double context_of_2022 = 0;  // above 0: Megatron's layer of 2022, dense, for sequences that long
   double overhead = 0;         // bytes of the runtime: context, buffers of collectives, holes
@@ -218,8 +219,14 @@ inline double kept_of_layer(const ModelConfig& c, const Layout& layout, double t
   if (recompute == Recompute::selective && by.selective_by_op) {
     return op_selective_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel);
   }
-  return modern_layer_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel,
-                                       recompute, mixture);
+  // Of more than one sequence at a time; in 16 bits.
+  const double besides =
+      recompute == Recompute::none
+          ? 2 * tokens *
+                context_activations(c, layout.context_parallel, layout.context, 2, layout.tensor)
+          : 0;
+  return besides + modern_layer_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel,
+                                                 recompute, mixture);
 }
 
 }  // namespace detail

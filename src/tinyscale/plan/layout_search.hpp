@@ -1,7 +1,8 @@
 #pragma once
-// Every layout of a job on a machine, priced: tensor x pipeline x context x data, how many
-// sequences at a time, ZeRO's stage and reach, chunks of a pipeline rank, experts, and the least
-// recomputation with which it fits. The fastest are those of the least typical time.
+// Every layout of a job on a machine, priced: tensor x pipeline x context (of each kind) x data,
+// how many sequences at a time (powers of two and divisors up to 256), ZeRO's stage (1 to 3) and
+// reach, 1, 2, 4 or 8 chunks of a pipeline rank, experts, and the least recomputation with which it
+// fits. The fastest are those of the least typical time.
 
 #include <algorithm>  // max, min
 #include <cmath>      // ceil
@@ -13,6 +14,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/plan/layout_rules.hpp"
 #include "tinyscale/plan/step_memory.hpp"
 #include "tinyscale/plan/training_job.hpp"
 
@@ -40,7 +42,8 @@ namespace detail {
 inline MemoryConvention training_convention(const TrainingInputs& in) {
   MemoryConvention by;
   by.states = in.job.state;
-  by.logit_bytes = 10;  // bf16 and f32, and the f32 gradient
+  by.activation_bytes = by.gathered_bytes = activation_bytes(in.job.format);
+  by.logit_bytes = in.job.format == DType::f32 ? 8 : 10;  // bf16 and f32, and the f32 gradient
   return by;
 }
 
@@ -56,13 +59,8 @@ inline double microbatch_of(const TrainingInputs& in, const Layout& layout) {
 }
 
 inline StepMemory memory_of(const TrainingInputs& in, const Layout& layout, int chunks) {
-  StepMemory out =
-      step_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
-                  chunks, in.job.software, training_convention(in));
-  const double wider = activation_bytes(in.job.format) / 2;  // the closed forms are of 16 bits
-  out.parts.activations *= wider;
-  out.parts.recomputed *= wider;
-  return out;
+  return priced_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
+                       chunks, in.job.software, training_convention(in));
 }
 
 // A layout on the machine's dimensions in one of their orders.
@@ -92,28 +90,46 @@ inline List<PlacedLinks> placed_links(const List<Machine>& orders, const Layout&
   return out;
 }
 
-// In the fastest of its places. Replicas with fewer sequences than the busiest wait for it.
-inline TrainingLayout price_layout(const TrainingInputs& in, const StepJob& step,
-                                   const List<PlacedLinks>& places, const Layout& layout,
-                                   int chunks) {
-  TrainingLayout out;
-  out.layout = layout;
-  out.chunks = chunks;
-  StepJob job = step;
+// A layout in the fastest of its places.
+struct FastestPlace {
+  StepPrice price;
+  const Machine* machine = nullptr;
+  double limit = 0, typical = 0;  // s
+};
+
+// Replicas with fewer sequences than the busiest wait for it. `job`: its batch is set.
+inline FastestPlace fastest_place(const TrainingInputs& in, StepJob& job,
+                                  const List<PlacedLinks>& places, const Layout& layout, int chunks,
+                                  MatmulTimes* times = nullptr) {
+  FastestPlace out;
   job.batch = microbatch_of(in, layout) * static_cast<double>(layout.microbatches * layout.data);
   for (const PlacedLinks& at : places) {
     const StepPrice price =
-        StepPricer(job, *at.machine, layout, chunks, typical_efficiency(), at.links).price();
+        StepPricer(job, *at.machine, layout, chunks, typical_efficiency(), at.links, times).price();
     const double limit = price.limit.total(), typical = std::max(limit, price.typical.total());
-    if (&at == &places.front() || typical < out.typical_time) {
-      out.price = price;
-      out.dims = at.machine->dims;
-      out.step_time = limit;
-      out.typical_time = typical;
+    if (out.machine == nullptr || typical < out.typical) {
+      out = {price, at.machine, limit, typical};
     }
   }
+  return out;
+}
+
+inline TrainingLayout placed_layout(const FastestPlace& at, const Layout& layout, int chunks) {
+  TrainingLayout out;
+  out.layout = layout;
+  out.chunks = chunks;
+  out.dims = at.machine->dims;
+  out.price = at.price;
+  out.step_time = at.limit;
+  out.typical_time = at.typical;
   out.bound = out.price.limit.bound();
   return out;
+}
+
+inline TrainingLayout price_layout(const TrainingInputs& in, StepJob job,
+                                   const List<PlacedLinks>& places, const Layout& layout,
+                                   int chunks) {
+  return placed_layout(fastest_place(in, job, places, layout, chunks), layout, chunks);
 }
 
 inline std::vector<std::int64_t> divisors_of(std::int64_t n, std::int64_t most) {
@@ -124,14 +140,6 @@ inline std::vector<std::int64_t> divisors_of(std::int64_t n, std::int64_t most) 
     }
   }
   return out;
-}
-
-// Whether every head and every hidden unit belongs to one of so many chips.
-inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
-  const bool dense = model.mixture_layers() < model.layers;
-  return model.heads % tensor == 0 && (!dense || model.hidden % tensor == 0) &&
-         (model.experts == 0 || model.expert_hidden % tensor == 0) &&
-         (model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0);
 }
 
 // The machine with its inner dimensions in each order: axes cover them from the last.
@@ -180,18 +188,15 @@ class LayoutSearch {
     return best_;
   }
 
-  std::int64_t priced() const { return priced_; }
   double least_memory() const { return least_memory_; }  // of all that were tried, bytes a chip
 
  private:
   void add_contexts(std::int64_t tensor, std::int64_t pipeline) {
     const std::int64_t rest = in_.machine.chips() / tensor / pipeline;
     const auto context = static_cast<std::int64_t>(in_.context);
-    for (std::int64_t parts = 1; parts <= rest && (parts == 1 || context / parts >= 512);
-         parts *= 2) {
+    for (const std::int64_t parts : divisors_of(rest, context)) {
       const std::int64_t data = rest / parts;
-      if (rest % parts != 0 || context % (parts > 1 ? 2 * parts : 1) != 0 ||
-          static_cast<double>(data) > in_.sequences) {
+      if (context % (parts > 1 ? 2 * parts : 1) != 0 || static_cast<double>(data) > in_.sequences) {
         continue;
       }
       Layout layout;
@@ -201,6 +206,14 @@ class LayoutSearch {
       layout.data = data;
       layout.sequence_parallel = tensor > 1 && context % (parts * tensor) == 0;
       add_experts(layout);
+      if (parts > 1) {
+        layout.context_parallel = ContextParallel::gathered;
+        add_experts(layout);
+        layout.context_parallel = ContextParallel::ulysses;
+        if (ulysses_divides(in_.job.model, layout)) {
+          add_experts(layout);
+        }
+      }
     }
   }
 
@@ -220,7 +233,7 @@ class LayoutSearch {
   // Over all replicas, or over those of a slice or node with copies outside.
   void add_zero(Layout layout) {
     const std::int64_t replicas = layout.batch_devices();
-    for (const Zero zero : {Zero::optimizer, Zero::parameters}) {
+    for (const Zero zero : {Zero::optimizer, Zero::gradients, Zero::parameters}) {
       layout.zero = replicas > 1 ? zero : Zero::none;
       layout.zero_devices = 0;
       add_microbatches(layout);
@@ -243,20 +256,23 @@ class LayoutSearch {
   void add_microbatches(Layout layout) {
     const std::int64_t sequences = replica_sequences(in_, layout);
     const List<PlacedLinks> places = placed_links(orders_, layout);
-    for (std::int64_t each = 1;; each *= 2) {
-      const std::int64_t size = std::min(each, sequences);
-      layout.microbatches = (sequences + size - 1) / size;
-      if (layout.microbatches >= layout.pipeline || size == 1) {
+    std::vector<std::int64_t> sizes = divisors_of(sequences, 256);
+    for (std::int64_t each = 1; each < sequences; each *= 2) {
+      sizes.push_back(each);
+    }
+    sizes.push_back(sequences);
+    std::sort(sizes.begin(), sizes.end());
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      layout.microbatches = (sequences + sizes[i] - 1) / sizes[i];
+      const bool known = i > 0 && sizes[i] == sizes[i - 1];
+      if (!known && (layout.microbatches >= layout.pipeline || sizes[i] == 1)) {
         add_chunks(places, layout);
-      }
-      if (each >= sequences) {
-        return;
       }
     }
   }
 
-  void add_chunks(const List<PlacedLinks>& places, const Layout& layout) {
-    for (const int chunks : {1, 2, 4}) {
+  void add_chunks(const List<PlacedLinks>& places, Layout& layout) {
+    for (const int chunks : {1, 2, 4, 8}) {
       const bool can =
           chunks == 1 || (layout.pipeline > 1 && in_.job.model.layers >= layout.pipeline * chunks &&
                           layout.microbatches % layout.pipeline == 0);
@@ -266,19 +282,23 @@ class LayoutSearch {
     }
   }
 
-  // With the least recomputation that fits.
-  void add(const List<PlacedLinks>& places, Layout layout, int chunks) {
+  // With the least recomputation that fits; the memory of what would be too slow anyway is not
+  // asked for.
+  void add(const List<PlacedLinks>& places, Layout& layout, int chunks) {
     const double holds = in_.machine.chip.memory_bytes;
-    for (const Recompute again : {Recompute::none, Recompute::full}) {
+    for (const Recompute again : {Recompute::none, Recompute::selective, Recompute::full}) {
       layout.recompute = again;
+      const FastestPlace at = fastest_place(in_, step_, places, layout, chunks, &times_);
+      if (best_.size() == kept_ && at.typical >= best_.back().typical_time) {
+        return;
+      }
       const StepMemory memory = memory_of(in_, layout, chunks);
       const double bytes = memory.total();
       least_memory_ = least_memory_ > 0 ? std::min(least_memory_, bytes) : bytes;
       if (holds > 0 && bytes > holds) {
         continue;
       }
-      ++priced_;
-      TrainingLayout priced = price_layout(in_, step_, places, layout, chunks);
+      TrainingLayout priced = placed_layout(at, layout, chunks);
       priced.memory = bytes;
       priced.memory_parts = memory;
       keep(priced);
@@ -287,9 +307,6 @@ class LayoutSearch {
   }
 
   void keep(const TrainingLayout& priced) {
-    if (best_.size() == kept_ && priced.typical_time >= best_.back().typical_time) {
-      return;
-    }
     std::size_t at = best_.size();
     best_.push_back(priced);
     while (at > 0 && best_[at - 1].typical_time > priced.typical_time) {
@@ -303,11 +320,11 @@ class LayoutSearch {
   }
 
   const TrainingInputs& in_;
-  const StepJob step_;
+  StepJob step_;
+  MatmulTimes times_;
   const List<Machine> orders_;
   List<TrainingLayout> best_;
   std::size_t kept_ = 10;
-  std::int64_t priced_ = 0;
   double least_memory_ = 0;
 };
 

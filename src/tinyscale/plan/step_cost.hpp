@@ -11,6 +11,7 @@
 #include <algorithm>  // max, min
 #include <cmath>      // ceil, log2, pow
 #include <cstdint>    // std::int64_t
+#include <cstring>    // memcpy
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/hardware/network.hpp"
@@ -19,6 +20,8 @@
 #include "tinyscale/plan/efficiency.hpp"
 #include "tinyscale/plan/group_links.hpp"
 #include "tinyscale/plan/layer_work.hpp"
+#include "tinyscale/plan/layout_rules.hpp"
+#include "tinyscale/plan/transformer_math.hpp"
 
 namespace tinyscale {
 
@@ -73,6 +76,12 @@ namespace detail {
 // Activations keep 16 bits where matmuls have fewer.
 inline double activation_bytes(DType format) { return std::max(2.0, bytes_of(format)); }
 
+// Bytes of a gradient on the wire.
+inline double wire_bytes(const StepJob& job, const Layout& layout) {
+  return layout.gradient_format == DType::bf16 ? std::min(2.0, job.gradient_bytes)
+                                               : job.gradient_bytes;
+}
+
 // Chips of a slice, a node or a box.
 inline std::int64_t domain_of(const Machine& machine) {
   std::int64_t chips = 1;
@@ -121,11 +130,42 @@ struct LayoutLinks {
   }
 };
 
+// Seconds of matmuls that were priced before, for one chip and format: many layouts leave a chip
+// the same shapes.
+class MatmulTimes {
+ public:
+  MatmulTimes() : known_(4096) {}
+
+  struct Known {
+    double m = -1, k = 0, n = 0, seconds = 0;
+  };
+  // Where the time of a shape stands, or is to be written.
+  Known& at(double m, double k, double n) {
+    std::uint64_t hash = 0;
+    for (const double size : {m, k, n}) {
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, &size, sizeof bits);
+      hash = (hash ^ bits) * 0x9E3779B97F4A7C15U;
+      hash ^= hash >> 32;
+    }
+    return known_[static_cast<std::size_t>(hash * 0x9E3779B97F4A7C15U >> 52)];
+  }
+
+ private:
+  List<Known> known_;
+};
+
 class StepPricer {
  public:
   StepPricer(const StepJob& job, const Machine& machine, const Layout& layout, int chunks,
-             const Efficiency& e, const LayoutLinks& links)
-      : job_(job), machine_(machine), chip_(machine.chip), layout_(layout), e_(e), links_(links) {
+             const Efficiency& e, const LayoutLinks& links, MatmulTimes* times = nullptr)
+      : job_(job),
+        machine_(machine),
+        chip_(machine.chip),
+        layout_(layout),
+        e_(e),
+        links_(links),
+        times_(times) {
     tpu_ = chip_.kind == "tpu";
     chunks_ = chunks;
     m_ = static_cast<double>(layout.microbatches);
@@ -172,6 +212,16 @@ class StepPricer {
     backward += (matmul_seconds(s.m, s.n, s.k) + matmul_seconds(s.k, s.m, s.n)) * s.count;
   }
   double matmul_seconds(double m, double k, double n) const {
+    if (times_ == nullptr) {
+      return new_matmul_seconds(m, k, n);
+    }
+    MatmulTimes::Known& known = times_->at(m, k, n);
+    if (known.m != m || known.k != k || known.n != n) {
+      known = {m, k, n, new_matmul_seconds(m, k, n)};
+    }
+    return known.seconds;
+  }
+  double new_matmul_seconds(double m, double k, double n) const {
     double share = mapping_efficiency(chip_, m, k, n);
     share = tpu_ || chip_.kind != "gpu" ? share : std::pow(share, e_.waves);
     const double bytes = wide_ * (m * k + k * n + m * n);
@@ -377,7 +427,7 @@ class StepPricer {
     const double window = e_.hidden_gradients * compute / m_ * 2 / 3 * gradient_rounds();
     const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
     const double beside = tpu_ ? e_.gather_beside_tpu : e_.gather_beside;
-    const double g = job_.gradient_bytes, w = job_.gather_bytes;
+    const double g = wire_bytes(job_, layout_), w = job_.gather_bytes;
     const double moved = weight_rounds() * w + gradient_rounds() * g;
     out_.limit.data = gather_shards(moved) + sum_replicas(g);
     if (layout_.zero == Zero::parameters && layout_.pipeline == 1) {
@@ -406,6 +456,7 @@ class StepPricer {
   const Layout& layout_;
   const Efficiency& e_;
   const LayoutLinks& links_;
+  MatmulTimes* times_;
   bool tpu_ = false;
   double chunks_ = 1, m_ = 1, b_ = 1, tokens_ = 0, width_ = 0;
   double wide_ = 2;  // bytes of an activation
@@ -423,7 +474,7 @@ class StepPricer {
 // The price of a step under `layout`, whose pipeline has `chunks` of the model on each rank.
 inline StepPrice price_step(const StepJob& job, const Machine& machine, const Layout& layout,
                             int chunks = 1, const Efficiency& e = typical_efficiency()) {
-  detail::check_layout_counts("price_step", layout);
+  detail::check_step_layout("price_step", job.model, layout, chunks);
   if (layout.devices() != machine.chips()) {
     detail::fail({"price_step: layout ", layout.text(), " = ", layout.devices(), " devices, ",
                   machine.name, " has ", machine.chips(), " chips; they must be equal"});
@@ -432,6 +483,9 @@ inline StepPrice price_step(const StepJob& job, const Machine& machine, const La
       !detail::is_finite(job.context)) {
     detail::fail({"price_step: ", job.batch, " sequences of ", job.context, " tokens, ", chunks,
                   " chunks; finite numbers above 0 are right"});
+  }
+  for (const double bytes : {job.gather_bytes, job.gradient_bytes, job.state_traffic}) {
+    detail::check_job("price_step", "bytes of a weight, a gradient or an update", bytes, 0, 1e6);
   }
   const detail::LayoutLinks links(machine, layout);
   return detail::StepPricer(job, machine, layout, chunks, e, links).price();

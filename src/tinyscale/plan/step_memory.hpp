@@ -13,6 +13,8 @@
 #include "tinyscale/parallel/layout.hpp"
 #include "tinyscale/plan/device_memory.hpp"
 #include "tinyscale/plan/efficiency.hpp"
+#include "tinyscale/plan/layout_rules.hpp"
+#include "tinyscale/plan/transformer_math.hpp"
 
 namespace tinyscale {
 
@@ -28,11 +30,11 @@ struct StepMemory {
 namespace detail {
 
 // Scores in memory: Megatron's layer of 2022 in place of today's.
-inline void keep_scores(const ModelConfig& c, const Layout& layout, double tokens, double batch,
+inline void keep_scores(const ModelConfig& c, const Layout& layout, double tokens, double context,
                         double layers, double under_way, PlannedMemory& parts) {
   ActivationShape shape;
-  shape.sequence = tokens / batch;
-  shape.batch = batch;
+  shape.sequence = context;  // of the keys, whatever of the queries is here
+  shape.batch = tokens / context;
   shape.width = static_cast<double>(c.width);
   shape.heads = static_cast<double>(c.heads);
   shape.tensor = static_cast<double>(layout.tensor);
@@ -90,18 +92,14 @@ inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
   return out;
 }
 
-}  // namespace detail
-
-// With `microbatch` sequences of `context` tokens at a time in each replica, and `chunks` of the
-// model on a pipeline rank.
-inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, const Chip& chip,
-                              double context, double microbatch, int chunks,
-                              const Software& software,
-                              const MemoryConvention& by = MemoryConvention()) {
+// step_memory() of a layout that was checked.
+inline StepMemory priced_memory(const ModelConfig& model, const Layout& layout, const Chip& chip,
+                                double context, double microbatch, int chunks,
+                                const Software& software, const MemoryConvention& by) {
   const double tokens = microbatch * context / static_cast<double>(layout.context);
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
   StepMemory fullest;
-  for (const std::int64_t rank : detail::full_ranks(model, layers)) {
+  for (const std::int64_t rank : full_ranks(model, layers)) {
     StageShare stage;
     stage.layers = layers[static_cast<std::size_t>(rank)];
     for (std::int64_t i = 0; i < rank; ++i) {
@@ -113,17 +111,19 @@ inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, co
     here.rank = rank;
     here.parts = device_memory(model, layout, tokens, stage, rank, by);
     if (!software.tiled_attention) {
-      detail::keep_scores(model, layout, tokens, microbatch, static_cast<double>(stage.layers),
-                          microbatches_under_way(layout, rank), here.parts);
+      keep_scores(model, layout, tokens, context, static_cast<double>(stage.layers),
+                  microbatches_under_way(layout, rank), here.parts);
     }
     here.parts.activations *=
-        detail::held_microbatches(layout, rank, chunks) / microbatches_under_way(layout, rank);
+        held_microbatches(layout, rank, chunks) / microbatches_under_way(layout, rank);
     if (layout.pipeline > 1 &&
         layout.zero == Zero::parameters) {  // whole until the last microbatch
       const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();
       here.parts.gathered = (by.gathered_bytes + state_parts(by.states).gradients) * held;
     }
-    detail::add_buffers(model, layout, tokens, software, here.parts);
+    add_buffers(model, layout, tokens, software, here.parts);
+    here.parts.activations *= by.activation_bytes / 2;  // the closed forms are of 16 bits
+    here.parts.recomputed *= by.activation_bytes / 2;
     const PlannedMemory& p = here.parts;
     const bool gpu = chip.kind == "gpu";
     here.wasted = (gpu ? software.wasted : 0) * (p.activations + p.recomputed + p.logits);
@@ -131,6 +131,20 @@ inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, co
     fullest = here.total() > fullest.total() ? here : fullest;
   }
   return fullest;
+}
+
+}  // namespace detail
+
+// With `microbatch` sequences of `context` tokens at a time in each replica, and `chunks` of the
+// model on a pipeline rank.
+inline StepMemory step_memory(const ModelConfig& model, const Layout& layout, const Chip& chip,
+                              double context, double microbatch, int chunks,
+                              const Software& software,
+                              const MemoryConvention& by = MemoryConvention()) {
+  detail::check_step_layout("step_memory", model, layout, chunks);
+  detail::check_job("step_memory", "context", context, 1, 1e9);
+  detail::check_job("step_memory", "microbatch", microbatch, 0, 1e12);
+  return detail::priced_memory(model, layout, chip, context, microbatch, chunks, software, by);
 }
 
 }  // namespace tinyscale

@@ -158,7 +158,7 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
   const StepJob step = in.step();
   const auto m = static_cast<double>(layout.microbatches);
-  const double g = step.gradient_bytes, w = step.gather_bytes;
+  const double g = wire_bytes(step, plan.best.layout), w = step.gather_bytes;
   const bool kept = layout.pipeline > 1;  // gathered weights, until the last microbatch
   const Quantity each =
       layout.zero == Zero::none ? Quantity(2 * g, "B", "b", "gradients there and back")
@@ -391,16 +391,7 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
     fail({"plan_training: layout ", layout.text(), " = ", layout.devices(), " devices, ",
           in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
   }
-  static const std::vector<std::string> order = Layout().order;
-  if (layout.order != order) {
-    fail(
-        {"plan_training: layout.order is not pipeline, data, context, tensor; another is not "
-         "planned"});
-  }
-  if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
-    fail({"plan_training: zero_devices is ", layout.zero_devices, " with ZeRO stage ",
-          static_cast<int>(layout.zero), "; 0 is for all, above 0 needs a stage above 0"});
-  }
+  check_step_layout("plan_training", in.job.model, layout, chunks);
   const PipelineSchedule& schedule = layout.schedule;
   if (!schedule.empty() &&
       (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {

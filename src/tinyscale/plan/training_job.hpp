@@ -53,6 +53,10 @@ struct TrainingInputs {
 };
 
 inline void check_training(const TrainingJob& job, const Machine& machine) {
+  if (job.model.vocabulary == 0 && job.model.layers > 0) {
+    fail({"plan_training: ", job.model.name,
+          " has no vocabulary: it is no language model, which alone is planned"});
+  }
   job.model.validate();
   if (machine.dims.size() == 0 || machine.chips() < 1) {
     detail::fail(
@@ -70,6 +74,7 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
   check_job(who, "restart_seconds", job.restart_seconds, 0, 1e9);
   check_chip_figures(who, machine);
   check_job(who, "software.system_bytes", job.software.system_bytes, 0, 1e18);
+  check_job(who, "software.wasted", job.software.wasted, 0, 10);
   if (machine.chips() > std::int64_t{1} << 22) {
     fail({who, ": ", machine.name, " has ", machine.chips(), " chips; at most ",
           std::int64_t{1} << 22, " are planned"});
@@ -99,6 +104,11 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
   in.job.model.context = static_cast<std::int64_t>(in.context);
   in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
   in.batch = in.sequences * in.context;
+  if (in.tokens < in.batch) {
+    in.notes.push_back(
+        cat({"tokens: ", format_count(in.tokens), " are fewer than a batch; one step"}));
+    in.tokens = in.batch;
+  }
   if (in.batch != job.batch_tokens) {
     in.notes.push_back(cat({"batch: ", format_count(job.batch_tokens), " tokens rounded to ",
                             format_count(in.sequences), " sequences of ", format_count(in.context),

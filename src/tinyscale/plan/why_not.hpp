@@ -24,16 +24,10 @@ namespace detail {
 
 // Empty, or the first thing that does not divide.
 inline std::string undivided(const TrainingInputs& in, const Layout& layout, int chunks) {
-  const ModelConfig& c = in.job.model;
   const auto context = static_cast<std::int64_t>(in.context);
-  if (!tensor_divides(c, layout.tensor)) {
-    const bool both = c.experts > 0 && c.mixture_layers() < c.layers;
-    return cat({c.heads, " heads, ", c.kv_heads, " of keys, and a hidden width of ",
-                c.experts > 0 ? c.expert_hidden : c.hidden, both ? cat({" or ", c.hidden}) : "",
-                " do not divide over tensor ", layout.tensor});
-  }
-  if (c.layers < layout.pipeline * chunks) {
-    return cat({c.layers, " layers are fewer than ", layout.pipeline * chunks, " stages"});
+  const std::string why = undivided_model(in.job.model, layout, chunks);
+  if (!why.empty()) {
+    return why;
   }
   if (chunks > 1 && layout.microbatches % layout.pipeline != 0) {
     return cat({layout.microbatches, " microbatches are no multiple of pipeline ", layout.pipeline,
@@ -52,24 +46,6 @@ inline std::string undivided(const TrainingInputs& in, const Layout& layout, int
   if (layout.sequence_parallel && context % (layout.context * layout.tensor) != 0) {
     return cat({context, " tokens do not divide over context ", layout.context, " x tensor ",
                 layout.tensor, ", as sequence parallelism needs"});
-  }
-  if (layout.context > 1 && layout.context_parallel == ContextParallel::ulysses &&
-      (c.heads / layout.tensor % layout.context != 0 ||
-       std::max<std::int64_t>(1, c.kv_heads / layout.tensor) % layout.context != 0)) {
-    return cat({c.heads, " heads, ", c.kv_heads, " of keys, do not divide over tensor ",
-                layout.tensor, " x context ", layout.context, ", as Ulysses needs"});
-  }
-  if (layout.expert > 1 && c.experts == 0) {
-    return cat({"expert ", layout.expert, " for ", c.name, ", which has no experts"});
-  }
-  if (layout.expert > 1 &&
-      (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {
-    return cat({c.experts, " experts over expert ", layout.expert, " among ",
-                layout.batch_devices(), " devices with other tokens do not divide"});
-  }
-  if (layout.shards() > 1 && layout.batch_devices() % layout.shards() != 0) {
-    return cat({layout.shards(), " shards do not divide the ", layout.batch_devices(),
-                " devices with other tokens"});
   }
   return "";
 }
@@ -130,7 +106,9 @@ inline WhyNot why_not(const TrainingInputs& in, const TrainingLayout& best,
   out.typical_time = priced.typical_time;
   if (priced.typical_time <= best.typical_time * 1.001) {
     out.constraint = "none";
-    out.reason = cat({"as fast: ", format_seconds(priced.typical_time)});
+    const double faster = 1 - priced.typical_time / best.typical_time;
+    out.reason = cat({faster > 0.001 ? cat({format_percent(faster), " faster: "}) : "as fast: ",
+                      format_seconds(priced.typical_time)});
     return out;
   }
   const std::string cause = grown_cause(best.price.typical, priced.price.typical, out.constraint);
@@ -197,9 +175,14 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
     }
   }
   Layout layout = best.layout;
-  const bool again = layout.recompute == Recompute::none;
-  layout.recompute = again ? Recompute::full : Recompute::none;
-  add(again ? "computing activations again" : "keeping all activations", layout, best.chunks);
+  const char* const changes[] = {"keeping all activations", "computing attention again",
+                                 "computing activations again"};
+  for (const Recompute again : {Recompute::none, Recompute::selective, Recompute::full}) {
+    layout.recompute = again;
+    if (again != best.layout.recompute) {
+      add(changes[static_cast<int>(again)], layout, best.chunks);
+    }
+  }
   return out;
 }
 
