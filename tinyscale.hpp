@@ -71615,9 +71615,22 @@ inline ShardedGeneration generate_sharded(const Transformer& model,
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
+namespace detail {
+
+// Throws unless the field of a job is a finite number from `least` to `most`.
+inline void check_job(const char* who, const char* field, double value, double least, double most) {
+  if (!is_finite(value) || value < least || value > most) {
+    fail({who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"});
+  }
+}
+
+}  // namespace detail
+
 // Bytes kept between forward and backward: 2 B D L n in bf16, n tensors of width D a layer.
 // n = 1 keeps block inputs, 4 the scaling book's chapter 6, 7 the big matmuls, 20 everything.
 inline double checkpoint_bytes(const ModelConfig& model, double tokens, double kept_per_layer) {
+  detail::check_job("checkpoint_bytes", "tokens", tokens, 0, 1e18);
+  detail::check_job("checkpoint_bytes", "kept_per_layer", kept_per_layer, 0, 1e6);
   return 2.0 * tokens * static_cast<double>(model.width * model.layers) * kept_per_layer;
 }
 
@@ -71686,10 +71699,12 @@ inline Table params_table(const ModelConfig& model) {
 
 namespace detail {
 
-// Throws unless the field of a job is a finite number from `least` to `most`.
-inline void check_job(const char* who, const char* field, double value, double least, double most) {
-  if (!is_finite(value) || value < least || value > most) {
-    fail({who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"});
+inline void check_threshold(const char* who, const List<double>& all) {
+  for (const double one : all) {
+    if (!is_finite(one) || !(one > 0)) {
+      fail({who, ": an intensity, a number of axes or a width is ", one,
+            "; finite numbers above 0 are right"});
+    }
   }
 }
 
@@ -71697,6 +71712,11 @@ inline void check_job(const char* who, const char* field, double value, double l
 inline void check_chip_figures(const char* who, const Machine& machine) {
   check_job(who, "the chip's memory_bytes", machine.chip.memory_bytes, 0, 1e18);
   check_job(who, "the chip's memory_bandwidth", machine.chip.memory_bandwidth, 0, 1e18);
+  const Chip& chip = machine.chip;
+  for (const double rate :
+       {chip.flops_bf16, chip.flops_int8, chip.flops_fp8, chip.flops_fp4, chip.flops_f32}) {
+    check_job(who, "a FLOP/s rate of the chip", rate, 0, 1e19);
+  }
   check_job(who, "the chip's watts", machine.chip.watts, 0, 1e9);
   check_job(who, "the machine's dollars_per_hour", machine.dollars_per_hour, 0, 1e9);
 }
@@ -71705,23 +71725,30 @@ inline void check_chip_figures(const char* who, const Machine& machine) {
 
 // Seconds of a run: 6 N tokens / (chips peak mfu).
 inline double training_seconds(double flops, double chips, double peak, double mfu) {
-  if (!(chips > 0 && peak > 0 && mfu > 0)) {
-    detail::fail({"training_seconds: chips ", chips, ", peak ", peak, ", mfu ", mfu,
-                  "; each must be above 0"});
+  const double all = chips * peak * mfu;
+  if (!(chips > 0 && peak > 0 && mfu > 0 && mfu <= 1 && flops >= 0) || !detail::is_finite(all) ||
+      !detail::is_finite(flops)) {
+    detail::fail({"training_seconds: flops ", flops, ", chips ", chips, ", peak ", peak, ", mfu ",
+                  mfu, "; finite numbers above 0, an mfu of at most 1, are right"});
   }
-  return flops / (chips * peak * mfu);
+  return flops / all;
 }
 
 // Tokens a chip above which data x tensor parallelism is bound by math (scaling book, chapter 5):
 //   alpha / M_X for FSDP alone, alpha^2 / (M_X M_Y F) mixed; alpha = peak / link W, both directions
-inline double fsdp_threshold(double alpha, double axes) { return alpha / axes; }
+inline double fsdp_threshold(double alpha, double axes) {
+  detail::check_threshold("fsdp_threshold", {alpha, axes});
+  return alpha / axes;
+}
 
 inline double mixed_threshold(double alpha, double data_axes, double tensor_axes, double hidden) {
+  detail::check_threshold("mixed_threshold", {alpha, data_axes, tensor_axes, hidden});
   return alpha * alpha / (data_axes * tensor_axes * hidden);
 }
 
 // Most ways of tensor parallelism that stay bound by math: M_Y F / alpha.
 inline double tensor_limit(double alpha, double axes, double hidden) {
+  detail::check_threshold("tensor_limit", {alpha, axes, hidden});
   return axes * hidden / alpha;
 }
 
@@ -72459,6 +72486,10 @@ inline Quantity prefill_time(const ServedModel& m, double prompt, double chips, 
 // In memory of chips, not rounded up; the next slice that is made: 1, 4, 8, 16, ... TPUs.
 inline Quantity smallest_slice(const Quantity& bytes, const Chip& chip) {
   const Quantity needed = chips_for(bytes, chip);
+  if (!detail::is_finite(needed.value()) || needed.value() < 0 || needed.value() > 1e15) {
+    detail::fail({"smallest_slice: ", bytes.value(), " bytes on chips of ", chip.memory_bytes,
+                  "; finite numbers, of bytes at least 0, are right"});
+  }
   double slice = 1;
   while (slice < needed.value()) {
     slice *= slice < 2 && chip.kind == "tpu" ? 4 : 2;
@@ -74037,16 +74068,16 @@ inline void keep_scores(const ModelConfig& c, const Layout& layout, double token
                         double layers, double under_way, PlannedMemory& parts) {
   ActivationShape shape;
   shape.sequence = context;  // of the keys, whatever of the queries is here
-  shape.batch = tokens / context;
+  const double sequences = tokens / context;
   shape.width = static_cast<double>(c.width);
   shape.heads = static_cast<double>(c.heads);
   shape.tensor = static_cast<double>(layout.tensor);
   shape.sequence_parallel = layout.sequence_parallel;
   shape.recompute = layout.recompute;
-  const double kept = layer_activation_bytes(shape);
+  const double kept = sequences * layer_activation_bytes(shape);
   parts.activations = kept * layers * under_way;
   shape.recompute = Recompute::none;
-  parts.recomputed = layer_activation_bytes(shape) - kept;
+  parts.recomputed = sequences * layer_activation_bytes(shape) - kept;
 }
 
 // Under sequence parallelism the layer at work gathers its input and two gradients of whole tokens;
@@ -77940,11 +77971,14 @@ inline double expected_tokens(double acceptance, int length) {
 
 // Over plain decoding, where checking costs no more than a step (small batches).
 inline double speculative_speed_up(double acceptance, int length, double cost) {
+  detail::check_job("speculative_speed_up", "cost", cost, 0, 1e9);
   return expected_tokens(acceptance, length) / (1 + length * cost);
 }
 
 // The decode step of the law at another batch: a lower bound, no links.
 inline double decode_seconds(const ServingJob& job, const Chip& chip, double chips) {
+  detail::check_job("decode_seconds", "chips", chips, 1e-9, 1e9);
+  detail::check_job("decode_seconds", "batch", static_cast<double>(job.batch), 0, 1e9);
   const ServingLaw law = detail::even_law(job, chip, chips);
   const StepWork step = detail::decode_work(job);
   return step.context * law.cached + std::max(law.math(step), law.read(step.decode));
@@ -78204,6 +78238,7 @@ inline void add_points(const ServingJob& job, const Machine& on, const FrontierO
     batches.push_back(b);
   }
   for (const std::int64_t batch : batches) {
+    detail::check_job("serving_frontier", "a batch", static_cast<double>(batch), 1, 1e9);
     if (static_cast<double>(batch) > room.most_sequences.value()) {
       continue;
     }
@@ -78430,7 +78465,8 @@ inline ServingTraffic poisson_traffic(const PoissonTraffic& t) {
   if (t.requests < 1 || t.requests > 100000000) {
     detail::fail({who, ": requests is ", t.requests, "; 1 to 1e8 is right"});
   }
-  if (t.prefixes < 0 || t.prefix_tokens < 0 || t.prefix_tokens > t.least_prompt) {
+  if (t.prefixes < 0 || t.prefixes > 1000000000 || t.prefix_tokens < 0 ||
+      t.prefix_tokens > t.least_prompt) {
     detail::fail({who, ": prefixes is ", t.prefixes, " of ", t.prefix_tokens,
                   " tokens; numbers from 0, and no more tokens than the shortest prompt, ",
                   t.least_prompt, ", are right"});

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <iostream>
 #include <set>
 #include <string>
@@ -43,7 +44,7 @@ class EveryLayout {
     const std::int64_t n = machine.chips();
     for (std::int64_t t = 1; t <= n; ++t) {
       for (std::int64_t p = 1; p <= n; ++p) {
-        for (std::int64_t c = 1; c <= n; c *= 2) {
+        for (std::int64_t c = 1; c <= n; ++c) {
           for (std::int64_t e = 1; e <= std::max(1, job.model.experts); ++e) {
             if (n % (t * p * c) == 0) {
               try_axes(t, p, c, e);
@@ -69,8 +70,8 @@ class EveryLayout {
     layout.expert = e;
     const bool divides = m.heads % t == 0 && (m.kv_heads % t == 0 || t % m.kv_heads == 0) &&
                          (m.experts > 0 ? m.expert_hidden : m.hidden) % t == 0;
-    const bool enough = p <= m.layers && layout.data <= sequences_ &&
-                        (c == 1 || (job_.context / c >= 512 && job_.context % (2 * c) == 0));
+    const bool enough =
+        p <= m.layers && layout.data <= sequences_ && (c == 1 || job_.context % (2 * c) == 0);
     const bool experts =
         e == 1 || (m.experts % e == 0 && layout.batch_devices() % e == 0 && m.experts >= e);
     if (!divides || !enough || !experts) {
@@ -78,7 +79,20 @@ class EveryLayout {
     }
     layout.sequence_parallel = t > 1 && job_.context / c % t == 0;
     const std::int64_t near = std::max<std::int64_t>(1, on_.dims[on_.dims.size() - 1] / t);
-    for (const ts::Zero zero : {ts::Zero::none, ts::Zero::optimizer, ts::Zero::parameters}) {
+    for (const ts::ContextParallel kind :
+         {ts::ContextParallel::ring, ts::ContextParallel::ulysses, ts::ContextParallel::gathered}) {
+      const bool heads = m.heads / t % c == 0 && std::max<std::int64_t>(1, m.kv_heads / t) % c == 0;
+      if (kind == ts::ContextParallel::ring ||
+          (c > 1 && (heads || kind == ts::ContextParallel::gathered))) {
+        layout.context_parallel = kind;
+        try_zero(layout, near);
+      }
+    }
+  }
+
+  void try_zero(ts::Layout layout, std::int64_t near) {
+    for (const ts::Zero zero :
+         {ts::Zero::none, ts::Zero::optimizer, ts::Zero::gradients, ts::Zero::parameters}) {
       for (const std::int64_t shared : {std::int64_t{0}, near}) {
         const std::int64_t all = layout.batch_devices();
         const bool alone = (zero == ts::Zero::none) == (all == 1);
@@ -95,13 +109,15 @@ class EveryLayout {
 
   void try_microbatches(ts::Layout layout) {
     const std::int64_t mine = (sequences_ + layout.data - 1) / layout.data;
-    for (std::int64_t size = 1; size <= 2 * mine; size *= 2) {
-      const std::int64_t each = std::min(size, mine);
+    for (std::int64_t each = 1; each <= mine; ++each) {
+      if (each < mine && (each & (each - 1)) != 0 && (mine % each != 0 || each > 256)) {
+        continue;
+      }
       layout.microbatches = (mine + each - 1) / each;
       if (layout.microbatches < layout.pipeline && each > 1) {
         continue;
       }
-      for (const int chunks : {1, 2, 4}) {
+      for (const int chunks : {1, 2, 4, 8}) {
         if (chunks == 1 || (layout.pipeline > 1 && layout.microbatches % layout.pipeline == 0 &&
                             job_.model.layers >= layout.pipeline * chunks)) {
           try_recompute(layout, chunks, mine);
@@ -115,7 +131,8 @@ class EveryLayout {
     ts::MemoryConvention by;
     by.states = job_.state;
     by.logit_bytes = 10;
-    for (const ts::Recompute again : {ts::Recompute::none, ts::Recompute::full}) {
+    for (const ts::Recompute again :
+         {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
       layout.recompute = again;
       ++tried;
       const ts::StepMemory memory = ts::step_memory(in_.model, layout, on_.chip, in_.context, each,
@@ -158,7 +175,9 @@ TEST_CASE("layout search: as good as trying every layout") {
                         {"llama3-8b", "tpu-v5p", {4, 4, 4}, 524288, 4096},
                         {"llama3-8b", "tpu-v5p", {2, 4, 8}, 262144, 8192},
                         {"llama3-70b", "tpu-v5p", {4, 4, 8}, 1048576, 8192},
-                        {"gpt2-small", "a100", {2, 2}, 16384, 1024}};
+                        {"gpt2-small", "a100", {2, 2}, 16384, 1024},
+                        {"gpt2-small", "h100", {3, 4}, 36864, 3072},
+                        {"llama2-7b", "h100", {3, 8}, 98304, 98304}};
   for (const Case& c : cases) {
     const ts::TrainingJob job = job_of(c.model, c.batch_tokens, c.context);
     const ts::Machine machine = ts::machine(c.chip, c.dims);
@@ -236,6 +255,7 @@ TEST_CASE("layout search: plans of models on machines, and why not their neighbo
         }
         continue;
       }
+      CHECK((other.typical_time == 0 || other.typical_time >= plan.best.typical_time * (1 - 1e-9)));
       if (plan.best.chunks > 1) {
         continue;  // a layout alone says nothing of chunks
       }
@@ -385,4 +405,115 @@ TEST_CASE("step memory: a layout that ran out of memory") {
   layout.data = 8;
   layout.microbatches = 128;
   CHECK(total() < a100.memory_bytes);
+}
+
+TEST_CASE("layout search: selective recomputation where scores are in memory") {
+  ts::TrainingJob job = job_of("gpt3-175b", 64 * 2048, 2048);
+  job.software = ts::software_deepspeed_2022();
+  const ts::TrainingPlan plan = ts::plan_training(job, ts::machine("a100-80", {16, 8}));
+  CHECK(plan.best.layout.recompute == ts::Recompute::selective);
+  CHECK(plan.best.typical_time < 9.3);  // 10.5 with all or nothing computed again
+}
+
+TEST_CASE("step memory: scores of all keys, what kinds of context parallelism keep, f32") {
+  ts::Layout layout;
+  layout.context = 8;
+  const ts::Chip a100 = ts::chip("a100-80");
+  const ts::StepMemory scores = ts::step_memory(ts::config("gpt3-13b"), layout, a100, 8192, 1, 1,
+                                                ts::software_megatron_2021());
+  CHECK(scores.parts.activations ==
+        doctest::Approx(40.0 * (1024.0 * 5140 * 34 + 5.0 * 40 * 1024 * 8192)));
+  const ts::ModelConfig c = ts::config("llama2-7b");
+  const auto kept = [&](ts::ContextParallel kind) {
+    layout.context_parallel = kind;
+    return ts::step_memory(c, layout, a100, 65536, 2, 1, ts::Software()).parts.activations;
+  };
+  const double ring = kept(ts::ContextParallel::ring), tokens = 2 * 65536 / 8.0;
+  CHECK(kept(ts::ContextParallel::ulysses) - ring == doctest::Approx(2 * tokens * 4096 * 32));
+  CHECK(kept(ts::ContextParallel::gathered) - ring ==
+        doctest::Approx(2 * tokens * 32 * (4096 + 15 * 4096)));
+  ts::TrainingJob job = job_of("llama2-7b", 65536, 4096);
+  ts::Layout sharded;
+  sharded.data = 16;
+  sharded.zero = ts::Zero::parameters;
+  ts::TrainingLayout of[2];
+  for (const bool wide : {false, true}) {
+    job.format = wide ? ts::DType::f32 : ts::DType::bf16;
+    of[wide ? 1 : 0] = ts::plan_training(job, ts::machine("h100", {2, 8}), sharded).best;
+  }
+  const ts::StepMemory &half = of[0].memory_parts, &whole = of[1].memory_parts;
+  CHECK(whole.parts.activations == doctest::Approx(2 * half.parts.activations));
+  CHECK(whole.parts.gathered > 1.5 * half.parts.gathered);  // gradients are in f32 either way
+  CHECK(whole.wasted == doctest::Approx(0.05 * (whole.parts.activations + whole.parts.recomputed +
+                                                whole.parts.logits)));
+}
+
+TEST_CASE("price_step, step_memory: gradients on the wire, and layouts that cannot be") {
+  ts::StepJob job;
+  job.model = ts::config("llama2-7b");
+  job.context = 4096;
+  job.batch = 64;
+  const ts::Machine on = ts::machine("a100-80", {8, 8});
+  ts::Layout layout;
+  layout.data = 8;
+  layout.tensor = 8;
+  layout.zero = ts::Zero::optimizer;
+  const double wide = ts::price_step(job, on, layout).limit.data;
+  layout.gradient_format = ts::DType::bf16;
+  CHECK(ts::price_step(job, on, layout).limit.data < 0.8 * wide);
+  const auto refused = [&](ts::Layout bad) {
+    const std::string price = error_of([&] { ts::price_step(job, on, bad); });
+    const std::string memory =
+        error_of([&] { ts::step_memory(job.model, bad, on.chip, 4096, 1, 1, ts::Software()); });
+    CHECK(price.substr(0, 12) == "price_step: ");
+    CHECK(price.substr(12) == memory.substr(13));
+    return price.substr(12);
+  };
+  ts::Layout bad = layout;
+  bad.gradient_format = ts::DType::int8;
+  CHECK(refused(bad) == "layout.gradient_format is int8; f32 or bf16 is right");
+  bad = layout;
+  bad.zero = static_cast<ts::Zero>(9);
+  CHECK(refused(bad) == "layout.zero is 9; a name of its enum is right");
+  bad = layout;
+  bad.recompute = static_cast<ts::Recompute>(-1);
+  CHECK(refused(bad) == "layout.recompute is -1; a name of its enum is right");
+  bad = layout;
+  bad.zero_devices = 3;
+  CHECK(refused(bad) ==
+        "layout " + bad.text() + ": 3 shards do not divide the 8 devices with other tokens");
+  bad = layout;
+  bad.expert = 2;
+  CHECK(refused(bad) == "layout " + bad.text() + ": expert 2 for llama2-7b, which has no experts");
+  bad = layout;
+  bad.order = {"tensor", "data", "context", "pipeline"};
+  CHECK(refused(bad) ==
+        "layout.order is not pipeline, data, context, tensor; another is not planned");
+  CHECK(error_of([&] {
+          ts::step_memory(job.model, layout, on.chip, 4096, 1, 0, ts::Software());
+        }) == "step_memory: 0 chunks of the model on a pipeline rank; at least 1 is right");
+  job.state_traffic = std::nan("");
+  CHECK(error_of([&] { ts::price_step(job, on, layout); }) ==
+        "price_step: bytes of a weight, a gradient or an update is nan; a number from 0 to 1000000 "
+        "is right");
+}
+
+TEST_CASE("plan_training: figures that are no numbers, models of no language, less than a step") {
+  const ts::Machine on = ts::machine("h100", {2, 8});
+  ts::TrainingJob job = job_of("llama2-7b", 65536, 4096);
+  job.software.wasted = std::nan("");
+  CHECK(error_of([&] { ts::plan_training(job, on); }) ==
+        "plan_training: software.wasted is nan; a number from 0 to 10 is right");
+  job.software.wasted = 0.05;
+  ts::Machine odd = on;
+  odd.chip.flops_bf16 = -1;
+  CHECK(error_of([&] { ts::plan_training(job, odd); }) ==
+        "plan_training: a FLOP/s rate of the chip is -1; a number from 0 to 1e+19 is right");
+  job.tokens = 1e4;
+  const ts::TrainingPlan one = ts::plan_training(job, on);
+  CHECK(one.tokens.value() == 65536);
+  CHECK(one.notes[0] == "tokens: 10,000 are fewer than a batch; one step");
+  CHECK(error_of([&] { ts::plan_training(job_of("vit-b16", 65536, 0), on); }) ==
+        "plan_training: vit-b16 has no vocabulary: it is no language model, which alone is "
+        "planned");
 }

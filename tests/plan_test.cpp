@@ -216,7 +216,8 @@ TEST_CASE("plan: transformer maths") {
   CHECK(ts::kv_cache_bytes_per_token(ts::config("llama2-7b"), ts::DType::bf16) == 524288);
   CHECK(ts::kv_cache_bytes_per_token(ts::config("deepseek-v3"), ts::DType::bf16) == 70272);
   CHECK(error_of([] { ts::training_seconds(1, 0, 1, 1); }) ==
-        "training_seconds: chips 0, peak 1, mfu 1; each must be above 0");
+        "training_seconds: flops 1, chips 0, peak 1, mfu 1; finite numbers above 0, an mfu of at "
+        "most 1, are right");
 }
 
 TEST_CASE("plan: serving Llama 2 13B") {

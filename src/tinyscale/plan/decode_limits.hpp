@@ -121,6 +121,10 @@ inline Quantity prefill_time(const ServedModel& m, double prompt, double chips, 
 // In memory of chips, not rounded up; the next slice that is made: 1, 4, 8, 16, ... TPUs.
 inline Quantity smallest_slice(const Quantity& bytes, const Chip& chip) {
   const Quantity needed = chips_for(bytes, chip);
+  if (!detail::is_finite(needed.value()) || needed.value() < 0 || needed.value() > 1e15) {
+    detail::fail({"smallest_slice: ", bytes.value(), " bytes on chips of ", chip.memory_bytes,
+                  "; finite numbers, of bytes at least 0, are right"});
+  }
   double slice = 1;
   while (slice < needed.value()) {
     slice *= slice < 2 && chip.kind == "tpu" ? 4 : 2;

@@ -24,11 +24,14 @@ inline double expected_tokens(double acceptance, int length) {
 
 // Over plain decoding, where checking costs no more than a step (small batches).
 inline double speculative_speed_up(double acceptance, int length, double cost) {
+  detail::check_job("speculative_speed_up", "cost", cost, 0, 1e9);
   return expected_tokens(acceptance, length) / (1 + length * cost);
 }
 
 // The decode step of the law at another batch: a lower bound, no links.
 inline double decode_seconds(const ServingJob& job, const Chip& chip, double chips) {
+  detail::check_job("decode_seconds", "chips", chips, 1e-9, 1e9);
+  detail::check_job("decode_seconds", "batch", static_cast<double>(job.batch), 0, 1e9);
   const ServingLaw law = detail::even_law(job, chip, chips);
   const StepWork step = detail::decode_work(job);
   return step.context * law.cached + std::max(law.math(step), law.read(step.decode));

@@ -118,7 +118,8 @@ inline ServingTraffic poisson_traffic(const PoissonTraffic& t) {
   if (t.requests < 1 || t.requests > 100000000) {
     detail::fail({who, ": requests is ", t.requests, "; 1 to 1e8 is right"});
   }
-  if (t.prefixes < 0 || t.prefix_tokens < 0 || t.prefix_tokens > t.least_prompt) {
+  if (t.prefixes < 0 || t.prefixes > 1000000000 || t.prefix_tokens < 0 ||
+      t.prefix_tokens > t.least_prompt) {
     detail::fail({who, ": prefixes is ", t.prefixes, " of ", t.prefix_tokens,
                   " tokens; numbers from 0, and no more tokens than the shortest prompt, ",
                   t.least_prompt, ", are right"});

@@ -34,16 +34,16 @@ inline void keep_scores(const ModelConfig& c, const Layout& layout, double token
                         double layers, double under_way, PlannedMemory& parts) {
   ActivationShape shape;
   shape.sequence = context;  // of the keys, whatever of the queries is here
-  shape.batch = tokens / context;
+  const double sequences = tokens / context;
   shape.width = static_cast<double>(c.width);
   shape.heads = static_cast<double>(c.heads);
   shape.tensor = static_cast<double>(layout.tensor);
   shape.sequence_parallel = layout.sequence_parallel;
   shape.recompute = layout.recompute;
-  const double kept = layer_activation_bytes(shape);
+  const double kept = sequences * layer_activation_bytes(shape);
   parts.activations = kept * layers * under_way;
   shape.recompute = Recompute::none;
-  parts.recomputed = layer_activation_bytes(shape) - kept;
+  parts.recomputed = sequences * layer_activation_bytes(shape) - kept;
 }
 
 // Under sequence parallelism the layer at work gathers its input and two gradients of whole tokens;

@@ -16,9 +16,22 @@
 
 namespace tinyscale {
 
+namespace detail {
+
+// Throws unless the field of a job is a finite number from `least` to `most`.
+inline void check_job(const char* who, const char* field, double value, double least, double most) {
+  if (!is_finite(value) || value < least || value > most) {
+    fail({who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"});
+  }
+}
+
+}  // namespace detail
+
 // Bytes kept between forward and backward: 2 B D L n in bf16, n tensors of width D a layer.
 // n = 1 keeps block inputs, 4 the scaling book's chapter 6, 7 the big matmuls, 20 everything.
 inline double checkpoint_bytes(const ModelConfig& model, double tokens, double kept_per_layer) {
+  detail::check_job("checkpoint_bytes", "tokens", tokens, 0, 1e18);
+  detail::check_job("checkpoint_bytes", "kept_per_layer", kept_per_layer, 0, 1e6);
   return 2.0 * tokens * static_cast<double>(model.width * model.layers) * kept_per_layer;
 }
 
@@ -87,10 +100,12 @@ inline Table params_table(const ModelConfig& model) {
 
 namespace detail {
 
-// Throws unless the field of a job is a finite number from `least` to `most`.
-inline void check_job(const char* who, const char* field, double value, double least, double most) {
-  if (!is_finite(value) || value < least || value > most) {
-    fail({who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"});
+inline void check_threshold(const char* who, const List<double>& all) {
+  for (const double one : all) {
+    if (!is_finite(one) || !(one > 0)) {
+      fail({who, ": an intensity, a number of axes or a width is ", one,
+            "; finite numbers above 0 are right"});
+    }
   }
 }
 
@@ -98,6 +113,11 @@ inline void check_job(const char* who, const char* field, double value, double l
 inline void check_chip_figures(const char* who, const Machine& machine) {
   check_job(who, "the chip's memory_bytes", machine.chip.memory_bytes, 0, 1e18);
   check_job(who, "the chip's memory_bandwidth", machine.chip.memory_bandwidth, 0, 1e18);
+  const Chip& chip = machine.chip;
+  for (const double rate :
+       {chip.flops_bf16, chip.flops_int8, chip.flops_fp8, chip.flops_fp4, chip.flops_f32}) {
+    check_job(who, "a FLOP/s rate of the chip", rate, 0, 1e19);
+  }
   check_job(who, "the chip's watts", machine.chip.watts, 0, 1e9);
   check_job(who, "the machine's dollars_per_hour", machine.dollars_per_hour, 0, 1e9);
 }
@@ -106,23 +126,30 @@ inline void check_chip_figures(const char* who, const Machine& machine) {
 
 // Seconds of a run: 6 N tokens / (chips peak mfu).
 inline double training_seconds(double flops, double chips, double peak, double mfu) {
-  if (!(chips > 0 && peak > 0 && mfu > 0)) {
-    detail::fail({"training_seconds: chips ", chips, ", peak ", peak, ", mfu ", mfu,
-                  "; each must be above 0"});
+  const double all = chips * peak * mfu;
+  if (!(chips > 0 && peak > 0 && mfu > 0 && mfu <= 1 && flops >= 0) || !detail::is_finite(all) ||
+      !detail::is_finite(flops)) {
+    detail::fail({"training_seconds: flops ", flops, ", chips ", chips, ", peak ", peak, ", mfu ",
+                  mfu, "; finite numbers above 0, an mfu of at most 1, are right"});
   }
-  return flops / (chips * peak * mfu);
+  return flops / all;
 }
 
 // Tokens a chip above which data x tensor parallelism is bound by math (scaling book, chapter 5):
 //   alpha / M_X for FSDP alone, alpha^2 / (M_X M_Y F) mixed; alpha = peak / link W, both directions
-inline double fsdp_threshold(double alpha, double axes) { return alpha / axes; }
+inline double fsdp_threshold(double alpha, double axes) {
+  detail::check_threshold("fsdp_threshold", {alpha, axes});
+  return alpha / axes;
+}
 
 inline double mixed_threshold(double alpha, double data_axes, double tensor_axes, double hidden) {
+  detail::check_threshold("mixed_threshold", {alpha, data_axes, tensor_axes, hidden});
   return alpha * alpha / (data_axes * tensor_axes * hidden);
 }
 
 // Most ways of tensor parallelism that stay bound by math: M_Y F / alpha.
 inline double tensor_limit(double alpha, double axes, double hidden) {
+  detail::check_threshold("tensor_limit", {alpha, axes, hidden});
   return axes * hidden / alpha;
 }
 
