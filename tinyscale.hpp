@@ -33,7 +33,7 @@
 //   tinyscale/base/text.hpp                  Numbers as people read them, and tables that line up
 //   tinyscale/measure/compare.hpp            Predicted beside counted
 //   tinyscale/measure/memory.hpp             Memory in use, by what it is for
-//   tinyscale/measure/context.hpp            Where an op's counts go
+//   tinyscale/measure/context.hpp            Where an op's counts go and how it runs
 //   tinyscale/measure/counters.hpp           What an op costs
 //   tinyscale/measure/hardware_counters.hpp  What the processor itself counts while a program
 //   tinyscale/measure/profile.hpp            A profile
@@ -3580,9 +3580,9 @@ struct MemoryMeter {
 }}  // namespace tinyscale
 
 // >> tinyscale/measure/context.hpp
-// Where an op's counts go: the profile, the memory meter and the device number of this thread.
-// There is one context for the program, shared by all threads that have none of their own, and
-// one for each simulated device, set on the device's thread by a ContextScope.
+// Where an op's counts go and how it runs: the profile, the memory meter, the device number and the
+// scopes that are open on this thread. Threads of a program have one each and share a meter; each
+// simulated device has one with a meter of its own, set on its thread by a ContextScope.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -3621,17 +3621,60 @@ inline Context*& thread_context() {
   return own.context;
 }
 
-inline Context& program_context() {
-  static Context context;
-  return context;
+#if defined(TINYSCALE_NO_THREADS)
+inline Context& new_thread_context() {
+  static Context all;
+  thread_context() = &all;
+  return all;
 }
+#else
+// Contexts of a program's threads, never destroyed: tensors may outlive every other static object.
+// No end of a thread is noticed: one that has the number of an earlier one takes its context over.
+class ThreadContexts {
+ public:
+  Context& take() {
+    while (busy_.exchange(true, std::memory_order_acquire)) {
+      std::this_thread::yield();
+    }
+    const std::thread::id number = std::this_thread::get_id();
+    Context* own = nullptr;
+    for (const Known& known : known_) {
+      own = known.number == number ? known.context : own;
+    }
+    if (own == nullptr) {
+      own = new Context;
+      known_.push_back({number, own});
+    }
+    *own = Context();
+    own->memory = meter_;
+    busy_.store(false, std::memory_order_release);
+    return *own;
+  }
+
+ private:
+  struct Known {
+    std::thread::id number;
+    Context* context = nullptr;
+  };
+  std::atomic<bool> busy_{false};
+  Shared<MemoryMeter> meter_{new MemoryMeter};
+  List<Known> known_;
+};
+
+[[gnu::noinline]] inline Context& new_thread_context() {
+  static ThreadContexts& all = *new ThreadContexts;
+  Context& own = all.take();
+  thread_context() = &own;
+  return own;
+}
+#endif
 
 }  // namespace detail
 
 // The context of this thread.
 inline Context& context() {
   Context* own = detail::thread_context();
-  return own != nullptr ? *own : detail::program_context();
+  return own != nullptr ? *own : detail::new_thread_context();
 }
 
 // Makes `context` this thread's context while it lives; the context must outlive it.
@@ -24777,6 +24820,9 @@ struct Differential {
       case Op::sigmoid: return {d * (out[0] * (1.0f - out[0]))};
       case Op::pow: {
         const auto power = static_cast<float>(node.numbers[0]);
+        if (!(power < 0 || power > 0)) {  // a constant, also where x is 0
+          return {full(in[0].shape(), 0.0f)};
+        }
         return {d * (pow(in[0], power - 1.0f) * power)};
       }
       case Op::square: return {2.0f * (d * in[0])};
@@ -25072,7 +25118,7 @@ class Recognition {
 
   // Whether gradients go through what was written as they go through the op: along every path to
   // an operand, or along none. `through`: whether they go on to each of `nodes`. The way over a
-  // softmax's maximum does not count: what goes there adds up to nothing.
+  // softmax's maximum does not count beside others: what goes there adds up to nothing.
   bool flows(const Recognized& found, const List<int>& nodes, const List<bool>& through,
              unsigned& grads) const {
     grads = 0;
@@ -25081,7 +25127,7 @@ class Recognition {
       for (std::size_t i = 0; i < nodes.size(); ++i) {
         walk(nodes[i], found.inputs[k], through[i], found, paths);
       }
-      if (paths.open > 0 && paths.cut > 0) {
+      if (paths.open > 0 ? paths.cut > 0 : paths.over_maximum > 0) {
         return false;
       }
       grads |= paths.open > 0 ? 1U << k : 0U;
@@ -25091,11 +25137,12 @@ class Recognition {
 
  private:
   struct Paths {
-    int open = 0, cut = 0;
+    int open = 0, cut = 0, over_maximum = 0, ignored = 0;
   };
-  void walk(int node, int target, bool open, const Recognized& found, Paths& paths) const {
+  void walk(int node, int target, bool open, const Recognized& found, Paths& paths,
+            bool over = false) const {
     if (node == target) {
-      ++(open ? paths.open : paths.cut);
+      ++(!open ? (over ? paths.ignored : paths.cut) : over ? paths.over_maximum : paths.open);
       return;
     }
     for (const int operand : found.inputs) {
@@ -25105,8 +25152,9 @@ class Recognition {
     }
     const GraphNode& inner = at(node);
     for (std::size_t i = 0; i < inner.inputs.size(); ++i) {
-      if (!is(inner.inputs[i], Op::max) && inner.inputs[i] >= least(found)) {
-        walk(inner.inputs[i], target, open && (inner.grads >> i & 1U) != 0, found, paths);
+      if (inner.inputs[i] >= least(found)) {
+        walk(inner.inputs[i], target, open && (inner.grads >> i & 1U) != 0, found, paths,
+             over || inner.op == Op::max);
       }
     }
   }

@@ -53,6 +53,9 @@ struct Differential {
       case Op::sigmoid: return {d * (out[0] * (1.0f - out[0]))};
       case Op::pow: {
         const auto power = static_cast<float>(node.numbers[0]);
+        if (!(power < 0 || power > 0)) {  // a constant, also where x is 0
+          return {full(in[0].shape(), 0.0f)};
+        }
         return {d * (pow(in[0], power - 1.0f) * power)};
       }
       case Op::square: return {2.0f * (d * in[0])};

@@ -40,7 +40,7 @@ class Recognition {
 
   // Whether gradients go through what was written as they go through the op: along every path to
   // an operand, or along none. `through`: whether they go on to each of `nodes`. The way over a
-  // softmax's maximum does not count: what goes there adds up to nothing.
+  // softmax's maximum does not count beside others: what goes there adds up to nothing.
   bool flows(const Recognized& found, const List<int>& nodes, const List<bool>& through,
              unsigned& grads) const {
     grads = 0;
@@ -49,7 +49,7 @@ class Recognition {
       for (std::size_t i = 0; i < nodes.size(); ++i) {
         walk(nodes[i], found.inputs[k], through[i], found, paths);
       }
-      if (paths.open > 0 && paths.cut > 0) {
+      if (paths.open > 0 ? paths.cut > 0 : paths.over_maximum > 0) {
         return false;
       }
       grads |= paths.open > 0 ? 1U << k : 0U;
@@ -59,11 +59,12 @@ class Recognition {
 
  private:
   struct Paths {
-    int open = 0, cut = 0;
+    int open = 0, cut = 0, over_maximum = 0, ignored = 0;
   };
-  void walk(int node, int target, bool open, const Recognized& found, Paths& paths) const {
+  void walk(int node, int target, bool open, const Recognized& found, Paths& paths,
+            bool over = false) const {
     if (node == target) {
-      ++(open ? paths.open : paths.cut);
+      ++(!open ? (over ? paths.ignored : paths.cut) : over ? paths.over_maximum : paths.open);
       return;
     }
     for (const int operand : found.inputs) {
@@ -73,8 +74,9 @@ class Recognition {
     }
     const GraphNode& inner = at(node);
     for (std::size_t i = 0; i < inner.inputs.size(); ++i) {
-      if (!is(inner.inputs[i], Op::max) && inner.inputs[i] >= least(found)) {
-        walk(inner.inputs[i], target, open && (inner.grads >> i & 1U) != 0, found, paths);
+      if (inner.inputs[i] >= least(found)) {
+        walk(inner.inputs[i], target, open && (inner.grads >> i & 1U) != 0, found, paths,
+             over || inner.op == Op::max);
       }
     }
   }

@@ -1,10 +1,15 @@
 #pragma once
-// Where an op's counts go: the profile, the memory meter and the device number of this thread.
-// There is one context for the program, shared by all threads that have none of their own, and
-// one for each simulated device, set on the device's thread by a ContextScope.
+// Where an op's counts go and how it runs: the profile, the memory meter, the device number and the
+// scopes that are open on this thread. Threads of a program have one each and share a meter; each
+// simulated device has one with a meter of its own, set on its thread by a ContextScope.
 
+#include <atomic>
+#include <thread>  // this_thread
+
+#include "tinyscale/base/config.hpp"
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/measure/memory.hpp"
 
@@ -45,17 +50,60 @@ inline Context*& thread_context() {
   return own.context;
 }
 
-inline Context& program_context() {
-  static Context context;
-  return context;
+#if defined(TINYSCALE_NO_THREADS)
+inline Context& new_thread_context() {
+  static Context all;
+  thread_context() = &all;
+  return all;
 }
+#else
+// Contexts of a program's threads, never destroyed: tensors may outlive every other static object.
+// No end of a thread is noticed: one that has the number of an earlier one takes its context over.
+class ThreadContexts {
+ public:
+  Context& take() {
+    while (busy_.exchange(true, std::memory_order_acquire)) {
+      std::this_thread::yield();
+    }
+    const std::thread::id number = std::this_thread::get_id();
+    Context* own = nullptr;
+    for (const Known& known : known_) {
+      own = known.number == number ? known.context : own;
+    }
+    if (own == nullptr) {
+      own = new Context;
+      known_.push_back({number, own});
+    }
+    *own = Context();
+    own->memory = meter_;
+    busy_.store(false, std::memory_order_release);
+    return *own;
+  }
+
+ private:
+  struct Known {
+    std::thread::id number;
+    Context* context = nullptr;
+  };
+  std::atomic<bool> busy_{false};
+  Shared<MemoryMeter> meter_{new MemoryMeter};
+  List<Known> known_;
+};
+
+[[gnu::noinline]] inline Context& new_thread_context() {
+  static ThreadContexts& all = *new ThreadContexts;
+  Context& own = all.take();
+  thread_context() = &own;
+  return own;
+}
+#endif
 
 }  // namespace detail
 
 // The context of this thread.
 inline Context& context() {
   Context* own = detail::thread_context();
-  return own != nullptr ? *own : detail::program_context();
+  return own != nullptr ? *own : detail::new_thread_context();
 }
 
 // Makes `context` this thread's context while it lives; the context must outlive it.
