@@ -28,6 +28,7 @@
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
 //   tinyscale/base/save_file.hpp             A file that appears whole or not at all
+//   tinyscale/base/physical_memory.hpp       How much memory this machine has
 //   tinyscale/base/mapped_file.hpp           The bytes of a file
 //   tinyscale/base/shape.hpp                 The sizes of a tensor, a machine or a grid
 //   tinyscale/base/text.hpp                  Numbers as people read them, and tables that line up
@@ -407,7 +408,7 @@
 #define TINYSCALE_HPP
 
 // Whoever needs a part of it alone compiles faster with
-//   #define TINYSCALE_ONLY (TINYSCALE_TENSORS | TINYSCALE_MESH)      before the include
+//   #define TINYSCALE_ONLY TINYSCALE_TENSORS | TINYSCALE_MESH        before the include
 #define TINYSCALE_TENSORS 1      // tensors, gradients, kernels, rooflines
 #define TINYSCALE_GRAPHS 2       // functions, and a training step, as graphs
 #define TINYSCALE_SYSTOLIC 4     // systolic arrays, chips, kernels tile by tile
@@ -418,7 +419,7 @@
 #ifndef TINYSCALE_ONLY
 #define TINYSCALE_ONLY -1  // everything, also what joins two of them
 #endif
-#if TINYSCALE_ONLY == 0
+#if (TINYSCALE_ONLY) == 0
 #error TINYSCALE_ONLY names none of the topics listed above
 #endif
 
@@ -1856,7 +1857,7 @@ class NameTable {
 }  // namespace detail
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/base/sorted_names.hpp
 // Names to find again: sorted once, n log n comparisons whatever the names are (a hash table can be
@@ -2760,7 +2761,37 @@ class SaveFile {
 }  // namespace detail
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
+// >> tinyscale/base/physical_memory.hpp
+// How much memory this machine has, to refuse at once what can never fit.
+
+// clang-format off
+#if defined(__unix__) || defined(__APPLE__)
+#  include <unistd.h>  // sysconf
+#endif
+// clang-format on
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Bytes; 0: not known.
+inline double physical_memory() {
+#if (defined(__unix__) || defined(__APPLE__)) && defined(_SC_PHYS_PAGES) && defined(_SC_PAGESIZE)
+  const double pages = static_cast<double>(::sysconf(_SC_PHYS_PAGES));
+  const double bytes = static_cast<double>(::sysconf(_SC_PAGESIZE));
+  return pages > 0 && bytes > 0 ? pages * bytes : 0;
+#else
+  return 0;
+#endif
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/base/mapped_file.hpp
 // The bytes of a file: mapped into memory where the system can, so that they are read when they
@@ -3284,7 +3315,7 @@ inline std::ostream& operator<<(std::ostream& out, const Table& table) {
 
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/measure/compare.hpp
 // Predicted beside counted: rows that say what a formula promised and what a run did,
@@ -5100,7 +5131,7 @@ inline double Chip::unit_peak() const {
 
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/best_matmul.hpp
 // What a good kernel reaches of a chip's peak: the best rate of a large matmul that was measured.
@@ -5153,7 +5184,7 @@ inline double best_matmul_fraction(const Chip& chip, DType format = DType::bf16)
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_TENSORS
+#if (TINYSCALE_ONLY) & TINYSCALE_TENSORS
 
 // >> tinyscale/hardware/chip_table.hpp
 // A chip as a table: what it can do, how much it holds, and the ridge that divides its work.
@@ -5209,7 +5240,7 @@ inline std::ostream& operator<<(std::ostream& out, const Chip& chip) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/laptop_loops.hpp
 // Loops that do nothing but reach a limit of this machine: multiply-adds in registers, one loop for
@@ -5763,7 +5794,7 @@ inline Chip laptop() {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/energy.hpp
 // What an operation costs in energy: pJ at 45 nm and at 7 nm.
@@ -6147,7 +6178,7 @@ inline Chip chip(const std::string& name) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/chip_facts.hpp
 // A chip figure by figure, each with its source and how sure it is; and what an hour costs, with
@@ -6427,7 +6458,7 @@ inline Quantity flops_per_dollar(const Chip& chip, DType format = DType::bf16) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/network.hpp
 // A machine: chips at the points of a grid, and what joins those that differ in one coordinate.
@@ -6758,7 +6789,7 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/machine_of_chips.hpp
 // The machine that so many chips make, as they are offered: machine_of_chips("tpu-v5p", 8960).
@@ -6883,7 +6914,7 @@ inline Machine machine_of_chips(const std::string& chip_name, std::int64_t chips
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/pod.hpp
 // What a whole pod or fat tree has: FLOP/s, memory, all-reduce and bisection bandwidth.
@@ -7344,7 +7375,7 @@ inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
 
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & TINYSCALE_TENSORS
+#if (TINYSCALE_ONLY) & TINYSCALE_TENSORS
 
 // >> tinyscale/hardware/launches.hpp
 // Kernels on two tracks: a host that launches them and the device that runs them, each for as long
@@ -7669,7 +7700,7 @@ inline std::ostream& operator<<(std::ostream& out, const LaunchReport& report) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_MESH | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/intensity.hpp
 // The roofline in closed form, each answer with its derivation: when is an op bound by math?
@@ -8012,7 +8043,7 @@ inline Quantity elementwise_bytes(double elements, double arrays, DType format) 
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_TENSORS
+#if (TINYSCALE_ONLY) & TINYSCALE_TENSORS
 
 // >> tinyscale/hardware/launch_forms.hpp
 // Launches in closed form, for n equal kernels of k seconds and launches of l:
@@ -8270,7 +8301,7 @@ inline std::ostream& operator<<(std::ostream& out, const LaunchComparison& compa
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_PLANNING)
 
 // >> tinyscale/hardware/slice_facts.hpp
 // Facts of a slice of chips: hosts, cores, rates, distances, what a level of a stream takes.
@@ -9863,7 +9894,7 @@ inline void copy_to_all(std::int64_t n, const float* x, float* const* copies, st
 }  // namespace kernels
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/compute/adamw.hpp
 // AdamW. With g = grad_scale * grad and step t counted from 1:
@@ -12720,7 +12751,7 @@ inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda
 }  // namespace kernels
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/compute/gemm_int8.hpp
 // Matrix product of int8 numbers, exact in int32: C[M, N] = A[M, K] B[K, N]; 2 M K N operations.
@@ -13850,7 +13881,7 @@ inline void dequantize_blocks(BlockFormat format, std::int64_t count, const std:
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/block_quantize_k.hpp
 // Numbers into super-blocks of 256: q2_k .. q6_k. For each run of 16 or 32 elements the scale (and
@@ -14334,7 +14365,7 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/compute/stored_matrix.hpp
 // A matrix of weights as it is stored: rows of floats or of blocks, perhaps in the mapping of a
@@ -14390,7 +14421,7 @@ inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/stored_packed.hpp
 // Packed codes (gemv_quantized.hpp) with activations that are not rounded: codes become f32 in
@@ -14848,7 +14879,7 @@ inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const flo
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_GENERATION
+#if (TINYSCALE_ONLY) & TINYSCALE_GENERATION
 
 // >> tinyscale/compute/ggml_sums.hpp
 // Sums in the order in which ggml's x86 kernels add them (AVX-512, with AMX's layout of weights),
@@ -15059,7 +15090,7 @@ inline void ggml_swiglu(std::vector<float>& gate, const std::vector<float>& up) 
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
+#if (TINYSCALE_ONLY) & TINYSCALE_GRAPHS
 
 // >> tinyscale/compute/gemm_fused.hpp
 // What stands around a matrix product: the work that follows it, done to each block of C while it
@@ -15730,7 +15761,7 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
 }  // namespace kernels
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/argmax.hpp
 // The first largest of a row of numbers, and whether all are finite: what greedy decoding asks of
@@ -16342,7 +16373,7 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
 }  // namespace kernels
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/compute/attention_backward.hpp
 // Backward of attention, in the blocks of forward (lanes are queries); P = exp(S - lse) again:
@@ -16510,7 +16541,7 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/cache_attention.hpp
 // Attention of single tokens over paged caches, O = softmax(q K^T / sqrt(head_size)) V: a flat
@@ -17137,7 +17168,7 @@ inline void linear_cross_entropy(const LinearCrossEntropy& c, float* losses, flo
 }  // namespace kernels
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/compute/norm.hpp
 // Layer norm and RMS norm by rows:
@@ -17618,7 +17649,7 @@ inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float 
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/rope_table.hpp
 // The angles of a rotary embedding, computed once for a forward pass: cos and sin of each place in
@@ -17724,7 +17755,7 @@ class RopeTable {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
+#if (TINYSCALE_ONLY) & TINYSCALE_GRAPHS
 
 // >> tinyscale/compute/vector_program.hpp
 // A vector program: what is to be computed of every row of a table, as a list of instructions.
@@ -18040,7 +18071,7 @@ inline std::int64_t row_offset(const Shape& outer, const VectorInput& in, std::i
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY == -1
+#if (TINYSCALE_ONLY) == -1
 
 // >> tinyscale/compute/vector_reference.hpp
 // The reference body of vector programs: value after value over the whole table, in double.
@@ -18186,7 +18217,7 @@ inline void run_reference(const VectorProgram& p, const float* const* inputs,
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
+#if (TINYSCALE_ONLY) & TINYSCALE_GRAPHS
 
 // >> tinyscale/compute/vector_rewrite.hpp
 // A vector program made shorter before it is planned: operations that are one loop together become
@@ -20345,6 +20376,7 @@ struct GradSlot {
   bool revocable = false;  // a leaf whose numbers may be freed between forward and backward
   MemoryKind kind = MemoryKind::gradient;  // what the gradient is allocated as
   int depth = 0;                           // recomputations that this op was run inside of
+  int device = context().device;           // whose program made it
   const char* name = "";
   Backward backward;
   Backward again;       // puts the op's result in the tensor given, so that none keeps it; or empty
@@ -21030,6 +21062,21 @@ inline void forget(const Slot& slot) {
   }
 }
 
+// On a simulated device all that a gradient reaches is the device's own: others write to the rest.
+inline void check_own(const Slot& slot) {
+  const int device = context().device;
+  for (int i = 0; i < slot->input_count && device >= 0; ++i) {
+    const GradSlot& input = *slot->inputs()[i];
+    if (input.device != device) {
+      fail({"backward: on device ", device, " a gradient reaches a ",
+            input.leaf ? "parameter" : "result", " of shape ", input.shape.text(), " that ",
+            input.device < 0 ? std::string("was made outside of the mesh's program")
+                             : cat({"device ", input.device, " made"}),
+            "; each device needs its own: parameter(t.detach())"});
+    }
+  }
+}
+
 // The walk back from a root whose gradient stands in its slot.
 inline void run_backward(const Slot& root) {
   const NoGrad no_graph_of_the_backward_pass;
@@ -21043,6 +21090,7 @@ inline void run_backward(const Slot& root) {
       if (!slot->backward) {
         fail({"backward: this graph was used before and is freed; run the forward pass again"});
       }
+      check_own(slot);
       if (slot->grad) {
         slot->backward(Tensor(slot->shape, std::move(slot->grad)));
         slot->grad.reset();
@@ -21190,7 +21238,7 @@ class DeferWeightGradients {
 
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/tensor/recompute.hpp
 // Activation recomputation (arXiv 1604.06174): the forward pass keeps the inputs alone, the
@@ -22902,7 +22950,7 @@ inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
 
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/tensor/stored.hpp
 // Products of activations with stored weights, and rows of a stored table: for models that only
@@ -22999,7 +23047,7 @@ inline Tensor embedding_stored(const StoredMatrix& table, const std::vector<std:
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_SYSTOLIC | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/tensor/attend.hpp
 // Attention over keys and values (arXiv 1706.03762), grouped-query (arXiv 2305.13245), and rotary
@@ -24041,7 +24089,7 @@ inline const Tensor& fill_(const Tensor& x, float value) {
 
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/tensor/carry_loss.hpp
 // A second loss that rides on a tensor: of no effect on its numbers, present in its backward pass.
@@ -24074,7 +24122,7 @@ inline Tensor carry_loss(const Tensor& y, const Tensor& loss, double weight = 1)
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_TENSORS
+#if (TINYSCALE_ONLY) & TINYSCALE_TENSORS
 
 // >> tinyscale/tensor/einsum.hpp
 // Products by letters: einsum("bthd,bshd->bhts", q, k) sums over the letters that the result lacks.
@@ -24181,7 +24229,7 @@ inline Tensor einsum(const std::string& spec, const Tensor& a, const Tensor& b) 
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
+#if (TINYSCALE_ONLY) & TINYSCALE_GRAPHS
 
 // >> tinyscale/compile/op_graph.hpp
 // A captured graph: ops in an order in which each stands behind its operands. Nothing but shapes;
@@ -31194,6 +31242,27 @@ inline void check_aliases(const std::vector<Tensor>& inputs, const List<Captured
   }
 }
 
+// Gradients that the function gives inside are written for each parameter once.
+inline void check_gradient_aliases(const std::vector<Tensor>& inputs,
+                                   const List<CapturedGradient>& gradients) {
+  const auto slot_of = [&inputs](const CapturedGradient& one) {
+    return one.slot ? one.slot.get() : inputs[static_cast<std::size_t>(one.input)].slot().get();
+  };
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    for (std::size_t k = 0; k < i; ++k) {
+      if (slot_of(gradients[i]) == slot_of(gradients[k])) {
+        fail({"Compiled: the function calls backward() inside, and input ",
+              gradients[i].slot ? gradients[k].input : gradients[i].input, ", ",
+              slot_of(gradients[i])->shape, ", reaches it ",
+              gradients[i].slot || gradients[k].slot
+                  ? "captured too"
+                  : cat({"as input ", gradients[k].input, " too"}),
+              "; give it once, or call backward() on the result"});
+      }
+    }
+  }
+}
+
 // What a backward pass outside needs keeps its numbers.
 inline void check_kept(const std::vector<Tensor>& inputs, const List<CapturedWrite>& writes,
                        const Graph& graph) {
@@ -31651,6 +31720,8 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       }
     }
     now->why = found ? found->why : now->why;
+    now->not_symbolic =
+        found && now->not_symbolic.empty() ? found->not_symbolic : now->not_symbolic;
     found = now;
   }
   {
@@ -31735,6 +31806,7 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   made->host_values.clear();
   detail::check_aliases(inputs, made->writes, made->graph);
   detail::check_kept(inputs, made->writes, made->graph);
+  detail::check_gradient_aliases(inputs, made->gradients);
   List<Tensor> constants = made->cut.graph.constants;
   for (const detail::OldGradient& old : made->old_gradients) {
     const detail::Slot& slot =
@@ -33661,7 +33733,7 @@ inline std::ostream& operator<<(std::ostream& out, const CompileReport& report) 
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_SYSTOLIC
+#if (TINYSCALE_ONLY) & TINYSCALE_SYSTOLIC
 
 // >> tinyscale/systolic/array_report.hpp
 // What a run on a systolic array costs: ticks, traffic, and a ledger of where every PE-tick went.
@@ -37772,7 +37844,7 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/mesh/collective_spec.hpp
 // What one collective is, apart from its numbers: what it does, by which algorithm, over which
@@ -40060,7 +40132,7 @@ inline double rule_of_thumb_seconds(const CollectiveSpec& spec) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_MESH
+#if (TINYSCALE_ONLY) & TINYSCALE_MESH
 
 // >> tinyscale/mesh/nccl_model.hpp
 // NCCL's own model of all_reduce, all_gather and reduce_scatter (its tuner, src/graph/tuning.cc,
@@ -40132,7 +40204,7 @@ inline double nccl_seconds(const NcclCall& call) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/mesh/choose_algorithm.hpp
 // algorithm = automatic: every algorithm that a collective has, with its closed form on the links
@@ -40468,7 +40540,7 @@ inline std::ostream& operator<<(std::ostream& out, const MeshPlacement& placemen
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_MESH
+#if (TINYSCALE_ONLY) & TINYSCALE_MESH
 
 // >> tinyscale/mesh/collective_limits.hpp
 // What a collective takes on a torus by the scaling book's limits, each with its derivation:
@@ -40658,7 +40730,7 @@ inline Quantity reduce_threshold(const Chip& chip, DType format = DType::bf16) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_PLANNING)
 
 // >> tinyscale/mesh/switch_limits.hpp
 // Collectives of GPUs behind switches, and the tree of switches itself, each with its derivation.
@@ -40871,7 +40943,7 @@ inline Quantity in_switch_traffic(double bytes, const FatTreeLevel& node) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/mesh/run_log.hpp
 // The log of a mesh run: what every device did, in order, and every collective that ran, with the
@@ -48171,7 +48243,7 @@ inline std::ostream& operator<<(std::ostream& out, const Sharding& sharding) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_MESH
+#if (TINYSCALE_ONLY) & TINYSCALE_MESH
 
 // >> tinyscale/mesh/sharding_search.hpp
 // The cheapest collectives from one sharding to another.
@@ -48559,7 +48631,7 @@ class ShardingSearch {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/mesh/sharded.hpp
 // An array cut over the devices of a mesh, held by one program: shard r is what device r has.
@@ -48896,7 +48968,7 @@ inline std::ostream& operator<<(std::ostream& out, const ShardPicture& picture) 
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_MESH
+#if (TINYSCALE_ONLY) & TINYSCALE_MESH
 
 // >> tinyscale/mesh/reshard.hpp
 // The same array under another sharding: its numbers sent by the schedules of the collectives that
@@ -49907,7 +49979,7 @@ inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/mesh/mesh.hpp
 // A mesh: the devices of a machine under named axes, and a program run on all of them.
@@ -50082,7 +50154,7 @@ class Mesh {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY == -1
+#if (TINYSCALE_ONLY) == -1
 
 // >> tinyscale/mesh/dim_labels.hpp
 // How the dims of an op's operands lie in its result: what a sharding follows through a graph.
@@ -51436,7 +51508,7 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedProgram& program
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/experts.hpp
 // Which expert each token visits: the top_k most probable of the router, ties to the lower number
@@ -52243,7 +52315,7 @@ inline bool is_sign(std::uint32_t code) {
 }  // namespace detail
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/pre_tokenizer.hpp
 // Where byte-level tokenizers cut a text before they merge: into words, numbers, signs and white
@@ -53474,7 +53546,7 @@ inline std::string Tokenizer::decode_piece(std::int32_t previous, std::int32_t i
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/make_tokenizer.hpp
 // From a tokenizer's lists, which nobody has checked, to its tables. Both kinds of merging become
@@ -53706,7 +53778,7 @@ inline Tokenizer make_tokenizer(TokenizerData data, const std::string& who = "ma
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/stream_decoder.hpp
 // Text as a model writes it, token by token: a character whose bytes come in several tokens is held
@@ -53762,7 +53834,7 @@ class StreamDecoder {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/train_tokenizer.hpp
 // Training byte-level BPE on a text: the pair of neighbouring tokens that is most frequent within
@@ -54002,7 +54074,7 @@ inline Tokenizer train_tokenizer(const std::string& text, std::int64_t vocabular
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/transformer.hpp
 // The transformer, written once for GPT-2 and Llama styles.
@@ -54127,6 +54199,13 @@ inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed, bool numb
                   "; config(\"nano\") is one that runs"});
   }
   config.validate();
+  const double bytes = numbers ? 4.0 * static_cast<double>(config.parameters()) : 0;
+  const double memory = detail::physical_memory();
+  if (memory > 0 && bytes > memory) {
+    detail::fail({"Transformer: ", config.name, " needs ", format_bytes(bytes),
+                  " for its parameters in f32, this machine has ", format_bytes(memory),
+                  "; plan_training() and plan_serving() need none"});
+  }
   const std::int64_t d = config.width;
   embedding_ = add("model.embed_tokens.weight", {config.vocabulary, d}, 0.02f, Split::rows, -1);
   if (config.position == Position::learned) {
@@ -54545,7 +54624,7 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/json.hpp
 // A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
@@ -55175,7 +55254,7 @@ inline void read_floats(const StoredTensor& t, float* to, const std::string& who
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/llama2c.hpp
 // The files of llama2.c: a header of whole numbers, then the weights in a fixed order. Version 0
@@ -55436,7 +55515,7 @@ inline WeightFile read_llama2c(const std::string& path) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/safetensors.hpp
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
@@ -55765,7 +55844,7 @@ inline void write_safetensors(const std::string& path, const List<Parameter>& te
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/sentencepiece.hpp
 // SentencePiece's .model file, a protobuf message: pieces with scores and types, how it was
@@ -55946,7 +56025,7 @@ inline Tokenizer read_sentencepiece(const std::string& path) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/hugging_face_tokenizer.hpp
 // Hugging Face's tokenizer.json, of BPE: byte-level ones (GPT-2, Llama 3, Qwen 2, SmolLM) by the
@@ -56278,7 +56357,7 @@ inline Tokenizer read_hugging_face_tokenizer(const std::string& path) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/tokenizer_files.hpp
 // Tokenizers in their files: llama2.c's tokenizer.bin (uint32 longest token, then for each token a
@@ -56392,7 +56471,7 @@ inline Tokenizer read_tokenizer(const std::string& path, std::int64_t vocabulary
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/tokenizer_json.hpp
 // A tokenizer as JSON: all its lists, in the metadata of a saved model; and as a tokenizer.json of
@@ -56876,7 +56955,7 @@ inline void Transformer::save(const std::string& path, DType format) const {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/gguf_values.hpp
 // What a GGUF file holds, as data: keys with values of thirteen kinds, tensors with their formats.
@@ -57904,7 +57983,7 @@ inline GgufVocabulary gguf_vocabulary(const Gguf& file) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_GENERATION
+#if (TINYSCALE_ONLY) & TINYSCALE_GENERATION
 
 // >> tinyscale/model/gguf_write.hpp
 // Writing GGUF version 3: keys by their kinds, tensors rounded into a format each as they are
@@ -58387,7 +58466,7 @@ inline std::vector<std::int32_t> read_token_shard(const std::string& path) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/data.hpp
 // What a step learns from: windows of the text at random places. A sequence's place depends on the
@@ -58483,7 +58562,7 @@ inline double evaluate(const Transformer& model, const std::vector<std::int32_t>
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/kv_pages.hpp
 // The cache of keys and values in pages: each sequence has a table of pages of as many tokens, so
@@ -59245,10 +59324,10 @@ inline std::int32_t sample_token(const float* logits, std::int64_t known,
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct GenerateOptions : SampleOptions {
-  std::uint64_t seed = 1;             // of the first prompt; others draw from seeds of their own
-  bool cache = true;                  // keep keys and values; false recomputes all tokens each time
-  CacheOptions pages;                 // format and size of the cache
-  std::int64_t prefill_tokens = 512;  // of one prompt in one step
+  std::uint64_t seed = 1;  // of the first prompt; others draw from seeds of their own
+  bool cache = true;       // keep keys and values; false recomputes all tokens, and counts no steps
+  CacheOptions pages;      // format and size of the cache
+  std::int64_t prefill_tokens = 512;      // of one prompt in one step
   std::vector<std::int32_t> stop_tokens;  // end a sequence, and are its last
   std::vector<std::string> stop;          // texts that end generate()'s; they are left out
   // Told of every new token of a prompt; false ends that sequence.
@@ -59553,7 +59632,7 @@ inline std::string generate(const Transformer& model, const Text& text, const st
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_GENERATION
+#if (TINYSCALE_ONLY) & TINYSCALE_GENERATION
 
 // >> tinyscale/model/generation_report.hpp
 // What a generation cost beside what the roofline of a chip allows, step for step:
@@ -60479,7 +60558,7 @@ inline BeamResult beam_search(const Transformer& model, const std::vector<std::i
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/model_presets.hpp
 // Published architectures by name, with parameter counts that equal the published checkpoints.
@@ -60740,7 +60819,7 @@ inline ModelConfig config(const std::string& name) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/model/config_file.hpp
 // The keys of a config.json, one by one. The file is not trusted: what is missing, of another kind
@@ -62191,7 +62270,7 @@ inline Transformer load(const std::string& path, const ModelConfig& config) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_GENERATION
+#if (TINYSCALE_ONLY) & TINYSCALE_GENERATION
 
 // >> tinyscale/model/ggml_decoder.hpp
 // One token at a time in ggml's order of arithmetic, slow and plain, to give what llama.cpp gives,
@@ -62845,7 +62924,7 @@ inline FormatReport compare_formats(const Transformer& model, const std::vector<
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/loss_scaler.hpp
 // Dynamic loss scaling (arXiv 1710.03740): the loss is multiplied by a power of two so that small
@@ -62898,16 +62977,47 @@ struct AdamWOptions {
   double weight_decay = 0.1;  // on tensors of two or more dimensions
 };
 
+namespace detail {
+
+// Throws the first option with which no step can go well.
+inline void check_adamw(const AdamWOptions& options, double grad_scale) {
+  const struct {
+    const char* option;
+    double value, below;
+  } ranges[] = {{"learning_rate", options.learning_rate, 1e30},
+                {"beta1", options.beta1, 1},
+                {"beta2", options.beta2, 1},
+                {"epsilon", options.epsilon, 1e30},
+                {"weight_decay", options.weight_decay, 1e30},
+                {"grad_scale", grad_scale, 1e38}};
+  for (const auto& one : ranges) {
+    if (!(one.value >= 0 && one.value < one.below)) {
+      fail({"AdamW: ", one.option, " is ", one.value, "; a number from 0 to below ", one.below,
+            " is right"});
+    }
+  }
+}
+
+}  // namespace detail
+
 // Holds two moments a number: 8 bytes beside the 4 of the parameter and the 4 of its gradient.
 class AdamW {
  public:
   explicit AdamW(std::vector<Tensor> tensors, AdamWOptions start = AdamWOptions())
       : options(start), tensors_(std::move(tensors)) {
     const MemoryScope scope(MemoryKind::optimizer);
+    detail::check_adamw(options, 1);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (!tensors_[i].requires_grad()) {
+      if (!tensors_[i].requires_grad() || !tensors_[i].slot()->leaf) {
         detail::fail({"AdamW: tensor ", i, " of ", tensors_.size(),
-                      " has no gradient; make it with parameter()"});
+                      tensors_[i].requires_grad() ? " is the result of an op" : " has no gradient",
+                      "; make it with parameter()"});
+      }
+      for (std::size_t k = 0; k < i; ++k) {
+        if (tensors_[k].slot().get() == tensors_[i].slot().get()) {
+          detail::fail({"AdamW: tensors ", k, " and ", i, " of ", tensors_.size(),
+                        " are the same; each once is right"});
+        }
       }
       moments_.push_back(zeros(tensors_[i].shape()));
       squares_.push_back(zeros(tensors_[i].shape()));
@@ -62918,10 +63028,19 @@ class AdamW {
   LossScaler scaler;     // of the gradients that train_step makes in f16 or fp8
 
   // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
+  // Throws when a backward pass that is still to come needs the old numbers.
   void step(double grad_scale = 1.0) {
+    detail::check_adamw(options, grad_scale);
     if (detail::recording()) {
       record_step(full(Shape{}, static_cast<float>(grad_scale)));
       return;
+    }
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].storage()->block().kept.load() > 0) {
+        detail::fail({"AdamW: a backward pass that is still to come needs the numbers of tensor ",
+                      i, ", ", tensors_[i].shape().text(),
+                      "; step after it, or compute what needs no gradient under a NoGrad"});
+      }
     }
     ++steps_;
     kernels::AdamWStep s;
@@ -62958,6 +63077,9 @@ class AdamW {
 
   // Goes on from what another optimizer of the same tensors left; the moments are shared.
   void resume(std::vector<Tensor> moments, std::vector<Tensor> squares, std::int64_t steps) {
+    if (steps < 0) {
+      detail::fail({"AdamW: resumed after ", steps, " steps; 0 or more are right"});
+    }
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (moments.size() != tensors_.size() || squares.size() != tensors_.size() ||
           moments[i].shape() != tensors_[i].shape() || squares[i].shape() != tensors_[i].shape()) {
@@ -63042,6 +63164,9 @@ inline double clip_scale(double norm, double max) {
 
 // Shrinks all gradients together when their norm is above max; returns the norm before.
 inline double clip_grad_norm(const std::vector<Tensor>& tensors, double max) {
+  if (!(max >= 0)) {
+    detail::fail({"clip_grad_norm: a norm of at most ", max, "; 0 (no limit) or more is right"});
+  }
   const double norm = std::sqrt(grad_sum_of_squares(tensors));
   const auto scale = static_cast<float>(clip_scale(norm, max));
   if (scale < 1.0f) {
@@ -63058,6 +63183,10 @@ inline double clip_grad_norm(const std::vector<Tensor>& tensors, double max) {
 // Rises as (step + 1) / (warmup + 1) to max, then falls as a cosine to min at `total`.
 inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64_t total,
                               double max, double min) {
+  if (step < 0 || warmup < 0 || total < 0) {
+    detail::fail({"cosine_schedule: step ", step, ", warmup ", warmup, ", total ", total,
+                  "; 0 or more are right"});
+  }
   if (step < warmup) {
     return max * static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
   }
@@ -63072,7 +63201,7 @@ inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/train_step.hpp
 // One step of training: forward, backward, clip, update. 6 flops a parameter and token.
@@ -63121,7 +63250,7 @@ namespace detail {
 
 // Throws the first option with which no training can go well.
 inline void check_options(const char* who, const StepOptions& options) {
-  if (options.steps < 1 || options.batch < 1) {
+  if (options.steps < 1 || options.batch < 0) {
     fail({who, ": ", options.steps, " steps of ", options.batch,
           " sequences; both must be at least 1"});
   }
@@ -63261,7 +63390,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
+#if (TINYSCALE_ONLY) & TINYSCALE_GRAPHS
 
 // >> tinyscale/model/compiled_step.hpp
 // A whole training step as one graph: forward, backward, clipping and update, captured once and run
@@ -63363,7 +63492,7 @@ inline CompiledStep compile_step(const Transformer& model, AdamW& optimizer,
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/model/training_memory.hpp
 // What training holds on one device, in float32 and without recomputation: 16 bytes a parameter
@@ -63452,7 +63581,7 @@ inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, 
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/parallel/pipeline_schedule.hpp
 // A pipeline schedule as plain data: what each rank does in which order. Stages are the pieces of
@@ -64262,7 +64391,7 @@ inline std::ostream& operator<<(std::ostream& out, const PipelineTiming& timing)
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+#if (TINYSCALE_ONLY) & TINYSCALE_TRAINING
 
 // >> tinyscale/parallel/pipeline_forms.hpp
 // Idle time and activations of the four built-in pipeline schedules in closed form, for every
@@ -64350,7 +64479,7 @@ inline double pipeline_messages(const PipelineShape& s) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/parallel/ring_attention.hpp
 // Ring attention (Liu et al., arXiv 2310.01889): the tokens of every sequence are cut over devices;
@@ -66164,7 +66293,7 @@ inline Table flops_table(const ModelConfig& model, double context) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+#if (TINYSCALE_ONLY) & TINYSCALE_TRAINING
 
 // >> tinyscale/parallel/numerics.hpp
 // Rounding when devices put a number together: the error of an all_reduce and of merged attention
@@ -66498,7 +66627,7 @@ inline NumericsReport merge_error(const MergeErrorOptions& options = MergeErrorO
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/parallel/goodput.hpp
 // Goodput of a job whose devices fail: how much of the time goes into steps that last.
@@ -69231,6 +69360,8 @@ struct TrainFile : std::string {
 };
 
 struct TrainOptions : StepOptions {
+  TrainOptions() { batch = 0; }  // 12, or the next multiple of what the layout divides it by
+
   TrainMachine machine;  // empty: one device, this laptop
   Layout layout;
   LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
@@ -69900,6 +70031,29 @@ inline void check_one_device(const TrainOptions& options) {
   }
 }
 
+// With the batch that was left open.
+inline TrainOptions with_batch(TrainOptions options) {
+  const Layout& layout = options.layout;
+  if (options.batch == 0) {
+    const bool divides = layout.data >= 1 && layout.data <= 1 << 24 && layout.microbatches >= 1 &&
+                         layout.microbatches <= 1 << 24;
+    const std::int64_t parts = divides ? layout.data * layout.microbatches : 1;
+    options.batch = (12 + parts - 1) / parts * parts;
+  }
+  return options;
+}
+
+// A model that learned in other tokens would begin anew, with its own forgotten.
+inline void check_tokenizer(const Transformer& model, const Text& text) {
+  const bool fresh = model.tokenizer.kind() == TokenizerKind::bytes;
+  if (!fresh && !(model.tokenizer == text.tokenizer)) {
+    fail({"train: ", model.config.name, " knows ", model.tokenizer.text(), ", the text ", text.name,
+          " is in ", text.tokenizer.text(),
+          "; read the text in the model's: read_text(path, model.tokenizer), or make_text(name, "
+          "text, model.tokenizer)"});
+  }
+}
+
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
@@ -69971,8 +70125,10 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
 // Goes on from options.checkpoint when options.resume says so; of a training that has as many steps
 // or more it takes none.
 inline TrainReport train(Transformer& model, const Text& text,
-                         const TrainOptions& options = TrainOptions()) {
+                         const TrainOptions& given = TrainOptions()) {
+  const TrainOptions options = detail::with_batch(given);
   detail::check_training(model, text, options);
+  detail::check_tokenizer(model, text);
   model.tokenizer = text.tokenizer;
   const std::int64_t time = model.config.context;
   const bool can_validate = static_cast<std::int64_t>(text.validation().size()) > time;
@@ -70050,7 +70206,7 @@ inline TrainReport train(Transformer& model, const Text& text,
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+#if (TINYSCALE_ONLY) & TINYSCALE_TRAINING
 
 // >> tinyscale/parallel/serve_layout.hpp
 // How generation is divided over devices: layers over pipeline stages; query heads, feed-forward
@@ -71654,7 +71810,7 @@ inline ShardedGeneration generate_sharded(const Transformer& model,
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_PLANNING
+#if (TINYSCALE_ONLY) & TINYSCALE_PLANNING
 
 // >> tinyscale/plan/transformer_math.hpp
 // Transformer maths: checkpoints, KV cache, time of a run and the knees of parallelism, closed
@@ -77602,8 +77758,13 @@ struct ServingPlan {
   Quantity speculative_step_time, speculative_speed_up;  // with job.speculation
   List<ServingSharding> shardings;                       // the chosen one first
 
-  const ServingSharding& sharding() const { return shardings[0]; }
-  const ServingLaw& law() const { return shardings[0].law; }
+  const ServingSharding& sharding() const {
+    if (shardings.empty()) {
+      detail::fail({"ServingPlan: an empty plan; plan_serving(job, machine) makes one"});
+    }
+    return shardings[0];
+  }
+  const ServingLaw& law() const { return sharding().law; }
   Table table() const;
   Table causes() const;   // decode and prefill by cause
   Table choices() const;  // shardings, with why not
@@ -78109,6 +78270,21 @@ inline void note_unknown_links(ServingPlan& plan) {
   }
 }
 
+// Where links bound a step, what the law says of tokens and prices is out of reach.
+inline void note_slow_links(ServingPlan& plan) {
+  const double law = plan.decode_step_time.value(), all = plan.decode.bound.value();
+  if (all > law * 1.001) {
+    const double slower = all / law;
+    const double dollars = plan.dollars_per_million_tokens.value() * slower;
+    plan.notes.push_back(
+        cat({"links: with all overlapping a step takes ", format_seconds(all), ", not ",
+             format_seconds(law), ": at most ",
+             short_number(plan.tokens_per_second_per_chip.value() / slower), " tokens/s/chip",
+             dollars > 0 ? cat({", ", short_number(dollars), " USD per million tokens"}) : "",
+             "; what stands above is without links"}));
+  }
+}
+
 inline void plan_target(ServingPlan& plan) {
   const ServingJob& job = plan.job;
   if (!(job.target > 0)) {
@@ -78166,6 +78342,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   detail::note_unknown_links(plan);
   plan.decode = detail::causes_of(plan, detail::decode_work(job));
   plan.prefill = detail::causes_of(plan, detail::prompt_work(job, static_cast<double>(job.prompt)));
+  detail::note_slow_links(plan);
   detail::plan_target(plan);
   detail::plan_speculation(plan);
   return plan;
@@ -79634,10 +79811,23 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
   const Quantity six(6, "FLOP/token"), day(86400, "s/day"), hours(24, "h/day");
   const Quantity flops = six * q.P_used * q.B;
   plan.limit_mfu = named("MFU_limit", flops / (q.N * q.C * plan.step_time));
+  if (in.job.typical_mfu > 0) {
+    const Quantity asked(in.job.typical_mfu, "", "MFU", "as the job asks");
+    plan.typical_step_time = named("T_typical", flops / (q.N * q.C * asked));
+  }
   plan_goodput(in, plan);
+  if (plan.limit_mfu.value() > 1) {
+    plan.notes.push_back(
+        cat({"MFU: ", format_percent(plan.limit_mfu.value()),
+             " at the limit is above 100 %: 6 N counts the embedding, which no matmul reads"}));
+  }
   if (in.job.typical_mfu > 0) {
     plan.typical_mfu = Quantity(in.job.typical_mfu, "", "MFU", "of 6 N FLOPs, as the job asks");
     plan.days = named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
+    if (plan.typical_mfu.value() > plan.limit_mfu.value() * (1 + 1e-9)) {
+      fail({"plan_training: typical_mfu is ", in.job.typical_mfu, ", the limit of ",
+            plan.best.text(), " is ", plan.limit_mfu.value(), "; no more than that is right"});
+    }
   } else {
     plan.typical_mfu = named("MFU", flops / (q.N * q.C * plan.typical_step_time));
     plan.days = named("days", plan.tokens / q.B * plan.typical_step_time / plan.goodput / day);
@@ -80356,9 +80546,14 @@ inline void show(const Table& table, const ShowOptions& options = {}) {
 #endif
 }
 
-// Anything else that can be printed: reports, tensors, numbers.
+// Anything else that can be printed: reports, tensors, numbers. No page is made of them.
 template <class T>
 void show(const T& value, const ShowOptions& options = {}) {
+  if (!options.path.empty()) {
+    detail::fail({"show: path is \"", options.path,
+                  "\", but only pictures and tables are written to a page; "
+                  "show(report.table(), options) is right, or print to a file"});
+  }
   if (options.out != nullptr) {
     *options.out << value << '\n';
   }
@@ -80366,7 +80561,7 @@ void show(const T& value, const ShowOptions& options = {}) {
 
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING)
 
 // >> tinyscale/show/heat_map.hpp
 // A matrix as coloured cells: how many bytes each device sent to each other.
@@ -80499,7 +80694,7 @@ inline Svg svg(const LinkHeatMap& map) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_MESH
+#if (TINYSCALE_ONLY) & TINYSCALE_MESH
 
 // >> tinyscale/show/shard_picture.hpp
 // Which device holds which block of an array: a cell for each block of the last two dims, a panel
@@ -80910,7 +81105,7 @@ inline Svg svg(const Plot& plot) {
 
 }}  // namespace tinyscale
 
-#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/show/pictures.hpp
 // The roofline and the loss curve.
@@ -81207,7 +81402,7 @@ inline Svg svg(const LossCurve& curve) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_SYSTOLIC
+#if (TINYSCALE_ONLY) & TINYSCALE_SYSTOLIC
 
 // >> tinyscale/show/array_pictures.hpp
 // Pictures of a systolic array: frames of its registers, busy PEs by tick, where the PE-ticks went,
@@ -81405,7 +81600,7 @@ inline Svg utilization_plot(const SystolicArray& array, Dim m, Dim k, Dim n) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_MESH
+#if (TINYSCALE_ONLY) & TINYSCALE_MESH
 
 // >> tinyscale/show/schedule_table.hpp
 // A collective algorithm as a table: what each device receives in each step.
@@ -81454,7 +81649,7 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/show/device_timeline.hpp
 // What every device of a mesh run did when, in simulated time: above, its compute and the waits
@@ -81640,7 +81835,7 @@ inline Svg device_timeline(const MeshRun& run) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+#if (TINYSCALE_ONLY) & TINYSCALE_TRAINING
 
 // >> tinyscale/show/pipeline_chart.hpp
 // A timed pipeline schedule as a Gantt chart: a row for each rank, forwards, backwards and their
@@ -81742,7 +81937,7 @@ inline Svg svg(const PipelineTiming& timing) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/show/step_colors.hpp
 // One code of colours for all pictures of a step: compute solid, communication and waiting for it
@@ -81958,7 +82153,7 @@ inline Svg time_bars(const MeshRun& run, const TaskNames& names = TaskNames(),
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & (TINYSCALE_MESH | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING)
 
 // >> tinyscale/show/task_timeline.hpp
 // A Gantt chart of a step in simulated time: for each device a track of its tasks, coloured by
@@ -82373,7 +82568,7 @@ inline void save_trace(const MeshRun& run, const std::string& path,
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY == -1
+#if (TINYSCALE_ONLY) == -1
 
 // >> tinyscale/show/launch_pictures.hpp
 // Launches and kernels as a timeline, the host's track above the device's; as a trace for Perfetto;
@@ -83878,7 +84073,7 @@ inline void show(const CompileReport& report, const ShowOptions& options = {}) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_MESH
+#if (TINYSCALE_ONLY) & TINYSCALE_MESH
 
 // >> tinyscale/show/link_map.hpp
 // A torus or mesh of chips with its links, each way in the colour of the share of the run's time
@@ -84073,7 +84268,7 @@ inline Svg link_map(const MeshRun& run) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+#if (TINYSCALE_ONLY) & TINYSCALE_TRAINING
 
 // >> tinyscale/show/report_pictures.hpp
 // Pictures of whole reports: the losses of a training run, the last step of one on a mesh, the
@@ -84156,7 +84351,7 @@ inline Svg svg(const MeshRun& run) {
 
 #endif  // TINYSCALE_ONLY
 
-#if TINYSCALE_ONLY & TINYSCALE_PLANNING
+#if (TINYSCALE_ONLY) & TINYSCALE_PLANNING
 
 // >> tinyscale/show/plan_pictures.hpp
 // Pictures of plans: when each strategy is bound by math, a step from its limit to its typical

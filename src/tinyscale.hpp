@@ -11,7 +11,7 @@
 #pragma once
 
 // Whoever needs a part of it alone compiles faster with
-//   #define TINYSCALE_ONLY (TINYSCALE_TENSORS | TINYSCALE_MESH)      before the include
+//   #define TINYSCALE_ONLY TINYSCALE_TENSORS | TINYSCALE_MESH        before the include
 #define TINYSCALE_TENSORS 1      // tensors, gradients, kernels, rooflines
 #define TINYSCALE_GRAPHS 2       // functions, and a training step, as graphs
 #define TINYSCALE_SYSTOLIC 4     // systolic arrays, chips, kernels tile by tile
@@ -22,11 +22,11 @@
 #ifndef TINYSCALE_ONLY
 #define TINYSCALE_ONLY -1  // everything, also what joins two of them
 #endif
-#if TINYSCALE_ONLY == 0
+#if (TINYSCALE_ONLY) == 0
 #error TINYSCALE_ONLY names none of the topics listed above
 #endif
 
-#if TINYSCALE_ONLY == -1
+#if (TINYSCALE_ONLY) == -1
 // base: what everything stands on
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/error.hpp"
@@ -43,6 +43,7 @@
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/base/save_file.hpp"
 #include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/physical_memory.hpp"
 #include "tinyscale/base/mapped_file.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/text.hpp"
@@ -440,7 +441,7 @@
 #include "tinyscale/show/plan_pictures.hpp"
 #endif
 
-#if TINYSCALE_ONLY & TINYSCALE_TENSORS
+#if (TINYSCALE_ONLY) & TINYSCALE_TENSORS
 #include "tinyscale/hardware/chip_table.hpp"
 #include "tinyscale/hardware/laptop.hpp"
 #include "tinyscale/hardware/machine_of_chips.hpp"
@@ -461,7 +462,7 @@
 #include "tinyscale/show/plot.hpp"
 #endif
 
-#if TINYSCALE_ONLY & TINYSCALE_GRAPHS
+#if (TINYSCALE_ONLY) & TINYSCALE_GRAPHS
 #include "tinyscale/hardware/laptop.hpp"
 #include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/hardware/roofline.hpp"
@@ -477,7 +478,7 @@
 #include "tinyscale/show/plot.hpp"
 #endif
 
-#if TINYSCALE_ONLY & TINYSCALE_SYSTOLIC
+#if (TINYSCALE_ONLY) & TINYSCALE_SYSTOLIC
 #include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/hardware/roofline.hpp"
 #include "tinyscale/systolic/sram_trace.hpp"
@@ -486,7 +487,7 @@
 #include "tinyscale/show/array_pictures.hpp"
 #endif
 
-#if TINYSCALE_ONLY & TINYSCALE_MESH
+#if (TINYSCALE_ONLY) & TINYSCALE_MESH
 #include "tinyscale/mesh/nccl_model.hpp"
 #include "tinyscale/mesh/collective_limits.hpp"
 #include "tinyscale/mesh/switch_limits.hpp"
@@ -501,7 +502,7 @@
 #include "tinyscale/show/link_map.hpp"
 #endif
 
-#if TINYSCALE_ONLY & TINYSCALE_GENERATION
+#if (TINYSCALE_ONLY) & TINYSCALE_GENERATION
 #include "tinyscale/hardware/laptop.hpp"
 #include "tinyscale/model/gguf_write.hpp"
 #include "tinyscale/model/npy.hpp"
@@ -520,7 +521,7 @@
 #include "tinyscale/show/plot.hpp"
 #endif
 
-#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+#if (TINYSCALE_ONLY) & TINYSCALE_TRAINING
 #include "tinyscale/model/generate_text.hpp"
 #include "tinyscale/model/model_presets.hpp"
 #include "tinyscale/model/load.hpp"
@@ -534,7 +535,7 @@
 #include "tinyscale/show/report_pictures.hpp"
 #endif
 
-#if TINYSCALE_ONLY & TINYSCALE_PLANNING
+#if (TINYSCALE_ONLY) & TINYSCALE_PLANNING
 #include "tinyscale/model/model_presets.hpp"
 #include "tinyscale/plan/decode_limits.hpp"
 #include "tinyscale/plan/mfu.hpp"

@@ -4,7 +4,7 @@
 #   #include <header>    gathered, sorted, written once at the top
 #   #  include <header>  stands inside an #if: left where it is
 #   namespace tinyscale  opens the inline namespace TINYSCALE_ABI as well, and its end closes both
-#   #if TINYSCALE_ONLY & T  in the spine: the parts of a topic, which with what they include stand inside
+#   #if (TINYSCALE_ONLY) & T  in the spine: the parts of a topic, which with what they include stand inside
 #                        an #if that lets them through for each of their topics
 #
 # Plain POSIX awk; the same input gives the same bytes.
@@ -33,16 +33,16 @@ function phrase(line) {                           # the first phrase, whole word
 
 # A line of the spine about topics; true when it was one.
 function of_topics(line,    words) {
-  if (choosing || line ~ /^#define TINYSCALE_|^#ifndef TINYSCALE_ONLY|^#if TINYSCALE_ONLY == 0/) {
+  if (choosing || line ~ /^#define TINYSCALE_|^#ifndef TINYSCALE_ONLY|^#if .TINYSCALE_ONLY. == 0/) {
     if (line ~ /^#define TINYSCALE_[A-Z]+ [0-9]/) { split(line, words, " "); topic[++topics] = words[2] }
     choice[++choices] = line
     choosing = line ~ /^#if/ || (choosing && line !~ /^#endif/)
-  } else if (line ~ /^#if TINYSCALE_ONLY & /) {
+  } else if (line ~ /^#if .TINYSCALE_ONLY. & /) {
     split(line, words, " ")
     now = words[4]
   } else if (line ~ /^#endif/) {
     now = ""
-  } else if (line !~ /^#if TINYSCALE_ONLY == -1/) {
+  } else if (line !~ /^#if .TINYSCALE_ONLY. == -1/) {
     return 0
   }
   return 1
@@ -60,8 +60,8 @@ function guard(name,    i, names, count_) {
   for (i = 1; i <= topics; i++)
     if (index(of[name], topic[i] " ")) { names = names (names == "" ? "" : " | ") topic[i]; count_++ }
   if (count_ == topics) return ""
-  if (count_ == 0) return "#if TINYSCALE_ONLY == -1"
-  return "#if TINYSCALE_ONLY & " (count_ > 1 ? "(" names ")" : names)
+  if (count_ == 0) return "#if (TINYSCALE_ONLY) == -1"
+  return "#if (TINYSCALE_ONLY) & " (count_ > 1 ? "(" names ")" : names)
 }
 
 function read_part(name,    path, line, other, status) {
@@ -122,7 +122,7 @@ BEGIN {
   put("#define TINYSCALE_HPP")
   put("")
   put("// Whoever needs a part of it alone compiles faster with")
-  put("//   #define TINYSCALE_ONLY (TINYSCALE_TENSORS | TINYSCALE_MESH)      before the include")
+  put("//   #define TINYSCALE_ONLY TINYSCALE_TENSORS | TINYSCALE_MESH        before the include")
   for (i = 1; i <= choices; i++) put(choice[i])
   put("")
   put("#ifdef TINYSCALE_EXTERN  // declarations only, for a program that links the library of `make lib`")

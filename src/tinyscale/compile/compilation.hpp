@@ -171,6 +171,27 @@ inline void check_aliases(const std::vector<Tensor>& inputs, const List<Captured
   }
 }
 
+// Gradients that the function gives inside are written for each parameter once.
+inline void check_gradient_aliases(const std::vector<Tensor>& inputs,
+                                   const List<CapturedGradient>& gradients) {
+  const auto slot_of = [&inputs](const CapturedGradient& one) {
+    return one.slot ? one.slot.get() : inputs[static_cast<std::size_t>(one.input)].slot().get();
+  };
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    for (std::size_t k = 0; k < i; ++k) {
+      if (slot_of(gradients[i]) == slot_of(gradients[k])) {
+        fail({"Compiled: the function calls backward() inside, and input ",
+              gradients[i].slot ? gradients[k].input : gradients[i].input, ", ",
+              slot_of(gradients[i])->shape, ", reaches it ",
+              gradients[i].slot || gradients[k].slot
+                  ? "captured too"
+                  : cat({"as input ", gradients[k].input, " too"}),
+              "; give it once, or call backward() on the result"});
+      }
+    }
+  }
+}
+
 // What a backward pass outside needs keeps its numbers.
 inline void check_kept(const std::vector<Tensor>& inputs, const List<CapturedWrite>& writes,
                        const Graph& graph) {

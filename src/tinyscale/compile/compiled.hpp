@@ -364,6 +364,8 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       }
     }
     now->why = found ? found->why : now->why;
+    now->not_symbolic =
+        found && now->not_symbolic.empty() ? found->not_symbolic : now->not_symbolic;
     found = now;
   }
   {
@@ -448,6 +450,7 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   made->host_values.clear();
   detail::check_aliases(inputs, made->writes, made->graph);
   detail::check_kept(inputs, made->writes, made->graph);
+  detail::check_gradient_aliases(inputs, made->gradients);
   List<Tensor> constants = made->cut.graph.constants;
   for (const detail::OldGradient& old : made->old_gradients) {
     const detail::Slot& slot =

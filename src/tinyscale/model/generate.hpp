@@ -17,10 +17,10 @@
 namespace tinyscale {
 
 struct GenerateOptions : SampleOptions {
-  std::uint64_t seed = 1;             // of the first prompt; others draw from seeds of their own
-  bool cache = true;                  // keep keys and values; false recomputes all tokens each time
-  CacheOptions pages;                 // format and size of the cache
-  std::int64_t prefill_tokens = 512;  // of one prompt in one step
+  std::uint64_t seed = 1;  // of the first prompt; others draw from seeds of their own
+  bool cache = true;       // keep keys and values; false recomputes all tokens, and counts no steps
+  CacheOptions pages;      // format and size of the cache
+  std::int64_t prefill_tokens = 512;      // of one prompt in one step
   std::vector<std::int32_t> stop_tokens;  // end a sequence, and are its last
   std::vector<std::string> stop;          // texts that end generate()'s; they are left out
   // Told of every new token of a prompt; false ends that sequence.

@@ -26,16 +26,47 @@ struct AdamWOptions {
   double weight_decay = 0.1;  // on tensors of two or more dimensions
 };
 
+namespace detail {
+
+// Throws the first option with which no step can go well.
+inline void check_adamw(const AdamWOptions& options, double grad_scale) {
+  const struct {
+    const char* option;
+    double value, below;
+  } ranges[] = {{"learning_rate", options.learning_rate, 1e30},
+                {"beta1", options.beta1, 1},
+                {"beta2", options.beta2, 1},
+                {"epsilon", options.epsilon, 1e30},
+                {"weight_decay", options.weight_decay, 1e30},
+                {"grad_scale", grad_scale, 1e38}};
+  for (const auto& one : ranges) {
+    if (!(one.value >= 0 && one.value < one.below)) {
+      fail({"AdamW: ", one.option, " is ", one.value, "; a number from 0 to below ", one.below,
+            " is right"});
+    }
+  }
+}
+
+}  // namespace detail
+
 // Holds two moments a number: 8 bytes beside the 4 of the parameter and the 4 of its gradient.
 class AdamW {
  public:
   explicit AdamW(std::vector<Tensor> tensors, AdamWOptions start = AdamWOptions())
       : options(start), tensors_(std::move(tensors)) {
     const MemoryScope scope(MemoryKind::optimizer);
+    detail::check_adamw(options, 1);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (!tensors_[i].requires_grad()) {
+      if (!tensors_[i].requires_grad() || !tensors_[i].slot()->leaf) {
         detail::fail({"AdamW: tensor ", i, " of ", tensors_.size(),
-                      " has no gradient; make it with parameter()"});
+                      tensors_[i].requires_grad() ? " is the result of an op" : " has no gradient",
+                      "; make it with parameter()"});
+      }
+      for (std::size_t k = 0; k < i; ++k) {
+        if (tensors_[k].slot().get() == tensors_[i].slot().get()) {
+          detail::fail({"AdamW: tensors ", k, " and ", i, " of ", tensors_.size(),
+                        " are the same; each once is right"});
+        }
       }
       moments_.push_back(zeros(tensors_[i].shape()));
       squares_.push_back(zeros(tensors_[i].shape()));
@@ -46,10 +77,19 @@ class AdamW {
   LossScaler scaler;     // of the gradients that train_step makes in f16 or fp8
 
   // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
+  // Throws when a backward pass that is still to come needs the old numbers.
   void step(double grad_scale = 1.0) {
+    detail::check_adamw(options, grad_scale);
     if (detail::recording()) {
       record_step(full(Shape{}, static_cast<float>(grad_scale)));
       return;
+    }
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].storage()->block().kept.load() > 0) {
+        detail::fail({"AdamW: a backward pass that is still to come needs the numbers of tensor ",
+                      i, ", ", tensors_[i].shape().text(),
+                      "; step after it, or compute what needs no gradient under a NoGrad"});
+      }
     }
     ++steps_;
     kernels::AdamWStep s;
@@ -86,6 +126,9 @@ class AdamW {
 
   // Goes on from what another optimizer of the same tensors left; the moments are shared.
   void resume(std::vector<Tensor> moments, std::vector<Tensor> squares, std::int64_t steps) {
+    if (steps < 0) {
+      detail::fail({"AdamW: resumed after ", steps, " steps; 0 or more are right"});
+    }
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (moments.size() != tensors_.size() || squares.size() != tensors_.size() ||
           moments[i].shape() != tensors_[i].shape() || squares[i].shape() != tensors_[i].shape()) {
@@ -170,6 +213,9 @@ inline double clip_scale(double norm, double max) {
 
 // Shrinks all gradients together when their norm is above max; returns the norm before.
 inline double clip_grad_norm(const std::vector<Tensor>& tensors, double max) {
+  if (!(max >= 0)) {
+    detail::fail({"clip_grad_norm: a norm of at most ", max, "; 0 (no limit) or more is right"});
+  }
   const double norm = std::sqrt(grad_sum_of_squares(tensors));
   const auto scale = static_cast<float>(clip_scale(norm, max));
   if (scale < 1.0f) {
@@ -186,6 +232,10 @@ inline double clip_grad_norm(const std::vector<Tensor>& tensors, double max) {
 // Rises as (step + 1) / (warmup + 1) to max, then falls as a cosine to min at `total`.
 inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64_t total,
                               double max, double min) {
+  if (step < 0 || warmup < 0 || total < 0) {
+    detail::fail({"cosine_schedule: step ", step, ", warmup ", warmup, ", total ", total,
+                  "; 0 or more are right"});
+  }
   if (step < warmup) {
     return max * static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
   }

@@ -53,7 +53,7 @@ namespace detail {
 
 // Throws the first option with which no training can go well.
 inline void check_options(const char* who, const StepOptions& options) {
-  if (options.steps < 1 || options.batch < 1) {
+  if (options.steps < 1 || options.batch < 0) {
     fail({who, ": ", options.steps, " steps of ", options.batch,
           " sequences; both must be at least 1"});
   }

@@ -11,6 +11,8 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/physical_memory.hpp"
+#include "tinyscale/base/text.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/model/hooks.hpp"
 #include "tinyscale/model/model_config.hpp"
@@ -135,6 +137,13 @@ inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed, bool numb
                   "; config(\"nano\") is one that runs"});
   }
   config.validate();
+  const double bytes = numbers ? 4.0 * static_cast<double>(config.parameters()) : 0;
+  const double memory = detail::physical_memory();
+  if (memory > 0 && bytes > memory) {
+    detail::fail({"Transformer: ", config.name, " needs ", format_bytes(bytes),
+                  " for its parameters in f32, this machine has ", format_bytes(memory),
+                  "; plan_training() and plan_serving() need none"});
+  }
   const std::int64_t d = config.width;
   embedding_ = add("model.embed_tokens.weight", {config.vocabulary, d}, 0.02f, Split::rows, -1);
   if (config.position == Position::learned) {

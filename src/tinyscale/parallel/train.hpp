@@ -133,6 +133,29 @@ inline void check_one_device(const TrainOptions& options) {
   }
 }
 
+// With the batch that was left open.
+inline TrainOptions with_batch(TrainOptions options) {
+  const Layout& layout = options.layout;
+  if (options.batch == 0) {
+    const bool divides = layout.data >= 1 && layout.data <= 1 << 24 && layout.microbatches >= 1 &&
+                         layout.microbatches <= 1 << 24;
+    const std::int64_t parts = divides ? layout.data * layout.microbatches : 1;
+    options.batch = (12 + parts - 1) / parts * parts;
+  }
+  return options;
+}
+
+// A model that learned in other tokens would begin anew, with its own forgotten.
+inline void check_tokenizer(const Transformer& model, const Text& text) {
+  const bool fresh = model.tokenizer.kind() == TokenizerKind::bytes;
+  if (!fresh && !(model.tokenizer == text.tokenizer)) {
+    fail({"train: ", model.config.name, " knows ", model.tokenizer.text(), ", the text ", text.name,
+          " is in ", text.tokenizer.text(),
+          "; read the text in the model's: read_text(path, model.tokenizer), or make_text(name, "
+          "text, model.tokenizer)"});
+  }
+}
+
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
@@ -204,8 +227,10 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
 // Goes on from options.checkpoint when options.resume says so; of a training that has as many steps
 // or more it takes none.
 inline TrainReport train(Transformer& model, const Text& text,
-                         const TrainOptions& options = TrainOptions()) {
+                         const TrainOptions& given = TrainOptions()) {
+  const TrainOptions options = detail::with_batch(given);
   detail::check_training(model, text, options);
+  detail::check_tokenizer(model, text);
   model.tokenizer = text.tokenizer;
   const std::int64_t time = model.config.context;
   const bool can_validate = static_cast<std::int64_t>(text.validation().size()) > time;

@@ -114,6 +114,21 @@ inline void note_unknown_links(ServingPlan& plan) {
   }
 }
 
+// Where links bound a step, what the law says of tokens and prices is out of reach.
+inline void note_slow_links(ServingPlan& plan) {
+  const double law = plan.decode_step_time.value(), all = plan.decode.bound.value();
+  if (all > law * 1.001) {
+    const double slower = all / law;
+    const double dollars = plan.dollars_per_million_tokens.value() * slower;
+    plan.notes.push_back(
+        cat({"links: with all overlapping a step takes ", format_seconds(all), ", not ",
+             format_seconds(law), ": at most ",
+             short_number(plan.tokens_per_second_per_chip.value() / slower), " tokens/s/chip",
+             dollars > 0 ? cat({", ", short_number(dollars), " USD per million tokens"}) : "",
+             "; what stands above is without links"}));
+  }
+}
+
 inline void plan_target(ServingPlan& plan) {
   const ServingJob& job = plan.job;
   if (!(job.target > 0)) {
@@ -171,6 +186,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   detail::note_unknown_links(plan);
   plan.decode = detail::causes_of(plan, detail::decode_work(job));
   plan.prefill = detail::causes_of(plan, detail::prompt_work(job, static_cast<double>(job.prompt)));
+  detail::note_slow_links(plan);
   detail::plan_target(plan);
   detail::plan_speculation(plan);
   return plan;

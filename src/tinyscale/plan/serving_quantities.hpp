@@ -44,8 +44,13 @@ struct ServingPlan {
   Quantity speculative_step_time, speculative_speed_up;  // with job.speculation
   List<ServingSharding> shardings;                       // the chosen one first
 
-  const ServingSharding& sharding() const { return shardings[0]; }
-  const ServingLaw& law() const { return shardings[0].law; }
+  const ServingSharding& sharding() const {
+    if (shardings.empty()) {
+      detail::fail({"ServingPlan: an empty plan; plan_serving(job, machine) makes one"});
+    }
+    return shardings[0];
+  }
+  const ServingLaw& law() const { return sharding().law; }
   Table table() const;
   Table causes() const;   // decode and prefill by cause
   Table choices() const;  // shardings, with why not

@@ -265,10 +265,23 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
   const Quantity six(6, "FLOP/token"), day(86400, "s/day"), hours(24, "h/day");
   const Quantity flops = six * q.P_used * q.B;
   plan.limit_mfu = named("MFU_limit", flops / (q.N * q.C * plan.step_time));
+  if (in.job.typical_mfu > 0) {
+    const Quantity asked(in.job.typical_mfu, "", "MFU", "as the job asks");
+    plan.typical_step_time = named("T_typical", flops / (q.N * q.C * asked));
+  }
   plan_goodput(in, plan);
+  if (plan.limit_mfu.value() > 1) {
+    plan.notes.push_back(
+        cat({"MFU: ", format_percent(plan.limit_mfu.value()),
+             " at the limit is above 100 %: 6 N counts the embedding, which no matmul reads"}));
+  }
   if (in.job.typical_mfu > 0) {
     plan.typical_mfu = Quantity(in.job.typical_mfu, "", "MFU", "of 6 N FLOPs, as the job asks");
     plan.days = named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
+    if (plan.typical_mfu.value() > plan.limit_mfu.value() * (1 + 1e-9)) {
+      fail({"plan_training: typical_mfu is ", in.job.typical_mfu, ", the limit of ",
+            plan.best.text(), " is ", plan.limit_mfu.value(), "; no more than that is right"});
+    }
   } else {
     plan.typical_mfu = named("MFU", flops / (q.N * q.C * plan.typical_step_time));
     plan.days = named("days", plan.tokens / q.B * plan.typical_step_time / plan.goodput / day);

@@ -116,9 +116,14 @@ inline void show(const Table& table, const ShowOptions& options = {}) {
 #endif
 }
 
-// Anything else that can be printed: reports, tensors, numbers.
+// Anything else that can be printed: reports, tensors, numbers. No page is made of them.
 template <class T>
 void show(const T& value, const ShowOptions& options = {}) {
+  if (!options.path.empty()) {
+    detail::fail({"show: path is \"", options.path,
+                  "\", but only pictures and tables are written to a page; "
+                  "show(report.table(), options) is right, or print to a file"});
+  }
   if (options.out != nullptr) {
     *options.out << value << '\n';
   }

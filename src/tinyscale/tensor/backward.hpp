@@ -253,6 +253,21 @@ inline void forget(const Slot& slot) {
   }
 }
 
+// On a simulated device all that a gradient reaches is the device's own: others write to the rest.
+inline void check_own(const Slot& slot) {
+  const int device = context().device;
+  for (int i = 0; i < slot->input_count && device >= 0; ++i) {
+    const GradSlot& input = *slot->inputs()[i];
+    if (input.device != device) {
+      fail({"backward: on device ", device, " a gradient reaches a ",
+            input.leaf ? "parameter" : "result", " of shape ", input.shape.text(), " that ",
+            input.device < 0 ? std::string("was made outside of the mesh's program")
+                             : cat({"device ", input.device, " made"}),
+            "; each device needs its own: parameter(t.detach())"});
+    }
+  }
+}
+
 // The walk back from a root whose gradient stands in its slot.
 inline void run_backward(const Slot& root) {
   const NoGrad no_graph_of_the_backward_pass;
@@ -266,6 +281,7 @@ inline void run_backward(const Slot& root) {
       if (!slot->backward) {
         fail({"backward: this graph was used before and is freed; run the forward pass again"});
       }
+      check_own(slot);
       if (slot->grad) {
         slot->backward(Tensor(slot->shape, std::move(slot->grad)));
         slot->grad.reset();

@@ -81,6 +81,7 @@ struct GradSlot {
   bool revocable = false;  // a leaf whose numbers may be freed between forward and backward
   MemoryKind kind = MemoryKind::gradient;  // what the gradient is allocated as
   int depth = 0;                           // recomputations that this op was run inside of
+  int device = context().device;           // whose program made it
   const char* name = "";
   Backward backward;
   Backward again;       // puts the op's result in the tensor given, so that none keeps it; or empty
