@@ -464,6 +464,8 @@
 //   TINYSCALE_USE_OPENMP   host loops use OpenMP (compile with -fopenmp)
 //   TINYSCALE_USE_MPI      the devices of a mesh are MPI ranks (compile with mpicxx)
 //   TINYSCALE_LOAD_KERNELS kernels may be built by this machine's compiler and loaded
+//   TINYSCALE_ONLY         topics that are read, where not all are (above, in the joined header)
+//   TINYSCALE_EXTERN       declarations alone: the compiled library has the bodies
 // detail::environment is the one place where environment variables are read.
 
 #define TINYSCALE_VERSION_MAJOR 0
@@ -25949,6 +25951,9 @@ class Capture final : public GraphWriter {
     bool others = made_by == Op::input || made_by == Op::constant;
     for (int node = view; node != base && made_by != Op::literal; node = graph[node].inputs[0]) {
       others = others || graph[node].op == Op::broadcast_to;
+    }
+    for (const int now : now_) {  // captured tensors, as the function has written them
+      others = others || view_base(graph, copies_, now) == base;
     }
     for (const Shared<Storage>& held : storages_) {
       others = others || (held.use_count() > 1 && held.get() != x.storage().get() &&
@@ -74165,6 +74170,12 @@ inline double gathered_bytes(const ModelConfig& c, const StageShare& stage, cons
 
 namespace detail {
 
+// The last norm's input and output.
+inline double last_norm_bytes(const ModelConfig& model, const Layout& layout, double tokens) {
+  const double stream = layout.sequence_parallel ? static_cast<double>(layout.tensor) : 1;
+  return 4 * tokens * static_cast<double>(model.width) / stream;
+}
+
 inline double kept_of_layer(const ModelConfig& c, const Layout& layout, double tokens, bool mixture,
                             Recompute recompute, const MemoryConvention& by) {
   if (by.context_of_2022 > 0) {
@@ -74211,9 +74222,8 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
   memory.activations = kept * microbatches_under_way(layout, rank);
   memory.overhead = by.overhead;
   memory.recomputed = layer(mixtures > 0, Recompute::none) - layer(mixtures > 0, layout.recompute);
-  if (stage.head) {  // the last norm's input and output
-    const double stream = layout.sequence_parallel ? static_cast<double>(layout.tensor) : 1;
-    memory.activations += 4 * tokens * static_cast<double>(model.width) / stream;
+  if (stage.head) {
+    memory.activations += detail::last_norm_bytes(model, layout, tokens);
     memory.logits = logits_bytes(model, tokens, layout.tensor, by.logit_bytes);
   }
   return memory;
@@ -74352,8 +74362,11 @@ inline StepMemory priced_memory(const ModelConfig& model, const Layout& layout, 
       keep_scores(model, layout, tokens, context, static_cast<double>(stage.layers),
                   microbatches_under_way(layout, rank), here.parts);
     }
-    here.parts.activations *=
-        held_microbatches(layout, rank, chunks) / microbatches_under_way(layout, rank);
+    const double once =  // the last norm's, of one microbatch
+        stage.head && software.tiled_attention ? last_norm_bytes(model, layout, tokens) : 0;
+    here.parts.activations = once + (here.parts.activations - once) *
+                                        held_microbatches(layout, rank, chunks) /
+                                        microbatches_under_way(layout, rank);
     if (layout.pipeline > 1 &&
         layout.zero == Zero::parameters) {  // whole until the last microbatch
       const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();
@@ -76003,7 +76016,10 @@ class StrategyPricer {
     job.batch = tokens * static_cast<double>(in_.machine.chips()) / job.context;
     double best = 0;
     for (const PlacedLinks& at : placed_links(orders_, layout)) {
-      const StepLimit limit = price_step(job, *at.machine, layout).limit;
+      const StepLimit limit = StepPricer(job, *at.machine, layout, 1, typical_efficiency(),
+                                         LayoutLinks(*at.machine, layout))
+                                  .price()
+                                  .limit;  // also of a tensor axis that no model divides over
       best = std::max(best, limit.math / std::max({limit.tensor, limit.data, limit.expert}));
     }
     return best;

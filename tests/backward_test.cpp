@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "error_of.hpp"
@@ -507,3 +508,59 @@ TEST_CASE("Logits are a kind of memory") {
   CHECK(own.memory->current(ts::MemoryKind::logits) == 12);
   CHECK(own.memory->table().text().find("logits") != std::string::npos);
 }
+
+#if !defined(TINYSCALE_NO_THREADS)
+TEST_CASE("threads of a program: scopes of one act on no other") {
+  const ts::Tensor w = ts::parameter(ts::ones({2}));
+  bool tracked = false;
+  ts::DType format = ts::DType::bf16;
+  {
+    const ts::NoGrad off;
+    const ts::MatmulFormat half(ts::DType::f16);
+    std::thread([&] {
+      tracked = (w * 2.0f).requires_grad();
+      format = ts::context().matmul_format;
+      const ts::NoGrad inside;
+    }).join();
+    CHECK(!(w * 2.0f).requires_grad());
+  }
+  CHECK(tracked);
+  CHECK(format == ts::DType::f32);
+  std::vector<std::thread> threads;
+  std::vector<int> lost(4);
+  for (std::size_t k = 0; k < 4; ++k) {
+    threads.emplace_back([&lost, k] {
+      const ts::Tensor p = ts::parameter(ts::randn({4, 4}, k));
+      for (std::uint64_t i = 0; i < 200; ++i) {
+        const ts::Tensor loss = ts::sum(ts::tanh(ts::matmul(ts::randn({2, 4}, i), p)));
+        lost[k] += loss.requires_grad() ? 0 : 1;
+        if (loss.requires_grad()) {
+          loss.backward();
+        }
+        p.zero_grad();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(lost == std::vector<int>(4));
+}
+
+TEST_CASE("mesh: a gradient that leaves the device is refused") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  const ts::Tensor w = ts::parameter(ts::ones({2}));
+  const std::string text =
+      error_of([&] { mesh.run([&](ts::Device&) { ts::sum(w * w).backward(); }); });
+  CAPTURE(text);
+  CHECK(text.find("backward: on device ") != std::string::npos);
+  CHECK(text.find(" a gradient reaches a parameter of shape [2] that was made outside of the "
+                  "mesh's program; each device needs its own: parameter(t.detach())") !=
+        std::string::npos);
+  mesh.run([&](ts::Device&) {
+    const ts::Tensor own = ts::parameter(w.detach());
+    ts::sum(own * own).backward();
+    CHECK(own.grad().values() == std::vector<float>{2, 2});
+  });
+}
+#endif

@@ -1021,3 +1021,66 @@ TEST_CASE(
   CHECK_THROWS_AS(repeated({x}), ts::Error);
   CHECK_THROWS_AS(ts::compile(repeated)({x}), ts::Error);
 }
+
+TEST_CASE("written-out softmax, log-softmax and GELU of a kept maximum keep its gradient") {
+  using Tensors = std::vector<ts::Tensor>;
+  const auto keep = ts::KeepDim::yes;
+  const auto softmax_of = [&](const ts::Tensor& x) {
+    const ts::Tensor e = ts::exp(x - ts::max(x, -1, keep));
+    return e / ts::sum(e, -1, keep);
+  };
+  const std::vector<ts::Compiled::Body> bodies = {
+      [&](const Tensors& in) {
+        return Tensors{ts::sum(softmax_of(ts::max(in[0], 1, keep)) * in[1]) + ts::sum(in[0])};
+      },
+      [&](const Tensors& in) {
+        const ts::Tensor x = ts::max(in[0], 1, keep), z = x - ts::max(x, -1, keep);
+        return Tensors{ts::sum((z - ts::log(ts::sum(ts::exp(z), -1, keep))) * in[1])};
+      },
+      [&](const Tensors& in) {
+        const ts::Tensor x = ts::max(in[0], 1, keep);
+        return Tensors{ts::sum(0.5f * x * (1.0f + ts::erf(x * 0.70710678f)) * in[1])};
+      },
+      [&](const Tensors& in) {  // only the maximum passes a gradient on
+        const ts::Tensor x = in[0], z = x.detach() - ts::max(x, -1, keep);
+        const ts::Tensor y = z - ts::log(ts::sum(ts::exp(z.detach()), -1, keep));
+        return Tensors{ts::sum(y * in[1]) + ts::sum(x)};
+      },
+      [&](const Tensors& in) { return Tensors{ts::sum(ts::pow(in[0] * 0.0f, 0.0f) + in[0])}; }};
+  for (const ts::Compiled::Body& body : bodies) {
+    std::vector<float> grads[2];
+    for (const bool whole : {false, true}) {
+      const ts::Tensor x = ts::parameter(ts::randn({2, 4, 3}, 1)), c = ts::randn({2, 1, 3}, 2);
+      (whole ? ts::compile(body)({x, c}) : body({x, c}))[0].backward();
+      grads[whole ? 1 : 0] = x.grad().values();
+    }
+    for (std::size_t i = 0; i < grads[0].size(); ++i) {
+      CHECK(grads[1][i] == doctest::Approx(grads[0][i]).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("a parameter that reaches a function with backward() inside twice is refused") {
+  using Tensors = std::vector<ts::Tensor>;
+  const ts::Tensor w = ts::parameter(ts::tensor({2}, {1, 2}));
+  const auto captured = [w](const Tensors& in) {
+    const ts::Tensor loss = ts::sum(in[0] * w);
+    loss.backward();
+    return Tensors{loss.detach()};
+  };
+  CHECK(error_of([&] { ts::compile(captured)({w}); }) ==
+        "Compiled: the function calls backward() inside, and input 0, [2], reaches it captured "
+        "too; give it once, or call backward() on the result");
+  const auto given = [](const Tensors& in) {
+    const ts::Tensor loss = ts::sum(in[0] * in[1]);
+    loss.backward();
+    return Tensors{loss.detach()};
+  };
+  const ts::Tensor v = ts::parameter(ts::tensor({2}, {1, 2}));
+  CHECK(error_of([&] {
+          ts::compile(given)({v, v});
+        }) ==
+        "Compiled: the function calls backward() inside, and input 1, [2], reaches it as input 0 "
+        "too; give it once, or call backward() on the result");
+  CHECK(!v.grad().defined());
+}

@@ -84,7 +84,7 @@ TEST_CASE("memory: several threads") {
   CHECK(meter.peak_total() <= 32);
 }
 
-TEST_CASE("context: one for the program, others for a scope and a thread") {
+TEST_CASE("context: one for each thread, which share a meter, others for a scope") {
   ts::Context* const program = &ts::context();
   CHECK(program->device == -1);
   CHECK(program->memory != nullptr);
@@ -93,7 +93,14 @@ TEST_CASE("context: one for the program, others for a scope and a thread") {
   {
     const ts::ContextScope scope(device);
     CHECK(&ts::context() == &device);
-    std::thread([&] { CHECK(&ts::context() == program); }).join();
+    std::thread([&] {
+      CHECK(&ts::context() != program);
+      CHECK(ts::context().device == -1);
+      CHECK(ts::context().memory.get() == program->memory.get());
+      ts::context().no_grad = 1;
+    }).join();
+    CHECK(program->no_grad == 0);
+    std::thread([] { CHECK(ts::context().no_grad == 0); }).join();
     {
       const ts::MemoryScope memory(ts::MemoryKind::optimizer);
       CHECK(device.kind == ts::MemoryKind::optimizer);

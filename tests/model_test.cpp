@@ -2,6 +2,7 @@
 // data order, the optimiser, and a run of nanoGPT step by step.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <map>
 
@@ -820,4 +821,64 @@ TEST_CASE("a trained Llama style model writes the golden tokens") {
   const std::vector<std::int32_t> targets(expected.begin() + 1, expected.end());
   CHECK(static_cast<double>(model.loss(ids, targets, 1, 128).item()) ==
         doctest::Approx(0.484565576480487).epsilon(1e-5));
+}
+
+TEST_CASE("AdamW: what it refuses") {
+  const ts::Tensor w = ts::parameter(ts::ones({2}));
+  const auto refused = [&](double ts::AdamWOptions::*option, double value) {
+    ts::AdamWOptions options;
+    options.*option = value;
+    return error_of([&] { ts::AdamW adamw({w}, options); });
+  };
+  CHECK(refused(&ts::AdamWOptions::beta1, 1) ==
+        "AdamW: beta1 is 1; a number from 0 to below 1 is right");
+  CHECK(refused(&ts::AdamWOptions::epsilon, -1) ==
+        "AdamW: epsilon is -1; a number from 0 to below 1e+30 is right");
+  CHECK(refused(&ts::AdamWOptions::learning_rate, std::nan("")) ==
+        "AdamW: learning_rate is nan; a number from 0 to below 1e+30 is right");
+  CHECK(error_of([&] {
+          ts::AdamW adamw({w, w});
+        }) == "AdamW: tensors 0 and 1 of 2 are the same; each once is right");
+  CHECK(error_of([&] { ts::AdamW adamw({w * 2.0f}); }) ==
+        "AdamW: tensor 0 of 1 is the result of an op; make it with parameter()");
+  ts::AdamW adamw({w});
+  const ts::Tensor a = ts::sum(w * w), b = ts::sum(w * w);
+  a.backward();
+  CHECK(error_of([&] { adamw.step(); }) ==
+        "AdamW: a backward pass that is still to come needs the numbers of tensor 0, [2]; step "
+        "after it, or compute what needs no gradient under a NoGrad");
+  b.backward();
+  CHECK(w.grad().values() == std::vector<float>{4, 4});
+  adamw.step();
+  CHECK(adamw.steps() == 1);
+  CHECK(error_of([&] { adamw.step(std::nan("")); }) ==
+        "AdamW: grad_scale is nan; a number from 0 to below 1e+38 is right");
+  CHECK(error_of([&] { adamw.resume(adamw.moments(), adamw.squares(), -1); }) ==
+        "AdamW: resumed after -1 steps; 0 or more are right");
+  CHECK(error_of([&] { ts::clip_grad_norm({w}, -1); }) ==
+        "clip_grad_norm: a norm of at most -1; 0 (no limit) or more is right");
+  CHECK(error_of([] { ts::cosine_schedule(-1, 0, 10, 1, 0.1); }) ==
+        "cosine_schedule: step -1, warmup 0, total 10; 0 or more are right");
+}
+
+TEST_CASE("models larger than this machine's memory, batches left open, texts in other tokens") {
+  const std::string large = error_of([] { ts::Transformer model(ts::config("llama3.1-405b"), 1); });
+  CHECK(large.substr(0, 82) ==
+        "Transformer: llama3.1-405b needs 1.62 TB for its parameters in f32, this machine h");
+  ts::TrainOptions options;
+  CHECK(ts::detail::with_batch(options).batch == 12);
+  options.layout.data = 2;
+  options.layout.microbatches = 4;
+  CHECK(ts::detail::with_batch(options).batch == 16);
+  options.batch = 8;
+  CHECK(ts::detail::with_batch(options).batch == 8);
+  ts::ModelConfig c = ts::config("nano");
+  c.context = 8;
+  ts::Transformer model(c, 1);
+  model.tokenizer = ts::make_text("letters", "abcdefgh").tokenizer;
+  const ts::Text other = ts::make_text("other", std::string(200, 'x') + "yz");
+  CHECK(error_of([&] { ts::train(model, other); }) ==
+        "train: nano knows characters (8 distinct), the text other is in characters (3 distinct); "
+        "read the text in the model's: read_text(path, model.tokenizer), or make_text(name, text, "
+        "model.tokenizer)");
 }

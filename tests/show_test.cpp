@@ -573,3 +573,11 @@ TEST_CASE("pictures of all floats, of nothing, and of texts that are no UTF-8") 
   CHECK(error_of([&] { table.json(); }) == error);
   CHECK(error_of([&] { table.text(); }) == error);
 }
+
+TEST_CASE("show: no page is made of what is only printed") {
+  ts::ShowOptions options;
+  options.path = "plan.html";
+  CHECK(error_of([&] { ts::show(ts::ones({2}), options); }) ==
+        "show: path is \"plan.html\", but only pictures and tables are written to a page; "
+        "show(report.table(), options) is right, or print to a file");
+}

@@ -152,6 +152,8 @@ TEST_CASE("training plan: chapter 6, Llama 3 70B on a pod of v5p at 40 %") {
   const ts::TrainingPlan plan = ts::plan_training(job, pod());
   CHECK(plan.days.value() == doctest::Approx(44.675).epsilon(1e-4));
   CHECK(plan.typical_mfu.value() == 0.4);
+  CHECK(plan.typical_step_time.value() * plan.tokens.value() / plan.batch.value() / 86400 ==
+        doctest::Approx(plan.days.value()));
   CHECK(plan.tokens_per_chip.value() == doctest::Approx(446.17).epsilon(1e-4));
   CHECK(plan.best.bound == "math");
   CHECK(plan.dollars.value() == doctest::Approx(8960 * 4.2 * 24 * plan.days.value()));

@@ -53,6 +53,8 @@ topic TRAINING 05 20 29
 topic PLANNING 07 08 34
 topics=$(grep -c '^#define TINYSCALE_[A-Z]* [0-9]' src/tinyscale.hpp)
 [ "$topics" -eq 7 ] || { echo "FAIL the spine has $topics topics, 7 are checked here"; failures=$((failures + 1)); }
+printf '#define TINYSCALE_ONLY TINYSCALE_TENSORS | TINYSCALE_MESH\n#include "tinyscale.hpp"\nint main() { return tinyscale::Mesh(tinyscale::machine("tpu-v5e", {2}), {{"x", 2}}).size() - 2; }\n' > "$scratch/two.cpp"
+"$cxx" -std=c++17 -I. -fsyntax-only "$scratch/two.cpp" || { echo "FAIL two topics, joined by |"; failures=$((failures + 1)); }
 "$cxx" -std=c++17 -DTINYSCALE_ONLY=TINYSCALE_NOTHING -I. -fsyntax-only "$scratch/empty.cpp" 2> "$scratch/none" &&
   { echo "FAIL a topic that does not exist compiles"; failures=$((failures + 1)); }
 grep -q "names none of the topics" "$scratch/none" || { echo "FAIL the error of no topic: $(head -n 1 "$scratch/none")"; failures=$((failures + 1)); }

@@ -5,6 +5,8 @@
 //   TINYSCALE_USE_OPENMP   host loops use OpenMP (compile with -fopenmp)
 //   TINYSCALE_USE_MPI      the devices of a mesh are MPI ranks (compile with mpicxx)
 //   TINYSCALE_LOAD_KERNELS kernels may be built by this machine's compiler and loaded
+//   TINYSCALE_ONLY         topics that are read, where not all are (above, in the joined header)
+//   TINYSCALE_EXTERN       declarations alone: the compiled library has the bodies
 // detail::environment is the one place where environment variables are read.
 
 #include <cstdlib>  // getenv

@@ -418,6 +418,9 @@ class Capture final : public GraphWriter {
     for (int node = view; node != base && made_by != Op::literal; node = graph[node].inputs[0]) {
       others = others || graph[node].op == Op::broadcast_to;
     }
+    for (const int now : now_) {  // captured tensors, as the function has written them
+      others = others || view_base(graph, copies_, now) == base;
+    }
     for (const Shared<Storage>& held : storages_) {
       others = others || (held.use_count() > 1 && held.get() != x.storage().get() &&
                           view_base(graph, copies_, held->node) == base);

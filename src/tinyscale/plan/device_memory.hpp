@@ -208,6 +208,12 @@ inline double gathered_bytes(const ModelConfig& c, const StageShare& stage, cons
 
 namespace detail {
 
+// The last norm's input and output.
+inline double last_norm_bytes(const ModelConfig& model, const Layout& layout, double tokens) {
+  const double stream = layout.sequence_parallel ? static_cast<double>(layout.tensor) : 1;
+  return 4 * tokens * static_cast<double>(model.width) / stream;
+}
+
 inline double kept_of_layer(const ModelConfig& c, const Layout& layout, double tokens, bool mixture,
                             Recompute recompute, const MemoryConvention& by) {
   if (by.context_of_2022 > 0) {
@@ -254,9 +260,8 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
   memory.activations = kept * microbatches_under_way(layout, rank);
   memory.overhead = by.overhead;
   memory.recomputed = layer(mixtures > 0, Recompute::none) - layer(mixtures > 0, layout.recompute);
-  if (stage.head) {  // the last norm's input and output
-    const double stream = layout.sequence_parallel ? static_cast<double>(layout.tensor) : 1;
-    memory.activations += 4 * tokens * static_cast<double>(model.width) / stream;
+  if (stage.head) {
+    memory.activations += detail::last_norm_bytes(model, layout, tokens);
     memory.logits = logits_bytes(model, tokens, layout.tensor, by.logit_bytes);
   }
   return memory;

@@ -114,8 +114,11 @@ inline StepMemory priced_memory(const ModelConfig& model, const Layout& layout, 
       keep_scores(model, layout, tokens, context, static_cast<double>(stage.layers),
                   microbatches_under_way(layout, rank), here.parts);
     }
-    here.parts.activations *=
-        held_microbatches(layout, rank, chunks) / microbatches_under_way(layout, rank);
+    const double once =  // the last norm's, of one microbatch
+        stage.head && software.tiled_attention ? last_norm_bytes(model, layout, tokens) : 0;
+    here.parts.activations = once + (here.parts.activations - once) *
+                                        held_microbatches(layout, rank, chunks) /
+                                        microbatches_under_way(layout, rank);
     if (layout.pipeline > 1 &&
         layout.zero == Zero::parameters) {  // whole until the last microbatch
       const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();

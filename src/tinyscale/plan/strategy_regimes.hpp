@@ -64,7 +64,10 @@ class StrategyPricer {
     job.batch = tokens * static_cast<double>(in_.machine.chips()) / job.context;
     double best = 0;
     for (const PlacedLinks& at : placed_links(orders_, layout)) {
-      const StepLimit limit = price_step(job, *at.machine, layout).limit;
+      const StepLimit limit = StepPricer(job, *at.machine, layout, 1, typical_efficiency(),
+                                         LayoutLinks(*at.machine, layout))
+                                  .price()
+                                  .limit;  // also of a tensor axis that no model divides over
       best = std::max(best, limit.math / std::max({limit.tensor, limit.data, limit.expert}));
     }
     return best;
