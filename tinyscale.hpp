@@ -23104,16 +23104,20 @@ inline double attention_pairs(const kernels::AttentionShape& s) {
 
 inline void record_attention(const OpScope& scope, const char* name,
                              const kernels::AttentionShape& s, const Tensor& q, const Tensor& k,
-                             double products, double reads_of_q) {
+                             double VectorCost::*pass) {
   if (context().profile == nullptr) {
     return;
   }
-  const double pairs = attention_pairs(s);
-  const double nq = static_cast<double>(q.count());
-  const double nk = static_cast<double>(k.count());
-  scope.done(name, q.shape(), {reads_of_q * nq, nk, nk}, {nq},
-             2 * products * pairs * static_cast<double>(s.head_size),
-             vector_cost("softmax", pairs, &VectorCost::forward));
+  const double pairs = attention_pairs(s), width = static_cast<double>(s.head_size);
+  const double exponentials = vector_cost("softmax", pairs, &VectorCost::forward);
+  const double nq = static_cast<double>(q.count()), nk = static_cast<double>(k.count());
+  const double lse = nq / width;
+  if (pass == &VectorCost::forward) {
+    scope.done(name, q.shape(), {nq, nk, nk}, {nq, lse}, 4 * pairs * width, exponentials);
+  } else {  // reads the output and its gradient too
+    scope.done(name, q.shape(), {nq, nq, nq, nk, nk, lse}, {nq, nk, nk}, 10 * pairs * width,
+               exponentials);
+  }
 }
 
 // Where the gradients of q, k, v go: `apart` holds those that nobody asked for or that share a
@@ -23162,7 +23166,7 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   Tensor y(q.shape());
   Tensor lse(Shape{s.batch, heads, s.queries});
   kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
-  detail::record_attention(scope, "attention", s, q, k, 2, 1);
+  detail::record_attention(scope, "attention", s, q, k, &VectorCost::forward);
   if (graph) {
     detail::attach(
         y, "attention", {&q, &k, &v},
@@ -23181,7 +23185,8 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
               detail::add_grad(slots[i], apart[i]);
             }
           }
-          detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
+          detail::record_attention(backward, "attention backward", s, kq, kk,
+                                   &VectorCost::backward);
         });
   }
   return y;
@@ -23252,7 +23257,8 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
       kernels::RopeShape back = shape;
       back.factors = factors.empty() ? nullptr : factors.data();
       kernels::rope_backward(back, dy.data(), detail::grad_buffer(sx));
-      backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
+      backward.done_priced("rope backward", "rope", dy.shape(), &VectorCost::backward, {dy.count()},
+                           {dy.count()});
     });
   }
   return y;
@@ -23475,7 +23481,8 @@ inline Tensor dropout_at(const Tensor& given, float p, std::uint64_t seed, const
       float beta = 0;
       float* const dx = grad_buffer(sx, beta);
       drop_elements(dy.data(), dx, p, seed, at, beta);
-      backward.done_unary("dropout backward", "dropout", dy.shape(), &VectorCost::backward);
+      backward.done_priced("dropout backward", "dropout", dy.shape(), &VectorCost::backward,
+                           {dy.count()}, {dy.count()});
     });
   }
   return y;
@@ -23706,8 +23713,8 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      kernels::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
                                                      known.data(),
                                                      static_cast<float>(dy.item() / n), dx, beta);
-                     backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
-                                         &VectorCost::backward);
+                     backward.done_priced("cross_entropy backward", "cross_entropy", kl.shape(),
+                                          &VectorCost::backward, {kl.count(), rows}, {kl.count()});
                    });
   }
   return y;
@@ -64636,7 +64643,7 @@ inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Te
       const float* k = kv.data();
       kernels::attention_forward(to, q.data() + block.query * s.q_stride, k, k + kv.count() / 2,
                                  part.data(), part_lse.data());
-      record_attention(scope, "ring attention", s, part, keys_of(kv, s.keys), 2, 1);
+      record_attention(scope, "ring attention", s, part, keys_of(kv, s.keys), &VectorCost::forward);
       if (round > 0) {
         ring_merge(ring, block, part, part_lse, y, lse);
       }
@@ -64668,7 +64675,8 @@ struct RingBackward {
                                 dkv.data() + value);
     round_all(dq, ring.options.merge);
     record_attention(scope, "ring attention backward", s,
-                     slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys), 5, 3);
+                     slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys),
+                     &VectorCost::backward);
   }
 };
 

@@ -356,6 +356,9 @@ TEST_CASE("book: what wrong input says") {
           ts::einsum_flops("ij,jk", {{'i', 1}});
         }) == "einsum \"ij,jk\": no arrow; \"bd,df->bf\" is right");
   CHECK(error_of([] {
+          ts::einsum_flops("bd,df->bx", {{'b', 2}, {'d', 3}, {'f', 4}, {'x', 5}});
+        }) == "einsum \"bd,df->bx\": no operand has 'x' of the result");
+  CHECK(error_of([] {
           ts::einsum_flops("ij,jk->ik", {{'i', 1}, {'j', 2}});
         }) == "einsum \"ij,jk->ik\": no size for 'k'; give one to every letter");
   const ts::Machine slice = ts::machine("tpu-v5e", {4, 4}), gpus = ts::machine("h100", {8});

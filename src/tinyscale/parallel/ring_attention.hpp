@@ -158,7 +158,7 @@ inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Te
       const float* k = kv.data();
       kernels::attention_forward(to, q.data() + block.query * s.q_stride, k, k + kv.count() / 2,
                                  part.data(), part_lse.data());
-      record_attention(scope, "ring attention", s, part, keys_of(kv, s.keys), 2, 1);
+      record_attention(scope, "ring attention", s, part, keys_of(kv, s.keys), &VectorCost::forward);
       if (round > 0) {
         ring_merge(ring, block, part, part_lse, y, lse);
       }
@@ -190,7 +190,8 @@ struct RingBackward {
                                 dkv.data() + value);
     round_all(dq, ring.options.merge);
     record_attention(scope, "ring attention backward", s,
-                     slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys), 5, 3);
+                     slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys),
+                     &VectorCost::backward);
   }
 };
 

@@ -59,16 +59,20 @@ inline double attention_pairs(const kernels::AttentionShape& s) {
 
 inline void record_attention(const OpScope& scope, const char* name,
                              const kernels::AttentionShape& s, const Tensor& q, const Tensor& k,
-                             double products, double reads_of_q) {
+                             double VectorCost::*pass) {
   if (context().profile == nullptr) {
     return;
   }
-  const double pairs = attention_pairs(s);
-  const double nq = static_cast<double>(q.count());
-  const double nk = static_cast<double>(k.count());
-  scope.done(name, q.shape(), {reads_of_q * nq, nk, nk}, {nq},
-             2 * products * pairs * static_cast<double>(s.head_size),
-             vector_cost("softmax", pairs, &VectorCost::forward));
+  const double pairs = attention_pairs(s), width = static_cast<double>(s.head_size);
+  const double exponentials = vector_cost("softmax", pairs, &VectorCost::forward);
+  const double nq = static_cast<double>(q.count()), nk = static_cast<double>(k.count());
+  const double lse = nq / width;
+  if (pass == &VectorCost::forward) {
+    scope.done(name, q.shape(), {nq, nk, nk}, {nq, lse}, 4 * pairs * width, exponentials);
+  } else {  // reads the output and its gradient too
+    scope.done(name, q.shape(), {nq, nq, nq, nk, nk, lse}, {nq, nk, nk}, 10 * pairs * width,
+               exponentials);
+  }
 }
 
 // Where the gradients of q, k, v go: `apart` holds those that nobody asked for or that share a
@@ -117,7 +121,7 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   Tensor y(q.shape());
   Tensor lse(Shape{s.batch, heads, s.queries});
   kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
-  detail::record_attention(scope, "attention", s, q, k, 2, 1);
+  detail::record_attention(scope, "attention", s, q, k, &VectorCost::forward);
   if (graph) {
     detail::attach(
         y, "attention", {&q, &k, &v},
@@ -136,7 +140,8 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
               detail::add_grad(slots[i], apart[i]);
             }
           }
-          detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
+          detail::record_attention(backward, "attention backward", s, kq, kk,
+                                   &VectorCost::backward);
         });
   }
   return y;
@@ -207,7 +212,8 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
       kernels::RopeShape back = shape;
       back.factors = factors.empty() ? nullptr : factors.data();
       kernels::rope_backward(back, dy.data(), detail::grad_buffer(sx));
-      backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
+      backward.done_priced("rope backward", "rope", dy.shape(), &VectorCost::backward, {dy.count()},
+                           {dy.count()});
     });
   }
   return y;

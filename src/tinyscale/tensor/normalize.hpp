@@ -220,7 +220,8 @@ inline Tensor dropout_at(const Tensor& given, float p, std::uint64_t seed, const
       float beta = 0;
       float* const dx = grad_buffer(sx, beta);
       drop_elements(dy.data(), dx, p, seed, at, beta);
-      backward.done_unary("dropout backward", "dropout", dy.shape(), &VectorCost::backward);
+      backward.done_priced("dropout backward", "dropout", dy.shape(), &VectorCost::backward,
+                           {dy.count()}, {dy.count()});
     });
   }
   return y;

@@ -196,8 +196,8 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      kernels::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
                                                      known.data(),
                                                      static_cast<float>(dy.item() / n), dx, beta);
-                     backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
-                                         &VectorCost::backward);
+                     backward.done_priced("cross_entropy backward", "cross_entropy", kl.shape(),
+                                          &VectorCost::backward, {kl.count(), rows}, {kl.count()});
                    });
   }
   return y;
