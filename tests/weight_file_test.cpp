@@ -419,6 +419,13 @@ TEST_CASE("a GGUF file's float32 epsilon is llama2.c's, and tiny groups keep the
   CHECK(model.config.norm_epsilon < 1e-5);  // 9.99999975e-06
   ts::save_llama2c(model, path);
   CHECK(apart(ts::load(path), model) == 0);
+  ts::LoadOptions options;  // rotary positions have no end
+  options.context = 4096;
+  CHECK(ts::load(path, options).config.context == 4096);
+  options.context = -1;
+  CHECK(error_of([&] { ts::load(path, options); }) ==
+        "load: \"" + path +
+            "\": a context of -1 tokens; 1 or more is right, or 0 for the file's 512");
   ts::ModelConfig c = small_config();
   c.norm_epsilon = 1.00001e-5;
   CHECK(error_of([&] {
