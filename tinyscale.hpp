@@ -440,7 +440,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <dirent.h>
 #include <exception>
+#include <fcntl.h>
 #include <functional>
 #include <initializer_list>
 #include <iostream>
@@ -451,9 +453,11 @@
 #include <sched.h>
 #include <stdexcept>
 #include <string>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -1877,6 +1881,7 @@ class SortedNames {
       : names_(static_cast<Names&&>(names)), order_(stable_order(names_)) {}
 
   std::size_t size() const { return names_.size(); }
+  const std::string& name(std::size_t place) const { return names_[place]; }
   // The place of that name among those given (of several the first), or none.
   std::size_t find(const std::string& name) const {
     std::size_t low = 0;
@@ -2670,8 +2675,11 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
 }}  // namespace tinyscale
 
 // >> tinyscale/base/save_file.hpp
-// A file that appears whole or not at all: written beside its place under another name, then
-// renamed. A link stays one, and what is no regular file (a folder, a device) is left alone.
+// A file that appears whole or not at all: written beside its place under a name that nothing has,
+// then renamed. A link stays one, an old file's permissions stay, and what is no regular file (a
+// folder, a device) or may not be written is left alone. Two that save to one place at once each
+// write a whole file; the last to end stays. What a killed program was writing stays beside, as
+// <path>.saving-<process>-<number>, until remove_abandoned().
 
 #if defined(__unix__) || defined(__APPLE__)
 #endif
@@ -2679,25 +2687,108 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Where saving to `path` ends: there, or at the file that a link there leads to.
+// Where saving to `path` ends: there, or at the file that a link there leads to. An old file that
+// may not be written is an Error: to replace one, a program only has to write the folder.
 inline std::string save_target(const char* function, const std::string& path) {
 #if defined(__unix__) || defined(__APPLE__)
   struct stat seen;
-  if (::lstat(path.c_str(), &seen) != 0 || S_ISREG(seen.st_mode)) {
+  if (::lstat(path.c_str(), &seen) != 0) {
     return path;
   }
-  char* const found = ::realpath(path.c_str(), nullptr);
-  std::string real = found != nullptr ? found : "";
-  std::free(found);
+  std::string real = path;
+  if (!S_ISREG(seen.st_mode)) {
+    char* const found = ::realpath(path.c_str(), nullptr);
+    real = found != nullptr ? found : "";
+    std::free(found);
+  }
   if (real.empty() || ::stat(real.c_str(), &seen) != 0 || !S_ISREG(seen.st_mode)) {
     fail({function, ": \"", path,
           "\" is there and is no regular file (a folder, a "
           "device, a link to nothing); a new name or an old file is right"});
   }
+  if (::access(real.c_str(), W_OK) != 0) {
+    fail({function, ": \"", path, "\" is there and may not be written: ", std::strerror(errno),
+          "; another name, or a file with permission to write is right"});
+  }
   return real;
 #else
   static_cast<void>(function);
   return path;
+#endif
+}
+
+// A new file beside the target, which no other program and no other save has; its name goes to
+// `name`. Null, and errno says why, if there can be none.
+inline std::FILE* open_beside(const std::string& target, std::string& name) {
+  for (int number = 0; number < 10000; ++number) {
+#if defined(__unix__) || defined(__APPLE__)
+    struct stat old;
+    const bool there = ::stat(target.c_str(), &old) == 0;
+    name = cat({target, ".saving-", static_cast<long>(::getpid()), "-", number});
+    // Nobody may read it who may not read the old file, from the first byte on.
+    const int file = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                            there ? S_IRUSR | S_IWUSR : 0666);
+    if (file >= 0) {
+      static_cast<void>(there ? ::fchmod(file, old.st_mode & 0777) : 0);
+      struct stat own;  // locked while it is written; gone: remove_abandoned() came between
+      const bool lost = ::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+      if (!lost && ::fstat(file, &own) == 0 && own.st_nlink > 0) {
+        return ::fdopen(file, "wb");
+      }
+      ::close(file);
+      continue;
+    }
+#else
+    name = cat({target, ".saving-", number});
+    if (std::FILE* const file = std::fopen(name.c_str(), "wbx")) {
+      return file;
+    }
+#endif
+    if (errno != EEXIST) {
+      break;
+    }
+  }
+  return nullptr;
+}
+
+#if defined(__unix__) || defined(__APPLE__)
+// Whether the name is `start` and then <process>-<number>.
+inline bool is_abandoned_name(const std::string& name, const std::string& start) {
+  int dashes = 0;
+  for (std::size_t i = start.size(); i < name.size(); ++i) {
+    dashes += name[i] == '-' ? 1 : 0;
+    if (name[i] != '-' && (name[i] < '0' || name[i] > '9')) {
+      return false;
+    }
+  }
+  return dashes == 1 && name.compare(0, start.size(), start) == 0;
+}
+#endif
+
+// Removes what killed programs were saving to `path`; what is being saved is locked, and stays.
+inline void remove_abandoned(const char* function, const std::string& path) {
+#if defined(__unix__) || defined(__APPLE__)
+  const std::string start = save_target(function, path) + ".saving-";
+  const std::size_t slash = start.rfind('/');
+  const std::size_t first = slash == std::string::npos ? 0 : slash + 1;
+  const std::string folder = start.substr(0, first);
+  DIR* const open_folder = ::opendir(folder.empty() ? "." : folder.c_str());
+  while (const dirent* entry = open_folder != nullptr ? ::readdir(open_folder) : nullptr) {
+    const std::string name = folder + entry->d_name;
+    const int file =
+        is_abandoned_name(name, start) ? ::open(name.c_str(), O_WRONLY | O_CLOEXEC) : -1;
+    if (file >= 0 && ::flock(file, LOCK_EX | LOCK_NB) == 0) {
+      ::unlink(name.c_str());
+    }
+    if (file >= 0) {
+      ::close(file);
+    }
+  }
+  if (open_folder != nullptr) {
+    ::closedir(open_folder);
+  }
+#else
+  static_cast<void>(function), static_cast<void>(path);
 #endif
 }
 
@@ -2707,10 +2798,10 @@ class SaveFile {
       : function_(function),
         path_(path),
         target_(save_target(function, path)),
-        beside_(target_ + ".saving"),
-        file_(std::fopen(beside_.c_str(), "wb")) {
-    if (file_ == nullptr) {
-      fail("; give a path in a folder that exists and can be written");
+        file_(open_beside(target_, beside_)) {
+    if (file_ == nullptr) {  // nothing beside is ours to remove
+      detail::fail({function_, ": cannot write \"", path_, "\": ", std::strerror(errno),
+                    "; give a path in a folder that exists and can be written"});
     }
   }
   SaveFile(const SaveFile&) = delete;
@@ -2731,20 +2822,38 @@ class SaveFile {
   // The new file takes its place.
   void finish() {
     std::FILE* const file = file_;
-    const bool flushed = std::fflush(file) == 0;
-    file_ = nullptr;
-    if (std::fclose(file) != 0 || !flushed) {
+    if (std::fflush(file) != 0 || !on_disk(file)) {
       fail("; the old file is as it was");
     }
-#if defined(_WIN32)
-    std::remove(target_.c_str());  // rename does not replace a file there
-#endif
+#if defined(__unix__) || defined(__APPLE__)
+    if (std::rename(beside_.c_str(), target_.c_str()) != 0) {  // before it is closed and unlocked
+      fail("; give a path to a file");
+    }
+    file_ = nullptr;
+    std::fclose(file);
+#else
+    file_ = nullptr;
+    if (std::fclose(file) != 0) {
+      fail("; the old file is as it was");
+    }
+    std::remove(target_.c_str());  // rename does not replace a file on Windows
     if (std::rename(beside_.c_str(), target_.c_str()) != 0) {
       fail("; give a path to a file");
     }
+#endif
   }
 
  private:
+  // Else a machine that stops could keep the new name without the bytes.
+  static bool on_disk(std::FILE* file) {
+#if defined(__unix__) || defined(__APPLE__)
+    return ::fsync(::fileno(file)) == 0 || (errno != EIO && errno != ENOSPC && errno != EDQUOT);
+#else
+    static_cast<void>(file);
+    return true;
+#endif
+  }
+
   [[noreturn]] void fail(const char* advice) {
     const std::string reason = std::strerror(errno);
     if (file_ != nullptr) {
@@ -3127,11 +3236,73 @@ inline std::string format_percent(double fraction) {
   return detail::printed('f', 1, 100 * fraction) + " %";
 }
 
-// The inside of a JSON string: quotes, backslashes and control characters escaped.
+namespace detail {
+
+constexpr std::uint32_t no_code_point = 0xFFFFFFFFU;  // of bytes that are not UTF-8
+
+// One character of a text: its code point and its bytes. A byte that begins no UTF-8 character is a
+// character by itself, of no class.
+struct CodePoint {
+  std::uint32_t code = 0;
+  std::uint32_t size = 1;
+};
+
+// The character at `at`, before `end`: at least one byte is there.
+inline CodePoint code_point(const char* text, std::size_t at, std::size_t end) {
+  const auto byte = [text, at](std::size_t i) {
+    return static_cast<std::uint32_t>(static_cast<unsigned char>(text[at + i]));
+  };
+  const std::uint32_t first = byte(0);
+  if (first < 0x80) {
+    return {first, 1};
+  }
+  const CodePoint none{no_code_point, 1};
+  const std::uint32_t size = first < 0xC2   ? 1
+                             : first < 0xE0 ? 2
+                             : first < 0xF0 ? 3
+                             : first < 0xF5 ? 4
+                                            : 1;
+  if (size == 1 || size > end - at) {
+    return none;
+  }
+  std::uint32_t code = first & (0x7FU >> size);
+  for (std::uint32_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xC0U) != 0x80U) {
+      return none;
+    }
+    code = code << 6 | (byte(i) & 0x3FU);
+  }
+  const bool good = size == 2 || (size == 3 && code >= 0x800 && (code < 0xD800 || code > 0xDFFF)) ||
+                    (size == 4 && code >= 0x10000 && code < 0x110000);
+  return good ? CodePoint{code, size} : none;
+}
+
+inline bool is_utf8(const std::string& text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const CodePoint point = code_point(text.data(), at, text.size());
+    if (point.code == no_code_point) {
+      return false;
+    }
+    at += point.size;
+  }
+  return true;
+}
+
+}  // namespace detail
+
+// The inside of a JSON string: quotes, backslashes and control characters escaped, bytes that are
+// no UTF-8 by U+FFFD.
 inline std::string json_escape(const std::string& text) {
   std::string out;
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
+  for (std::size_t at = 0, size = 1; at < text.size(); at += size) {
+    const detail::CodePoint point = detail::code_point(text.data(), at, text.size());
+    size = point.size;
+    const char c = text[at];
+    if (point.code == detail::no_code_point) {
+      out += "\xEF\xBF\xBD";
+    } else if (size > 1) {
+      out.append(text, at, size);
+    } else if (c == '"' || c == '\\') {
       out += '\\';
       out += c;
     } else if (c == '\n') {
@@ -14334,7 +14505,8 @@ inline float largest_stored(BlockFormat format) {
 
 namespace kernels {
 
-// The way back. A block cannot hold infinity, NaN, or more than its scale reaches: an Error.
+// The way back. A block cannot hold infinity, NaN, or more than its scale reaches: an Error, as is
+// a finite number beyond f16 or bf16.
 inline void quantize_blocks(BlockFormat format, std::int64_t count, const float* from,
                             std::uint8_t* to) {
   const std::int64_t bytes = block_row_bytes(format, count);
@@ -14345,7 +14517,14 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
   }
   if (layout.elements == 1) {
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::uint16_t code = format == BlockFormat::f16 ? to_f16(from[i]) : to_bf16(from[i]);
+      const bool half = format == BlockFormat::f16;
+      const std::uint16_t code = half ? to_f16(from[i]) : to_bf16(from[i]);
+      if ((code & 0x7fffU) > (half ? 0x7bffU : 0x7f7fU) &&
+          detail::is_finite(static_cast<double>(from[i]))) {
+        detail::fail({"quantize_blocks: element ", i, " is ", from[i], "; ", layout.name,
+                      " holds numbers of magnitude up to ",
+                      half ? from_f16(0x7bff) : from_bf16(0x7f7f)});
+      }
       std::memcpy(to + 2 * i, &code, 2);
     }
     return;
@@ -52210,8 +52389,7 @@ inline const char* sign_runs() {
          "5ck21nJ2";
 }
 
-constexpr std::uint32_t no_code_point = 0xFFFFFFFFU;  // of bytes that are not UTF-8
-constexpr std::uint32_t classified_end = 0x34000;     // from here on there is none of these
+constexpr std::uint32_t classified_end = 0x34000;  // from here on there is none of these
 
 // Gives the code points of the runs their class.
 inline void fill_runs(const char* runs, CharacterClass which, std::vector<CharacterClass>& of) {
@@ -52252,43 +52430,6 @@ struct CharacterClasses {
     }
   }
 };
-
-// One character of a text: its code point and its bytes. A byte that begins no UTF-8 character is a
-// character by itself, of no class.
-struct CodePoint {
-  std::uint32_t code = 0;
-  std::uint32_t size = 1;
-};
-
-// The character at `at`, before `end`: at least one byte is there.
-inline CodePoint code_point(const char* text, std::size_t at, std::size_t end) {
-  const auto byte = [text, at](std::size_t i) {
-    return static_cast<std::uint32_t>(static_cast<unsigned char>(text[at + i]));
-  };
-  const std::uint32_t first = byte(0);
-  if (first < 0x80) {
-    return {first, 1};
-  }
-  const CodePoint none{no_code_point, 1};
-  const std::uint32_t size = first < 0xC2   ? 1
-                             : first < 0xE0 ? 2
-                             : first < 0xF0 ? 3
-                             : first < 0xF5 ? 4
-                                            : 1;
-  if (size == 1 || size > end - at) {
-    return none;
-  }
-  std::uint32_t code = first & (0x7FU >> size);
-  for (std::uint32_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xC0U) != 0x80U) {
-      return none;
-    }
-    code = code << 6 | (byte(i) & 0x3FU);
-  }
-  const bool good = size == 2 || (size == 3 && code >= 0x800 && (code < 0xD800 || code > 0xDFFF)) ||
-                    (size == 4 && code >= 0x10000 && code < 0x110000);
-  return good ? CodePoint{code, size} : none;
-}
 
 // The UTF-8 bytes of a code point, at the end of `out`.
 inline void append_utf8(std::string& out, std::uint32_t code) {
@@ -54640,7 +54781,8 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
 
 // >> tinyscale/model/json.hpp
 // A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
-// numbers are doubles, a repeated key or anything after the value is an Error with its position.
+// numbers are doubles; a repeated key, bytes that are no UTF-8 or anything after the value is an
+// Error with its position.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -54680,22 +54822,59 @@ inline std::string exact_number(double value) { return printed('g', 17, value); 
 
 class JsonReader {
  public:
-  explicit JsonReader(const std::string& text) : text_(text) {}
+  // The text must outlive it; `who` stands before each error.
+  explicit JsonReader(const std::string& text, const std::string& who = std::string())
+      : text_(text), who_(who) {}
 
   Json whole() {
     Json value = read(0);
+    end();
+    return value;
+  }
+
+  // A large text that nobody vouches for is read field by field, each of a few values: two bytes of
+  // it may be a Json of a hundred. `visit` gets each name of the object that comes next, and takes
+  // its value by few_values() or each_field().
+  template <class Visit>
+  void each_field(const Visit& visit) {
+    std::vector<std::string> names;
+    if (!take('{')) {
+      fail("an object is missing");
+    }
+    if (!take('}')) {
+      do {
+        names.push_back(read_key());
+        visit(static_cast<const std::string&>(names.back()));
+      } while (take(','));
+      if (!take('}')) {
+        fail("a comma or } is missing");
+      }
+    }
+    const SortedNames sorted(static_cast<std::vector<std::string>&&>(names));
+    if (sorted.twice() != SortedNames::none) {
+      fail_twice(sorted.name(sorted.twice()));
+    }
+  }
+  bool at_object() { return peek() == '{'; }
+  Json few_values(std::size_t most) {
+    left_ = most_ = most;
+    Json value = read(1);
+    left_ = static_cast<std::size_t>(-1);
+    return value;
+  }
+  void end() {
     skip_space();
     if (at_ != text_.size()) {
       fail("text after the value");
     }
-    return value;
   }
+
   // After an Error: the byte that is wrong; of a key that stands twice, where its second value is.
   std::size_t position() const { return wrong_ > 0 ? wrong_ : at_; }
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    detail::fail({"json: ", what, " at byte ", static_cast<std::int64_t>(at_)});
+    detail::fail({who_, "json: ", what, " at byte ", static_cast<std::int64_t>(at_)});
   }
   void skip_space() {
     while (at_ < text_.size() &&
@@ -54721,6 +54900,9 @@ class JsonReader {
   Json read(int depth) {
     if (depth > 64) {
       fail("more than 64 levels");
+    }
+    if (left_-- == 0) {
+      fail(cat({"more than ", most_, " values in one field"}));
     }
     Json value;
     const char c = peek();
@@ -54748,13 +54930,7 @@ class JsonReader {
       return;
     }
     do {
-      if (peek() != '"') {
-        fail("a key must be a string");
-      }
-      std::string key = read_text();
-      if (!take(':')) {
-        fail("a colon is missing");
-      }
+      std::string key = read_key();
       value.fields.push_back({std::move(key), read(depth + 1)});
     } while (take(','));
     if (!take('}')) {
@@ -54763,11 +54939,25 @@ class JsonReader {
     check_unique(value);
   }
 
+  std::string read_key() {
+    if (peek() != '"') {
+      fail("a key must be a string");
+    }
+    std::string key = read_text();
+    if (!take(':')) {
+      fail("a colon is missing");
+    }
+    return key;
+  }
+
+  [[noreturn]] void fail_twice(const std::string& name) const {
+    fail(cat({"the key \"", name, "\" stands twice, before"}));
+  }
   void check_unique(const Json& object) {
     const std::size_t again = repeated(object.fields);
     if (again < object.fields.size()) {
       wrong_ = object.fields[again].value.at;
-      fail(cat({"the key \"", object.fields[again].name, "\" stands twice, before"}));
+      fail_twice(object.fields[again].name);
     }
   }
   // The first field whose name stood before; SortedNames::none when there is none.
@@ -54860,6 +55050,9 @@ class JsonReader {
     for (++at_; at_ < text_.size(); ++at_) {
       const char c = text_[at_];
       if (c == '"') {
+        if (!is_utf8(out)) {
+          fail("a string that is no UTF-8");
+        }
         ++at_;
         return out;
       }
@@ -54936,8 +55129,10 @@ class JsonReader {
   }
 
   const std::string& text_;
+  const std::string who_;
   std::size_t at_ = 0;
-  std::size_t wrong_ = 0;  // 0: at_
+  std::size_t left_ = static_cast<std::size_t>(-1), most_ = 0;  // values that may follow
+  std::size_t wrong_ = 0;                                       // 0: at_
 };
 
 }  // namespace detail
@@ -55380,6 +55575,11 @@ inline Llama2cHeader llama2c_header(const std::uint8_t* data, std::size_t size,
   std::memcpy(numbers, data, magic ? sizeof numbers : 28);
   if (magic) {
     h.version = numbers[1];
+    if (h.version == 0) {
+      fail({who,
+            "llama2.c version 0 after the letters 24ka; 1 or 2 is right there, a file of "
+            "version 0 begins with its sizes"});
+    }
     if (h.version != 1 && h.version != 2) {
       fail({who, "llama2.c version ", h.version, "; 0, 1 and 2 are known"});
     }
@@ -55532,7 +55732,8 @@ inline WeightFile read_llama2c(const std::string& path) {
 // >> tinyscale/model/safetensors.hpp
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
 // The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used. The
-// tensors stay in the file's mapping until they are read.
+// tensors stay in the file's mapping until they are read. A header takes at most 40 times its bytes
+// of memory while it is read.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -55594,24 +55795,20 @@ inline std::uint64_t safetensors_size(const std::string& dtype) {
   return 0;
 }
 
-// A whole number from 0 to 2^53 (where doubles stop being exact), or an Error.
+// A whole number from 0 to 2^53 - 1 (above, two of them may be the same double), or an Error.
 inline std::uint64_t json_whole(const Json& value, const std::string& who,
                                 const char* what = "a size") {
   const double n = value.number;
-  if (value.kind != Json::Kind::number || !(n >= 0 && n <= 9007199254740992.0) ||
+  if (value.kind != Json::Kind::number || !(n >= 0 && n <= 9007199254740991.0) ||
       static_cast<double>(static_cast<std::uint64_t>(n)) != n) {
-    detail::fail({who, ": ", what, " is not a whole number from 0 to 2^53"});
+    detail::fail({who, ": ", what, " is not a whole number from 0 to 2^53 - 1"});
   }
   return static_cast<std::uint64_t>(n);
 }
 
 // parse_json whose errors name the file.
 inline Json parse_named(const std::string& text, const std::string& who) {
-  try {
-    return parse_json(text);
-  } catch (const Error& error) {
-    detail::fail({who + error.what()});
-  }
+  return JsonReader(text, who).whole();
 }
 
 inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& value,
@@ -55680,7 +55877,7 @@ inline void check_cover(Safetensors& file, const std::string& who) {
   }
 }
 
-inline Json safetensors_header(const Safetensors& file, const std::string& who) {
+inline std::string safetensors_header(const Safetensors& file, const std::string& who) {
   std::uint64_t n = 0;
   if (file.bytes.size() < 8) {
     fail({who, file.bytes.size(), " bytes are no safetensors file; it begins with 8"});
@@ -55695,7 +55892,20 @@ inline Json safetensors_header(const Safetensors& file, const std::string& who) 
   if (n == 0 || file.bytes.data()[8] != '{') {
     detail::fail({who + "the header does not begin with {"});
   }
-  return parse_named(file.bytes.substr(8, static_cast<std::size_t>(n)), who);
+  return file.bytes.substr(8, static_cast<std::size_t>(n));
+}
+
+inline void read_safetensors_notes(Safetensors& file, JsonReader& header, const std::string& who) {
+  if (!header.at_object()) {
+    detail::fail({who + "__metadata__ is not an object of strings"});
+  }
+  header.each_field([&](const std::string& name) {
+    const Json note = header.few_values(64);
+    if (note.kind != Json::Kind::text) {
+      detail::fail({who, "metadata \"", name, "\" is not a string"});
+    }
+    file.metadata.push_back({name, note.text});
+  });
 }
 
 }  // namespace detail
@@ -55707,25 +55917,17 @@ inline Safetensors parse_safetensors(const Shared<MappedFile>& mapped, const std
   file.file = mapped;
   file.bytes = {mapped->data(), mapped->size()};
   const std::string who = detail::cat({"load: \"", path, "\": "});
-  const Json header = detail::safetensors_header(file, who);
-  std::uint64_t n = 0;
-  std::memcpy(&n, file.bytes.data(), 8);
-  file.data_start = 8 + static_cast<std::size_t>(n);
-  for (const JsonField& field : header.fields) {
-    if (field.name != "__metadata__") {
-      file.entries.push_back(detail::safetensors_entry(field.name, field.value, who));
-      continue;
+  const std::string text = detail::safetensors_header(file, who);
+  file.data_start = 8 + text.size();
+  detail::JsonReader header(text, who);
+  header.each_field([&](const std::string& name) {
+    if (name == "__metadata__") {
+      detail::read_safetensors_notes(file, header, who);
+    } else {
+      file.entries.push_back(detail::safetensors_entry(name, header.few_values(64), who));
     }
-    if (field.value.kind != Json::Kind::object) {
-      detail::fail({who + "__metadata__ is not an object of strings"});
-    }
-    for (const JsonField& note : field.value.fields) {
-      if (note.value.kind != Json::Kind::text) {
-        detail::fail({who, "metadata \"", note.name, "\" is not a string"});
-      }
-      file.metadata.push_back({note.name, note.value.text});
-    }
-  }
+  });
+  header.end();
   detail::check_cover(file, who);
   std::vector<std::string> names;
   for (const SafetensorsEntry& entry : file.entries) {
@@ -55785,6 +55987,14 @@ inline const char* safetensors_word(DType format) {
   }
 }
 
+// Replaced bytes could make two names one.
+inline void check_text(const char* what, const std::string& text) {
+  if (!is_utf8(text)) {
+    fail({"save: the ", what, " \"", json_escape(text.substr(0, 64)),
+          "\" is no UTF-8, which the format asks for"});
+  }
+}
+
 inline std::string safetensors_text(const List<Parameter>& tensors,
                                     const List<SafetensorsNote>& metadata, DType format) {
   const char* const word = safetensors_word(format);
@@ -55806,8 +56016,9 @@ inline std::string safetensors_text(const List<Parameter>& tensors,
   return json;
 }
 
-// The numbers, each rounded to the nearest of the format.
-inline void write_numbers(SaveFile& file, std::int64_t count, const float* from, DType format) {
+// The numbers, each rounded to the nearest of the format. A finite one that has none is an Error.
+inline void write_numbers(SaveFile& file, const std::string& name, std::int64_t count,
+                          const float* from, DType format) {
   if (format == DType::f32) {
     file.write(from, 4 * static_cast<std::size_t>(count));
     return;
@@ -55816,7 +56027,13 @@ inline void write_numbers(SaveFile& file, std::int64_t count, const float* from,
   for (std::int64_t i = 0; i < count; i += 1024) {
     const std::int64_t n = count - i < 1024 ? count - i : 1024;
     for (std::int64_t j = 0; j < n; ++j) {
-      codes[j] = format == DType::bf16 ? to_bf16(from[i + j]) : to_f16(from[i + j]);
+      const float x = from[i + j];
+      codes[j] = format == DType::bf16 ? to_bf16(x) : to_f16(x);
+      const std::uint32_t most = format == DType::bf16 ? 0x7f7fU : 0x7bffU;
+      if ((codes[j] & 0x7fffU) > most && is_finite(double{x})) {
+        fail({"save: \"", name, "\" holds ", x, ", which ", format, " cannot: its largest is ",
+              format == DType::bf16 ? from_bf16(0x7f7f) : from_f16(0x7bff), "; f32 holds it"});
+      }
     }
     file.write(codes, 2 * static_cast<std::size_t>(n));
   }
@@ -55830,12 +56047,19 @@ inline void write_safetensors(const std::string& path, const List<Parameter>& te
                               const List<SafetensorsNote>& metadata, DType format = DType::f32) {
   detail::NameTable names, notes;
   for (const Parameter& tensor : tensors) {
+    detail::check_text("tensor", tensor.name);
+    if (!tensor.value.defined()) {
+      detail::fail({"save: the tensor \"", tensor.name,
+                    "\" is empty (default-constructed); give one with a shape"});
+    }
     if (tensor.name == "__metadata__" || ++names[tensor.name] > 1) {
       detail::fail({"save: a tensor is called \"", tensor.name,
                     "\"; names that differ, and not __metadata__, are right"});
     }
   }
   for (const SafetensorsNote& note : metadata) {
+    detail::check_text("note", note.name);
+    detail::check_text("text of a note", note.text);
     if (++notes[note.name] > 1) {
       detail::fail({"save: two notes are called \"", note.name, "\"; one is right"});
     }
@@ -55847,7 +56071,7 @@ inline void write_safetensors(const std::string& path, const List<Parameter>& te
   file.write(json.data(), json.size());
   for (const Parameter& tensor : tensors) {
     const Tensor value = contiguous(tensor.value);
-    detail::write_numbers(file, value.count(), value.data(), format);
+    detail::write_numbers(file, tensor.name, value.count(), value.data(), format);
   }
   file.finish();
 }
@@ -56499,6 +56723,10 @@ constexpr const char* tokenizer_words[] = {"characters",    "bytes",         "by
 inline std::string json_texts(const std::vector<std::string>& texts) {
   std::string json = "[";
   for (const std::string& text : texts) {
+    if (!is_utf8(text)) {  // a replaced byte would make it another token
+      fail({"save: the tokenizer has \"", json_escape(text.substr(0, 64)),
+            "\", which is no UTF-8 and no JSON can hold"});
+    }
     json += json.size() > 1 ? ",\"" : "\"";
     json += json_escape(text);
     json += '"';
@@ -56750,6 +56978,10 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
     if (token.empty() && type == TokenType::unused) {
       continue;  // an id without a token
     }
+    if (!detail::is_utf8(token)) {
+      detail::fail({"save_tokenizer: token ", id, " is \"", json_escape(token),
+                    "\", which is no UTF-8 and no JSON can hold"});
+    }
     if (++names[token] > 1 ||
         (data.kind == TokenizerKind::characters && token == detail::word_mark)) {
       detail::fail({"save_tokenizer: token ", id, " is \"", token,
@@ -56932,6 +57164,9 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   }
   if (json.find("rope_factors") != nullptr) {
     for (const Json& factor : config_field(json, "rope_factors", Json::Kind::list, who).list) {
+      if (factor.kind != Json::Kind::number) {
+        fail({who, "its config has rope_factors that are no numbers"});
+      }
       c.rope_factors.push_back(static_cast<float>(factor.number));
     }
   }
@@ -57367,7 +57602,12 @@ inline void skip_gguf_items(GgufBytes& in, GgufKind kind, std::uint64_t count, i
   const std::uint64_t least = fixed > 0 ? fixed : kind == GgufKind::text ? 8 : 12;
   in.check_count(count, least, cat({name_of(kind), " items of ", what}));
   if (fixed > 0) {
-    in.take(fixed * count, what);
+    const std::uint8_t* const items = in.take(fixed * count, what);
+    for (std::uint64_t i = 0; kind == GgufKind::boolean && i < count; ++i) {
+      if (items[i] > 1) {
+        in.wrong(cat({what, " has a bool of ", static_cast<int>(items[i]), "; 0 or 1 is right"}));
+      }
+    }
     return;
   }
   if (kind == GgufKind::list && depth == 4) {
@@ -57406,10 +57646,6 @@ inline GgufValue read_gguf_value(GgufBytes& in, std::uint64_t number) {
   const std::uint64_t bytes = ahead.position() - in.position();
   value.bytes.assign(reinterpret_cast<const char*>(in.take(bytes, what)),
                      static_cast<std::size_t>(bytes));
-  if (value.kind == GgufKind::boolean && (value.bytes[0] & 0xfe) != 0) {
-    in.wrong(cat(
-        {what, " is a bool of ", static_cast<int>(value.bytes[0] & 0xff), "; 0 or 1 is right"}));
-  }
   return value;
 }
 
@@ -57548,9 +57784,10 @@ inline Gguf parse_gguf(const std::uint8_t* data, std::size_t size, const std::st
   in.take(4, "magic");
   file.version = in.word("version");
   if (file.version != 2 && file.version != 3) {
-    in.wrong(detail::cat({"GGUF version ", file.version,
-                          (file.version & 0xffff) == 0 ? " (of the other byte order)" : "",
-                          "; 2 or 3 is right"}));
+    in.wrong(detail::cat(
+        {"GGUF version ", file.version,
+         file.version != 0 && (file.version & 0xffff) == 0 ? " (of the other byte order)" : "",
+         "; 2 or 3 is right"}));
   }
   const std::uint64_t tensors = in.long_word("count of tensors");
   const std::uint64_t keys = in.long_word("count of keys");
@@ -58090,6 +58327,10 @@ inline std::uint32_t gguf_type_id(BlockFormat format) {
 
 // Bytes of a tensor in its format; its rows must be whole blocks.
 inline std::uint64_t gguf_source_bytes(const GgufSource& source) {
+  if (!source.value.defined()) {
+    fail({"write_gguf: tensor ", shown_name(source.name),
+          " is empty (default-constructed); give one with a shape"});
+  }
   const Shape& shape = source.value.shape();
   const std::int64_t row = shape.empty() ? 1 : shape[-1];
   if (shape.size() > 4 || shape.count() == 0 || source.name.empty() || source.name.size() > 64) {
@@ -58121,6 +58362,7 @@ inline std::string gguf_header(const List<GgufValue>& metadata, const List<GgufS
   }
   std::uint64_t at = 0;
   for (const GgufSource& source : tensors) {
+    const std::uint64_t bytes = gguf_source_bytes(source);  // checks it
     const Shape& shape = source.value.shape();
     append_gguf_text(out, source.name);
     append_word(out, static_cast<std::uint32_t>(shape.size()));
@@ -58129,7 +58371,7 @@ inline std::string gguf_header(const List<GgufValue>& metadata, const List<GgufS
     }
     append_word(out, gguf_type_id(source.format));
     append_long(out, at);
-    at += (gguf_source_bytes(source) + 31) / 32 * 32;
+    at += (bytes + 31) / 32 * 32;
   }
   out.append((32 - out.size() % 32) % 32, '\0');
   return out;
@@ -58164,7 +58406,11 @@ inline void write_gguf(const std::string& path, const List<GgufValue>& metadata,
   for (const GgufSource& source : tensors) {
     const Tensor value = contiguous(source.value);
     List<std::uint8_t> bytes((detail::gguf_source_bytes(source) + 31) / 32 * 32);
-    kernels::quantize_blocks(source.format, value.count(), value.data(), bytes.data());
+    try {
+      kernels::quantize_blocks(source.format, value.count(), value.data(), bytes.data());
+    } catch (const Error& error) {
+      detail::fail({"write_gguf: tensor ", detail::shown_name(source.name), ": ", error.what()});
+    }
     file.write(bytes.data(), bytes.size());
   }
   file.finish();
@@ -58293,12 +58539,17 @@ class NpyDict {
           wrong("a size is above 2^60");
         }
       }
-      if (at_ == begin || shape.size() == Shape::max_dims) {
+      const bool zeros = at_ > begin + 1 && text_[begin] == '0';  // 03 is no number in Python
+      if (at_ == begin || zeros || shape.size() == Shape::max_dims) {
         wrong(cat({"a size is right here, at most ", Shape::max_dims, " of them"}));
       }
+      at_ += at_ < text_.size() && text_[at_] == 'L' ? 1U : 0U;  // as Python 2 wrote it
       shape.push_back(n);
       if (!next(',')) {
         want(')');
+        if (shape.size() == 1) {  // (3) is a number, (3,) a tuple
+          wrong("a comma is right after the only size");
+        }
         break;
       }
     }
@@ -58413,6 +58664,9 @@ inline Tensor read_npy(const std::string& path) {
 
 // Version 1, '<f4', C order, data at a multiple of 64.
 inline void write_npy(const std::string& path, const Tensor& value) {
+  if (!value.defined()) {
+    detail::fail({"write_npy: the tensor is empty (default-constructed); give one with a shape"});
+  }
   std::string shape;
   for (const std::int64_t dim : value.shape()) {
     shape += detail::cat({shape.empty() ? "" : " ", dim, ","});
@@ -60898,14 +61152,7 @@ class ConfigFile {
   }
   double number_or(const char* key, double least, double below, double otherwise) const {
     const Json* value = find(key);
-    if (value == nullptr) {
-      return otherwise;
-    }
-    const double n = value->number;
-    if (value->kind != Json::Kind::number || !(n >= least && n < below)) {
-      refuse(*value, key, cat({"a number from ", least, " and below ", below, " is right"}));
-    }
-    return n;
+    return value == nullptr ? otherwise : number(*value, key, least, below);
   }
   bool flag_or(const char* key, bool otherwise) const {
     const Json* value = find(key);
@@ -60915,6 +61162,26 @@ class ConfigFile {
   std::string word_or(const char* key, const char* otherwise) const {
     const Json* value = find(key);
     return value == nullptr ? otherwise : kind(*value, key, Json::Kind::text, "a text").text;
+  }
+  // The object under that key, or null.
+  const Json* object(const char* key) const {
+    const Json* value = find(key);
+    return value == nullptr ? nullptr : &kind(*value, key, Json::Kind::object, "an object of keys");
+  }
+  // Of an object under `parent`, as number_or and word_or.
+  double number_in(const Json& object, const char* parent, const char* key, double least,
+                   double below, double otherwise) const {
+    const Json* value = object.find(key);
+    return value == nullptr || value->kind == Json::Kind::null
+               ? otherwise
+               : number(*value, cat({parent, ".", key}), least, below);
+  }
+  std::string word_in(const Json& object, const char* parent, const char* key,
+                      const std::string& otherwise) const {
+    const Json* value = object.find(key);
+    return value == nullptr || value->kind == Json::Kind::null
+               ? otherwise
+               : kind(*value, cat({parent, ".", key}), Json::Kind::text, "a text").text;
   }
   const List<Json>* list(const char* key) const {
     const Json* value = find(key);
@@ -60936,7 +61203,15 @@ class ConfigFile {
   }
 
  private:
-  [[noreturn]] void refuse(const Json& value, const char* key, const std::string& right) const {
+  double number(const Json& value, const std::string& key, double least, double below) const {
+    const double n = value.number;
+    if (value.kind != Json::Kind::number || !(n >= least && n < below)) {
+      refuse(value, key, cat({"a number from ", least, " and below ", below, " is right"}));
+    }
+    return n;
+  }
+  [[noreturn]] void refuse(const Json& value, const std::string& key,
+                           const std::string& right) const {
     wrong(value.at, cat({key, " is ", shown(value), "; ", right}));
   }
   [[noreturn]] void wrong(std::size_t at, const std::string& sentence) const {
@@ -60946,7 +61221,8 @@ class ConfigFile {
     }
     fail({file_, ":", line, ": ", sentence});
   }
-  const Json& kind(const Json& value, const char* key, Json::Kind right, const char* words) const {
+  const Json& kind(const Json& value, const std::string& key, Json::Kind right,
+                   const char* words) const {
     if (value.kind != right) {
       refuse(value, key, cat({words, " is right"}));
     }
@@ -61080,7 +61356,7 @@ class ConfigReader {
   void finish_gpt(bool neox, bool opt, bool bloom, bool gptj) {
     if (neox) {
       c_.rope_theta = file_.number_or("rotary_emb_base", 1, 1e30, 10000);
-      note(file_.number_or("rotary_pct", 0, 1.5, 0.25) < 1, "positions on a part of each head");
+      read_turns(file_.number_or("rotary_pct", 0, 1.5, 0.25));
       note(file_.flag_or("use_parallel_residual", true), "attention and feed-forward side by side");
       if (!file_.flag_or("attention_bias", true)) {
         file_.refuse("attention_bias", "true is right: others cannot be counted");
@@ -61118,14 +61394,15 @@ class ConfigReader {
     c_.width = file_.whole("hidden_size", 1, config_size);
     c_.heads = gemma3 ? file_.whole_or("num_attention_heads", 1, config_few, 8)
                       : file_.whole("num_attention_heads", 1, config_few);
-    c_.kv_heads = file_.whole_or("num_key_value_heads", 1, config_few, gemma3 ? 4 : c_.heads);
+    c_.kv_heads = file_.whole_or("num_key_value_heads", 1, config_few, left_out_kv_heads());
     divides("num_attention_heads", c_.heads, "num_key_value_heads", c_.kv_heads);
     c_.context = gemma3 ? file_.whole_or("max_position_embeddings", 1, config_size, 131072)
                         : file_.whole("max_position_embeddings", 1, config_size);
     c_.tied = file_.flag_or("tie_word_embeddings", gemma);
     c_.qk_norm = is("qwen3") || gemma3;
-    c_.norm_epsilon = file_.number_or("rms_norm_eps", 1e-30, 1, is("mixtral") ? 1e-5 : 1e-6);
-    read_head(gemma || is("qwen3"));
+    c_.norm_epsilon =
+        file_.number_or("rms_norm_eps", 1e-30, 1, is("mixtral") || is("phi3") ? 1e-5 : 1e-6);
+    read_head(gemma || type_ == "qwen3");
     read_mixture();
     read_rotary(gemma3 || is("mixtral") ? 1e6 : 1e4);
     read_windows();
@@ -61137,6 +61414,22 @@ class ConfigReader {
       note(true, "embeddings times the root of the width");
       note(is("gemma2"), "scores with a soft cap");
     }
+  }
+
+  // A key that is null stands for as many as heads in all but Gemma.
+  std::int64_t left_out_kv_heads() const {
+    static const struct {
+      const char* type;
+      std::int64_t heads;
+    } known[] = {{"gemma", 16},  {"gemma2", 4},   {"gemma3", 4}, {"gemma3_text", 4},
+                 {"mistral", 8}, {"mixtral", 8},  {"qwen2", 32}, {"qwen2_moe", 16},
+                 {"qwen3", 32},  {"qwen3_moe", 4}};
+    for (const auto& row : known) {
+      if (type_ == row.type && (is("gemma") || !file_.has("num_key_value_heads"))) {
+        return row.heads;
+      }
+    }
+    return c_.heads;
   }
 
   void read_head(bool own_default) {
@@ -61220,7 +61513,8 @@ class ConfigReader {
   }
   void read_shared_expert() {
     const char* key = "shared_expert_intermediate_size";
-    const std::int64_t shared = file_.whole_or(key, 0, config_size, 0);
+    const std::int64_t shared =
+        file_.whole_or(key, 0, config_size, is("qwen2") && !file_.has(key) ? 5632 : 0);
     if (shared > 0) {
       divides(key, shared, "moe_intermediate_size", c_.expert_hidden);
       c_.shared_experts = static_cast<int>(shared / c_.expert_hidden);
@@ -61231,26 +61525,37 @@ class ConfigReader {
 
   void read_rotary(double theta) {
     c_.rope_theta = file_.number_or("rope_theta", 1e-30, 1e30, theta);
-    for (const char* key : {"rope_scaling", "rope_parameters"}) {  // newer files have the latter
-      const Json* turns = file_.find(key);
+    read_turns(file_.number_or("partial_rotary_factor", 0, 1.5, 1));
+  }
+
+  // rope_scaling, or rope_parameters of newer files, which may have the frequencies, too. `part`:
+  // of each head that turns, where they do not say.
+  void read_turns(double part) {
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+      const Json* turns = file_.object(key);
       if (turns == nullptr || turns->fields.empty()) {
         continue;
       }
-      const Json* given = turns->find("rope_theta");
-      if (given != nullptr && given->number > 0 && given->number < 1e30) {
-        c_.rope_theta = given->number;
+      bool nested = false;  // an object for each kind of layer
+      for (const JsonField& field : turns->fields) {
+        nested = nested || field.value.kind == Json::Kind::object;
       }
-      const Json* type = turns->find("rope_type");
-      type = type != nullptr ? type : turns->find("type");
-      const std::string kind = type != nullptr ? type->text : key[5] == 'p' ? "default" : "";
+      if (nested) {
+        note(true, "rotary positions that differ by layer");
+        continue;
+      }
+      c_.rope_theta = file_.number_in(*turns, key, "rope_theta", 1e-30, 1e30, c_.rope_theta);
+      part = file_.number_in(*turns, key, "partial_rotary_factor", 0, 1.5, part);
+      const std::string otherwise = key[5] == 'p' ? "default" : "";
+      const std::string kind =
+          file_.word_in(*turns, key, "rope_type", file_.word_in(*turns, key, "type", otherwise));
       if ((kind == "linear" || kind == "llama3") && !c_.latent()) {
         read_rope_factors(key, *turns, kind == "llama3");
       } else {
         note(kind != "default", "scaled rotary positions");
       }
     }
-    note(file_.number_or("partial_rotary_factor", 0, 1.5, 1) < 1,
-         "positions on a part of each head");
+    note(part < 1, "positions on a part of each head");
   }
 
   // linear: all frequencies over the factor. llama3: those with less than `low` turns in the old
@@ -61258,12 +61563,11 @@ class ConfigReader {
   // modeling_rope_utils).
   void read_rope_factors(const char* key, const Json& turns, bool llama3) {
     const auto number = [&](const char* name) {
-      const Json* value = turns.find(name);
-      if (value == nullptr || value->kind != Json::Kind::number || !(value->number > 0) ||
-          value->number >= 1e30) {
+      const double value = file_.number_in(turns, key, name, 1e-30, 1e30, 0);
+      if (!(value > 0)) {
         file_.fail_at(key, cat({key, " lacks ", name, "; a number above 0 is right"}));
       }
-      return value->number;
+      return value;
     };
     const double factor = number("factor");
     const double low = llama3 ? number("low_freq_factor") : 0;
@@ -61286,7 +61590,8 @@ class ConfigReader {
   }
 
   // Gemma 2 has a window in every second layer, Gemma 3 in five of six; Qwen when it says so, from
-  // layer max_window_layers on; the others in all. `layer_types` says it layer by layer.
+  // layer max_window_layers on; Qwen 3's mixtures and the others in all. `layer_types` says it
+  // layer by layer.
   void read_windows() {
     if (is("gemma2") || is("gemma3")) {
       c_.window = file_.whole_or("sliding_window", 1, config_size, 4096);
@@ -61297,8 +61602,8 @@ class ConfigReader {
       const bool left_out = (is("mistral") || is("qwen")) && !file_.has("sliding_window");
       c_.window = file_.whole_or("sliding_window", 1, config_size, left_out ? 4096 : 0);
       const bool listed = file_.list("layer_types") != nullptr;
-      const std::int64_t first =
-          is("qwen") && !listed ? file_.whole_or("max_window_layers", 0, config_few, 28) : 0;
+      const bool from = is("qwen") && type_ != "qwen3_moe" && !listed;
+      const std::int64_t first = from ? file_.whole_or("max_window_layers", 0, config_few, 28) : 0;
       c_.window = first < c_.layers ? c_.window : 0;
       if (c_.window > 0 && first > 0) {
         file_.refuse("max_window_layers", cat({"0 or all layers, ", c_.layers, ", are right"}));
@@ -61899,7 +62204,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 // How the matrices of a loaded model are kept. Norms, biases, positions and routers are f32 always.
 enum class Weights {
   f32,        // float32 in memory: it learns
-  as_stored,  // in the file's mapping, in the file's format
+  as_stored,  // in the file's mapping and format: the file must not shrink while the model lives
   bf16,
   int8,  // with one scale a group of columns
   int4
@@ -62110,6 +62415,10 @@ class ModelLoader {
     }
   }
   void check_tied(const StoredTensor& head, const StoredTensor& table) const {
+    if (head.shape == table.shape && head.type != table.type) {
+      fail({who_, "\"", head.stored, "\" is ", head.type, ", the embedding ", table.type,
+            ", and the config says tied; both of one type or tied false is right"});
+    }
     bool same = head.shape == table.shape && head.type == table.type &&
                 head.transposed == table.transposed && head.group == table.group;
     const std::int64_t row = same ? row_bytes(head) : 0;
@@ -62210,9 +62519,13 @@ inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const
 
 // A shorter context needs fewer learned positions, and no window that is as long.
 inline void set_context(ModelConfig& config, std::int64_t context, const std::string& who) {
-  if (context < 0 || (config.position == Position::learned && context > config.context)) {
+  if (config.position == Position::learned && (context < 0 || context > config.context)) {
     fail({who, "a context of ", context, " tokens; up to ", config.context,
           " is right, or 0 for all"});
+  }
+  if (context < 0) {  // rotary positions go on beyond the file's
+    fail({who, "a context of ", context, " tokens; 1 or more is right, or 0 for the file's ",
+          config.context});
   }
   config.context = context > 0 ? context : config.context;
   if (config.window >= config.context) {
@@ -62572,8 +62885,12 @@ inline std::string beyond_llama2c(const ModelConfig& c) {
   add(c.query_width() != c.width, "heads that are not the width together");
   add(c.window > 0, "layers with a window");
   add(!c.rope_factors.empty(), "scaled rotary frequencies");
-  add(c.rope_theta < 10000 || c.rope_theta > 10000, "a rope_theta other than 10000");
-  add(c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5, "a norm_epsilon other than 1e-05");
+  const auto other = [](double value, float right) {  // as float32, which GGUF files have
+    const float small = static_cast<float>(value);
+    return small < right || small > right;
+  };
+  add(other(c.rope_theta, 10000.0f), "a rope_theta other than 10000");
+  add(other(c.norm_epsilon, 1e-5f), "a norm_epsilon other than 1e-05");
   return all;
 }
 
@@ -62638,7 +62955,8 @@ inline void write_llama2c_groups(SaveFile& file, std::int64_t count, const float
     }
     const float scale = most / 127.0f;
     for (std::int64_t i = first; i < first + group; ++i) {
-      const float code = scale > 0.0f ? std::nearbyint(from[i] / scale) : 0.0f;
+      float code = scale > 0.0f ? std::nearbyint(from[i] / scale) : 0.0f;
+      code = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;  // of a subnormal scale
       codes[static_cast<std::size_t>(i)] = static_cast<std::int8_t>(code);
     }
     scales.push_back(scale);
@@ -69735,19 +70053,40 @@ inline void read_progress(const Json& notes, TrainState& state, TrainReport& rep
 inline std::string json_word(const Json* value) {
   return value == nullptr                     ? "nothing"
          : value->kind == Json::Kind::text    ? value->text
+         : value->kind == Json::Kind::list    ? cat({value->list.size(), " numbers"})
          : value->kind == Json::Kind::boolean ? (value->number != 0 ? "true" : "false")
                                               : cat({value->number});
 }
 
-inline void check_same_model(const Json& there, const ModelConfig& config, const std::string& who) {
-  for (const JsonField& field : parse_json(config_json(config)).fields) {
-    const Json* const other = there.find(field.name);
-    const Json& own = field.value;
-    const bool same = other != nullptr && other->kind == own.kind && other->text == own.text &&
-                      !(other->number < own.number) && !(other->number > own.number);
-    if (!same && field.name != "name") {
-      fail({who, "its model has ", field.name, " ", json_word(other), ", this one ",
-            json_word(&own), "; resume the model that was saved"});
+// One field of a config, in the file and here; null: not there. Of lists of one length an Error
+// names the item.
+inline void check_same_field(const std::string& name, const Json* there, const Json* own,
+                             const std::string& who) {
+  const bool both = there != nullptr && own != nullptr && there->kind == own->kind;
+  bool same = both && there->text == own->text && !(there->number < own->number) &&
+              !(there->number > own->number) && there->list.size() == own->list.size();
+  for (std::size_t i = 0; same && i < own->list.size(); ++i) {
+    check_same_field(cat({name, "[", i, "]"}), &there->list[i], &own->list[i], who);
+  }
+  if (!same) {
+    fail({who, "its model has ", name, " ", json_word(there), ", this one ", json_word(own),
+          "; resume the model that was saved"});
+  }
+}
+
+// Both as config_json writes them, which leaves out what is as in most models.
+inline void check_same_model(const std::string& text, const ModelConfig& config,
+                             const std::string& who) {
+  const Json there = parse_json(config_json(config_from_json(text, who)));
+  const Json own = parse_json(config_json(config));
+  for (const JsonField& field : own.fields) {
+    if (field.name != "name") {
+      check_same_field(field.name, there.find(field.name), &field.value, who);
+    }
+  }
+  for (const JsonField& field : there.fields) {
+    if (own.find(field.name) == nullptr) {
+      check_same_field(field.name, &field.value, nullptr, who);
     }
   }
 }
@@ -69788,6 +70127,7 @@ class TrainCheckpoint {
     data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
     data_.push_back({"text", text_mark(text)});
     const SaveFile probe("train", path());  // now, not after the first hour
+    remove_abandoned("train", path());      // of a training that was killed
   }
 
   // Where the training stood, its weights put in the model and its losses in the report; the start,
@@ -69804,7 +70144,7 @@ class TrainCheckpoint {
     if (config == nullptr || training == nullptr) {
       fail({who, "it holds no training to resume; give the checkpoint of one, or resume false"});
     }
-    check_same_model(parse_named(*config, who), model.config, who);
+    check_same_model(*config, model.config, who);
     const Json notes = parse_named(*training, who);
     for (const SafetensorsNote& own : data_) {
       const Json& note = training_note(notes, own.name.c_str(), Json::Kind::text, who);

@@ -326,6 +326,11 @@ TEST_CASE("text: numbers as people read them") {
   CHECK(ts::format_count(-0.2) == "0");
   CHECK(ts::format_count(15e12) == "15,000,000,000,000");
   CHECK(ts::format_percent(0.123) == "12.3 %");
+  const std::string none = "\xEF\xBF\xBD";  // for each byte that is no UTF-8
+  CHECK(ts::json_escape("\xC3\xA9 \xF0\x9F\x98\x80") == "\xC3\xA9 \xF0\x9F\x98\x80");
+  CHECK(ts::json_escape("a\xff\"") == "a" + none + "\\\"");
+  CHECK(ts::json_escape("\xC3") == none);
+  CHECK(ts::json_escape("\xC0\x80\xED\xA0\x80") == none + none + none + none + none);
   CHECK(ts::json_escape("a\"b\\c\nd\te\x01") == "a\\\"b\\\\c\\nd\\te\\u0001");
 }
 

@@ -218,6 +218,13 @@ TEST_CASE("what no block can hold is an error that names the element") {
   x[5] = 3000.0f;
   CHECK(error_of([&] { stored(BlockFormat::nvfp4, x); }) ==
         "quantize_blocks: element 5 is 3000; blocks of nvfp4 hold numbers of magnitude up to 2688");
+  x[5] = -65520.0f;
+  CHECK(error_of([&] { stored(BlockFormat::f16, x); }) ==
+        "quantize_blocks: element 5 is -65520; f16 holds numbers of magnitude up to 65504");
+  x[5] = std::numeric_limits<float>::max();
+  CHECK(error_of([&] { stored(BlockFormat::bf16, x); }) ==
+        "quantize_blocks: element 5 is 3.40282347e+38; bf16 holds numbers of magnitude up to "
+        "3.38953139e+38");
   CHECK(error_of([&] { stored(BlockFormat::q4_k, x); }) ==
         "block_row_bytes: a row of 64 elements in q4_K; a multiple of 256 is right");
   x[5] = inf;

@@ -1,8 +1,10 @@
 // Files: what save() writes load() gives back, and a file that lies is refused with a reason.
 #include <doctest/doctest.h>
 
+#include <dirent.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <clocale>
@@ -44,6 +46,29 @@ std::string refusal(const std::string& bytes) {
 
 std::string json_error(const std::string& json) {
   return error_of([&] { ts::parse_json(json); });
+}
+
+// Files beside `path` whose names go on after its own.
+std::vector<std::string> beside(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  const std::string folder = path.substr(0, slash), name = path.substr(slash + 1);
+  std::vector<std::string> found;
+  DIR* const open = opendir(folder.c_str());
+  REQUIRE(open != nullptr);
+  while (const dirent* entry = readdir(open)) {
+    const std::string each = entry->d_name;
+    if (each.size() > name.size() && each.compare(0, name.size(), name) == 0) {
+      found.push_back(each);
+    }
+  }
+  closedir(open);
+  return found;
+}
+
+mode_t mode_of(const std::string& path) {
+  struct stat seen;
+  REQUIRE(stat(path.c_str(), &seen) == 0);
+  return seen.st_mode & 0777;
 }
 
 ts::Transformer small() {
@@ -139,13 +164,137 @@ TEST_CASE("a save that fails leaves the old file whole") {
   std::signal(SIGXFSZ, SIG_DFL);
   CHECK(error == "save: cannot write \"" + path + "\": File too large; the old file is as it was");
   CHECK(ts::detail::read_file(path, "test") == before);
-  CHECK(access((path + ".saving").c_str(), F_OK) != 0);
+  CHECK(beside(path).empty());
   model.save(path);
   CHECK(ts::detail::read_file(path, "test") != before);
   std::remove(path.c_str());
   CHECK(error_of([&] { model.save("no/such/folder/m.safetensors"); }) ==
         "save: cannot write \"no/such/folder/m.safetensors\": No such file or directory; give a "
         "path in a folder that exists and can be written");
+}
+
+TEST_CASE("two saves at once each write a whole file, and no other file is touched") {
+  const std::string path = temporary("both"), text = "a file of the user's own";
+  write_file(path + ".saving", text);
+  {
+    ts::detail::SaveFile first("first", path), second("second", path);
+    CHECK(beside(path).size() == 3);
+    first.write("first", 5);
+    second.write("second", 6);
+    first.finish();
+    CHECK(ts::detail::read_file(path, "test") == "first");
+    second.finish();
+    CHECK(ts::detail::read_file(path, "test") == "second");
+    const ts::detail::SaveFile dropped("third", path);
+    CHECK(beside(path).size() == 2);
+  }
+  CHECK(ts::detail::read_file(path + ".saving", "test") == text);
+  CHECK(ts::detail::read_file(path, "test") == "second");
+  CHECK(beside(path).size() == 1);
+  std::remove((path + ".saving").c_str());
+  std::remove(path.c_str());
+}
+
+TEST_CASE("what a killed program was saving is removed, and no other file") {
+  const std::string path = temporary("killed");
+  for (const char* end : {"", ".saving-", ".saving-12", ".saving-12-3-4", ".saving-12-x"}) {
+    write_file(path + end, "kept");
+  }
+  const std::size_t kept = beside(path).size();
+  write_file(path + ".saving-12-3", "half");
+  {
+    ts::detail::SaveFile now("now", path);
+    ts::detail::remove_abandoned("test", path);
+    CHECK(beside(path).size() == kept + 1);  // what is being saved stays
+    now.write("now", 3);
+    now.finish();
+  }
+  CHECK(ts::detail::read_file(path, "test") == "now");
+  CHECK(beside(path).size() == kept);
+  for (const char* end : {"", ".saving-", ".saving-12", ".saving-12-3-4", ".saving-12-x"}) {
+    CHECK(std::remove((path + end).c_str()) == 0);
+  }
+}
+
+TEST_CASE("a save keeps the old file's permissions, and obeys them") {
+  const std::string path = temporary("mode.npy");
+  for (const mode_t mode : {0600U, 0640U, 0666U}) {
+    write_file(path, "old");
+    REQUIRE(chmod(path.c_str(), mode) == 0);
+    {
+      const ts::detail::SaveFile half("test", path);
+      const std::vector<std::string> names = beside(path);
+      REQUIRE(names.size() == 1);
+      CHECK(mode_of(path.substr(0, path.find_last_of('/') + 1) + names[0]) == mode);
+    }
+    ts::write_npy(path, ts::ones({2}));
+    CHECK(mode_of(path) == mode);
+  }
+  // Root may write any file: as somebody else.
+  write_file(path, "old");
+  REQUIRE(chmod(path.c_str(), 0444) == 0);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const bool user = getuid() != 0 || setuid(65534) == 0;
+    const std::string error = error_of([&] { ts::detail::SaveFile("save", path).finish(); });
+    const bool right = error == "save: \"" + path +
+                                    "\" is there and may not be written: Permission denied; "
+                                    "another name, or a file with permission to write is right";
+    _exit(user && right ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(ts::detail::read_file(path, "test") == "old");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("numbers beyond a format, empty tensors and names that are no UTF-8 are not saved") {
+  const std::string path = temporary("beyond.safetensors");
+  ts::Transformer model = small();
+  model.parameters[0].value.data()[3] = 65519;
+  model.save(path, ts::DType::f16);
+  CHECK(ts::load(path).parameters[0].value.data()[3] == 65504);
+  const std::string bytes = ts::detail::read_file(path, "test");
+  model.parameters[0].value.data()[3] = -65520;
+  CHECK(error_of([&] { model.save(path, ts::DType::f16); }) ==
+        "save: \"model.embed_tokens.weight\" holds -65520, which f16 cannot: its largest is "
+        "65504; f32 holds it");
+  CHECK(ts::detail::read_file(path, "test") == bytes);
+  model.parameters[0].value.data()[3] = std::numeric_limits<float>::max();
+  CHECK(error_of([&] { model.save(path, ts::DType::bf16); }) ==
+        "save: \"model.embed_tokens.weight\" holds 3.40282347e+38, which bf16 cannot: its "
+        "largest is 3.38953139e+38; f32 holds it");
+  model.save(path);
+  const ts::Parameter empty = {"x", ts::Tensor()};
+  CHECK(error_of([&] { ts::write_safetensors(path, {empty}, {}); }) ==
+        "save: the tensor \"x\" is empty (default-constructed); give one with a shape");
+  const ts::Parameter odd = {"a\xff", ts::ones({2})};
+  CHECK(error_of([&] { ts::write_safetensors(path, {odd}, {}); }) ==
+        "save: the tensor \"a\xEF\xBF\xBD\" is no UTF-8, which the format asks for");
+  CHECK(error_of([&] {
+          ts::write_safetensors(path, {}, {{"k\xC3", "v"}});
+        }) == "save: the note \"k\xEF\xBF\xBD\" is no UTF-8, which the format asks for");
+  CHECK(error_of([&] {
+          ts::write_safetensors(path, {}, {{"k", "v\xE2\x82"}});
+        }) ==
+        "save: the text of a note \"v\xEF\xBF\xBD\xEF\xBF\xBD\" is no UTF-8, which the format "
+        "asks for");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("a header of many numbers is refused before it takes much memory") {
+  std::string numbers = "{\"a\":[1";
+  for (int i = 0; i < 1000000; ++i) {
+    numbers += ",1";
+  }
+  CHECK(refusal(with_length(numbers + "]}", "")) ==
+        "json: more than 64 values in one field at byte 132");
+  CHECK(refusal(with_length("{\"__metadata__\":{\"k\":[[[" + numbers.substr(6), "")) ==
+        "json: more than 64 values in one field at byte 146");
+  CHECK(refusal(with_length("{\"__metadata__\":" + numbers.substr(5) + "}", "")) ==
+        "__metadata__ is not an object of strings");
 }
 
 TEST_CASE("a save writes through a link and leaves alone what is no regular file") {
@@ -221,14 +370,16 @@ TEST_CASE("ranges and shapes that lie are refused") {
         "tensor \"a\": bytes 8 to 0 for shape [2] of F32; their number must be 4 an element");
   CHECK(
       refusal(entry("\"a\":{" + f32 + "\"shape\":[4611686018427387905],\"data_offsets\":[0,4]}")) ==
-      "tensor \"a\": a size is not a whole number from 0 to 2^53");
+      "tensor \"a\": a size is not a whole number from 0 to 2^53 - 1");
   CHECK(refusal(
-            entry("\"a\":{" + f32 + "\"shape\":[9007199254740992,4096],\"data_offsets\":[0,8]}")) ==
-        "tensor \"a\": Shape: [9007199254740992, 4096] has too many elements; at most 2^63 - 1");
+            entry("\"a\":{" + f32 + "\"shape\":[9007199254740991,4096],\"data_offsets\":[0,8]}")) ==
+        "tensor \"a\": Shape: [9007199254740991, 4096] has too many elements; at most 2^63 - 1");
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[9007199254740993],\"data_offsets\":[0,8]}")) ==
+        "tensor \"a\": a size is not a whole number from 0 to 2^53 - 1");
   CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[-2],\"data_offsets\":[0,8]}")) ==
-        "tensor \"a\": a size is not a whole number from 0 to 2^53");
+        "tensor \"a\": a size is not a whole number from 0 to 2^53 - 1");
   CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[1.5],\"data_offsets\":[0,8]}")) ==
-        "tensor \"a\": a size is not a whole number from 0 to 2^53");
+        "tensor \"a\": a size is not a whole number from 0 to 2^53 - 1");
   CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[1,1,1,1,1,1,1,1,2],\"data_offsets\":[0,8]}")) ==
         "tensor \"a\" has 9 dimensions; at most 8");
   CHECK(refusal(entry("\"a\":{\"dtype\":\"F99\",\"shape\":[2],\"data_offsets\":[0,8]}")) ==
@@ -413,6 +564,8 @@ TEST_CASE("JSON is read strictly") {
   CHECK(json_error("1 2") == "json: text after the value at byte 2");
   CHECK(json_error("\"a") == "json: a string has no end at byte 2");
   CHECK(json_error("\"\n\"") == "json: a control character in a string at byte 1");
+  CHECK(json_error("\"a\xC3\"") == "json: a string that is no UTF-8 at byte 3");
+  CHECK(json_error("{\"\xff\": 1}") == "json: a string that is no UTF-8 at byte 3");
   CHECK(json_error("\"\\x\"") == "json: an unknown escape at byte 2");
   CHECK(json_error("\"\\u12g4\"") == "json: four hexadecimal digits must follow \\u at byte 5");
   CHECK(json_error("\"\\ud83d\"") == "json: half of a surrogate pair at byte 6");

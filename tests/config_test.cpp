@@ -328,6 +328,84 @@ TEST_CASE("config.json: windows, biases, positions") {
   CHECK(text.name == "gemma-3-4b");
 }
 
+TEST_CASE("config.json: rotary positions of another kind are refused or noted") {
+  const auto scaling = [](const std::string& value) {
+    return refusal(with(llama3, {{"rope_scaling", value}}));
+  };
+  const std::string at = "config.json:13: rope_scaling";
+  CHECK(scaling("\"yarn\"") == at + " is \"yarn\"; an object of keys is right");
+  CHECK(scaling("5") == at + " is 5; an object of keys is right");
+  CHECK(scaling("true") == at + " is true; an object of keys is right");
+  CHECK(scaling("[1]") == at + " is a list; an object of keys is right");
+  CHECK(scaling("{\"rope_type\": 5}") == at + ".rope_type is 5; a text is right");
+  CHECK(scaling("{\"type\": \"linear\", \"factor\": -2}") ==
+        at + ".factor is -2; a number from 1e-30 and below 1e+30 is right");
+  CHECK(scaling("{\"type\": \"linear\", \"factor\": \"2\"}") ==
+        at + ".factor is \"2\"; a number from 1e-30 and below 1e+30 is right");
+  CHECK(scaling("{\"type\": \"linear\", \"factor\": null}") ==
+        at + " lacks factor; a number above 0 is right");
+  const auto parameters = [](const std::string& value) {
+    return with(without(llama3, "rope_theta"), {{"rope_parameters", value}});
+  };
+  for (const char* theta : {"-1", "0", "\"1e6\"", "1e31", "[1]"}) {
+    CHECK(refusal(parameters(std::string("{\"rope_theta\": ") + theta + "}"))
+              .find("rope_parameters.rope_theta is ") != std::string::npos);
+  }
+  CHECK(parsed(parameters("{\"rope_theta\": 5e5, \"partial_rotary_factor\": 0.5}")).beyond ==
+        "positions on a part of each head");
+  CHECK(parsed(parameters("{\"rope_theta\": 5e5, \"partial_rotary_factor\": 1}")).beyond == "");
+  CHECK(parsed(parameters("{\"full_attention\": {\"rope_theta\": 1e6}, \"sliding_attention\": "
+                          "{\"rope_theta\": 1e4}}"))
+            .beyond == "rotary positions that differ by layer");
+  const Keys neox = {{"model_type", "\"gpt_neox\""},     {"hidden_size", "64"},
+                     {"num_attention_heads", "4"},       {"num_hidden_layers", "2"},
+                     {"intermediate_size", "256"},       {"vocab_size", "100"},
+                     {"max_position_embeddings", "128"}, {"rotary_pct", "1"},
+                     {"use_parallel_residual", "false"}};
+  CHECK(parsed(neox).beyond == "");
+  CHECK(parsed(with(neox, {{"rope_scaling", "{\"type\": \"dynamic\", \"factor\": 2}"}})).beyond ==
+        "scaled rotary positions");
+}
+
+TEST_CASE("config.json: key-value heads, windows and heads that a file leaves out") {
+  const auto kv_heads = [](const char* type, const Keys& more) {
+    return parsed(
+               with(without(decoder(type, {2, 2048, 32, 32, 96, 100, 512}), "num_key_value_heads"),
+                    more))
+        .kv_heads;
+  };
+  const Keys null = {{"num_key_value_heads", "null"}};
+  const Keys experts = {{"num_experts", "4"},
+                        {"num_experts_per_tok", "2"},
+                        {"moe_intermediate_size", "16"},
+                        {"shared_expert_intermediate_size", "16"},
+                        {"num_local_experts", "4"},
+                        {"norm_topk_prob", "true"}};
+  CHECK(kv_heads("llama", {}) == 32);
+  CHECK(kv_heads("mistral", {}) == 8);
+  CHECK(kv_heads("mistral", null) == 32);
+  CHECK(kv_heads("mixtral", experts) == 8);
+  CHECK(kv_heads("qwen2", {}) == 32);
+  CHECK(kv_heads("qwen2_moe", experts) == 16);
+  CHECK(kv_heads("qwen3", {}) == 32);
+  CHECK(kv_heads("qwen3_moe", experts) == 4);
+  CHECK(kv_heads("gemma", {}) == 16);
+  CHECK(kv_heads("gemma2", {}) == 4);
+  CHECK(parsed(decoder("qwen3", {2, 2048, 32, 8, 96, 100, 512})).head_size == 128);
+  CHECK(parsed(decoder("phi3", {2, 2048, 32, 8, 96, 100, 512})).norm_epsilon == 1e-5);
+  const Keys mixture = with(decoder("qwen3_moe", {2, 2048, 32, 8, 96, 100, 512}), experts);
+  CHECK(parsed(mixture).head_size == 64);
+  CHECK(parsed(mixture).window == 0);
+  const Keys local = with(mixture, {{"use_sliding_window", "true"}, {"sliding_window", "16"}});
+  CHECK(parsed(local).window == 16);
+  CHECK(parsed(local).local_layers() == 2);
+  CHECK(parsed(with(local, {{"max_window_layers", "1"}})).window == 16);  // no key of this type
+  const Keys shared =
+      with(without(decoder("qwen2_moe", {2, 2048, 16, 16, 96, 100, 512}), ""),
+           {{"num_experts", "4"}, {"num_experts_per_tok", "2"}, {"moe_intermediate_size", "1408"}});
+  CHECK(parsed(shared).shared_experts == 4);
+}
+
 TEST_CASE("config.json: every error gives file, line and key") {
   const auto llama = [](const Keys& changes) { return refusal(with(llama3, changes)); };
   CHECK(llama({{"num_attention_heads", "-3"}}) ==

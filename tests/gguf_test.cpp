@@ -309,6 +309,8 @@ TEST_CASE("every field of a GGUF file is checked before it is used") {
   std::string bytes = header(0, 0);
   bytes[4] = 1;
   CHECK(refusal(bytes) == "GGUF version 1; 2 or 3 is right");
+  bytes[4] = 0;
+  CHECK(refusal(bytes) == "GGUF version 0; 2 or 3 is right");
   bytes.replace(4, 4, std::string("\0\0\0\3", 4));
   CHECK(refusal(bytes) == "GGUF version 50331648 (of the other byte order); 2 or 3 is right");
   CHECK(refusal(header(0, huge)) ==
@@ -322,7 +324,10 @@ TEST_CASE("every field of a GGUF file is checked before it is used") {
   CHECK(refusal(header(0, 1) + key("a", 13, "abcd")) ==
         "key \"a\" has the value type 13; 0 to 12 are right");
   CHECK(refusal(header(0, 1) + key("a\n", 7, "\2")) ==
-        "key \"a\\n\" is a bool of 2; 0 or 1 is right");
+        "key \"a\\n\" has a bool of 2; 0 or 1 is right");
+  CHECK(refusal(header(0, 1) +
+                key("a", 9, raw<std::uint32_t>(7) + raw<std::uint64_t>(3) + "\1\1\5")) ==
+        "key \"a\" has a bool of 5; 0 or 1 is right");
   CHECK(refusal(header(0, 1) + key("a", 4, "abc")) ==
         "1 uint32 items of key \"a\" of at least 4 bytes each; only 3 bytes follow");
   CHECK(refusal(header(0, 1) + key("a", 8, raw(huge) + "x")) ==
@@ -390,6 +395,17 @@ TEST_CASE("every field of a tensor of a GGUF file is checked before it is used")
   CHECK(error_of([&] { ts::read_gguf_tensor(file, file.tensors[0]); }) ==
         "load: \"x\": tensor \"t\" is IQ1_S; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, "
         "Q2_K to Q6_K, Q8_K, MXFP4 or NVFP4 is right");
+}
+
+TEST_CASE("tensors that a GGUF file cannot hold are named") {
+  const auto written = [](const ts::Tensor& value, ts::BlockFormat format) {
+    return error_of([&] { ts::write_gguf("never.gguf", {}, {{"a", value, format}}); });
+  };
+  CHECK(written(ts::Tensor(), ts::BlockFormat::f32) ==
+        "write_gguf: tensor \"a\" is empty (default-constructed); give one with a shape");
+  CHECK(written(ts::full({2}, 7e4f), ts::BlockFormat::f16) ==
+        "write_gguf: tensor \"a\": quantize_blocks: element 0 is 70000; f16 holds numbers of "
+        "magnitude up to 65504");
 }
 
 TEST_CASE("a GGUF file cut short anywhere is refused, never read beyond its end") {

@@ -145,6 +145,16 @@ TEST_CASE("every field of a .npy file is checked") {
         "header at byte 51: a size is right here, at most 8 of them");
   CHECK(refusal(npy(dict("<f4", "(99999999999999999999,)"), "")) ==
         "header at byte 69: a size is above 2^60");
+  CHECK(refusal(npy(dict("<f4", "(1)"), raw(1.0f))) ==
+        "header at byte 53: a comma is right after the only size");
+  CHECK(refusal(npy(dict("<f4", "(01,)"), raw(1.0f))) ==
+        "header at byte 53: a size is right here, at most 8 of them");
+  CHECK(values(npy(dict("<f4", "(1L,)"), raw(1.0f))) == Floats{1.0f});  // of Python 2
+  CHECK(values(npy(dict("<f4", "(1L, 2L)"), both(1.0f, 2.0f))) == Floats{1.0f, 2.0f});
+  CHECK(refusal(npy(dict("<f4", "(L,)"), raw(1.0f))) ==
+        "header at byte 51: a size is right here, at most 8 of them");
+  CHECK(error_of([] { ts::write_npy("never.npy", ts::Tensor()); }) ==
+        "write_npy: the tensor is empty (default-constructed); give one with a shape");
   CHECK(refusal(npy(dict("<f4", "(1 2)"), "")) == "header at byte 53: ')' is right here");
   CHECK(refusal(npy(dict("<f4", "(1000000000000, 1000000000000)"), "")) ==
         "Shape: [1000000000000, 1000000000000] has too many elements; at most 2^63 - 1");

@@ -481,6 +481,17 @@ TEST_CASE("special tokens, BOS and EOS only where they are asked for") {
         "encode: eos is asked for, and the tokenizer, bytes (256), has no such token");
 }
 
+TEST_CASE("a token that is no UTF-8 is not saved as another one") {
+  ts::TokenizerData data;
+  data.kind = ts::TokenizerKind::merged_pieces;
+  data.tokens = {"a", "b\xff", "\xE2\x96\x81"};
+  const ts::Tokenizer odd = ts::make_tokenizer(data);
+  CHECK(error_of([&] { ts::detail::tokenizer_json(odd); }) ==
+        "save: the tokenizer has \"b\xEF\xBF\xBD\", which is no UTF-8 and no JSON can hold");
+  CHECK(error_of([&] { ts::save_tokenizer(odd, "never.json"); }) ==
+        "save_tokenizer: token 1 is \"b\xEF\xBF\xBD\", which is no UTF-8 and no JSON can hold");
+}
+
 TEST_CASE("what no token spells is an error that names it") {
   ts::TokenizerData data;
   data.kind = ts::TokenizerKind::merged_pieces;
@@ -831,7 +842,7 @@ TEST_CASE("tokenizer.json: what is not understood is refused") {
         "token \"a\" has the id 4000000000; ids from 0 without large gaps, here below 1030, are "
         "right");
   CHECK(json_error(small_json("", R"("vocab":{"a":-1},"merges":[])")) ==
-        "token \"a\": its id is not a whole number from 0 to 2^53");
+        "token \"a\": its id is not a whole number from 0 to 2^53 - 1");
   CHECK(json_error(small_json("", R"("vocab":{"a":0},"merges":[3])")) ==
         "merge 0 is neither \"left right\" nor [\"left\", \"right\"]");
   CHECK(json_error(R"({"added_tokens":[{"id":3}],"model":{"vocab":{"a":0},"merges":[]}})") ==

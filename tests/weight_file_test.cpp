@@ -413,11 +413,54 @@ TEST_CASE("what llama2.c's files cannot hold is refused") {
         "llama2.c's files do not hold; save(path) writes it");
 }
 
+TEST_CASE("a GGUF file's float32 epsilon is llama2.c's, and tiny groups keep their signs") {
+  const std::string path = temporary("from_gguf.bin");
+  const ts::Transformer model = ts::load("examples/data/stories260K-q8_0.gguf");
+  CHECK(model.config.norm_epsilon < 1e-5);  // 9.99999975e-06
+  ts::save_llama2c(model, path);
+  CHECK(apart(ts::load(path), model) == 0);
+  ts::LoadOptions options;  // rotary positions have no end
+  options.context = 4096;
+  CHECK(ts::load(path, options).config.context == 4096);
+  options.context = -1;
+  CHECK(error_of([&] { ts::load(path, options); }) ==
+        "load: \"" + path +
+            "\": a context of -1 tokens; 1 or more is right, or 0 for the file's 512");
+  ts::ModelConfig c = small_config();
+  c.norm_epsilon = 1.00001e-5;
+  CHECK(error_of([&] {
+          ts::save_llama2c(ts::Transformer(c), path);
+        }).find("has a norm_epsilon other than 1e-05, which") != std::string::npos);
+
+  ts::Transformer tiny(small_config(), 1);
+  ts::Tensor up;
+  for (ts::Parameter& p : tiny.parameters) {
+    up = p.name == "model.layers.0.mlp.up_proj.weight" ? p.value : up;
+  }
+  const float least = std::numeric_limits<float>::denorm_min();
+  std::fill(up.data(), up.data() + up.count(), 0.0f);
+  up.data()[0] = 190 * least;  // the scale is 1 of them: a code of 190
+  up.data()[1] = -190 * least;
+  up.data()[2] = 95 * least;
+  ts::save_llama2c(tiny, path, 2, 4);
+  for (const ts::Parameter& p : ts::load(path).parameters) {
+    if (p.name == "model.layers.0.mlp.up_proj.weight") {
+      CHECK(p.value.data()[0] == 127 * least);
+      CHECK(p.value.data()[1] == -127 * least);
+      CHECK(p.value.data()[2] == 95 * least);
+    }
+  }
+  std::remove(path.c_str());
+}
+
 TEST_CASE("llama2.c headers that lie are refused") {
   const std::string zero = llama2c_bytes(0), one = llama2c_bytes(1), two = llama2c_bytes(2);
   const std::size_t fields = 8;  // of versions 1 and 2
   CHECK(refusal(one.substr(0, 255)) == "255 bytes are no llama2.c file; its header has 256");
   CHECK(refusal(with_number(one, 4, 3)) == "llama2.c version 3; 0, 1 and 2 are known");
+  CHECK(refusal(with_number(one, 4, 0)) ==
+        "llama2.c version 0 after the letters 24ka; 1 or 2 is right there, a file of version 0 "
+        "begins with its sizes");
   CHECK(refusal(with_number(one, 4, -1)) == "llama2.c version -1; 0, 1 and 2 are known");
   const char* names[] = {"dim",        "hidden_dim", "n_layers",   "n_heads",
                          "n_kv_heads", "vocab_size", "max_seq_len"};
@@ -714,6 +757,17 @@ TEST_CASE("names of others become ours") {
         "load: \"" + path +
             "\": \"lm_head.weight\" is not the embedding once more, and the config says tied; "
             "tied false is right");
+  bare[bare.size() - 1] = named("lm_head.weight", model.parameters[0].value);
+  ts::write_safetensors(path, bare, {});
+  std::string halves = bytes_of(path);  // the same numbers in another type
+  const std::size_t type = halves.find("\"F32\"", halves.find("\"lm_head.weight\""));
+  REQUIRE(type != std::string::npos);
+  halves.replace(type, 5, "\"I32\"");
+  write_file(path, halves);
+  CHECK(error_of([&] { ts::load(path, model.config); }) ==
+        "load: \"" + path +
+            "\": \"lm_head.weight\" is I32, the embedding F32, and the config says tied; both of "
+            "one type or tied false is right");
   bare[bare.size() - 1] = named("model.norm.weight", ts::ones({16}));
   ts::write_safetensors(path, bare, {});
   CHECK(error_of([&] { ts::load(path, model.config); }) ==

@@ -20,6 +20,7 @@ class SortedNames {
       : names_(static_cast<Names&&>(names)), order_(stable_order(names_)) {}
 
   std::size_t size() const { return names_.size(); }
+  const std::string& name(std::size_t place) const { return names_[place]; }
   // The place of that name among those given (of several the first), or none.
   std::size_t find(const std::string& name) const {
     std::size_t low = 0;

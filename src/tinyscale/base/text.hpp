@@ -5,6 +5,7 @@
 
 #include <algorithm>  // max
 #include <cmath>
+#include <cstdint>
 #include <iostream>
 #include <string>
 #include <utility>  // move
@@ -101,11 +102,73 @@ inline std::string format_percent(double fraction) {
   return detail::printed('f', 1, 100 * fraction) + " %";
 }
 
-// The inside of a JSON string: quotes, backslashes and control characters escaped.
+namespace detail {
+
+constexpr std::uint32_t no_code_point = 0xFFFFFFFFU;  // of bytes that are not UTF-8
+
+// One character of a text: its code point and its bytes. A byte that begins no UTF-8 character is a
+// character by itself, of no class.
+struct CodePoint {
+  std::uint32_t code = 0;
+  std::uint32_t size = 1;
+};
+
+// The character at `at`, before `end`: at least one byte is there.
+inline CodePoint code_point(const char* text, std::size_t at, std::size_t end) {
+  const auto byte = [text, at](std::size_t i) {
+    return static_cast<std::uint32_t>(static_cast<unsigned char>(text[at + i]));
+  };
+  const std::uint32_t first = byte(0);
+  if (first < 0x80) {
+    return {first, 1};
+  }
+  const CodePoint none{no_code_point, 1};
+  const std::uint32_t size = first < 0xC2   ? 1
+                             : first < 0xE0 ? 2
+                             : first < 0xF0 ? 3
+                             : first < 0xF5 ? 4
+                                            : 1;
+  if (size == 1 || size > end - at) {
+    return none;
+  }
+  std::uint32_t code = first & (0x7FU >> size);
+  for (std::uint32_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xC0U) != 0x80U) {
+      return none;
+    }
+    code = code << 6 | (byte(i) & 0x3FU);
+  }
+  const bool good = size == 2 || (size == 3 && code >= 0x800 && (code < 0xD800 || code > 0xDFFF)) ||
+                    (size == 4 && code >= 0x10000 && code < 0x110000);
+  return good ? CodePoint{code, size} : none;
+}
+
+inline bool is_utf8(const std::string& text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const CodePoint point = code_point(text.data(), at, text.size());
+    if (point.code == no_code_point) {
+      return false;
+    }
+    at += point.size;
+  }
+  return true;
+}
+
+}  // namespace detail
+
+// The inside of a JSON string: quotes, backslashes and control characters escaped, bytes that are
+// no UTF-8 by U+FFFD.
 inline std::string json_escape(const std::string& text) {
   std::string out;
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
+  for (std::size_t at = 0, size = 1; at < text.size(); at += size) {
+    const detail::CodePoint point = detail::code_point(text.data(), at, text.size());
+    size = point.size;
+    const char c = text[at];
+    if (point.code == detail::no_code_point) {
+      out += "\xEF\xBF\xBD";
+    } else if (size > 1) {
+      out.append(text, at, size);
+    } else if (c == '"' || c == '\\') {
       out += '\\';
       out += c;
     } else if (c == '\n') {

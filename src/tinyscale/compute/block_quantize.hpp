@@ -216,7 +216,8 @@ inline float largest_stored(BlockFormat format) {
 
 namespace kernels {
 
-// The way back. A block cannot hold infinity, NaN, or more than its scale reaches: an Error.
+// The way back. A block cannot hold infinity, NaN, or more than its scale reaches: an Error, as is
+// a finite number beyond f16 or bf16.
 inline void quantize_blocks(BlockFormat format, std::int64_t count, const float* from,
                             std::uint8_t* to) {
   const std::int64_t bytes = block_row_bytes(format, count);
@@ -227,7 +228,14 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
   }
   if (layout.elements == 1) {
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::uint16_t code = format == BlockFormat::f16 ? to_f16(from[i]) : to_bf16(from[i]);
+      const bool half = format == BlockFormat::f16;
+      const std::uint16_t code = half ? to_f16(from[i]) : to_bf16(from[i]);
+      if ((code & 0x7fffU) > (half ? 0x7bffU : 0x7f7fU) &&
+          detail::is_finite(static_cast<double>(from[i]))) {
+        detail::fail({"quantize_blocks: element ", i, " is ", from[i], "; ", layout.name,
+                      " holds numbers of magnitude up to ",
+                      half ? from_f16(0x7bff) : from_bf16(0x7f7f)});
+      }
       std::memcpy(to + 2 * i, &code, 2);
     }
     return;

@@ -144,6 +144,9 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   }
   if (json.find("rope_factors") != nullptr) {
     for (const Json& factor : config_field(json, "rope_factors", Json::Kind::list, who).list) {
+      if (factor.kind != Json::Kind::number) {
+        fail({who, "its config has rope_factors that are no numbers"});
+      }
       c.rope_factors.push_back(static_cast<float>(factor.number));
     }
   }

@@ -71,14 +71,7 @@ class ConfigFile {
   }
   double number_or(const char* key, double least, double below, double otherwise) const {
     const Json* value = find(key);
-    if (value == nullptr) {
-      return otherwise;
-    }
-    const double n = value->number;
-    if (value->kind != Json::Kind::number || !(n >= least && n < below)) {
-      refuse(*value, key, cat({"a number from ", least, " and below ", below, " is right"}));
-    }
-    return n;
+    return value == nullptr ? otherwise : number(*value, key, least, below);
   }
   bool flag_or(const char* key, bool otherwise) const {
     const Json* value = find(key);
@@ -88,6 +81,26 @@ class ConfigFile {
   std::string word_or(const char* key, const char* otherwise) const {
     const Json* value = find(key);
     return value == nullptr ? otherwise : kind(*value, key, Json::Kind::text, "a text").text;
+  }
+  // The object under that key, or null.
+  const Json* object(const char* key) const {
+    const Json* value = find(key);
+    return value == nullptr ? nullptr : &kind(*value, key, Json::Kind::object, "an object of keys");
+  }
+  // Of an object under `parent`, as number_or and word_or.
+  double number_in(const Json& object, const char* parent, const char* key, double least,
+                   double below, double otherwise) const {
+    const Json* value = object.find(key);
+    return value == nullptr || value->kind == Json::Kind::null
+               ? otherwise
+               : number(*value, cat({parent, ".", key}), least, below);
+  }
+  std::string word_in(const Json& object, const char* parent, const char* key,
+                      const std::string& otherwise) const {
+    const Json* value = object.find(key);
+    return value == nullptr || value->kind == Json::Kind::null
+               ? otherwise
+               : kind(*value, cat({parent, ".", key}), Json::Kind::text, "a text").text;
   }
   const List<Json>* list(const char* key) const {
     const Json* value = find(key);
@@ -109,7 +122,15 @@ class ConfigFile {
   }
 
  private:
-  [[noreturn]] void refuse(const Json& value, const char* key, const std::string& right) const {
+  double number(const Json& value, const std::string& key, double least, double below) const {
+    const double n = value.number;
+    if (value.kind != Json::Kind::number || !(n >= least && n < below)) {
+      refuse(value, key, cat({"a number from ", least, " and below ", below, " is right"}));
+    }
+    return n;
+  }
+  [[noreturn]] void refuse(const Json& value, const std::string& key,
+                           const std::string& right) const {
     wrong(value.at, cat({key, " is ", shown(value), "; ", right}));
   }
   [[noreturn]] void wrong(std::size_t at, const std::string& sentence) const {
@@ -119,7 +140,8 @@ class ConfigFile {
     }
     fail({file_, ":", line, ": ", sentence});
   }
-  const Json& kind(const Json& value, const char* key, Json::Kind right, const char* words) const {
+  const Json& kind(const Json& value, const std::string& key, Json::Kind right,
+                   const char* words) const {
     if (value.kind != right) {
       refuse(value, key, cat({words, " is right"}));
     }

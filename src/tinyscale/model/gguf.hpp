@@ -121,7 +121,12 @@ inline void skip_gguf_items(GgufBytes& in, GgufKind kind, std::uint64_t count, i
   const std::uint64_t least = fixed > 0 ? fixed : kind == GgufKind::text ? 8 : 12;
   in.check_count(count, least, cat({name_of(kind), " items of ", what}));
   if (fixed > 0) {
-    in.take(fixed * count, what);
+    const std::uint8_t* const items = in.take(fixed * count, what);
+    for (std::uint64_t i = 0; kind == GgufKind::boolean && i < count; ++i) {
+      if (items[i] > 1) {
+        in.wrong(cat({what, " has a bool of ", static_cast<int>(items[i]), "; 0 or 1 is right"}));
+      }
+    }
     return;
   }
   if (kind == GgufKind::list && depth == 4) {
@@ -160,10 +165,6 @@ inline GgufValue read_gguf_value(GgufBytes& in, std::uint64_t number) {
   const std::uint64_t bytes = ahead.position() - in.position();
   value.bytes.assign(reinterpret_cast<const char*>(in.take(bytes, what)),
                      static_cast<std::size_t>(bytes));
-  if (value.kind == GgufKind::boolean && (value.bytes[0] & 0xfe) != 0) {
-    in.wrong(cat(
-        {what, " is a bool of ", static_cast<int>(value.bytes[0] & 0xff), "; 0 or 1 is right"}));
-  }
   return value;
 }
 
@@ -302,9 +303,10 @@ inline Gguf parse_gguf(const std::uint8_t* data, std::size_t size, const std::st
   in.take(4, "magic");
   file.version = in.word("version");
   if (file.version != 2 && file.version != 3) {
-    in.wrong(detail::cat({"GGUF version ", file.version,
-                          (file.version & 0xffff) == 0 ? " (of the other byte order)" : "",
-                          "; 2 or 3 is right"}));
+    in.wrong(detail::cat(
+        {"GGUF version ", file.version,
+         file.version != 0 && (file.version & 0xffff) == 0 ? " (of the other byte order)" : "",
+         "; 2 or 3 is right"}));
   }
   const std::uint64_t tensors = in.long_word("count of tensors");
   const std::uint64_t keys = in.long_word("count of keys");

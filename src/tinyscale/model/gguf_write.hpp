@@ -103,6 +103,10 @@ inline std::uint32_t gguf_type_id(BlockFormat format) {
 
 // Bytes of a tensor in its format; its rows must be whole blocks.
 inline std::uint64_t gguf_source_bytes(const GgufSource& source) {
+  if (!source.value.defined()) {
+    fail({"write_gguf: tensor ", shown_name(source.name),
+          " is empty (default-constructed); give one with a shape"});
+  }
   const Shape& shape = source.value.shape();
   const std::int64_t row = shape.empty() ? 1 : shape[-1];
   if (shape.size() > 4 || shape.count() == 0 || source.name.empty() || source.name.size() > 64) {
@@ -134,6 +138,7 @@ inline std::string gguf_header(const List<GgufValue>& metadata, const List<GgufS
   }
   std::uint64_t at = 0;
   for (const GgufSource& source : tensors) {
+    const std::uint64_t bytes = gguf_source_bytes(source);  // checks it
     const Shape& shape = source.value.shape();
     append_gguf_text(out, source.name);
     append_word(out, static_cast<std::uint32_t>(shape.size()));
@@ -142,7 +147,7 @@ inline std::string gguf_header(const List<GgufValue>& metadata, const List<GgufS
     }
     append_word(out, gguf_type_id(source.format));
     append_long(out, at);
-    at += (gguf_source_bytes(source) + 31) / 32 * 32;
+    at += (bytes + 31) / 32 * 32;
   }
   out.append((32 - out.size() % 32) % 32, '\0');
   return out;
@@ -177,7 +182,11 @@ inline void write_gguf(const std::string& path, const List<GgufValue>& metadata,
   for (const GgufSource& source : tensors) {
     const Tensor value = contiguous(source.value);
     List<std::uint8_t> bytes((detail::gguf_source_bytes(source) + 31) / 32 * 32);
-    kernels::quantize_blocks(source.format, value.count(), value.data(), bytes.data());
+    try {
+      kernels::quantize_blocks(source.format, value.count(), value.data(), bytes.data());
+    } catch (const Error& error) {
+      detail::fail({"write_gguf: tensor ", detail::shown_name(source.name), ": ", error.what()});
+    }
     file.write(bytes.data(), bytes.size());
   }
   file.finish();

@@ -1,6 +1,7 @@
 #pragma once
 // A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
-// numbers are doubles, a repeated key or anything after the value is an Error with its position.
+// numbers are doubles; a repeated key, bytes that are no UTF-8 or anything after the value is an
+// Error with its position.
 
 #include <cstdint>  // int64_t
 #include <cstdlib>  // strtod
@@ -11,6 +12,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/sorted_names.hpp"
+#include "tinyscale/base/text.hpp"
 
 namespace tinyscale {
 
@@ -50,22 +52,59 @@ inline std::string exact_number(double value) { return printed('g', 17, value); 
 
 class JsonReader {
  public:
-  explicit JsonReader(const std::string& text) : text_(text) {}
+  // The text must outlive it; `who` stands before each error.
+  explicit JsonReader(const std::string& text, const std::string& who = std::string())
+      : text_(text), who_(who) {}
 
   Json whole() {
     Json value = read(0);
+    end();
+    return value;
+  }
+
+  // A large text that nobody vouches for is read field by field, each of a few values: two bytes of
+  // it may be a Json of a hundred. `visit` gets each name of the object that comes next, and takes
+  // its value by few_values() or each_field().
+  template <class Visit>
+  void each_field(const Visit& visit) {
+    std::vector<std::string> names;
+    if (!take('{')) {
+      fail("an object is missing");
+    }
+    if (!take('}')) {
+      do {
+        names.push_back(read_key());
+        visit(static_cast<const std::string&>(names.back()));
+      } while (take(','));
+      if (!take('}')) {
+        fail("a comma or } is missing");
+      }
+    }
+    const SortedNames sorted(static_cast<std::vector<std::string>&&>(names));
+    if (sorted.twice() != SortedNames::none) {
+      fail_twice(sorted.name(sorted.twice()));
+    }
+  }
+  bool at_object() { return peek() == '{'; }
+  Json few_values(std::size_t most) {
+    left_ = most_ = most;
+    Json value = read(1);
+    left_ = static_cast<std::size_t>(-1);
+    return value;
+  }
+  void end() {
     skip_space();
     if (at_ != text_.size()) {
       fail("text after the value");
     }
-    return value;
   }
+
   // After an Error: the byte that is wrong; of a key that stands twice, where its second value is.
   std::size_t position() const { return wrong_ > 0 ? wrong_ : at_; }
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    detail::fail({"json: ", what, " at byte ", static_cast<std::int64_t>(at_)});
+    detail::fail({who_, "json: ", what, " at byte ", static_cast<std::int64_t>(at_)});
   }
   void skip_space() {
     while (at_ < text_.size() &&
@@ -91,6 +130,9 @@ class JsonReader {
   Json read(int depth) {
     if (depth > 64) {
       fail("more than 64 levels");
+    }
+    if (left_-- == 0) {
+      fail(cat({"more than ", most_, " values in one field"}));
     }
     Json value;
     const char c = peek();
@@ -118,13 +160,7 @@ class JsonReader {
       return;
     }
     do {
-      if (peek() != '"') {
-        fail("a key must be a string");
-      }
-      std::string key = read_text();
-      if (!take(':')) {
-        fail("a colon is missing");
-      }
+      std::string key = read_key();
       value.fields.push_back({std::move(key), read(depth + 1)});
     } while (take(','));
     if (!take('}')) {
@@ -133,11 +169,25 @@ class JsonReader {
     check_unique(value);
   }
 
+  std::string read_key() {
+    if (peek() != '"') {
+      fail("a key must be a string");
+    }
+    std::string key = read_text();
+    if (!take(':')) {
+      fail("a colon is missing");
+    }
+    return key;
+  }
+
+  [[noreturn]] void fail_twice(const std::string& name) const {
+    fail(cat({"the key \"", name, "\" stands twice, before"}));
+  }
   void check_unique(const Json& object) {
     const std::size_t again = repeated(object.fields);
     if (again < object.fields.size()) {
       wrong_ = object.fields[again].value.at;
-      fail(cat({"the key \"", object.fields[again].name, "\" stands twice, before"}));
+      fail_twice(object.fields[again].name);
     }
   }
   // The first field whose name stood before; SortedNames::none when there is none.
@@ -230,6 +280,9 @@ class JsonReader {
     for (++at_; at_ < text_.size(); ++at_) {
       const char c = text_[at_];
       if (c == '"') {
+        if (!is_utf8(out)) {
+          fail("a string that is no UTF-8");
+        }
         ++at_;
         return out;
       }
@@ -306,8 +359,10 @@ class JsonReader {
   }
 
   const std::string& text_;
+  const std::string who_;
   std::size_t at_ = 0;
-  std::size_t wrong_ = 0;  // 0: at_
+  std::size_t left_ = static_cast<std::size_t>(-1), most_ = 0;  // values that may follow
+  std::size_t wrong_ = 0;                                       // 0: at_
 };
 
 }  // namespace detail

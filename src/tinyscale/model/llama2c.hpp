@@ -120,6 +120,11 @@ inline Llama2cHeader llama2c_header(const std::uint8_t* data, std::size_t size,
   std::memcpy(numbers, data, magic ? sizeof numbers : 28);
   if (magic) {
     h.version = numbers[1];
+    if (h.version == 0) {
+      fail({who,
+            "llama2.c version 0 after the letters 24ka; 1 or 2 is right there, a file of "
+            "version 0 begins with its sizes"});
+    }
     if (h.version != 1 && h.version != 2) {
       fail({who, "llama2.c version ", h.version, "; 0, 1 and 2 are known"});
     }

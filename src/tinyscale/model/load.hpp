@@ -22,7 +22,7 @@ namespace tinyscale {
 // How the matrices of a loaded model are kept. Norms, biases, positions and routers are f32 always.
 enum class Weights {
   f32,        // float32 in memory: it learns
-  as_stored,  // in the file's mapping, in the file's format
+  as_stored,  // in the file's mapping and format: the file must not shrink while the model lives
   bf16,
   int8,  // with one scale a group of columns
   int4
@@ -233,6 +233,10 @@ class ModelLoader {
     }
   }
   void check_tied(const StoredTensor& head, const StoredTensor& table) const {
+    if (head.shape == table.shape && head.type != table.type) {
+      fail({who_, "\"", head.stored, "\" is ", head.type, ", the embedding ", table.type,
+            ", and the config says tied; both of one type or tied false is right"});
+    }
     bool same = head.shape == table.shape && head.type == table.type &&
                 head.transposed == table.transposed && head.group == table.group;
     const std::int64_t row = same ? row_bytes(head) : 0;
@@ -333,9 +337,13 @@ inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const
 
 // A shorter context needs fewer learned positions, and no window that is as long.
 inline void set_context(ModelConfig& config, std::int64_t context, const std::string& who) {
-  if (context < 0 || (config.position == Position::learned && context > config.context)) {
+  if (config.position == Position::learned && (context < 0 || context > config.context)) {
     fail({who, "a context of ", context, " tokens; up to ", config.context,
           " is right, or 0 for all"});
+  }
+  if (context < 0) {  // rotary positions go on beyond the file's
+    fail({who, "a context of ", context, " tokens; 1 or more is right, or 0 for the file's ",
+          config.context});
   }
   config.context = context > 0 ? context : config.context;
   if (config.window >= config.context) {

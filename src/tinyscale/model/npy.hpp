@@ -133,12 +133,17 @@ class NpyDict {
           wrong("a size is above 2^60");
         }
       }
-      if (at_ == begin || shape.size() == Shape::max_dims) {
+      const bool zeros = at_ > begin + 1 && text_[begin] == '0';  // 03 is no number in Python
+      if (at_ == begin || zeros || shape.size() == Shape::max_dims) {
         wrong(cat({"a size is right here, at most ", Shape::max_dims, " of them"}));
       }
+      at_ += at_ < text_.size() && text_[at_] == 'L' ? 1U : 0U;  // as Python 2 wrote it
       shape.push_back(n);
       if (!next(',')) {
         want(')');
+        if (shape.size() == 1) {  // (3) is a number, (3,) a tuple
+          wrong("a comma is right after the only size");
+        }
         break;
       }
     }
@@ -253,6 +258,9 @@ inline Tensor read_npy(const std::string& path) {
 
 // Version 1, '<f4', C order, data at a multiple of 64.
 inline void write_npy(const std::string& path, const Tensor& value) {
+  if (!value.defined()) {
+    detail::fail({"write_npy: the tensor is empty (default-constructed); give one with a shape"});
+  }
   std::string shape;
   for (const std::int64_t dim : value.shape()) {
     shape += detail::cat({shape.empty() ? "" : " ", dim, ","});

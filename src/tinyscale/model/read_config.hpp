@@ -109,7 +109,7 @@ class ConfigReader {
   void finish_gpt(bool neox, bool opt, bool bloom, bool gptj) {
     if (neox) {
       c_.rope_theta = file_.number_or("rotary_emb_base", 1, 1e30, 10000);
-      note(file_.number_or("rotary_pct", 0, 1.5, 0.25) < 1, "positions on a part of each head");
+      read_turns(file_.number_or("rotary_pct", 0, 1.5, 0.25));
       note(file_.flag_or("use_parallel_residual", true), "attention and feed-forward side by side");
       if (!file_.flag_or("attention_bias", true)) {
         file_.refuse("attention_bias", "true is right: others cannot be counted");
@@ -147,14 +147,15 @@ class ConfigReader {
     c_.width = file_.whole("hidden_size", 1, config_size);
     c_.heads = gemma3 ? file_.whole_or("num_attention_heads", 1, config_few, 8)
                       : file_.whole("num_attention_heads", 1, config_few);
-    c_.kv_heads = file_.whole_or("num_key_value_heads", 1, config_few, gemma3 ? 4 : c_.heads);
+    c_.kv_heads = file_.whole_or("num_key_value_heads", 1, config_few, left_out_kv_heads());
     divides("num_attention_heads", c_.heads, "num_key_value_heads", c_.kv_heads);
     c_.context = gemma3 ? file_.whole_or("max_position_embeddings", 1, config_size, 131072)
                         : file_.whole("max_position_embeddings", 1, config_size);
     c_.tied = file_.flag_or("tie_word_embeddings", gemma);
     c_.qk_norm = is("qwen3") || gemma3;
-    c_.norm_epsilon = file_.number_or("rms_norm_eps", 1e-30, 1, is("mixtral") ? 1e-5 : 1e-6);
-    read_head(gemma || is("qwen3"));
+    c_.norm_epsilon =
+        file_.number_or("rms_norm_eps", 1e-30, 1, is("mixtral") || is("phi3") ? 1e-5 : 1e-6);
+    read_head(gemma || type_ == "qwen3");
     read_mixture();
     read_rotary(gemma3 || is("mixtral") ? 1e6 : 1e4);
     read_windows();
@@ -166,6 +167,22 @@ class ConfigReader {
       note(true, "embeddings times the root of the width");
       note(is("gemma2"), "scores with a soft cap");
     }
+  }
+
+  // A key that is null stands for as many as heads in all but Gemma.
+  std::int64_t left_out_kv_heads() const {
+    static const struct {
+      const char* type;
+      std::int64_t heads;
+    } known[] = {{"gemma", 16},  {"gemma2", 4},   {"gemma3", 4}, {"gemma3_text", 4},
+                 {"mistral", 8}, {"mixtral", 8},  {"qwen2", 32}, {"qwen2_moe", 16},
+                 {"qwen3", 32},  {"qwen3_moe", 4}};
+    for (const auto& row : known) {
+      if (type_ == row.type && (is("gemma") || !file_.has("num_key_value_heads"))) {
+        return row.heads;
+      }
+    }
+    return c_.heads;
   }
 
   void read_head(bool own_default) {
@@ -249,7 +266,8 @@ class ConfigReader {
   }
   void read_shared_expert() {
     const char* key = "shared_expert_intermediate_size";
-    const std::int64_t shared = file_.whole_or(key, 0, config_size, 0);
+    const std::int64_t shared =
+        file_.whole_or(key, 0, config_size, is("qwen2") && !file_.has(key) ? 5632 : 0);
     if (shared > 0) {
       divides(key, shared, "moe_intermediate_size", c_.expert_hidden);
       c_.shared_experts = static_cast<int>(shared / c_.expert_hidden);
@@ -260,26 +278,37 @@ class ConfigReader {
 
   void read_rotary(double theta) {
     c_.rope_theta = file_.number_or("rope_theta", 1e-30, 1e30, theta);
-    for (const char* key : {"rope_scaling", "rope_parameters"}) {  // newer files have the latter
-      const Json* turns = file_.find(key);
+    read_turns(file_.number_or("partial_rotary_factor", 0, 1.5, 1));
+  }
+
+  // rope_scaling, or rope_parameters of newer files, which may have the frequencies, too. `part`:
+  // of each head that turns, where they do not say.
+  void read_turns(double part) {
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+      const Json* turns = file_.object(key);
       if (turns == nullptr || turns->fields.empty()) {
         continue;
       }
-      const Json* given = turns->find("rope_theta");
-      if (given != nullptr && given->number > 0 && given->number < 1e30) {
-        c_.rope_theta = given->number;
+      bool nested = false;  // an object for each kind of layer
+      for (const JsonField& field : turns->fields) {
+        nested = nested || field.value.kind == Json::Kind::object;
       }
-      const Json* type = turns->find("rope_type");
-      type = type != nullptr ? type : turns->find("type");
-      const std::string kind = type != nullptr ? type->text : key[5] == 'p' ? "default" : "";
+      if (nested) {
+        note(true, "rotary positions that differ by layer");
+        continue;
+      }
+      c_.rope_theta = file_.number_in(*turns, key, "rope_theta", 1e-30, 1e30, c_.rope_theta);
+      part = file_.number_in(*turns, key, "partial_rotary_factor", 0, 1.5, part);
+      const std::string otherwise = key[5] == 'p' ? "default" : "";
+      const std::string kind =
+          file_.word_in(*turns, key, "rope_type", file_.word_in(*turns, key, "type", otherwise));
       if ((kind == "linear" || kind == "llama3") && !c_.latent()) {
         read_rope_factors(key, *turns, kind == "llama3");
       } else {
         note(kind != "default", "scaled rotary positions");
       }
     }
-    note(file_.number_or("partial_rotary_factor", 0, 1.5, 1) < 1,
-         "positions on a part of each head");
+    note(part < 1, "positions on a part of each head");
   }
 
   // linear: all frequencies over the factor. llama3: those with less than `low` turns in the old
@@ -287,12 +316,11 @@ class ConfigReader {
   // modeling_rope_utils).
   void read_rope_factors(const char* key, const Json& turns, bool llama3) {
     const auto number = [&](const char* name) {
-      const Json* value = turns.find(name);
-      if (value == nullptr || value->kind != Json::Kind::number || !(value->number > 0) ||
-          value->number >= 1e30) {
+      const double value = file_.number_in(turns, key, name, 1e-30, 1e30, 0);
+      if (!(value > 0)) {
         file_.fail_at(key, cat({key, " lacks ", name, "; a number above 0 is right"}));
       }
-      return value->number;
+      return value;
     };
     const double factor = number("factor");
     const double low = llama3 ? number("low_freq_factor") : 0;
@@ -315,7 +343,8 @@ class ConfigReader {
   }
 
   // Gemma 2 has a window in every second layer, Gemma 3 in five of six; Qwen when it says so, from
-  // layer max_window_layers on; the others in all. `layer_types` says it layer by layer.
+  // layer max_window_layers on; Qwen 3's mixtures and the others in all. `layer_types` says it
+  // layer by layer.
   void read_windows() {
     if (is("gemma2") || is("gemma3")) {
       c_.window = file_.whole_or("sliding_window", 1, config_size, 4096);
@@ -326,8 +355,8 @@ class ConfigReader {
       const bool left_out = (is("mistral") || is("qwen")) && !file_.has("sliding_window");
       c_.window = file_.whole_or("sliding_window", 1, config_size, left_out ? 4096 : 0);
       const bool listed = file_.list("layer_types") != nullptr;
-      const std::int64_t first =
-          is("qwen") && !listed ? file_.whole_or("max_window_layers", 0, config_few, 28) : 0;
+      const bool from = is("qwen") && type_ != "qwen3_moe" && !listed;
+      const std::int64_t first = from ? file_.whole_or("max_window_layers", 0, config_few, 28) : 0;
       c_.window = first < c_.layers ? c_.window : 0;
       if (c_.window > 0 && first > 0) {
         file_.refuse("max_window_layers", cat({"0 or all layers, ", c_.layers, ", are right"}));

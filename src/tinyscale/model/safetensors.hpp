@@ -1,7 +1,8 @@
 #pragma once
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
 // The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used. The
-// tensors stay in the file's mapping until they are read.
+// tensors stay in the file's mapping until they are read. A header takes at most 40 times its bytes
+// of memory while it is read.
 
 #include <cstdint>  // uint64_t
 #include <cstring>  // memcpy
@@ -81,24 +82,20 @@ inline std::uint64_t safetensors_size(const std::string& dtype) {
   return 0;
 }
 
-// A whole number from 0 to 2^53 (where doubles stop being exact), or an Error.
+// A whole number from 0 to 2^53 - 1 (above, two of them may be the same double), or an Error.
 inline std::uint64_t json_whole(const Json& value, const std::string& who,
                                 const char* what = "a size") {
   const double n = value.number;
-  if (value.kind != Json::Kind::number || !(n >= 0 && n <= 9007199254740992.0) ||
+  if (value.kind != Json::Kind::number || !(n >= 0 && n <= 9007199254740991.0) ||
       static_cast<double>(static_cast<std::uint64_t>(n)) != n) {
-    detail::fail({who, ": ", what, " is not a whole number from 0 to 2^53"});
+    detail::fail({who, ": ", what, " is not a whole number from 0 to 2^53 - 1"});
   }
   return static_cast<std::uint64_t>(n);
 }
 
 // parse_json whose errors name the file.
 inline Json parse_named(const std::string& text, const std::string& who) {
-  try {
-    return parse_json(text);
-  } catch (const Error& error) {
-    detail::fail({who + error.what()});
-  }
+  return JsonReader(text, who).whole();
 }
 
 inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& value,
@@ -167,7 +164,7 @@ inline void check_cover(Safetensors& file, const std::string& who) {
   }
 }
 
-inline Json safetensors_header(const Safetensors& file, const std::string& who) {
+inline std::string safetensors_header(const Safetensors& file, const std::string& who) {
   std::uint64_t n = 0;
   if (file.bytes.size() < 8) {
     fail({who, file.bytes.size(), " bytes are no safetensors file; it begins with 8"});
@@ -182,7 +179,20 @@ inline Json safetensors_header(const Safetensors& file, const std::string& who) 
   if (n == 0 || file.bytes.data()[8] != '{') {
     detail::fail({who + "the header does not begin with {"});
   }
-  return parse_named(file.bytes.substr(8, static_cast<std::size_t>(n)), who);
+  return file.bytes.substr(8, static_cast<std::size_t>(n));
+}
+
+inline void read_safetensors_notes(Safetensors& file, JsonReader& header, const std::string& who) {
+  if (!header.at_object()) {
+    detail::fail({who + "__metadata__ is not an object of strings"});
+  }
+  header.each_field([&](const std::string& name) {
+    const Json note = header.few_values(64);
+    if (note.kind != Json::Kind::text) {
+      detail::fail({who, "metadata \"", name, "\" is not a string"});
+    }
+    file.metadata.push_back({name, note.text});
+  });
 }
 
 }  // namespace detail
@@ -194,25 +204,17 @@ inline Safetensors parse_safetensors(const Shared<MappedFile>& mapped, const std
   file.file = mapped;
   file.bytes = {mapped->data(), mapped->size()};
   const std::string who = detail::cat({"load: \"", path, "\": "});
-  const Json header = detail::safetensors_header(file, who);
-  std::uint64_t n = 0;
-  std::memcpy(&n, file.bytes.data(), 8);
-  file.data_start = 8 + static_cast<std::size_t>(n);
-  for (const JsonField& field : header.fields) {
-    if (field.name != "__metadata__") {
-      file.entries.push_back(detail::safetensors_entry(field.name, field.value, who));
-      continue;
+  const std::string text = detail::safetensors_header(file, who);
+  file.data_start = 8 + text.size();
+  detail::JsonReader header(text, who);
+  header.each_field([&](const std::string& name) {
+    if (name == "__metadata__") {
+      detail::read_safetensors_notes(file, header, who);
+    } else {
+      file.entries.push_back(detail::safetensors_entry(name, header.few_values(64), who));
     }
-    if (field.value.kind != Json::Kind::object) {
-      detail::fail({who + "__metadata__ is not an object of strings"});
-    }
-    for (const JsonField& note : field.value.fields) {
-      if (note.value.kind != Json::Kind::text) {
-        detail::fail({who, "metadata \"", note.name, "\" is not a string"});
-      }
-      file.metadata.push_back({note.name, note.value.text});
-    }
-  }
+  });
+  header.end();
   detail::check_cover(file, who);
   std::vector<std::string> names;
   for (const SafetensorsEntry& entry : file.entries) {
@@ -272,6 +274,14 @@ inline const char* safetensors_word(DType format) {
   }
 }
 
+// Replaced bytes could make two names one.
+inline void check_text(const char* what, const std::string& text) {
+  if (!is_utf8(text)) {
+    fail({"save: the ", what, " \"", json_escape(text.substr(0, 64)),
+          "\" is no UTF-8, which the format asks for"});
+  }
+}
+
 inline std::string safetensors_text(const List<Parameter>& tensors,
                                     const List<SafetensorsNote>& metadata, DType format) {
   const char* const word = safetensors_word(format);
@@ -293,8 +303,9 @@ inline std::string safetensors_text(const List<Parameter>& tensors,
   return json;
 }
 
-// The numbers, each rounded to the nearest of the format.
-inline void write_numbers(SaveFile& file, std::int64_t count, const float* from, DType format) {
+// The numbers, each rounded to the nearest of the format. A finite one that has none is an Error.
+inline void write_numbers(SaveFile& file, const std::string& name, std::int64_t count,
+                          const float* from, DType format) {
   if (format == DType::f32) {
     file.write(from, 4 * static_cast<std::size_t>(count));
     return;
@@ -303,7 +314,13 @@ inline void write_numbers(SaveFile& file, std::int64_t count, const float* from,
   for (std::int64_t i = 0; i < count; i += 1024) {
     const std::int64_t n = count - i < 1024 ? count - i : 1024;
     for (std::int64_t j = 0; j < n; ++j) {
-      codes[j] = format == DType::bf16 ? to_bf16(from[i + j]) : to_f16(from[i + j]);
+      const float x = from[i + j];
+      codes[j] = format == DType::bf16 ? to_bf16(x) : to_f16(x);
+      const std::uint32_t most = format == DType::bf16 ? 0x7f7fU : 0x7bffU;
+      if ((codes[j] & 0x7fffU) > most && is_finite(double{x})) {
+        fail({"save: \"", name, "\" holds ", x, ", which ", format, " cannot: its largest is ",
+              format == DType::bf16 ? from_bf16(0x7f7f) : from_f16(0x7bff), "; f32 holds it"});
+      }
     }
     file.write(codes, 2 * static_cast<std::size_t>(n));
   }
@@ -317,12 +334,19 @@ inline void write_safetensors(const std::string& path, const List<Parameter>& te
                               const List<SafetensorsNote>& metadata, DType format = DType::f32) {
   detail::NameTable names, notes;
   for (const Parameter& tensor : tensors) {
+    detail::check_text("tensor", tensor.name);
+    if (!tensor.value.defined()) {
+      detail::fail({"save: the tensor \"", tensor.name,
+                    "\" is empty (default-constructed); give one with a shape"});
+    }
     if (tensor.name == "__metadata__" || ++names[tensor.name] > 1) {
       detail::fail({"save: a tensor is called \"", tensor.name,
                     "\"; names that differ, and not __metadata__, are right"});
     }
   }
   for (const SafetensorsNote& note : metadata) {
+    detail::check_text("note", note.name);
+    detail::check_text("text of a note", note.text);
     if (++notes[note.name] > 1) {
       detail::fail({"save: two notes are called \"", note.name, "\"; one is right"});
     }
@@ -334,7 +358,7 @@ inline void write_safetensors(const std::string& path, const List<Parameter>& te
   file.write(json.data(), json.size());
   for (const Parameter& tensor : tensors) {
     const Tensor value = contiguous(tensor.value);
-    detail::write_numbers(file, value.count(), value.data(), format);
+    detail::write_numbers(file, tensor.name, value.count(), value.data(), format);
   }
   file.finish();
 }

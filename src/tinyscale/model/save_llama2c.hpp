@@ -32,8 +32,12 @@ inline std::string beyond_llama2c(const ModelConfig& c) {
   add(c.query_width() != c.width, "heads that are not the width together");
   add(c.window > 0, "layers with a window");
   add(!c.rope_factors.empty(), "scaled rotary frequencies");
-  add(c.rope_theta < 10000 || c.rope_theta > 10000, "a rope_theta other than 10000");
-  add(c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5, "a norm_epsilon other than 1e-05");
+  const auto other = [](double value, float right) {  // as float32, which GGUF files have
+    const float small = static_cast<float>(value);
+    return small < right || small > right;
+  };
+  add(other(c.rope_theta, 10000.0f), "a rope_theta other than 10000");
+  add(other(c.norm_epsilon, 1e-5f), "a norm_epsilon other than 1e-05");
   return all;
 }
 
@@ -98,7 +102,8 @@ inline void write_llama2c_groups(SaveFile& file, std::int64_t count, const float
     }
     const float scale = most / 127.0f;
     for (std::int64_t i = first; i < first + group; ++i) {
-      const float code = scale > 0.0f ? std::nearbyint(from[i] / scale) : 0.0f;
+      float code = scale > 0.0f ? std::nearbyint(from[i] / scale) : 0.0f;
+      code = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;  // of a subnormal scale
       codes[static_cast<std::size_t>(i)] = static_cast<std::int8_t>(code);
     }
     scales.push_back(scale);

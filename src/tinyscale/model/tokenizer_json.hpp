@@ -24,6 +24,10 @@ constexpr const char* tokenizer_words[] = {"characters",    "bytes",         "by
 inline std::string json_texts(const std::vector<std::string>& texts) {
   std::string json = "[";
   for (const std::string& text : texts) {
+    if (!is_utf8(text)) {  // a replaced byte would make it another token
+      fail({"save: the tokenizer has \"", json_escape(text.substr(0, 64)),
+            "\", which is no UTF-8 and no JSON can hold"});
+    }
     json += json.size() > 1 ? ",\"" : "\"";
     json += json_escape(text);
     json += '"';
@@ -274,6 +278,10 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
         data.types.empty() ? TokenType::normal : static_cast<TokenType>(data.types[id]);
     if (token.empty() && type == TokenType::unused) {
       continue;  // an id without a token
+    }
+    if (!detail::is_utf8(token)) {
+      detail::fail({"save_tokenizer: token ", id, " is \"", json_escape(token),
+                    "\", which is no UTF-8 and no JSON can hold"});
     }
     if (++names[token] > 1 ||
         (data.kind == TokenizerKind::characters && token == detail::word_mark)) {

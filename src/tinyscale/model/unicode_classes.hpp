@@ -9,6 +9,8 @@
 #include <string>   // string
 #include <vector>   // vector
 
+#include "tinyscale/base/text.hpp"
+
 namespace tinyscale {
 namespace detail {
 
@@ -56,8 +58,7 @@ inline const char* sign_runs() {
          "5ck21nJ2";
 }
 
-constexpr std::uint32_t no_code_point = 0xFFFFFFFFU;  // of bytes that are not UTF-8
-constexpr std::uint32_t classified_end = 0x34000;     // from here on there is none of these
+constexpr std::uint32_t classified_end = 0x34000;  // from here on there is none of these
 
 // Gives the code points of the runs their class.
 inline void fill_runs(const char* runs, CharacterClass which, std::vector<CharacterClass>& of) {
@@ -98,43 +99,6 @@ struct CharacterClasses {
     }
   }
 };
-
-// One character of a text: its code point and its bytes. A byte that begins no UTF-8 character is a
-// character by itself, of no class.
-struct CodePoint {
-  std::uint32_t code = 0;
-  std::uint32_t size = 1;
-};
-
-// The character at `at`, before `end`: at least one byte is there.
-inline CodePoint code_point(const char* text, std::size_t at, std::size_t end) {
-  const auto byte = [text, at](std::size_t i) {
-    return static_cast<std::uint32_t>(static_cast<unsigned char>(text[at + i]));
-  };
-  const std::uint32_t first = byte(0);
-  if (first < 0x80) {
-    return {first, 1};
-  }
-  const CodePoint none{no_code_point, 1};
-  const std::uint32_t size = first < 0xC2   ? 1
-                             : first < 0xE0 ? 2
-                             : first < 0xF0 ? 3
-                             : first < 0xF5 ? 4
-                                            : 1;
-  if (size == 1 || size > end - at) {
-    return none;
-  }
-  std::uint32_t code = first & (0x7FU >> size);
-  for (std::uint32_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xC0U) != 0x80U) {
-      return none;
-    }
-    code = code << 6 | (byte(i) & 0x3FU);
-  }
-  const bool good = size == 2 || (size == 3 && code >= 0x800 && (code < 0xD800 || code > 0xDFFF)) ||
-                    (size == 4 && code >= 0x10000 && code < 0x110000);
-  return good ? CodePoint{code, size} : none;
-}
 
 // The UTF-8 bytes of a code point, at the end of `out`.
 inline void append_utf8(std::string& out, std::uint32_t code) {

@@ -116,19 +116,40 @@ inline void read_progress(const Json& notes, TrainState& state, TrainReport& rep
 inline std::string json_word(const Json* value) {
   return value == nullptr                     ? "nothing"
          : value->kind == Json::Kind::text    ? value->text
+         : value->kind == Json::Kind::list    ? cat({value->list.size(), " numbers"})
          : value->kind == Json::Kind::boolean ? (value->number != 0 ? "true" : "false")
                                               : cat({value->number});
 }
 
-inline void check_same_model(const Json& there, const ModelConfig& config, const std::string& who) {
-  for (const JsonField& field : parse_json(config_json(config)).fields) {
-    const Json* const other = there.find(field.name);
-    const Json& own = field.value;
-    const bool same = other != nullptr && other->kind == own.kind && other->text == own.text &&
-                      !(other->number < own.number) && !(other->number > own.number);
-    if (!same && field.name != "name") {
-      fail({who, "its model has ", field.name, " ", json_word(other), ", this one ",
-            json_word(&own), "; resume the model that was saved"});
+// One field of a config, in the file and here; null: not there. Of lists of one length an Error
+// names the item.
+inline void check_same_field(const std::string& name, const Json* there, const Json* own,
+                             const std::string& who) {
+  const bool both = there != nullptr && own != nullptr && there->kind == own->kind;
+  bool same = both && there->text == own->text && !(there->number < own->number) &&
+              !(there->number > own->number) && there->list.size() == own->list.size();
+  for (std::size_t i = 0; same && i < own->list.size(); ++i) {
+    check_same_field(cat({name, "[", i, "]"}), &there->list[i], &own->list[i], who);
+  }
+  if (!same) {
+    fail({who, "its model has ", name, " ", json_word(there), ", this one ", json_word(own),
+          "; resume the model that was saved"});
+  }
+}
+
+// Both as config_json writes them, which leaves out what is as in most models.
+inline void check_same_model(const std::string& text, const ModelConfig& config,
+                             const std::string& who) {
+  const Json there = parse_json(config_json(config_from_json(text, who)));
+  const Json own = parse_json(config_json(config));
+  for (const JsonField& field : own.fields) {
+    if (field.name != "name") {
+      check_same_field(field.name, there.find(field.name), &field.value, who);
+    }
+  }
+  for (const JsonField& field : there.fields) {
+    if (own.find(field.name) == nullptr) {
+      check_same_field(field.name, &field.value, nullptr, who);
     }
   }
 }
@@ -169,6 +190,7 @@ class TrainCheckpoint {
     data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
     data_.push_back({"text", text_mark(text)});
     const SaveFile probe("train", path());  // now, not after the first hour
+    remove_abandoned("train", path());      // of a training that was killed
   }
 
   // Where the training stood, its weights put in the model and its losses in the report; the start,
@@ -185,7 +207,7 @@ class TrainCheckpoint {
     if (config == nullptr || training == nullptr) {
       fail({who, "it holds no training to resume; give the checkpoint of one, or resume false"});
     }
-    check_same_model(parse_named(*config, who), model.config, who);
+    check_same_model(*config, model.config, who);
     const Json notes = parse_named(*training, who);
     for (const SafetensorsNote& own : data_) {
       const Json& note = training_note(notes, own.name.c_str(), Json::Kind::text, who);
