@@ -137,6 +137,7 @@
 //   tinyscale/compile/differentiate.hpp      Gradients as more of the same graph
 //   tinyscale/compile/recognize.hpp          Composite ops that were written out in primitives
 //   tinyscale/compile/captured.hpp           What a captured function did beside computing its
+//   tinyscale/compile/write_check.hpp        Whether a captured function may write to a tensor in
 //   tinyscale/compile/capture.hpp            A capture
 //   tinyscale/compile/evaluate.hpp           A graph run op by op through the eager ops
 //   tinyscale/compile/simplify.hpp           Two passes that every compiler has
@@ -8152,6 +8153,12 @@ inline std::size_t einsum_arrow(const std::string& spec) {
   const std::size_t arrow = spec.find("->");
   if (arrow == std::string::npos) {
     fail({"einsum \"", spec, "\": no arrow; \"bd,df->bf\" is right"});
+  }
+  for (std::size_t i = arrow + 2; i < spec.size(); ++i) {
+    if (spec[i] != ' ' && spec.find(spec[i]) >= arrow) {
+      fail({"einsum \"", spec, "\": no operand has '", std::string(1, spec[i]),
+            "' of the result"});
+    }
   }
   return arrow;
 }
@@ -22984,14 +22991,14 @@ inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape
 }
 
 inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
-                         const Tensor& bias = Tensor(), Dy dy = Dy::none) {
+                         const Tensor& bias = Tensor(), Dy dy_is = Dy::none) {
   const Matmul s = matmul_sizes(name, x, w, tw);
   if (recording()) {
-    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape, dy);
+    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape, dy_is);
     return bias.defined() ? record(Op::add, {&y, &bias}, s.shape) : y;
   }
   if (!x.is_contiguous() && x.dims() != 2) {
-    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias, dy), s.shape);
+    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias, dy_is), s.shape);
   }
   x.origin();  // an empty one throws
   w.origin();
@@ -23002,7 +23009,7 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   Tensor y =
       hook == nullptr ? Tensor(s.shape) : (*hook)(x, tw == Trans::no ? w : transpose(w, 0, 1));
   if (hook == nullptr) {
-    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data(), dy);
+    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data(), dy_is);
   }
   if (bias.defined()) {
     const OpScope scope;
@@ -25729,6 +25736,72 @@ inline Tensor apart(const List<ReturnedAs>& as, const std::vector<Tensor>& earli
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/write_check.hpp
+// Whether a captured function may write to a tensor in place: nobody else shows its numbers.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A capture's graph, the views in it that are meant as copies, its handles, and the nodes that
+// captured tensors are now.
+struct WriteCheck {
+  const Graph& graph;
+  const List<char>& copies;
+  const List<Shared<Storage>>& handles;
+  const List<int>& captured;
+
+  // Writing to numbers that a view shows, or through a view, would show in both.
+  void alone(const char* name, const Tensor& x, int node) const {
+    const bool view = x.storage()->recorded && is_view(node) && shows_others(x, node);
+    bool viewed = false;
+    for (const Shared<Storage>& held : handles) {
+      viewed = viewed || (is_other(held, x) && stands_on(held->node, node));
+    }
+    if (view || viewed) {
+      fail(
+          {"compile: ", name, " writes to a ", x.shape(), " tensor ",
+           view ? "that is a view of another" : "that a view shows too",
+           "; where ops are recorded only a tensor of its own can be written: write to a clone()"});
+    }
+  }
+
+ private:
+  bool is_view(int node) const { return shows_memory(graph, copies, node); }
+  // A handle that somebody has.
+  static bool is_other(const Shared<Storage>& held, const Tensor& x) {
+    return held.use_count() > 1 && held.get() != x.storage().get();
+  }
+  // Whether somebody else can see the numbers that a view shows, or one of them stands twice in it:
+  // not so where the function holds nothing of what it was made of, as in sum() or zeros().
+  bool shows_others(const Tensor& x, int view) const {
+    const int base = view_base(graph, copies, view);
+    const Op made_by = graph[base].op;
+    bool others = made_by == Op::input || made_by == Op::constant;
+    for (int node = view; node != base && made_by != Op::literal; node = graph[node].inputs[0]) {
+      others = others || graph[node].op == Op::broadcast_to;
+    }
+    for (const int now : captured) {  // as the function has written them
+      others = others || view_base(graph, copies, now) == base;
+    }
+    for (const Shared<Storage>& held : handles) {
+      others = others || (is_other(held, x) && view_base(graph, copies, held->node) == base);
+    }
+    return others;
+  }
+  bool stands_on(int view, int base) const {
+    for (int node = view; is_view(node);) {
+      node = graph[node].inputs[0];
+      if (node == base) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/capture.hpp
 // A capture: a function of tensors runs once on recorded tensors, and what it did is a graph. What
 // it did beside returning tensors is kept too: tensors that it wrote, gradients that it gave to
@@ -25853,7 +25926,7 @@ class Capture final : public GraphWriter {
 
   void write(const char* name, const Tensor& x, const Tensor& value) override {
     const int to = node_of(x);
-    check_alone(name, x, to);
+    WriteCheck{graph, copies_, storages_, now_}.alone(name, x, to);
     const int from = node_of(value);
     if (x.storage()->recorded && graph[to].grads != 0) {
       fail({"compile: ", name, " writes to a ", x.shape(),
@@ -26113,51 +26186,6 @@ class Capture final : public GraphWriter {
     leaf.slot->grad = total.storage();
     leaf.slot->fresh = false;
   }
-
-  // Writing to numbers that a view shows, or through a view, would show in both.
-  void check_alone(const char* name, const Tensor& x, int node) const {
-    const bool view = x.storage()->recorded && is_view(node) && shows_others(x, node);
-    bool viewed = false;
-    for (const Shared<Storage>& held : storages_) {
-      viewed = viewed || (held.use_count() > 1 && held.get() != x.storage().get() &&
-                          stands_on(held->node, node));
-    }
-    if (view || viewed) {
-      fail(
-          {"compile: ", name, " writes to a ", x.shape(), " tensor ",
-           view ? "that is a view of another" : "that a view shows too",
-           "; where ops are recorded only a tensor of its own can be written: write to a clone()"});
-    }
-  }
-  // Whether somebody else can see the numbers that a view shows, or one of them stands twice in it:
-  // not so where the function holds nothing of what it was made of, as in sum() or zeros().
-  bool shows_others(const Tensor& x, int view) const {
-    const int base = view_base(graph, copies_, view);
-    const Op made_by = graph[base].op;
-    bool others = made_by == Op::input || made_by == Op::constant;
-    for (int node = view; node != base && made_by != Op::literal; node = graph[node].inputs[0]) {
-      others = others || graph[node].op == Op::broadcast_to;
-    }
-    for (const int now : now_) {  // captured tensors, as the function has written them
-      others = others || view_base(graph, copies_, now) == base;
-    }
-    for (const Shared<Storage>& held : storages_) {
-      others = others || (held.use_count() > 1 && held.get() != x.storage().get() &&
-                          view_base(graph, copies_, held->node) == base);
-    }
-    return others;
-  }
-  bool stands_on(int view, int base) const {
-    for (int node = view; is_view(node);) {
-      node = graph[node].inputs[0];
-      if (node == base) {
-        return true;
-      }
-    }
-    return false;
-  }
-
-  bool is_view(int node) const { return shows_memory(graph, copies_, node); }
 
   ReturnedAs as_returned(const Tensor& y) const {
     ReturnedAs as;

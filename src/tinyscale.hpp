@@ -162,6 +162,7 @@
 #include "tinyscale/compile/differentiate.hpp"
 #include "tinyscale/compile/recognize.hpp"
 #include "tinyscale/compile/captured.hpp"
+#include "tinyscale/compile/write_check.hpp"
 #include "tinyscale/compile/capture.hpp"
 #include "tinyscale/compile/evaluate.hpp"
 #include "tinyscale/compile/simplify.hpp"

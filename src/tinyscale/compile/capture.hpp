@@ -13,6 +13,7 @@
 #include "tinyscale/compile/differentiate.hpp"
 #include "tinyscale/compile/graph_writer.hpp"
 #include "tinyscale/compile/recognize.hpp"
+#include "tinyscale/compile/write_check.hpp"
 
 namespace tinyscale {
 
@@ -133,7 +134,7 @@ class Capture final : public GraphWriter {
 
   void write(const char* name, const Tensor& x, const Tensor& value) override {
     const int to = node_of(x);
-    check_alone(name, x, to);
+    WriteCheck{graph, copies_, storages_, now_}.alone(name, x, to);
     const int from = node_of(value);
     if (x.storage()->recorded && graph[to].grads != 0) {
       fail({"compile: ", name, " writes to a ", x.shape(),
@@ -393,51 +394,6 @@ class Capture final : public GraphWriter {
     leaf.slot->grad = total.storage();
     leaf.slot->fresh = false;
   }
-
-  // Writing to numbers that a view shows, or through a view, would show in both.
-  void check_alone(const char* name, const Tensor& x, int node) const {
-    const bool view = x.storage()->recorded && is_view(node) && shows_others(x, node);
-    bool viewed = false;
-    for (const Shared<Storage>& held : storages_) {
-      viewed = viewed || (held.use_count() > 1 && held.get() != x.storage().get() &&
-                          stands_on(held->node, node));
-    }
-    if (view || viewed) {
-      fail(
-          {"compile: ", name, " writes to a ", x.shape(), " tensor ",
-           view ? "that is a view of another" : "that a view shows too",
-           "; where ops are recorded only a tensor of its own can be written: write to a clone()"});
-    }
-  }
-  // Whether somebody else can see the numbers that a view shows, or one of them stands twice in it:
-  // not so where the function holds nothing of what it was made of, as in sum() or zeros().
-  bool shows_others(const Tensor& x, int view) const {
-    const int base = view_base(graph, copies_, view);
-    const Op made_by = graph[base].op;
-    bool others = made_by == Op::input || made_by == Op::constant;
-    for (int node = view; node != base && made_by != Op::literal; node = graph[node].inputs[0]) {
-      others = others || graph[node].op == Op::broadcast_to;
-    }
-    for (const int now : now_) {  // captured tensors, as the function has written them
-      others = others || view_base(graph, copies_, now) == base;
-    }
-    for (const Shared<Storage>& held : storages_) {
-      others = others || (held.use_count() > 1 && held.get() != x.storage().get() &&
-                          view_base(graph, copies_, held->node) == base);
-    }
-    return others;
-  }
-  bool stands_on(int view, int base) const {
-    for (int node = view; is_view(node);) {
-      node = graph[node].inputs[0];
-      if (node == base) {
-        return true;
-      }
-    }
-    return false;
-  }
-
-  bool is_view(int node) const { return shows_memory(graph, copies_, node); }
 
   ReturnedAs as_returned(const Tensor& y) const {
     ReturnedAs as;

@@ -193,14 +193,14 @@ inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape
 }
 
 inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
-                         const Tensor& bias = Tensor(), Dy dy = Dy::none) {
+                         const Tensor& bias = Tensor(), Dy dy_is = Dy::none) {
   const Matmul s = matmul_sizes(name, x, w, tw);
   if (recording()) {
-    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape, dy);
+    const Tensor y = record_matmul(x, tw == Trans::no ? w : transpose(w, 0, 1), s.shape, dy_is);
     return bias.defined() ? record(Op::add, {&y, &bias}, s.shape) : y;
   }
   if (!x.is_contiguous() && x.dims() != 2) {
-    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias, dy), s.shape);
+    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias, dy_is), s.shape);
   }
   x.origin();  // an empty one throws
   w.origin();
@@ -211,7 +211,7 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   Tensor y =
       hook == nullptr ? Tensor(s.shape) : (*hook)(x, tw == Trans::no ? w : transpose(w, 0, 1));
   if (hook == nullptr) {
-    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data(), dy);
+    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data(), dy_is);
   }
   if (bias.defined()) {
     const OpScope scope;
