@@ -27,15 +27,17 @@ inline bool ulysses_divides(const ModelConfig& model, const Layout& layout) {
          std::max<std::int64_t>(1, model.kv_heads / layout.tensor) % layout.context == 0;
 }
 
-// Empty, or the first thing of the model that the layout does not divide.
-inline std::string undivided_model(const ModelConfig& c, const Layout& layout, int chunks) {
+// Empty, or the first thing of the model that the layout does not divide; `besides`: stages that
+// may hold the embedding or the head alone.
+inline std::string undivided_model(const ModelConfig& c, const Layout& layout, int chunks,
+                                   int besides = 0) {
   if (!tensor_divides(c, layout.tensor)) {
     const bool both = c.experts > 0 && c.mixture_layers() < c.layers;
     return cat({c.heads, " heads, ", c.kv_heads, " of keys, and a hidden width of ",
                 c.experts > 0 ? c.expert_hidden : c.hidden, both ? cat({" or ", c.hidden}) : "",
                 " do not divide over tensor ", layout.tensor});
   }
-  if (c.layers < layout.pipeline * chunks) {
+  if (c.layers < layout.pipeline || c.layers + besides < layout.pipeline * chunks) {
     return cat({c.layers, " layers are fewer than ", layout.pipeline * chunks, " stages"});
   }
   if (layout.context > 1 && layout.context_parallel == ContextParallel::ulysses &&
@@ -79,7 +81,7 @@ inline void check_step_layout(const char* who, const ModelConfig& model, const L
     fail({who, ": layout.gradient_format is ", name_of(layout.gradient_format),
           "; f32 or bf16 is right"});
   }
-  const std::string why = undivided_model(model, layout, chunks);
+  const std::string why = undivided_model(model, layout, chunks, 2);
   if (!why.empty()) {
     fail({who, ": layout ", layout.text(), ": ", why});
   }
