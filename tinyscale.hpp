@@ -50052,9 +50052,9 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   report.candidates.push_back(shorter ? chunks : whole);
   report.candidates.push_back(shorter ? whole : chunks);
   report.reason = cat({n, " chunks; ", math < choice.seconds ? "their way" : "their product",
-                       " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each; ",
-                       format_seconds(chunks.seconds), ", with one collective ",
-                       format_seconds(whole.seconds)});
+                       " takes longer, ", format_seconds(std::max(math, choice.seconds)),
+                       " each: ", format_seconds(chunks.seconds), " in all, ",
+                       format_seconds(whole.seconds), " with one collective"});
 }
 
 }  // namespace detail
@@ -67974,7 +67974,8 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
     out += ", P_e parameters of its experts, not in P, over z_e and r_e devices as others over d";
   }
   if (layout.tensor > 1 && (layout.sequence_parallel || c.qk_norm || c.experts > 0)) {
-    out += ", P_t (P_et) parameters whose gradients tensor ranks sum, in neither";
+    out += layout.expert > 1 ? ", P_t and P_et those whose gradients tensor ranks sum, in neither"
+                             : ", P_t those whose gradients tensor ranks sum, not in P";
   }
   add(layout.zero_devices, "z", "devices of a shard, r = d/z replicas");
   return out;

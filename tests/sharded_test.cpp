@@ -1010,8 +1010,8 @@ TEST_CASE("collective_matmul: the cheaper way first, and what went is counted") 
       chunks_first += chunks ? 1 : 0;
       const ts::ShardedCandidate& own = report.candidates[chunks ? 0 : 1];
       const ts::ShardedCandidate& one = report.candidates[chunks ? 1 : 0];
-      const std::string end = " each; " + ts::format_seconds(own.seconds) +
-                              ", with one collective " + ts::format_seconds(one.seconds);
+      const std::string end = " each: " + ts::format_seconds(own.seconds) + " in all, " +
+                              ts::format_seconds(one.seconds) + " with one collective";
       CHECK(report.reason.find(end) == report.reason.size() - end.size());
       CHECK(report.steps[0].counted == 0);
     }

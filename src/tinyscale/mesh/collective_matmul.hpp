@@ -124,9 +124,9 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   report.candidates.push_back(shorter ? chunks : whole);
   report.candidates.push_back(shorter ? whole : chunks);
   report.reason = cat({n, " chunks; ", math < choice.seconds ? "their way" : "their product",
-                       " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each; ",
-                       format_seconds(chunks.seconds), ", with one collective ",
-                       format_seconds(whole.seconds)});
+                       " takes longer, ", format_seconds(std::max(math, choice.seconds)),
+                       " each: ", format_seconds(chunks.seconds), " in all, ",
+                       format_seconds(whole.seconds), " with one collective"});
 }
 
 }  // namespace detail

@@ -141,7 +141,8 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
     out += ", P_e parameters of its experts, not in P, over z_e and r_e devices as others over d";
   }
   if (layout.tensor > 1 && (layout.sequence_parallel || c.qk_norm || c.experts > 0)) {
-    out += ", P_t (P_et) parameters whose gradients tensor ranks sum, in neither";
+    out += layout.expert > 1 ? ", P_t and P_et those whose gradients tensor ranks sum, in neither"
+                             : ", P_t those whose gradients tensor ranks sum, not in P";
   }
   add(layout.zero_devices, "z", "devices of a shard, r = d/z replicas");
   return out;
