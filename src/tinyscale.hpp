@@ -264,6 +264,7 @@
 #include "tinyscale/mesh/mpi_mail.hpp"
 #include "tinyscale/mesh/mpi_report.hpp"
 #include "tinyscale/mesh/mpi_fabric.hpp"
+#include "tinyscale/mesh/mpi_machine.hpp"
 #include "tinyscale/mesh/mpi_run.hpp"
 #include "tinyscale/mesh/sharding.hpp"
 #include "tinyscale/mesh/sharding_search.hpp"
@@ -338,6 +339,7 @@
 #include "tinyscale/model/training_memory.hpp"
 
 // parallel: one model on many devices
+#include "tinyscale/parallel/formula_texts.hpp"
 #include "tinyscale/parallel/pipeline_schedule.hpp"
 #include "tinyscale/parallel/pipeline_places.hpp"
 #include "tinyscale/parallel/check_pipeline.hpp"

@@ -78,10 +78,10 @@ struct Traffic {
   // row's.
   std::string formulas() const {
     std::string out;
-    for (const std::vector<std::string>& why : whys) {
-      out += (out.empty() ? "" : "; ") + why[0] + ": ";
-      for (std::size_t i = 1; i < why.size(); ++i) {
-        out += (i > 1 ? " + " : "") + why[i];
+    for (const std::vector<std::string>& texts : whys) {
+      out += (out.empty() ? "" : "; ") + texts[0] + ": ";
+      for (std::size_t i = 1; i < texts.size(); ++i) {
+        out += (i > 1 ? " + " : "") + texts[i];
       }
     }
     return out;
