@@ -309,22 +309,22 @@
 //   tinyscale/parallel/pipeline_schedule.hpp A pipeline schedule as plain data
 //   tinyscale/parallel/pipeline_places.hpp   Where each op of a pipeline schedule stands
 //   tinyscale/parallel/check_pipeline.hpp    Proof that a pipeline schedule never waits for
+//   tinyscale/parallel/pipeline_timing.hpp   When each op of a pipeline schedule runs
+//   tinyscale/parallel/pipeline_forms.hpp    Idle time and activations of the four built-in
 //   tinyscale/parallel/ring_attention.hpp    Ring attention (Liu et al., arXiv 2310.01889)
 //   tinyscale/parallel/context_parallel.hpp  Context parallelism
 //   tinyscale/parallel/tensor_parallel.hpp   Tensor parallelism (Megatron
+//   tinyscale/parallel/expert_parallel.hpp   Expert parallelism
 //   tinyscale/parallel/layout.hpp            A layout
 //   tinyscale/parallel/layout_axes.hpp       The mesh axes of a layout
-//   tinyscale/parallel/flat_parameters.hpp   The parameters of a device in units
-//   tinyscale/parallel/formula_texts.hpp     The formulas of what a training step sends, as texts
-//   tinyscale/parallel/pipeline_timing.hpp   When each op of a pipeline schedule runs
-//   tinyscale/parallel/pipeline_forms.hpp    Idle time and activations of the four built-in
-//   tinyscale/parallel/expert_parallel.hpp   Expert parallelism
 //   tinyscale/parallel/memory_forms.hpp      What a device holds in training, in closed form
 //   tinyscale/parallel/flops_forms.hpp       FLOPs of a token by named conventions
 //   tinyscale/parallel/numerics.hpp          Rounding when devices put a number together
 //   tinyscale/parallel/goodput.hpp           Goodput of a job whose devices fail
+//   tinyscale/parallel/flat_parameters.hpp   The parameters of a device in units
 //   tinyscale/parallel/accumulate.hpp        A step of one device in parts
 //   tinyscale/parallel/layout_hooks.hpp      What a layout puts between the parts of the
+//   tinyscale/parallel/formula_texts.hpp     The formulas of what a training step sends, as texts
 //   tinyscale/parallel/step_forms.hpp        What a step of training by a layout sends
 //   tinyscale/parallel/step_traffic.hpp      What the calls of a step's plan send and how long
 //   tinyscale/parallel/device_model.hpp      One device's part of the model in training
@@ -64219,6 +64219,369 @@ inline bool arrives_in_order(const PipelineSchedule& schedule) {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/parallel/pipeline_timing.hpp
+// When each op of a pipeline schedule runs: as soon as its rank is free and what it needs is there,
+// sends holding nobody up. A step ends for all ranks together, at the optimizer's barrier; what a
+// rank does not work until then is its bubble.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// In any unit of time, of one microbatch.
+struct WorkTimes {
+  double forward = 1, backward = 2, input_gradient = 1, weight_gradient = 1;
+
+  double of(PipelineWork work) const {
+    const double times[] = {forward, backward, input_gradient, weight_gradient};
+    return times[static_cast<int>(work)];
+  }
+};
+
+struct PipelineTimes {
+  WorkTimes stage;           // of 1 / ranks of the model: a chunk takes ranks / stages of it
+  List<WorkTimes> of_stage;  // not empty: of each stage, as it is
+  double message = 0;        // from the end of an op to where another rank can use its result
+  // The share of a microbatch's activations that I frees already; W frees the rest.
+  double freed_by_input_gradient = 0;
+};
+
+struct TimedPipelineOp {
+  PipelineOp op;
+  double start = 0, finish = 0;
+};
+
+struct PipelineRankTime {
+  double busy = 0, idle = 0;     // idle: until the last rank ends
+  double start = 0, finish = 0;  // of its first and last op
+  double peak_activations = 0;   // of one microbatch on 1 / ranks of the model
+  double activations = 0;        // when it ends
+  int messages = 0;              // that it sends
+};
+
+struct PipelineTiming {
+  std::string name;
+  int ranks = 0, stages = 0, microbatches = 0;
+  List<List<TimedPipelineOp>> program;  // of each rank, in order
+  List<PipelineRankTime> rank;
+  double total = 0;
+
+  // Of all ranks' time, what nobody works; of 1F1B (p - 1) / (m + p - 1).
+  double bubble() const { return std::max(0.0, 1 - busy() / total / ranks); }
+  // The same beside the work: (p - 1) / m.
+  double idle_to_work() const { return std::max(0.0, ranks * total / busy() - 1); }
+  // With an optimizer that waits for no other rank a step follows on each rank on the one before:
+  // then it takes as long as the rank whose own ops are furthest apart.
+  double total_without_barrier() const {
+    double longest = 0;
+    for (const PipelineRankTime& r : rank) {
+      longest = std::max(longest, r.finish - r.start);
+    }
+    return longest;
+  }
+  double bubble_without_barrier() const {
+    return std::max(0.0, 1 - busy() / total_without_barrier() / ranks);
+  }
+  double peak_activations() const {
+    double peak = 0;
+    for (const PipelineRankTime& r : rank) {
+      peak = std::max(peak, r.peak_activations);
+    }
+    return peak;
+  }
+  int messages() const {
+    int sum = 0;
+    for (const PipelineRankTime& r : rank) {
+      sum += r.messages;
+    }
+    return sum;
+  }
+
+  std::string gantt() const;  // a line for each rank: F0 F1 B0--, dots where it is idle
+  Table table() const;
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+
+ private:
+  double busy() const {
+    double sum = 0;
+    for (const PipelineRankTime& r : rank) {
+      sum += r.busy;
+    }
+    return sum;
+  }
+};
+
+namespace detail {
+
+inline void check_times(const PipelineSchedule& schedule, const PipelineTimes& times) {
+  if (!times.of_stage.empty() &&
+      times.of_stage.size() != static_cast<std::size_t>(schedule.stages)) {
+    fail({"time_pipeline: ", schedule.name, ": times of ", times.of_stage.size(), " stages for ",
+          schedule.stages, "; one for each stage (or none) is right"});
+  }
+  List<WorkTimes> all = times.of_stage;
+  all.push_back(times.stage);
+  for (const WorkTimes& t : all) {
+    for (const double one : {t.forward, t.backward, t.input_gradient, t.weight_gradient}) {
+      if (!is_finite(one) || !(one > 0)) {
+        fail({"time_pipeline: ", schedule.name, ": an op takes ", one,
+              "; times are above 0 and finite"});
+      }
+    }
+  }
+  if (!is_finite(times.message) || times.message < 0 || !(times.freed_by_input_gradient >= 0) ||
+      times.freed_by_input_gradient > 1) {
+    fail({"time_pipeline: ", schedule.name, ": a message takes ", times.message,
+          ", the gradient of the input frees ", times.freed_by_input_gradient,
+          "; 0 or more, and 0 to 1 are right"});
+  }
+}
+
+// Activations that an op adds, in microbatches on its stage.
+inline double activations_of(PipelineWork work, double freed_by_input_gradient) {
+  return work == PipelineWork::forward          ? 1
+         : work == PipelineWork::backward       ? -1
+         : work == PipelineWork::input_gradient ? -freed_by_input_gradient
+                                                : freed_by_input_gradient - 1;
+}
+
+}  // namespace detail
+
+// Throws what check_pipeline throws.
+inline PipelineTiming time_pipeline(const PipelineSchedule& schedule,
+                                    const PipelineTimes& times = PipelineTimes()) {
+  detail::PipelineWalk walk("time_pipeline", schedule, eager_sends());
+  walk.run();
+  detail::check_times(schedule, times);
+  const detail::PipelinePlaces& places = walk.places();
+  PipelineTiming t;
+  t.name = schedule.name;
+  t.ranks = schedule.ranks;
+  t.stages = schedule.stages;
+  t.microbatches = schedule.microbatches;
+  t.program.resize(schedule.program.size());
+  t.rank.resize(schedule.program.size());
+  const double chunk = static_cast<double>(schedule.ranks) / schedule.stages;
+  for (const int r : walk.order()) {
+    const auto at = static_cast<std::size_t>(r);
+    PipelineRankTime& rank = t.rank[at];
+    const PipelineOp& op = schedule.program[at][t.program[at].size()];
+    TimedPipelineOp timed = {op, rank.finish, 0};
+    PipelineOp needs[2];
+    for (int i = places.needs(op, needs); i > 0; --i) {
+      const int from = places.rank(needs[i - 1]);
+      const double ready = t.program[static_cast<std::size_t>(from)]
+                                    [static_cast<std::size_t>(places.place(needs[i - 1]))]
+                                        .finish;
+      timed.start = std::max(timed.start, ready + (from == r ? 0 : times.message));
+    }
+    const double takes = times.of_stage.empty()
+                             ? chunk * times.stage.of(op.work)
+                             : times.of_stage[static_cast<std::size_t>(op.stage)].of(op.work);
+    timed.finish = timed.start + takes;
+    rank.start = t.program[at].empty() ? timed.start : rank.start;
+    rank.finish = timed.finish;
+    rank.busy += takes;
+    rank.activations += chunk * detail::activations_of(op.work, times.freed_by_input_gradient);
+    rank.peak_activations = std::max(rank.peak_activations, rank.activations);
+    rank.messages += places.receiver(op) >= 0 ? 1 : 0;
+    t.program[at].push_back(timed);
+    t.total = std::max(t.total, timed.finish);
+  }
+  for (PipelineRankTime& rank : t.rank) {
+    rank.idle = t.total - rank.busy;
+  }
+  return t;
+}
+
+inline Table PipelineTiming::table() const {
+  Table out;
+  out.title = detail::cat({name, ": ", ranks, ranks == 1 ? " rank, " : " ranks, ", stages,
+                           stages == 1 ? " stage, " : " stages, ", microbatches,
+                           microbatches == 1 ? " microbatch; " : " microbatches; ", "a step takes ",
+                           total, ", bubble ", format_percent(bubble()), ", without barrier ",
+                           format_percent(bubble_without_barrier())});
+  out.columns = {"rank", "first op", "end", "busy", "idle", "peak activations", "messages out"};
+  for (std::size_t r = 0; r < rank.size(); ++r) {
+    const PipelineRankTime& one = rank[r];
+    out.add({std::to_string(r), detail::cat({one.start}), detail::cat({one.finish}),
+             detail::cat({one.busy}), detail::cat({one.idle}), detail::cat({one.peak_activations}),
+             std::to_string(one.messages)});
+  }
+  return out;
+}
+
+namespace detail {
+
+// Which of its rank's stages each op's is, in the order of the model; -1: the only one.
+inline List<std::vector<int>> chunks_of(const PipelineTiming& t) {
+  List<std::vector<int>> chunks(t.program.size());
+  for (std::size_t r = 0; r < t.program.size(); ++r) {
+    std::vector<int> own(static_cast<std::size_t>(t.stages), 0);
+    for (const TimedPipelineOp& timed : t.program[r]) {
+      own[static_cast<std::size_t>(timed.op.stage)] = 1;
+    }
+    int count = 0;
+    for (int& one : own) {
+      count += one;
+      one = count - 1;
+    }
+    for (const TimedPipelineOp& timed : t.program[r]) {
+      chunks[r].push_back(count > 1 ? own[static_cast<std::size_t>(timed.op.stage)] : -1);
+    }
+  }
+  return chunks;
+}
+
+// "F3"; where a rank has several stages, with the letter of its own: "F3b".
+inline std::string short_name(const PipelineOp& op, int chunk) {
+  const std::string letter(1, static_cast<char>('a' + chunk % 26));
+  return cat({letter_of(op.work), op.microbatch, chunk < 0 ? std::string() : letter});
+}
+
+}  // namespace detail
+
+// A column is the shortest op's time, or the 240th part of the whole if that is longer.
+inline std::string PipelineTiming::gantt() const {
+  const List<std::vector<int>> chunks = detail::chunks_of(*this);
+  double column = total;
+  std::size_t wide = 0;
+  for (std::size_t r = 0; r < program.size(); ++r) {
+    for (std::size_t i = 0; i < program[r].size(); ++i) {
+      const TimedPipelineOp& timed = program[r][i];
+      column = std::min(column, timed.finish - timed.start);
+      wide = std::max(wide, detail::short_name(timed.op, chunks[r][i]).size() + 1);
+    }
+  }
+  column = std::max(column, total / 240);
+  std::string out;
+  for (std::size_t r = 0; r < program.size(); ++r) {
+    std::string line;
+    const auto until = [&](double time, char filling) {
+      const auto end = static_cast<std::size_t>(time / column + 0.5) * wide;
+      while (line.size() < end) {
+        line += filling == '.' && line.size() % wide == wide - 1 ? ' ' : filling;
+      }
+    };
+    for (std::size_t i = 0; i < program[r].size(); ++i) {
+      const TimedPipelineOp& timed = program[r][i];
+      until(timed.start, '.');
+      const std::size_t start = line.size();
+      until(timed.finish, '-');
+      if (line.size() > start) {
+        const std::string op = detail::short_name(timed.op, chunks[r][i]);
+        line.replace(start, op.size(), op);
+        line.back() = ' ';
+      }
+    }
+    until(total, '.');
+    line.erase(line.find_last_not_of(' ') + 1);
+    const std::string rank_name = detail::cat({"rank ", r});
+    out += rank_name +
+           std::string(detail::cat({"rank ", ranks - 1}).size() + 2 - rank_name.size(), ' ') +
+           line + "\n";
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const PipelineTiming& timing) {
+  return out << timing.gantt() << timing.table();
+}
+
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & TINYSCALE_TRAINING
+
+// >> tinyscale/parallel/pipeline_forms.hpp
+// Idle time and activations of the four built-in pipeline schedules in closed form, for every
+// number of ranks p, microbatches m and chunks v, all stages alike and messages that take no time.
+// F, B, W: a microbatch's forward, whole backward and weight gradient on 1 / p of the model, the
+// input gradient I = B - W.  GPipe, 1F1B: (p - 1)(F + B);  interleaved: that / v;
+// ZB-H1: (p - 1)(F + I) - (min(m, p) - 1) min(W, F, I), usually written (p - 1)(F + B - 2W).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class PipelineKind { gpipe, one_forward_one_backward, interleaved, zero_bubble_h1 };
+
+struct PipelineShape {
+  PipelineKind kind = PipelineKind::one_forward_one_backward;
+  int ranks = 1, microbatches = 1;
+  int chunks = 1;  // of the model on a rank; the others than interleaved have 1
+};
+
+namespace detail {
+
+inline void check_pipeline_shape(const char* who, const PipelineShape& s) {
+  const bool interleaves = s.kind == PipelineKind::interleaved;
+  if (s.ranks < 1 || s.microbatches < 1 || s.chunks < 1 || (s.chunks > 1 && !interleaves) ||
+      (interleaves && s.microbatches % s.ranks != 0)) {
+    fail({who, ": ", s.ranks, " ranks, ", s.microbatches, " microbatches, ", s.chunks,
+          " chunks; each is 1 or more; only interleaved has more chunks than 1, and its "
+          "microbatches are a multiple of the ranks"});
+  }
+}
+
+}  // namespace detail
+
+inline PipelineSchedule make_pipeline(const PipelineShape& s) {
+  detail::check_pipeline_shape("make_pipeline", s);
+  return s.kind == PipelineKind::gpipe ? gpipe(s.ranks, s.microbatches)
+         : s.kind == PipelineKind::one_forward_one_backward
+             ? one_forward_one_backward(s.ranks, s.microbatches)
+         : s.kind == PipelineKind::interleaved ? interleaved(s.ranks, s.microbatches, s.chunks)
+                                               : zero_bubble_h1(s.ranks, s.microbatches);
+}
+
+// What a rank idles in a step: the same for each.
+inline double pipeline_idle(const PipelineShape& s, const WorkTimes& t = WorkTimes()) {
+  detail::check_pipeline_shape("pipeline_idle", s);
+  const double others = s.ranks - 1;
+  if (s.kind == PipelineKind::zero_bubble_h1) {
+    const double filled = std::min({t.weight_gradient, t.forward, t.input_gradient});
+    return others * (t.forward + t.input_gradient) -
+           (std::min(s.microbatches, s.ranks) - 1) * filled;
+  }
+  return others * (t.forward + t.backward) / s.chunks;
+}
+
+// Of the whole step: with chunks v, (p - 1) / (v m + p - 1).
+inline double pipeline_bubble(const PipelineShape& s, const WorkTimes& t = WorkTimes()) {
+  const double idle = pipeline_idle(s, t);
+  const double backward =
+      s.kind == PipelineKind::zero_bubble_h1 ? t.input_gradient + t.weight_gradient : t.backward;
+  return idle / (idle + s.microbatches * (t.forward + backward));
+}
+
+// On rank i, in microbatches on 1 / p of the model: GPipe m; 1F1B min(m, p - i); ZB-H1 min(m, p);
+// interleaved min(m, ((v - 1) p + 2 (p - 1 - i) + 1) / v), on rank 0 p (1 + (p - 1) / (p v)).
+inline double pipeline_peak_activations(const PipelineShape& s, int rank = 0) {
+  detail::check_pipeline_shape("pipeline_peak_activations", s);
+  if (rank < 0 || rank >= s.ranks) {
+    detail::fail({"pipeline_peak_activations: rank ", rank, " of ", s.ranks, "; ranks are 0 to ",
+                  s.ranks - 1});
+  }
+  const int p = s.ranks, m = s.microbatches, v = s.chunks;
+  return s.kind == PipelineKind::gpipe                      ? m
+         : s.kind == PipelineKind::one_forward_one_backward ? std::min(m, p - rank)
+         : s.kind == PipelineKind::zero_bubble_h1
+             ? std::min(m, p)
+             : std::min<double>(m, ((v - 1.0) * p + 2 * (p - 1 - rank) + 1) / v);
+}
+
+// From rank to rank: m activations and m gradients between every two stages.
+inline double pipeline_messages(const PipelineShape& s) {
+  detail::check_pipeline_shape("pipeline_messages", s);
+  return s.ranks == 1 ? 0 : 2.0 * s.microbatches * (1.0 * s.ranks * s.chunks - 1);
+}
+
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
+
+#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/parallel/ring_attention.hpp
 // Ring attention (Liu et al., arXiv 2310.01889): the tokens of every sequence are cut over devices;
 // queries stay, keys and values go once around, and each device folds every block that comes:
@@ -65082,6 +65445,171 @@ inline bool partial_over_tensor(const Parameter& p, const ModelConfig& config,
 
 }}  // namespace tinyscale
 
+// >> tinyscale/parallel/expert_parallel.hpp
+// Expert parallelism: the experts of a layer lie on the devices of some axes, equal contiguous
+// parts, and every device sends its tokens' rows there and gets the results back (GShard, arXiv
+// 2006.16668). 4 all_to_alls a layer and microbatch: dispatch, combine, and back through both.
+// Dropless they are ragged (as many rows as the router says, MegaBlocks, arXiv 2211.15841); with a
+// capacity they are even, of (E, C, D) numbers whether used or not.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Experts first, .., first + count - 1 are on the device.
+struct ExpertPart {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+inline ExpertPart expert_part(std::int64_t experts, std::int64_t devices, std::int64_t index) {
+  if (devices < 1 || experts < 1 || experts % devices != 0) {
+    detail::fail({"expert_part: ", experts, " experts over ", devices,
+                  " devices; a number of devices that divides the experts is right"});
+  }
+  if (index < 0 || index >= devices) {
+    detail::fail({"expert_part: index ", index, " of ", devices, " devices; 0 to ", devices - 1,
+                  " is right"});
+  }
+  return {index * (experts / devices), experts / devices};
+}
+
+// ---- Bytes that a device sends in a layer and microbatch, forward and backward ----
+// Of 4 all_to_alls by the direct algorithm; `number` is the bytes of a number on the wire.
+
+// (tokens) k D (e - 1) / e numbers each: when every expert gets as many.
+inline double expert_bytes(double tokens, double top_k, double width, double devices,
+                           double number = 4) {
+  return 4 * number * tokens * top_k * width * (devices - 1) / devices;
+}
+
+// Dropless, by the routing: device d sends counts[d * E + e] rows to expert e, and as many come
+// back; in the combine it is the others' rows.
+inline double expert_bytes(const std::vector<std::int64_t>& counts, std::int64_t devices,
+                           std::int64_t index, double width, double number = 4) {
+  const auto all = static_cast<std::int64_t>(counts.size());
+  if (devices < 1 || all % devices != 0) {
+    detail::fail({"expert_bytes: ", all, " counts for ", devices,
+                  " devices; one for each device and expert is right"});
+  }
+  const std::int64_t experts = all / devices;
+  const ExpertPart own = expert_part(experts, devices, index);
+  double rows = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const std::int64_t from = static_cast<std::int64_t>(i) / experts;
+    const std::int64_t expert = static_cast<std::int64_t>(i) % experts;
+    const bool here = expert >= own.first && expert < own.first + own.count;
+    rows += here != (from == index) ? static_cast<double>(counts[i]) : 0;
+  }
+  return 2 * number * rows * width;
+}
+
+// With a capacity: E C D (e - 1) / e numbers each.
+inline double expert_capacity_bytes(double experts, double capacity, double width, double devices,
+                                    double number = 4) {
+  return 4 * number * experts * capacity * width * (devices - 1) / devices;
+}
+
+// Dropless also needs to be told how many rows come: of each expert once, and a total before each
+// of the 4; floats.
+inline double expert_count_bytes(double experts, double devices) {
+  return 4 * (devices - 1) * (experts / devices + 4);
+}
+
+namespace detail {
+
+// The devices that hold the experts, as one of them.
+struct ExpertGroup {
+  Device& device;
+  Axes axes;
+  CollectiveOptions options;
+  std::int64_t devices, index;
+};
+
+inline ExpertBody own_experts(const ExpertBody& run, const ExpertPart& part) {
+  return [&run, first = static_cast<int>(part.first)](int e, const Tensor& rows) {
+    return run(first + e, rows);
+  };
+}
+
+inline Tensor dispatch_all(const ExpertGroup& to, const ExpertRows& in, const ExpertBody& run) {
+  const auto experts = static_cast<std::int64_t>(in.counts.size());
+  const ExpertPart part = expert_part(experts, to.devices, to.index);
+  Tensor counts({experts});
+  std::vector<std::int64_t> sent(static_cast<std::size_t>(to.devices), 0);
+  for (std::size_t e = 0; e < in.counts.size(); ++e) {
+    counts.data()[e] = static_cast<float>(in.counts[e]);  // below 2^24: exact
+    sent[e / static_cast<std::size_t>(part.count)] += in.counts[e];
+  }
+  CollectiveOptions exactly = to.options;
+  exactly.format = DType::f32;
+  const Tensor came = to.device.all_to_all(counts, to.axes, 0, 0, exactly);  // (e, E / e)
+  std::vector<std::int64_t> got;
+  const Tensor rows = to.device.all_to_all(in.rows, to.axes, sent, &got, to.options);
+
+  // They lie by device, then expert; an expert wants its own together.
+  ExpertRows mine;
+  std::vector<std::int64_t> next;  // row of each (device, expert)
+  std::int64_t row = 0;
+  for (std::int64_t i = 0; i < came.count(); ++i) {
+    next.push_back(row);
+    row += static_cast<std::int64_t>(came.data()[i]);
+  }
+  std::vector<std::int32_t> order;                                   // by expert: where it came
+  std::vector<std::int32_t> back(static_cast<std::size_t>(row), 0);  // and the other way
+  for (std::int64_t e = 0; e < part.count; ++e) {
+    const std::size_t before = order.size();
+    for (std::int64_t i = e; i < came.count(); i += part.count) {
+      const std::int64_t first = next[static_cast<std::size_t>(i)];
+      for (std::int64_t r = first; r < first + static_cast<std::int64_t>(came.data()[i]); ++r) {
+        back[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(order.size());
+        order.push_back(static_cast<std::int32_t>(r));
+      }
+    }
+    mine.counts.push_back(static_cast<std::int64_t>(order.size() - before));
+  }
+  mine.rows = embedding(rows, order, {row});
+  const Tensor out = embedding(run_experts(mine, own_experts(run, part)), back, {row});
+  return to.device.all_to_all(out, to.axes, got, nullptr, to.options);
+}
+
+inline Tensor dispatch_even(const ExpertGroup& to, const ExpertRows& in, const ExpertBody& run) {
+  const auto experts = static_cast<std::int64_t>(in.counts.size());
+  const ExpertPart part = expert_part(experts, to.devices, to.index);
+  const ExpertBuffer padded = pad_to_capacity(in);  // (E, C, D)
+  const Tensor here =
+      to.device.all_to_all(padded.buffer, to.axes, 0, 1, to.options);  // (E/e, e C, D)
+  ExpertRows mine;
+  mine.counts.assign(static_cast<std::size_t>(part.count), here.dim(1));
+  mine.rows = reshape(here, {part.count * here.dim(1), here.dim(2)});
+  const Tensor out = reshape(run_experts(mine, own_experts(run, part)), here.shape());
+  return padded.rows_of(to.device.all_to_all(out, to.axes, 1, 0, to.options));  // of (E, C, D)
+}
+
+// Cuts the experts over the devices of `experts`; `batch` are the axes along which devices hold
+// other tokens of the batch. The model needs only its own experts' parameters (expert_part).
+// The gradients of the devices are to be added up: over `batch` of what all have, over those of
+// its axes that are not in `experts` for an expert's. Every device of a tensor axis sends all of
+// its rows. A balance loss adds an all_reduce of 2 E numbers over `batch` to the forward pass.
+inline void add_expert_hooks(Hooks& hooks, Device& device, const Axes& experts, const Axes& batch,
+                             const CollectiveOptions& options = CollectiveOptions()) {
+  if (!batch.names.empty()) {
+    hooks.batch_mean = [&device, batch](const Tensor& x) {
+      return device.all_reduce(x, batch, Reduce::mean);
+    };
+  }
+  if (experts.names.empty()) {
+    return;
+  }
+  const std::vector<int> found = device.endpoint().find_axes("add_expert_hooks", experts);
+  const ExpertGroup group = {device, experts, options, device.endpoint().size_of(found),
+                             device.endpoint().index_on(found)};
+  hooks.dispatch = [group](const ExpertRows& in, const ExpertBody& run) {
+    return in.capacity > 0 ? dispatch_even(group, in, run) : dispatch_all(group, in, run);
+  };
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/parallel/layout.hpp
 // A layout: how one training step is divided over devices, and which mixes of it can run.
 // devices = data * tensor * pipeline * context; expert divides data * context.
@@ -65468,862 +65996,6 @@ inline LayoutAxes layout_axes(const Layout& layout) {
   axes.expert_zero = without(axes.zero, axes.expert);
   axes.expert_replica = without(others, axes.expert_zero);
   return axes;
-}
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/parallel/flat_parameters.hpp
-// The parameters of a device in units: those that are gathered, reduced and freed together lie one
-// after another in one flat buffer, whose length divides over the devices that share it. Data
-// parallelism, ZeRO 1 to 3, FSDP and its hybrid (arXiv 1910.02054, 2304.11277) are what happens
-// to the buffers of a unit:
-//   gradients: reduce_scatter over `zero`, all_reduce over `replica`; weights: all_gather over
-//   `zero`.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// In which format weights travel and are used. Those of fp8 products go in bf16: half the bytes of
-// f32, while norms, biases and embeddings, which no product reads, keep 8 bits where e4m3 has 4.
-inline DType weight_format(DType products) {
-  return products == DType::fp8_e4m3 ? DType::bf16 : products;
-}
-
-// Which segment of the model uses a unit: a layer, or one of these.
-constexpr int table_unit = -1, positions_unit = -2, head_unit = -3;
-
-struct FlatUnit {
-  int layer = 0;
-  List<int> places;                               // in Transformer::parameters
-  List<Shape> shapes;                             // of this device's part of each
-  std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
-  std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
-  AxisGroup zero, replica;
-  bool copy = false;                  // of what another tensor rank holds and updates alike
-  bool counts = true;                 // in the gradient norm: of equal numbers only one does
-  std::vector<std::int64_t> holders;  // pipeline ranks with it: more than one of a tied table
-
-  Tensor values;    // [length]; of ZeRO 3 only while gathered
-  Tensor own;       // [shard], float32; where values stay and no format rounds them, a part of them
-  Tensor gradient;  // [length], while a backward pass fills it
-  Tensor arriving;  // the sum that is under way
-  Tensor reduced;   // [shard]
-  Tensor moments, squares;  // [shard]
-  List<Slot> slots;         // of the weights, each with a place in gradient
-
-  std::int64_t count() const { return begins.back(); }
-  std::int64_t length() const { return shard * shards; }
-};
-
-inline int unit_layer(const Parameter& p) {
-  return p.layer >= 0                               ? p.layer
-         : p.name == "model.embed_tokens.weight"    ? table_unit
-         : p.name == "model.embed_positions.weight" ? positions_unit
-                                                    : head_unit;
-}
-
-// Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head: each
-// a segment, numbered -1, 0 .. L - 1, L.
-struct StageMap {
-  PipelineSchedule schedule;
-  std::int64_t layers = 1;
-  bool tied = false;
-
-  StageMap(const Layout& layout, const ModelConfig& config)
-      : schedule(layout.schedule.empty()
-                     ? one_forward_one_backward(static_cast<int>(layout.pipeline),
-                                                static_cast<int>(layout.microbatches))
-                     : layout.schedule),
-        layers(config.layers),
-        tied(config.tied) {}
-
-  int first_layer(int stage) const { return static_cast<int>(stage * layers / schedule.stages); }
-  bool is_last(int stage) const { return stage == schedule.stages - 1; }
-  int head_segment() const { return static_cast<int>(layers); }
-  std::vector<int> segments(int stage) const {
-    std::vector<int> all;
-    const int end = first_layer(stage + 1) + (is_last(stage) ? 1 : 0);
-    for (int segment = stage == 0 ? -1 : first_layer(stage); segment < end; ++segment) {
-      all.push_back(segment);
-    }
-    return all;
-  }
-  // Whether a segment uses a unit of that layer.
-  bool uses(int segment, int unit) const {
-    return segment == -1               ? unit == table_unit || unit == positions_unit
-           : segment == head_segment() ? unit == head_unit || (unit == table_unit && tied)
-                                       : unit == segment;
-  }
-  int uses_of_stage(int stage, int unit) const {
-    int count = 0;
-    for (const int segment : segments(stage)) {
-      count += uses(segment, unit) ? 1 : 0;
-    }
-    return count;
-  }
-  // The pipeline ranks that hold a unit, rising.
-  std::vector<std::int64_t> holders(int unit) const {
-    std::vector<std::int64_t> ranks;
-    for (int rank = 0; rank < schedule.ranks; ++rank) {
-      for (std::size_t i = 0; i < schedule.rank_of.size(); ++i) {
-        const int stage = static_cast<int>(i) % schedule.stages;
-        if (schedule.rank_of[i] == rank && uses_of_stage(stage, unit) > 0 &&
-            (ranks.empty() || ranks.back() != rank)) {
-          ranks.push_back(rank);
-        }
-      }
-    }
-    return ranks;
-  }
-};
-
-// The shape of device `index`'s part, of `devices` that cut it.
-inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std::int64_t devices) {
-  Shape part = whole;
-  const int dim = split == Split::rows ? 0 : split == Split::columns ? 1 : -1;
-  if (dim >= 0) {
-    part.set(dim,
-             shard_begin(whole[dim], index + 1, devices) - shard_begin(whole[dim], index, devices));
-  }
-  return part;
-}
-
-// The units of one device, without their numbers: a pure function of model, layout and place.
-inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
-                                 const LayoutAxes& axes, const MeshPoint& at) {
-  const ModelConfig& c = whole.config;
-  const StageMap stages(layout, c);
-  const std::int64_t mine = at.index(axes.pipeline);
-  const std::int64_t tensor = at.index(axes.tensor), tensors = at.size(axes.tensor);
-  const std::int64_t experts = c.experts / std::max<std::int64_t>(1, at.size(axes.expert));
-  List<FlatUnit> units;
-  for (std::size_t place = 0; place < whole.parameters.size(); ++place) {
-    const Parameter& p = whole.parameters[place];
-    const int layer = unit_layer(p);
-    FlatUnit unit;
-    unit.holders = stages.holders(layer);
-    const std::int64_t expert = p.expert;
-    const bool here =
-        std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
-    if (!here || (expert >= 0 && expert / experts != at.index(axes.expert))) {
-      continue;
-    }
-    unit.layer = layer;
-    unit.zero = expert >= 0 ? axes.expert_zero : axes.zero;
-    unit.replica = expert >= 0 ? axes.expert_replica : axes.replica;
-    if (p.split == Split::whole && tensors > 1) {
-      if (partial_over_tensor(p, c, layout.sequence_parallel)) {
-        unit.replica = joined(unit.replica, axes.tensor);
-      } else {
-        unit.copy = tensor > 0;
-      }
-    }
-    unit.counts = !unit.copy && unit.holders[0] == mine && at.index(unit.replica) == 0;
-    std::size_t u = 0;
-    while (u < units.size() && !(units[u].layer == layer && units[u].zero == unit.zero &&
-                                 units[u].replica == unit.replica && units[u].copy == unit.copy)) {
-      ++u;
-    }
-    if (u == units.size()) {
-      unit.begins.push_back(0);
-      unit.shards = at.size(unit.zero);
-      unit.index = at.index(unit.zero);
-      units.push_back(unit);
-    }
-    FlatUnit& into = units[u];
-    into.places.push_back(static_cast<int>(place));
-    into.shapes.push_back(part_shape(p.value.shape(), p.split, tensor, tensors));
-    into.begins.push_back(into.begins.back() + into.shapes.back().count());
-    into.shard = (into.count() + into.shards - 1) / into.shards;
-  }
-  return units;
-}
-
-// A stretch of a flat buffer that shares its numbers.
-inline Tensor stretch_of(const Tensor& flat, std::int64_t first, const Shape& shape) {
-  return Tensor(shape, slice_storage(flat.storage(), first, shape.count()));
-}
-
-// Puts this device's parts of whole tensors in a flat buffer; those not there are zero.
-inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole,
-                      const List<Parameter>& parameters, std::int64_t tensor, std::int64_t tensors,
-                      float* to) {
-  std::fill(to, to + unit.length(), 0.0f);
-  for (std::size_t i = 0; i < unit.places.size(); ++i) {
-    const std::size_t place = static_cast<std::size_t>(unit.places[i]);
-    if (place < whole.size() && whole[place].defined()) {
-      const Tensor part =
-          contiguous(tensor_shard(whole[place], parameters[place].split, static_cast<int>(tensor),
-                                  static_cast<int>(tensors)));
-      std::copy(part.data(), part.data() + part.count(), to + unit.begins[i]);
-    }
-  }
-}
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/parallel/formula_texts.hpp
-// The formulas of what a training step sends, as texts: in elements that one device sends, by the
-// letters of letters_of_plan(). step_forms.hpp has the numbers; each text is that of its number.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// "m " and a number: "m 4 ", "m ".
-inline std::string times_text(const char* letters, std::int64_t times) {
-  return times == 1 ? cat({letters, " "}) : cat({letters, " ", times, " "});
-}
-
-class FormulaTexts {
- public:
-  FormulaTexts(const Layout& layout, const LayoutAxes& axes) : layout_(layout), axes_(axes) {}
-
-  // ---- Weights and gradients of a unit; a tied table is used twice where both its ends are ----
-
-  std::string gathered(const FlatUnit& unit, bool again) const {
-    const bool each = layout_.zero == Zero::parameters;
-    return (each ? "2 m " : "") + numbers(unit, again) + " " + rest(unit.shards, shards(unit)) +
-           (again ? ", the tied table again" : "");
-  }
-  std::string reduced(const FlatUnit& unit, bool again) const {
-    const bool sharded = !unit.zero.empty();
-    return std::string(sharded ? "" : "2 ") + (layout_.zero > Zero::optimizer ? "m " : "") +
-           numbers(unit, again) + " " +
-           (sharded ? rest(unit.shards, shards(unit)) : of_replicas(unit)) +
-           (again ? ", the tied table again" : "");
-  }
-  std::string replicas(const FlatUnit& unit) const {
-    return "2 " + letter(unit) + "/" + shards(unit) + " " + of_replicas(unit);
-  }
-  std::string held_twice(const FlatUnit& unit) const {
-    const bool table = unit.layer == table_unit && !copies();
-    const std::string cut = unit.shards > 1 ? shards(unit) : "";
-    if (!table) {
-      return letter(unit) + (cut.empty() ? "" : "/" + cut);
-    }
-    const bool both = layout_.tensor > 1 && !cut.empty();
-    return layout_.tensor == 1 && cut.empty() ? "V h"
-           : both                             ? "V h / (t " + cut + ")"
-                                              : "V h / " + (cut.empty() ? "t" : cut);
-  }
-
-  // ---- What segments send: a block's forward pass runs again where it is recomputed ----
-
-  std::string between_stages() const {
-    return std::string(layout_.sequence_parallel ? "m b s h / t" : "m b s h") +
-           (layout_.stages() > layout_.pipeline || copies() ? ", of each stage that sends" : "");
-  }
-  // Cut over tokens, an all_reduce is a reduce_scatter and an all_gather: rows of their own.
-  std::string embedding(bool gathers) const {
-    const std::int64_t passes = gathers || layout_.recompute != Recompute::full ? 1 : 2;
-    return wide("m", (layout_.sequence_parallel ? 1 : 2) * passes) + ", embedding";
-  }
-  std::string head() const { return wide("m", layout_.sequence_parallel ? 1 : 2) + ", head"; }
-  std::string block() const {
-    return wide("L m", (layout_.sequence_parallel ? 2 : 4) * (1 + forwards(false)));
-  }
-  std::string ring() const {
-    return times_text("L m", 2 * forwards(true) + 4) + "(c-1) b s h_kv" + over_tensor();
-  }
-  std::string gathered_keys(bool forward) const {
-    return times_text("L m", 2 * (forward ? forwards(true) : 1)) + "(c-1) b s h_kv" + over_tensor();
-  }
-  std::string ulysses() const {
-    return times_text("L m", 2 * (1 + forwards(true))) + "b s (h+h_kv)(c-1) / " +
-           (layout_.tensor > 1 ? "(c t)" : "c");
-  }
-  std::string balance() const { return times_text("L m", 4 * forwards(false)) + "E (d-1)/d"; }
-  std::string with_capacity() const {
-    return times_text("L m", 2 * (1 + forwards(false))) + "E C h (e-1)/e";
-  }
-  std::string rows_of_experts() const { return times_text("L m", forwards(false)) + "E (e-1)/e"; }
-  std::string rows_of_devices() const {
-    return times_text("L m", 2 * (1 + forwards(false))) + "(e-1)";
-  }
-  std::string balanced() const {
-    return times_text("L m", 2 * (1 + forwards(false))) + "b s k h (e-1)/e, if balanced";
-  }
-
- private:
-  bool copies() const {
-    return static_cast<int>(layout_.schedule.rank_of.size()) > layout_.schedule.stages;
-  }
-  std::int64_t forwards(bool attention) const {
-    return layout_.recompute == Recompute::full ||
-                   (attention && layout_.recompute == Recompute::selective)
-               ? 2
-               : 1;
-  }
-  std::string wide(const char* letters, std::int64_t times) const {
-    return times_text(letters, times) + "b s h (t-1)/t";
-  }
-  std::string over_tensor() const { return layout_.tensor > 1 ? " / t" : ""; }
-
-  // Groups of experts see fewer devices with the same; of some parameters all tensor ranks have a
-  // part of the sum.
-  bool of_experts(const FlatUnit& unit) const {
-    return layout_.expert > 1 && unit.zero == axes_.expert_zero &&
-           without(unit.replica, axes_.tensor) == axes_.expert_replica;
-  }
-  bool over_tensor(const FlatUnit& unit) const {
-    return layout_.tensor > 1 && in_group(unit.replica, axes_.tensor[0]);
-  }
-  std::string letter(const FlatUnit& unit) const {
-    const bool experts = of_experts(unit), tensor = over_tensor(unit);
-    return experts ? (tensor ? "P_et" : "P_e") : tensor ? "P_t" : "P";
-  }
-  std::string numbers(const FlatUnit& unit, bool again) const {
-    return !again ? letter(unit) : layout_.tensor > 1 ? "V h/t" : "V h";
-  }
-  std::string shards(const FlatUnit& unit) const {
-    return of_experts(unit) ? "z_e" : layout_.zero_devices > 0 ? "z" : "d";
-  }
-  std::string of_replicas(const FlatUnit& unit) const {
-    const bool experts = of_experts(unit);
-    const std::int64_t same =
-        layout_.batch_devices() / unit.shards / (experts ? layout_.expert : 1);
-    const std::string r = experts ? "r_e" : unit.zero.empty() ? "d" : "r";
-    if (!over_tensor(unit)) {
-      return rest(same, r);
-    }
-    return same > 1 ? cat({"(", r, " t-1)/(", r, " t)"}) : "(t-1)/t";
-  }
-  static std::string rest(std::int64_t devices, const std::string& name) {
-    return devices > 1 ? "(" + name + "-1)/" + name : "0";
-  }
-
-  const Layout& layout_;
-  const LayoutAxes& axes_;
-};
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/parallel/pipeline_timing.hpp
-// When each op of a pipeline schedule runs: as soon as its rank is free and what it needs is there,
-// sends holding nobody up. A step ends for all ranks together, at the optimizer's barrier; what a
-// rank does not work until then is its bubble.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// In any unit of time, of one microbatch.
-struct WorkTimes {
-  double forward = 1, backward = 2, input_gradient = 1, weight_gradient = 1;
-
-  double of(PipelineWork work) const {
-    const double times[] = {forward, backward, input_gradient, weight_gradient};
-    return times[static_cast<int>(work)];
-  }
-};
-
-struct PipelineTimes {
-  WorkTimes stage;           // of 1 / ranks of the model: a chunk takes ranks / stages of it
-  List<WorkTimes> of_stage;  // not empty: of each stage, as it is
-  double message = 0;        // from the end of an op to where another rank can use its result
-  // The share of a microbatch's activations that I frees already; W frees the rest.
-  double freed_by_input_gradient = 0;
-};
-
-struct TimedPipelineOp {
-  PipelineOp op;
-  double start = 0, finish = 0;
-};
-
-struct PipelineRankTime {
-  double busy = 0, idle = 0;     // idle: until the last rank ends
-  double start = 0, finish = 0;  // of its first and last op
-  double peak_activations = 0;   // of one microbatch on 1 / ranks of the model
-  double activations = 0;        // when it ends
-  int messages = 0;              // that it sends
-};
-
-struct PipelineTiming {
-  std::string name;
-  int ranks = 0, stages = 0, microbatches = 0;
-  List<List<TimedPipelineOp>> program;  // of each rank, in order
-  List<PipelineRankTime> rank;
-  double total = 0;
-
-  // Of all ranks' time, what nobody works; of 1F1B (p - 1) / (m + p - 1).
-  double bubble() const { return std::max(0.0, 1 - busy() / total / ranks); }
-  // The same beside the work: (p - 1) / m.
-  double idle_to_work() const { return std::max(0.0, ranks * total / busy() - 1); }
-  // With an optimizer that waits for no other rank a step follows on each rank on the one before:
-  // then it takes as long as the rank whose own ops are furthest apart.
-  double total_without_barrier() const {
-    double longest = 0;
-    for (const PipelineRankTime& r : rank) {
-      longest = std::max(longest, r.finish - r.start);
-    }
-    return longest;
-  }
-  double bubble_without_barrier() const {
-    return std::max(0.0, 1 - busy() / total_without_barrier() / ranks);
-  }
-  double peak_activations() const {
-    double peak = 0;
-    for (const PipelineRankTime& r : rank) {
-      peak = std::max(peak, r.peak_activations);
-    }
-    return peak;
-  }
-  int messages() const {
-    int sum = 0;
-    for (const PipelineRankTime& r : rank) {
-      sum += r.messages;
-    }
-    return sum;
-  }
-
-  std::string gantt() const;  // a line for each rank: F0 F1 B0--, dots where it is idle
-  Table table() const;
-  operator Table() const { return table(); }
-  std::string csv() const { return table().csv(); }
-  std::string json() const { return table().json(); }
-
- private:
-  double busy() const {
-    double sum = 0;
-    for (const PipelineRankTime& r : rank) {
-      sum += r.busy;
-    }
-    return sum;
-  }
-};
-
-namespace detail {
-
-inline void check_times(const PipelineSchedule& schedule, const PipelineTimes& times) {
-  if (!times.of_stage.empty() &&
-      times.of_stage.size() != static_cast<std::size_t>(schedule.stages)) {
-    fail({"time_pipeline: ", schedule.name, ": times of ", times.of_stage.size(), " stages for ",
-          schedule.stages, "; one for each stage (or none) is right"});
-  }
-  List<WorkTimes> all = times.of_stage;
-  all.push_back(times.stage);
-  for (const WorkTimes& t : all) {
-    for (const double one : {t.forward, t.backward, t.input_gradient, t.weight_gradient}) {
-      if (!is_finite(one) || !(one > 0)) {
-        fail({"time_pipeline: ", schedule.name, ": an op takes ", one,
-              "; times are above 0 and finite"});
-      }
-    }
-  }
-  if (!is_finite(times.message) || times.message < 0 || !(times.freed_by_input_gradient >= 0) ||
-      times.freed_by_input_gradient > 1) {
-    fail({"time_pipeline: ", schedule.name, ": a message takes ", times.message,
-          ", the gradient of the input frees ", times.freed_by_input_gradient,
-          "; 0 or more, and 0 to 1 are right"});
-  }
-}
-
-// Activations that an op adds, in microbatches on its stage.
-inline double activations_of(PipelineWork work, double freed_by_input_gradient) {
-  return work == PipelineWork::forward          ? 1
-         : work == PipelineWork::backward       ? -1
-         : work == PipelineWork::input_gradient ? -freed_by_input_gradient
-                                                : freed_by_input_gradient - 1;
-}
-
-}  // namespace detail
-
-// Throws what check_pipeline throws.
-inline PipelineTiming time_pipeline(const PipelineSchedule& schedule,
-                                    const PipelineTimes& times = PipelineTimes()) {
-  detail::PipelineWalk walk("time_pipeline", schedule, eager_sends());
-  walk.run();
-  detail::check_times(schedule, times);
-  const detail::PipelinePlaces& places = walk.places();
-  PipelineTiming t;
-  t.name = schedule.name;
-  t.ranks = schedule.ranks;
-  t.stages = schedule.stages;
-  t.microbatches = schedule.microbatches;
-  t.program.resize(schedule.program.size());
-  t.rank.resize(schedule.program.size());
-  const double chunk = static_cast<double>(schedule.ranks) / schedule.stages;
-  for (const int r : walk.order()) {
-    const auto at = static_cast<std::size_t>(r);
-    PipelineRankTime& rank = t.rank[at];
-    const PipelineOp& op = schedule.program[at][t.program[at].size()];
-    TimedPipelineOp timed = {op, rank.finish, 0};
-    PipelineOp needs[2];
-    for (int i = places.needs(op, needs); i > 0; --i) {
-      const int from = places.rank(needs[i - 1]);
-      const double ready = t.program[static_cast<std::size_t>(from)]
-                                    [static_cast<std::size_t>(places.place(needs[i - 1]))]
-                                        .finish;
-      timed.start = std::max(timed.start, ready + (from == r ? 0 : times.message));
-    }
-    const double takes = times.of_stage.empty()
-                             ? chunk * times.stage.of(op.work)
-                             : times.of_stage[static_cast<std::size_t>(op.stage)].of(op.work);
-    timed.finish = timed.start + takes;
-    rank.start = t.program[at].empty() ? timed.start : rank.start;
-    rank.finish = timed.finish;
-    rank.busy += takes;
-    rank.activations += chunk * detail::activations_of(op.work, times.freed_by_input_gradient);
-    rank.peak_activations = std::max(rank.peak_activations, rank.activations);
-    rank.messages += places.receiver(op) >= 0 ? 1 : 0;
-    t.program[at].push_back(timed);
-    t.total = std::max(t.total, timed.finish);
-  }
-  for (PipelineRankTime& rank : t.rank) {
-    rank.idle = t.total - rank.busy;
-  }
-  return t;
-}
-
-inline Table PipelineTiming::table() const {
-  Table out;
-  out.title = detail::cat({name, ": ", ranks, ranks == 1 ? " rank, " : " ranks, ", stages,
-                           stages == 1 ? " stage, " : " stages, ", microbatches,
-                           microbatches == 1 ? " microbatch; " : " microbatches; ", "a step takes ",
-                           total, ", bubble ", format_percent(bubble()), ", without barrier ",
-                           format_percent(bubble_without_barrier())});
-  out.columns = {"rank", "first op", "end", "busy", "idle", "peak activations", "messages out"};
-  for (std::size_t r = 0; r < rank.size(); ++r) {
-    const PipelineRankTime& one = rank[r];
-    out.add({std::to_string(r), detail::cat({one.start}), detail::cat({one.finish}),
-             detail::cat({one.busy}), detail::cat({one.idle}), detail::cat({one.peak_activations}),
-             std::to_string(one.messages)});
-  }
-  return out;
-}
-
-namespace detail {
-
-// Which of its rank's stages each op's is, in the order of the model; -1: the only one.
-inline List<std::vector<int>> chunks_of(const PipelineTiming& t) {
-  List<std::vector<int>> chunks(t.program.size());
-  for (std::size_t r = 0; r < t.program.size(); ++r) {
-    std::vector<int> own(static_cast<std::size_t>(t.stages), 0);
-    for (const TimedPipelineOp& timed : t.program[r]) {
-      own[static_cast<std::size_t>(timed.op.stage)] = 1;
-    }
-    int count = 0;
-    for (int& one : own) {
-      count += one;
-      one = count - 1;
-    }
-    for (const TimedPipelineOp& timed : t.program[r]) {
-      chunks[r].push_back(count > 1 ? own[static_cast<std::size_t>(timed.op.stage)] : -1);
-    }
-  }
-  return chunks;
-}
-
-// "F3"; where a rank has several stages, with the letter of its own: "F3b".
-inline std::string short_name(const PipelineOp& op, int chunk) {
-  const std::string letter(1, static_cast<char>('a' + chunk % 26));
-  return cat({letter_of(op.work), op.microbatch, chunk < 0 ? std::string() : letter});
-}
-
-}  // namespace detail
-
-// A column is the shortest op's time, or the 240th part of the whole if that is longer.
-inline std::string PipelineTiming::gantt() const {
-  const List<std::vector<int>> chunks = detail::chunks_of(*this);
-  double column = total;
-  std::size_t wide = 0;
-  for (std::size_t r = 0; r < program.size(); ++r) {
-    for (std::size_t i = 0; i < program[r].size(); ++i) {
-      const TimedPipelineOp& timed = program[r][i];
-      column = std::min(column, timed.finish - timed.start);
-      wide = std::max(wide, detail::short_name(timed.op, chunks[r][i]).size() + 1);
-    }
-  }
-  column = std::max(column, total / 240);
-  std::string out;
-  for (std::size_t r = 0; r < program.size(); ++r) {
-    std::string line;
-    const auto until = [&](double time, char filling) {
-      const auto end = static_cast<std::size_t>(time / column + 0.5) * wide;
-      while (line.size() < end) {
-        line += filling == '.' && line.size() % wide == wide - 1 ? ' ' : filling;
-      }
-    };
-    for (std::size_t i = 0; i < program[r].size(); ++i) {
-      const TimedPipelineOp& timed = program[r][i];
-      until(timed.start, '.');
-      const std::size_t start = line.size();
-      until(timed.finish, '-');
-      if (line.size() > start) {
-        const std::string op = detail::short_name(timed.op, chunks[r][i]);
-        line.replace(start, op.size(), op);
-        line.back() = ' ';
-      }
-    }
-    until(total, '.');
-    line.erase(line.find_last_not_of(' ') + 1);
-    const std::string rank_name = detail::cat({"rank ", r});
-    out += rank_name +
-           std::string(detail::cat({"rank ", ranks - 1}).size() + 2 - rank_name.size(), ' ') +
-           line + "\n";
-  }
-  return out;
-}
-
-inline std::ostream& operator<<(std::ostream& out, const PipelineTiming& timing) {
-  return out << timing.gantt() << timing.table();
-}
-
-}}  // namespace tinyscale
-
-#endif  // TINYSCALE_ONLY
-
-#if TINYSCALE_ONLY & TINYSCALE_TRAINING
-
-// >> tinyscale/parallel/pipeline_forms.hpp
-// Idle time and activations of the four built-in pipeline schedules in closed form, for every
-// number of ranks p, microbatches m and chunks v, all stages alike and messages that take no time.
-// F, B, W: a microbatch's forward, whole backward and weight gradient on 1 / p of the model, the
-// input gradient I = B - W.  GPipe, 1F1B: (p - 1)(F + B);  interleaved: that / v;
-// ZB-H1: (p - 1)(F + I) - (min(m, p) - 1) min(W, F, I), usually written (p - 1)(F + B - 2W).
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-enum class PipelineKind { gpipe, one_forward_one_backward, interleaved, zero_bubble_h1 };
-
-struct PipelineShape {
-  PipelineKind kind = PipelineKind::one_forward_one_backward;
-  int ranks = 1, microbatches = 1;
-  int chunks = 1;  // of the model on a rank; the others than interleaved have 1
-};
-
-namespace detail {
-
-inline void check_pipeline_shape(const char* who, const PipelineShape& s) {
-  const bool interleaves = s.kind == PipelineKind::interleaved;
-  if (s.ranks < 1 || s.microbatches < 1 || s.chunks < 1 || (s.chunks > 1 && !interleaves) ||
-      (interleaves && s.microbatches % s.ranks != 0)) {
-    fail({who, ": ", s.ranks, " ranks, ", s.microbatches, " microbatches, ", s.chunks,
-          " chunks; each is 1 or more; only interleaved has more chunks than 1, and its "
-          "microbatches are a multiple of the ranks"});
-  }
-}
-
-}  // namespace detail
-
-inline PipelineSchedule make_pipeline(const PipelineShape& s) {
-  detail::check_pipeline_shape("make_pipeline", s);
-  return s.kind == PipelineKind::gpipe ? gpipe(s.ranks, s.microbatches)
-         : s.kind == PipelineKind::one_forward_one_backward
-             ? one_forward_one_backward(s.ranks, s.microbatches)
-         : s.kind == PipelineKind::interleaved ? interleaved(s.ranks, s.microbatches, s.chunks)
-                                               : zero_bubble_h1(s.ranks, s.microbatches);
-}
-
-// What a rank idles in a step: the same for each.
-inline double pipeline_idle(const PipelineShape& s, const WorkTimes& t = WorkTimes()) {
-  detail::check_pipeline_shape("pipeline_idle", s);
-  const double others = s.ranks - 1;
-  if (s.kind == PipelineKind::zero_bubble_h1) {
-    const double filled = std::min({t.weight_gradient, t.forward, t.input_gradient});
-    return others * (t.forward + t.input_gradient) -
-           (std::min(s.microbatches, s.ranks) - 1) * filled;
-  }
-  return others * (t.forward + t.backward) / s.chunks;
-}
-
-// Of the whole step: with chunks v, (p - 1) / (v m + p - 1).
-inline double pipeline_bubble(const PipelineShape& s, const WorkTimes& t = WorkTimes()) {
-  const double idle = pipeline_idle(s, t);
-  const double backward =
-      s.kind == PipelineKind::zero_bubble_h1 ? t.input_gradient + t.weight_gradient : t.backward;
-  return idle / (idle + s.microbatches * (t.forward + backward));
-}
-
-// On rank i, in microbatches on 1 / p of the model: GPipe m; 1F1B min(m, p - i); ZB-H1 min(m, p);
-// interleaved min(m, ((v - 1) p + 2 (p - 1 - i) + 1) / v), on rank 0 p (1 + (p - 1) / (p v)).
-inline double pipeline_peak_activations(const PipelineShape& s, int rank = 0) {
-  detail::check_pipeline_shape("pipeline_peak_activations", s);
-  if (rank < 0 || rank >= s.ranks) {
-    detail::fail({"pipeline_peak_activations: rank ", rank, " of ", s.ranks, "; ranks are 0 to ",
-                  s.ranks - 1});
-  }
-  const int p = s.ranks, m = s.microbatches, v = s.chunks;
-  return s.kind == PipelineKind::gpipe                      ? m
-         : s.kind == PipelineKind::one_forward_one_backward ? std::min(m, p - rank)
-         : s.kind == PipelineKind::zero_bubble_h1
-             ? std::min(m, p)
-             : std::min<double>(m, ((v - 1.0) * p + 2 * (p - 1 - rank) + 1) / v);
-}
-
-// From rank to rank: m activations and m gradients between every two stages.
-inline double pipeline_messages(const PipelineShape& s) {
-  detail::check_pipeline_shape("pipeline_messages", s);
-  return s.ranks == 1 ? 0 : 2.0 * s.microbatches * (1.0 * s.ranks * s.chunks - 1);
-}
-
-}}  // namespace tinyscale
-
-#endif  // TINYSCALE_ONLY
-
-#if TINYSCALE_ONLY & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
-
-// >> tinyscale/parallel/expert_parallel.hpp
-// Expert parallelism: the experts of a layer lie on the devices of some axes, equal contiguous
-// parts, and every device sends its tokens' rows there and gets the results back (GShard, arXiv
-// 2006.16668). 4 all_to_alls a layer and microbatch: dispatch, combine, and back through both.
-// Dropless they are ragged (as many rows as the router says, MegaBlocks, arXiv 2211.15841); with a
-// capacity they are even, of (E, C, D) numbers whether used or not.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// Experts first, .., first + count - 1 are on the device.
-struct ExpertPart {
-  std::int64_t first = 0;
-  std::int64_t count = 0;
-};
-
-inline ExpertPart expert_part(std::int64_t experts, std::int64_t devices, std::int64_t index) {
-  if (devices < 1 || experts < 1 || experts % devices != 0) {
-    detail::fail({"expert_part: ", experts, " experts over ", devices,
-                  " devices; a number of devices that divides the experts is right"});
-  }
-  if (index < 0 || index >= devices) {
-    detail::fail({"expert_part: index ", index, " of ", devices, " devices; 0 to ", devices - 1,
-                  " is right"});
-  }
-  return {index * (experts / devices), experts / devices};
-}
-
-// ---- Bytes that a device sends in a layer and microbatch, forward and backward ----
-// Of 4 all_to_alls by the direct algorithm; `number` is the bytes of a number on the wire.
-
-// (tokens) k D (e - 1) / e numbers each: when every expert gets as many.
-inline double expert_bytes(double tokens, double top_k, double width, double devices,
-                           double number = 4) {
-  return 4 * number * tokens * top_k * width * (devices - 1) / devices;
-}
-
-// Dropless, by the routing: device d sends counts[d * E + e] rows to expert e, and as many come
-// back; in the combine it is the others' rows.
-inline double expert_bytes(const std::vector<std::int64_t>& counts, std::int64_t devices,
-                           std::int64_t index, double width, double number = 4) {
-  const auto all = static_cast<std::int64_t>(counts.size());
-  if (devices < 1 || all % devices != 0) {
-    detail::fail({"expert_bytes: ", all, " counts for ", devices,
-                  " devices; one for each device and expert is right"});
-  }
-  const std::int64_t experts = all / devices;
-  const ExpertPart own = expert_part(experts, devices, index);
-  double rows = 0;
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    const std::int64_t from = static_cast<std::int64_t>(i) / experts;
-    const std::int64_t expert = static_cast<std::int64_t>(i) % experts;
-    const bool here = expert >= own.first && expert < own.first + own.count;
-    rows += here != (from == index) ? static_cast<double>(counts[i]) : 0;
-  }
-  return 2 * number * rows * width;
-}
-
-// With a capacity: E C D (e - 1) / e numbers each.
-inline double expert_capacity_bytes(double experts, double capacity, double width, double devices,
-                                    double number = 4) {
-  return 4 * number * experts * capacity * width * (devices - 1) / devices;
-}
-
-// Dropless also needs to be told how many rows come: of each expert once, and a total before each
-// of the 4; floats.
-inline double expert_count_bytes(double experts, double devices) {
-  return 4 * (devices - 1) * (experts / devices + 4);
-}
-
-namespace detail {
-
-// The devices that hold the experts, as one of them.
-struct ExpertGroup {
-  Device& device;
-  Axes axes;
-  CollectiveOptions options;
-  std::int64_t devices, index;
-};
-
-inline ExpertBody own_experts(const ExpertBody& run, const ExpertPart& part) {
-  return [&run, first = static_cast<int>(part.first)](int e, const Tensor& rows) {
-    return run(first + e, rows);
-  };
-}
-
-inline Tensor dispatch_all(const ExpertGroup& to, const ExpertRows& in, const ExpertBody& run) {
-  const auto experts = static_cast<std::int64_t>(in.counts.size());
-  const ExpertPart part = expert_part(experts, to.devices, to.index);
-  Tensor counts({experts});
-  std::vector<std::int64_t> sent(static_cast<std::size_t>(to.devices), 0);
-  for (std::size_t e = 0; e < in.counts.size(); ++e) {
-    counts.data()[e] = static_cast<float>(in.counts[e]);  // below 2^24: exact
-    sent[e / static_cast<std::size_t>(part.count)] += in.counts[e];
-  }
-  CollectiveOptions exactly = to.options;
-  exactly.format = DType::f32;
-  const Tensor came = to.device.all_to_all(counts, to.axes, 0, 0, exactly);  // (e, E / e)
-  std::vector<std::int64_t> got;
-  const Tensor rows = to.device.all_to_all(in.rows, to.axes, sent, &got, to.options);
-
-  // They lie by device, then expert; an expert wants its own together.
-  ExpertRows mine;
-  std::vector<std::int64_t> next;  // row of each (device, expert)
-  std::int64_t row = 0;
-  for (std::int64_t i = 0; i < came.count(); ++i) {
-    next.push_back(row);
-    row += static_cast<std::int64_t>(came.data()[i]);
-  }
-  std::vector<std::int32_t> order;                                   // by expert: where it came
-  std::vector<std::int32_t> back(static_cast<std::size_t>(row), 0);  // and the other way
-  for (std::int64_t e = 0; e < part.count; ++e) {
-    const std::size_t before = order.size();
-    for (std::int64_t i = e; i < came.count(); i += part.count) {
-      const std::int64_t first = next[static_cast<std::size_t>(i)];
-      for (std::int64_t r = first; r < first + static_cast<std::int64_t>(came.data()[i]); ++r) {
-        back[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(order.size());
-        order.push_back(static_cast<std::int32_t>(r));
-      }
-    }
-    mine.counts.push_back(static_cast<std::int64_t>(order.size() - before));
-  }
-  mine.rows = embedding(rows, order, {row});
-  const Tensor out = embedding(run_experts(mine, own_experts(run, part)), back, {row});
-  return to.device.all_to_all(out, to.axes, got, nullptr, to.options);
-}
-
-inline Tensor dispatch_even(const ExpertGroup& to, const ExpertRows& in, const ExpertBody& run) {
-  const auto experts = static_cast<std::int64_t>(in.counts.size());
-  const ExpertPart part = expert_part(experts, to.devices, to.index);
-  const ExpertBuffer padded = pad_to_capacity(in);  // (E, C, D)
-  const Tensor here =
-      to.device.all_to_all(padded.buffer, to.axes, 0, 1, to.options);  // (E/e, e C, D)
-  ExpertRows mine;
-  mine.counts.assign(static_cast<std::size_t>(part.count), here.dim(1));
-  mine.rows = reshape(here, {part.count * here.dim(1), here.dim(2)});
-  const Tensor out = reshape(run_experts(mine, own_experts(run, part)), here.shape());
-  return padded.rows_of(to.device.all_to_all(out, to.axes, 1, 0, to.options));  // of (E, C, D)
-}
-
-// Cuts the experts over the devices of `experts`; `batch` are the axes along which devices hold
-// other tokens of the batch. The model needs only its own experts' parameters (expert_part).
-// The gradients of the devices are to be added up: over `batch` of what all have, over those of
-// its axes that are not in `experts` for an expert's. Every device of a tensor axis sends all of
-// its rows. A balance loss adds an all_reduce of 2 E numbers over `batch` to the forward pass.
-inline void add_expert_hooks(Hooks& hooks, Device& device, const Axes& experts, const Axes& batch,
-                             const CollectiveOptions& options = CollectiveOptions()) {
-  if (!batch.names.empty()) {
-    hooks.batch_mean = [&device, batch](const Tensor& x) {
-      return device.all_reduce(x, batch, Reduce::mean);
-    };
-  }
-  if (experts.names.empty()) {
-    return;
-  }
-  const std::vector<int> found = device.endpoint().find_axes("add_expert_hooks", experts);
-  const ExpertGroup group = {device, experts, options, device.endpoint().size_of(found),
-                             device.endpoint().index_on(found)};
-  hooks.dispatch = [group](const ExpertRows& in, const ExpertBody& run) {
-    return in.capacity > 0 ? dispatch_even(group, in, run) : dispatch_all(group, in, run);
-  };
 }
 
 }  // namespace detail
@@ -67227,6 +66899,197 @@ inline GoodputRun simulate_goodput(const FaultyJob& job, double interval, std::i
 
 }}  // namespace tinyscale
 
+// >> tinyscale/parallel/flat_parameters.hpp
+// The parameters of a device in units: those that are gathered, reduced and freed together lie one
+// after another in one flat buffer, whose length divides over the devices that share it. Data
+// parallelism, ZeRO 1 to 3, FSDP and its hybrid (arXiv 1910.02054, 2304.11277) are what happens
+// to the buffers of a unit:
+//   gradients: reduce_scatter over `zero`, all_reduce over `replica`; weights: all_gather over
+//   `zero`.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// In which format weights travel and are used. Those of fp8 products go in bf16: half the bytes of
+// f32, while norms, biases and embeddings, which no product reads, keep 8 bits where e4m3 has 4.
+inline DType weight_format(DType products) {
+  return products == DType::fp8_e4m3 ? DType::bf16 : products;
+}
+
+// Which segment of the model uses a unit: a layer, or one of these.
+constexpr int table_unit = -1, positions_unit = -2, head_unit = -3;
+
+struct FlatUnit {
+  int layer = 0;
+  List<int> places;                               // in Transformer::parameters
+  List<Shape> shapes;                             // of this device's part of each
+  std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
+  std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
+  AxisGroup zero, replica;
+  bool copy = false;                  // of what another tensor rank holds and updates alike
+  bool counts = true;                 // in the gradient norm: of equal numbers only one does
+  std::vector<std::int64_t> holders;  // pipeline ranks with it: more than one of a tied table
+
+  Tensor values;    // [length]; of ZeRO 3 only while gathered
+  Tensor own;       // [shard], float32; where values stay and no format rounds them, a part of them
+  Tensor gradient;  // [length], while a backward pass fills it
+  Tensor arriving;  // the sum that is under way
+  Tensor reduced;   // [shard]
+  Tensor moments, squares;  // [shard]
+  List<Slot> slots;         // of the weights, each with a place in gradient
+
+  std::int64_t count() const { return begins.back(); }
+  std::int64_t length() const { return shard * shards; }
+};
+
+inline int unit_layer(const Parameter& p) {
+  return p.layer >= 0                               ? p.layer
+         : p.name == "model.embed_tokens.weight"    ? table_unit
+         : p.name == "model.embed_positions.weight" ? positions_unit
+                                                    : head_unit;
+}
+
+// Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head: each
+// a segment, numbered -1, 0 .. L - 1, L.
+struct StageMap {
+  PipelineSchedule schedule;
+  std::int64_t layers = 1;
+  bool tied = false;
+
+  StageMap(const Layout& layout, const ModelConfig& config)
+      : schedule(layout.schedule.empty()
+                     ? one_forward_one_backward(static_cast<int>(layout.pipeline),
+                                                static_cast<int>(layout.microbatches))
+                     : layout.schedule),
+        layers(config.layers),
+        tied(config.tied) {}
+
+  int first_layer(int stage) const { return static_cast<int>(stage * layers / schedule.stages); }
+  bool is_last(int stage) const { return stage == schedule.stages - 1; }
+  int head_segment() const { return static_cast<int>(layers); }
+  std::vector<int> segments(int stage) const {
+    std::vector<int> all;
+    const int end = first_layer(stage + 1) + (is_last(stage) ? 1 : 0);
+    for (int segment = stage == 0 ? -1 : first_layer(stage); segment < end; ++segment) {
+      all.push_back(segment);
+    }
+    return all;
+  }
+  // Whether a segment uses a unit of that layer.
+  bool uses(int segment, int unit) const {
+    return segment == -1               ? unit == table_unit || unit == positions_unit
+           : segment == head_segment() ? unit == head_unit || (unit == table_unit && tied)
+                                       : unit == segment;
+  }
+  int uses_of_stage(int stage, int unit) const {
+    int count = 0;
+    for (const int segment : segments(stage)) {
+      count += uses(segment, unit) ? 1 : 0;
+    }
+    return count;
+  }
+  // The pipeline ranks that hold a unit, rising.
+  std::vector<std::int64_t> holders(int unit) const {
+    std::vector<std::int64_t> ranks;
+    for (int rank = 0; rank < schedule.ranks; ++rank) {
+      for (std::size_t i = 0; i < schedule.rank_of.size(); ++i) {
+        const int stage = static_cast<int>(i) % schedule.stages;
+        if (schedule.rank_of[i] == rank && uses_of_stage(stage, unit) > 0 &&
+            (ranks.empty() || ranks.back() != rank)) {
+          ranks.push_back(rank);
+        }
+      }
+    }
+    return ranks;
+  }
+};
+
+// The shape of device `index`'s part, of `devices` that cut it.
+inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std::int64_t devices) {
+  Shape part = whole;
+  const int dim = split == Split::rows ? 0 : split == Split::columns ? 1 : -1;
+  if (dim >= 0) {
+    part.set(dim,
+             shard_begin(whole[dim], index + 1, devices) - shard_begin(whole[dim], index, devices));
+  }
+  return part;
+}
+
+// The units of one device, without their numbers: a pure function of model, layout and place.
+inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
+                                 const LayoutAxes& axes, const MeshPoint& at) {
+  const ModelConfig& c = whole.config;
+  const StageMap stages(layout, c);
+  const std::int64_t mine = at.index(axes.pipeline);
+  const std::int64_t tensor = at.index(axes.tensor), tensors = at.size(axes.tensor);
+  const std::int64_t experts = c.experts / std::max<std::int64_t>(1, at.size(axes.expert));
+  List<FlatUnit> units;
+  for (std::size_t place = 0; place < whole.parameters.size(); ++place) {
+    const Parameter& p = whole.parameters[place];
+    const int layer = unit_layer(p);
+    FlatUnit unit;
+    unit.holders = stages.holders(layer);
+    const std::int64_t expert = p.expert;
+    const bool here =
+        std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
+    if (!here || (expert >= 0 && expert / experts != at.index(axes.expert))) {
+      continue;
+    }
+    unit.layer = layer;
+    unit.zero = expert >= 0 ? axes.expert_zero : axes.zero;
+    unit.replica = expert >= 0 ? axes.expert_replica : axes.replica;
+    if (p.split == Split::whole && tensors > 1) {
+      if (partial_over_tensor(p, c, layout.sequence_parallel)) {
+        unit.replica = joined(unit.replica, axes.tensor);
+      } else {
+        unit.copy = tensor > 0;
+      }
+    }
+    unit.counts = !unit.copy && unit.holders[0] == mine && at.index(unit.replica) == 0;
+    std::size_t u = 0;
+    while (u < units.size() && !(units[u].layer == layer && units[u].zero == unit.zero &&
+                                 units[u].replica == unit.replica && units[u].copy == unit.copy)) {
+      ++u;
+    }
+    if (u == units.size()) {
+      unit.begins.push_back(0);
+      unit.shards = at.size(unit.zero);
+      unit.index = at.index(unit.zero);
+      units.push_back(unit);
+    }
+    FlatUnit& into = units[u];
+    into.places.push_back(static_cast<int>(place));
+    into.shapes.push_back(part_shape(p.value.shape(), p.split, tensor, tensors));
+    into.begins.push_back(into.begins.back() + into.shapes.back().count());
+    into.shard = (into.count() + into.shards - 1) / into.shards;
+  }
+  return units;
+}
+
+// A stretch of a flat buffer that shares its numbers.
+inline Tensor stretch_of(const Tensor& flat, std::int64_t first, const Shape& shape) {
+  return Tensor(shape, slice_storage(flat.storage(), first, shape.count()));
+}
+
+// Puts this device's parts of whole tensors in a flat buffer; those not there are zero.
+inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole,
+                      const List<Parameter>& parameters, std::int64_t tensor, std::int64_t tensors,
+                      float* to) {
+  std::fill(to, to + unit.length(), 0.0f);
+  for (std::size_t i = 0; i < unit.places.size(); ++i) {
+    const std::size_t place = static_cast<std::size_t>(unit.places[i]);
+    if (place < whole.size() && whole[place].defined()) {
+      const Tensor part =
+          contiguous(tensor_shard(whole[place], parameters[place].split, static_cast<int>(tensor),
+                                  static_cast<int>(tensors)));
+      std::copy(part.data(), part.data() + part.count(), to + unit.begins[i]);
+    }
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/parallel/accumulate.hpp
 // A step of one device in parts: gradients of several microbatches add up before the update, and
 // activations are computed again in the backward pass instead of kept.
@@ -67364,6 +67227,143 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
   }
   return hooks;
 }
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/formula_texts.hpp
+// The formulas of what a training step sends, as texts: in elements that one device sends, by the
+// letters of letters_of_plan(). step_forms.hpp has the numbers; each text is that of its number.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// "m " and a number: "m 4 ", "m ".
+inline std::string times_text(const char* letters, std::int64_t times) {
+  return times == 1 ? cat({letters, " "}) : cat({letters, " ", times, " "});
+}
+
+class FormulaTexts {
+ public:
+  FormulaTexts(const Layout& layout, const LayoutAxes& axes) : layout_(layout), axes_(axes) {}
+
+  // ---- Weights and gradients of a unit; a tied table is used twice where both its ends are ----
+
+  std::string gathered(const FlatUnit& unit, bool again) const {
+    const bool each = layout_.zero == Zero::parameters;
+    return (each ? "2 m " : "") + numbers(unit, again) + " " + rest(unit.shards, shards(unit)) +
+           (again ? ", the tied table again" : "");
+  }
+  std::string reduced(const FlatUnit& unit, bool again) const {
+    const bool sharded = !unit.zero.empty();
+    return std::string(sharded ? "" : "2 ") + (layout_.zero > Zero::optimizer ? "m " : "") +
+           numbers(unit, again) + " " +
+           (sharded ? rest(unit.shards, shards(unit)) : of_replicas(unit)) +
+           (again ? ", the tied table again" : "");
+  }
+  std::string replicas(const FlatUnit& unit) const {
+    return "2 " + letter(unit) + "/" + shards(unit) + " " + of_replicas(unit);
+  }
+  std::string held_twice(const FlatUnit& unit) const {
+    const bool table = unit.layer == table_unit && !copies();
+    const std::string cut = unit.shards > 1 ? shards(unit) : "";
+    if (!table) {
+      return letter(unit) + (cut.empty() ? "" : "/" + cut);
+    }
+    const bool both = layout_.tensor > 1 && !cut.empty();
+    return layout_.tensor == 1 && cut.empty() ? "V h"
+           : both                             ? "V h / (t " + cut + ")"
+                                              : "V h / " + (cut.empty() ? "t" : cut);
+  }
+
+  // ---- What segments send: a block's forward pass runs again where it is recomputed ----
+
+  std::string between_stages() const {
+    return std::string(layout_.sequence_parallel ? "m b s h / t" : "m b s h") +
+           (layout_.stages() > layout_.pipeline || copies() ? ", of each stage that sends" : "");
+  }
+  // Cut over tokens, an all_reduce is a reduce_scatter and an all_gather: rows of their own.
+  std::string embedding(bool gathers) const {
+    const std::int64_t passes = gathers || layout_.recompute != Recompute::full ? 1 : 2;
+    return wide("m", (layout_.sequence_parallel ? 1 : 2) * passes) + ", embedding";
+  }
+  std::string head() const { return wide("m", layout_.sequence_parallel ? 1 : 2) + ", head"; }
+  std::string block() const {
+    return wide("L m", (layout_.sequence_parallel ? 2 : 4) * (1 + forwards(false)));
+  }
+  std::string ring() const {
+    return times_text("L m", 2 * forwards(true) + 4) + "(c-1) b s h_kv" + over_tensor();
+  }
+  std::string gathered_keys(bool forward) const {
+    return times_text("L m", 2 * (forward ? forwards(true) : 1)) + "(c-1) b s h_kv" + over_tensor();
+  }
+  std::string ulysses() const {
+    return times_text("L m", 2 * (1 + forwards(true))) + "b s (h+h_kv)(c-1) / " +
+           (layout_.tensor > 1 ? "(c t)" : "c");
+  }
+  std::string balance() const { return times_text("L m", 4 * forwards(false)) + "E (d-1)/d"; }
+  std::string with_capacity() const {
+    return times_text("L m", 2 * (1 + forwards(false))) + "E C h (e-1)/e";
+  }
+  std::string rows_of_experts() const { return times_text("L m", forwards(false)) + "E (e-1)/e"; }
+  std::string rows_of_devices() const {
+    return times_text("L m", 2 * (1 + forwards(false))) + "(e-1)";
+  }
+  std::string balanced() const {
+    return times_text("L m", 2 * (1 + forwards(false))) + "b s k h (e-1)/e, if balanced";
+  }
+
+ private:
+  bool copies() const {
+    return static_cast<int>(layout_.schedule.rank_of.size()) > layout_.schedule.stages;
+  }
+  std::int64_t forwards(bool attention) const {
+    return layout_.recompute == Recompute::full ||
+                   (attention && layout_.recompute == Recompute::selective)
+               ? 2
+               : 1;
+  }
+  std::string wide(const char* letters, std::int64_t times) const {
+    return times_text(letters, times) + "b s h (t-1)/t";
+  }
+  std::string over_tensor() const { return layout_.tensor > 1 ? " / t" : ""; }
+
+  // Groups of experts see fewer devices with the same; of some parameters all tensor ranks have a
+  // part of the sum.
+  bool of_experts(const FlatUnit& unit) const {
+    return layout_.expert > 1 && unit.zero == axes_.expert_zero &&
+           without(unit.replica, axes_.tensor) == axes_.expert_replica;
+  }
+  bool over_tensor(const FlatUnit& unit) const {
+    return layout_.tensor > 1 && in_group(unit.replica, axes_.tensor[0]);
+  }
+  std::string letter(const FlatUnit& unit) const {
+    const bool experts = of_experts(unit), tensor = over_tensor(unit);
+    return experts ? (tensor ? "P_et" : "P_e") : tensor ? "P_t" : "P";
+  }
+  std::string numbers(const FlatUnit& unit, bool again) const {
+    return !again ? letter(unit) : layout_.tensor > 1 ? "V h/t" : "V h";
+  }
+  std::string shards(const FlatUnit& unit) const {
+    return of_experts(unit) ? "z_e" : layout_.zero_devices > 0 ? "z" : "d";
+  }
+  std::string of_replicas(const FlatUnit& unit) const {
+    const bool experts = of_experts(unit);
+    const std::int64_t same =
+        layout_.batch_devices() / unit.shards / (experts ? layout_.expert : 1);
+    const std::string r = experts ? "r_e" : unit.zero.empty() ? "d" : "r";
+    if (!over_tensor(unit)) {
+      return rest(same, r);
+    }
+    return same > 1 ? cat({"(", r, " t-1)/(", r, " t)"}) : "(t-1)/t";
+  }
+  static std::string rest(std::int64_t devices, const std::string& name) {
+    return devices > 1 ? "(" + name + "-1)/" + name : "0";
+  }
+
+  const Layout& layout_;
+  const LayoutAxes& axes_;
+};
 
 }  // namespace detail
 }}  // namespace tinyscale

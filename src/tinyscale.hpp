@@ -339,7 +339,6 @@
 #include "tinyscale/model/training_memory.hpp"
 
 // parallel: one model on many devices
-#include "tinyscale/parallel/formula_texts.hpp"
 #include "tinyscale/parallel/pipeline_schedule.hpp"
 #include "tinyscale/parallel/pipeline_places.hpp"
 #include "tinyscale/parallel/check_pipeline.hpp"
@@ -358,6 +357,7 @@
 #include "tinyscale/parallel/flat_parameters.hpp"
 #include "tinyscale/parallel/accumulate.hpp"
 #include "tinyscale/parallel/layout_hooks.hpp"
+#include "tinyscale/parallel/formula_texts.hpp"
 #include "tinyscale/parallel/step_forms.hpp"
 #include "tinyscale/parallel/step_traffic.hpp"
 #include "tinyscale/parallel/device_model.hpp"
