@@ -237,6 +237,7 @@
 //   tinyscale/mesh/mpi_mail.hpp              Letters between the MPI ranks of a run
 //   tinyscale/mesh/mpi_report.hpp            Whether a run on MPI ranks can go on
 //   tinyscale/mesh/mpi_fabric.hpp            The same mesh on MPI ranks
+//   tinyscale/mesh/mpi_machine.hpp           The machine of a run on MPI ranks
 //   tinyscale/mesh/mpi_run.hpp               A mesh program on MPI ranks
 //   tinyscale/mesh/sharding.hpp              How an array lies on a mesh
 //   tinyscale/mesh/sharding_search.hpp       The cheapest collectives from one sharding to
@@ -325,6 +326,7 @@
 //   tinyscale/parallel/flat_parameters.hpp   The parameters of a device in units
 //   tinyscale/parallel/accumulate.hpp        A step of one device in parts
 //   tinyscale/parallel/layout_hooks.hpp      What a layout puts between the parts of the
+//   tinyscale/parallel/formula_texts.hpp     The formulas of what a training step sends, as texts
 //   tinyscale/parallel/step_forms.hpp        What a step of training by a layout sends
 //   tinyscale/parallel/step_traffic.hpp      What the calls of a step's plan send and how long
 //   tinyscale/parallel/device_model.hpp      One device's part of the model in training
@@ -40468,8 +40470,8 @@ inline std::string taken(const AlgorithmCandidate& candidate) {
 // Along one part torus and hierarchical are its ring or line, and what has no closed form is left
 // out but for all_to_all, to which all at once is a good way on a line as well. Along several
 // estimates are compared as well of what goes part by part, in a tree or to all at once, but not of
-// more messages than a port could have under way. A barrier of all with all would be one latency
-// here, as messages without bytes are free.
+// more messages than a port could have under way: a permute has one a device. A barrier of all with
+// all would be one latency here, as messages without bytes are free.
 inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
@@ -40478,7 +40480,8 @@ inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts
   if (spec.what == Collective::barrier && direct) {
     return false;
   }
-  const bool at_once = direct && spec.devices() <= most_at_once;
+  const bool at_once =
+      direct && (spec.devices() <= most_at_once || spec.what == Collective::permute);
   if (parts.size() < 2) {
     return parts.empty() || (cost.known && !by_axis) ||
            (at_once && spec.what == Collective::all_to_all && parts[0].kind == AxisKind::line &&
@@ -40510,6 +40513,10 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
         all[at - 1] = moved;
       }
     }
+  }
+  if (choice.candidates.empty()) {
+    detail::fail({"choose_algorithm: ", name_of(spec.what), " over ", spec.devices(),
+                  " devices has no algorithm to estimate; name one, as Algorithm::direct"});
   }
   const AlgorithmCandidate& best = choice.candidates[0];
   choice.algorithm = best.algorithm;
@@ -40575,6 +40582,9 @@ inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
   if (axes.empty()) {
     detail::fail({"Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}"});
   }
+  if (axes.size() > static_cast<std::size_t>(Shape::max_dims)) {
+    fail({"Mesh: ", axes.size(), " axes, ", axis_names(axes), "; at most ", Shape::max_dims});
+  }
   Shape sizes;
   for (std::size_t i = 0; i < axes.size(); ++i) {
     const MeshAxis& axis = axes[i];
@@ -40628,14 +40638,18 @@ inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
   return part;
 }
 
-// An axis that cuts across dimensions: the slowest links of all stand for those it meets.
-inline AxisPart part_across(const Machine& machine, int size) {
+// An axis that cuts across dimensions: the slowest links stand for those it meets, which are of the
+// dimensions that two devices of a group differ in.
+inline AxisPart part_across(const Machine& machine, std::int64_t stride, int size) {
   AxisPart part;
   part.size = size;
   part.bandwidth = std::numeric_limits<double>::infinity();
   bool switched = true;
+  std::int64_t step = machine.chips();  // of dimension d: from one chip to the next
   for (int d = 0; d < machine.dims.size(); ++d) {
-    if (machine.dims[d] > 1) {
+    const std::int64_t end_of_dim = step;
+    step /= machine.dims[d];
+    if (machine.dims[d] > 1 && stride % end_of_dim != 0 && step % (stride * size) != 0) {
       const Links& links = machine.links[static_cast<std::size_t>(d)];
       switched = switched && links.kind == AxisKind::switched;
       part.latency = std::max(part.latency, links.latency);
@@ -40686,7 +40700,7 @@ inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stri
     }
     if (begin % stride != 0 || begin % step != 0 || end % begin != 0 || stride * size % end != 0 ||
         end_of_dim % end != 0) {
-      return {part_across(machine, size)};
+      return {part_across(machine, stride, size)};
     }
     push_part(machine, part_of_dim(machine, d, end / begin, begin / step), parts);
   }
@@ -43064,7 +43078,9 @@ class CallNumbers {
     KnownShape& known = place_of(shape);
     if (known.shape == nullptr) {
       const std::string inside =  // a send has none
-          shape.axes.empty() ? "" : cat({"(", shape.arguments, ", ", shape.axes, ")"});
+          shape.axes.empty()
+              ? ""
+              : cat({"(", shape.arguments, shape.arguments.empty() ? "" : ", ", shape.axes, ")"});
       int& number = texts_[shape.name + inside];
       if (number == 0) {
         number = static_cast<int>(texts_.size());
@@ -43268,11 +43284,12 @@ class Endpoint {
   // Starts a collective: what `in` has goes to it, `out` will hold what comes. Either may be empty.
   StartedCall start(Shared<DeviceCall> of, const CollectiveOptions& options) {
     CallKey& key = of->key;
-    if (options.used_alike && key.what != Collective::all_gather) {
-      fail({name_of(key.what), ": used_alike is set, which only all_gather has; leave it false"});
+    if ((options.used_alike || options.gather_again) && key.what != Collective::all_gather) {
+      fail({name_of(key.what), options.used_alike ? ": used_alike" : ": gather_again",
+            " is set, which only all_gather has; leave it false"});
     }
-    if (options.gather_again && key.what != Collective::all_gather) {
-      fail({name_of(key.what), ": gather_again is set, which only all_gather has; leave it false"});
+    if (options.algorithm == Algorithm::custom && options.schedule == nullptr) {
+      fail({name_of(key.what), ": algorithm is custom; options.schedule is to name the schedule"});
     }
     enter();
     ++calls_;
@@ -44073,8 +44090,9 @@ struct KeptTensor {
 
 inline void check_peer(const char* function, const Endpoint& device, int rank) {
   if (rank < 0 || rank >= device.devices() || rank == device.rank()) {
-    fail({function, ": device ", device.rank(), " names device ", rank,
-          "; the others are among 0 to ", device.devices() - 1});
+    fail({function, ": device ", device.rank(), " names device ", rank, "; ",
+          device.devices() == 1 ? std::string("it is alone on its mesh")
+                                : cat({"the others are among 0 to ", device.devices() - 1})});
   }
 }
 
@@ -44754,6 +44772,7 @@ struct TimedSpan {
 
 struct Timeline {
   double seconds = 0;              // until all devices and messages are done
+  bool complete = true;            // all messages and spans are kept
   List<TimedMessage> messages;     // in the order in which they left; none if more than 4 million
   List<TimedCall> calls;           // as RunLog::calls
   List<TimedSpan> spans;           // kept as messages are
@@ -45028,6 +45047,7 @@ class Replay {
       }
     }
     keeps_ = orders_.messages <= most_timed_messages;
+    out_.complete = keeps_;
     out_.messages.reserve(keeps_ ? orders_.messages : 0);
   }
 
@@ -45232,7 +45252,7 @@ class Replay {
       out_.link_bytes[link] += timed.bytes;
       if (!(links_.bandwidth(link) > 0)) {
         cut = true;
-        dead_link_ = static_cast<std::int64_t>(link);
+        note_dead(link);
       }
     }
     if (f == flights_.size()) {
@@ -45246,6 +45266,13 @@ class Replay {
     span.start = span.start < 0 ? now : span.start;
     if (!cut) {
       events_.push({now + latency, f, flow.version});
+    }
+  }
+
+  void note_dead(std::size_t link) {
+    const auto at = std::lower_bound(dead_links_.begin(), dead_links_.end(), link);
+    if (at == dead_links_.end() || *at != link) {
+      dead_links_.insert(at, link);
     }
   }
 
@@ -45334,25 +45361,25 @@ class Replay {
   // When nothing can happen any more every device must be at its end.
   void check_all_done() const {
     std::string dead, waiting;
-    int waits = 0;
+    int deaths = 0, waits = 0;
     constexpr int most_named = 4;
     for (std::size_t d = 0; d < devices_.size(); ++d) {
       if (devices_[d].dead) {
-        dead += cat({dead.empty() ? "device " : ", device ", d});
+        dead += cat({deaths++ > 0 ? ", device " : "device ", d});
       } else if (devices_[d].waits_for != none && ++waits <= most_named) {
         const auto c = static_cast<std::size_t>(devices_[d].waits_for);
         waiting += cat({waits > 1 ? ", device " : "device ", d, " waits in ", line(c), ends_of(c)});
       }
     }
-    if (dead.empty() && dead_link_ >= 0) {
-      dead = "link " + links_.name(static_cast<std::size_t>(dead_link_));
+    for (const std::size_t link : dead_links_) {
+      dead += cat({deaths++ > 0 ? ", link " : "link ", links_.name(link)});
     }
     if (waits > most_named) {
       waiting += cat({" and ", waits - most_named, " more wait"});
     }
     if (!dead.empty()) {
-      fail({"time: ", dead, dead.find(", ") == std::string::npos ? " is dead" : " are dead",
-            waiting.empty() ? "" : "; ", waiting});
+      fail({"time: ", dead, deaths == 1 ? " is dead" : " are dead", waiting.empty() ? "" : "; ",
+            waiting});
     }
     if (waits > 0) {
       fail({"time: ", waiting, "; each waits for another, none can go on"});
@@ -45373,8 +45400,8 @@ class Replay {
   std::vector<int> next_send_;     // by call: the send that goes after it
   List<Flight> flights_;
   std::vector<std::size_t> done_, leave_;
-  std::vector<int> ready_;  // devices
-  std::int64_t dead_link_ = -1;
+  std::vector<int> ready_;               // devices
+  std::vector<std::size_t> dead_links_;  // that messages were to take; rising
   bool keeps_ = true;
 };
 
@@ -45464,6 +45491,7 @@ struct Counted {
   std::int64_t steps = 0;
   std::int64_t one_way_steps = 0;  // if no ring were used both ways
   double seconds = 0;
+  bool timed = true;               // else the messages' part of the seconds is not known
   int devices = 1;                 // of the mesh
   int group = 1;                   // of the largest collective
   std::string algorithm;           // of that
@@ -45544,6 +45572,10 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
   if (is_nan(guess.bytes_per_device) || is_nan(guess.seconds)) {
     fail({"check: the guess is ", guess.bytes_per_device, " bytes and ", guess.seconds,
           " seconds; numbers are right, negative for what is not guessed"});
+  }
+  if (guess.seconds >= 0 && !counted.timed) {
+    fail({"check: the guess is ", guess.seconds, " seconds of messages, and the run has too many ",
+          "to be kept one by one beside its compute; guess bytes and steps alone"});
   }
   CheckReport report;
   const auto add = [&report](const CheckRow& row) {
@@ -45882,7 +45914,7 @@ class MeshRun {
       end = message.start;
       m = before(message);
     }
-    path.compute += timeline.messages.empty() && !log().calls.empty() ? 0 : end;
+    path.compute += timeline.complete ? end : 0;
     std::reverse(path.chain.begin(), path.chain.end());
     return path;
   }
@@ -45917,6 +45949,9 @@ class MeshRun {
       counted.bytes_total += sent[rank];
     }
     counted.seconds = seconds - critical_path().compute;
+    for (const TimedDevice& device : timeline.devices) {  // what is not computed is messages
+      counted.timed = counted.timed && (timeline.complete || !(device.compute > 0));
+    }
     for (const CollectiveRow& row : collectives()) {
       counted.steps += row.steps;
       counted.names.push_back(row.name);
@@ -46493,8 +46528,8 @@ inline void check_thread_limit(int threads) {
   for (const Limit& limit : limits) {
     if (limit.most > 0 && limit.most - limit.used < threads + 8.0) {
       fail({"mesh.run: ", threads, " devices need a thread each; ", limit.what, " allows ",
-            limit.most, ", of which ", limit.used > 0 ? limit.used : 0,
-            " are in use: take fewer devices, or raise that limit"});
+            limit.most, limit.used > 0 ? cat({", of which ", limit.used, " are in use"}) : "",
+            ": take fewer devices, or raise that limit"});
     }
   }
 #else
@@ -47398,7 +47433,7 @@ class MpiRanks final : public OtherProcesses {
 
  private:
   enum Tag { post_tag, packet_tag, report_tag, verdict_tag };
-  static constexpr int streams_at_once = 64, calls_at_once = 16;
+  static constexpr int calls_at_once = 16;
   static std::uint64_t bits(const std::vector<int>& axes) {
     std::uint64_t sum = 0;
     for (const int axis : axes) {
@@ -47562,17 +47597,24 @@ class MpiRanks final : public OtherProcesses {
 
   // Of the call's messages; each stream has one more.
   int first_tag(const Group& group, const RankCall& call, int streams) const {
+    const std::int64_t calls = (std::int64_t{1} << fabric_.axes().size()) * calls_at_once;
+    const std::int64_t most = (std::int64_t{most_tag()} + 1) / calls;
+    if (streams > most) {
+      fail({"mpi: a schedule of ", streams, " streams; this MPI has tags up to ", most_tag(),
+            ", enough for ", most, " on a mesh of ", fabric_.axes().size(),
+            fabric_.axes().size() == 1 ? " axis" : " axes"});
+    }
+    const std::int64_t before =
+        static_cast<std::int64_t>(bits(group.axes)) * calls_at_once + call.number % calls_at_once;
+    return static_cast<int>(before * most);
+  }
+
+  // Of MPI_COMM_WORLD, which alone is sure to have the attribute; 32767 is the least there may be.
+  static int most_tag() {
     int* most = nullptr;
     int known = 0;
-    MPI_Comm_get_attr(data_, MPI_TAG_UB, &most, &known);
-    const std::uint64_t calls =
-        bits(group.axes) * calls_at_once + static_cast<std::uint64_t>(call.number % calls_at_once);
-    const std::uint64_t tag = calls * streams_at_once;
-    if (streams > streams_at_once || (known != 0 && tag + streams_at_once > std::uint64_t(*most))) {
-      fail({"mpi: a schedule of ", streams, " streams over axes ", bits(group.axes),
-            " (as bits); at most ", streams_at_once, " streams, and tags up to ", *most});
-    }
-    return static_cast<int>(tag);
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &known);
+    return known != 0 && most != nullptr ? *most : 32767;
   }
 
   void finish(RankGroup& known, RankCall& call) {
@@ -47734,6 +47776,159 @@ class MpiRanks final : public OtherProcesses {
 
 #endif  // TINYSCALE_USE_MPI
 
+// >> tinyscale/mesh/mpi_machine.hpp
+// The machine of a run on MPI ranks. Each rank makes its own, and what was measured, as laptop()
+// is, differs from rank to rank: such a machine is rank 0's on all. All else must be equal, or
+// ranks would choose different algorithms and wait for each other.
+
+#if defined(TINYSCALE_USE_MPI)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+template <class Visit>
+void each_figure_of_chip(Chip& chip, const Visit& visit) {
+  visit("name", chip.name);
+  visit("vendor", chip.vendor);
+  visit("kind", chip.kind);
+  visit("year", chip.year);
+  visit("flops_bf16", chip.flops_bf16);
+  visit("flops_int8", chip.flops_int8);
+  visit("flops_fp8", chip.flops_fp8);
+  visit("flops_fp4", chip.flops_fp4);
+  visit("flops_f32", chip.flops_f32);
+  visit("vector_flops", chip.vector_flops);
+  visit("core_flops_bf16", chip.core_flops_bf16);
+  visit("core_flops_int8", chip.core_flops_int8);
+  visit("core_flops_f32", chip.core_flops_f32);
+  visit("memory_bytes", chip.memory_bytes);
+  visit("memory_bandwidth", chip.memory_bandwidth);
+  visit("sram_bytes", chip.sram_bytes);
+  visit("sram_bandwidth", chip.sram_bandwidth);
+  visit("l2_bytes", chip.l2_bytes);
+  visit("l2_bandwidth", chip.l2_bandwidth);
+  int levels = static_cast<int>(chip.levels.size());
+  visit("levels", levels);
+  chip.levels.resize(static_cast<std::size_t>(levels));
+  for (MemoryLevel& level : chip.levels) {
+    visit("level.name", level.name);
+    visit("level.bytes", level.bytes);
+    visit("level.bandwidth", level.bandwidth);
+    visit("level.core_bandwidth", level.core_bandwidth);
+  }
+  visit("mxu_rows", chip.mxu_rows);
+  visit("mxu_cols", chip.mxu_cols);
+  visit("mxus", chip.mxus);
+  visit("cores", chip.cores);
+  visit("clock_hz", chip.clock_hz);
+  visit("fifo_tiles", chip.fifo_tiles);
+  visit("accumulator_bytes", chip.accumulator_bytes);
+  visit("energy.mac_int8", chip.energy.mac_int8);
+  visit("energy.mac_bf16", chip.energy.mac_bf16);
+  visit("energy.mac_f32", chip.energy.mac_f32);
+  visit("energy.sram_byte", chip.energy.sram_byte);
+  visit("energy.memory_byte", chip.energy.memory_byte);
+  visit("energy.source", chip.energy.source);
+  visit("links", chip.links);
+  visit("link_bandwidth", chip.link_bandwidth);
+  visit("hop_latency", chip.hop_latency);
+  visit("topology", chip.topology);
+  visit("wrap", chip.wrap);
+  visit("domain_chips", chip.domain_chips);
+  visit("host_chips", chip.host_chips);
+  visit("dcn_bandwidth", chip.dcn_bandwidth);
+  visit("pcie_bandwidth", chip.pcie_bandwidth);
+  visit("watts", chip.watts);
+  visit("dollars_per_hour", chip.dollars_per_hour);
+  visit("source", chip.source);
+  visit("price_source", chip.price_source);
+  visit("price_date", chip.price_date);
+}
+
+// Of machines with equally many dimensions: all that may differ on ranks.
+template <class Visit>
+void each_figure(Machine& machine, const Visit& visit) {
+  each_figure_of_chip(machine.chip, visit);
+  for (Links& links : machine.links) {
+    double bandwidth = links.bandwidth.one_way(), uplink = links.uplink.one_way();
+    visit("links.bandwidth", bandwidth);
+    visit("links.latency", links.latency);
+    visit("links.uplink", uplink);
+    links.bandwidth = Bandwidth::one_way(bandwidth);
+    links.uplink = Bandwidth::one_way(uplink);
+  }
+  visit("dollars_per_hour of a chip", machine.dollars_per_hour);
+}
+
+struct PutFigures {
+  Bytes& to;
+
+  void operator()(const char*, const std::string& text) const { to.put(text); }
+  void operator()(const char*, double value) const { to.put(value); }
+  void operator()(const char*, int value) const { to.put(std::int64_t{value}); }
+};
+
+struct GetFigures {
+  Bytes& from;
+
+  void operator()(const char*, std::string& text) const { text = from.string(); }
+  void operator()(const char*, double& value) const { value = from.real(); }
+  void operator()(const char*, int& value) const { value = from.whole(); }
+};
+
+// Each on a line of its own, numbers to the last bit.
+struct NameFigures {
+  std::string& text;
+
+  void operator()(const char* name, const std::string& value) const {
+    text += cat({"\n", name, " ", value});
+  }
+  void operator()(const char* name, double value) const {
+    std::string digits = cat({value});
+    const double read = std::strtod(digits.c_str(), nullptr);
+    digits = read < value || read > value ? printed('g', 17, value) : digits;
+    text += cat({"\n", name, " ", digits});
+  }
+  void operator()(const char* name, int value) const { text += cat({"\n", name, " ", value}); }
+};
+
+// What must be equal on all ranks, the mesh's name first.
+inline std::string text_of_mesh(const Machine& machine, const List<MeshAxis>& axes,
+                                Algorithm algorithm) {
+  std::string text = machine.name;
+  for (const MeshAxis& axis : axes) {
+    text += cat({", ", axis.name, " of ", axis.size.value});
+  }
+  text += cat({"\nalgorithm ", name_of(algorithm), "\ndimensions ", machine.dims});
+  for (std::size_t d = 0; d < machine.links.size(); ++d) {
+    text += cat({"\nlinks of dimension ", d, " ", name_of(machine.links[d].kind)});
+  }
+  text += machine.chip.measured ? "\nchip measured" : "\nchip declared";
+  if (!machine.chip.measured) {
+    Machine copy = machine;
+    each_figure(copy, NameFigures{text});
+  }
+  return text;
+}
+
+// Two texts that differ become the mesh and its first line that differs.
+inline void tell_apart(std::string& ours, std::string& theirs) {
+  std::size_t line = 0;
+  for (std::size_t at = 0; at < ours.size() && at < theirs.size() && ours[at] == theirs[at]; ++at) {
+    line = ours[at] == '\n' ? at + 1 : line;
+  }
+  for (std::string* const text : {&ours, &theirs}) {
+    const std::string head = text->substr(0, text->find('\n'));
+    const std::string tail = text->substr(line, text->find('\n', line) - line);
+    *text = line == 0 ? head : head + ", " + tail;
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
 // >> tinyscale/mesh/mpi_run.hpp
 // A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every
 // rank has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
@@ -47840,22 +48035,32 @@ inline std::string told_by(int rank, const std::string& text) {
   return all;
 }
 
-// Throws on all ranks alike when one comes with another mesh than rank 0. Two that are equal have
-// equal texts.
-inline void check_same_mesh(const Fabric& fabric) {
-  const MpiSession& session = mpi_session();
-  std::string mesh = fabric.machine().name;
-  for (const AxisPlacement& axis : fabric.axes()) {
-    mesh += cat({", ", axis.name, " of ", axis.size});
+// The machine of a run on all ranks, once all have come to it: rank 0's, whose chip may have been
+// measured. Throws on all alike when one comes with another mesh than rank 0.
+inline Machine machine_of_all(const Machine& mine, const List<MeshAxis>& axes,
+                              Algorithm algorithm) {
+  MpiSession& session = mpi_session();
+  if (session.size == 1 || session.running) {
+    return mine;
   }
+  session.gather_ranks();
+  const std::string mesh = text_of_mesh(mine, axes, algorithm);
   const std::string first = told_by(0, mesh);
-  const int mine = mesh == first ? session.size : session.rank;
+  const int same = mesh == first ? session.size : session.rank;
   int other = 0;
-  MPI_Allreduce(&mine, &other, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  MPI_Allreduce(&same, &other, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   if (other < session.size) {
-    fail({"mesh.run: MPI rank 0 comes with the mesh ", first, "; rank ", other, " with ",
-          told_by(other, mesh), "; all ranks must run the same mesh"});
+    std::string theirs = told_by(other, mesh), ours = first;
+    tell_apart(ours, theirs);
+    fail({"mesh.run: MPI rank 0 comes with the mesh ", ours, "; rank ", other, " with ", theirs,
+          "; all ranks must run the same mesh"});
   }
+  Machine machine = mine;
+  Bytes figures;
+  each_figure(machine, PutFigures{figures});
+  Bytes all(told_by(0, figures.text()));
+  each_figure(machine, GetFigures{all});
+  return machine;
 }
 
 // The calls of all devices' logs by their number in the run: one record each.
@@ -48095,8 +48300,8 @@ inline void run_own_device(const DeviceProgram& program, Fabric& fabric,
   }
 }
 
-// False where the devices are to be threads, and nothing was done: one rank only, or a run inside a
-// device's program, to which the others need not come.
+// All ranks have come: see machine_of_all. False where the devices are to be threads, and nothing
+// was done: one rank only, or a run inside a device's program, to which the others need not come.
 inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
                          List<Shared<DeviceThread>>& devices) {
   MpiSession& session = mpi_session();
@@ -48104,8 +48309,6 @@ inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
   if (ranks == 1 || session.running) {
     return false;
   }
-  session.gather_ranks();
-  check_same_mesh(fabric);
   if (devices.size() > ranks) {
     fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
           devices.size(), ", or one rank, whose devices are threads"});
@@ -48226,6 +48429,12 @@ struct ShardingParser {
     }
   }
   Sharding parse() {
+    at = text.find('\0');
+    if (at < text.size()) {
+      fail({"sharding \"", text.substr(0, at), "\": a zero byte at place ", at + 1,
+            "; letters and digits are right, and _ , { } [ ]"});
+    }
+    at = 0;
     Sharding out;
     const bool brackets = text.find('[') < text.size();  // as the book and reports have it
     sum(out);
@@ -48865,7 +49074,7 @@ struct ShardedStep {
   std::string before, after;  // shardings
   std::string algorithm;
   double bytes = 0;    // that a device sends, on average, by formula (above 16: one in the middle)
-  double counted = 0;  // and in the messages that went; 0: without numbers
+  double counted = 0;  // and in what went; 0: without numbers
   double seconds = 0;  // closed form
 };
 
@@ -48913,7 +49122,7 @@ struct Sharded {
   Shared<const ShardedReport> made;  // null: by mesh.shard
 
   std::string text() const {
-    check();
+    check_mesh();
     return "[" + sharding.text() + "]";
   }
   Shape local_shape() const {
@@ -48923,7 +49132,7 @@ struct Sharded {
     return local;
   }
   int devices() const {
-    check();
+    check_mesh();
     return mesh->devices();
   }
   // How many devices hold the same numbers.
@@ -48937,23 +49146,45 @@ struct Sharded {
   double bytes_in_all() const { return bytes() * devices(); }
   // The first index along a dim of what a device holds.
   std::int64_t begin(int rank, int dim) const {
+    if (rank < 0 || rank >= devices()) {
+      detail::fail({"Sharded::begin: device ", rank, " of ", text(), "; 0 to ", devices() - 1,
+                    devices() == 1 ? " is right" : " are right"});
+    }
     const std::int64_t size = local_shape()[dim];
     const int at = (dim < 0 ? dim + shape.size() : dim) + 1;
     return detail::shard_index(*mesh, places()[static_cast<std::size_t>(at)], rank) * size;
   }
   detail::AxisPlaces places() const {
-    check();
+    check_mesh();
     return detail::places_of(*mesh, sharding, shape);
   }
+  // Throws what is wrong with one that the caller changed: what ops on it begin with.
   void check() const {
-    if (!mesh) {
-      detail::fail({"Sharded: empty (default-constructed); make one with mesh.shard"});
+    const Shape local = local_shape();
+    if (!shards.empty() && shards.size() != static_cast<std::size_t>(devices())) {
+      detail::fail({"Sharded: ", text(), " has ", shards.size(), " shards on ", devices(),
+                    " devices; one each is right, or none"});
+    }
+    for (std::size_t rank = 0; rank < shards.size(); ++rank) {
+      if (!shards[rank].defined() || shards[rank].shape() != local) {
+        detail::fail({"Sharded: ", text(), " of shape ", shape, " has on device ", rank, " ",
+                      shards[rank].defined() ? "a shard of " + shards[rank].shape().text()
+                                             : "an empty tensor",
+                      "; ", local, " is right"});
+      }
     }
   }
 
   Tensor gather() const;          // the whole array, by the program itself
   ShardedReport explain() const;  // how it was made
   ShardPicture picture() const;
+
+ private:
+  void check_mesh() const {
+    if (!mesh) {
+      detail::fail({"Sharded: empty (default-constructed); make one with mesh.shard"});
+    }
+  }
 };
 
 inline Table ShardedReport::table() const {
@@ -49056,6 +49287,7 @@ inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, cons
 }
 
 inline void check_numbers(const char* function, const Sharded& a) {
+  a.check();
   if (a.shards.empty()) {
     fail({function, ": ", a.text(), " of shape ", a.shape,
           " was made of a shape and has no numbers; give mesh.shard a tensor"});
@@ -49152,7 +49384,8 @@ inline std::string ShardPicture::panel_name(std::int64_t panel) const {
   return out;
 }
 
-// A table of the last two dims for each block of the others; of long ones the first 16 blocks.
+// A table of the last two dims for each block of the others; of long ones the first 16 blocks, and
+// a last line says of how many.
 inline std::string ShardPicture::text() const {
   const int dims = blocks.size();
   const std::int64_t columns = dims > 0 ? blocks[-1] : 1;
@@ -49175,6 +49408,12 @@ inline std::string ShardPicture::text() const {
       table.add(line);
     }
     out += table.text();
+  }
+  const std::int64_t counts[] = {panels, rows, columns};
+  const char* const kinds[] = {"tables", "rows", "columns"};
+  for (int i = 0; i < 3; ++i) {
+    out += counts[i] > most ? detail::cat({"first ", most, " of ", counts[i], " ", kinds[i], "\n"})
+                            : "";
   }
   return out;
 }
@@ -49351,6 +49590,7 @@ inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, 
 // Also says what the cheapest way without detours costs, where it is another.
 inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& report,
                          const char* function) {
+  a.check();
   check_same_names(function, a.sharding, wanted);
   const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
   const AxisPlaces start = a.places();
@@ -49527,6 +49767,7 @@ inline Sharded elementwise(const char* function, Sharded a, Sharded b, BinaryOp 
 template <class Op>
 Sharded map(const char* function, const Sharded& a, const Sharded& shape, const char* reason,
             Op op) {
+  a.check();
   Sharded out = shape;
   out.shards = List<Tensor>();
   for (std::size_t r = 0; r < a.shards.size(); ++r) {
@@ -49565,6 +49806,7 @@ struct SoftmaxOver {
 enum class Reduction { sum, mean, max };
 
 inline int dim_named(const char* function, const Sharded& a, const std::string& name) {
+  a.check();
   for (std::size_t d = 0; d < a.sharding.dims.size(); ++d) {
     if (a.sharding.dims[d].name == name) {
       return static_cast<int>(d);
@@ -50087,11 +50329,13 @@ inline Tensor chunk_of(const Tensor& x, int dim, int n, int c) {
 }
 
 // The share of each device of a group, of the ranks `members`. A chunk that travels is read where
-// it started; a sum that travels is added to in the order of the devices on its way.
-inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
-                       const std::vector<std::size_t>& members, List<Tensor>& shards) {
+// it started; a sum that travels is added to in the order of the devices on its way. Gives how many
+// numbers went from one device to the next.
+inline std::int64_t run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
+                               const std::vector<std::size_t>& members, List<Tensor>& shards) {
   const bool sums = way.what == ChunkedMatmul::What::product;
   const int n = static_cast<int>(members.size());
+  std::int64_t went = 0;
   for (int i = 0; i < n; ++i) {
     const std::size_t own = members[static_cast<std::size_t>(i)];
     shards[own] = full(local, 0.0f);
@@ -50103,12 +50347,16 @@ inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const S
       const Tensor& b = m.b.shards[way.what == ChunkedMatmul::What::a ? own : other];
       add_(chunk_of(shards[own], way.product_dim, n, chunk),
            matmul(chunk_of(a, way.a_dim, n, chunk), chunk_of(b, way.b_dim, n, chunk)));
+      const Tensor& moved = sums ? shards[own] : way.what == ChunkedMatmul::What::a ? a : b;
+      went += other == own ? 0 : moved.count();
     }
   }
+  return went;
 }
 
+// `went`: numbers, between all devices.
 inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Sharded& out,
-                          ShardedReport& report) {
+                          std::int64_t went, ShardedReport& report) {
   const char* const names[] = {"", "a", "b", "product"};
   const std::string name = names[static_cast<int>(way.what)];
   const PlacedMesh& mesh = m.mesh();
@@ -50125,7 +50373,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
                             text,
                             name_of(choice.algorithm),
                             static_cast<double>((n - 1) * chunk) * bytes_of(array.format),
-                            0,
+                            static_cast<double>(went) / mesh.devices() * bytes_of(array.format),
                             (n - 1) * choice.seconds};
   report.steps.push_back(step);
   report.bytes = step.bytes;
@@ -50133,15 +50381,19 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   ShardedCandidate whole = way.whole.cost;
   report.math_seconds = whole.math_seconds;
   const double math = whole.math_seconds / n;  // of a chunk
-  report.candidates.push_back({"chunk by chunk, the next on its way", whole.math_seconds,
-                               step.seconds, step.bytes,
-                               math + (n - 1) * std::max(math, choice.seconds)});
+  const ShardedCandidate chunks = {"chunk by chunk, the next on its way", whole.math_seconds,
+                                   step.seconds, step.bytes,
+                                   math + (n - 1) * std::max(math, choice.seconds)};
   const std::string collective = name_of(collective_of(way.move)) + (" " + name);
   whole.calls = way.move.from == 0 ? "matmul, then " + collective : collective + ", then matmul";
   whole.seconds = whole.math_seconds + whole.comms_seconds;
-  report.candidates.push_back(whole);
+  const bool shorter = chunks.seconds <= whole.seconds;
+  report.candidates.push_back(shorter ? chunks : whole);
+  report.candidates.push_back(shorter ? whole : chunks);
   report.reason = cat({n, " chunks; ", math < choice.seconds ? "their way" : "their product",
-                       " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each"});
+                       " takes longer, ", format_seconds(std::max(math, choice.seconds)),
+                       " each: ", format_seconds(chunks.seconds), " in all, ",
+                       format_seconds(whole.seconds), " with one collective"});
 }
 
 }  // namespace detail
@@ -50161,14 +50413,15 @@ inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::
                   "[I_x, J] [J, K] -> [I, K]; else use matmul"});
   }
   out.shards.resize(a.shards.size());
+  std::int64_t went = 0;
   for (int rank = 0; rank < out.devices() && !a.shards.empty(); ++rank) {
     if (detail::shard_index(*a.mesh, way.move.axes, rank) == 0) {
-      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.move.axes, rank),
-                         out.shards);
+      went += detail::run_chunks(m, way, out.local_shape(),
+                                 detail::group_of(*a.mesh, way.move.axes, rank), out.shards);
     }
   }
   ShardedReport report;
-  detail::report_chunks(m, way, out, report);
+  detail::report_chunks(m, way, out, went, report);
   report.title = detail::matmul_title("collective_matmul", m, out);
   detail::finish(out, report);
   return out;
@@ -50290,11 +50543,17 @@ class Mesh {
       detail::fail({"Mesh::run: ", runnable, " runnable devices; 1 or more are right, or 0, which ",
                     "leaves it to the mesh"});
     }
-    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
+    check_algorithm("Mesh::run");
+#if defined(TINYSCALE_USE_MPI)
+    const Machine machine = detail::machine_of_all(machine_, axes_, algorithm);
+#else
+    const Machine& machine = machine_;
+#endif
+    const List<AxisPlacement> placed = detail::place_axes(machine, axes_);
     Context& caller = context();
     const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
     const int threads = std::min(thread_count(), at_once > 0 ? at_once : thread_count());
-    detail::Fabric fabric(machine_, placed, at_once, threads);
+    detail::Fabric fabric(machine, placed, at_once, threads);
     List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
       devices.push_back(
@@ -50320,7 +50579,7 @@ class Mesh {
     if (!failure.empty()) {
       detail::fail({failure});
     }
-    return MeshRun(record_of(devices), machine_);
+    return MeshRun(record_of(devices), machine);
   }
 
   // What it would take, from the device of that rank alone; see predict.hpp. Numbers that would
@@ -50330,6 +50589,7 @@ class Mesh {
       detail::fail({"Mesh::predict: ", program ? "a" : "an empty", " program on rank ", rank,
                     "; give a function of Device&, and a rank of 0 to ", size() - 1});
     }
+    check_algorithm("Mesh::predict");
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
     detail::Fabric fabric(machine_, placed, 0, 1, true);
     detail::DeviceThread self(fabric, algorithm, rank);
@@ -50345,6 +50605,13 @@ class Mesh {
   }
 
  private:
+  void check_algorithm(const char* function) const {
+    if (algorithm == Algorithm::custom) {
+      detail::fail({function,
+                    ": mesh.algorithm is custom, which is a schedule for one collective; ",
+                    "give it to the call, in CollectiveOptions::schedule"});
+    }
+  }
   Shared<const detail::PlacedMesh> placed() const {
     return Shared<const detail::PlacedMesh>(
         new detail::PlacedMesh{machine_, detail::place_axes(machine_, axes_)});
@@ -51308,7 +51575,7 @@ struct ShardedPlan {
   List<Sharding> results;
   List<Shape> result_shapes;
   double comms_seconds = 0, bytes = 0;  // closed forms; bytes that a device sends
-  Shared<const MeshRun> run;            // the last; null: it has not run yet
+  Shared<const MeshRun> run;            // null: it has not run, or other shapes have since
 
   // Without slices, which are free.
   List<InsertedStep> collectives() const {
@@ -51367,7 +51634,8 @@ inline Graph capture_whole(const Compiled::Body& body, const List<Shape>& shapes
     const RecorderScope recording_scope(&capture);
     Differentiation differentiation(capture);
     const int loss = graph.outputs[0];
-    differentiation.start(loss, full(graph[loss].shape, 1.0f));
+    const Shape shape_of_loss = graph[loss].shape;  // a copy: the graph grows
+    differentiation.start(loss, full(shape_of_loss, 1.0f));
     differentiation.run();
     for (const int input : gradients) {
       int leaf_node = -1;
@@ -51649,6 +51917,9 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
       detail::run_on_device(device, *plan, *own.placed, inputs, format);
     })));
     detail::count_steps(*plan, *run);
+    for (const Shared<ShardedPlan>& known : own.plans) {  // a run holds the results of all devices
+      known->run.reset();
+    }
     plan->run = run;
   }
   std::vector<Sharded> out;
@@ -63987,6 +64258,13 @@ struct PipelineSchedule {
     return op.work == PipelineWork::weight_gradient || stage >= stages ? -1 : stage;
   }
   void add(int rank, PipelineWork work, int stage, int microbatch) {
+    if (rank < 0 || static_cast<std::size_t>(rank) >= program.size()) {
+      detail::fail({"add: rank ", rank, " of ", name,
+                    program.empty()
+                        ? std::string(", which has none; begin with empty_schedule")
+                        : detail::cat({"; 0 to ", program.size() - 1,
+                                       program.size() == 1 ? " is right" : " are right"})});
+    }
     program[static_cast<std::size_t>(rank)].push_back({work, stage, microbatch});
   }
 };
@@ -65063,6 +65341,10 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
   detail::Endpoint& endpoint = device.endpoint();
   const std::vector<int> found = endpoint.find_axes("ring_attention", axes);
   const int devices = endpoint.size_of(found);
+  if (options.merge != DType::f32 && options.merge != DType::bf16) {
+    detail::fail({"ring_attention: RingOptions::merge is ", name_of(options.merge),
+                  "; f32 or bf16 is right"});
+  }
   if (devices == 1) {
     return attention(q, k, v, heads, kv_heads, mask);
   }
@@ -65922,7 +66204,14 @@ inline std::string Layout::text() const {
                                        : "";
   out += sequence_parallel ? ", sequence parallel" : "";
   out += again[static_cast<int>(recompute)];
-  return out + (schedule.empty() ? "" : ", " + schedule.name);
+  out += schedule.empty() ? "" : ", " + schedule.name;
+  out += algorithm != Algorithm::automatic ? detail::cat({", algorithm ", name_of(algorithm)}) : "";
+  if (order != Layout().order) {
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      out += (i == 0 ? ", order " : " > ") + order[i];
+    }
+  }
+  return out;
 }
 
 namespace detail {
@@ -65935,18 +66224,23 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
   };
   known("zero", static_cast<int>(layout.zero), static_cast<int>(Zero::parameters));
   known("recompute", static_cast<int>(layout.recompute), static_cast<int>(Recompute::full));
+  known("algorithm", static_cast<int>(layout.algorithm), static_cast<int>(Algorithm::custom));
+  if (layout.algorithm == Algorithm::custom) {
+    fail({who, ": layout.algorithm is custom, which is a schedule for one collective; another is ",
+          "right"});
+  }
   known("context_parallel", static_cast<int>(layout.context_parallel),
         static_cast<int>(ContextParallel::gathered));
   const std::int64_t most = 2147483647;  // so that products fit
   std::int64_t devices = 1;
-  bool good = layout.expert >= 1 && layout.microbatches >= 1;
+  bool good = layout.expert >= 1 && layout.expert <= most && layout.microbatches >= 1;
   for (const std::int64_t n : {layout.data, layout.tensor, layout.pipeline, layout.context}) {
     good = good && n >= 1 && n <= most / devices;
     devices *= good ? n : 1;
   }
-  if (!good) {
-    fail({who, ": layout is ", layout.text(), "; each must be at least 1, and the devices at most ",
-          most});
+  if (!good || layout.microbatches > most / devices) {
+    fail({who, ": layout is ", layout.text(), "; each must be at least 1, and the devices",
+          layout.microbatches > 1 ? " x microbatches" : "", " at most ", most});
   }
 }
 
@@ -66939,6 +67233,10 @@ struct MergedAttention {
 // Error of attention over keys in blocks, merged by their log-sum-exp one after another as ring
 // attention does: the worst output's over the largest |v|. Blocks are exact until they are sent.
 inline NumericsReport merge_error(const MergeErrorOptions& options = MergeErrorOptions()) {
+  if (options.queries < 1 || options.keys < 1 || options.head_size < 1) {
+    detail::fail({"merge_error: ", options.queries, " queries, ", options.keys, " keys, head_size ",
+                  options.head_size, "; at least 1 of each is right"});
+  }
   NumericsReport report;
   report.title = "error of attention merged from blocks of keys, of the largest |v|";
   const Tensor q = uniform({options.queries, options.head_size}, options.seed, -3.0f, 3.0f);
@@ -67469,12 +67767,147 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/parallel/formula_texts.hpp
+// The formulas of what a training step sends, as texts: in elements that one device sends, by the
+// letters of letters_of_plan(). step_forms.hpp has the numbers; each text is that of its number.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// "m " and a number: "m 4 ", "m ".
+inline std::string times_text(const char* letters, std::int64_t times) {
+  return times == 1 ? cat({letters, " "}) : cat({letters, " ", times, " "});
+}
+
+class FormulaTexts {
+ public:
+  FormulaTexts(const Layout& layout, const LayoutAxes& axes) : layout_(layout), axes_(axes) {}
+
+  // ---- Weights and gradients of a unit; a tied table is used twice where both its ends are ----
+
+  std::string gathered(const FlatUnit& unit, bool again) const {
+    const bool each = layout_.zero == Zero::parameters;
+    return (each ? "2 m " : "") + numbers(unit, again) + " " + rest(unit.shards, shards(unit)) +
+           (again ? ", the tied table again" : "");
+  }
+  std::string reduced(const FlatUnit& unit, bool again) const {
+    const bool sharded = !unit.zero.empty();
+    return std::string(sharded ? "" : "2 ") + (layout_.zero > Zero::optimizer ? "m " : "") +
+           numbers(unit, again) + " " +
+           (sharded ? rest(unit.shards, shards(unit)) : of_replicas(unit)) +
+           (again ? ", the tied table again" : "");
+  }
+  std::string replicas(const FlatUnit& unit) const {
+    return "2 " + letter(unit) + "/" + shards(unit) + " " + of_replicas(unit);
+  }
+  std::string held_twice(const FlatUnit& unit) const {
+    const bool table = unit.layer == table_unit && !copies();
+    const std::string cut = unit.shards > 1 ? shards(unit) : "";
+    if (!table) {
+      return letter(unit) + (cut.empty() ? "" : "/" + cut);
+    }
+    const bool both = layout_.tensor > 1 && !cut.empty();
+    return layout_.tensor == 1 && cut.empty() ? "V h"
+           : both                             ? "V h / (t " + cut + ")"
+                                              : "V h / " + (cut.empty() ? "t" : cut);
+  }
+
+  // ---- What segments send: a block's forward pass runs again where it is recomputed ----
+
+  std::string between_stages() const {
+    return std::string(layout_.sequence_parallel ? "m b s h / t" : "m b s h") +
+           (layout_.stages() > layout_.pipeline || copies() ? ", of each stage that sends" : "");
+  }
+  // Cut over tokens, an all_reduce is a reduce_scatter and an all_gather: rows of their own.
+  std::string embedding(bool gathers) const {
+    const std::int64_t passes = gathers || layout_.recompute != Recompute::full ? 1 : 2;
+    return wide("m", (layout_.sequence_parallel ? 1 : 2) * passes) + ", embedding";
+  }
+  std::string head() const { return wide("m", layout_.sequence_parallel ? 1 : 2) + ", head"; }
+  std::string block() const {
+    return wide("L m", (layout_.sequence_parallel ? 2 : 4) * (1 + forwards(false)));
+  }
+  std::string ring() const {
+    return times_text("L m", 2 * forwards(true) + 4) + "(c-1) b s h_kv" + over_tensor();
+  }
+  std::string gathered_keys(bool forward) const {
+    return times_text("L m", 2 * (forward ? forwards(true) : 1)) + "(c-1) b s h_kv" + over_tensor();
+  }
+  std::string ulysses() const {
+    return times_text("L m", 2 * (1 + forwards(true))) + "b s (h+h_kv)(c-1) / " +
+           (layout_.tensor > 1 ? "(c t)" : "c");
+  }
+  std::string balance() const { return times_text("L m", 4 * forwards(false)) + "E (d-1)/d"; }
+  std::string with_capacity() const {
+    return times_text("L m", 2 * (1 + forwards(false))) + "E C h (e-1)/e";
+  }
+  std::string rows_of_experts() const { return times_text("L m", forwards(false)) + "E (e-1)/e"; }
+  std::string rows_of_devices() const {
+    return times_text("L m", 2 * (1 + forwards(false))) + "(e-1)";
+  }
+  std::string balanced() const {
+    return times_text("L m", 2 * (1 + forwards(false))) + "b s k h (e-1)/e, if balanced";
+  }
+
+ private:
+  bool copies() const {
+    return static_cast<int>(layout_.schedule.rank_of.size()) > layout_.schedule.stages;
+  }
+  std::int64_t forwards(bool attention) const {
+    return layout_.recompute == Recompute::full ||
+                   (attention && layout_.recompute == Recompute::selective)
+               ? 2
+               : 1;
+  }
+  std::string wide(const char* letters, std::int64_t times) const {
+    return times_text(letters, times) + "b s h (t-1)/t";
+  }
+  std::string over_tensor() const { return layout_.tensor > 1 ? " / t" : ""; }
+
+  // Groups of experts see fewer devices with the same; of some parameters all tensor ranks have a
+  // part of the sum.
+  bool of_experts(const FlatUnit& unit) const {
+    return layout_.expert > 1 && unit.zero == axes_.expert_zero &&
+           without(unit.replica, axes_.tensor) == axes_.expert_replica;
+  }
+  bool over_tensor(const FlatUnit& unit) const {
+    return layout_.tensor > 1 && in_group(unit.replica, axes_.tensor[0]);
+  }
+  std::string letter(const FlatUnit& unit) const {
+    const bool experts = of_experts(unit), tensor = over_tensor(unit);
+    return experts ? (tensor ? "P_et" : "P_e") : tensor ? "P_t" : "P";
+  }
+  std::string numbers(const FlatUnit& unit, bool again) const {
+    return !again ? letter(unit) : layout_.tensor > 1 ? "V h/t" : "V h";
+  }
+  std::string shards(const FlatUnit& unit) const {
+    return of_experts(unit) ? "z_e" : layout_.zero_devices > 0 ? "z" : "d";
+  }
+  std::string of_replicas(const FlatUnit& unit) const {
+    const bool experts = of_experts(unit);
+    const std::int64_t same =
+        layout_.batch_devices() / unit.shards / (experts ? layout_.expert : 1);
+    const std::string r = experts ? "r_e" : unit.zero.empty() ? "d" : "r";
+    if (!over_tensor(unit)) {
+      return rest(same, r);
+    }
+    return same > 1 ? cat({"(", r, " t-1)/(", r, " t)"}) : "(t-1)/t";
+  }
+  static std::string rest(std::int64_t devices, const std::string& name) {
+    return devices > 1 ? "(" + name + "-1)/" + name : "0";
+  }
+
+  const Layout& layout_;
+  const LayoutAxes& axes_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/parallel/step_forms.hpp
 // What a step of training by a layout sends, computes and holds, in closed form: each op of the
 // pipeline schedule has its collectives, each with the formula of its size. A pure function of
 // model, layout and place; step_report.hpp puts it beside what was counted.
-// Letters of the formulas: b sequences of a microbatch on a device, s tokens of one there, h width,
-// t tensor, c context, e expert, d devices that see other tokens, P parameters of a device.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -67517,6 +67950,7 @@ class StepPlanner {
         axes_(axes),
         options_(options),
         stages_(layout, whole.config),
+        say_(layout, axes),
         at_(axes.mesh, rank),
         units_(plan_units(whole, layout, axes, at_)) {
     sequences_ = options.batch / (layout.microbatches * layout.data);
@@ -67540,7 +67974,7 @@ class StepPlanner {
     }
     for (PlannedCall& known : plan.calls) {
       if (!known.send && known.what == what && known.axes == axes && known.elements == elements &&
-          known.format == format && known.why == why) {
+          known.format == format && known.why == why && known.formula == formula) {
         ++known.times;
         return;
       }
@@ -67549,7 +67983,8 @@ class StepPlanner {
   }
   void add_send(std::int64_t elements, const std::string& why, const std::string& formula) {
     for (PlannedCall& known : plan.calls) {
-      if (known.send && known.elements == elements && known.why == why) {
+      if (known.send && known.elements == elements && known.why == why &&
+          known.formula == formula) {
         ++known.times;
         return;
       }
@@ -67583,7 +68018,7 @@ class StepPlanner {
     const bool core_again = !forward && layout_.recompute == Recompute::selective;
     for (const FlatUnit& unit : units_) {
       for (int i = 0; i < uses(op, unit) && layout_.zero == Zero::parameters; ++i) {
-        add_gather(unit);
+        add_gather(unit, i + 1 == uses(op, unit) && second_use(op, unit));
       }
     }
     if (first(op)) {
@@ -67611,8 +68046,7 @@ class StepPlanner {
     if (forward ? !last(op) : !first(op)) {
       const int to = forward ? op.stage + 1 : op.stage - 1;
       if (stages_.schedule.rank(to, op.microbatch) != at_.index(axes_.pipeline)) {
-        add_send(stream(), forward ? "activations" : "their gradients",
-                 layout_.sequence_parallel ? "m b s h / t" : "m b s h");
+        add_send(stream(), forward ? "activations" : "their gradients", say_.between_stages());
       }
     }
     if (op.work == PipelineWork::backward) {
@@ -67624,43 +68058,48 @@ class StepPlanner {
   int uses(const PipelineOp& op, const FlatUnit& unit) const {
     return stages_.uses_of_stage(op.stage, unit.layer);
   }
-  void add_gather(const FlatUnit& unit) {
-    add(Collective::all_gather, unit.zero, unit.length(), "weights",
-        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d",
+  // A rank with the first stage and the last uses a tied table for the embedding and for the head.
+  bool second_use(const PipelineOp& op, const FlatUnit& unit) const {
+    bool both = false;
+    for (std::size_t i = 0; i < stages_.schedule.rank_of.size(); ++i) {
+      both = both || (static_cast<int>(i) % stages_.schedule.stages == 0 &&
+                      stages_.schedule.rank_of[i] == at_.index(axes_.pipeline));
+    }
+    return both && unit.layer == table_unit && stages_.tied && last(op);
+  }
+  void add_gather(const FlatUnit& unit, bool again) {
+    add(Collective::all_gather, unit.zero, unit.length(), "weights", say_.gathered(unit, again),
         weight_format(options_.format));
   }
 
   void add_gradients(const PipelineOp& op) {
     for (const FlatUnit& unit : units_) {
       if (uses(op, unit) > 0 && layout_.zero > Zero::optimizer) {
-        add_reduce(unit, "m P (d-1)/d");
+        add_reduce(unit, !first(op) && second_use(op, unit));
       }
     }
   }
-  void add_reduce(const FlatUnit& unit, const std::string& formula) {
-    if (!unit.zero.empty()) {
-      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula,
-          layout_.gradient_format);
-    } else {
-      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d",
-          layout_.gradient_format);
-    }
+  void add_reduce(const FlatUnit& unit, bool again) {
+    const bool sharded = !unit.zero.empty();
+    add(sharded ? Collective::reduce_scatter : Collective::all_reduce,
+        sharded ? unit.zero : unit.replica, unit.length(), "gradients", say_.reduced(unit, again),
+        layout_.gradient_format);
   }
 
   void add_end() {
     for (const FlatUnit& unit : units_) {
       if (layout_.zero <= Zero::optimizer) {
-        add_reduce(unit, "P (d-1)/d");
+        add_reduce(unit, false);
       }
       if (!unit.zero.empty()) {
         add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
-            "2 P/z (r-1)/r", layout_.gradient_format);
+            say_.replicas(unit), layout_.gradient_format);
         if (layout_.zero < Zero::parameters) {
-          add_gather(unit);
+          add_gather(unit, false);
         }
       }
       for (std::size_t i = 1; i < unit.holders.size(); ++i) {
-        add_send(unit.shard, "gradients held twice", "V h / (t z)");
+        add_send(unit.shard, "gradients held twice", say_.held_twice(unit));
       }
     }
     add(Collective::all_reduce, layout_.devices() > 1 ? axes_.all() : AxisGroup(), 2,
@@ -67669,26 +68108,25 @@ class StepPlanner {
 
   // ---- What segments send ----
 
-  void add_tensor(bool gathers, const char* formula) {
+  void add_tensor(bool gathers, const std::string& formula) {
     add(layout_.sequence_parallel ? gathers ? Collective::all_gather : Collective::reduce_scatter
                                   : Collective::all_reduce,
         axes_.tensor, wide_, "tensor parallel", formula);
   }
   void add_embedding(bool forward, bool again) {
-    const char* const formula = "m 2 b s h (t-1)/t";
     if (forward || again) {
-      add_tensor(false, formula);
+      add_tensor(false, say_.embedding(false));
     }
     if (!forward && layout_.sequence_parallel) {
-      add_tensor(true, formula);
+      add_tensor(true, say_.embedding(true));
     }
   }
   void add_block_forward() {
     for (int part = 0; part < 2; ++part) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, block_formula);
+        add_tensor(true, say_.block());
       }
-      add_tensor(false, block_formula);
+      add_tensor(false, say_.block());
     }
     add_attention(true);
     add_experts(true);
@@ -67696,9 +68134,9 @@ class StepPlanner {
   void add_block_backward() {
     for (int part = 0; part < 2; ++part) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, block_formula);
+        add_tensor(true, say_.block());
       }
-      add_tensor(false, block_formula);
+      add_tensor(false, say_.block());
     }
     add_attention(false);
     add_experts(false);
@@ -67710,12 +68148,12 @@ class StepPlanner {
     const std::int64_t rows = sequences_ * tokens_;
     if (forward) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, head_formula);
+        add_tensor(true, say_.head());
       }
       add(Collective::all_reduce, axes_.tensor, rows, "loss", "m 2 b s (t-1)/t");
       add(Collective::all_reduce, axes_.tensor, 2 * rows, "loss", "m 4 b s (t-1)/t");
     } else {
-      add_tensor(false, head_formula);
+      add_tensor(false, say_.head());
     }
   }
   std::int64_t table_rows() const {
@@ -67733,20 +68171,18 @@ class StepPlanner {
     switch (layout_.context_parallel) {
       case ContextParallel::ring:
         for (std::int64_t i = 0; i < (forward ? n - 1 : 2 * n - 2); ++i) {
-          add(Collective::permute, axes_.context, 2 * keys, "ring attention",
-              "L m 6 (c-1) b s h_kv / t");
+          add(Collective::permute, axes_.context, 2 * keys, "ring attention", say_.ring());
         }
         break;
       case ContextParallel::gathered:
         for (int i = 0; i < 2; ++i) {
           add(forward ? Collective::all_gather : Collective::reduce_scatter, axes_.context,
-              n * keys, "gathered keys and values", "L m 4 (c-1) b s h_kv / t");
+              n * keys, "gathered keys and values", say_.gathered_keys(forward));
         }
         break;
       default:
         for (const std::int64_t elements : {queries, keys, keys, queries}) {
-          add(Collective::all_to_all, axes_.context, elements, "Ulysses",
-              "L m 4 b s (h + h_kv)(c-1) / (c t)");
+          add(Collective::all_to_all, axes_.context, elements, "Ulysses", say_.ulysses());
         }
     }
   }
@@ -67757,7 +68193,7 @@ class StepPlanner {
     }
     const std::int64_t e = layout_.expert, rows = sequences_ * tokens_;
     if (forward && options_.experts.balance_loss > 0) {
-      add(Collective::all_reduce, axes_.batch, 2 * c_.experts, "balance loss", "L m 4 E (d-1)/d");
+      add(Collective::all_reduce, axes_.batch, 2 * c_.experts, "balance loss", say_.balance());
     }
     if (e == 1) {
       return;
@@ -67770,17 +68206,18 @@ class StepPlanner {
                     options_.experts.capacity_factor / static_cast<double>(c_.experts));
       const std::int64_t numbers = c_.experts * static_cast<std::int64_t>(each) * groups * c_.width;
       for (int i = 0; i < 2; ++i) {
-        add(Collective::all_to_all, axes_.expert, numbers, "experts", "L m 4 E C h (e-1)/e");
+        add(Collective::all_to_all, axes_.expert, numbers, "experts", say_.with_capacity());
       }
       return;
     }
     if (forward) {
-      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert", "L m E (e-1)/e");
+      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert",
+          say_.rows_of_experts());
     }
     for (int i = 0; i < 2; ++i) {
-      add(Collective::all_to_all, axes_.expert, e, "rows of each device", "L m 4 (e-1)");
+      add(Collective::all_to_all, axes_.expert, e, "rows of each device", say_.rows_of_devices());
       add(Collective::all_to_all, axes_.expert, rows * c_.top_k * c_.width, "experts",
-          "L m 4 b s k h (e-1)/e, if balanced", DType::f32, true);
+          say_.balanced(), DType::f32, true);
     }
   }
 
@@ -67806,7 +68243,8 @@ class StepPlanner {
       const double visited = static_cast<double>(c_.top_k + c_.shared_experts);
       weights += d * static_cast<double>(c_.experts) +
                  visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
-      plan.mean_flops = plan.mean_flops || layout_.expert > 1;
+      plan.mean_flops =  // and which tokens find no place
+          plan.mean_flops || layout_.expert > 1 || options_.experts.capacity_factor > 0;
     }
     return 2 * rows * weights + attention_flops(2);
   }
@@ -67918,14 +68356,12 @@ class StepPlanner {
     }
   }
 
-  static constexpr const char* block_formula = "L m 8 b s h (t-1)/t";
-  static constexpr const char* head_formula = "m 2 b s h (t-1)/t";
-
   const ModelConfig& c_;
   const Layout& layout_;
   const LayoutAxes& axes_;
   const StepOptions& options_;
   StageMap stages_;
+  FormulaTexts say_;
   MeshPoint at_;
   List<FlatUnit> units_;
   std::int64_t sequences_ = 0, tokens_ = 0, wide_ = 0;  // b, s, b s h
@@ -67987,10 +68423,38 @@ inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
 
 // What each device sends by one kind of call along the same axes.
 struct Traffic {
-  std::string name, axes, why;
+  std::string name, axes;
+  std::string why;                      // of one formula
+  List<std::vector<std::string>> whys;  // what for, then the formulas of its parts
   bool mean = false;
   std::vector<double> planned, counted;              // bytes by rank
   std::vector<double> planned_steps, counted_steps;  // by rank
+
+  void add_formula(const std::string& purpose, const std::string& formula) {
+    std::size_t at = 0;
+    while (at < whys.size() && whys[at][0] != purpose) {
+      ++at;
+    }
+    if (at == whys.size()) {
+      whys.push_back({purpose});
+    }
+    std::vector<std::string>& known = whys[at];
+    if (std::find(known.begin() + 1, known.end(), formula) == known.end()) {
+      known.push_back(formula);
+    }
+  }
+  // "weights: 2 m P (d-1)/d + 2 m V h (d-1)/d, the tied table again; loss: ..": their sum is the
+  // row's.
+  std::string formulas() const {
+    std::string out;
+    for (const std::vector<std::string>& texts : whys) {
+      out += (out.empty() ? "" : "; ") + texts[0] + ": ";
+      for (std::size_t i = 1; i < texts.size(); ++i) {
+        out += (i > 1 ? " + " : "") + texts[i];
+      }
+    }
+    return out;
+  }
 };
 
 inline Traffic& traffic_of(List<Traffic>& all, const std::string& name, const std::string& axes,
@@ -68020,11 +68484,16 @@ inline std::string names_text(const std::vector<std::string>& names) {
 }
 
 // What the letters of the formulas stand for, those that such a layout can have, with their values.
-inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout, std::int64_t batch) {
-  std::string out = cat(
-      {"m ", layout.microbatches, " microbatches, b ", batch / (layout.microbatches * layout.data),
-       " sequences of s ", c.context / layout.context, " tokens of one on a device, h ", c.width,
-       " width, P parameters and L layers of a device, V ", c.vocabulary, " vocabulary"});
+inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
+                                   const StepOptions& options) {
+  const std::int64_t batch = options.batch;
+  const bool copies = static_cast<int>(layout.schedule.rank_of.size()) > layout.schedule.stages;
+  std::string out =
+      cat({"m ", static_cast<double>(layout.microbatches) / (copies ? 2 : 1),
+           copies ? " microbatches of a copy, b " : " microbatches, b ",
+           batch / (layout.microbatches * layout.data), " sequences of s ",
+           c.context / layout.context, " tokens of one on a device, h ", c.width,
+           " width, P parameters and L layers of a device, V ", c.vocabulary, " vocabulary"});
   const auto add = [&](std::int64_t value, const char* letter, const char* meaning) {
     out += value > 1 ? cat({", ", letter, " ", value, " ", meaning}) : "";
   };
@@ -68034,7 +68503,16 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout, s
   add(layout.context > 1 ? c.key_width() : 0, "h_kv", "width of the keys");
   add(layout.expert, "e", "expert devices");
   add(c.experts, "E", "experts");
+  const bool places = layout.expert > 1 && options.experts.capacity_factor > 0;
   add(layout.expert > 1 ? c.top_k : 0, "k", "of them a token");
+  out += places ? ", C rows that an expert has room for from a device" : "";
+  if (layout.expert > 1) {
+    out += ", P_e parameters of its experts, not in P, over z_e and r_e devices as others over d";
+  }
+  if (layout.tensor > 1 && (layout.sequence_parallel || c.qk_norm || c.experts > 0)) {
+    out += layout.expert > 1 ? ", P_t and P_et those whose gradients tensor ranks sum, in neither"
+                             : ", P_t those whose gradients tensor ranks sum, not in P";
+  }
   add(layout.zero_devices, "z", "devices of a shard, r = d/z replicas");
   return out;
 }
@@ -68975,7 +69453,7 @@ class StepReporter {
     }
     report.seconds = run.seconds;
     report.layout = layout.text();
-    report.letters = letters_of_plan(model.config, layout, options.batch);
+    report.letters = letters_of_plan(model.config, layout, options);
     name_tasks();
     report.time = time_breakdown(run, report.tasks);
     add_sent();
@@ -69027,10 +69505,7 @@ class StepReporter {
         row.planned[d] += cost.bytes;
         row.planned_steps[d] += static_cast<double>(cost.steps);
         row.mean = row.mean || call.mean;
-        const std::string why = call.why + ": " + call.formula;
-        if (row.why.find(why) == std::string::npos) {
-          row.why += (row.why.empty() ? "" : "; ") + why;
-        }
+        row.add_formula(call.why, call.formula);
       }
     }
     const RunLog& log = run_.log();
@@ -69072,7 +69547,7 @@ class StepReporter {
     report.sent.title = cat({"what a step sends, sum of ", devices(), " devices"});
     for (const Traffic& row : traffic()) {
       const std::string name = cat({row.name, " over ", row.axes});
-      add_rows(report.sent, name, "B", row.planned, row.counted, row.mean, row.why);
+      add_rows(report.sent, name, "B", row.planned, row.counted, row.mean, row.formulas());
       add_rows(report.sent, name, "steps", row.planned_steps, row.counted_steps, false, "");
       report.mean = report.mean || row.mean;
     }
@@ -69432,9 +69907,9 @@ inline Table sent_table(const StepReport& report) {
     }
     std::string how = row.how;
     for (bool first = true; first || !how.empty(); first = false) {
-      const std::size_t end = how.find("; ");
+      const std::size_t end = std::min(how.find("; "), how.find(" + "));
       const std::string line = how.substr(0, end);
-      how = end == std::string::npos ? "" : how.substr(end + 2);
+      how = end == std::string::npos ? "" : how.substr(end + (how[end] == ';' ? 2 : 1));
       if (first) {
         out.add({row.name, format_count(row.predicted), format_count(row.counted), steps,
                  counted_steps, detail::ratio_text(row), line});
@@ -70808,7 +71283,9 @@ inline Transformer serve_model(const Transformer& whole, const ServeLayout& layo
     // A whole expert's bias comes from one device: more than its share of a partial sum.
     const bool bias = layout.whole_experts && cut.here && p.expert >= 0;
     if (bias && name_has(p, ".down_proj.bias")) {
-      p.value = p.value * static_cast<float>(layout.pieces());
+      for (std::int64_t i = 0; layout.pieces() > 1 && i < p.value.count(); ++i) {
+        p.value.data()[i] *= static_cast<float>(layout.pieces());  // its own, cut from the whole
+      }
     }
   }
   return own;

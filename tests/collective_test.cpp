@@ -1014,4 +1014,31 @@ TEST_CASE("a run on another machine has a formula if its schedule is that of the
   CHECK(faster.seconds == doctest::Approx(faster.collectives()[0].formula).epsilon(1e-9));
 }
 
+TEST_CASE("choose_algorithm: a permute over axes of several dimensions and many devices") {
+  const ts::Mesh mesh(ts::machine("tpu-v5p", {8, 8, 8}), {{"x", 8}, {"y", 8}, {"z", 8}});
+  const ts::MeshPrediction prediction = mesh.predict([](ts::Device& d) {
+    d.permute(ts::ones({64}), {"x", "y", "z"}, 1);
+  });
+  REQUIRE(prediction.calls.size() == 1);
+  CHECK(prediction.calls[0].algorithm == "direct");
+  CHECK(prediction.calls[0].bytes == 256);
+  CHECK(prediction.calls[0].seconds > 0);
+  ts::CollectiveSpec spec;
+  spec.what = Collective::permute;
+  spec.elements = 64;
+  spec.root = 1;
+  for (const int size : {32, 32}) {
+    ts::AxisPart part;
+    part.size = size;
+    part.kind = ts::AxisKind::ring;
+    part.dim = static_cast<int>(spec.parts.size());
+    part.bandwidth = 1e10;
+    part.latency = 1e-6;
+    spec.parts.push_back(part);
+  }
+  const ts::AlgorithmChoice choice = ts::choose_algorithm(spec);
+  REQUIRE(!choice.candidates.empty());
+  CHECK(choice.algorithm == Algorithm::direct);
+}
+
 #endif  // TINYSCALE_NO_THREADS

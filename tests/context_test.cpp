@@ -555,4 +555,16 @@ TEST_CASE("context attention says what is wrong") {
         "backward: the run of its device is over; call it inside the program");
 }
 
+TEST_CASE("ring attention: blocks are merged in f32 or bf16") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  CHECK(error_of([&] {
+          mesh.predict([](ts::Device& d) {
+            ts::RingOptions options;
+            options.merge = ts::DType::int8;
+            const ts::Tensor x = ts::ones({1, 4, 4});
+            ts::ring_attention(d, x, x, x, 1, 1, "x", ts::Mask::causal, options);
+          });
+        }) == "ring_attention: RingOptions::merge is int8; f32 or bf16 is right");
+}
+
 #endif

@@ -634,4 +634,35 @@ TEST_CASE("layouts: a random one trains as one device does or says what is wrong
   CHECK(trained > (last - first) / 2);
 }
 
+TEST_CASE(
+    "layouts: counts whose products do not fit are refused, and all that is set is in the text") {
+  const ts::ModelConfig c = ts::config("nano");
+  const auto wrong = [&](const Layout& layout) {
+    return error_of([&] { ts::detail::check_layout(layout, c, layout.devices(), 8, 16); });
+  };
+  Layout many;
+  many.data = 4;
+  many.microbatches = std::int64_t{1} << 62;
+  CHECK(wrong(many) ==
+        "train: layout is data 4, tensor 1, pipeline 1, context 1, microbatches "
+        "4611686018427387904; each must be at least 1, and the devices x microbatches at most "
+        "2147483647");
+  many.microbatches = 1;
+  many.expert = std::int64_t{1} << 40;
+  CHECK(wrong(many) ==
+        "train: layout is data 4, tensor 1, pipeline 1, context 1, expert 1099511627776; each must "
+        "be at least 1, and the devices at most 2147483647");
+  Layout named;
+  named.algorithm = ts::Algorithm::ring;
+  named.order = {"data", "pipeline", "context", "tensor"};
+  CHECK(
+      named.text() ==
+      "data 1, tensor 1, pipeline 1, context 1, algorithm ring, order data > pipeline > context > "
+      "tensor");
+  named.algorithm = ts::Algorithm::custom;
+  CHECK(wrong(named) ==
+        "train: layout.algorithm is custom, which is a schedule for one collective; another is "
+        "right");
+}
+
 #endif  // TINYSCALE_NO_THREADS

@@ -934,9 +934,8 @@ TEST_CASE("errors of the mesh and of arguments") {
         d.all_to_all(t, "y", std::vector<std::int64_t>{1, 3});
       });
   CHECK(fault(row_mesh(1), [&](ts::Device& d) { d.send(t, 0); }) ==
-        "mesh.run: device 0 threw: send: device 0 names device 0; the others are among 0 to 0\n"
-        "  device 0: threw after 0 calls: send: device 0 names device 0; the others are among 0 to "
-        "0");
+        "mesh.run: device 0 threw: send: device 0 names device 0; it is alone on its mesh\n"
+        "  device 0: threw after 0 calls: send: device 0 names device 0; it is alone on its mesh");
   ts::CollectiveSchedule wrong;
   wrong.name = "mine";
   CHECK(
@@ -1391,4 +1390,62 @@ TEST_CASE("a collective that is started and dropped keeps no memory, and its err
   });
   CHECK(error.find("all_gather: schedule mine is all_gather over 3 devices") != std::string::npos);
 }
+TEST_CASE("mesh: more axes than a shape has dims, custom without a schedule") {
+  ts::List<ts::MeshAxis> axes;
+  for (const char* const name : {"a", "b", "c", "d", "e", "f", "g", "h", "i"}) {
+    axes.push_back({name, 1});
+  }
+  CHECK(error_of([&] { ts::Mesh(ts::machine("tpu-v5e", {1}), axes); }) ==
+        "Mesh: 9 axes, a, b, c, d, e, f, g, h, i; at most 8");
+  ts::Mesh mesh = row_mesh(2);
+  const auto sum = [](ts::Device& d) { d.all_reduce(ts::ones({4}), "x"); };
+  mesh.algorithm = ts::Algorithm::custom;
+  const std::string told =
+      ": mesh.algorithm is custom, which is a schedule for one collective; give it to the call, in "
+      "CollectiveOptions::schedule";
+  CHECK(error_of([&] { mesh.run(sum); }) == "Mesh::run" + told);
+  CHECK(error_of([&] { mesh.predict(sum); }) == "Mesh::predict" + told);
+  CHECK(error_of([] {
+          row_mesh(2).predict([](ts::Device& d) {
+            ts::CollectiveOptions options;
+            options.algorithm = ts::Algorithm::custom;
+            d.all_reduce(ts::ones({4}), "x", ts::Reduce::sum, options);
+          });
+        }) == "all_reduce: algorithm is custom; options.schedule is to name the schedule");
+}
+
+TEST_CASE("mesh: a barrier has no arguments in its line") {
+  const ts::MeshRun run = row_mesh(2).run([](ts::Device& d) { d.barrier(); });
+  REQUIRE(run.log().lines.size() == 1);
+  CHECK(run.log().lines[0] == "barrier(x) #1");
+}
+
+TEST_CASE(
+    "mesh: what waits for no message is compute, whether messages are kept or there are none") {
+  ts::MeshRun alone = row_mesh(1).run([](ts::Device& d) {
+    const ts::Tensor a = ts::ones({64, 64});
+    d.all_reduce(ts::matmul(a, a), "x");
+  });
+  CHECK(alone.seconds > 0);
+  CHECK(alone.critical_path().compute == alone.seconds);
+  ts::Guess guess;
+  guess.seconds = 0;
+  CHECK(alone.check(guess).text() == "seconds: right.");
+  ts::MeshRun two = row_mesh(2).run([](ts::Device& d) { d.all_reduce(ts::ones({64}), "x"); });
+  guess.seconds = two.seconds;
+  CHECK(two.check(guess).right);
+  two.timeline.complete = false;  // as of more than 4 million messages
+  two.timeline.messages = ts::List<ts::TimedMessage>();
+  for (ts::TimedDevice& device : two.timeline.devices) {
+    device.after = -1;
+  }
+  CHECK(two.critical_path().compute == 0);
+  CHECK(two.check(guess).right);  // nothing was computed
+  two.timeline.devices[0].compute = 1e-6;
+  guess.seconds = 2;
+  CHECK(error_of([&] { two.check(guess); }) ==
+        "check: the guess is 2 seconds of messages, and the run has too many to be kept one by one "
+        "beside its compute; guess bytes and steps alone");
+}
+
 #endif

@@ -115,3 +115,18 @@ TEST_CASE("numerics: merged attention") {
   CHECK(error_of([&] { ts::merge_error(odd); }) ==
         "merge_error: 256 keys in 3 blocks; a number that divides them is right");
 }
+
+TEST_CASE("numerics: attention of no queries or keys is refused") {
+  for (std::int64_t ts::MergeErrorOptions::*const member :
+       {&ts::MergeErrorOptions::queries, &ts::MergeErrorOptions::keys,
+        &ts::MergeErrorOptions::head_size}) {
+    ts::MergeErrorOptions none;
+    none.*member = 0;
+    CHECK(error_of([&] { ts::merge_error(none); }).find("; at least 1 of each is right") !=
+          std::string::npos);
+  }
+  ts::MergeErrorOptions none;
+  none.keys = 0;
+  CHECK(error_of([&] { ts::merge_error(none); }) ==
+        "merge_error: 8 queries, 0 keys, head_size 32; at least 1 of each is right");
+}

@@ -782,3 +782,14 @@ TEST_CASE("pipeline: an op of no kind, and two copies for one microbatch") {
         }).find("has two copies of each stage and 1 microbatch; each copy needs one") !=
         std::string::npos);
 }
+
+TEST_CASE("pipeline: an op is added to a rank that there is") {
+  ts::PipelineSchedule schedule = ts::empty_schedule("mine", 2, 1);
+  schedule.add(1, PipelineWork::forward, 1, 0);
+  for (const int rank : {2, -1}) {
+    CHECK(error_of([&] { schedule.add(rank, PipelineWork::forward, 0, 0); }) ==
+          ts::detail::cat({"add: rank ", rank, " of mine; 0 to 1 are right"}));
+  }
+  CHECK(error_of([] { ts::PipelineSchedule().add(0, PipelineWork::forward, 0, 0); }) ==
+        "add: rank 0 of , which has none; begin with empty_schedule");
+}

@@ -1441,3 +1441,50 @@ TEST_CASE("replay: leaf and spine switches of different latency have no formula,
     }
   }
 }
+
+TEST_CASE("replay: all dead links that messages were to take are named") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {4}), {{"x", 4}});
+  const ts::MeshRun run = mesh.run([](ts::Device& d) {
+    if (d.rank() % 2 == 0) {
+      d.send(ts::ones({4}), d.rank() + 1);
+    } else {
+      d.recv(d.rank() - 1);
+    }
+  });
+  CHECK(error_of([&] { run.with(ts::Faults().dead_link(2, 3).dead_link(0, 1).dead_link(1, 2)); }) ==
+        "time: link 0 -> 1, link 2 -> 3 are dead; device 1 waits in send #1 (0 -> 1), device 3 "
+        "waits in send #1 (2 -> 3)");
+  CHECK(error_of([&] { run.with(ts::Faults().dead_link(2, 3)); }) ==
+        "time: link 2 -> 3 is dead; device 3 waits in send #1 (2 -> 3)");
+  CHECK(error_of([&] { run.with(ts::Faults().dead_link(0, 1).dead_device(2)); }) ==
+        "time: device 2, link 0 -> 1 are dead; device 1 waits in send #1 (0 -> 1), device 3 waits "
+        "in send #1 (2 -> 3)");
+}
+
+TEST_CASE("placement: an axis across dimensions has the links of those that its groups cross") {
+  ts::Machine machine;
+  machine.name = "own";
+  machine.chip = ts::chip("tpu-v5e");
+  machine.dims = {2, 6, 2};
+  for (int d = 0; d < 3; ++d) {
+    ts::Links links;
+    links.kind = ts::AxisKind::line;
+    links.bandwidth = ts::Bandwidth::one_way(d == 0 ? 1e9 : d == 1 ? 4e9 : 2e9);
+    links.latency = d == 0 ? 9e-6 : d == 1 ? 1e-6 : 2e-6;
+    machine.links.push_back(links);
+  }
+  const ts::Mesh inner(machine, {{"a", 2}, {"b", 4}, {"c", 3}});
+  const ts::List<ts::AxisPlacement> there = inner.placement().axes;
+  for (const std::size_t axis : {1, 2}) {  // within the last two dimensions, 6 x 2
+    REQUIRE(there[axis].parts.size() == 1);
+    CHECK(there[axis].parts[0].dim == -1);
+    CHECK(there[axis].parts[0].bandwidth == 2e9);
+    CHECK(there[axis].parts[0].latency == 2e-6);
+  }
+  const ts::Mesh over(machine, {{"x", 8}, {"y", 3}});
+  const ts::AxisPlacement all = over.placement().axes[0];  // 3 apart
+  REQUIRE(all.parts.size() == 1);
+  CHECK(all.parts[0].dim == -1);
+  CHECK(all.parts[0].bandwidth == 1e9);
+  CHECK(all.parts[0].latency == 9e-6);
+}

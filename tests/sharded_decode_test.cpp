@@ -544,6 +544,34 @@ TEST_CASE("a trained model on many devices tells llama2.c's story") {
   }
 }
 
+TEST_CASE("sharded decode: a device's model allocates its weights once, biases of experts too") {
+  const ts::Transformer model = lively(shape_of("mixture"));
+  for (const std::int64_t tensor : {1, 2}) {
+    ts::ServeLayout layout;
+    layout.tensor = tensor;
+    layout.whole_experts = true;
+    const ts::detail::ServePlace at(model.config, layout, 0);
+    ts::Context own;
+    const ts::ContextScope scope(own);
+    const ts::Profile profile;
+    const ts::Transformer mine = ts::detail::serve_model(model, layout, at);
+    CHECK(own.memory->current(ts::MemoryKind::parameter) ==
+          ts::detail::serve_weight_bytes(model, layout, at));
+    CHECK(profile.totals().ops == 0);  // an expert's bias is scaled where it lies
+    int biases = 0;
+    for (std::size_t i = 0; i < mine.parameters.size(); ++i) {
+      const ts::Parameter& p = mine.parameters[i];
+      if (p.value.defined() && p.expert >= 0 &&
+          p.name.find(".down_proj.bias") != std::string::npos) {
+        ++biases;
+        CHECK(p.value.data()[3] ==
+              model.parameters[i].value.data()[3] * static_cast<float>(tensor));
+      }
+    }
+    CHECK(biases > 0);
+  }
+}
+
 TEST_CASE("weights in 4-bit blocks on many devices give the float64 reference's tokens") {
   const std::vector<std::int32_t> golden = golden_ids("ref64_gguf_q4_0_steps.tsv", 16);
   if (golden.size() < 17) {

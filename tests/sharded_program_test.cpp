@@ -672,3 +672,39 @@ TEST_CASE("program: shapes alone say what it costs, and how it is printed") {
       "        41 us  -\n"
       "a device sends 3.15 MB, in 41 us by formula\n");
 }
+
+TEST_CASE("program: gradients of a loss at any place of its graph") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  ts::ShardedOptions options;
+  options.gradients = {0};
+  for (int n = 1; n <= 40; ++n) {  // at some the graph's list moves when it grows
+    const auto program = ts::compile(
+        mesh,
+        [n](const Tensors& in) {
+          ts::Tensor y = in[0];
+          for (int i = 0; i < n; ++i) {
+            y = y * 2.0f;
+          }
+          return Tensors{ts::sum(y)};
+        },
+        {"I_x"}, options);
+    const std::vector<ts::Sharded> out = program(Tensors{ts::ones({4})});
+    CHECK(out[1].gather().values()[3] == std::ldexp(1.0f, n));
+  }
+}
+
+#if !defined(TINYSCALE_NO_THREADS)
+TEST_CASE("program: the run of the last call is kept, not one of each shape") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  const auto twice =
+      ts::compile(mesh, [](const Tensors& in) { return Tensors{in[0] + in[0]}; }, {"I_x"});
+  twice(Tensors{ts::ones({4})});
+  const ts::ShardedPlan& first = twice.plan();
+  CHECK(first.run);
+  twice(Tensors{ts::ones({8})});
+  CHECK(twice.plan().run);
+  CHECK(!first.run);
+  CHECK(twice(Tensors{ts::ones({4})})[0].gather().values() == std::vector<float>(4, 2.0f));
+  CHECK(first.run);
+}
+#endif

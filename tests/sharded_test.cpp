@@ -951,3 +951,79 @@ TEST_CASE("sharded: a collective matmul prices what travels in its own format") 
   CHECK(c.made->bytes == doctest::Approx(256.0 * 256 * 15 / 16));  // a byte each
   CHECK(c.made->candidates[1].bytes == doctest::Approx(c.made->candidates[0].bytes));
 }
+
+TEST_CASE("sharded: shards that do not fit are refused, and places that are none") {
+  const ts::Mesh mesh = mesh_of({{"x", 2}, {"y", 2}});
+  const ts::Sharded good = mesh.shard(ts::ones({4, 6}), "I_x, J");
+  ts::Sharded few = good;
+  few.shards.resize(3);
+  const std::string three =
+      "Sharded: [I_x, J] has 3 shards on 4 devices; one each is right, or none";
+  CHECK(error_of([&] { few.check(); }) == three);
+  CHECK(error_of([&] { few.gather(); }) == three);
+  CHECK(error_of([&] { ts::gelu(few); }) == three);
+  CHECK(error_of([&] { few + good; }) == three);
+  CHECK(error_of([&] { ts::reshard(few, "I, J"); }) == three);
+  CHECK(error_of([&] { ts::sum(few, "J"); }) == three);
+  ts::Sharded other = good;
+  other.shards[2] = ts::ones({2, 5});
+  CHECK(error_of([&] { other.gather(); }) ==
+        "Sharded: [I_x, J] of shape [4, 6] has on device 2 a shard of [2, 5]; [2, 6] is right");
+  other.shards[2] = ts::Tensor();
+  CHECK(error_of([&] {
+          ts::matmul(other, mesh.shard(ts::ones({6, 2}), "J, K"));
+        }) == "Sharded: [I_x, J] of shape [4, 6] has on device 2 an empty tensor; [2, 6] is right");
+  CHECK(good.begin(3, 0) == 2);
+  CHECK(error_of([&] { good.begin(4, 0); }) ==
+        "Sharded::begin: device 4 of [I_x, J]; 0 to 3 are right");
+  CHECK(error_of([&] { good.begin(-1, 0); }) ==
+        "Sharded::begin: device -1 of [I_x, J]; 0 to 3 are right");
+  CHECK(error_of([&] { good.begin(0, 2); }).find("dim 2") != std::string::npos);
+  CHECK(error_of([] { ts::parse_sharding(std::string("I\0J", 3)); }) ==
+        "sharding \"I\": a zero byte at place 2; letters and digits are right, and _ , { } [ ]");
+}
+
+TEST_CASE("sharded: a picture of many blocks says of how many it shows the first") {
+  const ts::Mesh mesh = mesh_of({{"x", 28}});
+  const std::string rows = mesh.shard({28, 4}, "I_x, J").picture().text();
+  CHECK(rows.find("\nfirst 16 of 28 rows\n") == rows.size() - 21);
+  const std::string columns = mesh.shard({4, 28}, "I, J_x").picture().text();
+  CHECK(columns.find("\nfirst 16 of 28 columns\n") == columns.size() - 24);
+  const std::string tables = mesh.shard({28, 2, 2}, "I_x, J, K").picture().text();
+  CHECK(tables.find("\nfirst 16 of 28 tables\n") == tables.size() - 23);
+  CHECK(mesh_of({{"x", 16}}).shard({16, 4}, "I_x, J").picture().text().find("first") ==
+        std::string::npos);
+}
+
+TEST_CASE("collective_matmul: the cheaper way first, and what went is counted") {
+  const ts::Mesh mesh = mesh_of({{"x", 4}});
+  int chunks_first = 0;
+  for (const std::int64_t n : {8, 64, 2048}) {
+    for (const char* const to : {"I, K", "I_x, K"}) {
+      const bool sums = std::string(to) != "I, K";
+      const ts::Sharded a = mesh.shard(ts::Shape{n, n}, sums ? "I, J_x" : "I_x, J");
+      const ts::Sharded b = mesh.shard(ts::Shape{n, n}, sums ? "J_x, K" : "J, K");
+      const ts::ShardedReport report = ts::collective_matmul(a, b, to).explain();
+      REQUIRE(report.candidates.size() == 2);
+      CHECK(report.candidates[0].seconds <= report.candidates[1].seconds);
+      const bool chunks = report.candidates[0].calls.find("chunk by chunk") == 0;
+      chunks_first += chunks ? 1 : 0;
+      const ts::ShardedCandidate& own = report.candidates[chunks ? 0 : 1];
+      const ts::ShardedCandidate& one = report.candidates[chunks ? 1 : 0];
+      const std::string end = " each: " + ts::format_seconds(own.seconds) + " in all, " +
+                              ts::format_seconds(one.seconds) + " with one collective";
+      CHECK(report.reason.find(end) == report.reason.size() - end.size());
+      CHECK(report.steps[0].counted == 0);
+    }
+  }
+  CHECK(chunks_first > 0);
+  CHECK(chunks_first < 6);
+  for (const bool sums : {false, true}) {
+    const ts::Sharded a = mesh.shard(ts::ones({8, 12}), sums ? "I, J_x" : "I_x, J");
+    const ts::Sharded b = mesh.shard(ts::ones({12, 16}), sums ? "J_x, K" : "J, K");
+    const ts::ShardedReport report =
+        ts::collective_matmul(a, b, sums ? "I_x, K" : "I, K").explain();
+    CHECK(report.steps[0].counted == report.steps[0].bytes);
+    CHECK(report.steps[0].counted == 3 * 2 * (sums ? 16 : 12) * 4);
+  }
+}

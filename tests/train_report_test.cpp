@@ -413,4 +413,107 @@ TEST_CASE("a dead device: who waits for it, and where") {
         "-> 1), device 3 waits in send #1 (2 -> 3)");
 }
 
+namespace {
+
+// What the row of a collective says its number is made of.
+std::string said(const ts::StepReport& report, const std::string& name) {
+  for (const ts::ReportRow& row : report.sent.rows) {
+    if (row.name == name && row.unit == "B") {
+      return row.how;
+    }
+  }
+  return "no row " + name;
+}
+
+}  // namespace
+
+TEST_CASE("the formulas of a row add up to its number") {
+  const ts::ModelConfig c = model();
+  const double wide = 16.0 * static_cast<double>(c.context * c.width);  // b s h
+  const double tokens = 16.0 * static_cast<double>(c.context), layers = double(c.layers);
+  ts::Layout tensor;
+  tensor.tensor = 2;
+  ts::StepReport report = one_step(tensor).report;
+  check_exact(report);
+  CHECK(said(report, "all_reduce over tensor") ==
+        "tensor parallel: m 2 b s h (t-1)/t, embedding + L m 8 b s h (t-1)/t + m 2 b s h (t-1)/t, "
+        "head; loss: m 2 b s (t-1)/t + m 4 b s (t-1)/t; loss and norm: 4 (n-1)/n over all n "
+        "devices");
+  CHECK(counted(report, "all_reduce over tensor") ==
+        2 * 4 * ((2 + 8 * layers + 2) * wide + 6 * tokens + 4) / 2);
+  tensor.recompute = ts::Recompute::full;
+  report = one_step(tensor).report;
+  CHECK(
+      said(report, "all_reduce over tensor").find("m 4 b s h (t-1)/t, embedding + L m 12 b s h") !=
+      std::string::npos);
+  CHECK(counted(report, "all_reduce over tensor") ==
+        2 * 4 * ((4 + 12 * layers + 2) * wide + 6 * tokens + 4) / 2);
+  tensor.sequence_parallel = true;
+  report = one_step(tensor).report;
+  CHECK(
+      said(report, "all_gather over tensor") ==
+      "tensor parallel: L m 6 b s h (t-1)/t + m b s h (t-1)/t, head + m b s h (t-1)/t, embedding");
+  CHECK(counted(report, "all_gather over tensor") == 2 * 4 * (6 * layers + 2) * wide / 2);
+  CHECK(said(report, "reduce_scatter over tensor") ==
+        "tensor parallel: m 2 b s h (t-1)/t, embedding + L m 6 b s h (t-1)/t + m b s h (t-1)/t, "
+        "head");
+  CHECK(counted(report, "reduce_scatter over tensor") == 2 * 4 * (6 * layers + 3) * wide / 2);
+  CHECK(said(report, "all_reduce over tensor") ==
+        "loss: m 2 b s (t-1)/t + m 4 b s (t-1)/t; gradients: 2 P_t (t-1)/t; loss and norm: 4 "
+        "(n-1)/n over all n devices");
+  ts::Layout ring;
+  ring.context = 2;
+  ring.recompute = ts::Recompute::full;
+  report = one_step(ring).report;
+  CHECK(said(report, "permute over context") == "ring attention: L m 8 (c-1) b s h_kv");
+  CHECK(counted(report, "permute over context") ==
+        2 * 4 * layers * 8 * tokens / 2 * static_cast<double>(c.key_width()));
+  ring.context_parallel = ts::ContextParallel::gathered;
+  report = one_step(ring).report;
+  CHECK(said(report, "all_gather over context").find("values: L m 4 (c-1) b s h_kv") !=
+        std::string::npos);
+  CHECK(said(report, "reduce_scatter over context").find("values: L m 2 (c-1) b s h_kv") !=
+        std::string::npos);
+  double p = 0;
+  for (const ts::Parameter& parameter : ts::Transformer(c, 1).parameters) {
+    p += static_cast<double>(parameter.value.count());
+  }
+  ts::Layout hybrid;
+  hybrid.data = 4;
+  hybrid.zero = ts::Zero::optimizer;
+  hybrid.zero_devices = 2;
+  report = one_step(hybrid).report;
+  CHECK(said(report, "reduce_scatter over data_2") == "gradients: P (z-1)/z");
+  CHECK(said(report, "all_gather over data_2") == "weights: P (z-1)/z");
+  CHECK(said(report, "all_reduce over data_1") == "gradients of replicas: 2 P/z (r-1)/r");
+  CHECK(counted(report, "all_gather over data_2") == 4 * 4 * p / 2);
+  ts::Layout three;
+  three.data = 4;
+  three.zero = ts::Zero::parameters;
+  report = one_step(three).report;
+  REQUIRE(c.tied);
+  CHECK(said(report, "all_gather over data") ==
+        "weights: 2 m P (d-1)/d + 2 m V h (d-1)/d, the tied table again");
+  CHECK(counted(report, "all_gather over data") ==
+        4 * 4 * 2 * (p + static_cast<double>(c.vocabulary * c.width)) * 3 / 4);
+  CHECK(said(report, "reduce_scatter over data") == "gradients: m P (d-1)/d");
+}
+
+TEST_CASE("FLOPs of experts with few places are right on average, on one expert device too") {
+  ts::ModelConfig c = model();
+  c.experts = 4;
+  c.top_k = 1;
+  c.expert_hidden = 32;
+  ts::Layout layout;
+  layout.data = 2;
+  ts::TrainOptions options = step_options(layout, ts::machine("h100", {1, 2}));
+  for (const double capacity : {0.0, 0.5}) {
+    options.experts.capacity_factor = capacity;
+    ts::Transformer mixture(c, 1);
+    const ts::StepReport report = ts::train(mixture, small_text(), options).step;
+    const bool about = report.work.rows[0].name.find("about: ") == 0;
+    CHECK(about == (capacity > 0));
+  }
+}
+
 #endif

@@ -49,8 +49,8 @@ inline std::string taken(const AlgorithmCandidate& candidate) {
 // Along one part torus and hierarchical are its ring or line, and what has no closed form is left
 // out but for all_to_all, to which all at once is a good way on a line as well. Along several
 // estimates are compared as well of what goes part by part, in a tree or to all at once, but not of
-// more messages than a port could have under way. A barrier of all with all would be one latency
-// here, as messages without bytes are free.
+// more messages than a port could have under way: a permute has one a device. A barrier of all with
+// all would be one latency here, as messages without bytes are free.
 inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
@@ -59,7 +59,8 @@ inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts
   if (spec.what == Collective::barrier && direct) {
     return false;
   }
-  const bool at_once = direct && spec.devices() <= most_at_once;
+  const bool at_once =
+      direct && (spec.devices() <= most_at_once || spec.what == Collective::permute);
   if (parts.size() < 2) {
     return parts.empty() || (cost.known && !by_axis) ||
            (at_once && spec.what == Collective::all_to_all && parts[0].kind == AxisKind::line &&
@@ -91,6 +92,10 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
         all[at - 1] = moved;
       }
     }
+  }
+  if (choice.candidates.empty()) {
+    detail::fail({"choose_algorithm: ", name_of(spec.what), " over ", spec.devices(),
+                  " devices has no algorithm to estimate; name one, as Algorithm::direct"});
   }
   const AlgorithmCandidate& best = choice.candidates[0];
   choice.algorithm = best.algorithm;

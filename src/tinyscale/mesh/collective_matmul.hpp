@@ -62,11 +62,13 @@ inline Tensor chunk_of(const Tensor& x, int dim, int n, int c) {
 }
 
 // The share of each device of a group, of the ranks `members`. A chunk that travels is read where
-// it started; a sum that travels is added to in the order of the devices on its way.
-inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
-                       const std::vector<std::size_t>& members, List<Tensor>& shards) {
+// it started; a sum that travels is added to in the order of the devices on its way. Gives how many
+// numbers went from one device to the next.
+inline std::int64_t run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
+                               const std::vector<std::size_t>& members, List<Tensor>& shards) {
   const bool sums = way.what == ChunkedMatmul::What::product;
   const int n = static_cast<int>(members.size());
+  std::int64_t went = 0;
   for (int i = 0; i < n; ++i) {
     const std::size_t own = members[static_cast<std::size_t>(i)];
     shards[own] = full(local, 0.0f);
@@ -78,12 +80,16 @@ inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const S
       const Tensor& b = m.b.shards[way.what == ChunkedMatmul::What::a ? own : other];
       add_(chunk_of(shards[own], way.product_dim, n, chunk),
            matmul(chunk_of(a, way.a_dim, n, chunk), chunk_of(b, way.b_dim, n, chunk)));
+      const Tensor& moved = sums ? shards[own] : way.what == ChunkedMatmul::What::a ? a : b;
+      went += other == own ? 0 : moved.count();
     }
   }
+  return went;
 }
 
+// `went`: numbers, between all devices.
 inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Sharded& out,
-                          ShardedReport& report) {
+                          std::int64_t went, ShardedReport& report) {
   const char* const names[] = {"", "a", "b", "product"};
   const std::string name = names[static_cast<int>(way.what)];
   const PlacedMesh& mesh = m.mesh();
@@ -100,7 +106,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
                             text,
                             name_of(choice.algorithm),
                             static_cast<double>((n - 1) * chunk) * bytes_of(array.format),
-                            0,
+                            static_cast<double>(went) / mesh.devices() * bytes_of(array.format),
                             (n - 1) * choice.seconds};
   report.steps.push_back(step);
   report.bytes = step.bytes;
@@ -108,15 +114,19 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   ShardedCandidate whole = way.whole.cost;
   report.math_seconds = whole.math_seconds;
   const double math = whole.math_seconds / n;  // of a chunk
-  report.candidates.push_back({"chunk by chunk, the next on its way", whole.math_seconds,
-                               step.seconds, step.bytes,
-                               math + (n - 1) * std::max(math, choice.seconds)});
+  const ShardedCandidate chunks = {"chunk by chunk, the next on its way", whole.math_seconds,
+                                   step.seconds, step.bytes,
+                                   math + (n - 1) * std::max(math, choice.seconds)};
   const std::string collective = name_of(collective_of(way.move)) + (" " + name);
   whole.calls = way.move.from == 0 ? "matmul, then " + collective : collective + ", then matmul";
   whole.seconds = whole.math_seconds + whole.comms_seconds;
-  report.candidates.push_back(whole);
+  const bool shorter = chunks.seconds <= whole.seconds;
+  report.candidates.push_back(shorter ? chunks : whole);
+  report.candidates.push_back(shorter ? whole : chunks);
   report.reason = cat({n, " chunks; ", math < choice.seconds ? "their way" : "their product",
-                       " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each"});
+                       " takes longer, ", format_seconds(std::max(math, choice.seconds)),
+                       " each: ", format_seconds(chunks.seconds), " in all, ",
+                       format_seconds(whole.seconds), " with one collective"});
 }
 
 }  // namespace detail
@@ -136,14 +146,15 @@ inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::
                   "[I_x, J] [J, K] -> [I, K]; else use matmul"});
   }
   out.shards.resize(a.shards.size());
+  std::int64_t went = 0;
   for (int rank = 0; rank < out.devices() && !a.shards.empty(); ++rank) {
     if (detail::shard_index(*a.mesh, way.move.axes, rank) == 0) {
-      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.move.axes, rank),
-                         out.shards);
+      went += detail::run_chunks(m, way, out.local_shape(),
+                                 detail::group_of(*a.mesh, way.move.axes, rank), out.shards);
     }
   }
   ShardedReport report;
-  detail::report_chunks(m, way, out, report);
+  detail::report_chunks(m, way, out, went, report);
   report.title = detail::matmul_title("collective_matmul", m, out);
   detail::finish(out, report);
   return out;

@@ -24,8 +24,9 @@ struct KeptTensor {
 
 inline void check_peer(const char* function, const Endpoint& device, int rank) {
   if (rank < 0 || rank >= device.devices() || rank == device.rank()) {
-    fail({function, ": device ", device.rank(), " names device ", rank,
-          "; the others are among 0 to ", device.devices() - 1});
+    fail({function, ": device ", device.rank(), " names device ", rank, "; ",
+          device.devices() == 1 ? std::string("it is alone on its mesh")
+                                : cat({"the others are among 0 to ", device.devices() - 1})});
   }
 }
 

@@ -84,7 +84,9 @@ class CallNumbers {
     KnownShape& known = place_of(shape);
     if (known.shape == nullptr) {
       const std::string inside =  // a send has none
-          shape.axes.empty() ? "" : cat({"(", shape.arguments, ", ", shape.axes, ")"});
+          shape.axes.empty()
+              ? ""
+              : cat({"(", shape.arguments, shape.arguments.empty() ? "" : ", ", shape.axes, ")"});
       int& number = texts_[shape.name + inside];
       if (number == 0) {
         number = static_cast<int>(texts_.size());

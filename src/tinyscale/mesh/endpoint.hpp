@@ -157,11 +157,12 @@ class Endpoint {
   // Starts a collective: what `in` has goes to it, `out` will hold what comes. Either may be empty.
   StartedCall start(Shared<DeviceCall> of, const CollectiveOptions& options) {
     CallKey& key = of->key;
-    if (options.used_alike && key.what != Collective::all_gather) {
-      fail({name_of(key.what), ": used_alike is set, which only all_gather has; leave it false"});
+    if ((options.used_alike || options.gather_again) && key.what != Collective::all_gather) {
+      fail({name_of(key.what), options.used_alike ? ": used_alike" : ": gather_again",
+            " is set, which only all_gather has; leave it false"});
     }
-    if (options.gather_again && key.what != Collective::all_gather) {
-      fail({name_of(key.what), ": gather_again is set, which only all_gather has; leave it false"});
+    if (options.algorithm == Algorithm::custom && options.schedule == nullptr) {
+      fail({name_of(key.what), ": algorithm is custom; options.schedule is to name the schedule"});
     }
     enter();
     ++calls_;

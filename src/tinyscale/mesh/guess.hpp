@@ -76,6 +76,7 @@ struct Counted {
   std::int64_t steps = 0;
   std::int64_t one_way_steps = 0;  // if no ring were used both ways
   double seconds = 0;
+  bool timed = true;               // else the messages' part of the seconds is not known
   int devices = 1;                 // of the mesh
   int group = 1;                   // of the largest collective
   std::string algorithm;           // of that
@@ -156,6 +157,10 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
   if (is_nan(guess.bytes_per_device) || is_nan(guess.seconds)) {
     fail({"check: the guess is ", guess.bytes_per_device, " bytes and ", guess.seconds,
           " seconds; numbers are right, negative for what is not guessed"});
+  }
+  if (guess.seconds >= 0 && !counted.timed) {
+    fail({"check: the guess is ", guess.seconds, " seconds of messages, and the run has too many ",
+          "to be kept one by one beside its compute; guess bytes and steps alone"});
   }
   CheckReport report;
   const auto add = [&report](const CheckRow& row) {

@@ -111,11 +111,17 @@ class Mesh {
       detail::fail({"Mesh::run: ", runnable, " runnable devices; 1 or more are right, or 0, which ",
                     "leaves it to the mesh"});
     }
-    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
+    check_algorithm("Mesh::run");
+#if defined(TINYSCALE_USE_MPI)
+    const Machine machine = detail::machine_of_all(machine_, axes_, algorithm);
+#else
+    const Machine& machine = machine_;
+#endif
+    const List<AxisPlacement> placed = detail::place_axes(machine, axes_);
     Context& caller = context();
     const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
     const int threads = std::min(thread_count(), at_once > 0 ? at_once : thread_count());
-    detail::Fabric fabric(machine_, placed, at_once, threads);
+    detail::Fabric fabric(machine, placed, at_once, threads);
     List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
       devices.push_back(
@@ -141,7 +147,7 @@ class Mesh {
     if (!failure.empty()) {
       detail::fail({failure});
     }
-    return MeshRun(record_of(devices), machine_);
+    return MeshRun(record_of(devices), machine);
   }
 
   // What it would take, from the device of that rank alone; see predict.hpp. Numbers that would
@@ -151,6 +157,7 @@ class Mesh {
       detail::fail({"Mesh::predict: ", program ? "a" : "an empty", " program on rank ", rank,
                     "; give a function of Device&, and a rank of 0 to ", size() - 1});
     }
+    check_algorithm("Mesh::predict");
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
     detail::Fabric fabric(machine_, placed, 0, 1, true);
     detail::DeviceThread self(fabric, algorithm, rank);
@@ -166,6 +173,13 @@ class Mesh {
   }
 
  private:
+  void check_algorithm(const char* function) const {
+    if (algorithm == Algorithm::custom) {
+      detail::fail({function,
+                    ": mesh.algorithm is custom, which is a schedule for one collective; ",
+                    "give it to the call, in CollectiveOptions::schedule"});
+    }
+  }
   Shared<const detail::PlacedMesh> placed() const {
     return Shared<const detail::PlacedMesh>(
         new detail::PlacedMesh{machine_, detail::place_axes(machine_, axes_)});

@@ -61,6 +61,9 @@ inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
   if (axes.empty()) {
     detail::fail({"Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}"});
   }
+  if (axes.size() > static_cast<std::size_t>(Shape::max_dims)) {
+    fail({"Mesh: ", axes.size(), " axes, ", axis_names(axes), "; at most ", Shape::max_dims});
+  }
   Shape sizes;
   for (std::size_t i = 0; i < axes.size(); ++i) {
     const MeshAxis& axis = axes[i];
@@ -114,14 +117,18 @@ inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
   return part;
 }
 
-// An axis that cuts across dimensions: the slowest links of all stand for those it meets.
-inline AxisPart part_across(const Machine& machine, int size) {
+// An axis that cuts across dimensions: the slowest links stand for those it meets, which are of the
+// dimensions that two devices of a group differ in.
+inline AxisPart part_across(const Machine& machine, std::int64_t stride, int size) {
   AxisPart part;
   part.size = size;
   part.bandwidth = std::numeric_limits<double>::infinity();
   bool switched = true;
+  std::int64_t step = machine.chips();  // of dimension d: from one chip to the next
   for (int d = 0; d < machine.dims.size(); ++d) {
-    if (machine.dims[d] > 1) {
+    const std::int64_t end_of_dim = step;
+    step /= machine.dims[d];
+    if (machine.dims[d] > 1 && stride % end_of_dim != 0 && step % (stride * size) != 0) {
       const Links& links = machine.links[static_cast<std::size_t>(d)];
       switched = switched && links.kind == AxisKind::switched;
       part.latency = std::max(part.latency, links.latency);
@@ -172,7 +179,7 @@ inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stri
     }
     if (begin % stride != 0 || begin % step != 0 || end % begin != 0 || stride * size % end != 0 ||
         end_of_dim % end != 0) {
-      return {part_across(machine, size)};
+      return {part_across(machine, stride, size)};
     }
     push_part(machine, part_of_dim(machine, d, end / begin, begin / step), parts);
   }

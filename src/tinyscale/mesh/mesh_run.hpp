@@ -195,7 +195,7 @@ class MeshRun {
       end = message.start;
       m = before(message);
     }
-    path.compute += timeline.messages.empty() && !log().calls.empty() ? 0 : end;
+    path.compute += timeline.complete ? end : 0;
     std::reverse(path.chain.begin(), path.chain.end());
     return path;
   }
@@ -230,6 +230,9 @@ class MeshRun {
       counted.bytes_total += sent[rank];
     }
     counted.seconds = seconds - critical_path().compute;
+    for (const TimedDevice& device : timeline.devices) {  // what is not computed is messages
+      counted.timed = counted.timed && (timeline.complete || !(device.compute > 0));
+    }
     for (const CollectiveRow& row : collectives()) {
       counted.steps += row.steps;
       counted.names.push_back(row.name);

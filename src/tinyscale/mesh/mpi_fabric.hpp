@@ -150,7 +150,7 @@ class MpiRanks final : public OtherProcesses {
 
  private:
   enum Tag { post_tag, packet_tag, report_tag, verdict_tag };
-  static constexpr int streams_at_once = 64, calls_at_once = 16;
+  static constexpr int calls_at_once = 16;
   static std::uint64_t bits(const std::vector<int>& axes) {
     std::uint64_t sum = 0;
     for (const int axis : axes) {
@@ -314,17 +314,24 @@ class MpiRanks final : public OtherProcesses {
 
   // Of the call's messages; each stream has one more.
   int first_tag(const Group& group, const RankCall& call, int streams) const {
+    const std::int64_t calls = (std::int64_t{1} << fabric_.axes().size()) * calls_at_once;
+    const std::int64_t most = (std::int64_t{most_tag()} + 1) / calls;
+    if (streams > most) {
+      fail({"mpi: a schedule of ", streams, " streams; this MPI has tags up to ", most_tag(),
+            ", enough for ", most, " on a mesh of ", fabric_.axes().size(),
+            fabric_.axes().size() == 1 ? " axis" : " axes"});
+    }
+    const std::int64_t before =
+        static_cast<std::int64_t>(bits(group.axes)) * calls_at_once + call.number % calls_at_once;
+    return static_cast<int>(before * most);
+  }
+
+  // Of MPI_COMM_WORLD, which alone is sure to have the attribute; 32767 is the least there may be.
+  static int most_tag() {
     int* most = nullptr;
     int known = 0;
-    MPI_Comm_get_attr(data_, MPI_TAG_UB, &most, &known);
-    const std::uint64_t calls =
-        bits(group.axes) * calls_at_once + static_cast<std::uint64_t>(call.number % calls_at_once);
-    const std::uint64_t tag = calls * streams_at_once;
-    if (streams > streams_at_once || (known != 0 && tag + streams_at_once > std::uint64_t(*most))) {
-      fail({"mpi: a schedule of ", streams, " streams over axes ", bits(group.axes),
-            " (as bits); at most ", streams_at_once, " streams, and tags up to ", *most});
-    }
-    return static_cast<int>(tag);
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &known);
+    return known != 0 && most != nullptr ? *most : 32767;
   }
 
   void finish(RankGroup& known, RankCall& call) {

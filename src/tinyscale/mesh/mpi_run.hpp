@@ -30,6 +30,7 @@ inline int process_rank() { return 0; }
 
 #include "tinyscale/mesh/mpi_bytes.hpp"
 #include "tinyscale/mesh/mpi_fabric.hpp"
+#include "tinyscale/mesh/mpi_machine.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -116,22 +117,32 @@ inline std::string told_by(int rank, const std::string& text) {
   return all;
 }
 
-// Throws on all ranks alike when one comes with another mesh than rank 0. Two that are equal have
-// equal texts.
-inline void check_same_mesh(const Fabric& fabric) {
-  const MpiSession& session = mpi_session();
-  std::string mesh = fabric.machine().name;
-  for (const AxisPlacement& axis : fabric.axes()) {
-    mesh += cat({", ", axis.name, " of ", axis.size});
+// The machine of a run on all ranks, once all have come to it: rank 0's, whose chip may have been
+// measured. Throws on all alike when one comes with another mesh than rank 0.
+inline Machine machine_of_all(const Machine& mine, const List<MeshAxis>& axes,
+                              Algorithm algorithm) {
+  MpiSession& session = mpi_session();
+  if (session.size == 1 || session.running) {
+    return mine;
   }
+  session.gather_ranks();
+  const std::string mesh = text_of_mesh(mine, axes, algorithm);
   const std::string first = told_by(0, mesh);
-  const int mine = mesh == first ? session.size : session.rank;
+  const int same = mesh == first ? session.size : session.rank;
   int other = 0;
-  MPI_Allreduce(&mine, &other, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  MPI_Allreduce(&same, &other, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   if (other < session.size) {
-    fail({"mesh.run: MPI rank 0 comes with the mesh ", first, "; rank ", other, " with ",
-          told_by(other, mesh), "; all ranks must run the same mesh"});
+    std::string theirs = told_by(other, mesh), ours = first;
+    tell_apart(ours, theirs);
+    fail({"mesh.run: MPI rank 0 comes with the mesh ", ours, "; rank ", other, " with ", theirs,
+          "; all ranks must run the same mesh"});
   }
+  Machine machine = mine;
+  Bytes figures;
+  each_figure(machine, PutFigures{figures});
+  Bytes all(told_by(0, figures.text()));
+  each_figure(machine, GetFigures{all});
+  return machine;
 }
 
 // The calls of all devices' logs by their number in the run: one record each.
@@ -371,8 +382,8 @@ inline void run_own_device(const DeviceProgram& program, Fabric& fabric,
   }
 }
 
-// False where the devices are to be threads, and nothing was done: one rank only, or a run inside a
-// device's program, to which the others need not come.
+// All ranks have come: see machine_of_all. False where the devices are to be threads, and nothing
+// was done: one rank only, or a run inside a device's program, to which the others need not come.
 inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
                          List<Shared<DeviceThread>>& devices) {
   MpiSession& session = mpi_session();
@@ -380,8 +391,6 @@ inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
   if (ranks == 1 || session.running) {
     return false;
   }
-  session.gather_ranks();
-  check_same_mesh(fabric);
   if (devices.size() > ranks) {
     fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
           devices.size(), ", or one rank, whose devices are threads"});

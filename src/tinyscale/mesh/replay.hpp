@@ -5,7 +5,7 @@
 // stream (a user's send when the sender has); it takes latency for each hop, then its bytes at a
 // max-min fair share of the links with all others in flight. A pure function of log and machine.
 
-#include <algorithm>  // max, min
+#include <algorithm>  // lower_bound, max, min
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -53,6 +53,7 @@ class Replay {
       }
     }
     keeps_ = orders_.messages <= most_timed_messages;
+    out_.complete = keeps_;
     out_.messages.reserve(keeps_ ? orders_.messages : 0);
   }
 
@@ -257,7 +258,7 @@ class Replay {
       out_.link_bytes[link] += timed.bytes;
       if (!(links_.bandwidth(link) > 0)) {
         cut = true;
-        dead_link_ = static_cast<std::int64_t>(link);
+        note_dead(link);
       }
     }
     if (f == flights_.size()) {
@@ -271,6 +272,13 @@ class Replay {
     span.start = span.start < 0 ? now : span.start;
     if (!cut) {
       events_.push({now + latency, f, flow.version});
+    }
+  }
+
+  void note_dead(std::size_t link) {
+    const auto at = std::lower_bound(dead_links_.begin(), dead_links_.end(), link);
+    if (at == dead_links_.end() || *at != link) {
+      dead_links_.insert(at, link);
     }
   }
 
@@ -359,25 +367,25 @@ class Replay {
   // When nothing can happen any more every device must be at its end.
   void check_all_done() const {
     std::string dead, waiting;
-    int waits = 0;
+    int deaths = 0, waits = 0;
     constexpr int most_named = 4;
     for (std::size_t d = 0; d < devices_.size(); ++d) {
       if (devices_[d].dead) {
-        dead += cat({dead.empty() ? "device " : ", device ", d});
+        dead += cat({deaths++ > 0 ? ", device " : "device ", d});
       } else if (devices_[d].waits_for != none && ++waits <= most_named) {
         const auto c = static_cast<std::size_t>(devices_[d].waits_for);
         waiting += cat({waits > 1 ? ", device " : "device ", d, " waits in ", line(c), ends_of(c)});
       }
     }
-    if (dead.empty() && dead_link_ >= 0) {
-      dead = "link " + links_.name(static_cast<std::size_t>(dead_link_));
+    for (const std::size_t link : dead_links_) {
+      dead += cat({deaths++ > 0 ? ", link " : "link ", links_.name(link)});
     }
     if (waits > most_named) {
       waiting += cat({" and ", waits - most_named, " more wait"});
     }
     if (!dead.empty()) {
-      fail({"time: ", dead, dead.find(", ") == std::string::npos ? " is dead" : " are dead",
-            waiting.empty() ? "" : "; ", waiting});
+      fail({"time: ", dead, deaths == 1 ? " is dead" : " are dead", waiting.empty() ? "" : "; ",
+            waiting});
     }
     if (waits > 0) {
       fail({"time: ", waiting, "; each waits for another, none can go on"});
@@ -398,8 +406,8 @@ class Replay {
   std::vector<int> next_send_;     // by call: the send that goes after it
   List<Flight> flights_;
   std::vector<std::size_t> done_, leave_;
-  std::vector<int> ready_;  // devices
-  std::int64_t dead_link_ = -1;
+  std::vector<int> ready_;               // devices
+  std::vector<std::size_t> dead_links_;  // that messages were to take; rising
   bool keeps_ = true;
 };
 

@@ -171,6 +171,7 @@ inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, 
 // Also says what the cheapest way without detours costs, where it is another.
 inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& report,
                          const char* function) {
+  a.check();
   check_same_names(function, a.sharding, wanted);
   const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
   const AxisPlaces start = a.places();

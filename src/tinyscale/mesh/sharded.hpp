@@ -29,7 +29,7 @@ struct ShardedStep {
   std::string before, after;  // shardings
   std::string algorithm;
   double bytes = 0;    // that a device sends, on average, by formula (above 16: one in the middle)
-  double counted = 0;  // and in the messages that went; 0: without numbers
+  double counted = 0;  // and in what went; 0: without numbers
   double seconds = 0;  // closed form
 };
 
@@ -77,7 +77,7 @@ struct Sharded {
   Shared<const ShardedReport> made;  // null: by mesh.shard
 
   std::string text() const {
-    check();
+    check_mesh();
     return "[" + sharding.text() + "]";
   }
   Shape local_shape() const {
@@ -87,7 +87,7 @@ struct Sharded {
     return local;
   }
   int devices() const {
-    check();
+    check_mesh();
     return mesh->devices();
   }
   // How many devices hold the same numbers.
@@ -101,23 +101,45 @@ struct Sharded {
   double bytes_in_all() const { return bytes() * devices(); }
   // The first index along a dim of what a device holds.
   std::int64_t begin(int rank, int dim) const {
+    if (rank < 0 || rank >= devices()) {
+      detail::fail({"Sharded::begin: device ", rank, " of ", text(), "; 0 to ", devices() - 1,
+                    devices() == 1 ? " is right" : " are right"});
+    }
     const std::int64_t size = local_shape()[dim];
     const int at = (dim < 0 ? dim + shape.size() : dim) + 1;
     return detail::shard_index(*mesh, places()[static_cast<std::size_t>(at)], rank) * size;
   }
   detail::AxisPlaces places() const {
-    check();
+    check_mesh();
     return detail::places_of(*mesh, sharding, shape);
   }
+  // Throws what is wrong with one that the caller changed: what ops on it begin with.
   void check() const {
-    if (!mesh) {
-      detail::fail({"Sharded: empty (default-constructed); make one with mesh.shard"});
+    const Shape local = local_shape();
+    if (!shards.empty() && shards.size() != static_cast<std::size_t>(devices())) {
+      detail::fail({"Sharded: ", text(), " has ", shards.size(), " shards on ", devices(),
+                    " devices; one each is right, or none"});
+    }
+    for (std::size_t rank = 0; rank < shards.size(); ++rank) {
+      if (!shards[rank].defined() || shards[rank].shape() != local) {
+        detail::fail({"Sharded: ", text(), " of shape ", shape, " has on device ", rank, " ",
+                      shards[rank].defined() ? "a shard of " + shards[rank].shape().text()
+                                             : "an empty tensor",
+                      "; ", local, " is right"});
+      }
     }
   }
 
   Tensor gather() const;          // the whole array, by the program itself
   ShardedReport explain() const;  // how it was made
   ShardPicture picture() const;
+
+ private:
+  void check_mesh() const {
+    if (!mesh) {
+      detail::fail({"Sharded: empty (default-constructed); make one with mesh.shard"});
+    }
+  }
 };
 
 inline Table ShardedReport::table() const {
@@ -220,6 +242,7 @@ inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, cons
 }
 
 inline void check_numbers(const char* function, const Sharded& a) {
+  a.check();
   if (a.shards.empty()) {
     fail({function, ": ", a.text(), " of shape ", a.shape,
           " was made of a shape and has no numbers; give mesh.shard a tensor"});
@@ -316,7 +339,8 @@ inline std::string ShardPicture::panel_name(std::int64_t panel) const {
   return out;
 }
 
-// A table of the last two dims for each block of the others; of long ones the first 16 blocks.
+// A table of the last two dims for each block of the others; of long ones the first 16 blocks, and
+// a last line says of how many.
 inline std::string ShardPicture::text() const {
   const int dims = blocks.size();
   const std::int64_t columns = dims > 0 ? blocks[-1] : 1;
@@ -339,6 +363,12 @@ inline std::string ShardPicture::text() const {
       table.add(line);
     }
     out += table.text();
+  }
+  const std::int64_t counts[] = {panels, rows, columns};
+  const char* const kinds[] = {"tables", "rows", "columns"};
+  for (int i = 0; i < 3; ++i) {
+    out += counts[i] > most ? detail::cat({"first ", most, " of ", counts[i], " ", kinds[i], "\n"})
+                            : "";
   }
   return out;
 }

@@ -136,6 +136,7 @@ inline Sharded elementwise(const char* function, Sharded a, Sharded b, BinaryOp 
 template <class Op>
 Sharded map(const char* function, const Sharded& a, const Sharded& shape, const char* reason,
             Op op) {
+  a.check();
   Sharded out = shape;
   out.shards = List<Tensor>();
   for (std::size_t r = 0; r < a.shards.size(); ++r) {
@@ -174,6 +175,7 @@ struct SoftmaxOver {
 enum class Reduction { sum, mean, max };
 
 inline int dim_named(const char* function, const Sharded& a, const std::string& name) {
+  a.check();
   for (std::size_t d = 0; d < a.sharding.dims.size(); ++d) {
     if (a.sharding.dims[d].name == name) {
       return static_cast<int>(d);

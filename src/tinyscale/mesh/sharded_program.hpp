@@ -41,7 +41,7 @@ struct ShardedPlan {
   List<Sharding> results;
   List<Shape> result_shapes;
   double comms_seconds = 0, bytes = 0;  // closed forms; bytes that a device sends
-  Shared<const MeshRun> run;            // the last; null: it has not run yet
+  Shared<const MeshRun> run;            // null: it has not run, or other shapes have since
 
   // Without slices, which are free.
   List<InsertedStep> collectives() const {
@@ -100,7 +100,8 @@ inline Graph capture_whole(const Compiled::Body& body, const List<Shape>& shapes
     const RecorderScope recording_scope(&capture);
     Differentiation differentiation(capture);
     const int loss = graph.outputs[0];
-    differentiation.start(loss, full(graph[loss].shape, 1.0f));
+    const Shape shape_of_loss = graph[loss].shape;  // a copy: the graph grows
+    differentiation.start(loss, full(shape_of_loss, 1.0f));
     differentiation.run();
     for (const int input : gradients) {
       int leaf_node = -1;
@@ -382,6 +383,9 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
       detail::run_on_device(device, *plan, *own.placed, inputs, format);
     })));
     detail::count_steps(*plan, *run);
+    for (const Shared<ShardedPlan>& known : own.plans) {  // a run holds the results of all devices
+      known->run.reset();
+    }
     plan->run = run;
   }
   std::vector<Sharded> out;

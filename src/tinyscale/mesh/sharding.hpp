@@ -102,6 +102,12 @@ struct ShardingParser {
     }
   }
   Sharding parse() {
+    at = text.find('\0');
+    if (at < text.size()) {
+      fail({"sharding \"", text.substr(0, at), "\": a zero byte at place ", at + 1,
+            "; letters and digits are right, and _ , { } [ ]"});
+    }
+    at = 0;
     Sharding out;
     const bool brackets = text.find('[') < text.size();  // as the book and reports have it
     sum(out);

@@ -50,8 +50,8 @@ inline void check_thread_limit(int threads) {
   for (const Limit& limit : limits) {
     if (limit.most > 0 && limit.most - limit.used < threads + 8.0) {
       fail({"mesh.run: ", threads, " devices need a thread each; ", limit.what, " allows ",
-            limit.most, ", of which ", limit.used > 0 ? limit.used : 0,
-            " are in use: take fewer devices, or raise that limit"});
+            limit.most, limit.used > 0 ? cat({", of which ", limit.used, " are in use"}) : "",
+            ": take fewer devices, or raise that limit"});
     }
   }
 #else

@@ -87,6 +87,7 @@ struct TimedSpan {
 
 struct Timeline {
   double seconds = 0;              // until all devices and messages are done
+  bool complete = true;            // all messages and spans are kept
   List<TimedMessage> messages;     // in the order in which they left; none if more than 4 million
   List<TimedCall> calls;           // as RunLog::calls
   List<TimedSpan> spans;           // kept as messages are

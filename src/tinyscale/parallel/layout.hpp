@@ -67,7 +67,14 @@ inline std::string Layout::text() const {
                                        : "";
   out += sequence_parallel ? ", sequence parallel" : "";
   out += again[static_cast<int>(recompute)];
-  return out + (schedule.empty() ? "" : ", " + schedule.name);
+  out += schedule.empty() ? "" : ", " + schedule.name;
+  out += algorithm != Algorithm::automatic ? detail::cat({", algorithm ", name_of(algorithm)}) : "";
+  if (order != Layout().order) {
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      out += (i == 0 ? ", order " : " > ") + order[i];
+    }
+  }
+  return out;
 }
 
 namespace detail {
@@ -80,18 +87,23 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
   };
   known("zero", static_cast<int>(layout.zero), static_cast<int>(Zero::parameters));
   known("recompute", static_cast<int>(layout.recompute), static_cast<int>(Recompute::full));
+  known("algorithm", static_cast<int>(layout.algorithm), static_cast<int>(Algorithm::custom));
+  if (layout.algorithm == Algorithm::custom) {
+    fail({who, ": layout.algorithm is custom, which is a schedule for one collective; another is ",
+          "right"});
+  }
   known("context_parallel", static_cast<int>(layout.context_parallel),
         static_cast<int>(ContextParallel::gathered));
   const std::int64_t most = 2147483647;  // so that products fit
   std::int64_t devices = 1;
-  bool good = layout.expert >= 1 && layout.microbatches >= 1;
+  bool good = layout.expert >= 1 && layout.expert <= most && layout.microbatches >= 1;
   for (const std::int64_t n : {layout.data, layout.tensor, layout.pipeline, layout.context}) {
     good = good && n >= 1 && n <= most / devices;
     devices *= good ? n : 1;
   }
-  if (!good) {
-    fail({who, ": layout is ", layout.text(), "; each must be at least 1, and the devices at most ",
-          most});
+  if (!good || layout.microbatches > most / devices) {
+    fail({who, ": layout is ", layout.text(), "; each must be at least 1, and the devices",
+          layout.microbatches > 1 ? " x microbatches" : "", " at most ", most});
   }
 }
 

@@ -297,6 +297,10 @@ struct MergedAttention {
 // Error of attention over keys in blocks, merged by their log-sum-exp one after another as ring
 // attention does: the worst output's over the largest |v|. Blocks are exact until they are sent.
 inline NumericsReport merge_error(const MergeErrorOptions& options = MergeErrorOptions()) {
+  if (options.queries < 1 || options.keys < 1 || options.head_size < 1) {
+    detail::fail({"merge_error: ", options.queries, " queries, ", options.keys, " keys, head_size ",
+                  options.head_size, "; at least 1 of each is right"});
+  }
   NumericsReport report;
   report.title = "error of attention merged from blocks of keys, of the largest |v|";
   const Tensor q = uniform({options.queries, options.head_size}, options.seed, -3.0f, 3.0f);

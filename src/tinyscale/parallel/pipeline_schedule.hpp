@@ -51,6 +51,13 @@ struct PipelineSchedule {
     return op.work == PipelineWork::weight_gradient || stage >= stages ? -1 : stage;
   }
   void add(int rank, PipelineWork work, int stage, int microbatch) {
+    if (rank < 0 || static_cast<std::size_t>(rank) >= program.size()) {
+      detail::fail({"add: rank ", rank, " of ", name,
+                    program.empty()
+                        ? std::string(", which has none; begin with empty_schedule")
+                        : detail::cat({"; 0 to ", program.size() - 1,
+                                       program.size() == 1 ? " is right" : " are right"})});
+    }
     program[static_cast<std::size_t>(rank)].push_back({work, stage, microbatch});
   }
 };

@@ -232,6 +232,10 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
   detail::Endpoint& endpoint = device.endpoint();
   const std::vector<int> found = endpoint.find_axes("ring_attention", axes);
   const int devices = endpoint.size_of(found);
+  if (options.merge != DType::f32 && options.merge != DType::bf16) {
+    detail::fail({"ring_attention: RingOptions::merge is ", name_of(options.merge),
+                  "; f32 or bf16 is right"});
+  }
   if (devices == 1) {
     return attention(q, k, v, heads, kv_heads, mask);
   }

@@ -229,7 +229,9 @@ inline Transformer serve_model(const Transformer& whole, const ServeLayout& layo
     // A whole expert's bias comes from one device: more than its share of a partial sum.
     const bool bias = layout.whole_experts && cut.here && p.expert >= 0;
     if (bias && name_has(p, ".down_proj.bias")) {
-      p.value = p.value * static_cast<float>(layout.pieces());
+      for (std::int64_t i = 0; layout.pieces() > 1 && i < p.value.count(); ++i) {
+        p.value.data()[i] *= static_cast<float>(layout.pieces());  // its own, cut from the whole
+      }
     }
   }
   return own;

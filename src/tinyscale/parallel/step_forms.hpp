@@ -2,8 +2,6 @@
 // What a step of training by a layout sends, computes and holds, in closed form: each op of the
 // pipeline schedule has its collectives, each with the formula of its size. A pure function of
 // model, layout and place; step_report.hpp puts it beside what was counted.
-// Letters of the formulas: b sequences of a microbatch on a device, s tokens of one there, h width,
-// t tensor, c context, e expert, d devices that see other tokens, P parameters of a device.
 
 #include <cstdint>  // int64_t
 #include <string>   // string
@@ -13,6 +11,7 @@
 #include "tinyscale/model/train_step.hpp"
 #include "tinyscale/model/training_memory.hpp"
 #include "tinyscale/parallel/flat_parameters.hpp"
+#include "tinyscale/parallel/formula_texts.hpp"
 #include "tinyscale/parallel/layout_hooks.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"
 
@@ -57,6 +56,7 @@ class StepPlanner {
         axes_(axes),
         options_(options),
         stages_(layout, whole.config),
+        say_(layout, axes),
         at_(axes.mesh, rank),
         units_(plan_units(whole, layout, axes, at_)) {
     sequences_ = options.batch / (layout.microbatches * layout.data);
@@ -80,7 +80,7 @@ class StepPlanner {
     }
     for (PlannedCall& known : plan.calls) {
       if (!known.send && known.what == what && known.axes == axes && known.elements == elements &&
-          known.format == format && known.why == why) {
+          known.format == format && known.why == why && known.formula == formula) {
         ++known.times;
         return;
       }
@@ -89,7 +89,8 @@ class StepPlanner {
   }
   void add_send(std::int64_t elements, const std::string& why, const std::string& formula) {
     for (PlannedCall& known : plan.calls) {
-      if (known.send && known.elements == elements && known.why == why) {
+      if (known.send && known.elements == elements && known.why == why &&
+          known.formula == formula) {
         ++known.times;
         return;
       }
@@ -123,7 +124,7 @@ class StepPlanner {
     const bool core_again = !forward && layout_.recompute == Recompute::selective;
     for (const FlatUnit& unit : units_) {
       for (int i = 0; i < uses(op, unit) && layout_.zero == Zero::parameters; ++i) {
-        add_gather(unit);
+        add_gather(unit, i + 1 == uses(op, unit) && second_use(op, unit));
       }
     }
     if (first(op)) {
@@ -151,8 +152,7 @@ class StepPlanner {
     if (forward ? !last(op) : !first(op)) {
       const int to = forward ? op.stage + 1 : op.stage - 1;
       if (stages_.schedule.rank(to, op.microbatch) != at_.index(axes_.pipeline)) {
-        add_send(stream(), forward ? "activations" : "their gradients",
-                 layout_.sequence_parallel ? "m b s h / t" : "m b s h");
+        add_send(stream(), forward ? "activations" : "their gradients", say_.between_stages());
       }
     }
     if (op.work == PipelineWork::backward) {
@@ -164,43 +164,48 @@ class StepPlanner {
   int uses(const PipelineOp& op, const FlatUnit& unit) const {
     return stages_.uses_of_stage(op.stage, unit.layer);
   }
-  void add_gather(const FlatUnit& unit) {
-    add(Collective::all_gather, unit.zero, unit.length(), "weights",
-        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d",
+  // A rank with the first stage and the last uses a tied table for the embedding and for the head.
+  bool second_use(const PipelineOp& op, const FlatUnit& unit) const {
+    bool both = false;
+    for (std::size_t i = 0; i < stages_.schedule.rank_of.size(); ++i) {
+      both = both || (static_cast<int>(i) % stages_.schedule.stages == 0 &&
+                      stages_.schedule.rank_of[i] == at_.index(axes_.pipeline));
+    }
+    return both && unit.layer == table_unit && stages_.tied && last(op);
+  }
+  void add_gather(const FlatUnit& unit, bool again) {
+    add(Collective::all_gather, unit.zero, unit.length(), "weights", say_.gathered(unit, again),
         weight_format(options_.format));
   }
 
   void add_gradients(const PipelineOp& op) {
     for (const FlatUnit& unit : units_) {
       if (uses(op, unit) > 0 && layout_.zero > Zero::optimizer) {
-        add_reduce(unit, "m P (d-1)/d");
+        add_reduce(unit, !first(op) && second_use(op, unit));
       }
     }
   }
-  void add_reduce(const FlatUnit& unit, const std::string& formula) {
-    if (!unit.zero.empty()) {
-      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula,
-          layout_.gradient_format);
-    } else {
-      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d",
-          layout_.gradient_format);
-    }
+  void add_reduce(const FlatUnit& unit, bool again) {
+    const bool sharded = !unit.zero.empty();
+    add(sharded ? Collective::reduce_scatter : Collective::all_reduce,
+        sharded ? unit.zero : unit.replica, unit.length(), "gradients", say_.reduced(unit, again),
+        layout_.gradient_format);
   }
 
   void add_end() {
     for (const FlatUnit& unit : units_) {
       if (layout_.zero <= Zero::optimizer) {
-        add_reduce(unit, "P (d-1)/d");
+        add_reduce(unit, false);
       }
       if (!unit.zero.empty()) {
         add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
-            "2 P/z (r-1)/r", layout_.gradient_format);
+            say_.replicas(unit), layout_.gradient_format);
         if (layout_.zero < Zero::parameters) {
-          add_gather(unit);
+          add_gather(unit, false);
         }
       }
       for (std::size_t i = 1; i < unit.holders.size(); ++i) {
-        add_send(unit.shard, "gradients held twice", "V h / (t z)");
+        add_send(unit.shard, "gradients held twice", say_.held_twice(unit));
       }
     }
     add(Collective::all_reduce, layout_.devices() > 1 ? axes_.all() : AxisGroup(), 2,
@@ -209,26 +214,25 @@ class StepPlanner {
 
   // ---- What segments send ----
 
-  void add_tensor(bool gathers, const char* formula) {
+  void add_tensor(bool gathers, const std::string& formula) {
     add(layout_.sequence_parallel ? gathers ? Collective::all_gather : Collective::reduce_scatter
                                   : Collective::all_reduce,
         axes_.tensor, wide_, "tensor parallel", formula);
   }
   void add_embedding(bool forward, bool again) {
-    const char* const formula = "m 2 b s h (t-1)/t";
     if (forward || again) {
-      add_tensor(false, formula);
+      add_tensor(false, say_.embedding(false));
     }
     if (!forward && layout_.sequence_parallel) {
-      add_tensor(true, formula);
+      add_tensor(true, say_.embedding(true));
     }
   }
   void add_block_forward() {
     for (int part = 0; part < 2; ++part) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, block_formula);
+        add_tensor(true, say_.block());
       }
-      add_tensor(false, block_formula);
+      add_tensor(false, say_.block());
     }
     add_attention(true);
     add_experts(true);
@@ -236,9 +240,9 @@ class StepPlanner {
   void add_block_backward() {
     for (int part = 0; part < 2; ++part) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, block_formula);
+        add_tensor(true, say_.block());
       }
-      add_tensor(false, block_formula);
+      add_tensor(false, say_.block());
     }
     add_attention(false);
     add_experts(false);
@@ -250,12 +254,12 @@ class StepPlanner {
     const std::int64_t rows = sequences_ * tokens_;
     if (forward) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, head_formula);
+        add_tensor(true, say_.head());
       }
       add(Collective::all_reduce, axes_.tensor, rows, "loss", "m 2 b s (t-1)/t");
       add(Collective::all_reduce, axes_.tensor, 2 * rows, "loss", "m 4 b s (t-1)/t");
     } else {
-      add_tensor(false, head_formula);
+      add_tensor(false, say_.head());
     }
   }
   std::int64_t table_rows() const {
@@ -273,20 +277,18 @@ class StepPlanner {
     switch (layout_.context_parallel) {
       case ContextParallel::ring:
         for (std::int64_t i = 0; i < (forward ? n - 1 : 2 * n - 2); ++i) {
-          add(Collective::permute, axes_.context, 2 * keys, "ring attention",
-              "L m 6 (c-1) b s h_kv / t");
+          add(Collective::permute, axes_.context, 2 * keys, "ring attention", say_.ring());
         }
         break;
       case ContextParallel::gathered:
         for (int i = 0; i < 2; ++i) {
           add(forward ? Collective::all_gather : Collective::reduce_scatter, axes_.context,
-              n * keys, "gathered keys and values", "L m 4 (c-1) b s h_kv / t");
+              n * keys, "gathered keys and values", say_.gathered_keys(forward));
         }
         break;
       default:
         for (const std::int64_t elements : {queries, keys, keys, queries}) {
-          add(Collective::all_to_all, axes_.context, elements, "Ulysses",
-              "L m 4 b s (h + h_kv)(c-1) / (c t)");
+          add(Collective::all_to_all, axes_.context, elements, "Ulysses", say_.ulysses());
         }
     }
   }
@@ -297,7 +299,7 @@ class StepPlanner {
     }
     const std::int64_t e = layout_.expert, rows = sequences_ * tokens_;
     if (forward && options_.experts.balance_loss > 0) {
-      add(Collective::all_reduce, axes_.batch, 2 * c_.experts, "balance loss", "L m 4 E (d-1)/d");
+      add(Collective::all_reduce, axes_.batch, 2 * c_.experts, "balance loss", say_.balance());
     }
     if (e == 1) {
       return;
@@ -310,17 +312,18 @@ class StepPlanner {
                     options_.experts.capacity_factor / static_cast<double>(c_.experts));
       const std::int64_t numbers = c_.experts * static_cast<std::int64_t>(each) * groups * c_.width;
       for (int i = 0; i < 2; ++i) {
-        add(Collective::all_to_all, axes_.expert, numbers, "experts", "L m 4 E C h (e-1)/e");
+        add(Collective::all_to_all, axes_.expert, numbers, "experts", say_.with_capacity());
       }
       return;
     }
     if (forward) {
-      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert", "L m E (e-1)/e");
+      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert",
+          say_.rows_of_experts());
     }
     for (int i = 0; i < 2; ++i) {
-      add(Collective::all_to_all, axes_.expert, e, "rows of each device", "L m 4 (e-1)");
+      add(Collective::all_to_all, axes_.expert, e, "rows of each device", say_.rows_of_devices());
       add(Collective::all_to_all, axes_.expert, rows * c_.top_k * c_.width, "experts",
-          "L m 4 b s k h (e-1)/e, if balanced", DType::f32, true);
+          say_.balanced(), DType::f32, true);
     }
   }
 
@@ -346,7 +349,8 @@ class StepPlanner {
       const double visited = static_cast<double>(c_.top_k + c_.shared_experts);
       weights += d * static_cast<double>(c_.experts) +
                  visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
-      plan.mean_flops = plan.mean_flops || layout_.expert > 1;
+      plan.mean_flops =  // and which tokens find no place
+          plan.mean_flops || layout_.expert > 1 || options_.experts.capacity_factor > 0;
     }
     return 2 * rows * weights + attention_flops(2);
   }
@@ -458,14 +462,12 @@ class StepPlanner {
     }
   }
 
-  static constexpr const char* block_formula = "L m 8 b s h (t-1)/t";
-  static constexpr const char* head_formula = "m 2 b s h (t-1)/t";
-
   const ModelConfig& c_;
   const Layout& layout_;
   const LayoutAxes& axes_;
   const StepOptions& options_;
   StageMap stages_;
+  FormulaTexts say_;
   MeshPoint at_;
   List<FlatUnit> units_;
   std::int64_t sequences_ = 0, tokens_ = 0, wide_ = 0;  // b, s, b s h

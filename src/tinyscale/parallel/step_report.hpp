@@ -58,7 +58,7 @@ class StepReporter {
     }
     report.seconds = run.seconds;
     report.layout = layout.text();
-    report.letters = letters_of_plan(model.config, layout, options.batch);
+    report.letters = letters_of_plan(model.config, layout, options);
     name_tasks();
     report.time = time_breakdown(run, report.tasks);
     add_sent();
@@ -110,10 +110,7 @@ class StepReporter {
         row.planned[d] += cost.bytes;
         row.planned_steps[d] += static_cast<double>(cost.steps);
         row.mean = row.mean || call.mean;
-        const std::string why = call.why + ": " + call.formula;
-        if (row.why.find(why) == std::string::npos) {
-          row.why += (row.why.empty() ? "" : "; ") + why;
-        }
+        row.add_formula(call.why, call.formula);
       }
     }
     const RunLog& log = run_.log();
@@ -155,7 +152,7 @@ class StepReporter {
     report.sent.title = cat({"what a step sends, sum of ", devices(), " devices"});
     for (const Traffic& row : traffic()) {
       const std::string name = cat({row.name, " over ", row.axes});
-      add_rows(report.sent, name, "B", row.planned, row.counted, row.mean, row.why);
+      add_rows(report.sent, name, "B", row.planned, row.counted, row.mean, row.formulas());
       add_rows(report.sent, name, "steps", row.planned_steps, row.counted_steps, false, "");
       report.mean = report.mean || row.mean;
     }

@@ -88,9 +88,9 @@ inline Table sent_table(const StepReport& report) {
     }
     std::string how = row.how;
     for (bool first = true; first || !how.empty(); first = false) {
-      const std::size_t end = how.find("; ");
+      const std::size_t end = std::min(how.find("; "), how.find(" + "));
       const std::string line = how.substr(0, end);
-      how = end == std::string::npos ? "" : how.substr(end + 2);
+      how = end == std::string::npos ? "" : how.substr(end + (how[end] == ';' ? 2 : 1));
       if (first) {
         out.add({row.name, format_count(row.predicted), format_count(row.counted), steps,
                  counted_steps, detail::ratio_text(row), line});
