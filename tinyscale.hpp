@@ -63840,7 +63840,8 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 // How to train, wherever it runs.
 struct StepOptions {
   std::int64_t steps = 500;
-  std::int64_t batch = 12;  // sequences a step, over all devices
+  std::int64_t batch = 12;  // sequences a step, over all devices; train() makes of 12 the next
+                            // multiple of what the layout divides it by, and says so
   double learning_rate = 1e-3;
   double min_learning_rate = 1e-4;
   std::int64_t warmup = 100;
@@ -63879,7 +63880,7 @@ namespace detail {
 
 // Throws the first option with which no training can go well.
 inline void check_options(const char* who, const StepOptions& options) {
-  if (options.steps < 1 || options.batch < 0) {
+  if (options.steps < 1 || options.batch < 1) {
     fail({who, ": ", options.steps, " steps of ", options.batch,
           " sequences; both must be at least 1"});
   }
@@ -70194,8 +70195,6 @@ struct TrainFile : std::string {
 };
 
 struct TrainOptions : StepOptions {
-  TrainOptions() { batch = 0; }  // 12, or the next multiple of what the layout divides it by
-
   TrainMachine machine;  // empty: one device, this laptop
   Layout layout;
   LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
@@ -70887,14 +70886,20 @@ inline void check_one_device(const TrainOptions& options) {
   }
 }
 
-// With the batch that was left open.
+// The default batch is what the layout can divide.
 inline TrainOptions with_batch(TrainOptions options) {
   const Layout& layout = options.layout;
-  if (options.batch == 0) {
-    const bool divides = layout.data >= 1 && layout.data <= 1 << 24 && layout.microbatches >= 1 &&
-                         layout.microbatches <= 1 << 24;
-    const std::int64_t parts = divides ? layout.data * layout.microbatches : 1;
-    options.batch = (12 + parts - 1) / parts * parts;
+  const bool counts = layout.data >= 1 && layout.data <= 1 << 24 && layout.microbatches >= 1 &&
+                      layout.microbatches <= 1 << 24;
+  const std::int64_t parts = counts ? layout.data * layout.microbatches : 1;
+  const std::int64_t left_open = StepOptions().batch;
+  if (options.batch == left_open && left_open % parts != 0) {
+    options.batch = (left_open + parts - 1) / parts * parts;
+    if (options.out != nullptr) {
+      *options.out << "batch: " << left_open << " sequences do not divide over data " << layout.data
+                   << " x microbatches " << layout.microbatches << "; a step has " << options.batch
+                   << "\n";
+    }
   }
   return options;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <sstream>
 
 #include "error_of.hpp"
 #include "long_tests.hpp"
@@ -866,10 +867,14 @@ TEST_CASE("models larger than this machine's memory, batches left open, texts in
   CHECK(large.substr(0, 82) ==
         "Transformer: llama3.1-405b needs 1.62 TB for its parameters in f32, this machine h");
   ts::TrainOptions options;
+  std::ostringstream said;
+  options.out = &said;
   CHECK(ts::detail::with_batch(options).batch == 12);
   options.layout.data = 2;
   options.layout.microbatches = 4;
   CHECK(ts::detail::with_batch(options).batch == 16);
+  CHECK(said.str() ==
+        "batch: 12 sequences do not divide over data 2 x microbatches 4; a step has 16\n");
   options.batch = 8;
   CHECK(ts::detail::with_batch(options).batch == 8);
   ts::ModelConfig c = ts::config("nano");

@@ -14,7 +14,8 @@ namespace tinyscale {
 // How to train, wherever it runs.
 struct StepOptions {
   std::int64_t steps = 500;
-  std::int64_t batch = 12;  // sequences a step, over all devices
+  std::int64_t batch = 12;  // sequences a step, over all devices; train() makes of 12 the next
+                            // multiple of what the layout divides it by, and says so
   double learning_rate = 1e-3;
   double min_learning_rate = 1e-4;
   std::int64_t warmup = 100;
@@ -53,7 +54,7 @@ namespace detail {
 
 // Throws the first option with which no training can go well.
 inline void check_options(const char* who, const StepOptions& options) {
-  if (options.steps < 1 || options.batch < 0) {
+  if (options.steps < 1 || options.batch < 1) {
     fail({who, ": ", options.steps, " steps of ", options.batch,
           " sequences; both must be at least 1"});
   }

@@ -133,14 +133,20 @@ inline void check_one_device(const TrainOptions& options) {
   }
 }
 
-// With the batch that was left open.
+// The default batch is what the layout can divide.
 inline TrainOptions with_batch(TrainOptions options) {
   const Layout& layout = options.layout;
-  if (options.batch == 0) {
-    const bool divides = layout.data >= 1 && layout.data <= 1 << 24 && layout.microbatches >= 1 &&
-                         layout.microbatches <= 1 << 24;
-    const std::int64_t parts = divides ? layout.data * layout.microbatches : 1;
-    options.batch = (12 + parts - 1) / parts * parts;
+  const bool counts = layout.data >= 1 && layout.data <= 1 << 24 && layout.microbatches >= 1 &&
+                      layout.microbatches <= 1 << 24;
+  const std::int64_t parts = counts ? layout.data * layout.microbatches : 1;
+  const std::int64_t left_open = StepOptions().batch;
+  if (options.batch == left_open && left_open % parts != 0) {
+    options.batch = (left_open + parts - 1) / parts * parts;
+    if (options.out != nullptr) {
+      *options.out << "batch: " << left_open << " sequences do not divide over data " << layout.data
+                   << " x microbatches " << layout.microbatches << "; a step has " << options.batch
+                   << "\n";
+    }
   }
   return options;
 }

@@ -38,8 +38,6 @@ struct TrainFile : std::string {
 };
 
 struct TrainOptions : StepOptions {
-  TrainOptions() { batch = 0; }  // 12, or the next multiple of what the layout divides it by
-
   TrainMachine machine;  // empty: one device, this laptop
   Layout layout;
   LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
