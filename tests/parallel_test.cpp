@@ -182,12 +182,12 @@ TEST_CASE("requests that cannot run say why") {
 TEST_CASE("layouts that cannot run say why") {
   const ts::Text text = small_text();
   ts::ModelConfig config = small_model();
-  // What a change of the layout makes of a batch of 20, with as many chips as devices.
+  // What a change of the layout makes of a batch of 36, with as many chips as devices.
   const auto error = [&](const std::function<void(ts::Layout&)>& change, int chips = 0) {
     return error_of([&] {
       ts::Transformer model(config, 1);
       ts::TrainOptions options = silent(1);
-      options.batch = 20;
+      options.batch = 36;
       change(options.layout);
       const std::int64_t devices = options.layout.devices();
       if (chips != 1) {
@@ -222,9 +222,9 @@ TEST_CASE("layouts that cannot run say why") {
         "train: layout.order is {tensor, data, context, tensor}; pipeline, data, context and "
         "tensor are right, each once, the slowest links first");
   CHECK(error([](L& l) { l.data = 8; }) ==
-        "train: a batch of 20 sequences does not divide over data 8; right is a multiple of 8");
+        "train: a batch of 36 sequences does not divide over data 8; right is a multiple of 8");
   CHECK(error([](L& l) { l.data = 4, l.microbatches = 2; }) ==
-        "train: a batch of 20 sequences does not divide over data 4 x microbatches 2; right is a "
+        "train: a batch of 36 sequences does not divide over data 4 x microbatches 2; right is a "
         "multiple of 8");
   const std::string rule =
       "; each has whole heads, an equal part of the hidden layer and a token at least, so that "

@@ -189,8 +189,8 @@ class TrainCheckpoint {
   TrainCheckpoint(const Text& text, const TrainOptions& options) : options_(options) {
     data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
     data_.push_back({"text", text_mark(text)});
-    const SaveFile probe("train", path());  // now, not after the first hour
     remove_abandoned("train", path());      // of a training that was killed
+    const SaveFile probe("train", path());  // now, not after the first hour
   }
 
   // Where the training stood, its weights put in the model and its losses in the report; the start,
