@@ -1023,3 +1023,14 @@ TEST_CASE("systolic: counts that do not fit 64 bits and arrays that no memory ho
         "SystolicArray::matmul: 1 x 1048576 x 1 PEs for 3145731 ticks; at most 2^40 PE-ticks are "
         "stepped, timing takes larger ones");
 }
+
+TEST_CASE("a ledger is printed by itself") {
+  ts::LossLedger ledger;
+  ledger.useful = 30;
+  ledger.fill = 10;
+  std::ostringstream out;
+  out << ledger;
+  CHECK(out.str().find("where every PE-tick went\n") == 0);
+  CHECK(out.str().find("useful              30   75.0 %\n") != std::string::npos);
+  CHECK(out.str().find("total               40  100.0 %\n") != std::string::npos);
+}

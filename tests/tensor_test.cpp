@@ -467,3 +467,16 @@ TEST_CASE("profiles: operands of where, norms, scatter_add, writes in place and 
                   {"adamw", 4 * 6, 3 * 6, 20 * 6},
                   {"adamw", 4 * 6, 3 * 6, 20 * 6}});
 }
+
+TEST_CASE("max and min: of all numbers, of a dimension, and their gradients") {
+  const ts::Tensor x = ts::parameter(ts::tensor({2, 3}, {1, 5, -2, 4, -7, 0}));
+  CHECK(ts::max(x).item() == 5);
+  CHECK(ts::max(x).shape() == ts::Shape{});
+  CHECK(ts::min(x).item() == -7);
+  CHECK(ts::min(x, 0).values() == std::vector<float>{1, -7, -2});
+  CHECK(ts::min(x, -1, ts::KeepDim::yes).shape() == ts::Shape{2, 1});
+  (ts::max(x) * 2.0f + ts::min(x)).backward();
+  CHECK(x.grad().values() == std::vector<float>{0, 2, 0, 0, 1, 0});
+  CHECK(std::isnan(ts::min(ts::tensor({2}, {1, NAN})).item()));
+  CHECK_THROWS_AS(ts::max(ts::zeros({0})), ts::Error);
+}

@@ -52,7 +52,30 @@ struct LossLedger {
   std::int64_t total() const {
     return useful + padded + fill + drain + weight_shift + weight_stall + dma_stall;
   }
+  Table table() const {
+    Table out;
+    out.title = "where every PE-tick went";
+    out.columns = {"what", "PE-ticks", "share"};
+    const auto row = [&out, this](const char* name, std::int64_t ticks) {
+      const double all = static_cast<double>(total());
+      out.add({name, std::to_string(ticks),
+               format_percent(all > 0 ? static_cast<double>(ticks) / all : 0)});
+    };
+    row("useful", useful);
+    row("padded", padded);
+    row("fill", fill);
+    row("drain", drain);
+    row("weight shift", weight_shift);
+    row("weight stall", weight_stall);
+    row("dma stall", dma_stall);
+    row("total", total());
+    return out;
+  }
 };
+
+inline std::ostream& operator<<(std::ostream& out, const LossLedger& ledger) {
+  return out << ledger.table();
+}
 
 inline bool operator==(const LossLedger& a, const LossLedger& b) {
   return a.useful == b.useful && a.padded == b.padded && a.fill == b.fill && a.drain == b.drain &&

@@ -172,6 +172,15 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return y;
 }
 
+// The largest number of all, a tensor of shape [].
+inline Tensor max(const Tensor& x) { return max(reshape(x, {x.count()}), 0); }
+
+// The smallest, in the same way.
+inline Tensor min(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  return neg(max(neg(x), dim, keep));
+}
+inline Tensor min(const Tensor& x) { return neg(max(neg(x))); }
+
 // The place of the largest number along one dimension: the first of equal ones, or of NaNs.
 inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
