@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `make check`: everything cheap that CI does, cheapest first, stops at the first failure.
-#   tools/check.sh [fresh|version|floors|forbidden|symbols|warnings ...]
+# interpreter_symbols compiles all code and runs when it is named, as CI does.
+#   tools/check.sh [fresh|version|floors|forbidden|symbols|warnings|interpreter_symbols ...]
 set -u
 cd "$(dirname "$0")/.." || exit 1
 flags=${WARNINGS:--Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion}
@@ -37,6 +38,7 @@ warnings() {
 floors() { bash tools/check_floors.sh; }
 forbidden() { bash tools/check_forbidden.sh; }
 symbols() { bash tools/check_symbols.sh; }
+interpreter_symbols() { bash tools/check_interpreter_symbols.sh; }
 
 report() {                                 # report STEP CODE
   [ "$2" -eq 0 ] && { echo "ok   $1"; return; }
