@@ -25391,12 +25391,17 @@ class Recognition {
 
  private:
   struct Paths {
-    int open = 0, cut = 0, over_maximum = 0, ignored = 0;
+    int open = 0, cut = 0;
+    int over_maximum = 0;  // open ones
   };
   void walk(int node, int target, bool open, const Recognized& found, Paths& paths,
             bool over = false) const {
     if (node == target) {
-      ++(!open ? (over ? paths.ignored : paths.cut) : over ? paths.over_maximum : paths.open);
+      if (over) {
+        paths.over_maximum += open ? 1 : 0;
+      } else {
+        ++(open ? paths.open : paths.cut);
+      }
       return;
     }
     for (const int operand : found.inputs) {
@@ -79371,7 +79376,7 @@ inline void add_points(const ServingJob& job, const Machine& on, const FrontierO
     batches.push_back(b);
   }
   for (const std::int64_t batch : batches) {
-    detail::check_job("serving_frontier", "a batch", static_cast<double>(batch), 1, 1e9);
+    check_job("serving_frontier", "a batch", static_cast<double>(batch), 1, 1e9);
     if (static_cast<double>(batch) > room.most_sequences.value()) {
       continue;
     }

@@ -59,12 +59,17 @@ class Recognition {
 
  private:
   struct Paths {
-    int open = 0, cut = 0, over_maximum = 0, ignored = 0;
+    int open = 0, cut = 0;
+    int over_maximum = 0;  // open ones
   };
   void walk(int node, int target, bool open, const Recognized& found, Paths& paths,
             bool over = false) const {
     if (node == target) {
-      ++(!open ? (over ? paths.ignored : paths.cut) : over ? paths.over_maximum : paths.open);
+      if (over) {
+        paths.over_maximum += open ? 1 : 0;
+      } else {
+        ++(open ? paths.open : paths.cut);
+      }
       return;
     }
     for (const int operand : found.inputs) {

@@ -52,7 +52,7 @@ inline void add_points(const ServingJob& job, const Machine& on, const FrontierO
     batches.push_back(b);
   }
   for (const std::int64_t batch : batches) {
-    detail::check_job("serving_frontier", "a batch", static_cast<double>(batch), 1, 1e9);
+    check_job("serving_frontier", "a batch", static_cast<double>(batch), 1, 1e9);
     if (static_cast<double>(batch) > room.most_sequences.value()) {
       continue;
     }
