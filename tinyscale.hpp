@@ -124,6 +124,7 @@
 //   tinyscale/tensor/views.hpp               Moving numbers about
 //   tinyscale/tensor/reduce.hpp              Sums, means, maxima and softmax
 //   tinyscale/tensor/matmul.hpp              Matrix products
+//   tinyscale/tensor/matmul_format.hpp       Matrix products whose operands are rounded to bf16
 //   tinyscale/tensor/stored.hpp              Products of activations with stored weights
 //   tinyscale/tensor/attend.hpp              Attention over keys and values (arXiv 1706.03762)
 //   tinyscale/tensor/normalize.hpp           Layer norm (arXiv 1607.06450)
@@ -3809,13 +3810,28 @@ struct RoundingCount {
   }
 };
 
+namespace detail {
+
+struct RoundedProducts;
+
+// The format in which matmuls read their operands. Kernels of all but f32 come with it, so that a
+// program that names no MatmulFormat compiles none of them.
+struct ProductFormat {
+  DType type = DType::f32;
+  const RoundedProducts* kernels = nullptr;
+
+  operator DType() const { return type; }
+};
+
+}  // namespace detail
+
 struct Context {
   Profile* profile = nullptr;                   // null: nothing is recorded
   Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
   int device = -1;                              // -1: the program itself
   MemoryKind kind = MemoryKind::activation;     // what allocations are for
   int no_grad = 0;                              // scopes alive that switch gradients off
-  DType matmul_format = DType::f32;             // in which matmuls read their operands
+  detail::ProductFormat matmul_format;          // in which matmuls read their operands
   RoundingCount* rounding = nullptr;            // of gradients; null: nobody counts
   int recomputing = 0;                          // recomputations (recompute()) that are under way
   DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
@@ -3911,34 +3927,6 @@ class MemoryScope {
  private:
   Context* context_;
   MemoryKind previous_;
-};
-
-// Matmuls read their operands in `format` while it lives: f32, or a smaller one with sums in f32.
-// fp8_e4m3: gradients are read as fp8_e5m2. `counts`, if any: what gradients lost is added there.
-class MatmulFormat {
- public:
-  explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
-      : context_(&context()),
-        previous_(context_->matmul_format),
-        previous_counts_(context_->rounding) {
-    if (format < DType::f32 || format > DType::fp8_e5m2) {
-      detail::fail(
-          {"MatmulFormat: ", name_of(format), "; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right"});
-    }
-    context_->matmul_format = format;
-    context_->rounding = counts;
-  }
-  ~MatmulFormat() {
-    context_->matmul_format = previous_;
-    context_->rounding = previous_counts_;
-  }
-  MatmulFormat(const MatmulFormat&) = delete;
-  MatmulFormat& operator=(const MatmulFormat&) = delete;
-
- private:
-  Context* context_;
-  DType previous_;
-  RoundingCount* previous_counts_;
 };
 
 }}  // namespace tinyscale
@@ -10864,17 +10852,33 @@ struct StoredDots {
         }
       }
     }
+    if (p == n) {
+      TINYSCALE_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        TINYSCALE_UNROLL
+        for (int t = 0; t < TOKENS; ++t) {
+          float& to = y[(token + t) * ldy + row + r * step];
+          to = add ? sum_lanes<L>(sum[r][t]) + to : sum_lanes<L>(sum[r][t]);
+        }
+      }
+      return;
+    }
+    typename L::V sums[static_cast<std::size_t>(ROWS * TOKENS)];
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
       for (int t = 0; t < TOKENS; ++t) {
-        float total = sum_lanes<L>(sum[r][t]);
-        for (std::int64_t q = p; q < n; ++q) {
-          total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
-        }
-        float& to = y[(token + t) * ldy + row + r * step];
-        to = add ? total + to : total;
+        sums[r * TOKENS + t] = sum[r][t];
       }
+    }
+    for (int at = 0; at < ROWS * TOKENS; ++at) {  // not unrolled: much code, seldom run
+      const std::int64_t r = at / TOKENS, t = at % TOKENS;
+      float total = sum_lanes<L>(sums[at]);
+      for (std::int64_t q = p; q < n; ++q) {
+        total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
+      }
+      float& to = y[(token + t) * ldy + row + r * step];
+      to = add ? total + to : total;
     }
   }
 };
@@ -21417,7 +21421,7 @@ class DeferWeightGradients {
   struct Work {
     detail::Slot slot;
     Tensor dy;
-    DType format = DType::f32;
+    detail::ProductFormat format;
     detail::Backward body;
   };
 
@@ -21440,7 +21444,7 @@ namespace detail {
 // While alive: gradients on, as the forward pass was set, and a walk back ends at `inputs`.
 class Recomputation {
  public:
-  Recomputation(const List<Slot>& inputs, MemoryKind kind, DType format)
+  Recomputation(const List<Slot>& inputs, MemoryKind kind, ProductFormat format)
       : own_(context()), scope_(own_), inputs_(inputs) {
     own_.no_grad = 0;
     own_.kind = kind;
@@ -21502,7 +21506,7 @@ inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body
   detail::attach(y, "recompute", behind.data(), behind.size(),
                  [body, slots, kept = std::move(kept), kind = now.kind,
                   format = now.matmul_format](const Tensor& dy) {
-                   const DType format_now = context().matmul_format;
+                   const detail::ProductFormat format_now = context().matmul_format;
                    detail::Recomputation again(slots, kind, format);
                    detail::Slot root;
                    {
@@ -22862,44 +22866,26 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
   return m;
 }
 
-// Adds what rounding took from x.
-inline void count_rounding(const Tensor& x, const Tensor& rounded, RoundingCount& counts) {
-  std::int64_t numbers = 0, lost = 0, overflowed = 0;
-  for (std::int64_t i = 0; i < rounded.count(); ++i) {
-    const float before = x.data()[i], after = rounded.data()[i];
-    numbers += before < 0 || before > 0 ? 1 : 0;
-    lost += (before < 0 || before > 0) && !(after < 0 || after > 0) && !is_nan(after) ? 1 : 0;
-    overflowed += is_finite(before) && !is_finite(after) ? 1 : 0;
-  }
-  counts.add({double(numbers), double(lost), double(overflowed)});
-}
+// Products of operands that are rounded: how one is read, and the product itself.
+struct RoundedProducts {
+  Tensor (*operand)(const Tensor& x, bool gradient);
+  void (*multiply)(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a,
+                   const float* a_data, const Matrix& b, const float* b_data, float beta, float* y);
+};
 
-// x as a product reads it: f16 and fp8 numbers are rounded before, bf16 ones by the kernel.
-// Of fp8_e4m3 training, gradients are fp8_e5m2 for their range (arXiv 2209.05433).
+// x as a product reads it.
 inline Tensor as_operand(const Tensor& x, bool gradient) {
-  DType format = context().matmul_format;
-  if (format == DType::f32 || format == DType::bf16) {
-    return x;
-  }
-  format = gradient && format == DType::fp8_e4m3 ? DType::fp8_e5m2 : format;
-  const MemoryScope scope(MemoryKind::buffer);
-  Tensor rounded = x.clone();
-  float* const numbers = rounded.data();
-  for (std::int64_t i = 0; i < rounded.count(); ++i) {
-    numbers[i] = round_to(numbers[i], format);
-  }
-  if (gradient && context().rounding != nullptr) {
-    count_rounding(contiguous(x), rounded, *context().rounding);
-  }
-  return rounded;
+  const RoundedProducts* const rounded = context().matmul_format.kernels;
+  return rounded != nullptr ? rounded->operand(x, gradient) : x;
 }
 
 // One product in the format that the context asks for.
 inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a,
                      const float* a_data, const Matrix& b, const float* b_data, float beta,
                      float* y) {
-  if (context().matmul_format == DType::bf16) {
-    kernels::gemm_bf16(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+  const RoundedProducts* const rounded = context().matmul_format.kernels;
+  if (rounded != nullptr) {
+    rounded->multiply(m, n, k, a, a_data, b, b_data, beta, y);
   } else {
     kernels::gemm(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
   }
@@ -23146,6 +23132,92 @@ inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   }
   return detail::matmul_any("linear", x, w, kernels::Trans::yes, bias);
 }
+
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/matmul_format.hpp
+// Matrix products whose operands are rounded to bf16, f16 or fp8, with sums in f32: what training
+// in mixed precision computes.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Adds what rounding took from x.
+inline void count_rounding(const Tensor& x, const Tensor& rounded, RoundingCount& counts) {
+  std::int64_t numbers = 0, lost = 0, overflowed = 0;
+  for (std::int64_t i = 0; i < rounded.count(); ++i) {
+    const float before = x.data()[i], after = rounded.data()[i];
+    numbers += before < 0 || before > 0 ? 1 : 0;
+    lost += (before < 0 || before > 0) && !(after < 0 || after > 0) && !is_nan(after) ? 1 : 0;
+    overflowed += is_finite(before) && !is_finite(after) ? 1 : 0;
+  }
+  counts.add({double(numbers), double(lost), double(overflowed)});
+}
+
+// x as a product reads it: f16 and fp8 numbers are rounded before, bf16 ones by the kernel.
+// Of fp8_e4m3 training, gradients are fp8_e5m2 for their range (arXiv 2209.05433).
+inline Tensor rounded_operand(const Tensor& x, bool gradient) {
+  DType format = context().matmul_format;
+  if (format == DType::f32 || format == DType::bf16) {
+    return x;
+  }
+  format = gradient && format == DType::fp8_e4m3 ? DType::fp8_e5m2 : format;
+  const MemoryScope scope(MemoryKind::buffer);
+  Tensor rounded = x.clone();
+  float* const numbers = rounded.data();
+  for (std::int64_t i = 0; i < rounded.count(); ++i) {
+    numbers[i] = round_to(numbers[i], format);
+  }
+  if (gradient && context().rounding != nullptr) {
+    count_rounding(contiguous(x), rounded, *context().rounding);
+  }
+  return rounded;
+}
+
+inline void multiply_rounded(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a,
+                             const float* a_data, const Matrix& b, const float* b_data, float beta,
+                             float* y) {
+  if (context().matmul_format == DType::bf16) {
+    kernels::gemm_bf16(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+  } else {
+    kernels::gemm(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+  }
+}
+
+inline ProductFormat product_format(DType type) {
+  static const RoundedProducts rounded = {rounded_operand, multiply_rounded};
+  return {type, type == DType::f32 ? nullptr : &rounded};
+}
+
+}  // namespace detail
+
+// Matmuls read their operands in `format` while it lives: f32, or a smaller one with sums in f32.
+// fp8_e4m3: gradients are read as fp8_e5m2. `counts`, if any: what gradients lost is added there.
+class MatmulFormat {
+ public:
+  explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
+      : context_(&context()),
+        previous_(context_->matmul_format),
+        previous_counts_(context_->rounding) {
+    if (format < DType::f32 || format > DType::fp8_e5m2) {
+      detail::fail(
+          {"MatmulFormat: ", name_of(format), "; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right"});
+    }
+    context_->matmul_format = detail::product_format(format);
+    context_->rounding = counts;
+  }
+  ~MatmulFormat() {
+    context_->matmul_format = previous_;
+    context_->rounding = previous_counts_;
+  }
+  MatmulFormat(const MatmulFormat&) = delete;
+  MatmulFormat& operator=(const MatmulFormat&) = delete;
+
+ private:
+  Context* context_;
+  detail::ProductFormat previous_;
+  RoundingCount* previous_counts_;
+};
 
 }}  // namespace tinyscale
 
@@ -31384,7 +31456,7 @@ struct Guards {
       return no_grad ? "gradients are on" : "gradients are off";
     }
     if (now.matmul_format != format) {
-      return cat({"matmuls are in ", name_of(now.matmul_format), ", not ", name_of(format)});
+      return cat({"matmuls are in ", name_of(now.matmul_format.type), ", not ", name_of(format)});
     }
     for (std::size_t i = 0; i < slots.size(); ++i) {
       if ((slots[i]->grad && !slots[i]->fresh) != had[i]) {
@@ -37752,7 +37824,7 @@ inline Context quiet_context() {
   Context own = context();
   own.profile = nullptr;
   own.no_grad += 1;
-  own.matmul_format = DType::f32;
+  own.matmul_format = {};
   return own;
 }
 

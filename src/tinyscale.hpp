@@ -147,6 +147,7 @@
 #include "tinyscale/tensor/views.hpp"
 #include "tinyscale/tensor/reduce.hpp"
 #include "tinyscale/tensor/matmul.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 #include "tinyscale/tensor/stored.hpp"
 #include "tinyscale/tensor/attend.hpp"
 #include "tinyscale/tensor/normalize.hpp"
@@ -452,6 +453,7 @@
 #include "tinyscale/hardware/launch_forms.hpp"
 #include "tinyscale/hardware/launch_comparison.hpp"
 #include "tinyscale/hardware/slice_facts.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 #include "tinyscale/tensor/recompute.hpp"
 #include "tinyscale/tensor/activations.hpp"
 #include "tinyscale/tensor/stored.hpp"
@@ -484,6 +486,7 @@
 #if (TINYSCALE_ONLY) & TINYSCALE_SYSTOLIC
 #include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/hardware/roofline.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 #include "tinyscale/systolic/sram_trace.hpp"
 #include "tinyscale/systolic/tile_kernels.hpp"
 #include "tinyscale/show/display.hpp"
@@ -491,6 +494,7 @@
 #endif
 
 #if (TINYSCALE_ONLY) & TINYSCALE_MESH
+#include "tinyscale/tensor/matmul_format.hpp"
 #include "tinyscale/mesh/nccl_model.hpp"
 #include "tinyscale/mesh/collective_limits.hpp"
 #include "tinyscale/mesh/switch_limits.hpp"

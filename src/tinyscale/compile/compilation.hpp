@@ -78,7 +78,7 @@ struct Guards {
       return no_grad ? "gradients are on" : "gradients are off";
     }
     if (now.matmul_format != format) {
-      return cat({"matmuls are in ", name_of(now.matmul_format), ", not ", name_of(format)});
+      return cat({"matmuls are in ", name_of(now.matmul_format.type), ", not ", name_of(format)});
     }
     for (std::size_t i = 0; i < slots.size(); ++i) {
       if ((slots[i]->grad && !slots[i]->fresh) != had[i]) {

@@ -6,6 +6,7 @@
 
 #include "tinyscale/compile/decompose.hpp"
 #include "tinyscale/compile/graph_writer.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 
 namespace tinyscale {
 namespace detail {

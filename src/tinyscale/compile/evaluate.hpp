@@ -8,6 +8,7 @@
 #include "tinyscale/compile/decompose.hpp"
 #include "tinyscale/compile/op_graph.hpp"
 #include "tinyscale/tensor/backward.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 
 namespace tinyscale {
 namespace detail {

@@ -12,6 +12,7 @@
 #include "tinyscale/compile/step.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/tensor/matmul.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 
 namespace tinyscale {
 namespace detail {

@@ -196,17 +196,33 @@ struct StoredDots {
         }
       }
     }
+    if (p == n) {
+      TINYSCALE_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        TINYSCALE_UNROLL
+        for (int t = 0; t < TOKENS; ++t) {
+          float& to = y[(token + t) * ldy + row + r * step];
+          to = add ? sum_lanes<L>(sum[r][t]) + to : sum_lanes<L>(sum[r][t]);
+        }
+      }
+      return;
+    }
+    typename L::V sums[static_cast<std::size_t>(ROWS * TOKENS)];
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
       for (int t = 0; t < TOKENS; ++t) {
-        float total = sum_lanes<L>(sum[r][t]);
-        for (std::int64_t q = p; q < n; ++q) {
-          total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
-        }
-        float& to = y[(token + t) * ldy + row + r * step];
-        to = add ? total + to : total;
+        sums[r * TOKENS + t] = sum[r][t];
       }
+    }
+    for (int at = 0; at < ROWS * TOKENS; ++at) {  // not unrolled: much code, seldom run
+      const std::int64_t r = at / TOKENS, t = at % TOKENS;
+      float total = sum_lanes<L>(sums[at]);
+      for (std::int64_t q = p; q < n; ++q) {
+        total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
+      }
+      float& to = y[(token + t) * ldy + row + r * step];
+      to = add ? total + to : total;
     }
   }
 };

@@ -31,13 +31,28 @@ struct RoundingCount {
   }
 };
 
+namespace detail {
+
+struct RoundedProducts;
+
+// The format in which matmuls read their operands. Kernels of all but f32 come with it, so that a
+// program that names no MatmulFormat compiles none of them.
+struct ProductFormat {
+  DType type = DType::f32;
+  const RoundedProducts* kernels = nullptr;
+
+  operator DType() const { return type; }
+};
+
+}  // namespace detail
+
 struct Context {
   Profile* profile = nullptr;                   // null: nothing is recorded
   Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
   int device = -1;                              // -1: the program itself
   MemoryKind kind = MemoryKind::activation;     // what allocations are for
   int no_grad = 0;                              // scopes alive that switch gradients off
-  DType matmul_format = DType::f32;             // in which matmuls read their operands
+  detail::ProductFormat matmul_format;          // in which matmuls read their operands
   RoundingCount* rounding = nullptr;            // of gradients; null: nobody counts
   int recomputing = 0;                          // recomputations (recompute()) that are under way
   DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
@@ -133,34 +148,6 @@ class MemoryScope {
  private:
   Context* context_;
   MemoryKind previous_;
-};
-
-// Matmuls read their operands in `format` while it lives: f32, or a smaller one with sums in f32.
-// fp8_e4m3: gradients are read as fp8_e5m2. `counts`, if any: what gradients lost is added there.
-class MatmulFormat {
- public:
-  explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
-      : context_(&context()),
-        previous_(context_->matmul_format),
-        previous_counts_(context_->rounding) {
-    if (format < DType::f32 || format > DType::fp8_e5m2) {
-      detail::fail(
-          {"MatmulFormat: ", name_of(format), "; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right"});
-    }
-    context_->matmul_format = format;
-    context_->rounding = counts;
-  }
-  ~MatmulFormat() {
-    context_->matmul_format = previous_;
-    context_->rounding = previous_counts_;
-  }
-  MatmulFormat(const MatmulFormat&) = delete;
-  MatmulFormat& operator=(const MatmulFormat&) = delete;
-
- private:
-  Context* context_;
-  DType previous_;
-  RoundingCount* previous_counts_;
 };
 
 }  // namespace tinyscale

@@ -9,6 +9,7 @@
 
 #include "tinyscale/compile/compiled.hpp"
 #include "tinyscale/model/train_step.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 
 namespace tinyscale {
 

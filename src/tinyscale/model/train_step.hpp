@@ -8,6 +8,7 @@
 #include "tinyscale/model/data.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/optimizer.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 
 namespace tinyscale {
 

@@ -7,6 +7,7 @@
 
 #include "tinyscale/model/train_step.hpp"
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 #include "tinyscale/tensor/recompute.hpp"
 
 namespace tinyscale {

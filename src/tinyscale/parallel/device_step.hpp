@@ -15,6 +15,7 @@
 #include "tinyscale/parallel/device_model.hpp"
 #include "tinyscale/parallel/layout_hooks.hpp"
 #include "tinyscale/tensor/deferred.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 
 namespace tinyscale {
 namespace detail {

@@ -46,7 +46,7 @@ inline Context quiet_context() {
   Context own = context();
   own.profile = nullptr;
   own.no_grad += 1;
-  own.matmul_format = DType::f32;
+  own.matmul_format = {};
   return own;
 }
 

@@ -64,7 +64,7 @@ class DeferWeightGradients {
   struct Work {
     detail::Slot slot;
     Tensor dy;
-    DType format = DType::f32;
+    detail::ProductFormat format;
     detail::Backward body;
   };
 

@@ -6,7 +6,6 @@
 
 #include "tinyscale/base/function.hpp"
 #include "tinyscale/compute/gemm.hpp"
-#include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/deferred.hpp"
 #include "tinyscale/tensor/op_record.hpp"
@@ -53,44 +52,26 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
   return m;
 }
 
-// Adds what rounding took from x.
-inline void count_rounding(const Tensor& x, const Tensor& rounded, RoundingCount& counts) {
-  std::int64_t numbers = 0, lost = 0, overflowed = 0;
-  for (std::int64_t i = 0; i < rounded.count(); ++i) {
-    const float before = x.data()[i], after = rounded.data()[i];
-    numbers += before < 0 || before > 0 ? 1 : 0;
-    lost += (before < 0 || before > 0) && !(after < 0 || after > 0) && !is_nan(after) ? 1 : 0;
-    overflowed += is_finite(before) && !is_finite(after) ? 1 : 0;
-  }
-  counts.add({double(numbers), double(lost), double(overflowed)});
-}
+// Products of operands that are rounded: how one is read, and the product itself.
+struct RoundedProducts {
+  Tensor (*operand)(const Tensor& x, bool gradient);
+  void (*multiply)(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a,
+                   const float* a_data, const Matrix& b, const float* b_data, float beta, float* y);
+};
 
-// x as a product reads it: f16 and fp8 numbers are rounded before, bf16 ones by the kernel.
-// Of fp8_e4m3 training, gradients are fp8_e5m2 for their range (arXiv 2209.05433).
+// x as a product reads it.
 inline Tensor as_operand(const Tensor& x, bool gradient) {
-  DType format = context().matmul_format;
-  if (format == DType::f32 || format == DType::bf16) {
-    return x;
-  }
-  format = gradient && format == DType::fp8_e4m3 ? DType::fp8_e5m2 : format;
-  const MemoryScope scope(MemoryKind::buffer);
-  Tensor rounded = x.clone();
-  float* const numbers = rounded.data();
-  for (std::int64_t i = 0; i < rounded.count(); ++i) {
-    numbers[i] = round_to(numbers[i], format);
-  }
-  if (gradient && context().rounding != nullptr) {
-    count_rounding(contiguous(x), rounded, *context().rounding);
-  }
-  return rounded;
+  const RoundedProducts* const rounded = context().matmul_format.kernels;
+  return rounded != nullptr ? rounded->operand(x, gradient) : x;
 }
 
 // One product in the format that the context asks for.
 inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a,
                      const float* a_data, const Matrix& b, const float* b_data, float beta,
                      float* y) {
-  if (context().matmul_format == DType::bf16) {
-    kernels::gemm_bf16(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+  const RoundedProducts* const rounded = context().matmul_format.kernels;
+  if (rounded != nullptr) {
+    rounded->multiply(m, n, k, a, a_data, b, b_data, beta, y);
   } else {
     kernels::gemm(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
   }

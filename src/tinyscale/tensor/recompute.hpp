@@ -15,7 +15,7 @@ namespace detail {
 // While alive: gradients on, as the forward pass was set, and a walk back ends at `inputs`.
 class Recomputation {
  public:
-  Recomputation(const List<Slot>& inputs, MemoryKind kind, DType format)
+  Recomputation(const List<Slot>& inputs, MemoryKind kind, ProductFormat format)
       : own_(context()), scope_(own_), inputs_(inputs) {
     own_.no_grad = 0;
     own_.kind = kind;
@@ -77,7 +77,7 @@ inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body
   detail::attach(y, "recompute", behind.data(), behind.size(),
                  [body, slots, kept = std::move(kept), kind = now.kind,
                   format = now.matmul_format](const Tensor& dy) {
-                   const DType format_now = context().matmul_format;
+                   const detail::ProductFormat format_now = context().matmul_format;
                    detail::Recomputation again(slots, kind, format);
                    detail::Slot root;
                    {
