@@ -3820,6 +3820,8 @@ struct ProductFormat {
   DType type = DType::f32;
   const RoundedProducts* kernels = nullptr;
 
+  ProductFormat() {}
+  ProductFormat(DType type);  // tensor/matmul_format.hpp
   operator DType() const { return type; }
 };
 
@@ -23184,9 +23186,9 @@ inline void multiply_rounded(std::int64_t m, std::int64_t n, std::int64_t k, con
   }
 }
 
-inline ProductFormat product_format(DType type) {
+inline ProductFormat::ProductFormat(DType given) : type(given) {
   static const RoundedProducts rounded = {rounded_operand, multiply_rounded};
-  return {type, type == DType::f32 ? nullptr : &rounded};
+  kernels = given == DType::f32 ? nullptr : &rounded;
 }
 
 }  // namespace detail
@@ -23195,15 +23197,15 @@ inline ProductFormat product_format(DType type) {
 // fp8_e4m3: gradients are read as fp8_e5m2. `counts`, if any: what gradients lost is added there.
 class MatmulFormat {
  public:
-  explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
+  explicit MatmulFormat(detail::ProductFormat format, RoundingCount* counts = nullptr)
       : context_(&context()),
         previous_(context_->matmul_format),
         previous_counts_(context_->rounding) {
     if (format < DType::f32 || format > DType::fp8_e5m2) {
-      detail::fail(
-          {"MatmulFormat: ", name_of(format), "; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right"});
+      detail::fail({"MatmulFormat: ", name_of(format.type),
+                    "; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right"});
     }
-    context_->matmul_format = detail::product_format(format);
+    context_->matmul_format = format;
     context_->rounding = counts;
   }
   ~MatmulFormat() {
@@ -63960,8 +63962,8 @@ struct StepOptions {
   double clip = 1.0;      // of the global gradient norm; 0: none
   double dropout = 0.0;   // share of numbers set to 0 after the embedding and each part of a block
   ExpertOptions experts;  // of a mixture: capacity, balance loss, which is part of the loss
-  // Of matmul operands: f32, bf16, f16, fp8_e4m3. Sums, weights and moments stay f32.
-  DType format = DType::f32;
+  // Of matmul operands: f32 by default, bf16, f16, fp8_e4m3. Sums, weights and moments stay f32.
+  detail::ProductFormat format;
   double loss_scale = 0;           // 0: LossScaler's in f16 and fp8, else 1
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
@@ -63995,7 +63997,8 @@ inline void check_options(const char* who, const StepOptions& options) {
   }
   if (options.format != DType::f32 && options.format != DType::bf16 &&
       options.format != DType::f16 && options.format != DType::fp8_e4m3) {
-    fail({who, ": format is ", name_of(options.format), "; f32, bf16, f16 or fp8_e4m3 is right"});
+    fail({who, ": format is ", name_of(options.format.type),
+          "; f32, bf16, f16 or fp8_e4m3 is right"});
   }
   const double most = 1e30;
   const struct {
@@ -64148,7 +64151,7 @@ class CompiledStep {
     if (options.dropout > 0 || model.config.experts > 0 ||
         (options.format != DType::f32 && options.format != DType::bf16)) {
       detail::fail({"compile_step: dropout is ", options.dropout, ", experts ",
-                    model.config.experts, ", format ", options.format,
+                    model.config.experts, ", format ", options.format.type,
                     "; a step without dropout of a dense model in f32 or bf16 is right: masks, ",
                     "routes and loss scales change what is computed from step to step"});
     }
@@ -69691,7 +69694,7 @@ class StepReporter {
         chip.peak(options_.format) * static_cast<double>(devices()) * report.seconds;
     report.use.title =
         cat({"use of the chips: FLOPs of a step over what ", devices(), " x ", chip.name, " at ",
-             format_si(chip.peak(options_.format), "FLOP/s"), " in ", name_of(options_.format),
+             format_si(chip.peak(options_.format), "FLOP/s"), " in ", name_of(options_.format.type),
              " could do in its simulated ", format_seconds(report.seconds)});
     report.use.columns = {"convention", "FLOPs of a step", "use"};
     const auto add = [&](const std::string& name, double flops) {
@@ -70766,7 +70769,8 @@ class TrainCheckpoint {
     }
     TrainReport read;
     read_progress(notes, state, read, who);
-    if (training_note(notes, "format", Json::Kind::text, who).text != name_of(options_.format)) {
+    if (training_note(notes, "format", Json::Kind::text, who).text !=
+        name_of(options_.format.type)) {
       state.loss_scale = 0;  // that of another format says nothing about this one
       state.good_steps = 0;
     }

@@ -41,6 +41,8 @@ struct ProductFormat {
   DType type = DType::f32;
   const RoundedProducts* kernels = nullptr;
 
+  ProductFormat() {}
+  ProductFormat(DType type);  // tensor/matmul_format.hpp
   operator DType() const { return type; }
 };
 

@@ -23,7 +23,7 @@ class CompiledStep {
     if (options.dropout > 0 || model.config.experts > 0 ||
         (options.format != DType::f32 && options.format != DType::bf16)) {
       detail::fail({"compile_step: dropout is ", options.dropout, ", experts ",
-                    model.config.experts, ", format ", options.format,
+                    model.config.experts, ", format ", options.format.type,
                     "; a step without dropout of a dense model in f32 or bf16 is right: masks, ",
                     "routes and loss scales change what is computed from step to step"});
     }

@@ -26,8 +26,8 @@ struct StepOptions {
   double clip = 1.0;      // of the global gradient norm; 0: none
   double dropout = 0.0;   // share of numbers set to 0 after the embedding and each part of a block
   ExpertOptions experts;  // of a mixture: capacity, balance loss, which is part of the loss
-  // Of matmul operands: f32, bf16, f16, fp8_e4m3. Sums, weights and moments stay f32.
-  DType format = DType::f32;
+  // Of matmul operands: f32 by default, bf16, f16, fp8_e4m3. Sums, weights and moments stay f32.
+  detail::ProductFormat format;
   double loss_scale = 0;           // 0: LossScaler's in f16 and fp8, else 1
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
@@ -61,7 +61,8 @@ inline void check_options(const char* who, const StepOptions& options) {
   }
   if (options.format != DType::f32 && options.format != DType::bf16 &&
       options.format != DType::f16 && options.format != DType::fp8_e4m3) {
-    fail({who, ": format is ", name_of(options.format), "; f32, bf16, f16 or fp8_e4m3 is right"});
+    fail({who, ": format is ", name_of(options.format.type),
+          "; f32, bf16, f16 or fp8_e4m3 is right"});
   }
   const double most = 1e30;
   const struct {

@@ -186,7 +186,7 @@ class StepReporter {
         chip.peak(options_.format) * static_cast<double>(devices()) * report.seconds;
     report.use.title =
         cat({"use of the chips: FLOPs of a step over what ", devices(), " x ", chip.name, " at ",
-             format_si(chip.peak(options_.format), "FLOP/s"), " in ", name_of(options_.format),
+             format_si(chip.peak(options_.format), "FLOP/s"), " in ", name_of(options_.format.type),
              " could do in its simulated ", format_seconds(report.seconds)});
     report.use.columns = {"convention", "FLOPs of a step", "use"};
     const auto add = [&](const std::string& name, double flops) {

@@ -218,7 +218,8 @@ class TrainCheckpoint {
     }
     TrainReport read;
     read_progress(notes, state, read, who);
-    if (training_note(notes, "format", Json::Kind::text, who).text != name_of(options_.format)) {
+    if (training_note(notes, "format", Json::Kind::text, who).text !=
+        name_of(options_.format.type)) {
       state.loss_scale = 0;  // that of another format says nothing about this one
       state.good_steps = 0;
     }
