@@ -255,6 +255,7 @@
 //   tinyscale/model/experts.hpp              Which expert each token visits
 //   tinyscale/model/hooks.hpp                What surrounds a forward pass
 //   tinyscale/model/model_config.hpp         The shape of a transformer
+//   tinyscale/model/json.hpp                 A strict reader for the little JSON that files carry
 //   tinyscale/model/unicode_classes.hpp      What a pre-tokenizer asks of a character
 //   tinyscale/model/pre_tokenizer.hpp        Where byte-level tokenizers cut a text before they
 //   tinyscale/model/token_table.hpp          The texts of all tokens in one block of memory
@@ -267,7 +268,6 @@
 //   tinyscale/model/transformer.hpp          The transformer
 //   tinyscale/model/mixture.hpp              A mixture of experts in a block
 //   tinyscale/model/forward.hpp              The transformer's forward pass
-//   tinyscale/model/json.hpp                 A strict reader for the little JSON that files carry
 //   tinyscale/model/read_text.hpp            A text to learn
 //   tinyscale/model/weight_file.hpp          What every checkpoint gives, whatever its format
 //   tinyscale/model/llama2c.hpp              The files of llama2.c
@@ -1867,7 +1867,7 @@ class NameTable {
 }  // namespace detail
 }}  // namespace tinyscale
 
-#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/base/sorted_names.hpp
 // Names to find again: sorted once, n log n comparisons whatever the names are (a hash table can be
@@ -52744,6 +52744,371 @@ inline void ModelConfig::validate() const {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/model/json.hpp
+// A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
+// numbers are doubles; a repeated key, bytes that are no UTF-8 or anything after the value is an
+// Error with its position.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct JsonField;
+
+struct Json {
+  enum class Kind { null, boolean, number, text, list, object };
+  Kind kind = Kind::null;
+  double number = 0;  // also a boolean's 0 or 1
+  std::string text;
+  List<Json> list;
+  List<JsonField> fields;
+  std::size_t at = 0;  // byte of the text where the value begins
+
+  // The field of that name, or null when there is none.
+  const Json* find(const std::string& key) const;
+};
+
+struct JsonField {
+  std::string name;
+  Json value;
+};
+
+inline const Json* Json::find(const std::string& key) const {
+  for (const JsonField& field : fields) {
+    if (field.name == key) {
+      return &field.value;
+    }
+  }
+  return nullptr;
+}
+
+namespace detail {
+
+// All digits of a double, as JSON has it.
+inline std::string exact_number(double value) { return printed('g', 17, value); }
+
+// The UTF-8 bytes of a code point, at the end of `out`.
+inline void append_utf8(std::string& out, std::uint32_t code) {
+  const auto tail = [&out, code](int shift) {
+    out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
+  };
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else if (code < 0x800) {
+    out += static_cast<char>(0xC0U | (code >> 6));
+    tail(0);
+  } else if (code < 0x10000) {
+    out += static_cast<char>(0xE0U | (code >> 12));
+    tail(6), tail(0);
+  } else {
+    out += static_cast<char>(0xF0U | (code >> 18));
+    tail(12), tail(6), tail(0);
+  }
+}
+
+class JsonReader {
+ public:
+  // The text must outlive it; `who` stands before each error.
+  explicit JsonReader(const std::string& text, const std::string& who = std::string())
+      : text_(text), who_(who) {}
+
+  // Of at most so many values, each of which may take 250 bytes of memory where it has two of text.
+  Json whole(std::size_t most = static_cast<std::size_t>(-1)) {
+    left_ = most_ = most;
+    Json value = read(0);
+    end();
+    return value;
+  }
+
+  // Or field by field: `visit` gets each name of the object that comes next, and takes its value by
+  // few_values() or each_field().
+  template <class Visit>
+  void each_field(const Visit& visit) {
+    std::vector<std::string> names;
+    if (!take('{')) {
+      fail("an object is missing");
+    }
+    if (!take('}')) {
+      do {
+        names.push_back(read_key());
+        visit(static_cast<const std::string&>(names.back()));
+      } while (take(','));
+      if (!take('}')) {
+        fail("a comma or } is missing");
+      }
+    }
+    const SortedNames sorted(static_cast<std::vector<std::string>&&>(names));
+    if (sorted.twice() != SortedNames::none) {
+      fail_twice(sorted.name(sorted.twice()));
+    }
+  }
+  bool at_object() { return peek() == '{'; }
+  Json few_values(std::size_t most) {
+    left_ = most_ = most;
+    Json value = read(1);
+    left_ = static_cast<std::size_t>(-1);
+    return value;
+  }
+  void end() {
+    skip_space();
+    if (at_ != text_.size()) {
+      fail("text after the value");
+    }
+  }
+
+  // After an Error: the byte that is wrong; of a key that stands twice, where its second value is.
+  std::size_t position() const { return wrong_ > 0 ? wrong_ : at_; }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    detail::fail({who_, "json: ", what, " at byte ", static_cast<std::int64_t>(at_)});
+  }
+  void skip_space() {
+    while (at_ < text_.size() &&
+           (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) {
+      ++at_;
+    }
+  }
+  char peek() {
+    skip_space();
+    if (at_ >= text_.size()) {
+      fail("the text ends early");
+    }
+    return text_[at_];
+  }
+  bool take(char c) {
+    if (peek() != c) {
+      return false;
+    }
+    ++at_;
+    return true;
+  }
+
+  Json read(int depth) {
+    if (depth > 64) {
+      fail("more than 64 levels");
+    }
+    if (left_-- == 0) {
+      fail(cat({"more than ", most_, " values"}));
+    }
+    Json value;
+    const char c = peek();
+    value.at = at_;
+    if (c == '{') {
+      read_object(value, depth);
+    } else if (c == '[') {
+      read_list(value, depth);
+    } else if (c == '"') {
+      value.kind = Json::Kind::text;
+      value.text = read_text();
+    } else if (c == 't' || c == 'f' || c == 'n') {
+      read_word(value);
+    } else {
+      value.kind = Json::Kind::number;
+      value.number = read_number();
+    }
+    return value;
+  }
+
+  void read_object(Json& value, int depth) {
+    value.kind = Json::Kind::object;
+    ++at_;
+    if (take('}')) {
+      return;
+    }
+    do {
+      std::string key = read_key();
+      value.fields.push_back({std::move(key), read(depth + 1)});
+    } while (take(','));
+    if (!take('}')) {
+      fail("a comma or } is missing");
+    }
+    check_unique(value);
+  }
+
+  std::string read_key() {
+    if (peek() != '"') {
+      fail("a key must be a string");
+    }
+    std::string key = read_text();
+    if (!take(':')) {
+      fail("a colon is missing");
+    }
+    return key;
+  }
+
+  [[noreturn]] void fail_twice(const std::string& name) const {
+    fail(cat({"the key \"", name, "\" stands twice, before"}));
+  }
+  void check_unique(const Json& object) {
+    const std::size_t again = repeated(object.fields);
+    if (again < object.fields.size()) {
+      wrong_ = object.fields[again].value.at;
+      fail_twice(object.fields[again].name);
+    }
+  }
+  // The first field whose name stood before; SortedNames::none when there is none.
+  static std::size_t repeated(const List<JsonField>& fields) {
+    if (fields.size() > 16) {
+      std::vector<std::string> names;
+      for (const JsonField& field : fields) {
+        names.push_back(field.name);
+      }
+      return SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
+    }
+    for (std::size_t i = 1; i < fields.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (fields[i].name == fields[j].name) {
+          return i;
+        }
+      }
+    }
+    return SortedNames::none;
+  }
+
+  void read_list(Json& value, int depth) {
+    value.kind = Json::Kind::list;
+    ++at_;
+    if (take(']')) {
+      return;
+    }
+    do {
+      value.list.push_back(read(depth + 1));
+    } while (take(','));
+    if (!take(']')) {
+      fail("a comma or ] is missing");
+    }
+  }
+
+  void read_word(Json& value) {
+    if (text_.compare(at_, 4, "true") == 0 || text_.compare(at_, 5, "false") == 0) {
+      value.kind = Json::Kind::boolean;
+      value.number = text_[at_] == 't' ? 1 : 0;
+      at_ += value.number != 0 ? 4u : 5u;
+    } else if (text_.compare(at_, 4, "null") == 0) {
+      at_ += 4;
+    } else {
+      fail("an unknown word");
+    }
+  }
+
+  bool digits() {
+    const std::size_t start = at_;
+    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') {
+      ++at_;
+    }
+    return at_ > start;
+  }
+  bool next_is(char a, char b) const {
+    return at_ < text_.size() && (text_[at_] == a || text_[at_] == b);
+  }
+  double read_number() {
+    const std::size_t start = at_;
+    if (next_is('-', '-')) {
+      ++at_;
+    }
+    const bool zero = next_is('0', '0');
+    const std::size_t first = at_;
+    bool good = digits() && !(zero && at_ > first + 1);
+    if (good && next_is('.', '.')) {
+      ++at_;
+      good = digits();
+    }
+    if (good && next_is('e', 'E')) {
+      ++at_;
+      if (next_is('+', '-')) {
+        ++at_;
+      }
+      good = digits();
+    }
+    if (!good) {
+      fail("not a JSON value");
+    }
+    std::string number = text_.substr(start, at_ - start);
+    const std::size_t point = number.find('.');
+    if (point != std::string::npos) {
+      number.replace(point, 1, decimal_point());  // what strtod expects
+    }
+    return std::strtod(number.c_str(), nullptr);
+  }
+
+  std::string read_text() {
+    std::string out;
+    for (++at_; at_ < text_.size(); ++at_) {
+      const char c = text_[at_];
+      if (c == '"') {
+        if (!is_utf8(out)) {
+          fail("a string that is no UTF-8");
+        }
+        ++at_;
+        return out;
+      }
+      if (static_cast<unsigned char>(c) < 0x20) {
+        fail("a control character in a string");
+      }
+      if (c == '\\') {
+        read_escape(out);
+      } else {
+        out += c;
+      }
+    }
+    fail("a string has no end");
+  }
+
+  void read_escape(std::string& out) {
+    static const char names[] = "\"\\/bfnrt";
+    static const char values[] = "\"\\/\b\f\n\r\t";
+    const char c = ++at_ < text_.size() ? text_[at_] : '\0';
+    for (int i = 0; names[i] != '\0'; ++i) {
+      if (c == names[i]) {
+        out += values[i];
+        return;
+      }
+    }
+    if (c != 'u') {
+      fail("an unknown escape");
+    }
+    std::uint32_t code = read_hex();
+    if (code >= 0xD800 && code < 0xDC00 && text_.compare(at_ + 1, 2, "\\u") == 0) {
+      at_ += 2;
+      const std::uint32_t low = read_hex();
+      if (low < 0xDC00 || low > 0xDFFF) {
+        fail("half of a surrogate pair");
+      }
+      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    } else if (code >= 0xD800 && code <= 0xDFFF) {
+      fail("half of a surrogate pair");
+    }
+    append_utf8(out, code);
+  }
+
+  // Four hexadecimal digits after the 'u'; ends on the last of them.
+  std::uint32_t read_hex() {
+    std::uint32_t code = 0;
+    for (int i = 0; i < 4; ++i) {
+      const char c = ++at_ < text_.size() ? text_[at_] : '\0';
+      const bool digit = c >= '0' && c <= '9';
+      const char lower = static_cast<char>(c | 0x20);
+      if (!digit && (lower < 'a' || lower > 'f')) {
+        fail("four hexadecimal digits must follow \\u");
+      }
+      code = code * 16 + static_cast<std::uint32_t>(digit ? c - '0' : lower - 'a' + 10);
+    }
+    return code;
+  }
+
+  const std::string& text_;
+  const std::string who_;
+  std::size_t at_ = 0;
+  std::size_t left_ = static_cast<std::size_t>(-1), most_ = 0;  // values that may follow
+  std::size_t wrong_ = 0;                                       // 0: at_
+};
+
+}  // namespace detail
+
+// The value that the text spells; an Error says what is wrong and at which byte.
+inline Json parse_json(const std::string& text) { return detail::JsonReader(text).whole(); }
+
+}}  // namespace tinyscale
+
 #endif  // TINYSCALE_ONLY
 
 // >> tinyscale/model/unicode_classes.hpp
@@ -52840,25 +53205,6 @@ struct CharacterClasses {
     }
   }
 };
-
-// The UTF-8 bytes of a code point, at the end of `out`.
-inline void append_utf8(std::string& out, std::uint32_t code) {
-  const auto tail = [&out, code](int shift) {
-    out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
-  };
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += static_cast<char>(0xC0U | (code >> 6));
-    tail(0);
-  } else if (code < 0x10000) {
-    out += static_cast<char>(0xE0U | (code >> 12));
-    tail(6), tail(0);
-  } else {
-    out += static_cast<char>(0xF0U | (code >> 18));
-    tail(12), tail(6), tail(0);
-  }
-}
 
 inline CharacterClass character_class(std::uint32_t code) {
   static const CharacterClasses classes;
@@ -53309,6 +53655,7 @@ struct MergeWork {
   std::vector<std::int32_t> ids;
   std::vector<std::uint32_t> next, previous;
   Heap<PairPlace> heap;
+  std::vector<std::uint64_t> seen;  // of each token the last pair that might become it; or empty
 };
 
 constexpr std::size_t scanned_word = 40;  // tokens; longer words take the heap
@@ -53361,6 +53708,9 @@ inline void merge_by_heap(const PairTable& pairs, MergeWork& work) {
       const PairMerge& merge = pairs.find(ids[at], ids[work.next[at]]);
       if (merge.merged >= 0) {
         work.heap.push({static_cast<std::uint64_t>(merge.rank) << 32 | at, merge.pair});
+        if (!work.seen.empty()) {
+          work.seen[static_cast<std::size_t>(merge.merged)] = merge.pair;
+        }
       }
     }
   };
@@ -53392,7 +53742,7 @@ inline void merge_by_heap(const PairTable& pairs, MergeWork& work) {
 
 // Merges the tokens of one word in work.ids, at most 2^32 - 2 of them.
 inline void merge_pairs(const PairTable& pairs, MergeWork& work) {
-  if (work.ids.size() <= scanned_word) {
+  if (work.ids.size() <= scanned_word && work.seen.empty()) {
     merge_by_scan(pairs, work);
   } else {
     merge_by_heap(pairs, work);
@@ -53493,11 +53843,13 @@ inline bool bytes_of_spelling(const std::string& spelling, std::string& out) {
   return true;
 }
 
+constexpr const char* word_mark = "\xE2\x96\x81";  // U+2581
+
 // U+2581 as a space, everywhere.
 inline std::string with_spaces(const std::string& piece) {
   std::string out;
   for (std::size_t at = 0; at < piece.size(); ++at) {
-    if (piece.compare(at, 3, "\xE2\x96\x81") == 0) {
+    if (piece[at] == word_mark[0] && piece.compare(at, 3, word_mark) == 0) {
       out += ' ';
       at += 2;
     } else {
@@ -53618,6 +53970,8 @@ struct TokenizerTables {
   std::int32_t byte_ids[256];     // the token of each byte, or -1
   SpecialTokens special, always;  // looked for when asked; those of users in every text
   std::string neighbours;         // [256 first + second]: not 0 when a token holds them so
+  bool marks = false;             // tokens spell spaces as U+2581: a text's are spaces, too
+  bool splits = false;            // as SentencePiece, which takes unused tokens apart again
 
   TokenizerTables() {
     for (std::int32_t& id : byte_ids) {
@@ -53636,9 +53990,10 @@ struct TokenizerTables {
     return !data.spaces.empty() &&
            (data.spaces[static_cast<std::size_t>(id)] & static_cast<std::int32_t>(side)) != 0;
   }
-  // May a text become this token by merging?
+  // May a text become this token by merging? (An unused one that is empty is a gap in the ids.)
   bool plain(std::size_t id) const {
-    return type(id) == TokenType::normal || type(id) == TokenType::user_defined;
+    return type(id) == TokenType::normal || type(id) == TokenType::user_defined ||
+           (type(id) == TokenType::unused && !data.tokens[id].empty());
   }
 };
 
@@ -53660,6 +54015,9 @@ inline void add_texts(TokenizerTables& tables) {
       continue;
     }
     const int byte = tables.type(i) == TokenType::byte ? byte_of_piece(token) : -1;
+    tables.marks = tables.marks || token.find(word_mark) != std::string::npos;
+    tables.splits = tables.splits ||
+                    (data.space_rule == SpaceRule::text && tables.type(i) == TokenType::unused);
     const std::int32_t id = tables.texts.add(
         byte >= 0 ? std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))
                   : with_spaces(token));
@@ -53683,10 +54041,10 @@ inline void add_texts(TokenizerTables& tables) {
 // Text to token numbers and back: one token a character (code point) or a byte, byte-level BPE
 // (GPT-2's), SentencePiece BPE with scores or by merges. A value of one pointer: copies are cheap.
 // Round trip: decode(encode(text)) is the text, whatever its bytes, for bytes, byte-level BPE and
-// pieces with byte tokens. Pieces put one space before a text that is not empty, most of them also
-// behind a user's token; decode leaves one out there and after BOS. Not so where a tokenizer.json
-// says that a first space is that one (Metaspace), or that a special token takes along the spaces
-// around it.
+// pieces with byte tokens (but U+2581, where they spell a space so, as their programs have it).
+// Pieces put one space before a text that is not empty, most of them also behind a user's token;
+// decode leaves one out there and after BOS. Not so where a tokenizer.json says that a first space
+// is that one (Metaspace), or that a special token takes along the spaces around it.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -53765,8 +54123,8 @@ inline std::size_t character_size(const std::string& text, std::size_t at) {
 class StretchEncoder {
  public:
   StretchEncoder(const TokenizerTables& tables, const std::string& text, bool spaced,
-                 std::int64_t shift, std::vector<std::int32_t>& ids)
-      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), ids_(ids) {
+                 std::int64_t shift, MergeWork& work, std::vector<std::int32_t>& ids)
+      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), work_(work), ids_(ids) {
     if (text.size() > 4096) {
       earlier_.resize(4096);
     }
@@ -53799,7 +54157,7 @@ class StretchEncoder {
     if (tables_.data.kind == TokenizerKind::characters) {
       return at + code_point(text_.data(), at, end).size;
     }
-    std::size_t next = at + 1;
+    std::size_t next = tables_.splits ? end : at + 1;
     for (; next < end; ++next) {
       const auto before = static_cast<unsigned char>(text_[next - 1]);
       const auto behind = static_cast<unsigned char>(text_[next]);
@@ -53855,7 +54213,21 @@ class StretchEncoder {
       at = kind == TokenizerKind::byte_pairs ? first_byte(at) : first_character(at, end);
     }
     merge_pairs(tables_.pairs, work_);
-    ids_.insert(ids_.end(), work_.ids.begin(), work_.ids.end());
+    for (const std::int32_t id : work_.ids) {
+      take(id);
+    }
+  }
+  // SentencePiece's unused token is the two that were last about to become it.
+  void take(std::int32_t id) {
+    const auto at = static_cast<std::size_t>(id);
+    const bool splits = !work_.seen.empty() && tables_.type(at) == TokenType::unused;
+    const std::uint64_t pair = splits ? work_.seen[at] : ~std::uint64_t{0};
+    if (pair == ~std::uint64_t{0}) {
+      ids_.push_back(id);
+    } else {
+      take(static_cast<std::int32_t>(pair >> 32));
+      take(static_cast<std::int32_t>(pair & ~0U));
+    }
   }
 
   std::size_t first_byte(std::size_t at) {
@@ -53914,18 +54286,18 @@ class StretchEncoder {
   const std::string& text_;
   bool spaced_;
   std::int64_t shift_;
+  MergeWork& work_;
   std::vector<std::int32_t>& ids_;
-  MergeWork work_;
   List<Earlier> earlier_;  // one place for all words of a hash: a later word takes it
 };
 
 // Does a stretch of text get a space before it?
-inline bool gets_space(const TokenizerTables& tables, const std::string& text, std::size_t begin,
+inline bool gets_space(const TokenizerTables& tables, char first, std::size_t begin,
                        const std::vector<std::int32_t>& ids) {
   switch (tables.data.space_rule) {
     case SpaceRule::each: return true;
-    case SpaceRule::each_without: return text[begin] != ' ';
-    case SpaceRule::first_without: return begin == 0 && text[begin] != ' ';
+    case SpaceRule::each_without: return first != ' ';
+    case SpaceRule::first_without: return begin == 0 && first != ' ';
     default:
       return begin == 0 || (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) ==
                                                 TokenType::control);
@@ -53934,15 +54306,18 @@ inline bool gets_space(const TokenizerTables& tables, const std::string& text, s
 
 // Ordinary text between special tokens.
 inline void encode_stretch(const TokenizerTables& tables, const std::string& text,
-                           std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids) {
-  if (begin < end && tables.pieces() && tables.data.add_space_prefix &&
-      gets_space(tables, text, begin, ids)) {
-    const std::string spaced = " " + text.substr(begin, end - begin);
-    const std::int64_t shift = 1 - static_cast<std::int64_t>(begin);
-    StretchEncoder(tables, spaced, true, shift, ids).encode(0, spaced.size());
-  } else {
-    StretchEncoder(tables, text, false, 0, ids).encode(begin, end);
+                           std::size_t begin, std::size_t end, MergeWork& work,
+                           std::vector<std::int32_t>& ids) {
+  if (begin == end || !tables.pieces()) {
+    StretchEncoder(tables, text, false, 0, work, ids).encode(begin, end);
+    return;
   }
+  std::string own = text.substr(begin, end - begin);
+  own = tables.marks ? with_spaces(own) : own;
+  const bool spaced = tables.data.add_space_prefix && gets_space(tables, own[0], begin, ids);
+  own.insert(0, spaced ? 1 : 0, ' ');
+  const std::int64_t shift = (spaced ? 1 : 0) - static_cast<std::int64_t>(begin);
+  StretchEncoder(tables, own, spaced, shift, work, ids).encode(0, own.size());
 }
 
 // Does a user's token at the start of the text stand behind the space of the text?
@@ -54038,6 +54413,8 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
     ids.push_back(static_cast<std::int32_t>(bos()));
   }
   const detail::SpecialTokens& special = options.parse_special ? tables_->special : tables_->always;
+  detail::MergeWork work;
+  work.seen.resize(tables_->splits ? data().tokens.size() : 0, ~std::uint64_t{0});
   std::size_t begin = 0;  // of the text that is not yet encoded
   for (std::size_t at = 0; !special.empty() && at < text.size();) {
     std::size_t size = 1;
@@ -54045,9 +54422,9 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
     if (id >= 0) {
       const bool left = tables_->takes_spaces(id, TokenSpaces::left);
       const std::size_t end = left ? detail::spaces_before(text, begin, at) : at;
-      detail::encode_stretch(*tables_, text, begin, end, ids);
+      detail::encode_stretch(*tables_, text, begin, end, work, ids);
       if (at == 0 && detail::behind_space(*tables_, id)) {
-        detail::StretchEncoder(*tables_, " ", true, 1, ids).encode(0, 1);
+        detail::StretchEncoder(*tables_, " ", true, 1, work, ids).encode(0, 1);
       }
       ids.push_back(id);
       const bool right = tables_->takes_spaces(id, TokenSpaces::right);
@@ -54055,7 +54432,7 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
     }
     at = id >= 0 ? begin : at + size;
   }
-  detail::encode_stretch(*tables_, text, begin, text.size(), ids);
+  detail::encode_stretch(*tables_, text, begin, text.size(), work, ids);
   if (eos() >= 0 && (options.eos < 0 ? data().add_eos : options.eos) > 0) {
     ids.push_back(static_cast<std::int32_t>(eos()));
   }
@@ -54606,9 +54983,9 @@ inline Tokenizer train_tokenizer(const std::string& text, std::int64_t vocabular
   while (texts.size() < ordinary) {
     const detail::CountedPair best = counts.most_frequent();
     if (best.count < 2) {
-      detail::fail({"train_tokenizer: no pair stands twice any more after ", texts.size(),
-                    " tokens of ", ordinary, "; a longer text or a vocabulary of at most ",
-                    texts.size() + options.special.size(), " is right"});
+      const std::size_t most = texts.size() + options.special.size();
+      detail::fail({"train_tokenizer: no pair stands twice any more after ", most, " tokens of ",
+                    vocabulary, "; a longer text or a vocabulary of at most ", most, " is right"});
     }
     const std::string left = texts.text(best.pair >> 32), right = texts.text(best.pair & ~0U);
     data.merges.push_back(detail::spelled_bytes(left) + " " + detail::spelled_bytes(right));
@@ -55188,369 +55565,6 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
 #endif  // TINYSCALE_ONLY
 
 #if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
-
-// >> tinyscale/model/json.hpp
-// A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
-// numbers are doubles; a repeated key, bytes that are no UTF-8 or anything after the value is an
-// Error with its position.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-struct JsonField;
-
-struct Json {
-  enum class Kind { null, boolean, number, text, list, object };
-  Kind kind = Kind::null;
-  double number = 0;  // also a boolean's 0 or 1
-  std::string text;
-  List<Json> list;
-  List<JsonField> fields;
-  std::size_t at = 0;  // byte of the text where the value begins
-
-  // The field of that name, or null when there is none.
-  const Json* find(const std::string& key) const;
-};
-
-struct JsonField {
-  std::string name;
-  Json value;
-};
-
-inline const Json* Json::find(const std::string& key) const {
-  for (const JsonField& field : fields) {
-    if (field.name == key) {
-      return &field.value;
-    }
-  }
-  return nullptr;
-}
-
-namespace detail {
-
-// All digits of a double, as JSON has it.
-inline std::string exact_number(double value) { return printed('g', 17, value); }
-
-class JsonReader {
- public:
-  // The text must outlive it; `who` stands before each error.
-  explicit JsonReader(const std::string& text, const std::string& who = std::string())
-      : text_(text), who_(who) {}
-
-  Json whole() {
-    Json value = read(0);
-    end();
-    return value;
-  }
-
-  // A large text that nobody vouches for is read field by field, each of a few values: two bytes of
-  // it may be a Json of a hundred. `visit` gets each name of the object that comes next, and takes
-  // its value by few_values() or each_field().
-  template <class Visit>
-  void each_field(const Visit& visit) {
-    std::vector<std::string> names;
-    if (!take('{')) {
-      fail("an object is missing");
-    }
-    if (!take('}')) {
-      do {
-        names.push_back(read_key());
-        visit(static_cast<const std::string&>(names.back()));
-      } while (take(','));
-      if (!take('}')) {
-        fail("a comma or } is missing");
-      }
-    }
-    const SortedNames sorted(static_cast<std::vector<std::string>&&>(names));
-    if (sorted.twice() != SortedNames::none) {
-      fail_twice(sorted.name(sorted.twice()));
-    }
-  }
-  bool at_object() { return peek() == '{'; }
-  Json few_values(std::size_t most) {
-    left_ = most_ = most;
-    Json value = read(1);
-    left_ = static_cast<std::size_t>(-1);
-    return value;
-  }
-  void end() {
-    skip_space();
-    if (at_ != text_.size()) {
-      fail("text after the value");
-    }
-  }
-
-  // After an Error: the byte that is wrong; of a key that stands twice, where its second value is.
-  std::size_t position() const { return wrong_ > 0 ? wrong_ : at_; }
-
- private:
-  [[noreturn]] void fail(const std::string& what) const {
-    detail::fail({who_, "json: ", what, " at byte ", static_cast<std::int64_t>(at_)});
-  }
-  void skip_space() {
-    while (at_ < text_.size() &&
-           (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) {
-      ++at_;
-    }
-  }
-  char peek() {
-    skip_space();
-    if (at_ >= text_.size()) {
-      fail("the text ends early");
-    }
-    return text_[at_];
-  }
-  bool take(char c) {
-    if (peek() != c) {
-      return false;
-    }
-    ++at_;
-    return true;
-  }
-
-  Json read(int depth) {
-    if (depth > 64) {
-      fail("more than 64 levels");
-    }
-    if (left_-- == 0) {
-      fail(cat({"more than ", most_, " values in one field"}));
-    }
-    Json value;
-    const char c = peek();
-    value.at = at_;
-    if (c == '{') {
-      read_object(value, depth);
-    } else if (c == '[') {
-      read_list(value, depth);
-    } else if (c == '"') {
-      value.kind = Json::Kind::text;
-      value.text = read_text();
-    } else if (c == 't' || c == 'f' || c == 'n') {
-      read_word(value);
-    } else {
-      value.kind = Json::Kind::number;
-      value.number = read_number();
-    }
-    return value;
-  }
-
-  void read_object(Json& value, int depth) {
-    value.kind = Json::Kind::object;
-    ++at_;
-    if (take('}')) {
-      return;
-    }
-    do {
-      std::string key = read_key();
-      value.fields.push_back({std::move(key), read(depth + 1)});
-    } while (take(','));
-    if (!take('}')) {
-      fail("a comma or } is missing");
-    }
-    check_unique(value);
-  }
-
-  std::string read_key() {
-    if (peek() != '"') {
-      fail("a key must be a string");
-    }
-    std::string key = read_text();
-    if (!take(':')) {
-      fail("a colon is missing");
-    }
-    return key;
-  }
-
-  [[noreturn]] void fail_twice(const std::string& name) const {
-    fail(cat({"the key \"", name, "\" stands twice, before"}));
-  }
-  void check_unique(const Json& object) {
-    const std::size_t again = repeated(object.fields);
-    if (again < object.fields.size()) {
-      wrong_ = object.fields[again].value.at;
-      fail_twice(object.fields[again].name);
-    }
-  }
-  // The first field whose name stood before; SortedNames::none when there is none.
-  static std::size_t repeated(const List<JsonField>& fields) {
-    if (fields.size() > 16) {
-      std::vector<std::string> names;
-      for (const JsonField& field : fields) {
-        names.push_back(field.name);
-      }
-      return SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
-    }
-    for (std::size_t i = 1; i < fields.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) {
-        if (fields[i].name == fields[j].name) {
-          return i;
-        }
-      }
-    }
-    return SortedNames::none;
-  }
-
-  void read_list(Json& value, int depth) {
-    value.kind = Json::Kind::list;
-    ++at_;
-    if (take(']')) {
-      return;
-    }
-    do {
-      value.list.push_back(read(depth + 1));
-    } while (take(','));
-    if (!take(']')) {
-      fail("a comma or ] is missing");
-    }
-  }
-
-  void read_word(Json& value) {
-    if (text_.compare(at_, 4, "true") == 0 || text_.compare(at_, 5, "false") == 0) {
-      value.kind = Json::Kind::boolean;
-      value.number = text_[at_] == 't' ? 1 : 0;
-      at_ += value.number != 0 ? 4u : 5u;
-    } else if (text_.compare(at_, 4, "null") == 0) {
-      at_ += 4;
-    } else {
-      fail("an unknown word");
-    }
-  }
-
-  bool digits() {
-    const std::size_t start = at_;
-    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') {
-      ++at_;
-    }
-    return at_ > start;
-  }
-  bool next_is(char a, char b) const {
-    return at_ < text_.size() && (text_[at_] == a || text_[at_] == b);
-  }
-  double read_number() {
-    const std::size_t start = at_;
-    if (next_is('-', '-')) {
-      ++at_;
-    }
-    const bool zero = next_is('0', '0');
-    const std::size_t first = at_;
-    bool good = digits() && !(zero && at_ > first + 1);
-    if (good && next_is('.', '.')) {
-      ++at_;
-      good = digits();
-    }
-    if (good && next_is('e', 'E')) {
-      ++at_;
-      if (next_is('+', '-')) {
-        ++at_;
-      }
-      good = digits();
-    }
-    if (!good) {
-      fail("not a JSON value");
-    }
-    std::string number = text_.substr(start, at_ - start);
-    const std::size_t point = number.find('.');
-    if (point != std::string::npos) {
-      number.replace(point, 1, decimal_point());  // what strtod expects
-    }
-    return std::strtod(number.c_str(), nullptr);
-  }
-
-  std::string read_text() {
-    std::string out;
-    for (++at_; at_ < text_.size(); ++at_) {
-      const char c = text_[at_];
-      if (c == '"') {
-        if (!is_utf8(out)) {
-          fail("a string that is no UTF-8");
-        }
-        ++at_;
-        return out;
-      }
-      if (static_cast<unsigned char>(c) < 0x20) {
-        fail("a control character in a string");
-      }
-      if (c == '\\') {
-        read_escape(out);
-      } else {
-        out += c;
-      }
-    }
-    fail("a string has no end");
-  }
-
-  void read_escape(std::string& out) {
-    static const char names[] = "\"\\/bfnrt";
-    static const char values[] = "\"\\/\b\f\n\r\t";
-    const char c = ++at_ < text_.size() ? text_[at_] : '\0';
-    for (int i = 0; names[i] != '\0'; ++i) {
-      if (c == names[i]) {
-        out += values[i];
-        return;
-      }
-    }
-    if (c != 'u') {
-      fail("an unknown escape");
-    }
-    std::uint32_t code = read_hex();
-    if (code >= 0xD800 && code < 0xDC00 && text_.compare(at_ + 1, 2, "\\u") == 0) {
-      at_ += 2;
-      const std::uint32_t low = read_hex();
-      if (low < 0xDC00 || low > 0xDFFF) {
-        fail("half of a surrogate pair");
-      }
-      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-    } else if (code >= 0xD800 && code <= 0xDFFF) {
-      fail("half of a surrogate pair");
-    }
-    append_utf8(out, code);
-  }
-
-  // Four hexadecimal digits after the 'u'; ends on the last of them.
-  std::uint32_t read_hex() {
-    std::uint32_t code = 0;
-    for (int i = 0; i < 4; ++i) {
-      const char c = ++at_ < text_.size() ? text_[at_] : '\0';
-      const bool digit = c >= '0' && c <= '9';
-      const char lower = static_cast<char>(c | 0x20);
-      if (!digit && (lower < 'a' || lower > 'f')) {
-        fail("four hexadecimal digits must follow \\u");
-      }
-      code = code * 16 + static_cast<std::uint32_t>(digit ? c - '0' : lower - 'a' + 10);
-    }
-    return code;
-  }
-
-  static void append_utf8(std::string& out, std::uint32_t code) {
-    const auto tail = [&out, code](int shift) {
-      out += static_cast<char>(0x80 | ((code >> shift) & 0x3F));
-    };
-    if (code < 0x80) {
-      out += static_cast<char>(code);
-    } else if (code < 0x800) {
-      out += static_cast<char>(0xC0 | (code >> 6));
-      tail(0);
-    } else if (code < 0x10000) {
-      out += static_cast<char>(0xE0 | (code >> 12));
-      tail(6), tail(0);
-    } else {
-      out += static_cast<char>(0xF0 | (code >> 18));
-      tail(12), tail(6), tail(0);
-    }
-  }
-
-  const std::string& text_;
-  const std::string who_;
-  std::size_t at_ = 0;
-  std::size_t left_ = static_cast<std::size_t>(-1), most_ = 0;  // values that may follow
-  std::size_t wrong_ = 0;                                       // 0: at_
-};
-
-}  // namespace detail
-
-// The value that the text spells; an Error says what is wrong and at which byte.
-inline Json parse_json(const std::string& text) { return detail::JsonReader(text).whole(); }
-
-}}  // namespace tinyscale
 
 // >> tinyscale/model/read_text.hpp
 // A text to learn: its tokens, of which the first 90 % train and the rest validate.
@@ -56216,9 +56230,9 @@ inline std::uint64_t json_whole(const Json& value, const std::string& who,
   return static_cast<std::uint64_t>(n);
 }
 
-// parse_json whose errors name the file.
+// parse_json whose errors name the file. The largest tokenizers have two million values.
 inline Json parse_named(const std::string& text, const std::string& who) {
-  return JsonReader(text, who).whole();
+  return JsonReader(text, who).whole(4000000);
 }
 
 inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& value,
@@ -56681,8 +56695,6 @@ inline Tokenizer read_sentencepiece(const std::string& path) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
-
-constexpr const char* word_mark = "\xE2\x96\x81";  // U+2581
 
 // A field's text, "" when it is none; is a field true? (`otherwise` when it is not there)
 inline std::string json_text(const Json* json, const char* key) {
@@ -61510,7 +61522,7 @@ class ConfigFile {
   ConfigFile(const std::string& text, const std::string& file) : text_(text), file_(file) {
     JsonReader reader(text);
     try {
-      root_ = reader.whole();
+      root_ = reader.whole(100000);
     } catch (const Error& error) {
       wrong(reader.position(), error.what());
     }
@@ -62332,24 +62344,32 @@ struct ShardIndex {
 };
 
 inline ShardIndex read_shard_index(const std::string& text, const std::string& who) {
-  const Json json = parse_named(text, who);
-  const Json* const map = json.find("weight_map");
-  if (map == nullptr || map->kind != Json::Kind::object || map->fields.empty()) {
+  ShardIndex index;
+  JsonReader json(text, who);
+  const auto add = [&](const std::string& tensor) {
+    const Json value = json.few_values(64);
+    const std::string& shard = value.text;
+    const bool outside = shard.find_first_of("/\\:") != std::string::npos || shard == "." ||
+                         shard == ".." || shard.find('\0') != std::string::npos;
+    if (shard.empty() || outside) {
+      fail({who, "the tensor \"", json_escape(tensor), "\" is in \"", json_escape(shard),
+            "\"; the name of a file in the same folder is right"});
+    }
+    index.tensors.push_back(tensor);
+    index.shards.push_back(shard);
+  };
+  json.each_field([&](const std::string& name) {
+    if (name == "weight_map" && json.at_object()) {
+      json.each_field(add);
+    } else {
+      json.few_values(100000);
+    }
+  });
+  json.end();
+  if (index.tensors.empty()) {
     fail({who,
           "no weight_map; an index has one, of tensors and their files; a config.json goes beside "
           "the weights"});
-  }
-  ShardIndex index;
-  for (const JsonField& field : map->fields) {
-    const std::string& shard = field.value.text;
-    const bool outside = shard.find_first_of("/\\:") != std::string::npos || shard == "." ||
-                         shard == ".." || shard.find('\0') != std::string::npos;
-    if (field.value.kind != Json::Kind::text || shard.empty() || outside) {
-      fail({who, "the tensor \"", json_escape(field.name), "\" is in \"", json_escape(shard),
-            "\"; the name of a file in the same folder is right"});
-    }
-    index.tensors.push_back(field.name);
-    index.shards.push_back(shard);
   }
   return index;
 }

@@ -290,9 +290,9 @@ TEST_CASE("a header of many numbers is refused before it takes much memory") {
     numbers += ",1";
   }
   CHECK(refusal(with_length(numbers + "]}", "")) ==
-        "json: more than 64 values in one field at byte 132");
+        "json: more than 64 values at byte 132");
   CHECK(refusal(with_length("{\"__metadata__\":{\"k\":[[[" + numbers.substr(6), "")) ==
-        "json: more than 64 values in one field at byte 146");
+        "json: more than 64 values at byte 146");
   CHECK(refusal(with_length("{\"__metadata__\":" + numbers.substr(5) + "}", "")) ==
         "__metadata__ is not an object of strings");
 }

@@ -517,6 +517,13 @@ TEST_CASE("config.json: a file, its name, and files cut anywhere") {
   CHECK(error_of([] { ts::read_config("no/such/config.json"); }) ==
         "read_config: cannot open \"no/such/config.json\": No such file or directory");
 
+  std::string many = "{\"x\":[0";
+  for (int i = 0; i < 100000; ++i) {
+    many += ",0";  // values take far more memory than their text
+  }
+  const std::string refusal = error_of([&] { ts::parse_config(many + "]}", "c.json"); });
+  CHECK(refusal == "c.json:1: json: more than 100000 values at byte 200002");
+
   std::size_t refused = 0;
   const std::string whole = json_of(deepseek);
   for (std::size_t i = 0; i < whole.size() - 2; ++i) {

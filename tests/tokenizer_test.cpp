@@ -999,6 +999,9 @@ TEST_CASE("training merges the most frequent pair, as counting all anew does") {
   CHECK(error_of([] { ts::train_tokenizer("aaaa", 300); }) ==
         "train_tokenizer: no pair stands twice any more after 257 tokens of 300; a longer text or "
         "a vocabulary of at most 257 is right");
+  CHECK(error_of([&] { ts::train_tokenizer("aaaa", 300, options); }) ==
+        "train_tokenizer: no pair stands twice any more after 259 tokens of 300; a longer text or "
+        "a vocabulary of at most 259 is right");
   options.pre = "words";
   CHECK(error_of([&] { ts::train_tokenizer("aaaa", 300, options); })
             .rfind(
@@ -1203,6 +1206,33 @@ TEST_CASE("pieces: where the space before the text goes when a user's token stan
     }
     CHECK(ts::detail::tokenizer_from_json(ts::detail::tokenizer_json(*t), "x: ") == *t);
   }
+}
+
+TEST_CASE("pieces: unused ones merge on the way, and U+2581 is a space where tokens spell it so") {
+  const std::string mark = "\xE2\x96\x81";
+  ts::TokenizerData data;
+  data.kind = ts::TokenizerKind::scored_pieces;
+  data.tokens = {"<unk>", "<s>", "</s>", mark, "a", "b", "c", "ab", "abc", "bb", "abb", "<u>"};
+  data.scores = {0, 0, 0, -9, -9, -9, -9, -1, -2, -5, -3, 0};
+  data.types = {2, 3, 3, 1, 1, 1, 1, 5, 1, 1, 5, 4};
+  data.unknown = 0, data.bos = 1, data.eos = 2, data.add_bos = 0;
+  data.add_space_prefix = false;
+  const ts::Tokenizer as_is = ts::make_tokenizer(data);  // llama.cpp: a token as any
+  CHECK(as_is.encode("ab abc abb") == Ids{7, 3, 8, 3, 10});
+  data.space_rule = ts::SpaceRule::text;
+  const ts::Tokenizer apart = ts::make_tokenizer(data);  // SentencePiece takes it apart again
+  CHECK(apart.encode("ab abc") == Ids{4, 5, 3, 8});
+  CHECK(apart.encode("abb") == Ids{4, 5, 5});  // abb was ab and b, ab was a and b
+  CHECK(apart.encode("ab<u>abc") == Ids{4, 5, 11, 8});
+  CHECK(apart.encode("a" + mark + " b") == Ids{4, 3, 3, 5});
+  CHECK(apart.decode({4, 3, 3, 5}) == "a  b");
+  data.space_rule = ts::SpaceRule::first_without;
+  data.add_space_prefix = true;
+  CHECK(ts::make_tokenizer(data).encode(mark + "a") == Ids{3, 4});
+  const std::string file = llama2c_file({{" ", -1.0f}, {"a", -2.0f}});  // spaces as spaces
+  const ts::Tokenizer llama2c =
+      ts::parse_llama2c_tokenizer(bytes_of(file), file.size(), 261, "of two");
+  CHECK(llama2c.encode("a" + mark, false) == Ids{259, 260, 3 + 0xE2, 3 + 0x96, 3 + 0x81});
 }
 
 TEST_CASE("merges go through tokens that are also added; dbrx is no Llama 3 but for its cuts") {

@@ -602,6 +602,11 @@ TEST_CASE("shards are one model") {
   }
   CHECK(refuse(5, "\"t\": 7") ==
         "the tensor \"t\" is in \"\"; the name of a file in the same folder is right");
+  std::string many = "\"t\": [0";
+  for (int i = 0; i < 64; ++i) {
+    many += ",0";
+  }
+  CHECK(refuse(5, many + "]").rfind("json: more than 64 values at byte ", 0) == 0);
   CHECK(refuse(5, "") ==
         "no weight_map; an index has one, of tensors and their files; a config.json goes beside "
         "the weights");

@@ -173,12 +173,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     options.eos = tokenizer.eos() >= 0 && how / 2 % 2 == 1 ? 1 : -1;
     options.parse_special = how / 4 % 2 == 1;
     const std::vector<std::int32_t> ids = tokenizer.encode(text, options);
+    const bool pieces = which == 6 || which == 7;  // U+2581 is a space to them
+    const std::string same = pieces ? tinyscale::detail::with_spaces(text) : text;
     const std::string back = fuzz::decode_all(tokenizer, ids);
-    fuzz::promise(options.parse_special || back == text, "a text comes back");
+    fuzz::promise(options.parse_special || back == same, "a text comes back");
     if (which == 6 && text.size() <= 256 && text.find("[user]") == std::string::npos) {
       options = tinyscale::EncodeOptions();
       options.bos = 0;
-      const std::string spaced = text.empty() ? "" : " " + text;
+      const std::string spaced = text.empty() ? "" : " " + same;
       fuzz::promise(
           tokenizer.encode(text, options) == fuzz_encode::by_scanning(tokenizer.data(), spaced),
           "pieces are those of the plain rule");

@@ -98,6 +98,7 @@ struct MergeWork {
   std::vector<std::int32_t> ids;
   std::vector<std::uint32_t> next, previous;
   Heap<PairPlace> heap;
+  std::vector<std::uint64_t> seen;  // of each token the last pair that might become it; or empty
 };
 
 constexpr std::size_t scanned_word = 40;  // tokens; longer words take the heap
@@ -150,6 +151,9 @@ inline void merge_by_heap(const PairTable& pairs, MergeWork& work) {
       const PairMerge& merge = pairs.find(ids[at], ids[work.next[at]]);
       if (merge.merged >= 0) {
         work.heap.push({static_cast<std::uint64_t>(merge.rank) << 32 | at, merge.pair});
+        if (!work.seen.empty()) {
+          work.seen[static_cast<std::size_t>(merge.merged)] = merge.pair;
+        }
       }
     }
   };
@@ -181,7 +185,7 @@ inline void merge_by_heap(const PairTable& pairs, MergeWork& work) {
 
 // Merges the tokens of one word in work.ids, at most 2^32 - 2 of them.
 inline void merge_pairs(const PairTable& pairs, MergeWork& work) {
-  if (work.ids.size() <= scanned_word) {
+  if (work.ids.size() <= scanned_word && work.seen.empty()) {
     merge_by_scan(pairs, work);
   } else {
     merge_by_heap(pairs, work);

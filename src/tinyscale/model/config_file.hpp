@@ -19,7 +19,7 @@ class ConfigFile {
   ConfigFile(const std::string& text, const std::string& file) : text_(text), file_(file) {
     JsonReader reader(text);
     try {
-      root_ = reader.whole();
+      root_ = reader.whole(100000);
     } catch (const Error& error) {
       wrong(reader.position(), error.what());
     }

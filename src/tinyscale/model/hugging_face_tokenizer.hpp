@@ -19,8 +19,6 @@
 namespace tinyscale {
 namespace detail {
 
-constexpr const char* word_mark = "\xE2\x96\x81";  // U+2581
-
 // A field's text, "" when it is none; is a field true? (`otherwise` when it is not there)
 inline std::string json_text(const Json* json, const char* key) {
   const Json* field = json == nullptr ? nullptr : json->find(key);

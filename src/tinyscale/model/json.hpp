@@ -50,21 +50,41 @@ namespace detail {
 // All digits of a double, as JSON has it.
 inline std::string exact_number(double value) { return printed('g', 17, value); }
 
+// The UTF-8 bytes of a code point, at the end of `out`.
+inline void append_utf8(std::string& out, std::uint32_t code) {
+  const auto tail = [&out, code](int shift) {
+    out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
+  };
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else if (code < 0x800) {
+    out += static_cast<char>(0xC0U | (code >> 6));
+    tail(0);
+  } else if (code < 0x10000) {
+    out += static_cast<char>(0xE0U | (code >> 12));
+    tail(6), tail(0);
+  } else {
+    out += static_cast<char>(0xF0U | (code >> 18));
+    tail(12), tail(6), tail(0);
+  }
+}
+
 class JsonReader {
  public:
   // The text must outlive it; `who` stands before each error.
   explicit JsonReader(const std::string& text, const std::string& who = std::string())
       : text_(text), who_(who) {}
 
-  Json whole() {
+  // Of at most so many values, each of which may take 250 bytes of memory where it has two of text.
+  Json whole(std::size_t most = static_cast<std::size_t>(-1)) {
+    left_ = most_ = most;
     Json value = read(0);
     end();
     return value;
   }
 
-  // A large text that nobody vouches for is read field by field, each of a few values: two bytes of
-  // it may be a Json of a hundred. `visit` gets each name of the object that comes next, and takes
-  // its value by few_values() or each_field().
+  // Or field by field: `visit` gets each name of the object that comes next, and takes its value by
+  // few_values() or each_field().
   template <class Visit>
   void each_field(const Visit& visit) {
     std::vector<std::string> names;
@@ -132,7 +152,7 @@ class JsonReader {
       fail("more than 64 levels");
     }
     if (left_-- == 0) {
-      fail(cat({"more than ", most_, " values in one field"}));
+      fail(cat({"more than ", most_, " values"}));
     }
     Json value;
     const char c = peek();
@@ -338,24 +358,6 @@ class JsonReader {
       code = code * 16 + static_cast<std::uint32_t>(digit ? c - '0' : lower - 'a' + 10);
     }
     return code;
-  }
-
-  static void append_utf8(std::string& out, std::uint32_t code) {
-    const auto tail = [&out, code](int shift) {
-      out += static_cast<char>(0x80 | ((code >> shift) & 0x3F));
-    };
-    if (code < 0x80) {
-      out += static_cast<char>(code);
-    } else if (code < 0x800) {
-      out += static_cast<char>(0xC0 | (code >> 6));
-      tail(0);
-    } else if (code < 0x10000) {
-      out += static_cast<char>(0xE0 | (code >> 12));
-      tail(6), tail(0);
-    } else {
-      out += static_cast<char>(0xF0 | (code >> 18));
-      tail(12), tail(6), tail(0);
-    }
   }
 
   const std::string& text_;

@@ -93,9 +93,9 @@ inline std::uint64_t json_whole(const Json& value, const std::string& who,
   return static_cast<std::uint64_t>(n);
 }
 
-// parse_json whose errors name the file.
+// parse_json whose errors name the file. The largest tokenizers have two million values.
 inline Json parse_named(const std::string& text, const std::string& who) {
-  return JsonReader(text, who).whole();
+  return JsonReader(text, who).whole(4000000);
 }
 
 inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& value,

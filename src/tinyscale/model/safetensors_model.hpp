@@ -69,24 +69,32 @@ struct ShardIndex {
 };
 
 inline ShardIndex read_shard_index(const std::string& text, const std::string& who) {
-  const Json json = parse_named(text, who);
-  const Json* const map = json.find("weight_map");
-  if (map == nullptr || map->kind != Json::Kind::object || map->fields.empty()) {
+  ShardIndex index;
+  JsonReader json(text, who);
+  const auto add = [&](const std::string& tensor) {
+    const Json value = json.few_values(64);
+    const std::string& shard = value.text;
+    const bool outside = shard.find_first_of("/\\:") != std::string::npos || shard == "." ||
+                         shard == ".." || shard.find('\0') != std::string::npos;
+    if (shard.empty() || outside) {
+      fail({who, "the tensor \"", json_escape(tensor), "\" is in \"", json_escape(shard),
+            "\"; the name of a file in the same folder is right"});
+    }
+    index.tensors.push_back(tensor);
+    index.shards.push_back(shard);
+  };
+  json.each_field([&](const std::string& name) {
+    if (name == "weight_map" && json.at_object()) {
+      json.each_field(add);
+    } else {
+      json.few_values(100000);
+    }
+  });
+  json.end();
+  if (index.tensors.empty()) {
     fail({who,
           "no weight_map; an index has one, of tensors and their files; a config.json goes beside "
           "the weights"});
-  }
-  ShardIndex index;
-  for (const JsonField& field : map->fields) {
-    const std::string& shard = field.value.text;
-    const bool outside = shard.find_first_of("/\\:") != std::string::npos || shard == "." ||
-                         shard == ".." || shard.find('\0') != std::string::npos;
-    if (field.value.kind != Json::Kind::text || shard.empty() || outside) {
-      fail({who, "the tensor \"", json_escape(field.name), "\" is in \"", json_escape(shard),
-            "\"; the name of a file in the same folder is right"});
-    }
-    index.tensors.push_back(field.name);
-    index.shards.push_back(shard);
   }
   return index;
 }

@@ -2,10 +2,10 @@
 // Text to token numbers and back: one token a character (code point) or a byte, byte-level BPE
 // (GPT-2's), SentencePiece BPE with scores or by merges. A value of one pointer: copies are cheap.
 // Round trip: decode(encode(text)) is the text, whatever its bytes, for bytes, byte-level BPE and
-// pieces with byte tokens. Pieces put one space before a text that is not empty, most of them also
-// behind a user's token; decode leaves one out there and after BOS. Not so where a tokenizer.json
-// says that a first space is that one (Metaspace), or that a special token takes along the spaces
-// around it.
+// pieces with byte tokens (but U+2581, where they spell a space so, as their programs have it).
+// Pieces put one space before a text that is not empty, most of them also behind a user's token;
+// decode leaves one out there and after BOS. Not so where a tokenizer.json says that a first space
+// is that one (Metaspace), or that a special token takes along the spaces around it.
 
 #include <cstddef>  // size_t
 #include <cstdint>  // int32_t
@@ -94,8 +94,8 @@ inline std::size_t character_size(const std::string& text, std::size_t at) {
 class StretchEncoder {
  public:
   StretchEncoder(const TokenizerTables& tables, const std::string& text, bool spaced,
-                 std::int64_t shift, std::vector<std::int32_t>& ids)
-      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), ids_(ids) {
+                 std::int64_t shift, MergeWork& work, std::vector<std::int32_t>& ids)
+      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), work_(work), ids_(ids) {
     if (text.size() > 4096) {
       earlier_.resize(4096);
     }
@@ -128,7 +128,7 @@ class StretchEncoder {
     if (tables_.data.kind == TokenizerKind::characters) {
       return at + code_point(text_.data(), at, end).size;
     }
-    std::size_t next = at + 1;
+    std::size_t next = tables_.splits ? end : at + 1;
     for (; next < end; ++next) {
       const auto before = static_cast<unsigned char>(text_[next - 1]);
       const auto behind = static_cast<unsigned char>(text_[next]);
@@ -184,7 +184,21 @@ class StretchEncoder {
       at = kind == TokenizerKind::byte_pairs ? first_byte(at) : first_character(at, end);
     }
     merge_pairs(tables_.pairs, work_);
-    ids_.insert(ids_.end(), work_.ids.begin(), work_.ids.end());
+    for (const std::int32_t id : work_.ids) {
+      take(id);
+    }
+  }
+  // SentencePiece's unused token is the two that were last about to become it.
+  void take(std::int32_t id) {
+    const auto at = static_cast<std::size_t>(id);
+    const bool splits = !work_.seen.empty() && tables_.type(at) == TokenType::unused;
+    const std::uint64_t pair = splits ? work_.seen[at] : ~std::uint64_t{0};
+    if (pair == ~std::uint64_t{0}) {
+      ids_.push_back(id);
+    } else {
+      take(static_cast<std::int32_t>(pair >> 32));
+      take(static_cast<std::int32_t>(pair & ~0U));
+    }
   }
 
   std::size_t first_byte(std::size_t at) {
@@ -243,18 +257,18 @@ class StretchEncoder {
   const std::string& text_;
   bool spaced_;
   std::int64_t shift_;
+  MergeWork& work_;
   std::vector<std::int32_t>& ids_;
-  MergeWork work_;
   List<Earlier> earlier_;  // one place for all words of a hash: a later word takes it
 };
 
 // Does a stretch of text get a space before it?
-inline bool gets_space(const TokenizerTables& tables, const std::string& text, std::size_t begin,
+inline bool gets_space(const TokenizerTables& tables, char first, std::size_t begin,
                        const std::vector<std::int32_t>& ids) {
   switch (tables.data.space_rule) {
     case SpaceRule::each: return true;
-    case SpaceRule::each_without: return text[begin] != ' ';
-    case SpaceRule::first_without: return begin == 0 && text[begin] != ' ';
+    case SpaceRule::each_without: return first != ' ';
+    case SpaceRule::first_without: return begin == 0 && first != ' ';
     default:
       return begin == 0 || (!ids.empty() && tables.type(static_cast<std::size_t>(ids.back())) ==
                                                 TokenType::control);
@@ -263,15 +277,18 @@ inline bool gets_space(const TokenizerTables& tables, const std::string& text, s
 
 // Ordinary text between special tokens.
 inline void encode_stretch(const TokenizerTables& tables, const std::string& text,
-                           std::size_t begin, std::size_t end, std::vector<std::int32_t>& ids) {
-  if (begin < end && tables.pieces() && tables.data.add_space_prefix &&
-      gets_space(tables, text, begin, ids)) {
-    const std::string spaced = " " + text.substr(begin, end - begin);
-    const std::int64_t shift = 1 - static_cast<std::int64_t>(begin);
-    StretchEncoder(tables, spaced, true, shift, ids).encode(0, spaced.size());
-  } else {
-    StretchEncoder(tables, text, false, 0, ids).encode(begin, end);
+                           std::size_t begin, std::size_t end, MergeWork& work,
+                           std::vector<std::int32_t>& ids) {
+  if (begin == end || !tables.pieces()) {
+    StretchEncoder(tables, text, false, 0, work, ids).encode(begin, end);
+    return;
   }
+  std::string own = text.substr(begin, end - begin);
+  own = tables.marks ? with_spaces(own) : own;
+  const bool spaced = tables.data.add_space_prefix && gets_space(tables, own[0], begin, ids);
+  own.insert(0, spaced ? 1 : 0, ' ');
+  const std::int64_t shift = (spaced ? 1 : 0) - static_cast<std::int64_t>(begin);
+  StretchEncoder(tables, own, spaced, shift, work, ids).encode(0, own.size());
 }
 
 // Does a user's token at the start of the text stand behind the space of the text?
@@ -367,6 +384,8 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
     ids.push_back(static_cast<std::int32_t>(bos()));
   }
   const detail::SpecialTokens& special = options.parse_special ? tables_->special : tables_->always;
+  detail::MergeWork work;
+  work.seen.resize(tables_->splits ? data().tokens.size() : 0, ~std::uint64_t{0});
   std::size_t begin = 0;  // of the text that is not yet encoded
   for (std::size_t at = 0; !special.empty() && at < text.size();) {
     std::size_t size = 1;
@@ -374,9 +393,9 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
     if (id >= 0) {
       const bool left = tables_->takes_spaces(id, TokenSpaces::left);
       const std::size_t end = left ? detail::spaces_before(text, begin, at) : at;
-      detail::encode_stretch(*tables_, text, begin, end, ids);
+      detail::encode_stretch(*tables_, text, begin, end, work, ids);
       if (at == 0 && detail::behind_space(*tables_, id)) {
-        detail::StretchEncoder(*tables_, " ", true, 1, ids).encode(0, 1);
+        detail::StretchEncoder(*tables_, " ", true, 1, work, ids).encode(0, 1);
       }
       ids.push_back(id);
       const bool right = tables_->takes_spaces(id, TokenSpaces::right);
@@ -384,7 +403,7 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
     }
     at = id >= 0 ? begin : at + size;
   }
-  detail::encode_stretch(*tables_, text, begin, text.size(), ids);
+  detail::encode_stretch(*tables_, text, begin, text.size(), work, ids);
   if (eos() >= 0 && (options.eos < 0 ? data().add_eos : options.eos) > 0) {
     ids.push_back(static_cast<std::int32_t>(eos()));
   }

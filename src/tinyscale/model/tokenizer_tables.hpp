@@ -12,6 +12,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/model/byte_pair_encoding.hpp"
+#include "tinyscale/model/json.hpp"
 #include "tinyscale/model/pre_tokenizer.hpp"
 #include "tinyscale/model/token_table.hpp"
 
@@ -99,11 +100,13 @@ inline bool bytes_of_spelling(const std::string& spelling, std::string& out) {
   return true;
 }
 
+constexpr const char* word_mark = "\xE2\x96\x81";  // U+2581
+
 // U+2581 as a space, everywhere.
 inline std::string with_spaces(const std::string& piece) {
   std::string out;
   for (std::size_t at = 0; at < piece.size(); ++at) {
-    if (piece.compare(at, 3, "\xE2\x96\x81") == 0) {
+    if (piece[at] == word_mark[0] && piece.compare(at, 3, word_mark) == 0) {
       out += ' ';
       at += 2;
     } else {
@@ -224,6 +227,8 @@ struct TokenizerTables {
   std::int32_t byte_ids[256];     // the token of each byte, or -1
   SpecialTokens special, always;  // looked for when asked; those of users in every text
   std::string neighbours;         // [256 first + second]: not 0 when a token holds them so
+  bool marks = false;             // tokens spell spaces as U+2581: a text's are spaces, too
+  bool splits = false;            // as SentencePiece, which takes unused tokens apart again
 
   TokenizerTables() {
     for (std::int32_t& id : byte_ids) {
@@ -242,9 +247,10 @@ struct TokenizerTables {
     return !data.spaces.empty() &&
            (data.spaces[static_cast<std::size_t>(id)] & static_cast<std::int32_t>(side)) != 0;
   }
-  // May a text become this token by merging?
+  // May a text become this token by merging? (An unused one that is empty is a gap in the ids.)
   bool plain(std::size_t id) const {
-    return type(id) == TokenType::normal || type(id) == TokenType::user_defined;
+    return type(id) == TokenType::normal || type(id) == TokenType::user_defined ||
+           (type(id) == TokenType::unused && !data.tokens[id].empty());
   }
 };
 
@@ -266,6 +272,9 @@ inline void add_texts(TokenizerTables& tables) {
       continue;
     }
     const int byte = tables.type(i) == TokenType::byte ? byte_of_piece(token) : -1;
+    tables.marks = tables.marks || token.find(word_mark) != std::string::npos;
+    tables.splits = tables.splits ||
+                    (data.space_rule == SpaceRule::text && tables.type(i) == TokenType::unused);
     const std::int32_t id = tables.texts.add(
         byte >= 0 ? std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))
                   : with_spaces(token));

@@ -216,9 +216,9 @@ inline Tokenizer train_tokenizer(const std::string& text, std::int64_t vocabular
   while (texts.size() < ordinary) {
     const detail::CountedPair best = counts.most_frequent();
     if (best.count < 2) {
-      detail::fail({"train_tokenizer: no pair stands twice any more after ", texts.size(),
-                    " tokens of ", ordinary, "; a longer text or a vocabulary of at most ",
-                    texts.size() + options.special.size(), " is right"});
+      const std::size_t most = texts.size() + options.special.size();
+      detail::fail({"train_tokenizer: no pair stands twice any more after ", most, " tokens of ",
+                    vocabulary, "; a longer text or a vocabulary of at most ", most, " is right"});
     }
     const std::string left = texts.text(best.pair >> 32), right = texts.text(best.pair & ~0U);
     data.merges.push_back(detail::spelled_bytes(left) + " " + detail::spelled_bytes(right));
