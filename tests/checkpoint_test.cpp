@@ -289,8 +289,7 @@ TEST_CASE("a header of many numbers is refused before it takes much memory") {
   for (int i = 0; i < 1000000; ++i) {
     numbers += ",1";
   }
-  CHECK(refusal(with_length(numbers + "]}", "")) ==
-        "json: more than 64 values at byte 132");
+  CHECK(refusal(with_length(numbers + "]}", "")) == "json: more than 64 values at byte 132");
   CHECK(refusal(with_length("{\"__metadata__\":{\"k\":[[[" + numbers.substr(6), "")) ==
         "json: more than 64 values at byte 146");
   CHECK(refusal(with_length("{\"__metadata__\":" + numbers.substr(5) + "}", "")) ==
@@ -384,6 +383,16 @@ TEST_CASE("ranges and shapes that lie are refused") {
         "tensor \"a\" has 9 dimensions; at most 8");
   CHECK(refusal(entry("\"a\":{\"dtype\":\"F99\",\"shape\":[2],\"data_offsets\":[0,8]}")) ==
         "tensor \"a\" has the unknown dtype \"F99\"");
+  CHECK(refusal(entry("\"a\":{\"dtype\":\"F4\",\"shape\":[15],\"data_offsets\":[0,8]}")) ==
+        "tensor \"a\": bytes 0 to 8 for shape [15] of F4; their number must be 0.5 an element");
+  for (const char* newer :
+       {"F4\",\"shape\":[2,8]", "F8_E8M0\",\"shape\":[8]", "C64\",\"shape\":[]"}) {
+    const std::string fields = std::string("\"a\":{\"dtype\":\"") + newer,
+                      path = temporary("newer");
+    write_file(path, entry(fields + ",\"data_offsets\":[0,8]}"));
+    CHECK(!ts::read_safetensors(path).stored(ts::read_safetensors(path).entries[0]).readable);
+    std::remove(path.c_str());
+  }
   CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[2]}")) ==
         "tensor \"a\" lacks dtype, shape or data_offsets");
   CHECK(refusal(entry("\"a\":7")) == "tensor \"a\" lacks dtype, shape or data_offsets");

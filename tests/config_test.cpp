@@ -404,6 +404,12 @@ TEST_CASE("config.json: key-value heads, windows and heads that a file leaves ou
       with(without(decoder("qwen2_moe", {2, 2048, 16, 16, 96, 100, 512}), ""),
            {{"num_experts", "4"}, {"num_experts_per_tok", "2"}, {"moe_intermediate_size", "1408"}});
   CHECK(parsed(shared).shared_experts == 4);
+  const Keys windows = with(shared, {{"use_sliding_window", "true"}, {"sliding_window", "16"}});
+  CHECK(refusal(windows) ==
+        "config.json:1: layer_types is missing; which layers have a window differs by version "
+        "without it");
+  const std::string turns = R"(["sliding_attention", "full_attention"])";
+  CHECK(parsed(with(windows, {{"layer_types", turns}})).global_every == 2);
 }
 
 TEST_CASE("config.json: every error gives file, line and key") {

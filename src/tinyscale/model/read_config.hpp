@@ -355,6 +355,9 @@ class ConfigReader {
       const bool left_out = (is("mistral") || is("qwen")) && !file_.has("sliding_window");
       c_.window = file_.whole_or("sliding_window", 1, config_size, left_out ? 4096 : 0);
       const bool listed = file_.list("layer_types") != nullptr;
+      if (type_ == "qwen2_moe" && !listed) {
+        file_.refuse("layer_types", "which layers have a window differs by version without it");
+      }
       const bool from = is("qwen") && type_ != "qwen3_moe" && !listed;
       const std::int64_t first = from ? file_.whole_or("max_window_layers", 0, config_few, 28) : 0;
       c_.window = first < c_.layers ? c_.window : 0;

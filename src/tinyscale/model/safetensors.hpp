@@ -68,15 +68,18 @@ struct Safetensors {
 
 namespace detail {
 
-// Bytes of an element; 0 for a dtype that the format does not know.
-inline std::uint64_t safetensors_size(const std::string& dtype) {
-  static const char* const names[] = {"F64", "I64", "U64",  "F32",     "I32",
-                                      "U32", "F16", "BF16", "I16",     "U16",
-                                      "I8",  "U8",  "BOOL", "F8_E4M3", "F8_E5M2"};
-  static const std::uint64_t sizes[] = {8, 8, 8, 4, 4, 4, 2, 2, 2, 2, 1, 1, 1, 1, 1};
-  for (std::size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i) {
-    if (dtype == names[i]) {
-      return sizes[i];
+// Bits of an element; 0 for a dtype that the format does not know.
+inline std::uint64_t safetensors_bits(const std::string& dtype) {
+  static const struct {
+    const char* name;
+    std::uint64_t bits;
+  } known[] = {{"F64", 64},    {"I64", 64},    {"U64", 64},    {"C64", 64},    {"F32", 32},
+               {"I32", 32},    {"U32", 32},    {"F16", 16},    {"BF16", 16},   {"I16", 16},
+               {"U16", 16},    {"I8", 8},      {"U8", 8},      {"BOOL", 8},    {"F8_E4M3", 8},
+               {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
+  for (const auto& row : known) {
+    if (dtype == row.name) {
+      return row.bits;
     }
   }
   return 0;
@@ -113,8 +116,8 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
   entry.dtype = dtype->text;
   entry.begin = json_whole(range->list[0], who);
   entry.end = json_whole(range->list[1], who);
-  const std::uint64_t size = safetensors_size(entry.dtype);
-  if (size == 0) {
+  const std::uint64_t bits = safetensors_bits(entry.dtype);
+  if (bits == 0) {
     fail({who, " has the unknown dtype \"", entry.dtype, "\""});
   }
   if (shape->list.size() > static_cast<std::size_t>(Shape::max_dims)) {
@@ -129,10 +132,11 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
   } catch (const Error& error) {  // the product overflows
     fail({who, ": ", error.what()});
   }
-  if (entry.end < entry.begin || (entry.end - entry.begin) % size != 0 ||
-      (entry.end - entry.begin) / size != count) {
+  const std::uint64_t held = 8 * (entry.end - entry.begin);
+  if (entry.end < entry.begin || held % bits != 0 || held / bits != count) {
     fail({who, ": bytes ", entry.begin, " to ", entry.end, " for shape ", entry.shape.text(),
-          " of ", entry.dtype, "; their number must be ", size, " an element"});
+          " of ", entry.dtype, "; their number must be ", static_cast<double>(bits) / 8,
+          " an element"});
   }
   return entry;
 }
