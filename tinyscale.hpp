@@ -52947,21 +52947,11 @@ class JsonReader {
   }
   // The first field whose name stood before; SortedNames::none when there is none.
   static std::size_t repeated(const List<JsonField>& fields) {
-    if (fields.size() > 16) {
-      std::vector<std::string> names;
-      for (const JsonField& field : fields) {
-        names.push_back(field.name);
-      }
-      return SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
+    std::vector<std::string> names;
+    for (const JsonField& field : fields) {
+      names.push_back(field.name);
     }
-    for (std::size_t i = 1; i < fields.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) {
-        if (fields[i].name == fields[j].name) {
-          return i;
-        }
-      }
-    }
-    return SortedNames::none;
+    return SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
   }
 
   void read_list(Json& value, int depth) {
@@ -53234,12 +53224,12 @@ inline bool is_sign(std::uint32_t code) {
 //             ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+      (Qwen 2: \p{N} alone)
 //   digits    every \p{N} a piece of its own, then GPT-2's between them (StarCoder, SmolLM)
 //   signs     llama.cpp's where a GGUF file names none: [\p{P}$+<=>^~|]+, then GPT-2's between
-//   them,
-//             then \p{N}+, and of these [0-9][0-9][0-9]
+//             them, then \p{N}+, and of these [0-9][0-9][0-9]  (Falcon: ` too, not \p{N}+)
+//   coder     DeepSeek-Coder: [\r\n], \s?\p{L}+, \s?\p{P}+, of all these far characters, \p{N}
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-enum class PreTokenizer { none, gpt2, llama3, qwen2, digits, signs };
+enum class PreTokenizer { none, gpt2, llama3, qwen2, digits, signs, falcon, coder };
 
 namespace detail {
 
@@ -53260,8 +53250,10 @@ inline const PreTokenizerName* pre_tokenizers() {
       {"dbrx", PreTokenizer::llama3},      {"qwen2", PreTokenizer::qwen2},
       {"stablelm2", PreTokenizer::qwen2},  {"smollm", PreTokenizer::digits},
       {"starcoder", PreTokenizer::digits}, {"refact", PreTokenizer::digits},
-      {"command-r", PreTokenizer::digits}, {"none", PreTokenizer::none},
-      {nullptr, PreTokenizer::none}};
+      {"command-r", PreTokenizer::digits}, {"deepseek-coder", PreTokenizer::coder},
+      {"falcon", PreTokenizer::falcon},    {"deepseek-r1-qwen", PreTokenizer::qwen2},
+      {"pixtral", PreTokenizer::llama3},   {"megrez", PreTokenizer::qwen2},
+      {"none", PreTokenizer::none},        {nullptr, PreTokenizer::none}};
   return table;
 }
 
@@ -53388,33 +53380,71 @@ struct WordCutter {
     return lines > at ? lines : white_space(at);
   }
 
-  std::size_t skip_signs(std::size_t at, bool signs) const {
-    while (at < end && is_sign(code_point(text, at, end).code) == signs) {
-      at += size_at(at);
-    }
-    return at;
-  }
   bool three_digits(std::size_t at) const {
     const auto digit = [&](std::size_t i) { return i < end && text[i] >= '0' && text[i] <= '9'; };
     return digit(at) && digit(at + 1) && digit(at + 2);
   }
-  std::size_t signs(std::size_t at) const {
-    const std::size_t behind = skip_signs(at, true);
-    if (behind > at) {
-      return behind;
+  // Falcon: the backquote is a sign, and a space goes with the number behind it.
+  std::size_t signs(std::size_t at, bool falcon) const {
+    const auto sign = [&](std::size_t i) {
+      return is_sign(code_point(text, i, end).code) || (falcon && text[i] == '`');
+    };
+    std::size_t next = at;
+    while (next < end && sign(next)) {
+      next += size_at(next);
     }
-    const WordCutter word{text, skip_signs(at, false)};
-    if (word.is(at, CharacterClass::number)) {
-      const std::size_t last = word.skip(at, CharacterClass::number);
-      std::size_t next = at;
-      while (next < last && !word.three_digits(next)) {
+    const bool number = is(at, CharacterClass::number);
+    const bool behind_space = text[at] == ' ' && is(at + 1, CharacterClass::number);
+    if (next > at || (behind_space && !falcon)) {
+      return next > at ? next : at + 1;
+    }
+    if (number || behind_space) {
+      next += number ? 0 : 1;
+      while (is(next, CharacterClass::number) && !three_digits(next)) {
         next += size_at(next);
       }
       return next == at ? at + 3 : next;
     }
-    const std::size_t next = word.gpt2(at);
-    const bool space_first = text[at] == ' ' && word.is(at + 1, CharacterClass::number);
-    return space_first ? at + 1 : next;
+    // White space and what follows it, no further than one piece may need.
+    std::size_t last = skip(at, CharacterClass::space);
+    const std::size_t first = last;
+    const CharacterClass which = last < end ? class_at(last) : CharacterClass::other;
+    while (last < end && !sign(last) && class_at(last) == which &&
+           (last == first || which != CharacterClass::number)) {
+      last += size_at(last);
+    }
+    return WordCutter{text, last}.gpt2(at);
+  }
+
+  // Runs of far characters, U+0800 to U+9FA5 and Hangul, and each number are apart; what is between
+  // are line ends, then letters, then punctuation, each with a space before.
+  std::size_t coder(std::size_t at) const {
+    enum Kind { other, letter, punctuation, line };
+    const auto kind = [&](std::size_t i) {
+      const std::uint32_t c = i < end ? code_point(text, i, end).code : '\n';
+      const bool marks = is_sign(c) && (c > 127 || std::strchr("$+<=>^~|", text[i]) == nullptr);
+      return c == '\n' || c == '\r'                         ? line
+             : marks                                        ? punctuation
+             : character_class(c) == CharacterClass::letter ? letter
+                                                            : other;
+    };
+    const auto begins = [&](std::size_t i) {  // a piece of that kind
+      const Kind own = kind(i), next = is(i, CharacterClass::space) ? kind(i + size_at(i)) : other;
+      return own == other && next != line ? next : own;
+    };
+    const auto part = [&](std::size_t i) {
+      const std::uint32_t c = code_point(text, i, end).code;
+      const CharacterClass is_of = character_class(c);
+      const bool far = (c >= 0x800 && c <= 0x9FA5) || (c >= 0xAC00 && c <= 0xD7FF);
+      return is_of == CharacterClass::number ? 2 : far && is_of != CharacterClass::space ? 1 : 0;
+    };
+    const Kind piece = begins(at);
+    std::size_t next = at + size_at(at);
+    while (piece != line && part(at) < 2 && next < end && part(next) == part(at) &&
+           (piece == other ? begins(next) : kind(next)) == piece) {
+      next += size_at(next);
+    }
+    return next;
   }
 };
 
@@ -53427,7 +53457,9 @@ inline std::size_t next_piece(PreTokenizer pre, const char* text, std::size_t at
     case PreTokenizer::gpt2: return cutter.gpt2(at);
     case PreTokenizer::llama3: return cutter.llama3(at, 3);
     case PreTokenizer::qwen2: return cutter.llama3(at, 1);
-    case PreTokenizer::signs: return cutter.signs(at);
+    case PreTokenizer::signs: return cutter.signs(at, false);
+    case PreTokenizer::falcon: return cutter.signs(at, true);
+    case PreTokenizer::coder: return cutter.coder(at);
     case PreTokenizer::digits: break;
   }
   if (cutter.is(at, CharacterClass::number)) {
@@ -57386,10 +57418,11 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
         {"save_tokenizer: a SentencePiece tokenizer merges by scores, which a "
          "tokenizer.json cannot hold; save() of a model keeps them"});
   }
-  if (data.kind == TokenizerKind::byte_pairs && data.pre == "default") {
-    detail::fail(
-        {"save_tokenizer: llama.cpp's default cut is of four patterns one after the other, which a "
-         "tokenizer.json does not name; save() of a model keeps it"});
+  const int pre = detail::find_pre_tokenizer(data.kind == TokenizerKind::bytes ? "none" : data.pre);
+  if (data.kind == TokenizerKind::byte_pairs && pre >= static_cast<int>(PreTokenizer::signs)) {
+    detail::fail({"save_tokenizer: llama.cpp's cut \"", data.pre,
+                  "\" is of several patterns one after the other, which a tokenizer.json does not "
+                  "name; save() of a model keeps it"});
   }
   for (int byte = 0; data.kind == TokenizerKind::bytes && byte < 256; ++byte) {
     data.tokens.push_back(
@@ -57428,7 +57461,6 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
       vocabulary += detail::cat({"\":", id});
     }
   }
-  const int pre = detail::find_pre_tokenizer(data.kind == TokenizerKind::bytes ? "none" : data.pre);
   const std::string unknown =
       data.unknown < 0
           ? "null"
@@ -57687,8 +57719,8 @@ struct Gguf {
   std::uint64_t alignment = 32;
   List<GgufValue> metadata;
   List<GgufTensor> tensors;
-  std::vector<std::size_t> key_order, tensor_order;  // by name
-  Shared<MappedFile> file;                           // empty: the caller keeps the bytes
+  detail::SortedNames key_names, tensor_names;
+  Shared<MappedFile> file;  // empty: the caller keeps the bytes
 
   const GgufValue* find(const std::string& key) const;
   const GgufTensor* tensor(const std::string& name) const;  // null: there is none
@@ -57724,25 +57756,13 @@ inline std::string GgufValue::text() const {
 }
 
 inline const GgufValue* Gguf::find(const std::string& key) const {
-  std::size_t low = 0, high = key_order.size();
-  while (low < high) {
-    const std::size_t middle = (low + high) / 2;
-    const bool less = metadata[key_order[middle]].key < key;
-    (less ? low : high) = less ? middle + 1 : middle;
-  }
-  const bool found = low < key_order.size() && metadata[key_order[low]].key == key;
-  return found ? &metadata[key_order[low]] : nullptr;
+  const std::size_t at = key_names.find(key);
+  return at == key_names.none ? nullptr : &metadata[at];
 }
 
 inline const GgufTensor* Gguf::tensor(const std::string& wanted) const {
-  std::size_t low = 0, high = tensor_order.size();
-  while (low < high) {
-    const std::size_t middle = (low + high) / 2;
-    const bool less = tensors[tensor_order[middle]].name < wanted;
-    (less ? low : high) = less ? middle + 1 : middle;
-  }
-  const bool found = low < tensor_order.size() && tensors[tensor_order[low]].name == wanted;
-  return found ? &tensors[tensor_order[low]] : nullptr;
+  const std::size_t at = tensor_names.find(wanted);
+  return at == tensor_names.none ? nullptr : &tensors[at];
 }
 
 inline void Gguf::refuse(const GgufValue& value, const std::string& right) const {
@@ -58122,26 +58142,14 @@ inline GgufTensor read_gguf_info(GgufBytes& in, std::uint64_t number) {
   return tensor;
 }
 
-struct NamedPlace {
-  const std::string* name = nullptr;
-  std::size_t at = 0;
-  bool before(const NamedPlace& other) const { return *name < *other.name; }
-};
-
-// The places in order of their names; a name twice is an Error.
-inline std::vector<std::size_t> order_of_names(Heap<NamedPlace>& heap, const char* what,
-                                               const GgufBytes& in) {
-  std::vector<std::size_t> order;
-  const std::string* last = nullptr;
-  while (!heap.empty()) {
-    const NamedPlace place = heap.pop();
-    if (last != nullptr && *last == *place.name) {
-      in.wrong(cat({what, " ", shown_name(*last), " is there twice"}));
-    }
-    last = place.name;
-    order.push_back(place.at);
+// A name twice is an Error.
+inline SortedNames sorted_gguf_names(std::vector<std::string> names, const char* what,
+                                     const GgufBytes& in) {
+  SortedNames sorted(static_cast<std::vector<std::string>&&>(names));
+  if (sorted.twice() != sorted.none) {
+    in.wrong(cat({what, " ", shown_name(sorted.name(sorted.twice())), " is there twice"}));
   }
-  return order;
+  return sorted;
 }
 
 // Where each tensor lies: aligned, inside the file, none on another.
@@ -58176,23 +58184,20 @@ inline void place_gguf_tensors(Gguf& file, const std::uint8_t* data, std::uint64
 }
 
 inline void read_gguf_tables(Gguf& file, GgufBytes& in, std::uint64_t tensors, std::uint64_t keys) {
+  std::vector<std::string> names, tensor_names;
   in.check_count(keys, 13, "keys");  // a length, a type, a byte
   for (std::uint64_t i = 0; i < keys; ++i) {
     file.metadata.push_back(read_gguf_value(in, i));
+    names.push_back(file.metadata.back().key);
   }
-  Heap<NamedPlace> heap;
-  for (std::size_t i = 0; i < file.metadata.size(); ++i) {
-    heap.push({&file.metadata[i].key, i});
-  }
-  file.key_order = order_of_names(heap, "key", in);
+  file.key_names = sorted_gguf_names(static_cast<std::vector<std::string>&&>(names), "key", in);
   in.check_count(tensors, 24, "tensors");  // a length, the number of dims, type, offset
   for (std::uint64_t i = 0; i < tensors; ++i) {
     file.tensors.push_back(read_gguf_info(in, i));
+    tensor_names.push_back(file.tensors.back().name);
   }
-  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
-    heap.push({&file.tensors[i].name, i});
-  }
-  file.tensor_order = order_of_names(heap, "tensor", in);
+  file.tensor_names =
+      sorted_gguf_names(static_cast<std::vector<std::string>&&>(tensor_names), "tensor", in);
 }
 
 }  // namespace detail

@@ -597,7 +597,8 @@ TEST_CASE("lists that make no tokenizer are refused") {
   CHECK(refuse([](Data& d) { d.pre = "tekken"; }) ==
         "make_tokenizer: the pre-tokenizer is \"tekken\"; right is one of gpt-2, default, phi-2, "
         "olmo, mpt, roberta-bpe, jina-es, jina-de, llama-bpe, llama3, llama-v3, falcon3, dbrx, "
-        "qwen2, stablelm2, smollm, starcoder, refact, command-r, none");
+        "qwen2, stablelm2, smollm, starcoder, refact, command-r, deepseek-coder, falcon, "
+        "deepseek-r1-qwen, pixtral, megrez, none");
   CHECK(refuse([](Data& d) {
           d.tokens.push_back(std::string(257, 'x'));
           d.types.assign(258, 1);
@@ -1254,12 +1255,12 @@ TEST_CASE("merges go through tokens that are also added; dbrx is no Llama 3 but 
   }
 }
 
-TEST_CASE("llama.cpp's default cut: signs apart, then words, then digits by three") {
-  const auto pieces = [](const std::string& text) {
+TEST_CASE("llama.cpp's default cut: signs apart, then words, then digits; Falcon, DeepSeek-Coder") {
+  ts::PreTokenizer pre = ts::PreTokenizer::signs;
+  const auto pieces = [&pre](const std::string& text) {
     std::vector<std::string> out;
     for (std::size_t at = 0; at < text.size();) {
-      const std::size_t next =
-          ts::detail::next_piece(ts::PreTokenizer::signs, text.data(), at, text.size());
+      const std::size_t next = ts::detail::next_piece(pre, text.data(), at, text.size());
       REQUIRE(next > at);
       out.push_back(text.substr(at, next - at));
       at = next;
@@ -1273,11 +1274,24 @@ TEST_CASE("llama.cpp's default cut: signs apart, then words, then digits by thre
                "234 <=> \xC2\xA7$5") ==
         Pieces{"1\xEF\xBC\x91", "234", " ", "<=>", " ", "\xC2\xA7$", "5"});
   CHECK(pieces("x   !") == Pieces{"x", "   ", "!"});
+  std::string long_text(600000, '1');  // without signs: not looked through again at each word
+  for (int i = 0; i < 100000; ++i) {
+    long_text += " a12";
+  }
+  CHECK(pieces(long_text).size() == 200000 + 200000);
+  pre = ts::PreTokenizer::falcon;  // a backquote is a sign, a space stays with its number
+  CHECK(pieces("a` 12, 12345\n") == Pieces{"a", "`", " 12", ",", " ", "123", "45", "\n"});
+  pre = ts::PreTokenizer::coder;
+  CHECK(pieces("if (x>=10) \n\n  y $+!") ==
+        Pieces{"if", " (", "x", ">=", "1", "0", ")", " ", "\n", "\n", " ", " y", " $+", "!"});
+  const std::string han = "\xE6\xBC\xA2", comma = "\xE3\x80\x81", thai = "\xE0\xB9\x91";
+  CHECK(pieces(" a" + han + han + comma + "!" + thai + thai) ==
+        Pieces{" a", han + han, comma, "!", thai, thai});
   ts::TokenizerData data = small_bpe({"a b"});
   data.pre = "default";
   CHECK(error_of([&] {
           ts::hugging_face_json(ts::make_tokenizer(data));
-        }).find("save_tokenizer: llama.cpp's default cut is of four patterns") == 0);
+        }).find("save_tokenizer: llama.cpp's cut \"default\" is of several patterns") == 0);
 }
 
 TEST_CASE("special tokens of a training: none empty, each once") {

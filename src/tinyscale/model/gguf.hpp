@@ -215,26 +215,14 @@ inline GgufTensor read_gguf_info(GgufBytes& in, std::uint64_t number) {
   return tensor;
 }
 
-struct NamedPlace {
-  const std::string* name = nullptr;
-  std::size_t at = 0;
-  bool before(const NamedPlace& other) const { return *name < *other.name; }
-};
-
-// The places in order of their names; a name twice is an Error.
-inline std::vector<std::size_t> order_of_names(Heap<NamedPlace>& heap, const char* what,
-                                               const GgufBytes& in) {
-  std::vector<std::size_t> order;
-  const std::string* last = nullptr;
-  while (!heap.empty()) {
-    const NamedPlace place = heap.pop();
-    if (last != nullptr && *last == *place.name) {
-      in.wrong(cat({what, " ", shown_name(*last), " is there twice"}));
-    }
-    last = place.name;
-    order.push_back(place.at);
+// A name twice is an Error.
+inline SortedNames sorted_gguf_names(std::vector<std::string> names, const char* what,
+                                     const GgufBytes& in) {
+  SortedNames sorted(static_cast<std::vector<std::string>&&>(names));
+  if (sorted.twice() != sorted.none) {
+    in.wrong(cat({what, " ", shown_name(sorted.name(sorted.twice())), " is there twice"}));
   }
-  return order;
+  return sorted;
 }
 
 // Where each tensor lies: aligned, inside the file, none on another.
@@ -269,23 +257,20 @@ inline void place_gguf_tensors(Gguf& file, const std::uint8_t* data, std::uint64
 }
 
 inline void read_gguf_tables(Gguf& file, GgufBytes& in, std::uint64_t tensors, std::uint64_t keys) {
+  std::vector<std::string> names, tensor_names;
   in.check_count(keys, 13, "keys");  // a length, a type, a byte
   for (std::uint64_t i = 0; i < keys; ++i) {
     file.metadata.push_back(read_gguf_value(in, i));
+    names.push_back(file.metadata.back().key);
   }
-  Heap<NamedPlace> heap;
-  for (std::size_t i = 0; i < file.metadata.size(); ++i) {
-    heap.push({&file.metadata[i].key, i});
-  }
-  file.key_order = order_of_names(heap, "key", in);
+  file.key_names = sorted_gguf_names(static_cast<std::vector<std::string>&&>(names), "key", in);
   in.check_count(tensors, 24, "tensors");  // a length, the number of dims, type, offset
   for (std::uint64_t i = 0; i < tensors; ++i) {
     file.tensors.push_back(read_gguf_info(in, i));
+    tensor_names.push_back(file.tensors.back().name);
   }
-  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
-    heap.push({&file.tensors[i].name, i});
-  }
-  file.tensor_order = order_of_names(heap, "tensor", in);
+  file.tensor_names =
+      sorted_gguf_names(static_cast<std::vector<std::string>&&>(tensor_names), "tensor", in);
 }
 
 }  // namespace detail

@@ -13,6 +13,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/mapped_file.hpp"
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/sorted_names.hpp"
 #include "tinyscale/compute/block_format.hpp"
 
 namespace tinyscale {
@@ -67,8 +68,8 @@ struct Gguf {
   std::uint64_t alignment = 32;
   List<GgufValue> metadata;
   List<GgufTensor> tensors;
-  std::vector<std::size_t> key_order, tensor_order;  // by name
-  Shared<MappedFile> file;                           // empty: the caller keeps the bytes
+  detail::SortedNames key_names, tensor_names;
+  Shared<MappedFile> file;  // empty: the caller keeps the bytes
 
   const GgufValue* find(const std::string& key) const;
   const GgufTensor* tensor(const std::string& name) const;  // null: there is none
@@ -104,25 +105,13 @@ inline std::string GgufValue::text() const {
 }
 
 inline const GgufValue* Gguf::find(const std::string& key) const {
-  std::size_t low = 0, high = key_order.size();
-  while (low < high) {
-    const std::size_t middle = (low + high) / 2;
-    const bool less = metadata[key_order[middle]].key < key;
-    (less ? low : high) = less ? middle + 1 : middle;
-  }
-  const bool found = low < key_order.size() && metadata[key_order[low]].key == key;
-  return found ? &metadata[key_order[low]] : nullptr;
+  const std::size_t at = key_names.find(key);
+  return at == key_names.none ? nullptr : &metadata[at];
 }
 
 inline const GgufTensor* Gguf::tensor(const std::string& wanted) const {
-  std::size_t low = 0, high = tensor_order.size();
-  while (low < high) {
-    const std::size_t middle = (low + high) / 2;
-    const bool less = tensors[tensor_order[middle]].name < wanted;
-    (less ? low : high) = less ? middle + 1 : middle;
-  }
-  const bool found = low < tensor_order.size() && tensors[tensor_order[low]].name == wanted;
-  return found ? &tensors[tensor_order[low]] : nullptr;
+  const std::size_t at = tensor_names.find(wanted);
+  return at == tensor_names.none ? nullptr : &tensors[at];
 }
 
 inline void Gguf::refuse(const GgufValue& value, const std::string& right) const {

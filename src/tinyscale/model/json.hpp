@@ -212,21 +212,11 @@ class JsonReader {
   }
   // The first field whose name stood before; SortedNames::none when there is none.
   static std::size_t repeated(const List<JsonField>& fields) {
-    if (fields.size() > 16) {
-      std::vector<std::string> names;
-      for (const JsonField& field : fields) {
-        names.push_back(field.name);
-      }
-      return SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
+    std::vector<std::string> names;
+    for (const JsonField& field : fields) {
+      names.push_back(field.name);
     }
-    for (std::size_t i = 1; i < fields.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) {
-        if (fields[i].name == fields[j].name) {
-          return i;
-        }
-      }
-    }
-    return SortedNames::none;
+    return SortedNames(static_cast<std::vector<std::string>&&>(names)).twice();
   }
 
   void read_list(Json& value, int depth) {

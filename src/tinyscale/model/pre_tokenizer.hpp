@@ -6,18 +6,19 @@
 //             ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+      (Qwen 2: \p{N} alone)
 //   digits    every \p{N} a piece of its own, then GPT-2's between them (StarCoder, SmolLM)
 //   signs     llama.cpp's where a GGUF file names none: [\p{P}$+<=>^~|]+, then GPT-2's between
-//   them,
-//             then \p{N}+, and of these [0-9][0-9][0-9]
+//             them, then \p{N}+, and of these [0-9][0-9][0-9]  (Falcon: ` too, not \p{N}+)
+//   coder     DeepSeek-Coder: [\r\n], \s?\p{L}+, \s?\p{P}+, of all these far characters, \p{N}
 
 #include <cstddef>  // size_t
 #include <cstdint>  // uint32_t
+#include <cstring>  // strchr
 #include <string>   // string
 
 #include "tinyscale/model/unicode_classes.hpp"
 
 namespace tinyscale {
 
-enum class PreTokenizer { none, gpt2, llama3, qwen2, digits, signs };
+enum class PreTokenizer { none, gpt2, llama3, qwen2, digits, signs, falcon, coder };
 
 namespace detail {
 
@@ -38,8 +39,10 @@ inline const PreTokenizerName* pre_tokenizers() {
       {"dbrx", PreTokenizer::llama3},      {"qwen2", PreTokenizer::qwen2},
       {"stablelm2", PreTokenizer::qwen2},  {"smollm", PreTokenizer::digits},
       {"starcoder", PreTokenizer::digits}, {"refact", PreTokenizer::digits},
-      {"command-r", PreTokenizer::digits}, {"none", PreTokenizer::none},
-      {nullptr, PreTokenizer::none}};
+      {"command-r", PreTokenizer::digits}, {"deepseek-coder", PreTokenizer::coder},
+      {"falcon", PreTokenizer::falcon},    {"deepseek-r1-qwen", PreTokenizer::qwen2},
+      {"pixtral", PreTokenizer::llama3},   {"megrez", PreTokenizer::qwen2},
+      {"none", PreTokenizer::none},        {nullptr, PreTokenizer::none}};
   return table;
 }
 
@@ -166,33 +169,71 @@ struct WordCutter {
     return lines > at ? lines : white_space(at);
   }
 
-  std::size_t skip_signs(std::size_t at, bool signs) const {
-    while (at < end && is_sign(code_point(text, at, end).code) == signs) {
-      at += size_at(at);
-    }
-    return at;
-  }
   bool three_digits(std::size_t at) const {
     const auto digit = [&](std::size_t i) { return i < end && text[i] >= '0' && text[i] <= '9'; };
     return digit(at) && digit(at + 1) && digit(at + 2);
   }
-  std::size_t signs(std::size_t at) const {
-    const std::size_t behind = skip_signs(at, true);
-    if (behind > at) {
-      return behind;
+  // Falcon: the backquote is a sign, and a space goes with the number behind it.
+  std::size_t signs(std::size_t at, bool falcon) const {
+    const auto sign = [&](std::size_t i) {
+      return is_sign(code_point(text, i, end).code) || (falcon && text[i] == '`');
+    };
+    std::size_t next = at;
+    while (next < end && sign(next)) {
+      next += size_at(next);
     }
-    const WordCutter word{text, skip_signs(at, false)};
-    if (word.is(at, CharacterClass::number)) {
-      const std::size_t last = word.skip(at, CharacterClass::number);
-      std::size_t next = at;
-      while (next < last && !word.three_digits(next)) {
+    const bool number = is(at, CharacterClass::number);
+    const bool behind_space = text[at] == ' ' && is(at + 1, CharacterClass::number);
+    if (next > at || (behind_space && !falcon)) {
+      return next > at ? next : at + 1;
+    }
+    if (number || behind_space) {
+      next += number ? 0 : 1;
+      while (is(next, CharacterClass::number) && !three_digits(next)) {
         next += size_at(next);
       }
       return next == at ? at + 3 : next;
     }
-    const std::size_t next = word.gpt2(at);
-    const bool space_first = text[at] == ' ' && word.is(at + 1, CharacterClass::number);
-    return space_first ? at + 1 : next;
+    // White space and what follows it, no further than one piece may need.
+    std::size_t last = skip(at, CharacterClass::space);
+    const std::size_t first = last;
+    const CharacterClass which = last < end ? class_at(last) : CharacterClass::other;
+    while (last < end && !sign(last) && class_at(last) == which &&
+           (last == first || which != CharacterClass::number)) {
+      last += size_at(last);
+    }
+    return WordCutter{text, last}.gpt2(at);
+  }
+
+  // Runs of far characters, U+0800 to U+9FA5 and Hangul, and each number are apart; what is between
+  // are line ends, then letters, then punctuation, each with a space before.
+  std::size_t coder(std::size_t at) const {
+    enum Kind { other, letter, punctuation, line };
+    const auto kind = [&](std::size_t i) {
+      const std::uint32_t c = i < end ? code_point(text, i, end).code : '\n';
+      const bool marks = is_sign(c) && (c > 127 || std::strchr("$+<=>^~|", text[i]) == nullptr);
+      return c == '\n' || c == '\r'                         ? line
+             : marks                                        ? punctuation
+             : character_class(c) == CharacterClass::letter ? letter
+                                                            : other;
+    };
+    const auto begins = [&](std::size_t i) {  // a piece of that kind
+      const Kind own = kind(i), next = is(i, CharacterClass::space) ? kind(i + size_at(i)) : other;
+      return own == other && next != line ? next : own;
+    };
+    const auto part = [&](std::size_t i) {
+      const std::uint32_t c = code_point(text, i, end).code;
+      const CharacterClass is_of = character_class(c);
+      const bool far = (c >= 0x800 && c <= 0x9FA5) || (c >= 0xAC00 && c <= 0xD7FF);
+      return is_of == CharacterClass::number ? 2 : far && is_of != CharacterClass::space ? 1 : 0;
+    };
+    const Kind piece = begins(at);
+    std::size_t next = at + size_at(at);
+    while (piece != line && part(at) < 2 && next < end && part(next) == part(at) &&
+           (piece == other ? begins(next) : kind(next)) == piece) {
+      next += size_at(next);
+    }
+    return next;
   }
 };
 
@@ -205,7 +246,9 @@ inline std::size_t next_piece(PreTokenizer pre, const char* text, std::size_t at
     case PreTokenizer::gpt2: return cutter.gpt2(at);
     case PreTokenizer::llama3: return cutter.llama3(at, 3);
     case PreTokenizer::qwen2: return cutter.llama3(at, 1);
-    case PreTokenizer::signs: return cutter.signs(at);
+    case PreTokenizer::signs: return cutter.signs(at, false);
+    case PreTokenizer::falcon: return cutter.signs(at, true);
+    case PreTokenizer::coder: return cutter.coder(at);
     case PreTokenizer::digits: break;
   }
   if (cutter.is(at, CharacterClass::number)) {

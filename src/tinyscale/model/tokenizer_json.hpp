@@ -261,10 +261,11 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
         {"save_tokenizer: a SentencePiece tokenizer merges by scores, which a "
          "tokenizer.json cannot hold; save() of a model keeps them"});
   }
-  if (data.kind == TokenizerKind::byte_pairs && data.pre == "default") {
-    detail::fail(
-        {"save_tokenizer: llama.cpp's default cut is of four patterns one after the other, which a "
-         "tokenizer.json does not name; save() of a model keeps it"});
+  const int pre = detail::find_pre_tokenizer(data.kind == TokenizerKind::bytes ? "none" : data.pre);
+  if (data.kind == TokenizerKind::byte_pairs && pre >= static_cast<int>(PreTokenizer::signs)) {
+    detail::fail({"save_tokenizer: llama.cpp's cut \"", data.pre,
+                  "\" is of several patterns one after the other, which a tokenizer.json does not "
+                  "name; save() of a model keeps it"});
   }
   for (int byte = 0; data.kind == TokenizerKind::bytes && byte < 256; ++byte) {
     data.tokens.push_back(
@@ -303,7 +304,6 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
       vocabulary += detail::cat({"\":", id});
     }
   }
-  const int pre = detail::find_pre_tokenizer(data.kind == TokenizerKind::bytes ? "none" : data.pre);
   const std::string unknown =
       data.unknown < 0
           ? "null"
