@@ -54156,13 +54156,10 @@ class StretchEncoder {
  public:
   StretchEncoder(const TokenizerTables& tables, const std::string& text, bool spaced,
                  std::int64_t shift, MergeWork& work, std::vector<std::int32_t>& ids)
-      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), work_(work), ids_(ids) {
-    if (text.size() > 4096) {
-      earlier_.resize(4096);
-    }
-  }
+      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), work_(work), ids_(ids) {}
 
   void encode(std::size_t begin, std::size_t end) {
+    earlier_.resize(end - begin > 4096 ? 4096 : 0);
     for (std::size_t at = begin; at < end;) {
       const std::size_t next = piece_end(at, end);
       if (next - at >= no_rank) {

@@ -14,6 +14,7 @@
 #include <cstring>  // strchr
 #include <string>   // string
 
+#include "tinyscale/base/text.hpp"
 #include "tinyscale/model/unicode_classes.hpp"
 
 namespace tinyscale {

@@ -4,12 +4,8 @@
 // it, ... A run's length in digits of 5 bits, the lowest first, 32 on all but the last; a digit is
 // the character '0' + digit, with p for the backslash and q for the question mark.
 
-#include <cstddef>  // size_t
 #include <cstdint>  // uint8_t
-#include <string>   // string
 #include <vector>   // vector
-
-#include "tinyscale/base/text.hpp"
 
 namespace tinyscale {
 namespace detail {
