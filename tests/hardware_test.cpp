@@ -138,6 +138,11 @@ TEST_CASE("hardware: the two arrays for int8 alone") {
 TEST_CASE("hardware: names, aliases, formats") {
   CHECK(ts::chip("h100").name == "h100-sxm");
   CHECK(ts::chip("v5p").name == "tpu-v5p");
+  CHECK(ts::chip("TPU v5e").name == "tpu-v5e");
+  CHECK(ts::chip("H100").name == "h100-sxm");
+  CHECK(ts::chip("A100-80GB").name == "a100-80");
+  CHECK(ts::chip("GB200 NVL72").name == "gb200");
+  CHECK(ts::chip("TPU7x").name == "tpu-v7");
   CHECK(error_of([] { ts::chip("v9"); }) ==
         "chip: no chip named \"v9\"; near it are v1, v2, v3, v4, v7; chips() has all");
   CHECK(error_of([] { ts::chip("tirllium"); }) ==

@@ -99,11 +99,15 @@ TEST_CASE("mfu: slices of two cores a chip are named by cores") {
   CHECK(ts::tpu_slice("v5e-256").chips == 256);
   CHECK(ts::tpu_slice("v5litepod-256").chip == "tpu-v5e");
   CHECK(ts::tpu_slice("v6e-256").chips == 256);
-  for (const char* name : {"v5p", "v5p-", "v5p-8x", "v9-8", "v4-0"}) {
+  for (const char* name : {"tpu7x-128", "v7-128", "Ironwood-128", "TPU v5p-128"}) {
+    CHECK(ts::tpu_slice(name).chips == 64);
+  }
+  CHECK(ts::tpu_slice("tpu7x-128").chip == "tpu-v7");
+  for (const char* name : {"v5p", "v5p-", "v5p-8x", "v9-8", "v4-0", "tpu-v1-8", "h100-8", "-8"}) {
     CHECK(error_of([&] { ts::tpu_slice(name); }) ==
           std::string("tpu_slice: \"") + name +
               "\" is not the name of a slice; right is such as v4-128, v5p-2048, v5e-256, "
-              "v6e-256");
+              "tpu7x-128");
   }
 }
 

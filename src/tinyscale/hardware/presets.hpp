@@ -184,20 +184,24 @@ inline const List<ChipAlias>& chip_aliases() {
   static const List<ChipAlias> aliases = {
       {"v1", "tpu-v1"}, {"v2", "tpu-v2"}, {"v3", "tpu-v3"}, {"v4", "tpu-v4"}, {"v4p", "tpu-v4"},
       {"tpu-v4p", "tpu-v4"}, {"v5e", "tpu-v5e"}, {"v5p", "tpu-v5p"}, {"v6e", "tpu-v6e"},
-      {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"}, {"tpu7x", "tpu-v7"}, {"ironwood", "tpu-v7"},
-      {"v100", "v100-32"}, {"a100", "a100-80"}, {"h100", "h100-sxm"},
+      {"v5litepod", "tpu-v5e"}, {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"}, {"v7x", "tpu-v7"},
+      {"tpu7x", "tpu-v7"}, {"tpu-v7x", "tpu-v7"}, {"ironwood", "tpu-v7"},
+      {"v100", "v100-32"}, {"a100", "a100-80"}, {"a100-40gb", "a100-40"},
+      {"a100-80gb", "a100-80"}, {"h100", "h100-sxm"}, {"h100-80gb", "h100-sxm"},
       {"gb200-nvl72", "gb200"}, {"gb300-nvl72", "gb300"}};
   return aliases;
 }
 // clang-format on
 
-inline std::string chip_alias(const std::string& name) {
+// The letters of the preset's name that this one means.
+inline std::string chip_letters(const std::string& name) {
+  const std::string plain = plain_letters(name);
   for (const ChipAlias& alias : chip_aliases()) {
-    if (name == alias.said) {
-      return alias.name;
+    if (plain == plain_letters(alias.said)) {
+      return plain_letters(alias.name);
     }
   }
-  return name;
+  return plain;
 }
 
 // Elementwise f32 rate: the published f32 rate (a fused multiply-add counts as two), else for a TPU
@@ -297,11 +301,12 @@ inline std::vector<std::string> chips() {
   return names;
 }
 
-// The preset of this name ("tpu-v5e", "h100"); throws with the near names when there is none.
+// The preset of this name ("tpu-v5e", "H100"; case and punctuation do not matter); throws with the
+// near names when there is none.
 inline Chip chip(const std::string& name) {
-  const std::string full = detail::chip_alias(name);
+  const std::string full = detail::chip_letters(name);
   for (const detail::ChipRow& row : detail::chip_rows()) {
-    if (full == row.name) {
+    if (full == detail::plain_letters(row.name)) {
       return detail::chip_from(row);
     }
   }

@@ -6,12 +6,13 @@
 
 #include <cmath>    // fabs, pow
 #include <cstdlib>  // strtod
+#include <cstring>  // strncmp
 #include <string>   // string
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
-#include "tinyscale/hardware/chip.hpp"
+#include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/measure/quantity.hpp"
 #include "tinyscale/model/model_config.hpp"
 #include "tinyscale/plan/mfu_conventions.hpp"
@@ -74,30 +75,24 @@ struct TpuSlice {
   double named = 0, chips = 0;
 };
 
-// "v5p-2048" is 1024 chips of tpu-v5p, "v5e-256" is 256 of tpu-v5e.
+// "v5p-2048" is 1024 chips of tpu-v5p, "tpu7x-128" 64 of tpu-v7, "v5e-256" 256 of tpu-v5e.
 inline TpuSlice tpu_slice(const std::string& name) {
-  static const struct {
-    const char* start;
-    const char* chip;
-    double cores;
-  } kinds[] = {{"v2-", "tpu-v2", 2},   {"v3-", "tpu-v3", 2},   {"v4-", "tpu-v4", 2},
-               {"v5p-", "tpu-v5p", 2}, {"v5e-", "tpu-v5e", 1}, {"v5litepod-", "tpu-v5e", 1},
-               {"v6e-", "tpu-v6e", 1}};
-  for (const auto& kind : kinds) {
-    const std::string start = kind.start;
-    if (name.compare(0, start.size(), start) == 0) {
-      const std::string number = name.substr(start.size());
-      const bool digits = !number.empty() && number.size() < 8 &&
-                          number.find_first_not_of("0123456789") == std::string::npos;
-      const double named = digits ? std::strtod(number.c_str(), nullptr) : 0;
-      if (named >= 1 && named <= 1e6 && std::fmod(named, kind.cores) < 0.5) {
-        return {kind.chip, named, named / kind.cores};
+  const std::size_t dash = name.rfind('-');
+  const std::string number = dash == std::string::npos ? "" : name.substr(dash + 1);
+  if (!number.empty() && number.size() < 8 &&
+      number.find_first_not_of("0123456789") == std::string::npos) {
+    const std::string letters = detail::chip_letters(name.substr(0, dash));
+    const double named = std::strtod(number.c_str(), nullptr);
+    for (const detail::ChipRow& row : detail::chip_rows()) {
+      if (std::strncmp(row.topology, "torus", 5) == 0 &&
+          letters == detail::plain_letters(row.name) && named >= 1 && named <= 1e6 &&
+          std::fmod(named, row.cores) < 0.5) {
+        return {row.name, named, named / row.cores};
       }
     }
   }
-  detail::fail(
-      {"tpu_slice: \"", name,
-       "\" is not the name of a slice; right is such as v4-128, v5p-2048, v5e-256, v6e-256"});
+  detail::fail({"tpu_slice: \"", name, "\" is not the name of a slice; right is such as v4-128, ",
+                "v5p-2048, v5e-256, tpu7x-128"});
 }
 
 struct MfuClaim {
