@@ -554,6 +554,21 @@ TEST_CASE("serving: the frontier") {
   CHECK(error_of([&] { ts::serving_frontier(job, ts::machine("tpu-v5e", {1})); }) ==
         "serving_frontier: nothing fits: llama3-70b has 70.6 GB of weights in int8 and tpu-v5e 1 "
         "holds 16 GB; more chips, a narrower format or a smaller batch is right");
+  // More chips than a pod has are slices joined by the data-centre network, not a larger torus.
+  for (const char* name : {"tpu-v5e", "tpu-v5p"}) {
+    const std::int64_t chips = 2 * ts::chip(name).domain_chips;
+    options.chips = {chips};
+    const ts::Machine slices = ts::machine_of_chips(name, chips);
+    ts::ServingJob large = job;
+    large.format = ts::DType::int8;
+    const ts::ServingFrontier beyond =
+        ts::serving_frontier(large, ts::machine_of_chips(name, 64), options);
+    for (const ts::FrontierPoint& p : beyond.points) {
+      large.batch = p.batch;
+      large.format = p.format;
+      CHECK(p.step_seconds == ts::serving_shardings(large, slices)[0].bound);
+    }
+  }
   options.chips = {12};
   CHECK(error_of([&] {
           ts::serving_frontier(job, ts::machine("tpu-v5e", {8, 8}), options);

@@ -71,7 +71,7 @@ inline std::int64_t slice_of(const Chip& chip, double needed) {
 }
 
 // A slice of that many of the machine's chips, a power of two: as square as it can be, or whole
-// domains of a switch.
+// domains of a switch; beyond a pod several slices, no dimensions where they make none.
 inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   if (chips == on.chips()) {
     return on;
@@ -79,27 +79,21 @@ inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   const Chip& chip = on.chip;
   const bool torus = is_torus2d(chip) || is_torus3d(chip);
   Machine slice = on;
-  if (torus && chips == chip.domain_chips && (chips & (chips - 1)) != 0) {
-    slice = machine(chip.name, pod_shape(chip));
-    slice.chip = chip;
-    slice.dollars_per_hour = on.dollars_per_hour;
-    return slice;
-  }
-  std::vector<std::int64_t> dims(torus ? (is_torus3d(chip) ? 3 : 2) : 1, 1);
-  std::int64_t left = chips;
-  if (torus) {
-    for (std::size_t d = 0; left > 1; d = (d + 1) % dims.size(), left /= 2) {
-      dims[d] *= 2;
-    }
+  if (torus &&
+      (chips > chip.domain_chips || (chips == chip.domain_chips && !is_power_of_two(chips)))) {
+    slice.dims = chips > chip.domain_chips ? offered_dims(chip, chips) : pod_shape(chip);
   } else {
-    for (; left > 1 && 2 * dims[0] <= std::max(1, chip.domain_chips); left /= 2) {
-      dims[0] *= 2;
+    std::vector<std::int64_t> dims(torus ? (is_torus3d(chip) ? 3 : 2) : 1, 1);
+    std::int64_t left = chips;
+    const std::int64_t most = torus ? chips : std::max(1, chip.domain_chips);
+    for (std::size_t d = 0; left > 1 && 2 * dims[d] <= most; d = (d + 1) % dims.size(), left /= 2) {
+      dims[d] *= 2;
     }
     if (left > 1) {
       dims.insert(dims.begin(), left);
     }
+    slice.dims = Shape(dims);
   }
-  slice.dims = Shape(dims);
   slice.name = machine_name(chip, slice.dims);
   slice.links.clear();
   for (int d = 0; d < slice.dims.size(); ++d) {
