@@ -6208,20 +6208,24 @@ inline const List<ChipAlias>& chip_aliases() {
   static const List<ChipAlias> aliases = {
       {"v1", "tpu-v1"}, {"v2", "tpu-v2"}, {"v3", "tpu-v3"}, {"v4", "tpu-v4"}, {"v4p", "tpu-v4"},
       {"tpu-v4p", "tpu-v4"}, {"v5e", "tpu-v5e"}, {"v5p", "tpu-v5p"}, {"v6e", "tpu-v6e"},
-      {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"}, {"tpu7x", "tpu-v7"}, {"ironwood", "tpu-v7"},
-      {"v100", "v100-32"}, {"a100", "a100-80"}, {"h100", "h100-sxm"},
+      {"v5litepod", "tpu-v5e"}, {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"}, {"v7x", "tpu-v7"},
+      {"tpu7x", "tpu-v7"}, {"tpu-v7x", "tpu-v7"}, {"ironwood", "tpu-v7"},
+      {"v100", "v100-32"}, {"a100", "a100-80"}, {"a100-40gb", "a100-40"},
+      {"a100-80gb", "a100-80"}, {"h100", "h100-sxm"}, {"h100-80gb", "h100-sxm"},
       {"gb200-nvl72", "gb200"}, {"gb300-nvl72", "gb300"}};
   return aliases;
 }
 // clang-format on
 
-inline std::string chip_alias(const std::string& name) {
+// The letters of the preset's name that this one means.
+inline std::string chip_letters(const std::string& name) {
+  const std::string plain = plain_letters(name);
   for (const ChipAlias& alias : chip_aliases()) {
-    if (name == alias.said) {
-      return alias.name;
+    if (plain == plain_letters(alias.said)) {
+      return plain_letters(alias.name);
     }
   }
-  return name;
+  return plain;
 }
 
 // Elementwise f32 rate: the published f32 rate (a fused multiply-add counts as two), else for a TPU
@@ -6321,11 +6325,12 @@ inline std::vector<std::string> chips() {
   return names;
 }
 
-// The preset of this name ("tpu-v5e", "h100"); throws with the near names when there is none.
+// The preset of this name ("tpu-v5e", "H100"; case and punctuation do not matter); throws with the
+// near names when there is none.
 inline Chip chip(const std::string& name) {
-  const std::string full = detail::chip_alias(name);
+  const std::string full = detail::chip_letters(name);
   for (const detail::ChipRow& row : detail::chip_rows()) {
-    if (full == row.name) {
+    if (full == detail::plain_letters(row.name)) {
       return detail::chip_from(row);
     }
   }
@@ -36397,7 +36402,7 @@ struct ChipCase {
 struct ChipPlan {
   ChipTile tile;
   bool keep_x = false, keep_w = false, fits = false;
-  std::int64_t predicted = 0, bytes = 0, on_chip = 0, accumulators = 0, folds = 0;
+  std::int64_t predicted = 0, least = 0, bytes = 0, on_chip = 0, accumulators = 0, folds = 0;
 
   // Fewer ticks, then fewer bytes moved; what fits before what does not, of that what needs least.
   bool better_than(const ChipPlan& b) const {
@@ -36409,8 +36414,9 @@ struct ChipPlan {
   }
 };
 
-// Bytes that a plan holds and moves, and the ticks that follow: the slower of arrays, memory and
-// vector unit, and the first tiles' way in and the last block's way out.
+// Bytes that a plan holds and moves, and the ticks that follow: the slowest of arrays, memory,
+// vector unit and the way through two blocks of accumulators, and the first tiles' way in and the
+// last block's way out.
 inline void predict(const ChipCase& c, ChipPlan& p) {
   const std::int64_t m = c.array.m, k = c.array.k, n = c.array.n, rows = c.array.rows;
   const ChipTile& t = p.tile;
@@ -36425,14 +36431,26 @@ inline void predict(const ChipCase& c, ChipPlan& p) {
   p.on_chip += c.o.y == Home::chip ? m * n * static_cast<std::int64_t>(bytes_of(c.o.result)) : 0;
   p.bytes = m * k * (p.keep_x ? 1 : fn) * x_word + k * n * (p.keep_w ? 1 : fm) * w_word +
             m * n * c.result_word;
-  const std::int64_t last = std::max((m - (fm - 1) * t.m) * c.array.passes, rows);
-  const std::int64_t tiles = folds_of(k, rows) * folds_of(n, c.wide());
-  const std::int64_t arrays = ((fm - 1) * std::max(t.m * c.array.passes, rows) + last) * tiles;
-  const std::int64_t first = t.m * t.k * x_word + rows * std::min(c.wide(), n) * w_word;
+  const std::int64_t per_fold = std::max(t.m * c.array.passes, rows);
+  const std::int64_t k_folds = folds_of(k, rows), tiles = k_folds * folds_of(n, c.wide());
+  const std::int64_t last = m - (fm - 1) * t.m;
+  const std::int64_t arrays = ((fm - 1) * per_fold + std::max(last * c.array.passes, rows)) * tiles;
+  const std::int64_t first =
+      t.m * t.k * x_word + std::min(rows, k) * std::min(c.wide(), n) * w_word;
+  // A block's accumulators are free again when its results have left: there are two of each.
+  const std::int64_t leaves = c.vector.ticks(t.m * t.n) + c.memory.ticks(out);
+  const std::int64_t through = rows + c.array.cols - 2;
+  const std::int64_t turn = k_folds * folds_of(t.n, c.wide()) * per_fold + through + leaves;
+  const double all_turns = static_cast<double>(blocks / 2) * static_cast<double>(turn);
+  const std::int64_t turns =
+      static_cast<std::int64_t>(std::min(all_turns, 0x1p60)) - through - leaves;
   p.folds = fm * tiles;
-  p.predicted = std::max(std::max(arrays, c.vector.ticks(m * n)) + c.memory.ticks(first),
-                         c.memory.ticks(p.bytes - out)) +
-                2 * rows + c.array.cols - 2 + c.vector.ticks(t.m * t.n) + c.memory.ticks(out);
+  p.least = std::max({arrays, c.memory.ticks(p.bytes), c.vector.ticks(m * n)});
+  p.predicted =
+      std::max(std::max({arrays, turns, c.vector.ticks(m * n) - c.vector.ticks(t.m * t.n)}) +
+                   c.memory.ticks(first),
+               c.memory.ticks(p.bytes - out)) +
+      rows + through + leaves;
   p.fits = (!(c.sram > 0) || static_cast<double>(p.on_chip) <= c.sram) &&
            (!(c.accumulators > 0) || static_cast<double>(p.accumulators) <= c.accumulators) &&
            p.folds <= most_folds && p.predicted <= most_ticks && p.bytes < most_bytes;
@@ -36562,12 +36580,16 @@ inline List<std::int64_t> tile_sizes(std::int64_t size, std::int64_t given, std:
   return sizes;
 }
 
-// For each m the plan that is predicted best, and of these the one that is best on the clock, where
-// plans of up to 2^15 folds are placed; larger ones are charged an eighth more than predicted.
+// The plan that is best on the clock. Placed there until 2^18 folds were are first the best of each
+// m, then the others in the order of their predictions, but none that cannot be faster. What has
+// more than 2^15 folds beyond that is charged an eighth more than predicted.
 inline ChipPlan best_plan(const ChipCase& c) {
-  ChipPlan best, p, fewest;
+  ChipPlan best, p;
+  List<ChipPlan> plans;
+  std::vector<std::int64_t> keys;
   for (const std::int64_t m : tile_sizes(c.array.m, c.o.tile.m, 1)) {
     ChipPlan of_m;
+    std::size_t at = 0;
     for (const std::int64_t k : tile_sizes(c.array.k, c.o.tile.k, c.array.rows)) {
       for (const std::int64_t n : tile_sizes(c.array.n, c.o.tile.n, c.wide())) {
         for (int way = 0; way < 4; ++way) {
@@ -36575,15 +36597,36 @@ inline ChipPlan best_plan(const ChipCase& c) {
           p.keep_x = c.o.x == Home::chip || way % 2 == 1;
           p.keep_w = c.o.w == Home::chip || (way / 2 == 1 && c.fifo == 0);
           predict(c, p);
-          of_m = p.better_than(of_m) ? p : of_m;
+          if (p.better_than(of_m)) {
+            of_m = p;
+            at = keys.size();
+          }
+          if (p.fits) {
+            plans.push_back(p);
+            keys.push_back(p.predicted);
+          }
         }
       }
     }
-    p = of_m;
-    p.predicted = p.fits && p.folds <= 32768 ? ChipTimeline(c, p).cycles : p.predicted / 8 * 9;
-    if (p.better_than(fewest)) {
-      fewest = p;
-      best = of_m;
+    best = of_m.better_than(best) ? of_m : best;
+    if (of_m.fits) {
+      keys[at] -= most_ticks;  // before all others
+    }
+  }
+  std::int64_t fewest = 0, placed = 0;
+  for (const std::size_t i : stable_order(keys)) {
+    const ChipPlan& plan = plans[i];
+    const bool first = keys[i] != plan.predicted, over = placed + plan.folds > (1 << 18);
+    const bool many = over && plan.folds > (1 << 15);
+    const bool hopeless = fewest > 0 && plan.least >= fewest - fewest / 4096;
+    if (hopeless || (!first && (plan.predicted >= fewest * 2 || (over && !many)))) {
+      continue;
+    }
+    const std::int64_t ticks = many ? plan.predicted / 8 * 9 : ChipTimeline(c, plan).cycles;
+    placed += many ? 0 : plan.folds;
+    if (fewest == 0 || ticks < fewest || (ticks == fewest && plan.bytes < best.bytes)) {
+      fewest = ticks;
+      best = plan;
     }
   }
   return best;
@@ -75682,30 +75725,24 @@ struct TpuSlice {
   double named = 0, chips = 0;
 };
 
-// "v5p-2048" is 1024 chips of tpu-v5p, "v5e-256" is 256 of tpu-v5e.
+// "v5p-2048" is 1024 chips of tpu-v5p, "tpu7x-128" 64 of tpu-v7, "v5e-256" 256 of tpu-v5e.
 inline TpuSlice tpu_slice(const std::string& name) {
-  static const struct {
-    const char* start;
-    const char* chip;
-    double cores;
-  } kinds[] = {{"v2-", "tpu-v2", 2},   {"v3-", "tpu-v3", 2},   {"v4-", "tpu-v4", 2},
-               {"v5p-", "tpu-v5p", 2}, {"v5e-", "tpu-v5e", 1}, {"v5litepod-", "tpu-v5e", 1},
-               {"v6e-", "tpu-v6e", 1}};
-  for (const auto& kind : kinds) {
-    const std::string start = kind.start;
-    if (name.compare(0, start.size(), start) == 0) {
-      const std::string number = name.substr(start.size());
-      const bool digits = !number.empty() && number.size() < 8 &&
-                          number.find_first_not_of("0123456789") == std::string::npos;
-      const double named = digits ? std::strtod(number.c_str(), nullptr) : 0;
-      if (named >= 1 && named <= 1e6 && std::fmod(named, kind.cores) < 0.5) {
-        return {kind.chip, named, named / kind.cores};
+  const std::size_t dash = name.rfind('-');
+  const std::string number = dash == std::string::npos ? "" : name.substr(dash + 1);
+  if (!number.empty() && number.size() < 8 &&
+      number.find_first_not_of("0123456789") == std::string::npos) {
+    const std::string letters = detail::chip_letters(name.substr(0, dash));
+    const double named = std::strtod(number.c_str(), nullptr);
+    for (const detail::ChipRow& row : detail::chip_rows()) {
+      if (std::strncmp(row.topology, "torus", 5) == 0 &&
+          letters == detail::plain_letters(row.name) && named >= 1 && named <= 1e6 &&
+          std::fmod(named, row.cores) < 0.5) {
+        return {row.name, named, named / row.cores};
       }
     }
   }
-  detail::fail(
-      {"tpu_slice: \"", name,
-       "\" is not the name of a slice; right is such as v4-128, v5p-2048, v5e-256, v6e-256"});
+  detail::fail({"tpu_slice: \"", name, "\" is not the name of a slice; right is such as v4-128, ",
+                "v5p-2048, v5e-256, tpu7x-128"});
 }
 
 struct MfuClaim {
@@ -78803,7 +78840,7 @@ inline std::int64_t slice_of(const Chip& chip, double needed) {
 }
 
 // A slice of that many of the machine's chips, a power of two: as square as it can be, or whole
-// domains of a switch.
+// domains of a switch; beyond a pod several slices, no dimensions where they make none.
 inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   if (chips == on.chips()) {
     return on;
@@ -78811,27 +78848,21 @@ inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   const Chip& chip = on.chip;
   const bool torus = is_torus2d(chip) || is_torus3d(chip);
   Machine slice = on;
-  if (torus && chips == chip.domain_chips && (chips & (chips - 1)) != 0) {
-    slice = machine(chip.name, pod_shape(chip));
-    slice.chip = chip;
-    slice.dollars_per_hour = on.dollars_per_hour;
-    return slice;
-  }
-  std::vector<std::int64_t> dims(torus ? (is_torus3d(chip) ? 3 : 2) : 1, 1);
-  std::int64_t left = chips;
-  if (torus) {
-    for (std::size_t d = 0; left > 1; d = (d + 1) % dims.size(), left /= 2) {
-      dims[d] *= 2;
-    }
+  if (torus &&
+      (chips > chip.domain_chips || (chips == chip.domain_chips && !is_power_of_two(chips)))) {
+    slice.dims = chips > chip.domain_chips ? offered_dims(chip, chips) : pod_shape(chip);
   } else {
-    for (; left > 1 && 2 * dims[0] <= std::max(1, chip.domain_chips); left /= 2) {
-      dims[0] *= 2;
+    std::vector<std::int64_t> dims(torus ? (is_torus3d(chip) ? 3 : 2) : 1, 1);
+    std::int64_t left = chips;
+    const std::int64_t most = torus ? chips : std::max(1, chip.domain_chips);
+    for (std::size_t d = 0; left > 1 && 2 * dims[d] <= most; d = (d + 1) % dims.size(), left /= 2) {
+      dims[d] *= 2;
     }
     if (left > 1) {
       dims.insert(dims.begin(), left);
     }
+    slice.dims = Shape(dims);
   }
-  slice.dims = Shape(dims);
   slice.name = machine_name(chip, slice.dims);
   slice.links.clear();
   for (int d = 0; d < slice.dims.size(); ++d) {

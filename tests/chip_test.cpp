@@ -534,6 +534,44 @@ TEST_CASE("chip: the prediction that tiles are chosen by is near the clock") {
   }
 }
 
+TEST_CASE("chip: the prediction holds where K fills a part of the rows only") {
+  for (const std::int64_t k : {1, 25, 64, 127}) {
+    const ts::ChipTiming t = ts::chip_timing(ts::chip("tpu-v5e"), 8, k, 34);
+    CAPTURE(k);
+    CHECK(static_cast<double>(t.predicted_cycles) < 1.5 * static_cast<double>(t.cycles));
+  }
+}
+
+TEST_CASE("chip: more bandwidth makes no product slower") {
+  const struct {
+    int side;
+    double bandwidth, faster, sram, accumulators, vector;
+    int fifo;
+    std::int64_t m, k, n;
+  } cases[] = {{16, 3.634e10, 1.631, 7476690, 0, 9.9e11, 4, 10, 1, 1302},
+               {128, 1.3359e11, 1.0606, 4879989, 6559389, 6.7524e10, 0, 762, 144, 13},
+               {32, 5.8633e10, 3.145, 96499, 0, 1.2668e12, 4, 10, 49, 521},
+               {4, 5.7317e9, 1.084, 99941, 1280849, 8.2353e10, 0, 4, 1, 28},
+               {4, 1.449e10, 1.0265, 10935, 158987, 8.7742e11, 4, 193, 1, 469}};
+  for (const auto& c : cases) {
+    ts::Chip chip = ts::chip("tpu-v5e");
+    chip.mxu_rows = chip.mxu_cols = c.side;
+    chip.mxus = 1;
+    chip.clock_hz = 1e9;
+    chip.flops_bf16 = 2e9 * c.side * c.side;
+    chip.flops_int8 = chip.flops_fp8 = 0;
+    chip.memory_bandwidth = c.bandwidth;
+    chip.sram_bytes = c.sram;
+    chip.accumulator_bytes = c.accumulators;
+    chip.fifo_tiles = c.fifo;
+    chip.vector_flops = c.vector;
+    const std::int64_t before = ts::chip_timing(chip, c.m, c.k, c.n).cycles;
+    chip.memory_bandwidth *= c.faster;
+    CAPTURE(c.n);
+    CHECK(ts::chip_timing(chip, c.m, c.k, c.n).cycles <= before);
+  }
+}
+
 TEST_CASE("chip: the tensor cores of an H100, in waves over its cores (an approximation)") {
   const ts::Chip h100 = ts::chip("h100");
   ts::ChipMatmul o;

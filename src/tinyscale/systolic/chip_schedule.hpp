@@ -11,8 +11,10 @@
 #include <algorithm>  // min, max
 #include <cmath>      // llround
 #include <cstdint>    // int64_t
+#include <vector>     // predictions
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/systolic/array_timing.hpp"
 
 namespace tinyscale {
@@ -77,7 +79,7 @@ struct ChipCase {
 struct ChipPlan {
   ChipTile tile;
   bool keep_x = false, keep_w = false, fits = false;
-  std::int64_t predicted = 0, bytes = 0, on_chip = 0, accumulators = 0, folds = 0;
+  std::int64_t predicted = 0, least = 0, bytes = 0, on_chip = 0, accumulators = 0, folds = 0;
 
   // Fewer ticks, then fewer bytes moved; what fits before what does not, of that what needs least.
   bool better_than(const ChipPlan& b) const {
@@ -89,8 +91,9 @@ struct ChipPlan {
   }
 };
 
-// Bytes that a plan holds and moves, and the ticks that follow: the slower of arrays, memory and
-// vector unit, and the first tiles' way in and the last block's way out.
+// Bytes that a plan holds and moves, and the ticks that follow: the slowest of arrays, memory,
+// vector unit and the way through two blocks of accumulators, and the first tiles' way in and the
+// last block's way out.
 inline void predict(const ChipCase& c, ChipPlan& p) {
   const std::int64_t m = c.array.m, k = c.array.k, n = c.array.n, rows = c.array.rows;
   const ChipTile& t = p.tile;
@@ -105,14 +108,26 @@ inline void predict(const ChipCase& c, ChipPlan& p) {
   p.on_chip += c.o.y == Home::chip ? m * n * static_cast<std::int64_t>(bytes_of(c.o.result)) : 0;
   p.bytes = m * k * (p.keep_x ? 1 : fn) * x_word + k * n * (p.keep_w ? 1 : fm) * w_word +
             m * n * c.result_word;
-  const std::int64_t last = std::max((m - (fm - 1) * t.m) * c.array.passes, rows);
-  const std::int64_t tiles = folds_of(k, rows) * folds_of(n, c.wide());
-  const std::int64_t arrays = ((fm - 1) * std::max(t.m * c.array.passes, rows) + last) * tiles;
-  const std::int64_t first = t.m * t.k * x_word + rows * std::min(c.wide(), n) * w_word;
+  const std::int64_t per_fold = std::max(t.m * c.array.passes, rows);
+  const std::int64_t k_folds = folds_of(k, rows), tiles = k_folds * folds_of(n, c.wide());
+  const std::int64_t last = m - (fm - 1) * t.m;
+  const std::int64_t arrays = ((fm - 1) * per_fold + std::max(last * c.array.passes, rows)) * tiles;
+  const std::int64_t first =
+      t.m * t.k * x_word + std::min(rows, k) * std::min(c.wide(), n) * w_word;
+  // A block's accumulators are free again when its results have left: there are two of each.
+  const std::int64_t leaves = c.vector.ticks(t.m * t.n) + c.memory.ticks(out);
+  const std::int64_t through = rows + c.array.cols - 2;
+  const std::int64_t turn = k_folds * folds_of(t.n, c.wide()) * per_fold + through + leaves;
+  const double all_turns = static_cast<double>(blocks / 2) * static_cast<double>(turn);
+  const std::int64_t turns =
+      static_cast<std::int64_t>(std::min(all_turns, 0x1p60)) - through - leaves;
   p.folds = fm * tiles;
-  p.predicted = std::max(std::max(arrays, c.vector.ticks(m * n)) + c.memory.ticks(first),
-                         c.memory.ticks(p.bytes - out)) +
-                2 * rows + c.array.cols - 2 + c.vector.ticks(t.m * t.n) + c.memory.ticks(out);
+  p.least = std::max({arrays, c.memory.ticks(p.bytes), c.vector.ticks(m * n)});
+  p.predicted =
+      std::max(std::max({arrays, turns, c.vector.ticks(m * n) - c.vector.ticks(t.m * t.n)}) +
+                   c.memory.ticks(first),
+               c.memory.ticks(p.bytes - out)) +
+      rows + through + leaves;
   p.fits = (!(c.sram > 0) || static_cast<double>(p.on_chip) <= c.sram) &&
            (!(c.accumulators > 0) || static_cast<double>(p.accumulators) <= c.accumulators) &&
            p.folds <= most_folds && p.predicted <= most_ticks && p.bytes < most_bytes;
@@ -242,12 +257,16 @@ inline List<std::int64_t> tile_sizes(std::int64_t size, std::int64_t given, std:
   return sizes;
 }
 
-// For each m the plan that is predicted best, and of these the one that is best on the clock, where
-// plans of up to 2^15 folds are placed; larger ones are charged an eighth more than predicted.
+// The plan that is best on the clock. Placed there until 2^18 folds were are first the best of each
+// m, then the others in the order of their predictions, but none that cannot be faster. What has
+// more than 2^15 folds beyond that is charged an eighth more than predicted.
 inline ChipPlan best_plan(const ChipCase& c) {
-  ChipPlan best, p, fewest;
+  ChipPlan best, p;
+  List<ChipPlan> plans;
+  std::vector<std::int64_t> keys;
   for (const std::int64_t m : tile_sizes(c.array.m, c.o.tile.m, 1)) {
     ChipPlan of_m;
+    std::size_t at = 0;
     for (const std::int64_t k : tile_sizes(c.array.k, c.o.tile.k, c.array.rows)) {
       for (const std::int64_t n : tile_sizes(c.array.n, c.o.tile.n, c.wide())) {
         for (int way = 0; way < 4; ++way) {
@@ -255,15 +274,36 @@ inline ChipPlan best_plan(const ChipCase& c) {
           p.keep_x = c.o.x == Home::chip || way % 2 == 1;
           p.keep_w = c.o.w == Home::chip || (way / 2 == 1 && c.fifo == 0);
           predict(c, p);
-          of_m = p.better_than(of_m) ? p : of_m;
+          if (p.better_than(of_m)) {
+            of_m = p;
+            at = keys.size();
+          }
+          if (p.fits) {
+            plans.push_back(p);
+            keys.push_back(p.predicted);
+          }
         }
       }
     }
-    p = of_m;
-    p.predicted = p.fits && p.folds <= 32768 ? ChipTimeline(c, p).cycles : p.predicted / 8 * 9;
-    if (p.better_than(fewest)) {
-      fewest = p;
-      best = of_m;
+    best = of_m.better_than(best) ? of_m : best;
+    if (of_m.fits) {
+      keys[at] -= most_ticks;  // before all others
+    }
+  }
+  std::int64_t fewest = 0, placed = 0;
+  for (const std::size_t i : stable_order(keys)) {
+    const ChipPlan& plan = plans[i];
+    const bool first = keys[i] != plan.predicted, over = placed + plan.folds > (1 << 18);
+    const bool many = over && plan.folds > (1 << 15);
+    const bool hopeless = fewest > 0 && plan.least >= fewest - fewest / 4096;
+    if (hopeless || (!first && (plan.predicted >= fewest * 2 || (over && !many)))) {
+      continue;
+    }
+    const std::int64_t ticks = many ? plan.predicted / 8 * 9 : ChipTimeline(c, plan).cycles;
+    placed += many ? 0 : plan.folds;
+    if (fewest == 0 || ticks < fewest || (ticks == fewest && plan.bytes < best.bytes)) {
+      fewest = ticks;
+      best = plan;
     }
   }
   return best;
