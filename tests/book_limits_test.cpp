@@ -231,6 +231,35 @@ TEST_CASE("book: blocks of a layer are the model's") {
   }
   const ts::Table table = ts::layer_cost_table(ts::config("llama3-70b"), 4e6, 8192);
   CHECK(table.rows.size() == 5);
+  // Latent attention: DeepSeek-V3's matrices to and from its ranks; its first three layers are
+  // dense.
+  const ts::ModelConfig v3 = ts::config("deepseek-v3");
+  const double q = 7168.0 * 1536 + 1536.0 * 128 * 192, kv = 7168.0 * 576 + 512.0 * 128 * 256;
+  CHECK(ts::projection_cost(v3, 1).parameters.value() == q + kv + 128.0 * 128 * 7168);
+  CHECK(ts::score_cost(v3, 1, 1000).training_flops.value() == 6.0 * 1000 * 128 * (192 + 128));
+  const ts::Table parts = ts::layer_cost_table(v3, 1, 4096);
+  REQUIRE(parts.rows.size() == 6);
+  CHECK(parts.rows[0][0] == "feed-forward, dense layers");
+  CHECK(parts.rows[0][1] == ts::format_si(3 * 3 * 7168.0 * 18432, ""));
+  CHECK(parts.rows[1][1] == ts::format_si(58 * 257 * 3 * 7168.0 * 2048, ""));
+  // Local layers see their window: 22 of Gemma 3 1B's 26, 512 tokens.
+  const ts::Table gemma = ts::layer_cost_table(ts::config("gemma3-1b"), 1, 4096);
+  REQUIRE(gemma.rows.size() == 6);
+  CHECK(gemma.rows[2][2] == ts::format_si(12.0 * 4 * 4096 * 4 * 256, "FLOP"));
+  CHECK(gemma.rows[3][2] == ts::format_si(12.0 * 22 * 512 * 4 * 256, "FLOP"));
+}
+
+TEST_CASE("book: a dimension of one chip carries nothing, none counts twice") {
+  const ts::Machine row = ts::machine("tpu-v5e", {4, 1});
+  for (const ts::Collective what : {ts::Collective::all_gather, ts::Collective::all_reduce}) {
+    const auto time = [&](const std::vector<int>& dims) {
+      return ts::collective_limit(what, 1e9, ts::links_along(row, dims)).value();
+    };
+    CHECK(time({0, 1}) == time({0}));
+    CHECK(time({1}) == 0);
+  }
+  CHECK(error_of([&] { ts::links_along(row, {0, 0}); }) ==
+        "links_along: dimension 0 of tpu-v5e 4x1 twice; once is right");
 }
 
 TEST_CASE("book: serving") {

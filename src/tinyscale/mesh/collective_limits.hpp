@@ -23,6 +23,9 @@ inline List<AxisPart> links_along(const Machine& machine, const std::vector<int>
   List<AxisPart> parts;
   for (const int d : dims) {
     detail::machine_dim(machine, d);  // checks
+    if (std::count(dims.begin(), dims.end(), d) > 1) {
+      detail::fail({"links_along: dimension ", d, " of ", machine.name, " twice; once is right"});
+    }
     parts.push_back(detail::part_of_dim(machine, d, machine.dims[d], 1));
   }
   return parts;
@@ -102,13 +105,15 @@ inline Quantity collective_transfer(Collective what, double bytes, const List<Ax
   }
   Quantity rate;
   for (const AxisPart& axis : axes) {
-    const Quantity one = detail::axis_rate(axis);
-    const Quantity n(axis.size, "", "N");
-    const bool line = axis.kind != AxisKind::ring && axis.size > 1;
-    const Quantity useful = line ? one * n / (n - Quantity(1.0)) : one;
-    rate = rate.unit().empty() ? useful : rate + useful;
+    const Quantity one = detail::axis_rate(axis), n(axis.size, "", "N");
+    const bool ring = axis.kind == AxisKind::ring;
+    if (axis.size > 1) {  // else nothing moves along it
+      const Quantity useful = ring ? one : one * n / (n - Quantity(1.0));
+      rate = rate.unit().empty() ? useful : rate + useful;
+    }
   }
-  return named("T_bandwidth", detail::twice_if(what, v / rate), "scaling book, 3");
+  const Quantity time = rate.unit().empty() ? Quantity(0, "s") : v / rate;
+  return named("T_bandwidth", detail::twice_if(what, time), "scaling book, 3");
 }
 
 // The larger of the two: what the book puts for T_comms.
