@@ -40943,6 +40943,9 @@ inline List<AxisPart> links_along(const Machine& machine, const std::vector<int>
   List<AxisPart> parts;
   for (const int d : dims) {
     detail::machine_dim(machine, d);  // checks
+    if (std::count(dims.begin(), dims.end(), d) > 1) {
+      detail::fail({"links_along: dimension ", d, " of ", machine.name, " twice; once is right"});
+    }
     parts.push_back(detail::part_of_dim(machine, d, machine.dims[d], 1));
   }
   return parts;
@@ -41022,13 +41025,15 @@ inline Quantity collective_transfer(Collective what, double bytes, const List<Ax
   }
   Quantity rate;
   for (const AxisPart& axis : axes) {
-    const Quantity one = detail::axis_rate(axis);
-    const Quantity n(axis.size, "", "N");
-    const bool line = axis.kind != AxisKind::ring && axis.size > 1;
-    const Quantity useful = line ? one * n / (n - Quantity(1.0)) : one;
-    rate = rate.unit().empty() ? useful : rate + useful;
+    const Quantity one = detail::axis_rate(axis), n(axis.size, "", "N");
+    const bool ring = axis.kind == AxisKind::ring;
+    if (axis.size > 1) {  // else nothing moves along it
+      const Quantity useful = ring ? one : one * n / (n - Quantity(1.0));
+      rate = rate.unit().empty() ? useful : rate + useful;
+    }
   }
-  return named("T_bandwidth", detail::twice_if(what, v / rate), "scaling book, 3");
+  const Quantity time = rate.unit().empty() ? Quantity(0, "s") : v / rate;
+  return named("T_bandwidth", detail::twice_if(what, time), "scaling book, 3");
 }
 
 // The larger of the two: what the book puts for T_comms.
@@ -73130,18 +73135,26 @@ inline BlockCost feed_forward_cost(const ModelConfig& m, double tokens) {
           named("F_ffw", detail::trained(count, used), "scaling book, 4")};
 }
 
+// Latent attention: the matrices to and from the ranks in place of 2 D (N + K) H.
 inline BlockCost projection_cost(const ModelConfig& m, double tokens) {
   const Quantity d = detail::size_of("D", m.width), n = detail::size_of("N", m.heads);
   const Quantity k = detail::size_of("K", m.kv_heads), h = detail::size_of("H", m.head_size);
-  const Quantity all = named("P_qkvo", Quantity(2.0) * d * (n + k) * h, "scaling book, 4");
+  const MatrixParameters of = matrix_parameters(m);
+  const Quantity latent((of.queries_keys_values + of.output) / static_cast<double>(m.layers), "",
+                        "P_latent", "of a layer");
+  const Quantity all =
+      named("P_qkvo", m.latent() ? latent : Quantity(2.0) * d * (n + k) * h, "scaling book, 4");
   const Quantity count = detail::given("projection_cost", "tokens", tokens, "token");
   return {"QKVO", all, named("F_qkvo", detail::trained(count, all), "scaling book, 4")};
 }
 
 // Scores and weighted values of sequences of T: all T x T, or the causal half if the kernel skips.
+// H: the mean of a head's key and value.
 inline BlockCost score_cost(const ModelConfig& m, double tokens, double length,
                             bool causal = false) {
-  const Quantity n = detail::size_of("N", m.heads), h = detail::size_of("H", m.head_size);
+  const Quantity n = detail::size_of("N", m.heads);
+  const Quantity h =
+      detail::given("layer costs", "H", static_cast<double>(m.score_head() + m.output_head()) / 2);
   const Quantity count = detail::given("score_cost", "tokens", tokens, "token");
   const Quantity t = detail::given("score_cost", "T", length);
   return {"scores and values", Quantity(0.0, "", "P_scores"),
@@ -73169,15 +73182,27 @@ inline Table layer_cost_table(const ModelConfig& m, double tokens, double length
   Table out;
   out.title = detail::cat({"layers of ", m.name, ", ", tokens, " tokens in sequences of ", length});
   out.columns = {"block", "parameters", "training FLOPs", "formula"};
-  const double layers = static_cast<double>(m.layers);
-  const auto row = [&](const BlockCost& cost, double times) {
-    out.add({cost.block, format_si(times * cost.parameters.value(), ""),
-             format_si(times * cost.training_flops.value(), "FLOP"),
-             cost.training_flops.formula()});
+  const auto layers = static_cast<double>(m.layers), local = static_cast<double>(m.local_layers());
+  const auto mixtures = static_cast<double>(m.mixture_layers());
+  const auto row = [&](const BlockCost& cost, double times, const char* of = "") {
+    if (times > 0) {
+      out.add({cost.block + of, format_si(times * cost.parameters.value(), ""),
+               format_si(times * cost.training_flops.value(), "FLOP"),
+               cost.training_flops.formula()});
+    }
   };
-  row(feed_forward_cost(m, tokens), layers);
+  if (layers > mixtures) {
+    ModelConfig dense = m;
+    dense.experts = 0;
+    row(feed_forward_cost(dense, tokens), layers - mixtures, mixtures > 0 ? ", dense layers" : "");
+  }
+  row(feed_forward_cost(m, tokens), mixtures);
   row(projection_cost(m, tokens), layers);
-  row(score_cost(m, tokens, length), layers);
+  row(score_cost(m, tokens, length), layers - local);
+  if (local > 0) {
+    const double seen = std::min(length, static_cast<double>(m.window));
+    row(score_cost(m, tokens, seen), local, ", local layers");
+  }
   row(norm_cost(m), layers);
   row(vocabulary_cost(m, tokens), 1);
   return out;
@@ -73224,9 +73249,8 @@ inline Quantity attention_ratio(const ModelConfig& m, double length, bool causal
 // The length at which attention costs as much as QKVO: D (N + K) / N, 2 D with plain heads; and as
 // much as all matmuls of the layer: 8 D for F = 4 D.
 inline Quantity attention_equal_length(const ModelConfig& m) {
-  const Quantity d = detail::size_of("D", m.width), n = detail::size_of("N", m.heads);
-  return named("T*", Quantity(1.0, "token") * d * (n + detail::size_of("K", m.kv_heads)) / n,
-               "scaling book, 4, question 5");
+  const Quantity all = Quantity(1.0, "token") * projection_cost(m, 1).training_flops;
+  return named("T*", all / score_cost(m, 1, 1).training_flops, "scaling book, 4, question 5");
 }
 
 inline Quantity attention_dominant_length(const ModelConfig& m) {
@@ -75729,16 +75753,13 @@ struct TpuSlice {
 inline TpuSlice tpu_slice(const std::string& name) {
   const std::size_t dash = name.rfind('-');
   const std::string number = dash == std::string::npos ? "" : name.substr(dash + 1);
-  if (!number.empty() && number.size() < 8 &&
-      number.find_first_not_of("0123456789") == std::string::npos) {
-    const std::string letters = detail::chip_letters(name.substr(0, dash));
-    const double named = std::strtod(number.c_str(), nullptr);
-    for (const detail::ChipRow& row : detail::chip_rows()) {
-      if (std::strncmp(row.topology, "torus", 5) == 0 &&
-          letters == detail::plain_letters(row.name) && named >= 1 && named <= 1e6 &&
-          std::fmod(named, row.cores) < 0.5) {
-        return {row.name, named, named / row.cores};
-      }
+  const bool digits = number.size() < 8 && number.find_first_not_of("0123456789") == number.npos;
+  const std::string letters = detail::chip_letters(name.substr(0, dash));
+  const double named = digits ? std::strtod(number.c_str(), nullptr) : 0;
+  for (const detail::ChipRow& row : detail::chip_rows()) {
+    if (std::strncmp(row.topology, "torus", 5) == 0 && letters == detail::plain_letters(row.name) &&
+        named >= 1 && named <= 1e6 && std::fmod(named, row.cores) < 0.5) {
+      return {row.name, named, named / row.cores};
     }
   }
   detail::fail({"tpu_slice: \"", name, "\" is not the name of a slice; right is such as v4-128, ",

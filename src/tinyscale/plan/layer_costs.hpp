@@ -5,11 +5,13 @@
 //   output matrix D V, 6 B T D V.  Training FLOPs: three times the forward pass's.
 // Source: "How To Scale Your Model", chapters 4, 7; whole models: ModelConfig, flops_forms.hpp.
 
-#include <string>  // names
-#include <vector>  // widths
+#include <algorithm>  // min
+#include <string>     // names
+#include <vector>     // widths
 
 #include "tinyscale/hardware/intensity.hpp"
 #include "tinyscale/model/model_config.hpp"
+#include "tinyscale/parallel/flops_forms.hpp"
 #include "tinyscale/parallel/layout.hpp"
 
 namespace tinyscale {
@@ -46,18 +48,26 @@ inline BlockCost feed_forward_cost(const ModelConfig& m, double tokens) {
           named("F_ffw", detail::trained(count, used), "scaling book, 4")};
 }
 
+// Latent attention: the matrices to and from the ranks in place of 2 D (N + K) H.
 inline BlockCost projection_cost(const ModelConfig& m, double tokens) {
   const Quantity d = detail::size_of("D", m.width), n = detail::size_of("N", m.heads);
   const Quantity k = detail::size_of("K", m.kv_heads), h = detail::size_of("H", m.head_size);
-  const Quantity all = named("P_qkvo", Quantity(2.0) * d * (n + k) * h, "scaling book, 4");
+  const MatrixParameters of = matrix_parameters(m);
+  const Quantity latent((of.queries_keys_values + of.output) / static_cast<double>(m.layers), "",
+                        "P_latent", "of a layer");
+  const Quantity all =
+      named("P_qkvo", m.latent() ? latent : Quantity(2.0) * d * (n + k) * h, "scaling book, 4");
   const Quantity count = detail::given("projection_cost", "tokens", tokens, "token");
   return {"QKVO", all, named("F_qkvo", detail::trained(count, all), "scaling book, 4")};
 }
 
 // Scores and weighted values of sequences of T: all T x T, or the causal half if the kernel skips.
+// H: the mean of a head's key and value.
 inline BlockCost score_cost(const ModelConfig& m, double tokens, double length,
                             bool causal = false) {
-  const Quantity n = detail::size_of("N", m.heads), h = detail::size_of("H", m.head_size);
+  const Quantity n = detail::size_of("N", m.heads);
+  const Quantity h =
+      detail::given("layer costs", "H", static_cast<double>(m.score_head() + m.output_head()) / 2);
   const Quantity count = detail::given("score_cost", "tokens", tokens, "token");
   const Quantity t = detail::given("score_cost", "T", length);
   return {"scores and values", Quantity(0.0, "", "P_scores"),
@@ -85,15 +95,27 @@ inline Table layer_cost_table(const ModelConfig& m, double tokens, double length
   Table out;
   out.title = detail::cat({"layers of ", m.name, ", ", tokens, " tokens in sequences of ", length});
   out.columns = {"block", "parameters", "training FLOPs", "formula"};
-  const double layers = static_cast<double>(m.layers);
-  const auto row = [&](const BlockCost& cost, double times) {
-    out.add({cost.block, format_si(times * cost.parameters.value(), ""),
-             format_si(times * cost.training_flops.value(), "FLOP"),
-             cost.training_flops.formula()});
+  const auto layers = static_cast<double>(m.layers), local = static_cast<double>(m.local_layers());
+  const auto mixtures = static_cast<double>(m.mixture_layers());
+  const auto row = [&](const BlockCost& cost, double times, const char* of = "") {
+    if (times > 0) {
+      out.add({cost.block + of, format_si(times * cost.parameters.value(), ""),
+               format_si(times * cost.training_flops.value(), "FLOP"),
+               cost.training_flops.formula()});
+    }
   };
-  row(feed_forward_cost(m, tokens), layers);
+  if (layers > mixtures) {
+    ModelConfig dense = m;
+    dense.experts = 0;
+    row(feed_forward_cost(dense, tokens), layers - mixtures, mixtures > 0 ? ", dense layers" : "");
+  }
+  row(feed_forward_cost(m, tokens), mixtures);
   row(projection_cost(m, tokens), layers);
-  row(score_cost(m, tokens, length), layers);
+  row(score_cost(m, tokens, length), layers - local);
+  if (local > 0) {
+    const double seen = std::min(length, static_cast<double>(m.window));
+    row(score_cost(m, tokens, seen), local, ", local layers");
+  }
   row(norm_cost(m), layers);
   row(vocabulary_cost(m, tokens), 1);
   return out;
@@ -140,9 +162,8 @@ inline Quantity attention_ratio(const ModelConfig& m, double length, bool causal
 // The length at which attention costs as much as QKVO: D (N + K) / N, 2 D with plain heads; and as
 // much as all matmuls of the layer: 8 D for F = 4 D.
 inline Quantity attention_equal_length(const ModelConfig& m) {
-  const Quantity d = detail::size_of("D", m.width), n = detail::size_of("N", m.heads);
-  return named("T*", Quantity(1.0, "token") * d * (n + detail::size_of("K", m.kv_heads)) / n,
-               "scaling book, 4, question 5");
+  const Quantity all = Quantity(1.0, "token") * projection_cost(m, 1).training_flops;
+  return named("T*", all / score_cost(m, 1, 1).training_flops, "scaling book, 4, question 5");
 }
 
 inline Quantity attention_dominant_length(const ModelConfig& m) {

@@ -79,16 +79,13 @@ struct TpuSlice {
 inline TpuSlice tpu_slice(const std::string& name) {
   const std::size_t dash = name.rfind('-');
   const std::string number = dash == std::string::npos ? "" : name.substr(dash + 1);
-  if (!number.empty() && number.size() < 8 &&
-      number.find_first_not_of("0123456789") == std::string::npos) {
-    const std::string letters = detail::chip_letters(name.substr(0, dash));
-    const double named = std::strtod(number.c_str(), nullptr);
-    for (const detail::ChipRow& row : detail::chip_rows()) {
-      if (std::strncmp(row.topology, "torus", 5) == 0 &&
-          letters == detail::plain_letters(row.name) && named >= 1 && named <= 1e6 &&
-          std::fmod(named, row.cores) < 0.5) {
-        return {row.name, named, named / row.cores};
-      }
+  const bool digits = number.size() < 8 && number.find_first_not_of("0123456789") == number.npos;
+  const std::string letters = detail::chip_letters(name.substr(0, dash));
+  const double named = digits ? std::strtod(number.c_str(), nullptr) : 0;
+  for (const detail::ChipRow& row : detail::chip_rows()) {
+    if (std::strncmp(row.topology, "torus", 5) == 0 && letters == detail::plain_letters(row.name) &&
+        named >= 1 && named <= 1e6 && std::fmod(named, row.cores) < 0.5) {
+      return {row.name, named, named / row.cores};
     }
   }
   detail::fail({"tpu_slice: \"", name, "\" is not the name of a slice; right is such as v4-128, ",
