@@ -59,6 +59,11 @@ TEST_CASE("quantity: a unit that is not known is refused with those near it") {
         "token");
   CHECK(unit("mB") ==
         "Quantity: \"mB\" in the unit \"mB\" is not known; near it are MB, Mbit, MiB, kB, GB");
+  CHECK(
+      unit("gib") ==
+      "Quantity: \"gib\" in the unit \"gib\" is not known; near it are GiB, Gibit, KiB, MiB, TiB");
+  CHECK(unit("flop/s") == "Quantity: \"flop\" in the unit \"flop/s\" is not known; right is FLOP");
+  CHECK(Quantity(1, "gpu").unit() == "gpu");
   CHECK(unit("kh") ==
         "Quantity: \"kh\" in the unit \"kh\" is not known; near it are kHz, kB, ks, kW, kJ");
   CHECK(unit("XYZZY") ==
@@ -86,6 +91,11 @@ TEST_CASE("quantity: every op checks units and keeps the formula") {
   const Quantity a(2, "s", "a"), b(3, "s", "b"), f(6, "FLOP", "f");
   CHECK(ts::min(a, b).value() == 2);
   CHECK(ts::min(a, b).formula() == "min(a, b)");
+  const Quantity none(std::numeric_limits<double>::quiet_NaN(), "s");
+  for (const Quantity& q :
+       {ts::max(a, none), ts::max(none, a), ts::min(a, none), ts::min(none, a)}) {
+    CHECK(ts::detail::is_nan(q.value()));
+  }
   CHECK((-a).value() == -2);
   CHECK((a - (-b)).formula() == "a - (-b)");
   CHECK((-(a + b)).formula() == "-(a + b)");

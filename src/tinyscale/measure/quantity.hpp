@@ -134,14 +134,14 @@ inline Quantity operator-(const Quantity& a) {
 
 inline Quantity max(const Quantity& a, const Quantity& b) {
   detail::same_unit("max", a, b);
-  return detail::make_quantity("max", a.value() < b.value() ? b.value() : a.value(), a.node().unit,
-                               {a, b});
+  const bool first = a.value() >= b.value() || detail::is_nan(a.value());  // NaN stays
+  return detail::make_quantity("max", first ? a.value() : b.value(), a.node().unit, {a, b});
 }
 
 inline Quantity min(const Quantity& a, const Quantity& b) {
   detail::same_unit("min", a, b);
-  return detail::make_quantity("min", b.value() < a.value() ? b.value() : a.value(), a.node().unit,
-                               {a, b});
+  const bool first = a.value() <= b.value() || detail::is_nan(a.value());
+  return detail::make_quantity("min", first ? a.value() : b.value(), a.node().unit, {a, b});
 }
 
 // Of one term or more, all in one unit; for many, where a chain of + would be as deep as they are.

@@ -214,7 +214,7 @@ inline const char* unit_meant(const std::string& written) {
       {"Mb", "Mbit, MB"}, {"Tb", "Tbit, TB"}, {"kb", "kbit, kB"}, {"Kb", "kbit, Kibit, kB, KiB"},
       {"KB", "kB, KiB"}, {"sec", "s"}, {"second", "s"}, {"seconds", "s"}, {"hour", "h"},
       {"hours", "h"}, {"hr", "h"}, {"minute", "min"}, {"minutes", "min"}, {"days", "day"},
-      {"flops", "FLOP, FLOP/s"}, {"FLOPS", "FLOP, FLOP/s"}, {"FLOPs", "FLOP, FLOP/s"},
+      {"flop", "FLOP"}, {"flops", "FLOP, FLOP/s"}, {"FLOPS", "FLOP, FLOP/s"}, {"FLOPs", "FLOP, FLOP/s"},
       {"TFLOPS", "TFLOP, TFLOP/s"}, {"TFLOPs", "TFLOP, TFLOP/s"}, {"dollar", "USD"},
       {"dollars", "USD"}, {"watt", "W"}, {"watts", "W"}, {"joule", "J"}, {"joules", "J"},
       {"GBps", "GB/s"}, {"Gbps", "Gbit/s"}};
@@ -257,12 +257,17 @@ inline bool is_own_word(const std::string& word) {
   for (const char c : word) {
     own = own && ((c >= 'a' && c <= 'z') || c == '_');
   }
-  std::size_t units = 0;
+  std::size_t units = 0, prefixes = 0;
   const UnitName* const unit = unit_names(units);
+  const UnitPrefix* const prefix = unit_prefixes(prefixes);
   for (std::size_t i = 0; own && i < units; ++i) {
     const std::size_t length = std::strlen(unit[i].name);
     const bool alike = unit[i].name[0] == word[0] && length >= 4 && length < word.size() + 2;
-    own = !alike || edit_distance(unit[i].name, word) > 1;
+    own = (!alike || edit_distance(unit[i].name, word) > 1) && word != plain_letters(unit[i].name);
+    for (std::size_t k = 0; k < prefixes && i < 13; ++k) {  // "gib", "tflop"
+      own = own && (!may_stand(prefix[k], unit[i]) ||
+                    word != plain_letters(std::string(prefix[k].name) + unit[i].name));
+    }
   }
   return own;
 }
