@@ -586,6 +586,9 @@ TEST_CASE("serving simulation: traffic from a trace, and what is wrong with one"
             "1, column 2: \"prompt\"; the header "
             "arrival_seconds,prompt_tokens,output_tokens[,prefix_id[,prefix_tokens]] is right");
   CHECK(wrong("arrival_seconds,prompt_tokens\n").find(who + "1, column 3: \"\"; the header") == 0);
+  CHECK(ts::trace_traffic("t", head + " 0 ,\t12 , 3\r\n").requests[0].prompt == 12);
+  CHECK(wrong(head + "0,1 2,3\n") ==
+        who + "2, column 2: prompt_tokens is \"1 2\"; a number is right");
   CHECK(wrong(head + "0,1,1\n0.5,1\n") == who + "3: 2 cells; 3 as in the header are right");
   CHECK(wrong(head + "0,many,1\n") ==
         who + "2, column 2: prompt_tokens is \"many\"; a number is right");

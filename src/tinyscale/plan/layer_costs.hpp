@@ -10,9 +10,7 @@
 #include <vector>     // widths
 
 #include "tinyscale/hardware/intensity.hpp"
-#include "tinyscale/model/model_config.hpp"
 #include "tinyscale/parallel/flops_forms.hpp"
-#include "tinyscale/parallel/layout.hpp"
 
 namespace tinyscale {
 
@@ -200,10 +198,8 @@ inline Quantity activation_bytes(double rows, double width, DType format = DType
 
 // Experts over those that a token visits: how many times more tokens a mixture needs.
 inline Quantity expert_sparsity(double experts, double top_k) {
-  return named(
-      "E / k",
-      detail::given("expert_sparsity", "E", experts) / detail::given("expert_sparsity", "k", top_k),
-      "scaling book, 4");
+  const Quantity e = detail::given("expert_sparsity", "E", experts);
+  return named("E / k", e / detail::given("expert_sparsity", "k", top_k), "scaling book, 4");
 }
 
 // The dense batch (or tokens a chip) times E / k: each expert gets a k / E part of the tokens.

@@ -11,6 +11,7 @@
 #include <string>     // text
 #include <vector>     // notes
 
+#include "tinyscale/hardware/machine_of_chips.hpp"
 #include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/measure/quantity.hpp"
 #include "tinyscale/plan/serving_layout.hpp"

@@ -83,13 +83,16 @@ inline void check_request(const std::string& where, const ServingRequest& r, dou
 // The cells of a line, without spaces around them.
 inline std::vector<std::string> cells_of(const std::string& line) {
   std::vector<std::string> cells(1);
-  for (const char c : line) {
-    if (c == ',') {
-      cells.emplace_back();
-    } else if (c != ' ' && c != '\t' && c != '\r') {
+  for (const char c : line + ",") {
+    if (c != ',') {
       cells.back() += c;
+    } else {
+      cells.back().erase(cells.back().find_last_not_of(" \t\r") + 1);
+      cells.back().erase(0, cells.back().find_first_not_of(" \t\r"));
+      cells.emplace_back();
     }
   }
+  cells.pop_back();
   return cells;
 }
 
