@@ -73292,10 +73292,8 @@ inline Quantity activation_bytes(double rows, double width, DType format = DType
 
 // Experts over those that a token visits: how many times more tokens a mixture needs.
 inline Quantity expert_sparsity(double experts, double top_k) {
-  return named(
-      "E / k",
-      detail::given("expert_sparsity", "E", experts) / detail::given("expert_sparsity", "k", top_k),
-      "scaling book, 4");
+  const Quantity e = detail::given("expert_sparsity", "E", experts);
+  return named("E / k", e / detail::given("expert_sparsity", "k", top_k), "scaling book, 4");
 }
 
 // The dense batch (or tokens a chip) times E / k: each expert gets a k / E part of the tokens.
@@ -78865,8 +78863,8 @@ inline std::int64_t slice_of(const Chip& chip, double needed) {
   return chips == 2 && chip.kind == "tpu" ? 4 : chips;
 }
 
-// A slice of that many of the machine's chips, a power of two: as square as it can be, or whole
-// domains of a switch; beyond a pod several slices, no dimensions where they make none.
+// A slice of that many of the machine's chips: a power of two as square as it can be, or whole
+// domains of a switch; else what is offered, beyond a pod several slices, or no dimensions.
 inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   if (chips == on.chips()) {
     return on;
@@ -78874,9 +78872,8 @@ inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   const Chip& chip = on.chip;
   const bool torus = is_torus2d(chip) || is_torus3d(chip);
   Machine slice = on;
-  if (torus &&
-      (chips > chip.domain_chips || (chips == chip.domain_chips && !is_power_of_two(chips)))) {
-    slice.dims = chips > chip.domain_chips ? offered_dims(chip, chips) : pod_shape(chip);
+  if (torus && (chips > chip.domain_chips || !is_power_of_two(chips))) {
+    slice.dims = offered_dims(chip, chips);
   } else {
     std::vector<std::int64_t> dims(torus ? (is_torus3d(chip) ? 3 : 2) : 1, 1);
     std::int64_t left = chips;
@@ -79730,13 +79727,16 @@ inline void check_request(const std::string& where, const ServingRequest& r, dou
 // The cells of a line, without spaces around them.
 inline std::vector<std::string> cells_of(const std::string& line) {
   std::vector<std::string> cells(1);
-  for (const char c : line) {
-    if (c == ',') {
-      cells.emplace_back();
-    } else if (c != ' ' && c != '\t' && c != '\r') {
+  for (const char c : line + ",") {
+    if (c != ',') {
       cells.back() += c;
+    } else {
+      cells.back().erase(cells.back().find_last_not_of(" \t\r") + 1);
+      cells.back().erase(0, cells.back().find_first_not_of(" \t\r"));
+      cells.emplace_back();
     }
   }
+  cells.pop_back();
   return cells;
 }
 

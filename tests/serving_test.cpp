@@ -569,6 +569,13 @@ TEST_CASE("serving: the frontier") {
       CHECK(p.step_seconds == ts::serving_shardings(large, slices)[0].bound);
     }
   }
+  // A pod of one's own chips, of no power of two.
+  ts::Chip mine = ts::chip("tpu-v5p");
+  mine.name = "mine";
+  ts::ServingJob wide = job;
+  wide.batch = 2300000;
+  const ts::ServingPlan pod = ts::plan_serving(wide, ts::machine(mine, {4, 4, 4}));
+  CHECK(pod.on.name == "mine 16x20x28");
   options.chips = {12};
   CHECK(error_of([&] {
           ts::serving_frontier(job, ts::machine("tpu-v5e", {8, 8}), options);

@@ -12,7 +12,6 @@
 #include <vector>     // notes
 
 #include "tinyscale/hardware/machine_of_chips.hpp"
-#include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/measure/quantity.hpp"
 #include "tinyscale/plan/serving_layout.hpp"
 
@@ -71,8 +70,8 @@ inline std::int64_t slice_of(const Chip& chip, double needed) {
   return chips == 2 && chip.kind == "tpu" ? 4 : chips;
 }
 
-// A slice of that many of the machine's chips, a power of two: as square as it can be, or whole
-// domains of a switch; beyond a pod several slices, no dimensions where they make none.
+// A slice of that many of the machine's chips: a power of two as square as it can be, or whole
+// domains of a switch; else what is offered, beyond a pod several slices, or no dimensions.
 inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   if (chips == on.chips()) {
     return on;
@@ -80,9 +79,8 @@ inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   const Chip& chip = on.chip;
   const bool torus = is_torus2d(chip) || is_torus3d(chip);
   Machine slice = on;
-  if (torus &&
-      (chips > chip.domain_chips || (chips == chip.domain_chips && !is_power_of_two(chips)))) {
-    slice.dims = chips > chip.domain_chips ? offered_dims(chip, chips) : pod_shape(chip);
+  if (torus && (chips > chip.domain_chips || !is_power_of_two(chips))) {
+    slice.dims = offered_dims(chip, chips);
   } else {
     std::vector<std::int64_t> dims(torus ? (is_torus3d(chip) ? 3 : 2) : 1, 1);
     std::int64_t left = chips;
