@@ -542,6 +542,16 @@ TEST_CASE("chip: the prediction holds where K fills a part of the rows only") {
   }
 }
 
+TEST_CASE("chip: more ticks than 64 bits count are refused") {
+  CHECK(error_of([] { ts::chip_timing(ts::chip("tpu-v6e"), std::int64_t{1} << 56, 1, 1); }) ==
+        "chip_timing: 72057594037927936 folds, 1152921504606847745 ticks; at most 2^22 and 2^34 "
+        "are emulated, larger tiles make fewer folds");
+  ts::Chip slow = ts::chip("tpu-v5e");
+  slow.memory_bandwidth = 1e-6;
+  CHECK(error_of([&] { ts::chip_timing(slow, 1 << 20, 1 << 15, 1 << 20); }).find("ticks") !=
+        std::string::npos);
+}
+
 TEST_CASE("chip: more bandwidth makes no product slower") {
   const struct {
     int side;

@@ -47,7 +47,7 @@ struct TickRate {
 
   std::int64_t ticks(std::int64_t amount) const {
     const bool exact = amount < most_bytes;
-    return exact ? up(amount * unit) : parts == 0 ? 0 : amount / parts * unit;
+    return exact ? up(amount * unit) : parts == 0 ? 0 : std::min(amount / parts, most_bytes) * unit;
   }
   std::int64_t up(std::int64_t part) const { return parts == 0 ? 0 : (part + parts - 1) / parts; }
 };
@@ -111,16 +111,19 @@ inline void predict(const ChipCase& c, ChipPlan& p) {
   const std::int64_t per_fold = std::max(t.m * c.array.passes, rows);
   const std::int64_t k_folds = folds_of(k, rows), tiles = k_folds * folds_of(n, c.wide());
   const std::int64_t last = m - (fm - 1) * t.m;
-  const std::int64_t arrays = ((fm - 1) * per_fold + std::max(last * c.array.passes, rows)) * tiles;
+  const auto times = [](std::int64_t a, std::int64_t b) {  // 2^60 at most
+    const double product = static_cast<double>(a) * static_cast<double>(b);
+    return product < 0x1p60 ? a * b : std::int64_t{1} << 60;
+  };
+  const std::int64_t arrays =
+      times(times(fm - 1, per_fold) + std::max(last * c.array.passes, rows), tiles);
   const std::int64_t first =
       t.m * t.k * x_word + std::min(rows, k) * std::min(c.wide(), n) * w_word;
   // A block's accumulators are free again when its results have left: there are two of each.
   const std::int64_t leaves = c.vector.ticks(t.m * t.n) + c.memory.ticks(out);
   const std::int64_t through = rows + c.array.cols - 2;
   const std::int64_t turn = k_folds * folds_of(t.n, c.wide()) * per_fold + through + leaves;
-  const double all_turns = static_cast<double>(blocks / 2) * static_cast<double>(turn);
-  const std::int64_t turns =
-      static_cast<std::int64_t>(std::min(all_turns, 0x1p60)) - through - leaves;
+  const std::int64_t turns = times(blocks / 2, turn) - through - leaves;
   p.folds = fm * tiles;
   p.least = std::max({arrays, c.memory.ticks(p.bytes), c.vector.ticks(m * n)});
   p.predicted =
