@@ -6217,7 +6217,12 @@ inline const List<ChipAlias>& chip_aliases() {
       {"tpu7x", "tpu-v7"}, {"tpu-v7x", "tpu-v7"}, {"ironwood", "tpu-v7"},
       {"v100", "v100-32"}, {"a100", "a100-80"}, {"a100-40gb", "a100-40"},
       {"a100-80gb", "a100-80"}, {"h100", "h100-sxm"}, {"h100-80gb", "h100-sxm"},
-      {"gb200-nvl72", "gb200"}, {"gb300-nvl72", "gb300"}};
+      {"gb200-nvl72", "gb200"}, {"gb300-nvl72", "gb300"},
+      // what a device calls itself
+      {"TPU v5 lite", "tpu-v5e"}, {"TPU v6 lite", "tpu-v6e"},
+      {"NVIDIA A100-SXM4-40GB", "a100-40"}, {"NVIDIA A100-SXM4-80GB", "a100-80"},
+      {"NVIDIA H100 80GB HBM3", "h100-sxm"}, {"NVIDIA H100 PCIe", "h100-pcie"},
+      {"NVIDIA H200", "h200"}, {"NVIDIA B200", "b200"}};
   return aliases;
 }
 // clang-format on

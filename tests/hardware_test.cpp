@@ -143,6 +143,11 @@ TEST_CASE("hardware: names, aliases, formats") {
   CHECK(ts::chip("A100-80GB").name == "a100-80");
   CHECK(ts::chip("GB200 NVL72").name == "gb200");
   CHECK(ts::chip("TPU7x").name == "tpu-v7");
+  CHECK(ts::chip("TPU v5 lite").name == "tpu-v5e");
+  CHECK(ts::chip("NVIDIA H100 80GB HBM3").name == "h100-sxm");
+  for (const std::string& name : ts::chips()) {
+    CHECK(ts::chip(name).name == name);
+  }
   CHECK(error_of([] { ts::chip("v9"); }) ==
         "chip: no chip named \"v9\"; near it are v1, v2, v3, v4, v7; chips() has all");
   CHECK(error_of([] { ts::chip("tirllium"); }) ==
