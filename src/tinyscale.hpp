@@ -311,7 +311,6 @@
 #include "tinyscale/model/gguf_values.hpp"
 #include "tinyscale/model/gguf.hpp"
 #include "tinyscale/model/gguf_model.hpp"
-#include "tinyscale/model/gguf_write.hpp"
 #include "tinyscale/model/npy.hpp"
 #include "tinyscale/model/data.hpp"
 #include "tinyscale/model/kv_pages.hpp"
@@ -511,7 +510,7 @@
 
 #if (TINYSCALE_ONLY) & TINYSCALE_GENERATION
 #include "tinyscale/hardware/laptop.hpp"
-#include "tinyscale/model/gguf_write.hpp"
+#include "tinyscale/model/gguf_model.hpp"
 #include "tinyscale/model/npy.hpp"
 #include "tinyscale/model/generate_text.hpp"
 #include "tinyscale/model/generation_report.hpp"

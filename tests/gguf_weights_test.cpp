@@ -9,6 +9,8 @@
 #include "model_files.hpp"
 #include "tinyscale.hpp"
 
+#include "gguf_write.hpp"
+
 namespace ts = tinyscale;
 
 namespace {
@@ -166,15 +168,14 @@ TEST_CASE("activations in blocks are off as far as another rounding of the same 
 
 TEST_CASE("a stored tensor of GGUF says where it lies and what it is") {
   const std::string path = temporary_file("weights.gguf");
-  ts::write_gguf(
-      path,
-      {ts::gguf_text("general.architecture", "gpt2"), ts::gguf_whole("gpt2.block_count", 1),
-       ts::gguf_whole("gpt2.embedding_length", 8), ts::gguf_whole("gpt2.context_length", 4),
-       ts::gguf_whole("gpt2.attention.head_count", 2),
-       ts::gguf_whole("gpt2.feed_forward_length", 32), ts::gguf_whole("gpt2.vocab_size", 10)},
-      {{"blk.0.attn_qkv.weight", ts::zeros({24, 8})},
-       {"blk.0.ffn_down.weight", ts::zeros({8, 32}), ts::BlockFormat::q4_0},
-       {"more.weight", ts::zeros({100, 100}), ts::BlockFormat::f16}});
+  write_gguf(path,
+             {gguf_text("general.architecture", "gpt2"), gguf_whole("gpt2.block_count", 1),
+              gguf_whole("gpt2.embedding_length", 8), gguf_whole("gpt2.context_length", 4),
+              gguf_whole("gpt2.attention.head_count", 2),
+              gguf_whole("gpt2.feed_forward_length", 32), gguf_whole("gpt2.vocab_size", 10)},
+             {{"blk.0.attn_qkv.weight", ts::zeros({24, 8})},
+              {"blk.0.ffn_down.weight", ts::zeros({8, 32}), ts::BlockFormat::q4_0},
+              {"more.weight", ts::zeros({100, 100}), ts::BlockFormat::f16}});
   const ts::WeightFile file = ts::open_weights(path);
   std::remove(path.c_str());
   CHECK(file.kind == "GGUF version 3");

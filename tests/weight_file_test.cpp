@@ -9,6 +9,8 @@
 #include "error_of.hpp"
 #include "tinyscale.hpp"
 
+#include "gguf_write.hpp"
+
 namespace ts = tinyscale;
 
 namespace {
@@ -1050,7 +1052,7 @@ TEST_CASE("tokenizers in the file, beside it, or named") {
   CHECK(ts::load(v2, options).tokenizer.vocabulary() == 65);
   CHECK(ts::load(v2, options).tokenizer.encode("\n z") == std::vector<std::int32_t>{0, 1, 64});
   options.tokenizer = temporary("none.gguf");
-  ts::write_gguf(options.tokenizer, {}, {});
+  write_gguf(options.tokenizer, {}, {});
   CHECK(error_of([&] { ts::load(v2, options); }) ==
         "load: \"" + options.tokenizer +
             "\": no tokenizer in it, or one of another kind; \"llama\" and \"gpt2\" are right");

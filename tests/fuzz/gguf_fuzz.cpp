@@ -2,8 +2,11 @@
 // from the generic loader, a step.
 #include "model_step.hpp"
 #ifndef FUZZ_REPLAY
+#include "tinyscale/base/save_file.hpp"
+#include "tinyscale/compute/block_quantize.hpp"
 #include "tinyscale/model/gguf_model.hpp"
-#include "tinyscale/model/gguf_write.hpp"
+
+#include "../gguf_write.hpp"
 #endif
 
 namespace fuzz_gguf {
@@ -73,32 +76,31 @@ extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, st
 namespace fuzz_gguf {
 
 inline std::string written(const Gguf& file) {
-  namespace detail = tinyscale::detail;
   std::string out = "GGUF", data;
-  detail::append_word(out, file.version);
-  detail::append_long(out, file.tensors.size());
-  detail::append_long(out, file.metadata.size());
+  append_word(out, file.version);
+  append_long(out, file.tensors.size());
+  append_long(out, file.metadata.size());
   for (const tinyscale::GgufValue& value : file.metadata) {
-    detail::append_gguf_text(out, value.key);
-    detail::append_word(out, static_cast<std::uint32_t>(value.kind));
+    append_gguf_text(out, value.key);
+    append_word(out, static_cast<std::uint32_t>(value.kind));
     if (value.kind == tinyscale::GgufKind::list) {
-      detail::append_word(out, static_cast<std::uint32_t>(value.item));
-      detail::append_long(out, value.count);
+      append_word(out, static_cast<std::uint32_t>(value.item));
+      append_long(out, value.count);
     } else if (value.kind == tinyscale::GgufKind::text) {
-      detail::append_long(out, value.bytes.size());
+      append_long(out, value.bytes.size());
     }
     out += value.bytes;
   }
   const std::size_t align = static_cast<std::size_t>(file.alignment);
   for (const tinyscale::GgufTensor& tensor : file.tensors) {
-    detail::append_gguf_text(out, tensor.name);
-    detail::append_word(out, static_cast<std::uint32_t>(tensor.shape.size()));
+    append_gguf_text(out, tensor.name);
+    append_word(out, static_cast<std::uint32_t>(tensor.shape.size()));
     for (int i = tensor.shape.size(); i > 0; --i) {
-      detail::append_long(out, static_cast<std::uint64_t>(tensor.shape[i - 1]));
+      append_long(out, static_cast<std::uint64_t>(tensor.shape[i - 1]));
     }
-    detail::append_word(out, tensor.type);
+    append_word(out, tensor.type);
     data.append((align - data.size() % align) % align, '\0');
-    detail::append_long(out, data.size());
+    append_long(out, data.size());
     const tinyscale::detail::GgufType* const type = tinyscale::detail::gguf_type(tensor.type);
     const std::size_t blocks = static_cast<std::size_t>(tensor.shape.count() / type->elements);
     const std::size_t bytes = blocks * static_cast<std::size_t>(type->bytes);
@@ -117,12 +119,12 @@ inline void change(Gguf& file, unsigned seed) {
   if (seed % 8 < 4 && !file.metadata.empty()) {
     tinyscale::GgufValue& value = file.metadata[which % file.metadata.size()];
     if (seed % 8 == 0) {
-      value = tinyscale::gguf_whole(value.key, n);
+      value = gguf_whole(value.key, n);
     } else if (seed % 8 == 1) {
       value = file.metadata.back();
       file.metadata.pop_back();
     } else if (seed % 8 == 2) {
-      value = tinyscale::gguf_wholes(value.key, {static_cast<std::int32_t>(n), 1, 2});
+      value = gguf_wholes(value.key, {static_cast<std::int32_t>(n), 1, 2});
     } else if (!value.bytes.empty()) {
       std::uint8_t* const at = reinterpret_cast<std::uint8_t*>(&value.bytes[0]);
       if (value.item != tinyscale::GgufKind::text && value.item != tinyscale::GgufKind::list) {

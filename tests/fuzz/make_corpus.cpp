@@ -4,11 +4,14 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "tinyscale/base/save_file.hpp"
+#include "tinyscale/compute/block_quantize.hpp"
 #include "tinyscale/model/gguf_model.hpp"
-#include "tinyscale/model/gguf_write.hpp"
 #include "tinyscale/model/npy.hpp"
 #include "tinyscale/model/save_llama2c.hpp"
 #include "tinyscale/model/tokenizer_json.hpp"
+
+#include "../gguf_write.hpp"
 
 namespace ts = tinyscale;
 
@@ -254,9 +257,9 @@ void safetensors() {
 }
 
 // A file's tensors for our parameters, matrices in one format; without those of some names.
-ts::List<ts::GgufSource> gguf_tensors(const ts::ModelConfig& c, ts::BlockFormat format,
-                                      const std::vector<std::string>& without = {}) {
-  ts::List<ts::GgufSource> out;
+ts::List<GgufSource> gguf_tensors(const ts::ModelConfig& c, ts::BlockFormat format,
+                                  const std::vector<std::string>& without = {}) {
+  ts::List<GgufSource> out;
   for (const ts::Parameter& p : ts::Transformer::without_numbers(c).parameters) {
     std::string name = p.name;
     const std::string layer = "model.layers.0.";
@@ -288,13 +291,13 @@ void gguf() {
   const auto keys = [](const std::string& type, const ts::ModelConfig& c) {
     const std::string at = type + ".";
     return ts::List<ts::GgufValue>{
-        ts::gguf_text("general.architecture", type),
-        ts::gguf_whole(at + "block_count", c.layers),
-        ts::gguf_whole(at + "embedding_length", c.width),
-        ts::gguf_whole(at + "context_length", c.context),
-        ts::gguf_whole(at + "attention.head_count", c.heads),
-        ts::gguf_whole(at + "attention.head_count_kv", c.kv_heads),
-        ts::gguf_whole(at + "feed_forward_length", c.hidden),
+        gguf_text("general.architecture", type),
+        gguf_whole(at + "block_count", c.layers),
+        gguf_whole(at + "embedding_length", c.width),
+        gguf_whole(at + "context_length", c.context),
+        gguf_whole(at + "attention.head_count", c.heads),
+        gguf_whole(at + "attention.head_count_kv", c.kv_heads),
+        gguf_whole(at + "feed_forward_length", c.hidden),
     };
   };
   for (const char* type : {"llama", "qwen2", "qwen3"}) {
@@ -302,48 +305,46 @@ void gguf() {
     c.qkv_bias = std::string(type) == "qwen2";
     c.qk_norm = std::string(type) == "qwen3";
     ts::List<ts::GgufValue> metadata = keys(type, c);
-    metadata.push_back(ts::gguf_real(std::string(type) + ".rope.freq_base", 10000));
-    metadata.push_back(ts::gguf_text("tokenizer.ggml.model", "llama"));
-    metadata.push_back(ts::gguf_texts("tokenizer.ggml.tokens", {"<unk>", "<s>", "</s>", "a", "b"}));
-    metadata.push_back(ts::gguf_reals("tokenizer.ggml.scores", {0, 0, 0, -1, -2}));
-    metadata.push_back(ts::gguf_wholes("tokenizer.ggml.token_type", {2, 3, 3, 1, 1}));
-    metadata.push_back(ts::gguf_whole("tokenizer.ggml.bos_token_id", 1));
-    metadata.push_back(ts::gguf_flag("tokenizer.ggml.add_bos_token", true));
-    ts::write_gguf(path_of("gguf", type), metadata, gguf_tensors(c, BlockFormat::f16));
+    metadata.push_back(gguf_real(std::string(type) + ".rope.freq_base", 10000));
+    metadata.push_back(gguf_text("tokenizer.ggml.model", "llama"));
+    metadata.push_back(gguf_texts("tokenizer.ggml.tokens", {"<unk>", "<s>", "</s>", "a", "b"}));
+    metadata.push_back(gguf_reals("tokenizer.ggml.scores", {0, 0, 0, -1, -2}));
+    metadata.push_back(gguf_wholes("tokenizer.ggml.token_type", {2, 3, 3, 1, 1}));
+    metadata.push_back(gguf_whole("tokenizer.ggml.bos_token_id", 1));
+    metadata.push_back(gguf_flag("tokenizer.ggml.add_bos_token", true));
+    write_gguf(path_of("gguf", type), metadata, gguf_tensors(c, BlockFormat::f16));
   }
   ts::ModelConfig gpt2 = tiny(false);
-  ts::List<ts::GgufSource> tensors =
+  ts::List<GgufSource> tensors =
       gguf_tensors(gpt2, BlockFormat::f32, {"attn_q", "attn_k", "attn_v"});
   tensors.push_back({"blk.0.attn_qkv.weight", numbers({12, 4}), BlockFormat::f32});
   tensors.push_back({"blk.0.attn_qkv.bias", numbers({12}), BlockFormat::f32});
-  ts::write_gguf(path_of("gguf", "gpt2"), keys("gpt2", gpt2), tensors);
+  write_gguf(path_of("gguf", "gpt2"), keys("gpt2", gpt2), tensors);
   ts::ModelConfig wide = tiny(true);
   wide.width = 32;
   wide.heads = 2;
   wide.head_size = 16;
   wide.hidden = 32;
-  ts::write_gguf(path_of("gguf", "q4_0"), keys("llama", wide),
-                 gguf_tensors(wide, BlockFormat::q4_0));
+  write_gguf(path_of("gguf", "q4_0"), keys("llama", wide), gguf_tensors(wide, BlockFormat::q4_0));
   ts::List<ts::GgufValue> moe = keys("qwen3moe", tiny(true));
-  moe.push_back(ts::gguf_whole("qwen3moe.expert_count", 2));
-  moe.push_back(ts::gguf_whole("qwen3moe.expert_used_count", 1));
-  moe.push_back(ts::gguf_whole("qwen3moe.expert_feed_forward_length", 8));
+  moe.push_back(gguf_whole("qwen3moe.expert_count", 2));
+  moe.push_back(gguf_whole("qwen3moe.expert_used_count", 1));
+  moe.push_back(gguf_whole("qwen3moe.expert_feed_forward_length", 8));
   ts::ModelConfig normed = tiny(true);
   normed.qk_norm = true;
-  ts::List<ts::GgufSource> stacks =
+  ts::List<GgufSource> stacks =
       gguf_tensors(normed, BlockFormat::f32, {"ffn_up", "ffn_gate", "ffn_down"});
   for (const char* name : {"ffn_up_exps", "ffn_gate_exps"}) {
     stacks.push_back({ts::detail::cat({"blk.0.", name, ".weight"}), numbers({2, 8, 4}), {}});
   }
   stacks.push_back({"blk.0.ffn_down_exps.weight", numbers({2, 4, 8}), {}});
   stacks.push_back({"blk.0.ffn_gate_inp.weight", numbers({2, 4}), {}});
-  ts::write_gguf(path_of("gguf", "qwen3moe"), moe, stacks);
+  write_gguf(path_of("gguf", "qwen3moe"), moe, stacks);
   for (int f = 0; f <= static_cast<int>(BlockFormat::nvfp4); ++f) {
     const BlockFormat format = static_cast<BlockFormat>(f);
     const std::int64_t cols = ts::block_layout(format).elements;
-    ts::write_gguf(path_of("gguf", ts::detail::cat({"format_", ts::name_of(format)})),
-                   {ts::gguf_text("general.architecture", "none")},
-                   {{"t", numbers({1, cols}), format}});
+    write_gguf(path_of("gguf", ts::detail::cat({"format_", ts::name_of(format)})),
+               {gguf_text("general.architecture", "none")}, {{"t", numbers({1, cols}), format}});
   }
 }
 
