@@ -1,5 +1,5 @@
 #pragma once
-// A graph run op by op through the eager ops: what eager execution of the same ops costs, and the
+// A node of a graph through the eager ops: what eager execution of the same ops costs, and the
 // reference for everything that is done to a graph.
 
 #include <cstddef>  // size_t
@@ -114,37 +114,4 @@ inline Parts evaluate_node(const GraphNode& node, const Parts& in) {
 }
 
 }  // namespace detail
-
-// The graph's outputs for these inputs, op by op.
-inline std::vector<Tensor> evaluate(const Graph& graph, const std::vector<Tensor>& inputs) {
-  if (inputs.size() != graph.inputs.size()) {
-    detail::fail({"evaluate: ", inputs.size(), " tensors for a graph of ", graph.inputs.size(),
-                  " inputs; one each is right"});
-  }
-  List<detail::Parts> values(graph.nodes.size());
-  for (int i = 0; i < graph.size(); ++i) {
-    const GraphNode& node = graph[i];
-    detail::Parts& value = values[static_cast<std::size_t>(i)];
-    if (node.op == Op::input) {
-      value = {inputs[static_cast<std::size_t>(node.number(0))].detach()};
-    } else if (node.op == Op::constant) {
-      value = {graph.constants[static_cast<std::size_t>(node.number(0))].detach()};
-    } else if (node.op == Op::part) {
-      value = {values[static_cast<std::size_t>(node.inputs[0])]
-                     [static_cast<std::size_t>(node.number(0))]};
-    } else {
-      detail::Parts in;
-      for (const int input : node.inputs) {
-        in.push_back(values[static_cast<std::size_t>(input)][0]);
-      }
-      value = detail::evaluate_node(node, in);
-    }
-  }
-  std::vector<Tensor> outputs;
-  for (const int output : graph.outputs) {
-    outputs.push_back(output < 0 ? Tensor() : values[static_cast<std::size_t>(output)][0]);
-  }
-  return outputs;
-}
-
 }  // namespace tinyscale
