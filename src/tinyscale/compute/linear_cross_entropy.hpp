@@ -54,14 +54,13 @@ constexpr std::int64_t vocab_chunk = 512;
 constexpr std::int64_t logits_floats = 1 << 23;  // held at once: 32 MB
 
 // One chunk of logits, 16 lanes a task: to exponentials, with their maxima and sums; and from
-// there (or, where lse is given, from raw logits) to gradients.
+// there to gradients.
 struct LogitLanes {
   std::int64_t first, last;  // tasks
   std::int64_t count, stride;
   float* logits;
   float* top;  // of each lane
   float* sum;
-  const float* lse;     // null: logits are exponentials already
   const float* factor;  // null: this is the way forward
 
   template <class L>
@@ -79,10 +78,6 @@ struct LogitLanes {
       for (std::int64_t j = 0; j < count; ++j) {
         float* const at = logits + j * stride + i;
         load<L>(at, v);
-        if (lse != nullptr) {
-          load<L>(lse + i, t);
-          exp_negative<L>(v - t, v);
-        }
         store<L>(at, v * f);
       }
     }
@@ -130,7 +125,7 @@ struct LogitsBlock {
         lse[i] = target >= 0 && target < count ? logits[(j + target) * lanes + i] : lse[i];
       }
       const std::int64_t at = j / vocab_chunk * lanes;
-      over_lanes({0, 0, count, lanes, logits + j * lanes, tops + at, sums + at, nullptr, nullptr});
+      over_lanes({0, 0, count, lanes, logits + j * lanes, tops + at, sums + at, nullptr});
     }
     const std::int64_t end = (c.vocab + vocab_chunk - 1) / vocab_chunk * lanes;
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -151,21 +146,18 @@ struct LogitsBlock {
       }
     }
   }
-  // From exponentials where forward was here before, else (again) from raw logits.
-  void backward(const float* raw_lse) const {
+  // From the exponentials that forward left.
+  void backward() const {
     const float* x = c.x + begin * c.width;
     float* const dx = c.dx == nullptr ? nullptr : c.dx + begin * c.width;
     for (std::int64_t j = 0; j < c.vocab; j += vocab_chunk) {
       const std::int64_t count = std::min(vocab_chunk, c.vocab - j);
       float* const part = logits + j * lanes;
-      if (raw_lse != nullptr) {
-        product(j, count);
-      }
       for (std::int64_t i = 0; i < rows; ++i) {
-        const float top = raw_lse != nullptr ? 0.0f : sums[j / vocab_chunk * lanes + i];
+        const float top = sums[j / vocab_chunk * lanes + i];
         factor[i] = c.targets[begin + i] < 0 ? 0.0f : c.scale * std::exp(top);
       }
-      over_lanes({0, 0, count, lanes, part, nullptr, nullptr, raw_lse, factor});
+      over_lanes({0, 0, count, lanes, part, nullptr, nullptr, factor});
       for (std::int64_t i = 0; i < rows; ++i) {
         const std::int64_t target = c.targets[begin + i] - j;
         if (c.targets[begin + i] >= 0 && target >= 0 && target < count) {
@@ -184,12 +176,12 @@ struct LogitsBlock {
   }
 };
 
-// Blocks of rows, as equal as they can be; backward alone is given lse and recomputes logits.
-enum class LossPass { forward, backward, both };
+// Blocks of rows, as equal as they can be.
+enum class LossPass { forward, both };
 
 inline void linear_cross_entropy_blocks(const kernels::LinearCrossEntropy& c, LossPass pass,
                                         float* losses, float* lse) {
-  if (c.rows == 0 && c.dw != nullptr && c.beta_w == 0.0f && pass != LossPass::forward) {
+  if (c.rows == 0 && c.dw != nullptr && c.beta_w == 0.0f && pass == LossPass::both) {
     std::fill(c.dw, c.dw + c.vocab * c.width, 0.0f);  // no row writes it
   }
   const std::int64_t most = std::clamp<std::int64_t>(logits_floats / c.vocab, 64, 512);
@@ -209,15 +201,10 @@ inline void linear_cross_entropy_blocks(const kernels::LinearCrossEntropy& c, Lo
     std::fill(block.xt, block.xt + (rows % 16 == 0 ? 0 : c.width * lanes), 0.0f);
     std::fill(factor, factor + 2 * lanes, 0.0f);
     transpose(rows, c.width, c.x + begin * c.width, c.width, block.xt, lanes);
-    if (pass == LossPass::backward) {
-      std::copy(lse + begin, lse + begin + rows, block.lse);
-      block.backward(block.lse);
-      continue;
-    }
     block.forward(losses + begin);
     std::copy(block.lse, block.lse + rows, lse + begin);
     if (pass == LossPass::both) {
-      block.backward(nullptr);
+      block.backward();
     }
   }
 }
@@ -232,16 +219,6 @@ inline void linear_cross_entropy_forward(std::int64_t rows, std::int64_t width, 
                                          const std::int32_t* targets, float* losses, float* lse) {
   const LinearCrossEntropy c{rows, width, vocab, x, w, targets, 1.0f, nullptr, nullptr, 0.0f, 0.0f};
   detail::linear_cross_entropy_blocks(c, detail::LossPass::forward, losses, lse);
-}
-
-// dx, dw = beta times themselves + scale d losses, from lse: the logits are computed again.
-inline void linear_cross_entropy_backward(std::int64_t rows, std::int64_t width, std::int64_t vocab,
-                                          const float* x, const float* w,
-                                          const std::int32_t* targets, const float* lse,
-                                          float scale, float* dx, float* dw, float beta = 1.0f) {
-  const LinearCrossEntropy c{rows, width, vocab, x, w, targets, scale, dx, dw, beta, beta};
-  detail::linear_cross_entropy_blocks(c, detail::LossPass::backward, nullptr,
-                                      const_cast<float*>(lse));
 }
 
 // Both at once, where the scale is known in advance: logits are computed once.
