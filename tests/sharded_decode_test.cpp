@@ -51,6 +51,30 @@ ts::ModelConfig shape_of(const std::string& style) {
   return c;
 }
 
+// Numbers that a device sends for a token by a ring, mean over the devices of all stages; `logits`
+// and `ids` for each token that is chosen.
+struct DecodeNumbers {
+  double sums = 0, embedding = 0, logits = 0, queries = 0, parts = 0, stream = 0, ids = 0;
+};
+
+DecodeNumbers decode_numbers(const ts::ModelConfig& c, const ts::ServeLayout& layout, bool greedy) {
+  const double n = static_cast<double>(layout.pieces()), p = static_cast<double>(layout.pipeline);
+  const double s = static_cast<double>(layout.sequence), t = static_cast<double>(layout.tensor);
+  const double layers = static_cast<double>(c.layers) / p, width = static_cast<double>(c.width);
+  const double heads = static_cast<double>(c.heads) / t;
+  const double size = static_cast<double>(c.head_size);
+  const auto columns = static_cast<double>((c.vocabulary + layout.pieces() - 1) / layout.pieces());
+  DecodeNumbers out;
+  out.sums = 2 * layers * 2 * (n - 1) / n * width;
+  out.embedding = 2 * (n - 1) / n * width / p;
+  out.logits = (n - 1) * (greedy ? 2 : columns) / p;
+  out.queries = layers * heads * size * (s - 1) / s;
+  out.parts = layers * heads * (size + 1) * (s - 1) / s;
+  out.stream = width * (p - 1) / p;
+  out.ids = (p - 1) / p;
+  return out;
+}
+
 // Weights that are large enough for every path to matter.
 ts::Transformer lively(const ts::ModelConfig& config) {
   ts::Transformer model(config, 3);
@@ -280,7 +304,7 @@ TEST_CASE("a sharded decode sends and holds what the textbook says") {
   CHECK(row_of(made.sent, "queries").counted == 4 * 33 * 3 * 4 * 4 * 0.5 * 4);
   CHECK(row_of(made.sent, "parts").counted == 4 * 33 * 3 * 4 * 5 * 0.5 * 4);
   CHECK(row_of(made.sent, "logits").counted == 4 * 20 * 3 * 2 * 4);  // two numbers to 3 others
-  const ts::DecodeNumbers each = ts::decode_numbers(model.config, made.layout, true);
+  const DecodeNumbers each = decode_numbers(model.config, made.layout, true);
   CHECK(each.sums == 3 * 2 * 1.5 * 24);
   for (const auto& term :
        {std::make_pair("sums of", each.sums), std::make_pair("sum of", each.embedding),
@@ -298,7 +322,7 @@ TEST_CASE("a sharded decode sends and holds what the textbook says") {
 TEST_CASE("stages send tokens on, and the last one ids back") {
   const ts::Transformer model = lively(shape_of("gpt2"));
   const ts::ShardedGeneration made = run(model, cut(1, 3, 1), 5, greedy());
-  const ts::DecodeNumbers each = ts::decode_numbers(model.config, made.layout, true);
+  const DecodeNumbers each = decode_numbers(model.config, made.layout, true);
   CHECK(row_of(made.sent, "tokens to").counted == 33 * 24 * 2 * 4);
   CHECK(row_of(made.sent, "tokens to").counted == 33 * 3 * 4 * each.stream);
   CHECK(row_of(made.sent, "chosen ids").counted == 20 * 2 * 4);
@@ -375,7 +399,7 @@ TEST_CASE("the plan of serving sends what a sharded decode sends") {
   for (const ts::ServingSharding& way : ts::serving_shardings(job, four)) {
     if (way.weights == ts::WeightSharding::tensor && way.cache == ts::CacheSharding::heads) {
       REQUIRE(way.traffic.size() == 1);  // bf16, of one layer
-      CHECK(2 * ts::decode_numbers(c, cut(4, 1, 1), true).sums / 3 ==
+      CHECK(2 * decode_numbers(c, cut(4, 1, 1), true).sums / 3 ==
             doctest::Approx(way.traffic[0].bytes));
     }
   }
@@ -384,7 +408,7 @@ TEST_CASE("the plan of serving sends what a sharded decode sends") {
   for (const ts::ServingSharding& way : ts::serving_shardings(job, four)) {
     if (way.weights == ts::WeightSharding::tensor && way.cache == ts::CacheSharding::sequence) {
       REQUIRE(way.traffic.size() == 2);
-      const ts::DecodeNumbers each = ts::decode_numbers(c, cut(1, 1, 4), true);
+      const DecodeNumbers each = decode_numbers(c, cut(1, 1, 4), true);
       CHECK(2 * each.sums / 3 == doctest::Approx(way.traffic[0].bytes));
       // The plan merges by a maximum and a sum, the run by their logarithm: a number a head less.
       CHECK(2 * ((each.queries + each.parts) / 3 + 8 * 0.75) ==

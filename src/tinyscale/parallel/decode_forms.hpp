@@ -17,30 +17,6 @@
 
 namespace tinyscale {
 
-// Numbers that a device sends for a token by a ring, mean over the devices of all stages; `logits`
-// and `ids` for each token that is chosen.
-struct DecodeNumbers {
-  double sums = 0, embedding = 0, logits = 0, queries = 0, parts = 0, stream = 0, ids = 0;
-};
-
-inline DecodeNumbers decode_numbers(const ModelConfig& c, const ServeLayout& layout, bool greedy) {
-  const double n = static_cast<double>(layout.pieces()), p = static_cast<double>(layout.pipeline);
-  const double s = static_cast<double>(layout.sequence), t = static_cast<double>(layout.tensor);
-  const double layers = static_cast<double>(c.layers) / p, width = static_cast<double>(c.width);
-  const double heads = static_cast<double>(c.heads) / t;
-  const double size = static_cast<double>(c.head_size);
-  const auto columns = static_cast<double>((c.vocabulary + layout.pieces() - 1) / layout.pieces());
-  DecodeNumbers out;
-  out.sums = 2 * layers * 2 * (n - 1) / n * width;
-  out.embedding = 2 * (n - 1) / n * width / p;
-  out.logits = (n - 1) * (greedy ? 2 : columns) / p;
-  out.queries = layers * heads * size * (s - 1) / s;
-  out.parts = layers * heads * (size + 1) * (s - 1) / s;
-  out.stream = width * (p - 1) / p;
-  out.ids = (p - 1) / p;
-  return out;
-}
-
 namespace detail {
 
 // The calls of one device in a step of a microbatch.
