@@ -293,6 +293,15 @@ TEST_CASE("show: memory over time has an area for each kind that was used") {
   CHECK(occurrences(markup, ">kB<") == 4);
   CHECK(contains(markup, ">device 3, at most "));
   CHECK(contains(picture.text, "memory on tpu-v5e 2x2: device 0 at most "));
+  const ts::Mesh eight(ts::machine("tpu-v5e", {8}), {{"x", 8}});
+  const ts::Svg low = ts::memory_timeline(eight.run([](ts::Device& d) {
+    const ts::Tensor held = ts::zeros({1600000});
+    d.task(0);
+  }));  // low panels: every second tick has room for its number
+  for (const char* number : {">0<", ">2<", ">4<", ">6<"}) {
+    CHECK(occurrences(low.body, number) >= 8);
+  }
+  CHECK(occurrences(low.body, ">5<") == 0);
   CHECK(error_of([&] {
           ts::memory_timeline(run, {0, 9});
         }) == "memory_timeline: rank 9 of 4 devices; ranks are 0 to 3");

@@ -121,10 +121,12 @@ inline Svg memory_timeline(const MeshRun& run, const std::vector<int>& ranks = s
     const double top = first + (panel + 22) * static_cast<double>(i) + 16;
     const detail::ByteScale bytes(top, top + panel, most * 1.04);
     const Axis axis = {"", Scale::linear, 0, bytes.most / bytes.unit};
+    double labelled = bytes.bottom + 14;
     for (const double tick : detail::linear_ticks(axis)) {
       const double y = bytes.y(tick * bytes.unit);
       canvas.line(left, y, right, y, Canvas::grid());
-      if (panel > 100 || tick <= 0 || tick * bytes.unit > 0.45 * bytes.most) {
+      if (labelled - y >= 14) {  // else it would touch the one below
+        labelled = y;
         canvas.label(left - 7, y + 4, detail::tick_text(tick), 11, Anchor::end, Canvas::soft());
       }
     }
