@@ -81,7 +81,7 @@ TEST_CASE("plan pictures: regimes, step, memory and roofline of a training plan"
   const ts::Machine pod = ts::machine_of_chips("tpu-v5p", 8960);
   const ts::TrainingPlan plan = ts::plan_training(llama(), pod);
 
-  const ts::Svg regimes = ts::strategy_regimes_picture(llama(), pod);
+  const ts::Svg regimes = ts::svg(ts::strategy_regimes(llama(), pod));
   CHECK(well_formed(regimes.markup()));
   CHECK(contains(regimes.body, "FSDP: from 1,068"));
   CHECK(contains(regimes.body, "tensor: never"));
@@ -108,6 +108,12 @@ TEST_CASE("plan pictures: regimes, step, memory and roofline of a training plan"
     held += part.bytes;
   }
   CHECK(held == Approx(plan.best.memory));
+  ts::TrainingPlan full = plan;  // a bar that ends just left of the line: its words begin behind
+  full.layouts.resize(1);
+  full.layouts[0].memory = 0.98 * full.on.chip.memory_bytes;
+  full.layouts[0].memory_parts = {};
+  full.layouts[0].memory_parts.parts.weights = full.layouts[0].memory;
+  CHECK(contains(ts::memory_bars(full).body, "<text x=\"776\""));
   ts::TrainingPlan none = plan;
   none.layouts.clear();
   CHECK(error_of([&] { ts::memory_bars(none); }) ==

@@ -68,10 +68,6 @@ inline Svg svg(const StrategyRegimes& regimes) {
   return svg(plot);
 }
 
-inline Svg strategy_regimes_picture(const TrainingJob& job, const Machine& machine) {
-  return svg(strategy_regimes(job, machine));
-}
-
 namespace detail {
 
 // The typical step: math at the peak, what it takes longer, and all else that is not hidden.
@@ -154,6 +150,7 @@ inline Svg memory_bars(const TrainingPlan& plan, std::size_t most = 6) {
                        "the fastest layouts, the first is the plan's; the line is what a chip has");
   detail::draw_swatches(canvas, legend, left, 876, 72);
   std::string text = detail::cat({plan.model, " on ", plan.machine, ", fullest chip"});
+  const double line = left + plan.on.chip.memory_bytes / scale * (right - left);
   for (std::size_t i = 0; i < bars; ++i) {
     const TrainingLayout& layout = plan.layouts[i];
     const double y = top + row * static_cast<double>(i);
@@ -168,15 +165,15 @@ inline Svg memory_bars(const TrainingPlan& plan, std::size_t most = 6) {
       at += wide;
       ++p;
     }
-    canvas.label(at + 6, y + 31,
+    const double beside = at + 6 < line && at + 110 > line ? line : at;  // not across the line
+    canvas.label(beside + 6, y + 31,
                  format_bytes(layout.memory) + ", " + format_seconds(layout.typical_time), 11,
                  Anchor::start, Canvas::soft());
     text += detail::cat({"; ", layout.text(), ": ", format_bytes(layout.memory)});
   }
   if (plan.on.chip.memory_bytes > 0) {
-    const double x = left + plan.on.chip.memory_bytes / scale * (right - left);
-    canvas.line(x, top, x, bottom, Canvas::axis() + " stroke-width=\"2\"");
-    canvas.label(x, bottom + 16, "a chip has " + format_bytes(plan.on.chip.memory_bytes), 12,
+    canvas.line(line, top, line, bottom, Canvas::axis() + " stroke-width=\"2\"");
+    canvas.label(line, bottom + 16, "a chip has " + format_bytes(plan.on.chip.memory_bytes), 12,
                  Anchor::middle, Canvas::soft());
   }
   return canvas.finish(text);
