@@ -475,6 +475,8 @@ TEST_CASE("max and min: of all numbers, of a dimension, and their gradients") {
   CHECK(ts::min(x).item() == -7);
   CHECK(ts::min(x, 0).values() == std::vector<float>{1, -7, -2});
   CHECK(ts::min(x, -1, ts::KeepDim::yes).shape() == ts::Shape{2, 1});
+  CHECK(ts::mean(x, 1).values() == ts::mean(x, ts::List<int>{1}).values());
+  CHECK(ts::mean(x, -1, ts::KeepDim::yes).shape() == ts::Shape{2, 1});
   (ts::max(x) * 2.0f + ts::min(x)).backward();
   CHECK(x.grad().values() == std::vector<float>{0, 2, 0, 0, 1, 0});
   CHECK(std::isnan(ts::min(ts::tensor({2}, {1, NAN})).item()));

@@ -112,6 +112,10 @@ inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDi
   return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
 }
 
+inline Tensor mean(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  return mean(x, List<int>{dim}, keep);
+}
+
 namespace detail {
 
 // The largest number along dimension d and where it is (the first of equal ones, a NaN before all);
