@@ -140,7 +140,7 @@
 //   tinyscale/compile/captured.hpp           What a captured function did beside computing its
 //   tinyscale/compile/write_check.hpp        Whether a captured function may write to a tensor in
 //   tinyscale/compile/capture.hpp            A capture
-//   tinyscale/compile/evaluate.hpp           A graph run op by op through the eager ops
+//   tinyscale/compile/evaluate.hpp           A node of a graph through the eager ops
 //   tinyscale/compile/simplify.hpp           Two passes that every compiler has
 //   tinyscale/compile/take_apart.hpp         Composite ops of a graph replaced by the primitives
 //   tinyscale/compile/value_layout.hpp       How the numbers of every node lie in memory
@@ -280,7 +280,6 @@
 //   tinyscale/model/gguf_values.hpp          What a GGUF file holds, as data
 //   tinyscale/model/gguf.hpp                 The GGUF format, versions 2 and 3
 //   tinyscale/model/gguf_model.hpp           What a GGUF file says about a model
-//   tinyscale/model/gguf_write.hpp           Writing GGUF version 3
 //   tinyscale/model/npy.hpp                  NumPy's .npy
 //   tinyscale/model/data.hpp                 What a step learns from
 //   tinyscale/model/kv_pages.hpp             The cache of keys and values in pages
@@ -2690,6 +2689,13 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
+
+// Whether the path has one of these endings, as {".png"}.
+inline bool ends_in(const std::string& path, std::initializer_list<const char*> endings) {
+  return std::any_of(endings.begin(), endings.end(), [&](const std::string& ending) {
+    return path.size() >= ending.size() && path.substr(path.size() - ending.size()) == ending;
+  });
+}
 
 // Where saving to `path` ends: there, or at the file that a link there leads to. An old file that
 // may not be written is an Error: to replace one, a program only has to write the folder.
@@ -17181,14 +17187,13 @@ constexpr std::int64_t vocab_chunk = 512;
 constexpr std::int64_t logits_floats = 1 << 23;  // held at once: 32 MB
 
 // One chunk of logits, 16 lanes a task: to exponentials, with their maxima and sums; and from
-// there (or, where lse is given, from raw logits) to gradients.
+// there to gradients.
 struct LogitLanes {
   std::int64_t first, last;  // tasks
   std::int64_t count, stride;
   float* logits;
   float* top;  // of each lane
   float* sum;
-  const float* lse;     // null: logits are exponentials already
   const float* factor;  // null: this is the way forward
 
   template <class L>
@@ -17206,10 +17211,6 @@ struct LogitLanes {
       for (std::int64_t j = 0; j < count; ++j) {
         float* const at = logits + j * stride + i;
         load<L>(at, v);
-        if (lse != nullptr) {
-          load<L>(lse + i, t);
-          exp_negative<L>(v - t, v);
-        }
         store<L>(at, v * f);
       }
     }
@@ -17257,7 +17258,7 @@ struct LogitsBlock {
         lse[i] = target >= 0 && target < count ? logits[(j + target) * lanes + i] : lse[i];
       }
       const std::int64_t at = j / vocab_chunk * lanes;
-      over_lanes({0, 0, count, lanes, logits + j * lanes, tops + at, sums + at, nullptr, nullptr});
+      over_lanes({0, 0, count, lanes, logits + j * lanes, tops + at, sums + at, nullptr});
     }
     const std::int64_t end = (c.vocab + vocab_chunk - 1) / vocab_chunk * lanes;
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -17278,21 +17279,18 @@ struct LogitsBlock {
       }
     }
   }
-  // From exponentials where forward was here before, else (again) from raw logits.
-  void backward(const float* raw_lse) const {
+  // From the exponentials that forward left.
+  void backward() const {
     const float* x = c.x + begin * c.width;
     float* const dx = c.dx == nullptr ? nullptr : c.dx + begin * c.width;
     for (std::int64_t j = 0; j < c.vocab; j += vocab_chunk) {
       const std::int64_t count = std::min(vocab_chunk, c.vocab - j);
       float* const part = logits + j * lanes;
-      if (raw_lse != nullptr) {
-        product(j, count);
-      }
       for (std::int64_t i = 0; i < rows; ++i) {
-        const float top = raw_lse != nullptr ? 0.0f : sums[j / vocab_chunk * lanes + i];
+        const float top = sums[j / vocab_chunk * lanes + i];
         factor[i] = c.targets[begin + i] < 0 ? 0.0f : c.scale * std::exp(top);
       }
-      over_lanes({0, 0, count, lanes, part, nullptr, nullptr, raw_lse, factor});
+      over_lanes({0, 0, count, lanes, part, nullptr, nullptr, factor});
       for (std::int64_t i = 0; i < rows; ++i) {
         const std::int64_t target = c.targets[begin + i] - j;
         if (c.targets[begin + i] >= 0 && target >= 0 && target < count) {
@@ -17311,12 +17309,12 @@ struct LogitsBlock {
   }
 };
 
-// Blocks of rows, as equal as they can be; backward alone is given lse and recomputes logits.
-enum class LossPass { forward, backward, both };
+// Blocks of rows, as equal as they can be.
+enum class LossPass { forward, both };
 
 inline void linear_cross_entropy_blocks(const kernels::LinearCrossEntropy& c, LossPass pass,
                                         float* losses, float* lse) {
-  if (c.rows == 0 && c.dw != nullptr && c.beta_w == 0.0f && pass != LossPass::forward) {
+  if (c.rows == 0 && c.dw != nullptr && c.beta_w == 0.0f && pass == LossPass::both) {
     std::fill(c.dw, c.dw + c.vocab * c.width, 0.0f);  // no row writes it
   }
   const std::int64_t most = std::clamp<std::int64_t>(logits_floats / c.vocab, 64, 512);
@@ -17336,15 +17334,10 @@ inline void linear_cross_entropy_blocks(const kernels::LinearCrossEntropy& c, Lo
     std::fill(block.xt, block.xt + (rows % 16 == 0 ? 0 : c.width * lanes), 0.0f);
     std::fill(factor, factor + 2 * lanes, 0.0f);
     transpose(rows, c.width, c.x + begin * c.width, c.width, block.xt, lanes);
-    if (pass == LossPass::backward) {
-      std::copy(lse + begin, lse + begin + rows, block.lse);
-      block.backward(block.lse);
-      continue;
-    }
     block.forward(losses + begin);
     std::copy(block.lse, block.lse + rows, lse + begin);
     if (pass == LossPass::both) {
-      block.backward(nullptr);
+      block.backward();
     }
   }
 }
@@ -17359,16 +17352,6 @@ inline void linear_cross_entropy_forward(std::int64_t rows, std::int64_t width, 
                                          const std::int32_t* targets, float* losses, float* lse) {
   const LinearCrossEntropy c{rows, width, vocab, x, w, targets, 1.0f, nullptr, nullptr, 0.0f, 0.0f};
   detail::linear_cross_entropy_blocks(c, detail::LossPass::forward, losses, lse);
-}
-
-// dx, dw = beta times themselves + scale d losses, from lse: the logits are computed again.
-inline void linear_cross_entropy_backward(std::int64_t rows, std::int64_t width, std::int64_t vocab,
-                                          const float* x, const float* w,
-                                          const std::int32_t* targets, const float* lse,
-                                          float scale, float* dx, float* dw, float beta = 1.0f) {
-  const LinearCrossEntropy c{rows, width, vocab, x, w, targets, scale, dx, dw, beta, beta};
-  detail::linear_cross_entropy_blocks(c, detail::LossPass::backward, nullptr,
-                                      const_cast<float*>(lse));
 }
 
 // Both at once, where the scale is known in advance: logits are computed once.
@@ -22659,6 +22642,10 @@ inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDi
   return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
 }
 
+inline Tensor mean(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  return mean(x, List<int>{dim}, keep);
+}
+
 namespace detail {
 
 // The largest number along dimension d and where it is (the first of equal ones, a NaN before all);
@@ -26369,7 +26356,7 @@ class Capture final : public GraphWriter {
 }}  // namespace tinyscale
 
 // >> tinyscale/compile/evaluate.hpp
-// A graph run op by op through the eager ops: what eager execution of the same ops costs, and the
+// A node of a graph through the eager ops: what eager execution of the same ops costs, and the
 // reference for everything that is done to a graph.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -26476,39 +26463,6 @@ inline Parts evaluate_node(const GraphNode& node, const Parts& in) {
 }
 
 }  // namespace detail
-
-// The graph's outputs for these inputs, op by op.
-inline std::vector<Tensor> evaluate(const Graph& graph, const std::vector<Tensor>& inputs) {
-  if (inputs.size() != graph.inputs.size()) {
-    detail::fail({"evaluate: ", inputs.size(), " tensors for a graph of ", graph.inputs.size(),
-                  " inputs; one each is right"});
-  }
-  List<detail::Parts> values(graph.nodes.size());
-  for (int i = 0; i < graph.size(); ++i) {
-    const GraphNode& node = graph[i];
-    detail::Parts& value = values[static_cast<std::size_t>(i)];
-    if (node.op == Op::input) {
-      value = {inputs[static_cast<std::size_t>(node.number(0))].detach()};
-    } else if (node.op == Op::constant) {
-      value = {graph.constants[static_cast<std::size_t>(node.number(0))].detach()};
-    } else if (node.op == Op::part) {
-      value = {values[static_cast<std::size_t>(node.inputs[0])]
-                     [static_cast<std::size_t>(node.number(0))]};
-    } else {
-      detail::Parts in;
-      for (const int input : node.inputs) {
-        in.push_back(values[static_cast<std::size_t>(input)][0]);
-      }
-      value = detail::evaluate_node(node, in);
-    }
-  }
-  std::vector<Tensor> outputs;
-  for (const int output : graph.outputs) {
-    outputs.push_back(output < 0 ? Tensor() : values[static_cast<std::size_t>(output)][0]);
-  }
-  return outputs;
-}
-
 }}  // namespace tinyscale
 
 // >> tinyscale/compile/simplify.hpp
@@ -57700,6 +57654,11 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
 }  // namespace detail
 
 inline void Transformer::save(const std::string& path, DType format) const {
+  if (detail::ends_in(path, {".gguf", ".bin", ".pt", ".pth"})) {
+    detail::fail({"save: \"", path,
+                  "\" would hold safetensors, which its name denies; .safetensors "
+                  "is right, and save_llama2c writes a .bin"});
+  }
   for (const Parameter& p : parameters) {
     if (!p.value.defined()) {
       detail::fail({"save: ", p.name, " of ", config.name, " is ",
@@ -58722,190 +58681,6 @@ inline GgufVocabulary gguf_vocabulary(const Gguf& file) {
 #endif  // TINYSCALE_ONLY
 
 #if (TINYSCALE_ONLY) & TINYSCALE_GENERATION
-
-// >> tinyscale/model/gguf_write.hpp
-// Writing GGUF version 3: keys by their kinds, tensors rounded into a format each as they are
-// written, aligned to 32 bytes. The file appears whole or not at all.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// A tensor to write, under the file's name for it ("blk.0.attn_q.weight").
-struct GgufSource {
-  std::string name;
-  Tensor value;
-  BlockFormat format = BlockFormat::f32;
-};
-
-namespace detail {
-
-inline void append_bytes(std::string& out, const void* data, std::size_t bytes) {
-  out.append(static_cast<const char*>(data), bytes);
-}
-
-inline void append_long(std::string& out, std::uint64_t n) { append_bytes(out, &n, 8); }
-
-inline void append_word(std::string& out, std::uint32_t n) { append_bytes(out, &n, 4); }
-
-inline void append_gguf_text(std::string& out, const std::string& text) {
-  append_long(out, text.size());
-  out += text;
-}
-
-inline GgufValue gguf_scalar(const std::string& key, GgufKind kind, const void* data) {
-  GgufValue value{key, kind, kind, 1, {}};
-  append_bytes(value.bytes, data, static_cast<std::size_t>(gguf_kind_bytes(kind)));
-  return value;
-}
-
-inline GgufValue gguf_list(const std::string& key, GgufKind item, std::size_t count) {
-  return GgufValue{key, GgufKind::list, item, count, {}};
-}
-
-}  // namespace detail
-
-inline GgufValue gguf_text(const std::string& key, const std::string& text) {
-  return GgufValue{key, GgufKind::text, GgufKind::text, 1, text};
-}
-
-// A uint32 where it fits, else an int64.
-inline GgufValue gguf_whole(const std::string& key, std::int64_t n) {
-  const std::uint32_t word = static_cast<std::uint32_t>(n);
-  return n >= 0 && n <= 0xffffffffLL ? detail::gguf_scalar(key, GgufKind::uint32, &word)
-                                     : detail::gguf_scalar(key, GgufKind::int64, &n);
-}
-
-inline GgufValue gguf_real(const std::string& key, double x) {
-  const float small = static_cast<float>(x);
-  return detail::gguf_scalar(key, GgufKind::float32, &small);
-}
-
-inline GgufValue gguf_flag(const std::string& key, bool yes) {
-  const std::uint8_t byte = yes ? 1 : 0;
-  return detail::gguf_scalar(key, GgufKind::boolean, &byte);
-}
-
-inline GgufValue gguf_texts(const std::string& key, const std::vector<std::string>& texts) {
-  GgufValue value = detail::gguf_list(key, GgufKind::text, texts.size());
-  for (const std::string& text : texts) {
-    detail::append_gguf_text(value.bytes, text);
-  }
-  return value;
-}
-
-inline GgufValue gguf_reals(const std::string& key, const std::vector<float>& numbers) {
-  GgufValue value = detail::gguf_list(key, GgufKind::float32, numbers.size());
-  detail::append_bytes(value.bytes, numbers.data(), 4 * numbers.size());
-  return value;
-}
-
-inline GgufValue gguf_wholes(const std::string& key, const std::vector<std::int32_t>& numbers) {
-  GgufValue value = detail::gguf_list(key, GgufKind::int32, numbers.size());
-  detail::append_bytes(value.bytes, numbers.data(), 4 * numbers.size());
-  return value;
-}
-
-namespace detail {
-
-inline std::uint32_t gguf_type_id(BlockFormat format) {
-  std::uint32_t id = 0;
-  while (gguf_type(id) == nullptr || gguf_type(id)->format != static_cast<int>(format)) {
-    ++id;
-  }
-  return id;
-}
-
-// Bytes of a tensor in its format; its rows must be whole blocks.
-inline std::uint64_t gguf_source_bytes(const GgufSource& source) {
-  if (!source.value.defined()) {
-    fail({"write_gguf: tensor ", shown_name(source.name),
-          " is empty (default-constructed); give one with a shape"});
-  }
-  const Shape& shape = source.value.shape();
-  const std::int64_t row = shape.empty() ? 1 : shape[-1];
-  if (shape.size() > 4 || shape.count() == 0 || source.name.empty() || source.name.size() > 64) {
-    fail({"write_gguf: tensor ", shown_name(source.name), " is ", shape,
-          "; 1 to 4 dims from 1 and a name of 1 to 64 bytes are right"});
-  }
-  if (row % block_layout(source.format).elements != 0) {
-    fail({"write_gguf: tensor ", shown_name(source.name), " is ", shape, " in ", source.format,
-          "; rows of a multiple of ", block_layout(source.format).elements, " are right"});
-  }
-  return static_cast<std::uint64_t>(block_row_bytes(source.format, shape.count()));
-}
-
-inline std::string gguf_header(const List<GgufValue>& metadata, const List<GgufSource>& tensors) {
-  std::string out = "GGUF";
-  append_word(out, 3);
-  append_long(out, tensors.size());
-  append_long(out, metadata.size());
-  for (const GgufValue& value : metadata) {
-    append_gguf_text(out, value.key);
-    append_word(out, static_cast<std::uint32_t>(value.kind));
-    if (value.kind == GgufKind::list) {
-      append_word(out, static_cast<std::uint32_t>(value.item));
-      append_long(out, value.count);
-    } else if (value.kind == GgufKind::text) {
-      append_long(out, value.bytes.size());
-    }
-    out += value.bytes;
-  }
-  std::uint64_t at = 0;
-  for (const GgufSource& source : tensors) {
-    const std::uint64_t bytes = gguf_source_bytes(source);  // checks it
-    const Shape& shape = source.value.shape();
-    append_gguf_text(out, source.name);
-    append_word(out, static_cast<std::uint32_t>(shape.size()));
-    for (int i = shape.size(); i > 0; --i) {
-      append_long(out, static_cast<std::uint64_t>(shape[i - 1]));
-    }
-    append_word(out, gguf_type_id(source.format));
-    append_long(out, at);
-    at += (bytes + 31) / 32 * 32;
-  }
-  out.append((32 - out.size() % 32) % 32, '\0');
-  return out;
-}
-
-}  // namespace detail
-
-inline void write_gguf(const std::string& path, const List<GgufValue>& metadata,
-                       const List<GgufSource>& tensors) {
-  for (const GgufValue& value : metadata) {
-    if (value.key == "general.alignment") {
-      detail::fail(
-          {"write_gguf: general.alignment is given; it is left out, data lies at "
-           "multiples of 32"});
-    }
-  }
-  detail::NameTable keys, names;
-  for (const GgufValue& value : metadata) {
-    if (value.key.empty() || value.key.size() > 65535 || ++keys[value.key] > 1) {
-      detail::fail({"write_gguf: the key \"", value.key.substr(0, 64),
-                    "\"; keys of 1 to 65535 bytes, each once, are right"});
-    }
-  }
-  for (const GgufSource& source : tensors) {
-    if (++names[source.name] > 1) {
-      detail::fail({"write_gguf: two tensors are called \"", source.name, "\"; one is right"});
-    }
-  }
-  const std::string header = detail::gguf_header(metadata, tensors);
-  detail::SaveFile file("write_gguf", path);
-  file.write(header.data(), header.size());
-  for (const GgufSource& source : tensors) {
-    const Tensor value = contiguous(source.value);
-    List<std::uint8_t> bytes((detail::gguf_source_bytes(source) + 31) / 32 * 32);
-    try {
-      kernels::quantize_blocks(source.format, value.count(), value.data(), bytes.data());
-    } catch (const Error& error) {
-      detail::fail({"write_gguf: tensor ", detail::shown_name(source.name), ": ", error.what()});
-    }
-    file.write(bytes.data(), bytes.size());
-  }
-  file.finish();
-}
-
-}}  // namespace tinyscale
 
 // >> tinyscale/model/npy.hpp
 // NumPy's .npy: a magic, a version, a Python dict in text with the numbers' type, order and shape,
@@ -72278,30 +72053,6 @@ class DeviceDecode {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-// Numbers that a device sends for a token by a ring, mean over the devices of all stages; `logits`
-// and `ids` for each token that is chosen.
-struct DecodeNumbers {
-  double sums = 0, embedding = 0, logits = 0, queries = 0, parts = 0, stream = 0, ids = 0;
-};
-
-inline DecodeNumbers decode_numbers(const ModelConfig& c, const ServeLayout& layout, bool greedy) {
-  const double n = static_cast<double>(layout.pieces()), p = static_cast<double>(layout.pipeline);
-  const double s = static_cast<double>(layout.sequence), t = static_cast<double>(layout.tensor);
-  const double layers = static_cast<double>(c.layers) / p, width = static_cast<double>(c.width);
-  const double heads = static_cast<double>(c.heads) / t;
-  const double size = static_cast<double>(c.head_size);
-  const auto columns = static_cast<double>((c.vocabulary + layout.pieces() - 1) / layout.pieces());
-  DecodeNumbers out;
-  out.sums = 2 * layers * 2 * (n - 1) / n * width;
-  out.embedding = 2 * (n - 1) / n * width / p;
-  out.logits = (n - 1) * (greedy ? 2 : columns) / p;
-  out.queries = layers * heads * size * (s - 1) / s;
-  out.parts = layers * heads * (size + 1) * (s - 1) / s;
-  out.stream = width * (p - 1) / p;
-  out.ids = (p - 1) / p;
-  return out;
-}
-
 namespace detail {
 
 // The calls of one device in a step of a microbatch.
@@ -81418,6 +81169,10 @@ inline std::string Svg::markup() const {
 }
 
 inline void Svg::save(const std::string& path) const {
+  if (detail::ends_in(path, {".png", ".jpg", ".jpeg", ".gif", ".pdf"})) {
+    detail::fail(
+        {"Svg::save: \"", path, "\" would hold SVG, which its name denies; .svg is right"});
+  }
   detail::save_text("Svg::save", path, markup());
 }
 
@@ -83522,10 +83277,12 @@ inline Svg memory_timeline(const MeshRun& run, const std::vector<int>& ranks = s
     const double top = first + (panel + 22) * static_cast<double>(i) + 16;
     const detail::ByteScale bytes(top, top + panel, most * 1.04);
     const Axis axis = {"", Scale::linear, 0, bytes.most / bytes.unit};
+    double labelled = bytes.bottom + 14;
     for (const double tick : detail::linear_ticks(axis)) {
       const double y = bytes.y(tick * bytes.unit);
       canvas.line(left, y, right, y, Canvas::grid());
-      if (panel > 100 || tick <= 0 || tick * bytes.unit > 0.45 * bytes.most) {
+      if (labelled - y >= 14) {  // else it would touch the one below
+        labelled = y;
         canvas.label(left - 7, y + 4, detail::tick_text(tick), 11, Anchor::end, Canvas::soft());
       }
     }
@@ -85491,10 +85248,6 @@ inline Svg svg(const StrategyRegimes& regimes) {
   return svg(plot);
 }
 
-inline Svg strategy_regimes_picture(const TrainingJob& job, const Machine& machine) {
-  return svg(strategy_regimes(job, machine));
-}
-
 namespace detail {
 
 // The typical step: math at the peak, what it takes longer, and all else that is not hidden.
@@ -85577,6 +85330,7 @@ inline Svg memory_bars(const TrainingPlan& plan, std::size_t most = 6) {
                        "the fastest layouts, the first is the plan's; the line is what a chip has");
   detail::draw_swatches(canvas, legend, left, 876, 72);
   std::string text = detail::cat({plan.model, " on ", plan.machine, ", fullest chip"});
+  const double line = left + plan.on.chip.memory_bytes / scale * (right - left);
   for (std::size_t i = 0; i < bars; ++i) {
     const TrainingLayout& layout = plan.layouts[i];
     const double y = top + row * static_cast<double>(i);
@@ -85591,15 +85345,15 @@ inline Svg memory_bars(const TrainingPlan& plan, std::size_t most = 6) {
       at += wide;
       ++p;
     }
-    canvas.label(at + 6, y + 31,
+    const double beside = at + 6 < line && at + 110 > line ? line : at;  // not across the line
+    canvas.label(beside + 6, y + 31,
                  format_bytes(layout.memory) + ", " + format_seconds(layout.typical_time), 11,
                  Anchor::start, Canvas::soft());
     text += detail::cat({"; ", layout.text(), ": ", format_bytes(layout.memory)});
   }
   if (plan.on.chip.memory_bytes > 0) {
-    const double x = left + plan.on.chip.memory_bytes / scale * (right - left);
-    canvas.line(x, top, x, bottom, Canvas::axis() + " stroke-width=\"2\"");
-    canvas.label(x, bottom + 16, "a chip has " + format_bytes(plan.on.chip.memory_bytes), 12,
+    canvas.line(line, top, line, bottom, Canvas::axis() + " stroke-width=\"2\"");
+    canvas.label(line, bottom + 16, "a chip has " + format_bytes(plan.on.chip.memory_bytes), 12,
                  Anchor::middle, Canvas::soft());
   }
   return canvas.finish(text);

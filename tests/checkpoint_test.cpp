@@ -298,6 +298,10 @@ TEST_CASE("a header of many numbers is refused before it takes much memory") {
 
 TEST_CASE("a save writes through a link and leaves alone what is no regular file") {
   const ts::Transformer model = small();
+  CHECK(
+      error_of([&] { model.save("a.gguf"); }) ==
+      "save: \"a.gguf\" would hold safetensors, which its name denies; .safetensors is right, and "
+      "save_llama2c writes a .bin");
   const std::string path = temporary("target.safetensors"), other = temporary("other");
   const auto refuse = [&] {
     CHECK(error_of([&] { model.save(other); }) ==

@@ -5,11 +5,13 @@
 // write a whole file; the last to end stays. What a killed program was writing stays beside, as
 // <path>.saving-<process>-<number>, until remove_abandoned().
 
+#include <algorithm>
 #include <cerrno>   // errno
 #include <cstddef>  // size_t
 #include <cstdio>   // fopen, rename
 #include <cstdlib>  // realpath
 #include <cstring>  // strerror
+#include <initializer_list>
 #include <string>
 
 #include "tinyscale/base/error.hpp"
@@ -24,6 +26,13 @@
 
 namespace tinyscale {
 namespace detail {
+
+// Whether the path has one of these endings, as {".png"}.
+inline bool ends_in(const std::string& path, std::initializer_list<const char*> endings) {
+  return std::any_of(endings.begin(), endings.end(), [&](const std::string& ending) {
+    return path.size() >= ending.size() && path.substr(path.size() - ending.size()) == ending;
+  });
+}
 
 // Where saving to `path` ends: there, or at the file that a link there leads to. An old file that
 // may not be written is an Error: to replace one, a program only has to write the folder.
