@@ -96,6 +96,8 @@ class CompiledStep {
   Compiled compiled_;
 };
 
+// What train_step does, as one graph: call it with a Batch and the number of the step. Model and
+// optimizer must outlive it.
 inline CompiledStep compile_step(const Transformer& model, AdamW& optimizer,
                                  const StepOptions& options = StepOptions(),
                                  const CompileOptions& passes = CompileOptions()) {

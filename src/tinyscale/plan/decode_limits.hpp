@@ -210,6 +210,7 @@ inline Quantity sequences_ended(double batch, double output) {
                "scaling book, 8");
 }
 
+// Tokens that leave the cache in a step: B / G sequences of P + G.
 inline Quantity tokens_evicted(double batch, double prompt, double output) {
   const char* const who = "tokens_evicted";
   return named("evicted",
@@ -228,6 +229,7 @@ inline Quantity decode_tensor_ways(double hidden, double batch, const Quantity& 
                "scaling book, 7");
 }
 
+// beta: bytes/s from memory over bytes/s on the links of M axes.
 inline Quantity memory_over_link(const Chip& chip, double axes = 1) {
   const bool torus = detail::is_torus2d(chip) || detail::is_torus3d(chip);
   return named(

@@ -25,6 +25,7 @@ struct Kernel {
   KernelRun run(const Chip& chip) const;
 };
 
+// The body is run once for each cell of the grid, which Tile::id(d) tells it.
 inline Kernel kernel(const std::string& name, const List<Dim>& grid,
                      const Function<void(Tile&)>& body) {
   return Kernel{name, grid, body};

@@ -102,6 +102,7 @@ inline Tensor mean(const Tensor& x) {
   return scale(sum(x), 1.0f / static_cast<float>(x.count()));
 }
 
+// Mean over the given dimensions, or over one.
 inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
   Shape rest;
   detail::reduced_shape("mean", x, dims, rest);
@@ -111,7 +112,6 @@ inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDi
   }
   return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
 }
-
 inline Tensor mean(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return mean(x, List<int>{dim}, keep);
 }
