@@ -425,6 +425,9 @@
 #if (TINYSCALE_ONLY) == 0
 #error TINYSCALE_ONLY names none of the topics listed above
 #endif
+#if __cplusplus < 201703L && !defined(_MSVC_LANG)
+#error tinyscale needs C++17: compile with -std=c++17
+#endif
 
 #ifdef TINYSCALE_EXTERN  // declarations only, for a program that links the library of `make lib`
 #  include "tinyscale_extern.hpp"
@@ -22632,6 +22635,7 @@ inline Tensor mean(const Tensor& x) {
   return scale(sum(x), 1.0f / static_cast<float>(x.count()));
 }
 
+// Mean over the given dimensions, or over one.
 inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
   Shape rest;
   detail::reduced_shape("mean", x, dims, rest);
@@ -22641,7 +22645,6 @@ inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDi
   }
   return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
 }
-
 inline Tensor mean(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return mean(x, List<int>{dim}, keep);
 }
@@ -37815,6 +37818,7 @@ struct Kernel {
   KernelRun run(const Chip& chip) const;
 };
 
+// The body is run once for each cell of the grid, which Tile::id(d) tells it.
 inline Kernel kernel(const std::string& name, const List<Dim>& grid,
                      const Function<void(Tile&)>& body) {
   return Kernel{name, grid, body};
@@ -63379,6 +63383,7 @@ inline double mean_loss(const Transformer& model, const std::vector<std::int32_t
   return sum / count;
 }
 
+// exp of the mean loss in nats: 1 is certainty, the vocabulary a blind guess.
 inline double perplexity(const Transformer& model, const std::vector<std::int32_t>& ids,
                          const CacheOptions& pages = {}) {
   return std::exp(mean_loss(model, ids, pages));
@@ -64089,6 +64094,8 @@ class CompiledStep {
   Compiled compiled_;
 };
 
+// What train_step does, as one graph: call it with a Batch and the number of the step. Model and
+// optimizer must outlive it.
 inline CompiledStep compile_step(const Transformer& model, AdamW& optimizer,
                                  const StepOptions& options = StepOptions(),
                                  const CompileOptions& passes = CompileOptions()) {
@@ -73615,6 +73622,7 @@ inline Quantity sequences_ended(double batch, double output) {
                "scaling book, 8");
 }
 
+// Tokens that leave the cache in a step: B / G sequences of P + G.
 inline Quantity tokens_evicted(double batch, double prompt, double output) {
   const char* const who = "tokens_evicted";
   return named("evicted",
@@ -73633,6 +73641,7 @@ inline Quantity decode_tensor_ways(double hidden, double batch, const Quantity& 
                "scaling book, 7");
 }
 
+// beta: bytes/s from memory over bytes/s on the links of M axes.
 inline Quantity memory_over_link(const Chip& chip, double axes = 1) {
   const bool torus = detail::is_torus2d(chip) || detail::is_torus3d(chip);
   return named(

@@ -25,6 +25,9 @@
 #if (TINYSCALE_ONLY) == 0
 #error TINYSCALE_ONLY names none of the topics listed above
 #endif
+#if __cplusplus < 201703L && !defined(_MSVC_LANG)
+#error tinyscale needs C++17: compile with -std=c++17
+#endif
 
 #if (TINYSCALE_ONLY) == -1
 // base: what everything stands on

@@ -58,5 +58,7 @@ printf '#define TINYSCALE_ONLY TINYSCALE_TENSORS | TINYSCALE_MESH\n#include "tin
 "$cxx" -std=c++17 -DTINYSCALE_ONLY=TINYSCALE_NOTHING -I. -fsyntax-only "$scratch/empty.cpp" 2> "$scratch/none" &&
   { echo "FAIL a topic that does not exist compiles"; failures=$((failures + 1)); }
 grep -q "names none of the topics" "$scratch/none" || { echo "FAIL the error of no topic: $(head -n 1 "$scratch/none")"; failures=$((failures + 1)); }
+"$cxx" -std=c++14 -I. -fsyntax-only "$scratch/empty.cpp" 2> "$scratch/old"
+grep "error" "$scratch/old" | head -n 1 | grep -q "needs C++17: compile with -std=c++17" || { echo "FAIL C++14 is told: $(head -n 2 "$scratch/old")"; failures=$((failures + 1)); }
 [ "$failures" -eq 0 ] && echo "topics: $topics compile alone with $cxx"
 exit $((failures > 0))

@@ -33,7 +33,7 @@ function phrase(line) {                           # the first phrase, whole word
 
 # A line of the spine about topics; true when it was one.
 function of_topics(line,    words) {
-  if (choosing || line ~ /^#define TINYSCALE_|^#ifndef TINYSCALE_ONLY|^#if .TINYSCALE_ONLY. == 0/) {
+  if (choosing || line ~ /^#define TINYSCALE_|^#ifndef TINYSCALE_ONLY|^#if .TINYSCALE_ONLY. == 0|^#if __cplusplus/) {
     if (line ~ /^#define TINYSCALE_[A-Z]+ [0-9]/) { split(line, words, " "); topic[++topics] = words[2] }
     choice[++choices] = line
     choosing = line ~ /^#if/ || (choosing && line !~ /^#endif/)
