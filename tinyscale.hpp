@@ -66322,11 +66322,12 @@ inline void check_layout_zero(const Layout& layout) {
   }
 }
 
-inline void check_layout_devices(const Layout& layout, std::int64_t chips) {
-  check_layout_counts("train", layout);
+inline void check_layout_devices(const char* who, const Layout& layout, std::int64_t chips) {
+  check_layout_counts(who, layout);
   if (layout.devices() != chips) {
-    fail({"train: layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
-          chips, " chips; they must be equal"});
+    fail({who, ": layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
+          chips, " chips; they must be equal",
+          chips == 1 ? ": one chip is the machine where none was given" : ""});
   }
 }
 
@@ -66342,7 +66343,7 @@ inline void check_layout_batch(const Layout& layout, std::int64_t batch) {
 // `time` tokens a step.
 inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
                          std::int64_t batch, std::int64_t time) {
-  check_layout_devices(layout, chips);
+  check_layout_devices("train", layout, chips);
   check_layout_order(layout);
   check_layout_batch(layout, batch);
   check_tensor_split(c, layout.tensor);
@@ -70860,7 +70861,7 @@ inline void check_one_device(const TrainOptions& options) {
     fail({"train: options.machine \"", options.machine.name,
           "\" is put together in its place; assign the whole machine"});
   }
-  check_layout_devices(layout, 1);
+  check_layout_devices("train", layout, 1);
   check_layout_order(layout);
   check_layout_batch(layout, options.batch);
   check_layout_zero(layout);
@@ -77504,11 +77505,7 @@ class StepLoader {
 
 inline StepLoad step_load(const LoadJob& job) {
   detail::check_network("step_load", job.machine);
-  detail::check_layout_counts("step_load", job.layout);
-  if (job.layout.devices() != job.machine.chips()) {
-    detail::fail({"step_load: layout is ", job.layout.text(), " = ", job.layout.devices(),
-                  " devices, the machine has ", job.machine.chips(), " chips; they must be equal"});
-  }
+  detail::check_layout_devices("step_load", job.layout, job.machine.chips());
   return detail::StepLoader(job).load;
 }
 
@@ -77763,11 +77760,7 @@ inline void check_twin(const TrainingJob& job, const Machine& machine, const Lay
                        const TwinSize& size) {
   job.model.validate();
   check_network("twin_of", machine);
-  check_layout_counts("twin_of", layout);
-  if (layout.devices() != machine.chips()) {
-    fail({"twin_of: layout is ", layout.text(), " = ", layout.devices(),
-          " devices, the machine has ", machine.chips(), " chips; they must be equal"});
-  }
+  check_layout_devices("twin_of", layout, machine.chips());
   const PipelineSchedule& schedule = layout.schedule;
   if (!schedule.empty() &&
       (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {

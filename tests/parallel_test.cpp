@@ -199,7 +199,7 @@ TEST_CASE("layouts that cannot run say why") {
   using L = ts::Layout;
   CHECK(error([](L& l) { l.data = 4; }, 1) ==
         "train: layout is data 4, tensor 1, pipeline 1, context 1 = 4 devices, the machine has 1 "
-        "chips; they must be equal");
+        "chips; they must be equal: one chip is the machine where none was given");
   CHECK(error([](L& l) { l.data = l.pipeline = 2; }, 8) ==
         "train: layout is data 2, tensor 1, pipeline 2, context 1 = 4 devices, the machine has 8 "
         "chips; they must be equal");

@@ -200,11 +200,12 @@ inline void check_layout_zero(const Layout& layout) {
   }
 }
 
-inline void check_layout_devices(const Layout& layout, std::int64_t chips) {
-  check_layout_counts("train", layout);
+inline void check_layout_devices(const char* who, const Layout& layout, std::int64_t chips) {
+  check_layout_counts(who, layout);
   if (layout.devices() != chips) {
-    fail({"train: layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
-          chips, " chips; they must be equal"});
+    fail({who, ": layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
+          chips, " chips; they must be equal",
+          chips == 1 ? ": one chip is the machine where none was given" : ""});
   }
 }
 
@@ -220,7 +221,7 @@ inline void check_layout_batch(const Layout& layout, std::int64_t batch) {
 // `time` tokens a step.
 inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
                          std::int64_t batch, std::int64_t time) {
-  check_layout_devices(layout, chips);
+  check_layout_devices("train", layout, chips);
   check_layout_order(layout);
   check_layout_batch(layout, batch);
   check_tensor_split(c, layout.tensor);

@@ -122,7 +122,7 @@ inline void check_one_device(const TrainOptions& options) {
     fail({"train: options.machine \"", options.machine.name,
           "\" is put together in its place; assign the whole machine"});
   }
-  check_layout_devices(layout, 1);
+  check_layout_devices("train", layout, 1);
   check_layout_order(layout);
   check_layout_batch(layout, options.batch);
   check_layout_zero(layout);

@@ -28,11 +28,7 @@ inline void check_twin(const TrainingJob& job, const Machine& machine, const Lay
                        const TwinSize& size) {
   job.model.validate();
   check_network("twin_of", machine);
-  check_layout_counts("twin_of", layout);
-  if (layout.devices() != machine.chips()) {
-    fail({"twin_of: layout is ", layout.text(), " = ", layout.devices(),
-          " devices, the machine has ", machine.chips(), " chips; they must be equal"});
-  }
+  check_layout_devices("twin_of", layout, machine.chips());
   const PipelineSchedule& schedule = layout.schedule;
   if (!schedule.empty() &&
       (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {

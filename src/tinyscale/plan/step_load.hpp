@@ -402,11 +402,7 @@ class StepLoader {
 
 inline StepLoad step_load(const LoadJob& job) {
   detail::check_network("step_load", job.machine);
-  detail::check_layout_counts("step_load", job.layout);
-  if (job.layout.devices() != job.machine.chips()) {
-    detail::fail({"step_load: layout is ", job.layout.text(), " = ", job.layout.devices(),
-                  " devices, the machine has ", job.machine.chips(), " chips; they must be equal"});
-  }
+  detail::check_layout_devices("step_load", job.layout, job.machine.chips());
   return detail::StepLoader(job).load;
 }
 
