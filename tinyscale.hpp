@@ -48076,6 +48076,13 @@ int process_rank();
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 inline int process_rank() { return 0; }
+
+namespace detail {
+inline bool ranks_may_differ(const Machine&) { return false; }
+inline const Machine& machine_of_all(const Machine& mine, const List<MeshAxis>&, Algorithm) {
+  return mine;
+}
+}  // namespace detail
 }}  // namespace tinyscale
 
 #else
@@ -48191,6 +48198,11 @@ inline Machine machine_of_all(const Machine& mine, const List<MeshAxis>& axes,
   Bytes all(told_by(0, figures.text()));
   each_figure(machine, GetFigures{all});
   return machine;
+}
+
+// Whether each rank may have a machine of its own, as it measured it; not inside of a run.
+inline bool ranks_may_differ(const Machine& mine) {
+  return mine.chip.measured && mpi_session().size > 1 && !mpi_session().running;
 }
 
 // The calls of all devices' logs by their number in the run: one record each.
@@ -48334,40 +48346,27 @@ class CallRegistry {
   std::int64_t own_ = 0;
 };
 
-inline void put_op(Bytes& to, const OpRecord& op) {
-  to.put(op.name);
-  for (const List<Operand>* operands : {&op.reads, &op.writes}) {
-    to.put(static_cast<std::int64_t>(operands->size()));
-    for (const Operand& operand : *operands) {
-      to.put(operand.elements);
-      to.put_enum(operand.format);
-    }
-  }
-  for (const double value :
-       {op.matmul_flops, op.vector_flops, op.bytes_read, op.bytes_written, op.seconds}) {
-    to.put(value);
-  }
-  to.put(std::int64_t{op.device});
-  to.put(op.shape);
-}
-
-inline OpRecord get_op(Bytes& from) {
-  OpRecord op;
-  op.name = from.string();
-  for (List<Operand>* operands : {&op.reads, &op.writes}) {
-    *operands = List<Operand>(static_cast<std::size_t>(from.number()));
+template <class Visit>
+void each_field(OpRecord& op, const Visit& visit) {
+  visit("name", op.name);
+  for (List<Operand>* const operands : {&op.reads, &op.writes}) {
+    int count = static_cast<int>(operands->size());
+    visit("operands", count);
+    operands->resize(static_cast<std::size_t>(count));
     for (Operand& operand : *operands) {
-      operand.elements = from.real();
-      from.get_enum(operand.format);
+      int format = static_cast<int>(operand.format);
+      visit("elements", operand.elements);
+      visit("element_bytes", operand.element_bytes);
+      visit("format", format);
+      operand.format = static_cast<DType>(format);
     }
   }
-  for (double* value :
+  for (double* const value :
        {&op.matmul_flops, &op.vector_flops, &op.bytes_read, &op.bytes_written, &op.seconds}) {
-    *value = from.real();
+    visit("cost", *value);
   }
-  op.device = from.whole();
-  op.shape = from.string();
-  return op;
+  visit("device", op.device);
+  visit("shape", op.shape);
 }
 
 inline std::string what_it_left(DeviceThread& self, CallRegistry& calls) {
@@ -48385,8 +48384,8 @@ inline std::string what_it_left(DeviceThread& self, CallRegistry& calls) {
     to.put(numbers.data(), static_cast<std::size_t>(numbers.count()) * sizeof(float));
   }
   to.put(static_cast<std::int64_t>(self.records.size()));
-  for (const OpRecord& op : self.records) {
-    put_op(to, op);
+  for (OpRecord& op : self.records) {
+    each_field(op, PutFigures{to});
   }
   calls.put_log(to, self.device.endpoint().log(), self.device.rank());
   return to.text();
@@ -48407,7 +48406,8 @@ inline void take_what_it_left(Bytes& from, DeviceThread& other, CallRegistry& ca
     other.device.keep(name, value);
   }
   for (std::int64_t left = from.number(); left > 0; --left) {
-    other.records.push_back(get_op(from));
+    other.records.push_back(OpRecord());
+    each_field(other.records.back(), GetFigures{from});
   }
   calls.get_log(from, other.device.endpoint().log());
 }
@@ -50674,11 +50674,7 @@ class Mesh {
                     "leaves it to the mesh"});
     }
     check_algorithm("Mesh::run");
-#if defined(TINYSCALE_USE_MPI)
-    const Machine machine = detail::machine_of_all(machine_, axes_, algorithm);
-#else
-    const Machine& machine = machine_;
-#endif
+    const Machine& machine = detail::machine_of_all(machine_, axes_, algorithm);
     const List<AxisPlacement> placed = detail::place_axes(machine, axes_);
     Context& caller = context();
     const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
@@ -51872,7 +51868,7 @@ class ShardedProgram {
                  const ShardedOptions& options);
 
   // The results on the mesh. Inputs made of shapes alone give results without numbers, and what it
-  // would cost.
+  // would cost. MPI ranks that measured their chips price by rank 0's from the first numbers on.
   std::vector<Sharded> operator()(const std::vector<Sharded>& inputs) const;
   // Of whole tensors, cut first.
   std::vector<Sharded> operator()(const std::vector<Tensor>& inputs) const;
@@ -51890,8 +51886,9 @@ class ShardedProgram {
     Compiled::Body body;
     List<Sharding> inputs, results;
     ShardedOptions options;
-    List<Shared<ShardedPlan>> plans;
+    List<Shared<ShardedPlan>> plans, alone;  // alone: from before MPI ranks met; perhaps held
     Shared<ShardedPlan> last;
+    bool met = false;  // placed on what all MPI ranks price by
   };
 
   State& state() const {
@@ -52038,6 +52035,14 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
     }
     numbers = numbers && !x.shards.empty();
     shapes.push_back(x.shape);
+  }
+  if (numbers && !own.met && detail::ranks_may_differ(own.placed->machine)) {
+    const List<MeshAxis>& axes = own.mesh.axes();
+    const Machine& machine = detail::machine_of_all(own.placed->machine, axes, own.mesh.algorithm);
+    own.placed = Shared<const detail::PlacedMesh>(
+        new detail::PlacedMesh{machine, detail::place_axes(machine, axes)});
+    std::swap(own.alone, own.plans);
+    own.met = true;
   }
   const Shared<ShardedPlan> plan = plan_of(shapes);
   Shared<const MeshRun> run;

@@ -72,7 +72,13 @@ class Text {
       out_ << run.table().text() << run.device_table().text() << run.seconds << " s, "
            << run.on(mesh.machine(), ts::Faults().slow_device(0, 3)).seconds << " s\n";
       for (const ts::OpRecord& op : profile.records()) {
-        out_ << op.device << " " << op.name << " " << op.shape << " " << op.flops() << "\n";
+        out_ << op.device << " " << op.name << " " << op.shape << " " << op.flops();
+        for (const ts::List<ts::Operand>* const operands : {&op.reads, &op.writes}) {
+          for (const ts::Operand& operand : *operands) {
+            out_ << ", " << ts::name_of(operand.format) << " " << operand.bytes();
+          }
+        }
+        out_ << "\n";
       }
       measured_ = measured_ && run.measured_seconds() > 0;
     } catch (const ts::Error& error) {
@@ -210,6 +216,14 @@ void add_programs(Text& text, int n) {
              }
              d.task(-1);
              d.keep("a", ts::matmul(t, t));
+           },
+           {"a"});
+  text.add("weights in blocks", row(n),
+           [](ts::Device& d) {
+             const ts::Tensor w = numbers(d.rank(), {8, 64});
+             const auto stored =
+                 ts::kernels::store_matrix(8, 64, w.data(), {ts::BlockFormat::q4_0});
+             d.keep("a", ts::matmul_stored(w, stored, ts::Activations::f32));
            },
            {"a"});
   text.add("gradients", row(n),

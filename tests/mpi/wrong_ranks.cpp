@@ -80,7 +80,8 @@ int figures() {
   return wrong;
 }
 
-// A machine of this computer, which every rank measures for itself, is rank 0's.
+// A machine of this computer, which every rank measures for itself, is rank 0's; a sharded program
+// prices by it as soon as it has run.
 int laptops() {
   ts::Machine machine;
   machine.name = "laptops";
@@ -97,6 +98,18 @@ int laptops() {
     const ts::Tensor a = ts::ones({64, 64});
     d.all_reduce(ts::matmul(a, a), "x");
   });
+  const ts::ShardedProgram product =
+      ts::compile(ts::Mesh(machine, {{"x", 2}}),
+                  [](const std::vector<ts::Tensor>& in) {
+                    return std::vector<ts::Tensor>{ts::matmul(in[0], in[1])};
+                  },
+                  {"I, J_x", "J_x, K"});
+  const ts::ShardedPlan& alone = product.plan({{4, 8}, {8, 4}});
+  product(std::vector<ts::Tensor>{ts::ones({4, 8}), ts::ones({8, 4})});
+  const auto price = [](const ts::ShardedPlan& plan) {
+    return ts::tensor({1}, {static_cast<float>(plan.comms_seconds)});
+  };
+  const ts::Tensor before = price(alone), after = price(product.plan());
   const ts::Machine& on = run.machine();
   const ts::Tensor seconds = ts::tensor({1}, {static_cast<float>(run.seconds)});
   const ts::Tensor flops = ts::tensor({1}, {static_cast<float>(on.chip.flops_f32)});
@@ -104,9 +117,13 @@ int laptops() {
       ts::Mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}}).run([&](ts::Device& d) {
         d.keep("seconds", d.all_gather(seconds, "x"));
         d.keep("flops", d.all_gather(flops, "x"));
+        d.keep("before", d.all_gather(before, "x"));
+        d.keep("after", d.all_gather(after, "x"));
       });
   int wrong = on.links[0].latency > 1e-6 ? 1 : 0;
-  for (const char* const name : {"seconds", "flops"}) {
+  const std::vector<float> prices = both.kept(0, "before").values();  // latencies of both
+  wrong += prices[1] > 100 * prices[0] ? 0 : 1;
+  for (const char* const name : {"seconds", "flops", "after"}) {
     const std::vector<float> values = both.kept(0, name).values();
     wrong += values[0] < values[1] || values[0] > values[1] ? 1 : 0;
   }

@@ -112,11 +112,7 @@ class Mesh {
                     "leaves it to the mesh"});
     }
     check_algorithm("Mesh::run");
-#if defined(TINYSCALE_USE_MPI)
-    const Machine machine = detail::machine_of_all(machine_, axes_, algorithm);
-#else
-    const Machine& machine = machine_;
-#endif
+    const Machine& machine = detail::machine_of_all(machine_, axes_, algorithm);
     const List<AxisPlacement> placed = detail::place_axes(machine, axes_);
     Context& caller = context();
     const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;

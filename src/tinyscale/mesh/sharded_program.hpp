@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <iostream>
 #include <string>
-#include <utility>  // move
+#include <utility>  // move, swap
 #include <vector>
 
 #include "tinyscale/base/list.hpp"
@@ -208,7 +208,7 @@ class ShardedProgram {
                  const ShardedOptions& options);
 
   // The results on the mesh. Inputs made of shapes alone give results without numbers, and what it
-  // would cost.
+  // would cost. MPI ranks that measured their chips price by rank 0's from the first numbers on.
   std::vector<Sharded> operator()(const std::vector<Sharded>& inputs) const;
   // Of whole tensors, cut first.
   std::vector<Sharded> operator()(const std::vector<Tensor>& inputs) const;
@@ -226,8 +226,9 @@ class ShardedProgram {
     Compiled::Body body;
     List<Sharding> inputs, results;
     ShardedOptions options;
-    List<Shared<ShardedPlan>> plans;
+    List<Shared<ShardedPlan>> plans, alone;  // alone: from before MPI ranks met; perhaps held
     Shared<ShardedPlan> last;
+    bool met = false;  // placed on what all MPI ranks price by
   };
 
   State& state() const {
@@ -374,6 +375,14 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
     }
     numbers = numbers && !x.shards.empty();
     shapes.push_back(x.shape);
+  }
+  if (numbers && !own.met && detail::ranks_may_differ(own.placed->machine)) {
+    const List<MeshAxis>& axes = own.mesh.axes();
+    const Machine& machine = detail::machine_of_all(own.placed->machine, axes, own.mesh.algorithm);
+    own.placed = Shared<const detail::PlacedMesh>(
+        new detail::PlacedMesh{machine, detail::place_axes(machine, axes)});
+    std::swap(own.alone, own.plans);
+    own.met = true;
   }
   const Shared<ShardedPlan> plan = plan_of(shapes);
   Shared<const MeshRun> run;
