@@ -21373,8 +21373,8 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Until stop(), matrix products of this context leave the gradients of parameters (w, and the bias
 // with it) to run(); inputs and dy are held for it. Norms, embedding tables and
-// linear_cross_entropy, whose dw is made in its forward pass, do not wait. What is never run is
-// lost.
+// linear_cross_entropy, whose dw is made in its forward pass, do not wait, nor do compiled
+// functions, whose backward pass is one graph. What is never run is lost.
 class DeferWeightGradients {
  public:
   DeferWeightGradients() : context_(&context()), previous_(context_->deferred) {
@@ -70194,7 +70194,8 @@ struct TrainOptions : StepOptions {
   std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
   bool resume = false;                // from that file, if it is there; its layout does not matter
 
-  // Whether a mesh does the steps: of several devices, or of one chip that is declared.
+  // Whether a mesh does the steps: of several devices, or of one declared chip that does a step in
+  // parts. A declared chip with whole batches trains as this laptop, on all its threads.
   bool on_mesh() const {
     return machine.calls != nullptr && machine.dims.size() > 0 &&
            (layout.devices() > 1 || in_parts() || !layout.schedule.empty());
@@ -70357,7 +70358,7 @@ struct TrainReport {
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
   Comparison memory;             // one device: peak bytes by the meter beside the closed form
-  // On a mesh:
+  // On a mesh; empty, and last_step null, where one device trained by itself with whole batches:
   std::vector<double> one_device;   // losses of the first steps here on one device
   StepReport step;                  // the last one, counted beside its formulas
   Shared<const MeshRun> last_step;  // its run

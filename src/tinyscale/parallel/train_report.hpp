@@ -41,7 +41,7 @@ struct TrainReport {
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
   Comparison memory;             // one device: peak bytes by the meter beside the closed form
-  // On a mesh:
+  // On a mesh; empty, and last_step null, where one device trained by itself with whole batches:
   std::vector<double> one_device;   // losses of the first steps here on one device
   StepReport step;                  // the last one, counted beside its formulas
   Shared<const MeshRun> last_step;  // its run

@@ -13,8 +13,8 @@ namespace tinyscale {
 
 // Until stop(), matrix products of this context leave the gradients of parameters (w, and the bias
 // with it) to run(); inputs and dy are held for it. Norms, embedding tables and
-// linear_cross_entropy, whose dw is made in its forward pass, do not wait. What is never run is
-// lost.
+// linear_cross_entropy, whose dw is made in its forward pass, do not wait, nor do compiled
+// functions, whose backward pass is one graph. What is never run is lost.
 class DeferWeightGradients {
  public:
   DeferWeightGradients() : context_(&context()), previous_(context_->deferred) {
