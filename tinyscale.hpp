@@ -64838,6 +64838,14 @@ struct PipelineTiming {
 
 namespace detail {
 
+inline void check_work_times(const std::string& who, const WorkTimes& t) {
+  for (const double one : {t.forward, t.backward, t.input_gradient, t.weight_gradient}) {
+    if (!is_finite(one) || !(one > 0)) {
+      fail({who, ": an op takes ", one, "; times are above 0 and finite"});
+    }
+  }
+}
+
 inline void check_times(const PipelineSchedule& schedule, const PipelineTimes& times) {
   if (!times.of_stage.empty() &&
       times.of_stage.size() != static_cast<std::size_t>(schedule.stages)) {
@@ -64847,12 +64855,7 @@ inline void check_times(const PipelineSchedule& schedule, const PipelineTimes& t
   List<WorkTimes> all = times.of_stage;
   all.push_back(times.stage);
   for (const WorkTimes& t : all) {
-    for (const double one : {t.forward, t.backward, t.input_gradient, t.weight_gradient}) {
-      if (!is_finite(one) || !(one > 0)) {
-        fail({"time_pipeline: ", schedule.name, ": an op takes ", one,
-              "; times are above 0 and finite"});
-      }
-    }
+    check_work_times("time_pipeline: " + schedule.name, t);
   }
   if (!is_finite(times.message) || times.message < 0 || !(times.freed_by_input_gradient >= 0) ||
       times.freed_by_input_gradient > 1) {
@@ -64912,6 +64915,10 @@ inline PipelineTiming time_pipeline(const PipelineSchedule& schedule,
     rank.messages += places.receiver(op) >= 0 ? 1 : 0;
     t.program[at].push_back(timed);
     t.total = std::max(t.total, timed.finish);
+  }
+  if (!detail::is_finite(t.total)) {
+    detail::fail({"time_pipeline: ", t.name, ": its ops take more together than a double holds; ",
+                  "smaller times are right"});
   }
   for (PipelineRankTime& rank : t.rank) {
     rank.idle = t.total - rank.busy;
@@ -65062,6 +65069,7 @@ inline PipelineSchedule make_pipeline(const PipelineShape& s) {
 // What a rank idles in a step: the same for each.
 inline double pipeline_idle(const PipelineShape& s, const WorkTimes& t = WorkTimes()) {
   detail::check_pipeline_shape("pipeline_idle", s);
+  detail::check_work_times("pipeline_idle", t);
   const double others = s.ranks - 1;
   if (s.kind == PipelineKind::zero_bubble_h1) {
     const double filled = std::min({t.weight_gradient, t.forward, t.input_gradient});
@@ -71174,8 +71182,10 @@ inline void check_serve_sizes(const ModelConfig& c, const ServeLayout& layout) {
                " devices; at most ", least, " are right"}));
   }
   if (layout.whole_experts && (c.experts == 0 || c.experts % n != 0)) {
-    fails(cat({c.experts, " experts over ", n,
-               " devices; a number of devices that divides the experts is right"}));
+    fails(c.experts == 0
+              ? "it has no experts; whole_experts = false is right"
+              : cat({c.experts, " experts over ", n,
+                     " devices; a number of devices that divides the experts is right"}));
   }
   if (c.vocabulary > (1 << 24)) {  // ids travel as floats
     fails(cat({"a vocabulary of ", c.vocabulary, "; at most 16777216 is right"}));

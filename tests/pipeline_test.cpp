@@ -698,6 +698,12 @@ TEST_CASE("errors of pipeline schedules") {
   times.stage.forward = NAN;
   CHECK(error_of([&] { ts::time_pipeline(right, times); }) ==
         "time_pipeline: gpipe: an op takes nan; times are above 0 and finite");
+  CHECK(error_of([&] { ts::pipeline_bubble({}, times.stage); }) ==
+        "pipeline_idle: an op takes nan; times are above 0 and finite");
+  times.stage.forward = 1e308;
+  CHECK(error_of([&] { ts::time_pipeline(right, times); }) ==
+        "time_pipeline: gpipe: its ops take more together than a double holds; smaller times are "
+        "right");
   times.stage.forward = 1;
   times.message = -1;
   CHECK(

@@ -454,8 +454,8 @@ TEST_CASE("sharded generation refuses what cannot be cut") {
   ts::ServeLayout experts = cut(2, 1, 1);
   experts.whole_experts = true;
   CHECK(error(experts) ==
-        "generate_sharded: llama over tensor 2, pipeline 1, sequence 1, whole experts: 0 experts "
-        "over 2 devices; a number of devices that divides the experts is right");
+        "generate_sharded: llama over tensor 2, pipeline 1, sequence 1, whole experts: it has no "
+        "experts; whole_experts = false is right");
   ts::ModelConfig odd = shape_of("llama");
   odd.heads = 12;
   odd.kv_heads = 3;

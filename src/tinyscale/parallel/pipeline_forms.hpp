@@ -47,6 +47,7 @@ inline PipelineSchedule make_pipeline(const PipelineShape& s) {
 // What a rank idles in a step: the same for each.
 inline double pipeline_idle(const PipelineShape& s, const WorkTimes& t = WorkTimes()) {
   detail::check_pipeline_shape("pipeline_idle", s);
+  detail::check_work_times("pipeline_idle", t);
   const double others = s.ranks - 1;
   if (s.kind == PipelineKind::zero_bubble_h1) {
     const double filled = std::min({t.weight_gradient, t.forward, t.input_gradient});

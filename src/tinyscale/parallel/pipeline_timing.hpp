@@ -104,6 +104,14 @@ struct PipelineTiming {
 
 namespace detail {
 
+inline void check_work_times(const std::string& who, const WorkTimes& t) {
+  for (const double one : {t.forward, t.backward, t.input_gradient, t.weight_gradient}) {
+    if (!is_finite(one) || !(one > 0)) {
+      fail({who, ": an op takes ", one, "; times are above 0 and finite"});
+    }
+  }
+}
+
 inline void check_times(const PipelineSchedule& schedule, const PipelineTimes& times) {
   if (!times.of_stage.empty() &&
       times.of_stage.size() != static_cast<std::size_t>(schedule.stages)) {
@@ -113,12 +121,7 @@ inline void check_times(const PipelineSchedule& schedule, const PipelineTimes& t
   List<WorkTimes> all = times.of_stage;
   all.push_back(times.stage);
   for (const WorkTimes& t : all) {
-    for (const double one : {t.forward, t.backward, t.input_gradient, t.weight_gradient}) {
-      if (!is_finite(one) || !(one > 0)) {
-        fail({"time_pipeline: ", schedule.name, ": an op takes ", one,
-              "; times are above 0 and finite"});
-      }
-    }
+    check_work_times("time_pipeline: " + schedule.name, t);
   }
   if (!is_finite(times.message) || times.message < 0 || !(times.freed_by_input_gradient >= 0) ||
       times.freed_by_input_gradient > 1) {
@@ -178,6 +181,10 @@ inline PipelineTiming time_pipeline(const PipelineSchedule& schedule,
     rank.messages += places.receiver(op) >= 0 ? 1 : 0;
     t.program[at].push_back(timed);
     t.total = std::max(t.total, timed.finish);
+  }
+  if (!detail::is_finite(t.total)) {
+    detail::fail({"time_pipeline: ", t.name, ": its ops take more together than a double holds; ",
+                  "smaller times are right"});
   }
   for (PipelineRankTime& rank : t.rank) {
     rank.idle = t.total - rank.busy;

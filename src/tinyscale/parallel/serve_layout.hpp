@@ -123,8 +123,10 @@ inline void check_serve_sizes(const ModelConfig& c, const ServeLayout& layout) {
                " devices; at most ", least, " are right"}));
   }
   if (layout.whole_experts && (c.experts == 0 || c.experts % n != 0)) {
-    fails(cat({c.experts, " experts over ", n,
-               " devices; a number of devices that divides the experts is right"}));
+    fails(c.experts == 0
+              ? "it has no experts; whole_experts = false is right"
+              : cat({c.experts, " experts over ", n,
+                     " devices; a number of devices that divides the experts is right"}));
   }
   if (c.vocabulary > (1 << 24)) {  // ids travel as floats
     fails(cat({"a vocabulary of ", c.vocabulary, "; at most 16777216 is right"}));
