@@ -70111,8 +70111,8 @@ class MeshTrainer {
   // Of the last step, by rank.
   List<DeviceMemory> peaks() const {
     List<DeviceMemory> all;
-    for (const Shared<DeviceModel>& part : parts_) {
-      all.push_back(DeviceMemory::peak_of(*part->meter));
+    for (int rank = 0; rank < mesh_.size(); ++rank) {  // of MPI ranks the run alone knows
+      all.push_back(DeviceMemory::peak_of(last_->memory(rank)));
     }
     return all;
   }
@@ -70126,7 +70126,7 @@ class MeshTrainer {
   MeshJob job_;
   LayoutAxes axes_;
   Mesh mesh_;
-  List<Shared<DeviceModel>> parts_;  // by rank
+  List<Shared<DeviceModel>> parts_;  // by rank; on MPI ranks the own one alone
   Shared<const MeshRun> last_;
 };
 

@@ -401,6 +401,40 @@ void add_faults(Text& text, int n) {
   }
 }
 
+// Each device's part of the model is on its own rank; the report is the same on all.
+void add_trainings(Text& text, int n) {
+  std::string words;
+  for (int i = 0; i < 40; ++i) {
+    words += "the quick brown fox jumps over the lazy dog. ";
+  }
+  const ts::Text data = ts::make_text("fox", words);
+  ts::ModelConfig c;
+  c.layers = 2;
+  c.width = 8;
+  c.heads = c.kv_heads = 2;
+  c.head_size = 4;
+  c.hidden = 12;
+  c.context = 8;
+  c.vocabulary = data.tokenizer.vocabulary();
+  for (const ts::Zero zero : {ts::Zero::none, ts::Zero::parameters}) {
+    ts::TrainOptions options;
+    options.out = nullptr;
+    options.steps = 3;
+    options.batch = 2 * n;
+    options.layout.zero = zero;
+    options.layout.pipeline = zero == ts::Zero::none ? 2 : 1;
+    options.layout.data = n / options.layout.pipeline;
+    options.machine = ts::machine("tpu-v5e", {n});
+    ts::Transformer model(c, 1);
+    const ts::TrainReport report = ts::train(model, data, options);
+    text.say("== training " + report.layout + "\n" + report.loss_table().text() +
+             report.step.table().text());
+    for (const ts::Parameter& p : model.parameters) {
+      text.say(p.name + " " + bits_of(p.value));
+    }
+  }
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -415,6 +449,7 @@ int main(int count, char** words) {
   add_schedule(text, n);
   add_errors(text, n);
   add_faults(text, n);
+  add_trainings(text, n);
   text.say(text.measured() ? "measured" : "not measured");
   return 0;
 }
