@@ -67943,7 +67943,7 @@ namespace detail {
 class StepPlanner {
  public:
   StepPlanner(const Transformer& whole, const Layout& layout, const LayoutAxes& axes,
-              const StepOptions& options, std::int64_t rank)
+              const StepOptions& options, std::int64_t rank, bool updates = true)
       : c_(whole.config),
         layout_(layout),
         axes_(axes),
@@ -67959,7 +67959,7 @@ class StepPlanner {
     for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(mine)]) {
       add_op(op);
     }
-    add_end();
+    add_end(updates);
     add_memory();
   }
 
@@ -68085,7 +68085,7 @@ class StepPlanner {
         layout_.gradient_format);
   }
 
-  void add_end() {
+  void add_end(bool updates) {
     for (const FlatUnit& unit : units_) {
       if (layout_.zero <= Zero::optimizer) {
         add_reduce(unit, false);
@@ -68093,7 +68093,7 @@ class StepPlanner {
       if (!unit.zero.empty()) {
         add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
             say_.replicas(unit), layout_.gradient_format);
-        if (layout_.zero < Zero::parameters) {
+        if (layout_.zero < Zero::parameters && updates) {
           add_gather(unit, false);
         }
       }
@@ -69440,7 +69440,7 @@ namespace detail {
 class StepReporter {
  public:
   StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
-               const StepOptions& options)
+               const StepOptions& options, bool updates)
       : run_(run),
         config_(model.config),
         layout_(layout),
@@ -69448,7 +69448,7 @@ class StepReporter {
         axes_(layout_axes(layout)),
         stages_(layout, model.config) {
     for (int rank = 0; rank < run.devices(); ++rank) {
-      plans_.push_back(StepPlanner(model, layout, axes_, options, rank).plan);
+      plans_.push_back(StepPlanner(model, layout, axes_, options, rank, updates).plan);
     }
     report.seconds = run.seconds;
     report.layout = layout.text();
@@ -69817,10 +69817,10 @@ class StepReporter {
 
 }  // namespace detail
 
-// What a run of one step says, beside its plan.
+// What a run of one step says, beside its plan; of one that was skipped, with updates = false.
 inline StepReport report_step(const MeshRun& run, const Transformer& model, const Layout& layout,
-                              const StepOptions& options) {
-  return detail::StepReporter(run, model, layout, options).report;
+                              const StepOptions& options, bool updates = true) {
+  return detail::StepReporter(run, model, layout, options, updates).report;
 }
 
 }}  // namespace tinyscale
@@ -70118,7 +70118,8 @@ class MeshTrainer {
   }
   const Shared<const MeshRun>& last_run() const { return last_; }
   StepReport report() const {
-    return report_step(*last_, *job_.model, *job_.layout, *job_.options);
+    const bool skipped = last_->kept(0, "result").data()[2] > 0;
+    return report_step(*last_, *job_.model, *job_.layout, *job_.options, !skipped);
   }
   Mesh& mesh() { return mesh_; }
 
@@ -70202,8 +70203,7 @@ struct TrainOptions : StepOptions {
   std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
   bool resume = false;                // from that file, if it is there; its layout does not matter
 
-  // Whether a mesh does the steps: of several devices, or of one declared chip that does a step in
-  // parts. A declared chip with whole batches trains as this laptop, on all its threads.
+  // Whether a mesh does the steps: of several devices, or of one declared chip that works in parts.
   bool on_mesh() const {
     return machine.calls != nullptr && machine.dims.size() > 0 &&
            (layout.devices() > 1 || in_parts() || !layout.schedule.empty());

@@ -251,6 +251,21 @@ TEST_CASE("on a mesh all devices leave the same steps out [slow]") {
 // Products round their operands to the same format again, which changes nothing: what differs from
 // one device are the lookups, gains and biases, each by at most 2^-9 (2^-12 in f16) of itself, and
 // so the loss. Under Zero::none nothing is rounded but operands, as on one device.
+TEST_CASE("on a mesh a step that is left out sends no weights, and its report expects none") {
+  ts::TrainOptions options = silent(1);
+  options.format = ts::DType::f16;
+  options.loss_scaler.scale = std::ldexp(1.0, 40);
+  options.machine = ts::machine("tpu-v5e", {2});
+  options.layout.data = 2;
+  for (const ts::Zero zero : {ts::Zero::optimizer, ts::Zero::gradients, ts::Zero::parameters}) {
+    options.layout.zero = zero;
+    const ts::TrainReport report = trained(options);
+    CHECK(report.skipped_steps == 1);
+    CAPTURE(report.step.sent.table().text());
+    CHECK(report.step.sent.equal(0));
+  }
+}
+
 TEST_CASE("[slow] master weights: half the bytes, f32 at the owner, one device's losses") {
   const ts::Text text = small_text();
   const auto weight_bytes = [](const ts::TrainReport& report) {

@@ -143,7 +143,8 @@ class MeshTrainer {
   }
   const Shared<const MeshRun>& last_run() const { return last_; }
   StepReport report() const {
-    return report_step(*last_, *job_.model, *job_.layout, *job_.options);
+    const bool skipped = last_->kept(0, "result").data()[2] > 0;
+    return report_step(*last_, *job_.model, *job_.layout, *job_.options, !skipped);
   }
   Mesh& mesh() { return mesh_; }
 

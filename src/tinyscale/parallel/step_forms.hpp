@@ -50,7 +50,7 @@ namespace detail {
 class StepPlanner {
  public:
   StepPlanner(const Transformer& whole, const Layout& layout, const LayoutAxes& axes,
-              const StepOptions& options, std::int64_t rank)
+              const StepOptions& options, std::int64_t rank, bool updates = true)
       : c_(whole.config),
         layout_(layout),
         axes_(axes),
@@ -66,7 +66,7 @@ class StepPlanner {
     for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(mine)]) {
       add_op(op);
     }
-    add_end();
+    add_end(updates);
     add_memory();
   }
 
@@ -192,7 +192,7 @@ class StepPlanner {
         layout_.gradient_format);
   }
 
-  void add_end() {
+  void add_end(bool updates) {
     for (const FlatUnit& unit : units_) {
       if (layout_.zero <= Zero::optimizer) {
         add_reduce(unit, false);
@@ -200,7 +200,7 @@ class StepPlanner {
       if (!unit.zero.empty()) {
         add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
             say_.replicas(unit), layout_.gradient_format);
-        if (layout_.zero < Zero::parameters) {
+        if (layout_.zero < Zero::parameters && updates) {
           add_gather(unit, false);
         }
       }

@@ -46,7 +46,7 @@ namespace detail {
 class StepReporter {
  public:
   StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
-               const StepOptions& options)
+               const StepOptions& options, bool updates)
       : run_(run),
         config_(model.config),
         layout_(layout),
@@ -54,7 +54,7 @@ class StepReporter {
         axes_(layout_axes(layout)),
         stages_(layout, model.config) {
     for (int rank = 0; rank < run.devices(); ++rank) {
-      plans_.push_back(StepPlanner(model, layout, axes_, options, rank).plan);
+      plans_.push_back(StepPlanner(model, layout, axes_, options, rank, updates).plan);
     }
     report.seconds = run.seconds;
     report.layout = layout.text();
@@ -423,10 +423,10 @@ class StepReporter {
 
 }  // namespace detail
 
-// What a run of one step says, beside its plan.
+// What a run of one step says, beside its plan; of one that was skipped, with updates = false.
 inline StepReport report_step(const MeshRun& run, const Transformer& model, const Layout& layout,
-                              const StepOptions& options) {
-  return detail::StepReporter(run, model, layout, options).report;
+                              const StepOptions& options, bool updates = true) {
+  return detail::StepReporter(run, model, layout, options, updates).report;
 }
 
 }  // namespace tinyscale

@@ -47,8 +47,7 @@ struct TrainOptions : StepOptions {
   std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
   bool resume = false;                // from that file, if it is there; its layout does not matter
 
-  // Whether a mesh does the steps: of several devices, or of one declared chip that does a step in
-  // parts. A declared chip with whole batches trains as this laptop, on all its threads.
+  // Whether a mesh does the steps: of several devices, or of one declared chip that works in parts.
   bool on_mesh() const {
     return machine.calls != nullptr && machine.dims.size() > 0 &&
            (layout.devices() > 1 || in_parts() || !layout.schedule.empty());
