@@ -39448,6 +39448,17 @@ class LinkCounter {
   std::vector<int> count_;
 };
 
+inline void check_own_schedule(const CollectiveSchedule& own, const CollectiveSpec& spec) {
+  const int n = spec.devices(), blocks = block_count(spec.what, n);
+  if (own.what != spec.what || own.devices != n || own.chunks < 1 || own.chunks % blocks != 0 ||
+      own.root != spec.root) {
+    fail({name_of(spec.what), ": schedule ", own.name, " is ", name_of(own.what), " over ",
+          own.devices, " devices in ", own.chunks, " chunks, root ", own.root, "; right is ",
+          name_of(spec.what), " over ", n, " devices in a multiple of ", blocks, " chunks, root ",
+          spec.root});
+  }
+}
+
 // Streams side by side, step by step.
 inline bool by_step(const Transfer& a, const Transfer& b) {
   return a.step != b.step       ? a.step < b.step
@@ -40420,6 +40431,8 @@ inline double schedule_seconds(const CollectiveSchedule& schedule, const Collect
   if (detail::moves_nothing(spec)) {
     return 0;
   }
+  detail::check_own_schedule(schedule, spec);
+  check_schedule(schedule);
   double rate = 0;  // out of a device
   for (const AxisPart& part : detail::real_parts(spec)) {
     const int links = part.kind == AxisKind::full ? part.size - 1 : detail::in_a_row(part) ? 2 : 1;
@@ -42124,17 +42137,6 @@ inline void plan_blocks(const CallKey& key, int n, Exchange& e) {
   }
 }
 
-inline void check_own_schedule(const CallKey& key, int n, int blocks) {
-  const CollectiveSchedule& own = *key.schedule;
-  if (own.what != key.what || own.devices != n || own.chunks < 1 || own.chunks % blocks != 0 ||
-      own.root != key.root) {
-    fail({name_of(key.what), ": schedule ", own.name, " is ", name_of(own.what), " over ",
-          own.devices, " devices in ", own.chunks, " chunks, root ", own.root, "; right is ",
-          name_of(key.what), " over ", n, " devices in a multiple of ", blocks, " chunks, root ",
-          key.root});
-  }
-}
-
 // A call's shape without its schedule, and where its blocks lie.
 inline void describe_call(const CallKey& key, const Machine& machine,
                           const List<AxisPlacement>& axes, const SourceLine& where,
@@ -42167,7 +42169,7 @@ inline void describe_call(const CallKey& key, const Machine& machine,
   const bool prefers = key.algorithm == Algorithm::automatic;
   spec.algorithm = prefers ? key.preferred : key.algorithm;
   if (key.schedule != nullptr) {
-    check_own_schedule(key, n, e.cut.blocks);
+    check_own_schedule(*key.schedule, spec);
     spec.algorithm = Algorithm::custom;
     shape.reason = "the program's own schedule";
   } else if (spec.algorithm == Algorithm::automatic ||
@@ -46862,9 +46864,8 @@ inline const CollectiveSchedule* kept_schedule(const std::string& bytes) {
       return &known->schedule;
     }
   }
-  kept.push_back(Shared<Known>(new Known));
+  kept.push_back(Shared<Known>(new Known{bytes, CollectiveSchedule()}));
   Known& made = *kept.back();
-  made.bytes = bytes;
   Bytes from(bytes);
   made.schedule.name = from.string();
   from.get_enum(made.schedule.what);
@@ -48200,7 +48201,6 @@ inline Machine machine_of_all(const Machine& mine, const List<MeshAxis>& axes,
   return machine;
 }
 
-// Whether each rank may have a machine of its own, as it measured it; not inside of a run.
 inline bool ranks_may_differ(const Machine& mine) {
   return mine.chip.measured && mpi_session().size > 1 && !mpi_session().running;
 }
@@ -52047,9 +52047,8 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
   const Shared<ShardedPlan> plan = plan_of(shapes);
   Shared<const MeshRun> run;
   if (numbers) {
-    const DType format = own.options.format;
     run = Shared<const MeshRun>(new MeshRun(own.mesh.run([&](Device& device) {
-      detail::run_on_device(device, *plan, *own.placed, inputs, format);
+      detail::run_on_device(device, *plan, *own.placed, inputs, own.options.format);
     })));
     detail::count_steps(*plan, *run);
     for (const Shared<ShardedPlan>& known : own.plans) {  // a run holds the results of all devices

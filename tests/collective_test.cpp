@@ -703,6 +703,17 @@ TEST_CASE("a user's schedule takes at least its longest path") {
   CHECK(
       ts::schedule_seconds(ts::make_schedule(row(Collective::all_gather, Algorithm::ring, 4, 4000)),
                            row(Collective::all_gather, Algorithm::custom, 4, 0)) == 0);
+  ts::CollectiveSchedule wrong =
+      ts::make_schedule(row(Collective::all_gather, Algorithm::ring, 4, 4000));
+  wrong.transfers[0].chunk = 77;
+  CHECK(error_of([&] { ts::schedule_seconds(wrong, spec); }) ==
+        "check_schedule: ring: step 0, device 0 to 1: 1 chunks from chunk 77; chunks are 0 to 3");
+  CHECK(error_of([&] {
+          ts::schedule_seconds(
+              ts::make_schedule(row(Collective::all_reduce, Algorithm::ring, 8, 80)), spec);
+        }) ==
+        "all_gather: schedule ring is all_reduce over 8 devices in 8 chunks, root 0; right is "
+        "all_gather over 4 devices in a multiple of 4 chunks, root 0");
 }
 
 TEST_CASE("NCCL's model: the worked values for 8 GPUs of a node, in microseconds") {

@@ -188,17 +188,6 @@ inline void plan_blocks(const CallKey& key, int n, Exchange& e) {
   }
 }
 
-inline void check_own_schedule(const CallKey& key, int n, int blocks) {
-  const CollectiveSchedule& own = *key.schedule;
-  if (own.what != key.what || own.devices != n || own.chunks < 1 || own.chunks % blocks != 0 ||
-      own.root != key.root) {
-    fail({name_of(key.what), ": schedule ", own.name, " is ", name_of(own.what), " over ",
-          own.devices, " devices in ", own.chunks, " chunks, root ", own.root, "; right is ",
-          name_of(key.what), " over ", n, " devices in a multiple of ", blocks, " chunks, root ",
-          key.root});
-  }
-}
-
 // A call's shape without its schedule, and where its blocks lie.
 inline void describe_call(const CallKey& key, const Machine& machine,
                           const List<AxisPlacement>& axes, const SourceLine& where,
@@ -231,7 +220,7 @@ inline void describe_call(const CallKey& key, const Machine& machine,
   const bool prefers = key.algorithm == Algorithm::automatic;
   spec.algorithm = prefers ? key.preferred : key.algorithm;
   if (key.schedule != nullptr) {
-    check_own_schedule(key, n, e.cut.blocks);
+    check_own_schedule(*key.schedule, spec);
     spec.algorithm = Algorithm::custom;
     shape.reason = "the program's own schedule";
   } else if (spec.algorithm == Algorithm::automatic ||

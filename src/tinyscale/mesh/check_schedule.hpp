@@ -286,6 +286,17 @@ class LinkCounter {
   std::vector<int> count_;
 };
 
+inline void check_own_schedule(const CollectiveSchedule& own, const CollectiveSpec& spec) {
+  const int n = spec.devices(), blocks = block_count(spec.what, n);
+  if (own.what != spec.what || own.devices != n || own.chunks < 1 || own.chunks % blocks != 0 ||
+      own.root != spec.root) {
+    fail({name_of(spec.what), ": schedule ", own.name, " is ", name_of(own.what), " over ",
+          own.devices, " devices in ", own.chunks, " chunks, root ", own.root, "; right is ",
+          name_of(spec.what), " over ", n, " devices in a multiple of ", blocks, " chunks, root ",
+          spec.root});
+  }
+}
+
 // Streams side by side, step by step.
 inline bool by_step(const Transfer& a, const Transfer& b) {
   return a.step != b.step       ? a.step < b.step

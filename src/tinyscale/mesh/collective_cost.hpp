@@ -8,6 +8,7 @@
 #include <cstdlib>  // abs
 #include <vector>
 
+#include "tinyscale/mesh/check_schedule.hpp"
 #include "tinyscale/mesh/closed_forms.hpp"
 
 namespace tinyscale {
@@ -234,6 +235,8 @@ inline double schedule_seconds(const CollectiveSchedule& schedule, const Collect
   if (detail::moves_nothing(spec)) {
     return 0;
   }
+  detail::check_own_schedule(schedule, spec);
+  check_schedule(schedule);
   double rate = 0;  // out of a device
   for (const AxisPart& part : detail::real_parts(spec)) {
     const int links = part.kind == AxisKind::full ? part.size - 1 : detail::in_a_row(part) ? 2 : 1;

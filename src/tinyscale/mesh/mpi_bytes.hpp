@@ -140,9 +140,8 @@ inline const CollectiveSchedule* kept_schedule(const std::string& bytes) {
       return &known->schedule;
     }
   }
-  kept.push_back(Shared<Known>(new Known));
+  kept.push_back(Shared<Known>(new Known{bytes, CollectiveSchedule()}));
   Known& made = *kept.back();
-  made.bytes = bytes;
   Bytes from(bytes);
   made.schedule.name = from.string();
   from.get_enum(made.schedule.what);

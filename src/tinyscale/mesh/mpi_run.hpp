@@ -153,7 +153,6 @@ inline Machine machine_of_all(const Machine& mine, const List<MeshAxis>& axes,
   return machine;
 }
 
-// Whether each rank may have a machine of its own, as it measured it; not inside of a run.
 inline bool ranks_may_differ(const Machine& mine) {
   return mine.chip.measured && mpi_session().size > 1 && !mpi_session().running;
 }

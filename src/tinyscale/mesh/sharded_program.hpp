@@ -387,9 +387,8 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
   const Shared<ShardedPlan> plan = plan_of(shapes);
   Shared<const MeshRun> run;
   if (numbers) {
-    const DType format = own.options.format;
     run = Shared<const MeshRun>(new MeshRun(own.mesh.run([&](Device& device) {
-      detail::run_on_device(device, *plan, *own.placed, inputs, format);
+      detail::run_on_device(device, *plan, *own.placed, inputs, own.options.format);
     })));
     detail::count_steps(*plan, *run);
     for (const Shared<ShardedPlan>& known : own.plans) {  // a run holds the results of all devices
