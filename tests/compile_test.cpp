@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -793,6 +795,57 @@ TEST_CASE("compile_step trains as train_step") {
     CHECK(step.compiled().reason() == "");
     for (std::size_t i = 0; i < a.tensors().size(); ++i) {
       check_near(a.tensors()[i].detach(), b.tensors()[i].detach(), 10 * by);
+    }
+  }
+}
+
+TEST_CASE("compile_step updates nothing where the loss or the norm is no number") {
+  ts::Batch batch;
+  batch.time = 8;
+  batch.add(small_text().train(), 3);
+  for (const ts::CompileOptions& passes : both_ends()) {
+    for (const double clip : {1.0, 0.0}) {
+      ts::StepOptions options;
+      options.clip = clip;
+      const ts::Transformer model(small_model(), 7);
+      ts::AdamW optimizer(model.tensors());
+      ts::CompiledStep step = ts::compile_step(model, optimizer, options, passes);
+      step(batch, 0);
+      std::vector<ts::Tensor> all = model.tensors();
+      for (const std::vector<ts::Tensor>& more : {optimizer.moments(), optimizer.squares()}) {
+        all.insert(all.end(), more.begin(), more.end());
+      }
+      ts::Tensor spoilt = model.tensors()[0].detach();
+      const float before = spoilt.data()[3 * 32];
+      const auto refused = [&](float value, const char* what) {
+        CAPTURE(value);
+        for (std::int64_t row = 0; row < spoilt.dim(0); ++row) {
+          spoilt.data()[row * 32] = value;
+        }
+        std::vector<std::vector<float>> kept;
+        for (const ts::Tensor& x : all) {
+          kept.push_back(x.detach().values());
+        }
+        const std::string error = error_of([&] { step(batch, 1); });
+        CHECK(error.find(what) == 0);
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          CHECK(std::memcmp(all[i].detach().values().data(), kept[i].data(), 4 * kept[i].size()) ==
+                0);
+        }
+        CHECK(optimizer.steps() == 1);
+      };
+      refused(std::nanf(""), "compile_step: the loss is not a number in step 1; ");
+      refused(std::numeric_limits<float>::infinity(), "compile_step: the loss is not a number");
+      batch.targets[0] = 400;  // primitives read any
+      if (passes.fuse_elementwise) {
+        refused(before, "linear_cross_entropy_all: target 400 ");
+      }
+      batch.targets[0] = 4;
+      for (std::int64_t row = 0; row < spoilt.dim(0); ++row) {
+        spoilt.data()[row * 32] = before;
+      }
+      CHECK(std::isfinite(step(batch, 1).loss));
+      CHECK(optimizer.steps() == 2);
     }
   }
 }

@@ -202,7 +202,6 @@ inline Shape part_shape(const Graph& graph, const GraphNode& node, int number) {
     case Op::linear_cross_entropy_all:
       return number == 0 ? Shape{}
                          : graph.input_of(node, static_cast<std::size_t>(number - 1)).shape;
-    case Op::adamw: return number < 3 ? first : Shape{};
     default: return node.shape;
   }
 }
