@@ -850,6 +850,77 @@ TEST_CASE("compile_step updates nothing where the loss or the norm is no number"
   }
 }
 
+TEST_CASE("a returned view of an input is one, and lies as an eager one does") {
+  const auto f = [](const Tensors& in) {
+    const ts::Tensor& x = in[0];
+    const ts::Tensor h = ts::tanh(x), turned = ts::transpose(h, 0, 1);
+    Tensors all = {x,
+                   ts::transpose(x, 0, 1),
+                   ts::slice(ts::reshape(x, {3, 2}), 0, 1, 3),
+                   ts::broadcast_to(ts::slice(x, 0, 0, 1), {4, 3}),
+                   ts::contiguous(x),
+                   ts::contiguous(ts::transpose(x, 0, 1)),
+                   ts::transpose(x, 0, 1).clone(),
+                   ts::transpose(x, 0, 1).detach(),
+                   turned,
+                   ts::contiguous(turned),
+                   ts::copy(turned),
+                   ts::contiguous(h)};
+    const ts::NoGrad off;
+    all.push_back(ts::contiguous(x));
+    all.push_back(ts::transpose(x, 0, 1));
+    all.push_back(ts::contiguous(turned));
+    return all;
+  };
+  for (const ts::CompileOptions& passes : both_ends()) {
+    const ts::Compiled compiled = ts::compile(f, passes);
+    for (const bool grad : {false, true}) {
+      for (const bool as_turned : {false, true, true, false}) {
+        CAPTURE(grad);
+        CAPTURE(as_turned);
+        const ts::Tensor numbers = ts::uniform({as_turned ? 3 : 2, as_turned ? 2 : 3}, 5, -1, 1);
+        const ts::Tensor leaf[2] = {grad ? ts::parameter(numbers) : numbers,
+                                    grad ? ts::parameter(numbers) : numbers};
+        const auto given = [&](int i) {
+          return as_turned ? ts::transpose(leaf[i], 0, 1) : leaf[i];
+        };
+        const Tensors x = {given(0), given(1)};
+        const Tensors eager = f({x[0]}), mine = compiled({x[1]});
+        for (std::size_t i = 0; i < eager.size(); ++i) {
+          CAPTURE(i);
+          CHECK(mine[i].shape() == eager[i].shape());
+          CHECK(mine[i].strides() == eager[i].strides());
+          CHECK(mine[i].requires_grad() == eager[i].requires_grad());
+          check_near(mine[i].detach(), eager[i].detach(), 1e-6f);
+          for (std::size_t k = 0; k <= i; ++k) {
+            const bool shared =
+                eager[i].storage().get() == (k < i ? eager[k] : x[0]).storage().get();
+            CHECK((mine[i].storage().get() == (k < i ? mine[k] : x[1]).storage().get()) == shared);
+          }
+          if (eager[i].requires_grad()) {
+            const ts::Tensor dy = ts::uniform(eager[i].shape(), 8, -1, 1);
+            leaf[0].zero_grad();
+            leaf[1].zero_grad();
+            f({given(0)})[i].backward(dy);
+            compiled({given(1)})[i].backward(dy);
+            check_near(leaf[1].grad(), leaf[0].grad(), 1e-6f);
+          }
+        }
+      }
+    }
+    CHECK(compiled.counters().recompiles > 0);
+    CHECK(compiled.reruns().empty());
+  }
+  ts::Tensor x = ts::ones({2, 3});
+  const auto writes = [](const Tensors& in) {
+    ts::add_(in[0], ts::full({}, 1));
+    return Tensors{ts::transpose(in[0], 0, 1)};
+  };
+  const Tensors y = ts::compile(writes)({x});
+  CHECK(y[0].storage().get() == x.storage().get());
+  CHECK(y[0].at({2, 1}) == 2.0f);
+}
+
 TEST_CASE("results that a pass made one stay two for who writes to them") {
   const ts::Tensor x = ts::tensor({2}, {1, 2});
   const struct {

@@ -160,7 +160,8 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
   Shared<Compilation> made(new Compilation);
   detail::Guards& guards = made->guards;
   for (const Tensor& x : inputs) {
-    guards.inputs.push_back({x.shape(), x.requires_grad(), detail::has_gradient(x)});
+    guards.inputs.push_back(
+        {x.shape(), x.requires_grad(), detail::has_gradient(x), detail::Guards::strides_of(x)});
   }
   guards.no_grad = context().no_grad > 0;
   guards.format = context().matmul_format;
@@ -215,6 +216,7 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
       made.guards.had.push_back(slot->grad && !slot->fresh);
     }
   }
+  made.guards.layouts = capture.layouts;
   made.guards.gradients = !made.gradients.empty() || !made.old_gradients.empty();
   made.returned_as = capture.returned_as;
   List<int> wanted = capture.graph.outputs;
@@ -484,14 +486,8 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   detail::hand_on(inner);
   std::vector<Tensor> results;
   for (std::size_t r = 0; r < made->results; ++r) {
-    const detail::ReturnedAs& as = made->returned_as[r];
-    Tensor y = made->is_input(r)      ? inputs[static_cast<std::size_t>(as.input)]
-               : made->is_captured(r) ? made->graph.constants[static_cast<std::size_t>(as.constant)]
-                                      : outputs[r];
-    if (!made->is_input(r) && !made->is_captured(r)) {
-      y = detail::apart(made->returned_as, results, y);
-    }
-    results.push_back(as.detached ? y.detach() : y);
+    const Tensor y = made->result(r, inputs, outputs[r], results);
+    results.push_back(made->returned_as[r].detached ? y.detach() : y);
   }
   attach_backward(made, given, inputs, outputs, results);
   return results;

@@ -204,11 +204,8 @@ inline Tensor copy(const Tensor& x) {
 
 // The same tensor, copied only if it is a view out of row-major order.
 inline Tensor contiguous(const Tensor& x) {
-  const bool cut = context().no_grad > 0 && x.requires_grad();
-  if (detail::recording() && x.is_recorded() && !cut) {  // a copy or not: the call will show
-    return detail::record(Op::reshape, {&x}, x.shape(), detail::as_numbers(x.shape()));
-  }
-  return x.is_contiguous() ? x : copy(x);
+  const bool ask = detail::recording() && x.is_recorded();
+  return (ask ? detail::thread_recorder()->is_dense(x) : x.is_contiguous()) ? x : copy(x);
 }
 
 inline Tensor add(const Tensor& a, const Tensor& b) {
