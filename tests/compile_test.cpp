@@ -921,6 +921,51 @@ TEST_CASE("a returned view of an input is one, and lies as an eager one does") {
   CHECK(y[0].at({2, 1}) == 2.0f);
 }
 
+TEST_CASE("a backward pass through a compiled function multiplies in the format of its call") {
+  const ts::DType formats[] = {ts::DType::f32, ts::DType::bf16, ts::DType::f16,
+                               ts::DType::fp8_e4m3};
+  const ts::Tensor a = ts::parameter(ts::uniform({2, 4, 5}, 1, -1, 1));
+  const ts::Tensor b = ts::parameter(ts::uniform({5, 3}, 2, -1, 1));
+  const ts::Tensor c = ts::parameter(ts::uniform({2, 3, 4}, 3, -1, 1));
+  const auto f = [&](const Tensors& in) {
+    const ts::Tensor h = ts::tanh(ts::matmul(in[0], b));
+    const ts::MatmulFormat inside(ts::DType::bf16);  // of the forward pass alone
+    return Tensors{ts::matmul(h, in[1])};
+  };
+  for (ts::CompileOptions passes : both_ends()) {
+    for (const double budget : {0.0, 1.0}) {
+      passes.activation_bytes = budget;
+      const ts::Compiled compiled = ts::compile(f, passes);
+      for (const ts::DType forward : formats) {
+        for (const ts::DType backward : formats) {
+          const auto gradients = [&](bool graph) {
+            const Tensors leaves = {a, b, c};
+            Tensors out;
+            {
+              const ts::MatmulFormat format(forward);
+              out = graph ? compiled({a, c}) : f({a, c});
+            }
+            {
+              const ts::MatmulFormat format(backward);
+              out[0].backward(ts::uniform({2, 4, 4}, 4, -1, 1));
+            }
+            out.clear();
+            for (const ts::Tensor& leaf : leaves) {
+              out.push_back(leaf.grad().clone());
+              leaf.zero_grad();
+            }
+            return out;
+          };
+          const Tensors eager = gradients(false), mine = gradients(true);
+          for (std::size_t i = 0; i < eager.size(); ++i) {
+            check_near(mine[i], eager[i], 2e-6f);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("results that a pass made one stay two for who writes to them") {
   const ts::Tensor x = ts::tensor({2}, {1, 2});
   const struct {

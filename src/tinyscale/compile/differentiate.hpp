@@ -111,7 +111,6 @@ struct Differential {
   static Tensor zero() { return full(Shape{}, 0.0f); }
 
   Parts product() const {
-    const MatmulFormat format(static_cast<DType>(static_cast<int>(node.numbers[0])));
     const Tensor &x = in[0], &w = in[1], &d = dy[0];
     if (w.dims() > 2) {
       return {needs(0) ? matmul_of_gradient(d, transpose(w, -1, -2), Dy::first) : Tensor(),
