@@ -169,12 +169,11 @@ inline void check_defined(const Tensor& x) {
 
 // True if the graph must remember an op over these inputs.
 inline bool tracked(std::initializer_list<const Tensor*> inputs) {
-  if (context().no_grad > 0) {
-    return false;
-  }
   for (const Tensor* input : inputs) {
     if (input->requires_grad()) {
-      return true;
+      const bool off = context().no_grad > 0;
+      context().gradient_passed = context().gradient_passed || off;
+      return !off;
     }
   }
   return false;
