@@ -77,6 +77,7 @@ TEST_CASE("gradients of every op equal central differences") {
   check_gradient("exp", [](In x) { return ts::exp(x[0]); }, {a});
   check_gradient("log", [](In x) { return ts::log(x[0]); }, {positive});
   check_gradient("sqrt", [](In x) { return ts::sqrt(x[0]); }, {positive});
+  check_gradient("abs", [](In x) { return ts::abs(x[0]); }, {a});
   check_gradient("square", [](In x) { return ts::square(x[0]); }, {a});
   check_gradient("sum", [](In x) { return ts::sum(x[0]); }, {a});
   check_gradient("sum dim 0", [](In x) { return ts::sum(x[0], 0); }, {a});
