@@ -24,9 +24,11 @@ inline Walk walk(const char* op, const Tensor& a, const Tensor& b) {
               broadcast_steps(b.shape(), b.steps(), shape));
 }
 
-enum class Arithmetic { add, sub, mul, div, less, equal, second };
+enum class Arithmetic { add, sub, mul, div, less, equal, larger, maximum, second };
 
+// larger: 1 where maximum takes a, a NaN or the larger.
 inline float apply(Arithmetic op, float a, float b) {
+  const bool first = a > b || is_nan(static_cast<double>(a));
   switch (op) {
     case Arithmetic::add: return a + b;
     case Arithmetic::sub: return a - b;
@@ -34,6 +36,8 @@ inline float apply(Arithmetic op, float a, float b) {
     case Arithmetic::div: return a / b;
     case Arithmetic::less: return a < b ? 1.0f : 0.0f;
     case Arithmetic::equal: return a == b ? 1.0f : 0.0f;
+    case Arithmetic::larger: return first ? 1.0f : 0.0f;
+    case Arithmetic::maximum: return first ? a : b;
     case Arithmetic::second: break;
   }
   return b;
@@ -158,8 +162,10 @@ inline void record_arithmetic(const OpScope& scope, const char* name, const char
                               double VectorCost::*pass) {
   if (context().profile != nullptr) {
     const double n = static_cast<double>(shape.count());
-    scope.done(name, shape, {static_cast<double>(a.count()), static_cast<double>(b.count())}, {n},
-               0, vector_cost(price, n, pass));
+    const bool once = a.origin() == b.origin() && a.shape() == b.shape();  // x x reads x
+    scope.done(name, shape,
+               {static_cast<double>(a.count()), once ? 0 : static_cast<double>(b.count())}, {n}, 0,
+               vector_cost(price, n, pass));
   }
 }
 
@@ -170,6 +176,7 @@ inline Op recorded_op(Arithmetic op) {
     case Arithmetic::mul: return Op::mul;
     case Arithmetic::div: return Op::div;
     case Arithmetic::less: return Op::less;
+    case Arithmetic::maximum: return Op::maximum;
     default: return Op::equal;
   }
 }
