@@ -469,6 +469,34 @@ TEST_CASE("profiles: operands of where, norms, scatter_add, writes in place and 
                   {"adamw", 4 * 6, 3 * 6, 20 * 6}});
 }
 
+TEST_CASE("profiles: clones, row sums of gradients, and backward passes that gather") {
+  const ts::Tensor x = ts::parameter(ts::randn({4, 6}, 1)), b = ts::parameter(ts::zeros({6}));
+  const ts::Tensor one = ts::ones({4, 6});
+  const auto counted = [](const ts::Tensor& loss) {
+    std::string text;
+    const ts::Profile profile;
+    loss.backward();
+    for (const ts::OpRecord& op : profile.records()) {
+      text += ts::detail::cat(
+          {op.name, " ", op.bytes_read / 4, " ", op.bytes_written / 4, " ", op.vector_flops, "; "});
+    }
+    return text;
+  };
+  CHECK(counted(ts::sum(ts::log_softmax(x))) == "log_softmax backward 48 24 312; ");
+  CHECK(counted(ts::sum(ts::max(x, 1))) == "max backward 12 4 4; ");  // places take eight bytes
+  CHECK(counted(ts::sum(ts::embedding(x, {3, 0, 3}, {3}))) == "embedding backward 39 18 18; ");
+  CHECK(counted(ts::sum(ts::linear(one, x.detach(), ts::parameter(ts::zeros({4}))))) ==
+        "sum 16 4 16; ");
+  CHECK(counted(ts::sum(one + b)) == "sum 24 6 24; ");
+  const ts::Profile profile;
+  ts::transpose(one, 0, 1).clone();
+  ts::matmul(ts::slice(one, 1, 0, 6, 2), ts::zeros({3, 2}));  // copies an operand, is one op
+  REQUIRE(profile.records().size() == 2);
+  CHECK(profile.records()[0].name == "clone");
+  CHECK(profile.records()[0].bytes_read == 4 * 24);
+  CHECK(profile.records()[0].bytes_written == 4 * 24);
+}
+
 TEST_CASE("max and min: of all numbers, of a dimension, and their gradients") {
   const ts::Tensor x = ts::parameter(ts::tensor({2, 3}, {1, 5, -2, 4, -7, 0}));
   CHECK(ts::max(x).item() == 5);

@@ -366,7 +366,7 @@ class Capture final : public GraphWriter {
   // From here on the handle has numbers, which it holds.
   static void hold(Storage& storage, const Tensor& value) {
     const RecorderScope eager(nullptr);
-    const Tensor dense = value.is_contiguous() ? value : value.clone();
+    const Tensor dense = value.is_contiguous() ? value : value.copied();
     if (storage.sliced) {  // of numbers that were read before the last write
       storage.owner.~Shared();
     } else {

@@ -68,11 +68,11 @@ inline Tensor apart(const List<ReturnedAs>& as, const std::vector<Tensor>& earli
                     const Tensor& next) {
   const int base = as[earlier.size()].base;
   if (as[earlier.size()].dense && next.defined() && !next.is_contiguous()) {
-    return next.clone();
+    return next.copied();
   }
   for (std::size_t r = 0; r < earlier.size() && next.defined(); ++r) {
     if (earlier[r].defined() && earlier[r].origin() == next.origin() && as[r].base != base) {
-      return next.clone();
+      return next.copied();
     }
   }
   return next;

@@ -123,7 +123,7 @@ inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces
   }
   const bool own = gradient.is_contiguous() && gradient.storage().use_count() == 1 &&
                    !gradient.storage()->sliced && gradient.storage()->count == gradient.count();
-  slot->grad = (own ? gradient : gradient.clone()).storage();
+  slot->grad = (own ? gradient : gradient.copied()).storage();
   slot->fresh = false;
 }
 

@@ -212,11 +212,11 @@ class PassRun {
       plan_ = Shared<GraphPlan>(new GraphPlan(graph_, row.options, report.writes));
     }
     for (Tensor& input : inputs_) {
-      input = input.is_contiguous() ? input.detach() : input.clone();
+      input = input.is_contiguous() ? input.detach() : input.copied();
     }
     for (const GraphPlan::Write& write : report.writes) {
       Tensor& target = target_of(write);
-      target = target.clone();
+      target = target.copied();
     }
   }
 

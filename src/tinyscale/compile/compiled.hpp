@@ -445,7 +445,7 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
                                          const std::vector<Tensor>& inputs) const {
   std::vector<Tensor> given;
   for (const Tensor& x : inputs) {
-    given.push_back(x.is_contiguous() ? x.detach() : x.clone());
+    given.push_back(x.is_contiguous() ? x.detach() : x.copied());
   }
   for (std::size_t i = 0; i < made->hosts.size(); ++i) {
     given.push_back(i < made->host_values.size() ? made->host_values[i] : made->hosts[i]());

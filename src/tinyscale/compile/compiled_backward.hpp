@@ -30,7 +30,7 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     List<Tensor> saved;
     List<detail::Kept> kept;
     for (std::size_t i = 0; i < part->cut.known.size(); ++i, ++at) {
-      saved.push_back(outputs[at].is_contiguous() ? outputs[at] : outputs[at].clone());
+      saved.push_back(outputs[at].is_contiguous() ? outputs[at] : outputs[at].copied());
       kept.push_back(detail::Kept(saved.back()));
     }
     for (const Tensor& x : given) {

@@ -102,7 +102,7 @@ struct NodeKernel {
   List<std::int32_t> numbers_of(const char* what, const Tensor& ids, std::int64_t least,
                                 std::int64_t end) const {
     List<std::int32_t> out_ids(static_cast<std::size_t>(ids.count()));
-    const Tensor dense = ids.is_contiguous() ? ids : ids.clone();
+    const Tensor dense = ids.is_contiguous() ? ids : ids.copied();
     const float* const from = dense.data();
     for (std::size_t i = 0; i < out_ids.size(); ++i) {
       const float id = from[i];
@@ -253,7 +253,7 @@ struct NodeKernel {
     const Parts results = evaluate_node(node, operands);
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (out[i] != nullptr) {
-        const Tensor dense = results[i].is_contiguous() ? results[i] : results[i].clone();
+        const Tensor dense = results[i].is_contiguous() ? results[i] : results[i].copied();
         std::memcpy(out[i]->data(), dense.data(),
                     static_cast<std::size_t>(dense.count()) * sizeof(float));
       }

@@ -37,7 +37,7 @@ inline Tensor tensor_shard(const Tensor& whole, Split split, int index, int devi
   detail::check_given("tensor_shard", whole);
   detail::check_shard("tensor_shard", index, devices);
   if (split == Split::whole || split == Split::expert) {
-    return whole.clone();
+    return whole.copied();
   }
   const int dim = split == Split::rows ? 0 : 1;
   if (whole.dims() <= dim || whole.dim(dim) < devices) {
@@ -46,7 +46,7 @@ inline Tensor tensor_shard(const Tensor& whole, Split split, int index, int devi
   }
   return slice(whole.detach(), dim, shard_begin(whole.dim(dim), index, devices),
                shard_begin(whole.dim(dim), index + 1, devices))
-      .clone();
+      .copied();
 }
 
 // The parameter whose parts these are, in order of the devices.
@@ -55,7 +55,7 @@ inline Tensor tensor_unshard(const std::vector<Tensor>& shards, Split split) {
     detail::fail({"tensor_unshard: no shards; one of each device is right"});
   }
   if (split == Split::whole || split == Split::expert || shards.size() == 1) {
-    return shards[0].clone();
+    return shards[0].copied();
   }
   const NoGrad no_graph;
   return concat(shards, split == Split::rows ? 0 : 1);

@@ -153,7 +153,10 @@ inline void add_grad_to(const Slot& slot, const Tensor& dx) {
   if (slot->shape == dx.shape()) {
     add_grad(slot, dx);
   } else {
-    add_grad(slot, sum_to(dx, slot->shape));
+    const OpScope scope;
+    const Tensor sums = sum_to(dx, slot->shape);
+    scope.done_priced("sum", "sum", dx.shape(), &VectorCost::forward, {dx.count()}, {sums.count()});
+    add_grad(slot, sums);
   }
 }
 
@@ -200,7 +203,7 @@ inline Tensor copy(const Tensor& x) {
   }
   const detail::OpScope scope;
   x.origin();  // an empty one throws
-  Tensor y = x.clone();
+  Tensor y = x.copied();
   scope.done_unary("copy", "copy", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "copy", {&x},

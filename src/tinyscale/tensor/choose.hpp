@@ -45,7 +45,7 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   }
   const detail::OpScope scope;
   const float *const c = condition.origin(), *const from = a.origin();
-  Tensor y = broadcast_to(b.detach(), shape).clone();
+  Tensor y = broadcast_to(b.detach(), shape).copied();
   const detail::Walk plan(shape,
                           detail::broadcast_steps(condition.shape(), condition.steps(), shape),
                           detail::broadcast_steps(a.shape(), a.steps(), shape));
@@ -59,7 +59,7 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
                     {condition.count(), a.count(), b.count()}, {shape.count()});
   if (detail::tracked({&a, &b})) {
     detail::attach(y, "where", {&a, &b},
-                   detail::WhereGradient{condition.detach().clone(), a.slot(), b.slot()});
+                   detail::WhereGradient{condition.detach().copied(), a.slot(), b.slot()});
   }
   return y;
 }
@@ -100,7 +100,7 @@ inline Tensor pow(const Tensor& x, float exponent) {
     return detail::record(Op::pow, {&x}, x.shape(), {static_cast<double>(exponent)});
   }
   const detail::OpScope scope;
-  Tensor y = x.clone();
+  Tensor y = x.copied();
   x.origin();  // an empty one throws
   for (std::int64_t i = 0; i < y.count(); ++i) {
     y.data()[i] = static_cast<float>(
@@ -192,7 +192,7 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
     return x + reshape(added, x.shape());
   }
   const detail::OpScope scope;
-  Tensor out = x.clone();
+  Tensor out = x.copied();
   const Tensor from = contiguous(y.detach());
   for (std::size_t i = 0; i < places.size(); ++i) {
     out.data()[places[i]] += from.data()[i];
@@ -270,7 +270,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
   }
   const OpScope scope;
   const bool shared = &x.storage()->block() == &from.storage()->block();
-  apply_in_place(op, name, x, shared ? from.clone() : from);
+  apply_in_place(op, name, x, shared ? from.copied() : from);
   const std::int64_t n = x.count();
   if (op == Arithmetic::second) {
     scope.done_priced(name, "copy", x.shape(), &VectorCost::forward, {from.count()}, {n});

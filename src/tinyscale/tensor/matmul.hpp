@@ -46,7 +46,7 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
       m.trans = trans == Trans::no ? Trans::yes : Trans::no;
       m.ld = x.stride(-1);
     } else {
-      m.own = x.clone();
+      m.own = x.copied();
     }
   }
   return m;

@@ -124,4 +124,14 @@ class OpScope {
 };
 
 }  // namespace detail
+
+inline Tensor Tensor::clone() const {
+  const detail::OpScope scope;
+  Tensor copy = copied();
+  if (defined() && detail::thread_recorder() == nullptr) {
+    scope.done_unary("clone", "copy", shape_);
+  }
+  return copy;
+}
+
 }  // namespace tinyscale

@@ -27,11 +27,15 @@ struct TableGradient {
       later->push(table, dy, *this);
       return;
     }
+    const OpScope backward;
     float* const out = grad_buffer(table);
     for (std::size_t i = 0; i < ids.size(); ++i) {
       float* const to = out + ids[i] * width;
       kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
     }
+    const std::int64_t n = dy.count();  // rows of the gradient are read and written
+    backward.done_priced("embedding backward", "add", dy.shape(), &VectorCost::forward,
+                         {n, n, static_cast<std::int64_t>(ids.size())}, {n});
   }
 };
 
