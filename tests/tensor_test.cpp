@@ -367,6 +367,36 @@ TEST_CASE("log_softmax and losses do not lose what all logits have in common") {
   }
 }
 
+TEST_CASE("the gradient of cross_entropy keeps its digits wherever the logits are") {
+  const std::int64_t n = 50;
+  for (const float far : {0.0f, 100.0f, 1e4f, -1e5f}) {
+    CAPTURE(far);
+    const ts::Tensor near = ts::uniform({2, n}, 3, -2, 2) + far;
+    const ts::Compiled compiled = ts::compile([](const std::vector<ts::Tensor>& in) {
+      return std::vector<ts::Tensor>{ts::cross_entropy(in[0], {3, 4})};
+    });
+    for (const bool graph : {false, true}) {
+      const ts::Tensor x = ts::parameter(near);
+      (graph ? compiled({x})[0] : ts::cross_entropy(x, {3, 4})).backward();
+      const std::vector<float> numbers = near.values(), slopes = x.grad().values();
+      for (std::int64_t row = 0; row < 2; ++row) {
+        double sum = 0;
+        const auto power = [&](std::int64_t j) {
+          return std::exp(double{numbers[static_cast<std::size_t>(row * n + j)]} - double{far});
+        };
+        for (std::int64_t j = 0; j < n; ++j) {
+          sum += power(j);
+        }
+        for (std::int64_t j = 0; j < n; ++j) {
+          const double want = (power(j) / sum - (j == 3 + row ? 1 : 0)) / 2;
+          CHECK(double{slopes[static_cast<std::size_t>(row * n + j)]} ==
+                doctest::Approx(want).epsilon(1e-6));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("uniform numbers stay below their upper end, also over all floats") {
   const ts::Tensor narrow = ts::uniform({1 << 18}, 3, 1000, 1001);
   for (const float x : narrow.values()) {

@@ -144,11 +144,11 @@ struct NodeKernel {
     const List<std::int32_t> targets = numbers_of("target", *in[1], -1, columns());
     List<float> losses(targets.size()), lse(targets.size());
     kernels::cross_entropy_forward(rows(), columns(), in[0]->data(), targets.data(), losses.data(),
-                                   lse.data());
+                                   lse.data(), true);
     kernels::cross_entropy_backward(
         rows(), columns(), in[0]->data(), lse.data(), targets.data(),
         static_cast<float>(static_cast<double>(in[2]->item()) / counted(targets)), out[0]->data(),
-        0.0f);
+        0.0f, true);
   }
   void linear_loss() const {
     const std::int64_t vocabulary = in[1]->dim(0);

@@ -184,7 +184,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   Tensor losses(Shape{rows});
   Tensor lse(Shape{rows});
   kernels::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
-                                 lse.data());
+                                 lse.data(), true);
   Tensor y = detail::mean_loss(losses, n);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
@@ -197,9 +197,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      const detail::OpScope backward;
                      float beta = 0;
                      float* const dx = detail::grad_buffer(sl, beta);
-                     kernels::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
-                                                     known.data(),
-                                                     static_cast<float>(dy.item() / n), dx, beta);
+                     kernels::cross_entropy_backward(
+                         rows, vocabulary, kl.data(), lse.data(), known.data(),
+                         static_cast<float>(dy.item() / n), dx, beta, true);
                      backward.done_priced("cross_entropy backward", "cross_entropy", kl.shape(),
                                           &VectorCost::backward, {kl.count(), rows}, {kl.count()});
                    });
