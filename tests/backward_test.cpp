@@ -347,6 +347,10 @@ TEST_CASE("Recomputation keeps the inputs alone and gives the same gradients") {
     CHECK(same_bits(p.grad(), (p * dy + p * dy).detach()));
     p.zero_grad();
     CHECK(!ts::recompute(same, {p.detach()}).requires_grad());
+    CHECK(ts::recompute(same, {p}).requires_grad());
+    CHECK(!ts::recompute([](const std::vector<ts::Tensor>& in) { return ts::less(in[0], in[0]); },
+                         {p})
+               .requires_grad());
     const auto captures = [&](const std::vector<ts::Tensor>& in) { return in[0] * p; };
     const auto twice = [&](const std::vector<ts::Tensor>& in) {
       return ts::recompute(same, in) + ts::recompute(captures, in);

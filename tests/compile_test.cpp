@@ -916,6 +916,18 @@ TEST_CASE("a returned view of an input is one, and lies as an eager one does") {
     ts::add_(in[0], ts::full({}, 1));
     return Tensors{ts::transpose(in[0], 0, 1)};
   };
+  const auto used = [](const Tensors& in) {
+    const ts::Tensor turned = ts::transpose(in[0], 0, 1);
+    ts::sum(turned).backward();
+    return Tensors{turned};
+  };
+  for (const bool graph : {false, true}) {
+    const ts::Tensor p = ts::parameter(x);
+    const ts::Tensor y = graph ? ts::compile(used)({p})[0] : used({p})[0];
+    CHECK(y.storage().get() == p.storage().get());
+    CHECK(error_of([&] { ts::sum(y).backward(); }) ==
+          "backward: this graph was used before and is freed; run the forward pass again");
+  }
   const Tensors y = ts::compile(writes)({x});
   CHECK(y[0].storage().get() == x.storage().get());
   CHECK(y[0].at({2, 1}) == 2.0f);
@@ -971,24 +983,31 @@ TEST_CASE("results that a pass made one stay two for who writes to them") {
   const struct {
     const char* name;
     std::vector<ts::Tensor> (*f)(const std::vector<ts::Tensor>&);
-  } all[] = {{"twice",
-              [](const std::vector<ts::Tensor>& in) {
-                return std::vector<ts::Tensor>{ts::exp(in[0]), ts::exp(in[0])};
-              }},
-             {"clone",
-              [](const std::vector<ts::Tensor>& in) {
-                const ts::Tensor h = ts::exp(in[0]);
-                return std::vector<ts::Tensor>{h, h.clone()};
-              }},
-             {"times 1",
-              [](const std::vector<ts::Tensor>& in) {
-                const ts::Tensor h = ts::exp(in[0]);
-                return std::vector<ts::Tensor>{h, h * 1.0f};
-              }},
-             {"the same", [](const std::vector<ts::Tensor>& in) {
-                const ts::Tensor h = ts::exp(in[0]);
-                return std::vector<ts::Tensor>{h, h};
-              }}};
+  } all[] = {
+      {"twice",
+       [](const std::vector<ts::Tensor>& in) {
+         return std::vector<ts::Tensor>{ts::exp(in[0]), ts::exp(in[0])};
+       }},
+      {"clone",
+       [](const std::vector<ts::Tensor>& in) {
+         const ts::Tensor h = ts::exp(in[0]);
+         return std::vector<ts::Tensor>{h, h.clone()};
+       }},
+      {"times 1",
+       [](const std::vector<ts::Tensor>& in) {
+         const ts::Tensor h = ts::exp(in[0]);
+         return std::vector<ts::Tensor>{h, h * 1.0f};
+       }},
+      {"the same part",
+       [](const std::vector<ts::Tensor>& in) {
+         const ts::Tensor q = ts::concat({ts::reshape(in[0], {1, 1, 2}), ts::ones({1, 2, 2})}, 1);
+         const ts::Tensor h = ts::attention(q, q, q, 2, 2, ts::Mask::none);
+         return std::vector<ts::Tensor>{h, h};
+       }},
+      {"the same", [](const std::vector<ts::Tensor>& in) {
+         const ts::Tensor h = ts::exp(in[0]);
+         return std::vector<ts::Tensor>{h, h};
+       }}};
   for (const auto& each : all) {
     CAPTURE(std::string(each.name));
     for (const bool passes : {true, false}) {

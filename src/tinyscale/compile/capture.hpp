@@ -422,14 +422,14 @@ class Capture final : public GraphWriter {
     ReturnedAs as;
     as.detached = !y.requires_grad();
     as.base = view_base(graph, copies_, node);
-    as.dense = !shows_memory(graph, copies_, node);
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const bool itself = inputs_[i].get() == y.storage().get();
-      if (itself || (inputs_[i]->node == as.base && !is_used(node))) {
+      if (itself || inputs_[i]->node == as.base) {
         as.input = static_cast<int>(i);
         as.view = itself ? as.base : node;
       }
     }
+    as.dense = as.input < 0 && is_dense(y);
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
       const Tensor& known = graph.constants[i];
       const bool this_one = known.storage().get() == y.storage().get() &&

@@ -51,7 +51,7 @@ struct ReturnedAs {
   int input = -1, constant = -1;
   int base = -1;       // the node whose memory it is, maybe through views
   int view = -1;       // the node of that view of an input; the base: the input itself
-  bool dense = false;  // no view where it was written: it lies in row-major order
+  bool dense = false;  // an eager one lies in row-major order
   bool detached = false;
 };
 

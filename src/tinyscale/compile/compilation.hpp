@@ -256,7 +256,12 @@ struct Compilation {
     if (is_input(r)) {
       return view_again(graph, as.view, as.base, inputs[static_cast<std::size_t>(as.input)]);
     }
+    std::size_t same = 0;  // one that is returned twice stays one
+    while (graph.outputs[same] != graph.outputs[r]) {
+      ++same;
+    }
     return is_captured(r) ? graph.constants[static_cast<std::size_t>(as.constant)]
+           : same < r     ? earlier[same]
                           : apart(returned_as, earlier, computed);
   }
   bool is_input(std::size_t result) const { return returned_as[result].input >= 0; }

@@ -234,7 +234,9 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
   const int forward = capture.graph.size();
   for (std::size_t r = 0; r < made.results; ++r) {
     made.backward.push_back(detail::BackwardPart());
-    if (capture.tracked[r] && !made.is_input(r)) {
+    if (capture.tracked[r] && made.is_input(r)) {
+      made.backward.back().used = capture.is_used(capture.graph.outputs[r]);
+    } else if (capture.tracked[r]) {
       made.backward.back() =
           detail::backward_part(capture, r, forward, state().options.activation_bytes);
       for (const int node : made.backward.back().cut.known) {

@@ -67,16 +67,13 @@ inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body
   List<detail::KeptWeight> kept;
   {
     const NoGrad no_graph;
-    std::vector<Tensor> cut;
     for (const Tensor& input : inputs) {
-      cut.push_back(input.detach());
       behind.push_back(&input);
       slots.push_back(input.slot());
       kept.push_back(detail::KeptWeight(input));
-      needed = needed || input.requires_grad();
     }
-    y = body(cut);
-    needed = needed || y.requires_grad() || context().gradient_passed;
+    y = body(inputs);
+    needed = y.requires_grad() || context().gradient_passed;
     y = y.detach();
   }
   context().gradient_passed = passed;
