@@ -164,7 +164,7 @@ inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape
   if (matmul_hook() != nullptr) {
     fail({"compile: matmuls run on an emulated chip here; a graph computes its own"});
   }
-  List<double> numbers = {static_cast<double>(static_cast<int>(context().matmul_format))};
+  List<double> numbers = {static_cast<double>(static_cast<int>(context().matmul_format.type))};
   if (dy != Dy::none) {
     numbers.push_back(static_cast<double>(static_cast<int>(dy)));
   }
