@@ -26,9 +26,10 @@ inline Walk walk(const char* op, const Tensor& a, const Tensor& b) {
 
 enum class Arithmetic { add, sub, mul, div, less, equal, larger, maximum, second };
 
-// larger: 1 where maximum takes a, a NaN or the larger.
+// Whether maximum takes a: a NaN, or the larger.
+inline bool is_larger(float a, float b) { return a > b || is_nan(static_cast<double>(a)); }
+
 inline float apply(Arithmetic op, float a, float b) {
-  const bool first = a > b || is_nan(static_cast<double>(a));
   switch (op) {
     case Arithmetic::add: return a + b;
     case Arithmetic::sub: return a - b;
@@ -36,8 +37,8 @@ inline float apply(Arithmetic op, float a, float b) {
     case Arithmetic::div: return a / b;
     case Arithmetic::less: return a < b ? 1.0f : 0.0f;
     case Arithmetic::equal: return a == b ? 1.0f : 0.0f;
-    case Arithmetic::larger: return first ? 1.0f : 0.0f;
-    case Arithmetic::maximum: return first ? a : b;
+    case Arithmetic::larger: return is_larger(a, b) ? 1.0f : 0.0f;
+    case Arithmetic::maximum: return is_larger(a, b) ? a : b;
     case Arithmetic::second: break;
   }
   return b;
