@@ -137,13 +137,13 @@
 //   tinyscale/compile/decompose.hpp          What composite ops are made of
 //   tinyscale/compile/differentiate.hpp      Gradients as more of the same graph
 //   tinyscale/compile/recognize.hpp          Composite ops that were written out in primitives
+//   tinyscale/compile/evaluate.hpp           A node of a graph through the eager ops
 //   tinyscale/compile/captured.hpp           What a captured function did beside computing its
 //   tinyscale/compile/write_check.hpp        Whether a captured function may write to a tensor in
+//   tinyscale/compile/value_layout.hpp       How the numbers of every node lie in memory
 //   tinyscale/compile/capture.hpp            A capture
-//   tinyscale/compile/evaluate.hpp           A node of a graph through the eager ops
 //   tinyscale/compile/simplify.hpp           Two passes that every compiler has
 //   tinyscale/compile/take_apart.hpp         Composite ops of a graph replaced by the primitives
-//   tinyscale/compile/value_layout.hpp       How the numbers of every node lie in memory
 //   tinyscale/compile/vector_loops.hpp       A vector program as loops over columns
 //   tinyscale/compile/cpp_kernel.hpp         A vector program printed as one C++ function
 //   tinyscale/compile/print_cpp.hpp          Generated C++
@@ -3845,6 +3845,7 @@ struct Context {
   detail::ProductFormat matmul_format;          // in which matmuls read their operands
   RoundingCount* rounding = nullptr;            // of gradients; null: nobody counts
   int recomputing = 0;                          // recomputations (recompute()) that are under way
+  bool gradient_passed = false;                 // an op under a NoGrad had an input with a gradient
   DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
 };
 
@@ -3955,9 +3956,7 @@ struct Operand {
   DType format = DType::f32;
   double element_bytes = 0;  // of weights stored in blocks; 0: those of the format
 
-  double bytes() const {
-    return elements * (element_bytes > 0 ? element_bytes : bytes_of(format));
-  }
+  double bytes() const { return elements * (element_bytes > 0 ? element_bytes : bytes_of(format)); }
 };
 
 struct OpRecord {
@@ -8172,8 +8171,7 @@ inline std::size_t einsum_arrow(const std::string& spec) {
   }
   for (std::size_t i = arrow + 2; i < spec.size(); ++i) {
     if (spec[i] != ' ' && spec.find(spec[i]) >= arrow) {
-      fail({"einsum \"", spec, "\": no operand has '", std::string(1, spec[i]),
-            "' of the result"});
+      fail({"einsum \"", spec, "\": no operand has '", std::string(1, spec[i]), "' of the result"});
     }
   }
   return arrow;
@@ -10139,7 +10137,6 @@ struct AdamWBlock {
   float* param;
   float* m;
   float* v;
-  double* squares;  // set to the sum of grad^2, where it is not null
 
   template <class L>
   TINYSCALE_INLINE void step(const typename L::V& grads, typename L::V& p, typename L::V& first,
@@ -10163,14 +10160,13 @@ struct AdamWBlock {
   }
 
   template <class L>
-  TINYSCALE_INLINE void at(std::int64_t i, std::int64_t left, typename L::V& sum) const {
+  TINYSCALE_INLINE void at(std::int64_t i, std::int64_t left) const {
     typename L::V vg, vp, vm, vv;
     load_some<L>(grad + i, left, 0.0f, vg);
     load_some<L>(param + i, left, 0.0f, vp);
     load_some<L>(m + i, left, 0.0f, vm);
     load_some<L>(v + i, left, 0.0f, vv);
     step<L>(vg, vp, vm, vv);
-    sum = sum + vg * vg;
     store_some<L>(param + i, left, vp);
     store_some<L>(m + i, left, vm);
     store_some<L>(v + i, left, vv);
@@ -10178,17 +10174,13 @@ struct AdamWBlock {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    typename L::V sum[2] = {};
     std::int64_t i = 0;
     for (; i + 2 * L::width <= n; i += 2 * L::width) {
-      at<L>(i, L::width, sum[0]);
-      at<L>(i + L::width, L::width, sum[1]);
+      at<L>(i, L::width);
+      at<L>(i + L::width, L::width);
     }
     for (; i < n; i += L::width) {
-      at<L>(i, n - i, sum[0]);
-    }
-    if (squares != nullptr) {
-      *squares = static_cast<double>(sum_lanes<L>(sum[0] + sum[1]));
+      at<L>(i, n - i);
     }
   }
 };
@@ -10197,24 +10189,20 @@ struct AdamWBlock {
 
 namespace kernels {
 
-// Returns the sum of grad^2, before grad_scale: blocks of fixed size, added in order.
-inline double adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param,
-                    float* m, float* v) {
+// Where grad_scale is NaN nothing is updated.
+inline void adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param, float* m,
+                  float* v) {
+  if (detail::is_nan(double{f.grad_scale})) {
+    return;
+  }
   const std::int64_t block = detail::elementwise_block;
-  List<double> squares(static_cast<std::size_t>((n + block - 1) / block));
   parallel_for((n + block - 1) / block, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
-      detail::run_on_lanes(detail::AdamWBlock{std::min(block, n - at), f, grad + at, param + at,
-                                              m + at, v + at,
-                                              &squares[static_cast<std::size_t>(b)]});
+      detail::run_on_lanes(
+          detail::AdamWBlock{std::min(block, n - at), f, grad + at, param + at, m + at, v + at});
     }
   });
-  double total = 0;
-  for (const double part : squares) {
-    total += part;
-  }
-  return total;
 }
 
 inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
@@ -15891,13 +15879,14 @@ struct CrossEntropyRows {
   const std::int32_t* targets;
   float* losses;
   float* lse;
+  bool above;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     sum_exp_rows<L>(end - begin, vocab, logits + begin * vocab, vocab, lse + begin, losses + begin);
     for (std::int64_t i = begin; i < end; ++i) {
       const float top = lse[i], log_sum = std::log(losses[i]);
-      lse[i] = top + log_sum;
+      lse[i] = above ? log_sum : top + log_sum;
       losses[i] = targets[i] < 0 ? 0.0f : top - logits[i * vocab + targets[i]] + log_sum;
     }
   }
@@ -15911,6 +15900,7 @@ struct CrossEntropyBackwardRows {
   float scale;
   float* dlogits;
   float beta;
+  bool above;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -15920,12 +15910,17 @@ struct CrossEntropyBackwardRows {
         std::fill(dx, dx + (beta == 0.0f ? vocab : 0), 0.0f);
         continue;
       }
-      typename L::V v, vl, vs;
+      typename L::V v, vl, vs, top{};
+      if (above) {
+        broadcast<L>(-std::numeric_limits<float>::infinity(), v);
+        max_row<L>(vocab, logits + i * vocab, v);
+        broadcast<L>(max_lanes<L>(v), top);
+      }
       broadcast<L>(lse[i], vl);
       broadcast<L>(scale, vs);
       for (std::int64_t j = 0; j < vocab; j += L::width) {
         load_some<L>(logits + i * vocab + j, vocab - j, 0.0f, v);
-        exp_negative<L>(v - vl, v);
+        exp_negative<L>((v - top) - vl, v);
         add_some<L>(beta, v * vs, vocab - j, dx + j);
       }
       if (targets[i] < vocab) {
@@ -15957,24 +15952,26 @@ inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* 
   });
 }
 
-// losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below).
+// losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below). above: lse less
+// the row's maximum, which keeps its digits far from 0.
 inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
-                                  const std::int32_t* targets, float* losses, float* lse) {
+                                  const std::int32_t* targets, float* losses, float* lse,
+                                  bool above = false) {
   const std::int64_t grain = rows < 32 ? 1 : 8;  // rows that are read together
-  parallel_for(rows, std::max(grain, detail::row_grain(vocab)),
-               [&](std::int64_t begin, std::int64_t end) {
-                 detail::run_on_lanes(
-                     detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse});
-               });
+  parallel_for(
+      rows, std::max(grain, detail::row_grain(vocab)), [&](std::int64_t begin, std::int64_t end) {
+        detail::run_on_lanes(
+            detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse, above});
+      });
 }
 
 // lse may be of more columns than are here; a target from vocab on is one of those.
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
-                                   float* dlogits, float beta = 1.0f) {
+                                   float* dlogits, float beta = 1.0f, bool above = false) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
-                                                          scale, dlogits, beta});
+                                                          scale, dlogits, beta, above});
   });
 }
 
@@ -16455,6 +16452,49 @@ struct AttentionFold {
   }
 };
 
+// Whether a NaN or an infinity is among numbers of rows: 0 times it would not be 0.
+struct AnyInfinite {
+  std::int64_t rows, n, stride;
+  const float* x;
+  bool* found;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v;
+    typename L::U bits, all{};
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t i = 0; i < n; i += L::width) {
+        load_some<L>(x + row * stride + i, n - i, 0.0f, v);
+        std::memcpy(&bits, &v, sizeof(bits));
+        all = all | ((bits & 0x7fffffffU) + 0x00800000U);  // the first bit: an exponent of ones
+      }
+    }
+    std::uint32_t lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &all, sizeof(lanes));
+    for (const std::uint32_t lane : lanes) {
+      *found = *found || lane >> 31 != 0;
+    }
+  }
+};
+
+// O of one block, which gets `share` of what it sums up. hidden: values that some row does not see
+// are no numbers; each row sums those that it sees.
+inline void attention_sum(const AttentionProduct& w, bool hidden) {
+  for (std::int64_t i = 0; hidden && i < w.m; ++i) {
+    AttentionProduct row = w;
+    row.m = 1;
+    row.a += i * w.a_row;
+    row.c += i * w.c_row;
+    row.to += i;
+    row.share += i;
+    row.keep += i;
+    attention_product(row);
+  }
+  if (!hidden) {
+    attention_product(w);
+  }
+}
+
 // Queries [first, last) of one head: every block of them against a block of keys, then the next.
 inline void attention_forward_task(const kernels::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
@@ -16467,6 +16507,10 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
   for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.v + j * s.v_stride, s.v_stride, nullptr, v});
+    bool odd = false;
+    if (visible_keys(s, first) < j + keys) {
+      run_on_lanes(AnyInfinite{1, keys * size, 0, v, &odd});
+    }
     float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold
     for (std::int64_t begin = first; begin < last; begin += wide, qt += own) {
       AttentionBlock block(s, begin, j);
@@ -16481,9 +16525,10 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
       }
       run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
       run_on_lanes(AttentionFold{block, attention_scale(s), p, lanes});
-      attention_product({block.rows, size, block.keys, p, 1, wide, v, size,
-                         t.o + begin * s.o_stride, s.o_stride, j == 0 ? 0.0f : 1.0f, -attention_all,
-                         -block.lead, lanes + 4 * wide, lanes + 3 * wide});
+      attention_sum(
+          {block.rows, size, block.keys, p, 1, wide, v, size, t.o + begin * s.o_stride, s.o_stride,
+           j == 0 ? 0.0f : 1.0f, -attention_all, -block.lead, lanes + 4 * wide, lanes + 3 * wide},
+          odd);
       std::copy(lanes + 2 * wide, lanes + 2 * wide + block.rows, t.lse + begin);
     }
   }
@@ -16527,18 +16572,31 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
   const Scratch lease(group * s.queries * s.keys);
   float* const p = lease.data();
   run_on_lanes(AttentionRows{s, t, group * s.queries, p});
+  bool odd = false;
+  const std::int64_t first = visible_keys(s, 0);
+  if (first < s.keys) {
+    run_on_lanes(
+        AnyInfinite{s.keys - first, s.head_size, s.v_stride, t.v + first * s.v_stride, &odd});
+  }
+  const std::int64_t together = odd ? 1 : s.queries;  // rows that sum over the same keys
   for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     const float beta = j == 0 ? 0.0f : 1.0f;
+    const auto seen = [&](std::int64_t i) {
+      return odd ? std::clamp<std::int64_t>(visible_keys(s, i) - j, 0, keys) : keys;
+    };
     for (std::int64_t h = 0; h < group; ++h) {
       const float* ph = p + h * s.queries * s.keys + j;
       const float* v = t.v + j * s.v_stride;
       float* const o = t.o + h * s.head_size;
-      panels({s.queries, full, keys, ph, s.keys, 1, v, s.v_stride, o, s.o_stride, beta});
+      for (std::int64_t i = 0; i < s.queries; i += together) {
+        panels({together, full, seen(i), ph + i * s.keys, s.keys, 1, v, s.v_stride,
+                o + i * s.o_stride, s.o_stride, beta});
+      }
       for (std::int64_t i = 0; i < s.queries; ++i) {
         for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector
           float sum = j == 0 ? 0.0f : o[i * s.o_stride + d];
-          for (std::int64_t x = 0; x < keys; ++x) {
+          for (std::int64_t x = 0; x < seen(i); ++x) {
             sum += ph[i * s.keys + x] * v[x * s.v_stride + d];
           }
           o[i * s.o_stride + d] = sum;
@@ -20322,7 +20380,7 @@ inline const List<OpFacts>& op_set() {
       {"attention_backward", OpKind::whole, false, 3, "heads, kv heads, causal"},
       {"linear_cross_entropy", OpKind::whole, false, 1, ""},
       {"linear_cross_entropy_all", OpKind::whole, false, 3, ""},
-      {"adamw", OpKind::whole, false, 4, ""},
+      {"adamw", OpKind::whole, false, 3, ""},
   };
   return ops;
 }
@@ -20451,6 +20509,8 @@ class Recorder {
   virtual Tensor host(const Function<Tensor()>& read, const Shape& shape) = 0;
   // A handle of its own to the same numbers.
   virtual Tensor same(const Tensor& x) = 0;
+  // Whether the numbers of x, recorded or not, lie in row-major order where ops are run.
+  virtual bool is_dense(const Tensor& x) = 0;
   // x becomes `value` from here on.
   virtual void write(const char* name, const Tensor& x, const Tensor& value) = 0;
   // Gradients of sum(y dy); no dy: of y, one number.
@@ -20818,7 +20878,7 @@ class Tensor {
     return read(file, line)[offset];
   }
   std::vector<float> values(TINYSCALE_LINE) const {
-    const Tensor flat = is_contiguous() ? *this : clone();
+    const Tensor flat = is_contiguous() ? *this : copied();
     const float* const first = count() == 0 ? nullptr : flat.read(file, line);
     return first == nullptr ? std::vector<float>() : std::vector<float>(first, first + count_);
   }
@@ -20845,6 +20905,7 @@ class Tensor {
   }
   // A copy of the numbers in row-major order, cut off from the graph.
   Tensor clone() const;
+  Tensor copied() const;  // the same within an op, whose profile counts it
 
   // The gathered gradient; an empty Tensor before backward() or after zero_grad().
   Tensor grad() const {
@@ -20921,7 +20982,7 @@ inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& step
   return view;
 }
 
-inline Tensor Tensor::clone() const {
+inline Tensor Tensor::copied() const {
   if (!storage_) {
     return Tensor();
   }
@@ -21046,7 +21107,7 @@ inline Tensor parameter(const Tensor& value) {
     value.data();  // throws
   }
   const MemoryScope scope(MemoryKind::parameter);
-  return detail::leaf(value.clone(), MemoryKind::gradient);
+  return detail::leaf(value.copied(), MemoryKind::gradient);
 }
 
 namespace detail {
@@ -21147,7 +21208,7 @@ inline void flush_fresh(const Slot& slot) {
 // Adds dx to a slot's gradient; takes the buffer over when it is the first and nobody else's.
 inline void add_grad(const Slot& slot, const Tensor& dx) {
   if (!dx.is_contiguous()) {
-    add_grad(slot, dx.clone());
+    add_grad(slot, dx.copied());
     return;
   }
   const Storage& from = *dx.storage();
@@ -21175,12 +21236,11 @@ inline void check_defined(const Tensor& x) {
 
 // True if the graph must remember an op over these inputs.
 inline bool tracked(std::initializer_list<const Tensor*> inputs) {
-  if (context().no_grad > 0) {
-    return false;
-  }
   for (const Tensor* input : inputs) {
     if (input->requires_grad()) {
-      return true;
+      const bool off = context().no_grad > 0;
+      context().gradient_passed = context().gradient_passed || off;
+      return !off;
     }
   }
   return false;
@@ -21483,28 +21543,36 @@ class Recomputation {
 }  // namespace detail
 
 // body(inputs), of which only the inputs are kept. Gradients go to the inputs and to parameters
-// that the body captures; other tensors with a graph behind them must be inputs.
+// that the body captures; other tensors with a graph behind them must be inputs. A capture records
+// the body: CompileOptions::activation_bytes says what is kept there.
 inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body,
                         const std::vector<Tensor>& inputs) {
-  if (context().no_grad > 0) {
+  if (context().no_grad > 0 || detail::thread_recorder() != nullptr) {
     return body(inputs);
   }
   Tensor y;
+  bool needed = false;
+  const bool passed = context().gradient_passed;
+  context().gradient_passed = false;
   List<const Tensor*> behind;
   List<detail::Slot> slots;
   List<detail::KeptWeight> kept;
   {
     const NoGrad no_graph;
-    std::vector<Tensor> cut;
     for (const Tensor& input : inputs) {
-      cut.push_back(input.detach());
       behind.push_back(&input);
       slots.push_back(input.slot());
       kept.push_back(detail::KeptWeight(input));
     }
-    y = body(cut).detach();
+    y = body(inputs);
+    needed = y.requires_grad() || context().gradient_passed;
+    y = y.detach();
   }
+  context().gradient_passed = passed;
   y.origin();  // an empty one throws
+  if (!needed) {
+    return y;
+  }
   const Context& now = context();
   detail::attach(y, "recompute", behind.data(), behind.size(),
                  [body, slots, kept = std::move(kept), kind = now.kind,
@@ -21556,7 +21624,7 @@ inline const List<VectorCost>& vector_costs() {
       {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},        {"max", 1, 1},
       {"less", 1, 0},        {"equal", 1, 0},         {"where", 1, 2},
       {"pow", 40, 42},      {"erf", 20, 14},        {"sigmoid", 15, 4},      {"argmax", 1, 0},
-      {"adamw", 20, 0},
+      {"adamw", 20, 0},      {"abs", 1, 2},         {"maximum", 1, 2},
   };
   return costs;
 }
@@ -21648,6 +21716,16 @@ class OpScope {
 };
 
 }  // namespace detail
+
+inline Tensor Tensor::clone() const {
+  const detail::OpScope scope;
+  Tensor copy = copied();
+  if (defined() && detail::thread_recorder() == nullptr) {
+    scope.done_unary("clone", "copy", shape_);
+  }
+  return copy;
+}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/tensor/arithmetic.hpp
@@ -21664,7 +21742,10 @@ inline Walk walk(const char* op, const Tensor& a, const Tensor& b) {
               broadcast_steps(b.shape(), b.steps(), shape));
 }
 
-enum class Arithmetic { add, sub, mul, div, less, equal, second };
+enum class Arithmetic { add, sub, mul, div, less, equal, larger, maximum, second };
+
+// Whether maximum takes a: a NaN, or the larger.
+inline bool is_larger(float a, float b) { return a > b || is_nan(static_cast<double>(a)); }
 
 inline float apply(Arithmetic op, float a, float b) {
   switch (op) {
@@ -21674,6 +21755,8 @@ inline float apply(Arithmetic op, float a, float b) {
     case Arithmetic::div: return a / b;
     case Arithmetic::less: return a < b ? 1.0f : 0.0f;
     case Arithmetic::equal: return a == b ? 1.0f : 0.0f;
+    case Arithmetic::larger: return is_larger(a, b) ? 1.0f : 0.0f;
+    case Arithmetic::maximum: return is_larger(a, b) ? a : b;
     case Arithmetic::second: break;
   }
   return b;
@@ -21789,7 +21872,10 @@ inline void add_grad_to(const Slot& slot, const Tensor& dx) {
   if (slot->shape == dx.shape()) {
     add_grad(slot, dx);
   } else {
-    add_grad(slot, sum_to(dx, slot->shape));
+    const OpScope scope;
+    const Tensor sums = sum_to(dx, slot->shape);
+    scope.done_priced("sum", "sum", dx.shape(), &VectorCost::forward, {dx.count()}, {sums.count()});
+    add_grad(slot, sums);
   }
 }
 
@@ -21798,8 +21884,10 @@ inline void record_arithmetic(const OpScope& scope, const char* name, const char
                               double VectorCost::*pass) {
   if (context().profile != nullptr) {
     const double n = static_cast<double>(shape.count());
-    scope.done(name, shape, {static_cast<double>(a.count()), static_cast<double>(b.count())}, {n},
-               0, vector_cost(price, n, pass));
+    const bool once = a.origin() == b.origin() && a.shape() == b.shape();  // x x reads x
+    scope.done(name, shape,
+               {static_cast<double>(a.count()), once ? 0 : static_cast<double>(b.count())}, {n}, 0,
+               vector_cost(price, n, pass));
   }
 }
 
@@ -21810,6 +21898,7 @@ inline Op recorded_op(Arithmetic op) {
     case Arithmetic::mul: return Op::mul;
     case Arithmetic::div: return Op::div;
     case Arithmetic::less: return Op::less;
+    case Arithmetic::maximum: return Op::maximum;
     default: return Op::equal;
   }
 }
@@ -21833,7 +21922,7 @@ inline Tensor copy(const Tensor& x) {
   }
   const detail::OpScope scope;
   x.origin();  // an empty one throws
-  Tensor y = x.clone();
+  Tensor y = x.copied();
   scope.done_unary("copy", "copy", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "copy", {&x},
@@ -21844,11 +21933,8 @@ inline Tensor copy(const Tensor& x) {
 
 // The same tensor, copied only if it is a view out of row-major order.
 inline Tensor contiguous(const Tensor& x) {
-  const bool cut = context().no_grad > 0 && x.requires_grad();
-  if (detail::recording() && x.is_recorded() && !cut) {  // a copy or not: the call will show
-    return detail::record(Op::reshape, {&x}, x.shape(), detail::as_numbers(x.shape()));
-  }
-  return x.is_contiguous() ? x : copy(x);
+  const bool ask = detail::recording() && x.is_recorded();
+  return (ask ? detail::thread_recorder()->is_dense(x) : x.is_contiguous()) ? x : copy(x);
 }
 
 inline Tensor add(const Tensor& a, const Tensor& b) {
@@ -21990,14 +22076,10 @@ using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* d
 
 enum class Needs { input, output };
 
-inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward backward,
+inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
                     Needs keep) {
-  if (recording()) {
-    return record(op, {&x}, x.shape());
-  }
-  const char* const name = name_of(op);
   if (!x.is_contiguous()) {
-    return unary(op, contiguous(x), forward, backward, keep);
+    return unary(name, contiguous(x), forward, backward, keep);
   }
   const OpScope scope;
   Tensor y(x.shape());
@@ -22018,6 +22100,11 @@ inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward 
            });
   }
   return y;
+}
+
+inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward backward,
+                    Needs keep) {
+  return recording() ? record(op, {&x}, x.shape()) : unary(name_of(op), x, forward, backward, keep);
 }
 
 // dx = beta dx + slope, where beta 0 does not read dx.
@@ -22112,6 +22199,28 @@ inline Tensor square(const Tensor& x) {
       },
       [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
         detail::each(n, [&](std::int64_t i) { detail::gather(2.0f * dy[i] * in[i], beta, dx[i]); });
+      },
+      detail::Needs::input);
+}
+
+// |x|; its gradient at 0 is 0.
+inline Tensor abs(const Tensor& x) {
+  if (detail::recording()) {
+    const Tensor zero = detail::record(Op::literal, {}, Shape{}, {0.0});
+    const Tensor sign = detail::record(Op::less, {&zero, &x}, x.shape()) -
+                        detail::record(Op::less, {&x, &zero}, x.shape());
+    return x * sign + 0.0f;  // no -0
+  }
+  return detail::unary(
+      "abs", x,
+      [](std::int64_t n, const float* in, float* y) {
+        detail::each(n, [&](std::int64_t i) { y[i] = std::fabs(in[i]); });
+      },
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) {
+          const float sign = in[i] > 0.0f ? 1.0f : in[i] < 0.0f ? -1.0f : 0.0f;
+          detail::gather(dy[i] * sign, beta, dx[i]);
+        });
       },
       detail::Needs::input);
 }
@@ -22289,6 +22398,27 @@ inline Tensor reshape(const Tensor& x, const Shape& shape) {
                    [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
   }
   return y;
+}
+
+// The same of sizes in braces; one may be -1: what the others leave.
+inline Tensor reshape(const Tensor& x, std::initializer_list<Dim> sizes) {
+  detail::check_defined(x);
+  Shape shape;
+  int open = -1;
+  for (const Dim& size : sizes) {
+    const bool left = size.value == -1 && open < 0;
+    open = left ? shape.size() : open;
+    shape.push_back(left ? Dim(1) : size);
+  }
+  if (open >= 0) {
+    const std::int64_t others = shape.count();
+    if (others == 0 || x.count() % others != 0) {
+      detail::fail({"reshape: shape ", x.shape(), " has ", x.count(), " elements, which sizes of ",
+                    others, " together with a -1 in dimension ", open, " do not divide"});
+    }
+    shape.set(open, x.count() / others);
+  }
+  return reshape(x, shape);
 }
 
 // Dimension i of the result is dimension order[i] of x (a view).
@@ -22599,7 +22729,7 @@ inline Tensor sum(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim
   }
   const detail::OpScope scope;
   Tensor y = detail::sum_to(x.detach(), kept);
-  y = kept == x.shape() ? y.clone() : y;
+  y = kept == x.shape() ? y.copied() : y;
   y = Tensor(keep == KeepDim::yes ? kept : rest, y.storage());
   const double n = static_cast<double>(x.count());
   scope.done("sum", x.shape(), {n}, {static_cast<double>(y.count())}, 0, n);
@@ -22695,6 +22825,7 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   scope.done("max", x.shape(), {elements}, {static_cast<double>(y.count())}, 0, elements);
   if (detail::tracked({&x})) {
     detail::attach(y, "max", {&x}, [kept, d, place, sx = x.slot()](const Tensor& dy) {
+      const detail::OpScope backward;
       float* const dx = detail::grad_buffer(sx);
       const detail::Strides steps = detail::row_major(sx->shape);
       const detail::Walk rows(kept, detail::row_major(kept), steps);
@@ -22704,6 +22835,9 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
           dx[at + j * rows.step_b() + row * steps.of[d]] += dy.data()[first + j];
         }
       });
+      const std::int64_t m = dy.count();  // places take eight bytes
+      backward.done_priced("max backward", "max", dy.shape(), &VectorCost::backward, {m, 2 * m},
+                           {m});
     });
   }
   return y;
@@ -22812,6 +22946,7 @@ inline Tensor log_softmax(const Tensor& x) {
   if (detail::tracked({&x})) {
     detail::attach(y, "log_softmax", {&x},
                    [columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
                      float* dx = detail::grad_buffer(sx);
                      for (std::int64_t first = 0; first < dy.count(); first += columns) {
                        double total = 0;
@@ -22822,6 +22957,8 @@ inline Tensor log_softmax(const Tensor& x) {
                          dx[j] += dy.data()[j] - static_cast<float>(total) * std::exp(ky.data()[j]);
                        }
                      }
+                     backward.done_unary("log_softmax backward", "log_softmax", dy.shape(),
+                                         &VectorCost::backward);
                    });
   }
   return y;
@@ -22867,7 +23004,7 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
       m.trans = trans == Trans::no ? Trans::yes : Trans::no;
       m.ld = x.stride(-1);
     } else {
-      m.own = x.clone();
+      m.own = x.copied();
     }
   }
   return m;
@@ -22980,15 +23117,13 @@ struct WeightGradients {
   }
 };
 
-// A product as it is recorded: in the format of the context, with the operand that is a gradient
-// where those are rounded otherwise.
+// A product as it is recorded: in the format of the context, with the operand that is a gradient.
 inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape, Dy dy) {
   if (matmul_hook() != nullptr) {
     fail({"compile: matmuls run on an emulated chip here; a graph computes its own"});
   }
-  const DType format = context().matmul_format;
-  List<double> numbers = {static_cast<double>(static_cast<int>(format))};
-  if (dy != Dy::none && format != DType::f32 && format != DType::bf16) {
+  List<double> numbers = {static_cast<double>(static_cast<int>(context().matmul_format.type))};
+  if (dy != Dy::none) {
     numbers.push_back(static_cast<double>(static_cast<int>(dy)));
   }
   return record(Op::matmul, {&x, &w}, shape, numbers);
@@ -23170,7 +23305,7 @@ inline Tensor rounded_operand(const Tensor& x, bool gradient) {
   }
   format = gradient && format == DType::fp8_e4m3 ? DType::fp8_e5m2 : format;
   const MemoryScope scope(MemoryKind::buffer);
-  Tensor rounded = x.clone();
+  Tensor rounded = x.copied();
   float* const numbers = rounded.data();
   for (std::int64_t i = 0; i < rounded.count(); ++i) {
     numbers[i] = round_to(numbers[i], format);
@@ -23278,7 +23413,7 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
                   "]; the last dimension of x must be w's columns"});
   }
   if (!x.is_contiguous()) {
-    return matmul_stored(x.clone(), w, activations);
+    return matmul_stored(x.copied(), w, activations);
   }
   const detail::OpScope scope;
   Shape shape;
@@ -23820,11 +23955,15 @@ struct TableGradient {
       later->push(table, dy, *this);
       return;
     }
+    const OpScope backward;
     float* const out = grad_buffer(table);
     for (std::size_t i = 0; i < ids.size(); ++i) {
       float* const to = out + ids[i] * width;
       kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
     }
+    const std::int64_t n = dy.count();  // rows of the gradient are read and written
+    backward.done_priced("embedding backward", "add", dy.shape(), &VectorCost::forward,
+                         {n, n, static_cast<std::int64_t>(ids.size())}, {n});
   }
 };
 
@@ -23973,7 +24112,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   Tensor losses(Shape{rows});
   Tensor lse(Shape{rows});
   kernels::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
-                                 lse.data());
+                                 lse.data(), true);
   Tensor y = detail::mean_loss(losses, n);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
@@ -23986,9 +24125,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      const detail::OpScope backward;
                      float beta = 0;
                      float* const dx = detail::grad_buffer(sl, beta);
-                     kernels::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
-                                                     known.data(),
-                                                     static_cast<float>(dy.item() / n), dx, beta);
+                     kernels::cross_entropy_backward(
+                         rows, vocabulary, kl.data(), lse.data(), known.data(),
+                         static_cast<float>(dy.item() / n), dx, beta, true);
                      backward.done_priced("cross_entropy backward", "cross_entropy", kl.shape(),
                                           &VectorCost::backward, {kl.count(), rows}, {kl.count()});
                    });
@@ -24112,6 +24251,17 @@ inline Tensor equal(const Tensor& a, const Tensor& b) {
   return detail::binary(detail::Arithmetic::equal, "equal", a, b);
 }
 
+namespace detail {
+
+// dy to a where `first` is not 0, else to b.
+struct WhereGradient {
+  Tensor first;
+  Slot a, b;
+  void operator()(const Tensor& dy) const;
+};
+
+}  // namespace detail
+
 // a where the condition is not 0, else b; shapes are matched from the right.
 inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   const Shape shape = detail::broadcast_shape(
@@ -24120,27 +24270,34 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     return detail::record(Op::where, {&condition, &a, &b}, shape);
   }
   const detail::OpScope scope;
-  const Tensor c = broadcast_to(condition.detach(), shape).clone();
-  const Tensor from = broadcast_to(a.detach(), shape).clone();
-  Tensor y = broadcast_to(b.detach(), shape).clone();
-  for (std::int64_t i = 0; i < y.count(); ++i) {
-    const float kept = y.data()[i];
-    y.data()[i] = c.data()[i] != 0.0f ? from.data()[i] : kept;
-  }
+  const float *const c = condition.origin(), *const from = a.origin();
+  Tensor y = broadcast_to(b.detach(), shape).copied();
+  const detail::Walk plan(shape,
+                          detail::broadcast_steps(condition.shape(), condition.steps(), shape),
+                          detail::broadcast_steps(a.shape(), a.steps(), shape));
+  plan.rows([&](std::int64_t first, std::int64_t at_c, std::int64_t at_a) {
+    float* const to = y.data() + first;
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      to[j] = c[at_c + j * plan.step_a()] != 0.0f ? from[at_a + j * plan.step_b()] : to[j];
+    }
+  });
   scope.done_priced("where", "where", shape, &VectorCost::forward,
                     {condition.count(), a.count(), b.count()}, {shape.count()});
   if (detail::tracked({&a, &b})) {
-    detail::attach(y, "where", {&a, &b}, [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
-      const Tensor zero = zeros(Shape{});
-      if (sa) {
-        detail::add_grad_to(sa, where(c, dy, zero));
-      }
-      if (sb) {
-        detail::add_grad_to(sb, where(c, zero, dy));
-      }
-    });
+    detail::attach(y, "where", {&a, &b},
+                   detail::WhereGradient{condition.detach().copied(), a.slot(), b.slot()});
   }
   return y;
+}
+
+inline void detail::WhereGradient::operator()(const Tensor& dy) const {
+  const Tensor zero = zeros(Shape{});
+  if (a) {
+    add_grad_to(a, where(first, dy, zero));
+  }
+  if (b) {
+    add_grad_to(b, where(first, zero, dy));
+  }
 }
 
 // x with `value` where the mask is not 0.
@@ -24151,13 +24308,12 @@ inline Tensor masked_fill(const Tensor& x, const Tensor& mask, float value) {
 
 // The larger of two (NaN if one is NaN); of equal ones b, which gets the gradient.
 inline Tensor maximum(const Tensor& a, const Tensor& b) {
-  if (detail::recording()) {
-    return detail::record(Op::maximum, {&a, &b},
-                          detail::broadcast_shape("maximum", a.shape(), b.shape()));
+  Tensor y = detail::binary(detail::Arithmetic::maximum, "maximum", a, b);
+  if (!detail::recording() && detail::tracked({&a, &b})) {
+    const Tensor first = detail::arithmetic(detail::Arithmetic::larger, "maximum", a, b);
+    detail::attach(y, "maximum", {&a, &b}, detail::WhereGradient{first, a.slot(), b.slot()});
   }
-  const Tensor da = a.detach();
-  const Tensor nan = 1.0f - equal(da, da);
-  return where(less(b.detach(), da) + nan, a, b);
+  return y;
 }
 inline Tensor minimum(const Tensor& a, const Tensor& b) {
   detail::broadcast_shape("minimum", a.shape(), b.shape());
@@ -24170,7 +24326,7 @@ inline Tensor pow(const Tensor& x, float exponent) {
     return detail::record(Op::pow, {&x}, x.shape(), {static_cast<double>(exponent)});
   }
   const detail::OpScope scope;
-  Tensor y = x.clone();
+  Tensor y = x.copied();
   x.origin();  // an empty one throws
   for (std::int64_t i = 0; i < y.count(); ++i) {
     y.data()[i] = static_cast<float>(
@@ -24262,7 +24418,7 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
     return x + reshape(added, x.shape());
   }
   const detail::OpScope scope;
-  Tensor out = x.clone();
+  Tensor out = x.copied();
   const Tensor from = contiguous(y.detach());
   for (std::size_t i = 0; i < places.size(); ++i) {
     out.data()[places[i]] += from.data()[i];
@@ -24340,7 +24496,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
   }
   const OpScope scope;
   const bool shared = &x.storage()->block() == &from.storage()->block();
-  apply_in_place(op, name, x, shared ? from.clone() : from);
+  apply_in_place(op, name, x, shared ? from.copied() : from);
   const std::int64_t n = x.count();
   if (op == Arithmetic::second) {
     scope.done_priced(name, "copy", x.shape(), &VectorCost::forward, {from.count()}, {n});
@@ -24559,6 +24715,16 @@ inline Dy gradient_operand(const GraphNode& node) {
   return node.numbers.size() > 1 ? static_cast<Dy>(static_cast<int>(node.number(1))) : Dy::none;
 }
 
+// A graph of gradients whose products with one are in another format.
+inline Graph in_format(Graph graph, DType format) {
+  for (GraphNode& node : graph.nodes) {
+    if (node.op == Op::matmul && gradient_operand(node) != Dy::none) {
+      node.numbers[0] = static_cast<double>(static_cast<int>(format));
+    }
+  }
+  return graph;
+}
+
 // How many nodes use each node; an output counts as a use.
 inline List<int> use_counts(const Graph& graph) {
   List<int> uses(graph.nodes.size());
@@ -24763,6 +24929,7 @@ class GraphWriter : public Recorder {
     const Tensor* const inputs[] = {&x};
     return record(Op::reshape, inputs, 1, x.shape(), as_numbers(x.shape()));
   }
+  bool is_dense(const Tensor&) override { return true; }  // of a rewritten graph: as it will lie
   void write(const char* name, const Tensor& x, const Tensor&) override {
     fail({name, ": writes to a ", x.shape(), " tensor where a graph is rewritten"});
   }
@@ -25056,9 +25223,9 @@ inline Parts decompose_attention_backward(const Parts& in, const List<double>& n
   return {join_heads(dq), join_heads(dk), join_heads(dv)};
 }
 
-// Parameter, first and second moment, and the sum of squares of the gradient, of (parameter,
-// gradient, both moments, factors [6] as in kernels::AdamWFactors: beta1, beta2, epsilon, decay,
-// rate, root; factor of the gradient []).
+// Parameter, first and second moment, of (parameter, gradient, both moments, factors [6] as in
+// kernels::AdamWFactors: beta1, beta2, epsilon, decay, rate, root; factor of the gradient [], where
+// NaN leaves all as it is).
 inline Parts decompose_adamw(const Parts& in) {
   const auto factor = [&in](int i) { return reshape(slice(in[4], 0, i, i + 1), Shape{}); };
   const Tensor b1 = factor(0), b2 = factor(1);
@@ -25066,7 +25233,8 @@ inline Parts decompose_adamw(const Parts& in) {
   const Tensor m = b1 * in[2] + (1.0f - b1) * g;
   const Tensor v = b2 * in[3] + (1.0f - b2) * (g * g);
   const Tensor root = sqrt(v) * factor(5) + factor(2);
-  return {in[0] * factor(3) - factor(4) * (m / root), m, v, sum(in[1] * in[1])};
+  const Tensor p = in[0] * factor(3) - factor(4) * (m / root), go = equal(in[5], in[5]);
+  return {where(go, p, in[0]), where(go, m, in[2]), where(go, v, in[3])};
 }
 
 // The results of a composite op, from primitives.
@@ -25210,7 +25378,6 @@ struct Differential {
   static Tensor zero() { return full(Shape{}, 0.0f); }
 
   Parts product() const {
-    const MatmulFormat format(static_cast<DType>(static_cast<int>(node.numbers[0])));
     const Tensor &x = in[0], &w = in[1], &d = dy[0];
     if (w.dims() > 2) {
       return {needs(0) ? matmul_of_gradient(d, transpose(w, -1, -2), Dy::first) : Tensor(),
@@ -25301,7 +25468,6 @@ inline Shape part_shape(const Graph& graph, const GraphNode& node, int number) {
     case Op::linear_cross_entropy_all:
       return number == 0 ? Shape{}
                          : graph.input_of(node, static_cast<std::size_t>(number - 1)).shape;
-    case Op::adamw: return number < 3 ? first : Shape{};
     default: return node.shape;
   }
 }
@@ -25770,6 +25936,116 @@ class Recognition {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/evaluate.hpp
+// A node of a graph through the eager ops: what eager execution of the same ops costs, and the
+// reference for everything that is done to a graph.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline Tensor round_numbers(const Tensor& x, DType format) {
+  Tensor y = x.copied();
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    y.data()[i] = round_to(y.data()[i], format);
+  }
+  return y;
+}
+
+inline List<int> as_ints(const List<double>& numbers) {
+  List<int> out;
+  for (const double number : numbers) {
+    out.push_back(static_cast<int>(number));
+  }
+  return out;
+}
+
+inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
+  const auto first = [&node] { return static_cast<int>(node.numbers[0]); };
+  switch (node.op) {
+    case Op::literal: return full(node.shape, static_cast<float>(node.numbers[0]));
+    case Op::iota: return arange(node.shape[0]);
+    case Op::uniform: {
+      Tensor chance(node.shape);
+      draw_places(chance.data(), seed_from(node.numbers[1], node.numbers[2]),
+                  drop_places(node.numbers));
+      return chance;
+    }
+    case Op::add: return in[0] + in[1];
+    case Op::sub: return in[0] - in[1];
+    case Op::mul: return in[0] * in[1];
+    case Op::div: return in[0] / in[1];
+    case Op::maximum: return maximum(in[0], in[1]);
+    case Op::less: return less(in[0], in[1]);
+    case Op::equal: return equal(in[0], in[1]);
+    case Op::where: return where(in[0], in[1], in[2]);
+    case Op::exp: return exp(in[0]);
+    case Op::log: return log(in[0]);
+    case Op::sqrt: return sqrt(in[0]);
+    case Op::tanh: return tanh(in[0]);
+    case Op::erf: return erf(in[0]);
+    case Op::pow: return pow(in[0], static_cast<float>(node.numbers[0]));
+    case Op::round: return round_numbers(in[0], static_cast<DType>(first()));
+    case Op::sum: return sum(in[0], as_ints(node.numbers), KeepDim::yes);
+    case Op::max: return max(in[0], first(), KeepDim::yes);
+    case Op::argmax: return argmax(in[0], first(), KeepDim::yes);
+    case Op::matmul: {
+      const MatmulFormat format(static_cast<DType>(first()), context().rounding);
+      return matmul_of_gradient(in[0], in[1], gradient_operand(node));
+    }
+    case Op::reshape: return reshape(in[0], node.shape);
+    case Op::permute: return permute(in[0], as_ints(node.numbers));
+    case Op::slice: return slice(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
+    case Op::broadcast_to: return broadcast_to(in[0], node.shape);
+    case Op::concat: return concat(in, first());
+    case Op::pad: return pad(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
+    case Op::take: return embedding(in[0], in[1]);
+    case Op::scatter_add: {
+      Tensor y = in.size() > 2 ? in[2].copied() : zeros(node.shape);
+      const std::vector<std::int32_t> ids = ids_of("scatter_add", in[0]);
+      const Tensor rows = contiguous(in[1]);
+      const std::int64_t width = rows.dim(-1);
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        if (ids[i] < 0 || ids[i] >= node.shape[0]) {
+          fail({"scatter_add: id ", ids[i], " at position ", i, " is outside ", node.shape[0],
+                " rows"});
+        }
+        float* const to = y.data() + ids[i] * width;
+        kernels::add(width, to, rows.data() + static_cast<std::int64_t>(i) * width, to);
+      }
+      return y;
+    }
+    default: fail({"compile: ", name_of(node.op), " of a graph is no op that one machine runs"});
+  }
+}
+
+// Results of a composite op, by the eager op where there is one.
+inline Parts evaluate_composite(const GraphNode& node, const Parts& in) {
+  switch (node.op) {
+    case Op::relu: return {relu(in[0])};
+    case Op::gelu: return {gelu(in[0])};
+    case Op::gelu_tanh: return {gelu_tanh(in[0])};
+    case Op::silu: return {silu(in[0])};
+    case Op::sigmoid: return {sigmoid(in[0])};
+    case Op::softmax: return {softmax(in[0])};
+    case Op::log_softmax: return {log_softmax(in[0])};
+    case Op::cross_entropy: return {cross_entropy(in[0], in[1])};
+    case Op::linear_cross_entropy: return {linear_cross_entropy(in[0], in[1], in[2])};
+    case Op::dropout:
+      return {dropout_at(in[0], static_cast<float>(node.numbers[0]),
+                         seed_from(node.numbers[1], node.numbers[2]), drop_places(node.numbers))};
+    default: return decompose(node.op, in, node.numbers);
+  }
+}
+
+inline Parts evaluate_node(const GraphNode& node, const Parts& in) {
+  const RecorderScope eager(nullptr);
+  const NoGrad no_graph;
+  return is_primitive(node.op) ? Parts{evaluate_primitive(node, in)} : evaluate_composite(node, in);
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/captured.hpp
 // What a captured function did beside computing its results: numbers it read, tensors it wrote,
 // gradients it gave.
@@ -25808,21 +26084,34 @@ struct OldGradient {
   Slot slot;      // of a parameter from outside; or, null,
   int input = 0;  // of the input of this number
 };
-// What a result is beside its numbers: an input or a constant itself, if it was returned as such.
+// What a result is beside its numbers: a constant itself, if it was returned as such, or an input
+// or a view of one.
 struct ReturnedAs {
   int input = -1, constant = -1;
-  int base = -1;  // the node whose memory it is, maybe through views
+  int base = -1;       // the node whose memory it is, maybe through views
+  int view = -1;       // the node of that view of an input; the base: the input itself
+  bool dense = false;  // an eager one lies in row-major order
   bool detached = false;
 };
 
-// The next result: a copy where a pass gave it the memory of an earlier one and the function did
-// not.
+// A view of an input as the ops of a graph make it of this call's.
+inline Tensor view_again(const Graph& graph, int node, int base, const Tensor& x) {
+  return node == base
+             ? x
+             : evaluate_primitive(graph[node], {view_again(graph, graph[node].inputs[0], base, x)});
+}
+
+// The next result: a copy where a pass gave it the memory of an earlier one, or an order that is
+// not row-major, and the function did not.
 inline Tensor apart(const List<ReturnedAs>& as, const std::vector<Tensor>& earlier,
                     const Tensor& next) {
   const int base = as[earlier.size()].base;
+  if (as[earlier.size()].dense && next.defined() && !next.is_contiguous()) {
+    return next.copied();
+  }
   for (std::size_t r = 0; r < earlier.size() && next.defined(); ++r) {
     if (earlier[r].defined() && earlier[r].origin() == next.origin() && as[r].base != base) {
-      return next.clone();
+      return next.copied();
     }
   }
   return next;
@@ -25897,6 +26186,96 @@ struct WriteCheck {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compile/value_layout.hpp
+// How the numbers of every node lie in memory, known before there is any: views of what buffer,
+// with which steps. A view that no steps describe is a copy.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A tensor that has shape and steps and no memory; it is never read.
+inline Tensor phantom(const Shape& shape) {
+  static float nowhere[1] = {};
+  Shared<Storage> storage = Shared<Storage>::make();
+  storage->data = nowhere;
+  storage->count = shape.count() > 0 ? shape.count() : 1;
+  return Tensor(shape, std::move(storage));
+}
+
+// The view that a node is of x, of real numbers or of a phantom; empty where it needs a copy.
+inline Tensor view_of(const GraphNode& node, const Tensor& x) {
+  switch (node.op) {
+    case Op::reshape: {
+      Strides steps = row_major(node.shape);
+      if (!x.is_contiguous() && !steps_of_reshape(x, node.shape, steps)) {
+        return Tensor();
+      }
+      return x.as_strided(node.shape, steps, 0);
+    }
+    case Op::permute: {
+      const Strides from = x.steps();
+      Strides steps;
+      for (std::size_t i = 0; i < node.numbers.size(); ++i) {
+        steps.of[i] = from.of[node.whole(i)];
+      }
+      return x.as_strided(node.shape, steps, 0);
+    }
+    case Op::slice: {
+      const auto dim = static_cast<int>(node.number(0));
+      Strides steps = x.steps();
+      const std::int64_t offset = node.shape.count() > 0 ? node.whole(1) * steps.of[dim] : 0;
+      steps.of[dim] *= node.shape[dim] > 1 ? node.whole(3) : 1;
+      return x.as_strided(node.shape, steps, offset);
+    }
+    default: return x.as_strided(node.shape, broadcast_steps(x.shape(), x.steps(), node.shape), 0);
+  }
+}
+
+// The same shape and steps as x.
+inline Tensor phantom_like(const Tensor& x) {
+  if (x.is_contiguous()) {
+    return phantom(x.shape());
+  }
+  std::int64_t last = 0;
+  for (int i = 0; i < x.dims(); ++i) {
+    last += x.dim(i) > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
+  }
+  return phantom(Shape{last + 1}).as_strided(x.shape(), x.steps(), 0);
+}
+
+struct ValueLayouts {
+  List<Tensor> values;  // phantoms
+  List<int> base;       // the node whose buffer it is in; itself: it has one of its own
+  List<char> copies;    // 1: a view in the graph, a copy in memory
+
+  explicit ValueLayouts(const Graph& graph)
+      : values(graph.nodes.size()), base(graph.nodes.size()), copies(graph.nodes.size()) {
+    for (int i = 0; i < graph.size(); ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      const GraphNode& node = graph[i];
+      base[at] = i;
+      if (facts_of(node.op).kind == OpKind::view) {
+        const auto from = static_cast<std::size_t>(node.inputs[0]);
+        values[at] = view_of(node, values[from]);
+        copies[at] = values[at].defined() ? 0 : 1;
+        base[at] = values[at].defined() ? base[from] : i;
+      } else if (node.op == Op::constant) {
+        const Tensor& known = graph.constants[static_cast<std::size_t>(node.number(0))];
+        values[at] = phantom_like(known);
+      }
+      if (!values[at].defined()) {
+        values[at] = phantom(node.shape);
+      }
+    }
+  }
+  const Tensor& of(int node) const { return values[static_cast<std::size_t>(node)]; }
+  int base_of(int node) const { return base[static_cast<std::size_t>(node)]; }
+  bool is_copy(int node) const { return copies[static_cast<std::size_t>(node)] != 0; }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compile/capture.hpp
 // A capture: a function of tensors runs once on recorded tensors, and what it did is a graph. What
 // it did beside returning tensors is kept too: tensors that it wrote, gradients that it gave to
@@ -25959,7 +26338,8 @@ class Capture final : public GraphWriter {
   List<int> leaf_nodes;   // of parameters and inputs that gather gradients
   List<Slot> leaf_slots;  // null: of an input
   List<int> leaf_inputs;
-  List<Tensor> values;  // of nodes that a break computed; empty: of others
+  List<Tensor> values;   // of nodes that a break computed; empty: of others
+  bool layouts = false;  // what it did depends on the strides of its inputs
 
   Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
                 const List<double>& numbers) override {
@@ -26018,6 +26398,8 @@ class Capture final : public GraphWriter {
     copies_[static_cast<std::size_t>(copy.storage()->node)] = 1;
     return copy;
   }
+
+  bool is_dense(const Tensor& x) override { return layout(node_of(x)).is_contiguous(); }
 
   void write(const char* name, const Tensor& x, const Tensor& value) override {
     const int to = node_of(x);
@@ -26249,7 +26631,7 @@ class Capture final : public GraphWriter {
   // From here on the handle has numbers, which it holds.
   static void hold(Storage& storage, const Tensor& value) {
     const RecorderScope eager(nullptr);
-    const Tensor dense = value.is_contiguous() ? value : value.clone();
+    const Tensor dense = value.is_contiguous() ? value : value.copied();
     if (storage.sliced) {  // of numbers that were read before the last write
       storage.owner.~Shared();
     } else {
@@ -26282,12 +26664,37 @@ class Capture final : public GraphWriter {
     leaf.slot->fresh = false;
   }
 
-  ReturnedAs as_returned(const Tensor& y) const {
+  // A tensor with the shape and strides of a node where ops are run.
+  Tensor layout(int node) {
+    const GraphNode& made = graph[node];
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      if (inputs_[i]->node == node) {  // also as the function has written it
+        layouts = true;
+        return given[i];
+      }
+    }
+    for (std::size_t i = 0; i < now_.size(); ++i) {
+      if (now_[i] == node) {
+        return graph.constants[i];
+      }
+    }
+    const bool shown = shows_memory(graph, copies_, node);
+    const Tensor view = shown ? view_of(made, layout(made.inputs[0])) : Tensor();
+    return view.defined() ? view : phantom(made.shape);
+  }
+
+  ReturnedAs as_returned(const Tensor& y, int node) {
     ReturnedAs as;
     as.detached = !y.requires_grad();
+    as.base = view_base(graph, copies_, node);
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      as.input = inputs_[i].get() == y.storage().get() ? static_cast<int>(i) : as.input;
+      const bool itself = inputs_[i].get() == y.storage().get();
+      if (itself || inputs_[i]->node == as.base) {
+        as.input = static_cast<int>(i);
+        as.view = itself ? as.base : node;
+      }
     }
+    as.dense = as.input < 0 && is_dense(y);
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
       const Tensor& known = graph.constants[i];
       const bool this_one = known.storage().get() == y.storage().get() &&
@@ -26303,8 +26710,7 @@ class Capture final : public GraphWriter {
     for (const Tensor& y : results) {
       graph.outputs.push_back(y.defined() ? edge_of_result(y) : -1);
       tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0);
-      returned_as.push_back(y.defined() ? as_returned(y) : ReturnedAs());
-      returned_as.back().base = view_base(graph, copies_, graph.outputs.back());
+      returned_as.push_back(y.defined() ? as_returned(y, graph.outputs.back()) : ReturnedAs());
     }
     for (std::size_t i = 0; i < inputs_.size(); ++i) {  // those of the host come behind them
       if (inputs_[i]->node != graph.inputs[i]) {
@@ -26354,116 +26760,6 @@ class Capture final : public GraphWriter {
   List<int> used_;             // by the last one
   List<char> copies_;          // of each node: written as a view, meant as a copy
 };
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/compile/evaluate.hpp
-// A node of a graph through the eager ops: what eager execution of the same ops costs, and the
-// reference for everything that is done to a graph.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-inline Tensor round_numbers(const Tensor& x, DType format) {
-  Tensor y = x.clone();
-  for (std::int64_t i = 0; i < y.count(); ++i) {
-    y.data()[i] = round_to(y.data()[i], format);
-  }
-  return y;
-}
-
-inline List<int> as_ints(const List<double>& numbers) {
-  List<int> out;
-  for (const double number : numbers) {
-    out.push_back(static_cast<int>(number));
-  }
-  return out;
-}
-
-inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
-  const auto first = [&node] { return static_cast<int>(node.numbers[0]); };
-  switch (node.op) {
-    case Op::literal: return full(node.shape, static_cast<float>(node.numbers[0]));
-    case Op::iota: return arange(node.shape[0]);
-    case Op::uniform: {
-      Tensor chance(node.shape);
-      draw_places(chance.data(), seed_from(node.numbers[1], node.numbers[2]),
-                  drop_places(node.numbers));
-      return chance;
-    }
-    case Op::add: return in[0] + in[1];
-    case Op::sub: return in[0] - in[1];
-    case Op::mul: return in[0] * in[1];
-    case Op::div: return in[0] / in[1];
-    case Op::maximum: return maximum(in[0], in[1]);
-    case Op::less: return less(in[0], in[1]);
-    case Op::equal: return equal(in[0], in[1]);
-    case Op::where: return where(in[0], in[1], in[2]);
-    case Op::exp: return exp(in[0]);
-    case Op::log: return log(in[0]);
-    case Op::sqrt: return sqrt(in[0]);
-    case Op::tanh: return tanh(in[0]);
-    case Op::erf: return erf(in[0]);
-    case Op::pow: return pow(in[0], static_cast<float>(node.numbers[0]));
-    case Op::round: return round_numbers(in[0], static_cast<DType>(first()));
-    case Op::sum: return sum(in[0], as_ints(node.numbers), KeepDim::yes);
-    case Op::max: return max(in[0], first(), KeepDim::yes);
-    case Op::argmax: return argmax(in[0], first(), KeepDim::yes);
-    case Op::matmul: {
-      const MatmulFormat format(static_cast<DType>(first()), context().rounding);
-      return matmul_of_gradient(in[0], in[1], gradient_operand(node));
-    }
-    case Op::reshape: return reshape(in[0], node.shape);
-    case Op::permute: return permute(in[0], as_ints(node.numbers));
-    case Op::slice: return slice(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
-    case Op::broadcast_to: return broadcast_to(in[0], node.shape);
-    case Op::concat: return concat(in, first());
-    case Op::pad: return pad(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
-    case Op::take: return embedding(in[0], in[1]);
-    case Op::scatter_add: {
-      Tensor y = in.size() > 2 ? in[2].clone() : zeros(node.shape);
-      const std::vector<std::int32_t> ids = ids_of("scatter_add", in[0]);
-      const Tensor rows = contiguous(in[1]);
-      const std::int64_t width = rows.dim(-1);
-      for (std::size_t i = 0; i < ids.size(); ++i) {
-        if (ids[i] < 0 || ids[i] >= node.shape[0]) {
-          fail({"scatter_add: id ", ids[i], " at position ", i, " is outside ", node.shape[0],
-                " rows"});
-        }
-        float* const to = y.data() + ids[i] * width;
-        kernels::add(width, to, rows.data() + static_cast<std::int64_t>(i) * width, to);
-      }
-      return y;
-    }
-    default: fail({"compile: ", name_of(node.op), " of a graph is no op that one machine runs"});
-  }
-}
-
-// Results of a composite op, by the eager op where there is one.
-inline Parts evaluate_composite(const GraphNode& node, const Parts& in) {
-  switch (node.op) {
-    case Op::relu: return {relu(in[0])};
-    case Op::gelu: return {gelu(in[0])};
-    case Op::gelu_tanh: return {gelu_tanh(in[0])};
-    case Op::silu: return {silu(in[0])};
-    case Op::sigmoid: return {sigmoid(in[0])};
-    case Op::softmax: return {softmax(in[0])};
-    case Op::log_softmax: return {log_softmax(in[0])};
-    case Op::cross_entropy: return {cross_entropy(in[0], in[1])};
-    case Op::linear_cross_entropy: return {linear_cross_entropy(in[0], in[1], in[2])};
-    case Op::dropout:
-      return {dropout_at(in[0], static_cast<float>(node.numbers[0]),
-                         seed_from(node.numbers[1], node.numbers[2]), drop_places(node.numbers))};
-    default: return decompose(node.op, in, node.numbers);
-  }
-}
-
-inline Parts evaluate_node(const GraphNode& node, const Parts& in) {
-  const RecorderScope eager(nullptr);
-  const NoGrad no_graph;
-  return is_primitive(node.op) ? Parts{evaluate_primitive(node, in)} : evaluate_composite(node, in);
-}
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -26897,96 +27193,6 @@ inline Graph take_apart(const Graph& graph,
   return out;
 }
 
-}}  // namespace tinyscale
-
-// >> tinyscale/compile/value_layout.hpp
-// How the numbers of every node lie in memory, known before there is any: views of what buffer,
-// with which steps. A view that no steps describe is a copy.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// A tensor that has shape and steps and no memory; it is never read.
-inline Tensor phantom(const Shape& shape) {
-  static float nowhere[1] = {};
-  Shared<Storage> storage = Shared<Storage>::make();
-  storage->data = nowhere;
-  storage->count = shape.count() > 0 ? shape.count() : 1;
-  return Tensor(shape, std::move(storage));
-}
-
-// The view that a node is of x, of real numbers or of a phantom; empty where it needs a copy.
-inline Tensor view_of(const GraphNode& node, const Tensor& x) {
-  switch (node.op) {
-    case Op::reshape: {
-      Strides steps = row_major(node.shape);
-      if (!x.is_contiguous() && !steps_of_reshape(x, node.shape, steps)) {
-        return Tensor();
-      }
-      return x.as_strided(node.shape, steps, 0);
-    }
-    case Op::permute: {
-      const Strides from = x.steps();
-      Strides steps;
-      for (std::size_t i = 0; i < node.numbers.size(); ++i) {
-        steps.of[i] = from.of[node.whole(i)];
-      }
-      return x.as_strided(node.shape, steps, 0);
-    }
-    case Op::slice: {
-      const auto dim = static_cast<int>(node.number(0));
-      Strides steps = x.steps();
-      const std::int64_t offset = node.shape.count() > 0 ? node.whole(1) * steps.of[dim] : 0;
-      steps.of[dim] *= node.shape[dim] > 1 ? node.whole(3) : 1;
-      return x.as_strided(node.shape, steps, offset);
-    }
-    default: return x.as_strided(node.shape, broadcast_steps(x.shape(), x.steps(), node.shape), 0);
-  }
-}
-
-// The same shape and steps as x.
-inline Tensor phantom_like(const Tensor& x) {
-  if (x.is_contiguous()) {
-    return phantom(x.shape());
-  }
-  std::int64_t last = 0;
-  for (int i = 0; i < x.dims(); ++i) {
-    last += x.dim(i) > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
-  }
-  return phantom(Shape{last + 1}).as_strided(x.shape(), x.steps(), 0);
-}
-
-struct ValueLayouts {
-  List<Tensor> values;  // phantoms
-  List<int> base;       // the node whose buffer it is in; itself: it has one of its own
-  List<char> copies;    // 1: a view in the graph, a copy in memory
-
-  explicit ValueLayouts(const Graph& graph)
-      : values(graph.nodes.size()), base(graph.nodes.size()), copies(graph.nodes.size()) {
-    for (int i = 0; i < graph.size(); ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      const GraphNode& node = graph[i];
-      base[at] = i;
-      if (facts_of(node.op).kind == OpKind::view) {
-        const auto from = static_cast<std::size_t>(node.inputs[0]);
-        values[at] = view_of(node, values[from]);
-        copies[at] = values[at].defined() ? 0 : 1;
-        base[at] = values[at].defined() ? base[from] : i;
-      } else if (node.op == Op::constant) {
-        const Tensor& known = graph.constants[static_cast<std::size_t>(node.number(0))];
-        values[at] = phantom_like(known);
-      }
-      if (!values[at].defined()) {
-        values[at] = phantom(node.shape);
-      }
-    }
-  }
-  const Tensor& of(int node) const { return values[static_cast<std::size_t>(node)]; }
-  int base_of(int node) const { return base[static_cast<std::size_t>(node)]; }
-  bool is_copy(int node) const { return copies[static_cast<std::size_t>(node)] != 0; }
-};
-
-}  // namespace detail
 }}  // namespace tinyscale
 
 // >> tinyscale/compile/vector_loops.hpp
@@ -29340,7 +29546,7 @@ struct NodeKernel {
   List<std::int32_t> numbers_of(const char* what, const Tensor& ids, std::int64_t least,
                                 std::int64_t end) const {
     List<std::int32_t> out_ids(static_cast<std::size_t>(ids.count()));
-    const Tensor dense = ids.is_contiguous() ? ids : ids.clone();
+    const Tensor dense = ids.is_contiguous() ? ids : ids.copied();
     const float* const from = dense.data();
     for (std::size_t i = 0; i < out_ids.size(); ++i) {
       const float id = from[i];
@@ -29382,11 +29588,11 @@ struct NodeKernel {
     const List<std::int32_t> targets = numbers_of("target", *in[1], -1, columns());
     List<float> losses(targets.size()), lse(targets.size());
     kernels::cross_entropy_forward(rows(), columns(), in[0]->data(), targets.data(), losses.data(),
-                                   lse.data());
+                                   lse.data(), true);
     kernels::cross_entropy_backward(
         rows(), columns(), in[0]->data(), lse.data(), targets.data(),
         static_cast<float>(static_cast<double>(in[2]->item()) / counted(targets)), out[0]->data(),
-        0.0f);
+        0.0f, true);
   }
   void linear_loss() const {
     const std::int64_t vocabulary = in[1]->dim(0);
@@ -29449,9 +29655,8 @@ struct NodeKernel {
     s.rate = f[4];
     s.root = f[5];
     s.grad_scale = in[5]->item();
-    const double squares = kernels::adamw(in[0]->count(), s, in[1]->data(), out[0]->data(),
-                                          out[1]->data(), out[2]->data());
-    *out[3]->data() = static_cast<float>(squares);
+    kernels::adamw(in[0]->count(), s, in[1]->data(), out[0]->data(), out[1]->data(),
+                   out[2]->data());
   }
 
   void take_rows() const {
@@ -29492,7 +29697,7 @@ struct NodeKernel {
     const Parts results = evaluate_node(node, operands);
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (out[i] != nullptr) {
-        const Tensor dense = results[i].is_contiguous() ? results[i] : results[i].clone();
+        const Tensor dense = results[i].is_contiguous() ? results[i] : results[i].copied();
         std::memcpy(out[i]->data(), dense.data(),
                     static_cast<std::size_t>(dense.count()) * sizeof(float));
       }
@@ -29560,7 +29765,7 @@ struct ProductRun {
     }
     const std::int64_t k = w.dim(0), n = w.dim(1), m = to.count() / std::max<std::int64_t>(n, 1);
     const bool dense = x.is_contiguous() || x.dims() == 2;
-    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), dy == Dy::first), Trans::no, k);
+    const Matrix a = matrix_of(as_operand(dense ? x : x.copied(), dy == Dy::first), Trans::no, k);
     const Matrix b = matrix_of(as_operand(w, dy == Dy::second), Trans::no, n);
     if (epilogue != nullptr) {
       kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,
@@ -29640,7 +29845,6 @@ inline double distinct_numbers(const Tensor& x) {
 inline double element_flops(Op op, double n) {
   const auto table = [n](const char* name) { return vector_cost(name, n, &VectorCost::forward); };
   switch (op) {
-    case Op::maximum:
     case Op::round: return n;
     case Op::gelu_slope: return table("gelu") + 4 * n;
     case Op::gelu_tanh_slope: return table("gelu_tanh") + 6 * n;
@@ -30049,7 +30253,7 @@ class Placer {
                             : output == step.outputs[0] ? 0
                             : output == step.outputs[1] ? 2
                                                         : 3;
-    if (own >= step.inputs.size() || (!adds && output == step.outputs[3])) {
+    if (own >= step.inputs.size()) {
       return false;
     }
     for (std::size_t i = 0; i < step.inputs.size(); ++i) {
@@ -30702,7 +30906,7 @@ class GraphPlan {
     const Tensor& value = memory.values[at(output)];
     const int base = layouts_->base_of(output);
     if (placed_.places[at(base)] != Place::own) {
-      return value.clone();
+      return value.copied();
     }
     return value;
   }
@@ -30800,7 +31004,7 @@ class GraphPlan {
     for (std::size_t i = 0; i < step.inputs.size(); ++i) {
       in[i] = &memory.values[at(step.inputs[i])];
       if (!in[i]->is_contiguous()) {
-        dense[i] = in[i]->clone();
+        dense[i] = in[i]->copied();
         in[i] = &dense[i];
       }
     }
@@ -31379,7 +31583,12 @@ struct Guards {
     Shape shape;
     bool grad;
     bool had = false;
+    std::vector<std::int64_t> strides;  // empty: in row-major order
   };
+  static std::vector<std::int64_t> strides_of(const Tensor& x) {
+    return x.is_contiguous() ? std::vector<std::int64_t>() : x.strides();
+  }
+  bool layouts = false;    // how inputs lie matters
   bool gradients = false;  // the function makes gradients: whether inputs had one matters
   List<Input> inputs;
   bool no_grad = false;
@@ -31420,6 +31629,9 @@ struct Guards {
       }
       if (given[i].requires_grad() != inputs[i].grad) {
         return cat({"input ", i, inputs[i].grad ? " has no gradient" : " has a gradient"});
+      }
+      if (layouts && strides_of(given[i]) != inputs[i].strides) {
+        return cat({"input ", i, " has other strides"});
       }
       if (gradients && has_gradient(given[i]) != inputs[i].had) {
         return cat({"input ", i, " has gathered ", inputs[i].had ? "no" : "a", " gradient"});
@@ -31467,7 +31679,7 @@ inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces
   }
   const bool own = gradient.is_contiguous() && gradient.storage().use_count() == 1 &&
                    !gradient.storage()->sliced && gradient.storage()->count == gradient.count();
-  slot->grad = (own ? gradient : gradient.clone()).storage();
+  slot->grad = (own ? gradient : gradient.copied()).storage();
   slot->fresh = false;
 }
 
@@ -31592,6 +31804,21 @@ struct Compilation {
 
   const BackwardPart* part_of(std::size_t result) const {
     return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
+  }
+  // A result of a call from the one that the graph computed and those before it.
+  Tensor result(std::size_t r, const std::vector<Tensor>& inputs, const Tensor& computed,
+                const std::vector<Tensor>& earlier) const {
+    const ReturnedAs& as = returned_as[r];
+    if (is_input(r)) {
+      return view_again(graph, as.view, as.base, inputs[static_cast<std::size_t>(as.input)]);
+    }
+    std::size_t same = 0;  // one that is returned twice stays one
+    while (graph.outputs[same] != graph.outputs[r]) {
+      ++same;
+    }
+    return is_captured(r) ? graph.constants[static_cast<std::size_t>(as.constant)]
+           : same < r     ? earlier[same]
+                          : apart(returned_as, earlier, computed);
   }
   bool is_input(std::size_t result) const { return returned_as[result].input >= 0; }
   // A captured tensor itself, of which others hold handles.
@@ -31797,7 +32024,8 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
   Shared<Compilation> made(new Compilation);
   detail::Guards& guards = made->guards;
   for (const Tensor& x : inputs) {
-    guards.inputs.push_back({x.shape(), x.requires_grad(), detail::has_gradient(x)});
+    guards.inputs.push_back(
+        {x.shape(), x.requires_grad(), detail::has_gradient(x), detail::Guards::strides_of(x)});
   }
   guards.no_grad = context().no_grad > 0;
   guards.format = context().matmul_format;
@@ -31852,6 +32080,7 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
       made.guards.had.push_back(slot->grad && !slot->fresh);
     }
   }
+  made.guards.layouts = capture.layouts;
   made.guards.gradients = !made.gradients.empty() || !made.old_gradients.empty();
   made.returned_as = capture.returned_as;
   List<int> wanted = capture.graph.outputs;
@@ -31869,7 +32098,9 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
   const int forward = capture.graph.size();
   for (std::size_t r = 0; r < made.results; ++r) {
     made.backward.push_back(detail::BackwardPart());
-    if (capture.tracked[r] && !made.is_input(r)) {
+    if (capture.tracked[r] && made.is_input(r)) {
+      made.backward.back().used = capture.is_used(capture.graph.outputs[r]);
+    } else if (capture.tracked[r]) {
       made.backward.back() =
           detail::backward_part(capture, r, forward, state().options.activation_bytes);
       for (const int node : made.backward.back().cut.known) {
@@ -31944,6 +32175,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   if (detail::recording()) {
     return all.body(inputs);  // a part of what is captured now
   }
+  context().gradient_passed = true;  // what it captures may have one
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) {
       detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
@@ -32079,7 +32311,7 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
                                          const std::vector<Tensor>& inputs) const {
   std::vector<Tensor> given;
   for (const Tensor& x : inputs) {
-    given.push_back(x.is_contiguous() ? x.detach() : x.clone());
+    given.push_back(x.is_contiguous() ? x.detach() : x.copied());
   }
   for (std::size_t i = 0; i < made->hosts.size(); ++i) {
     given.push_back(i < made->host_values.size() ? made->host_values[i] : made->hosts[i]());
@@ -32121,14 +32353,8 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   detail::hand_on(inner);
   std::vector<Tensor> results;
   for (std::size_t r = 0; r < made->results; ++r) {
-    const detail::ReturnedAs& as = made->returned_as[r];
-    Tensor y = made->is_input(r)      ? inputs[static_cast<std::size_t>(as.input)]
-               : made->is_captured(r) ? made->graph.constants[static_cast<std::size_t>(as.constant)]
-                                      : outputs[r];
-    if (!made->is_input(r) && !made->is_captured(r)) {
-      y = detail::apart(made->returned_as, results, y);
-    }
-    results.push_back(as.detached ? y.detach() : y);
+    const Tensor y = made->result(r, inputs, outputs[r], results);
+    results.push_back(made->returned_as[r].detached ? y.detach() : y);
   }
   attach_backward(made, given, inputs, outputs, results);
   return results;
@@ -32163,7 +32389,7 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     List<Tensor> saved;
     List<detail::Kept> kept;
     for (std::size_t i = 0; i < part->cut.known.size(); ++i, ++at) {
-      saved.push_back(outputs[at].is_contiguous() ? outputs[at] : outputs[at].clone());
+      saved.push_back(outputs[at].is_contiguous() ? outputs[at] : outputs[at].copied());
       kept.push_back(detail::Kept(saved.back()));
     }
     for (const Tensor& x : given) {
@@ -32188,14 +32414,22 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     }
     results[r] = results[r].detach();
     detail::attach(results[r], "compiled", behind.data(), behind.size(),
-                   [given, constants, saved, slots, kept](const Tensor& dy) {
+                   [self = *this, format = made->guards.format, given, constants, saved, slots,
+                    kept](const Tensor& dy) {
+                     const DType format_now = context().matmul_format;
+                     const detail::BackwardPart& own = constants.part();
+                     const Shared<GraphPlan> plan =
+                         format_now == format
+                             ? own.plan
+                             : self.plan_of(detail::in_format(own.cut.graph, format_now), {},
+                                            false);
                      std::vector<Tensor> all = given;
                      all.push_back(contiguous(dy));
-                     List<Tensor> now = constants.part().cut.graph.constants;
+                     List<Tensor> now = own.cut.graph.constants;
                      for (std::size_t i = 0; i < saved.size(); ++i) {
                        now[constants.size() + i] = saved[i];
                      }
-                     const std::vector<Tensor> gradients = constants.part().plan->run(all, now);
+                     const std::vector<Tensor> gradients = plan->run(all, now);
                      for (std::size_t i = 0; i < slots.size(); ++i) {
                        detail::add_grad(slots[i], gradients[i]);
                      }
@@ -32219,6 +32453,12 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
   for (std::size_t r = 0; r < made.backward.size(); ++r) {
     if (made.part_of(r) != nullptr && state().options.activation_bytes > 0) {
       made.not_symbolic = "what a budget of bytes keeps depends on the batch";
+      return;
+    }
+  }
+  for (const detail::Guards::Input& input : made.guards.inputs) {
+    if (made.guards.layouts && !input.strides.empty()) {
+      made.not_symbolic = "what it does depends on the strides of its inputs";
       return;
     }
   }
@@ -32969,7 +33209,7 @@ inline void own_numbers(std::vector<Tensor>& all, const std::vector<Tensor>& oth
     shared = shared || &other.storage()->block() == &last.storage()->block();
   }
   if (shared && !recording()) {
-    last = last.clone();
+    last = last.copied();
   }
 }
 
@@ -33363,7 +33603,7 @@ inline Parts run_composite(const Graph& graph, const GraphNode& node, const Part
   const Tensor* in[8] = {};
   Tensor* out[4] = {};
   for (std::size_t i = 0; i < operands.size(); ++i) {
-    dense[i] = operands[i].is_contiguous() ? operands[i] : operands[i].clone();
+    dense[i] = operands[i].is_contiguous() ? operands[i] : operands[i].copied();
     in[i] = &dense[i];
   }
   Parts parts;
@@ -33729,12 +33969,28 @@ inline void count_records(PassRow& row, const List<OpRecord>& records) {
   }
 }
 
+// Of numbers that eager ops read as tensors of one element; a kernel holds them.
+inline double literal_bytes(const Graph& graph) {
+  double bytes = 0;
+  for (const GraphNode& node : graph.nodes) {
+    for (const int input : distinct_inputs(is_free(node) ? List<int>() : node.inputs)) {
+      int source = input;
+      while (facts_of(graph[source].op).kind == OpKind::view) {
+        source = graph[source].inputs[0];
+      }
+      bytes += graph[source].op == Op::literal ? 4 : 0;
+    }
+  }
+  return bytes;
+}
+
 inline PassRow eager_row(const char* name, const Graph& graph) {
   PassRow row;
   row.name = name;
   row.eager = true;
   row.nodes = graph.size();
   count_records(row, op_by_op(graph));
+  row.bytes += literal_bytes(graph);
   const List<BufferLife> all = eager_buffers(graph);
   List<BufferLife> between;
   for (const BufferLife& buffer : all) {
@@ -33748,13 +34004,18 @@ inline PassRow eager_row(const char* name, const Graph& graph) {
   return row;
 }
 
-// Results that nobody needs and copies of operands that do not lie in rows, while a kernel runs.
+// Results that nobody needs, those of eager ops before they stand in their place, and copies of
+// operands that do not lie in rows, while a kernel runs.
 inline double passing_bytes(const GraphPlan& plan) {
   const Graph& graph = plan.graph();
   const ValueLayouts layouts(graph);
   std::int64_t most = 0;
   for (const Step& step : plan.steps()) {
-    std::int64_t now = 0;
+    const Op op = graph[step.nodes[0]].op;
+    const OpKind of = facts_of(op).kind;
+    const bool own = of == OpKind::row || of == OpKind::whole || of == OpKind::index;
+    const bool eager = step.kind == StepKind::kernel && (!own || op == Op::log_softmax);
+    std::int64_t now = eager ? graph[step.nodes[0]].shape.count() : 0;
     for (std::size_t i = 0; step.kind == StepKind::kernel && i < step.outputs.size(); ++i) {
       now += step.outputs[i] < 0
                  ? part_shape(graph, graph[step.nodes[0]], static_cast<int>(i)).count()
@@ -33833,11 +34094,11 @@ class PassRun {
       plan_ = Shared<GraphPlan>(new GraphPlan(graph_, row.options, report.writes));
     }
     for (Tensor& input : inputs_) {
-      input = input.is_contiguous() ? input.detach() : input.clone();
+      input = input.is_contiguous() ? input.detach() : input.copied();
     }
     for (const GraphPlan::Write& write : report.writes) {
       Tensor& target = target_of(write);
-      target = target.clone();
+      target = target.copied();
     }
   }
 
@@ -36988,7 +37249,7 @@ inline void time_product(const char* function, ChipTiming& r, const Chip& chip,
 
 // Values times a scale in a format; of int8 whole numbers, and the scale that is left.
 inline Tensor values_in(const Tensor& from, DType format, float& scale) {
-  Tensor t = contiguous(from).clone();
+  Tensor t = contiguous(from).copied();
   for (std::int64_t i = 0; i < t.count(); ++i) {
     const float x = t.data()[i] * scale;
     t.data()[i] = format == DType::int8 ? x : round_to(x, format);
@@ -37730,7 +37991,7 @@ class Tile {
     Shape tile;
     const Tensor inside = detail::tile_block(what, r, x, at, sizes, fill != nullptr, tile);
     const bool whole = inside.shape() == tile;
-    const Tensor numbers = whole ? inside.clone() : tinyscale::full(tile, *fill);
+    const Tensor numbers = whole ? inside.copied() : tinyscale::full(tile, *fill);
     if (!whole && inside.count() > 0) {
       const Tensor to = numbers.as_strided(inside.shape(), numbers.steps(), 0);
       detail::apply_in_place(detail::Arithmetic::second, what, to, inside);
@@ -43508,7 +43769,7 @@ class Endpoint {
     {
       Context nobody;  // a message under way is in no device's memory, whenever it is received
       const ContextScope scope(nobody);
-      packet.value = value.clone();
+      packet.value = value.copied();
     }
     if (!send_shape_ || send_shape_->cut.block != value.count() || !(send_shape_->where == where)) {
       send_shape_ = send_shape(value.count(), where);
@@ -43531,7 +43792,7 @@ class Endpoint {
       throw;
     }
     keep_event(DeviceEvent::Kind::wait, packet.call);
-    return packet.value.clone();  // in this device's memory
+    return packet.value.copied();  // in this device's memory
   }
 
   // The task so far ends, with a sample of the memory, and another begins.
@@ -43798,7 +44059,7 @@ inline Tensor as_sent(const Underway& now) {
   if (format == DType::f32 || (*now.device)->size_of(now.call.key().axes) == 1) {
     return now.in.detach();
   }
-  Tensor sent = now.in.clone();
+  Tensor sent = now.in.copied();
   for (std::int64_t i = 0; i < sent.count(); ++i) {
     sent.data()[i] = round_to(sent.data()[i], format);
   }
@@ -44401,7 +44662,7 @@ class Device {
   int task() const { return endpoint_.task(); }
 
   // Keeps a copy of a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) { keep_uncopied(name, t.clone()); }
+  void keep(const std::string& name, const Tensor& t) { keep_uncopied(name, t.copied()); }
   // The tensor itself, to which nobody writes any more.
   void keep_uncopied(const std::string& name, const Tensor& t) {
     std::size_t at = 0;
@@ -49411,7 +49672,7 @@ inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, cons
   }
   const DeviceScope quiet(-1);
   for (int rank = 0; rank < out.devices(); ++rank) {
-    out.shards.push_back(block_of(out, x, rank).clone());
+    out.shards.push_back(block_of(out, x, rank).copied());
   }
   return out;
 }
@@ -49675,7 +49936,7 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
     a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
                              shard_index(mesh, move.axes, static_cast<int>(rank)))
-                         .clone();
+                         .copied();
   }
   report.bytes += cost.bytes;
   report.comms_seconds += cost.seconds;
@@ -50014,6 +50275,7 @@ inline Sharded silu(const Sharded& a) { return detail::unary("silu", a, &silu); 
 inline Sharded relu(const Sharded& a) { return detail::unary("relu", a, &relu); }
 inline Sharded tanh(const Sharded& a) { return detail::unary("tanh", a, &tanh); }
 inline Sharded exp(const Sharded& a) { return detail::unary("exp", a, &exp); }
+inline Sharded abs(const Sharded& a) { return detail::unary("abs", a, &abs); }
 inline Sharded square(const Sharded& a) { return detail::unary("square", a, &square); }
 
 // Two dims by name, with what cuts them: transpose(a, "I", "J").
@@ -63292,7 +63554,7 @@ inline void save_llama2c(const Transformer& model, const std::string& path, int 
       const std::string name = detail::llama2c_name(part, layer);
       Tensor value = contiguous(model.parameters[places.find(name)].value.detach());
       if (c.rope_pairs == RopePairs::halves && detail::turns(name)) {
-        value = value.clone();
+        value = value.copied();
         detail::swap_pairs(value.data(), value.dim(0), value.dim(1), c.head_size,
                            RopePairs::interleaved);
       }
@@ -63707,12 +63969,11 @@ class AdamW {
   }
 
   // The same while a function is compiled: the optimizer's options and count of steps are read at
-  // every run of the graph, which must not outlive it. grad_scale: one number. Returns the sum of
-  // the squares of all gradients, before grad_scale.
-  Tensor record_step(const Tensor& grad_scale) {
+  // every run of the graph, which must not outlive it. grad_scale: one number; where it is NaN
+  // nothing is updated.
+  void record_step(const Tensor& grad_scale) {
     const Tensor with_decay = record_factors(true), without = record_factors(false);
     const NoGrad no_graph;
-    Tensor squares;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const Tensor p = tensors_[i].detach(), grad = tensors_[i].grad();
       if (!grad.defined()) {
@@ -63727,10 +63988,7 @@ class AdamW {
       for (int part = 0; part < 3; ++part) {
         recorder.write("AdamW", *targets[part], recorder.part(all, part, p.shape()));
       }
-      const Tensor own = recorder.part(all, 3, Shape{});
-      squares = squares.defined() ? squares + own : own;
     }
-    return squares.defined() ? squares : full(Shape{}, 0.0f);
   }
 
  private:
@@ -64036,17 +64294,23 @@ class CompiledStep {
                 passes);
   }
 
-  // A loss or norm that is not a number is an Error, as of train_step, but after the update.
+  // A loss or norm that is not a number is an Error, as of train_step: nothing was updated then.
   StepResult operator()(const Batch& batch, std::int64_t step) {
-    optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
-    const MatmulFormat format(options_.format);
-    const std::vector<Tensor> results =
-        compiled_({tokens(batch, batch.ids), tokens(batch, batch.targets)});
+    const std::int64_t before = optimizer_->steps();
     StepResult out;
-    out.loss = static_cast<double>(results[0].item());
-    out.grad_norm = static_cast<double>(results[1].item());
-    detail::check_finite("compile_step", "loss", out.loss, step, options_);
-    detail::check_finite("compile_step", "gradient norm", out.grad_norm, step, options_);
+    try {
+      optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
+      const MatmulFormat format(options_.format);
+      const std::vector<Tensor> results =
+          compiled_({tokens(batch, batch.ids), tokens(batch, batch.targets)});
+      out.loss = static_cast<double>(results[0].item());
+      out.grad_norm = static_cast<double>(results[1].item());
+      detail::check_finite("compile_step", "loss", out.loss, step, options_);
+      detail::check_finite("compile_step", "gradient norm", out.grad_norm, step, options_);
+    } catch (...) {
+      optimizer_->resume(optimizer_->moments(), optimizer_->squares(), before);
+      throw;
+    }
     return out;
   }
 
@@ -64075,20 +64339,16 @@ class CompiledStep {
     recorder.bind_ids(targets, in[1]);
     const Tensor loss = model.loss(ids, targets, in[0].dim(0), in[0].dim(1));
     loss.backward();
-    const Tensor one = full(Shape{}, 1.0f);
-    Tensor norm;
-    if (clip > 0) {
-      Tensor squares = full(Shape{}, 0.0f);
-      for (const Tensor& parameter : optimizer.tensors()) {
-        const Tensor grad = parameter.grad();
-        squares = grad.defined() ? squares + sum(square(grad)) : squares;
-      }
-      norm = sqrt(squares);
-      const Tensor most = full(Shape{}, static_cast<float>(clip));
-      optimizer.record_step(minimum(one, most / (norm + 1e-6f)));
-    } else {  // the update reads the gradients anyway
-      norm = sqrt(optimizer.record_step(one));
+    Tensor squares = full(Shape{}, 0.0f);
+    for (const Tensor& parameter : optimizer.tensors()) {
+      const Tensor grad = parameter.grad();
+      squares = grad.defined() ? squares + sum(square(grad)) : squares;
     }
+    const Tensor norm = sqrt(squares), one = full(Shape{}, 1.0f);
+    const Tensor most = full(Shape{}, static_cast<float>(clip));
+    // Not a number where the loss or the norm is none: the step does nothing then.
+    const Tensor none = 0.0f * (loss.detach() + norm);
+    optimizer.record_step((clip > 0 ? minimum(one, most / (norm + 1e-6f)) : one) + none);
     optimizer.zero_grad();
     return {loss.detach(), norm};
   }
@@ -65645,7 +65905,7 @@ inline Tensor tensor_shard(const Tensor& whole, Split split, int index, int devi
   detail::check_given("tensor_shard", whole);
   detail::check_shard("tensor_shard", index, devices);
   if (split == Split::whole || split == Split::expert) {
-    return whole.clone();
+    return whole.copied();
   }
   const int dim = split == Split::rows ? 0 : 1;
   if (whole.dims() <= dim || whole.dim(dim) < devices) {
@@ -65654,7 +65914,7 @@ inline Tensor tensor_shard(const Tensor& whole, Split split, int index, int devi
   }
   return slice(whole.detach(), dim, shard_begin(whole.dim(dim), index, devices),
                shard_begin(whole.dim(dim), index + 1, devices))
-      .clone();
+      .copied();
 }
 
 // The parameter whose parts these are, in order of the devices.
@@ -65663,7 +65923,7 @@ inline Tensor tensor_unshard(const std::vector<Tensor>& shards, Split split) {
     detail::fail({"tensor_unshard: no shards; one of each device is right"});
   }
   if (split == Split::whole || split == Split::expert || shards.size() == 1) {
-    return shards[0].clone();
+    return shards[0].copied();
   }
   const NoGrad no_graph;
   return concat(shards, split == Split::rows ? 0 : 1);
@@ -65789,20 +66049,27 @@ inline Tensor local_embedding(const Tensor& table, const std::vector<std::int32_
   return y;
 }
 
-// log(sum exp) of whole rows from that of each device's columns, and the target's logit from the
-// device that has it: two all_reduces, three numbers a row.
-inline void sum_over_columns(const TensorGroup& group, Tensor& lse, const Tensor& target_logits) {
-  const std::int64_t rows = lse.count();
-  const Tensor most = group.device->all_reduce(lse, group.axes, Reduce::max);
-  Tensor both({2, rows});
+// log(sum exp) of whole rows above the largest of this device's columns, from that of each device's
+// columns; losses from the target's logit, from the device that has it: two all_reduces, three
+// numbers a row.
+inline void sum_over_columns(const TensorGroup& group, const Tensor& logits, Tensor& above,
+                             Tensor& losses, const Tensor& target_logits) {
+  const std::int64_t rows = above.count(), columns = logits.dim(-1);
+  Tensor both({2, rows}), top = losses;  // until the end
   for (std::int64_t i = 0; i < rows; ++i) {
-    both.data()[i] = std::exp(lse.data()[i] - most.data()[i]);
+    const float* const row = logits.data() + i * columns;
+    top.data()[i] = *std::max_element(row, row + columns);
+  }
+  const Tensor most = group.device->all_reduce(top, group.axes, Reduce::max);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    both.data()[i] = std::exp(top.data()[i] - most.data()[i] + above.data()[i]);
     both.data()[rows + i] = target_logits.data()[i];
   }
   both = group.device->all_reduce(both, group.axes);
   for (std::int64_t i = 0; i < rows; ++i) {
-    lse.data()[i] = most.data()[i] + std::log(both.data()[i]);
-    target_logits.origin()[i] = both.data()[rows + i];
+    const float log_sum = std::log(both.data()[i]);
+    above.data()[i] = most.data()[i] - top.data()[i] + log_sum;
+    losses.data()[i] = most.data()[i] - both.data()[rows + i] + log_sum;
   }
 }
 
@@ -65823,25 +66090,26 @@ inline Tensor cut_cross_entropy(const Tensor& logits, const std::vector<std::int
     const auto row = static_cast<std::int64_t>(i);
     target_logits.data()[i] = here ? logits.data()[row * columns + own[i]] : 0.0f;
   }
-  Tensor losses({rows}), lse({rows});
+  Tensor losses({rows}), above({rows});
   kernels::cross_entropy_forward(rows, columns, logits.data(), own.data(), losses.data(),
-                                 lse.data());
+                                 above.data(), true);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
              {static_cast<double>(rows)}, 0,
              vector_cost("cross_entropy", elements, &VectorCost::forward));
-  sum_over_columns(group, lse, target_logits);
+  sum_over_columns(group, logits, above, losses, target_logits);
   for (std::size_t i = 0; i < targets.size(); ++i) {
-    losses.data()[i] = targets[i] < 0 ? 0.0f : lse.data()[i] - target_logits.data()[i];
+    losses.data()[i] = targets[i] < 0 ? 0.0f : losses.data()[i];
   }
   Tensor y = mean_loss(losses, n);
   if (tracked({&logits})) {
     attach(y, "cross_entropy", {&logits},
-           [rows, columns, n, lse, graded, dx = logits.detach(),
+           [rows, columns, n, above, graded, dx = logits.detach(),
             slot = logits.slot()](const Tensor& dy) mutable {
              const OpScope backward;
-             kernels::cross_entropy_backward(rows, columns, dx.data(), lse.data(), graded.data(),
-                                             static_cast<float>(dy.item() / n), dx.data(), 0.0f);
+             kernels::cross_entropy_backward(rows, columns, dx.data(), above.data(), graded.data(),
+                                             static_cast<float>(dy.item() / n), dx.data(), 0.0f,
+                                             true);
              backward.done_unary("cross_entropy backward", "cross_entropy", dx.shape(),
                                  &VectorCost::backward);
              add_grad(slot, dx);
@@ -68784,7 +69052,7 @@ class DeviceModel {
     };
     const auto part = [&](const Tensor& all, MemoryKind kind) {
       const MemoryScope scope(kind);
-      return stretch_of(all, unit.index * unit.shard, {unit.shard}).clone();
+      return stretch_of(all, unit.index * unit.shard, {unit.shard}).copied();
     };
     unit.moments = part(flat(state.moments, MemoryKind::buffer), MemoryKind::optimizer);
     unit.squares = part(flat(state.squares, MemoryKind::buffer), MemoryKind::optimizer);
@@ -70227,7 +70495,7 @@ inline TrainState copy_of(const TrainState& state) {
   TrainState copy = state;
   for (List<Tensor>* const list : {&copy.moments, &copy.squares}) {
     for (Tensor& tensor : *list) {
-      tensor = tensor.clone();
+      tensor = tensor.copied();
     }
   }
   return copy;
@@ -71260,7 +71528,7 @@ inline ServeCut serve_cut(const Parameter& p, const ModelConfig& c, const ServeL
 inline Tensor cut_parameter(const Parameter& p, const ServeCut& cut) {
   if (p.value.defined()) {
     const Tensor all = p.value.detach();
-    return (cut.dim < 0 ? all : slice(all, cut.dim, cut.begin, cut.end)).clone();
+    return (cut.dim < 0 ? all : slice(all, cut.dim, cut.begin, cut.end)).copied();
   }
   const StoredMatrix& from = *p.stored;
   const std::int64_t row0 = cut.dim == 0 ? cut.begin : 0;

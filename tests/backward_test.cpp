@@ -346,6 +346,31 @@ TEST_CASE("Recomputation keeps the inputs alone and gives the same gradients") {
         .backward(dy);
     CHECK(same_bits(p.grad(), (p * dy + p * dy).detach()));
     p.zero_grad();
+    CHECK(!ts::recompute(same, {p.detach()}).requires_grad());
+    CHECK(ts::recompute(same, {p}).requires_grad());
+    CHECK(!ts::recompute([](const std::vector<ts::Tensor>& in) { return ts::less(in[0], in[0]); },
+                         {p})
+               .requires_grad());
+    const auto captures = [&](const std::vector<ts::Tensor>& in) { return in[0] * p; };
+    const auto twice = [&](const std::vector<ts::Tensor>& in) {
+      return ts::recompute(same, in) + ts::recompute(captures, in);
+    };
+    CHECK(ts::recompute([&](const std::vector<ts::Tensor>&) { return p; }, {}).requires_grad());
+    CHECK(ts::recompute(captures, {p.detach()}).requires_grad());
+    CHECK(ts::recompute(twice, {p.detach()}).requires_grad());
+    const auto compiled = [&](const std::vector<ts::Tensor>& in) {
+      return ts::compile([&](const std::vector<ts::Tensor>& x) {
+        return std::vector<ts::Tensor>{captures(x)};
+      })(in)[0];
+    };
+    ts::recompute(compiled, {p.detach()}).backward(dy);
+    CHECK(same_bits(p.grad(), (p * dy).detach()));
+    p.zero_grad();
+    ts::compile([&](const std::vector<ts::Tensor>& in) {
+      return std::vector<ts::Tensor>{ts::recompute(captures, in)};
+    })({p.detach()})[0]
+        .backward(dy);
+    CHECK(same_bits(p.grad(), (p * dy).detach()));
     const ts::NoGrad scope;
     CHECK(!ts::recompute(same, {p.detach()}).requires_grad());
   }
@@ -417,7 +442,7 @@ TEST_CASE("Weight gradients may wait: B and W make the backward pass") {
   }
   CHECK(later.waiting() == 0);
   check_same(gradients(), wanted);
-  CHECK(w == 2 * 5 * (4 * 8 * 16 + 6 * 8));
+  CHECK(w == 2 * 5 * (4 * 8 * 16 + 6 * 8) + 2 * 5 * 16 + 5 * 8);  // biases, the table
   CHECK(b + w == whole);
 
   SUBCASE("inside a recomputation") {

@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -797,29 +799,215 @@ TEST_CASE("compile_step trains as train_step") {
   }
 }
 
+TEST_CASE("compile_step updates nothing where the loss or the norm is no number") {
+  ts::Batch batch;
+  batch.time = 8;
+  batch.add(small_text().train(), 3);
+  for (const ts::CompileOptions& passes : both_ends()) {
+    for (const double clip : {1.0, 0.0}) {
+      ts::StepOptions options;
+      options.clip = clip;
+      const ts::Transformer model(small_model(), 7);
+      ts::AdamW optimizer(model.tensors());
+      ts::CompiledStep step = ts::compile_step(model, optimizer, options, passes);
+      step(batch, 0);
+      std::vector<ts::Tensor> all = model.tensors();
+      for (const std::vector<ts::Tensor>& more : {optimizer.moments(), optimizer.squares()}) {
+        all.insert(all.end(), more.begin(), more.end());
+      }
+      ts::Tensor spoilt = model.tensors()[0].detach();
+      const float before = spoilt.data()[3 * 32];
+      const auto refused = [&](float value, const char* what) {
+        CAPTURE(value);
+        for (std::int64_t row = 0; row < spoilt.dim(0); ++row) {
+          spoilt.data()[row * 32] = value;
+        }
+        std::vector<std::vector<float>> kept;
+        for (const ts::Tensor& x : all) {
+          kept.push_back(x.detach().values());
+        }
+        const std::string error = error_of([&] { step(batch, 1); });
+        CHECK(error.find(what) == 0);
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          CHECK(std::memcmp(all[i].detach().values().data(), kept[i].data(), 4 * kept[i].size()) ==
+                0);
+        }
+        CHECK(optimizer.steps() == 1);
+      };
+      refused(std::nanf(""), "compile_step: the loss is not a number in step 1; ");
+      refused(std::numeric_limits<float>::infinity(), "compile_step: the loss is not a number");
+      batch.targets[0] = 400;  // primitives read any
+      if (passes.fuse_elementwise) {
+        refused(before, "linear_cross_entropy_all: target 400 ");
+      }
+      batch.targets[0] = 4;
+      for (std::int64_t row = 0; row < spoilt.dim(0); ++row) {
+        spoilt.data()[row * 32] = before;
+      }
+      CHECK(std::isfinite(step(batch, 1).loss));
+      CHECK(optimizer.steps() == 2);
+    }
+  }
+}
+
+TEST_CASE("a returned view of an input is one, and lies as an eager one does") {
+  const auto f = [](const Tensors& in) {
+    const ts::Tensor& x = in[0];
+    const ts::Tensor h = ts::tanh(x), turned = ts::transpose(h, 0, 1);
+    Tensors all = {x,
+                   ts::transpose(x, 0, 1),
+                   ts::slice(ts::reshape(x, {3, 2}), 0, 1, 3),
+                   ts::broadcast_to(ts::slice(x, 0, 0, 1), {4, 3}),
+                   ts::contiguous(x),
+                   ts::contiguous(ts::transpose(x, 0, 1)),
+                   ts::transpose(x, 0, 1).clone(),
+                   ts::transpose(x, 0, 1).detach(),
+                   turned,
+                   ts::contiguous(turned),
+                   ts::copy(turned),
+                   ts::contiguous(h)};
+    const ts::NoGrad off;
+    all.push_back(ts::contiguous(x));
+    all.push_back(ts::transpose(x, 0, 1));
+    all.push_back(ts::contiguous(turned));
+    return all;
+  };
+  for (const ts::CompileOptions& passes : both_ends()) {
+    const ts::Compiled compiled = ts::compile(f, passes);
+    for (const bool grad : {false, true}) {
+      for (const bool as_turned : {false, true, true, false}) {
+        CAPTURE(grad);
+        CAPTURE(as_turned);
+        const ts::Tensor numbers = ts::uniform({as_turned ? 3 : 2, as_turned ? 2 : 3}, 5, -1, 1);
+        const ts::Tensor leaf[2] = {grad ? ts::parameter(numbers) : numbers,
+                                    grad ? ts::parameter(numbers) : numbers};
+        const auto given = [&](int i) {
+          return as_turned ? ts::transpose(leaf[i], 0, 1) : leaf[i];
+        };
+        const Tensors x = {given(0), given(1)};
+        const Tensors eager = f({x[0]}), mine = compiled({x[1]});
+        for (std::size_t i = 0; i < eager.size(); ++i) {
+          CAPTURE(i);
+          CHECK(mine[i].shape() == eager[i].shape());
+          CHECK(mine[i].strides() == eager[i].strides());
+          CHECK(mine[i].requires_grad() == eager[i].requires_grad());
+          check_near(mine[i].detach(), eager[i].detach(), 1e-6f);
+          for (std::size_t k = 0; k <= i; ++k) {
+            const bool shared =
+                eager[i].storage().get() == (k < i ? eager[k] : x[0]).storage().get();
+            CHECK((mine[i].storage().get() == (k < i ? mine[k] : x[1]).storage().get()) == shared);
+          }
+          if (eager[i].requires_grad()) {
+            const ts::Tensor dy = ts::uniform(eager[i].shape(), 8, -1, 1);
+            leaf[0].zero_grad();
+            leaf[1].zero_grad();
+            f({given(0)})[i].backward(dy);
+            compiled({given(1)})[i].backward(dy);
+            check_near(leaf[1].grad(), leaf[0].grad(), 1e-6f);
+          }
+        }
+      }
+    }
+    CHECK(compiled.counters().recompiles > 0);
+    CHECK(compiled.reruns().empty());
+  }
+  ts::Tensor x = ts::ones({2, 3});
+  const auto writes = [](const Tensors& in) {
+    ts::add_(in[0], ts::full({}, 1));
+    return Tensors{ts::transpose(in[0], 0, 1)};
+  };
+  const auto used = [](const Tensors& in) {
+    const ts::Tensor turned = ts::transpose(in[0], 0, 1);
+    ts::sum(turned).backward();
+    return Tensors{turned};
+  };
+  for (const bool graph : {false, true}) {
+    const ts::Tensor p = ts::parameter(x);
+    const ts::Tensor y = graph ? ts::compile(used)({p})[0] : used({p})[0];
+    CHECK(y.storage().get() == p.storage().get());
+    CHECK(error_of([&] { ts::sum(y).backward(); }) ==
+          "backward: this graph was used before and is freed; run the forward pass again");
+  }
+  const Tensors y = ts::compile(writes)({x});
+  CHECK(y[0].storage().get() == x.storage().get());
+  CHECK(y[0].at({2, 1}) == 2.0f);
+}
+
+TEST_CASE("a backward pass through a compiled function multiplies in the format of its call") {
+  const ts::DType formats[] = {ts::DType::f32, ts::DType::bf16, ts::DType::f16,
+                               ts::DType::fp8_e4m3};
+  const ts::Tensor a = ts::parameter(ts::uniform({2, 4, 5}, 1, -1, 1));
+  const ts::Tensor b = ts::parameter(ts::uniform({5, 3}, 2, -1, 1));
+  const ts::Tensor c = ts::parameter(ts::uniform({2, 3, 4}, 3, -1, 1));
+  const auto f = [&](const Tensors& in) {
+    const ts::Tensor h = ts::tanh(ts::matmul(in[0], b));
+    const ts::MatmulFormat inside(ts::DType::bf16);  // of the forward pass alone
+    return Tensors{ts::matmul(h, in[1])};
+  };
+  for (ts::CompileOptions passes : both_ends()) {
+    for (const double budget : {0.0, 1.0}) {
+      passes.activation_bytes = budget;
+      const ts::Compiled compiled = ts::compile(f, passes);
+      for (const ts::DType forward : formats) {
+        for (const ts::DType backward : formats) {
+          const auto gradients = [&](bool graph) {
+            const Tensors leaves = {a, b, c};
+            Tensors out;
+            {
+              const ts::MatmulFormat format(forward);
+              out = graph ? compiled({a, c}) : f({a, c});
+            }
+            {
+              const ts::MatmulFormat format(backward);
+              out[0].backward(ts::uniform({2, 4, 4}, 4, -1, 1));
+            }
+            out.clear();
+            for (const ts::Tensor& leaf : leaves) {
+              out.push_back(leaf.grad().clone());
+              leaf.zero_grad();
+            }
+            return out;
+          };
+          const Tensors eager = gradients(false), mine = gradients(true);
+          for (std::size_t i = 0; i < eager.size(); ++i) {
+            check_near(mine[i], eager[i], 2e-6f);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("results that a pass made one stay two for who writes to them") {
   const ts::Tensor x = ts::tensor({2}, {1, 2});
   const struct {
     const char* name;
     std::vector<ts::Tensor> (*f)(const std::vector<ts::Tensor>&);
-  } all[] = {{"twice",
-              [](const std::vector<ts::Tensor>& in) {
-                return std::vector<ts::Tensor>{ts::exp(in[0]), ts::exp(in[0])};
-              }},
-             {"clone",
-              [](const std::vector<ts::Tensor>& in) {
-                const ts::Tensor h = ts::exp(in[0]);
-                return std::vector<ts::Tensor>{h, h.clone()};
-              }},
-             {"times 1",
-              [](const std::vector<ts::Tensor>& in) {
-                const ts::Tensor h = ts::exp(in[0]);
-                return std::vector<ts::Tensor>{h, h * 1.0f};
-              }},
-             {"the same", [](const std::vector<ts::Tensor>& in) {
-                const ts::Tensor h = ts::exp(in[0]);
-                return std::vector<ts::Tensor>{h, h};
-              }}};
+  } all[] = {
+      {"twice",
+       [](const std::vector<ts::Tensor>& in) {
+         return std::vector<ts::Tensor>{ts::exp(in[0]), ts::exp(in[0])};
+       }},
+      {"clone",
+       [](const std::vector<ts::Tensor>& in) {
+         const ts::Tensor h = ts::exp(in[0]);
+         return std::vector<ts::Tensor>{h, h.clone()};
+       }},
+      {"times 1",
+       [](const std::vector<ts::Tensor>& in) {
+         const ts::Tensor h = ts::exp(in[0]);
+         return std::vector<ts::Tensor>{h, h * 1.0f};
+       }},
+      {"the same part",
+       [](const std::vector<ts::Tensor>& in) {
+         const ts::Tensor q = ts::concat({ts::reshape(in[0], {1, 1, 2}), ts::ones({1, 2, 2})}, 1);
+         const ts::Tensor h = ts::attention(q, q, q, 2, 2, ts::Mask::none);
+         return std::vector<ts::Tensor>{h, h};
+       }},
+      {"the same", [](const std::vector<ts::Tensor>& in) {
+         const ts::Tensor h = ts::exp(in[0]);
+         return std::vector<ts::Tensor>{h, h};
+       }}};
   for (const auto& each : all) {
     CAPTURE(std::string(each.name));
     for (const bool passes : {true, false}) {

@@ -263,7 +263,7 @@ class Author {
     const int x = any();
     switch (dice_.below(8)) {
       case 0:
-      case 1: add(make(Do::unary, {x}, {dice_.below(13)})); return;
+      case 1: add(make(Do::unary, {x}, {dice_.below(14)})); return;
       case 2: {
         const float powers[] = {2.0f, 3.0f, 0.5f, -1.0f, 0.0f, 1.0f};
         const int which = dice_.below(5);
@@ -317,7 +317,7 @@ class Author {
       return;
     }
     int y = count() - 1;
-    if (dice_.percent(40) && add(make(Do::unary, {y}, {dice_.below(13)}))) {
+    if (dice_.percent(40) && add(make(Do::unary, {y}, {dice_.below(14)}))) {
       y = count() - 1;
     }
     add(make(Do::binary, {x, y}, {dice_.below(6)}));
@@ -420,7 +420,8 @@ class Author {
         const int q = need({b, t, kv * each * head});
         const int key = need({b, s, kv * head}), value = need({b, s, kv * head});
         if (s > 0) {
-          add(make(Do::attention, {q, key, value}, {kv * each, kv, dice_.below(2)}));
+          const int causal = dice_.below(2);  // primitives multiply what a mask hides by 0
+          add(make(Do::attention, {q, key, value}, {kv * each, kv, nan_ ? 0 : causal}));
         }
         return;
       }
@@ -806,12 +807,24 @@ Left what_is_left(const Program& p, const std::vector<ts::Tensor>& results, cons
 struct Called {
   std::string error;
   Left left;
+  std::vector<std::string> views;  // of each result: the inputs whose numbers it shares
+  std::vector<bool> dense;
 };
 Called call(const Program& p, Leaves& leaves,
             const ts::Function<std::vector<ts::Tensor>(const std::vector<ts::Tensor>&)>& f) {
   Called out;
   try {
     const std::vector<ts::Tensor> results = f(inputs_of(p, leaves));
+    for (const ts::Tensor& y : results) {
+      std::string of;
+      for (std::size_t i = 0; i < leaves.base.size(); ++i) {
+        const bool same = p.lines[i].given && leaves.base[i].defined() && y.defined() &&
+                          leaves.base[i].storage().get() == y.storage().get();
+        of += same ? " v" + std::to_string(i) : "";
+      }
+      out.views.push_back(of);
+      out.dense.push_back(y.is_contiguous());
+    }
     if (p.outside) {
       train_through(results);
     }
@@ -870,6 +883,13 @@ Outcome check(const Program& p, const Configuration& with, Counts& counts) {
         return {Verdict::skipped, a.error};
       }
       continue;
+    }
+    for (std::size_t i = 0; i < a.views.size(); ++i) {
+      if (c.views[i] != a.views[i] || (a.dense[i] && !c.dense[i])) {
+        return {Verdict::different, where + "result " + std::to_string(i) + " shares" + a.views[i] +
+                                        " eager," + c.views[i] + " compiled" +
+                                        (c.dense[i] ? "" : ", in other strides")};
+      }
     }
     Tolerance tolerance;
     tolerance.most = watch.most;

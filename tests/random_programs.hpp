@@ -129,9 +129,9 @@ struct Program {
 
 inline std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-const char* const unary_names[] = {"neg",  "exp",     "log",    "sqrt",      "tanh",
-                                   "erf",  "sigmoid", "gelu",   "gelu_tanh", "silu",
-                                   "relu", "square",  "inverse"};
+const char* const unary_names[] = {"neg",  "exp",     "log",     "sqrt",      "tanh",
+                                   "erf",  "sigmoid", "gelu",    "gelu_tanh", "silu",
+                                   "relu", "square",  "inverse", "abs"};
 const char* const binary_names[] = {"add",     "sub",     "mul",  "div",  "maximum",
                                     "minimum", "greater", "less", "equal"};
 const char* const scalar_names[] = {"x + f", "x * f", "f - x", "x / f", "pow"};
@@ -181,6 +181,7 @@ inline ts::Tensor apply_unary(int which, const ts::Tensor& x) {
     case 9: return ts::silu(x);
     case 10: return ts::relu(x);
     case 11: return ts::square(x);
+    case 13: return ts::abs(x);
     default: return ts::full({}, 1.0f) / x;
   }
 }

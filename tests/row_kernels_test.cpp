@@ -369,6 +369,44 @@ TEST_CASE("softmax and cross-entropy: -inf is a hidden entry, NaN stays in its r
   });
 }
 
+TEST_CASE("attention: what later keys and values hold does not reach a query") {
+  on_every_path([] {
+    for (const std::int64_t tokens : {2, 5, 8, 9, 12, 70, 200}) {
+      for (const std::int64_t size : {3, 16, 24, 64}) {
+        const ts::Tensor q = ts::uniform({2, tokens, 2 * size}, 1, -1, 1),
+                         k = ts::uniform({2, tokens, size}, 2, -1, 1),
+                         v = ts::uniform({2, tokens, size}, 3, -1, 1);
+        const Floats clean = ts::attention(q, k, v, 2, 1, ts::Mask::causal).values();
+        for (const std::int64_t at : {tokens - 1, tokens / 2, tokens / 3 + 1}) {
+          for (const float odd : {std::nanf(""), inf, -inf}) {
+            CAPTURE(tokens);
+            CAPTURE(size);
+            CAPTURE(at);
+            CAPTURE(odd);
+            const ts::Tensor k2 = k.clone(), v2 = v.clone();
+            ts::fill_(ts::slice(ts::slice(v2, 1, at, at + 1), 2, 0, size, 2), odd);
+            ts::fill_(ts::slice(ts::slice(k2, 1, at, at + 1), 2, 1, 2), std::nanf(""));
+            const Floats all = ts::attention(q, k, v2, 2, 1, ts::Mask::causal).values();
+            const Floats both = ts::attention(q, k2, v2, 2, 1, ts::Mask::causal).values();
+            bool same = true, seen = true;
+            for (std::size_t i = 0; i < all.size(); ++i) {
+              const std::int64_t row = static_cast<std::int64_t>(i) / (2 * size) % tokens;
+              const bool hit = static_cast<std::int64_t>(i) % size % 2 == 0;
+              if (row < at) {
+                same = same && all[i] == clean[i] && both[i] == clean[i];
+              } else {
+                seen = seen && std::isfinite(all[i]) != hit && !std::isfinite(both[i]);
+              }
+            }
+            CHECK(same);
+            CHECK(seen);
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("cross-entropy: rows of many blocks, whose maximum comes late, against float64") {
   on_every_path([] {
     for (const std::int64_t cols : {1, 17, 511, 513, 1600, 5003}) {

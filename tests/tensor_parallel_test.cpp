@@ -504,6 +504,35 @@ TEST_CASE("gather_again is all_gather's alone, and works under deferred weight g
   }
 }
 
+TEST_CASE("tensor parallel: the loss of logits far from 0 keeps its digits") {
+  const ts::Tensor x = ts::full({1, 8, 1}, 1.0f), noise = ts::uniform({61, 1}, 3, -2, 2);
+  const std::vector<std::int32_t> targets = {1, 60, -1, 30, 31, 2, 0, 59};
+  for (const float far : {0.0f, 1e4f, -1e5f}) {
+    CAPTURE(far);
+    const ts::Tensor table = noise + far, whole = ts::parameter((table - far).detach());
+    ts::Tensor loss = ts::cross_entropy(ts::matmul_transposed(x, whole), targets);
+    loss.backward();
+    for (const int devices : {1, 2, 3}) {
+      const ts::MeshRun run = tensor_mesh(devices).run([&](ts::Device& d) {
+        ts::Hooks hooks;
+        ts::detail::add_tensor_hooks(hooks, d, "tensor", small("gpt2"), false, 8);
+        const ts::Tensor own =
+            ts::parameter(ts::tensor_shard(table, ts::Split::rows, d.index("tensor"), devices));
+        const ts::Tensor part = hooks.loss(x, own, targets);
+        part.backward();
+        d.keep("loss", part);
+        d.keep("grad", own.grad());
+      });
+      std::vector<ts::Tensor> parts;
+      for (int rank = 0; rank < devices; ++rank) {
+        CHECK(double{run.kept(rank, "loss").item()} == doctest::Approx(double{loss.item()}));
+        parts.push_back(run.kept(rank, "grad"));
+      }
+      CHECK(far_apart(ts::concat(parts, 0), whole.grad()) < 1e-6);
+    }
+  }
+}
+
 TEST_CASE("tensor parallel: the hooks refuse what they were not made for") {
   // What one device alone says.
   const auto of_one = [](const std::function<void(ts::Device&, ts::Hooks&)>& body) {

@@ -77,6 +77,7 @@ TEST_CASE("gradients of every op equal central differences") {
   check_gradient("exp", [](In x) { return ts::exp(x[0]); }, {a});
   check_gradient("log", [](In x) { return ts::log(x[0]); }, {positive});
   check_gradient("sqrt", [](In x) { return ts::sqrt(x[0]); }, {positive});
+  check_gradient("abs", [](In x) { return ts::abs(x[0]); }, {a});
   check_gradient("square", [](In x) { return ts::square(x[0]); }, {a});
   check_gradient("sum", [](In x) { return ts::sum(x[0]); }, {a});
   check_gradient("sum dim 0", [](In x) { return ts::sum(x[0], 0); }, {a});
@@ -366,6 +367,36 @@ TEST_CASE("log_softmax and losses do not lose what all logits have in common") {
   }
 }
 
+TEST_CASE("the gradient of cross_entropy keeps its digits wherever the logits are") {
+  const std::int64_t n = 50;
+  for (const float far : {0.0f, 100.0f, 1e4f, -1e5f}) {
+    CAPTURE(far);
+    const ts::Tensor near = ts::uniform({2, n}, 3, -2, 2) + far;
+    const ts::Compiled compiled = ts::compile([](const std::vector<ts::Tensor>& in) {
+      return std::vector<ts::Tensor>{ts::cross_entropy(in[0], {3, 4})};
+    });
+    for (const bool graph : {false, true}) {
+      const ts::Tensor x = ts::parameter(near);
+      (graph ? compiled({x})[0] : ts::cross_entropy(x, {3, 4})).backward();
+      const std::vector<float> numbers = near.values(), slopes = x.grad().values();
+      for (std::int64_t row = 0; row < 2; ++row) {
+        double sum = 0;
+        const auto power = [&](std::int64_t j) {
+          return std::exp(double{numbers[static_cast<std::size_t>(row * n + j)]} - double{far});
+        };
+        for (std::int64_t j = 0; j < n; ++j) {
+          sum += power(j);
+        }
+        for (std::int64_t j = 0; j < n; ++j) {
+          const double want = (power(j) / sum - (j == 3 + row ? 1 : 0)) / 2;
+          CHECK(double{slopes[static_cast<std::size_t>(row * n + j)]} ==
+                doctest::Approx(want).epsilon(1e-6));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("uniform numbers stay below their upper end, also over all floats") {
   const ts::Tensor narrow = ts::uniform({1 << 18}, 3, 1000, 1001);
   for (const float x : narrow.values()) {
@@ -466,6 +497,34 @@ TEST_CASE("profiles: operands of where, norms, scatter_add, writes in place and 
                   {"adamw", 4 * 24, 3 * 24, 20 * 24},
                   {"adamw", 4 * 6, 3 * 6, 20 * 6},
                   {"adamw", 4 * 6, 3 * 6, 20 * 6}});
+}
+
+TEST_CASE("profiles: clones, row sums of gradients, and backward passes that gather") {
+  const ts::Tensor x = ts::parameter(ts::randn({4, 6}, 1)), b = ts::parameter(ts::zeros({6}));
+  const ts::Tensor one = ts::ones({4, 6});
+  const auto counted = [](const ts::Tensor& loss) {
+    std::string text;
+    const ts::Profile profile;
+    loss.backward();
+    for (const ts::OpRecord& op : profile.records()) {
+      text += ts::detail::cat(
+          {op.name, " ", op.bytes_read / 4, " ", op.bytes_written / 4, " ", op.vector_flops, "; "});
+    }
+    return text;
+  };
+  CHECK(counted(ts::sum(ts::log_softmax(x))) == "log_softmax backward 48 24 312; ");
+  CHECK(counted(ts::sum(ts::max(x, 1))) == "max backward 12 4 4; ");  // places take eight bytes
+  CHECK(counted(ts::sum(ts::embedding(x, {3, 0, 3}, {3}))) == "embedding backward 39 18 18; ");
+  CHECK(counted(ts::sum(ts::linear(one, x.detach(), ts::parameter(ts::zeros({4}))))) ==
+        "sum 16 4 16; ");
+  CHECK(counted(ts::sum(one + b)) == "sum 24 6 24; ");
+  const ts::Profile profile;
+  ts::transpose(one, 0, 1).clone();
+  ts::matmul(ts::slice(one, 1, 0, 6, 2), ts::zeros({3, 2}));  // copies an operand, is one op
+  REQUIRE(profile.records().size() == 2);
+  CHECK(profile.records()[0].name == "clone");
+  CHECK(profile.records()[0].bytes_read == 4 * 24);
+  CHECK(profile.records()[0].bytes_written == 4 * 24);
 }
 
 TEST_CASE("max and min: of all numbers, of a dimension, and their gradients") {

@@ -47,6 +47,7 @@ const std::vector<Op>& ops() {
       {"exp", [](I x) { return ts::exp(x[0]); }, {{3, 4}}},
       {"log", [](I x) { return ts::log(x[0]); }, {{3, 4}}},
       {"sqrt", [](I x) { return ts::sqrt(x[0]); }, {{3, 4}}},
+      {"abs", [](I x) { return ts::abs(x[0] - 0.9f); }, {{3, 4}}},
       {"square", [](I x) { return ts::square(x[0]); }, {{3, 4}}},
       {"pow", [](I x) { return ts::pow(x[0], 1.5f); }, {{3, 4}}},
       {"maximum", [](I x) { return ts::maximum(x[0], x[1]); }, {{3, 4}, {3, 4}}},
@@ -88,6 +89,11 @@ const std::vector<Op>& ops() {
       {"reshape",
        [](I x) {
          return ts::reshape(x[0], {2, 6});
+       },
+       {{3, 4}}},
+      {"reshape to what is left",
+       [](I x) {
+         return ts::reshape(x[0], {2, -1, 3});
        },
        {{3, 4}}},
       {"permute",
@@ -331,13 +337,46 @@ TEST_CASE("the primitives are at most 50") {
   for (const std::string& name : names) {
     all += name + " ";
   }
-  CHECK(all ==
-        "add argmax attention broadcast_to concat copy cross_entropy div dropout embedding equal "
-        "erf exp gelu gelu_tanh layer_norm less linear linear_cross_entropy log log_softmax matmul "
-        "matmul_transposed max mul permute "
-        "pow relu reshape rms_norm rope scale scatter_add sigmoid silu slice softmax sqrt square "
-        "sub sum tanh where ");
-  CHECK(names.size() == 43);
+  CHECK(
+      all ==
+      "abs add argmax attention broadcast_to concat copy cross_entropy div dropout embedding equal "
+      "erf exp gelu gelu_tanh layer_norm less linear linear_cross_entropy log log_softmax matmul "
+      "matmul_transposed max maximum mul permute "
+      "pow relu reshape rms_norm rope scale scatter_add sigmoid silu slice softmax sqrt square "
+      "sub sum tanh where ");
+  CHECK(names.size() == 45);
+}
+
+TEST_CASE("a size that reshape is not told, and |x| where it has no slope") {
+  const ts::Tensor x = ts::arange(12);
+  CHECK(ts::reshape(x, {-1}).shape() == ts::Shape{12});
+  CHECK(ts::reshape(x, {3, -1, 2}).shape() == ts::Shape{3, 2, 2});
+  CHECK(ts::reshape(x, {-1, 4}).storage().get() == x.storage().get());
+  CHECK(ts::reshape(ts::zeros({0, 3}), {-1, 3}).shape() == ts::Shape{0, 3});
+  CHECK(ts::reshape(ts::ones({1}), {}).shape() == ts::Shape{});
+  CHECK(error_of([&] {
+          ts::reshape(x, {-1, 5});
+        }) ==
+        "reshape: shape [12] has 12 elements, which sizes of 5 together with a -1 in dimension 0 "
+        "do not divide");
+  CHECK(error_of([&] {
+          ts::reshape(x, {3, -1, 0});
+        }) ==
+        "reshape: shape [12] has 12 elements, which sizes of 0 together with a -1 in dimension 1 "
+        "do not divide");
+  CHECK(error_of([&] { ts::reshape(x, {-1, -1}); }) == "Shape: size -1; sizes are 0 or more");
+  CHECK(error_of([&] { ts::reshape(ts::Tensor(), {-1}); }).find("data: the tensor is empty") == 0);
+
+  const float inf = std::numeric_limits<float>::infinity();
+  const auto f = [](const Inputs& in) { return Inputs{ts::abs(ts::reshape(in[0], {2, -1}))}; };
+  for (const bool compiled : {false, true}) {
+    const ts::Tensor w = ts::parameter(ts::tensor({6}, {-2, -0.0f, 0, 3, inf, -inf}));
+    const ts::Tensor y = compiled ? ts::compile(f)({w})[0] : f({w})[0];
+    CHECK(y.detach().values() == std::vector<float>{2, 0, 0, 3, inf, inf});
+    CHECK(!std::signbit(y.detach().values()[1]));
+    y.backward(ts::full({2, 3}, 5));
+    CHECK(w.grad().values() == std::vector<float>{-5, 0, 0, 5, 5, -5});
+  }
 }
 
 TEST_CASE("views share their numbers") {

@@ -13,6 +13,7 @@
 #include "tinyscale/compile/differentiate.hpp"
 #include "tinyscale/compile/graph_writer.hpp"
 #include "tinyscale/compile/recognize.hpp"
+#include "tinyscale/compile/value_layout.hpp"
 #include "tinyscale/compile/write_check.hpp"
 
 namespace tinyscale {
@@ -72,7 +73,8 @@ class Capture final : public GraphWriter {
   List<int> leaf_nodes;   // of parameters and inputs that gather gradients
   List<Slot> leaf_slots;  // null: of an input
   List<int> leaf_inputs;
-  List<Tensor> values;  // of nodes that a break computed; empty: of others
+  List<Tensor> values;   // of nodes that a break computed; empty: of others
+  bool layouts = false;  // what it did depends on the strides of its inputs
 
   Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
                 const List<double>& numbers) override {
@@ -131,6 +133,8 @@ class Capture final : public GraphWriter {
     copies_[static_cast<std::size_t>(copy.storage()->node)] = 1;
     return copy;
   }
+
+  bool is_dense(const Tensor& x) override { return layout(node_of(x)).is_contiguous(); }
 
   void write(const char* name, const Tensor& x, const Tensor& value) override {
     const int to = node_of(x);
@@ -362,7 +366,7 @@ class Capture final : public GraphWriter {
   // From here on the handle has numbers, which it holds.
   static void hold(Storage& storage, const Tensor& value) {
     const RecorderScope eager(nullptr);
-    const Tensor dense = value.is_contiguous() ? value : value.clone();
+    const Tensor dense = value.is_contiguous() ? value : value.copied();
     if (storage.sliced) {  // of numbers that were read before the last write
       storage.owner.~Shared();
     } else {
@@ -395,12 +399,37 @@ class Capture final : public GraphWriter {
     leaf.slot->fresh = false;
   }
 
-  ReturnedAs as_returned(const Tensor& y) const {
+  // A tensor with the shape and strides of a node where ops are run.
+  Tensor layout(int node) {
+    const GraphNode& made = graph[node];
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      if (inputs_[i]->node == node) {  // also as the function has written it
+        layouts = true;
+        return given[i];
+      }
+    }
+    for (std::size_t i = 0; i < now_.size(); ++i) {
+      if (now_[i] == node) {
+        return graph.constants[i];
+      }
+    }
+    const bool shown = shows_memory(graph, copies_, node);
+    const Tensor view = shown ? view_of(made, layout(made.inputs[0])) : Tensor();
+    return view.defined() ? view : phantom(made.shape);
+  }
+
+  ReturnedAs as_returned(const Tensor& y, int node) {
     ReturnedAs as;
     as.detached = !y.requires_grad();
+    as.base = view_base(graph, copies_, node);
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      as.input = inputs_[i].get() == y.storage().get() ? static_cast<int>(i) : as.input;
+      const bool itself = inputs_[i].get() == y.storage().get();
+      if (itself || inputs_[i]->node == as.base) {
+        as.input = static_cast<int>(i);
+        as.view = itself ? as.base : node;
+      }
     }
+    as.dense = as.input < 0 && is_dense(y);
     for (std::size_t i = 0; i < graph.constants.size(); ++i) {
       const Tensor& known = graph.constants[i];
       const bool this_one = known.storage().get() == y.storage().get() &&
@@ -416,8 +445,7 @@ class Capture final : public GraphWriter {
     for (const Tensor& y : results) {
       graph.outputs.push_back(y.defined() ? edge_of_result(y) : -1);
       tracked.push_back(y.defined() && y.requires_grad() && context().no_grad == 0);
-      returned_as.push_back(y.defined() ? as_returned(y) : ReturnedAs());
-      returned_as.back().base = view_base(graph, copies_, graph.outputs.back());
+      returned_as.push_back(y.defined() ? as_returned(y, graph.outputs.back()) : ReturnedAs());
     }
     for (std::size_t i = 0; i < inputs_.size(); ++i) {  // those of the host come behind them
       if (inputs_[i]->node != graph.inputs[i]) {

@@ -8,6 +8,7 @@
 
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/compile/evaluate.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
@@ -44,21 +45,34 @@ struct OldGradient {
   Slot slot;      // of a parameter from outside; or, null,
   int input = 0;  // of the input of this number
 };
-// What a result is beside its numbers: an input or a constant itself, if it was returned as such.
+// What a result is beside its numbers: a constant itself, if it was returned as such, or an input
+// or a view of one.
 struct ReturnedAs {
   int input = -1, constant = -1;
-  int base = -1;  // the node whose memory it is, maybe through views
+  int base = -1;       // the node whose memory it is, maybe through views
+  int view = -1;       // the node of that view of an input; the base: the input itself
+  bool dense = false;  // an eager one lies in row-major order
   bool detached = false;
 };
 
-// The next result: a copy where a pass gave it the memory of an earlier one and the function did
-// not.
+// A view of an input as the ops of a graph make it of this call's.
+inline Tensor view_again(const Graph& graph, int node, int base, const Tensor& x) {
+  return node == base
+             ? x
+             : evaluate_primitive(graph[node], {view_again(graph, graph[node].inputs[0], base, x)});
+}
+
+// The next result: a copy where a pass gave it the memory of an earlier one, or an order that is
+// not row-major, and the function did not.
 inline Tensor apart(const List<ReturnedAs>& as, const std::vector<Tensor>& earlier,
                     const Tensor& next) {
   const int base = as[earlier.size()].base;
+  if (as[earlier.size()].dense && next.defined() && !next.is_contiguous()) {
+    return next.copied();
+  }
   for (std::size_t r = 0; r < earlier.size() && next.defined(); ++r) {
     if (earlier[r].defined() && earlier[r].origin() == next.origin() && as[r].base != base) {
-      return next.clone();
+      return next.copied();
     }
   }
   return next;

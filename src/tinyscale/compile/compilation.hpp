@@ -27,7 +27,12 @@ struct Guards {
     Shape shape;
     bool grad;
     bool had = false;
+    std::vector<std::int64_t> strides;  // empty: in row-major order
   };
+  static std::vector<std::int64_t> strides_of(const Tensor& x) {
+    return x.is_contiguous() ? std::vector<std::int64_t>() : x.strides();
+  }
+  bool layouts = false;    // how inputs lie matters
   bool gradients = false;  // the function makes gradients: whether inputs had one matters
   List<Input> inputs;
   bool no_grad = false;
@@ -68,6 +73,9 @@ struct Guards {
       }
       if (given[i].requires_grad() != inputs[i].grad) {
         return cat({"input ", i, inputs[i].grad ? " has no gradient" : " has a gradient"});
+      }
+      if (layouts && strides_of(given[i]) != inputs[i].strides) {
+        return cat({"input ", i, " has other strides"});
       }
       if (gradients && has_gradient(given[i]) != inputs[i].had) {
         return cat({"input ", i, " has gathered ", inputs[i].had ? "no" : "a", " gradient"});
@@ -115,7 +123,7 @@ inline void set_gradient(const Slot& slot, const Tensor& gradient, bool replaces
   }
   const bool own = gradient.is_contiguous() && gradient.storage().use_count() == 1 &&
                    !gradient.storage()->sliced && gradient.storage()->count == gradient.count();
-  slot->grad = (own ? gradient : gradient.clone()).storage();
+  slot->grad = (own ? gradient : gradient.copied()).storage();
   slot->fresh = false;
 }
 
@@ -240,6 +248,21 @@ struct Compilation {
 
   const BackwardPart* part_of(std::size_t result) const {
     return result < backward.size() && backward[result].plan ? &backward[result] : nullptr;
+  }
+  // A result of a call from the one that the graph computed and those before it.
+  Tensor result(std::size_t r, const std::vector<Tensor>& inputs, const Tensor& computed,
+                const std::vector<Tensor>& earlier) const {
+    const ReturnedAs& as = returned_as[r];
+    if (is_input(r)) {
+      return view_again(graph, as.view, as.base, inputs[static_cast<std::size_t>(as.input)]);
+    }
+    std::size_t same = 0;  // one that is returned twice stays one
+    while (graph.outputs[same] != graph.outputs[r]) {
+      ++same;
+    }
+    return is_captured(r) ? graph.constants[static_cast<std::size_t>(as.constant)]
+           : same < r     ? earlier[same]
+                          : apart(returned_as, earlier, computed);
   }
   bool is_input(std::size_t result) const { return returned_as[result].input >= 0; }
   // A captured tensor itself, of which others hold handles.

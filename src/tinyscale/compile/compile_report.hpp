@@ -87,12 +87,28 @@ inline void count_records(PassRow& row, const List<OpRecord>& records) {
   }
 }
 
+// Of numbers that eager ops read as tensors of one element; a kernel holds them.
+inline double literal_bytes(const Graph& graph) {
+  double bytes = 0;
+  for (const GraphNode& node : graph.nodes) {
+    for (const int input : distinct_inputs(is_free(node) ? List<int>() : node.inputs)) {
+      int source = input;
+      while (facts_of(graph[source].op).kind == OpKind::view) {
+        source = graph[source].inputs[0];
+      }
+      bytes += graph[source].op == Op::literal ? 4 : 0;
+    }
+  }
+  return bytes;
+}
+
 inline PassRow eager_row(const char* name, const Graph& graph) {
   PassRow row;
   row.name = name;
   row.eager = true;
   row.nodes = graph.size();
   count_records(row, op_by_op(graph));
+  row.bytes += literal_bytes(graph);
   const List<BufferLife> all = eager_buffers(graph);
   List<BufferLife> between;
   for (const BufferLife& buffer : all) {
@@ -106,13 +122,18 @@ inline PassRow eager_row(const char* name, const Graph& graph) {
   return row;
 }
 
-// Results that nobody needs and copies of operands that do not lie in rows, while a kernel runs.
+// Results that nobody needs, those of eager ops before they stand in their place, and copies of
+// operands that do not lie in rows, while a kernel runs.
 inline double passing_bytes(const GraphPlan& plan) {
   const Graph& graph = plan.graph();
   const ValueLayouts layouts(graph);
   std::int64_t most = 0;
   for (const Step& step : plan.steps()) {
-    std::int64_t now = 0;
+    const Op op = graph[step.nodes[0]].op;
+    const OpKind of = facts_of(op).kind;
+    const bool own = of == OpKind::row || of == OpKind::whole || of == OpKind::index;
+    const bool eager = step.kind == StepKind::kernel && (!own || op == Op::log_softmax);
+    std::int64_t now = eager ? graph[step.nodes[0]].shape.count() : 0;
     for (std::size_t i = 0; step.kind == StepKind::kernel && i < step.outputs.size(); ++i) {
       now += step.outputs[i] < 0
                  ? part_shape(graph, graph[step.nodes[0]], static_cast<int>(i)).count()
@@ -191,11 +212,11 @@ class PassRun {
       plan_ = Shared<GraphPlan>(new GraphPlan(graph_, row.options, report.writes));
     }
     for (Tensor& input : inputs_) {
-      input = input.is_contiguous() ? input.detach() : input.clone();
+      input = input.is_contiguous() ? input.detach() : input.copied();
     }
     for (const GraphPlan::Write& write : report.writes) {
       Tensor& target = target_of(write);
-      target = target.clone();
+      target = target.copied();
     }
   }
 

@@ -160,7 +160,8 @@ inline Shared<detail::Compilation> Compiled::capture(const std::vector<Tensor>& 
   Shared<Compilation> made(new Compilation);
   detail::Guards& guards = made->guards;
   for (const Tensor& x : inputs) {
-    guards.inputs.push_back({x.shape(), x.requires_grad(), detail::has_gradient(x)});
+    guards.inputs.push_back(
+        {x.shape(), x.requires_grad(), detail::has_gradient(x), detail::Guards::strides_of(x)});
   }
   guards.no_grad = context().no_grad > 0;
   guards.format = context().matmul_format;
@@ -215,6 +216,7 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
       made.guards.had.push_back(slot->grad && !slot->fresh);
     }
   }
+  made.guards.layouts = capture.layouts;
   made.guards.gradients = !made.gradients.empty() || !made.old_gradients.empty();
   made.returned_as = capture.returned_as;
   List<int> wanted = capture.graph.outputs;
@@ -232,7 +234,9 @@ inline void Compiled::make_results(detail::Capture& capture, Compilation& made, 
   const int forward = capture.graph.size();
   for (std::size_t r = 0; r < made.results; ++r) {
     made.backward.push_back(detail::BackwardPart());
-    if (capture.tracked[r] && !made.is_input(r)) {
+    if (capture.tracked[r] && made.is_input(r)) {
+      made.backward.back().used = capture.is_used(capture.graph.outputs[r]);
+    } else if (capture.tracked[r]) {
       made.backward.back() =
           detail::backward_part(capture, r, forward, state().options.activation_bytes);
       for (const int node : made.backward.back().cut.known) {
@@ -307,6 +311,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   if (detail::recording()) {
     return all.body(inputs);  // a part of what is captured now
   }
+  context().gradient_passed = true;  // what it captures may have one
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) {
       detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
@@ -442,7 +447,7 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
                                          const std::vector<Tensor>& inputs) const {
   std::vector<Tensor> given;
   for (const Tensor& x : inputs) {
-    given.push_back(x.is_contiguous() ? x.detach() : x.clone());
+    given.push_back(x.is_contiguous() ? x.detach() : x.copied());
   }
   for (std::size_t i = 0; i < made->hosts.size(); ++i) {
     given.push_back(i < made->host_values.size() ? made->host_values[i] : made->hosts[i]());
@@ -484,14 +489,8 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
   detail::hand_on(inner);
   std::vector<Tensor> results;
   for (std::size_t r = 0; r < made->results; ++r) {
-    const detail::ReturnedAs& as = made->returned_as[r];
-    Tensor y = made->is_input(r)      ? inputs[static_cast<std::size_t>(as.input)]
-               : made->is_captured(r) ? made->graph.constants[static_cast<std::size_t>(as.constant)]
-                                      : outputs[r];
-    if (!made->is_input(r) && !made->is_captured(r)) {
-      y = detail::apart(made->returned_as, results, y);
-    }
-    results.push_back(as.detached ? y.detach() : y);
+    const Tensor y = made->result(r, inputs, outputs[r], results);
+    results.push_back(made->returned_as[r].detached ? y.detach() : y);
   }
   attach_backward(made, given, inputs, outputs, results);
   return results;

@@ -30,7 +30,7 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     List<Tensor> saved;
     List<detail::Kept> kept;
     for (std::size_t i = 0; i < part->cut.known.size(); ++i, ++at) {
-      saved.push_back(outputs[at].is_contiguous() ? outputs[at] : outputs[at].clone());
+      saved.push_back(outputs[at].is_contiguous() ? outputs[at] : outputs[at].copied());
       kept.push_back(detail::Kept(saved.back()));
     }
     for (const Tensor& x : given) {
@@ -55,14 +55,22 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
     }
     results[r] = results[r].detach();
     detail::attach(results[r], "compiled", behind.data(), behind.size(),
-                   [given, constants, saved, slots, kept](const Tensor& dy) {
+                   [self = *this, format = made->guards.format, given, constants, saved, slots,
+                    kept](const Tensor& dy) {
+                     const DType format_now = context().matmul_format;
+                     const detail::BackwardPart& own = constants.part();
+                     const Shared<GraphPlan> plan =
+                         format_now == format
+                             ? own.plan
+                             : self.plan_of(detail::in_format(own.cut.graph, format_now), {},
+                                            false);
                      std::vector<Tensor> all = given;
                      all.push_back(contiguous(dy));
-                     List<Tensor> now = constants.part().cut.graph.constants;
+                     List<Tensor> now = own.cut.graph.constants;
                      for (std::size_t i = 0; i < saved.size(); ++i) {
                        now[constants.size() + i] = saved[i];
                      }
-                     const std::vector<Tensor> gradients = constants.part().plan->run(all, now);
+                     const std::vector<Tensor> gradients = plan->run(all, now);
                      for (std::size_t i = 0; i < slots.size(); ++i) {
                        detail::add_grad(slots[i], gradients[i]);
                      }

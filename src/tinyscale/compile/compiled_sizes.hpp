@@ -22,6 +22,12 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
       return;
     }
   }
+  for (const detail::Guards::Input& input : made.guards.inputs) {
+    if (made.guards.layouts && !input.strides.empty()) {
+      made.not_symbolic = "what it does depends on the strides of its inputs";
+      return;
+    }
+  }
   const std::int64_t batch = inputs[0].dim(0);
   const std::int64_t batches[] = {batch, batch + 1, batch + 3};
   Shared<detail::SymbolicBatch> symbolic(new detail::SymbolicBatch);

@@ -235,9 +235,9 @@ inline Parts decompose_attention_backward(const Parts& in, const List<double>& n
   return {join_heads(dq), join_heads(dk), join_heads(dv)};
 }
 
-// Parameter, first and second moment, and the sum of squares of the gradient, of (parameter,
-// gradient, both moments, factors [6] as in kernels::AdamWFactors: beta1, beta2, epsilon, decay,
-// rate, root; factor of the gradient []).
+// Parameter, first and second moment, of (parameter, gradient, both moments, factors [6] as in
+// kernels::AdamWFactors: beta1, beta2, epsilon, decay, rate, root; factor of the gradient [], where
+// NaN leaves all as it is).
 inline Parts decompose_adamw(const Parts& in) {
   const auto factor = [&in](int i) { return reshape(slice(in[4], 0, i, i + 1), Shape{}); };
   const Tensor b1 = factor(0), b2 = factor(1);
@@ -245,7 +245,8 @@ inline Parts decompose_adamw(const Parts& in) {
   const Tensor m = b1 * in[2] + (1.0f - b1) * g;
   const Tensor v = b2 * in[3] + (1.0f - b2) * (g * g);
   const Tensor root = sqrt(v) * factor(5) + factor(2);
-  return {in[0] * factor(3) - factor(4) * (m / root), m, v, sum(in[1] * in[1])};
+  const Tensor p = in[0] * factor(3) - factor(4) * (m / root), go = equal(in[5], in[5]);
+  return {where(go, p, in[0]), where(go, m, in[2]), where(go, v, in[3])};
 }
 
 // The results of a composite op, from primitives.

@@ -111,7 +111,6 @@ struct Differential {
   static Tensor zero() { return full(Shape{}, 0.0f); }
 
   Parts product() const {
-    const MatmulFormat format(static_cast<DType>(static_cast<int>(node.numbers[0])));
     const Tensor &x = in[0], &w = in[1], &d = dy[0];
     if (w.dims() > 2) {
       return {needs(0) ? matmul_of_gradient(d, transpose(w, -1, -2), Dy::first) : Tensor(),
@@ -202,7 +201,6 @@ inline Shape part_shape(const Graph& graph, const GraphNode& node, int number) {
     case Op::linear_cross_entropy_all:
       return number == 0 ? Shape{}
                          : graph.input_of(node, static_cast<std::size_t>(number - 1)).shape;
-    case Op::adamw: return number < 3 ? first : Shape{};
     default: return node.shape;
   }
 }

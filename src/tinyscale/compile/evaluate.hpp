@@ -14,7 +14,7 @@ namespace tinyscale {
 namespace detail {
 
 inline Tensor round_numbers(const Tensor& x, DType format) {
-  Tensor y = x.clone();
+  Tensor y = x.copied();
   for (std::int64_t i = 0; i < y.count(); ++i) {
     y.data()[i] = round_to(y.data()[i], format);
   }
@@ -70,7 +70,7 @@ inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
     case Op::pad: return pad(in[0], first(), node.whole(1), node.whole(2), node.whole(3));
     case Op::take: return embedding(in[0], in[1]);
     case Op::scatter_add: {
-      Tensor y = in.size() > 2 ? in[2].clone() : zeros(node.shape);
+      Tensor y = in.size() > 2 ? in[2].copied() : zeros(node.shape);
       const std::vector<std::int32_t> ids = ids_of("scatter_add", in[0]);
       const Tensor rows = contiguous(in[1]);
       const std::int64_t width = rows.dim(-1);

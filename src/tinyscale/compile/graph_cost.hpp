@@ -27,7 +27,6 @@ inline double distinct_numbers(const Tensor& x) {
 inline double element_flops(Op op, double n) {
   const auto table = [n](const char* name) { return vector_cost(name, n, &VectorCost::forward); };
   switch (op) {
-    case Op::maximum:
     case Op::round: return n;
     case Op::gelu_slope: return table("gelu") + 4 * n;
     case Op::gelu_tanh_slope: return table("gelu_tanh") + 6 * n;

@@ -174,7 +174,7 @@ class GraphPlan {
     const Tensor& value = memory.values[at(output)];
     const int base = layouts_->base_of(output);
     if (placed_.places[at(base)] != Place::own) {
-      return value.clone();
+      return value.copied();
     }
     return value;
   }
@@ -272,7 +272,7 @@ class GraphPlan {
     for (std::size_t i = 0; i < step.inputs.size(); ++i) {
       in[i] = &memory.values[at(step.inputs[i])];
       if (!in[i]->is_contiguous()) {
-        dense[i] = in[i]->clone();
+        dense[i] = in[i]->copied();
         in[i] = &dense[i];
       }
     }

@@ -154,6 +154,7 @@ class GraphWriter : public Recorder {
     const Tensor* const inputs[] = {&x};
     return record(Op::reshape, inputs, 1, x.shape(), as_numbers(x.shape()));
   }
+  bool is_dense(const Tensor&) override { return true; }  // of a rewritten graph: as it will lie
   void write(const char* name, const Tensor& x, const Tensor&) override {
     fail({name, ": writes to a ", x.shape(), " tensor where a graph is rewritten"});
   }

@@ -51,6 +51,16 @@ inline Dy gradient_operand(const GraphNode& node) {
   return node.numbers.size() > 1 ? static_cast<Dy>(static_cast<int>(node.number(1))) : Dy::none;
 }
 
+// A graph of gradients whose products with one are in another format.
+inline Graph in_format(Graph graph, DType format) {
+  for (GraphNode& node : graph.nodes) {
+    if (node.op == Op::matmul && gradient_operand(node) != Dy::none) {
+      node.numbers[0] = static_cast<double>(static_cast<int>(format));
+    }
+  }
+  return graph;
+}
+
 // How many nodes use each node; an output counts as a use.
 inline List<int> use_counts(const Graph& graph) {
   List<int> uses(graph.nodes.size());

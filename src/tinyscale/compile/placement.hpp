@@ -187,7 +187,7 @@ class Placer {
                             : output == step.outputs[0] ? 0
                             : output == step.outputs[1] ? 2
                                                         : 3;
-    if (own >= step.inputs.size() || (!adds && output == step.outputs[3])) {
+    if (own >= step.inputs.size()) {
       return false;
     }
     for (std::size_t i = 0; i < step.inputs.size(); ++i) {

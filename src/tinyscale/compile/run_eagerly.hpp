@@ -38,7 +38,7 @@ inline Parts run_composite(const Graph& graph, const GraphNode& node, const Part
   const Tensor* in[8] = {};
   Tensor* out[4] = {};
   for (std::size_t i = 0; i < operands.size(); ++i) {
-    dense[i] = operands[i].is_contiguous() ? operands[i] : operands[i].clone();
+    dense[i] = operands[i].is_contiguous() ? operands[i] : operands[i].copied();
     in[i] = &dense[i];
   }
   Parts parts;

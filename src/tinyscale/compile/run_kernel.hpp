@@ -102,7 +102,7 @@ struct NodeKernel {
   List<std::int32_t> numbers_of(const char* what, const Tensor& ids, std::int64_t least,
                                 std::int64_t end) const {
     List<std::int32_t> out_ids(static_cast<std::size_t>(ids.count()));
-    const Tensor dense = ids.is_contiguous() ? ids : ids.clone();
+    const Tensor dense = ids.is_contiguous() ? ids : ids.copied();
     const float* const from = dense.data();
     for (std::size_t i = 0; i < out_ids.size(); ++i) {
       const float id = from[i];
@@ -144,11 +144,11 @@ struct NodeKernel {
     const List<std::int32_t> targets = numbers_of("target", *in[1], -1, columns());
     List<float> losses(targets.size()), lse(targets.size());
     kernels::cross_entropy_forward(rows(), columns(), in[0]->data(), targets.data(), losses.data(),
-                                   lse.data());
+                                   lse.data(), true);
     kernels::cross_entropy_backward(
         rows(), columns(), in[0]->data(), lse.data(), targets.data(),
         static_cast<float>(static_cast<double>(in[2]->item()) / counted(targets)), out[0]->data(),
-        0.0f);
+        0.0f, true);
   }
   void linear_loss() const {
     const std::int64_t vocabulary = in[1]->dim(0);
@@ -211,9 +211,8 @@ struct NodeKernel {
     s.rate = f[4];
     s.root = f[5];
     s.grad_scale = in[5]->item();
-    const double squares = kernels::adamw(in[0]->count(), s, in[1]->data(), out[0]->data(),
-                                          out[1]->data(), out[2]->data());
-    *out[3]->data() = static_cast<float>(squares);
+    kernels::adamw(in[0]->count(), s, in[1]->data(), out[0]->data(), out[1]->data(),
+                   out[2]->data());
   }
 
   void take_rows() const {
@@ -254,7 +253,7 @@ struct NodeKernel {
     const Parts results = evaluate_node(node, operands);
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (out[i] != nullptr) {
-        const Tensor dense = results[i].is_contiguous() ? results[i] : results[i].clone();
+        const Tensor dense = results[i].is_contiguous() ? results[i] : results[i].copied();
         std::memcpy(out[i]->data(), dense.data(),
                     static_cast<std::size_t>(dense.count()) * sizeof(float));
       }

@@ -68,7 +68,7 @@ struct ProductRun {
     }
     const std::int64_t k = w.dim(0), n = w.dim(1), m = to.count() / std::max<std::int64_t>(n, 1);
     const bool dense = x.is_contiguous() || x.dims() == 2;
-    const Matrix a = matrix_of(as_operand(dense ? x : x.clone(), dy == Dy::first), Trans::no, k);
+    const Matrix a = matrix_of(as_operand(dense ? x : x.copied(), dy == Dy::first), Trans::no, k);
     const Matrix b = matrix_of(as_operand(w, dy == Dy::second), Trans::no, n);
     if (epilogue != nullptr) {
       kernels::gemm_fused(a.trans, b.trans, m, n, k, a.own.origin(), a.ld, b.own.origin(), b.ld,

@@ -92,7 +92,7 @@ inline void own_numbers(std::vector<Tensor>& all, const std::vector<Tensor>& oth
     shared = shared || &other.storage()->block() == &last.storage()->block();
   }
   if (shared && !recording()) {
-    last = last.clone();
+    last = last.copied();
   }
 }
 

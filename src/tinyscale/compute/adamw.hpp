@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/lane_math.hpp"
@@ -55,7 +54,6 @@ struct AdamWBlock {
   float* param;
   float* m;
   float* v;
-  double* squares;  // set to the sum of grad^2, where it is not null
 
   template <class L>
   TINYSCALE_INLINE void step(const typename L::V& grads, typename L::V& p, typename L::V& first,
@@ -79,14 +77,13 @@ struct AdamWBlock {
   }
 
   template <class L>
-  TINYSCALE_INLINE void at(std::int64_t i, std::int64_t left, typename L::V& sum) const {
+  TINYSCALE_INLINE void at(std::int64_t i, std::int64_t left) const {
     typename L::V vg, vp, vm, vv;
     load_some<L>(grad + i, left, 0.0f, vg);
     load_some<L>(param + i, left, 0.0f, vp);
     load_some<L>(m + i, left, 0.0f, vm);
     load_some<L>(v + i, left, 0.0f, vv);
     step<L>(vg, vp, vm, vv);
-    sum = sum + vg * vg;
     store_some<L>(param + i, left, vp);
     store_some<L>(m + i, left, vm);
     store_some<L>(v + i, left, vv);
@@ -94,17 +91,13 @@ struct AdamWBlock {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    typename L::V sum[2] = {};
     std::int64_t i = 0;
     for (; i + 2 * L::width <= n; i += 2 * L::width) {
-      at<L>(i, L::width, sum[0]);
-      at<L>(i + L::width, L::width, sum[1]);
+      at<L>(i, L::width);
+      at<L>(i + L::width, L::width);
     }
     for (; i < n; i += L::width) {
-      at<L>(i, n - i, sum[0]);
-    }
-    if (squares != nullptr) {
-      *squares = static_cast<double>(sum_lanes<L>(sum[0] + sum[1]));
+      at<L>(i, n - i);
     }
   }
 };
@@ -113,24 +106,20 @@ struct AdamWBlock {
 
 namespace kernels {
 
-// Returns the sum of grad^2, before grad_scale: blocks of fixed size, added in order.
-inline double adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param,
-                    float* m, float* v) {
+// Where grad_scale is NaN nothing is updated.
+inline void adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param, float* m,
+                  float* v) {
+  if (detail::is_nan(double{f.grad_scale})) {
+    return;
+  }
   const std::int64_t block = detail::elementwise_block;
-  List<double> squares(static_cast<std::size_t>((n + block - 1) / block));
   parallel_for((n + block - 1) / block, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
-      detail::run_on_lanes(detail::AdamWBlock{std::min(block, n - at), f, grad + at, param + at,
-                                              m + at, v + at,
-                                              &squares[static_cast<std::size_t>(b)]});
+      detail::run_on_lanes(
+          detail::AdamWBlock{std::min(block, n - at), f, grad + at, param + at, m + at, v + at});
     }
   });
-  double total = 0;
-  for (const double part : squares) {
-    total += part;
-  }
-  return total;
 }
 
 inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,

@@ -284,6 +284,49 @@ struct AttentionFold {
   }
 };
 
+// Whether a NaN or an infinity is among numbers of rows: 0 times it would not be 0.
+struct AnyInfinite {
+  std::int64_t rows, n, stride;
+  const float* x;
+  bool* found;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v;
+    typename L::U bits, all{};
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t i = 0; i < n; i += L::width) {
+        load_some<L>(x + row * stride + i, n - i, 0.0f, v);
+        std::memcpy(&bits, &v, sizeof(bits));
+        all = all | ((bits & 0x7fffffffU) + 0x00800000U);  // the first bit: an exponent of ones
+      }
+    }
+    std::uint32_t lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &all, sizeof(lanes));
+    for (const std::uint32_t lane : lanes) {
+      *found = *found || lane >> 31 != 0;
+    }
+  }
+};
+
+// O of one block, which gets `share` of what it sums up. hidden: values that some row does not see
+// are no numbers; each row sums those that it sees.
+inline void attention_sum(const AttentionProduct& w, bool hidden) {
+  for (std::int64_t i = 0; hidden && i < w.m; ++i) {
+    AttentionProduct row = w;
+    row.m = 1;
+    row.a += i * w.a_row;
+    row.c += i * w.c_row;
+    row.to += i;
+    row.share += i;
+    row.keep += i;
+    attention_product(row);
+  }
+  if (!hidden) {
+    attention_product(w);
+  }
+}
+
 // Queries [first, last) of one head: every block of them against a block of keys, then the next.
 inline void attention_forward_task(const kernels::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
@@ -296,6 +339,10 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
   for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.v + j * s.v_stride, s.v_stride, nullptr, v});
+    bool odd = false;
+    if (visible_keys(s, first) < j + keys) {
+      run_on_lanes(AnyInfinite{1, keys * size, 0, v, &odd});
+    }
     float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold
     for (std::int64_t begin = first; begin < last; begin += wide, qt += own) {
       AttentionBlock block(s, begin, j);
@@ -310,9 +357,10 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
       }
       run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
       run_on_lanes(AttentionFold{block, attention_scale(s), p, lanes});
-      attention_product({block.rows, size, block.keys, p, 1, wide, v, size,
-                         t.o + begin * s.o_stride, s.o_stride, j == 0 ? 0.0f : 1.0f, -attention_all,
-                         -block.lead, lanes + 4 * wide, lanes + 3 * wide});
+      attention_sum(
+          {block.rows, size, block.keys, p, 1, wide, v, size, t.o + begin * s.o_stride, s.o_stride,
+           j == 0 ? 0.0f : 1.0f, -attention_all, -block.lead, lanes + 4 * wide, lanes + 3 * wide},
+          odd);
       std::copy(lanes + 2 * wide, lanes + 2 * wide + block.rows, t.lse + begin);
     }
   }
@@ -356,18 +404,31 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
   const Scratch lease(group * s.queries * s.keys);
   float* const p = lease.data();
   run_on_lanes(AttentionRows{s, t, group * s.queries, p});
+  bool odd = false;
+  const std::int64_t first = visible_keys(s, 0);
+  if (first < s.keys) {
+    run_on_lanes(
+        AnyInfinite{s.keys - first, s.head_size, s.v_stride, t.v + first * s.v_stride, &odd});
+  }
+  const std::int64_t together = odd ? 1 : s.queries;  // rows that sum over the same keys
   for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     const float beta = j == 0 ? 0.0f : 1.0f;
+    const auto seen = [&](std::int64_t i) {
+      return odd ? std::clamp<std::int64_t>(visible_keys(s, i) - j, 0, keys) : keys;
+    };
     for (std::int64_t h = 0; h < group; ++h) {
       const float* ph = p + h * s.queries * s.keys + j;
       const float* v = t.v + j * s.v_stride;
       float* const o = t.o + h * s.head_size;
-      panels({s.queries, full, keys, ph, s.keys, 1, v, s.v_stride, o, s.o_stride, beta});
+      for (std::int64_t i = 0; i < s.queries; i += together) {
+        panels({together, full, seen(i), ph + i * s.keys, s.keys, 1, v, s.v_stride,
+                o + i * s.o_stride, s.o_stride, beta});
+      }
       for (std::int64_t i = 0; i < s.queries; ++i) {
         for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector
           float sum = j == 0 ? 0.0f : o[i * s.o_stride + d];
-          for (std::int64_t x = 0; x < keys; ++x) {
+          for (std::int64_t x = 0; x < seen(i); ++x) {
             sum += ph[i * s.keys + x] * v[x * s.v_stride + d];
           }
           o[i * s.o_stride + d] = sum;

@@ -346,13 +346,14 @@ struct CrossEntropyRows {
   const std::int32_t* targets;
   float* losses;
   float* lse;
+  bool above;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     sum_exp_rows<L>(end - begin, vocab, logits + begin * vocab, vocab, lse + begin, losses + begin);
     for (std::int64_t i = begin; i < end; ++i) {
       const float top = lse[i], log_sum = std::log(losses[i]);
-      lse[i] = top + log_sum;
+      lse[i] = above ? log_sum : top + log_sum;
       losses[i] = targets[i] < 0 ? 0.0f : top - logits[i * vocab + targets[i]] + log_sum;
     }
   }
@@ -366,6 +367,7 @@ struct CrossEntropyBackwardRows {
   float scale;
   float* dlogits;
   float beta;
+  bool above;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -375,12 +377,17 @@ struct CrossEntropyBackwardRows {
         std::fill(dx, dx + (beta == 0.0f ? vocab : 0), 0.0f);
         continue;
       }
-      typename L::V v, vl, vs;
+      typename L::V v, vl, vs, top{};
+      if (above) {
+        broadcast<L>(-std::numeric_limits<float>::infinity(), v);
+        max_row<L>(vocab, logits + i * vocab, v);
+        broadcast<L>(max_lanes<L>(v), top);
+      }
       broadcast<L>(lse[i], vl);
       broadcast<L>(scale, vs);
       for (std::int64_t j = 0; j < vocab; j += L::width) {
         load_some<L>(logits + i * vocab + j, vocab - j, 0.0f, v);
-        exp_negative<L>(v - vl, v);
+        exp_negative<L>((v - top) - vl, v);
         add_some<L>(beta, v * vs, vocab - j, dx + j);
       }
       if (targets[i] < vocab) {
@@ -412,24 +419,26 @@ inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* 
   });
 }
 
-// losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below).
+// losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below). above: lse less
+// the row's maximum, which keeps its digits far from 0.
 inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
-                                  const std::int32_t* targets, float* losses, float* lse) {
+                                  const std::int32_t* targets, float* losses, float* lse,
+                                  bool above = false) {
   const std::int64_t grain = rows < 32 ? 1 : 8;  // rows that are read together
-  parallel_for(rows, std::max(grain, detail::row_grain(vocab)),
-               [&](std::int64_t begin, std::int64_t end) {
-                 detail::run_on_lanes(
-                     detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse});
-               });
+  parallel_for(
+      rows, std::max(grain, detail::row_grain(vocab)), [&](std::int64_t begin, std::int64_t end) {
+        detail::run_on_lanes(
+            detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse, above});
+      });
 }
 
 // lse may be of more columns than are here; a target from vocab on is one of those.
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
-                                   float* dlogits, float beta = 1.0f) {
+                                   float* dlogits, float beta = 1.0f, bool above = false) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
-                                                          scale, dlogits, beta});
+                                                          scale, dlogits, beta, above});
   });
 }
 

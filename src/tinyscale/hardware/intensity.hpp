@@ -288,8 +288,7 @@ inline std::size_t einsum_arrow(const std::string& spec) {
   }
   for (std::size_t i = arrow + 2; i < spec.size(); ++i) {
     if (spec[i] != ' ' && spec.find(spec[i]) >= arrow) {
-      fail({"einsum \"", spec, "\": no operand has '", std::string(1, spec[i]),
-            "' of the result"});
+      fail({"einsum \"", spec, "\": no operand has '", std::string(1, spec[i]), "' of the result"});
     }
   }
   return arrow;

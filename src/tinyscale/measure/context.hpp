@@ -57,6 +57,7 @@ struct Context {
   detail::ProductFormat matmul_format;          // in which matmuls read their operands
   RoundingCount* rounding = nullptr;            // of gradients; null: nobody counts
   int recomputing = 0;                          // recomputations (recompute()) that are under way
+  bool gradient_passed = false;                 // an op under a NoGrad had an input with a gradient
   DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
 };
 

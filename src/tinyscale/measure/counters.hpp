@@ -17,9 +17,7 @@ struct Operand {
   DType format = DType::f32;
   double element_bytes = 0;  // of weights stored in blocks; 0: those of the format
 
-  double bytes() const {
-    return elements * (element_bytes > 0 ? element_bytes : bytes_of(format));
-  }
+  double bytes() const { return elements * (element_bytes > 0 ? element_bytes : bytes_of(format)); }
 };
 
 struct OpRecord {

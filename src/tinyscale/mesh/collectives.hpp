@@ -50,7 +50,7 @@ inline Tensor as_sent(const Underway& now) {
   if (format == DType::f32 || (*now.device)->size_of(now.call.key().axes) == 1) {
     return now.in.detach();
   }
-  Tensor sent = now.in.clone();
+  Tensor sent = now.in.copied();
   for (std::int64_t i = 0; i < sent.count(); ++i) {
     sent.data()[i] = round_to(sent.data()[i], format);
   }

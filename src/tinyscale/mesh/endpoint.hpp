@@ -249,7 +249,7 @@ class Endpoint {
     {
       Context nobody;  // a message under way is in no device's memory, whenever it is received
       const ContextScope scope(nobody);
-      packet.value = value.clone();
+      packet.value = value.copied();
     }
     if (!send_shape_ || send_shape_->cut.block != value.count() || !(send_shape_->where == where)) {
       send_shape_ = send_shape(value.count(), where);
@@ -272,7 +272,7 @@ class Endpoint {
       throw;
     }
     keep_event(DeviceEvent::Kind::wait, packet.call);
-    return packet.value.clone();  // in this device's memory
+    return packet.value.copied();  // in this device's memory
   }
 
   // The task so far ends, with a sample of the memory, and another begins.

@@ -126,7 +126,7 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
     a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
                              shard_index(mesh, move.axes, static_cast<int>(rank)))
-                         .clone();
+                         .copied();
   }
   report.bytes += cost.bytes;
   report.comms_seconds += cost.seconds;

@@ -236,7 +236,7 @@ inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, cons
   }
   const DeviceScope quiet(-1);
   for (int rank = 0; rank < out.devices(); ++rank) {
-    out.shards.push_back(block_of(out, x, rank).clone());
+    out.shards.push_back(block_of(out, x, rank).copied());
   }
   return out;
 }

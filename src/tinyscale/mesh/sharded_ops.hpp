@@ -253,6 +253,7 @@ inline Sharded silu(const Sharded& a) { return detail::unary("silu", a, &silu); 
 inline Sharded relu(const Sharded& a) { return detail::unary("relu", a, &relu); }
 inline Sharded tanh(const Sharded& a) { return detail::unary("tanh", a, &tanh); }
 inline Sharded exp(const Sharded& a) { return detail::unary("exp", a, &exp); }
+inline Sharded abs(const Sharded& a) { return detail::unary("abs", a, &abs); }
 inline Sharded square(const Sharded& a) { return detail::unary("square", a, &square); }
 
 // Two dims by name, with what cuts them: transpose(a, "I", "J").

@@ -34,17 +34,23 @@ class CompiledStep {
                 passes);
   }
 
-  // A loss or norm that is not a number is an Error, as of train_step, but after the update.
+  // A loss or norm that is not a number is an Error, as of train_step: nothing was updated then.
   StepResult operator()(const Batch& batch, std::int64_t step) {
-    optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
-    const MatmulFormat format(options_.format);
-    const std::vector<Tensor> results =
-        compiled_({tokens(batch, batch.ids), tokens(batch, batch.targets)});
+    const std::int64_t before = optimizer_->steps();
     StepResult out;
-    out.loss = static_cast<double>(results[0].item());
-    out.grad_norm = static_cast<double>(results[1].item());
-    detail::check_finite("compile_step", "loss", out.loss, step, options_);
-    detail::check_finite("compile_step", "gradient norm", out.grad_norm, step, options_);
+    try {
+      optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
+      const MatmulFormat format(options_.format);
+      const std::vector<Tensor> results =
+          compiled_({tokens(batch, batch.ids), tokens(batch, batch.targets)});
+      out.loss = static_cast<double>(results[0].item());
+      out.grad_norm = static_cast<double>(results[1].item());
+      detail::check_finite("compile_step", "loss", out.loss, step, options_);
+      detail::check_finite("compile_step", "gradient norm", out.grad_norm, step, options_);
+    } catch (...) {
+      optimizer_->resume(optimizer_->moments(), optimizer_->squares(), before);
+      throw;
+    }
     return out;
   }
 
@@ -73,20 +79,16 @@ class CompiledStep {
     recorder.bind_ids(targets, in[1]);
     const Tensor loss = model.loss(ids, targets, in[0].dim(0), in[0].dim(1));
     loss.backward();
-    const Tensor one = full(Shape{}, 1.0f);
-    Tensor norm;
-    if (clip > 0) {
-      Tensor squares = full(Shape{}, 0.0f);
-      for (const Tensor& parameter : optimizer.tensors()) {
-        const Tensor grad = parameter.grad();
-        squares = grad.defined() ? squares + sum(square(grad)) : squares;
-      }
-      norm = sqrt(squares);
-      const Tensor most = full(Shape{}, static_cast<float>(clip));
-      optimizer.record_step(minimum(one, most / (norm + 1e-6f)));
-    } else {  // the update reads the gradients anyway
-      norm = sqrt(optimizer.record_step(one));
+    Tensor squares = full(Shape{}, 0.0f);
+    for (const Tensor& parameter : optimizer.tensors()) {
+      const Tensor grad = parameter.grad();
+      squares = grad.defined() ? squares + sum(square(grad)) : squares;
     }
+    const Tensor norm = sqrt(squares), one = full(Shape{}, 1.0f);
+    const Tensor most = full(Shape{}, static_cast<float>(clip));
+    // Not a number where the loss or the norm is none: the step does nothing then.
+    const Tensor none = 0.0f * (loss.detach() + norm);
+    optimizer.record_step((clip > 0 ? minimum(one, most / (norm + 1e-6f)) : one) + none);
     optimizer.zero_grad();
     return {loss.detach(), norm};
   }

@@ -142,12 +142,11 @@ class AdamW {
   }
 
   // The same while a function is compiled: the optimizer's options and count of steps are read at
-  // every run of the graph, which must not outlive it. grad_scale: one number. Returns the sum of
-  // the squares of all gradients, before grad_scale.
-  Tensor record_step(const Tensor& grad_scale) {
+  // every run of the graph, which must not outlive it. grad_scale: one number; where it is NaN
+  // nothing is updated.
+  void record_step(const Tensor& grad_scale) {
     const Tensor with_decay = record_factors(true), without = record_factors(false);
     const NoGrad no_graph;
-    Tensor squares;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const Tensor p = tensors_[i].detach(), grad = tensors_[i].grad();
       if (!grad.defined()) {
@@ -162,10 +161,7 @@ class AdamW {
       for (int part = 0; part < 3; ++part) {
         recorder.write("AdamW", *targets[part], recorder.part(all, part, p.shape()));
       }
-      const Tensor own = recorder.part(all, 3, Shape{});
-      squares = squares.defined() ? squares + own : own;
     }
-    return squares.defined() ? squares : full(Shape{}, 0.0f);
   }
 
  private:

@@ -156,7 +156,7 @@ inline void save_llama2c(const Transformer& model, const std::string& path, int 
       const std::string name = detail::llama2c_name(part, layer);
       Tensor value = contiguous(model.parameters[places.find(name)].value.detach());
       if (c.rope_pairs == RopePairs::halves && detail::turns(name)) {
-        value = value.clone();
+        value = value.copied();
         detail::swap_pairs(value.data(), value.dim(0), value.dim(1), c.head_size,
                            RopePairs::interleaved);
       }

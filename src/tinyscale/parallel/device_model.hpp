@@ -276,7 +276,7 @@ class DeviceModel {
     };
     const auto part = [&](const Tensor& all, MemoryKind kind) {
       const MemoryScope scope(kind);
-      return stretch_of(all, unit.index * unit.shard, {unit.shard}).clone();
+      return stretch_of(all, unit.index * unit.shard, {unit.shard}).copied();
     };
     unit.moments = part(flat(state.moments, MemoryKind::buffer), MemoryKind::optimizer);
     unit.squares = part(flat(state.squares, MemoryKind::buffer), MemoryKind::optimizer);

@@ -202,7 +202,7 @@ inline ServeCut serve_cut(const Parameter& p, const ModelConfig& c, const ServeL
 inline Tensor cut_parameter(const Parameter& p, const ServeCut& cut) {
   if (p.value.defined()) {
     const Tensor all = p.value.detach();
-    return (cut.dim < 0 ? all : slice(all, cut.dim, cut.begin, cut.end)).clone();
+    return (cut.dim < 0 ? all : slice(all, cut.dim, cut.begin, cut.end)).copied();
   }
   const StoredMatrix& from = *p.stored;
   const std::int64_t row0 = cut.dim == 0 ? cut.begin : 0;

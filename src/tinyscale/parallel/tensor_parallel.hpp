@@ -4,11 +4,12 @@
 // all_reduce (backward: nothing); with sequence parallelism the residual stream is x[B, T_t, D],
 // f an all_gather and g a reduce_scatter over tokens. Heads, hidden and vocabulary are cut.
 
-#include <cmath>    // exp, log
-#include <cstdint>  // int64_t
-#include <cstring>  // memcpy
-#include <string>   // string
-#include <vector>   // vector
+#include <algorithm>  // max_element
+#include <cmath>      // exp, log
+#include <cstdint>    // int64_t
+#include <cstring>    // memcpy
+#include <string>     // string
+#include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/device.hpp"
@@ -37,7 +38,7 @@ inline Tensor tensor_shard(const Tensor& whole, Split split, int index, int devi
   detail::check_given("tensor_shard", whole);
   detail::check_shard("tensor_shard", index, devices);
   if (split == Split::whole || split == Split::expert) {
-    return whole.clone();
+    return whole.copied();
   }
   const int dim = split == Split::rows ? 0 : 1;
   if (whole.dims() <= dim || whole.dim(dim) < devices) {
@@ -46,7 +47,7 @@ inline Tensor tensor_shard(const Tensor& whole, Split split, int index, int devi
   }
   return slice(whole.detach(), dim, shard_begin(whole.dim(dim), index, devices),
                shard_begin(whole.dim(dim), index + 1, devices))
-      .clone();
+      .copied();
 }
 
 // The parameter whose parts these are, in order of the devices.
@@ -55,7 +56,7 @@ inline Tensor tensor_unshard(const std::vector<Tensor>& shards, Split split) {
     detail::fail({"tensor_unshard: no shards; one of each device is right"});
   }
   if (split == Split::whole || split == Split::expert || shards.size() == 1) {
-    return shards[0].clone();
+    return shards[0].copied();
   }
   const NoGrad no_graph;
   return concat(shards, split == Split::rows ? 0 : 1);
@@ -181,20 +182,27 @@ inline Tensor local_embedding(const Tensor& table, const std::vector<std::int32_
   return y;
 }
 
-// log(sum exp) of whole rows from that of each device's columns, and the target's logit from the
-// device that has it: two all_reduces, three numbers a row.
-inline void sum_over_columns(const TensorGroup& group, Tensor& lse, const Tensor& target_logits) {
-  const std::int64_t rows = lse.count();
-  const Tensor most = group.device->all_reduce(lse, group.axes, Reduce::max);
-  Tensor both({2, rows});
+// log(sum exp) of whole rows above the largest of this device's columns, from that of each device's
+// columns; losses from the target's logit, from the device that has it: two all_reduces, three
+// numbers a row.
+inline void sum_over_columns(const TensorGroup& group, const Tensor& logits, Tensor& above,
+                             Tensor& losses, const Tensor& target_logits) {
+  const std::int64_t rows = above.count(), columns = logits.dim(-1);
+  Tensor both({2, rows}), top = losses;  // until the end
   for (std::int64_t i = 0; i < rows; ++i) {
-    both.data()[i] = std::exp(lse.data()[i] - most.data()[i]);
+    const float* const row = logits.data() + i * columns;
+    top.data()[i] = *std::max_element(row, row + columns);
+  }
+  const Tensor most = group.device->all_reduce(top, group.axes, Reduce::max);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    both.data()[i] = std::exp(top.data()[i] - most.data()[i] + above.data()[i]);
     both.data()[rows + i] = target_logits.data()[i];
   }
   both = group.device->all_reduce(both, group.axes);
   for (std::int64_t i = 0; i < rows; ++i) {
-    lse.data()[i] = most.data()[i] + std::log(both.data()[i]);
-    target_logits.origin()[i] = both.data()[rows + i];
+    const float log_sum = std::log(both.data()[i]);
+    above.data()[i] = most.data()[i] - top.data()[i] + log_sum;
+    losses.data()[i] = most.data()[i] - both.data()[rows + i] + log_sum;
   }
 }
 
@@ -215,25 +223,26 @@ inline Tensor cut_cross_entropy(const Tensor& logits, const std::vector<std::int
     const auto row = static_cast<std::int64_t>(i);
     target_logits.data()[i] = here ? logits.data()[row * columns + own[i]] : 0.0f;
   }
-  Tensor losses({rows}), lse({rows});
+  Tensor losses({rows}), above({rows});
   kernels::cross_entropy_forward(rows, columns, logits.data(), own.data(), losses.data(),
-                                 lse.data());
+                                 above.data(), true);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
              {static_cast<double>(rows)}, 0,
              vector_cost("cross_entropy", elements, &VectorCost::forward));
-  sum_over_columns(group, lse, target_logits);
+  sum_over_columns(group, logits, above, losses, target_logits);
   for (std::size_t i = 0; i < targets.size(); ++i) {
-    losses.data()[i] = targets[i] < 0 ? 0.0f : lse.data()[i] - target_logits.data()[i];
+    losses.data()[i] = targets[i] < 0 ? 0.0f : losses.data()[i];
   }
   Tensor y = mean_loss(losses, n);
   if (tracked({&logits})) {
     attach(y, "cross_entropy", {&logits},
-           [rows, columns, n, lse, graded, dx = logits.detach(),
+           [rows, columns, n, above, graded, dx = logits.detach(),
             slot = logits.slot()](const Tensor& dy) mutable {
              const OpScope backward;
-             kernels::cross_entropy_backward(rows, columns, dx.data(), lse.data(), graded.data(),
-                                             static_cast<float>(dy.item() / n), dx.data(), 0.0f);
+             kernels::cross_entropy_backward(rows, columns, dx.data(), above.data(), graded.data(),
+                                             static_cast<float>(dy.item() / n), dx.data(), 0.0f,
+                                             true);
              backward.done_unary("cross_entropy backward", "cross_entropy", dx.shape(),
                                  &VectorCost::backward);
              add_grad(slot, dx);

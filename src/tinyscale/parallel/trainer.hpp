@@ -72,7 +72,7 @@ inline TrainState copy_of(const TrainState& state) {
   TrainState copy = state;
   for (List<Tensor>* const list : {&copy.moments, &copy.squares}) {
     for (Tensor& tensor : *list) {
-      tensor = tensor.clone();
+      tensor = tensor.copied();
     }
   }
   return copy;

@@ -116,7 +116,7 @@ inline void time_product(const char* function, ChipTiming& r, const Chip& chip,
 
 // Values times a scale in a format; of int8 whole numbers, and the scale that is left.
 inline Tensor values_in(const Tensor& from, DType format, float& scale) {
-  Tensor t = contiguous(from).clone();
+  Tensor t = contiguous(from).copied();
   for (std::int64_t i = 0; i < t.count(); ++i) {
     const float x = t.data()[i] * scale;
     t.data()[i] = format == DType::int8 ? x : round_to(x, format);

@@ -212,7 +212,7 @@ class Tile {
     Shape tile;
     const Tensor inside = detail::tile_block(what, r, x, at, sizes, fill != nullptr, tile);
     const bool whole = inside.shape() == tile;
-    const Tensor numbers = whole ? inside.clone() : tinyscale::full(tile, *fill);
+    const Tensor numbers = whole ? inside.copied() : tinyscale::full(tile, *fill);
     if (!whole && inside.count() > 0) {
       const Tensor to = numbers.as_strided(inside.shape(), numbers.steps(), 0);
       detail::apply_in_place(detail::Arithmetic::second, what, to, inside);

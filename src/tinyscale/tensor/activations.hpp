@@ -20,14 +20,10 @@ using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* d
 
 enum class Needs { input, output };
 
-inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward backward,
+inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
                     Needs keep) {
-  if (recording()) {
-    return record(op, {&x}, x.shape());
-  }
-  const char* const name = name_of(op);
   if (!x.is_contiguous()) {
-    return unary(op, contiguous(x), forward, backward, keep);
+    return unary(name, contiguous(x), forward, backward, keep);
   }
   const OpScope scope;
   Tensor y(x.shape());
@@ -48,6 +44,11 @@ inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward 
            });
   }
   return y;
+}
+
+inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward backward,
+                    Needs keep) {
+  return recording() ? record(op, {&x}, x.shape()) : unary(name_of(op), x, forward, backward, keep);
 }
 
 // dx = beta dx + slope, where beta 0 does not read dx.
@@ -142,6 +143,28 @@ inline Tensor square(const Tensor& x) {
       },
       [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
         detail::each(n, [&](std::int64_t i) { detail::gather(2.0f * dy[i] * in[i], beta, dx[i]); });
+      },
+      detail::Needs::input);
+}
+
+// |x|; its gradient at 0 is 0.
+inline Tensor abs(const Tensor& x) {
+  if (detail::recording()) {
+    const Tensor zero = detail::record(Op::literal, {}, Shape{}, {0.0});
+    const Tensor sign = detail::record(Op::less, {&zero, &x}, x.shape()) -
+                        detail::record(Op::less, {&x, &zero}, x.shape());
+    return x * sign + 0.0f;  // no -0
+  }
+  return detail::unary(
+      "abs", x,
+      [](std::int64_t n, const float* in, float* y) {
+        detail::each(n, [&](std::int64_t i) { y[i] = std::fabs(in[i]); });
+      },
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) {
+          const float sign = in[i] > 0.0f ? 1.0f : in[i] < 0.0f ? -1.0f : 0.0f;
+          detail::gather(dy[i] * sign, beta, dx[i]);
+        });
       },
       detail::Needs::input);
 }

@@ -24,7 +24,10 @@ inline Walk walk(const char* op, const Tensor& a, const Tensor& b) {
               broadcast_steps(b.shape(), b.steps(), shape));
 }
 
-enum class Arithmetic { add, sub, mul, div, less, equal, second };
+enum class Arithmetic { add, sub, mul, div, less, equal, larger, maximum, second };
+
+// Whether maximum takes a: a NaN, or the larger.
+inline bool is_larger(float a, float b) { return a > b || is_nan(static_cast<double>(a)); }
 
 inline float apply(Arithmetic op, float a, float b) {
   switch (op) {
@@ -34,6 +37,8 @@ inline float apply(Arithmetic op, float a, float b) {
     case Arithmetic::div: return a / b;
     case Arithmetic::less: return a < b ? 1.0f : 0.0f;
     case Arithmetic::equal: return a == b ? 1.0f : 0.0f;
+    case Arithmetic::larger: return is_larger(a, b) ? 1.0f : 0.0f;
+    case Arithmetic::maximum: return is_larger(a, b) ? a : b;
     case Arithmetic::second: break;
   }
   return b;
@@ -149,7 +154,10 @@ inline void add_grad_to(const Slot& slot, const Tensor& dx) {
   if (slot->shape == dx.shape()) {
     add_grad(slot, dx);
   } else {
-    add_grad(slot, sum_to(dx, slot->shape));
+    const OpScope scope;
+    const Tensor sums = sum_to(dx, slot->shape);
+    scope.done_priced("sum", "sum", dx.shape(), &VectorCost::forward, {dx.count()}, {sums.count()});
+    add_grad(slot, sums);
   }
 }
 
@@ -158,8 +166,10 @@ inline void record_arithmetic(const OpScope& scope, const char* name, const char
                               double VectorCost::*pass) {
   if (context().profile != nullptr) {
     const double n = static_cast<double>(shape.count());
-    scope.done(name, shape, {static_cast<double>(a.count()), static_cast<double>(b.count())}, {n},
-               0, vector_cost(price, n, pass));
+    const bool once = a.origin() == b.origin() && a.shape() == b.shape();  // x x reads x
+    scope.done(name, shape,
+               {static_cast<double>(a.count()), once ? 0 : static_cast<double>(b.count())}, {n}, 0,
+               vector_cost(price, n, pass));
   }
 }
 
@@ -170,6 +180,7 @@ inline Op recorded_op(Arithmetic op) {
     case Arithmetic::mul: return Op::mul;
     case Arithmetic::div: return Op::div;
     case Arithmetic::less: return Op::less;
+    case Arithmetic::maximum: return Op::maximum;
     default: return Op::equal;
   }
 }
@@ -193,7 +204,7 @@ inline Tensor copy(const Tensor& x) {
   }
   const detail::OpScope scope;
   x.origin();  // an empty one throws
-  Tensor y = x.clone();
+  Tensor y = x.copied();
   scope.done_unary("copy", "copy", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "copy", {&x},
@@ -204,11 +215,8 @@ inline Tensor copy(const Tensor& x) {
 
 // The same tensor, copied only if it is a view out of row-major order.
 inline Tensor contiguous(const Tensor& x) {
-  const bool cut = context().no_grad > 0 && x.requires_grad();
-  if (detail::recording() && x.is_recorded() && !cut) {  // a copy or not: the call will show
-    return detail::record(Op::reshape, {&x}, x.shape(), detail::as_numbers(x.shape()));
-  }
-  return x.is_contiguous() ? x : copy(x);
+  const bool ask = detail::recording() && x.is_recorded();
+  return (ask ? detail::thread_recorder()->is_dense(x) : x.is_contiguous()) ? x : copy(x);
 }
 
 inline Tensor add(const Tensor& a, const Tensor& b) {

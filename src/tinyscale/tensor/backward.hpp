@@ -40,7 +40,7 @@ inline Tensor parameter(const Tensor& value) {
     value.data();  // throws
   }
   const MemoryScope scope(MemoryKind::parameter);
-  return detail::leaf(value.clone(), MemoryKind::gradient);
+  return detail::leaf(value.copied(), MemoryKind::gradient);
 }
 
 namespace detail {
@@ -141,7 +141,7 @@ inline void flush_fresh(const Slot& slot) {
 // Adds dx to a slot's gradient; takes the buffer over when it is the first and nobody else's.
 inline void add_grad(const Slot& slot, const Tensor& dx) {
   if (!dx.is_contiguous()) {
-    add_grad(slot, dx.clone());
+    add_grad(slot, dx.copied());
     return;
   }
   const Storage& from = *dx.storage();
@@ -169,12 +169,11 @@ inline void check_defined(const Tensor& x) {
 
 // True if the graph must remember an op over these inputs.
 inline bool tracked(std::initializer_list<const Tensor*> inputs) {
-  if (context().no_grad > 0) {
-    return false;
-  }
   for (const Tensor* input : inputs) {
     if (input->requires_grad()) {
-      return true;
+      const bool off = context().no_grad > 0;
+      context().gradient_passed = context().gradient_passed || off;
+      return !off;
     }
   }
   return false;

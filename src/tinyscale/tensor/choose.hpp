@@ -25,6 +25,17 @@ inline Tensor equal(const Tensor& a, const Tensor& b) {
   return detail::binary(detail::Arithmetic::equal, "equal", a, b);
 }
 
+namespace detail {
+
+// dy to a where `first` is not 0, else to b.
+struct WhereGradient {
+  Tensor first;
+  Slot a, b;
+  void operator()(const Tensor& dy) const;
+};
+
+}  // namespace detail
+
 // a where the condition is not 0, else b; shapes are matched from the right.
 inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   const Shape shape = detail::broadcast_shape(
@@ -33,27 +44,34 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     return detail::record(Op::where, {&condition, &a, &b}, shape);
   }
   const detail::OpScope scope;
-  const Tensor c = broadcast_to(condition.detach(), shape).clone();
-  const Tensor from = broadcast_to(a.detach(), shape).clone();
-  Tensor y = broadcast_to(b.detach(), shape).clone();
-  for (std::int64_t i = 0; i < y.count(); ++i) {
-    const float kept = y.data()[i];
-    y.data()[i] = c.data()[i] != 0.0f ? from.data()[i] : kept;
-  }
+  const float *const c = condition.origin(), *const from = a.origin();
+  Tensor y = broadcast_to(b.detach(), shape).copied();
+  const detail::Walk plan(shape,
+                          detail::broadcast_steps(condition.shape(), condition.steps(), shape),
+                          detail::broadcast_steps(a.shape(), a.steps(), shape));
+  plan.rows([&](std::int64_t first, std::int64_t at_c, std::int64_t at_a) {
+    float* const to = y.data() + first;
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      to[j] = c[at_c + j * plan.step_a()] != 0.0f ? from[at_a + j * plan.step_b()] : to[j];
+    }
+  });
   scope.done_priced("where", "where", shape, &VectorCost::forward,
                     {condition.count(), a.count(), b.count()}, {shape.count()});
   if (detail::tracked({&a, &b})) {
-    detail::attach(y, "where", {&a, &b}, [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
-      const Tensor zero = zeros(Shape{});
-      if (sa) {
-        detail::add_grad_to(sa, where(c, dy, zero));
-      }
-      if (sb) {
-        detail::add_grad_to(sb, where(c, zero, dy));
-      }
-    });
+    detail::attach(y, "where", {&a, &b},
+                   detail::WhereGradient{condition.detach().copied(), a.slot(), b.slot()});
   }
   return y;
+}
+
+inline void detail::WhereGradient::operator()(const Tensor& dy) const {
+  const Tensor zero = zeros(Shape{});
+  if (a) {
+    add_grad_to(a, where(first, dy, zero));
+  }
+  if (b) {
+    add_grad_to(b, where(first, zero, dy));
+  }
 }
 
 // x with `value` where the mask is not 0.
@@ -64,13 +82,12 @@ inline Tensor masked_fill(const Tensor& x, const Tensor& mask, float value) {
 
 // The larger of two (NaN if one is NaN); of equal ones b, which gets the gradient.
 inline Tensor maximum(const Tensor& a, const Tensor& b) {
-  if (detail::recording()) {
-    return detail::record(Op::maximum, {&a, &b},
-                          detail::broadcast_shape("maximum", a.shape(), b.shape()));
+  Tensor y = detail::binary(detail::Arithmetic::maximum, "maximum", a, b);
+  if (!detail::recording() && detail::tracked({&a, &b})) {
+    const Tensor first = detail::arithmetic(detail::Arithmetic::larger, "maximum", a, b);
+    detail::attach(y, "maximum", {&a, &b}, detail::WhereGradient{first, a.slot(), b.slot()});
   }
-  const Tensor da = a.detach();
-  const Tensor nan = 1.0f - equal(da, da);
-  return where(less(b.detach(), da) + nan, a, b);
+  return y;
 }
 inline Tensor minimum(const Tensor& a, const Tensor& b) {
   detail::broadcast_shape("minimum", a.shape(), b.shape());
@@ -83,7 +100,7 @@ inline Tensor pow(const Tensor& x, float exponent) {
     return detail::record(Op::pow, {&x}, x.shape(), {static_cast<double>(exponent)});
   }
   const detail::OpScope scope;
-  Tensor y = x.clone();
+  Tensor y = x.copied();
   x.origin();  // an empty one throws
   for (std::int64_t i = 0; i < y.count(); ++i) {
     y.data()[i] = static_cast<float>(
@@ -175,7 +192,7 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
     return x + reshape(added, x.shape());
   }
   const detail::OpScope scope;
-  Tensor out = x.clone();
+  Tensor out = x.copied();
   const Tensor from = contiguous(y.detach());
   for (std::size_t i = 0; i < places.size(); ++i) {
     out.data()[places[i]] += from.data()[i];
@@ -253,7 +270,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
   }
   const OpScope scope;
   const bool shared = &x.storage()->block() == &from.storage()->block();
-  apply_in_place(op, name, x, shared ? from.clone() : from);
+  apply_in_place(op, name, x, shared ? from.copied() : from);
   const std::int64_t n = x.count();
   if (op == Arithmetic::second) {
     scope.done_priced(name, "copy", x.shape(), &VectorCost::forward, {from.count()}, {n});

@@ -46,7 +46,7 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
       m.trans = trans == Trans::no ? Trans::yes : Trans::no;
       m.ld = x.stride(-1);
     } else {
-      m.own = x.clone();
+      m.own = x.copied();
     }
   }
   return m;
@@ -159,15 +159,13 @@ struct WeightGradients {
   }
 };
 
-// A product as it is recorded: in the format of the context, with the operand that is a gradient
-// where those are rounded otherwise.
+// A product as it is recorded: in the format of the context, with the operand that is a gradient.
 inline Tensor record_matmul(const Tensor& x, const Tensor& w, const Shape& shape, Dy dy) {
   if (matmul_hook() != nullptr) {
     fail({"compile: matmuls run on an emulated chip here; a graph computes its own"});
   }
-  const DType format = context().matmul_format;
-  List<double> numbers = {static_cast<double>(static_cast<int>(format))};
-  if (dy != Dy::none && format != DType::f32 && format != DType::bf16) {
+  List<double> numbers = {static_cast<double>(static_cast<int>(context().matmul_format.type))};
+  if (dy != Dy::none) {
     numbers.push_back(static_cast<double>(static_cast<int>(dy)));
   }
   return record(Op::matmul, {&x, &w}, shape, numbers);

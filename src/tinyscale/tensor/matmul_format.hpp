@@ -35,7 +35,7 @@ inline Tensor rounded_operand(const Tensor& x, bool gradient) {
   }
   format = gradient && format == DType::fp8_e4m3 ? DType::fp8_e5m2 : format;
   const MemoryScope scope(MemoryKind::buffer);
-  Tensor rounded = x.clone();
+  Tensor rounded = x.copied();
   float* const numbers = rounded.data();
   for (std::int64_t i = 0; i < rounded.count(); ++i) {
     numbers[i] = round_to(numbers[i], format);

@@ -32,7 +32,7 @@ inline const List<VectorCost>& vector_costs() {
       {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},        {"max", 1, 1},
       {"less", 1, 0},        {"equal", 1, 0},         {"where", 1, 2},
       {"pow", 40, 42},      {"erf", 20, 14},        {"sigmoid", 15, 4},      {"argmax", 1, 0},
-      {"adamw", 20, 0},
+      {"adamw", 20, 0},      {"abs", 1, 2},         {"maximum", 1, 2},
   };
   return costs;
 }
@@ -124,4 +124,14 @@ class OpScope {
 };
 
 }  // namespace detail
+
+inline Tensor Tensor::clone() const {
+  const detail::OpScope scope;
+  Tensor copy = copied();
+  if (defined() && detail::thread_recorder() == nullptr) {
+    scope.done_unary("clone", "copy", shape_);
+  }
+  return copy;
+}
+
 }  // namespace tinyscale

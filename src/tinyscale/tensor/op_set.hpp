@@ -176,7 +176,7 @@ inline const List<OpFacts>& op_set() {
       {"attention_backward", OpKind::whole, false, 3, "heads, kv heads, causal"},
       {"linear_cross_entropy", OpKind::whole, false, 1, ""},
       {"linear_cross_entropy_all", OpKind::whole, false, 3, ""},
-      {"adamw", OpKind::whole, false, 4, ""},
+      {"adamw", OpKind::whole, false, 3, ""},
   };
   return ops;
 }

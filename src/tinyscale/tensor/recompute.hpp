@@ -51,28 +51,36 @@ class Recomputation {
 }  // namespace detail
 
 // body(inputs), of which only the inputs are kept. Gradients go to the inputs and to parameters
-// that the body captures; other tensors with a graph behind them must be inputs.
+// that the body captures; other tensors with a graph behind them must be inputs. A capture records
+// the body: CompileOptions::activation_bytes says what is kept there.
 inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body,
                         const std::vector<Tensor>& inputs) {
-  if (context().no_grad > 0) {
+  if (context().no_grad > 0 || detail::thread_recorder() != nullptr) {
     return body(inputs);
   }
   Tensor y;
+  bool needed = false;
+  const bool passed = context().gradient_passed;
+  context().gradient_passed = false;
   List<const Tensor*> behind;
   List<detail::Slot> slots;
   List<detail::KeptWeight> kept;
   {
     const NoGrad no_graph;
-    std::vector<Tensor> cut;
     for (const Tensor& input : inputs) {
-      cut.push_back(input.detach());
       behind.push_back(&input);
       slots.push_back(input.slot());
       kept.push_back(detail::KeptWeight(input));
     }
-    y = body(cut).detach();
+    y = body(inputs);
+    needed = y.requires_grad() || context().gradient_passed;
+    y = y.detach();
   }
+  context().gradient_passed = passed;
   y.origin();  // an empty one throws
+  if (!needed) {
+    return y;
+  }
   const Context& now = context();
   detail::attach(y, "recompute", behind.data(), behind.size(),
                  [body, slots, kept = std::move(kept), kind = now.kind,

@@ -39,6 +39,8 @@ class Recorder {
   virtual Tensor host(const Function<Tensor()>& read, const Shape& shape) = 0;
   // A handle of its own to the same numbers.
   virtual Tensor same(const Tensor& x) = 0;
+  // Whether the numbers of x, recorded or not, lie in row-major order where ops are run.
+  virtual bool is_dense(const Tensor& x) = 0;
   // x becomes `value` from here on.
   virtual void write(const char* name, const Tensor& x, const Tensor& value) = 0;
   // Gradients of sum(y dy); no dy: of y, one number.

@@ -66,7 +66,7 @@ inline Tensor sum(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim
   }
   const detail::OpScope scope;
   Tensor y = detail::sum_to(x.detach(), kept);
-  y = kept == x.shape() ? y.clone() : y;
+  y = kept == x.shape() ? y.copied() : y;
   y = Tensor(keep == KeepDim::yes ? kept : rest, y.storage());
   const double n = static_cast<double>(x.count());
   scope.done("sum", x.shape(), {n}, {static_cast<double>(y.count())}, 0, n);
@@ -162,6 +162,7 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   scope.done("max", x.shape(), {elements}, {static_cast<double>(y.count())}, 0, elements);
   if (detail::tracked({&x})) {
     detail::attach(y, "max", {&x}, [kept, d, place, sx = x.slot()](const Tensor& dy) {
+      const detail::OpScope backward;
       float* const dx = detail::grad_buffer(sx);
       const detail::Strides steps = detail::row_major(sx->shape);
       const detail::Walk rows(kept, detail::row_major(kept), steps);
@@ -171,6 +172,9 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
           dx[at + j * rows.step_b() + row * steps.of[d]] += dy.data()[first + j];
         }
       });
+      const std::int64_t m = dy.count();  // places take eight bytes
+      backward.done_priced("max backward", "max", dy.shape(), &VectorCost::backward, {m, 2 * m},
+                           {m});
     });
   }
   return y;
@@ -279,6 +283,7 @@ inline Tensor log_softmax(const Tensor& x) {
   if (detail::tracked({&x})) {
     detail::attach(y, "log_softmax", {&x},
                    [columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
                      float* dx = detail::grad_buffer(sx);
                      for (std::int64_t first = 0; first < dy.count(); first += columns) {
                        double total = 0;
@@ -289,6 +294,8 @@ inline Tensor log_softmax(const Tensor& x) {
                          dx[j] += dy.data()[j] - static_cast<float>(total) * std::exp(ky.data()[j]);
                        }
                      }
+                     backward.done_unary("log_softmax backward", "log_softmax", dy.shape(),
+                                         &VectorCost::backward);
                    });
   }
   return y;

@@ -53,7 +53,7 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
                   "]; the last dimension of x must be w's columns"});
   }
   if (!x.is_contiguous()) {
-    return matmul_stored(x.clone(), w, activations);
+    return matmul_stored(x.copied(), w, activations);
   }
   const detail::OpScope scope;
   Shape shape;

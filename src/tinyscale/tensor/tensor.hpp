@@ -106,7 +106,7 @@ class Tensor {
     return read(file, line)[offset];
   }
   std::vector<float> values(TINYSCALE_LINE) const {
-    const Tensor flat = is_contiguous() ? *this : clone();
+    const Tensor flat = is_contiguous() ? *this : copied();
     const float* const first = count() == 0 ? nullptr : flat.read(file, line);
     return first == nullptr ? std::vector<float>() : std::vector<float>(first, first + count_);
   }
@@ -133,6 +133,7 @@ class Tensor {
   }
   // A copy of the numbers in row-major order, cut off from the graph.
   Tensor clone() const;
+  Tensor copied() const;  // the same within an op, whose profile counts it
 
   // The gathered gradient; an empty Tensor before backward() or after zero_grad().
   Tensor grad() const {
@@ -209,7 +210,7 @@ inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& step
   return view;
 }
 
-inline Tensor Tensor::clone() const {
+inline Tensor Tensor::copied() const {
   if (!storage_) {
     return Tensor();
   }

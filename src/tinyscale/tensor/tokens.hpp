@@ -27,11 +27,15 @@ struct TableGradient {
       later->push(table, dy, *this);
       return;
     }
+    const OpScope backward;
     float* const out = grad_buffer(table);
     for (std::size_t i = 0; i < ids.size(); ++i) {
       float* const to = out + ids[i] * width;
       kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
     }
+    const std::int64_t n = dy.count();  // rows of the gradient are read and written
+    backward.done_priced("embedding backward", "add", dy.shape(), &VectorCost::forward,
+                         {n, n, static_cast<std::int64_t>(ids.size())}, {n});
   }
 };
 
@@ -180,7 +184,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   Tensor losses(Shape{rows});
   Tensor lse(Shape{rows});
   kernels::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
-                                 lse.data());
+                                 lse.data(), true);
   Tensor y = detail::mean_loss(losses, n);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
@@ -193,9 +197,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      const detail::OpScope backward;
                      float beta = 0;
                      float* const dx = detail::grad_buffer(sl, beta);
-                     kernels::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
-                                                     known.data(),
-                                                     static_cast<float>(dy.item() / n), dx, beta);
+                     kernels::cross_entropy_backward(
+                         rows, vocabulary, kl.data(), lse.data(), known.data(),
+                         static_cast<float>(dy.item() / n), dx, beta, true);
                      backward.done_priced("cross_entropy backward", "cross_entropy", kl.shape(),
                                           &VectorCost::backward, {kl.count(), rows}, {kl.count()});
                    });

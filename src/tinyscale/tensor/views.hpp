@@ -2,10 +2,11 @@
 // Moving numbers about. Views share them: reshape, permute, transpose, slice, broadcast_to,
 // squeeze, unsqueeze, split. Joining copies them: concat, stack.
 
-#include <algorithm>  // min
-#include <cstdint>    // int64_t
-#include <limits>     // numeric_limits
-#include <vector>     // vector
+#include <algorithm>         // min
+#include <cstdint>           // int64_t
+#include <initializer_list>  // sizes
+#include <limits>            // numeric_limits
+#include <vector>            // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
@@ -95,6 +96,27 @@ inline Tensor reshape(const Tensor& x, const Shape& shape) {
                    [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
   }
   return y;
+}
+
+// The same of sizes in braces; one may be -1: what the others leave.
+inline Tensor reshape(const Tensor& x, std::initializer_list<Dim> sizes) {
+  detail::check_defined(x);
+  Shape shape;
+  int open = -1;
+  for (const Dim& size : sizes) {
+    const bool left = size.value == -1 && open < 0;
+    open = left ? shape.size() : open;
+    shape.push_back(left ? Dim(1) : size);
+  }
+  if (open >= 0) {
+    const std::int64_t others = shape.count();
+    if (others == 0 || x.count() % others != 0) {
+      detail::fail({"reshape: shape ", x.shape(), " has ", x.count(), " elements, which sizes of ",
+                    others, " together with a -1 in dimension ", open, " do not divide"});
+    }
+    shape.set(open, x.count() / others);
+  }
+  return reshape(x, shape);
 }
 
 // Dimension i of the result is dimension order[i] of x (a view).
