@@ -215,9 +215,9 @@ inline const char* unit_meant(const std::string& written) {
       {"KB", "kB, KiB"}, {"sec", "s"}, {"second", "s"}, {"seconds", "s"}, {"hour", "h"},
       {"hours", "h"}, {"hr", "h"}, {"minute", "min"}, {"minutes", "min"}, {"days", "day"},
       {"flop", "FLOP"}, {"flops", "FLOP, FLOP/s"}, {"FLOPS", "FLOP, FLOP/s"},
-      {"FLOPs", "FLOP, FLOP/s"}, {"TFLOPS", "TFLOP, TFLOP/s"}, {"TFLOPs", "TFLOP, TFLOP/s"}, {"dollar", "USD"},
-      {"dollars", "USD"}, {"watt", "W"}, {"watts", "W"}, {"joule", "J"}, {"joules", "J"},
-      {"GBps", "GB/s"}, {"Gbps", "Gbit/s"}};
+      {"FLOPs", "FLOP, FLOP/s"}, {"TFLOPS", "TFLOP, TFLOP/s"}, {"TFLOPs", "TFLOP, TFLOP/s"},
+      {"dollar", "USD"}, {"dollars", "USD"}, {"watt", "W"}, {"watts", "W"},
+      {"joule", "J"}, {"joules", "J"}, {"GBps", "GB/s"}, {"Gbps", "Gbit/s"}};
   // clang-format on
   for (const auto& pair : said) {
     if (written == pair[0]) {
