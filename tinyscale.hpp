@@ -74175,21 +74175,23 @@ struct Software {
   bool waits_for_layers = false;  // the host waits for each layer that is computed again
   double wasted = 0.05;           // of activations, by an allocator that holds blocks of all sizes
   double system_bytes = 3e9;      // runtime and communication buffers of a GPU
+  double gradient_bytes = 2;      // of a gradient that a GPU sends
 };
 
-// Megatron-LM of 2021 and 2022: fused kernels, scores in memory, messages that wait.
+// Megatron-LM of 2021 and 2022: fused kernels, scores in memory, messages that wait. It trained in
+// fp16 and sent gradients so (f32 sums came with bf16).
 inline Software software_megatron_2021() {
   return {"Megatron-LM 2021", false, true, false, false, true, false, 0.15, 5e9};
 }
 
 // Megatron-DeepSpeed of 2022: and a pipeline engine that sends whole activations and waits.
 inline Software software_deepspeed_2022() {
-  return {"Megatron-DeepSpeed 2022", false, true, false, false, false, true, 0.25, 7e9};
+  return {"Megatron-DeepSpeed 2022", false, true, false, false, false, true, 0.25, 7e9, 4};
 }
 
 // FSDP of an eager framework: op by op.
 inline Software software_eager_fsdp() {
-  return {"eager FSDP", true, false, false, true, true, false, 0.15, 3e9};
+  return {"eager FSDP", true, false, false, true, true, false, 0.15, 3e9, 4};
 }
 
 // Shares of published rates, seconds that are lost, and how often memory is gone over.
@@ -74243,9 +74245,9 @@ inline bool is_blackwell(const Chip& chip) {
 
 inline bool is_fp8(DType format) { return format == DType::fp8_e4m3 || format == DType::fp8_e5m2; }
 
-// Of a gradient on the wire: current GPU software sends bf16, TPU programs and older ones f32.
+// Of a gradient on the wire: TPU programs send f32.
 inline double wire_gradient_bytes(const Software& software, const Chip& chip) {
-  return software.hides_tensor && chip.kind == "gpu" ? 2 : 4;
+  return chip.kind == "gpu" ? software.gradient_bytes : 4;
 }
 
 // FLOP/s of a large matmul in a long run.
@@ -76711,6 +76713,7 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
   check_chip_figures(who, machine);
   check_job(who, "software.system_bytes", job.software.system_bytes, 0, 1e18);
   check_job(who, "software.wasted", job.software.wasted, 0, 10);
+  check_job(who, "software.gradient_bytes", job.software.gradient_bytes, 0, 8);
   if (machine.chips() > std::int64_t{1} << 22) {
     fail({who, ": ", machine.name, " has ", machine.chips(), " chips; at most ",
           std::int64_t{1} << 22, " are planned"});

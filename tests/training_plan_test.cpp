@@ -477,3 +477,25 @@ TEST_CASE("planning: f32 attention at the peak of f32, updates of experts, figur
           ts::plan_training(job, odd);
         }).find("plan_training: the chip's watts is ") == 0);
 }
+
+TEST_CASE("planning: fp16 runs of 2021 send gradients in 16 bits, those of DeepSpeed more") {
+  ts::TrainingJob job;
+  job.model = ts::config("gpt3-6.7b");
+  job.batch_tokens = 512 * 2048;
+  ts::Layout layout;
+  layout.data = 32;
+  layout.tensor = 4;
+  layout.microbatches = 1;
+  const auto sent = [&](const ts::Software& software) {
+    job.software = software;
+    return ts::plan_training(job, ts::machine("a100-80", {16, 8}), layout).data_time.value();
+  };
+  CHECK(sent(ts::software_megatron_2021()) == doctest::Approx(sent(ts::Software())));
+  CHECK(sent(ts::software_deepspeed_2022()) == doctest::Approx(2 * sent(ts::Software())));
+  ts::Software whole = ts::software_megatron_2021();
+  whole.gradient_bytes = 4;
+  CHECK(sent(whole) == doctest::Approx(2 * sent(ts::Software())));
+  whole.gradient_bytes = -1;
+  CHECK(error_of([&] { sent(whole); }) ==
+        "plan_training: software.gradient_bytes is -1; a number from 0 to 8 is right");
+}

@@ -75,6 +75,7 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
   check_chip_figures(who, machine);
   check_job(who, "software.system_bytes", job.software.system_bytes, 0, 1e18);
   check_job(who, "software.wasted", job.software.wasted, 0, 10);
+  check_job(who, "software.gradient_bytes", job.software.gradient_bytes, 0, 8);
   if (machine.chips() > std::int64_t{1} << 22) {
     fail({who, ": ", machine.name, " has ", machine.chips(), " chips; at most ",
           std::int64_t{1} << 22, " are planned"});
