@@ -75292,10 +75292,6 @@ inline double gathered_bytes(const ModelConfig& c, const StageShare& stage, cons
          (layout.zero >= Zero::gradients ? parts.gradients * unit : 0);
 }
 
-}  // namespace detail
-
-namespace detail {
-
 // The last norm's input and output.
 inline double last_norm_bytes(const ModelConfig& model, const Layout& layout, double tokens) {
   const double stream = layout.sequence_parallel ? static_cast<double>(layout.tensor) : 1;
@@ -77237,9 +77233,10 @@ struct WhyNot {
 namespace detail {
 
 // Empty, or the first thing that does not divide.
-inline std::string undivided(const TrainingInputs& in, const Layout& layout, int chunks) {
+inline std::string undivided(const TrainingInputs& in, const Layout& layout, int chunks,
+                             int besides = 0) {
   const auto context = static_cast<std::int64_t>(in.context);
-  const std::string why = undivided_model(in.job.model, layout, chunks);
+  const std::string why = undivided_model(in.job.model, layout, chunks, besides);
   if (!why.empty()) {
     return why;
   }
@@ -81087,7 +81084,7 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
           " entries of rank_of; equally many stages on each rank, each of them once, are planned "
           "(train() and time_pipeline() take others too)"});
   }
-  const std::string why = undivided(in, layout, chunks);
+  const std::string why = undivided(in, layout, chunks, 2);
   if (!why.empty()) {
     fail({"plan_training: layout ", layout.text(), ": ", why});
   }
@@ -81106,16 +81103,21 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
   return detail::finish_plan(in, std::move(layouts), true);
 }
 
-// The price of one layout, whether it fits or not: a note says so.
+// The price of one layout, whether it fits or not: a note says so. `chunks` of the model on a
+// pipeline rank, or those of the layout's own schedule.
 inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine,
-                                  const Layout& layout) {
+                                  const Layout& layout, int chunks = 1) {
   detail::TrainingInputs in = detail::training_inputs(job, machine);
-  const int chunks = layout.schedule.empty() ? 1 : layout.schedule.chunks();
-  detail::check_planned_layout(in, layout, chunks);
+  const int own = layout.schedule.empty() ? chunks : layout.schedule.chunks();
+  if (chunks != 1 && chunks != own) {
+    detail::fail({"plan_training: ", chunks, " chunks, the schedule ", layout.schedule.name,
+                  " has ", own, "; they must be equal"});
+  }
+  detail::check_planned_layout(in, layout, own);
   const List<Machine> orders = detail::machine_orders(machine);
   TrainingLayout priced =
-      detail::price_layout(in, in.step(), detail::placed_links(orders, layout), layout, chunks);
-  priced.memory_parts = detail::memory_of(in, layout, chunks);
+      detail::price_layout(in, in.step(), detail::placed_links(orders, layout), layout, own);
+  priced.memory_parts = detail::memory_of(in, layout, own);
   priced.memory = priced.memory_parts.total();
   if (machine.chip.memory_bytes > 0 && priced.memory > machine.chip.memory_bytes) {
     in.notes.push_back(

@@ -203,25 +203,35 @@ inline ts::Machine machine_of(const Options& options, const std::string& such_as
   return machine;
 }
 
-// "data=8,tensor=4,zero=3"; data is what is left of the chips.
-inline ts::Layout layout_of(const std::string& text, std::int64_t chips) {
+// "data=8,tensor=4,zero=3"; data is what is left of the chips, chunks of a pipeline rank are no
+// field of a layout.
+inline ts::Layout layout_of(const std::string& text, std::int64_t chips, int& chunks) {
   ts::Layout layout;
   std::int64_t ts::Layout::*const counts[] = {&ts::Layout::data,        &ts::Layout::tensor,
                                               &ts::Layout::pipeline,    &ts::Layout::context,
                                               &ts::Layout::expert,      &ts::Layout::microbatches,
                                               &ts::Layout::zero_devices};
-  const Strings keys = {"data",         "tensor",       "pipeline", "context",  "expert",
-                        "microbatches", "zero_devices", "zero",     "recompute"};
+  const Strings keys = {"data",         "tensor",       "pipeline", "context",   "expert",
+                        "microbatches", "zero_devices", "zero",     "recompute", "chunks"};
+  Strings said;
   layout.data = 0;
   for (const std::string& item : split(text, ',')) {
     const std::size_t equals = item.find('=');
     const std::size_t key = choice_of("the part of --layout", item.substr(0, equals), keys);
     const std::string value = equals == std::string::npos ? "" : item.substr(equals + 1);
     const std::string what = "--layout " + keys[key];
+    for (const std::string& before : said) {
+      if (before == keys[key]) {
+        ts::detail::fail({what, " is said twice; once is right"});
+      }
+    }
+    said.push_back(keys[key]);
     if (key < 7) {
       layout.*counts[key] = whole_of(what, value, 1, 1e6);
     } else if (key == 7) {
       layout.zero = static_cast<ts::Zero>(whole_of(what, value, 0, 3));
+    } else if (key == 9) {
+      chunks = static_cast<int>(whole_of(what, value, 1, 1e6));
     } else {
       layout.recompute =
           static_cast<ts::Recompute>(choice_of(what, value, {"none", "selective", "full"}));

@@ -10,7 +10,8 @@ namespace plan_program {
 
 inline constexpr const char* usage = R"(plan train MODEL --chip NAME --chips N --batch TOKENS
   [--context T] [--tokens N] [--format bf16|fp8|int8] [--mfu SHARE] [--price USD_AN_HOUR]
-  [--layout data=..,tensor=..,pipeline=..,context=..,expert=..,microbatches=..,zero=0..3]
+  [--layout data=..,tensor=..,pipeline=..,context=..,expert=..,microbatches=..,zero=0..3,
+    zero_devices=..,chunks=..,recompute=none|selective|full]
   [--why] [--twin] [--svg FOLDER]
 plan serve MODEL --chip NAME --chips N [--batch B] [--prompt T] [--output T] [--format int8]
   [--cache int8] [--compute int8] [--target SECONDS] [--why] [--frontier] [--svg FOLDER]

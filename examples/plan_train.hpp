@@ -168,7 +168,9 @@ inline Training training_plan(const Options& options) {
   const ts::TrainingJob job = training_job(options);
   const ts::Machine machine = machine_of(options, "--chips 8960");
   if (options.has("--layout")) {
-    return ts::plan_training(job, machine, layout_of(options.text("--layout"), machine.chips()));
+    int chunks = 1;
+    const ts::Layout layout = layout_of(options.text("--layout"), machine.chips(), chunks);
+    return ts::plan_training(job, machine, layout, chunks);
   }
   return ts::plan_training(job, machine);
 }

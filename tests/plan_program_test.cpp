@@ -91,6 +91,9 @@ TEST_CASE("plan train: the plan of the library, in one screen") {
       "data=8,tensor=4,pipeline=2,microbatches=8,zero=1,recompute=full");
   CHECK(given.has("data 8, tensor 4, pipeline 2, context 1, microbatches 8"));
   CHECK(given.has("recompute: full"));
+  CHECK(plan("train llama3-8b --chip h100 --chips 64 --batch 4M --layout "
+             "data=8,tensor=4,pipeline=2,microbatches=8,chunks=4")
+            .has("sequence parallel, 4 chunks"));
   CHECK(plan("train llama3-8b --chip h100 --chips 64 --twin").has("twin of llama3-8b"));
 }
 
@@ -251,6 +254,8 @@ TEST_CASE("plan: what is not right is said with what would be") {
         "plan: --json takes no value, \"1\" is given\n");
   CHECK(refused("train gpt2 --chip h100 --chips 8 --layout tenor=2") ==
         "plan: the part of --layout \"tenor\" is not known; near it is tensor\n");
+  CHECK(refused("train gpt2 --chip h100 --chips 8 --layout tensor=2,zero=1,tensor=4") ==
+        "plan: --layout tensor is said twice; once is right\n");
   CHECK(refused("train gpt2 --chip h100 --chips 8 --format bf61") ==
         "plan: the format \"bf61\" is not known; near it is bf16\n");
   const std::string large = refused("train llama3-70b --chip tpu-v5e --chips 8 --batch 65536");

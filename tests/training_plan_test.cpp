@@ -478,6 +478,44 @@ TEST_CASE("planning: f32 attention at the peak of f32, updates of experts, figur
         }).find("plan_training: the chip's watts is ") == 0);
 }
 
+TEST_CASE("planning: chunks of a given layout, embedding and head in chunks of their own") {
+  ts::TrainingJob job;
+  job.model = ts::config("llama3.1-405b");
+  job.context = 8192;
+  job.batch_tokens = 2048 * 8192;
+  const ts::Machine machine = ts::machine("h100", {1024, 8});
+  ts::Layout layout;
+  layout.data = 64;
+  layout.tensor = 8;
+  layout.pipeline = 16;
+  layout.microbatches = 32;
+  layout.zero = ts::Zero::optimizer;
+  layout.sequence_parallel = true;
+  // 126 layers in 128 chunks: the first and the last hold a table alone.
+  const ts::TrainingPlan one = ts::plan_training(job, machine, layout);
+  const ts::TrainingPlan eight = ts::plan_training(job, machine, layout, 8);
+  CHECK(eight.best.chunks == 8);
+  CHECK(eight.bubble_time.value() == doctest::Approx(one.bubble_time.value() / 8));
+  CHECK(eight.bubble_time.formula() == "T_math * (Z - 1) / (v * m)");
+  ts::Layout scheduled = layout;
+  scheduled.schedule = ts::interleaved(16, 32, 8);
+  const ts::TrainingPlan same = ts::plan_training(job, machine, scheduled, 8);
+  CHECK(same.best.step_time == doctest::Approx(eight.best.step_time));
+  CHECK(same.memory.value() == doctest::Approx(eight.memory.value()));
+  const auto refused = [&](const ts::Layout& given, int chunks, const std::string& why) {
+    CHECK(error_of([&] { ts::plan_training(job, machine, given, chunks); }) ==
+          "plan_training: " + why);
+  };
+  refused(layout, 9, "layout " + layout.text() + ": 126 layers are fewer than 144 stages");
+  refused(layout, 0, "0 chunks of the model on a pipeline rank; at least 1 is right");
+  refused(scheduled, 4,
+          "4 chunks, the schedule " + scheduled.schedule.name + " has 8; they must be equal");
+  layout.microbatches = 31;
+  refused(layout, 2,
+          "layout " + layout.text() +
+              ": 31 microbatches are no multiple of pipeline 16, which chunks need");
+}
+
 TEST_CASE("planning: fp16 runs of 2021 send gradients in 16 bits, those of DeepSpeed more") {
   ts::TrainingJob job;
   job.model = ts::config("gpt3-6.7b");

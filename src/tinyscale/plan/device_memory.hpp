@@ -204,10 +204,6 @@ inline double gathered_bytes(const ModelConfig& c, const StageShare& stage, cons
          (layout.zero >= Zero::gradients ? parts.gradients * unit : 0);
 }
 
-}  // namespace detail
-
-namespace detail {
-
 // The last norm's input and output.
 inline double last_norm_bytes(const ModelConfig& model, const Layout& layout, double tokens) {
   const double stream = layout.sequence_parallel ? static_cast<double>(layout.tensor) : 1;

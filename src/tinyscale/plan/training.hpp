@@ -419,7 +419,7 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
           " entries of rank_of; equally many stages on each rank, each of them once, are planned "
           "(train() and time_pipeline() take others too)"});
   }
-  const std::string why = undivided(in, layout, chunks);
+  const std::string why = undivided(in, layout, chunks, 2);
   if (!why.empty()) {
     fail({"plan_training: layout ", layout.text(), ": ", why});
   }
@@ -438,16 +438,21 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
   return detail::finish_plan(in, std::move(layouts), true);
 }
 
-// The price of one layout, whether it fits or not: a note says so.
+// The price of one layout, whether it fits or not: a note says so. `chunks` of the model on a
+// pipeline rank, or those of the layout's own schedule.
 inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine,
-                                  const Layout& layout) {
+                                  const Layout& layout, int chunks = 1) {
   detail::TrainingInputs in = detail::training_inputs(job, machine);
-  const int chunks = layout.schedule.empty() ? 1 : layout.schedule.chunks();
-  detail::check_planned_layout(in, layout, chunks);
+  const int own = layout.schedule.empty() ? chunks : layout.schedule.chunks();
+  if (chunks != 1 && chunks != own) {
+    detail::fail({"plan_training: ", chunks, " chunks, the schedule ", layout.schedule.name,
+                  " has ", own, "; they must be equal"});
+  }
+  detail::check_planned_layout(in, layout, own);
   const List<Machine> orders = detail::machine_orders(machine);
   TrainingLayout priced =
-      detail::price_layout(in, in.step(), detail::placed_links(orders, layout), layout, chunks);
-  priced.memory_parts = detail::memory_of(in, layout, chunks);
+      detail::price_layout(in, in.step(), detail::placed_links(orders, layout), layout, own);
+  priced.memory_parts = detail::memory_of(in, layout, own);
   priced.memory = priced.memory_parts.total();
   if (machine.chip.memory_bytes > 0 && priced.memory > machine.chip.memory_bytes) {
     in.notes.push_back(

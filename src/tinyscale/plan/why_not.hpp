@@ -23,9 +23,10 @@ struct WhyNot {
 namespace detail {
 
 // Empty, or the first thing that does not divide.
-inline std::string undivided(const TrainingInputs& in, const Layout& layout, int chunks) {
+inline std::string undivided(const TrainingInputs& in, const Layout& layout, int chunks,
+                             int besides = 0) {
   const auto context = static_cast<std::int64_t>(in.context);
-  const std::string why = undivided_model(in.job.model, layout, chunks);
+  const std::string why = undivided_model(in.job.model, layout, chunks, besides);
   if (!why.empty()) {
     return why;
   }
