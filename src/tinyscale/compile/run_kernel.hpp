@@ -142,13 +142,13 @@ struct NodeKernel {
   // The log-sum-exp is made again: reading the logits once more costs less than keeping rows apart.
   void cross_entropy_backward() const {
     const List<std::int32_t> targets = numbers_of("target", *in[1], -1, columns());
-    List<float> losses(targets.size()), lse(targets.size());
+    List<float> losses(targets.size()), lse(targets.size()), top(targets.size());
     kernels::cross_entropy_forward(rows(), columns(), in[0]->data(), targets.data(), losses.data(),
-                                   lse.data(), true);
+                                   lse.data(), top.data());
     kernels::cross_entropy_backward(
         rows(), columns(), in[0]->data(), lse.data(), targets.data(),
         static_cast<float>(static_cast<double>(in[2]->item()) / counted(targets)), out[0]->data(),
-        0.0f, true);
+        0.0f, top.data());
   }
   void linear_loss() const {
     const std::int64_t vocabulary = in[1]->dim(0);

@@ -346,15 +346,18 @@ struct CrossEntropyRows {
   const std::int32_t* targets;
   float* losses;
   float* lse;
-  bool above;
+  float* top;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     sum_exp_rows<L>(end - begin, vocab, logits + begin * vocab, vocab, lse + begin, losses + begin);
     for (std::int64_t i = begin; i < end; ++i) {
-      const float top = lse[i], log_sum = std::log(losses[i]);
-      lse[i] = above ? log_sum : top + log_sum;
-      losses[i] = targets[i] < 0 ? 0.0f : top - logits[i * vocab + targets[i]] + log_sum;
+      const float most = lse[i], log_sum = std::log(losses[i]);
+      lse[i] = top != nullptr ? log_sum : most + log_sum;
+      if (top != nullptr) {
+        top[i] = most;
+      }
+      losses[i] = targets[i] < 0 ? 0.0f : most - logits[i * vocab + targets[i]] + log_sum;
     }
   }
 };
@@ -367,7 +370,7 @@ struct CrossEntropyBackwardRows {
   float scale;
   float* dlogits;
   float beta;
-  bool above;
+  const float* top;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -377,17 +380,13 @@ struct CrossEntropyBackwardRows {
         std::fill(dx, dx + (beta == 0.0f ? vocab : 0), 0.0f);
         continue;
       }
-      typename L::V v, vl, vs, top{};
-      if (above) {
-        broadcast<L>(-std::numeric_limits<float>::infinity(), v);
-        max_row<L>(vocab, logits + i * vocab, v);
-        broadcast<L>(max_lanes<L>(v), top);
-      }
+      typename L::V v, vl, vs, most;
+      broadcast<L>(top != nullptr ? top[i] : 0.0f, most);
       broadcast<L>(lse[i], vl);
       broadcast<L>(scale, vs);
       for (std::int64_t j = 0; j < vocab; j += L::width) {
         load_some<L>(logits + i * vocab + j, vocab - j, 0.0f, v);
-        exp_negative<L>((v - top) - vl, v);
+        exp_negative<L>((v - most) - vl, v);
         add_some<L>(beta, v * vs, vocab - j, dx + j);
       }
       if (targets[i] < vocab) {
@@ -419,26 +418,26 @@ inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* 
   });
 }
 
-// losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below). above: lse less
-// the row's maximum, which keeps its digits far from 0.
+// losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below). With top[rows]
+// the maxima go there and lse is less them, which keeps its digits far from 0.
 inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                   const std::int32_t* targets, float* losses, float* lse,
-                                  bool above = false) {
+                                  float* top = nullptr) {
   const std::int64_t grain = rows < 32 ? 1 : 8;  // rows that are read together
   parallel_for(
       rows, std::max(grain, detail::row_grain(vocab)), [&](std::int64_t begin, std::int64_t end) {
         detail::run_on_lanes(
-            detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse, above});
+            detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse, top});
       });
 }
 
 // lse may be of more columns than are here; a target from vocab on is one of those.
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
-                                   float* dlogits, float beta = 1.0f, bool above = false) {
+                                   float* dlogits, float beta = 1.0f, const float* top = nullptr) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
-                                                          scale, dlogits, beta, above});
+                                                          scale, dlogits, beta, top});
   });
 }
 

@@ -4,12 +4,11 @@
 // all_reduce (backward: nothing); with sequence parallelism the residual stream is x[B, T_t, D],
 // f an all_gather and g a reduce_scatter over tokens. Heads, hidden and vocabulary are cut.
 
-#include <algorithm>  // max_element
-#include <cmath>      // exp, log
-#include <cstdint>    // int64_t
-#include <cstring>    // memcpy
-#include <string>     // string
-#include <vector>     // vector
+#include <cmath>    // exp, log
+#include <cstdint>  // int64_t
+#include <cstring>  // memcpy
+#include <string>   // string
+#include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/device.hpp"
@@ -182,27 +181,22 @@ inline Tensor local_embedding(const Tensor& table, const std::vector<std::int32_
   return y;
 }
 
-// log(sum exp) of whole rows above the largest of this device's columns, from that of each device's
-// columns; losses from the target's logit, from the device that has it: two all_reduces, three
-// numbers a row.
-inline void sum_over_columns(const TensorGroup& group, const Tensor& logits, Tensor& above,
-                             Tensor& losses, const Tensor& target_logits) {
-  const std::int64_t rows = above.count(), columns = logits.dim(-1);
-  Tensor both({2, rows}), top = losses;  // until the end
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const float* const row = logits.data() + i * columns;
-    top.data()[i] = *std::max_element(row, row + columns);
-  }
+// Of whole rows from those of each device's columns: the largest, log(sum exp) above it, and losses
+// from the target's logit, from the device that has it: two all_reduces, three numbers a row.
+inline void sum_over_columns(const TensorGroup& group, Tensor& top, Tensor& above, Tensor& losses,
+                             const Tensor& target_logits) {
+  const std::int64_t rows = above.count();
   const Tensor most = group.device->all_reduce(top, group.axes, Reduce::max);
+  Tensor both({2, rows});
   for (std::int64_t i = 0; i < rows; ++i) {
     both.data()[i] = std::exp(top.data()[i] - most.data()[i] + above.data()[i]);
     both.data()[rows + i] = target_logits.data()[i];
   }
   both = group.device->all_reduce(both, group.axes);
+  top = most;
   for (std::int64_t i = 0; i < rows; ++i) {
-    const float log_sum = std::log(both.data()[i]);
-    above.data()[i] = most.data()[i] - top.data()[i] + log_sum;
-    losses.data()[i] = most.data()[i] - both.data()[rows + i] + log_sum;
+    above.data()[i] = std::log(both.data()[i]);
+    losses.data()[i] = most.data()[i] - both.data()[rows + i] + above.data()[i];
   }
 }
 
@@ -223,26 +217,26 @@ inline Tensor cut_cross_entropy(const Tensor& logits, const std::vector<std::int
     const auto row = static_cast<std::int64_t>(i);
     target_logits.data()[i] = here ? logits.data()[row * columns + own[i]] : 0.0f;
   }
-  Tensor losses({rows}), above({rows});
+  Tensor losses({rows}), above({rows}), top({rows});
   kernels::cross_entropy_forward(rows, columns, logits.data(), own.data(), losses.data(),
-                                 above.data(), true);
+                                 above.data(), top.data());
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
              {static_cast<double>(rows)}, 0,
              vector_cost("cross_entropy", elements, &VectorCost::forward));
-  sum_over_columns(group, logits, above, losses, target_logits);
+  sum_over_columns(group, top, above, losses, target_logits);
   for (std::size_t i = 0; i < targets.size(); ++i) {
     losses.data()[i] = targets[i] < 0 ? 0.0f : losses.data()[i];
   }
   Tensor y = mean_loss(losses, n);
   if (tracked({&logits})) {
     attach(y, "cross_entropy", {&logits},
-           [rows, columns, n, above, graded, dx = logits.detach(),
+           [rows, columns, n, above, top, graded, dx = logits.detach(),
             slot = logits.slot()](const Tensor& dy) mutable {
              const OpScope backward;
              kernels::cross_entropy_backward(rows, columns, dx.data(), above.data(), graded.data(),
                                              static_cast<float>(dy.item() / n), dx.data(), 0.0f,
-                                             true);
+                                             top.data());
              backward.done_unary("cross_entropy backward", "cross_entropy", dx.shape(),
                                  &VectorCost::backward);
              add_grad(slot, dx);

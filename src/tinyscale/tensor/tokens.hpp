@@ -182,9 +182,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   }
   const detail::OpScope scope;
   Tensor losses(Shape{rows});
-  Tensor lse(Shape{rows});
+  Tensor lse(Shape{2, rows});  // less the maxima, which stand behind it
   kernels::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
-                                 lse.data(), true);
+                                 lse.data(), lse.data() + rows);
   Tensor y = detail::mean_loss(losses, n);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
@@ -199,7 +199,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      float* const dx = detail::grad_buffer(sl, beta);
                      kernels::cross_entropy_backward(
                          rows, vocabulary, kl.data(), lse.data(), known.data(),
-                         static_cast<float>(dy.item() / n), dx, beta, true);
+                         static_cast<float>(dy.item() / n), dx, beta, lse.data() + rows);
                      backward.done_priced("cross_entropy backward", "cross_entropy", kl.shape(),
                                           &VectorCost::backward, {kl.count(), rows}, {kl.count()});
                    });
