@@ -251,15 +251,25 @@ TEST_CASE("book: blocks of a layer are the model's") {
 
 TEST_CASE("book: a dimension of one chip carries nothing, none counts twice") {
   const ts::Machine row = ts::machine("tpu-v5e", {4, 1});
-  for (const ts::Collective what : {ts::Collective::all_gather, ts::Collective::all_reduce}) {
+  ts::AxisPart slow;  // a ring of one, all of whose links would be the slowest
+  slow.kind = ts::AxisKind::ring;
+  slow.bandwidth = 1e6;
+  slow.latency = 1;
+  for (const Collective what :
+       {Collective::all_gather, Collective::all_reduce, Collective::all_to_all}) {
     const auto time = [&](const std::vector<int>& dims) {
       return ts::collective_limit(what, 1e9, ts::links_along(row, dims)).value();
     };
     CHECK(time({0, 1}) == time({0}));
     CHECK(time({1}) == 0);
+    ts::List<ts::AxisPart> links = ts::links_along(row, {0});
+    links.push_back(slow);
+    CHECK(ts::collective_limit(what, 1e9, links).value() == time({0}));
+    CHECK(ts::collective_limit(what, 1e9, {slow}).value() == 0);
   }
-  CHECK(error_of([&] { ts::links_along(row, {0, 0}); }) ==
-        "links_along: dimension 0 of tpu-v5e 4x1 twice; once is right");
+  CHECK(error_of([&] {
+          ts::links_along(row, {0, 0});
+        }) == "links_along: dimension 0 of tpu-v5e 4x1 twice; once is right");
 }
 
 TEST_CASE("book: serving") {

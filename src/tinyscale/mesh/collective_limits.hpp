@@ -79,7 +79,7 @@ inline Quantity collective_latency(Collective what, const List<AxisPart>& axes) 
     const bool ring = axis.kind == AxisKind::ring;
     const Quantity hops(ring ? axis.size / 2.0 : axis.size - 1.0, "", ring ? "X / 2" : "X - 1");
     const Quantity hop = hops * Quantity(axis.latency, "s", "T_min", "a hop");
-    sum = sum.value() > 0 ? sum + hop : hop;
+    sum = axis.size < 2 ? sum : sum.value() > 0 ? sum + hop : hop;
   }
   return named("T_latency", detail::twice_if(what, sum), "scaling book, 3");
 }
@@ -99,7 +99,7 @@ inline Quantity collective_transfer(Collective what, double bytes, const List<Ax
     for (const AxisPart& axis : axes) {
       const Quantity x(axis.size, "", "X", "of the longest axis");
       const Quantity time = v * x / (four * n * detail::axis_rate(axis));
-      slowest = time.value() > slowest.value() ? time : slowest;
+      slowest = axis.size > 1 && time.value() > slowest.value() ? time : slowest;
     }
     return named("T_bandwidth", slowest, "scaling book, 3");
   }
