@@ -509,8 +509,10 @@ TEST_CASE("show: a page is saved whole, and a failed save leaves the old one") {
   CHECK(error_of([&] { ts::svg(laptop_like()).save("no/such/folder/a.svg"); }) ==
         "Svg::save: cannot write \"no/such/folder/a.svg\": No such file or directory; give a path "
         "in a folder that exists and can be written");
-  CHECK(error_of([] { ts::svg(laptop_like()).save("a.png"); }) ==
-        "Svg::save: \"a.png\" would hold SVG, which its name denies; .svg is right");
+  for (const std::string name : {"a.png", "A.PNG"}) {
+    CHECK(error_of([&] { ts::svg(laptop_like()).save(name); }) ==
+          "Svg::save: \"" + name + "\" would hold SVG, which its name denies; .svg is right");
+  }
 #if !defined(_WIN32)
   CHECK(error_of([&] { page.save("."); }) ==
         "HtmlPage::save: \".\" is there and is no regular file (a folder, a device, a link to "

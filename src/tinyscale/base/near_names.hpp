@@ -1,7 +1,6 @@
 #pragma once
 // Names near one that nobody knows: what a user meant by "h10" or "lama3-8b".
-//   distance = letters added, dropped, changed, or two neighbours swapped, capitals and "-_. "
-//   aside
+//   distance = letters added, dropped, changed or swapped with the next; capitals, "-_. " aside
 // Near is a distance of at most a third of the letters, or a name that holds the other whole.
 
 #include <cstddef>  // std::size_t

@@ -27,10 +27,12 @@
 namespace tinyscale {
 namespace detail {
 
-// Whether the path has one of these endings, as {".png"}.
+// Whether the path has one of these endings, as {".png"} or ".PNG".
 inline bool ends_in(const std::string& path, std::initializer_list<const char*> endings) {
+  const auto same = [](char small, char c) { return small == c || small == (c | 0x20); };
   return std::any_of(endings.begin(), endings.end(), [&](const std::string& ending) {
-    return path.size() >= ending.size() && path.substr(path.size() - ending.size()) == ending;
+    return path.size() >= ending.size() &&
+           std::equal(ending.rbegin(), ending.rend(), path.rbegin(), same);
   });
 }
 

@@ -156,8 +156,7 @@ inline bool is_utf8(const std::string& text) {
 
 }  // namespace detail
 
-// The inside of a JSON string: quotes, backslashes and control characters escaped, bytes that are
-// no UTF-8 by U+FFFD.
+// The inside of a JSON string: quotes, backslashes, controls escaped; U+FFFD for what is no UTF-8.
 inline std::string json_escape(const std::string& text) {
   std::string out;
   for (std::size_t at = 0, size = 1; at < text.size(); at += size) {
