@@ -1227,6 +1227,20 @@ TEST_CASE("pieces: unused ones merge on the way, and U+2581 is a space where tok
   CHECK(apart.encode("ab<u>abc") == Ids{4, 5, 11, 8});
   CHECK(apart.encode("a" + mark + " b") == Ids{4, 3, 3, 5});
   CHECK(apart.decode({4, 3, 3, 5}) == "a  b");
+  const auto whole = [&data] {  // a text is then one word, which takes ten times as long
+    ts::detail::TokenizerTables tables;
+    tables.data = data;
+    ts::detail::add_texts(tables);
+    ts::detail::add_scored_pairs(tables);
+    return tables.splits;
+  };
+  CHECK(whole());
+  data.types[7] = data.types[10] = 1;
+  data.tokens.push_back("<reserved>");  // no merge makes it
+  data.scores.push_back(0);
+  data.types.push_back(5);
+  CHECK(!whole());
+  CHECK(ts::make_tokenizer(data).encode("ab abc") == Ids{7, 3, 8});
   data.space_rule = ts::SpaceRule::first_without;
   data.add_space_prefix = true;
   CHECK(ts::make_tokenizer(data).encode(mark + "a") == Ids{3, 4});

@@ -150,6 +150,8 @@ inline void add_scored_pairs(TokenizerTables& tables) {
         const std::int32_t right = tables.texts.find(text + cut, size - cut, behind);
         if (right >= 0) {
           tables.pairs.add(left, right, ranks[id], static_cast<std::int32_t>(id));
+          tables.splits = tables.splits || (tables.data.space_rule == SpaceRule::text &&
+                                            tables.type(id) == TokenType::unused);
         }
       }
     }

@@ -228,7 +228,7 @@ struct TokenizerTables {
   SpecialTokens special, always;  // looked for when asked; those of users in every text
   std::string neighbours;         // [256 first + second]: not 0 when a token holds them so
   bool marks = false;             // tokens spell spaces as U+2581: a text's are spaces, too
-  bool splits = false;            // as SentencePiece, which takes unused tokens apart again
+  bool splits = false;            // merges make unused tokens, which SentencePiece takes apart
 
   TokenizerTables() {
     for (std::int32_t& id : byte_ids) {
@@ -273,8 +273,6 @@ inline void add_texts(TokenizerTables& tables) {
     }
     const int byte = tables.type(i) == TokenType::byte ? byte_of_piece(token) : -1;
     tables.marks = tables.marks || token.find(word_mark) != std::string::npos;
-    tables.splits = tables.splits ||
-                    (data.space_rule == SpaceRule::text && tables.type(i) == TokenType::unused);
     const std::int32_t id = tables.texts.add(
         byte >= 0 ? std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))
                   : with_spaces(token));
