@@ -1926,8 +1926,7 @@ class SortedNames {
 
 // >> tinyscale/base/near_names.hpp
 // Names near one that nobody knows: what a user meant by "h10" or "lama3-8b".
-//   distance = letters added, dropped, changed, or two neighbours swapped, capitals and "-_. "
-//   aside
+//   distance = letters added, dropped, changed or swapped with the next; capitals, "-_. " aside
 // Near is a distance of at most a third of the letters, or a name that holds the other whole.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -2693,10 +2692,12 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Whether the path has one of these endings, as {".png"}.
+// Whether the path has one of these endings, as {".png"} or ".PNG".
 inline bool ends_in(const std::string& path, std::initializer_list<const char*> endings) {
+  const auto same = [](char small, char c) { return small == c || small == (c | 0x20); };
   return std::any_of(endings.begin(), endings.end(), [&](const std::string& ending) {
-    return path.size() >= ending.size() && path.substr(path.size() - ending.size()) == ending;
+    return path.size() >= ending.size() &&
+           std::equal(ending.rbegin(), ending.rend(), path.rbegin(), same);
   });
 }
 
@@ -3303,8 +3304,7 @@ inline bool is_utf8(const std::string& text) {
 
 }  // namespace detail
 
-// The inside of a JSON string: quotes, backslashes and control characters escaped, bytes that are
-// no UTF-8 by U+FFFD.
+// The inside of a JSON string: quotes, backslashes, controls escaped; U+FFFD for what is no UTF-8.
 inline std::string json_escape(const std::string& text) {
   std::string out;
   for (std::size_t at = 0, size = 1; at < text.size(); at += size) {
@@ -15879,15 +15879,18 @@ struct CrossEntropyRows {
   const std::int32_t* targets;
   float* losses;
   float* lse;
-  bool above;
+  float* top;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     sum_exp_rows<L>(end - begin, vocab, logits + begin * vocab, vocab, lse + begin, losses + begin);
     for (std::int64_t i = begin; i < end; ++i) {
-      const float top = lse[i], log_sum = std::log(losses[i]);
-      lse[i] = above ? log_sum : top + log_sum;
-      losses[i] = targets[i] < 0 ? 0.0f : top - logits[i * vocab + targets[i]] + log_sum;
+      const float most = lse[i], log_sum = std::log(losses[i]);
+      lse[i] = top != nullptr ? log_sum : most + log_sum;
+      if (top != nullptr) {
+        top[i] = most;
+      }
+      losses[i] = targets[i] < 0 ? 0.0f : most - logits[i * vocab + targets[i]] + log_sum;
     }
   }
 };
@@ -15900,7 +15903,7 @@ struct CrossEntropyBackwardRows {
   float scale;
   float* dlogits;
   float beta;
-  bool above;
+  const float* top;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -15910,17 +15913,13 @@ struct CrossEntropyBackwardRows {
         std::fill(dx, dx + (beta == 0.0f ? vocab : 0), 0.0f);
         continue;
       }
-      typename L::V v, vl, vs, top{};
-      if (above) {
-        broadcast<L>(-std::numeric_limits<float>::infinity(), v);
-        max_row<L>(vocab, logits + i * vocab, v);
-        broadcast<L>(max_lanes<L>(v), top);
-      }
+      typename L::V v, vl, vs, most;
+      broadcast<L>(top != nullptr ? top[i] : 0.0f, most);
       broadcast<L>(lse[i], vl);
       broadcast<L>(scale, vs);
       for (std::int64_t j = 0; j < vocab; j += L::width) {
         load_some<L>(logits + i * vocab + j, vocab - j, 0.0f, v);
-        exp_negative<L>((v - top) - vl, v);
+        exp_negative<L>((v - most) - vl, v);
         add_some<L>(beta, v * vs, vocab - j, dx + j);
       }
       if (targets[i] < vocab) {
@@ -15952,26 +15951,26 @@ inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* 
   });
 }
 
-// losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below). above: lse less
-// the row's maximum, which keeps its digits far from 0.
+// losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below). With top[rows]
+// the maxima go there and lse is less them, which keeps its digits far from 0.
 inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                   const std::int32_t* targets, float* losses, float* lse,
-                                  bool above = false) {
+                                  float* top = nullptr) {
   const std::int64_t grain = rows < 32 ? 1 : 8;  // rows that are read together
   parallel_for(
       rows, std::max(grain, detail::row_grain(vocab)), [&](std::int64_t begin, std::int64_t end) {
         detail::run_on_lanes(
-            detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse, above});
+            detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse, top});
       });
 }
 
 // lse may be of more columns than are here; a target from vocab on is one of those.
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
-                                   float* dlogits, float beta = 1.0f, bool above = false) {
+                                   float* dlogits, float beta = 1.0f, const float* top = nullptr) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
-                                                          scale, dlogits, beta, above});
+                                                          scale, dlogits, beta, top});
   });
 }
 
@@ -24110,9 +24109,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   }
   const detail::OpScope scope;
   Tensor losses(Shape{rows});
-  Tensor lse(Shape{rows});
+  Tensor lse(Shape{2, rows});  // less the maxima, which stand behind it
   kernels::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
-                                 lse.data(), true);
+                                 lse.data(), lse.data() + rows);
   Tensor y = detail::mean_loss(losses, n);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
@@ -24127,7 +24126,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      float* const dx = detail::grad_buffer(sl, beta);
                      kernels::cross_entropy_backward(
                          rows, vocabulary, kl.data(), lse.data(), known.data(),
-                         static_cast<float>(dy.item() / n), dx, beta, true);
+                         static_cast<float>(dy.item() / n), dx, beta, lse.data() + rows);
                      backward.done_priced("cross_entropy backward", "cross_entropy", kl.shape(),
                                           &VectorCost::backward, {kl.count(), rows}, {kl.count()});
                    });
@@ -29586,13 +29585,13 @@ struct NodeKernel {
   // The log-sum-exp is made again: reading the logits once more costs less than keeping rows apart.
   void cross_entropy_backward() const {
     const List<std::int32_t> targets = numbers_of("target", *in[1], -1, columns());
-    List<float> losses(targets.size()), lse(targets.size());
+    List<float> losses(targets.size()), lse(targets.size()), top(targets.size());
     kernels::cross_entropy_forward(rows(), columns(), in[0]->data(), targets.data(), losses.data(),
-                                   lse.data(), true);
+                                   lse.data(), top.data());
     kernels::cross_entropy_backward(
         rows(), columns(), in[0]->data(), lse.data(), targets.data(),
         static_cast<float>(static_cast<double>(in[2]->item()) / counted(targets)), out[0]->data(),
-        0.0f, true);
+        0.0f, top.data());
   }
   void linear_loss() const {
     const std::int64_t vocabulary = in[1]->dim(0);
@@ -41244,7 +41243,7 @@ inline Quantity collective_latency(Collective what, const List<AxisPart>& axes) 
     const bool ring = axis.kind == AxisKind::ring;
     const Quantity hops(ring ? axis.size / 2.0 : axis.size - 1.0, "", ring ? "X / 2" : "X - 1");
     const Quantity hop = hops * Quantity(axis.latency, "s", "T_min", "a hop");
-    sum = sum.value() > 0 ? sum + hop : hop;
+    sum = axis.size < 2 ? sum : sum.value() > 0 ? sum + hop : hop;
   }
   return named("T_latency", detail::twice_if(what, sum), "scaling book, 3");
 }
@@ -41264,7 +41263,7 @@ inline Quantity collective_transfer(Collective what, double bytes, const List<Ax
     for (const AxisPart& axis : axes) {
       const Quantity x(axis.size, "", "X", "of the longest axis");
       const Quantity time = v * x / (four * n * detail::axis_rate(axis));
-      slowest = time.value() > slowest.value() ? time : slowest;
+      slowest = axis.size > 1 && time.value() > slowest.value() ? time : slowest;
     }
     return named("T_bandwidth", slowest, "scaling book, 3");
   }
@@ -54288,7 +54287,7 @@ struct TokenizerTables {
   SpecialTokens special, always;  // looked for when asked; those of users in every text
   std::string neighbours;         // [256 first + second]: not 0 when a token holds them so
   bool marks = false;             // tokens spell spaces as U+2581: a text's are spaces, too
-  bool splits = false;            // as SentencePiece, which takes unused tokens apart again
+  bool splits = false;            // merges make unused tokens, which SentencePiece takes apart
 
   TokenizerTables() {
     for (std::int32_t& id : byte_ids) {
@@ -54333,8 +54332,6 @@ inline void add_texts(TokenizerTables& tables) {
     }
     const int byte = tables.type(i) == TokenType::byte ? byte_of_piece(token) : -1;
     tables.marks = tables.marks || token.find(word_mark) != std::string::npos;
-    tables.splits = tables.splits ||
-                    (data.space_rule == SpaceRule::text && tables.type(i) == TokenType::unused);
     const std::int32_t id = tables.texts.add(
         byte >= 0 ? std::string(1, static_cast<char>(static_cast<unsigned char>(byte)))
                   : with_spaces(token));
@@ -54945,6 +54942,8 @@ inline void add_scored_pairs(TokenizerTables& tables) {
         const std::int32_t right = tables.texts.find(text + cut, size - cut, behind);
         if (right >= 0) {
           tables.pairs.add(left, right, ranks[id], static_cast<std::int32_t>(id));
+          tables.splits = tables.splits || (tables.data.space_rule == SpaceRule::text &&
+                                            tables.type(id) == TokenType::unused);
         }
       }
     }
@@ -66049,27 +66048,22 @@ inline Tensor local_embedding(const Tensor& table, const std::vector<std::int32_
   return y;
 }
 
-// log(sum exp) of whole rows above the largest of this device's columns, from that of each device's
-// columns; losses from the target's logit, from the device that has it: two all_reduces, three
-// numbers a row.
-inline void sum_over_columns(const TensorGroup& group, const Tensor& logits, Tensor& above,
-                             Tensor& losses, const Tensor& target_logits) {
-  const std::int64_t rows = above.count(), columns = logits.dim(-1);
-  Tensor both({2, rows}), top = losses;  // until the end
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const float* const row = logits.data() + i * columns;
-    top.data()[i] = *std::max_element(row, row + columns);
-  }
+// Of whole rows from those of each device's columns: the largest, log(sum exp) above it, and losses
+// from the target's logit, from the device that has it: two all_reduces, three numbers a row.
+inline void sum_over_columns(const TensorGroup& group, Tensor& top, Tensor& above, Tensor& losses,
+                             const Tensor& target_logits) {
+  const std::int64_t rows = above.count();
   const Tensor most = group.device->all_reduce(top, group.axes, Reduce::max);
+  Tensor both({2, rows});
   for (std::int64_t i = 0; i < rows; ++i) {
     both.data()[i] = std::exp(top.data()[i] - most.data()[i] + above.data()[i]);
     both.data()[rows + i] = target_logits.data()[i];
   }
   both = group.device->all_reduce(both, group.axes);
+  top = most;
   for (std::int64_t i = 0; i < rows; ++i) {
-    const float log_sum = std::log(both.data()[i]);
-    above.data()[i] = most.data()[i] - top.data()[i] + log_sum;
-    losses.data()[i] = most.data()[i] - both.data()[rows + i] + log_sum;
+    above.data()[i] = std::log(both.data()[i]);
+    losses.data()[i] = most.data()[i] - both.data()[rows + i] + above.data()[i];
   }
 }
 
@@ -66090,26 +66084,26 @@ inline Tensor cut_cross_entropy(const Tensor& logits, const std::vector<std::int
     const auto row = static_cast<std::int64_t>(i);
     target_logits.data()[i] = here ? logits.data()[row * columns + own[i]] : 0.0f;
   }
-  Tensor losses({rows}), above({rows});
+  Tensor losses({rows}), above({rows}), top({rows});
   kernels::cross_entropy_forward(rows, columns, logits.data(), own.data(), losses.data(),
-                                 above.data(), true);
+                                 above.data(), top.data());
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
              {static_cast<double>(rows)}, 0,
              vector_cost("cross_entropy", elements, &VectorCost::forward));
-  sum_over_columns(group, logits, above, losses, target_logits);
+  sum_over_columns(group, top, above, losses, target_logits);
   for (std::size_t i = 0; i < targets.size(); ++i) {
     losses.data()[i] = targets[i] < 0 ? 0.0f : losses.data()[i];
   }
   Tensor y = mean_loss(losses, n);
   if (tracked({&logits})) {
     attach(y, "cross_entropy", {&logits},
-           [rows, columns, n, above, graded, dx = logits.detach(),
+           [rows, columns, n, above, top, graded, dx = logits.detach(),
             slot = logits.slot()](const Tensor& dy) mutable {
              const OpScope backward;
              kernels::cross_entropy_backward(rows, columns, dx.data(), above.data(), graded.data(),
                                              static_cast<float>(dy.item() / n), dx.data(), 0.0f,
-                                             true);
+                                             top.data());
              backward.done_unary("cross_entropy backward", "cross_entropy", dx.shape(),
                                  &VectorCost::backward);
              add_grad(slot, dx);
