@@ -54433,12 +54433,19 @@ inline std::size_t character_size(const std::string& text, std::size_t at) {
 }
 
 // Encodes one stretch of ordinary text. `spaced`: its first byte is the space before the text;
-// `shift`: what to take from a place in `text` for the place in what the user gave.
+// what the user gave for it begins at `begin` of `given`.
 class StretchEncoder {
  public:
   StretchEncoder(const TokenizerTables& tables, const std::string& text, bool spaced,
-                 std::int64_t shift, MergeWork& work, std::vector<std::int32_t>& ids)
-      : tables_(tables), text_(text), spaced_(spaced), shift_(shift), work_(work), ids_(ids) {}
+                 const std::string& given, std::size_t begin, MergeWork& work,
+                 std::vector<std::int32_t>& ids)
+      : tables_(tables),
+        text_(text),
+        spaced_(spaced),
+        given_(given),
+        begin_(begin),
+        work_(work),
+        ids_(ids) {}
 
   void encode(std::size_t begin, std::size_t end) {
     earlier_.resize(end - begin > 4096 ? 4096 : 0);
@@ -54578,8 +54585,12 @@ class StretchEncoder {
     return id < 0 ? byte_id(at) : id;
   }
 
+  // U+2581 in what the user gave is one byte here.
   [[noreturn]] void missing(std::size_t at, std::size_t size) const {
-    const std::int64_t where = static_cast<std::int64_t>(at) - shift_;
+    std::size_t where = begin_;
+    for (std::size_t i = spaced_ ? 1 : 0; i < at; ++i) {
+      where += tables_.marks && given_.compare(where, 3, word_mark) == 0 ? 3U : 1U;
+    }
     const std::int64_t tokens = static_cast<std::int64_t>(tables_.data.tokens.size());
     if (tables_.data.kind == TokenizerKind::characters) {
       fail({"encode: the character \"", text_.substr(at, size), "\" at byte ", where,
@@ -54596,7 +54607,8 @@ class StretchEncoder {
   const TokenizerTables& tables_;
   const std::string& text_;
   bool spaced_;
-  std::int64_t shift_;
+  const std::string& given_;
+  std::size_t begin_;
   MergeWork& work_;
   std::vector<std::int32_t>& ids_;
   List<Earlier> earlier_;  // one place for all words of a hash: a later word takes it
@@ -54620,15 +54632,14 @@ inline void encode_stretch(const TokenizerTables& tables, const std::string& tex
                            std::size_t begin, std::size_t end, MergeWork& work,
                            std::vector<std::int32_t>& ids) {
   if (begin == end || !tables.pieces()) {
-    StretchEncoder(tables, text, false, 0, work, ids).encode(begin, end);
+    StretchEncoder(tables, text, false, text, 0, work, ids).encode(begin, end);
     return;
   }
   std::string own = text.substr(begin, end - begin);
   own = tables.marks ? with_spaces(own) : own;
   const bool spaced = tables.data.add_space_prefix && gets_space(tables, own[0], begin, ids);
   own.insert(0, spaced ? 1 : 0, ' ');
-  const std::int64_t shift = (spaced ? 1 : 0) - static_cast<std::int64_t>(begin);
-  StretchEncoder(tables, own, spaced, shift, work, ids).encode(0, own.size());
+  StretchEncoder(tables, own, spaced, text, begin, work, ids).encode(0, own.size());
 }
 
 // Does a user's token at the start of the text stand behind the space of the text?
@@ -54735,7 +54746,7 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
       const std::size_t end = left ? detail::spaces_before(text, begin, at) : at;
       detail::encode_stretch(*tables_, text, begin, end, work, ids);
       if (at == 0 && detail::behind_space(*tables_, id)) {
-        detail::StretchEncoder(*tables_, " ", true, 1, work, ids).encode(0, 1);
+        detail::StretchEncoder(*tables_, " ", true, text, 0, work, ids).encode(0, 1);
       }
       ids.push_back(id);
       const bool right = tables_->takes_spaces(id, TokenSpaces::right);

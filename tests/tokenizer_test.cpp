@@ -1227,6 +1227,8 @@ TEST_CASE("pieces: unused ones merge on the way, and U+2581 is a space where tok
   CHECK(apart.encode("ab<u>abc") == Ids{4, 5, 11, 8});
   CHECK(apart.encode("a" + mark + " b") == Ids{4, 3, 3, 5});
   CHECK(apart.decode({4, 3, 3, 5}) == "a  b");
+  CHECK(error_of([&] { apart.encode("a" + mark + "<u>" + mark + "b!"); }) ==
+        "encode: \"!\" at byte 11 is not among the 12 tokens, nor are all its bytes; leave it out");
   const auto whole = [&data] {  // a text is then one word, which takes ten times as long
     ts::detail::TokenizerTables tables;
     tables.data = data;
