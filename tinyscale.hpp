@@ -3830,7 +3830,8 @@ struct ProductFormat {
   const RoundedProducts* kernels = nullptr;
 
   ProductFormat() {}
-  ProductFormat(DType type);  // tensor/matmul_format.hpp
+  explicit ProductFormat(DType type);  // this and the next: tensor/matmul_format.hpp
+  ProductFormat& operator=(DType type);
   operator DType() const { return type; }
 };
 
@@ -23330,12 +23331,16 @@ inline ProductFormat::ProductFormat(DType given) : type(given) {
   kernels = given == DType::f32 ? nullptr : &rounded;
 }
 
+inline ProductFormat& ProductFormat::operator=(DType given) { return *this = ProductFormat(given); }
+
 }  // namespace detail
 
 // Matmuls read their operands in `format` while it lives: f32, or a smaller one with sums in f32.
 // fp8_e4m3: gradients are read as fp8_e5m2. `counts`, if any: what gradients lost is added there.
 class MatmulFormat {
  public:
+  explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
+      : MatmulFormat(detail::ProductFormat(format), counts) {}
   explicit MatmulFormat(detail::ProductFormat format, RoundingCount* counts = nullptr)
       : context_(&context()),
         previous_(context_->matmul_format),
@@ -38100,7 +38105,7 @@ inline Context quiet_context() {
   Context own = context();
   own.profile = nullptr;
   own.no_grad += 1;
-  own.matmul_format = {};
+  own.matmul_format = ProductFormat();
   return own;
 }
 

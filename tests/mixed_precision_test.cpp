@@ -69,6 +69,15 @@ double held_by(const ts::Transformer& model, ts::DType format) {
 
 }  // namespace
 
+TEST_CASE("a format of training is given and read as a DType") {
+  ts::TrainOptions options;
+  CHECK((options.format == ts::DType::f32 ? options.format : ts::DType::bf16) == ts::DType::f32);
+  options.format = ts::DType::bf16;
+  const ts::DType same = options.format;
+  const ts::MatmulFormat format(same);
+  CHECK(ts::context().matmul_format == ts::DType::bf16);
+}
+
 TEST_CASE("formats and loss scales that cannot be are named") {
   const auto error = [](const ts::TrainOptions& options) {
     return error_of([&] { trained(options); });

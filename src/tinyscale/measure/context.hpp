@@ -42,7 +42,8 @@ struct ProductFormat {
   const RoundedProducts* kernels = nullptr;
 
   ProductFormat() {}
-  ProductFormat(DType type);  // tensor/matmul_format.hpp
+  explicit ProductFormat(DType type);  // this and the next: tensor/matmul_format.hpp
+  ProductFormat& operator=(DType type);
   operator DType() const { return type; }
 };
 

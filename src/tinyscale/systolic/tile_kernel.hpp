@@ -47,7 +47,7 @@ inline Context quiet_context() {
   Context own = context();
   own.profile = nullptr;
   own.no_grad += 1;
-  own.matmul_format = {};
+  own.matmul_format = ProductFormat();
   return own;
 }
 

@@ -61,12 +61,16 @@ inline ProductFormat::ProductFormat(DType given) : type(given) {
   kernels = given == DType::f32 ? nullptr : &rounded;
 }
 
+inline ProductFormat& ProductFormat::operator=(DType given) { return *this = ProductFormat(given); }
+
 }  // namespace detail
 
 // Matmuls read their operands in `format` while it lives: f32, or a smaller one with sums in f32.
 // fp8_e4m3: gradients are read as fp8_e5m2. `counts`, if any: what gradients lost is added there.
 class MatmulFormat {
  public:
+  explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
+      : MatmulFormat(detail::ProductFormat(format), counts) {}
   explicit MatmulFormat(detail::ProductFormat format, RoundingCount* counts = nullptr)
       : context_(&context()),
         previous_(context_->matmul_format),
