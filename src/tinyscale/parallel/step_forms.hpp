@@ -416,8 +416,8 @@ class StepPlanner {
                 context_activations(c_, layout_.context_parallel, layout_.context, sequences_,
                                     layout_.tensor);
     }
-    if (last(op)) {  // the last norm's input and output, and the log-sum-exp of the loss
-      floats += rows * ((d + norm_statistics(c_)) / cut + d + 1) + 1;
+    if (last(op)) {  // the last norm's input and output; the loss: maximum and log-sum-exp
+      floats += rows * ((d + norm_statistics(c_)) / cut + d + 2) + 1;
     } else if (!full) {
       floats += rows * d / cut;  // the output, until its gradient comes
     }
