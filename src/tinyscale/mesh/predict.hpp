@@ -41,12 +41,17 @@ struct MeshPrediction {
     out.columns = {"collective", "axis",      "arguments", "algorithm",
                    "devices",    "bytes out", "formula"};
     for (const PredictedCall& call : calls) {
-      out.add({call.name, call.axes, call.arguments, call.algorithm, std::to_string(call.devices),
+      out.add({call.name,
+               call.axes,
+               call.arguments,
+               call.algorithm,
+               std::to_string(call.devices),
                format_count(call.bytes),
-               (call.known                                     ? ""
-                : call.algorithm == name_of(Algorithm::custom) ? "at least "
-                                                               : "about ") +
-                   format_seconds(call.seconds)});
+               {(call.known                                     ? ""
+                 : call.algorithm == name_of(Algorithm::custom) ? "at least "
+                                                                : "about ") +
+                    format_seconds(call.seconds),
+                call.seconds, "s"}});
     }
     return out;
   }
