@@ -362,11 +362,8 @@ TEST_CASE("what a beginner prints says what it is") {
   CHECK(printed(mesh.shard(ts::Shape{8, 16}, "I_y, J")) ==
         "[I_y, J] of [8, 16] in f32, [2, 16] on each of 8 devices");
   CHECK(printed(ts::Layout()) == ts::Layout().text());
-  CHECK(printed(ts::config("gpt2-small")) ==
-        "gpt2-small: 124,439,808 parameters, 12 layers of width 768, 12 heads (12 of keys and "
-        "values) of 64, hidden 3072, vocabulary 50257, context 1024");
-  CHECK(printed(ts::config("mixtral-8x7b")).find(" of 128, 2 of 8 experts of hidden 14336, ") !=
-        std::string::npos);
+  CHECK(printed(ts::config("mixtral-8x7b")) ==
+        "mixtral-8x7b: 46702792704 parameters, 32 layers of 4096, 32 heads, context 32768");
   const ts::Compiled twice = ts::compile([](const std::vector<ts::Tensor>& x) {
     return std::vector<ts::Tensor>{ts::gelu(x[0]) + x[0]};
   });

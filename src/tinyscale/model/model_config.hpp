@@ -6,12 +6,10 @@
 // Source of the last: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 
 #include <cstdint>  // int64_t
-#include <iostream>
-#include <string>  // string
-#include <vector>  // vector
+#include <string>   // string
+#include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
-#include "tinyscale/base/text.hpp"
 #include "tinyscale/compute/rope.hpp"
 
 namespace tinyscale {
@@ -289,16 +287,8 @@ inline void ModelConfig::validate() const {
 }
 
 inline std::ostream& operator<<(std::ostream& out, const ModelConfig& c) {
-  out << detail::cat({c.name, ": ", format_count(static_cast<double>(c.parameters())),
-                      " parameters, ", c.layers, " layers of width ", c.width, ", ", c.heads,
-                      " heads (", c.kv_heads, " of keys and values) of ", c.head_size, ", "});
-  if (c.mixture_layers() < c.layers) {
-    out << detail::cat({"hidden ", c.hidden, ", "});
-  }
-  if (c.experts > 0) {
-    out << detail::cat({c.top_k, " of ", c.experts, " experts of hidden ", c.expert_hidden, ", "});
-  }
-  return out << detail::cat({"vocabulary ", c.vocabulary, ", context ", c.context});
+  return out << detail::cat({c.name, ": ", c.parameters(), " parameters, ", c.layers, " layers of ",
+                             c.width, ", ", c.heads, " heads, context ", c.context});
 }
 
 }  // namespace tinyscale
