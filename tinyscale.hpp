@@ -3164,6 +3164,22 @@ inline std::ostream& operator<<(std::ostream& out, const Shape& shape) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
+// A cell of a table: its text, and the number that the text is of, whole and in its base unit, as
+// in Cell("12.3 us", 1.23456e-5, "s"). A text without a number converts by itself.
+struct Cell : std::string {
+  Cell() = default;
+  Cell(const char* text) : std::string(text) {}
+  Cell(std::string text) : std::string(std::move(text)) {}
+  [[gnu::noinline]] Cell(std::string text, double number, std::string its_unit = "")
+      : std::string(std::move(text)), value(number), unit(std::move(its_unit)), is_number(true) {}
+
+  double value = 0;
+  std::string unit;
+  bool is_number = false;
+};
+
+inline void append_text(std::string& out, const Cell& cell) { out += cell; }
+
 namespace detail {
 
 // Three significant digits without exponent or trailing zeros, for 0.001 <= |v| < 1e6.
@@ -3184,16 +3200,28 @@ inline std::string with_unit(const std::string& number, const std::string& unit)
   return unit.empty() ? number : number + " " + unit;
 }
 
+// As printed(kind, digits, v), then the unit.
+[[gnu::noinline]] inline Cell number_cell(char kind, int digits, double v,
+                                          const std::string& unit = "") {
+  return {with_unit(printed(kind, digits, v), unit), v, unit};
+}
+
+// At most nine digits, as in a sentence.
+inline Cell number_cell(double v, const std::string& unit = "") {
+  return number_cell('g', 9, v, unit);
+}
+
 }  // namespace detail
 
 // A value with the SI prefix that leaves one to three digits before the point: "1.23 GB".
-inline std::string format_si(double v, const std::string& unit) {
+inline Cell format_si(double value, const std::string& unit) {
   static const char* const prefixes[] = {"a", "f", "p", "n", "u", "m", "", "k",
                                          "M", "G", "T", "P", "E", "Z", "Y"};
   const int none = 6;
   const int last = 14;
+  double v = value;
   if (!detail::is_finite(v) || v == 0) {
-    return detail::with_unit(v == 0 ? "0" : detail::cat({v}), unit);
+    return {detail::with_unit(v == 0 ? "0" : detail::cat({v}), unit), v, unit};
   }
   int prefix = none;
   while (std::fabs(v) >= 999.5 && prefix < last) {
@@ -3205,49 +3233,52 @@ inline std::string format_si(double v, const std::string& unit) {
     --prefix;
   }
   const bool plain = std::fabs(v) >= 0.001 && std::fabs(v) < 1e6;
-  return detail::with_unit(plain ? detail::three_digits(v) : detail::cat({v}),
-                           prefixes[prefix] + unit);
+  return {detail::with_unit(plain ? detail::three_digits(v) : detail::cat({v}),
+                            prefixes[prefix] + unit),
+          value, unit};
 }
 
 // Decimal: 1 kB = 1000 B.
-inline std::string format_bytes(double bytes) {
+inline Cell format_bytes(double bytes) {
   const bool fraction = std::fabs(bytes) < 0.9995;
-  return fraction ? detail::cat({bytes, " B"}) : format_si(bytes, "B");
+  return fraction ? detail::number_cell(bytes, "B") : format_si(bytes, "B");
 }
 
-inline std::string format_seconds(double seconds) {
+inline Cell format_seconds(double seconds) {
   const double size = std::fabs(seconds);
   if (!detail::is_finite(seconds) || size < 119.5) {
     return format_si(seconds, "s");
   }
   if (size < 7170) {
-    return detail::three_digits(seconds / 60) + " min";
+    return {detail::three_digits(seconds / 60) + " min", seconds, "s"};
   }
   if (size < 48 * 3600.0) {
-    return detail::three_digits(seconds / 3600) + " h";
+    return {detail::three_digits(seconds / 3600) + " h", seconds, "s"};
   }
   const double days = seconds / 86400;
-  return (std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat({days})) + " days";
+  const std::string number =
+      std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat({days});
+  return {number + " days", seconds, "s"};
 }
 
 // To the nearest integer, in groups of three digits.
-inline std::string format_count(double v) {
+inline Cell format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
-    return detail::cat({v});
+    return detail::number_cell(v);
   }
   std::string out = detail::printed('f', 0, std::fabs(v));
   const bool negative = v < 0 && out != "0";
   for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
     out.insert(static_cast<std::size_t>(i), ",");
   }
-  return negative ? "-" + out : out;
+  return {negative ? "-" + out : out, v};
 }
 
 // "1.8985" for format_fixed(1.89851, 4).
-inline std::string format_fixed(double v, int digits) { return detail::printed('f', digits, v); }
+inline Cell format_fixed(double v, int digits) { return detail::number_cell('f', digits, v); }
 
-inline std::string format_percent(double fraction) {
-  return detail::printed('f', 1, 100 * fraction) + " %";
+inline Cell format_percent(double fraction) {
+  return detail::number_cell('f', 1, 100 * fraction, "%");
 }
 
 namespace detail {
@@ -3380,8 +3411,20 @@ inline bool is_json_number(const std::string& cell) {
   return i == cell.size();
 }
 
-inline std::string json_value(const std::string& cell) {
-  return is_json_number(cell) ? cell : "\"" + json_escape(cell) + "\"";
+// The shortest decimal that is this number again; null for what JSON has no number for.
+inline std::string json_number(double value) {
+  for (int digits = 15; is_finite(value) && digits <= 17; ++digits) {
+    const std::string text = printed('g', digits, value);
+    if (digits == 17 || std::strtod(text.c_str(), nullptr) == value) {
+      return text;
+    }
+  }
+  return "null";
+}
+
+inline std::string json_value(const Cell& cell) {
+  const std::string quoted = "\"" + json_escape(cell) + "\"";
+  return cell.is_number ? json_number(cell.value) : is_json_number(cell) ? cell : quoted;
 }
 
 inline std::string csv_cell(const std::string& cell) {
@@ -3397,16 +3440,23 @@ inline std::string csv_cell(const std::string& cell) {
 
 }  // namespace detail
 
-// Rows of text under named columns: printed in line, as CSV or as JSON.
+// Rows of cells under named columns: printed in line, as CSV or as JSON.
+// CSV and JSON have numbers whole, where text() has "7.83 ns": a column of one unit is named with
+// it, "time (s)"; beside one of several stands another, "value" and "value unit". What is not
+// known, "" or "-" among numbers, is an empty cell of CSV and null in JSON.
 struct Table {
   std::vector<std::string> columns;
-  List<std::vector<std::string>> rows;
+  List<std::vector<Cell>> rows;
   std::string title;
 
   // Appends a row; it must have a cell for each column.
-  void add(std::vector<std::string> row) {
+  void add(std::vector<Cell> row) {
     check_row(row);
     rows.push_back(std::move(row));
+  }
+  template <class Text>
+  void add(const std::vector<Text>& row) {
+    add(std::vector<Cell>(row.begin(), row.end()));
   }
 
   std::string text() const {
@@ -3417,7 +3467,7 @@ struct Table {
       widths[c] = detail::text_width(columns[c]);
       bool any = false;
       bool all = true;
-      for (const std::vector<std::string>& row : rows) {
+      for (const std::vector<Cell>& row : rows) {
         const std::string& cell = row.at(c);
         widths[c] = std::max(widths[c], detail::text_width(cell));
         const bool blank = cell.empty() || cell == "-";
@@ -3433,15 +3483,16 @@ struct Table {
       rule.push_back(std::string(width, '-'));
     }
     out += line(rule, widths, right);
-    for (const std::vector<std::string>& row : rows) {
+    for (const std::vector<Cell>& row : rows) {
       out += line(row, widths, right);
     }
     return out;
   }
 
   std::string csv() const {
-    std::string out = csv_line(columns);
-    for (const std::vector<std::string>& row : rows) {
+    const Table whole = in_one_unit();
+    std::string out = csv_line(whole.columns);
+    for (const std::vector<Cell>& row : whole.rows) {
       out += csv_line(row);
     }
     return out;
@@ -3449,13 +3500,13 @@ struct Table {
 
   // {"title": "...", "rows": [{"column": cell, ...}, ...]}; cells that are numbers stay numbers.
   std::string json() const {
-    check_rows();
+    const Table whole = in_one_unit();
     std::string out = "{\"title\": \"" + json_escape(title) + "\", \"rows\": [";
     for (std::size_t r = 0; r < rows.size(); ++r) {
       out += r > 0 ? ",\n  {" : "\n  {";
-      for (std::size_t c = 0; c < columns.size(); ++c) {
-        out += (c > 0 ? ", \"" : "\"") + json_escape(columns[c]) + "\": ";
-        out += detail::json_value(rows[r].at(c));
+      for (std::size_t c = 0; c < whole.columns.size(); ++c) {
+        out += (c > 0 ? ", \"" : "\"") + json_escape(whole.columns[c]) + "\": ";
+        out += detail::json_value(whole.rows[r][c]);
       }
       out += "}";
     }
@@ -3463,19 +3514,56 @@ struct Table {
   }
 
  private:
-  void check_row(const std::vector<std::string>& row) const {
+  // Numbers as json_number, units in the names of columns or in columns of their own. A number that
+  // is a text alone has no unit; 0 has any.
+  Table in_one_unit() const {
+    check_rows();
+    Table out;
+    out.rows = List<std::vector<Cell>>(rows.size());
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      const Cell* first = nullptr;
+      bool numbers = false, mixed = false;
+      for (const std::vector<Cell>& row : rows) {
+        if (row[c].is_number || detail::is_json_number(row[c])) {
+          numbers = true;
+          first = first == nullptr && row[c] != "0" ? &row[c] : first;
+          mixed = mixed || (row[c] != "0" && first->unit != row[c].unit);
+        }
+      }
+      const bool named = first != nullptr && !mixed && !first->unit.empty();
+      out.columns.push_back(columns[c] + (named ? " (" + first->unit + ")" : ""));
+      if (mixed) {
+        out.columns.push_back(columns[c] + " unit");
+      }
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        const Cell& cell = rows[r][c];
+        const bool unknown = numbers && (cell.empty() || cell == "-");
+        const bool exact = cell.is_number && detail::is_finite(cell.value);
+        out.rows[r].push_back(unknown          ? Cell("", std::nan(""))
+                              : exact          ? Cell(detail::json_number(cell.value), cell.value)
+                              : cell.is_number ? Cell(detail::cat({cell.value}), cell.value)
+                                               : cell);
+        if (mixed) {
+          out.rows[r].push_back(cell.unit);
+        }
+      }
+    }
+    return out;
+  }
+  void check_row(const std::vector<Cell>& row) const {
     if (row.size() != columns.size()) {
       detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
                     " columns; a row must have a cell for each column"});
     }
   }
   void check_rows() const {
-    for (const std::vector<std::string>& row : rows) {
+    for (const std::vector<Cell>& row : rows) {
       check_row(row);
     }
   }
-  static std::string line(const std::vector<std::string>& cells,
-                          const std::vector<std::size_t>& widths, const std::vector<int>& right) {
+  template <class Text>
+  static std::string line(const std::vector<Text>& cells, const std::vector<std::size_t>& widths,
+                          const std::vector<int>& right) {
     std::string out;
     for (std::size_t c = 0; c < cells.size(); ++c) {
       const std::string padding(widths[c] - detail::text_width(cells[c]), ' ');
@@ -3486,7 +3574,8 @@ struct Table {
     return out + "\n";
   }
 
-  static std::string csv_line(const std::vector<std::string>& cells) {
+  template <class Text>
+  static std::string csv_line(const std::vector<Text>& cells) {
     std::string out;
     for (std::size_t c = 0; c < cells.size(); ++c) {
       out += (c > 0 ? "," : "") + detail::csv_cell(cells[c]);
@@ -3555,9 +3644,8 @@ struct Comparison {
       out.columns.push_back("how");
     }
     for (const ReportRow& row : rows) {
-      std::vector<std::string> cells = {row.name, row.unit, detail::cat({row.predicted}),
-                                        detail::cat({row.counted}),
-                                        detail::printed('f', 3, row.ratio())};
+      std::vector<Cell> cells = {row.name, row.unit, detail::number_cell(row.predicted),
+                                 detail::number_cell(row.counted), format_fixed(row.ratio(), 3)};
       if (explained) {
         cells.push_back(row.how);
       }
@@ -3578,9 +3666,9 @@ inline std::ostream& operator<<(std::ostream& out, const Comparison& comparison)
 namespace detail {
 
 // The row whose first cell is `key`, the n-th of them; null when there is none.
-inline const std::vector<std::string>* find_row(const Table& table, const std::string& key,
-                                                std::size_t n) {
-  for (const std::vector<std::string>& row : table.rows) {
+inline const std::vector<Cell>* find_row(const Table& table, const std::string& key,
+                                         std::size_t n) {
+  for (const std::vector<Cell>& row : table.rows) {
     if (!row.empty() && row[0] == key && n-- == 0) {
       return &row;
     }
@@ -3631,7 +3719,7 @@ inline Table compare(const List<Table>& reports) {
       out.columns.push_back(name + ": " + reports[r].columns[c]);
     }
     std::vector<std::string> seen;
-    for (const std::vector<std::string>& row : reports[r].rows) {
+    for (const std::vector<Cell>& row : reports[r].rows) {
       std::size_t n = 0;
       for (const std::string& key : seen) {
         n += key == row.at(0) ? 1U : 0U;
@@ -3648,9 +3736,9 @@ inline Table compare(const List<Table>& reports) {
     }
   }
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    std::vector<std::string> cells = {keys[i]};
+    std::vector<Cell> cells = {keys[i]};
     for (const Table& report : reports) {
-      const std::vector<std::string>* row = detail::find_row(report, keys[i], before[i]);
+      const std::vector<Cell>* row = detail::find_row(report, keys[i], before[i]);
       for (std::size_t c = 1; c < report.columns.size(); ++c) {
         cells.push_back(row == nullptr ? "-" : row->at(c));
       }
@@ -4013,6 +4101,14 @@ struct Counters {
   }
 };
 
+// "2 ops: 268 M matmul and 262 k vector FLOPs, 67.4 MB read, 131 kB written, 3.98 FLOPs/byte"
+inline std::ostream& operator<<(std::ostream& out, const Counters& c) {
+  return out << detail::cat({c.ops, c.ops == 1 ? " op: " : " ops: ", format_si(c.matmul_flops, ""),
+                             " matmul and ", format_si(c.vector_flops, ""), " vector FLOPs, ",
+                             format_bytes(c.bytes_read), " read, ", format_bytes(c.bytes_written),
+                             " written, ", format_fixed(c.intensity(), 2), " FLOPs/byte"});
+}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/measure/hardware_counters.hpp
@@ -4248,6 +4344,10 @@ class Profile {
   Shared<HardwareCounters> hardware_;
 };
 
+inline std::ostream& operator<<(std::ostream& out, const Profile& profile) {
+  return out << profile.totals();
+}
+
 // Whether ops of this thread are recorded.
 inline bool profiling() { return context().profile != nullptr; }
 
@@ -4275,8 +4375,9 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 enum class PrefixFamily { none, decimal, binary, mixed };
 
 // 1 GiB = 2^30 B: "95 GiB" where format_bytes() prints "102 GB".
-inline std::string format_binary_bytes(double bytes) {
+inline Cell format_binary_bytes(double value) {
   static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double bytes = value;
   int step = 0;
   while (std::fabs(bytes) >= 1023.5 && step < 6) {
     bytes /= 1024;
@@ -4284,7 +4385,8 @@ inline std::string format_binary_bytes(double bytes) {
   }
   const double size = std::fabs(bytes);  // up to 1023: one digit more than three
   const bool plain = detail::is_finite(bytes) && (bytes == 0 || (size >= 0.001 && size < 1e6));
-  return (plain ? detail::three_digits(bytes) : detail::cat({bytes})) + " " + units[step];
+  return {(plain ? detail::three_digits(bytes) : detail::cat({bytes})) + " " + units[step], value,
+          "B"};
 }
 
 namespace detail {
@@ -4650,7 +4752,7 @@ class Quantity {
   Quantity to(const std::string& unit) const;  // the same in another unit, as a step of the formula
 
   std::string formula() const;               // "6 * P * B / (N * C)"
-  std::string text() const;                  // "5.33 s", "95 GiB"
+  Cell text() const;                         // "5.33 s", "95 GiB"
   std::string explain(int depth = 8) const;  // the formula, the numbers put in, and so for inputs
   std::string json(int depth = 64) const;    // the same as data
 
@@ -4684,17 +4786,15 @@ inline QuantityNode::~QuantityNode() {
   }
 }
 
-inline std::string short_number(double value) { return printed('g', 6, value); }
+inline Cell short_number(double value) { return number_cell('g', 6, value); }
 
-inline std::string base_text(const Quantity& q) {
-  return with_unit(short_number(q.value()), q.unit());
-}
+inline Cell base_text(const Quantity& q) { return number_cell('g', 6, q.value(), q.unit()); }
 
 // As it was given or asked for, else seconds and bytes scaled; the rest is a number and its unit.
-inline std::string quantity_text(const Quantity& q) {
+inline Cell quantity_text(const Quantity& q) {
   const QuantityNode& node = q.node();
   if (!node.given.empty()) {
-    return short_number(node.value / node.scale) + " " + node.given;
+    return {short_number(node.value / node.scale) + " " + node.given, node.value, q.unit()};
   }
   if (is_just(node.unit, "s")) {
     return format_seconds(node.value);
@@ -4890,17 +4990,6 @@ class Explanation {
   NameTable nearest_, told_;
 };
 
-// The shortest decimal that is this number again; null for what JSON has no number for.
-inline std::string json_number(double value) {
-  for (int digits = 15; is_finite(value) && digits <= 17; ++digits) {
-    const std::string text = printed('g', digits, value);
-    if (digits == 17 || std::strtod(text.c_str(), nullptr) == value) {
-      return text;
-    }
-  }
-  return "null";
-}
-
 // A quantity told already stands by its name, number and unit alone.
 inline void json_into(const Quantity& q, int depth, NameTable& told, std::string& out) {
   const auto string = [&](const char* key, const std::string& value) {
@@ -4928,7 +5017,7 @@ inline void json_into(const Quantity& q, int depth, NameTable& told, std::string
 
 inline std::string Quantity::formula() const { return detail::FormulaWriter(*this, false).text; }
 
-inline std::string Quantity::text() const { return detail::quantity_text(*this); }
+inline Cell Quantity::text() const { return detail::quantity_text(*this); }
 
 inline std::string Quantity::explain(int depth) const {
   return detail::Explanation(*this, depth).text;
@@ -6020,7 +6109,7 @@ inline Table energy_table() {
   Table out;
   out.title = "Energy of an operation, pJ";
   out.columns = {"operation", "45 nm", "7 nm", "source", "note"};
-  const auto cell = [](double pj) { return pj > 0 ? detail::cat({pj}) : std::string("-"); };
+  const auto cell = [](double pj) { return pj > 0 ? detail::number_cell(pj) : "-"; };
   for (const EnergyRow& row : energy_rows()) {
     out.add({row.operation, cell(row.pj_45nm), cell(row.pj_7nm), row.source, row.note});
   }
@@ -6586,7 +6675,7 @@ inline Table chip_facts_table(const Chip& chip) {
                            chip.year > 0 ? detail::cat({", ", chip.year}) : ""});
   out.columns = {"figure", "value", "unit", "sure", "source"};
   for (const ChipFact& fact : chip_facts(chip)) {
-    out.add({fact.figure, detail::cat({fact.value}), fact.unit, fact.sure, fact.source});
+    out.add({fact.figure, detail::number_cell(fact.value), fact.unit, fact.sure, fact.source});
   }
   return out;
 }
@@ -6623,8 +6712,9 @@ inline Table price_table() {
   out.title = "Prices of an hour, on demand, US list";
   out.columns = {"offer", "chip", "chips", "USD/h", "USD/h of one", "date", "source"};
   for (const PriceRow& row : price_rows()) {
-    out.add({row.offer, row.chip, detail::cat({row.chips}), detail::cat({row.dollars_per_hour}),
-             detail::printed('g', 4, row.of_one()), row.date, row.source});
+    out.add({row.offer, row.chip, detail::cat({row.chips}),
+             detail::number_cell(row.dollars_per_hour), detail::number_cell('g', 4, row.of_one()),
+             row.date, row.source});
   }
   return out;
 }
@@ -6721,6 +6811,20 @@ struct Machine {
   // all others.
   double egress(int dim) const;
 };
+
+// A row for each dimension.
+inline std::ostream& operator<<(std::ostream& out, const Machine& machine) {
+  Table table;
+  table.title = detail::cat({machine.name, ": ", machine.chips(), " x ", machine.chip.name});
+  table.columns = {"dimension", "chips", "kind", "latency", "one way"};
+  for (std::size_t d = 0; d < machine.links.size(); ++d) {
+    const Links& links = machine.links[d];
+    table.add({std::to_string(d), std::to_string(machine.dims[static_cast<int>(d)]),
+               name_of(links.kind), format_seconds(links.latency),
+               format_si(links.bandwidth.one_way(), "B/s")});
+  }
+  return out << table;
+}
 
 namespace detail {
 
@@ -7504,19 +7608,19 @@ inline Table RooflineReport::table() const {
   List<RooflineRow> all = rows;
   all.push_back(total);
   for (const RooflineRow& row : all) {
-    std::vector<std::string> cells = {row.name,
-                                      row.shape,
-                                      detail::cat({row.count}),
-                                      format_si(row.matmul_flops, ""),
-                                      format_si(row.vector_flops, ""),
-                                      format_bytes(row.bytes),
-                                      format_fixed(row.intensity, 2),
-                                      format_seconds(row.t_math),
-                                      format_seconds(row.t_vector),
-                                      format_seconds(row.t_memory),
-                                      format_seconds(row.seconds),
-                                      row.bound,
-                                      row.level};
+    std::vector<Cell> cells = {row.name,
+                               row.shape,
+                               detail::cat({row.count}),
+                               format_si(row.matmul_flops, ""),
+                               format_si(row.vector_flops, ""),
+                               format_bytes(row.bytes),
+                               format_fixed(row.intensity, 2),
+                               format_seconds(row.t_math),
+                               format_seconds(row.t_vector),
+                               format_seconds(row.t_memory),
+                               format_seconds(row.seconds),
+                               row.bound,
+                               row.level};
     if (on_host) {
       cells.push_back(row.measured > 0 ? format_seconds(row.measured) : "-");
       cells.push_back(row.measured > 0 ? format_percent(row.of_roof()) : "-");
@@ -7784,10 +7888,10 @@ struct LaunchKind {
 };
 
 // "5 ms", "1.2 GFLOP", "1,000"
-inline std::string launch_cell(double value, const std::string& unit) {
+inline Cell launch_cell(double value, const std::string& unit) {
   return unit == "s"        ? format_seconds(value)
          : unit == "B"      ? format_bytes(value)
-         : unit == "FLOP/B" ? printed('g', 3, value)
+         : unit == "FLOP/B" ? Cell(printed('g', 3, value), value, unit)
          : unit == "FLOP"   ? format_si(value, "FLOP")
                             : format_count(value);
 }
@@ -31047,6 +31151,20 @@ inline double GraphPlan::result_bytes() const {
   return 4.0 * static_cast<double>(count);
 }
 
+// A row for each kernel.
+inline std::ostream& operator<<(std::ostream& out, const GraphPlan& plan) {
+  Table table;
+  table.title = detail::cat({plan.graph().size(), " nodes in ", plan.steps().size(),
+                             plan.steps().size() == 1 ? " kernel, " : " kernels, ",
+                             format_bytes(plan.block_bytes()), " of intermediate results"});
+  table.columns = {"kernel", "matmul FLOPs", "vector FLOPs", "bytes"};
+  for (const OpRecord& record : plan.records()) {
+    table.add({record.name, format_si(record.matmul_flops, ""), format_si(record.vector_flops, ""),
+               format_bytes(record.bytes_read + record.bytes_written)});
+  }
+  return out << table;
+}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/compile/print_plan.hpp
@@ -34226,9 +34344,8 @@ inline Table CompileReport::table() const {
                    "side by side", "peak",         "counted",      "time",       "differs by"};
   }
   for (const PassRow& row : rows) {
-    std::vector<std::string> cells = {row.name, detail::cat({row.nodes}),
-                                      detail::cat({row.kernels})};
-    const auto add = [&](bool wanted, const std::string& cell) {
+    std::vector<Cell> cells = {row.name, detail::cat({row.nodes}), detail::cat({row.kernels})};
+    const auto add = [&](bool wanted, const Cell& cell) {
       if (wanted) {
         cells.push_back(cell);
       }
@@ -34244,7 +34361,7 @@ inline Table CompileReport::table() const {
     add(true, format_bytes(row.peak_bytes));
     add(measured, format_bytes(row.counted_peak_bytes));
     add(measured, format_seconds(row.seconds));
-    add(measured, row.difference > 0 ? detail::printed('g', 2, row.difference) : "0");
+    add(measured, row.difference > 0 ? detail::number_cell('g', 2, row.difference) : "0");
     out.add(cells);
   }
   return out;
@@ -34412,7 +34529,7 @@ struct SystolicRun : SystolicTiming {
 namespace detail {
 
 // A fraction as a bare number of percent, which a spreadsheet can read.
-inline std::string percent(double fraction) { return printed('f', 4, 100 * fraction); }
+inline Cell percent(double fraction) { return number_cell('f', 4, 100 * fraction); }
 
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;
@@ -37541,7 +37658,7 @@ struct KernelRun {
                               : "ticks"});
     }
     t.add({"DMA hidden", detail::percent(overlap), "% of its ticks"});
-    t.add({"time", detail::cat({seconds}), "s"});
+    t.add({"time", detail::number_cell(seconds), "s"});
     t.add({"bound by", bound, ""});
     return t;
   }
@@ -38206,7 +38323,7 @@ struct TiledRun : KernelRun {
     t.columns = {"by", "bytes", "times the least", "source"};
     const auto row = [&t, this](const std::string& by, std::int64_t bytes, const char* source) {
       const auto least = static_cast<double>(std::max<std::int64_t>(least_bytes, 1));
-      const std::string times = format_fixed(static_cast<double>(bytes) / least, 2);
+      const Cell times = format_fixed(static_cast<double>(bytes) / least, 2);
       t.add({by, std::to_string(bytes), times, source});
     };
     row(detail::cat({unfused_ops, " unfused ops"}), unfused_bytes, "counted");
@@ -45863,8 +45980,8 @@ struct CheckReport {
     out.title = "guess";
     out.columns = {"quantity", "unit", "guessed", "counted", "right", "hint"};
     for (const CheckRow& row : rows) {
-      out.add({row.name, row.unit, detail::cat({row.guessed}), detail::cat({row.counted}),
-               row.right ? "yes" : "no", row.hint});
+      out.add({row.name, row.unit, detail::number_cell(row.guessed),
+               detail::number_cell(row.counted), row.right ? "yes" : "no", row.hint});
     }
     return out;
   }
@@ -46552,12 +46669,14 @@ struct MeshPrediction {
     out.columns = {"collective", "axis",      "arguments", "algorithm",
                    "devices",    "bytes out", "formula"};
     for (const PredictedCall& call : calls) {
+      const std::string sure = call.known                                     ? ""
+                               : call.algorithm == name_of(Algorithm::custom) ? "at least"
+                                                                              : "about";
+      const std::string text = format_seconds(call.seconds);
       out.add({call.name, call.axes, call.arguments, call.algorithm, std::to_string(call.devices),
                format_count(call.bytes),
-               (call.known                                     ? ""
-                : call.algorithm == name_of(Algorithm::custom) ? "at least "
-                                                               : "about ") +
-                   format_seconds(call.seconds)});
+               Cell(sure.empty() ? text : sure + " " + text, call.seconds,
+                    sure.empty() ? "s" : "s, " + sure)});
     }
     return out;
   }
@@ -46836,7 +46955,7 @@ inline Table time_table(const MeshRun& run, const TaskNames& names = TaskNames()
     }
   }
   for (std::size_t d = 0; d < table.seconds.size(); ++d) {
-    std::vector<std::string> cells(1, std::to_string(d));
+    std::vector<Cell> cells(1, std::to_string(d));
     for (std::size_t r = 0; r < table.rows.size(); ++r) {
       if (table.rows[r].seconds > 0) {
         cells.push_back(format_seconds(table.seconds[d][r]));
@@ -49691,6 +49810,12 @@ inline void check_numbers(const char* function, const Sharded& a) {
 
 }  // namespace detail
 
+// "[I_x, J] of (8, 16) in f32, (4, 16) on each of 2 devices"
+inline std::ostream& operator<<(std::ostream& out, const Sharded& array) {
+  return out << detail::cat({array.text(), " of ", array.shape, " in ", name_of(array.format), ", ",
+                             array.local_shape(), " on each of ", array.devices(), " devices"});
+}
+
 inline Tensor Sharded::gather() const {
   detail::check_numbers("gather", *this);
   const detail::DeviceScope quiet(-1);
@@ -49796,7 +49921,7 @@ inline std::string ShardPicture::text() const {
       table.columns.push_back(dims > 0 ? names.back() + " " + range(dims - 1, j) : "");
     }
     for (std::int64_t i = 0; i < std::min(rows, most); ++i) {
-      std::vector<std::string> line(1, dims > 1 ? range(dims - 2, i) : "device");
+      std::vector<Cell> line(1, dims > 1 ? range(dims - 2, i) : "device");
       for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
         line.push_back(cell(static_cast<std::size_t>((panel * rows + i) * columns + j)));
       }
@@ -51027,6 +51152,10 @@ class Mesh {
   Machine machine_;
   List<MeshAxis> axes_;
 };
+
+inline std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {
+  return out << mesh.placement();
+}
 
 }}  // namespace tinyscale
 
@@ -53029,6 +53158,11 @@ inline void ModelConfig::validate() const {
     detail::fail({"ModelConfig: ", name, ": initializer_range is ", initializer_range,
                   "; a deviation is right, or 0 for one that suits the width"});
   }
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ModelConfig& c) {
+  return out << detail::cat({c.name, ": ", c.parameters(), " parameters, ", c.layers, " layers of ",
+                             c.width, ", ", c.heads, " heads, context ", c.context});
 }
 
 }}  // namespace tinyscale
@@ -65210,9 +65344,9 @@ inline Table PipelineTiming::table() const {
   out.columns = {"rank", "first op", "end", "busy", "idle", "peak activations", "messages out"};
   for (std::size_t r = 0; r < rank.size(); ++r) {
     const PipelineRankTime& one = rank[r];
-    out.add({std::to_string(r), detail::cat({one.start}), detail::cat({one.finish}),
-             detail::cat({one.busy}), detail::cat({one.idle}), detail::cat({one.peak_activations}),
-             std::to_string(one.messages)});
+    out.add({std::to_string(r), detail::number_cell(one.start), detail::number_cell(one.finish),
+             detail::number_cell(one.busy), detail::number_cell(one.idle),
+             detail::number_cell(one.peak_activations), std::to_string(one.messages)});
   }
   return out;
 }
@@ -66489,6 +66623,10 @@ inline std::string Layout::text() const {
   return out;
 }
 
+inline std::ostream& operator<<(std::ostream& out, const Layout& layout) {
+  return out << layout.text();
+}
+
 namespace detail {
 
 inline void check_layout_counts(const char* who, const Layout& layout) {
@@ -66885,9 +67023,9 @@ inline Table state_table(double parameters, std::int64_t devices) {
   for (int i = 0; i < 4; ++i) {
     const auto convention = static_cast<StateBytes>(i);
     const StateParts p = state_parts(convention);
-    std::vector<std::string> row = {name_of(convention), detail::cat({p.weights}),
-                                    detail::cat({p.gradients}), detail::cat({p.master}),
-                                    detail::cat({p.moments})};
+    std::vector<Cell> row = {name_of(convention), detail::cat({p.weights}),
+                             detail::cat({p.gradients}), detail::cat({p.master}),
+                             detail::cat({p.moments})};
     for (int zero = 0; zero < 4; ++zero) {
       row.push_back(
           format_bytes(model_states(parameters, p, static_cast<Zero>(zero), devices).total()));
@@ -67272,8 +67410,9 @@ struct NumericsReport {
     out.title = title;
     out.columns = {"way", "format", "parts", "typical", "worst", "bound"};
     for (const NumericsRow& r : rows) {
-      out.add({r.way, name_of(r.format), detail::cat({r.parts}), detail::printed('e', 2, r.typical),
-               detail::printed('e', 2, r.error), detail::printed('e', 2, r.bound)});
+      out.add({r.way, name_of(r.format), detail::cat({r.parts}),
+               detail::number_cell('e', 2, r.typical), detail::number_cell('e', 2, r.error),
+               detail::printed('e', 2, r.bound)});
     }
     return out;
   }
@@ -69862,7 +70001,7 @@ class StepReporter {
     report.use.columns = {"convention", "FLOPs of a step", "use"};
     const auto add = [&](const std::string& name, double flops) {
       report.use.add({name, format_si(flops, "FLOP"),
-                      printed('g', 3, could > 0 ? 100 * flops / could : 0) + " %"});
+                      number_cell('g', 3, could > 0 ? 100 * flops / could : 0, "%")});
       return could > 0 ? flops / could : 0;
     };
     const auto causal = AttentionFlops::causal;
@@ -70071,10 +70210,10 @@ class StepReporter {
     for (std::size_t d = 0; d < devices(); ++d) {
       const int rank = static_cast<int>(d);
       const MemoryMeter& meter = run_.memory(rank);
-      std::vector<std::string> cells = {
-          std::to_string(d), format_si(run_.counters(rank).matmul_flops, ""),
-          format_bytes(run_.bytes_sent(rank)), format_seconds(run_.timeline.devices[d].compute),
-          format_seconds(run_.timeline.devices[d].waiting)};
+      std::vector<Cell> cells = {std::to_string(d), format_si(run_.counters(rank).matmul_flops, ""),
+                                 format_bytes(run_.bytes_sent(rank)),
+                                 format_seconds(run_.timeline.devices[d].compute),
+                                 format_seconds(run_.timeline.devices[d].waiting)};
       for (const MemoryKind kind : kinds) {
         cells.push_back(format_bytes(meter.peak(kind)));
       }
@@ -70109,15 +70248,15 @@ inline StepReport report_step(const MeshRun& run, const Transformer& model, cons
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-inline std::string with_its_unit(double value, const std::string& unit) {
+inline Cell with_its_unit(double value, const std::string& unit) {
   return unit == "s" ? format_seconds(value)
-                     : format_count(value) + (unit == "steps" ? "" : " " + unit);
+                     : Cell(format_count(value) + (unit == "steps" ? "" : " " + unit), value, unit);
 }
 
-inline std::string ratio_text(const ReportRow& row) {
+inline Cell ratio_text(const ReportRow& row) {
   return row.predicted == row.counted ? "equal"
          : row.predicted == 0         ? "-"
-                                      : printed('g', 3, row.ratio());
+                                      : number_cell('g', 3, row.ratio());
 }
 
 inline Table readable(const Comparison& rows) {
@@ -70173,7 +70312,7 @@ inline Table sent_table(const StepReport& report) {
     if (row.unit != "B") {
       continue;
     }
-    std::string steps = "-", counted_steps = "-";
+    Cell steps = "-", counted_steps = "-";
     const bool about = row.name.find("about: ") == 0;
     for (const ReportRow& other : report.sent.rows) {
       if (other.unit == "steps" && other.name == row.name.substr(about ? 7 : 0)) {
@@ -70209,7 +70348,7 @@ inline Table StepReport::table() const {
                                                : "time: ";
     for (const ReportRow& row : part->rows) {
       out.add({detail::cat({name, row.name, part == &sent ? ", " + row.unit : ""}), row.unit,
-               detail::cat({row.predicted}), detail::cat({row.counted})});
+               detail::number_cell(row.predicted), detail::number_cell(row.counted)});
     }
   }
   return out;
@@ -70244,8 +70383,8 @@ inline void add_step_rows(const StepReport& step, const MeshRun& run, Table& to)
     to.add({"  " + share.name, format_seconds(share.seconds), "simulated"});
   }
   to.add({"MFU of the machine (matmul weights + causal attention)",
-          printed('g', 3, 100 * step.mfu) + " %", "simulated"});
-  to.add({"HFU of the machine", printed('g', 3, 100 * step.hfu) + " %", "simulated"});
+          number_cell('g', 3, 100 * step.mfu, "%"), "simulated"});
+  to.add({"HFU of the machine", number_cell('g', 3, 100 * step.hfu, "%"), "simulated"});
 }
 
 // How a training's report shows its last step: one of a single device compiles none of it.
@@ -70695,7 +70834,7 @@ struct TrainReport {
     for (std::size_t i = 0; i < one_device.size(); ++i) {
       const std::size_t at = static_cast<std::size_t>(resumed) + i;
       t.add({std::to_string(at), format_fixed(losses[at], 6), format_fixed(one_device[i], 6),
-             detail::printed('e', 1, std::fabs(losses[at] - one_device[i]))});
+             detail::number_cell('e', 1, std::fabs(losses[at] - one_device[i]))});
     }
     return t;
   }
@@ -70703,7 +70842,7 @@ struct TrainReport {
   operator Table() const {
     Table t = table();
     t.columns.pop_back();
-    for (std::vector<std::string>& row : t.rows) {
+    for (std::vector<Cell>& row : t.rows) {
       row.pop_back();
     }
     return t;
@@ -72796,12 +72935,12 @@ inline Table ShardedGeneration::table() const {
     const double each = devices_here * static_cast<double>(of_rows ? rows : tokens);
     out.add({row.name + (of_rows ? ", a chosen token" : ", a token"),
              row.how.empty() ? "" : "4 x " + row.how,
-             detail::printed('g', 6, row.predicted / each) + " B",
-             detail::printed('g', 6, row.counted / each) + " B", detail::ratio_text(row)});
+             detail::number_cell('g', 6, row.predicted / each, "B"),
+             detail::number_cell('g', 6, row.counted / each, "B"), detail::ratio_text(row)});
   }
   for (const ReportRow& row : memory.rows) {
-    out.add({row.name, row.how, format_count(row.predicted) + " B",
-             format_count(row.counted) + " B", detail::ratio_text(row)});
+    out.add({row.name, row.how, detail::with_its_unit(row.predicted, "B"),
+             detail::with_its_unit(row.counted, "B"), detail::ratio_text(row)});
   }
   for (const ReportRow& row : times.rows) {
     out.add({row.name + ", simulated", row.how, format_seconds(row.predicted),
@@ -75094,15 +75233,16 @@ inline Table kept_table(const ModelConfig& model, std::int64_t tensor = 1,
   double sums[3] = {0, 0, 0};
   for (const KeptBytes& kept :
        kept_by_layer(model, tensor, sequence_parallel, detail::is_mixture(model))) {
-    std::vector<std::string> row = {kept.name};
+    std::vector<Cell> row = {kept.name};
     for (int policy = 0; policy < 3; ++policy) {
       const double bytes = kept.until >= static_cast<Recompute>(policy) ? kept.bytes : 0;
       sums[policy] += bytes;
-      row.push_back(detail::cat({bytes}));
+      row.push_back(detail::number_cell(bytes));
     }
     out.add(row);
   }
-  out.add({"all", detail::cat({sums[0]}), detail::cat({sums[1]}), detail::cat({sums[2]})});
+  out.add({"all", detail::number_cell(sums[0]), detail::number_cell(sums[1]),
+           detail::number_cell(sums[2])});
   return out;
 }
 
@@ -76570,15 +76710,15 @@ inline Table MfuDecoding::table() const {
   }
   const char* const kinds[] = {"model", "hardware"};
   for (const MfuRow& row : rows) {
-    std::vector<std::string> cells = {name_of(row.convention),
-                                      kinds[counts_recomputation(row.convention) ? 1 : 0],
-                                      detail::printed('g', 5, row.flops.value() / 1e9),
-                                      detail::printed('g', 5, row.tokens.value()),
-                                      detail::printed('g', 5, row.rate.value() / 1e12),
-                                      format_percent(row.utilisation.value())};
+    std::vector<Cell> cells = {name_of(row.convention),
+                               kinds[counts_recomputation(row.convention) ? 1 : 0],
+                               detail::number_cell('g', 5, row.flops.value() / 1e9),
+                               detail::number_cell('g', 5, row.tokens.value()),
+                               detail::number_cell('g', 5, row.rate.value() / 1e12),
+                               format_percent(row.utilisation.value())};
     for (const MfuMatch& match : matches) {
       const double gap = 100 * (row.rate.value() / match.rate - 1);
-      cells.push_back(detail::printed('f', 2, std::fabs(gap) < 0.005 ? 0 : gap) + " %");
+      cells.push_back(detail::number_cell('f', 2, std::fabs(gap) < 0.005 ? 0 : gap, "%"));
     }
     out.add(cells);
   }
@@ -76595,7 +76735,7 @@ inline Table MfuDecoding::data() const {
                  "flops_per_second_per_chip",
                  "utilisation"};
   const char* const kinds[] = {"model", "hardware"};
-  const auto number = [](const Quantity& q) { return detail::cat({q.value()}); };
+  const auto number = [](const Quantity& q) { return detail::number_cell(q.value()); };
   for (const MfuRow& row : rows) {
     out.add({name_of(row.convention), kinds[counts_recomputation(row.convention) ? 1 : 0],
              number(row.flops), number(row.tokens), number(row.rate), number(row.utilisation)});
@@ -77215,9 +77355,9 @@ inline Table StrategyRegimes::table() const {
     out.columns.push_back(curve.name);
   }
   for (std::size_t i = 0; i < tokens_per_chip.size(); ++i) {
-    std::vector<std::string> row = {detail::printed('g', 6, tokens_per_chip[i])};
+    std::vector<Cell> row = {detail::number_cell('g', 6, tokens_per_chip[i])};
     for (const StrategyCurve& curve : curves) {
-      row.push_back(detail::printed('g', 4, curve.ratio[i]));
+      row.push_back(detail::number_cell('g', 4, curve.ratio[i]));
     }
     out.add(row);
   }
@@ -77898,8 +78038,8 @@ inline Table Twin::table() const {
   for (const TwinRatio& row : ratios) {
     const bool time = row.plan_seconds > 0 || row.twin_seconds > 0;
     out.add({row.name, time ? format_seconds(row.plan_seconds) : "-",
-             time ? format_seconds(row.twin_seconds) : "-", detail::printed('g', 4, row.plan),
-             detail::printed('g', 4, row.twin), row.note.empty() ? "yes" : row.note});
+             time ? format_seconds(row.twin_seconds) : "-", detail::number_cell('g', 4, row.plan),
+             detail::number_cell('g', 4, row.twin), row.note.empty() ? "yes" : row.note});
   }
   return out;
 }
@@ -79179,7 +79319,7 @@ inline Table ServingFit::table() const {
   out.title = detail::cat({model, " on ", machine, fits ? ": fits" : ": does not fit"});
   out.columns = {"quantity", "formula"};
   const auto positive = [](const Quantity& q) {
-    return q.value() > 0 ? format_count(q.value()) : std::string("none");
+    return q.value() > 0 ? format_count(q.value()) : "none";
   };
   out.add({"weights", weights.text()});
   out.add({"KV cache", cache.text()});
@@ -79478,10 +79618,10 @@ inline Table ServingPlan::table() const {
   Table out;
   out.title = detail::cat({"Serving ", model, " on ", chips, " x ", machine});
   out.columns = {"quantity", "formula"};
-  const auto row = [&](const char* name, const std::string& value) { out.add({name, value}); };
+  const auto row = [&](const char* name, const Cell& value) { out.add({name, value}); };
   const auto number = [&](const char* name, const Quantity& q, const char* unknown) {
     if (q.value() > 0 || unknown != nullptr) {
-      row(name, q.value() > 0 ? detail::short_number(q.value()) : std::string(unknown));
+      row(name, q.value() > 0 ? detail::short_number(q.value()) : Cell(unknown));
     }
   };
   row("weights", weights.text());
@@ -79691,11 +79831,11 @@ inline Table ServingFrontier::table() const {
                  "USD per million tokens"};
   for (const FrontierPoint& p : best()) {
     out.add({detail::cat({p.chips}), detail::cat({p.batch}), name_of(p.format), p.sharding,
-             detail::printed('g', 4, 1e3 * p.step_seconds),
-             detail::printed('g', 4, p.tokens_per_second_per_chip),
+             detail::number_cell('g', 4, 1e3 * p.step_seconds),
+             detail::number_cell('g', 4, p.tokens_per_second_per_chip),
              p.dollars_per_million_tokens > 0
-                 ? detail::printed('g', 4, p.dollars_per_million_tokens)
-                 : std::string("-")});
+                 ? detail::number_cell('g', 4, p.dollars_per_million_tokens)
+                 : "-"});
   }
   return out;
 }
@@ -80652,7 +80792,7 @@ inline Table ServingSimulation::table() const {
     out.add({name, format_seconds(p.mean), format_seconds(p.p50), format_seconds(p.p90),
              format_seconds(p.p99), format_seconds(p.most)});
   };
-  const auto row = [&](const char* name, const std::string& value) {
+  const auto row = [&](const char* name, const Cell& value) {
     out.add({name, value, "-", "-", "-", "-"});
   };
   const auto count = [&](const char* name, std::int64_t value) {
@@ -81149,9 +81289,7 @@ inline Table TrainingPlan::table() const {
   Table out;
   out.title = detail::cat({"Training ", model, " on ", machine, ", ", best.text()});
   out.columns = {"quantity", "formula"};
-  const auto row = [&](const std::string& name, const std::string& value) {
-    out.add({name, value});
-  };
+  const auto row = [&](const std::string& name, const Cell& value) { out.add({name, value}); };
   row("tokens", format_count(tokens.value()));
   row("batch, tokens", format_count(batch.value()));
   row("tokens per chip", detail::short_number(tokens_per_chip.value()));
@@ -81163,11 +81301,12 @@ inline Table TrainingPlan::table() const {
   row("MFU, typical", format_percent(typical_mfu.value()));
   row("memory of the fullest chip", memory.text());
   row("goodput", format_percent(goodput.value()));
-  row("  a checkpoint every",
-      checkpoint_interval.value() > 0 ? checkpoint_interval.text() : std::string("-"));
+  row("  a checkpoint every", checkpoint_interval.value() > 0 ? checkpoint_interval.text() : "-");
   row("days at the limit", detail::short_number(limit_days.value()));
   row("days, typical", detail::short_number(days.value()));
-  row("dollars, typical", dollars.value() > 0 ? format_count(std::floor(dollars.value())) : "-");
+  row("dollars, typical",
+      dollars.value() > 0 ? Cell(format_count(std::floor(dollars.value())), dollars.value(), "USD")
+                          : "-");
   row("energy, typical", energy.value() > 0 ? format_si(energy.value(), "Wh") : "-");
   return out;
 }
@@ -81178,9 +81317,7 @@ inline Table TrainingPlan::cause_table() const {
   out.columns = {"part", "limit formula", "typical formula", "share", "of what"};
   const StepLimit& l = best.price.limit;
   const bool gathers = best.layout.zero == Zero::parameters && best.layout.pipeline == 1;
-  const auto limit = [](double seconds) {
-    return seconds > 0 ? format_seconds(seconds) : std::string("-");
-  };
+  const auto limit = [](double seconds) { return seconds > 0 ? format_seconds(seconds) : "-"; };
   for (const detail::Cause& cause : detail::causes_of(best.price.typical)) {
     const std::string name = cause.name;
     const double bound = name == "matmul"        ? l.math
@@ -81197,7 +81334,8 @@ inline Table TrainingPlan::cause_table() const {
                format_percent(cause.seconds / best.price.typical.total()), cause.what});
     }
   }
-  out.add({"step", format_seconds(best.step_time), format_seconds(best.typical_time), "100.0 %",
+  out.add({"step", format_seconds(best.step_time), format_seconds(best.typical_time),
+           format_percent(1),
            "limit: the longest, math with attention and the bubble; typical: the sum"});
   return out;
 }
@@ -81490,7 +81628,8 @@ inline std::ostream& operator<<(std::ostream& out, const Svg& picture) {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-inline std::string html_row(const std::vector<std::string>& cells, const char* tag) {
+template <class Text>
+inline std::string html_row(const std::vector<Text>& cells, const char* tag) {
   std::string out = "<tr>";
   for (const std::string& cell : cells) {
     const bool number = tag[1] == 'd' && looks_like_number(cell);
@@ -82756,7 +82895,7 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
   for (int d = 0; d < shown; ++d) {
     table.columns.push_back(detail::cat({"to ", d}));
   }
-  List<std::vector<std::string>> rows;
+  List<std::vector<Cell>> rows;
   for (const Transfer& t : schedule.transfers) {
     const std::string stream = std::to_string(t.stream), step = std::to_string(t.step);
     std::size_t row = rows.size();
@@ -82764,7 +82903,7 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
       --row;
     }
     if (row == 0) {
-      rows.push_back(std::vector<std::string>(table.columns.size()));
+      rows.push_back(std::vector<Cell>(table.columns.size()));
       row = rows.size();
       rows.back()[0] = stream;
       rows.back()[1] = step;
@@ -82777,7 +82916,7 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
       cell += detail::cat({" < ", t.from});
     }
   }
-  for (const std::vector<std::string>& row : rows) {
+  for (const std::vector<Cell>& row : rows) {
     table.add(row);
   }
   return table;

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -358,6 +359,51 @@ TEST_CASE("text: a table lines up") {
                        "Table: a row of 1 cells for 3 columns; "
                        "a row must have a cell for each column",
                        ts::Error);
+}
+
+TEST_CASE("text: CSV and JSON have whole numbers in one unit, tables what people read") {
+  ts::Table table;
+  table.columns = {"op", "time", "value", "count", "note"};
+  table.add({"a", ts::format_seconds(1.2345678e-5), ts::format_bytes(1234567890123.0), "3", "-"});
+  table.add({"b", ts::format_seconds(7200), ts::format_percent(0.1234567), "-", ""});
+  table.add({"c", "-", "12", "4", "x"});
+  table.add({"d", "0", ts::format_si(std::nan(""), "FLOP/s"), "5", "y"});
+  table.add({"e", ts::Cell("never", std::numeric_limits<double>::infinity(), "s"), "", "6", "z"});
+  CHECK(table.text() ==
+        "op  time     value       count  note\n"
+        "--  -------  ----------  -----  ----\n"
+        "a   12.3 us  1.23 TB         3  -\n"
+        "b   2 h      12.3 %          -\n"
+        "c   -        12              4  x\n"
+        "d   0        nan FLOP/s      5  y\n"
+        "e   never                    6  z\n");
+  CHECK(table.csv() ==
+        "op,time (s),value,value unit,count,note\n"
+        "a,1.2345678e-05,1234567890123,B,3,-\n"
+        "b,7200,12.34567,%,,\n"
+        "c,,12,,4,x\n"
+        "d,0,nan,FLOP/s,5,y\n"
+        "e,inf,,,6,z\n");
+  CHECK(table.json() ==
+        "{\"title\": \"\", \"rows\": [\n"
+        "  {\"op\": \"a\", \"time (s)\": 1.2345678e-05, \"value\": 1234567890123, "
+        "\"value unit\": \"B\", \"count\": 3, \"note\": \"-\"},\n"
+        "  {\"op\": \"b\", \"time (s)\": 7200, \"value\": 12.34567, "
+        "\"value unit\": \"%\", \"count\": null, \"note\": \"\"},\n"
+        "  {\"op\": \"c\", \"time (s)\": null, \"value\": 12, "
+        "\"value unit\": \"\", \"count\": 4, \"note\": \"x\"},\n"
+        "  {\"op\": \"d\", \"time (s)\": 0, \"value\": null, "
+        "\"value unit\": \"FLOP/s\", \"count\": 5, \"note\": \"y\"},\n"
+        "  {\"op\": \"e\", \"time (s)\": null, \"value\": null, "
+        "\"value unit\": \"\", \"count\": 6, \"note\": \"z\"}]}\n");
+  for (const ts::Cell& cell :
+       {ts::format_seconds(1.0 / 3), ts::format_si(1.0 / 3, ""), ts::format_count(1.0 / 3),
+        ts::format_fixed(1.0 / 3, 2), ts::format_bytes(1.0 / 3)}) {
+    CHECK(cell.value == 1.0 / 3);
+    CHECK(std::stod(ts::detail::json_number(cell.value)) == 1.0 / 3);
+  }
+  const std::string sentence = ts::detail::cat({ts::format_bytes(2e9), " of 4"});
+  CHECK(sentence == "2 GB of 4");
 }
 
 TEST_CASE("text: cells with commas and quotes, and what JSON calls a number") {

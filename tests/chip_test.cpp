@@ -722,7 +722,7 @@ TEST_CASE("chip: energy by level, or unknown") {
   resident.x = resident.w = resident.y = ts::Home::chip;  // no byte moves: known, and nothing
   CHECK(ts::chip_timing(ts::chip("tpu-v5e"), 64, 64, 64, resident)
             .csv()
-            .find("energy of hbm,0.000,\"uJ, 43.75 pJ/B\",\n") != std::string::npos);
+            .find("energy of hbm,0,\"uJ, 43.75 pJ/B\",\n") != std::string::npos);
   // A caller's profile sees none of the steps.
   const ts::Profile profile;
   ts::matmul_on(toy(2, 2, 1, 4), ts::randn({3, 4}, 1), ts::randn({4, 2}, 2));

@@ -450,7 +450,7 @@ TEST_CASE("op table: docs/ops.md has it") {
   const ts::Table table = ts::op_table();
   std::vector<std::string> kinds, names;  // of primitives
   for (std::size_t i = 0; i < table.rows.size(); ++i) {
-    const std::vector<std::string>& row = table.rows[i];
+    const std::vector<ts::Cell>& row = table.rows[i];
     if (!ts::is_primitive(static_cast<ts::Op>(i))) {
       const std::string line = "| " + row[0] + " | " + row[3] + " | " + row[4] + " |";
       CAPTURE(line);

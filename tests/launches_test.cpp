@@ -371,8 +371,11 @@ TEST_CASE("launches: a sweep of durations, and its picture") {
   }
   CHECK(sweep.kernel_seconds[20] == doctest::Approx(5e-6));
   CHECK(sweep.eager[20] == doctest::Approx(sweep.graph[20]));
-  CHECK(ts::launch_sweep(10, {}, {2e-6, 20e-6}).csv() ==
-        "kernel,eager,graph,eager / graph\n2 us,52 us,25 us,2.080\n20 us,205 us,205 us,1.000\n");
+  const ts::Json two = field(parsed(ts::launch_sweep(10, {}, {2e-6, 20e-6}).json()), "rows");
+  CHECK(field(two.list[0], "kernel (s)").number == 2e-6);
+  CHECK(field(two.list[0], "eager (s)").number == doctest::Approx(52e-6));
+  CHECK(field(two.list[0], "graph (s)").number == doctest::Approx(25e-6));
+  CHECK(field(two.list[1], "eager / graph").number == doctest::Approx(1));
   CHECK(field(parsed(sweep.json()), "rows").list.size() == 41);
   std::ostringstream printed;
   printed << sweep;
@@ -404,13 +407,17 @@ TEST_CASE("launches: two lists of kernels, before and after fusion") {
   CHECK(ts::kernels_bound_by(c.eager_after, "memory") == 0);
   CHECK(ts::kernels_bound_by(c.eager_after, "vector") == 1);
   CHECK(contains(c.csv(),
-                 "quantity,before,after,before / after\nkernels,8,1,8.00\n"
-                 "  bound by memory,8,0,-\n  bound by vector,0,1,-\n"));
+                 "quantity,before,before unit,after,after unit,before / after\nkernels,8,,1,,8\n"
+                 "  bound by memory,8,,0,,\n  bound by vector,0,,1,,\n"));
   CHECK(contains(c.csv(),
-                 "bytes,64 kB,8 kB,8.00\nFLOPs,400 kFLOP,400 kFLOP,1.00\n"
-                 "FLOPs/byte,6.25,50,0.12\n"));
-  CHECK(contains(c.csv(), "\"T eager before, graph after\",69 us,45 us,1.53\n"));
-  CHECK(field(parsed(c.json()), "rows").list.size() == 16);
+                 "bytes,64000,B,8000,B,8\nFLOPs,400000,FLOP,400000,FLOP,1\n"
+                 "FLOPs/byte,6.25,FLOP/B,50,FLOP/B,0.125\n"));
+  const ts::Json rows = field(parsed(c.json()), "rows");
+  REQUIRE(rows.list.size() == 16);
+  CHECK(field(rows.list[15], "quantity").text == "T eager before, graph after");
+  CHECK(field(rows.list[15], "before").number == doctest::Approx(69e-6));
+  CHECK(field(rows.list[15], "before unit").text == "s");
+  CHECK(field(rows.list[15], "before / after").number == doctest::Approx(69.0 / 45));
   std::ostringstream printed;
   printed << c;
   CHECK(printed.str() == c.table().text());

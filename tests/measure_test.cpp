@@ -179,7 +179,7 @@ TEST_CASE("compare: predicted beside counted") {
         "time   us         10     10.5            1.050\n");
   CHECK(comparison.csv() ==
         "name,unit,formula,counted,counted/formula\n"
-        "bytes,B,98304,98304,1.000\ntime,us,10,10.5,1.050\n");
+        "bytes,B,98304,98304,1\ntime,us,10,10.5,1.05\n");
   CHECK(comparison.json().find("\"formula\": 98304") != std::string::npos);
 }
 
@@ -218,8 +218,8 @@ TEST_CASE("comparison: rows that say how, heads of their own, titles without wha
   a.add("other", "s", 1, 1);
   CHECK(a.csv() ==
         "name,unit,schedule,simulated,simulated/schedule,how\n"
-        "bubble,s,2,3,1.500,(p-1) (F + B)\n"
-        "other,s,1,1,1.000,\n");
+        "bubble,s,2,3,1.5,(p-1) (F + B)\n"
+        "other,s,1,1,1,\n");
   ts::Comparison b = a;
   b.title = "training, on two devices";
   CHECK(ts::compare({a, b}).columns[1] == "on one device: unit");

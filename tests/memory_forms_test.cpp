@@ -39,11 +39,11 @@ TEST_CASE("model states: ZeRO's example of 7.5 billion parameters over 64 device
   CHECK(ours.gradients == 400);
   CHECK(ours.optimizer == 800);
   CHECK(ts::state_table(7.5e9, 64).csv() ==
-        "convention,weights,gradients,master,moments,none,ZeRO-1,ZeRO-2,ZeRO-3\n"
-        "f32,4,4,0,8,120 GB,60.9 GB,31.4 GB,1.88 GB\n"
-        "book,2,0,0,8,75 GB,15.9 GB,15.9 GB,1.17 GB\n"
-        "mixed,2,2,4,8,120 GB,31.4 GB,16.6 GB,1.88 GB\n"
-        "\"mixed, f32 gradients\",2,4,4,8,135 GB,46.4 GB,16.9 GB,2.11 GB\n");
+        "convention,weights,gradients,master,moments,none (B),ZeRO-1 (B),ZeRO-2 (B),ZeRO-3 (B)\n"
+        "f32,4,4,0,8,120000000000,60937500000,31406250000,1875000000\n"
+        "book,2,0,0,8,75000000000,15937500000,15937500000,1171875000\n"
+        "mixed,2,2,4,8,120000000000,31406250000,16640625000,1875000000\n"
+        "\"mixed, f32 gradients\",2,4,4,8,135000000000,46406250000,16875000000,2109375000\n");
   CHECK(error_of([] { ts::model_states(8, ts::StateParts(), ts::Zero::none, 0); }) ==
         "model_states: 8 parameters over 0 devices; 0 or more over at least 1 are right");
 }
@@ -315,8 +315,8 @@ TEST_CASE("goodput: a simulated job spends its time as the formula says") {
   safe.device_hours_per_failure = 1e15;
   const ts::GoodputRun run = ts::simulate_goodput(safe, 90, 10);
   CHECK(run.csv() ==
-        "time,seconds,share\nuseful,900,90.0 %\nlost,0,0.0 %\nsaving,100,10.0 %\n"
-        "restarting,0,0.0 %\ntotal,\"1,000\",100.0 %\n");
+        "time,seconds,share (%)\nuseful,900,90\nlost,0,0\nsaving,100,10\n"
+        "restarting,0,0\ntotal,1000,100\n");
   CHECK(ts::expected_goodput(safe, 90) == doctest::Approx(0.9));
 }
 

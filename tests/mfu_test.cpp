@@ -464,7 +464,7 @@ TEST_CASE("mfu: reports") {
                             "(within the printed digits)\n") != std::string::npos);
   CHECK(decoded.text().find("verdict: possible\n") != std::string::npos);
   CHECK(decoded.table().rows.size() == decoded.rows.size());
-  CHECK(decoded.csv().find("megatron96,hardware,1.47596") != std::string::npos);
+  CHECK(decoded.csv().find("megatron96,hardware,1475962994688,") != std::string::npos);
   CHECK(decoded.json().rfind("{\"model\": \"GPT-181B\", \"chip\": \"a100-80\", \"chips\": 384, "
                              "\"peak\": 3.12e+14, \"needed\": 9.77",
                              0) == 0);

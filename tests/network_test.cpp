@@ -229,9 +229,9 @@ TEST_CASE("network: where axes lie") {
 
   const ts::MeshPlacement shown = {pod.name, axes};
   CHECK(shown.csv() ==
-        "axis,devices,kind,dimension,apart,latency,one way\n"
-        "a,4,ring,0,4,1 us,45 GB/s\nb,4,line,0,1,1 us,45 GB/s\n"
-        "c,16,ring,1,1,1 us,45 GB/s\n");
+        "axis,devices,kind,dimension,apart,latency (s),one way (B/s)\n"
+        "a,4,ring,0,4,1e-06,45000000000\nb,4,line,0,1,1e-06,45000000000\n"
+        "c,16,ring,1,1,1e-06,45000000000\n");
 }
 
 // Every device of every axis: the parts' coordinates and spacings give the chip that rank is.

@@ -338,6 +338,43 @@ TEST_CASE("a last step that ruins the weights is no success, on one device and o
   }
 }
 
+TEST_CASE("what a beginner prints says what it is") {
+  const auto printed = [](const auto& what) {
+    std::ostringstream out;
+    out << what;
+    return out.str();
+  };
+  const ts::Profile profile;
+  const ts::Tensor y = ts::matmul(ts::ones({8, 64}), ts::ones({64, 32}));
+  CHECK(printed(profile) ==
+        "1 op: 32.8 k matmul and 0 vector FLOPs, 10.2 kB read, 1.02 kB written, 2.91 FLOPs/byte");
+  CHECK(printed(profile) == printed(profile.totals()));
+  const ts::Machine machine = ts::machine("tpu-v5e", {2, 4});
+  CHECK(printed(machine) ==
+        "tpu-v5e 2x4: 8 x tpu-v5e\n"
+        "dimension  chips  kind  latency  one way\n"
+        "---------  -----  ----  -------  -------\n"
+        "        0      2  line     1 us  45 GB/s\n"
+        "        1      4  line     1 us  45 GB/s\n");
+  CHECK(printed(ts::Machine()).find(": 1 x \n") == 0);
+  const ts::Mesh mesh(machine, {{"x", 2}, {"y", 4}});
+  CHECK(printed(mesh) == printed(mesh.placement()));
+  CHECK(printed(mesh.shard(ts::Shape{8, 16}, "I_y, J")) ==
+        "[I_y, J] of [8, 16] in f32, [2, 16] on each of 8 devices");
+  CHECK(printed(ts::Layout()) == ts::Layout().text());
+  CHECK(printed(ts::config("mixtral-8x7b")) ==
+        "mixtral-8x7b: 46702792704 parameters, 32 layers of 4096, 32 heads, context 32768");
+  const ts::Compiled twice = ts::compile([](const std::vector<ts::Tensor>& x) {
+    return std::vector<ts::Tensor>{ts::gelu(x[0]) + x[0]};
+  });
+  twice({ts::ones({256})});
+  CHECK(printed(twice.plan()) ==
+        "3 nodes in 1 kernel, 0 B of intermediate results\n"
+        "kernel    matmul FLOPs  vector FLOPs    bytes\n"
+        "--------  ------------  ------------  -------\n"
+        "gelu add             0        5.89 k  2.05 kB\n");
+}
+
 TEST_CASE("training options that cannot be right are refused before the first step") {
   using Options = ts::TrainOptions;
   const ts::Text text = small_text();

@@ -294,7 +294,7 @@ TEST_CASE(
   CHECK(both.columns[1].find("16 devices of tpu-v5e 16: data 2, tensor 2") == 0);
   CHECK(both.columns[2].find("2 devices of tpu-v5e 2: data 2, tensor 1") == 0);
   bool found = false;
-  for (const std::vector<std::string>& row : both.rows) {
+  for (const std::vector<ts::Cell>& row : both.rows) {
     found = found || (row[0] == "  exposed tensor" && row[1] != "-" && row[2] == "-");
   }
   CHECK(found);

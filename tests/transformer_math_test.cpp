@@ -158,7 +158,7 @@ TEST_CASE("parameters by part add up, for every preset") {
   CHECK(table.title == "parameters of deepseek-v3");
   CHECK(table.rows.size() == 9);
   CHECK(table.rows[3] ==
-        std::vector<std::string>{"experts", "653,908,770,816", "97.4 %", "20,434,649,088"});
+        std::vector<ts::Cell>{"experts", "653,908,770,816", "97.4 %", "20,434,649,088"});
   CHECK(table.rows[8][1] == "671,026,419,200");
 }
 
@@ -218,8 +218,8 @@ TEST_CASE("activations: llama, mixtures, latent attention, Gemma, by hand") {
         2 * (2 * d + 2 * h * k + kv * k + f) + 4 * h);
   const ts::Table table = ts::kept_table(llama);
   CHECK(table.title == "a layer of llama3-8b keeps, bytes a token in bf16, of 1 device");
-  CHECK(table.rows[0] == std::vector<std::string>{"block input", "8192", "8192", "8192"});
-  CHECK(table.rows.back() == std::vector<std::string>{"all", "139400", "139272", "8192"});
+  CHECK(table.rows[0] == std::vector<ts::Cell>{"block input", "8192", "8192", "8192"});
+  CHECK(table.rows.back() == std::vector<ts::Cell>{"all", "139400", "139272", "8192"});
   CHECK(error_of([&] { ts::modern_layer_activation_bytes(llama, -1, 1); }) ==
         "modern_layer_activation_bytes: -1 tokens on 1 tensor-parallel devices; 0 or more on at "
         "least 1 are right");

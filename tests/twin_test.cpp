@@ -477,7 +477,7 @@ TEST_CASE("a twin prints its ratios, what bounds it, and what is not equal") {
     CAPTURE(part);
     CHECK(out.str().find(part) != std::string::npos);
   }
-  CHECK(twin.csv().find("formula,plan,twin,") == 0);
+  CHECK(twin.csv().find("formula,plan (s),twin (s),") == 0);
   CHECK(twin.json().find("\"formula\": \"math\"") != std::string::npos);
 }
 

@@ -53,9 +53,9 @@ struct ClaimChart {
       out.columns.push_back(s.name);
     }
     for (std::size_t i = 0; i < x.size(); ++i) {
-      std::vector<std::string> row = {detail::short_number(x[i])};
+      std::vector<Cell> row = {detail::short_number(x[i])};
       for (const ClaimSeries& s : series) {
-        row.push_back(detail::is_nan(s.y[i]) ? "-" : detail::printed('g', 4, s.y[i]));
+        row.push_back(detail::is_nan(s.y[i]) ? "-" : detail::number_cell('g', 4, s.y[i]));
       }
       out.add(row);
     }

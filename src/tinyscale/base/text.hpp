@@ -6,6 +6,7 @@
 #include <algorithm>  // max
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>  // strtod
 #include <iostream>
 #include <string>
 #include <utility>  // move
@@ -15,6 +16,22 @@
 #include "tinyscale/base/list.hpp"
 
 namespace tinyscale {
+
+// A cell of a table: its text, and the number that the text is of, whole and in its base unit, as
+// in Cell("12.3 us", 1.23456e-5, "s"). A text without a number converts by itself.
+struct Cell : std::string {
+  Cell() = default;
+  Cell(const char* text) : std::string(text) {}
+  Cell(std::string text) : std::string(std::move(text)) {}
+  [[gnu::noinline]] Cell(std::string text, double number, std::string its_unit = "")
+      : std::string(std::move(text)), value(number), unit(std::move(its_unit)), is_number(true) {}
+
+  double value = 0;
+  std::string unit;
+  bool is_number = false;
+};
+
+inline void append_text(std::string& out, const Cell& cell) { out += cell; }
 
 namespace detail {
 
@@ -36,16 +53,28 @@ inline std::string with_unit(const std::string& number, const std::string& unit)
   return unit.empty() ? number : number + " " + unit;
 }
 
+// As printed(kind, digits, v), then the unit.
+[[gnu::noinline]] inline Cell number_cell(char kind, int digits, double v,
+                                          const std::string& unit = "") {
+  return {with_unit(printed(kind, digits, v), unit), v, unit};
+}
+
+// At most nine digits, as in a sentence.
+inline Cell number_cell(double v, const std::string& unit = "") {
+  return number_cell('g', 9, v, unit);
+}
+
 }  // namespace detail
 
 // A value with the SI prefix that leaves one to three digits before the point: "1.23 GB".
-inline std::string format_si(double v, const std::string& unit) {
+inline Cell format_si(double value, const std::string& unit) {
   static const char* const prefixes[] = {"a", "f", "p", "n", "u", "m", "", "k",
                                          "M", "G", "T", "P", "E", "Z", "Y"};
   const int none = 6;
   const int last = 14;
+  double v = value;
   if (!detail::is_finite(v) || v == 0) {
-    return detail::with_unit(v == 0 ? "0" : detail::cat({v}), unit);
+    return {detail::with_unit(v == 0 ? "0" : detail::cat({v}), unit), v, unit};
   }
   int prefix = none;
   while (std::fabs(v) >= 999.5 && prefix < last) {
@@ -57,49 +86,52 @@ inline std::string format_si(double v, const std::string& unit) {
     --prefix;
   }
   const bool plain = std::fabs(v) >= 0.001 && std::fabs(v) < 1e6;
-  return detail::with_unit(plain ? detail::three_digits(v) : detail::cat({v}),
-                           prefixes[prefix] + unit);
+  return {detail::with_unit(plain ? detail::three_digits(v) : detail::cat({v}),
+                            prefixes[prefix] + unit),
+          value, unit};
 }
 
 // Decimal: 1 kB = 1000 B.
-inline std::string format_bytes(double bytes) {
+inline Cell format_bytes(double bytes) {
   const bool fraction = std::fabs(bytes) < 0.9995;
-  return fraction ? detail::cat({bytes, " B"}) : format_si(bytes, "B");
+  return fraction ? detail::number_cell(bytes, "B") : format_si(bytes, "B");
 }
 
-inline std::string format_seconds(double seconds) {
+inline Cell format_seconds(double seconds) {
   const double size = std::fabs(seconds);
   if (!detail::is_finite(seconds) || size < 119.5) {
     return format_si(seconds, "s");
   }
   if (size < 7170) {
-    return detail::three_digits(seconds / 60) + " min";
+    return {detail::three_digits(seconds / 60) + " min", seconds, "s"};
   }
   if (size < 48 * 3600.0) {
-    return detail::three_digits(seconds / 3600) + " h";
+    return {detail::three_digits(seconds / 3600) + " h", seconds, "s"};
   }
   const double days = seconds / 86400;
-  return (std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat({days})) + " days";
+  const std::string number =
+      std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat({days});
+  return {number + " days", seconds, "s"};
 }
 
 // To the nearest integer, in groups of three digits.
-inline std::string format_count(double v) {
+inline Cell format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
-    return detail::cat({v});
+    return detail::number_cell(v);
   }
   std::string out = detail::printed('f', 0, std::fabs(v));
   const bool negative = v < 0 && out != "0";
   for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
     out.insert(static_cast<std::size_t>(i), ",");
   }
-  return negative ? "-" + out : out;
+  return {negative ? "-" + out : out, v};
 }
 
 // "1.8985" for format_fixed(1.89851, 4).
-inline std::string format_fixed(double v, int digits) { return detail::printed('f', digits, v); }
+inline Cell format_fixed(double v, int digits) { return detail::number_cell('f', digits, v); }
 
-inline std::string format_percent(double fraction) {
-  return detail::printed('f', 1, 100 * fraction) + " %";
+inline Cell format_percent(double fraction) {
+  return detail::number_cell('f', 1, 100 * fraction, "%");
 }
 
 namespace detail {
@@ -232,8 +264,20 @@ inline bool is_json_number(const std::string& cell) {
   return i == cell.size();
 }
 
-inline std::string json_value(const std::string& cell) {
-  return is_json_number(cell) ? cell : "\"" + json_escape(cell) + "\"";
+// The shortest decimal that is this number again; null for what JSON has no number for.
+inline std::string json_number(double value) {
+  for (int digits = 15; is_finite(value) && digits <= 17; ++digits) {
+    const std::string text = printed('g', digits, value);
+    if (digits == 17 || std::strtod(text.c_str(), nullptr) == value) {
+      return text;
+    }
+  }
+  return "null";
+}
+
+inline std::string json_value(const Cell& cell) {
+  const std::string quoted = "\"" + json_escape(cell) + "\"";
+  return cell.is_number ? json_number(cell.value) : is_json_number(cell) ? cell : quoted;
 }
 
 inline std::string csv_cell(const std::string& cell) {
@@ -249,16 +293,23 @@ inline std::string csv_cell(const std::string& cell) {
 
 }  // namespace detail
 
-// Rows of text under named columns: printed in line, as CSV or as JSON.
+// Rows of cells under named columns: printed in line, as CSV or as JSON.
+// CSV and JSON have numbers whole, where text() has "7.83 ns": a column of one unit is named with
+// it, "time (s)"; beside one of several stands another, "value" and "value unit". What is not
+// known, "" or "-" among numbers, is an empty cell of CSV and null in JSON.
 struct Table {
   std::vector<std::string> columns;
-  List<std::vector<std::string>> rows;
+  List<std::vector<Cell>> rows;
   std::string title;
 
   // Appends a row; it must have a cell for each column.
-  void add(std::vector<std::string> row) {
+  void add(std::vector<Cell> row) {
     check_row(row);
     rows.push_back(std::move(row));
+  }
+  template <class Text>
+  void add(const std::vector<Text>& row) {
+    add(std::vector<Cell>(row.begin(), row.end()));
   }
 
   std::string text() const {
@@ -269,7 +320,7 @@ struct Table {
       widths[c] = detail::text_width(columns[c]);
       bool any = false;
       bool all = true;
-      for (const std::vector<std::string>& row : rows) {
+      for (const std::vector<Cell>& row : rows) {
         const std::string& cell = row.at(c);
         widths[c] = std::max(widths[c], detail::text_width(cell));
         const bool blank = cell.empty() || cell == "-";
@@ -285,15 +336,16 @@ struct Table {
       rule.push_back(std::string(width, '-'));
     }
     out += line(rule, widths, right);
-    for (const std::vector<std::string>& row : rows) {
+    for (const std::vector<Cell>& row : rows) {
       out += line(row, widths, right);
     }
     return out;
   }
 
   std::string csv() const {
-    std::string out = csv_line(columns);
-    for (const std::vector<std::string>& row : rows) {
+    const Table whole = in_one_unit();
+    std::string out = csv_line(whole.columns);
+    for (const std::vector<Cell>& row : whole.rows) {
       out += csv_line(row);
     }
     return out;
@@ -301,13 +353,13 @@ struct Table {
 
   // {"title": "...", "rows": [{"column": cell, ...}, ...]}; cells that are numbers stay numbers.
   std::string json() const {
-    check_rows();
+    const Table whole = in_one_unit();
     std::string out = "{\"title\": \"" + json_escape(title) + "\", \"rows\": [";
     for (std::size_t r = 0; r < rows.size(); ++r) {
       out += r > 0 ? ",\n  {" : "\n  {";
-      for (std::size_t c = 0; c < columns.size(); ++c) {
-        out += (c > 0 ? ", \"" : "\"") + json_escape(columns[c]) + "\": ";
-        out += detail::json_value(rows[r].at(c));
+      for (std::size_t c = 0; c < whole.columns.size(); ++c) {
+        out += (c > 0 ? ", \"" : "\"") + json_escape(whole.columns[c]) + "\": ";
+        out += detail::json_value(whole.rows[r][c]);
       }
       out += "}";
     }
@@ -315,19 +367,56 @@ struct Table {
   }
 
  private:
-  void check_row(const std::vector<std::string>& row) const {
+  // Numbers as json_number, units in the names of columns or in columns of their own. A number that
+  // is a text alone has no unit; 0 has any.
+  Table in_one_unit() const {
+    check_rows();
+    Table out;
+    out.rows = List<std::vector<Cell>>(rows.size());
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      const Cell* first = nullptr;
+      bool numbers = false, mixed = false;
+      for (const std::vector<Cell>& row : rows) {
+        if (row[c].is_number || detail::is_json_number(row[c])) {
+          numbers = true;
+          first = first == nullptr && row[c] != "0" ? &row[c] : first;
+          mixed = mixed || (row[c] != "0" && first->unit != row[c].unit);
+        }
+      }
+      const bool named = first != nullptr && !mixed && !first->unit.empty();
+      out.columns.push_back(columns[c] + (named ? " (" + first->unit + ")" : ""));
+      if (mixed) {
+        out.columns.push_back(columns[c] + " unit");
+      }
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        const Cell& cell = rows[r][c];
+        const bool unknown = numbers && (cell.empty() || cell == "-");
+        const bool exact = cell.is_number && detail::is_finite(cell.value);
+        out.rows[r].push_back(unknown          ? Cell("", std::nan(""))
+                              : exact          ? Cell(detail::json_number(cell.value), cell.value)
+                              : cell.is_number ? Cell(detail::cat({cell.value}), cell.value)
+                                               : cell);
+        if (mixed) {
+          out.rows[r].push_back(cell.unit);
+        }
+      }
+    }
+    return out;
+  }
+  void check_row(const std::vector<Cell>& row) const {
     if (row.size() != columns.size()) {
       detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
                     " columns; a row must have a cell for each column"});
     }
   }
   void check_rows() const {
-    for (const std::vector<std::string>& row : rows) {
+    for (const std::vector<Cell>& row : rows) {
       check_row(row);
     }
   }
-  static std::string line(const std::vector<std::string>& cells,
-                          const std::vector<std::size_t>& widths, const std::vector<int>& right) {
+  template <class Text>
+  static std::string line(const std::vector<Text>& cells, const std::vector<std::size_t>& widths,
+                          const std::vector<int>& right) {
     std::string out;
     for (std::size_t c = 0; c < cells.size(); ++c) {
       const std::string padding(widths[c] - detail::text_width(cells[c]), ' ');
@@ -338,7 +427,8 @@ struct Table {
     return out + "\n";
   }
 
-  static std::string csv_line(const std::vector<std::string>& cells) {
+  template <class Text>
+  static std::string csv_line(const std::vector<Text>& cells) {
     std::string out;
     for (std::size_t c = 0; c < cells.size(); ++c) {
       out += (c > 0 ? "," : "") + detail::csv_cell(cells[c]);

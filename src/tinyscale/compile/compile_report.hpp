@@ -340,9 +340,8 @@ inline Table CompileReport::table() const {
                    "side by side", "peak",         "counted",      "time",       "differs by"};
   }
   for (const PassRow& row : rows) {
-    std::vector<std::string> cells = {row.name, detail::cat({row.nodes}),
-                                      detail::cat({row.kernels})};
-    const auto add = [&](bool wanted, const std::string& cell) {
+    std::vector<Cell> cells = {row.name, detail::cat({row.nodes}), detail::cat({row.kernels})};
+    const auto add = [&](bool wanted, const Cell& cell) {
       if (wanted) {
         cells.push_back(cell);
       }
@@ -358,7 +357,7 @@ inline Table CompileReport::table() const {
     add(true, format_bytes(row.peak_bytes));
     add(measured, format_bytes(row.counted_peak_bytes));
     add(measured, format_seconds(row.seconds));
-    add(measured, row.difference > 0 ? detail::printed('g', 2, row.difference) : "0");
+    add(measured, row.difference > 0 ? detail::number_cell('g', 2, row.difference) : "0");
     out.add(cells);
   }
   return out;

@@ -311,4 +311,18 @@ inline double GraphPlan::result_bytes() const {
   return 4.0 * static_cast<double>(count);
 }
 
+// A row for each kernel.
+inline std::ostream& operator<<(std::ostream& out, const GraphPlan& plan) {
+  Table table;
+  table.title = detail::cat({plan.graph().size(), " nodes in ", plan.steps().size(),
+                             plan.steps().size() == 1 ? " kernel, " : " kernels, ",
+                             format_bytes(plan.block_bytes()), " of intermediate results"});
+  table.columns = {"kernel", "matmul FLOPs", "vector FLOPs", "bytes"};
+  for (const OpRecord& record : plan.records()) {
+    table.add({record.name, format_si(record.matmul_flops, ""), format_si(record.vector_flops, ""),
+               format_bytes(record.bytes_read + record.bytes_written)});
+  }
+  return out << table;
+}
+
 }  // namespace tinyscale

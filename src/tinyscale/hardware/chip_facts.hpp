@@ -223,7 +223,7 @@ inline Table chip_facts_table(const Chip& chip) {
                            chip.year > 0 ? detail::cat({", ", chip.year}) : ""});
   out.columns = {"figure", "value", "unit", "sure", "source"};
   for (const ChipFact& fact : chip_facts(chip)) {
-    out.add({fact.figure, detail::cat({fact.value}), fact.unit, fact.sure, fact.source});
+    out.add({fact.figure, detail::number_cell(fact.value), fact.unit, fact.sure, fact.source});
   }
   return out;
 }
@@ -260,8 +260,9 @@ inline Table price_table() {
   out.title = "Prices of an hour, on demand, US list";
   out.columns = {"offer", "chip", "chips", "USD/h", "USD/h of one", "date", "source"};
   for (const PriceRow& row : price_rows()) {
-    out.add({row.offer, row.chip, detail::cat({row.chips}), detail::cat({row.dollars_per_hour}),
-             detail::printed('g', 4, row.of_one()), row.date, row.source});
+    out.add({row.offer, row.chip, detail::cat({row.chips}),
+             detail::number_cell(row.dollars_per_hour), detail::number_cell('g', 4, row.of_one()),
+             row.date, row.source});
   }
   return out;
 }

@@ -50,7 +50,7 @@ inline Table energy_table() {
   Table out;
   out.title = "Energy of an operation, pJ";
   out.columns = {"operation", "45 nm", "7 nm", "source", "note"};
-  const auto cell = [](double pj) { return pj > 0 ? detail::cat({pj}) : std::string("-"); };
+  const auto cell = [](double pj) { return pj > 0 ? detail::number_cell(pj) : "-"; };
   for (const EnergyRow& row : energy_rows()) {
     out.add({row.operation, cell(row.pj_45nm), cell(row.pj_7nm), row.source, row.note});
   }

@@ -230,10 +230,10 @@ struct LaunchKind {
 };
 
 // "5 ms", "1.2 GFLOP", "1,000"
-inline std::string launch_cell(double value, const std::string& unit) {
+inline Cell launch_cell(double value, const std::string& unit) {
   return unit == "s"        ? format_seconds(value)
          : unit == "B"      ? format_bytes(value)
-         : unit == "FLOP/B" ? printed('g', 3, value)
+         : unit == "FLOP/B" ? Cell(printed('g', 3, value), value, unit)
          : unit == "FLOP"   ? format_si(value, "FLOP")
                             : format_count(value);
 }

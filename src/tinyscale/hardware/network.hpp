@@ -14,6 +14,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/text.hpp"
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/measure/quantity.hpp"
@@ -82,6 +83,20 @@ struct Machine {
   // all others.
   double egress(int dim) const;
 };
+
+// A row for each dimension.
+inline std::ostream& operator<<(std::ostream& out, const Machine& machine) {
+  Table table;
+  table.title = detail::cat({machine.name, ": ", machine.chips(), " x ", machine.chip.name});
+  table.columns = {"dimension", "chips", "kind", "latency", "one way"};
+  for (std::size_t d = 0; d < machine.links.size(); ++d) {
+    const Links& links = machine.links[d];
+    table.add({std::to_string(d), std::to_string(machine.dims[static_cast<int>(d)]),
+               name_of(links.kind), format_seconds(links.latency),
+               format_si(links.bandwidth.one_way(), "B/s")});
+  }
+  return out << table;
+}
 
 namespace detail {
 

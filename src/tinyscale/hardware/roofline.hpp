@@ -217,19 +217,19 @@ inline Table RooflineReport::table() const {
   List<RooflineRow> all = rows;
   all.push_back(total);
   for (const RooflineRow& row : all) {
-    std::vector<std::string> cells = {row.name,
-                                      row.shape,
-                                      detail::cat({row.count}),
-                                      format_si(row.matmul_flops, ""),
-                                      format_si(row.vector_flops, ""),
-                                      format_bytes(row.bytes),
-                                      format_fixed(row.intensity, 2),
-                                      format_seconds(row.t_math),
-                                      format_seconds(row.t_vector),
-                                      format_seconds(row.t_memory),
-                                      format_seconds(row.seconds),
-                                      row.bound,
-                                      row.level};
+    std::vector<Cell> cells = {row.name,
+                               row.shape,
+                               detail::cat({row.count}),
+                               format_si(row.matmul_flops, ""),
+                               format_si(row.vector_flops, ""),
+                               format_bytes(row.bytes),
+                               format_fixed(row.intensity, 2),
+                               format_seconds(row.t_math),
+                               format_seconds(row.t_vector),
+                               format_seconds(row.t_memory),
+                               format_seconds(row.seconds),
+                               row.bound,
+                               row.level};
     if (on_host) {
       cells.push_back(row.measured > 0 ? format_seconds(row.measured) : "-");
       cells.push_back(row.measured > 0 ? format_percent(row.of_roof()) : "-");

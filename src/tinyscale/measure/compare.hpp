@@ -60,9 +60,8 @@ struct Comparison {
       out.columns.push_back("how");
     }
     for (const ReportRow& row : rows) {
-      std::vector<std::string> cells = {row.name, row.unit, detail::cat({row.predicted}),
-                                        detail::cat({row.counted}),
-                                        detail::printed('f', 3, row.ratio())};
+      std::vector<Cell> cells = {row.name, row.unit, detail::number_cell(row.predicted),
+                                 detail::number_cell(row.counted), format_fixed(row.ratio(), 3)};
       if (explained) {
         cells.push_back(row.how);
       }
@@ -83,9 +82,9 @@ inline std::ostream& operator<<(std::ostream& out, const Comparison& comparison)
 namespace detail {
 
 // The row whose first cell is `key`, the n-th of them; null when there is none.
-inline const std::vector<std::string>* find_row(const Table& table, const std::string& key,
-                                                std::size_t n) {
-  for (const std::vector<std::string>& row : table.rows) {
+inline const std::vector<Cell>* find_row(const Table& table, const std::string& key,
+                                         std::size_t n) {
+  for (const std::vector<Cell>& row : table.rows) {
     if (!row.empty() && row[0] == key && n-- == 0) {
       return &row;
     }
@@ -136,7 +135,7 @@ inline Table compare(const List<Table>& reports) {
       out.columns.push_back(name + ": " + reports[r].columns[c]);
     }
     std::vector<std::string> seen;
-    for (const std::vector<std::string>& row : reports[r].rows) {
+    for (const std::vector<Cell>& row : reports[r].rows) {
       std::size_t n = 0;
       for (const std::string& key : seen) {
         n += key == row.at(0) ? 1U : 0U;
@@ -153,9 +152,9 @@ inline Table compare(const List<Table>& reports) {
     }
   }
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    std::vector<std::string> cells = {keys[i]};
+    std::vector<Cell> cells = {keys[i]};
     for (const Table& report : reports) {
-      const std::vector<std::string>* row = detail::find_row(report, keys[i], before[i]);
+      const std::vector<Cell>* row = detail::find_row(report, keys[i], before[i]);
       for (std::size_t c = 1; c < report.columns.size(); ++c) {
         cells.push_back(row == nullptr ? "-" : row->at(c));
       }

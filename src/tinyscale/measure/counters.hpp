@@ -4,10 +4,12 @@
 // number format. A matmul of (M, K) by (K, N) is 2 M K N matmul FLOPs; the rest is vector FLOPs.
 
 #include <cstddef>
+#include <iostream>
 #include <string>
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/text.hpp"
 
 namespace tinyscale {
 
@@ -72,5 +74,13 @@ struct Counters {
     ++ops;
   }
 };
+
+// "2 ops: 268 M matmul and 262 k vector FLOPs, 67.4 MB read, 131 kB written, 3.98 FLOPs/byte"
+inline std::ostream& operator<<(std::ostream& out, const Counters& c) {
+  return out << detail::cat({c.ops, c.ops == 1 ? " op: " : " ops: ", format_si(c.matmul_flops, ""),
+                             " matmul and ", format_si(c.vector_flops, ""), " vector FLOPs, ",
+                             format_bytes(c.bytes_read), " read, ", format_bytes(c.bytes_written),
+                             " written, ", format_fixed(c.intensity(), 2), " FLOPs/byte"});
+}
 
 }  // namespace tinyscale

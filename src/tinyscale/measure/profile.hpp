@@ -84,6 +84,10 @@ class Profile {
   Shared<HardwareCounters> hardware_;
 };
 
+inline std::ostream& operator<<(std::ostream& out, const Profile& profile) {
+  return out << profile.totals();
+}
+
 // Whether ops of this thread are recorded.
 inline bool profiling() { return context().profile != nullptr; }
 

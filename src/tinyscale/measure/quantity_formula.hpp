@@ -6,7 +6,6 @@
 
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::uintptr_t
-#include <cstdlib>  // strtod
 #include <cstring>  // strchr
 #include <string>   // text
 #include <utility>  // move
@@ -60,7 +59,7 @@ class Quantity {
   Quantity to(const std::string& unit) const;  // the same in another unit, as a step of the formula
 
   std::string formula() const;               // "6 * P * B / (N * C)"
-  std::string text() const;                  // "5.33 s", "95 GiB"
+  Cell text() const;                         // "5.33 s", "95 GiB"
   std::string explain(int depth = 8) const;  // the formula, the numbers put in, and so for inputs
   std::string json(int depth = 64) const;    // the same as data
 
@@ -94,17 +93,15 @@ inline QuantityNode::~QuantityNode() {
   }
 }
 
-inline std::string short_number(double value) { return printed('g', 6, value); }
+inline Cell short_number(double value) { return number_cell('g', 6, value); }
 
-inline std::string base_text(const Quantity& q) {
-  return with_unit(short_number(q.value()), q.unit());
-}
+inline Cell base_text(const Quantity& q) { return number_cell('g', 6, q.value(), q.unit()); }
 
 // As it was given or asked for, else seconds and bytes scaled; the rest is a number and its unit.
-inline std::string quantity_text(const Quantity& q) {
+inline Cell quantity_text(const Quantity& q) {
   const QuantityNode& node = q.node();
   if (!node.given.empty()) {
-    return short_number(node.value / node.scale) + " " + node.given;
+    return {short_number(node.value / node.scale) + " " + node.given, node.value, q.unit()};
   }
   if (is_just(node.unit, "s")) {
     return format_seconds(node.value);
@@ -300,17 +297,6 @@ class Explanation {
   NameTable nearest_, told_;
 };
 
-// The shortest decimal that is this number again; null for what JSON has no number for.
-inline std::string json_number(double value) {
-  for (int digits = 15; is_finite(value) && digits <= 17; ++digits) {
-    const std::string text = printed('g', digits, value);
-    if (digits == 17 || std::strtod(text.c_str(), nullptr) == value) {
-      return text;
-    }
-  }
-  return "null";
-}
-
 // A quantity told already stands by its name, number and unit alone.
 inline void json_into(const Quantity& q, int depth, NameTable& told, std::string& out) {
   const auto string = [&](const char* key, const std::string& value) {
@@ -338,7 +324,7 @@ inline void json_into(const Quantity& q, int depth, NameTable& told, std::string
 
 inline std::string Quantity::formula() const { return detail::FormulaWriter(*this, false).text; }
 
-inline std::string Quantity::text() const { return detail::quantity_text(*this); }
+inline Cell Quantity::text() const { return detail::quantity_text(*this); }
 
 inline std::string Quantity::explain(int depth) const {
   return detail::Explanation(*this, depth).text;

@@ -20,8 +20,9 @@ namespace tinyscale {
 enum class PrefixFamily { none, decimal, binary, mixed };
 
 // 1 GiB = 2^30 B: "95 GiB" where format_bytes() prints "102 GB".
-inline std::string format_binary_bytes(double bytes) {
+inline Cell format_binary_bytes(double value) {
   static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double bytes = value;
   int step = 0;
   while (std::fabs(bytes) >= 1023.5 && step < 6) {
     bytes /= 1024;
@@ -29,7 +30,8 @@ inline std::string format_binary_bytes(double bytes) {
   }
   const double size = std::fabs(bytes);  // up to 1023: one digit more than three
   const bool plain = detail::is_finite(bytes) && (bytes == 0 || (size >= 0.001 && size < 1e6));
-  return (plain ? detail::three_digits(bytes) : detail::cat({bytes})) + " " + units[step];
+  return {(plain ? detail::three_digits(bytes) : detail::cat({bytes})) + " " + units[step], value,
+          "B"};
 }
 
 namespace detail {

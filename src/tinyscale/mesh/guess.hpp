@@ -51,8 +51,8 @@ struct CheckReport {
     out.title = "guess";
     out.columns = {"quantity", "unit", "guessed", "counted", "right", "hint"};
     for (const CheckRow& row : rows) {
-      out.add({row.name, row.unit, detail::cat({row.guessed}), detail::cat({row.counted}),
-               row.right ? "yes" : "no", row.hint});
+      out.add({row.name, row.unit, detail::number_cell(row.guessed),
+               detail::number_cell(row.counted), row.right ? "yes" : "no", row.hint});
     }
     return out;
   }

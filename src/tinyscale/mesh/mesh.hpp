@@ -200,4 +200,8 @@ class Mesh {
   List<MeshAxis> axes_;
 };
 
+inline std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {
+  return out << mesh.placement();
+}
+
 }  // namespace tinyscale

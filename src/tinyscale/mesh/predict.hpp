@@ -41,12 +41,14 @@ struct MeshPrediction {
     out.columns = {"collective", "axis",      "arguments", "algorithm",
                    "devices",    "bytes out", "formula"};
     for (const PredictedCall& call : calls) {
+      const std::string sure = call.known                                     ? ""
+                               : call.algorithm == name_of(Algorithm::custom) ? "at least"
+                                                                              : "about";
+      const std::string text = format_seconds(call.seconds);
       out.add({call.name, call.axes, call.arguments, call.algorithm, std::to_string(call.devices),
                format_count(call.bytes),
-               (call.known                                     ? ""
-                : call.algorithm == name_of(Algorithm::custom) ? "at least "
-                                                               : "about ") +
-                   format_seconds(call.seconds)});
+               Cell(sure.empty() ? text : sure + " " + text, call.seconds,
+                    sure.empty() ? "s" : "s, " + sure)});
     }
     return out;
   }

@@ -251,6 +251,12 @@ inline void check_numbers(const char* function, const Sharded& a) {
 
 }  // namespace detail
 
+// "[I_x, J] of (8, 16) in f32, (4, 16) on each of 2 devices"
+inline std::ostream& operator<<(std::ostream& out, const Sharded& array) {
+  return out << detail::cat({array.text(), " of ", array.shape, " in ", name_of(array.format), ", ",
+                             array.local_shape(), " on each of ", array.devices(), " devices"});
+}
+
 inline Tensor Sharded::gather() const {
   detail::check_numbers("gather", *this);
   const detail::DeviceScope quiet(-1);
@@ -356,7 +362,7 @@ inline std::string ShardPicture::text() const {
       table.columns.push_back(dims > 0 ? names.back() + " " + range(dims - 1, j) : "");
     }
     for (std::int64_t i = 0; i < std::min(rows, most); ++i) {
-      std::vector<std::string> line(1, dims > 1 ? range(dims - 2, i) : "device");
+      std::vector<Cell> line(1, dims > 1 ? range(dims - 2, i) : "device");
       for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
         line.push_back(cell(static_cast<std::size_t>((panel * rows + i) * columns + j)));
       }

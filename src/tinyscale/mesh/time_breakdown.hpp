@@ -190,7 +190,7 @@ inline Table time_table(const MeshRun& run, const TaskNames& names = TaskNames()
     }
   }
   for (std::size_t d = 0; d < table.seconds.size(); ++d) {
-    std::vector<std::string> cells(1, std::to_string(d));
+    std::vector<Cell> cells(1, std::to_string(d));
     for (std::size_t r = 0; r < table.rows.size(); ++r) {
       if (table.rows[r].seconds > 0) {
         cells.push_back(format_seconds(table.seconds[d][r]));

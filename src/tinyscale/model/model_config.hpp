@@ -286,4 +286,9 @@ inline void ModelConfig::validate() const {
   }
 }
 
+inline std::ostream& operator<<(std::ostream& out, const ModelConfig& c) {
+  return out << detail::cat({c.name, ": ", c.parameters(), " parameters, ", c.layers, " layers of ",
+                             c.width, ", ", c.heads, " heads, context ", c.context});
+}
+
 }  // namespace tinyscale

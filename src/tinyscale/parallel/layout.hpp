@@ -3,8 +3,9 @@
 // devices = data * tensor * pipeline * context; expert divides data * context.
 
 #include <cstdint>  // int64_t
-#include <string>   // string
-#include <vector>   // vector
+#include <iostream>
+#include <string>  // string
+#include <vector>  // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/model/model_config.hpp"
@@ -75,6 +76,10 @@ inline std::string Layout::text() const {
     }
   }
   return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Layout& layout) {
+  return out << layout.text();
 }
 
 namespace detail {

@@ -79,9 +79,9 @@ inline Table state_table(double parameters, std::int64_t devices) {
   for (int i = 0; i < 4; ++i) {
     const auto convention = static_cast<StateBytes>(i);
     const StateParts p = state_parts(convention);
-    std::vector<std::string> row = {name_of(convention), detail::cat({p.weights}),
-                                    detail::cat({p.gradients}), detail::cat({p.master}),
-                                    detail::cat({p.moments})};
+    std::vector<Cell> row = {name_of(convention), detail::cat({p.weights}),
+                             detail::cat({p.gradients}), detail::cat({p.master}),
+                             detail::cat({p.moments})};
     for (int zero = 0; zero < 4; ++zero) {
       row.push_back(
           format_bytes(model_states(parameters, p, static_cast<Zero>(zero), devices).total()));

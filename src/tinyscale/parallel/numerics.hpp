@@ -60,8 +60,9 @@ struct NumericsReport {
     out.title = title;
     out.columns = {"way", "format", "parts", "typical", "worst", "bound"};
     for (const NumericsRow& r : rows) {
-      out.add({r.way, name_of(r.format), detail::cat({r.parts}), detail::printed('e', 2, r.typical),
-               detail::printed('e', 2, r.error), detail::printed('e', 2, r.bound)});
+      out.add({r.way, name_of(r.format), detail::cat({r.parts}),
+               detail::number_cell('e', 2, r.typical), detail::number_cell('e', 2, r.error),
+               detail::printed('e', 2, r.bound)});
     }
     return out;
   }

@@ -202,9 +202,9 @@ inline Table PipelineTiming::table() const {
   out.columns = {"rank", "first op", "end", "busy", "idle", "peak activations", "messages out"};
   for (std::size_t r = 0; r < rank.size(); ++r) {
     const PipelineRankTime& one = rank[r];
-    out.add({std::to_string(r), detail::cat({one.start}), detail::cat({one.finish}),
-             detail::cat({one.busy}), detail::cat({one.idle}), detail::cat({one.peak_activations}),
-             std::to_string(one.messages)});
+    out.add({std::to_string(r), detail::number_cell(one.start), detail::number_cell(one.finish),
+             detail::number_cell(one.busy), detail::number_cell(one.idle),
+             detail::number_cell(one.peak_activations), std::to_string(one.messages)});
   }
   return out;
 }

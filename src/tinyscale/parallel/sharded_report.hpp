@@ -274,12 +274,12 @@ inline Table ShardedGeneration::table() const {
     const double each = devices_here * static_cast<double>(of_rows ? rows : tokens);
     out.add({row.name + (of_rows ? ", a chosen token" : ", a token"),
              row.how.empty() ? "" : "4 x " + row.how,
-             detail::printed('g', 6, row.predicted / each) + " B",
-             detail::printed('g', 6, row.counted / each) + " B", detail::ratio_text(row)});
+             detail::number_cell('g', 6, row.predicted / each, "B"),
+             detail::number_cell('g', 6, row.counted / each, "B"), detail::ratio_text(row)});
   }
   for (const ReportRow& row : memory.rows) {
-    out.add({row.name, row.how, format_count(row.predicted) + " B",
-             format_count(row.counted) + " B", detail::ratio_text(row)});
+    out.add({row.name, row.how, detail::with_its_unit(row.predicted, "B"),
+             detail::with_its_unit(row.counted, "B"), detail::ratio_text(row)});
   }
   for (const ReportRow& row : times.rows) {
     out.add({row.name + ", simulated", row.how, format_seconds(row.predicted),

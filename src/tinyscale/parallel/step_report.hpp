@@ -191,7 +191,7 @@ class StepReporter {
     report.use.columns = {"convention", "FLOPs of a step", "use"};
     const auto add = [&](const std::string& name, double flops) {
       report.use.add({name, format_si(flops, "FLOP"),
-                      printed('g', 3, could > 0 ? 100 * flops / could : 0) + " %"});
+                      number_cell('g', 3, could > 0 ? 100 * flops / could : 0, "%")});
       return could > 0 ? flops / could : 0;
     };
     const auto causal = AttentionFlops::causal;
@@ -400,10 +400,10 @@ class StepReporter {
     for (std::size_t d = 0; d < devices(); ++d) {
       const int rank = static_cast<int>(d);
       const MemoryMeter& meter = run_.memory(rank);
-      std::vector<std::string> cells = {
-          std::to_string(d), format_si(run_.counters(rank).matmul_flops, ""),
-          format_bytes(run_.bytes_sent(rank)), format_seconds(run_.timeline.devices[d].compute),
-          format_seconds(run_.timeline.devices[d].waiting)};
+      std::vector<Cell> cells = {std::to_string(d), format_si(run_.counters(rank).matmul_flops, ""),
+                                 format_bytes(run_.bytes_sent(rank)),
+                                 format_seconds(run_.timeline.devices[d].compute),
+                                 format_seconds(run_.timeline.devices[d].waiting)};
       for (const MemoryKind kind : kinds) {
         cells.push_back(format_bytes(meter.peak(kind)));
       }

@@ -14,15 +14,15 @@
 namespace tinyscale {
 namespace detail {
 
-inline std::string with_its_unit(double value, const std::string& unit) {
+inline Cell with_its_unit(double value, const std::string& unit) {
   return unit == "s" ? format_seconds(value)
-                     : format_count(value) + (unit == "steps" ? "" : " " + unit);
+                     : Cell(format_count(value) + (unit == "steps" ? "" : " " + unit), value, unit);
 }
 
-inline std::string ratio_text(const ReportRow& row) {
+inline Cell ratio_text(const ReportRow& row) {
   return row.predicted == row.counted ? "equal"
          : row.predicted == 0         ? "-"
-                                      : printed('g', 3, row.ratio());
+                                      : number_cell('g', 3, row.ratio());
 }
 
 inline Table readable(const Comparison& rows) {
@@ -78,7 +78,7 @@ inline Table sent_table(const StepReport& report) {
     if (row.unit != "B") {
       continue;
     }
-    std::string steps = "-", counted_steps = "-";
+    Cell steps = "-", counted_steps = "-";
     const bool about = row.name.find("about: ") == 0;
     for (const ReportRow& other : report.sent.rows) {
       if (other.unit == "steps" && other.name == row.name.substr(about ? 7 : 0)) {
@@ -114,7 +114,7 @@ inline Table StepReport::table() const {
                                                : "time: ";
     for (const ReportRow& row : part->rows) {
       out.add({detail::cat({name, row.name, part == &sent ? ", " + row.unit : ""}), row.unit,
-               detail::cat({row.predicted}), detail::cat({row.counted})});
+               detail::number_cell(row.predicted), detail::number_cell(row.counted)});
     }
   }
   return out;
@@ -149,8 +149,8 @@ inline void add_step_rows(const StepReport& step, const MeshRun& run, Table& to)
     to.add({"  " + share.name, format_seconds(share.seconds), "simulated"});
   }
   to.add({"MFU of the machine (matmul weights + causal attention)",
-          printed('g', 3, 100 * step.mfu) + " %", "simulated"});
-  to.add({"HFU of the machine", printed('g', 3, 100 * step.hfu) + " %", "simulated"});
+          number_cell('g', 3, 100 * step.mfu, "%"), "simulated"});
+  to.add({"HFU of the machine", number_cell('g', 3, 100 * step.hfu, "%"), "simulated"});
 }
 
 // How a training's report shows its last step: one of a single device compiles none of it.

@@ -93,7 +93,7 @@ struct TrainReport {
     for (std::size_t i = 0; i < one_device.size(); ++i) {
       const std::size_t at = static_cast<std::size_t>(resumed) + i;
       t.add({std::to_string(at), format_fixed(losses[at], 6), format_fixed(one_device[i], 6),
-             detail::printed('e', 1, std::fabs(losses[at] - one_device[i]))});
+             detail::number_cell('e', 1, std::fabs(losses[at] - one_device[i]))});
     }
     return t;
   }
@@ -101,7 +101,7 @@ struct TrainReport {
   operator Table() const {
     Table t = table();
     t.columns.pop_back();
-    for (std::vector<std::string>& row : t.rows) {
+    for (std::vector<Cell>& row : t.rows) {
       row.pop_back();
     }
     return t;

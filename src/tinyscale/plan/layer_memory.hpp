@@ -208,15 +208,16 @@ inline Table kept_table(const ModelConfig& model, std::int64_t tensor = 1,
   double sums[3] = {0, 0, 0};
   for (const KeptBytes& kept :
        kept_by_layer(model, tensor, sequence_parallel, detail::is_mixture(model))) {
-    std::vector<std::string> row = {kept.name};
+    std::vector<Cell> row = {kept.name};
     for (int policy = 0; policy < 3; ++policy) {
       const double bytes = kept.until >= static_cast<Recompute>(policy) ? kept.bytes : 0;
       sums[policy] += bytes;
-      row.push_back(detail::cat({bytes}));
+      row.push_back(detail::number_cell(bytes));
     }
     out.add(row);
   }
-  out.add({"all", detail::cat({sums[0]}), detail::cat({sums[1]}), detail::cat({sums[2]})});
+  out.add({"all", detail::number_cell(sums[0]), detail::number_cell(sums[1]),
+           detail::number_cell(sums[2])});
   return out;
 }
 

@@ -356,15 +356,15 @@ inline Table MfuDecoding::table() const {
   }
   const char* const kinds[] = {"model", "hardware"};
   for (const MfuRow& row : rows) {
-    std::vector<std::string> cells = {name_of(row.convention),
-                                      kinds[counts_recomputation(row.convention) ? 1 : 0],
-                                      detail::printed('g', 5, row.flops.value() / 1e9),
-                                      detail::printed('g', 5, row.tokens.value()),
-                                      detail::printed('g', 5, row.rate.value() / 1e12),
-                                      format_percent(row.utilisation.value())};
+    std::vector<Cell> cells = {name_of(row.convention),
+                               kinds[counts_recomputation(row.convention) ? 1 : 0],
+                               detail::number_cell('g', 5, row.flops.value() / 1e9),
+                               detail::number_cell('g', 5, row.tokens.value()),
+                               detail::number_cell('g', 5, row.rate.value() / 1e12),
+                               format_percent(row.utilisation.value())};
     for (const MfuMatch& match : matches) {
       const double gap = 100 * (row.rate.value() / match.rate - 1);
-      cells.push_back(detail::printed('f', 2, std::fabs(gap) < 0.005 ? 0 : gap) + " %");
+      cells.push_back(detail::number_cell('f', 2, std::fabs(gap) < 0.005 ? 0 : gap, "%"));
     }
     out.add(cells);
   }
@@ -381,7 +381,7 @@ inline Table MfuDecoding::data() const {
                  "flops_per_second_per_chip",
                  "utilisation"};
   const char* const kinds[] = {"model", "hardware"};
-  const auto number = [](const Quantity& q) { return detail::cat({q.value()}); };
+  const auto number = [](const Quantity& q) { return detail::number_cell(q.value()); };
   for (const MfuRow& row : rows) {
     out.add({name_of(row.convention), kinds[counts_recomputation(row.convention) ? 1 : 0],
              number(row.flops), number(row.tokens), number(row.rate), number(row.utilisation)});

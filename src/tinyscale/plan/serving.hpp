@@ -196,10 +196,10 @@ inline Table ServingPlan::table() const {
   Table out;
   out.title = detail::cat({"Serving ", model, " on ", chips, " x ", machine});
   out.columns = {"quantity", "formula"};
-  const auto row = [&](const char* name, const std::string& value) { out.add({name, value}); };
+  const auto row = [&](const char* name, const Cell& value) { out.add({name, value}); };
   const auto number = [&](const char* name, const Quantity& q, const char* unknown) {
     if (q.value() > 0 || unknown != nullptr) {
-      row(name, q.value() > 0 ? detail::short_number(q.value()) : std::string(unknown));
+      row(name, q.value() > 0 ? detail::short_number(q.value()) : Cell(unknown));
     }
   };
   row("weights", weights.text());

@@ -154,11 +154,11 @@ inline Table ServingFrontier::table() const {
                  "USD per million tokens"};
   for (const FrontierPoint& p : best()) {
     out.add({detail::cat({p.chips}), detail::cat({p.batch}), name_of(p.format), p.sharding,
-             detail::printed('g', 4, 1e3 * p.step_seconds),
-             detail::printed('g', 4, p.tokens_per_second_per_chip),
+             detail::number_cell('g', 4, 1e3 * p.step_seconds),
+             detail::number_cell('g', 4, p.tokens_per_second_per_chip),
              p.dollars_per_million_tokens > 0
-                 ? detail::printed('g', 4, p.dollars_per_million_tokens)
-                 : std::string("-")});
+                 ? detail::number_cell('g', 4, p.dollars_per_million_tokens)
+                 : "-"});
   }
   return out;
 }

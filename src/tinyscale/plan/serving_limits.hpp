@@ -56,7 +56,7 @@ inline Table ServingFit::table() const {
   out.title = detail::cat({model, " on ", machine, fits ? ": fits" : ": does not fit"});
   out.columns = {"quantity", "formula"};
   const auto positive = [](const Quantity& q) {
-    return q.value() > 0 ? format_count(q.value()) : std::string("none");
+    return q.value() > 0 ? format_count(q.value()) : "none";
   };
   out.add({"weights", weights.text()});
   out.add({"KV cache", cache.text()});

@@ -274,7 +274,7 @@ inline Table ServingSimulation::table() const {
     out.add({name, format_seconds(p.mean), format_seconds(p.p50), format_seconds(p.p90),
              format_seconds(p.p99), format_seconds(p.most)});
   };
-  const auto row = [&](const char* name, const std::string& value) {
+  const auto row = [&](const char* name, const Cell& value) {
     out.add({name, value, "-", "-", "-", "-"});
   };
   const auto count = [&](const char* name, std::int64_t value) {

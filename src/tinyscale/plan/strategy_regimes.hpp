@@ -139,9 +139,9 @@ inline Table StrategyRegimes::table() const {
     out.columns.push_back(curve.name);
   }
   for (std::size_t i = 0; i < tokens_per_chip.size(); ++i) {
-    std::vector<std::string> row = {detail::printed('g', 6, tokens_per_chip[i])};
+    std::vector<Cell> row = {detail::number_cell('g', 6, tokens_per_chip[i])};
     for (const StrategyCurve& curve : curves) {
-      row.push_back(detail::printed('g', 4, curve.ratio[i]));
+      row.push_back(detail::number_cell('g', 4, curve.ratio[i]));
     }
     out.add(row);
   }

@@ -17,9 +17,7 @@ inline Table TrainingPlan::table() const {
   Table out;
   out.title = detail::cat({"Training ", model, " on ", machine, ", ", best.text()});
   out.columns = {"quantity", "formula"};
-  const auto row = [&](const std::string& name, const std::string& value) {
-    out.add({name, value});
-  };
+  const auto row = [&](const std::string& name, const Cell& value) { out.add({name, value}); };
   row("tokens", format_count(tokens.value()));
   row("batch, tokens", format_count(batch.value()));
   row("tokens per chip", detail::short_number(tokens_per_chip.value()));
@@ -31,11 +29,12 @@ inline Table TrainingPlan::table() const {
   row("MFU, typical", format_percent(typical_mfu.value()));
   row("memory of the fullest chip", memory.text());
   row("goodput", format_percent(goodput.value()));
-  row("  a checkpoint every",
-      checkpoint_interval.value() > 0 ? checkpoint_interval.text() : std::string("-"));
+  row("  a checkpoint every", checkpoint_interval.value() > 0 ? checkpoint_interval.text() : "-");
   row("days at the limit", detail::short_number(limit_days.value()));
   row("days, typical", detail::short_number(days.value()));
-  row("dollars, typical", dollars.value() > 0 ? format_count(std::floor(dollars.value())) : "-");
+  row("dollars, typical",
+      dollars.value() > 0 ? Cell(format_count(std::floor(dollars.value())), dollars.value(), "USD")
+                          : "-");
   row("energy, typical", energy.value() > 0 ? format_si(energy.value(), "Wh") : "-");
   return out;
 }
@@ -46,9 +45,7 @@ inline Table TrainingPlan::cause_table() const {
   out.columns = {"part", "limit formula", "typical formula", "share", "of what"};
   const StepLimit& l = best.price.limit;
   const bool gathers = best.layout.zero == Zero::parameters && best.layout.pipeline == 1;
-  const auto limit = [](double seconds) {
-    return seconds > 0 ? format_seconds(seconds) : std::string("-");
-  };
+  const auto limit = [](double seconds) { return seconds > 0 ? format_seconds(seconds) : "-"; };
   for (const detail::Cause& cause : detail::causes_of(best.price.typical)) {
     const std::string name = cause.name;
     const double bound = name == "matmul"        ? l.math
@@ -65,7 +62,8 @@ inline Table TrainingPlan::cause_table() const {
                format_percent(cause.seconds / best.price.typical.total()), cause.what});
     }
   }
-  out.add({"step", format_seconds(best.step_time), format_seconds(best.typical_time), "100.0 %",
+  out.add({"step", format_seconds(best.step_time), format_seconds(best.typical_time),
+           format_percent(1),
            "limit: the longest, math with attention and the bubble; typical: the sum"});
   return out;
 }

@@ -104,8 +104,8 @@ inline Table Twin::table() const {
   for (const TwinRatio& row : ratios) {
     const bool time = row.plan_seconds > 0 || row.twin_seconds > 0;
     out.add({row.name, time ? format_seconds(row.plan_seconds) : "-",
-             time ? format_seconds(row.twin_seconds) : "-", detail::printed('g', 4, row.plan),
-             detail::printed('g', 4, row.twin), row.note.empty() ? "yes" : row.note});
+             time ? format_seconds(row.twin_seconds) : "-", detail::number_cell('g', 4, row.plan),
+             detail::number_cell('g', 4, row.twin), row.note.empty() ? "yes" : row.note});
   }
   return out;
 }

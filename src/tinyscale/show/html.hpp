@@ -12,7 +12,8 @@
 namespace tinyscale {
 namespace detail {
 
-inline std::string html_row(const std::vector<std::string>& cells, const char* tag) {
+template <class Text>
+inline std::string html_row(const std::vector<Text>& cells, const char* tag) {
   std::string out = "<tr>";
   for (const std::string& cell : cells) {
     const bool number = tag[1] == 'd' && looks_like_number(cell);

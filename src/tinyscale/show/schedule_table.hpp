@@ -22,7 +22,7 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
   for (int d = 0; d < shown; ++d) {
     table.columns.push_back(detail::cat({"to ", d}));
   }
-  List<std::vector<std::string>> rows;
+  List<std::vector<Cell>> rows;
   for (const Transfer& t : schedule.transfers) {
     const std::string stream = std::to_string(t.stream), step = std::to_string(t.step);
     std::size_t row = rows.size();
@@ -30,7 +30,7 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
       --row;
     }
     if (row == 0) {
-      rows.push_back(std::vector<std::string>(table.columns.size()));
+      rows.push_back(std::vector<Cell>(table.columns.size()));
       row = rows.size();
       rows.back()[0] = stream;
       rows.back()[1] = step;
@@ -43,7 +43,7 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
       cell += detail::cat({" < ", t.from});
     }
   }
-  for (const std::vector<std::string>& row : rows) {
+  for (const std::vector<Cell>& row : rows) {
     table.add(row);
   }
   return table;

@@ -138,7 +138,7 @@ struct SystolicRun : SystolicTiming {
 namespace detail {
 
 // A fraction as a bare number of percent, which a spreadsheet can read.
-inline std::string percent(double fraction) { return printed('f', 4, 100 * fraction); }
+inline Cell percent(double fraction) { return number_cell('f', 4, 100 * fraction); }
 
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;

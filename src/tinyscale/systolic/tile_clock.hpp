@@ -53,7 +53,7 @@ struct KernelRun {
                               : "ticks"});
     }
     t.add({"DMA hidden", detail::percent(overlap), "% of its ticks"});
-    t.add({"time", detail::cat({seconds}), "s"});
+    t.add({"time", detail::number_cell(seconds), "s"});
     t.add({"bound by", bound, ""});
     return t;
   }

@@ -35,7 +35,7 @@ struct TiledRun : KernelRun {
     t.columns = {"by", "bytes", "times the least", "source"};
     const auto row = [&t, this](const std::string& by, std::int64_t bytes, const char* source) {
       const auto least = static_cast<double>(std::max<std::int64_t>(least_bytes, 1));
-      const std::string times = format_fixed(static_cast<double>(bytes) / least, 2);
+      const Cell times = format_fixed(static_cast<double>(bytes) / least, 2);
       t.add({by, std::to_string(bytes), times, source});
     };
     row(detail::cat({unfused_ops, " unfused ops"}), unfused_bytes, "counted");
