@@ -51,7 +51,7 @@ void compare(const std::string& file, const ts::Mesh& mesh, const ts::Axes& over
   table.columns.push_back("automatic");
   ts::Series formulas = {"formula", {}, {}, ts::Mark::hollow_points};
   for (std::int64_t count = 256; count <= (1 << 20); count *= 4) {
-    std::vector<std::string> row = {ts::format_count(double(count))};
+    std::vector<ts::Cell> row = {ts::format_count(double(count))};
     for (std::size_t i = 0; i < plot.series.size(); ++i) {
       const ts::MeshRun run = sum(mesh, over, ways[i], count);
       const double formula = run.collectives()[0].formula;  // below 0: none

@@ -177,8 +177,8 @@ inline Training training_plan(const Options& options) {
 
 // Without the column of remarks, and rows that say nothing.
 inline ts::Table shortened(ts::Table table, bool remarks) {
-  ts::List<Strings> rows;
-  for (Strings row : table.rows) {
+  ts::List<std::vector<ts::Cell>> rows;
+  for (std::vector<ts::Cell> row : table.rows) {
     const bool nothing = remarks ? row[3] == "0.0 %" : row[1] == "-";
     if (remarks) {
       row.pop_back();
