@@ -225,8 +225,8 @@ struct WordCutter {
     const auto part = [&](std::size_t i) {
       const std::uint32_t c = code_point(text, i, end).code;
       const CharacterClass is_of = character_class(c);
-      const bool far = (c >= 0x800 && c <= 0x9FA5) || (c >= 0xAC00 && c <= 0xD7FF);
-      return is_of == CharacterClass::number ? 2 : far && is_of != CharacterClass::space ? 1 : 0;
+      const bool cjk = (c >= 0x800 && c <= 0x9FA5) || (c >= 0xAC00 && c <= 0xD7FF);
+      return is_of == CharacterClass::number ? 2 : cjk && is_of != CharacterClass::space ? 1 : 0;
     };
     const Kind piece = begins(at);
     std::size_t next = at + size_at(at);
