@@ -1869,7 +1869,7 @@ class NameTable {
 }  // namespace detail
 }}  // namespace tinyscale
 
-#if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/base/sorted_names.hpp
 // Names to find again: sorted once, n log n comparisons whatever the names are (a hash table can be
@@ -3333,6 +3333,25 @@ inline bool is_utf8(const std::string& text) {
   return true;
 }
 
+// The UTF-8 bytes of a code point, at the end of `out`.
+inline void append_utf8(std::string& out, std::uint32_t code) {
+  const auto tail = [&out, code](int shift) {
+    out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
+  };
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else if (code < 0x800) {
+    out += static_cast<char>(0xC0U | (code >> 6));
+    tail(0);
+  } else if (code < 0x10000) {
+    out += static_cast<char>(0xE0U | (code >> 12));
+    tail(6), tail(0);
+  } else {
+    out += static_cast<char>(0xF0U | (code >> 18));
+    tail(12), tail(6), tail(0);
+  }
+}
+
 }  // namespace detail
 
 // The inside of a JSON string: quotes, backslashes, controls escaped; U+FFFD for what is no UTF-8.
@@ -3917,9 +3936,6 @@ struct ProductFormat {
   DType type = DType::f32;
   const RoundedProducts* kernels = nullptr;
 
-  ProductFormat() {}
-  explicit ProductFormat(DType type);  // this and the next: tensor/matmul_format.hpp
-  ProductFormat& operator=(DType type);
   operator DType() const { return type; }
 };
 
@@ -23430,12 +23446,18 @@ inline void multiply_rounded(std::int64_t m, std::int64_t n, std::int64_t k, con
   }
 }
 
-inline ProductFormat::ProductFormat(DType given) : type(given) {
+inline ProductFormat product_format(DType type) {
   static const RoundedProducts rounded = {rounded_operand, multiply_rounded};
-  kernels = given == DType::f32 ? nullptr : &rounded;
+  return {type, type == DType::f32 ? nullptr : &rounded};
 }
 
-inline ProductFormat& ProductFormat::operator=(DType given) { return *this = ProductFormat(given); }
+// A format among options: who never sets it compiles no kernels of rounded products.
+struct FormatOption : ProductFormat {
+  FormatOption& operator=(DType given) {
+    ProductFormat::operator=(product_format(given));
+    return *this;
+  }
+};
 
 }  // namespace detail
 
@@ -23444,7 +23466,7 @@ inline ProductFormat& ProductFormat::operator=(DType given) { return *this = Pro
 class MatmulFormat {
  public:
   explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
-      : MatmulFormat(detail::ProductFormat(format), counts) {}
+      : MatmulFormat(detail::product_format(format), counts) {}
   explicit MatmulFormat(detail::ProductFormat format, RoundingCount* counts = nullptr)
       : context_(&context()),
         previous_(context_->matmul_format),
@@ -53167,6 +53189,10 @@ inline std::ostream& operator<<(std::ostream& out, const ModelConfig& c) {
 
 }}  // namespace tinyscale
 
+#endif  // TINYSCALE_ONLY
+
+#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
 // >> tinyscale/model/json.hpp
 // A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
 // numbers are doubles; a repeated key, bytes that are no UTF-8 or anything after the value is an
@@ -53207,25 +53233,6 @@ namespace detail {
 
 // All digits of a double, as JSON has it.
 inline std::string exact_number(double value) { return printed('g', 17, value); }
-
-// The UTF-8 bytes of a code point, at the end of `out`.
-inline void append_utf8(std::string& out, std::uint32_t code) {
-  const auto tail = [&out, code](int shift) {
-    out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
-  };
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += static_cast<char>(0xC0U | (code >> 6));
-    tail(0);
-  } else if (code < 0x10000) {
-    out += static_cast<char>(0xE0U | (code >> 12));
-    tail(6), tail(0);
-  } else {
-    out += static_cast<char>(0xF0U | (code >> 18));
-    tail(12), tail(6), tail(0);
-  }
-}
 
 class JsonReader {
  public:
@@ -64244,7 +64251,7 @@ struct StepOptions {
   double dropout = 0.0;   // share of numbers set to 0 after the embedding and each part of a block
   ExpertOptions experts;  // of a mixture: capacity, balance loss, which is part of the loss
   // Of matmul operands: f32 by default, bf16, f16, fp8_e4m3. Sums, weights and moments stay f32.
-  detail::ProductFormat format;
+  detail::FormatOption format;
   double loss_scale = 0;           // 0: LossScaler's in f16 and fp8, else 1
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout

@@ -97,6 +97,19 @@ inline std::uint64_t gguf_source_bytes(const GgufSource& source) {
       tinyscale::block_row_bytes(source.format, source.value.count()));
 }
 
+// A key with its value, as the header has it.
+inline void append_gguf_value(std::string& out, const tinyscale::GgufValue& value) {
+  append_gguf_text(out, value.key);
+  append_word(out, static_cast<std::uint32_t>(value.kind));
+  if (value.kind == tinyscale::GgufKind::list) {
+    append_word(out, static_cast<std::uint32_t>(value.item));
+    append_long(out, value.count);
+  } else if (value.kind == tinyscale::GgufKind::text) {
+    append_long(out, value.bytes.size());
+  }
+  out += value.bytes;
+}
+
 inline std::string gguf_header(const tinyscale::List<tinyscale::GgufValue>& metadata,
                                const tinyscale::List<GgufSource>& tensors) {
   std::string out = "GGUF";
@@ -104,15 +117,7 @@ inline std::string gguf_header(const tinyscale::List<tinyscale::GgufValue>& meta
   append_long(out, tensors.size());
   append_long(out, metadata.size());
   for (const tinyscale::GgufValue& value : metadata) {
-    append_gguf_text(out, value.key);
-    append_word(out, static_cast<std::uint32_t>(value.kind));
-    if (value.kind == tinyscale::GgufKind::list) {
-      append_word(out, static_cast<std::uint32_t>(value.item));
-      append_long(out, value.count);
-    } else if (value.kind == tinyscale::GgufKind::text) {
-      append_long(out, value.bytes.size());
-    }
-    out += value.bytes;
+    append_gguf_value(out, value);
   }
   std::uint64_t at = 0;
   for (const GgufSource& source : tensors) {

@@ -81,15 +81,7 @@ inline std::string written(const Gguf& file) {
   append_long(out, file.tensors.size());
   append_long(out, file.metadata.size());
   for (const tinyscale::GgufValue& value : file.metadata) {
-    append_gguf_text(out, value.key);
-    append_word(out, static_cast<std::uint32_t>(value.kind));
-    if (value.kind == tinyscale::GgufKind::list) {
-      append_word(out, static_cast<std::uint32_t>(value.item));
-      append_long(out, value.count);
-    } else if (value.kind == tinyscale::GgufKind::text) {
-      append_long(out, value.bytes.size());
-    }
-    out += value.bytes;
+    append_gguf_value(out, value);
   }
   const std::size_t align = static_cast<std::size_t>(file.alignment);
   for (const tinyscale::GgufTensor& tensor : file.tensors) {

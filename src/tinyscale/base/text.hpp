@@ -186,6 +186,25 @@ inline bool is_utf8(const std::string& text) {
   return true;
 }
 
+// The UTF-8 bytes of a code point, at the end of `out`.
+inline void append_utf8(std::string& out, std::uint32_t code) {
+  const auto tail = [&out, code](int shift) {
+    out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
+  };
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else if (code < 0x800) {
+    out += static_cast<char>(0xC0U | (code >> 6));
+    tail(0);
+  } else if (code < 0x10000) {
+    out += static_cast<char>(0xE0U | (code >> 12));
+    tail(6), tail(0);
+  } else {
+    out += static_cast<char>(0xF0U | (code >> 18));
+    tail(12), tail(6), tail(0);
+  }
+}
+
 }  // namespace detail
 
 // The inside of a JSON string: quotes, backslashes, controls escaped; U+FFFD for what is no UTF-8.

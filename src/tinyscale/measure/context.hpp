@@ -41,9 +41,6 @@ struct ProductFormat {
   DType type = DType::f32;
   const RoundedProducts* kernels = nullptr;
 
-  ProductFormat() {}
-  explicit ProductFormat(DType type);  // this and the next: tensor/matmul_format.hpp
-  ProductFormat& operator=(DType type);
   operator DType() const { return type; }
 };
 

@@ -50,25 +50,6 @@ namespace detail {
 // All digits of a double, as JSON has it.
 inline std::string exact_number(double value) { return printed('g', 17, value); }
 
-// The UTF-8 bytes of a code point, at the end of `out`.
-inline void append_utf8(std::string& out, std::uint32_t code) {
-  const auto tail = [&out, code](int shift) {
-    out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
-  };
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += static_cast<char>(0xC0U | (code >> 6));
-    tail(0);
-  } else if (code < 0x10000) {
-    out += static_cast<char>(0xE0U | (code >> 12));
-    tail(6), tail(0);
-  } else {
-    out += static_cast<char>(0xF0U | (code >> 18));
-    tail(12), tail(6), tail(0);
-  }
-}
-
 class JsonReader {
  public:
   // The text must outlive it; `who` stands before each error.

@@ -11,8 +11,8 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/text.hpp"
 #include "tinyscale/model/byte_pair_encoding.hpp"
-#include "tinyscale/model/json.hpp"
 #include "tinyscale/model/pre_tokenizer.hpp"
 #include "tinyscale/model/token_table.hpp"
 

@@ -27,7 +27,7 @@ struct StepOptions {
   double dropout = 0.0;   // share of numbers set to 0 after the embedding and each part of a block
   ExpertOptions experts;  // of a mixture: capacity, balance loss, which is part of the loss
   // Of matmul operands: f32 by default, bf16, f16, fp8_e4m3. Sums, weights and moments stay f32.
-  detail::ProductFormat format;
+  detail::FormatOption format;
   double loss_scale = 0;           // 0: LossScaler's in f16 and fp8, else 1
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout

@@ -56,12 +56,18 @@ inline void multiply_rounded(std::int64_t m, std::int64_t n, std::int64_t k, con
   }
 }
 
-inline ProductFormat::ProductFormat(DType given) : type(given) {
+inline ProductFormat product_format(DType type) {
   static const RoundedProducts rounded = {rounded_operand, multiply_rounded};
-  kernels = given == DType::f32 ? nullptr : &rounded;
+  return {type, type == DType::f32 ? nullptr : &rounded};
 }
 
-inline ProductFormat& ProductFormat::operator=(DType given) { return *this = ProductFormat(given); }
+// A format among options: who never sets it compiles no kernels of rounded products.
+struct FormatOption : ProductFormat {
+  FormatOption& operator=(DType given) {
+    ProductFormat::operator=(product_format(given));
+    return *this;
+  }
+};
 
 }  // namespace detail
 
@@ -70,7 +76,7 @@ inline ProductFormat& ProductFormat::operator=(DType given) { return *this = Pro
 class MatmulFormat {
  public:
   explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
-      : MatmulFormat(detail::ProductFormat(format), counts) {}
+      : MatmulFormat(detail::product_format(format), counts) {}
   explicit MatmulFormat(detail::ProductFormat format, RoundingCount* counts = nullptr)
       : context_(&context()),
         previous_(context_->matmul_format),
