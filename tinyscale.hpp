@@ -516,6 +516,18 @@
 #endif
 #endif
 
+// On what runs kernels: g++ makes them fast whatever the flags of the program are. Without this its
+// default, -O0, runs them 20 times slower. clang++ has no such attribute.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__OPTIMIZE__)
+#define TINYSCALE_OPTIMIZED __attribute__((optimize("O2", "inline"), flatten))
+#else
+#define TINYSCALE_OPTIMIZED
+#endif
+#if TINYSCALE_X86
+#define TINYSCALE_AVX512 TINYSCALE_OPTIMIZED __attribute__((target("avx512f")))
+#define TINYSCALE_AVX2 TINYSCALE_OPTIMIZED __attribute__((target("avx2,fma")))
+#endif
+
 #if defined(__EMSCRIPTEN__) && !defined(__EMSCRIPTEN_PTHREADS__) && !defined(TINYSCALE_NO_THREADS)
 #define TINYSCALE_NO_THREADS 1
 #endif
@@ -2574,18 +2586,21 @@ inline void parallel_for(std::int64_t n, std::int64_t grain, const detail::LoopB
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Four random words from a counter and a key, by ten rounds of multiply and exchange.
-inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
-                                               std::array<std::uint32_t, 2> key) {
+TINYSCALE_OPTIMIZED inline std::array<std::uint32_t, 4> philox4x32(
+    std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
+  std::uint32_t a = counter[0], b = counter[1], c = counter[2], d = counter[3];
+  std::uint32_t left = key[0], right = key[1];
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * counter[0];
-    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * counter[2];
-    counter = {
-        static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(p1),
-        static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(p0)};
-    key[0] += 0x9E3779B9U;  // golden ratio
-    key[1] += 0xBB67AE85U;  // sqrt(3) - 1
+    const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * a;
+    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * c;
+    a = static_cast<std::uint32_t>(p1 >> 32) ^ b ^ left;
+    b = static_cast<std::uint32_t>(p1);
+    c = static_cast<std::uint32_t>(p0 >> 32) ^ d ^ right;
+    d = static_cast<std::uint32_t>(p0);
+    left += 0x9E3779B9U;   // golden ratio
+    right += 0xBB67AE85U;  // sqrt(3) - 1
   }
-  return counter;
+  return {a, b, c, d};
 }
 
 namespace detail {
@@ -5601,45 +5616,44 @@ TINYSCALE_LOOP_BODY float read_body(const float* data, std::int64_t count) {
 }
 
 // volatile: else the compiler may take the number out of a wide register after the clearing.
-#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE, CLEAR)                \
-  ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
-    const volatile float sum = fma_body<VECTOR>(turns, x, y);                 \
-    CLEAR;                                                                    \
-    return sum;                                                               \
-  }                                                                           \
-  ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
-    const volatile float sum = read_body<VECTOR>(data, count);                \
-    CLEAR;                                                                    \
-    return sum;                                                               \
+#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE, CLEAR)                                    \
+  TINYSCALE_OPTIMIZED ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
+    const volatile float sum = fma_body<VECTOR>(turns, x, y);                                     \
+    CLEAR;                                                                                        \
+    return sum;                                                                                   \
+  }                                                                                               \
+  TINYSCALE_OPTIMIZED ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
+    const volatile float sum = read_body<VECTOR>(data, count);                                    \
+    CLEAR;                                                                                        \
+    return sum;                                                                                   \
   }
 
 TINYSCALE_LAPTOP_LOOPS(portable, LoopVector4, , )
 #if TINYSCALE_X86
-TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, __attribute__((target("avx2,fma"))),
-                       __builtin_ia32_vzeroupper())
-TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))),
-                       __builtin_ia32_vzeroupper())
+TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, TINYSCALE_AVX2, __builtin_ia32_vzeroupper())
+TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, TINYSCALE_AVX512, __builtin_ia32_vzeroupper())
 #endif
 #undef TINYSCALE_LAPTOP_LOOPS
 
 #if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
 // Dot products of short numbers into 32-bit sums, of zeros: the rate is that of any numbers.
-#define TINYSCALE_DOT_LOOP(NAME, TARGET, BYTES, REGISTERS, INSTRUCTION)                 \
-  __attribute__((target(TARGET))) inline float NAME(std::int64_t turns, float, float) { \
-    typedef int V __attribute__((vector_size(BYTES)));                                  \
-    const V a = {}, b = {};                                                             \
-    V sums[kLoopSums] = {};                                                             \
-    for (std::int64_t turn = 0; turn < turns; ++turn) {                                 \
-      TINYSCALE_LOOP_UNROLL                                                             \
-      for (int i = 0; i < kLoopSums; ++i) {                                             \
-        asm volatile(INSTRUCTION " %2, %1, %0"                                          \
-                     : "+" REGISTERS(sums[i])                                           \
-                     : REGISTERS(a), REGISTERS(b));                                     \
-      }                                                                                 \
-    }                                                                                   \
-    const volatile int sum = sums[0][0] + sums[kLoopSums - 1][0];                       \
-    __builtin_ia32_vzeroupper();                                                        \
-    return static_cast<float>(sum);                                                     \
+#define TINYSCALE_DOT_LOOP(NAME, TARGET, BYTES, REGISTERS, INSTRUCTION)                            \
+  TINYSCALE_OPTIMIZED __attribute__((target(TARGET))) inline float NAME(std::int64_t turns, float, \
+                                                                        float) {                   \
+    typedef int V __attribute__((vector_size(BYTES)));                                             \
+    const V a = {}, b = {};                                                                        \
+    V sums[kLoopSums] = {};                                                                        \
+    for (std::int64_t turn = 0; turn < turns; ++turn) {                                            \
+      TINYSCALE_LOOP_UNROLL                                                                        \
+      for (int i = 0; i < kLoopSums; ++i) {                                                        \
+        asm volatile(INSTRUCTION " %2, %1, %0"                                                     \
+                     : "+" REGISTERS(sums[i])                                                      \
+                     : REGISTERS(a), REGISTERS(b));                                                \
+      }                                                                                            \
+    }                                                                                              \
+    const volatile int sum = sums[0][0] + sums[kLoopSums - 1][0];                                  \
+    __builtin_ia32_vzeroupper();                                                                   \
+    return static_cast<float>(sum);                                                                \
   }
 
 TINYSCALE_DOT_LOOP(dot_bf16_512, "avx512f,avx512bf16", 64, "v", "vdpbf16ps")
@@ -5650,7 +5664,7 @@ TINYSCALE_DOT_LOOP(dot_int8_256, "avx2,avxvnni", 32, "x", "%{vex%} vpdpbusd")
 #undef TINYSCALE_LOOP_BODY
 #undef TINYSCALE_LOOP_UNROLL
 #else
-inline float fma_portable(std::int64_t turns, float x, float y) {
+TINYSCALE_OPTIMIZED inline float fma_portable(std::int64_t turns, float x, float y) {
   float sums[4 * kLoopSums] = {};
   for (std::int64_t turn = 0; turn < turns; ++turn) {
     for (float& sum : sums) {
@@ -6069,7 +6083,7 @@ inline Chip laptop() {
   chip.measured = true;
   chip.source = detail::cat({"measured: the best of ", found.rounds,
                              " short runs of multiply-adds and of reads in eight streams"});
-#if !defined(__OPTIMIZE__)
+#if !defined(__OPTIMIZE__) && (defined(__clang__) || !defined(__GNUC__))
   chip.source += "; compiled without optimisation, so the rates are too low";
 #endif
   return chip;
@@ -8975,17 +8989,26 @@ class PathScope {
 // vzeroupper: below -O2 g++ leaves the wide registers' upper halves in use, and on Intel every
 // scalar instruction after that waits for the one before: 60 times slower.
 template <class Kernel>
-__attribute__((target("avx512f"), noinline)) void run_avx512(const Kernel& kernel) {
+TINYSCALE_AVX512 __attribute__((noinline)) void run_avx512(const Kernel& kernel) {
   kernel.template run<Lanes16>();
   __builtin_ia32_vzeroupper();
 }
 
 template <class Kernel>
-__attribute__((target("avx2,fma"), noinline)) void run_avx2(const Kernel& kernel) {
+TINYSCALE_AVX2 __attribute__((noinline)) void run_avx2(const Kernel& kernel) {
   kernel.template run<Lanes8>();
   __builtin_ia32_vzeroupper();
 }
 #endif
+
+template <class Kernel>
+TINYSCALE_OPTIMIZED void run_portable(const Kernel& kernel) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  kernel.template run<Lanes4>();
+#else
+  kernel.template run<Lanes1>();
+#endif
+}
 
 template <class Kernel>
 void run_on_lanes(const Kernel& kernel) {
@@ -9000,11 +9023,7 @@ void run_on_lanes(const Kernel& kernel) {
     return;
   }
 #endif
-#if TINYSCALE_VECTOR_EXTENSIONS
-  kernel.template run<Lanes4>();
-#else
-  kernel.template run<Lanes1>();
-#endif
+  run_portable(kernel);
 }
 
 // From inside a kernel on L: calls another kernel as a function of its own, with its own registers.
@@ -9060,13 +9079,9 @@ TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
 // Every lane x. g++ builds `x - V{}` lane by lane when it meets it outside a target function, which
 // every inlined template is; so each width has its own function with the attribute, inlined late.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void broadcast_16(float x, Lanes16::V& v) {
-  v = x - Lanes16::V{};
-}
+TINYSCALE_AVX512 inline void broadcast_16(float x, Lanes16::V& v) { v = x - Lanes16::V{}; }
 
-__attribute__((target("avx2,fma"))) inline void broadcast_8(float x, Lanes8::V& v) {
-  v = x - Lanes8::V{};
-}
+TINYSCALE_AVX2 inline void broadcast_8(float x, Lanes8::V& v) { v = x - Lanes8::V{}; }
 #endif
 
 template <class L>
@@ -9085,10 +9100,10 @@ TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
 
 // Every lane the same 32 bits.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void broadcast_word(std::int32_t word, Lanes16::I& v) {
+TINYSCALE_AVX512 inline void broadcast_word(std::int32_t word, Lanes16::I& v) {
   v = word - Lanes16::I{};
 }
-__attribute__((target("avx2,fma"))) inline void broadcast_word(std::int32_t word, Lanes8::I& v) {
+TINYSCALE_AVX2 inline void broadcast_word(std::int32_t word, Lanes8::I& v) {
   v = word - Lanes8::I{};
 }
 #endif
@@ -9107,18 +9122,15 @@ TINYSCALE_INLINE void lane_numbers(typename L::I& v) {
 
 // The first count < width lanes, by the masks of each instruction set: nothing beyond is touched.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void load_part_16(const float* from, std::int64_t count,
-                                                            Lanes16::V& v) {
+TINYSCALE_AVX512 inline void load_part_16(const float* from, std::int64_t count, Lanes16::V& v) {
   v = __builtin_ia32_loadups512_mask(from, v, static_cast<unsigned short>((1 << count) - 1));
 }
 
-__attribute__((target("avx512f"))) inline void store_part_16(float* to, std::int64_t count,
-                                                             const Lanes16::V& v) {
+TINYSCALE_AVX512 inline void store_part_16(float* to, std::int64_t count, const Lanes16::V& v) {
   __builtin_ia32_storeups512_mask(to, v, static_cast<unsigned short>((1 << count) - 1));
 }
 
-__attribute__((target("avx2,fma"))) inline void load_part_8(const float* from, std::int64_t count,
-                                                            Lanes8::V& v) {
+TINYSCALE_AVX2 inline void load_part_8(const float* from, std::int64_t count, Lanes8::V& v) {
   Lanes8::I lanes;
   lane_numbers<Lanes8>(lanes);
   const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
@@ -9127,8 +9139,7 @@ __attribute__((target("avx2,fma"))) inline void load_part_8(const float* from, s
   v = mask ? found : v;
 }
 
-__attribute__((target("avx2,fma"))) inline void store_part_8(float* to, std::int64_t count,
-                                                             const Lanes8::V& v) {
+TINYSCALE_AVX2 inline void store_part_8(float* to, std::int64_t count, const Lanes8::V& v) {
   Lanes8::I lanes;
   lane_numbers<Lanes8>(lanes);
   const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
@@ -9253,13 +9264,11 @@ TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
 // The larger and the smaller of a and b, a where either is NaN: one instruction, which g++ does not
 // find where b is a constant.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-__attribute__((target("avx512f"))) inline void max_16(const Lanes16::V& a, const Lanes16::V& b,
-                                                      Lanes16::V& y) {
+TINYSCALE_AVX512 inline void max_16(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
   y = __builtin_ia32_maxps512_mask(b, a, a, -1, 4);
 }
 
-__attribute__((target("avx512f"))) inline void min_16(const Lanes16::V& a, const Lanes16::V& b,
-                                                      Lanes16::V& y) {
+TINYSCALE_AVX512 inline void min_16(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
   y = __builtin_ia32_minps512_mask(b, a, a, -1, 4);
 }
 #endif
@@ -9343,8 +9352,8 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
-inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
-                      std::int64_t from_row, float* to, std::int64_t to_row) {
+TINYSCALE_OPTIMIZED inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
+                                          std::int64_t from_row, float* to, std::int64_t to_row) {
   std::int64_t i = 0;
 #if TINYSCALE_SHUFFLE
   typedef Lanes4::V V;
@@ -9643,10 +9652,10 @@ TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
   __builtin_nontemporal_store(v, reinterpret_cast<V*>(to));
 }
 #else
-__attribute__((target("avx512f"))) inline void store_past_caches(float* to, const Lanes16::V& v) {
+TINYSCALE_AVX512 inline void store_past_caches(float* to, const Lanes16::V& v) {
   __builtin_ia32_movntps512(to, v);
 }
-__attribute__((target("avx2,fma"))) inline void store_past_caches(float* to, const Lanes8::V& v) {
+TINYSCALE_AVX2 inline void store_past_caches(float* to, const Lanes8::V& v) {
   __builtin_ia32_movntps256(to, v);
 }
 __attribute__((target("sse"))) inline void store_past_caches(float* to, const Lanes4::V& v) {
@@ -10701,8 +10710,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // 16 numbers from low and 16 from high, rounded to bf16, in the lower and upper half of `out`.
-__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
-                                                             Lanes16::I& out) {
+TINYSCALE_AVX512 inline void round_by_unit(const float* low, const float* high, Lanes16::I& out) {
   const Lanes16::V a = *reinterpret_cast<const Lanes16::Loose*>(low);
   const Lanes16::V b = *reinterpret_cast<const Lanes16::Loose*>(high);
   Lanes16::I both;
@@ -10711,50 +10719,43 @@ __attribute__((target("avx512f"))) inline void round_by_unit(const float* low, c
 }
 
 // sum += the two products of each word of bf16.
-__attribute__((target("avx512f"))) inline void dot_bf16_pairs(const Lanes16::I& a,
-                                                              const Lanes16::I& b,
-                                                              Lanes16::V& sum) {
+TINYSCALE_AVX512 inline void dot_bf16_pairs(const Lanes16::I& a, const Lanes16::I& b,
+                                            Lanes16::V& sum) {
   Lanes16::V s = sum;
   asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
   sum = s;
 }
 
 // sum += the four products of each word, a of int8, b of uint8.
-__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
-                                                        Lanes16::I& sum) {
+TINYSCALE_AVX512 inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b, Lanes16::I& sum) {
   Lanes16::I s = sum;
   asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
   sum = s;
 }
-__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
-                                                         Lanes8::I& sum) {
+TINYSCALE_AVX2 inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
   Lanes8::I s = sum;
   asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
   sum = s;
 }
 // f16 to f32; every processor with VNNI can.
-__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                              Lanes16::V& x) {
+TINYSCALE_AVX512 inline void halves_by_unit(const std::uint16_t* from, Lanes16::V& x) {
   Lanes16::V y;
   asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
   x = y;
 }
-__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                               Lanes8::V& x) {
+TINYSCALE_AVX2 inline void halves_by_unit(const std::uint16_t* from, Lanes8::V& x) {
   Lanes8::V y;
   asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
   x = y;
 }
 
 // 16 words as bytes: their lowest 8 bits.
-__attribute__((target("avx512f"))) inline void bytes_by_unit(const Lanes16::I& words,
-                                                             std::int8_t* to) {
+TINYSCALE_AVX512 inline void bytes_by_unit(const Lanes16::I& words, std::int8_t* to) {
   typedef std::int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
   asm("vpmovdb %1, %0" : "=m"(*reinterpret_cast<Bytes*>(to)) : "v"(words));
 }
 // 16 numbers of 16 bits as words: what g++ makes of it are two halves, put together.
-__attribute__((target("avx512f"))) inline void words_by_unit(const std::uint8_t* from,
-                                                             Lanes16::I& words) {
+TINYSCALE_AVX512 inline void words_by_unit(const std::uint8_t* from, Lanes16::I& words) {
   typedef std::uint16_t Shorts __attribute__((vector_size(32), aligned(1), may_alias));
   Lanes16::I out;
   asm("vpmovzxwd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));
@@ -10824,8 +10825,7 @@ struct WideF32 {
 
 // width numbers of 16 bits as words; a function of each width, as broadcast is.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void shorts_16(const std::uint8_t* from,
-                                                         Lanes16::I& words) {
+TINYSCALE_AVX512 inline void shorts_16(const std::uint8_t* from, Lanes16::I& words) {
 #if TINYSCALE_X86_UNITS
   words_by_unit(from, words);
 #else
@@ -10834,8 +10834,7 @@ __attribute__((target("avx512f"))) inline void shorts_16(const std::uint8_t* fro
   words = __builtin_convertvector(shorts, Lanes16::I);
 #endif
 }
-__attribute__((target("avx2,fma"))) inline void shorts_8(const std::uint8_t* from,
-                                                         Lanes8::I& words) {
+TINYSCALE_AVX2 inline void shorts_8(const std::uint8_t* from, Lanes8::I& words) {
   Lanes8::Shorts shorts;
   std::memcpy(&shorts, from, sizeof(shorts));
   words = __builtin_convertvector(shorts, Lanes8::I);
@@ -12793,7 +12792,6 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
 namespace detail {
 
 #if TINYSCALE_X86_UNITS
-#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f")))
 struct DotBf16 {
   static constexpr int width = 16, rows = 6, vectors = 4;
   static constexpr bool integer = false;
@@ -12802,22 +12800,21 @@ struct DotBf16 {
   typedef Lanes16::I Words;
   typedef float Scalar;
 
-  TINYSCALE_BF16_TARGET static inline void load(const std::uint32_t* from, Words& w) {
+  TINYSCALE_AVX512 static inline void load(const std::uint32_t* from, Words& w) {
     w = *reinterpret_cast<const Lanes16::LooseI*>(from);
   }
-  TINYSCALE_BF16_TARGET static inline void broadcast(std::uint32_t word, Words& w) {
+  TINYSCALE_AVX512 static inline void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
-  TINYSCALE_BF16_TARGET static inline void dot(const Words& a, const Words& b, Sum& sum) {
+  TINYSCALE_AVX512 static inline void dot(const Words& a, const Words& b, Sum& sum) {
     dot_bf16_pairs(a, b, sum);
   }
 };
 
-TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
+TINYSCALE_AVX512 inline void run_dot_bf16(const WordTask& task) {
   WordTiles<DotBf16>{task}.run();
   __builtin_ia32_vzeroupper();
 }
-#undef TINYSCALE_BF16_TARGET
 #endif
 
 // The two bf16 numbers of a word, as f32.
@@ -13109,8 +13106,7 @@ namespace detail {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
 typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
-__attribute__((target("avx2,fma"))) inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b,
-                                                            Lanes8::I& sum) {
+TINYSCALE_AVX2 inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
   Shorts16 left, right;
   std::memcpy(&left, &a, sizeof(a));
   std::memcpy(&right, &b, sizeof(b));
@@ -13214,11 +13210,7 @@ void run_on_int8(const Kernel& kernel) {
     return;
   }
 #endif
-#if TINYSCALE_VECTOR_EXTENSIONS
-  OnInt8<Kernel, Int8Dot::widened>{kernel}.template run<Lanes4>();
-#else
-  OnInt8<Kernel, Int8Dot::widened>{kernel}.template run<Lanes1>();
-#endif
+  run_portable(OnInt8<Kernel, Int8Dot::widened>{kernel});
 }
 
 struct Int8Tiles {
@@ -17957,8 +17949,8 @@ namespace detail {
 
 // y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
 template <bool add>
-void rope_token(const kernels::RopeShape& s, const float* cos, const float* sin, const float* x,
-                float* y) {
+TINYSCALE_OPTIMIZED void rope_token(const kernels::RopeShape& s, const float* cos, const float* sin,
+                                    const float* x, float* y) {
   const std::int64_t half = s.head_size / 2;
   const bool interleaved = s.pairs == RopePairs::interleaved;
   for (std::int64_t h = 0; h < s.heads; ++h) {
@@ -19519,14 +19511,14 @@ namespace detail {
 
 // Exactly rounded, NaN below 0. clang and g++ name the instruction differently.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
+TINYSCALE_AVX512 inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
 #if defined(__clang__)
   y = __builtin_ia32_sqrtps512(x, 4);
 #else
   y = __builtin_ia32_sqrtps512_mask(x, x, -1, 4);
 #endif
 }
-__attribute__((target("avx2,fma"))) inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
+TINYSCALE_AVX2 inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
   y = __builtin_ia32_sqrtps256(x);
 }
 #endif

@@ -13,18 +13,21 @@
 namespace tinyscale {
 
 // Four random words from a counter and a key, by ten rounds of multiply and exchange.
-inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
-                                               std::array<std::uint32_t, 2> key) {
+TINYSCALE_OPTIMIZED inline std::array<std::uint32_t, 4> philox4x32(
+    std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
+  std::uint32_t a = counter[0], b = counter[1], c = counter[2], d = counter[3];
+  std::uint32_t left = key[0], right = key[1];
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * counter[0];
-    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * counter[2];
-    counter = {
-        static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(p1),
-        static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(p0)};
-    key[0] += 0x9E3779B9U;  // golden ratio
-    key[1] += 0xBB67AE85U;  // sqrt(3) - 1
+    const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * a;
+    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * c;
+    a = static_cast<std::uint32_t>(p1 >> 32) ^ b ^ left;
+    b = static_cast<std::uint32_t>(p1);
+    c = static_cast<std::uint32_t>(p0 >> 32) ^ d ^ right;
+    d = static_cast<std::uint32_t>(p0);
+    left += 0x9E3779B9U;   // golden ratio
+    right += 0xBB67AE85U;  // sqrt(3) - 1
   }
-  return counter;
+  return {a, b, c, d};
 }
 
 namespace detail {

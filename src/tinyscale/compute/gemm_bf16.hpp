@@ -45,7 +45,6 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
 namespace detail {
 
 #if TINYSCALE_X86_UNITS
-#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f")))
 struct DotBf16 {
   static constexpr int width = 16, rows = 6, vectors = 4;
   static constexpr bool integer = false;
@@ -54,22 +53,21 @@ struct DotBf16 {
   typedef Lanes16::I Words;
   typedef float Scalar;
 
-  TINYSCALE_BF16_TARGET static inline void load(const std::uint32_t* from, Words& w) {
+  TINYSCALE_AVX512 static inline void load(const std::uint32_t* from, Words& w) {
     w = *reinterpret_cast<const Lanes16::LooseI*>(from);
   }
-  TINYSCALE_BF16_TARGET static inline void broadcast(std::uint32_t word, Words& w) {
+  TINYSCALE_AVX512 static inline void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
-  TINYSCALE_BF16_TARGET static inline void dot(const Words& a, const Words& b, Sum& sum) {
+  TINYSCALE_AVX512 static inline void dot(const Words& a, const Words& b, Sum& sum) {
     dot_bf16_pairs(a, b, sum);
   }
 };
 
-TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
+TINYSCALE_AVX512 inline void run_dot_bf16(const WordTask& task) {
   WordTiles<DotBf16>{task}.run();
   __builtin_ia32_vzeroupper();
 }
-#undef TINYSCALE_BF16_TARGET
 #endif
 
 // The two bf16 numbers of a word, as f32.

@@ -43,8 +43,7 @@ namespace detail {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
 typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
-__attribute__((target("avx2,fma"))) inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b,
-                                                            Lanes8::I& sum) {
+TINYSCALE_AVX2 inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
   Shorts16 left, right;
   std::memcpy(&left, &a, sizeof(a));
   std::memcpy(&right, &b, sizeof(b));
@@ -148,11 +147,7 @@ void run_on_int8(const Kernel& kernel) {
     return;
   }
 #endif
-#if TINYSCALE_VECTOR_EXTENSIONS
-  OnInt8<Kernel, Int8Dot::widened>{kernel}.template run<Lanes4>();
-#else
-  OnInt8<Kernel, Int8Dot::widened>{kernel}.template run<Lanes1>();
-#endif
+  run_portable(OnInt8<Kernel, Int8Dot::widened>{kernel});
 }
 
 struct Int8Tiles {

@@ -117,17 +117,26 @@ class PathScope {
 // vzeroupper: below -O2 g++ leaves the wide registers' upper halves in use, and on Intel every
 // scalar instruction after that waits for the one before: 60 times slower.
 template <class Kernel>
-__attribute__((target("avx512f"), noinline)) void run_avx512(const Kernel& kernel) {
+TINYSCALE_AVX512 __attribute__((noinline)) void run_avx512(const Kernel& kernel) {
   kernel.template run<Lanes16>();
   __builtin_ia32_vzeroupper();
 }
 
 template <class Kernel>
-__attribute__((target("avx2,fma"), noinline)) void run_avx2(const Kernel& kernel) {
+TINYSCALE_AVX2 __attribute__((noinline)) void run_avx2(const Kernel& kernel) {
   kernel.template run<Lanes8>();
   __builtin_ia32_vzeroupper();
 }
 #endif
+
+template <class Kernel>
+TINYSCALE_OPTIMIZED void run_portable(const Kernel& kernel) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  kernel.template run<Lanes4>();
+#else
+  kernel.template run<Lanes1>();
+#endif
+}
 
 template <class Kernel>
 void run_on_lanes(const Kernel& kernel) {
@@ -142,11 +151,7 @@ void run_on_lanes(const Kernel& kernel) {
     return;
   }
 #endif
-#if TINYSCALE_VECTOR_EXTENSIONS
-  kernel.template run<Lanes4>();
-#else
-  kernel.template run<Lanes1>();
-#endif
+  run_portable(kernel);
 }
 
 // From inside a kernel on L: calls another kernel as a function of its own, with its own registers.
@@ -202,13 +207,9 @@ TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
 // Every lane x. g++ builds `x - V{}` lane by lane when it meets it outside a target function, which
 // every inlined template is; so each width has its own function with the attribute, inlined late.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void broadcast_16(float x, Lanes16::V& v) {
-  v = x - Lanes16::V{};
-}
+TINYSCALE_AVX512 inline void broadcast_16(float x, Lanes16::V& v) { v = x - Lanes16::V{}; }
 
-__attribute__((target("avx2,fma"))) inline void broadcast_8(float x, Lanes8::V& v) {
-  v = x - Lanes8::V{};
-}
+TINYSCALE_AVX2 inline void broadcast_8(float x, Lanes8::V& v) { v = x - Lanes8::V{}; }
 #endif
 
 template <class L>
@@ -227,10 +228,10 @@ TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
 
 // Every lane the same 32 bits.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void broadcast_word(std::int32_t word, Lanes16::I& v) {
+TINYSCALE_AVX512 inline void broadcast_word(std::int32_t word, Lanes16::I& v) {
   v = word - Lanes16::I{};
 }
-__attribute__((target("avx2,fma"))) inline void broadcast_word(std::int32_t word, Lanes8::I& v) {
+TINYSCALE_AVX2 inline void broadcast_word(std::int32_t word, Lanes8::I& v) {
   v = word - Lanes8::I{};
 }
 #endif
@@ -249,18 +250,15 @@ TINYSCALE_INLINE void lane_numbers(typename L::I& v) {
 
 // The first count < width lanes, by the masks of each instruction set: nothing beyond is touched.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void load_part_16(const float* from, std::int64_t count,
-                                                            Lanes16::V& v) {
+TINYSCALE_AVX512 inline void load_part_16(const float* from, std::int64_t count, Lanes16::V& v) {
   v = __builtin_ia32_loadups512_mask(from, v, static_cast<unsigned short>((1 << count) - 1));
 }
 
-__attribute__((target("avx512f"))) inline void store_part_16(float* to, std::int64_t count,
-                                                             const Lanes16::V& v) {
+TINYSCALE_AVX512 inline void store_part_16(float* to, std::int64_t count, const Lanes16::V& v) {
   __builtin_ia32_storeups512_mask(to, v, static_cast<unsigned short>((1 << count) - 1));
 }
 
-__attribute__((target("avx2,fma"))) inline void load_part_8(const float* from, std::int64_t count,
-                                                            Lanes8::V& v) {
+TINYSCALE_AVX2 inline void load_part_8(const float* from, std::int64_t count, Lanes8::V& v) {
   Lanes8::I lanes;
   lane_numbers<Lanes8>(lanes);
   const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
@@ -269,8 +267,7 @@ __attribute__((target("avx2,fma"))) inline void load_part_8(const float* from, s
   v = mask ? found : v;
 }
 
-__attribute__((target("avx2,fma"))) inline void store_part_8(float* to, std::int64_t count,
-                                                             const Lanes8::V& v) {
+TINYSCALE_AVX2 inline void store_part_8(float* to, std::int64_t count, const Lanes8::V& v) {
   Lanes8::I lanes;
   lane_numbers<Lanes8>(lanes);
   const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
@@ -395,13 +392,11 @@ TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
 // The larger and the smaller of a and b, a where either is NaN: one instruction, which g++ does not
 // find where b is a constant.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-__attribute__((target("avx512f"))) inline void max_16(const Lanes16::V& a, const Lanes16::V& b,
-                                                      Lanes16::V& y) {
+TINYSCALE_AVX512 inline void max_16(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
   y = __builtin_ia32_maxps512_mask(b, a, a, -1, 4);
 }
 
-__attribute__((target("avx512f"))) inline void min_16(const Lanes16::V& a, const Lanes16::V& b,
-                                                      Lanes16::V& y) {
+TINYSCALE_AVX512 inline void min_16(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
   y = __builtin_ia32_minps512_mask(b, a, a, -1, 4);
 }
 #endif

@@ -21,10 +21,10 @@ TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
   __builtin_nontemporal_store(v, reinterpret_cast<V*>(to));
 }
 #else
-__attribute__((target("avx512f"))) inline void store_past_caches(float* to, const Lanes16::V& v) {
+TINYSCALE_AVX512 inline void store_past_caches(float* to, const Lanes16::V& v) {
   __builtin_ia32_movntps512(to, v);
 }
-__attribute__((target("avx2,fma"))) inline void store_past_caches(float* to, const Lanes8::V& v) {
+TINYSCALE_AVX2 inline void store_past_caches(float* to, const Lanes8::V& v) {
   __builtin_ia32_movntps256(to, v);
 }
 __attribute__((target("sse"))) inline void store_past_caches(float* to, const Lanes4::V& v) {

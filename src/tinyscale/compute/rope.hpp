@@ -75,8 +75,8 @@ namespace detail {
 
 // y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
 template <bool add>
-void rope_token(const kernels::RopeShape& s, const float* cos, const float* sin, const float* x,
-                float* y) {
+TINYSCALE_OPTIMIZED void rope_token(const kernels::RopeShape& s, const float* cos, const float* sin,
+                                    const float* x, float* y) {
   const std::int64_t half = s.head_size / 2;
   const bool interleaved = s.pairs == RopePairs::interleaved;
   for (std::int64_t h = 0; h < s.heads; ++h) {

@@ -33,8 +33,7 @@ struct WideF32 {
 
 // width numbers of 16 bits as words; a function of each width, as broadcast is.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void shorts_16(const std::uint8_t* from,
-                                                         Lanes16::I& words) {
+TINYSCALE_AVX512 inline void shorts_16(const std::uint8_t* from, Lanes16::I& words) {
 #if TINYSCALE_X86_UNITS
   words_by_unit(from, words);
 #else
@@ -43,8 +42,7 @@ __attribute__((target("avx512f"))) inline void shorts_16(const std::uint8_t* fro
   words = __builtin_convertvector(shorts, Lanes16::I);
 #endif
 }
-__attribute__((target("avx2,fma"))) inline void shorts_8(const std::uint8_t* from,
-                                                         Lanes8::I& words) {
+TINYSCALE_AVX2 inline void shorts_8(const std::uint8_t* from, Lanes8::I& words) {
   Lanes8::Shorts shorts;
   std::memcpy(&shorts, from, sizeof(shorts));
   words = __builtin_convertvector(shorts, Lanes8::I);

@@ -10,8 +10,8 @@ namespace tinyscale {
 namespace detail {
 
 // to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
-inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
-                      std::int64_t from_row, float* to, std::int64_t to_row) {
+TINYSCALE_OPTIMIZED inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
+                                          std::int64_t from_row, float* to, std::int64_t to_row) {
   std::int64_t i = 0;
 #if TINYSCALE_SHUFFLE
   typedef Lanes4::V V;

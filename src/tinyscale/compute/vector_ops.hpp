@@ -20,14 +20,14 @@ namespace detail {
 
 // Exactly rounded, NaN below 0. clang and g++ name the instruction differently.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-__attribute__((target("avx512f"))) inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
+TINYSCALE_AVX512 inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
 #if defined(__clang__)
   y = __builtin_ia32_sqrtps512(x, 4);
 #else
   y = __builtin_ia32_sqrtps512_mask(x, x, -1, 4);
 #endif
 }
-__attribute__((target("avx2,fma"))) inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
+TINYSCALE_AVX2 inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
   y = __builtin_ia32_sqrtps256(x);
 }
 #endif

@@ -13,8 +13,7 @@ namespace tinyscale {
 namespace detail {
 
 // 16 numbers from low and 16 from high, rounded to bf16, in the lower and upper half of `out`.
-__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
-                                                             Lanes16::I& out) {
+TINYSCALE_AVX512 inline void round_by_unit(const float* low, const float* high, Lanes16::I& out) {
   const Lanes16::V a = *reinterpret_cast<const Lanes16::Loose*>(low);
   const Lanes16::V b = *reinterpret_cast<const Lanes16::Loose*>(high);
   Lanes16::I both;
@@ -23,50 +22,43 @@ __attribute__((target("avx512f"))) inline void round_by_unit(const float* low, c
 }
 
 // sum += the two products of each word of bf16.
-__attribute__((target("avx512f"))) inline void dot_bf16_pairs(const Lanes16::I& a,
-                                                              const Lanes16::I& b,
-                                                              Lanes16::V& sum) {
+TINYSCALE_AVX512 inline void dot_bf16_pairs(const Lanes16::I& a, const Lanes16::I& b,
+                                            Lanes16::V& sum) {
   Lanes16::V s = sum;
   asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
   sum = s;
 }
 
 // sum += the four products of each word, a of int8, b of uint8.
-__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
-                                                        Lanes16::I& sum) {
+TINYSCALE_AVX512 inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b, Lanes16::I& sum) {
   Lanes16::I s = sum;
   asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
   sum = s;
 }
-__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
-                                                         Lanes8::I& sum) {
+TINYSCALE_AVX2 inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
   Lanes8::I s = sum;
   asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
   sum = s;
 }
 // f16 to f32; every processor with VNNI can.
-__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                              Lanes16::V& x) {
+TINYSCALE_AVX512 inline void halves_by_unit(const std::uint16_t* from, Lanes16::V& x) {
   Lanes16::V y;
   asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
   x = y;
 }
-__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                               Lanes8::V& x) {
+TINYSCALE_AVX2 inline void halves_by_unit(const std::uint16_t* from, Lanes8::V& x) {
   Lanes8::V y;
   asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
   x = y;
 }
 
 // 16 words as bytes: their lowest 8 bits.
-__attribute__((target("avx512f"))) inline void bytes_by_unit(const Lanes16::I& words,
-                                                             std::int8_t* to) {
+TINYSCALE_AVX512 inline void bytes_by_unit(const Lanes16::I& words, std::int8_t* to) {
   typedef std::int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
   asm("vpmovdb %1, %0" : "=m"(*reinterpret_cast<Bytes*>(to)) : "v"(words));
 }
 // 16 numbers of 16 bits as words: what g++ makes of it are two halves, put together.
-__attribute__((target("avx512f"))) inline void words_by_unit(const std::uint8_t* from,
-                                                             Lanes16::I& words) {
+TINYSCALE_AVX512 inline void words_by_unit(const std::uint8_t* from, Lanes16::I& words) {
   typedef std::uint16_t Shorts __attribute__((vector_size(32), aligned(1), may_alias));
   Lanes16::I out;
   asm("vpmovzxwd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));

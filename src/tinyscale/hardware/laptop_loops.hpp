@@ -77,45 +77,44 @@ TINYSCALE_LOOP_BODY float read_body(const float* data, std::int64_t count) {
 }
 
 // volatile: else the compiler may take the number out of a wide register after the clearing.
-#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE, CLEAR)                \
-  ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
-    const volatile float sum = fma_body<VECTOR>(turns, x, y);                 \
-    CLEAR;                                                                    \
-    return sum;                                                               \
-  }                                                                           \
-  ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
-    const volatile float sum = read_body<VECTOR>(data, count);                \
-    CLEAR;                                                                    \
-    return sum;                                                               \
+#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE, CLEAR)                                    \
+  TINYSCALE_OPTIMIZED ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
+    const volatile float sum = fma_body<VECTOR>(turns, x, y);                                     \
+    CLEAR;                                                                                        \
+    return sum;                                                                                   \
+  }                                                                                               \
+  TINYSCALE_OPTIMIZED ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
+    const volatile float sum = read_body<VECTOR>(data, count);                                    \
+    CLEAR;                                                                                        \
+    return sum;                                                                                   \
   }
 
 TINYSCALE_LAPTOP_LOOPS(portable, LoopVector4, , )
 #if TINYSCALE_X86
-TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, __attribute__((target("avx2,fma"))),
-                       __builtin_ia32_vzeroupper())
-TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))),
-                       __builtin_ia32_vzeroupper())
+TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, TINYSCALE_AVX2, __builtin_ia32_vzeroupper())
+TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, TINYSCALE_AVX512, __builtin_ia32_vzeroupper())
 #endif
 #undef TINYSCALE_LAPTOP_LOOPS
 
 #if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
 // Dot products of short numbers into 32-bit sums, of zeros: the rate is that of any numbers.
-#define TINYSCALE_DOT_LOOP(NAME, TARGET, BYTES, REGISTERS, INSTRUCTION)                 \
-  __attribute__((target(TARGET))) inline float NAME(std::int64_t turns, float, float) { \
-    typedef int V __attribute__((vector_size(BYTES)));                                  \
-    const V a = {}, b = {};                                                             \
-    V sums[kLoopSums] = {};                                                             \
-    for (std::int64_t turn = 0; turn < turns; ++turn) {                                 \
-      TINYSCALE_LOOP_UNROLL                                                             \
-      for (int i = 0; i < kLoopSums; ++i) {                                             \
-        asm volatile(INSTRUCTION " %2, %1, %0"                                          \
-                     : "+" REGISTERS(sums[i])                                           \
-                     : REGISTERS(a), REGISTERS(b));                                     \
-      }                                                                                 \
-    }                                                                                   \
-    const volatile int sum = sums[0][0] + sums[kLoopSums - 1][0];                       \
-    __builtin_ia32_vzeroupper();                                                        \
-    return static_cast<float>(sum);                                                     \
+#define TINYSCALE_DOT_LOOP(NAME, TARGET, BYTES, REGISTERS, INSTRUCTION)                            \
+  TINYSCALE_OPTIMIZED __attribute__((target(TARGET))) inline float NAME(std::int64_t turns, float, \
+                                                                        float) {                   \
+    typedef int V __attribute__((vector_size(BYTES)));                                             \
+    const V a = {}, b = {};                                                                        \
+    V sums[kLoopSums] = {};                                                                        \
+    for (std::int64_t turn = 0; turn < turns; ++turn) {                                            \
+      TINYSCALE_LOOP_UNROLL                                                                        \
+      for (int i = 0; i < kLoopSums; ++i) {                                                        \
+        asm volatile(INSTRUCTION " %2, %1, %0"                                                     \
+                     : "+" REGISTERS(sums[i])                                                      \
+                     : REGISTERS(a), REGISTERS(b));                                                \
+      }                                                                                            \
+    }                                                                                              \
+    const volatile int sum = sums[0][0] + sums[kLoopSums - 1][0];                                  \
+    __builtin_ia32_vzeroupper();                                                                   \
+    return static_cast<float>(sum);                                                                \
   }
 
 TINYSCALE_DOT_LOOP(dot_bf16_512, "avx512f,avx512bf16", 64, "v", "vdpbf16ps")
@@ -126,7 +125,7 @@ TINYSCALE_DOT_LOOP(dot_int8_256, "avx2,avxvnni", 32, "x", "%{vex%} vpdpbusd")
 #undef TINYSCALE_LOOP_BODY
 #undef TINYSCALE_LOOP_UNROLL
 #else
-inline float fma_portable(std::int64_t turns, float x, float y) {
+TINYSCALE_OPTIMIZED inline float fma_portable(std::int64_t turns, float x, float y) {
   float sums[4 * kLoopSums] = {};
   for (std::int64_t turn = 0; turn < turns; ++turn) {
     for (float& sum : sums) {
