@@ -38,6 +38,7 @@ grep -qw avx512f /proc/cpuinfo 2> /dev/null && paths="$paths avx512"
 [ "$(uname -m)" = aarch64 ] && paths="$paths neon"
 
 step "g++ -O2, every test whole" env TINYSCALE_LONG_TESTS=1 make --no-print-directory test BUILD=build/long/joined CXX=g++ TESTFLAGS=-O2
+step "g++ without -O" make --no-print-directory test BUILD=build/long/plain CXX=g++ TESTFLAGS=-D_GLIBCXX_ASSERTIONS
 step "topics, every inline function" bash tools/check_topics.sh g++ link
 step "whole header in some tests" make --no-print-directory test BUILD=build/long/whole CXX=g++ HEADER_ONLY=1 INCLUDE=-I. \
   TESTFLAGS=-O2 TESTS='tests/tensor_test.cpp tests/mesh_test.cpp tests/train_report_test.cpp'
