@@ -307,6 +307,7 @@
 #include "tinyscale/model/llama2c.hpp"
 #include "tinyscale/model/safetensors.hpp"
 #include "tinyscale/model/sentencepiece.hpp"
+#include "tinyscale/model/unicode_normal.hpp"
 #include "tinyscale/model/hugging_face_tokenizer.hpp"
 #include "tinyscale/model/tokenizer_files.hpp"
 #include "tinyscale/model/tokenizer_json.hpp"

@@ -187,7 +187,7 @@ inline bool is_utf8(const std::string& text) {
 }
 
 // The UTF-8 bytes of a code point, at the end of `out`.
-inline void append_utf8(std::string& out, std::uint32_t code) {
+[[gnu::noinline]] inline void append_utf8(std::string& out, std::uint32_t code) {
   const auto tail = [&out, code](int shift) {
     out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU));
   };

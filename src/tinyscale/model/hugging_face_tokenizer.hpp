@@ -1,8 +1,7 @@
 #pragma once
 // Hugging Face's tokenizer.json, of BPE: byte-level ones (GPT-2, Llama 3, Qwen 2, SmolLM) by the
 // pattern that cuts their texts, SentencePiece's (Llama 2, Mistral) by what they do with spaces.
-// What would rewrite or cut a text otherwise is refused. NFC, which Qwen's files ask for, is passed
-// over: a text in that form, as nearly all are, gives the same tokens, and any other comes back.
+// What would rewrite or cut a text otherwise than to NFC (Qwen, GPT-NeoX) or NFD is refused.
 
 #include <cstddef>  // size_t
 #include <cstdint>  // int64_t
@@ -15,6 +14,7 @@
 #include "tinyscale/model/make_tokenizer.hpp"
 #include "tinyscale/model/read_text.hpp"
 #include "tinyscale/model/safetensors.hpp"
+#include "tinyscale/model/unicode_normal.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -111,8 +111,10 @@ inline void fill_added(TokenizerData& data, const Json* added, std::size_t limit
             "\" stands for whole words alone; single_word false is right"});
     }
     place_token(data, *id, content, static_cast<std::int32_t>(type), limit, who);
-    const int spaces =
-        (json_true(token, "lstrip", false) ? 1 : 0) + (json_true(token, "rstrip", false) ? 2 : 0);
+    const bool late = data.normalize != nullptr &&
+                      json_true(token, "normalized", type == TokenType::user_defined);
+    const int spaces = (json_true(token, "lstrip", false) ? 1 : 0) +
+                       (json_true(token, "rstrip", false) ? 2 : 0) + (late ? 4 : 0);
     if (spaces > 0) {
       data.spaces.resize(data.tokens.size());
       data.spaces[static_cast<std::size_t>(json_whole(*id, who))] = spaces;
@@ -128,6 +130,24 @@ inline std::int64_t find_token(const TokenizerData& data, const std::string& tex
     }
   }
   return -1;
+}
+
+// Null when no normal form has the name.
+inline Normalizer find_normalizer(const std::string& name) {
+  return name == "NFC" ? nfc : name == "NFD" ? nfd : nullptr;
+}
+
+// Takes those of the normalizer's steps that are normal forms, of several the last; the others.
+inline List<const Json*> read_normal_forms(TokenizerData& data, const Json& json) {
+  List<const Json*> others;
+  for (const Json* step : steps_of(json, "normalizer", "normalizers")) {
+    const Normalizer normalize = find_normalizer(json_text(step, "type"));
+    data.normalize = normalize != nullptr ? normalize : data.normalize;
+    if (normalize == nullptr) {
+      others.push_back(step);
+    }
+  }
+  return others;
 }
 
 // The pattern of a pre-tokenizer, as files write it.
@@ -298,17 +318,15 @@ inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std
   const std::string who = detail::cat({"read_hugging_face_tokenizer: \"", name, "\": "});
   const Json json = detail::parse_named(text, who);
   TokenizerData data;
+  const List<const Json*> normalizers = detail::read_normal_forms(data, json);
   const Json& model = detail::read_model(data, json, who);
   const List<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
-  const List<const Json*> normalizers = detail::steps_of(json, "normalizer", "normalizers");
   if (!steps.empty() && detail::json_text(steps.back(), "type") == "ByteLevel") {
     data.kind = TokenizerKind::byte_pairs;
     detail::read_byte_level(data, steps, who);
-    for (const Json* step : normalizers) {
-      if (detail::json_text(step, "type") != "NFC") {
-        detail::fail({who, "its normalizer has the step ", detail::json_text(step, "type"),
-                      "; NFC or none is right"});
-      }
+    if (!normalizers.empty()) {
+      detail::fail({who, "its normalizer has the step ", detail::json_text(normalizers[0], "type"),
+                    "; NFC, NFD or none is right"});
     }
   } else {
     data.kind = TokenizerKind::merged_pieces;

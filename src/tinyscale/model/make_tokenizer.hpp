@@ -50,8 +50,8 @@ inline void check_tokenizer(const TokenizerData& data, const std::string& who) {
     fail({who, n, " tokens and ", data.spaces.size(), " spaces; one for each, or none, is right"});
   }
   for (std::size_t i = 0; i < data.spaces.size(); ++i) {
-    if (data.spaces[i] < 0 || data.spaces[i] > 3) {
-      fail({who, "the spaces of token ", i, " are ", data.spaces[i], "; 0 to 3 are right"});
+    if (data.spaces[i] < 0 || data.spaces[i] > 7) {
+      fail({who, "the spaces of token ", i, " are ", data.spaces[i], "; 0 to 7 are right"});
     }
   }
   check_token_id(data.bos, "BOS", n, who);
@@ -174,21 +174,28 @@ inline void add_neighbours(TokenizerTables& tables) {
 inline void add_special(TokenizerTables& tables, const std::string& who) {
   for (std::size_t id = 0; id < tables.texts.size(); ++id) {
     const TokenType type = tables.type(id);
-    const std::size_t size = tables.texts.length(id);
-    if ((type != TokenType::control && type != TokenType::user_defined) || size == 0) {
+    if (type != TokenType::control && type != TokenType::user_defined) {
       continue;
     }
-    if (size > SpecialTokens::longest) {
-      fail({who, "the special token ", id, " has ", size, " bytes; at most ",
+    const bool late = tables.data.normalize != nullptr &&
+                      tables.has(static_cast<std::int32_t>(id), TokenSpaces::normal_form);
+    const std::string own = tables.texts.text(id), text = late ? tables.data.normalize(own) : own;
+    if (text.empty()) {
+      continue;
+    }
+    if (text.size() > SpecialTokens::longest) {
+      fail({who, "the special token ", id, " has ", text.size(), " bytes; at most ",
             SpecialTokens::longest, " are right"});
     }
-    tables.special.add(tables.texts.text(id), static_cast<std::int32_t>(id));
+    tables.special[late].add(text, static_cast<std::int32_t>(id));
     if (type == TokenType::user_defined) {
-      tables.always.add(tables.texts.text(id), static_cast<std::int32_t>(id));
+      tables.always[late].add(text, static_cast<std::int32_t>(id));
     }
   }
-  tables.special.finish();
-  tables.always.finish();
+  for (const int late : {0, 1}) {
+    tables.special[late].finish();
+    tables.always[late].finish();
+  }
 }
 
 }  // namespace detail

@@ -2,7 +2,8 @@
 // Text to token numbers and back: one token a character (code point) or a byte, byte-level BPE
 // (GPT-2's), SentencePiece BPE with scores or by merges. A value of one pointer: copies are cheap.
 // Round trip: decode(encode(text)) is the text, whatever its bytes, for bytes, byte-level BPE and
-// pieces with byte tokens (but U+2581, where they spell a space so, as their programs have it).
+// pieces with byte tokens (but U+2581, where they spell a space so, as their programs have it); its
+// normal form, where a tokenizer.json asks for one.
 // Pieces put one space before a text that is not empty, most of them also behind a user's token;
 // decode leaves one out there and after BOS. Not so where a tokenizer.json says that a first space
 // is that one (Metaspace), or that a special token takes along the spaces around it.
@@ -90,17 +91,18 @@ inline std::size_t character_size(const std::string& text, std::size_t at) {
 }
 
 // Encodes one stretch of ordinary text. `spaced`: its first byte is the space before the text;
-// what the user gave for it begins at `begin` of `given`.
+// what it is made of begins at `begin` of `given`, and that `offset` bytes into the user's text.
 class StretchEncoder {
  public:
   StretchEncoder(const TokenizerTables& tables, const std::string& text, bool spaced,
-                 const std::string& given, std::size_t begin, MergeWork& work,
+                 const std::string& given, std::size_t begin, std::size_t offset, MergeWork& work,
                  std::vector<std::int32_t>& ids)
       : tables_(tables),
         text_(text),
         spaced_(spaced),
         given_(given),
         begin_(begin),
+        offset_(offset),
         work_(work),
         ids_(ids) {}
 
@@ -248,6 +250,7 @@ class StretchEncoder {
     for (std::size_t i = spaced_ ? 1 : 0; i < at; ++i) {
       where += tables_.marks && given_.compare(where, 3, word_mark) == 0 ? 3U : 1U;
     }
+    where += offset_;
     const std::int64_t tokens = static_cast<std::int64_t>(tables_.data.tokens.size());
     if (tables_.data.kind == TokenizerKind::characters) {
       fail({"encode: the character \"", text_.substr(at, size), "\" at byte ", where,
@@ -265,7 +268,7 @@ class StretchEncoder {
   const std::string& text_;
   bool spaced_;
   const std::string& given_;
-  std::size_t begin_;
+  std::size_t begin_, offset_;
   MergeWork& work_;
   std::vector<std::int32_t>& ids_;
   List<Earlier> earlier_;  // one place for all words of a hash: a later word takes it
@@ -286,17 +289,18 @@ inline bool gets_space(const TokenizerTables& tables, char first, std::size_t be
 
 // Ordinary text between special tokens.
 inline void encode_stretch(const TokenizerTables& tables, const std::string& text,
-                           std::size_t begin, std::size_t end, MergeWork& work,
+                           std::size_t begin, std::size_t end, std::size_t offset, MergeWork& work,
                            std::vector<std::int32_t>& ids) {
   if (begin == end || !tables.pieces()) {
-    StretchEncoder(tables, text, false, text, 0, work, ids).encode(begin, end);
+    StretchEncoder(tables, text, false, text, 0, offset, work, ids).encode(begin, end);
     return;
   }
   std::string own = text.substr(begin, end - begin);
   own = tables.marks ? with_spaces(own) : own;
-  const bool spaced = tables.data.add_space_prefix && gets_space(tables, own[0], begin, ids);
+  const bool spaced =
+      tables.data.add_space_prefix && gets_space(tables, own[0], offset + begin, ids);
   own.insert(0, spaced ? 1 : 0, ' ');
-  StretchEncoder(tables, own, spaced, text, begin, work, ids).encode(0, own.size());
+  StretchEncoder(tables, own, spaced, text, begin, offset, work, ids).encode(0, own.size());
 }
 
 // Does a user's token at the start of the text stand behind the space of the text?
@@ -327,6 +331,40 @@ inline std::size_t spaces_behind(const std::string& text, std::size_t at) {
     at += c.size;
   }
   return at;
+}
+
+// A text with its special tokens. Round 0: the user's text; what is between special tokens goes
+// through the normalizer, if there is one, and from where it stood, `offset`, into round 1.
+inline void encode_text(const TokenizerTables& tables, const std::string& text, std::size_t offset,
+                        int round, bool parse_special, MergeWork& work,
+                        std::vector<std::int32_t>& ids) {
+  const SpecialTokens& special = parse_special ? tables.special[round] : tables.always[round];
+  const Normalizer normalize = round == 0 ? tables.data.normalize : nullptr;
+  const auto between = [&](std::size_t begin, std::size_t end) {
+    if (normalize != nullptr) {
+      const std::string normal = normalize(text.substr(begin, end - begin));
+      encode_text(tables, normal, begin, 1, parse_special, work, ids);
+    } else {
+      encode_stretch(tables, text, begin, end, offset, work, ids);
+    }
+  };
+  std::size_t begin = 0;  // of the text that is not yet encoded
+  for (std::size_t at = 0; !special.empty() && at < text.size();) {
+    std::size_t size = 1;
+    const std::int32_t id = special.find(text, at, size);
+    if (id >= 0) {
+      const bool left = tables.has(id, TokenSpaces::left);
+      between(begin, left ? spaces_before(text, begin, at) : at);
+      if (offset + at == 0 && behind_space(tables, id)) {
+        StretchEncoder(tables, " ", true, text, 0, 0, work, ids).encode(0, 1);
+      }
+      ids.push_back(id);
+      const bool right = tables.has(id, TokenSpaces::right);
+      begin = right ? spaces_behind(text, at + size) : at + size;
+    }
+    at = id >= 0 ? begin : at + size;
+  }
+  between(begin, text.size());
 }
 
 }  // namespace detail
@@ -364,7 +402,7 @@ inline bool Tokenizer::operator==(const Tokenizer& other) const {
           a.merges == b.merges && a.bos == b.bos && a.eos == b.eos && a.unknown == b.unknown &&
           a.add_bos == b.add_bos && a.add_eos == b.add_eos && a.pre == b.pre &&
           a.add_space_prefix == b.add_space_prefix && a.space_rule == b.space_rule &&
-          a.ignore_merges == b.ignore_merges && a.spaces == b.spaces);
+          a.ignore_merges == b.ignore_merges && a.spaces == b.spaces && a.normalize == b.normalize);
 }
 
 inline std::string Tokenizer::token_text(std::int32_t id) const {
@@ -391,27 +429,9 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text,
   if (bos() >= 0 && (options.bos < 0 ? data().add_bos : options.bos) > 0) {
     ids.push_back(static_cast<std::int32_t>(bos()));
   }
-  const detail::SpecialTokens& special = options.parse_special ? tables_->special : tables_->always;
   detail::MergeWork work;
   work.seen.resize(tables_->splits ? data().tokens.size() : 0, ~std::uint64_t{0});
-  std::size_t begin = 0;  // of the text that is not yet encoded
-  for (std::size_t at = 0; !special.empty() && at < text.size();) {
-    std::size_t size = 1;
-    const std::int32_t id = special.find(text, at, size);
-    if (id >= 0) {
-      const bool left = tables_->takes_spaces(id, TokenSpaces::left);
-      const std::size_t end = left ? detail::spaces_before(text, begin, at) : at;
-      detail::encode_stretch(*tables_, text, begin, end, work, ids);
-      if (at == 0 && detail::behind_space(*tables_, id)) {
-        detail::StretchEncoder(*tables_, " ", true, text, 0, work, ids).encode(0, 1);
-      }
-      ids.push_back(id);
-      const bool right = tables_->takes_spaces(id, TokenSpaces::right);
-      begin = right ? detail::spaces_behind(text, at + size) : at + size;
-    }
-    at = id >= 0 ? begin : at + size;
-  }
-  detail::encode_stretch(*tables_, text, begin, text.size(), work, ids);
+  detail::encode_text(*tables_, text, 0, 0, options.parse_special, work, ids);
   if (eos() >= 0 && (options.eos < 0 ? data().add_eos : options.eos) > 0) {
     ids.push_back(static_cast<std::int32_t>(eos()));
   }

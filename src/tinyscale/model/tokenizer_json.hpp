@@ -21,6 +21,15 @@ namespace detail {
 constexpr const char* tokenizer_words[] = {"characters",    "bytes",         "byte_pairs",
                                            "scored_pieces", "merged_pieces", nullptr};
 
+inline std::string normalizer_name(Normalizer normalize) {
+  if (normalize != nfc && normalize != nfd) {
+    detail::fail(
+        {"save: the tokenizer's normalizer is a function that no file names; nfc, nfd or "
+         "none is right"});
+  }
+  return normalize == nfc ? "NFC" : "NFD";
+}
+
 inline std::string json_texts(const std::vector<std::string>& texts) {
   std::string json = "[";
   for (const std::string& text : texts) {
@@ -35,7 +44,7 @@ inline std::string json_texts(const std::vector<std::string>& texts) {
   return json + "]";
 }
 
-// What of spaces is not as in most tokenizers.
+// What of spaces and normal forms is not as in most tokenizers.
 inline std::string spaces_json(const TokenizerData& data) {
   std::string json;
   if (data.space_rule != SpaceRule::each) {
@@ -44,6 +53,9 @@ inline std::string spaces_json(const TokenizerData& data) {
   for (std::size_t i = 0; i < data.spaces.size(); ++i) {
     json += cat(
         {i == 0 ? ",\"spaces\":[" : ",", data.spaces[i], i + 1 == data.spaces.size() ? "]" : ""});
+  }
+  if (data.normalize != nullptr) {
+    json += cat({",\"normalizer\":\"", normalizer_name(data.normalize), "\""});
   }
   return json;
 }
@@ -140,6 +152,13 @@ inline void read_spaces_json(TokenizerData& data, const Json& json, const std::s
       data.spaces.push_back(static_cast<std::int32_t>(tokenizer_number(each, "spaces", who)));
     }
   }
+  if (json.find("normalizer") != nullptr) {
+    const std::string name = tokenizer_field(json, "normalizer", Json::Kind::text, who).text;
+    data.normalize = find_normalizer(name);
+    if (data.normalize == nullptr) {
+      fail({who, "its tokenizer's normalizer is \"", name, "\"; NFC or NFD is right"});
+    }
+  }
 }
 
 inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
@@ -179,6 +198,8 @@ inline Tokenizer tokenizer_from_json(const std::string& text, const std::string&
 // How a tokenizer.json says what happens to a text before it merges, and after decoding.
 inline std::string export_steps(const TokenizerData& data, PreTokenizer pre) {
   const std::string mark = word_mark;
+  const std::string form =
+      data.normalize == nullptr ? "" : "{\"type\":\"" + normalizer_name(data.normalize) + "\"}";
   if (data.kind == TokenizerKind::characters) {
     return "\"normalizer\":null,\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Fuse\"}";
   }
@@ -191,7 +212,8 @@ inline std::string export_steps(const TokenizerData& data, PreTokenizer pre) {
             : cat({"{\"type\":\"Metaspace\",\"replacement\":\"", mark, "\",\"prepend_scheme\":\"",
                    data.space_rule == SpaceRule::first_without ? "first" : "always",
                    "\",\"split\":false}"});
-    return cat({"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
+    return cat({"\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[", form,
+                form.empty() ? "" : ",",
                 each && adds ? "{\"type\":\"Prepend\",\"prepend\":\"" + mark + "\"}," : "",
                 "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"", mark,
                 "\"}]},\"pre_tokenizer\":", step,
@@ -219,7 +241,8 @@ inline std::string export_steps(const TokenizerData& data, PreTokenizer pre) {
              json_escape(pattern_of_pre(pre)), "\"},\"behavior\":\"Isolated\",\"invert\":false},",
              byte_level(false), "]}"});
   }
-  return "\"normalizer\":null,\"pre_tokenizer\":" + steps + ",\"decoder\":" + byte_level(true);
+  return cat({"\"normalizer\":", form.empty() ? "null" : form, ",\"pre_tokenizer\":", steps,
+              ",\"decoder\":", byte_level(true)});
 }
 
 // The special tokens around a text.
@@ -296,8 +319,8 @@ inline std::string hugging_face_json(const Tokenizer& tokenizer) {
           {added.empty() ? "" : ",", "{\"id\":", id, ",\"content\":\"", json_escape(token),
            "\",\"single_word\":false,\"lstrip\":", (spaces & 1) != 0 ? "true" : "false",
            ",\"rstrip\":", (spaces & 2) != 0 ? "true" : "false",
-           ",\"normalized\":false,\"special\":", type == TokenType::control ? "true" : "false",
-           "}"});
+           ",\"normalized\":", (spaces & 4) != 0 ? "true" : "false",
+           ",\"special\":", type == TokenType::control ? "true" : "false", "}"});
     } else {
       vocabulary += vocabulary.empty() ? "\"" : ",\"";
       vocabulary += json_escape(token);

@@ -32,8 +32,12 @@ enum class TokenizerKind {
 // token, which that program finds in no text, another begins).
 enum class SpaceRule { each, each_without, first_without, text };
 
-// What a special token takes along of the text around it.
-enum class TokenSpaces : std::int32_t { none, left, right, both };
+// What a special token takes along of the text around it; with normal_form added it is looked for
+// in what the text becomes by the normalizer, not in the text as it is given.
+enum class TokenSpaces : std::int32_t { none, left, right, both, normal_form };
+
+// What a text becomes before it is cut: nfc, nfd.
+using Normalizer = std::string (*)(const std::string& text);
 
 // Types of tokens, numbered as in SentencePiece and GGUF files.
 enum class TokenType : std::int32_t { normal = 1, unknown, control, user_defined, unused, byte };
@@ -53,6 +57,7 @@ struct TokenizerData {
   SpaceRule space_rule = SpaceRule::each;
   int ignore_merges = -1;            // 1: a word that is a token is one, merges or not; -1: Llama 3
   std::vector<std::int32_t> spaces;  // TokenSpaces of each, where it is looked for; empty: none
+  Normalizer normalize = nullptr;    // of pairs and pieces, between special tokens; null: none
 };
 
 namespace detail {
@@ -224,11 +229,12 @@ struct TokenizerTables {
   PreTokenizer pre = PreTokenizer::none;
   TokenTable texts;  // the bytes that each token stands for
   PairTable pairs;
-  std::int32_t byte_ids[256];     // the token of each byte, or -1
-  SpecialTokens special, always;  // looked for when asked; those of users in every text
-  std::string neighbours;         // [256 first + second]: not 0 when a token holds them so
-  bool marks = false;             // tokens spell spaces as U+2581: a text's are spaces, too
-  bool splits = false;            // merges make unused tokens, which SentencePiece takes apart
+  std::int32_t byte_ids[256];  // the token of each byte, or -1
+  // Looked for when asked; those of users in every text. [1]: after the normalizer.
+  SpecialTokens special[2], always[2];
+  std::string neighbours;  // [256 first + second]: not 0 when a token holds them so
+  bool marks = false;      // tokens spell spaces as U+2581: a text's are spaces, too
+  bool splits = false;     // merges make unused tokens, which SentencePiece takes apart
 
   TokenizerTables() {
     for (std::int32_t& id : byte_ids) {
@@ -242,10 +248,10 @@ struct TokenizerTables {
   bool pieces() const {
     return data.kind == TokenizerKind::scored_pieces || data.kind == TokenizerKind::merged_pieces;
   }
-  // Does it take along the spaces on this side?
-  bool takes_spaces(std::int32_t id, TokenSpaces side) const {
+  // Does it take along the spaces on this side; is it looked for in the normal form?
+  bool has(std::int32_t id, TokenSpaces which) const {
     return !data.spaces.empty() &&
-           (data.spaces[static_cast<std::size_t>(id)] & static_cast<std::int32_t>(side)) != 0;
+           (data.spaces[static_cast<std::size_t>(id)] & static_cast<std::int32_t>(which)) != 0;
   }
   // May a text become this token by merging? (An unused one that is empty is a gap in the ids.)
   bool plain(std::size_t id) const {

@@ -56,25 +56,27 @@ inline const char* sign_runs() {
 
 constexpr std::uint32_t classified_end = 0x34000;  // from here on there is none of these
 
+// The number that begins here; `digits` then stands behind it.
+[[gnu::noinline]] inline std::uint32_t next_number(const char*& digits) {
+  std::uint32_t number = 0, digit = 32;
+  for (int shift = 0; digit >= 32; shift += 5) {
+    const char c = *digits == 'p' ? '\\' : *digits == 'q' ? '\x3F' : *digits;
+    digit = static_cast<std::uint32_t>(c - '0');
+    number += (digit & 31U) << shift;
+    ++digits;
+  }
+  return number;
+}
+
 // Gives the code points of the runs their class.
 inline void fill_runs(const char* runs, CharacterClass which, std::vector<CharacterClass>& of) {
-  std::uint32_t code = 0, length = 0;
-  int shift = 0;
-  bool inside = false;
-  for (; *runs != '\0'; ++runs) {
-    const char c = *runs == 'p' ? '\\' : *runs == 'q' ? '\x3F' : *runs;
-    const auto digit = static_cast<std::uint32_t>(c - '0');
-    length += (digit & 31U) << shift;
-    shift += 5;
-    if (digit < 32) {
-      for (std::uint32_t i = 0; inside && i < length; ++i) {
-        of[code + i] = which;
-      }
-      code += length;
-      length = 0;
-      shift = 0;
-      inside = !inside;
+  std::uint32_t code = 0;
+  for (bool inside = false; *runs != '\0'; inside = !inside) {
+    const std::uint32_t length = next_number(runs);
+    for (std::uint32_t i = 0; inside && i < length; ++i) {
+      of[code + i] = which;
     }
+    code += length;
   }
 }
 
