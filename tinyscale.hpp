@@ -518,11 +518,13 @@
 #endif
 
 // On what runs kernels: g++ makes them fast whatever the flags of the program are. Without this its
-// default, -O0, runs them 20 times slower. clang++ has no such attribute.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__OPTIMIZE__)
-#define TINYSCALE_OPTIMIZED __attribute__((optimize("O2", "inline"), flatten))
-#else
+// default, -O0, runs them 20 times slower, -Og 6, -O1 2. clang++ has no such attribute.
+#if defined(__clang__) || !defined(__GNUC__)
 #define TINYSCALE_OPTIMIZED
+#elif defined(__OPTIMIZE__)  // aliasing: as what -O1 inlines has it, else nothing more is inlined
+#define TINYSCALE_OPTIMIZED __attribute__((optimize("O2", "inline", "no-strict-aliasing")))
+#else
+#define TINYSCALE_OPTIMIZED __attribute__((optimize("O2", "inline"), flatten))
 #endif
 #if TINYSCALE_X86
 #define TINYSCALE_AVX512 TINYSCALE_OPTIMIZED __attribute__((target("avx512f")))
