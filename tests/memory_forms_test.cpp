@@ -339,5 +339,16 @@ TEST_CASE("goodput: what cannot be says so") {
   job.restart_seconds = 3600;
   CHECK(error_of([&] { ts::simulate_goodput(job, 10, 1); }) ==
         "simulate_goodput: 10 s of steps, saves of 10 s, restarts of 3600 s, a failure every 36 s; "
-        "none would ever be done: choose less than 30 times the latter");
+        "hardly any would be done: at most 12 times the latter in all is right");
+  // A failure comes within 17 times the mean at the latest: what takes longer never ended.
+  job.devices = 1;
+  job.device_hours_per_failure = 1;
+  job.restart_seconds = 0;
+  CHECK(error_of([&] { ts::simulate_goodput(job, 20 * 3600, 1); }) ==
+        "simulate_goodput: 72000 s of steps, saves of 10 s, restarts of 0 s, a failure every 3600 "
+        "s; hardly any would be done: at most 12 times the latter in all is right");
+  job.restart_seconds = 6 * 3600;
+  const ts::GoodputRun slow = ts::simulate_goodput(job, 5 * 3600, 3);
+  CHECK(slow.checkpoints == 3);
+  CHECK(slow.failures > 1000);
 }
