@@ -406,6 +406,33 @@ TEST_CASE("serving simulation: a batch that stays, and the plan's law") {
   CHECK(run.cache_most == doctest::Approx(16 * 10 / std::floor(held / 16)));
 }
 
+TEST_CASE(
+    "serving simulation: servers for prefill alone: who waits, and gaps of who comes in vain") {
+  const ts::ServingPlan plan = small_plan();
+  ts::ServingTraffic traffic;
+  traffic.requests = {{0, 100, 1, -1, 0}, {0, 100, 1, -1, 0}, {0, 100, 1, -1, 0}};
+  ts::ServingOptions options;
+  options.prefill_servers = 1;
+  const ts::ServingSimulation queue = ts::simulate_serving(traffic, plan, options);
+  CHECK(queue.queue_mean == doctest::Approx(1));  // 0, 1 and 2 of 3 prompts' time
+  CHECK(queue.totals.queue_most == 2);
+  CHECK(queue.busy == doctest::Approx(0.5));
+  // The second comes after 4.5 steps of the first, finds room, and leaves again in the same step,
+  // as both would open a block; nothing is between two tokens of it but the wait for the other.
+  ts::StepWork one;
+  one.decode = one.context = 1;
+  const double step = plan.law().bound(one);
+  traffic.requests = {{0, 1, 12, -1, 0}, {0, 10, 2, -1, 0}};
+  options.prefill_servers = 2;
+  options.block = 1;
+  options.cache_tokens = 16;
+  options.transfer_bandwidth = 10 * ts::detail::serving_kv(plan.job) / (5 * step);
+  const ts::ServingSimulation vain = ts::simulate_serving(traffic, plan, options);
+  CHECK(vain.totals.preemptions == 1);
+  CHECK(vain.gap.p90 == doctest::Approx(step).epsilon(0.02));  // the eleventh of twelve
+  CHECK(vain.gap.most > 12 * step);
+}
+
 TEST_CASE("serving simulation: what is conserved, and equal seeds are equal to the bit") {
   ts::PoissonTraffic poisson;
   poisson.requests_per_second = 300;

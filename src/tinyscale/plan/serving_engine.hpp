@@ -356,7 +356,7 @@ class ServingEngine {
     --phases_[phase(r.context - r.joined)];
     r.generated += step_ - r.joined;
     r.context += step_ - r.joined;
-    r.last = now_;
+    r.last = step_ > r.joined ? now_ : r.last;
     --decodes_;
     context_ -= r.context;
   }
@@ -402,6 +402,9 @@ class ServingEngine {
     admitted_.pop_back();
     if (r.state == EngineState::decode) {
       leave_decode(place);
+      if (!late_.empty()) {
+        late_.pop_back();  // came for this step, in which it gets no token
+      }
     } else {
       prefilling_.pop_back();  // the last admitted is the last there
     }

@@ -147,23 +147,32 @@ inline void engine_requests(const ServingTraffic& traffic, const EngineLimits& l
 }
 
 // Prefill on servers of its own, first come first served; what arrives at the decoders afterwards,
-// by time. Returns the seconds that those servers were busy.
-inline double prefill_apart(const ServingPlan& plan, const ServingOptions& options,
-                            List<EngineRequest>& requests, std::vector<std::size_t>& order) {
+// by time. Those servers' seconds of work are added to `out.busy`.
+inline void prefill_apart(const ServingPlan& plan, const ServingOptions& options,
+                          List<EngineRequest>& requests, std::vector<std::size_t>& order,
+                          ServingSimulation& out) {
   EventQueue servers;
   for (std::int64_t s = 0; s < options.prefill_servers; ++s) {
     servers.push({0, static_cast<std::size_t>(s), 0});
   }
-  std::vector<double> keys;
+  std::vector<double> keys, begins;
   std::vector<std::size_t> places;
-  double busy = 0;
+  std::size_t begun = 0;
+  ServingCounters& totals = out.totals;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     EngineRequest& r = requests[i];
     Event server = servers.pop();
     const double tokens = static_cast<double>(r.prompt);
     const double took = plan.law().seconds(prompt_work(plan.job, tokens), options.overlap);
-    server.key = std::max(server.key, r.arrival) + took;
-    busy += took;
+    begins.push_back(std::max(server.key, r.arrival));
+    while (begun <= i && begins[begun] <= r.arrival) {
+      ++begun;
+    }
+    totals.queue_most = std::max(totals.queue_most, static_cast<std::int64_t>(i + 1 - begun));
+    totals.queue_seconds += begins[i] - r.arrival;
+    totals.prompt_tokens += r.prompt;
+    out.busy += took;
+    server.key = begins[i] + took;
     servers.push(server);
     r.first = r.last = server.key;
     r.generated = 1;
@@ -181,7 +190,6 @@ inline double prefill_apart(const ServingPlan& plan, const ServingOptions& optio
   for (const std::size_t k : stable_order(keys)) {
     order.push_back(places[k]);
   }
-  return busy;
 }
 
 inline void report_requests(const List<EngineRequest>& requests, bool keep,
@@ -223,14 +231,9 @@ inline ServingSimulation simulate_serving(const ServingTraffic& traffic, const S
   List<detail::EngineRequest> requests(traffic.requests.size());
   List<detail::EnginePrefix> prefixes;
   detail::engine_requests(traffic, limits, requests, prefixes);
-  std::vector<std::size_t> order(requests.size());
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    order[i] = i;
-  }
-  const bool apart = options.prefill_servers > 0;
-  const double prefill_busy = apart ? detail::prefill_apart(plan, options, requests, order) : 0.0;
-  for (std::size_t i = 0; apart && i < requests.size(); ++i) {
-    out.totals.prompt_tokens += requests[i].prompt;
+  std::vector<std::size_t> order = detail::stable_order(std::vector<double>(requests.size()));
+  if (options.prefill_servers > 0) {
+    detail::prefill_apart(plan, options, requests, order, out);
   }
   const std::size_t servers = static_cast<std::size_t>(options.servers);
   for (std::size_t s = 0; s < servers; ++s) {
@@ -251,7 +254,7 @@ inline ServingSimulation simulate_serving(const ServingTraffic& traffic, const S
              t.gaps.percentile(1)};
   out.requests_per_second = static_cast<double>(out.requests) / out.seconds;
   out.tokens_per_second = static_cast<double>(out.output_tokens) / out.seconds;
-  out.busy = (t.busy + prefill_busy) / pools;
+  out.busy = (t.busy + out.busy) / pools;
   out.math = static_cast<double>(t.prompt_tokens + t.decode_tokens) * plan.law().token / pools;
   out.mean_batch = static_cast<double>(t.decode_tokens) / std::max(1.0, double(t.steps));
   out.queue_mean = t.queue_seconds / out.seconds;
