@@ -6635,8 +6635,14 @@ inline List<ChipFact> chip_figures(const Chip& c) {
           {"price", c.dollars_per_hour, "USD/h", "", ""}};
 }
 
-// Where a price comes from, and when.
+// Where a price comes from, and when; the preset's source is of the preset's price alone.
 inline std::string dated(const Chip& chip) {
+  for (const ChipRow& row : chip_rows()) {
+    if (chip.name == row.name && chip.price_source == row.price_source &&
+        chip.dollars_per_hour != row.dollars_per_hour) {
+      return "set on the chip";
+    }
+  }
   return chip.price_source + (chip.price_date.empty() ? "" : ", " + chip.price_date);
 }
 
@@ -7277,6 +7283,15 @@ inline Quantity hourly_price(const Machine& machine) {
   }
   return hourly_price(priced);
 }
+
+namespace detail {
+
+// 0 where none is known.
+inline Quantity known_price(const Machine& on) {
+  return on.dollars_per_hour > 0 ? hourly_price(on) : Quantity(0, "USD/h", "price", "not known");
+}
+
+}  // namespace detail
 
 // The largest slice of a TPU: what its interconnect joins; throws for other chips.
 inline Shape pod_shape(const Chip& chip) {
@@ -74441,7 +74456,7 @@ inline Quantity dollars_per_token(double batch, const Quantity& step_time, doubl
                                   const Chip& chip) {
   const char* const who = "dollars_per_token";
   const Quantity price =
-      detail::given(who, "price", chip.dollars_per_hour, "USD/h", chip.price_source);
+      detail::given(who, "price", chip.dollars_per_hour, "USD/h", detail::dated(chip));
   return named("USD/token",
                price / Quantity(3600.0, "s/h") * detail::chip_count(who, chips) * step_time /
                    detail::given(who, "B", batch, "token"),
@@ -79602,7 +79617,7 @@ inline void plan_times(ServingPlan& plan) {
 
 inline void plan_price(ServingPlan& plan) {
   const ServingJob& job = plan.job;
-  const Quantity price(plan.on.dollars_per_hour, "USD/h", "price", plan.on.chip.price_source);
+  const Quantity price = known_price(plan.on);
   const Quantity hour(3600, "s/h"), million(1e6, "token");
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
   plan.dollars_per_million_tokens = named(
@@ -81526,8 +81541,7 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
       named("B/N at the knee", plan.tokens_per_chip * Quantity(knee, "", "T_data/T_math"),
             "the batch at which replicas send as long as they compute");
   const Machine& on = in.machine;
-  const Quantity price =
-      on.dollars_per_hour > 0 ? hourly_price(on) : Quantity(0, "USD/h", "price", "not known");
+  const Quantity price = known_price(on);
   plan.dollars = named("dollars", q.N * price * plan.days * hours);
   const Quantity watts(on.chip.watts, "W", "power", "of one chip, without hosts and cooling");
   plan.energy = named("energy", q.N * watts * plan.days * hours);

@@ -128,6 +128,13 @@ TEST_CASE("presets: what a user sets is shown as set") {
         "price = 1.2 USD/h   [S: scaling book; S: quoted list price, 2025-02]\n");
   pod.dollars_per_hour = 0.5;
   CHECK(ts::hourly_price(pod).explain() == "price = 0.5 USD/h   [set on the machine]\n");
+  ts::Chip cheap = ts::chip("v5e");
+  cheap.dollars_per_hour = 0.5;
+  CHECK(ts::hourly_price(cheap).explain() == "price = 0.5 USD/h   [set on the chip]\n");
+  ts::ServingJob job;
+  job.model = ts::config("llama3-8b");
+  CHECK(ts::plan_serving(job, pod).dollars_per_million_tokens.explain().find(
+            "price = 0.5 USD/h   [set on the machine]\n") != std::string::npos);
   CHECK(error_of([&] { ts::hourly_price(own); }) ==
         "hourly_price: this chip has no price; set its dollars_per_hour");
   CHECK(error_of([] { ts::flops_per_dollar(ts::chip("b200")); }) ==

@@ -150,8 +150,14 @@ inline List<ChipFact> chip_figures(const Chip& c) {
           {"price", c.dollars_per_hour, "USD/h", "", ""}};
 }
 
-// Where a price comes from, and when.
+// Where a price comes from, and when; the preset's source is of the preset's price alone.
 inline std::string dated(const Chip& chip) {
+  for (const ChipRow& row : chip_rows()) {
+    if (chip.name == row.name && chip.price_source == row.price_source &&
+        chip.dollars_per_hour != row.dollars_per_hour) {
+      return "set on the chip";
+    }
+  }
   return chip.price_source + (chip.price_date.empty() ? "" : ", " + chip.price_date);
 }
 

@@ -44,6 +44,15 @@ inline Quantity hourly_price(const Machine& machine) {
   return hourly_price(priced);
 }
 
+namespace detail {
+
+// 0 where none is known.
+inline Quantity known_price(const Machine& on) {
+  return on.dollars_per_hour > 0 ? hourly_price(on) : Quantity(0, "USD/h", "price", "not known");
+}
+
+}  // namespace detail
+
 // The largest slice of a TPU: what its interconnect joins; throws for other chips.
 inline Shape pod_shape(const Chip& chip) {
   static const List<std::string> names = {"tpu-v2",  "tpu-v3",  "tpu-v4", "tpu-v5e",

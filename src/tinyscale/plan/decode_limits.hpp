@@ -186,7 +186,7 @@ inline Quantity dollars_per_token(double batch, const Quantity& step_time, doubl
                                   const Chip& chip) {
   const char* const who = "dollars_per_token";
   const Quantity price =
-      detail::given(who, "price", chip.dollars_per_hour, "USD/h", chip.price_source);
+      detail::given(who, "price", chip.dollars_per_hour, "USD/h", detail::dated(chip));
   return named("USD/token",
                price / Quantity(3600.0, "s/h") * detail::chip_count(who, chips) * step_time /
                    detail::given(who, "B", batch, "token"),

@@ -12,6 +12,7 @@
 #include <vector>     // notes
 
 #include "tinyscale/hardware/machine_of_chips.hpp"
+#include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/measure/quantity.hpp"
 #include "tinyscale/plan/serving_layout.hpp"
 
@@ -205,7 +206,7 @@ inline void plan_times(ServingPlan& plan) {
 
 inline void plan_price(ServingPlan& plan) {
   const ServingJob& job = plan.job;
-  const Quantity price(plan.on.dollars_per_hour, "USD/h", "price", plan.on.chip.price_source);
+  const Quantity price = known_price(plan.on);
   const Quantity hour(3600, "s/h"), million(1e6, "token");
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
   plan.dollars_per_million_tokens = named(

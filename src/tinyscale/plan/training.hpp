@@ -295,8 +295,7 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
       named("B/N at the knee", plan.tokens_per_chip * Quantity(knee, "", "T_data/T_math"),
             "the batch at which replicas send as long as they compute");
   const Machine& on = in.machine;
-  const Quantity price =
-      on.dollars_per_hour > 0 ? hourly_price(on) : Quantity(0, "USD/h", "price", "not known");
+  const Quantity price = known_price(on);
   plan.dollars = named("dollars", q.N * price * plan.days * hours);
   const Quantity watts(on.chip.watts, "W", "power", "of one chip, without hosts and cooling");
   plan.energy = named("energy", q.N * watts * plan.days * hours);
