@@ -81039,8 +81039,9 @@ inline EngineLimits engine_limits(const ServingPlan& plan, const ServingOptions&
   limits.batch = options.max_batch > 0 ? options.max_batch : plan.job.batch;
   limits.budget = options.token_budget;
   limits.block = options.block;
-  const double held = plan.cache_tokens.value() * static_cast<double>(plan.sharding().cache_ways) /
-                      static_cast<double>(plan.chips);
+  const ServingSharding& s = plan.sharding();  // whose chips may hold copies of experts
+  const double free = (plan.on.chip.memory_bytes - s.chip_bytes) * double(s.cache_ways);
+  const double held = free / serving_kv(plan.job) + double(plan.job.batch) * last_context(plan.job);
   const std::int64_t tokens =
       options.cache_tokens > 0 ? options.cache_tokens : static_cast<std::int64_t>(held);
   limits.blocks = tokens / options.block;

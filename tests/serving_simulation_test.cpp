@@ -433,6 +433,24 @@ TEST_CASE(
   CHECK(vain.gap.most > 12 * step);
 }
 
+TEST_CASE("serving simulation: the cache has what copies of experts leave of a chip's memory") {
+  ts::ServingJob job;
+  job.model = ts::config("qwen3-30b-a3b");
+  job.batch = 1;
+  job.format = ts::DType::int8;
+  const ts::ServingPlan plan = ts::plan_serving(job, ts::machine("tpu-v5e", {16, 16}));
+  const ts::ServingSharding& s = plan.sharding();
+  REQUIRE(s.name == "expert 128, cache by heads 4");  // two copies of each expert
+  ts::ServingTraffic traffic;
+  traffic.requests = {{0, 1600, 1, -1, 0}};
+  const double blocks = 100 / ts::simulate_serving(traffic, plan).cache_most;
+  const double kv = ts::kv_cache_bytes_per_token(job.model, job.format);
+  const double own = ts::detail::last_context(job) * kv / 4;  // of the job's one sequence
+  const double left = plan.on.chip.memory_bytes - (s.chip_bytes - own);
+  CHECK(blocks == doctest::Approx(std::floor(left * 4 / kv / 16)).epsilon(1e-9));
+  CHECK(blocks < std::floor(plan.cache_tokens.value() * 4 / 256 / 16));  // without copies
+}
+
 TEST_CASE("serving simulation: what is conserved, and equal seeds are equal to the bit") {
   ts::PoissonTraffic poisson;
   poisson.requests_per_second = 300;
