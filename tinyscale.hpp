@@ -8080,6 +8080,14 @@ inline Quantity given(const char* who, const std::string& symbol, double value,
   return Quantity(value, unit, symbol, meaning);
 }
 
+// What is counted from 1 on: devices, stages, numbers of a vector.
+inline Quantity given_count(const char* who, const std::string& symbol, double value) {
+  if (!(value >= 1) || !is_finite(value)) {
+    fail({who, ": ", symbol, " is ", value, "; a finite number from 1 is right"});
+  }
+  return Quantity(value, "", symbol);
+}
+
 inline const char* bytes_symbol(int operand) {
   static const char* const names[] = {"x", "w", "o"};
   return names[operand];
@@ -8366,7 +8374,7 @@ inline Quantity einsum_intensity(const std::string& spec, const List<EinsumDim>&
 
 // A dot product exactly: N multiplications, N - 1 additions, 2 N numbers in and one out.
 inline Quantity dot_intensity(double n, DType format = DType::bf16) {
-  const Quantity count = detail::given("dot_intensity", "N", n);
+  const Quantity count = detail::given_count("dot_intensity", "N", n);
   const Quantity one(1), two(2), flop(1, "FLOP"), b(bytes_of(format), "B", "b", name_of(format));
   return named("I", flop * (two * count - one) / (b * (two * count + one)), "scaling book, 1");
 }
@@ -41383,7 +41391,7 @@ inline Quantity twice_if(Collective what, const Quantity& time) {
 
 // Hops one after another: floor(N / 2) both ways around a ring, N - 1 one way or along a line.
 inline Quantity ring_hops(double devices, bool both_ways = true, bool wraps = true) {
-  const Quantity n = detail::given("ring_hops", "N", devices);
+  const Quantity n = detail::given_count("ring_hops", "N", devices);
   const Quantity hops = both_ways && wraps ? Quantity(std::floor(devices / 2), "", "floor(N / 2)")
                                            : n - Quantity(1.0);
   return named("hops", hops, "scaling book, 3");
@@ -41448,7 +41456,8 @@ inline Quantity link_volume(Collective what, double bytes, double devices, bool 
                             const std::string& unit = "B") {
   const char* const who = "link_volume";
   detail::check_limit(who, what, {AxisPart()});
-  const Quantity v = detail::given(who, "V", bytes, unit), n = detail::given(who, "N", devices);
+  const Quantity v = detail::given(who, "V", bytes, unit);
+  const Quantity n = detail::given_count(who, "N", devices);
   const Quantity one(1.0), two(2.0), eight(8.0);
   const bool exchange = what == Collective::all_to_all;
   const bool odd = std::fmod(devices, 2) > 0;
@@ -41629,7 +41638,7 @@ inline Quantity ragged_share(double top_k, double devices) {
 // Not exact, for k << Z: k (Z - 1) / Z^2.
 inline Quantity expected_ragged_share(double top_k, double devices, bool exact = true) {
   const Quantity k = detail::given("expected_ragged_share", "k", top_k);
-  const Quantity z = detail::given("expected_ragged_share", "Z", devices);
+  const Quantity z = detail::given_count("expected_ragged_share", "Z", devices);
   const Quantity one(1.0), others = (z - one) / z;
   if (!exact) {
     return named("share", k / z * others, "scaling book, 12, appendix B: k << Z");
@@ -74010,7 +74019,7 @@ inline Quantity data_limit(const Quantity& alpha, double axes = 1, DType format 
 
 // Over few members X gathers move (X - 1) / X; a model on `nodes` nodes has the ports of all.
 inline Quantity data_limit_of_few(const Quantity& alpha, double members) {
-  const Quantity x = detail::given("data_limit_of_few", "X", members);
+  const Quantity x = detail::given_count("data_limit_of_few", "X", members);
   return named("B / X", detail::tokens_at(alpha, DType::bf16) * (x - Quantity(1.0)) / x,
                "scaling book, 12");
 }
@@ -74146,8 +74155,8 @@ inline Quantity stage_transfer_time(double tokens, double width, double microbat
                                     const Quantity& rate, DType format = DType::bf16) {
   const char* const who = "stage_transfer_time";
   const Quantity b(bytes_of(format), "B", "b", name_of(format));
-  const Quantity m = detail::given(who, "N_mb", microbatches);
-  const Quantity p = detail::given(who, "N_stages", stages);
+  const Quantity m = detail::given_count(who, "N_mb", microbatches);
+  const Quantity p = detail::given_count(who, "N_stages", stages);
   return named("T_pp",
                b * detail::given(who, "B", tokens) * detail::given(who, "D", width) / (rate * m) *
                    (m + p - Quantity(2.0)),

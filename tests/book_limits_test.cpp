@@ -378,6 +378,27 @@ TEST_CASE("book: derivations") {
         "  M = 3\n");
 }
 
+TEST_CASE("book: counts begin at 1, below which N - 1 would be negative") {
+  const ts::Quantity alpha = ts::link_intensity(ts::chip("v5e"));
+  const auto few = [](const std::string& what, const char* symbol) {
+    return what + ": " + symbol + " is 0.5; a finite number from 1 is right";
+  };
+  CHECK(error_of([] { ts::ring_hops(0.5, false); }) == few("ring_hops", "N"));
+  CHECK(error_of([] { ts::link_volume(Collective::all_gather, 8, 0.5, false); }) ==
+        few("link_volume", "N"));
+  CHECK(error_of([] { ts::expected_ragged_share(2, 0.5); }) == few("expected_ragged_share", "Z"));
+  CHECK(error_of([&] { ts::data_limit_of_few(alpha, 0.5); }) == few("data_limit_of_few", "X"));
+  CHECK(error_of([] { ts::dot_intensity(0.5); }) == few("dot_intensity", "N"));
+  const ts::Quantity rate(1e9, "B/s");
+  CHECK(error_of([&] { ts::stage_transfer_time(8, 8, 0.5, 1, rate); }) ==
+        few("stage_transfer_time", "N_mb"));
+  CHECK(error_of([&] { ts::stage_transfer_time(8, 8, 1, 0.5, rate); }) ==
+        few("stage_transfer_time", "N_stages"));
+  CHECK(ts::stage_transfer_time(8, 8, 1, 1, rate).value() == 0);
+  CHECK(ts::ring_hops(1, false).value() == 0);
+  CHECK(ts::expected_ragged_share(2, 1).value() == 0);
+}
+
 TEST_CASE("book: what wrong input says") {
   const ts::Chip v5e = ts::chip("tpu-v5e");
   CHECK(error_of([&] { ts::math_time(-1, v5e, DType::bf16); }) ==

@@ -44,6 +44,14 @@ inline Quantity given(const char* who, const std::string& symbol, double value,
   return Quantity(value, unit, symbol, meaning);
 }
 
+// What is counted from 1 on: devices, stages, numbers of a vector.
+inline Quantity given_count(const char* who, const std::string& symbol, double value) {
+  if (!(value >= 1) || !is_finite(value)) {
+    fail({who, ": ", symbol, " is ", value, "; a finite number from 1 is right"});
+  }
+  return Quantity(value, "", symbol);
+}
+
 inline const char* bytes_symbol(int operand) {
   static const char* const names[] = {"x", "w", "o"};
   return names[operand];
@@ -330,7 +338,7 @@ inline Quantity einsum_intensity(const std::string& spec, const List<EinsumDim>&
 
 // A dot product exactly: N multiplications, N - 1 additions, 2 N numbers in and one out.
 inline Quantity dot_intensity(double n, DType format = DType::bf16) {
-  const Quantity count = detail::given("dot_intensity", "N", n);
+  const Quantity count = detail::given_count("dot_intensity", "N", n);
   const Quantity one(1), two(2), flop(1, "FLOP"), b(bytes_of(format), "B", "b", name_of(format));
   return named("I", flop * (two * count - one) / (b * (two * count + one)), "scaling book, 1");
 }

@@ -65,7 +65,7 @@ inline Quantity twice_if(Collective what, const Quantity& time) {
 
 // Hops one after another: floor(N / 2) both ways around a ring, N - 1 one way or along a line.
 inline Quantity ring_hops(double devices, bool both_ways = true, bool wraps = true) {
-  const Quantity n = detail::given("ring_hops", "N", devices);
+  const Quantity n = detail::given_count("ring_hops", "N", devices);
   const Quantity hops = both_ways && wraps ? Quantity(std::floor(devices / 2), "", "floor(N / 2)")
                                            : n - Quantity(1.0);
   return named("hops", hops, "scaling book, 3");
@@ -130,7 +130,8 @@ inline Quantity link_volume(Collective what, double bytes, double devices, bool 
                             const std::string& unit = "B") {
   const char* const who = "link_volume";
   detail::check_limit(who, what, {AxisPart()});
-  const Quantity v = detail::given(who, "V", bytes, unit), n = detail::given(who, "N", devices);
+  const Quantity v = detail::given(who, "V", bytes, unit);
+  const Quantity n = detail::given_count(who, "N", devices);
   const Quantity one(1.0), two(2.0), eight(8.0);
   const bool exchange = what == Collective::all_to_all;
   const bool odd = std::fmod(devices, 2) > 0;

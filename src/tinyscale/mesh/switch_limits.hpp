@@ -113,7 +113,7 @@ inline Quantity ragged_share(double top_k, double devices) {
 // Not exact, for k << Z: k (Z - 1) / Z^2.
 inline Quantity expected_ragged_share(double top_k, double devices, bool exact = true) {
   const Quantity k = detail::given("expected_ragged_share", "k", top_k);
-  const Quantity z = detail::given("expected_ragged_share", "Z", devices);
+  const Quantity z = detail::given_count("expected_ragged_share", "Z", devices);
   const Quantity one(1.0), others = (z - one) / z;
   if (!exact) {
     return named("share", k / z * others, "scaling book, 12, appendix B: k << Z");

@@ -66,7 +66,7 @@ inline Quantity data_limit(const Quantity& alpha, double axes = 1, DType format 
 
 // Over few members X gathers move (X - 1) / X; a model on `nodes` nodes has the ports of all.
 inline Quantity data_limit_of_few(const Quantity& alpha, double members) {
-  const Quantity x = detail::given("data_limit_of_few", "X", members);
+  const Quantity x = detail::given_count("data_limit_of_few", "X", members);
   return named("B / X", detail::tokens_at(alpha, DType::bf16) * (x - Quantity(1.0)) / x,
                "scaling book, 12");
 }
@@ -202,8 +202,8 @@ inline Quantity stage_transfer_time(double tokens, double width, double microbat
                                     const Quantity& rate, DType format = DType::bf16) {
   const char* const who = "stage_transfer_time";
   const Quantity b(bytes_of(format), "B", "b", name_of(format));
-  const Quantity m = detail::given(who, "N_mb", microbatches);
-  const Quantity p = detail::given(who, "N_stages", stages);
+  const Quantity m = detail::given_count(who, "N_mb", microbatches);
+  const Quantity p = detail::given_count(who, "N_stages", stages);
   return named("T_pp",
                b * detail::given(who, "B", tokens) * detail::given(who, "D", width) / (rate * m) *
                    (m + p - Quantity(2.0)),
