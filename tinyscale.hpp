@@ -7293,12 +7293,13 @@ inline Quantity known_price(const Machine& on) {
 
 }  // namespace detail
 
-// The largest slice of a TPU: what its interconnect joins; throws for other chips.
+// The largest slice of a TPU: what its interconnect joins; throws for other chips. Of v7 the
+// scaling book prints 4x4x576; Google's own tools offer 16x24x24.
 inline Shape pod_shape(const Chip& chip) {
   static const List<std::string> names = {"tpu-v2",  "tpu-v3",  "tpu-v4", "tpu-v5e",
                                           "tpu-v5p", "tpu-v6e", "tpu-v7"};
   static const List<Shape> shapes = {{16, 16},     {32, 32}, {16, 16, 16}, {16, 16},
-                                     {16, 20, 28}, {16, 16}, {4, 4, 576}};
+                                     {16, 20, 28}, {16, 16}, {16, 24, 24}};
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (chip.name == names[i]) {
       return shapes[i];

@@ -230,7 +230,8 @@ TEST_CASE("presets: published pod figures come out of the table") {
   CHECK(v7.flops_fp8.in("EFLOP/s") == Approx(42.5).epsilon(0.001));
   CHECK(v7.memory.in("GiB") == Approx(1.77e6).epsilon(0.001));  // published as 1.77 PB
   CHECK(v7.memory.value() == Approx(1.90e15).epsilon(0.001));
-  CHECK(v7.flops_int8.value() == 0);  // not known
+  CHECK(v7.bisection.in("TB/s") == Approx(2 * 16 * 24 * 0.1));  // 16x24x24, cut across a 24
+  CHECK(v7.flops_int8.value() == 0);                            // not known
   CHECK(v7.table().csv().find("int8") == std::string::npos);
   CHECK(v5e.bisection.explain() ==
         "bisection bandwidth = 2 * N / X * W_link   [links cut twice]\n"
@@ -245,6 +246,15 @@ TEST_CASE("presets: published pod figures come out of the table") {
   CHECK(error_of([] { ts::pod_figures("h100"); }) ==
         "pod_shape: h100-sxm is not of a TPU pod; for v2 to v7 it is known, of GPUs see "
         "fat_tree(machine)");
+}
+
+TEST_CASE("presets: a whole pod is the machine of as many chips") {
+  for (const char* name : {"v4", "v5e", "v5p", "v6e", "v7"}) {
+    CAPTURE(name);
+    const ts::Chip chip = ts::chip(name);
+    CHECK(ts::pod_shape(chip).count() == chip.domain_chips);
+    CHECK(ts::machine_of_chips(chip, chip.domain_chips).dims == ts::pod_shape(chip));
+  }
 }
 
 TEST_CASE("presets: the vendor's links, chip by chip") {
