@@ -3568,9 +3568,9 @@ struct Table {
         }
       }
       const bool named = first != nullptr && !mixed && !first->unit.empty();
-      out.columns.push_back(columns[c] + (named ? " (" + first->unit + ")" : ""));
+      out.columns.push_back(out.free_name(columns[c] + (named ? " (" + first->unit + ")" : "")));
       if (mixed) {
-        out.columns.push_back(columns[c] + " unit");
+        out.columns.push_back(out.free_name(columns[c] + " unit"));
       }
       for (std::size_t r = 0; r < rows.size(); ++r) {
         const Cell& cell = rows[r][c];
@@ -3586,6 +3586,14 @@ struct Table {
       }
     }
     return out;
+  }
+  // The name, or "name 2" and so on where a column has it: rows of JSON have each key once.
+  std::string free_name(const std::string& name) const {
+    std::string free = name;
+    for (int i = 2; std::count(columns.begin(), columns.end(), free) > 0; ++i) {
+      free = detail::cat({name, " ", i});
+    }
+    return free;
   }
   void check_row(const std::vector<Cell>& row) const {
     if (row.size() != columns.size()) {

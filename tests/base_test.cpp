@@ -419,6 +419,19 @@ TEST_CASE("text: cells with commas and quotes, and what JSON calls a number") {
   }
 }
 
+TEST_CASE("text: columns of one name have names of their own in JSON and CSV") {
+  ts::Table table;
+  table.columns = {"time", "time", "time unit", "time"};
+  table.add({ts::format_seconds(2e-3), "a", "b", "c"});
+  table.add({ts::format_bytes(4096), "d", "e", "f"});
+  CHECK(table.text().find("time  time  time unit  time\n") != std::string::npos);
+  CHECK(table.csv() == "time,time unit,time 2,time unit 2,time 3\n0.002,s,a,b,c\n4096,B,d,e,f\n");
+  CHECK(table.json() ==
+        "{\"title\": \"\", \"rows\": [\n  {\"time\": 0.002, \"time unit\": \"s\", \"time 2\": "
+        "\"a\", \"time unit 2\": \"b\", \"time 3\": \"c\"},\n  {\"time\": 4096, \"time unit\": "
+        "\"B\", \"time 2\": \"d\", \"time unit 2\": \"e\", \"time 3\": \"f\"}]}\n");
+}
+
 TEST_CASE("cpu: the path is one that the processor has") {
   const ts::CpuInfo& info = ts::cpu();
   CHECK(info.has(info.path));

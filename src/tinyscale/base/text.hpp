@@ -3,7 +3,7 @@
 //   format_bytes(1.23e9) -> "1.23 GB"   format_seconds(1.23e-5) -> "12.3 us"
 //   format_count(803840) -> "803,840"   format_percent(0.123) -> "12.3 %"
 
-#include <algorithm>  // max
+#include <algorithm>  // count, max
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>  // strtod
@@ -403,9 +403,9 @@ struct Table {
         }
       }
       const bool named = first != nullptr && !mixed && !first->unit.empty();
-      out.columns.push_back(columns[c] + (named ? " (" + first->unit + ")" : ""));
+      out.columns.push_back(out.free_name(columns[c] + (named ? " (" + first->unit + ")" : "")));
       if (mixed) {
-        out.columns.push_back(columns[c] + " unit");
+        out.columns.push_back(out.free_name(columns[c] + " unit"));
       }
       for (std::size_t r = 0; r < rows.size(); ++r) {
         const Cell& cell = rows[r][c];
@@ -421,6 +421,14 @@ struct Table {
       }
     }
     return out;
+  }
+  // The name, or "name 2" and so on where a column has it: rows of JSON have each key once.
+  std::string free_name(const std::string& name) const {
+    std::string free = name;
+    for (int i = 2; std::count(columns.begin(), columns.end(), free) > 0; ++i) {
+      free = detail::cat({name, " ", i});
+    }
+    return free;
   }
   void check_row(const std::vector<Cell>& row) const {
     if (row.size() != columns.size()) {
