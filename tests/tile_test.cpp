@@ -841,6 +841,13 @@ bound by        vector
 )");
   CHECK(run.csv().find("cycles,256,ticks\n") != std::string::npos);
   CHECK(run.json().find("\"simulated\": 256") != std::string::npos);
+  ts::KernelRun large;
+  large.matmul_flops = 2147483648;
+  large.seconds = 2.33066667e-05;
+  CHECK(large.table().text().find("FLOPs    2,147,483,648\n") != std::string::npos);
+  CHECK(large.table().text().find("time            2.331e-05       s\n") != std::string::npos);
+  CHECK(large.csv().find("FLOPs,2147483648,\n") != std::string::npos);
+  CHECK(large.csv().find("time,2.33066667e-05,s\n") != std::string::npos);
   ts::TileOptions options;
   options.block = {4};
   std::ostringstream beside;

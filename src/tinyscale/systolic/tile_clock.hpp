@@ -47,13 +47,14 @@ struct KernelRun {
                                    mxu_cycles,        vector_cycles, cycles};
     for (int i = 0; i < 11; ++i) {
       const bool unknown = i == 6 && on_chip_bytes <= 0;
-      t.add({names[i], unknown ? "size not known" : std::to_string(counts[i]),
+      const Cell count = format_count(static_cast<double>(counts[i]));
+      t.add({names[i], unknown ? Cell("size not known") : count,
              i < 3 || unknown ? ""
              : i < 7          ? "bytes"
                               : "ticks"});
     }
     t.add({"DMA hidden", detail::percent(overlap), "% of its ticks"});
-    t.add({"time", detail::number_cell(seconds), "s"});
+    t.add({"time", detail::number_cell('g', 4, seconds), "s"});
     t.add({"bound by", bound, ""});
     return t;
   }
