@@ -5,6 +5,22 @@
 
 namespace plan_program {
 
+// A rate with the digits that were said: "4.10M" is 4.10e6. A percentage is one of --printed-mfu
+// and
+// --printed-hfu alone.
+inline ts::Printed printed_of(const std::string& flag, const std::string& text) {
+  if (flag == "--printed-mfu" || flag == "--printed-hfu") {
+    return ts::Printed(text);
+  }
+  number_of(flag, text, 0, 1e30);  // throws what is no number
+  const std::size_t suffix = text.find_first_of("kKMBT");
+  const char* const powers[] = {"e3", "e3", "e6", "e9", "e12"};
+  return ts::Printed(suffix == std::string::npos
+                         ? text
+                         : text.substr(0, suffix) +
+                               powers[std::string("kKMBT").find(text[suffix])]);
+}
+
 inline void mfu(const Strings& args, std::ostream& out) {
   const Options options(args,
                         "--chip --chips --slice --format --context --recompute --tokens-per-second "
@@ -35,7 +51,7 @@ inline void mfu(const Strings& args, std::ostream& out) {
                {"--printed-tflops", &ts::MfuClaim::tflops_per_chip}};
   for (const auto& rate : rates) {
     if (options.has(rate.flag)) {
-      claim.*rate.printed = ts::Printed(options.text(rate.flag));
+      claim.*rate.printed = printed_of(rate.flag, options.text(rate.flag));
     }
   }
   const ts::MfuDecoding decoding = ts::decode_mfu(claim);
@@ -151,12 +167,17 @@ inline void claims(const Strings& args, std::ostream& out) {
 // "64KiB", "1GB", "4e6": bytes.
 inline double bytes_of_text(const std::string& text) {
   const std::size_t unit = text.find_first_not_of("0123456789.eE+-");
-  const double number = number_of("--bytes", text.substr(0, unit), 0, 1e18);
+  double bytes = 0;
   try {
-    return ts::Quantity(number, unit == std::string::npos ? "B" : text.substr(unit)).in("B");
+    const double number = number_of("--bytes", text.substr(0, unit), -1e300, 1e300);
+    bytes = ts::Quantity(number, unit == std::string::npos ? "B" : text.substr(unit)).in("B");
   } catch (const ts::Error&) {
     ts::detail::fail({"--bytes is ", text, "; a number of B, kB, MB, GB, KiB, MiB, GiB is right"});
   }
+  if (!(bytes >= 0 && bytes <= 1e18)) {
+    ts::detail::fail({"--bytes is ", text, "; from 0 to 1e18 bytes are right"});
+  }
+  return bytes;
 }
 
 inline const char* meaning_of(ts::Collective what) {

@@ -148,9 +148,9 @@ inline void save(const ts::Svg& picture, const std::string& path, std::ostream& 
   out << "wrote " << path << "\n";
 }
 
-inline const char* train_flags() {
-  return "--chip --chips --dims --batch --context --tokens --format --layout --mfu --price --svg "
-         "--depth";
+// Of train and of explain: pictures and depth are of one of them alone.
+inline std::string train_flags() {
+  return "--chip --chips --dims --batch --context --tokens --format --layout --mfu --price";
 }
 
 inline ts::TrainingJob training_job(const Options& options) {
@@ -195,7 +195,7 @@ inline ts::Table shortened(ts::Table table, bool remarks) {
 }
 
 inline void train(const Strings& args, std::ostream& out) {
-  const Options options(args, train_flags(), "--json --why --twin");
+  const Options options(args, train_flags() + " --svg", "--json --why --twin");
   const Training plan = training_plan(options);
   if (options.has("--json")) {
     Json json;
@@ -228,9 +228,9 @@ inline void train(const Strings& args, std::ostream& out) {
   }
 }
 
-inline const char* serve_flags() {
+inline std::string serve_flags() {
   return "--chip --chips --dims --batch --prompt --output --format --cache --compute --target "
-         "--rate --requests --servers --price --svg --depth";
+         "--price";
 }
 
 inline ts::ServingJob serving_job(const Options& options) {
@@ -261,7 +261,13 @@ inline ts::ServingSimulation simulated(const Serving& plan, const Options& optio
 }
 
 inline void serve(const Strings& args, std::ostream& out) {
-  const Options options(args, serve_flags(), "--json --why --frontier --simulate");
+  const Options options(args, serve_flags() + " --rate --requests --servers --svg",
+                        "--json --why --frontier --simulate");
+  for (const char* flag : {"--rate", "--requests", "--servers"}) {
+    if (options.has(flag) && !options.has("--simulate")) {
+      ts::detail::fail({flag, " is said without --simulate; both or neither are right"});
+    }
+  }
   const ts::ServingJob job = serving_job(options);
   const ts::Machine machine = machine_of(options, "--chips 8");
   const Serving plan = ts::plan_serving(job, machine);
@@ -309,10 +315,10 @@ inline void explain(const Strings& args, std::ostream& out) {
   }
   const Strings rest(args.begin() + 2, args.end());
   if (choice_of("the job", args[1], {"train", "serve"}) == 0) {
-    const Options options(rest, train_flags(), "--json");
+    const Options options(rest, train_flags() + " --depth", "--json");
     explain(training_plan(options), args[0], options, out);
   } else {
-    const Options options(rest, serve_flags(), "--json");
+    const Options options(rest, serve_flags() + " --depth", "--json");
     explain(ts::plan_serving(serving_job(options), machine_of(options, "--chips 8")), args[0],
             options, out);
   }

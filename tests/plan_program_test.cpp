@@ -155,6 +155,10 @@ TEST_CASE("plan collective: formula, algorithms, and the same bytes counted in a
         "plan: the collective \"all_gathr\" is not known; near it is all_gather\n");
   CHECK(refused("collective all_gather --bytes 1XB --chip h100 --chips 8") ==
         "plan: --bytes is 1XB; a number of B, kB, MB, GB, KiB, MiB, GiB is right\n");
+  CHECK(refused("collective all_gather --bytes nan --chip h100 --chips 8") ==
+        "plan: --bytes is nan; a number of B, kB, MB, GB, KiB, MiB, GiB is right\n");
+  CHECK(refused("collective all_gather --bytes 1e18GB --chip h100 --chips 8") ==
+        "plan: --bytes is 1e18GB; from 0 to 1e18 bytes are right\n");
   CHECK(refused("collective all_gather --bytes 2 --chip h100 --chips 8") ==
         "plan: --bytes is 2; 16 or more, a bf16 number for each of 8 devices, are right\n");
   CHECK(refused("collective all_gather --bytes 2 --chip h100 --chips 1") ==
@@ -162,11 +166,23 @@ TEST_CASE("plan collective: formula, algorithms, and the same bytes counted in a
         "right\n");
 }
 
+TEST_CASE("plan: flags that the command would not look at are refused") {
+  CHECK(refused("serve llama3-8b --chip h100 --chips 8 --servers 3") ==
+        "plan: --servers is said without --simulate; both or neither are right\n");
+  CHECK(refused("train " + job + " --depth 3").find("plan: the flag \"--depth\" is not known") ==
+        0);
+  CHECK(refused("explain days train " + job + " --svg .").find("plan: the flag \"--svg\"") == 0);
+}
+
 TEST_CASE("plan mfu, chip, model, claims, help") {
   const Answer mfu = plan("mfu llama3-70b --chip h100 --chips 64 --step 70 --batch 4M --why");
   CHECK(mfu.has("verdict: possible"));
   CHECK(mfu.has("MFU = "));
   CHECK(plan("mfu llama3-70b --chip h100 --chips 64 --tokens-per-second 1e6").has("impossible"));
+  CHECK(plan("mfu gpt2 --chip h100 --chips 8 --tokens-per-second 1.50M").out ==
+        plan("mfu gpt2 --chip h100 --chips 8 --tokens-per-second 1.50e6").out);
+  CHECK(refused("mfu gpt2 --chip h100 --chips 8 --tokens-per-second 50%") ==
+        "plan: --tokens-per-second is \"50%\"; a number such as 4000000, 4e6 or 4M is right\n");
   CHECK(plan("chip tpu-v5p").has("FLOP for a byte at the knee"));
   CHECK(plan("chip tpu-v5p").has("166"));
   const Answer model = plan("model llama3-70b --context 4096");

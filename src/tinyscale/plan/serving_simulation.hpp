@@ -61,23 +61,19 @@ struct ServingSimulation {
 namespace detail {
 
 inline Percentiles percentiles(const std::vector<double>& values) {
-  Percentiles out;
   if (values.empty()) {
-    return out;
+    return {};
   }
   const std::vector<std::size_t> order = stable_order(values);
   const auto at = [&](double share) {  // the smallest that this share does not exceed
     const double n = static_cast<double>(values.size());
     return values[order[static_cast<std::size_t>(std::max(0.0, std::ceil(share * n) - 1))]];
   };
+  double mean = 0;
   for (const double value : values) {
-    out.mean += value / static_cast<double>(values.size());
+    mean += value / static_cast<double>(values.size());
   }
-  out.p50 = at(0.5);
-  out.p90 = at(0.9);
-  out.p99 = at(0.99);
-  out.most = at(1);
-  return out;
+  return {mean, at(0.5), at(0.9), at(0.99), at(1)};
 }
 
 inline EngineLimits engine_limits(const ServingPlan& plan, const ServingOptions& options) {
