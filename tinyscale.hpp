@@ -80437,7 +80437,7 @@ inline ServingTraffic trace_traffic(const std::string& name, const std::string& 
   ServingTraffic out;
   out.name = name;
   std::size_t columns = 0, line = 0;
-  for (std::size_t begin = 0; begin < text.size();) {
+  for (std::size_t begin = text.find("\xEF\xBB\xBF") == 0 ? 3 : 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const std::vector<std::string> cells = detail::cells_of(text.substr(begin, end - begin));
     begin = end + 1;
@@ -80993,7 +80993,7 @@ struct ServingOptions {
   bool overlap = true;               // a step takes its bound, else the sum of its causes
   std::int64_t servers = 1;          // requests go round
   std::int64_t prefill_servers = 0;  // apart from those that decode; 0: the same ones do both
-  double transfer_bandwidth = 0;     // bytes/s of a cache to its decoder; 0: at once
+  double transfer_bandwidth = 0;     // bytes/s of a cache to its decoder, from 1; 0: at once
   bool keep_requests = false;        // fill `served`
 };
 
@@ -81049,7 +81049,8 @@ inline EngineLimits engine_limits(const ServingPlan& plan, const ServingOptions&
   check_job(who, "cache_tokens", static_cast<double>(options.cache_tokens), 0, most);
   check_job(who, "servers", static_cast<double>(options.servers), 1, 1e5);
   check_job(who, "prefill_servers", static_cast<double>(options.prefill_servers), 0, 1e5);
-  check_job(who, "transfer_bandwidth", options.transfer_bandwidth, 0, 1e18);
+  const double least = options.transfer_bandwidth > 0 ? 1 : 0;
+  check_job(who, "transfer_bandwidth", options.transfer_bandwidth, least, 1e18);
   EngineLimits limits;
   limits.batch = options.max_batch > 0 ? options.max_batch : plan.job.batch;
   limits.budget = options.token_budget;

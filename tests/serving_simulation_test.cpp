@@ -622,6 +622,8 @@ TEST_CASE("serving simulation: traffic from a trace, and what is wrong with one"
   CHECK(traffic.requests[1].prefix == 7);
   CHECK(traffic.requests[1].prefix_tokens == 64);
   const std::string head = "arrival_seconds,prompt_tokens,output_tokens\n";
+  const std::string mark = "\xEF\xBB\xBF";  // that spreadsheets put before UTF-8
+  CHECK(ts::trace_traffic("calls.csv", mark + head + "2,3,4\n").requests[0].arrival == 2);
   const auto wrong = [](const std::string& text) {
     return error_of([&] { ts::trace_traffic("calls.csv", text); });
   };
@@ -682,6 +684,12 @@ TEST_CASE("serving simulation: what is refused") {
         "the cache holds 7: a shorter request or more chips is right");
   options.cache_tokens = 128;
   CHECK(ts::simulate_serving(traffic, plan, options).output_tokens == 29);
+  options.prefill_servers = 1;
+  options.transfer_bandwidth = 1e-300;  // a cache would come after more seconds than doubles have
+  CHECK(refused() ==
+        "simulate_serving: transfer_bandwidth is 1e-300; a number from 1 to 1e+18 is right");
+  options.prefill_servers = 0;
+  options.transfer_bandwidth = 0;
   options.block = 0;
   CHECK(refused() == "simulate_serving: block is 0; a number from 1 to 65536 is right");
   options.block = 16;

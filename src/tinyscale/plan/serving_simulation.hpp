@@ -28,7 +28,7 @@ struct ServingOptions {
   bool overlap = true;               // a step takes its bound, else the sum of its causes
   std::int64_t servers = 1;          // requests go round
   std::int64_t prefill_servers = 0;  // apart from those that decode; 0: the same ones do both
-  double transfer_bandwidth = 0;     // bytes/s of a cache to its decoder; 0: at once
+  double transfer_bandwidth = 0;     // bytes/s of a cache to its decoder, from 1; 0: at once
   bool keep_requests = false;        // fill `served`
 };
 
@@ -84,7 +84,8 @@ inline EngineLimits engine_limits(const ServingPlan& plan, const ServingOptions&
   check_job(who, "cache_tokens", static_cast<double>(options.cache_tokens), 0, most);
   check_job(who, "servers", static_cast<double>(options.servers), 1, 1e5);
   check_job(who, "prefill_servers", static_cast<double>(options.prefill_servers), 0, 1e5);
-  check_job(who, "transfer_bandwidth", options.transfer_bandwidth, 0, 1e18);
+  const double least = options.transfer_bandwidth > 0 ? 1 : 0;
+  check_job(who, "transfer_bandwidth", options.transfer_bandwidth, least, 1e18);
   EngineLimits limits;
   limits.batch = options.max_batch > 0 ? options.max_batch : plan.job.batch;
   limits.budget = options.token_budget;

@@ -155,7 +155,7 @@ inline ServingTraffic trace_traffic(const std::string& name, const std::string& 
   ServingTraffic out;
   out.name = name;
   std::size_t columns = 0, line = 0;
-  for (std::size_t begin = 0; begin < text.size();) {
+  for (std::size_t begin = text.find("\xEF\xBB\xBF") == 0 ? 3 : 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const std::vector<std::string> cells = detail::cells_of(text.substr(begin, end - begin));
     begin = end + 1;
