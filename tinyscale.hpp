@@ -16543,9 +16543,9 @@ struct AttentionScores {
   }
 };
 
-// Scores of a vector of lanes that causality hides become -inf.
+// Scores of a vector of lanes that causality hides become -inf, their slopes, if any, 0.
 template <class L>
-TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p) {
+TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p, float* g) {
   typename L::V v, hidden;
   typename L::I lane, mask, bound;
   lane_numbers<L>(lane);
@@ -16556,6 +16556,11 @@ TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* 
     load<L>(p + x * attention_queries, v);
     blend<L>(mask, hidden, v, v);
     store<L>(p + x * attention_queries, v);
+    if (g != nullptr) {
+      load<L>(g + x * attention_queries, v);
+      blend<L>(mask, typename L::V{}, v, v);
+      store<L>(g + x * attention_queries, v);
+    }
   }
 }
 
@@ -16575,7 +16580,7 @@ struct AttentionFold {
     lane_numbers<L>(zero);
     for (std::int64_t i = 0; i < t.rows; i += L::width) {
       float* const at = lanes + i;
-      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i);
+      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i, nullptr);
       load<L>(at, before);
       top = before;
       exp_columns<L>(t.held<L>(i), row, scale, p + i, top, shift, more);
@@ -16624,17 +16629,18 @@ struct AnyInfinite {
   }
 };
 
-// O of one block, which gets `share` of what it sums up. hidden: values that some row does not see
-// are no numbers; each row sums those that it sees.
+// A product of one block. hidden: there are no numbers among those that some row of it does not
+// see; each row sums those that it sees.
 inline void attention_sum(const AttentionProduct& w, bool hidden) {
   for (std::int64_t i = 0; hidden && i < w.m; ++i) {
     AttentionProduct row = w;
     row.m = 1;
     row.a += i * w.a_row;
     row.c += i * w.c_row;
+    row.from += i;
     row.to += i;
-    row.share += i;
-    row.keep += i;
+    row.share += w.share == nullptr ? 0 : i;
+    row.keep += w.keep == nullptr ? 0 : i;
     attention_product(row);
   }
   if (!hidden) {
@@ -16862,7 +16868,7 @@ struct AttentionSlopes {
     broadcast<L>(scale, f);
     for (std::int64_t lane = 0; lane < t.rows; lane += L::width) {
       const std::int64_t keys = t.held<L>(lane);
-      hide_scores<L>(keys, lane + 1 - t.lead, p + lane);
+      hide_scores<L>(keys, lane + 1 - t.lead, p + lane, g + lane);
       load<L>(lse + lane, vl);
       load<L>(mean + lane, vm);
       vm = vm * f;
@@ -16892,6 +16898,11 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
     const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
+    const bool hides = visible_keys(s, first) < j + keys;
+    bool odd = false;
+    if (hides) {
+      run_on_lanes(AnyInfinite{1, keys * size, 0, k, &odd});
+    }
     float* qt = k + attention_keys * size;
     for (std::int64_t begin = first; begin < last; begin += wide, qt += attention_kept(size)) {
       AttentionBlock block(s, begin, j);
@@ -16909,12 +16920,19 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
       run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
       run_on_lanes(AttentionScores{block, t.v, s.v_stride, gt, g});
       run_on_lanes(AttentionSlopes{block, scale, mean + wide, mean, p, g});
-      attention_product({rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q, s.q_stride,
-                         j == 0 ? beta : 1.0f, -attention_all, -block.lead});
-      attention_product({block.keys, size, rows, p, wide, 1, d_o, size, t.dv + at_v, s.v_stride,
-                         1.0f, block.lead});
-      attention_product(
-          {block.keys, size, rows, g, wide, 1, q, size, t.dk + at_k, s.k_stride, 1.0f, block.lead});
+      bool odd_rows = false;  // a query or dO that is no number leaves none in lse or mean
+      if (hides) {
+        run_on_lanes(AnyInfinite{1, 2 * wide, 0, mean, &odd_rows});
+      }
+      attention_sum({rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q, s.q_stride,
+                     j == 0 ? beta : 1.0f, -attention_all, -block.lead},
+                    odd);
+      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, t.dv + at_v, s.v_stride, 1.0f,
+                     block.lead},
+                    odd_rows);
+      attention_sum(
+          {block.keys, size, rows, g, wide, 1, q, size, t.dk + at_k, s.k_stride, 1.0f, block.lead},
+          odd_rows);
     }
   }
 }

@@ -407,6 +407,62 @@ TEST_CASE("attention: what later keys and values hold does not reach a query") {
   });
 }
 
+TEST_CASE("attention backward: what a query does not see reaches no gradient of it, nor back") {
+  on_every_path([] {
+    for (const std::int64_t tokens : {2, 7, 9, 70, 140}) {
+      for (const std::int64_t size : {3, 16, 24}) {
+        const auto gradients = [&](std::int64_t at, int which, float odd, bool all) {
+          std::vector<ts::Tensor> x;  // q, k, v, dO; key i stands 3 before query i
+          for (int i = 0; i < 4; ++i) {
+            x.push_back(ts::uniform({2, tokens + (i % 3 == 0 ? 0 : 3), 2 * size}, 1 + i, -1, 1));
+          }
+          if (which >= 0) {
+            ts::fill_(ts::slice(ts::slice(x[std::size_t(which)], 1, at, at + 1), 2, all ? 0 : 1, 2),
+                      odd);
+          }
+          for (int i = 0; i < 3; ++i) {
+            x[std::size_t(i)] = ts::parameter(x[std::size_t(i)]);
+          }
+          const ts::Tensor y = ts::attention(x[0], x[1], x[2], 2, 2, ts::Mask::causal);
+          ts::sum(y * x[3]).backward();
+          std::vector<Floats> all_of;
+          for (int i = 0; i < 3; ++i) {
+            all_of.push_back(x[std::size_t(i)].grad().values());
+          }
+          return all_of;
+        };
+        const std::vector<Floats> clean = gradients(0, -1, 0.0f, true);
+        for (const std::int64_t at : {tokens - 1, tokens / 2, tokens / 3 + 1}) {
+          for (int which = 0; which < 4; ++which) {
+            for (const float odd : {std::nanf(""), inf, -inf, 3e38f}) {
+              CAPTURE(tokens);
+              CAPTURE(size);
+              CAPTURE(at);
+              CAPTURE(which);
+              CAPTURE(odd);
+              const bool by_key = which == 1 || which == 2;
+              const std::vector<Floats> odd_ones =
+                  gradients(by_key ? at + 3 : at, which, odd, odd < 0);
+              bool same = true;
+              for (int of = by_key ? 0 : 1; of < (by_key ? 1 : 3); ++of) {
+                for (std::size_t i = 0; i < clean[std::size_t(of)].size(); ++i) {
+                  const std::int64_t row =
+                      static_cast<std::int64_t>(i) / (2 * size) % (tokens + (by_key ? 0 : 3));
+                  same =
+                      same &&
+                      ((by_key ? row >= at : row <= at + 3) ||
+                       std::fabs(odd_ones[std::size_t(of)][i] - clean[std::size_t(of)][i]) < 1e-5f);
+                }
+              }
+              CHECK(same);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("cross-entropy: rows of many blocks, whose maximum comes late, against float64") {
   on_every_path([] {
     for (const std::int64_t cols : {1, 17, 511, 513, 1600, 5003}) {

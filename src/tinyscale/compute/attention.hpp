@@ -228,9 +228,9 @@ struct AttentionScores {
   }
 };
 
-// Scores of a vector of lanes that causality hides become -inf.
+// Scores of a vector of lanes that causality hides become -inf, their slopes, if any, 0.
 template <class L>
-TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p) {
+TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p, float* g) {
   typename L::V v, hidden;
   typename L::I lane, mask, bound;
   lane_numbers<L>(lane);
@@ -241,6 +241,11 @@ TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* 
     load<L>(p + x * attention_queries, v);
     blend<L>(mask, hidden, v, v);
     store<L>(p + x * attention_queries, v);
+    if (g != nullptr) {
+      load<L>(g + x * attention_queries, v);
+      blend<L>(mask, typename L::V{}, v, v);
+      store<L>(g + x * attention_queries, v);
+    }
   }
 }
 
@@ -260,7 +265,7 @@ struct AttentionFold {
     lane_numbers<L>(zero);
     for (std::int64_t i = 0; i < t.rows; i += L::width) {
       float* const at = lanes + i;
-      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i);
+      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i, nullptr);
       load<L>(at, before);
       top = before;
       exp_columns<L>(t.held<L>(i), row, scale, p + i, top, shift, more);
@@ -309,17 +314,18 @@ struct AnyInfinite {
   }
 };
 
-// O of one block, which gets `share` of what it sums up. hidden: values that some row does not see
-// are no numbers; each row sums those that it sees.
+// A product of one block. hidden: there are no numbers among those that some row of it does not
+// see; each row sums those that it sees.
 inline void attention_sum(const AttentionProduct& w, bool hidden) {
   for (std::int64_t i = 0; hidden && i < w.m; ++i) {
     AttentionProduct row = w;
     row.m = 1;
     row.a += i * w.a_row;
     row.c += i * w.c_row;
+    row.from += i;
     row.to += i;
-    row.share += i;
-    row.keep += i;
+    row.share += w.share == nullptr ? 0 : i;
+    row.keep += w.keep == nullptr ? 0 : i;
     attention_product(row);
   }
   if (!hidden) {

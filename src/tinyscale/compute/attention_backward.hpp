@@ -71,7 +71,7 @@ struct AttentionSlopes {
     broadcast<L>(scale, f);
     for (std::int64_t lane = 0; lane < t.rows; lane += L::width) {
       const std::int64_t keys = t.held<L>(lane);
-      hide_scores<L>(keys, lane + 1 - t.lead, p + lane);
+      hide_scores<L>(keys, lane + 1 - t.lead, p + lane, g + lane);
       load<L>(lse + lane, vl);
       load<L>(mean + lane, vm);
       vm = vm * f;
@@ -101,6 +101,11 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
     const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
+    const bool hides = visible_keys(s, first) < j + keys;
+    bool odd = false;
+    if (hides) {
+      run_on_lanes(AnyInfinite{1, keys * size, 0, k, &odd});
+    }
     float* qt = k + attention_keys * size;
     for (std::int64_t begin = first; begin < last; begin += wide, qt += attention_kept(size)) {
       AttentionBlock block(s, begin, j);
@@ -118,12 +123,19 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
       run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
       run_on_lanes(AttentionScores{block, t.v, s.v_stride, gt, g});
       run_on_lanes(AttentionSlopes{block, scale, mean + wide, mean, p, g});
-      attention_product({rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q, s.q_stride,
-                         j == 0 ? beta : 1.0f, -attention_all, -block.lead});
-      attention_product({block.keys, size, rows, p, wide, 1, d_o, size, t.dv + at_v, s.v_stride,
-                         1.0f, block.lead});
-      attention_product(
-          {block.keys, size, rows, g, wide, 1, q, size, t.dk + at_k, s.k_stride, 1.0f, block.lead});
+      bool odd_rows = false;  // a query or dO that is no number leaves none in lse or mean
+      if (hides) {
+        run_on_lanes(AnyInfinite{1, 2 * wide, 0, mean, &odd_rows});
+      }
+      attention_sum({rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q, s.q_stride,
+                     j == 0 ? beta : 1.0f, -attention_all, -block.lead},
+                    odd);
+      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, t.dv + at_v, s.v_stride, 1.0f,
+                     block.lead},
+                    odd_rows);
+      attention_sum(
+          {block.keys, size, rows, g, wide, 1, q, size, t.dk + at_k, s.k_stride, 1.0f, block.lead},
+          odd_rows);
     }
   }
 }
