@@ -25271,19 +25271,22 @@ inline Parts decompose_norm_backward(const Parts& in, bool centred) {
 struct CountedRows {
   Tensor valid, count;
   explicit CountedRows(const Tensor& targets)
-      : valid(1.0f - less(reshape(targets, {targets.count(), 1}), full(Shape{}, 0.0f))),
+      : valid(1.0f - equal(reshape(targets, {targets.count(), 1}), full(Shape{}, -1.0f))),
         count(maximum(sum(valid), full(Shape{}, 1.0f))) {}
 };
-// 1 at each row's target.
-inline Tensor one_hot(const Tensor& targets, std::int64_t classes) {
-  return equal(arange(classes), reshape(targets, {targets.count(), 1}));
+// 1 at each row's target, which is taken from the classes: that refuses what is none of them.
+inline Tensor one_hot(const Tensor& targets, const CountedRows& rows, std::int64_t classes) {
+  const Tensor all = arange(classes), column = reshape(targets, {targets.count(), 1});
+  const Tensor ids = where(rows.valid, column, full(Shape{}, 0.0f));
+  const Tensor taken = embedding(reshape(all, {classes, 1}), reshape(ids, {targets.count()}));
+  return equal(all, taken);
 }
 
 inline Tensor decompose_cross_entropy(const Tensor& logits, const Tensor& targets) {
   const Tensor x = reshape(logits, {logits.count() / logits.dim(-1), logits.dim(-1)});
   const CountedRows rows(targets);
   const Tensor hit =
-      sum(where(one_hot(targets, x.dim(1)), x, full(Shape{}, 0.0f)), -1, KeepDim::yes);
+      sum(where(one_hot(targets, rows, x.dim(1)), x, full(Shape{}, 0.0f)), -1, KeepDim::yes);
   const Tensor losses = where(rows.valid, log_sum_exp(x) - hit, full(Shape{}, 0.0f));
   return sum(losses) / rows.count;
 }
@@ -25292,7 +25295,7 @@ inline Tensor decompose_cross_entropy(const Tensor& logits, const Tensor& target
 inline Tensor decompose_cross_entropy_backward(const Parts& in) {
   const Tensor x = reshape(in[0], {in[0].count() / in[0].dim(-1), in[0].dim(-1)});
   const CountedRows rows(in[1]);
-  const Tensor slope = softmax_parts(x) - one_hot(in[1], x.dim(1));
+  const Tensor slope = softmax_parts(x) - one_hot(in[1], rows, x.dim(1));
   const Tensor dx = where(rows.valid, slope * (in[2] / rows.count), full(Shape{}, 0.0f));
   return reshape(dx, in[0].shape());
 }
@@ -29730,7 +29733,7 @@ struct NodeKernel {
               node.op == Op::take || node.op == Op::scatter_add ? " rows" : " classes"});
       }
       out_ids[i] = static_cast<std::int32_t>(id);
-      if (static_cast<float>(out_ids[i]) < id) {
+      if (static_cast<float>(out_ids[i]) < id || static_cast<float>(out_ids[i]) > id) {
         fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is no whole number"});
       }
     }

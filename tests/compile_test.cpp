@@ -836,10 +836,8 @@ TEST_CASE("compile_step updates nothing where the loss or the norm is no number"
       };
       refused(std::nanf(""), "compile_step: the loss is not a number in step 1; ");
       refused(std::numeric_limits<float>::infinity(), "compile_step: the loss is not a number");
-      batch.targets[0] = 400;  // primitives read any
-      if (passes.fuse_elementwise) {
-        refused(before, "linear_cross_entropy_all: target 400 ");
-      }
+      batch.targets[0] = 400;
+      refused(before, passes.fuse_rows ? "linear_cross_entropy_all: target 400 " : "take: id 400 ");
       batch.targets[0] = 4;
       for (std::int64_t row = 0; row < spoilt.dim(0); ++row) {
         spoilt.data()[row * 32] = before;
@@ -847,6 +845,28 @@ TEST_CASE("compile_step updates nothing where the loss or the norm is no number"
       CHECK(std::isfinite(step(batch, 1).loss));
       CHECK(optimizer.steps() == 2);
     }
+  }
+}
+
+TEST_CASE("cross_entropy refuses what is no class, also taken apart") {
+  const ts::Compiled::Body body = [](const Tensors& in) {
+    return Tensors{ts::cross_entropy(in[0], in[1])};
+  };
+  const ts::Tensor x = ts::uniform({3, 5}, 1);
+  for (const ts::CompileOptions& options : both_ends()) {
+    const ts::Compiled f = ts::compile(body, options);
+    const auto error = [&](float target) {
+      return error_of([&] { f({x, row({0, -1, target})}); });
+    };
+    const std::string start = options.fuse_rows ? "cross_entropy: target " : "take: id ";
+    const std::string end =
+        options.fuse_rows ? " is outside the 5 classes" : " is outside the 5 rows";
+    CHECK(error(5) == start + "5 at position 2" + end);
+    CHECK(error(-2) == start + "-2 at position 2" + end);
+    CHECK(error(std::nanf("")) == start + "nan at position 2" + end);
+    CHECK(error(1.5f) == start + "1.5 at position 2 is no whole number");
+    CHECK(error(-0.5f).find(start + "-0.5 at position 2 is ") == 0);
+    check_near(f({x, row({0, -1, 4})})[0], body({x, row({0, -1, 4})})[0]);
   }
 }
 

@@ -111,7 +111,7 @@ struct NodeKernel {
               node.op == Op::take || node.op == Op::scatter_add ? " rows" : " classes"});
       }
       out_ids[i] = static_cast<std::int32_t>(id);
-      if (static_cast<float>(out_ids[i]) < id) {
+      if (static_cast<float>(out_ids[i]) < id || static_cast<float>(out_ids[i]) > id) {
         fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is no whole number"});
       }
     }
