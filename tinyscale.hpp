@@ -684,6 +684,16 @@ class Piece {
   throw Error(cat(sentence));
 }
 
+// The name of a value of an enum; another number that was cast to it is refused.
+template <class E, std::size_t N>
+const char* name_in(const char* of, const char* const (&names)[N], E value) {
+  const auto number = static_cast<std::size_t>(value);
+  if (number >= N) {
+    fail({of, ": ", static_cast<int>(value), " is no value of it; 0 to ", N - 1, " are right"});
+  }
+  return names[number];
+}
+
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -706,13 +716,8 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 enum class CpuPath { portable, neon, avx2, avx512 };
 
 inline const char* name_of(CpuPath path) {
-  switch (path) {
-    case CpuPath::portable: return "portable";
-    case CpuPath::neon: return "neon";
-    case CpuPath::avx2: return "avx2";
-    case CpuPath::avx512: return "avx512";
-  }
-  return "?";
+  static const char* const names[] = {"portable", "neon", "avx2", "avx512"};
+  return detail::name_in("CpuPath", names, path);
 }
 
 struct CpuInfo {
@@ -1326,6 +1331,12 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class DType { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int32, int8, int4 };
 
+inline const char* name_of(DType format) {
+  static const char* const names[] = {"f64",      "f32",   "bf16", "f16", "fp8_e4m3",
+                                      "fp8_e5m2", "int32", "int8", "int4"};
+  return detail::name_in("DType", names, format);
+}
+
 // Bytes of one element; half a byte for int4.
 inline double bytes_of(DType format) {
   switch (format) {
@@ -1339,22 +1350,7 @@ inline double bytes_of(DType format) {
     case DType::int8: return 1;
     case DType::int4: return 0.5;
   }
-  return 0;
-}
-
-inline const char* name_of(DType format) {
-  switch (format) {
-    case DType::f64: return "f64";
-    case DType::f32: return "f32";
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::fp8_e4m3: return "fp8_e4m3";
-    case DType::fp8_e5m2: return "fp8_e5m2";
-    case DType::int32: return "int32";
-    case DType::int8: return "int8";
-    case DType::int4: return "int4";
-  }
-  return "?";
+  detail::fail({"bytes_of: ", name_of(format), " has no size"});
 }
 
 inline void append_text(std::string& out, DType format) { out += name_of(format); }
@@ -3814,16 +3810,9 @@ enum class MemoryKind : unsigned char {
 };
 
 inline const char* name_of(MemoryKind kind) {
-  switch (kind) {
-    case MemoryKind::parameter: return "parameter";
-    case MemoryKind::gradient: return "gradient";
-    case MemoryKind::optimizer: return "optimizer";
-    case MemoryKind::activation: return "activation";
-    case MemoryKind::logits: return "logits";
-    case MemoryKind::kv_cache: return "kv_cache";
-    case MemoryKind::buffer: return "buffer";
-  }
-  return "?";
+  static const char* const names[] = {"parameter", "gradient", "optimizer", "activation",
+                                      "logits",    "kv_cache", "buffer"};
+  return detail::name_in("MemoryKind", names, kind);
 }
 
 namespace detail {
@@ -4061,6 +4050,7 @@ class ContextScope {
 class MemoryScope {
  public:
   explicit MemoryScope(MemoryKind kind) : context_(&context()), previous_(context_->kind) {
+    name_of(kind);  // refuses what is none
     context_->kind = kind;
   }
   ~MemoryScope() { context_->kind = previous_; }
@@ -6802,7 +6792,7 @@ enum class AxisKind { line, ring, switched, full };
 
 inline const char* name_of(AxisKind kind) {
   static const char* const names[] = {"line", "ring", "switched", "fully connected"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("AxisKind", names, kind);
 }
 
 // What a link carries in a second, by either convention: 45 GB/s one way are 90 GB/s both ways.
@@ -7038,6 +7028,7 @@ inline void check_network(const char* function, const Machine& machine) {
   }
   for (std::size_t i = 0; i < dims; ++i) {
     const Links& links = machine.links[i];
+    name_of(links.kind);  // refuses what is none
     if (!(links.latency >= 0) || !is_finite(links.latency)) {
       fail({function, ": ", machine.name, ": the latency of links[", i, "] is ", links.latency,
             " s; a finite number from 0 is right"});
@@ -8074,7 +8065,7 @@ inline const char* name_of(Channel channel) {
                                       "all links of a port, one way",
                                       "network",
                                       "PCIe"};
-  return names[static_cast<int>(channel)];
+  return detail::name_in("Channel", names, channel);
 }
 
 namespace detail {
@@ -23652,6 +23643,8 @@ namespace detail {
 inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                std::int64_t heads, std::int64_t kv_heads,
                                                Mask mask) {
+  static const char* const masks[] = {"none", "causal"};
+  name_in("attention: mask", masks, mask);
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
       heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
       k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
@@ -23811,6 +23804,8 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
                     "; finite numbers other than 0 are right"});
     }
   }
+  static const char* const ways[] = {"interleaved", "halves"};
+  detail::name_in("rope: pairs", ways, pairs);
   if (detail::recording()) {
     List<double> numbers =
         detail::as_numbers(List<std::int64_t>{head_size, pairs == RopePairs::interleaved ? 0 : 1, 0,
@@ -38716,19 +38711,19 @@ inline const char* name_of(Collective what) {
   static const char* const names[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all",
                                       "broadcast",  "reduce",         "gather",     "scatter",
                                       "permute",    "barrier"};
-  return names[static_cast<int>(what)];
+  return detail::name_in("Collective", names, what);
 }
 
 inline const char* name_of(Algorithm algorithm) {
   static const char* const names[] = {"automatic",        "ring",  "ring both ways", "line",
                                       "halving/doubling", "tree",  "direct",         "torus",
                                       "hierarchical",     "custom"};
-  return names[static_cast<int>(algorithm)];
+  return detail::name_in("Algorithm", names, algorithm);
 }
 
 inline const char* name_of(Reduce how) {
   static const char* const names[] = {"sum", "mean", "max", "min"};
-  return names[static_cast<int>(how)];
+  return detail::name_in("Reduce", names, how);
 }
 
 namespace detail {
@@ -39402,6 +39397,7 @@ inline void check_spec(const char* function, const CollectiveSpec& spec) {
     fail({function, ": root ", spec.root, " of ", spec.devices(), " devices; the root is 0 to ",
           spec.devices() - 1});
   }
+  name_of(spec.what);  // refuses what is none
   if (!has_algorithm(spec.what, spec.algorithm)) {
     std::string names;
     for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {
@@ -42650,6 +42646,8 @@ inline CollectiveSchedule own_schedule(const CallKey& key, const CollectiveSpec&
 // What all groups share that make this call; throws when its algorithm does not fit.
 inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machine,
                                         const List<AxisPlacement>& axes, const SourceLine& where) {
+  name_of(key.how);  // refuses what is none
+  name_of(key.format);
   CallPlan* const plan = new CallPlan;
   const Shared<const CallPlan> made(plan);
   CallShape* const shape = new CallShape;
@@ -58591,7 +58589,7 @@ inline const char* name_of(GgufKind kind) {
   static const char* const names[] = {"uint8",  "int8",    "uint16", "int16", "uint32",
                                       "int32",  "float32", "bool",   "text",  "list",
                                       "uint64", "int64",   "float64"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("GgufKind", names, kind);
 }
 
 struct GgufValue {
@@ -63652,7 +63650,10 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
 }  // namespace detail
 
 inline WeightsChoice::WeightsChoice(Weights which)
-    : weights(which), store(detail::stored_matrix_of) {}
+    : weights(which), store(detail::stored_matrix_of) {
+  static const char* const names[] = {"f32", "as_stored", "bf16", "int8", "int4"};
+  detail::name_in("Weights", names, which);
+}
 
 // What a file or folder holds, none of its numbers read.
 inline WeightFile open_weights(const std::string& path, bool with_tokenizer = true) {
@@ -66282,7 +66283,7 @@ enum class ContextParallel { ring, ulysses, gathered };
 
 inline const char* name_of(ContextParallel kind) {
   static const char* const names[] = {"ring", "ulysses", "gathered"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("ContextParallel", names, kind);
 }
 
 // The tokens of device `index`, sequence_length / devices of them. Ring and gathered: zigzag, of 2N
@@ -67069,15 +67070,16 @@ inline std::string Layout::text() const {
   static const char* const sequence[] = {"", " (ulysses)", " (gathered)"};
   std::string out = detail::cat(
       {"data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ", context});
-  out += context != 1 ? sequence[static_cast<int>(context_parallel)] : "";
+  out +=
+      context != 1 ? detail::name_in("Layout: context_parallel", sequence, context_parallel) : "";
   out += expert != 1 ? detail::cat({", expert ", expert}) : "";
   out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
-  out += shards_text[static_cast<int>(zero)];
+  out += detail::name_in("Layout: zero", shards_text, zero);
   out += zero_devices != 0 ? detail::cat({" over ", zero_devices}) : "";
   out += gradient_format != DType::f32 ? detail::cat({", gradients in ", name_of(gradient_format)})
                                        : "";
   out += sequence_parallel ? ", sequence parallel" : "";
-  out += again[static_cast<int>(recompute)];
+  out += detail::name_in("Layout: recompute", again, recompute);
   out += schedule.empty() ? "" : ", " + schedule.name;
   out += algorithm != Algorithm::automatic ? detail::cat({", algorithm ", name_of(algorithm)}) : "";
   if (order != Layout().order) {
@@ -67445,7 +67447,7 @@ struct StateParts {
 
 inline const char* name_of(StateBytes convention) {
   static const char* const names[] = {"f32", "book", "mixed", "mixed, f32 gradients"};
-  return names[static_cast<int>(convention)];
+  return detail::name_in("StateBytes", names, convention);
 }
 
 inline StateParts state_parts(StateBytes convention) {
@@ -67453,7 +67455,7 @@ inline StateParts state_parts(StateBytes convention) {
     case StateBytes::book: return {2, 0, 0, 8};
     case StateBytes::mixed: return {2, 2, 4, 8};
     case StateBytes::mixed_f32_gradients: return {2, 4, 4, 8};
-    default: return StateParts();
+    default: name_of(convention); return StateParts();  // refuses what is none
   }
 }
 
@@ -67623,8 +67625,9 @@ inline double keys_seen(double context, double window, AttentionFlops counted) {
     case AttentionFlops::causal: return most - most * most / (2 * context);
     case AttentionFlops::full: return most;
     case AttentionFlops::causal_exact: return most - most * (most - 1) / (2 * context);
-    default: return 0;
+    case AttentionFlops::none: return 0;
   }
+  detail::fail({"keys_seen: AttentionFlops ", static_cast<int>(counted), "; 0 to 3 are right"});
 }
 
 // Forward FLOPs of the scores and the weighted values for one token in all layers: 2 H (K + W) a
@@ -67778,11 +67781,12 @@ enum class MegatronFlops {
 inline const char* name_of(MegatronFlops form) {
   static const char* const names[] = {"megatron72", "megatron96", "megatron72, core once more",
                                       "megatron72, core as published"};
-  return names[static_cast<int>(form)];
+  return detail::name_in("MegatronFlops", names, form);
 }
 
 inline double megatron_flops_per_token(MegatronFlops form, double layers, double width,
                                        double context, double vocabulary) {
+  name_of(form);  // refuses what is none
   const bool all_again = form == MegatronFlops::megatron96;
   const double core = form == MegatronFlops::megatron72_core_once        ? 16
                       : form == MegatronFlops::megatron72_core_published ? 24
@@ -67840,7 +67844,7 @@ enum class SumFormat { f32, bf16_sent, bf16 };
 
 inline const char* name_of(SumFormat format) {
   static const char* const names[] = {"f32", "bf16 sent, f32 sums", "bf16 sums"};
-  return names[static_cast<int>(format)];
+  return detail::name_in("SumFormat", names, format);
 }
 
 struct NumericsRow {
@@ -76199,7 +76203,7 @@ inline const char* name_of(FlopsConvention convention) {
       "forward, causal attention",
       "forward, full attention",
   };
-  return names[static_cast<int>(convention)];
+  return detail::name_in("FlopsConvention", names, convention);
 }
 
 // Counts what is computed again: its rate over the peak is an HFU.
@@ -76605,7 +76609,7 @@ enum class MfuVerdict { possible, suspicious, impossible };
 
 inline const char* name_of(MfuVerdict verdict) {
   static const char* const names[] = {"possible", "suspicious", "impossible"};
-  return names[static_cast<int>(verdict)];
+  return detail::name_in("MfuVerdict", names, verdict);
 }
 
 // The claim under one convention, each figure a quantity with its formula.
@@ -79192,11 +79196,11 @@ enum class CacheSharding { heads, batch, sequence };
 
 inline const char* name_of(WeightSharding kind) {
   static const char* const names[] = {"tensor", "2D", "expert"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("WeightSharding", names, kind);
 }
 inline const char* name_of(CacheSharding kind) {
   static const char* const names[] = {"heads", "batch", "sequence"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("CacheSharding", names, kind);
 }
 
 // A collective of every layer, by what a chip sends for each token.

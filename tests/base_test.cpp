@@ -149,6 +149,37 @@ TEST_CASE("format: names and bytes") {
                        ts::Error);
 }
 
+TEST_CASE("numbers that a cast made a value of an enum are refused") {
+  const auto refused = [](const std::string& of, int value, int most,
+                          const std::function<void()>& call) {
+    CHECK(error_of(call) == of + ": " + std::to_string(value) + " is no value of it; 0 to " +
+                                std::to_string(most) + " are right");
+  };
+  refused("DType", 77, 8, [] { ts::bytes_of(static_cast<ts::DType>(77)); });
+  refused("DType", -1, 8, [] { ts::chip("h100").peak(static_cast<ts::DType>(-1)); });
+  refused("MemoryKind", 77, 6, [] { const ts::MemoryScope s(static_cast<ts::MemoryKind>(77)); });
+  refused("Channel", 9, 6, [] { ts::bandwidth_of(ts::chip("h100"), static_cast<ts::Channel>(9)); });
+  refused("Algorithm", 33, 9, [] { ts::name_of(static_cast<ts::Algorithm>(33)); });
+  refused("MegatronFlops", 9, 3,
+          [] { ts::megatron_flops_per_token(static_cast<ts::MegatronFlops>(9), 2, 8, 8, 16); });
+  refused("StateBytes", 9, 3, [] { ts::state_parts(static_cast<ts::StateBytes>(9)); });
+  refused("Weights", 9, 4, [] { ts::WeightsChoice(static_cast<ts::Weights>(9)); });
+  const ts::Tensor x = ts::uniform({1, 4, 8}, 1);
+  refused("attention: mask", 5, 1,
+          [&x] { ts::attention(x, x, x, 1, 1, static_cast<ts::Mask>(5)); });
+  refused("rope: pairs", 7, 1,
+          [&x] { ts::rope(x, 8, ts::TokenPlaces(0), 10000.0f, static_cast<ts::RopePairs>(7)); });
+  ts::Machine machine = ts::machine("tpu-v5e", {2});
+  const std::string sum = error_of([&machine] {
+    ts::Mesh(machine, {{"x", 2}}).run([](ts::Device& device) {
+      device.all_reduce(ts::ones({4}), "x", static_cast<ts::Reduce>(9));
+    });
+  });
+  CHECK(sum.find("threw: Reduce: 9 is no value of it; 0 to 3 are right") != std::string::npos);
+  machine.links[0].kind = static_cast<ts::AxisKind>(9);
+  refused("AxisKind", 9, 3, [&machine] { const ts::Mesh mesh(machine, {{"x", 2}}); });
+}
+
 TEST_CASE("format: fp8 codes against the tables") {
   CHECK(check_code_table("table_e4m3fn.tsv", ts::from_fp8_e4m3) == 256);
   CHECK(check_code_table("table_e5m2.tsv", ts::from_fp8_e5m2) == 256);

@@ -25,13 +25,8 @@ namespace tinyscale {
 enum class CpuPath { portable, neon, avx2, avx512 };
 
 inline const char* name_of(CpuPath path) {
-  switch (path) {
-    case CpuPath::portable: return "portable";
-    case CpuPath::neon: return "neon";
-    case CpuPath::avx2: return "avx2";
-    case CpuPath::avx512: return "avx512";
-  }
-  return "?";
+  static const char* const names[] = {"portable", "neon", "avx2", "avx512"};
+  return detail::name_in("CpuPath", names, path);
 }
 
 struct CpuInfo {

@@ -3,6 +3,7 @@
 //   detail::fail({"matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()});
 // A message says the function, what was given, and what would be right.
 
+#include <cstddef>  // size_t
 #include <cstdint>
 #include <cstdio>   // snprintf
 #include <cstring>  // memcpy
@@ -109,6 +110,16 @@ class Piece {
 // Throws the sentence as an Error.
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail(std::initializer_list<Piece> sentence) {
   throw Error(cat(sentence));
+}
+
+// The name of a value of an enum; another number that was cast to it is refused.
+template <class E, std::size_t N>
+const char* name_in(const char* of, const char* const (&names)[N], E value) {
+  const auto number = static_cast<std::size_t>(value);
+  if (number >= N) {
+    fail({of, ": ", static_cast<int>(value), " is no value of it; 0 to ", N - 1, " are right"});
+  }
+  return names[number];
 }
 
 }  // namespace detail

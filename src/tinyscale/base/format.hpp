@@ -21,6 +21,12 @@ namespace tinyscale {
 
 enum class DType { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int32, int8, int4 };
 
+inline const char* name_of(DType format) {
+  static const char* const names[] = {"f64",      "f32",   "bf16", "f16", "fp8_e4m3",
+                                      "fp8_e5m2", "int32", "int8", "int4"};
+  return detail::name_in("DType", names, format);
+}
+
 // Bytes of one element; half a byte for int4.
 inline double bytes_of(DType format) {
   switch (format) {
@@ -34,22 +40,7 @@ inline double bytes_of(DType format) {
     case DType::int8: return 1;
     case DType::int4: return 0.5;
   }
-  return 0;
-}
-
-inline const char* name_of(DType format) {
-  switch (format) {
-    case DType::f64: return "f64";
-    case DType::f32: return "f32";
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::fp8_e4m3: return "fp8_e4m3";
-    case DType::fp8_e5m2: return "fp8_e5m2";
-    case DType::int32: return "int32";
-    case DType::int8: return "int8";
-    case DType::int4: return "int4";
-  }
-  return "?";
+  detail::fail({"bytes_of: ", name_of(format), " has no size"});
 }
 
 inline void append_text(std::string& out, DType format) { out += name_of(format); }

@@ -29,7 +29,7 @@ inline const char* name_of(Channel channel) {
                                       "all links of a port, one way",
                                       "network",
                                       "PCIe"};
-  return names[static_cast<int>(channel)];
+  return detail::name_in("Channel", names, channel);
 }
 
 namespace detail {

@@ -27,7 +27,7 @@ enum class AxisKind { line, ring, switched, full };
 
 inline const char* name_of(AxisKind kind) {
   static const char* const names[] = {"line", "ring", "switched", "fully connected"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("AxisKind", names, kind);
 }
 
 // What a link carries in a second, by either convention: 45 GB/s one way are 90 GB/s both ways.
@@ -263,6 +263,7 @@ inline void check_network(const char* function, const Machine& machine) {
   }
   for (std::size_t i = 0; i < dims; ++i) {
     const Links& links = machine.links[i];
+    name_of(links.kind);  // refuses what is none
     if (!(links.latency >= 0) || !is_finite(links.latency)) {
       fail({function, ": ", machine.name, ": the latency of links[", i, "] is ", links.latency,
             " s; a finite number from 0 is right"});

@@ -140,6 +140,7 @@ class ContextScope {
 class MemoryScope {
  public:
   explicit MemoryScope(MemoryKind kind) : context_(&context()), previous_(context_->kind) {
+    name_of(kind);  // refuses what is none
     context_->kind = kind;
   }
   ~MemoryScope() { context_->kind = previous_; }

@@ -22,16 +22,9 @@ enum class MemoryKind : unsigned char {
 };
 
 inline const char* name_of(MemoryKind kind) {
-  switch (kind) {
-    case MemoryKind::parameter: return "parameter";
-    case MemoryKind::gradient: return "gradient";
-    case MemoryKind::optimizer: return "optimizer";
-    case MemoryKind::activation: return "activation";
-    case MemoryKind::logits: return "logits";
-    case MemoryKind::kv_cache: return "kv_cache";
-    case MemoryKind::buffer: return "buffer";
-  }
-  return "?";
+  static const char* const names[] = {"parameter", "gradient", "optimizer", "activation",
+                                      "logits",    "kv_cache", "buffer"};
+  return detail::name_in("MemoryKind", names, kind);
 }
 
 namespace detail {

@@ -81,19 +81,19 @@ inline const char* name_of(Collective what) {
   static const char* const names[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all",
                                       "broadcast",  "reduce",         "gather",     "scatter",
                                       "permute",    "barrier"};
-  return names[static_cast<int>(what)];
+  return detail::name_in("Collective", names, what);
 }
 
 inline const char* name_of(Algorithm algorithm) {
   static const char* const names[] = {"automatic",        "ring",  "ring both ways", "line",
                                       "halving/doubling", "tree",  "direct",         "torus",
                                       "hierarchical",     "custom"};
-  return names[static_cast<int>(algorithm)];
+  return detail::name_in("Algorithm", names, algorithm);
 }
 
 inline const char* name_of(Reduce how) {
   static const char* const names[] = {"sum", "mean", "max", "min"};
-  return names[static_cast<int>(how)];
+  return detail::name_in("Reduce", names, how);
 }
 
 namespace detail {

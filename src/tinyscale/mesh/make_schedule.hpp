@@ -53,6 +53,7 @@ inline void check_spec(const char* function, const CollectiveSpec& spec) {
     fail({function, ": root ", spec.root, " of ", spec.devices(), " devices; the root is 0 to ",
           spec.devices() - 1});
   }
+  name_of(spec.what);  // refuses what is none
   if (!has_algorithm(spec.what, spec.algorithm)) {
     std::string names;
     for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {

@@ -39,7 +39,7 @@ inline const char* name_of(GgufKind kind) {
   static const char* const names[] = {"uint8",  "int8",    "uint16", "int16", "uint32",
                                       "int32",  "float32", "bool",   "text",  "list",
                                       "uint64", "int64",   "float64"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("GgufKind", names, kind);
 }
 
 struct GgufValue {

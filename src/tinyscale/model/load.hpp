@@ -311,7 +311,10 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
 }  // namespace detail
 
 inline WeightsChoice::WeightsChoice(Weights which)
-    : weights(which), store(detail::stored_matrix_of) {}
+    : weights(which), store(detail::stored_matrix_of) {
+  static const char* const names[] = {"f32", "as_stored", "bf16", "int8", "int4"};
+  detail::name_in("Weights", names, which);
+}
 
 // What a file or folder holds, none of its numbers read.
 inline WeightFile open_weights(const std::string& path, bool with_tokenizer = true) {

@@ -22,7 +22,7 @@ enum class ContextParallel { ring, ulysses, gathered };
 
 inline const char* name_of(ContextParallel kind) {
   static const char* const names[] = {"ring", "ulysses", "gathered"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("ContextParallel", names, kind);
 }
 
 // The tokens of device `index`, sequence_length / devices of them. Ring and gathered: zigzag, of 2N

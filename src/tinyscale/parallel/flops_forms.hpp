@@ -26,8 +26,9 @@ inline double keys_seen(double context, double window, AttentionFlops counted) {
     case AttentionFlops::causal: return most - most * most / (2 * context);
     case AttentionFlops::full: return most;
     case AttentionFlops::causal_exact: return most - most * (most - 1) / (2 * context);
-    default: return 0;
+    case AttentionFlops::none: return 0;
   }
+  detail::fail({"keys_seen: AttentionFlops ", static_cast<int>(counted), "; 0 to 3 are right"});
 }
 
 // Forward FLOPs of the scores and the weighted values for one token in all layers: 2 H (K + W) a
@@ -181,11 +182,12 @@ enum class MegatronFlops {
 inline const char* name_of(MegatronFlops form) {
   static const char* const names[] = {"megatron72", "megatron96", "megatron72, core once more",
                                       "megatron72, core as published"};
-  return names[static_cast<int>(form)];
+  return detail::name_in("MegatronFlops", names, form);
 }
 
 inline double megatron_flops_per_token(MegatronFlops form, double layers, double width,
                                        double context, double vocabulary) {
+  name_of(form);  // refuses what is none
   const bool all_again = form == MegatronFlops::megatron96;
   const double core = form == MegatronFlops::megatron72_core_once        ? 16
                       : form == MegatronFlops::megatron72_core_published ? 24

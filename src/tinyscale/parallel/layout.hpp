@@ -59,15 +59,16 @@ inline std::string Layout::text() const {
   static const char* const sequence[] = {"", " (ulysses)", " (gathered)"};
   std::string out = detail::cat(
       {"data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ", context});
-  out += context != 1 ? sequence[static_cast<int>(context_parallel)] : "";
+  out +=
+      context != 1 ? detail::name_in("Layout: context_parallel", sequence, context_parallel) : "";
   out += expert != 1 ? detail::cat({", expert ", expert}) : "";
   out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
-  out += shards_text[static_cast<int>(zero)];
+  out += detail::name_in("Layout: zero", shards_text, zero);
   out += zero_devices != 0 ? detail::cat({" over ", zero_devices}) : "";
   out += gradient_format != DType::f32 ? detail::cat({", gradients in ", name_of(gradient_format)})
                                        : "";
   out += sequence_parallel ? ", sequence parallel" : "";
-  out += again[static_cast<int>(recompute)];
+  out += detail::name_in("Layout: recompute", again, recompute);
   out += schedule.empty() ? "" : ", " + schedule.name;
   out += algorithm != Algorithm::automatic ? detail::cat({", algorithm ", name_of(algorithm)}) : "";
   if (order != Layout().order) {

@@ -36,7 +36,7 @@ struct StateParts {
 
 inline const char* name_of(StateBytes convention) {
   static const char* const names[] = {"f32", "book", "mixed", "mixed, f32 gradients"};
-  return names[static_cast<int>(convention)];
+  return detail::name_in("StateBytes", names, convention);
 }
 
 inline StateParts state_parts(StateBytes convention) {
@@ -44,7 +44,7 @@ inline StateParts state_parts(StateBytes convention) {
     case StateBytes::book: return {2, 0, 0, 8};
     case StateBytes::mixed: return {2, 2, 4, 8};
     case StateBytes::mixed_f32_gradients: return {2, 4, 4, 8};
-    default: return StateParts();
+    default: name_of(convention); return StateParts();  // refuses what is none
   }
 }
 

@@ -25,7 +25,7 @@ enum class SumFormat { f32, bf16_sent, bf16 };
 
 inline const char* name_of(SumFormat format) {
   static const char* const names[] = {"f32", "bf16 sent, f32 sums", "bf16 sums"};
-  return names[static_cast<int>(format)];
+  return detail::name_in("SumFormat", names, format);
 }
 
 struct NumericsRow {

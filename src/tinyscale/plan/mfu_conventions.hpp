@@ -68,7 +68,7 @@ inline const char* name_of(FlopsConvention convention) {
       "forward, causal attention",
       "forward, full attention",
   };
-  return names[static_cast<int>(convention)];
+  return detail::name_in("FlopsConvention", names, convention);
 }
 
 // Counts what is computed again: its rate over the peak is an HFU.

@@ -21,7 +21,7 @@ enum class MfuVerdict { possible, suspicious, impossible };
 
 inline const char* name_of(MfuVerdict verdict) {
   static const char* const names[] = {"possible", "suspicious", "impossible"};
-  return names[static_cast<int>(verdict)];
+  return detail::name_in("MfuVerdict", names, verdict);
 }
 
 // The claim under one convention, each figure a quantity with its formula.

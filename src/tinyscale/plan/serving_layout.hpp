@@ -21,11 +21,11 @@ enum class CacheSharding { heads, batch, sequence };
 
 inline const char* name_of(WeightSharding kind) {
   static const char* const names[] = {"tensor", "2D", "expert"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("WeightSharding", names, kind);
 }
 inline const char* name_of(CacheSharding kind) {
   static const char* const names[] = {"heads", "batch", "sequence"};
-  return names[static_cast<int>(kind)];
+  return detail::name_in("CacheSharding", names, kind);
 }
 
 // A collective of every layer, by what a chip sends for each token.

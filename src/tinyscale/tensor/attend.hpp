@@ -21,6 +21,8 @@ namespace detail {
 inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                std::int64_t heads, std::int64_t kv_heads,
                                                Mask mask) {
+  static const char* const masks[] = {"none", "causal"};
+  name_in("attention: mask", masks, mask);
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
       heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
       k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
@@ -180,6 +182,8 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
                     "; finite numbers other than 0 are right"});
     }
   }
+  static const char* const ways[] = {"interleaved", "halves"};
+  detail::name_in("rope: pairs", ways, pairs);
   if (detail::recording()) {
     List<double> numbers =
         detail::as_numbers(List<std::int64_t>{head_size, pairs == RopePairs::interleaved ? 0 : 1, 0,
