@@ -848,6 +848,34 @@ TEST_CASE("compile_step updates nothing where the loss or the norm is no number"
   }
 }
 
+TEST_CASE("compiled log_softmax and cross_entropy are as near far from 0 as eager ones") {
+  const ts::Compiled::Body body = [](const Tensors& in) {
+    return Tensors{ts::log_softmax(in[0]), ts::cross_entropy(in[0], in[1])};
+  };
+  for (const float offset : {0.0f, 1e4f, -1e6f}) {
+    const ts::Tensor x = ts::uniform({20, 50}, 3, -3, 3) + offset, targets = ts::arange(20);
+    const std::vector<float> numbers_of_x = x.values();
+    std::vector<float> want;
+    double loss = 0;
+    for (std::size_t row = 0; row < 20; ++row) {
+      double sum = 0;
+      for (std::size_t j = 0; j < 50; ++j) {
+        sum += std::exp(double{numbers_of_x[row * 50 + j]} - double{offset});
+      }
+      for (std::size_t j = 0; j < 50; ++j) {
+        const double y = double{numbers_of_x[row * 50 + j]} - double{offset} - std::log(sum);
+        want.push_back(static_cast<float>(y));
+        loss -= j == row ? y / 20 : 0;
+      }
+    }
+    for (const ts::CompileOptions& options : both_ends()) {
+      const Tensors y = ts::compile(body, options)({x, targets});
+      check_near(y[0], ts::tensor({20, 50}, want), 1e-6f);
+      CHECK(std::fabs(double{y[1].item()} - loss) < 2e-6);
+    }
+  }
+}
+
 TEST_CASE("cross_entropy refuses what is no class, also taken apart") {
   const ts::Compiled::Body body = [](const Tensors& in) {
     return Tensors{ts::cross_entropy(in[0], in[1])};

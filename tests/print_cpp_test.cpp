@@ -153,7 +153,7 @@ extern "C" void run_plan(float* const* value, void (*library)(int step, float* c
   library(0, value);
   {
     const float* const in[] = {value[2]};
-    float* const out[] = {value[9]};
+    float* const out[] = {value[8]};
     step_1_sub(in, out);
   }
 }

@@ -522,3 +522,13 @@ TEST_CASE("views and products refuse what does not fit") {
   CHECK(error_of([&] { const ts::MatmulFormat scope(ts::DType::int8); }) ==
         "MatmulFormat: int8; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right");
 }
+
+TEST_CASE("gather and scatter_add of as many dimensions as a tensor may have") {
+  const ts::Tensor x = ts::parameter(ts::tensor({1, 1, 1, 1, 1, 1, 1, 3}, {1, 2, 3}));
+  const ts::Tensor y = ts::parameter(ts::tensor({1, 1, 1, 1, 1, 1, 1, 2}, {5, 7}));
+  const ts::Tensor z = ts::gather(ts::scatter_add(x, 7, {2, 2}, y), 7, {2, 2, 0}, x.shape());
+  CHECK(z.values() == std::vector<float>{15, 15, 1});
+  ts::sum(z).backward();
+  CHECK(x.grad().values() == std::vector<float>{1, 0, 2});
+  CHECK(y.grad().values() == std::vector<float>{2, 2});
+}

@@ -57,6 +57,12 @@ inline Tensor softmax_parts(const Tensor& x) {
   return e / sum(e, -1, KeepDim::yes);
 }
 
+// Along the last dimension, far from 0 too: what all of x have in common never meets the small log.
+inline Tensor log_softmax_parts(const Tensor& x) {
+  const Tensor c = x - max(x, -1, KeepDim::yes);
+  return c - log(sum(exp(c), -1, KeepDim::yes));
+}
+
 // log(sum(exp(x))) along the last dimension, which stays.
 inline Tensor log_sum_exp(const Tensor& x) {
   const Tensor top = max(x, -1, KeepDim::yes);
@@ -122,10 +128,10 @@ inline Tensor one_hot(const Tensor& targets, const CountedRows& rows, std::int64
 inline Tensor decompose_cross_entropy(const Tensor& logits, const Tensor& targets) {
   const Tensor x = reshape(logits, {logits.count() / logits.dim(-1), logits.dim(-1)});
   const CountedRows rows(targets);
-  const Tensor hit =
-      sum(where(one_hot(targets, rows, x.dim(1)), x, full(Shape{}, 0.0f)), -1, KeepDim::yes);
-  const Tensor losses = where(rows.valid, log_sum_exp(x) - hit, full(Shape{}, 0.0f));
-  return sum(losses) / rows.count;
+  const Tensor zero = full(Shape{}, 0.0f), c = x - max(x, -1, KeepDim::yes);
+  const Tensor hit = sum(where(one_hot(targets, rows, x.dim(1)), c, zero), -1, KeepDim::yes);
+  const Tensor losses = log(sum(exp(c), -1, KeepDim::yes)) - hit;  // as above
+  return sum(where(rows.valid, losses, zero)) / rows.count;
 }
 
 // dlogits of (logits, targets, dy).
@@ -256,7 +262,7 @@ inline Parts decompose_adamw(const Parts& in) {
 inline Parts decompose(Op op, const Parts& in, const List<double>& numbers) {
   switch (op) {
     case Op::softmax: return {softmax_parts(in[0])};
-    case Op::log_softmax: return {in[0] - log_sum_exp(in[0])};
+    case Op::log_softmax: return {log_softmax_parts(in[0])};
     case Op::layer_norm: return decompose_norm(in, static_cast<float>(numbers[0]), true);
     case Op::rms_norm: return decompose_norm(in, static_cast<float>(numbers[0]), false);
     case Op::layer_norm_backward: return decompose_norm_backward(in, true);

@@ -93,7 +93,7 @@ class VectorRewrite {
         }
         break;
       case Op::exp:
-        if (is(a, Op::sub) && users[index(a)] == 1) {
+        if (is(a, Op::sub) && (users[index(a)] == 1 || is(at(a).operands[1], Op::row_max))) {
           become(i, Op::exp_sub, at(a).operands[0], at(a).operands[1]);
           rewrite(i);
         }

@@ -177,7 +177,7 @@ inline std::vector<std::int32_t> gather_places(const char* op, const Tensor& x, 
 inline Tensor gather(const Tensor& x, int dim, const std::vector<std::int32_t>& ids,
                      const Shape& shape) {
   const auto places = detail::gather_places("gather", x, dim, ids, shape);
-  return reshape(embedding(reshape(x, {x.count(), 1}), places, shape), shape);
+  return reshape(embedding(reshape(x, {x.count(), 1}), places, {shape.count()}), shape);
 }
 
 // x with y[i, j, k] added at x[i, id, k] for dim 1 with id = ids[i, j, k]: gather's transpose.
@@ -201,10 +201,10 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
                     {x.count(), y.count(), y.count()}, {x.count()});  // ids take four bytes too
   if (detail::tracked({&x, &y})) {
     detail::attach(out, "scatter_add", {&x, &y},
-                   [places, shape = y.shape(), sx = x.slot(), sy = y.slot()](const Tensor& dy) {
+                   [places, n = y.count(), sx = x.slot(), sy = y.slot()](const Tensor& dy) {
                      if (sy) {
                        const Tensor all = reshape(dy, {dy.count(), 1});
-                       detail::add_grad(sy, embedding(all, places, shape));
+                       detail::add_grad(sy, embedding(all, places, {n}));
                      }
                      if (sx) {
                        detail::add_grad(sx, dy);
