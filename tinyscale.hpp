@@ -63471,9 +63471,7 @@ inline StoredMatrix stored_matrix_of(const WeightFile& file, const StoredTensor&
   const std::int64_t rows = t.shape[0], cols = t.shape[1];
   const Weights w = options.weights;
   const bool plain = t.readable && !t.transposed && !t.doubles && t.scales == nullptr;
-  const bool same =
-      w == Weights::as_stored || (w == Weights::bf16 && t.format == BlockFormat::bf16);
-  if (plain && same) {
+  if (plain && (w == Weights::as_stored || (w == Weights::bf16 && t.format == BlockFormat::bf16))) {
     return kernels::stored_view(rows, cols, t.format, t.data, owner_of(file, t));
   }
   if (w == Weights::as_stored && t.scales != nullptr) {
@@ -63657,8 +63655,7 @@ inline WeightFile parse_weights(const Shared<MappedFile>& mapped, const std::str
 
 inline WeightsChoice::WeightsChoice(Weights which)
     : weights(which), store(detail::stored_matrix_of) {
-  static const char* const names[] = {"f32", "as_stored", "bf16", "int8", "int4"};
-  detail::name_in("Weights", names, which);
+  detail::name_in("Weights", {"f32", "as_stored", "bf16", "int8", "int4"}, which);
 }
 
 // What a file or folder holds, none of its numbers read.
