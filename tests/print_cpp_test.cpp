@@ -12,6 +12,8 @@
 #if defined(TINYSCALE_LOAD_KERNELS)
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <csignal>
 #endif
 
 #include "error_of.hpp"
@@ -542,7 +544,12 @@ TEST_CASE("load_kernel: every error of a build") {
       ts::detail::build_library("", ts::KernelBuild());
   CHECK_EQ(error_of([&] { ts::detail::find_kernel(*library, "nothing"); }),
            "load_kernel: there is no nothing in what was built");
+  // Children whose ends the system does not tell.
+  const auto before = std::signal(SIGCHLD, SIG_IGN);
   const ts::LoadedKernel kernel = ts::load_kernel(p);
+  CHECK_EQ(ts::detail::run_command("(echo a b; exit 7)").status, 7);
+  CHECK_EQ(ts::detail::run_command("echo a b").output, "a b\n");
+  std::signal(SIGCHLD, before);
   const float* const in[] = {nullptr};
   float* const out[] = {nullptr};
   CHECK_EQ(error_of([&] { kernel(in, out); }),
