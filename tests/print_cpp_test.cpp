@@ -395,6 +395,18 @@ TEST_CASE("load_kernel: every function, softmax and norms beside the reference")
     kernel::run(kernel::plan_vectors(programs[i]), in.data(), engine.pointers.data());
     check_near(out, engine, 1e-6f, 4e-6f);
   }
+  // Slopes at the ends, which in the reference are no numbers.
+  for (const VectorOp op : {VectorOp::gelu_slope, VectorOp::gelu_tanh_slope}) {
+    VectorProgram p({}, static_cast<std::int64_t>(special.size()));
+    p.output(p.apply(op, p.dense_input()), VectorOutput::full);
+    const float* const in[] = {special.data()};
+    Outputs out(p), engine(p);
+    ts::load_kernel(p)(in, out.pointers.data());
+    kernel::run(kernel::plan_vectors(p), in, engine.pointers.data());
+    check_near(out, engine, 1e-6f, 4e-6f);
+    CHECK_EQ(out.memory[0][2], 1.0f);
+    CHECK_EQ(double(out.memory[0][3]), doctest::Approx(0));
+  }
   // An output in the memory of its input.
   for (std::size_t i = programs.size() - 2; i < programs.size(); ++i) {
     std::vector<Floats> given = inputs[i];
