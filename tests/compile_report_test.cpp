@@ -2,7 +2,10 @@
 // and counted; what the op set is made of.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <cstring>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "error_of.hpp"
@@ -104,6 +107,21 @@ TEST_CASE("compile report: numbers written in the function, a maximum, a choice,
   ts::CompileReport report = ts::compile_report(f);
   report.measure({x}, 1);
   check_rows(report, 1e-6);
+}
+
+TEST_CASE("compile report: a NaN or infinity that one result alone has is a difference") {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  const auto apart = [](const std::vector<float>& a, const std::vector<float>& b) {
+    return ts::detail::largest_difference({ts::tensor({2}, a)}, {ts::tensor({2}, b)});
+  };
+  CHECK(apart({nan, 2}, {nan, 1}) == 0.5);
+  CHECK(apart({inf, 2}, {inf, 1}) == 0.5);
+  for (const float number : {1.0f, inf, -inf, nan}) {
+    for (const float other : {nan, -inf, inf, 1.0f}) {
+      const bool same = std::memcmp(&number, &other, sizeof number) == 0;
+      CHECK(apart({number, 3}, {other, 3}) == (same ? 0.0 : double(inf)));
+    }
+  }
 }
 
 TEST_CASE("compile report: GELU by tanh, written out in primitives") {

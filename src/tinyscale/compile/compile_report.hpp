@@ -5,7 +5,7 @@
 //   std::cout << ts::compile_report(f).measure({x});
 
 #include <algorithm>  // max, sort
-#include <cmath>      // fabs
+#include <cmath>      // fabs, HUGE_VAL
 #include <cstddef>    // size_t
 #include <ostream>    // operator<<
 #include <string>     // names
@@ -255,9 +255,10 @@ inline double largest_difference(const std::vector<Tensor>& a, const std::vector
     double apart = 0, largest = 0;
     for (std::int64_t i = 0; i < x.count(); ++i) {
       const double p = static_cast<double>(x.data()[i]), q = static_cast<double>(y.data()[i]);
-      const bool same = x.data()[i] == y.data()[i] || (p != p && q != q);
-      apart = same ? apart : std::max(apart, std::fabs(p - q));
-      largest = std::max(largest, std::fabs(p));
+      const bool same = x.data()[i] == y.data()[i] || (is_nan(p) && is_nan(q));
+      const double by = is_finite(p - q) ? std::fabs(p - q) : HUGE_VAL;  // a NaN in one alone
+      apart = same ? apart : std::max(apart, by);
+      largest = is_finite(p) ? std::max(largest, std::fabs(p)) : largest;
     }
     worst = std::max(worst, largest > 0 ? apart / largest : apart);
   }
