@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -131,6 +132,30 @@ TEST_CASE("profile: records what runs while it is alive") {
     CHECK(outer.totals().ops == 0);
     CHECK(outer.records().empty());
   }
+  CHECK_FALSE(ts::profiling());
+}
+
+TEST_CASE("profile: one may end before one that was made after it") {
+  const auto run = [] {
+    ts::OpRecord record;
+    record.name = "op";
+    ts::context().profile->record(record);
+  };
+  auto profile = std::make_unique<ts::Profile>();
+  run();
+  profile = std::make_unique<ts::Profile>();  // the new one is made first
+  REQUIRE(ts::profiling());
+  run();
+  CHECK(profile->totals().ops == 1);
+  auto first = std::make_unique<ts::Profile>(), second = std::make_unique<ts::Profile>();
+  first.reset();
+  run();
+  CHECK(profile->totals().ops == 2);
+  CHECK(second->totals().ops == 1);
+  profile.reset();
+  run();
+  CHECK(second->totals().ops == 2);
+  second.reset();
   CHECK_FALSE(ts::profiling());
 }
 
