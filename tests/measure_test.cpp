@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -206,6 +208,20 @@ TEST_CASE("compare: predicted beside counted") {
         "name,unit,formula,counted,counted/formula\n"
         "bytes,B,98304,98304,1\ntime,us,10,10.5,1.05\n");
   CHECK(comparison.json().find("\"formula\": 98304") != std::string::npos);
+}
+
+TEST_CASE("compare: no number is near infinity or NaN") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  const auto equal = [](double predicted, double counted) {
+    return ts::ReportRow{"", "", predicted, counted}.equal(0.5);
+  };
+  CHECK(equal(2, 3));
+  CHECK(equal(inf, inf));
+  for (const double number : {0.0, 5.0, -inf, nan}) {
+    CHECK_FALSE(equal(inf, number));
+    CHECK_FALSE(equal(number, inf));
+    CHECK_FALSE(equal(number, nan));
+  }
 }
 
 TEST_CASE("compare: reports side by side") {
