@@ -3649,7 +3649,8 @@ struct ReportRow {
   // Whether they differ by at most `relative` of the larger.
   bool equal(double relative) const {
     const double larger = std::fmax(std::fabs(predicted), std::fabs(counted));
-    return predicted == counted || std::fabs(predicted - counted) <= relative * larger;
+    const double apart = std::fabs(predicted - counted);
+    return predicted == counted || (detail::is_finite(apart) && apart <= relative * larger);
   }
 };
 
@@ -4230,11 +4231,13 @@ class HardwareCounters {
  public:
   explicit HardwareCounters(detail::PerfOpener open = detail::open_perf_event) {
     for (const int thread : detail::program_thread_ids()) {
+      const std::size_t before = files_.size();
       for (int event = 0; event < events && why_.empty(); ++event) {
         const int file = open(event, thread);
         if (file >= 0) {
           files_.push_back(file);
-        } else if (file == detail::thread_is_gone) {
+        } else if (file == detail::thread_is_gone) {  // perhaps between two events
+          close_from(before);
           break;
         } else {
           why_ = reason(-file);
@@ -4242,10 +4245,10 @@ class HardwareCounters {
       }
     }
     if (!why_.empty()) {
-      close_all();
+      close_from(0);
     }
   }
-  ~HardwareCounters() { close_all(); }
+  ~HardwareCounters() { close_from(0); }
   HardwareCounters(const HardwareCounters&) = delete;
   HardwareCounters& operator=(const HardwareCounters&) = delete;
 
@@ -4285,13 +4288,13 @@ class HardwareCounters {
 #endif
   }
 
-  void close_all() {
+  void close_from(std::size_t first) {
 #if defined(TINYSCALE_PERF_EVENTS)
-    for (const int file : files_) {
-      ::close(file);
+    for (std::size_t i = first; i < files_.size(); ++i) {
+      ::close(files_[i]);
     }
 #endif
-    files_.clear();
+    files_.resize(first);
   }
 
   List<int> files_;  // events of the first thread, of the second, ...
@@ -4314,7 +4317,13 @@ struct RooflineReport;
 class Profile {
  public:
   Profile() : context_(&context()), outer_(context_->profile) { context_->profile = this; }
-  ~Profile() { context_->profile = outer_; }
+  ~Profile() {  // which may be before that of one made later
+    Profile** in = &context_->profile;
+    while (*in != nullptr && *in != this) {
+      in = &(*in)->outer_;
+    }
+    *in = *in == this ? outer_ : nullptr;
+  }
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
 
@@ -8313,14 +8322,18 @@ inline Quantity dims_product(const std::string& spec, const std::string& letters
       continue;
     }
     seen += c;
-    std::size_t at = 0;
-    while (at < dims.size() && dims[at].letter != c) {
-      ++at;
+    const EinsumDim* dim = nullptr;
+    for (const EinsumDim& each : dims) {
+      if (dim != nullptr && each.letter == c && (each.size < dim->size || each.size > dim->size)) {
+        fail({"einsum \"", spec, "\": sizes ", dim->size, " and ", each.size, " for '", c,
+              "'; one is right"});
+      }
+      dim = each.letter == c ? &each : dim;
     }
-    if (at == dims.size()) {
+    if (dim == nullptr) {
       fail({"einsum \"", spec, "\": no size for '", c, "'; give one to every letter"});
     }
-    product = product * given("einsum", std::string(1, c), dims[at].size);
+    product = product * given("einsum", std::string(1, c), dim->size);
   }
   return product;
 }
@@ -8352,7 +8365,7 @@ inline Quantity einsum_bytes(const std::string& spec, const List<EinsumDim>& dim
                              DType format = DType::bf16) {
   const std::string arrays = spec.substr(0, detail::einsum_arrow(spec)) + "," +
                              spec.substr(detail::einsum_arrow(spec) + 2) + ",";
-  const Quantity number(bytes_of(format), "B", "b", name_of(format));
+  const Quantity number(bytes_of(format), "B", "number", name_of(format));  // no letter of a dim
   Quantity sum;
   std::string letters;
   for (const char c : arrays) {
@@ -8532,6 +8545,10 @@ inline LaunchSweep launch_sweep(std::int64_t kernels = 1000,
   sweep.options = options;
   sweep.kernel_seconds = kernel_seconds;
   detail::check_equal_kernels("launch_sweep", kernels, 0, options);
+  if (kernels > 10000000) {
+    detail::fail({"launch_sweep: ", kernels, " kernels; up to 10000000 are replayed, of more ",
+                  "eager_time and graph_time are the formulas"});
+  }
   const double launch = options.seconds > 0 ? options.seconds : 5e-6;
   for (int i = 0; kernel_seconds.empty() && i <= 40; ++i) {
     sweep.kernel_seconds.push_back(launch * std::pow(20.0, i / 20.0 - 1));
@@ -22040,7 +22057,10 @@ inline void record_arithmetic(const OpScope& scope, const char* name, const char
                               double VectorCost::*pass) {
   if (context().profile != nullptr) {
     const double n = static_cast<double>(shape.count());
-    const bool once = a.origin() == b.origin() && a.shape() == b.shape();  // x x reads x
+    bool once = a.origin() == b.origin() && a.shape() == b.shape();  // x x reads x
+    for (int i = 0; i < a.dims() && once; ++i) {                     // x + x^T both
+      once = a.dim(i) == 1 || a.stride(i) == b.stride(i);
+    }
     scope.done(name, shape,
                {static_cast<double>(a.count()), once ? 0 : static_cast<double>(b.count())}, {n}, 0,
                vector_cost(price, n, pass));
@@ -28141,7 +28161,8 @@ inline constexpr CppFunction cpp_functions[] = {
      "  return s * (1.0f + x * (1.0f - s));\n"
      "}\n"},
     {kernels::VectorOp::gelu_slope,
-     "static inline float gelu_slope(float x) {  // 0.3989... = 1 / sqrt(2 pi)\n"
+     "static inline float gelu_slope(float y) {  // 0.3989... = 1 / sqrt(2 pi); y cut as below\n"
+     "  const float x = y < -12.0f ? -12.0f : y > 12.0f ? 12.0f : y;\n"
      "  const float bell = 0.398942280f * std::exp(-0.5f * x * x);\n"
      "  return 0.5f * (1.0f + std::erf(0.707106781f * x)) + x * bell;\n"
      "}\n"},
@@ -28209,9 +28230,8 @@ inline std::string print_cpp(const kernels::VectorProgram& program, const std::s
 // clang-format off
 #if defined(TINYSCALE_LOAD_KERNELS) && (defined(__unix__) || defined(__APPLE__))
 #define TINYSCALE_CAN_LOAD 1
-#  include <dlfcn.h>     // dlopen
-#  include <sys/wait.h>  // WIFEXITED
-#  include <unistd.h>    // access, mkdtemp, unlink
+#  include <dlfcn.h>   // dlopen
+#  include <unistd.h>  // access, mkdtemp, unlink
 #else
 #define TINYSCALE_CAN_LOAD 0
 #endif
@@ -28270,13 +28290,15 @@ inline std::string shell_words(const std::string& text) {
 }
 
 struct CommandResult {
-  int status = -1;  // of the program; -1: it did not end by itself
+  int status = -1;  // of the program; -1: it is not known
   std::string output;
 };
 
+// The status comes as the last word: a program that ignores its children's ends gets none to wait
+// for.
 inline CommandResult run_command(const std::string& command) {
   CommandResult result;
-  std::FILE* const pipe = popen((command + " 2>&1").c_str(), "r");
+  std::FILE* const pipe = popen((command + " 2>&1; echo \" $?\"").c_str(), "r");
   if (pipe == nullptr) {
     fail({"load_kernel: no process could be started: ", std::strerror(errno)});
   }
@@ -28284,8 +28306,12 @@ inline CommandResult run_command(const std::string& command) {
   for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) {
     result.output.append(buffer, n);
   }
-  const int status = pclose(pipe);
-  result.status = status != -1 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  pclose(pipe);
+  const std::size_t word = result.output.rfind(' ');
+  if (word != std::string::npos) {
+    result.status = std::atoi(result.output.c_str() + word);
+    result.output.resize(word);
+  }
   return result;
 }
 
@@ -30114,11 +30140,10 @@ inline OpRecord record_of(const Graph& graph, const ValueLayouts& layouts, const
     while (facts_of(graph[source].op).kind == OpKind::view) {
       source = graph[source].inputs[0];
     }
-    const double from_table =
-        graph[nodes[0]].op == Op::take && input == inputs[0] ? count_of(graph[nodes[0]].shape) : 0;
+    const bool table = graph[nodes[0]].op == Op::take && input == inputs[0];
     if (graph[source].op != Op::literal) {
       record.reads.push_back(
-          {from_table > 0 ? from_table : distinct_numbers(layouts.of(input)), math, 0});
+          {table ? count_of(graph[nodes[0]].shape) : distinct_numbers(layouts.of(input)), math, 0});
     }
   }
   for (const int output : outputs) {
@@ -30966,7 +30991,10 @@ class GraphPlan {
   // What CompileOptions::activation_bytes led to.
   const Rematerialization& rematerialization() const { return rematerialization_; }
   double unshared_bytes() const { return 4.0 * static_cast<double>(placed_.unshared); }
-  double result_bytes() const;  // of what a run returns: memory of its own for each
+  // Of what a run returns: memory of its own for each that it makes; then, at its end, for copies
+  // of inputs, constants and views of them.
+  double result_bytes() const;
+  double copied_bytes() const;
 
   // The outputs for these inputs (contiguous) and constants; empty where one went to its target.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, const List<Tensor>& constants) const {
@@ -31214,10 +31242,15 @@ inline double GraphPlan::result_bytes() const {
   for (std::size_t i = 0; i < placed_.places.size(); ++i) {
     count += placed_.places[i] == Place::own ? graph_.nodes[i].shape.count() : 0;
   }
+  return 4.0 * static_cast<double>(count);
+}
+
+inline double GraphPlan::copied_bytes() const {
+  std::int64_t count = 0;
   for (const int output : graph_.outputs) {
     const bool made = output >= 0 && (placed_.places[at(output)] == Place::target ||
                                       placed_.places[at(layouts_->base_of(output))] == Place::own);
-    count += output >= 0 && !made ? graph_[output].shape.count() : 0;  // a copy
+    count += output >= 0 && !made ? graph_[output].shape.count() : 0;
   }
   return 4.0 * static_cast<double>(count);
 }
@@ -33784,7 +33817,8 @@ inline bool counts_itself(Op op) {
     case Op::relu:
     case Op::gelu:
     case Op::gelu_tanh:
-    case Op::silu: return true;
+    case Op::silu:
+    case Op::sigmoid: return true;
     default: return is_primitive(op);
   }
 }
@@ -34177,6 +34211,27 @@ inline double literal_bytes(const Graph& graph) {
   return bytes;
 }
 
+// What an eager op does besides: operands that do not lie in rows are copied, which is an op of its
+// own unless its kernel does it; a loss is one for each row before it is their mean.
+inline std::int64_t add_passing(PassRow& row, const ValueLayouts& layouts, const GraphNode& node) {
+  const Op op = node.op;
+  const bool loss = op == Op::cross_entropy || op == Op::linear_cross_entropy;
+  const bool function = facts_of(op).kind == OpKind::elementwise && node.inputs.size() == 1;
+  const bool copies = loss || op == Op::softmax || op == Op::log_softmax || op == Op::dropout ||
+                      op == Op::take || (function && op != Op::pow && op != Op::round);
+  std::int64_t passing = 0;
+  for (std::size_t k = 0; k < node.inputs.size() && !is_free(node); ++k) {
+    const Tensor& x = layouts.of(node.inputs[k]);
+    const bool copied = !x.is_contiguous() && (copies || !counts_itself(op));
+    passing += copied ? x.count() : 0;
+    row.kernels += copied && copies ? 1 : 0;
+    row.bytes += copied && copies ? 8 * count_of(x.shape()) : 0;
+  }
+  const std::int64_t rows = loss ? layouts.of(node.inputs.back()).count() : 0;
+  row.bytes += loss ? 4 * static_cast<double>(rows - 1) : 0;
+  return passing + (op == Op::cross_entropy ? 3 : 2) * rows;
+}
+
 inline PassRow eager_row(const char* name, const Graph& graph) {
   PassRow row;
   row.name = name;
@@ -34184,13 +34239,16 @@ inline PassRow eager_row(const char* name, const Graph& graph) {
   row.nodes = graph.size();
   count_records(row, op_by_op(graph));
   row.bytes += literal_bytes(graph);
-  const List<BufferLife> all = eager_buffers(graph);
-  List<BufferLife> between;
+  List<BufferLife> between, all = eager_buffers(graph);
   for (const BufferLife& buffer : all) {
     if (buffer.last < graph.size() && graph[buffer.node].op != Op::literal) {
       between.push_back(buffer);
       row.unshared_bytes += 4.0 * static_cast<double>(buffer.count);
     }
+  }
+  const ValueLayouts layouts(graph);
+  for (int i = 0; i < graph.size(); ++i) {
+    all.push_back({i, i, i, add_passing(row, layouts, graph[i]), 0});
   }
   row.block_bytes = 4.0 * static_cast<double>(peak_in_use(between, graph.size()));
   row.peak_bytes = 4.0 * static_cast<double>(peak_in_use(all, graph.size()));
@@ -34231,7 +34289,8 @@ inline PassRow plan_row(const char* name, const GraphPlan& plan) {
   count_records(row, plan.records());
   row.block_bytes = plan.block_bytes();
   row.unshared_bytes = plan.unshared_bytes();
-  row.peak_bytes = plan.block_bytes() + plan.result_bytes() + passing_bytes(plan);
+  row.peak_bytes =
+      plan.block_bytes() + plan.result_bytes() + std::max(plan.copied_bytes(), passing_bytes(plan));
   for (const GraphNode& node : plan.graph().nodes) {
     row.peak_bytes += node.op == Op::literal ? 4.0 * count_of(node.shape) : 0;
   }
@@ -34330,9 +34389,10 @@ inline double largest_difference(const std::vector<Tensor>& a, const std::vector
     double apart = 0, largest = 0;
     for (std::int64_t i = 0; i < x.count(); ++i) {
       const double p = static_cast<double>(x.data()[i]), q = static_cast<double>(y.data()[i]);
-      const bool same = x.data()[i] == y.data()[i] || (p != p && q != q);
-      apart = same ? apart : std::max(apart, std::fabs(p - q));
-      largest = std::max(largest, std::fabs(p));
+      const bool same = x.data()[i] == y.data()[i] || (is_nan(p) && is_nan(q));
+      const double by = is_finite(p - q) ? std::fabs(p - q) : HUGE_VAL;  // a NaN in one alone
+      apart = same ? apart : std::max(apart, by);
+      largest = is_finite(p) ? std::max(largest, std::fabs(p)) : largest;
     }
     worst = std::max(worst, largest > 0 ? apart / largest : apart);
   }

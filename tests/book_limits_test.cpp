@@ -320,6 +320,8 @@ TEST_CASE("book: the same counted in runs") {
         ts::einsum_flops("bij,bjk->bik", {{'b', 3}, {'i', 4}, {'j', 5}, {'k', 6}}).value());
   CHECK(ts::einsum_bytes("bij,bjk->bik", {{'b', 3}, {'i', 4}, {'j', 5}, {'k', 6}}, DType::f32)
             .value() == 4 * (60 + 90 + 72));
+  CHECK(ts::einsum_bytes("bd,df->bf", {{'b', 2}, {'d', 3}, {'f', 4}}).formula() ==
+        "number * b * d + number * d * f + number * b * f");
 }
 
 #if !defined(TINYSCALE_NO_THREADS)  // several devices
@@ -421,6 +423,9 @@ TEST_CASE("book: what wrong input says") {
   CHECK(error_of([] {
           ts::einsum_flops("ij,jk->ik", {{'i', 1}, {'j', 2}});
         }) == "einsum \"ij,jk->ik\": no size for 'k'; give one to every letter");
+  CHECK(error_of([] {
+          ts::einsum_flops("ij,jk->ik", {{'i', 2}, {'j', 3}, {'k', 4}, {'j', 5}});
+        }) == "einsum \"ij,jk->ik\": sizes 3 and 5 for 'j'; one is right");
   const ts::Machine slice = ts::machine("tpu-v5e", {4, 4}), gpus = ts::machine("h100", {8});
   CHECK(error_of([&] {
           ts::hops_between(slice, {0, 0}, {4, 0});

@@ -2,7 +2,10 @@
 // and counted; what the op set is made of.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <cstring>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "error_of.hpp"
@@ -104,6 +107,51 @@ TEST_CASE("compile report: numbers written in the function, a maximum, a choice,
   ts::CompileReport report = ts::compile_report(f);
   report.measure({x}, 1);
   check_rows(report, 1e-6);
+}
+
+TEST_CASE("compile report: a loss, parts of a tensor, an input that is returned") {
+  const ts::Tensor x = ts::randn({6, 8}, 1), w = ts::randn({9, 4}, 2),
+                   square = ts::randn({8, 8}, 3);
+  const ts::Tensor targets = ts::tensor({6}, {0, 1, 2, 3, 2, 1});
+  const std::vector<ts::TensorFunction> functions = {
+      [](const Tensors& in) {  // a gated unit, which copies its parts
+        const ts::Tensor gate = ts::silu(ts::slice(in[0], 1, 0, 4));
+        return Tensors{gate * ts::sigmoid(ts::slice(in[0], 1, 4, 8)),
+                       in[3] + ts::transpose(in[3], 0, 1)};
+      },
+      [](const Tensors& in) { return Tensors{ts::cross_entropy(ts::sigmoid(in[0]), in[1])}; },
+      [](const Tensors& in) {
+        return Tensors{ts::linear_cross_entropy(ts::slice(in[0], 1, 2, 6), in[2], in[1])};
+      },
+      [](const Tensors& in) {
+        return Tensors{in[0], ts::max(ts::softmax(in[0]), 0), in[3]};
+      },
+      [](const Tensors& in) {
+        return Tensors{ts::index_select(in[0], 0, {}), ts::index_select(in[0], 1, {7, 0, 7}),
+                       ts::dropout(ts::transpose(in[3], 0, 1), 0.5f, 1)};
+      },
+  };
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    CAPTURE(i);
+    const ts::Compiled f = ts::compile(functions[i]);
+    f({x, targets, w, square});
+    check_rows(ts::compile_report(f).measure({x, targets, w, square}, 1), 1e-5);
+  }
+}
+
+TEST_CASE("compile report: a NaN or infinity that one result alone has is a difference") {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  const auto apart = [](const std::vector<float>& a, const std::vector<float>& b) {
+    return ts::detail::largest_difference({ts::tensor({2}, a)}, {ts::tensor({2}, b)});
+  };
+  CHECK(apart({nan, 2}, {nan, 1}) == 0.5);
+  CHECK(apart({inf, 2}, {inf, 1}) == 0.5);
+  for (const float number : {1.0f, inf, -inf, nan}) {
+    for (const float other : {nan, -inf, inf, 1.0f}) {
+      const bool same = std::memcmp(&number, &other, sizeof number) == 0;
+      CHECK(apart({number, 3}, {other, 3}) == (same ? 0.0 : double(inf)));
+    }
+  }
 }
 
 TEST_CASE("compile report: GELU by tanh, written out in primitives") {

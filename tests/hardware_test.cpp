@@ -1,6 +1,7 @@
 // hardware/: chips against the published table, machines, the roofline, this laptop.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -8,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <sstream>
+#include <thread>
 
 #include "error_of.hpp"
 #include "tinyscale.hpp"
@@ -440,6 +442,31 @@ TEST_CASE("hardware: counters of the processor stand beside the model's, or say 
   ts::Profile counting;
   counting.count_hardware(pipes);
   CHECK(counting.roofline(chip).hardware_table().csv().find("a cycle,2.5,") != std::string::npos);
+  // A thread that goes between two of its events is left out.
+  static std::atomic<int> opened;
+  opened = 0;
+  std::atomic<bool> over{false};
+  std::thread second([&over] {
+    while (!over) {
+      std::this_thread::yield();
+    }
+  });
+  const ts::HardwareCounters some([](int event, int) {
+    const std::uint64_t count = event == 0 ? 100 : event == 1 ? 250 : 3;
+    int ends[2];
+    if (opened++ == 1 || pipe(ends) != 0) {
+      return -ESRCH;
+    }
+    const bool written = write(ends[1], &count, sizeof(count)) == sizeof(count);
+    close(ends[1]);
+    return written ? ends[0] : -EIO;
+  });
+  over = true;
+  second.join();
+  const ts::HardwareCounts rest = some.read();
+  CHECK(rest.counted);
+  CHECK(rest.instructions_per_cycle() == 2.5);
+  CHECK(rest.cache_misses == 3 * rest.cycles / 100);
   // All threads have gone: nothing is counted, and nothing is wrong.
   CHECK_FALSE(ts::HardwareCounters([](int, int) { return -ESRCH; }).read().counted);
 #else

@@ -477,6 +477,10 @@ TEST_CASE("launches: errors") {
         "graph_time: a kernel takes nan s; a finite number from 0 is right");
   CHECK(error_of([] { ts::launch_sweep(3, {}, {-1.0}); }) ==
         "launch_sweep: a kernel takes -1 s; a finite number from 0 is right");
+  CHECK(
+      error_of([] { ts::launch_sweep(100000000000000); }) ==
+      "launch_sweep: 100000000000000 kernels; up to 10000000 are replayed, of more eager_time and "
+      "graph_time are the formulas");
   CHECK(error_of([] { ts::launch_crossover_bytes(slow_chip(), 0); }) ==
         "launch_crossover_bytes: l (a launch) is 0; a finite number above 0 is right");
   CHECK(error_of([] { ts::launch_crossover(slow_chip(), 5e-6, 0); }) ==

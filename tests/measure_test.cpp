@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <limits>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -134,6 +137,30 @@ TEST_CASE("profile: records what runs while it is alive") {
   CHECK_FALSE(ts::profiling());
 }
 
+TEST_CASE("profile: one may end before one that was made after it") {
+  const auto run = [] {
+    ts::OpRecord record;
+    record.name = "op";
+    ts::context().profile->record(record);
+  };
+  auto profile = std::make_unique<ts::Profile>();
+  run();
+  profile = std::make_unique<ts::Profile>();  // the new one is made first
+  REQUIRE(ts::profiling());
+  run();
+  CHECK(profile->totals().ops == 1);
+  auto first = std::make_unique<ts::Profile>(), second = std::make_unique<ts::Profile>();
+  first.reset();
+  run();
+  CHECK(profile->totals().ops == 2);
+  CHECK(second->totals().ops == 1);
+  profile.reset();
+  run();
+  CHECK(second->totals().ops == 2);
+  second.reset();
+  CHECK_FALSE(ts::profiling());
+}
+
 TEST_CASE("profile: devices on threads report to it") {
   ts::Profile profile;
   std::vector<std::thread> threads;
@@ -181,6 +208,20 @@ TEST_CASE("compare: predicted beside counted") {
         "name,unit,formula,counted,counted/formula\n"
         "bytes,B,98304,98304,1\ntime,us,10,10.5,1.05\n");
   CHECK(comparison.json().find("\"formula\": 98304") != std::string::npos);
+}
+
+TEST_CASE("compare: no number is near infinity or NaN") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  const auto equal = [](double predicted, double counted) {
+    return ts::ReportRow{"", "", predicted, counted}.equal(0.5);
+  };
+  CHECK(equal(2, 3));
+  CHECK(equal(inf, inf));
+  for (const double number : {0.0, 5.0, -inf, nan}) {
+    CHECK_FALSE(equal(inf, number));
+    CHECK_FALSE(equal(number, inf));
+    CHECK_FALSE(equal(number, nan));
+  }
 }
 
 TEST_CASE("compare: reports side by side") {

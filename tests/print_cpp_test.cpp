@@ -12,6 +12,8 @@
 #if defined(TINYSCALE_LOAD_KERNELS)
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <csignal>
 #endif
 
 #include "error_of.hpp"
@@ -393,6 +395,18 @@ TEST_CASE("load_kernel: every function, softmax and norms beside the reference")
     kernel::run(kernel::plan_vectors(programs[i]), in.data(), engine.pointers.data());
     check_near(out, engine, 1e-6f, 4e-6f);
   }
+  // Slopes at the ends, which in the reference are no numbers.
+  for (const VectorOp op : {VectorOp::gelu_slope, VectorOp::gelu_tanh_slope}) {
+    VectorProgram p({}, static_cast<std::int64_t>(special.size()));
+    p.output(p.apply(op, p.dense_input()), VectorOutput::full);
+    const float* const in[] = {special.data()};
+    Outputs out(p), engine(p);
+    ts::load_kernel(p)(in, out.pointers.data());
+    kernel::run(kernel::plan_vectors(p), in, engine.pointers.data());
+    check_near(out, engine, 1e-6f, 4e-6f);
+    CHECK_EQ(out.memory[0][2], 1.0f);
+    CHECK_EQ(double(out.memory[0][3]), doctest::Approx(0));
+  }
   // An output in the memory of its input.
   for (std::size_t i = programs.size() - 2; i < programs.size(); ++i) {
     std::vector<Floats> given = inputs[i];
@@ -542,7 +556,12 @@ TEST_CASE("load_kernel: every error of a build") {
       ts::detail::build_library("", ts::KernelBuild());
   CHECK_EQ(error_of([&] { ts::detail::find_kernel(*library, "nothing"); }),
            "load_kernel: there is no nothing in what was built");
+  // Children whose ends the system does not tell.
+  const auto before = std::signal(SIGCHLD, SIG_IGN);
   const ts::LoadedKernel kernel = ts::load_kernel(p);
+  CHECK_EQ(ts::detail::run_command("(echo a b; exit 7)").status, 7);
+  CHECK_EQ(ts::detail::run_command("echo a b").output, "a b\n");
+  std::signal(SIGCHLD, before);
   const float* const in[] = {nullptr};
   float* const out[] = {nullptr};
   CHECK_EQ(error_of([&] { kernel(in, out); }),

@@ -5,7 +5,7 @@
 //   std::cout << ts::compile_report(f).measure({x});
 
 #include <algorithm>  // max, sort
-#include <cmath>      // fabs
+#include <cmath>      // fabs, HUGE_VAL
 #include <cstddef>    // size_t
 #include <ostream>    // operator<<
 #include <string>     // names
@@ -102,6 +102,27 @@ inline double literal_bytes(const Graph& graph) {
   return bytes;
 }
 
+// What an eager op does besides: operands that do not lie in rows are copied, which is an op of its
+// own unless its kernel does it; a loss is one for each row before it is their mean.
+inline std::int64_t add_passing(PassRow& row, const ValueLayouts& layouts, const GraphNode& node) {
+  const Op op = node.op;
+  const bool loss = op == Op::cross_entropy || op == Op::linear_cross_entropy;
+  const bool function = facts_of(op).kind == OpKind::elementwise && node.inputs.size() == 1;
+  const bool copies = loss || op == Op::softmax || op == Op::log_softmax || op == Op::dropout ||
+                      op == Op::take || (function && op != Op::pow && op != Op::round);
+  std::int64_t passing = 0;
+  for (std::size_t k = 0; k < node.inputs.size() && !is_free(node); ++k) {
+    const Tensor& x = layouts.of(node.inputs[k]);
+    const bool copied = !x.is_contiguous() && (copies || !counts_itself(op));
+    passing += copied ? x.count() : 0;
+    row.kernels += copied && copies ? 1 : 0;
+    row.bytes += copied && copies ? 8 * count_of(x.shape()) : 0;
+  }
+  const std::int64_t rows = loss ? layouts.of(node.inputs.back()).count() : 0;
+  row.bytes += loss ? 4 * static_cast<double>(rows - 1) : 0;
+  return passing + (op == Op::cross_entropy ? 3 : 2) * rows;
+}
+
 inline PassRow eager_row(const char* name, const Graph& graph) {
   PassRow row;
   row.name = name;
@@ -109,13 +130,16 @@ inline PassRow eager_row(const char* name, const Graph& graph) {
   row.nodes = graph.size();
   count_records(row, op_by_op(graph));
   row.bytes += literal_bytes(graph);
-  const List<BufferLife> all = eager_buffers(graph);
-  List<BufferLife> between;
+  List<BufferLife> between, all = eager_buffers(graph);
   for (const BufferLife& buffer : all) {
     if (buffer.last < graph.size() && graph[buffer.node].op != Op::literal) {
       between.push_back(buffer);
       row.unshared_bytes += 4.0 * static_cast<double>(buffer.count);
     }
+  }
+  const ValueLayouts layouts(graph);
+  for (int i = 0; i < graph.size(); ++i) {
+    all.push_back({i, i, i, add_passing(row, layouts, graph[i]), 0});
   }
   row.block_bytes = 4.0 * static_cast<double>(peak_in_use(between, graph.size()));
   row.peak_bytes = 4.0 * static_cast<double>(peak_in_use(all, graph.size()));
@@ -156,7 +180,8 @@ inline PassRow plan_row(const char* name, const GraphPlan& plan) {
   count_records(row, plan.records());
   row.block_bytes = plan.block_bytes();
   row.unshared_bytes = plan.unshared_bytes();
-  row.peak_bytes = plan.block_bytes() + plan.result_bytes() + passing_bytes(plan);
+  row.peak_bytes =
+      plan.block_bytes() + plan.result_bytes() + std::max(plan.copied_bytes(), passing_bytes(plan));
   for (const GraphNode& node : plan.graph().nodes) {
     row.peak_bytes += node.op == Op::literal ? 4.0 * count_of(node.shape) : 0;
   }
@@ -255,9 +280,10 @@ inline double largest_difference(const std::vector<Tensor>& a, const std::vector
     double apart = 0, largest = 0;
     for (std::int64_t i = 0; i < x.count(); ++i) {
       const double p = static_cast<double>(x.data()[i]), q = static_cast<double>(y.data()[i]);
-      const bool same = x.data()[i] == y.data()[i] || (p != p && q != q);
-      apart = same ? apart : std::max(apart, std::fabs(p - q));
-      largest = std::max(largest, std::fabs(p));
+      const bool same = x.data()[i] == y.data()[i] || (is_nan(p) && is_nan(q));
+      const double by = is_finite(p - q) ? std::fabs(p - q) : HUGE_VAL;  // a NaN in one alone
+      apart = same ? apart : std::max(apart, by);
+      largest = is_finite(p) ? std::max(largest, std::fabs(p)) : largest;
     }
     worst = std::max(worst, largest > 0 ? apart / largest : apart);
   }

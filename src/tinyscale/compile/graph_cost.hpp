@@ -117,11 +117,10 @@ inline OpRecord record_of(const Graph& graph, const ValueLayouts& layouts, const
     while (facts_of(graph[source].op).kind == OpKind::view) {
       source = graph[source].inputs[0];
     }
-    const double from_table =
-        graph[nodes[0]].op == Op::take && input == inputs[0] ? count_of(graph[nodes[0]].shape) : 0;
+    const bool table = graph[nodes[0]].op == Op::take && input == inputs[0];
     if (graph[source].op != Op::literal) {
       record.reads.push_back(
-          {from_table > 0 ? from_table : distinct_numbers(layouts.of(input)), math, 0});
+          {table ? count_of(graph[nodes[0]].shape) : distinct_numbers(layouts.of(input)), math, 0});
     }
   }
   for (const int output : outputs) {

@@ -55,7 +55,10 @@ class GraphPlan {
   // What CompileOptions::activation_bytes led to.
   const Rematerialization& rematerialization() const { return rematerialization_; }
   double unshared_bytes() const { return 4.0 * static_cast<double>(placed_.unshared); }
-  double result_bytes() const;  // of what a run returns: memory of its own for each
+  // Of what a run returns: memory of its own for each that it makes; then, at its end, for copies
+  // of inputs, constants and views of them.
+  double result_bytes() const;
+  double copied_bytes() const;
 
   // The outputs for these inputs (contiguous) and constants; empty where one went to its target.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, const List<Tensor>& constants) const {
@@ -303,10 +306,15 @@ inline double GraphPlan::result_bytes() const {
   for (std::size_t i = 0; i < placed_.places.size(); ++i) {
     count += placed_.places[i] == Place::own ? graph_.nodes[i].shape.count() : 0;
   }
+  return 4.0 * static_cast<double>(count);
+}
+
+inline double GraphPlan::copied_bytes() const {
+  std::int64_t count = 0;
   for (const int output : graph_.outputs) {
     const bool made = output >= 0 && (placed_.places[at(output)] == Place::target ||
                                       placed_.places[at(layouts_->base_of(output))] == Place::own);
-    count += output >= 0 && !made ? graph_[output].shape.count() : 0;  // a copy
+    count += output >= 0 && !made ? graph_[output].shape.count() : 0;
   }
   return 4.0 * static_cast<double>(count);
 }

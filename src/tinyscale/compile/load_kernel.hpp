@@ -8,7 +8,7 @@
 #include <cstddef>    // size_t
 #include <cstdint>    // int64_t
 #include <cstdio>     // popen, fread
-#include <cstdlib>    // mkdtemp
+#include <cstdlib>    // atoi, mkdtemp
 #include <cstring>    // strerror
 #include <string>     // source, paths
 
@@ -24,9 +24,8 @@
 // clang-format off
 #if defined(TINYSCALE_LOAD_KERNELS) && (defined(__unix__) || defined(__APPLE__))
 #define TINYSCALE_CAN_LOAD 1
-#  include <dlfcn.h>     // dlopen
-#  include <sys/wait.h>  // WIFEXITED
-#  include <unistd.h>    // access, mkdtemp, unlink
+#  include <dlfcn.h>   // dlopen
+#  include <unistd.h>  // access, mkdtemp, unlink
 #else
 #define TINYSCALE_CAN_LOAD 0
 #endif
@@ -85,13 +84,15 @@ inline std::string shell_words(const std::string& text) {
 }
 
 struct CommandResult {
-  int status = -1;  // of the program; -1: it did not end by itself
+  int status = -1;  // of the program; -1: it is not known
   std::string output;
 };
 
+// The status comes as the last word: a program that ignores its children's ends gets none to wait
+// for.
 inline CommandResult run_command(const std::string& command) {
   CommandResult result;
-  std::FILE* const pipe = popen((command + " 2>&1").c_str(), "r");
+  std::FILE* const pipe = popen((command + " 2>&1; echo \" $?\"").c_str(), "r");
   if (pipe == nullptr) {
     fail({"load_kernel: no process could be started: ", std::strerror(errno)});
   }
@@ -99,8 +100,12 @@ inline CommandResult run_command(const std::string& command) {
   for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) {
     result.output.append(buffer, n);
   }
-  const int status = pclose(pipe);
-  result.status = status != -1 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  pclose(pipe);
+  const std::size_t word = result.output.rfind(' ');
+  if (word != std::string::npos) {
+    result.status = std::atoi(result.output.c_str() + word);
+    result.output.resize(word);
+  }
   return result;
 }
 

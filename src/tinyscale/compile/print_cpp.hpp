@@ -49,7 +49,8 @@ inline constexpr CppFunction cpp_functions[] = {
      "  return s * (1.0f + x * (1.0f - s));\n"
      "}\n"},
     {kernels::VectorOp::gelu_slope,
-     "static inline float gelu_slope(float x) {  // 0.3989... = 1 / sqrt(2 pi)\n"
+     "static inline float gelu_slope(float y) {  // 0.3989... = 1 / sqrt(2 pi); y cut as below\n"
+     "  const float x = y < -12.0f ? -12.0f : y > 12.0f ? 12.0f : y;\n"
      "  const float bell = 0.398942280f * std::exp(-0.5f * x * x);\n"
      "  return 0.5f * (1.0f + std::erf(0.707106781f * x)) + x * bell;\n"
      "}\n"},

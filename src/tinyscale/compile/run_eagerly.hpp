@@ -26,7 +26,8 @@ inline bool counts_itself(Op op) {
     case Op::relu:
     case Op::gelu:
     case Op::gelu_tanh:
-    case Op::silu: return true;
+    case Op::silu:
+    case Op::sigmoid: return true;
     default: return is_primitive(op);
   }
 }

@@ -277,14 +277,18 @@ inline Quantity dims_product(const std::string& spec, const std::string& letters
       continue;
     }
     seen += c;
-    std::size_t at = 0;
-    while (at < dims.size() && dims[at].letter != c) {
-      ++at;
+    const EinsumDim* dim = nullptr;
+    for (const EinsumDim& each : dims) {
+      if (dim != nullptr && each.letter == c && (each.size < dim->size || each.size > dim->size)) {
+        fail({"einsum \"", spec, "\": sizes ", dim->size, " and ", each.size, " for '", c,
+              "'; one is right"});
+      }
+      dim = each.letter == c ? &each : dim;
     }
-    if (at == dims.size()) {
+    if (dim == nullptr) {
       fail({"einsum \"", spec, "\": no size for '", c, "'; give one to every letter"});
     }
-    product = product * given("einsum", std::string(1, c), dims[at].size);
+    product = product * given("einsum", std::string(1, c), dim->size);
   }
   return product;
 }
@@ -316,7 +320,7 @@ inline Quantity einsum_bytes(const std::string& spec, const List<EinsumDim>& dim
                              DType format = DType::bf16) {
   const std::string arrays = spec.substr(0, detail::einsum_arrow(spec)) + "," +
                              spec.substr(detail::einsum_arrow(spec) + 2) + ",";
-  const Quantity number(bytes_of(format), "B", "b", name_of(format));
+  const Quantity number(bytes_of(format), "B", "number", name_of(format));  // no letter of a dim
   Quantity sum;
   std::string letters;
   for (const char c : arrays) {

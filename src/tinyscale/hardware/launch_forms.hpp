@@ -144,6 +144,10 @@ inline LaunchSweep launch_sweep(std::int64_t kernels = 1000,
   sweep.options = options;
   sweep.kernel_seconds = kernel_seconds;
   detail::check_equal_kernels("launch_sweep", kernels, 0, options);
+  if (kernels > 10000000) {
+    detail::fail({"launch_sweep: ", kernels, " kernels; up to 10000000 are replayed, of more ",
+                  "eager_time and graph_time are the formulas"});
+  }
   const double launch = options.seconds > 0 ? options.seconds : 5e-6;
   for (int i = 0; kernel_seconds.empty() && i <= 40; ++i) {
     sweep.kernel_seconds.push_back(launch * std::pow(20.0, i / 20.0 - 1));

@@ -24,7 +24,8 @@ struct ReportRow {
   // Whether they differ by at most `relative` of the larger.
   bool equal(double relative) const {
     const double larger = std::fmax(std::fabs(predicted), std::fabs(counted));
-    return predicted == counted || std::fabs(predicted - counted) <= relative * larger;
+    const double apart = std::fabs(predicted - counted);
+    return predicted == counted || (detail::is_finite(apart) && apart <= relative * larger);
   }
 };
 

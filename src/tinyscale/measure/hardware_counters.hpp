@@ -94,11 +94,13 @@ class HardwareCounters {
  public:
   explicit HardwareCounters(detail::PerfOpener open = detail::open_perf_event) {
     for (const int thread : detail::program_thread_ids()) {
+      const std::size_t before = files_.size();
       for (int event = 0; event < events && why_.empty(); ++event) {
         const int file = open(event, thread);
         if (file >= 0) {
           files_.push_back(file);
-        } else if (file == detail::thread_is_gone) {
+        } else if (file == detail::thread_is_gone) {  // perhaps between two events
+          close_from(before);
           break;
         } else {
           why_ = reason(-file);
@@ -106,10 +108,10 @@ class HardwareCounters {
       }
     }
     if (!why_.empty()) {
-      close_all();
+      close_from(0);
     }
   }
-  ~HardwareCounters() { close_all(); }
+  ~HardwareCounters() { close_from(0); }
   HardwareCounters(const HardwareCounters&) = delete;
   HardwareCounters& operator=(const HardwareCounters&) = delete;
 
@@ -149,13 +151,13 @@ class HardwareCounters {
 #endif
   }
 
-  void close_all() {
+  void close_from(std::size_t first) {
 #if defined(TINYSCALE_PERF_EVENTS)
-    for (const int file : files_) {
-      ::close(file);
+    for (std::size_t i = first; i < files_.size(); ++i) {
+      ::close(files_[i]);
     }
 #endif
-    files_.clear();
+    files_.resize(first);
   }
 
   List<int> files_;  // events of the first thread, of the second, ...

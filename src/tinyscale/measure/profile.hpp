@@ -22,7 +22,13 @@ struct RooflineReport;
 class Profile {
  public:
   Profile() : context_(&context()), outer_(context_->profile) { context_->profile = this; }
-  ~Profile() { context_->profile = outer_; }
+  ~Profile() {  // which may be before that of one made later
+    Profile** in = &context_->profile;
+    while (*in != nullptr && *in != this) {
+      in = &(*in)->outer_;
+    }
+    *in = *in == this ? outer_ : nullptr;
+  }
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
 

@@ -166,7 +166,10 @@ inline void record_arithmetic(const OpScope& scope, const char* name, const char
                               double VectorCost::*pass) {
   if (context().profile != nullptr) {
     const double n = static_cast<double>(shape.count());
-    const bool once = a.origin() == b.origin() && a.shape() == b.shape();  // x x reads x
+    bool once = a.origin() == b.origin() && a.shape() == b.shape();  // x x reads x
+    for (int i = 0; i < a.dims() && once; ++i) {                     // x + x^T both
+      once = a.dim(i) == 1 || a.stride(i) == b.stride(i);
+    }
     scope.done(name, shape,
                {static_cast<double>(a.count()), once ? 0 : static_cast<double>(b.count())}, {n}, 0,
                vector_cost(price, n, pass));
