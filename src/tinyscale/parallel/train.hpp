@@ -183,6 +183,12 @@ inline void check_training(const Transformer& model, const Text& text,
   } else {
     check_one_device(options);
   }
+  if (!options.faults.all.empty() && !options.on_mesh()) {
+    fail({"train: ", options.faults.all.size(),
+          options.faults.all.size() == 1 ? " fault" : " faults",
+          " of a machine, and one device trains alone, without simulated time; give ",
+          "options.machine and a layout of several devices, or no faults"});
+  }
   check_groups(options);
   check_length("train", text.train(), model.config.context);
 }
