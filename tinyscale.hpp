@@ -58539,14 +58539,18 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   return c;
 }
 
+inline void check_safetensors_name(const char* who, const std::string& path) {
+  if (ends_in(path, {".gguf", ".bin", ".pt", ".pth"})) {
+    fail({who, ": \"", path,
+          "\" would hold safetensors, which its name denies; .safetensors "
+          "is right, and save_llama2c writes a .bin"});
+  }
+}
+
 }  // namespace detail
 
 inline void Transformer::save(const std::string& path, DType format) const {
-  if (detail::ends_in(path, {".gguf", ".bin", ".pt", ".pth"})) {
-    detail::fail({"save: \"", path,
-                  "\" would hold safetensors, which its name denies; .safetensors "
-                  "is right, and save_llama2c writes a .bin"});
-  }
+  detail::check_safetensors_name("save", path);
   for (const Parameter& p : parameters) {
     if (!p.value.defined()) {
       detail::fail({"save: ", p.name, " of ", config.name, " is ",
@@ -64717,7 +64721,7 @@ struct StepOptions {
   double loss_scale = 0;           // 0: LossScaler's in f16 and fp8, else 1
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
-  std::ostream* out = &std::cout;  // progress; null is silent
+  std::ostream* out = &std::cout;  // progress, std::cout of MPI rank 0 alone; null: none
 };
 
 struct StepResult {
@@ -71515,6 +71519,7 @@ class TrainCheckpoint {
   TrainCheckpoint(const Text& text, const TrainOptions& options) : options_(options) {
     data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
     data_.push_back({"text", text_mark(text)});
+    check_safetensors_name("train", path());
     remove_abandoned("train", path());      // of a training that was killed
     const SaveFile probe("train", path());  // now, not after the first hour
   }
@@ -71774,8 +71779,12 @@ inline void check_one_device(const TrainOptions& options) {
   }
 }
 
-// The default batch is what the layout can divide.
-inline TrainOptions with_batch(TrainOptions options) {
+// Of MPI ranks that train together one tells the progress. The default batch is what the layout
+// can divide.
+inline TrainOptions with_defaults(TrainOptions options) {
+  if (options.out == &std::cout && options.on_mesh() && process_rank() != 0) {
+    options.out = nullptr;
+  }
   const Layout& layout = options.layout;
   const bool counts = layout.data >= 1 && layout.data <= 1 << 24 && layout.microbatches >= 1 &&
                       layout.microbatches <= 1 << 24;
@@ -71823,6 +71832,12 @@ inline void check_training(const Transformer& model, const Text& text,
                                         options.batch, model.config.context);
   } else {
     check_one_device(options);
+  }
+  if (!options.faults.all.empty() && !options.on_mesh()) {
+    fail({"train: ", options.faults.all.size(),
+          options.faults.all.size() == 1 ? " fault" : " faults",
+          " of a machine, and one device trains alone, without simulated time; give ",
+          "options.machine and a layout of several devices, or no faults"});
   }
   check_groups(options);
   check_length("train", text.train(), model.config.context);
@@ -71875,7 +71890,7 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
 // or more it takes none.
 inline TrainReport train(Transformer& model, const Text& text,
                          const TrainOptions& given = TrainOptions()) {
-  const TrainOptions options = detail::with_batch(given);
+  const TrainOptions options = detail::with_defaults(given);
   detail::check_training(model, text, options);
   detail::check_tokenizer(model, text);
   model.tokenizer = text.tokenizer;
