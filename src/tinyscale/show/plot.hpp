@@ -290,8 +290,7 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   frame.y = fitted(plot.y, ys);
   frame.left = 82;
   frame.right = plot.width - 26;
-  canvas.label(20, 28, shorten(plot.title, static_cast<std::size_t>(plot.width / 9.6)), 16,
-               Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(plot.title);
   frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54);
   frame.bottom = plot.height - 54;
   draw_axes(canvas, frame);
