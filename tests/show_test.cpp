@@ -100,6 +100,26 @@ TEST_CASE("show: ticks are round, never minus zero, and a few") {
   CHECK(ts::detail::tick_text(0.25) == "0.25");
 }
 
+TEST_CASE("show: ticks that lie close together are told apart, and fit beside the axis") {
+  const auto texts = [](double low, double high) {
+    return ts::detail::tick_texts({"", ts::Scale::linear, low, high});
+  };
+  CHECK(texts(10000, 10020) ==
+        std::vector<std::string>{"10k", "10.005k", "10.01k", "10.015k", "10.02k"});
+  CHECK(texts(1.00001, 1.00003) ==
+        std::vector<std::string>{"1.00001", "1.000015", "1.00002", "1.000025", "1.00003"});
+  CHECK(texts(0, 500) == std::vector<std::string>{"0", "100", "200", "300", "400", "500"});
+  ts::Plot plot;
+  plot.y.label = "a label that is much longer than the picture is high, and goes on from there";
+  plot.series.push_back({"", {1, 2}, {123456.781, 123456.782}});
+  const ts::Svg picture = ts::svg(plot);
+  const std::size_t at = picture.body.find(" transform=\"rotate(-90 ");
+  REQUIRE(at < picture.body.size());
+  CHECK(std::stod(picture.body.substr(at + 23)) >= 13);
+  CHECK(contains(picture.body, ">a label that is much longer than the picture is "));
+  CHECK_FALSE(contains(picture.body, "and goes on from there<"));
+}
+
 TEST_CASE("show: values that cannot be drawn leave a gap, never a NaN") {
   ts::Plot plot;
   plot.x.label = "step";
