@@ -744,6 +744,16 @@ TEST_CASE("replay: logs that cannot go on are errors") {
   wrong.log.calls[1].members.reset(new std::vector<int>{0, 1});
   CHECK(error_of([&] { ts::time(wrong.log, machine); }) ==
         "time: a #0 has 2 members and a schedule for 1; they must be equal");
+  LogWriter busy(2);
+  busy.compute(1, 8);
+  busy.log.programs[1][0].last = 5;
+  CHECK(error_of([&] { ts::time(busy.log, machine); }) ==
+        "time: device 1 computes ops 0 to 5 of its program, which has 1");
+  LogWriter away(2);
+  away.call("send", {{0, 7}}, {{0, 0, 1, 0, 1, ts::Action::copy, 0}}, 2, true);
+  away.event(0, Kind::start, 0);
+  CHECK(error_of([&] { ts::time(away.log, machine); }) ==
+        "time: send #0 goes to device 7; devices are 0 to 1");
   ts::Machine nan = machine;
   nan.links[0].latency = std::nan("");
   CHECK(error_of([&] { ts::time(twice.log, nan); }) ==
