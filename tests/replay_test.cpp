@@ -898,6 +898,10 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
   CHECK(text.str().find("critical path of 4 messages: 10 us compute, 4 us latency, 3.4 us "
                         "transfer; axis y, link ") != std::string::npos);
   CHECK(text.str().find(" 5 -> 1\n") != std::string::npos);
+  CHECK(text.str().find(" on mine; critical") != std::string::npos);
+  std::ostringstream faulty;
+  faulty << run.with(ts::Faults().slow_device(0, 2).slow_device(1, 2));
+  CHECK(faulty.str().find(" on mine with 2 faults; critical") != std::string::npos);
 }
 
 #if !defined(TINYSCALE_NO_THREADS)
