@@ -2715,6 +2715,14 @@ inline bool ends_in(const std::string& path, std::initializer_list<const char*> 
   });
 }
 
+inline void check_ending(const char* function, const std::string& path,
+                         std::initializer_list<const char*> others, const char* format,
+                         const char* right) {
+  if (ends_in(path, others)) {
+    fail({function, ": \"", path, "\" would hold ", format, ", which its name denies; ", right});
+  }
+}
+
 // Where saving to `path` ends: there, or at the file that a link there leads to. An old file that
 // may not be written is an Error: to replace one, a program only has to write the folder.
 inline std::string save_target(const char* function, const std::string& path) {
@@ -58550,11 +58558,8 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
 }
 
 inline void check_safetensors_name(const char* who, const std::string& path) {
-  if (ends_in(path, {".gguf", ".bin", ".pt", ".pth"})) {
-    fail({who, ": \"", path,
-          "\" would hold safetensors, which its name denies; .safetensors "
-          "is right, and save_llama2c writes a .bin"});
-  }
+  check_ending(who, path, {".gguf", ".bin", ".pt", ".pth"}, "safetensors",
+               ".safetensors is right, and save_llama2c writes a .bin");
 }
 
 }  // namespace detail
@@ -82115,10 +82120,8 @@ inline std::string Svg::markup() const {
 }
 
 inline void Svg::save(const std::string& path) const {
-  if (detail::ends_in(path, {".png", ".jpg", ".jpeg", ".gif", ".pdf"})) {
-    detail::fail(
-        {"Svg::save: \"", path, "\" would hold SVG, which its name denies; .svg is right"});
-  }
+  detail::check_ending("Svg::save", path, {".png", ".jpg", ".jpeg", ".gif", ".pdf"}, "SVG",
+                       ".svg is right");
   detail::save_text("Svg::save", path, markup());
 }
 

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>  // int64_t
 #include <string>   // string
-#include <utility>  // pair
 #include <vector>   // vector
 
 #include "tinyscale/base/order.hpp"
@@ -162,11 +161,8 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
 }
 
 inline void check_safetensors_name(const char* who, const std::string& path) {
-  if (ends_in(path, {".gguf", ".bin", ".pt", ".pth"})) {
-    fail({who, ": \"", path,
-          "\" would hold safetensors, which its name denies; .safetensors "
-          "is right, and save_llama2c writes a .bin"});
-  }
+  check_ending(who, path, {".gguf", ".bin", ".pt", ".pth"}, "safetensors",
+               ".safetensors is right, and save_llama2c writes a .bin");
 }
 
 }  // namespace detail

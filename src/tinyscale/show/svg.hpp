@@ -224,10 +224,8 @@ inline std::string Svg::markup() const {
 }
 
 inline void Svg::save(const std::string& path) const {
-  if (detail::ends_in(path, {".png", ".jpg", ".jpeg", ".gif", ".pdf"})) {
-    detail::fail(
-        {"Svg::save: \"", path, "\" would hold SVG, which its name denies; .svg is right"});
-  }
+  detail::check_ending("Svg::save", path, {".png", ".jpg", ".jpeg", ".gif", ".pdf"}, "SVG",
+                       ".svg is right");
   detail::save_text("Svg::save", path, markup());
 }
 
