@@ -1489,7 +1489,8 @@ TEST_CASE("placement: an axis across dimensions has the links of those that its 
   }
   const ts::Mesh inner(machine, {{"a", 2}, {"b", 4}, {"c", 3}});
   const ts::List<ts::AxisPlacement> there = inner.placement().axes;
-  for (const std::size_t axis : {std::size_t{1}, std::size_t{2}}) {  // within the last two dimensions, 6 x 2
+  for (const std::size_t axis :
+       {std::size_t{1}, std::size_t{2}}) {  // within the last two dimensions, 6 x 2
     REQUIRE(there[axis].parts.size() == 1);
     CHECK(there[axis].parts[0].dim == -1);
     CHECK(there[axis].parts[0].bandwidth == 2e9);
