@@ -2715,6 +2715,14 @@ inline bool ends_in(const std::string& path, std::initializer_list<const char*> 
   });
 }
 
+inline void check_ending(const char* function, const std::string& path,
+                         std::initializer_list<const char*> others, const char* format,
+                         const char* right) {
+  if (ends_in(path, others)) {
+    fail({function, ": \"", path, "\" would hold ", format, ", which its name denies; ", right});
+  }
+}
+
 // Where saving to `path` ends: there, or at the file that a link there leads to. An old file that
 // may not be written is an Error: to replace one, a program only has to write the folder.
 inline std::string save_target(const char* function, const std::string& path) {
@@ -39892,19 +39900,19 @@ inline void check_streams(const CollectiveSchedule& s) {
   if (!several) {
     return;
   }
-  std::vector<int> stream_of(static_cast<std::size_t>(s.devices) *
-                             static_cast<std::size_t>(s.chunks));
+  std::vector<int> stream_of(
+      static_cast<std::size_t>(s.devices) * static_cast<std::size_t>(s.chunks), -1);
   for (const Transfer& t : s.transfers) {
     for (const int device : {t.from, t.to}) {
       for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
         int& stream =
             stream_of[static_cast<std::size_t>(device) * static_cast<std::size_t>(s.chunks) +
                       static_cast<std::size_t>(c)];
-        if (stream != 0 && stream != t.stream + 1) {
-          fail({place(s, t), ": chunk ", c, " of device ", device, " is in streams ", stream - 1,
+        if (stream >= 0 && stream != t.stream) {
+          fail({place(s, t), ": chunk ", c, " of device ", device, " is in streams ", stream,
                 " and ", t.stream, "; streams do not wait for each other and share no chunk"});
         }
-        stream = t.stream + 1;
+        stream = t.stream;
       }
     }
   }
@@ -45789,6 +45797,10 @@ class Replay {
   }
 
   double compute_seconds(std::size_t d, const DeviceEvent& event) const {
+    if (event.last > log_.ops[d].size()) {
+      fail({"time: device ", d, " computes ops ", event.first, " to ", event.last,
+            " of its program, which has ", log_.ops[d].size()});
+    }
     double seconds = 0;
     for (std::size_t i = event.first; i < event.last; ++i) {
       seconds += op_seconds(log_.ops[d][i], machine_.chip);
@@ -45825,6 +45837,9 @@ class Replay {
   // Sends of a pair of devices go one after another.
   void start_send(std::size_t c, int rank, double now, int after) {
     const int to = receiver(c);
+    if (to >= log_.devices) {
+      fail({"time: ", line(c), " goes to device ", to, "; devices are 0 to ", log_.devices - 1});
+    }
     List<std::size_t>& sends = devices_[static_cast<std::size_t>(rank)].sends;
     std::size_t i = 0;
     while (i < sends.size() && receiver(sends[i]) != to) {
@@ -46427,6 +46442,7 @@ class MeshRun {
   double measured_seconds() const { return record_->measured; }
   const RunLog& log() const { return record_->log; }
   const Machine& machine() const { return machine_; }
+  const Faults& faults() const { return faults_; }
   int devices() const { return record_->log.devices; }
 
   // The same run on another machine with as many chips, or with other faults. Its own faults stay,
@@ -46723,6 +46739,8 @@ namespace detail {
 inline void print_path(std::ostream& out, const MeshRun& run) {
   const CriticalPath path = run.critical_path();
   out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name;
+  const std::size_t faults = run.faults().all.size();
+  out << (faults > 0 ? cat({" with ", faults, faults == 1 ? " fault" : " faults"}) : "");
   if (path.messages == 0) {  // compute alone, or too many to be kept
     out << "\n";
     return;
@@ -58599,14 +58617,15 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   return c;
 }
 
+inline void check_safetensors_name(const char* who, const std::string& path) {
+  check_ending(who, path, {".gguf", ".bin", ".pt", ".pth"}, "safetensors",
+               ".safetensors is right, and save_llama2c writes a .bin");
+}
+
 }  // namespace detail
 
 inline void Transformer::save(const std::string& path, DType format) const {
-  if (detail::ends_in(path, {".gguf", ".bin", ".pt", ".pth"})) {
-    detail::fail({"save: \"", path,
-                  "\" would hold safetensors, which its name denies; .safetensors "
-                  "is right, and save_llama2c writes a .bin"});
-  }
+  detail::check_safetensors_name("save", path);
   for (const Parameter& p : parameters) {
     if (!p.value.defined()) {
       detail::fail({"save: ", p.name, " of ", config.name, " is ",
@@ -64777,7 +64796,7 @@ struct StepOptions {
   double loss_scale = 0;           // 0: LossScaler's in f16 and fp8, else 1
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
-  std::ostream* out = &std::cout;  // progress; null is silent
+  std::ostream* out = &std::cout;  // progress, std::cout of MPI rank 0 alone; null: none
 };
 
 struct StepResult {
@@ -71575,6 +71594,7 @@ class TrainCheckpoint {
   TrainCheckpoint(const Text& text, const TrainOptions& options) : options_(options) {
     data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
     data_.push_back({"text", text_mark(text)});
+    check_safetensors_name("train", path());
     remove_abandoned("train", path());      // of a training that was killed
     const SaveFile probe("train", path());  // now, not after the first hour
   }
@@ -71834,8 +71854,12 @@ inline void check_one_device(const TrainOptions& options) {
   }
 }
 
-// The default batch is what the layout can divide.
-inline TrainOptions with_batch(TrainOptions options) {
+// Of MPI ranks that train together one tells the progress. The default batch is what the layout
+// can divide.
+inline TrainOptions with_defaults(TrainOptions options) {
+  if (options.out == &std::cout && options.on_mesh() && process_rank() != 0) {
+    options.out = nullptr;
+  }
   const Layout& layout = options.layout;
   const bool counts = layout.data >= 1 && layout.data <= 1 << 24 && layout.microbatches >= 1 &&
                       layout.microbatches <= 1 << 24;
@@ -71883,6 +71907,12 @@ inline void check_training(const Transformer& model, const Text& text,
                                         options.batch, model.config.context);
   } else {
     check_one_device(options);
+  }
+  if (!options.faults.all.empty() && !options.on_mesh()) {
+    fail({"train: ", options.faults.all.size(),
+          options.faults.all.size() == 1 ? " fault" : " faults",
+          " of a machine, and one device trains alone, without simulated time; give ",
+          "options.machine and a layout of several devices, or no faults"});
   }
   check_groups(options);
   check_length("train", text.train(), model.config.context);
@@ -71935,7 +71965,7 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
 // or more it takes none.
 inline TrainReport train(Transformer& model, const Text& text,
                          const TrainOptions& given = TrainOptions()) {
-  const TrainOptions options = detail::with_batch(given);
+  const TrainOptions options = detail::with_defaults(given);
   detail::check_training(model, text, options);
   detail::check_tokenizer(model, text);
   model.tokenizer = text.tokenizer;
@@ -81955,15 +81985,16 @@ struct Svg {
 
 namespace detail {
 
-// Text as XML character data: the five marks escaped, control characters replaced by a space, bytes
-// that are no UTF-8 by U+FFFD.
+// Text as XML character data: the five marks escaped, control characters replaced by a space, what
+// is no UTF-8 or no character of XML by U+FFFD.
 inline std::string xml_escape(const std::string& text) {
   std::string out;
   for (std::size_t at = 0, size = 1; at < text.size(); at += size) {
     const CodePoint point = code_point(text.data(), at, text.size());
     size = point.size;
     if (point.code >= 0x80) {
-      out += point.code == no_code_point ? "\xEF\xBF\xBD" : text.substr(at, size);
+      const bool none = point.code == no_code_point || point.code == 0xFFFE || point.code == 0xFFFF;
+      out += none ? "\xEF\xBF\xBD" : text.substr(at, size);
       continue;
     }
     const char c = text[at];
@@ -82092,6 +82123,12 @@ class Canvas {
         xml_escape(words) + "</text>");
   }
 
+  // The picture's title, as much as its width holds.
+  void heading(const std::string& words) {
+    label(20, 28, shorten(words, static_cast<std::size_t>(std::max(4.0, picture_.width / 9.6 - 2))),
+          16, Anchor::start, bold());
+  }
+
   void label_upward(double x, double y, const std::string& words, double size) {
     const std::string turn =
         "transform=\"rotate(-90 " + coordinate(x) + " " + coordinate(y) + ")\" ";
@@ -82099,6 +82136,7 @@ class Canvas {
   }
 
   static std::string ink() { return "class=\"ts-ink\" fill=\"#1f2328\""; }
+  static std::string bold() { return ink() + " font-weight=\"600\""; }
   static std::string soft() { return "class=\"ts-soft\" fill=\"#57606a\""; }
   static std::string grid() { return "class=\"ts-grid\" stroke=\"#e3e6ea\""; }
   static std::string axis() { return "class=\"ts-axis\" stroke=\"#6e7781\""; }
@@ -82142,10 +82180,8 @@ inline std::string Svg::markup() const {
 }
 
 inline void Svg::save(const std::string& path) const {
-  if (detail::ends_in(path, {".png", ".jpg", ".jpeg", ".gif", ".pdf"})) {
-    detail::fail(
-        {"Svg::save: \"", path, "\" would hold SVG, which its name denies; .svg is right"});
-  }
+  detail::check_ending("Svg::save", path, {".png", ".jpg", ".jpeg", ".gif", ".pdf"}, "SVG",
+                       ".svg is right");
   detail::save_text("Svg::save", path, markup());
 }
 
@@ -82457,20 +82493,29 @@ inline Svg svg(const LinkHeatMap& map) {
   const double most = detail::check_heat_map(map);
   const std::size_t n = map.bytes.size();
   const double cell = std::max(6.0, std::min(64.0, 512 / std::max(1.0, static_cast<double>(n))));
-  const double side = cell * static_cast<double>(n), left = 84, top = 92;
+  const double side = cell * static_cast<double>(n), top = 92;
+  double wide = 0, widest = 0;  // names above columns, beside rows
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::string name = map.names.empty() ? std::to_string(i) : map.names[i];
+    wide = std::max(wide, detail::drawn_width(detail::shorten(name, 6), 12));
+    widest = std::max(widest, detail::drawn_width(detail::shorten(name, 24), 12));
+  }
+  const double left = std::max(84.0, 48 + widest);
   Canvas canvas(std::max(420.0, left + side + 130), top + side + 28);
-  canvas.label(20, 28, detail::shorten(map.title, 44), 16, Anchor::start,
-               Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(map.title);
   canvas.label(left + side / 2, 62, "to device", 13, Anchor::middle);
   canvas.label_upward(26, top + side / 2, "from device", 13);
-  const std::size_t stride = 1 + static_cast<std::size_t>(16 / cell);
+  const std::size_t rows = 1 + static_cast<std::size_t>(16 / cell);
+  const std::size_t columns = 1 + static_cast<std::size_t>((wide + 2) / cell);
   double total = 0;
   for (std::size_t i = 0; i < n; ++i) {
     const double at = cell * static_cast<double>(i);
-    if (i % stride == 0) {
-      const std::string name = map.names.empty() ? std::to_string(i) : map.names[i];
-      canvas.label(left - 7, top + at + cell / 2 + 4, detail::shorten(name, 6), 12, Anchor::end,
+    const std::string name = map.names.empty() ? std::to_string(i) : map.names[i];
+    if (i % rows == 0) {
+      canvas.label(left - 7, top + at + cell / 2 + 4, detail::shorten(name, 24), 12, Anchor::end,
                    Canvas::soft());
+    }
+    if (i % columns == 0) {
       canvas.label(left + at + cell / 2, top - 8, detail::shorten(name, 6), 12, Anchor::middle,
                    Canvas::soft());
     }
@@ -82496,7 +82541,7 @@ inline Svg svg(const LinkHeatMap& map) {
     detail::draw_scale(canvas, left + side + 22, top, top + std::max(side, 60.0),
                        format_bytes(most), "0 B");
   } else {
-    canvas.label(20, top + side + 18, "nothing was sent", 12, Anchor::start, Canvas::soft());
+    canvas.label(left, top + side + 18, "nothing was sent", 12, Anchor::start, Canvas::soft());
   }
   return canvas.finish(map.title + ": " + std::to_string(n) + " devices, " + format_bytes(total) +
                        " in all, at most " + format_bytes(most) + " from one to another");
@@ -82535,7 +82580,8 @@ inline void draw_block(Canvas& canvas, const ShardPicture& picture, std::size_t 
                 "fill=\"" + device_color(ranks[i]) + "\"");
   }
   const std::string words = picture.cell(block);
-  const double size = std::min(13.0, (width - 6) / std::max(1.0, drawn_width(words, 1)));
+  const double size =
+      std::min({13.0, height - 2, (width - 6) / std::max(1.0, drawn_width(words, 1))});
   if (size >= 6) {
     canvas.label(x + width / 2, y + height / 2 + 0.36 * size, words, size, Anchor::middle,
                  "fill=\"#000000\"");
@@ -82559,33 +82605,45 @@ inline Svg svg(const ShardPicture& picture) {
   for (std::size_t block = 0; block < picture.holders.size() && block < 64; ++block) {
     most_words = std::max(most_words, 16 + detail::drawn_width(picture.cell(block), 12));
   }
-  const double width = std::max(14.0, std::min(most_words, 640.0 / static_cast<double>(wide)));
-  const double height = std::max(10.0, std::min(44.0, 440.0 / static_cast<double>(high)));
-  const double left = 84, top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
+  const auto range = [&](int dim, std::int64_t i) {
+    const std::string& name = picture.names[static_cast<std::size_t>(dim)];
+    return detail::shorten(name, 24) + " " + picture.range(dim, i);
+  };
+  double column = 30, left = 84;  // the widest words above a column, beside a row
+  for (std::int64_t j = 0; j < wide && dims > 0; ++j) {
+    column = std::max(column, 6 + detail::drawn_width(range(dims - 1, j), 11));
+  }
+  for (std::int64_t i = 0; i < high && dims > 1; ++i) {
+    left = std::max(left, 20 + detail::drawn_width(range(dims - 2, i), 11));
+  }
+  const double width =
+      std::max(14.0, std::min(std::max(most_words, column), 640.0 / static_cast<double>(wide)));
+  const double height = std::max(13.0, std::min(44.0, 440.0 / static_cast<double>(high)));
+  const auto every = static_cast<std::int64_t>(std::ceil(column / width));
+  const double top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
   const double beside = left + width * static_cast<double>(wide);  // from one panel to the next
   const std::int64_t across =
       std::max<std::int64_t>(1, std::min(panels, static_cast<std::int64_t>(760 / beside)));
-  Canvas canvas(std::max(440.0, beside * static_cast<double>(across) + 24),
+  const std::string title =
+      picture.title + (wide * high * panels < columns * rows * all ? ", the first blocks" : "");
+  const double title_width = std::min(900.0, 40 + detail::drawn_width(title, 16));
+  Canvas canvas(std::max({440.0, beside * static_cast<double>(across) + 24, title_width}),
                 top + step * static_cast<double>((panels + across - 1) / across));
-  canvas.label(20, 28, detail::shorten(picture.title, 60), 16, Anchor::start,
-               Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(title);
   for (std::int64_t panel = 0; panel < panels; ++panel) {
     const double x = beside * static_cast<double>(panel % across);
     const double y = top + step * static_cast<double>(panel / across);
     const std::string where = picture.panel_name(panel);
     canvas.label(x + 20, y - 24, where, 12, Anchor::start);
-    for (std::int64_t j = 0; j < wide && dims > 0 && width > 30; ++j) {
-      canvas.label(x + left + width * (static_cast<double>(j) + 0.5), y - 6,
-                   picture.names.back() + " " + picture.range(dims - 1, j), 11, Anchor::middle,
-                   Canvas::soft());
+    for (std::int64_t j = 0; j < wide && dims > 0; j += every) {
+      canvas.label(x + left + width * (static_cast<double>(j) + 0.5), y - 6, range(dims - 1, j), 11,
+                   Anchor::middle, Canvas::soft());
     }
     for (std::int64_t i = 0; i < high; ++i) {
       const double line = y + height * static_cast<double>(i);
       if (dims > 1) {
-        canvas.label(
-            x + left - 8, line + height / 2 + 4,
-            picture.names[static_cast<std::size_t>(dims) - 2] + " " + picture.range(dims - 2, i),
-            11, Anchor::end, Canvas::soft());
+        canvas.label(x + left - 8, line + height / 2 + 4, range(dims - 2, i), 11, Anchor::end,
+                     Canvas::soft());
       }
       for (std::int64_t j = 0; j < wide; ++j) {
         detail::draw_block(canvas, picture,
@@ -82638,7 +82696,7 @@ inline bool drawable(const Axis& axis, double value) {
 }
 
 // 1500 -> "1.5k", 2e12 -> "2T": short enough for a tick.
-inline std::string tick_text(double value) {
+inline std::string tick_text(double value, int digits = 4) {
   static const char* const suffixes[] = {"", "k", "M", "G", "T", "P", "E"};
   int thousands = 0;
   double shown = value;
@@ -82646,7 +82704,7 @@ inline std::string tick_text(double value) {
     shown /= 1000;
     ++thousands;
   }
-  return printed('g', 4, shown) + suffixes[thousands];
+  return printed('g', digits, shown) + suffixes[thousands];
 }
 
 // Limits from the data where the user gave none.
@@ -82714,6 +82772,26 @@ inline std::vector<double> log_ticks(const Axis& axis) {
   return ticks;
 }
 
+inline std::vector<double> ticks_of(const Axis& axis) {
+  return axis.scale == Scale::linear ? linear_ticks(axis) : log_ticks(axis);
+}
+
+// The ticks of an axis in words, with the digits in which neighbours differ.
+inline std::vector<std::string> tick_texts(const Axis& axis) {
+  const std::vector<double> ticks = ticks_of(axis);
+  int digits = 4;
+  if (axis.scale == Scale::linear && ticks.size() > 1) {
+    const double most = std::max(std::fabs(ticks.front()), std::fabs(ticks.back()));
+    const double parts = most / (ticks[1] - ticks[0]);
+    digits = std::max(4, std::min(12, 2 + static_cast<int>(std::log10(parts * (1 + 1e-9)))));
+  }
+  std::vector<std::string> out;
+  for (const double tick : ticks) {
+    out.push_back(tick_text(tick, digits));
+  }
+  return out;
+}
+
 // The rectangle of a plot: values in, pixels out.
 struct Frame {
   Axis x, y;
@@ -82731,26 +82809,36 @@ struct Frame {
   }
 };
 
-inline void draw_axes(Canvas& canvas, const Frame& frame) {
-  const auto ticks_x = frame.x.scale == Scale::linear ? linear_ticks(frame.x) : log_ticks(frame.x);
-  const auto ticks_y = frame.y.scale == Scale::linear ? linear_ticks(frame.y) : log_ticks(frame.y);
-  for (const double tick : ticks_x) {
-    const double at = frame.px(tick);
-    canvas.line(at, frame.top, at, frame.bottom, Canvas::grid());
-    canvas.label(at, frame.bottom + 17, tick_text(tick), 12, Anchor::middle, Canvas::soft());
-  }
+inline double widest_of(const std::vector<std::string>& texts) {  // at size 12
   double widest = 0;
-  for (const double tick : ticks_y) {
-    const double at = frame.py(tick);
+  for (const std::string& text : texts) {
+    widest = std::max(widest, drawn_width(text, 12));
+  }
+  return widest;
+}
+
+inline void draw_axes(Canvas& canvas, const Frame& frame) {
+  const std::vector<double> ticks_x = ticks_of(frame.x), ticks_y = ticks_of(frame.y);
+  const std::vector<std::string> texts_x = tick_texts(frame.x), texts_y = tick_texts(frame.y);
+  for (std::size_t i = 0; i < ticks_x.size(); ++i) {
+    const double at = frame.px(ticks_x[i]);
+    canvas.line(at, frame.top, at, frame.bottom, Canvas::grid());
+    canvas.label(at, frame.bottom + 17, texts_x[i], 12, Anchor::middle, Canvas::soft());
+  }
+  for (std::size_t i = 0; i < ticks_y.size(); ++i) {
+    const double at = frame.py(ticks_y[i]);
     canvas.line(frame.left, at, frame.right, at, Canvas::grid());
-    canvas.label(frame.left - 7, at + 4, tick_text(tick), 12, Anchor::end, Canvas::soft());
-    widest = std::max(widest, drawn_width(tick_text(tick), 12));
+    canvas.label(frame.left - 7, at + 4, texts_y[i], 12, Anchor::end, Canvas::soft());
   }
   canvas.line(frame.left, frame.bottom, frame.right, frame.bottom, Canvas::axis());
   canvas.line(frame.left, frame.top, frame.left, frame.bottom, Canvas::axis());
-  canvas.label((frame.left + frame.right) / 2, frame.bottom + 38, frame.x.label, 13,
-               Anchor::middle);
-  canvas.label_upward(frame.left - widest - 16, (frame.top + frame.bottom) / 2, frame.y.label, 13);
+  const auto letters = [](double from, double to) {
+    return static_cast<std::size_t>(std::max(4.0, (to - from + 96) / 7.8));
+  };
+  canvas.label((frame.left + frame.right) / 2, frame.bottom + 38,
+               shorten(frame.x.label, letters(frame.left, frame.right)), 13, Anchor::middle);
+  canvas.label_upward(frame.left - widest_of(texts_y) - 16, (frame.top + frame.bottom) / 2,
+                      shorten(frame.y.label, letters(frame.top, frame.bottom)), 13);
 }
 
 // The part of a segment that lies in the frame (Liang and Barsky); false if none does.
@@ -82882,10 +82970,9 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   Frame frame;
   frame.x = fitted(plot.x, xs);
   frame.y = fitted(plot.y, ys);
-  frame.left = 82;
+  frame.left = std::max(82.0, 34 + widest_of(tick_texts(frame.y)));
   frame.right = plot.width - 26;
-  canvas.label(20, 28, shorten(plot.title, static_cast<std::size_t>(plot.width / 9.6)), 16,
-               Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(plot.title);
   frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54);
   frame.bottom = plot.height - 54;
   draw_axes(canvas, frame);
@@ -83032,8 +83119,7 @@ inline void number_point(Canvas& canvas, const Frame& frame, List<Box>& taken, d
         if (reach > 10) {
           canvas.line(x, y, cx, cy + (cy < y ? 5 : -5), Canvas::axis());
         }
-        canvas.label(cx, cy + 4, number, 12, Anchor::middle,
-                     Canvas::ink() + " font-weight=\"600\"");
+        canvas.label(cx, cy + 4, number, 12, Anchor::middle, Canvas::bold());
         taken.push_back(box);
         return;
       }
@@ -83326,8 +83412,7 @@ inline Svg svg(const List<Wavefront>& frames) {
   const std::size_t down = (frames.size() + across - 1) / across;
   detail::Canvas canvas(std::max(560.0, 20 + wide * static_cast<double>(across)),
                         70 + high * static_cast<double>(down));
-  canvas.label(20, 26, detail::cat({one.rows, " x ", one.cols, " array, ", name_of(one.dataflow)}),
-               15, detail::Anchor::start, detail::Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(detail::cat({one.rows, " x ", one.cols, " array, ", name_of(one.dataflow)}));
   for (std::size_t i = 0; i < frames.size(); ++i) {
     detail::draw_frame(canvas, frames[i], 20 + wide * static_cast<double>(i % across),
                        62 + high * static_cast<double>(i / across), cell);
@@ -83368,8 +83453,7 @@ inline Svg ledger_bars(const List<SystolicTiming>& cases, const std::vector<std:
   }
   const double left = 190, width = 620;
   detail::Canvas canvas(left + width + 30, 84 + 32 * static_cast<double>(cases.size()));
-  canvas.label(20, 28, "Where the PE-ticks went", 16, detail::Anchor::start,
-               detail::Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading("Where the PE-ticks went");
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const double y = 48 + 32 * static_cast<double>(i);
     canvas.label(left - 8, y + 15, detail::shorten(names[i], 26), 12, detail::Anchor::end);
@@ -83608,8 +83692,10 @@ inline Svg device_timeline(const MeshRun& run) {
   const double top = detail::draw_legend(unseen, legend, 14, right, 54);
   const double bottom = top + track * devices;
   Canvas canvas(900, bottom + 46);
-  canvas.label(20, 28, "Devices on " + run.machine().name, 16, Anchor::start,
-               Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading("Devices on " + run.machine().name +
+                 (devices < run.devices()
+                      ? detail::cat({" (", devices, " of ", run.devices(), " devices)"})
+                      : ""));
   detail::draw_legend(canvas, legend, 14, right, 54);
   detail::draw_time_axis(canvas, left, right, top, bottom, seconds);
   for (const TimedSpan& span : run.timeline.spans) {
@@ -83724,7 +83810,7 @@ inline Svg svg(const PipelineTiming& timing) {
        timing.microbatches, timing.microbatches == 1 ? " microbatch, " : " microbatches, ",
        "bubble ", bubble, open == bubble ? std::string() : " (" + open + " without barrier)", ", ",
        timing.peak_activations(), " held"});
-  canvas.label(20, 28, words, 16, Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(words);
   detail::draw_legend(canvas, legend, 14, right, 54);
   const List<std::vector<int>> chunks = detail::chunks_of(timing);
   for (int r = 0; r < ranks; ++r) {
@@ -83830,11 +83916,9 @@ struct TimeScale {
   double x(double at) const { return left + at / seconds * (right - left); }
 };
 
-inline std::string bold_ink() { return Canvas::ink() + " font-weight=\"600\""; }
-
 // The title, and below it in small letters what is drawn.
 inline void draw_heading(Canvas& canvas, const std::string& title, const std::string& below) {
-  canvas.label(20, 28, title, 16, Anchor::start, bold_ink());
+  canvas.heading(title);
   canvas.label(20, 47, below, 12, Anchor::start, Canvas::soft());
 }
 
@@ -83904,7 +83988,7 @@ inline Svg waterfall(const List<TimeShare>& shares, const std::string& title,
         detail::cat({format_seconds(part), ", ", format_percent(part / scale.seconds)});
     const double x = scale.x(from), end = scale.x(from + part);
     canvas.label(left - 8, y + 18, name, 12, Anchor::end,
-                 whole ? detail::bold_ink() : Canvas::ink());
+                 whole ? detail::Canvas::bold() : Canvas::ink());
     canvas.rect(x, y + 4, std::max(0.75, end - x), row - 7,
                 whole ? "class=\"ts-soft\" fill=\"#57606a\"" : styles[i].style);
     canvas.label(end + 6, y + 18, words, 11, Anchor::start, Canvas::soft());
@@ -84638,7 +84722,7 @@ inline Svg svg(const LaunchReport& report) {
   detail::draw_launches(canvas, report, all, top);
   if (dense) {
     canvas.label(20, below - 8, detail::cat({"the first ", first, " kernels"}), 13,
-                 detail::Anchor::start, detail::bold_ink());
+                 detail::Anchor::start, detail::Canvas::bold());
     detail::draw_launches(canvas, report, first, below);
   }
   std::string text = title;
@@ -85442,7 +85526,7 @@ inline Svg draw_graph(const Graph& graph, const GraphBoxes& boxes, const GraphDr
       canvas.rect(x, y, box.width, box.height, "rx=\"8\"" + box_fill(kernel.color));
       canvas.rect(x, y, box.width, box.height,
                   "rx=\"8\" fill=\"none\"" + Canvas::stroke(kernel.color, 1.2));
-      canvas.label(x + 10, y + 16, kernel.title, 11, Anchor::start, bold_ink());
+      canvas.label(x + 10, y + 16, kernel.title, 11, Anchor::start, Canvas::bold());
     } else {
       canvas.rect(x, y, box.width, box.height, "rx=\"4\" class=\"ts-paper\" fill=\"#ffffff\"");
     }
@@ -85697,7 +85781,7 @@ inline Svg svg(const BytesWaterfall& waterfall) {
   double y = first;
   const auto label = [&](const std::string& name, const std::string& words, bool bold) {
     canvas.label(left - 8, y + 13, name, 12, Anchor::end,
-                 bold ? detail::bold_ink() : Canvas::ink());
+                 bold ? detail::Canvas::bold() : Canvas::ink());
     canvas.label(text_x, y + 13, words, 12, Anchor::start, bold ? Canvas::ink() : Canvas::soft());
   };
   label("before", format_bytes(waterfall.before()), true);
@@ -86050,14 +86134,17 @@ inline Svg link_map(const MeshRun& run) {
   const double high = cell * static_cast<double>(grid.size[1]) + 40;
   const double side = wide * static_cast<double>(across);
   const double down = static_cast<double>((panels + across - 1) / across);
-  Canvas canvas(std::max(460.0, side + 120), 66 + high * down);
-  canvas.label(20, 28,
-               detail::cat({"Links of ", run.machine().name, ", busy share of ",
-                            format_seconds(run.seconds)}),
-               16, Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  const std::string title = detail::cat(
+      {"Links of ", run.machine().name, ", busy share of ", format_seconds(run.seconds)});
+  Canvas canvas(std::max({460.0, side + 120, 40 + detail::drawn_width(title, 16)}),
+                66 + high * down);
+  canvas.heading(title);
   if (panels > 1) {
-    canvas.label(20, 44, "a chip has the colour of its busiest link to another panel", 11,
-                 Anchor::start, Canvas::soft());
+    const std::size_t all = grid.corners.size();
+    canvas.label(20, 44,
+                 detail::cat({"a chip has the colour of its busiest link to another panel",
+                              panels < all ? detail::cat({"; ", panels, " of ", all}) : ""}),
+                 11, Anchor::start, Canvas::soft());
   }
   std::string text = detail::cat({"links of ", run.machine().name, ", the busiest ",
                                   format_percent(grid.most), " of ", format_seconds(run.seconds),

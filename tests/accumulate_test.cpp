@@ -172,4 +172,28 @@ TEST_CASE("machines and paths that are no whole ones, and what one device cannot
         "ts::machine(\"tpu-v5e\", {1}) is right for one device");
   CHECK(error([](ts::TrainOptions& o) { o.checkpoint.append("file"); }) ==
         "train: checkpoint is \"file\", put together in its place; assign the whole path");
+  const std::string alone =
+      " of a machine, and one device trains alone, without simulated time; give options.machine "
+      "and a layout of several devices, or no faults";
+  CHECK(error([](ts::TrainOptions& o) { o.faults.slow_device(0, 4); }) == "train: 1 fault" + alone);
+  CHECK(error([](ts::TrainOptions& o) {
+          o.machine = ts::machine("tpu-v5e", {1});
+          o.faults.slow_device(0, 4).dead_link(0, 1);
+        }) == "train: 2 faults" + alone);
+}
+
+TEST_CASE("slow and dead devices of a training are those of its simulated time") {
+  const ts::Text text = small_text();
+  const auto seconds = [&](const ts::Faults& faults) {
+    ts::TrainOptions options = in_parts(1, ts::Recompute::none);
+    options.steps = 1;
+    options.layout.data = 2;
+    options.machine = ts::machine("tpu-v5e", {2});
+    options.faults = faults;
+    ts::Transformer model(small_model(), 1);
+    return ts::train(model, text, options).last_step->seconds;
+  };
+  CHECK(seconds(ts::Faults().slow_device(1, 1000)) > 10 * seconds(ts::Faults()));
+  CHECK(error_of([&] { seconds(ts::Faults().dead_device(1)); }).find("time: device 1 is dead; ") ==
+        0);
 }

@@ -869,14 +869,14 @@ TEST_CASE("models larger than this machine's memory, batches left open, texts in
   ts::TrainOptions options;
   std::ostringstream said;
   options.out = &said;
-  CHECK(ts::detail::with_batch(options).batch == 12);
+  CHECK(ts::detail::with_defaults(options).batch == 12);
   options.layout.data = 2;
   options.layout.microbatches = 4;
-  CHECK(ts::detail::with_batch(options).batch == 16);
+  CHECK(ts::detail::with_defaults(options).batch == 16);
   CHECK(said.str() ==
         "batch: 12 sequences do not divide over data 2 x microbatches 4; a step has 16\n");
   options.batch = 8;
-  CHECK(ts::detail::with_batch(options).batch == 8);
+  CHECK(ts::detail::with_defaults(options).batch == 8);
   ts::ModelConfig c = ts::config("nano");
   c.context = 8;
   ts::Transformer model(c, 1);

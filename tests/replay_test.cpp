@@ -744,6 +744,16 @@ TEST_CASE("replay: logs that cannot go on are errors") {
   wrong.log.calls[1].members.reset(new std::vector<int>{0, 1});
   CHECK(error_of([&] { ts::time(wrong.log, machine); }) ==
         "time: a #0 has 2 members and a schedule for 1; they must be equal");
+  LogWriter busy(2);
+  busy.compute(1, 8);
+  busy.log.programs[1][0].last = 5;
+  CHECK(error_of([&] { ts::time(busy.log, machine); }) ==
+        "time: device 1 computes ops 0 to 5 of its program, which has 1");
+  LogWriter away(2);
+  away.call("send", {{0, 7}}, {{0, 0, 1, 0, 1, ts::Action::copy, 0}}, 2, true);
+  away.event(0, Kind::start, 0);
+  CHECK(error_of([&] { ts::time(away.log, machine); }) ==
+        "time: send #0 goes to device 7; devices are 0 to 1");
   ts::Machine nan = machine;
   nan.links[0].latency = std::nan("");
   CHECK(error_of([&] { ts::time(twice.log, nan); }) ==
@@ -888,6 +898,10 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
   CHECK(text.str().find("critical path of 4 messages: 10 us compute, 4 us latency, 3.4 us "
                         "transfer; axis y, link ") != std::string::npos);
   CHECK(text.str().find(" 5 -> 1\n") != std::string::npos);
+  CHECK(text.str().find(" on mine; critical") != std::string::npos);
+  std::ostringstream faulty;
+  faulty << run.with(ts::Faults().slow_device(0, 2).slow_device(1, 2));
+  CHECK(faulty.str().find(" on mine with 2 faults; critical") != std::string::npos);
 }
 
 #if !defined(TINYSCALE_NO_THREADS)
@@ -1475,7 +1489,8 @@ TEST_CASE("placement: an axis across dimensions has the links of those that its 
   }
   const ts::Mesh inner(machine, {{"a", 2}, {"b", 4}, {"c", 3}});
   const ts::List<ts::AxisPlacement> there = inner.placement().axes;
-  for (const std::size_t axis : {1, 2}) {  // within the last two dimensions, 6 x 2
+  for (const std::size_t axis :
+       {std::size_t{1}, std::size_t{2}}) {  // within the last two dimensions, 6 x 2
     REQUIRE(there[axis].parts.size() == 1);
     CHECK(there[axis].parts[0].dim == -1);
     CHECK(there[axis].parts[0].bandwidth == 2e9);

@@ -100,6 +100,26 @@ TEST_CASE("show: ticks are round, never minus zero, and a few") {
   CHECK(ts::detail::tick_text(0.25) == "0.25");
 }
 
+TEST_CASE("show: ticks that lie close together are told apart, and fit beside the axis") {
+  const auto texts = [](double low, double high) {
+    return ts::detail::tick_texts({"", ts::Scale::linear, low, high});
+  };
+  CHECK(texts(10000, 10020) ==
+        std::vector<std::string>{"10k", "10.005k", "10.01k", "10.015k", "10.02k"});
+  CHECK(texts(1.00001, 1.00003) ==
+        std::vector<std::string>{"1.00001", "1.000015", "1.00002", "1.000025", "1.00003"});
+  CHECK(texts(0, 500) == std::vector<std::string>{"0", "100", "200", "300", "400", "500"});
+  ts::Plot plot;
+  plot.y.label = "a label that is much longer than the picture is high, and goes on from there";
+  plot.series.push_back({"", {1, 2}, {123456.781, 123456.782}});
+  const ts::Svg picture = ts::svg(plot);
+  const std::size_t at = picture.body.find(" transform=\"rotate(-90 ");
+  REQUIRE(at < picture.body.size());
+  CHECK(std::stod(picture.body.substr(at + 23)) >= 13);
+  CHECK(contains(picture.body, ">a label that is much longer than the picture is "));
+  CHECK_FALSE(contains(picture.body, "and goes on from there<"));
+}
+
 TEST_CASE("show: values that cannot be drawn leave a gap, never a NaN") {
   ts::Plot plot;
   plot.x.label = "step";
@@ -149,6 +169,70 @@ TEST_CASE("show: a heat map shows every pair that exchanged bytes") {
   CHECK(contains(ts::svg(map).markup(), "nothing was sent"));
 }
 
+// Where the texts of a size stand, by their anchor: the ends of each on its line, and which line.
+struct Words {
+  double left = 0, right = 0, y = 0;
+};
+ts::List<Words> words_of(const ts::Svg& picture, double size, const std::string& anchor) {
+  ts::List<Words> out;
+  const std::string mark =
+      " font-size=\"" + ts::detail::coordinate(size) + "\" text-anchor=\"" + anchor + "\"";
+  for (std::size_t at = picture.body.find(mark); at != std::string::npos;
+       at = picture.body.find(mark, at + 1)) {
+    const std::size_t begin = picture.body.rfind("<text x=\"", at) + 9;
+    const std::size_t from = picture.body.find('>', at) + 1;
+    const std::string text = picture.body.substr(from, picture.body.find('<', from) - from);
+    const double x = std::stod(picture.body.substr(begin));
+    const double wide = ts::detail::drawn_width(text, size);
+    const double y = std::stod(picture.body.substr(picture.body.find("y=\"", begin) + 3));
+    const double left = x - (anchor == "end" ? wide : anchor == "middle" ? wide / 2 : 0);
+    out.push_back({left, left + wide, y});
+  }
+  return out;
+}
+
+void check_apart(const ts::Svg& picture, double size, const std::string& anchor) {
+  const ts::List<Words> all = words_of(picture, size, anchor);
+  CHECK_FALSE(all.empty());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CHECK(all[i].left >= 0);
+    CHECK(all[i].right <= picture.width);
+    const bool beside = i > 0 && !(all[i].y > all[i - 1].y) && !(all[i].y < all[i - 1].y);
+    CHECK((!beside || all[i].left >= all[i - 1].right));
+  }
+}
+
+TEST_CASE("show: names of many devices stand apart, long ones keep their ends") {
+  ts::LinkHeatMap map;
+  map.bytes.assign(64, std::vector<double>(64, 1.0));
+  for (int i = 0; i < 64; ++i) {
+    map.names.push_back("dev" + std::to_string(i));
+  }
+  check_apart(ts::svg(map), 12, "middle");
+  map.bytes.assign(256, std::vector<double>(256, 1.0));
+  map.names.clear();
+  check_apart(ts::svg(map), 12, "middle");
+  map.bytes.assign(2, std::vector<double>(2, 1.0));
+  map.names = {"device of rack 1", "device of rack 2"};
+  CHECK(contains(ts::svg(map).body, ">device of rack 2<"));
+  CHECK(words_of(ts::svg(map), 12, "end")[0].left > 30);
+}
+
+TEST_CASE("show: a picture of shards has room for its title and for what its blocks are") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {8, 8}), {{"x", 8}, {"y", 8}});
+  for (const char* const text :
+       {"LongNameOfADimension_x, AnotherName_y", "I_{x,y}, J", "I, J_{x,y}", "I_x, J_y"}) {
+    CAPTURE(text);
+    const ts::Svg picture = ts::svg(mesh.shard(ts::Shape{1024000000, 4096}, text).picture());
+    CHECK(words_of(picture, 16, "start")[0].right <= picture.width);
+    check_apart(picture, 11, "middle");
+    check_apart(picture, 11, "end");
+  }
+  const ts::Svg rows = ts::svg(mesh.shard(ts::Shape{640, 64}, "I_{x,y}, J").picture());
+  CHECK(words_of(rows, 11, "middle").size() == 65);  // J, and the devices below each other
+  CHECK(words_of(rows, 11, "middle")[2].y - words_of(rows, 11, "middle")[1].y >= 11);
+}
+
 #if !defined(TINYSCALE_NO_THREADS)
 // Two groups of four along a closed dimension, compute between a start and its wait.
 ts::MeshRun small_run() {
@@ -186,6 +270,9 @@ TEST_CASE("show: a mesh run's timeline has every span, and each step of a call a
   CHECK(occurrences(markup, "class=\"tf0\"") == 1 + 8 * 3);  // steps of the all_gather
   CHECK(occurrences(markup, "class=\"tf1\"") == 1 + 8 * 2);
   CHECK(contains(picture.text, "tpu-v5e 4x2: 8 devices, "));
+  const ts::Mesh row(ts::machine("tpu-v5e", {17}), {{"x", 17}});
+  CHECK(contains(ts::device_timeline(row.run([](ts::Device& d) { d.barrier(); })).body,
+                 ">Devices on tpu-v5e 17 (16 of 17 devices)<"));
 
   const std::string trace = ts::trace_json(run);
   CHECK(occurrences(trace, "\"ph\": \"M\"") == 8 * 4);  // process, compute, axes x and y
@@ -434,6 +521,12 @@ TEST_CASE("show: an array's frames are its registers, its bars sum to one") {
         }) == "svg: frames of 4 x 4 and 2 x 2 PEs; give frames of one array");
   CHECK(error_of([&] { ts::ledger_bars({t}, {}); }) ==
         "ledger_bars: 1 cases and 0 names; give a name for each of at least one case");
+}
+
+TEST_CASE("show: what is no character of XML is none in a picture") {
+  ts::LossCurve curve;
+  curve.title = "a<b&\"c\"\xEF\xBF\xBE\xEF\xBF\xBF\x01";
+  CHECK(contains(ts::svg(curve).markup(), "a&lt;b&amp;&quot;c&quot;\xEF\xBF\xBD\xEF\xBF\xBD <"));
 }
 
 TEST_CASE("show: bad pictures are refused in one sentence") {

@@ -386,6 +386,9 @@ TEST_CASE("a place that cannot be written is named before the first step") {
   CHECK(error("no/such/folder/t.safetensors") ==
         "train: cannot write \"no/such/folder/t.safetensors\": No such file or directory; give a "
         "path in a folder that exists and can be written");
+  CHECK(error("t.pt") ==
+        "train: \"t.pt\" would hold safetensors, which its name denies; .safetensors is right, and "
+        "save_llama2c writes a .bin");
   const Folder folder;
   CHECK(error(folder.path) ==
         "train: \"" + folder.path +

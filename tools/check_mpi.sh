@@ -38,6 +38,8 @@ for n in ${RANKS:-2 4 8}; do
 done
 timeout 60 $run -n 2 "$build/wrong_ranks" early 2>&1 | grep -q 'rank 1 has ended its program' ||
   { echo "check_mpi: a rank that ends early is not noticed" >&2; failed=1; }
+[ "$(timeout 60 $run -n 2 "$build/wrong_ranks" progress 2>&1 | grep -c '^step 1/1  loss')" = 1 ] ||
+  { echo "check_mpi: ranks that train together do not tell the progress once" >&2; failed=1; }
 timeout 60 $run -n 3 "$build/wrong_ranks" meshes ||
   { echo "check_mpi: ranks that come with different meshes are not told" >&2; failed=1; }
 # Its meshes have up to 9 devices, but for the cases marked many; in one devices hand each other pointers.

@@ -425,10 +425,12 @@ void add_trainings(Text& text, int n) {
     options.layout.pipeline = zero == ts::Zero::none ? 2 : 1;
     options.layout.data = n / options.layout.pipeline;
     options.machine = ts::machine("tpu-v5e", {n});
+    options.faults.slow_device(n - 1, 3);
     ts::Transformer model(c, 1);
     const ts::TrainReport report = ts::train(model, data, options);
     text.say("== training " + report.layout + "\n" + report.loss_table().text() +
-             report.step.table().text());
+             report.step.table().text() + ts::detail::exact_number(report.last_step->seconds) +
+             "\n");
     for (const ts::Parameter& p : model.parameters) {
       text.say(p.name + " " + bits_of(p.value));
     }

@@ -36,6 +36,14 @@ inline bool ends_in(const std::string& path, std::initializer_list<const char*> 
   });
 }
 
+inline void check_ending(const char* function, const std::string& path,
+                         std::initializer_list<const char*> others, const char* format,
+                         const char* right) {
+  if (ends_in(path, others)) {
+    fail({function, ": \"", path, "\" would hold ", format, ", which its name denies; ", right});
+  }
+}
+
 // Where saving to `path` ends: there, or at the file that a link there leads to. An old file that
 // may not be written is an Error: to replace one, a program only has to write the folder.
 inline std::string save_target(const char* function, const std::string& path) {

@@ -215,19 +215,19 @@ inline void check_streams(const CollectiveSchedule& s) {
   if (!several) {
     return;
   }
-  std::vector<int> stream_of(static_cast<std::size_t>(s.devices) *
-                             static_cast<std::size_t>(s.chunks));
+  std::vector<int> stream_of(
+      static_cast<std::size_t>(s.devices) * static_cast<std::size_t>(s.chunks), -1);
   for (const Transfer& t : s.transfers) {
     for (const int device : {t.from, t.to}) {
       for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
         int& stream =
             stream_of[static_cast<std::size_t>(device) * static_cast<std::size_t>(s.chunks) +
                       static_cast<std::size_t>(c)];
-        if (stream != 0 && stream != t.stream + 1) {
-          fail({place(s, t), ": chunk ", c, " of device ", device, " is in streams ", stream - 1,
+        if (stream >= 0 && stream != t.stream) {
+          fail({place(s, t), ": chunk ", c, " of device ", device, " is in streams ", stream,
                 " and ", t.stream, "; streams do not wait for each other and share no chunk"});
         }
-        stream = t.stream + 1;
+        stream = t.stream;
       }
     }
   }

@@ -58,6 +58,7 @@ class MeshRun {
   double measured_seconds() const { return record_->measured; }
   const RunLog& log() const { return record_->log; }
   const Machine& machine() const { return machine_; }
+  const Faults& faults() const { return faults_; }
   int devices() const { return record_->log.devices; }
 
   // The same run on another machine with as many chips, or with other faults. Its own faults stay,
@@ -354,6 +355,8 @@ namespace detail {
 inline void print_path(std::ostream& out, const MeshRun& run) {
   const CriticalPath path = run.critical_path();
   out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name;
+  const std::size_t faults = run.faults().all.size();
+  out << (faults > 0 ? cat({" with ", faults, faults == 1 ? " fault" : " faults"}) : "");
   if (path.messages == 0) {  // compute alone, or too many to be kept
     out << "\n";
     return;

@@ -145,6 +145,10 @@ class Replay {
   }
 
   double compute_seconds(std::size_t d, const DeviceEvent& event) const {
+    if (event.last > log_.ops[d].size()) {
+      fail({"time: device ", d, " computes ops ", event.first, " to ", event.last,
+            " of its program, which has ", log_.ops[d].size()});
+    }
     double seconds = 0;
     for (std::size_t i = event.first; i < event.last; ++i) {
       seconds += op_seconds(log_.ops[d][i], machine_.chip);
@@ -181,6 +185,9 @@ class Replay {
   // Sends of a pair of devices go one after another.
   void start_send(std::size_t c, int rank, double now, int after) {
     const int to = receiver(c);
+    if (to >= log_.devices) {
+      fail({"time: ", line(c), " goes to device ", to, "; devices are 0 to ", log_.devices - 1});
+    }
     List<std::size_t>& sends = devices_[static_cast<std::size_t>(rank)].sends;
     std::size_t i = 0;
     while (i < sends.size() && receiver(sends[i]) != to) {

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>  // int64_t
 #include <string>   // string
-#include <utility>  // pair
 #include <vector>   // vector
 
 #include "tinyscale/base/order.hpp"
@@ -161,14 +160,15 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   return c;
 }
 
+inline void check_safetensors_name(const char* who, const std::string& path) {
+  check_ending(who, path, {".gguf", ".bin", ".pt", ".pth"}, "safetensors",
+               ".safetensors is right, and save_llama2c writes a .bin");
+}
+
 }  // namespace detail
 
 inline void Transformer::save(const std::string& path, DType format) const {
-  if (detail::ends_in(path, {".gguf", ".bin", ".pt", ".pth"})) {
-    detail::fail({"save: \"", path,
-                  "\" would hold safetensors, which its name denies; .safetensors "
-                  "is right, and save_llama2c writes a .bin"});
-  }
+  detail::check_safetensors_name("save", path);
   for (const Parameter& p : parameters) {
     if (!p.value.defined()) {
       detail::fail({"save: ", p.name, " of ", config.name, " is ",

@@ -31,7 +31,7 @@ struct StepOptions {
   double loss_scale = 0;           // 0: LossScaler's in f16 and fp8, else 1
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
-  std::ostream* out = &std::cout;  // progress; null is silent
+  std::ostream* out = &std::cout;  // progress, std::cout of MPI rank 0 alone; null: none
 };
 
 struct StepResult {

@@ -133,8 +133,12 @@ inline void check_one_device(const TrainOptions& options) {
   }
 }
 
-// The default batch is what the layout can divide.
-inline TrainOptions with_batch(TrainOptions options) {
+// Of MPI ranks that train together one tells the progress. The default batch is what the layout
+// can divide.
+inline TrainOptions with_defaults(TrainOptions options) {
+  if (options.out == &std::cout && options.on_mesh() && process_rank() != 0) {
+    options.out = nullptr;
+  }
   const Layout& layout = options.layout;
   const bool counts = layout.data >= 1 && layout.data <= 1 << 24 && layout.microbatches >= 1 &&
                       layout.microbatches <= 1 << 24;
@@ -182,6 +186,12 @@ inline void check_training(const Transformer& model, const Text& text,
                                         options.batch, model.config.context);
   } else {
     check_one_device(options);
+  }
+  if (!options.faults.all.empty() && !options.on_mesh()) {
+    fail({"train: ", options.faults.all.size(),
+          options.faults.all.size() == 1 ? " fault" : " faults",
+          " of a machine, and one device trains alone, without simulated time; give ",
+          "options.machine and a layout of several devices, or no faults"});
   }
   check_groups(options);
   check_length("train", text.train(), model.config.context);
@@ -234,7 +244,7 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
 // or more it takes none.
 inline TrainReport train(Transformer& model, const Text& text,
                          const TrainOptions& given = TrainOptions()) {
-  const TrainOptions options = detail::with_batch(given);
+  const TrainOptions options = detail::with_defaults(given);
   detail::check_training(model, text, options);
   detail::check_tokenizer(model, text);
   model.tokenizer = text.tokenizer;

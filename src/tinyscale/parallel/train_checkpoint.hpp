@@ -189,6 +189,7 @@ class TrainCheckpoint {
   TrainCheckpoint(const Text& text, const TrainOptions& options) : options_(options) {
     data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
     data_.push_back({"text", text_mark(text)});
+    check_safetensors_name("train", path());
     remove_abandoned("train", path());      // of a training that was killed
     const SaveFile probe("train", path());  // now, not after the first hour
   }

@@ -119,8 +119,7 @@ inline Svg svg(const List<Wavefront>& frames) {
   const std::size_t down = (frames.size() + across - 1) / across;
   detail::Canvas canvas(std::max(560.0, 20 + wide * static_cast<double>(across)),
                         70 + high * static_cast<double>(down));
-  canvas.label(20, 26, detail::cat({one.rows, " x ", one.cols, " array, ", name_of(one.dataflow)}),
-               15, detail::Anchor::start, detail::Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(detail::cat({one.rows, " x ", one.cols, " array, ", name_of(one.dataflow)}));
   for (std::size_t i = 0; i < frames.size(); ++i) {
     detail::draw_frame(canvas, frames[i], 20 + wide * static_cast<double>(i % across),
                        62 + high * static_cast<double>(i / across), cell);
@@ -161,8 +160,7 @@ inline Svg ledger_bars(const List<SystolicTiming>& cases, const std::vector<std:
   }
   const double left = 190, width = 620;
   detail::Canvas canvas(left + width + 30, 84 + 32 * static_cast<double>(cases.size()));
-  canvas.label(20, 28, "Where the PE-ticks went", 16, detail::Anchor::start,
-               detail::Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading("Where the PE-ticks went");
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const double y = 48 + 32 * static_cast<double>(i);
     canvas.label(left - 8, y + 15, detail::shorten(names[i], 26), 12, detail::Anchor::end);

@@ -101,7 +101,7 @@ inline Svg svg(const BytesWaterfall& waterfall) {
   double y = first;
   const auto label = [&](const std::string& name, const std::string& words, bool bold) {
     canvas.label(left - 8, y + 13, name, 12, Anchor::end,
-                 bold ? detail::bold_ink() : Canvas::ink());
+                 bold ? detail::Canvas::bold() : Canvas::ink());
     canvas.label(text_x, y + 13, words, 12, Anchor::start, bold ? Canvas::ink() : Canvas::soft());
   };
   label("before", format_bytes(waterfall.before()), true);

@@ -155,8 +155,10 @@ inline Svg device_timeline(const MeshRun& run) {
   const double top = detail::draw_legend(unseen, legend, 14, right, 54);
   const double bottom = top + track * devices;
   Canvas canvas(900, bottom + 46);
-  canvas.label(20, 28, "Devices on " + run.machine().name, 16, Anchor::start,
-               Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading("Devices on " + run.machine().name +
+                 (devices < run.devices()
+                      ? detail::cat({" (", devices, " of ", run.devices(), " devices)"})
+                      : ""));
   detail::draw_legend(canvas, legend, 14, right, 54);
   detail::draw_time_axis(canvas, left, right, top, bottom, seconds);
   for (const TimedSpan& span : run.timeline.spans) {

@@ -166,7 +166,7 @@ inline Svg draw_graph(const Graph& graph, const GraphBoxes& boxes, const GraphDr
       canvas.rect(x, y, box.width, box.height, "rx=\"8\"" + box_fill(kernel.color));
       canvas.rect(x, y, box.width, box.height,
                   "rx=\"8\" fill=\"none\"" + Canvas::stroke(kernel.color, 1.2));
-      canvas.label(x + 10, y + 16, kernel.title, 11, Anchor::start, bold_ink());
+      canvas.label(x + 10, y + 16, kernel.title, 11, Anchor::start, Canvas::bold());
     } else {
       canvas.rect(x, y, box.width, box.height, "rx=\"4\" class=\"ts-paper\" fill=\"#ffffff\"");
     }

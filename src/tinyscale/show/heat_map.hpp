@@ -90,20 +90,29 @@ inline Svg svg(const LinkHeatMap& map) {
   const double most = detail::check_heat_map(map);
   const std::size_t n = map.bytes.size();
   const double cell = std::max(6.0, std::min(64.0, 512 / std::max(1.0, static_cast<double>(n))));
-  const double side = cell * static_cast<double>(n), left = 84, top = 92;
+  const double side = cell * static_cast<double>(n), top = 92;
+  double wide = 0, widest = 0;  // names above columns, beside rows
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::string name = map.names.empty() ? std::to_string(i) : map.names[i];
+    wide = std::max(wide, detail::drawn_width(detail::shorten(name, 6), 12));
+    widest = std::max(widest, detail::drawn_width(detail::shorten(name, 24), 12));
+  }
+  const double left = std::max(84.0, 48 + widest);
   Canvas canvas(std::max(420.0, left + side + 130), top + side + 28);
-  canvas.label(20, 28, detail::shorten(map.title, 44), 16, Anchor::start,
-               Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(map.title);
   canvas.label(left + side / 2, 62, "to device", 13, Anchor::middle);
   canvas.label_upward(26, top + side / 2, "from device", 13);
-  const std::size_t stride = 1 + static_cast<std::size_t>(16 / cell);
+  const std::size_t rows = 1 + static_cast<std::size_t>(16 / cell);
+  const std::size_t columns = 1 + static_cast<std::size_t>((wide + 2) / cell);
   double total = 0;
   for (std::size_t i = 0; i < n; ++i) {
     const double at = cell * static_cast<double>(i);
-    if (i % stride == 0) {
-      const std::string name = map.names.empty() ? std::to_string(i) : map.names[i];
-      canvas.label(left - 7, top + at + cell / 2 + 4, detail::shorten(name, 6), 12, Anchor::end,
+    const std::string name = map.names.empty() ? std::to_string(i) : map.names[i];
+    if (i % rows == 0) {
+      canvas.label(left - 7, top + at + cell / 2 + 4, detail::shorten(name, 24), 12, Anchor::end,
                    Canvas::soft());
+    }
+    if (i % columns == 0) {
       canvas.label(left + at + cell / 2, top - 8, detail::shorten(name, 6), 12, Anchor::middle,
                    Canvas::soft());
     }
@@ -129,7 +138,7 @@ inline Svg svg(const LinkHeatMap& map) {
     detail::draw_scale(canvas, left + side + 22, top, top + std::max(side, 60.0),
                        format_bytes(most), "0 B");
   } else {
-    canvas.label(20, top + side + 18, "nothing was sent", 12, Anchor::start, Canvas::soft());
+    canvas.label(left, top + side + 18, "nothing was sent", 12, Anchor::start, Canvas::soft());
   }
   return canvas.finish(map.title + ": " + std::to_string(n) + " devices, " + format_bytes(total) +
                        " in all, at most " + format_bytes(most) + " from one to another");

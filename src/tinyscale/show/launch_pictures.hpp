@@ -267,7 +267,7 @@ inline Svg svg(const LaunchReport& report) {
   detail::draw_launches(canvas, report, all, top);
   if (dense) {
     canvas.label(20, below - 8, detail::cat({"the first ", first, " kernels"}), 13,
-                 detail::Anchor::start, detail::bold_ink());
+                 detail::Anchor::start, detail::Canvas::bold());
     detail::draw_launches(canvas, report, first, below);
   }
   std::string text = title;

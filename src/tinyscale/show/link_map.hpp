@@ -171,14 +171,17 @@ inline Svg link_map(const MeshRun& run) {
   const double high = cell * static_cast<double>(grid.size[1]) + 40;
   const double side = wide * static_cast<double>(across);
   const double down = static_cast<double>((panels + across - 1) / across);
-  Canvas canvas(std::max(460.0, side + 120), 66 + high * down);
-  canvas.label(20, 28,
-               detail::cat({"Links of ", run.machine().name, ", busy share of ",
-                            format_seconds(run.seconds)}),
-               16, Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  const std::string title = detail::cat(
+      {"Links of ", run.machine().name, ", busy share of ", format_seconds(run.seconds)});
+  Canvas canvas(std::max({460.0, side + 120, 40 + detail::drawn_width(title, 16)}),
+                66 + high * down);
+  canvas.heading(title);
   if (panels > 1) {
-    canvas.label(20, 44, "a chip has the colour of its busiest link to another panel", 11,
-                 Anchor::start, Canvas::soft());
+    const std::size_t all = grid.corners.size();
+    canvas.label(20, 44,
+                 detail::cat({"a chip has the colour of its busiest link to another panel",
+                              panels < all ? detail::cat({"; ", panels, " of ", all}) : ""}),
+                 11, Anchor::start, Canvas::soft());
   }
   std::string text = detail::cat({"links of ", run.machine().name, ", the busiest ",
                                   format_percent(grid.most), " of ", format_seconds(run.seconds),

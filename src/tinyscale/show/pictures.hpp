@@ -124,8 +124,7 @@ inline void number_point(Canvas& canvas, const Frame& frame, List<Box>& taken, d
         if (reach > 10) {
           canvas.line(x, y, cx, cy + (cy < y ? 5 : -5), Canvas::axis());
         }
-        canvas.label(cx, cy + 4, number, 12, Anchor::middle,
-                     Canvas::ink() + " font-weight=\"600\"");
+        canvas.label(cx, cy + 4, number, 12, Anchor::middle, Canvas::bold());
         taken.push_back(box);
         return;
       }

@@ -84,7 +84,7 @@ inline Svg svg(const PipelineTiming& timing) {
        timing.microbatches, timing.microbatches == 1 ? " microbatch, " : " microbatches, ",
        "bubble ", bubble, open == bubble ? std::string() : " (" + open + " without barrier)", ", ",
        timing.peak_activations(), " held"});
-  canvas.label(20, 28, words, 16, Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(words);
   detail::draw_legend(canvas, legend, 14, right, 54);
   const List<std::vector<int>> chunks = detail::chunks_of(timing);
   for (int r = 0; r < ranks; ++r) {

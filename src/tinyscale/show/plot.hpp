@@ -44,7 +44,7 @@ inline bool drawable(const Axis& axis, double value) {
 }
 
 // 1500 -> "1.5k", 2e12 -> "2T": short enough for a tick.
-inline std::string tick_text(double value) {
+inline std::string tick_text(double value, int digits = 4) {
   static const char* const suffixes[] = {"", "k", "M", "G", "T", "P", "E"};
   int thousands = 0;
   double shown = value;
@@ -52,7 +52,7 @@ inline std::string tick_text(double value) {
     shown /= 1000;
     ++thousands;
   }
-  return printed('g', 4, shown) + suffixes[thousands];
+  return printed('g', digits, shown) + suffixes[thousands];
 }
 
 // Limits from the data where the user gave none.
@@ -120,6 +120,26 @@ inline std::vector<double> log_ticks(const Axis& axis) {
   return ticks;
 }
 
+inline std::vector<double> ticks_of(const Axis& axis) {
+  return axis.scale == Scale::linear ? linear_ticks(axis) : log_ticks(axis);
+}
+
+// The ticks of an axis in words, with the digits in which neighbours differ.
+inline std::vector<std::string> tick_texts(const Axis& axis) {
+  const std::vector<double> ticks = ticks_of(axis);
+  int digits = 4;
+  if (axis.scale == Scale::linear && ticks.size() > 1) {
+    const double most = std::max(std::fabs(ticks.front()), std::fabs(ticks.back()));
+    const double parts = most / (ticks[1] - ticks[0]);
+    digits = std::max(4, std::min(12, 2 + static_cast<int>(std::log10(parts * (1 + 1e-9)))));
+  }
+  std::vector<std::string> out;
+  for (const double tick : ticks) {
+    out.push_back(tick_text(tick, digits));
+  }
+  return out;
+}
+
 // The rectangle of a plot: values in, pixels out.
 struct Frame {
   Axis x, y;
@@ -137,26 +157,36 @@ struct Frame {
   }
 };
 
-inline void draw_axes(Canvas& canvas, const Frame& frame) {
-  const auto ticks_x = frame.x.scale == Scale::linear ? linear_ticks(frame.x) : log_ticks(frame.x);
-  const auto ticks_y = frame.y.scale == Scale::linear ? linear_ticks(frame.y) : log_ticks(frame.y);
-  for (const double tick : ticks_x) {
-    const double at = frame.px(tick);
-    canvas.line(at, frame.top, at, frame.bottom, Canvas::grid());
-    canvas.label(at, frame.bottom + 17, tick_text(tick), 12, Anchor::middle, Canvas::soft());
-  }
+inline double widest_of(const std::vector<std::string>& texts) {  // at size 12
   double widest = 0;
-  for (const double tick : ticks_y) {
-    const double at = frame.py(tick);
+  for (const std::string& text : texts) {
+    widest = std::max(widest, drawn_width(text, 12));
+  }
+  return widest;
+}
+
+inline void draw_axes(Canvas& canvas, const Frame& frame) {
+  const std::vector<double> ticks_x = ticks_of(frame.x), ticks_y = ticks_of(frame.y);
+  const std::vector<std::string> texts_x = tick_texts(frame.x), texts_y = tick_texts(frame.y);
+  for (std::size_t i = 0; i < ticks_x.size(); ++i) {
+    const double at = frame.px(ticks_x[i]);
+    canvas.line(at, frame.top, at, frame.bottom, Canvas::grid());
+    canvas.label(at, frame.bottom + 17, texts_x[i], 12, Anchor::middle, Canvas::soft());
+  }
+  for (std::size_t i = 0; i < ticks_y.size(); ++i) {
+    const double at = frame.py(ticks_y[i]);
     canvas.line(frame.left, at, frame.right, at, Canvas::grid());
-    canvas.label(frame.left - 7, at + 4, tick_text(tick), 12, Anchor::end, Canvas::soft());
-    widest = std::max(widest, drawn_width(tick_text(tick), 12));
+    canvas.label(frame.left - 7, at + 4, texts_y[i], 12, Anchor::end, Canvas::soft());
   }
   canvas.line(frame.left, frame.bottom, frame.right, frame.bottom, Canvas::axis());
   canvas.line(frame.left, frame.top, frame.left, frame.bottom, Canvas::axis());
-  canvas.label((frame.left + frame.right) / 2, frame.bottom + 38, frame.x.label, 13,
-               Anchor::middle);
-  canvas.label_upward(frame.left - widest - 16, (frame.top + frame.bottom) / 2, frame.y.label, 13);
+  const auto letters = [](double from, double to) {
+    return static_cast<std::size_t>(std::max(4.0, (to - from + 96) / 7.8));
+  };
+  canvas.label((frame.left + frame.right) / 2, frame.bottom + 38,
+               shorten(frame.x.label, letters(frame.left, frame.right)), 13, Anchor::middle);
+  canvas.label_upward(frame.left - widest_of(texts_y) - 16, (frame.top + frame.bottom) / 2,
+                      shorten(frame.y.label, letters(frame.top, frame.bottom)), 13);
 }
 
 // The part of a segment that lies in the frame (Liang and Barsky); false if none does.
@@ -288,10 +318,9 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   Frame frame;
   frame.x = fitted(plot.x, xs);
   frame.y = fitted(plot.y, ys);
-  frame.left = 82;
+  frame.left = std::max(82.0, 34 + widest_of(tick_texts(frame.y)));
   frame.right = plot.width - 26;
-  canvas.label(20, 28, shorten(plot.title, static_cast<std::size_t>(plot.width / 9.6)), 16,
-               Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  canvas.heading(plot.title);
   frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54);
   frame.bottom = plot.height - 54;
   draw_axes(canvas, frame);

@@ -86,11 +86,9 @@ struct TimeScale {
   double x(double at) const { return left + at / seconds * (right - left); }
 };
 
-inline std::string bold_ink() { return Canvas::ink() + " font-weight=\"600\""; }
-
 // The title, and below it in small letters what is drawn.
 inline void draw_heading(Canvas& canvas, const std::string& title, const std::string& below) {
-  canvas.label(20, 28, title, 16, Anchor::start, bold_ink());
+  canvas.heading(title);
   canvas.label(20, 47, below, 12, Anchor::start, Canvas::soft());
 }
 

@@ -51,7 +51,7 @@ inline Svg waterfall(const List<TimeShare>& shares, const std::string& title,
         detail::cat({format_seconds(part), ", ", format_percent(part / scale.seconds)});
     const double x = scale.x(from), end = scale.x(from + part);
     canvas.label(left - 8, y + 18, name, 12, Anchor::end,
-                 whole ? detail::bold_ink() : Canvas::ink());
+                 whole ? detail::Canvas::bold() : Canvas::ink());
     canvas.rect(x, y + 4, std::max(0.75, end - x), row - 7,
                 whole ? "class=\"ts-soft\" fill=\"#57606a\"" : styles[i].style);
     canvas.label(end + 6, y + 18, words, 11, Anchor::start, Canvas::soft());

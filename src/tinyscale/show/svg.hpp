@@ -29,15 +29,16 @@ struct Svg {
 
 namespace detail {
 
-// Text as XML character data: the five marks escaped, control characters replaced by a space, bytes
-// that are no UTF-8 by U+FFFD.
+// Text as XML character data: the five marks escaped, control characters replaced by a space, what
+// is no UTF-8 or no character of XML by U+FFFD.
 inline std::string xml_escape(const std::string& text) {
   std::string out;
   for (std::size_t at = 0, size = 1; at < text.size(); at += size) {
     const CodePoint point = code_point(text.data(), at, text.size());
     size = point.size;
     if (point.code >= 0x80) {
-      out += point.code == no_code_point ? "\xEF\xBF\xBD" : text.substr(at, size);
+      const bool none = point.code == no_code_point || point.code == 0xFFFE || point.code == 0xFFFF;
+      out += none ? "\xEF\xBF\xBD" : text.substr(at, size);
       continue;
     }
     const char c = text[at];
@@ -166,6 +167,12 @@ class Canvas {
         xml_escape(words) + "</text>");
   }
 
+  // The picture's title, as much as its width holds.
+  void heading(const std::string& words) {
+    label(20, 28, shorten(words, static_cast<std::size_t>(std::max(4.0, picture_.width / 9.6 - 2))),
+          16, Anchor::start, bold());
+  }
+
   void label_upward(double x, double y, const std::string& words, double size) {
     const std::string turn =
         "transform=\"rotate(-90 " + coordinate(x) + " " + coordinate(y) + ")\" ";
@@ -173,6 +180,7 @@ class Canvas {
   }
 
   static std::string ink() { return "class=\"ts-ink\" fill=\"#1f2328\""; }
+  static std::string bold() { return ink() + " font-weight=\"600\""; }
   static std::string soft() { return "class=\"ts-soft\" fill=\"#57606a\""; }
   static std::string grid() { return "class=\"ts-grid\" stroke=\"#e3e6ea\""; }
   static std::string axis() { return "class=\"ts-axis\" stroke=\"#6e7781\""; }
@@ -216,10 +224,8 @@ inline std::string Svg::markup() const {
 }
 
 inline void Svg::save(const std::string& path) const {
-  if (detail::ends_in(path, {".png", ".jpg", ".jpeg", ".gif", ".pdf"})) {
-    detail::fail(
-        {"Svg::save: \"", path, "\" would hold SVG, which its name denies; .svg is right"});
-  }
+  detail::check_ending("Svg::save", path, {".png", ".jpg", ".jpeg", ".gif", ".pdf"}, "SVG",
+                       ".svg is right");
   detail::save_text("Svg::save", path, markup());
 }
 
