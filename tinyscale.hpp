@@ -22906,24 +22906,20 @@ inline Tensor sum(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return sum(x, List<int>{dim}, keep);
 }
 
-// Sum of all elements, a tensor of shape [].
-inline Tensor sum(const Tensor& x) {
+namespace detail {
+inline List<int> all_dims(const Tensor& x) {
   List<int> all;
   for (int i = 0; i < x.dims(); ++i) {
     all.push_back(i);
   }
-  return sum(x, all);
+  return all;
 }
+}  // namespace detail
 
-// Mean of all elements, a tensor of shape [].
-inline Tensor mean(const Tensor& x) {
-  if (x.count() == 0) {
-    detail::fail({"mean: the tensor has no elements, shape ", x.shape().text()});
-  }
-  return scale(sum(x), 1.0f / static_cast<float>(x.count()));
-}
+// Sum of all elements, a tensor of shape [].
+inline Tensor sum(const Tensor& x) { return sum(x, detail::all_dims(x)); }
 
-// Mean over the given dimensions, or over one.
+// Mean over the given dimensions, over one, or of all elements.
 inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
   Shape rest;
   detail::reduced_shape("mean", x, dims, rest);
@@ -22936,6 +22932,7 @@ inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDi
 inline Tensor mean(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return mean(x, List<int>{dim}, keep);
 }
+inline Tensor mean(const Tensor& x) { return mean(x, detail::all_dims(x)); }
 
 namespace detail {
 
@@ -23048,7 +23045,7 @@ inline void check_last_dim(const char* op, const Tensor& x) {
 
 }  // namespace detail
 
-// exp(x) / sum(exp(x)) along the last dimension.
+// exp(x) / sum(exp(x)) along the last dimension, or a given one.
 inline Tensor softmax(const Tensor& x) {
   detail::check_last_dim("softmax", x);
   if (detail::recording()) {
@@ -23076,7 +23073,12 @@ inline Tensor softmax(const Tensor& x) {
   return y;
 }
 
-// log(softmax(x)) along the last dimension.
+inline Tensor softmax(const Tensor& x, int dim) {
+  const int d = detail::check_dim("softmax", x, dim);
+  return transpose(softmax(transpose(x, d, -1)), d, -1);
+}
+
+// log(softmax(x)) along the last dimension, or a given one.
 inline Tensor log_softmax(const Tensor& x) {
   detail::check_last_dim("log_softmax", x);
   if (detail::recording()) {
@@ -23120,6 +23122,10 @@ inline Tensor log_softmax(const Tensor& x) {
                    });
   }
   return y;
+}
+inline Tensor log_softmax(const Tensor& x, int dim) {
+  const int d = detail::check_dim("log_softmax", x, dim);
+  return transpose(log_softmax(transpose(x, d, -1)), d, -1);
 }
 
 }}  // namespace tinyscale
