@@ -464,6 +464,7 @@
 #include <sys/stat.h>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -3626,6 +3627,13 @@ struct Table {
     return out + "\n";
   }
 };
+
+// A number format, an algorithm: what has a name_of is printed by that name.
+template <class Named, class = std::enable_if_t<std::is_enum<Named>::value>,
+          class = decltype(name_of(Named()))>
+std::ostream& operator<<(std::ostream& out, Named it) {
+  return out << name_of(it);
+}
 
 inline std::ostream& operator<<(std::ostream& out, const Table& table) {
   return out << table.text();
