@@ -23,11 +23,9 @@ inline Shape reduced_shape(const char* op, const Tensor& x, const List<int>& dim
   Shape kept = x.shape();
   unsigned gone = 0;
   for (const int dim : dims) {
-    if (dim < -x.dims() || dim >= x.dims()) {
-      fail({op, ": dimension ", dim, " is outside shape ", x.shape().text()});
-    }
-    kept.set(dim, 1);
-    gone |= 1U << (dim < 0 ? dim + x.dims() : dim);
+    const int d = check_dim(op, x, dim);
+    kept.set(d, 1);
+    gone |= 1U << d;
   }
   rest = Shape();
   for (int i = 0; i < x.dims(); ++i) {
@@ -51,6 +49,14 @@ inline List<double> dims_of(const Shape& whole, const List<int>& dims) {
     }
   }
   return out;
+}
+
+inline List<int> all_dims(const Tensor& x) {
+  List<int> all;
+  for (int i = 0; i < x.dims(); ++i) {
+    all.push_back(i);
+  }
+  return all;
 }
 
 }  // namespace detail
@@ -84,16 +90,6 @@ inline Tensor sum(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim
 inline Tensor sum(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return sum(x, List<int>{dim}, keep);
 }
-
-namespace detail {
-inline List<int> all_dims(const Tensor& x) {
-  List<int> all;
-  for (int i = 0; i < x.dims(); ++i) {
-    all.push_back(i);
-  }
-  return all;
-}
-}  // namespace detail
 
 // Sum of all elements, a tensor of shape [].
 inline Tensor sum(const Tensor& x) { return sum(x, detail::all_dims(x)); }
