@@ -190,12 +190,15 @@ fuzz:
 check-long:
 	@WARNINGS='$(WARNINGS)' bash tools/check_long.sh
 
+needs = @command -v $(1) > /dev/null || { echo 'no $(1): apt-get install $(1) (macOS: brew install llvm)'; exit 1; }
 lint:
+	$(call needs,clang-tidy)
 	@mkdir -p $(BUILD)
 	@printf '#include "tinyscale.hpp"\nint main() {}\n' > $(BUILD)/lint.cpp
 	clang-tidy --quiet $(BUILD)/lint.cpp -- -std=c++17 -Isrc
 format:
-	clang-format -i $(filter-out src/tinyscale.hpp,$(PARTS)) $(wildcard tests/*.cpp tests/*.hpp tests/*/*.cpp tests/*/*.hpp bench/*.cpp bench/*.hpp bench/*/*.cpp bench/*/*.hpp bench/*.c tools/simgrid/*.c* examples/plan_*.hpp) $(EXAMPLES)
+	$(call needs,clang-format)
+	@clang-format -i $(filter-out src/tinyscale.hpp,$(PARTS)) $(wildcard tests/*.cpp tests/*.hpp tests/*/*.cpp tests/*/*.hpp bench/*.cpp bench/*.hpp bench/*/*.cpp bench/*/*.hpp bench/*.c tools/simgrid/*.c* examples/plan_*.hpp) $(EXAMPLES)
 
 install: tinyscale.hpp
 	mkdir -p '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/lib/pkgconfig'

@@ -464,6 +464,7 @@
 #include <sys/stat.h>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -519,7 +520,9 @@
 
 // On what runs kernels: g++ makes them fast whatever the flags of the program are. Without this its
 // default, -O0, runs them 20 times slower, -Og 6, -O1 2. clang++ has no such attribute.
-#if defined(__clang__) || !defined(__GNUC__)
+// Under a sanitizer they follow the flags: else they compile three to five times as long.
+#if defined(__clang__) || !defined(__GNUC__) || defined(__SANITIZE_ADDRESS__) || \
+    defined(__SANITIZE_THREAD__)
 #define TINYSCALE_OPTIMIZED
 #elif defined(__OPTIMIZE__)  // aliasing: as what -O1 inlines has it, else nothing more is inlined
 #define TINYSCALE_OPTIMIZED __attribute__((optimize("O2", "inline", "no-strict-aliasing")))
@@ -3632,6 +3635,13 @@ struct Table {
     return out + "\n";
   }
 };
+
+// A number format, an algorithm: what has a name_of is printed by that name.
+template <class Named, class = std::enable_if_t<std::is_enum<Named>::value>,
+          class = decltype(name_of(Named()))>
+std::ostream& operator<<(std::ostream& out, Named it) {
+  return out << name_of(it);
+}
 
 inline std::ostream& operator<<(std::ostream& out, const Table& table) {
   return out << table.text();
@@ -22870,11 +22880,9 @@ inline Shape reduced_shape(const char* op, const Tensor& x, const List<int>& dim
   Shape kept = x.shape();
   unsigned gone = 0;
   for (const int dim : dims) {
-    if (dim < -x.dims() || dim >= x.dims()) {
-      fail({op, ": dimension ", dim, " is outside shape ", x.shape().text()});
-    }
-    kept.set(dim, 1);
-    gone |= 1U << (dim < 0 ? dim + x.dims() : dim);
+    const int d = check_dim(op, x, dim);
+    kept.set(d, 1);
+    gone |= 1U << d;
   }
   rest = Shape();
   for (int i = 0; i < x.dims(); ++i) {
@@ -22898,6 +22906,14 @@ inline List<double> dims_of(const Shape& whole, const List<int>& dims) {
     }
   }
   return out;
+}
+
+inline List<int> all_dims(const Tensor& x) {
+  List<int> all;
+  for (int i = 0; i < x.dims(); ++i) {
+    all.push_back(i);
+  }
+  return all;
 }
 
 }  // namespace detail
@@ -22933,23 +22949,9 @@ inline Tensor sum(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
 }
 
 // Sum of all elements, a tensor of shape [].
-inline Tensor sum(const Tensor& x) {
-  List<int> all;
-  for (int i = 0; i < x.dims(); ++i) {
-    all.push_back(i);
-  }
-  return sum(x, all);
-}
+inline Tensor sum(const Tensor& x) { return sum(x, detail::all_dims(x)); }
 
-// Mean of all elements, a tensor of shape [].
-inline Tensor mean(const Tensor& x) {
-  if (x.count() == 0) {
-    detail::fail({"mean: the tensor has no elements, shape ", x.shape().text()});
-  }
-  return scale(sum(x), 1.0f / static_cast<float>(x.count()));
-}
-
-// Mean over the given dimensions, or over one.
+// Mean over the given dimensions, over one, or of all elements.
 inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
   Shape rest;
   detail::reduced_shape("mean", x, dims, rest);
@@ -22962,6 +22964,7 @@ inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDi
 inline Tensor mean(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return mean(x, List<int>{dim}, keep);
 }
+inline Tensor mean(const Tensor& x) { return mean(x, detail::all_dims(x)); }
 
 namespace detail {
 
@@ -23074,7 +23077,7 @@ inline void check_last_dim(const char* op, const Tensor& x) {
 
 }  // namespace detail
 
-// exp(x) / sum(exp(x)) along the last dimension.
+// exp(x) / sum(exp(x)) along the last dimension, or a given one.
 inline Tensor softmax(const Tensor& x) {
   detail::check_last_dim("softmax", x);
   if (detail::recording()) {
@@ -23102,7 +23105,12 @@ inline Tensor softmax(const Tensor& x) {
   return y;
 }
 
-// log(softmax(x)) along the last dimension.
+inline Tensor softmax(const Tensor& x, int dim) {
+  const int d = detail::check_dim("softmax", x, dim);
+  return transpose(softmax(transpose(x, d, -1)), d, -1);
+}
+
+// log(softmax(x)) along the last dimension, or a given one.
 inline Tensor log_softmax(const Tensor& x) {
   detail::check_last_dim("log_softmax", x);
   if (detail::recording()) {
@@ -23146,6 +23154,10 @@ inline Tensor log_softmax(const Tensor& x) {
                    });
   }
   return y;
+}
+inline Tensor log_softmax(const Tensor& x, int dim) {
+  const int d = detail::check_dim("log_softmax", x, dim);
+  return transpose(log_softmax(transpose(x, d, -1)), d, -1);
 }
 
 }}  // namespace tinyscale
@@ -46214,6 +46226,9 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
 
 inline std::string bytes_hint(double you, const Counted& counted) {
   const double most = counted.bytes_most;
+  if (most <= 0) {
+    return "no message was sent";
+  }
   if (same(you, counted.bytes_total)) {
     return "that is all devices together";
   }

@@ -180,6 +180,12 @@ TEST_CASE("numbers that a cast made a value of an enum are refused") {
   refused("AxisKind", 9, 3, [&machine] { const ts::Mesh mesh(machine, {{"x", 2}}); });
 }
 
+TEST_CASE("format: what has a name is printed by it") {
+  std::ostringstream out;
+  out << ts::DType::bf16 << ", " << ts::Algorithm::halving_doubling << ", " << ts::AxisKind::ring;
+  CHECK(out.str() == "bf16, halving/doubling, ring");
+}
+
 TEST_CASE("format: fp8 codes against the tables") {
   CHECK(check_code_table("table_e4m3fn.tsv", ts::from_fp8_e4m3) == 256);
   CHECK(check_code_table("table_e5m2.tsv", ts::from_fp8_e5m2) == 256);

@@ -194,6 +194,9 @@ TEST_CASE("lab 1: typical slips are refused, with a hint [slow]") {
   a.bytes = [](const P& p) { return p.element * p.K * p.N; };
   CHECK(grade1(a) == 1);
   CHECK(times("x is read and the result written too\n") == 4);
+  a.bytes = [](const P& p) { return p.element * (p.M * p.K + p.K * p.N); };
+  CHECK(grade1(a) == 1);
+  CHECK(times(": the result is written too\n") == 4);
   a = solved1();
   a.seconds = [](const P& p) {
     return solved1().flops(p) / p.peak + solved1().bytes(p) / p.bandwidth;
@@ -209,12 +212,18 @@ TEST_CASE("lab 1: typical slips are refused, with a hint [slow]") {
   a.knee = [](const P& p) { return p.bandwidth / p.peak; };
   CHECK(grade1(a) == 1);
   CHECK(times("that is bytes per FLOP\n") == 2);
+  a.knee = [](const P& p) { return solved1().flops(p) / solved1().bytes(p); };
+  CHECK(grade1(a) == 1);
+  CHECK(times("that is this matmul's; the knee is the chip's, whatever it multiplies\n") == 2);
   a.knee = [](const P&) { return 240.53724; };  // v5e's number is not the laptop's
   CHECK(grade1(a) == 1);
   a = solved1();
   a.batch = [](const P& p) { return p.element * p.peak / p.bandwidth / 2; };
   CHECK(grade1(a) == 1);
   CHECK(says(", counted 273: the bytes of x and of the result count too\n"));
+  a.batch = [](const P& p) { return p.peak / p.bandwidth; };
+  CHECK(grade1(a) == 1);
+  CHECK(times(": that holds for elements of 2 bytes\n") == 1);  // of f32
   a.batch = [](const P& p) { return solved1().batch(p) - 0.25; };
   CHECK(grade1(a) == 1);
   CHECK(times("a whole M: round up\n") == 2);
@@ -260,6 +269,7 @@ TEST_CASE("lab 2: wrong guesses are refused") {
   };
   CHECK(grade2(a) == 1);
   CHECK(says("seconds: you 60 us, counted 75 us: simulated, on this machine"));
+  CHECK(times("                  each message takes the latency as well\n") == 2);
   a.guess = [](const P&) {  // one machine's numbers do not fit the other
     return ring_guess({16, 180000, 1e-6, 45e9});
   };
@@ -315,6 +325,17 @@ TEST_CASE("lab 2: wrong programs are refused") {
   };
   CHECK(grade2(a) == 1);
   CHECK(says("on device 0 the chunk at place 1 is that of device 15\n"));
+  a.all_gather = [](ts::Device& d, const ts::Tensor& mine, const std::string& axis) {
+    std::vector<ts::Tensor> chunks(static_cast<std::size_t>(d.size(axis)));
+    for (int shift = 0; shift < d.size(axis); ++shift) {
+      const int owner = (d.index(axis) - shift + d.size(axis)) % d.size(axis);
+      chunks[static_cast<std::size_t>(owner)] = shift == 0 ? mine : d.permute(mine, axis, shift);
+    }
+    return ts::concat(chunks, 0);
+  };
+  CHECK(grade2(a) == 1);
+  CHECK(times("the numbers are right\n") == 2);
+  CHECK(times(" goes through 2 links, one by one\n") == 2);
   a.all_gather = [](ts::Device& d, const ts::Tensor&, const std::string&) { return d.recv(0); };
   CHECK(grade2(a) == 1);
   CHECK(says("  3 your program stopped: "));
@@ -375,7 +396,7 @@ TEST_CASE("lab 3: wrong programs are refused") {
     return ts::matmul(ts::gelu(ts::matmul(x, w1)), w2);  // data parallel: nothing is sent
   };
   CHECK(grade3(a) == 1);
-  CHECK(says("  2 its cost:     bytes: you 12288, counted 0"));
+  CHECK(times("  2 your program: nothing was sent: W1 and W2 were used whole") == 2);
   a.mlp = [](ts::Device& d, const ts::Tensor& x, const ts::Tensor& w1, const ts::Tensor& w2) {
     const ts::Tensor all = d.all_gather(x, "t", 0);  // every device does everything
     return d.shard(ts::matmul(ts::gelu(ts::matmul(all, w1)), w2), "t", 0);
@@ -396,6 +417,7 @@ TEST_CASE("lab 3: wrong programs are refused") {
   };
   CHECK(grade3(a) == 1);
   CHECK(says("  2 its cost:     bytes: you 12288, counted 18432"));
+  CHECK(times("all_reduce gives a device all rows of the sum; which does it return?\n") == 2);
   a.mlp = [](ts::Device& d, const ts::Tensor& x, const ts::Tensor& w1, const ts::Tensor&) {
     return ts::matmul(d.all_gather(x, "t", 0), d.shard(w1, "t", 0));
   };
@@ -414,7 +436,7 @@ TEST_CASE("lab 4: the solution gets full marks") {
   INFO(said);
   CHECK(code == 0);
   CHECK(says("  1 your guess:    idle: you 6, timed 6: right; held: you 3, counted 3: right\n"));
-  CHECK(says("  2 your schedule: idle 3 (1F1B 9), held 4 (4)\n"));
+  CHECK(says("  2 your schedule: idle 3 (1F1B 9, at best 3), held 4 (4)\n"));
   CHECK(times("  2 training:      the losses of one device\n") == 2);
 }
 
@@ -431,10 +453,18 @@ TEST_CASE("lab 4: wrong guesses and schedules are refused, with a hint") {
       says("  1 your guess:    idle: you 2, timed 6: until the first backward comes, and after "
            "the last forward left; held: you 5, counted 3: not before the first one came back "
            "is any freed\n"));
+  a.guess = [](int p, int m) {
+    lab4::Guess guess;
+    guess.idle = (p - 1.0) / (m + p - 1);
+    guess.held = p;
+    return guess;
+  };
+  CHECK(grade4(a) == 1);
+  CHECK(times(": a time, not a share of the step; held: ") == 2);
   a = solved4();
   a.schedule = [](int p, int m) { return ts::one_forward_one_backward(p, m); };
   CHECK(grade4(a) == 1);
-  CHECK(says("idle 9 (1F1B 9), held 4 (4); not less: who waits for W?\n"));
+  CHECK(says("idle 9 (1F1B 9, at best 3), held 4 (4); not less: who waits for W?\n"));
   a.schedule = [](int p, int m) { return ts::gpipe(p, m); };
   CHECK(grade4(a) == 1);
   CHECK(says("; too much: W comes too late, or F too early\n"));

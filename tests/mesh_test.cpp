@@ -1431,6 +1431,10 @@ TEST_CASE(
   ts::Guess guess;
   guess.seconds = 0;
   CHECK(alone.check(guess).text() == "seconds: right.");
+  guess.seconds = -1;
+  guess.bytes_per_device = 4096;
+  CHECK(alone.check(guess).text() == "bytes: you 4096, counted 0: no message was sent");
+  guess.bytes_per_device = -1;
   ts::MeshRun two = row_mesh(2).run([](ts::Device& d) { d.all_reduce(ts::ones({64}), "x"); });
   guess.seconds = two.seconds;
   CHECK(two.check(guess).right);

@@ -352,6 +352,25 @@ TEST_CASE("a backward pass that fails leaves nothing behind for the next one") {
   CHECK(c.grad().values() == std::vector<float>{6, 6});
 }
 
+TEST_CASE("softmax along any dimension") {
+  const ts::Tensor x = ts::randn({3, 4, 5}, 1), dy = ts::randn({3, 4, 5}, 2);
+  for (int dim = -3; dim < 3; ++dim) {
+    CAPTURE(dim);
+    const ts::Tensor a = ts::parameter(ts::copy(x)), b = ts::parameter(ts::copy(x));
+    const ts::Tensor y = ts::softmax(a, dim), e = ts::exp(b);
+    const ts::Tensor by_hand = e / ts::sum(e, dim, ts::KeepDim::yes);
+    ts::sum(y * dy).backward();
+    ts::sum(by_hand * dy).backward();
+    CHECK(y.shape() == x.shape());
+    CHECK(ts::max(ts::abs(y - by_hand)).item() < 1e-6f);
+    CHECK(ts::max(ts::abs(a.grad() - b.grad())).item() < 1e-6f);
+    CHECK(ts::max(ts::abs(ts::log_softmax(x, dim) - ts::log(by_hand))).item() < 1e-5f);
+  }
+  CHECK(error_of([&] { ts::softmax(x, 3); }) == "softmax: dimension 3 is outside shape [3, 4, 5]");
+  CHECK(error_of([&] { ts::log_softmax(x, -4); }) ==
+        "log_softmax: dimension -4 is outside shape [3, 4, 5]");
+}
+
 TEST_CASE("log_softmax and losses do not lose what all logits have in common") {
   for (const float far : {1e3f, 1e5f, 1e7f, 1e8f}) {
     const ts::Tensor logits = ts::full({3, 2}, far);

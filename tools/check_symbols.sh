@@ -2,7 +2,8 @@
 # 1. An empty program that includes the header defines no function but main and the iostream initialiser.
 # 2. A program that trains on one device from its own text compiles no mesh, no training file, no kernel of
 #    stored weights; with a machine, a path and a kind of weights it compiles them (so the names are right).
-# 3. g++ optimises the kernels whatever its flags: their helpers for wide registers are all inlined.
+# 3. g++ optimises the kernels whatever its flags: their helpers for wide registers are all inlined. Not under a
+#    sanitizer, where that takes too long to compile.
 #   tools/check_symbols.sh [include directory]
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -49,6 +50,12 @@ if command -v g++ > /dev/null && [ "$(uname -m)" = x86_64 ] && ! g++ -dM -E -x c
     apart=$(grep -oE 'detail::(broadcast|max|min|load_part|store_part)_(8|16)\(' "$scratch/names" | sort -u)
     if [ -n "$apart" ] || ! grep -q 'run_avx512<' "$scratch/names"; then
       echo "symbols: g++ $level does not optimise the kernels; functions of their own: $(echo $apart)"
+      failures=$((failures + 1))
+    fi
+  done
+  for sanitizer in address thread; do
+    if printf '#include "tinyscale.hpp"\n' | g++ -std=c++17 -I"$include" -fsanitize=$sanitizer -E -P -x c++ - | grep -q 'optimize("O2"'; then
+      echo "symbols: kernels are optimised under -fsanitize=$sanitizer"
       failures=$((failures + 1))
     fi
   done

@@ -76,14 +76,19 @@ int grade_matmul(std::ostream& out, const Answers& mine, const ts::Chip& chip, t
   const char* hint = near(2 * flops, row.matmul_flops) ? "a multiply and an add are two" : "";
   int wrong = grade_row(out, {"1 flops", "", flops, row.matmul_flops, false, ""},
                         1e-9 * row.matmul_flops, hint);
-  hint = near(bytes * p.element, row.bytes)   ? "those are elements"
-         : near(bytes, p.element * p.K * p.N) ? "x is read and the result written too"
-                                              : "";
+  hint = near(bytes * p.element, row.bytes)                 ? "those are elements"
+         : near(bytes, p.element * p.K * p.N)               ? "x is read and the result written too"
+         : near(bytes, p.element * (p.M * p.K + p.K * p.N)) ? "the result is written too"
+                                                            : "";
   wrong += grade_row(out, {"2 bytes", "B", bytes, row.bytes, false, ""}, 1e-9 * row.bytes, hint);
-  hint = near(seconds, row.t_math + row.t_memory) ? "they work at once: not the sum"
-         : near(seconds, std::fmin(row.t_math, row.t_memory))
+  const double math = flops / p.peak, memory = bytes / p.bandwidth;  // by answers 1 and 2
+  hint = near(seconds, row.t_math + row.t_memory) || near(seconds, math + memory)
+             ? "they work at once: not the sum"
+         : near(seconds, std::fmin(row.t_math, row.t_memory)) ||
+                 (near(seconds, std::fmin(math, memory)) && !near(math, memory))
              ? "the slower of the two is what you wait for"
-             : "";
+         : near(seconds, std::fmax(math, memory)) ? "it follows from 1 and 2: mend those first"
+                                                  : "";
   return wrong + grade_row(out, {"3 seconds", "s", seconds, row.seconds, false, ""},
                            1e-6 * row.seconds, hint);
 }
@@ -118,13 +123,17 @@ int grade_chip(std::ostream& out, const Answers& mine, ts::Chip chip, ts::DType 
   out << " the chip\n";
   const double knee = mine.knee(p), counted = chip.intensity(format);
   wrong += grade_row(out, {"4 knee", "", knee, counted, false, ""}, 1e-6 * counted,
-                     near(knee * counted, 1) ? "that is bytes per FLOP" : "");
+                     near(knee * counted, 1) ? "that is bytes per FLOP"
+                     : near(knee, mine.flops(p) / mine.bytes(p))
+                         ? "that is this matmul's; the knee is the chip's, whatever it multiplies"
+                         : "");
   p.M = 0, p.K = 4096, p.N = 4096;
   const double batch = mine.batch(p), smallest = counted_batch(p, chip, format);
   const char* hint = std::ceil(batch) == smallest ? "a whole M: round up"
                      : std::abs(batch - counted * p.element / 2) <= 1
                          ? "the bytes of x and of the result count too"
-                         : "";
+                     : std::abs(batch - counted) <= 1 ? "that holds for elements of 2 bytes"
+                                                      : "";
   return wrong + grade_row(out, {"5 batch", "", batch, smallest, false, ""}, 0, hint);
 }
 

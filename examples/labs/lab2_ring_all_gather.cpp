@@ -3,6 +3,7 @@
 // library's all_gather, and says "right" or what was counted and a hint. It ends with 0 when all
 // is right. Read first: "How To Scale Your Model", chapter 3.
 //   g++ -std=c++17 -O2 -pthread -I. examples/labs/lab2_ring_all_gather.cpp -o lab2 && ./lab2
+#include <cmath>
 #include <functional>
 #include <iostream>
 
@@ -41,7 +42,8 @@ ts::Guess my_guess_both_ways(const RingProblem& /*p*/) {
 
 // 3. The chunks of all devices of the axis, one below the other, in order of device.index(axis).
 // device.permute(t, axis, 1) gives t to the right neighbour and returns what the left one gave;
-// device.size(axis) is N; ts::concat(chunks, 0) joins a std::vector<ts::Tensor>.
+// device.size(axis) is N; ts::concat(chunks, 0) joins a std::vector<ts::Tensor>. Mind that -1 % N
+// is -1 in C++, not N - 1.
 ts::Tensor my_all_gather(ts::Device& /*device*/, const ts::Tensor& /*mine*/,
                          const std::string& /*axis*/) {
   return ts::Tensor();  // not written yet
@@ -106,6 +108,13 @@ int grade_numbers(const Answers& mine, const ts::Mesh& mesh, int count, const ts
     }
     const ts::CheckReport report = run.check(guess);
     out << "  3 its cost:     " << report;
+    for (const ts::CollectiveRow& row : run.collectives()) {
+      if (!report.right && row.steps > 1) {
+        out << "                  a shift of 1 is one step; that of line " << row.where.line
+            << " goes through " << row.steps << " links, one by one\n";
+        break;
+      }
+    }
     return report.right ? 0 : 1;
   } catch (const ts::Error& error) {
     out << "  3 your program stopped: " << error.what() << "\n";
@@ -140,6 +149,9 @@ int grade_machine(const Answers& mine, const ts::Machine& machine, std::ostream&
     ++wrong;
   } else {
     wrong += grade_guess("  1 one way:      ", guess, mesh.run(library), out);
+    if (std::abs(guess.seconds * p.bandwidth / guess.bytes_per_device - 1) < 1e-6) {
+      out << "                  each message takes the latency as well\n";
+    }
   }
   if (both.steps < 0 || !(both.bytes_per_device >= 0)) {
     out << "  2 both ways:    not answered yet: steps and bytes_per_device\n";

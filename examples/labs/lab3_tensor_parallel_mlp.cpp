@@ -48,6 +48,7 @@ constexpr int batch = 32, width = 64, hidden = 256;
 std::string fault(const ts::Mesh& mesh, const ts::MeshRun& run, const ts::Tensor& whole) {
   const int n = mesh.size("t"), rows = batch / n;
   const double flops = 2.0 * 2.0 * batch * width * hidden;
+  const bool sent = !run.collectives().empty();
   for (int rank = 0; rank < run.devices(); ++rank) {
     const ts::Tensor got = run.kept(rank, "y");
     if (got.count() == 0) {
@@ -73,7 +74,7 @@ std::string fault(const ts::Mesh& mesh, const ts::MeshRun& run, const ts::Tensor
                               " matmul FLOPs, wanted a share of ", ts::format_count(flops / n)});
     }
   }
-  return "";
+  return sent ? "" : "nothing was sent: W1 and W2 were used whole, take this device's part of each";
 }
 
 int grade_program(const Answers& mine, const ts::Mesh& mesh, const ts::Guess& guess,
@@ -93,6 +94,12 @@ int grade_program(const Answers& mine, const ts::Mesh& mesh, const ts::Guess& gu
     }
     const ts::CheckReport report = run.check(guess);
     out << "  2 its cost:     " << report << run.table();
+    for (const ts::CollectiveRow& row : run.collectives()) {
+      if (row.name == "all_reduce") {
+        out << "all_reduce gives a device all rows of the sum; which does it return?\n";
+        break;
+      }
+    }
     return report.right ? 0 : 1;
   } catch (const ts::Error& error) {
     out << "  2 your program stopped: " << error.what() << "\n";

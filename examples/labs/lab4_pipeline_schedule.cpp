@@ -51,7 +51,9 @@ int grade_guess(const Answers& mine, int p, int m, std::ostream& out) {
   }
   const bool idle = same(guess.idle, run.rank[0].idle), held = same(guess.held, p);
   out << "  1 your guess:    idle: you " << guess.idle << ", timed " << run.rank[0].idle
-      << (idle ? ": right" : ": until the first backward comes, and after the last forward left")
+      << (idle             ? ": right"
+          : guess.idle < 1 ? ": a time, not a share of the step"
+                           : ": until the first backward comes, and after the last forward left")
       << "; held: you " << guess.held << ", counted " << run.rank[0].peak_activations
       << (held ? ": right\n" : ": not before the first one came back is any freed\n");
   return idle && held ? 0 : 1;
@@ -105,8 +107,8 @@ int grade_schedule(const Answers& mine, int p, int m, std::ostream& out) {
     const ts::PipelineTiming run = ts::time_pipeline(schedule, times);
     const double idle = run.rank[0].idle, held = run.peak_activations(), limit = 3.0 * (p - 1);
     const bool good = idle < limit && held <= p;
-    out << "idle " << idle << " (1F1B " << limit << "), held " << held << " (" << p << ")"
-        << (idle < limit ? "" : "; not less: who waits for W?")
+    out << "idle " << idle << " (1F1B " << limit << ", at best " << p - 1 << "), held " << held
+        << " (" << p << ")" << (idle < limit ? "" : "; not less: who waits for W?")
         << (held <= p ? "" : "; too much: W comes too late, or F too early") << "\n"
         << run.gantt();
     const std::string wrong = good ? training_fault(schedule) : "";

@@ -9,6 +9,7 @@
 #include <cstdlib>  // strtod
 #include <iostream>
 #include <string>
+#include <type_traits>
 #include <utility>  // move
 #include <vector>
 
@@ -463,6 +464,13 @@ struct Table {
     return out + "\n";
   }
 };
+
+// A number format, an algorithm: what has a name_of is printed by that name.
+template <class Named, class = std::enable_if_t<std::is_enum<Named>::value>,
+          class = decltype(name_of(Named()))>
+std::ostream& operator<<(std::ostream& out, Named it) {
+  return out << name_of(it);
+}
 
 inline std::ostream& operator<<(std::ostream& out, const Table& table) {
   return out << table.text();

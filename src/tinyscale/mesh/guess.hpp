@@ -134,6 +134,9 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
 
 inline std::string bytes_hint(double you, const Counted& counted) {
   const double most = counted.bytes_most;
+  if (most <= 0) {
+    return "no message was sent";
+  }
   if (same(you, counted.bytes_total)) {
     return "that is all devices together";
   }

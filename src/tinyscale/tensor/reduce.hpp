@@ -23,11 +23,9 @@ inline Shape reduced_shape(const char* op, const Tensor& x, const List<int>& dim
   Shape kept = x.shape();
   unsigned gone = 0;
   for (const int dim : dims) {
-    if (dim < -x.dims() || dim >= x.dims()) {
-      fail({op, ": dimension ", dim, " is outside shape ", x.shape().text()});
-    }
-    kept.set(dim, 1);
-    gone |= 1U << (dim < 0 ? dim + x.dims() : dim);
+    const int d = check_dim(op, x, dim);
+    kept.set(d, 1);
+    gone |= 1U << d;
   }
   rest = Shape();
   for (int i = 0; i < x.dims(); ++i) {
@@ -51,6 +49,14 @@ inline List<double> dims_of(const Shape& whole, const List<int>& dims) {
     }
   }
   return out;
+}
+
+inline List<int> all_dims(const Tensor& x) {
+  List<int> all;
+  for (int i = 0; i < x.dims(); ++i) {
+    all.push_back(i);
+  }
+  return all;
 }
 
 }  // namespace detail
@@ -86,23 +92,9 @@ inline Tensor sum(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
 }
 
 // Sum of all elements, a tensor of shape [].
-inline Tensor sum(const Tensor& x) {
-  List<int> all;
-  for (int i = 0; i < x.dims(); ++i) {
-    all.push_back(i);
-  }
-  return sum(x, all);
-}
+inline Tensor sum(const Tensor& x) { return sum(x, detail::all_dims(x)); }
 
-// Mean of all elements, a tensor of shape [].
-inline Tensor mean(const Tensor& x) {
-  if (x.count() == 0) {
-    detail::fail({"mean: the tensor has no elements, shape ", x.shape().text()});
-  }
-  return scale(sum(x), 1.0f / static_cast<float>(x.count()));
-}
-
-// Mean over the given dimensions, or over one.
+// Mean over the given dimensions, over one, or of all elements.
 inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
   Shape rest;
   detail::reduced_shape("mean", x, dims, rest);
@@ -115,6 +107,7 @@ inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDi
 inline Tensor mean(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return mean(x, List<int>{dim}, keep);
 }
+inline Tensor mean(const Tensor& x) { return mean(x, detail::all_dims(x)); }
 
 namespace detail {
 
@@ -227,7 +220,7 @@ inline void check_last_dim(const char* op, const Tensor& x) {
 
 }  // namespace detail
 
-// exp(x) / sum(exp(x)) along the last dimension.
+// exp(x) / sum(exp(x)) along the last dimension, or a given one.
 inline Tensor softmax(const Tensor& x) {
   detail::check_last_dim("softmax", x);
   if (detail::recording()) {
@@ -255,7 +248,12 @@ inline Tensor softmax(const Tensor& x) {
   return y;
 }
 
-// log(softmax(x)) along the last dimension.
+inline Tensor softmax(const Tensor& x, int dim) {
+  const int d = detail::check_dim("softmax", x, dim);
+  return transpose(softmax(transpose(x, d, -1)), d, -1);
+}
+
+// log(softmax(x)) along the last dimension, or a given one.
 inline Tensor log_softmax(const Tensor& x) {
   detail::check_last_dim("log_softmax", x);
   if (detail::recording()) {
@@ -299,6 +297,10 @@ inline Tensor log_softmax(const Tensor& x) {
                    });
   }
   return y;
+}
+inline Tensor log_softmax(const Tensor& x, int dim) {
+  const int d = detail::check_dim("log_softmax", x, dim);
+  return transpose(log_softmax(transpose(x, d, -1)), d, -1);
 }
 
 }  // namespace tinyscale
