@@ -390,8 +390,8 @@ TEST_CASE("claim C5: a group as C++, printed and, where it can be, built") {
                         "{\n") != std::string::npos);
   CHECK(c5.picture.find("const float tanh_5 = std::tanh(add_4);  // %5 tanh(%4) [64, 32]\n") !=
         std::string::npos);
-  CHECK(ours("C5", "stories260K, primitives") == 324);
-  CHECK(ours("C5", "stories260K, kernels") < 324.0 / 2);
+  CHECK(ours("C5", "stories260K, primitives") == 325);
+  CHECK(ours("C5", "stories260K, kernels") < 325.0 / 2);
   CHECK(ours("C5", "stories260K, groups") < ours("C5", "stories260K, kernels"));
   CHECK(ours("C5", "stories260K, ops in them") > 4 * ours("C5", "stories260K, groups"));
   CHECK(ours("C5", "stories260K, lines of C++") > 1000);
