@@ -11,7 +11,7 @@ if ! command -v mpicxx > /dev/null || ! command -v mpirun > /dev/null; then
 fi
 mkdir -p "$build"
 rm -f "$build"/*.text.*
-flags="-std=c++17 -O1 -pthread ${INCLUDE:--I.}"
+flags="-std=c++17 -pthread ${INCLUDE:--I.}"
 # shellcheck disable=SC2086
 "${CXX:-g++}" $flags tests/mpi/same_program.cpp -o "$build/threads" &&
   mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/same_program.cpp -o "$build/ranks" &&
