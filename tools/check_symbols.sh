@@ -26,6 +26,30 @@ for cxx in g++ clang++; do
   fi
 done
 
+kernels() {                                  # on the other core
+  local level apart sanitizer
+  printf '#define TINYSCALE_ONLY TINYSCALE_TENSORS\n#include "tinyscale.hpp"\nint main() { std::cout << tinyscale::matmul(tinyscale::ones({9, 9}), tinyscale::ones({9, 9})); }\n' > "$scratch/product.cpp"
+  for level in -O0 -O1; do                   # the two forms of TINYSCALE_OPTIMIZED
+    g++ -std=c++17 "$level" -I"$include" -c "$scratch/product.cpp" -o "$scratch/product.o" || return 1
+    nm -C "$scratch/product.o" > "$scratch/names"
+    apart=$(grep -oE 'detail::(broadcast|max|min|load_part|store_part)_(8|16)\(' "$scratch/names" | sort -u)
+    if [ -n "$apart" ] || ! grep -q 'run_avx512<' "$scratch/names"; then
+      echo "symbols: g++ $level does not optimise the kernels; functions of their own: $(echo $apart)"
+      return 1
+    fi
+  done
+  for sanitizer in address thread; do
+    if printf '#include "tinyscale/base/config.hpp"\nTINYSCALE_OPTIMIZED\n' | g++ -std=c++17 -Isrc -fsanitize=$sanitizer -E -P -x c++ - | grep -q 'optimize("O2"'; then
+      echo "symbols: kernels are optimised under -fsanitize=$sanitizer"
+      return 1
+    fi
+  done
+}
+beside=""
+if command -v g++ > /dev/null && [ "$(uname -m)" = x86_64 ] && ! g++ -dM -E -x c++ /dev/null | grep -q __clang__; then
+  kernels & beside=$!
+fi
+
 train() {                                    # train STATEMENT: what is defined of that which must be asked for
   printf '#include "tinyscale.hpp"\nnamespace ts = tinyscale;\nint main() {\n  const ts::Text text = %s;\n%s\n%s\n%s\n}\n' \
     'ts::make_text("own", "a text of its own")' '  ts::Transformer model(ts::config("nano"), 1); ts::TrainOptions options;' "  $1" \
@@ -42,23 +66,8 @@ if command -v g++ > /dev/null; then
     failures=$((failures + 1))
   fi
 fi
-if command -v g++ > /dev/null && [ "$(uname -m)" = x86_64 ] && ! g++ -dM -E -x c++ /dev/null | grep -q __clang__; then
-  printf '#define TINYSCALE_ONLY TINYSCALE_TENSORS\n#include "tinyscale.hpp"\nint main() { std::cout << tinyscale::matmul(tinyscale::ones({9, 9}), tinyscale::ones({9, 9})); }\n' > "$scratch/product.cpp"
-  for level in -O0 -Og -O1; do
-    g++ -std=c++17 "$level" -I"$include" -c "$scratch/product.cpp" -o "$scratch/product.o" || exit 1
-    nm -C "$scratch/product.o" > "$scratch/names"
-    apart=$(grep -oE 'detail::(broadcast|max|min|load_part|store_part)_(8|16)\(' "$scratch/names" | sort -u)
-    if [ -n "$apart" ] || ! grep -q 'run_avx512<' "$scratch/names"; then
-      echo "symbols: g++ $level does not optimise the kernels; functions of their own: $(echo $apart)"
-      failures=$((failures + 1))
-    fi
-  done
-  for sanitizer in address thread; do
-    if printf '#include "tinyscale.hpp"\n' | g++ -std=c++17 -I"$include" -fsanitize=$sanitizer -E -P -x c++ - | grep -q 'optimize("O2"'; then
-      echo "symbols: kernels are optimised under -fsanitize=$sanitizer"
-      failures=$((failures + 1))
-    fi
-  done
+if [ -n "$beside" ]; then
+  wait "$beside" || failures=$((failures + 1))
 fi
 [ "$failures" -eq 0 ] && echo "symbols: only main and the iostream initialiser; of training what is asked for"
 exit $((failures > 0))
