@@ -523,6 +523,7 @@
 // Under a sanitizer they follow the flags: else they compile three to five times as long.
 #if defined(__clang__) || !defined(__GNUC__) || defined(__SANITIZE_ADDRESS__) || \
     defined(__SANITIZE_THREAD__)
+#define TINYSCALE_KERNELS_AS_FLAGS 1
 #define TINYSCALE_OPTIMIZED
 #elif defined(__OPTIMIZE__)  // aliasing: as what -O1 inlines has it, else nothing more is inlined
 #define TINYSCALE_OPTIMIZED __attribute__((optimize("O2", "inline", "no-strict-aliasing")))
@@ -6111,7 +6112,7 @@ inline Chip laptop() {
   chip.measured = true;
   chip.source = detail::cat({"measured: the best of ", found.rounds,
                              " short runs of multiply-adds and of reads in eight streams"});
-#if !defined(__OPTIMIZE__) && (defined(__clang__) || !defined(__GNUC__))
+#if !defined(__OPTIMIZE__) && defined(TINYSCALE_KERNELS_AS_FLAGS)
   chip.source += "; compiled without optimisation, so the rates are too low";
 #endif
   return chip;

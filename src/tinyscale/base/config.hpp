@@ -55,6 +55,7 @@
 // Under a sanitizer they follow the flags: else they compile three to five times as long.
 #if defined(__clang__) || !defined(__GNUC__) || defined(__SANITIZE_ADDRESS__) || \
     defined(__SANITIZE_THREAD__)
+#define TINYSCALE_KERNELS_AS_FLAGS 1
 #define TINYSCALE_OPTIMIZED
 #elif defined(__OPTIMIZE__)  // aliasing: as what -O1 inlines has it, else nothing more is inlined
 #define TINYSCALE_OPTIMIZED __attribute__((optimize("O2", "inline", "no-strict-aliasing")))

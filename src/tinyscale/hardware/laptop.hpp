@@ -360,7 +360,7 @@ inline Chip laptop() {
   chip.measured = true;
   chip.source = detail::cat({"measured: the best of ", found.rounds,
                              " short runs of multiply-adds and of reads in eight streams"});
-#if !defined(__OPTIMIZE__) && (defined(__clang__) || !defined(__GNUC__))
+#if !defined(__OPTIMIZE__) && defined(TINYSCALE_KERNELS_AS_FLAGS)
   chip.source += "; compiled without optimisation, so the rates are too low";
 #endif
   return chip;
