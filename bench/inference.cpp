@@ -252,15 +252,21 @@ void generation(const Run& run) {
   const std::int64_t tokens = run.shape.name == "15M" ? 64 : 16;
   const std::string line = "decode " + std::to_string(tokens);
   const bool one = run.threads == 1;
+  std::vector<std::pair<Kind, bool>> rows;  // and whether the head is screened
   for (const Kind& kind : kinds()) {
     const std::string name = kind.name;
-    if (name != "f32" && name != "bf16" && name != "int8, groups of 64" &&
-        name != "4-bit, groups of 32") {
-      continue;
+    if ((name == "f32" || name == "bf16" || name == "int8, groups of 64" ||
+         name == "4-bit, groups of 32") &&
+        name.find(run.kinds) != std::string::npos) {
+      rows.push_back({kind, false});
+      if (name != "4-bit, groups of 32") {
+        rows.push_back({kind, true});
+      }
     }
-    if (name.find(run.kinds) == std::string::npos) {
-      continue;
-    }
+  }
+  for (const auto& row : rows) {
+    const Kind& kind = row.first;
+    const std::string name = kind.name;
     ts::LoadOptions how;
     how.weights = name == "bf16"                ? ts::Weights::bf16
                   : name == "f32"               ? ts::Weights::f32
@@ -268,8 +274,11 @@ void generation(const Run& run) {
                                                 : ts::Weights::int4;
     how.group = kind.store.group;
     how.activations = kind.activations;
-    const ts::Transformer model =
-        how.weights == ts::Weights::f32 ? f32 : ts::with_weights(f32, how);
+    ts::Transformer model =
+        how.weights == ts::Weights::f32 && !row.second ? f32 : ts::with_weights(f32, how);
+    if (row.second) {
+      ts::screen_head(model);
+    }
     ts::GenerateOptions greedy;
     greedy.temperature = 0;
     double bytes = 0;
@@ -292,7 +301,7 @@ void generation(const Run& run) {
          run.ours("a FLOP", bench::limit_loop, bench::limit_flops)},
         run.rounds);
     const bool f = name == "f32" || name == "bf16", eight = name == "int8, groups of 64";
-    table.add({name, ts::format_fixed(bytes / 1e6, 1), ts::format_fixed(1 / s[0], 1),
+    table.add({name + (row.second ? ", head screened" : ""), ts::format_fixed(bytes / 1e6, 1), ts::format_fixed(1 / s[0], 1),
                bench::ratio(s[1], s[0]), bench::rate(1, s[2], 1),
                f || eight ? verdict(s[2], s[0], f ? (one ? 1.5 : 1.4) : 3, s[1])
                           : bench::ratio(s[2], s[0]),

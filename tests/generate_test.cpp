@@ -677,10 +677,14 @@ TEST_CASE("formats of weights: bytes shrink, errors grow, perplexity is the loss
   broken.parameters.back().value.data()[0] = NAN;
   CHECK(error_of([&] { ts::perplexity(broken, ids); }) ==
         "mean_loss: token 1 has the loss nan; weights that give finite logits are right");
-  ts::LoadOptions f32;
-  CHECK(error_of([&] { ts::with_weights(model, f32); }) ==
-        "with_weights: weights bf16, int8 or int4 are right; load(path, options) keeps what a file "
-        "has");
+  ts::LoadOptions kept;
+  const ts::Transformer fixed = ts::with_weights(model, kept);
+  CHECK(fixed.is_stored());
+  CHECK(ts::mean_loss(fixed, ids) == doctest::Approx(ts::mean_loss(model, ids)).epsilon(1e-5));
+  kept.weights = ts::Weights::as_stored;
+  CHECK(error_of([&] { ts::with_weights(model, kept); }) ==
+        "with_weights: weights f32, bf16, int8 or int4 are right; load(path, options) keeps what a "
+        "file has");
   const ts::Transformer stored = ts::with_weights(model, choices[0].options);
   CHECK(error_of([&] { ts::with_weights(stored, choices[0].options); }) ==
         "with_weights: model.embed_tokens.weight of tiny llama is bf16; f32 is right");

@@ -11,9 +11,18 @@
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/block_dequantize.hpp"
 #include "tinyscale/compute/block_format.hpp"
-#include "tinyscale/compute/gemv_quantized.hpp"
+#include "tinyscale/compute/quantized_matrix.hpp"
 
 namespace tinyscale {
+
+struct StoredScreen;
+
+// The largest number of one row of x W'.
+struct LargestProduct {
+  std::int64_t place = -1;  // the first largest; -1: some may not be finite
+  float value = 0;
+  std::int64_t rows = 0;  // of W, that were multiplied whole for it
+};
 
 struct StoredMatrix {
   std::int64_t rows = 0, cols = 0;
@@ -29,6 +38,12 @@ struct StoredMatrix {
   void (*multiply)(const StoredMatrix& w, Activations how, std::int64_t m, const float* x,
                    std::int64_t ldx, float* y, std::int64_t ldy) = nullptr;
   void (*row)(const StoredMatrix& w, std::int64_t row, float* to) = nullptr;
+
+  // A copy in fewer bits that rules most rows out (screen_matrix.hpp), and what finds the largest
+  // of the first `known` numbers of each row of y with it; it returns the bytes of W that it read.
+  Shared<StoredScreen> screen;
+  double (*largest)(const StoredMatrix& w, Activations how, std::int64_t known, std::int64_t m,
+                    const float* x, std::int64_t ldx, LargestProduct* to) = nullptr;
 
   const char* kind() const {
     return !is_packed ? name_of(format) : packed.bits == 8 ? "int8" : "int4";

@@ -179,9 +179,9 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
   return y;
 }
 
-// What the formulas say that the step cost.
+// What the formulas say that the step cost, and what a screened head really read.
 inline void count_step(const Transformer& model, const KvPages& cache, const StepTokens& step,
-                       StepTotals& totals) {
+                       const LargestOfRows* largest, StepTotals& totals) {
   const ModelConfig& c = model.config;
   const auto tokens = static_cast<double>(step.ids.size());
   const auto rows = static_cast<double>(step.wanted.size());
@@ -198,6 +198,13 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
     StepCosts& part = totals.parts[static_cast<std::size_t>(p.layer < 0 ? c.layers : p.layer)];
     part.matmul_flops += 2 * share * numbers * (p.layer < 0 ? rows : tokens);
     part.weight_bytes += p.stored ? p.stored->bytes() : 4 * numbers;
+  }
+  if (largest != nullptr) {
+    const StoredMatrix& head = *model.head_matrix().stored;
+    totals.parts.back().weight_bytes += largest->bytes - head.bytes();
+    for (const LargestProduct& row : largest->rows) {
+      totals.parts.back().matmul_flops += 2 * static_cast<double>(row.rows * head.cols);
+    }
   }
   const auto query = static_cast<double>(c.query_width());
   for (int layer = 0; layer < c.layers; ++layer) {
@@ -257,14 +264,20 @@ class DecodeStep {
   Tensor embed() const { return model_.embed(tokens_.ids, 1, count(), hooks_); }  // (1, T, D)
   Tensor block(int layer, const Tensor& x) const { return model_.block(layer, x, hooks_); }
   // Logits [rows, V] of the wanted tokens.
-  Tensor head(const Tensor& x) const {
-    const auto rows = static_cast<std::int64_t>(tokens_.wanted.size());
-    const Tensor flat = reshape(x, {count(), x.dim(2)});
-    return model_.head(rows < count() ? embedding(flat, tokens_.wanted, {rows}) : flat, hooks_);
+  Tensor head(const Tensor& x) const { return model_.head(wanted(x), hooks_); }
+  // The largest of them that are below `known`, of a screened head.
+  LargestOfRows largest(const Tensor& x, std::int64_t known) const {
+    return largest_stored(model_.head_input(wanted(x), hooks_), *model_.head_matrix().stored,
+                          model_.activations, known);
   }
   void keep() { guard_.keep(); }
 
  private:
+  Tensor wanted(const Tensor& x) const {
+    const auto rows = static_cast<std::int64_t>(tokens_.wanted.size());
+    const Tensor flat = reshape(x, {count(), x.dim(2)});
+    return rows < count() ? embedding(flat, tokens_.wanted, {rows}) : flat;
+  }
   // Queries or keys of this step alone, which nobody else sees: turned where they stand.
   Tensor rotated(const Tensor& x) const {
     const detail::OpScope scope;
@@ -283,21 +296,24 @@ class DecodeStep {
   Hooks hooks_;
 };
 
-// Logits [rows, V]: after the last new token of each run in order, or after all of them. The cache
-// then holds the new tokens too; when the step throws it is as it was.
-inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
-                     StepTotals* totals = nullptr, const Hooks& base = Hooks()) {
+namespace detail {
+
+// decode(), or where `largest` is asked for, and the head screened, the largest logit of each row
+// below `known` instead: no logits, unless some may not be finite.
+inline Tensor decode_step(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
+                          StepTotals* totals, const Hooks& base, std::int64_t known,
+                          LargestOfRows* largest) {
   if (!cache.fits(model.config)) {
-    detail::fail({"decode: the cache is of ", cache.text(), ", ", model.config.name, " has ",
+    fail({"decode: the cache is of ", cache.text(), ", ", model.config.name, " has ",
                   KvPages(model.config).text(), "; KvPages(model.config) is right"});
   }
   const NoGrad no_grad;
   DecodeStep step(model, cache, runs, base);
   StepTotals own;
   own.parts.resize(static_cast<std::size_t>(model.config.layers) + 1);
-  double before = detail::seconds_now();
+  double before = seconds_now();
   const auto lap = [&before](StepCosts& part) {
-    const double now = detail::seconds_now();
+    const double now = seconds_now();
     part.seconds += now - before;
     before = now;
   };
@@ -308,14 +324,33 @@ inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenR
     x = step.block(layer, x);
     lap(own.parts[static_cast<std::size_t>(layer)]);
   }
-  const Tensor logits = step.head(x);
+  Tensor logits;
+  bool all = largest == nullptr;
+  if (!all) {
+    *largest = step.largest(x, known);
+    for (const LargestProduct& row : largest->rows) {
+      all = all || row.place < 0;
+    }
+  }
+  if (all) {
+    logits = step.head(x);
+  }
   lap(outside);
   step.keep();
   if (totals != nullptr) {
-    detail::count_step(model, cache, step.tokens(), own);
+    count_step(model, cache, step.tokens(), all ? nullptr : largest, own);
     totals->add(own);
   }
   return logits;
+}
+
+}  // namespace detail
+
+// Logits [rows, V]: after the last new token of each run in order, or after all of them. The cache
+// then holds the new tokens too; when the step throws it is as it was.
+inline Tensor decode(const Transformer& model, KvPages& cache, const List<TokenRun>& runs,
+                     StepTotals* totals = nullptr, const Hooks& base = Hooks()) {
+  return detail::decode_step(model, cache, runs, totals, base, 0, nullptr);
 }
 
 }  // namespace tinyscale

@@ -95,11 +95,12 @@ inline double perplexity(const Transformer& model, const std::vector<std::int32_
   return std::exp(mean_loss(model, ids, pages));
 }
 
-// A model whose matrices are kept otherwise: bf16, int8 or int4. It only runs.
+// A model whose matrices are kept otherwise: bf16, int8, int4, or f32 that does not learn. It only
+// runs.
 inline Transformer with_weights(const Transformer& model, const LoadOptions& options) {
-  if (options.weights == Weights::f32 || options.weights == Weights::as_stored) {
+  if (options.weights == Weights::as_stored) {
     detail::fail(
-        {"with_weights: weights bf16, int8 or int4 are right; load(path, options) keeps "
+        {"with_weights: weights f32, bf16, int8 or int4 are right; load(path, options) keeps "
          "what a file has"});
   }
   Transformer out = Transformer::without_numbers(model.config);
@@ -107,7 +108,7 @@ inline Transformer with_weights(const Transformer& model, const LoadOptions& opt
   out.activations = options.activations;
   StoreAs how;
   how.group = options.group;
-  how.format = BlockFormat::bf16;
+  how.format = options.weights == Weights::f32 ? BlockFormat::f32 : BlockFormat::bf16;
   how.packed_bits = options.weights == Weights::int8 ? 8 : options.weights == Weights::int4 ? 4 : 0;
   for (std::size_t i = 0; i < model.parameters.size(); ++i) {
     const Parameter& from = model.parameters[i];

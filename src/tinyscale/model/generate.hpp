@@ -72,7 +72,9 @@ class Generator {
         options_(options),
         cache_(model.config, options.pages),
         n_(n),
-        known_(known > 0 && known < model.config.vocabulary ? known : model.config.vocabulary) {
+        known_(known > 0 && known < model.config.vocabulary ? known : model.config.vocabulary),
+        screened_(options.greedy() && model.head_matrix().stored &&
+                  model.head_matrix().stored->screen) {
     for (const std::vector<std::int32_t>& prompt : prompts) {
       check_generate(model, prompt, n, options);
       Sequence s;
@@ -144,11 +146,19 @@ class Generator {
     if (runs.empty()) {
       return false;
     }
-    const Tensor logits = decode(model_, cache_, runs, single ? &decode_ : &prefill_);
+    LargestOfRows largest;
+    const bool screened = screened_ && who.size() <= 8;  // of more, products are not the bytes' alone
+    const Tensor logits = decode_step(model_, cache_, runs, single ? &decode_ : &prefill_, Hooks(),
+                                      known_, screened ? &largest : nullptr);
+    screened_ = screened_ && largest.bytes <= model_.head_matrix().stored->bytes();
     for (std::size_t row = 0; row < who.size(); ++row) {
       Sequence& s = sequences_[who[row]];
       if (s.first + cache_.length(s.cached) == static_cast<std::int64_t>(s.made.ids.size())) {
-        take(who[row], logits.data() + static_cast<std::int64_t>(row) * logits.dim(-1));
+        if (logits.defined()) {
+          take(who[row], logits.data() + static_cast<std::int64_t>(row) * logits.dim(-1));
+        } else {
+          add(who[row], static_cast<std::int32_t>(largest.rows[row].place));
+        }
       }
     }
     return true;
@@ -164,12 +174,14 @@ class Generator {
   }
 
   void take(std::size_t i, const float* logits) {
-    Sequence& s = sequences_[i];
-    std::vector<std::int32_t>& ids = s.made.ids;
-    const auto drawn = static_cast<std::uint64_t>(n_ - s.left);
+    const auto drawn = static_cast<std::uint64_t>(n_ - sequences_[i].left);
     const std::uint64_t seed = i == 0 ? options_.seed : parameter_seed(options_.seed, i);
-    const std::int32_t id = sample_token(logits, known_, ids, options_, uniform01(seed, drawn));
-    ids.push_back(id);
+    add(i, sample_token(logits, known_, sequences_[i].made.ids, options_, uniform01(seed, drawn)));
+  }
+
+  void add(std::size_t i, std::int32_t id) {
+    Sequence& s = sequences_[i];
+    s.made.ids.push_back(id);
     --s.left;
     for (const std::int32_t stop : options_.stop_tokens) {
       if (id == stop) {
@@ -193,6 +205,7 @@ class Generator {
   const GenerateOptions& options_;
   KvPages cache_;
   std::int64_t n_, known_;
+  bool screened_;  // greedy, and the head's copy in fewer bits has ruled enough out
   List<Sequence> sequences_;
   StepTotals prefill_, decode_;
 };

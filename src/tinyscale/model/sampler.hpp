@@ -23,6 +23,8 @@ struct SampleOptions {
   double min_p = 0;                 // and among those at least this times the most probable
   double repetition_penalty = 1;    // logits of tokens seen: above 0 over this, below 0 times this
   std::int64_t penalty_window = 0;  // last tokens that count as seen; 0: all, the prompt's too
+
+  bool greedy() const { return temperature == 0 && repetition_penalty == 1.0; }
 };
 
 namespace detail {
@@ -171,7 +173,7 @@ inline std::int32_t sample_token(const float* logits, std::int64_t known,
                                  const std::vector<std::int32_t>& seen,
                                  const SampleOptions& options, float draw) {
   detail::check_known(known);
-  if (options.temperature == 0 && options.repetition_penalty == 1.0) {
+  if (options.greedy()) {
     const std::int64_t best = kernels::argmax(known, logits);
     if (best < 0) {
       detail::check_logits(logits, known);

@@ -47,6 +47,11 @@ class Transformer {
   // Whether some weights are stored in a format that runs and does not learn.
   bool is_stored() const;
 
+  // The matrix of the head, which is the embedding where both are tied.
+  const Parameter& head_matrix() const {
+    return parameters[static_cast<std::size_t>(config.tied ? embedding_ : head_)];
+  }
+
   std::vector<Tensor> tensors() const;
   std::int64_t count() const;
 
@@ -63,7 +68,8 @@ class Transformer {
                const Hooks& hooks) const;                              // (B, T, D)
   Tensor block(int layer, const Tensor& x, const Hooks& hooks) const;  // (B, T, D)
   Tensor feed_forward(int layer, const Tensor& x, const Hooks& hooks) const;
-  Tensor head(const Tensor& x, const Hooks& hooks) const;  // (B, T, V)
+  Tensor head_input(const Tensor& x, const Hooks& hooks) const;  // (B, T, D)
+  Tensor head(const Tensor& x, const Hooks& hooks) const;        // (B, T, V)
   Tensor head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
                    const Hooks& hooks) const;
 
@@ -106,7 +112,6 @@ class Transformer {
     return parameters[static_cast<std::size_t>(index)].stored.get();
   }
   Tensor multiply(const Tensor& x, int weight, const Hooks& hooks) const;
-  Tensor head_input(const Tensor& x, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
   Tensor project(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
   Tensor write_back(const Linear& linear, const Tensor& x, const Hooks& hooks) const;

@@ -19,8 +19,6 @@ struct ServeOptions : SampleOptions {
   std::int64_t prefill_tokens = 512;  // of one prompt in one step
   std::vector<std::int32_t> stop_tokens;  // end a sequence, and are its last
   std::int64_t known = 0;                 // only ids below are chosen; 0: the whole vocabulary
-
-  bool greedy() const { return temperature == 0 && repetition_penalty == 1.0; }
 };
 
 namespace detail {

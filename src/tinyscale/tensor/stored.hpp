@@ -5,6 +5,7 @@
 #include <cstdint>  // int64_t
 #include <vector>   // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
@@ -67,6 +68,38 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
   const double elements = static_cast<double>(w.rows) * static_cast<double>(w.cols);
   detail::record_stored(scope, "matmul", w, elements, w.bytes(), x, y,
                         2 * static_cast<double>(m) * elements);
+  return y;
+}
+
+// The largest number of each row of the same product, and where: exactly matmul_stored's, of the
+// first `known` columns, read by a screened w in part (compute/screen_matrix.hpp).
+struct LargestOfRows {
+  List<LargestProduct> rows;  // one a row of x
+  double bytes = 0;           // of w, read
+};
+
+inline LargestOfRows largest_stored(const Tensor& x, const StoredMatrix& w, Activations activations,
+                                    std::int64_t known) {
+  if (w.largest == nullptr || x.dims() != 2 || x.dim(1) != w.cols || known < 1 || known > w.rows) {
+    detail::fail({"largest_stored: the first ", known, " numbers of x ", x.shape(), " times [",
+                  w.rows, ", ", w.cols, "], ", w.largest == nullptr ? "not " : "",
+                  "screened; 1 to ", w.rows, " of [M, ", w.cols,
+                  "] times what screen_matrix makes are right"});
+  }
+  if (!x.is_contiguous()) {
+    return largest_stored(x.copied(), w, activations, known);
+  }
+  const detail::OpScope scope;
+  LargestOfRows y;
+  y.rows.resize(static_cast<std::size_t>(x.dim(0)));
+  y.bytes = w.largest(w, activations, known, x.dim(0), x.data(), w.cols, y.rows.data());
+  double rows = static_cast<double>(w.rows) * static_cast<double>(x.dim(0));
+  for (const LargestProduct& row : y.rows) {
+    rows += static_cast<double>(row.rows);
+  }
+  const double cols = static_cast<double>(w.cols);
+  detail::record_stored(scope, "largest of matmul", w, static_cast<double>(w.rows) * cols, y.bytes,
+                        x, Tensor({x.dim(0)}), 2 * rows * cols);
   return y;
 }
 

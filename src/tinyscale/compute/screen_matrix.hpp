@@ -1,0 +1,308 @@
+#pragma once
+// The largest number of y = W x without reading all of W. A copy C of W in fewer bits gives every
+// number and how far it can be off; the rows that may hold the largest are multiplied whole. Place
+// and value are those of multiply_stored's y, whatever x and W are: greedy decoding asks no more of
+// a model's head, which may be most of a small model's bytes.
+//   |w a - c b| <= |w - c| |b| + |w| |a - b|   (Cauchy-Schwarz), a and b: x as W and C round it,
+// and what sums in f32 may lose: (K + 16) 2^-23 of |w| |a| and of |c| |b|.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/thread_scope.hpp"
+#include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/argmax.hpp"
+#include "tinyscale/compute/gemv_quantized.hpp"
+#include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/scratch.hpp"
+#include "tinyscale/compute/softmax.hpp"
+#include "tinyscale/compute/stored_matrix.hpp"
+#include "tinyscale/compute/stored_product.hpp"
+
+namespace tinyscale {
+
+struct StoredScreen {
+  List<kernels::QuantizedMatrix> parts;  // C, some rows after others; whole panels of 16
+  List<float> left, norm;                // [panel]: the longest w - c of its rows, and w
+  List<float> row_left;                  // [row], up to a whole panel
+
+  double bytes() const {  // that every product reads
+    double sum = 8 * static_cast<double>(left.size());
+    for (const kernels::QuantizedMatrix& part : parts) {
+      sum += part.bytes();
+    }
+    return sum;
+  }
+};
+
+namespace detail {
+
+// How far off a number of C x can be: by_left of |w - c| and by_norm of |w|.
+struct ScreenBounds {
+  const StoredScreen& s;
+  float by_left = 0, by_norm = 0;
+
+  // What a number of panel p must be at least to stand for one of `value`.
+  TINYSCALE_INLINE float least(std::int64_t p, float left, float value) const {
+    return value - (left * by_left + s.norm.data()[p] * by_norm);
+  }
+  TINYSCALE_INLINE float least_of_panel(std::int64_t p, float value) const {
+    return least(p, s.left.data()[p], value);
+  }
+  float least_of_row(std::int64_t row, float value) const {
+    return least(row / 16, s.row_left.data()[row], value);
+  }
+};
+
+// The first panel from `begin` on with a number that may stand for one of at least `value`.
+struct NextPanel {
+  const float* y;  // [panel][16]
+  const ScreenBounds& bounds;
+  float value;
+  std::int64_t begin, panels;
+  std::int64_t* found;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t together = 4;
+    std::int64_t p = begin;
+    while (p < panels && !reaches<L>(p, std::min(panels, p + together))) {
+      p += together;
+    }
+    while (p < panels && !reaches<L>(p, p + 1)) {
+      ++p;
+    }
+    *found = std::min(p, panels);
+  }
+
+  template <class L>
+  TINYSCALE_INLINE bool reaches(std::int64_t from, std::int64_t to) const {
+    typename L::V best, v, least;
+    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+    for (std::int64_t p = from; p < to; ++p) {
+      broadcast<L>(bounds.least_of_panel(p, value), least);
+      for (std::int64_t i = 0; i < 16; i += L::width) {
+        load<L>(y + 16 * p + i, v);
+        max_vector<L>(best, v - least, best);
+      }
+    }
+    return max_lanes<L>(best) >= 0;
+  }
+};
+
+// Length of a - b; b null: of a.
+inline double length_of(std::int64_t n, const float* a, const float* b = nullptr) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double d = double{a[i]} - (b == nullptr ? 0.0 : double{b[i]});
+    sum += d * d;
+  }
+  return std::sqrt(sum);
+}
+
+// One x, and y = C x of it as w sees it, among which the largest of W x is to be found.
+class ScreenedRow {
+ public:
+  // y: [rows] up to a whole panel, -infinity from `known` on.
+  ScreenedRow(const StoredMatrix& w, Activations how, std::int64_t known, const float* x,
+              const RoundedActivations& codes, const float* seen, float* y, LargestProduct& to)
+      : w_(w), how_(how), known_(known), x_(x), codes_(codes), y_(y), to_(to), bounds_{*w.screen} {
+    const Scratch lease(w.cols);
+    float* const again = lease.data();
+    RoundedRows(w.screen->parts[0], 1, seen, w.cols, Activations::int8_groups).numbers(0, again);
+    const double sums = std::ldexp(static_cast<double>(w.cols + 16), -23);
+    const double a = length_of(w.cols, seen), b = length_of(w.cols, again);
+    bounds_.by_left = static_cast<float>(1.00001 * b * (1 + sums));
+    bounds_.by_norm =
+        static_cast<float>(1.00001 * (length_of(w.cols, seen, again) + sums * (a + b)));
+  }
+
+  void find() {
+    const std::int64_t first = kernels::argmax(known_, y_), panels = (known_ + 15) / 16;
+    // What the bounds cannot tell of is not told of.
+    bool finite = first >= 0 && bounds_.by_left < 1e18f && bounds_.by_norm < 1e18f &&
+                  multiply(w_.is_packed ? first / 16 : first);
+    std::int64_t p = 0, todo[8 + 16];
+    while (finite && p < panels) {
+      std::size_t count = 0;  // some at a time, so that the next are fetched meanwhile
+      while (p < panels && count < 8) {
+        run_on_lanes(NextPanel{y_, bounds_, value(), p, panels, &p});
+        for (std::int64_t row = 16 * p; row < std::min(known_, 16 * p + 16); ++row) {
+          if (may_be(row)) {
+            fetch(todo[count++] = w_.is_packed ? p : row);
+            if (w_.is_packed) {
+              break;
+            }
+          }
+        }
+        ++p;
+      }
+      for (std::size_t i = 0; i < count && finite; ++i) {
+        finite = multiply(todo[i]);
+      }
+    }
+    to_.place = finite ? to_.place : -1;
+  }
+
+ private:
+  // At least this is looked for: the largest so far, less what the bounds' own sums may lose.
+  float value() const { return to_.value - std::fabs(to_.value) * 1e-6f - 1e-36f; }
+  bool may_be(std::int64_t row) const { return y_[row] >= bounds_.least_of_row(row, value()); }
+
+  void fetch(std::int64_t unit) const {
+    const std::int64_t bytes = w_.is_packed ? w_.packed.panel_bytes() : w_.row_bytes;
+    const std::uint8_t* const from =
+        (w_.is_packed ? reinterpret_cast<const std::uint8_t*>(w_.packed.data->data()) : w_.data) +
+        unit * bytes;
+    for (std::int64_t at = 0; at < bytes; at += 64) {
+      prefetch(from + at);
+    }
+  }
+
+  // A row whole, or a panel of packed ones, whose numbers are then below every value. False where
+  // one is not finite.
+  bool multiply(std::int64_t unit) {
+    const std::int64_t begin = w_.is_packed ? 16 * unit : unit;
+    const std::int64_t end = w_.is_packed ? std::min(known_, begin + 16) : unit + 1;
+    const std::int64_t panels = (w_.rows + 15) / 16;
+    if (!w_.is_packed) {
+      StoredMatrix row = w_;
+      row.rows = 1;
+      row.data += unit * w_.row_bytes;
+      kernels::multiply_stored(row, how_, 1, x_, w_.cols, y_ + unit, 1);
+    } else if (how_ == Activations::f32) {
+      run_on_lanes(PackedDots{{w_.packed}, x_, unit, panels, 1, y_});
+    } else {
+      run_on_int8(
+          QuantizedPanels{w_.packed, codes_, 0, 1, unit, unit + 1, panels, y_, w_.rows, false});
+    }
+    to_.rows += end - begin;
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (!is_finite(static_cast<double>(y_[i]))) {
+        return false;
+      }
+      const bool first = to_.place < 0 || (y_[i] == to_.value && i < to_.place);
+      if (first || y_[i] > to_.value) {
+        to_.place = i;
+        to_.value = y_[i];
+      }
+    }
+    std::fill(y_ + begin, y_ + std::max(end, w_.is_packed ? begin + 16 : end),
+              -std::numeric_limits<float>::infinity());
+    return true;
+  }
+
+  const StoredMatrix& w_;
+  const Activations how_;
+  const std::int64_t known_;
+  const float* const x_;
+  const RoundedActivations codes_;  // of x, where W is packed and meets codes
+  float* const y_;
+  LargestProduct& to_;
+  ScreenBounds bounds_;
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+// For StoredMatrix::largest.
+inline double largest_stored(const StoredMatrix& w, Activations how, std::int64_t known,
+                             std::int64_t m, const float* x, std::int64_t ldx, LargestProduct* to) {
+  const std::int64_t padded = (w.rows + 15) / 16 * 16;
+  const bool codes = w.is_packed && how != Activations::f32;
+  const detail::Scratch rows_of_y(m * padded), rows_of_x(m * w.cols);
+  const detail::RoundedRows rounded(w.packed, codes ? m : 0, x, ldx, how);
+  for (std::int64_t i = 0; i < m; ++i) {  // x as the product with w sees it
+    float* const seen = rows_of_x.data() + i * w.cols;
+    if (codes) {
+      rounded.numbers(i, seen);
+    } else if (!w.is_packed && detail::rounds_activations(w.format, how)) {
+      detail::round_row(w.format, how, w.cols, x + i * ldx, seen);
+    } else {
+      std::copy_n(x + i * ldx, w.cols, seen);
+    }
+  }
+  std::int64_t first = 0;
+  for (const QuantizedMatrix& part : w.screen->parts) {
+    gemm_quantized(part, m, rows_of_x.data(), w.cols, rows_of_y.data() + first, padded);
+    first += part.rows;
+  }
+  double rows = 0;
+  for (std::int64_t i = 0; i < m; ++i) {
+    float* const y = rows_of_y.data() + i * padded;
+    std::fill(y + known, y + padded, -std::numeric_limits<float>::infinity());
+    to[i] = LargestProduct();
+    detail::ScreenedRow(w, how, known, x + i * ldx, rounded.at(i), rows_of_x.data() + i * w.cols, y,
+                        to[i])
+        .find();
+    rows += static_cast<double>(to[i].rows);
+  }
+  return w.screen->bytes() + rows * w.bytes() / static_cast<double>(w.rows);
+}
+
+// w with a copy in 4 bits; in 8 where W has 16 bits or more and rows of over 512 numbers: the
+// longer they are, the less the bound rules out. `together`: numbers of W that are f32 meanwhile.
+inline StoredMatrix screen_matrix(const StoredMatrix& w,
+                                  std::int64_t together = std::int64_t{1} << 25) {
+  const double number = w.bytes() / static_cast<double>(std::max<std::int64_t>(1, w.rows * w.cols));
+  if (w.rows < 1 || w.cols < 1 || number < 0.9) {
+    detail::fail({"screen_matrix: ", w.kind(), " [", w.rows, ", ", w.cols, "], ", number,
+                  " bytes a number; numbers of 8 bits and more have something to leave out"});
+  }
+  const int bits = number > 1.5 && w.cols > 512 ? 8 : 4;
+  const std::int64_t most = std::max<std::int64_t>(1, together / w.cols / 16) * 16;
+  const std::int64_t panels = (w.rows + 15) / 16;
+  const Shared<StoredScreen> screen(new StoredScreen);
+  screen->left.resize(static_cast<std::size_t>(panels));
+  screen->norm.resize(static_cast<std::size_t>(panels));
+  screen->row_left.resize(static_cast<std::size_t>(16 * panels));
+  for (std::int64_t first = 0; first < w.rows; first += most) {
+    const std::int64_t count = std::min(most, w.rows - first);
+    const detail::Scratch rows(count * w.cols);
+    float* const from = rows.data();
+    parallel_for(count, 64, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        stored_row(w, first + i, from + i * w.cols);
+      }
+    });
+    screen->parts.push_back(quantize(count, w.cols, 32, bits, from));
+    const QuantizedMatrix& part = screen->parts.back();
+    parallel_for((count + 15) / 16, 4, [&](std::int64_t begin, std::int64_t end) {
+      const detail::Scratch copy(16 * w.cols);
+      for (std::int64_t p = begin; p < end; ++p) {
+        detail::run_on_lanes(detail::UnpackPanels{{part}, p, 1, copy.data()});
+        double left = 0, norm = 0;
+        for (std::int64_t i = 16 * p; i < std::min(count, 16 * p + 16); ++i) {
+          double apart = 0, whole = 0;
+          for (std::int64_t k = 0; k < w.cols; ++k) {
+            const double number_of_w = double{from[i * w.cols + k]};
+            const double d = number_of_w - double{copy.data()[16 * k + i - 16 * p]};
+            apart += d * d;
+            whole += number_of_w * number_of_w;
+          }
+          left = std::max(left, std::sqrt(apart));
+          screen->row_left[static_cast<std::size_t>(first + i)] =
+              static_cast<float>(1.000001 * std::sqrt(apart));
+          norm = std::max(norm, std::sqrt(whole));
+        }
+        screen->left[static_cast<std::size_t>(first / 16 + p)] =
+            static_cast<float>(1.000001 * left);
+        screen->norm[static_cast<std::size_t>(first / 16 + p)] =
+            static_cast<float>(1.000001 * norm);
+      }
+    });
+  }
+  StoredMatrix screened = w;
+  screened.screen = screen;
+  screened.largest = largest_stored;
+  return screened;
+}
+
+}  // namespace kernels
+}  // namespace tinyscale
