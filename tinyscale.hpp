@@ -53420,6 +53420,9 @@ struct Hooks {
   // queries or keys [1, T, heads K] to them.
   const std::vector<std::int32_t>* each_place = nullptr;
   Function<Tensor(const Tensor& x)> rotate;
+  // Tokens of [1, T, D] that go on from a block, in order: the others give it keys and values
+  // alone.
+  const std::vector<std::int32_t>* wanted = nullptr;  // none: all
   std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
   KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;
@@ -56154,6 +56157,7 @@ class Transformer {
   const StoredMatrix* stored(int index) const {
     return parameters[static_cast<std::size_t>(index)].stored.get();
   }
+  Tensor wanted(const Tensor& x, const Hooks& hooks) const;
   Tensor multiply(const Tensor& x, int weight, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
   Tensor project(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
@@ -56455,8 +56459,8 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
 
 inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = blocks_[static_cast<std::size_t>(layer)];
-  const Tensor y =
-      x + drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
+  const Tensor o = drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
+  const Tensor y = wanted(x, hooks) + o;
   const Tensor z = normalise(b.norm2, y, hooks);
   const Tensor f =
       hooks.feed_forward ? hooks.feed_forward(layer, z) : feed_forward(layer, z, hooks);
@@ -56510,6 +56514,15 @@ inline Tensor Transformer::normalise(const Linear& norm, const Tensor& x,
   return layer_norm(x, weight, norm.bias >= 0 ? use(norm.bias, hooks) : Tensor(), epsilon);
 }
 
+// The tokens of x [1, T, D] that go on.
+inline Tensor Transformer::wanted(const Tensor& x, const Hooks& hooks) const {
+  if (hooks.wanted == nullptr) {
+    return x;
+  }
+  const auto rows = static_cast<std::int64_t>(hooks.wanted->size());
+  return embedding(reshape(x, {x.dim(1), x.dim(2)}), *hooks.wanted, {1, rows});
+}
+
 // x W^T, of weights in whatever form they are kept.
 inline Tensor Transformer::multiply(const Tensor& x, int weight, const Hooks& hooks) const {
   if (stored(weight) != nullptr) {
@@ -56560,8 +56573,9 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
 inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = blocks_[static_cast<std::size_t>(layer)];
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
-  const Tensor q = place_heads(b.query_norm, project(b.query, in, hooks), hooks);  // (B, T, H K)
-  Tensor k = place_heads(b.key_norm, project(b.key, in, hooks), hooks);            // (B, T, KV K)
+  const Tensor q =
+      place_heads(b.query_norm, project(b.query, wanted(in, hooks), hooks), hooks);  // (B, T, H K)
+  Tensor k = place_heads(b.key_norm, project(b.key, in, hooks), hooks);              // (B, T, KV K)
   Tensor v = project(b.value, in, hooks);
   if (hooks.cache != nullptr) {
     const auto at = static_cast<std::size_t>(layer);
@@ -60739,6 +60753,7 @@ inline double KvPages::bytes() const {
 // the cache holds of it, through the model at once. Prompts, single tokens, guesses to verify and
 // any mix of them are the same step. Weights are read once a step, whatever the number of tokens,
 // so a step of few tokens is bound by memory, one of many by arithmetic (scaling book, chapter 7).
+// Of the last layer tokens whose logits nobody asks for take keys and values alone.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -60750,7 +60765,7 @@ struct TokenRun {
 };
 
 // What steps took and read. Bytes are those of the formula: every matrix once a step, and of each
-// sequence the keys and values that its new tokens see, once.
+// sequence the keys and values that its new tokens see (of the last layer, those that go on), once.
 struct StepCosts {
   double seconds = 0;       // on this machine
   double matmul_flops = 0;  // 2 a weight and token, 4 a cached number seen and query head of it
@@ -60815,6 +60830,8 @@ struct StepTokens {
   std::vector<int> sequences;
   std::vector<std::int64_t> counts;  // of tokens of each sequence
   std::vector<std::int32_t> wanted;  // tokens whose logits are asked for
+  std::vector<std::int64_t> asked;   // how many of each sequence, which are its last
+  bool trimmed = false;              // from the last layer on they alone are there
 };
 
 inline StepTokens step_tokens(const Transformer& model, const List<TokenRun>& runs,
@@ -60844,50 +60861,54 @@ inline StepTokens step_tokens(const Transformer& model, const List<TokenRun>& ru
     }
     step.sequences.push_back(run.sequence);
     step.counts.push_back(n);
+    step.asked.push_back(run.all ? n : 1);
   }
   return step;
 }
 
-// The new keys and values [1, T, KV K] of a layer into their pages, then each new token's queries
-// [1, T, H K] over what its sequence has by then.
+// The new keys and values [1, T, KV K] of a layer into their pages, then the queries [1, T, H K] of
+// each new token, or of those that are wanted, over what its sequence has by then.
 inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, int layer,
                           const Tensor& q, const Tensor& k, const Tensor& v, KvPages& cache) {
   const OpScope scope;
   kernels::CacheShape shape = cache.shape();
   shape.heads = q.dim(2) / shape.head_size;
   Tensor y(q.shape());
+  const bool all = q.dim(1) == static_cast<std::int64_t>(step.ids.size());
   List<List<const std::uint8_t*>> pages(runs.size());
   List<kernels::CacheQuery> single;
   double pairs = 0, seen = 0;
-  std::int64_t t = 0;
+  std::int64_t t = 0, row = 0;
   for (std::size_t r = 0; r < runs.size(); ++r) {
     const auto n = static_cast<std::int64_t>(runs[r].ids.size());
     const std::int64_t first = step.places[static_cast<std::size_t>(t)], end = first + n;
     for (std::int64_t at = first; at < end; ++at) {
-      const std::int64_t row = (t + at - first) * shape.row();
+      const std::int64_t from = (t + at - first) * shape.row();
       kernels::cache_store(shape, cache.page(layer, runs[r].sequence, at / shape.page_tokens),
-                           at % shape.page_tokens, k.data() + row, v.data() + row);
+                           at % shape.page_tokens, k.data() + from, v.data() + from);
     }
     for (std::int64_t at = 0; at * shape.page_tokens < end; ++at) {
       pages[r].push_back(cache.page(layer, runs[r].sequence, at));
     }
-    const float* const from = q.data() + t * q.dim(2);
-    float* const to = y.data() + t * q.dim(2);
+    const std::int64_t some = all ? n : step.asked[r], begin = end - some;  // the first query
+    const float* const from = q.data() + row * q.dim(2);
+    float* const to = y.data() + row * q.dim(2);
     const bool whole = cache.seen(end, layer) == end;
-    if (n > cache_few && whole) {
-      kernels::cache_attention_prefill(shape, pages[r].data(), first, n, from, q.dim(2), to,
+    if (some > cache_few && whole) {
+      kernels::cache_attention_prefill(shape, pages[r].data(), begin, some, from, q.dim(2), to,
                                        q.dim(2));
     }
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t visible = cache.seen(first + i + 1, layer);
-      if (n <= cache_few || !whole) {
+    for (std::int64_t i = 0; i < some; ++i) {
+      const std::int64_t visible = cache.seen(begin + i + 1, layer);
+      if (some <= cache_few || !whole) {
         single.push_back({from + i * q.dim(2), to + i * q.dim(2), pages[r].data(),
-                          first + i + 1 - visible, first + i + 1});
+                          begin + i + 1 - visible, begin + i + 1});
       }
       pairs += static_cast<double>(visible);
     }
-    seen += cache.bytes_read(runs[r].sequence, layer, n);
+    seen += cache.bytes_read(runs[r].sequence, layer, some);
     t += n;
+    row += some;
   }
   kernels::cache_attention(shape, static_cast<std::int64_t>(single.size()), single.data());
   if (context().profile != nullptr) {
@@ -60910,7 +60931,7 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
 inline void count_step(const Transformer& model, const KvPages& cache, const StepTokens& step,
                        const LargestOfRows* largest, StepTotals& totals) {
   const ModelConfig& c = model.config;
-  const auto tokens = static_cast<double>(step.ids.size());
+  const auto all = static_cast<double>(step.ids.size());
   const auto rows = static_cast<double>(step.wanted.size());
   totals.steps = 1;
   totals.tokens = static_cast<std::int64_t>(step.ids.size());
@@ -60923,7 +60944,10 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
     const double share =  // of the tokens, that visit an expert
         p.expert < 0 ? 1 : static_cast<double>(c.top_k) / static_cast<double>(c.experts);
     StepCosts& part = totals.parts[static_cast<std::size_t>(p.layer < 0 ? c.layers : p.layer)];
-    part.matmul_flops += 2 * share * numbers * (p.layer < 0 ? rows : tokens);
+    const bool both = p.name.find("self_attn.k_proj.") != std::string::npos ||
+                      p.name.find("self_attn.v_proj.") != std::string::npos;
+    const bool some = p.layer < 0 || (step.trimmed && p.layer + 1 == c.layers && !both);
+    part.matmul_flops += 2 * share * numbers * (some ? rows : all);
     part.weight_bytes += p.stored ? p.stored->bytes() : 4 * numbers;
   }
   if (largest != nullptr) {
@@ -60936,11 +60960,15 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
   const auto query = static_cast<double>(c.query_width());
   for (int layer = 0; layer < c.layers; ++layer) {
     StepCosts& part = totals.parts[static_cast<std::size_t>(layer)];
+    const bool some = step.trimmed && layer + 1 == c.layers;
+    std::size_t t = 0;
     for (std::size_t r = 0; r < step.sequences.size(); ++r) {
-      part.cache_bytes += cache.bytes_read(step.sequences[r], layer, step.counts[r]);
-    }
-    for (const std::int32_t place : step.places) {
-      part.matmul_flops += 4 * query * static_cast<double>(cache.seen(place + 1, layer));
+      const std::int64_t queries = some ? step.asked[r] : step.counts[r];
+      part.cache_bytes += cache.bytes_read(step.sequences[r], layer, queries);
+      t += static_cast<std::size_t>(step.counts[r]);
+      for (std::size_t i = t - static_cast<std::size_t>(queries); i < t; ++i) {
+        part.matmul_flops += 4 * query * static_cast<double>(cache.seen(step.places[i] + 1, layer));
+      }
     }
   }
   for (const StepCosts& part : totals.parts) {
@@ -60969,11 +60997,7 @@ class DecodeStep {
     }
     hooks_.each_place = &tokens_.places;
     if (model.config.position == Position::rotary) {
-      const std::vector<std::int64_t> places(tokens_.places.begin(), tokens_.places.end());
-      const std::vector<float>& factors = model.config.rope_factors;
-      table_ =
-          kernels::RopeTable(places.data(), count(), model.config.head_size,
-                             model.config.rope_theta, factors.empty() ? nullptr : factors.data());
+      table_ = rope_table({tokens_.places.begin(), tokens_.places.end()});
     }
     hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
     if (!hooks_.attention) {
@@ -60990,6 +61014,14 @@ class DecodeStep {
   std::int64_t count() const { return static_cast<std::int64_t>(tokens_.ids.size()); }
   Tensor embed() const { return model_.embed(tokens_.ids, 1, count(), hooks_); }  // (1, T, D)
   Tensor block(int layer, const Tensor& x) const { return model_.block(layer, x, hooks_); }
+  // The last one, (1, rows, D) of the wanted tokens, for an attention that takes their queries
+  // alone: the step's own does.
+  Tensor last_block(const Tensor& x) {
+    Hooks some = hooks_;
+    tokens_.trimmed = tokens_.wanted.size() < tokens_.ids.size();
+    some.wanted = tokens_.trimmed ? &tokens_.wanted : nullptr;
+    return model_.block(static_cast<int>(model_.config.layers) - 1, x, some);
+  }
   // Logits [rows, V] of the wanted tokens.
   Tensor head(const Tensor& x) const { return model_.head(wanted(x), hooks_); }
   // The largest of them that are below `known`, of a screened head.
@@ -61002,14 +61034,29 @@ class DecodeStep {
  private:
   Tensor wanted(const Tensor& x) const {
     const auto rows = static_cast<std::int64_t>(tokens_.wanted.size());
-    const Tensor flat = reshape(x, {count(), x.dim(2)});
-    return rows < count() ? embedding(flat, tokens_.wanted, {rows}) : flat;
+    const Tensor flat = reshape(x, {x.dim(1), x.dim(2)});
+    return rows < x.dim(1) ? embedding(flat, tokens_.wanted, {rows}) : flat;
+  }
+  kernels::RopeTable rope_table(const std::vector<std::int64_t>& places) const {
+    const std::vector<float>& factors = model_.config.rope_factors;
+    return kernels::RopeTable(places.data(), static_cast<std::int64_t>(places.size()),
+                              model_.config.head_size, model_.config.rope_theta,
+                              factors.empty() ? nullptr : factors.data());
   }
   // Queries or keys of this step alone, which nobody else sees: turned where they stand.
   Tensor rotated(const Tensor& x) const {
     const detail::OpScope scope;
     Tensor y = x;
-    table_.turn(model_.config.rope_pairs, x.dim(2) / model_.config.head_size, y.data(), x.dim(2));
+    kernels::RopeTable of_wanted;
+    if (x.dim(1) < count()) {
+      std::vector<std::int64_t> places;
+      for (const std::int32_t t : tokens_.wanted) {
+        places.push_back(tokens_.places[static_cast<std::size_t>(t)]);
+      }
+      of_wanted = rope_table(places);
+    }
+    const kernels::RopeTable& table = x.dim(1) < count() ? of_wanted : table_;
+    table.turn(model_.config.rope_pairs, x.dim(2) / model_.config.head_size, y.data(), x.dim(2));
     scope.done_unary("rope", "rope", x.shape());
     return y;
   }
@@ -61032,7 +61079,7 @@ inline Tensor decode_step(const Transformer& model, KvPages& cache, const List<T
                           LargestOfRows* largest) {
   if (!cache.fits(model.config)) {
     fail({"decode: the cache is of ", cache.text(), ", ", model.config.name, " has ",
-                  KvPages(model.config).text(), "; KvPages(model.config) is right"});
+          KvPages(model.config).text(), "; KvPages(model.config) is right"});
   }
   const NoGrad no_grad;
   DecodeStep step(model, cache, runs, base);
@@ -61048,7 +61095,8 @@ inline Tensor decode_step(const Transformer& model, KvPages& cache, const List<T
   Tensor x = step.embed();
   lap(outside);
   for (int layer = 0; layer < model.config.layers; ++layer) {
-    x = step.block(layer, x);
+    const bool last = layer + 1 == model.config.layers && !base.attention && !base.feed_forward;
+    x = last ? step.last_block(x) : step.block(layer, x);
     lap(own.parts[static_cast<std::size_t>(layer)]);
   }
   Tensor logits;
@@ -61397,7 +61445,8 @@ class Generator {
       return false;
     }
     LargestOfRows largest;
-    const bool screened = screened_ && who.size() <= 8;  // of more, products are not the bytes' alone
+    const bool screened =
+        screened_ && who.size() <= 8;  // of more, products are not the bytes' alone
     const Tensor logits = decode_step(model_, cache_, runs, single ? &decode_ : &prefill_, Hooks(),
                                       known_, screened ? &largest : nullptr);
     screened_ = screened_ && largest.bytes <= model_.head_matrix().stored->bytes();

@@ -846,6 +846,29 @@ TEST_CASE("speculative decoding reads a long prompt in the steps that any prompt
   CHECK(fast.prefill.tokens >= 17);
 }
 
+TEST_CASE("tokens that nobody asks about do not go through the last layer, which changes nothing") {
+  for (const char* kind : kinds) {
+    CAPTURE(kind);
+    const ts::Transformer model = small_model(kind);
+    ts::KvPages one(model.config), other(model.config);
+    const int a = one.add(), b = one.add(), c = other.add(), d = other.add();
+    const Ids first = random_ids(1, 13, 29), second = random_ids(2, 3, 29);
+    ts::Profile profile;
+    const ts::Tensor some = ts::decode(model, one, {{a, first, false}, {b, second, true}});
+    const double trimmed = profile.totals().matmul_flops;
+    const ts::Tensor all = ts::decode(model, other, {{c, first, true}, {d, second, true}});
+    const double whole = profile.totals().matmul_flops - trimmed;
+    REQUIRE(some.dim(0) == 4);
+    REQUIRE(all.dim(0) == 16);
+    CHECK(largest_difference(some.data(), all.data() + 12 * 29, 4 * 29) < 2e-4);
+    CHECK(trimmed < 0.8 * whole);
+    // What comes next sees the same keys and values.
+    const ts::Tensor x = ts::decode(model, one, {{a, {5}, false}});
+    const ts::Tensor y = ts::decode(model, other, {{c, {5}, false}});
+    CHECK(largest_difference(x.data(), y.data(), 29) < 2e-4);
+  }
+}
+
 TEST_CASE("bytes of a cache with windows: each row that the new tokens see, once") {
   ts::ModelConfig c = small_model("llama").config;
   c.window = 5;
@@ -859,7 +882,8 @@ TEST_CASE("bytes of a cache with windows: each row that the new tokens see, once
   ts::StepTotals totals;
   totals.parts.resize(static_cast<std::size_t>(c.layers) + 1);
   ts::decode(model, pages, runs, &totals);
-  CHECK(totals.all.cache_bytes == static_cast<double>(12 * pages.token_bytes()));
+  // Layer 0 for all 12 tokens; of the last one, layer 1, only the last token looks back, at 5.
+  CHECK(totals.all.cache_bytes == static_cast<double>((12 + 5) * pages.token_bytes() / 2));
   ts::StepTotals one;
   one.parts.resize(static_cast<std::size_t>(c.layers) + 1);
   runs[0].ids = {4};

@@ -85,8 +85,8 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
 
 inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = blocks_[static_cast<std::size_t>(layer)];
-  const Tensor y =
-      x + drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
+  const Tensor o = drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
+  const Tensor y = wanted(x, hooks) + o;
   const Tensor z = normalise(b.norm2, y, hooks);
   const Tensor f =
       hooks.feed_forward ? hooks.feed_forward(layer, z) : feed_forward(layer, z, hooks);
@@ -140,6 +140,15 @@ inline Tensor Transformer::normalise(const Linear& norm, const Tensor& x,
   return layer_norm(x, weight, norm.bias >= 0 ? use(norm.bias, hooks) : Tensor(), epsilon);
 }
 
+// The tokens of x [1, T, D] that go on.
+inline Tensor Transformer::wanted(const Tensor& x, const Hooks& hooks) const {
+  if (hooks.wanted == nullptr) {
+    return x;
+  }
+  const auto rows = static_cast<std::int64_t>(hooks.wanted->size());
+  return embedding(reshape(x, {x.dim(1), x.dim(2)}), *hooks.wanted, {1, rows});
+}
+
 // x W^T, of weights in whatever form they are kept.
 inline Tensor Transformer::multiply(const Tensor& x, int weight, const Hooks& hooks) const {
   if (stored(weight) != nullptr) {
@@ -190,8 +199,9 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
 inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = blocks_[static_cast<std::size_t>(layer)];
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
-  const Tensor q = place_heads(b.query_norm, project(b.query, in, hooks), hooks);  // (B, T, H K)
-  Tensor k = place_heads(b.key_norm, project(b.key, in, hooks), hooks);            // (B, T, KV K)
+  const Tensor q =
+      place_heads(b.query_norm, project(b.query, wanted(in, hooks), hooks), hooks);  // (B, T, H K)
+  Tensor k = place_heads(b.key_norm, project(b.key, in, hooks), hooks);              // (B, T, KV K)
   Tensor v = project(b.value, in, hooks);
   if (hooks.cache != nullptr) {
     const auto at = static_cast<std::size_t>(layer);

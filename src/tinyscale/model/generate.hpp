@@ -147,7 +147,8 @@ class Generator {
       return false;
     }
     LargestOfRows largest;
-    const bool screened = screened_ && who.size() <= 8;  // of more, products are not the bytes' alone
+    const bool screened =
+        screened_ && who.size() <= 8;  // of more, products are not the bytes' alone
     const Tensor logits = decode_step(model_, cache_, runs, single ? &decode_ : &prefill_, Hooks(),
                                       known_, screened ? &largest : nullptr);
     screened_ = screened_ && largest.bytes <= model_.head_matrix().stored->bytes();

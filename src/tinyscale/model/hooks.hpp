@@ -77,6 +77,9 @@ struct Hooks {
   // queries or keys [1, T, heads K] to them.
   const std::vector<std::int32_t>* each_place = nullptr;
   Function<Tensor(const Tensor& x)> rotate;
+  // Tokens of [1, T, D] that go on from a block, in order: the others give it keys and values
+  // alone.
+  const std::vector<std::int32_t>* wanted = nullptr;  // none: all
   std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
   KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;

@@ -111,6 +111,7 @@ class Transformer {
   const StoredMatrix* stored(int index) const {
     return parameters[static_cast<std::size_t>(index)].stored.get();
   }
+  Tensor wanted(const Tensor& x, const Hooks& hooks) const;
   Tensor multiply(const Tensor& x, int weight, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
   Tensor project(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
