@@ -36,11 +36,14 @@ void run(const plan_program::Options& given) {
   const std::int64_t tokens = story::tokens_of(given);
   ts::LoadOptions load = story::load_options(given);
   const ts::GenerateOptions options = story::generate_options(given);
-  const ts::Transformer model = ts::load(path, load);
+  ts::Transformer model = ts::load(path, load);
   story::check_tokenizer(model, path);
   load.config.clear();
   const bool drafted = given.has("--draft");
   const ts::Transformer draft = drafted ? ts::load(given.text("--draft"), load) : model;
+  if (story::screens(model, options, tokens)) {
+    ts::screen_head(model);
+  }
   story::Storyteller teller(model, drafted ? &draft : nullptr, options);
   std::cout << path << ": " << model.config.layers << " layers, "
             << ts::format_count(static_cast<double>(model.count())) << " parameters\n\n";

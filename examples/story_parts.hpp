@@ -109,6 +109,15 @@ inline ts::GenerateOptions generate_options(const Options& given) {
   return options;
 }
 
+// Whether a copy of the head in fewer bits, which takes some tokens' time to make, pays.
+inline bool screens(const ts::Transformer& model, const ts::GenerateOptions& options,
+                    std::int64_t tokens) {
+  const ts::Parameter& head = model.head_matrix();
+  const double numbers = static_cast<double>(head.shape.count());
+  return options.greedy() && tokens >= 100 && head.stored && head.stored->bytes() > 0.9 * numbers &&
+         numbers > 0.25 * static_cast<double>(model.count());
+}
+
 inline std::int64_t tokens_of(const plan_program::Options& given) {
   return given.whole("--tokens", 200, 1, 1e9);
 }
