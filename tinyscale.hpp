@@ -16277,8 +16277,8 @@ inline std::int64_t argmax(std::int64_t n, const float* x) {
 // >> tinyscale/compute/screen_matrix.hpp
 // The largest number of y = W x without reading all of W. A copy C of W in fewer bits gives every
 // number and how far it can be off; the rows that may hold the largest are multiplied whole. Place
-// and value are those of multiply_stored's y, whatever x and W are: greedy decoding asks no more of
-// a model's head, which may be most of a small model's bytes.
+// and value are those of multiply_stored's y of up to stored_few rows of x, whatever x and W are:
+// greedy decoding asks no more of a model's head, which may be most of a small model's bytes.
 //   |w a - c b| <= |w - c| |b| + |w| |a - b|   (Cauchy-Schwarz), a and b: x as W and C round it,
 // and what sums in f32 may lose: (K + 16) 2^-23 of |w| |a| and of |c| |b|.
 
@@ -16362,6 +16362,9 @@ inline double length_of(std::int64_t n, const float* a, const float* b = nullptr
   }
   return std::sqrt(sum);
 }
+
+// A length as f32, not below it, however small: below 1e-38 a float has few digits.
+inline float not_below(double length) { return static_cast<float>(1.000001 * length + 1e-44); }
 
 // One x, and y = C x of it as w sees it, among which the largest of W x is to be found.
 class ScreenedRow {
@@ -16526,7 +16529,14 @@ inline StoredMatrix screen_matrix(const StoredMatrix& w,
     float* const from = rows.data();
     parallel_for(count, 64, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        stored_row(w, first + i, from + i * w.cols);
+        float* const row = from + i * w.cols;
+        stored_row(w, first + i, row);
+        for (std::int64_t k = 0; k < w.cols; ++k) {  // told of with its row in w, not in the part
+          if (!(std::fabs(row[k]) <= 65504.0f)) {
+            detail::fail({"screen_matrix: weight ", first + i, ", ", k, " is ", double{row[k]},
+                          "; weights must be within +-65504"});
+          }
+        }
       }
     });
     screen->parts.push_back(quantize(count, w.cols, 32, bits, from));
@@ -16546,13 +16556,11 @@ inline StoredMatrix screen_matrix(const StoredMatrix& w,
           }
           left = std::max(left, std::sqrt(apart));
           screen->row_left[static_cast<std::size_t>(first + i)] =
-              static_cast<float>(1.000001 * std::sqrt(apart));
+              detail::not_below(std::sqrt(apart));
           norm = std::max(norm, std::sqrt(whole));
         }
-        screen->left[static_cast<std::size_t>(first / 16 + p)] =
-            static_cast<float>(1.000001 * left);
-        screen->norm[static_cast<std::size_t>(first / 16 + p)] =
-            static_cast<float>(1.000001 * norm);
+        screen->left[static_cast<std::size_t>(first / 16 + p)] = detail::not_below(left);
+        screen->norm[static_cast<std::size_t>(first / 16 + p)] = detail::not_below(norm);
       }
     });
   }
@@ -23993,8 +24001,8 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
   return y;
 }
 
-// The largest number of each row of the same product, and where: exactly matmul_stored's, of the
-// first `known` columns, read by a screened w in part (compute/screen_matrix.hpp).
+// The largest number of each row of the same product, and where: exactly matmul_stored's of up to 8
+// rows, of the first `known` columns, read by a screened w in part (compute/screen_matrix.hpp).
 struct LargestOfRows {
   List<LargestProduct> rows;  // one a row of x
   double bytes = 0;           // of w, read

@@ -142,6 +142,18 @@ TEST_CASE("screened products: numbers of any size, and what is not finite is not
   }
 }
 
+TEST_CASE("screened products: of lengths so small that a float has a digit, none is rounded down") {
+  const std::int64_t rows = 32, cols = 3;
+  const float least = std::numeric_limits<float>::denorm_min();
+  Floats numbers(static_cast<std::size_t>(rows * cols), 0.0f);
+  numbers[2] = 100 * least;            // row 0, the first that is looked at: 9.95
+  numbers[16 * cols] = 5 * least;      // row 16 is 7.07 long, as a float 7: 10, and no more than
+  numbers[16 * cols + 1] = 5 * least;  // 7 times the length of x, 9.92, had it been
+  const ts::StoredMatrix w =
+      kernel::screen_matrix(kernel::store_matrix(rows, cols, numbers.data()));
+  check_largest(w, Activations::f32, rows, 1, {1e17f, 1e17f, 0.0995e17f});
+}
+
 TEST_CASE("screened products: few rows are read whole, whatever the matrix is cut into") {
   const std::int64_t rows = 4096, cols = 256;
   const Floats numbers = noise(rows * cols, 9);
@@ -177,6 +189,11 @@ TEST_CASE("screened products: what is refused") {
   CHECK(error_of([&] { kernel::screen_matrix(kernel::store_matrix(0, 64, numbers.data())); }) ==
         "screen_matrix: f32 [0, 64], 0 bytes a number; numbers of 8 bits and more have something "
         "to leave out");
+  Floats large = numbers;
+  large[40 * 64 + 3] = 65505;  // the copy is made in parts of 16 rows
+  CHECK(error_of([&] {
+          kernel::screen_matrix(kernel::store_matrix(64, 64, large.data()), 16 * 64);
+        }) == "screen_matrix: weight 40, 3 is 65505; weights must be within +-65504");
   const ts::StoredMatrix w = kernel::store_matrix(64, 64, numbers.data());
   const ts::Tensor x = ts::ones({2, 64});
   CHECK(error_of([&] { ts::largest_stored(x, w, Activations::f32, 64); }) ==

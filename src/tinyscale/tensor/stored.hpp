@@ -71,8 +71,8 @@ inline Tensor matmul_stored(const Tensor& x, const StoredMatrix& w, Activations 
   return y;
 }
 
-// The largest number of each row of the same product, and where: exactly matmul_stored's, of the
-// first `known` columns, read by a screened w in part (compute/screen_matrix.hpp).
+// The largest number of each row of the same product, and where: exactly matmul_stored's of up to 8
+// rows, of the first `known` columns, read by a screened w in part (compute/screen_matrix.hpp).
 struct LargestOfRows {
   List<LargestProduct> rows;  // one a row of x
   double bytes = 0;           // of w, read
