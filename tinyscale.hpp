@@ -16442,7 +16442,7 @@ class ScreenedRow {
       run_on_int8(
           QuantizedPanels{w_.packed, codes_, 0, 1, unit, unit + 1, panels, y_, w_.rows, false});
     }
-    to_.rows += end - begin;
+    to_.rows += w_.is_packed ? std::min(w_.rows, begin + 16) - begin : 1;
     for (std::int64_t i = begin; i < end; ++i) {
       if (!is_finite(static_cast<double>(y_[i]))) {
         return false;
@@ -60952,9 +60952,9 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
     const double share =  // of the tokens, that visit an expert
         p.expert < 0 ? 1 : static_cast<double>(c.top_k) / static_cast<double>(c.experts);
     StepCosts& part = totals.parts[static_cast<std::size_t>(p.layer < 0 ? c.layers : p.layer)];
-    const bool both = p.name.find("self_attn.k_proj.") != std::string::npos ||
-                      p.name.find("self_attn.v_proj.") != std::string::npos;
-    const bool some = p.layer < 0 || (step.trimmed && p.layer + 1 == c.layers && !both);
+    const auto is = [&p](const char* name) { return p.name.find(name) != std::string::npos; };
+    const bool some = p.layer < 0 || (step.trimmed && p.layer + 1 == c.layers &&
+                                      !is("self_attn.k_proj.") && !is("self_attn.v_proj."));
     part.matmul_flops += 2 * share * numbers * (some ? rows : all);
     part.weight_bytes += p.stored ? p.stored->bytes() : 4 * numbers;
   }

@@ -178,6 +178,16 @@ TEST_CASE("screened products: few rows are read whole, whatever the matrix is cu
   check_largest(w, Activations::f32, 83, 4, noise(4 * wide, 11));
 }
 
+TEST_CASE("screened products: a panel of packed rows is read whole, whatever of it is known") {
+  const Floats numbers = noise(40 * 64, 12);
+  for (const ts::StoreAs& how : kinds()) {
+    const ts::StoredMatrix w =
+        kernel::screen_matrix(kernel::store_matrix(40, 64, numbers.data(), how));
+    const std::int64_t read = check_largest(w, Activations::f32, 1, 1, noise(64, 13));
+    CHECK(read == (how.packed_bits != 0 ? 16 : 1));
+  }
+}
+
 TEST_CASE("screened products: what is refused") {
   const Floats numbers = noise(64 * 64, 1);
   CHECK(error_of([&] {

@@ -184,7 +184,7 @@ class ScreenedRow {
       run_on_int8(
           QuantizedPanels{w_.packed, codes_, 0, 1, unit, unit + 1, panels, y_, w_.rows, false});
     }
-    to_.rows += end - begin;
+    to_.rows += w_.is_packed ? std::min(w_.rows, begin + 16) - begin : 1;
     for (std::int64_t i = begin; i < end; ++i) {
       if (!is_finite(static_cast<double>(y_[i]))) {
         return false;

@@ -6,6 +6,7 @@
 // Of the last layer tokens whose logits nobody asks for take keys and values alone.
 
 #include <cstdint>  // int64_t
+#include <string>   // string
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
@@ -203,9 +204,9 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
     const double share =  // of the tokens, that visit an expert
         p.expert < 0 ? 1 : static_cast<double>(c.top_k) / static_cast<double>(c.experts);
     StepCosts& part = totals.parts[static_cast<std::size_t>(p.layer < 0 ? c.layers : p.layer)];
-    const bool both = p.name.find("self_attn.k_proj.") != std::string::npos ||
-                      p.name.find("self_attn.v_proj.") != std::string::npos;
-    const bool some = p.layer < 0 || (step.trimmed && p.layer + 1 == c.layers && !both);
+    const auto is = [&p](const char* name) { return p.name.find(name) != std::string::npos; };
+    const bool some = p.layer < 0 || (step.trimmed && p.layer + 1 == c.layers &&
+                                      !is("self_attn.k_proj.") && !is("self_attn.v_proj."));
     part.matmul_flops += 2 * share * numbers * (some ? rows : all);
     part.weight_bytes += p.stored ? p.stored->bytes() : 4 * numbers;
   }
