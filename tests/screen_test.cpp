@@ -336,6 +336,29 @@ TEST_CASE("a screened head is not asked where it cannot answer") {
   options.cache = true;
   CHECK(asked(options, 1) == 1);
 
+  // Nor where it cannot tell, as of activations of 1e19: counters then have both readings.
+  ts::Transformer huge = model_with(600, &bf16, true);
+  for (std::int64_t i = 0; i < 64; ++i) {
+    huge.parameters.back().value.data()[i] *= 1e19f;
+  }
+  model = huge;
+  screened = huge;
+  ts::screen_head(screened);
+  CHECK(asked(options, 1) == 1);
+  ts::Generation made;
+  double bytes = 0, flops = 0;
+  {
+    ts::Profile profile;
+    made = ts::generate_batch(screened, {{1}}, 3, options);
+    for (const ts::OpRecord& op : profile.records()) {
+      const bool weights = op.name == "matmul" || op.name == "largest of matmul";
+      bytes += weights ? op.reads[1].bytes() : 0;
+      flops += op.matmul_flops;
+    }
+  }
+  CHECK(made.prefill.all.weight_bytes + made.decode.all.weight_bytes == doctest::Approx(bytes));
+  CHECK(made.prefill.all.matmul_flops + made.decode.all.matmul_flops == doctest::Approx(flops));
+
   // Logits that are not finite are told of as without it.
   ts::Transformer broken = model_with(600, &bf16, true);
   ts::screen_head(broken);

@@ -187,9 +187,10 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
   return y;
 }
 
-// What the formulas say that the step cost, and what a screened head really read.
+// What the formulas say that the step cost, and what a screened head really read; `whole`: the head
+// was then multiplied all the same.
 inline void count_step(const Transformer& model, const KvPages& cache, const StepTokens& step,
-                       const LargestOfRows* largest, StepTotals& totals) {
+                       const LargestOfRows* largest, bool whole, StepTotals& totals) {
   const ModelConfig& c = model.config;
   const auto all = static_cast<double>(step.ids.size());
   const auto rows = static_cast<double>(step.wanted.size());
@@ -212,9 +213,10 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
   }
   if (largest != nullptr) {
     const StoredMatrix& head = *model.head_matrix().stored;
-    totals.parts.back().weight_bytes += largest->bytes - head.bytes();
+    totals.parts.back().weight_bytes += largest->bytes - (whole ? 0 : head.bytes());
     for (const LargestProduct& row : largest->rows) {
-      totals.parts.back().matmul_flops += 2 * static_cast<double>(row.rows * head.cols);
+      const std::int64_t multiplied = row.rows + (whole ? head.rows : 0);
+      totals.parts.back().matmul_flops += 2 * static_cast<double>(multiplied * head.cols);
     }
   }
   const auto query = static_cast<double>(c.query_width());
@@ -373,7 +375,7 @@ inline Tensor decode_step(const Transformer& model, KvPages& cache, const List<T
   lap(outside);
   step.keep();
   if (totals != nullptr) {
-    count_step(model, cache, step.tokens(), all ? nullptr : largest, own);
+    count_step(model, cache, step.tokens(), largest, all, own);
     totals->add(own);
   }
   return logits;

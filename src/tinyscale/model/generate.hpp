@@ -151,7 +151,9 @@ class Generator {
         screened_ && who.size() <= 8;  // of more, products are not the bytes' alone
     const Tensor logits = decode_step(model_, cache_, runs, single ? &decode_ : &prefill_, Hooks(),
                                       known_, screened ? &largest : nullptr);
-    screened_ = screened_ && largest.bytes <= model_.head_matrix().stored->bytes();
+    if (screened) {
+      screened_ = !logits.defined() && largest.bytes <= model_.head_matrix().stored->bytes();
+    }
     for (std::size_t row = 0; row < who.size(); ++row) {
       Sequence& s = sequences_[who[row]];
       if (s.first + cache_.length(s.cached) == static_cast<std::int64_t>(s.made.ids.size())) {
