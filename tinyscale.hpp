@@ -59811,8 +59811,7 @@ class GgufConfig {
          "biases of the feed-forward");
     read_mixture();
     read_rotary();
-    const std::int64_t window = file_.whole_or(key("attention.sliding_window"), 0, size, 0);
-    c_.window = window < c_.context ? window : 0;  // else every token is seen
+    c_.window = file_.whole_or(key("attention.sliding_window"), 0, size, 0);
     note(file_.number_or(key("attn_logit_softcapping"), 0, 1e30, 0) > 0, "scores with a soft cap");
     note(file_.number_or(key("final_logit_softcapping"), 0, 1e30, 0) > 0, "logits with a soft cap");
     note(file_.number_or(key("attention.clamp_kqv"), 0, 1e30, 0) > 0,
@@ -63038,7 +63037,8 @@ constexpr std::int64_t config_size = 2147483647, config_few = 1000000;
 
 class ConfigReader {
  public:
-  ConfigReader(const std::string& text, const std::string& file) : file_(text, file) {}
+  ConfigReader(const std::string& text, const std::string& file, std::int64_t context)
+      : file_(text, file), longest_(context) {}
 
   ModelConfig read(const std::string& name) {
     c_.name = name;
@@ -63386,7 +63386,7 @@ class ConfigReader {
     if (c_.window > 0) {
       read_layer_types();
     }
-    if (c_.window >= c_.context || c_.global_every == 1) {
+    if ((c_.window >= c_.context && c_.window >= longest_) || c_.global_every == 1) {
       c_.window = 0;  // every token is seen
     }
     c_.global_every = c_.window == 0 ? 0 : c_.global_every;
@@ -63460,6 +63460,7 @@ class ConfigReader {
   }
 
   ConfigFile file_;
+  std::int64_t longest_;  // context that a user asks for
   ModelConfig c_;
   std::string type_, beyond_;
 };
@@ -63481,13 +63482,15 @@ inline std::string config_name(const std::string& path) {
 }  // namespace detail
 
 // The shape that the text of a config.json says; `name` stands in its errors and names the model.
-inline ModelConfig parse_config(const std::string& text, const std::string& name) {
-  return detail::ConfigReader(text, name).read(detail::config_name(name));
+// A window that the file's context and `context` do not fill is none.
+inline ModelConfig parse_config(const std::string& text, const std::string& name,
+                                std::int64_t context = 0) {
+  return detail::ConfigReader(text, name, context).read(detail::config_name(name));
 }
 
 // The shape that a config.json of Hugging Face says, named by its folder.
-inline ModelConfig read_config(const std::string& path) {
-  return parse_config(detail::read_file(path, "read_config"), path);
+inline ModelConfig read_config(const std::string& path, std::int64_t context = 0) {
+  return parse_config(detail::read_file(path, "read_config"), path, context);
 }
 
 }}  // namespace tinyscale
@@ -63683,9 +63686,9 @@ inline std::string why_no_config(const WeightFile& file) {
 }
 
 // The config.json of a folder, if there is one.
-inline void read_config_beside(WeightFile& file, const std::string& folder) {
+inline void read_config_beside(WeightFile& file, const std::string& folder, std::int64_t context) {
   if (!file.has_config && file_there(folder + "config.json")) {
-    file.config = read_config(folder + "config.json");
+    file.config = read_config(folder + "config.json", context);
     file.has_config = true;
   }
 }
@@ -64288,11 +64291,11 @@ namespace detail {
 
 inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const std::string& who) {
   if (!options.config.empty()) {
-    ModelConfig config = read_config(options.config);
+    ModelConfig config = read_config(options.config, options.context);
     config.rope_pairs = file.has_config ? file.config.rope_pairs : config.rope_pairs;
     return config;
   }
-  read_config_beside(file, folder_of(file.path));
+  read_config_beside(file, folder_of(file.path), options.context);
   if (!file.has_config) {
     fail({who, file.no_config});
   }

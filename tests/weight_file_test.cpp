@@ -1147,3 +1147,44 @@ TEST_CASE("a window as long as the context is none") {
   CHECK(shorter.config.context == 8);
   CHECK(logits_apart(model, shorter) == 0);
 }
+
+TEST_CASE("a window as long as the file's context stays one in a longer context") {
+  Folder folder("longer");
+  ts::ModelConfig c = small_config();  // of 12 tokens
+  ts::write_safetensors(folder.at("model.safetensors"), ts::Transformer(c, 16).parameters, {});
+  std::string text = config_text(c, "mistral");
+  text.insert(text.size() - 1, ", \"sliding_window\": 12");
+  write_file(folder.at("config.json"), text);
+  CHECK(ts::load(folder.path).config.window == 0);
+  ts::LoadOptions options;
+  options.context = 24;
+  CHECK(ts::load(folder.path, options).config.window == 12);
+  options.config = folder.at("config.json");
+  CHECK(ts::load(folder.at("model.safetensors"), options).config.window == 12);
+  const std::string path = folder.at("model.gguf");
+  const std::string a = "llama.";
+  ts::List<GgufSource> tensors;
+  ts::ModelConfig neighbours = c;
+  neighbours.rope_pairs = ts::RopePairs::interleaved;
+  const char* const names[] = {"attn_norm", "attn_q",   "attn_k", "attn_v",  "attn_output",
+                               "ffn_norm",  "ffn_gate", "ffn_up", "ffn_down"};
+  const ts::Transformer model(neighbours, 16);
+  tensors.push_back({"token_embd.weight", model.parameters[0].value});
+  for (std::size_t i = 0; i < 18; ++i) {
+    tensors.push_back({ts::detail::cat({"blk.", i / 9, ".", names[i % 9], ".weight"}),
+                       model.parameters[1 + i].value});
+  }
+  tensors.push_back({"output_norm.weight", model.parameters[19].value});
+  write_gguf(
+      path,
+      {gguf_text("general.architecture", "llama"), gguf_whole(a + "block_count", 2),
+       gguf_whole(a + "embedding_length", 16), gguf_whole(a + "context_length", 12),
+       gguf_whole(a + "attention.head_count", 4), gguf_whole(a + "attention.head_count_kv", 2),
+       gguf_whole(a + "feed_forward_length", 24), gguf_whole(a + "vocab_size", 20),
+       gguf_whole(a + "attention.sliding_window", 12)},
+      tensors);
+  options.config.clear();
+  CHECK(ts::load(path).config.window == 0);
+  CHECK(logits_apart(ts::load(path), model) < 1e-6);
+  CHECK(ts::load(path, options).config.window == 12);
+}

@@ -145,8 +145,7 @@ class GgufConfig {
          "biases of the feed-forward");
     read_mixture();
     read_rotary();
-    const std::int64_t window = file_.whole_or(key("attention.sliding_window"), 0, size, 0);
-    c_.window = window < c_.context ? window : 0;  // else every token is seen
+    c_.window = file_.whole_or(key("attention.sliding_window"), 0, size, 0);
     note(file_.number_or(key("attn_logit_softcapping"), 0, 1e30, 0) > 0, "scores with a soft cap");
     note(file_.number_or(key("final_logit_softcapping"), 0, 1e30, 0) > 0, "logits with a soft cap");
     note(file_.number_or(key("attention.clamp_kqv"), 0, 1e30, 0) > 0,

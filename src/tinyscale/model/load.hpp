@@ -324,11 +324,11 @@ namespace detail {
 
 inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const std::string& who) {
   if (!options.config.empty()) {
-    ModelConfig config = read_config(options.config);
+    ModelConfig config = read_config(options.config, options.context);
     config.rope_pairs = file.has_config ? file.config.rope_pairs : config.rope_pairs;
     return config;
   }
-  read_config_beside(file, folder_of(file.path));
+  read_config_beside(file, folder_of(file.path), options.context);
   if (!file.has_config) {
     fail({who, file.no_config});
   }

@@ -20,7 +20,8 @@ constexpr std::int64_t config_size = 2147483647, config_few = 1000000;
 
 class ConfigReader {
  public:
-  ConfigReader(const std::string& text, const std::string& file) : file_(text, file) {}
+  ConfigReader(const std::string& text, const std::string& file, std::int64_t context)
+      : file_(text, file), longest_(context) {}
 
   ModelConfig read(const std::string& name) {
     c_.name = name;
@@ -368,7 +369,7 @@ class ConfigReader {
     if (c_.window > 0) {
       read_layer_types();
     }
-    if (c_.window >= c_.context || c_.global_every == 1) {
+    if ((c_.window >= c_.context && c_.window >= longest_) || c_.global_every == 1) {
       c_.window = 0;  // every token is seen
     }
     c_.global_every = c_.window == 0 ? 0 : c_.global_every;
@@ -442,6 +443,7 @@ class ConfigReader {
   }
 
   ConfigFile file_;
+  std::int64_t longest_;  // context that a user asks for
   ModelConfig c_;
   std::string type_, beyond_;
 };
@@ -463,13 +465,15 @@ inline std::string config_name(const std::string& path) {
 }  // namespace detail
 
 // The shape that the text of a config.json says; `name` stands in its errors and names the model.
-inline ModelConfig parse_config(const std::string& text, const std::string& name) {
-  return detail::ConfigReader(text, name).read(detail::config_name(name));
+// A window that the file's context and `context` do not fill is none.
+inline ModelConfig parse_config(const std::string& text, const std::string& name,
+                                std::int64_t context = 0) {
+  return detail::ConfigReader(text, name, context).read(detail::config_name(name));
 }
 
 // The shape that a config.json of Hugging Face says, named by its folder.
-inline ModelConfig read_config(const std::string& path) {
-  return parse_config(detail::read_file(path, "read_config"), path);
+inline ModelConfig read_config(const std::string& path, std::int64_t context = 0) {
+  return parse_config(detail::read_file(path, "read_config"), path, context);
 }
 
 }  // namespace tinyscale
