@@ -520,6 +520,7 @@ TEST_CASE("config.json: a file, its name, and files cut anywhere") {
   CHECK(c.parameters() == 8030261248);
   CHECK(c.name == "tinyscale_" + std::to_string(getpid()) + "_llama");
   CHECK(ts::parse_config(text, "models/Llama-3-8B/config.json").name == "Llama-3-8B");
+  CHECK(ts::parse_config(text, "models/Llama-3-8B//config.json").name == "Llama-3-8B");
   CHECK(error_of([] { ts::read_config("no/such/config.json"); }) ==
         "read_config: cannot open \"no/such/config.json\": No such file or directory");
 

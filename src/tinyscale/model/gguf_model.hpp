@@ -44,6 +44,12 @@ class GgufConfig {
   ModelConfig read() {
     static const char* const known[] = {"llama", "mistral",  "mixtral", "qwen2",
                                         "qwen3", "qwen3moe", "gpt2"};
+    const std::int64_t shards = file_.whole_or("split.count", 0, 65535, 0);
+    if (shards > 1) {
+      wrong(cat({"split.count is ", shards,
+                 ", it is one of so many shards; one file with all of "
+                 "the model is right"}));
+    }
     type_ = file_.text_or("general.architecture", "");
     std::string all;
     bool found = false;

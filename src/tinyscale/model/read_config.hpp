@@ -456,7 +456,7 @@ inline std::string config_name(const std::string& path) {
   }
   std::size_t slash = name.find_last_of("/\\");
   if (slash != std::string::npos && slash > 0 && name.substr(slash + 1) == "config") {
-    name.resize(slash);
+    name.resize(name.find_last_not_of("/\\", slash) + 1);  // "llama//config.json" too
     slash = name.find_last_of("/\\");
   }
   return slash == std::string::npos ? name : name.substr(slash + 1);
