@@ -1129,8 +1129,65 @@ TEST_CASE("a config that a Transformer cannot run says so with the file's name")
   write_file(folder.at("config.json"), text);
   CHECK(error_of([&] { ts::load(folder.path); })
             .find(" has scaled rotary positions, which a Transformer here cannot run; "
-                  "read_config(path) gives what can be planned of it") != std::string::npos);
+                  "read_config of its config.json gives what can be planned") != std::string::npos);
   CHECK(error_of([&] { ts::load(folder.path); }).find("load: \"" + folder.path) == 0);
+  const std::string path = folder.at("model.gguf"), a = "llama.";
+  write_gguf(path,
+             {gguf_text("general.architecture", "llama"), gguf_whole(a + "block_count", 1),
+              gguf_whole(a + "embedding_length", 8), gguf_whole(a + "context_length", 16),
+              gguf_whole(a + "attention.head_count", 2), gguf_whole(a + "feed_forward_length", 12),
+              gguf_whole(a + "vocab_size", 10), gguf_text(a + "rope.scaling.type", "yarn")},
+             {});
+  CHECK(error_of([&] { ts::load(path); }) ==
+        "load: \"" + path +
+            "\": llama has scaled rotary positions, which a Transformer here cannot run; "
+            "gguf_config of it gives what can be planned");
+}
+
+TEST_CASE("Phi-3's joined matrices are cut into ours, and quantised ones are named") {
+  Folder folder("joined");
+  const ts::Transformer model(small_config(), 21);
+  const std::string path = folder.at("model.safetensors");
+  const auto write = [&](std::int64_t lacking) {
+    ts::List<ts::Parameter> parts;
+    for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+      const auto value = [&](std::size_t at) { return model.parameters[at].value.detach(); };
+      ts::Parameter p = model.parameters[i];
+      const std::size_t query = p.name.find(".q_proj."), gate = p.name.find(".gate_proj.");
+      if (query != std::string::npos) {
+        p.name.replace(query, 8, ".qkv_proj.");
+        p.value = ts::concat({value(i), value(i + 1), value(i + 2)}, 0);
+        i += 2;
+      } else if (gate != std::string::npos) {
+        p.name.replace(gate, 11, ".gate_up_proj.");
+        p.value = ts::concat({value(i), value(i + 1)}, 0);
+        p.value = ts::slice(p.value, 0, lacking, p.value.dim(0));
+        i += 1;
+      }
+      parts.push_back(p);
+    }
+    ts::write_safetensors(path, parts, {});
+  };
+  write(0);
+  write_file(folder.at("config.json"), config_text(model.config, "phi3"));
+  const ts::Transformer read = ts::load(folder.path);
+  CHECK(apart(read, model) == 0);
+  CHECK(logits_apart(read, model) == 0);
+  ts::LoadOptions options;
+  options.weights = ts::Weights::as_stored;
+  CHECK(logits_apart(ts::load(folder.path, options), model) < 1e-5);
+  write(4);
+  CHECK(error_of([&] {
+          ts::load(path);
+        }).find("the tensor \"model.layers.0.mlp.gate_up_proj.weight\" is [44, 16]; the model ") !=
+        std::string::npos);
+  ts::List<ts::Parameter> quantised = model.parameters;
+  quantised[2].name = "model.layers.0.self_attn.q_proj.qweight";
+  ts::write_safetensors(path, quantised, {});
+  CHECK(error_of([&] { ts::load(path); }) ==
+        "load: \"" + path +
+            "\": no tensor for the parameter model.layers.0.self_attn.q_proj.weight; the file has "
+            "\"model.layers.0.self_attn.q_proj.qweight\"");
 }
 
 TEST_CASE("a window as long as the context is none") {
