@@ -53656,6 +53656,22 @@ inline void config_above_zero(const ModelConfig& c, const char* field, double va
 
 namespace detail {
 
+// Of Llama 3.1 and later: frequencies with less than `low` turns in the old context are divided by
+// `factor`, those with more than `high` stay, a blend between (Hugging Face's modeling_rope_utils).
+inline std::vector<float> llama3_rope_factors(const ModelConfig& c, double factor, double low,
+                                              double high, double context) {
+  std::vector<float> factors;
+  for (std::int64_t i = 0; i < c.head_size / 2; ++i) {
+    const double turned =  // in the old context
+        context * kernels::rope_frequency(c.rope_theta, i, c.head_size, nullptr) /
+        6.283185307179586;
+    double blend = (turned - low) / (high - low);
+    blend = blend < 0 ? 0 : blend > 1 ? 1 : blend;
+    factors.push_back(static_cast<float>(1 / ((1 - blend) / factor + blend)));
+  }
+  return factors;
+}
+
 // What the fields ask for and this library's transformer lacks, in words; empty: nothing.
 inline std::string lacking(const ModelConfig& c) {
   std::string all;
@@ -62696,11 +62712,16 @@ inline void family_llama(ModelConfig& c, const std::string& family) {
   c.activation = Activation::swiglu;
   if (starts_with(c.name, "llama3")) {
     c.rope_theta = 500000.0;
+    if (!starts_with(c.name, "llama3-")) {
+      const double factor = starts_with(c.name, "llama3.1") ? 8 : 32;
+      c.rope_factors = llama3_rope_factors(c, factor, 1, 4, 8192);
+    }
   } else if (starts_with(c.name, "smollm2")) {
     c.rope_theta = 100000.0;
   } else if (family == "mixtral" || starts_with(family, "qwen")) {
     c.rope_theta = 1e6;
   }
+  c.window = c.name == "mistral-7b" ? 4096 : 0;
   c.qkv_bias = family == "qwen2";
   c.qk_norm = family == "qwen3" || family == "gemma3";
   c.norm_epsilon = starts_with(family, "qwen") ? 1e-6 : 1e-5;
@@ -63335,9 +63356,7 @@ class ConfigReader {
     note(part < 1, "positions on a part of each head");
   }
 
-  // linear: all frequencies over the factor. llama3: those with less than `low` turns in the old
-  // context over it, those with more than `high` as they were, a blend between (Hugging Face's
-  // modeling_rope_utils).
+  // linear: all frequencies over the factor; llama3: by their turns.
   void read_rope_factors(const char* key, const Json& turns, bool llama3) {
     const auto number = [&](const char* name) {
       const double value = file_.number_in(turns, key, name, 1e-30, 1e30, 0);
@@ -63354,15 +63373,9 @@ class ConfigReader {
       file_.fail_at(key, cat({key, " has high_freq_factor ", high, ", low_freq_factor ", low,
                               "; the first must be larger"}));
     }
-    const std::int64_t pairs = c_.head_size / 2;
-    c_.rope_factors.clear();
-    for (std::int64_t i = 0; i < pairs; ++i) {
-      const double turned =  // in the old context
-          context * kernels::rope_frequency(c_.rope_theta, i, c_.head_size, nullptr) /
-          6.283185307179586;
-      double blend = llama3 ? (turned - low) / (high - low) : 0;
-      blend = blend < 0 ? 0 : blend > 1 ? 1 : blend;
-      c_.rope_factors.push_back(static_cast<float>(1 / ((1 - blend) / factor + blend)));
+    c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(factor));
+    if (llama3) {
+      c_.rope_factors = llama3_rope_factors(c_, factor, low, high, context);
     }
   }
 
@@ -78772,6 +78785,7 @@ inline ModelConfig plain_model(ModelConfig c) {
   c.other_parameters = c.dense_layers = 0;
   c.kv_lora_rank = c.q_lora_rank = c.rope_head = c.value_head = 0;
   c.window = c.global_every = 0;
+  c.rope_factors.clear();  // of another head size
   c.router_bias = false;
   c.block_norms = 2;
   return c;

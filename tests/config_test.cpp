@@ -300,6 +300,11 @@ TEST_CASE("config.json: windows, biases, positions") {
     const double right = wave < 2048 ? 1 : wave > 8192 ? 8 : 1 / ((1 - smooth) / 8 + smooth);
     CHECK(double{long_context.rope_factors[i]} == doctest::Approx(right).epsilon(1e-6));
   }
+  CHECK(ts::config("llama3.1-405b").rope_factors == long_context.rope_factors);
+  CHECK(ts::config("llama3-70b").rope_factors.empty());
+  CHECK(ts::config("llama3.2-3b").rope_factors[0] == 1);
+  CHECK(ts::config("llama3.2-1b").rope_factors.back() == 32);
+  CHECK(ts::config("mistral-7b").window == 4096);  // arXiv 2310.06825, table 1
   const ts::ModelConfig linear =
       parsed(with(llama3, {{"rope_scaling", "{\"type\": \"linear\", \"factor\": 2}"}}));
   CHECK(linear.rope_factors == std::vector<float>(64, 2.0f));

@@ -312,9 +312,7 @@ class ConfigReader {
     note(part < 1, "positions on a part of each head");
   }
 
-  // linear: all frequencies over the factor. llama3: those with less than `low` turns in the old
-  // context over it, those with more than `high` as they were, a blend between (Hugging Face's
-  // modeling_rope_utils).
+  // linear: all frequencies over the factor; llama3: by their turns.
   void read_rope_factors(const char* key, const Json& turns, bool llama3) {
     const auto number = [&](const char* name) {
       const double value = file_.number_in(turns, key, name, 1e-30, 1e30, 0);
@@ -331,15 +329,9 @@ class ConfigReader {
       file_.fail_at(key, cat({key, " has high_freq_factor ", high, ", low_freq_factor ", low,
                               "; the first must be larger"}));
     }
-    const std::int64_t pairs = c_.head_size / 2;
-    c_.rope_factors.clear();
-    for (std::int64_t i = 0; i < pairs; ++i) {
-      const double turned =  // in the old context
-          context * kernels::rope_frequency(c_.rope_theta, i, c_.head_size, nullptr) /
-          6.283185307179586;
-      double blend = llama3 ? (turned - low) / (high - low) : 0;
-      blend = blend < 0 ? 0 : blend > 1 ? 1 : blend;
-      c_.rope_factors.push_back(static_cast<float>(1 / ((1 - blend) / factor + blend)));
+    c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(factor));
+    if (llama3) {
+      c_.rope_factors = llama3_rope_factors(c_, factor, low, high, context);
     }
   }
 
