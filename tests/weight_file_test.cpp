@@ -1023,6 +1023,39 @@ TEST_CASE("a tokenizer larger than the embedding is refused") {
   std::remove(path.c_str());
 }
 
+TEST_CASE("weights larger than memory are refused before they are read, unless they stay") {
+  const ts::ModelConfig c = ts::config("llama3-8b");
+  const auto refused = [&](ts::Weights weights, double memory) {
+    return error_of([&] { ts::detail::check_weights_fit(c, weights, memory, "load: "); });
+  };
+  CHECK(refused(ts::Weights::f32, 16e9) ==
+        "load: llama3-8b needs 32.1 GB for its weights in f32, this machine has 16 GB; "
+        "Weights::as_stored leaves them in the file");
+  CHECK(refused(ts::Weights::int8, 8e9).find(" needs 8.03 GB for its weights in int8, ") !=
+        std::string::npos);
+  CHECK(refused(ts::Weights::int4, 4e9).find(" needs 4.02 GB for its weights in int4, ") !=
+        std::string::npos);
+  CHECK(refused(ts::Weights::f32, 33e9) == "no error");
+  CHECK(refused(ts::Weights::f32, 0) == "no error");  // unknown
+  CHECK(refused(ts::Weights::as_stored, 1e9) == "no error");
+}
+
+TEST_CASE("a tokenizer of another kind beside the weights may be left out") {
+  Folder folder("wordpiece");
+  const ts::Transformer model(small_config(), 22);
+  ts::write_safetensors(folder.at("model.safetensors"), model.parameters, {});
+  write_file(folder.at("config.json"), config_text(model.config, "llama"));
+  const std::string path = folder.at("tokenizer.json");
+  write_file(path, "{\"model\": {\"type\": \"WordPiece\", \"vocab\": {\"a\": 0}}}");
+  CHECK(error_of([&] { ts::load(folder.path); }) ==
+        "read_hugging_face_tokenizer: \"" + path +
+            "\": its model is WordPiece; BPE is right; LoadOptions::tokenizer = \"none\" loads the "
+            "weights alone");
+  ts::LoadOptions options;
+  options.tokenizer = "none";
+  CHECK(apart(ts::load(folder.path, options), model) == 0);
+}
+
 TEST_CASE("tokenizers in the file, beside it, or named") {
   const std::string folder = models();
   if (folder.empty()) {

@@ -47,7 +47,7 @@ struct LoadOptions {
   std::int64_t group = 32;  // columns of int8 and int4 that share a scale; 0: a whole row
   Activations activations = Activations::f32;  // rounded to, before they meet stored weights
   std::string config;        // a config.json; else what the file or its folder has
-  std::string tokenizer;     // a file; else the one in or beside the weights
+  std::string tokenizer;     // a file, or "none"; else the one in or beside the weights
   std::int64_t context = 0;  // longest sequence, tokens; 0: the file's
 };
 
@@ -97,6 +97,22 @@ inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
     for (int expert = 1; expert < c.experts; ++expert) {
       need(cat({"model.layers.", at, ".mlp.experts.", expert, ".up_proj.weight"}));
     }
+  }
+}
+
+// What is not read where it lies must fit before the first tensor is taken.
+inline void check_weights_fit(const ModelConfig& c, Weights weights, double memory,
+                              const std::string& who) {
+  const bool f32 = weights == Weights::f32;
+  const double each = f32 ? 4 : weights == Weights::int8 ? 1 : weights == Weights::int4 ? 0.5 : 0;
+  const double bytes = each * static_cast<double>(c.parameters());
+  if (memory > 0 && bytes > memory) {
+    fail({who, c.name, " needs ", format_bytes(bytes), " for its weights in ",
+          f32           ? "f32"
+          : each > 0.75 ? "int8"
+                        : "int4",
+          ", this machine has ", format_bytes(memory),
+          "; Weights::as_stored leaves them in the file"});
   }
 }
 
@@ -175,6 +191,7 @@ class ModelLoader {
             " gives what can be planned"});
     }
     check_config_fits(config, file_, who_);
+    check_weights_fit(config, options_.weights, physical_memory(), who_);
     Transformer model = Transformer::without_numbers(config);
     model.activations = options_.activations;
     NameTable used;
@@ -417,7 +434,11 @@ inline void take_tokenizer(Transformer& model, const WeightFile& file, const Loa
       return;
     }
     from = cat({"the tokenizer beside it, \"", path, "\","});
-    tokenizer = named_tokenizer(path, rows);
+    try {
+      tokenizer = named_tokenizer(path, rows);
+    } catch (const Error& error) {
+      fail({error.what(), "; LoadOptions::tokenizer = \"none\" loads the weights alone"});
+    }
   }
   // Bytes are what a model has whose tokenizer nobody set.
   if (tokenizer.vocabulary() > rows && tokenizer.kind() != Tokenizer::Kind::bytes) {
