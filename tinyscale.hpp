@@ -53664,6 +53664,22 @@ inline void config_above_zero(const ModelConfig& c, const char* field, double va
 
 namespace detail {
 
+// Of Llama 3.1 and later: frequencies with less than `low` turns in the old context are divided by
+// `factor`, those with more than `high` stay, a blend between (Hugging Face's modeling_rope_utils).
+inline std::vector<float> llama3_rope_factors(const ModelConfig& c, double factor, double low,
+                                              double high, double context) {
+  std::vector<float> factors;
+  for (std::int64_t i = 0; i < c.head_size / 2; ++i) {
+    const double turned =  // in the old context
+        context * kernels::rope_frequency(c.rope_theta, i, c.head_size, nullptr) /
+        6.283185307179586;
+    double blend = (turned - low) / (high - low);
+    blend = blend < 0 ? 0 : blend > 1 ? 1 : blend;
+    factors.push_back(static_cast<float>(1 / ((1 - blend) / factor + blend)));
+  }
+  return factors;
+}
+
 // What the fields ask for and this library's transformer lacks, in words; empty: nothing.
 inline std::string lacking(const ModelConfig& c) {
   std::string all;
@@ -59718,6 +59734,12 @@ class GgufConfig {
   ModelConfig read() {
     static const char* const known[] = {"llama", "mistral",  "mixtral", "qwen2",
                                         "qwen3", "qwen3moe", "gpt2"};
+    const std::int64_t shards = file_.whole_or("split.count", 0, 65535, 0);
+    if (shards > 1) {
+      wrong(cat({"split.count is ", shards,
+                 ", it is one of so many shards; one file with all of "
+                 "the model is right"}));
+    }
     type_ = file_.text_or("general.architecture", "");
     std::string all;
     bool found = false;
@@ -59819,8 +59841,7 @@ class GgufConfig {
          "biases of the feed-forward");
     read_mixture();
     read_rotary();
-    const std::int64_t window = file_.whole_or(key("attention.sliding_window"), 0, size, 0);
-    c_.window = window < c_.context ? window : 0;  // else every token is seen
+    c_.window = file_.whole_or(key("attention.sliding_window"), 0, size, 0);
     note(file_.number_or(key("attn_logit_softcapping"), 0, 1e30, 0) > 0, "scores with a soft cap");
     note(file_.number_or(key("final_logit_softcapping"), 0, 1e30, 0) > 0, "logits with a soft cap");
     note(file_.number_or(key("attention.clamp_kqv"), 0, 1e30, 0) > 0,
@@ -62703,11 +62724,16 @@ inline void family_llama(ModelConfig& c, const std::string& family) {
   c.activation = Activation::swiglu;
   if (starts_with(c.name, "llama3")) {
     c.rope_theta = 500000.0;
+    if (!starts_with(c.name, "llama3-")) {
+      const double factor = starts_with(c.name, "llama3.1") ? 8 : 32;
+      c.rope_factors = llama3_rope_factors(c, factor, 1, 4, 8192);
+    }
   } else if (starts_with(c.name, "smollm2")) {
     c.rope_theta = 100000.0;
   } else if (family == "mixtral" || starts_with(family, "qwen")) {
     c.rope_theta = 1e6;
   }
+  c.window = c.name == "mistral-7b" ? 4096 : 0;
   c.qkv_bias = family == "qwen2";
   c.qk_norm = family == "qwen3" || family == "gemma3";
   c.norm_epsilon = starts_with(family, "qwen") ? 1e-6 : 1e-5;
@@ -63050,7 +63076,8 @@ constexpr std::int64_t config_size = 2147483647, config_few = 1000000;
 
 class ConfigReader {
  public:
-  ConfigReader(const std::string& text, const std::string& file) : file_(text, file) {}
+  ConfigReader(const std::string& text, const std::string& file, std::int64_t context)
+      : file_(text, file), longest_(context) {}
 
   ModelConfig read(const std::string& name) {
     c_.name = name;
@@ -63341,9 +63368,7 @@ class ConfigReader {
     note(part < 1, "positions on a part of each head");
   }
 
-  // linear: all frequencies over the factor. llama3: those with less than `low` turns in the old
-  // context over it, those with more than `high` as they were, a blend between (Hugging Face's
-  // modeling_rope_utils).
+  // linear: all frequencies over the factor; llama3: by their turns.
   void read_rope_factors(const char* key, const Json& turns, bool llama3) {
     const auto number = [&](const char* name) {
       const double value = file_.number_in(turns, key, name, 1e-30, 1e30, 0);
@@ -63360,15 +63385,9 @@ class ConfigReader {
       file_.fail_at(key, cat({key, " has high_freq_factor ", high, ", low_freq_factor ", low,
                               "; the first must be larger"}));
     }
-    const std::int64_t pairs = c_.head_size / 2;
-    c_.rope_factors.clear();
-    for (std::int64_t i = 0; i < pairs; ++i) {
-      const double turned =  // in the old context
-          context * kernels::rope_frequency(c_.rope_theta, i, c_.head_size, nullptr) /
-          6.283185307179586;
-      double blend = llama3 ? (turned - low) / (high - low) : 0;
-      blend = blend < 0 ? 0 : blend > 1 ? 1 : blend;
-      c_.rope_factors.push_back(static_cast<float>(1 / ((1 - blend) / factor + blend)));
+    c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(factor));
+    if (llama3) {
+      c_.rope_factors = llama3_rope_factors(c_, factor, low, high, context);
     }
   }
 
@@ -63398,7 +63417,7 @@ class ConfigReader {
     if (c_.window > 0) {
       read_layer_types();
     }
-    if (c_.window >= c_.context || c_.global_every == 1) {
+    if ((c_.window >= c_.context && c_.window >= longest_) || c_.global_every == 1) {
       c_.window = 0;  // every token is seen
     }
     c_.global_every = c_.window == 0 ? 0 : c_.global_every;
@@ -63472,6 +63491,7 @@ class ConfigReader {
   }
 
   ConfigFile file_;
+  std::int64_t longest_;  // context that a user asks for
   ModelConfig c_;
   std::string type_, beyond_;
 };
@@ -63484,7 +63504,7 @@ inline std::string config_name(const std::string& path) {
   }
   std::size_t slash = name.find_last_of("/\\");
   if (slash != std::string::npos && slash > 0 && name.substr(slash + 1) == "config") {
-    name.resize(slash);
+    name.resize(name.find_last_not_of("/\\", slash) + 1);  // "llama//config.json" too
     slash = name.find_last_of("/\\");
   }
   return slash == std::string::npos ? name : name.substr(slash + 1);
@@ -63493,13 +63513,15 @@ inline std::string config_name(const std::string& path) {
 }  // namespace detail
 
 // The shape that the text of a config.json says; `name` stands in its errors and names the model.
-inline ModelConfig parse_config(const std::string& text, const std::string& name) {
-  return detail::ConfigReader(text, name).read(detail::config_name(name));
+// A window that the file's context and `context` do not fill is none.
+inline ModelConfig parse_config(const std::string& text, const std::string& name,
+                                std::int64_t context = 0) {
+  return detail::ConfigReader(text, name, context).read(detail::config_name(name));
 }
 
 // The shape that a config.json of Hugging Face says, named by its folder.
-inline ModelConfig read_config(const std::string& path) {
-  return parse_config(detail::read_file(path, "read_config"), path);
+inline ModelConfig read_config(const std::string& path, std::int64_t context = 0) {
+  return parse_config(detail::read_file(path, "read_config"), path, context);
 }
 
 }}  // namespace tinyscale
@@ -63695,9 +63717,9 @@ inline std::string why_no_config(const WeightFile& file) {
 }
 
 // The config.json of a folder, if there is one.
-inline void read_config_beside(WeightFile& file, const std::string& folder) {
+inline void read_config_beside(WeightFile& file, const std::string& folder, std::int64_t context) {
   if (!file.has_config && file_there(folder + "config.json")) {
-    file.config = read_config(folder + "config.json");
+    file.config = read_config(folder + "config.json", context);
     file.has_config = true;
   }
 }
@@ -64023,11 +64045,23 @@ struct LoadOptions {
   std::int64_t group = 32;  // columns of int8 and int4 that share a scale; 0: a whole row
   Activations activations = Activations::f32;  // rounded to, before they meet stored weights
   std::string config;        // a config.json; else what the file or its folder has
-  std::string tokenizer;     // a file; else the one in or beside the weights
+  std::string tokenizer;     // a file, or "none"; else the one in or beside the weights
   std::int64_t context = 0;  // longest sequence, tokens; 0: the file's
 };
 
 namespace detail {
+
+// Throws; of a quantised matrix the file may have "q_proj.qweight".
+[[noreturn]] inline void no_tensor(const WeightFile& file, const std::string& name,
+                                   const std::string& who) {
+  const std::string other = name_ends(name, "weight") ? name.substr(0, name.rfind('.') + 1) : name;
+  for (const StoredTensor& t : file.tensors) {
+    if (name_begins(t.name, other.c_str()) && !name_ends(t.name, ".bias")) {
+      fail({who, "no tensor for the parameter ", name, "; the file has \"", t.stored, "\""});
+    }
+  }
+  fail({who, "no tensor for the parameter ", name});
+}
 
 // A config from a file may lie: what it would allocate must be near what the file holds.
 inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
@@ -64051,7 +64085,7 @@ inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
   // Not more layers and experts than have a tensor, before lists are made of them.
   const auto need = [&](const std::string& name) {
     if (file.find(name) == nullptr) {
-      fail({who, "no tensor for the parameter ", name});
+      no_tensor(file, name, who);
     }
   };
   for (std::int64_t at = 0; at < c.layers; ++at) {
@@ -64061,6 +64095,22 @@ inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
     for (int expert = 1; expert < c.experts; ++expert) {
       need(cat({"model.layers.", at, ".mlp.experts.", expert, ".up_proj.weight"}));
     }
+  }
+}
+
+// What is not read where it lies must fit before the first tensor is taken.
+inline void check_weights_fit(const ModelConfig& c, Weights weights, double memory,
+                              const std::string& who) {
+  const bool f32 = weights == Weights::f32;
+  const double each = f32 ? 4 : weights == Weights::int8 ? 1 : weights == Weights::int4 ? 0.5 : 0;
+  const double bytes = each * static_cast<double>(c.parameters());
+  if (memory > 0 && bytes > memory) {
+    fail({who, c.name, " needs ", format_bytes(bytes), " for its weights in ",
+          f32           ? "f32"
+          : each > 0.75 ? "int8"
+                        : "int4",
+          ", this machine has ", format_bytes(memory),
+          "; Weights::as_stored leaves them in the file"});
   }
 }
 
@@ -64133,16 +64183,18 @@ class ModelLoader {
     config.validate();
     const std::string beyond = config.beyond.empty() ? lacking(config) : config.beyond;
     if (!beyond.empty()) {
+      const bool gguf = name_begins(file_.kind, "GGUF");
       fail({who_, config.name, " has ", beyond, ", which a Transformer here cannot run; ",
-            "read_config(path) gives what can be planned of it"});
+            gguf ? "gguf_config of it" : "read_config of its config.json",
+            " gives what can be planned"});
     }
     check_config_fits(config, file_, who_);
+    check_weights_fit(config, options_.weights, physical_memory(), who_);
     Transformer model = Transformer::without_numbers(config);
     model.activations = options_.activations;
     NameTable used;
     for (Parameter& p : model.parameters) {
-      const StoredTensor& t = tensor_of(p, config);
-      used[p.name] = 1;
+      const StoredTensor t = tensor_of(p, config, used);
       if (options_.weights == Weights::f32 || p.shape.size() != 2 || stays_f32(p.name)) {
         read_value(p, t, config);
       } else {
@@ -64161,11 +64213,12 @@ class ModelLoader {
 
  private:
   // The tensor for a parameter; of learned positions a part may be wanted.
-  StoredTensor tensor_of(const Parameter& p, const ModelConfig& config) const {
+  StoredTensor tensor_of(const Parameter& p, const ModelConfig& config, NameTable& used) const {
     const StoredTensor* const t = file_.find(p.name);
     if (t == nullptr) {
-      fail({who_, "no tensor for the parameter ", p.name});
+      return joined_part(p, config, used);
     }
+    used[p.name] = 1;
     StoredTensor found = *t;
     const bool cut = options_.context > 0 && p.name == "model.embed_positions.weight" &&
                      t->shape.size() == 2 && t->shape[0] > p.shape[0];
@@ -64177,6 +64230,40 @@ class ModelLoader {
             p.shape});
     }
     return found;
+  }
+
+  // Its rows in a matrix that has others', too: Phi-3's queries, keys and values, its gate and up.
+  StoredTensor joined_part(const Parameter& p, const ModelConfig& c, NameTable& used) const {
+    const std::int64_t q = c.query_width(), kv = c.key_width(), f = c.hidden;
+    const struct {
+      const char *ours, *theirs;
+      std::int64_t first, rows;
+    } parts[] = {{".q_proj.", ".qkv_proj.", 0, q + 2 * kv},
+                 {".k_proj.", ".qkv_proj.", q, q + 2 * kv},
+                 {".v_proj.", ".qkv_proj.", q + kv, q + 2 * kv},
+                 {".gate_proj.", ".gate_up_proj.", 0, 2 * f},
+                 {".up_proj.", ".gate_up_proj.", f, 2 * f}};
+    for (const auto& part : parts) {
+      std::string name = p.name;
+      const NamePair pair = {part.ours, part.theirs};
+      rename(name, &pair, 1);
+      const StoredTensor* const t = name == p.name ? nullptr : file_.find(name);
+      if (t == nullptr) {
+        continue;
+      }
+      Shape whole = p.shape;
+      whole.set(0, part.rows);
+      if (t->shape != whole) {
+        fail({who_, "the tensor \"", t->stored, "\" is ", t->shape, "; the model ", c.name, " has ",
+              whole});
+      }
+      used[name] = 1;
+      StoredTensor found = *t;
+      found.shape = p.shape;
+      found.data += t->readable ? part.first * row_bytes(*t) : 0;
+      return found;
+    }
+    no_tensor(file_, p.name, who_);
   }
 
   void read_value(Parameter& p, const StoredTensor& t, const ModelConfig& config) const {
@@ -64300,11 +64387,11 @@ namespace detail {
 
 inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const std::string& who) {
   if (!options.config.empty()) {
-    ModelConfig config = read_config(options.config);
+    ModelConfig config = read_config(options.config, options.context);
     config.rope_pairs = file.has_config ? file.config.rope_pairs : config.rope_pairs;
     return config;
   }
-  read_config_beside(file, folder_of(file.path));
+  read_config_beside(file, folder_of(file.path), options.context);
   if (!file.has_config) {
     fail({who, file.no_config});
   }
@@ -64345,7 +64432,11 @@ inline void take_tokenizer(Transformer& model, const WeightFile& file, const Loa
       return;
     }
     from = cat({"the tokenizer beside it, \"", path, "\","});
-    tokenizer = named_tokenizer(path, rows);
+    try {
+      tokenizer = named_tokenizer(path, rows);
+    } catch (const Error& error) {
+      fail({error.what(), "; LoadOptions::tokenizer = \"none\" loads the weights alone"});
+    }
   }
   // Bytes are what a model has whose tokenizer nobody set.
   if (tokenizer.vocabulary() > rows && tokenizer.kind() != Tokenizer::Kind::bytes) {
@@ -78723,7 +78814,7 @@ inline std::string beyond_of(const ModelConfig& c) {
 
 // The nearest model that it runs.
 inline ModelConfig plain_model(ModelConfig c) {
-  c.beyond.clear();
+  c.beyond.clear(), c.rope_factors.clear();  // those are of one head size
   c.other_parameters = c.dense_layers = 0;
   c.kv_lora_rank = c.q_lora_rank = c.rope_head = c.value_head = 0;
   c.window = c.global_every = 0;

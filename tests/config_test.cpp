@@ -300,6 +300,11 @@ TEST_CASE("config.json: windows, biases, positions") {
     const double right = wave < 2048 ? 1 : wave > 8192 ? 8 : 1 / ((1 - smooth) / 8 + smooth);
     CHECK(double{long_context.rope_factors[i]} == doctest::Approx(right).epsilon(1e-6));
   }
+  CHECK(ts::config("llama3.1-405b").rope_factors == long_context.rope_factors);
+  CHECK(ts::config("llama3-70b").rope_factors.empty());
+  CHECK(ts::config("llama3.2-3b").rope_factors[0] == 1);
+  CHECK(ts::config("llama3.2-1b").rope_factors.back() == 32);
+  CHECK(ts::config("mistral-7b").window == 4096);  // arXiv 2310.06825, table 1
   const ts::ModelConfig linear =
       parsed(with(llama3, {{"rope_scaling", "{\"type\": \"linear\", \"factor\": 2}"}}));
   CHECK(linear.rope_factors == std::vector<float>(64, 2.0f));
@@ -520,6 +525,7 @@ TEST_CASE("config.json: a file, its name, and files cut anywhere") {
   CHECK(c.parameters() == 8030261248);
   CHECK(c.name == "tinyscale_" + std::to_string(getpid()) + "_llama");
   CHECK(ts::parse_config(text, "models/Llama-3-8B/config.json").name == "Llama-3-8B");
+  CHECK(ts::parse_config(text, "models/Llama-3-8B//config.json").name == "Llama-3-8B");
   CHECK(error_of([] { ts::read_config("no/such/config.json"); }) ==
         "read_config: cannot open \"no/such/config.json\": No such file or directory");
 

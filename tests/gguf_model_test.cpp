@@ -262,6 +262,9 @@ TEST_CASE("keys that are missing or contradict each other or the tensors are ref
   CHECK(
       config_error({}) ==
       "general.architecture is \"\"; known: llama, mistral, mixtral, qwen2, qwen3, qwen3moe, gpt2");
+  CHECK(config_error(with(keys, gguf_whole("split.count", 3))) ==
+        "split.count is 3, it is one of so many shards; one file with all of the model is right");
+  CHECK(ts::gguf_config(written(with(keys, gguf_whole("split.count", 1)), {})).beyond == "");
   CHECK(config_error({keys[0]}) ==
         "llama.block_count is missing; a whole number from 1 to 1000000 is right");
   CHECK(config_error(with(keys, gguf_whole("llama.attention.head_count", 3))) ==

@@ -1023,6 +1023,39 @@ TEST_CASE("a tokenizer larger than the embedding is refused") {
   std::remove(path.c_str());
 }
 
+TEST_CASE("weights larger than memory are refused before they are read, unless they stay") {
+  const ts::ModelConfig c = ts::config("llama3-8b");
+  const auto refused = [&](ts::Weights weights, double memory) {
+    return error_of([&] { ts::detail::check_weights_fit(c, weights, memory, "load: "); });
+  };
+  CHECK(refused(ts::Weights::f32, 16e9) ==
+        "load: llama3-8b needs 32.1 GB for its weights in f32, this machine has 16 GB; "
+        "Weights::as_stored leaves them in the file");
+  CHECK(refused(ts::Weights::int8, 8e9).find(" needs 8.03 GB for its weights in int8, ") !=
+        std::string::npos);
+  CHECK(refused(ts::Weights::int4, 4e9).find(" needs 4.02 GB for its weights in int4, ") !=
+        std::string::npos);
+  CHECK(refused(ts::Weights::f32, 33e9) == "no error");
+  CHECK(refused(ts::Weights::f32, 0) == "no error");  // unknown
+  CHECK(refused(ts::Weights::as_stored, 1e9) == "no error");
+}
+
+TEST_CASE("a tokenizer of another kind beside the weights may be left out") {
+  Folder folder("wordpiece");
+  const ts::Transformer model(small_config(), 22);
+  ts::write_safetensors(folder.at("model.safetensors"), model.parameters, {});
+  write_file(folder.at("config.json"), config_text(model.config, "llama"));
+  const std::string path = folder.at("tokenizer.json");
+  write_file(path, "{\"model\": {\"type\": \"WordPiece\", \"vocab\": {\"a\": 0}}}");
+  CHECK(error_of([&] { ts::load(folder.path); }) ==
+        "read_hugging_face_tokenizer: \"" + path +
+            "\": its model is WordPiece; BPE is right; LoadOptions::tokenizer = \"none\" loads the "
+            "weights alone");
+  ts::LoadOptions options;
+  options.tokenizer = "none";
+  CHECK(apart(ts::load(folder.path, options), model) == 0);
+}
+
 TEST_CASE("tokenizers in the file, beside it, or named") {
   const std::string folder = models();
   if (folder.empty()) {
@@ -1129,8 +1162,65 @@ TEST_CASE("a config that a Transformer cannot run says so with the file's name")
   write_file(folder.at("config.json"), text);
   CHECK(error_of([&] { ts::load(folder.path); })
             .find(" has scaled rotary positions, which a Transformer here cannot run; "
-                  "read_config(path) gives what can be planned of it") != std::string::npos);
+                  "read_config of its config.json gives what can be planned") != std::string::npos);
   CHECK(error_of([&] { ts::load(folder.path); }).find("load: \"" + folder.path) == 0);
+  const std::string path = folder.at("model.gguf"), a = "llama.";
+  write_gguf(path,
+             {gguf_text("general.architecture", "llama"), gguf_whole(a + "block_count", 1),
+              gguf_whole(a + "embedding_length", 8), gguf_whole(a + "context_length", 16),
+              gguf_whole(a + "attention.head_count", 2), gguf_whole(a + "feed_forward_length", 12),
+              gguf_whole(a + "vocab_size", 10), gguf_text(a + "rope.scaling.type", "yarn")},
+             {});
+  CHECK(error_of([&] { ts::load(path); }) ==
+        "load: \"" + path +
+            "\": llama has scaled rotary positions, which a Transformer here cannot run; "
+            "gguf_config of it gives what can be planned");
+}
+
+TEST_CASE("Phi-3's joined matrices are cut into ours, and quantised ones are named") {
+  Folder folder("joined");
+  const ts::Transformer model(small_config(), 21);
+  const std::string path = folder.at("model.safetensors");
+  const auto write = [&](std::int64_t lacking) {
+    ts::List<ts::Parameter> parts;
+    for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+      const auto value = [&](std::size_t at) { return model.parameters[at].value.detach(); };
+      ts::Parameter p = model.parameters[i];
+      const std::size_t query = p.name.find(".q_proj."), gate = p.name.find(".gate_proj.");
+      if (query != std::string::npos) {
+        p.name.replace(query, 8, ".qkv_proj.");
+        p.value = ts::concat({value(i), value(i + 1), value(i + 2)}, 0);
+        i += 2;
+      } else if (gate != std::string::npos) {
+        p.name.replace(gate, 11, ".gate_up_proj.");
+        p.value = ts::concat({value(i), value(i + 1)}, 0);
+        p.value = ts::slice(p.value, 0, lacking, p.value.dim(0));
+        i += 1;
+      }
+      parts.push_back(p);
+    }
+    ts::write_safetensors(path, parts, {});
+  };
+  write(0);
+  write_file(folder.at("config.json"), config_text(model.config, "phi3"));
+  const ts::Transformer read = ts::load(folder.path);
+  CHECK(apart(read, model) == 0);
+  CHECK(logits_apart(read, model) == 0);
+  ts::LoadOptions options;
+  options.weights = ts::Weights::as_stored;
+  CHECK(logits_apart(ts::load(folder.path, options), model) < 1e-5);
+  write(4);
+  CHECK(error_of([&] {
+          ts::load(path);
+        }).find("the tensor \"model.layers.0.mlp.gate_up_proj.weight\" is [44, 16]; the model ") !=
+        std::string::npos);
+  ts::List<ts::Parameter> quantised = model.parameters;
+  quantised[2].name = "model.layers.0.self_attn.q_proj.qweight";
+  ts::write_safetensors(path, quantised, {});
+  CHECK(error_of([&] { ts::load(path); }) ==
+        "load: \"" + path +
+            "\": no tensor for the parameter model.layers.0.self_attn.q_proj.weight; the file has "
+            "\"model.layers.0.self_attn.q_proj.qweight\"");
 }
 
 TEST_CASE("a window as long as the context is none") {
@@ -1146,4 +1236,45 @@ TEST_CASE("a window as long as the context is none") {
   const ts::Transformer shorter = ts::load(folder.path, options);
   CHECK(shorter.config.context == 8);
   CHECK(logits_apart(model, shorter) == 0);
+}
+
+TEST_CASE("a window as long as the file's context stays one in a longer context") {
+  Folder folder("longer");
+  ts::ModelConfig c = small_config();  // of 12 tokens
+  ts::write_safetensors(folder.at("model.safetensors"), ts::Transformer(c, 16).parameters, {});
+  std::string text = config_text(c, "mistral");
+  text.insert(text.size() - 1, ", \"sliding_window\": 12");
+  write_file(folder.at("config.json"), text);
+  CHECK(ts::load(folder.path).config.window == 0);
+  ts::LoadOptions options;
+  options.context = 24;
+  CHECK(ts::load(folder.path, options).config.window == 12);
+  options.config = folder.at("config.json");
+  CHECK(ts::load(folder.at("model.safetensors"), options).config.window == 12);
+  const std::string path = folder.at("model.gguf");
+  const std::string a = "llama.";
+  ts::List<GgufSource> tensors;
+  ts::ModelConfig neighbours = c;
+  neighbours.rope_pairs = ts::RopePairs::interleaved;
+  const char* const names[] = {"attn_norm", "attn_q",   "attn_k", "attn_v",  "attn_output",
+                               "ffn_norm",  "ffn_gate", "ffn_up", "ffn_down"};
+  const ts::Transformer model(neighbours, 16);
+  tensors.push_back({"token_embd.weight", model.parameters[0].value});
+  for (std::size_t i = 0; i < 18; ++i) {
+    tensors.push_back({ts::detail::cat({"blk.", i / 9, ".", names[i % 9], ".weight"}),
+                       model.parameters[1 + i].value});
+  }
+  tensors.push_back({"output_norm.weight", model.parameters[19].value});
+  write_gguf(
+      path,
+      {gguf_text("general.architecture", "llama"), gguf_whole(a + "block_count", 2),
+       gguf_whole(a + "embedding_length", 16), gguf_whole(a + "context_length", 12),
+       gguf_whole(a + "attention.head_count", 4), gguf_whole(a + "attention.head_count_kv", 2),
+       gguf_whole(a + "feed_forward_length", 24), gguf_whole(a + "vocab_size", 20),
+       gguf_whole(a + "attention.sliding_window", 12)},
+      tensors);
+  options.config.clear();
+  CHECK(ts::load(path).config.window == 0);
+  CHECK(logits_apart(ts::load(path), model) < 1e-6);
+  CHECK(ts::load(path, options).config.window == 12);
 }

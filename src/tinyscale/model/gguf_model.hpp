@@ -44,6 +44,12 @@ class GgufConfig {
   ModelConfig read() {
     static const char* const known[] = {"llama", "mistral",  "mixtral", "qwen2",
                                         "qwen3", "qwen3moe", "gpt2"};
+    const std::int64_t shards = file_.whole_or("split.count", 0, 65535, 0);
+    if (shards > 1) {
+      wrong(cat({"split.count is ", shards,
+                 ", it is one of so many shards; one file with all of "
+                 "the model is right"}));
+    }
     type_ = file_.text_or("general.architecture", "");
     std::string all;
     bool found = false;
@@ -145,8 +151,7 @@ class GgufConfig {
          "biases of the feed-forward");
     read_mixture();
     read_rotary();
-    const std::int64_t window = file_.whole_or(key("attention.sliding_window"), 0, size, 0);
-    c_.window = window < c_.context ? window : 0;  // else every token is seen
+    c_.window = file_.whole_or(key("attention.sliding_window"), 0, size, 0);
     note(file_.number_or(key("attn_logit_softcapping"), 0, 1e30, 0) > 0, "scores with a soft cap");
     note(file_.number_or(key("final_logit_softcapping"), 0, 1e30, 0) > 0, "logits with a soft cap");
     note(file_.number_or(key("attention.clamp_kqv"), 0, 1e30, 0) > 0,

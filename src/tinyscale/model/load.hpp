@@ -47,11 +47,23 @@ struct LoadOptions {
   std::int64_t group = 32;  // columns of int8 and int4 that share a scale; 0: a whole row
   Activations activations = Activations::f32;  // rounded to, before they meet stored weights
   std::string config;        // a config.json; else what the file or its folder has
-  std::string tokenizer;     // a file; else the one in or beside the weights
+  std::string tokenizer;     // a file, or "none"; else the one in or beside the weights
   std::int64_t context = 0;  // longest sequence, tokens; 0: the file's
 };
 
 namespace detail {
+
+// Throws; of a quantised matrix the file may have "q_proj.qweight".
+[[noreturn]] inline void no_tensor(const WeightFile& file, const std::string& name,
+                                   const std::string& who) {
+  const std::string other = name_ends(name, "weight") ? name.substr(0, name.rfind('.') + 1) : name;
+  for (const StoredTensor& t : file.tensors) {
+    if (name_begins(t.name, other.c_str()) && !name_ends(t.name, ".bias")) {
+      fail({who, "no tensor for the parameter ", name, "; the file has \"", t.stored, "\""});
+    }
+  }
+  fail({who, "no tensor for the parameter ", name});
+}
 
 // A config from a file may lie: what it would allocate must be near what the file holds.
 inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
@@ -75,7 +87,7 @@ inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
   // Not more layers and experts than have a tensor, before lists are made of them.
   const auto need = [&](const std::string& name) {
     if (file.find(name) == nullptr) {
-      fail({who, "no tensor for the parameter ", name});
+      no_tensor(file, name, who);
     }
   };
   for (std::int64_t at = 0; at < c.layers; ++at) {
@@ -85,6 +97,22 @@ inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
     for (int expert = 1; expert < c.experts; ++expert) {
       need(cat({"model.layers.", at, ".mlp.experts.", expert, ".up_proj.weight"}));
     }
+  }
+}
+
+// What is not read where it lies must fit before the first tensor is taken.
+inline void check_weights_fit(const ModelConfig& c, Weights weights, double memory,
+                              const std::string& who) {
+  const bool f32 = weights == Weights::f32;
+  const double each = f32 ? 4 : weights == Weights::int8 ? 1 : weights == Weights::int4 ? 0.5 : 0;
+  const double bytes = each * static_cast<double>(c.parameters());
+  if (memory > 0 && bytes > memory) {
+    fail({who, c.name, " needs ", format_bytes(bytes), " for its weights in ",
+          f32           ? "f32"
+          : each > 0.75 ? "int8"
+                        : "int4",
+          ", this machine has ", format_bytes(memory),
+          "; Weights::as_stored leaves them in the file"});
   }
 }
 
@@ -157,16 +185,18 @@ class ModelLoader {
     config.validate();
     const std::string beyond = config.beyond.empty() ? lacking(config) : config.beyond;
     if (!beyond.empty()) {
+      const bool gguf = name_begins(file_.kind, "GGUF");
       fail({who_, config.name, " has ", beyond, ", which a Transformer here cannot run; ",
-            "read_config(path) gives what can be planned of it"});
+            gguf ? "gguf_config of it" : "read_config of its config.json",
+            " gives what can be planned"});
     }
     check_config_fits(config, file_, who_);
+    check_weights_fit(config, options_.weights, physical_memory(), who_);
     Transformer model = Transformer::without_numbers(config);
     model.activations = options_.activations;
     NameTable used;
     for (Parameter& p : model.parameters) {
-      const StoredTensor& t = tensor_of(p, config);
-      used[p.name] = 1;
+      const StoredTensor t = tensor_of(p, config, used);
       if (options_.weights == Weights::f32 || p.shape.size() != 2 || stays_f32(p.name)) {
         read_value(p, t, config);
       } else {
@@ -185,11 +215,12 @@ class ModelLoader {
 
  private:
   // The tensor for a parameter; of learned positions a part may be wanted.
-  StoredTensor tensor_of(const Parameter& p, const ModelConfig& config) const {
+  StoredTensor tensor_of(const Parameter& p, const ModelConfig& config, NameTable& used) const {
     const StoredTensor* const t = file_.find(p.name);
     if (t == nullptr) {
-      fail({who_, "no tensor for the parameter ", p.name});
+      return joined_part(p, config, used);
     }
+    used[p.name] = 1;
     StoredTensor found = *t;
     const bool cut = options_.context > 0 && p.name == "model.embed_positions.weight" &&
                      t->shape.size() == 2 && t->shape[0] > p.shape[0];
@@ -201,6 +232,40 @@ class ModelLoader {
             p.shape});
     }
     return found;
+  }
+
+  // Its rows in a matrix that has others', too: Phi-3's queries, keys and values, its gate and up.
+  StoredTensor joined_part(const Parameter& p, const ModelConfig& c, NameTable& used) const {
+    const std::int64_t q = c.query_width(), kv = c.key_width(), f = c.hidden;
+    const struct {
+      const char *ours, *theirs;
+      std::int64_t first, rows;
+    } parts[] = {{".q_proj.", ".qkv_proj.", 0, q + 2 * kv},
+                 {".k_proj.", ".qkv_proj.", q, q + 2 * kv},
+                 {".v_proj.", ".qkv_proj.", q + kv, q + 2 * kv},
+                 {".gate_proj.", ".gate_up_proj.", 0, 2 * f},
+                 {".up_proj.", ".gate_up_proj.", f, 2 * f}};
+    for (const auto& part : parts) {
+      std::string name = p.name;
+      const NamePair pair = {part.ours, part.theirs};
+      rename(name, &pair, 1);
+      const StoredTensor* const t = name == p.name ? nullptr : file_.find(name);
+      if (t == nullptr) {
+        continue;
+      }
+      Shape whole = p.shape;
+      whole.set(0, part.rows);
+      if (t->shape != whole) {
+        fail({who_, "the tensor \"", t->stored, "\" is ", t->shape, "; the model ", c.name, " has ",
+              whole});
+      }
+      used[name] = 1;
+      StoredTensor found = *t;
+      found.shape = p.shape;
+      found.data += t->readable ? part.first * row_bytes(*t) : 0;
+      return found;
+    }
+    no_tensor(file_, p.name, who_);
   }
 
   void read_value(Parameter& p, const StoredTensor& t, const ModelConfig& config) const {
@@ -324,11 +389,11 @@ namespace detail {
 
 inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const std::string& who) {
   if (!options.config.empty()) {
-    ModelConfig config = read_config(options.config);
+    ModelConfig config = read_config(options.config, options.context);
     config.rope_pairs = file.has_config ? file.config.rope_pairs : config.rope_pairs;
     return config;
   }
-  read_config_beside(file, folder_of(file.path));
+  read_config_beside(file, folder_of(file.path), options.context);
   if (!file.has_config) {
     fail({who, file.no_config});
   }
@@ -369,7 +434,11 @@ inline void take_tokenizer(Transformer& model, const WeightFile& file, const Loa
       return;
     }
     from = cat({"the tokenizer beside it, \"", path, "\","});
-    tokenizer = named_tokenizer(path, rows);
+    try {
+      tokenizer = named_tokenizer(path, rows);
+    } catch (const Error& error) {
+      fail({error.what(), "; LoadOptions::tokenizer = \"none\" loads the weights alone"});
+    }
   }
   // Bytes are what a model has whose tokenizer nobody set.
   if (tokenizer.vocabulary() > rows && tokenizer.kind() != Tokenizer::Kind::bytes) {

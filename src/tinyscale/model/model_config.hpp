@@ -221,6 +221,22 @@ inline void config_above_zero(const ModelConfig& c, const char* field, double va
 
 namespace detail {
 
+// Of Llama 3.1 and later: frequencies with less than `low` turns in the old context are divided by
+// `factor`, those with more than `high` stay, a blend between (Hugging Face's modeling_rope_utils).
+inline std::vector<float> llama3_rope_factors(const ModelConfig& c, double factor, double low,
+                                              double high, double context) {
+  std::vector<float> factors;
+  for (std::int64_t i = 0; i < c.head_size / 2; ++i) {
+    const double turned =  // in the old context
+        context * kernels::rope_frequency(c.rope_theta, i, c.head_size, nullptr) /
+        6.283185307179586;
+    double blend = (turned - low) / (high - low);
+    blend = blend < 0 ? 0 : blend > 1 ? 1 : blend;
+    factors.push_back(static_cast<float>(1 / ((1 - blend) / factor + blend)));
+  }
+  return factors;
+}
+
 // What the fields ask for and this library's transformer lacks, in words; empty: nothing.
 inline std::string lacking(const ModelConfig& c) {
   std::string all;

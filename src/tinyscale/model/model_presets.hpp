@@ -102,11 +102,16 @@ inline void family_llama(ModelConfig& c, const std::string& family) {
   c.activation = Activation::swiglu;
   if (starts_with(c.name, "llama3")) {
     c.rope_theta = 500000.0;
+    if (!starts_with(c.name, "llama3-")) {
+      const double factor = starts_with(c.name, "llama3.1") ? 8 : 32;
+      c.rope_factors = llama3_rope_factors(c, factor, 1, 4, 8192);
+    }
   } else if (starts_with(c.name, "smollm2")) {
     c.rope_theta = 100000.0;
   } else if (family == "mixtral" || starts_with(family, "qwen")) {
     c.rope_theta = 1e6;
   }
+  c.window = c.name == "mistral-7b" ? 4096 : 0;
   c.qkv_bias = family == "qwen2";
   c.qk_norm = family == "qwen3" || family == "gemma3";
   c.norm_epsilon = starts_with(family, "qwen") ? 1e-6 : 1e-5;

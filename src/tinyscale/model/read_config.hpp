@@ -20,7 +20,8 @@ constexpr std::int64_t config_size = 2147483647, config_few = 1000000;
 
 class ConfigReader {
  public:
-  ConfigReader(const std::string& text, const std::string& file) : file_(text, file) {}
+  ConfigReader(const std::string& text, const std::string& file, std::int64_t context)
+      : file_(text, file), longest_(context) {}
 
   ModelConfig read(const std::string& name) {
     c_.name = name;
@@ -311,9 +312,7 @@ class ConfigReader {
     note(part < 1, "positions on a part of each head");
   }
 
-  // linear: all frequencies over the factor. llama3: those with less than `low` turns in the old
-  // context over it, those with more than `high` as they were, a blend between (Hugging Face's
-  // modeling_rope_utils).
+  // linear: all frequencies over the factor; llama3: by their turns.
   void read_rope_factors(const char* key, const Json& turns, bool llama3) {
     const auto number = [&](const char* name) {
       const double value = file_.number_in(turns, key, name, 1e-30, 1e30, 0);
@@ -330,15 +329,9 @@ class ConfigReader {
       file_.fail_at(key, cat({key, " has high_freq_factor ", high, ", low_freq_factor ", low,
                               "; the first must be larger"}));
     }
-    const std::int64_t pairs = c_.head_size / 2;
-    c_.rope_factors.clear();
-    for (std::int64_t i = 0; i < pairs; ++i) {
-      const double turned =  // in the old context
-          context * kernels::rope_frequency(c_.rope_theta, i, c_.head_size, nullptr) /
-          6.283185307179586;
-      double blend = llama3 ? (turned - low) / (high - low) : 0;
-      blend = blend < 0 ? 0 : blend > 1 ? 1 : blend;
-      c_.rope_factors.push_back(static_cast<float>(1 / ((1 - blend) / factor + blend)));
+    c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(factor));
+    if (llama3) {
+      c_.rope_factors = llama3_rope_factors(c_, factor, low, high, context);
     }
   }
 
@@ -368,7 +361,7 @@ class ConfigReader {
     if (c_.window > 0) {
       read_layer_types();
     }
-    if (c_.window >= c_.context || c_.global_every == 1) {
+    if ((c_.window >= c_.context && c_.window >= longest_) || c_.global_every == 1) {
       c_.window = 0;  // every token is seen
     }
     c_.global_every = c_.window == 0 ? 0 : c_.global_every;
@@ -442,6 +435,7 @@ class ConfigReader {
   }
 
   ConfigFile file_;
+  std::int64_t longest_;  // context that a user asks for
   ModelConfig c_;
   std::string type_, beyond_;
 };
@@ -454,7 +448,7 @@ inline std::string config_name(const std::string& path) {
   }
   std::size_t slash = name.find_last_of("/\\");
   if (slash != std::string::npos && slash > 0 && name.substr(slash + 1) == "config") {
-    name.resize(slash);
+    name.resize(name.find_last_not_of("/\\", slash) + 1);  // "llama//config.json" too
     slash = name.find_last_of("/\\");
   }
   return slash == std::string::npos ? name : name.substr(slash + 1);
@@ -463,13 +457,15 @@ inline std::string config_name(const std::string& path) {
 }  // namespace detail
 
 // The shape that the text of a config.json says; `name` stands in its errors and names the model.
-inline ModelConfig parse_config(const std::string& text, const std::string& name) {
-  return detail::ConfigReader(text, name).read(detail::config_name(name));
+// A window that the file's context and `context` do not fill is none.
+inline ModelConfig parse_config(const std::string& text, const std::string& name,
+                                std::int64_t context = 0) {
+  return detail::ConfigReader(text, name, context).read(detail::config_name(name));
 }
 
 // The shape that a config.json of Hugging Face says, named by its folder.
-inline ModelConfig read_config(const std::string& path) {
-  return parse_config(detail::read_file(path, "read_config"), path);
+inline ModelConfig read_config(const std::string& path, std::int64_t context = 0) {
+  return parse_config(detail::read_file(path, "read_config"), path, context);
 }
 
 }  // namespace tinyscale

@@ -56,9 +56,9 @@ inline std::string why_no_config(const WeightFile& file) {
 }
 
 // The config.json of a folder, if there is one.
-inline void read_config_beside(WeightFile& file, const std::string& folder) {
+inline void read_config_beside(WeightFile& file, const std::string& folder, std::int64_t context) {
   if (!file.has_config && file_there(folder + "config.json")) {
-    file.config = read_config(folder + "config.json");
+    file.config = read_config(folder + "config.json", context);
     file.has_config = true;
   }
 }
