@@ -60,9 +60,9 @@ TEST_OBJECTS := $(if $(HEADER_ONLY),,$(BODIES:%=$(BUILD)/tests/library_%.o)) \
   $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(filter-out $(HEAVY) $(UNITED),$(sort $(TESTS) tests/main.cpp)))
 EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
 EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
-# ONLY names a program of bench/, or groups of rows of bench/compute.
+# ONLY names a program of bench/, or groups of rows of bench/compute, whose alone ARGS without ONLY are.
 BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BUILD)/bench/compare \
-  $(if $(ONLY),,$(BUILD)/bench/inference $(BUILD)/bench/systolic $(BUILD)/bench/layouts $(BUILD)/bench/planner))
+  $(if $(ONLY)$(ARGS),,$(BUILD)/bench/inference $(BUILD)/bench/systolic $(BUILD)/bench/layouts $(BUILD)/bench/planner))
 COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
 .PHONY: FORCE help demo plan test tests-built examples bench header lib check check-mpi check-long fuzz lint format install clean doctest
@@ -152,9 +152,9 @@ plan: $(BUILD)/examples/plan
 examples: $(EXAMPLE_PROGRAMS)
 	@bash tools/run_examples.sh $(BUILD)/examples
 
-$(BUILD)/bench/%: bench/%.cpp tinyscale.hpp
+$(BUILD)/bench/%: bench/%.cpp $(wildcard bench/*.hpp) tinyscale.hpp $(DECLARED) $(LINKED)
 	@mkdir -p $(@D)
-	$(CXX) $(PROGRAM) $(CXXFLAGS) $< -o $@
+	$(CXX) $(PROGRAM) $(CXXFLAGS) $< $(LINKED) -ldl -o $@
 # A peer; absent without mpicc, and the bench says so.
 $(BUILD)/bench/mesh: | $(BUILD)/bench/mpi_collectives
 $(BUILD)/bench/mpi_collectives: bench/mpi_collectives.c
@@ -169,7 +169,7 @@ $(BUILD)/bench/train_plain: bench/train_plain.c
 	@mkdir -p $(@D)
 	-$(CC) -Ofast -march=native -fopenmp $< -lm -o $@ || $(CC) -Ofast -march=native $< -lm -o $@
 # The same for decoding: f32 and int8, as fast as a compiler makes plain loops and as users build.
-$(BUILD)/bench/inference: bench/worker.hpp bench/llama_model.hpp | $(BUILD)/bench/decode_plain
+$(BUILD)/bench/inference: | $(BUILD)/bench/decode_plain
 $(BUILD)/bench/decode_plain: bench/decode_plain.c
 	@mkdir -p $(@D)
 	-for int8 in '' '-DINT8'; do for o in '-Ofast -march=native' -O3; do \

@@ -7,6 +7,7 @@
 //   alone)
 #include "bench.hpp"
 #include "llama_model.hpp"
+#include "options.hpp"
 #include "worker.hpp"
 
 #include <memory>
@@ -231,6 +232,9 @@ std::string verdict(double theirs, double ours, double target, double limit = 0)
              : ratio + " missed";
 }
 
+const std::vector<std::string> generated_kinds = {"f32", "bf16", "int8, groups of 64",
+                                                  "4-bit, groups of 32"};
+
 // Whole generation, everything in it: ours and the C programs make the same number of tokens from
 // an empty cache; the roof is one reading of the weights' bytes a token, of prefill the
 // multiply-adds that this laptop does in f32.
@@ -255,8 +259,7 @@ void generation(const Run& run) {
   std::vector<std::pair<Kind, bool>> rows;  // and whether the head is screened
   for (const Kind& kind : kinds()) {
     const std::string name = kind.name;
-    if ((name == "f32" || name == "bf16" || name == "int8, groups of 64" ||
-         name == "4-bit, groups of 32") &&
+    if (std::count(generated_kinds.begin(), generated_kinds.end(), name) > 0 &&
         name.find(run.kinds) != std::string::npos) {
       rows.push_back({kind, false});
       if (name != "4-bit, groups of 32") {
@@ -302,8 +305,8 @@ void generation(const Run& run) {
         run.rounds);
     const bool f = name == "f32" || name == "bf16";
     const bool eight = one && name == "int8, groups of 64";  // the target is for one thread
-    table.add({name + (row.second ? ", head screened" : ""), ts::format_fixed(bytes / 1e6, 1), ts::format_fixed(1 / s[0], 1),
-               bench::ratio(s[1], s[0]), bench::rate(1, s[2], 1),
+    table.add({name + (row.second ? ", head screened" : ""), ts::format_fixed(bytes / 1e6, 1),
+               ts::format_fixed(1 / s[0], 1), bench::ratio(s[1], s[0]), bench::rate(1, s[2], 1),
                f || eight ? verdict(s[2], s[0], f ? (one ? 1.5 : 1.4) : 3, s[1])
                           : bench::ratio(s[2], s[0]),
                f       ? (one ? "1.5" : "1.4")
@@ -398,26 +401,22 @@ void beside_llama(const Run& run) {
 int main(int argc, char** argv) {
   int rounds = 5;
   std::string only, kinds;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strncmp(argv[i], "--rounds=", 9) == 0) {
-      rounds = std::max(1, std::atoi(argv[i] + 9));
-    } else if (std::strncmp(argv[i], "--shape=", 8) == 0) {
-      only = argv[i] + 8;
-    } else if (std::strncmp(argv[i], "--generation=", 13) == 0) {
-      kinds = argv[i] + 13;
-    }
-  }
+  bench::read_options(argc, argv,
+                      {bench::whole("--rounds=", 1, &rounds), bench::text("--shape=", &only),
+                       bench::text("--generation=", &kinds)});
   const std::string own = argv[0];
   const std::string programs =
       own.find('/') == std::string::npos ? "." : own.substr(0, own.find_last_of('/'));
   bench::print_machine("Decoding: stored weights against the memory's limit and plain loops");
   const std::vector<Shape> shapes = {{"15M", 288, 768, 6, 32000}, {"110M", 768, 2048, 12, 32000}};
+  bench::must_choose("--shape=", only, {shapes[0].name, shapes[1].name});
+  bench::must_choose("--generation=", kinds, generated_kinds);
   std::vector<int> threads{1};
   if (ts::thread_count() > 1) {
     threads.push_back(ts::thread_count());
   }
   for (const Shape& shape : shapes) {
-    if (!only.empty() && only != shape.name) {
+    if (shape.name.find(only) == std::string::npos) {
       continue;
     }
     for (const int count : threads) {

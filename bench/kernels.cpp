@@ -5,6 +5,7 @@
 // and PyTorch, run eagerly by a Python that can import it.
 //   g++ -std=c++17 -O2 -pthread -I. bench/kernels.cpp && ./a.out
 #include "bench.hpp"
+#include "options.hpp"
 
 namespace ts = tinyscale;
 
@@ -293,7 +294,8 @@ std::vector<double> torch_seconds(const std::vector<Case>& cases) {
   return found;
 }
 
-int main() {
+int main(int count, char** words) {
+  bench::read_options(count, words, {});
   bench::print_machine("kernels: how near to the limit of memory or arithmetic");
   const int threads = ts::thread_count();
   const std::vector<Case> cases = {softmax(768, 256),

@@ -20,6 +20,7 @@
 #include <ctime>
 
 #include "bench.hpp"
+#include "options.hpp"
 
 namespace {
 
@@ -39,8 +40,7 @@ double used() {
 }
 
 struct Options {
-  int rounds = 5;
-  std::int64_t batch = 16;
+  int rounds = 5, batch = 16;
   std::string only, directory;  // where the program stands
 };
 
@@ -295,18 +295,18 @@ Options read_options(int count, char** words) {
   options.directory = words[0];
   const std::size_t slash = options.directory.rfind('/');
   options.directory = slash == std::string::npos ? "." : options.directory.substr(0, slash);
-  for (int i = 1; i < count; ++i) {
-    const std::string word = words[i], value = word.substr(word.find('=') + 1);
-    if (word.find("--rounds=") == 0) {
-      options.rounds = std::max(1, std::atoi(value.c_str()));
-    } else if (word.find("--batch=") == 0) {
-      options.batch = std::max(8, std::atoi(value.c_str()) / 8 * 8);
-    } else if (word.find("--only=") == 0) {
-      options.only = value;
-    } else {
-      std::printf("layouts: %s is left out; --rounds=, --batch= and --only= are known\n", words[i]);
-    }
+  bench::read_options(
+      count, words,
+      {bench::whole("--rounds=", 1, &options.rounds), bench::whole("--batch=", 8, &options.batch),
+       bench::text("--only=", &options.only)});
+  if (options.batch % 8 != 0) {
+    bench::refuse("--batch=" + std::to_string(options.batch) + ": a multiple of 8 is right");
   }
+  std::vector<std::string> names;
+  for (const Row& row : rows()) {
+    names.push_back(row.name);
+  }
+  bench::must_choose("--only=", options.only, names);
   return options;
 }
 

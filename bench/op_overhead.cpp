@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "options.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -29,7 +30,8 @@ double nanoseconds(const F& body) {  // best of nine
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  bench::read_options(count, words, {});
   const ts::Tensor a = ts::ones({1});
   const ts::Tensor b = ts::ones({1});
   const ts::Tensor p = ts::parameter(a);

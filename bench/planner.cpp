@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <iostream>
 #include <string>
 #include <vector>
 
+#include "options.hpp"
 #include "planner_runs.hpp"
 
 namespace {
@@ -386,14 +386,10 @@ void print_speed() {
 }  // namespace
 
 int main(int count, char** words) {
-  const auto asked = [&](const char* word) {
-    for (int i = 1; i < count; ++i) {
-      if (std::strcmp(words[i], word) == 0) {
-        return true;
-      }
-    }
-    return false;
-  };
+  bool fit_again = false, by_source = false, all = false, pairs = false;
+  bench::read_options(count, words,
+                      {bench::flag("--fit", &fit_again), bench::flag("--sources", &by_source),
+                       bench::flag("--runs", &all), bench::flag("--pairs", &pairs)});
   print_speed();
   std::vector<Run> runs;
   std::vector<std::string> skipped;
@@ -410,13 +406,13 @@ int main(int count, char** words) {
                  "TINYSCALE_SHARED\n";
     return 0;
   }
-  const ts::Efficiency e = asked("--fit") ? fit(runs, "", 60) : ts::typical_efficiency();
-  if (asked("--fit")) {
+  const ts::Efficiency e = fit_again ? fit(runs, "", 60) : ts::typical_efficiency();
+  if (fit_again) {
     for (const Knob& knob : knobs) {
       std::printf("%s %.3g\n", knob.name, e.*knob.value);
     }
   }
-  if (asked("--runs")) {
+  if (all) {
     print_runs(runs, e);
     for (const std::string& line : skipped) {
       std::cout << "not priced: " << line << "\n";
@@ -433,7 +429,7 @@ int main(int count, char** words) {
   Errors here, out;
   int beaten = 0;
   for (const std::string& source : sources_of(runs)) {
-    const bool again = asked("--sources");
+    const bool again = by_source;
     const ts::Efficiency others = again ? fit(runs, source, 60) : e;
     double nearest = 0, sum = 0, bias = 0, out_sum = 0, out_bias = 0, n = 0;
     for (const Run& run : runs) {
@@ -459,10 +455,10 @@ int main(int count, char** words) {
   std::cout << table;
   std::cout << "runs that beat their limit: " << beaten << " of " << runs.size() << "\n";
   std::cout << "typical: " << here.text() << "\n";
-  if (asked("--sources")) {
+  if (by_source) {
     std::cout << "each source left out: " << out.text() << "\n";
   }
-  asked_verbose = asked("--pairs");
+  asked_verbose = pairs;
   print_pairs(runs, e);
   print_ledger(runs, e);
   print_searched(all_runs);

@@ -3,6 +3,7 @@
 // Peer: the array written as one would first write it, a loop over PEs in a loop over ticks.
 //   g++ -std=c++17 -O2 -pthread -I. bench/systolic.cpp && ./a.out
 #include "bench.hpp"
+#include "options.hpp"
 
 namespace ts = tinyscale;
 
@@ -89,7 +90,8 @@ void stepped(ts::Table& table, const Case& c) {
                           : "-"});
 }
 
-int main() {
+int main(int count, char** words) {
+  bench::read_options(count, words, {});
   bench::print_machine("systolic: PE-ticks a second (TINYSCALE_THREADS=1 for one core)");
   ts::Table table;
   table.columns = {"array", "M x K x N",    "dataflow",     "schedule",        "ticks",

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "bench.hpp"
+#include "options.hpp"
 
 namespace {
 
@@ -78,7 +79,8 @@ void empty_loops(int threads) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  bench::read_options(count, words, {});
   bench::print_machine("What do threads cost and win?");
   const int all = ts::thread_count();
   empty_loops(all);

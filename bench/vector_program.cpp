@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench.hpp"
+#include "options.hpp"
 
 namespace kernel = tinyscale::kernels;
 using kernel::VectorOp;
@@ -175,7 +176,8 @@ void cross_entropy(std::int64_t rows, std::int64_t cols) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  bench::read_options(count, words, {});
   bench::print_machine("vector programs: blocks of rows, step after step in the cache");
   chain(std::int64_t{1} << 24);
   chain(std::int64_t{1} << 16);

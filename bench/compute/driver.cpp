@@ -9,6 +9,7 @@
 
 #include <time.h>
 
+#include "../options.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -111,6 +112,21 @@ Spread figures(const Case& c, const std::vector<double>& samples) {
   return spread(out);
 }
 
+std::vector<std::string> parts(const std::string& only) {  // "a,b"
+  std::vector<std::string> found(1);
+  for (const char c : only) {
+    if (c != ',') {
+      found.back() += c;
+    } else if (!found.back().empty()) {
+      found.emplace_back();
+    }
+  }
+  if (found.back().empty()) {
+    found.pop_back();
+  }
+  return found;
+}
+
 std::string range(const Spread& s) {
   return s.count < 2 ? "" : ts::detail::cat({digits(s.least), "-", digits(s.most)});
 }
@@ -173,15 +189,10 @@ Bench::Bench(const Options& options) : options_(options) {
 }
 
 bool Bench::wants(const std::string& group, const std::string& title) {
+  groups_.push_back(group);
   bool wanted = options_.only.empty();
-  std::string part;
-  for (const char c : options_.only + ",") {
-    if (c != ',') {
-      part += c;
-      continue;
-    }
-    wanted = wanted || (!part.empty() && group.find(part) != std::string::npos);
-    part.clear();
+  for (const std::string& part : parts(options_.only)) {
+    wanted = wanted || group.find(part) != std::string::npos;
   }
   if (wanted) {
     std::printf("\n%s: %s\n  %-27s %9s  %-15s %9s  %6s %-11s %8s %8s  %s\n", group.c_str(),
@@ -189,6 +200,13 @@ bool Bench::wants(const std::string& group, const std::string& title) {
                 "at limit", "target");
   }
   return wanted;
+}
+
+void Bench::must_have(const std::string& only) const {
+  const std::vector<std::string> found = parts(only);
+  for (const std::string& part : found.empty() ? std::vector<std::string>{only} : found) {
+    must_choose("--only=", part, groups_);
+  }
 }
 
 void Bench::skip(const std::string& peer, const std::string& why) {

@@ -80,6 +80,8 @@ class Bench {
   void mean(const std::string& group, const std::string& peer, double target);
   // Does ONLY ask for this group? Prints its title when it does.
   bool wants(const std::string& group, const std::string& title);
+  // Ends the program when a part of `only` is in no group that was asked about.
+  void must_have(const std::string& only) const;
 
   const Options& options() const { return options_; }
   const std::vector<Row>& rows() const { return rows_; }
@@ -93,7 +95,7 @@ class Bench {
   Options options_;
   double load_ = 0;
   std::vector<Row> rows_;
-  std::vector<std::string> peers_, skipped_;
+  std::vector<std::string> peers_, skipped_, groups_;
 };
 
 // On one thread a sample is the processor time that the thread got, so that other programs count

@@ -59,7 +59,7 @@ void compile_cost(Bench& bench) {
     if (std::sscanf(line, "compile cost, %31[^:]: header %lf s, its standard headers %lf", compiler,
                     &header, &standard) == 3) {
       Case c;
-      c.group = "compile";
+      c.group = "header";
       c.what = ts::detail::cat({"include + main, ", compiler});
       c.unit = "s";
       c.rounds = 1;
@@ -82,7 +82,7 @@ void host_rows(Bench& bench) {
   if (bench.wants("laptop", "measuring this machine, s")) {
     laptop(bench);
   }
-  if (bench.wants("compile", "the header's cost to a program that includes it, s")) {
+  if (bench.wants("header", "the header's cost to a program that includes it, s")) {
     compile_cost(bench);
   }
 }
