@@ -203,7 +203,9 @@ format:
 install: tinyscale.hpp
 	mkdir -p '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/lib/pkgconfig'
 	cp tinyscale.hpp '$(DESTDIR)$(PREFIX)/include/tinyscale.hpp'
-	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e "s|@VERSION@|$$(bash tools/version.sh)|" tinyscale.pc.in \
+	@# Not abspath, which takes a path with spaces for several.
+	{ echo 'prefix=$(if $(filter /%,$(PREFIX)),,$(CURDIR)/)$(PREFIX)'; \
+	  sed "s|@VERSION@|$$(bash tools/version.sh)|" tinyscale.pc.in; } \
 	  > '$(DESTDIR)$(PREFIX)/lib/pkgconfig/tinyscale.pc'
 	@if [ -f $(BUILD)/lib/libtinyscale.a ] && [ -f $(BUILD)/lib/libtinyscale.so ]; then \
 	  $(MAKE) --no-print-directory lib && \

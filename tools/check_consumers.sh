@@ -11,13 +11,14 @@ cxx=${CXX:-g++}
 
 use_pkgconfig() {
   command -v pkg-config > /dev/null || { echo "pkg-config is not here"; exit 77; }
-  make --no-print-directory install PREFIX="$scratch/prefix"
-  PKG_CONFIG_PATH="$scratch/prefix/lib/pkgconfig" pkg-config --modversion tinyscale | grep -Fx "$(bash tools/version.sh)"
-  "$cxx" tests/outside/main.cpp -o "$scratch/outside" \
-    $(PKG_CONFIG_PATH="$scratch/prefix/lib/pkgconfig" pkg-config --cflags --libs tinyscale)
+  make --no-print-directory install PREFIX="$scratch/a prefix"
+  export PKG_CONFIG_PATH="$scratch/a prefix/lib/pkgconfig"
+  pkg-config --modversion tinyscale | grep -Fx "$(bash tools/version.sh)"
+  # pkg-config quotes for a shell to read again.
+  eval '$cxx tests/outside/main.cpp -o "$scratch/outside"' "$(pkg-config --cflags --libs tinyscale)"
   "$scratch/outside"
   mkdir "$scratch/copied" && cp tinyscale.hpp tests/outside/main.cpp "$scratch/copied"
-  (cd "$scratch/copied" && "$cxx" -std=c++17 -O2 -pthread main.cpp -o outside && ./outside)
+  (cd "$scratch/copied" && $cxx -std=c++17 -O2 -pthread main.cpp -o outside && ./outside)
 }
 use_cmake() {
   command -v cmake > /dev/null || { echo "cmake is not here"; exit 77; }
