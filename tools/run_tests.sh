@@ -7,7 +7,9 @@ program=$1
 shift
 for option in "$@"; do
   case $option in
-    -tc=* | --test-case=* | -sf=* | --source-file=* | -l* | -c | -h | --help | -f=* | --first=*) exec "$program" "$@" ;;
+    -tc=* | --test-case=* | -sf=* | --source-file=* | -l* | -c | -h | --help | -f=* | --first=*)
+      "$program" -c "$@" | grep -q 'filters: 0$' && { echo "no test is chosen by: $*" >&2; exit 1; }
+      exec "$program" "$@" ;;
   esac
 done
 jobs=$(nproc 2> /dev/null || sysctl -n hw.ncpu 2> /dev/null || echo 2)
