@@ -160,13 +160,16 @@ int main(int argc, char** argv) {
 
     ts::Transformer model(ts::config("nano"), /*seed=*/1);
     const ts::TrainReport one = ts::train(model, text, training());
-    const std::string said = ts::generate(model, text, "The ", 200);
-    std::cout << one << "\nThe model, asked to go on from \"The \":\n" << said << "\n";
+    // The text's own beginning: no other words need be spelt with its characters.
+    const std::string prompt =
+        text.tokenizer.decode({text.tokens.begin(), text.tokens.begin() + 12});
+    const std::string said = ts::generate(model, text, prompt, 200);
+    std::cout << one << "\nThe model, asked to go on from the text's beginning:\n" << said << "\n";
     page.text(text.text());
     page.heading("A transformer learns the text");
     page.picture(ts::svg(one));
     page.table(one.table());
-    page.text("The trained model, asked to go on from \"The \":");
+    page.text("The trained model, asked to go on from the text's beginning:");
     page.code(said);
 
     profile_one_step(model, text, page);
