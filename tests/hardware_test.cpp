@@ -390,6 +390,19 @@ TEST_CASE("hardware: the fraction of the roof stands beside what was measured") 
   CHECK(csv.find(",,\n") != std::string::npos);
 }
 
+TEST_CASE("hardware: a laptop that was measured without optimisation says so above its roofline") {
+  ts::Chip chip;
+  chip.name = "toy";
+  chip.flops_f32 = chip.vector_flops = chip.memory_bandwidth = 1e9;
+  chip.measured = true;
+  chip.source = "measured: the best of 3 runs";
+  const std::vector<ts::OpRecord> ops{matmul_record(1, 2, 3)};
+  CHECK(ts::roofline(ops, chip).table().title == "Roofline of toy, priced as f32");
+  chip.source += "; compiled without optimisation, so the rates are too low";
+  CHECK(ts::roofline(ops, chip).table().title ==
+        "Roofline of toy, priced as f32; compiled without optimisation, so the rates are too low");
+}
+
 TEST_CASE("hardware: counters of the processor stand beside the model's, or say why not") {
   ts::Chip chip;
   chip.name = "toy";

@@ -44,6 +44,7 @@ struct RooflineReport {
   RooflineRow total;
   HardwareCounts hardware;    // on this machine, when the profile was told to count
   std::string hardware_note;  // why there are none
+  std::string doubt;          // "; compiled without optimisation, ..."
 
   Table table() const;
   Table hardware_table() const;
@@ -177,6 +178,8 @@ inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
   report.format = format;
   report.on_host = chip.measured;
   report.vector_flops = chip.vector_flops;
+  const std::size_t doubt = chip.source.find("; ");  // what laptop() says against itself
+  report.doubt = chip.measured && doubt != std::string::npos ? chip.source.substr(doubt) : "";
   double seconds = 0;
   for (const OpRecord& op : ops) {
     const RooflineRow row = detail::roofline_row(op, chip, format);
@@ -205,8 +208,9 @@ inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
 
 inline Table RooflineReport::table() const {
   Table out;
-  out.title = detail::cat({"Roofline of ", chip, ", priced as ", name_of(format),
-                           vector_flops > 0 ? "" : " (vector rate not known: it does not limit)"});
+  out.title =
+      detail::cat({"Roofline of ", chip, ", priced as ", name_of(format),
+                   vector_flops > 0 ? "" : " (vector rate not known: it does not limit)", doubt});
   out.columns = {"op",        "shape",      "count",  "matmul FLOPs", "vector FLOPs",
                  "bytes",     "FLOPs/byte", "T_math", "T_vector",     "T_mem",
                  "T formula", "bound by",   "level"};
