@@ -69815,10 +69815,9 @@ class StepPlanner {
     if (options_.experts.capacity_factor > 0) {
       const std::int64_t groups =
           std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
-      const double each =
-          std::ceil(static_cast<double>(rows / groups * c_.top_k) *
-                    options_.experts.capacity_factor / static_cast<double>(c_.experts));
-      const std::int64_t numbers = c_.experts * static_cast<std::int64_t>(each) * groups * c_.width;
+      const std::int64_t each =
+          expert_capacity(rows / groups, c_.top_k, c_.experts, options_.experts.capacity_factor);
+      const std::int64_t numbers = c_.experts * each * groups * c_.width;
       for (int i = 0; i < 2; ++i) {
         add(Collective::all_to_all, axes_.expert, numbers, "experts", say_.with_capacity());
       }

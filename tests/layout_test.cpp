@@ -590,6 +590,15 @@ Row random_row(std::uint32_t seed) {
 
 }  // namespace
 
+TEST_CASE("layouts: bytes of a capacity that rounding alone lifts above a whole number") {
+  Row row = Row(mixture, 2, 1, 1, 1, 1).experts(2, 1.1);  // 2 of 4 experts, 100 tokens: 55 rows
+  row.model.context = 50;
+  row.options.batch = 4;
+  row.options.steps = 1;
+  ts::Transformer model(row.model, 1);
+  CHECK(wrong_rows(ts::train(model, source_text(), row.options).step.sent, 0) == "");
+}
+
 TEST_CASE("layouts: twelve train as one device does, and send, compute and hold what they should") {
   for (const Row& row : quick_rows()) {
     CHECK(differences(row, trained_alone(row)) == "");
