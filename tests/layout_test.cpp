@@ -588,7 +588,49 @@ Row random_row(std::uint32_t seed) {
   return row;
 }
 
+// Of a parameter that each tensor rank has whole, those that it differs in after `steps` steps.
+std::string drifted(const Row& row, int steps) {
+  const Layout& layout = row.options.layout;
+  const ts::detail::LayoutAxes axes = ts::detail::layout_axes(layout);
+  const ts::Transformer whole(row.model, 1);
+  ts::Mesh mesh(row.options.machine, axes.mesh);
+  const ts::MeshRun run = mesh.run([&](ts::Device& device) {
+    ts::detail::DeviceModel mine(whole, layout, axes, device, {}, row.options.format);
+    ts::detail::StepRunner runner(device, mine, layout, axes, row.options, source_text().tokens);
+    for (int step = 0; step < steps; ++step) {
+      runner.run(step, 1, step);
+    }
+    for (const ts::Parameter& p : mine.model.parameters) {
+      if (p.split == ts::Split::whole && p.value.defined()) {
+        device.keep(p.name, p.value.detach());
+      }
+    }
+  });
+  std::string out;
+  for (const ts::Parameter& p : whole.parameters) {
+    for (int rank = 1; p.split == ts::Split::whole && rank < mesh.size(); ++rank) {
+      if (run.kept(rank, p.name).values() != run.kept(0, p.name).values()) {
+        out += ts::detail::cat({"\n", p.name, " of device ", rank});
+      }
+    }
+  }
+  return out.empty() ? "" : row.text() + out;
+}
+
 }  // namespace
+
+TEST_CASE("layouts: what several devices hold and update alike stays the same in every bit") {
+  for (const Kind kind : {gpt2, llama, mixture}) {
+    CHECK(drifted(Row(kind, 4, 2, 1, 1, 1), 3) == "");
+    CHECK(drifted(Row(kind, 2, 2, 1, 2, 2).zero(Zero::optimizer), 3) == "");
+    Row row = Row(kind, 2, 4, 1, 1, 1).zero(Zero::gradients, kind == gpt2 ? 2 : 1);
+    row.model.kv_heads = 4;
+    row.options.layout.gradient_format = ts::DType::bf16;
+    CHECK(drifted(row, 3) == "");
+    row.options.layout.algorithm = ts::Algorithm::ring;
+    CHECK(drifted(row, 3) == "");
+  }
+}
 
 TEST_CASE("layouts: bytes of a capacity that rounding alone lifts above a whole number") {
   Row row = Row(mixture, 2, 1, 1, 1, 1).experts(2, 1.1);  // 2 of 4 experts, 100 tokens: 55 rows

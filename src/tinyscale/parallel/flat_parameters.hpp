@@ -35,8 +35,9 @@ struct FlatUnit {
   std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
   std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
   AxisGroup zero, replica;
-  bool copy = false;                  // of what another tensor rank holds and updates alike
-  bool counts = true;                 // in the gradient norm: of equal numbers only one does
+  bool copy = false;   // of what all tensor ranks hold and update alike: apart, so that it lies
+                       // where theirs does, and a sum of devices adds and rounds in the same order
+  bool counts = true;  // in the gradient norm: of equal numbers only one does
   std::vector<std::int64_t> holders;  // pipeline ranks with it: more than one of a tied table
 
   Tensor values;    // [length]; of ZeRO 3 only while gathered
@@ -151,10 +152,11 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
       if (partial_over_tensor(p, c, layout.sequence_parallel)) {
         unit.replica = joined(unit.replica, axes.tensor);
       } else {
-        unit.copy = tensor > 0;
+        unit.copy = true;
       }
     }
-    unit.counts = !unit.copy && unit.holders[0] == mine && at.index(unit.replica) == 0;
+    unit.counts =
+        !(unit.copy && tensor > 0) && unit.holders[0] == mine && at.index(unit.replica) == 0;
     std::size_t u = 0;
     while (u < units.size() && !(units[u].layer == layer && units[u].zero == unit.zero &&
                                  units[u].replica == unit.replica && units[u].copy == unit.copy)) {
