@@ -71761,6 +71761,11 @@ struct MeshTrainingCalls {
   const StepPrinter* printer;
 };
 
+inline void check_mesh_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
+                              std::int64_t batch, std::int64_t time) {
+  check_layout(layout, c, chips, batch, time);
+  layout_axes(layout);  // throws where ZeRO and experts would cut an axis in two ways
+}
 inline Shared<MeshTrainer> start_mesh_trainer(const MeshJob& job) {
   return Shared<MeshTrainer>(new MeshTrainer(job));
 }
@@ -71773,7 +71778,7 @@ inline StepReport mesh_trainer_report(const MeshTrainer& trainer) { return train
 
 inline const MeshTrainingCalls* mesh_training_calls() {
   static const MeshTrainingCalls calls = {
-      check_layout,        check_memory,       start_mesh_trainer,  mesh_trainer_step,
+      check_mesh_layout,   check_memory,       start_mesh_trainer,  mesh_trainer_step,
       mesh_trainer_gather, mesh_trainer_peaks, mesh_trainer_report, step_printer()};
   return &calls;
 }
@@ -72453,11 +72458,16 @@ inline void check_weights(const Transformer& model, const TrainOptions& options)
 }
 
 // Of several devices each is a group of its own at least.
-inline void check_groups(const TrainOptions& options) {
+inline void check_groups(const TrainOptions& options, const ModelConfig& c) {
   const std::int64_t devices = options.layout.batch_devices(), groups = options.experts.groups;
   if (groups < 1 || (groups != 1 && groups % devices != 0)) {
     fail({"train: ", groups, " groups of tokens (experts.groups) over data x context = ", devices,
           "; right is a multiple of ", devices, ", or 1 for as many as there are devices"});
+  }
+  const std::int64_t sequences = options.batch / options.layout.microbatches;
+  if (c.experts > 0 && sequences % groups * (c.context % groups) % groups != 0) {
+    fail({"train: ", groups, " groups of tokens (experts.groups) of ", sequences, " x ", c.context,
+          " in a microbatch; a number that divides those is right"});
   }
   if (devices > 1 && !options.experts.group_of.empty()) {
     fail({"train: experts.group_of is given, and the layout is ", options.layout.text(),
@@ -72563,7 +72573,7 @@ inline void check_training(const Transformer& model, const Text& text,
           " of a machine, and one device trains alone, without simulated time; give ",
           "options.machine and a layout of several devices, or no faults"});
   }
-  check_groups(options);
+  check_groups(options, model.config);
   check_length("train", text.train(), model.config.context);
 }
 

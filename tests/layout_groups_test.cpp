@@ -103,12 +103,29 @@ TEST_CASE("groups of tokens: as many as devices, or an error; under context as o
   CHECK(refusal(options, four_layers(true)) ==
         "train: 0 groups of tokens (experts.groups) over data x context = 2; right is a multiple "
         "of 2, or 1 for as many as there are devices");
+  options.batch = 4;
+  options.experts.groups = 6;
+  CHECK(refusal(options, four_layers(true)) ==
+        ts::detail::cat({"train: 6 groups of tokens (experts.groups) of 4 x ",
+                         four_layers(true).context,
+                         " in a microbatch; a number that divides those is right"}));
   options.experts.groups = 1;
   options.experts.group_of = {0};
   CHECK(refusal(options, four_layers(true)) ==
         "train: experts.group_of is given, and the layout is data 2, tensor 1, pipeline 1, context "
         "1; where tokens lie on several devices those are their groups: leave it empty");
+  ts::TrainOptions cut = silent(sizes(1, 1, 1, 6));
+  cut.layout.zero = ts::Zero::parameters;
+  cut.layout.zero_devices = 2;
+  cut.layout.expert = 3;
+  ts::ModelConfig six = four_layers(true);
+  six.context = 24;
+  six.experts = 6;
   const ts::Text text = small_text();
+  const ts::Transformer of_six(six, 1);
+  CHECK(error_of([&] { ts::detail::check_training(of_six, text, cut); }) ==
+        "train: context 6 would be cut in groups of 2 and of 3 (ZeRO and experts); one must divide "
+        "the other");
   for (const auto kind : {ts::ContextParallel::ring, ts::ContextParallel::ulysses}) {
     for (const std::int64_t groups : {1, 8}) {
       ts::Layout layout = sizes(2, 1, 1, 2, 2);

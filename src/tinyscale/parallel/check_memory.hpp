@@ -8,7 +8,6 @@
 #include <algorithm>  // min, max
 #include <cstdint>    // int64_t
 #include <string>     // string
-#include <vector>     // vector
 
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/measure/memory.hpp"

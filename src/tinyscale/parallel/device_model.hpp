@@ -4,7 +4,6 @@
 // are named after what they carry.
 
 #include <cstdint>  // int64_t
-#include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/compute/adamw.hpp"

@@ -6,7 +6,6 @@
 
 #include <cmath>    // sqrt
 #include <cstdint>  // int64_t
-#include <string>   // string
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"

@@ -8,7 +8,6 @@
 
 #include <algorithm>  // max, min
 #include <cstdint>    // int64_t
-#include <string>     // string
 #include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"

@@ -6,7 +6,6 @@
 //   activations (arXiv 2205.05198, Megatron's layer of 2022): s b h (34 + 5 a s / h) bytes a layer
 
 #include <cstdint>  // int64_t
-#include <string>   // string
 #include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"

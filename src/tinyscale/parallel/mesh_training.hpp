@@ -170,6 +170,11 @@ struct MeshTrainingCalls {
   const StepPrinter* printer;
 };
 
+inline void check_mesh_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
+                              std::int64_t batch, std::int64_t time) {
+  check_layout(layout, c, chips, batch, time);
+  layout_axes(layout);  // throws where ZeRO and experts would cut an axis in two ways
+}
 inline Shared<MeshTrainer> start_mesh_trainer(const MeshJob& job) {
   return Shared<MeshTrainer>(new MeshTrainer(job));
 }
@@ -182,7 +187,7 @@ inline StepReport mesh_trainer_report(const MeshTrainer& trainer) { return train
 
 inline const MeshTrainingCalls* mesh_training_calls() {
   static const MeshTrainingCalls calls = {
-      check_layout,        check_memory,       start_mesh_trainer,  mesh_trainer_step,
+      check_mesh_layout,   check_memory,       start_mesh_trainer,  mesh_trainer_step,
       mesh_trainer_gather, mesh_trainer_peaks, mesh_trainer_report, step_printer()};
   return &calls;
 }

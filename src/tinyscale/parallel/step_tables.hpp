@@ -6,7 +6,6 @@
 #include <cstddef>   // size_t
 #include <iostream>  // ostream
 #include <string>    // string
-#include <vector>    // vector
 
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/parallel/step_report.hpp"

@@ -3,8 +3,6 @@
 // On a mesh the layout says which device holds what and does what (device_step.hpp).
 
 #include <cstdint>  // int64_t
-#include <cstring>  // memcpy
-#include <string>   // string
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
@@ -83,11 +81,16 @@ inline void check_weights(const Transformer& model, const TrainOptions& options)
 }
 
 // Of several devices each is a group of its own at least.
-inline void check_groups(const TrainOptions& options) {
+inline void check_groups(const TrainOptions& options, const ModelConfig& c) {
   const std::int64_t devices = options.layout.batch_devices(), groups = options.experts.groups;
   if (groups < 1 || (groups != 1 && groups % devices != 0)) {
     fail({"train: ", groups, " groups of tokens (experts.groups) over data x context = ", devices,
           "; right is a multiple of ", devices, ", or 1 for as many as there are devices"});
+  }
+  const std::int64_t sequences = options.batch / options.layout.microbatches;
+  if (c.experts > 0 && sequences % groups * (c.context % groups) % groups != 0) {
+    fail({"train: ", groups, " groups of tokens (experts.groups) of ", sequences, " x ", c.context,
+          " in a microbatch; a number that divides those is right"});
   }
   if (devices > 1 && !options.experts.group_of.empty()) {
     fail({"train: experts.group_of is given, and the layout is ", options.layout.text(),
@@ -193,7 +196,7 @@ inline void check_training(const Transformer& model, const Text& text,
           " of a machine, and one device trains alone, without simulated time; give ",
           "options.machine and a layout of several devices, or no faults"});
   }
-  check_groups(options);
+  check_groups(options, model.config);
   check_length("train", text.train(), model.config.context);
 }
 

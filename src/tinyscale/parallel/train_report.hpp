@@ -5,7 +5,6 @@
 
 #include <cmath>     // isnan
 #include <cstdint>   // int64_t
-#include <cstdio>    // snprintf
 #include <iostream>  // ostream
 #include <string>    // string
 #include <vector>    // vector
