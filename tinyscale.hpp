@@ -13138,7 +13138,7 @@ inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda
 }  // namespace kernels
 }}  // namespace tinyscale
 
-#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/gemm_int8.hpp
 // Matrix product of int8 numbers, exact in int32: C[M, N] = A[M, K] B[K, N]; 2 M K N operations.
@@ -13615,7 +13615,7 @@ inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, f
 
 #endif  // TINYSCALE_ONLY
 
-#if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
+#if (TINYSCALE_ONLY) & (TINYSCALE_TENSORS | TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/gemv_quantized.hpp
 // Products of quantised weights W [N, K] with activations, y = W x: the bytes of W are the whole

@@ -459,6 +459,7 @@
 #include "tinyscale/hardware/launch_forms.hpp"
 #include "tinyscale/hardware/launch_comparison.hpp"
 #include "tinyscale/hardware/slice_facts.hpp"
+#include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/tensor/matmul_format.hpp"
 #include "tinyscale/tensor/recompute.hpp"
 #include "tinyscale/tensor/activations.hpp"
