@@ -14807,6 +14807,12 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
+namespace detail {
+
+constexpr std::int64_t stored_few = 8;  // rows of x up to which W is not made f32 whole
+
+}  // namespace detail
+
 struct StoredScreen;
 
 // The largest number of one row of x W'.
@@ -15043,7 +15049,6 @@ struct UnpackPanels {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-constexpr std::int64_t stored_few = 8;            // rows of x up to which W is not made f32 whole
 constexpr std::int64_t stored_few_halves = 64;    // the same where a load widens W
 constexpr std::int64_t stored_block = 96 * 1024;  // floats of W that are f32 at a time
 
@@ -16472,6 +16477,29 @@ class ScreenedRow {
   ScreenBounds bounds_;
 };
 
+// Of panel p of a part of C, whose rows w holds: what the bounds ask, into panel `to` of the
+// screen.
+inline void screen_lengths(const kernels::QuantizedMatrix& part, std::int64_t p, const float* w,
+                           std::int64_t to, StoredScreen& screen) {
+  const std::int64_t cols = part.cols;
+  const Scratch lease((16 + 1) * cols);
+  float* const panel = lease.data();  // [cols][16]
+  float* const copy = panel + 16 * cols;
+  run_on_lanes(UnpackPanels{{part}, p, 1, panel});
+  double left = 0, norm = 0;
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(16, part.rows - 16 * p); ++i) {
+    for (std::int64_t k = 0; k < cols; ++k) {
+      copy[k] = panel[16 * k + i];
+    }
+    const double apart = length_of(cols, w + i * cols, copy);
+    screen.row_left[static_cast<std::size_t>(16 * to + i)] = not_below(apart);
+    left = std::max(left, apart);
+    norm = std::max(norm, length_of(cols, w + i * cols));
+  }
+  screen.left[static_cast<std::size_t>(to)] = not_below(left);
+  screen.norm[static_cast<std::size_t>(to)] = not_below(norm);
+}
+
 }  // namespace detail
 
 namespace kernels {
@@ -16546,25 +16574,8 @@ inline StoredMatrix screen_matrix(const StoredMatrix& w,
     screen->parts.push_back(quantize(count, w.cols, 32, bits, from));
     const QuantizedMatrix& part = screen->parts.back();
     parallel_for((count + 15) / 16, 4, [&](std::int64_t begin, std::int64_t end) {
-      const detail::Scratch copy(16 * w.cols);
       for (std::int64_t p = begin; p < end; ++p) {
-        detail::run_on_lanes(detail::UnpackPanels{{part}, p, 1, copy.data()});
-        double left = 0, norm = 0;
-        for (std::int64_t i = 16 * p; i < std::min(count, 16 * p + 16); ++i) {
-          double apart = 0, whole = 0;
-          for (std::int64_t k = 0; k < w.cols; ++k) {
-            const double number_of_w = double{from[i * w.cols + k]};
-            const double d = number_of_w - double{copy.data()[16 * k + i - 16 * p]};
-            apart += d * d;
-            whole += number_of_w * number_of_w;
-          }
-          left = std::max(left, std::sqrt(apart));
-          screen->row_left[static_cast<std::size_t>(first + i)] =
-              detail::not_below(std::sqrt(apart));
-          norm = std::max(norm, std::sqrt(whole));
-        }
-        screen->left[static_cast<std::size_t>(first / 16 + p)] = detail::not_below(left);
-        screen->norm[static_cast<std::size_t>(first / 16 + p)] = detail::not_below(norm);
+        detail::screen_lengths(part, p, from + 16 * p * w.cols, first / 16 + p, *screen);
       }
     });
   }
@@ -56125,6 +56136,9 @@ class Transformer {
   const Parameter& head_matrix() const {
     return parameters[static_cast<std::size_t>(config.tied ? embedding_ : head_)];
   }
+  Parameter& head_matrix() {
+    return parameters[static_cast<std::size_t>(config.tied ? embedding_ : head_)];
+  }
 
   std::vector<Tensor> tensors() const;
   std::int64_t count() const;
@@ -61480,8 +61494,7 @@ class Generator {
       return false;
     }
     LargestOfRows largest;
-    const bool screened =
-        screened_ && who.size() <= 8;  // of more, products are not the bytes' alone
+    const bool screened = screened_ && static_cast<std::int64_t>(who.size()) <= stored_few;
     const Tensor logits = decode_step(model_, cache_, runs, single ? &decode_ : &prefill_, Hooks(),
                                       known_, screened ? &largest : nullptr);
     if (screened) {
@@ -61581,16 +61594,13 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 // Gives the model's head such a copy, 0.56 to 1.06 bytes a number more. Generation uses it while it
 // reads less than the head: without temperature and penalty, for at most 8 sequences at a time.
 inline void screen_head(Transformer& model) {
-  for (Parameter& p : model.parameters) {
-    if (&p == &model.head_matrix()) {
-      if (!p.stored) {
-        detail::fail({"screen_head: ", p.name, " of ", model.config.name,
-                      " learns, and a copy would not; load(path, {Weights::as_stored}) or "
-                      "with_weights give weights that stay"});
-      }
-      p.stored = Shared<StoredMatrix>(new StoredMatrix(kernels::screen_matrix(*p.stored)));
-    }
+  Parameter& head = model.head_matrix();
+  if (!head.stored) {
+    detail::fail({"screen_head: ", head.name, " of ", model.config.name,
+                  " learns, and a copy would not; load(path, {Weights::as_stored}) or with_weights "
+                  "give weights that stay"});
   }
+  head.stored = Shared<StoredMatrix>(new StoredMatrix(kernels::screen_matrix(*head.stored)));
 }
 
 }}  // namespace tinyscale

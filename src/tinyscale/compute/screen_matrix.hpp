@@ -210,6 +210,29 @@ class ScreenedRow {
   ScreenBounds bounds_;
 };
 
+// Of panel p of a part of C, whose rows w holds: what the bounds ask, into panel `to` of the
+// screen.
+inline void screen_lengths(const kernels::QuantizedMatrix& part, std::int64_t p, const float* w,
+                           std::int64_t to, StoredScreen& screen) {
+  const std::int64_t cols = part.cols;
+  const Scratch lease((16 + 1) * cols);
+  float* const panel = lease.data();  // [cols][16]
+  float* const copy = panel + 16 * cols;
+  run_on_lanes(UnpackPanels{{part}, p, 1, panel});
+  double left = 0, norm = 0;
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(16, part.rows - 16 * p); ++i) {
+    for (std::int64_t k = 0; k < cols; ++k) {
+      copy[k] = panel[16 * k + i];
+    }
+    const double apart = length_of(cols, w + i * cols, copy);
+    screen.row_left[static_cast<std::size_t>(16 * to + i)] = not_below(apart);
+    left = std::max(left, apart);
+    norm = std::max(norm, length_of(cols, w + i * cols));
+  }
+  screen.left[static_cast<std::size_t>(to)] = not_below(left);
+  screen.norm[static_cast<std::size_t>(to)] = not_below(norm);
+}
+
 }  // namespace detail
 
 namespace kernels {
@@ -284,25 +307,8 @@ inline StoredMatrix screen_matrix(const StoredMatrix& w,
     screen->parts.push_back(quantize(count, w.cols, 32, bits, from));
     const QuantizedMatrix& part = screen->parts.back();
     parallel_for((count + 15) / 16, 4, [&](std::int64_t begin, std::int64_t end) {
-      const detail::Scratch copy(16 * w.cols);
       for (std::int64_t p = begin; p < end; ++p) {
-        detail::run_on_lanes(detail::UnpackPanels{{part}, p, 1, copy.data()});
-        double left = 0, norm = 0;
-        for (std::int64_t i = 16 * p; i < std::min(count, 16 * p + 16); ++i) {
-          double apart = 0, whole = 0;
-          for (std::int64_t k = 0; k < w.cols; ++k) {
-            const double number_of_w = double{from[i * w.cols + k]};
-            const double d = number_of_w - double{copy.data()[16 * k + i - 16 * p]};
-            apart += d * d;
-            whole += number_of_w * number_of_w;
-          }
-          left = std::max(left, std::sqrt(apart));
-          screen->row_left[static_cast<std::size_t>(first + i)] =
-              detail::not_below(std::sqrt(apart));
-          norm = std::max(norm, std::sqrt(whole));
-        }
-        screen->left[static_cast<std::size_t>(first / 16 + p)] = detail::not_below(left);
-        screen->norm[static_cast<std::size_t>(first / 16 + p)] = detail::not_below(norm);
+        detail::screen_lengths(part, p, from + 16 * p * w.cols, first / 16 + p, *screen);
       }
     });
   }

@@ -15,6 +15,12 @@
 
 namespace tinyscale {
 
+namespace detail {
+
+constexpr std::int64_t stored_few = 8;  // rows of x up to which W is not made f32 whole
+
+}  // namespace detail
+
 struct StoredScreen;
 
 // The largest number of one row of x W'.

@@ -27,7 +27,6 @@
 namespace tinyscale {
 namespace detail {
 
-constexpr std::int64_t stored_few = 8;            // rows of x up to which W is not made f32 whole
 constexpr std::int64_t stored_few_halves = 64;    // the same where a load widens W
 constexpr std::int64_t stored_block = 96 * 1024;  // floats of W that are f32 at a time
 

@@ -147,8 +147,7 @@ class Generator {
       return false;
     }
     LargestOfRows largest;
-    const bool screened =
-        screened_ && who.size() <= 8;  // of more, products are not the bytes' alone
+    const bool screened = screened_ && static_cast<std::int64_t>(who.size()) <= stored_few;
     const Tensor logits = decode_step(model_, cache_, runs, single ? &decode_ : &prefill_, Hooks(),
                                       known_, screened ? &largest : nullptr);
     if (screened) {

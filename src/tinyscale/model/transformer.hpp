@@ -51,6 +51,9 @@ class Transformer {
   const Parameter& head_matrix() const {
     return parameters[static_cast<std::size_t>(config.tied ? embedding_ : head_)];
   }
+  Parameter& head_matrix() {
+    return parameters[static_cast<std::size_t>(config.tied ? embedding_ : head_)];
+  }
 
   std::vector<Tensor> tensors() const;
   std::int64_t count() const;
