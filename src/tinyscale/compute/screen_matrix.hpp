@@ -158,10 +158,13 @@ class ScreenedRow {
   bool may_be(std::int64_t row) const { return y_[row] >= bounds_.least_of_row(row, value()); }
 
   void fetch(std::int64_t unit) const {
-    const std::int64_t bytes = w_.is_packed ? w_.packed.panel_bytes() : w_.row_bytes;
-    const std::uint8_t* const from =
-        (w_.is_packed ? reinterpret_cast<const std::uint8_t*>(w_.packed.data->data()) : w_.data) +
-        unit * bytes;
+    const std::int64_t bytes = w_.is_packed         ? w_.packed.panel_bytes()
+                               : w_.is_compressed() ? w_.compressed.row_words() * 4
+                                                    : w_.row_bytes;
+    const auto* const from =
+        w_.is_packed ? reinterpret_cast<const std::uint8_t*>(w_.packed.data->data()) + unit * bytes
+        : w_.is_compressed() ? reinterpret_cast<const std::uint8_t*>(w_.compressed.words(unit))
+                             : w_.data + unit * bytes;
     for (std::int64_t at = 0; at < bytes; at += 64) {
       prefetch(from + at);
     }
@@ -176,8 +179,13 @@ class ScreenedRow {
     if (!w_.is_packed) {
       StoredMatrix row = w_;
       row.rows = 1;
-      row.data += unit * w_.row_bytes;
-      kernels::multiply_stored(row, how_, 1, x_, w_.cols, y_ + unit, 1);
+      if (w_.is_compressed()) {
+        row.compressed.rows = 1;
+        row.compressed.begin += unit;
+      } else {
+        row.data += unit * w_.row_bytes;
+      }
+      w_.multiply(row, how_, 1, x_, w_.cols, y_ + unit, 1);
     } else if (how_ == Activations::f32) {
       run_on_lanes(PackedDots{{w_.packed}, x_, unit, panels, 1, y_});
     } else {

@@ -1,6 +1,6 @@
 #pragma once
 // A matrix of weights as it is stored: rows of floats or of blocks, perhaps in the mapping of a
-// file, or packed to 8 or 4 bits for the integer kernels. It is only read: by products with
+// file, or packed to 8 or 4 bits for the integer kernels, or f32 in 28 bits. It is only read: by products with
 // activations (stored_product.hpp) and row by row, as an embedding is. store_matrix.hpp makes them.
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/block_dequantize.hpp"
 #include "tinyscale/compute/block_format.hpp"
+#include "tinyscale/compute/compressed_f32.hpp"
 #include "tinyscale/compute/quantized_matrix.hpp"
 
 namespace tinyscale {
@@ -33,11 +34,13 @@ struct LargestProduct {
 struct StoredMatrix {
   std::int64_t rows = 0, cols = 0;
   BlockFormat format = BlockFormat::f32;  // of data
-  const std::uint8_t* data = nullptr;     // row after row; null where packed
+  const std::uint8_t* data = nullptr;     // row after row; null where packed or compressed
   std::int64_t row_bytes = 0;
   Shared<MappedFile> owner;  // of data; none: somebody else keeps it
   kernels::QuantizedMatrix packed;
   bool is_packed = false;
+  kernels::CompressedF32 compressed;  // of rows, where it is that
+  bool is_compressed() const { return compressed.rows > 0; }
 
   // How products and single rows read it, as kernels::multiply_stored and stored_row do. Whoever
   // makes one sets them: a program that makes none does not compile those kernels.
@@ -52,10 +55,15 @@ struct StoredMatrix {
                     const float* x, std::int64_t ldx, LargestProduct* to) = nullptr;
 
   const char* kind() const {
-    return !is_packed ? name_of(format) : packed.bits == 8 ? "int8" : "int4";
+    return is_compressed()       ? "f32 in 28 bits"
+           : !is_packed          ? name_of(format)
+           : packed.bits == 8    ? "int8"
+                                 : "int4";
   }
   double bytes() const {  // that a product reads
-    return is_packed ? packed.bytes() : static_cast<double>(rows) * static_cast<double>(row_bytes);
+    return is_compressed() ? compressed.bytes()
+           : is_packed     ? packed.bytes()
+                           : static_cast<double>(rows) * static_cast<double>(row_bytes);
   }
 };
 
@@ -65,6 +73,10 @@ namespace kernels {
 inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
   if (row < 0 || row >= w.rows) {
     detail::fail({"stored_row: row ", row, " of a matrix of ", w.rows, " rows"});
+  }
+  if (w.is_compressed()) {
+    w.compressed.read(row, to);
+    return;
   }
   if (!w.is_packed) {
     dequantize_blocks(w.format, w.cols, w.data + row * w.row_bytes, to);

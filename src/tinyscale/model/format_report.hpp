@@ -120,8 +120,14 @@ inline Transformer with_weights(const Transformer& model, const LoadOptions& opt
       out.parameters[i].value = from.value;
     } else {
       const Tensor numbers = contiguous(from.value.detach());
-      out.parameters[i].stored = Shared<StoredMatrix>(new StoredMatrix(
-          kernels::store_matrix(from.shape[0], from.shape[1], numbers.data(), how)));
+      const float* const w = numbers.data();
+      const std::int64_t rows = from.shape[0], cols = from.shape[1];
+      const kernels::CompressedF32 compressed = options.weights == Weights::f32
+                                                    ? kernels::compress_f32(rows, cols, w)
+                                                    : kernels::CompressedF32();
+      out.parameters[i].stored = Shared<StoredMatrix>(
+          new StoredMatrix(compressed.rows > 0 ? kernels::stored_compressed(compressed)
+                                               : kernels::store_matrix(rows, cols, w, how)));
     }
   }
   return out;
