@@ -10982,7 +10982,8 @@ constexpr int stored_streams = 4;
 
 // What is fetched while a row is read: the same row further on, that into the first cache (AMD:
 // 1.1 to 1.5 times as fast on Zen 5, but for 16 bits from memory: 0.93 to 1), or the next row.
-enum class Fetch { ahead, into_first, next_row };
+// A row alone may have others behind it, which nobody reads.
+enum class Fetch { ahead, into_first, next_row, nothing };
 
 // Rows j + r * apart of W, r = 0..3 and j in [begin, end), with m rows of x.
 template <class F>
@@ -11046,10 +11047,12 @@ struct StoredDots {
       TINYSCALE_UNROLL
       for (int r = 0; r < ROWS; ++r) {
         const std::uint8_t* const place = from + r * next + p * F::bytes;
-        prefetch<FETCH == Fetch::into_first ? 3 : 2>(place + (FETCH == Fetch::next_row ? row_bytes
-                                                              : FETCH == Fetch::into_first
-                                                                  ? F::first_ahead
-                                                                  : F::ahead));
+        if constexpr (FETCH != Fetch::nothing) {
+          prefetch<FETCH == Fetch::into_first ? 3 : 2>(place + (FETCH == Fetch::next_row ? row_bytes
+                                                                : FETCH == Fetch::into_first
+                                                                    ? F::first_ahead
+                                                                    : F::ahead));
+        }
         F::template load<L>(place, v);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
@@ -11098,7 +11101,7 @@ struct StoredRest {
   TINYSCALE_INLINE void run() const {
     for (std::int64_t row = first; row < last; ++row) {
       for (std::int64_t i = 0; i < dots.m; ++i) {
-        dots.template dots<L, 1, 1>(row, i, 0);
+        dots.template dots<L, 1, 1, Fetch::nothing>(row, i, 0);
       }
     }
   }
@@ -15613,7 +15616,7 @@ struct CompressedDots {
       if (b == listed) {
         TINYSCALE_UNROLL
         for (int r = 0; r < ROWS; ++r) {
-          for (std::int64_t q = 0; q < Format::block_words; q += 16) {
+          for (std::int64_t q = 0; q < Format::block_words && ROWS > 1; q += 16) {
             fetch(from[r] + q, far);
           }
         }
@@ -15643,7 +15646,9 @@ struct CompressedDots {
           }
           TINYSCALE_UNROLL
           for (int r = 0; r < ROWS; ++r) {
-            fetch(from[r] + q, far);
+            if constexpr (ROWS > 1) {  // one alone may have others' behind it, which nobody reads
+              fetch(from[r] + q, far);
+            }
             Lane::words(from[r] + q, code);
             if constexpr (at_once) {
               Lane::gather(code, last[r]);
@@ -16947,14 +16952,14 @@ class ScreenedRow {
     // What the bounds cannot tell of is not told of.
     bool finite = first >= 0 && bounds_.by_left < 1e18f && bounds_.by_norm < 1e18f &&
                   multiply(w_.is_packed ? first / 16 : first);
-    std::int64_t p = 0, todo[8 + 16];
-    while (finite && p < panels) {
-      std::size_t count = 0;  // some at a time, so that the next are fetched meanwhile
-      while (p < panels && count < 8) {
+    constexpr std::int64_t ahead = 8, places = 32;  // fetched before the next is multiplied
+    std::int64_t p = 0, found = 0, done = 0, todo[places];
+    while (finite && (p < panels || done < found)) {
+      while (p < panels && found - done < ahead) {
         run_on_lanes(NextPanel{y_, bounds_, value(), p, panels, &p});
         for (std::int64_t row = 16 * p; row < std::min(known_, 16 * p + 16); ++row) {
           if (may_be(row)) {
-            fetch(todo[count++] = w_.is_packed ? p : row);
+            fetch(todo[found++ % places] = w_.is_packed ? p : row);
             if (w_.is_packed) {
               break;
             }
@@ -16962,8 +16967,8 @@ class ScreenedRow {
         }
         ++p;
       }
-      for (std::size_t i = 0; i < count && finite; ++i) {
-        finite = multiply(todo[i]);
+      if (done < found) {
+        finite = multiply(todo[done++ % places]);
       }
     }
     to_.place = finite ? to_.place : -1;

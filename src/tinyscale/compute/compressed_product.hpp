@@ -182,7 +182,7 @@ struct CompressedDots {
       if (b == listed) {
         TINYSCALE_UNROLL
         for (int r = 0; r < ROWS; ++r) {
-          for (std::int64_t q = 0; q < Format::block_words; q += 16) {
+          for (std::int64_t q = 0; q < Format::block_words && ROWS > 1; q += 16) {
             fetch(from[r] + q, far);
           }
         }
@@ -212,7 +212,9 @@ struct CompressedDots {
           }
           TINYSCALE_UNROLL
           for (int r = 0; r < ROWS; ++r) {
-            fetch(from[r] + q, far);
+            if constexpr (ROWS > 1) {  // one alone may have others' behind it, which nobody reads
+              fetch(from[r] + q, far);
+            }
             Lane::words(from[r] + q, code);
             if constexpr (at_once) {
               Lane::gather(code, last[r]);

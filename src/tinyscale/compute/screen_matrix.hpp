@@ -130,14 +130,14 @@ class ScreenedRow {
     // What the bounds cannot tell of is not told of.
     bool finite = first >= 0 && bounds_.by_left < 1e18f && bounds_.by_norm < 1e18f &&
                   multiply(w_.is_packed ? first / 16 : first);
-    std::int64_t p = 0, todo[8 + 16];
-    while (finite && p < panels) {
-      std::size_t count = 0;  // some at a time, so that the next are fetched meanwhile
-      while (p < panels && count < 8) {
+    constexpr std::int64_t ahead = 8, places = 32;  // fetched before the next is multiplied
+    std::int64_t p = 0, found = 0, done = 0, todo[places];
+    while (finite && (p < panels || done < found)) {
+      while (p < panels && found - done < ahead) {
         run_on_lanes(NextPanel{y_, bounds_, value(), p, panels, &p});
         for (std::int64_t row = 16 * p; row < std::min(known_, 16 * p + 16); ++row) {
           if (may_be(row)) {
-            fetch(todo[count++] = w_.is_packed ? p : row);
+            fetch(todo[found++ % places] = w_.is_packed ? p : row);
             if (w_.is_packed) {
               break;
             }
@@ -145,8 +145,8 @@ class ScreenedRow {
         }
         ++p;
       }
-      for (std::size_t i = 0; i < count && finite; ++i) {
-        finite = multiply(todo[i]);
+      if (done < found) {
+        finite = multiply(todo[done++ % places]);
       }
     }
     to_.place = finite ? to_.place : -1;

@@ -119,7 +119,8 @@ constexpr int stored_streams = 4;
 
 // What is fetched while a row is read: the same row further on, that into the first cache (AMD:
 // 1.1 to 1.5 times as fast on Zen 5, but for 16 bits from memory: 0.93 to 1), or the next row.
-enum class Fetch { ahead, into_first, next_row };
+// A row alone may have others behind it, which nobody reads.
+enum class Fetch { ahead, into_first, next_row, nothing };
 
 // Rows j + r * apart of W, r = 0..3 and j in [begin, end), with m rows of x.
 template <class F>
@@ -183,10 +184,12 @@ struct StoredDots {
       TINYSCALE_UNROLL
       for (int r = 0; r < ROWS; ++r) {
         const std::uint8_t* const place = from + r * next + p * F::bytes;
-        prefetch<FETCH == Fetch::into_first ? 3 : 2>(place + (FETCH == Fetch::next_row ? row_bytes
-                                                              : FETCH == Fetch::into_first
-                                                                  ? F::first_ahead
-                                                                  : F::ahead));
+        if constexpr (FETCH != Fetch::nothing) {
+          prefetch<FETCH == Fetch::into_first ? 3 : 2>(place + (FETCH == Fetch::next_row ? row_bytes
+                                                                : FETCH == Fetch::into_first
+                                                                    ? F::first_ahead
+                                                                    : F::ahead));
+        }
         F::template load<L>(place, v);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
@@ -235,7 +238,7 @@ struct StoredRest {
   TINYSCALE_INLINE void run() const {
     for (std::int64_t row = first; row < last; ++row) {
       for (std::int64_t i = 0; i < dots.m; ++i) {
-        dots.template dots<L, 1, 1>(row, i, 0);
+        dots.template dots<L, 1, 1, Fetch::nothing>(row, i, 0);
       }
     }
   }
