@@ -12,6 +12,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/weight_memory.hpp"
 
 // clang-format off
 #if defined(__unix__) || defined(__APPLE__)
@@ -29,7 +30,7 @@ class MappedFile {
   MappedFile() = default;
   // `who` begins the message of an Error: "load".
   MappedFile(const std::string& path, const char* who) : path_(path) { open(who); }
-  explicit MappedFile(std::size_t bytes) : data_(new std::uint8_t[bytes + 64]), size_(bytes) {}
+  explicit MappedFile(std::size_t bytes) { own(bytes); }
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
   ~MappedFile() {
@@ -39,7 +40,7 @@ class MappedFile {
       return;
     }
 #endif
-    delete[] data_;
+    delete own_;
   }
 
   const std::uint8_t* data() const { return data_; }
@@ -50,11 +51,17 @@ class MappedFile {
 
  private:
   void open(const char* who);
+  void own(std::size_t bytes) {
+    own_ = new detail::WeightMemory(bytes + 64);
+    data_ = static_cast<std::uint8_t*>(own_->data());
+    size_ = bytes;
+  }
 
   std::string path_;
   std::uint8_t* data_ = nullptr;
   std::size_t size_ = 0;
   bool mapped_ = false;
+  detail::WeightMemory* own_ = nullptr;  // where it is no file's
 };
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -100,8 +107,7 @@ inline void MappedFile::open(const char* who) {
   if (failed) {
     detail::fail({who, ": cannot read \"", path_, "\": ", std::strerror(errno)});
   }
-  data_ = new std::uint8_t[bytes.size() + 64];
-  size_ = bytes.size();
+  own(bytes.size());
   std::memcpy(data_, bytes.data(), size_);
 }
 #endif

@@ -142,6 +142,11 @@ struct CompressedDots {
   template <class L>
   TINYSCALE_INLINE void run() const {
     constexpr int wide = L::width == 16 ? 4 : 2;  // rows of x that fit in registers
+    for (std::int64_t q = 0; q < 512; q += 16) {  // what nothing has fetched yet
+      for (std::int64_t r = 0; r < stored_streams; ++r) {
+        prefetch(w.words(begin + r * apart) + q);
+      }
+    }
     for (std::int64_t j = begin; j < end; ++j) {
       std::int64_t i = 0;
       for (; i + wide <= m; i += wide) {

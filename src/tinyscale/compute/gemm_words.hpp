@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <new>  // align_val_t
 
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/base/weight_memory.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/word_pack.hpp"
@@ -196,17 +196,11 @@ inline void pack_panels(const WordSource& b, std::int64_t first, std::int64_t be
 // A whole B, packed once: [word_pass of k][panel][k][64]. Aligned to cache lines.
 class WordBuffer {
  public:
-  explicit WordBuffer(std::int64_t count)
-      : data_(static_cast<std::uint32_t*>(
-            ::operator new(static_cast<std::size_t>(count) * 4 + 64, std::align_val_t(64)))) {}
-  ~WordBuffer() { ::operator delete(data_, std::align_val_t(64)); }
-  WordBuffer(const WordBuffer&) = delete;
-  WordBuffer& operator=(const WordBuffer&) = delete;
-
-  std::uint32_t* data() const { return data_; }
+  explicit WordBuffer(std::int64_t count) : memory_(static_cast<std::size_t>(count) * 4 + 64) {}
+  std::uint32_t* data() const { return static_cast<std::uint32_t*>(memory_.data()); }
 
  private:
-  std::uint32_t* data_;
+  WeightMemory memory_;
 };
 
 inline Shared<WordBuffer> pack_all(const WordSource& b) {

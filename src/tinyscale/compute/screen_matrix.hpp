@@ -3,6 +3,7 @@
 // number and how far it can be off; the rows that may hold the largest are multiplied whole. Place
 // and value are those of multiply_stored's y of up to stored_few rows of x, whatever x and W are:
 // greedy decoding asks no more of a model's head, which may be most of a small model's bytes.
+// Where C has 4 bits and W 16 or more, the rows that C leaves are looked at in 8 bits first.
 //   |w a - c b| <= |w - c| |b| + |w| |a - b|   (Cauchy-Schwarz), a and b: x as W and C round it,
 // and what sums in f32 may lose: (K + 16) 2^-23 of |w| |a| and of |c| |b|.
 
@@ -17,6 +18,7 @@
 #include "tinyscale/base/thread_scope.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/argmax.hpp"
+#include "tinyscale/compute/byte_rows.hpp"
 #include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/scratch.hpp"
@@ -30,6 +32,8 @@ struct StoredScreen {
   List<kernels::QuantizedMatrix> parts;  // C, some rows after others; whole panels of 16
   List<float> left, norm;                // [panel]: the longest w - c of its rows, and w
   List<float> row_left;                  // [row], up to a whole panel
+  detail::ByteRows again;                // W in 8 bits, or no rows
+  List<float> again_left;                // [row]: the length of w less its row there
 
   double bytes() const {  // that every product reads
     double sum = 8 * static_cast<double>(left.size());
@@ -37,6 +41,9 @@ struct StoredScreen {
       sum += part.bytes();
     }
     return sum;
+  }
+  double again_bytes() const {  // of a row looked at again
+    return again.rows > 0 ? static_cast<double>(again.row_words() * 4 + 8) : 0;
   }
 };
 
@@ -114,7 +121,16 @@ class ScreenedRow {
   // y: [rows] up to a whole panel, -infinity from `known` on.
   ScreenedRow(const StoredMatrix& w, Activations how, std::int64_t known, const float* x,
               const RoundedActivations& codes, const float* seen, float* y, LargestProduct& to)
-      : w_(w), how_(how), known_(known), x_(x), codes_(codes), y_(y), to_(to), bounds_{*w.screen} {
+      : w_(w),
+        how_(how),
+        known_(known),
+        x_(x),
+        codes_(codes),
+        y_(y),
+        to_(to),
+        bounds_{*w.screen},
+        again_bounds_{*w.screen},
+        seen_(w.cols + 64) {
     const Scratch lease(w.cols);
     float* const again = lease.data();
     RoundedRows(w.screen->parts[0], 1, seen, w.cols, Activations::int8_groups).numbers(0, again);
@@ -123,6 +139,10 @@ class ScreenedRow {
     bounds_.by_left = static_cast<float>(1.00001 * b * (1 + sums));
     bounds_.by_norm =
         static_cast<float>(1.00001 * (length_of(w.cols, seen, again) + sums * (a + b)));
+    again_bounds_.by_left = static_cast<float>(1.00001 * a * (1 + sums));
+    again_bounds_.by_norm = static_cast<float>(2.00002 * sums * a);
+    std::copy_n(seen, w.cols, seen_.data());
+    std::fill(seen_.data() + w.cols, seen_.data() + w.cols + 64, 0.0f);
   }
 
   void find() {
@@ -146,7 +166,10 @@ class ScreenedRow {
         ++p;
       }
       if (done < found) {
-        finite = multiply(todo[done++ % places]);
+        const std::int64_t unit = todo[done++ % places];
+        if (may_be_again(unit)) {
+          finite = multiply(unit);
+        }
       }
     }
     to_.place = finite ? to_.place : -1;
@@ -157,16 +180,33 @@ class ScreenedRow {
   float value() const { return to_.value - std::fabs(to_.value) * 1e-6f - 1e-36f; }
   bool may_be(std::int64_t row) const { return y_[row] >= bounds_.least_of_row(row, value()); }
 
+  bool looks_again() const { return w_.screen->again.rows > 0; }
+  bool may_be_again(std::int64_t row) {
+    if (!looks_again()) {
+      return true;
+    }
+    float y = 0;
+    run_on_lanes(ByteRowDot{w_.screen->again, row, seen_.data(), &y});
+    ++to_.again;
+    const float left = w_.screen->again_left.data()[row];
+    return !(y < again_bounds_.least(row / 16, left, value()));
+  }
+
   void fetch(std::int64_t unit) const {
-    const std::int64_t bytes = w_.is_packed         ? w_.packed.panel_bytes()
-                               : w_.is_compressed() ? w_.compressed.row_words() * 4
-                                                    : w_.row_bytes;
-    const auto* const from =
-        w_.is_packed ? reinterpret_cast<const std::uint8_t*>(w_.packed.data->data()) + unit * bytes
-        : w_.is_compressed() ? reinterpret_cast<const std::uint8_t*>(w_.compressed.words(unit))
-                             : w_.data + unit * bytes;
+    std::int64_t bytes = w_.row_bytes;
+    const void* from = w_.data + unit * bytes;
+    if (looks_again()) {
+      bytes = w_.screen->again.row_words() * 4;
+      from = w_.screen->again.row(unit);
+    } else if (w_.is_packed) {
+      bytes = w_.packed.panel_bytes();
+      from = reinterpret_cast<const std::uint8_t*>(w_.packed.data->data()) + unit * bytes;
+    } else if (w_.is_compressed()) {
+      bytes = w_.compressed.row_words() * 4;
+      from = w_.compressed.words(unit);
+    }
     for (std::int64_t at = 0; at < bytes; at += 64) {
-      prefetch(from + at);
+      prefetch(static_cast<const std::uint8_t*>(from) + at);
     }
   }
 
@@ -215,7 +255,8 @@ class ScreenedRow {
   const RoundedActivations codes_;  // of x, where W is packed and meets codes
   float* const y_;
   LargestProduct& to_;
-  ScreenBounds bounds_;
+  ScreenBounds bounds_, again_bounds_;
+  Scratch seen_;  // x as w sees it, and zeros
 };
 
 // Of panel p of a part of C, whose rows w holds: what the bounds ask, into panel `to` of the
@@ -228,7 +269,8 @@ inline void screen_lengths(const kernels::QuantizedMatrix& part, std::int64_t p,
   float* const copy = panel + 16 * cols;
   run_on_lanes(UnpackPanels{{part}, p, 1, panel});
   double left = 0, norm = 0;
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(16, part.rows - 16 * p); ++i) {
+  const std::int64_t part_rows = std::min<std::int64_t>(16, part.rows - 16 * p);
+  for (std::int64_t i = 0; i < part_rows; ++i) {
     for (std::int64_t k = 0; k < cols; ++k) {
       copy[k] = panel[16 * k + i];
     }
@@ -236,6 +278,12 @@ inline void screen_lengths(const kernels::QuantizedMatrix& part, std::int64_t p,
     screen.row_left[static_cast<std::size_t>(16 * to + i)] = not_below(apart);
     left = std::max(left, apart);
     norm = std::max(norm, length_of(cols, w + i * cols));
+  }
+  for (std::int64_t i = 0; i < part_rows && screen.again.rows > 0; ++i) {
+    std::copy_n(w + i * cols, cols, copy);
+    screen.again.set(16 * to + i, copy);
+    screen.again_left[static_cast<std::size_t>(16 * to + i)] =
+        not_below(length_of(cols, w + i * cols, copy));
   }
   screen.left[static_cast<std::size_t>(to)] = not_below(left);
   screen.norm[static_cast<std::size_t>(to)] = not_below(norm);
@@ -267,7 +315,7 @@ inline double largest_stored(const StoredMatrix& w, Activations how, std::int64_
     gemm_quantized(part, m, rows_of_x.data(), w.cols, rows_of_y.data() + first, padded);
     first += part.rows;
   }
-  double rows = 0;
+  double rows = 0, again = 0;
   for (std::int64_t i = 0; i < m; ++i) {
     float* const y = rows_of_y.data() + i * padded;
     std::fill(y + known, y + padded, -std::numeric_limits<float>::infinity());
@@ -276,12 +324,15 @@ inline double largest_stored(const StoredMatrix& w, Activations how, std::int64_
                         to[i])
         .find();
     rows += static_cast<double>(to[i].rows);
+    again += static_cast<double>(to[i].again);
   }
-  return w.screen->bytes() + rows * w.bytes() / static_cast<double>(w.rows);
+  return w.screen->bytes() + again * w.screen->again_bytes() +
+         rows * w.bytes() / static_cast<double>(w.rows);
 }
 
-// w with a copy in 4 bits; in 8 where W has 16 bits or more and rows of over 512 numbers: the
-// longer they are, the less the bound rules out. `together`: numbers of W that are f32 meanwhile.
+// w with a copy in 4 bits, and of over 512 numbers of 16 bits or more a row in 8 bits besides; of
+// over 1536 in 8 bits alone: the longer rows are, the less the bound rules out. `together`: numbers
+// of W that are f32 meanwhile.
 inline StoredMatrix screen_matrix(const StoredMatrix& w,
                                   std::int64_t together = std::int64_t{1} << 25) {
   const double number = w.bytes() / static_cast<double>(std::max<std::int64_t>(1, w.rows * w.cols));
@@ -289,13 +340,18 @@ inline StoredMatrix screen_matrix(const StoredMatrix& w,
     detail::fail({"screen_matrix: ", w.kind(), " [", w.rows, ", ", w.cols, "], ", number,
                   " bytes a number; numbers of 8 bits and more have something to leave out"});
   }
-  const int bits = number > 1.5 && w.cols > 512 ? 8 : 4;
+  const bool wide = number > 1.5 && w.cols > 512, twice = wide && w.cols <= 1536;
+  const int bits = wide && !twice ? 8 : 4;
   const std::int64_t most = std::max<std::int64_t>(1, together / w.cols / 16) * 16;
   const std::int64_t panels = (w.rows + 15) / 16;
   const Shared<StoredScreen> screen(new StoredScreen);
   screen->left.resize(static_cast<std::size_t>(panels));
   screen->norm.resize(static_cast<std::size_t>(panels));
   screen->row_left.resize(static_cast<std::size_t>(16 * panels));
+  if (twice) {
+    screen->again = detail::ByteRows(w.rows, w.cols);
+    screen->again_left.resize(static_cast<std::size_t>(w.rows));
+  }
   for (std::int64_t first = 0; first < w.rows; first += most) {
     const std::int64_t count = std::min(most, w.rows - first);
     const detail::Scratch rows(count * w.cols);
@@ -312,7 +368,7 @@ inline StoredMatrix screen_matrix(const StoredMatrix& w,
         }
       }
     });
-    screen->parts.push_back(quantize(count, w.cols, 32, bits, from));
+    screen->parts.push_back(quantize(count, w.cols, twice ? 16 : 32, bits, from));
     const QuantizedMatrix& part = screen->parts.back();
     parallel_for((count + 15) / 16, 4, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t p = begin; p < end; ++p) {

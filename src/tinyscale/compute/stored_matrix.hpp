@@ -29,6 +29,7 @@ struct LargestProduct {
   std::int64_t place = -1;  // the first largest; -1: some may not be finite
   float value = 0;
   std::int64_t rows = 0;  // of W, that were multiplied whole for it
+  std::int64_t again = 0;  // that were looked at in 8 bits
 };
 
 struct StoredMatrix {
