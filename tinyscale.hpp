@@ -2951,8 +2951,8 @@ inline double physical_memory() {
 
 // >> tinyscale/base/weight_memory.hpp
 // Memory for what is long, made once and read from beginning to end again and again: 64-byte
-// aligned, in pages of 2 MiB where the system gives them (a model of 110M parameters decodes 1.02
-// times as fast: fewer of its addresses must be looked up).
+// aligned, in pages of 2 MiB where Linux gives them (a model of 110M parameters decodes 1.01
+// to 1.02 times as fast: fewer of its addresses must be looked up).
 
 // clang-format off
 #if defined(__linux__)
@@ -2981,7 +2981,13 @@ class WeightMemory {
 
  private:
   static constexpr std::size_t page = std::size_t{1} << 21;
-  std::size_t alignment() const { return bytes_ >= page ? page : 64; }
+  std::size_t alignment() const {
+#if defined(__linux__)
+    return bytes_ >= page ? page : 64;
+#else
+    return 64;
+#endif
+  }
 
   std::size_t bytes_;
   void* data_;
@@ -13811,8 +13817,7 @@ inline CompressedF32 compress_f32(std::int64_t rows, std::int64_t cols, const fl
   w.numbers->exceptions.resize(static_cast<std::size_t>(listed));
   parallel_for(rows, chunk, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      detail::compress_row(from + i * cols, cols, w, i,
-                           w.numbers->words.data() + i * w.row_words(),
+      detail::compress_row(from + i * cols, cols, w, i, w.numbers->words.data() + i * w.row_words(),
                            w.numbers->exceptions.data() + w.row(i).first);
     }
   });
@@ -15011,8 +15016,9 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
 
 // >> tinyscale/compute/stored_matrix.hpp
 // A matrix of weights as it is stored: rows of floats or of blocks, perhaps in the mapping of a
-// file, or packed to 8 or 4 bits for the integer kernels, or f32 in 28 bits. It is only read: by products with
-// activations (stored_product.hpp) and row by row, as an embedding is. store_matrix.hpp makes them.
+// file, or packed to 8 or 4 bits for the integer kernels, or f32 in 28 bits. It is only read: by
+// products with activations (stored_product.hpp) and row by row, as an embedding is.
+// store_matrix.hpp makes them.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -15028,7 +15034,7 @@ struct StoredScreen;
 struct LargestProduct {
   std::int64_t place = -1;  // the first largest; -1: some may not be finite
   float value = 0;
-  std::int64_t rows = 0;  // of W, that were multiplied whole for it
+  std::int64_t rows = 0;   // of W, that were multiplied whole for it
   std::int64_t again = 0;  // that were looked at in 8 bits
 };
 
@@ -15056,10 +15062,10 @@ struct StoredMatrix {
                     const float* x, std::int64_t ldx, LargestProduct* to) = nullptr;
 
   const char* kind() const {
-    return is_compressed()       ? "f32 in 28 bits"
-           : !is_packed          ? name_of(format)
-           : packed.bits == 8    ? "int8"
-                                 : "int4";
+    return is_compressed()    ? "f32 in 28 bits"
+           : !is_packed       ? name_of(format)
+           : packed.bits == 8 ? "int8"
+                              : "int4";
   }
   double bytes() const {  // that a product reads
     return is_compressed() ? compressed.bytes()
@@ -15467,6 +15473,10 @@ inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t
   if (m == 0 || w.rows == 0) {
     return;
   }
+  if (w.is_compressed()) {
+    w.multiply(w, how, m, x, ldx, y, ldy);
+    return;
+  }
   for (std::int64_t i = 0; i < m && w.cols == 0; ++i) {
     std::fill(y + i * ldy, y + i * ldy + w.rows, 0.0f);
   }
@@ -15490,7 +15500,7 @@ inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t
 
 #endif  // TINYSCALE_ONLY
 
-#if (TINYSCALE_ONLY) == -1
+#if (TINYSCALE_ONLY) & TINYSCALE_GENERATION
 
 // >> tinyscale/compute/compressed_product.hpp
 // y = x W' with W as f32 in 28 bits. A few rows of x: W becomes f32 in registers, an eighth fewer
@@ -15772,15 +15782,15 @@ struct CompressedDots {
   // The first block from b on with an exception in one of the rows.
   std::int64_t next_listed(std::int64_t row, std::int64_t rows, std::int64_t step,
                            std::int64_t b) const {
+    using Format = kernels::CompressedF32;
     std::int64_t found = w.blocks();
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const kernels::CompressedF32::Exception* e = w.exceptions(row + r * step);
-      const kernels::CompressedF32::Exception* const end = w.exceptions(row + r * step + 1);
-      while (e != end && e->col < b * kernels::CompressedF32::block) {
+    for (std::int64_t i = row; i < row + rows * step; i += step) {
+      const Format::Exception* e = w.exceptions(i);
+      const Format::Exception* const last = w.exceptions(i + 1);
+      while (e != last && e->col < b * Format::block) {
         ++e;
       }
-      found = e == end ? found
-                       : std::min<std::int64_t>(found, e->col / kernels::CompressedF32::block);
+      found = e == last ? found : std::min<std::int64_t>(found, e->col / Format::block);
     }
     return found;
   }
@@ -15795,7 +15805,7 @@ struct CompressedRest {
   TINYSCALE_INLINE void run() const {
     for (std::int64_t row = first; row < last; ++row) {
       for (std::int64_t i = 0; i < dots.m; ++i) {
-        dots.template dots<L, 1, 1>(row, i, 0);
+        dots.template dots<L, 1, 1>(row, i, 1);
       }
     }
   }
@@ -16889,7 +16899,8 @@ inline std::int64_t argmax(std::int64_t n, const float* x) {
 // >> tinyscale/compute/byte_rows.hpp
 // Rows of a matrix in 8 bits, one scale a row, each to be multiplied alone: what is rough and short
 // enough to look at some rows before they are read whole. 64 columns are 16 words: column 16 e + j
-// of them is byte e of word j; a row has whole cache lines, what is too much holds zeros.
+// of them is byte e of word j, kept 128 higher; a row has whole cache lines, what is too much holds
+// zeros.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -16917,11 +16928,11 @@ struct ByteRows {
     }
     const float one = largest / 127.0f, inverse = one > 1e-38f ? 1.0f / one : 0.0f;  // finite
     std::uint32_t* const to = row(i);
-    std::fill(to, to + row_words(), 0U);
+    std::fill(to, to + row_words(), 0x80808080U);
     for (std::int64_t k = 0; k < cols; ++k) {
       const float code = std::round(numbers[k] * inverse);
-      const auto byte = static_cast<std::uint32_t>(static_cast<std::int32_t>(code)) & 255U;
-      to[k / 64 * 16 + k % 16] |= byte << (k % 64 / 16 * 8);
+      const auto byte = static_cast<std::uint32_t>(static_cast<std::int32_t>(code) + 128);
+      to[k / 64 * 16 + k % 16] ^= (byte ^ 128U) << (k % 64 / 16 * 8);
       numbers[k] = code * one;
     }
     scale[static_cast<std::size_t>(i)] = one;
@@ -16949,7 +16960,7 @@ struct ByteRowDot {
         std::memcpy(&word, from + j, sizeof(word));
         TINYSCALE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          to_float<L>((word << (24 - 8 * e)) >> 24, v);
+          PackedCodes::code<L, 8>(word, e, v);
           load<L>(x + k + 16 * e + j, left);
           sum[e] = sum[e] + left * v;
         }
@@ -24782,7 +24793,7 @@ inline LargestOfRows largest_stored(const Tensor& x, const StoredMatrix& w, Acti
   y.bytes = w.largest(w, activations, known, x.dim(0), x.data(), w.cols, y.rows.data());
   double rows = static_cast<double>(w.rows) * static_cast<double>(x.dim(0));
   for (const LargestProduct& row : y.rows) {
-    rows += static_cast<double>(row.rows);
+    rows += static_cast<double>(row.rows + row.again);
   }
   const double cols = static_cast<double>(w.cols);
   detail::record_stored(scope, "largest of matmul", w, static_cast<double>(w.rows) * cols, y.bytes,
@@ -61744,7 +61755,7 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
     const StoredMatrix& head = *model.head_matrix().stored;
     totals.parts.back().weight_bytes += largest->bytes - (whole ? 0 : head.bytes());
     for (const LargestProduct& row : largest->rows) {
-      const std::int64_t multiplied = row.rows + (whole ? head.rows : 0);
+      const std::int64_t multiplied = row.rows + row.again + (whole ? head.rows : 0);
       totals.parts.back().matmul_flops += 2 * static_cast<double>(multiplied * head.cols);
     }
   }

@@ -53,7 +53,7 @@ std::string route_text(const ts::Machine& machine, int from, int to) {
 }
 
 // Links that leave one half of a machine, of the coordinates below n / 2 of a dimension.
-int links_cut(const ts::Machine& machine, int dim) {
+int links_across(const ts::Machine& machine, int dim) {
   const ts::detail::MachineLinks links(machine);
   const std::int64_t behind = ts::detail::chips_behind(machine, dim), n = machine.dims[dim];
   const auto lower = [&](std::int64_t chip) { return chip / behind % n < n / 2; };
@@ -120,9 +120,9 @@ TEST_CASE("network: presets have the links of specs.md") {
 
 TEST_CASE("network: bisection of a pod and a node") {
   const ts::Machine pod = ts::machine("tpu-v5e", {16, 16});  // Google: 50 GB/s a link, 1.6 TB/s
-  CHECK(links_cut(pod, 0) == 32);
-  CHECK(links_cut(pod, 1) * 50e9 == 1.6e12);
-  CHECK(links_cut(ts::machine("tpu-v4", {4, 4, 4}), 0) == 32);
+  CHECK(links_across(pod, 0) == 32);
+  CHECK(links_across(pod, 1) * 50e9 == 1.6e12);
+  CHECK(links_across(ts::machine("tpu-v4", {4, 4, 4}), 0) == 32);
 }
 
 TEST_CASE("network: errors of machines") {

@@ -21,15 +21,34 @@ using ts::BlockFormat;
 
 namespace {
 
+struct Kind : ts::StoreAs {
+  bool compressed = false;  // f32 in 28 bits
+  Kind(BlockFormat f, int bits, std::int64_t columns, bool less = false) : compressed(less) {
+    format = f;
+    packed_bits = bits;
+    group = columns;
+  }
+};
+
 // Every way to keep weights that has something to leave out.
-std::vector<ts::StoreAs> kinds() {
-  std::vector<ts::StoreAs> all = {
-      {BlockFormat::f32, 8, 32}, {BlockFormat::f32, 8, 64}, {BlockFormat::f32, 8, 0}};
+std::vector<Kind> kinds() {
+  std::vector<Kind> all = {{BlockFormat::f32, 8, 32},
+                           {BlockFormat::f32, 8, 64},
+                           {BlockFormat::f32, 8, 0},
+                           {BlockFormat::f32, 0, 32, true}};
   for (const BlockFormat format :
        {BlockFormat::f32, BlockFormat::bf16, BlockFormat::f16, BlockFormat::q8_0}) {
     all.push_back({format, 0, 32});
   }
   return all;
+}
+
+ts::StoredMatrix stored(std::int64_t rows, std::int64_t cols, const Floats& numbers,
+                        const Kind& how) {
+  const kernel::CompressedF32 w =
+      how.compressed ? kernel::compress_f32(rows, cols, numbers.data()) : kernel::CompressedF32();
+  return w.rows > 0 ? kernel::stored_compressed(w)
+                    : kernel::store_matrix(rows, cols, numbers.data(), how);
 }
 
 bool fits(const ts::StoreAs& how, std::int64_t cols) {
@@ -40,28 +59,32 @@ bool fits(const ts::StoreAs& how, std::int64_t cols) {
 std::int64_t check_largest(const ts::StoredMatrix& w, Activations how, std::int64_t known,
                            std::int64_t m, const Floats& x) {
   Floats y(static_cast<std::size_t>(m * w.rows));
-  kernel::multiply_stored(w, how, m, x.data(), w.cols, y.data(), w.rows);
+  w.multiply(w, how, m, x.data(), w.cols, y.data(), w.rows);
   std::vector<ts::LargestProduct> found(static_cast<std::size_t>(m));
   const double bytes = w.largest(w, how, known, m, x.data(), w.cols, found.data());
-  std::int64_t same = 0, rows = 0;
+  std::int64_t same = 0, rows = 0, again = 0;
   for (std::int64_t i = 0; i < m; ++i) {
     const float* const row = y.data() + i * w.rows;
     const std::int64_t best = kernel::argmax(known, row);
     const ts::LargestProduct& largest = found[static_cast<std::size_t>(i)];
     same += largest.place == best && (best < 0 || largest.value == row[best]) ? 1 : 0;
     rows += largest.rows;
+    again += largest.again;
   }
   CHECK(same == m);
   CHECK(rows <= m * w.rows);
+  CHECK(again <= m * w.rows);
   CHECK(bytes ==
-        w.screen->bytes() + static_cast<double>(rows) * w.bytes() / static_cast<double>(w.rows));
+        doctest::Approx(w.screen->bytes() + static_cast<double>(again) * w.screen->again_bytes() +
+                        static_cast<double>(rows) * w.bytes() / static_cast<double>(w.rows)));
   return rows;
 }
 
 }  // namespace
 
 TEST_CASE("screened products: the largest is the whole product's, place and bits, on every path") {
-  const std::int64_t shapes[][2] = {{1, 1}, {3, 32}, {16, 33}, {17, 64}, {100, 96}, {333, 288}};
+  const std::int64_t shapes[][2] = {{1, 1},     {3, 32},   {16, 33},   {17, 64},  {100, 96},
+                                    {333, 288}, {50, 608}, {35, 1536}, {20, 1600}};
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
     CAPTURE(ts::name_of(path));
@@ -69,7 +92,7 @@ TEST_CASE("screened products: the largest is the whole product's, place and bits
       const std::int64_t rows = shape[0], cols = shape[1];
       CAPTURE(rows);
       CAPTURE(cols);
-      for (const ts::StoreAs& how : kinds()) {
+      for (const Kind& how : kinds()) {
         if (!fits(how, cols)) {
           continue;
         }
@@ -77,8 +100,7 @@ TEST_CASE("screened products: the largest is the whole product's, place and bits
         CAPTURE(how.packed_bits);
         CAPTURE(how.group);
         const Floats numbers = noise(rows * cols, 3);
-        const ts::StoredMatrix w =
-            kernel::screen_matrix(kernel::store_matrix(rows, cols, numbers.data(), how));
+        const ts::StoredMatrix w = kernel::screen_matrix(stored(rows, cols, numbers, how));
         for (const Activations activations :
              {Activations::f32, Activations::int8_groups, Activations::int8_blocks}) {
           CAPTURE(static_cast<int>(activations));
@@ -93,51 +115,53 @@ TEST_CASE("screened products: the largest is the whole product's, place and bits
 }
 
 TEST_CASE("screened products: rows that differ by a last bit, equal rows, and none but zeros") {
-  const std::int64_t rows = 64, cols = 96;
-  Floats numbers = noise(cols, 1);
-  for (std::int64_t row = 1; row < rows; ++row) {  // all alike but one number, a last bit larger
-    for (std::int64_t col = 0; col < cols; ++col) {
-      numbers.push_back(numbers[static_cast<std::size_t>(col)]);
-    }
-    float& one = numbers[static_cast<std::size_t>(row * cols + row % cols)];
-    one = row % 3 == 0 ? std::nextafter(one, 2.0f) : one;
-  }
-  for (const ts::StoreAs& how : kinds()) {
-    const ts::StoredMatrix w =
-        kernel::screen_matrix(kernel::store_matrix(rows, cols, numbers.data(), how));
-    for (const Activations activations : {Activations::f32, Activations::int8_groups}) {
-      for (std::uint64_t seed = 0; seed < 20; ++seed) {
-        check_largest(w, activations, rows, 1, noise(cols, 100 + seed));
+  for (const std::int64_t cols : {96, 704}) {
+    const std::int64_t rows = 64;
+    Floats numbers = noise(cols, 1);
+    for (std::int64_t row = 1; row < rows; ++row) {  // all alike but one number, a last bit larger
+      for (std::int64_t col = 0; col < cols; ++col) {
+        numbers.push_back(numbers[static_cast<std::size_t>(col)]);
       }
-      check_largest(w, activations, rows, 1, Floats(static_cast<std::size_t>(cols), 0.0f));
+      float& one = numbers[static_cast<std::size_t>(row * cols + row % cols)];
+      one = row % 3 == 0 ? std::nextafter(one, 2.0f) : one;
+    }
+    for (const Kind& how : kinds()) {
+      const ts::StoredMatrix w = kernel::screen_matrix(stored(rows, cols, numbers, how));
+      for (const Activations activations : {Activations::f32, Activations::int8_groups}) {
+        for (std::uint64_t seed = 0; seed < 20; ++seed) {
+          check_largest(w, activations, rows, 1, noise(cols, 100 + seed));
+        }
+        check_largest(w, activations, rows, 1, Floats(static_cast<std::size_t>(cols), 0.0f));
+      }
     }
   }
 }
 
 TEST_CASE("screened products: numbers of any size, and what is not finite is not told of") {
-  const std::int64_t rows = 80, cols = 64;
-  for (const ts::StoreAs& how : kinds()) {
-    Floats numbers = noise(rows * cols, 6);
-    for (std::int64_t i = 0; i < rows * cols; ++i) {
-      numbers[static_cast<std::size_t>(i)] *=
-          std::ldexp(1.0f, static_cast<int>(i * 7919 % 24) - 12);
-    }
-    const ts::StoredMatrix w =
-        kernel::screen_matrix(kernel::store_matrix(rows, cols, numbers.data(), how));
-    for (const int power : {-140, -120, -60, -20, 0, 20, 40}) {
-      Floats x = noise(cols, 7);
-      for (float& number : x) {
-        number = std::ldexp(number, power);
+  for (const std::int64_t cols : {64, 640}) {
+    const std::int64_t rows = 80;
+    for (const Kind& how : kinds()) {
+      Floats numbers = noise(rows * cols, 6);
+      for (std::int64_t i = 0; i < rows * cols; ++i) {
+        numbers[static_cast<std::size_t>(i)] *=
+            std::ldexp(1.0f, static_cast<int>(i * 7919 % 24) - 12);
       }
-      check_largest(w, Activations::f32, rows, 1, x);
-      check_largest(w, Activations::int8_groups, rows, 1, x);
-    }
-    for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
-      Floats x = noise(cols, 8);
-      x[5] = bad;
-      ts::LargestProduct found;
-      w.largest(w, Activations::f32, rows, 1, x.data(), cols, &found);
-      CHECK(found.place == -1);
+      const ts::StoredMatrix w = kernel::screen_matrix(stored(rows, cols, numbers, how));
+      for (const int power : {-140, -120, -60, -20, 0, 20, 40}) {
+        Floats x = noise(cols, 7);
+        for (float& number : x) {
+          number = std::ldexp(number, power);
+        }
+        check_largest(w, Activations::f32, rows, 1, x);
+        check_largest(w, Activations::int8_groups, rows, 1, x);
+      }
+      for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+        Floats x = noise(cols, 8);
+        x[5] = bad;
+        ts::LargestProduct found;
+        w.largest(w, Activations::f32, rows, 1, x.data(), cols, &found);
+        CHECK(found.place == -1);
+      }
     }
   }
 }
@@ -157,9 +181,8 @@ TEST_CASE("screened products: of lengths so small that a float has a digit, none
 TEST_CASE("screened products: few rows are read whole, whatever the matrix is cut into") {
   const std::int64_t rows = 4096, cols = 256;
   const Floats numbers = noise(rows * cols, 9);
-  for (const ts::StoreAs& how : kinds()) {
-    const ts::StoredMatrix w =
-        kernel::screen_matrix(kernel::store_matrix(rows, cols, numbers.data(), how));
+  for (const Kind& how : kinds()) {
+    const ts::StoredMatrix w = kernel::screen_matrix(stored(rows, cols, numbers, how));
     std::int64_t read = 0;
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
       read += check_largest(w, Activations::int8_groups, rows, 1, noise(cols, 20 + seed));
@@ -167,22 +190,39 @@ TEST_CASE("screened products: few rows are read whole, whatever the matrix is cu
     CHECK(read < 10 * rows / (how.packed_bits != 0 ? 4 : 16));  // packed ones come by sixteens
     CHECK(w.screen->bytes() < 0.6 * static_cast<double>(rows * cols));
   }
-  // Of rows above 512 numbers of 16 bits or more the copy has 8 bits; made in parts, it has as
-  // many.
-  const std::int64_t wide = 1024;
-  const Floats more = noise(83 * wide, 10);
+  // Rows above 512 numbers of 16 bits or more are looked at again in 8 bits, those above 1536 are
+  // in 8 bits alone; made in parts, a screen has as many.
+  const struct {
+    std::int64_t cols;
+    int bits;
+    bool again;
+  } wide[] = {{512, 4, false}, {544, 4, true}, {1536, 4, true}, {1568, 8, false}};
+  for (const auto& c : wide) {
+    CAPTURE(c.cols);
+    for (const Kind& how : {Kind(BlockFormat::bf16, 0, 32), Kind(BlockFormat::f32, 0, 32, true)}) {
+      const ts::StoredMatrix w =
+          kernel::screen_matrix(stored(83, c.cols, noise(83 * c.cols, 10), how), 40 * c.cols);
+      CHECK(w.screen->parts.size() == 3);
+      CHECK(w.screen->parts[0].bits == c.bits);
+      CHECK(w.screen->again.rows == (c.again ? 83 : 0));
+      check_largest(w, Activations::f32, 83, 4, noise(4 * c.cols, 11));
+    }
+  }
+  // What is looked at again spares whole rows.
+  const std::int64_t long_rows = 4096, length = 768;
   const ts::StoredMatrix w = kernel::screen_matrix(
-      kernel::store_matrix(83, wide, more.data(), {BlockFormat::bf16, 0, 32}), 40 * wide);
-  CHECK(w.screen->parts.size() == 3);
-  CHECK(w.screen->parts[0].bits == 8);
-  check_largest(w, Activations::f32, 83, 4, noise(4 * wide, 11));
+      kernel::store_matrix(long_rows, length, noise(long_rows * length, 14).data()));
+  std::int64_t whole = 0;
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    whole += check_largest(w, Activations::f32, long_rows, 1, noise(length, 40 + seed));
+  }
+  CHECK(whole < 5 * 8);
 }
 
 TEST_CASE("screened products: a panel of packed rows is read whole, whatever of it is known") {
   const Floats numbers = noise(40 * 64, 12);
-  for (const ts::StoreAs& how : kinds()) {
-    const ts::StoredMatrix w =
-        kernel::screen_matrix(kernel::store_matrix(40, 64, numbers.data(), how));
+  for (const Kind& how : kinds()) {
+    const ts::StoredMatrix w = kernel::screen_matrix(stored(40, 64, numbers, how));
     const std::int64_t read = check_largest(w, Activations::f32, 1, 1, noise(64, 13));
     CHECK(read == (how.packed_bits != 0 ? 16 : 1));
   }

@@ -1,17 +1,20 @@
 #pragma once
 // Rows of a matrix in 8 bits, one scale a row, each to be multiplied alone: what is rough and short
 // enough to look at some rows before they are read whole. 64 columns are 16 words: column 16 e + j
-// of them is byte e of word j; a row has whole cache lines, what is too much holds zeros.
+// of them is byte e of word j, kept 128 higher; a row has whole cache lines, what is too much holds
+// zeros.
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/stored_packed.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -39,11 +42,11 @@ struct ByteRows {
     }
     const float one = largest / 127.0f, inverse = one > 1e-38f ? 1.0f / one : 0.0f;  // finite
     std::uint32_t* const to = row(i);
-    std::fill(to, to + row_words(), 0U);
+    std::fill(to, to + row_words(), 0x80808080U);
     for (std::int64_t k = 0; k < cols; ++k) {
       const float code = std::round(numbers[k] * inverse);
-      const auto byte = static_cast<std::uint32_t>(static_cast<std::int32_t>(code)) & 255U;
-      to[k / 64 * 16 + k % 16] |= byte << (k % 64 / 16 * 8);
+      const auto byte = static_cast<std::uint32_t>(static_cast<std::int32_t>(code) + 128);
+      to[k / 64 * 16 + k % 16] ^= (byte ^ 128U) << (k % 64 / 16 * 8);
       numbers[k] = code * one;
     }
     scale[static_cast<std::size_t>(i)] = one;
@@ -71,7 +74,7 @@ struct ByteRowDot {
         std::memcpy(&word, from + j, sizeof(word));
         TINYSCALE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          to_float<L>((word << (24 - 8 * e)) >> 24, v);
+          PackedCodes::code<L, 8>(word, e, v);
           load<L>(x + k + 16 * e + j, left);
           sum[e] = sum[e] + left * v;
         }

@@ -160,8 +160,7 @@ inline CompressedF32 compress_f32(std::int64_t rows, std::int64_t cols, const fl
   w.numbers->exceptions.resize(static_cast<std::size_t>(listed));
   parallel_for(rows, chunk, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      detail::compress_row(from + i * cols, cols, w, i,
-                           w.numbers->words.data() + i * w.row_words(),
+      detail::compress_row(from + i * cols, cols, w, i, w.numbers->words.data() + i * w.row_words(),
                            w.numbers->exceptions.data() + w.row(i).first);
     }
   });

@@ -295,15 +295,15 @@ struct CompressedDots {
   // The first block from b on with an exception in one of the rows.
   std::int64_t next_listed(std::int64_t row, std::int64_t rows, std::int64_t step,
                            std::int64_t b) const {
+    using Format = kernels::CompressedF32;
     std::int64_t found = w.blocks();
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const kernels::CompressedF32::Exception* e = w.exceptions(row + r * step);
-      const kernels::CompressedF32::Exception* const end = w.exceptions(row + r * step + 1);
-      while (e != end && e->col < b * kernels::CompressedF32::block) {
+    for (std::int64_t i = row; i < row + rows * step; i += step) {
+      const Format::Exception* e = w.exceptions(i);
+      const Format::Exception* const last = w.exceptions(i + 1);
+      while (e != last && e->col < b * Format::block) {
         ++e;
       }
-      found = e == end ? found
-                       : std::min<std::int64_t>(found, e->col / kernels::CompressedF32::block);
+      found = e == last ? found : std::min<std::int64_t>(found, e->col / Format::block);
     }
     return found;
   }
@@ -318,7 +318,7 @@ struct CompressedRest {
   TINYSCALE_INLINE void run() const {
     for (std::int64_t row = first; row < last; ++row) {
       for (std::int64_t i = 0; i < dots.m; ++i) {
-        dots.template dots<L, 1, 1>(row, i, 0);
+        dots.template dots<L, 1, 1>(row, i, 1);
       }
     }
   }

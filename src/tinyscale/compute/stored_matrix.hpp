@@ -1,7 +1,8 @@
 #pragma once
 // A matrix of weights as it is stored: rows of floats or of blocks, perhaps in the mapping of a
-// file, or packed to 8 or 4 bits for the integer kernels, or f32 in 28 bits. It is only read: by products with
-// activations (stored_product.hpp) and row by row, as an embedding is. store_matrix.hpp makes them.
+// file, or packed to 8 or 4 bits for the integer kernels, or f32 in 28 bits. It is only read: by
+// products with activations (stored_product.hpp) and row by row, as an embedding is.
+// store_matrix.hpp makes them.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +29,7 @@ struct StoredScreen;
 struct LargestProduct {
   std::int64_t place = -1;  // the first largest; -1: some may not be finite
   float value = 0;
-  std::int64_t rows = 0;  // of W, that were multiplied whole for it
+  std::int64_t rows = 0;   // of W, that were multiplied whole for it
   std::int64_t again = 0;  // that were looked at in 8 bits
 };
 
@@ -56,10 +57,10 @@ struct StoredMatrix {
                     const float* x, std::int64_t ldx, LargestProduct* to) = nullptr;
 
   const char* kind() const {
-    return is_compressed()       ? "f32 in 28 bits"
-           : !is_packed          ? name_of(format)
-           : packed.bits == 8    ? "int8"
-                                 : "int4";
+    return is_compressed()    ? "f32 in 28 bits"
+           : !is_packed       ? name_of(format)
+           : packed.bits == 8 ? "int8"
+                              : "int4";
   }
   double bytes() const {  // that a product reads
     return is_compressed() ? compressed.bytes()

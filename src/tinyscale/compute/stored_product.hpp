@@ -224,6 +224,10 @@ inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t
   if (m == 0 || w.rows == 0) {
     return;
   }
+  if (w.is_compressed()) {
+    w.multiply(w, how, m, x, ldx, y, ldy);
+    return;
+  }
   for (std::int64_t i = 0; i < m && w.cols == 0; ++i) {
     std::fill(y + i * ldy, y + i * ldy + w.rows, 0.0f);
   }

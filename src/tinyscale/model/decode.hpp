@@ -215,7 +215,7 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
     const StoredMatrix& head = *model.head_matrix().stored;
     totals.parts.back().weight_bytes += largest->bytes - (whole ? 0 : head.bytes());
     for (const LargestProduct& row : largest->rows) {
-      const std::int64_t multiplied = row.rows + (whole ? head.rows : 0);
+      const std::int64_t multiplied = row.rows + row.again + (whole ? head.rows : 0);
       totals.parts.back().matmul_flops += 2 * static_cast<double>(multiplied * head.cols);
     }
   }

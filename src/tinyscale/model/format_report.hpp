@@ -12,6 +12,8 @@
 #include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/compute/compressed_product.hpp"
+#include "tinyscale/compute/store_matrix.hpp"
 #include "tinyscale/model/generate.hpp"
 #include "tinyscale/model/load.hpp"
 

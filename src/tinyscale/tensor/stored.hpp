@@ -95,7 +95,7 @@ inline LargestOfRows largest_stored(const Tensor& x, const StoredMatrix& w, Acti
   y.bytes = w.largest(w, activations, known, x.dim(0), x.data(), w.cols, y.rows.data());
   double rows = static_cast<double>(w.rows) * static_cast<double>(x.dim(0));
   for (const LargestProduct& row : y.rows) {
-    rows += static_cast<double>(row.rows);
+    rows += static_cast<double>(row.rows + row.again);
   }
   const double cols = static_cast<double>(w.cols);
   detail::record_stored(scope, "largest of matmul", w, static_cast<double>(w.rows) * cols, y.bytes,
