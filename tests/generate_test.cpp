@@ -548,6 +548,22 @@ TEST_CASE("stop tokens, on_token and stop texts end a sequence") {
   const ts::Generation asked = ts::generate_batch(model, {{65}}, 30, options);
   CHECK(asked.sequences[0].ended == ts::Ended::asked);
   CHECK(asked.sequences[0].ids.size() == 5);
+  // Told of the stop token too, also of a draft's guesses.
+  Ids told = {65};
+  options.stop_tokens = {all[5]};
+  options.on_token = [&](std::int64_t, std::int32_t id) {
+    told.push_back(id);
+    return true;
+  };
+  for (const bool drafted : {false, true}) {
+    told.resize(1);
+    const ts::Generation made = drafted
+                                    ? ts::generate_speculative(model, model, {65}, 30, 4, options)
+                                    : ts::generate_batch(model, {{65}}, 30, options);
+    CHECK(made.sequences[0].ended == ts::Ended::token);
+    CHECK(made.sequences[0].ids == told);
+    CHECK(told == token.sequences[0].ids);
+  }
 }
 
 TEST_CASE("text comes in whole characters and ends before a stop text") {

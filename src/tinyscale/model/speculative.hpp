@@ -179,7 +179,7 @@ inline Generation generate_speculative(const Transformer& model, const Transform
       for (const std::int32_t end : options.stop_tokens) {
         stop = stop || id == end;
       }
-      const bool asked = !stop && options.on_token && !options.on_token(0, id);
+      const bool asked = options.on_token && !options.on_token(0, id);
       if (stop || (asked && left > 0)) {
         s.ended = stop ? Ended::token : Ended::asked;
         break;
