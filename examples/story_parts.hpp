@@ -40,8 +40,10 @@ class Storyteller {
   Storyteller(const ts::Transformer& model, const ts::Transformer* draft,
               const ts::GenerateOptions& options)
       : model_(model), draft_(draft), options_(options) {
-    if (model.tokenizer.eos() >= 0) {
-      options_.stop_tokens.push_back(static_cast<std::int32_t>(model.tokenizer.eos()));
+    for (const std::int64_t end : {model.tokenizer.eos(), model.tokenizer.bos()}) {
+      if (end >= 0) {  // behind BOS another text begins
+        stop_at(static_cast<std::int32_t>(end));
+      }
     }
   }
 
