@@ -96,7 +96,7 @@ class ConfigReader {
     c_.context = bloom ? file_.whole_or("seq_length", 1, config_size, 2048)
                        : file_.whole(neox || opt ? "max_position_embeddings" : "n_positions", 1,
                                      config_size - 2);
-    c_.bias = !gptj;
+    c_.bias = is("gpt2") ? file_.flag_or("bias", true) : !gptj;  // nanoGPT has it
     c_.tied = file_.flag_or("tie_word_embeddings", !(neox || gptj));
     c_.position = neox || bloom || gptj ? Position::rotary : Position::learned;
     c_.norm_epsilon =
