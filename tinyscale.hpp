@@ -63042,7 +63042,7 @@ struct Llama2cOptions {
   double temperature = 1.0;  // 0: the most probable
   double top_p = 0.9;        // at or below 0, or at or above 1: off
   std::uint64_t seed = 1;    // not 0
-  std::int64_t steps = 256;  // tokens in and out; at most the context
+  std::int64_t steps = 256;  // tokens in and out; 0, or more than the context: as many as it
   Function<void(const std::string& piece)> on_text;
 };
 
@@ -63153,12 +63153,10 @@ inline Llama2cText llama2c_generate(const Transformer& model, const std::string&
                                     const Llama2cOptions& options = {}) {
   const ModelConfig& c = model.config;
   if (!detail::is_finite(options.temperature) || options.temperature < 0 ||
-      !detail::is_finite(options.top_p) || options.seed == 0 || options.steps < 1 ||
-      options.steps > c.context) {
+      !detail::is_finite(options.top_p) || options.seed == 0 || options.steps < 0) {
     detail::fail({"llama2c_generate: temperature ", options.temperature, ", top_p ", options.top_p,
                   ", seed ", options.seed, ", ", options.steps,
-                  " steps; finite numbers, a seed above 0 and 1 to ", c.context,
-                  " steps are right"});
+                  " steps; finite numbers, a seed above 0 and at least 0 steps are right"});
   }
   if (c.vocabulary < 2 || model.tokenizer.bos() < 0) {
     detail::fail({"llama2c_generate: the tokenizer of ", c.name, " is ", model.tokenizer.text(),
@@ -63170,7 +63168,8 @@ inline Llama2cText llama2c_generate(const Transformer& model, const std::string&
   Llama2cDecoder decoder(model);
   Llama2cText made;
   made.ids.push_back(forced[0]);
-  for (std::int64_t at = 0; at < options.steps; ++at) {
+  const bool all = options.steps == 0 || options.steps > c.context;  // as that program takes them
+  for (std::int64_t at = 0; at < (all ? c.context : options.steps); ++at) {
     const std::int32_t token = made.ids.back();
     const std::vector<float> logits = decoder.next(token);
     const std::int32_t next = at + 1 < static_cast<std::int64_t>(forced.size())
@@ -63919,7 +63918,7 @@ class ConfigReader {
     c_.context = bloom ? file_.whole_or("seq_length", 1, config_size, 2048)
                        : file_.whole(neox || opt ? "max_position_embeddings" : "n_positions", 1,
                                      config_size - 2);
-    c_.bias = !gptj;
+    c_.bias = is("gpt2") ? file_.flag_or("bias", true) : !gptj;  // nanoGPT has it
     c_.tied = file_.flag_or("tie_word_embeddings", !(neox || gptj));
     c_.position = neox || bloom || gptj ? Position::rotary : Position::learned;
     c_.norm_epsilon =

@@ -805,6 +805,35 @@ TEST_CASE("llama2.c's sampler: a distribution flatter than top_p cuts, and a tem
   CHECK(error_of([&] { cold.next(logits.data(), 4); }).find("llama2c_generate: temperature ") == 0);
 }
 
+TEST_CASE("llama2.c's loop: no steps, or more than the context, are as many as it has") {
+  ts::TokenizerData data;
+  data.kind = ts::TokenizerKind::scored_pieces;
+  data.tokens = {"<unk>", "<s>", "</s>", " ", "a"};
+  data.scores.assign(5, 0.0f);
+  data.unknown = 0;
+  data.bos = 1;
+  data.eos = 2;
+  data.types = ts::detail::piece_types(data);
+  ts::ModelConfig c = small_model("interleaved").config;
+  c.vocabulary = 5;
+  c.context = 12;
+  ts::Transformer model(c, 7);  // of a seed whose text has no BOS, which would end it
+  model.tokenizer = ts::make_tokenizer(std::move(data), "");
+  const auto ids = [&](std::int64_t steps) {
+    ts::Llama2cOptions options;
+    options.temperature = 0;
+    options.steps = steps;
+    return ts::llama2c_generate(model, "a", options).ids;
+  };
+  CHECK(ids(12).size() == 13);
+  CHECK(ids(0) == ids(12));
+  CHECK(ids(256) == ids(12));
+  CHECK(ids(3).size() == 4);
+  CHECK(error_of([&] { ids(-1); }) ==
+        "llama2c_generate: temperature 0, top_p 0.9, seed 1, -1 steps; finite numbers, a seed "
+        "above 0 and at least 0 steps are right");
+}
+
 TEST_CASE("a cache of another model, sizes that no memory has, and choices among nothing") {
   const ts::Transformer model = small_model("llama");
   ts::ModelConfig other = model.config;
