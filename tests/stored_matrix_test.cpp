@@ -395,6 +395,19 @@ TEST_CASE("stored weights: what is refused") {
         "apart or more, of y 2");
 }
 
+TEST_CASE("groups longer than a row are the row") {
+  const Floats numbers = noise(64, 13);
+  const ts::Tensor x = ts::ones({1, 32});
+  const auto made = [&](std::int64_t group) {
+    const ts::StoredMatrix w =
+        kernel::store_matrix(2, 32, numbers.data(), {BlockFormat::f32, 8, group});
+    CHECK(w.packed.group == 32);
+    return ts::matmul_stored(x, w, Activations::int8_groups).values();
+  };
+  CHECK(made(0) == made(32));
+  CHECK(made(std::int64_t{1} << 40) == made(32));  // no scratch of as many floats
+}
+
 TEST_CASE("stored weights without columns give zeros; sums that would not fit are refused") {
   const float none = 0;
   for (const ts::StoreAs how : {ts::StoreAs{BlockFormat::f32, 0, 32}, {BlockFormat::f32, 8, 32}}) {

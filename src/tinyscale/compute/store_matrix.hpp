@@ -59,7 +59,8 @@ inline StoredMatrix stored_packed(const QuantizedMatrix& packed) {
 inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const float* from,
                                  const StoreAs& how = {}) {
   if (how.packed_bits != 0) {
-    const std::int64_t group = how.group == 0 ? std::max<std::int64_t>(1, cols) : how.group;
+    const bool row = how.group == 0 || how.group > cols;  // no group is longer
+    const std::int64_t group = row ? std::max<std::int64_t>(1, cols) : how.group;
     return stored_packed(quantize(rows, cols, group, how.packed_bits, from));
   }
   const std::int64_t row = block_row_bytes(how.format, cols);
