@@ -13689,7 +13689,7 @@ struct CompressedF32 {
     float value;
   };
   struct Numbers {
-    explicit Numbers(std::int64_t words) : words(words) {}
+    explicit Numbers(std::int64_t count) : words(count) {}
     detail::WordBuffer words;
     List<Row> rows;  // and one behind the last
     List<Exception> exceptions;
@@ -13753,7 +13753,7 @@ inline kernels::CompressedF32::Row compressed_row(const float* from, std::int64_
     largest = std::max(largest, exponent_bits(from[i]));
   }
   for (std::int64_t i = 0; i < n; ++i) {
-    below += exponent_bits(from[i]) < largest - range ? 1 : 0;
+    below += exponent_bits(from[i]) < largest - range ? 1U : 0U;
   }
   return {largest - range, below};
 }
@@ -16912,11 +16912,11 @@ struct ByteRows {
   List<float> scale;  // [row]
 
   ByteRows() = default;
-  ByteRows(std::int64_t rows, std::int64_t cols)
-      : rows(rows),
-        cols(cols),
-        words(new WordBuffer(rows * row_words())),
-        scale(static_cast<std::size_t>(rows)) {}
+  ByteRows(std::int64_t n, std::int64_t k)
+      : rows(n),
+        cols(k),
+        words(new WordBuffer(n * row_words())),
+        scale(static_cast<std::size_t>(n)) {}
 
   std::int64_t row_words() const { return (cols + 63) / 64 * 16; }
   std::uint32_t* row(std::int64_t i) const { return words->data() + i * row_words(); }

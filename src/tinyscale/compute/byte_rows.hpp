@@ -25,11 +25,11 @@ struct ByteRows {
   List<float> scale;  // [row]
 
   ByteRows() = default;
-  ByteRows(std::int64_t rows, std::int64_t cols)
-      : rows(rows),
-        cols(cols),
-        words(new WordBuffer(rows * row_words())),
-        scale(static_cast<std::size_t>(rows)) {}
+  ByteRows(std::int64_t n, std::int64_t k)
+      : rows(n),
+        cols(k),
+        words(new WordBuffer(n * row_words())),
+        scale(static_cast<std::size_t>(n)) {}
 
   std::int64_t row_words() const { return (cols + 63) / 64 * 16; }
   std::uint32_t* row(std::int64_t i) const { return words->data() + i * row_words(); }

@@ -32,7 +32,7 @@ struct CompressedF32 {
     float value;
   };
   struct Numbers {
-    explicit Numbers(std::int64_t words) : words(words) {}
+    explicit Numbers(std::int64_t count) : words(count) {}
     detail::WordBuffer words;
     List<Row> rows;  // and one behind the last
     List<Exception> exceptions;
@@ -96,7 +96,7 @@ inline kernels::CompressedF32::Row compressed_row(const float* from, std::int64_
     largest = std::max(largest, exponent_bits(from[i]));
   }
   for (std::int64_t i = 0; i < n; ++i) {
-    below += exponent_bits(from[i]) < largest - range ? 1 : 0;
+    below += exponent_bits(from[i]) < largest - range ? 1U : 0U;
   }
   return {largest - range, below};
 }
