@@ -76,25 +76,25 @@ class Chat {
   const std::string& marks() const { return marks_.name; }
 
   void answer(const std::string& said) {
-    turns_.push_back({});
-    add(mark_ids(model_.tokenizer, marks_.user));
     ts::EncodeOptions plain;
     plain.bos = plain.eos = 0;
-    add(model_.tokenizer.encode(said, plain));
-    add(mark_ids(model_.tokenizer, marks_.assistant));
-    make_room();
+    Ids turn = mark_ids(model_.tokenizer, marks_.user);  // no turn yet: what follows may throw
+    add(turn, model_.tokenizer.encode(said, plain));
+    add(turn, mark_ids(model_.tokenizer, marks_.assistant));
+    make_room(turn);
+    turns_.push_back(turn);
     Ids ids = begin_;
-    for (const Ids& turn : turns_) {
-      ids.insert(ids.end(), turn.begin(), turn.end());
+    for (const Ids& each : turns_) {
+      add(ids, each);
     }
     const std::string text = teller_.tell(ids, tokens_, marks_.stop);
-    add(model_.tokenizer.encode(text, plain));
-    add(mark_ids(model_.tokenizer, marks_.end));
+    add(turns_.back(), model_.tokenizer.encode(text, plain));
+    add(turns_.back(), mark_ids(model_.tokenizer, marks_.end));
     std::cout << "\n";
   }
 
  private:
-  void add(const Ids& ids) { turns_.back().insert(turns_.back().end(), ids.begin(), ids.end()); }
+  static void add(Ids& to, const Ids& ids) { to.insert(to.end(), ids.begin(), ids.end()); }
   std::int64_t length() const {
     std::size_t all = begin_.size();
     for (const Ids& turn : turns_) {
@@ -102,10 +102,17 @@ class Chat {
     }
     return static_cast<std::int64_t>(all);
   }
-  void make_room() {
+  // For one more turn and its answer; a turn that never fits costs none of the others.
+  void make_room(const Ids& turn) {
     const std::int64_t context = model_.config.context;
+    const auto more = static_cast<std::int64_t>(turn.size());
+    const std::int64_t alone = static_cast<std::int64_t>(begin_.size()) + more;
+    if (alone + tokens_ > context) {
+      ts::detail::fail({"chat: ", alone, " tokens and an answer of up to ", tokens_,
+                        " in a context of ", context, "; a shorter line or --tokens is right"});
+    }
     std::size_t dropped = 0;
-    while (turns_.size() > 1 && length() + tokens_ > context) {
+    while (length() + more + tokens_ > context) {
       turns_.erase(turns_.begin());
       ++dropped;
     }
@@ -113,12 +120,6 @@ class Chat {
       std::cout << "(the context of " << context << " tokens is full: the oldest "
                 << (dropped == 1 ? "turn is" : std::to_string(dropped) + " turns are")
                 << " forgotten)\n";
-    }
-    if (length() + tokens_ > context) {
-      const std::int64_t more = length();
-      turns_.pop_back();
-      ts::detail::fail({"chat: ", more, " tokens and an answer of up to ", tokens_,
-                        " in a context of ", context, "; a shorter line or --tokens is right"});
     }
   }
 

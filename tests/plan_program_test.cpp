@@ -1,4 +1,5 @@
-// The program `plan`: every command, its JSON, its pictures, and what it says of bad input.
+// The program `plan`: every command, its JSON, its pictures, and what it says of bad input. And the
+// conversation of example 36, which has its options.
 #include <doctest/doctest.h>
 
 #include <cstdio>
@@ -7,6 +8,8 @@
 #include <string>
 
 #include "../examples/plan_program.hpp"
+#include "../examples/story_chat.hpp"
+#include "error_of.hpp"
 #include "well_formed.hpp"
 
 namespace ts = tinyscale;
@@ -280,4 +283,35 @@ TEST_CASE("plan: what is not right is said with what would be") {
         std::string::npos);
   CHECK(refused("model none.json").find("read_config: cannot open \"none.json\"") !=
         std::string::npos);
+}
+
+TEST_CASE("example 36: a line that cannot be answered leaves the conversation as it was") {
+  ts::ModelConfig c;
+  c.vocabulary = 14;
+  c.context = 120;
+  ts::Transformer model(c, 3);
+  model.tokenizer = ts::Tokenizer(std::vector<std::string>{"\n", " ", ":", "A", "U", "a", "e", "g",
+                                                           "h", "i", "n", "r", "s", "t"});
+  const auto talk = [&](const std::vector<std::string>& lines) {
+    std::ostringstream said;
+    std::streambuf* const screen = std::cout.rdbuf(said.rdbuf());
+    ts::GenerateOptions greedy;
+    greedy.temperature = 0;
+    story::Storyteller teller(model, nullptr, greedy);
+    story::Chat chat(model, teller, 12);
+    std::string errors;
+    for (const std::string& line : lines) {
+      errors += error_of([&] { chat.answer(line); }) + "|";
+    }
+    std::cout.rdbuf(screen);
+    return std::vector<std::string>{said.str(), errors};
+  };
+  const auto plain = talk({"hi", "again"});
+  CHECK(plain[1] == "no error|no error|");
+  const auto disturbed = talk({"hi", std::string(100, 'a'), "xyz", "again"});
+  CHECK(disturbed[0] == plain[0]);
+  CHECK(disturbed[1] ==
+        "no error|chat: 117 tokens and an answer of up to 12 in a context of 120; a shorter line "
+        "or --tokens is right|encode: the character \"x\" at byte 0 is not among the 14 of the "
+        "training text; leave it out|no error|");
 }
