@@ -637,6 +637,28 @@ TEST_CASE("a folder with one file, its config beside it") {
         "load: \"" + path +
             "\": the tensor for model.layers.0.mlp.gate_proj.weight is [24, 16]; the model " +
             ts::detail::config_name(config) + " has [28, 16]");
+  // Tied or not where the key is left out: as the tensors are; where it is said, as it says.
+  std::string text = config_text(model.config, "llama");
+  const std::size_t key = text.find(", \"tie_word_embeddings\": ");
+  const std::string silent = text.substr(0, key) + text.substr(text.find_first_of(",}", key + 2));
+  CHECK(silent.find("tie_word") == std::string::npos);
+  write_file(config, silent);
+  CHECK(apart(ts::load(path), model) == 0);
+  ts::LoadOptions named;
+  named.config = config;
+  CHECK(apart(ts::load(path, named), model) == 0);
+  c = model.config;
+  c.tied = !c.tied;
+  const ts::Transformer other(c, 9);
+  ts::write_safetensors(path, other.parameters, {});
+  CHECK(apart(ts::load(path), other) == 0);
+  const ts::Transformer& shared = c.tied ? other : model;
+  ts::write_safetensors(path, shared.parameters, {});
+  c.tied = false;
+  write_file(config, config_text(c, "llama"));
+  CHECK(error_of([&] { ts::load(path); }) ==
+        "load: \"" + path + "\": no tensor for the parameter lm_head.weight");
+  ts::write_safetensors(path, model.parameters, {});
   c = model.config;
   c.layers = 1;
   write_file(config, config_text(c, "llama"));
