@@ -228,6 +228,26 @@ TEST_CASE("screened products: a panel of packed rows is read whole, whatever of 
   }
 }
 
+TEST_CASE(
+    "screened products: packed rows that take 2 bytes a number are not looked at one by one") {
+  const struct {
+    std::int64_t rows, group;  // a second panel of 2 rows alone; groups that take whole words
+  } shapes[] = {{18, 32}, {160, 2}};
+  for (const auto& shape : shapes) {
+    CAPTURE(shape.rows);
+    const std::int64_t cols = 640;
+    const Floats numbers = noise(shape.rows * cols, 15);
+    const ts::StoredMatrix w = kernel::screen_matrix(
+        kernel::store_matrix(shape.rows, cols, numbers.data(), {BlockFormat::f32, 8, shape.group}));
+    CHECK(w.bytes() > 1.5 * static_cast<double>(shape.rows * cols));
+    CHECK(w.screen->again.rows == 0);
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      check_largest(w, Activations::f32, shape.rows, 1, noise(cols, 60 + seed));
+      check_largest(w, Activations::int8_groups, shape.rows, 1, noise(cols, 60 + seed));
+    }
+  }
+}
+
 TEST_CASE("screened products: what is refused") {
   const Floats numbers = noise(64 * 64, 1);
   CHECK(error_of([&] {

@@ -330,9 +330,9 @@ inline double largest_stored(const StoredMatrix& w, Activations how, std::int64_
          rows * w.bytes() / static_cast<double>(w.rows);
 }
 
-// w with a copy in 4 bits, and of over 512 numbers of 16 bits or more a row in 8 bits besides; of
-// over 1536 in 8 bits alone: the longer rows are, the less the bound rules out. `together`: numbers
-// of W that are f32 meanwhile.
+// w with a copy in 4 bits, and of over 512 numbers of 16 bits or more a row, not packed, in 8 bits
+// besides; of over 1536 in 8 bits alone: the longer rows are, the less the bound rules out.
+// `together`: numbers of W that are f32 meanwhile.
 inline StoredMatrix screen_matrix(const StoredMatrix& w,
                                   std::int64_t together = std::int64_t{1} << 25) {
   const double number = w.bytes() / static_cast<double>(std::max<std::int64_t>(1, w.rows * w.cols));
@@ -340,7 +340,8 @@ inline StoredMatrix screen_matrix(const StoredMatrix& w,
     detail::fail({"screen_matrix: ", w.kind(), " [", w.rows, ", ", w.cols, "], ", number,
                   " bytes a number; numbers of 8 bits and more have something to leave out"});
   }
-  const bool wide = number > 1.5 && w.cols > 512, twice = wide && w.cols <= 1536;
+  const bool wide = !w.is_packed && number > 1.5 && w.cols > 512;  // its rows stand alone
+  const bool twice = wide && w.cols <= 1536;
   const int bits = wide && !twice ? 8 : 4;
   const std::int64_t most = std::max<std::int64_t>(1, together / w.cols / 16) * 16;
   const std::int64_t panels = (w.rows + 15) / 16;
