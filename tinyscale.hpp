@@ -15580,13 +15580,15 @@ inline void read_compressed(const kernels::CompressedF32& w, std::int64_t first,
   }
 }
 
-// Block b of some rows, `step` apart, among which are exceptions: to the sums of some rows of x.
+// Block b of some rows, `step` apart, among which are exceptions, the `next` ones of each row: to
+// the sums of some rows of x.
 struct CompressedSums {
   const kernels::CompressedF32& w;
   std::int64_t row, step, rows, b;
   const float* x;
   std::int64_t ldx, tokens;
-  float* sums;  // [rows][tokens][width]
+  const kernels::CompressedF32::Exception** next;  // [rows], then those behind the block
+  float* sums;                                     // [rows][tokens][width]
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -15595,10 +15597,9 @@ struct CompressedSums {
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t i = row + r * step, first = b * Format::block;
       CompressedBlock{w, i, b, numbers}.run<L>();
-      for (const Format::Exception* e = w.exceptions(i); e != w.exceptions(i + 1); ++e) {
-        if (e->col >= first && e->col < first + Format::block) {
-          numbers[e->col - first] = e->value;
-        }
+      const Format::Exception* const end = w.exceptions(i + 1);
+      for (; next[r] != end && next[r]->col < first + Format::block; ++next[r]) {
+        numbers[next[r]->col - first] = next[r]->value;
       }
       for (std::int64_t t = 0; t < tokens; ++t) {
         float* const to = sums + (r * tokens + t) * L::width;
@@ -15628,8 +15629,8 @@ struct CompressedDots {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr int wide = L::width == 16 ? 4 : 2;  // rows of x that fit in registers
-    for (std::int64_t q = 0; q < 512; q += 16) {  // what nothing has fetched yet
+    constexpr int wide = L::width == 16 ? 4 : 2;                 // rows of x that fit in registers
+    for (std::int64_t q = 0; q < 512 && begin < end; q += 16) {  // what nothing has fetched yet
       for (std::int64_t r = 0; r < stored_streams; ++r) {
         prefetch(w.words(begin + r * apart) + q);
       }
@@ -15657,9 +15658,11 @@ struct CompressedDots {
     typename L::V sum[rows][tokens], v;
     typename L::U base[rows], code;
     const std::uint32_t* from[rows];
+    const Format::Exception* next[rows];
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       from[r] = w.words(row + r * step);
+      next[r] = w.exceptions(row + r * step);
       Lane::base(w.row(row + r * step).base, base[r]);
       TINYSCALE_UNROLL
       for (int t = 0; t < TOKENS; ++t) {
@@ -15669,7 +15672,7 @@ struct CompressedDots {
     const float* const a = x + token * ldx;
     const std::int64_t far = token == 0 ? 512 : w.row_words();  // then this row is in cache
     std::int64_t p = 0;
-    std::int64_t listed = next_listed(row, ROWS, step, 0);
+    std::int64_t listed = next_listed(row, ROWS, step, next);
     for (std::int64_t b = 0; b < w.blocks(); ++b, p += Format::block) {
       if (b == listed) {
         TINYSCALE_UNROLL
@@ -15683,12 +15686,12 @@ struct CompressedDots {
         for (int at = 0; at < ROWS * TOKENS; ++at) {
           store<L>(sums + at * L::width, sum[at / TOKENS][at % TOKENS]);
         }
-        call_on_lanes<L>(CompressedSums{w, row, step, ROWS, b, a, ldx, TOKENS, sums});
+        call_on_lanes<L>(CompressedSums{w, row, step, ROWS, b, a, ldx, TOKENS, next, sums});
         TINYSCALE_UNROLL
         for (int at = 0; at < ROWS * TOKENS; ++at) {
           load<L>(sums + at * L::width, sum[at / TOKENS][at % TOKENS]);
         }
-        listed = next_listed(row, ROWS, step, b + 1);
+        listed = next_listed(row, ROWS, step, next);
       } else {
         constexpr bool at_once = L::width == 16;  // a line is one vector
         typename L::U last[rows];
@@ -15779,18 +15782,14 @@ struct CompressedDots {
     prefetch(at + far);
   }
 
-  // The first block from b on with an exception in one of the rows.
+  // The first block with one of the rows' next exceptions.
   std::int64_t next_listed(std::int64_t row, std::int64_t rows, std::int64_t step,
-                           std::int64_t b) const {
-    using Format = kernels::CompressedF32;
+                           const kernels::CompressedF32::Exception* const* next) const {
     std::int64_t found = w.blocks();
-    for (std::int64_t i = row; i < row + rows * step; i += step) {
-      const Format::Exception* e = w.exceptions(i);
-      const Format::Exception* const last = w.exceptions(i + 1);
-      while (e != last && e->col < b * Format::block) {
-        ++e;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      if (next[r] != w.exceptions(row + r * step + 1)) {
+        found = std::min<std::int64_t>(found, next[r]->col / kernels::CompressedF32::block);
       }
-      found = e == last ? found : std::min<std::int64_t>(found, e->col / Format::block);
     }
     return found;
   }

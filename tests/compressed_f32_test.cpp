@@ -113,6 +113,22 @@ TEST_CASE("f32 in 28 bits: zeros, denormals and numbers far below their row's ar
       check_product(kernel::stored_compressed(w), f32, m, noise(m * cols, 8));
     }
   }
+  // A row with half of its numbers listed, one with all of a block, those beside it with a few.
+  Floats pruned = weights(700 * 640, 9);
+  for (std::size_t i = 0; i < 640; i += 2) {
+    pruned[125 * 640 + i] = odd[i / 2 % 7];
+    pruned[250 * 640 + 256 + i / 5] = odd[i / 2 % 7];
+    pruned[i * 640 + i] = 0;
+  }
+  check_rows(700, 640, pruned);
+  const ts::StoredMatrix half =
+      kernel::stored_compressed(kernel::compress_f32(700, 640, pruned.data()));
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const std::int64_t m : {1, 3, 8}) {
+      check_product(half, kernel::store_matrix(700, 640, pruned.data()), m, noise(m * 640, 10));
+    }
+  }
   // Rows of nothing but zeros and denormals, of the largest numbers, of what is not finite.
   Floats extreme(static_cast<std::size_t>(4 * 128), 0.0f);
   for (std::size_t i = 0; i < 128; ++i) {
