@@ -9177,6 +9177,18 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
 }
 
+// sum + a b, for kernels that promise each other's bits: of single floats a compiler fuses both in
+// one loop and not in another, which it makes vectors of.
+template <class L>
+TINYSCALE_INLINE void add_product(const typename L::V& a, const typename L::V& b,
+                                  typename L::V& sum) {
+#if !TINYSCALE_VECTOR_EXTENSIONS && defined(__FP_FAST_FMAF)
+  sum = std::fma(a, b, sum);
+#else
+  sum = sum + a * b;
+#endif
+}
+
 // Into the cache of level 2, or (LEVEL 3) of level 1.
 template <int LEVEL = 2>
 TINYSCALE_INLINE void prefetch(const void* at) {
@@ -11110,7 +11122,7 @@ struct StoredDots {
         F::template load<L>(place, v);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
-          sum[r][t] = sum[r][t] + left[t] * v;
+          add_product<L>(left[t], v, sum[r][t]);
         }
       }
     }
@@ -15608,7 +15620,7 @@ struct CompressedSums {
         for (std::int64_t p = 0; p < Format::block; p += L::width) {
           load<L>(x + t * ldx + first + p, left);
           load<L>(numbers + p, v);
-          sum = sum + left * v;
+          add_product<L>(left, v, sum);
         }
         store<L>(to, sum);
       }
@@ -15717,7 +15729,7 @@ struct CompressedDots {
             Lane::number(code, base[r], v);
             TINYSCALE_UNROLL
             for (int t = 0; t < TOKENS; ++t) {
-              sum[r][t] = sum[r][t] + left[t] * v;
+              add_product<L>(left[t], v, sum[r][t]);
             }
           }
         }
@@ -15736,7 +15748,7 @@ struct CompressedDots {
             for (int t = 0; t < TOKENS; ++t) {
               typename L::V left;
               load<L>(a + t * ldx + p + Format::block_words + q, left);
-              sum[r][t] = sum[r][t] + left * v;
+              add_product<L>(left, v, sum[r][t]);
             }
           }
         }
@@ -15757,7 +15769,7 @@ struct CompressedDots {
         for (int t = 0; t < TOKENS; ++t) {
           typename L::V left;
           load<L>(a + t * ldx + p, left);
-          sum[r][t] = sum[r][t] + left * v;
+          add_product<L>(left, v, sum[r][t]);
         }
       }
     }

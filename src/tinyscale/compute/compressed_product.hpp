@@ -121,7 +121,7 @@ struct CompressedSums {
         for (std::int64_t p = 0; p < Format::block; p += L::width) {
           load<L>(x + t * ldx + first + p, left);
           load<L>(numbers + p, v);
-          sum = sum + left * v;
+          add_product<L>(left, v, sum);
         }
         store<L>(to, sum);
       }
@@ -230,7 +230,7 @@ struct CompressedDots {
             Lane::number(code, base[r], v);
             TINYSCALE_UNROLL
             for (int t = 0; t < TOKENS; ++t) {
-              sum[r][t] = sum[r][t] + left[t] * v;
+              add_product<L>(left[t], v, sum[r][t]);
             }
           }
         }
@@ -249,7 +249,7 @@ struct CompressedDots {
             for (int t = 0; t < TOKENS; ++t) {
               typename L::V left;
               load<L>(a + t * ldx + p + Format::block_words + q, left);
-              sum[r][t] = sum[r][t] + left * v;
+              add_product<L>(left, v, sum[r][t]);
             }
           }
         }
@@ -270,7 +270,7 @@ struct CompressedDots {
         for (int t = 0; t < TOKENS; ++t) {
           typename L::V left;
           load<L>(a + t * ldx + p, left);
-          sum[r][t] = sum[r][t] + left * v;
+          add_product<L>(left, v, sum[r][t]);
         }
       }
     }

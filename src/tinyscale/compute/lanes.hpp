@@ -180,6 +180,18 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
 }
 
+// sum + a b, for kernels that promise each other's bits: of single floats a compiler fuses both in
+// one loop and not in another, which it makes vectors of.
+template <class L>
+TINYSCALE_INLINE void add_product(const typename L::V& a, const typename L::V& b,
+                                  typename L::V& sum) {
+#if !TINYSCALE_VECTOR_EXTENSIONS && defined(__FP_FAST_FMAF)
+  sum = std::fma(a, b, sum);
+#else
+  sum = sum + a * b;
+#endif
+}
+
 // Into the cache of level 2, or (LEVEL 3) of level 1.
 template <int LEVEL = 2>
 TINYSCALE_INLINE void prefetch(const void* at) {

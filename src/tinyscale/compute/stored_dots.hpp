@@ -193,7 +193,7 @@ struct StoredDots {
         F::template load<L>(place, v);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
-          sum[r][t] = sum[r][t] + left[t] * v;
+          add_product<L>(left[t], v, sum[r][t]);
         }
       }
     }
