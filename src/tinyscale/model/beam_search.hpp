@@ -89,13 +89,14 @@ class BeamSearch {
   BeamResult run(std::int64_t n) {
     BeamResult result;
     for (std::int64_t made = 0; made < n && !open_.empty(); ++made) {
-      choose(extended(made == 0 ? result.prefill : result.decode));
-      if (cache_.pages_in_use() > result.most_pages) {
+      const Candidates all = extended(made == 0 ? result.prefill : result.decode);
+      if (cache_.pages_in_use() > result.most_pages) {  // before beams leave
         const std::int64_t length = prompt_ + made, tokens = cache_.page_tokens();
         result.most_pages = cache_.pages_in_use();
         result.unshared_pages =
             static_cast<std::int64_t>(open_.size()) * ((length + tokens - 1) / tokens);
       }
+      choose(all);
     }
     for (const Beam& beam : open_) {
       finished_.push_back(beam);
