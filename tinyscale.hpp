@@ -61577,8 +61577,9 @@ struct TokenRun {
   bool all = false;  // logits after every token, not after the last alone
 };
 
-// What steps took and read. Bytes are those of the formula: every matrix once a step, and of each
-// sequence the keys and values that its new tokens see (of the last layer, those that go on), once.
+// What steps took and read. Bytes are those of the formula: every matrix once a step (of experts
+// those that a token visits), and of each sequence the keys and values that its new tokens see (of
+// the last layer, those that go on), once.
 struct StepCosts {
   double seconds = 0;       // on this machine
   double matmul_flops = 0;  // 2 a weight and token, 4 a cached number seen and query head of it
@@ -61741,9 +61742,10 @@ inline Tensor attend_step(const StepTokens& step, const List<TokenRun>& runs, in
 }
 
 // What the formulas say that the step cost, and what a screened head really read; `whole`: the head
-// was then multiplied all the same.
+// was then multiplied all the same. `routed`: [L, E] tokens that visited an expert.
 inline void count_step(const Transformer& model, const KvPages& cache, const StepTokens& step,
-                       const LargestOfRows* largest, bool whole, StepTotals& totals) {
+                       const std::vector<std::int64_t>& routed, const LargestOfRows* largest,
+                       bool whole, StepTotals& totals) {
   const ModelConfig& c = model.config;
   const auto all = static_cast<double>(step.ids.size());
   const auto rows = static_cast<double>(step.wanted.size());
@@ -61755,14 +61757,14 @@ inline void count_step(const Transformer& model, const KvPages& cache, const Ste
       continue;  // rows of tables are read, no matrix
     }
     const auto numbers = static_cast<double>(p.shape.count());
-    const double share =  // of the tokens, that visit an expert
-        p.expert < 0 ? 1 : static_cast<double>(c.top_k) / static_cast<double>(c.experts);
     StepCosts& part = totals.parts[static_cast<std::size_t>(p.layer < 0 ? c.layers : p.layer)];
     const auto is = [&p](const char* name) { return p.name.find(name) != std::string::npos; };
     const bool some = p.layer < 0 || (step.trimmed && p.layer + 1 == c.layers &&
                                       !is("self_attn.k_proj.") && !is("self_attn.v_proj."));
-    part.matmul_flops += 2 * share * numbers * (some ? rows : all);
-    part.weight_bytes += p.stored ? p.stored->bytes() : 4 * numbers;
+    const auto expert = static_cast<std::size_t>(p.layer * c.experts + p.expert);
+    const double visits = p.expert < 0 ? (some ? rows : all) : static_cast<double>(routed[expert]);
+    part.matmul_flops += 2 * numbers * visits;
+    part.weight_bytes += visits > 0 ? (p.stored ? p.stored->bytes() : 4 * numbers) : 0;
   }
   if (largest != nullptr) {
     const StoredMatrix& head = *model.head_matrix().stored;
@@ -61897,7 +61899,13 @@ inline Tensor decode_step(const Transformer& model, KvPages& cache, const List<T
           KvPages(model.config).text(), "; KvPages(model.config) is right"});
   }
   const NoGrad no_grad;
-  DecodeStep step(model, cache, runs, base);
+  ExpertCounts visited;
+  Hooks hooks = base;
+  hooks.expert_counts = base.expert_counts != nullptr ? base.expert_counts : &visited;
+  const auto pairs = static_cast<std::size_t>(model.config.layers * model.config.experts);
+  std::vector<std::int64_t> routed_before = hooks.expert_counts->routed;
+  routed_before.resize(pairs);
+  DecodeStep step(model, cache, runs, hooks);
   StepTotals own;
   own.parts.resize(static_cast<std::size_t>(model.config.layers) + 1);
   double before = seconds_now();
@@ -61928,7 +61936,12 @@ inline Tensor decode_step(const Transformer& model, KvPages& cache, const List<T
   lap(outside);
   step.keep();
   if (totals != nullptr) {
-    count_step(model, cache, step.tokens(), largest, all, own);
+    std::vector<std::int64_t> routed = hooks.expert_counts->routed;
+    routed.resize(pairs);
+    for (std::size_t i = 0; i < pairs; ++i) {
+      routed[i] -= routed_before[i];
+    }
+    count_step(model, cache, step.tokens(), routed, largest, all, own);
     totals->add(own);
   }
   return logits;

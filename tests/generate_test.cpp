@@ -468,6 +468,15 @@ TEST_CASE("beams share the pages of their prompt, end at stop tokens, refuse non
   CHECK(wide.beams.size() == 4);
   CHECK(wide.most_pages <= 4 + 4 * 2 + 4);  // the prompt's four once
   CHECK(wide.unshared_pages >= 4 * 5);
+  ts::BeamOptions limited = options;  // as many pages as it says are enough, one less is not
+  limited.beams = 5;
+  limited.pages.page_tokens = 1;
+  limited.pages.pages = ts::beam_search(model, Ids(3, 3), 9, limited).most_pages;
+  ts::beam_search(model, Ids(3, 3), 9, limited);
+  --limited.pages.pages;
+  CHECK(error_of([&] {
+          ts::beam_search(model, Ids(3, 3), 9, limited);
+        }).find(" pages of 1 tokens are too few") != std::string::npos);
   options.stop_tokens = {wide.beams[0].ids[16]};
   const ts::BeamResult stopped = ts::beam_search(model, Ids(16, 3), 8, options);
   bool any = false;
@@ -597,7 +606,7 @@ TEST_CASE("text comes in whole characters and ends before a stop text") {
 }
 
 TEST_CASE("what a step reads and computes: the formula beside the counter") {
-  for (const char* kind : {"gpt2", "llama"}) {
+  for (const char* kind : {"gpt2", "llama", "mixture"}) {  // the last: experts that are visited
     for (const bool stored : {false, true}) {
       ts::Transformer model = small_model(kind);
       if (stored) {
