@@ -73742,13 +73742,13 @@ inline Transformer serve_model(const Transformer& whole, const ServeLayout& layo
   return own;
 }
 
-// Bytes of the weights on a device.
+// Bytes of the weights on a device, or of its routed experts alone.
 inline double serve_weight_bytes(const Transformer& whole, const ServeLayout& layout,
-                                 const ServePlace& at) {
+                                 const ServePlace& at, bool experts = false) {
   double numbers = 0;
   for (const Parameter& p : whole.parameters) {
     const ServeCut cut = serve_cut(p, whole.config, layout, at);
-    if (cut.here) {
+    if (cut.here && (!experts || p.expert >= 0)) {
       const double all = static_cast<double>(p.shape.count());
       numbers += cut.dim < 0 ? all
                              : all / static_cast<double>(p.shape[cut.dim]) *
@@ -74700,8 +74700,9 @@ inline double serve_seconds(const PlannedCall& call, const List<MeshAxis>& mesh,
 // What sharded generation cost: bytes sent and held beside their closed forms, and the simulated
 // time of a decode step beside
 //   T = weights and cache of a device / W + its collectives   W bytes/s of memory
-// of the slowest stage for every microbatch, or of all stages for one, whichever is longer. What
-// norms and residuals read is not in it. "How To Scale Your Model", chapter 7.
+// of the slowest stage for every microbatch, or of all stages for one, whichever is longer; of E
+// experts, B tokens read E (1 - (1 - k / E)^B). What norms and residuals read is not in it.
+// "How To Scale Your Model", chapter 7.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -74709,9 +74710,9 @@ namespace detail {
 
 // What the formulas need of a device.
 struct ServedDevice {
-  double weights = 0, read = 0;  // bytes: held, and read in a step
-  double page_bytes = 0;         // of all its layers, keys and values
-  double row_bytes = 0;          // of a token in one layer
+  double weights = 0, read = 0, experts = 0;  // bytes: held, read in a step, of all its experts
+  double page_bytes = 0;                      // of all its layers, keys and values
+  double row_bytes = 0;                       // of a token in one layer
   ServePlace place;
   ServeReplay replay;
 };
@@ -74722,9 +74723,12 @@ struct ShardedGeneration {
   List<std::vector<std::int32_t>> ids;  // of each prompt: it and what came
   MeshRun run;
   ServeLayout layout;
-  Comparison sent;    // bytes of all devices, by what they are for
-  Comparison memory;  // bytes of weights and cache: of all devices, and of the one with the most
-  Comparison times;   // simulated seconds of a decode step: the mean of a round of all sequences
+  ModelConfig config;
+  Machine ran_on;
+  bool greedy = false;
+  Comparison sent = {};    // bytes of all devices, by what they are for
+  Comparison memory = {};  // of weights and cache: of all devices, and of the one with the most
+  Comparison times = {};   // simulated seconds of a decode step: the mean of a round of all prompts
   std::int64_t tokens = 0, rows = 0;  // that went in; after which logits were asked for
 
   // Bytes that a device sends for a token beside the formula, memory and time; its letters.
@@ -74737,10 +74741,7 @@ struct ShardedGeneration {
   // The same run on another machine of as many chips.
   ShardedGeneration on(const Machine& other) const;
 
-  ModelConfig config;
-  Machine ran_on;
-  bool greedy = false;
-  List<detail::ServedDevice> devices;  // by rank
+  List<detail::ServedDevice> devices = {};  // by rank
 };
 
 namespace detail {
@@ -74851,6 +74852,11 @@ class ServeReporter {
     double memory = 0, links = 0;
     double total() const { return memory + links; }
   };
+  // The share of a mixture's experts that so many tokens miss when routing is even.
+  double unvisited(std::int64_t tokens) const {
+    const double top_k = of_.config.top_k, experts = of_.config.experts;
+    return experts > 0 ? std::pow(1 - top_k / experts, tokens) : 0;
+  }
   static void take_longer(Round& most, const Round& other) {
     most = other.total() > most.total() ? other : most;
   }
@@ -74871,7 +74877,8 @@ class ServeReporter {
           const ServedDevice& device = of_.devices[d];
           const ReplayedTurn& turn = device.replay.turns[i];
           Round here;
-          here.memory = (device.read + turn.cached * device.row_bytes) / rate;
+          const double read = device.read - device.experts * unvisited(turn.tokens);
+          here.memory = (read + turn.cached * device.row_bytes) / rate;
           take_longer(one, here);
         }
         const ReplayedTurn& turn = of_.devices[first].replay.turns[i];
@@ -75038,6 +75045,7 @@ inline ServedDevice served_device(const Transformer& model,
   device.place = ServePlace(model.config, layout, rank);
   device.weights = serve_weight_bytes(model, layout, device.place);
   device.read = serve_read_bytes(model, layout, device.place);
+  device.experts = serve_weight_bytes(model, layout, device.place, true);
   const KvPages pages(device.place.cache_config(model.config), options.pages);
   device.page_bytes = static_cast<double>(pages.page_bytes());
   device.row_bytes = static_cast<double>(pages.layer_bytes());
@@ -75065,18 +75073,8 @@ inline ShardedGeneration generate_sharded(const Transformer& model,
   const MeshRun run = mesh.run([&](Device& device) {
     detail::DeviceDecode(model, layout, options, device).run(prompts, n);
   });
-  ShardedGeneration made{detail::made_ids(run, prompts),
-                         run,
-                         layout,
-                         {},
-                         {},
-                         {},
-                         0,
-                         0,
-                         model.config,
-                         machine,
-                         options.greedy(),
-                         {}};
+  ShardedGeneration made{
+      detail::made_ids(run, prompts), run, layout, model.config, machine, options.greedy()};
   for (std::int64_t rank = 0; rank < layout.devices(); ++rank) {
     made.devices.push_back(
         detail::served_device(model, prompts, made.ids, n, layout, options, rank));

@@ -387,6 +387,20 @@ TEST_CASE("a sharded decode step takes its weights, its cache and its collective
   }
 }
 
+TEST_CASE("a sharded decode step of a mixture takes the experts that its tokens visit") {
+  ts::ModelConfig c = shape_of("mixture");
+  c.width = 128;
+  c.heads = c.kv_heads = 8;
+  c.head_size = 16;
+  c.expert_hidden = 256;
+  const ts::Transformer model = lively(c);
+  for (const int tensor : {1, 2}) {
+    const ts::ShardedGeneration made = run(model, cut(tensor, 1, 1), 12, greedy(), {{1}});
+    CAPTURE(made.table().text());
+    CHECK(made.times.rows[0].equal(0.05));
+  }
+}
+
 TEST_CASE("the plan of serving sends what a sharded decode sends") {
   ts::ModelConfig c = shape_of("llama");
   c.kv_heads = 8;

@@ -239,13 +239,13 @@ inline Transformer serve_model(const Transformer& whole, const ServeLayout& layo
   return own;
 }
 
-// Bytes of the weights on a device.
+// Bytes of the weights on a device, or of its routed experts alone.
 inline double serve_weight_bytes(const Transformer& whole, const ServeLayout& layout,
-                                 const ServePlace& at) {
+                                 const ServePlace& at, bool experts = false) {
   double numbers = 0;
   for (const Parameter& p : whole.parameters) {
     const ServeCut cut = serve_cut(p, whole.config, layout, at);
-    if (cut.here) {
+    if (cut.here && (!experts || p.expert >= 0)) {
       const double all = static_cast<double>(p.shape.count());
       numbers += cut.dim < 0 ? all
                              : all / static_cast<double>(p.shape[cut.dim]) *

@@ -38,6 +38,7 @@ inline ServedDevice served_device(const Transformer& model,
   device.place = ServePlace(model.config, layout, rank);
   device.weights = serve_weight_bytes(model, layout, device.place);
   device.read = serve_read_bytes(model, layout, device.place);
+  device.experts = serve_weight_bytes(model, layout, device.place, true);
   const KvPages pages(device.place.cache_config(model.config), options.pages);
   device.page_bytes = static_cast<double>(pages.page_bytes());
   device.row_bytes = static_cast<double>(pages.layer_bytes());
@@ -65,18 +66,8 @@ inline ShardedGeneration generate_sharded(const Transformer& model,
   const MeshRun run = mesh.run([&](Device& device) {
     detail::DeviceDecode(model, layout, options, device).run(prompts, n);
   });
-  ShardedGeneration made{detail::made_ids(run, prompts),
-                         run,
-                         layout,
-                         {},
-                         {},
-                         {},
-                         0,
-                         0,
-                         model.config,
-                         machine,
-                         options.greedy(),
-                         {}};
+  ShardedGeneration made{
+      detail::made_ids(run, prompts), run, layout, model.config, machine, options.greedy()};
   for (std::int64_t rank = 0; rank < layout.devices(); ++rank) {
     made.devices.push_back(
         detail::served_device(model, prompts, made.ids, n, layout, options, rank));

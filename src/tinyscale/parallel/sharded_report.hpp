@@ -2,9 +2,11 @@
 // What sharded generation cost: bytes sent and held beside their closed forms, and the simulated
 // time of a decode step beside
 //   T = weights and cache of a device / W + its collectives   W bytes/s of memory
-// of the slowest stage for every microbatch, or of all stages for one, whichever is longer. What
-// norms and residuals read is not in it. "How To Scale Your Model", chapter 7.
+// of the slowest stage for every microbatch, or of all stages for one, whichever is longer; of E
+// experts, B tokens read E (1 - (1 - k / E)^B). What norms and residuals read is not in it.
+// "How To Scale Your Model", chapter 7.
 
+#include <cmath>     // pow
 #include <cstdint>   // int64_t
 #include <iostream>  // ostream
 #include <string>    // string
@@ -22,9 +24,9 @@ namespace detail {
 
 // What the formulas need of a device.
 struct ServedDevice {
-  double weights = 0, read = 0;  // bytes: held, and read in a step
-  double page_bytes = 0;         // of all its layers, keys and values
-  double row_bytes = 0;          // of a token in one layer
+  double weights = 0, read = 0, experts = 0;  // bytes: held, read in a step, of all its experts
+  double page_bytes = 0;                      // of all its layers, keys and values
+  double row_bytes = 0;                       // of a token in one layer
   ServePlace place;
   ServeReplay replay;
 };
@@ -35,9 +37,12 @@ struct ShardedGeneration {
   List<std::vector<std::int32_t>> ids;  // of each prompt: it and what came
   MeshRun run;
   ServeLayout layout;
-  Comparison sent;    // bytes of all devices, by what they are for
-  Comparison memory;  // bytes of weights and cache: of all devices, and of the one with the most
-  Comparison times;   // simulated seconds of a decode step: the mean of a round of all sequences
+  ModelConfig config;
+  Machine ran_on;
+  bool greedy = false;
+  Comparison sent = {};    // bytes of all devices, by what they are for
+  Comparison memory = {};  // of weights and cache: of all devices, and of the one with the most
+  Comparison times = {};   // simulated seconds of a decode step: the mean of a round of all prompts
   std::int64_t tokens = 0, rows = 0;  // that went in; after which logits were asked for
 
   // Bytes that a device sends for a token beside the formula, memory and time; its letters.
@@ -50,10 +55,7 @@ struct ShardedGeneration {
   // The same run on another machine of as many chips.
   ShardedGeneration on(const Machine& other) const;
 
-  ModelConfig config;
-  Machine ran_on;
-  bool greedy = false;
-  List<detail::ServedDevice> devices;  // by rank
+  List<detail::ServedDevice> devices = {};  // by rank
 };
 
 namespace detail {
@@ -164,6 +166,11 @@ class ServeReporter {
     double memory = 0, links = 0;
     double total() const { return memory + links; }
   };
+  // The share of a mixture's experts that so many tokens miss when routing is even.
+  double unvisited(std::int64_t tokens) const {
+    const double top_k = of_.config.top_k, experts = of_.config.experts;
+    return experts > 0 ? std::pow(1 - top_k / experts, tokens) : 0;
+  }
   static void take_longer(Round& most, const Round& other) {
     most = other.total() > most.total() ? other : most;
   }
@@ -184,7 +191,8 @@ class ServeReporter {
           const ServedDevice& device = of_.devices[d];
           const ReplayedTurn& turn = device.replay.turns[i];
           Round here;
-          here.memory = (device.read + turn.cached * device.row_bytes) / rate;
+          const double read = device.read - device.experts * unvisited(turn.tokens);
+          here.memory = (read + turn.cached * device.row_bytes) / rate;
           take_longer(one, here);
         }
         const ReplayedTurn& turn = of_.devices[first].replay.turns[i];
