@@ -69,6 +69,7 @@ class Storyteller {
     text.finish();
     cost.prefill.add(made.prefill);
     cost.decode.add(made.decode);
+    cost.draft.add(made.draft);
     cost.guessed += made.guessed;
     cost.accepted += made.accepted;
     return text.text();

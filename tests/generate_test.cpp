@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "error_of.hpp"
 #include "tinyscale.hpp"
@@ -423,6 +424,19 @@ TEST_CASE("speculative: what cannot be right is refused; tokens a step by the fo
   const auto& ids = made.sequences[0].ids;
   CHECK(static_cast<std::int64_t>(ids.size()) == 31);
   CHECK(made.prefill.steps + made.decode.steps + made.accepted == 30);
+  // Tokens that came, whatever was guessed; what the draft took is told too.
+  CHECK(made.prefill.tokens + made.decode.tokens == 30);
+  CHECK(made.draft.steps == made.guessed);
+  const ts::GenerationReport report = ts::generation_report(made, ts::chip("tpu-v5e"));
+  REQUIRE(report.phases.size() == 3);
+  const ts::GenerationRow& decode = report.phases[1];
+  CHECK(report.phases[2].name == "draft");
+  CHECK(decode.tokens_per_second() ==
+        doctest::Approx(double(decode.tokens) / made.decode.all.seconds));
+  std::ostringstream text;
+  text << report;
+  CHECK(text.str().find(" guesses kept, ") != std::string::npos);
+  CHECK(text.str().find("; with its time ") != std::string::npos);
 }
 
 TEST_CASE("beam search finds the best of all continuations") {

@@ -4,7 +4,7 @@
 // copied when one of them writes.
 //   score = sum of log probabilities / tokens^length_penalty      (Wu et al., arXiv 1609.08144)
 
-#include <cmath>    // log, pow
+#include <cmath>    // pow
 #include <cstdint>  // int32_t
 #include <utility>  // move
 #include <vector>   // vector
@@ -40,14 +40,10 @@ namespace detail {
 // Natural logarithms of the probabilities of `n` logits.
 inline std::vector<double> log_probabilities(const float* logits, std::int64_t n) {
   check_logits(logits, n);
-  const double most = static_cast<double>(*std::max_element(logits, logits + n));
-  double sum = 0;
+  const double all = log_sum_exp(logits, n);
+  std::vector<double> logs;
   for (std::int64_t i = 0; i < n; ++i) {
-    sum += std::exp(static_cast<double>(logits[i]) - most);
-  }
-  std::vector<double> logs(static_cast<std::size_t>(n));
-  for (std::int64_t i = 0; i < n; ++i) {
-    logs[static_cast<std::size_t>(i)] = static_cast<double>(logits[i]) - most - std::log(sum);
+    logs.push_back(static_cast<double>(logits[i]) - all);
   }
   return logs;
 }
@@ -160,9 +156,7 @@ class BeamSearch {
       beam.ids.push_back(all.token[i]);
       beam.log_probability = -all.falling[i];
       beam.score = beam_score(beam, prompt_, options_.length_penalty);
-      for (const std::int32_t stop : options_.stop_tokens) {
-        beam.finished = beam.finished || all.token[i] == stop;
-      }
+      beam.finished = is_one_of(options_.stop_tokens, all.token[i]);
       if (beam.finished) {
         finished_.push_back(beam);
       } else {

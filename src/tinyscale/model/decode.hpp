@@ -42,7 +42,7 @@ struct StepCosts {
 };
 
 struct StepTotals {
-  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  std::int64_t steps = 0, tokens = 0;  // that went in; of guesses those that were kept
   StepCosts all;
   List<StepCosts> parts;  // [layers + 1]; the last: embedding, last norm and head
 

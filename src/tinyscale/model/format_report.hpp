@@ -3,7 +3,7 @@
 // logits move, the perplexity of a text, tokens a second on this machine, each beside float32.
 //   perplexity = exp(mean over tokens of -ln p(token | those before it in its window))
 
-#include <cmath>    // exp, log, sqrt
+#include <cmath>    // exp, sqrt
 #include <cstdint>  // int32_t
 #include <ostream>  // operator<<
 #include <string>   // string
@@ -38,16 +38,6 @@ inline void for_windows(const Transformer& model, const std::vector<std::int32_t
   }
 }
 
-// -ln p of token `id`.
-inline double surprise(const float* logits, std::int64_t n, std::int32_t id) {
-  const double most = static_cast<double>(*std::max_element(logits, logits + n));
-  double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    sum += std::exp(static_cast<double>(logits[i]) - most);
-  }
-  return std::log(sum) + most - static_cast<double>(logits[id]);
-}
-
 inline void check_text_ids(const char* who, const Transformer& model,
                            const std::vector<std::int32_t>& ids) {
   if (ids.size() < 2) {
@@ -71,10 +61,11 @@ inline double mean_loss(const Transformer& model, const std::vector<std::int32_t
   double sum = 0, count = 0;
   detail::for_windows(model, ids, pages, [&](std::int64_t first, const Tensor& logits) {
     for (std::int64_t row = 0; row < logits.dim(0); ++row) {
+      const float* const x = logits.data() + row * logits.dim(1);
       const std::int64_t next = first + row + 1;
       if (next < static_cast<std::int64_t>(ids.size()) && next % model.config.context != 0) {
-        const double loss = detail::surprise(logits.data() + row * logits.dim(1), logits.dim(1),
-                                             ids[static_cast<std::size_t>(next)]);
+        const double loss = detail::log_sum_exp(x, logits.dim(1)) -
+                            static_cast<double>(x[ids[static_cast<std::size_t>(next)]]);
         if (!detail::is_finite(loss)) {
           detail::fail({"mean_loss: token ", next, " has the loss ", loss,
                         "; weights that give finite logits are right"});

@@ -3,9 +3,10 @@
 // (decode), all in the same steps over one paged cache. A sequence that fills the context goes on
 // from its last tokens, at position 0 again.
 
-#include <cstdint>  // int32_t
-#include <string>   // string
-#include <vector>   // vector
+#include <algorithm>  // find
+#include <cstdint>    // int32_t
+#include <string>     // string
+#include <vector>     // vector
 
 #include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
@@ -43,6 +44,7 @@ struct Generation {
   List<GeneratedSequence> sequences;       // in the order of the prompts
   StepTotals prefill, decode;              // decode: steps that gave each sequence one token
   std::int64_t guessed = 0, accepted = 0;  // tokens of a draft model (speculative.hpp)
+  StepTotals draft;                        // all steps of that
 };
 
 namespace detail {
@@ -61,6 +63,10 @@ inline void check_generate(const Transformer& model, const std::vector<std::int3
     fail({"generate: prefill_tokens is ", options.prefill_tokens, "; at least 1 is right"});
   }
   check_sampling(options);
+}
+
+inline bool is_one_of(const std::vector<std::int32_t>& ids, std::int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
 // Prompts on their way; one step at a time.
@@ -185,10 +191,8 @@ class Generator {
     Sequence& s = sequences_[i];
     s.made.ids.push_back(id);
     --s.left;
-    for (const std::int32_t stop : options_.stop_tokens) {
-      if (id == stop) {
-        end(s, Ended::token);
-      }
+    if (is_one_of(options_.stop_tokens, id)) {
+      end(s, Ended::token);
     }
     if (options_.on_token && !options_.on_token(static_cast<std::int64_t>(i), id)) {
       end(s, Ended::asked);

@@ -16,7 +16,7 @@ namespace tinyscale {
 
 struct GenerationRow {
   std::string name;                    // prefill, decode, "layer 3", "embedding and head"
-  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  std::int64_t steps = 0, tokens = 0;  // that went in; of guesses those that were kept
   double flops = 0, bytes = 0;         // of one step, formula
   double formula = 0, measured = 0;    // seconds of one step
   std::string bound;                   // math or memory, by the formula
@@ -36,7 +36,7 @@ struct GenerationRow {
 
 struct GenerationReport {
   std::string chip;
-  List<GenerationRow> phases;  // prefill, decode: those that had steps
+  List<GenerationRow> phases;  // prefill, decode, draft: those that had steps
   List<GenerationRow> layers;  // of decode
   std::int64_t guessed = 0, accepted = 0;
 
@@ -92,19 +92,19 @@ inline GenerationReport generation_report(const Generation& made, const Chip& ch
   report.chip = chip.name;
   report.guessed = made.guessed;
   report.accepted = made.accepted;
-  if (made.prefill.steps > 0) {
-    report.phases.push_back(
-        detail::generation_row("prefill", made.prefill, made.prefill.all, chip, math));
-  }
-  if (made.decode.steps > 0) {
-    report.phases.push_back(
-        detail::generation_row("decode", made.decode, made.decode.all, chip, math));
-    for (std::size_t i = 0; i < made.decode.parts.size(); ++i) {
-      const bool last = i + 1 == made.decode.parts.size();
-      const std::string name = last ? "embedding and head" : detail::cat({"layer ", i});
-      report.layers.push_back(
-          detail::generation_row(name, made.decode, made.decode.parts[i], chip, math));
+  const auto phase = [&](const char* name, const StepTotals& totals) {
+    if (totals.steps > 0) {
+      report.phases.push_back(detail::generation_row(name, totals, totals.all, chip, math));
     }
+  };
+  phase("prefill", made.prefill);
+  phase("decode", made.decode);
+  phase("draft", made.draft);
+  for (std::size_t i = 0; made.decode.steps > 0 && i < made.decode.parts.size(); ++i) {
+    const bool last = i + 1 == made.decode.parts.size();
+    const std::string name = last ? "embedding and head" : detail::cat({"layer ", i});
+    report.layers.push_back(
+        detail::generation_row(name, made.decode, made.decode.parts[i], chip, math));
   }
   return report;
 }
@@ -120,8 +120,14 @@ inline std::ostream& operator<<(std::ostream& out, const GenerationReport& repor
   out << report.table().text();
   if (report.guessed > 0) {
     const auto share = static_cast<double>(report.accepted) / static_cast<double>(report.guessed);
+    double tokens = 0, seconds = 0;
+    for (const GenerationRow& row : report.phases) {
+      tokens += row.name == "decode" ? static_cast<double>(row.tokens) : 0;
+      seconds += row.name == "prefill" ? 0 : row.measured * static_cast<double>(row.steps);
+    }
     out << detail::cat({"draft: ", report.accepted, " of ", report.guessed, " guesses kept, ",
-                        format_percent(share), "\n"});
+                        format_percent(share), "; with its time ",
+                        format_fixed(seconds > 0 ? tokens / seconds : 0, 1), " tokens/s\n"});
   }
   return out;
 }

@@ -5,7 +5,7 @@
 // drawn in proportion. Speculative decoding draws from the same weights.
 
 #include <algorithm>  // max_element, nth_element
-#include <cmath>      // exp
+#include <cmath>      // exp, log
 #include <cstdint>    // int32_t
 #include <vector>     // vector
 
@@ -59,6 +59,15 @@ inline void check_logits(const float* logits, std::int64_t known) {
             "; weights that give finite numbers are right"});
     }
   }
+}
+
+inline double log_sum_exp(const float* x, std::int64_t n) {
+  const double most = static_cast<double>(*std::max_element(x, x + n));
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    sum += std::exp(static_cast<double>(x[i]) - most);
+  }
+  return most + std::log(sum);
 }
 
 // Divides or multiplies the logits of the tokens that `seen` ends with, each once.

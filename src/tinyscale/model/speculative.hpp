@@ -57,14 +57,14 @@ class Speculator {
     std::vector<std::int32_t> seen = ids_;
     for (std::int64_t i = 0; i < guesses; ++i) {
       const Tensor logits =
-          feed(draft_, draft_cache_, draft_at_, seen, 1, options_.prefill_tokens, nullptr);
+          feed(draft_, draft_cache_, draft_at_, seen, 1, options_.prefill_tokens, &made.draft);
       q.push_back(token_weights(logits.data(), known_, seen, options_));
       normalise_weights(q.back());
       seen.push_back(draw_token(q.back(), draw()));
     }
-    const bool prefill = cache_.length(at_) == 0;
-    const Tensor logits = feed(model_, cache_, at_, seen, guesses + 1, options_.prefill_tokens,
-                               prefill ? &made.prefill : &made.decode);
+    StepTotals& totals = cache_.length(at_) == 0 ? made.prefill : made.decode;
+    const Tensor logits =
+        feed(model_, cache_, at_, seen, guesses + 1, options_.prefill_tokens, &totals);
     made.guessed += guesses;
     std::vector<std::int32_t> fresh;
     bool kept = true;
@@ -77,6 +77,7 @@ class Speculator {
       made.accepted += kept ? 1 : 0;
       ids_.push_back(fresh.back());
     }
+    totals.tokens -= guesses + 1 - static_cast<std::int64_t>(fresh.size());
     // Both caches keep what was fed and is still true: all but the last token.
     const auto held = static_cast<std::int64_t>(ids_.size()) - 1;
     cache_.truncate(at_, held);
@@ -85,8 +86,6 @@ class Speculator {
     }
     return fresh;
   }
-
-  const std::vector<std::int32_t>& ids() const { return ids_; }
 
  private:
   double draw() { return static_cast<double>(uniform01(options_.seed, draws_++)); }
@@ -175,10 +174,7 @@ inline Generation generate_speculative(const Transformer& model, const Transform
     for (const std::int32_t id : speculator.step(k, made)) {
       s.ids.push_back(id);
       --left;
-      bool stop = false;
-      for (const std::int32_t end : options.stop_tokens) {
-        stop = stop || id == end;
-      }
+      const bool stop = detail::is_one_of(options.stop_tokens, id);
       const bool asked = options.on_token && !options.on_token(0, id);
       if (stop || (asked && left > 0)) {
         s.ended = stop ? Ended::token : Ended::asked;
