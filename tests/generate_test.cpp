@@ -696,6 +696,7 @@ TEST_CASE("formats of weights: bytes shrink, errors grow, perplexity is the loss
     CHECK(report.rows[i].largest_error >= report.rows[i].logit_error);
   }
   CHECK(report.rows[1].weight_bytes == report.rows[0].weight_bytes / 2);
+  CHECK(ts::compare_formats(model, ids, {}, 1).rows[0].weight_bytes == report.rows[0].weight_bytes);
   // Windows of 40 tokens: 39 and 19 predictions.
   const ts::NoGrad no_grad;
   const double a = double{

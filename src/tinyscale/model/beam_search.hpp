@@ -128,8 +128,7 @@ class BeamSearch {
       const std::vector<double> logs =
           log_probabilities(logits.data() + static_cast<std::int64_t>(b) * logits.dim(1), known_);
       std::vector<double> sorted = logs;
-      const std::size_t take = looked_at() < logs.size() ? looked_at() : logs.size();
-      const std::size_t last = logs.size() - take;
+      const std::size_t last = logs.size() - std::min(looked_at(), logs.size());
       std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(last),
                        sorted.end());
       for (std::size_t i = 0; i < logs.size(); ++i) {

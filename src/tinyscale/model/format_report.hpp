@@ -207,9 +207,10 @@ inline FormatRow format_row(const Transformer& model, const FormatChoice& choice
   options.temperature = 0;
   options.pages = choice.pages;
   const Generation made = generate_batch(model, {{ids[0]}}, generated, options);
-  const auto steps = static_cast<double>(made.decode.steps);
-  row.weight_bytes = steps > 0 ? made.decode.all.weight_bytes / steps : 0;
-  row.tokens_per_second = steps > 0 ? steps / made.decode.all.seconds : 0;
+  const StepTotals& one = made.decode.steps > 0 ? made.decode : made.prefill;  // a token a step
+  const auto steps = static_cast<double>(one.steps);
+  row.weight_bytes = steps > 0 ? one.all.weight_bytes / steps : 0;
+  row.tokens_per_second = steps > 0 ? steps / one.all.seconds : 0;
   row.cache_bytes = static_cast<double>(KvPages(model.config, choice.pages).token_bytes());
   return row;
 }
