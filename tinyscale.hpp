@@ -463,6 +463,7 @@
 #include <limits>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <ostream>
 #include <sched.h>
 #include <stdexcept>
@@ -61335,8 +61336,8 @@ class KvPages {
   }
 
   std::int64_t page_tokens() const { return shape_.page_tokens; }
-  std::int64_t pages_in_use() const;
-  std::int64_t shared_pages() const;                             // that more than one sequence has
+  std::int64_t pages_in_use() const { return held_pages(1); }
+  std::int64_t shared_pages() const { return held_pages(2); }    // that more than one sequence has
   std::int64_t page_bytes() const { return layers_ * stride_; }  // of all layers
   // Keys and values of a token in one layer, with the scales of int8.
   std::int64_t layer_bytes() const {
@@ -61398,6 +61399,7 @@ class KvPages {
     const std::int64_t at = (page % slab_pages_ * layers_ + layer) * stride_;
     return reinterpret_cast<std::uint8_t*>(slabs_[static_cast<std::size_t>(slab)].origin()) + at;
   }
+  std::int64_t held_pages(int least) const;  // by so many sequences
   int take_page();
   void release(int page);
   int insert(Sequence sequence);
@@ -61539,20 +61541,12 @@ inline void KvPages::truncate(int sequence, std::int64_t length) {
   s.length = length;
 }
 
-inline std::int64_t KvPages::pages_in_use() const {
-  std::int64_t used = 0;
+inline std::int64_t KvPages::held_pages(int least) const {
+  std::int64_t held = 0;
   for (const int holders : holders_) {
-    used += holders > 0 ? 1 : 0;
+    held += holders >= least ? 1 : 0;
   }
-  return used;
-}
-
-inline std::int64_t KvPages::shared_pages() const {
-  std::int64_t shared = 0;
-  for (const int holders : holders_) {
-    shared += holders > 1 ? 1 : 0;
-  }
-  return shared;
+  return held;
 }
 
 inline double KvPages::bytes() const {
@@ -61595,7 +61589,7 @@ struct StepCosts {
 };
 
 struct StepTotals {
-  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  std::int64_t steps = 0, tokens = 0;  // that went in; of guesses those that were kept
   StepCosts all;
   List<StepCosts> parts;  // [layers + 1]; the last: embedding, last norm and head
 
@@ -62011,6 +62005,15 @@ inline void check_logits(const float* logits, std::int64_t known) {
   }
 }
 
+inline double log_sum_exp(const float* x, std::int64_t n) {
+  const double most = static_cast<double>(*std::max_element(x, x + n));
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    sum += std::exp(static_cast<double>(x[i]) - most);
+  }
+  return most + std::log(sum);
+}
+
 // Divides or multiplies the logits of the tokens that `seen` ends with, each once.
 inline void penalise(std::vector<float>& logits, const std::vector<std::int32_t>& seen,
                      const SampleOptions& o) {
@@ -62098,11 +62101,7 @@ namespace detail {
 
 // `draw` in [0, 1) walks the weights in order of id.
 inline std::int32_t draw_token(const std::vector<double>& weights, double draw) {
-  double total = 0;
-  for (const double weight : weights) {
-    total += weight;
-  }
-  double left = draw * total;
+  double left = draw * std::accumulate(weights.begin(), weights.end(), 0.0);
   std::size_t last = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     left -= weights[i];
@@ -62169,6 +62168,7 @@ struct Generation {
   List<GeneratedSequence> sequences;       // in the order of the prompts
   StepTotals prefill, decode;              // decode: steps that gave each sequence one token
   std::int64_t guessed = 0, accepted = 0;  // tokens of a draft model (speculative.hpp)
+  StepTotals draft;                        // all steps of that
 };
 
 namespace detail {
@@ -62187,6 +62187,10 @@ inline void check_generate(const Transformer& model, const std::vector<std::int3
     fail({"generate: prefill_tokens is ", options.prefill_tokens, "; at least 1 is right"});
   }
   check_sampling(options);
+}
+
+inline bool is_one_of(const std::vector<std::int32_t>& ids, std::int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
 // Prompts on their way; one step at a time.
@@ -62311,10 +62315,8 @@ class Generator {
     Sequence& s = sequences_[i];
     s.made.ids.push_back(id);
     --s.left;
-    for (const std::int32_t stop : options_.stop_tokens) {
-      if (id == stop) {
-        end(s, Ended::token);
-      }
+    if (is_one_of(options_.stop_tokens, id)) {
+      end(s, Ended::token);
     }
     if (options_.on_token && !options_.on_token(static_cast<std::int64_t>(i), id)) {
       end(s, Ended::asked);
@@ -62507,7 +62509,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct GenerationRow {
   std::string name;                    // prefill, decode, "layer 3", "embedding and head"
-  std::int64_t steps = 0, tokens = 0;  // tokens that went in
+  std::int64_t steps = 0, tokens = 0;  // that went in; of guesses those that were kept
   double flops = 0, bytes = 0;         // of one step, formula
   double formula = 0, measured = 0;    // seconds of one step
   std::string bound;                   // math or memory, by the formula
@@ -62527,7 +62529,7 @@ struct GenerationRow {
 
 struct GenerationReport {
   std::string chip;
-  List<GenerationRow> phases;  // prefill, decode: those that had steps
+  List<GenerationRow> phases;  // prefill, decode, draft: those that had steps
   List<GenerationRow> layers;  // of decode
   std::int64_t guessed = 0, accepted = 0;
 
@@ -62583,19 +62585,19 @@ inline GenerationReport generation_report(const Generation& made, const Chip& ch
   report.chip = chip.name;
   report.guessed = made.guessed;
   report.accepted = made.accepted;
-  if (made.prefill.steps > 0) {
-    report.phases.push_back(
-        detail::generation_row("prefill", made.prefill, made.prefill.all, chip, math));
-  }
-  if (made.decode.steps > 0) {
-    report.phases.push_back(
-        detail::generation_row("decode", made.decode, made.decode.all, chip, math));
-    for (std::size_t i = 0; i < made.decode.parts.size(); ++i) {
-      const bool last = i + 1 == made.decode.parts.size();
-      const std::string name = last ? "embedding and head" : detail::cat({"layer ", i});
-      report.layers.push_back(
-          detail::generation_row(name, made.decode, made.decode.parts[i], chip, math));
+  const auto phase = [&](const char* name, const StepTotals& totals) {
+    if (totals.steps > 0) {
+      report.phases.push_back(detail::generation_row(name, totals, totals.all, chip, math));
     }
+  };
+  phase("prefill", made.prefill);
+  phase("decode", made.decode);
+  phase("draft", made.draft);
+  for (std::size_t i = 0; made.decode.steps > 0 && i < made.decode.parts.size(); ++i) {
+    const bool last = i + 1 == made.decode.parts.size();
+    const std::string name = last ? "embedding and head" : detail::cat({"layer ", i});
+    report.layers.push_back(
+        detail::generation_row(name, made.decode, made.decode.parts[i], chip, math));
   }
   return report;
 }
@@ -62611,8 +62613,14 @@ inline std::ostream& operator<<(std::ostream& out, const GenerationReport& repor
   out << report.table().text();
   if (report.guessed > 0) {
     const auto share = static_cast<double>(report.accepted) / static_cast<double>(report.guessed);
+    double tokens = 0, seconds = 0;
+    for (const GenerationRow& row : report.phases) {
+      tokens += row.name == "decode" ? static_cast<double>(row.tokens) : 0;
+      seconds += row.name == "prefill" ? 0 : row.measured * static_cast<double>(row.steps);
+    }
     out << detail::cat({"draft: ", report.accepted, " of ", report.guessed, " guesses kept, ",
-                        format_percent(share), "\n"});
+                        format_percent(share), "; with its time ",
+                        format_fixed(seconds > 0 ? tokens / seconds : 0, 1), " tokens/s\n"});
   }
   return out;
 }
@@ -62642,10 +62650,7 @@ inline double speculative_tokens(double acceptance, std::int64_t guesses) {
 namespace detail {
 
 inline void normalise_weights(std::vector<double>& weights) {
-  double total = 0;
-  for (const double weight : weights) {
-    total += weight;
-  }
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   for (double& weight : weights) {
     weight /= total;
   }
@@ -62672,14 +62677,14 @@ class Speculator {
     std::vector<std::int32_t> seen = ids_;
     for (std::int64_t i = 0; i < guesses; ++i) {
       const Tensor logits =
-          feed(draft_, draft_cache_, draft_at_, seen, 1, options_.prefill_tokens, nullptr);
+          feed(draft_, draft_cache_, draft_at_, seen, 1, options_.prefill_tokens, &made.draft);
       q.push_back(token_weights(logits.data(), known_, seen, options_));
       normalise_weights(q.back());
       seen.push_back(draw_token(q.back(), draw()));
     }
-    const bool prefill = cache_.length(at_) == 0;
-    const Tensor logits = feed(model_, cache_, at_, seen, guesses + 1, options_.prefill_tokens,
-                               prefill ? &made.prefill : &made.decode);
+    StepTotals& totals = cache_.length(at_) == 0 ? made.prefill : made.decode;
+    const Tensor logits =
+        feed(model_, cache_, at_, seen, guesses + 1, options_.prefill_tokens, &totals);
     made.guessed += guesses;
     std::vector<std::int32_t> fresh;
     bool kept = true;
@@ -62692,6 +62697,7 @@ class Speculator {
       made.accepted += kept ? 1 : 0;
       ids_.push_back(fresh.back());
     }
+    totals.tokens -= guesses + 1 - static_cast<std::int64_t>(fresh.size());
     // Both caches keep what was fed and is still true: all but the last token.
     const auto held = static_cast<std::int64_t>(ids_.size()) - 1;
     cache_.truncate(at_, held);
@@ -62700,8 +62706,6 @@ class Speculator {
     }
     return fresh;
   }
-
-  const std::vector<std::int32_t>& ids() const { return ids_; }
 
  private:
   double draw() { return static_cast<double>(uniform01(options_.seed, draws_++)); }
@@ -62790,10 +62794,7 @@ inline Generation generate_speculative(const Transformer& model, const Transform
     for (const std::int32_t id : speculator.step(k, made)) {
       s.ids.push_back(id);
       --left;
-      bool stop = false;
-      for (const std::int32_t end : options.stop_tokens) {
-        stop = stop || id == end;
-      }
+      const bool stop = detail::is_one_of(options.stop_tokens, id);
       const bool asked = options.on_token && !options.on_token(0, id);
       if (stop || (asked && left > 0)) {
         s.ended = stop ? Ended::token : Ended::asked;
@@ -63252,14 +63253,10 @@ namespace detail {
 // Natural logarithms of the probabilities of `n` logits.
 inline std::vector<double> log_probabilities(const float* logits, std::int64_t n) {
   check_logits(logits, n);
-  const double most = static_cast<double>(*std::max_element(logits, logits + n));
-  double sum = 0;
+  const double all = log_sum_exp(logits, n);
+  std::vector<double> logs;
   for (std::int64_t i = 0; i < n; ++i) {
-    sum += std::exp(static_cast<double>(logits[i]) - most);
-  }
-  std::vector<double> logs(static_cast<std::size_t>(n));
-  for (std::int64_t i = 0; i < n; ++i) {
-    logs[static_cast<std::size_t>(i)] = static_cast<double>(logits[i]) - most - std::log(sum);
+    logs.push_back(static_cast<double>(logits[i]) - all);
   }
   return logs;
 }
@@ -63328,8 +63325,7 @@ class BeamSearch {
   // How many of the best tokens of a beam, and of all beams, are looked at: enough when each beam
   // finishes by every stop token.
   std::size_t looked_at() const {
-    const std::size_t stops = options_.stop_tokens.size();
-    return (1 + (stops > 1 ? stops : 1)) * width_;
+    return (1 + std::max<std::size_t>(1, options_.stop_tokens.size())) * width_;
   }
 
   Candidates extended(StepTotals& totals) {
@@ -63371,9 +63367,7 @@ class BeamSearch {
       beam.ids.push_back(all.token[i]);
       beam.log_probability = -all.falling[i];
       beam.score = beam_score(beam, prompt_, options_.length_penalty);
-      for (const std::int32_t stop : options_.stop_tokens) {
-        beam.finished = beam.finished || all.token[i] == stop;
-      }
+      beam.finished = is_one_of(options_.stop_tokens, all.token[i]);
       if (beam.finished) {
         finished_.push_back(beam);
       } else {
@@ -65740,16 +65734,6 @@ inline void for_windows(const Transformer& model, const std::vector<std::int32_t
   }
 }
 
-// -ln p of token `id`.
-inline double surprise(const float* logits, std::int64_t n, std::int32_t id) {
-  const double most = static_cast<double>(*std::max_element(logits, logits + n));
-  double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    sum += std::exp(static_cast<double>(logits[i]) - most);
-  }
-  return std::log(sum) + most - static_cast<double>(logits[id]);
-}
-
 inline void check_text_ids(const char* who, const Transformer& model,
                            const std::vector<std::int32_t>& ids) {
   if (ids.size() < 2) {
@@ -65773,10 +65757,11 @@ inline double mean_loss(const Transformer& model, const std::vector<std::int32_t
   double sum = 0, count = 0;
   detail::for_windows(model, ids, pages, [&](std::int64_t first, const Tensor& logits) {
     for (std::int64_t row = 0; row < logits.dim(0); ++row) {
+      const float* const x = logits.data() + row * logits.dim(1);
       const std::int64_t next = first + row + 1;
       if (next < static_cast<std::int64_t>(ids.size()) && next % model.config.context != 0) {
-        const double loss = detail::surprise(logits.data() + row * logits.dim(1), logits.dim(1),
-                                             ids[static_cast<std::size_t>(next)]);
+        const double loss = detail::log_sum_exp(x, logits.dim(1)) -
+                            static_cast<double>(x[ids[static_cast<std::size_t>(next)]]);
         if (!detail::is_finite(loss)) {
           detail::fail({"mean_loss: token ", next, " has the loss ", loss,
                         "; weights that give finite logits are right"});

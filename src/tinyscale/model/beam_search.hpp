@@ -112,8 +112,7 @@ class BeamSearch {
   // How many of the best tokens of a beam, and of all beams, are looked at: enough when each beam
   // finishes by every stop token.
   std::size_t looked_at() const {
-    const std::size_t stops = options_.stop_tokens.size();
-    return (1 + (stops > 1 ? stops : 1)) * width_;
+    return (1 + std::max<std::size_t>(1, options_.stop_tokens.size())) * width_;
   }
 
   Candidates extended(StepTotals& totals) {

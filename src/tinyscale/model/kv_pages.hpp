@@ -48,8 +48,8 @@ class KvPages {
   }
 
   std::int64_t page_tokens() const { return shape_.page_tokens; }
-  std::int64_t pages_in_use() const;
-  std::int64_t shared_pages() const;                             // that more than one sequence has
+  std::int64_t pages_in_use() const { return held_pages(1); }
+  std::int64_t shared_pages() const { return held_pages(2); }    // that more than one sequence has
   std::int64_t page_bytes() const { return layers_ * stride_; }  // of all layers
   // Keys and values of a token in one layer, with the scales of int8.
   std::int64_t layer_bytes() const {
@@ -111,6 +111,7 @@ class KvPages {
     const std::int64_t at = (page % slab_pages_ * layers_ + layer) * stride_;
     return reinterpret_cast<std::uint8_t*>(slabs_[static_cast<std::size_t>(slab)].origin()) + at;
   }
+  std::int64_t held_pages(int least) const;  // by so many sequences
   int take_page();
   void release(int page);
   int insert(Sequence sequence);
@@ -252,20 +253,12 @@ inline void KvPages::truncate(int sequence, std::int64_t length) {
   s.length = length;
 }
 
-inline std::int64_t KvPages::pages_in_use() const {
-  std::int64_t used = 0;
+inline std::int64_t KvPages::held_pages(int least) const {
+  std::int64_t held = 0;
   for (const int holders : holders_) {
-    used += holders > 0 ? 1 : 0;
+    held += holders >= least ? 1 : 0;
   }
-  return used;
-}
-
-inline std::int64_t KvPages::shared_pages() const {
-  std::int64_t shared = 0;
-  for (const int holders : holders_) {
-    shared += holders > 1 ? 1 : 0;
-  }
-  return shared;
+  return held;
 }
 
 inline double KvPages::bytes() const {

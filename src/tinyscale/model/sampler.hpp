@@ -7,6 +7,7 @@
 #include <algorithm>  // max_element, nth_element
 #include <cmath>      // exp, log
 #include <cstdint>    // int32_t
+#include <numeric>    // accumulate
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
@@ -157,11 +158,7 @@ namespace detail {
 
 // `draw` in [0, 1) walks the weights in order of id.
 inline std::int32_t draw_token(const std::vector<double>& weights, double draw) {
-  double total = 0;
-  for (const double weight : weights) {
-    total += weight;
-  }
-  double left = draw * total;
+  double left = draw * std::accumulate(weights.begin(), weights.end(), 0.0);
   std::size_t last = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     left -= weights[i];

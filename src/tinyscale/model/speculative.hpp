@@ -27,10 +27,7 @@ inline double speculative_tokens(double acceptance, std::int64_t guesses) {
 namespace detail {
 
 inline void normalise_weights(std::vector<double>& weights) {
-  double total = 0;
-  for (const double weight : weights) {
-    total += weight;
-  }
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   for (double& weight : weights) {
     weight /= total;
   }
