@@ -62,24 +62,6 @@ struct CompressedF32 {
     const std::uint32_t listed = rows > 0 ? row(rows).first - row(0).first : 0;
     return static_cast<double>(rows) * each + sizeof(Exception) * static_cast<double>(listed);
   }
-  // Row i of [rows, cols] as f32.
-  void read(std::int64_t i, float* to) const {
-    const std::uint32_t* from = words(i);
-    for (std::int64_t b = 0; b < blocks(); ++b, from += block_words) {
-      for (std::int64_t j = 0; j < block; ++j) {
-        std::uint32_t code = j < block_words ? from[j] : 0;
-        for (std::int64_t line = 0; line < 7 && j >= block_words; ++line) {
-          code |= from[16 * line + j - block_words] >> 28 << (4 * line);
-        }
-        to[b * block + j] =
-            detail::float_of(((code & 0x07ffffffU) + row(i).base) | (code << 4 & 0x80000000U));
-      }
-    }
-    std::memcpy(to + blocks() * block, rest(i), static_cast<std::size_t>(cols % block) * 4);
-    for (const Exception* e = exceptions(i); e != exceptions(i + 1); ++e) {
-      to[e->col] = e->value;
-    }
-  }
 };
 
 }  // namespace kernels

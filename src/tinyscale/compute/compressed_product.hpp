@@ -9,12 +9,8 @@
 #include <cstring>
 
 #include "tinyscale/base/error.hpp"
-#include "tinyscale/base/thread_scope.hpp"
-#include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/compressed_f32.hpp"
-#include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/lanes.hpp"
-#include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/stored_dots.hpp"
 #include "tinyscale/compute/stored_matrix.hpp"
 #include "tinyscale/compute/stored_product.hpp"
@@ -337,20 +333,6 @@ inline void compressed_dots(const CompressedDots& all) {
               });
 }
 
-inline void compressed_gemm(const kernels::CompressedF32& w, const StoredProduct& p) {
-  const std::int64_t fit = stored_rows(w.rows, w.cols);
-  parallel_for((w.rows + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch rows(fit * w.cols);
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const std::int64_t first = unit * fit, count = std::min(fit, w.rows - first);
-      read_compressed(w, first, count, rows.data());
-      const SerialScope here;
-      kernels::gemm(kernels::Trans::no, kernels::Trans::yes, p.m, count, w.cols, p.x, p.ldx,
-                    rows.data(), w.cols, 0.0f, p.y + first, p.ldy);
-    }
-  });
-}
-
 }  // namespace detail
 
 namespace kernels {
@@ -364,11 +346,20 @@ inline void multiply_compressed(const StoredMatrix& w, Activations /*how*/, std:
                   w.rows});
   }
   if (m > detail::stored_few) {
-    detail::compressed_gemm(w.compressed, {w, m, x, ldx, y, ldy});
+    detail::stored_gemm(detail::StoredProduct{w, m, x, ldx, y, ldy},
+                        [&](std::int64_t first, std::int64_t count, float* to) {
+                          detail::read_compressed(w.compressed, first, count, to);
+                        });
   } else if (m > 0) {
     const std::int64_t apart = w.rows / detail::stored_streams;
     detail::compressed_dots({w.compressed, apart, 0, apart, m, x, ldx, y, ldy});
   }
+}
+
+// For StoredMatrix::row.
+inline void stored_compressed_row(const StoredMatrix& w, std::int64_t row, float* to) {
+  detail::check_stored_row(w, row);
+  detail::read_compressed(w.compressed, row, 1, to);
 }
 
 // What compress_f32 made of weights.
@@ -381,7 +372,7 @@ inline StoredMatrix stored_compressed(const CompressedF32& compressed) {
   w.cols = compressed.cols;
   w.compressed = compressed;
   w.multiply = multiply_compressed;
-  w.row = stored_row;
+  w.row = stored_compressed_row;
   return w;
 }
 

@@ -69,15 +69,23 @@ struct StoredMatrix {
   }
 };
 
+namespace detail {
+
+inline void check_stored_row(const StoredMatrix& w, std::int64_t row) {
+  if (row < 0 || row >= w.rows) {
+    fail({"stored_row: row ", row, " of a matrix of ", w.rows, " rows"});
+  }
+}
+
+}  // namespace detail
+
 namespace kernels {
 
 // One row as f32: what an embedding looks up.
 inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
-  if (row < 0 || row >= w.rows) {
-    detail::fail({"stored_row: row ", row, " of a matrix of ", w.rows, " rows"});
-  }
+  detail::check_stored_row(w, row);
   if (w.is_compressed()) {
-    w.compressed.read(row, to);
+    w.row(w, row, to);
     return;
   }
   if (!w.is_packed) {

@@ -113,15 +113,15 @@ inline std::int64_t stored_rows(std::int64_t rows, std::int64_t cols) {
   return ((rows + turns * threads - 1) / (turns * threads) + 15) / 16 * 16;
 }
 
-// Many rows of x.
-inline void stored_gemm(const StoredProduct& p) {
+// Many rows of x; read(first, count, to): so many rows of W as f32.
+template <class Read>
+void stored_gemm(const StoredProduct& p, const Read& read) {
   const std::int64_t cols = p.w.cols, fit = stored_rows(p.w.rows, cols);
   parallel_for((p.w.rows + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch rows(fit * cols);
     for (std::int64_t unit = begin; unit < end; ++unit) {
       const std::int64_t first = unit * fit, count = std::min(fit, p.w.rows - first);
-      kernels::dequantize_blocks(p.w.format, count * cols, p.w.data + first * p.w.row_bytes,
-                                 rows.data());
+      read(first, count, rows.data());
       const SerialScope here;
       kernels::gemm(kernels::Trans::no, kernels::Trans::yes, p.m, count, cols, p.x, p.ldx,
                     rows.data(), cols, 0.0f, p.y + first, p.ldy);
@@ -148,7 +148,9 @@ inline void stored_f32(const StoredProduct& p) {
     kernels::gemm(kernels::Trans::no, kernels::Trans::yes, p.m, w.rows, w.cols, p.x, p.ldx,
                   reinterpret_cast<const float*>(w.data), w.cols, 0.0f, p.y, p.ldy);
   } else {
-    stored_gemm(p);
+    stored_gemm(p, [&](std::int64_t first, std::int64_t count, float* to) {
+      kernels::dequantize_blocks(w.format, count * w.cols, w.data + first * w.row_bytes, to);
+    });
   }
 }
 
