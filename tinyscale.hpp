@@ -5635,8 +5635,8 @@ inline std::ostream& operator<<(std::ostream& out, const Chip& chip) {
 // Loops that do nothing but reach a limit of this machine: multiply-adds in registers, one loop for
 // each number format that has a unit, and reads of memory in eight streams far apart.
 // They are of vector extensions, for the instruction sets that cpu() chooses from; the units for
-// bf16 and int8 are named by their instruction, and left to f32 in an interpreter. AMX tiles are
-// not measured: where a product runs on them it can pass the roof.
+// bf16 and int8, AMX tiles where products use them, are named by their instruction, and left to f32
+// in an interpreter.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -5749,6 +5749,28 @@ TINYSCALE_DOT_LOOP(dot_bf16_512, "avx512f,avx512bf16", 64, "v", "vdpbf16ps")
 TINYSCALE_DOT_LOOP(dot_int8_512, "avx512f,avx512vnni", 64, "v", "vpdpbusd")
 TINYSCALE_DOT_LOOP(dot_int8_256, "avx2,avxvnni", 32, "x", "%{vex%} vpdpbusd")
 #undef TINYSCALE_DOT_LOOP
+
+// Four sums of 16 x 16 in tiles, enough for their latency; loading the layout sets all to zero.
+#define TINYSCALE_TILE_LOOP(NAME, INSTRUCTION)                                                 \
+  inline float NAME(std::int64_t turns, float, float) {                                        \
+    alignas(64) std::uint8_t layout[64] = {1};                                                 \
+    for (int tile = 0; tile < 8; ++tile) {                                                     \
+      layout[16 + 2 * tile] = 64;                                                              \
+      layout[48 + tile] = 16;                                                                  \
+    }                                                                                          \
+    asm volatile("ldtilecfg %0" : : "m"(layout) : "memory");                                   \
+    for (std::int64_t turn = 0; turn < turns; ++turn) {                                        \
+      asm volatile(INSTRUCTION " %tmm6, %tmm4, %tmm0\n\t" INSTRUCTION                          \
+                               " %tmm7, %tmm4, %tmm1\n\t" INSTRUCTION                          \
+                               " %tmm6, %tmm5, %tmm2\n\t" INSTRUCTION " %tmm7, %tmm5, %tmm3"); \
+    }                                                                                          \
+    asm volatile("tilerelease" : : : "memory");                                                \
+    return 0.0f;                                                                               \
+  }
+
+TINYSCALE_TILE_LOOP(tiles_bf16, "tdpbf16ps")
+TINYSCALE_TILE_LOOP(tiles_int8, "tdpbsud")
+#undef TINYSCALE_TILE_LOOP
 #endif
 #undef TINYSCALE_LOOP_BODY
 #undef TINYSCALE_LOOP_UNROLL
@@ -5804,11 +5826,18 @@ inline LaptopLoops laptop_loops() {
     loops.lanes = 8;
   }
 #if !TINYSCALE_INTERPRETER
-  if (path == CpuPath::avx512 && cpu().avx512_bf16) {
+  const bool tiles = path == CpuPath::avx512 && !cpu().forced;
+  if (tiles && cpu().amx_bf16) {
+    loops.bf16 = tiles_bf16;
+    loops.bf16_flops = 4 * 2.0 * 16 * 16 * 32;
+  } else if (path == CpuPath::avx512 && cpu().avx512_bf16) {
     loops.bf16 = dot_bf16_512;
     loops.bf16_flops = 4.0 * 16 * kLoopSums;
   }
-  if (path == CpuPath::avx512 && cpu().avx512_vnni) {
+  if (tiles && cpu().amx_int8) {
+    loops.int8 = tiles_int8;
+    loops.int8_flops = 4 * 2.0 * 16 * 16 * 64;
+  } else if (path == CpuPath::avx512 && cpu().avx512_vnni) {
     loops.int8 = dot_int8_512;
     loops.int8_flops = 8.0 * 16 * kLoopSums;
   } else if (path == CpuPath::avx2 && cpu().avx_vnni) {
@@ -5888,8 +5917,9 @@ class LaptopMeter {
 
   explicit LaptopMeter(int threads) : threads_(threads) {
     const std::vector<double> caches = cache_sizes();
-    // Half of L1, a third of L2; of L3 each thread's part of a quarter, but more than its L2.
-    const double l3 = std::max(1.5 * caches[1], caches[2] / 4 / threads);
+    // Half of L1, a third of L2; of L3 each thread's part of a quarter, but 1.5 to 4 times its L2:
+    // more of a large one may be lent to others, and takes longer than a thread is left alone.
+    const double l3 = std::max(1.5, std::min(4.0, caches[2] / 4 / threads / caches[1])) * caches[1];
     const double each[4] = {caches[0] / 2, caches[1] / 3, l3, 4194304};
     for (int level = 0; level < 4; ++level) {
       floats_[level] = static_cast<std::int64_t>(each[level]) / 4 / block * block;
@@ -5918,7 +5948,8 @@ class LaptopMeter {
         together();
       }
       const double passed = seconds_now() - started_;
-      if ((passed > longest && round_ >= 6) || (passed > shortest && settled()) || passed > 3) {
+      if ((passed > longest && round_ >= 6) || (passed > shortest && settled()) ||
+          (passed > 3 && round_ >= 3)) {
         break;
       }
     }
@@ -6092,8 +6123,10 @@ class LaptopMeter {
     found.f32 = rate(0, 1000 * flops_[0]);
     found.bf16 = exists(1) ? rate(1, 1000 * flops_[1]) : 0;
     found.int8 = exists(2) ? rate(2, 1000 * flops_[2]) : 0;
-    for (int level = 0; level < 4; ++level) {
-      found.bandwidth[level] = rate(formats + level, 4.0 * static_cast<double>(floats_[level]));
+    for (int level = 3; level >= 0; --level) {  // what comes from afar passes what is nearer
+      found.bandwidth[level] =
+          std::max(rate(formats + level, 4.0 * static_cast<double>(floats_[level])),
+                   level < 3 ? found.bandwidth[level + 1] : 0.0);
     }
     return found;
   }
@@ -18811,6 +18844,7 @@ struct NormRow {  // y of one row
   const float* bias;
   float* y;
   float center, rstd;
+  bool past;  // whole vectors from the beginning of a cache line, written past the caches
 
   template <class L>
   TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
@@ -18822,7 +18856,12 @@ struct NormRow {  // y of one row
     if (bias != nullptr) {
       load_some<L>(bias + j, left, 0.0f, b);
     }
-    store_some<L>(y + j, left, (v - c) * r * w + b);
+    v = (v - c) * r * w + b;
+    if (past) {
+      store_past_caches(y + j, v);
+    } else {
+      store_some<L>(y + j, left, v);
+    }
   }
 };
 
@@ -18835,11 +18874,15 @@ struct NormRows {
   float* y;
   float* mean;  // null: RMS norm
   float* rstd;
+  bool past = false;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
       norm<L>(i, x + i * cols, y + i * cols);
+    }
+    if (past) {
+      end_past_caches();
     }
   }
 
@@ -18853,7 +18896,7 @@ struct NormRows {
       mean[i] = center;
     }
     rstd[i] = r;
-    for_row<L>(cols, NormRow{xi, weight, bias, yi, center, r});
+    for_row<L>(cols, NormRow{xi, weight, bias, yi, center, r, past});
   }
 };
 
@@ -19050,8 +19093,10 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
 }
 
 inline void norm_forward(std::int64_t rows, const NormRows& all) {
+  const bool cols_fit = all.cols % 16 == 0 && reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0;
   parallel_for(rows, row_grain(all.cols), [&](std::int64_t begin, std::int64_t end) {
     NormRows part = all;
+    part.past = cols_fit && 4.0 * static_cast<double>(rows * all.cols) > past_caches_bytes;
     part.begin = begin;
     part.end = end;
     run_on_lanes(part);

@@ -355,8 +355,9 @@ void beside_llama(const Run& run) {
   for (const auto& row : rows) {
     const std::string path = run.programs + "/llama.gguf";
     bench::write_llama(f32, row.format, path);
-    const auto worker = std::make_shared<bench::Worker>(std::vector<std::string>{
-        "node", "bench/llama_worker.mjs", folder, path, std::to_string(run.threads)});
+    const auto worker = std::make_shared<bench::Worker>(
+        std::vector<std::string>{"node", bench::bench_folder(run.programs) + "/llama_worker.mjs",
+                                 folder, path, std::to_string(run.threads)});
     if (worker->first_line().empty()) {
       bench::skip("llama.cpp", "node cannot load it");
       return;
@@ -404,9 +405,7 @@ int main(int argc, char** argv) {
   bench::read_options(argc, argv,
                       {bench::whole("--rounds=", 1, &rounds), bench::text("--shape=", &only),
                        bench::text("--generation=", &kinds)});
-  const std::string own = argv[0];
-  const std::string programs =
-      own.find('/') == std::string::npos ? "." : own.substr(0, own.find_last_of('/'));
+  const std::string programs = bench::folder_of(argv[0]);
   bench::print_machine("Decoding: stored weights against the memory's limit and plain loops");
   const std::vector<Shape> shapes = {{"15M", 288, 768, 6, 32000}, {"110M", 768, 2048, 12, 32000}};
   bench::must_choose("--shape=", only, {shapes[0].name, shapes[1].name});

@@ -236,9 +236,10 @@ Peer open_mpi(const Options& options, int devices) {
   return peer(command, "Open MPI", why);
 }
 
-Peer gloo(int devices) {
+Peer gloo(const Options& options, int devices) {
+  const std::string program = bench::bench_folder(options.directory) + "/gloo_worker.py";
   for (const char* python : {"python3", "/usr/bin/python3"}) {
-    Peer found(new bench::Worker({python, "bench/gloo_worker.py", std::to_string(devices)}));
+    Peer found(new bench::Worker({python, program, std::to_string(devices)}));
     if (!found->first_line().empty()) {
       return found;
     }
@@ -304,9 +305,7 @@ void add_row(ts::Table& table, const Options& options, const Row& row, const Pee
 
 Options read_options(int count, char** words) {
   Options options;
-  options.directory = words[0];
-  const std::size_t slash = options.directory.rfind('/');
-  options.directory = slash == std::string::npos ? "." : options.directory.substr(0, slash);
+  options.directory = bench::folder_of(words[0]);
   bench::read_options(
       count, words,
       {bench::whole("--rounds=", 1, &options.rounds),
@@ -348,7 +347,7 @@ int main(int count, char** words) {
     if (options.devices > 0 && devices != options.devices) {
       continue;
     }
-    const Peer mpi = open_mpi(options, devices), others = gloo(devices);
+    const Peer mpi = open_mpi(options, devices), others = gloo(options, devices);
     ts::Table table;
     table.columns = {"collective", "devices", "bytes", "ours",   "Open MPI", "/ ours",
                      "Gloo",       "/ ours",  "limit", "target", ""};

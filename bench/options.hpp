@@ -71,6 +71,24 @@ inline Option flag(const std::string& name, bool* on) {
   return {name, [on](const std::string&) { *on = true; }};
 }
 
+// The folder of a program, given as it was called.
+inline std::string folder_of(const std::string& program) {
+  const std::size_t slash = program.rfind('/');
+  return slash == std::string::npos ? "." : program.substr(0, slash);
+}
+
+// bench/ with what is run from there: here, or where the program was built from.
+inline std::string bench_folder(const std::string& programs) {
+  for (const std::string& folder : {std::string("bench"), programs + "/../../bench"}) {
+    if (std::FILE* const file = std::fopen((folder + "/torch_worker.py").c_str(), "r")) {
+      std::fclose(file);
+      return folder;
+    }
+  }
+  refuse("bench/ is neither here nor two folders above " + programs +
+         "; run it from the folder that has it");
+}
+
 // `part`, given by an option, must be in one of the names that it chooses from.
 inline void must_choose(const std::string& option, const std::string& part,
                         const std::vector<std::string>& names) {

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <string>
 
+#include "options.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -28,7 +29,12 @@ double trained(const ts::Text& text, double initializer_range, std::uint64_t mod
 }
 
 std::uint64_t seed(int argc, char** argv, int at, std::uint64_t usual) {
-  return argc > at ? std::strtoull(argv[at], nullptr, 10) : usual;
+  char* end = nullptr;
+  const std::uint64_t found = argc > at ? std::strtoull(argv[at], &end, 10) : usual;
+  if (argc > at && (argv[at][0] < '0' || argv[at][0] > '9' || *end != '\0')) {
+    bench::refuse(std::string("training_quality: seed ") + argv[at] + ": a whole number is right");
+  }
+  return found;
 }
 
 }  // namespace
@@ -38,15 +44,21 @@ int main(int argc, char** argv) {
   const std::string fallback =
       std::string(shared != nullptr ? shared : "../shared") + "/data/text/tinyshakespeare.txt";
   const std::string path = argc > 1 ? argv[1] : fallback;
+  if (argc > 4) {
+    bench::refuse("training_quality: right is [text [model seed [data seed]]]");
+  }
+  const std::uint64_t model_seed = seed(argc, argv, 2, 1);
+  const std::uint64_t data_seed = seed(argc, argv, 3, 1337);
   ts::Text text;
   try {
     text = ts::read_text(path);
   } catch (const ts::Error& error) {
+    if (argc > 1) {  // the one that was asked for
+      bench::refuse(error.what());
+    }
     std::cout << "training_quality: skipped: " << error.what() << "\n";
     return 0;
   }
-  const std::uint64_t model_seed = seed(argc, argv, 2, 1);
-  const std::uint64_t data_seed = seed(argc, argv, 3, 1337);
   const double ours = trained(text, 0.0, model_seed, data_seed);
   const double as_nanogpt = trained(text, 0.02, model_seed, data_seed);
   std::cout << "validation loss after 2000 steps: nanoGPT 1.898, here " << ours

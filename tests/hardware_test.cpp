@@ -344,6 +344,11 @@ TEST_CASE("hardware: this laptop is a chip") {
     CHECK(laptop.levels[i].core_bandwidth == found.one.bandwidth[i]);
     CHECK(laptop.levels[i].bytes > (i == 0 ? 0 : laptop.levels[i - 1].bytes));
   }
+  for (const ts::LaptopRates* rates : {&found.one, &found.all}) {  // a nearer level is no slower
+    CHECK(rates->bandwidth[0] >= rates->bandwidth[1]);
+    CHECK(rates->bandwidth[1] >= rates->bandwidth[2]);
+    CHECK(rates->bandwidth[2] >= rates->bandwidth[3]);
+  }
   CHECK(ts::laptop().flops_f32 == laptop.flops_f32);  // measured once
   ts::Profile profile;
   ts::OpRecord op = matmul_record(64, 64, 64);
@@ -354,6 +359,16 @@ TEST_CASE("hardware: this laptop is a chip") {
   CHECK(report.rows[0].of_roof() == doctest::Approx(report.rows[0].seconds / 1e-3));
   CHECK(report.rows[0].level == laptop.levels[report.rows[0].bytes > laptop.levels[0].bytes].name);
   CHECK(report.csv().find("T measured (s),of its roof (%)\n") != std::string::npos);
+}
+
+TEST_CASE("hardware: the laptop's loops run on the units that products run on") {
+  const ts::detail::LaptopLoops loops = ts::detail::laptop_loops();
+  const std::string bf16 = ts::detail::bf16_unit(ts::cpu(), ts::cpu().path);
+  const std::string int8 = ts::detail::int8_unit(ts::cpu(), ts::cpu().path);
+  CHECK((loops.bf16_flops == 4 * 2 * 16 * 16 * 32) == (bf16 == "amx"));
+  CHECK((loops.int8_flops == 4 * 2 * 16 * 16 * 64) == (int8 == "amx"));
+  CHECK((loops.bf16 == nullptr) == (loops.bf16_flops == 0));
+  CHECK((loops.int8 == nullptr) == int8.empty());
 }
 
 TEST_CASE("hardware: the laptop has the rates of the threads in use") {

@@ -284,6 +284,18 @@ TEST_CASE("linear cross-entropy: as the kernels it is made of, in blocks of rows
   });
 }
 
+TEST_CASE("norms: a large result, written past the caches, has the bits of its rows one by one") {
+  const std::int64_t rows = 503, cols = 16000;  // 32.2 MB
+  const ts::Tensor x = ts::randn({rows, cols}, 1), w = ts::randn({cols}, 2),
+                   b = ts::randn({cols}, 3);
+  const ts::Tensor layer = ts::layer_norm(x, w, b), rms = ts::rms_norm(x, w);
+  for (const std::int64_t row : {0, 1, 250, 502}) {
+    const ts::Tensor one = ts::slice(x, 0, row, row + 1);
+    CHECK(ts::slice(layer, 0, row, row + 1).values() == ts::layer_norm(one, w, b).values());
+    CHECK(ts::slice(rms, 0, row, row + 1).values() == ts::rms_norm(one, w).values());
+  }
+}
+
 TEST_CASE("norms: every width against float64; beta 0 does not read") {
   on_every_path([] {
     for (const std::int64_t cols : {1, 3, 16, 17, 64, 100, 129, 768}) {

@@ -30,7 +30,7 @@ Work eager(const Body& body, const Tensors& inputs) {
 
 void beside(Bench& bench, const std::string& group, const std::string& what, const Body& written,
             const Body& fused, const Tensors& inputs, double target) {
-  for (const int threads : {1, all_threads()}) {
+  for (const int threads : thread_counts()) {
     const auto on = [threads](const Work& work) { return threads == 1 ? one_thread(work) : work; };
     Case c;
     c.group = group;
@@ -53,7 +53,7 @@ void chains(Bench& bench) {
   const std::int64_t n = 16 << 20;
   const Tensors x = {ts::randn({n}, 1)};
   const auto from = std::make_shared<ts::Tensor>(x[0]);
-  for (const int threads : {1, all_threads()}) {
+  for (const int threads : thread_counts()) {
     const auto on = [threads](const Work& work) { return threads == 1 ? one_thread(work) : work; };
     Streams streams;
     streams.bytes = 4.0 * static_cast<double>(n);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <thread>
 
 #include <time.h>
@@ -52,12 +53,49 @@ std::string digits(double value) {
   return ts::format_fixed(value, size >= 100 ? 0 : size >= 10 ? 1 : 2);
 }
 
+// What the first sample of each way wrote, beside ours.
+class Results {
+ public:
+  explicit Results(const Case& c) : case_(c) {}
+
+  void before(const Way& way) {
+    std::fill_n(way.result, way.results, std::numeric_limits<float>::quiet_NaN());
+  }
+  // Whether they are the same numbers; if not it says so.
+  bool after(const Way& way) {
+    if (&way == case_.ways.data()) {
+      ours_.assign(way.result, way.result + way.results);
+      return true;
+    }
+    float largest = 0, difference = 0;
+    bool same = ours_.size() == static_cast<std::size_t>(way.results);
+    for (std::size_t i = 0; same && i < ours_.size(); ++i) {
+      largest = std::max(largest, std::fabs(ours_[i]));
+      difference = std::max(difference, std::fabs(ours_[i] - way.result[i]));
+      same = way.result[i] - ours_[i] < 1e30f;  // a NaN is not
+    }
+    if (same && difference <= case_.same * largest) {
+      return true;
+    }
+    std::printf(
+        "  skipped: %s: %s: other numbers than ours (by %.1e of the largest; %.0e is right)\n",
+        way.name.c_str(), case_.what.c_str(),
+        same ? static_cast<double>(difference / largest) : 1.0, case_.same);
+    return false;
+  }
+
+ private:
+  const Case& case_;
+  std::vector<float> ours_;
+};
+
 // samples[way][round] in seconds, negative where a way sat out.
 using Samples = std::vector<std::vector<double>>;
 
 Samples take_turns(const Case& c, int rounds, double most_seconds) {
   Samples samples(c.ways.size());
   std::vector<bool> failed(c.ways.size(), false);
+  Results results(c);
   const double start = now(Clock::wall);
   for (int round = -1; round < rounds; ++round) {
     if (round >= std::min(rounds, 3) && now(Clock::wall) - start > most_seconds) {
@@ -71,8 +109,12 @@ Samples take_turns(const Case& c, int rounds, double most_seconds) {
         if (c.threads > 1) {  // until the threads of whoever was before have gone to sleep
           std::this_thread::sleep_for(std::chrono::milliseconds(40));
         }
+        const bool looked_at = round < 0 && way.result != nullptr && c.ways[0].result != nullptr;
+        if (looked_at) {
+          results.before(way);
+        }
         seconds = way.sample();
-        failed[w] = seconds < 0;
+        failed[w] = seconds < 0 || (looked_at && !results.after(way));
       }
       if (round >= 0) {
         samples[w].push_back(seconds);
@@ -184,6 +226,10 @@ Work one_thread(const Work& work) {
 
 int all_threads() { return ts::thread_count(); }
 
+std::vector<int> thread_counts() {
+  return all_threads() > 1 ? std::vector<int>{1, all_threads()} : std::vector<int>{1};
+}
+
 Bench::Bench(const Options& options) : options_(options) {
   static_cast<void>(getloadavg(&load_, 1));
 }
@@ -200,6 +246,14 @@ bool Bench::wants(const std::string& group, const std::string& title) {
                 "at limit", "target");
   }
   return wanted;
+}
+
+bool Bench::wants_several(const std::string& group, const std::string& title) {
+  const bool wanted = wants(group, title);
+  if (wanted && all_threads() == 1) {
+    skip(group, "it needs two threads, and there is one (TINYSCALE_THREADS)");
+  }
+  return wanted && all_threads() > 1;
 }
 
 void Bench::must_have(const std::string& only) const {

@@ -19,7 +19,15 @@ struct Way {
   std::function<double()> sample;  // seconds of one call; empty: not here, negative: failed
   int every = 1;                   // takes part in every so-manieth round: for slow peers
   bool warm = true;                // its first sample is not counted
+  float* result = nullptr;         // where it writes so many numbers, which must be those of ours
+  std::int64_t results = 0;
 };
+
+inline Way writing(Way way, float* result, std::int64_t results) {
+  way.result = result;
+  way.results = results;
+  return way;
+}
 
 // What must hold: the time of `peer` over ours is at least `ratio`.
 struct Target {
@@ -37,6 +45,7 @@ struct Case {
   int threads = 1;
   int rounds = 9;
   double most_seconds = 30;  // then three rounds are enough, unless --long
+  double same = 1e-5;        // results differ by so much of the largest of ours at most
   std::string note;          // printed under the row
 };
 
@@ -59,13 +68,13 @@ struct Row {
 };
 
 struct Options {
-  std::string only;                 // groups whose key contains one of these, by commas
-  std::string directory = "bench";  // where torch_worker.py stands
-  std::string programs;             // where this program and train_plain stand
-  std::string results;              // results.json; empty: not written
-  int rounds = 0;                   // 0: what each case says
-  bool slow = false;                // --long
-  bool ops = false;                 // --ops: what each op of a training step costs
+  std::string only;       // groups whose key contains one of these, by commas
+  std::string directory;  // where torch_worker.py stands
+  std::string programs;   // where this program and train_plain stand
+  std::string results;    // results.json; empty: not written
+  int rounds = 0;         // 0: what each case says
+  bool slow = false;      // --long
+  bool ops = false;       // --ops: what each op of a training step costs
 };
 
 class Bench {
@@ -80,6 +89,8 @@ class Bench {
   void mean(const std::string& group, const std::string& peer, double target);
   // Does ONLY ask for this group? Prints its title when it does.
   bool wants(const std::string& group, const std::string& title);
+  // The same of a group that needs several threads: on one it is skipped.
+  bool wants_several(const std::string& group, const std::string& title);
   // Ends the program when a part of `only` is in no group that was asked about.
   void must_have(const std::string& only) const;
 
@@ -123,6 +134,7 @@ bool processor_flag(const char* flag);  // as /proc/cpuinfo writes it
 
 Work one_thread(const Work& work);  // the same, its loops kept on the caller
 int all_threads();
+std::vector<int> thread_counts();  // one, and all where they are more
 
 // Every group of rows, by file.
 void gemm_rows(Bench& bench);
@@ -135,6 +147,8 @@ void host_rows(Bench& bench);
 
 // What is written when all have run.
 void print_summary(const Bench& bench);
+void check_results(const std::string& path);  // throws, before minutes of work, if it cannot be
+std::string picture_of(const std::string& results);
 void save_results(const Bench& bench, const std::string& path);
 void save_picture(const Bench& bench, const std::string& path);
 void save_markdown(const std::string& results, const std::string& readme);

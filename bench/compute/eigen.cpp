@@ -18,11 +18,12 @@ Way eigen_multiply(Bench& bench, int m, int n, int k, const float* a, const floa
   bench.peer("Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." +
              std::to_string(EIGEN_MAJOR_VERSION) + "." + std::to_string(EIGEN_MINOR_VERSION) +
              ", compiled as tinyscale");
-  return timed("Eigen", Clock::thread, [=] {
+  const Way way = timed("Eigen", Clock::thread, [=] {
     using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
     const Eigen::Map<const Matrix> x(a, m, k), y(b, k, n);
     Eigen::Map<Matrix>(c, m, n).noalias() = x * y;
   });
+  return writing(way, c, std::int64_t{m} * n);
 #else
   static_cast<void>(m + n + k);
   static_cast<void>(a != nullptr && b != nullptr && c != nullptr);

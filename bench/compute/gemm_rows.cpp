@@ -23,6 +23,7 @@ struct Product {
         b(numbers(std::int64_t{k_} * n_, 2)),
         c(numbers(std::int64_t{m_} * n_, 3)) {}
   double flops() const { return 2.0 * m * n * k; }
+  Way into_c(const Way& way) { return writing(way, c.data(), std::int64_t{m} * n); }
   std::string name() const { return ts::detail::cat({m, " x ", n, " x ", k}); }
   Work own() {
     return [this] {
@@ -51,7 +52,7 @@ void one(Bench& bench, const Size& s) {
   c.work = x.flops();
   Way eigen = eigen_multiply(bench, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data());
   eigen.every = large ? 3 : 1;
-  c.ways = {timed("ours", Clock::thread, one_thread(x.own())),
+  c.ways = {x.into_c(timed("ours", Clock::thread, one_thread(x.own()))),
             openblas(bench).multiply(1, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             onednn_sgemm(bench, 1, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             blis(bench).multiply(1, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
@@ -70,8 +71,8 @@ void two(Bench& bench, const Size& s) {
   c.unit = "GFLOP/s";
   c.work = x.flops();
   c.threads = threads;
-  c.ways = {timed("ours", Clock::wall, x.own()),
-            timed("ours, 1 thread", Clock::wall, one_thread(x.own())),
+  c.ways = {x.into_c(timed("ours", Clock::wall, x.own())),
+            x.into_c(timed("ours, 1 thread", Clock::wall, one_thread(x.own()))),
             openblas(bench).multiply(threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             onednn_sgemm(bench, threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             limit(x.flops(), 0, threads)};
@@ -96,8 +97,8 @@ void disturbed(Bench& bench, const Size& s) {
   c.unit = "GFLOP/s";
   c.work = x.flops();
   c.threads = threads;
-  c.ways = {timed("ours", Clock::wall, x.own()),
-            timed("ours, 1 thread", Clock::wall, one_thread(x.own())),
+  c.ways = {x.into_c(timed("ours", Clock::wall, x.own())),
+            x.into_c(timed("ours, 1 thread", Clock::wall, one_thread(x.own()))),
             openblas(bench).multiply(threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data())};
   c.targets = {{"ours, 1 thread", 0.8}};
   bench.run(c);
@@ -126,19 +127,24 @@ void avx2(Bench& bench, const Size& s, const std::shared_ptr<Worker>& haswell) {
 }  // namespace
 
 void gemm_rows(Bench& bench) {
+  if (bench.wants("f32-1t-small", "f32 product in the caches, 1 thread, GFLOP/s")) {
+    for (const Size& s : {sizes[0], sizes[1], sizes[2]}) {
+      one(bench, s);
+    }
+  }
   if (bench.wants("f32-1t", "f32 product, 1 thread, GFLOP/s")) {
-    for (const Size& s : sizes) {
+    for (const Size& s : {sizes[3], sizes[4], sizes[5], sizes[6], sizes[7]}) {
       one(bench, s);
     }
     bench.mean("f32-1t", "OpenBLAS", 1.12);
     bench.mean("f32-1t", "oneDNN", 1.0);
   }
-  if (bench.wants("f32-2t", "the same on all threads")) {
+  if (bench.wants_several("f32-2t", "the same on all threads")) {
     for (const Size& s : sizes) {
       two(bench, s);
     }
   }
-  if (bench.wants("f32-2t-busy", "the same while another program uses one processor")) {
+  if (bench.wants_several("f32-2t-busy", "the same while another program uses one processor")) {
     for (const Size& s : {sizes[2], sizes[3], sizes[4]}) {
       disturbed(bench, s);
     }

@@ -49,7 +49,9 @@ void laptop(Bench& bench) {
 
 // tools/compile_cost.sh prints "compile cost, g++: header 0.9 s, its standard headers 0.5 s, ...".
 void compile_cost(Bench& bench) {
-  std::FILE* const pipe = popen("bash tools/compile_cost.sh 5 2> /dev/null", "r");
+  const std::string command =
+      "bash '" + bench.options().directory + "/../tools/compile_cost.sh' 5 2> /dev/null";
+  std::FILE* const pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) {
     return;
   }

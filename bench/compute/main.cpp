@@ -32,9 +32,7 @@ void every_group(bench::Bench& bench) {
 
 int main(int argc, char** argv) try {
   bench::Options options;
-  options.programs = argv[0];
-  const std::size_t slash = options.programs.rfind('/');
-  options.programs = slash == std::string::npos ? "." : options.programs.substr(0, slash);
+  options.programs = bench::folder_of(argv[0]);
   bool markdown = false, laptop = false;
   int openblas = 0;
   bench::read_options(
@@ -60,10 +58,15 @@ int main(int argc, char** argv) try {
     every_group(names);
     names.must_have(options.only);
   }
+  options.directory = bench::bench_folder(options.programs);
   if (markdown) {
     bench::save_markdown(options.directory + "/results.json", options.directory + "/README.md");
     return 0;
   }
+  if (options.results.empty() && options.only.empty()) {
+    options.results = options.directory + "/results.json";
+  }
+  bench::check_results(options.results);
   // Peers at their best: no kernels for another processor, as many threads as ours.
   unsetenv("OPENBLAS_CORETYPE");
   unsetenv("OPENBLAS_L2_SIZE");
@@ -79,13 +82,9 @@ int main(int argc, char** argv) try {
               bench.load());
   every_group(bench);
   bench::print_summary(bench);
-  if (options.results.empty() && options.only.empty()) {
-    options.results = options.directory + "/results.json";
-  }
   if (!options.results.empty()) {
     bench::save_results(bench, options.results);
-    const std::size_t dot = options.results.rfind(".json");
-    bench::save_picture(bench, options.results.substr(0, dot) + ".svg");
+    bench::save_picture(bench, bench::picture_of(options.results));
   }
   return 0;
 } catch (const std::exception& error) {

@@ -65,6 +65,7 @@ dnnl_data_type_t result_type(Format format) { return format == Format::int8 ? dn
 struct Product {
   dnnl_primitive_t primitive = nullptr;
   std::vector<dnnl_exec_arg_t> arguments;
+  void* result = nullptr;
 };
 
 #if DNNL_VERSION_MAJOR >= 3
@@ -158,6 +159,7 @@ bool plan_product(Product& product, int m, int n, int k, Format format) {
   BENCH_CALL(dnnl_stream_wait)(dnn().stream);
   BENCH_CALL(dnnl_memory_destroy)(b);
   product.arguments = {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, packed}, {DNNL_ARG_DST, c}};
+  BENCH_CALL(dnnl_memory_get_data_handle)(c, &product.result);
   return true;
 }
 
@@ -176,13 +178,14 @@ Way onednn_sgemm(Bench& bench, int threads, int m, int n, int k, const float* a,
     return way;
   }
   const auto call = BENCH_CALL(dnnl_sgemm);
-  return timed(
+  way = timed(
       way.name, clock_for(threads), [=] { call('N', 'N', m, n, k, 1.0f, a, k, b, n, 0.0f, c, n); },
       [threads] {
         if (dnn().set_threads != nullptr) {
           dnn().set_threads(threads);
         }
       });
+  return writing(way, c, std::int64_t{m} * n);
 }
 
 Way onednn_packed(Bench& bench, int threads, int m, int n, int k, Format format) {
@@ -203,7 +206,7 @@ Way onednn_packed(Bench& bench, int threads, int m, int n, int k, Format format)
   }
   const auto execute = BENCH_CALL(dnnl_primitive_execute);
   const auto wait = BENCH_CALL(dnnl_stream_wait);
-  return timed(
+  way = timed(
       way.name, clock_for(threads),
       [=] {
         execute(product.primitive, dnn().stream, static_cast<int>(product.arguments.size()),
@@ -215,6 +218,10 @@ Way onednn_packed(Bench& bench, int threads, int m, int n, int k, Format format)
           dnn().set_threads(threads);
         }
       });
+  // Of int8 the sums are int32, and A is not negative there: other numbers.
+  return format == Format::int8
+             ? way
+             : writing(way, static_cast<float*>(product.result), std::int64_t{m} * n);
 }
 
 #else

@@ -100,9 +100,11 @@ Way Blas::multiply(int threads, int m, int n, int k, const float* a, const float
   }
   const Sgemm call = sgemm;
   const auto set = set_threads;
-  return timed(
-      name, clock_for(threads), [=] { call(101, 111, 111, m, n, k, 1.0f, a, k, b, n, 0.0f, c, n); },
-      [=] { set(threads); });
+  return writing(timed(
+                     name, clock_for(threads),
+                     [=] { call(101, 111, 111, m, n, k, 1.0f, a, k, b, n, 0.0f, c, n); },
+                     [=] { set(threads); }),
+                 c, std::int64_t{m} * n);
 }
 
 Way Blas::times_vector(int threads, int n, int k, const float* w, const float* x, float* y) const {
@@ -113,9 +115,11 @@ Way Blas::times_vector(int threads, int n, int k, const float* w, const float* x
   }
   const Sgemv call = sgemv;
   const auto set = set_threads;
-  return timed(
-      name, clock_for(threads), [=] { call(101, 111, n, k, 1.0f, w, k, x, 1, 0.0f, y, 1); },
-      [=] { set(threads); });
+  return writing(
+      timed(
+          name, clock_for(threads), [=] { call(101, 111, n, k, 1.0f, w, k, x, 1, 0.0f, y, 1); },
+          [=] { set(threads); }),
+      y, n);
 }
 
 const Blas& openblas(Bench& bench) {

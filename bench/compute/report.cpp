@@ -62,11 +62,18 @@ std::string json(const Row& r) {
   return out + "}";
 }
 
+[[noreturn]] void cannot_write(const std::string& path) {
+  throw ts::Error(ts::detail::cat({"bench: ", path, " cannot be written"}));
+}
+
 void write(const std::string& path, const std::string& text) {
   std::FILE* const file = std::fopen(path.c_str(), "w");
-  if (file == nullptr || std::fwrite(text.data(), 1, text.size(), file) != text.size() ||
-      std::fclose(file) != 0) {
-    throw ts::Error(ts::detail::cat({"bench: ", path, " cannot be written"}));
+  if (file == nullptr) {
+    cannot_write(path);
+  }
+  const bool whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (std::fclose(file) != 0 || !whole) {
+    cannot_write(path);
   }
   std::printf("wrote %s\n", path.c_str());
 }
@@ -167,6 +174,32 @@ void print_summary(const Bench& bench) {
       "faster. of limit: what we reach of it; at limit: the ratio that the limit itself would "
       "have.\n",
       met, missed, beyond);
+}
+
+std::string picture_of(const std::string& results) {
+  return results.substr(0, results.size() - 5) + ".svg";
+}
+
+void check_results(const std::string& path) {
+  if (path.empty()) {
+    return;
+  }
+  if (path.size() < 6 || path.compare(path.size() - 5, 5, ".json") != 0) {
+    throw ts::Error(ts::detail::cat({"bench: --results=", path, ": NAME.json is right"}));
+  }
+  for (const std::string& name : {path, picture_of(path)}) {
+    std::FILE* const before = std::fopen(name.c_str(), "r");
+    std::FILE* const file = std::fopen(name.c_str(), "a");
+    if (file == nullptr) {
+      cannot_write(name);
+    }
+    std::fclose(file);
+    if (before == nullptr) {
+      std::remove(name.c_str());
+    } else {
+      std::fclose(before);
+    }
+  }
 }
 
 void save_results(const Bench& bench, const std::string& path) {

@@ -29,6 +29,7 @@ struct Product {
         c(numbers(std::int64_t{m_} * n_, 3)) {}
   double flops() const { return 2.0 * m * n * k; }
   double weight_bytes() const { return 4.0 * n * k; }
+  Way into_c(const Way& way) { return writing(way, c.data(), std::int64_t{m} * n); }
   // C = A B, or with weights stored [n, k] C = A B^T.
   Work own(ts::kernels::Trans trans) {
     return [this, trans] {
@@ -55,7 +56,7 @@ void skinny(Bench& bench, const Size& s, int threads) {
   c.unit = "GFLOP/s";
   c.work = x.flops();
   c.threads = threads;
-  c.ways = {timed("ours", clock_for(threads), threads == 1 ? one_thread(own) : own),
+  c.ways = {x.into_c(timed("ours", clock_for(threads), threads == 1 ? one_thread(own) : own)),
             openblas(bench).multiply(threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             onednn_sgemm(bench, threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             onednn_packed(bench, threads, s.m, s.n, s.k, Format::f32),
@@ -77,9 +78,9 @@ void packed(Bench& bench, const Size& s) {
 #if defined(BENCH_OWN_PACKED)
   const ts::kernels::PackedWeights w =
       ts::kernels::pack_weights(ts::kernels::Trans::no, s.k, s.n, x.b.data(), s.n);
-  own = timed("ours", Clock::thread, one_thread([&x, &w] {
-                ts::kernels::gemm_packed(x.m, x.a.data(), x.k, w, 0.0f, x.c.data(), x.n);
-              }));
+  own = x.into_c(timed("ours", Clock::thread, one_thread([&x, &w] {
+                         ts::kernels::gemm_packed(x.m, x.a.data(), x.k, w, 0.0f, x.c.data(), x.n);
+                       })));
 #endif
   c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::f32),
             limit(x.flops(), x.weight_bytes(), 1)};
@@ -98,12 +99,14 @@ void quantized(Bench& bench, int n, int k, int bits, double target) {
 #if defined(BENCH_OWN_QUANTIZED)
   const ts::kernels::QuantizedMatrix w = ts::kernels::quantize(n, k, 32, bits, x.b.data());
   Numbers y(static_cast<std::size_t>(n));
-  own = timed("ours", Clock::thread,
-              one_thread([&] { ts::kernels::gemv_quantized(w, x.a.data(), y.data()); }));
+  own = writing(timed("ours", Clock::thread,
+                      one_thread([&] { ts::kernels::gemv_quantized(w, x.a.data(), y.data()); })),
+                y.data(), n);
   roof = limit(0, w.bytes(), 1);
 #endif
   c.ways = {own, openblas(bench).times_vector(1, n, k, x.b.data(), x.a.data(), x.c.data()), roof};
   c.ways[1].name = "OpenBLAS f32";
+  c.same = bits == 8 ? 0.01 : 0.15;  // of numbers that were rounded
   c.targets = {{"OpenBLAS f32", target}};
   bench.run(c);
 }
@@ -118,7 +121,7 @@ void vector(Bench& bench, int n, int k, int threads, double target, double of_ro
   c.unit = "GB/s";
   c.work = x.weight_bytes();
   c.threads = threads;
-  c.ways = {timed("ours", clock_for(threads), threads == 1 ? one_thread(own) : own),
+  c.ways = {x.into_c(timed("ours", clock_for(threads), threads == 1 ? one_thread(own) : own)),
             openblas(bench).times_vector(threads, n, k, x.b.data(), x.a.data(), x.c.data()),
             limit(0, x.weight_bytes(), threads)};
   c.targets = {{"OpenBLAS", target}, {"limit", of_roof}};
@@ -134,7 +137,7 @@ void skinny_rows(Bench& bench) {
       skinny(bench, s, 1);
     }
   }
-  if (bench.wants("skinny-2t", "the same on all threads")) {
+  if (bench.wants_several("skinny-2t", "the same on all threads")) {
     for (const Size& s : {sizes[0], sizes[2], sizes[5]}) {
       skinny(bench, s, all_threads());
     }
@@ -158,7 +161,7 @@ void skinny_rows(Bench& bench) {
     vector(bench, 32000, 768, 1, 1.4, 0);
     vector(bench, 4096, 4096, 1, 1.1, 0);
   }
-  if (bench.wants("gemv-2t", "the same on all threads")) {
+  if (bench.wants_several("gemv-2t", "the same on all threads")) {
     vector(bench, 32000, 768, all_threads(), 0, 0.9);
     vector(bench, 4096, 4096, all_threads(), 0, 0.9);
   }

@@ -1,4 +1,5 @@
-// Whole training steps: forward, backward, clip and AdamW, beside PyTorch and a plain C program.
+// Whole training steps: forward, backward and AdamW, without clipping, beside PyTorch and a plain C
+// program.
 #include <algorithm>
 #include <cstdio>
 #include <initializer_list>
@@ -177,7 +178,7 @@ void training_rows(Bench& bench) {
                                       ", vocabulary ", s.vocabulary}))) {
       continue;
     }
-    for (const int threads : {1, all_threads()}) {
+    for (const int threads : thread_counts()) {
       for (const ts::DType format : {ts::DType::f32, ts::DType::bf16}) {
         train(bench, s, format, threads, false);
         train(bench, s, format, threads, true);
@@ -187,7 +188,7 @@ void training_rows(Bench& bench) {
   for (const Shape& s : shapes) {
     if (bench.wants(ts::detail::cat({"compiled-", s.name}),
                     "a training step as one graph, in ms, beside the same op by op")) {
-      for (const int threads : {1, all_threads()}) {
+      for (const int threads : thread_counts()) {
         train_compiled(bench, s, ts::DType::f32, threads);
         train_compiled(bench, s, ts::DType::bf16, threads);
       }

@@ -12,6 +12,7 @@
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/past_caches.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/sums.hpp"
@@ -69,6 +70,7 @@ struct NormRow {  // y of one row
   const float* bias;
   float* y;
   float center, rstd;
+  bool past;  // whole vectors from the beginning of a cache line, written past the caches
 
   template <class L>
   TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
@@ -80,7 +82,12 @@ struct NormRow {  // y of one row
     if (bias != nullptr) {
       load_some<L>(bias + j, left, 0.0f, b);
     }
-    store_some<L>(y + j, left, (v - c) * r * w + b);
+    v = (v - c) * r * w + b;
+    if (past) {
+      store_past_caches(y + j, v);
+    } else {
+      store_some<L>(y + j, left, v);
+    }
   }
 };
 
@@ -93,11 +100,15 @@ struct NormRows {
   float* y;
   float* mean;  // null: RMS norm
   float* rstd;
+  bool past = false;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
       norm<L>(i, x + i * cols, y + i * cols);
+    }
+    if (past) {
+      end_past_caches();
     }
   }
 
@@ -111,7 +122,7 @@ struct NormRows {
       mean[i] = center;
     }
     rstd[i] = r;
-    for_row<L>(cols, NormRow{xi, weight, bias, yi, center, r});
+    for_row<L>(cols, NormRow{xi, weight, bias, yi, center, r, past});
   }
 };
 
@@ -308,8 +319,10 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
 }
 
 inline void norm_forward(std::int64_t rows, const NormRows& all) {
+  const bool cols_fit = all.cols % 16 == 0 && reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0;
   parallel_for(rows, row_grain(all.cols), [&](std::int64_t begin, std::int64_t end) {
     NormRows part = all;
+    part.past = cols_fit && 4.0 * static_cast<double>(rows * all.cols) > past_caches_bytes;
     part.begin = begin;
     part.end = end;
     run_on_lanes(part);

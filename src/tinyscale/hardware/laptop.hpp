@@ -76,8 +76,9 @@ class LaptopMeter {
 
   explicit LaptopMeter(int threads) : threads_(threads) {
     const std::vector<double> caches = cache_sizes();
-    // Half of L1, a third of L2; of L3 each thread's part of a quarter, but more than its L2.
-    const double l3 = std::max(1.5 * caches[1], caches[2] / 4 / threads);
+    // Half of L1, a third of L2; of L3 each thread's part of a quarter, but 1.5 to 4 times its L2:
+    // more of a large one may be lent to others, and takes longer than a thread is left alone.
+    const double l3 = std::max(1.5, std::min(4.0, caches[2] / 4 / threads / caches[1])) * caches[1];
     const double each[4] = {caches[0] / 2, caches[1] / 3, l3, 4194304};
     for (int level = 0; level < 4; ++level) {
       floats_[level] = static_cast<std::int64_t>(each[level]) / 4 / block * block;
@@ -106,7 +107,8 @@ class LaptopMeter {
         together();
       }
       const double passed = seconds_now() - started_;
-      if ((passed > longest && round_ >= 6) || (passed > shortest && settled()) || passed > 3) {
+      if ((passed > longest && round_ >= 6) || (passed > shortest && settled()) ||
+          (passed > 3 && round_ >= 3)) {
         break;
       }
     }
@@ -280,8 +282,10 @@ class LaptopMeter {
     found.f32 = rate(0, 1000 * flops_[0]);
     found.bf16 = exists(1) ? rate(1, 1000 * flops_[1]) : 0;
     found.int8 = exists(2) ? rate(2, 1000 * flops_[2]) : 0;
-    for (int level = 0; level < 4; ++level) {
-      found.bandwidth[level] = rate(formats + level, 4.0 * static_cast<double>(floats_[level]));
+    for (int level = 3; level >= 0; --level) {  // what comes from afar passes what is nearer
+      found.bandwidth[level] =
+          std::max(rate(formats + level, 4.0 * static_cast<double>(floats_[level])),
+                   level < 3 ? found.bandwidth[level + 1] : 0.0);
     }
     return found;
   }

@@ -2,8 +2,8 @@
 // Loops that do nothing but reach a limit of this machine: multiply-adds in registers, one loop for
 // each number format that has a unit, and reads of memory in eight streams far apart.
 // They are of vector extensions, for the instruction sets that cpu() chooses from; the units for
-// bf16 and int8 are named by their instruction, and left to f32 in an interpreter. AMX tiles are
-// not measured: where a product runs on them it can pass the roof.
+// bf16 and int8, AMX tiles where products use them, are named by their instruction, and left to f32
+// in an interpreter.
 
 #include <cstdint>
 
@@ -121,6 +121,28 @@ TINYSCALE_DOT_LOOP(dot_bf16_512, "avx512f,avx512bf16", 64, "v", "vdpbf16ps")
 TINYSCALE_DOT_LOOP(dot_int8_512, "avx512f,avx512vnni", 64, "v", "vpdpbusd")
 TINYSCALE_DOT_LOOP(dot_int8_256, "avx2,avxvnni", 32, "x", "%{vex%} vpdpbusd")
 #undef TINYSCALE_DOT_LOOP
+
+// Four sums of 16 x 16 in tiles, enough for their latency; loading the layout sets all to zero.
+#define TINYSCALE_TILE_LOOP(NAME, INSTRUCTION)                                                 \
+  inline float NAME(std::int64_t turns, float, float) {                                        \
+    alignas(64) std::uint8_t layout[64] = {1};                                                 \
+    for (int tile = 0; tile < 8; ++tile) {                                                     \
+      layout[16 + 2 * tile] = 64;                                                              \
+      layout[48 + tile] = 16;                                                                  \
+    }                                                                                          \
+    asm volatile("ldtilecfg %0" : : "m"(layout) : "memory");                                   \
+    for (std::int64_t turn = 0; turn < turns; ++turn) {                                        \
+      asm volatile(INSTRUCTION " %tmm6, %tmm4, %tmm0\n\t" INSTRUCTION                          \
+                               " %tmm7, %tmm4, %tmm1\n\t" INSTRUCTION                          \
+                               " %tmm6, %tmm5, %tmm2\n\t" INSTRUCTION " %tmm7, %tmm5, %tmm3"); \
+    }                                                                                          \
+    asm volatile("tilerelease" : : : "memory");                                                \
+    return 0.0f;                                                                               \
+  }
+
+TINYSCALE_TILE_LOOP(tiles_bf16, "tdpbf16ps")
+TINYSCALE_TILE_LOOP(tiles_int8, "tdpbsud")
+#undef TINYSCALE_TILE_LOOP
 #endif
 #undef TINYSCALE_LOOP_BODY
 #undef TINYSCALE_LOOP_UNROLL
@@ -176,11 +198,18 @@ inline LaptopLoops laptop_loops() {
     loops.lanes = 8;
   }
 #if !TINYSCALE_INTERPRETER
-  if (path == CpuPath::avx512 && cpu().avx512_bf16) {
+  const bool tiles = path == CpuPath::avx512 && !cpu().forced;
+  if (tiles && cpu().amx_bf16) {
+    loops.bf16 = tiles_bf16;
+    loops.bf16_flops = 4 * 2.0 * 16 * 16 * 32;
+  } else if (path == CpuPath::avx512 && cpu().avx512_bf16) {
     loops.bf16 = dot_bf16_512;
     loops.bf16_flops = 4.0 * 16 * kLoopSums;
   }
-  if (path == CpuPath::avx512 && cpu().avx512_vnni) {
+  if (tiles && cpu().amx_int8) {
+    loops.int8 = tiles_int8;
+    loops.int8_flops = 4 * 2.0 * 16 * 16 * 64;
+  } else if (path == CpuPath::avx512 && cpu().avx512_vnni) {
     loops.int8 = dot_int8_512;
     loops.int8_flops = 8.0 * 16 * kLoopSums;
   } else if (path == CpuPath::avx2 && cpu().avx_vnni) {
