@@ -1027,3 +1027,24 @@ TEST_CASE("collective_matmul: the cheaper way first, and what went is counted") 
     CHECK(report.steps[0].counted == 3 * 2 * (sums ? 16 : 12) * 4);
   }
 }
+
+TEST_CASE("sharded: bytes over more than 16 devices are the mean of what goes") {
+  const std::vector<ts::Shape> machines = {{17}, {20}, {32}, {4, 5}, {2, 9}, {8, 8}, {4, 4, 4}};
+  int steps = 0;
+  for (const ts::Shape& dims : machines) {
+    const std::int64_t n = dims.count();
+    const ts::Mesh mesh(ts::machine("tpu-v5e", dims), {{"x", n}});
+    const ts::Sharded a = mesh.shard(ts::ones({n, 2 * n}), "I_x, J");
+    const ts::Sharded sums = ts::sum(a, "I");
+    for (const ts::Sharded& moved :
+         {ts::reshard(a, "I, J"), ts::reshard(sums, "J"), ts::reshard(sums, "J_x"),
+          ts::reshard(ts::sum(ts::sum(a, "J"), "I"), "")}) {
+      for (const ts::ShardedStep& step : moved.explain().steps) {
+        CAPTURE(step.name + " " + step.algorithm + " " + dims.text());
+        CHECK(step.bytes == doctest::Approx(step.counted).epsilon(1e-12));
+        steps += step.counted > 0 ? 1 : 0;
+      }
+    }
+  }
+  CHECK(steps >= 28);
+}
