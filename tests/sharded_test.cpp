@@ -1028,6 +1028,25 @@ TEST_CASE("collective_matmul: the cheaper way first, and what went is counted") 
   }
 }
 
+TEST_CASE("sharded: a number divides as on one device, and nothing has no mean and no largest") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  const ts::Tensor x = ts::arange(64) * 1e-39f;
+  for (const float divisor : {3.0f, 7.0f, 1e-39f}) {  // 1 / 1e-39 is no float
+    const ts::Sharded quotient = mesh.shard(x, "I_x") / divisor;
+    CHECK(quotient.gather().values() == (x / divisor).values());
+  }
+  const ts::Sharded shape = mesh.shard(ts::Shape{0, 6}, "I_x, J");
+  const ts::Sharded numbers = mesh.shard(ts::zeros({0, 6}), "I_x, J");
+  for (const ts::Sharded& empty : {shape, numbers}) {
+    CHECK(error_of([&] { ts::mean(empty, "I"); }) ==
+          "mean: dim I of [I_x, J] of shape [0, 6] is empty; 1 number or more along it is right");
+    CHECK(error_of([&] { ts::max(empty, "I"); }) ==
+          "max: dim I of [I_x, J] of shape [0, 6] is empty; 1 number or more along it is right");
+    CHECK(ts::mean(empty, "J").shape == ts::Shape{0});
+  }
+  CHECK(ts::sum(numbers, "I").gather().values() == std::vector<float>(6, 0.0f));
+}
+
 TEST_CASE("sharded: bytes over more than 16 devices are the mean of what goes") {
   const std::vector<ts::Shape> machines = {{17}, {20}, {32}, {4, 5}, {2, 9}, {8, 8}, {4, 4, 4}};
   int steps = 0;
