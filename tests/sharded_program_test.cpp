@@ -708,6 +708,26 @@ TEST_CASE("program: the run of the last call is kept, not one of each shape") {
   CHECK(first.run);
 }
 
+TEST_CASE("program: a result that is one number may stay a sum") {
+  const ts::Mesh mesh = program_mesh({2, 3});
+  const auto total = [](const Tensors& in) { return Tensors{ts::sum(in[0])}; };
+  for (const char* wanted : {"{U_{x,y}}", "{U_x}", "{U_y}", ""}) {
+    ts::ShardedOptions options;
+    options.results = {wanted};
+    const auto program = ts::compile(mesh, total, {"I_{x,y}"}, options);
+    const ts::Sharded out = program(Tensors{ts::arange(6)})[0];
+    CHECK(out.sharding.text() == wanted);
+    CHECK(out.gather().item() == 15);
+    CHECK(program.plan().collectives().empty() == (std::string(wanted) == "{U_{x,y}}"));
+  }
+  CHECK(error_of([&] {
+          ts::ShardedOptions options;
+          options.results = {"{U_x}"};
+          ts::compile(
+              mesh, [](const Tensors& in) { return in; }, {"I_x"}, options)(Tensors{ts::arange(6)});
+        }) == "sharding \"{U_x}\": 0 dims for an array of shape [6]; a name for each dim is right");
+}
+
 TEST_CASE("program: ids are sent whole, in whatever format other numbers are") {
   const ts::Mesh mesh = program_mesh({2});
   const ts::Tensor table = ts::reshape(ts::arange(4000), {1000, 4});

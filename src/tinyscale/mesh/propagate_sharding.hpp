@@ -65,8 +65,8 @@ inline void unique_names(std::vector<std::string>& names) {
   }
 }
 
-// Ids that rows are taken by or argmax gives, what they are made of, and what equal() compares: sent
-// in f32 whatever the format, for in 8 or 16 bits 257 is another row.
+// Ids that rows are taken by or argmax gives, what they are made of, and what equal() compares are
+// sent in f32 whatever the format: in 8 or 16 bits 257 is another row.
 inline List<char> exact_values(const Graph& graph) {
   List<char> exact(graph.nodes.size());
   const auto moves = [](OpKind kind) { return kind == OpKind::view || kind == OpKind::copy; };

@@ -36,7 +36,7 @@ inline void Propagation::run(const List<Sharding>& inputs, const List<Sharding>&
     AxisPlaces goal = value(i).natural;
     goal[0].clear();
     Sharding names = named(i, goal);
-    if (k < wanted.size() && !wanted[k].dims.empty()) {
+    if (k < wanted.size() && !wanted[k].text().empty()) {
       names = wanted[k];
       goal = places_of(mesh_, names, node_at(i).shape);
     }
