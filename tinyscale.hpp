@@ -50616,9 +50616,9 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
     cost.bytes = bus_factor(cost.what, n) * static_cast<double>(spec.elements) * spec.element_bytes;
     return cost;
   }
-  const int last = n <= 16 ? n - 1 : n / 2;  // of large groups the device in the middle
-  for (int index = n <= 16 ? 0 : last; index <= last; ++index) {
-    cost.bytes += collective_bytes(spec, index) / (n <= 16 ? n : 1);
+  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
+  for (int index = n <= 64 ? 0 : last; index <= last; ++index) {
+    cost.bytes += collective_bytes(spec, index) / (n <= 64 ? n : 1);
   }
   return cost;
 }
@@ -50923,7 +50923,7 @@ struct ShardedStep {
   std::string name, axes;     // "all_gather", "x,y"
   std::string before, after;  // shardings
   std::string algorithm;
-  double bytes = 0;    // of a device on average, by formula (all_to_all above 16: in the middle)
+  double bytes = 0;    // of a device on average, by formula (all_to_all above 64: in the middle)
   double counted = 0;  // and in what went; 0: without numbers
   double seconds = 0;  // closed form
 };
