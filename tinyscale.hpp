@@ -47340,12 +47340,10 @@ struct CheckReport {
     std::string out;
     for (const CheckRow& row : rows) {
       out += out.empty() ? "" : (out.back() == '.' ? " " : ". ");
-      if (row.right) {
-        out += row.name + ": right.";
-      } else {
-        out += row.name + ": you " + number(row, row.guessed) + ", counted " +
-               number(row, row.counted) + (row.hint.empty() ? "" : ": " + row.hint);
-      }
+      out += row.name +
+             (row.right ? std::string(": right.")
+                        : ": you " + number(row, row.guessed) + ", counted " +
+                              number(row, row.counted) + (row.hint.empty() ? "" : ": " + row.hint));
     }
     return out.empty() ? "nothing guessed" : out;
   }
@@ -50659,10 +50657,13 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   cost.algorithm = choice.algorithm;
   cost.seconds = choice.seconds;
   const int n = spec.devices();
-  const int last = n <= 16 ? n - 1 : n / 2;  // of large groups the device in the middle
-  const int first = n <= 16 ? 0 : last;
-  for (int index = first; index <= last; ++index) {
-    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
+  if (cost.what != Collective::all_to_all) {  // each number once to each other device, any way
+    cost.bytes = bus_factor(cost.what, n) * static_cast<double>(spec.elements) * spec.element_bytes;
+    return cost;
+  }
+  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
+  for (int index = n <= 64 ? 0 : last; index <= last; ++index) {
+    cost.bytes += collective_bytes(spec, index) / (n <= 64 ? n : 1);
   }
   return cost;
 }
@@ -50967,7 +50968,7 @@ struct ShardedStep {
   std::string name, axes;     // "all_gather", "x,y"
   std::string before, after;  // shardings
   std::string algorithm;
-  double bytes = 0;    // that a device sends, on average, by formula (above 16: one in the middle)
+  double bytes = 0;    // of a device on average, by formula (all_to_all above 64: in the middle)
   double counted = 0;  // and in what went; 0: without numbers
   double seconds = 0;  // closed form
 };
@@ -51688,7 +51689,8 @@ inline Sharded unary(const char* function, const Sharded& a, UnaryOp op) {
 
 struct ScaledBy {
   float factor;
-  Tensor operator()(const Tensor& x) const { return scale(x, factor); }
+  bool divides;
+  Tensor operator()(const Tensor& x) const { return divides ? x / factor : scale(x, factor); }
 };
 
 struct TransposedDims {
@@ -51721,6 +51723,10 @@ inline Sharded reduce_dim(const char* function, const Sharded& x, const std::str
   const bool largest = how == Reduction::max;
   if (largest) {
     check_summed(function, x);
+  }
+  if (how != Reduction::sum && x.shape[at] == 0) {
+    fail({function, ": dim ", dim, " of ", x.text(), " of shape ", x.shape,
+          " is empty; 1 number or more along it is right"});
   }
   Sharded out = like(x, {}, {x.sharding.partial, {}});
   std::string cut;
@@ -51769,11 +51775,13 @@ inline Sharded operator*(const Sharded& a, const Sharded& b) {
   return detail::elementwise("mul", a, b, &mul, true);
 }
 inline Sharded operator*(const Sharded& a, float factor) {
-  return detail::map("scale", a, a, "element by element", detail::ScaledBy{factor});
+  return detail::map("scale", a, a, "element by element", detail::ScaledBy{factor, false});
 }
 inline Sharded operator*(float factor, const Sharded& a) { return a * factor; }
 inline Sharded operator-(const Sharded& a) { return a * -1.0f; }
-inline Sharded operator/(const Sharded& a, float divisor) { return a * (1.0f / divisor); }
+inline Sharded operator/(const Sharded& a, float divisor) {
+  return detail::map("div", a, a, "element by element", detail::ScaledBy{divisor, true});
+}
 inline Sharded operator/(const Sharded& a, const Sharded& b) {
   detail::check_summed("div", b);
   return detail::elementwise("div", a, b, &div, true);
@@ -52648,12 +52656,10 @@ struct DimRuns {
       Run run = {i, j, i, j};
       std::int64_t a = i < from.size() ? from[i++] : 1, b = j < to.size() ? to[j++] : 1;
       while (a != b) {
-        if (a < b && i < from.size()) {
+        if (i < from.size() && (a < b || j == to.size())) {
           a *= from[i++];
         } else if (j < to.size()) {
           b *= to[j++];
-        } else if (i < from.size()) {
-          a *= from[i++];
         } else {
           break;
         }
@@ -52724,6 +52730,7 @@ struct InsertedStep : ShardedStep {
   int of = 0, by = -1;   // nodes of the whole graph: whose value moves, for which; -1: for a result
   double simulated = 0;  // seconds of the last run
   Algorithm how = Algorithm::automatic;
+  DType format = DType::f32;  // in which its numbers are sent
 };
 
 // A value of the whole graph on the mesh.
@@ -52767,6 +52774,28 @@ inline void unique_names(std::vector<std::string>& names) {
   }
 }
 
+// Ids that rows are taken by or argmax gives, what they are made of, and what equal() compares are
+// sent in f32 whatever the format: in 8 or 16 bits 257 is another row.
+inline List<char> exact_values(const Graph& graph) {
+  List<char> exact(graph.nodes.size());
+  const auto moves = [](OpKind kind) { return kind == OpKind::view || kind == OpKind::copy; };
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const GraphNode& node = graph.nodes[i];
+    const bool of_ids = !node.inputs.empty() && exact[static_cast<std::size_t>(node.inputs[0])];
+    exact[i] = node.op == Op::argmax || (of_ids && moves(facts_of(node.op).kind));
+  }
+  for (std::size_t i = exact.size(); i-- > 0;) {
+    const GraphNode& node = graph.nodes[i];
+    const OpKind kind = facts_of(node.op).kind;
+    const bool made_of = exact[i] && (moves(kind) || kind == OpKind::elementwise);
+    for (std::size_t k = 0; k < node.inputs.size(); ++k) {
+      const bool ids = kind == OpKind::index && (k == 1) == (node.op == Op::take);
+      exact[static_cast<std::size_t>(node.inputs[k])] |= made_of || ids || node.op == Op::equal;
+    }
+  }
+  return exact;
+}
+
 class Propagation {
  public:
   Graph device;              // what each device runs
@@ -52780,6 +52809,7 @@ class Propagation {
         whole_(whole),
         mesh_(mesh),
         format_(format),
+        exact_(exact_values(whole)),
         values_(whole.nodes.size()),
         uses_(use_counts(whole)) {
     device.constants = whole.constants;
@@ -52792,6 +52822,9 @@ class Propagation {
 
  private:
   const GraphNode& node_at(int i) const { return whole_[i]; }
+  DType format_of(int i) const {
+    return exact_[static_cast<std::size_t>(i)] != 0 ? DType::f32 : format_;
+  }
   PlacedValue& value(int i) { return values_[static_cast<std::size_t>(i)]; }
   PlacedNode& row(int i) { return nodes[static_cast<std::size_t>(i)]; }
 
@@ -52833,6 +52866,7 @@ class Propagation {
     const Op op = node_at(i).op;
     return op == Op::literal || op == Op::permute || op == Op::broadcast_to;
   }
+  std::vector<int> sources_of(int i) const;
   AxisPlaces under(int i, const AxisPlaces& places) const;
   AxisPlaces over(int i, const AxisPlaces& places) const;
 
@@ -52855,6 +52889,7 @@ class Propagation {
   const Graph& whole_;
   const PlacedMesh& mesh_;
   DType format_;
+  List<char> exact_;
   List<PlacedValue> values_;
   List<int> uses_;
   MoveCosts costs_;
@@ -52871,7 +52906,7 @@ inline double Propagation::way(int i, const AxisPlaces& from, const AxisPlaces& 
   const bool few = too_many_ways(from.size() - 1, axes.size(), 2000);
   const SearchSpace space = space_of(axes, from, goal, !few);
   for (const Detours detours : {Detours::no, Detours::yes}) {
-    ShardingSearch search(mesh_, space, node_at(i).shape, format_, from, Direction::forwards,
+    ShardingSearch search(mesh_, space, node_at(i).shape, format_of(i), from, Direction::forwards,
                           detours, costs_);
     if (const Reached* const end = search.find(goal)) {
       moves = search.moves(*end);
@@ -52881,38 +52916,41 @@ inline double Propagation::way(int i, const AxisPlaces& from, const AxisPlaces& 
   return std::numeric_limits<double>::infinity();
 }
 
-// What a value that is made where it is needed asks of its operand; its names go the same way.
-inline AxisPlaces Propagation::under(int i, const AxisPlaces& places) const {
+// The dim of its operand that each dim of a permuted or broadcast value is, or -1.
+inline std::vector<int> Propagation::sources_of(int i) const {
   const GraphNode& node = node_at(i);
-  const Shape& in = whole_.input_of(node, 0).shape;
-  AxisPlaces out(static_cast<std::size_t>(in.size()) + 1);
-  out[0] = places[0];
-  const std::vector<int> aligned = aligned_labels(in, node.shape);
-  for (int d = 0; d < node.shape.size(); ++d) {
-    const auto at = static_cast<std::size_t>(d);
-    if (node.op == Op::permute) {
-      out[static_cast<std::size_t>(node.numbers[at]) + 1] = places[at + 1];
+  std::vector<int> sources(static_cast<std::size_t>(node.shape.size()), -1);
+  if (node.op == Op::permute) {
+    for (std::size_t d = 0; d < sources.size(); ++d) {
+      sources[d] = static_cast<int>(node.numbers[d]);
+    }
+    return sources;
+  }
+  const std::vector<int> labels = aligned_labels(whole_.input_of(node, 0).shape, node.shape);
+  for (std::size_t s = 0; s < labels.size(); ++s) {
+    if (labels[s] >= 0) {
+      sources[static_cast<std::size_t>(labels[s])] = static_cast<int>(s);
     }
   }
-  for (std::size_t d = 0; node.op == Op::broadcast_to && d < aligned.size(); ++d) {
-    out[d + 1] = aligned[d] < 0 ? "" : places[static_cast<std::size_t>(aligned[d]) + 1];
+  return sources;
+}
+
+// What a value that is made where it is needed asks of its operand, or has of it.
+inline AxisPlaces Propagation::under(int i, const AxisPlaces& places) const {
+  AxisPlaces out(static_cast<std::size_t>(whole_.input_of(node_at(i), 0).shape.size()) + 1);
+  out[0] = places[0];
+  const std::vector<int> sources = sources_of(i);
+  for (std::size_t d = 0; d < sources.size(); ++d) {
+    if (sources[d] >= 0) {
+      out[static_cast<std::size_t>(sources[d]) + 1] = places[d + 1];
+    }
   }
   return out;
 }
 inline AxisPlaces Propagation::over(int i, const AxisPlaces& places) const {
-  const GraphNode& node = node_at(i);
-  const Shape& in = whole_.input_of(node, 0).shape;
-  AxisPlaces out(static_cast<std::size_t>(node.shape.size()) + 1);
-  out[0] = places[0];
-  for (std::size_t d = 0; node.op == Op::permute && d + 1 < out.size(); ++d) {
-    out[d + 1] = places[static_cast<std::size_t>(node.numbers[d]) + 1];
-  }
-  const std::vector<int> aligned =
-      node.op == Op::permute ? std::vector<int>() : aligned_labels(in, node.shape);
-  for (std::size_t d = 0; d < aligned.size(); ++d) {
-    if (aligned[d] >= 0) {
-      out[static_cast<std::size_t>(aligned[d]) + 1] = places[d + 1];
-    }
+  AxisPlaces out(1, places[0]);
+  for (const int source : sources_of(i)) {
+    out.push_back(source < 0 ? "" : places[static_cast<std::size_t>(source) + 1]);
   }
   return out;
 }
@@ -52993,20 +53031,16 @@ inline int Propagation::move(int i, int at, AxisPlaces& places, const AxisMove& 
 inline int Propagation::collective(int at, const Shape& shape, const AxisPlaces& after,
                                    const AxisMove& move, Reduce how) {
   const Collective what = collective_of(move);
-  Op op = Op::shard;
-  List<double> numbers;
-  if (is_slice(move) || (move.from == 0 && move.to > 0)) {
-    op = is_slice(move) ? Op::shard : Op::reduce_scatter;
-    numbers.push_back(move.to - 1);
-  } else if (what == Collective::all_gather) {
-    op = Op::all_gather;
-    numbers.push_back(move.from - 1);
-  } else if (what == Collective::all_reduce) {
-    op = Op::all_reduce;
-    numbers.push_back(static_cast<double>(how));
-  } else {
-    op = Op::all_to_all;
-    numbers.push_back(move.to - 1);
+  const Op op = is_slice(move)                       ? Op::shard
+                : what == Collective::reduce_scatter ? Op::reduce_scatter
+                : what == Collective::all_gather     ? Op::all_gather
+                : what == Collective::all_reduce     ? Op::all_reduce
+                                                     : Op::all_to_all;
+  const int first = op == Op::all_reduce   ? static_cast<int>(how)
+                    : op == Op::all_gather ? move.from - 1
+                                           : move.to - 1;
+  List<double> numbers = {static_cast<double>(first)};
+  if (op == Op::all_to_all) {
     numbers.push_back(move.from - 1);
   }
   for (const int axis : axis_numbers(move.axes)) {
@@ -53020,19 +53054,16 @@ inline void Propagation::note(int i, int node, const AxisPlaces& before, const A
                               const AxisMove& move, int by) {
   Shape local = node_at(i).shape;
   local_shape_of(mesh_, before, local);
-  const MoveCost cost_of_move = price(mesh_, move, local.count(), format_);
-  InsertedStep step;
-  step.name = move_name(move);
-  step.axes = axes_text(mesh_, move.axes);
-  step.before = text(i, before);
-  step.after = text(i, after);
-  step.algorithm = is_slice(move) ? "" : name_of(cost_of_move.algorithm);
-  step.how = cost_of_move.algorithm;
-  step.bytes = cost_of_move.bytes;
-  step.seconds = cost_of_move.seconds;
-  step.node = node;
-  step.of = i;
-  step.by = by;
+  const MoveCost cost_of_move = price(mesh_, move, local.count(), format_of(i));
+  const InsertedStep step = {{move_name(move), axes_text(mesh_, move.axes), text(i, before),
+                              text(i, after), is_slice(move) ? "" : name_of(cost_of_move.algorithm),
+                              cost_of_move.bytes, 0, cost_of_move.seconds},
+                             node,
+                             i,
+                             by,
+                             0,
+                             cost_of_move.algorithm,
+                             format_of(i)};
   if (by >= 0) {
     row(by).steps.push_back(steps.size());
   }
@@ -53072,7 +53103,7 @@ inline void Propagation::run(const List<Sharding>& inputs, const List<Sharding>&
     AxisPlaces goal = value(i).natural;
     goal[0].clear();
     Sharding names = named(i, goal);
-    if (k < wanted.size() && !wanted[k].dims.empty()) {
+    if (k < wanted.size() && !wanted[k].text().empty()) {
       names = wanted[k];
       goal = places_of(mesh_, names, node_at(i).shape);
     }
@@ -53099,15 +53130,9 @@ inline void Propagation::place(int i) {
   switch (facts_of(node.op).kind) {
     case OpKind::source: place_source(i); break;
     case OpKind::view:
-      if (node.op == Op::reshape) {
-        place_reshape(i);
-        break;
-      }
-      if (node.op != Op::slice) {
-        place_view(i);
-        break;
-      }
-      place_op(i);
+      node.op == Op::reshape ? place_reshape(i)
+      : node.op == Op::slice ? place_op(i)
+                             : place_view(i);
       break;
     case OpKind::elementwise:
     case OpKind::reduction:
@@ -53156,17 +53181,9 @@ inline void Propagation::place_view(int i) {
   }
   PlacedValue& own = value(i);
   own.natural = over(i, from);
-  const std::vector<int> aligned = node.op == Op::broadcast_to
-                                       ? aligned_labels(node_at(in).shape, node.shape)
-                                       : std::vector<int>();
-  for (int d = 0; d < node.shape.size(); ++d) {
-    int source = -1;
-    if (node.op == Op::permute) {
-      source = static_cast<int>(node.numbers[static_cast<std::size_t>(d)]);
-    }
-    for (std::size_t s = 0; s < aligned.size(); ++s) {
-      source = aligned[s] == d ? static_cast<int>(s) : source;
-    }
+  const std::vector<int> sources = sources_of(i);
+  for (std::size_t d = 0; d < sources.size(); ++d) {
+    const int source = sources[d];
     own.names.push_back(source < 0 ? cat({"d", d})
                                    : value(in).names[static_cast<std::size_t>(source)]);
     own.free += source < 0 ? '1' : value(in).free[static_cast<std::size_t>(source)];
@@ -53463,7 +53480,7 @@ struct ShardedOptions {
   std::vector<std::string> results;  // shardings of the results; missing or "": as it comes, summed
   std::vector<int> gradients;  // inputs: gradients of result 0, one number, as further results
   bool gather_again = false;   // gathered values go with the forward pass: less memory, more bytes
-  DType format = DType::f32;   // in which numbers are sent
+  DType format = DType::f32;   // in which numbers are sent; ids always in f32
 };
 
 // What a program does for inputs of these shapes.
@@ -53555,10 +53572,9 @@ inline Graph capture_whole(const Compiled::Body& body, const List<Shape>& shapes
 
 // An op of the device's graph between devices. The line names it in the run's log.
 inline Tensor call_collective(Device& device, const PlacedMesh& mesh, const GraphNode& node,
-                              const Tensor& x, const InsertedStep& step, const SourceLine& line,
-                              DType format) {
+                              const Tensor& x, const InsertedStep& step, const SourceLine& line) {
   CollectiveOptions options;
-  options.format = format;
+  options.format = step.format;
   options.algorithm = step.how;
   const std::size_t first = node.op == Op::all_to_all ? 2 : 1;
   std::vector<std::string> axes;
@@ -53578,7 +53594,7 @@ inline Tensor call_collective(Device& device, const PlacedMesh& mesh, const Grap
 
 // The graph on one device. A value goes when its last user has run.
 inline void run_on_device(Device& device, const ShardedPlan& plan, const PlacedMesh& mesh,
-                          const std::vector<Sharded>& inputs, DType format) {
+                          const std::vector<Sharded>& inputs) {
   const NoGrad no_graph;
   const Graph& graph = plan.device;
   List<Tensor> values(graph.nodes.size());
@@ -53598,7 +53614,7 @@ inline void run_on_device(Device& device, const ShardedPlan& plan, const PlacedM
       value = graph.constants[static_cast<std::size_t>(node.number(0))].detach();
     } else if (facts_of(node.op).kind == OpKind::collective) {
       const SourceLine line = {"program", static_cast<int>(next) + 1};
-      value = call_collective(device, mesh, node, in[0], plan.steps[next++], line, format);
+      value = call_collective(device, mesh, node, in[0], plan.steps[next++], line);
     } else {
       value = evaluate_node(node, in)[0];
     }
@@ -53822,9 +53838,8 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
   const Shared<ShardedPlan> plan = plan_of(shapes);
   Shared<const MeshRun> run;
   if (numbers) {
-    run = Shared<const MeshRun>(new MeshRun(own.mesh.run([&](Device& device) {
-      detail::run_on_device(device, *plan, *own.placed, inputs, own.options.format);
-    })));
+    run = Shared<const MeshRun>(new MeshRun(own.mesh.run(
+        [&](Device& device) { detail::run_on_device(device, *plan, *own.placed, inputs); })));
     detail::count_steps(*plan, *run);
     for (const Shared<ShardedPlan>& known : own.plans) {  // a run holds the results of all devices
       known->run.reset();

@@ -707,4 +707,50 @@ TEST_CASE("program: the run of the last call is kept, not one of each shape") {
   CHECK(twice(Tensors{ts::ones({4})})[0].gather().values() == std::vector<float>(4, 2.0f));
   CHECK(first.run);
 }
+
+TEST_CASE("program: a result that is one number may stay a sum") {
+  const ts::Mesh mesh = program_mesh({2, 3});
+  const auto total = [](const Tensors& in) { return Tensors{ts::sum(in[0])}; };
+  for (const char* wanted : {"{U_{x,y}}", "{U_x}", "{U_y}", ""}) {
+    ts::ShardedOptions options;
+    options.results = {wanted};
+    const auto program = ts::compile(mesh, total, {"I_{x,y}"}, options);
+    const ts::Sharded out = program(Tensors{ts::arange(6)})[0];
+    CHECK(out.sharding.text() == wanted);
+    CHECK(out.gather().item() == 15);
+    CHECK(program.plan().collectives().empty() == (std::string(wanted) == "{U_{x,y}}"));
+  }
+  CHECK(error_of([&] {
+          ts::ShardedOptions options;
+          options.results = {"{U_x}"};
+          ts::compile(
+              mesh, [](const Tensors& in) { return in; }, {"I_x"}, options)(Tensors{ts::arange(6)});
+        }) == "sharding \"{U_x}\": 0 dims for an array of shape [6]; a name for each dim is right");
+}
+
+TEST_CASE("program: ids are sent whole, in whatever format other numbers are") {
+  const ts::Mesh mesh = program_mesh({2});
+  const ts::Tensor table = ts::reshape(ts::arange(4000), {1000, 4});
+  const ts::Tensor ids = ts::tensor({4}, {257, 999, 3, 511}), logits = ts::randn({4, 1000}, 3);
+  const Tensors rows = {table, ids}, largest = {table, logits};
+  const auto taken = [](const Tensors& in) { return Tensors{ts::embedding(in[0], in[1] + 0.0f)}; };
+  const auto best = [](const Tensors& in) {
+    const ts::Tensor place = ts::argmax(in[1], -1);
+    return Tensors{ts::embedding(in[0], place), place};
+  };
+  for (const ts::DType format : {ts::DType::bf16, ts::DType::int8}) {
+    ts::ShardedOptions options;
+    options.format = format;
+    const auto take = ts::compile(mesh, taken, {"V, D_x", "B_x"}, options);
+    CHECK(gap(take(rows)[0].gather(), taken(rows)[0]) == 0);
+    REQUIRE(take.plan().collectives().size() == 1);
+    CHECK(take.plan().collectives()[0].bytes == 8);  // 2 ids of 4 bytes
+    CHECK(take.plan().collectives()[0].counted == 8);
+    options.results = {"", "B"};
+    const std::vector<ts::Sharded> found =
+        ts::compile(mesh, best, {"V, D_x", "B_x, C"}, options)(largest);
+    CHECK(gap(found[0].gather(), best(largest)[0]) == 0);
+    CHECK(gap(found[1].gather(), best(largest)[1]) == 0);
+  }
+}
 #endif

@@ -1027,3 +1027,44 @@ TEST_CASE("collective_matmul: the cheaper way first, and what went is counted") 
     CHECK(report.steps[0].counted == 3 * 2 * (sums ? 16 : 12) * 4);
   }
 }
+
+TEST_CASE("sharded: a number divides as on one device, and nothing has no mean and no largest") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  const ts::Tensor x = ts::arange(64) * 1e-39f;
+  for (const float divisor : {3.0f, 7.0f, 1e-39f}) {  // 1 / 1e-39 is no float
+    const ts::Sharded quotient = mesh.shard(x, "I_x") / divisor;
+    CHECK(quotient.gather().values() == (x / divisor).values());
+  }
+  const ts::Sharded shape = mesh.shard(ts::Shape{0, 6}, "I_x, J");
+  const ts::Sharded numbers = mesh.shard(ts::zeros({0, 6}), "I_x, J");
+  for (const ts::Sharded& empty : {shape, numbers}) {
+    CHECK(error_of([&] { ts::mean(empty, "I"); }) ==
+          "mean: dim I of [I_x, J] of shape [0, 6] is empty; 1 number or more along it is right");
+    CHECK(error_of([&] { ts::max(empty, "I"); }) ==
+          "max: dim I of [I_x, J] of shape [0, 6] is empty; 1 number or more along it is right");
+    CHECK(ts::mean(empty, "J").shape == ts::Shape{0});
+  }
+  CHECK(ts::sum(numbers, "I").gather().values() == std::vector<float>(6, 0.0f));
+}
+
+TEST_CASE("sharded: bytes over more than 16 devices are the mean of what goes") {
+  const std::vector<ts::Shape> machines = {{17},   {20},   {32},      {4, 5},
+                                           {2, 9}, {8, 8}, {4, 4, 4}, {16, 4}};
+  int steps = 0;
+  for (const ts::Shape& dims : machines) {
+    const std::int64_t n = dims.count();
+    const ts::Mesh mesh(ts::machine("tpu-v5e", dims), {{"x", n}});
+    const ts::Sharded a = mesh.shard(ts::ones({n, 2 * n}), "I_x, J");
+    const ts::Sharded sums = ts::sum(a, "I");
+    for (const ts::Sharded& moved :
+         {ts::reshard(a, "I, J"), ts::reshard(a, "I, J_x"), ts::reshard(sums, "J"),
+          ts::reshard(sums, "J_x"), ts::reshard(ts::sum(ts::sum(a, "J"), "I"), "")}) {
+      for (const ts::ShardedStep& step : moved.explain().steps) {
+        CAPTURE(step.name + " " + step.algorithm + " " + dims.text());
+        CHECK(step.bytes == doctest::Approx(step.counted).epsilon(1e-12));
+        steps += step.counted > 0 ? 1 : 0;
+      }
+    }
+  }
+  CHECK(steps >= 40);
+}

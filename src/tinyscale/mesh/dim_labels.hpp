@@ -113,12 +113,10 @@ struct DimRuns {
       Run run = {i, j, i, j};
       std::int64_t a = i < from.size() ? from[i++] : 1, b = j < to.size() ? to[j++] : 1;
       while (a != b) {
-        if (a < b && i < from.size()) {
+        if (i < from.size() && (a < b || j == to.size())) {
           a *= from[i++];
         } else if (j < to.size()) {
           b *= to[j++];
-        } else if (i < from.size()) {
-          a *= from[i++];
         } else {
           break;
         }

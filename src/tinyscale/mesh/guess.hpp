@@ -37,12 +37,10 @@ struct CheckReport {
     std::string out;
     for (const CheckRow& row : rows) {
       out += out.empty() ? "" : (out.back() == '.' ? " " : ". ");
-      if (row.right) {
-        out += row.name + ": right.";
-      } else {
-        out += row.name + ": you " + number(row, row.guessed) + ", counted " +
-               number(row, row.counted) + (row.hint.empty() ? "" : ": " + row.hint);
-      }
+      out += row.name +
+             (row.right ? std::string(": right.")
+                        : ": you " + number(row, row.guessed) + ", counted " +
+                              number(row, row.counted) + (row.hint.empty() ? "" : ": " + row.hint));
     }
     return out.empty() ? "nothing guessed" : out;
   }

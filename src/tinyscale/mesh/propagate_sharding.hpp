@@ -21,6 +21,7 @@ struct InsertedStep : ShardedStep {
   int of = 0, by = -1;   // nodes of the whole graph: whose value moves, for which; -1: for a result
   double simulated = 0;  // seconds of the last run
   Algorithm how = Algorithm::automatic;
+  DType format = DType::f32;  // in which its numbers are sent
 };
 
 // A value of the whole graph on the mesh.
@@ -64,6 +65,28 @@ inline void unique_names(std::vector<std::string>& names) {
   }
 }
 
+// Ids that rows are taken by or argmax gives, what they are made of, and what equal() compares are
+// sent in f32 whatever the format: in 8 or 16 bits 257 is another row.
+inline List<char> exact_values(const Graph& graph) {
+  List<char> exact(graph.nodes.size());
+  const auto moves = [](OpKind kind) { return kind == OpKind::view || kind == OpKind::copy; };
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const GraphNode& node = graph.nodes[i];
+    const bool of_ids = !node.inputs.empty() && exact[static_cast<std::size_t>(node.inputs[0])];
+    exact[i] = node.op == Op::argmax || (of_ids && moves(facts_of(node.op).kind));
+  }
+  for (std::size_t i = exact.size(); i-- > 0;) {
+    const GraphNode& node = graph.nodes[i];
+    const OpKind kind = facts_of(node.op).kind;
+    const bool made_of = exact[i] && (moves(kind) || kind == OpKind::elementwise);
+    for (std::size_t k = 0; k < node.inputs.size(); ++k) {
+      const bool ids = kind == OpKind::index && (k == 1) == (node.op == Op::take);
+      exact[static_cast<std::size_t>(node.inputs[k])] |= made_of || ids || node.op == Op::equal;
+    }
+  }
+  return exact;
+}
+
 class Propagation {
  public:
   Graph device;              // what each device runs
@@ -77,6 +100,7 @@ class Propagation {
         whole_(whole),
         mesh_(mesh),
         format_(format),
+        exact_(exact_values(whole)),
         values_(whole.nodes.size()),
         uses_(use_counts(whole)) {
     device.constants = whole.constants;
@@ -89,6 +113,9 @@ class Propagation {
 
  private:
   const GraphNode& node_at(int i) const { return whole_[i]; }
+  DType format_of(int i) const {
+    return exact_[static_cast<std::size_t>(i)] != 0 ? DType::f32 : format_;
+  }
   PlacedValue& value(int i) { return values_[static_cast<std::size_t>(i)]; }
   PlacedNode& row(int i) { return nodes[static_cast<std::size_t>(i)]; }
 
@@ -130,6 +157,7 @@ class Propagation {
     const Op op = node_at(i).op;
     return op == Op::literal || op == Op::permute || op == Op::broadcast_to;
   }
+  std::vector<int> sources_of(int i) const;
   AxisPlaces under(int i, const AxisPlaces& places) const;
   AxisPlaces over(int i, const AxisPlaces& places) const;
 
@@ -152,6 +180,7 @@ class Propagation {
   const Graph& whole_;
   const PlacedMesh& mesh_;
   DType format_;
+  List<char> exact_;
   List<PlacedValue> values_;
   List<int> uses_;
   MoveCosts costs_;
@@ -168,7 +197,7 @@ inline double Propagation::way(int i, const AxisPlaces& from, const AxisPlaces& 
   const bool few = too_many_ways(from.size() - 1, axes.size(), 2000);
   const SearchSpace space = space_of(axes, from, goal, !few);
   for (const Detours detours : {Detours::no, Detours::yes}) {
-    ShardingSearch search(mesh_, space, node_at(i).shape, format_, from, Direction::forwards,
+    ShardingSearch search(mesh_, space, node_at(i).shape, format_of(i), from, Direction::forwards,
                           detours, costs_);
     if (const Reached* const end = search.find(goal)) {
       moves = search.moves(*end);
@@ -178,38 +207,41 @@ inline double Propagation::way(int i, const AxisPlaces& from, const AxisPlaces& 
   return std::numeric_limits<double>::infinity();
 }
 
-// What a value that is made where it is needed asks of its operand; its names go the same way.
-inline AxisPlaces Propagation::under(int i, const AxisPlaces& places) const {
+// The dim of its operand that each dim of a permuted or broadcast value is, or -1.
+inline std::vector<int> Propagation::sources_of(int i) const {
   const GraphNode& node = node_at(i);
-  const Shape& in = whole_.input_of(node, 0).shape;
-  AxisPlaces out(static_cast<std::size_t>(in.size()) + 1);
-  out[0] = places[0];
-  const std::vector<int> aligned = aligned_labels(in, node.shape);
-  for (int d = 0; d < node.shape.size(); ++d) {
-    const auto at = static_cast<std::size_t>(d);
-    if (node.op == Op::permute) {
-      out[static_cast<std::size_t>(node.numbers[at]) + 1] = places[at + 1];
+  std::vector<int> sources(static_cast<std::size_t>(node.shape.size()), -1);
+  if (node.op == Op::permute) {
+    for (std::size_t d = 0; d < sources.size(); ++d) {
+      sources[d] = static_cast<int>(node.numbers[d]);
+    }
+    return sources;
+  }
+  const std::vector<int> labels = aligned_labels(whole_.input_of(node, 0).shape, node.shape);
+  for (std::size_t s = 0; s < labels.size(); ++s) {
+    if (labels[s] >= 0) {
+      sources[static_cast<std::size_t>(labels[s])] = static_cast<int>(s);
     }
   }
-  for (std::size_t d = 0; node.op == Op::broadcast_to && d < aligned.size(); ++d) {
-    out[d + 1] = aligned[d] < 0 ? "" : places[static_cast<std::size_t>(aligned[d]) + 1];
+  return sources;
+}
+
+// What a value that is made where it is needed asks of its operand, or has of it.
+inline AxisPlaces Propagation::under(int i, const AxisPlaces& places) const {
+  AxisPlaces out(static_cast<std::size_t>(whole_.input_of(node_at(i), 0).shape.size()) + 1);
+  out[0] = places[0];
+  const std::vector<int> sources = sources_of(i);
+  for (std::size_t d = 0; d < sources.size(); ++d) {
+    if (sources[d] >= 0) {
+      out[static_cast<std::size_t>(sources[d]) + 1] = places[d + 1];
+    }
   }
   return out;
 }
 inline AxisPlaces Propagation::over(int i, const AxisPlaces& places) const {
-  const GraphNode& node = node_at(i);
-  const Shape& in = whole_.input_of(node, 0).shape;
-  AxisPlaces out(static_cast<std::size_t>(node.shape.size()) + 1);
-  out[0] = places[0];
-  for (std::size_t d = 0; node.op == Op::permute && d + 1 < out.size(); ++d) {
-    out[d + 1] = places[static_cast<std::size_t>(node.numbers[d]) + 1];
-  }
-  const std::vector<int> aligned =
-      node.op == Op::permute ? std::vector<int>() : aligned_labels(in, node.shape);
-  for (std::size_t d = 0; d < aligned.size(); ++d) {
-    if (aligned[d] >= 0) {
-      out[static_cast<std::size_t>(aligned[d]) + 1] = places[d + 1];
-    }
+  AxisPlaces out(1, places[0]);
+  for (const int source : sources_of(i)) {
+    out.push_back(source < 0 ? "" : places[static_cast<std::size_t>(source) + 1]);
   }
   return out;
 }
@@ -290,20 +322,16 @@ inline int Propagation::move(int i, int at, AxisPlaces& places, const AxisMove& 
 inline int Propagation::collective(int at, const Shape& shape, const AxisPlaces& after,
                                    const AxisMove& move, Reduce how) {
   const Collective what = collective_of(move);
-  Op op = Op::shard;
-  List<double> numbers;
-  if (is_slice(move) || (move.from == 0 && move.to > 0)) {
-    op = is_slice(move) ? Op::shard : Op::reduce_scatter;
-    numbers.push_back(move.to - 1);
-  } else if (what == Collective::all_gather) {
-    op = Op::all_gather;
-    numbers.push_back(move.from - 1);
-  } else if (what == Collective::all_reduce) {
-    op = Op::all_reduce;
-    numbers.push_back(static_cast<double>(how));
-  } else {
-    op = Op::all_to_all;
-    numbers.push_back(move.to - 1);
+  const Op op = is_slice(move)                       ? Op::shard
+                : what == Collective::reduce_scatter ? Op::reduce_scatter
+                : what == Collective::all_gather     ? Op::all_gather
+                : what == Collective::all_reduce     ? Op::all_reduce
+                                                     : Op::all_to_all;
+  const int first = op == Op::all_reduce   ? static_cast<int>(how)
+                    : op == Op::all_gather ? move.from - 1
+                                           : move.to - 1;
+  List<double> numbers = {static_cast<double>(first)};
+  if (op == Op::all_to_all) {
     numbers.push_back(move.from - 1);
   }
   for (const int axis : axis_numbers(move.axes)) {
@@ -317,19 +345,16 @@ inline void Propagation::note(int i, int node, const AxisPlaces& before, const A
                               const AxisMove& move, int by) {
   Shape local = node_at(i).shape;
   local_shape_of(mesh_, before, local);
-  const MoveCost cost_of_move = price(mesh_, move, local.count(), format_);
-  InsertedStep step;
-  step.name = move_name(move);
-  step.axes = axes_text(mesh_, move.axes);
-  step.before = text(i, before);
-  step.after = text(i, after);
-  step.algorithm = is_slice(move) ? "" : name_of(cost_of_move.algorithm);
-  step.how = cost_of_move.algorithm;
-  step.bytes = cost_of_move.bytes;
-  step.seconds = cost_of_move.seconds;
-  step.node = node;
-  step.of = i;
-  step.by = by;
+  const MoveCost cost_of_move = price(mesh_, move, local.count(), format_of(i));
+  const InsertedStep step = {{move_name(move), axes_text(mesh_, move.axes), text(i, before),
+                              text(i, after), is_slice(move) ? "" : name_of(cost_of_move.algorithm),
+                              cost_of_move.bytes, 0, cost_of_move.seconds},
+                             node,
+                             i,
+                             by,
+                             0,
+                             cost_of_move.algorithm,
+                             format_of(i)};
   if (by >= 0) {
     row(by).steps.push_back(steps.size());
   }

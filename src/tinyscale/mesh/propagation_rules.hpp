@@ -36,7 +36,7 @@ inline void Propagation::run(const List<Sharding>& inputs, const List<Sharding>&
     AxisPlaces goal = value(i).natural;
     goal[0].clear();
     Sharding names = named(i, goal);
-    if (k < wanted.size() && !wanted[k].dims.empty()) {
+    if (k < wanted.size() && !wanted[k].text().empty()) {
       names = wanted[k];
       goal = places_of(mesh_, names, node_at(i).shape);
     }
@@ -63,15 +63,9 @@ inline void Propagation::place(int i) {
   switch (facts_of(node.op).kind) {
     case OpKind::source: place_source(i); break;
     case OpKind::view:
-      if (node.op == Op::reshape) {
-        place_reshape(i);
-        break;
-      }
-      if (node.op != Op::slice) {
-        place_view(i);
-        break;
-      }
-      place_op(i);
+      node.op == Op::reshape ? place_reshape(i)
+      : node.op == Op::slice ? place_op(i)
+                             : place_view(i);
       break;
     case OpKind::elementwise:
     case OpKind::reduction:
@@ -120,17 +114,9 @@ inline void Propagation::place_view(int i) {
   }
   PlacedValue& own = value(i);
   own.natural = over(i, from);
-  const std::vector<int> aligned = node.op == Op::broadcast_to
-                                       ? aligned_labels(node_at(in).shape, node.shape)
-                                       : std::vector<int>();
-  for (int d = 0; d < node.shape.size(); ++d) {
-    int source = -1;
-    if (node.op == Op::permute) {
-      source = static_cast<int>(node.numbers[static_cast<std::size_t>(d)]);
-    }
-    for (std::size_t s = 0; s < aligned.size(); ++s) {
-      source = aligned[s] == d ? static_cast<int>(s) : source;
-    }
+  const std::vector<int> sources = sources_of(i);
+  for (std::size_t d = 0; d < sources.size(); ++d) {
+    const int source = sources[d];
     own.names.push_back(source < 0 ? cat({"d", d})
                                    : value(in).names[static_cast<std::size_t>(source)]);
     own.free += source < 0 ? '1' : value(in).free[static_cast<std::size_t>(source)];

@@ -157,7 +157,8 @@ inline Sharded unary(const char* function, const Sharded& a, UnaryOp op) {
 
 struct ScaledBy {
   float factor;
-  Tensor operator()(const Tensor& x) const { return scale(x, factor); }
+  bool divides;
+  Tensor operator()(const Tensor& x) const { return divides ? x / factor : scale(x, factor); }
 };
 
 struct TransposedDims {
@@ -190,6 +191,10 @@ inline Sharded reduce_dim(const char* function, const Sharded& x, const std::str
   const bool largest = how == Reduction::max;
   if (largest) {
     check_summed(function, x);
+  }
+  if (how != Reduction::sum && x.shape[at] == 0) {
+    fail({function, ": dim ", dim, " of ", x.text(), " of shape ", x.shape,
+          " is empty; 1 number or more along it is right"});
   }
   Sharded out = like(x, {}, {x.sharding.partial, {}});
   std::string cut;
@@ -238,11 +243,13 @@ inline Sharded operator*(const Sharded& a, const Sharded& b) {
   return detail::elementwise("mul", a, b, &mul, true);
 }
 inline Sharded operator*(const Sharded& a, float factor) {
-  return detail::map("scale", a, a, "element by element", detail::ScaledBy{factor});
+  return detail::map("scale", a, a, "element by element", detail::ScaledBy{factor, false});
 }
 inline Sharded operator*(float factor, const Sharded& a) { return a * factor; }
 inline Sharded operator-(const Sharded& a) { return a * -1.0f; }
-inline Sharded operator/(const Sharded& a, float divisor) { return a * (1.0f / divisor); }
+inline Sharded operator/(const Sharded& a, float divisor) {
+  return detail::map("div", a, a, "element by element", detail::ScaledBy{divisor, true});
+}
 inline Sharded operator/(const Sharded& a, const Sharded& b) {
   detail::check_summed("div", b);
   return detail::elementwise("div", a, b, &div, true);

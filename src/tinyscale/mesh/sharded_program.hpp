@@ -28,7 +28,7 @@ struct ShardedOptions {
   std::vector<std::string> results;  // shardings of the results; missing or "": as it comes, summed
   std::vector<int> gradients;  // inputs: gradients of result 0, one number, as further results
   bool gather_again = false;   // gathered values go with the forward pass: less memory, more bytes
-  DType format = DType::f32;   // in which numbers are sent
+  DType format = DType::f32;   // in which numbers are sent; ids always in f32
 };
 
 // What a program does for inputs of these shapes.
@@ -120,10 +120,9 @@ inline Graph capture_whole(const Compiled::Body& body, const List<Shape>& shapes
 
 // An op of the device's graph between devices. The line names it in the run's log.
 inline Tensor call_collective(Device& device, const PlacedMesh& mesh, const GraphNode& node,
-                              const Tensor& x, const InsertedStep& step, const SourceLine& line,
-                              DType format) {
+                              const Tensor& x, const InsertedStep& step, const SourceLine& line) {
   CollectiveOptions options;
-  options.format = format;
+  options.format = step.format;
   options.algorithm = step.how;
   const std::size_t first = node.op == Op::all_to_all ? 2 : 1;
   std::vector<std::string> axes;
@@ -143,7 +142,7 @@ inline Tensor call_collective(Device& device, const PlacedMesh& mesh, const Grap
 
 // The graph on one device. A value goes when its last user has run.
 inline void run_on_device(Device& device, const ShardedPlan& plan, const PlacedMesh& mesh,
-                          const std::vector<Sharded>& inputs, DType format) {
+                          const std::vector<Sharded>& inputs) {
   const NoGrad no_graph;
   const Graph& graph = plan.device;
   List<Tensor> values(graph.nodes.size());
@@ -163,7 +162,7 @@ inline void run_on_device(Device& device, const ShardedPlan& plan, const PlacedM
       value = graph.constants[static_cast<std::size_t>(node.number(0))].detach();
     } else if (facts_of(node.op).kind == OpKind::collective) {
       const SourceLine line = {"program", static_cast<int>(next) + 1};
-      value = call_collective(device, mesh, node, in[0], plan.steps[next++], line, format);
+      value = call_collective(device, mesh, node, in[0], plan.steps[next++], line);
     } else {
       value = evaluate_node(node, in)[0];
     }
@@ -387,9 +386,8 @@ inline std::vector<Sharded> ShardedProgram::operator()(const std::vector<Sharded
   const Shared<ShardedPlan> plan = plan_of(shapes);
   Shared<const MeshRun> run;
   if (numbers) {
-    run = Shared<const MeshRun>(new MeshRun(own.mesh.run([&](Device& device) {
-      detail::run_on_device(device, *plan, *own.placed, inputs, own.options.format);
-    })));
+    run = Shared<const MeshRun>(new MeshRun(own.mesh.run(
+        [&](Device& device) { detail::run_on_device(device, *plan, *own.placed, inputs); })));
     detail::count_steps(*plan, *run);
     for (const Shared<ShardedPlan>& known : own.plans) {  // a run holds the results of all devices
       known->run.reset();

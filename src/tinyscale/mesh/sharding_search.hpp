@@ -103,10 +103,13 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   cost.algorithm = choice.algorithm;
   cost.seconds = choice.seconds;
   const int n = spec.devices();
-  const int last = n <= 16 ? n - 1 : n / 2;  // of large groups the device in the middle
-  const int first = n <= 16 ? 0 : last;
-  for (int index = first; index <= last; ++index) {
-    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
+  if (cost.what != Collective::all_to_all) {  // each number once to each other device, any way
+    cost.bytes = bus_factor(cost.what, n) * static_cast<double>(spec.elements) * spec.element_bytes;
+    return cost;
+  }
+  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
+  for (int index = n <= 64 ? 0 : last; index <= last; ++index) {
+    cost.bytes += collective_bytes(spec, index) / (n <= 64 ? n : 1);
   }
   return cost;
 }
