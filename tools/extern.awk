@@ -67,9 +67,10 @@ function has_state(first, final,    i) {
   return 0
 }
 
-# What the notebook included before this header is known where the program is compiled only.
+# What the notebook included before this header is known where the program is compiled only: what shows
+# something is compiled there, and what shows by it.
 function asks_notebook(first, final,    i) {
-  for (i = first; i <= final; i++) if (line[i] ~ /XCPP_DISPLAY_HPP/) return 1
+  for (i = first; i <= final; i++) if (line[i] ~ /ShowOptions& options/) return 1
   return 0
 }
 

@@ -36,6 +36,20 @@ auto body_{name} = [](std::int64_t begin, std::int64_t end) {{
 ts::parallel_for(1000, 10, body_{name});
 std::cout << "{name} " << {name} << "\\n";"""
 
+# What a kernel's own display header declares, in short: it names what it was given.
+DISPLAY_HEADER = """#define XCPP_DISPLAY_HPP
+struct FakeJson {
+  std::map<std::string, std::string> parts;
+  static FakeJson object() { return {}; }
+  std::string& operator[](const std::string& type) { return parts[type]; }
+};
+namespace xcpp {
+template <class T> FakeJson mime_bundle_repr(const T&) { return {}; }
+template <class T> void display(const T& shown) {
+  for (const auto& part : mime_bundle_repr(shown).parts) { std::cout << "displayed " << part.first << "\\n"; }
+}
+}"""
+
 # name: (cells, lines that must appear in the output)
 SESSIONS = {
     "include": ([HEADER, 'std::cout << "version " << TINYSCALE_VERSION << "\\n";'], ["version "]),
@@ -127,6 +141,13 @@ ts::TrainReport report = ts::train(model, text, options);""",
         [HEADER, 'ts::Table table;\ntable.title = "Shown";\ntable.columns = {"a", "b"};\n'
                  'table.rows = {{"1", "two"}};', "ts::show(table);",
          "ts::show(ts::ones({2}));"], ["Shown", "two"]),
+    "a picture and a table on the kernel's display": (
+        ["#include <map>\n#include <string>\n" + DISPLAY_HEADER, HEADER,
+         "using Tensors = std::vector<ts::Tensor>;",
+         "Tensors twice(const Tensors& in) { return Tensors{ts::exp(in[0] * 2.0f)}; }",
+         "ts::Compiled compiled = ts::compile(twice);\ncompiled({ts::ones({4})});",
+         "ts::show(compiled.plan());", "ts::show(ts::compile_report(compiled));"],
+        ["displayed image/svg+xml", "displayed text/html"]),
     "a thread of the user's own": (
         [HEADER, """void own_thread() {
   std::thread worker([] { std::cout << "sum " << ts::sum(ts::ones({10})).item() << "\\n"; });
