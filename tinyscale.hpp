@@ -83529,7 +83529,8 @@ inline std::string attribute(const char* name, double value) {
 }
 
 inline double drawn_width(const std::string& text, double size) {  // a wide face's average letter
-  return 0.6 * size * static_cast<double>(text_width(text));
+  const auto wide = static_cast<double>(std::count(text.begin(), text.end(), '+'));
+  return 0.6 * size * (static_cast<double>(text_width(text)) + 0.5 * wide);
 }
 
 inline std::string shorten(const std::string& text, std::size_t most) {

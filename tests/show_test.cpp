@@ -228,6 +228,21 @@ TEST_CASE("show: a picture of shards has room for its title and for what its blo
     check_apart(picture, 11, "middle");
     check_apart(picture, 11, "end");
   }
+  const ts::Mesh small(ts::machine("tpu-v5e", {4, 4}), {{"x", 4}, {"y", 4}});
+  const ts::Svg sums = ts::svg(ts::sum(small.shard({32, 16, 4}, "I, J, K_x"), "K").picture());
+  const std::size_t label = sums.body.find(">0+4+8+12, ");
+  REQUIRE(label != std::string::npos);
+  double wide = 0;  // in DejaVu Sans, whose figures and signs are among the widest
+  for (const char c : sums.body.substr(label + 1, sums.body.find('<', label) - label - 1)) {
+    wide += c == '+' ? 0.838 : c == ',' || c == ' ' ? 0.318 : 0.636;
+  }
+  const double size = std::stod(sums.body.substr(sums.body.rfind("font-size=\"", label) + 11));
+  double drawn = 0;  // the stripes
+  for (std::size_t at = sums.body.find("fill=\"rgb("); at < label;
+       at = sums.body.find("fill=\"rgb(", at + 1)) {
+    drawn += std::stod(sums.body.substr(sums.body.rfind("width=\"", at) + 7));
+  }
+  CHECK(wide * size <= drawn);
   const ts::Svg rows = ts::svg(mesh.shard(ts::Shape{640, 64}, "I_{x,y}, J").picture());
   CHECK(words_of(rows, 11, "middle").size() == 65);  // J, and the devices below each other
   CHECK(words_of(rows, 11, "middle")[2].y - words_of(rows, 11, "middle")[1].y >= 11);
