@@ -379,9 +379,15 @@ TEST_CASE("hardware: the laptop has the rates of the threads in use") {
   CHECK(core.flops_f32 == found.one.f32);
   CHECK(core.memory_bandwidth == found.one.bandwidth[3]);
   CHECK(core.levels[0].bytes == found.core_bytes[0]);
+  ts::Chip doubtful = core;
   std::ostringstream text;
-  text << core;
+  for (const char* const says : {"measured", "measured; by kernels that are too slow"}) {
+    doubtful.source = says;
+    text << doubtful << "\n";
+  }
   CHECK(text.str().find("laptop, 1 thread\nwhat ") == 0);
+  CHECK(text.str().find("\nlaptop, 1 thread; by kernels that are too slow\nwhat ") !=
+        std::string::npos);
   CHECK(text.str().find("one thread") != std::string::npos);
 }
 
