@@ -117,7 +117,7 @@ def check(path, mode, limit):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("notebooks", nargs="*")
+    parser.add_argument("notebooks", nargs="+")
     parser.add_argument("--modes", default="native,tsan,repl0,repl2")
     parser.add_argument("--limit", type=int, default=300, help="seconds for one run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
@@ -125,6 +125,8 @@ def main():
     passed = failed = skipped = 0
     modes = []
     for mode in options.modes.split(","):
+        if mode not in TOOL_OF:
+            parser.error(f"mode {mode!r} is none of {', '.join(TOOL_OF)}")
         if TOOL_OF[mode]:
             modes.append(mode)
         else:

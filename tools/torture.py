@@ -247,7 +247,7 @@ def main():
                   + ("\n" + complaint if complaint else ""), flush=True)
             passed, failed = passed + (complaint is None), failed + (complaint is not None)
     print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
+    return 1 if failed or not passed else 0
 
 
 if __name__ == "__main__":
