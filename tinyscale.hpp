@@ -9817,6 +9817,9 @@ namespace detail {
 
 constexpr double past_caches_bytes =
     32e6;  // of one result, above which it is done: more than most last caches
+inline bool past_caches(std::int64_t numbers) {
+  return 4.0 * static_cast<double>(numbers) > past_caches_bytes;
+}
 
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 #if defined(__clang__)
@@ -9844,12 +9847,46 @@ TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
 inline void end_past_caches() {}
 #endif
 
+// Numbers of y before the first cache line that it begins.
+inline std::int64_t before_line(const float* y) {
+  const std::int64_t past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y) % 64 / 4);
+  return past == 0 ? 0 : 16 - past;
+}
+
+// The first `left` numbers of v, past the caches if they are a whole vector at its own alignment.
+template <class L>
+TINYSCALE_INLINE void put_some(bool past, const typename L::V& v, std::int64_t left, float* y) {
+  if (past && left >= L::width) {
+    store_past_caches(y, v);
+  } else {
+    store_some<L>(y, left, v);
+  }
+}
+
+// step.at<L>(j, left) over a row of y, in which it puts vectors past the caches if `past`: less
+// than one at a time up to y's first cache line. end_past_caches() before another thread reads y.
+template <class L, class Step>
+TINYSCALE_INLINE void for_row_past(bool past, std::int64_t n, const float* y, const Step& step) {
+  const std::int64_t first = past ? std::min(n, before_line(y)) : 0;
+  std::int64_t j = 0;
+  while (j < first) {
+    const std::int64_t left = std::min<std::int64_t>(first - j, L::width - 1);
+    step.template at<L>(j, left);
+    j += left;
+  }
+  for (; j + L::width <= n; j += L::width) {
+    step.template at<L>(j, L::width);
+  }
+  if (j < n) {
+    step.template at<L>(j, n - j);
+  }
+}
+
 // y = x; end_past_caches() before another thread reads y.
 template <class L>
 TINYSCALE_INLINE void stream_copy(std::int64_t n, const float* x, float* y) {
   typename L::V v;
-  const std::int64_t past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y) % 64 / 4);
-  const std::int64_t first = std::min(n, past == 0 ? 0 : 16 - past);
+  const std::int64_t first = std::min(n, before_line(y));
   std::int64_t i = 0;
   for (; i < first; ++i) {
     y[i] = x[i];
@@ -9932,11 +9969,7 @@ struct MapBlock {
         load_some<L>(m.y + i, m.n - i, 0.0f, vy);
       }
       op.template apply<L>(va, vb, vy);
-      if (past && m.n - i >= L::width) {
-        store_past_caches(m.y + i, vy);
-      } else {
-        store_some<L>(m.y + i, m.n - i, vy);
-      }
+      put_some<L>(past, vy, m.n - i, m.y + i);
     }
   }
 };
@@ -9951,8 +9984,7 @@ inline void map_blocks(void (*block)(const void* op, const MapOperands& m), cons
                        const MapOperands& all, bool reads_y) {
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
   const bool past = !reads_y && all.y != all.a && all.y != all.b &&
-                    reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 &&
-                    4.0 * static_cast<double>(all.n) > past_caches_bytes;
+                    reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 && past_caches(all.n);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * elementwise_block;
@@ -16551,14 +16583,15 @@ struct SquareTerm {
   }
 };
 
-// y = beta y + v, where beta is 0 (y is not read) or 1.
+// y = beta y + v, where beta is 0 (y is not read) or 1; past the caches only with 0.
 template <class L>
-TINYSCALE_INLINE void add_some(float beta, const typename L::V& v, std::int64_t left, float* y) {
+TINYSCALE_INLINE void add_some(float beta, const typename L::V& v, std::int64_t left, float* y,
+                               bool past = false) {
   typename L::V old{};
   if (beta != 0.0f) {
     load_some<L>(y, left, 0.0f, old);
   }
-  store_some<L>(y, left, old + v);
+  put_some<L>(past, old + v, left, y);
 }
 
 template <class L>
@@ -16689,6 +16722,20 @@ TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
   }
 }
 
+struct ScaledRow {  // y = factor e, past the caches
+  const float* e;
+  float* y;
+  float factor;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V v, f;
+    broadcast<L>(factor, f);
+    load_some<L>(e + j, left, 0.0f, v);
+    put_some<L>(true, v * f, left, y + j);
+  }
+};
+
 // The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
 // p becomes exp(factor (p - top)), sum their sum. Lanes that see -inf alone get zeros.
 template <class L>
@@ -16723,13 +16770,22 @@ struct SoftmaxRows {
   std::int64_t begin, end, cols;
   const float* x;
   float* y;
+  float* row;  // where a row is worked on whose result is written past the caches; else null
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
       float max = 0.0f, sum = 0.0f;
-      exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
-      scale_row<L>(cols, 1.0f / sum, y + i * cols);
+      if (row != nullptr) {
+        exp_row<L>(cols, x + i * cols, row, max, sum);
+        for_row_past<L>(true, cols, y + i * cols, ScaledRow{row, y + i * cols, 1.0f / sum});
+      } else {
+        exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
+        scale_row<L>(cols, 1.0f / sum, y + i * cols);
+      }
+    }
+    if (row != nullptr) {
+      end_past_caches();
     }
   }
 };
@@ -16739,6 +16795,7 @@ struct SoftmaxSlope {  // of one row
   const float* dy;
   float* dx;
   float beta, mean;
+  bool past;  // the caches
 
   template <class L>
   TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
@@ -16746,7 +16803,7 @@ struct SoftmaxSlope {  // of one row
     broadcast<L>(mean, vm);
     load_some<L>(y + j, left, 0.0f, vy);
     load_some<L>(dy + j, left, 0.0f, vd);
-    add_some<L>(beta, vy * (vd - vm), left, dx + j);
+    add_some<L>(beta, vy * (vd - vm), left, dx + j, past);
   }
 };
 
@@ -16756,12 +16813,17 @@ struct SoftmaxBackwardRows {
   const float* dy;
   float* dx;
   float beta;
+  bool past;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t at = begin * cols; at < end * cols; at += cols) {
       const float mean = dot_row<L>(cols, y + at, dy + at);
-      for_row<L>(cols, SoftmaxSlope{y + at, dy + at, dx + at, beta, mean});
+      for_row_past<L>(past, cols, dx + at,
+                      SoftmaxSlope{y + at, dy + at, dx + at, beta, mean, past});
+    }
+    if (past) {
+      end_past_caches();
     }
   }
 };
@@ -16788,6 +16850,24 @@ struct CrossEntropyRows {
   }
 };
 
+struct CrossEntropySlope {  // of one row
+  const float* x;
+  float* dx;
+  float top, lse, scale, beta;
+  bool past;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V v, vt, vl, vs;
+    broadcast<L>(top, vt);
+    broadcast<L>(lse, vl);
+    broadcast<L>(scale, vs);
+    load_some<L>(x + j, left, 0.0f, v);
+    exp_negative<L>((v - vt) - vl, v);
+    add_some<L>(beta, v * vs, left, dx + j, past);
+  }
+};
+
 struct CrossEntropyBackwardRows {
   std::int64_t begin, end, vocab;
   const float* logits;
@@ -16797,6 +16877,7 @@ struct CrossEntropyBackwardRows {
   float* dlogits;
   float beta;
   const float* top;
+  bool past;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -16806,18 +16887,15 @@ struct CrossEntropyBackwardRows {
         std::fill(dx, dx + (beta == 0.0f ? vocab : 0), 0.0f);
         continue;
       }
-      typename L::V v, vl, vs, most;
-      broadcast<L>(top != nullptr ? top[i] : 0.0f, most);
-      broadcast<L>(lse[i], vl);
-      broadcast<L>(scale, vs);
-      for (std::int64_t j = 0; j < vocab; j += L::width) {
-        load_some<L>(logits + i * vocab + j, vocab - j, 0.0f, v);
-        exp_negative<L>((v - most) - vl, v);
-        add_some<L>(beta, v * vs, vocab - j, dx + j);
-      }
+      for_row_past<L>(past, vocab, dx,
+                      CrossEntropySlope{logits + i * vocab, dx, top != nullptr ? top[i] : 0.0f,
+                                        lse[i], scale, beta, past});
       if (targets[i] < vocab) {
         dx[targets[i]] -= scale;
       }
+    }
+    if (past) {
+      end_past_caches();
     }
   }
 };
@@ -16832,15 +16910,19 @@ inline std::int64_t row_grain(std::int64_t cols) {
 namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  const bool past = x != y && cols <= 16384 &&  // of which a row stays at hand
+                    detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y});
+    const detail::Scratch row(past ? cols : 0);
+    detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y, past ? row.data() : nullptr});
   });
 }
 
 inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* y, const float* dy,
                              float* dx, float beta = 1.0f) {
+  const bool past = beta == 0.0f && dx != y && dx != dy && detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta});
+    detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta, past});
   });
 }
 
@@ -16861,9 +16943,10 @@ inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const f
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
                                    float* dlogits, float beta = 1.0f, const float* top = nullptr) {
+  const bool past = beta == 0.0f && dlogits != logits && detail::past_caches(rows * vocab);
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
-                                                          scale, dlogits, beta, top});
+                                                          scale, dlogits, beta, top, past});
   });
 }
 
@@ -18846,7 +18929,7 @@ struct NormRow {  // y of one row
   const float* bias;
   float* y;
   float center, rstd;
-  bool past;  // whole vectors from the beginning of a cache line, written past the caches
+  bool past;  // the caches
 
   template <class L>
   TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
@@ -18858,12 +18941,7 @@ struct NormRow {  // y of one row
     if (bias != nullptr) {
       load_some<L>(bias + j, left, 0.0f, b);
     }
-    v = (v - c) * r * w + b;
-    if (past) {
-      store_past_caches(y + j, v);
-    } else {
-      store_some<L>(y + j, left, v);
-    }
+    put_some<L>(past, (v - c) * r * w + b, left, y + j);
   }
 };
 
@@ -18898,7 +18976,7 @@ struct NormRows {
       mean[i] = center;
     }
     rstd[i] = r;
-    for_row<L>(cols, NormRow{xi, weight, bias, yi, center, r, past});
+    for_row_past<L>(past, cols, yi, NormRow{xi, weight, bias, yi, center, r, past});
   }
 };
 
@@ -19095,10 +19173,9 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
 }
 
 inline void norm_forward(std::int64_t rows, const NormRows& all) {
-  const bool cols_fit = all.cols % 16 == 0 && reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0;
   parallel_for(rows, row_grain(all.cols), [&](std::int64_t begin, std::int64_t end) {
     NormRows part = all;
-    part.past = cols_fit && 4.0 * static_cast<double>(rows * all.cols) > past_caches_bytes;
+    part.past = all.y != all.x && past_caches(rows * all.cols);
     part.begin = begin;
     part.end = end;
     run_on_lanes(part);

@@ -284,16 +284,47 @@ TEST_CASE("linear cross-entropy: as the kernels it is made of, in blocks of rows
   });
 }
 
-TEST_CASE("norms: a large result, written past the caches, has the bits of its rows one by one") {
-  const std::int64_t rows = 503, cols = 16000;  // 32.2 MB
-  const ts::Tensor x = ts::randn({rows, cols}, 1), w = ts::randn({cols}, 2),
-                   b = ts::randn({cols}, 3);
-  const ts::Tensor layer = ts::layer_norm(x, w, b), rms = ts::rms_norm(x, w);
-  for (const std::int64_t row : {0, 1, 250, 502}) {
-    const ts::Tensor one = ts::slice(x, 0, row, row + 1);
-    CHECK(ts::slice(layer, 0, row, row + 1).values() == ts::layer_norm(one, w, b).values());
-    CHECK(ts::slice(rms, 0, row, row + 1).values() == ts::rms_norm(one, w).values());
-  }
+TEST_CASE("a large result, written past the caches, has the bits of its rows in small parts") {
+  const std::int64_t rows = 601, cols = 13999, part = 100, n = rows * cols;     // 33.7 MB
+  const std::size_t begin = 3, size = static_cast<std::size_t>(n) + 2 * begin;  // of no cache line
+  const ts::Tensor x = ts::randn({rows, cols}, 1), dy = ts::randn({rows, cols}, 2);
+  const ts::Tensor w = ts::randn({cols}, 3), b = ts::randn({cols}, 4);
+  std::vector<std::int32_t> targets(static_cast<std::size_t>(rows), 7);
+  targets[1] = -1;
+  targets[2] = static_cast<std::int32_t>(cols) + 5;  // of other columns
+  std::vector<float> lse(static_cast<std::size_t>(rows), 12.0f), mean(lse), rstd(lse);
+  typedef std::function<void(std::int64_t, std::int64_t, float*)> Kernel;  // rows, first number
+  const Kernel kernels[] = {
+      [&](std::int64_t r, std::int64_t at, float* y) {
+        ts::kernels::softmax_forward(r, cols, x.data() + at, y);
+      },
+      [&](std::int64_t r, std::int64_t at, float* y) {
+        ts::kernels::softmax_backward(r, cols, x.data() + at, dy.data() + at, y, 0.0f);
+      },
+      [&](std::int64_t r, std::int64_t at, float* y) {
+        const std::int64_t row = at / cols;
+        ts::kernels::cross_entropy_backward(r, cols, x.data() + at, lse.data() + row,
+                                            targets.data() + row, 0.5f, y, 0.0f);
+      },
+      [&](std::int64_t r, std::int64_t at, float* y) {
+        ts::kernels::layer_norm_forward(r, cols, 1e-5f, x.data() + at, w.data(), b.data(), y,
+                                        mean.data(), rstd.data());
+      },
+      [&](std::int64_t r, std::int64_t at, float* y) {
+        ts::kernels::rms_norm_forward(r, cols, 1e-5f, x.data() + at, w.data(), y, rstd.data());
+      }};
+  on_every_path([&] {
+    for (const Kernel& kernel : kernels) {
+      std::vector<float> whole(size, 9.0f), parts(size, 9.0f);
+      kernel(rows, 0, whole.data() + begin);
+      for (std::int64_t row = 0; row < rows; row += part) {
+        kernel(std::min(part, rows - row), row * cols, parts.data() + begin + row * cols);
+      }
+      CHECK(whole == parts);
+      CHECK(whole[begin - 1] == 9.0f);
+      CHECK(whole[begin + static_cast<std::size_t>(n)] == 9.0f);
+    }
+  });
 }
 
 TEST_CASE("norms: every width against float64; beta 0 does not read") {

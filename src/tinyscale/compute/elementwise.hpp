@@ -73,11 +73,7 @@ struct MapBlock {
         load_some<L>(m.y + i, m.n - i, 0.0f, vy);
       }
       op.template apply<L>(va, vb, vy);
-      if (past && m.n - i >= L::width) {
-        store_past_caches(m.y + i, vy);
-      } else {
-        store_some<L>(m.y + i, m.n - i, vy);
-      }
+      put_some<L>(past, vy, m.n - i, m.y + i);
     }
   }
 };
@@ -92,8 +88,7 @@ inline void map_blocks(void (*block)(const void* op, const MapOperands& m), cons
                        const MapOperands& all, bool reads_y) {
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
   const bool past = !reads_y && all.y != all.a && all.y != all.b &&
-                    reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 &&
-                    4.0 * static_cast<double>(all.n) > past_caches_bytes;
+                    reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 && past_caches(all.n);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * elementwise_block;

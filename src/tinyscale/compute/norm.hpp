@@ -70,7 +70,7 @@ struct NormRow {  // y of one row
   const float* bias;
   float* y;
   float center, rstd;
-  bool past;  // whole vectors from the beginning of a cache line, written past the caches
+  bool past;  // the caches
 
   template <class L>
   TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
@@ -82,12 +82,7 @@ struct NormRow {  // y of one row
     if (bias != nullptr) {
       load_some<L>(bias + j, left, 0.0f, b);
     }
-    v = (v - c) * r * w + b;
-    if (past) {
-      store_past_caches(y + j, v);
-    } else {
-      store_some<L>(y + j, left, v);
-    }
+    put_some<L>(past, (v - c) * r * w + b, left, y + j);
   }
 };
 
@@ -122,7 +117,7 @@ struct NormRows {
       mean[i] = center;
     }
     rstd[i] = r;
-    for_row<L>(cols, NormRow{xi, weight, bias, yi, center, r, past});
+    for_row_past<L>(past, cols, yi, NormRow{xi, weight, bias, yi, center, r, past});
   }
 };
 
@@ -319,10 +314,9 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
 }
 
 inline void norm_forward(std::int64_t rows, const NormRows& all) {
-  const bool cols_fit = all.cols % 16 == 0 && reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0;
   parallel_for(rows, row_grain(all.cols), [&](std::int64_t begin, std::int64_t end) {
     NormRows part = all;
-    part.past = cols_fit && 4.0 * static_cast<double>(rows * all.cols) > past_caches_bytes;
+    part.past = all.y != all.x && past_caches(rows * all.cols);
     part.begin = begin;
     part.end = end;
     run_on_lanes(part);

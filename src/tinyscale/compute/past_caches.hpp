@@ -13,6 +13,9 @@ namespace detail {
 
 constexpr double past_caches_bytes =
     32e6;  // of one result, above which it is done: more than most last caches
+inline bool past_caches(std::int64_t numbers) {
+  return 4.0 * static_cast<double>(numbers) > past_caches_bytes;
+}
 
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 #if defined(__clang__)
@@ -40,12 +43,46 @@ TINYSCALE_INLINE void store_past_caches(float* to, const V& v) {
 inline void end_past_caches() {}
 #endif
 
+// Numbers of y before the first cache line that it begins.
+inline std::int64_t before_line(const float* y) {
+  const std::int64_t past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y) % 64 / 4);
+  return past == 0 ? 0 : 16 - past;
+}
+
+// The first `left` numbers of v, past the caches if they are a whole vector at its own alignment.
+template <class L>
+TINYSCALE_INLINE void put_some(bool past, const typename L::V& v, std::int64_t left, float* y) {
+  if (past && left >= L::width) {
+    store_past_caches(y, v);
+  } else {
+    store_some<L>(y, left, v);
+  }
+}
+
+// step.at<L>(j, left) over a row of y, in which it puts vectors past the caches if `past`: less
+// than one at a time up to y's first cache line. end_past_caches() before another thread reads y.
+template <class L, class Step>
+TINYSCALE_INLINE void for_row_past(bool past, std::int64_t n, const float* y, const Step& step) {
+  const std::int64_t first = past ? std::min(n, before_line(y)) : 0;
+  std::int64_t j = 0;
+  while (j < first) {
+    const std::int64_t left = std::min<std::int64_t>(first - j, L::width - 1);
+    step.template at<L>(j, left);
+    j += left;
+  }
+  for (; j + L::width <= n; j += L::width) {
+    step.template at<L>(j, L::width);
+  }
+  if (j < n) {
+    step.template at<L>(j, n - j);
+  }
+}
+
 // y = x; end_past_caches() before another thread reads y.
 template <class L>
 TINYSCALE_INLINE void stream_copy(std::int64_t n, const float* x, float* y) {
   typename L::V v;
-  const std::int64_t past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y) % 64 / 4);
-  const std::int64_t first = std::min(n, past == 0 ? 0 : 16 - past);
+  const std::int64_t first = std::min(n, before_line(y));
   std::int64_t i = 0;
   for (; i < first; ++i) {
     y[i] = x[i];

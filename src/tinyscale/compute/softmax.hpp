@@ -11,6 +11,8 @@
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/past_caches.hpp"
+#include "tinyscale/compute/scratch.hpp"
 
 namespace tinyscale {
 namespace kernels {
@@ -125,14 +127,15 @@ struct SquareTerm {
   }
 };
 
-// y = beta y + v, where beta is 0 (y is not read) or 1.
+// y = beta y + v, where beta is 0 (y is not read) or 1; past the caches only with 0.
 template <class L>
-TINYSCALE_INLINE void add_some(float beta, const typename L::V& v, std::int64_t left, float* y) {
+TINYSCALE_INLINE void add_some(float beta, const typename L::V& v, std::int64_t left, float* y,
+                               bool past = false) {
   typename L::V old{};
   if (beta != 0.0f) {
     load_some<L>(y, left, 0.0f, old);
   }
-  store_some<L>(y, left, old + v);
+  put_some<L>(past, old + v, left, y);
 }
 
 template <class L>
@@ -263,6 +266,20 @@ TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
   }
 }
 
+struct ScaledRow {  // y = factor e, past the caches
+  const float* e;
+  float* y;
+  float factor;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V v, f;
+    broadcast<L>(factor, f);
+    load_some<L>(e + j, left, 0.0f, v);
+    put_some<L>(true, v * f, left, y + j);
+  }
+};
+
 // The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
 // p becomes exp(factor (p - top)), sum their sum. Lanes that see -inf alone get zeros.
 template <class L>
@@ -297,13 +314,22 @@ struct SoftmaxRows {
   std::int64_t begin, end, cols;
   const float* x;
   float* y;
+  float* row;  // where a row is worked on whose result is written past the caches; else null
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
       float max = 0.0f, sum = 0.0f;
-      exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
-      scale_row<L>(cols, 1.0f / sum, y + i * cols);
+      if (row != nullptr) {
+        exp_row<L>(cols, x + i * cols, row, max, sum);
+        for_row_past<L>(true, cols, y + i * cols, ScaledRow{row, y + i * cols, 1.0f / sum});
+      } else {
+        exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
+        scale_row<L>(cols, 1.0f / sum, y + i * cols);
+      }
+    }
+    if (row != nullptr) {
+      end_past_caches();
     }
   }
 };
@@ -313,6 +339,7 @@ struct SoftmaxSlope {  // of one row
   const float* dy;
   float* dx;
   float beta, mean;
+  bool past;  // the caches
 
   template <class L>
   TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
@@ -320,7 +347,7 @@ struct SoftmaxSlope {  // of one row
     broadcast<L>(mean, vm);
     load_some<L>(y + j, left, 0.0f, vy);
     load_some<L>(dy + j, left, 0.0f, vd);
-    add_some<L>(beta, vy * (vd - vm), left, dx + j);
+    add_some<L>(beta, vy * (vd - vm), left, dx + j, past);
   }
 };
 
@@ -330,12 +357,17 @@ struct SoftmaxBackwardRows {
   const float* dy;
   float* dx;
   float beta;
+  bool past;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t at = begin * cols; at < end * cols; at += cols) {
       const float mean = dot_row<L>(cols, y + at, dy + at);
-      for_row<L>(cols, SoftmaxSlope{y + at, dy + at, dx + at, beta, mean});
+      for_row_past<L>(past, cols, dx + at,
+                      SoftmaxSlope{y + at, dy + at, dx + at, beta, mean, past});
+    }
+    if (past) {
+      end_past_caches();
     }
   }
 };
@@ -362,6 +394,24 @@ struct CrossEntropyRows {
   }
 };
 
+struct CrossEntropySlope {  // of one row
+  const float* x;
+  float* dx;
+  float top, lse, scale, beta;
+  bool past;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V v, vt, vl, vs;
+    broadcast<L>(top, vt);
+    broadcast<L>(lse, vl);
+    broadcast<L>(scale, vs);
+    load_some<L>(x + j, left, 0.0f, v);
+    exp_negative<L>((v - vt) - vl, v);
+    add_some<L>(beta, v * vs, left, dx + j, past);
+  }
+};
+
 struct CrossEntropyBackwardRows {
   std::int64_t begin, end, vocab;
   const float* logits;
@@ -371,6 +421,7 @@ struct CrossEntropyBackwardRows {
   float* dlogits;
   float beta;
   const float* top;
+  bool past;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -380,18 +431,15 @@ struct CrossEntropyBackwardRows {
         std::fill(dx, dx + (beta == 0.0f ? vocab : 0), 0.0f);
         continue;
       }
-      typename L::V v, vl, vs, most;
-      broadcast<L>(top != nullptr ? top[i] : 0.0f, most);
-      broadcast<L>(lse[i], vl);
-      broadcast<L>(scale, vs);
-      for (std::int64_t j = 0; j < vocab; j += L::width) {
-        load_some<L>(logits + i * vocab + j, vocab - j, 0.0f, v);
-        exp_negative<L>((v - most) - vl, v);
-        add_some<L>(beta, v * vs, vocab - j, dx + j);
-      }
+      for_row_past<L>(past, vocab, dx,
+                      CrossEntropySlope{logits + i * vocab, dx, top != nullptr ? top[i] : 0.0f,
+                                        lse[i], scale, beta, past});
       if (targets[i] < vocab) {
         dx[targets[i]] -= scale;
       }
+    }
+    if (past) {
+      end_past_caches();
     }
   }
 };
@@ -406,15 +454,19 @@ inline std::int64_t row_grain(std::int64_t cols) {
 namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  const bool past = x != y && cols <= 16384 &&  // of which a row stays at hand
+                    detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y});
+    const detail::Scratch row(past ? cols : 0);
+    detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y, past ? row.data() : nullptr});
   });
 }
 
 inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* y, const float* dy,
                              float* dx, float beta = 1.0f) {
+  const bool past = beta == 0.0f && dx != y && dx != dy && detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta});
+    detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta, past});
   });
 }
 
@@ -435,9 +487,10 @@ inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const f
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
                                    float* dlogits, float beta = 1.0f, const float* top = nullptr) {
+  const bool past = beta == 0.0f && dlogits != logits && detail::past_caches(rows * vocab);
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
-                                                          scale, dlogits, beta, top});
+                                                          scale, dlogits, beta, top, past});
   });
 }
 
