@@ -5469,6 +5469,7 @@ struct Chip {
   double watts = 0, dollars_per_hour = 0;
   std::string source, price_source, price_date;  // the date as far as it is known
   bool measured = false;                         // the rates were measured on this machine
+  std::string doubt;                             // "; and why they are not its limits"
 
   double peak(DType format) const;       // matmul FLOP/s when the operands have this format
   double intensity(DType format) const;  // FLOPs per byte above which memory does not limit
@@ -5591,8 +5592,7 @@ inline Table chip_table(const Chip& chip) {
     t.title = detail::cat({chip.name, ", ", chip.cores, chip.cores == 1 ? " thread" : " threads"});
     t.columns = {"what", "value", "one thread", "kind"};
   }
-  const std::size_t doubt = chip.source.find("; ");  // what laptop() says against itself
-  t.title += chip.measured && doubt != std::string::npos ? chip.source.substr(doubt) : "";
+  t.title += chip.doubt;
   const auto add = [&](const std::string& what, double value, double core, const char* unit) {
     if (!cores) {
       t.add({what, format_si(value, unit), kind});
@@ -6208,7 +6208,7 @@ inline Chip laptop() {
   chip.source = detail::cat({"measured: the best of ", found.rounds,
                              " short runs of multiply-adds and of reads in eight streams"});
 #if !defined(__OPTIMIZE__) && defined(TINYSCALE_KERNELS_AS_FLAGS)
-  chip.source += "; compiled without optimisation, so the rates are too low";
+  chip.doubt = "; compiled without optimisation, so the rates are too low";
 #endif
   return chip;
 }
@@ -6811,7 +6811,7 @@ inline List<ChipFact> chip_facts(const Chip& chip) {
       } else {
         fact.sure = chip.measured ? "measured" : "set";
         const bool priced = fact.figure == "price" && chip.price_source != preset.price_source;
-        fact.source = chip.measured ? chip.source
+        fact.source = chip.measured ? chip.source + chip.doubt
                       : priced      ? detail::dated(chip)
                                     : std::string("not a preset's figure");
       }
@@ -7606,7 +7606,7 @@ struct RooflineReport {
   RooflineRow total;
   HardwareCounts hardware;    // on this machine, when the profile was told to count
   std::string hardware_note;  // why there are none
-  std::string doubt;          // "; compiled without optimisation, ..."
+  std::string doubt;          // the chip's
 
   Table table() const;
   Table hardware_table() const;
@@ -7740,8 +7740,7 @@ inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
   report.format = format;
   report.on_host = chip.measured;
   report.vector_flops = chip.vector_flops;
-  const std::size_t doubt = chip.source.find("; ");  // what laptop() says against itself
-  report.doubt = chip.measured && doubt != std::string::npos ? chip.source.substr(doubt) : "";
+  report.doubt = chip.doubt;
   double seconds = 0;
   for (const OpRecord& op : ops) {
     const RooflineRow row = detail::roofline_row(op, chip, format);
@@ -49813,6 +49812,7 @@ void each_figure_of_chip(Chip& chip, const Visit& visit) {
   visit("watts", chip.watts);
   visit("dollars_per_hour", chip.dollars_per_hour);
   visit("source", chip.source);
+  visit("doubt", chip.doubt);
   visit("price_source", chip.price_source);
   visit("price_date", chip.price_date);
 }

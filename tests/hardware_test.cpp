@@ -381,8 +381,8 @@ TEST_CASE("hardware: the laptop has the rates of the threads in use") {
   CHECK(core.levels[0].bytes == found.core_bytes[0]);
   ts::Chip doubtful = core;
   std::ostringstream text;
-  for (const char* const says : {"measured", "measured; by kernels that are too slow"}) {
-    doubtful.source = says;
+  for (const char* const doubt : {"", "; by kernels that are too slow"}) {
+    doubtful.doubt = doubt;
     text << doubtful << "\n";
   }
   CHECK(text.str().find("laptop, 1 thread\nwhat ") == 0);
@@ -416,10 +416,9 @@ TEST_CASE("hardware: a laptop that was measured without optimisation says so abo
   chip.name = "toy";
   chip.flops_f32 = chip.vector_flops = chip.memory_bandwidth = 1e9;
   chip.measured = true;
-  chip.source = "measured: the best of 3 runs";
   const std::vector<ts::OpRecord> ops{matmul_record(1, 2, 3)};
   CHECK(ts::roofline(ops, chip).table().title == "Roofline of toy, priced as f32");
-  chip.source += "; compiled without optimisation, so the rates are too low";
+  chip.doubt = "; compiled without optimisation, so the rates are too low";
   CHECK(ts::roofline(ops, chip).table().title ==
         "Roofline of toy, priced as f32; compiled without optimisation, so the rates are too low");
 }

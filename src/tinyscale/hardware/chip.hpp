@@ -60,6 +60,7 @@ struct Chip {
   double watts = 0, dollars_per_hour = 0;
   std::string source, price_source, price_date;  // the date as far as it is known
   bool measured = false;                         // the rates were measured on this machine
+  std::string doubt;                             // "; and why they are not its limits"
 
   double peak(DType format) const;       // matmul FLOP/s when the operands have this format
   double intensity(DType format) const;  // FLOPs per byte above which memory does not limit

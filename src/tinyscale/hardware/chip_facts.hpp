@@ -205,7 +205,7 @@ inline List<ChipFact> chip_facts(const Chip& chip) {
       } else {
         fact.sure = chip.measured ? "measured" : "set";
         const bool priced = fact.figure == "price" && chip.price_source != preset.price_source;
-        fact.source = chip.measured ? chip.source
+        fact.source = chip.measured ? chip.source + chip.doubt
                       : priced      ? detail::dated(chip)
                                     : std::string("not a preset's figure");
       }

@@ -20,8 +20,7 @@ inline Table chip_table(const Chip& chip) {
     t.title = detail::cat({chip.name, ", ", chip.cores, chip.cores == 1 ? " thread" : " threads"});
     t.columns = {"what", "value", "one thread", "kind"};
   }
-  const std::size_t doubt = chip.source.find("; ");  // what laptop() says against itself
-  t.title += chip.measured && doubt != std::string::npos ? chip.source.substr(doubt) : "";
+  t.title += chip.doubt;
   const auto add = [&](const std::string& what, double value, double core, const char* unit) {
     if (!cores) {
       t.add({what, format_si(value, unit), kind});

@@ -365,7 +365,7 @@ inline Chip laptop() {
   chip.source = detail::cat({"measured: the best of ", found.rounds,
                              " short runs of multiply-adds and of reads in eight streams"});
 #if !defined(__OPTIMIZE__) && defined(TINYSCALE_KERNELS_AS_FLAGS)
-  chip.source += "; compiled without optimisation, so the rates are too low";
+  chip.doubt = "; compiled without optimisation, so the rates are too low";
 #endif
   return chip;
 }

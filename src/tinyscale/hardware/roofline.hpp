@@ -44,7 +44,7 @@ struct RooflineReport {
   RooflineRow total;
   HardwareCounts hardware;    // on this machine, when the profile was told to count
   std::string hardware_note;  // why there are none
-  std::string doubt;          // "; compiled without optimisation, ..."
+  std::string doubt;          // the chip's
 
   Table table() const;
   Table hardware_table() const;
@@ -178,8 +178,7 @@ inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
   report.format = format;
   report.on_host = chip.measured;
   report.vector_flops = chip.vector_flops;
-  const std::size_t doubt = chip.source.find("; ");  // what laptop() says against itself
-  report.doubt = chip.measured && doubt != std::string::npos ? chip.source.substr(doubt) : "";
+  report.doubt = chip.doubt;
   double seconds = 0;
   for (const OpRecord& op : ops) {
     const RooflineRow row = detail::roofline_row(op, chip, format);

@@ -75,6 +75,7 @@ void each_figure_of_chip(Chip& chip, const Visit& visit) {
   visit("watts", chip.watts);
   visit("dollars_per_hour", chip.dollars_per_hour);
   visit("source", chip.source);
+  visit("doubt", chip.doubt);
   visit("price_source", chip.price_source);
   visit("price_date", chip.price_date);
 }
