@@ -75,7 +75,20 @@ TEST_CASE("book: facts of slices") {
   CHECK(ts::link_ports(open, {1, 1}) == 4);
   CHECK(ts::link_ports(open, {0, 1}) == 3);
   CHECK(ts::link_ports(pod, {0, 0}) == 4);
-  CHECK(ts::link_ports(ts::machine("h100", {2, 8}), {0, 0}) == 2);
+  const ts::Machine nodes = ts::machine("h100", {2, 8}), spine = ts::machine("h100", {4, 32, 8});
+  CHECK(ts::link_ports(nodes, {0, 0}) == 2);
+  CHECK(ts::link_ports(spine, {0, 0, 0}) == 2);
+  // Links are as fast, and hops as long, as those of their dimension.
+  CHECK(ts::port_time(open, 18e10, {1, 1}).value() == exactly(1));
+  CHECK(ts::port_time(ts::machine("h100", {8}), 450e9, {0}).value() == exactly(1));
+  CHECK(ts::port_time(nodes, 500e9, {0, 0}).value() == exactly(1));
+  CHECK(ts::port_time(spine, 500e9, {0, 0, 0}).value() == exactly(1));
+  CHECK(ts::port_time(ts::machine("h100", {4, 1, 8}), 500e9, {0, 0, 0}).value() == exactly(1));
+  ts::Machine slices = ts::machine("tpu-v5p", {2, 4, 4, 4});
+  slices.links[0].latency = 50e-6;
+  CHECK(ts::port_time(slices, 546.25e9, {0, 0, 0, 0}).value() == exactly(1));
+  CHECK(ts::first_byte_time(slices, {0, 0, 0, 0}, {1, 2, 0, 3}).value() == exactly(53e-6));
+  CHECK(ts::first_byte_time(slices, {1, 0, 0, 0}, {1, 0, 0, 0}).value() == 0);
   CHECK(ts::padded_utilization(100, 256, v5e).value() == exactly(100.0 / 128));
   CHECK(ts::tile_padding(3, 5, 2, 2).value() == exactly(1.6));
   const ts::Quantity a(2, "s", "a"), b(3, "s", "b");

@@ -4,8 +4,7 @@
 // SI base units: FLOP/s, bytes, bytes/s, Hz, seconds, W, USD; 0 is "not known".
 // Source: "How To Scale Your Model", chapters 1 and 2.
 
-#include <cstdint>  // std::int64_t
-#include <string>   // names
+#include <string>  // names
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"

@@ -7,7 +7,6 @@
 
 #include <limits>  // infinity
 #include <string>  // specs
-#include <vector>  // sizes
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"

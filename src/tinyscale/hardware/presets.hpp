@@ -5,7 +5,6 @@
 // book's rate, 10 % under the vendor's: vendor_links() has that. Prices: US list, on demand, at
 // price_date; they change: set dollars_per_hour.
 
-#include <cstddef>  // std::size_t
 #include <cstring>  // strcmp
 #include <string>   // names
 #include <vector>   // lists

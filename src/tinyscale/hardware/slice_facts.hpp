@@ -4,11 +4,9 @@
 // Streams through levels (host, links, memory, array) overlap: the slowest is the time, at least;
 // one after another is the most. Source: "How To Scale Your Model", chapter 2.
 
-#include <algorithm>  // max, min
-#include <cmath>      // ceil
+#include <algorithm>  // min
 #include <cstdint>    // std::int64_t
 #include <string>     // names
-#include <vector>     // sizes
 
 #include "tinyscale/hardware/intensity.hpp"
 #include "tinyscale/hardware/network.hpp"
@@ -43,7 +41,7 @@ inline Quantity memory_bandwidth_of(const Machine& on) {
   return named("W_all", chips_of(on) * bandwidth_of(on.chip), "scaling book, 7");
 }
 
-// One chip's memory without and with all its on-chip memory: what a tile may stay in.
+// VMEM or shared memory of all chips.
 inline Quantity sram_of(const Machine& on) {
   const Quantity each = detail::given("sram_of", "S", on.chip.sram_bytes, "B", on.chip.name);
   return named("on-chip memory", chips_of(on) * each);
@@ -94,38 +92,60 @@ inline std::int64_t diameter_of(const Machine& on) {
   return hops_between(on, first, last);
 }
 
+namespace detail {
+
+// The way to a spine is through the port to its leaf, which counts once.
+inline std::int64_t ports_along(const Machine& on, const Shape& at, int d) {
+  const Links& links = on.links[static_cast<std::size_t>(d)];
+  const std::int64_t n = on.dims[d];
+  const bool inside = at[d] > 0 && at[d] + 1 < n;
+  const int port = port_dim(on, d);
+  return n == 1 || (port != d && on.dims[port] > 1) ? 0
+         : links.kind == AxisKind::full             ? n - 1
+         : !is_row(links)                           ? 1
+         : links.kind == AxisKind::ring             ? (goes_around(n) ? 2 : 1)
+                                                    : (inside ? 2 : 1);
+}
+
+}  // namespace detail
+
 // Links that a chip sends through, in all dimensions; 2 at the corner of a 2D slice that is open.
 inline std::int64_t link_ports(const Machine& on, const Shape& at) {
   detail::check_place("link_ports", on, at);
   std::int64_t ports = 0;
   for (int d = 0; d < on.dims.size(); ++d) {
-    const Links& links = on.links[static_cast<std::size_t>(d)];
-    const std::int64_t n = on.dims[d];
-    const bool inside = at[d] > 0 && at[d] + 1 < n;
-    ports += n == 1                         ? 0
-             : links.kind == AxisKind::full ? n - 1
-             : !detail::is_row(links)       ? 1
-             : links.kind == AxisKind::ring ? (detail::goes_around(n) ? 2 : 1)
-                                            : (inside ? 2 : 1);
+    ports += detail::ports_along(on, at, d);
   }
   return ports;
 }
 
 // Bytes into or out of one chip through all its links: at least so long, whatever the others do.
 inline Quantity port_time(const Machine& on, double bytes, const Shape& at) {
-  const double ports = static_cast<double>(link_ports(on, at));
-  return named("T_ports",
-               detail::given("port_time", "bytes", bytes, "B") /
-                   (detail::given("port_time", "ports", ports) *
-                    bandwidth_of(on.chip, Channel::link_one_way)),
+  const Quantity ports =
+      detail::given("port_time", "ports", static_cast<double>(link_ports(on, at)));
+  double all = 0;
+  for (int d = 0; d < on.dims.size(); ++d) {
+    all += static_cast<double>(detail::ports_along(on, at, d)) *
+           on.links[static_cast<std::size_t>(detail::port_dim(on, d))].bandwidth.one_way();
+  }
+  const Quantity rate = detail::given("port_time", "W", all / ports.value(), "B/s",
+                                      "a link, one way, in the mean of " + on.chip.name);
+  return named("T_ports", detail::given("port_time", "bytes", bytes, "B") / (ports * rate),
                "scaling book, 2: a lower bound");
 }
 
 // When the first byte arrives: hops T_hop.
 inline Quantity first_byte_time(const Machine& on, const Shape& from, const Shape& to) {
   const Quantity hops(static_cast<double>(hops_between(on, from, to)), "", "hops");
-  return named("T_first", hops * Quantity(on.links.back().latency, "s", "T_hop"),
-               "scaling book, 2");
+  double seconds = 0;
+  for (int d = 0; d < on.dims.size(); ++d) {
+    Shape turn = from;
+    turn.set(d, to[d]);
+    seconds += static_cast<double>(hops_between(on, from, turn)) *
+               on.links[static_cast<std::size_t>(d)].latency;
+  }
+  const double hop = hops.value() > 0 ? seconds / hops.value() : 0;
+  return named("T_first", hops * Quantity(hop, "s", "T_hop", "in the mean"), "scaling book, 2");
 }
 
 // To another chip: through the fewer ports of the two ends, and the hops of the first byte.

@@ -41,7 +41,7 @@ inline const char* name_of(Drain drain) { return drain == Drain::shifted ? "shif
 
 // Every tick of every PE, in PE-ticks.
 struct LossLedger {
-  std::int64_t useful = 0;        // a multiply-add of the product: M K N in all
+  std::int64_t useful = 0;        // a multiply-add of the product: M K N, times the passes
   std::int64_t padded = 0;        // a multiply-add on the zeros that fill up an edge tile
   std::int64_t fill = 0;          // the wave has not reached the PE yet
   std::int64_t drain = 0;         // the wave has passed, later PEs still work or results leave
