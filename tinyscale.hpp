@@ -79569,7 +79569,13 @@ inline std::string undivided(const TrainingInputs& in, const Layout& layout, int
 }
 
 // The cause that grew most from one typical time to another, by the constraint it stands for.
-inline std::string grown_cause(const StepCost& from, const StepCost& to, std::string& constraint) {
+inline std::string grown_cause(const TrainingLayout& best, const TrainingLayout& other,
+                               std::string& constraint) {
+  const StepCost &from = best.price.typical, &to = other.price.typical;
+  const auto places = [](const TrainingLayout& l) {
+    return static_cast<double>(l.layout.data * l.layout.microbatches) * l.price.microbatch;
+  };
+  const bool empty = 2 * (places(other) / places(best) - 1) * from.matmul > to.matmul - from.matmul;
   const struct {
     const char *cause, *constraint;
     double grown;
@@ -79581,7 +79587,9 @@ inline std::string grown_cause(const StepCost& from, const StepCost& to, std::st
       {"until weights are gathered", "bandwidth", to.gather - from.gather},
       {"until gradients are summed", "bandwidth", to.gradients - from.gradients},
       {"of the bubble", "bubble", to.bubble - from.bubble},
-      {"of matmuls, in smaller shapes", "shapes", to.matmul - from.matmul},
+      {empty ? "of matmuls, on places of the batch that are empty"
+             : "of matmuls, in smaller shapes",
+       "shapes", to.matmul - from.matmul},
       {"of elementwise ops", "shapes", to.elementwise - from.elementwise},
       {"of the output matrix on one stage", "shapes", to.head - from.head},
       {"of layers computed again", "recompute", to.recompute - from.recompute},
@@ -79629,7 +79637,7 @@ inline WhyNot why_not(const TrainingInputs& in, const TrainingLayout& best,
                       format_seconds(priced.typical_time)});
     return out;
   }
-  const std::string cause = grown_cause(best.price.typical, priced.price.typical, out.constraint);
+  const std::string cause = grown_cause(best, priced, out.constraint);
   out.reason =
       cat({format_percent(priced.typical_time / best.typical_time - 1), " slower: ", cause});
   return out;

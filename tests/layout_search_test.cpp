@@ -279,6 +279,25 @@ TEST_CASE("layout search: plans of models on machines, and why not their neighbo
   }
 }
 
+TEST_CASE("layout search: matmuls on empty places of the batch are not called small shapes") {
+  // 488 sequences are 7 on each of 70 replicas, 4 on each of 140, and 8 where they come by twos.
+  const ts::TrainingPlan plan =
+      ts::plan_training(job_of("llama3-70b", 4e6, 8192), ts::machine("tpu-v5p", {16, 20, 28}));
+  REQUIRE(plan.best.layout.data == 70);
+  int found = 0;
+  for (const ts::WhyNot& other : plan.neighbours) {
+    CAPTURE(other.change);
+    CHECK(other.reason.find("smaller shapes") == std::string::npos);
+    if (other.change == "context 16 instead of 32, data 140" ||
+        other.change == "microbatches 2 instead of 1") {
+      CHECK(other.reason.find("more of matmuls, on places of the batch that are empty") !=
+            std::string::npos);
+      ++found;
+    }
+  }
+  CHECK(found == 2);
+}
+
 TEST_CASE("step memory: ZeRO's example, 120, 31.4, 16.6 and 1.9 GB of 7.5 billion parameters") {
   ts::ModelConfig c = ts::config("llama2-7b");
   const double p = static_cast<double>(c.parameters());

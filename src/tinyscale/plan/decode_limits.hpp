@@ -4,9 +4,8 @@
 //   tensor ways of a decode step Y < F / (B W / W_link); in 2 dims X = sqrt(N D / (2 F))
 // Plans of a whole job: plan_serving(). Source: "How To Scale Your Model", chapters 7 and 8.
 
-#include <algorithm>  // max
-#include <cmath>      // floor
-#include <string>     // names
+#include <cmath>   // floor
+#include <string>  // names
 
 #include "tinyscale/hardware/slice_facts.hpp"
 #include "tinyscale/plan/layer_costs.hpp"

@@ -9,7 +9,6 @@
 
 #include <algorithm>  // max, min
 #include <cstdint>    // int64_t
-#include <string>     // string
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"

@@ -6,7 +6,6 @@
 // model/training_memory.hpp. Source of the accounting: arXiv 2205.05198, section 4.
 
 #include <cstdint>  // int64_t
-#include <string>   // string
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"

@@ -6,9 +6,7 @@
 // W both ways of a ring and M axes on a TPU (chapter 5), one way out of a GPU or a node (12).
 // Source: "How To Scale Your Model", chapters 5, 6 and 12.
 
-#include <algorithm>  // max
-#include <string>     // names
-#include <vector>     // lists
+#include <string>  // names
 
 #include "tinyscale/hardware/slice_facts.hpp"
 #include "tinyscale/mesh/switch_limits.hpp"

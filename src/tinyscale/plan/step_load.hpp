@@ -7,7 +7,6 @@
 // Each of the device that has most of it; nothing overlaps here and nobody waits.
 
 #include <algorithm>  // max, min
-#include <cmath>      // floor
 #include <cstdint>    // int64_t
 #include <limits>     // infinity
 #include <string>     // names

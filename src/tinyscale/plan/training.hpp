@@ -7,7 +7,6 @@
 // Source: "How To Scale Your Model", chapters 5, 6 and 12; failures: Young 1974, Daly 2006.
 
 #include <algorithm>  // max, min
-#include <cmath>      // ceil
 #include <string>     // text
 #include <vector>     // notes
 

@@ -6,12 +6,11 @@
 //   T_axis / T_math = (bytes / W) / (FLOPs / C),  equal to the plan's when W = bytes C / FLOPs / it
 // Memory is of the plan the operands of its matmuls, of the twin about all that its ops move.
 
-#include <algorithm>  // max, min
-#include <cmath>      // floor, fabs
-#include <cstdint>    // int64_t
-#include <iostream>   // ostream
-#include <string>     // text
-#include <vector>     // notes
+#include <cmath>     // floor, fabs
+#include <cstdint>   // int64_t
+#include <iostream>  // ostream
+#include <string>    // text
+#include <vector>    // notes
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
