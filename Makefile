@@ -69,7 +69,7 @@ COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp)
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo        train, roofline, systolic array, four devices; writes demo.html (TEXT=path)'
+	@echo 'make demo        train, roofline, systolic array, three devices; writes demo.html (TEXT=path)'
 	@echo 'make test        build and run the tests (needs doctest, installs it where it can; ARGS=-tc=name*)'
 	@echo 'make examples    build and run every example and lab, compare with the committed outputs'
 	@echo 'make plan        the planner on the command line, $(BUILD)/plan: train, serve, collective, mfu, chip, ...'
