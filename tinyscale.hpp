@@ -6981,7 +6981,7 @@ inline std::ostream& operator<<(std::ostream& out, const Machine& machine) {
     const Links& links = machine.links[d];
     table.add({std::to_string(d), std::to_string(machine.dims[static_cast<int>(d)]),
                name_of(links.kind), format_seconds(links.latency),
-               format_si(links.bandwidth.one_way(), "B/s")});
+               links.bandwidth.one_way() > 0 ? format_si(links.bandwidth.one_way(), "B/s") : "-"});
   }
   return out << table;
 }
@@ -7041,7 +7041,7 @@ inline double share_of_links(const Machine& machine, int d) {
   return rate;
 }
 
-// The longest axis of a 2D slice closes, or whole cubes joined by optical switches.
+// A 2D slice's axes of full length close, or whole cubes joined by optical switches.
 inline bool closes(const Chip& chip, const Shape& dims, int d) {
   const int first = dims.size() - inner_dims(chip, dims);
   if (is_torus2d(chip)) {

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -116,6 +117,15 @@ TEST_CASE("network: presets have the links of specs.md") {
   CHECK(tree.links[0].uplink.one_way() == doctest::Approx(12.8e12));
   CHECK(tree.links[1].uplink.one_way() == doctest::Approx(400e9));
   CHECK(ts::machine("gb200", {4, 72}).links[0].uplink.one_way() == doctest::Approx(3.6e12));
+  std::ostringstream printed;
+  printed << tree;
+  CHECK(printed.str() ==
+        "h100-sxm 4x32x8: 1024 x h100-sxm\n"
+        "dimension  chips  kind      latency   one way\n"
+        "---------  -----  --------  -------  --------\n"
+        "        0      4  switched     1 us         -\n"
+        "        1     32  switched     1 us   50 GB/s\n"
+        "        2      8  switched     1 us  450 GB/s\n");
 }
 
 TEST_CASE("network: bisection of a pod and a node") {
