@@ -7248,11 +7248,11 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
 
 // >> tinyscale/hardware/machine_of_chips.hpp
 // The machine that so many chips make, as they are offered: machine_of_chips("tpu-v5p", 8960).
-//   3D torus  1, 2, 4 .. 32 chips, above that whole 4x4x4 cubes; sides nearest to a cube
+//   3D torus  1, 2 (parts of a host), 4 .. 32 chips, above that whole 4x4x4 cubes; sides
+//             nearest to a cube
 //   2D torus  powers of two, sides nearest to a square
 //   beyond a pod: {slices, sides}, the largest slices of 64 chips or more that divide the chips
-//   GPUs      {chips} within a node, else {nodes, GPUs}, nodes of whole hosts, the largest there
-//   are
+//   GPUs      {chips} within a node, else {nodes, GPUs}, the largest nodes of whole hosts
 // Source: Google's documents of the TPU generations; "How To Scale Your Model", chapters 2 and 12.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
