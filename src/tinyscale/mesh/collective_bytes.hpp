@@ -6,7 +6,6 @@
 #include <algorithm>  // max, min
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "tinyscale/mesh/make_schedule.hpp"
 
