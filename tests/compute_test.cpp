@@ -164,6 +164,30 @@ TEST_CASE("gemm: threads do not change a bit") {
   }
 }
 
+TEST_CASE("elementwise: tanh and erf reach 1 and pass it nowhere, gelu keeps its sign") {
+  const auto all = {kernel::tanh_forward, kernel::erf_forward, kernel::gelu_forward,
+                    kernel::gelu_tanh_forward};
+  Floats x(1 << 19), y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = -1.0f - 8.5f * static_cast<float>(i) / static_cast<float>(x.size());
+  }
+  const float far[] = {-10.0f, -1e19f, -3e38f, -std::numeric_limits<float>::infinity()};
+  std::copy(std::begin(far), std::end(far), x.end() - 4);
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const auto function : all) {
+      function(static_cast<std::int64_t>(x.size()) - 1, x.data(), y.data());
+      const auto ends = std::minmax_element(y.begin(), y.end() - 1);
+      CHECK(*ends.first >= -1.0f);
+      CHECK(*ends.second <= 0.0f);
+    }
+    kernel::tanh_forward(static_cast<std::int64_t>(x.size()), x.data(), y.data());
+    CHECK(Floats(y.end() - 4, y.end()) == Floats(4, -1.0f));
+    kernel::erf_forward(static_cast<std::int64_t>(x.size()), x.data(), y.data());
+    CHECK(Floats(y.end() - 4, y.end()) == Floats(4, -1.0f));
+  }
+}
+
 TEST_CASE("elementwise: exp, tanh, gelu and silu are accurate on every path") {
 #if defined(__FAST_MATH__)  // 2^n is one factor, which overflows a little earlier; r is rounded
                             // once

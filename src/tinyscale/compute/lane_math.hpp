@@ -121,14 +121,21 @@ TINYSCALE_INLINE void log_vector(const typename L::V& x, typename L::V& y) {
   y = x > 0.0f ? p : x;
 }
 
-// erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1: so is the quotient at
-// this bound, with fused multiply-adds and without, or gelu(-1e9) would be -60.
+// y = min(x^2, most): where a quotient x P(y) / Q(y) has come to 1 it goes on growing with x alone,
+// up to the bound of its result. The quotient of a smaller x may be an ulp or two beyond 1.
+template <class L>
+TINYSCALE_INLINE void square_below(const typename L::V& x, float most, typename L::V& y) {
+  typename L::V bound;
+  broadcast<L>(most, bound);
+  min_vector<L>(x * x, bound, y);
+}
+
+// erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1.
 template <class L>
 TINYSCALE_INLINE void erf_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::V V;
-  V t;
-  clamp_vector<L>(x, -3.8326f, 3.8326f, t);
-  const V s = t * t;
+  V s;
+  square_below<L>(x, 14.6888f, s);
   const V u = s * s;
   const V p =
       (u * 0.00022905065861350646f + (s * 0.0034082910107109506f + 0.050955695062380861f)) * u +
@@ -136,7 +143,7 @@ TINYSCALE_INLINE void erf_vector(const typename L::V& x, typename L::V& y) {
   V q = u * -1.1791602954361697e-7f + (s * 0.000023547966471313185f + 0.0010179625278914885f);
   q = q * u + (s * 0.014070470171167667f + 0.11098505178285362f);
   q = q * u + (s * 0.49746925110067538f + 1.0f);
-  y = t * p / q;
+  clamp_vector<L>(x * p / q, -1.0f, 1.0f, y);
 }
 
 // d gelu / dx = (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi) = 1/2 + x P(x^2) / Q(x^2),
@@ -170,9 +177,8 @@ TINYSCALE_INLINE void sigmoid_vector(const typename L::V& x, typename L::V& y) {
 template <class L>
 TINYSCALE_INLINE void tanh_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::V V;
-  V t;
-  clamp_vector<L>(x, -9.0f, 9.0f, t);
-  const V s = t * t;
+  V s;
+  square_below<L>(x, 81.0f, s);
   V p = s * -2.76076847742355e-16f + 2.00018790482477e-13f;
   p = p * s + -8.60467152213735e-11f;
   p = p * s + 5.12229709037114e-08f;
@@ -182,7 +188,7 @@ TINYSCALE_INLINE void tanh_vector(const typename L::V& x, typename L::V& y) {
   V q = s * 1.19825839466702e-06f + 1.18534705686654e-04f;
   q = q * s + 2.26843463243900e-03f;
   q = q * s + 4.89352518554385e-03f;
-  y = t * p / q;
+  clamp_vector<L>(x * p / q, -1.0f, 1.0f, y);
 }
 
 // sqrt(x) from an estimate of 1 / sqrt(x) by bits and Newton steps: within 1 ulp from 1e-37, else
