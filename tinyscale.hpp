@@ -18998,6 +18998,11 @@ struct NormRows {
     const float count = static_cast<float>(cols);
     const float center = mean == nullptr ? 0.0f : row_sum<L>(cols, ValueTerm{xi}) / count;
     const float square = row_sum<L>(cols, SquareTerm{xi, center});
+    if (!is_finite(double{square})) {  // beyond f32, where the numbers may be within it
+      kernels::norm_reference(cols, eps, xi, weight, bias, yi, mean == nullptr ? mean : mean + i,
+                              rstd + i);
+      return;
+    }
     const float r = 1.0f / std::sqrt(square / count + eps);
     if (mean != nullptr) {
       mean[i] = center;

@@ -640,3 +640,25 @@ TEST_CASE("attention whose first keys are all scored -inf sees the others") {
     }
   }
 }
+
+TEST_CASE("norms of rows whose squares are beyond f32") {
+  on_every_path([] {
+    for (const float size : {1e20f, 1e30f}) {
+      const ts::Tensor small = ts::randn({3, 37}, 1), w = ts::randn({37}, 2),
+                       b = ts::randn({37}, 3);
+      const ts::Tensor x = small * size, dy = ts::randn({3, 37}, 4);
+      const auto close = [](const ts::Tensor& a, const ts::Tensor& expected) {
+        return ts::max(ts::abs(a - expected)).item() < 1e-5f;
+      };
+      for (const bool layer : {true, false}) {
+        const auto run = [&](const ts::Tensor& from) {  // and the gradient, at the size of small
+          const ts::Tensor p = ts::parameter(from);
+          const ts::Tensor y = layer ? ts::layer_norm(p, w, b, 0) : ts::rms_norm(p, w, 0);
+          y.backward(dy);
+          return ts::stack({y.detach(), p.grad() * (ts::max(from) / ts::max(small)).item()}, 0);
+        };
+        CHECK(close(run(x), run(small)));
+      }
+    }
+  });
+}
