@@ -662,3 +662,15 @@ TEST_CASE("norms of rows whose squares are beyond f32") {
     }
   });
 }
+
+TEST_CASE("attention backward: probabilities of scores that round apart are at most 1") {
+  on_every_path([] {
+    const ts::Tensor q = ts::randn({1, 64, 32}, 1, 1e6f), k = ts::randn({1, 64, 32}, 2, 1e6f);
+    const ts::Tensor v = ts::parameter(ts::zeros({1, 64, 32}));
+    ts::attention(ts::parameter(q), k, v, 1, 1, ts::Mask::causal).backward(ts::ones({1, 64, 32}));
+    for (const float dv : v.grad().values()) {  // a sum of at most 64 probabilities
+      REQUIRE(dv >= 0.0f);
+      REQUIRE(dv <= 64.0f);
+    }
+  });
+}

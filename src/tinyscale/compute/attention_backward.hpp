@@ -68,6 +68,7 @@ struct AttentionSlopes {
   template <class L>
   TINYSCALE_INLINE void run() const {
     typename L::V vp, vg, f, vl, vm;
+    const typename L::V most{};  // P <= 1, also of scores so large that their last digits are more
     broadcast<L>(scale, f);
     for (std::int64_t lane = 0; lane < t.rows; lane += L::width) {
       const std::int64_t keys = t.held<L>(lane);
@@ -78,7 +79,8 @@ struct AttentionSlopes {
       for (std::int64_t at = lane; at < keys * attention_queries; at += attention_queries) {
         load<L>(p + at, vp);
         load<L>(g + at, vg);
-        exp2_negative<L>((vp * f - vl) * log2_e, vp);
+        min_vector<L>((vp * f - vl) * log2_e, most, vp);
+        exp2_negative<L>(vp, vp);
         store<L>(p + at, vp);
         store<L>(g + at, vp * (vg * f - vm));
       }
