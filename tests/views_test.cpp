@@ -411,6 +411,29 @@ TEST_CASE("numbers out of row-major order are refused, not misread") {
         "data: shape [3, 2] has strides [1, 3], not the row-major [2, 1]; take contiguous() first");
   CHECK(error_of([&] { t.as_strided({4}, ts::detail::row_major({4}), 3); }) ==
         "as_strided: shape [4] reaches elements 3 to 6 of a buffer of 6");
+  ts::detail::Strides huge;  // 4 steps of 2^62 wrap round to the first element
+  huge.of[0] = huge.of[1] = std::int64_t{1} << 62;
+  CHECK(error_of([&] { t.as_strided({5}, huge, 0); }) ==
+        "as_strided: shape [5] reaches elements 0 to 1.84467441e+19 of a buffer of 6");
+  CHECK_THROWS_AS(t.as_strided({3, 3}, huge, 0), ts::Error);
+  CHECK_THROWS_AS(t.as_strided({0}, huge, 7), ts::Error);
+  CHECK(t.as_strided({0}, huge, 6).count() == 0);
+}
+
+TEST_CASE("without elements the other sizes may be absurd") {
+  const std::int64_t root = 3037000500, large = std::int64_t{1} << 40;  // root^2 is above 2^63
+  for (const std::int64_t n : {root, large}) {
+    const ts::Shape shape = {0, n, n};
+    const ts::Tensor none = ts::zeros(shape);
+    CHECK((none + ts::ones({1, 1})).shape() == shape);
+    CHECK(ts::sum(none).item() == 0.0f);
+    CHECK(ts::sum(none, {1, 2}).shape() == ts::Shape{0});
+    CHECK(ts::matmul(none, none).shape() == shape);
+    CHECK(ts::index_select(none, 0, {}).shape() == shape);
+  }
+  CHECK(error_of([&] {
+          ts::matmul(ts::zeros({large, large, 0}), ts::zeros({0, 0}));
+        }) == "Shape: [1099511627776, 1099511627776] has too many elements; at most 2^63 - 1");
 }
 
 TEST_CASE("a view of 2^32 elements costs nothing") {

@@ -129,7 +129,7 @@ inline Tensor index_select(const Tensor& x, int dim, const std::vector<std::int3
   }
   const Tensor front = transpose(x, 0, d);
   const std::int64_t rows = front.dim(0);
-  const std::int64_t inner = detail::inner_count(front.shape(), 0);
+  const std::int64_t inner = x.count() > 0 ? detail::inner_count(front.shape(), 0) : 0;
   Shape shape = front.shape();
   shape.set(0, ids.size());
   const Tensor chosen = embedding(reshape(front, {rows, inner}), ids, {ids.size()});

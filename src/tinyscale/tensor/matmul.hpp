@@ -115,11 +115,10 @@ inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Tra
     fail({op, ": inner sizes differ: x is ", x.shape().text(), ", w is ", w.shape().text(),
           "; x columns must equal w ", transposed == Trans::no ? "rows" : "columns"});
   }
-  sizes.m = 1;
   for (int i = 0; i + 1 < x.dims(); ++i) {
     sizes.shape.push_back(x.dim(i));
-    sizes.m *= x.dim(i);
   }
+  sizes.m = sizes.shape.count();
   sizes.shape.push_back(sizes.n);
   return sizes;
 }
@@ -265,11 +264,9 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
   const OpScope scope;
   Tensor y(shape);
   multiply_batched(x, w, y, dy_is);
-  const double products = static_cast<double>(batch.count());
+  const double numbers = static_cast<double>(y.count());
   scope.done("matmul", shape, {static_cast<double>(x.count()), static_cast<double>(w.count())},
-             {static_cast<double>(y.count())},
-             2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0,
-             context().matmul_format);
+             {numbers}, 2 * numbers * static_cast<double>(k), 0, context().matmul_format);
   if (tracked({&x, &w})) {
     attach(
         y, "matmul", {&x, &w},

@@ -60,7 +60,8 @@ struct Walk {
   Strides a, b;
 
   Walk(const Shape& whole, const Strides& steps_a, const Strides& steps_b) {
-    for (int i = 0; i < whole.size(); ++i) {
+    const bool some = whole.count() > 0;  // else the sizes beside 0 may be absurd
+    for (int i = 0; i < whole.size() && some; ++i) {
       const std::int64_t n = whole.begin()[i];
       const int last = shape.size() - 1;
       if (last >= 0 && a.of[last] == steps_a.of[i] * n && b.of[last] == steps_b.of[i] * n) {
@@ -74,7 +75,7 @@ struct Walk {
       }
     }
     if (shape.empty()) {
-      shape.push_back(1);
+      shape.push_back(some ? 1 : 0);
     }
   }
 

@@ -185,18 +185,18 @@ class Tensor {
 
 inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& steps,
                                  std::int64_t offset) const {
-  std::int64_t low = origin() - storage_->data + offset;
-  std::int64_t high = low;
+  const double begin = static_cast<double>(origin() - storage_->data) + static_cast<double>(offset);
+  double low = begin, high = begin;  // in double: absurd steps would wrap round to inside
   bool dense = true;
   const detail::Strides wanted = detail::row_major(shape);
   Tensor view;
   view.count_ = shape.count();
   for (int i = 0; i < shape.size() && view.count_ > 0; ++i) {
-    const std::int64_t reach = (shape[i] - 1) * steps.of[i];
+    const double reach = static_cast<double>(shape[i] - 1) * static_cast<double>(steps.of[i]);
     (reach < 0 ? low : high) += reach;
     dense = dense && (shape[i] == 1 || steps.of[i] == wanted.of[i]);
   }
-  if (low < 0 || (view.count_ > 0 && high >= storage_->count)) {
+  if (low < 0 || high >= static_cast<double>(storage_->count + (view.count_ > 0 ? 0 : 1))) {
     detail::fail({"as_strided: shape ", shape.text(), " reaches elements ", low, " to ", high,
                   " of a buffer of ", storage_->count});
   }
