@@ -448,6 +448,8 @@ TEST_CASE("a view of 2^32 elements costs nothing") {
   CHECK(ts::max(ts::slice(all, 1, 0, 3), 1).dim(0) == 1 << 16);
   CHECK(ts::sum(all, 0).at({65535}) == 32768.0f);
   CHECK(ts::slice(all, 0, 5, 6).at({0, 65535}) == 0.5f);
+  CHECK(ts::max(ts::broadcast_to(ts::tensor({2}, {3, 7}), {1 << 30, 2})).item() == 7.0f);
+  CHECK(ts::min(ts::broadcast_to(ts::tensor({2, 1}, {7, 3}), {2, 1 << 30})).item() == 3.0f);
   const ts::Tensor p = ts::parameter(one);
   ts::sum(ts::broadcast_to(p, {300, 200})).backward();  // a gradient has every element
   CHECK(p.grad().item() == 60000.0f);
@@ -460,6 +462,16 @@ TEST_CASE("a view of 2^32 elements costs nothing") {
         "Tensor: shape [1048576, 1048576] takes 4.4 TB; a tensor holds at most 2^38 numbers, "
         "1.1 TB");
   CHECK_THROWS_AS(ts::broadcast_to(vast, {1 << 30, 1 << 20, 1 << 20}), ts::Error);
+  CHECK(error_of([&] {
+          ts::sum(ts::broadcast_to(one, {2, std::int64_t{1} << 39}), 0);
+        }) ==
+        "Tensor: shape [1, 549755813888] takes 2.2 TB; a tensor holds at most 2^38 numbers, "
+        "1.1 TB");
+  CHECK(error_of([&] { ts::List<double> list(std::size_t{1} << 50); }) ==
+        "List: 1125899906842624 items of 8 bytes; this machine has no memory left for that");
+  const ts::Tensor q = ts::parameter(ts::tensor({2}, {3, 7}));
+  ts::max(ts::broadcast_to(q, {3, 2})).backward();  // goes to one of the equal ones
+  CHECK(q.grad().values() == std::vector<float>({0, 1}));
 }
 
 TEST_CASE("writing in place changes what it should and refuses what it must not") {

@@ -5,14 +5,23 @@
 
 #include <cstddef>
 #include <initializer_list>
-#include <new>  // placement
+#include <new>  // bad_alloc, placement
 #include <vector>
 
+#include "tinyscale/base/error.hpp"
 #include "tinyscale/base/pool.hpp"
 
 namespace tinyscale {
 
 namespace detail {
+
+[[gnu::noinline]] inline void* list_memory(std::size_t n, std::size_t size) {
+  try {
+    return pool_take(n, size);
+  } catch (const std::bad_alloc&) {
+    fail({"List: ", n, " items of ", size, " bytes; this machine has no memory left for that"});
+  }
+}
 
 // What a List is without its type.
 class ListHead {
@@ -137,7 +146,7 @@ class List : public detail::ListHead {
  private:
   static T* make(std::size_t n) {
     static_assert(alignof(T) <= 64, "as far as the pool aligns");
-    T* const items = static_cast<T*>(detail::pool_take(n, sizeof(T)));
+    T* const items = static_cast<T*>(detail::list_memory(n, sizeof(T)));
     for (std::size_t i = 0; i < n; ++i) {
       new (items + i) T();
     }

@@ -124,7 +124,8 @@ inline Tensor sum_to(const Tensor& x, const Shape& shape) {
       once = once.as_strided(smaller, once.steps(), 0);
     }
   }
-  List<double> sums(static_cast<std::size_t>(shape.count()));
+  Tensor dx(shape);
+  List<double> sums(static_cast<std::size_t>(dx.count()));
   const Walk plan(once.shape(), broadcast_steps(shape, row_major(shape), once.shape()),
                   once.steps());
   const std::int64_t columns = plan.columns();
@@ -143,7 +144,6 @@ inline Tensor sum_to(const Tensor& x, const Shape& shape) {
       }
     }
   });
-  Tensor dx(shape);
   for (std::int64_t i = 0; i < dx.count(); ++i) {
     dx.data()[i] = static_cast<float>(times * out[i]);
   }

@@ -173,14 +173,29 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return y;
 }
 
+namespace detail {
+
+// x without what a view repeats: the first of equal ones.
+inline Tensor without_repeats(Tensor x) {
+  for (int i = 0; i < x.dims() && !recording(); ++i) {
+    x = x.dim(i) > 1 && x.stride(i) == 0 ? slice(x, i, 0, 1) : x;
+  }
+  return x;
+}
+
+}  // namespace detail
+
 // The largest number of all, a tensor of shape [].
-inline Tensor max(const Tensor& x) { return max(reshape(x, {x.count()}), 0); }
+inline Tensor max(const Tensor& x) {
+  const Tensor once = detail::without_repeats(x);
+  return max(reshape(once, {once.count()}), 0);
+}
 
 // The smallest, in the same way.
 inline Tensor min(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return neg(max(neg(x), dim, keep));
 }
-inline Tensor min(const Tensor& x) { return neg(max(neg(x))); }
+inline Tensor min(const Tensor& x) { return neg(max(neg(detail::without_repeats(x)))); }
 
 // The place of the largest number along one dimension: the first of equal ones, or of NaNs.
 inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
