@@ -386,13 +386,37 @@ TEST_CASE("stored weights: what is refused") {
         "matmul_stored: the" + way);
   CHECK(error_of([&] { ts::embedding_stored(unmade, {0}, {1}); }) == "embedding_stored: the" + way);
   CHECK(error_of([&] { kernel::stored_view(-1, 32, BlockFormat::f32, nullptr); }) ==
-        "stored_view: -1 x 32; sizes must be at least 0");
+        "stored_view: -1 x 32 weights; sizes of at least 0, and at most 2^40 weights together, are "
+        "right");
   CHECK(error_of([&] { kernel::store_matrix(2, 31, numbers.data(), {BlockFormat::q8_0}); }) ==
         "block_row_bytes: a row of 31 elements in q8_0; a multiple of 32 is right");
   CHECK(error_of(
             [&] { kernel::multiply_stored(w, Activations::f32, 2, y.data(), 31, y.data(), 2); }) ==
         "multiply_stored: 2 rows, 31 and 2 apart, by 2 x 32 weights; rows of x must be 32 "
         "apart or more, of y 2");
+}
+
+TEST_CASE("so many weights that their bytes wrap round are refused by name") {
+  const std::int64_t n = std::int64_t{1} << 31;
+  const float one = 1;
+  const std::string why =
+      ": 2147483648 x 2147483648 weights; sizes of at least 0, and at most 2^40 weights together, "
+      "are right";
+  const ts::StoreAs packed = {BlockFormat::f32, 8, 32};
+  CHECK(error_of([&] { kernel::store_matrix(n, n, &one); }) == "store_matrix" + why);
+  CHECK(error_of([&] { kernel::store_matrix(n, n, &one, packed); }) == "store_matrix" + why);
+  CHECK(error_of([&] { kernel::stored_view(n, n, BlockFormat::f32, nullptr); }) ==
+        "stored_view" + why);
+  CHECK(error_of([&] { kernel::quantize(n, n, 32, 8, &one); }) == "quantize" + why);
+  CHECK(error_of([&] { kernel::compress_f32(n, n, &one); }) == "compress_f32" + why);
+  CHECK(error_of([&] { kernel::pack_bf16(kernel::Trans::no, n, n, &one, 0); }) ==
+        "pack_bf16" + why);
+  CHECK(error_of([&] { kernel::pack_int8(kernel::Trans::no, n, n, nullptr, 0); }) ==
+        "pack_int8" + why);
+  CHECK_THROWS_AS(kernel::store_matrix(1, std::int64_t{1} << 62, &one), ts::Error);
+  CHECK_THROWS_AS(kernel::store_matrix(-1, 4, &one), ts::Error);
+  CHECK(error_of([] { ts::detail::WeightMemory(std::size_t{1} << 50); }) ==
+        "weights: 1125899906842624 bytes; this machine has no memory left for that");
 }
 
 TEST_CASE("groups longer than a row are the row") {

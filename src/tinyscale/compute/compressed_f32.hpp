@@ -116,6 +116,7 @@ namespace kernels {
 // Weights [rows, cols]. Empty (no rows) where it does not pay: rows shorter than a block, or more
 // than one number in 512 below its row's base.
 inline CompressedF32 compress_f32(std::int64_t rows, std::int64_t cols, const float* from) {
+  detail::check_weights("compress_f32", rows, cols);
   const std::int64_t whole = cols / CompressedF32::block * CompressedF32::block;
   CompressedF32 w{rows, cols, 0, {}};
   if (rows < 1 || whole < 1 || cols > 0x7fffffff) {

@@ -241,6 +241,7 @@ struct PackedInt8 {
 
 inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std::int8_t* b,
                             std::int64_t ldb) {
+  detail::check_weights("pack_int8", k, n);
   PackedInt8 packed{k, n, {}};
   if (k > 0 && n > 0) {
     detail::WordSource from = detail::word_source(detail::WordKind::int8, b, tb, n, k, ldb);

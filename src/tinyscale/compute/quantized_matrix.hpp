@@ -138,7 +138,8 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
 // becomes -8. Scales are f16. The same numbers as ggml's q8_0 and q4_0 in groups of 32.
 inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
                                 const float* w) {
-  if (rows <= 0 || cols <= 0 || group < 1 || group > std::int64_t{1} << 40) {  // throws
+  detail::check_weights("quantize", rows, cols);
+  if (rows == 0 || cols == 0 || group < 1 || group > std::int64_t{1} << 40) {  // throws
     return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
   }
   const std::int64_t groups = (cols + group - 1) / group;

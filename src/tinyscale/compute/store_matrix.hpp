@@ -29,9 +29,7 @@ namespace kernels {
 // A matrix in memory that `owner` keeps: rows of blocks, one behind the other.
 inline StoredMatrix stored_view(std::int64_t rows, std::int64_t cols, BlockFormat format,
                                 const std::uint8_t* data, const Shared<MappedFile>& owner = {}) {
-  if (rows < 0 || cols < 0) {
-    detail::fail({"stored_view: ", rows, " x ", cols, "; sizes must be at least 0"});
-  }
+  detail::check_weights("stored_view", rows, cols);
   StoredMatrix w;
   w.rows = rows;
   w.cols = cols;
@@ -58,6 +56,7 @@ inline StoredMatrix stored_packed(const QuantizedMatrix& packed) {
 // f32 weights [rows, cols], kept another way.
 inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const float* from,
                                  const StoreAs& how = {}) {
+  detail::check_weights("store_matrix", rows, cols);
   if (how.packed_bits != 0) {
     const bool row = how.group == 0 || how.group > cols;  // no group is longer
     const std::int64_t group = row ? std::max<std::int64_t>(1, cols) : how.group;
