@@ -1190,6 +1190,14 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
+[[gnu::noinline]] inline void* list_memory(std::size_t n, std::size_t size) {
+  try {
+    return pool_take(n, size);
+  } catch (const std::bad_alloc&) {
+    fail({"List: ", n, " items of ", size, " bytes; this machine has no memory left for that"});
+  }
+}
+
 // What a List is without its type.
 class ListHead {
  public:
@@ -1313,7 +1321,7 @@ class List : public detail::ListHead {
  private:
   static T* make(std::size_t n) {
     static_assert(alignof(T) <= 64, "as far as the pool aligns");
-    T* const items = static_cast<T*>(detail::pool_take(n, sizeof(T)));
+    T* const items = static_cast<T*>(detail::list_memory(n, sizeof(T)));
     for (std::size_t i = 0; i < n; ++i) {
       new (items + i) T();
     }
@@ -2966,8 +2974,7 @@ namespace detail {
 
 class WeightMemory {
  public:
-  explicit WeightMemory(std::size_t bytes)  // throws std::bad_alloc
-      : bytes_(bytes), data_(::operator new(bytes, std::align_val_t(alignment()))) {
+  explicit WeightMemory(std::size_t bytes) : bytes_(bytes), data_(take()) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (alignment() == page) {
       ::madvise(data_, bytes / page * page, MADV_HUGEPAGE);  // or not: slower, no worse
@@ -2981,6 +2988,16 @@ class WeightMemory {
   void* data() const { return data_; }
 
  private:
+  void* take() const {
+    void* const memory = bytes_ > (std::size_t{1} << 40)  // some allocators would end the program
+                             ? nullptr
+                             : ::operator new(bytes_, std::align_val_t(alignment()), std::nothrow);
+    if (memory == nullptr) {
+      fail({"weights: ", bytes_, " bytes; this machine has no memory left for that"});
+    }
+    return memory;
+  }
+
   static constexpr std::size_t page = std::size_t{1} << 21;
   std::size_t alignment() const {
 #if defined(__linux__)
@@ -2993,6 +3010,15 @@ class WeightMemory {
   std::size_t bytes_;
   void* data_;
 };
+
+// Throws where so many weights are no matrix in memory.
+inline void check_weights(const char* who, std::int64_t rows, std::int64_t cols) {
+  const std::int64_t most = std::int64_t{1} << 40;
+  if (rows < 0 || cols < 0 || cols > most / (rows > 0 ? rows : 1)) {
+    fail({who, ": ", rows, " x ", cols, " weights; sizes of at least 0, and at most 2^40 weights ",
+          "together, are right"});
+  }
+}
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -13279,6 +13305,7 @@ struct PackedBf16 {
 
 inline PackedBf16 pack_bf16(Trans tb, std::int64_t k, std::int64_t n, const float* b,
                             std::int64_t ldb) {
+  detail::check_weights("pack_bf16", k, n);
   PackedBf16 packed{k, n, {}};
   if (k > 0 && n > 0) {
     packed.words = detail::pack_all(detail::word_source(detail::f32_words(), b, tb, n, k, ldb));
@@ -13533,6 +13560,7 @@ struct PackedInt8 {
 
 inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std::int8_t* b,
                             std::int64_t ldb) {
+  detail::check_weights("pack_int8", k, n);
   PackedInt8 packed{k, n, {}};
   if (k > 0 && n > 0) {
     detail::WordSource from = detail::word_source(detail::WordKind::int8, b, tb, n, k, ldb);
@@ -13729,7 +13757,8 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
 // becomes -8. Scales are f16. The same numbers as ggml's q8_0 and q4_0 in groups of 32.
 inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
                                 const float* w) {
-  if (rows <= 0 || cols <= 0 || group < 1 || group > std::int64_t{1} << 40) {  // throws
+  detail::check_weights("quantize", rows, cols);
+  if (rows == 0 || cols == 0 || group < 1 || group > std::int64_t{1} << 40) {  // throws
     return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
   }
   const std::int64_t groups = (cols + group - 1) / group;
@@ -13880,6 +13909,7 @@ namespace kernels {
 // Weights [rows, cols]. Empty (no rows) where it does not pay: rows shorter than a block, or more
 // than one number in 512 below its row's base.
 inline CompressedF32 compress_f32(std::int64_t rows, std::int64_t cols, const float* from) {
+  detail::check_weights("compress_f32", rows, cols);
   const std::int64_t whole = cols / CompressedF32::block * CompressedF32::block;
   CompressedF32 w{rows, cols, 0, {}};
   if (rows < 1 || whole < 1 || cols > 0x7fffffff) {
@@ -15990,9 +16020,7 @@ namespace kernels {
 // A matrix in memory that `owner` keeps: rows of blocks, one behind the other.
 inline StoredMatrix stored_view(std::int64_t rows, std::int64_t cols, BlockFormat format,
                                 const std::uint8_t* data, const Shared<MappedFile>& owner = {}) {
-  if (rows < 0 || cols < 0) {
-    detail::fail({"stored_view: ", rows, " x ", cols, "; sizes must be at least 0"});
-  }
+  detail::check_weights("stored_view", rows, cols);
   StoredMatrix w;
   w.rows = rows;
   w.cols = cols;
@@ -16019,6 +16047,7 @@ inline StoredMatrix stored_packed(const QuantizedMatrix& packed) {
 // f32 weights [rows, cols], kept another way.
 inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const float* from,
                                  const StoreAs& how = {}) {
+  detail::check_weights("store_matrix", rows, cols);
   if (how.packed_bits != 0) {
     const bool row = how.group == 0 || how.group > cols;  // no group is longer
     const std::int64_t group = row ? std::max<std::int64_t>(1, cols) : how.group;
@@ -22223,7 +22252,8 @@ struct Walk {
   Strides a, b;
 
   Walk(const Shape& whole, const Strides& steps_a, const Strides& steps_b) {
-    for (int i = 0; i < whole.size(); ++i) {
+    const bool some = whole.count() > 0;  // else the sizes beside 0 may be absurd
+    for (int i = 0; i < whole.size() && some; ++i) {
       const std::int64_t n = whole.begin()[i];
       const int last = shape.size() - 1;
       if (last >= 0 && a.of[last] == steps_a.of[i] * n && b.of[last] == steps_b.of[i] * n) {
@@ -22237,7 +22267,7 @@ struct Walk {
       }
     }
     if (shape.empty()) {
-      shape.push_back(1);
+      shape.push_back(some ? 1 : 0);
     }
   }
 
@@ -22440,18 +22470,18 @@ class Tensor {
 
 inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& steps,
                                  std::int64_t offset) const {
-  std::int64_t low = origin() - storage_->data + offset;
-  std::int64_t high = low;
+  const double begin = static_cast<double>(origin() - storage_->data) + static_cast<double>(offset);
+  double low = begin, high = begin;  // in double: absurd steps would wrap round to inside
   bool dense = true;
   const detail::Strides wanted = detail::row_major(shape);
   Tensor view;
   view.count_ = shape.count();
   for (int i = 0; i < shape.size() && view.count_ > 0; ++i) {
-    const std::int64_t reach = (shape[i] - 1) * steps.of[i];
+    const double reach = static_cast<double>(shape[i] - 1) * static_cast<double>(steps.of[i]);
     (reach < 0 ? low : high) += reach;
     dense = dense && (shape[i] == 1 || steps.of[i] == wanted.of[i]);
   }
-  if (low < 0 || (view.count_ > 0 && high >= storage_->count)) {
+  if (low < 0 || high >= static_cast<double>(storage_->count + (view.count_ > 0 ? 0 : 1))) {
     detail::fail({"as_strided: shape ", shape.text(), " reaches elements ", low, " to ", high,
                   " of a buffer of ", storage_->count});
   }
@@ -23325,7 +23355,8 @@ inline Tensor sum_to(const Tensor& x, const Shape& shape) {
       once = once.as_strided(smaller, once.steps(), 0);
     }
   }
-  List<double> sums(static_cast<std::size_t>(shape.count()));
+  Tensor dx(shape);
+  List<double> sums(static_cast<std::size_t>(dx.count()));
   const Walk plan(once.shape(), broadcast_steps(shape, row_major(shape), once.shape()),
                   once.steps());
   const std::int64_t columns = plan.columns();
@@ -23344,7 +23375,6 @@ inline Tensor sum_to(const Tensor& x, const Shape& shape) {
       }
     }
   });
-  Tensor dx(shape);
   for (std::int64_t i = 0; i < dx.count(); ++i) {
     dx.data()[i] = static_cast<float>(times * out[i]);
   }
@@ -24322,14 +24352,29 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return y;
 }
 
+namespace detail {
+
+// x without what a view repeats: the first of equal ones.
+inline Tensor without_repeats(Tensor x) {
+  for (int i = 0; i < x.dims() && !recording(); ++i) {
+    x = x.dim(i) > 1 && x.stride(i) == 0 ? slice(x, i, 0, 1) : x;
+  }
+  return x;
+}
+
+}  // namespace detail
+
 // The largest number of all, a tensor of shape [].
-inline Tensor max(const Tensor& x) { return max(reshape(x, {x.count()}), 0); }
+inline Tensor max(const Tensor& x) {
+  const Tensor once = detail::without_repeats(x);
+  return max(reshape(once, {once.count()}), 0);
+}
 
 // The smallest, in the same way.
 inline Tensor min(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   return neg(max(neg(x), dim, keep));
 }
-inline Tensor min(const Tensor& x) { return neg(max(neg(x))); }
+inline Tensor min(const Tensor& x) { return neg(max(neg(detail::without_repeats(x)))); }
 
 // The place of the largest number along one dimension: the first of equal ones, or of NaNs.
 inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
@@ -24561,11 +24606,10 @@ inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Tra
     fail({op, ": inner sizes differ: x is ", x.shape().text(), ", w is ", w.shape().text(),
           "; x columns must equal w ", transposed == Trans::no ? "rows" : "columns"});
   }
-  sizes.m = 1;
   for (int i = 0; i + 1 < x.dims(); ++i) {
     sizes.shape.push_back(x.dim(i));
-    sizes.m *= x.dim(i);
   }
+  sizes.m = sizes.shape.count();
   sizes.shape.push_back(sizes.n);
   return sizes;
 }
@@ -24711,11 +24755,9 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
   const OpScope scope;
   Tensor y(shape);
   multiply_batched(x, w, y, dy_is);
-  const double products = static_cast<double>(batch.count());
+  const double numbers = static_cast<double>(y.count());
   scope.done("matmul", shape, {static_cast<double>(x.count()), static_cast<double>(w.count())},
-             {static_cast<double>(y.count())},
-             2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0,
-             context().matmul_format);
+             {numbers}, 2 * numbers * static_cast<double>(k), 0, context().matmul_format);
   if (tracked({&x, &w})) {
     attach(
         y, "matmul", {&x, &w},
@@ -25889,7 +25931,7 @@ inline Tensor index_select(const Tensor& x, int dim, const std::vector<std::int3
   }
   const Tensor front = transpose(x, 0, d);
   const std::int64_t rows = front.dim(0);
-  const std::int64_t inner = detail::inner_count(front.shape(), 0);
+  const std::int64_t inner = x.count() > 0 ? detail::inner_count(front.shape(), 0) : 0;
   Shape shape = front.shape();
   shape.set(0, ids.size());
   const Tensor chosen = embedding(reshape(front, {rows, inner}), ids, {ids.size()});
@@ -66358,7 +66400,7 @@ inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64
                   "; 0 or more are right"});
   }
   if (step < warmup) {
-    return max * static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
+    return max * static_cast<double>(step + 1) / (static_cast<double>(warmup) + 1);
   }
   if (step >= total) {
     return min;

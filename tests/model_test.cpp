@@ -858,6 +858,7 @@ TEST_CASE("AdamW: what it refuses") {
         "AdamW: resumed after -1 steps; 0 or more are right");
   CHECK(error_of([&] { ts::clip_grad_norm({w}, -1); }) ==
         "clip_grad_norm: a norm of at most -1; 0 (no limit) or more is right");
+  CHECK(ts::cosine_schedule(0, INT64_MAX, 10, 1, 0.1) == doctest::Approx(0x1p-63));
   CHECK(error_of([] { ts::cosine_schedule(-1, 0, 10, 1, 0.1); }) ==
         "cosine_schedule: step -1, warmup 0, total 10; 0 or more are right");
 }

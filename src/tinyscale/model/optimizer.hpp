@@ -233,7 +233,7 @@ inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64
                   "; 0 or more are right"});
   }
   if (step < warmup) {
-    return max * static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
+    return max * static_cast<double>(step + 1) / (static_cast<double>(warmup) + 1);
   }
   if (step >= total) {
     return min;
