@@ -627,6 +627,19 @@ TEST_CASE("argmax: the first largest, -1 where a number is not finite") {
   CHECK(ts::kernels::argmax(0, nullptr) == -1);
 }
 
+TEST_CASE("linear_cross_entropy: no number of a row that is left out reaches a gradient") {
+  on_every_path([] {
+    // Finite numbers whose logits are not: of -inf and inf the first row's loss would be NaN.
+    const ts::Tensor w = ts::parameter(ts::tensor({3, 1}, {-3e38f, 1.0f, 3e38f}));
+    const ts::Tensor x = ts::parameter(ts::tensor({2, 1}, {4.0f, 0.0f}));
+    const ts::Tensor loss = ts::linear_cross_entropy(x, w, {-1, 1});
+    CHECK(d(loss.item()) == doctest::Approx(std::log(3.0)));
+    loss.backward();
+    CHECK(w.grad().values() == Floats(3, 0.0f));  // the second row is 0
+    CHECK(x.grad().values()[0] == 0.0f);
+  });
+}
+
 TEST_CASE("attention whose first keys are all scored -inf sees the others") {
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);

@@ -78,7 +78,7 @@ struct LogitLanes {
       for (std::int64_t j = 0; j < count; ++j) {
         float* const at = logits + j * stride + i;
         load<L>(at, v);
-        store<L>(at, v * f);
+        store<L>(at, f == typename L::V{} ? f : v * f);  // NaN of a row left out is 0
       }
     }
   }
