@@ -57166,6 +57166,12 @@ class Transformer {
                          const std::vector<std::int32_t>& targets, std::int64_t batch,
                          std::int64_t time, const Hooks& hooks) const;
   Tensor use(int index, const Hooks& hooks) const;
+  const Block& block_at(int layer) const {
+    if (static_cast<std::size_t>(layer) >= blocks_.size()) {
+      detail::fail({"block: layer ", layer, " of ", config.name, ", which has ", blocks_.size()});
+    }
+    return blocks_[static_cast<std::size_t>(layer)];
+  }
   const StoredMatrix* stored(int index) const {
     return parameters[static_cast<std::size_t>(index)].stored.get();
   }
@@ -57371,7 +57377,7 @@ inline Tensor Transformer::expert(const FeedForward& part, const Tensor& x,
 }
 
 inline Tensor Transformer::mixture(int layer, const Tensor& x, const Hooks& hooks) const {
-  const Block& block = blocks_[static_cast<std::size_t>(layer)];
+  const Block& block = block_at(layer);
   const Tensor tokens = reshape(x, {x.count() / config.width, config.width});     // (N, D)
   const Tensor p = softmax(matmul_transposed(tokens, use(block.router, hooks)));  // (N, E)
   const Routing routing = route(p, config.top_k, hooks.experts);
@@ -57470,7 +57476,7 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
 }
 
 inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks) const {
-  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const Block& b = block_at(layer);
   const Tensor o = drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
   const Tensor y = wanted(x, hooks) + o;
   const Tensor z = normalise(b.norm2, y, hooks);
@@ -57497,7 +57503,7 @@ inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const
 }
 
 inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {
-  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const Block& b = block_at(layer);
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
   if (b.experts.empty()) {
     return write_back(b.dense.down, hidden(b.dense, in, hooks), hooks);
@@ -57512,8 +57518,7 @@ inline Tensor Transformer::use(int index, const Hooks& hooks) const {
     detail::fail({"forward: ", p.name, " of ", config.name, " is stored as ", p.stored->kind(),
                   " and only runs; load(path) gives weights that learn"});
   }
-  const Tensor& value = p.value;
-  return hooks.weight ? hooks.weight(value, index) : value;
+  return hooks.weight ? hooks.weight(p.value, index) : p.value;
 }
 
 inline Tensor Transformer::normalise(const Linear& norm, const Tensor& x,
@@ -57537,10 +57542,8 @@ inline Tensor Transformer::wanted(const Tensor& x, const Hooks& hooks) const {
 
 // x W^T, of weights in whatever form they are kept.
 inline Tensor Transformer::multiply(const Tensor& x, int weight, const Hooks& hooks) const {
-  if (stored(weight) != nullptr) {
-    return matmul_stored(x, *stored(weight), activations);
-  }
-  return matmul_transposed(x, use(weight, hooks));
+  return stored(weight) != nullptr ? matmul_stored(x, *stored(weight), activations)
+                                   : matmul_transposed(x, use(weight, hooks));
 }
 
 // x W^T + bias for layers that read the width.
@@ -57583,7 +57586,7 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
 }
 
 inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks) const {
-  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const Block& b = block_at(layer);
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
   const Tensor q =
       place_heads(b.query_norm, project(b.query, wanted(in, hooks), hooks), hooks);  // (B, T, H K)

@@ -863,6 +863,16 @@ TEST_CASE("AdamW: what it refuses") {
         "cosine_schedule: step -1, warmup 0, total 10; 0 or more are right");
 }
 
+TEST_CASE("a layer that a model does not have is refused") {
+  const ts::Transformer model(ts::ModelConfig(), 1);
+  for (const int layer : {-1, 1}) {
+    const std::string why = ts::detail::cat({"block: layer ", layer, " of custom, which has 1"});
+    const ts::Tensor x = ts::ones({1, 2, 64});
+    CHECK(error_of([&] { model.block(layer, x, ts::Hooks()); }) == why);
+    CHECK(error_of([&] { model.feed_forward(layer, x, ts::Hooks()); }) == why);
+  }
+}
+
 TEST_CASE("models larger than this machine's memory, batches left open, texts in other tokens") {
   const std::string large = error_of([] { ts::Transformer model(ts::config("llama3.1-405b"), 1); });
   CHECK(large.substr(0, 82) ==

@@ -84,7 +84,7 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
 }
 
 inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks) const {
-  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const Block& b = block_at(layer);
   const Tensor o = drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
   const Tensor y = wanted(x, hooks) + o;
   const Tensor z = normalise(b.norm2, y, hooks);
@@ -111,7 +111,7 @@ inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const
 }
 
 inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {
-  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const Block& b = block_at(layer);
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
   if (b.experts.empty()) {
     return write_back(b.dense.down, hidden(b.dense, in, hooks), hooks);
@@ -126,8 +126,7 @@ inline Tensor Transformer::use(int index, const Hooks& hooks) const {
     detail::fail({"forward: ", p.name, " of ", config.name, " is stored as ", p.stored->kind(),
                   " and only runs; load(path) gives weights that learn"});
   }
-  const Tensor& value = p.value;
-  return hooks.weight ? hooks.weight(value, index) : value;
+  return hooks.weight ? hooks.weight(p.value, index) : p.value;
 }
 
 inline Tensor Transformer::normalise(const Linear& norm, const Tensor& x,
@@ -151,10 +150,8 @@ inline Tensor Transformer::wanted(const Tensor& x, const Hooks& hooks) const {
 
 // x W^T, of weights in whatever form they are kept.
 inline Tensor Transformer::multiply(const Tensor& x, int weight, const Hooks& hooks) const {
-  if (stored(weight) != nullptr) {
-    return matmul_stored(x, *stored(weight), activations);
-  }
-  return matmul_transposed(x, use(weight, hooks));
+  return stored(weight) != nullptr ? matmul_stored(x, *stored(weight), activations)
+                                   : matmul_transposed(x, use(weight, hooks));
 }
 
 // x W^T + bias for layers that read the width.
@@ -197,7 +194,7 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
 }
 
 inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks) const {
-  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const Block& b = block_at(layer);
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
   const Tensor q =
       place_heads(b.query_norm, project(b.query, wanted(in, hooks), hooks), hooks);  // (B, T, H K)

@@ -26,7 +26,7 @@ inline Tensor Transformer::expert(const FeedForward& part, const Tensor& x,
 }
 
 inline Tensor Transformer::mixture(int layer, const Tensor& x, const Hooks& hooks) const {
-  const Block& block = blocks_[static_cast<std::size_t>(layer)];
+  const Block& block = block_at(layer);
   const Tensor tokens = reshape(x, {x.count() / config.width, config.width});     // (N, D)
   const Tensor p = softmax(matmul_transposed(tokens, use(block.router, hooks)));  // (N, E)
   const Routing routing = route(p, config.top_k, hooks.experts);

@@ -111,6 +111,12 @@ class Transformer {
                          const std::vector<std::int32_t>& targets, std::int64_t batch,
                          std::int64_t time, const Hooks& hooks) const;
   Tensor use(int index, const Hooks& hooks) const;
+  const Block& block_at(int layer) const {
+    if (static_cast<std::size_t>(layer) >= blocks_.size()) {
+      detail::fail({"block: layer ", layer, " of ", config.name, ", which has ", blocks_.size()});
+    }
+    return blocks_[static_cast<std::size_t>(layer)];
+  }
   const StoredMatrix* stored(int index) const {
     return parameters[static_cast<std::size_t>(index)].stored.get();
   }
