@@ -54192,13 +54192,10 @@ inline void best_first(const float* p, int top_k, std::vector<std::int32_t>& ord
   for (std::size_t j = 0; j < static_cast<std::size_t>(top_k); ++j) {
     std::size_t best = j;
     for (std::size_t i = j + 1; i < order.size(); ++i) {
-      const std::int32_t a = order[i];
-      const std::int32_t b = order[best];
+      const std::int32_t a = order[i], b = order[best];
       best = (p[a] != p[b] ? p[a] > p[b] : a < b) ? i : best;
     }
-    const std::int32_t e = order[best];
-    order[best] = order[j];
-    order[j] = e;
+    std::swap(order[best], order[j]);
   }
 }
 
@@ -54208,8 +54205,7 @@ inline void best_first(const float* p, int top_k, std::vector<std::int32_t>& ord
 // a token names an expert once, so it does not matter whether as its first choice or its last.
 inline Routing route(const Tensor& probabilities, int top_k,
                      const ExpertOptions& options = ExpertOptions()) {
-  const std::int64_t tokens = probabilities.dim(0);
-  const std::int64_t experts = probabilities.dim(1);
+  const std::int64_t tokens = probabilities.dim(0), experts = probabilities.dim(1);
   detail::check_routing(tokens, experts, top_k, options);
   const std::int64_t group = tokens / options.groups;
   const bool dropless = options.capacity_factor <= 0;
@@ -54223,10 +54219,9 @@ inline Routing route(const Tensor& probabilities, int top_k,
   std::vector<std::int64_t> room(static_cast<std::size_t>(options.groups) * all, most);
   std::vector<std::int32_t> order(all);
   for (std::int64_t n = 0; n < tokens; ++n) {
-    const auto at = static_cast<std::size_t>(n);
     const std::size_t own = options.group_of.empty()
                                 ? static_cast<std::size_t>(n / group)
-                                : static_cast<std::size_t>(options.group_of[at]);
+                                : static_cast<std::size_t>(options.group_of.data()[n]);
     detail::best_first(probabilities.data() + n * experts, top_k, order);
     for (int j = 0; j < top_k; ++j) {
       const auto e = static_cast<std::size_t>(order[static_cast<std::size_t>(j)]);
@@ -54273,7 +54268,7 @@ inline ExpertRows expert_rows(const Tensor& tokens, const Routing& routing) {
 // are made to sum to 1; a dropped choice counts as zeros.
 inline Tensor combine(const Tensor& outputs, const Tensor& probabilities, const Routing& routing) {
   const std::int64_t n = probabilities.dim(0),
-                     k = static_cast<std::int64_t>(routing.chosen.size()) / n;
+                     k = static_cast<std::int64_t>(routing.chosen.size()) / (n > 0 ? n : 1);
   const bool dropped = routing.kept < n * k;
   const Tensor table = dropped ? concat({outputs, zeros({1, outputs.dim(1)})}, 0) : outputs;
   const Tensor p = embedding(reshape(probabilities, {probabilities.count(), 1}), routing.chosen,
@@ -54317,6 +54312,10 @@ inline ExpertBuffer pad_to_capacity(const ExpertRows& in) {
 inline Tensor balance_loss(const Tensor& probabilities, const Routing& routing,
                            const Function<Tensor(const Tensor& x)>& batch_mean = {}) {
   const std::int64_t experts = probabilities.dim(1);
+  if (static_cast<std::size_t>(experts) != routing.routed.size()) {
+    detail::fail({"balance_loss: probabilities are ", probabilities.shape(), ", the routing has ",
+                  routing.routed.size(), " experts; those that it was made of are right"});
+  }
   Tensor shares({experts});
   for (std::int64_t e = 0; e < experts; ++e) {
     shares.data()[e] = static_cast<float>(routing.routed[static_cast<std::size_t>(e)]) /

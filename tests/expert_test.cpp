@@ -150,6 +150,18 @@ TEST_CASE("routing equals the obvious way, with ties, groups and every capacity"
   }
 }
 
+TEST_CASE("experts without tokens; a loss of probabilities that were not routed") {
+  const ts::Tensor none = ts::zeros({0, 3});
+  const ts::Routing empty = ts::route(none, 2);
+  const ts::Tensor rows = ts::expert_rows(ts::zeros({0, 4}), empty).rows;
+  CHECK(ts::combine(rows, none, empty).shape() == ts::Shape{0, 4});
+  CHECK(error_of([&] {
+          ts::balance_loss(ts::ones({2, 7}), ts::route(ts::ones({2, 3}), 2));
+        }) ==
+        "balance_loss: probabilities are [2, 7], the routing has 3 experts; those that it was "
+        "made of are right");
+}
+
 TEST_CASE("the capacity of an expert") {
   CHECK(ts::expert_capacity(64, 2, 8, 1.0) == 16);
   CHECK(ts::expert_capacity(64, 2, 8, 1.25) == 20);
