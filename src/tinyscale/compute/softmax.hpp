@@ -407,6 +407,7 @@ struct CrossEntropySlope {  // of one row
     broadcast<L>(lse, vl);
     broadcast<L>(scale, vs);
     load_some<L>(x + j, left, 0.0f, v);
+    prefetch<3>(x + j + 1024);
     exp_negative<L>((v - vt) - vl, v);
     add_some<L>(beta, v * vs, left, dx + j, past);
   }
