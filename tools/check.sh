@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make check`: everything cheap that CI does, cheapest first, stops at the first failure.
+# `make check`: everything cheap that CI does, cheapest first (symbols beside), stops at the first failure.
 # interpreter_symbols compiles all code and runs when it is named, as CI does.
 #   tools/check.sh [fresh|version|floors|forbidden|symbols|warnings|interpreter_symbols ...]
 set -u
@@ -44,7 +44,7 @@ report() {                                 # report STEP CODE
   [ "$2" -eq 0 ] && { echo "ok   $1"; return; }
   echo "FAIL $1"; head -n 60 "$scratch/$1.log"; exit 1
 }
-[ $# -gt 0 ] && all=("$@") || all=(fresh version floors forbidden symbols warnings)
+[ $# -gt 0 ] && all=("$@") || all=(symbols fresh version floors forbidden warnings)
 for step in "${all[@]}"; do
   if [ "$step" = symbols ] && [[ " ${all[*]} " == *" warnings "* ]]; then
     symbols > "$scratch/symbols.log" 2>&1 & beside=$!

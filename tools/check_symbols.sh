@@ -14,18 +14,6 @@ trap 'rm -rf "$scratch"' EXIT
 failures=0
 printf '#include "tinyscale.hpp"\nint main() {}\n' > "$scratch/empty.cpp"
 
-for cxx in g++ clang++; do
-  command -v "$cxx" > /dev/null || { echo "symbols: $cxx is not here, skipped"; continue; }
-  "$cxx" -std=c++17 -O0 -I"$include" -c "$scratch/empty.cpp" -o "$scratch/empty.o" || exit 1
-  extra=$(nm -C --defined-only "$scratch/empty.o" | grep -E '^[0-9a-f]* [TtWwi] ' | cut -d' ' -f3- |
-    grep -vE '^(main|_GLOBAL__sub_I_.*|__static_initialization_and_destruction_0.*|__cxx_global_var_init.*)$')
-  if [ -n "$extra" ]; then
-    echo "symbols: $cxx emits functions for an empty program:"
-    echo "$extra" | head -20
-    failures=$((failures + 1))
-  fi
-done
-
 kernels() {                                  # on the other core
   local level apart sanitizer
   printf '#define TINYSCALE_ONLY TINYSCALE_TENSORS\n#include "tinyscale.hpp"\nint main() { std::cout << tinyscale::matmul(tinyscale::ones({9, 9}), tinyscale::ones({9, 9})); }\n' > "$scratch/product.cpp"
@@ -49,6 +37,18 @@ beside=""
 if command -v g++ > /dev/null && [ "$(uname -m)" = x86_64 ] && ! g++ -dM -E -x c++ /dev/null | grep -q __clang__; then
   kernels & beside=$!
 fi
+
+for cxx in g++ clang++; do
+  command -v "$cxx" > /dev/null || { echo "symbols: $cxx is not here, skipped"; continue; }
+  "$cxx" -std=c++17 -O0 -I"$include" -c "$scratch/empty.cpp" -o "$scratch/empty.o" || exit 1
+  extra=$(nm -C --defined-only "$scratch/empty.o" | grep -E '^[0-9a-f]* [TtWwi] ' | cut -d' ' -f3- |
+    grep -vE '^(main|_GLOBAL__sub_I_.*|__static_initialization_and_destruction_0.*|__cxx_global_var_init.*)$')
+  if [ -n "$extra" ]; then
+    echo "symbols: $cxx emits functions for an empty program:"
+    echo "$extra" | head -20
+    failures=$((failures + 1))
+  fi
+done
 
 train() {                                    # train STATEMENT: what is defined of that which must be asked for
   printf '#include "tinyscale.hpp"\nnamespace ts = tinyscale;\nint main() {\n  const ts::Text text = %s;\n%s\n%s\n%s\n}\n' \

@@ -349,8 +349,7 @@ TINYSCALE_INLINE void store_some(float* to, std::int64_t left, const typename L:
 
 // step.at<L>(j, count) for each vector of a row, the last perhaps a part.
 template <class L, class Step>
-TINYSCALE_INLINE void for_row(std::int64_t n, const Step& step) {
-  std::int64_t j = 0;
+TINYSCALE_INLINE void for_row(std::int64_t n, const Step& step, std::int64_t j = 0) {
   for (; j + L::width <= n; j += L::width) {
     step.template at<L>(j, L::width);
   }

@@ -70,12 +70,7 @@ TINYSCALE_INLINE void for_row_past(bool past, std::int64_t n, const float* y, co
     step.template at<L>(j, left);
     j += left;
   }
-  for (; j + L::width <= n; j += L::width) {
-    step.template at<L>(j, L::width);
-  }
-  if (j < n) {
-    step.template at<L>(j, n - j);
-  }
+  for_row<L>(n, step, j);
 }
 
 // y = x; end_past_caches() before another thread reads y.

@@ -407,7 +407,7 @@ struct CrossEntropySlope {  // of one row
     broadcast<L>(lse, vl);
     broadcast<L>(scale, vs);
     load_some<L>(x + j, left, 0.0f, v);
-    prefetch<3>(x + j + 1024);
+    prefetch<3>(x + j + 1024);  // from memory this takes 0.75 of the time
     exp_negative<L>((v - vt) - vl, v);
     add_some<L>(beta, v * vs, left, dx + j, past);
   }
