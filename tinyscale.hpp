@@ -73,6 +73,7 @@
 //   tinyscale/compute/x86_units.hpp          The processor's units for low precision
 //   tinyscale/compute/stored_dots.hpp        y = x W' with a few rows of x and W as rows of f32
 //   tinyscale/compute/gemm_short.hpp         Matrix product with a short A (decode
+//   tinyscale/compute/gemm_pack.hpp          Operands of a matrix product
 //   tinyscale/compute/gemm.hpp               Matrix product
 //   tinyscale/compute/word_pack.hpp          Operands of low-precision products as words of 32
 //   tinyscale/compute/gemm_words.hpp         Matrix products whose operands are words along k
@@ -9576,12 +9577,10 @@ TINYSCALE_OPTIMIZED inline void transpose(std::int64_t rows, std::int64_t cols, 
   std::int64_t i = 0;
 #if TINYSCALE_SHUFFLE
   typedef Lanes4::V V;
-  for (; i + 4 <= rows; i += 4) {
+  for (; i < rows && rows >= 4 && cols >= 4; i += 4) {
+    i = std::min(i, rows - 4);  // the last square may overlap
     for (std::int64_t j = 0; j < cols; j += 4) {
-      j = std::max<std::int64_t>(0, std::min(j, cols - 4));  // the last square may overlap
-      if (cols < 4) {
-        break;
-      }
+      j = std::min(j, cols - 4);
       V a, b, c, d;
       load<Lanes4>(from + i * from_row + j, a);
       load<Lanes4>(from + (i + 1) * from_row + j, b);
@@ -9598,7 +9597,6 @@ TINYSCALE_OPTIMIZED inline void transpose(std::int64_t rows, std::int64_t cols, 
       store<Lanes4>(out + 3 * to_row, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7));
     }
   }
-  i = cols < 4 ? 0 : i;
 #endif
   for (; i < rows; ++i) {
     for (std::int64_t j = 0; j < cols; ++j) {
@@ -10690,6 +10688,10 @@ struct PanelWork {
 
 enum class TileWay { ahead, copies, walks };
 
+// Tiles as wide as a cache line or less (AVX2, 16-byte registers) read a panel of B of 512 rows,
+// but each row of a panel that is not packed lies in a line of its own.
+constexpr bool gemm_is_narrow(std::int64_t wide) { return wide <= 16; }
+
 // One step of k: a row of B, a number of each row of A. COPIES: to leave the row of B in copy.
 template <class L, int ROWS, int VECTORS, bool COPIES = false>
 TINYSCALE_INLINE void gemm_step(
@@ -10752,19 +10754,16 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       gemm_step<L, ROWS, VECTORS, true>(a, rows, b, sum, copy);
     }
   } else if constexpr (WAY == TileWay::walks) {
-    constexpr std::int64_t wide = VECTORS * L::width, reach = 32 * wide;
+    constexpr std::int64_t wide = VECTORS * L::width;
+    constexpr std::int64_t later = gemm_is_narrow(wide) ? wide : 0;  // the next tile's: it is soon
     TINYSCALE_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       for (int j = 0; j < wide; j += 16) {
-        prefetch<3>(c + (i < valid ? i * ldc : 0) + j);
+        prefetch<3>(c + (i < valid ? i * ldc : 0) + j + later);
       }
     }
     const float* second = a + a_col;  // of its own, so that both share the rows' registers
     for (; p > 1; p -= 2, a += 2 * a_col, second += 2 * a_col, b += 2 * wide) {
-      if constexpr (wide <= 16) {  // wider ones have no time for it
-        prefetch<3>(b + reach);
-        prefetch<3>(b + reach + wide);
-      }
       gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
       gemm_step<L, ROWS, VECTORS>(second, rows, b + wide, sum);
     }
@@ -10840,7 +10839,8 @@ struct GemmPanel {
 };
 
 // Packed panels side by side, `apart` floats from one to the next: while they stay in L2, rows of A
-// are read once, and rows of C along their memory.
+// are read once, and rows of C along their memory. A narrow panel serves several tiles before the
+// next: L1 holds some of it, and rows of A come from L2 as well.
 template <class L>
 struct GemmWalk {
   const PanelWork& w;
@@ -10848,19 +10848,22 @@ struct GemmWalk {
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = 0; i < w.m;) {
-      const bool tall = w.m - i > 2;
+    constexpr std::int64_t wide = L::width * L::vectors;
+    constexpr std::int64_t group = (gemm_is_narrow(wide) ? 6 : 1) * L::rows;
+    for (std::int64_t first = 0; first < w.m; first += group) {
       PanelWork one = w;
+      const std::int64_t last = first + group < w.m ? first + group : w.m;
       for (std::int64_t x = 0; x < panels; ++x) {
-        if (tall) {
-          gemm_tile<L, L::rows, L::vectors, TileWay::walks>(one, i, w.m - i, nullptr);
-        } else {
-          gemm_tile<L, 2, L::vectors, TileWay::walks>(one, i, w.m - i, nullptr);
+        for (std::int64_t i = first; i < last; i += L::rows) {
+          if (last - i > 2) {
+            gemm_tile<L, L::rows, L::vectors, TileWay::walks>(one, i, last - i, nullptr);
+          } else {
+            gemm_tile<L, 2, L::vectors, TileWay::walks>(one, i, last - i, nullptr);
+          }
         }
         one.b += apart;
-        one.c += L::width * L::vectors;
+        one.c += wide;
       }
-      i += tall ? L::rows : 2;
     }
   }
 };
@@ -11616,9 +11619,12 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g) {
 inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >= 16; }
 
 // Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
-// panels that are copied, unless rows of B fall into the same places of the first cache.
+// panels that are copied, unless rows of B fall into the same places of the first cache; of shorter
+// vectors panels that are packed, the more if they do.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
-  if (gemm_copies_panels(width) && g.m > 16 && g.b_row % 1024 != 0) {
+  const bool same_places = g.b_row % 1024 == 0;
+  if (width >= 16 ? gemm_copies_panels(width) && g.m > 16 && !same_places
+                  : g.m > 16 || (g.m > 1 && same_places)) {
     return false;
   }
   const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
@@ -11684,60 +11690,34 @@ inline bool gemm_skinny(const GemmOperands& g) {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compute/gemm.hpp
-// Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
-// Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
-// B is copied into panels one tile wide only when that pays: it is large, or transposed. As many
-// panels as half of L2 holds are copied at once, and C is walked along its rows over them. Up to 96
-// rows, and on AMD of any number, each panel is copied by its first tile of C, while that
-// multiplies. Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
-// Each element of C adds its products in an order that the number of threads cannot change.
-// Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+// >> tinyscale/compute/gemm_pack.hpp
+// Operands of a matrix product, copied into the order in which its tiles read them: B in panels as
+// wide as a tile, a transposed A in tiles [k][rows].
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernels {
-
-// The reference body. A is lda floats from row to row as stored; so are B and C.
-inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
-                           const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
-                           float beta, float* c, std::int64_t ldc) {
-  for (std::int64_t i = 0; i < m; ++i) {
-    for (std::int64_t j = 0; j < n; ++j) {
-      double sum = 0.0;
-      for (std::int64_t p = 0; p < k; ++p) {
-        const float x = ta == Trans::no ? a[i * lda + p] : a[p * lda + i];
-        const float y = tb == Trans::no ? b[p * ldb + j] : b[j * ldb + p];
-        sum += static_cast<double>(x) * static_cast<double>(y);
-      }
-      const float old = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
-      c[i * ldc + j] = static_cast<float>(sum) + old;
-    }
-  }
-}
-
-}  // namespace kernels
-
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 1024;  // most k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;     // most rows of one task
-constexpr std::int64_t gemm_copied = 96;   // most rows for which panels are copied one by one
+constexpr std::int64_t gemm_rows = 96;  // most rows of one task
 
-// Where the panels of B are read from: [k][wide] each, or in place where packed is null.
-struct GemmPanels {
-  std::int64_t first, columns;  // of C, in this pass
-  const float* packed;
-  const float* edge;      // the last, narrower panel, padded with zeros; packed like the others
-  std::int64_t edge_row;  // from row to row of it
-  std::int64_t depth;     // k of one pass over C
-  bool copied = false;    // each block copies the panels of B, one at a time
-  bool walked = false;    // C along its rows, over as many packed panels as fit the cache
+struct TileSize {
+  std::int64_t width = 0, wide = 0, rows = 0;
+  std::int64_t rounded(std::int64_t columns) const { return (columns + width - 1) / width * width; }
 };
 
-// Columns of packed panels that C is walked along: half of the second cache, at most 1 MB.
-inline std::int64_t gemm_walk(std::int64_t depth, std::int64_t wide) {
-  const std::int64_t floats = std::min<std::int64_t>(1 << 18, cpu().l2_bytes / 8);
-  return std::max<std::int64_t>(1, floats / depth / wide) * wide;
+struct TileQuery {  // asks the active path for its tile
+  TileSize* size;
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    size->width = L::width;
+    size->wide = L::width * L::vectors;
+    size->rows = L::rows;
+  }
+};
+
+inline TileSize tile_size() {
+  TileSize size;
+  run_on_lanes(TileQuery{&size});
+  return size;
 }
 
 // Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
@@ -11775,7 +11755,9 @@ struct GemmPack {
     std::int64_t x = 0;
     typename L::V v;
     for (; x + L::width <= whole; x += L::width) {
-      prefetch(from + x + strip * g.b_row);
+      if constexpr (!gemm_is_narrow(L::width * L::vectors)) {
+        prefetch(from + x + strip * g.b_row);
+      }
       load<L>(from + x, v);
       store<L>(row + x, v);
     }
@@ -11785,7 +11767,30 @@ struct GemmPack {
   }
 };
 
-// Copies A, transposed, to [tile][k][rows of a tile]: k in [begin, end), whole tiles only.
+// Whole panels [first, first + columns) of rows [p, p + depth) of B: row p of B begins at `to`, the
+// next panel k rows behind. Of narrow panels few rows at a time: that is how memory brings them.
+struct GemmPackPanels {
+  const GemmOperands& g;
+  std::int64_t p, depth, first, columns;
+  float* to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = L::width * L::vectors;
+    constexpr std::int64_t rows = gemm_is_narrow(wide) ? 4 : GemmPack::strip;
+    for (std::int64_t q = 0; q < depth; q += rows) {
+      const std::int64_t some = std::min(rows, depth - q);
+      for (std::int64_t j = 0; j < columns; j += wide) {
+        const GemmPack one{g, p + q, some, first + j, wide, wide, to + j * g.k + q * wide};
+        for (std::int64_t r = 0; r < some; ++r) {
+          one.copy_row<L>(g.b + (p + q + r) * g.b_row + first + j, one.to + r * wide);
+        }
+      }
+    }
+  }
+};
+
+// Copies A, stored transposed, to [tile][k][rows of a tile]: k in [begin, end).
 struct GemmPackRows {
   const GemmOperands& g;
   std::int64_t begin, end;
@@ -11808,6 +11813,130 @@ struct GemmPackRows {
     }
   }
 };
+
+// Packs columns [first, first + columns) of B: full panels (none where packed is null), the edge.
+// A task is 16 rows of B as stored, or one panel of a transposed B.
+inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t columns,
+                      const TileSize& tile, float* packed, float* edge, bool serial) {
+  const bool along = g.b_col == 1;
+  const std::int64_t full = columns / tile.wide * tile.wide, left = columns - full;
+  const std::int64_t strip = along ? 16 : g.k;
+  const std::int64_t tasks = along ? (g.k + strip - 1) / strip : full / tile.wide + 1;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      const std::int64_t p = along ? x * strip : 0, depth = std::min(strip, g.k - p);
+      if (along && packed != nullptr) {
+        run_on_lanes(GemmPackPanels{g, p, depth, first, full, packed + p * tile.wide});
+      } else if (packed != nullptr && x * tile.wide < full) {
+        const std::int64_t j = x * tile.wide;
+        run_on_lanes(GemmPack{g, 0, g.k, first + j, tile.wide, tile.wide, packed + j * g.k});
+      }
+      if (left > 0 && (along || x + 1 == tasks)) {
+        const std::int64_t wide = tile.rounded(left);
+        run_on_lanes(GemmPack{g, p, depth, first + full, left, wide, edge + p * wide});
+      }
+    }
+  };
+  if (packed == nullptr && left == 0) {
+    return;
+  }
+  if (serial) {
+    body(0, tasks);
+  } else {
+    parallel_for(tasks, 1, body);
+  }
+}
+
+// k of one pass over C: equal parts of at most so many that a panel of B stays in L2, or several
+// narrow ones do; of few rows of A less, so that long rows of B are packed along their memory.
+// Never by the columns of C: whoever deals them out gets the same bits.
+inline std::int64_t gemm_pass_depth(std::int64_t m, std::int64_t k, std::int64_t wide) {
+  if (!gemm_is_narrow(wide) || m > gemm_rows || k <= 512) {
+    const std::int64_t most = gemm_is_narrow(wide) ? 512 : 1024, passes = (k + most - 1) / most;
+    return ((k + passes - 1) / passes + 7) / 8 * 8;
+  }
+  return 64;
+}
+
+// A large A stored transposed, whose columns in lines do not stay in the first cache.
+inline bool gemm_packs_rows(const GemmOperands& g, const TileSize& tile) {
+  const bool short_columns = gemm_copies_panels(tile.width) && g.k <= 512;  // they do
+  return g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 128 && g.m * g.k > 1 << 17 &&
+         !short_columns;
+}
+
+// The operands with A packed in to[(m + rows of a tile) * k].
+inline GemmOperands gemm_pack_rows(const GemmOperands& g, const TileSize& tile, float* to) {
+  parallel_for(g.k, 32, [&](std::int64_t begin, std::int64_t end) {
+    run_on_lanes(GemmPackRows{g, begin, end, to});
+  });
+  GemmOperands packed = g;
+  packed.a = to;
+  packed.a_col = tile.rows;
+  packed.a_tile = g.k;
+  return packed;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/gemm.hpp
+// Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
+// Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
+// B is copied into panels one tile wide only when that pays: it is large, or transposed. As many
+// panels as half of L2 holds are copied at once, and C is walked along its rows over them. Up to 96
+// rows, and on AMD of any number, each panel is copied by its first tile of C, while that
+// multiplies. Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
+// Each element of C adds its products in an order that the number of threads cannot change.
+// Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference body. A is lda floats from row to row as stored; so are B and C.
+inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                           const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                           float beta, float* c, std::int64_t ldc) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0.0;
+      for (std::int64_t p = 0; p < k; ++p) {
+        const float x = ta == Trans::no ? a[i * lda + p] : a[p * lda + i];
+        const float y = tb == Trans::no ? b[p * ldb + j] : b[j * ldb + p];
+        sum += static_cast<double>(x) * static_cast<double>(y);
+      }
+      const float old = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
+      c[i * ldc + j] = static_cast<float>(sum) + old;
+    }
+  }
+}
+
+}  // namespace kernels
+
+namespace detail {
+
+constexpr std::int64_t gemm_copied = 96;  // most rows for which panels are copied one by one
+
+// Where the panels of B are read from: [k][wide] each, or in place where packed is null.
+struct GemmPanels {
+  std::int64_t first, columns;  // of C, in this pass
+  const float* packed;
+  const float* edge;      // the last, narrower panel, padded with zeros; packed like the others
+  std::int64_t edge_row;  // from row to row of it
+  std::int64_t depth;     // k of one pass over C
+  bool copied = false;    // each block copies the panels of B, one at a time
+  bool walked = false;    // C along its rows, over as many packed panels as fit the cache
+  bool together = false;  // all rows of C by one task, for which a panel comes from memory once
+};
+
+// Columns of packed panels that C is walked along: half of the second cache, of narrow panels three
+// quarters, at most 1 MB.
+inline std::int64_t gemm_walk(std::int64_t depth, std::int64_t wide) {
+  const std::int64_t l2 = cpu().l2_bytes / 16;
+  const std::int64_t floats =
+      std::min<std::int64_t>(1 << 18, gemm_is_narrow(wide) ? 3 * l2 : 2 * l2);
+  return std::max<std::int64_t>(1, floats / depth / wide) * wide;
+}
 
 // Rows [begin, end) of C, columns of one pass.
 struct GemmBlock {
@@ -11941,74 +12070,15 @@ struct GemmBlock {
   }
 };
 
-struct TileSize {
-  std::int64_t width = 0, wide = 0, rows = 0;
-  std::int64_t rounded(std::int64_t columns) const { return (columns + width - 1) / width * width; }
-};
-
-struct TileQuery {  // asks the active path for its tile
-  TileSize* size;
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    size->width = L::width;
-    size->wide = L::width * L::vectors;
-    size->rows = L::rows;
-  }
-};
-
-inline TileSize tile_size() {
-  TileSize size;
-  run_on_lanes(TileQuery{&size});
-  return size;
-}
-
-// Packs columns [first, first + columns) of B: full panels (none where packed is null), the edge.
-// A task is 16 rows of B as stored, or one panel of a transposed B.
-inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t columns,
-                      const TileSize& tile, float* packed, float* edge, bool serial) {
-  const bool along = g.b_col == 1;
-  const std::int64_t full = columns / tile.wide * tile.wide, left = columns - full;
-  const std::int64_t strip = along ? 16 : g.k;
-  const std::int64_t tasks = along ? (g.k + strip - 1) / strip : full / tile.wide + 1;
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t p = along ? x * strip : 0, depth = std::min(strip, g.k - p);
-      const std::int64_t last = along ? full : std::min(full, (x + 1) * tile.wide);
-      for (std::int64_t j = along ? 0 : x * tile.wide; j < last && packed != nullptr;
-           j += tile.wide) {
-        float* const to = packed + j * g.k + p * tile.wide;
-        run_on_lanes(GemmPack{g, p, depth, first + j, tile.wide, tile.wide, to});
-      }
-      if (left > 0 && (along || x + 1 == tasks)) {
-        const std::int64_t wide = tile.rounded(left);
-        run_on_lanes(GemmPack{g, p, depth, first + full, left, wide, edge + p * wide});
-      }
-    }
-  };
-  if (packed == nullptr && left == 0) {
-    return;
-  }
-  if (serial) {
-    body(0, tasks);
-  } else {
-    parallel_for(tasks, 1, body);
-  }
-}
-
-// k of one pass over C: equal parts of at most gemm_depth.
-inline std::int64_t gemm_pass_depth(std::int64_t k) {
-  const std::int64_t passes = (k + gemm_depth - 1) / gemm_depth;
-  return ((k + passes - 1) / passes + 7) / 8 * 8;
-}
-
-// Tasks: about an eighth of the rows, in multiples of every tile's; of short A some columns
-// instead, so that B is read once; of copied panels 64 columns, and fewer rows until every thread
-// has four.
+// Tasks: about an eighth of the rows, in multiples of every tile's; of short A, or rows together,
+// some columns instead, so that B is read once; of copied panels 64 columns, and fewer rows until
+// every thread has four.
 inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool serial) {
   std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
   std::int64_t chunk = all.columns;
   const bool alone = serial || thread_count() == 1;
-  if (all.copied || g.m <= gemm_rows) {
+  const bool together = all.copied || all.together;
+  if (together || g.m <= gemm_rows) {
     tall = g.m;
     if (!alone) {  // multiples of every panel's width
       const std::int64_t share = all.columns / (2 * thread_count()) / 64 * 64;
@@ -12016,7 +12086,7 @@ inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool seria
     }
   }
   const std::int64_t parts = (all.columns + chunk - 1) / chunk;
-  while (all.copied && !alone && tall >= 2 * gemm_rows &&
+  while (together && !alone && tall >= 2 * gemm_rows &&
          (g.m + tall - 1) / tall * parts < 4 * thread_count()) {
     tall = (tall / 2 + 11) / 12 * 12;
   }
@@ -12045,7 +12115,7 @@ inline bool gemm_is_small(const GemmOperands& g) { return g.m * g.n * g.k < (1 <
 inline void gemm_standing(const GemmOperands& g, const TileSize& tile, bool copied) {
   const std::int64_t full = g.n / tile.wide * tile.wide, left = tile.rounded(g.n - full);
   const bool small = gemm_is_small(g);
-  GemmPanels panels{0, g.n, nullptr, nullptr, left, gemm_pass_depth(g.k), copied};
+  GemmPanels panels{0, g.n, nullptr, nullptr, left, gemm_pass_depth(g.m, g.k, tile.wide), copied};
   if (left == 0 || (left == g.n - full && g.b_col == 1)) {
     panels.edge = g.b + (left == 0 ? 0 : full);
     panels.edge_row = g.b_row;
@@ -12062,7 +12132,8 @@ inline void gemm_standing(const GemmOperands& g, const TileSize& tile, bool copi
 // stay in the second cache while C is walked along its rows.
 inline void gemm_walked_part(const GemmOperands& g, const TileSize& tile, std::int64_t row,
                              std::int64_t row_end, std::int64_t j, std::int64_t columns) {
-  const std::int64_t most = gemm_pass_depth(g.k), full = columns / tile.wide * tile.wide;
+  const std::int64_t most = gemm_pass_depth(g.m, g.k, tile.wide),
+                     full = columns / tile.wide * tile.wide;
   const std::int64_t left = tile.rounded(columns - full);
   const Scratch lease(std::min(most, g.k) * (full + left));
   for (std::int64_t p = 0; p < g.k; p += most) {
@@ -12084,7 +12155,7 @@ inline void gemm_walked_part(const GemmOperands& g, const TileSize& tile, std::i
 // Each task has its own columns of B, so that threads wait for each other only at the end: narrower
 // ones, and then fewer rows, until there are four for each thread.
 inline void gemm_walked(const GemmOperands& g, const TileSize& tile) {
-  std::int64_t wide = gemm_walk(gemm_pass_depth(g.k), tile.wide), tall = g.m;
+  std::int64_t wide = gemm_walk(gemm_pass_depth(g.m, g.k, tile.wide), tile.wide), tall = g.m;
   const bool serial = gemm_is_small(g) || thread_count() == 1;
   const auto parts = [&] { return (g.n + wide - 1) / wide; };
   while (!serial && wide > 64 && parts() < 4 * thread_count()) {
@@ -12108,6 +12179,20 @@ inline void gemm_walked(const GemmOperands& g, const TileSize& tile) {
   }
 }
 
+// B is read in place: few rows of A, or a small B, which narrow panels would read from few places
+// of the first cache.
+inline bool gemm_stands(const GemmOperands& g, const TileSize& tile) {
+  const std::int64_t size = g.n * g.k;
+  if (g.b_col != 1) {
+    return false;
+  }
+  if (gemm_is_narrow(tile.wide)) {  // measured
+    return size <= (g.m <= tile.rows ? 1 << 20 : g.m <= 4 * tile.rows ? 1 << 16 : 100 * 100);
+  }
+  const bool copies = gemm_copies_panels(tile.width) && g.m > gemm_copied;
+  return g.m <= 18 || (size <= gemm_in_place && !copies);
+}
+
 // The product that the operands describe; m, n > 0.
 inline void gemm_run(const GemmOperands& g) {
   if (g.k <= 0) {
@@ -12123,26 +12208,14 @@ inline void gemm_run(const GemmOperands& g) {
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
-  const bool copies = gemm_copies_panels(tile.width);
-  const bool short_columns = copies && g.k <= 512;  // a column of A, in lines, fits L1
-  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 128 && g.m * g.k > (1 << 17) &&
-      !short_columns) {
+  if (gemm_packs_rows(g, tile)) {
     const Scratch lease((g.m + tile.rows) * g.k);
-    parallel_for(g.k, 32, [&](std::int64_t begin, std::int64_t end) {
-      run_on_lanes(GemmPackRows{g, begin, end, lease.data()});
-    });
-    GemmOperands packed = g;
-    packed.a = lease.data();
-    packed.a_col = tile.rows;
-    packed.a_tile = g.k;
-    gemm_run(packed);
+    gemm_run(gemm_pack_rows(g, tile, lease.data()));
     return;
   }
-  const std::int64_t few = tile.width >= 16 ? gemm_copied : gemm_copied / 4;
-  if (g.b_col == 1 &&
-      (g.m <= 18 || (g.n * g.k <= gemm_in_place && !(copies && g.m > gemm_copied)))) {
+  if (gemm_stands(g, tile)) {
     gemm_standing(g, tile, false);
-  } else if (copies || g.m <= few) {
+  } else if (!gemm_is_narrow(tile.wide) && (gemm_copies_panels(tile.width) || g.m <= gemm_copied)) {
     gemm_standing(g, tile, true);
   } else {
     gemm_walked(g, tile);
@@ -16472,14 +16545,16 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
     detail::gemm_few_packed(g, packed, packed + full * w.k, tile.rounded(w.n - full));
     return;
   }
+  const std::int64_t many = std::max(m, detail::gemm_rows + 1);  // B lies along its memory
   const detail::GemmPanels panels{0,
                                   w.n,
                                   packed,
                                   packed + full * w.k,
                                   tile.rounded(w.n - full),
-                                  detail::gemm_pass_depth(w.k),
+                                  detail::gemm_pass_depth(many, w.k, tile.wide),
                                   false,
-                                  m > detail::gemm_rows};
+                                  m > detail::gemm_rows,
+                                  detail::gemm_is_narrow(tile.wide)};
   detail::gemm_blocks(g, panels, detail::gemm_is_small(g));
 }
 

@@ -95,6 +95,7 @@
 #include "tinyscale/compute/gemm_tile.hpp"
 #include "tinyscale/compute/gemm_check.hpp"
 #include "tinyscale/compute/gemm_short.hpp"
+#include "tinyscale/compute/gemm_pack.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/x86_units.hpp"
 #include "tinyscale/compute/word_pack.hpp"

@@ -15,6 +15,7 @@
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/gemm_check.hpp"
+#include "tinyscale/compute/gemm_pack.hpp"
 #include "tinyscale/compute/gemm_short.hpp"
 #include "tinyscale/compute/gemm_tile.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -46,9 +47,7 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 1024;  // most k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;     // most rows of one task
-constexpr std::int64_t gemm_copied = 96;   // most rows for which panels are copied one by one
+constexpr std::int64_t gemm_copied = 96;  // most rows for which panels are copied one by one
 
 // Where the panels of B are read from: [k][wide] each, or in place where packed is null.
 struct GemmPanels {
@@ -59,82 +58,17 @@ struct GemmPanels {
   std::int64_t depth;     // k of one pass over C
   bool copied = false;    // each block copies the panels of B, one at a time
   bool walked = false;    // C along its rows, over as many packed panels as fit the cache
+  bool together = false;  // all rows of C by one task, for which a panel comes from memory once
 };
 
-// Columns of packed panels that C is walked along: half of the second cache, at most 1 MB.
+// Columns of packed panels that C is walked along: half of the second cache, of narrow panels three
+// quarters, at most 1 MB.
 inline std::int64_t gemm_walk(std::int64_t depth, std::int64_t wide) {
-  const std::int64_t floats = std::min<std::int64_t>(1 << 18, cpu().l2_bytes / 8);
+  const std::int64_t l2 = cpu().l2_bytes / 16;
+  const std::int64_t floats =
+      std::min<std::int64_t>(1 << 18, gemm_is_narrow(wide) ? 3 * l2 : 2 * l2);
   return std::max<std::int64_t>(1, floats / depth / wide) * wide;
 }
-
-// Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
-struct GemmPack {
-  const GemmOperands& g;
-  std::int64_t p, depth, j, valid, wide;
-  float* to;
-
-  static constexpr std::int64_t strip = 16;  // rows at a time, while the next ones are fetched
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    for (std::int64_t q = 0; q < depth; q += strip) {
-      const std::int64_t rows = depth - q < strip ? depth - q : strip;
-      if (g.b_col == 1) {
-        for (std::int64_t r = 0; r < rows; ++r) {
-          copy_row<L>(g.b + (p + q + r) * g.b_row + j, to + (q + r) * wide);
-        }
-        continue;
-      }
-      const float* from = g.b + j * g.b_col + p + q;  // b_row is 1
-      for (std::int64_t x = 0; x < valid && q + strip < depth; ++x) {
-        prefetch(from + x * g.b_col + strip);
-      }
-      transpose(valid, rows, from, g.b_col, to + q * wide, wide);
-      for (std::int64_t r = q; r < q + rows && valid < wide; ++r) {
-        std::fill(to + r * wide + valid, to + (r + 1) * wide, 0.0f);
-      }
-    }
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void copy_row(const float* from, float* row) const {
-    const std::int64_t whole = valid, all = wide;
-    std::int64_t x = 0;
-    typename L::V v;
-    for (; x + L::width <= whole; x += L::width) {
-      prefetch(from + x + strip * g.b_row);
-      load<L>(from + x, v);
-      store<L>(row + x, v);
-    }
-    for (; x < all; ++x) {
-      row[x] = x < whole ? from[x] : 0.0f;
-    }
-  }
-};
-
-// Copies A, transposed, to [tile][k][rows of a tile]: k in [begin, end), whole tiles only.
-struct GemmPackRows {
-  const GemmOperands& g;
-  std::int64_t begin, end;
-  float* to;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    for (std::int64_t p = begin; p < end; p += 8) {  // rows of A as stored, which stay in L1
-      const std::int64_t last = std::min(end, p + 8);
-      for (std::int64_t i = 0; i + L::rows <= g.m; i += L::rows) {
-        for (std::int64_t q = p; q < last; ++q) {
-          std::memcpy(to + i * g.k + q * L::rows, g.a + q * g.a_col + i, L::rows * sizeof(float));
-        }
-      }
-      for (std::int64_t i = g.m / L::rows * L::rows; i < g.m; ++i) {
-        for (std::int64_t q = p; q < last; ++q) {
-          to[i / L::rows * L::rows * g.k + q * L::rows + i % L::rows] = g.a[q * g.a_col + i];
-        }
-      }
-    }
-  }
-};
 
 // Rows [begin, end) of C, columns of one pass.
 struct GemmBlock {
@@ -268,74 +202,15 @@ struct GemmBlock {
   }
 };
 
-struct TileSize {
-  std::int64_t width = 0, wide = 0, rows = 0;
-  std::int64_t rounded(std::int64_t columns) const { return (columns + width - 1) / width * width; }
-};
-
-struct TileQuery {  // asks the active path for its tile
-  TileSize* size;
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    size->width = L::width;
-    size->wide = L::width * L::vectors;
-    size->rows = L::rows;
-  }
-};
-
-inline TileSize tile_size() {
-  TileSize size;
-  run_on_lanes(TileQuery{&size});
-  return size;
-}
-
-// Packs columns [first, first + columns) of B: full panels (none where packed is null), the edge.
-// A task is 16 rows of B as stored, or one panel of a transposed B.
-inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t columns,
-                      const TileSize& tile, float* packed, float* edge, bool serial) {
-  const bool along = g.b_col == 1;
-  const std::int64_t full = columns / tile.wide * tile.wide, left = columns - full;
-  const std::int64_t strip = along ? 16 : g.k;
-  const std::int64_t tasks = along ? (g.k + strip - 1) / strip : full / tile.wide + 1;
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t p = along ? x * strip : 0, depth = std::min(strip, g.k - p);
-      const std::int64_t last = along ? full : std::min(full, (x + 1) * tile.wide);
-      for (std::int64_t j = along ? 0 : x * tile.wide; j < last && packed != nullptr;
-           j += tile.wide) {
-        float* const to = packed + j * g.k + p * tile.wide;
-        run_on_lanes(GemmPack{g, p, depth, first + j, tile.wide, tile.wide, to});
-      }
-      if (left > 0 && (along || x + 1 == tasks)) {
-        const std::int64_t wide = tile.rounded(left);
-        run_on_lanes(GemmPack{g, p, depth, first + full, left, wide, edge + p * wide});
-      }
-    }
-  };
-  if (packed == nullptr && left == 0) {
-    return;
-  }
-  if (serial) {
-    body(0, tasks);
-  } else {
-    parallel_for(tasks, 1, body);
-  }
-}
-
-// k of one pass over C: equal parts of at most gemm_depth.
-inline std::int64_t gemm_pass_depth(std::int64_t k) {
-  const std::int64_t passes = (k + gemm_depth - 1) / gemm_depth;
-  return ((k + passes - 1) / passes + 7) / 8 * 8;
-}
-
-// Tasks: about an eighth of the rows, in multiples of every tile's; of short A some columns
-// instead, so that B is read once; of copied panels 64 columns, and fewer rows until every thread
-// has four.
+// Tasks: about an eighth of the rows, in multiples of every tile's; of short A, or rows together,
+// some columns instead, so that B is read once; of copied panels 64 columns, and fewer rows until
+// every thread has four.
 inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool serial) {
   std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
   std::int64_t chunk = all.columns;
   const bool alone = serial || thread_count() == 1;
-  if (all.copied || g.m <= gemm_rows) {
+  const bool together = all.copied || all.together;
+  if (together || g.m <= gemm_rows) {
     tall = g.m;
     if (!alone) {  // multiples of every panel's width
       const std::int64_t share = all.columns / (2 * thread_count()) / 64 * 64;
@@ -343,7 +218,7 @@ inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool seria
     }
   }
   const std::int64_t parts = (all.columns + chunk - 1) / chunk;
-  while (all.copied && !alone && tall >= 2 * gemm_rows &&
+  while (together && !alone && tall >= 2 * gemm_rows &&
          (g.m + tall - 1) / tall * parts < 4 * thread_count()) {
     tall = (tall / 2 + 11) / 12 * 12;
   }
@@ -372,7 +247,7 @@ inline bool gemm_is_small(const GemmOperands& g) { return g.m * g.n * g.k < (1 <
 inline void gemm_standing(const GemmOperands& g, const TileSize& tile, bool copied) {
   const std::int64_t full = g.n / tile.wide * tile.wide, left = tile.rounded(g.n - full);
   const bool small = gemm_is_small(g);
-  GemmPanels panels{0, g.n, nullptr, nullptr, left, gemm_pass_depth(g.k), copied};
+  GemmPanels panels{0, g.n, nullptr, nullptr, left, gemm_pass_depth(g.m, g.k, tile.wide), copied};
   if (left == 0 || (left == g.n - full && g.b_col == 1)) {
     panels.edge = g.b + (left == 0 ? 0 : full);
     panels.edge_row = g.b_row;
@@ -389,7 +264,8 @@ inline void gemm_standing(const GemmOperands& g, const TileSize& tile, bool copi
 // stay in the second cache while C is walked along its rows.
 inline void gemm_walked_part(const GemmOperands& g, const TileSize& tile, std::int64_t row,
                              std::int64_t row_end, std::int64_t j, std::int64_t columns) {
-  const std::int64_t most = gemm_pass_depth(g.k), full = columns / tile.wide * tile.wide;
+  const std::int64_t most = gemm_pass_depth(g.m, g.k, tile.wide),
+                     full = columns / tile.wide * tile.wide;
   const std::int64_t left = tile.rounded(columns - full);
   const Scratch lease(std::min(most, g.k) * (full + left));
   for (std::int64_t p = 0; p < g.k; p += most) {
@@ -411,7 +287,7 @@ inline void gemm_walked_part(const GemmOperands& g, const TileSize& tile, std::i
 // Each task has its own columns of B, so that threads wait for each other only at the end: narrower
 // ones, and then fewer rows, until there are four for each thread.
 inline void gemm_walked(const GemmOperands& g, const TileSize& tile) {
-  std::int64_t wide = gemm_walk(gemm_pass_depth(g.k), tile.wide), tall = g.m;
+  std::int64_t wide = gemm_walk(gemm_pass_depth(g.m, g.k, tile.wide), tile.wide), tall = g.m;
   const bool serial = gemm_is_small(g) || thread_count() == 1;
   const auto parts = [&] { return (g.n + wide - 1) / wide; };
   while (!serial && wide > 64 && parts() < 4 * thread_count()) {
@@ -435,6 +311,20 @@ inline void gemm_walked(const GemmOperands& g, const TileSize& tile) {
   }
 }
 
+// B is read in place: few rows of A, or a small B, which narrow panels would read from few places
+// of the first cache.
+inline bool gemm_stands(const GemmOperands& g, const TileSize& tile) {
+  const std::int64_t size = g.n * g.k;
+  if (g.b_col != 1) {
+    return false;
+  }
+  if (gemm_is_narrow(tile.wide)) {  // measured
+    return size <= (g.m <= tile.rows ? 1 << 20 : g.m <= 4 * tile.rows ? 1 << 16 : 100 * 100);
+  }
+  const bool copies = gemm_copies_panels(tile.width) && g.m > gemm_copied;
+  return g.m <= 18 || (size <= gemm_in_place && !copies);
+}
+
 // The product that the operands describe; m, n > 0.
 inline void gemm_run(const GemmOperands& g) {
   if (g.k <= 0) {
@@ -450,26 +340,14 @@ inline void gemm_run(const GemmOperands& g) {
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
-  const bool copies = gemm_copies_panels(tile.width);
-  const bool short_columns = copies && g.k <= 512;  // a column of A, in lines, fits L1
-  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 128 && g.m * g.k > (1 << 17) &&
-      !short_columns) {
+  if (gemm_packs_rows(g, tile)) {
     const Scratch lease((g.m + tile.rows) * g.k);
-    parallel_for(g.k, 32, [&](std::int64_t begin, std::int64_t end) {
-      run_on_lanes(GemmPackRows{g, begin, end, lease.data()});
-    });
-    GemmOperands packed = g;
-    packed.a = lease.data();
-    packed.a_col = tile.rows;
-    packed.a_tile = g.k;
-    gemm_run(packed);
+    gemm_run(gemm_pack_rows(g, tile, lease.data()));
     return;
   }
-  const std::int64_t few = tile.width >= 16 ? gemm_copied : gemm_copied / 4;
-  if (g.b_col == 1 &&
-      (g.m <= 18 || (g.n * g.k <= gemm_in_place && !(copies && g.m > gemm_copied)))) {
+  if (gemm_stands(g, tile)) {
     gemm_standing(g, tile, false);
-  } else if (copies || g.m <= few) {
+  } else if (!gemm_is_narrow(tile.wide) && (gemm_copies_panels(tile.width) || g.m <= gemm_copied)) {
     gemm_standing(g, tile, true);
   } else {
     gemm_walked(g, tile);

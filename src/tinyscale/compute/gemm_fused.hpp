@@ -208,14 +208,16 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
     detail::gemm_few_packed(g, packed, packed + full * w.k, tile.rounded(w.n - full));
     return;
   }
+  const std::int64_t many = std::max(m, detail::gemm_rows + 1);  // B lies along its memory
   const detail::GemmPanels panels{0,
                                   w.n,
                                   packed,
                                   packed + full * w.k,
                                   tile.rounded(w.n - full),
-                                  detail::gemm_pass_depth(w.k),
+                                  detail::gemm_pass_depth(many, w.k, tile.wide),
                                   false,
-                                  m > detail::gemm_rows};
+                                  m > detail::gemm_rows,
+                                  detail::gemm_is_narrow(tile.wide)};
   detail::gemm_blocks(g, panels, detail::gemm_is_small(g));
 }
 

@@ -305,9 +305,12 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g) {
 inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >= 16; }
 
 // Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
-// panels that are copied, unless rows of B fall into the same places of the first cache.
+// panels that are copied, unless rows of B fall into the same places of the first cache; of shorter
+// vectors panels that are packed, the more if they do.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
-  if (gemm_copies_panels(width) && g.m > 16 && g.b_row % 1024 != 0) {
+  const bool same_places = g.b_row % 1024 == 0;
+  if (width >= 16 ? gemm_copies_panels(width) && g.m > 16 && !same_places
+                  : g.m > 16 || (g.m > 1 && same_places)) {
     return false;
   }
   const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;

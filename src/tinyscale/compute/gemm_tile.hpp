@@ -53,6 +53,10 @@ struct PanelWork {
 
 enum class TileWay { ahead, copies, walks };
 
+// Tiles as wide as a cache line or less (AVX2, 16-byte registers) read a panel of B of 512 rows,
+// but each row of a panel that is not packed lies in a line of its own.
+constexpr bool gemm_is_narrow(std::int64_t wide) { return wide <= 16; }
+
 // One step of k: a row of B, a number of each row of A. COPIES: to leave the row of B in copy.
 template <class L, int ROWS, int VECTORS, bool COPIES = false>
 TINYSCALE_INLINE void gemm_step(
@@ -115,19 +119,16 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       gemm_step<L, ROWS, VECTORS, true>(a, rows, b, sum, copy);
     }
   } else if constexpr (WAY == TileWay::walks) {
-    constexpr std::int64_t wide = VECTORS * L::width, reach = 32 * wide;
+    constexpr std::int64_t wide = VECTORS * L::width;
+    constexpr std::int64_t later = gemm_is_narrow(wide) ? wide : 0;  // the next tile's: it is soon
     TINYSCALE_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       for (int j = 0; j < wide; j += 16) {
-        prefetch<3>(c + (i < valid ? i * ldc : 0) + j);
+        prefetch<3>(c + (i < valid ? i * ldc : 0) + j + later);
       }
     }
     const float* second = a + a_col;  // of its own, so that both share the rows' registers
     for (; p > 1; p -= 2, a += 2 * a_col, second += 2 * a_col, b += 2 * wide) {
-      if constexpr (wide <= 16) {  // wider ones have no time for it
-        prefetch<3>(b + reach);
-        prefetch<3>(b + reach + wide);
-      }
       gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
       gemm_step<L, ROWS, VECTORS>(second, rows, b + wide, sum);
     }
@@ -203,7 +204,8 @@ struct GemmPanel {
 };
 
 // Packed panels side by side, `apart` floats from one to the next: while they stay in L2, rows of A
-// are read once, and rows of C along their memory.
+// are read once, and rows of C along their memory. A narrow panel serves several tiles before the
+// next: L1 holds some of it, and rows of A come from L2 as well.
 template <class L>
 struct GemmWalk {
   const PanelWork& w;
@@ -211,19 +213,22 @@ struct GemmWalk {
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = 0; i < w.m;) {
-      const bool tall = w.m - i > 2;
+    constexpr std::int64_t wide = L::width * L::vectors;
+    constexpr std::int64_t group = (gemm_is_narrow(wide) ? 6 : 1) * L::rows;
+    for (std::int64_t first = 0; first < w.m; first += group) {
       PanelWork one = w;
+      const std::int64_t last = first + group < w.m ? first + group : w.m;
       for (std::int64_t x = 0; x < panels; ++x) {
-        if (tall) {
-          gemm_tile<L, L::rows, L::vectors, TileWay::walks>(one, i, w.m - i, nullptr);
-        } else {
-          gemm_tile<L, 2, L::vectors, TileWay::walks>(one, i, w.m - i, nullptr);
+        for (std::int64_t i = first; i < last; i += L::rows) {
+          if (last - i > 2) {
+            gemm_tile<L, L::rows, L::vectors, TileWay::walks>(one, i, last - i, nullptr);
+          } else {
+            gemm_tile<L, 2, L::vectors, TileWay::walks>(one, i, last - i, nullptr);
+          }
         }
         one.b += apart;
-        one.c += L::width * L::vectors;
+        one.c += wide;
       }
-      i += tall ? L::rows : 2;
     }
   }
 };

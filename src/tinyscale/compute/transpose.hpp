@@ -1,7 +1,7 @@
 #pragma once
 // Turning a matrix in memory, or sixteen vectors in registers.
 
-#include <algorithm>  // max, min
+#include <algorithm>  // min
 #include <cstdint>
 
 #include "tinyscale/compute/lanes.hpp"
@@ -15,12 +15,10 @@ TINYSCALE_OPTIMIZED inline void transpose(std::int64_t rows, std::int64_t cols, 
   std::int64_t i = 0;
 #if TINYSCALE_SHUFFLE
   typedef Lanes4::V V;
-  for (; i + 4 <= rows; i += 4) {
+  for (; i < rows && rows >= 4 && cols >= 4; i += 4) {
+    i = std::min(i, rows - 4);  // the last square may overlap
     for (std::int64_t j = 0; j < cols; j += 4) {
-      j = std::max<std::int64_t>(0, std::min(j, cols - 4));  // the last square may overlap
-      if (cols < 4) {
-        break;
-      }
+      j = std::min(j, cols - 4);
       V a, b, c, d;
       load<Lanes4>(from + i * from_row + j, a);
       load<Lanes4>(from + (i + 1) * from_row + j, b);
@@ -37,7 +35,6 @@ TINYSCALE_OPTIMIZED inline void transpose(std::int64_t rows, std::int64_t cols, 
       store<Lanes4>(out + 3 * to_row, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7));
     }
   }
-  i = cols < 4 ? 0 : i;
 #endif
   for (; i < rows; ++i) {
     for (std::int64_t j = 0; j < cols; ++j) {
