@@ -75,6 +75,8 @@ struct GemmPack {
     for (; x + L::width <= whole; x += L::width) {
       if constexpr (!gemm_is_narrow(L::width * L::vectors)) {
         prefetch(from + x + strip * g.b_row);
+      } else if (x % 16 == 0) {
+        prefetch<3>(from + x + strip / 2 * g.b_row);
       }
       load<L>(from + x, v);
       store<L>(row + x, v);
