@@ -9482,37 +9482,45 @@ TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
 }
 
 // The larger and the smaller of a and b, a where either is NaN: one instruction, which g++ does not
-// find where b is a constant.
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-TINYSCALE_AVX512 inline void max_16(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
+// find.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && defined(__SSE__) && !defined(__clang__)
+#define TINYSCALE_MAX_MIN 1
+TINYSCALE_AVX512 inline void larger(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
   y = __builtin_ia32_maxps512_mask(b, a, a, -1, 4);
 }
-
-TINYSCALE_AVX512 inline void min_16(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
+TINYSCALE_AVX512 inline void smaller(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
   y = __builtin_ia32_minps512_mask(b, a, a, -1, 4);
+}
+TINYSCALE_AVX2 inline void larger(const Lanes8::V& a, const Lanes8::V& b, Lanes8::V& y) {
+  y = __builtin_ia32_maxps256(b, a);
+}
+TINYSCALE_AVX2 inline void smaller(const Lanes8::V& a, const Lanes8::V& b, Lanes8::V& y) {
+  y = __builtin_ia32_minps256(b, a);
+}
+inline void larger(const Lanes4::V& a, const Lanes4::V& b, Lanes4::V& y) {
+  y = __builtin_ia32_maxps(b, a);
+}
+inline void smaller(const Lanes4::V& a, const Lanes4::V& b, Lanes4::V& y) {
+  y = __builtin_ia32_minps(b, a);
 }
 #endif
 
 template <class L>
 TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-  if constexpr (L::width == 16) {
-    max_16(a, b, y);
-    return;
-  }
-#endif
+#ifdef TINYSCALE_MAX_MIN
+  larger(a, b, y);
+#else
   y = a < b ? b : a;
+#endif
 }
 
 template <class L>
 TINYSCALE_INLINE void min_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-  if constexpr (L::width == 16) {
-    min_16(a, b, y);
-    return;
-  }
-#endif
+#ifdef TINYSCALE_MAX_MIN
+  smaller(a, b, y);
+#else
   y = b < a ? b : a;
+#endif
 }
 
 // Lanes folded into one: halves, quarters, ... (a tree: 8 + 4 + 2 + 1).
@@ -10001,20 +10009,23 @@ struct MapBlock {
   template <class L>
   TINYSCALE_INLINE void run() const {
     typedef typename L::V V;
-    const bool adds = Op::adds && m.beta != 0.0f, past = m.past;
+    const MapOperands w = m;  // its own: a store into y might change m
+    const bool adds = Op::adds && w.beta != 0.0f;
     const std::int64_t ahead = fetch_ahead(1024);
     V va, vb, vy;
-    for (std::int64_t i = 0; i < m.n; i += L::width) {
-      load_some<L>(m.a + i, m.n - i, 0.0f, va);
-      load_some<L>(m.b + i, m.n - i, 0.0f, vb);
-      prefetch<3>(m.a + i + ahead);
-      prefetch<3>(m.b + i + ahead);
+    for (std::int64_t i = 0; i < w.n; i += L::width) {
+      load_some<L>(w.a + i, w.n - i, 0.0f, va);
+      load_some<L>(w.b + i, w.n - i, 0.0f, vb);
+      if (ahead != 0) {
+        prefetch<3>(w.a + i + ahead);
+        prefetch<3>(w.b + i + ahead);
+      }
       vy = V{};
       if (adds) {
-        load_some<L>(m.y + i, m.n - i, 0.0f, vy);
+        load_some<L>(w.y + i, w.n - i, 0.0f, vy);
       }
       op.template apply<L>(va, vb, vy);
-      put_some<L>(past, vy, m.n - i, m.y + i);
+      put_some<L>(w.past, vy, w.n - i, w.y + i);
     }
   }
 };
@@ -11757,6 +11768,8 @@ struct GemmPack {
     for (; x + L::width <= whole; x += L::width) {
       if constexpr (!gemm_is_narrow(L::width * L::vectors)) {
         prefetch(from + x + strip * g.b_row);
+      } else if (x % 16 == 0) {
+        prefetch<3>(from + x + strip / 2 * g.b_row);
       }
       load<L>(from + x, v);
       store<L>(row + x, v);

@@ -60,20 +60,23 @@ struct MapBlock {
   template <class L>
   TINYSCALE_INLINE void run() const {
     typedef typename L::V V;
-    const bool adds = Op::adds && m.beta != 0.0f, past = m.past;
+    const MapOperands w = m;  // its own: a store into y might change m
+    const bool adds = Op::adds && w.beta != 0.0f;
     const std::int64_t ahead = fetch_ahead(1024);
     V va, vb, vy;
-    for (std::int64_t i = 0; i < m.n; i += L::width) {
-      load_some<L>(m.a + i, m.n - i, 0.0f, va);
-      load_some<L>(m.b + i, m.n - i, 0.0f, vb);
-      prefetch<3>(m.a + i + ahead);
-      prefetch<3>(m.b + i + ahead);
+    for (std::int64_t i = 0; i < w.n; i += L::width) {
+      load_some<L>(w.a + i, w.n - i, 0.0f, va);
+      load_some<L>(w.b + i, w.n - i, 0.0f, vb);
+      if (ahead != 0) {
+        prefetch<3>(w.a + i + ahead);
+        prefetch<3>(w.b + i + ahead);
+      }
       vy = V{};
       if (adds) {
-        load_some<L>(m.y + i, m.n - i, 0.0f, vy);
+        load_some<L>(w.y + i, w.n - i, 0.0f, vy);
       }
       op.template apply<L>(va, vb, vy);
-      put_some<L>(past, vy, m.n - i, m.y + i);
+      put_some<L>(w.past, vy, w.n - i, w.y + i);
     }
   }
 };

@@ -401,37 +401,45 @@ TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
 }
 
 // The larger and the smaller of a and b, a where either is NaN: one instruction, which g++ does not
-// find where b is a constant.
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-TINYSCALE_AVX512 inline void max_16(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
+// find.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && defined(__SSE__) && !defined(__clang__)
+#define TINYSCALE_MAX_MIN 1
+TINYSCALE_AVX512 inline void larger(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
   y = __builtin_ia32_maxps512_mask(b, a, a, -1, 4);
 }
-
-TINYSCALE_AVX512 inline void min_16(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
+TINYSCALE_AVX512 inline void smaller(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& y) {
   y = __builtin_ia32_minps512_mask(b, a, a, -1, 4);
+}
+TINYSCALE_AVX2 inline void larger(const Lanes8::V& a, const Lanes8::V& b, Lanes8::V& y) {
+  y = __builtin_ia32_maxps256(b, a);
+}
+TINYSCALE_AVX2 inline void smaller(const Lanes8::V& a, const Lanes8::V& b, Lanes8::V& y) {
+  y = __builtin_ia32_minps256(b, a);
+}
+inline void larger(const Lanes4::V& a, const Lanes4::V& b, Lanes4::V& y) {
+  y = __builtin_ia32_maxps(b, a);
+}
+inline void smaller(const Lanes4::V& a, const Lanes4::V& b, Lanes4::V& y) {
+  y = __builtin_ia32_minps(b, a);
 }
 #endif
 
 template <class L>
 TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-  if constexpr (L::width == 16) {
-    max_16(a, b, y);
-    return;
-  }
-#endif
+#ifdef TINYSCALE_MAX_MIN
+  larger(a, b, y);
+#else
   y = a < b ? b : a;
+#endif
 }
 
 template <class L>
 TINYSCALE_INLINE void min_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-  if constexpr (L::width == 16) {
-    min_16(a, b, y);
-    return;
-  }
-#endif
+#ifdef TINYSCALE_MAX_MIN
+  smaller(a, b, y);
+#else
   y = b < a ? b : a;
+#endif
 }
 
 // Lanes folded into one: halves, quarters, ... (a tree: 8 + 4 + 2 + 1).
