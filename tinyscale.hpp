@@ -739,6 +739,7 @@ struct CpuInfo {
   bool neon = false;
   bool avx2 = false;
   bool fma = false;
+  bool f16c = false;  // f16 to f32
   bool avx512f = false;
   bool avx512bw = false;
   bool avx512dq = false;
@@ -754,13 +755,14 @@ struct CpuInfo {
   bool forced = false;  // a path was asked for: no AMX
   std::string text;     // "name (path)", "name (path; bf16 vdpbf16ps; int8 vnni)"
 
-  // avx2 stands for AVX2 with FMA, avx512 for F, BW, DQ and VL.
+  // avx2 stands for AVX2 with FMA and F16C, avx512 for F, BW, DQ and VL.
   bool has(CpuPath wanted) const {
     switch (wanted) {
       case CpuPath::portable: return true;
       case CpuPath::neon: return neon;
-      case CpuPath::avx2: return avx2 && fma;
-      case CpuPath::avx512: return avx2 && fma && avx512f && avx512bw && avx512dq && avx512vl;
+      case CpuPath::avx2: return avx2 && fma && f16c;
+      case CpuPath::avx512:
+        return avx2 && fma && f16c && avx512f && avx512bw && avx512dq && avx512vl;
     }
     return false;
   }
@@ -861,6 +863,7 @@ inline CpuInfo detect_cpu() {
   const std::string flags = " " + cpuinfo_value("flags") + " ";
   info.avx2 = flags.find(" avx2 ") != std::string::npos;
   info.fma = flags.find(" fma ") != std::string::npos;
+  info.f16c = flags.find(" f16c ") != std::string::npos;
   info.avx512f = flags.find(" avx512f ") != std::string::npos;
   info.avx512bw = flags.find(" avx512bw ") != std::string::npos;
   info.avx512dq = flags.find(" avx512dq ") != std::string::npos;
@@ -873,6 +876,7 @@ inline CpuInfo detect_cpu() {
   __builtin_cpu_init();
   info.avx2 = __builtin_cpu_supports("avx2") != 0;
   info.fma = __builtin_cpu_supports("fma") != 0;
+  info.f16c = (cpuid(1, 0).c >> 29 & 1U) != 0;
   info.avx512f = __builtin_cpu_supports("avx512f") != 0;
   info.avx512bw = __builtin_cpu_supports("avx512bw") != 0;
   info.avx512dq = __builtin_cpu_supports("avx512dq") != 0;
@@ -11003,7 +11007,7 @@ TINYSCALE_AVX2 inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b, Lane
   asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
   sum = s;
 }
-// f16 to f32; every processor with VNNI can.
+// f16 to f32.
 TINYSCALE_AVX512 inline void halves_by_unit(const std::uint16_t* from, Lanes16::V& x) {
   Lanes16::V y;
   asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
@@ -11020,11 +11024,17 @@ TINYSCALE_AVX512 inline void bytes_by_unit(const Lanes16::I& words, std::int8_t*
   typedef std::int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
   asm("vpmovdb %1, %0" : "=m"(*reinterpret_cast<Bytes*>(to)) : "v"(words));
 }
-// 16 numbers of 16 bits as words: what g++ makes of it are two halves, put together.
+// Numbers of 16 bits as words: what g++ makes of it are two halves, put together.
 TINYSCALE_AVX512 inline void words_by_unit(const std::uint8_t* from, Lanes16::I& words) {
   typedef std::uint16_t Shorts __attribute__((vector_size(32), aligned(1), may_alias));
   Lanes16::I out;
   asm("vpmovzxwd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));
+  words = out;
+}
+TINYSCALE_AVX2 inline void words_by_unit(const std::uint8_t* from, Lanes8::I& words) {
+  typedef std::uint16_t Shorts __attribute__((vector_size(16), aligned(1), may_alias));
+  Lanes8::I out;
+  asm("vpmovzxwd %1, %0" : "=x"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));
   words = out;
 }
 
@@ -11101,9 +11111,13 @@ TINYSCALE_AVX512 inline void shorts_16(const std::uint8_t* from, Lanes16::I& wor
 #endif
 }
 TINYSCALE_AVX2 inline void shorts_8(const std::uint8_t* from, Lanes8::I& words) {
+#if TINYSCALE_X86_UNITS
+  words_by_unit(from, words);
+#else
   Lanes8::Shorts shorts;
   std::memcpy(&shorts, from, sizeof(shorts));
   words = __builtin_convertvector(shorts, Lanes8::I);
+#endif
 }
 #endif
 template <class L>
@@ -11151,7 +11165,7 @@ struct WideF16 {
   template <class L>
   static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
 #if TINYSCALE_X86_UNITS
-    if constexpr (L::width == 16) {
+    if constexpr (L::width >= 8) {
       halves_by_unit(reinterpret_cast<const std::uint16_t*>(from), v);
       return;
     }
@@ -13443,11 +13457,13 @@ namespace detail {
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
 typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
 TINYSCALE_AVX2 inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
-  Shorts16 left, right;
+  typedef std::uint16_t Unsigned __attribute__((vector_size(32)));
+  Shorts16 left;
+  Unsigned right;
   std::memcpy(&left, &a, sizeof(a));
   std::memcpy(&right, &b, sizeof(b));
-  sum = sum + __builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
-        __builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
+  sum = sum + __builtin_ia32_pmaddwd256((left << 8) >> 8, Shorts16(right & 255)) +
+        __builtin_ia32_pmaddwd256(left >> 8, Shorts16(right >> 8));
 }
 TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
   Shorts8 left, right;
@@ -13455,6 +13471,17 @@ TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4
   std::memcpy(&right, &b, sizeof(b));
   sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
         __builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
+}
+// The same for b below 128: two products fit 16 bits.
+TINYSCALE_AVX2 inline void dot_small(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
+  typedef char Bytes __attribute__((vector_size(32)));
+  Bytes left, right;
+  Shorts16 pairs, ones;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  pairs = __builtin_ia32_pmaddubsw256(right, left);
+  ones = Shorts16{} + 1;
+  sum = sum + __builtin_ia32_pmaddwd256(pairs, ones);
 }
 #else
 template <class I>
@@ -13483,7 +13510,7 @@ struct DotInt8 {
   // f16 numbers as f32: by instruction, or the bits in an f32's place times 2^112.
   static TINYSCALE_INLINE void load_halves(const std::uint16_t* from, Floats& x) {
 #if TINYSCALE_X86_UNITS
-    if constexpr (DOT == Int8Dot::vnni) {
+    if constexpr (L::width >= 8) {
       halves_by_unit(from, x);
       return;
     }
@@ -13514,6 +13541,16 @@ struct DotInt8 {
 #else
     dot_widened(a, b, sum);
 #endif
+  }
+  // For b below 128.
+  static TINYSCALE_INLINE void dot_few_bits(const Words& a, const Words& b, Sum& sum) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+    if constexpr (L::width == 8 && DOT == Int8Dot::widened) {
+      dot_small(a, b, sum);
+      return;
+    }
+#endif
+    dot(a, b, sum);
   }
 };
 
@@ -14270,7 +14307,8 @@ struct QuantizedPanels {
             TINYSCALE_UNROLL
             for (int v = 0; v < vectors; ++v) {
               if constexpr (BITS == 4) {
-                U::dot(low, (weights[v] >> (4 * half)) & 0x0f0f0f0f, dots[t * vectors + v]);
+                U::dot_few_bits(low, (weights[v] >> (4 * half)) & 0x0f0f0f0f,
+                                dots[t * vectors + v]);
               } else {
                 U::dot(low, weights[v], dots[t * vectors + v]);
               }

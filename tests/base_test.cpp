@@ -478,7 +478,7 @@ TEST_CASE("cpu: the path is one that the processor has") {
 
 TEST_CASE("cpu: choosing a path") {
   ts::CpuInfo info;
-  info.avx2 = info.fma = true;
+  info.avx2 = info.fma = info.f16c = true;
   CHECK(ts::detail::choose_path(info, "").path == ts::CpuPath::avx2);
   CHECK(ts::detail::choose_path(info, "portable").path == ts::CpuPath::portable);
   CHECK(ts::detail::choose_path(info, "avx2").text == "processor (avx2)");

@@ -35,6 +35,7 @@ struct CpuInfo {
   bool neon = false;
   bool avx2 = false;
   bool fma = false;
+  bool f16c = false;  // f16 to f32
   bool avx512f = false;
   bool avx512bw = false;
   bool avx512dq = false;
@@ -50,13 +51,14 @@ struct CpuInfo {
   bool forced = false;  // a path was asked for: no AMX
   std::string text;     // "name (path)", "name (path; bf16 vdpbf16ps; int8 vnni)"
 
-  // avx2 stands for AVX2 with FMA, avx512 for F, BW, DQ and VL.
+  // avx2 stands for AVX2 with FMA and F16C, avx512 for F, BW, DQ and VL.
   bool has(CpuPath wanted) const {
     switch (wanted) {
       case CpuPath::portable: return true;
       case CpuPath::neon: return neon;
-      case CpuPath::avx2: return avx2 && fma;
-      case CpuPath::avx512: return avx2 && fma && avx512f && avx512bw && avx512dq && avx512vl;
+      case CpuPath::avx2: return avx2 && fma && f16c;
+      case CpuPath::avx512:
+        return avx2 && fma && f16c && avx512f && avx512bw && avx512dq && avx512vl;
     }
     return false;
   }
@@ -157,6 +159,7 @@ inline CpuInfo detect_cpu() {
   const std::string flags = " " + cpuinfo_value("flags") + " ";
   info.avx2 = flags.find(" avx2 ") != std::string::npos;
   info.fma = flags.find(" fma ") != std::string::npos;
+  info.f16c = flags.find(" f16c ") != std::string::npos;
   info.avx512f = flags.find(" avx512f ") != std::string::npos;
   info.avx512bw = flags.find(" avx512bw ") != std::string::npos;
   info.avx512dq = flags.find(" avx512dq ") != std::string::npos;
@@ -169,6 +172,7 @@ inline CpuInfo detect_cpu() {
   __builtin_cpu_init();
   info.avx2 = __builtin_cpu_supports("avx2") != 0;
   info.fma = __builtin_cpu_supports("fma") != 0;
+  info.f16c = (cpuid(1, 0).c >> 29 & 1U) != 0;
   info.avx512f = __builtin_cpu_supports("avx512f") != 0;
   info.avx512bw = __builtin_cpu_supports("avx512bw") != 0;
   info.avx512dq = __builtin_cpu_supports("avx512dq") != 0;

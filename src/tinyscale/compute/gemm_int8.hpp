@@ -44,11 +44,13 @@ namespace detail {
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
 typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
 TINYSCALE_AVX2 inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
-  Shorts16 left, right;
+  typedef std::uint16_t Unsigned __attribute__((vector_size(32)));
+  Shorts16 left;
+  Unsigned right;
   std::memcpy(&left, &a, sizeof(a));
   std::memcpy(&right, &b, sizeof(b));
-  sum = sum + __builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
-        __builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
+  sum = sum + __builtin_ia32_pmaddwd256((left << 8) >> 8, Shorts16(right & 255)) +
+        __builtin_ia32_pmaddwd256(left >> 8, Shorts16(right >> 8));
 }
 TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
   Shorts8 left, right;
@@ -56,6 +58,17 @@ TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4
   std::memcpy(&right, &b, sizeof(b));
   sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
         __builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
+}
+// The same for b below 128: two products fit 16 bits.
+TINYSCALE_AVX2 inline void dot_small(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
+  typedef char Bytes __attribute__((vector_size(32)));
+  Bytes left, right;
+  Shorts16 pairs, ones;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  pairs = __builtin_ia32_pmaddubsw256(right, left);
+  ones = Shorts16{} + 1;
+  sum = sum + __builtin_ia32_pmaddwd256(pairs, ones);
 }
 #else
 template <class I>
@@ -84,7 +97,7 @@ struct DotInt8 {
   // f16 numbers as f32: by instruction, or the bits in an f32's place times 2^112.
   static TINYSCALE_INLINE void load_halves(const std::uint16_t* from, Floats& x) {
 #if TINYSCALE_X86_UNITS
-    if constexpr (DOT == Int8Dot::vnni) {
+    if constexpr (L::width >= 8) {
       halves_by_unit(from, x);
       return;
     }
@@ -115,6 +128,16 @@ struct DotInt8 {
 #else
     dot_widened(a, b, sum);
 #endif
+  }
+  // For b below 128.
+  static TINYSCALE_INLINE void dot_few_bits(const Words& a, const Words& b, Sum& sum) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+    if constexpr (L::width == 8 && DOT == Int8Dot::widened) {
+      dot_small(a, b, sum);
+      return;
+    }
+#endif
+    dot(a, b, sum);
   }
 };
 

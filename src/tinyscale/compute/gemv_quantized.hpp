@@ -250,7 +250,8 @@ struct QuantizedPanels {
             TINYSCALE_UNROLL
             for (int v = 0; v < vectors; ++v) {
               if constexpr (BITS == 4) {
-                U::dot(low, (weights[v] >> (4 * half)) & 0x0f0f0f0f, dots[t * vectors + v]);
+                U::dot_few_bits(low, (weights[v] >> (4 * half)) & 0x0f0f0f0f,
+                                dots[t * vectors + v]);
               } else {
                 U::dot(low, weights[v], dots[t * vectors + v]);
               }

@@ -43,9 +43,13 @@ TINYSCALE_AVX512 inline void shorts_16(const std::uint8_t* from, Lanes16::I& wor
 #endif
 }
 TINYSCALE_AVX2 inline void shorts_8(const std::uint8_t* from, Lanes8::I& words) {
+#if TINYSCALE_X86_UNITS
+  words_by_unit(from, words);
+#else
   Lanes8::Shorts shorts;
   std::memcpy(&shorts, from, sizeof(shorts));
   words = __builtin_convertvector(shorts, Lanes8::I);
+#endif
 }
 #endif
 template <class L>
@@ -93,7 +97,7 @@ struct WideF16 {
   template <class L>
   static TINYSCALE_INLINE void load(const std::uint8_t* from, typename L::V& v) {
 #if TINYSCALE_X86_UNITS
-    if constexpr (L::width == 16) {
+    if constexpr (L::width >= 8) {
       halves_by_unit(reinterpret_cast<const std::uint16_t*>(from), v);
       return;
     }

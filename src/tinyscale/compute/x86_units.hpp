@@ -40,7 +40,7 @@ TINYSCALE_AVX2 inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b, Lane
   asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
   sum = s;
 }
-// f16 to f32; every processor with VNNI can.
+// f16 to f32.
 TINYSCALE_AVX512 inline void halves_by_unit(const std::uint16_t* from, Lanes16::V& x) {
   Lanes16::V y;
   asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
@@ -57,11 +57,17 @@ TINYSCALE_AVX512 inline void bytes_by_unit(const Lanes16::I& words, std::int8_t*
   typedef std::int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
   asm("vpmovdb %1, %0" : "=m"(*reinterpret_cast<Bytes*>(to)) : "v"(words));
 }
-// 16 numbers of 16 bits as words: what g++ makes of it are two halves, put together.
+// Numbers of 16 bits as words: what g++ makes of it are two halves, put together.
 TINYSCALE_AVX512 inline void words_by_unit(const std::uint8_t* from, Lanes16::I& words) {
   typedef std::uint16_t Shorts __attribute__((vector_size(32), aligned(1), may_alias));
   Lanes16::I out;
   asm("vpmovzxwd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));
+  words = out;
+}
+TINYSCALE_AVX2 inline void words_by_unit(const std::uint8_t* from, Lanes8::I& words) {
+  typedef std::uint16_t Shorts __attribute__((vector_size(16), aligned(1), may_alias));
+  Lanes8::I out;
+  asm("vpmovzxwd %1, %0" : "=x"(out) : "m"(*reinterpret_cast<const Shorts*>(from)));
   words = out;
 }
 
