@@ -9267,14 +9267,21 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
 
 // sum + a b, for kernels that promise each other's bits: of single floats a compiler fuses both in
 // one loop and not in another, which it makes vectors of.
-template <class L>
-TINYSCALE_INLINE void add_product(const typename L::V& a, const typename L::V& b,
-                                  typename L::V& sum) {
-#if !TINYSCALE_VECTOR_EXTENSIONS && defined(__FP_FAST_FMAF)
+TINYSCALE_INLINE void add_product(float a, float b, float& sum) {
+#if defined(__FP_FAST_FMAF)
   sum = std::fma(a, b, sum);
 #else
   sum = sum + a * b;
 #endif
+}
+template <class L>
+TINYSCALE_INLINE void add_product(const typename L::V& a, const typename L::V& b,
+                                  typename L::V& sum) {
+  if constexpr (L::width == 1) {
+    add_product(a, b, sum);
+  } else {
+    sum = sum + a * b;
+  }
 }
 
 // Into the cache of level 2, or (LEVEL 3) of level 1.
@@ -18205,7 +18212,7 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
         for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector
           float sum = j == 0 ? 0.0f : o[i * s.o_stride + d];
           for (std::int64_t x = 0; x < seen(i); ++x) {
-            sum += ph[i * s.keys + x] * v[x * s.v_stride + d];
+            add_product(ph[i * s.keys + x], v[x * s.v_stride + d], sum);
           }
           o[i * s.o_stride + d] = sum;
         }
@@ -19115,11 +19122,11 @@ struct NormRow {  // y of one row
     typename L::V v, w, b{}, c, r;
     broadcast<L>(center, c);
     broadcast<L>(rstd, r);
-    load_some<L>(x + j, left, 0.0f, v);
-    load_some<L>(weight + j, left, 0.0f, w);
     if (bias != nullptr) {
       load_some<L>(bias + j, left, 0.0f, b);
     }
+    load_some<L>(weight + j, left, 0.0f, w);
+    load_some<L>(x + j, left, 0.0f, v);  // last: the product and the sum are fused, or never
     put_some<L>(past, (v - c) * r * w + b, left, y + j);
   }
 };

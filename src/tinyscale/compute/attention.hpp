@@ -435,7 +435,7 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
         for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector
           float sum = j == 0 ? 0.0f : o[i * s.o_stride + d];
           for (std::int64_t x = 0; x < seen(i); ++x) {
-            sum += ph[i * s.keys + x] * v[x * s.v_stride + d];
+            add_product(ph[i * s.keys + x], v[x * s.v_stride + d], sum);
           }
           o[i * s.o_stride + d] = sum;
         }

@@ -182,14 +182,21 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
 
 // sum + a b, for kernels that promise each other's bits: of single floats a compiler fuses both in
 // one loop and not in another, which it makes vectors of.
-template <class L>
-TINYSCALE_INLINE void add_product(const typename L::V& a, const typename L::V& b,
-                                  typename L::V& sum) {
-#if !TINYSCALE_VECTOR_EXTENSIONS && defined(__FP_FAST_FMAF)
+TINYSCALE_INLINE void add_product(float a, float b, float& sum) {
+#if defined(__FP_FAST_FMAF)
   sum = std::fma(a, b, sum);
 #else
   sum = sum + a * b;
 #endif
+}
+template <class L>
+TINYSCALE_INLINE void add_product(const typename L::V& a, const typename L::V& b,
+                                  typename L::V& sum) {
+  if constexpr (L::width == 1) {
+    add_product(a, b, sum);
+  } else {
+    sum = sum + a * b;
+  }
 }
 
 // Into the cache of level 2, or (LEVEL 3) of level 1.

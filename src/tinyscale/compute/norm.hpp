@@ -77,11 +77,11 @@ struct NormRow {  // y of one row
     typename L::V v, w, b{}, c, r;
     broadcast<L>(center, c);
     broadcast<L>(rstd, r);
-    load_some<L>(x + j, left, 0.0f, v);
-    load_some<L>(weight + j, left, 0.0f, w);
     if (bias != nullptr) {
       load_some<L>(bias + j, left, 0.0f, b);
     }
+    load_some<L>(weight + j, left, 0.0f, w);
+    load_some<L>(x + j, left, 0.0f, v);  // last: the product and the sum are fused, or never
     put_some<L>(past, (v - c) * r * w + b, left, y + j);
   }
 };
