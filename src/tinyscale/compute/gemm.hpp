@@ -2,16 +2,15 @@
 // Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
 // Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
 // B is copied into panels one tile wide only when that pays: it is large, or transposed. As many
-// panels as half of L2 holds are copied at once, and C is walked along its rows over them. Up to 96
-// rows, and on AMD of any number, each panel is copied by its first tile of C, while that
-// multiplies. Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
+// panels as half of L2 holds are copied at once, and C is walked along its rows over them. With
+// AVX-512 up to 96 rows, and on AMD any number, copy each panel with the first tile of C, while
+// that multiplies. Short A (decode) reads B where it stands: in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>  // memcpy
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/gemm_check.hpp"
@@ -84,9 +83,11 @@ struct GemmBlock {
     for (std::int64_t p = 0; p < g.k; p += panels.depth) {
       const std::int64_t depth = std::min(panels.depth, g.k - p);
       for (std::int64_t j = 0; j < full; j += wide) {
-        if (panels.copied) {
-          copied<L>(p, depth, j, copy.data());
-          continue;
+        if constexpr (!gemm_is_narrow(wide)) {
+          if (panels.copied) {
+            copied<L>(p, depth, j, copy.data());
+            continue;
+          }
         }
         if (panels.walked) {
           const std::int64_t some = std::min(full - j, gemm_walk(depth, wide));
