@@ -9887,7 +9887,12 @@ namespace detail {
 constexpr double past_caches_bytes =
     32e6;  // of one result, above which it is done: more than most last caches
 inline bool past_caches(std::int64_t numbers) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   return 4.0 * static_cast<double>(numbers) > past_caches_bytes;
+#else  // there is no such store
+  static_cast<void>(numbers);
+  return false;
+#endif
 }
 
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
@@ -11883,7 +11888,7 @@ inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t co
 
 // k of one pass over C: equal parts of at most so many that a panel of B stays in L2, or several
 // narrow ones do; of few rows of A less, so that long rows of B are packed along their memory.
-// Never by the columns of C: whoever deals them out gets the same bits.
+// Never by the columns of C, which callers deal out to threads.
 inline std::int64_t gemm_pass_depth(std::int64_t m, std::int64_t k, std::int64_t wide) {
   if (!gemm_is_narrow(wide) || m > gemm_rows || k <= 512) {
     const std::int64_t most = gemm_is_narrow(wide) ? 512 : 1024, passes = (k + most - 1) / most;
@@ -13465,24 +13470,27 @@ namespace detail {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
 typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
+typedef std::uint16_t Unsigned8 __attribute__((vector_size(16)));
+typedef std::uint16_t Unsigned16 __attribute__((vector_size(32)));
 TINYSCALE_AVX2 inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
-  typedef std::uint16_t Unsigned __attribute__((vector_size(32)));
   Shorts16 left;
-  Unsigned right;
+  Unsigned16 right;
   std::memcpy(&left, &a, sizeof(a));
   std::memcpy(&right, &b, sizeof(b));
   sum = sum + __builtin_ia32_pmaddwd256((left << 8) >> 8, Shorts16(right & 255)) +
         __builtin_ia32_pmaddwd256(left >> 8, Shorts16(right >> 8));
 }
 TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
-  Shorts8 left, right;
+  Shorts8 left;
+  Unsigned8 right;
   std::memcpy(&left, &a, sizeof(a));
   std::memcpy(&right, &b, sizeof(b));
-  sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
-        __builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
+  sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, Shorts8(right & 255)) +
+        __builtin_ia32_pmaddwd128(left >> 8, Shorts8(right >> 8));
 }
 // The same for b below 128: two products fit 16 bits.
-TINYSCALE_AVX2 inline void dot_small(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
+TINYSCALE_AVX2 inline void dot_few_bits_widened(const Lanes8::I& a, const Lanes8::I& b,
+                                                Lanes8::I& sum) {
   typedef char Bytes __attribute__((vector_size(32)));
   Bytes left, right;
   Shorts16 pairs, ones;
@@ -13555,7 +13563,7 @@ struct DotInt8 {
   static TINYSCALE_INLINE void dot_few_bits(const Words& a, const Words& b, Sum& sum) {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
     if constexpr (L::width == 8 && DOT == Int8Dot::widened) {
-      dot_small(a, b, sum);
+      dot_few_bits_widened(a, b, sum);
       return;
     }
 #endif

@@ -645,7 +645,8 @@ TEST_CASE("activations are rounded in two steps, the product or quotient first, 
 TEST_CASE("cpu: units of low precision follow the path") {
   namespace d = ts::detail;
   ts::CpuInfo info;
-  info.avx2 = info.fma = info.f16c = info.avx512f = info.avx512bw = info.avx512dq = info.avx512vl = true;
+  info.avx2 = info.fma = info.f16c = info.avx512f = info.avx512bw = info.avx512dq = info.avx512vl =
+      true;
   CHECK(d::choose_path(info, "").text == "processor (avx512)");
 #if TINYSCALE_X86_UNITS  // elsewhere none of them is compiled
   info.avx512_bf16 = info.avx_vnni = info.avx512_vnni = true;

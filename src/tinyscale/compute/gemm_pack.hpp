@@ -169,7 +169,7 @@ inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t co
 
 // k of one pass over C: equal parts of at most so many that a panel of B stays in L2, or several
 // narrow ones do; of few rows of A less, so that long rows of B are packed along their memory.
-// Never by the columns of C: whoever deals them out gets the same bits.
+// Never by the columns of C, which callers deal out to threads.
 inline std::int64_t gemm_pass_depth(std::int64_t m, std::int64_t k, std::int64_t wide) {
   if (!gemm_is_narrow(wide) || m > gemm_rows || k <= 512) {
     const std::int64_t most = gemm_is_narrow(wide) ? 512 : 1024, passes = (k + most - 1) / most;

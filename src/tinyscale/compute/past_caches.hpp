@@ -14,7 +14,12 @@ namespace detail {
 constexpr double past_caches_bytes =
     32e6;  // of one result, above which it is done: more than most last caches
 inline bool past_caches(std::int64_t numbers) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   return 4.0 * static_cast<double>(numbers) > past_caches_bytes;
+#else  // there is no such store
+  static_cast<void>(numbers);
+  return false;
+#endif
 }
 
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
