@@ -139,9 +139,16 @@ doctest:
 	@CXX='$(CXX)' DOCTEST_FLAGS='$(DOCTEST_FLAGS)' bash tools/install_doctest.sh
 -include $(filter-out $(BUILD)/tests/library_%,$(TEST_OBJECTS:.o=.d))
 
-$(BUILD)/examples/%: examples/%.cpp tinyscale.hpp $(DECLARED) $(LINKED)
+# Beside the compiled library the declarations are read once for all programs of the same flags.
+READ_ONCE := $(if $(EXTERN),$(BUILD)/examples/precompiled.hpp)
+EVERY_PROGRAM := $(PROGRAM)
+$(addsuffix .gch,$(READ_ONCE)): tinyscale.hpp $(DECLARED)
 	@mkdir -p $(@D)
-	$(CXX) $(PROGRAM) $(CXXFLAGS) $< $(LINKED) -o $@
+	@printf '#include "tinyscale.hpp"\n' > $(@:.gch=)
+	$(CXX) $(EVERY_PROGRAM) $(CXXFLAGS) -x c++-header $(@:.gch=) -o $@
+$(BUILD)/examples/%: examples/%.cpp tinyscale.hpp $(DECLARED) $(LINKED) $(addsuffix .gch,$(READ_ONCE))
+	@mkdir -p $(@D)
+	$(CXX) $(PROGRAM) $(CXXFLAGS) $(addprefix -include ,$(READ_ONCE)) $< $(LINKED) -o $@
 $(BUILD)/examples/plan: $(wildcard examples/plan_*.hpp)
 # GNU's g++ optimises the kernels whatever its flags, and these two wait for the compiler more than for the rest.
 $(BUILD)/examples/plan $(BUILD)/examples/00_demo: PROGRAM := $(filter-out $(if \

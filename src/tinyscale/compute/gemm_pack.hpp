@@ -81,9 +81,10 @@ struct GemmPack {
       load<L>(from + x, v);
       store<L>(row + x, v);
     }
-    for (; x < all; ++x) {
-      row[x] = x < whole ? from[x] : 0.0f;
+    for (; x < whole; ++x) {
+      row[x] = from[x];
     }
+    std::fill(row + whole, row + all, 0.0f);
   }
 };
 
