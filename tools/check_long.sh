@@ -2,8 +2,10 @@
 # `make check-long`: what takes too long for every push. Every CPU path under the sanitizers (but for the
 # cases marked slow, which add time and no code), all test cases, serial and OpenMP builds, both
 # optimisation levels of the interpreter, every instruction of this processor, emulation of ARM.
+#   tools/check_long.sh [step name pattern]      only the steps whose name matches (an extended regular expression)
 set -u
 cd "$(dirname "$0")/.." || exit 1
+only_steps=${1:-.}
 unset MAKEFLAGS MFLAGS MAKELEVEL
 export TINYSCALE_SHARED=${TINYSCALE_SHARED:-../shared}
 logs=build/long/logs
@@ -13,6 +15,7 @@ have() { command -v "$1" > /dev/null 2>&1; }
 step() {
   local name=$1 begin=$SECONDS code log
   shift
+  [[ $name =~ $only_steps ]] || return 0
   log="$logs/${name//[^a-zA-Z0-9]/_}.log"
   "$@" > "$log" 2>&1 < /dev/null
   code=$?
