@@ -1801,6 +1801,19 @@ std::vector<std::size_t> stable_order(const std::vector<Key>& keys) {
   return order;
 }
 
+// Few values, the smallest first.
+template <class T>
+void insertion_sort(T* begin, T* end) {
+  for (T* at = begin; at < end; ++at) {
+    const T value = *at;
+    T* to = at;
+    for (; to > begin && value < to[-1]; --to) {
+      *to = to[-1];
+    }
+    *to = value;
+  }
+}
+
 // What comes first of all entries, by their before().
 template <class T>
 class Heap {
@@ -6056,7 +6069,7 @@ class LaptopMeter {
   void note(int mode, int q, double seconds) {
     double* const best = best_[mode][q];
     best[2] = std::min(best[2], std::max(seconds, 1e-9));
-    std::sort(best, best + 3);
+    insertion_sort(best, best + 3);
   }
 
   bool settled() const {
@@ -35925,7 +35938,7 @@ inline double largest_difference(const std::vector<Tensor>& a, const std::vector
 }
 
 inline double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
+  insertion_sort(values.data(), values.data() + values.size());
   return values[values.size() / 2];
 }
 
@@ -46136,7 +46149,7 @@ inline void barrier(const Calling& by, const std::vector<int>& axes) {
   const Shared<DeviceCall> call = Shared<DeviceCall>::make();
   call->key.axes = axes;
   call->where = by.where;
-  std::sort(call->key.axes.begin(), call->key.axes.end());
+  insertion_sort(call->key.axes.data(), call->key.axes.data() + axes.size());
   StartedCall started = by.device.start(call, by.options);
   by.device.wait(started);
 }
@@ -49137,6 +49150,9 @@ class RankExchange {
     }
     if (count == 0) {
       return;
+    }
+    if (count > 0x7fffffff) {
+      fail({"mpi: a message of ", count, " numbers; at most 2^31 - 1"});
     }
     const int tag = tag_ + number;
     if (message.to == index_) {
@@ -69211,7 +69227,7 @@ struct SplitAxis {
   SplitAxis(const std::string& name, std::int64_t size, std::vector<std::int64_t> inner) {
     inner.push_back(size);
     inner.push_back(1);
-    std::sort(inner.begin(), inner.end());
+    insertion_sort(inner.data(), inner.data() + inner.size());
     std::vector<std::int64_t> factors;  // the fastest first
     for (std::size_t i = 1; i < inner.size(); ++i) {
       if (inner[i] % inner[i - 1] != 0) {
@@ -79507,7 +79523,7 @@ class LayoutSearch {
       sizes.push_back(each);
     }
     sizes.push_back(sequences);
-    std::sort(sizes.begin(), sizes.end());
+    insertion_sort(sizes.data(), sizes.data() + sizes.size());
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       layout.microbatches = (sequences + sizes[i] - 1) / sizes[i];
       const bool known = i > 0 && sizes[i] == sizes[i - 1];

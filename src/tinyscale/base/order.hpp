@@ -35,6 +35,19 @@ std::vector<std::size_t> stable_order(const std::vector<Key>& keys) {
   return order;
 }
 
+// Few values, the smallest first.
+template <class T>
+void insertion_sort(T* begin, T* end) {
+  for (T* at = begin; at < end; ++at) {
+    const T value = *at;
+    T* to = at;
+    for (; to > begin && value < to[-1]; --to) {
+      *to = to[-1];
+    }
+    *to = value;
+  }
+}
+
 // What comes first of all entries, by their before().
 template <class T>
 class Heap {

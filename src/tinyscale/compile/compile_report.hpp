@@ -4,7 +4,7 @@
 // running counts:
 //   std::cout << ts::compile_report(f).measure({x});
 
-#include <algorithm>  // max, sort
+#include <algorithm>  // max
 #include <cmath>      // fabs, HUGE_VAL
 #include <cstddef>    // size_t
 #include <ostream>    // operator<<
@@ -12,6 +12,7 @@
 #include <vector>     // tables
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/compile/bytes_waterfall.hpp"
 #include "tinyscale/compile/compiled.hpp"
@@ -291,7 +292,7 @@ inline double largest_difference(const std::vector<Tensor>& a, const std::vector
 }
 
 inline double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
+  insertion_sort(values.data(), values.data() + values.size());
   return values[values.size() / 2];
 }
 

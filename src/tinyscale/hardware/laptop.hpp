@@ -17,6 +17,7 @@
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/cpu.hpp"
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/hardware/laptop_loops.hpp"
@@ -182,7 +183,7 @@ class LaptopMeter {
   void note(int mode, int q, double seconds) {
     double* const best = best_[mode][q];
     best[2] = std::min(best[2], std::max(seconds, 1e-9));
-    std::sort(best, best + 3);
+    insertion_sort(best, best + 3);
   }
 
   bool settled() const {

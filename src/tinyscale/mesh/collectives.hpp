@@ -6,7 +6,6 @@
 // scatter, scatter a gather; all_to_all and permute their inverses (the transposes of chapter 3 of
 // the scaling book).
 
-#include <algorithm>  // sort
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/mesh/endpoint.hpp"
 #include "tinyscale/tensor/choose.hpp"
 #include "tinyscale/tensor/reduce.hpp"
@@ -345,7 +345,7 @@ inline void barrier(const Calling& by, const std::vector<int>& axes) {
   const Shared<DeviceCall> call = Shared<DeviceCall>::make();
   call->key.axes = axes;
   call->where = by.where;
-  std::sort(call->key.axes.begin(), call->key.axes.end());
+  insertion_sort(call->key.axes.data(), call->key.axes.data() + axes.size());
   StartedCall started = by.device.start(call, by.options);
   by.device.wait(started);
 }

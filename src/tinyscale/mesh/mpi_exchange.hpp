@@ -15,6 +15,7 @@
 #include <cstring>  // memcpy
 #include <vector>
 
+#include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/scratch.hpp"
@@ -169,6 +170,9 @@ class RankExchange {
     }
     if (count == 0) {
       return;
+    }
+    if (count > 0x7fffffff) {
+      fail({"mpi: a message of ", count, " numbers; at most 2^31 - 1"});
     }
     const int tag = tag_ + number;
     if (message.to == index_) {

@@ -2,12 +2,13 @@
 // The mesh axes of a layout, and which of them each of its collectives runs over. An axis of which
 // ZeRO or experts take only a part is split: "data_1" (slower) and "data_2".
 
-#include <algorithm>  // find, sort
+#include <algorithm>  // find
 #include <cstdint>    // int64_t
 #include <string>     // string
 #include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/parallel/layout.hpp"
 
@@ -101,7 +102,7 @@ struct SplitAxis {
   SplitAxis(const std::string& name, std::int64_t size, std::vector<std::int64_t> inner) {
     inner.push_back(size);
     inner.push_back(1);
-    std::sort(inner.begin(), inner.end());
+    insertion_sort(inner.data(), inner.data() + inner.size());
     std::vector<std::int64_t> factors;  // the fastest first
     for (std::size_t i = 1; i < inner.size(); ++i) {
       if (inner[i] % inner[i - 1] != 0) {

@@ -261,7 +261,7 @@ class LayoutSearch {
       sizes.push_back(each);
     }
     sizes.push_back(sequences);
-    std::sort(sizes.begin(), sizes.end());
+    insertion_sort(sizes.data(), sizes.data() + sizes.size());
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       layout.microbatches = (sequences + sizes[i] - 1) / sizes[i];
       const bool known = i > 0 && sizes[i] == sizes[i - 1];
