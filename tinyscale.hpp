@@ -219,6 +219,7 @@
 //   tinyscale/mesh/switch_limits.hpp         Collectives of GPUs behind switches
 //   tinyscale/mesh/run_log.hpp               The log of a mesh run
 //   tinyscale/mesh/chunk_paths.hpp           The way of each chunk of a collective through its
+//   tinyscale/mesh/exchange.hpp              What one collective does to numbers
 //   tinyscale/mesh/executor.hpp              Runs the schedule of a collective over the buffers
 //   tinyscale/mesh/call_plan.hpp             A collective as a program calls it
 //   tinyscale/mesh/waiting.hpp               Who waits, and the judgement when none can go on
@@ -43638,11 +43639,9 @@ inline ChunkPaths chunk_paths(const PreparedSchedule& schedule, const ChunkCut& 
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/executor.hpp
-// Runs the schedule of a collective over the buffers of all its devices, transfer by transfer.
-// What happens to one element does not depend on its neighbours, so a stretch of a chunk goes
-// through all steps while it is in the cache, and threads take different stretches: no thread waits
-// for another between steps. Numbers are rounded to the wire's format whenever they are sent.
+// >> tinyscale/mesh/exchange.hpp
+// What one collective does to numbers: the blocks that each device gives and gets, where they lie
+// in its tensors, and how two numbers become one.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -43760,7 +43759,21 @@ inline std::int64_t ragged_begin(const Exchange& e, int device, int b, bool inpu
   return input ? e.cut.ragged[block] - e.cut.ragged[first] : e.landing[block];
 }
 
-// Takes stretches of chunks through all hops.
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/executor.hpp
+// Runs the schedule of a collective over the buffers of all its devices, transfer by transfer.
+// What happens to one element does not depend on its neighbours, so a stretch of a chunk goes
+// through all steps while it is in the cache, and threads take different stretches: no thread waits
+// for another between steps. Numbers are rounded to the wire's format whenever they are sent.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Takes stretches of chunks through all hops: finds the steps of a stretch, then carries them out.
+// The steps say where in a device's tensors numbers are, not at which address, so that those of a
+// small exchange are found once.
 class StretchRun {
  public:
   static constexpr std::int64_t most = 8192;  // elements
@@ -43775,14 +43788,39 @@ class StretchRun {
         now_(size_),
         home_(size_),
         own_(exchange.devices * length),
-        payload_(exchange.paths.widest * length) {
-    for (int d = 0; d < e_.devices; ++d) {
-      home_[static_cast<std::size_t>(d)] = own_.data() + d * length_;
+        payload_(exchange.paths.widest * length),
+        from_(3 * size_ + 1),
+        to_(3 * size_ + 1) {
+    for (std::size_t d = 0; d < size_; ++d) {
+      home_[d] = own(d);
+      from_[own(d).base] = to_[own(d).base] = own_.data() + static_cast<std::int64_t>(d) * length_;
+    }
+    from_[payload(0).base] = to_[payload(0).base] = payload_.data();
+    bind();
+  }
+
+  // To the tensors that the devices have now. Steps of other devices' tensors are forgotten.
+  void bind() {
+    bool same = true;
+    for (std::size_t d = 0; d < size_; ++d) {
+      const DeviceBuffers& now = devices_[d];
+      same = same && (now.in == nullptr) == (from_[3 * d] == nullptr) &&
+             (now.out == nullptr) == (to_[3 * d + 1] == nullptr);
+      from_[3 * d] = now.in;
+      from_[3 * d + 1] = to_[3 * d + 1] = now.out;
+    }
+    if (!same) {
+      forget();
     }
   }
 
   // `count` elements of a chunk, from element `first` of the chunk on.
   void run(int chunk, std::int64_t first, std::int64_t count) {
+    add(chunk, first, count);
+    run();
+    forget();
+  }
+  void add(int chunk, std::int64_t first, std::int64_t count) {
     const int b = chunk / e_.cut.parts;
     place_.first = e_.cut.begin(chunk) - e_.cut.begin(b * e_.cut.parts) + first;
     place_.count = count;
@@ -43801,20 +43839,47 @@ class StretchRun {
       const bool merged = one.merged > 1 && (one.reduce != 0 ? adds_ : exact_);
       const std::size_t hops = static_cast<std::size_t>(merged ? one.merged : one.together);
       if (!merged) {
-        hop(h, hops, count);
+        hop(h, hops);
       } else if (one.reduce != 0) {
-        sum(h, hops, count);
+        sum(h, hops);
       } else {
-        copy(h, hops, count);
+        copy(h, hops);
       }
       h += hops;
     }
     for (int d = pairs ? receiver : 0; d < (pairs ? receiver + 1 : e_.devices); ++d) {
-      end(d, b, count);
+      end(d, b);
+    }
+  }
+  bool has_steps() const { return !steps_.empty(); }
+  // All steps that were added.
+  void run() {
+    for (const Step& step : steps_) {
+      carry_out(step);
     }
   }
 
  private:
+  // In what a device gives, gets (base 3 d, 3 d + 1) or has here (3 d + 2), or in the payloads.
+  struct Place {
+    std::size_t base = 0;
+    std::int64_t at = 0;
+
+    bool operator==(const Place& other) const { return base == other.base && at == other.at; }
+  };
+  struct Step {
+    enum class Act { load, store, sum, copy, copies, combine, round, settle };
+    Act act = Act::copy;
+    Place from, part, to;               // combine alone has a part
+    std::size_t first = 0, places = 0;  // sum: those added; copies: the targets
+    Stretch stretch;
+  };
+
+  Place in(std::size_t d, const Stretch& s) const { return {3 * d, s.place(s.first)}; }
+  Place out(std::size_t d, const Stretch& s) const { return {3 * d + 1, s.place(s.first)}; }
+  Place own(std::size_t d) const { return {3 * d + 2, 0}; }
+  Place payload(std::size_t i) const { return {3 * size_, static_cast<std::int64_t>(i) * length_}; }
+
   Stretch stretch(int device, int b, int local, bool input) const {
     Stretch s = place_;
     s.map = input ? e_.in : e_.out;
@@ -43822,102 +43887,149 @@ class StretchRun {
     return s;
   }
 
+  Step& step(Step::Act act, const Place& from, const Place& to) {
+    steps_.push_back(Step());
+    Step& made = steps_.back();
+    made.act = act;
+    made.from = from;
+    made.to = to;
+    made.stretch = place_;
+    return made;
+  }
+
   // Where a device has its numbers, and where it will work on them.
-  void begin(int d, int b) {
-    const std::size_t i = static_cast<std::size_t>(d);
-    now_[i] = nullptr;
-    const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+  void begin(int device, int b) {
+    const std::size_t d = static_cast<std::size_t>(device);
+    const int to = devices_[d].out == nullptr ? -1 : output_block(e_, device, b);
     if (to >= 0) {
-      const Stretch s = stretch(d, b, to, false);
-      home_[i] = s.whole() ? devices_[i].out + s.place(s.first) : home_[i];
+      const Stretch s = stretch(device, b, to, false);
+      home_[d] = s.whole() ? out(d, s) : home_[d];
     }
-    const int from = devices_[i].in == nullptr ? -1 : input_block(e_, d, b);
+    const int from = devices_[d].in == nullptr ? -1 : input_block(e_, device, b);
     if (from >= 0) {
-      const Stretch s = stretch(d, b, from, true);
-      if (s.whole()) {
-        now_[i] = devices_[i].in + s.place(s.first);
-      } else {
-        s.load(devices_[i].in, own_.data() + d * length_);
-        now_[i] = own_.data() + d * length_;
+      const Stretch s = stretch(device, b, from, true);
+      now_[d] = s.whole() ? in(d, s) : own(d);
+      if (!s.whole()) {
+        step(Step::Act::load, {3 * d, 0}, own(d)).stretch = s;
       }
     }
   }
 
   // What is added on the way, in one pass; the order of additions is that of the hops.
-  void sum(std::size_t h, std::size_t hops, std::int64_t count) {
+  void sum(std::size_t h, std::size_t hops) {
     std::size_t holder = static_cast<std::size_t>(e_.paths.hops[h].from);
-    parts_.clear();
-    parts_.push_back(now_[holder]);
+    const std::size_t first = places_.size();
+    places_.push_back(now_[holder]);
     for (std::size_t i = 0; i < hops; ++i) {
       const ChunkPaths::Hop& one = e_.paths.hops[h + i];
       const std::size_t from = static_cast<std::size_t>(one.from);
       const std::size_t to = static_cast<std::size_t>(one.to);
-      parts_.push_back(now_[from == holder ? to : from]);
+      places_.push_back(now_[from == holder ? to : from]);
       holder = to;
     }
-    kernels::add_all(count, parts_.data(), parts_.size(), home_[holder]);
+    Step& made = step(Step::Act::sum, now_[holder], home_[holder]);
+    made.first = first;
+    made.places = places_.size() - first;
     now_[holder] = home_[holder];
   }
 
   // To all that get the same, and to where the sender itself wants it.
-  void copy(std::size_t h, std::size_t hops, std::int64_t count) {
+  void copy(std::size_t h, std::size_t hops) {
     const std::size_t sender = static_cast<std::size_t>(e_.paths.hops[h].from);
-    const float* const from = now_[sender];
-    copies_.clear();
+    const Place from = now_[sender];
+    const std::size_t first = places_.size();
     const auto add = [&](std::size_t to) {
-      copies_.push_back(home_[to]);
+      places_.push_back(home_[to]);
       now_[to] = home_[to];
     };
-    const bool wants = home_[sender] != own_.data() + static_cast<std::int64_t>(sender) * length_;
-    if (wants && from != home_[sender]) {
+    if (!(home_[sender] == own(sender)) && !(from == home_[sender])) {
       add(sender);
     }
     for (std::size_t i = 0; i < hops; ++i) {
       add(static_cast<std::size_t>(e_.paths.hops[h + i].to));
     }
-    kernels::copy_to_all(count, from, copies_.data(), copies_.size());
+    Step& made = step(Step::Act::copies, from, from);
+    made.first = first;
+    made.places = places_.size() - first;
   }
 
-  void hop(std::size_t h, std::size_t together, std::int64_t count) {
+  void hop(std::size_t h, std::size_t together) {
     const bool stage = together > 1 || e_.format != DType::f32;
     for (std::size_t i = 0; i < together && stage; ++i) {
-      float* const to = payload_.data() + static_cast<std::int64_t>(i) * length_;
-      const float* const from = now_[static_cast<std::size_t>(e_.paths.hops[h + i].from)];
-      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+      step(Step::Act::copy, now_[static_cast<std::size_t>(e_.paths.hops[h + i].from)], payload(i));
       if (e_.format != DType::f32) {
-        for (std::int64_t k = 0; k < count; ++k) {
-          to[k] = round_to(to[k], e_.format);
-        }
+        step(Step::Act::round, payload(i), payload(i));
       }
     }
     for (std::size_t i = 0; i < together; ++i) {
       const ChunkPaths::Hop& one = e_.paths.hops[h + i];
       const std::size_t to = static_cast<std::size_t>(one.to);
-      const float* const part = stage ? payload_.data() + static_cast<std::int64_t>(i) * length_
-                                      : now_[static_cast<std::size_t>(one.from)];
+      const Place part = stage ? payload(i) : now_[static_cast<std::size_t>(one.from)];
       if (one.reduce != 0) {
-        combine(e_.how, count, now_[to], part, home_[to]);
+        step(Step::Act::combine, now_[to], home_[to]).part = part;
       } else {
-        std::memcpy(home_[to], part, static_cast<std::size_t>(count) * sizeof(float));
+        step(Step::Act::copy, part, home_[to]);
       }
       now_[to] = home_[to];
     }
   }
 
-  void end(int d, int b, std::int64_t count) {
-    const std::size_t i = static_cast<std::size_t>(d);
-    const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+  void end(int device, int b) {
+    const std::size_t d = static_cast<std::size_t>(device);
+    const int to = devices_[d].out == nullptr ? -1 : output_block(e_, device, b);
     if (to >= 0) {
-      const Stretch s = stretch(d, b, to, false);
+      const Stretch s = stretch(device, b, to, false);
       if (settles(e_)) {
-        settle(e_, count, now_[i], home_[i]);
-        now_[i] = home_[i];
+        step(Step::Act::settle, now_[d], home_[d]);
+        now_[d] = home_[d];
       }
-      if (!s.whole() || now_[i] != devices_[i].out + s.place(s.first)) {
-        s.store(now_[i], devices_[i].out);
+      if (!s.whole() || !(now_[d] == out(d, s))) {
+        step(Step::Act::store, now_[d], {3 * d + 1, 0}).stretch = s;
       }
     }
-    home_[i] = own_.data() + d * length_;
+    home_[d] = own(d);
+  }
+
+  const float* from(const Place& place) const { return from_[place.base] + place.at; }
+  float* to(const Place& place) const { return to_[place.base] + place.at; }
+
+  void carry_out(const Step& step) {
+    const std::int64_t count = step.stretch.count;
+    switch (step.act) {
+      case Step::Act::load: step.stretch.load(from(step.from), to(step.to)); break;
+      case Step::Act::store: step.stretch.store(from(step.from), to(step.to)); break;
+      case Step::Act::sum:
+        parts_.clear();
+        for (std::size_t i = step.first; i < step.first + step.places; ++i) {
+          parts_.push_back(from(places_[i]));
+        }
+        kernels::add_all(count, parts_.data(), parts_.size(), to(step.to));
+        break;
+      case Step::Act::copies:
+        copies_.clear();
+        for (std::size_t i = step.first; i < step.first + step.places; ++i) {
+          copies_.push_back(to(places_[i]));
+        }
+        kernels::copy_to_all(count, from(step.from), copies_.data(), copies_.size());
+        break;
+      case Step::Act::copy:
+        std::memcpy(to(step.to), from(step.from), static_cast<std::size_t>(count) * sizeof(float));
+        break;
+      case Step::Act::combine:
+        combine(e_.how, count, from(step.from), from(step.part), to(step.to));
+        break;
+      case Step::Act::round:
+        for (std::int64_t i = 0; i < count; ++i) {
+          to(step.to)[i] = round_to(from(step.from)[i], e_.format);
+        }
+        break;
+      case Step::Act::settle: settle(e_, count, from(step.from), to(step.to)); break;
+    }
+  }
+
+  void forget() {
+    steps_.clear();
+    places_.clear();
   }
 
   const Exchange& e_;
@@ -43925,13 +44037,17 @@ class StretchRun {
   std::int64_t length_;
   bool exact_, adds_;  // numbers are not rounded, and their sums are wanted
   std::size_t size_;
-  List<const float*> now_;  // by device: its numbers of the stretch
-  List<float*> home_;       // where it changes them: in its result where that is contiguous
+  List<Place> now_;   // by device: its numbers of the stretch
+  List<Place> home_;  // where it changes them: in its result where that is contiguous
+  Stretch place_;
+  List<Step> steps_;
+  List<Place> places_;
   List<const float*> parts_;
   List<float*> copies_;
   Scratch own_;
   Scratch payload_;
-  Stretch place_;
+  List<const float*> from_;  // by base
+  List<float*> to_;
 };
 
 // Elements of a stretch: all devices' fit the cache of a core, and where the runs of the tensors
@@ -43973,13 +44089,15 @@ class ExchangeRun {
   void run(OpenLoop* with = nullptr) {
     const auto body = [&](std::int64_t first, std::int64_t last) {
       StretchRun part(e_, buffers_.begin(), length_);
-      run(part, first, last);
+      each_stretch(first, last, [&](int chunk, std::int64_t at, std::int64_t count) {
+        part.run(chunk, at, count);
+      });
     };
     if (small()) {
       if (!small_) {
         small_ = Shared<StretchRun>(new StretchRun(e_, buffers_.begin(), length_));
       }
-      run(*small_, 0, stretches_.back());
+      run_small();
     } else if (with != nullptr) {
       with->run(body, stretches_.back(), thread_count() - 1);
     } else {
@@ -43988,7 +44106,9 @@ class ExchangeRun {
   }
 
  private:
-  void run(StretchRun& part, std::int64_t first, std::int64_t last) const {
+  // Calls use(chunk, first element, elements).
+  template <class Use>
+  void each_stretch(std::int64_t first, std::int64_t last, const Use& use) const {
     std::size_t c = static_cast<std::size_t>(
         std::upper_bound(stretches_.begin(), stretches_.end(), first) - stretches_.begin() - 1);
     for (std::int64_t i = first; i < last; ++i) {
@@ -43997,8 +44117,20 @@ class ExchangeRun {
       }
       const std::int64_t at = (i - stretches_[c]) * length_;
       const std::int64_t left = e_.cut.elements(static_cast<int>(c)) - at;
-      part.run(static_cast<int>(c), at, std::min(length_, left));
+      use(static_cast<int>(c), at, std::min(length_, left));
     }
+  }
+
+  // Few steps are kept for the next run.
+  void run_small() {
+    const bool few = stretches_.back() * e_.devices <= 1024;
+    small_->bind();
+    if (!few || !small_->has_steps()) {
+      each_stretch(0, stretches_.back(), [&](int chunk, std::int64_t at, std::int64_t count) {
+        few ? small_->add(chunk, at, count) : small_->run(chunk, at, count);
+      });
+    }
+    small_->run();
   }
 
   const Exchange& e_;
@@ -44577,6 +44709,19 @@ struct DeviceCall {
   }
 };
 
+// A plan that a device met with, and the line from which it called.
+struct PlanSlot {
+  SourceLine where;
+  const CallPlan* plan = nullptr;
+
+  // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
+  const CallPlan* plan_of(const DeviceCall& call) const {
+    const bool same = plan != nullptr && call.key.schedule == nullptr && call.rows.empty() &&
+                      where == call.where && plan->key == call.key;
+    return same ? plan : nullptr;
+  }
+};
+
 // What a device leaves at a meeting. Another processor reads it: of a call whose plan is known, one
 // line of memory says all.
 struct alignas(64) Post {
@@ -44589,30 +44734,41 @@ struct alignas(64) Post {
 
 struct Group;
 
-// One collective of a group.
+// One collective of a group. What its members tell each other in every call is one line of memory,
+// which goes from one processor to the other a few times; the rest stays as it was.
 struct Meeting {
   explicit Meeting(Group* owner, std::size_t members) : group(owner), posts(members) {}
 
-  Group* group;
   std::atomic<int> came{0}, left{0}, sleepers{0};
   std::atomic<bool> done{false};
-  OpenLoop exchange;  // who waits takes part
+  const CallPlan* plan = nullptr;
+  CallRecord* call = nullptr;
+  std::atomic<Meeting*> next{nullptr};  // null: the last
+  OpenLoop exchange;                    // who waits takes part
+  Group* group;
   bool disagrees = false;
   std::string error;  // what the exchange threw
   List<Post> posts;   // by place among the members
-  const CallPlan* plan = nullptr;
-  CallRecord* call = nullptr;
-  std::atomic<Meeting*> next{nullptr};
+
+  void reset() {
+    came.store(0, std::memory_order_relaxed);
+    left.store(0, std::memory_order_relaxed);
+    sleepers.store(0, std::memory_order_relaxed);
+    done.store(false, std::memory_order_relaxed);
+    plan = nullptr;
+    call = nullptr;
+    next.store(nullptr, std::memory_order_relaxed);
+  }
 };
 
-// The devices that differ in some axes only.
+// The devices that differ in some axes only. Their meetings are a chain: where one has been, all
+// go on to the next, and the last to leave appends it again.
 struct Group {
   std::vector<int> axes;   // of the mesh, rising
   std::vector<int> ranks;  // rising
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
-  List<Meeting*> free;
-  std::atomic<Meeting*> spare{nullptr};  // a free one at hand, without the mutex
+  List<Meeting*> free;  // not in the chain
   // The last plan, and the places of its devices in the order of the call's axes. Whoever finishes
   // a meeting uses these; meetings end one after the other.
   const CallPlan* plan = nullptr;
@@ -44647,33 +44803,30 @@ struct Group {
     }
     return next;
   }
-  Meeting* fresh() {
-    Meeting* again = spare.exchange(nullptr);
-    if (again == nullptr) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (free.empty()) {
-        meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
-        return meetings.back().get();
-      }
-      again = free.back();
-      free.pop_back();
+  // By the last who left it. The next one is known: all have asked for it when they came.
+  static void append(Meeting* meeting) {
+    Meeting* last = meeting->next.load(std::memory_order_acquire);
+    meeting->reset();
+    Meeting* none = nullptr;
+    while (!last->next.compare_exchange_strong(none, meeting)) {
+      last = none;
+      none = nullptr;
     }
-    again->came.store(0, std::memory_order_relaxed);
-    again->left.store(0, std::memory_order_relaxed);
-    again->sleepers.store(0, std::memory_order_relaxed);
-    again->done.store(false, std::memory_order_relaxed);
-    again->plan = nullptr;
-    again->call = nullptr;
-    again->next.store(nullptr, std::memory_order_relaxed);
+  }
+  Meeting* fresh() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (free.empty()) {
+      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
+      return meetings.back().get();
+    }
+    Meeting* const again = free.back();
+    free.pop_back();
     return again;
   }
-  // One that all have left.
   void give_back(Meeting* meeting) {
-    Meeting* const before = spare.exchange(meeting);
-    if (before != nullptr) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      free.push_back(before);
-    }
+    meeting->reset();
+    const std::lock_guard<std::mutex> lock(mutex);
+    free.push_back(meeting);
   }
 };
 
@@ -44682,10 +44835,30 @@ struct Seat {
   Group* group = nullptr;
   int place = 0;
   Meeting* next = nullptr;  // at which it will post
-  // Of the meetings that it finishes: the last plan's, so that no two processors share its memory.
-  const CallPlan* plan = nullptr;
-  Shared<ExchangeRun> run;
-  CallRecords records;
+  CallRecords records;      // of the meetings that it finishes
+
+  // Its own, so that no two processors share their memory. Several plans' where a group is small:
+  // programs call one collective and another by turns.
+  ExchangeRun& run(const CallPlan& plan) {
+    std::size_t at = 0;
+    const std::size_t some = group->size() <= 64 ? 4 : 1;
+    while (at < some && runs_[at].plan != &plan) {
+      ++at;
+    }
+    if (at == some) {
+      at = turn_++ % some;
+      runs_[at] = {&plan, Shared<ExchangeRun>(new ExchangeRun(plan.exchange))};
+    }
+    return *runs_[at].run;
+  }
+
+ private:
+  struct Run {
+    const CallPlan* plan = nullptr;
+    Shared<ExchangeRun> run;
+  };
+  Run runs_[4];
+  std::size_t turn_ = 0;
 };
 
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of
@@ -44763,8 +44936,15 @@ class Fabric {
     return seat;
   }
 
-  // Gives the meeting, at which nobody needs to wait.
-  Meeting* post(Seat& seat, Post post) {
+  // What a device takes from a meeting.
+  struct Met {
+    CallRecord* call = nullptr;      // what the log says of it
+    const CallPlan* plan = nullptr;  // null where other processes meet
+  };
+
+  // Gives the meeting, at which nobody needs to wait. Who comes last and runs the exchange takes
+  // `met` along, and leaves before the others know: await is not for it.
+  Meeting* post(Seat& seat, Post post, Met& met) {
     if (others_ != nullptr) {
       return others_->post(seat, std::move(post));
     }
@@ -44773,16 +44953,10 @@ class Fabric {
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
     seat.next = seat.group->after(*meeting);
     if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
-      finish(seat, *meeting);
+      finish(seat, *meeting, met);
     }
     return meeting;
   }
-
-  // What a device takes from a meeting.
-  struct Met {
-    CallRecord* call = nullptr;      // what the log says of it
-    const CallPlan* plan = nullptr;  // null where other processes meet
-  };
 
   // Returns when the exchange has run.
   template <class Standing>
@@ -44806,7 +44980,7 @@ class Fabric {
     const bool failed = !meeting->error.empty();
     meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
     if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
-      seat.group->give_back(meeting);
+      Group::append(meeting);
     }
     if (failed) {
       fail({meeting->error});  // such a meeting is not used again
@@ -44958,7 +45132,7 @@ class Fabric {
   }
 
   // By the last device that came.
-  void finish(Seat& seat, Meeting& meeting) {
+  void finish(Seat& seat, Meeting& meeting, Met& met) {
     const Post& first = meeting.posts[0];
     bool known = first.plan != nullptr;
     for (const Post& post : meeting.posts) {
@@ -44971,13 +45145,16 @@ class Fabric {
         return;
       }
     }
-    meeting.group->after(*meeting.group->after(meeting));  // now: the next call wants it at once
     try {
       exchange(seat, meeting, known ? first.plan : nullptr);
+      met = {meeting.call, meeting.plan};
+      meeting.posts[static_cast<std::size_t>(seat.place)] = Post();
+      meeting.left.store(1, std::memory_order_relaxed);
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
     meeting.done.exchange(true);  // as in LoopSlot, no store
+    // Others may have left by now, and begun the next call here: then who sleeps looks once more.
     if (meeting.sleepers.load() > 0) {
       const std::lock_guard<std::mutex> lock(waiting_.mutex());
       for (const int rank : meeting.group->ranks) {
@@ -44996,17 +45173,14 @@ class Fabric {
     } else if (group.plan != known) {
       use_plan(group, known->key.axes, known);
     }
-    if (seat.plan != group.plan) {
-      seat.run = Shared<ExchangeRun>(new ExchangeRun(group.plan->exchange));
-      seat.plan = group.plan;
-    }
+    ExchangeRun& run = seat.run(*group.plan);
     for (std::size_t i = 0; i < group.places.size(); ++i) {
       const Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
-      seat.run->buffers()[i] = {post.in, post.out};
+      run.buffers()[i] = {post.in, post.out};
     }
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
-    seat.run->run(awake ? &meeting.exchange : nullptr);
+    run.run(awake ? &meeting.exchange : nullptr);
     CallRecord* const record = seat.records.add();
     record->logged.shape = group.plan->shape;
     record->logged.members = group.members;
@@ -45346,6 +45520,7 @@ struct StartedCall {
   Seat* seat = nullptr;  // null: the device is alone in its group
   Meeting* meeting = nullptr;
   std::size_t event = 0;  // its start, in the log
+  Fabric::Met met;        // with a call: this device ran it, and has left
   Shared<DeviceCall> of;
 
   const CallKey& key() const { return of->key; }
@@ -45513,13 +45688,14 @@ class Endpoint {
     post.call = call.of;
     in_ = &call;
     try {
-      call.meeting = fabric_.post(*call.seat, std::move(post));
+      call.meeting = fabric_.post(*call.seat, std::move(post), call.met);
     } catch (...) {
       leave();
       throw;
     }
     in_ = nullptr;
     log_.events[call.event].meeting = call.meeting;
+    log_.events[call.event].call = call.met.call;
     return call;
   }
 
@@ -45531,9 +45707,8 @@ class Endpoint {
       Meeting* const meeting = call.meeting;
       call.meeting = nullptr;
       try {
-        const Fabric::Met end = fabric_.await(rank_, *call.seat, meeting, *this);
-        log_.events[call.event].call = end.call;
-        plan_slot(*call.of) = {call.of->where, end.plan};
+        meet(call, meeting);
+        plan_slot(*call.of) = {call.of->where, call.met.plan};
       } catch (...) {
         leave();
         throw;
@@ -45643,18 +45818,6 @@ class Endpoint {
     Seat* seat = nullptr;
   };
 
-  // A plan that the device met with, and the line from which it called.
-  struct PlanSlot {
-    SourceLine where;
-    const CallPlan* plan = nullptr;
-
-    // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
-    const CallPlan* plan_of(const DeviceCall& call) const {
-      const bool same = plan != nullptr && call.key.schedule == nullptr && call.rows.empty() &&
-                        where == call.where && plan->key == call.key;
-      return same ? plan : nullptr;
-    }
-  };
   PlanSlot& plan_slot(const DeviceCall& call) {
     constexpr unsigned slots = sizeof slots_ / sizeof *slots_;
     const unsigned size = call.key.shape.empty() ? 0 : static_cast<unsigned>(call.key.shape[0]);
@@ -45692,10 +45855,16 @@ class Endpoint {
         ++i;
         continue;
       }
-      const StartedCall call = dropped_[i];
+      StartedCall call = dropped_[i];
       dropped_[i] = dropped_.back();
       dropped_.pop_back();
-      log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this).call;
+      meet(call, call.meeting);
+    }
+  }
+  void meet(StartedCall& call, Meeting* meeting) {
+    if (call.met.call == nullptr) {
+      call.met = fabric_.await(rank_, *call.seat, meeting, *this);
+      log_.events[call.event].call = call.met.call;
     }
   }
   // By an exception, from the call it is in.

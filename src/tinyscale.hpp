@@ -251,6 +251,7 @@
 #include "tinyscale/mesh/switch_limits.hpp"
 #include "tinyscale/mesh/run_log.hpp"
 #include "tinyscale/mesh/chunk_paths.hpp"
+#include "tinyscale/mesh/exchange.hpp"
 #include "tinyscale/mesh/executor.hpp"
 #include "tinyscale/mesh/call_plan.hpp"
 #include "tinyscale/mesh/waiting.hpp"

@@ -31,6 +31,7 @@ struct StartedCall {
   Seat* seat = nullptr;  // null: the device is alone in its group
   Meeting* meeting = nullptr;
   std::size_t event = 0;  // its start, in the log
+  Fabric::Met met;        // with a call: this device ran it, and has left
   Shared<DeviceCall> of;
 
   const CallKey& key() const { return of->key; }
@@ -198,13 +199,14 @@ class Endpoint {
     post.call = call.of;
     in_ = &call;
     try {
-      call.meeting = fabric_.post(*call.seat, std::move(post));
+      call.meeting = fabric_.post(*call.seat, std::move(post), call.met);
     } catch (...) {
       leave();
       throw;
     }
     in_ = nullptr;
     log_.events[call.event].meeting = call.meeting;
+    log_.events[call.event].call = call.met.call;
     return call;
   }
 
@@ -216,9 +218,8 @@ class Endpoint {
       Meeting* const meeting = call.meeting;
       call.meeting = nullptr;
       try {
-        const Fabric::Met end = fabric_.await(rank_, *call.seat, meeting, *this);
-        log_.events[call.event].call = end.call;
-        plan_slot(*call.of) = {call.of->where, end.plan};
+        meet(call, meeting);
+        plan_slot(*call.of) = {call.of->where, call.met.plan};
       } catch (...) {
         leave();
         throw;
@@ -328,18 +329,6 @@ class Endpoint {
     Seat* seat = nullptr;
   };
 
-  // A plan that the device met with, and the line from which it called.
-  struct PlanSlot {
-    SourceLine where;
-    const CallPlan* plan = nullptr;
-
-    // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
-    const CallPlan* plan_of(const DeviceCall& call) const {
-      const bool same = plan != nullptr && call.key.schedule == nullptr && call.rows.empty() &&
-                        where == call.where && plan->key == call.key;
-      return same ? plan : nullptr;
-    }
-  };
   PlanSlot& plan_slot(const DeviceCall& call) {
     constexpr unsigned slots = sizeof slots_ / sizeof *slots_;
     const unsigned size = call.key.shape.empty() ? 0 : static_cast<unsigned>(call.key.shape[0]);
@@ -377,10 +366,16 @@ class Endpoint {
         ++i;
         continue;
       }
-      const StartedCall call = dropped_[i];
+      StartedCall call = dropped_[i];
       dropped_[i] = dropped_.back();
       dropped_.pop_back();
-      log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this).call;
+      meet(call, call.meeting);
+    }
+  }
+  void meet(StartedCall& call, Meeting* meeting) {
+    if (call.met.call == nullptr) {
+      call.met = fabric_.await(rank_, *call.seat, meeting, *this);
+      log_.events[call.event].call = call.met.call;
     }
   }
   // By an exception, from the call it is in.

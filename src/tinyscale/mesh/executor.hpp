@@ -10,133 +10,19 @@
 #include <cstring>  // memcpy
 #include <vector>
 
-#include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
-#include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/streams.hpp"
-#include "tinyscale/mesh/chunk_paths.hpp"
-#include "tinyscale/mesh/collective_spec.hpp"
+#include "tinyscale/mesh/exchange.hpp"
 
 namespace tinyscale {
 namespace detail {
 
-// Where a device's blocks lie in its tensor: runs of `run` elements, `pitch` from one to the next,
-// block b beginning b runs in. A block of one run is contiguous.
-struct BlockMap {
-  std::int64_t run = 0, pitch = 0;
-};
-
-// One device's tensors; null where it has none.
-struct DeviceBuffers {
-  const float* in = nullptr;
-  float* out = nullptr;
-};
-
-// What one collective does to numbers.
-struct Exchange {
-  Collective what = Collective::all_gather;
-  Reduce how = Reduce::sum;
-  DType format = DType::f32;
-  int devices = 1;
-  int root = 0;
-  ChunkCut cut;
-  BlockMap in, out;
-  std::vector<std::int64_t> landing;  // ragged: where each block begins at its receiver
-  ChunkPaths paths;
-};
-
-// A NaN on any device is the result: max and min do not hide it.
-inline void combine(Reduce how, std::int64_t n, const float* own, const float* part, float* into) {
-  if (how == Reduce::sum || how == Reduce::mean) {
-    kernels::add(n, own, part, into);
-    return;
-  }
-  for (std::int64_t i = 0; i < n; ++i) {
-    const bool takes = how == Reduce::max ? own[i] < part[i] : part[i] < own[i];
-    into[i] = takes || is_nan(part[i]) ? part[i] : own[i];
-  }
-}
-
-// Whether results are rounded on all devices, also on one that was not sent them: all have the same
-// where all have everything, and a maximum is one of the numbers as they were sent.
-inline bool rounds_result(const Exchange& e) {
-  return e.format != DType::f32 && e.devices > 1 &&
-         (e.what == Collective::all_reduce || e.what == Collective::all_gather ||
-          e.what == Collective::broadcast || e.how == Reduce::max || e.how == Reduce::min);
-}
-inline bool settles(const Exchange& e) { return e.how == Reduce::mean || rounds_result(e); }
-
-// What n numbers of a device come to in the end.
-inline void settle(const Exchange& e, std::int64_t n, const float* from, float* into) {
-  const bool rounds = rounds_result(e);
-  const float parts = e.how == Reduce::mean ? static_cast<float>(e.devices) : 1.0f;
-  for (std::int64_t i = 0; i < n; ++i) {
-    into[i] = (rounds ? round_to(from[i], e.format) : from[i]) / parts;
-  }
-}
-
-// The block of a device's input, or of its result, that block b of the vector is; -1: not there.
-inline int input_block(const Exchange& e, int device, int b) {
-  switch (e.what) {
-    case Collective::all_gather:
-    case Collective::gather:
-    case Collective::permute: return b == device ? 0 : -1;
-    case Collective::all_to_all: return b / e.devices == device ? b % e.devices : -1;
-    case Collective::broadcast:
-    case Collective::scatter: return device == e.root ? b : -1;
-    default: return b;
-  }
-}
-
-inline int output_block(const Exchange& e, int device, int b) {
-  switch (e.what) {
-    case Collective::reduce_scatter:
-    case Collective::scatter: return b == device ? 0 : -1;
-    case Collective::permute: return modulo(b + e.root, e.devices) == device ? 0 : -1;
-    case Collective::all_to_all: return b % e.devices == device ? b / e.devices : -1;
-    case Collective::reduce:
-    case Collective::gather: return device == e.root ? b : -1;
-    default: return b;
-  }
-}
-
-// Elements `first` to `first + count` of a block, in a tensor.
-struct Stretch {
-  std::int64_t begin = 0;  // of the block, in the tensor
-  std::int64_t first = 0, count = 0;
-  BlockMap map;
-
-  bool whole() const { return first % map.run + count <= map.run; }
-  std::int64_t place(std::int64_t element) const {
-    return begin + element / map.run * map.pitch + element % map.run;
-  }
-  void load(const float* from, float* to) const {
-    for (std::int64_t i = first; i < first + count;) {
-      const std::int64_t n = std::min(map.run - i % map.run, first + count - i);
-      std::memcpy(to + (i - first), from + place(i), static_cast<std::size_t>(n) * sizeof(float));
-      i += n;
-    }
-  }
-  void store(const float* from, float* to) const {
-    for (std::int64_t i = first; i < first + count;) {
-      const std::int64_t n = std::min(map.run - i % map.run, first + count - i);
-      std::memcpy(to + place(i), from + (i - first), static_cast<std::size_t>(n) * sizeof(float));
-      i += n;
-    }
-  }
-};
-
-// Where a block begins when those before it are of different sizes: rows sent to each device.
-inline std::int64_t ragged_begin(const Exchange& e, int device, int b, bool input) {
-  const std::size_t block = static_cast<std::size_t>(b);
-  const std::size_t first = static_cast<std::size_t>(device * e.devices);
-  return input ? e.cut.ragged[block] - e.cut.ragged[first] : e.landing[block];
-}
-
-// Takes stretches of chunks through all hops.
+// Takes stretches of chunks through all hops: finds the steps of a stretch, then carries them out.
+// The steps say where in a device's tensors numbers are, not at which address, so that those of a
+// small exchange are found once.
 class StretchRun {
  public:
   static constexpr std::int64_t most = 8192;  // elements
@@ -151,14 +37,39 @@ class StretchRun {
         now_(size_),
         home_(size_),
         own_(exchange.devices * length),
-        payload_(exchange.paths.widest * length) {
-    for (int d = 0; d < e_.devices; ++d) {
-      home_[static_cast<std::size_t>(d)] = own_.data() + d * length_;
+        payload_(exchange.paths.widest * length),
+        from_(3 * size_ + 1),
+        to_(3 * size_ + 1) {
+    for (std::size_t d = 0; d < size_; ++d) {
+      home_[d] = own(d);
+      from_[own(d).base] = to_[own(d).base] = own_.data() + static_cast<std::int64_t>(d) * length_;
+    }
+    from_[payload(0).base] = to_[payload(0).base] = payload_.data();
+    bind();
+  }
+
+  // To the tensors that the devices have now. Steps of other devices' tensors are forgotten.
+  void bind() {
+    bool same = true;
+    for (std::size_t d = 0; d < size_; ++d) {
+      const DeviceBuffers& now = devices_[d];
+      same = same && (now.in == nullptr) == (from_[3 * d] == nullptr) &&
+             (now.out == nullptr) == (to_[3 * d + 1] == nullptr);
+      from_[3 * d] = now.in;
+      from_[3 * d + 1] = to_[3 * d + 1] = now.out;
+    }
+    if (!same) {
+      forget();
     }
   }
 
   // `count` elements of a chunk, from element `first` of the chunk on.
   void run(int chunk, std::int64_t first, std::int64_t count) {
+    add(chunk, first, count);
+    run();
+    forget();
+  }
+  void add(int chunk, std::int64_t first, std::int64_t count) {
     const int b = chunk / e_.cut.parts;
     place_.first = e_.cut.begin(chunk) - e_.cut.begin(b * e_.cut.parts) + first;
     place_.count = count;
@@ -177,20 +88,47 @@ class StretchRun {
       const bool merged = one.merged > 1 && (one.reduce != 0 ? adds_ : exact_);
       const std::size_t hops = static_cast<std::size_t>(merged ? one.merged : one.together);
       if (!merged) {
-        hop(h, hops, count);
+        hop(h, hops);
       } else if (one.reduce != 0) {
-        sum(h, hops, count);
+        sum(h, hops);
       } else {
-        copy(h, hops, count);
+        copy(h, hops);
       }
       h += hops;
     }
     for (int d = pairs ? receiver : 0; d < (pairs ? receiver + 1 : e_.devices); ++d) {
-      end(d, b, count);
+      end(d, b);
+    }
+  }
+  bool has_steps() const { return !steps_.empty(); }
+  // All steps that were added.
+  void run() {
+    for (const Step& step : steps_) {
+      carry_out(step);
     }
   }
 
  private:
+  // In what a device gives, gets (base 3 d, 3 d + 1) or has here (3 d + 2), or in the payloads.
+  struct Place {
+    std::size_t base = 0;
+    std::int64_t at = 0;
+
+    bool operator==(const Place& other) const { return base == other.base && at == other.at; }
+  };
+  struct Step {
+    enum class Act { load, store, sum, copy, copies, combine, round, settle };
+    Act act = Act::copy;
+    Place from, part, to;               // combine alone has a part
+    std::size_t first = 0, places = 0;  // sum: those added; copies: the targets
+    Stretch stretch;
+  };
+
+  Place in(std::size_t d, const Stretch& s) const { return {3 * d, s.place(s.first)}; }
+  Place out(std::size_t d, const Stretch& s) const { return {3 * d + 1, s.place(s.first)}; }
+  Place own(std::size_t d) const { return {3 * d + 2, 0}; }
+  Place payload(std::size_t i) const { return {3 * size_, static_cast<std::int64_t>(i) * length_}; }
+
   Stretch stretch(int device, int b, int local, bool input) const {
     Stretch s = place_;
     s.map = input ? e_.in : e_.out;
@@ -198,102 +136,149 @@ class StretchRun {
     return s;
   }
 
+  Step& step(Step::Act act, const Place& from, const Place& to) {
+    steps_.push_back(Step());
+    Step& made = steps_.back();
+    made.act = act;
+    made.from = from;
+    made.to = to;
+    made.stretch = place_;
+    return made;
+  }
+
   // Where a device has its numbers, and where it will work on them.
-  void begin(int d, int b) {
-    const std::size_t i = static_cast<std::size_t>(d);
-    now_[i] = nullptr;
-    const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+  void begin(int device, int b) {
+    const std::size_t d = static_cast<std::size_t>(device);
+    const int to = devices_[d].out == nullptr ? -1 : output_block(e_, device, b);
     if (to >= 0) {
-      const Stretch s = stretch(d, b, to, false);
-      home_[i] = s.whole() ? devices_[i].out + s.place(s.first) : home_[i];
+      const Stretch s = stretch(device, b, to, false);
+      home_[d] = s.whole() ? out(d, s) : home_[d];
     }
-    const int from = devices_[i].in == nullptr ? -1 : input_block(e_, d, b);
+    const int from = devices_[d].in == nullptr ? -1 : input_block(e_, device, b);
     if (from >= 0) {
-      const Stretch s = stretch(d, b, from, true);
-      if (s.whole()) {
-        now_[i] = devices_[i].in + s.place(s.first);
-      } else {
-        s.load(devices_[i].in, own_.data() + d * length_);
-        now_[i] = own_.data() + d * length_;
+      const Stretch s = stretch(device, b, from, true);
+      now_[d] = s.whole() ? in(d, s) : own(d);
+      if (!s.whole()) {
+        step(Step::Act::load, {3 * d, 0}, own(d)).stretch = s;
       }
     }
   }
 
   // What is added on the way, in one pass; the order of additions is that of the hops.
-  void sum(std::size_t h, std::size_t hops, std::int64_t count) {
+  void sum(std::size_t h, std::size_t hops) {
     std::size_t holder = static_cast<std::size_t>(e_.paths.hops[h].from);
-    parts_.clear();
-    parts_.push_back(now_[holder]);
+    const std::size_t first = places_.size();
+    places_.push_back(now_[holder]);
     for (std::size_t i = 0; i < hops; ++i) {
       const ChunkPaths::Hop& one = e_.paths.hops[h + i];
       const std::size_t from = static_cast<std::size_t>(one.from);
       const std::size_t to = static_cast<std::size_t>(one.to);
-      parts_.push_back(now_[from == holder ? to : from]);
+      places_.push_back(now_[from == holder ? to : from]);
       holder = to;
     }
-    kernels::add_all(count, parts_.data(), parts_.size(), home_[holder]);
+    Step& made = step(Step::Act::sum, now_[holder], home_[holder]);
+    made.first = first;
+    made.places = places_.size() - first;
     now_[holder] = home_[holder];
   }
 
   // To all that get the same, and to where the sender itself wants it.
-  void copy(std::size_t h, std::size_t hops, std::int64_t count) {
+  void copy(std::size_t h, std::size_t hops) {
     const std::size_t sender = static_cast<std::size_t>(e_.paths.hops[h].from);
-    const float* const from = now_[sender];
-    copies_.clear();
+    const Place from = now_[sender];
+    const std::size_t first = places_.size();
     const auto add = [&](std::size_t to) {
-      copies_.push_back(home_[to]);
+      places_.push_back(home_[to]);
       now_[to] = home_[to];
     };
-    const bool wants = home_[sender] != own_.data() + static_cast<std::int64_t>(sender) * length_;
-    if (wants && from != home_[sender]) {
+    if (!(home_[sender] == own(sender)) && !(from == home_[sender])) {
       add(sender);
     }
     for (std::size_t i = 0; i < hops; ++i) {
       add(static_cast<std::size_t>(e_.paths.hops[h + i].to));
     }
-    kernels::copy_to_all(count, from, copies_.data(), copies_.size());
+    Step& made = step(Step::Act::copies, from, from);
+    made.first = first;
+    made.places = places_.size() - first;
   }
 
-  void hop(std::size_t h, std::size_t together, std::int64_t count) {
+  void hop(std::size_t h, std::size_t together) {
     const bool stage = together > 1 || e_.format != DType::f32;
     for (std::size_t i = 0; i < together && stage; ++i) {
-      float* const to = payload_.data() + static_cast<std::int64_t>(i) * length_;
-      const float* const from = now_[static_cast<std::size_t>(e_.paths.hops[h + i].from)];
-      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+      step(Step::Act::copy, now_[static_cast<std::size_t>(e_.paths.hops[h + i].from)], payload(i));
       if (e_.format != DType::f32) {
-        for (std::int64_t k = 0; k < count; ++k) {
-          to[k] = round_to(to[k], e_.format);
-        }
+        step(Step::Act::round, payload(i), payload(i));
       }
     }
     for (std::size_t i = 0; i < together; ++i) {
       const ChunkPaths::Hop& one = e_.paths.hops[h + i];
       const std::size_t to = static_cast<std::size_t>(one.to);
-      const float* const part = stage ? payload_.data() + static_cast<std::int64_t>(i) * length_
-                                      : now_[static_cast<std::size_t>(one.from)];
+      const Place part = stage ? payload(i) : now_[static_cast<std::size_t>(one.from)];
       if (one.reduce != 0) {
-        combine(e_.how, count, now_[to], part, home_[to]);
+        step(Step::Act::combine, now_[to], home_[to]).part = part;
       } else {
-        std::memcpy(home_[to], part, static_cast<std::size_t>(count) * sizeof(float));
+        step(Step::Act::copy, part, home_[to]);
       }
       now_[to] = home_[to];
     }
   }
 
-  void end(int d, int b, std::int64_t count) {
-    const std::size_t i = static_cast<std::size_t>(d);
-    const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+  void end(int device, int b) {
+    const std::size_t d = static_cast<std::size_t>(device);
+    const int to = devices_[d].out == nullptr ? -1 : output_block(e_, device, b);
     if (to >= 0) {
-      const Stretch s = stretch(d, b, to, false);
+      const Stretch s = stretch(device, b, to, false);
       if (settles(e_)) {
-        settle(e_, count, now_[i], home_[i]);
-        now_[i] = home_[i];
+        step(Step::Act::settle, now_[d], home_[d]);
+        now_[d] = home_[d];
       }
-      if (!s.whole() || now_[i] != devices_[i].out + s.place(s.first)) {
-        s.store(now_[i], devices_[i].out);
+      if (!s.whole() || !(now_[d] == out(d, s))) {
+        step(Step::Act::store, now_[d], {3 * d + 1, 0}).stretch = s;
       }
     }
-    home_[i] = own_.data() + d * length_;
+    home_[d] = own(d);
+  }
+
+  const float* from(const Place& place) const { return from_[place.base] + place.at; }
+  float* to(const Place& place) const { return to_[place.base] + place.at; }
+
+  void carry_out(const Step& step) {
+    const std::int64_t count = step.stretch.count;
+    switch (step.act) {
+      case Step::Act::load: step.stretch.load(from(step.from), to(step.to)); break;
+      case Step::Act::store: step.stretch.store(from(step.from), to(step.to)); break;
+      case Step::Act::sum:
+        parts_.clear();
+        for (std::size_t i = step.first; i < step.first + step.places; ++i) {
+          parts_.push_back(from(places_[i]));
+        }
+        kernels::add_all(count, parts_.data(), parts_.size(), to(step.to));
+        break;
+      case Step::Act::copies:
+        copies_.clear();
+        for (std::size_t i = step.first; i < step.first + step.places; ++i) {
+          copies_.push_back(to(places_[i]));
+        }
+        kernels::copy_to_all(count, from(step.from), copies_.data(), copies_.size());
+        break;
+      case Step::Act::copy:
+        std::memcpy(to(step.to), from(step.from), static_cast<std::size_t>(count) * sizeof(float));
+        break;
+      case Step::Act::combine:
+        combine(e_.how, count, from(step.from), from(step.part), to(step.to));
+        break;
+      case Step::Act::round:
+        for (std::int64_t i = 0; i < count; ++i) {
+          to(step.to)[i] = round_to(from(step.from)[i], e_.format);
+        }
+        break;
+      case Step::Act::settle: settle(e_, count, from(step.from), to(step.to)); break;
+    }
+  }
+
+  void forget() {
+    steps_.clear();
+    places_.clear();
   }
 
   const Exchange& e_;
@@ -301,13 +286,17 @@ class StretchRun {
   std::int64_t length_;
   bool exact_, adds_;  // numbers are not rounded, and their sums are wanted
   std::size_t size_;
-  List<const float*> now_;  // by device: its numbers of the stretch
-  List<float*> home_;       // where it changes them: in its result where that is contiguous
+  List<Place> now_;   // by device: its numbers of the stretch
+  List<Place> home_;  // where it changes them: in its result where that is contiguous
+  Stretch place_;
+  List<Step> steps_;
+  List<Place> places_;
   List<const float*> parts_;
   List<float*> copies_;
   Scratch own_;
   Scratch payload_;
-  Stretch place_;
+  List<const float*> from_;  // by base
+  List<float*> to_;
 };
 
 // Elements of a stretch: all devices' fit the cache of a core, and where the runs of the tensors
@@ -349,13 +338,15 @@ class ExchangeRun {
   void run(OpenLoop* with = nullptr) {
     const auto body = [&](std::int64_t first, std::int64_t last) {
       StretchRun part(e_, buffers_.begin(), length_);
-      run(part, first, last);
+      each_stretch(first, last, [&](int chunk, std::int64_t at, std::int64_t count) {
+        part.run(chunk, at, count);
+      });
     };
     if (small()) {
       if (!small_) {
         small_ = Shared<StretchRun>(new StretchRun(e_, buffers_.begin(), length_));
       }
-      run(*small_, 0, stretches_.back());
+      run_small();
     } else if (with != nullptr) {
       with->run(body, stretches_.back(), thread_count() - 1);
     } else {
@@ -364,7 +355,9 @@ class ExchangeRun {
   }
 
  private:
-  void run(StretchRun& part, std::int64_t first, std::int64_t last) const {
+  // Calls use(chunk, first element, elements).
+  template <class Use>
+  void each_stretch(std::int64_t first, std::int64_t last, const Use& use) const {
     std::size_t c = static_cast<std::size_t>(
         std::upper_bound(stretches_.begin(), stretches_.end(), first) - stretches_.begin() - 1);
     for (std::int64_t i = first; i < last; ++i) {
@@ -373,8 +366,20 @@ class ExchangeRun {
       }
       const std::int64_t at = (i - stretches_[c]) * length_;
       const std::int64_t left = e_.cut.elements(static_cast<int>(c)) - at;
-      part.run(static_cast<int>(c), at, std::min(length_, left));
+      use(static_cast<int>(c), at, std::min(length_, left));
     }
+  }
+
+  // Few steps are kept for the next run.
+  void run_small() {
+    const bool few = stretches_.back() * e_.devices <= 1024;
+    small_->bind();
+    if (!few || !small_->has_steps()) {
+      each_stretch(0, stretches_.back(), [&](int chunk, std::int64_t at, std::int64_t count) {
+        few ? small_->add(chunk, at, count) : small_->run(chunk, at, count);
+      });
+    }
+    small_->run();
   }
 
   const Exchange& e_;

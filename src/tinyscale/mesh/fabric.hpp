@@ -62,8 +62,15 @@ class Fabric {
     return seat;
   }
 
-  // Gives the meeting, at which nobody needs to wait.
-  Meeting* post(Seat& seat, Post post) {
+  // What a device takes from a meeting.
+  struct Met {
+    CallRecord* call = nullptr;      // what the log says of it
+    const CallPlan* plan = nullptr;  // null where other processes meet
+  };
+
+  // Gives the meeting, at which nobody needs to wait. Who comes last and runs the exchange takes
+  // `met` along, and leaves before the others know: await is not for it.
+  Meeting* post(Seat& seat, Post post, Met& met) {
     if (others_ != nullptr) {
       return others_->post(seat, std::move(post));
     }
@@ -72,16 +79,10 @@ class Fabric {
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
     seat.next = seat.group->after(*meeting);
     if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
-      finish(seat, *meeting);
+      finish(seat, *meeting, met);
     }
     return meeting;
   }
-
-  // What a device takes from a meeting.
-  struct Met {
-    CallRecord* call = nullptr;      // what the log says of it
-    const CallPlan* plan = nullptr;  // null where other processes meet
-  };
 
   // Returns when the exchange has run.
   template <class Standing>
@@ -105,7 +106,7 @@ class Fabric {
     const bool failed = !meeting->error.empty();
     meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
     if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
-      seat.group->give_back(meeting);
+      Group::append(meeting);
     }
     if (failed) {
       fail({meeting->error});  // such a meeting is not used again
@@ -257,7 +258,7 @@ class Fabric {
   }
 
   // By the last device that came.
-  void finish(Seat& seat, Meeting& meeting) {
+  void finish(Seat& seat, Meeting& meeting, Met& met) {
     const Post& first = meeting.posts[0];
     bool known = first.plan != nullptr;
     for (const Post& post : meeting.posts) {
@@ -270,13 +271,16 @@ class Fabric {
         return;
       }
     }
-    meeting.group->after(*meeting.group->after(meeting));  // now: the next call wants it at once
     try {
       exchange(seat, meeting, known ? first.plan : nullptr);
+      met = {meeting.call, meeting.plan};
+      meeting.posts[static_cast<std::size_t>(seat.place)] = Post();
+      meeting.left.store(1, std::memory_order_relaxed);
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
     meeting.done.exchange(true);  // as in LoopSlot, no store
+    // Others may have left by now, and begun the next call here: then who sleeps looks once more.
     if (meeting.sleepers.load() > 0) {
       const std::lock_guard<std::mutex> lock(waiting_.mutex());
       for (const int rank : meeting.group->ranks) {
@@ -295,17 +299,14 @@ class Fabric {
     } else if (group.plan != known) {
       use_plan(group, known->key.axes, known);
     }
-    if (seat.plan != group.plan) {
-      seat.run = Shared<ExchangeRun>(new ExchangeRun(group.plan->exchange));
-      seat.plan = group.plan;
-    }
+    ExchangeRun& run = seat.run(*group.plan);
     for (std::size_t i = 0; i < group.places.size(); ++i) {
       const Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
-      seat.run->buffers()[i] = {post.in, post.out};
+      run.buffers()[i] = {post.in, post.out};
     }
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
-    seat.run->run(awake ? &meeting.exchange : nullptr);
+    run.run(awake ? &meeting.exchange : nullptr);
     CallRecord* const record = seat.records.add();
     record->logged.shape = group.plan->shape;
     record->logged.members = group.members;

@@ -71,6 +71,19 @@ struct DeviceCall {
   }
 };
 
+// A plan that a device met with, and the line from which it called.
+struct PlanSlot {
+  SourceLine where;
+  const CallPlan* plan = nullptr;
+
+  // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
+  const CallPlan* plan_of(const DeviceCall& call) const {
+    const bool same = plan != nullptr && call.key.schedule == nullptr && call.rows.empty() &&
+                      where == call.where && plan->key == call.key;
+    return same ? plan : nullptr;
+  }
+};
+
 // What a device leaves at a meeting. Another processor reads it: of a call whose plan is known, one
 // line of memory says all.
 struct alignas(64) Post {
@@ -83,30 +96,41 @@ struct alignas(64) Post {
 
 struct Group;
 
-// One collective of a group.
+// One collective of a group. What its members tell each other in every call is one line of memory,
+// which goes from one processor to the other a few times; the rest stays as it was.
 struct Meeting {
   explicit Meeting(Group* owner, std::size_t members) : group(owner), posts(members) {}
 
-  Group* group;
   std::atomic<int> came{0}, left{0}, sleepers{0};
   std::atomic<bool> done{false};
-  OpenLoop exchange;  // who waits takes part
+  const CallPlan* plan = nullptr;
+  CallRecord* call = nullptr;
+  std::atomic<Meeting*> next{nullptr};  // null: the last
+  OpenLoop exchange;                    // who waits takes part
+  Group* group;
   bool disagrees = false;
   std::string error;  // what the exchange threw
   List<Post> posts;   // by place among the members
-  const CallPlan* plan = nullptr;
-  CallRecord* call = nullptr;
-  std::atomic<Meeting*> next{nullptr};
+
+  void reset() {
+    came.store(0, std::memory_order_relaxed);
+    left.store(0, std::memory_order_relaxed);
+    sleepers.store(0, std::memory_order_relaxed);
+    done.store(false, std::memory_order_relaxed);
+    plan = nullptr;
+    call = nullptr;
+    next.store(nullptr, std::memory_order_relaxed);
+  }
 };
 
-// The devices that differ in some axes only.
+// The devices that differ in some axes only. Their meetings are a chain: where one has been, all
+// go on to the next, and the last to leave appends it again.
 struct Group {
   std::vector<int> axes;   // of the mesh, rising
   std::vector<int> ranks;  // rising
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
-  List<Meeting*> free;
-  std::atomic<Meeting*> spare{nullptr};  // a free one at hand, without the mutex
+  List<Meeting*> free;  // not in the chain
   // The last plan, and the places of its devices in the order of the call's axes. Whoever finishes
   // a meeting uses these; meetings end one after the other.
   const CallPlan* plan = nullptr;
@@ -141,33 +165,30 @@ struct Group {
     }
     return next;
   }
-  Meeting* fresh() {
-    Meeting* again = spare.exchange(nullptr);
-    if (again == nullptr) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (free.empty()) {
-        meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
-        return meetings.back().get();
-      }
-      again = free.back();
-      free.pop_back();
+  // By the last who left it. The next one is known: all have asked for it when they came.
+  static void append(Meeting* meeting) {
+    Meeting* last = meeting->next.load(std::memory_order_acquire);
+    meeting->reset();
+    Meeting* none = nullptr;
+    while (!last->next.compare_exchange_strong(none, meeting)) {
+      last = none;
+      none = nullptr;
     }
-    again->came.store(0, std::memory_order_relaxed);
-    again->left.store(0, std::memory_order_relaxed);
-    again->sleepers.store(0, std::memory_order_relaxed);
-    again->done.store(false, std::memory_order_relaxed);
-    again->plan = nullptr;
-    again->call = nullptr;
-    again->next.store(nullptr, std::memory_order_relaxed);
+  }
+  Meeting* fresh() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (free.empty()) {
+      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
+      return meetings.back().get();
+    }
+    Meeting* const again = free.back();
+    free.pop_back();
     return again;
   }
-  // One that all have left.
   void give_back(Meeting* meeting) {
-    Meeting* const before = spare.exchange(meeting);
-    if (before != nullptr) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      free.push_back(before);
-    }
+    meeting->reset();
+    const std::lock_guard<std::mutex> lock(mutex);
+    free.push_back(meeting);
   }
 };
 
@@ -176,10 +197,30 @@ struct Seat {
   Group* group = nullptr;
   int place = 0;
   Meeting* next = nullptr;  // at which it will post
-  // Of the meetings that it finishes: the last plan's, so that no two processors share its memory.
-  const CallPlan* plan = nullptr;
-  Shared<ExchangeRun> run;
-  CallRecords records;
+  CallRecords records;      // of the meetings that it finishes
+
+  // Its own, so that no two processors share their memory. Several plans' where a group is small:
+  // programs call one collective and another by turns.
+  ExchangeRun& run(const CallPlan& plan) {
+    std::size_t at = 0;
+    const std::size_t some = group->size() <= 64 ? 4 : 1;
+    while (at < some && runs_[at].plan != &plan) {
+      ++at;
+    }
+    if (at == some) {
+      at = turn_++ % some;
+      runs_[at] = {&plan, Shared<ExchangeRun>(new ExchangeRun(plan.exchange))};
+    }
+    return *runs_[at].run;
+  }
+
+ private:
+  struct Run {
+    const CallPlan* plan = nullptr;
+    Shared<ExchangeRun> run;
+  };
+  Run runs_[4];
+  std::size_t turn_ = 0;
 };
 
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of

@@ -19,7 +19,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/scratch.hpp"
-#include "tinyscale/mesh/executor.hpp"
+#include "tinyscale/mesh/exchange.hpp"
 #include "tinyscale/mesh/schedule.hpp"
 
 namespace tinyscale {
