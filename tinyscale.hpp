@@ -43674,7 +43674,8 @@ struct Exchange {
 // A NaN on any device is the result: max and min do not hide it.
 inline void combine(Reduce how, std::int64_t n, const float* own, const float* part, float* into) {
   if (how == Reduce::sum || how == Reduce::mean) {
-    kernels::add(n, own, part, into);
+    const float* const both[] = {own, part};
+    kernels::add_all(n, both, 2, into);
     return;
   }
   for (std::int64_t i = 0; i < n; ++i) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ts = tinyscale;
@@ -812,6 +813,67 @@ TEST_CASE("many starts before a wait: meetings come and go in any order") {
       d.keep("wrong", ts::full({1}, wrong));
     });
     CHECK(run.kept(n - 1, "wrong").item() == 0.0f);
+  }
+}
+
+// Call i of a device, and how far what came is from right. Numbers of a vector rise by 1.
+ts::Pending start_one(ts::Device& d, int i) {
+  const float first = static_cast<float>(100 * d.rank() + i);
+  const ts::Tensor mine = ts::reshape(ts::arange(8), {2, 4}) + first;
+  switch (i % 7) {
+    case 0: return d.start_all_reduce(mine, "x");
+    case 1: return d.start_all_gather(mine, "x", 0);
+    case 2: return d.start_all_gather(mine, "x", 1);  // no block is contiguous there
+    case 3: return d.start_all_to_all(ts::full({8, 8}, first), "x", 1, 0);
+    case 4: return d.start_reduce_scatter(ts::full({8, 3}, first), "x", 0);
+    case 5: return d.start_all_reduce(mine, "x", ts::Reduce::mean);
+    default: return d.start_broadcast(mine, "x", i % 2);
+  }
+}
+float wrong_by(const ts::Tensor& got, int n, int i) {
+  const float sum = static_cast<float>(100 * n * (n - 1) / 2 + n * i);
+  const float last = static_cast<float>(100 * (n - 1) + i);
+  switch (i % 7) {
+    case 0: return std::fabs(got.at({1, 3}) - sum - 7.0f * static_cast<float>(n));
+    case 1: return std::fabs(got.at({2 * n - 1, 3}) - last - 7.0f);
+    case 2: return std::fabs(got.at({1, 4 * n - 1}) - last - 7.0f);
+    case 3: return std::fabs(got.at({8 * n - 1, 8 / n - 1}) - last);
+    case 4: return std::fabs(got.at({8 / n - 1, 2}) - sum);
+    case 5:
+      return std::fabs(got.at({0, 2}) * static_cast<float>(n) - sum - 2.0f * static_cast<float>(n));
+    default: return std::fabs(got.at({1, 0}) - static_cast<float>(100 * (i % 2) + i) - 4.0f);
+  }
+}
+
+TEST_CASE("seven calls by turns, up to ten under way, each device waits in an order of its own") {
+  for (const int n : {2, 4, 8}) {
+    const ts::MeshRun run = row_mesh(n).run([n](ts::Device& d) {
+      float wrong = 0;
+      unsigned state = static_cast<unsigned>(d.rank()) + 1;
+      const auto draw = [&](std::size_t below) {
+        state = state * 1664525U + 1013904223U;
+        return static_cast<std::size_t>(state >> 16) % below;
+      };
+      int i = 0;
+      for (int round = 0; round < 60; ++round) {
+        std::vector<std::pair<int, ts::Pending>> under_way;
+        for (int calls = 1 + round % 10; calls > 0; --calls, ++i) {
+          under_way.emplace_back(i, start_one(d, i));
+        }
+        while (!under_way.empty()) {
+          const std::size_t at = draw(under_way.size());
+          if (round % 5 != 4 || at > 0) {  // else it is dropped
+            wrong += wrong_by(under_way[at].second.wait(), n, under_way[at].first);
+          }
+          under_way.erase(under_way.begin() + static_cast<std::ptrdiff_t>(at));
+        }
+      }
+      d.keep("wrong", ts::full({1}, wrong));
+    });
+    for (int rank = 0; rank < n; ++rank) {
+      CHECK(run.kept(rank, "wrong").item() == 0.0f);
+    }
+    CHECK(run.collectives().size() == 330);
   }
 }
 
