@@ -15721,7 +15721,10 @@ inline void packed_f32(const StoredProduct& p) {
         });
     return;
   }
-  const std::int64_t fit = stored_rows(w.rows, w.cols) / 16;
+  // So few rows that the product of none reads them in streams, whose sums round otherwise: how
+  // many come together hangs on the threads.
+  const std::int64_t most = std::max<std::int64_t>(1, gemm_in_cache / w.cols / 16);
+  const std::int64_t fit = std::min(most, stored_rows(w.rows, w.cols) / 16);
   parallel_for((panels + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch block(fit * 16 * w.cols);
     for (std::int64_t unit = begin; unit < end; ++unit) {
@@ -22502,6 +22505,7 @@ class Tensor {
   bool is_contiguous() const { return !layout_; }
   // The steps from an element to the next of dimension i, in elements.
   std::int64_t stride(int i) const {
+    static_cast<void>(shape_[i]);  // throws where there is none
     const int dim = i < 0 ? i + dims() : i;
     return layout_ ? layout_->of[dim] : detail::row_major(shape_).of[dim];
   }
@@ -24095,15 +24099,19 @@ inline Tensor permute(const Tensor& x, const List<int>& order) {
   detail::Strides steps;
   Shape shape;
   List<int> back(order.size());
+  const bool as_many = static_cast<int>(order.size()) == x.dims();
   int seen = 0;
   for (const int dim : order) {
     const int d = detail::check_dim("permute", x, dim);
-    back[static_cast<std::size_t>(d) % order.size()] = shape.size();
+    if (!as_many) {
+      continue;
+    }
+    back[static_cast<std::size_t>(d)] = shape.size();
     steps.of[shape.size()] = from.of[d];
     shape.push_back(x.dim(d));
     seen |= 1 << d;
   }
-  if (shape.size() != x.dims() || seen + 1 != 1 << x.dims()) {
+  if (!as_many || seen + 1 != 1 << x.dims()) {
     detail::fail({"permute: ", order.size(), " dimensions given for shape ", x.shape().text(),
                   "; each of its ", x.dims(), " once is right"});
   }
