@@ -15722,7 +15722,10 @@ inline void packed_f32(const StoredProduct& p) {
         });
     return;
   }
-  const std::int64_t fit = stored_rows(w.rows, w.cols) / 16;
+  // So few rows that the product of none reads them in streams, whose sums round otherwise: how
+  // many come together hangs on the threads.
+  const std::int64_t most = std::max<std::int64_t>(1, gemm_in_cache / w.cols / 16);
+  const std::int64_t fit = std::min(most, stored_rows(w.rows, w.cols) / 16);
   parallel_for((panels + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch block(fit * 16 * w.cols);
     for (std::int64_t unit = begin; unit < end; ++unit) {
@@ -16553,6 +16556,16 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpi
   if (gemm_overlap(g.c, g.m, g.n, g.ldc, e.before, kept, g.n, e.ld_before) ||
       gemm_overlap(g.c, g.m, g.n, g.ldc, e.residual, added, g.n, e.ld_residual)) {
     fail({who, ": C overlaps before or residual; each must have memory of its own"});
+  }
+  const auto apart = [&](const float* x, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
+    const std::int64_t extent = x == nullptr ? 0 : gemm_extent(who, rows, columns, ld);
+    return kept == 0 || !gemm_overlap(e.before, g.m, g.n, e.ld_before, x, extent, columns, ld);
+  };
+  const bool a_rows = g.a_col == 1, b_rows = g.b_col == 1;  // as stored
+  if (!apart(e.residual, g.m, g.n, e.ld_residual) ||
+      !apart(g.a, a_rows ? g.m : g.k, a_rows ? g.k : g.m, a_rows ? g.a_row : g.a_col) ||
+      !apart(g.b, b_rows ? g.k : g.n, b_rows ? g.n : g.k, b_rows ? g.b_row : g.b_col)) {
+    fail({who, ": before overlaps A, B or residual; it must have memory of its own"});
   }
   g.epilogue = &e;
   g.finish = &gemm_finish;
@@ -20757,16 +20770,46 @@ class VectorPlanner {
     plan_.single_places.clear();
     moved_.clear();
     place_of_.assign(code_.values.size(), -1);
+    emit_inputs();
     for (int i = 0; i < count(); ++i) {
       if (needed(i) && value(i).kind == VectorValue::result && place_of_[index(i)] < 0) {
         emit_value(i);
       }
     }
     for (std::size_t o = 0; o < code_.outputs.size(); ++o) {
-      emit_output(static_cast<int>(o), code_.outputs[o]);
+      if (!sums_input(code_.outputs[o])) {
+        emit_output(static_cast<int>(o), code_.outputs[o]);
+      }
     }
     for (const int p : moved_) {
       move_operand(p);
+    }
+  }
+
+  bool sums_input(const VectorResult& out) const {
+    return value(out.value).kind == VectorValue::input &&
+           (out.kind == Output::column_sums || out.kind == Output::total);
+  }
+
+  // Outputs that are inputs, read before a full output is written, which may be in their memory:
+  // summed, or set aside where another output is full.
+  void emit_inputs() {
+    aside_.assign(code_.outputs.size(), -1);
+    int tables = 0;
+    for (const VectorResult& out : code_.outputs) {
+      tables += out.kind == Output::full ? 1 : 0;
+    }
+    for (std::size_t o = 0; o < code_.outputs.size(); ++o) {
+      const VectorResult& out = code_.outputs[o];
+      if (sums_input(out)) {
+        emit_output(static_cast<int>(o), out);
+      } else if (value(out.value).kind == VectorValue::input && extent(out.value) == Extent::full &&
+                 tables > (out.kind == Output::full ? 1 : 0)) {
+        const int from = where(out.value);
+        const VectorStep copy = make_step(Op::copy, Extent::full, &from, 1);
+        push(copy);
+        aside_[o] = copy.target;
+      }
     }
   }
 
@@ -20936,7 +20979,8 @@ class VectorPlanner {
   }
 
   void emit_output(int number, const VectorResult& out) {
-    const int from = where(out.value);
+    const int aside = aside_[index(number)];
+    const int from = aside >= 0 ? aside : where(out.value);
     if (out.kind == Output::single) {
       plan_.single_outputs.push_back(number);
       plan_.single_places.push_back(from);
@@ -21031,6 +21075,7 @@ class VectorPlanner {
   VectorRewrite code_;
   List<Extent> extents_;
   List<int> place_of_, moved_;
+  List<int> aside_;  // of each output, where an input that it is stands before it is written
   bool whole_rows_ = false;
 };
 
@@ -22503,6 +22548,7 @@ class Tensor {
   bool is_contiguous() const { return !layout_; }
   // The steps from an element to the next of dimension i, in elements.
   std::int64_t stride(int i) const {
+    static_cast<void>(shape_[i]);  // throws where there is none
     const int dim = i < 0 ? i + dims() : i;
     return layout_ ? layout_->of[dim] : detail::row_major(shape_).of[dim];
   }
@@ -24096,15 +24142,19 @@ inline Tensor permute(const Tensor& x, const List<int>& order) {
   detail::Strides steps;
   Shape shape;
   List<int> back(order.size());
+  const bool as_many = static_cast<int>(order.size()) == x.dims();
   int seen = 0;
   for (const int dim : order) {
     const int d = detail::check_dim("permute", x, dim);
-    back[static_cast<std::size_t>(d) % order.size()] = shape.size();
+    if (!as_many) {
+      continue;
+    }
+    back[static_cast<std::size_t>(d)] = shape.size();
     steps.of[shape.size()] = from.of[d];
     shape.push_back(x.dim(d));
     seen |= 1 << d;
   }
-  if (shape.size() != x.dims() || seen + 1 != 1 << x.dims()) {
+  if (!as_many || seen + 1 != 1 << x.dims()) {
     detail::fail({"permute: ", order.size(), " dimensions given for shape ", x.shape().text(),
                   "; each of its ", x.dims(), " once is right"});
   }
@@ -66522,6 +66572,11 @@ struct AdamWOptions {
 
 namespace detail {
 
+// As the kernel sees it: a beta just below 1 is 1 there, and its moments are divided by 0.
+inline bool is_below_in_f32(double value, double below) {
+  return static_cast<float>(value) < static_cast<float>(below);
+}
+
 // Throws the first option with which no step can go well.
 inline void check_adamw(const AdamWOptions& options, double grad_scale) {
   const struct {
@@ -66534,9 +66589,10 @@ inline void check_adamw(const AdamWOptions& options, double grad_scale) {
                 {"weight_decay", options.weight_decay, 1e30},
                 {"grad_scale", grad_scale, 1e38}};
   for (const auto& one : ranges) {
-    if (!(one.value >= 0 && one.value < one.below)) {
+    const bool fits = one.value >= 0 && one.value < one.below;
+    if (!fits || !is_below_in_f32(one.value, one.below)) {
       fail({"AdamW: ", one.option, " is ", one.value, "; a number from 0 to below ", one.below,
-            " is right"});
+            fits ? " in f32 is right" : " is right"});
     }
   }
 }
@@ -66816,9 +66872,10 @@ inline void check_options(const char* who, const StepOptions& options) {
                 {"experts.balance_loss", options.experts.balance_loss, most},
                 {"eval_every", static_cast<double>(options.eval_every), most}};
   for (const auto& range : ranges) {
-    if (!is_finite(range.value) || range.value < 0 || range.value >= range.below) {
+    const bool fits = range.value >= 0 && range.value < range.below;
+    if (!fits || !is_below_in_f32(range.value, range.below)) {
       fail({who, ": ", range.option, " is ", range.value, "; a number from 0 to below ",
-            range.below, " is right"});
+            range.below, fits ? " in f32 is right" : " is right"});
     }
   }
 }

@@ -351,6 +351,18 @@ TEST_CASE("gemm: wrong arguments are named") {
           e.ld_residual = 2;
           kernel::gemm_fused(Trans::no, Trans::no, 2, 2, 2, x, 2, x + 8, 2, 0.0f, x + 16, 2, e);
         }) == "gemm_fused: C overlaps before or residual; each must have memory of its own");
+  static int place = 0;
+  for (const int here : {2, 9, 33}) {  // in A, in B, in the residual
+    CAPTURE(here);
+    place = here;
+    CHECK(message([] {
+            kernel::GemmEpilogue e;
+            e.before = x + place;
+            e.residual = x + 32;
+            e.ld_before = e.ld_residual = 2;
+            kernel::gemm_fused(Trans::yes, Trans::no, 2, 2, 2, x, 2, x + 8, 2, 0.0f, x + 16, 2, e);
+          }) == "gemm_fused: before overlaps A, B or residual; it must have memory of its own");
+  }
   CHECK(message([] {
           kernel::GemmEpilogue e;
           e.before = x + 32;

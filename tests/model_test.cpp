@@ -629,6 +629,9 @@ TEST_CASE("a loss that is not a number stops training with advice") {
   options.beta2 = 1;
   CHECK(error_of([&] { ts::train_step(model, optimizer, batch, options, 12); }) ==
         "train_step: beta2 is 1; a number from 0 to below 1 is right");
+  options.beta2 = 0.99999999;
+  CHECK(error_of([&] { ts::train_step(model, optimizer, batch, options, 12); }) ==
+        "train_step: beta2 is 0.99999999; a number from 0 to below 1 in f32 is right");
 }
 
 TEST_CASE("generate: options and weights that cannot be right are refused") {
@@ -833,6 +836,8 @@ TEST_CASE("AdamW: what it refuses") {
   };
   CHECK(refused(&ts::AdamWOptions::beta1, 1) ==
         "AdamW: beta1 is 1; a number from 0 to below 1 is right");
+  CHECK(refused(&ts::AdamWOptions::beta2, 0.99999999) ==
+        "AdamW: beta2 is 0.99999999; a number from 0 to below 1 in f32 is right");
   CHECK(refused(&ts::AdamWOptions::epsilon, -1) ==
         "AdamW: epsilon is -1; a number from 0 to below 1e+30 is right");
   CHECK(refused(&ts::AdamWOptions::learning_rate, std::nan("")) ==

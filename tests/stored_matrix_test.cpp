@@ -202,6 +202,27 @@ TEST_CASE("stored weights made f32: the same bits on any number of threads") {
   }
 }
 
+TEST_CASE("packed weights of long rows: the same bits on any number of threads") {
+  const std::int64_t rows = 200, cols = 16400;  // 64 such rows are read in streams, 48 in tiles
+  const Floats numbers = noise(rows * cols, 24), x = noise(16 * cols, 25);
+  for (const int bits : {8, 4}) {
+    const ts::StoredMatrix w =
+        kernel::store_matrix(rows, cols, numbers.data(), {BlockFormat::f32, bits});
+    for (const std::int64_t m : {9, 16}) {
+      Floats alone, y(static_cast<std::size_t>(m * rows));
+      for (const int threads : {1, 2, 3, 8}) {
+        CAPTURE(bits);
+        CAPTURE(m);
+        CAPTURE(threads);
+        const ts::ThreadScope scope(threads);
+        kernel::multiply_stored(w, Activations::f32, m, x.data(), cols, y.data(), rows);
+        alone = alone.empty() ? y : alone;
+        CHECK(y == alone);
+      }
+    }
+  }
+}
+
 TEST_CASE("stored weights: a batch gives the bits that its rows give alone") {
   const Floats numbers = noise(70 * 256, 14), x = noise(8 * 256, 15);
   for (const ts::CpuPath path : paths()) {

@@ -283,6 +283,38 @@ TEST_CASE("vector programs: an output in the memory of a dense input") {
   }
 }
 
+TEST_CASE("vector programs: outputs that are an input whose memory another output takes") {
+  for (const std::int64_t rows : {1, 9}) {
+    for (const std::int64_t cols : {3, 70, 5000}) {
+      for (const double stream_bytes : {32e6, 0.0}) {
+        VectorProgram p({rows}, cols);
+        const int x = p.dense_input(), y = p.apply(VectorOp::add, x, p.literal(1.0f));
+        p.output(y, VectorOutput::full);
+        p.output(x, VectorOutput::full);
+        p.output(x, VectorOutput::column_sums);
+        p.output(x, VectorOutput::total);
+        Floats before(size(rows * cols));
+        for (std::size_t i = 0; i < before.size(); ++i) {
+          before[i] = static_cast<float>(i % 7) - 2.0f;
+        }
+        const Outputs truth = truth_of(p, {before.data()});
+        before.resize(truth.memory[0].size(), 77.5f);
+        const float* const in[] = {before.data()};
+        Outputs out(p);
+        out.pointers[0] = before.data();
+        kernel::run(kernel::plan_vectors(p, stream_bytes), in, out.pointers.data());
+        CAPTURE(rows);
+        CAPTURE(cols);
+        CHECK(before == truth.memory[0]);
+        for (std::size_t o = 1; o < truth.memory.size(); ++o) {
+          CAPTURE(o);
+          CHECK(out.memory[o] == truth.memory[o]);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("vector programs: large outputs, past the caches, and long sums") {
   const std::int64_t rows = 300, cols = 8191;
   VectorProgram p({rows}, cols);

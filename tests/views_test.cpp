@@ -522,6 +522,12 @@ TEST_CASE("views and products refuse what does not fit") {
   CHECK(error_of([&] {
           ts::permute(x, {0, 0});
         }) == "permute: 2 dimensions given for shape [2, 3]; each of its 2 once is right");
+  CHECK(error_of([&] {
+          ts::permute(x, {0, 1, 0, 1, 0, 1, 0, 1, 0});
+        }) == "permute: 9 dimensions given for shape [2, 3]; each of its 2 once is right");
+  CHECK(error_of([&] { ts::transpose(x, 0, 1).stride(9); }) ==
+        "Shape: dim 9 of [3, 2]; dims are -2 to 1");
+  CHECK(error_of([&] { x.stride(-3); }) == "Shape: dim -3 of [2, 3]; dims are -2 to 1");
   CHECK(error_of([&] { ts::slice(x, 1, 0, 3, 0); }) ==
         "slice: 0 to 3 of dimension 1 by 0 is outside shape [2, 3]");
   CHECK(error_of([&] { ts::broadcast_to(x, {3}); }) ==

@@ -134,6 +134,16 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpi
       gemm_overlap(g.c, g.m, g.n, g.ldc, e.residual, added, g.n, e.ld_residual)) {
     fail({who, ": C overlaps before or residual; each must have memory of its own"});
   }
+  const auto apart = [&](const float* x, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
+    const std::int64_t extent = x == nullptr ? 0 : gemm_extent(who, rows, columns, ld);
+    return kept == 0 || !gemm_overlap(e.before, g.m, g.n, e.ld_before, x, extent, columns, ld);
+  };
+  const bool a_rows = g.a_col == 1, b_rows = g.b_col == 1;  // as stored
+  if (!apart(e.residual, g.m, g.n, e.ld_residual) ||
+      !apart(g.a, a_rows ? g.m : g.k, a_rows ? g.k : g.m, a_rows ? g.a_row : g.a_col) ||
+      !apart(g.b, b_rows ? g.k : g.n, b_rows ? g.n : g.k, b_rows ? g.b_row : g.b_col)) {
+    fail({who, ": before overlaps A, B or residual; it must have memory of its own"});
+  }
   g.epilogue = &e;
   g.finish = &gemm_finish;
 }

@@ -160,16 +160,46 @@ class VectorPlanner {
     plan_.single_places.clear();
     moved_.clear();
     place_of_.assign(code_.values.size(), -1);
+    emit_inputs();
     for (int i = 0; i < count(); ++i) {
       if (needed(i) && value(i).kind == VectorValue::result && place_of_[index(i)] < 0) {
         emit_value(i);
       }
     }
     for (std::size_t o = 0; o < code_.outputs.size(); ++o) {
-      emit_output(static_cast<int>(o), code_.outputs[o]);
+      if (!sums_input(code_.outputs[o])) {
+        emit_output(static_cast<int>(o), code_.outputs[o]);
+      }
     }
     for (const int p : moved_) {
       move_operand(p);
+    }
+  }
+
+  bool sums_input(const VectorResult& out) const {
+    return value(out.value).kind == VectorValue::input &&
+           (out.kind == Output::column_sums || out.kind == Output::total);
+  }
+
+  // Outputs that are inputs, read before a full output is written, which may be in their memory:
+  // summed, or set aside where another output is full.
+  void emit_inputs() {
+    aside_.assign(code_.outputs.size(), -1);
+    int tables = 0;
+    for (const VectorResult& out : code_.outputs) {
+      tables += out.kind == Output::full ? 1 : 0;
+    }
+    for (std::size_t o = 0; o < code_.outputs.size(); ++o) {
+      const VectorResult& out = code_.outputs[o];
+      if (sums_input(out)) {
+        emit_output(static_cast<int>(o), out);
+      } else if (value(out.value).kind == VectorValue::input && extent(out.value) == Extent::full &&
+                 tables > (out.kind == Output::full ? 1 : 0)) {
+        const int from = where(out.value);
+        const VectorStep copy = make_step(Op::copy, Extent::full, &from, 1);
+        push(copy);
+        aside_[o] = copy.target;
+      }
     }
   }
 
@@ -339,7 +369,8 @@ class VectorPlanner {
   }
 
   void emit_output(int number, const VectorResult& out) {
-    const int from = where(out.value);
+    const int aside = aside_[index(number)];
+    const int from = aside >= 0 ? aside : where(out.value);
     if (out.kind == Output::single) {
       plan_.single_outputs.push_back(number);
       plan_.single_places.push_back(from);
@@ -434,6 +465,7 @@ class VectorPlanner {
   VectorRewrite code_;
   List<Extent> extents_;
   List<int> place_of_, moved_;
+  List<int> aside_;  // of each output, where an input that it is stands before it is written
   bool whole_rows_ = false;
 };
 

@@ -28,6 +28,11 @@ struct AdamWOptions {
 
 namespace detail {
 
+// As the kernel sees it: a beta just below 1 is 1 there, and its moments are divided by 0.
+inline bool is_below_in_f32(double value, double below) {
+  return static_cast<float>(value) < static_cast<float>(below);
+}
+
 // Throws the first option with which no step can go well.
 inline void check_adamw(const AdamWOptions& options, double grad_scale) {
   const struct {
@@ -40,9 +45,10 @@ inline void check_adamw(const AdamWOptions& options, double grad_scale) {
                 {"weight_decay", options.weight_decay, 1e30},
                 {"grad_scale", grad_scale, 1e38}};
   for (const auto& one : ranges) {
-    if (!(one.value >= 0 && one.value < one.below)) {
+    const bool fits = one.value >= 0 && one.value < one.below;
+    if (!fits || !is_below_in_f32(one.value, one.below)) {
       fail({"AdamW: ", one.option, " is ", one.value, "; a number from 0 to below ", one.below,
-            " is right"});
+            fits ? " in f32 is right" : " is right"});
     }
   }
 }

@@ -81,9 +81,10 @@ inline void check_options(const char* who, const StepOptions& options) {
                 {"experts.balance_loss", options.experts.balance_loss, most},
                 {"eval_every", static_cast<double>(options.eval_every), most}};
   for (const auto& range : ranges) {
-    if (!is_finite(range.value) || range.value < 0 || range.value >= range.below) {
+    const bool fits = range.value >= 0 && range.value < range.below;
+    if (!fits || !is_below_in_f32(range.value, range.below)) {
       fail({who, ": ", range.option, " is ", range.value, "; a number from 0 to below ",
-            range.below, " is right"});
+            range.below, fits ? " in f32 is right" : " is right"});
     }
   }
 }

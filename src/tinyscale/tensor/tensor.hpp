@@ -65,6 +65,7 @@ class Tensor {
   bool is_contiguous() const { return !layout_; }
   // The steps from an element to the next of dimension i, in elements.
   std::int64_t stride(int i) const {
+    static_cast<void>(shape_[i]);  // throws where there is none
     const int dim = i < 0 ? i + dims() : i;
     return layout_ ? layout_->of[dim] : detail::row_major(shape_).of[dim];
   }

@@ -125,15 +125,19 @@ inline Tensor permute(const Tensor& x, const List<int>& order) {
   detail::Strides steps;
   Shape shape;
   List<int> back(order.size());
+  const bool as_many = static_cast<int>(order.size()) == x.dims();
   int seen = 0;
   for (const int dim : order) {
     const int d = detail::check_dim("permute", x, dim);
-    back[static_cast<std::size_t>(d) % order.size()] = shape.size();
+    if (!as_many) {
+      continue;
+    }
+    back[static_cast<std::size_t>(d)] = shape.size();
     steps.of[shape.size()] = from.of[d];
     shape.push_back(x.dim(d));
     seen |= 1 << d;
   }
-  if (shape.size() != x.dims() || seen + 1 != 1 << x.dims()) {
+  if (!as_many || seen + 1 != 1 << x.dims()) {
     detail::fail({"permute: ", order.size(), " dimensions given for shape ", x.shape().text(),
                   "; each of its ", x.dims(), " once is right"});
   }
