@@ -44030,7 +44030,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;  // automatic: that of the mesh
   DType format = DType::f32;                   // on the wire; sums are f32, then all_reduce rounds
-  const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
+  const CollectiveSchedule* schedule = nullptr;  // the user's own; copied when the call starts
   bool used_alike = false;    // all_gather: all devices compute the same with it, so that its
                               // gradient needs no sum: a slice is carried back
   bool gather_again = false;  // all_gather: matmuls do not keep the result for the backward pass,
@@ -44571,7 +44571,15 @@ struct DeviceCall {
   SourceLine where;
   Tensor in, out;                  // until it is done
   std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+  Shared<const CollectiveSchedule> own;
 
+  // A copy of the program's own: others look at it when the program's may be gone.
+  void keep_schedule(const CollectiveSchedule* schedule) {
+    if (schedule != nullptr) {
+      own = Shared<const CollectiveSchedule>(new CollectiveSchedule(*schedule));
+    }
+    key.schedule = own.get();
+  }
   DeviceBuffers buffers() const {
     return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
   }
@@ -44686,6 +44694,16 @@ struct Seat {
   const CallPlan* plan = nullptr;
   Shared<ExchangeRun> run;
   CallRecords records;
+};
+
+// A call under way.
+struct StartedCall {
+  Seat* seat = nullptr;  // null: the device is alone in its group
+  Meeting* meeting = nullptr;
+  std::size_t event = 0;  // its start, in the log
+  Shared<DeviceCall> of;
+
+  const CallKey& key() const { return of->key; }
 };
 
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of
@@ -45341,16 +45359,6 @@ namespace detail {
 
 enum class Keep { totals, records };
 
-// A call under way.
-struct StartedCall {
-  Seat* seat = nullptr;  // null: the device is alone in its group
-  Meeting* meeting = nullptr;
-  std::size_t event = 0;  // its start, in the log
-  Shared<DeviceCall> of;
-
-  const CallKey& key() const { return of->key; }
-};
-
 class Endpoint {
  public:
   Endpoint(Fabric& fabric, Algorithm algorithm, int rank)
@@ -45484,7 +45492,7 @@ class Endpoint {
     key.algorithm = options.algorithm;
     key.preferred = algorithm_;
     key.format = options.format;
-    key.schedule = options.schedule;
+    of->keep_schedule(options.schedule);
     StartedCall call;
     call.of = std::move(of);
     call.of->number = calls_;
@@ -45527,18 +45535,7 @@ class Endpoint {
   Tensor wait(StartedCall& call) {
     enter();
     if (call.meeting != nullptr) {
-      in_ = &call;
-      Meeting* const meeting = call.meeting;
-      call.meeting = nullptr;
-      try {
-        const Fabric::Met end = fabric_.await(rank_, *call.seat, meeting, *this);
-        log_.events[call.event].call = end.call;
-        plan_slot(*call.of) = {call.of->where, end.plan};
-      } catch (...) {
-        leave();
-        throw;
-      }
-      in_ = nullptr;
+      await(call);
       let_dropped_go(call);
     }
     log_.events.push_back(
@@ -45668,9 +45665,8 @@ class Endpoint {
 
   void refuse_alone(const char* function) const {
     if (fabric_.folded()) {
-      fail({function,
-            ": predict runs one device by itself, which has no partner; permute is right, "
-            "or run"});
+      fail({function, ": predict runs one device by itself, which has no partner; permute is ",
+            "right, or run"});
     }
   }
 
@@ -45684,18 +45680,33 @@ class Endpoint {
     threw_in_.clear();  // the program caught it
     log_ops();
   }
+  // Until the exchange of a call has run, or failed: both once.
+  void await(StartedCall& call) {
+    Meeting* const meeting = std::exchange(call.meeting, nullptr);
+    in_ = &call;
+    try {
+      const Fabric::Met end = fabric_.await(rank_, *call.seat, meeting, *this);
+      log_.events[call.event].call = end.call;
+      plan_slot(*call.of) = {call.of->where, end.plan};
+      in_ = nullptr;
+    } catch (...) {
+      leave();
+      call.of.reset();
+      throw;
+    }
+  }
   // Those before a call that is done: meetings of a group end in order. At no other time, so that
   // the memory in use does not depend on how threads were scheduled.
   void let_dropped_go(const StartedCall& done) {
     for (std::size_t i = 0; i < dropped_.size();) {
-      if (dropped_[i].seat != done.seat || dropped_[i].event > done.event) {
+      if (dropped_[i].seat == done.seat && dropped_[i].event < done.event) {
+        StartedCall call = dropped_[i];
+        dropped_[i] = dropped_.back();
+        dropped_.pop_back();
+        await(call);
+      } else {
         ++i;
-        continue;
       }
-      const StartedCall call = dropped_[i];
-      dropped_[i] = dropped_.back();
-      dropped_.pop_back();
-      log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this).call;
     }
   }
   // By an exception, from the call it is in.
@@ -45887,7 +45898,7 @@ struct RunAgain {
 };
 
 inline Tensor finish(Underway& now) {
-  if (!now.device) {
+  if (!now.device || !now.call.of) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
   }
   Tensor out = still_running("Pending::wait", now.device).wait(now.call);
@@ -45912,6 +45923,7 @@ inline Tensor finish(Underway& now) {
     });
     if (now.options.gather_again && context().recomputing == 0) {
       forward.out = Tensor();
+      forward.options.schedule = called.schedule;  // as long as `forward` has the call
       out.slot()->again = RunAgain{forward, now.in.detach()};
     }
   }
@@ -46457,7 +46469,10 @@ class Device {
   int task() const { return endpoint_.task(); }
 
   // Keeps a copy of a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) { keep_uncopied(name, t.copied()); }
+  void keep(const std::string& name, const Tensor& t) {
+    detail::check_given("keep", t);
+    keep_uncopied(name, t.copied());
+  }
   // The tensor itself, to which nobody writes any more.
   void keep_uncopied(const std::string& name, const Tensor& t) {
     std::size_t at = 0;

@@ -27,7 +27,7 @@ namespace tinyscale {
 struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;  // automatic: that of the mesh
   DType format = DType::f32;                   // on the wire; sums are f32, then all_reduce rounds
-  const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
+  const CollectiveSchedule* schedule = nullptr;  // the user's own; copied when the call starts
   bool used_alike = false;    // all_gather: all devices compute the same with it, so that its
                               // gradient needs no sum: a slice is carried back
   bool gather_again = false;  // all_gather: matmuls do not keep the result for the backward pass,

@@ -83,7 +83,7 @@ struct RunAgain {
 };
 
 inline Tensor finish(Underway& now) {
-  if (!now.device) {
+  if (!now.device || !now.call.of) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
   }
   Tensor out = still_running("Pending::wait", now.device).wait(now.call);
@@ -108,6 +108,7 @@ inline Tensor finish(Underway& now) {
     });
     if (now.options.gather_again && context().recomputing == 0) {
       forward.out = Tensor();
+      forward.options.schedule = called.schedule;  // as long as `forward` has the call
       out.slot()->again = RunAgain{forward, now.in.detach()};
     }
   }

@@ -203,7 +203,10 @@ class Device {
   int task() const { return endpoint_.task(); }
 
   // Keeps a copy of a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) { keep_uncopied(name, t.copied()); }
+  void keep(const std::string& name, const Tensor& t) {
+    detail::check_given("keep", t);
+    keep_uncopied(name, t.copied());
+  }
   // The tensor itself, to which nobody writes any more.
   void keep_uncopied(const std::string& name, const Tensor& t) {
     std::size_t at = 0;

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <thread>
-#include <utility>  // move
+#include <utility>  // exchange, move
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
@@ -25,16 +25,6 @@ namespace tinyscale {
 namespace detail {
 
 enum class Keep { totals, records };
-
-// A call under way.
-struct StartedCall {
-  Seat* seat = nullptr;  // null: the device is alone in its group
-  Meeting* meeting = nullptr;
-  std::size_t event = 0;  // its start, in the log
-  Shared<DeviceCall> of;
-
-  const CallKey& key() const { return of->key; }
-};
 
 class Endpoint {
  public:
@@ -169,7 +159,7 @@ class Endpoint {
     key.algorithm = options.algorithm;
     key.preferred = algorithm_;
     key.format = options.format;
-    key.schedule = options.schedule;
+    of->keep_schedule(options.schedule);
     StartedCall call;
     call.of = std::move(of);
     call.of->number = calls_;
@@ -212,18 +202,7 @@ class Endpoint {
   Tensor wait(StartedCall& call) {
     enter();
     if (call.meeting != nullptr) {
-      in_ = &call;
-      Meeting* const meeting = call.meeting;
-      call.meeting = nullptr;
-      try {
-        const Fabric::Met end = fabric_.await(rank_, *call.seat, meeting, *this);
-        log_.events[call.event].call = end.call;
-        plan_slot(*call.of) = {call.of->where, end.plan};
-      } catch (...) {
-        leave();
-        throw;
-      }
-      in_ = nullptr;
+      await(call);
       let_dropped_go(call);
     }
     log_.events.push_back(
@@ -353,9 +332,8 @@ class Endpoint {
 
   void refuse_alone(const char* function) const {
     if (fabric_.folded()) {
-      fail({function,
-            ": predict runs one device by itself, which has no partner; permute is right, "
-            "or run"});
+      fail({function, ": predict runs one device by itself, which has no partner; permute is ",
+            "right, or run"});
     }
   }
 
@@ -369,18 +347,33 @@ class Endpoint {
     threw_in_.clear();  // the program caught it
     log_ops();
   }
+  // Until the exchange of a call has run, or failed: both once.
+  void await(StartedCall& call) {
+    Meeting* const meeting = std::exchange(call.meeting, nullptr);
+    in_ = &call;
+    try {
+      const Fabric::Met end = fabric_.await(rank_, *call.seat, meeting, *this);
+      log_.events[call.event].call = end.call;
+      plan_slot(*call.of) = {call.of->where, end.plan};
+      in_ = nullptr;
+    } catch (...) {
+      leave();
+      call.of.reset();
+      throw;
+    }
+  }
   // Those before a call that is done: meetings of a group end in order. At no other time, so that
   // the memory in use does not depend on how threads were scheduled.
   void let_dropped_go(const StartedCall& done) {
     for (std::size_t i = 0; i < dropped_.size();) {
-      if (dropped_[i].seat != done.seat || dropped_[i].event > done.event) {
+      if (dropped_[i].seat == done.seat && dropped_[i].event < done.event) {
+        StartedCall call = dropped_[i];
+        dropped_[i] = dropped_.back();
+        dropped_.pop_back();
+        await(call);
+      } else {
         ++i;
-        continue;
       }
-      const StartedCall call = dropped_[i];
-      dropped_[i] = dropped_.back();
-      dropped_.pop_back();
-      log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this).call;
     }
   }
   // By an exception, from the call it is in.

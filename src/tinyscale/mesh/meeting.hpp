@@ -65,7 +65,15 @@ struct DeviceCall {
   SourceLine where;
   Tensor in, out;                  // until it is done
   std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+  Shared<const CollectiveSchedule> own;
 
+  // A copy of the program's own: others look at it when the program's may be gone.
+  void keep_schedule(const CollectiveSchedule* schedule) {
+    if (schedule != nullptr) {
+      own = Shared<const CollectiveSchedule>(new CollectiveSchedule(*schedule));
+    }
+    key.schedule = own.get();
+  }
   DeviceBuffers buffers() const {
     return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
   }
@@ -180,6 +188,16 @@ struct Seat {
   const CallPlan* plan = nullptr;
   Shared<ExchangeRun> run;
   CallRecords records;
+};
+
+// A call under way.
+struct StartedCall {
+  Seat* seat = nullptr;  // null: the device is alone in its group
+  Meeting* meeting = nullptr;
+  std::size_t event = 0;  // its start, in the log
+  Shared<DeviceCall> of;
+
+  const CallKey& key() const { return of->key; }
 };
 
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of
