@@ -44055,6 +44055,12 @@ struct CallKey {
   const CollectiveSchedule* schedule = nullptr;
 };
 
+// For what looks at the program's own schedule when that may be gone; null of none.
+inline Shared<const CollectiveSchedule> copied_schedule(const CollectiveOptions& options) {
+  return Shared<const CollectiveSchedule>(
+      options.schedule == nullptr ? nullptr : new CollectiveSchedule(*options.schedule));
+}
+
 inline bool operator==(const Transfer& a, const Transfer& b) {
   return a.step == b.step && a.from == b.from && a.to == b.to && a.chunk == b.chunk &&
          a.chunks == b.chunks && a.action == b.action && a.stream == b.stream;
@@ -44569,17 +44575,10 @@ struct DeviceCall {
   int number = 0;  // of the device's calls, from 1
   CallKey key;
   SourceLine where;
-  Tensor in, out;                  // until it is done
-  std::vector<std::int64_t> rows;  // ragged all_to_all: to each
-  Shared<const CollectiveSchedule> own;
+  Tensor in, out;                        // until it is done
+  std::vector<std::int64_t> rows;        // ragged all_to_all: to each
+  Shared<const CollectiveSchedule> own;  // the program's, to which the key refers
 
-  // A copy of the program's own: others look at it when the program's may be gone.
-  void keep_schedule(const CollectiveSchedule* schedule) {
-    if (schedule != nullptr) {
-      own = Shared<const CollectiveSchedule>(new CollectiveSchedule(*schedule));
-    }
-    key.schedule = own.get();
-  }
   DeviceBuffers buffers() const {
     return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
   }
@@ -45492,7 +45491,8 @@ class Endpoint {
     key.algorithm = options.algorithm;
     key.preferred = algorithm_;
     key.format = options.format;
-    of->keep_schedule(options.schedule);
+    of->own = copied_schedule(options);
+    key.schedule = of->own.get();
     StartedCall call;
     call.of = std::move(of);
     call.of->number = calls_;
@@ -46257,9 +46257,10 @@ inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
   }
   Tensor out = t.detach();
   attach(out, "replicate", {&t},
-         [device = by.device.self(), options = by.options, where = by.where, axes,
-          slot = t.slot()](const Tensor& dy) {
-           const Calling back = {still_running("backward", device), options, where};
+         [device = by.device.self(), options = by.options, own = copied_schedule(by.options),
+          where = by.where, axes, slot = t.slot()](const Tensor& dy) {
+           Calling back = {still_running("backward", device), options, where};
+           back.options.schedule = own.get();
            if (nobody_else_has(dy)) {
              start_all_reduce(back, dy, axes, Reduce::sum, dy).wait();
              add_grad(slot, dy);
@@ -68143,22 +68144,24 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
     detail::ring_forward(endpoint, ring, q, kv, y, lse);
   }
   if (detail::tracked({&q, &k, &v})) {
-    detail::attach(
-        y, "ring_attention", {&q, &k, &v},
-        [ring, self = endpoint.self(), kq = detail::Kept(q), kkv = detail::Kept(kv),
-         ky = detail::Kept(y), lse, sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
-          Tensor dq = zeros(kq.shape());
-          const Tensor dkv = detail::ring_backward(detail::still_running("backward", self),
-                                                   {ring, kq, ky, lse, dy, dq}, kkv);
-          const auto give = [&](const detail::Slot& slot, const Tensor& grad) {
-            if (slot) {
-              detail::add_grad(slot, grad);
-            }
-          };
-          give(sq, dq);
-          give(sk, squeeze(slice(dkv, 0, 0, 1), 0));
-          give(sv, squeeze(slice(dkv, 0, 1, 2), 0));
-        });
+    detail::attach(y, "ring_attention", {&q, &k, &v},
+                   [ring, own = detail::copied_schedule(options.transfer), self = endpoint.self(),
+                    kq = detail::Kept(q), kkv = detail::Kept(kv), ky = detail::Kept(y), lse,
+                    sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+                     Tensor dq = zeros(kq.shape());
+                     detail::Ring back = ring;
+                     back.options.transfer.schedule = own.get();
+                     const Tensor dkv = detail::ring_backward(
+                         detail::still_running("backward", self), {back, kq, ky, lse, dy, dq}, kkv);
+                     const auto give = [&](const detail::Slot& slot, const Tensor& grad) {
+                       if (slot) {
+                         detail::add_grad(slot, grad);
+                       }
+                     };
+                     give(sq, dq);
+                     give(sk, squeeze(slice(dkv, 0, 0, 1), 0));
+                     give(sv, squeeze(slice(dkv, 0, 1, 2), 0));
+                   });
   }
   return y;
 }

@@ -633,6 +633,21 @@ TEST_CASE("a schedule of the program's own is copied: what needs it later finds 
     CHECK((rows[1].algorithm == "custom") == own);
   }
   CHECK(gradients[0] == gradients[1]);
+  const ts::MeshRun whole = row_mesh(2).run([](ts::Device& d) {
+    ts::CollectiveSchedule own;
+    own.what = ts::Collective::all_reduce;
+    own.devices = 2;
+    own.transfers = {{0, 0, 1, 0, 1, ts::Action::reduce, 0}, {1, 1, 0, 0, 1, ts::Action::copy, 0}};
+    ts::CollectiveOptions options;
+    options.schedule = &own;
+    const ts::Tensor w = ts::parameter(ts::ones({3}));
+    const ts::Tensor loss = ts::sum(d.replicate(w, "x", options));
+    own.devices = 3;
+    loss.backward();
+    d.keep("gradient", w.grad());
+  });
+  CHECK(whole.kept(0, "gradient").values() == std::vector<float>(3, 2.0f));
+  CHECK(whole.collectives()[0].algorithm == "custom");
   CHECK(fault(row_mesh(2),
               [](ts::Device& d) {
                 if (d.rank() == 1) {

@@ -52,6 +52,12 @@ struct CallKey {
   const CollectiveSchedule* schedule = nullptr;
 };
 
+// For what looks at the program's own schedule when that may be gone; null of none.
+inline Shared<const CollectiveSchedule> copied_schedule(const CollectiveOptions& options) {
+  return Shared<const CollectiveSchedule>(
+      options.schedule == nullptr ? nullptr : new CollectiveSchedule(*options.schedule));
+}
+
 inline bool operator==(const Transfer& a, const Transfer& b) {
   return a.step == b.step && a.from == b.from && a.to == b.to && a.chunk == b.chunk &&
          a.chunks == b.chunks && a.action == b.action && a.stream == b.stream;

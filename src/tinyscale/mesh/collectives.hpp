@@ -442,9 +442,10 @@ inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
   }
   Tensor out = t.detach();
   attach(out, "replicate", {&t},
-         [device = by.device.self(), options = by.options, where = by.where, axes,
-          slot = t.slot()](const Tensor& dy) {
-           const Calling back = {still_running("backward", device), options, where};
+         [device = by.device.self(), options = by.options, own = copied_schedule(by.options),
+          where = by.where, axes, slot = t.slot()](const Tensor& dy) {
+           Calling back = {still_running("backward", device), options, where};
+           back.options.schedule = own.get();
            if (nobody_else_has(dy)) {
              start_all_reduce(back, dy, axes, Reduce::sum, dy).wait();
              add_grad(slot, dy);

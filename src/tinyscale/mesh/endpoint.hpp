@@ -159,7 +159,8 @@ class Endpoint {
     key.algorithm = options.algorithm;
     key.preferred = algorithm_;
     key.format = options.format;
-    of->keep_schedule(options.schedule);
+    of->own = copied_schedule(options);
+    key.schedule = of->own.get();
     StartedCall call;
     call.of = std::move(of);
     call.of->number = calls_;

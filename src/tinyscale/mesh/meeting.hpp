@@ -63,17 +63,10 @@ struct DeviceCall {
   int number = 0;  // of the device's calls, from 1
   CallKey key;
   SourceLine where;
-  Tensor in, out;                  // until it is done
-  std::vector<std::int64_t> rows;  // ragged all_to_all: to each
-  Shared<const CollectiveSchedule> own;
+  Tensor in, out;                        // until it is done
+  std::vector<std::int64_t> rows;        // ragged all_to_all: to each
+  Shared<const CollectiveSchedule> own;  // the program's, to which the key refers
 
-  // A copy of the program's own: others look at it when the program's may be gone.
-  void keep_schedule(const CollectiveSchedule* schedule) {
-    if (schedule != nullptr) {
-      own = Shared<const CollectiveSchedule>(new CollectiveSchedule(*schedule));
-    }
-    key.schedule = own.get();
-  }
   DeviceBuffers buffers() const {
     return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
   }
