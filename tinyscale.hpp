@@ -45561,6 +45561,7 @@ class Endpoint {
     {
       Context nobody;  // a message under way is in no device's memory, whenever it is received
       const ContextScope scope(nobody);
+      const RecorderScope eager(nullptr);
       packet.value = value.copied();
     }
     if (!send_shape_ || send_shape_->cut.block != value.count() || !(send_shape_->where == where)) {
@@ -45584,6 +45585,7 @@ class Endpoint {
       throw;
     }
     keep_event(DeviceEvent::Kind::wait, packet.call);
+    const RecorderScope eager(nullptr);
     return packet.value.copied();  // in this device's memory
   }
 
@@ -46424,7 +46426,7 @@ class Device {
       detail::fail({"send: the tensor ", t.shape(), " carries a gradient, which does not come ",
                     "back from the receiver; send detach() of it, or use permute"});
     }
-    endpoint_.send(to_rank, t, where);
+    endpoint_.send(to_rank, detail::numbers_now(t.detach(), where.file, where.line), where);
   }
   Tensor recv(int from_rank, TINYSCALE_HERE) {
     detail::check_peer("recv", endpoint_, from_rank);
@@ -46470,9 +46472,11 @@ class Device {
   int task() const { return endpoint_.task(); }
 
   // Keeps a copy of a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) {
+  void keep(const std::string& name, const Tensor& t, TINYSCALE_HERE) {
     detail::check_given("keep", t);
-    keep_uncopied(name, t.copied());
+    const Tensor now = detail::numbers_now(t.detach(), where.file, where.line);
+    const detail::RecorderScope eager(nullptr);
+    keep_uncopied(name, now.copied());
   }
   // The tensor itself, to which nobody writes any more.
   void keep_uncopied(const std::string& name, const Tensor& t) {
@@ -49623,8 +49627,8 @@ class MpiRanks final : public OtherProcesses {
     put_where(news, shape.where);
     put_shape(news, packet.value.shape());
     news.put(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
+    mail_.tell(to, packet_tag, news.text());  // may refuse: then nobody waits for it
     ++sent_[static_cast<std::size_t>(to)];
-    mail_.tell(to, packet_tag, news.text());
   }
 
   // Until rank 0 has judged the run.

@@ -909,6 +909,28 @@ TEST_CASE("send, recv, barrier and counters") {
   CHECK(run.steps() == 3);  // one of the sends, two of the barrier
 }
 
+TEST_CASE("in a compiled function sends and what is kept have the numbers of each call") {
+  const ts::MeshRun run = row_mesh(2).run([](ts::Device& d) {
+    const auto f = ts::compile([&](const std::vector<ts::Tensor>& in) {
+      const ts::Tensor twice = in[0] * 2.0f;
+      d.send(twice, 1 - d.rank());
+      d.send(in[0], 1 - d.rank());
+      const ts::Tensor other = d.recv(1 - d.rank()) + d.recv(1 - d.rank());
+      d.keep("sum", ts::sum(twice));
+      d.keep("input", in[0]);
+      return std::vector<ts::Tensor>{ts::square(twice) + other};
+    });
+    for (int i = 0; i < 3; ++i) {
+      const float own = static_cast<float>(d.rank() + i),
+                  others = static_cast<float>(1 - d.rank() + i);
+      const std::vector<ts::Tensor> out = f(std::vector<ts::Tensor>{ts::full({3}, own)});
+      CHECK(out[0].values() == std::vector<float>(3, 4 * own * own + 3 * others));
+    }
+  });
+  CHECK(run.kept(1, "sum").item() == 18.0f);
+  CHECK(run.kept(0, "input").values() == std::vector<float>(3, 2.0f));
+}
+
 TEST_CASE("the same program on threads and with the baton: numbers, counters, simulated time") {
   const auto report = [](int runnable) {
     ts::Mesh mesh(ts::machine("tpu-v5e", {4, 2}), {{"x", 4}, {"y", 2}});

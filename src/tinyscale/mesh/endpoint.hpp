@@ -229,6 +229,7 @@ class Endpoint {
     {
       Context nobody;  // a message under way is in no device's memory, whenever it is received
       const ContextScope scope(nobody);
+      const RecorderScope eager(nullptr);
       packet.value = value.copied();
     }
     if (!send_shape_ || send_shape_->cut.block != value.count() || !(send_shape_->where == where)) {
@@ -252,6 +253,7 @@ class Endpoint {
       throw;
     }
     keep_event(DeviceEvent::Kind::wait, packet.call);
+    const RecorderScope eager(nullptr);
     return packet.value.copied();  // in this device's memory
   }
 
