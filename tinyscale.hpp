@@ -44213,7 +44213,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;  // automatic: that of the mesh
   DType format = DType::f32;                   // on the wire; sums are f32, then all_reduce rounds
-  const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
+  const CollectiveSchedule* schedule = nullptr;  // the user's own; copied when the call starts
   bool used_alike = false;    // all_gather: all devices compute the same with it, so that its
                               // gradient needs no sum: a slice is carried back
   bool gather_again = false;  // all_gather: matmuls do not keep the result for the backward pass,
@@ -44237,6 +44237,12 @@ struct CallKey {
                                    // prediction from one device to each
   const CollectiveSchedule* schedule = nullptr;
 };
+
+// For what looks at the program's own schedule when that may be gone; null of none.
+inline Shared<const CollectiveSchedule> copied_schedule(const CollectiveOptions& options) {
+  return Shared<const CollectiveSchedule>(
+      options.schedule == nullptr ? nullptr : new CollectiveSchedule(*options.schedule));
+}
 
 inline bool operator==(const Transfer& a, const Transfer& b) {
   return a.step == b.step && a.from == b.from && a.to == b.to && a.chunk == b.chunk &&
@@ -44752,8 +44758,9 @@ struct DeviceCall {
   int number = 0;  // of the device's calls, from 1
   CallKey key;
   SourceLine where;
-  Tensor in, out;                  // until it is done
-  std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+  Tensor in, out;                        // until it is done
+  std::vector<std::int64_t> rows;        // ragged all_to_all: to each
+  Shared<const CollectiveSchedule> own;  // the program's, to which the key refers
 
   DeviceBuffers buffers() const {
     return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
@@ -44912,6 +44919,23 @@ struct Seat {
   std::size_t turn_ = 0;
 };
 
+// What a device takes from a meeting.
+struct Met {
+  CallRecord* call = nullptr;      // what the log says of it
+  const CallPlan* plan = nullptr;  // null where other processes meet
+};
+
+// A call under way.
+struct StartedCall {
+  Seat* seat = nullptr;  // null: the device is alone in its group
+  Meeting* meeting = nullptr;
+  std::size_t event = 0;  // its start, in the log
+  Met met;                // with a call: this device ran it, and has left
+  Shared<DeviceCall> of;
+
+  const CallKey& key() const { return of->key; }
+};
+
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of
 // the devices that wait for it are idle.
 class ThreadShare {
@@ -44986,12 +45010,6 @@ class Fabric {
     seat.next = seat.group->meetings[0].get();
     return seat;
   }
-
-  // What a device takes from a meeting.
-  struct Met {
-    CallRecord* call = nullptr;      // what the log says of it
-    const CallPlan* plan = nullptr;  // null where other processes meet
-  };
 
   // Gives the meeting, at which nobody needs to wait. Who comes last and runs the exchange takes
   // `met` along, and leaves before the others know: await is not for it.
@@ -45566,17 +45584,6 @@ namespace detail {
 
 enum class Keep { totals, records };
 
-// A call under way.
-struct StartedCall {
-  Seat* seat = nullptr;  // null: the device is alone in its group
-  Meeting* meeting = nullptr;
-  std::size_t event = 0;  // its start, in the log
-  Fabric::Met met;        // with a call: this device ran it, and has left
-  Shared<DeviceCall> of;
-
-  const CallKey& key() const { return of->key; }
-};
-
 class Endpoint {
  public:
   Endpoint(Fabric& fabric, Algorithm algorithm, int rank)
@@ -45710,7 +45717,8 @@ class Endpoint {
     key.algorithm = options.algorithm;
     key.preferred = algorithm_;
     key.format = options.format;
-    key.schedule = options.schedule;
+    of->own = copied_schedule(options);
+    key.schedule = of->own.get();
     StartedCall call;
     call.of = std::move(of);
     call.of->number = calls_;
@@ -45754,17 +45762,7 @@ class Endpoint {
   Tensor wait(StartedCall& call) {
     enter();
     if (call.meeting != nullptr) {
-      in_ = &call;
-      Meeting* const meeting = call.meeting;
-      call.meeting = nullptr;
-      try {
-        meet(call, meeting);
-        plan_slot(*call.of) = {call.of->where, call.met.plan};
-      } catch (...) {
-        leave();
-        throw;
-      }
-      in_ = nullptr;
+      await(call);
       let_dropped_go(call);
     }
     log_.events.push_back(
@@ -45790,6 +45788,7 @@ class Endpoint {
     {
       Context nobody;  // a message under way is in no device's memory, whenever it is received
       const ContextScope scope(nobody);
+      const RecorderScope eager(nullptr);
       packet.value = value.copied();
     }
     if (!send_shape_ || send_shape_->cut.block != value.count() || !(send_shape_->where == where)) {
@@ -45813,6 +45812,7 @@ class Endpoint {
       throw;
     }
     keep_event(DeviceEvent::Kind::wait, packet.call);
+    const RecorderScope eager(nullptr);
     return packet.value.copied();  // in this device's memory
   }
 
@@ -45882,9 +45882,8 @@ class Endpoint {
 
   void refuse_alone(const char* function) const {
     if (fabric_.folded()) {
-      fail({function,
-            ": predict runs one device by itself, which has no partner; permute is right, "
-            "or run"});
+      fail({function, ": predict runs one device by itself, which has no partner; permute is ",
+            "right, or run"});
     }
   }
 
@@ -45898,24 +45897,35 @@ class Endpoint {
     threw_in_.clear();  // the program caught it
     log_ops();
   }
+  // Until the exchange of a call has run, or failed: both once.
+  void await(StartedCall& call) {
+    Meeting* const meeting = std::exchange(call.meeting, nullptr);
+    in_ = &call;
+    try {
+      if (call.met.call == nullptr) {
+        call.met = fabric_.await(rank_, *call.seat, meeting, *this);
+        log_.events[call.event].call = call.met.call;
+      }
+      plan_slot(*call.of) = {call.of->where, call.met.plan};
+      in_ = nullptr;
+    } catch (...) {
+      leave();
+      call.of.reset();
+      throw;
+    }
+  }
   // Those before a call that is done: meetings of a group end in order. At no other time, so that
   // the memory in use does not depend on how threads were scheduled.
   void let_dropped_go(const StartedCall& done) {
     for (std::size_t i = 0; i < dropped_.size();) {
-      if (dropped_[i].seat != done.seat || dropped_[i].event > done.event) {
+      if (dropped_[i].seat == done.seat && dropped_[i].event < done.event) {
+        StartedCall call = dropped_[i];
+        dropped_[i] = dropped_.back();
+        dropped_.pop_back();
+        await(call);
+      } else {
         ++i;
-        continue;
       }
-      StartedCall call = dropped_[i];
-      dropped_[i] = dropped_.back();
-      dropped_.pop_back();
-      meet(call, call.meeting);
-    }
-  }
-  void meet(StartedCall& call, Meeting* meeting) {
-    if (call.met.call == nullptr) {
-      call.met = fabric_.await(rank_, *call.seat, meeting, *this);
-      log_.events[call.event].call = call.met.call;
     }
   }
   // By an exception, from the call it is in.
@@ -46107,7 +46117,7 @@ struct RunAgain {
 };
 
 inline Tensor finish(Underway& now) {
-  if (!now.device) {
+  if (!now.device || !now.call.of) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
   }
   Tensor out = still_running("Pending::wait", now.device).wait(now.call);
@@ -46132,6 +46142,7 @@ inline Tensor finish(Underway& now) {
     });
     if (now.options.gather_again && context().recomputing == 0) {
       forward.out = Tensor();
+      forward.options.schedule = called.schedule;  // as long as `forward` has the call
       out.slot()->again = RunAgain{forward, now.in.detach()};
     }
   }
@@ -46465,9 +46476,10 @@ inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
   }
   Tensor out = t.detach();
   attach(out, "replicate", {&t},
-         [device = by.device.self(), options = by.options, where = by.where, axes,
-          slot = t.slot()](const Tensor& dy) {
-           const Calling back = {still_running("backward", device), options, where};
+         [device = by.device.self(), options = by.options, own = copied_schedule(by.options),
+          where = by.where, axes, slot = t.slot()](const Tensor& dy) {
+           Calling back = {still_running("backward", device), options, where};
+           back.options.schedule = own.get();
            if (nobody_else_has(dy)) {
              start_all_reduce(back, dy, axes, Reduce::sum, dy).wait();
              add_grad(slot, dy);
@@ -46631,7 +46643,7 @@ class Device {
       detail::fail({"send: the tensor ", t.shape(), " carries a gradient, which does not come ",
                     "back from the receiver; send detach() of it, or use permute"});
     }
-    endpoint_.send(to_rank, t, where);
+    endpoint_.send(to_rank, detail::numbers_now(t.detach(), where.file, where.line), where);
   }
   Tensor recv(int from_rank, TINYSCALE_HERE) {
     detail::check_peer("recv", endpoint_, from_rank);
@@ -46677,7 +46689,12 @@ class Device {
   int task() const { return endpoint_.task(); }
 
   // Keeps a copy of a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) { keep_uncopied(name, t.copied()); }
+  void keep(const std::string& name, const Tensor& t, TINYSCALE_HERE) {
+    detail::check_given("keep", t);
+    const Tensor now = detail::numbers_now(t.detach(), where.file, where.line);
+    const detail::RecorderScope eager(nullptr);
+    keep_uncopied(name, now.copied());
+  }
   // The tensor itself, to which nobody writes any more.
   void keep_uncopied(const std::string& name, const Tensor& t) {
     std::size_t at = 0;
@@ -49827,8 +49844,8 @@ class MpiRanks final : public OtherProcesses {
     put_where(news, shape.where);
     put_shape(news, packet.value.shape());
     news.put(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
+    mail_.tell(to, packet_tag, news.text());  // may refuse: then nobody waits for it
     ++sent_[static_cast<std::size_t>(to)];
-    mail_.tell(to, packet_tag, news.text());
   }
 
   // Until rank 0 has judged the run.
@@ -52870,16 +52887,20 @@ inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::
 // x [I_axis, J] w [J, K] -> [I, K] in the program of a device, which has a share of x's rows and
 // the whole of w: the next rows are on their way while these are multiplied. Carries gradients.
 inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w,
-                                const std::string& axis) {
-  const int n = device.size(axis);
+                                const std::string& axis,
+                                SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  detail::check_given("collective_matmul", x);
+  detail::check_given("collective_matmul", w);
+  const int found = device.endpoint().find_axis("collective_matmul", axis);
+  const int n = device.endpoint().size_of(found), me = device.endpoint().index_on(found);
   std::vector<Tensor> rows(static_cast<std::size_t>(n));
   Tensor chunk = x;
   for (int step = 0; step < n; ++step) {
     Pending next;
     if (step + 1 < n) {
-      next = device.start_permute(chunk, axis, -1);
+      next = device.start_permute(chunk, axis, -1, CollectiveOptions(), where);
     }
-    rows[static_cast<std::size_t>((device.index(axis) + step) % n)] = matmul(chunk, w);
+    rows[static_cast<std::size_t>((me + step) % n)] = matmul(chunk, w);
     if (step + 1 < n) {
       chunk = next.wait();
     }
@@ -68355,22 +68376,24 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
     detail::ring_forward(endpoint, ring, q, kv, y, lse);
   }
   if (detail::tracked({&q, &k, &v})) {
-    detail::attach(
-        y, "ring_attention", {&q, &k, &v},
-        [ring, self = endpoint.self(), kq = detail::Kept(q), kkv = detail::Kept(kv),
-         ky = detail::Kept(y), lse, sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
-          Tensor dq = zeros(kq.shape());
-          const Tensor dkv = detail::ring_backward(detail::still_running("backward", self),
-                                                   {ring, kq, ky, lse, dy, dq}, kkv);
-          const auto give = [&](const detail::Slot& slot, const Tensor& grad) {
-            if (slot) {
-              detail::add_grad(slot, grad);
-            }
-          };
-          give(sq, dq);
-          give(sk, squeeze(slice(dkv, 0, 0, 1), 0));
-          give(sv, squeeze(slice(dkv, 0, 1, 2), 0));
-        });
+    detail::attach(y, "ring_attention", {&q, &k, &v},
+                   [ring, own = detail::copied_schedule(options.transfer), self = endpoint.self(),
+                    kq = detail::Kept(q), kkv = detail::Kept(kv), ky = detail::Kept(y), lse,
+                    sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+                     Tensor dq = zeros(kq.shape());
+                     detail::Ring back = ring;
+                     back.options.transfer.schedule = own.get();
+                     const Tensor dkv = detail::ring_backward(
+                         detail::still_running("backward", self), {back, kq, ky, lse, dy, dq}, kkv);
+                     const auto give = [&](const detail::Slot& slot, const Tensor& grad) {
+                       if (slot) {
+                         detail::add_grad(slot, grad);
+                       }
+                     };
+                     give(sq, dq);
+                     give(sk, squeeze(slice(dkv, 0, 0, 1), 0));
+                     give(sv, squeeze(slice(dkv, 0, 1, 2), 0));
+                   });
   }
   return y;
 }

@@ -555,6 +555,33 @@ TEST_CASE("context attention says what is wrong") {
         "backward: the run of its device is over; call it inside the program");
 }
 
+TEST_CASE("ring attention goes backward by a schedule that the program has let go") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
+  const ts::Tensor x = ts::randn({1, 4, 4}, 1);
+  std::vector<float> gradients[2];
+  for (const bool own : {false, true}) {
+    const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+      ts::CollectiveSchedule swap;
+      swap.what = ts::Collective::permute;
+      swap.devices = swap.chunks = 2;
+      swap.root = 1;
+      swap.transfers = {{0, 0, 1, 0, 1, ts::Action::copy, 0}, {0, 1, 0, 1, 1, ts::Action::copy, 0}};
+      ts::RingOptions options;
+      options.transfer.schedule = own ? &swap : nullptr;
+      const ts::Tensor q = ts::parameter(x * static_cast<float>(d.rank() + 1));
+      const ts::Tensor y = ts::ring_attention(d, q, q, q, 1, 1, "x", ts::Mask::causal, options);
+      swap.devices = 3;
+      ts::sum(ts::square(y)).backward();
+      d.keep("gradient", q.grad());
+    });
+    gradients[own ? 1 : 0] = run.kept(1, "gradient").values();
+    for (const ts::CollectiveRow& row : run.collectives()) {
+      CHECK((row.algorithm == "custom") == own);
+    }
+  }
+  CHECK(gradients[0] == gradients[1]);
+}
+
 TEST_CASE("ring attention: blocks are merged in f32 or bf16") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
   CHECK(error_of([&] {

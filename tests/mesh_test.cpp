@@ -606,6 +606,67 @@ TEST_CASE("a schedule of each device's own: compared by what it says, and at eve
         }).find("check_schedule: mine: at the end device 0 lacks") == 0);
 }
 
+TEST_CASE("a schedule of the program's own is copied: what needs it later finds it") {
+  const auto gather = [](ts::Device& d, const ts::Tensor& w, bool own) {
+    ts::CollectiveSchedule swap;
+    swap.name = "mine";
+    swap.devices = swap.chunks = 2;
+    swap.transfers = {{0, 0, 1, 0, 1, ts::Action::copy, 0}, {0, 1, 0, 1, 1, ts::Action::copy, 0}};
+    ts::CollectiveOptions options;
+    options.schedule = own ? &swap : nullptr;
+    options.gather_again = true;
+    const ts::Tensor all = d.all_gather(w, "x", 0, options);
+    swap.name = "another";
+    swap.devices = 3;
+    return all;
+  };
+  std::vector<float> gradients[2];
+  for (const bool own : {false, true}) {
+    const ts::MeshRun run = row_mesh(2).run([&](ts::Device& d) {
+      const ts::Tensor w = ts::parameter(ts::full({2, 3}, static_cast<float>(d.rank() + 1)));
+      const ts::Tensor x = ts::parameter(ts::ones({5, 4}));
+      ts::sum(ts::square(ts::matmul(x, gather(d, w, own)))).backward();
+      d.keep("gradient", x.grad());
+    });
+    gradients[own ? 1 : 0] = run.kept(1, "gradient").values();
+    const ts::List<ts::CollectiveRow> rows = run.collectives();
+    REQUIRE(rows.size() == 3);  // gathered twice, and the gradient
+    CHECK((rows[1].algorithm == "custom") == own);
+  }
+  CHECK(gradients[0] == gradients[1]);
+  const ts::MeshRun whole = row_mesh(2).run([](ts::Device& d) {
+    ts::CollectiveSchedule own;
+    own.what = ts::Collective::all_reduce;
+    own.devices = 2;
+    own.transfers = {{0, 0, 1, 0, 1, ts::Action::reduce, 0}, {1, 1, 0, 0, 1, ts::Action::copy, 0}};
+    ts::CollectiveOptions options;
+    options.schedule = &own;
+    const ts::Tensor w = ts::parameter(ts::ones({3}));
+    const ts::Tensor loss = ts::sum(d.replicate(w, "x", options));
+    own.devices = 3;
+    loss.backward();
+    d.keep("gradient", w.grad());
+  });
+  CHECK(whole.kept(0, "gradient").values() == std::vector<float>(3, 2.0f));
+  CHECK(whole.collectives()[0].algorithm == "custom");
+  CHECK(fault(row_mesh(2),
+              [](ts::Device& d) {
+                if (d.rank() == 1) {
+                  d.recv(0);
+                }
+                ts::CollectiveSchedule own;
+                own.name = "mine";
+                own.devices = own.chunks = 2;
+                ts::CollectiveOptions options;
+                options.schedule = &own;
+                const ts::Pending pending = d.start_all_gather(ts::ones({3}), "x", 0, options);
+                throw ts::Error("enough");
+              }) ==
+        "mesh.run: device 0 threw: enough\n  device 0: threw after 1 call: enough; started call 1, "
+        "all_gather([3], dim 0, by mine, x): waits for device 1 to call it\n  device 1: call 1, "
+        "recv(from 0): waits for a message from device 0");
+}
+
 TEST_CASE("what outlives the run, or is on the wrong thread, says so") {
   const ts::Mesh mesh = row_mesh(2);
   ts::Pending pending;
@@ -633,6 +694,17 @@ TEST_CASE("what outlives the run, or is on the wrong thread, says so") {
           same.wait();
           sum.wait();
         }).find("threw after 1 call: Pending::wait: nothing is pending") != std::string::npos);
+  CHECK(fault(mesh,
+              [](ts::Device& d) {  // one that failed gives no numbers the second time
+                ts::CollectiveOptions by;
+                by.algorithm = ts::Algorithm::tree;
+                ts::Pending all = d.start_all_gather(ts::ones({4}), "x", 0, by);
+                CHECK(error_of([&] { all.wait(); }).find("all_gather has no algorithm tree") > 0);
+                all.wait();
+              }) ==
+        "mesh.run: devices 0, 1 threw: Pending::wait: nothing is pending; it was never started, or "
+        "waited for already\n  devices 0, 1: threw in call 1, all_gather([4], dim 0, by tree, x): "
+        "Pending::wait: nothing is pending; it was never started, or waited for already");
   ts::Device* first = nullptr;
   CHECK(fault(mesh,
               [&](ts::Device& d) {
@@ -897,6 +969,28 @@ TEST_CASE("send, recv, barrier and counters") {
   }
   CHECK(run.collectives().size() == 2);
   CHECK(run.steps() == 3);  // one of the sends, two of the barrier
+}
+
+TEST_CASE("in a compiled function sends and what is kept have the numbers of each call") {
+  const ts::MeshRun run = row_mesh(2).run([](ts::Device& d) {
+    const auto f = ts::compile([&](const std::vector<ts::Tensor>& in) {
+      const ts::Tensor twice = in[0] * 2.0f;
+      d.send(twice, 1 - d.rank());
+      d.send(in[0], 1 - d.rank());
+      const ts::Tensor other = d.recv(1 - d.rank()) + d.recv(1 - d.rank());
+      d.keep("sum", ts::sum(twice));
+      d.keep("input", in[0]);
+      return std::vector<ts::Tensor>{ts::square(twice) + other};
+    });
+    for (int i = 0; i < 3; ++i) {
+      const float own = static_cast<float>(d.rank() + i),
+                  others = static_cast<float>(1 - d.rank() + i);
+      const std::vector<ts::Tensor> out = f(std::vector<ts::Tensor>{ts::full({3}, own)});
+      CHECK(out[0].values() == std::vector<float>(3, 4 * own * own + 3 * others));
+    }
+  });
+  CHECK(run.kept(1, "sum").item() == 18.0f);
+  CHECK(run.kept(0, "input").values() == std::vector<float>(3, 2.0f));
 }
 
 TEST_CASE("the same program on threads and with the baton: numbers, counters, simulated time") {
@@ -1412,6 +1506,10 @@ TEST_CASE("what a device keeps stays as it was") {
   });
   CHECK(run.kept(1, "before").values() == std::vector<float>{1, 1});
   CHECK(run.kept(1, "after").values() == std::vector<float>{2, 2});
+  CHECK(fault(mesh, [](ts::Device& d) { d.keep("nothing", ts::Tensor()); }) ==
+        "mesh.run: devices 0, 1 threw: keep: the tensor is empty (default-constructed); give one "
+        "with a shape\n  devices 0, 1: threw after 0 calls: keep: the tensor is empty "
+        "(default-constructed); give one with a shape");
 }
 
 TEST_CASE("devices that give a ragged all_to_all other shapes are told so") {
@@ -1451,6 +1549,16 @@ TEST_CASE("a collective that is started and dropped keeps no memory, and its err
     });
   });
   CHECK(error.find("all_gather: schedule mine is all_gather over 3 devices") != std::string::npos);
+  CHECK(error.find("threw in the wait for call 1, all_gather([4], dim 0, by mine, x)") <
+        error.size());
+  CHECK(fault(mesh,
+              [](ts::Device& d) {
+                d.start_all_reduce(ts::ones({4 + d.rank()}), "x");
+                d.barrier();
+              }) ==
+        "mesh.run: devices 0, 1 must make the same call and do not\n  device 0: the wait for call "
+        "1, all_reduce([4], sum, x): its peers call something else\n  device 1: the wait for call "
+        "1, all_reduce([5], sum, x): its peers call something else");
 }
 TEST_CASE("mesh: more axes than a shape has dims, custom without a schedule") {
   ts::List<ts::MeshAxis> axes;

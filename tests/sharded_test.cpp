@@ -774,6 +774,23 @@ TEST_CASE("sharded: a collective matmul in the program of a device") {
     CHECK(within(run.kept(rank, "chunks"), ts::matmul(x, w), matmul_bound(x, w)));
     CHECK(within(run.kept(rank, "grad"), p.grad(), absolute(p.grad()) * 1e-5f + 1e-5f));
   }
+  for (const ts::CollectiveRow& row : run.collectives()) {  // of the program's line
+    CHECK(std::string(row.where.file).find("sharded_test.cpp") != std::string::npos);
+  }
+  const auto wrong = [&](const ts::Tensor& left, const ts::Tensor& right, const char* axis) {
+    return error_of(
+        [&] { mesh.run([&](ts::Device& d) { ts::collective_matmul(d, left, right, axis); }); });
+  };
+  CHECK(wrong(x, w, "z") ==
+        "mesh.run: devices 0-7 threw: collective_matmul: no axis z on this mesh; its axes are x, y"
+        "\n  devices 0-7: threw after 0 calls: collective_matmul: no axis z on this mesh; its axes "
+        "are x, y");
+  const std::string empty =
+      "mesh.run: devices 0-7 threw: collective_matmul: the tensor is empty (default-constructed); "
+      "give one with a shape\n  devices 0-7: threw after 0 calls: collective_matmul: the tensor is "
+      "empty (default-constructed); give one with a shape";
+  CHECK(wrong(ts::Tensor(), w, "x") == empty);
+  CHECK(wrong(x, ts::Tensor(), "x") == empty);
 }
 #endif
 

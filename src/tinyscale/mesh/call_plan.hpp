@@ -27,7 +27,7 @@ namespace tinyscale {
 struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;  // automatic: that of the mesh
   DType format = DType::f32;                   // on the wire; sums are f32, then all_reduce rounds
-  const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
+  const CollectiveSchedule* schedule = nullptr;  // the user's own; copied when the call starts
   bool used_alike = false;    // all_gather: all devices compute the same with it, so that its
                               // gradient needs no sum: a slice is carried back
   bool gather_again = false;  // all_gather: matmuls do not keep the result for the backward pass,
@@ -51,6 +51,12 @@ struct CallKey {
                                    // prediction from one device to each
   const CollectiveSchedule* schedule = nullptr;
 };
+
+// For what looks at the program's own schedule when that may be gone; null of none.
+inline Shared<const CollectiveSchedule> copied_schedule(const CollectiveOptions& options) {
+  return Shared<const CollectiveSchedule>(
+      options.schedule == nullptr ? nullptr : new CollectiveSchedule(*options.schedule));
+}
 
 inline bool operator==(const Transfer& a, const Transfer& b) {
   return a.step == b.step && a.from == b.from && a.to == b.to && a.chunk == b.chunk &&

@@ -163,16 +163,20 @@ inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::
 // x [I_axis, J] w [J, K] -> [I, K] in the program of a device, which has a share of x's rows and
 // the whole of w: the next rows are on their way while these are multiplied. Carries gradients.
 inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w,
-                                const std::string& axis) {
-  const int n = device.size(axis);
+                                const std::string& axis,
+                                SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  detail::check_given("collective_matmul", x);
+  detail::check_given("collective_matmul", w);
+  const int found = device.endpoint().find_axis("collective_matmul", axis);
+  const int n = device.endpoint().size_of(found), me = device.endpoint().index_on(found);
   std::vector<Tensor> rows(static_cast<std::size_t>(n));
   Tensor chunk = x;
   for (int step = 0; step < n; ++step) {
     Pending next;
     if (step + 1 < n) {
-      next = device.start_permute(chunk, axis, -1);
+      next = device.start_permute(chunk, axis, -1, CollectiveOptions(), where);
     }
-    rows[static_cast<std::size_t>((device.index(axis) + step) % n)] = matmul(chunk, w);
+    rows[static_cast<std::size_t>((me + step) % n)] = matmul(chunk, w);
     if (step + 1 < n) {
       chunk = next.wait();
     }

@@ -83,7 +83,7 @@ struct RunAgain {
 };
 
 inline Tensor finish(Underway& now) {
-  if (!now.device) {
+  if (!now.device || !now.call.of) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
   }
   Tensor out = still_running("Pending::wait", now.device).wait(now.call);
@@ -108,6 +108,7 @@ inline Tensor finish(Underway& now) {
     });
     if (now.options.gather_again && context().recomputing == 0) {
       forward.out = Tensor();
+      forward.options.schedule = called.schedule;  // as long as `forward` has the call
       out.slot()->again = RunAgain{forward, now.in.detach()};
     }
   }
@@ -441,9 +442,10 @@ inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
   }
   Tensor out = t.detach();
   attach(out, "replicate", {&t},
-         [device = by.device.self(), options = by.options, where = by.where, axes,
-          slot = t.slot()](const Tensor& dy) {
-           const Calling back = {still_running("backward", device), options, where};
+         [device = by.device.self(), options = by.options, own = copied_schedule(by.options),
+          where = by.where, axes, slot = t.slot()](const Tensor& dy) {
+           Calling back = {still_running("backward", device), options, where};
+           back.options.schedule = own.get();
            if (nobody_else_has(dy)) {
              start_all_reduce(back, dy, axes, Reduce::sum, dy).wait();
              add_grad(slot, dy);

@@ -157,7 +157,7 @@ class Device {
       detail::fail({"send: the tensor ", t.shape(), " carries a gradient, which does not come ",
                     "back from the receiver; send detach() of it, or use permute"});
     }
-    endpoint_.send(to_rank, t, where);
+    endpoint_.send(to_rank, detail::numbers_now(t.detach(), where.file, where.line), where);
   }
   Tensor recv(int from_rank, TINYSCALE_HERE) {
     detail::check_peer("recv", endpoint_, from_rank);
@@ -203,7 +203,12 @@ class Device {
   int task() const { return endpoint_.task(); }
 
   // Keeps a copy of a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) { keep_uncopied(name, t.copied()); }
+  void keep(const std::string& name, const Tensor& t, TINYSCALE_HERE) {
+    detail::check_given("keep", t);
+    const Tensor now = detail::numbers_now(t.detach(), where.file, where.line);
+    const detail::RecorderScope eager(nullptr);
+    keep_uncopied(name, now.copied());
+  }
   // The tensor itself, to which nobody writes any more.
   void keep_uncopied(const std::string& name, const Tensor& t) {
     std::size_t at = 0;

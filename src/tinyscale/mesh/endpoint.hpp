@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <thread>
-#include <utility>  // move
+#include <utility>  // exchange, move
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
@@ -25,17 +25,6 @@ namespace tinyscale {
 namespace detail {
 
 enum class Keep { totals, records };
-
-// A call under way.
-struct StartedCall {
-  Seat* seat = nullptr;  // null: the device is alone in its group
-  Meeting* meeting = nullptr;
-  std::size_t event = 0;  // its start, in the log
-  Fabric::Met met;        // with a call: this device ran it, and has left
-  Shared<DeviceCall> of;
-
-  const CallKey& key() const { return of->key; }
-};
 
 class Endpoint {
  public:
@@ -170,7 +159,8 @@ class Endpoint {
     key.algorithm = options.algorithm;
     key.preferred = algorithm_;
     key.format = options.format;
-    key.schedule = options.schedule;
+    of->own = copied_schedule(options);
+    key.schedule = of->own.get();
     StartedCall call;
     call.of = std::move(of);
     call.of->number = calls_;
@@ -214,17 +204,7 @@ class Endpoint {
   Tensor wait(StartedCall& call) {
     enter();
     if (call.meeting != nullptr) {
-      in_ = &call;
-      Meeting* const meeting = call.meeting;
-      call.meeting = nullptr;
-      try {
-        meet(call, meeting);
-        plan_slot(*call.of) = {call.of->where, call.met.plan};
-      } catch (...) {
-        leave();
-        throw;
-      }
-      in_ = nullptr;
+      await(call);
       let_dropped_go(call);
     }
     log_.events.push_back(
@@ -250,6 +230,7 @@ class Endpoint {
     {
       Context nobody;  // a message under way is in no device's memory, whenever it is received
       const ContextScope scope(nobody);
+      const RecorderScope eager(nullptr);
       packet.value = value.copied();
     }
     if (!send_shape_ || send_shape_->cut.block != value.count() || !(send_shape_->where == where)) {
@@ -273,6 +254,7 @@ class Endpoint {
       throw;
     }
     keep_event(DeviceEvent::Kind::wait, packet.call);
+    const RecorderScope eager(nullptr);
     return packet.value.copied();  // in this device's memory
   }
 
@@ -342,9 +324,8 @@ class Endpoint {
 
   void refuse_alone(const char* function) const {
     if (fabric_.folded()) {
-      fail({function,
-            ": predict runs one device by itself, which has no partner; permute is right, "
-            "or run"});
+      fail({function, ": predict runs one device by itself, which has no partner; permute is ",
+            "right, or run"});
     }
   }
 
@@ -358,24 +339,35 @@ class Endpoint {
     threw_in_.clear();  // the program caught it
     log_ops();
   }
+  // Until the exchange of a call has run, or failed: both once.
+  void await(StartedCall& call) {
+    Meeting* const meeting = std::exchange(call.meeting, nullptr);
+    in_ = &call;
+    try {
+      if (call.met.call == nullptr) {
+        call.met = fabric_.await(rank_, *call.seat, meeting, *this);
+        log_.events[call.event].call = call.met.call;
+      }
+      plan_slot(*call.of) = {call.of->where, call.met.plan};
+      in_ = nullptr;
+    } catch (...) {
+      leave();
+      call.of.reset();
+      throw;
+    }
+  }
   // Those before a call that is done: meetings of a group end in order. At no other time, so that
   // the memory in use does not depend on how threads were scheduled.
   void let_dropped_go(const StartedCall& done) {
     for (std::size_t i = 0; i < dropped_.size();) {
-      if (dropped_[i].seat != done.seat || dropped_[i].event > done.event) {
+      if (dropped_[i].seat == done.seat && dropped_[i].event < done.event) {
+        StartedCall call = dropped_[i];
+        dropped_[i] = dropped_.back();
+        dropped_.pop_back();
+        await(call);
+      } else {
         ++i;
-        continue;
       }
-      StartedCall call = dropped_[i];
-      dropped_[i] = dropped_.back();
-      dropped_.pop_back();
-      meet(call, call.meeting);
-    }
-  }
-  void meet(StartedCall& call, Meeting* meeting) {
-    if (call.met.call == nullptr) {
-      call.met = fabric_.await(rank_, *call.seat, meeting, *this);
-      log_.events[call.event].call = call.met.call;
     }
   }
   // By an exception, from the call it is in.

@@ -62,12 +62,6 @@ class Fabric {
     return seat;
   }
 
-  // What a device takes from a meeting.
-  struct Met {
-    CallRecord* call = nullptr;      // what the log says of it
-    const CallPlan* plan = nullptr;  // null where other processes meet
-  };
-
   // Gives the meeting, at which nobody needs to wait. Who comes last and runs the exchange takes
   // `met` along, and leaves before the others know: await is not for it.
   Meeting* post(Seat& seat, Post post, Met& met) {

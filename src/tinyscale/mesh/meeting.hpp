@@ -63,8 +63,9 @@ struct DeviceCall {
   int number = 0;  // of the device's calls, from 1
   CallKey key;
   SourceLine where;
-  Tensor in, out;                  // until it is done
-  std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+  Tensor in, out;                        // until it is done
+  std::vector<std::int64_t> rows;        // ragged all_to_all: to each
+  Shared<const CollectiveSchedule> own;  // the program's, to which the key refers
 
   DeviceBuffers buffers() const {
     return {in.defined() ? in.origin() : nullptr, out.defined() ? out.origin() : nullptr};
@@ -221,6 +222,23 @@ struct Seat {
   };
   Run runs_[4];
   std::size_t turn_ = 0;
+};
+
+// What a device takes from a meeting.
+struct Met {
+  CallRecord* call = nullptr;      // what the log says of it
+  const CallPlan* plan = nullptr;  // null where other processes meet
+};
+
+// A call under way.
+struct StartedCall {
+  Seat* seat = nullptr;  // null: the device is alone in its group
+  Meeting* meeting = nullptr;
+  std::size_t event = 0;  // its start, in the log
+  Met met;                // with a call: this device ran it, and has left
+  Shared<DeviceCall> of;
+
+  const CallKey& key() const { return of->key; }
 };
 
 // Loops of this thread may use so many threads while it lives, whatever they might before: those of

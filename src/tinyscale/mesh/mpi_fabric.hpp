@@ -121,8 +121,8 @@ class MpiRanks final : public OtherProcesses {
     put_where(news, shape.where);
     put_shape(news, packet.value.shape());
     news.put(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
+    mail_.tell(to, packet_tag, news.text());  // may refuse: then nobody waits for it
     ++sent_[static_cast<std::size_t>(to)];
-    mail_.tell(to, packet_tag, news.text());
   }
 
   // Until rank 0 has judged the run.

@@ -265,22 +265,24 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
     detail::ring_forward(endpoint, ring, q, kv, y, lse);
   }
   if (detail::tracked({&q, &k, &v})) {
-    detail::attach(
-        y, "ring_attention", {&q, &k, &v},
-        [ring, self = endpoint.self(), kq = detail::Kept(q), kkv = detail::Kept(kv),
-         ky = detail::Kept(y), lse, sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
-          Tensor dq = zeros(kq.shape());
-          const Tensor dkv = detail::ring_backward(detail::still_running("backward", self),
-                                                   {ring, kq, ky, lse, dy, dq}, kkv);
-          const auto give = [&](const detail::Slot& slot, const Tensor& grad) {
-            if (slot) {
-              detail::add_grad(slot, grad);
-            }
-          };
-          give(sq, dq);
-          give(sk, squeeze(slice(dkv, 0, 0, 1), 0));
-          give(sv, squeeze(slice(dkv, 0, 1, 2), 0));
-        });
+    detail::attach(y, "ring_attention", {&q, &k, &v},
+                   [ring, own = detail::copied_schedule(options.transfer), self = endpoint.self(),
+                    kq = detail::Kept(q), kkv = detail::Kept(kv), ky = detail::Kept(y), lse,
+                    sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+                     Tensor dq = zeros(kq.shape());
+                     detail::Ring back = ring;
+                     back.options.transfer.schedule = own.get();
+                     const Tensor dkv = detail::ring_backward(
+                         detail::still_running("backward", self), {back, kq, ky, lse, dy, dq}, kkv);
+                     const auto give = [&](const detail::Slot& slot, const Tensor& grad) {
+                       if (slot) {
+                         detail::add_grad(slot, grad);
+                       }
+                     };
+                     give(sq, dq);
+                     give(sk, squeeze(slice(dkv, 0, 0, 1), 0));
+                     give(sv, squeeze(slice(dkv, 0, 1, 2), 0));
+                   });
   }
   return y;
 }
