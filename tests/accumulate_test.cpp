@@ -182,6 +182,7 @@ TEST_CASE("machines and paths that are no whole ones, and what one device cannot
         }) == "train: 2 faults" + alone);
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("slow and dead devices of a training are those of its simulated time") {
   const ts::Text text = small_text();
   const auto seconds = [&](const ts::Faults& faults) {
@@ -197,3 +198,4 @@ TEST_CASE("slow and dead devices of a training are those of its simulated time")
   CHECK(error_of([&] { seconds(ts::Faults().dead_device(1)); }).find("time: device 1 is dead; ") ==
         0);
 }
+#endif

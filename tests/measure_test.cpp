@@ -87,6 +87,7 @@ TEST_CASE("memory: several threads") {
   CHECK(meter.peak_total() <= 32);
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several threads
 TEST_CASE("context: one for each thread, which share a meter, others for a scope") {
   ts::Context* const program = &ts::context();
   CHECK(program->device == -1);
@@ -113,6 +114,7 @@ TEST_CASE("context: one for each thread, which share a meter, others for a scope
   }
   CHECK(&ts::context() == program);
 }
+#endif
 
 TEST_CASE("profile: records what runs while it is alive") {
   CHECK_FALSE(ts::profiling());

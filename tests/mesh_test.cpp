@@ -1496,6 +1496,7 @@ TEST_CASE("what would lose a gradient or means nothing is refused") {
 
 #endif  // TINYSCALE_NO_THREADS
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("what a device keeps stays as it was") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
   const ts::MeshRun run = mesh.run([](ts::Device& d) {
@@ -1523,6 +1524,7 @@ TEST_CASE("devices that give a ragged all_to_all other shapes are told so") {
   CHECK(error.find("all_to_all([1, 2], ragged, x)") != std::string::npos);
   CHECK(error.find("dim 0 to -1") == std::string::npos);
 }
+#endif
 
 #if !defined(TINYSCALE_NO_THREADS)
 TEST_CASE("a collective that is started and dropped keeps no memory, and its error is thrown") {

@@ -1402,6 +1402,7 @@ TEST_CASE("replay: the book's answers that a program gives") {
 }
 #endif
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("replay: the critical path of messages that take no time ends") {
   ts::Machine m = ts::machine("tpu-v5e", {4});
   m.links[0].latency = 0;
@@ -1474,6 +1475,7 @@ TEST_CASE("replay: all dead links that messages were to take are named") {
         "time: device 2, link 0 -> 1 are dead; device 1 waits in send #1 (0 -> 1), device 3 waits "
         "in send #1 (2 -> 3)");
 }
+#endif
 
 TEST_CASE("placement: an axis across dimensions has the links of those that its groups cross") {
   ts::Machine machine;

@@ -673,6 +673,7 @@ TEST_CASE("program: shapes alone say what it costs, and how it is printed") {
       "a device sends 3.15 MB, in 41 us by formula\n");
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("program: gradients of a loss at any place of its graph") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
   ts::ShardedOptions options;
@@ -692,6 +693,7 @@ TEST_CASE("program: gradients of a loss at any place of its graph") {
     CHECK(out[1].gather().values()[3] == std::ldexp(1.0f, n));
   }
 }
+#endif
 
 #if !defined(TINYSCALE_NO_THREADS)
 TEST_CASE("program: the run of the last call is kept, not one of each shape") {
