@@ -25,6 +25,27 @@
 namespace tinyscale {
 namespace detail {
 
+inline std::int64_t numbers_in(const ScheduledMessage& message, const PreparedSchedule& schedule,
+                               const ChunkCut& cut) {
+  std::int64_t count = 0;
+  for (std::size_t i = message.first; i < message.last; ++i) {
+    const Transfer& t = schedule.data.transfers[i];
+    count += cut.elements(t.chunk, t.chunks);
+  }
+  return count;
+}
+
+// Throws on all devices alike, before the first message.
+inline void check_messages(const PreparedSchedule& schedule, const ChunkCut& cut) {
+  constexpr std::int64_t most = 0x7fffffff;
+  for (std::size_t m = 0; m < schedule.messages.size() && cut.begin(cut.chunks()) > most; ++m) {
+    const std::int64_t count = numbers_in(schedule.messages[m], schedule, cut);
+    if (count > most) {
+      fail({"mpi: a message of ", count, " numbers; at most 2^31 - 1"});
+    }
+  }
+}
+
 // One device's own part of an exchange: its chunks, and its steps in each stream.
 class RankExchange {
  public:
@@ -163,16 +184,9 @@ class RankExchange {
 
   void start(const ScheduledMessage& message, const PreparedSchedule::Step& step, Stream& stream,
              int number) {
-    std::int64_t count = 0;
-    for (std::size_t i = message.first; i < message.last; ++i) {
-      const Transfer& t = schedule_.data.transfers[i];
-      count += e_.cut.elements(t.chunk, t.chunks);
-    }
+    const std::int64_t count = numbers_in(message, schedule_, e_.cut);
     if (count == 0) {
       return;
-    }
-    if (count > 0x7fffffff) {
-      fail({"mpi: a message of ", count, " numbers; at most 2^31 - 1"});
     }
     const int tag = tag_ + number;
     if (message.to == index_) {

@@ -296,6 +296,7 @@ class MpiRanks final : public OtherProcesses {
       call.plan = group.plan;
       call.members = group.members;
       const PreparedSchedule& schedule = *call.plan->shape->schedule;
+      check_messages(schedule, call.plan->exchange.cut);
       const int index = static_cast<int>(place_in(*call.members, me_));
       const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
       const Post& own = own_post(group, meeting);
