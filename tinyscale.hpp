@@ -46345,13 +46345,13 @@ inline Pending start_ragged(const Calling& by, const Tensor& t, const Axes& axes
                             const std::vector<std::int64_t>& rows, std::vector<std::int64_t>& got) {
   CallKey key = call_key(by, Collective::all_to_all, t, axes, 0);
   const std::size_t n = static_cast<std::size_t>(by.device.size_of(key.axes));
-  std::int64_t sum = 0;
+  double sum = 0;  // exact of counts that are right; any fit
   bool right = rows.size() == n;
   for (const std::int64_t count : rows) {
     right = right && count >= 0 && count <= (std::int64_t{1} << 24);  // exact in a float
-    sum += count;
+    sum += static_cast<double>(count);
   }
-  if (!right || sum != t.dim(0)) {
+  if (!right || static_cast<std::int64_t>(sum) != t.dim(0)) {
     fail({"all_to_all: ", rows.size(), " counts that add up to ", sum, " for a tensor ", t.shape(),
           " over ", n,
           " devices; one count of 0 to 2^24 for each, together dimension 0, is right"});

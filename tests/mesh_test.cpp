@@ -1089,6 +1089,12 @@ TEST_CASE("errors of the mesh and of arguments") {
       [&](ts::Device& d) {
         d.all_to_all(t, "y", std::vector<std::int64_t>{1, 3});
       });
+  all_throw(
+      "all_to_all: 2 counts that add up to 9.22337204e+18 for a tensor [3] over 2 devices; one "
+      "count of 0 to 2^24 for each, together dimension 0, is right",
+      [&](ts::Device& d) {
+        d.all_to_all(t, "y", std::vector<std::int64_t>(2, std::int64_t{1} << 62));
+      });
   CHECK(fault(row_mesh(1), [&](ts::Device& d) { d.send(t, 0); }) ==
         "mesh.run: device 0 threw: send: device 0 names device 0; it is alone on its mesh\n"
         "  device 0: threw after 0 calls: send: device 0 names device 0; it is alone on its mesh");
