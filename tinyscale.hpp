@@ -18097,7 +18097,7 @@ struct AttentionFold {
       lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
       store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});
       f = lane >= 0 ? 1.0f / total : typename L::V{};
-      f = total < std::numeric_limits<float>::min() ? typename L::V{} : f;  // scores of -inf alone
+      f = total < std::numeric_limits<float>::min() ? typename L::V{} : f;  // only -inf so far
       store<L>(at + 3 * row, before * f);
       store<L>(at + 4 * row, f);
     }
@@ -18183,6 +18183,13 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
            j == 0 ? 0.0f : 1.0f, -attention_all, -block.lead, lanes + 4 * wide, lanes + 3 * wide},
           odd);
       std::copy(lanes + 2 * wide, lanes + 2 * wide + block.rows, t.lse + begin);
+    }
+  }
+  for (std::int64_t i = 0; i < last - first; ++i) {  // scores of -inf alone have no softmax
+    const float total = lease.data()[i / wide * own + wide * (size + 1) + i % wide];
+    if (!(total > 0.0f) && visible_keys(s, first + i) > 0) {
+      float* const o = t.o + (first + i) * s.o_stride;
+      std::fill(o, o + size, std::numeric_limits<float>::quiet_NaN());
     }
   }
 }

@@ -660,6 +660,19 @@ TEST_CASE("attention whose first keys are all scored -inf sees the others") {
   }
 }
 
+TEST_CASE("attention to keys that are all scored -inf is NaN") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const int t : {1, 8, 9, 40}) {
+      const ts::Tensor q = ts::full({1, t, 16}, 1e25f), v = ts::ones({1, 65, 16});
+      for (const float y :
+           ts::attention(q, ts::full({1, 65, 16}, -1e25f), v, 1, 1, ts::Mask::none).values()) {
+        REQUIRE(std::isnan(y));
+      }
+    }
+  }
+}
+
 TEST_CASE("norms of rows whose squares are beyond f32") {
   on_every_path([] {
     for (const float size : {1e20f, 1e30f}) {
