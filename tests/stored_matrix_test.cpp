@@ -178,6 +178,20 @@ TEST_CASE("stored weights: threads, a mapping's odd places, nothing to do") {
   CHECK(y == Floats{0, 0, 0});
 }
 
+// m rows of x times w have the bits that they have on one thread.
+void check_threads(const ts::StoredMatrix& w, std::int64_t m, const Floats& x) {
+  Floats alone, y(static_cast<std::size_t>(m * w.rows));
+  for (const int threads : {1, 2, 3, 8}) {
+    CAPTURE(w.rows);
+    CAPTURE(m);
+    CAPTURE(threads);
+    const ts::ThreadScope scope(threads);
+    kernel::multiply_stored(w, Activations::f32, m, x.data(), w.cols, y.data(), w.rows);
+    alone = alone.empty() ? y : alone;
+    CHECK(y == alone);
+  }
+}
+
 TEST_CASE("stored weights made f32: the same bits on any number of threads") {
   const std::int64_t cols = 736;  // of which AVX2 makes passes
   const Floats numbers = noise(500 * cols, 4), x = noise(66 * cols, 5);
@@ -187,16 +201,7 @@ TEST_CASE("stored weights made f32: the same bits on any number of threads") {
     for (const std::int64_t rows : {1, 17, 65, 129, 288, 500}) {
       const ts::StoredMatrix w = kernel::store_matrix(rows, cols, numbers.data(), way);
       for (const std::int64_t m : {9, 66}) {
-        Floats alone, y(static_cast<std::size_t>(m * rows));
-        for (const int threads : {1, 2, 3, 8}) {
-          CAPTURE(rows);
-          CAPTURE(m);
-          CAPTURE(threads);
-          const ts::ThreadScope scope(threads);
-          kernel::multiply_stored(w, Activations::f32, m, x.data(), cols, y.data(), rows);
-          alone = alone.empty() ? y : alone;
-          CHECK(y == alone);
-        }
+        check_threads(w, m, x);
       }
     }
   }
@@ -209,16 +214,8 @@ TEST_CASE("packed weights of long rows: the same bits on any number of threads")
     const ts::StoredMatrix w =
         kernel::store_matrix(rows, cols, numbers.data(), {BlockFormat::f32, bits});
     for (const std::int64_t m : {9, 16}) {
-      Floats alone, y(static_cast<std::size_t>(m * rows));
-      for (const int threads : {1, 2, 3, 8}) {
-        CAPTURE(bits);
-        CAPTURE(m);
-        CAPTURE(threads);
-        const ts::ThreadScope scope(threads);
-        kernel::multiply_stored(w, Activations::f32, m, x.data(), cols, y.data(), rows);
-        alone = alone.empty() ? y : alone;
-        CHECK(y == alone);
-      }
+      CAPTURE(bits);
+      check_threads(w, m, x);
     }
   }
 }
