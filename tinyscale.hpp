@@ -44543,11 +44543,18 @@ class Waiting {
     std::string message;  // what it threw
   };
 
+  // Where a device was when it last began to wait. Others read it while it runs.
+  struct alignas(64) Whereabouts {
+    std::atomic<int> processor{-1};
+    int together = 0;  // long waits in a row on the processor of a device before it
+  };
+
   // At most `most` run at once; 0: all.
   Waiting(int devices, int most)
       : most_(most),
         spins_(devices <= thread_count() ? 50 : 0),  // others need the processors
         devices_(static_cast<std::size_t>(devices)),
+        whereabouts_(spins_ > 0 ? devices_.size() : 0),
         running_(devices) {}
 
   std::mutex& mutex() { return mutex_; }
@@ -44567,10 +44574,15 @@ class Waiting {
   // Who waits may look again and again: no baton keeps it off.
   bool all_awake() const { return most_ == 0; }
   // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
-  bool look_again(int& looks) const {
+  bool look_again(int me, int& looks) {
     constexpr int most_looks = 100;
     if (most_ > 0 || looks >= most_looks || over()) {
       return false;
+    }
+    if (looks == 0 && spins_ > 0) {
+      whereabouts(me).processor.store(current_processor(), std::memory_order_relaxed);
+    } else if (looks == spins_ && spins_ > 0) {
+      part_from_others(me);
     }
     if (looks++ < spins_) {
       cpu_relax();
@@ -44656,6 +44668,23 @@ class Waiting {
   }
 
  private:
+  Whereabouts& whereabouts(int rank) { return whereabouts_[static_cast<std::size_t>(rank)]; }
+
+  // Two devices on one processor, where there is one for each: the later one moves, as a worker of
+  // a loop does. The system takes milliseconds to see it.
+  void part_from_others(int me) {
+    const int here = current_processor();
+    bool met = false;
+    for (int other = 0; other < me && here >= 0; ++other) {
+      met = met || whereabouts(other).processor.load(std::memory_order_relaxed) == here;
+    }
+    int& together = whereabouts(me).together;
+    together = met ? together + 1 : 0;
+    if (together % 64 == 2) {
+      leave_processor(here);
+    }
+  }
+
   void get_baton(std::unique_lock<std::mutex>& lock, State& self) {
     if (most_ == 0 || self.holds_baton) {
       return;
@@ -44705,7 +44734,8 @@ class Waiting {
   int most_;
   int spins_;
   List<State> devices_;
-  int running_;  // devices that neither wait nor have ended
+  List<Whereabouts> whereabouts_;  // where each device has a processor; no lock
+  int running_;                    // devices that neither wait nor have ended
   int held_ = 0;
   std::vector<int> queue_;  // ranks that could run
   std::size_t next_ = 0;
@@ -45040,7 +45070,7 @@ class Fabric {
     for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
       if (others_ != nullptr) {
         others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
-      } else if (!meeting->exchange.help() && !waiting_.look_again(looks)) {
+      } else if (!meeting->exchange.help() && !waiting_.look_again(me, looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
         if (!meeting->done.load()) {

@@ -171,7 +171,11 @@ TEST_CASE("elementwise: tanh and erf reach 1 and pass it nowhere, gelu keeps its
   for (std::size_t i = 0; i < x.size(); ++i) {
     x[i] = -1.0f - 8.5f * static_cast<float>(i) / static_cast<float>(x.size());
   }
+#if defined(__FAST_MATH__)  // no infinities, and squares and cubes that are none
+  const float far[] = {-10.0f, -1e3f, -1e6f, -1e12f};
+#else
   const float far[] = {-10.0f, -1e19f, -3e38f, -std::numeric_limits<float>::infinity()};
+#endif
   std::copy(std::begin(far), std::end(far), x.end() - 4);
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);

@@ -84,7 +84,7 @@ class Fabric {
     for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
       if (others_ != nullptr) {
         others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
-      } else if (!meeting->exchange.help() && !waiting_.look_again(looks)) {
+      } else if (!meeting->exchange.help() && !waiting_.look_again(me, looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
         if (!meeting->done.load()) {
