@@ -222,8 +222,9 @@
 //   tinyscale/mesh/exchange.hpp              What one collective does to numbers
 //   tinyscale/mesh/executor.hpp              Runs the schedule of a collective over the buffers
 //   tinyscale/mesh/call_plan.hpp             A collective as a program calls it
-//   tinyscale/mesh/waiting.hpp               Who waits, and the judgement when none can go on
+//   tinyscale/mesh/waiting.hpp               Who waits
 //   tinyscale/mesh/meeting.hpp               Where a group of devices meets
+//   tinyscale/mesh/judgement.hpp             What is said when no device can go on
 //   tinyscale/mesh/fabric.hpp                Where the devices of a run meet
 //   tinyscale/mesh/device_log.hpp            What one device notes while it runs
 //   tinyscale/mesh/endpoint.hpp              One device's side of the fabric
@@ -10937,50 +10938,89 @@ inline std::int64_t gemm_extent(const char* who, std::int64_t rows, std::int64_t
   return rows == 0 || columns == 0 ? 0 : (rows - 1) * stride + columns;
 }
 
-// Whether C (m x n, ldc apart) shares a number with a matrix that starts at x. Columns side by side
-// in rows of one length are apart although their ranges in memory cross.
-inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::int64_t ldc,
-                         const float* x, std::int64_t extent, std::int64_t columns,
-                         std::int64_t ldx) {
-  const std::less<const float*> before;
-  if (extent == 0 || !before(x, c + (m - 1) * ldc + n) || !before(c, x + extent)) {
-    return false;
-  }
-  if (ldc == 0) {  // of one row
-    return true;
-  }
-  const std::int64_t shift = ((x - c) % ldc + ldc) % ldc;
-  return ldx != ldc || shift < n || shift + columns > ldc;
+// A matrix as it is stored, `stride` numbers of `bytes` each from row to row.
+struct StoredRows {
+  const void* at = nullptr;
+  std::int64_t rows = 0, columns = 0, stride = 0;
+  std::uintptr_t bytes = 1;
+
+  std::int64_t extent(const char* who) const { return gemm_extent(who, rows, columns, stride); }
+  std::uintptr_t begin() const { return reinterpret_cast<std::uintptr_t>(at); }
+  std::uintptr_t columns_bytes() const { return static_cast<std::uintptr_t>(columns) * bytes; }
+};
+
+template <class T>
+StoredRows stored_rows(const T* at, kernels::Trans trans, std::int64_t rows, std::int64_t columns,
+                       std::int64_t stride) {
+  const bool no = trans == kernels::Trans::no;
+  return {at, no ? rows : columns, no ? columns : rows, stride, sizeof(T)};
 }
 
-// Throws on what no product can be made of; true where there is something to do.
-inline bool gemm_check(const char* who, kernels::Trans ta, kernels::Trans tb, const GemmOperands& g,
-                       std::int64_t lda, std::int64_t ldb) {
-  const bool a_no = ta == kernels::Trans::no, b_no = tb == kernels::Trans::no;
-  const std::int64_t a = gemm_extent(who, a_no ? g.m : g.k, a_no ? g.k : g.m, lda);
-  const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
-  const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
-  if (g.beta != 0.0f && g.beta != 1.0f) {
-    fail({who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"});
-  }
-  if (g.m > 1 && g.ldc < g.n) {
-    fail({who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n});
-  }
-  if (c == 0) {
+// Whether two matrices share memory; no such matrix, or an empty one, does not. Columns side by
+// side in rows of one length are apart although their ranges in memory cross.
+inline bool gemm_overlap(const char* who, const StoredRows& c, const StoredRows& x) {
+  const auto size = [&](const StoredRows& of) {
+    return of.at == nullptr ? 0 : static_cast<std::uintptr_t>(of.extent(who)) * of.bytes;
+  };
+  const std::uintptr_t in_c = size(c), in_x = size(x);
+  const bool after = x.begin() >= c.begin();
+  const std::uintptr_t distance = after ? x.begin() - c.begin() : c.begin() - x.begin();
+  if (in_c == 0 || in_x == 0 || distance >= (after ? in_c : in_x)) {
     return false;
   }
-  if (g.c == nullptr || (a > 0 && g.a == nullptr) || (b > 0 && g.b == nullptr)) {
-    fail({who, ": ",
-          g.c == nullptr   ? "C"
-          : g.a == nullptr ? "A"
-                           : "B",
-          " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k});
+  if (c.stride != x.stride || c.bytes != x.bytes || c.stride == 0) {
+    return true;
   }
-  const bool in_a = gemm_overlap(g.c, g.m, g.n, g.ldc, g.a, a, a_no ? g.k : g.m, lda);
-  if (in_a || gemm_overlap(g.c, g.m, g.n, g.ldc, g.b, b, b_no ? g.n : g.k, ldb)) {
-    fail({who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"});
+  const std::uintptr_t apart = static_cast<std::uintptr_t>(c.stride) * c.bytes;
+  const std::uintptr_t rest = distance % apart;
+  const std::uintptr_t shift = after || rest == 0 ? rest : apart - rest;
+  return shift < c.columns_bytes() || shift + x.columns_bytes() > apart;
+}
+
+// Throws on what no product can be made of; true where there is something to do. A packed B is an
+// empty matrix here.
+inline bool gemm_check(const char* who, std::int64_t k, const StoredRows& a, const StoredRows& b,
+                       const StoredRows& c) {
+  const std::int64_t in_a = a.extent(who), in_b = b.extent(who), in_c = c.extent(who);
+  if (c.rows > 1 && c.stride < c.columns) {
+    fail({who, ": rows of C are ", c.stride, " apart; they must be at least n = ", c.columns});
+  }
+  if (in_c == 0) {
+    return false;
+  }
+  if (c.at == nullptr || (in_a > 0 && a.at == nullptr) || (in_b > 0 && b.at == nullptr)) {
+    fail({who, ": ",
+          c.at == nullptr   ? "C"
+          : a.at == nullptr ? "A"
+                            : "B",
+          " is null; m, n, k are ", c.rows, ", ", c.columns, ", ", k});
+  }
+  const bool with_a = gemm_overlap(who, c, a);
+  if (with_a || gemm_overlap(who, c, b)) {
+    fail({who, ": C overlaps ", with_a ? "A" : "B", "; it must have memory of its own"});
   }
   return true;
+}
+
+// Weights to be laid out.
+inline void check_to_pack(const char* who, std::int64_t k, std::int64_t n, const StoredRows& b) {
+  if (b.extent(who) > 0 && b.at == nullptr) {
+    fail({who, ": B is null; k, n are ", k, ", ", n});
+  }
+}
+
+inline void check_beta(const char* who, float beta) {
+  if (beta != 0.0f && beta != 1.0f) {
+    fail({who, ": beta is ", static_cast<double>(beta), "; it must be 0 or 1"});
+  }
+}
+
+inline bool gemm_check(const char* who, kernels::Trans ta, kernels::Trans tb, const GemmOperands& g,
+                       std::int64_t lda, std::int64_t ldb) {
+  check_beta(who, g.beta);
+  return gemm_check(who, g.k, stored_rows(g.a, ta, g.m, g.k, lda),
+                    stored_rows(g.b, tb, g.k, g.n, ldb),
+                    stored_rows(g.c, kernels::Trans::no, g.m, g.n, g.ldc));
 }
 
 inline GemmOperands gemm_operands(kernels::Trans ta, kernels::Trans tb, std::int64_t m,
@@ -13415,9 +13455,14 @@ inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
 inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
                       const std::uint16_t* a, std::int64_t lda, const std::uint16_t* b,
                       std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::WordKind::bf16;
-  detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
-                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+  detail::check_beta("gemm_bf16", beta);
+  if (detail::gemm_check("gemm_bf16", k, detail::stored_rows(a, ta, m, k, lda),
+                         detail::stored_rows(b, tb, k, n, ldb),
+                         detail::stored_rows(c, Trans::no, m, n, ldc))) {
+    const detail::WordKind kind = detail::WordKind::bf16;
+    detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
+                         detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+  }
 }
 
 // Weights [K, N] rounded to bf16 and laid out once, for many products; good on every path.
@@ -13428,6 +13473,7 @@ struct PackedBf16 {
 
 inline PackedBf16 pack_bf16(Trans tb, std::int64_t k, std::int64_t n, const float* b,
                             std::int64_t ldb) {
+  detail::check_to_pack("pack_bf16", k, n, detail::stored_rows(b, tb, k, n, ldb));
   detail::check_weights("pack_bf16", k, n);
   PackedBf16 packed{k, n, {}};
   if (k > 0 && n > 0) {
@@ -13439,10 +13485,14 @@ inline PackedBf16 pack_bf16(Trans tb, std::int64_t k, std::int64_t n, const floa
 // C = op(A) B + beta C, A [M, K].
 inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda,
                       const PackedBf16& b, float beta, float* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::f32_words();
-  detail::bf16_product(detail::rows_of(kind, a, ta, m, b.k, lda),
-                       detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
-                       b.words ? b.words->data() : nullptr, beta, c, ldc);
+  detail::check_beta("gemm_bf16", beta);
+  if (detail::gemm_check("gemm_bf16", b.k, detail::stored_rows(a, ta, m, b.k, lda),
+                         detail::StoredRows(), detail::stored_rows(c, Trans::no, m, b.n, ldc))) {
+    const detail::WordKind kind = detail::f32_words();
+    detail::bf16_product(detail::rows_of(kind, a, ta, m, b.k, lda),
+                         detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
+                         b.words ? b.words->data() : nullptr, beta, c, ldc);
+  }
 }
 
 }  // namespace kernels
@@ -13668,11 +13718,17 @@ struct RowStarts {
   }
 };
 
+// What int32 can hold, and memory.
+inline bool int8_check(std::int64_t k, const StoredRows& a, const StoredRows& b,
+                       const StoredRows& c) {
+  if (k > 131071) {
+    fail({"gemm_int8: k is ", k, "; int32 holds the sum of at most 131071 products"});
+  }
+  return gemm_check("gemm_int8", k, a, b, c);
+}
+
 inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b,
                          const std::uint32_t* b_packed, std::int32_t* c, std::int64_t ldc) {
-  if (a.ks > 131071) {
-    fail({"gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"});
-  }
   for (std::int64_t i = 0; i < a.xs && a.ks <= 0; ++i) {
     std::fill(c + i * ldc, c + i * ldc + b.xs, 0);
   }
@@ -13696,9 +13752,13 @@ namespace kernels {
 inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
                       const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
                       std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, k, lda),
-                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
+  if (detail::int8_check(k, detail::stored_rows(a, ta, m, k, lda),
+                         detail::stored_rows(b, tb, k, n, ldb),
+                         detail::stored_rows(c, Trans::no, m, n, ldc))) {
+    const detail::WordKind kind = detail::WordKind::int8;
+    detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, k, lda),
+                         detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
+  }
 }
 
 // Weights [K, N] laid out once, for many products; good on every path.
@@ -13709,6 +13769,7 @@ struct PackedInt8 {
 
 inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std::int8_t* b,
                             std::int64_t ldb) {
+  detail::check_to_pack("pack_int8", k, n, detail::stored_rows(b, tb, k, n, ldb));
   detail::check_weights("pack_int8", k, n);
   PackedInt8 packed{k, n, {}};
   if (k > 0 && n > 0) {
@@ -13722,10 +13783,13 @@ inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std:
 // C = op(A) B, A [M, K].
 inline void gemm_int8(Trans ta, std::int64_t m, const std::int8_t* a, std::int64_t lda,
                       const PackedInt8& b, std::int32_t* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, b.k, lda),
-                       detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
-                       b.words ? b.words->data() : nullptr, c, ldc);
+  if (detail::int8_check(b.k, detail::stored_rows(a, ta, m, b.k, lda), detail::StoredRows(),
+                         detail::stored_rows(c, Trans::no, m, b.n, ldc))) {
+    const detail::WordKind kind = detail::WordKind::int8;
+    detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, b.k, lda),
+                         detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
+                         b.words ? b.words->data() : nullptr, c, ldc);
+  }
 }
 
 // One scale for each row of A, and one for each column of B in each block of k: b[k / block][n].
@@ -13739,11 +13803,16 @@ struct Int8Scales {
 inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
                       const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
                       std::int64_t ldb, const Int8Scales& scales, float* c, std::int64_t ldc) {
-  if (m <= 0 || n <= 0) {
+  if (!detail::gemm_check("gemm_int8", k, detail::stored_rows(a, ta, m, k, lda),
+                          detail::stored_rows(b, tb, k, n, ldb),
+                          detail::stored_rows(c, Trans::no, m, n, ldc))) {
     return;
   }
   if (scales.block <= 0 && k > 0) {
     detail::fail({"gemm_int8: blocks of ", scales.block, "; at least 1 number of k"});
+  }
+  if (k > 0 && (scales.a == nullptr || scales.b == nullptr)) {
+    detail::fail({"gemm_int8: the scales of ", scales.a == nullptr ? "A" : "B", " are null"});
   }
   const std::int64_t fit = std::max<std::int64_t>(1, detail::word_fit / m / 64) * 64;
   const std::int64_t wide = std::min(n, fit);
@@ -16547,24 +16616,27 @@ inline void gemm_finish(const GemmOperands& g, std::int64_t row, std::int64_t m,
 
 // Sets what follows; throws where it writes or reads what is still needed.
 inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpilogue& e) {
-  const std::int64_t kept = e.before == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_before);
-  const std::int64_t added = e.residual == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_residual);
-  if ((kept > 0 && g.m > 1 && e.ld_before < g.n) || (added > 0 && g.m > 1 && e.ld_residual < g.n)) {
+  const auto rows = [&](const float* at, std::int64_t stride) {
+    return stored_rows(at, kernels::Trans::no, g.m, g.n, stride);
+  };
+  const auto operand = [](const float* at, std::int64_t m, std::int64_t n, std::int64_t row,
+                          std::int64_t column) {
+    const bool no = column == 1;  // as stored
+    return stored_rows(at, no ? kernels::Trans::no : kernels::Trans::yes, m, n, no ? row : column);
+  };
+  const StoredRows c = rows(g.c, g.ldc), before = rows(e.before, e.ld_before),
+                   residual = rows(e.residual, e.ld_residual);
+  if (g.m > 1 && ((e.before != nullptr && e.ld_before < g.n) ||
+                  (e.residual != nullptr && e.ld_residual < g.n))) {
     fail({who, ": rows of before and residual are ", e.ld_before, " and ", e.ld_residual,
           " apart; they must be at least n = ", g.n});
   }
-  if (gemm_overlap(g.c, g.m, g.n, g.ldc, e.before, kept, g.n, e.ld_before) ||
-      gemm_overlap(g.c, g.m, g.n, g.ldc, e.residual, added, g.n, e.ld_residual)) {
+  if (gemm_overlap(who, c, before) || gemm_overlap(who, c, residual)) {
     fail({who, ": C overlaps before or residual; each must have memory of its own"});
   }
-  const auto apart = [&](const float* x, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
-    const std::int64_t extent = x == nullptr ? 0 : gemm_extent(who, rows, columns, ld);
-    return kept == 0 || !gemm_overlap(e.before, g.m, g.n, e.ld_before, x, extent, columns, ld);
-  };
-  const bool a_rows = g.a_col == 1, b_rows = g.b_col == 1;  // as stored
-  if (!apart(e.residual, g.m, g.n, e.ld_residual) ||
-      !apart(g.a, a_rows ? g.m : g.k, a_rows ? g.k : g.m, a_rows ? g.a_row : g.a_col) ||
-      !apart(g.b, b_rows ? g.k : g.n, b_rows ? g.n : g.k, b_rows ? g.b_row : g.b_col)) {
+  if (gemm_overlap(who, before, residual) ||
+      gemm_overlap(who, before, operand(g.a, g.m, g.k, g.a_row, g.a_col)) ||
+      gemm_overlap(who, before, operand(g.b, g.k, g.n, g.b_row, g.b_col))) {
     fail({who, ": before overlaps A, B or residual; it must have memory of its own"});
   }
   g.epilogue = &e;
@@ -16596,10 +16668,7 @@ struct PackedWeights {
 // op(B) is k x n.
 inline PackedWeights pack_weights(Trans tb, std::int64_t k, std::int64_t n, const float* b,
                                   std::int64_t ldb) {
-  const bool no = tb == Trans::no;
-  if (detail::gemm_extent("pack_weights", no ? k : n, no ? n : k, ldb) > 0 && b == nullptr) {
-    detail::fail({"pack_weights: B is null; k, n are ", k, ", ", n});
-  }
+  detail::check_to_pack("pack_weights", k, n, detail::stored_rows(b, tb, k, n, ldb));
   PackedWeights w{k, n, detail::active_path(), {}};
   if (k == 0 || n == 0) {
     return w;
@@ -44494,10 +44563,10 @@ inline Shared<const CallShape> send_shape(std::int64_t elements, const SourceLin
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/waiting.hpp
-// Who waits, and the judgement when none can go on. A device that waits looks a few times, lets
-// others run, then sleeps. When every device sleeps or has ended and some sleep, nothing can ever
-// come: all throw one Error that says where each stands. However the threads were scheduled, that
-// state is the same (Kahn 1974). With a baton at most so many devices run at once.
+// Who waits, and what happens when none can go on (judgement.hpp). A device that waits looks a few
+// times, lets others run, then sleeps. When every device sleeps or has ended and some sleep, nothing
+// can ever come: all throw one Error that says where each stands. However the threads were
+// scheduled, that state is the same (Kahn 1974). With a baton at most so many devices run at once.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -44993,6 +45062,16 @@ struct Packet {
   Shared<CallRecord> call;
 };
 
+// The messages to a device from one sender.
+struct Mailbox {
+  int from = 0;
+  List<Packet> packets;
+  std::size_t next = 0;
+
+  std::size_t unread() const { return packets.size() - next; }
+  bool empty() const { return unread() == 0; }
+};
+
 // The devices that are other processes, where there are such (mpi_fabric.hpp).
 class OtherProcesses {
  public:
@@ -45001,6 +45080,197 @@ class OtherProcesses {
   virtual void wait(const Wait& wait, const std::string& where) = 0;  // until it is met
   virtual void put(int to, const Packet& packet) = 0;
   virtual void end(Waiting::Now how, const std::string& where, const std::string& message) = 0;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/judgement.hpp
+// What is said when no device can go on, or all have ended and something is left: where each
+// stands, and why. By rank and axes, so that the text does not depend on how threads were
+// scheduled.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+class Judgement {
+ public:
+  Judgement(const Waiting& waiting, const List<Shared<Group>>& groups,
+            const List<List<Mailbox>>& boxes, const List<AxisPlacement>& axes)
+      : waiting_(waiting), groups_(groups), boxes_(boxes), axes_(axes) {}
+
+  // After all devices have ended.
+  bool finds_fault() const {
+    bool fault = !waiting_.in_state(Waiting::Now::threw).empty() || untold() != nullptr;
+    for (const List<OpenCall>& calls : open_calls()) {
+      fault = fault || !calls.empty();
+    }
+    for (const List<Mailbox>& of : boxes_) {
+      for (const Mailbox& box : of) {
+        fault = fault || !box.empty();
+      }
+    }
+    return fault;
+  }
+
+  std::string text() const {
+    const List<List<OpenCall>> open = open_calls();
+    NameTable lines;  // their texts
+    List<std::vector<int>> ranks(boxes_.size());
+    for (std::size_t i = 0; i < boxes_.size(); ++i) {
+      int& line = lines[describe(i, open[i])];
+      line = line == 0 ? static_cast<int>(lines.size()) : line;
+      ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
+    }
+    std::string text = "mesh.run: " + cause(open);
+    for (const NameTable::Entry& line : lines) {
+      text += cat(
+          {"\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ", line.name});
+    }
+    return text;
+  }
+
+ private:
+  struct OpenCall {
+    const Meeting* meeting = nullptr;
+    const Post* post = nullptr;
+  };
+
+  // By rank, in the order of its calls: what each has started, is not done and it does not wait
+  // for.
+  List<List<OpenCall>> open_calls() const {
+    List<List<OpenCall>> all(boxes_.size());
+    for (const Shared<Group>& group : groups_) {
+      for (const Shared<Meeting>& meeting : group->meetings) {
+        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->done; ++i) {
+          const std::size_t rank = static_cast<std::size_t>(group->ranks[i]);
+          const Waiting::State& device = waiting_.states()[rank];
+          if (meeting->posts[i].here &&
+              (device.now != Waiting::Now::waits || device.wait.of != meeting.get())) {
+            List<OpenCall>& calls = all[rank];
+            calls.push_back({meeting.get(), &meeting->posts[i]});
+            for (std::size_t at = calls.size() - 1;
+                 at > 0 && calls[at].post->call->number < calls[at - 1].post->call->number; --at) {
+              const OpenCall later = calls[at - 1];
+              calls[at - 1] = calls[at];
+              calls[at] = later;
+            }
+          }
+        }
+      }
+    }
+    return all;
+  }
+
+  // An exchange that failed, of which a device has not heard: it dropped its call. The first by
+  // rank and axes, whatever the threads did.
+  const Meeting* untold() const {
+    const Meeting* first = nullptr;
+    for (const Shared<Group>& group : groups_) {
+      for (const Shared<Meeting>& meeting : group->meetings) {
+        bool unheard = false;
+        for (const Post& post : meeting->posts) {
+          unheard = unheard || post.here;
+        }
+        if (unheard && !meeting->error.empty() &&
+            (first == nullptr || group->ranks < first->group->ranks)) {
+          first = meeting.get();
+        }
+      }
+    }
+    return first;
+  }
+
+  static std::vector<int> missing(const Meeting& meeting) {
+    std::vector<int> ranks;
+    for (std::size_t i = 0; i < meeting.posts.size(); ++i) {
+      if (!meeting.posts[i].here) {
+        ranks.push_back(meeting.group->ranks[i]);
+      }
+    }
+    return ranks;
+  }
+
+  static std::string waits_for(const Waiting::State& device) {
+    if (device.wait.what == Wait::For::message) {
+      return cat({"waits for a message from device ", device.wait.peer});
+    }
+    return waits_for(*static_cast<const Meeting*>(device.wait.of));
+  }
+  static std::string waits_for(const Meeting& meeting) {
+    return meeting.disagrees ? "its peers call something else"
+                             : cat({"waits for ", device_list(missing(meeting)), " to call it"});
+  }
+
+  std::string describe(std::size_t rank, const List<OpenCall>& open) const {
+    const Waiting::State& device = waiting_.states()[rank];
+    std::string text = device.where;
+    if (device.now == Waiting::Now::threw) {
+      text = cat({"threw ", device.where, ": ", device.message});
+    } else if (device.now == Waiting::Now::returned) {
+      text = cat({"returned ", device.where});
+    } else {
+      text += ": " + waits_for(device);
+    }
+    for (const Mailbox& box : boxes_[rank]) {
+      const std::size_t count = box.unread();
+      if (count > 0) {
+        text += cat({"; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
+                     " not received, ", count == 1 ? "" : "the first ", "sent",
+                     at(box.packets[box.next].call->logged.where)});
+      }
+    }
+    constexpr std::size_t most_calls = 3;
+    for (std::size_t i = 0; i < open.size() && i < most_calls; ++i) {
+      const DeviceCall& call = *open[i].post->call;
+      text += cat({"; started call ", call.number, ", ",
+                   call_text(call.key, axes_text(axes_, call.key.axes)), at(call.where), ": ",
+                   waits_for(*open[i].meeting)});
+    }
+    text += open.size() > most_calls ? cat({"; ", open.size() - most_calls, " more started"}) : "";
+    return text;
+  }
+
+  std::string cause(const List<List<OpenCall>>& open) const {
+    const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
+    if (!threw.empty()) {
+      return cat({device_list(threw),
+                  " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message});
+    }
+    const Group* first = nullptr;  // by rank and axes, whatever the threads did
+    for (const Shared<Group>& group : groups_) {
+      for (const Shared<Meeting>& meeting : group->meetings) {
+        if (meeting->disagrees && (first == nullptr || group->ranks < first->ranks)) {
+          first = group.get();
+        }
+      }
+    }
+    if (first != nullptr) {
+      return cat({device_list(first->ranks), " must make the same call and do not"});
+    }
+    const std::vector<int> returned = waiting_.in_state(Waiting::Now::returned);
+    if (returned.size() == boxes_.size()) {
+      for (const List<OpenCall>& calls : open) {
+        if (!calls.empty()) {
+          return cat({"a collective was started that ", device_list(missing(*calls[0].meeting)),
+                      " never called"});
+        }
+      }
+      const Meeting* const failed = untold();
+      return failed != nullptr
+                 ? "a collective that was started and dropped failed: " + failed->error
+                 : "messages were sent that nobody received";
+    }
+    if (!returned.empty()) {
+      return cat({device_list(returned), " returned while others wait"});
+    }
+    return "deadlock: every device waits and nothing can arrive";
+  }
+
+  const Waiting& waiting_;
+  const List<Shared<Group>>& groups_;
+  const List<List<Mailbox>>& boxes_;  // by receiver
+  const List<AxisPlacement>& axes_;
 };
 
 }  // namespace detail
@@ -45140,7 +45410,7 @@ class Fabric {
       wait.peer = from;
       sleep(lock, me, wait, standing.standing());
     }
-    Box& mine = box(me, from);  // others may have moved the boxes while it slept
+    Mailbox& mine = box(me, from);  // others may have moved the boxes while it slept
     Packet packet = std::move(mine.packets[mine.next]);
     if (++mine.next == mine.packets.size()) {
       mine.packets.clear();
@@ -45163,14 +45433,7 @@ class Fabric {
   // After all devices have ended: empty when all is well.
   std::string failure() {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
-    bool wrong = !waiting_.in_state(Waiting::Now::threw).empty();
-    for (const List<OpenCall>& calls : open_calls()) {
-      wrong = wrong || !calls.empty();
-    }
-    for (std::size_t rank = 0; rank < boxes_.size(); ++rank) {
-      wrong = wrong || unread(rank) > 0;
-    }
-    if (wrong && waiting_.failure().empty()) {
+    if (judgement().finds_fault() && waiting_.failure().empty()) {
       judge();
     }
     return waiting_.failure();
@@ -45178,14 +45441,6 @@ class Fabric {
 
  private:
   friend class MpiRanks;
-
-  struct Box {
-    int from = 0;
-    List<Packet> packets;
-    std::size_t next = 0;
-
-    bool empty() const { return next == packets.size(); }
-  };
 
   Group& find_group(const std::vector<int>& axes, const std::vector<int>& ranks) {
     for (const Shared<Group>& known : groups_) {
@@ -45202,8 +45457,8 @@ class Fabric {
   }
 
   // The messages to a device from a sender; kept in the order of senders.
-  Box& box(int to, int from) {
-    List<Box>& all = boxes_[static_cast<std::size_t>(to)];
+  Mailbox& box(int to, int from) {
+    List<Mailbox>& all = boxes_[static_cast<std::size_t>(to)];
     std::size_t at = 0;
     while (at < all.size() && all[at].from < from) {
       ++at;
@@ -45317,154 +45572,16 @@ class Fabric {
     group.plan = plan;
   }
 
-  // ---- The judgement ----
-
-  std::size_t unread(std::size_t rank) const {
-    std::size_t count = 0;
-    for (const Box& box : boxes_[rank]) {
-      count += box.packets.size() - box.next;
-    }
-    return count;
-  }
-
-  struct OpenCall {
-    const Meeting* meeting = nullptr;
-    const Post* post = nullptr;
-  };
-
-  // By rank, in the order of its calls: what each has started, is not done and it does not wait
-  // for.
-  List<List<OpenCall>> open_calls() const {
-    List<List<OpenCall>> all(boxes_.size());
-    for (const Shared<Group>& group : groups_) {
-      for (const Shared<Meeting>& meeting : group->meetings) {
-        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->done; ++i) {
-          const std::size_t rank = static_cast<std::size_t>(group->ranks[i]);
-          const Waiting::State& device = waiting_.states()[rank];
-          if (meeting->posts[i].here &&
-              (device.now != Waiting::Now::waits || device.wait.of != meeting.get())) {
-            List<OpenCall>& calls = all[rank];
-            calls.push_back({meeting.get(), &meeting->posts[i]});
-            for (std::size_t at = calls.size() - 1;
-                 at > 0 && calls[at].post->call->number < calls[at - 1].post->call->number; --at) {
-              const OpenCall later = calls[at - 1];
-              calls[at - 1] = calls[at];
-              calls[at] = later;
-            }
-          }
-        }
-      }
-    }
-    return all;
-  }
-
-  static std::vector<int> missing(const Meeting& meeting) {
-    std::vector<int> ranks;
-    for (std::size_t i = 0; i < meeting.posts.size(); ++i) {
-      if (!meeting.posts[i].here) {
-        ranks.push_back(meeting.group->ranks[i]);
-      }
-    }
-    return ranks;
-  }
-
-  static std::string waits_for(const Waiting::State& device) {
-    if (device.wait.what == Wait::For::message) {
-      return cat({"waits for a message from device ", device.wait.peer});
-    }
-    return waits_for(*static_cast<const Meeting*>(device.wait.of));
-  }
-  static std::string waits_for(const Meeting& meeting) {
-    return meeting.disagrees ? "its peers call something else"
-                             : cat({"waits for ", device_list(missing(meeting)), " to call it"});
-  }
-
-  std::string describe(std::size_t rank, const List<OpenCall>& open) const {
-    const Waiting::State& device = waiting_.states()[rank];
-    std::string text = device.where;
-    if (device.now == Waiting::Now::threw) {
-      text = cat({"threw ", device.where, ": ", device.message});
-    } else if (device.now == Waiting::Now::returned) {
-      text = cat({"returned ", device.where});
-    } else {
-      text += ": " + waits_for(device);
-    }
-    for (const Box& box : boxes_[rank]) {
-      const std::size_t count = box.packets.size() - box.next;
-      if (count > 0) {
-        text += cat({"; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
-                     " not received, ", count == 1 ? "" : "the first ", "sent",
-                     at(box.packets[box.next].call->logged.where)});
-      }
-    }
-    constexpr std::size_t most_calls = 3;
-    for (std::size_t i = 0; i < open.size() && i < most_calls; ++i) {
-      const DeviceCall& call = *open[i].post->call;
-      text += cat({"; started call ", call.number, ", ",
-                   call_text(call.key, axes_text(axes_, call.key.axes)), at(call.where), ": ",
-                   waits_for(*open[i].meeting)});
-    }
-    text += open.size() > most_calls ? cat({"; ", open.size() - most_calls, " more started"}) : "";
-    return text;
-  }
-
-  std::string cause(const List<List<OpenCall>>& open) const {
-    const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
-    if (!threw.empty()) {
-      return cat({device_list(threw),
-                  " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message});
-    }
-    const Group* first = nullptr;  // by rank and axes, whatever the threads did
-    for (const Shared<Group>& group : groups_) {
-      for (const Shared<Meeting>& meeting : group->meetings) {
-        if (meeting->disagrees && (first == nullptr || group->ranks < first->ranks)) {
-          first = group.get();
-        }
-      }
-    }
-    if (first != nullptr) {
-      return cat({device_list(first->ranks), " must make the same call and do not"});
-    }
-    const std::vector<int> returned = waiting_.in_state(Waiting::Now::returned);
-    if (returned.size() == boxes_.size()) {
-      for (const List<OpenCall>& calls : open) {
-        if (!calls.empty()) {
-          return cat({"a collective was started that ", device_list(missing(*calls[0].meeting)),
-                      " never called"});
-        }
-      }
-      return "messages were sent that nobody received";
-    }
-    if (!returned.empty()) {
-      return cat({device_list(returned), " returned while others wait"});
-    }
-    return "deadlock: every device waits and nothing can arrive";
-  }
-
-  void judge() {
-    const List<List<OpenCall>> open = open_calls();
-    NameTable lines;  // their texts
-    List<std::vector<int>> ranks(boxes_.size());
-    for (std::size_t i = 0; i < boxes_.size(); ++i) {
-      int& line = lines[describe(i, open[i])];
-      line = line == 0 ? static_cast<int>(lines.size()) : line;
-      ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
-    }
-    std::string text = "mesh.run: " + cause(open);
-    for (const NameTable::Entry& line : lines) {
-      text += cat(
-          {"\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ", line.name});
-    }
-    waiting_.conclude(text);
-  }
+  Judgement judgement() const { return {waiting_, groups_, boxes_, axes_}; }
+  void judge() { waiting_.conclude(judgement().text()); }
 
   const Machine& machine_;
   const List<AxisPlacement>& axes_;
   int threads_;
   bool folded_;
   OtherProcesses* others_ = nullptr;
-  Waiting waiting_;        // its mutex guards the boxes and the list of groups
-  List<List<Box>> boxes_;  // by receiver
+  Waiting waiting_;            // its mutex guards the boxes and the list of groups
+  List<List<Mailbox>> boxes_;  // by receiver
   List<Shared<Group>> groups_;
   std::mutex plans_mutex_;
   List<Shared<const CallPlan>> plans_;
@@ -50156,9 +50273,9 @@ class MpiRanks final : public OtherProcesses {
     news.message = message;
     news.sent = sent_;
     news.came = came_;
-    for (const Fabric::Box& box : fabric_.boxes_[static_cast<std::size_t>(me_)]) {
+    for (const Mailbox& box : fabric_.boxes_[static_cast<std::size_t>(me_)]) {
       if (!box.empty()) {
-        news.unread.push_back({box.from, static_cast<std::int64_t>(box.packets.size() - box.next),
+        news.unread.push_back({box.from, static_cast<std::int64_t>(box.unread()),
                                box.packets[box.next].call->logged.where});
       }
     }

@@ -256,6 +256,7 @@
 #include "tinyscale/mesh/call_plan.hpp"
 #include "tinyscale/mesh/waiting.hpp"
 #include "tinyscale/mesh/meeting.hpp"
+#include "tinyscale/mesh/judgement.hpp"
 #include "tinyscale/mesh/fabric.hpp"
 #include "tinyscale/mesh/device_log.hpp"
 #include "tinyscale/mesh/endpoint.hpp"

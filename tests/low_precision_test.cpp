@@ -188,6 +188,12 @@ TEST_CASE("bf16 gemm: empty sizes, NaN and infinity") {
     CHECK_THROWS_WITH_AS(kernel::gemm_bf16(Trans::no, Trans::no, 2, 2, 1, c.data(), 1, c.data() + 2,
                                            2, 0.0f, c.data(), 2),
                          "gemm_bf16: C overlaps A; it must have memory of its own", ts::Error);
+    CHECK_THROWS_WITH_AS(
+        kernel::gemm_bf16(Trans::no, 2, c.data(), 1,
+                          kernel::pack_bf16(Trans::no, 1, 2, c.data(), 2), 0.0f, c.data() + 1, 2),
+        "gemm_bf16: C overlaps A; it must have memory of its own", ts::Error);
+    CHECK_THROWS_WITH_AS(kernel::pack_bf16(Trans::no, 1, 2, nullptr, 2),
+                         "pack_bf16: B is null; k, n are 1, 2", ts::Error);
     const kernel::PackedBf16 empty = kernel::pack_bf16(Trans::no, 0, 2, none.data(), 2);
     kernel::gemm_bf16(Trans::no, 2, none.data(), 0, empty, 0.0f, c.data(), 2);
     CHECK(c == Floats{0, 0, 0, 0});
@@ -338,6 +344,55 @@ TEST_CASE("int8 gemm: bad sizes") {
   CHECK_THROWS_WITH_AS(
       kernel::gemm_int8(Trans::no, Trans::no, 1, 1, 1, x.data(), 1, x.data(), 1, scales, &y, 1),
       "gemm_int8: blocks of 0; at least 1 number of k", ts::Error);
+  const float one = 1;
+  CHECK_THROWS_WITH_AS(kernel::gemm_int8(Trans::no, Trans::no, 1, 1, 1, x.data(), 1, x.data(), 1,
+                                         {&one, nullptr, 1}, &y, 1),
+                       "gemm_int8: the scales of B are null", ts::Error);
+}
+
+TEST_CASE("products of codes: memory that cannot be right is refused") {
+  std::vector<std::int32_t> c(8);
+  const auto* const inside = reinterpret_cast<const std::int8_t*>(c.data());
+  const std::vector<std::int8_t> x(4, 1);
+  const auto int8 = [&](std::int64_t m, const std::int8_t* a, std::int64_t lda,
+                        const std::int8_t* b, std::int64_t ldc) {
+    kernel::gemm_int8(Trans::no, Trans::no, m, 2, 2, a, lda, b, 2, c.data(), ldc);
+  };
+  CHECK_THROWS_WITH_AS(int8(2, inside + 31, 0, x.data(), 6),
+                       "gemm_int8: C overlaps A; it must have memory of its own", ts::Error);
+  CHECK_THROWS_WITH_AS(int8(2, x.data(), 2, inside + 28, 6),
+                       "gemm_int8: C overlaps B; it must have memory of its own", ts::Error);
+  CHECK_THROWS_WITH_AS(int8(2, nullptr, 2, x.data(), 2),
+                       "gemm_int8: A is null; m, n, k are 2, 2, 2", ts::Error);
+  CHECK_THROWS_WITH_AS(int8(2, x.data(), 2, x.data(), 1),
+                       "gemm_int8: rows of C are 1 apart; they must be at least n = 2", ts::Error);
+  CHECK_THROWS_WITH_AS(
+      int8(-1, x.data(), 2, x.data(), 2),
+      "gemm_int8: -1 rows of 2 numbers, 2 apart, are no matrix in memory; sizes must be from 0 to "
+      "2^60",
+      ts::Error);
+  CHECK_THROWS_WITH_AS(
+      kernel::gemm_int8(Trans::no, 2, inside, 2, kernel::pack_int8(Trans::no, 2, 2, x.data(), 2),
+                        c.data(), 2),
+      "gemm_int8: C overlaps A; it must have memory of its own", ts::Error);
+  CHECK_THROWS_WITH_AS(kernel::pack_int8(Trans::yes, 2, 2, nullptr, 2),
+                       "pack_int8: B is null; k, n are 2, 2", ts::Error);
+  CHECK_NOTHROW(int8(2, x.data(), 2, x.data(), 4));
+
+  Floats y(8);
+  const auto* const half = reinterpret_cast<const std::uint16_t*>(y.data());
+  const std::vector<std::uint16_t> one(4, 0x3f80);
+  const auto bf16 = [&](const std::uint16_t* a, const std::uint16_t* b, float beta) {
+    kernel::gemm_bf16(Trans::no, Trans::no, 2, 2, 2, a, 2, b, 2, beta, y.data(), 2);
+  };
+  CHECK_THROWS_WITH_AS(bf16(one.data(), half + 7, 0),
+                       "gemm_bf16: C overlaps B; it must have memory of its own", ts::Error);
+  CHECK_THROWS_WITH_AS(bf16(one.data(), one.data(), 0.5f),
+                       "gemm_bf16: beta is 0.5; it must be 0 or 1", ts::Error);
+  bf16(one.data(), half + 8, 0);  // zeros
+  CHECK(y == Floats(8));
+  bf16(one.data(), one.data(), 1);
+  CHECK(Floats(y.begin(), y.begin() + 4) == Floats(4, 2.0f));
 }
 
 namespace {

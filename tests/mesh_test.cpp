@@ -1559,6 +1559,15 @@ TEST_CASE("a collective that is started and dropped keeps no memory, and its err
   CHECK(error.find("all_gather: schedule mine is all_gather over 3 devices") != std::string::npos);
   CHECK(error.find("threw in the wait for call 1, all_gather([4], dim 0, by mine, x)") <
         error.size());
+  CHECK(
+      fault(mesh,
+            [&](ts::Device& d) {
+              ts::CollectiveOptions own;
+              own.schedule = &wrong;
+              d.start_all_gather(ts::ones({4}), "x", 0, own);  // and no later call of its group
+            })
+          .find("mesh.run: a collective that was started and dropped failed: all_gather: schedule "
+                "mine is all_gather over 3 devices") == 0);
   CHECK(fault(mesh,
               [](ts::Device& d) {
                 d.start_all_reduce(ts::ones({4 + d.rank()}), "x");

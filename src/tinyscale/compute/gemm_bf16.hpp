@@ -16,6 +16,7 @@
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/amx_tiles.hpp"
 #include "tinyscale/compute/gemm.hpp"
+#include "tinyscale/compute/gemm_check.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
 #include "tinyscale/compute/round_halves.hpp"
 
@@ -290,9 +291,14 @@ inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
 inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
                       const std::uint16_t* a, std::int64_t lda, const std::uint16_t* b,
                       std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::WordKind::bf16;
-  detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
-                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+  detail::check_beta("gemm_bf16", beta);
+  if (detail::gemm_check("gemm_bf16", k, detail::stored_rows(a, ta, m, k, lda),
+                         detail::stored_rows(b, tb, k, n, ldb),
+                         detail::stored_rows(c, Trans::no, m, n, ldc))) {
+    const detail::WordKind kind = detail::WordKind::bf16;
+    detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
+                         detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+  }
 }
 
 // Weights [K, N] rounded to bf16 and laid out once, for many products; good on every path.
@@ -303,6 +309,7 @@ struct PackedBf16 {
 
 inline PackedBf16 pack_bf16(Trans tb, std::int64_t k, std::int64_t n, const float* b,
                             std::int64_t ldb) {
+  detail::check_to_pack("pack_bf16", k, n, detail::stored_rows(b, tb, k, n, ldb));
   detail::check_weights("pack_bf16", k, n);
   PackedBf16 packed{k, n, {}};
   if (k > 0 && n > 0) {
@@ -314,10 +321,14 @@ inline PackedBf16 pack_bf16(Trans tb, std::int64_t k, std::int64_t n, const floa
 // C = op(A) B + beta C, A [M, K].
 inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda,
                       const PackedBf16& b, float beta, float* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::f32_words();
-  detail::bf16_product(detail::rows_of(kind, a, ta, m, b.k, lda),
-                       detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
-                       b.words ? b.words->data() : nullptr, beta, c, ldc);
+  detail::check_beta("gemm_bf16", beta);
+  if (detail::gemm_check("gemm_bf16", b.k, detail::stored_rows(a, ta, m, b.k, lda),
+                         detail::StoredRows(), detail::stored_rows(c, Trans::no, m, b.n, ldc))) {
+    const detail::WordKind kind = detail::f32_words();
+    detail::bf16_product(detail::rows_of(kind, a, ta, m, b.k, lda),
+                         detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
+                         b.words ? b.words->data() : nullptr, beta, c, ldc);
+  }
 }
 
 }  // namespace kernels

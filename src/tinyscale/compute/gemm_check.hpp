@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>  // less
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/compute/gemm_tile.hpp"
@@ -30,50 +29,89 @@ inline std::int64_t gemm_extent(const char* who, std::int64_t rows, std::int64_t
   return rows == 0 || columns == 0 ? 0 : (rows - 1) * stride + columns;
 }
 
-// Whether C (m x n, ldc apart) shares a number with a matrix that starts at x. Columns side by side
-// in rows of one length are apart although their ranges in memory cross.
-inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::int64_t ldc,
-                         const float* x, std::int64_t extent, std::int64_t columns,
-                         std::int64_t ldx) {
-  const std::less<const float*> before;
-  if (extent == 0 || !before(x, c + (m - 1) * ldc + n) || !before(c, x + extent)) {
-    return false;
-  }
-  if (ldc == 0) {  // of one row
-    return true;
-  }
-  const std::int64_t shift = ((x - c) % ldc + ldc) % ldc;
-  return ldx != ldc || shift < n || shift + columns > ldc;
+// A matrix as it is stored, `stride` numbers of `bytes` each from row to row.
+struct StoredRows {
+  const void* at = nullptr;
+  std::int64_t rows = 0, columns = 0, stride = 0;
+  std::uintptr_t bytes = 1;
+
+  std::int64_t extent(const char* who) const { return gemm_extent(who, rows, columns, stride); }
+  std::uintptr_t begin() const { return reinterpret_cast<std::uintptr_t>(at); }
+  std::uintptr_t columns_bytes() const { return static_cast<std::uintptr_t>(columns) * bytes; }
+};
+
+template <class T>
+StoredRows stored_rows(const T* at, kernels::Trans trans, std::int64_t rows, std::int64_t columns,
+                       std::int64_t stride) {
+  const bool no = trans == kernels::Trans::no;
+  return {at, no ? rows : columns, no ? columns : rows, stride, sizeof(T)};
 }
 
-// Throws on what no product can be made of; true where there is something to do.
-inline bool gemm_check(const char* who, kernels::Trans ta, kernels::Trans tb, const GemmOperands& g,
-                       std::int64_t lda, std::int64_t ldb) {
-  const bool a_no = ta == kernels::Trans::no, b_no = tb == kernels::Trans::no;
-  const std::int64_t a = gemm_extent(who, a_no ? g.m : g.k, a_no ? g.k : g.m, lda);
-  const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
-  const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
-  if (g.beta != 0.0f && g.beta != 1.0f) {
-    fail({who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"});
-  }
-  if (g.m > 1 && g.ldc < g.n) {
-    fail({who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n});
-  }
-  if (c == 0) {
+// Whether two matrices share memory; no such matrix, or an empty one, does not. Columns side by
+// side in rows of one length are apart although their ranges in memory cross.
+inline bool gemm_overlap(const char* who, const StoredRows& c, const StoredRows& x) {
+  const auto size = [&](const StoredRows& of) {
+    return of.at == nullptr ? 0 : static_cast<std::uintptr_t>(of.extent(who)) * of.bytes;
+  };
+  const std::uintptr_t in_c = size(c), in_x = size(x);
+  const bool after = x.begin() >= c.begin();
+  const std::uintptr_t distance = after ? x.begin() - c.begin() : c.begin() - x.begin();
+  if (in_c == 0 || in_x == 0 || distance >= (after ? in_c : in_x)) {
     return false;
   }
-  if (g.c == nullptr || (a > 0 && g.a == nullptr) || (b > 0 && g.b == nullptr)) {
-    fail({who, ": ",
-          g.c == nullptr   ? "C"
-          : g.a == nullptr ? "A"
-                           : "B",
-          " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k});
+  if (c.stride != x.stride || c.bytes != x.bytes || c.stride == 0) {
+    return true;
   }
-  const bool in_a = gemm_overlap(g.c, g.m, g.n, g.ldc, g.a, a, a_no ? g.k : g.m, lda);
-  if (in_a || gemm_overlap(g.c, g.m, g.n, g.ldc, g.b, b, b_no ? g.n : g.k, ldb)) {
-    fail({who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"});
+  const std::uintptr_t apart = static_cast<std::uintptr_t>(c.stride) * c.bytes;
+  const std::uintptr_t rest = distance % apart;
+  const std::uintptr_t shift = after || rest == 0 ? rest : apart - rest;
+  return shift < c.columns_bytes() || shift + x.columns_bytes() > apart;
+}
+
+// Throws on what no product can be made of; true where there is something to do. A packed B is an
+// empty matrix here.
+inline bool gemm_check(const char* who, std::int64_t k, const StoredRows& a, const StoredRows& b,
+                       const StoredRows& c) {
+  const std::int64_t in_a = a.extent(who), in_b = b.extent(who), in_c = c.extent(who);
+  if (c.rows > 1 && c.stride < c.columns) {
+    fail({who, ": rows of C are ", c.stride, " apart; they must be at least n = ", c.columns});
+  }
+  if (in_c == 0) {
+    return false;
+  }
+  if (c.at == nullptr || (in_a > 0 && a.at == nullptr) || (in_b > 0 && b.at == nullptr)) {
+    fail({who, ": ",
+          c.at == nullptr   ? "C"
+          : a.at == nullptr ? "A"
+                            : "B",
+          " is null; m, n, k are ", c.rows, ", ", c.columns, ", ", k});
+  }
+  const bool with_a = gemm_overlap(who, c, a);
+  if (with_a || gemm_overlap(who, c, b)) {
+    fail({who, ": C overlaps ", with_a ? "A" : "B", "; it must have memory of its own"});
   }
   return true;
+}
+
+// Weights to be laid out.
+inline void check_to_pack(const char* who, std::int64_t k, std::int64_t n, const StoredRows& b) {
+  if (b.extent(who) > 0 && b.at == nullptr) {
+    fail({who, ": B is null; k, n are ", k, ", ", n});
+  }
+}
+
+inline void check_beta(const char* who, float beta) {
+  if (beta != 0.0f && beta != 1.0f) {
+    fail({who, ": beta is ", static_cast<double>(beta), "; it must be 0 or 1"});
+  }
+}
+
+inline bool gemm_check(const char* who, kernels::Trans ta, kernels::Trans tb, const GemmOperands& g,
+                       std::int64_t lda, std::int64_t ldb) {
+  check_beta(who, g.beta);
+  return gemm_check(who, g.k, stored_rows(g.a, ta, g.m, g.k, lda),
+                    stored_rows(g.b, tb, g.k, g.n, ldb),
+                    stored_rows(g.c, kernels::Trans::no, g.m, g.n, g.ldc));
 }
 
 inline GemmOperands gemm_operands(kernels::Trans ta, kernels::Trans tb, std::int64_t m,

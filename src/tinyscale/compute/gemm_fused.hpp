@@ -124,24 +124,27 @@ inline void gemm_finish(const GemmOperands& g, std::int64_t row, std::int64_t m,
 
 // Sets what follows; throws where it writes or reads what is still needed.
 inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpilogue& e) {
-  const std::int64_t kept = e.before == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_before);
-  const std::int64_t added = e.residual == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_residual);
-  if ((kept > 0 && g.m > 1 && e.ld_before < g.n) || (added > 0 && g.m > 1 && e.ld_residual < g.n)) {
+  const auto rows = [&](const float* at, std::int64_t stride) {
+    return stored_rows(at, kernels::Trans::no, g.m, g.n, stride);
+  };
+  const auto operand = [](const float* at, std::int64_t m, std::int64_t n, std::int64_t row,
+                          std::int64_t column) {
+    const bool no = column == 1;  // as stored
+    return stored_rows(at, no ? kernels::Trans::no : kernels::Trans::yes, m, n, no ? row : column);
+  };
+  const StoredRows c = rows(g.c, g.ldc), before = rows(e.before, e.ld_before),
+                   residual = rows(e.residual, e.ld_residual);
+  if (g.m > 1 && ((e.before != nullptr && e.ld_before < g.n) ||
+                  (e.residual != nullptr && e.ld_residual < g.n))) {
     fail({who, ": rows of before and residual are ", e.ld_before, " and ", e.ld_residual,
           " apart; they must be at least n = ", g.n});
   }
-  if (gemm_overlap(g.c, g.m, g.n, g.ldc, e.before, kept, g.n, e.ld_before) ||
-      gemm_overlap(g.c, g.m, g.n, g.ldc, e.residual, added, g.n, e.ld_residual)) {
+  if (gemm_overlap(who, c, before) || gemm_overlap(who, c, residual)) {
     fail({who, ": C overlaps before or residual; each must have memory of its own"});
   }
-  const auto apart = [&](const float* x, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
-    const std::int64_t extent = x == nullptr ? 0 : gemm_extent(who, rows, columns, ld);
-    return kept == 0 || !gemm_overlap(e.before, g.m, g.n, e.ld_before, x, extent, columns, ld);
-  };
-  const bool a_rows = g.a_col == 1, b_rows = g.b_col == 1;  // as stored
-  if (!apart(e.residual, g.m, g.n, e.ld_residual) ||
-      !apart(g.a, a_rows ? g.m : g.k, a_rows ? g.k : g.m, a_rows ? g.a_row : g.a_col) ||
-      !apart(g.b, b_rows ? g.k : g.n, b_rows ? g.n : g.k, b_rows ? g.b_row : g.b_col)) {
+  if (gemm_overlap(who, before, residual) ||
+      gemm_overlap(who, before, operand(g.a, g.m, g.k, g.a_row, g.a_col)) ||
+      gemm_overlap(who, before, operand(g.b, g.k, g.n, g.b_row, g.b_col))) {
     fail({who, ": before overlaps A, B or residual; it must have memory of its own"});
   }
   g.epilogue = &e;
@@ -173,10 +176,7 @@ struct PackedWeights {
 // op(B) is k x n.
 inline PackedWeights pack_weights(Trans tb, std::int64_t k, std::int64_t n, const float* b,
                                   std::int64_t ldb) {
-  const bool no = tb == Trans::no;
-  if (detail::gemm_extent("pack_weights", no ? k : n, no ? n : k, ldb) > 0 && b == nullptr) {
-    detail::fail({"pack_weights: B is null; k, n are ", k, ", ", n});
-  }
+  detail::check_to_pack("pack_weights", k, n, detail::stored_rows(b, tb, k, n, ldb));
   PackedWeights w{k, n, detail::active_path(), {}};
   if (k == 0 || n == 0) {
     return w;

@@ -12,6 +12,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/gemm_bf16.hpp"
+#include "tinyscale/compute/gemm_check.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
 
 namespace tinyscale {
@@ -226,11 +227,17 @@ struct RowStarts {
   }
 };
 
+// What int32 can hold, and memory.
+inline bool int8_check(std::int64_t k, const StoredRows& a, const StoredRows& b,
+                       const StoredRows& c) {
+  if (k > 131071) {
+    fail({"gemm_int8: k is ", k, "; int32 holds the sum of at most 131071 products"});
+  }
+  return gemm_check("gemm_int8", k, a, b, c);
+}
+
 inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b,
                          const std::uint32_t* b_packed, std::int32_t* c, std::int64_t ldc) {
-  if (a.ks > 131071) {
-    fail({"gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"});
-  }
   for (std::int64_t i = 0; i < a.xs && a.ks <= 0; ++i) {
     std::fill(c + i * ldc, c + i * ldc + b.xs, 0);
   }
@@ -254,9 +261,13 @@ namespace kernels {
 inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
                       const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
                       std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, k, lda),
-                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
+  if (detail::int8_check(k, detail::stored_rows(a, ta, m, k, lda),
+                         detail::stored_rows(b, tb, k, n, ldb),
+                         detail::stored_rows(c, Trans::no, m, n, ldc))) {
+    const detail::WordKind kind = detail::WordKind::int8;
+    detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, k, lda),
+                         detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
+  }
 }
 
 // Weights [K, N] laid out once, for many products; good on every path.
@@ -267,6 +278,7 @@ struct PackedInt8 {
 
 inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std::int8_t* b,
                             std::int64_t ldb) {
+  detail::check_to_pack("pack_int8", k, n, detail::stored_rows(b, tb, k, n, ldb));
   detail::check_weights("pack_int8", k, n);
   PackedInt8 packed{k, n, {}};
   if (k > 0 && n > 0) {
@@ -280,10 +292,13 @@ inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std:
 // C = op(A) B, A [M, K].
 inline void gemm_int8(Trans ta, std::int64_t m, const std::int8_t* a, std::int64_t lda,
                       const PackedInt8& b, std::int32_t* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, b.k, lda),
-                       detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
-                       b.words ? b.words->data() : nullptr, c, ldc);
+  if (detail::int8_check(b.k, detail::stored_rows(a, ta, m, b.k, lda), detail::StoredRows(),
+                         detail::stored_rows(c, Trans::no, m, b.n, ldc))) {
+    const detail::WordKind kind = detail::WordKind::int8;
+    detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, b.k, lda),
+                         detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
+                         b.words ? b.words->data() : nullptr, c, ldc);
+  }
 }
 
 // One scale for each row of A, and one for each column of B in each block of k: b[k / block][n].
@@ -297,11 +312,16 @@ struct Int8Scales {
 inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
                       const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
                       std::int64_t ldb, const Int8Scales& scales, float* c, std::int64_t ldc) {
-  if (m <= 0 || n <= 0) {
+  if (!detail::gemm_check("gemm_int8", k, detail::stored_rows(a, ta, m, k, lda),
+                          detail::stored_rows(b, tb, k, n, ldb),
+                          detail::stored_rows(c, Trans::no, m, n, ldc))) {
     return;
   }
   if (scales.block <= 0 && k > 0) {
     detail::fail({"gemm_int8: blocks of ", scales.block, "; at least 1 number of k"});
+  }
+  if (k > 0 && (scales.a == nullptr || scales.b == nullptr)) {
+    detail::fail({"gemm_int8: the scales of ", scales.a == nullptr ? "A" : "B", " are null"});
   }
   const std::int64_t fit = std::max<std::int64_t>(1, detail::word_fit / m / 64) * 64;
   const std::int64_t wide = std::min(n, fit);

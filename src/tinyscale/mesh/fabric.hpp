@@ -14,11 +14,9 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
-#include "tinyscale/base/order.hpp"
-#include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/shared.hpp"
-#include "tinyscale/base/thread_scope.hpp"
 #include "tinyscale/mesh/call_plan.hpp"
+#include "tinyscale/mesh/judgement.hpp"
 #include "tinyscale/mesh/meeting.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/run_log.hpp"
@@ -154,7 +152,7 @@ class Fabric {
       wait.peer = from;
       sleep(lock, me, wait, standing.standing());
     }
-    Box& mine = box(me, from);  // others may have moved the boxes while it slept
+    Mailbox& mine = box(me, from);  // others may have moved the boxes while it slept
     Packet packet = std::move(mine.packets[mine.next]);
     if (++mine.next == mine.packets.size()) {
       mine.packets.clear();
@@ -177,14 +175,7 @@ class Fabric {
   // After all devices have ended: empty when all is well.
   std::string failure() {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
-    bool wrong = !waiting_.in_state(Waiting::Now::threw).empty();
-    for (const List<OpenCall>& calls : open_calls()) {
-      wrong = wrong || !calls.empty();
-    }
-    for (std::size_t rank = 0; rank < boxes_.size(); ++rank) {
-      wrong = wrong || unread(rank) > 0;
-    }
-    if (wrong && waiting_.failure().empty()) {
+    if (judgement().finds_fault() && waiting_.failure().empty()) {
       judge();
     }
     return waiting_.failure();
@@ -192,14 +183,6 @@ class Fabric {
 
  private:
   friend class MpiRanks;
-
-  struct Box {
-    int from = 0;
-    List<Packet> packets;
-    std::size_t next = 0;
-
-    bool empty() const { return next == packets.size(); }
-  };
 
   Group& find_group(const std::vector<int>& axes, const std::vector<int>& ranks) {
     for (const Shared<Group>& known : groups_) {
@@ -216,8 +199,8 @@ class Fabric {
   }
 
   // The messages to a device from a sender; kept in the order of senders.
-  Box& box(int to, int from) {
-    List<Box>& all = boxes_[static_cast<std::size_t>(to)];
+  Mailbox& box(int to, int from) {
+    List<Mailbox>& all = boxes_[static_cast<std::size_t>(to)];
     std::size_t at = 0;
     while (at < all.size() && all[at].from < from) {
       ++at;
@@ -331,154 +314,16 @@ class Fabric {
     group.plan = plan;
   }
 
-  // ---- The judgement ----
-
-  std::size_t unread(std::size_t rank) const {
-    std::size_t count = 0;
-    for (const Box& box : boxes_[rank]) {
-      count += box.packets.size() - box.next;
-    }
-    return count;
-  }
-
-  struct OpenCall {
-    const Meeting* meeting = nullptr;
-    const Post* post = nullptr;
-  };
-
-  // By rank, in the order of its calls: what each has started, is not done and it does not wait
-  // for.
-  List<List<OpenCall>> open_calls() const {
-    List<List<OpenCall>> all(boxes_.size());
-    for (const Shared<Group>& group : groups_) {
-      for (const Shared<Meeting>& meeting : group->meetings) {
-        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->done; ++i) {
-          const std::size_t rank = static_cast<std::size_t>(group->ranks[i]);
-          const Waiting::State& device = waiting_.states()[rank];
-          if (meeting->posts[i].here &&
-              (device.now != Waiting::Now::waits || device.wait.of != meeting.get())) {
-            List<OpenCall>& calls = all[rank];
-            calls.push_back({meeting.get(), &meeting->posts[i]});
-            for (std::size_t at = calls.size() - 1;
-                 at > 0 && calls[at].post->call->number < calls[at - 1].post->call->number; --at) {
-              const OpenCall later = calls[at - 1];
-              calls[at - 1] = calls[at];
-              calls[at] = later;
-            }
-          }
-        }
-      }
-    }
-    return all;
-  }
-
-  static std::vector<int> missing(const Meeting& meeting) {
-    std::vector<int> ranks;
-    for (std::size_t i = 0; i < meeting.posts.size(); ++i) {
-      if (!meeting.posts[i].here) {
-        ranks.push_back(meeting.group->ranks[i]);
-      }
-    }
-    return ranks;
-  }
-
-  static std::string waits_for(const Waiting::State& device) {
-    if (device.wait.what == Wait::For::message) {
-      return cat({"waits for a message from device ", device.wait.peer});
-    }
-    return waits_for(*static_cast<const Meeting*>(device.wait.of));
-  }
-  static std::string waits_for(const Meeting& meeting) {
-    return meeting.disagrees ? "its peers call something else"
-                             : cat({"waits for ", device_list(missing(meeting)), " to call it"});
-  }
-
-  std::string describe(std::size_t rank, const List<OpenCall>& open) const {
-    const Waiting::State& device = waiting_.states()[rank];
-    std::string text = device.where;
-    if (device.now == Waiting::Now::threw) {
-      text = cat({"threw ", device.where, ": ", device.message});
-    } else if (device.now == Waiting::Now::returned) {
-      text = cat({"returned ", device.where});
-    } else {
-      text += ": " + waits_for(device);
-    }
-    for (const Box& box : boxes_[rank]) {
-      const std::size_t count = box.packets.size() - box.next;
-      if (count > 0) {
-        text += cat({"; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
-                     " not received, ", count == 1 ? "" : "the first ", "sent",
-                     at(box.packets[box.next].call->logged.where)});
-      }
-    }
-    constexpr std::size_t most_calls = 3;
-    for (std::size_t i = 0; i < open.size() && i < most_calls; ++i) {
-      const DeviceCall& call = *open[i].post->call;
-      text += cat({"; started call ", call.number, ", ",
-                   call_text(call.key, axes_text(axes_, call.key.axes)), at(call.where), ": ",
-                   waits_for(*open[i].meeting)});
-    }
-    text += open.size() > most_calls ? cat({"; ", open.size() - most_calls, " more started"}) : "";
-    return text;
-  }
-
-  std::string cause(const List<List<OpenCall>>& open) const {
-    const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
-    if (!threw.empty()) {
-      return cat({device_list(threw),
-                  " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message});
-    }
-    const Group* first = nullptr;  // by rank and axes, whatever the threads did
-    for (const Shared<Group>& group : groups_) {
-      for (const Shared<Meeting>& meeting : group->meetings) {
-        if (meeting->disagrees && (first == nullptr || group->ranks < first->ranks)) {
-          first = group.get();
-        }
-      }
-    }
-    if (first != nullptr) {
-      return cat({device_list(first->ranks), " must make the same call and do not"});
-    }
-    const std::vector<int> returned = waiting_.in_state(Waiting::Now::returned);
-    if (returned.size() == boxes_.size()) {
-      for (const List<OpenCall>& calls : open) {
-        if (!calls.empty()) {
-          return cat({"a collective was started that ", device_list(missing(*calls[0].meeting)),
-                      " never called"});
-        }
-      }
-      return "messages were sent that nobody received";
-    }
-    if (!returned.empty()) {
-      return cat({device_list(returned), " returned while others wait"});
-    }
-    return "deadlock: every device waits and nothing can arrive";
-  }
-
-  void judge() {
-    const List<List<OpenCall>> open = open_calls();
-    NameTable lines;  // their texts
-    List<std::vector<int>> ranks(boxes_.size());
-    for (std::size_t i = 0; i < boxes_.size(); ++i) {
-      int& line = lines[describe(i, open[i])];
-      line = line == 0 ? static_cast<int>(lines.size()) : line;
-      ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
-    }
-    std::string text = "mesh.run: " + cause(open);
-    for (const NameTable::Entry& line : lines) {
-      text += cat(
-          {"\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ", line.name});
-    }
-    waiting_.conclude(text);
-  }
+  Judgement judgement() const { return {waiting_, groups_, boxes_, axes_}; }
+  void judge() { waiting_.conclude(judgement().text()); }
 
   const Machine& machine_;
   const List<AxisPlacement>& axes_;
   int threads_;
   bool folded_;
   OtherProcesses* others_ = nullptr;
-  Waiting waiting_;        // its mutex guards the boxes and the list of groups
-  List<List<Box>> boxes_;  // by receiver
+  Waiting waiting_;            // its mutex guards the boxes and the list of groups
+  List<List<Mailbox>> boxes_;  // by receiver
   List<Shared<Group>> groups_;
   std::mutex plans_mutex_;
   List<Shared<const CallPlan>> plans_;

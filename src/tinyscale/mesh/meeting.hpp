@@ -261,6 +261,16 @@ struct Packet {
   Shared<CallRecord> call;
 };
 
+// The messages to a device from one sender.
+struct Mailbox {
+  int from = 0;
+  List<Packet> packets;
+  std::size_t next = 0;
+
+  std::size_t unread() const { return packets.size() - next; }
+  bool empty() const { return unread() == 0; }
+};
+
 // The devices that are other processes, where there are such (mpi_fabric.hpp).
 class OtherProcesses {
  public:

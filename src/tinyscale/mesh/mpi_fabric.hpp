@@ -382,9 +382,9 @@ class MpiRanks final : public OtherProcesses {
     news.message = message;
     news.sent = sent_;
     news.came = came_;
-    for (const Fabric::Box& box : fabric_.boxes_[static_cast<std::size_t>(me_)]) {
+    for (const Mailbox& box : fabric_.boxes_[static_cast<std::size_t>(me_)]) {
       if (!box.empty()) {
-        news.unread.push_back({box.from, static_cast<std::int64_t>(box.packets.size() - box.next),
+        news.unread.push_back({box.from, static_cast<std::int64_t>(box.unread()),
                                box.packets[box.next].call->logged.where});
       }
     }

@@ -1,8 +1,8 @@
 #pragma once
-// Who waits, and the judgement when none can go on. A device that waits looks a few times, lets
-// others run, then sleeps. When every device sleeps or has ended and some sleep, nothing can ever
-// come: all throw one Error that says where each stands. However the threads were scheduled, that
-// state is the same (Kahn 1974). With a baton at most so many devices run at once.
+// Who waits, and what happens when none can go on (judgement.hpp). A device that waits looks a few
+// times, lets others run, then sleeps. When every device sleeps or has ended and some sleep, nothing
+// can ever come: all throw one Error that says where each stands. However the threads were
+// scheduled, that state is the same (Kahn 1974). With a baton at most so many devices run at once.
 
 #include <atomic>
 #include <condition_variable>
