@@ -75924,6 +75924,17 @@ inline std::string undivided_model(const ModelConfig& c, const Layout& layout, i
   return "";
 }
 
+// A schedule of the layout's own must be for its ranks and microbatches.
+inline void check_own_schedule(const char* who, const Layout& layout) {
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() &&
+      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
+    fail({who, ": the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
+          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
+          " and microbatches ", layout.microbatches, "; they must be equal"});
+  }
+}
+
 // What no step can have.
 inline void check_step_layout(const char* who, const ModelConfig& model, const Layout& layout,
                               int chunks) {
@@ -75949,6 +75960,7 @@ inline void check_step_layout(const char* who, const ModelConfig& model, const L
   if (!why.empty()) {
     fail({who, ": layout ", layout.text(), ": ", why});
   }
+  check_own_schedule(who, layout);
 }
 
 }  // namespace detail
@@ -78061,6 +78073,7 @@ inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
     detail::fail({"microbatches_under_way: rank ", rank, " of ", layout.pipeline, "; 0 to ",
                   layout.pipeline - 1, " is right"});
   }
+  detail::check_own_schedule("microbatches_under_way", layout);
   if (layout.schedule.empty()) {
     return static_cast<double>(std::min(layout.microbatches, layout.pipeline - rank));
   }
@@ -78133,6 +78146,7 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
                                    const StageShare& stage, std::int64_t rank,
                                    const MemoryConvention& by = MemoryConvention()) {
   detail::check_layout_counts("device_memory", layout);
+  detail::check_own_schedule("device_memory", layout);
   detail::check_tensor_devices("device_memory", tokens, layout.tensor);
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
@@ -80858,13 +80872,7 @@ inline void check_twin(const TrainingJob& job, const Machine& machine, const Lay
   job.model.validate();
   check_network("twin_of", machine);
   check_layout_devices("twin_of", layout, machine.chips());
-  const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() &&
-      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
-    fail({"twin_of: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
-          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
-          " and microbatches ", layout.microbatches, "; they must be equal"});
-  }
+  check_own_schedule("twin_of", layout);
   check_layout_order(layout);
   check_layout_experts(layout, job.model);
   check_layout_zero(layout);
@@ -83888,12 +83896,6 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
   }
   check_step_layout("plan_training", in.job.model, layout, chunks);
   const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() &&
-      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
-    fail({"plan_training: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
-          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
-          " and microbatches ", layout.microbatches, "; they must be equal"});
-  }
   if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
                             static_cast<int>(schedule.rank_of.size()) > schedule.stages)) {
     fail({"plan_training: the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
