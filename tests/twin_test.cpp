@@ -343,6 +343,14 @@ TEST_CASE("the load of a step at full size is what the textbook forms say") {
   CHECK(error_of([&] { ts::step_load(job); }) ==
         "step_load: layout is data 128, tensor 16, pipeline 1, context 1, ZeRO: parameters, "
         "sequence parallel = 2048 devices, the machine has 4096 chips; they must be equal");
+  job.layout.data = 256;
+  for (const std::int64_t sequences : {0, -256, 255, 300}) {
+    job.sequences = sequences;
+    CHECK(error_of([&] { ts::step_load(job); }) ==
+          "step_load: " + std::to_string(sequences) +
+              " sequences over data x microbatches = 256; a multiple of that, at least once, is "
+              "right");
+  }
 }
 
 TEST_CASE("the load of a step is about what the planner's limit says, priced another way") {
