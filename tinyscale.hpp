@@ -39787,6 +39787,9 @@ class Tile {
   TileValue full(const Shape& s, float x) const { return make(tinyscale::full(s, x)); }
   TileValue zeros(const Shape& s) const { return full(s, 0.0f); }
   TileValue arange(Dim n, int dim, Dim first) const {
+    if (dim != 0 && dim != 1) {
+      detail::fail({"Tile::arange: dim is ", dim, "; 0 for [n, 1] or 1 for [1, n] is right"});
+    }
     const Tensor numbers = tinyscale::arange(n) + static_cast<float>(first.value);
     return make(reshape(numbers, dim == 0 ? Shape{n, 1} : Shape{1, n}));
   }
@@ -40091,6 +40094,10 @@ inline std::int64_t tiled_matmul_bytes(Dim m, Dim n, Dim k, Dim bm, Dim bn, DTyp
   const std::int64_t moved = m.value * k.value * detail::folds_of(n.value, bn.value) +
                              k.value * n.value * detail::folds_of(m.value, bm.value) +
                              m.value * n.value;
+  if (static_cast<double>(moved) * bytes_of(format) >= 0x1p62) {
+    detail::fail({"tiled_matmul_bytes: ", moved, " numbers in ", format,
+                  " move; the bytes must stay below 2^62"});
+  }
   return detail::ticks(static_cast<double>(moved) * bytes_of(format), 1);
 }
 
