@@ -85,7 +85,7 @@ TEST_CASE("mfu: a printed number carries half a unit of its last digit") {
   CHECK(ts::Printed(155).relative() == doctest::Approx(0.5 / 155));
   CHECK(!ts::Printed().stated);
   const std::string right = "\" is not a number; right is such as 121.48, 2e12, 41.5 %";
-  for (const char* text : {"", "fast", "12 s", "41 %%", "nan", "inf"}) {
+  for (const char* text : {"", "fast", "12 s", "41 %%", "nan", "inf", "0x1e2"}) {
     CHECK(error_of([&] { static_cast<void>(ts::Printed(text)); }) ==
           std::string("Printed: \"") + text + right);
   }

@@ -56,7 +56,8 @@ inline Printed::Printed(const std::string& text) : stated(true) {
   const std::string number = text.substr(0, static_cast<std::size_t>(end - text.c_str()));
   const std::string rest = text.substr(number.size());
   const bool percent = rest == "%" || rest == " %";
-  if (number.empty() || !detail::is_finite(value) || !(rest.empty() || percent)) {
+  if (number.find_first_not_of(" \t+-.0123456789eE") != std::string::npos || number.empty() ||
+      !detail::is_finite(value) || !(rest.empty() || percent)) {
     detail::fail(
         {"Printed: \"", text, "\" is not a number; right is such as 121.48, 2e12, 41.5 %"});
   }
