@@ -319,6 +319,10 @@ TEST_CASE("memory: microbatches under way are those of the schedule") {
   CHECK(error_of([&] { ts::microbatches_under_way(other, 3); }) == "microbatches_under_way" + why);
   CHECK(error_of([&] { ts::memory_table(ts::config("llama3-8b"), other, 8192); }) ==
         "device_memory" + why);
+  CHECK(error_of([] {
+          ts::modern_layer_activation_bytes(ts::config("llama3-8b"), 1, 1, false,
+                                            static_cast<ts::Recompute>(9));
+        }) == "modern_layer_activation_bytes: recompute is 9; a name of its enum is right");
 }
 
 TEST_CASE("memory: of a device, by hand") {
