@@ -78746,12 +78746,21 @@ inline void check_claim_counts(const MfuClaim& claim) {
   }
 }
 
+inline void check_claim_enum(const char* field, int value, int most) {
+  if (value < 0 || value > most) {
+    fail({"decode_mfu: ", field, " is ", value, "; a name of its enum is right"});
+  }
+}
+
 // The claim with its open fields filled in; throws what is missing or cannot be.
 inline MfuClaim checked_claim(MfuClaim claim) {
   if (!claim.slice.empty() && claim.chips == 0) {
     claim.chips = tpu_slice(claim.slice).chips;
   }
   claim.model.validate();
+  check_claim_enum("work", static_cast<int>(claim.work), static_cast<int>(TokenWork::decode));
+  check_claim_enum("recompute", static_cast<int>(claim.recompute),
+                   static_cast<int>(Recompute::full));
   claim.context = claim.context == 0 ? static_cast<double>(claim.model.context) : claim.context;
   if (!is_finite(claim.context) || claim.context < 1) {
     fail({"decode_mfu: context is ", claim.context, "; 1 token or more is right"});
@@ -79378,6 +79387,9 @@ inline List<FlopsConvention> MfuDecoding::used() const {
 }
 
 inline std::string MfuDecoding::explain() const {
+  if (rows.empty()) {
+    detail::fail({"MfuDecoding::explain: an empty decoding; decode_mfu(claim) makes one"});
+  }
   const List<FlopsConvention> named_ones = used();
   return explain(named_ones.empty() ? rows[0].convention : named_ones[0]);
 }
