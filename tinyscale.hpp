@@ -7378,13 +7378,25 @@ inline Shape offered_dims(const Chip& chip, std::int64_t chips) {
   return {};
 }
 
-// The next number from `chips` on, up or down, that is offered.
+// The next number from `chips` on, up or down, that is offered; 0 where there is none: slices of
+// fewer than 64 chips are not joined.
 inline std::int64_t offered_near(const Chip& chip, std::int64_t chips, int step) {
   std::int64_t n = chips + step;
   while (n > 1 && offered_dims(chip, n).size() == 0) {
+    if (step > 0 && chip.kind != "gpu" && chip.domain_chips < 64 && n > chip.domain_chips) {
+      return 0;
+    }
     n += step;
   }
   return n;
+}
+
+inline void check_domain(const Chip& chip) {
+  const bool gpu = chip.kind == "gpu", torus = is_torus2d(chip) || is_torus3d(chip);
+  if ((gpu || torus) && (chip.domain_chips < 1 || (gpu && chip.host_chips < 1))) {
+    fail({"machine_of_chips: ", chip.name, " has domain_chips ", chip.domain_chips, ", host_chips ",
+          chip.host_chips, "; 1 or more of each is right"});
+  }
 }
 
 }  // namespace detail
@@ -7396,14 +7408,17 @@ inline Machine machine_of_chips(const Chip& chip, std::int64_t chips) {
     detail::fail(
         {"machine_of_chips: ", chips, " chips of ", chip.name, "; 1 to 10000000 is right"});
   }
+  detail::check_domain(chip);
   const Shape dims = detail::offered_dims(chip, chips);
   if (dims.size() == 0) {
+    const std::int64_t above = detail::offered_near(chip, chips, 1);
+    const std::string larger = above > 0 ? detail::cat({" and ", above}) : std::string();
     detail::fail({"machine_of_chips: ", chips, " chips of ", chip.name, " make no whole ",
                   chip.kind == "gpu"         ? "nodes"
                   : detail::is_torus3d(chip) ? "cubes of 4x4x4"
                                              : "slice",
-                  "; near are ", detail::offered_near(chip, chips, -1), " and ",
-                  detail::offered_near(chip, chips, 1), ", or say the dimensions"});
+                  above > 0 ? "; near are " : "; near is ", detail::offered_near(chip, chips, -1),
+                  larger, ", or say the dimensions"});
   }
   return machine(chip, dims);
 }
@@ -36213,18 +36228,19 @@ enum class Schedule { doubled, serial, skewed };
 enum class Drain { shifted, instant };
 
 inline const char* name_of(Dataflow dataflow) {
-  return dataflow == Dataflow::weight_stationary  ? "weight_stationary"
-         : dataflow == Dataflow::input_stationary ? "input_stationary"
-                                                  : "output_stationary";
+  static const char* const names[] = {"weight_stationary", "input_stationary", "output_stationary"};
+  return detail::name_in("Dataflow", names, dataflow);
 }
 
 inline const char* name_of(Schedule schedule) {
-  return schedule == Schedule::doubled  ? "doubled"
-         : schedule == Schedule::serial ? "serial"
-                                        : "skewed";
+  static const char* const names[] = {"doubled", "serial", "skewed"};
+  return detail::name_in("Schedule", names, schedule);
 }
 
-inline const char* name_of(Drain drain) { return drain == Drain::shifted ? "shifted" : "instant"; }
+inline const char* name_of(Drain drain) {
+  static const char* const names[] = {"shifted", "instant"};
+  return detail::name_in("Drain", names, drain);
+}
 
 // Every tick of every PE, in PE-ticks.
 struct LossLedger {
@@ -37945,6 +37961,7 @@ class SystolicArray {
 
  private:
   void check_modes(const char* function) const {
+    name_of(dataflow_), name_of(schedule), name_of(drain);  // refuse what is none
     const bool outputs = dataflow_ == Dataflow::output_stationary;
     const bool shifted = drain == Drain::shifted;
     if (!outputs && !shifted) {
@@ -39841,6 +39858,9 @@ class Tile {
   TileValue full(const Shape& s, float x) const { return make(tinyscale::full(s, x)); }
   TileValue zeros(const Shape& s) const { return full(s, 0.0f); }
   TileValue arange(Dim n, int dim, Dim first) const {
+    if (dim != 0 && dim != 1) {
+      detail::fail({"Tile::arange: dim is ", dim, "; 0 for [n, 1] or 1 for [1, n] is right"});
+    }
     const Tensor numbers = tinyscale::arange(n) + static_cast<float>(first.value);
     return make(reshape(numbers, dim == 0 ? Shape{n, 1} : Shape{1, n}));
   }
@@ -40145,6 +40165,10 @@ inline std::int64_t tiled_matmul_bytes(Dim m, Dim n, Dim k, Dim bm, Dim bn, DTyp
   const std::int64_t moved = m.value * k.value * detail::folds_of(n.value, bn.value) +
                              k.value * n.value * detail::folds_of(m.value, bm.value) +
                              m.value * n.value;
+  if (static_cast<double>(moved) * bytes_of(format) >= 0x1p62) {
+    detail::fail({"tiled_matmul_bytes: ", moved, " numbers in ", format,
+                  " move; the bytes must stay below 2^62"});
+  }
   return detail::ticks(static_cast<double>(moved) * bytes_of(format), 1);
 }
 
@@ -44564,8 +44588,8 @@ inline Shared<const CallShape> send_shape(std::int64_t elements, const SourceLin
 
 // >> tinyscale/mesh/waiting.hpp
 // Who waits, and what happens when none can go on (judgement.hpp). A device that waits looks a few
-// times, lets others run, then sleeps. When every device sleeps or has ended and some sleep, nothing
-// can ever come: all throw one Error that says where each stands. However the threads were
+// times, lets others run, then sleeps. When every device sleeps or has ended and some sleep,
+// nothing can ever come: all throw one Error that says where each stands. However the threads were
 // scheduled, that state is the same (Kahn 1974). With a baton at most so many devices run at once.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -76056,6 +76080,17 @@ inline std::string undivided_model(const ModelConfig& c, const Layout& layout, i
   return "";
 }
 
+// A schedule of the layout's own must be for its ranks and microbatches.
+inline void check_own_schedule(const char* who, const Layout& layout) {
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() &&
+      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
+    fail({who, ": the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
+          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
+          " and microbatches ", layout.microbatches, "; they must be equal"});
+  }
+}
+
 // What no step can have.
 inline void check_step_layout(const char* who, const ModelConfig& model, const Layout& layout,
                               int chunks) {
@@ -76081,6 +76116,7 @@ inline void check_step_layout(const char* who, const ModelConfig& model, const L
   if (!why.empty()) {
     fail({who, ": layout ", layout.text(), ": ", why});
   }
+  check_own_schedule(who, layout);
 }
 
 }  // namespace detail
@@ -77979,6 +78015,11 @@ inline double modern_layer_activation_bytes(const ModelConfig& model, double tok
                                             std::int64_t tensor, bool sequence_parallel,
                                             Recompute recompute, bool mixture) {
   detail::check_tensor_devices("modern_layer_activation_bytes", tokens, tensor);
+  const int policy = static_cast<int>(recompute);
+  if (policy < 0 || policy > static_cast<int>(Recompute::full)) {
+    detail::fail(
+        {"modern_layer_activation_bytes: recompute is ", policy, "; a name of its enum is right"});
+  }
   const auto parts = static_cast<double>(tensor);
   detail::LayerKeeper keeper(model, parts, sequence_parallel ? parts : 1, false);
   keeper.layer(mixture);
@@ -78193,6 +78234,7 @@ inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
     detail::fail({"microbatches_under_way: rank ", rank, " of ", layout.pipeline, "; 0 to ",
                   layout.pipeline - 1, " is right"});
   }
+  detail::check_own_schedule("microbatches_under_way", layout);
   if (layout.schedule.empty()) {
     return static_cast<double>(std::min(layout.microbatches, layout.pipeline - rank));
   }
@@ -78265,6 +78307,7 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
                                    const StageShare& stage, std::int64_t rank,
                                    const MemoryConvention& by = MemoryConvention()) {
   detail::check_layout_counts("device_memory", layout);
+  detail::check_own_schedule("device_memory", layout);
   detail::check_tensor_devices("device_memory", tokens, layout.tensor);
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
@@ -78721,7 +78764,8 @@ inline Printed::Printed(const std::string& text) : stated(true) {
   const std::string number = text.substr(0, static_cast<std::size_t>(end - text.c_str()));
   const std::string rest = text.substr(number.size());
   const bool percent = rest == "%" || rest == " %";
-  if (number.empty() || !detail::is_finite(value) || !(rest.empty() || percent)) {
+  if (number.find_first_not_of(" \t+-.0123456789eE") != std::string::npos || number.empty() ||
+      !detail::is_finite(value) || !(rest.empty() || percent)) {
     detail::fail(
         {"Printed: \"", text, "\" is not a number; right is such as 121.48, 2e12, 41.5 %"});
   }
@@ -78849,12 +78893,21 @@ inline void check_claim_counts(const MfuClaim& claim) {
   }
 }
 
+inline void check_claim_enum(const char* field, int value, int most) {
+  if (value < 0 || value > most) {
+    fail({"decode_mfu: ", field, " is ", value, "; a name of its enum is right"});
+  }
+}
+
 // The claim with its open fields filled in; throws what is missing or cannot be.
 inline MfuClaim checked_claim(MfuClaim claim) {
   if (!claim.slice.empty() && claim.chips == 0) {
     claim.chips = tpu_slice(claim.slice).chips;
   }
   claim.model.validate();
+  check_claim_enum("work", static_cast<int>(claim.work), static_cast<int>(TokenWork::decode));
+  check_claim_enum("recompute", static_cast<int>(claim.recompute),
+                   static_cast<int>(Recompute::full));
   claim.context = claim.context == 0 ? static_cast<double>(claim.model.context) : claim.context;
   if (!is_finite(claim.context) || claim.context < 1) {
     fail({"decode_mfu: context is ", claim.context, "; 1 token or more is right"});
@@ -79481,6 +79534,9 @@ inline List<FlopsConvention> MfuDecoding::used() const {
 }
 
 inline std::string MfuDecoding::explain() const {
+  if (rows.empty()) {
+    detail::fail({"MfuDecoding::explain: an empty decoding; decode_mfu(claim) makes one"});
+  }
   const List<FlopsConvention> named_ones = used();
   return explain(named_ones.empty() ? rows[0].convention : named_ones[0]);
 }
@@ -79945,7 +80001,8 @@ class LayoutSearch {
     insertion_sort(sizes.data(), sizes.data() + sizes.size());
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       layout.microbatches = (sequences + sizes[i] - 1) / sizes[i];
-      const bool known = i > 0 && sizes[i] == sizes[i - 1];
+      const bool known = (i > 0 && sizes[i] == sizes[i - 1]) ||
+                         layout.microbatches > 2147483647 / layout.devices();  // more are no layout
       if (!known && (layout.microbatches >= layout.pipeline || sizes[i] == 1)) {
         add_chunks(places, layout);
       }
@@ -80733,8 +80790,15 @@ class StepLoader {
 }  // namespace detail
 
 inline StepLoad step_load(const LoadJob& job) {
+  job.model.validate();
   detail::check_network("step_load", job.machine);
   detail::check_layout_devices("step_load", job.layout, job.machine.chips());
+  detail::check_own_schedule("step_load", job.layout);
+  const std::int64_t parts = job.layout.data * job.layout.microbatches;
+  if (job.sequences < 1 || job.sequences % parts != 0) {
+    detail::fail({"step_load: ", job.sequences, " sequences over data x microbatches = ", parts,
+                  "; a multiple of that, at least once, is right"});
+  }
   return detail::StepLoader(job).load;
 }
 
@@ -80805,6 +80869,11 @@ inline TrainOptions Twin::options(std::int64_t steps) const {
 
 inline List<TwinGain> Twin::gains(const MeshRun& run) const {
   List<TwinGain> gains;
+  if (run.machine().links.size() != machine.links.size()) {
+    detail::fail({"Twin::gains: a run on ", run.machine().name, " of ", run.machine().links.size(),
+                  " dimensions; the twin's machine has ", machine.links.size(),
+                  ": a run of the twin is right"});
+  }
   const auto add = [&](const std::string& name, const Machine& faster) {
     const double seconds = run.on(faster).seconds;
     gains.push_back({name, seconds, 1 - seconds / run.seconds});
@@ -80990,13 +81059,7 @@ inline void check_twin(const TrainingJob& job, const Machine& machine, const Lay
   job.model.validate();
   check_network("twin_of", machine);
   check_layout_devices("twin_of", layout, machine.chips());
-  const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() &&
-      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
-    fail({"twin_of: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
-          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
-          " and microbatches ", layout.microbatches, "; they must be equal"});
-  }
+  check_own_schedule("twin_of", layout);
   check_layout_order(layout);
   check_layout_experts(layout, job.model);
   check_layout_zero(layout);
@@ -82142,7 +82205,9 @@ inline std::int64_t chips_that_hold(const ServingJob& job, const Chip& chip) {
   const double bytes = detail::weight_bytes(job) + static_cast<double>(job.batch) *
                                                        detail::last_context(job) *
                                                        detail::serving_kv(job);
-  return static_cast<std::int64_t>(std::ceil(bytes / chip.memory_bytes));
+  const double chips = std::ceil(bytes / chip.memory_bytes);
+  detail::check_job(who, "the number of chips", chips, 0, 1e18);
+  return static_cast<std::int64_t>(chips);
 }
 
 // Beam search of one prompt: job.prompt shared tokens, job.output steps, `beams` beams.
@@ -82248,8 +82313,13 @@ inline double speculative_speed_up(double acceptance, int length, double cost) {
 
 // The decode step of the law at another batch: a lower bound, no links.
 inline double decode_seconds(const ServingJob& job, const Chip& chip, double chips) {
-  detail::check_job("decode_seconds", "chips", chips, 1e-9, 1e9);
-  detail::check_job("decode_seconds", "batch", static_cast<double>(job.batch), 0, 1e9);
+  const char* const who = "decode_seconds";
+  job.model.validate();
+  detail::check_job(who, "chips", chips, 1e-9, 1e9);
+  detail::check_job(who, "batch", static_cast<double>(job.batch), 0, 1e9);
+  detail::check_job(who, "prompt", static_cast<double>(job.prompt), 0, 1e9);
+  detail::check_job(who, "output", static_cast<double>(job.output), 0, 1e9);
+  detail::check_job(who, "the chip's memory_bandwidth", chip.memory_bandwidth, 1e-9, 1e18);
   const ServingLaw law = detail::even_law(job, chip, chips);
   const StepWork step = detail::decode_work(job);
   return step.context * law.cached + std::max(law.math(step), law.read(step.decode));
@@ -82257,6 +82327,7 @@ inline double decode_seconds(const ServingJob& job, const Chip& chip, double chi
 
 // The largest batch whose decode step keeps within `seconds`; 0 when one sequence does not.
 inline std::int64_t batch_within(ServingJob job, const Chip& chip, double chips, double seconds) {
+  detail::check_job("batch_within", "seconds", seconds, 0, 1e9);
   std::int64_t low = 0, high = 1000000000;
   while (low < high) {
     job.batch = low + (high - low + 1) / 2;
@@ -84020,12 +84091,6 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
   }
   check_step_layout("plan_training", in.job.model, layout, chunks);
   const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() &&
-      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
-    fail({"plan_training: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
-          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
-          " and microbatches ", layout.microbatches, "; they must be equal"});
-  }
   if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
                             static_cast<int>(schedule.rank_of.size()) > schedule.stages)) {
     fail({"plan_training: the schedule ", schedule.name, " has ", schedule.stages, " stages on ",

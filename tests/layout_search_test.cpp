@@ -508,6 +508,16 @@ TEST_CASE("price_step, step_memory: gradients on the wire, and layouts that cann
   bad.order = {"tensor", "data", "context", "pipeline"};
   CHECK(refused(bad) ==
         "layout.order is not pipeline, data, context, tensor; another is not planned");
+  for (const int ranks : {2, 8}) {  // the schedule of another pipeline
+    bad = layout;
+    bad.data = 2;
+    bad.pipeline = 4;
+    bad.microbatches = 8;
+    bad.schedule = ts::one_forward_one_backward(ranks, 8);
+    CHECK(refused(bad) == "the schedule 1f1b is of " + std::to_string(ranks) +
+                              " ranks and 8 microbatches, the layout has pipeline 4 and "
+                              "microbatches 8; they must be equal");
+  }
   CHECK(error_of([&] {
           ts::step_memory(job.model, layout, on.chip, 4096, 1, 0, ts::Software());
         }) == "step_memory: 0 chunks of the model on a pipeline rank; at least 1 is right");
@@ -528,6 +538,13 @@ TEST_CASE("plan_training: figures that are no numbers, models of no language, le
   odd.chip.flops_bf16 = -1;
   CHECK(error_of([&] { ts::plan_training(job, odd); }) ==
         "plan_training: a FLOP/s rate of the chip is -1; a number from 0 to 1e+19 is right");
+  odd = on;
+  odd.chip.memory_bytes = 0;  // not known: all fits
+  job.batch_tokens = 1e15;    // one sequence at a time would be more microbatches than a layout has
+  job.device_hours_per_failure = 0;
+  const ts::Layout huge = ts::plan_training(job, odd).best.layout;
+  CHECK(huge.microbatches <= 2147483647 / huge.devices());
+  job = job_of("llama2-7b", 65536, 4096);
   job.tokens = 1e4;
   const ts::TrainingPlan one = ts::plan_training(job, on);
   CHECK(one.tokens.value() == 65536);

@@ -69,4 +69,20 @@ TEST_CASE("machine_of_chips: what is not offered, and what is near") {
   CHECK(error_of([] { ts::machine_of_chips("tpu-v5p", 8964); }) ==
         "machine_of_chips: 8964 chips of tpu-v5p make no whole cubes of 4x4x4; near are 8960 and "
         "9024, or say the dimensions");
+  // A pod of fewer than 64 chips is the largest machine that is offered.
+  ts::Chip few = ts::chip("tpu-v5e");
+  few.domain_chips = 16;
+  CHECK(error_of([&] { ts::machine_of_chips(few, 32); }) ==
+        "machine_of_chips: 32 chips of tpu-v5e make no whole slice; near is 16, or say the "
+        "dimensions");
+  CHECK(error_of([&] { ts::machine_of_chips(few, 7); }) ==
+        "machine_of_chips: 7 chips of tpu-v5e make no whole slice; near are 4 and 8, or say the "
+        "dimensions");
+  few.domain_chips = 0;
+  CHECK(error_of([&] { ts::machine_of_chips(few, 16); }) ==
+        "machine_of_chips: tpu-v5e has domain_chips 0, host_chips 8; 1 or more of each is right");
+  ts::Chip gpu = ts::chip("h100");
+  gpu.host_chips = 0;
+  CHECK(error_of([&] { ts::machine_of_chips(gpu, 16); }) ==
+        "machine_of_chips: h100-sxm has domain_chips 8, host_chips 0; 1 or more of each is right");
 }

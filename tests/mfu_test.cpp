@@ -85,7 +85,7 @@ TEST_CASE("mfu: a printed number carries half a unit of its last digit") {
   CHECK(ts::Printed(155).relative() == doctest::Approx(0.5 / 155));
   CHECK(!ts::Printed().stated);
   const std::string right = "\" is not a number; right is such as 121.48, 2e12, 41.5 %";
-  for (const char* text : {"", "fast", "12 s", "41 %%", "nan", "inf"}) {
+  for (const char* text : {"", "fast", "12 s", "41 %%", "nan", "inf", "0x1e2"}) {
     CHECK(error_of([&] { static_cast<void>(ts::Printed(text)); }) ==
           std::string("Printed: \"") + text + right);
   }
@@ -403,6 +403,14 @@ TEST_CASE("mfu: what a claim lacks or cannot state") {
     return error_of([&] { ts::decode_mfu(claim); });
   };
   ts::MfuClaim claim = bloom();
+  claim.work = static_cast<ts::TokenWork>(9);
+  CHECK(error(claim) == "decode_mfu: work is 9; a name of its enum is right");
+  claim = bloom();
+  claim.recompute = static_cast<ts::Recompute>(-1);
+  CHECK(error(claim) == "decode_mfu: recompute is -1; a name of its enum is right");
+  CHECK(error_of([] { ts::MfuDecoding().explain(); }) ==
+        "MfuDecoding::explain: an empty decoding; decode_mfu(claim) makes one");
+  claim = bloom();
   claim.step_seconds = ts::Printed();
   claim.tflops_per_chip = ts::Printed();
   CHECK(error(claim) ==

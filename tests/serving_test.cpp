@@ -472,6 +472,22 @@ TEST_CASE("serving: batch for a latency, speculation") {
   CHECK(many.speculative_speed_up.value() < 1);
   CHECK(error_of([] { ts::expected_tokens(1.5, 2); }) ==
         "expected_tokens: acceptance is 1.5; a number from 0 to 1 is right");
+  CHECK(error_of([&] { ts::batch_within(job, machine.chip, 16, std::nan("")); }) ==
+        "batch_within: seconds is nan; a number from 0 to 1e+09 is right");
+  const auto refused = [&](const ts::ServingJob& bad, const ts::Chip& chip) {
+    return error_of([&] { ts::decode_seconds(bad, chip, 16); });
+  };
+  ts::ServingJob bad = job;
+  bad.model.layers = 0;
+  CHECK(refused(bad, machine.chip) == "ModelConfig: llama3-70b: layers is 0; at least 1 is right");
+  bad = job;
+  bad.prompt = INT64_MAX;
+  CHECK(refused(bad, machine.chip) ==
+        "decode_seconds: prompt is 9.22337204e+18; a number from 0 to 1e+09 is right");
+  ts::Chip unknown = machine.chip;
+  unknown.memory_bandwidth = 0;
+  CHECK(refused(job, unknown) ==
+        "decode_seconds: the chip's memory_bandwidth is 0; a number from 1e-09 to 1e+18 is right");
 }
 
 TEST_CASE("serving: formats that a chip multiplies or does not") {
@@ -682,6 +698,13 @@ TEST_CASE("serving: windows count in what chips must hold, slices are those of a
   job.batch = -5;
   CHECK(error_of([&] { ts::chips_that_hold(job, chip); }).find("chips_that_hold: batch is -5") ==
         0);
+  ts::ServingJob huge = job;
+  huge.batch = huge.output = 1000000000;
+  ts::Chip tiny = chip;
+  tiny.memory_bytes = 1;
+  CHECK(error_of([&] {
+          ts::chips_that_hold(huge, tiny);
+        }).find("chips_that_hold: the number of chips is ") == 0);
   job.batch = 1;
   job.output = 8;
   CHECK(error_of([&] {

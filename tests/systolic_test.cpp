@@ -919,6 +919,16 @@ TEST_CASE("systolic: errors say what was given and what would be right") {
   const ts::Dataflow ws = ts::Dataflow::weight_stationary;
   CHECK(message([] { ts::SystolicArray(0, 8, ts::Dataflow::weight_stationary); }) ==
         "SystolicArray: 0 rows and 8 columns were given; an array has at least 1 of each");
+  ts::SystolicArray odd(8, 8, static_cast<ts::Dataflow>(9));
+  CHECK(message([&] { odd.timing(8, 8, 8); }) == "Dataflow: 9 is no value of it; 0 to 2 are right");
+  odd = ts::SystolicArray(8, 8, ws);
+  odd.schedule = static_cast<ts::Schedule>(7);
+  CHECK(message([&] {
+          odd.matmul(ts::zeros({8, 8}), ts::zeros({8, 8}));
+        }) == "Schedule: 7 is no value of it; 0 to 2 are right");
+  odd.schedule = ts::Schedule::serial;
+  odd.drain = static_cast<ts::Drain>(-1);
+  CHECK(message([&] { odd.timing(8, 8, 8); }) == "Drain: -1 is no value of it; 0 to 1 are right");
   ts::SystolicArray array(4, 4, ws);
   CHECK(message([&array] {
           array.matmul(ts::ones({4, 8}), ts::ones({6, 5}));

@@ -139,6 +139,12 @@ TEST_CASE("tile kernels: HBM bytes of 4096^3 in bf16 by the tile") {
   CHECK(ts::tiled_matmul_bytes(4096, 4096, 4096, 16, 16, ts::DType::bf16) == 17213423616);
   CHECK(error_of([] { ts::tiled_matmul_bytes(8, 8, 8, 0, 8, ts::DType::bf16); }) ==
         "tiled_matmul_bytes: M, N, K, BM, BN are 8, 8, 8, 0, 8; each must be from 1 to 2^20");
+  const std::int64_t most = 1 << 20;  // two numbers for each of 2^60 multiply-adds
+  CHECK(ts::tiled_matmul_bytes(most, most, most, 1, 1, ts::DType::int8) ==
+        (std::int64_t{1} << 61) + (std::int64_t{1} << 40));
+  CHECK(error_of([&] { ts::tiled_matmul_bytes(most, most, most, 1, 1, ts::DType::f32); }) ==
+        "tiled_matmul_bytes: 2305844108725321728 numbers in f32 move; the bytes must stay below "
+        "2^62");
   // Really run, with operands that are one number repeated and a body that adds instead of dots.
   const ts::Tensor one = ts::ones({1});
   const ts::Tensor a = one.as_strided({4096, 4096}, ts::detail::Strides(), 0);
@@ -341,6 +347,12 @@ TEST_CASE("tile kernels: reaching outside without a mask is an error") {
 }
 
 TEST_CASE("tile kernels: other errors") {
+  for (const int dim : {2, -2}) {
+    CHECK(error_of([&] {
+            ts::kernel("k", {1}, [&](ts::Tile& t) { t.arange(4, dim, 0); }).run(small_chip());
+          }) == "Tile::arange: dim is " + std::to_string(dim) +
+                    "; 0 for [n, 1] or 1 for [1, n] is right");
+  }
   const ts::Chip chip = ts::chip("tpu-v5e");
   const auto nothing = [](ts::Tile&) {};
   const auto in = [&](const std::function<void(ts::Tile&)>& body) {

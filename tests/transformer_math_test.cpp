@@ -309,6 +309,20 @@ TEST_CASE("memory: microbatches under way are those of the schedule") {
   }
   CHECK(error_of([] { ts::microbatches_under_way(ts::Layout(), 1); }) ==
         "microbatches_under_way: rank 1 of 1; 0 to 0 is right");
+  ts::Layout other;  // whose schedule is for fewer ranks
+  other.pipeline = 4;
+  other.microbatches = 8;
+  other.schedule = ts::one_forward_one_backward(2, 8);
+  const std::string why =
+      ": the schedule 1f1b is of 2 ranks and 8 microbatches, the layout has pipeline 4 and "
+      "microbatches 8; they must be equal";
+  CHECK(error_of([&] { ts::microbatches_under_way(other, 3); }) == "microbatches_under_way" + why);
+  CHECK(error_of([&] { ts::memory_table(ts::config("llama3-8b"), other, 8192); }) ==
+        "device_memory" + why);
+  CHECK(error_of([] {
+          ts::modern_layer_activation_bytes(ts::config("llama3-8b"), 1, 1, false,
+                                            static_cast<ts::Recompute>(9));
+        }) == "modern_layer_activation_bytes: recompute is 9; a name of its enum is right");
 }
 
 TEST_CASE("memory: of a device, by hand") {

@@ -308,6 +308,19 @@ TEST_CASE("a twin of a model and batch of one's own; one whose plan does not fit
 
 #endif
 
+TEST_CASE("gains are of a run of the twin") {
+  ts::TrainingJob job;
+  job.model = ts::config("llama3-8b");
+  ts::Layout layout;
+  layout.data = layout.tensor = layout.context = 2;
+  const ts::Twin twin = ts::twin_of(job, ts::machine("h200", {8}), layout);
+  const ts::Mesh mesh(ts::machine("h200", {2}), {{"x", 2}});
+  const ts::MeshRun other = mesh.run([](ts::Device& d) { d.all_reduce(ts::zeros({4}), "x"); });
+  CHECK(error_of([&] { twin.gains(other); }) ==
+        "Twin::gains: a run on h200 2 of 1 dimensions; the twin's machine has 3: a run of the twin "
+        "is right");
+}
+
 TEST_CASE("the load of a step at full size is what the textbook forms say") {
   ts::LoadJob job;
   job.model = ts::config("llama3-70b");
@@ -343,6 +356,14 @@ TEST_CASE("the load of a step at full size is what the textbook forms say") {
   CHECK(error_of([&] { ts::step_load(job); }) ==
         "step_load: layout is data 128, tensor 16, pipeline 1, context 1, ZeRO: parameters, "
         "sequence parallel = 2048 devices, the machine has 4096 chips; they must be equal");
+  job.layout.data = 256;
+  for (const std::int64_t sequences : {0, -256, 255, 300}) {
+    job.sequences = sequences;
+    CHECK(error_of([&] { ts::step_load(job); }) ==
+          "step_load: " + std::to_string(sequences) +
+              " sequences over data x microbatches = 256; a multiple of that, at least once, is "
+              "right");
+  }
 }
 
 TEST_CASE("the load of a step is about what the planner's limit says, priced another way") {

@@ -93,13 +93,25 @@ inline Shape offered_dims(const Chip& chip, std::int64_t chips) {
   return {};
 }
 
-// The next number from `chips` on, up or down, that is offered.
+// The next number from `chips` on, up or down, that is offered; 0 where there is none: slices of
+// fewer than 64 chips are not joined.
 inline std::int64_t offered_near(const Chip& chip, std::int64_t chips, int step) {
   std::int64_t n = chips + step;
   while (n > 1 && offered_dims(chip, n).size() == 0) {
+    if (step > 0 && chip.kind != "gpu" && chip.domain_chips < 64 && n > chip.domain_chips) {
+      return 0;
+    }
     n += step;
   }
   return n;
+}
+
+inline void check_domain(const Chip& chip) {
+  const bool gpu = chip.kind == "gpu", torus = is_torus2d(chip) || is_torus3d(chip);
+  if ((gpu || torus) && (chip.domain_chips < 1 || (gpu && chip.host_chips < 1))) {
+    fail({"machine_of_chips: ", chip.name, " has domain_chips ", chip.domain_chips, ", host_chips ",
+          chip.host_chips, "; 1 or more of each is right"});
+  }
 }
 
 }  // namespace detail
@@ -111,14 +123,17 @@ inline Machine machine_of_chips(const Chip& chip, std::int64_t chips) {
     detail::fail(
         {"machine_of_chips: ", chips, " chips of ", chip.name, "; 1 to 10000000 is right"});
   }
+  detail::check_domain(chip);
   const Shape dims = detail::offered_dims(chip, chips);
   if (dims.size() == 0) {
+    const std::int64_t above = detail::offered_near(chip, chips, 1);
+    const std::string larger = above > 0 ? detail::cat({" and ", above}) : std::string();
     detail::fail({"machine_of_chips: ", chips, " chips of ", chip.name, " make no whole ",
                   chip.kind == "gpu"         ? "nodes"
                   : detail::is_torus3d(chip) ? "cubes of 4x4x4"
                                              : "slice",
-                  "; near are ", detail::offered_near(chip, chips, -1), " and ",
-                  detail::offered_near(chip, chips, 1), ", or say the dimensions"});
+                  above > 0 ? "; near are " : "; near is ", detail::offered_near(chip, chips, -1),
+                  larger, ", or say the dimensions"});
   }
   return machine(chip, dims);
 }

@@ -1,7 +1,7 @@
 #pragma once
 // Who waits, and what happens when none can go on (judgement.hpp). A device that waits looks a few
-// times, lets others run, then sleeps. When every device sleeps or has ended and some sleep, nothing
-// can ever come: all throw one Error that says where each stands. However the threads were
+// times, lets others run, then sleeps. When every device sleeps or has ended and some sleep,
+// nothing can ever come: all throw one Error that says where each stands. However the threads were
 // scheduled, that state is the same (Kahn 1974). With a baton at most so many devices run at once.
 
 #include <atomic>

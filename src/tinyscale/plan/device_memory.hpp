@@ -17,6 +17,7 @@
 #include "tinyscale/parallel/layout.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"
 #include "tinyscale/plan/layer_memory.hpp"
+#include "tinyscale/plan/layout_rules.hpp"
 
 namespace tinyscale {
 
@@ -166,6 +167,7 @@ inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
     detail::fail({"microbatches_under_way: rank ", rank, " of ", layout.pipeline, "; 0 to ",
                   layout.pipeline - 1, " is right"});
   }
+  detail::check_own_schedule("microbatches_under_way", layout);
   if (layout.schedule.empty()) {
     return static_cast<double>(std::min(layout.microbatches, layout.pipeline - rank));
   }
@@ -238,6 +240,7 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
                                    const StageShare& stage, std::int64_t rank,
                                    const MemoryConvention& by = MemoryConvention()) {
   detail::check_layout_counts("device_memory", layout);
+  detail::check_own_schedule("device_memory", layout);
   detail::check_tensor_devices("device_memory", tokens, layout.tensor);
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);

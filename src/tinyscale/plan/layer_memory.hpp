@@ -165,6 +165,11 @@ inline double modern_layer_activation_bytes(const ModelConfig& model, double tok
                                             std::int64_t tensor, bool sequence_parallel,
                                             Recompute recompute, bool mixture) {
   detail::check_tensor_devices("modern_layer_activation_bytes", tokens, tensor);
+  const int policy = static_cast<int>(recompute);
+  if (policy < 0 || policy > static_cast<int>(Recompute::full)) {
+    detail::fail(
+        {"modern_layer_activation_bytes: recompute is ", policy, "; a name of its enum is right"});
+  }
   const auto parts = static_cast<double>(tensor);
   detail::LayerKeeper keeper(model, parts, sequence_parallel ? parts : 1, false);
   keeper.layer(mixture);

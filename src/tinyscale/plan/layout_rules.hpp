@@ -60,6 +60,17 @@ inline std::string undivided_model(const ModelConfig& c, const Layout& layout, i
   return "";
 }
 
+// A schedule of the layout's own must be for its ranks and microbatches.
+inline void check_own_schedule(const char* who, const Layout& layout) {
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() &&
+      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
+    fail({who, ": the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
+          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
+          " and microbatches ", layout.microbatches, "; they must be equal"});
+  }
+}
+
 // What no step can have.
 inline void check_step_layout(const char* who, const ModelConfig& model, const Layout& layout,
                               int chunks) {
@@ -85,6 +96,7 @@ inline void check_step_layout(const char* who, const ModelConfig& model, const L
   if (!why.empty()) {
     fail({who, ": layout ", layout.text(), ": ", why});
   }
+  check_own_schedule(who, layout);
 }
 
 }  // namespace detail

@@ -264,7 +264,8 @@ class LayoutSearch {
     insertion_sort(sizes.data(), sizes.data() + sizes.size());
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       layout.microbatches = (sequences + sizes[i] - 1) / sizes[i];
-      const bool known = i > 0 && sizes[i] == sizes[i - 1];
+      const bool known = (i > 0 && sizes[i] == sizes[i - 1]) ||
+                         layout.microbatches > 2147483647 / layout.devices();  // more are no layout
       if (!known && (layout.microbatches >= layout.pipeline || sizes[i] == 1)) {
         add_chunks(places, layout);
       }

@@ -29,13 +29,7 @@ inline void check_twin(const TrainingJob& job, const Machine& machine, const Lay
   job.model.validate();
   check_network("twin_of", machine);
   check_layout_devices("twin_of", layout, machine.chips());
-  const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() &&
-      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
-    fail({"twin_of: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
-          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
-          " and microbatches ", layout.microbatches, "; they must be equal"});
-  }
+  check_own_schedule("twin_of", layout);
   check_layout_order(layout);
   check_layout_experts(layout, job.model);
   check_layout_zero(layout);

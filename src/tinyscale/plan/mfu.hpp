@@ -339,6 +339,9 @@ inline List<FlopsConvention> MfuDecoding::used() const {
 }
 
 inline std::string MfuDecoding::explain() const {
+  if (rows.empty()) {
+    detail::fail({"MfuDecoding::explain: an empty decoding; decode_mfu(claim) makes one"});
+  }
   const List<FlopsConvention> named_ones = used();
   return explain(named_ones.empty() ? rows[0].convention : named_ones[0]);
 }

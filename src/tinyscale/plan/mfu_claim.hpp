@@ -56,7 +56,8 @@ inline Printed::Printed(const std::string& text) : stated(true) {
   const std::string number = text.substr(0, static_cast<std::size_t>(end - text.c_str()));
   const std::string rest = text.substr(number.size());
   const bool percent = rest == "%" || rest == " %";
-  if (number.empty() || !detail::is_finite(value) || !(rest.empty() || percent)) {
+  if (number.find_first_not_of(" \t+-.0123456789eE") != std::string::npos || number.empty() ||
+      !detail::is_finite(value) || !(rest.empty() || percent)) {
     detail::fail(
         {"Printed: \"", text, "\" is not a number; right is such as 121.48, 2e12, 41.5 %"});
   }
@@ -184,12 +185,21 @@ inline void check_claim_counts(const MfuClaim& claim) {
   }
 }
 
+inline void check_claim_enum(const char* field, int value, int most) {
+  if (value < 0 || value > most) {
+    fail({"decode_mfu: ", field, " is ", value, "; a name of its enum is right"});
+  }
+}
+
 // The claim with its open fields filled in; throws what is missing or cannot be.
 inline MfuClaim checked_claim(MfuClaim claim) {
   if (!claim.slice.empty() && claim.chips == 0) {
     claim.chips = tpu_slice(claim.slice).chips;
   }
   claim.model.validate();
+  check_claim_enum("work", static_cast<int>(claim.work), static_cast<int>(TokenWork::decode));
+  check_claim_enum("recompute", static_cast<int>(claim.recompute),
+                   static_cast<int>(Recompute::full));
   claim.context = claim.context == 0 ? static_cast<double>(claim.model.context) : claim.context;
   if (!is_finite(claim.context) || claim.context < 1) {
     fail({"decode_mfu: context is ", claim.context, "; 1 token or more is right"});

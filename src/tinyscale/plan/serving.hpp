@@ -30,8 +30,13 @@ inline double speculative_speed_up(double acceptance, int length, double cost) {
 
 // The decode step of the law at another batch: a lower bound, no links.
 inline double decode_seconds(const ServingJob& job, const Chip& chip, double chips) {
-  detail::check_job("decode_seconds", "chips", chips, 1e-9, 1e9);
-  detail::check_job("decode_seconds", "batch", static_cast<double>(job.batch), 0, 1e9);
+  const char* const who = "decode_seconds";
+  job.model.validate();
+  detail::check_job(who, "chips", chips, 1e-9, 1e9);
+  detail::check_job(who, "batch", static_cast<double>(job.batch), 0, 1e9);
+  detail::check_job(who, "prompt", static_cast<double>(job.prompt), 0, 1e9);
+  detail::check_job(who, "output", static_cast<double>(job.output), 0, 1e9);
+  detail::check_job(who, "the chip's memory_bandwidth", chip.memory_bandwidth, 1e-9, 1e18);
   const ServingLaw law = detail::even_law(job, chip, chips);
   const StepWork step = detail::decode_work(job);
   return step.context * law.cached + std::max(law.math(step), law.read(step.decode));
@@ -39,6 +44,7 @@ inline double decode_seconds(const ServingJob& job, const Chip& chip, double chi
 
 // The largest batch whose decode step keeps within `seconds`; 0 when one sequence does not.
 inline std::int64_t batch_within(ServingJob job, const Chip& chip, double chips, double seconds) {
+  detail::check_job("batch_within", "seconds", seconds, 0, 1e9);
   std::int64_t low = 0, high = 1000000000;
   while (low < high) {
     job.batch = low + (high - low + 1) / 2;

@@ -83,7 +83,9 @@ inline std::int64_t chips_that_hold(const ServingJob& job, const Chip& chip) {
   const double bytes = detail::weight_bytes(job) + static_cast<double>(job.batch) *
                                                        detail::last_context(job) *
                                                        detail::serving_kv(job);
-  return static_cast<std::int64_t>(std::ceil(bytes / chip.memory_bytes));
+  const double chips = std::ceil(bytes / chip.memory_bytes);
+  detail::check_job(who, "the number of chips", chips, 0, 1e18);
+  return static_cast<std::int64_t>(chips);
 }
 
 // Beam search of one prompt: job.prompt shared tokens, job.output steps, `beams` beams.

@@ -19,6 +19,7 @@
 #include "tinyscale/parallel/pipeline_timing.hpp"
 #include "tinyscale/parallel/step_forms.hpp"
 #include "tinyscale/parallel/step_traffic.hpp"
+#include "tinyscale/plan/layout_rules.hpp"
 #include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
@@ -400,8 +401,15 @@ class StepLoader {
 }  // namespace detail
 
 inline StepLoad step_load(const LoadJob& job) {
+  job.model.validate();
   detail::check_network("step_load", job.machine);
   detail::check_layout_devices("step_load", job.layout, job.machine.chips());
+  detail::check_own_schedule("step_load", job.layout);
+  const std::int64_t parts = job.layout.data * job.layout.microbatches;
+  if (job.sequences < 1 || job.sequences % parts != 0) {
+    detail::fail({"step_load: ", job.sequences, " sequences over data x microbatches = ", parts,
+                  "; a multiple of that, at least once, is right"});
+  }
   return detail::StepLoader(job).load;
 }
 

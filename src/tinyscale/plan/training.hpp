@@ -404,12 +404,6 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
   }
   check_step_layout("plan_training", in.job.model, layout, chunks);
   const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() &&
-      (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches)) {
-    fail({"plan_training: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
-          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
-          " and microbatches ", layout.microbatches, "; they must be equal"});
-  }
   if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
                             static_cast<int>(schedule.rank_of.size()) > schedule.stages)) {
     fail({"plan_training: the schedule ", schedule.name, " has ", schedule.stages, " stages on ",

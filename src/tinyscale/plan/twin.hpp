@@ -74,6 +74,11 @@ inline TrainOptions Twin::options(std::int64_t steps) const {
 
 inline List<TwinGain> Twin::gains(const MeshRun& run) const {
   List<TwinGain> gains;
+  if (run.machine().links.size() != machine.links.size()) {
+    detail::fail({"Twin::gains: a run on ", run.machine().name, " of ", run.machine().links.size(),
+                  " dimensions; the twin's machine has ", machine.links.size(),
+                  ": a run of the twin is right"});
+  }
   const auto add = [&](const std::string& name, const Machine& faster) {
     const double seconds = run.on(faster).seconds;
     gains.push_back({name, seconds, 1 - seconds / run.seconds});

@@ -26,18 +26,19 @@ enum class Schedule { doubled, serial, skewed };
 enum class Drain { shifted, instant };
 
 inline const char* name_of(Dataflow dataflow) {
-  return dataflow == Dataflow::weight_stationary  ? "weight_stationary"
-         : dataflow == Dataflow::input_stationary ? "input_stationary"
-                                                  : "output_stationary";
+  static const char* const names[] = {"weight_stationary", "input_stationary", "output_stationary"};
+  return detail::name_in("Dataflow", names, dataflow);
 }
 
 inline const char* name_of(Schedule schedule) {
-  return schedule == Schedule::doubled  ? "doubled"
-         : schedule == Schedule::serial ? "serial"
-                                        : "skewed";
+  static const char* const names[] = {"doubled", "serial", "skewed"};
+  return detail::name_in("Schedule", names, schedule);
 }
 
-inline const char* name_of(Drain drain) { return drain == Drain::shifted ? "shifted" : "instant"; }
+inline const char* name_of(Drain drain) {
+  static const char* const names[] = {"shifted", "instant"};
+  return detail::name_in("Drain", names, drain);
+}
 
 // Every tick of every PE, in PE-ticks.
 struct LossLedger {

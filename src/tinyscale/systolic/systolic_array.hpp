@@ -86,6 +86,7 @@ class SystolicArray {
 
  private:
   void check_modes(const char* function) const {
+    name_of(dataflow_), name_of(schedule), name_of(drain);  // refuse what is none
     const bool outputs = dataflow_ == Dataflow::output_stationary;
     const bool shifted = drain == Drain::shifted;
     if (!outputs && !shifted) {

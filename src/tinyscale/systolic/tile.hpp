@@ -144,6 +144,9 @@ class Tile {
   TileValue full(const Shape& s, float x) const { return make(tinyscale::full(s, x)); }
   TileValue zeros(const Shape& s) const { return full(s, 0.0f); }
   TileValue arange(Dim n, int dim, Dim first) const {
+    if (dim != 0 && dim != 1) {
+      detail::fail({"Tile::arange: dim is ", dim, "; 0 for [n, 1] or 1 for [1, n] is right"});
+    }
     const Tensor numbers = tinyscale::arange(n) + static_cast<float>(first.value);
     return make(reshape(numbers, dim == 0 ? Shape{n, 1} : Shape{1, n}));
   }

@@ -60,6 +60,10 @@ inline std::int64_t tiled_matmul_bytes(Dim m, Dim n, Dim k, Dim bm, Dim bn, DTyp
   const std::int64_t moved = m.value * k.value * detail::folds_of(n.value, bn.value) +
                              k.value * n.value * detail::folds_of(m.value, bm.value) +
                              m.value * n.value;
+  if (static_cast<double>(moved) * bytes_of(format) >= 0x1p62) {
+    detail::fail({"tiled_matmul_bytes: ", moved, " numbers in ", format,
+                  " move; the bytes must stay below 2^62"});
+  }
   return detail::ticks(static_cast<double>(moved) * bytes_of(format), 1);
 }
 
