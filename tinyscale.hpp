@@ -24274,8 +24274,9 @@ inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
     detail::fail({"split: parts of ", size.value, "; 1 or more is right"});
   }
   std::vector<Tensor> parts;
-  for (std::int64_t i = 0; i < x.dim(d); i += size.value) {
-    parts.push_back(slice(x, d, i, std::min(x.dim(d), i + size.value)));
+  for (std::int64_t i = 0, n = 0; i < x.dim(d); i += n) {
+    n = std::min(x.dim(d) - i, size.value);
+    parts.push_back(slice(x, d, i, i + n));
   }
   return parts;
 }
@@ -24382,6 +24383,9 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
 
 // Tensors of one shape joined along a new dimension (a copy).
 inline Tensor stack(const std::vector<Tensor>& parts, int dim) {
+  if (parts.empty()) {
+    detail::fail({"stack: no tensors given; at least one is right"});
+  }
   std::vector<Tensor> rows;
   for (const Tensor& part : parts) {
     if (part.shape() != parts[0].shape() || dim < -part.dims() - 1 || dim > part.dims()) {
@@ -24500,6 +24504,21 @@ inline Tensor mean(const Tensor& x) { return mean(x, detail::all_dims(x)); }
 
 namespace detail {
 
+// The dimension from the front, which must have a number.
+inline int check_filled(const char* op, const Tensor& x, int dim) {
+  const int d = check_dim(op, x, dim);
+  if (x.dim(d) == 0) {
+    fail({op, ": dimension ", dim, " of shape ", x.shape(), " is empty"});
+  }
+  return d;
+}
+inline void check_filled(const char* op, const Tensor& x) {
+  check_defined(x);
+  if (x.count() == 0) {
+    fail({op, ": the tensor has no elements, shape ", x.shape()});
+  }
+}
+
 // The largest number along dimension d and where it is (the first of equal ones, a NaN before all);
 // `kept` is the shape of x with size 1 there.
 inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std::int64_t* place) {
@@ -24527,11 +24546,8 @@ inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std
 // gradient.
 inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
+  const int d = detail::check_filled("max", x, dim);
   const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
-  const int d = dim < 0 ? dim + x.dims() : dim;
-  if (x.dim(d) == 0) {
-    detail::fail({"max: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
-  }
   if (detail::recording()) {
     const Tensor y = detail::record(Op::max, {&x}, kept, {static_cast<double>(d)});
     return keep == KeepDim::yes ? y : reshape(y, rest);
@@ -24576,24 +24592,26 @@ inline Tensor without_repeats(Tensor x) {
 
 // The largest number of all, a tensor of shape [].
 inline Tensor max(const Tensor& x) {
+  detail::check_filled("max", x);
   const Tensor once = detail::without_repeats(x);
   return max(reshape(once, {once.count()}), 0);
 }
 
 // The smallest, in the same way.
 inline Tensor min(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  detail::check_filled("min", x, dim);
   return neg(max(neg(x), dim, keep));
 }
-inline Tensor min(const Tensor& x) { return neg(max(neg(detail::without_repeats(x)))); }
+inline Tensor min(const Tensor& x) {
+  detail::check_filled("min", x);
+  return neg(max(neg(detail::without_repeats(x))));
+}
 
 // The place of the largest number along one dimension: the first of equal ones, or of NaNs.
 inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
+  const int d = detail::check_filled("argmax", x, dim);
   const Shape kept = detail::reduced_shape("argmax", x, {dim}, rest);
-  const int d = dim < 0 ? dim + x.dims() : dim;
-  if (x.dim(d) == 0) {
-    detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
-  }
   if (x.dim(d) > (std::int64_t{1} << 24)) {
     detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(),
                   " is longer than 16777216, beyond which f32 does not hold every place"});
@@ -24653,7 +24671,7 @@ inline Tensor softmax(const Tensor& x) {
 }
 
 inline Tensor softmax(const Tensor& x, int dim) {
-  const int d = detail::check_dim("softmax", x, dim);
+  const int d = detail::check_filled("softmax", x, dim);
   return transpose(softmax(transpose(x, d, -1)), d, -1);
 }
 
@@ -24703,7 +24721,7 @@ inline Tensor log_softmax(const Tensor& x) {
   return y;
 }
 inline Tensor log_softmax(const Tensor& x, int dim) {
-  const int d = detail::check_dim("log_softmax", x, dim);
+  const int d = detail::check_filled("log_softmax", x, dim);
   return transpose(log_softmax(transpose(x, d, -1)), d, -1);
 }
 
@@ -24931,6 +24949,9 @@ inline void multiply_batched(const Tensor& x, const Tensor& w, const Tensor& y,
   const std::int64_t m = x.dim(-2);
   const std::int64_t k = x.dim(-1);
   const std::int64_t n = w.dim(-1);
+  if (y.count() == 0) {
+    return;  // its leading dimensions may be absurd
+  }
   const Shape batch = leading(y.shape());
   const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
   const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);
@@ -25360,7 +25381,9 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   const detail::OpScope scope;
   Tensor y(q.shape());
   Tensor lse(Shape{s.batch, heads, s.queries});
-  kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
+  if (y.count() > 0) {
+    kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
+  }
   detail::record_attention(scope, "attention", s, q, k, &VectorCost::forward);
   if (graph) {
     detail::attach(
@@ -25373,8 +25396,10 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
           Tensor apart[3];
           float* to[3];
           const float beta = detail::gradient_places(slots, inputs, apart, to);
-          kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
-                                      dy.data(), to[0], to[1], to[2], beta);
+          if (kq.count() + kk.count() > 0) {
+            kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
+                                        dy.data(), to[0], to[1], to[2], beta);
+          }
           for (int i = 0; i < 3; ++i) {
             if (slots[i] && apart[i].defined()) {
               detail::add_grad(slots[i], apart[i]);
