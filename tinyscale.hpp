@@ -24358,8 +24358,9 @@ inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
     detail::fail({"split: parts of ", size.value, "; 1 or more is right"});
   }
   std::vector<Tensor> parts;
-  for (std::int64_t i = 0; i < x.dim(d); i += size.value) {
-    parts.push_back(slice(x, d, i, std::min(x.dim(d), i + size.value)));
+  for (std::int64_t i = 0, n = 0; i < x.dim(d); i += n) {
+    n = std::min(x.dim(d) - i, size.value);
+    parts.push_back(slice(x, d, i, i + n));
   }
   return parts;
 }
@@ -24466,6 +24467,9 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
 
 // Tensors of one shape joined along a new dimension (a copy).
 inline Tensor stack(const std::vector<Tensor>& parts, int dim) {
+  if (parts.empty()) {
+    detail::fail({"stack: no tensors given; at least one is right"});
+  }
   std::vector<Tensor> rows;
   for (const Tensor& part : parts) {
     if (part.shape() != parts[0].shape() || dim < -part.dims() - 1 || dim > part.dims()) {
@@ -24584,6 +24588,21 @@ inline Tensor mean(const Tensor& x) { return mean(x, detail::all_dims(x)); }
 
 namespace detail {
 
+// The dimension from the front, which must have a number.
+inline int check_filled(const char* op, const Tensor& x, int dim) {
+  const int d = check_dim(op, x, dim);
+  if (x.dim(d) == 0) {
+    fail({op, ": dimension ", dim, " of shape ", x.shape(), " is empty"});
+  }
+  return d;
+}
+inline void check_filled(const char* op, const Tensor& x) {
+  check_defined(x);
+  if (x.count() == 0) {
+    fail({op, ": the tensor has no elements, shape ", x.shape()});
+  }
+}
+
 // The largest number along dimension d and where it is (the first of equal ones, a NaN before all);
 // `kept` is the shape of x with size 1 there.
 inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std::int64_t* place) {
@@ -24611,11 +24630,8 @@ inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std
 // gradient.
 inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
+  const int d = detail::check_filled("max", x, dim);
   const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
-  const int d = dim < 0 ? dim + x.dims() : dim;
-  if (x.dim(d) == 0) {
-    detail::fail({"max: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
-  }
   if (detail::recording()) {
     const Tensor y = detail::record(Op::max, {&x}, kept, {static_cast<double>(d)});
     return keep == KeepDim::yes ? y : reshape(y, rest);
@@ -24660,24 +24676,26 @@ inline Tensor without_repeats(Tensor x) {
 
 // The largest number of all, a tensor of shape [].
 inline Tensor max(const Tensor& x) {
+  detail::check_filled("max", x);
   const Tensor once = detail::without_repeats(x);
   return max(reshape(once, {once.count()}), 0);
 }
 
 // The smallest, in the same way.
 inline Tensor min(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  detail::check_filled("min", x, dim);
   return neg(max(neg(x), dim, keep));
 }
-inline Tensor min(const Tensor& x) { return neg(max(neg(detail::without_repeats(x)))); }
+inline Tensor min(const Tensor& x) {
+  detail::check_filled("min", x);
+  return neg(max(neg(detail::without_repeats(x))));
+}
 
 // The place of the largest number along one dimension: the first of equal ones, or of NaNs.
 inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
+  const int d = detail::check_filled("argmax", x, dim);
   const Shape kept = detail::reduced_shape("argmax", x, {dim}, rest);
-  const int d = dim < 0 ? dim + x.dims() : dim;
-  if (x.dim(d) == 0) {
-    detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
-  }
   if (x.dim(d) > (std::int64_t{1} << 24)) {
     detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(),
                   " is longer than 16777216, beyond which f32 does not hold every place"});
@@ -24737,7 +24755,7 @@ inline Tensor softmax(const Tensor& x) {
 }
 
 inline Tensor softmax(const Tensor& x, int dim) {
-  const int d = detail::check_dim("softmax", x, dim);
+  const int d = detail::check_filled("softmax", x, dim);
   return transpose(softmax(transpose(x, d, -1)), d, -1);
 }
 
@@ -24787,7 +24805,7 @@ inline Tensor log_softmax(const Tensor& x) {
   return y;
 }
 inline Tensor log_softmax(const Tensor& x, int dim) {
-  const int d = detail::check_dim("log_softmax", x, dim);
+  const int d = detail::check_filled("log_softmax", x, dim);
   return transpose(log_softmax(transpose(x, d, -1)), d, -1);
 }
 
@@ -25015,6 +25033,9 @@ inline void multiply_batched(const Tensor& x, const Tensor& w, const Tensor& y,
   const std::int64_t m = x.dim(-2);
   const std::int64_t k = x.dim(-1);
   const std::int64_t n = w.dim(-1);
+  if (y.count() == 0) {
+    return;  // its leading dimensions may be absurd
+  }
   const Shape batch = leading(y.shape());
   const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
   const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);
@@ -25444,7 +25465,9 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   const detail::OpScope scope;
   Tensor y(q.shape());
   Tensor lse(Shape{s.batch, heads, s.queries});
-  kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
+  if (y.count() > 0) {
+    kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
+  }
   detail::record_attention(scope, "attention", s, q, k, &VectorCost::forward);
   if (graph) {
     detail::attach(
@@ -25457,8 +25480,10 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
           Tensor apart[3];
           float* to[3];
           const float beta = detail::gradient_places(slots, inputs, apart, to);
-          kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
-                                      dy.data(), to[0], to[1], to[2], beta);
+          if (kq.count() + kk.count() > 0) {
+            kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
+                                        dy.data(), to[0], to[1], to[2], beta);
+          }
           for (int i = 0; i < 3; ++i) {
             if (slots[i] && apart[i].defined()) {
               detail::add_grad(slots[i], apart[i]);
@@ -27116,8 +27141,9 @@ inline Parts decompose_adamw(const Parts& in) {
   return {where(go, p, in[0]), where(go, m, in[2]), where(go, v, in[3])};
 }
 
-// The results of a composite op, from primitives.
+// The results of a composite op, from primitives. Its products read f32, as its kernel does.
 inline Parts decompose(Op op, const Parts& in, const List<double>& numbers) {
+  const MatmulFormat whole{ProductFormat()};
   switch (op) {
     case Op::softmax: return {softmax_parts(in[0])};
     case Op::log_softmax: return {log_softmax_parts(in[0])};
@@ -85072,15 +85098,20 @@ inline std::vector<double> log_ticks(const Axis& axis) {
   return ticks;
 }
 
-inline std::vector<double> ticks_of(const Axis& axis) {
-  return axis.scale == Scale::linear ? linear_ticks(axis) : log_ticks(axis);
+// Where a logarithmic axis is so short that one power of ten or none lies on it, linear ones.
+inline std::vector<double> ticks_of(const Axis& axis, bool& linear) {
+  const std::vector<double> powers =
+      axis.scale == Scale::linear ? std::vector<double>() : log_ticks(axis);
+  linear = powers.size() < 2;
+  return linear ? linear_ticks(axis) : powers;
 }
 
 // The ticks of an axis in words, with the digits in which neighbours differ.
 inline std::vector<std::string> tick_texts(const Axis& axis) {
-  const std::vector<double> ticks = ticks_of(axis);
+  bool linear = false;
+  const std::vector<double> ticks = ticks_of(axis, linear);
   int digits = 4;
-  if (axis.scale == Scale::linear && ticks.size() > 1) {
+  if (linear && ticks.size() > 1) {
     const double most = std::max(std::fabs(ticks.front()), std::fabs(ticks.back()));
     const double parts = most / (ticks[1] - ticks[0]);
     digits = std::max(4, std::min(12, 2 + static_cast<int>(std::log10(parts * (1 + 1e-9)))));
@@ -85118,7 +85149,9 @@ inline double widest_of(const std::vector<std::string>& texts) {  // at size 12
 }
 
 inline void draw_axes(Canvas& canvas, const Frame& frame) {
-  const std::vector<double> ticks_x = ticks_of(frame.x), ticks_y = ticks_of(frame.y);
+  bool linear = false;
+  const std::vector<double> ticks_x = ticks_of(frame.x, linear),
+                            ticks_y = ticks_of(frame.y, linear);
   const std::vector<std::string> texts_x = tick_texts(frame.x), texts_y = tick_texts(frame.y);
   for (std::size_t i = 0; i < ticks_x.size(); ++i) {
     const double at = frame.px(ticks_x[i]);
@@ -85164,6 +85197,23 @@ inline bool cut(const Frame& frame, double& x1, double& y1, double& x2, double& 
   return begin <= end;
 }
 
+inline void draw_mark(Canvas& canvas, double x, double y, Mark mark, std::size_t i) {
+  if (mark == Mark::hollow_points) {
+    const std::string style = " class=\"ts" + std::to_string(i % 7) + "\" stroke=\"";
+    canvas.circle(x, y, 4, "fill=\"none\" stroke-width=\"1.8\"" + style + series_color(i) + "\"");
+  } else {
+    canvas.circle(x, y, 4.2, Canvas::fill(i));
+  }
+}
+
+inline void draw_point(Canvas& canvas, const Frame& frame, const Series& one, std::size_t k,
+                       std::size_t i) {
+  const double x = frame.px(one.x[k]), y = frame.py(one.y[k]);
+  if (frame.holds(x, y)) {
+    draw_mark(canvas, x, y, one.mark, i);
+  }
+}
+
 inline void draw_line(Canvas& canvas, const Frame& frame, const Series& line, std::size_t i) {
   std::vector<double> xs, ys;
   const auto flush = [&]() {
@@ -85173,9 +85223,16 @@ inline void draw_line(Canvas& canvas, const Frame& frame, const Series& line, st
     xs.clear();
     ys.clear();
   };
+  const auto there = [&](std::size_t k) {
+    return k < line.x.size() && drawable(frame.x, line.x[k]) && drawable(frame.y, line.y[k]);
+  };
+  for (std::size_t k = 0; k < line.x.size(); ++k) {  // a point without neighbours is no line
+    if (there(k) && !(k > 0 && there(k - 1)) && !there(k + 1)) {
+      draw_point(canvas, frame, line, k, i);
+    }
+  }
   for (std::size_t k = 1; k < line.x.size(); ++k) {
-    if (!drawable(frame.x, line.x[k - 1]) || !drawable(frame.y, line.y[k - 1]) ||
-        !drawable(frame.x, line.x[k]) || !drawable(frame.y, line.y[k])) {
+    if (!there(k - 1) || !there(k)) {
       flush();
       continue;
     }
@@ -85196,15 +85253,6 @@ inline void draw_line(Canvas& canvas, const Frame& frame, const Series& line, st
   flush();
 }
 
-inline void draw_mark(Canvas& canvas, double x, double y, Mark mark, std::size_t i) {
-  if (mark == Mark::hollow_points) {
-    const std::string style = " class=\"ts" + std::to_string(i % 7) + "\" stroke=\"";
-    canvas.circle(x, y, 4, "fill=\"none\" stroke-width=\"1.8\"" + style + series_color(i) + "\"");
-  } else {
-    canvas.circle(x, y, 4.2, Canvas::fill(i));
-  }
-}
-
 inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, std::size_t i) {
   if (one.mark == Mark::line && one.x.size() > 1) {
     draw_line(canvas, frame, one, i);
@@ -85212,10 +85260,7 @@ inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, s
   }
   for (std::size_t k = 0; k < one.x.size(); ++k) {
     if (drawable(frame.x, one.x[k]) && drawable(frame.y, one.y[k])) {
-      const double x = frame.px(one.x[k]), y = frame.py(one.y[k]);
-      if (frame.holds(x, y)) {
-        draw_mark(canvas, x, y, one.mark, i);
-      }
+      draw_point(canvas, frame, one, k, i);
     }
   }
 }
@@ -85224,21 +85269,32 @@ inline std::size_t color_of(const Series& one, std::size_t place) {
   return one.color < 0 ? place : static_cast<std::size_t>(one.color);
 }
 
-// Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
+// Names with a sample of their line, in rows from (left, y) on, none below `lowest`: what does not
+// fit is counted; returns the y below the last.
 inline double draw_legend(Canvas& canvas, const List<Series>& series, double left, double right,
-                          double y) {
+                          double y, double lowest = HUGE_VAL) {
   double x = left;
   bool any = false;
+  std::size_t names = 0;  // that are to come
+  for (const Series& one : series) {
+    names += one.name.empty() ? 0U : 1U;
+  }
   for (std::size_t i = 0; i < series.size(); ++i) {
     if (series[i].name.empty()) {
       continue;
     }
     const std::string name = shorten(series[i].name, 60);
     const double wide = 34 + drawn_width(name, 12) + 18;
-    if (any && x + wide > right) {
+    const double more = names > 1 && y + 19 > lowest ? 120 : 0;  // room for their number
+    if (any && x + wide + more > right) {
+      if (y + 19 > lowest) {
+        canvas.label(x, y, cat({"... and ", names, " more"}), 12, Anchor::start, Canvas::soft());
+        break;
+      }
       x = left;
       y += 19;
     }
+    --names;
     if (series[i].mark == Mark::line) {
       canvas.polyline({x, x + 26}, {y - 4, y - 4}, color_of(series[i], i), 2);
     } else {
@@ -85273,7 +85329,7 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   frame.left = std::max(82.0, 34 + widest_of(tick_texts(frame.y)));
   frame.right = plot.width - 26;
   canvas.heading(plot.title);
-  frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54);
+  frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54, plot.height - 214);
   frame.bottom = plot.height - 54;
   draw_axes(canvas, frame);
   for (std::size_t i = 0; i < plot.series.size(); ++i) {

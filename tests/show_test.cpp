@@ -120,6 +120,45 @@ TEST_CASE("show: ticks that lie close together are told apart, and fit beside th
   CHECK_FALSE(contains(picture.body, "and goes on from there<"));
 }
 
+TEST_CASE("show: a short logarithmic axis has ticks too") {
+  const auto texts = [](double low, double high) {
+    return ts::detail::tick_texts({"", ts::Scale::logarithmic, low, high});
+  };
+  CHECK(texts(10.8, 18.2) == std::vector<std::string>{"12", "14", "16", "18"});
+  CHECK(texts(0.26, 0.44) == std::vector<std::string>{"0.3", "0.35", "0.4"});
+  CHECK(texts(8, 16) == std::vector<std::string>{"8", "10", "12", "14", "16"});
+  CHECK(texts(1, 2) == std::vector<std::string>{"1", "2"});
+  ts::Plot plot;
+  plot.x = {"x", ts::Scale::logarithmic, 0, 0};
+  plot.y = {"y", ts::Scale::logarithmic, 0, 0};
+  plot.series = {{"one point", {14}, {3.5}}};
+  const std::string markup = ts::svg(plot).markup();
+  CHECK(contains(markup, ">14</text>"));
+  CHECK(contains(markup, ">3.5</text>"));
+}
+
+TEST_CASE("show: a legend of many names leaves room for the lines and counts the others") {
+  ts::LossCurve curve;
+  curve.train_steps = {0, 1};
+  curve.train = {5, 4};
+  for (int i = 0; i < 40; ++i) {
+    curve.others.push_back(
+        {ts::detail::cat({"another run of the same training, seed ", i}), {0, 1}, {5, 3.0 + i}});
+  }
+  const std::string markup = ts::svg(curve).markup();
+  CHECK(contains(markup, ">another run of the same training, seed 0</text>"));
+  CHECK(contains(markup, ">another run of the same training, seed 8</text>"));
+  CHECK_FALSE(contains(markup, ">another run of the same training, seed 9</text>"));
+  CHECK(contains(markup, ">... and 31 more</text>"));
+  ts::Plot plot;
+  plot.series = curve.others;
+  ts::detail::Canvas canvas(plot.width, plot.height);
+  const ts::detail::Frame frame = ts::detail::draw_plot(canvas, plot);
+  CHECK(frame.bottom - frame.top >= 120);
+  plot.series = {{"a", {0, 1}, {0, 1}}, {"b", {0, 1}, {0, 1}}};
+  CHECK_FALSE(contains(ts::svg(plot).markup(), "more"));
+}
+
 TEST_CASE("show: values that cannot be drawn leave a gap, never a NaN") {
   ts::Plot plot;
   plot.x.label = "step";
@@ -129,6 +168,9 @@ TEST_CASE("show: values that cannot be drawn leave a gap, never a NaN") {
   CHECK_FALSE(contains(markup, "nan"));
   CHECK_FALSE(contains(markup, "inf"));
   CHECK(occurrences(markup, "<polyline") == 3);  // two pieces and the legend's sample
+  CHECK(occurrences(markup, "<circle") == 0);
+  plot.series = {{"run", {0, 1, 2, 3, 4}, {3, std::nan(""), 2, -1, 1.5}}};
+  CHECK(occurrences(ts::svg(plot).markup(), "<circle") == 3);  // points between gaps
   plot.series.clear();
   CHECK(contains(ts::svg(plot).markup(), "no data"));
 }

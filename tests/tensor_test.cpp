@@ -371,6 +371,19 @@ TEST_CASE("softmax along any dimension") {
         "log_softmax: dimension -4 is outside shape [3, 4, 5]");
 }
 
+TEST_CASE("errors of reductions name the op and the shape that were asked for") {
+  const ts::Tensor x = ts::ones({2, 3}), none = ts::zeros({2, 0}), rows = ts::zeros({0, 2});
+  CHECK(error_of([&] { ts::min(none); }) == "min: the tensor has no elements, shape [2, 0]");
+  CHECK(error_of([&] { ts::max(none); }) == "max: the tensor has no elements, shape [2, 0]");
+  CHECK(error_of([&] { ts::min(none, 1); }) == "min: dimension 1 of shape [2, 0] is empty");
+  CHECK(error_of([&] { ts::min(x, 7); }) == "min: dimension 7 is outside shape [2, 3]");
+  CHECK(error_of([&] { ts::argmax(none, -1); }) == "argmax: dimension -1 of shape [2, 0] is empty");
+  CHECK(error_of([&] { ts::softmax(rows, 0); }) == "softmax: dimension 0 of shape [0, 2] is empty");
+  CHECK(error_of([&] { ts::log_softmax(rows, 0); }) ==
+        "log_softmax: dimension 0 of shape [0, 2] is empty");
+  CHECK(error_of([&] { ts::stack({}, 0); }) == "stack: no tensors given; at least one is right");
+}
+
 TEST_CASE("log_softmax and losses do not lose what all logits have in common") {
   for (const float far : {1e3f, 1e5f, 1e7f, 1e8f}) {
     const ts::Tensor logits = ts::full({3, 2}, far);

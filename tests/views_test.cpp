@@ -434,6 +434,17 @@ TEST_CASE("without elements the other sizes may be absurd") {
   CHECK(error_of([&] {
           ts::matmul(ts::zeros({large, large, 0}), ts::zeros({0, 0}));
         }) == "Shape: [1099511627776, 1099511627776] has too many elements; at most 2^63 - 1");
+  const ts::Tensor a = ts::parameter(ts::zeros({large, 0, 2}));
+  const ts::Tensor b = ts::parameter(ts::zeros({large, 2, 0}));
+  const std::int64_t half = std::int64_t{1} << 62;
+  CHECK(ts::split(ts::zeros({0, half + (half - 1)}), half, 1).back().dim(1) == half - 1);
+  const ts::Tensor product = ts::matmul(a, b);  // as many products of nothing
+  const ts::Tensor attended = ts::attention(a, a, a, 1, 1, ts::Mask::none);
+  CHECK(product.shape() == ts::Shape{large, 0, 0});
+  CHECK(attended.shape() == a.shape());
+  (ts::sum(product) + ts::sum(attended)).backward();
+  CHECK(a.grad().shape() == a.shape());
+  CHECK(b.grad().shape() == b.shape());
 }
 
 TEST_CASE("a view of 2^32 elements costs nothing") {

@@ -11,6 +11,7 @@
 #include "tinyscale/tensor/attend.hpp"
 #include "tinyscale/tensor/choose.hpp"
 #include "tinyscale/tensor/matmul.hpp"
+#include "tinyscale/tensor/matmul_format.hpp"
 #include "tinyscale/tensor/normalize.hpp"
 #include "tinyscale/tensor/reduce.hpp"
 #include "tinyscale/tensor/tokens.hpp"
@@ -258,8 +259,9 @@ inline Parts decompose_adamw(const Parts& in) {
   return {where(go, p, in[0]), where(go, m, in[2]), where(go, v, in[3])};
 }
 
-// The results of a composite op, from primitives.
+// The results of a composite op, from primitives. Its products read f32, as its kernel does.
 inline Parts decompose(Op op, const Parts& in, const List<double>& numbers) {
+  const MatmulFormat whole{ProductFormat()};
   switch (op) {
     case Op::softmax: return {softmax_parts(in[0])};
     case Op::log_softmax: return {log_softmax_parts(in[0])};

@@ -120,15 +120,20 @@ inline std::vector<double> log_ticks(const Axis& axis) {
   return ticks;
 }
 
-inline std::vector<double> ticks_of(const Axis& axis) {
-  return axis.scale == Scale::linear ? linear_ticks(axis) : log_ticks(axis);
+// Where a logarithmic axis is so short that one power of ten or none lies on it, linear ones.
+inline std::vector<double> ticks_of(const Axis& axis, bool& linear) {
+  const std::vector<double> powers =
+      axis.scale == Scale::linear ? std::vector<double>() : log_ticks(axis);
+  linear = powers.size() < 2;
+  return linear ? linear_ticks(axis) : powers;
 }
 
 // The ticks of an axis in words, with the digits in which neighbours differ.
 inline std::vector<std::string> tick_texts(const Axis& axis) {
-  const std::vector<double> ticks = ticks_of(axis);
+  bool linear = false;
+  const std::vector<double> ticks = ticks_of(axis, linear);
   int digits = 4;
-  if (axis.scale == Scale::linear && ticks.size() > 1) {
+  if (linear && ticks.size() > 1) {
     const double most = std::max(std::fabs(ticks.front()), std::fabs(ticks.back()));
     const double parts = most / (ticks[1] - ticks[0]);
     digits = std::max(4, std::min(12, 2 + static_cast<int>(std::log10(parts * (1 + 1e-9)))));
@@ -166,7 +171,9 @@ inline double widest_of(const std::vector<std::string>& texts) {  // at size 12
 }
 
 inline void draw_axes(Canvas& canvas, const Frame& frame) {
-  const std::vector<double> ticks_x = ticks_of(frame.x), ticks_y = ticks_of(frame.y);
+  bool linear = false;
+  const std::vector<double> ticks_x = ticks_of(frame.x, linear),
+                            ticks_y = ticks_of(frame.y, linear);
   const std::vector<std::string> texts_x = tick_texts(frame.x), texts_y = tick_texts(frame.y);
   for (std::size_t i = 0; i < ticks_x.size(); ++i) {
     const double at = frame.px(ticks_x[i]);
@@ -212,6 +219,23 @@ inline bool cut(const Frame& frame, double& x1, double& y1, double& x2, double& 
   return begin <= end;
 }
 
+inline void draw_mark(Canvas& canvas, double x, double y, Mark mark, std::size_t i) {
+  if (mark == Mark::hollow_points) {
+    const std::string style = " class=\"ts" + std::to_string(i % 7) + "\" stroke=\"";
+    canvas.circle(x, y, 4, "fill=\"none\" stroke-width=\"1.8\"" + style + series_color(i) + "\"");
+  } else {
+    canvas.circle(x, y, 4.2, Canvas::fill(i));
+  }
+}
+
+inline void draw_point(Canvas& canvas, const Frame& frame, const Series& one, std::size_t k,
+                       std::size_t i) {
+  const double x = frame.px(one.x[k]), y = frame.py(one.y[k]);
+  if (frame.holds(x, y)) {
+    draw_mark(canvas, x, y, one.mark, i);
+  }
+}
+
 inline void draw_line(Canvas& canvas, const Frame& frame, const Series& line, std::size_t i) {
   std::vector<double> xs, ys;
   const auto flush = [&]() {
@@ -221,9 +245,16 @@ inline void draw_line(Canvas& canvas, const Frame& frame, const Series& line, st
     xs.clear();
     ys.clear();
   };
+  const auto there = [&](std::size_t k) {
+    return k < line.x.size() && drawable(frame.x, line.x[k]) && drawable(frame.y, line.y[k]);
+  };
+  for (std::size_t k = 0; k < line.x.size(); ++k) {  // a point without neighbours is no line
+    if (there(k) && !(k > 0 && there(k - 1)) && !there(k + 1)) {
+      draw_point(canvas, frame, line, k, i);
+    }
+  }
   for (std::size_t k = 1; k < line.x.size(); ++k) {
-    if (!drawable(frame.x, line.x[k - 1]) || !drawable(frame.y, line.y[k - 1]) ||
-        !drawable(frame.x, line.x[k]) || !drawable(frame.y, line.y[k])) {
+    if (!there(k - 1) || !there(k)) {
       flush();
       continue;
     }
@@ -244,15 +275,6 @@ inline void draw_line(Canvas& canvas, const Frame& frame, const Series& line, st
   flush();
 }
 
-inline void draw_mark(Canvas& canvas, double x, double y, Mark mark, std::size_t i) {
-  if (mark == Mark::hollow_points) {
-    const std::string style = " class=\"ts" + std::to_string(i % 7) + "\" stroke=\"";
-    canvas.circle(x, y, 4, "fill=\"none\" stroke-width=\"1.8\"" + style + series_color(i) + "\"");
-  } else {
-    canvas.circle(x, y, 4.2, Canvas::fill(i));
-  }
-}
-
 inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, std::size_t i) {
   if (one.mark == Mark::line && one.x.size() > 1) {
     draw_line(canvas, frame, one, i);
@@ -260,10 +282,7 @@ inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, s
   }
   for (std::size_t k = 0; k < one.x.size(); ++k) {
     if (drawable(frame.x, one.x[k]) && drawable(frame.y, one.y[k])) {
-      const double x = frame.px(one.x[k]), y = frame.py(one.y[k]);
-      if (frame.holds(x, y)) {
-        draw_mark(canvas, x, y, one.mark, i);
-      }
+      draw_point(canvas, frame, one, k, i);
     }
   }
 }
@@ -272,21 +291,32 @@ inline std::size_t color_of(const Series& one, std::size_t place) {
   return one.color < 0 ? place : static_cast<std::size_t>(one.color);
 }
 
-// Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
+// Names with a sample of their line, in rows from (left, y) on, none below `lowest`: what does not
+// fit is counted; returns the y below the last.
 inline double draw_legend(Canvas& canvas, const List<Series>& series, double left, double right,
-                          double y) {
+                          double y, double lowest = HUGE_VAL) {
   double x = left;
   bool any = false;
+  std::size_t names = 0;  // that are to come
+  for (const Series& one : series) {
+    names += one.name.empty() ? 0U : 1U;
+  }
   for (std::size_t i = 0; i < series.size(); ++i) {
     if (series[i].name.empty()) {
       continue;
     }
     const std::string name = shorten(series[i].name, 60);
     const double wide = 34 + drawn_width(name, 12) + 18;
-    if (any && x + wide > right) {
+    const double more = names > 1 && y + 19 > lowest ? 120 : 0;  // room for their number
+    if (any && x + wide + more > right) {
+      if (y + 19 > lowest) {
+        canvas.label(x, y, cat({"... and ", names, " more"}), 12, Anchor::start, Canvas::soft());
+        break;
+      }
       x = left;
       y += 19;
     }
+    --names;
     if (series[i].mark == Mark::line) {
       canvas.polyline({x, x + 26}, {y - 4, y - 4}, color_of(series[i], i), 2);
     } else {
@@ -321,7 +351,7 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   frame.left = std::max(82.0, 34 + widest_of(tick_texts(frame.y)));
   frame.right = plot.width - 26;
   canvas.heading(plot.title);
-  frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54);
+  frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54, plot.height - 214);
   frame.bottom = plot.height - 54;
   draw_axes(canvas, frame);
   for (std::size_t i = 0; i < plot.series.size(); ++i) {

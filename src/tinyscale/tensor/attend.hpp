@@ -122,7 +122,9 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   const detail::OpScope scope;
   Tensor y(q.shape());
   Tensor lse(Shape{s.batch, heads, s.queries});
-  kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
+  if (y.count() > 0) {
+    kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
+  }
   detail::record_attention(scope, "attention", s, q, k, &VectorCost::forward);
   if (graph) {
     detail::attach(
@@ -135,8 +137,10 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
           Tensor apart[3];
           float* to[3];
           const float beta = detail::gradient_places(slots, inputs, apart, to);
-          kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
-                                      dy.data(), to[0], to[1], to[2], beta);
+          if (kq.count() + kk.count() > 0) {
+            kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
+                                        dy.data(), to[0], to[1], to[2], beta);
+          }
           for (int i = 0; i < 3; ++i) {
             if (slots[i] && apart[i].defined()) {
               detail::add_grad(slots[i], apart[i]);

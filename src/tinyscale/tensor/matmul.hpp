@@ -230,6 +230,9 @@ inline void multiply_batched(const Tensor& x, const Tensor& w, const Tensor& y,
   const std::int64_t m = x.dim(-2);
   const std::int64_t k = x.dim(-1);
   const std::int64_t n = w.dim(-1);
+  if (y.count() == 0) {
+    return;  // its leading dimensions may be absurd
+  }
   const Shape batch = leading(y.shape());
   const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
   const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);

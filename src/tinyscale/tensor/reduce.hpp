@@ -111,6 +111,21 @@ inline Tensor mean(const Tensor& x) { return mean(x, detail::all_dims(x)); }
 
 namespace detail {
 
+// The dimension from the front, which must have a number.
+inline int check_filled(const char* op, const Tensor& x, int dim) {
+  const int d = check_dim(op, x, dim);
+  if (x.dim(d) == 0) {
+    fail({op, ": dimension ", dim, " of shape ", x.shape(), " is empty"});
+  }
+  return d;
+}
+inline void check_filled(const char* op, const Tensor& x) {
+  check_defined(x);
+  if (x.count() == 0) {
+    fail({op, ": the tensor has no elements, shape ", x.shape()});
+  }
+}
+
 // The largest number along dimension d and where it is (the first of equal ones, a NaN before all);
 // `kept` is the shape of x with size 1 there.
 inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std::int64_t* place) {
@@ -138,11 +153,8 @@ inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std
 // gradient.
 inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
+  const int d = detail::check_filled("max", x, dim);
   const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
-  const int d = dim < 0 ? dim + x.dims() : dim;
-  if (x.dim(d) == 0) {
-    detail::fail({"max: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
-  }
   if (detail::recording()) {
     const Tensor y = detail::record(Op::max, {&x}, kept, {static_cast<double>(d)});
     return keep == KeepDim::yes ? y : reshape(y, rest);
@@ -187,24 +199,26 @@ inline Tensor without_repeats(Tensor x) {
 
 // The largest number of all, a tensor of shape [].
 inline Tensor max(const Tensor& x) {
+  detail::check_filled("max", x);
   const Tensor once = detail::without_repeats(x);
   return max(reshape(once, {once.count()}), 0);
 }
 
 // The smallest, in the same way.
 inline Tensor min(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  detail::check_filled("min", x, dim);
   return neg(max(neg(x), dim, keep));
 }
-inline Tensor min(const Tensor& x) { return neg(max(neg(detail::without_repeats(x)))); }
+inline Tensor min(const Tensor& x) {
+  detail::check_filled("min", x);
+  return neg(max(neg(detail::without_repeats(x))));
+}
 
 // The place of the largest number along one dimension: the first of equal ones, or of NaNs.
 inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
+  const int d = detail::check_filled("argmax", x, dim);
   const Shape kept = detail::reduced_shape("argmax", x, {dim}, rest);
-  const int d = dim < 0 ? dim + x.dims() : dim;
-  if (x.dim(d) == 0) {
-    detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
-  }
   if (x.dim(d) > (std::int64_t{1} << 24)) {
     detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(),
                   " is longer than 16777216, beyond which f32 does not hold every place"});
@@ -264,7 +278,7 @@ inline Tensor softmax(const Tensor& x) {
 }
 
 inline Tensor softmax(const Tensor& x, int dim) {
-  const int d = detail::check_dim("softmax", x, dim);
+  const int d = detail::check_filled("softmax", x, dim);
   return transpose(softmax(transpose(x, d, -1)), d, -1);
 }
 
@@ -314,7 +328,7 @@ inline Tensor log_softmax(const Tensor& x) {
   return y;
 }
 inline Tensor log_softmax(const Tensor& x, int dim) {
-  const int d = detail::check_dim("log_softmax", x, dim);
+  const int d = detail::check_filled("log_softmax", x, dim);
   return transpose(log_softmax(transpose(x, d, -1)), d, -1);
 }
 

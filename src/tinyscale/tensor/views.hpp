@@ -250,8 +250,9 @@ inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
     detail::fail({"split: parts of ", size.value, "; 1 or more is right"});
   }
   std::vector<Tensor> parts;
-  for (std::int64_t i = 0; i < x.dim(d); i += size.value) {
-    parts.push_back(slice(x, d, i, std::min(x.dim(d), i + size.value)));
+  for (std::int64_t i = 0, n = 0; i < x.dim(d); i += n) {
+    n = std::min(x.dim(d) - i, size.value);
+    parts.push_back(slice(x, d, i, i + n));
   }
   return parts;
 }
@@ -358,6 +359,9 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
 
 // Tensors of one shape joined along a new dimension (a copy).
 inline Tensor stack(const std::vector<Tensor>& parts, int dim) {
+  if (parts.empty()) {
+    detail::fail({"stack: no tensors given; at least one is right"});
+  }
   std::vector<Tensor> rows;
   for (const Tensor& part : parts) {
     if (part.shape() != parts[0].shape() || dim < -part.dims() - 1 || dim > part.dims()) {
