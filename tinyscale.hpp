@@ -24071,6 +24071,10 @@ inline Tensor randn(const Shape& shape, std::uint64_t seed, float scale = 1.0f) 
 
 // Uniform numbers in [low, high).
 inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, float high = 1.0f) {
+  if (!(low <= high) || !detail::is_finite(low) || !detail::is_finite(high)) {
+    detail::fail({"uniform: numbers from ", static_cast<double>(low), " to ",
+                  static_cast<double>(high), "; finite ends, the lower one first, are right"});
+  }
   Tensor t(shape);
   detail::fill_uniform(t.data(), t.count(), seed, 0, 1.0f);
   const double span = static_cast<double>(high) - static_cast<double>(low);
@@ -33727,7 +33731,7 @@ struct Compilation {
   List<int> leaf_inputs;
   List<BackwardPart> backward;      // of each result; an empty graph: no gradient
   List<Function<Tensor()>> hosts;   // inputs behind those of the function
-  std::vector<Tensor> host_values;  // of those that the capture has asked already, for one run
+  std::vector<Tensor> host_values;  // of those that the capture has asked already, for its own run
   bool rerun = false;               // the function runs at every call
   int confirmations = 0;
   std::string why;  // it reruns
@@ -33799,6 +33803,38 @@ class KeptConstants {
   Shared<Compilation> made_;
   std::size_t result_;
 };
+
+// Whether a second run of the function did the same with the same tensors.
+inline bool same_capture(const Compilation& a, const Compilation& b) {
+  if (!same_graph(a.graph, b.graph)) {
+    return false;
+  }
+  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
+    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
+    if (x.storage().get() != y.storage().get() && !same_numbers(x, y)) {
+      return false;
+    }
+  }
+  return true;
+}
+inline std::string difference(const Compilation& a, const Compilation& b) {
+  const int node = first_difference(a.graph, b.graph);
+  if (b.rerun) {
+    return b.why;
+  }
+  if (node < 0) {
+    return "it used other tensors in its second call";
+  }
+  const auto text = [node](const Graph& graph) {
+    if (node >= graph.size()) {
+      return std::string("nothing");
+    }
+    const GraphNode& op = graph[node];
+    return cat({name_of(op.op), " ", op.shape, op.numbers.empty() ? "" : " of ", numbers_text(op)});
+  };
+  return cat({"it did something else in its second call: op ", node, " was ", text(a.graph),
+              ", then ", text(b.graph)});
+}
 
 }  // namespace detail
 
@@ -33920,9 +33956,8 @@ class Compiled {
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
   void count_handles() const;
-  static bool same_capture(const Compilation& a, const Compilation& b);
-  static std::string difference(const Compilation& a, const Compilation& b);
-  std::vector<Tensor> run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs) const;
+  std::vector<Tensor> run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs,
+                          const std::vector<Tensor>& asked) const;
   void attach_backward(const Shared<Compilation>& made, const std::vector<Tensor>& given,
                        const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                        std::vector<Tensor>& results) const;
@@ -34114,6 +34149,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
     }
   }
   Shared<Compilation> found, follows;
+  std::vector<Tensor> asked;  // host values, by the capture of this call
   bool again = false;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
@@ -34149,6 +34185,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
     found = at_batch(*follows, inputs);
   } else if (!found || again) {
     const Shared<Compilation> now = capture(inputs);
+    asked.swap(now->host_values);
     if (!found && all.options.symbolic_batch && !now->rerun) {
       make_symbolic(*now, inputs);
       guard_owners(*now);  // which holds more handles now
@@ -34159,9 +34196,9 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       all.known.push_back(now);
     } else if (!found->rerun) {
       --found->confirmations;
-      if (now->rerun || !same_capture(*found, *now)) {
+      if (now->rerun || !detail::same_capture(*found, *now)) {
         found->rerun = true;
-        found->why = difference(*found, *now);
+        found->why = detail::difference(*found, *now);
       }
     }
     now->why = found ? found->why : now->why;
@@ -34177,7 +34214,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       count_handles();
     }
   }
-  return run(found, inputs);
+  return run(found, inputs, asked);
 }
 
 // How many handles the compilations have to each captured tensor; under the lock.
@@ -34206,49 +34243,16 @@ inline void Compiled::count_handles() const {
   }
 }
 
-// Whether a second run of the function did the same with the same tensors.
-inline bool Compiled::same_capture(const Compilation& a, const Compilation& b) {
-  if (!detail::same_graph(a.graph, b.graph)) {
-    return false;
-  }
-  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
-    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
-    if (x.storage().get() != y.storage().get() && !detail::same_numbers(x, y)) {
-      return false;
-    }
-  }
-  return true;
-}
-inline std::string Compiled::difference(const Compilation& a, const Compilation& b) {
-  const int node = detail::first_difference(a.graph, b.graph);
-  if (b.rerun) {
-    return b.why;
-  }
-  if (node < 0) {
-    return "it used other tensors in its second call";
-  }
-  const auto text = [node](const Graph& graph) {
-    if (node >= graph.size()) {
-      return std::string("nothing");
-    }
-    const GraphNode& op = graph[node];
-    return detail::cat({name_of(op.op), " ", op.shape, op.numbers.empty() ? "" : " of ",
-                        detail::numbers_text(op)});
-  };
-  return detail::cat({"it did something else in its second call: op ", node, " was ", text(a.graph),
-                      ", then ", text(b.graph)});
-}
-
 inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
-                                         const std::vector<Tensor>& inputs) const {
+                                         const std::vector<Tensor>& inputs,
+                                         const std::vector<Tensor>& asked) const {
   std::vector<Tensor> given;
   for (const Tensor& x : inputs) {
     given.push_back(x.is_contiguous() ? x.detach() : x.copied());
   }
   for (std::size_t i = 0; i < made->hosts.size(); ++i) {
-    given.push_back(i < made->host_values.size() ? made->host_values[i] : made->hosts[i]());
+    given.push_back(i < asked.size() ? asked[i] : made->hosts[i]());
   }
-  made->host_values.clear();
   detail::check_aliases(inputs, made->writes, made->graph);
   detail::check_kept(inputs, made->writes, made->graph);
   detail::check_gradient_aliases(inputs, made->gradients);
@@ -54768,8 +54772,14 @@ struct ExpertCounts {
 // is that number.
 inline std::int64_t expert_capacity(std::int64_t tokens, std::int64_t top_k, std::int64_t experts,
                                     double capacity_factor) {
-  const double even = static_cast<double>(top_k * tokens) / static_cast<double>(experts);
-  return static_cast<std::int64_t>(std::ceil(even * capacity_factor * (1 - 1e-12)));
+  const double sent = static_cast<double>(top_k) * static_cast<double>(tokens);
+  const double most = sent / static_cast<double>(experts) * capacity_factor * (1 - 1e-12);
+  if (tokens < 0 || top_k < 0 || experts < 1 || !(capacity_factor >= 0) || !(most < 9e18)) {
+    detail::fail({"expert_capacity: ", tokens, " tokens to ", top_k, " of ", experts,
+                  " experts, capacity factor ", capacity_factor,
+                  "; counts of at least 0, an expert, a factor of at least 0 are right"});
+  }
+  return static_cast<std::int64_t>(std::ceil(most));
 }
 
 namespace detail {
@@ -62073,6 +62083,10 @@ inline std::int64_t batch_offset(const std::vector<std::int32_t>& tokens, std::i
 inline void fill_batch(Batch& batch, const std::vector<std::int32_t>& tokens,
                        std::int64_t sequences, std::int64_t time, std::uint64_t seed,
                        std::int64_t step, std::int64_t first = 0) {
+  if (sequences < 0 || first < 0) {
+    detail::fail({"fill_batch: ", sequences, " sequences from number ", first,
+                  " on; 0 or more of both are right"});
+  }
   batch.ids.clear();
   batch.targets.clear();
   batch.sequences = 0;

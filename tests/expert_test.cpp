@@ -168,6 +168,12 @@ TEST_CASE("the capacity of an expert") {
   CHECK(ts::expert_capacity(64, 2, 8, 1.01) == 17);
   CHECK(ts::expert_capacity(10, 1, 1, 1.1) == 11);  // 11.000000000000002 in double precision
   CHECK(ts::expert_capacity(3, 1, 7, 0.01) == 1);
+  CHECK_THROWS_WITH_AS(ts::expert_capacity(64, 2, 0, 1.25),
+                       "expert_capacity: 64 tokens to 2 of 0 experts, capacity factor 1.25; counts "
+                       "of at least 0, an expert, a factor of at least 0 are right",
+                       ts::Error);
+  CHECK_THROWS_AS(ts::expert_capacity(std::int64_t{1} << 62, 4, 1, 1), ts::Error);
+  CHECK_THROWS_AS(ts::expert_capacity(64, 2, 8, std::nan("")), ts::Error);
 }
 
 TEST_CASE("later tokens are dropped first, in each group for itself") {
@@ -335,6 +341,9 @@ TEST_CASE("training learns with a capacity and a balance loss, and what is dropp
   CHECK(counts.all_routed() == 30 * 2 * 24 * 2);
   CHECK(counts.all_dropped() > 0);
   options.experts.capacity_factor = -1;
+  CHECK_THROWS_WITH_AS(ts::make_batch(tokens, -1, 6, 5, 0, 0),
+                       "fill_batch: -1 sequences from number 0 on; 0 or more of both are right",
+                       ts::Error);
   const ts::Batch batch = ts::make_batch(tokens, 4, 6, 5, 0, 0);
   CHECK(error_of([&] { ts::train_step(model, optimizer, batch, options, 0); }) ==
         "train_step: experts.capacity_factor is -1; a number from 0 to below 1000000 is right");

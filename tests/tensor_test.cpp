@@ -438,6 +438,11 @@ TEST_CASE("uniform numbers stay below their upper end, also over all floats") {
   for (const float x : ts::uniform({100}, 3, -3e38f, 3e38f).values()) {
     REQUIRE(std::isfinite(x));
   }
+  CHECK_THROWS_WITH_AS(ts::uniform({2}, 1, 2.0f, 1.0f),
+                       "uniform: numbers from 2 to 1; finite ends, the lower one first, are right",
+                       ts::Error);
+  CHECK_THROWS_AS(ts::uniform({2}, 1, 0.0f, std::numeric_limits<float>::infinity()), ts::Error);
+  CHECK_THROWS_AS(ts::uniform({2}, 1, std::nanf(""), 1.0f), ts::Error);
 }
 
 TEST_CASE("a constant power has no slope; a subnormal divisor divides") {

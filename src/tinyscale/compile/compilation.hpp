@@ -239,7 +239,7 @@ struct Compilation {
   List<int> leaf_inputs;
   List<BackwardPart> backward;      // of each result; an empty graph: no gradient
   List<Function<Tensor()>> hosts;   // inputs behind those of the function
-  std::vector<Tensor> host_values;  // of those that the capture has asked already, for one run
+  std::vector<Tensor> host_values;  // of those that the capture has asked already, for its own run
   bool rerun = false;               // the function runs at every call
   int confirmations = 0;
   std::string why;  // it reruns
@@ -311,6 +311,38 @@ class KeptConstants {
   Shared<Compilation> made_;
   std::size_t result_;
 };
+
+// Whether a second run of the function did the same with the same tensors.
+inline bool same_capture(const Compilation& a, const Compilation& b) {
+  if (!same_graph(a.graph, b.graph)) {
+    return false;
+  }
+  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
+    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
+    if (x.storage().get() != y.storage().get() && !same_numbers(x, y)) {
+      return false;
+    }
+  }
+  return true;
+}
+inline std::string difference(const Compilation& a, const Compilation& b) {
+  const int node = first_difference(a.graph, b.graph);
+  if (b.rerun) {
+    return b.why;
+  }
+  if (node < 0) {
+    return "it used other tensors in its second call";
+  }
+  const auto text = [node](const Graph& graph) {
+    if (node >= graph.size()) {
+      return std::string("nothing");
+    }
+    const GraphNode& op = graph[node];
+    return cat({name_of(op.op), " ", op.shape, op.numbers.empty() ? "" : " of ", numbers_text(op)});
+  };
+  return cat({"it did something else in its second call: op ", node, " was ", text(a.graph),
+              ", then ", text(b.graph)});
+}
 
 }  // namespace detail
 

@@ -124,9 +124,8 @@ class Compiled {
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
   void count_handles() const;
-  static bool same_capture(const Compilation& a, const Compilation& b);
-  static std::string difference(const Compilation& a, const Compilation& b);
-  std::vector<Tensor> run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs) const;
+  std::vector<Tensor> run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs,
+                          const std::vector<Tensor>& asked) const;
   void attach_backward(const Shared<Compilation>& made, const std::vector<Tensor>& given,
                        const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                        std::vector<Tensor>& results) const;
@@ -318,6 +317,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
     }
   }
   Shared<Compilation> found, follows;
+  std::vector<Tensor> asked;  // host values, by the capture of this call
   bool again = false;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
@@ -353,6 +353,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
     found = at_batch(*follows, inputs);
   } else if (!found || again) {
     const Shared<Compilation> now = capture(inputs);
+    asked.swap(now->host_values);
     if (!found && all.options.symbolic_batch && !now->rerun) {
       make_symbolic(*now, inputs);
       guard_owners(*now);  // which holds more handles now
@@ -363,9 +364,9 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       all.known.push_back(now);
     } else if (!found->rerun) {
       --found->confirmations;
-      if (now->rerun || !same_capture(*found, *now)) {
+      if (now->rerun || !detail::same_capture(*found, *now)) {
         found->rerun = true;
-        found->why = difference(*found, *now);
+        found->why = detail::difference(*found, *now);
       }
     }
     now->why = found ? found->why : now->why;
@@ -381,7 +382,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       count_handles();
     }
   }
-  return run(found, inputs);
+  return run(found, inputs, asked);
 }
 
 // How many handles the compilations have to each captured tensor; under the lock.
@@ -410,49 +411,16 @@ inline void Compiled::count_handles() const {
   }
 }
 
-// Whether a second run of the function did the same with the same tensors.
-inline bool Compiled::same_capture(const Compilation& a, const Compilation& b) {
-  if (!detail::same_graph(a.graph, b.graph)) {
-    return false;
-  }
-  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
-    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
-    if (x.storage().get() != y.storage().get() && !detail::same_numbers(x, y)) {
-      return false;
-    }
-  }
-  return true;
-}
-inline std::string Compiled::difference(const Compilation& a, const Compilation& b) {
-  const int node = detail::first_difference(a.graph, b.graph);
-  if (b.rerun) {
-    return b.why;
-  }
-  if (node < 0) {
-    return "it used other tensors in its second call";
-  }
-  const auto text = [node](const Graph& graph) {
-    if (node >= graph.size()) {
-      return std::string("nothing");
-    }
-    const GraphNode& op = graph[node];
-    return detail::cat({name_of(op.op), " ", op.shape, op.numbers.empty() ? "" : " of ",
-                        detail::numbers_text(op)});
-  };
-  return detail::cat({"it did something else in its second call: op ", node, " was ", text(a.graph),
-                      ", then ", text(b.graph)});
-}
-
 inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
-                                         const std::vector<Tensor>& inputs) const {
+                                         const std::vector<Tensor>& inputs,
+                                         const std::vector<Tensor>& asked) const {
   std::vector<Tensor> given;
   for (const Tensor& x : inputs) {
     given.push_back(x.is_contiguous() ? x.detach() : x.copied());
   }
   for (std::size_t i = 0; i < made->hosts.size(); ++i) {
-    given.push_back(i < made->host_values.size() ? made->host_values[i] : made->hosts[i]());
+    given.push_back(i < asked.size() ? asked[i] : made->hosts[i]());
   }
-  made->host_values.clear();
   detail::check_aliases(inputs, made->writes, made->graph);
   detail::check_kept(inputs, made->writes, made->graph);
   detail::check_gradient_aliases(inputs, made->gradients);

@@ -57,6 +57,10 @@ inline std::int64_t batch_offset(const std::vector<std::int32_t>& tokens, std::i
 inline void fill_batch(Batch& batch, const std::vector<std::int32_t>& tokens,
                        std::int64_t sequences, std::int64_t time, std::uint64_t seed,
                        std::int64_t step, std::int64_t first = 0) {
+  if (sequences < 0 || first < 0) {
+    detail::fail({"fill_batch: ", sequences, " sequences from number ", first,
+                  " on; 0 or more of both are right"});
+  }
   batch.ids.clear();
   batch.targets.clear();
   batch.sequences = 0;

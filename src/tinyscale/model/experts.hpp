@@ -84,8 +84,14 @@ struct ExpertCounts {
 // is that number.
 inline std::int64_t expert_capacity(std::int64_t tokens, std::int64_t top_k, std::int64_t experts,
                                     double capacity_factor) {
-  const double even = static_cast<double>(top_k * tokens) / static_cast<double>(experts);
-  return static_cast<std::int64_t>(std::ceil(even * capacity_factor * (1 - 1e-12)));
+  const double sent = static_cast<double>(top_k) * static_cast<double>(tokens);
+  const double most = sent / static_cast<double>(experts) * capacity_factor * (1 - 1e-12);
+  if (tokens < 0 || top_k < 0 || experts < 1 || !(capacity_factor >= 0) || !(most < 9e18)) {
+    detail::fail({"expert_capacity: ", tokens, " tokens to ", top_k, " of ", experts,
+                  " experts, capacity factor ", capacity_factor,
+                  "; counts of at least 0, an expert, a factor of at least 0 are right"});
+  }
+  return static_cast<std::int64_t>(std::ceil(most));
 }
 
 namespace detail {

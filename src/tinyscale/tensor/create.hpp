@@ -8,6 +8,7 @@
 #include <limits>     // numeric_limits
 #include <vector>     // vector
 
+#include "tinyscale/base/error.hpp"
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
 #include "tinyscale/tensor/record.hpp"
@@ -47,6 +48,10 @@ inline Tensor randn(const Shape& shape, std::uint64_t seed, float scale = 1.0f) 
 
 // Uniform numbers in [low, high).
 inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, float high = 1.0f) {
+  if (!(low <= high) || !detail::is_finite(low) || !detail::is_finite(high)) {
+    detail::fail({"uniform: numbers from ", static_cast<double>(low), " to ",
+                  static_cast<double>(high), "; finite ends, the lower one first, are right"});
+  }
   Tensor t(shape);
   detail::fill_uniform(t.data(), t.count(), seed, 0, 1.0f);
   const double span = static_cast<double>(high) - static_cast<double>(low);
