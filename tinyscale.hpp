@@ -13488,8 +13488,8 @@ struct PackedBf16 {
 
 inline PackedBf16 pack_bf16(Trans tb, std::int64_t k, std::int64_t n, const float* b,
                             std::int64_t ldb) {
-  detail::check_to_pack("pack_bf16", k, n, detail::stored_rows(b, tb, k, n, ldb));
   detail::check_weights("pack_bf16", k, n);
+  detail::check_to_pack("pack_bf16", k, n, detail::stored_rows(b, tb, k, n, ldb));
   PackedBf16 packed{k, n, {}};
   if (k > 0 && n > 0) {
     packed.words = detail::pack_all(detail::word_source(detail::f32_words(), b, tb, n, k, ldb));
@@ -13784,8 +13784,8 @@ struct PackedInt8 {
 
 inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std::int8_t* b,
                             std::int64_t ldb) {
-  detail::check_to_pack("pack_int8", k, n, detail::stored_rows(b, tb, k, n, ldb));
   detail::check_weights("pack_int8", k, n);
+  detail::check_to_pack("pack_int8", k, n, detail::stored_rows(b, tb, k, n, ldb));
   PackedInt8 packed{k, n, {}};
   if (k > 0 && n > 0) {
     detail::WordSource from = detail::word_source(detail::WordKind::int8, b, tb, n, k, ldb);
@@ -81668,6 +81668,11 @@ inline double known_egress(const Machine& on, int d) {
   return on.links[at].bandwidth.one_way() > 0 || leaf ? on.egress(d) : 0;
 }
 
+// Links that a message crosses at most along n chips in a row.
+inline double hops_along(const Links& row, double n) {
+  return row.kind == AxisKind::ring ? n / 2 : n - 1;
+}
+
 // Rings and lines work at once, on shares of the data; a switch passes what its chips send.
 inline ChipGroup group_of(const Machine& on, unsigned subset) {
   ChipGroup group;
@@ -81685,7 +81690,7 @@ inline ChipGroup group_of(const Machine& on, unsigned subset) {
       const double rate = known_egress(on, d) * behind;
       switches = switches < 0 ? rate : std::min(switches, rate);
     }
-    group.latency += links.latency * (!row ? 1 : links.kind == AxisKind::ring ? n / 2 : n - 1);
+    group.latency += links.latency * (row ? hops_along(links, n) : 1);
     group.ways *= n;
     behind *= n;
   }
@@ -81707,7 +81712,7 @@ inline ChipGroup all_to_all_group(const Machine& on, std::int64_t ways) {
     const bool row = links.kind == AxisKind::ring || links.kind == AxisKind::line;
     const double rate = known_egress(on, d) / (row ? n / 4 : (n - 1) / n);
     group.bandwidth = group.ways > 1 ? std::min(group.bandwidth, rate) : rate;
-    group.latency += links.latency * (row ? n / 2 : 1);
+    group.latency += links.latency * (row ? hops_along(links, n) : 1);
     group.ways *= n;
   }
   return group;

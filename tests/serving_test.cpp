@@ -752,3 +752,16 @@ TEST_CASE("serving: links that bound a step are said; an empty plan is no crash"
   CHECK(error_of([] { ts::ServingPlan().sharding(); }) ==
         "ServingPlan: an empty plan; plan_serving(job, machine) makes one");
 }
+
+TEST_CASE("serving: a message along a line crosses all its links, around a ring half of them") {
+  for (const bool ring : {false, true}) {
+    ts::Machine on = ts::machine("tpu-v5e", {8, 8});
+    for (ts::Links& links : on.links) {
+      links.kind = ring ? ts::AxisKind::ring : ts::AxisKind::line;
+      links.latency = 1e-6;
+    }
+    CHECK(ts::detail::all_to_all_group(on, 64).latency == doctest::Approx(ring ? 8e-6 : 14e-6));
+    CHECK(ts::detail::all_to_all_group(on, 8).latency == doctest::Approx(ring ? 4e-6 : 7e-6));
+    CHECK(ts::detail::group_of(on, 3).latency == doctest::Approx(ring ? 8e-6 : 14e-6));
+  }
+}

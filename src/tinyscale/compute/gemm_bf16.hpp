@@ -309,8 +309,8 @@ struct PackedBf16 {
 
 inline PackedBf16 pack_bf16(Trans tb, std::int64_t k, std::int64_t n, const float* b,
                             std::int64_t ldb) {
-  detail::check_to_pack("pack_bf16", k, n, detail::stored_rows(b, tb, k, n, ldb));
   detail::check_weights("pack_bf16", k, n);
+  detail::check_to_pack("pack_bf16", k, n, detail::stored_rows(b, tb, k, n, ldb));
   PackedBf16 packed{k, n, {}};
   if (k > 0 && n > 0) {
     packed.words = detail::pack_all(detail::word_source(detail::f32_words(), b, tb, n, k, ldb));

@@ -278,8 +278,8 @@ struct PackedInt8 {
 
 inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std::int8_t* b,
                             std::int64_t ldb) {
-  detail::check_to_pack("pack_int8", k, n, detail::stored_rows(b, tb, k, n, ldb));
   detail::check_weights("pack_int8", k, n);
+  detail::check_to_pack("pack_int8", k, n, detail::stored_rows(b, tb, k, n, ldb));
   PackedInt8 packed{k, n, {}};
   if (k > 0 && n > 0) {
     detail::WordSource from = detail::word_source(detail::WordKind::int8, b, tb, n, k, ldb);

@@ -63,6 +63,11 @@ inline double known_egress(const Machine& on, int d) {
   return on.links[at].bandwidth.one_way() > 0 || leaf ? on.egress(d) : 0;
 }
 
+// Links that a message crosses at most along n chips in a row.
+inline double hops_along(const Links& row, double n) {
+  return row.kind == AxisKind::ring ? n / 2 : n - 1;
+}
+
 // Rings and lines work at once, on shares of the data; a switch passes what its chips send.
 inline ChipGroup group_of(const Machine& on, unsigned subset) {
   ChipGroup group;
@@ -80,7 +85,7 @@ inline ChipGroup group_of(const Machine& on, unsigned subset) {
       const double rate = known_egress(on, d) * behind;
       switches = switches < 0 ? rate : std::min(switches, rate);
     }
-    group.latency += links.latency * (!row ? 1 : links.kind == AxisKind::ring ? n / 2 : n - 1);
+    group.latency += links.latency * (row ? hops_along(links, n) : 1);
     group.ways *= n;
     behind *= n;
   }
@@ -102,7 +107,7 @@ inline ChipGroup all_to_all_group(const Machine& on, std::int64_t ways) {
     const bool row = links.kind == AxisKind::ring || links.kind == AxisKind::line;
     const double rate = known_egress(on, d) / (row ? n / 4 : (n - 1) / n);
     group.bandwidth = group.ways > 1 ? std::min(group.bandwidth, rate) : rate;
-    group.latency += links.latency * (row ? n / 2 : 1);
+    group.latency += links.latency * (row ? hops_along(links, n) : 1);
     group.ways *= n;
   }
   return group;
