@@ -306,8 +306,6 @@ TEST_CASE("a twin of a model and batch of one's own; one whose plan does not fit
         }).find("the chip twin of tpu-v5e (fictional) has ") != std::string::npos);
 }
 
-#endif
-
 TEST_CASE("gains are of a run of the twin") {
   ts::TrainingJob job;
   job.model = ts::config("llama3-8b");
@@ -320,6 +318,8 @@ TEST_CASE("gains are of a run of the twin") {
         "Twin::gains: a run on h200 2 of 1 dimensions; the twin's machine has 3: a run of the twin "
         "is right");
 }
+
+#endif
 
 TEST_CASE("the load of a step at full size is what the textbook forms say") {
   ts::LoadJob job;
