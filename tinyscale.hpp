@@ -11088,6 +11088,14 @@ TINYSCALE_AVX2 inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b, Lane
   asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
   sum = s;
 }
+// sum += the two products of each pair of 16 bits. One statement: g++ would do the products of a
+// whole tile first, which have no registers.
+TINYSCALE_AVX2 inline void dot_pairs_by_unit(const Lanes8::I& a, const Lanes8::I& b,
+                                             Lanes8::I& sum) {
+  Lanes8::I s = sum, both;
+  asm("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(s), "=&x"(both) : "x"(a), "x"(b));
+  sum = s;
+}
 // f16 to f32.
 TINYSCALE_AVX512 inline void halves_by_unit(const std::uint16_t* from, Lanes16::V& x) {
   Lanes16::V y;
@@ -12567,16 +12575,22 @@ struct WordTask {
   const std::int32_t* start;  // of each row where nothing is added to (int8), or null
   bool add;                   // to what C holds
 
-  bool a_along_x;  // A packed [depth][row] inside a block of rows, and not [row][depth]
+  bool a_along_x;        // A packed [depth][row] inside a block of rows, and not [row][depth]
+  std::int64_t a_parts;  // 2: each block of A once as words of its even numbers, once of its odd
 
-  // Row i from word w, and the words from it to the next row and to the next word of k.
-  const std::uint32_t* a_at(std::int64_t w, std::int64_t i, std::int64_t& to_row,
-                            std::int64_t& to_word) const {
+  // Row i from word w, and the words from it to the next row, word of k and part.
+  struct Way {
+    const std::uint32_t* from;
+    std::int64_t to_row, to_word, to_part;
+  };
+  Way a_at(std::int64_t w, std::int64_t i) const {
     const std::int64_t first = i / word_block * word_block, inside = w % word_depth;
     const std::int64_t depth = std::min(word_depth, words - (w - inside));
-    to_row = a_along_x ? 1 : depth;
-    to_word = a_along_x ? std::min(word_block, a_rows - first) : 1;
-    return a + (w - inside) * a_rows + first * depth + (i - first) * to_row + inside * to_word;
+    const std::int64_t count = std::min(word_block, a_rows - first);
+    const std::int64_t to_row = a_along_x ? 1 : depth, to_word = a_along_x ? count : 1;
+    return {a + ((w - inside) * a_rows + first * depth) * a_parts + (i - first) * to_row +
+                inside * to_word,
+            to_row, to_word, count * depth};
   }
 };
 
@@ -12633,8 +12647,8 @@ struct WordTiles {
         sum[r][v] = Sum{};
       }
     }
-    std::int64_t to_row = 0, to_word = 0;
-    const std::uint32_t* a = t.a_at(w, i, to_row, to_word);
+    const WordTask::Way way = t.a_at(w, i);
+    const std::uint32_t* a = way.from;
     const std::uint32_t* const piece = t.b + x * t.words * word_wide + w * word_wide;
     const std::uint32_t* b = piece + j;
     const std::uint32_t* next = piece + ahead + j * depth;
@@ -12645,18 +12659,28 @@ struct WordTiles {
       next += VECTORS * U::width;
       typename U::Words right[static_cast<std::size_t>(VECTORS)], left;
       TINYSCALE_UNROLL
-      for (int v = 0; v < VECTORS; ++v) {
-        U::load(b + p * word_wide + v * U::width, right[v]);
-      }
-      TINYSCALE_UNROLL
-      for (int r = 0; r < ROWS; ++r) {
-        U::broadcast(a[r * to_row], left);
+      for (int part = 0; part < U::parts; ++part) {
         TINYSCALE_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
-          U::dot(left, right[v], sum[r][v]);
+          U::load(b + p * word_wide + v * U::width, right[v]);
+          if constexpr (U::parts > 1) {
+            U::take(part, right[v]);
+          }
+        }
+        TINYSCALE_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+          U::broadcast(a[r * way.to_row + part * way.to_part], left);
+          TINYSCALE_UNROLL
+          for (int v = 0; v < VECTORS; ++v) {
+            if constexpr (U::parts > 1) {
+              U::dot_part(left, right[v], sum[r][v]);
+            } else {
+              U::dot(left, right[v], sum[r][v]);
+            }
+          }
         }
       }
-      a += to_word;
+      a += way.to_word;
     }
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
@@ -12700,7 +12724,10 @@ struct WordUnit {
   void (*run)(const WordTask&);
   std::int64_t rows, step;
   bool tiles;  // reads A along k whatever way it is stored
+  // Null, or makes two parts of `count` packed words of A, which lie behind the first's place.
+  void (*split)(std::uint32_t* parts, std::int64_t count) = nullptr;
 
+  std::int64_t parts() const { return split == nullptr ? 1 : 2; }
   bool a_along_x(const WordSource& a) const { return !tiles && a.k_stride != 1; }
 };
 
@@ -12772,10 +12799,14 @@ inline void pack_rows(const WordGemm& g, const WordPart& p, std::int64_t begin, 
                             16 * word_square});
     }
     for (std::int64_t d = 0; d < p.words && !g.unit.tiles; d += word_depth) {
-      const std::int64_t depth = std::min(word_depth, p.words - d);
+      const std::int64_t depth = std::min(word_depth, p.words - d), parts = g.unit.parts();
+      std::uint32_t* const to = p.a + (d * padded + first * depth) * parts;
       run_on_lanes(WordPack{g.a, p.i + first, count, p.w + d, depth,
-                            p.a + d * padded + first * depth, along_x ? 1 : depth,
+                            to + (parts - 1) * count * depth, along_x ? 1 : depth,
                             along_x ? count : 1, 16 * (along_x ? count : 1)});
+      if (parts > 1) {
+        g.unit.split(to, count * depth);
+      }
     }
   }
 }
@@ -12806,7 +12837,7 @@ inline void word_part(const WordGemm& g, const WordPart& p) {
                           std::min(p.rows, row + tall), panel, std::min(panels, panel + wide),
                           p.columns, static_cast<float*>(g.c) + p.i * g.ldc + p.j, g.ldc,
                           g.start == nullptr ? nullptr : g.start + p.i, g.beta != 0.0f || p.w > 0,
-                          g.unit.a_along_x(g.a)});
+                          g.unit.a_along_x(g.a), g.unit.parts()});
     }
   };
   if (p.rows * p.columns * p.words < (1 << 18)) {  // less than waking a thread pays
@@ -12829,8 +12860,8 @@ inline void word_gemm(const WordGemm& g) {
       g.b_packed != nullptr
           ? wide
           : std::min(wide, std::max<std::int64_t>(1, word_fit / pass / word_wide) * word_wide);
-  const Scratch a_lease(round_up(rows, g.unit.rows) * pass +
-                        8 * word_depth);  // a tile may end later
+  const Scratch a_lease((round_up(rows, g.unit.rows) * pass + 8 * word_depth) *
+                        g.unit.parts());  // a tile may end later
   const Scratch b_lease(g.b_packed != nullptr ? 0 : columns * pass);
   WordPart p{};
   p.a = reinterpret_cast<std::uint32_t*>(a_lease.data());
@@ -13226,7 +13257,7 @@ namespace detail {
 
 #if TINYSCALE_X86_UNITS
 struct DotBf16 {
-  static constexpr int width = 16, rows = 6, vectors = 4;
+  static constexpr int width = 16, rows = 6, vectors = 4, parts = 1;
   static constexpr bool integer = false;
   typedef Lanes16::V Sum;
   typedef Lanes16::Loose LooseSum;
@@ -13266,7 +13297,7 @@ TINYSCALE_INLINE void second_of(const typename L::I& words, typename L::V& x) {
 // the reading of B.
 template <class L>
 struct WidenedBf16 {
-  static constexpr int width = L::width, rows = L::width == 16 ? 8 : 4, vectors = 2;
+  static constexpr int width = L::width, rows = L::width == 16 ? 8 : 4, vectors = 2, parts = 1;
   static constexpr bool integer = false;
   typedef typename L::V Sum;
   typedef typename L::Loose LooseSum;
@@ -13518,8 +13549,9 @@ inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda
 // >> tinyscale/compute/gemm_int8.hpp
 // Matrix product of int8 numbers, exact in int32: C[M, N] = A[M, K] B[K, N]; 2 M K N operations.
 // Four products a lane: vpdpbusd (VNNI) takes one side without sign, so B is kept 128 higher and
-// 128 times the sum of A's row is taken off. Elsewhere words are widened to pairs of 16 bits.
-// With scales it gives f32: c = a_scale[row] * sum over blocks of k of b_scale[block][column] * C.
+// 128 times the sum of A's row is taken off. Elsewhere words are widened to pairs of 16 bits: those
+// of A where they are packed, in two parts, those of B where they are read. With scales it gives
+// f32: c = a_scale[row] * sum over blocks of k of b_scale[block][column] * C.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernels {
@@ -13568,6 +13600,23 @@ TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4
   sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, Shorts8(right & 255)) +
         __builtin_ia32_pmaddwd128(left >> 8, Shorts8(right >> 8));
 }
+// sum += the two products of each pair of 16 bits, none of b below zero.
+TINYSCALE_AVX2 inline void dot_pairs(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
+#if TINYSCALE_X86_UNITS
+  dot_pairs_by_unit(a, b, sum);
+  return;
+#endif
+  Shorts16 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd256(left, right);
+}
+TINYSCALE_INLINE void dot_pairs(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
+  Shorts8 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd128(left, right);
+}
 // The same for b below 128: two products fit 16 bits.
 TINYSCALE_AVX2 inline void dot_few_bits_widened(const Lanes8::I& a, const Lanes8::I& b,
                                                 Lanes8::I& sum) {
@@ -13586,6 +13635,10 @@ TINYSCALE_INLINE void dot_widened(const I& a, const I& b, I& sum) {
   sum = sum + (a << 24 >> 24) * (b & 255) + (a << 16 >> 24) * (b >> 8 & 255) +
         (a << 8 >> 24) * (b >> 16 & 255) + (a >> 24) * (b >> 24 & 255);
 }
+template <class I>
+TINYSCALE_INLINE void dot_pairs(const I& a, const I& b, I& sum) {
+  sum = sum + (a << 16 >> 16) * (b & 65535) + (a >> 16) * (b >> 16);
+}
 #endif
 
 enum class Int8Dot { widened, vnni };
@@ -13593,6 +13646,7 @@ enum class Int8Dot { widened, vnni };
 template <class L, Int8Dot DOT>
 struct DotInt8 {
   static constexpr int width = L::width, rows = L::rows, vectors = L::vectors;
+  static constexpr int parts = DOT == Int8Dot::widened ? 2 : 1;
   static constexpr bool integer = true;
   typedef typename L::I Sum;
   typedef typename L::I Words;
@@ -13638,6 +13692,17 @@ struct DotInt8 {
 #else
     dot_widened(a, b, sum);
 #endif
+  }
+  // Pairs of the even numbers are part 0, of the odd ones part 1.
+  static TINYSCALE_INLINE void take(int part, Words& b) {
+    b = (part == 0 ? b : b >> 8) & 0x00ff00ff;
+  }
+  static TINYSCALE_INLINE void split(const Words& a, Words& even, Words& odd) {
+    even = ((a << 24 >> 24) & 65535) | (a << 8 >> 24 << 16);
+    odd = ((a << 16 >> 24) & 65535) | (a >> 24 << 16);
+  }
+  static TINYSCALE_INLINE void dot_part(const Words& a, const Words& b, Sum& sum) {
+    dot_pairs(a, b, sum);
   }
   // For b below 128.
   static TINYSCALE_INLINE void dot_few_bits(const Words& a, const Words& b, Sum& sum) {
@@ -13691,6 +13756,37 @@ struct Int8Tiles {
   }
 };
 
+// Words of A at parts[count + i] become parts[i] and parts[count + i].
+struct Int8Split {
+  std::uint32_t* parts;
+  std::int64_t count;
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    typename U::Words words, even, odd;
+    std::int64_t i = 0;
+    for (; i + U::width <= count; i += U::width) {
+      std::memcpy(&words, parts + count + i, sizeof(words));
+      U::split(words, even, odd);
+      std::memcpy(parts + i, &even, sizeof(words));
+      std::memcpy(parts + count + i, &odd, sizeof(words));
+    }
+    for (; i < count; ++i) {
+      U::broadcast(parts[count + i], words);
+      U::split(words, even, odd);
+      std::memcpy(parts + i, &even, sizeof(*parts));
+      std::memcpy(parts + count + i, &odd, sizeof(*parts));
+    }
+  }
+};
+
+struct Int8Parts {
+  int& parts;
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    parts = U::parts;
+  }
+};
+
 inline WordUnit int8_word_unit() {
 #if TINYSCALE_X86_UNITS
   if (int8_unit(cpu(), active_path())[0] == 'a' &&
@@ -13698,7 +13794,13 @@ inline WordUnit int8_word_unit() {
     return tile_unit<AmxTiles, Int8InTiles>();
   }
 #endif
-  return {[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
+  WordUnit unit{[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
+  int parts = 1;
+  run_on_int8(Int8Parts{parts});
+  if (parts > 1) {
+    unit.split = [](std::uint32_t* to, std::int64_t count) { run_on_int8(Int8Split{to, count}); };
+  }
+  return unit;
 }
 
 // start[i] = -128 times the sum of row i of A.

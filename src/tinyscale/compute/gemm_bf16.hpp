@@ -47,7 +47,7 @@ namespace detail {
 
 #if TINYSCALE_X86_UNITS
 struct DotBf16 {
-  static constexpr int width = 16, rows = 6, vectors = 4;
+  static constexpr int width = 16, rows = 6, vectors = 4, parts = 1;
   static constexpr bool integer = false;
   typedef Lanes16::V Sum;
   typedef Lanes16::Loose LooseSum;
@@ -87,7 +87,7 @@ TINYSCALE_INLINE void second_of(const typename L::I& words, typename L::V& x) {
 // the reading of B.
 template <class L>
 struct WidenedBf16 {
-  static constexpr int width = L::width, rows = L::width == 16 ? 8 : 4, vectors = 2;
+  static constexpr int width = L::width, rows = L::width == 16 ? 8 : 4, vectors = 2, parts = 1;
   static constexpr bool integer = false;
   typedef typename L::V Sum;
   typedef typename L::Loose LooseSum;

@@ -1,8 +1,9 @@
 #pragma once
 // Matrix product of int8 numbers, exact in int32: C[M, N] = A[M, K] B[K, N]; 2 M K N operations.
 // Four products a lane: vpdpbusd (VNNI) takes one side without sign, so B is kept 128 higher and
-// 128 times the sum of A's row is taken off. Elsewhere words are widened to pairs of 16 bits.
-// With scales it gives f32: c = a_scale[row] * sum over blocks of k of b_scale[block][column] * C.
+// 128 times the sum of A's row is taken off. Elsewhere words are widened to pairs of 16 bits: those
+// of A where they are packed, in two parts, those of B where they are read. With scales it gives
+// f32: c = a_scale[row] * sum over blocks of k of b_scale[block][column] * C.
 
 #include <algorithm>
 #include <cstddef>
@@ -62,6 +63,23 @@ TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4
   sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, Shorts8(right & 255)) +
         __builtin_ia32_pmaddwd128(left >> 8, Shorts8(right >> 8));
 }
+// sum += the two products of each pair of 16 bits, none of b below zero.
+TINYSCALE_AVX2 inline void dot_pairs(const Lanes8::I& a, const Lanes8::I& b, Lanes8::I& sum) {
+#if TINYSCALE_X86_UNITS
+  dot_pairs_by_unit(a, b, sum);
+  return;
+#endif
+  Shorts16 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd256(left, right);
+}
+TINYSCALE_INLINE void dot_pairs(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
+  Shorts8 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd128(left, right);
+}
 // The same for b below 128: two products fit 16 bits.
 TINYSCALE_AVX2 inline void dot_few_bits_widened(const Lanes8::I& a, const Lanes8::I& b,
                                                 Lanes8::I& sum) {
@@ -80,6 +98,10 @@ TINYSCALE_INLINE void dot_widened(const I& a, const I& b, I& sum) {
   sum = sum + (a << 24 >> 24) * (b & 255) + (a << 16 >> 24) * (b >> 8 & 255) +
         (a << 8 >> 24) * (b >> 16 & 255) + (a >> 24) * (b >> 24 & 255);
 }
+template <class I>
+TINYSCALE_INLINE void dot_pairs(const I& a, const I& b, I& sum) {
+  sum = sum + (a << 16 >> 16) * (b & 65535) + (a >> 16) * (b >> 16);
+}
 #endif
 
 enum class Int8Dot { widened, vnni };
@@ -87,6 +109,7 @@ enum class Int8Dot { widened, vnni };
 template <class L, Int8Dot DOT>
 struct DotInt8 {
   static constexpr int width = L::width, rows = L::rows, vectors = L::vectors;
+  static constexpr int parts = DOT == Int8Dot::widened ? 2 : 1;
   static constexpr bool integer = true;
   typedef typename L::I Sum;
   typedef typename L::I Words;
@@ -132,6 +155,17 @@ struct DotInt8 {
 #else
     dot_widened(a, b, sum);
 #endif
+  }
+  // Pairs of the even numbers are part 0, of the odd ones part 1.
+  static TINYSCALE_INLINE void take(int part, Words& b) {
+    b = (part == 0 ? b : b >> 8) & 0x00ff00ff;
+  }
+  static TINYSCALE_INLINE void split(const Words& a, Words& even, Words& odd) {
+    even = ((a << 24 >> 24) & 65535) | (a << 8 >> 24 << 16);
+    odd = ((a << 16 >> 24) & 65535) | (a >> 24 << 16);
+  }
+  static TINYSCALE_INLINE void dot_part(const Words& a, const Words& b, Sum& sum) {
+    dot_pairs(a, b, sum);
   }
   // For b below 128.
   static TINYSCALE_INLINE void dot_few_bits(const Words& a, const Words& b, Sum& sum) {
@@ -185,6 +219,37 @@ struct Int8Tiles {
   }
 };
 
+// Words of A at parts[count + i] become parts[i] and parts[count + i].
+struct Int8Split {
+  std::uint32_t* parts;
+  std::int64_t count;
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    typename U::Words words, even, odd;
+    std::int64_t i = 0;
+    for (; i + U::width <= count; i += U::width) {
+      std::memcpy(&words, parts + count + i, sizeof(words));
+      U::split(words, even, odd);
+      std::memcpy(parts + i, &even, sizeof(words));
+      std::memcpy(parts + count + i, &odd, sizeof(words));
+    }
+    for (; i < count; ++i) {
+      U::broadcast(parts[count + i], words);
+      U::split(words, even, odd);
+      std::memcpy(parts + i, &even, sizeof(*parts));
+      std::memcpy(parts + count + i, &odd, sizeof(*parts));
+    }
+  }
+};
+
+struct Int8Parts {
+  int& parts;
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    parts = U::parts;
+  }
+};
+
 inline WordUnit int8_word_unit() {
 #if TINYSCALE_X86_UNITS
   if (int8_unit(cpu(), active_path())[0] == 'a' &&
@@ -192,7 +257,13 @@ inline WordUnit int8_word_unit() {
     return tile_unit<AmxTiles, Int8InTiles>();
   }
 #endif
-  return {[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
+  WordUnit unit{[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
+  int parts = 1;
+  run_on_int8(Int8Parts{parts});
+  if (parts > 1) {
+    unit.split = [](std::uint32_t* to, std::int64_t count) { run_on_int8(Int8Split{to, count}); };
+  }
+  return unit;
 }
 
 // start[i] = -128 times the sum of row i of A.

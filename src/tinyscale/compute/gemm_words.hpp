@@ -29,16 +29,22 @@ struct WordTask {
   const std::int32_t* start;  // of each row where nothing is added to (int8), or null
   bool add;                   // to what C holds
 
-  bool a_along_x;  // A packed [depth][row] inside a block of rows, and not [row][depth]
+  bool a_along_x;        // A packed [depth][row] inside a block of rows, and not [row][depth]
+  std::int64_t a_parts;  // 2: each block of A once as words of its even numbers, once of its odd
 
-  // Row i from word w, and the words from it to the next row and to the next word of k.
-  const std::uint32_t* a_at(std::int64_t w, std::int64_t i, std::int64_t& to_row,
-                            std::int64_t& to_word) const {
+  // Row i from word w, and the words from it to the next row, word of k and part.
+  struct Way {
+    const std::uint32_t* from;
+    std::int64_t to_row, to_word, to_part;
+  };
+  Way a_at(std::int64_t w, std::int64_t i) const {
     const std::int64_t first = i / word_block * word_block, inside = w % word_depth;
     const std::int64_t depth = std::min(word_depth, words - (w - inside));
-    to_row = a_along_x ? 1 : depth;
-    to_word = a_along_x ? std::min(word_block, a_rows - first) : 1;
-    return a + (w - inside) * a_rows + first * depth + (i - first) * to_row + inside * to_word;
+    const std::int64_t count = std::min(word_block, a_rows - first);
+    const std::int64_t to_row = a_along_x ? 1 : depth, to_word = a_along_x ? count : 1;
+    return {a + ((w - inside) * a_rows + first * depth) * a_parts + (i - first) * to_row +
+                inside * to_word,
+            to_row, to_word, count * depth};
   }
 };
 
@@ -95,8 +101,8 @@ struct WordTiles {
         sum[r][v] = Sum{};
       }
     }
-    std::int64_t to_row = 0, to_word = 0;
-    const std::uint32_t* a = t.a_at(w, i, to_row, to_word);
+    const WordTask::Way way = t.a_at(w, i);
+    const std::uint32_t* a = way.from;
     const std::uint32_t* const piece = t.b + x * t.words * word_wide + w * word_wide;
     const std::uint32_t* b = piece + j;
     const std::uint32_t* next = piece + ahead + j * depth;
@@ -107,18 +113,28 @@ struct WordTiles {
       next += VECTORS * U::width;
       typename U::Words right[static_cast<std::size_t>(VECTORS)], left;
       TINYSCALE_UNROLL
-      for (int v = 0; v < VECTORS; ++v) {
-        U::load(b + p * word_wide + v * U::width, right[v]);
-      }
-      TINYSCALE_UNROLL
-      for (int r = 0; r < ROWS; ++r) {
-        U::broadcast(a[r * to_row], left);
+      for (int part = 0; part < U::parts; ++part) {
         TINYSCALE_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
-          U::dot(left, right[v], sum[r][v]);
+          U::load(b + p * word_wide + v * U::width, right[v]);
+          if constexpr (U::parts > 1) {
+            U::take(part, right[v]);
+          }
+        }
+        TINYSCALE_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+          U::broadcast(a[r * way.to_row + part * way.to_part], left);
+          TINYSCALE_UNROLL
+          for (int v = 0; v < VECTORS; ++v) {
+            if constexpr (U::parts > 1) {
+              U::dot_part(left, right[v], sum[r][v]);
+            } else {
+              U::dot(left, right[v], sum[r][v]);
+            }
+          }
         }
       }
-      a += to_word;
+      a += way.to_word;
     }
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
@@ -162,7 +178,10 @@ struct WordUnit {
   void (*run)(const WordTask&);
   std::int64_t rows, step;
   bool tiles;  // reads A along k whatever way it is stored
+  // Null, or makes two parts of `count` packed words of A, which lie behind the first's place.
+  void (*split)(std::uint32_t* parts, std::int64_t count) = nullptr;
 
+  std::int64_t parts() const { return split == nullptr ? 1 : 2; }
   bool a_along_x(const WordSource& a) const { return !tiles && a.k_stride != 1; }
 };
 
@@ -234,10 +253,14 @@ inline void pack_rows(const WordGemm& g, const WordPart& p, std::int64_t begin, 
                             16 * word_square});
     }
     for (std::int64_t d = 0; d < p.words && !g.unit.tiles; d += word_depth) {
-      const std::int64_t depth = std::min(word_depth, p.words - d);
+      const std::int64_t depth = std::min(word_depth, p.words - d), parts = g.unit.parts();
+      std::uint32_t* const to = p.a + (d * padded + first * depth) * parts;
       run_on_lanes(WordPack{g.a, p.i + first, count, p.w + d, depth,
-                            p.a + d * padded + first * depth, along_x ? 1 : depth,
+                            to + (parts - 1) * count * depth, along_x ? 1 : depth,
                             along_x ? count : 1, 16 * (along_x ? count : 1)});
+      if (parts > 1) {
+        g.unit.split(to, count * depth);
+      }
     }
   }
 }
@@ -268,7 +291,7 @@ inline void word_part(const WordGemm& g, const WordPart& p) {
                           std::min(p.rows, row + tall), panel, std::min(panels, panel + wide),
                           p.columns, static_cast<float*>(g.c) + p.i * g.ldc + p.j, g.ldc,
                           g.start == nullptr ? nullptr : g.start + p.i, g.beta != 0.0f || p.w > 0,
-                          g.unit.a_along_x(g.a)});
+                          g.unit.a_along_x(g.a), g.unit.parts()});
     }
   };
   if (p.rows * p.columns * p.words < (1 << 18)) {  // less than waking a thread pays
@@ -291,8 +314,8 @@ inline void word_gemm(const WordGemm& g) {
       g.b_packed != nullptr
           ? wide
           : std::min(wide, std::max<std::int64_t>(1, word_fit / pass / word_wide) * word_wide);
-  const Scratch a_lease(round_up(rows, g.unit.rows) * pass +
-                        8 * word_depth);  // a tile may end later
+  const Scratch a_lease((round_up(rows, g.unit.rows) * pass + 8 * word_depth) *
+                        g.unit.parts());  // a tile may end later
   const Scratch b_lease(g.b_packed != nullptr ? 0 : columns * pass);
   WordPart p{};
   p.a = reinterpret_cast<std::uint32_t*>(a_lease.data());
