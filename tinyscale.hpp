@@ -11017,6 +11017,33 @@ inline bool gemm_check(const char* who, std::int64_t k, const StoredRows& a, con
   return true;
 }
 
+// No matrix of C may share memory with one of A, or of B, that another product reads.
+inline void check_batches(std::int64_t batch, const StoredRows& c, std::int64_t stride_c,
+                          const StoredRows& x, std::int64_t stride_x, const char* name) {
+  const char* const who = "gemm_batched";
+  const auto moved = [](StoredRows of, std::int64_t by) {
+    if (of.at != nullptr) {
+      of.at = static_cast<const char*>(of.at) + by * static_cast<std::int64_t>(of.bytes);
+    }
+    return of;
+  };
+  const auto end = [&](const StoredRows& of, std::int64_t stride) {
+    return moved(of, (batch - 1) * stride + of.extent(who)).begin();
+  };
+  if (batch < 2 || c.extent(who) == 0 || x.extent(who) == 0 || end(c, stride_c) <= x.begin() ||
+      end(x, stride_x) <= c.begin()) {
+    return;
+  }
+  for (std::int64_t i = 0; i < batch; ++i) {
+    for (std::int64_t j = 0; j < (stride_x == 0 ? 1 : batch); ++j) {
+      if (gemm_overlap(who, moved(c, i * stride_c), moved(x, j * stride_x))) {
+        fail({who, ": matrix ", i, " of C overlaps matrix ", j, " of ", name,
+              "; it must have memory of its own"});
+      }
+    }
+  }
+}
+
 // Weights to be laid out.
 inline void check_to_pack(const char* who, std::int64_t k, std::int64_t n, const StoredRows& b) {
   if (b.extent(who) > 0 && b.at == nullptr) {
@@ -16853,6 +16880,11 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
     detail::fail(
         {"gemm_batched: matrices of C are ", stride_c, " apart and overlap; each takes ", c_size});
   }
+  const detail::StoredRows of_c = detail::stored_rows(c, Trans::no, m, n, ldc);
+  detail::check_batches(batch, of_c, stride_c, detail::stored_rows(a, ta, m, k, lda), stride_a,
+                        "A");
+  detail::check_batches(batch, of_c, stride_c, detail::stored_rows(b, tb, k, n, ldb), stride_b,
+                        "B");
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
       gemm(ta, tb, m, n, k, a + x * stride_a, lda, b + x * stride_b, ldb, beta, c + x * stride_c,

@@ -375,6 +375,16 @@ TEST_CASE("gemm: wrong arguments are named") {
           kernel::gemm_batched(3, Trans::no, Trans::no, 2, 2, 2, x, 2, 4, x + 16, 2, 0, 0.0f,
                                x + 32, 2, 3);
         }) == "gemm_batched: matrices of C are 3 apart and overlap; each takes 4");
+  CHECK(message([] {
+          kernel::gemm_batched(3, Trans::no, Trans::no, 2, 2, 2, x, 2, 4, x + 40, 2, 0, 0.0f, x + 8,
+                               2, 4);
+        }) == "gemm_batched: matrix 0 of C overlaps matrix 2 of A; it must have memory of its own");
+  CHECK(message([] {
+          kernel::gemm_batched(3, Trans::no, Trans::no, 2, 2, 2, x, 2, 4, x + 24, 2, 0, 0.0f,
+                               x + 16, 2, 4);
+        }) == "gemm_batched: matrix 2 of C overlaps matrix 0 of B; it must have memory of its own");
+  kernel::gemm_batched(2, Trans::no, Trans::no, 2, 2, 2, x, 8, 2, x + 32, 2, 4, 0.0f, x + 4, 8,
+                       2);  // side by side in rows of one length
   if (ts::cpu().path != ts::CpuPath::portable) {
     const kernel::PackedWeights w = kernel::pack_weights(Trans::no, 2, 2, x, 2);
     const ts::detail::PathScope scope(ts::CpuPath::portable);

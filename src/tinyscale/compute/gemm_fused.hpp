@@ -244,6 +244,11 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
     detail::fail(
         {"gemm_batched: matrices of C are ", stride_c, " apart and overlap; each takes ", c_size});
   }
+  const detail::StoredRows of_c = detail::stored_rows(c, Trans::no, m, n, ldc);
+  detail::check_batches(batch, of_c, stride_c, detail::stored_rows(a, ta, m, k, lda), stride_a,
+                        "A");
+  detail::check_batches(batch, of_c, stride_c, detail::stored_rows(b, tb, k, n, ldb), stride_b,
+                        "B");
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
       gemm(ta, tb, m, n, k, a + x * stride_a, lda, b + x * stride_b, ldb, beta, c + x * stride_c,
