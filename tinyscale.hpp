@@ -66917,7 +66917,7 @@ class AdamW {
     }
   }
 
-  void zero_grad() {
+  void zero_grad() const {
     for (const Tensor& tensor : tensors_) {
       tensor.zero_grad();
     }
@@ -67139,8 +67139,9 @@ inline void check_finite(const char* who, const char* what, double value, std::i
   if (!is_finite(value)) {
     const char* const is = is_nan(value) ? " is not a number" : " is infinite";
     fail({who, ": the ", what, is, " in step ", step, "; try a smaller learning_rate than ",
-          options.learning_rate, ", a longer warmup than ", options.warmup,
-          " steps or a smaller clip than ", options.clip});
+          options.learning_rate, ", a longer warmup than ", options.warmup, " steps",
+          options.loss_scale > 1 ? cat({", a smaller loss_scale than ", options.loss_scale}) : "",
+          " or a smaller clip than ", options.clip});
   }
 }
 
@@ -67198,6 +67199,19 @@ inline double step_loss_scale(const AdamW& optimizer, const StepOptions& options
   return scales_dynamically(options) ? optimizer.scaler.scale : first_loss_scale(options);
 }
 
+// At the end of a step its gradients are used up; those of one that fails are of no use to the
+// next.
+class GradsOfStep {
+ public:
+  explicit GradsOfStep(const AdamW& optimizer) : optimizer_(optimizer) {}
+  GradsOfStep(const GradsOfStep&) = delete;
+  GradsOfStep& operator=(const GradsOfStep&) = delete;
+  ~GradsOfStep() { optimizer_.zero_grad(); }
+
+ private:
+  const AdamW& optimizer_;
+};
+
 // The end of a step, its gradients all there: norm, clip, update. The result has loss and scale.
 inline void update_weights(AdamW& optimizer, const StepOptions& options, std::int64_t step,
                            StepResult& result) {
@@ -67213,7 +67227,6 @@ inline void update_weights(AdamW& optimizer, const StepOptions& options, std::in
   if (scales_dynamically(options)) {
     optimizer.scaler.update(!result.skipped);
   }
-  optimizer.zero_grad();
 }
 
 }  // namespace detail
@@ -67223,6 +67236,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
                              const StepOptions& options, std::int64_t step,
                              const Hooks& hooks = Hooks()) {
   detail::check_options("train_step", options);
+  const detail::GradsOfStep grads(optimizer);
   Hooks own = detail::step_hooks(hooks, options, step);
   StepResult result;
   result.loss_scale = detail::step_loss_scale(optimizer, options);
@@ -70919,6 +70933,7 @@ inline StepResult accumulated_step(const Transformer& model, AdamW& optimizer, B
                                    const std::vector<std::int32_t>& tokens, const Layout& layout,
                                    const StepOptions& options, std::int64_t number) {
   const std::int64_t sequences = options.batch / layout.microbatches;
+  const GradsOfStep grads(optimizer);
   Hooks hooks = step_hooks(Hooks(), options, number);
   if (layout.recompute == Recompute::selective) {
     recompute_attention(hooks, model.config.head_size);

@@ -119,7 +119,7 @@ class AdamW {
     }
   }
 
-  void zero_grad() {
+  void zero_grad() const {
     for (const Tensor& tensor : tensors_) {
       tensor.zero_grad();
     }
