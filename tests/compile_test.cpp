@@ -799,6 +799,40 @@ TEST_CASE("compile_step trains as train_step") {
   }
 }
 
+TEST_CASE("compile_step goes on from the moments that its optimizer resumes") {
+  const ts::Text& text = small_text();
+  ts::StepOptions options;
+  const ts::Transformer a(small_model(), 7), b(small_model(), 7);
+  ts::AdamW eager(a.tensors()), fused(b.tensors());
+  ts::CompiledStep step = ts::compile_step(b, fused, options);
+  const auto train = [&](std::int64_t i) {
+    ts::Batch batch;
+    batch.time = 16;
+    batch.add(text.train(), 40 * i);
+    ts::train_step(a, eager, batch, options, 200 + i);
+    step(batch, 200 + i);
+  };
+  for (std::int64_t i = 0; i < 4; ++i) {
+    train(i);
+  }
+  for (ts::AdamW* const optimizer : {&eager, &fused}) {  // as a training that begins
+    std::vector<ts::Tensor> moments, squares;
+    for (const ts::Tensor& tensor : optimizer->tensors()) {
+      moments.push_back(ts::zeros(tensor.shape()));
+      squares.push_back(ts::zeros(tensor.shape()));
+    }
+    optimizer->resume(moments, squares, 0);
+  }
+  for (std::int64_t i = 4; i < 8; ++i) {
+    train(i);
+  }
+  CHECK(fused.steps() == 4);
+  for (std::size_t i = 0; i < a.tensors().size(); ++i) {
+    check_near(a.tensors()[i].detach(), b.tensors()[i].detach(), 2e-4f);
+    check_near(eager.moments()[i], fused.moments()[i], 2e-5f);
+  }
+}
+
 TEST_CASE("compile_step updates nothing where the loss or the norm is no number") {
   ts::Batch batch;
   batch.time = 8;
