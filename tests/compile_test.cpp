@@ -738,6 +738,35 @@ TEST_CASE("compile: on the devices of a mesh") {
 }
 #endif
 
+TEST_CASE("compile: AdamW refuses options that become wrong after the capture") {
+  const ts::Tensor w = ts::parameter(ts::randn({4, 3}, 1)), b = ts::parameter(ts::zeros({3}));
+  ts::AdamW optimizer({w, b});
+  const ts::Compiled f = ts::compile([&](const Tensors& in) {
+    const ts::Tensor loss = ts::sum(ts::square(ts::matmul(in[0], w) + b));
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    return Tensors{loss.detach()};
+  });
+  const Tensors in = {ts::randn({5, 4}, 2)};
+  for (int step = 0; step < 3; ++step) {
+    f(in);
+  }
+  const std::vector<float> before = w.values();
+  optimizer.options.learning_rate = -1;
+  CHECK(error_of([&] { f(in); }) ==
+        "AdamW: learning_rate is -1; a number from 0 to below 1e+30 is right");
+  optimizer.options.learning_rate = 1e-3;
+  optimizer.options.beta1 = 1;
+  CHECK(error_of([&] { f(in); }) == "AdamW: beta1 is 1; a number from 0 to below 1 is right");
+  CHECK(w.values() == before);
+  CHECK(optimizer.steps() == 3);
+  optimizer.options.beta1 = 0.9;
+  f(in);
+  CHECK(w.values() != before);
+  CHECK(optimizer.steps() == 4);
+}
+
 TEST_CASE("compile: AdamW inside") {
   const auto train = [](bool compiled, const ts::CompileOptions& passes) {
     const ts::Tensor w = ts::parameter(ts::randn({4, 3}, 1)), b = ts::parameter(ts::zeros({3}));
