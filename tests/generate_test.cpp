@@ -721,6 +721,12 @@ TEST_CASE("formats of weights: bytes shrink, errors grow, perplexity is the loss
   const ts::Transformer fixed = ts::with_weights(model, kept);
   CHECK(fixed.is_stored());
   CHECK(ts::mean_loss(fixed, ids) == doctest::Approx(ts::mean_loss(model, ids)).epsilon(1e-5));
+  ts::Tensor norm = model.parameters.back().value.detach();  // of the model alone
+  const double before = ts::mean_loss(fixed, ids);
+  const float first = norm.data()[0];
+  norm.data()[0] = 5;
+  CHECK(ts::mean_loss(fixed, ids) == before);
+  norm.data()[0] = first;
   kept.weights = ts::Weights::as_stored;
   CHECK(error_of([&] { ts::with_weights(model, kept); }) ==
         "with_weights: weights f32, bf16, int8 or int4 are right; load(path, options) keeps what a "
