@@ -15325,9 +15325,9 @@ inline float largest_stored(BlockFormat format) {
 namespace kernels {
 
 // The way back. A block cannot hold infinity, NaN, or more than its scale reaches: an Error, as is
-// a finite number beyond f16 or bf16.
+// a finite number beyond f16 or bf16. `first`: the number in the Error of element 0.
 inline void quantize_blocks(BlockFormat format, std::int64_t count, const float* from,
-                            std::uint8_t* to) {
+                            std::uint8_t* to, std::int64_t first = 0) {
   const std::int64_t bytes = block_row_bytes(format, count);
   const BlockLayout layout = block_layout(format);
   if (format == BlockFormat::f32) {
@@ -15340,7 +15340,7 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
       const std::uint16_t code = half ? to_f16(from[i]) : to_bf16(from[i]);
       if ((code & 0x7fffU) > (half ? 0x7bffU : 0x7f7fU) &&
           detail::is_finite(static_cast<double>(from[i]))) {
-        detail::fail({"quantize_blocks: element ", i, " is ", from[i], "; ", layout.name,
+        detail::fail({"quantize_blocks: element ", first + i, " is ", from[i], "; ", layout.name,
                       " holds numbers of magnitude up to ",
                       half ? from_f16(0x7bff) : from_bf16(0x7f7f)});
       }
@@ -15351,8 +15351,8 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
   const float most = detail::largest_stored(format);
   for (std::int64_t i = 0; i < count; ++i) {
     if (!(std::fabs(from[i]) <= most) || !detail::is_finite(static_cast<double>(from[i]))) {
-      detail::fail({"quantize_blocks: element ", i, " is ", from[i], "; blocks of ", layout.name,
-                    " hold numbers of magnitude up to ", most});
+      detail::fail({"quantize_blocks: element ", first + i, " is ", from[i], "; blocks of ",
+                    layout.name, " hold numbers of magnitude up to ", most});
     }
   }
   for (std::int64_t i = 0; i < count; i += layout.elements, to += layout.bytes) {
@@ -16295,12 +16295,27 @@ inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const flo
   std::uint8_t* const to = owner->own_data();
   parallel_for(
       cols == 0 ? 0 : rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
-        quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
+        const std::int64_t first = begin * cols;
+        quantize_blocks(how.format, end * cols - first, from + first, to + begin * row, first);
       });
   return stored_view(rows, cols, how.format, to, owner);
 }
 
 }  // namespace kernels
+
+namespace detail {
+
+// The same, with errors that name the weights.
+inline StoredMatrix store_named(const std::string& who, const std::string& name, std::int64_t rows,
+                                std::int64_t cols, const float* from, const StoreAs& how) {
+  try {
+    return kernels::store_matrix(rows, cols, from, how);
+  } catch (const Error& error) {
+    fail({who, name, ": ", error.what()});
+  }
+}
+
+}  // namespace detail
 }}  // namespace tinyscale
 
 #endif  // TINYSCALE_ONLY
@@ -65791,7 +65806,7 @@ inline StoredMatrix stored_matrix_of(const WeightFile& file, const StoredTensor&
   how.format = w == Weights::bf16                 ? BlockFormat::bf16
                : t.doubles || t.scales != nullptr ? BlockFormat::f32
                                                   : t.format;
-  return kernels::store_matrix(rows, cols, numbers.data(), how);
+  return store_named(who, cat({"tensor \"", t.stored, "\""}), rows, cols, numbers.data(), how);
 }
 
 class ModelLoader {
@@ -66648,9 +66663,10 @@ inline Transformer with_weights(const Transformer& model, const LoadOptions& opt
       const kernels::CompressedF32 compressed = options.weights == Weights::f32
                                                     ? kernels::compress_f32(rows, cols, w)
                                                     : kernels::CompressedF32();
-      out.parameters[i].stored = Shared<StoredMatrix>(
-          new StoredMatrix(compressed.rows > 0 ? kernels::stored_compressed(compressed)
-                                               : kernels::store_matrix(rows, cols, w, how)));
+      out.parameters[i].stored = Shared<StoredMatrix>(new StoredMatrix(
+          compressed.rows > 0
+              ? kernels::stored_compressed(compressed)
+              : detail::store_named("with_weights: ", from.name, rows, cols, w, how)));
     }
   }
   return out;

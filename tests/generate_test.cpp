@@ -727,6 +727,13 @@ TEST_CASE("formats of weights: bytes shrink, errors grow, perplexity is the loss
   norm.data()[0] = 5;
   CHECK(ts::mean_loss(fixed, ids) == before);
   norm.data()[0] = first;
+  kept.weights = ts::Weights::int8;
+  for (const ts::Parameter& p : broken.parameters) {
+    p.value.detach().data()[0] = p.name == "model.layers.0.mlp.up_proj.weight" ? 1e6f : 0.0f;
+  }
+  CHECK(error_of([&] { ts::with_weights(broken, kept); }) ==
+        "with_weights: model.layers.0.mlp.up_proj.weight: quantize: weight 0, 0 is 1000000; "
+        "weights must be within +-65504");
   kept.weights = ts::Weights::as_stored;
   CHECK(error_of([&] { ts::with_weights(model, kept); }) ==
         "with_weights: weights f32, bf16, int8 or int4 are right; load(path, options) keeps what a "

@@ -954,6 +954,24 @@ TEST_CASE("a Mixtral of equal experts is the dense model") {
             "\": no tensor for the parameter model.layers.0.mlp.experts.3.up_proj.weight");
 }
 
+TEST_CASE("a weight that 8 bits cannot hold is told of with its file and tensor") {
+  ts::Transformer model(small_config(), 13);
+  for (const ts::Parameter& p : model.parameters) {
+    if (p.name == "model.layers.0.self_attn.k_proj.weight") {
+      p.value.detach().data()[1] = 1e6f;
+    }
+  }
+  const std::string path = temporary("large.safetensors");
+  model.save(path);
+  ts::LoadOptions options;
+  options.weights = ts::Weights::int8;
+  CHECK(error_of([&] { ts::load(path, options); }) ==
+        "load: \"" + path +
+            "\": tensor \"model.layers.0.self_attn.k_proj.weight\": quantize: weight 0, 1 is "
+            "1000000; weights must be within +-65504");
+  std::remove(path.c_str());
+}
+
 TEST_CASE("weights as stored, in bf16, 8 and 4 bits run and do not learn") {
   ts::ModelConfig c = small_config();
   c.width = 64;

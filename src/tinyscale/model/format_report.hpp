@@ -118,9 +118,10 @@ inline Transformer with_weights(const Transformer& model, const LoadOptions& opt
       const kernels::CompressedF32 compressed = options.weights == Weights::f32
                                                     ? kernels::compress_f32(rows, cols, w)
                                                     : kernels::CompressedF32();
-      out.parameters[i].stored = Shared<StoredMatrix>(
-          new StoredMatrix(compressed.rows > 0 ? kernels::stored_compressed(compressed)
-                                               : kernels::store_matrix(rows, cols, w, how)));
+      out.parameters[i].stored = Shared<StoredMatrix>(new StoredMatrix(
+          compressed.rows > 0
+              ? kernels::stored_compressed(compressed)
+              : detail::store_named("with_weights: ", from.name, rows, cols, w, how)));
     }
   }
   return out;

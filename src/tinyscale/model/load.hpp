@@ -173,7 +173,7 @@ inline StoredMatrix stored_matrix_of(const WeightFile& file, const StoredTensor&
   how.format = w == Weights::bf16                 ? BlockFormat::bf16
                : t.doubles || t.scales != nullptr ? BlockFormat::f32
                                                   : t.format;
-  return kernels::store_matrix(rows, cols, numbers.data(), how);
+  return store_named(who, cat({"tensor \"", t.stored, "\""}), rows, cols, numbers.data(), how);
 }
 
 class ModelLoader {
