@@ -217,6 +217,33 @@ TEST_CASE("pages: shared until one writes, given back, limited") {
         "right");
 }
 
+TEST_CASE("a copy of a cache has pages of its own") {
+  const ts::Transformer model = small_model("llama");
+  ts::KvPages cache(model.config);
+  const int a = cache.add();
+  ts::decode(model, cache, {{a, {1, 2}, false}});
+  ts::KvPages copy = cache;
+  const auto logits = [&](ts::KvPages& pages, const Ids& ids) {
+    return ts::decode(model, pages, {{a, ids, false}}).values();
+  };
+  const auto alone = [&](const Ids& ids) {
+    ts::KvPages fresh(model.config);
+    fresh.add();
+    return logits(fresh, ids);
+  };
+  logits(cache, {3});
+  logits(copy, {9});
+  const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
+    return largest_difference(x.data(), y.data(), static_cast<std::int64_t>(x.size())) < 1e-5;
+  };
+  CHECK(same(logits(cache, {4}), alone({1, 2, 3, 4})));
+  CHECK(same(logits(copy, {4}), alone({1, 2, 9, 4})));
+  ts::KvPages other(model.config);
+  other = copy;
+  logits(copy, {5});
+  CHECK(same(logits(other, {6}), alone({1, 2, 9, 4, 6})));
+}
+
 TEST_CASE("a failed extend takes nothing") {
   ts::CacheOptions options;
   options.page_tokens = 4;
