@@ -1186,6 +1186,21 @@ TEST_CASE("decoders of llama2.c's programs refuse what those do otherwise") {
       "Llama2cDecoder: small is no model of llama2.c; RMS norms, interleaved rotary pairs at their "
       "own frequencies, SwiGLU and no biases, experts or window are right";
   CHECK(refuse(right) == "no error");
+  CHECK(error_of([&] { ts::Llama2cDecoder(ts::Transformer::without_numbers(right)); }) ==
+        "Llama2cDecoder: model.embed_tokens.weight of small is not there; a model with its weights "
+        "is right");
+  // Activations that are no numbers are none behind weights in int8, either.
+  ts::LoadOptions int8;
+  int8.weights = ts::Weights::int8;
+  int8.group = right.width;
+  ts::Transformer stored = ts::with_weights(ts::Transformer(right), int8);
+  CHECK(std::isfinite(ts::Llama2cDecoder(stored).next(1)[0]));
+  for (ts::Parameter& p : stored.parameters) {
+    if (p.name == "model.norm.weight") {
+      p.value.detach().data()[0] = NAN;
+    }
+  }
+  CHECK(std::isnan(ts::Llama2cDecoder(stored).next(1)[0]));
   c.window = 3;
   CHECK(refuse(c) == other);
   c = right;
