@@ -63753,7 +63753,8 @@ inline Llama2cDecoder::Llama2cDecoder(const Transformer& model) : config_(model.
                   " is no model of llama2.c; RMS norms, interleaved rotary pairs at their own "
                   "frequencies, SwiGLU and no biases, experts or window are right"});
   }
-  if (c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5) {
+  const auto epsilon = static_cast<float>(c.norm_epsilon);  // a GGUF file has no more digits
+  if (epsilon < 1e-5f || epsilon > 1e-5f) {
     detail::fail({"Llama2cDecoder: ", c.name, " has a norm_epsilon of ", c.norm_epsilon,
                   "; 1e-05, llama2.c's, is right"});
   }

@@ -1180,6 +1180,8 @@ TEST_CASE("decoders of llama2.c's programs refuse what those do otherwise") {
   c.norm_epsilon = 1e-6;
   CHECK(refuse(c) ==
         "Llama2cDecoder: small has a norm_epsilon of 1e-06; 1e-05, llama2.c's, is right");
+  c.norm_epsilon = double{1e-5f};  // as GGUF files have it
+  CHECK(refuse(c) == "no error");
   c.norm_epsilon = 1e-5;
   const ts::ModelConfig right = c;
   const std::string other =
