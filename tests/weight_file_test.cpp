@@ -1078,6 +1078,17 @@ TEST_CASE("weights larger than memory are refused before they are read, unless t
   CHECK(refused(ts::Weights::f32, 33e9) == "no error");
   CHECK(refused(ts::Weights::f32, 0) == "no error");  // unknown
   CHECK(refused(ts::Weights::as_stored, 1e9) == "no error");
+  ts::List<ts::StoredTensor> tensors(1);
+  tensors[0].shape = {1000, 1000};
+  const auto in_bf16 = [&] {
+    return error_of(
+        [&] { ts::detail::check_weights_fit(c, ts::Weights::bf16, 1e6, "load: ", tensors); });
+  };
+  CHECK(in_bf16() ==
+        "load: llama3-8b needs 2 MB for its weights in bf16, this machine has 1 MB; "
+        "Weights::as_stored leaves them in the file");
+  tensors[0].format = ts::BlockFormat::bf16;
+  CHECK(in_bf16() == "no error");
 }
 
 TEST_CASE("a tokenizer of another kind beside the weights may be left out") {
