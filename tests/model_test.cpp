@@ -634,6 +634,21 @@ TEST_CASE("a loss that is not a number stops training with advice") {
         "train_step: beta2 is 0.99999999; a number from 0 to below 1 in f32 is right");
 }
 
+TEST_CASE("a batch takes no tokens beyond the text's") {
+  ts::Batch batch;
+  batch.time = 3;
+  batch.add({1, 2, 3, 4, 5}, 1);
+  CHECK(batch.ids == std::vector<std::int32_t>{2, 3, 4});
+  CHECK(batch.targets == std::vector<std::int32_t>{3, 4, 5});
+  for (const std::int64_t offset : {-1, 2, 9}) {
+    CHECK(error_of([&] {
+            batch.add({1, 2, 3, 4, 5}, offset);
+          }) == "Batch::add: 3 tokens from " + std::to_string(offset) +
+                    " on, and one behind them, of 5; tokens that are there are right");
+  }
+  CHECK(batch.sequences == 1);
+}
+
 TEST_CASE("a step that fails leaves no gradients to the next") {
   const ts::Transformer model(tiny("nanogpt"));
   ts::AdamW optimizer(model.tensors());
