@@ -15454,9 +15454,9 @@ inline float largest_stored(BlockFormat format) {
 namespace kernels {
 
 // The way back. A block cannot hold infinity, NaN, or more than its scale reaches: an Error, as is
-// a finite number beyond f16 or bf16.
+// a finite number beyond f16 or bf16. `first`: the number in the Error of element 0.
 inline void quantize_blocks(BlockFormat format, std::int64_t count, const float* from,
-                            std::uint8_t* to) {
+                            std::uint8_t* to, std::int64_t first = 0) {
   const std::int64_t bytes = block_row_bytes(format, count);
   const BlockLayout layout = block_layout(format);
   if (format == BlockFormat::f32) {
@@ -15469,7 +15469,7 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
       const std::uint16_t code = half ? to_f16(from[i]) : to_bf16(from[i]);
       if ((code & 0x7fffU) > (half ? 0x7bffU : 0x7f7fU) &&
           detail::is_finite(static_cast<double>(from[i]))) {
-        detail::fail({"quantize_blocks: element ", i, " is ", from[i], "; ", layout.name,
+        detail::fail({"quantize_blocks: element ", first + i, " is ", from[i], "; ", layout.name,
                       " holds numbers of magnitude up to ",
                       half ? from_f16(0x7bff) : from_bf16(0x7f7f)});
       }
@@ -15480,8 +15480,8 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
   const float most = detail::largest_stored(format);
   for (std::int64_t i = 0; i < count; ++i) {
     if (!(std::fabs(from[i]) <= most) || !detail::is_finite(static_cast<double>(from[i]))) {
-      detail::fail({"quantize_blocks: element ", i, " is ", from[i], "; blocks of ", layout.name,
-                    " hold numbers of magnitude up to ", most});
+      detail::fail({"quantize_blocks: element ", first + i, " is ", from[i], "; blocks of ",
+                    layout.name, " hold numbers of magnitude up to ", most});
     }
   }
   for (std::int64_t i = 0; i < count; i += layout.elements, to += layout.bytes) {
@@ -16424,12 +16424,27 @@ inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const flo
   std::uint8_t* const to = owner->own_data();
   parallel_for(
       cols == 0 ? 0 : rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
-        quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
+        const std::int64_t first = begin * cols;
+        quantize_blocks(how.format, end * cols - first, from + first, to + begin * row, first);
       });
   return stored_view(rows, cols, how.format, to, owner);
 }
 
 }  // namespace kernels
+
+namespace detail {
+
+// The same, with errors that name the weights.
+inline StoredMatrix store_named(const std::string& who, const std::string& name, std::int64_t rows,
+                                std::int64_t cols, const float* from, const StoreAs& how) {
+  try {
+    return kernels::store_matrix(rows, cols, from, how);
+  } catch (const Error& error) {
+    fail({who, name, ": ", error.what()});
+  }
+}
+
+}  // namespace detail
 }}  // namespace tinyscale
 
 #endif  // TINYSCALE_ONLY
@@ -62179,7 +62194,13 @@ struct Batch {
   std::vector<std::int32_t> ids;
   std::vector<std::int32_t> targets;
 
+  // `time` tokens from `offset` on, and the one behind them.
   void add(const std::vector<std::int32_t>& tokens, std::int64_t offset) {
+    const auto all = static_cast<std::int64_t>(tokens.size());
+    if (offset < 0 || time < 0 || time >= all - offset) {
+      detail::fail({"Batch::add: ", time, " tokens from ", offset, " on, and one behind them, of ",
+                    all, "; tokens that are there are right"});
+    }
     for (std::int64_t t = offset; t < offset + time; ++t) {
       ids.push_back(tokens[static_cast<std::size_t>(t)]);
       targets.push_back(tokens[static_cast<std::size_t>(t) + 1]);
@@ -62280,6 +62301,7 @@ struct CacheOptions {
   std::int64_t pages = 0;         // at most; 0: as many as memory holds
 };
 
+// A copy of a cache has pages of its own; fork() shares those of a sequence.
 class KvPages {
  public:
   explicit KvPages(const ModelConfig& config, const CacheOptions& options = {});
@@ -62337,6 +62359,25 @@ class KvPages {
   }
 
  private:
+  // Tensors share their numbers when they are copied; these do not.
+  struct Slabs {
+    List<Tensor> all;
+
+    Slabs() = default;
+    Slabs(Slabs&&) = default;
+    Slabs(const Slabs& other) {
+      const MemoryScope scope(MemoryKind::kv_cache);
+      for (const Tensor& slab : other.all) {
+        Tensor own(slab.shape());
+        std::memcpy(own.origin(), slab.origin(), 4 * static_cast<std::size_t>(slab.count()));
+        all.push_back(own);
+      }
+    }
+    Slabs& operator=(Slabs other) {
+      all.swap(other.all);
+      return *this;
+    }
+  };
   struct Sequence {
     std::vector<int> pages;
     std::int64_t length = 0;
@@ -62365,7 +62406,8 @@ class KvPages {
   std::uint8_t* place(int layer, int page) const {
     const std::int64_t slab = page / slab_pages_;
     const std::int64_t at = (page % slab_pages_ * layers_ + layer) * stride_;
-    return reinterpret_cast<std::uint8_t*>(slabs_[static_cast<std::size_t>(slab)].origin()) + at;
+    return reinterpret_cast<std::uint8_t*>(slabs_.all[static_cast<std::size_t>(slab)].origin()) +
+           at;
   }
   std::int64_t held_pages(int least) const;  // by so many sequences
   int take_page();
@@ -62376,7 +62418,7 @@ class KvPages {
   std::int64_t layers_ = 0, stride_ = 0;  // stride_: bytes of a layer's part of a page
   std::int64_t slab_pages_ = 0, limit_ = 0;
   std::int64_t window_ = 0, global_every_ = 0;  // as in ModelConfig
-  List<Tensor> slabs_;
+  Slabs slabs_;
   std::vector<int> holders_;  // of each page
   std::vector<int> free_;
   List<Sequence> sequences_;
@@ -62419,7 +62461,7 @@ inline int KvPages::take_page() {
     const std::int64_t pages =
         limit_ > 0 && limit_ - first < slab_pages_ ? limit_ - first : slab_pages_;
     const MemoryScope scope(MemoryKind::kv_cache);
-    slabs_.push_back(Tensor(Shape{pages * page_bytes() / 4}));
+    slabs_.all.push_back(Tensor(Shape{pages * page_bytes() / 4}));
     for (std::int64_t i = 0; i < pages; ++i) {
       holders_.push_back(0);
       free_.push_back(first + static_cast<int>(pages - 1 - i));
@@ -63851,12 +63893,17 @@ inline Llama2cDecoder::Llama2cDecoder(const Transformer& model) : config_(model.
                   " is no model of llama2.c; RMS norms, interleaved rotary pairs at their own "
                   "frequencies, SwiGLU and no biases, experts or window are right"});
   }
-  if (c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5) {
+  const auto epsilon = static_cast<float>(c.norm_epsilon);  // a GGUF file has no more digits
+  if (epsilon < 1e-5f || epsilon > 1e-5f) {
     detail::fail({"Llama2cDecoder: ", c.name, " has a norm_epsilon of ", c.norm_epsilon,
                   "; 1e-05, llama2.c's, is right"});
   }
   layers_.resize(static_cast<std::size_t>(c.layers));
   for (const Parameter& p : model.parameters) {
+    if (!p.value.defined() && !p.stored) {
+      detail::fail({"Llama2cDecoder: ", p.name, " of ", c.name,
+                    " is not there; a model with its weights is right"});
+    }
     const auto ends = [&p](const std::string& tail) {
       return p.name.size() >= tail.size() &&
              p.name.compare(p.name.size() - tail.size(), tail.size(), tail) == 0;
@@ -63922,13 +63969,17 @@ inline std::vector<float> Llama2cDecoder::product(const Matrix& w, const std::ve
   std::vector<std::int8_t> codes;
   for (std::size_t first = 0; first < cols; first += group) {
     float largest = 0.0f;
+    bool finite = true;  // else all that comes of it is NaN
     for (std::size_t i = first; i < first + group; ++i) {
+      finite = finite && detail::is_finite(static_cast<double>(x[i]));
       largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
     }
-    scales.push_back(largest / 127.0f);
+    const float scale = finite ? largest / 127.0f : NAN;
+    scales.push_back(scale);
     for (std::size_t i = first; i < first + group; ++i) {
-      codes.push_back(
-          static_cast<std::int8_t>(largest > 0.0f ? std::round(x[i] / scales.back()) : 0.0f));
+      const float code = scale > 0.0f ? std::round(x[i] / scale) : 0.0f;
+      codes.push_back(static_cast<std::int8_t>(
+          std::fmax(-127.0f, std::fmin(127.0f, code))));  // of a subnormal scale
     }
   }
   for (std::size_t row = 0; row < y.size(); ++row) {
@@ -65854,13 +65905,17 @@ inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
 
 // What is not read where it lies must fit before the first tensor is taken.
 inline void check_weights_fit(const ModelConfig& c, Weights weights, double memory,
-                              const std::string& who) {
-  const bool f32 = weights == Weights::f32;
+                              const std::string& who, const List<StoredTensor>& tensors = {}) {
+  const bool f32 = weights == Weights::f32, bf16 = weights == Weights::bf16;
   const double each = f32 ? 4 : weights == Weights::int8 ? 1 : weights == Weights::int4 ? 0.5 : 0;
-  const double bytes = each * static_cast<double>(c.parameters());
+  double bytes = each * static_cast<double>(c.parameters());
+  for (const StoredTensor& t : tensors) {
+    bytes += bf16 && t.format != BlockFormat::bf16 ? 2 * static_cast<double>(t.shape.count()) : 0;
+  }
   if (memory > 0 && bytes > memory) {
     fail({who, c.name, " needs ", format_bytes(bytes), " for its weights in ",
           f32           ? "f32"
+          : bf16        ? "bf16"
           : each > 0.75 ? "int8"
                         : "int4",
           ", this machine has ", format_bytes(memory),
@@ -65925,7 +65980,7 @@ inline StoredMatrix stored_matrix_of(const WeightFile& file, const StoredTensor&
   how.format = w == Weights::bf16                 ? BlockFormat::bf16
                : t.doubles || t.scales != nullptr ? BlockFormat::f32
                                                   : t.format;
-  return kernels::store_matrix(rows, cols, numbers.data(), how);
+  return store_named(who, cat({"tensor \"", t.stored, "\""}), rows, cols, numbers.data(), how);
 }
 
 class ModelLoader {
@@ -65943,7 +65998,7 @@ class ModelLoader {
             " gives what can be planned"});
     }
     check_config_fits(config, file_, who_);
-    check_weights_fit(config, options_.weights, physical_memory(), who_);
+    check_weights_fit(config, options_.weights, physical_memory(), who_, file_.tensors);
     Transformer model = Transformer::without_numbers(config);
     model.activations = options_.activations;
     NameTable used;
@@ -66753,7 +66808,7 @@ inline double perplexity(const Transformer& model, const std::vector<std::int32_
 }
 
 // A model whose matrices are kept otherwise: bf16, int8, int4, or f32 that does not learn. It only
-// runs.
+// runs, and stays as it is when the other learns on.
 inline Transformer with_weights(const Transformer& model, const LoadOptions& options) {
   if (options.weights == Weights::as_stored) {
     detail::fail(
@@ -66774,7 +66829,7 @@ inline Transformer with_weights(const Transformer& model, const LoadOptions& opt
                     from.stored ? from.stored->kind() : "not there", "; f32 is right"});
     }
     if (from.shape.size() != 2 || detail::ModelLoader::stays_f32(from.name)) {
-      out.parameters[i].value = from.value;
+      out.parameters[i].value = parameter(from.value);
     } else {
       const Tensor numbers = contiguous(from.value.detach());
       const float* const w = numbers.data();
@@ -66782,9 +66837,10 @@ inline Transformer with_weights(const Transformer& model, const LoadOptions& opt
       const kernels::CompressedF32 compressed = options.weights == Weights::f32
                                                     ? kernels::compress_f32(rows, cols, w)
                                                     : kernels::CompressedF32();
-      out.parameters[i].stored = Shared<StoredMatrix>(
-          new StoredMatrix(compressed.rows > 0 ? kernels::stored_compressed(compressed)
-                                               : kernels::store_matrix(rows, cols, w, how)));
+      out.parameters[i].stored = Shared<StoredMatrix>(new StoredMatrix(
+          compressed.rows > 0
+              ? kernels::stored_compressed(compressed)
+              : detail::store_named("with_weights: ", from.name, rows, cols, w, how)));
     }
   }
   return out;
@@ -67051,7 +67107,7 @@ class AdamW {
     }
   }
 
-  void zero_grad() {
+  void zero_grad() const {
     for (const Tensor& tensor : tensors_) {
       tensor.zero_grad();
     }
@@ -67079,9 +67135,9 @@ class AdamW {
     steps_ = steps;
   }
 
-  // The same while a function is compiled: the optimizer's options and count of steps are read at
-  // every run of the graph, which must not outlive it. grad_scale: one number; where it is NaN
-  // nothing is updated.
+  // The same while a function is compiled: the optimizer's options and count of steps are read, and
+  // checked, at every run of the graph, which must not outlive it. grad_scale: one number; where it
+  // is NaN nothing is updated.
   void record_step(const Tensor& grad_scale) {
     const Tensor with_decay = record_factors(true), without = record_factors(false);
     const NoGrad no_graph;
@@ -67107,6 +67163,7 @@ class AdamW {
   Tensor record_factors(bool decay) {
     return detail::thread_recorder()->host(
         [this, decay] {
+          detail::check_adamw(options, 1);
           steps_ += decay ? 1 : 0;
           const double t = static_cast<double>(steps_), rate = options.learning_rate;
           const double numbers[] = {options.beta1,
@@ -67273,8 +67330,9 @@ inline void check_finite(const char* who, const char* what, double value, std::i
   if (!is_finite(value)) {
     const char* const is = is_nan(value) ? " is not a number" : " is infinite";
     fail({who, ": the ", what, is, " in step ", step, "; try a smaller learning_rate than ",
-          options.learning_rate, ", a longer warmup than ", options.warmup,
-          " steps or a smaller clip than ", options.clip});
+          options.learning_rate, ", a longer warmup than ", options.warmup, " steps",
+          options.loss_scale > 1 ? cat({", a smaller loss_scale than ", options.loss_scale}) : "",
+          " or a smaller clip than ", options.clip});
   }
 }
 
@@ -67332,6 +67390,19 @@ inline double step_loss_scale(const AdamW& optimizer, const StepOptions& options
   return scales_dynamically(options) ? optimizer.scaler.scale : first_loss_scale(options);
 }
 
+// At the end of a step its gradients are used up; those of one that fails are of no use to the
+// next.
+class GradsOfStep {
+ public:
+  explicit GradsOfStep(const AdamW& optimizer) : optimizer_(optimizer) {}
+  GradsOfStep(const GradsOfStep&) = delete;
+  GradsOfStep& operator=(const GradsOfStep&) = delete;
+  ~GradsOfStep() { optimizer_.zero_grad(); }
+
+ private:
+  const AdamW& optimizer_;
+};
+
 // The end of a step, its gradients all there: norm, clip, update. The result has loss and scale.
 inline void update_weights(AdamW& optimizer, const StepOptions& options, std::int64_t step,
                            StepResult& result) {
@@ -67347,7 +67418,6 @@ inline void update_weights(AdamW& optimizer, const StepOptions& options, std::in
   if (scales_dynamically(options)) {
     optimizer.scaler.update(!result.skipped);
   }
-  optimizer.zero_grad();
 }
 
 }  // namespace detail
@@ -67357,6 +67427,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
                              const StepOptions& options, std::int64_t step,
                              const Hooks& hooks = Hooks()) {
   detail::check_options("train_step", options);
+  const detail::GradsOfStep grads(optimizer);
   Hooks own = detail::step_hooks(hooks, options, step);
   StepResult result;
   result.loss_scale = detail::step_loss_scale(optimizer, options);
@@ -67390,7 +67461,7 @@ class CompiledStep {
  public:
   CompiledStep(const Transformer& model, AdamW& optimizer, const StepOptions& options,
                const CompileOptions& passes = CompileOptions())
-      : optimizer_(&optimizer), options_(options) {
+      : model_(&model), optimizer_(&optimizer), options_(options), passes_(passes) {
     detail::check_options("compile_step", options);
     if (options.dropout > 0 || model.config.experts > 0 ||
         (options.format != DType::f32 && options.format != DType::bf16)) {
@@ -67399,17 +67470,16 @@ class CompiledStep {
                     "; a step without dropout of a dense model in f32 or bf16 is right: masks, ",
                     "routes and loss scales change what is computed from step to step"});
     }
-    const double clip = options.clip;
-    compiled_ =
-        compile([&model, &optimizer,
-                 clip](const std::vector<Tensor>& in) { return body(model, optimizer, clip, in); },
-                passes);
+    capture();
   }
 
   // A loss or norm that is not a number is an Error, as of train_step: nothing was updated then.
   StepResult operator()(const Batch& batch, std::int64_t step) {
     const std::int64_t before = optimizer_->steps();
     StepResult out;
+    if (!same(moments_, optimizer_->moments()) || !same(squares_, optimizer_->squares())) {
+      capture();  // AdamW::resume() put others in their place
+    }
     try {
       optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
       const MatmulFormat format(options_.format);
@@ -67429,6 +67499,27 @@ class CompiledStep {
   const Compiled& compiled() const { return compiled_; }
 
  private:
+  void capture() {
+    moments_ = optimizer_->moments();
+    squares_ = optimizer_->squares();
+    const Transformer& model = *model_;
+    AdamW& optimizer = *optimizer_;
+    const double clip = options_.clip;
+    compiled_ =
+        compile([&model, &optimizer,
+                 clip](const std::vector<Tensor>& in) { return body(model, optimizer, clip, in); },
+                passes_);
+  }
+
+  // Whether these are the tensors whose numbers the graph updates.
+  static bool same(const std::vector<Tensor>& captured, const std::vector<Tensor>& now) {
+    bool all = captured.size() == now.size();
+    for (std::size_t i = 0; all && i < now.size(); ++i) {
+      all = captured[i].storage().get() == now[i].storage().get();
+    }
+    return all;
+  }
+
   static Tensor tokens(const Batch& batch, const std::vector<std::int32_t>& ids) {
     if (static_cast<std::int64_t>(ids.size()) != batch.sequences * batch.time) {
       detail::fail({"compile_step: ", ids.size(), " token numbers for ", batch.sequences,
@@ -67465,9 +67556,12 @@ class CompiledStep {
     return {loss.detach(), norm};
   }
 
+  const Transformer* model_;
   AdamW* optimizer_;
   StepOptions options_;
+  CompileOptions passes_;
   Compiled compiled_;
+  std::vector<Tensor> moments_, squares_;  // that the graph updates
 };
 
 // What train_step does, as one graph: call it with a Batch and the number of the step. Model and
@@ -71053,6 +71147,7 @@ inline StepResult accumulated_step(const Transformer& model, AdamW& optimizer, B
                                    const std::vector<std::int32_t>& tokens, const Layout& layout,
                                    const StepOptions& options, std::int64_t number) {
   const std::int64_t sequences = options.batch / layout.microbatches;
+  const GradsOfStep grads(optimizer);
   Hooks hooks = step_hooks(Hooks(), options, number);
   if (layout.recompute == Recompute::selective) {
     recompute_attention(hooks, model.config.head_size);

@@ -738,6 +738,35 @@ TEST_CASE("compile: on the devices of a mesh") {
 }
 #endif
 
+TEST_CASE("compile: AdamW refuses options that become wrong after the capture") {
+  const ts::Tensor w = ts::parameter(ts::randn({4, 3}, 1)), b = ts::parameter(ts::zeros({3}));
+  ts::AdamW optimizer({w, b});
+  const ts::Compiled f = ts::compile([&](const Tensors& in) {
+    const ts::Tensor loss = ts::sum(ts::square(ts::matmul(in[0], w) + b));
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    return Tensors{loss.detach()};
+  });
+  const Tensors in = {ts::randn({5, 4}, 2)};
+  for (int step = 0; step < 3; ++step) {
+    f(in);
+  }
+  const std::vector<float> before = w.values();
+  optimizer.options.learning_rate = -1;
+  CHECK(error_of([&] { f(in); }) ==
+        "AdamW: learning_rate is -1; a number from 0 to below 1e+30 is right");
+  optimizer.options.learning_rate = 1e-3;
+  optimizer.options.beta1 = 1;
+  CHECK(error_of([&] { f(in); }) == "AdamW: beta1 is 1; a number from 0 to below 1 is right");
+  CHECK(w.values() == before);
+  CHECK(optimizer.steps() == 3);
+  optimizer.options.beta1 = 0.9;
+  f(in);
+  CHECK(w.values() != before);
+  CHECK(optimizer.steps() == 4);
+}
+
 TEST_CASE("compile: AdamW inside") {
   const auto train = [](bool compiled, const ts::CompileOptions& passes) {
     const ts::Tensor w = ts::parameter(ts::randn({4, 3}, 1)), b = ts::parameter(ts::zeros({3}));
@@ -796,6 +825,40 @@ TEST_CASE("compile_step trains as train_step") {
     for (std::size_t i = 0; i < a.tensors().size(); ++i) {
       check_near(a.tensors()[i].detach(), b.tensors()[i].detach(), 10 * by);
     }
+  }
+}
+
+TEST_CASE("compile_step goes on from the moments that its optimizer resumes") {
+  const ts::Text& text = small_text();
+  ts::StepOptions options;
+  const ts::Transformer a(small_model(), 7), b(small_model(), 7);
+  ts::AdamW eager(a.tensors()), fused(b.tensors());
+  ts::CompiledStep step = ts::compile_step(b, fused, options);
+  const auto train = [&](std::int64_t i) {
+    ts::Batch batch;
+    batch.time = 16;
+    batch.add(text.train(), 40 * i);
+    ts::train_step(a, eager, batch, options, 200 + i);
+    step(batch, 200 + i);
+  };
+  for (std::int64_t i = 0; i < 4; ++i) {
+    train(i);
+  }
+  for (ts::AdamW* const optimizer : {&eager, &fused}) {  // as a training that begins
+    std::vector<ts::Tensor> moments, squares;
+    for (const ts::Tensor& tensor : optimizer->tensors()) {
+      moments.push_back(ts::zeros(tensor.shape()));
+      squares.push_back(ts::zeros(tensor.shape()));
+    }
+    optimizer->resume(moments, squares, 0);
+  }
+  for (std::int64_t i = 4; i < 8; ++i) {
+    train(i);
+  }
+  CHECK(fused.steps() == 4);
+  for (std::size_t i = 0; i < a.tensors().size(); ++i) {
+    check_near(a.tensors()[i].detach(), b.tensors()[i].detach(), 2e-4f);
+    check_near(eager.moments()[i], fused.moments()[i], 2e-5f);
   }
 }
 

@@ -217,6 +217,33 @@ TEST_CASE("pages: shared until one writes, given back, limited") {
         "right");
 }
 
+TEST_CASE("a copy of a cache has pages of its own") {
+  const ts::Transformer model = small_model("llama");
+  ts::KvPages cache(model.config);
+  const int a = cache.add();
+  ts::decode(model, cache, {{a, {1, 2}, false}});
+  ts::KvPages copy = cache;
+  const auto logits = [&](ts::KvPages& pages, const Ids& ids) {
+    return ts::decode(model, pages, {{a, ids, false}}).values();
+  };
+  const auto alone = [&](const Ids& ids) {
+    ts::KvPages fresh(model.config);
+    fresh.add();
+    return logits(fresh, ids);
+  };
+  logits(cache, {3});
+  logits(copy, {9});
+  const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
+    return largest_difference(x.data(), y.data(), static_cast<std::int64_t>(x.size())) < 1e-5;
+  };
+  CHECK(same(logits(cache, {4}), alone({1, 2, 3, 4})));
+  CHECK(same(logits(copy, {4}), alone({1, 2, 9, 4})));
+  ts::KvPages other(model.config);
+  other = copy;
+  logits(copy, {5});
+  CHECK(same(logits(other, {6}), alone({1, 2, 9, 4, 6})));
+}
+
 TEST_CASE("a failed extend takes nothing") {
   ts::CacheOptions options;
   options.page_tokens = 4;
@@ -721,6 +748,19 @@ TEST_CASE("formats of weights: bytes shrink, errors grow, perplexity is the loss
   const ts::Transformer fixed = ts::with_weights(model, kept);
   CHECK(fixed.is_stored());
   CHECK(ts::mean_loss(fixed, ids) == doctest::Approx(ts::mean_loss(model, ids)).epsilon(1e-5));
+  ts::Tensor norm = model.parameters.back().value.detach();  // of the model alone
+  const double before = ts::mean_loss(fixed, ids);
+  const float first = norm.data()[0];
+  norm.data()[0] = 5;
+  CHECK(ts::mean_loss(fixed, ids) == before);
+  norm.data()[0] = first;
+  kept.weights = ts::Weights::int8;
+  for (const ts::Parameter& p : broken.parameters) {
+    p.value.detach().data()[0] = p.name == "model.layers.0.mlp.up_proj.weight" ? 1e6f : 0.0f;
+  }
+  CHECK(error_of([&] { ts::with_weights(broken, kept); }) ==
+        "with_weights: model.layers.0.mlp.up_proj.weight: quantize: weight 0, 0 is 1000000; "
+        "weights must be within +-65504");
   kept.weights = ts::Weights::as_stored;
   CHECK(error_of([&] { ts::with_weights(model, kept); }) ==
         "with_weights: weights f32, bf16, int8 or int4 are right; load(path, options) keeps what a "

@@ -634,6 +634,59 @@ TEST_CASE("a loss that is not a number stops training with advice") {
         "train_step: beta2 is 0.99999999; a number from 0 to below 1 in f32 is right");
 }
 
+TEST_CASE("a batch takes no tokens beyond the text's") {
+  ts::Batch batch;
+  batch.time = 3;
+  batch.add({1, 2, 3, 4, 5}, 1);
+  CHECK(batch.ids == std::vector<std::int32_t>{2, 3, 4});
+  CHECK(batch.targets == std::vector<std::int32_t>{3, 4, 5});
+  for (const std::int64_t offset : {-1, 2, 9}) {
+    CHECK(error_of([&] {
+            batch.add({1, 2, 3, 4, 5}, offset);
+          }) == "Batch::add: 3 tokens from " + std::to_string(offset) +
+                    " on, and one behind them, of 5; tokens that are there are right");
+  }
+  CHECK(batch.sequences == 1);
+}
+
+TEST_CASE("a step that fails leaves no gradients to the next") {
+  const ts::Transformer model(tiny("nanogpt"));
+  ts::AdamW optimizer(model.tensors());
+  for (const ts::Parameter& p : model.parameters) {  // the same values, gradients that overflow
+    const float by = p.name.find(".v_proj.weight") != std::string::npos   ? 1e15f
+                     : p.name.find(".o_proj.weight") != std::string::npos ? 1e-15f
+                                                                          : 1.0f;
+    ts::Tensor weight = p.value.detach();
+    for (std::int64_t i = 0; i < weight.count(); ++i) {
+      weight.data()[i] *= by;
+    }
+  }
+  ts::Batch batch;
+  batch.time = 5;
+  batch.add({1, 2, 3, 4, 5, 6}, 0);
+  ts::StepOptions options;
+  options.loss_scale = 1e29;
+  CHECK(error_of([&] { ts::train_step(model, optimizer, batch, options, 0); }) ==
+        "train_step: the gradient norm is infinite in step 0; try a smaller learning_rate than "
+        "0.001, a longer warmup than 100 steps, a smaller loss_scale than 1e+29 or a smaller clip "
+        "than 1");
+  for (const ts::Tensor& tensor : model.tensors()) {
+    CHECK(!tensor.grad().defined());
+  }
+  options.loss_scale = 0;
+  CHECK(std::isfinite(ts::train_step(model, optimizer, batch, options, 0).grad_norm));
+  // Nor do those of a loss scale that may not become smaller.
+  const ts::Transformer other(tiny("nanogpt"));
+  ts::AdamW scaled(other.tensors());
+  options.format = ts::DType::f16;
+  scaled.scaler.scale = scaled.scaler.smallest = 1e29;
+  CHECK(error_of([&] {
+          ts::train_step(other, scaled, batch, options, 0);
+        }).find("LossScaler: gradients are not finite at a loss scale of 1e+29") == 0);
+  scaled.scaler = ts::LossScaler();
+  CHECK(!ts::train_step(other, scaled, batch, options, 0).skipped);
+}
+
 TEST_CASE("generate: options and weights that cannot be right are refused") {
   const auto refusal = [](double temperature, int top_k, float weight) {
     ts::Transformer model(tiny("llama"));

@@ -389,6 +389,19 @@ TEST_CASE("a NaN among activations reaches every result; a stored infinity its r
   }
 }
 
+TEST_CASE("stored weights: an error names the element, on any number of threads") {
+  Floats w(3000 * 64, 1.0f);
+  w[2000 * 64 + 7] = std::numeric_limits<float>::infinity();
+  ts::StoreAs how;
+  how.format = BlockFormat::q8_0;
+  for (const int threads : {1, 2, 7}) {
+    const ts::ThreadScope scope(threads);
+    CHECK(error_of([&] { kernel::store_matrix(3000, 64, w.data(), how); }) ==
+          "quantize_blocks: element 128007 is inf; blocks of q8_0 hold numbers of magnitude up to "
+          "8319008");
+  }
+}
+
 TEST_CASE("stored weights: what is refused") {
   const Floats numbers = noise(64, 12);
   Floats y(64);

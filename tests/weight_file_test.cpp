@@ -954,6 +954,24 @@ TEST_CASE("a Mixtral of equal experts is the dense model") {
             "\": no tensor for the parameter model.layers.0.mlp.experts.3.up_proj.weight");
 }
 
+TEST_CASE("a weight that 8 bits cannot hold is told of with its file and tensor") {
+  ts::Transformer model(small_config(), 13);
+  for (const ts::Parameter& p : model.parameters) {
+    if (p.name == "model.layers.0.self_attn.k_proj.weight") {
+      p.value.detach().data()[1] = 1e6f;
+    }
+  }
+  const std::string path = temporary("large.safetensors");
+  model.save(path);
+  ts::LoadOptions options;
+  options.weights = ts::Weights::int8;
+  CHECK(error_of([&] { ts::load(path, options); }) ==
+        "load: \"" + path +
+            "\": tensor \"model.layers.0.self_attn.k_proj.weight\": quantize: weight 0, 1 is "
+            "1000000; weights must be within +-65504");
+  std::remove(path.c_str());
+}
+
 TEST_CASE("weights as stored, in bf16, 8 and 4 bits run and do not learn") {
   ts::ModelConfig c = small_config();
   c.width = 64;
@@ -1060,6 +1078,17 @@ TEST_CASE("weights larger than memory are refused before they are read, unless t
   CHECK(refused(ts::Weights::f32, 33e9) == "no error");
   CHECK(refused(ts::Weights::f32, 0) == "no error");  // unknown
   CHECK(refused(ts::Weights::as_stored, 1e9) == "no error");
+  ts::List<ts::StoredTensor> tensors(1);
+  tensors[0].shape = {1000, 1000};
+  const auto in_bf16 = [&] {
+    return error_of(
+        [&] { ts::detail::check_weights_fit(c, ts::Weights::bf16, 1e6, "load: ", tensors); });
+  };
+  CHECK(in_bf16() ==
+        "load: llama3-8b needs 2 MB for its weights in bf16, this machine has 1 MB; "
+        "Weights::as_stored leaves them in the file");
+  tensors[0].format = ts::BlockFormat::bf16;
+  CHECK(in_bf16() == "no error");
 }
 
 TEST_CASE("a tokenizer of another kind beside the weights may be left out") {
@@ -1162,12 +1191,29 @@ TEST_CASE("decoders of llama2.c's programs refuse what those do otherwise") {
   c.norm_epsilon = 1e-6;
   CHECK(refuse(c) ==
         "Llama2cDecoder: small has a norm_epsilon of 1e-06; 1e-05, llama2.c's, is right");
+  c.norm_epsilon = double{1e-5f};  // as GGUF files have it
+  CHECK(refuse(c) == "no error");
   c.norm_epsilon = 1e-5;
   const ts::ModelConfig right = c;
   const std::string other =
       "Llama2cDecoder: small is no model of llama2.c; RMS norms, interleaved rotary pairs at their "
       "own frequencies, SwiGLU and no biases, experts or window are right";
   CHECK(refuse(right) == "no error");
+  CHECK(error_of([&] { ts::Llama2cDecoder(ts::Transformer::without_numbers(right)); }) ==
+        "Llama2cDecoder: model.embed_tokens.weight of small is not there; a model with its weights "
+        "is right");
+  // Activations that are no numbers are none behind weights in int8, either.
+  ts::LoadOptions int8;
+  int8.weights = ts::Weights::int8;
+  int8.group = right.width;
+  ts::Transformer stored = ts::with_weights(ts::Transformer(right), int8);
+  CHECK(std::isfinite(ts::Llama2cDecoder(stored).next(1)[0]));
+  for (ts::Parameter& p : stored.parameters) {
+    if (p.name == "model.norm.weight") {
+      p.value.detach().data()[0] = NAN;
+    }
+  }
+  CHECK(std::isnan(ts::Llama2cDecoder(stored).next(1)[0]));
   c.window = 3;
   CHECK(refuse(c) == other);
   c = right;

@@ -217,9 +217,9 @@ inline float largest_stored(BlockFormat format) {
 namespace kernels {
 
 // The way back. A block cannot hold infinity, NaN, or more than its scale reaches: an Error, as is
-// a finite number beyond f16 or bf16.
+// a finite number beyond f16 or bf16. `first`: the number in the Error of element 0.
 inline void quantize_blocks(BlockFormat format, std::int64_t count, const float* from,
-                            std::uint8_t* to) {
+                            std::uint8_t* to, std::int64_t first = 0) {
   const std::int64_t bytes = block_row_bytes(format, count);
   const BlockLayout layout = block_layout(format);
   if (format == BlockFormat::f32) {
@@ -232,7 +232,7 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
       const std::uint16_t code = half ? to_f16(from[i]) : to_bf16(from[i]);
       if ((code & 0x7fffU) > (half ? 0x7bffU : 0x7f7fU) &&
           detail::is_finite(static_cast<double>(from[i]))) {
-        detail::fail({"quantize_blocks: element ", i, " is ", from[i], "; ", layout.name,
+        detail::fail({"quantize_blocks: element ", first + i, " is ", from[i], "; ", layout.name,
                       " holds numbers of magnitude up to ",
                       half ? from_f16(0x7bff) : from_bf16(0x7f7f)});
       }
@@ -243,8 +243,8 @@ inline void quantize_blocks(BlockFormat format, std::int64_t count, const float*
   const float most = detail::largest_stored(format);
   for (std::int64_t i = 0; i < count; ++i) {
     if (!(std::fabs(from[i]) <= most) || !detail::is_finite(static_cast<double>(from[i]))) {
-      detail::fail({"quantize_blocks: element ", i, " is ", from[i], "; blocks of ", layout.name,
-                    " hold numbers of magnitude up to ", most});
+      detail::fail({"quantize_blocks: element ", first + i, " is ", from[i], "; blocks of ",
+                    layout.name, " hold numbers of magnitude up to ", most});
     }
   }
   for (std::int64_t i = 0; i < count; i += layout.elements, to += layout.bytes) {

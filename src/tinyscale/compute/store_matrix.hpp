@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/mapped_file.hpp"
@@ -67,10 +68,25 @@ inline StoredMatrix store_matrix(std::int64_t rows, std::int64_t cols, const flo
   std::uint8_t* const to = owner->own_data();
   parallel_for(
       cols == 0 ? 0 : rows, 1 + 65536 / (cols + 1), [&](std::int64_t begin, std::int64_t end) {
-        quantize_blocks(how.format, (end - begin) * cols, from + begin * cols, to + begin * row);
+        const std::int64_t first = begin * cols;
+        quantize_blocks(how.format, end * cols - first, from + first, to + begin * row, first);
       });
   return stored_view(rows, cols, how.format, to, owner);
 }
 
 }  // namespace kernels
+
+namespace detail {
+
+// The same, with errors that name the weights.
+inline StoredMatrix store_named(const std::string& who, const std::string& name, std::int64_t rows,
+                                std::int64_t cols, const float* from, const StoreAs& how) {
+  try {
+    return kernels::store_matrix(rows, cols, from, how);
+  } catch (const Error& error) {
+    fail({who, name, ": ", error.what()});
+  }
+}
+
+}  // namespace detail
 }  // namespace tinyscale

@@ -18,7 +18,7 @@ class CompiledStep {
  public:
   CompiledStep(const Transformer& model, AdamW& optimizer, const StepOptions& options,
                const CompileOptions& passes = CompileOptions())
-      : optimizer_(&optimizer), options_(options) {
+      : model_(&model), optimizer_(&optimizer), options_(options), passes_(passes) {
     detail::check_options("compile_step", options);
     if (options.dropout > 0 || model.config.experts > 0 ||
         (options.format != DType::f32 && options.format != DType::bf16)) {
@@ -27,17 +27,16 @@ class CompiledStep {
                     "; a step without dropout of a dense model in f32 or bf16 is right: masks, ",
                     "routes and loss scales change what is computed from step to step"});
     }
-    const double clip = options.clip;
-    compiled_ =
-        compile([&model, &optimizer,
-                 clip](const std::vector<Tensor>& in) { return body(model, optimizer, clip, in); },
-                passes);
+    capture();
   }
 
   // A loss or norm that is not a number is an Error, as of train_step: nothing was updated then.
   StepResult operator()(const Batch& batch, std::int64_t step) {
     const std::int64_t before = optimizer_->steps();
     StepResult out;
+    if (!same(moments_, optimizer_->moments()) || !same(squares_, optimizer_->squares())) {
+      capture();  // AdamW::resume() put others in their place
+    }
     try {
       optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
       const MatmulFormat format(options_.format);
@@ -57,6 +56,27 @@ class CompiledStep {
   const Compiled& compiled() const { return compiled_; }
 
  private:
+  void capture() {
+    moments_ = optimizer_->moments();
+    squares_ = optimizer_->squares();
+    const Transformer& model = *model_;
+    AdamW& optimizer = *optimizer_;
+    const double clip = options_.clip;
+    compiled_ =
+        compile([&model, &optimizer,
+                 clip](const std::vector<Tensor>& in) { return body(model, optimizer, clip, in); },
+                passes_);
+  }
+
+  // Whether these are the tensors whose numbers the graph updates.
+  static bool same(const std::vector<Tensor>& captured, const std::vector<Tensor>& now) {
+    bool all = captured.size() == now.size();
+    for (std::size_t i = 0; all && i < now.size(); ++i) {
+      all = captured[i].storage().get() == now[i].storage().get();
+    }
+    return all;
+  }
+
   static Tensor tokens(const Batch& batch, const std::vector<std::int32_t>& ids) {
     if (static_cast<std::int64_t>(ids.size()) != batch.sequences * batch.time) {
       detail::fail({"compile_step: ", ids.size(), " token numbers for ", batch.sequences,
@@ -93,9 +113,12 @@ class CompiledStep {
     return {loss.detach(), norm};
   }
 
+  const Transformer* model_;
   AdamW* optimizer_;
   StepOptions options_;
+  CompileOptions passes_;
   Compiled compiled_;
+  std::vector<Tensor> moments_, squares_;  // that the graph updates
 };
 
 // What train_step does, as one graph: call it with a Batch and the number of the step. Model and

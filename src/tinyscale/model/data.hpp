@@ -19,7 +19,13 @@ struct Batch {
   std::vector<std::int32_t> ids;
   std::vector<std::int32_t> targets;
 
+  // `time` tokens from `offset` on, and the one behind them.
   void add(const std::vector<std::int32_t>& tokens, std::int64_t offset) {
+    const auto all = static_cast<std::int64_t>(tokens.size());
+    if (offset < 0 || time < 0 || time >= all - offset) {
+      detail::fail({"Batch::add: ", time, " tokens from ", offset, " on, and one behind them, of ",
+                    all, "; tokens that are there are right"});
+    }
     for (std::int64_t t = offset; t < offset + time; ++t) {
       ids.push_back(tokens[static_cast<std::size_t>(t)]);
       targets.push_back(tokens[static_cast<std::size_t>(t) + 1]);

@@ -89,7 +89,7 @@ inline double perplexity(const Transformer& model, const std::vector<std::int32_
 }
 
 // A model whose matrices are kept otherwise: bf16, int8, int4, or f32 that does not learn. It only
-// runs.
+// runs, and stays as it is when the other learns on.
 inline Transformer with_weights(const Transformer& model, const LoadOptions& options) {
   if (options.weights == Weights::as_stored) {
     detail::fail(
@@ -110,7 +110,7 @@ inline Transformer with_weights(const Transformer& model, const LoadOptions& opt
                     from.stored ? from.stored->kind() : "not there", "; f32 is right"});
     }
     if (from.shape.size() != 2 || detail::ModelLoader::stays_f32(from.name)) {
-      out.parameters[i].value = from.value;
+      out.parameters[i].value = parameter(from.value);
     } else {
       const Tensor numbers = contiguous(from.value.detach());
       const float* const w = numbers.data();
@@ -118,9 +118,10 @@ inline Transformer with_weights(const Transformer& model, const LoadOptions& opt
       const kernels::CompressedF32 compressed = options.weights == Weights::f32
                                                     ? kernels::compress_f32(rows, cols, w)
                                                     : kernels::CompressedF32();
-      out.parameters[i].stored = Shared<StoredMatrix>(
-          new StoredMatrix(compressed.rows > 0 ? kernels::stored_compressed(compressed)
-                                               : kernels::store_matrix(rows, cols, w, how)));
+      out.parameters[i].stored = Shared<StoredMatrix>(new StoredMatrix(
+          compressed.rows > 0
+              ? kernels::stored_compressed(compressed)
+              : detail::store_named("with_weights: ", from.name, rows, cols, w, how)));
     }
   }
   return out;

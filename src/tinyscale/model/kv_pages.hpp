@@ -24,6 +24,7 @@ struct CacheOptions {
   std::int64_t pages = 0;         // at most; 0: as many as memory holds
 };
 
+// A copy of a cache has pages of its own; fork() shares those of a sequence.
 class KvPages {
  public:
   explicit KvPages(const ModelConfig& config, const CacheOptions& options = {});
@@ -81,6 +82,25 @@ class KvPages {
   }
 
  private:
+  // Tensors share their numbers when they are copied; these do not.
+  struct Slabs {
+    List<Tensor> all;
+
+    Slabs() = default;
+    Slabs(Slabs&&) = default;
+    Slabs(const Slabs& other) {
+      const MemoryScope scope(MemoryKind::kv_cache);
+      for (const Tensor& slab : other.all) {
+        Tensor own(slab.shape());
+        std::memcpy(own.origin(), slab.origin(), 4 * static_cast<std::size_t>(slab.count()));
+        all.push_back(own);
+      }
+    }
+    Slabs& operator=(Slabs other) {
+      all.swap(other.all);
+      return *this;
+    }
+  };
   struct Sequence {
     std::vector<int> pages;
     std::int64_t length = 0;
@@ -109,7 +129,8 @@ class KvPages {
   std::uint8_t* place(int layer, int page) const {
     const std::int64_t slab = page / slab_pages_;
     const std::int64_t at = (page % slab_pages_ * layers_ + layer) * stride_;
-    return reinterpret_cast<std::uint8_t*>(slabs_[static_cast<std::size_t>(slab)].origin()) + at;
+    return reinterpret_cast<std::uint8_t*>(slabs_.all[static_cast<std::size_t>(slab)].origin()) +
+           at;
   }
   std::int64_t held_pages(int least) const;  // by so many sequences
   int take_page();
@@ -120,7 +141,7 @@ class KvPages {
   std::int64_t layers_ = 0, stride_ = 0;  // stride_: bytes of a layer's part of a page
   std::int64_t slab_pages_ = 0, limit_ = 0;
   std::int64_t window_ = 0, global_every_ = 0;  // as in ModelConfig
-  List<Tensor> slabs_;
+  Slabs slabs_;
   std::vector<int> holders_;  // of each page
   std::vector<int> free_;
   List<Sequence> sequences_;
@@ -163,7 +184,7 @@ inline int KvPages::take_page() {
     const std::int64_t pages =
         limit_ > 0 && limit_ - first < slab_pages_ ? limit_ - first : slab_pages_;
     const MemoryScope scope(MemoryKind::kv_cache);
-    slabs_.push_back(Tensor(Shape{pages * page_bytes() / 4}));
+    slabs_.all.push_back(Tensor(Shape{pages * page_bytes() / 4}));
     for (std::int64_t i = 0; i < pages; ++i) {
       holders_.push_back(0);
       free_.push_back(first + static_cast<int>(pages - 1 - i));

@@ -83,12 +83,17 @@ inline Llama2cDecoder::Llama2cDecoder(const Transformer& model) : config_(model.
                   " is no model of llama2.c; RMS norms, interleaved rotary pairs at their own "
                   "frequencies, SwiGLU and no biases, experts or window are right"});
   }
-  if (c.norm_epsilon < 1e-5 || c.norm_epsilon > 1e-5) {
+  const auto epsilon = static_cast<float>(c.norm_epsilon);  // a GGUF file has no more digits
+  if (epsilon < 1e-5f || epsilon > 1e-5f) {
     detail::fail({"Llama2cDecoder: ", c.name, " has a norm_epsilon of ", c.norm_epsilon,
                   "; 1e-05, llama2.c's, is right"});
   }
   layers_.resize(static_cast<std::size_t>(c.layers));
   for (const Parameter& p : model.parameters) {
+    if (!p.value.defined() && !p.stored) {
+      detail::fail({"Llama2cDecoder: ", p.name, " of ", c.name,
+                    " is not there; a model with its weights is right"});
+    }
     const auto ends = [&p](const std::string& tail) {
       return p.name.size() >= tail.size() &&
              p.name.compare(p.name.size() - tail.size(), tail.size(), tail) == 0;
@@ -154,13 +159,17 @@ inline std::vector<float> Llama2cDecoder::product(const Matrix& w, const std::ve
   std::vector<std::int8_t> codes;
   for (std::size_t first = 0; first < cols; first += group) {
     float largest = 0.0f;
+    bool finite = true;  // else all that comes of it is NaN
     for (std::size_t i = first; i < first + group; ++i) {
+      finite = finite && detail::is_finite(static_cast<double>(x[i]));
       largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
     }
-    scales.push_back(largest / 127.0f);
+    const float scale = finite ? largest / 127.0f : NAN;
+    scales.push_back(scale);
     for (std::size_t i = first; i < first + group; ++i) {
-      codes.push_back(
-          static_cast<std::int8_t>(largest > 0.0f ? std::round(x[i] / scales.back()) : 0.0f));
+      const float code = scale > 0.0f ? std::round(x[i] / scale) : 0.0f;
+      codes.push_back(static_cast<std::int8_t>(
+          std::fmax(-127.0f, std::fmin(127.0f, code))));  // of a subnormal scale
     }
   }
   for (std::size_t row = 0; row < y.size(); ++row) {

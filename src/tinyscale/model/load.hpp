@@ -102,13 +102,17 @@ inline void check_config_fits(const ModelConfig& c, const WeightFile& file,
 
 // What is not read where it lies must fit before the first tensor is taken.
 inline void check_weights_fit(const ModelConfig& c, Weights weights, double memory,
-                              const std::string& who) {
-  const bool f32 = weights == Weights::f32;
+                              const std::string& who, const List<StoredTensor>& tensors = {}) {
+  const bool f32 = weights == Weights::f32, bf16 = weights == Weights::bf16;
   const double each = f32 ? 4 : weights == Weights::int8 ? 1 : weights == Weights::int4 ? 0.5 : 0;
-  const double bytes = each * static_cast<double>(c.parameters());
+  double bytes = each * static_cast<double>(c.parameters());
+  for (const StoredTensor& t : tensors) {
+    bytes += bf16 && t.format != BlockFormat::bf16 ? 2 * static_cast<double>(t.shape.count()) : 0;
+  }
   if (memory > 0 && bytes > memory) {
     fail({who, c.name, " needs ", format_bytes(bytes), " for its weights in ",
           f32           ? "f32"
+          : bf16        ? "bf16"
           : each > 0.75 ? "int8"
                         : "int4",
           ", this machine has ", format_bytes(memory),
@@ -173,7 +177,7 @@ inline StoredMatrix stored_matrix_of(const WeightFile& file, const StoredTensor&
   how.format = w == Weights::bf16                 ? BlockFormat::bf16
                : t.doubles || t.scales != nullptr ? BlockFormat::f32
                                                   : t.format;
-  return kernels::store_matrix(rows, cols, numbers.data(), how);
+  return store_named(who, cat({"tensor \"", t.stored, "\""}), rows, cols, numbers.data(), how);
 }
 
 class ModelLoader {
@@ -191,7 +195,7 @@ class ModelLoader {
             " gives what can be planned"});
     }
     check_config_fits(config, file_, who_);
-    check_weights_fit(config, options_.weights, physical_memory(), who_);
+    check_weights_fit(config, options_.weights, physical_memory(), who_, file_.tensors);
     Transformer model = Transformer::without_numbers(config);
     model.activations = options_.activations;
     NameTable used;

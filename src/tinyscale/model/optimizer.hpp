@@ -119,7 +119,7 @@ class AdamW {
     }
   }
 
-  void zero_grad() {
+  void zero_grad() const {
     for (const Tensor& tensor : tensors_) {
       tensor.zero_grad();
     }
@@ -147,9 +147,9 @@ class AdamW {
     steps_ = steps;
   }
 
-  // The same while a function is compiled: the optimizer's options and count of steps are read at
-  // every run of the graph, which must not outlive it. grad_scale: one number; where it is NaN
-  // nothing is updated.
+  // The same while a function is compiled: the optimizer's options and count of steps are read, and
+  // checked, at every run of the graph, which must not outlive it. grad_scale: one number; where it
+  // is NaN nothing is updated.
   void record_step(const Tensor& grad_scale) {
     const Tensor with_decay = record_factors(true), without = record_factors(false);
     const NoGrad no_graph;
@@ -175,6 +175,7 @@ class AdamW {
   Tensor record_factors(bool decay) {
     return detail::thread_recorder()->host(
         [this, decay] {
+          detail::check_adamw(options, 1);
           steps_ += decay ? 1 : 0;
           const double t = static_cast<double>(steps_), rate = options.learning_rate;
           const double numbers[] = {options.beta1,

@@ -94,8 +94,9 @@ inline void check_finite(const char* who, const char* what, double value, std::i
   if (!is_finite(value)) {
     const char* const is = is_nan(value) ? " is not a number" : " is infinite";
     fail({who, ": the ", what, is, " in step ", step, "; try a smaller learning_rate than ",
-          options.learning_rate, ", a longer warmup than ", options.warmup,
-          " steps or a smaller clip than ", options.clip});
+          options.learning_rate, ", a longer warmup than ", options.warmup, " steps",
+          options.loss_scale > 1 ? cat({", a smaller loss_scale than ", options.loss_scale}) : "",
+          " or a smaller clip than ", options.clip});
   }
 }
 
@@ -153,6 +154,19 @@ inline double step_loss_scale(const AdamW& optimizer, const StepOptions& options
   return scales_dynamically(options) ? optimizer.scaler.scale : first_loss_scale(options);
 }
 
+// At the end of a step its gradients are used up; those of one that fails are of no use to the
+// next.
+class GradsOfStep {
+ public:
+  explicit GradsOfStep(const AdamW& optimizer) : optimizer_(optimizer) {}
+  GradsOfStep(const GradsOfStep&) = delete;
+  GradsOfStep& operator=(const GradsOfStep&) = delete;
+  ~GradsOfStep() { optimizer_.zero_grad(); }
+
+ private:
+  const AdamW& optimizer_;
+};
+
 // The end of a step, its gradients all there: norm, clip, update. The result has loss and scale.
 inline void update_weights(AdamW& optimizer, const StepOptions& options, std::int64_t step,
                            StepResult& result) {
@@ -168,7 +182,6 @@ inline void update_weights(AdamW& optimizer, const StepOptions& options, std::in
   if (scales_dynamically(options)) {
     optimizer.scaler.update(!result.skipped);
   }
-  optimizer.zero_grad();
 }
 
 }  // namespace detail
@@ -178,6 +191,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
                              const StepOptions& options, std::int64_t step,
                              const Hooks& hooks = Hooks()) {
   detail::check_options("train_step", options);
+  const detail::GradsOfStep grads(optimizer);
   Hooks own = detail::step_hooks(hooks, options, step);
   StepResult result;
   result.loss_scale = detail::step_loss_scale(optimizer, options);

@@ -48,6 +48,7 @@ inline StepResult accumulated_step(const Transformer& model, AdamW& optimizer, B
                                    const std::vector<std::int32_t>& tokens, const Layout& layout,
                                    const StepOptions& options, std::int64_t number) {
   const std::int64_t sequences = options.batch / layout.microbatches;
+  const GradsOfStep grads(optimizer);
   Hooks hooks = step_hooks(Hooks(), options, number);
   if (layout.recompute == Recompute::selective) {
     recompute_attention(hooks, model.config.head_size);
