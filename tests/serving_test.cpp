@@ -765,3 +765,24 @@ TEST_CASE("serving: a message along a line crosses all its links, around a ring 
     CHECK(ts::detail::group_of(on, 3).latency == doctest::Approx(ring ? 8e-6 : 14e-6));
   }
 }
+
+TEST_CASE("serving: heads that do not divide the cache, and what else cuts it has messages") {
+  ts::ServingJob job = job_of("llama3-8b", 1000, 200, 12, ts::DType::bf16);
+  const double cache = job.batch * 1200.0 * 131072, weights = 2.0 * 8030261248;
+  for (const int chips : {3, 5, 6, 7}) {
+    CAPTURE(chips);
+    for (const ts::ServingSharding& s : ts::serving_shardings(job, ts::machine("h100", {chips}))) {
+      if (s.cache == ts::CacheSharding::heads) {  // 8 heads: the fullest chip has 3 or 2
+        const double fullest = chips == 3 ? 3 : 2;
+        CHECK(s.cache_ways == 8 / fullest);
+        CHECK(s.chip_bytes == doctest::Approx(weights / chips + cache * fullest / 8));
+        CHECK(s.traffic.size() == 1);
+      } else {  // groups of as many heads each, the rest by sequence or token
+        CHECK(s.cache_ways == chips);
+        CHECK(s.traffic.size() == 2);
+      }
+    }
+  }
+  CHECK(ts::serving_shardings(job, ts::machine("h100", {3}))[0].name ==
+        "tensor 3, cache by heads 2.66667");
+}
