@@ -130,6 +130,39 @@ TEST_CASE("serving: local windows and latent attention") {
   CHECK(deep.sharding().cache == ts::CacheSharding::batch);
 }
 
+TEST_CASE("serving: a slice has links as fast as the machine's own") {
+  const ts::ServingJob job = job_of("llama3-8b", 1000, 200, 8, ts::DType::bf16);
+  ts::Machine slow = ts::machine("tpu-v5e", {4, 4});
+  for (ts::Links& links : slow.links) {
+    links.bandwidth = ts::Bandwidth::one_way(1e6);
+    links.latency = 5e-6;
+  }
+  ts::Machine half = ts::machine("tpu-v5e", {4, 2});
+  half.links = slow.links;
+  ts::FrontierOptions options;
+  options.chips = {8};
+  options.batches = {8};
+  CHECK(ts::serving_frontier(job, slow, options).points[0].step_seconds ==
+        doctest::Approx(ts::serving_shardings(job, half)[0].bound).epsilon(1e-12));
+  ts::Machine one = ts::machine("tpu-v5e", {1});
+  one.links = {slow.links[0]};
+  const ts::ServingPlan plan = ts::plan_serving(job, one);
+  CHECK(plan.on.dims == ts::Shape{2, 2});
+  for (const ts::Links& links : plan.on.links) {
+    CHECK(links.bandwidth.one_way() == 1e6);
+    CHECK(links.latency == 5e-6);
+  }
+  ts::Machine nodes = ts::machine("h100", {4, 8});
+  nodes.links[0].bandwidth = ts::Bandwidth::one_way(2e9);
+  nodes.links[0].uplink = ts::Bandwidth::one_way(8e9);
+  nodes.links[1].kind = ts::AxisKind::full;
+  const ts::Machine two = ts::detail::slice_machine(nodes, 16);
+  CHECK(two.dims == ts::Shape{2, 8});
+  CHECK(two.links[0].uplink.one_way() == 8e9);
+  CHECK(two.egress(0) == 1e9);
+  CHECK(two.links[1].kind == ts::AxisKind::full);
+}
+
 TEST_CASE("serving: causes by hand, and the law that the simulation uses") {
   ts::ServingJob job = job_of("llama2-13b", 1000, 200, 8, ts::DType::bf16);
   const ts::Machine machine = ts::machine("tpu-v5e", {4, 2});
