@@ -130,6 +130,19 @@ TEST_CASE("serving: local windows and latent attention") {
   CHECK(deep.sharding().cache == ts::CacheSharding::batch);
 }
 
+TEST_CASE("serving: of steps that take as long the one at the lowest price is on the frontier") {
+  const ts::ServingJob job = job_of("gemma2-9b", 3000, 100, 1, ts::DType::bf16);
+  ts::FrontierOptions options;
+  options.chips = {16};
+  options.batches = {1, 1, 2};  // links take longest; the caches of two lie on as many chips again
+  const ts::ServingFrontier frontier =
+      ts::serving_frontier(job, ts::machine("tpu-v5e", {4, 4}), options);
+  REQUIRE(frontier.points.size() == 3);
+  CHECK(frontier.points[0].step_seconds == frontier.points[2].step_seconds);
+  REQUIRE(frontier.best().size() == 1);
+  CHECK(frontier.best()[0].batch == 2);
+}
+
 TEST_CASE("serving: a slice has links as fast as the machine's own") {
   const ts::ServingJob job = job_of("llama3-8b", 1000, 200, 8, ts::DType::bf16);
   ts::Machine slow = ts::machine("tpu-v5e", {4, 4});
