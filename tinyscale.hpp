@@ -69423,6 +69423,16 @@ struct Layout {
   std::int64_t shards() const {
     return zero == Zero::none ? 1 : zero_devices > 0 ? zero_devices : batch_devices();
   }
+  // Of those shards, the devices that hold the same experts: so many parts is an expert cut in.
+  std::int64_t expert_shards() const {
+    std::int64_t divisor = shards(), rest = expert;  // the greatest that both have
+    while (rest != 0) {
+      const std::int64_t left = divisor % rest;
+      divisor = rest;
+      rest = left;
+    }
+    return shards() / divisor;
+  }
   std::int64_t stages() const { return schedule.empty() ? pipeline : schedule.stages; }
   // "data 4, tensor 1, pipeline 1, context 1", then what else is not as it is by default.
   std::string text() const;
@@ -77513,8 +77523,7 @@ struct LayoutLinks {
     shard = group_links(machine, layout.tensor, shards);
     replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
     const std::int64_t holders = layout.batch_devices() / layout.expert;
-    const std::int64_t fewer =
-        layout.zero == Zero::none || shards % layout.expert != 0 ? 1 : shards / layout.expert;
+    const std::int64_t fewer = layout.expert_shards();
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
     const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
@@ -77846,10 +77855,9 @@ class StepPricer {
   }
 
   void add_update() {
-    const double shards = layout_.zero == Zero::none ? 1 : static_cast<double>(layout_.shards());
-    const double alike = std::max(1.0, shards / static_cast<double>(layout_.expert));
-    const double own = (parameters_.all() - parameters_.experts) / shards +
-                       parameters_.experts / alike;  // experts are shared by fewer
+    const double own =
+        (parameters_.all() - parameters_.experts) / static_cast<double>(layout_.shards()) +
+        parameters_.experts / static_cast<double>(layout_.expert_shards());  // shared by fewer
     out_.typical.update = own * job_.state_traffic / (memory_ * e_.memory);
   }
 
@@ -78291,8 +78299,7 @@ inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
 namespace detail {
 
 inline void add_states(PlannedMemory& memory, double parameters, const StateParts& parts,
-                       const Layout& layout, std::int64_t fewer) {
-  const std::int64_t shards = std::max<std::int64_t>(1, layout.shards() / fewer);
+                       const Layout& layout, std::int64_t shards) {
   const ModelStates states = model_states(parameters, parts, layout.zero, shards);
   memory.weights += states.weights;
   memory.gradients += states.gradients;
@@ -78352,8 +78359,8 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
   PlannedMemory memory;
-  detail::add_states(memory, held.rest, parts, layout, 1);
-  detail::add_states(memory, held.experts, parts, layout, layout.expert);
+  detail::add_states(memory, held.rest, parts, layout, layout.shards());
+  detail::add_states(memory, held.experts, parts, layout, layout.expert_shards());
   memory.gathered = detail::gathered_bytes(model, stage, layout, parts, by);
   const auto layer = [&](bool mixture, Recompute recompute) {
     return detail::kept_of_layer(model, layout, tokens, mixture, recompute, by);

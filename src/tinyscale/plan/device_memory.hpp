@@ -184,8 +184,7 @@ inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
 namespace detail {
 
 inline void add_states(PlannedMemory& memory, double parameters, const StateParts& parts,
-                       const Layout& layout, std::int64_t fewer) {
-  const std::int64_t shards = std::max<std::int64_t>(1, layout.shards() / fewer);
+                       const Layout& layout, std::int64_t shards) {
   const ModelStates states = model_states(parameters, parts, layout.zero, shards);
   memory.weights += states.weights;
   memory.gradients += states.gradients;
@@ -245,8 +244,8 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
   PlannedMemory memory;
-  detail::add_states(memory, held.rest, parts, layout, 1);
-  detail::add_states(memory, held.experts, parts, layout, layout.expert);
+  detail::add_states(memory, held.rest, parts, layout, layout.shards());
+  detail::add_states(memory, held.experts, parts, layout, layout.expert_shards());
   memory.gathered = detail::gathered_bytes(model, stage, layout, parts, by);
   const auto layer = [&](bool mixture, Recompute recompute) {
     return detail::kept_of_layer(model, layout, tokens, mixture, recompute, by);
