@@ -2,6 +2,8 @@
 // convention, sums over loops beside formulas, and errors.
 #include <doctest/doctest.h>
 
+#include <limits>
+
 #include "error_of.hpp"
 #include "tinyscale.hpp"
 
@@ -226,6 +228,18 @@ TEST_CASE("activations: llama, mixtures, latent attention, Gemma, by hand") {
   CHECK(error_of([] { ts::op_selective_activation_bytes(ts::config("gpt2"), 1); }) ==
         "op_selective_activation_bytes: gpt2-small is not a dense gated model without latent "
         "attention, for which it is known");
+}
+
+TEST_CASE("memory: stages of numbers that no model has") {
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  CHECK(error_of([&] { ts::stage_layers(least, 2, 5, 6); }) ==
+        "stage_layers: -9223372036854775808 layers over 2 stages, 5 on the first, 6 on the last; "
+        "at least one layer a stage is right");
+  CHECK(error_of([&] { ts::stage_layers(most, most); }) ==
+        "stage_layers: 9223372036854775807 layers over 9223372036854775807 stages, 0 on the first, "
+        "0 on the last; at least one layer a stage, at most 10000000 in all, is right");
+  CHECK(error_of([&] { ts::stage_layers(8, 2, most, most); }).find("stage_layers: 8 layers") == 0);
 }
 
 TEST_CASE("memory: stages of layers that do not divide") {

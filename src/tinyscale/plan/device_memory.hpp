@@ -26,12 +26,16 @@ namespace tinyscale {
 // `first` and `last`: so many on that stage; 0: by the rule.
 inline std::vector<std::int64_t> stage_layers(std::int64_t layers, std::int64_t stages,
                                               std::int64_t first = 0, std::int64_t last = 0) {
+  const std::int64_t most = 10000000;  // layers
+  const bool counts = layers <= most && stages >= 1 && stages <= layers && first >= 0 &&
+                      first <= layers && last >= 0 && last <= layers;
   const std::int64_t set = (first > 0 ? 1 : 0) + (last > 0 ? 1 : 0);
-  const std::int64_t rest = layers - first - last, among = stages - set;
-  if (stages < 1 || first < 0 || last < 0 || among < 0 || rest < among ||
-      (among == 0 && rest != 0)) {
+  const std::int64_t rest = counts ? layers - first - last : 0, among = counts ? stages - set : 0;
+  if (!counts || among < 0 || rest < among || (among == 0 && rest != 0)) {
     detail::fail({"stage_layers: ", layers, " layers over ", stages, " stages, ", first,
-                  " on the first, ", last, " on the last; at least one layer a stage is right"});
+                  " on the first, ", last, " on the last; at least one layer a stage",
+                  layers > most ? detail::cat({", at most ", most, " in all,"}) : std::string(),
+                  " is right"});
   }
   std::vector<std::int64_t> out(static_cast<std::size_t>(stages));
   const std::int64_t more = among > 0 ? rest % among : 0, before = (among - more) / 2;
