@@ -69997,9 +69997,9 @@ enum class AttentionFlops { none, causal, full, causal_exact };
 inline double keys_seen(double context, double window, AttentionFlops counted) {
   const double most = window > 0 && window < context ? window : context;
   switch (counted) {
-    case AttentionFlops::causal: return most - most * most / (2 * context);
+    case AttentionFlops::causal: return most - most * (most / (2 * context));
     case AttentionFlops::full: return most;
-    case AttentionFlops::causal_exact: return most - most * (most - 1) / (2 * context);
+    case AttentionFlops::causal_exact: return most - most * ((most - 1) / (2 * context));
     case AttentionFlops::none: return 0;
   }
   detail::fail({"keys_seen: AttentionFlops ", static_cast<int>(counted), "; 0 to 3 are right"});
@@ -78960,8 +78960,8 @@ inline MfuClaim checked_claim(MfuClaim claim) {
   check_claim_enum("recompute", static_cast<int>(claim.recompute),
                    static_cast<int>(Recompute::full));
   claim.context = claim.context == 0 ? static_cast<double>(claim.model.context) : claim.context;
-  if (!is_finite(claim.context) || claim.context < 1) {
-    fail({"decode_mfu: context is ", claim.context, "; 1 token or more is right"});
+  if (!is_finite(claim.context) || claim.context < 1 || claim.context > 1e9) {
+    fail({"decode_mfu: context is ", claim.context, "; 1 to 1e+09 tokens are right"});
   }
   check_claim_rates(claim);
   check_claim_counts(claim);
