@@ -50626,6 +50626,8 @@ inline bool ranks_may_differ(const Machine&) { return false; }
 inline const Machine& machine_of_all(const Machine& mine, const List<MeshAxis>&, Algorithm) {
   return mine;
 }
+inline bool has_other_ranks() { return false; }
+inline void check_same_on_ranks(const char*, const std::string&) {}
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -50742,6 +50744,23 @@ inline Machine machine_of_all(const Machine& mine, const List<MeshAxis>& axes,
   Bytes all(told_by(0, figures.text()));
   each_figure(machine, GetFigures{all});
   return machine;
+}
+
+// Whether devices are other processes, which have read files of their own.
+inline bool has_other_ranks() { return mpi_session().size > 1 && !mpi_session().running; }
+
+// Throws on all alike when one comes with another text than rank 0.
+inline void check_same_on_ranks(const char* who, const std::string& text) {
+  MpiSession& session = mpi_session();
+  session.gather_ranks();
+  const std::string first = told_by(0, text);
+  const int same = text == first ? session.size : session.rank;
+  int other = 0;
+  MPI_Allreduce(&same, &other, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  if (other < session.size) {
+    fail({who, ": MPI rank 0 begins at ", first, "; rank ", other, " at ", told_by(other, text),
+          "; all ranks must begin at the same"});
+  }
 }
 
 inline bool ranks_may_differ(const Machine& mine) {
@@ -73292,6 +73311,30 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
   }
 }
 
+inline void add_hash(const Tensor& numbers, std::uint64_t& hash) {
+  for (std::int64_t i = 0; i < numbers.count(); ++i) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, numbers.data() + i, sizeof bits);
+    hash = (hash ^ bits) * 1099511628211U;  // FNV-1a
+  }
+}
+
+// Where a training stands: of two that go on alike it is the same.
+inline std::string standing(const Transformer& model, const TrainState& state,
+                            std::int64_t number) {
+  std::uint64_t hash = 14695981039346656037U;
+  for (const Parameter& p : model.parameters) {
+    add_hash(p.value, hash);
+  }
+  for (const List<Tensor>* const kind : {&state.moments, &state.squares}) {
+    for (const Tensor& tensor : *kind) {
+      add_hash(tensor, hash);
+    }
+  }
+  return cat({"step ", number, " with ", state.steps, " updates, weights and moments of hash ",
+              static_cast<unsigned long long>(hash)});
+}
+
 class MeshTrainer {
  public:
   explicit MeshTrainer(const MeshJob& job)
@@ -73302,7 +73345,11 @@ class MeshTrainer {
 
   // Moments and loss scale come from `state`, whose steps it counts on.
   StepResult step(std::int64_t number, TrainState& state) {
-    last_.reset();  // what it kept would count as this step's memory
+    last_.reset();                       // what it kept would count as this step's memory
+    if (!begun_ && has_other_ranks()) {  // each has read its own file
+      check_same_on_ranks("train", standing(*job_.model, state, number));
+    }
+    begun_ = true;
     const MeshRun run = mesh_.run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
@@ -73400,6 +73447,7 @@ class MeshTrainer {
   Mesh mesh_;
   List<Shared<DeviceModel>> parts_;  // by rank; on MPI ranks the own one alone
   Shared<const MeshRun> last_;
+  bool begun_ = false;
 };
 
 // What training on a machine needs beside what one device does.
