@@ -40480,6 +40480,7 @@ struct AxisPart {
   int spacing = 1;       // links from one device to the next
   double latency = 0;    // seconds a hop
   double bandwidth = 0;  // bytes/s: a link one way, or what a port sends
+  int port = -1;         // of a switch: the dimension of its ports; -1: the part's own
   bool shared = false;   // the bandwidth is a share of an uplink, of which alone there is more
 };
 
@@ -42205,6 +42206,21 @@ inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<Axis
   return longest;
 }
 
+// Whether the way through a part's switch leads through the other's above it as well: a spine above
+// leaves, whose latency is that of both.
+inline bool is_leaf_of(const AxisPart& part, const AxisPart& above) {
+  return part.port >= 0 && part.port == above.port && above.dim < part.dim;
+}
+
+// Whether a message from one device to another goes along a part.
+inline bool goes_along(const CollectiveSpec& spec, std::size_t p, int from, int to) {
+  int stride = 1;
+  for (std::size_t faster = p + 1; faster < spec.parts.size(); ++faster) {
+    stride *= spec.parts[faster].size;
+  }
+  return (from / stride - to / stride) % spec.parts[p].size != 0;
+}
+
 // A message along each part in turn: all the latencies, the bandwidth of the slowest.
 inline void add_message(const CollectiveSpec& spec, int from, int to, std::int64_t elements,
                         CollectiveCost& cost) {
@@ -42219,8 +42235,13 @@ inline void add_message(const CollectiveSpec& spec, int from, int to, std::int64
     const int straight = from / stride % part.size < to / stride % part.size
                              ? right
                              : part.size - right;  // along a line
+    bool passed = false;
+    for (std::size_t p = 0; part.port >= 0 && p < spec.parts.size(); ++p) {
+      passed = passed || (is_leaf_of(part, spec.parts[p]) && goes_along(spec, p, from, to));
+    }
     const int links =
-        part.spacing * (!in_a_row(part)               ? 1
+        part.spacing * (passed                        ? 0
+                        : !in_a_row(part)             ? 1
                         : part.kind == AxisKind::line ? straight
                                                       : std::min(right, part.size - right));
     cost.hops += links;
@@ -42524,11 +42545,19 @@ inline CollectiveCost blocks_cost(const CollectiveSpec& spec, const AxisPart& pa
   return cost;
 }
 
-// Everyone hears from the farthest.
+// Everyone hears from the farthest. Through a spine or one of its leaves, whichever takes longer.
 inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   CollectiveCost cost;
   for (const AxisPart& part : parts) {
-    cost.add(spec, part, farthest(part), 0, 0);
+    bool slower = false;
+    for (const AxisPart& other : parts) {
+      const bool together = is_leaf_of(part, other) || is_leaf_of(other, part);
+      slower = slower || (together && (other.latency > part.latency ||
+                                       (!(other.latency < part.latency) && other.dim < part.dim)));
+    }
+    if (!slower) {
+      cost.add(spec, part, farthest(part), 0, 0);
+    }
   }
   cost.steps = 1;
   return cost;
@@ -43010,6 +43039,7 @@ inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
   part.kind = links.kind;
   part.latency = links.latency;
   part.bandwidth = share_of_links(machine, dim);
+  part.port = links.kind == AxisKind::switched ? port_dim(machine, dim) : -1;
   const Links& port = machine.links[static_cast<std::size_t>(port_dim(machine, dim))];
   part.shared = part.bandwidth < port.bandwidth.one_way() * (1 - 1e-9);
   const bool neighbours = links.kind == AxisKind::line || links.kind == AxisKind::ring;

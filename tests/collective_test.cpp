@@ -1052,4 +1052,23 @@ TEST_CASE("choose_algorithm: a permute over axes of several dimensions and many 
   CHECK(choice.algorithm == Algorithm::direct);
 }
 
+TEST_CASE("a barrier behind leaves and a spine: the way to the spine is no second wait") {
+  for (const double leaf : {1e-7, 2e-7, 5e-7}) {
+    ts::Machine m = ts::machine("h100", {2, 3, 2});
+    m.links[0].latency = 3e-7;
+    m.links[1].latency = leaf;
+    const ts::Mesh mesh(m, {{"x", 2}, {"y", 3}, {"z", 2}});
+    for (const Algorithm algorithm : {Algorithm::direct, Algorithm::tree}) {
+      ts::CollectiveOptions options;
+      options.algorithm = algorithm;
+      const ts::MeshRun run = mesh.run([&](ts::Device& d) { d.barrier(options); });
+      const ts::CollectiveRow row = run.collectives()[0];
+      CAPTURE(leaf);
+      CAPTURE(row.algorithm);
+      CHECK(row.formula == doctest::Approx(row.seconds).epsilon(1e-9));
+      CHECK(row.hops == ts::collective_hops(run.log().calls[0].shape->spec));
+    }
+  }
+}
+
 #endif  // TINYSCALE_NO_THREADS
