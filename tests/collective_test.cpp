@@ -601,6 +601,35 @@ TEST_CASE("a hundred thousand devices have their closed forms at once") {
         doctest::Approx(4 * 100001.0 * 50000).epsilon(1e-12));
 }
 
+TEST_CASE("the mean of what devices send in an even all_to_all") {
+  int specs = 0;
+  for (const std::vector<int>& sizes : std::vector<std::vector<int>>{
+           {2}, {5}, {8}, {70}, {4, 3}, {2, 5}, {8, 9}, {2, 3, 4}, {3, 1, 2}}) {
+    for (const AxisKind kind : {AxisKind::line, AxisKind::ring, AxisKind::switched}) {
+      for (int algorithm = 1; algorithm < static_cast<int>(Algorithm::custom); ++algorithm) {
+        ts::CollectiveSpec spec;
+        spec.what = Collective::all_to_all;
+        spec.algorithm = static_cast<Algorithm>(algorithm);
+        for (const int size : sizes) {
+          spec.parts.push_back(part_of(size, kind));
+        }
+        if (ts::detail::has_algorithm(spec.what, spec.algorithm)) {
+          const int n = spec.devices();
+          spec.elements = 6 * n;
+          double all = 0;
+          for (int i = 0; i < n; ++i) {
+            all += ts::collective_bytes(spec, i);
+          }
+          CAPTURE(text_of(spec));
+          CHECK(ts::detail::mean_all_to_all_bytes(spec) == doctest::Approx(all / n).epsilon(1e-12));
+          ++specs;
+        }
+      }
+    }
+  }
+  CHECK(specs > 60);
+}
+
 TEST_CASE("no closed form: where links are shared unevenly") {
   const auto seconds = [](Collective what, Algorithm algorithm, int n, AxisKind kind) {
     return ts::collective_seconds(row(what, algorithm, n, 1000, 0, kind));
