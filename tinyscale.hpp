@@ -7927,7 +7927,10 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class Dispatch { eager, graph };
 
-inline const char* name_of(Dispatch how) { return how == Dispatch::eager ? "eager" : "graph"; }
+inline const char* name_of(Dispatch how) {
+  static const char* const names[] = {"eager", "graph"};
+  return detail::name_in("Dispatch", names, how);
+}
 
 struct LaunchOptions {
   double seconds = 5e-6;       // of the host, to launch one kernel
@@ -8080,6 +8083,7 @@ inline LaunchRow launch_row(const OpRecord& op, std::size_t i, const Chip& chip,
 inline LaunchReport launches(const List<OpRecord>& kernels, const Chip& chip, Dispatch how,
                              DType format = DType::f32,
                              const LaunchOptions& options = LaunchOptions()) {
+  name_of(how);  // refuses what is none
   LaunchReport report;
   report.chip = chip.name.empty() ? "unnamed chip" : chip.name;
   report.format = format;
@@ -42776,6 +42780,11 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class NcclProtocol { ll, ll128, simple };
 
+inline const char* name_of(NcclProtocol protocol) {
+  static const char* const names[] = {"LL", "LL128", "Simple"};
+  return detail::name_in("NcclProtocol", names, protocol);
+}
+
 struct NcclCall {
   Collective what = Collective::all_reduce;
   Algorithm algorithm = Algorithm::ring;  // or tree
@@ -42808,10 +42817,12 @@ inline double nccl_seconds(const NcclCall& call) {
     detail::fail({"nccl_seconds: ", call.nodes, " nodes of ", call.ranks_per_node,
                   "; 1 or more of each are right, up to 2^31 - 1 ranks"});
   }
-  if (!(call.bytes >= 0) || !(call.bus_bandwidth >= 0)) {
+  if (!(call.bytes >= 0) || !(call.bus_bandwidth >= 0) || !detail::is_finite(call.bytes) ||
+      !detail::is_finite(call.bus_bandwidth)) {
     detail::fail({"nccl_seconds: ", call.bytes, " bytes over a bus of ", call.bus_bandwidth,
-                  " bytes/s; both are right from 0"});
+                  " bytes/s; both are right from 0 and finite"});
   }
+  name_of(call.protocol);  // refuses what is none
   const int p = static_cast<int>(call.protocol);
   const int ranks = call.nodes * call.ranks_per_node;
   const double intra = call.pcie ? pcie[p] : tree ? tree_nvlink[p] : ring_nvlink[p];
@@ -68354,6 +68365,11 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class PipelineKind { gpipe, one_forward_one_backward, interleaved, zero_bubble_h1 };
 
+inline const char* name_of(PipelineKind kind) {
+  static const char* const names[] = {"GPipe", "1F1B", "interleaved 1F1B", "ZB-H1"};
+  return detail::name_in("PipelineKind", names, kind);
+}
+
 struct PipelineShape {
   PipelineKind kind = PipelineKind::one_forward_one_backward;
   int ranks = 1, microbatches = 1;
@@ -68363,6 +68379,7 @@ struct PipelineShape {
 namespace detail {
 
 inline void check_pipeline_shape(const char* who, const PipelineShape& s) {
+  name_of(s.kind);  // refuses what is none
   const bool interleaves = s.kind == PipelineKind::interleaved;
   if (s.ranks < 1 || s.microbatches < 1 || s.chunks < 1 || (s.chunks > 1 && !interleaves) ||
       (interleaves && s.microbatches % s.ranks != 0)) {
@@ -69331,9 +69348,20 @@ inline ExpertPart expert_part(std::int64_t experts, std::int64_t devices, std::i
 // ---- Bytes that a device sends in a layer and microbatch, forward and backward ----
 // Of 4 all_to_alls by the direct algorithm; `number` is the bytes of a number on the wire.
 
+namespace detail {
+
+inline void check_expert_devices(const char* who, double devices) {
+  if (!(devices >= 1) || !is_finite(devices)) {
+    fail({who, ": ", devices, " devices; a finite number from 1 is right"});
+  }
+}
+
+}  // namespace detail
+
 // (tokens) k D (e - 1) / e numbers each: when every expert gets as many.
 inline double expert_bytes(double tokens, double top_k, double width, double devices,
                            double number = 4) {
+  detail::check_expert_devices("expert_bytes", devices);
   return 4 * number * tokens * top_k * width * (devices - 1) / devices;
 }
 
@@ -69361,12 +69389,14 @@ inline double expert_bytes(const std::vector<std::int64_t>& counts, std::int64_t
 // With a capacity: E C D (e - 1) / e numbers each.
 inline double expert_capacity_bytes(double experts, double capacity, double width, double devices,
                                     double number = 4) {
+  detail::check_expert_devices("expert_capacity_bytes", devices);
   return 4 * number * experts * capacity * width * (devices - 1) / devices;
 }
 
 // Dropless also needs to be told how many rows come: of each expert once, and a total before each
 // of the 4; floats.
 inline double expert_count_bytes(double experts, double devices) {
+  detail::check_expert_devices("expert_count_bytes", devices);
   return 4 * (devices - 1) * (experts / devices + 4);
 }
 
@@ -76158,7 +76188,7 @@ inline void check_chip_figures(const char* who, const Machine& machine) {
 // Seconds of a run: 6 N tokens / (chips peak mfu).
 inline double training_seconds(double flops, double chips, double peak, double mfu) {
   const double all = chips * peak * mfu;
-  if (!(chips > 0 && peak > 0 && mfu > 0 && mfu <= 1 && flops >= 0) || !detail::is_finite(all) ||
+  if (!(chips > 0 && peak > 0 && mfu > 0 && mfu <= 1 && flops > 0) || !detail::is_finite(all) ||
       !detail::is_finite(flops)) {
     detail::fail({"training_seconds: flops ", flops, ", chips ", chips, ", peak ", peak, ", mfu ",
                   mfu, "; finite numbers above 0, an mfu of at most 1, are right"});

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -747,6 +748,13 @@ TEST_CASE("a user's schedule takes at least its longest path") {
 
 TEST_CASE("NCCL's model: the worked values for 8 GPUs of a node, in microseconds") {
   ts::NcclCall call;
+  call.protocol = static_cast<ts::NcclProtocol>(7);
+  CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
+        "NcclProtocol: 7 is no value of it; 0 to 2 are right");
+  call.bytes = std::numeric_limits<double>::infinity();
+  CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
+        "nccl_seconds: inf bytes over a bus of 0 bytes/s; both are right from 0 and finite");
+  call.bytes = 0;
   call.protocol = ts::NcclProtocol::ll;
   CHECK(1e6 * ts::nccl_seconds(call) == doctest::Approx(15.0).epsilon(1e-12));
   call.protocol = ts::NcclProtocol::simple;
@@ -787,7 +795,7 @@ TEST_CASE("NCCL's model: the worked values for 8 GPUs of a node, in microseconds
   call.nodes = 4;
   call.bytes = -1;
   CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
-        "nccl_seconds: -1 bytes over a bus of 4e+11 bytes/s; both are right from 0");
+        "nccl_seconds: -1 bytes over a bus of 4e+11 bytes/s; both are right from 0 and finite");
 }
 
 TEST_CASE("busbw is algbw times a factor of the collective alone") {
