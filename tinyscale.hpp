@@ -7087,11 +7087,14 @@ inline double share_of_links(const Machine& machine, int d) {
   return rate;
 }
 
+// Chips along a full axis of a 2D torus.
+inline std::int64_t full_axis(const Chip& chip) { return chip.wrap == "full axis 32" ? 32 : 16; }
+
 // A 2D slice's axes of full length close, or whole cubes joined by optical switches.
 inline bool closes(const Chip& chip, const Shape& dims, int d) {
   const int first = dims.size() - inner_dims(chip, dims);
   if (is_torus2d(chip)) {
-    return dims[d] == (chip.wrap == "full axis 32" ? 32 : 16);
+    return dims[d] == full_axis(chip);
   }
   bool cubes = dims.size() - first == 3;
   for (int i = first; i < dims.size(); ++i) {
@@ -7168,6 +7171,13 @@ inline void check_machine(const Chip& chip, const Shape& dims) {
   if (chip.kind == "tpu" && slice > chip.domain_chips) {
     fail({"machine: ", chip.name, " ", dims, " is ", slice, " chips; a pod has ",
           chip.domain_chips});
+  }
+  const std::int64_t axis = full_axis(chip);
+  const bool square = chip.domain_chips == axis * axis;  // all chips of the pod
+  if (is_torus2d(chip) && square && dims.size() > 1 && std::min(dims[-1], dims[-2]) > 1 &&
+      std::max(dims[-1], dims[-2]) > axis) {
+    fail({"machine: ", chip.name, " ", dims, " has no place in a pod of ", axis, "x", axis,
+          "; at most ", axis, " chips along each of two dimensions are right"});
   }
   if (chip.kind == "gpu" && dims[-1] > chip.domain_chips) {
     fail({"machine: ", chip.name, " ", dims, ": the last dimension is a switch domain of at most ",
@@ -7917,7 +7927,10 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class Dispatch { eager, graph };
 
-inline const char* name_of(Dispatch how) { return how == Dispatch::eager ? "eager" : "graph"; }
+inline const char* name_of(Dispatch how) {
+  static const char* const names[] = {"eager", "graph"};
+  return detail::name_in("Dispatch", names, how);
+}
 
 struct LaunchOptions {
   double seconds = 5e-6;       // of the host, to launch one kernel
@@ -8070,6 +8083,7 @@ inline LaunchRow launch_row(const OpRecord& op, std::size_t i, const Chip& chip,
 inline LaunchReport launches(const List<OpRecord>& kernels, const Chip& chip, Dispatch how,
                              DType format = DType::f32,
                              const LaunchOptions& options = LaunchOptions()) {
+  name_of(how);  // refuses what is none
   LaunchReport report;
   report.chip = chip.name.empty() ? "unnamed chip" : chip.name;
   report.format = format;
@@ -40619,6 +40633,7 @@ struct AxisPart {
   int spacing = 1;       // links from one device to the next
   double latency = 0;    // seconds a hop
   double bandwidth = 0;  // bytes/s: a link one way, or what a port sends
+  int port = -1;         // of a switch: the dimension of its ports; -1: the part's own
   bool shared = false;   // the bandwidth is a share of an uplink, of which alone there is more
 };
 
@@ -42344,6 +42359,21 @@ inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<Axis
   return longest;
 }
 
+// Whether the way through a part's switch leads through the other's above it as well: a spine above
+// leaves, whose latency is that of both.
+inline bool is_leaf_of(const AxisPart& part, const AxisPart& above) {
+  return part.port >= 0 && part.port == above.port && above.dim < part.dim;
+}
+
+// Whether a message from one device to another goes along a part.
+inline bool goes_along(const CollectiveSpec& spec, std::size_t p, int from, int to) {
+  int stride = 1;
+  for (std::size_t faster = p + 1; faster < spec.parts.size(); ++faster) {
+    stride *= spec.parts[faster].size;
+  }
+  return (from / stride - to / stride) % spec.parts[p].size != 0;
+}
+
 // A message along each part in turn: all the latencies, the bandwidth of the slowest.
 inline void add_message(const CollectiveSpec& spec, int from, int to, std::int64_t elements,
                         CollectiveCost& cost) {
@@ -42358,8 +42388,13 @@ inline void add_message(const CollectiveSpec& spec, int from, int to, std::int64
     const int straight = from / stride % part.size < to / stride % part.size
                              ? right
                              : part.size - right;  // along a line
+    bool passed = false;
+    for (std::size_t p = 0; part.port >= 0 && p < spec.parts.size(); ++p) {
+      passed = passed || (is_leaf_of(part, spec.parts[p]) && goes_along(spec, p, from, to));
+    }
     const int links =
-        part.spacing * (!in_a_row(part)               ? 1
+        part.spacing * (passed                        ? 0
+                        : !in_a_row(part)             ? 1
                         : part.kind == AxisKind::line ? straight
                                                       : std::min(right, part.size - right));
     cost.hops += links;
@@ -42663,11 +42698,19 @@ inline CollectiveCost blocks_cost(const CollectiveSpec& spec, const AxisPart& pa
   return cost;
 }
 
-// Everyone hears from the farthest.
+// Everyone hears from the farthest. Through a spine or one of its leaves, whichever takes longer.
 inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   CollectiveCost cost;
   for (const AxisPart& part : parts) {
-    cost.add(spec, part, farthest(part), 0, 0);
+    bool slower = false;
+    for (const AxisPart& other : parts) {
+      const bool together = is_leaf_of(part, other) || is_leaf_of(other, part);
+      slower = slower || (together && (other.latency > part.latency ||
+                                       (!(other.latency < part.latency) && other.dim < part.dim)));
+    }
+    if (!slower) {
+      cost.add(spec, part, farthest(part), 0, 0);
+    }
   }
   cost.steps = 1;
   return cost;
@@ -42886,6 +42929,11 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class NcclProtocol { ll, ll128, simple };
 
+inline const char* name_of(NcclProtocol protocol) {
+  static const char* const names[] = {"LL", "LL128", "Simple"};
+  return detail::name_in("NcclProtocol", names, protocol);
+}
+
 struct NcclCall {
   Collective what = Collective::all_reduce;
   Algorithm algorithm = Algorithm::ring;  // or tree
@@ -42918,10 +42966,12 @@ inline double nccl_seconds(const NcclCall& call) {
     detail::fail({"nccl_seconds: ", call.nodes, " nodes of ", call.ranks_per_node,
                   "; 1 or more of each are right, up to 2^31 - 1 ranks"});
   }
-  if (!(call.bytes >= 0) || !(call.bus_bandwidth >= 0)) {
+  if (!(call.bytes >= 0) || !(call.bus_bandwidth >= 0) || !detail::is_finite(call.bytes) ||
+      !detail::is_finite(call.bus_bandwidth)) {
     detail::fail({"nccl_seconds: ", call.bytes, " bytes over a bus of ", call.bus_bandwidth,
-                  " bytes/s; both are right from 0"});
+                  " bytes/s; both are right from 0 and finite"});
   }
+  name_of(call.protocol);  // refuses what is none
   const int p = static_cast<int>(call.protocol);
   const int ranks = call.nodes * call.ranks_per_node;
   const double intra = call.pcie ? pcie[p] : tree ? tree_nvlink[p] : ring_nvlink[p];
@@ -43149,6 +43199,7 @@ inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
   part.kind = links.kind;
   part.latency = links.latency;
   part.bandwidth = share_of_links(machine, dim);
+  part.port = links.kind == AxisKind::switched ? port_dim(machine, dim) : -1;
   const Links& port = machine.links[static_cast<std::size_t>(port_dim(machine, dim))];
   part.shared = part.bandwidth < port.bandwidth.one_way() * (1 - 1e-9);
   const bool neighbours = links.kind == AxisKind::line || links.kind == AxisKind::ring;
@@ -50765,6 +50816,8 @@ inline bool ranks_may_differ(const Machine&) { return false; }
 inline const Machine& machine_of_all(const Machine& mine, const List<MeshAxis>&, Algorithm) {
   return mine;
 }
+inline bool has_other_ranks() { return false; }
+inline void check_same_on_ranks(const char*, const std::string&) {}
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -50881,6 +50934,23 @@ inline Machine machine_of_all(const Machine& mine, const List<MeshAxis>& axes,
   Bytes all(told_by(0, figures.text()));
   each_figure(machine, GetFigures{all});
   return machine;
+}
+
+// Whether devices are other processes, which have read files of their own.
+inline bool has_other_ranks() { return mpi_session().size > 1 && !mpi_session().running; }
+
+// Throws on all alike when one comes with another text than rank 0.
+inline void check_same_on_ranks(const char* who, const std::string& text) {
+  MpiSession& session = mpi_session();
+  session.gather_ranks();
+  const std::string first = told_by(0, text);
+  const int same = text == first ? session.size : session.rank;
+  int other = 0;
+  MPI_Allreduce(&same, &other, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  if (other < session.size) {
+    fail({who, ": MPI rank 0 begins at ", first, "; rank ", other, " at ", told_by(other, text),
+          "; all ranks must begin at the same"});
+  }
 }
 
 inline bool ranks_may_differ(const Machine& mine) {
@@ -51561,6 +51631,24 @@ struct MoveCost {
   Algorithm algorithm = Algorithm::automatic;
 };
 
+// Bytes of an even all_to_all that a device sends in the mean: along every row all its data, each
+// target's share as many times as the target is away.
+inline double mean_all_to_all_bytes(const CollectiveSpec& spec) {
+  const double all = static_cast<double>(spec.elements) * spec.element_bytes;
+  if (spec.algorithm == Algorithm::direct) {
+    return bus_factor(spec.what, spec.devices()) * all;
+  }
+  double times = 0;
+  for (const Row& row : rows_of(spec)) {
+    const double size = row.size;
+    const Reach span = reach(row.way, row.size, 0);
+    const double right = span.right, left = span.left;
+    times += row.way == Algorithm::line ? (size * size - 1) / (3 * size)
+                                        : (right * (right + 1) / 2 + left * (left + 1) / 2) / size;
+  }
+  return all * times;
+}
+
 inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
                       DType format) {
   MoveCost cost;
@@ -51581,9 +51669,12 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
     cost.bytes = bus_factor(cost.what, n) * static_cast<double>(spec.elements) * spec.element_bytes;
     return cost;
   }
-  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
-  for (int index = n <= 64 ? 0 : last; index <= last; ++index) {
-    cost.bytes += collective_bytes(spec, index) / (n <= 64 ? n : 1);
+  if (n > 64) {
+    cost.bytes = mean_all_to_all_bytes(spec);
+    return cost;
+  }
+  for (int index = 0; index < n; ++index) {
+    cost.bytes += collective_bytes(spec, index) / n;
   }
   return cost;
 }
@@ -51888,7 +51979,7 @@ struct ShardedStep {
   std::string name, axes;     // "all_gather", "x,y"
   std::string before, after;  // shardings
   std::string algorithm;
-  double bytes = 0;    // of a device on average, by formula (all_to_all above 64: in the middle)
+  double bytes = 0;    // of a device on average, by formula
   double counted = 0;  // and in what went; 0: without numbers
   double seconds = 0;  // closed form
 };
@@ -68502,6 +68593,11 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class PipelineKind { gpipe, one_forward_one_backward, interleaved, zero_bubble_h1 };
 
+inline const char* name_of(PipelineKind kind) {
+  static const char* const names[] = {"GPipe", "1F1B", "interleaved 1F1B", "ZB-H1"};
+  return detail::name_in("PipelineKind", names, kind);
+}
+
 struct PipelineShape {
   PipelineKind kind = PipelineKind::one_forward_one_backward;
   int ranks = 1, microbatches = 1;
@@ -68511,6 +68607,7 @@ struct PipelineShape {
 namespace detail {
 
 inline void check_pipeline_shape(const char* who, const PipelineShape& s) {
+  name_of(s.kind);  // refuses what is none
   const bool interleaves = s.kind == PipelineKind::interleaved;
   if (s.ranks < 1 || s.microbatches < 1 || s.chunks < 1 || (s.chunks > 1 && !interleaves) ||
       (interleaves && s.microbatches % s.ranks != 0)) {
@@ -69479,9 +69576,20 @@ inline ExpertPart expert_part(std::int64_t experts, std::int64_t devices, std::i
 // ---- Bytes that a device sends in a layer and microbatch, forward and backward ----
 // Of 4 all_to_alls by the direct algorithm; `number` is the bytes of a number on the wire.
 
+namespace detail {
+
+inline void check_expert_devices(const char* who, double devices) {
+  if (!(devices >= 1) || !is_finite(devices)) {
+    fail({who, ": ", devices, " devices; a finite number from 1 is right"});
+  }
+}
+
+}  // namespace detail
+
 // (tokens) k D (e - 1) / e numbers each: when every expert gets as many.
 inline double expert_bytes(double tokens, double top_k, double width, double devices,
                            double number = 4) {
+  detail::check_expert_devices("expert_bytes", devices);
   return 4 * number * tokens * top_k * width * (devices - 1) / devices;
 }
 
@@ -69509,12 +69617,14 @@ inline double expert_bytes(const std::vector<std::int64_t>& counts, std::int64_t
 // With a capacity: E C D (e - 1) / e numbers each.
 inline double expert_capacity_bytes(double experts, double capacity, double width, double devices,
                                     double number = 4) {
+  detail::check_expert_devices("expert_capacity_bytes", devices);
   return 4 * number * experts * capacity * width * (devices - 1) / devices;
 }
 
 // Dropless also needs to be told how many rows come: of each expert once, and a total before each
 // of the 4; floats.
 inline double expert_count_bytes(double experts, double devices) {
+  detail::check_expert_devices("expert_count_bytes", devices);
   return 4 * (devices - 1) * (experts / devices + 4);
 }
 
@@ -69650,6 +69760,16 @@ struct Layout {
   std::int64_t batch_devices() const { return data * context; }
   std::int64_t shards() const {
     return zero == Zero::none ? 1 : zero_devices > 0 ? zero_devices : batch_devices();
+  }
+  // Of those shards, the devices that hold the same experts: so many parts is an expert cut in.
+  std::int64_t expert_shards() const {
+    std::int64_t divisor = shards(), rest = expert;  // the greatest that both have
+    while (rest != 0) {
+      const std::int64_t left = divisor % rest;
+      divisor = rest;
+      rest = left;
+    }
+    return shards() / divisor;
   }
   std::int64_t stages() const { return schedule.empty() ? pipeline : schedule.stages; }
   // "data 4, tensor 1, pipeline 1, context 1", then what else is not as it is by default.
@@ -70215,9 +70335,9 @@ enum class AttentionFlops { none, causal, full, causal_exact };
 inline double keys_seen(double context, double window, AttentionFlops counted) {
   const double most = window > 0 && window < context ? window : context;
   switch (counted) {
-    case AttentionFlops::causal: return most - most * most / (2 * context);
+    case AttentionFlops::causal: return most - most * (most / (2 * context));
     case AttentionFlops::full: return most;
-    case AttentionFlops::causal_exact: return most - most * (most - 1) / (2 * context);
+    case AttentionFlops::causal_exact: return most - most * ((most - 1) / (2 * context));
     case AttentionFlops::none: return 0;
   }
   detail::fail({"keys_seen: AttentionFlops ", static_cast<int>(counted), "; 0 to 3 are right"});
@@ -73501,6 +73621,30 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
   }
 }
 
+inline void add_hash(const Tensor& numbers, std::uint64_t& hash) {
+  for (std::int64_t i = 0; i < numbers.count(); ++i) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, numbers.data() + i, sizeof bits);
+    hash = (hash ^ bits) * 1099511628211U;  // FNV-1a
+  }
+}
+
+// Where a training stands: of two that go on alike it is the same.
+inline std::string standing(const Transformer& model, const TrainState& state,
+                            std::int64_t number) {
+  std::uint64_t hash = 14695981039346656037U;
+  for (const Parameter& p : model.parameters) {
+    add_hash(p.value, hash);
+  }
+  for (const List<Tensor>* const kind : {&state.moments, &state.squares}) {
+    for (const Tensor& tensor : *kind) {
+      add_hash(tensor, hash);
+    }
+  }
+  return cat({"step ", number, " with ", state.steps, " updates, weights and moments of hash ",
+              static_cast<unsigned long long>(hash)});
+}
+
 class MeshTrainer {
  public:
   explicit MeshTrainer(const MeshJob& job)
@@ -73511,7 +73655,11 @@ class MeshTrainer {
 
   // Moments and loss scale come from `state`, whose steps it counts on.
   StepResult step(std::int64_t number, TrainState& state) {
-    last_.reset();  // what it kept would count as this step's memory
+    last_.reset();                       // what it kept would count as this step's memory
+    if (!begun_ && has_other_ranks()) {  // each has read its own file
+      check_same_on_ranks("train", standing(*job_.model, state, number));
+    }
+    begun_ = true;
     const MeshRun run = mesh_.run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
@@ -73609,6 +73757,7 @@ class MeshTrainer {
   Mesh mesh_;
   List<Shared<DeviceModel>> parts_;  // by rank; on MPI ranks the own one alone
   Shared<const MeshRun> last_;
+  bool begun_ = false;
 };
 
 // What training on a machine needs beside what one device does.
@@ -76268,7 +76417,7 @@ inline void check_chip_figures(const char* who, const Machine& machine) {
 // Seconds of a run: 6 N tokens / (chips peak mfu).
 inline double training_seconds(double flops, double chips, double peak, double mfu) {
   const double all = chips * peak * mfu;
-  if (!(chips > 0 && peak > 0 && mfu > 0 && mfu <= 1 && flops >= 0) || !detail::is_finite(all) ||
+  if (!(chips > 0 && peak > 0 && mfu > 0 && mfu <= 1 && flops > 0) || !detail::is_finite(all) ||
       !detail::is_finite(flops)) {
     detail::fail({"training_seconds: flops ", flops, ", chips ", chips, ", peak ", peak, ", mfu ",
                   mfu, "; finite numbers above 0, an mfu of at most 1, are right"});
@@ -77742,8 +77891,7 @@ struct LayoutLinks {
     shard = group_links(machine, layout.tensor, shards);
     replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
     const std::int64_t holders = layout.batch_devices() / layout.expert;
-    const std::int64_t fewer =
-        layout.zero == Zero::none || shards % layout.expert != 0 ? 1 : shards / layout.expert;
+    const std::int64_t fewer = layout.expert_shards();
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
     const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
@@ -78075,10 +78223,9 @@ class StepPricer {
   }
 
   void add_update() {
-    const double shards = layout_.zero == Zero::none ? 1 : static_cast<double>(layout_.shards());
-    const double alike = std::max(1.0, shards / static_cast<double>(layout_.expert));
-    const double own = (parameters_.all() - parameters_.experts) / shards +
-                       parameters_.experts / alike;  // experts are shared by fewer
+    const double own =
+        (parameters_.all() - parameters_.experts) / static_cast<double>(layout_.shards()) +
+        parameters_.experts / static_cast<double>(layout_.expert_shards());  // shared by fewer
     out_.typical.update = own * job_.state_traffic / (memory_ * e_.memory);
   }
 
@@ -78362,12 +78509,16 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 // `first` and `last`: so many on that stage; 0: by the rule.
 inline std::vector<std::int64_t> stage_layers(std::int64_t layers, std::int64_t stages,
                                               std::int64_t first = 0, std::int64_t last = 0) {
+  const std::int64_t most = 10000000;  // layers
+  const bool counts = layers <= most && stages >= 1 && stages <= layers && first >= 0 &&
+                      first <= layers && last >= 0 && last <= layers;
   const std::int64_t set = (first > 0 ? 1 : 0) + (last > 0 ? 1 : 0);
-  const std::int64_t rest = layers - first - last, among = stages - set;
-  if (stages < 1 || first < 0 || last < 0 || among < 0 || rest < among ||
-      (among == 0 && rest != 0)) {
+  const std::int64_t rest = counts ? layers - first - last : 0, among = counts ? stages - set : 0;
+  if (!counts || among < 0 || rest < among || (among == 0 && rest != 0)) {
     detail::fail({"stage_layers: ", layers, " layers over ", stages, " stages, ", first,
-                  " on the first, ", last, " on the last; at least one layer a stage is right"});
+                  " on the first, ", last, " on the last; at least one layer a stage",
+                  layers > most ? detail::cat({", at most ", most, " in all,"}) : std::string(),
+                  " is right"});
   }
   std::vector<std::int64_t> out(static_cast<std::size_t>(stages));
   const std::int64_t more = among > 0 ? rest % among : 0, before = (among - more) / 2;
@@ -78520,8 +78671,7 @@ inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
 namespace detail {
 
 inline void add_states(PlannedMemory& memory, double parameters, const StateParts& parts,
-                       const Layout& layout, std::int64_t fewer) {
-  const std::int64_t shards = std::max<std::int64_t>(1, layout.shards() / fewer);
+                       const Layout& layout, std::int64_t shards) {
   const ModelStates states = model_states(parameters, parts, layout.zero, shards);
   memory.weights += states.weights;
   memory.gradients += states.gradients;
@@ -78581,8 +78731,8 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
   PlannedMemory memory;
-  detail::add_states(memory, held.rest, parts, layout, 1);
-  detail::add_states(memory, held.experts, parts, layout, layout.expert);
+  detail::add_states(memory, held.rest, parts, layout, layout.shards());
+  detail::add_states(memory, held.experts, parts, layout, layout.expert_shards());
   memory.gathered = detail::gathered_bytes(model, stage, layout, parts, by);
   const auto layer = [&](bool mixture, Recompute recompute) {
     return detail::kept_of_layer(model, layout, tokens, mixture, recompute, by);
@@ -79178,8 +79328,8 @@ inline MfuClaim checked_claim(MfuClaim claim) {
   check_claim_enum("recompute", static_cast<int>(claim.recompute),
                    static_cast<int>(Recompute::full));
   claim.context = claim.context == 0 ? static_cast<double>(claim.model.context) : claim.context;
-  if (!is_finite(claim.context) || claim.context < 1) {
-    fail({"decode_mfu: context is ", claim.context, "; 1 token or more is right"});
+  if (!is_finite(claim.context) || claim.context < 1 || claim.context > 1e9) {
+    fail({"decode_mfu: context is ", claim.context, "; 1 to 1e+09 tokens are right"});
   }
   check_claim_rates(claim);
   check_claim_counts(claim);
@@ -81875,8 +82025,8 @@ struct ServingSharding {
   WeightSharding weights = WeightSharding::tensor;
   CacheSharding cache = CacheSharding::heads;
   std::int64_t ways = 1, width_ways = 1;  // of the weights; of them over D
-  std::int64_t cache_ways = 1;            // parts of the cache, the rest are copies
-  double chip_bytes = 0;                  // weights and cache on one chip
+  double cache_ways = 1;  // parts of the cache, the rest are copies; 8 heads on 3 chips: 8 / 3
+  double chip_bytes = 0;  // weights and cache on one chip
   List<LayerTraffic> traffic;
   ServingLaw law;
   double bound = 0, sum = 0;  // seconds of a decode step
@@ -81987,11 +82137,34 @@ inline void add_weight_traffic(const ModelConfig& m, const Machine& on, unsigned
   }
 }
 
-inline void add_cache_traffic(const ModelConfig& m, const Machine& on, std::int64_t by_heads,
-                              ServingSharding& to) {
+// Parts of the cache that heads make: alone the fullest chip's, of 40 on 16 that with 3; beside
+// parts by batch or sequence, groups of chips with as many heads each.
+inline double head_parts(CacheSharding cache, std::int64_t heads, std::int64_t chips) {
+  if (cache == CacheSharding::heads) {
+    const std::int64_t fullest = (heads + chips - 1) / chips;
+    return static_cast<double>(heads) / static_cast<double>(fullest);
+  }
+  std::int64_t groups = std::min(heads, chips);
+  while (heads % groups != 0 || chips % groups != 0) {
+    --groups;
+  }
+  return static_cast<double>(groups);
+}
+
+// Parts that each of those is in by batch or sequence.
+inline std::int64_t cache_groups(CacheSharding cache, std::int64_t chips, double by_heads,
+                                 std::int64_t batch) {
+  const std::int64_t rest = chips / static_cast<std::int64_t>(by_heads);
+  return cache == CacheSharding::heads   ? 1
+         : cache == CacheSharding::batch ? std::min(rest, batch)
+                                         : rest;
+}
+
+inline void add_cache_traffic(const ModelConfig& m, const Machine& on, double by_heads,
+                              std::int64_t batch, ServingSharding& to) {
   const double a = activation_bytes(), heads = static_cast<double>(m.query_width());
   const double keys = static_cast<double>(m.cached_numbers());
-  const std::int64_t rest = to.cache_ways / by_heads;
+  const std::int64_t rest = cache_groups(to.cache, on.chips(), by_heads, batch);
   if (rest <= 1) {
     return;
   }
@@ -82003,8 +82176,7 @@ inline void add_cache_traffic(const ModelConfig& m, const Machine& on, std::int6
   } else {
     const ChipGroup group = group_of(on, (1U << on.dims.size()) - 1);
     const double merge = 2 * static_cast<double>(m.heads);  // a maximum and a sum for each head
-    add_gathers(to, "gather Q, merge", a * (2 * heads + merge) / static_cast<double>(by_heads),
-                group, 2);
+    add_gathers(to, "gather Q, merge", a * (2 * heads + merge) / by_heads, group, 2);
   }
 }
 
@@ -82018,18 +82190,15 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.cache = cache;
   s.ways = weights == WeightSharding::expert ? std::min<std::int64_t>(chips, m.experts) : chips;
   const std::int64_t heads = m.latent() ? 1 : m.kv_heads;  // that keep a cache of their own
-  const std::int64_t by_heads = heads / ((heads + chips - 1) / chips);  // 40 heads on 16: 3 each
-  const std::int64_t most = cache == CacheSharding::heads   ? by_heads
-                            : cache == CacheSharding::batch ? by_heads * job.batch
-                                                            : chips;
-  s.cache_ways = std::min(chips, most);
+  const double by_heads = head_parts(cache, heads, chips);
+  s.cache_ways = by_heads * static_cast<double>(cache_groups(cache, chips, by_heads, job.batch));
   const double all = static_cast<double>(chips);
   s.law = even_law(job, on.chip, all);
-  s.law.cached *= all / static_cast<double>(s.cache_ways);
+  s.law.cached *= all / s.cache_ways;
   const double holders = static_cast<double>(weights == WeightSharding::expert ? s.ways : chips);
   s.law.experts *= all / holders;
   add_weight_traffic(m, on, x_dims, s);
-  add_cache_traffic(m, on, by_heads, s);
+  add_cache_traffic(m, on, by_heads, job.batch, s);
   for (const LayerTraffic& t : s.traffic) {
     const double layers = static_cast<double>(m.layers);
     s.law.link += t.bandwidth > 0 ? layers * t.bytes / t.bandwidth : 0;
@@ -82040,12 +82209,12 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.sum = s.law.sum(step);
   const double held = static_cast<double>(job.batch) * last_context(job) * serving_kv(job);
   s.chip_bytes = (weight_bytes(job) - routed_bytes(job)) / all + routed_bytes(job) / holders +
-                 held / static_cast<double>(s.cache_ways);
+                 held / s.cache_ways;
   s.name = cat({name_of(weights), " ", s.ways});
   if (weights == WeightSharding::two_dimensional) {
     s.name += cat({" (", s.width_ways, " of D)"});
   }
-  s.name += cat({", cache by ", name_of(cache), " ", s.cache_ways});
+  s.name += cat({", cache by ", name_of(cache), " ", short_number(s.cache_ways)});
   return s;
 }
 
@@ -82054,7 +82223,8 @@ inline std::string why_not(const ServingSharding& s, const ServingSharding& best
                            const ServingJob& job, const Machine& on) {
   if (s.chip_bytes > on.chip.memory_bytes) {
     return cat({"memory: ", format_bytes(s.chip_bytes), " a chip of ",
-                format_bytes(on.chip.memory_bytes), ", ", on.chips() / s.cache_ways,
+                format_bytes(on.chip.memory_bytes), ", ",
+                short_number(static_cast<double>(on.chips()) / s.cache_ways),
                 " copies of the cache"});
   }
   const StepWork step = decode_work(job);
@@ -82094,7 +82264,7 @@ inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& 
     if (job.model.experts > 0 && on.chips() > 1) {
       add(WeightSharding::expert, 0);
     }
-    if (found[0].cache_ways == on.chips()) {
+    if (!(found[0].cache_ways < static_cast<double>(on.chips()))) {
       break;  // heads divide the cache over all chips
     }
   }
@@ -82190,6 +82360,30 @@ inline std::int64_t slice_of(const Chip& chip, double needed) {
   return chips == 2 && chip.kind == "tpu" ? 4 : chips;
 }
 
+// Of a dimension of a slice: as fast as the machine's own in its place, counted from the innermost,
+// which a user may have set; as the chip's where the machine has none there.
+inline Links links_of_slice(const Machine& on, const Machine& slice, int d) {
+  const Chip& chip = on.chip;
+  const int place = slice.dims.size() - d;
+  const bool inner = place <= inner_dims(chip, slice.dims);
+  Links links = inner ? inner_links(chip, slice.dims, d) : outer_links(slice, d);
+  links.latency = on.links.back().latency;
+  const int first = on.dims.size() - inner_dims(chip, on.dims);  // the slowest inside a domain
+  const int own =
+      inner ? std::max(on.dims.size() - place, first) : std::min(on.dims.size() - place, first - 1);
+  if (own < 0 || !(on.links[static_cast<std::size_t>(own)].bandwidth.one_way() > 0)) {
+    return links;
+  }
+  const Links& given = on.links[static_cast<std::size_t>(own)];
+  const Links made = inner ? inner_links(chip, on.dims, own) : outer_links(on, own);
+  links.latency = given.latency;
+  links.bandwidth = given.bandwidth;
+  links.kind = given.kind == made.kind ? links.kind : given.kind;
+  const double share = given.uplink.one_way() / static_cast<double>(chips_behind(on, own));
+  links.uplink = Bandwidth::one_way(share * static_cast<double>(chips_behind(slice, d)));
+  return links;
+}
+
 // A slice of that many of the machine's chips: a power of two as square as it can be, or whole
 // domains of a switch; else what is offered, beyond a pod several slices, or no dimensions.
 inline Machine slice_machine(const Machine& on, std::int64_t chips) {
@@ -82216,9 +82410,7 @@ inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   slice.name = machine_name(chip, slice.dims);
   slice.links.clear();
   for (int d = 0; d < slice.dims.size(); ++d) {
-    const bool inner = slice.dims.size() - d <= inner_dims(chip, slice.dims);
-    slice.links.push_back(inner ? inner_links(chip, slice.dims, d) : outer_links(slice, d));
-    slice.links[static_cast<std::size_t>(d)].latency = on.links.back().latency;
+    slice.links.push_back(links_of_slice(on, slice, d));
   }
   return slice;
 }
@@ -82636,7 +82828,7 @@ inline Quantity links_time(const ServingPlan& plan, const Quantity& tokens, bool
 inline ServingCauses causes_of(const ServingPlan& plan, const StepWork& work) {
   const ServingJob& job = plan.job;
   const Chip& chip = plan.on.chip;
-  const double ways = static_cast<double>(plan.sharding().cache_ways);
+  const double ways = plan.sharding().cache_ways;
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
   const Quantity tokens(work.decode + work.chunk, "token", "T", "tokens of the step");
   const Quantity bandwidth(chip.memory_bandwidth, "B/s", "W", chip.name);
@@ -82939,8 +83131,9 @@ inline ServingFrontier serving_frontier(const ServingJob& job, const Machine& ma
   for (const std::size_t i : detail::stable_order(keys)) {
     const FrontierPoint& next = found.points[i];
     const bool best = next.tokens_per_second_per_chip > most;
-    if (best && !sorted.empty() && !(sorted.back().step_seconds < next.step_seconds)) {
-      sorted.back().best = false;  // as long a step at a higher price
+    for (std::size_t j = best ? sorted.size() : 0;
+         j > 0 && !(sorted[j - 1].step_seconds < next.step_seconds); --j) {
+      sorted[j - 1].best = false;  // as long a step at a higher price
     }
     sorted.push_back(next);
     sorted.back().best = best;
@@ -83753,7 +83946,7 @@ inline EngineLimits engine_limits(const ServingPlan& plan, const ServingOptions&
   limits.budget = options.token_budget;
   limits.block = options.block;
   const ServingSharding& s = plan.sharding();  // whose chips may hold copies of experts
-  const double free = (plan.on.chip.memory_bytes - s.chip_bytes) * double(s.cache_ways);
+  const double free = (plan.on.chip.memory_bytes - s.chip_bytes) * s.cache_ways;
   const double held = free / serving_kv(plan.job) + double(plan.job.batch) * last_context(plan.job);
   const std::int64_t tokens =
       options.cache_tokens > 0 ? options.cache_tokens : static_cast<std::int64_t>(held);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -601,6 +602,35 @@ TEST_CASE("a hundred thousand devices have their closed forms at once") {
         doctest::Approx(4 * 100001.0 * 50000).epsilon(1e-12));
 }
 
+TEST_CASE("the mean of what devices send in an even all_to_all") {
+  int specs = 0;
+  for (const std::vector<int>& sizes : std::vector<std::vector<int>>{
+           {2}, {5}, {8}, {70}, {4, 3}, {2, 5}, {8, 9}, {2, 3, 4}, {3, 1, 2}}) {
+    for (const AxisKind kind : {AxisKind::line, AxisKind::ring, AxisKind::switched}) {
+      for (int algorithm = 1; algorithm < static_cast<int>(Algorithm::custom); ++algorithm) {
+        ts::CollectiveSpec spec;
+        spec.what = Collective::all_to_all;
+        spec.algorithm = static_cast<Algorithm>(algorithm);
+        for (const int size : sizes) {
+          spec.parts.push_back(part_of(size, kind));
+        }
+        if (ts::detail::has_algorithm(spec.what, spec.algorithm)) {
+          const int n = spec.devices();
+          spec.elements = 6 * n;
+          double all = 0;
+          for (int i = 0; i < n; ++i) {
+            all += ts::collective_bytes(spec, i);
+          }
+          CAPTURE(text_of(spec));
+          CHECK(ts::detail::mean_all_to_all_bytes(spec) == doctest::Approx(all / n).epsilon(1e-12));
+          ++specs;
+        }
+      }
+    }
+  }
+  CHECK(specs > 60);
+}
+
 TEST_CASE("no closed form: where links are shared unevenly") {
   const auto seconds = [](Collective what, Algorithm algorithm, int n, AxisKind kind) {
     return ts::collective_seconds(row(what, algorithm, n, 1000, 0, kind));
@@ -718,6 +748,13 @@ TEST_CASE("a user's schedule takes at least its longest path") {
 
 TEST_CASE("NCCL's model: the worked values for 8 GPUs of a node, in microseconds") {
   ts::NcclCall call;
+  call.protocol = static_cast<ts::NcclProtocol>(7);
+  CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
+        "NcclProtocol: 7 is no value of it; 0 to 2 are right");
+  call.bytes = std::numeric_limits<double>::infinity();
+  CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
+        "nccl_seconds: inf bytes over a bus of 0 bytes/s; both are right from 0 and finite");
+  call.bytes = 0;
   call.protocol = ts::NcclProtocol::ll;
   CHECK(1e6 * ts::nccl_seconds(call) == doctest::Approx(15.0).epsilon(1e-12));
   call.protocol = ts::NcclProtocol::simple;
@@ -758,7 +795,7 @@ TEST_CASE("NCCL's model: the worked values for 8 GPUs of a node, in microseconds
   call.nodes = 4;
   call.bytes = -1;
   CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
-        "nccl_seconds: -1 bytes over a bus of 4e+11 bytes/s; both are right from 0");
+        "nccl_seconds: -1 bytes over a bus of 4e+11 bytes/s; both are right from 0 and finite");
 }
 
 TEST_CASE("busbw is algbw times a factor of the collective alone") {
@@ -1050,6 +1087,25 @@ TEST_CASE("choose_algorithm: a permute over axes of several dimensions and many 
   const ts::AlgorithmChoice choice = ts::choose_algorithm(spec);
   REQUIRE(!choice.candidates.empty());
   CHECK(choice.algorithm == Algorithm::direct);
+}
+
+TEST_CASE("a barrier behind leaves and a spine: the way to the spine is no second wait") {
+  for (const double leaf : {1e-7, 2e-7, 5e-7}) {
+    ts::Machine m = ts::machine("h100", {2, 3, 2});
+    m.links[0].latency = 3e-7;
+    m.links[1].latency = leaf;
+    const ts::Mesh mesh(m, {{"x", 2}, {"y", 3}, {"z", 2}});
+    for (const Algorithm algorithm : {Algorithm::direct, Algorithm::tree}) {
+      ts::CollectiveOptions options;
+      options.algorithm = algorithm;
+      const ts::MeshRun run = mesh.run([&](ts::Device& d) { d.barrier(options); });
+      const ts::CollectiveRow row = run.collectives()[0];
+      CAPTURE(leaf);
+      CAPTURE(row.algorithm);
+      CHECK(row.formula == doctest::Approx(row.seconds).epsilon(1e-9));
+      CHECK(row.hops == ts::collective_hops(run.log().calls[0].shape->spec));
+    }
+  }
 }
 
 #endif  // TINYSCALE_NO_THREADS

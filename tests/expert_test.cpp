@@ -111,6 +111,15 @@ std::vector<float> grad_of(const ts::Tensor& t) {
 
 }  // namespace
 
+TEST_CASE("experts: bytes of no devices") {
+  CHECK(error_of([] { ts::expert_bytes(10, 2, 8, 0); }) ==
+        "expert_bytes: 0 devices; a finite number from 1 is right");
+  CHECK(error_of([] { ts::expert_capacity_bytes(8, 4, 16, 0); }) ==
+        "expert_capacity_bytes: 0 devices; a finite number from 1 is right");
+  CHECK(error_of([] { ts::expert_count_bytes(8, 0.5); }) ==
+        "expert_count_bytes: 0.5 devices; a finite number from 1 is right");
+}
+
 TEST_CASE("routing equals the obvious way, with ties, groups and every capacity") {
   for (int trial = 0; trial < 60; ++trial) {
     const int experts = 1 + trial % 7;

@@ -226,6 +226,13 @@ TEST_CASE("hardware: machines") {
           ts::machine("tpu-v5e", {16, 17});
         }) == "machine: tpu-v5e [16, 17] is 272 chips; a pod has 256");
   CHECK(error_of([] {
+          ts::machine("tpu-v5e", {32, 8});
+        }) ==
+        "machine: tpu-v5e [32, 8] has no place in a pod of 16x16; at most 16 chips along "
+        "each of two dimensions are right");
+  CHECK(ts::machine("tpu-v3", {32, 8}).links[0].kind == ts::AxisKind::ring);
+  CHECK(ts::machine("tpu-v5e", {256}).chips() == 256);  // a row through all of it
+  CHECK(error_of([] {
           ts::machine("h100", {2, 16});
         }) ==
         "machine: h100-sxm [2, 16]: the last dimension is a switch domain of at most 8 GPUs; write "

@@ -580,3 +580,9 @@ TEST_CASE("launches: a trace with both tracks and an arrow for each launch") {
   file.close();
   std::remove(path.c_str());
 }
+
+TEST_CASE("launches: a way to launch that is none") {
+  CHECK(error_of([] {
+          ts::launches(ts::List<ts::OpRecord>(), ts::chip("h100"), static_cast<ts::Dispatch>(5));
+        }) == "Dispatch: 5 is no value of it; 0 to 1 are right");
+}

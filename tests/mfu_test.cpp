@@ -443,7 +443,7 @@ TEST_CASE("mfu: what a claim lacks or cannot state") {
         "right");
   claim = bloom();
   claim.context = -1;
-  CHECK(error(claim) == "decode_mfu: context is -1; 1 token or more is right");
+  CHECK(error(claim) == "decode_mfu: context is -1; 1 to 1e+09 tokens are right");
   claim = bloom();
   claim.model.layers = 0;
   CHECK(error(claim) == "ModelConfig: GPT-181B: layers is 0; at least 1 is right");
@@ -768,4 +768,16 @@ TEST_CASE("slices have whole chips") {
   for (const char* name : {"v4-129", "v4- 128", "v4-0x80", "v4-"}) {
     CHECK_THROWS_AS(ts::tpu_slice(name), ts::Error);
   }
+}
+
+TEST_CASE("mfu: a context that no run has") {
+  ts::MfuClaim claim;
+  claim.model = ts::config("llama3-8b");
+  claim.chip = ts::chip("h100");
+  claim.mfu = 0.4;
+  claim.context = 1e300;
+  CHECK(error_of([&] { ts::decode_mfu(claim); }) ==
+        "decode_mfu: context is 1e+300; 1 to 1e+09 tokens are right");
+  CHECK(ts::keys_seen(1e300, 0, ts::AttentionFlops::causal) == doctest::Approx(5e299));
+  CHECK(ts::keys_seen(1e300, 0, ts::AttentionFlops::causal_exact) == doctest::Approx(5e299));
 }

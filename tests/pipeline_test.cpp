@@ -799,3 +799,11 @@ TEST_CASE("pipeline: an op is added to a rank that there is") {
   CHECK(error_of([] { ts::PipelineSchedule().add(0, PipelineWork::forward, 0, 0); }) ==
         "add: rank 0 of , which has none; begin with empty_schedule");
 }
+
+TEST_CASE("pipeline: a kind of schedule that is none") {
+  ts::PipelineShape shape;
+  shape.kind = static_cast<ts::PipelineKind>(9);
+  CHECK(error_of([&] { ts::pipeline_bubble(shape); }) ==
+        "PipelineKind: 9 is no value of it; 0 to 3 are right");
+  CHECK(std::string(ts::name_of(ts::PipelineKind::zero_bubble_h1)) == "ZB-H1");
+}

@@ -218,6 +218,9 @@ TEST_CASE("plan: transformer maths") {
   CHECK(error_of([] { ts::training_seconds(1, 0, 1, 1); }) ==
         "training_seconds: flops 1, chips 0, peak 1, mfu 1; finite numbers above 0, an mfu of at "
         "most 1, are right");
+  CHECK(error_of([] { ts::training_seconds(0, 1, 1, 1); }) ==
+        "training_seconds: flops 0, chips 1, peak 1, mfu 1; finite numbers above 0, an mfu of at "
+        "most 1, are right");
 }
 
 TEST_CASE("plan: serving Llama 2 13B") {

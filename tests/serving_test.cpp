@@ -130,6 +130,52 @@ TEST_CASE("serving: local windows and latent attention") {
   CHECK(deep.sharding().cache == ts::CacheSharding::batch);
 }
 
+TEST_CASE("serving: of steps that take as long the one at the lowest price is on the frontier") {
+  const ts::ServingJob job = job_of("gemma2-9b", 3000, 100, 1, ts::DType::bf16);
+  ts::FrontierOptions options;
+  options.chips = {16};
+  options.batches = {1, 1, 2};  // links take longest; the caches of two lie on as many chips again
+  const ts::ServingFrontier frontier =
+      ts::serving_frontier(job, ts::machine("tpu-v5e", {4, 4}), options);
+  REQUIRE(frontier.points.size() == 3);
+  CHECK(frontier.points[0].step_seconds == frontier.points[2].step_seconds);
+  REQUIRE(frontier.best().size() == 1);
+  CHECK(frontier.best()[0].batch == 2);
+}
+
+TEST_CASE("serving: a slice has links as fast as the machine's own") {
+  const ts::ServingJob job = job_of("llama3-8b", 1000, 200, 8, ts::DType::bf16);
+  ts::Machine slow = ts::machine("tpu-v5e", {4, 4});
+  for (ts::Links& links : slow.links) {
+    links.bandwidth = ts::Bandwidth::one_way(1e6);
+    links.latency = 5e-6;
+  }
+  ts::Machine half = ts::machine("tpu-v5e", {4, 2});
+  half.links = slow.links;
+  ts::FrontierOptions options;
+  options.chips = {8};
+  options.batches = {8};
+  CHECK(ts::serving_frontier(job, slow, options).points[0].step_seconds ==
+        doctest::Approx(ts::serving_shardings(job, half)[0].bound).epsilon(1e-12));
+  ts::Machine one = ts::machine("tpu-v5e", {1});
+  one.links = {slow.links[0]};
+  const ts::ServingPlan plan = ts::plan_serving(job, one);
+  CHECK(plan.on.dims == ts::Shape{2, 2});
+  for (const ts::Links& links : plan.on.links) {
+    CHECK(links.bandwidth.one_way() == 1e6);
+    CHECK(links.latency == 5e-6);
+  }
+  ts::Machine nodes = ts::machine("h100", {4, 8});
+  nodes.links[0].bandwidth = ts::Bandwidth::one_way(2e9);
+  nodes.links[0].uplink = ts::Bandwidth::one_way(8e9);
+  nodes.links[1].kind = ts::AxisKind::full;
+  const ts::Machine two = ts::detail::slice_machine(nodes, 16);
+  CHECK(two.dims == ts::Shape{2, 8});
+  CHECK(two.links[0].uplink.one_way() == 8e9);
+  CHECK(two.egress(0) == 1e9);
+  CHECK(two.links[1].kind == ts::AxisKind::full);
+}
+
 TEST_CASE("serving: causes by hand, and the law that the simulation uses") {
   ts::ServingJob job = job_of("llama2-13b", 1000, 200, 8, ts::DType::bf16);
   const ts::Machine machine = ts::machine("tpu-v5e", {4, 2});
@@ -764,4 +810,25 @@ TEST_CASE("serving: a message along a line crosses all its links, around a ring 
     CHECK(ts::detail::all_to_all_group(on, 8).latency == doctest::Approx(ring ? 4e-6 : 7e-6));
     CHECK(ts::detail::group_of(on, 3).latency == doctest::Approx(ring ? 8e-6 : 14e-6));
   }
+}
+
+TEST_CASE("serving: heads that do not divide the cache, and what else cuts it has messages") {
+  ts::ServingJob job = job_of("llama3-8b", 1000, 200, 12, ts::DType::bf16);
+  const double cache = job.batch * 1200.0 * 131072, weights = 2.0 * 8030261248;
+  for (const int chips : {3, 5, 6, 7}) {
+    CAPTURE(chips);
+    for (const ts::ServingSharding& s : ts::serving_shardings(job, ts::machine("h100", {chips}))) {
+      if (s.cache == ts::CacheSharding::heads) {  // 8 heads: the fullest chip has 3 or 2
+        const double fullest = chips == 3 ? 3 : 2;
+        CHECK(s.cache_ways == 8 / fullest);
+        CHECK(s.chip_bytes == doctest::Approx(weights / chips + cache * fullest / 8));
+        CHECK(s.traffic.size() == 1);
+      } else {  // groups of as many heads each, the rest by sequence or token
+        CHECK(s.cache_ways == chips);
+        CHECK(s.traffic.size() == 2);
+      }
+    }
+  }
+  CHECK(ts::serving_shardings(job, ts::machine("h100", {3}))[0].name ==
+        "tensor 3, cache by heads 2.66667");
 }

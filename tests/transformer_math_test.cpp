@@ -2,6 +2,8 @@
 // convention, sums over loops beside formulas, and errors.
 #include <doctest/doctest.h>
 
+#include <limits>
+
 #include "error_of.hpp"
 #include "tinyscale.hpp"
 
@@ -228,6 +230,18 @@ TEST_CASE("activations: llama, mixtures, latent attention, Gemma, by hand") {
         "attention, for which it is known");
 }
 
+TEST_CASE("memory: stages of numbers that no model has") {
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  CHECK(error_of([&] { ts::stage_layers(least, 2, 5, 6); }) ==
+        "stage_layers: -9223372036854775808 layers over 2 stages, 5 on the first, 6 on the last; "
+        "at least one layer a stage is right");
+  CHECK(error_of([&] { ts::stage_layers(most, most); }) ==
+        "stage_layers: 9223372036854775807 layers over 9223372036854775807 stages, 0 on the first, "
+        "0 on the last; at least one layer a stage, at most 10000000 in all, is right");
+  CHECK(error_of([&] { ts::stage_layers(8, 2, most, most); }).find("stage_layers: 8 layers") == 0);
+}
+
 TEST_CASE("memory: stages of layers that do not divide") {
   using Layers = std::vector<std::int64_t>;
   CHECK(ts::stage_layers(8, 4) == Layers{2, 2, 2, 2});
@@ -419,4 +433,45 @@ TEST_CASE("memory: torchtitan's published peaks of Llama 3 8B within 10 %") {
   fsdp.context = 2;
   fsdp.recompute = ts::Recompute::full;
   CHECK(gib(32768) == doctest::Approx(84.2).epsilon(0.1));
+}
+
+TEST_CASE("memory: experts are cut in as many parts as the training cuts them in") {
+  int layouts = 0;
+  for (const std::int64_t data : {1, 2, 4, 6, 12}) {
+    for (const std::int64_t context : {1, 2, 3, 4, 6}) {
+      for (std::int64_t shards = 1; shards <= data * context; ++shards) {
+        for (std::int64_t expert = 1; expert <= data * context; ++expert) {
+          ts::Layout layout;
+          layout.data = data;
+          layout.context = context;
+          layout.zero = ts::Zero::parameters;
+          layout.zero_devices = shards;
+          layout.expert = expert;
+          if (data * context % shards != 0 || data * context % expert != 0 ||
+              error_of([&] { ts::detail::layout_axes(layout); }) != "no error") {
+            continue;
+          }
+          const ts::detail::LayoutAxes axes = ts::detail::layout_axes(layout);
+          ++layouts;
+          if (ts::detail::MeshPoint(axes.mesh, 0).size(axes.expert_zero) !=
+              layout.expert_shards()) {
+            FAIL_CHECK(layout.text());
+          }
+        }
+      }
+    }
+  }
+  CHECK(layouts > 300);
+  // Memory and the update count them alike, where they do not divide each other too.
+  ts::Layout layout;
+  layout.data = 24;
+  layout.zero = ts::Zero::parameters;
+  layout.zero_devices = 6;
+  layout.expert = 4;
+  CHECK(layout.expert_shards() == 3);
+  const ts::ModelConfig c = ts::config("mixtral-8x7b");
+  const ts::StageShare all = {0, c.layers, true, true};
+  const ts::DeviceParameters held = ts::device_parameters(c, all, 1, 4);
+  CHECK(ts::device_memory(c, layout, 4096, all, 0).optimizer ==
+        doctest::Approx(12 * (held.rest / 6 + held.experts / 3)));
 }

@@ -40,6 +40,8 @@ timeout 60 $run -n 2 "$build/wrong_ranks" early 2>&1 | grep -q 'rank 1 has ended
   { echo "check_mpi: a rank that ends early is not noticed" >&2; failed=1; }
 [ "$(timeout 60 $run -n 2 "$build/wrong_ranks" progress 2>&1 | grep -c '^step 1/1  loss')" = 1 ] ||
   { echo "check_mpi: ranks that train together do not tell the progress once" >&2; failed=1; }
+[ "$(timeout 60 $run -n 2 "$build/wrong_ranks" elsewhere 2>&1 | grep -c '^train: MPI rank 0 begins at step 0 with 0 updates, .*; rank 1 at step 0 with ')" = 2 ] ||
+  { echo "check_mpi: a training that a rank begins elsewhere is not refused" >&2; failed=1; }
 timeout 60 $run -n 3 "$build/wrong_ranks" meshes ||
   { echo "check_mpi: ranks that come with different meshes are not told" >&2; failed=1; }
 # Its meshes have up to 9 devices, but for the cases marked many; in one devices hand each other pointers.

@@ -1,6 +1,7 @@
 // Ranks that do not do the same. `meshes`: they come to a run with different ones; all of them say
 // so, and go on; what each measured for itself is rank 0's. `early`: one ends its program while the
-// others come to another run; they say so, not wait.
+// others come to another run; they say so, not wait. `progress`, `elsewhere`: they train together,
+// or begin with different weights.
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -169,8 +170,8 @@ int early() {
   return 1;
 }
 
-// One rank tells how far it is.
-int progress() {
+// One rank tells how far it is; of a training that rank 1 begins elsewhere no rank takes a step.
+int progress(bool together) {
   const ts::Text text = ts::make_text("letters", std::string(100, 'a') + "b");
   ts::ModelConfig c;
   c.layers = c.heads = c.kv_heads = 1;
@@ -180,15 +181,23 @@ int progress() {
   options.steps = 1;
   options.batch = options.layout.data = 2;
   options.machine = ts::machine("tpu-v5e", {2});
-  ts::Transformer model(c, 1);
-  return ts::train(model, text, options).losses.size() == 1 ? 0 : 1;
+  ts::Transformer model(c, !together && ts::process_rank() == 1 ? 2 : 1);
+  try {
+    return together == (ts::train(model, text, options).losses.size() == 1) ? 0 : 1;
+  } catch (const ts::Error& error) {
+    std::printf("%s\n", error.what());
+    return together ? 1 : 0;
+  }
 }
 
 }  // namespace
 
 int main(int count, char** words) {
   if (count == 2 && std::string(words[1]) == "progress") {
-    return progress();
+    return progress(true);
+  }
+  if (count == 2 && std::string(words[1]) == "elsewhere") {
+    return progress(false);
   }
   if (count == 2 && std::string(words[1]) == "early") {
     return early();

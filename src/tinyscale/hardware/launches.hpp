@@ -24,7 +24,10 @@ namespace tinyscale {
 
 enum class Dispatch { eager, graph };
 
-inline const char* name_of(Dispatch how) { return how == Dispatch::eager ? "eager" : "graph"; }
+inline const char* name_of(Dispatch how) {
+  static const char* const names[] = {"eager", "graph"};
+  return detail::name_in("Dispatch", names, how);
+}
 
 struct LaunchOptions {
   double seconds = 5e-6;       // of the host, to launch one kernel
@@ -177,6 +180,7 @@ inline LaunchRow launch_row(const OpRecord& op, std::size_t i, const Chip& chip,
 inline LaunchReport launches(const List<OpRecord>& kernels, const Chip& chip, Dispatch how,
                              DType format = DType::f32,
                              const LaunchOptions& options = LaunchOptions()) {
+  name_of(how);  // refuses what is none
   LaunchReport report;
   report.chip = chip.name.empty() ? "unnamed chip" : chip.name;
   report.format = format;

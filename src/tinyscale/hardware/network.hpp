@@ -153,11 +153,14 @@ inline double share_of_links(const Machine& machine, int d) {
   return rate;
 }
 
+// Chips along a full axis of a 2D torus.
+inline std::int64_t full_axis(const Chip& chip) { return chip.wrap == "full axis 32" ? 32 : 16; }
+
 // A 2D slice's axes of full length close, or whole cubes joined by optical switches.
 inline bool closes(const Chip& chip, const Shape& dims, int d) {
   const int first = dims.size() - inner_dims(chip, dims);
   if (is_torus2d(chip)) {
-    return dims[d] == (chip.wrap == "full axis 32" ? 32 : 16);
+    return dims[d] == full_axis(chip);
   }
   bool cubes = dims.size() - first == 3;
   for (int i = first; i < dims.size(); ++i) {
@@ -234,6 +237,13 @@ inline void check_machine(const Chip& chip, const Shape& dims) {
   if (chip.kind == "tpu" && slice > chip.domain_chips) {
     fail({"machine: ", chip.name, " ", dims, " is ", slice, " chips; a pod has ",
           chip.domain_chips});
+  }
+  const std::int64_t axis = full_axis(chip);
+  const bool square = chip.domain_chips == axis * axis;  // all chips of the pod
+  if (is_torus2d(chip) && square && dims.size() > 1 && std::min(dims[-1], dims[-2]) > 1 &&
+      std::max(dims[-1], dims[-2]) > axis) {
+    fail({"machine: ", chip.name, " ", dims, " has no place in a pod of ", axis, "x", axis,
+          "; at most ", axis, " chips along each of two dimensions are right"});
   }
   if (chip.kind == "gpu" && dims[-1] > chip.domain_chips) {
     fail({"machine: ", chip.name, " ", dims, ": the last dimension is a switch domain of at most ",

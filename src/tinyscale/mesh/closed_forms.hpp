@@ -165,6 +165,21 @@ inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<Axis
   return longest;
 }
 
+// Whether the way through a part's switch leads through the other's above it as well: a spine above
+// leaves, whose latency is that of both.
+inline bool is_leaf_of(const AxisPart& part, const AxisPart& above) {
+  return part.port >= 0 && part.port == above.port && above.dim < part.dim;
+}
+
+// Whether a message from one device to another goes along a part.
+inline bool goes_along(const CollectiveSpec& spec, std::size_t p, int from, int to) {
+  int stride = 1;
+  for (std::size_t faster = p + 1; faster < spec.parts.size(); ++faster) {
+    stride *= spec.parts[faster].size;
+  }
+  return (from / stride - to / stride) % spec.parts[p].size != 0;
+}
+
 // A message along each part in turn: all the latencies, the bandwidth of the slowest.
 inline void add_message(const CollectiveSpec& spec, int from, int to, std::int64_t elements,
                         CollectiveCost& cost) {
@@ -179,8 +194,13 @@ inline void add_message(const CollectiveSpec& spec, int from, int to, std::int64
     const int straight = from / stride % part.size < to / stride % part.size
                              ? right
                              : part.size - right;  // along a line
+    bool passed = false;
+    for (std::size_t p = 0; part.port >= 0 && p < spec.parts.size(); ++p) {
+      passed = passed || (is_leaf_of(part, spec.parts[p]) && goes_along(spec, p, from, to));
+    }
     const int links =
-        part.spacing * (!in_a_row(part)               ? 1
+        part.spacing * (passed                        ? 0
+                        : !in_a_row(part)             ? 1
                         : part.kind == AxisKind::line ? straight
                                                       : std::min(right, part.size - right));
     cost.hops += links;

@@ -84,11 +84,19 @@ inline CollectiveCost blocks_cost(const CollectiveSpec& spec, const AxisPart& pa
   return cost;
 }
 
-// Everyone hears from the farthest.
+// Everyone hears from the farthest. Through a spine or one of its leaves, whichever takes longer.
 inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   CollectiveCost cost;
   for (const AxisPart& part : parts) {
-    cost.add(spec, part, farthest(part), 0, 0);
+    bool slower = false;
+    for (const AxisPart& other : parts) {
+      const bool together = is_leaf_of(part, other) || is_leaf_of(other, part);
+      slower = slower || (together && (other.latency > part.latency ||
+                                       (!(other.latency < part.latency) && other.dim < part.dim)));
+    }
+    if (!slower) {
+      cost.add(spec, part, farthest(part), 0, 0);
+    }
   }
   cost.steps = 1;
   return cost;

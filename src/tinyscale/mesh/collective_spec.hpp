@@ -55,6 +55,7 @@ struct AxisPart {
   int spacing = 1;       // links from one device to the next
   double latency = 0;    // seconds a hop
   double bandwidth = 0;  // bytes/s: a link one way, or what a port sends
+  int port = -1;         // of a switch: the dimension of its ports; -1: the part's own
   bool shared = false;   // the bandwidth is a share of an uplink, of which alone there is more
 };
 

@@ -107,6 +107,7 @@ inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
   part.kind = links.kind;
   part.latency = links.latency;
   part.bandwidth = share_of_links(machine, dim);
+  part.port = links.kind == AxisKind::switched ? port_dim(machine, dim) : -1;
   const Links& port = machine.links[static_cast<std::size_t>(port_dim(machine, dim))];
   part.shared = part.bandwidth < port.bandwidth.one_way() * (1 - 1e-9);
   const bool neighbours = links.kind == AxisKind::line || links.kind == AxisKind::ring;

@@ -24,6 +24,8 @@ inline bool ranks_may_differ(const Machine&) { return false; }
 inline const Machine& machine_of_all(const Machine& mine, const List<MeshAxis>&, Algorithm) {
   return mine;
 }
+inline bool has_other_ranks() { return false; }
+inline void check_same_on_ranks(const char*, const std::string&) {}
 }  // namespace detail
 }  // namespace tinyscale
 
@@ -151,6 +153,23 @@ inline Machine machine_of_all(const Machine& mine, const List<MeshAxis>& axes,
   Bytes all(told_by(0, figures.text()));
   each_figure(machine, GetFigures{all});
   return machine;
+}
+
+// Whether devices are other processes, which have read files of their own.
+inline bool has_other_ranks() { return mpi_session().size > 1 && !mpi_session().running; }
+
+// Throws on all alike when one comes with another text than rank 0.
+inline void check_same_on_ranks(const char* who, const std::string& text) {
+  MpiSession& session = mpi_session();
+  session.gather_ranks();
+  const std::string first = told_by(0, text);
+  const int same = text == first ? session.size : session.rank;
+  int other = 0;
+  MPI_Allreduce(&same, &other, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  if (other < session.size) {
+    fail({who, ": MPI rank 0 begins at ", first, "; rank ", other, " at ", told_by(other, text),
+          "; all ranks must begin at the same"});
+  }
 }
 
 inline bool ranks_may_differ(const Machine& mine) {

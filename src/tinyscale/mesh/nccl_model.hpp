@@ -13,6 +13,11 @@ namespace tinyscale {
 
 enum class NcclProtocol { ll, ll128, simple };
 
+inline const char* name_of(NcclProtocol protocol) {
+  static const char* const names[] = {"LL", "LL128", "Simple"};
+  return detail::name_in("NcclProtocol", names, protocol);
+}
+
 struct NcclCall {
   Collective what = Collective::all_reduce;
   Algorithm algorithm = Algorithm::ring;  // or tree
@@ -45,10 +50,12 @@ inline double nccl_seconds(const NcclCall& call) {
     detail::fail({"nccl_seconds: ", call.nodes, " nodes of ", call.ranks_per_node,
                   "; 1 or more of each are right, up to 2^31 - 1 ranks"});
   }
-  if (!(call.bytes >= 0) || !(call.bus_bandwidth >= 0)) {
+  if (!(call.bytes >= 0) || !(call.bus_bandwidth >= 0) || !detail::is_finite(call.bytes) ||
+      !detail::is_finite(call.bus_bandwidth)) {
     detail::fail({"nccl_seconds: ", call.bytes, " bytes over a bus of ", call.bus_bandwidth,
-                  " bytes/s; both are right from 0"});
+                  " bytes/s; both are right from 0 and finite"});
   }
+  name_of(call.protocol);  // refuses what is none
   const int p = static_cast<int>(call.protocol);
   const int ranks = call.nodes * call.ranks_per_node;
   const double intra = call.pcie ? pcie[p] : tree ? tree_nvlink[p] : ring_nvlink[p];

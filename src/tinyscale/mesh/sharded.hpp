@@ -28,7 +28,7 @@ struct ShardedStep {
   std::string name, axes;     // "all_gather", "x,y"
   std::string before, after;  // shardings
   std::string algorithm;
-  double bytes = 0;    // of a device on average, by formula (all_to_all above 64: in the middle)
+  double bytes = 0;    // of a device on average, by formula
   double counted = 0;  // and in what went; 0: without numbers
   double seconds = 0;  // closed form
 };

@@ -87,6 +87,24 @@ struct MoveCost {
   Algorithm algorithm = Algorithm::automatic;
 };
 
+// Bytes of an even all_to_all that a device sends in the mean: along every row all its data, each
+// target's share as many times as the target is away.
+inline double mean_all_to_all_bytes(const CollectiveSpec& spec) {
+  const double all = static_cast<double>(spec.elements) * spec.element_bytes;
+  if (spec.algorithm == Algorithm::direct) {
+    return bus_factor(spec.what, spec.devices()) * all;
+  }
+  double times = 0;
+  for (const Row& row : rows_of(spec)) {
+    const double size = row.size;
+    const Reach span = reach(row.way, row.size, 0);
+    const double right = span.right, left = span.left;
+    times += row.way == Algorithm::line ? (size * size - 1) / (3 * size)
+                                        : (right * (right + 1) / 2 + left * (left + 1) / 2) / size;
+  }
+  return all * times;
+}
+
 inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
                       DType format) {
   MoveCost cost;
@@ -107,9 +125,12 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
     cost.bytes = bus_factor(cost.what, n) * static_cast<double>(spec.elements) * spec.element_bytes;
     return cost;
   }
-  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
-  for (int index = n <= 64 ? 0 : last; index <= last; ++index) {
-    cost.bytes += collective_bytes(spec, index) / (n <= 64 ? n : 1);
+  if (n > 64) {
+    cost.bytes = mean_all_to_all_bytes(spec);
+    return cost;
+  }
+  for (int index = 0; index < n; ++index) {
+    cost.bytes += collective_bytes(spec, index) / n;
   }
   return cost;
 }

@@ -38,9 +38,20 @@ inline ExpertPart expert_part(std::int64_t experts, std::int64_t devices, std::i
 // ---- Bytes that a device sends in a layer and microbatch, forward and backward ----
 // Of 4 all_to_alls by the direct algorithm; `number` is the bytes of a number on the wire.
 
+namespace detail {
+
+inline void check_expert_devices(const char* who, double devices) {
+  if (!(devices >= 1) || !is_finite(devices)) {
+    fail({who, ": ", devices, " devices; a finite number from 1 is right"});
+  }
+}
+
+}  // namespace detail
+
 // (tokens) k D (e - 1) / e numbers each: when every expert gets as many.
 inline double expert_bytes(double tokens, double top_k, double width, double devices,
                            double number = 4) {
+  detail::check_expert_devices("expert_bytes", devices);
   return 4 * number * tokens * top_k * width * (devices - 1) / devices;
 }
 
@@ -68,12 +79,14 @@ inline double expert_bytes(const std::vector<std::int64_t>& counts, std::int64_t
 // With a capacity: E C D (e - 1) / e numbers each.
 inline double expert_capacity_bytes(double experts, double capacity, double width, double devices,
                                     double number = 4) {
+  detail::check_expert_devices("expert_capacity_bytes", devices);
   return 4 * number * experts * capacity * width * (devices - 1) / devices;
 }
 
 // Dropless also needs to be told how many rows come: of each expert once, and a total before each
 // of the 4; floats.
 inline double expert_count_bytes(double experts, double devices) {
+  detail::check_expert_devices("expert_count_bytes", devices);
   return 4 * (devices - 1) * (experts / devices + 4);
 }
 

@@ -23,9 +23,9 @@ enum class AttentionFlops { none, causal, full, causal_exact };
 inline double keys_seen(double context, double window, AttentionFlops counted) {
   const double most = window > 0 && window < context ? window : context;
   switch (counted) {
-    case AttentionFlops::causal: return most - most * most / (2 * context);
+    case AttentionFlops::causal: return most - most * (most / (2 * context));
     case AttentionFlops::full: return most;
-    case AttentionFlops::causal_exact: return most - most * (most - 1) / (2 * context);
+    case AttentionFlops::causal_exact: return most - most * ((most - 1) / (2 * context));
     case AttentionFlops::none: return 0;
   }
   detail::fail({"keys_seen: AttentionFlops ", static_cast<int>(counted), "; 0 to 3 are right"});

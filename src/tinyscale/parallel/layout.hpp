@@ -47,6 +47,16 @@ struct Layout {
   std::int64_t shards() const {
     return zero == Zero::none ? 1 : zero_devices > 0 ? zero_devices : batch_devices();
   }
+  // Of those shards, the devices that hold the same experts: so many parts is an expert cut in.
+  std::int64_t expert_shards() const {
+    std::int64_t divisor = shards(), rest = expert;  // the greatest that both have
+    while (rest != 0) {
+      const std::int64_t left = divisor % rest;
+      divisor = rest;
+      rest = left;
+    }
+    return shards() / divisor;
+  }
   std::int64_t stages() const { return schedule.empty() ? pipeline : schedule.stages; }
   // "data 4, tensor 1, pipeline 1, context 1", then what else is not as it is by default.
   std::string text() const;

@@ -5,6 +5,8 @@
 
 #include <algorithm>  // copy, min, max
 #include <cstdint>    // int64_t
+#include <cstring>    // memcpy
+#include <string>     // string
 #include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
@@ -46,6 +48,30 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
   }
 }
 
+inline void add_hash(const Tensor& numbers, std::uint64_t& hash) {
+  for (std::int64_t i = 0; i < numbers.count(); ++i) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, numbers.data() + i, sizeof bits);
+    hash = (hash ^ bits) * 1099511628211U;  // FNV-1a
+  }
+}
+
+// Where a training stands: of two that go on alike it is the same.
+inline std::string standing(const Transformer& model, const TrainState& state,
+                            std::int64_t number) {
+  std::uint64_t hash = 14695981039346656037U;
+  for (const Parameter& p : model.parameters) {
+    add_hash(p.value, hash);
+  }
+  for (const List<Tensor>* const kind : {&state.moments, &state.squares}) {
+    for (const Tensor& tensor : *kind) {
+      add_hash(tensor, hash);
+    }
+  }
+  return cat({"step ", number, " with ", state.steps, " updates, weights and moments of hash ",
+              static_cast<unsigned long long>(hash)});
+}
+
 class MeshTrainer {
  public:
   explicit MeshTrainer(const MeshJob& job)
@@ -56,7 +82,11 @@ class MeshTrainer {
 
   // Moments and loss scale come from `state`, whose steps it counts on.
   StepResult step(std::int64_t number, TrainState& state) {
-    last_.reset();  // what it kept would count as this step's memory
+    last_.reset();                       // what it kept would count as this step's memory
+    if (!begun_ && has_other_ranks()) {  // each has read its own file
+      check_same_on_ranks("train", standing(*job_.model, state, number));
+    }
+    begun_ = true;
     const MeshRun run = mesh_.run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
@@ -154,6 +184,7 @@ class MeshTrainer {
   Mesh mesh_;
   List<Shared<DeviceModel>> parts_;  // by rank; on MPI ranks the own one alone
   Shared<const MeshRun> last_;
+  bool begun_ = false;
 };
 
 // What training on a machine needs beside what one device does.

@@ -15,6 +15,11 @@ namespace tinyscale {
 
 enum class PipelineKind { gpipe, one_forward_one_backward, interleaved, zero_bubble_h1 };
 
+inline const char* name_of(PipelineKind kind) {
+  static const char* const names[] = {"GPipe", "1F1B", "interleaved 1F1B", "ZB-H1"};
+  return detail::name_in("PipelineKind", names, kind);
+}
+
 struct PipelineShape {
   PipelineKind kind = PipelineKind::one_forward_one_backward;
   int ranks = 1, microbatches = 1;
@@ -24,6 +29,7 @@ struct PipelineShape {
 namespace detail {
 
 inline void check_pipeline_shape(const char* who, const PipelineShape& s) {
+  name_of(s.kind);  // refuses what is none
   const bool interleaves = s.kind == PipelineKind::interleaved;
   if (s.ranks < 1 || s.microbatches < 1 || s.chunks < 1 || (s.chunks > 1 && !interleaves) ||
       (interleaves && s.microbatches % s.ranks != 0)) {

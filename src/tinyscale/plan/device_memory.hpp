@@ -26,12 +26,16 @@ namespace tinyscale {
 // `first` and `last`: so many on that stage; 0: by the rule.
 inline std::vector<std::int64_t> stage_layers(std::int64_t layers, std::int64_t stages,
                                               std::int64_t first = 0, std::int64_t last = 0) {
+  const std::int64_t most = 10000000;  // layers
+  const bool counts = layers <= most && stages >= 1 && stages <= layers && first >= 0 &&
+                      first <= layers && last >= 0 && last <= layers;
   const std::int64_t set = (first > 0 ? 1 : 0) + (last > 0 ? 1 : 0);
-  const std::int64_t rest = layers - first - last, among = stages - set;
-  if (stages < 1 || first < 0 || last < 0 || among < 0 || rest < among ||
-      (among == 0 && rest != 0)) {
+  const std::int64_t rest = counts ? layers - first - last : 0, among = counts ? stages - set : 0;
+  if (!counts || among < 0 || rest < among || (among == 0 && rest != 0)) {
     detail::fail({"stage_layers: ", layers, " layers over ", stages, " stages, ", first,
-                  " on the first, ", last, " on the last; at least one layer a stage is right"});
+                  " on the first, ", last, " on the last; at least one layer a stage",
+                  layers > most ? detail::cat({", at most ", most, " in all,"}) : std::string(),
+                  " is right"});
   }
   std::vector<std::int64_t> out(static_cast<std::size_t>(stages));
   const std::int64_t more = among > 0 ? rest % among : 0, before = (among - more) / 2;
@@ -184,8 +188,7 @@ inline double microbatches_under_way(const Layout& layout, std::int64_t rank) {
 namespace detail {
 
 inline void add_states(PlannedMemory& memory, double parameters, const StateParts& parts,
-                       const Layout& layout, std::int64_t fewer) {
-  const std::int64_t shards = std::max<std::int64_t>(1, layout.shards() / fewer);
+                       const Layout& layout, std::int64_t shards) {
   const ModelStates states = model_states(parameters, parts, layout.zero, shards);
   memory.weights += states.weights;
   memory.gradients += states.gradients;
@@ -245,8 +248,8 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
   PlannedMemory memory;
-  detail::add_states(memory, held.rest, parts, layout, 1);
-  detail::add_states(memory, held.experts, parts, layout, layout.expert);
+  detail::add_states(memory, held.rest, parts, layout, layout.shards());
+  detail::add_states(memory, held.experts, parts, layout, layout.expert_shards());
   memory.gathered = detail::gathered_bytes(model, stage, layout, parts, by);
   const auto layer = [&](bool mixture, Recompute recompute) {
     return detail::kept_of_layer(model, layout, tokens, mixture, recompute, by);

@@ -201,8 +201,8 @@ inline MfuClaim checked_claim(MfuClaim claim) {
   check_claim_enum("recompute", static_cast<int>(claim.recompute),
                    static_cast<int>(Recompute::full));
   claim.context = claim.context == 0 ? static_cast<double>(claim.model.context) : claim.context;
-  if (!is_finite(claim.context) || claim.context < 1) {
-    fail({"decode_mfu: context is ", claim.context, "; 1 token or more is right"});
+  if (!is_finite(claim.context) || claim.context < 1 || claim.context > 1e9) {
+    fail({"decode_mfu: context is ", claim.context, "; 1 to 1e+09 tokens are right"});
   }
   check_claim_rates(claim);
   check_claim_counts(claim);

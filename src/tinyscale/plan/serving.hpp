@@ -79,7 +79,7 @@ inline Quantity links_time(const ServingPlan& plan, const Quantity& tokens, bool
 inline ServingCauses causes_of(const ServingPlan& plan, const StepWork& work) {
   const ServingJob& job = plan.job;
   const Chip& chip = plan.on.chip;
-  const double ways = static_cast<double>(plan.sharding().cache_ways);
+  const double ways = plan.sharding().cache_ways;
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
   const Quantity tokens(work.decode + work.chunk, "token", "T", "tokens of the step");
   const Quantity bandwidth(chip.memory_bandwidth, "B/s", "W", chip.name);

@@ -121,8 +121,9 @@ inline ServingFrontier serving_frontier(const ServingJob& job, const Machine& ma
   for (const std::size_t i : detail::stable_order(keys)) {
     const FrontierPoint& next = found.points[i];
     const bool best = next.tokens_per_second_per_chip > most;
-    if (best && !sorted.empty() && !(sorted.back().step_seconds < next.step_seconds)) {
-      sorted.back().best = false;  // as long a step at a higher price
+    for (std::size_t j = best ? sorted.size() : 0;
+         j > 0 && !(sorted[j - 1].step_seconds < next.step_seconds); --j) {
+      sorted[j - 1].best = false;  // as long a step at a higher price
     }
     sorted.push_back(next);
     sorted.back().best = best;

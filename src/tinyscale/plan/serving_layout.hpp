@@ -41,8 +41,8 @@ struct ServingSharding {
   WeightSharding weights = WeightSharding::tensor;
   CacheSharding cache = CacheSharding::heads;
   std::int64_t ways = 1, width_ways = 1;  // of the weights; of them over D
-  std::int64_t cache_ways = 1;            // parts of the cache, the rest are copies
-  double chip_bytes = 0;                  // weights and cache on one chip
+  double cache_ways = 1;  // parts of the cache, the rest are copies; 8 heads on 3 chips: 8 / 3
+  double chip_bytes = 0;  // weights and cache on one chip
   List<LayerTraffic> traffic;
   ServingLaw law;
   double bound = 0, sum = 0;  // seconds of a decode step
@@ -153,11 +153,34 @@ inline void add_weight_traffic(const ModelConfig& m, const Machine& on, unsigned
   }
 }
 
-inline void add_cache_traffic(const ModelConfig& m, const Machine& on, std::int64_t by_heads,
-                              ServingSharding& to) {
+// Parts of the cache that heads make: alone the fullest chip's, of 40 on 16 that with 3; beside
+// parts by batch or sequence, groups of chips with as many heads each.
+inline double head_parts(CacheSharding cache, std::int64_t heads, std::int64_t chips) {
+  if (cache == CacheSharding::heads) {
+    const std::int64_t fullest = (heads + chips - 1) / chips;
+    return static_cast<double>(heads) / static_cast<double>(fullest);
+  }
+  std::int64_t groups = std::min(heads, chips);
+  while (heads % groups != 0 || chips % groups != 0) {
+    --groups;
+  }
+  return static_cast<double>(groups);
+}
+
+// Parts that each of those is in by batch or sequence.
+inline std::int64_t cache_groups(CacheSharding cache, std::int64_t chips, double by_heads,
+                                 std::int64_t batch) {
+  const std::int64_t rest = chips / static_cast<std::int64_t>(by_heads);
+  return cache == CacheSharding::heads   ? 1
+         : cache == CacheSharding::batch ? std::min(rest, batch)
+                                         : rest;
+}
+
+inline void add_cache_traffic(const ModelConfig& m, const Machine& on, double by_heads,
+                              std::int64_t batch, ServingSharding& to) {
   const double a = activation_bytes(), heads = static_cast<double>(m.query_width());
   const double keys = static_cast<double>(m.cached_numbers());
-  const std::int64_t rest = to.cache_ways / by_heads;
+  const std::int64_t rest = cache_groups(to.cache, on.chips(), by_heads, batch);
   if (rest <= 1) {
     return;
   }
@@ -169,8 +192,7 @@ inline void add_cache_traffic(const ModelConfig& m, const Machine& on, std::int6
   } else {
     const ChipGroup group = group_of(on, (1U << on.dims.size()) - 1);
     const double merge = 2 * static_cast<double>(m.heads);  // a maximum and a sum for each head
-    add_gathers(to, "gather Q, merge", a * (2 * heads + merge) / static_cast<double>(by_heads),
-                group, 2);
+    add_gathers(to, "gather Q, merge", a * (2 * heads + merge) / by_heads, group, 2);
   }
 }
 
@@ -184,18 +206,15 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.cache = cache;
   s.ways = weights == WeightSharding::expert ? std::min<std::int64_t>(chips, m.experts) : chips;
   const std::int64_t heads = m.latent() ? 1 : m.kv_heads;  // that keep a cache of their own
-  const std::int64_t by_heads = heads / ((heads + chips - 1) / chips);  // 40 heads on 16: 3 each
-  const std::int64_t most = cache == CacheSharding::heads   ? by_heads
-                            : cache == CacheSharding::batch ? by_heads * job.batch
-                                                            : chips;
-  s.cache_ways = std::min(chips, most);
+  const double by_heads = head_parts(cache, heads, chips);
+  s.cache_ways = by_heads * static_cast<double>(cache_groups(cache, chips, by_heads, job.batch));
   const double all = static_cast<double>(chips);
   s.law = even_law(job, on.chip, all);
-  s.law.cached *= all / static_cast<double>(s.cache_ways);
+  s.law.cached *= all / s.cache_ways;
   const double holders = static_cast<double>(weights == WeightSharding::expert ? s.ways : chips);
   s.law.experts *= all / holders;
   add_weight_traffic(m, on, x_dims, s);
-  add_cache_traffic(m, on, by_heads, s);
+  add_cache_traffic(m, on, by_heads, job.batch, s);
   for (const LayerTraffic& t : s.traffic) {
     const double layers = static_cast<double>(m.layers);
     s.law.link += t.bandwidth > 0 ? layers * t.bytes / t.bandwidth : 0;
@@ -206,12 +225,12 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.sum = s.law.sum(step);
   const double held = static_cast<double>(job.batch) * last_context(job) * serving_kv(job);
   s.chip_bytes = (weight_bytes(job) - routed_bytes(job)) / all + routed_bytes(job) / holders +
-                 held / static_cast<double>(s.cache_ways);
+                 held / s.cache_ways;
   s.name = cat({name_of(weights), " ", s.ways});
   if (weights == WeightSharding::two_dimensional) {
     s.name += cat({" (", s.width_ways, " of D)"});
   }
-  s.name += cat({", cache by ", name_of(cache), " ", s.cache_ways});
+  s.name += cat({", cache by ", name_of(cache), " ", short_number(s.cache_ways)});
   return s;
 }
 
@@ -220,7 +239,8 @@ inline std::string why_not(const ServingSharding& s, const ServingSharding& best
                            const ServingJob& job, const Machine& on) {
   if (s.chip_bytes > on.chip.memory_bytes) {
     return cat({"memory: ", format_bytes(s.chip_bytes), " a chip of ",
-                format_bytes(on.chip.memory_bytes), ", ", on.chips() / s.cache_ways,
+                format_bytes(on.chip.memory_bytes), ", ",
+                short_number(static_cast<double>(on.chips()) / s.cache_ways),
                 " copies of the cache"});
   }
   const StepWork step = decode_work(job);
@@ -260,7 +280,7 @@ inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& 
     if (job.model.experts > 0 && on.chips() > 1) {
       add(WeightSharding::expert, 0);
     }
-    if (found[0].cache_ways == on.chips()) {
+    if (!(found[0].cache_ways < static_cast<double>(on.chips()))) {
       break;  // heads divide the cache over all chips
     }
   }

@@ -71,6 +71,30 @@ inline std::int64_t slice_of(const Chip& chip, double needed) {
   return chips == 2 && chip.kind == "tpu" ? 4 : chips;
 }
 
+// Of a dimension of a slice: as fast as the machine's own in its place, counted from the innermost,
+// which a user may have set; as the chip's where the machine has none there.
+inline Links links_of_slice(const Machine& on, const Machine& slice, int d) {
+  const Chip& chip = on.chip;
+  const int place = slice.dims.size() - d;
+  const bool inner = place <= inner_dims(chip, slice.dims);
+  Links links = inner ? inner_links(chip, slice.dims, d) : outer_links(slice, d);
+  links.latency = on.links.back().latency;
+  const int first = on.dims.size() - inner_dims(chip, on.dims);  // the slowest inside a domain
+  const int own =
+      inner ? std::max(on.dims.size() - place, first) : std::min(on.dims.size() - place, first - 1);
+  if (own < 0 || !(on.links[static_cast<std::size_t>(own)].bandwidth.one_way() > 0)) {
+    return links;
+  }
+  const Links& given = on.links[static_cast<std::size_t>(own)];
+  const Links made = inner ? inner_links(chip, on.dims, own) : outer_links(on, own);
+  links.latency = given.latency;
+  links.bandwidth = given.bandwidth;
+  links.kind = given.kind == made.kind ? links.kind : given.kind;
+  const double share = given.uplink.one_way() / static_cast<double>(chips_behind(on, own));
+  links.uplink = Bandwidth::one_way(share * static_cast<double>(chips_behind(slice, d)));
+  return links;
+}
+
 // A slice of that many of the machine's chips: a power of two as square as it can be, or whole
 // domains of a switch; else what is offered, beyond a pod several slices, or no dimensions.
 inline Machine slice_machine(const Machine& on, std::int64_t chips) {
@@ -97,9 +121,7 @@ inline Machine slice_machine(const Machine& on, std::int64_t chips) {
   slice.name = machine_name(chip, slice.dims);
   slice.links.clear();
   for (int d = 0; d < slice.dims.size(); ++d) {
-    const bool inner = slice.dims.size() - d <= inner_dims(chip, slice.dims);
-    slice.links.push_back(inner ? inner_links(chip, slice.dims, d) : outer_links(slice, d));
-    slice.links[static_cast<std::size_t>(d)].latency = on.links.back().latency;
+    slice.links.push_back(links_of_slice(on, slice, d));
   }
   return slice;
 }

@@ -91,7 +91,7 @@ inline EngineLimits engine_limits(const ServingPlan& plan, const ServingOptions&
   limits.budget = options.token_budget;
   limits.block = options.block;
   const ServingSharding& s = plan.sharding();  // whose chips may hold copies of experts
-  const double free = (plan.on.chip.memory_bytes - s.chip_bytes) * double(s.cache_ways);
+  const double free = (plan.on.chip.memory_bytes - s.chip_bytes) * s.cache_ways;
   const double held = free / serving_kv(plan.job) + double(plan.job.batch) * last_context(plan.job);
   const std::int64_t tokens =
       options.cache_tokens > 0 ? options.cache_tokens : static_cast<std::int64_t>(held);

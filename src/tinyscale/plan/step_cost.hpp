@@ -110,8 +110,7 @@ struct LayoutLinks {
     shard = group_links(machine, layout.tensor, shards);
     replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
     const std::int64_t holders = layout.batch_devices() / layout.expert;
-    const std::int64_t fewer =
-        layout.zero == Zero::none || shards % layout.expert != 0 ? 1 : shards / layout.expert;
+    const std::int64_t fewer = layout.expert_shards();
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
     const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
@@ -443,10 +442,9 @@ class StepPricer {
   }
 
   void add_update() {
-    const double shards = layout_.zero == Zero::none ? 1 : static_cast<double>(layout_.shards());
-    const double alike = std::max(1.0, shards / static_cast<double>(layout_.expert));
-    const double own = (parameters_.all() - parameters_.experts) / shards +
-                       parameters_.experts / alike;  // experts are shared by fewer
+    const double own =
+        (parameters_.all() - parameters_.experts) / static_cast<double>(layout_.shards()) +
+        parameters_.experts / static_cast<double>(layout_.expert_shards());  // shared by fewer
     out_.typical.update = own * job_.state_traffic / (memory_ * e_.memory);
   }
 

@@ -127,7 +127,7 @@ inline void check_chip_figures(const char* who, const Machine& machine) {
 // Seconds of a run: 6 N tokens / (chips peak mfu).
 inline double training_seconds(double flops, double chips, double peak, double mfu) {
   const double all = chips * peak * mfu;
-  if (!(chips > 0 && peak > 0 && mfu > 0 && mfu <= 1 && flops >= 0) || !detail::is_finite(all) ||
+  if (!(chips > 0 && peak > 0 && mfu > 0 && mfu <= 1 && flops > 0) || !detail::is_finite(all) ||
       !detail::is_finite(flops)) {
     detail::fail({"training_seconds: flops ", flops, ", chips ", chips, ", peak ", peak, ", mfu ",
                   mfu, "; finite numbers above 0, an mfu of at most 1, are right"});
