@@ -24,6 +24,8 @@ ifeq ($(origin TESTFLAGS),undefined)
 TESTFLAGS := -O1 -D_GLIBCXX_ASSERTIONS
 TESTCODE  := -O0
 endif
+# For the tests' own code, not the bodies.
+OWNCODE ?=
 HEAVY_TESTS := $(BUILD)/tests/collective_test.o $(BUILD)/tests/systolic_test.o $(BUILD)/tests/model_test.o
 # The tests are linked with the bodies, compiled once with the flags of the tests. Not empty: every test
 # compiles the whole header, from INCLUDE.
@@ -53,7 +55,7 @@ UNIT_OBJECTS := $(foreach u,$(if $(UNITED),$(shell seq $(UNITS))),$(if $(call in
 BODY_STARTS := compute/word_pack compute/softmax tensor/ model/
 BODIES   := 1 2 3 4 5
 PRECOMPILED := $(if $(HEADER_ONLY),,$(BUILD)/tests/precompiled.hpp.gch)
-COMPILE_TEST = $(CXX) -std=c++17 $(TEST_MACROS) $(TESTFLAGS) $(if $(filter $(HEAVY_TESTS),$@),,$(TESTCODE)) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS)
+COMPILE_TEST = $(CXX) -std=c++17 $(TEST_MACROS) $(TESTFLAGS) $(if $(filter $(HEAVY_TESTS),$@),,$(TESTCODE)) $(OWNCODE) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS)
 # The longest first.
 TEST_OBJECTS := $(if $(HEADER_ONLY),,$(BODIES:%=$(BUILD)/tests/library_%.o)) \
   $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(HEAVY)) $(UNIT_OBJECTS) \
