@@ -43698,6 +43698,7 @@ inline SwitchCounts switch_counts(double gpus, double ports = 64, double gpus_of
   const char* const who = "switch_counts";
   detail::given(who, "GPUs", gpus);
   detail::given(who, "ports", ports);
+  detail::given(who, "switches of a node", node_switches);
   const double unit = detail::given(who, "GPUs of a node", gpus_of_node).value() *
                       detail::given(who, "nodes of a unit", nodes_of_unit).value();
   SwitchCounts tree;
@@ -82544,9 +82545,10 @@ inline void plan_links(ServingPlan& plan) {
   const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
   const Chip& chip = plan.on.chip;
   const Links& inner = plan.on.links.back();
+  const std::int64_t beside = plan.on.dims[-1] > 1 ? plan.on.dims[-1] : chip.domain_chips;
   const double link = inner.kind == AxisKind::switched ? inner.bandwidth.one_way()
                       : inner.kind == AxisKind::full
-                          ? inner.bandwidth.one_way() * (chip.domain_chips - 1)
+                          ? inner.bandwidth.one_way() * static_cast<double>(beside - 1)
                           : inner.bandwidth.both_ways();
   if (!(link > 0)) {
     return;

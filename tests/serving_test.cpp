@@ -249,6 +249,11 @@ TEST_CASE("serving: which sharding, and why not the others") {
   CHECK(pod.sharding().weights == ts::WeightSharding::two_dimensional);
   CHECK(pod.prefill_tensor_limit.value() == doctest::Approx(2 * 28672 / 2188.9).epsilon(1e-4));
   CHECK(pod.prefill_tensor_limit.unit().empty());
+  // Of fully connected chips those links count that lead to chips of the slice: 3 and 7.
+  const ts::ServingJob box = job_of("llama3-70b", 32, 256, 512, ts::DType::bf16);
+  const double four = ts::plan_serving(box, ts::machine("mi300x", {4})).tensor_limit.value();
+  const double eight = ts::plan_serving(box, ts::machine("mi300x", {8})).tensor_limit.value();
+  CHECK(four / eight == doctest::Approx(3.0 / 7).epsilon(1e-12));
   // By hand: gathers of 4 B D / 16 over 16 chips, reductions of (3 F + 2 H K + 2 KV K) / 16.
   double bytes = 0;
   for (const ts::LayerTraffic& t : pod.sharding().traffic) {

@@ -161,6 +161,7 @@ inline SwitchCounts switch_counts(double gpus, double ports = 64, double gpus_of
   const char* const who = "switch_counts";
   detail::given(who, "GPUs", gpus);
   detail::given(who, "ports", ports);
+  detail::given(who, "switches of a node", node_switches);
   const double unit = detail::given(who, "GPUs of a node", gpus_of_node).value() *
                       detail::given(who, "nodes of a unit", nodes_of_unit).value();
   SwitchCounts tree;
