@@ -161,7 +161,9 @@ inline SwitchCounts switch_counts(double gpus, double ports = 64, double gpus_of
   const char* const who = "switch_counts";
   detail::given(who, "GPUs", gpus);
   detail::given(who, "ports", ports);
-  detail::given(who, "switches of a node", node_switches);
+  if (!(node_switches >= 0) || !detail::is_finite(node_switches)) {
+    detail::fail({who, ": ", node_switches, " switches of a node; 0 or more are right"});
+  }
   const double unit = detail::given(who, "GPUs of a node", gpus_of_node).value() *
                       detail::given(who, "nodes of a unit", nodes_of_unit).value();
   SwitchCounts tree;
