@@ -244,6 +244,7 @@
 //   tinyscale/mesh/device_thread.hpp         One device while it runs
 //   tinyscale/mesh/mpi_bytes.hpp             What processes tell each other
 //   tinyscale/mesh/mpi_exchange.hpp          The part of one MPI rank in a collective
+//   tinyscale/mesh/mpi_calls.hpp             The collectives of the groups of this process's
 //   tinyscale/mesh/mpi_mail.hpp              Letters between the MPI ranks of a run
 //   tinyscale/mesh/mpi_report.hpp            Whether a run on MPI ranks can go on
 //   tinyscale/mesh/mpi_fabric.hpp            The same mesh on MPI ranks
@@ -45560,7 +45561,10 @@ class Fabric {
   bool folded() const { return folded_; }
   void begin(int me) { waiting_.begin(me); }
   // From now on only one of the devices is in this process; null: all are.
-  void span(OtherProcesses* others) { others_ = others; }
+  void span(OtherProcesses* others) {
+    others_ = others;
+    judged_elsewhere_ = judged_elsewhere_ || others != nullptr;
+  }
 
   // The seat of a device in the group of these axes, which rise.
   Seat seat(int me, const std::vector<int>& axes, const std::vector<int>& ranks) {
@@ -45690,7 +45694,7 @@ class Fabric {
   // After all devices have ended: empty when all is well.
   std::string failure() {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
-    if (judgement().finds_fault() && waiting_.failure().empty()) {
+    if (!judged_elsewhere_ && judgement().finds_fault() && waiting_.failure().empty()) {
       judge();
     }
     return waiting_.failure();
@@ -45837,6 +45841,7 @@ class Fabric {
   int threads_;
   bool folded_;
   OtherProcesses* others_ = nullptr;
+  bool judged_elsewhere_ = false;
   Waiting waiting_;            // its mutex guards the boxes and the list of groups
   List<List<Mailbox>> boxes_;  // by receiver
   List<Shared<Group>> groups_;
@@ -49879,6 +49884,92 @@ class RankExchange {
 
 #endif  // TINYSCALE_USE_MPI
 
+// >> tinyscale/mesh/mpi_calls.hpp
+// The collectives of the groups of this process's device, as far as their members have told it.
+
+#if defined(TINYSCALE_USE_MPI)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct RankCall {
+  Meeting* meeting = nullptr;
+  std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
+  bool over = false;
+  const CallPlan* plan = nullptr;
+  Shared<const std::vector<int>> members;  // by index
+  Shared<RankExchange> exchange;           // once all have called the same
+  std::int64_t number = 0;
+
+  void enter(int place, Post post, const std::string& key) {
+    post.here = true;
+    keys[static_cast<std::size_t>(place)] = key;
+    meeting->posts[static_cast<std::size_t>(place)] = std::move(post);
+    meeting->came.fetch_add(1);
+  }
+  bool same() const {
+    for (const std::string& key : keys) {
+      if (key != keys[0]) {
+        return false;
+      }
+    }
+    return true;
+  }
+};
+
+struct RankGroup {
+  Group* group = nullptr;
+  std::int64_t posted = 0;       // by this device
+  std::int64_t first = 0;        // number of calls[0]
+  List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
+
+  RankCall& find(std::int64_t number) {
+    const std::size_t at = static_cast<std::size_t>(number - first);
+    while (calls.size() <= at) {
+      const Shared<RankCall> call(new RankCall);
+      call->number = first + static_cast<std::int64_t>(calls.size());
+      call->meeting = group->fresh();
+      call->keys.resize(group->ranks.size());
+      calls.push_back(call);
+    }
+    return *calls[at];
+  }
+
+  // The first call is over and its device has seen so.
+  void let_go() {
+    Meeting* const meeting = calls[0]->meeting;
+    if (meeting->error.empty()) {
+      for (Post& post : meeting->posts) {
+        post = Post();
+      }
+      group->give_back(meeting);
+    }
+    for (std::size_t i = 1; i < calls.size(); ++i) {
+      calls[i - 1] = calls[i];
+    }
+    calls.pop_back();
+    ++first;
+  }
+
+  // The meeting whose exchange failed so, also where only other processes know of it.
+  Meeting& failed(const std::string& error) {
+    for (const Shared<Meeting>& known : group->meetings) {
+      if (known->error == error) {
+        return *known;
+      }
+    }
+    Meeting& meeting = *group->fresh();
+    meeting.error = error;
+    meeting.done.store(true);
+    return meeting;
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
 // >> tinyscale/mesh/mpi_mail.hpp
 // Letters between the MPI ranks of a run: texts that are sent and read without waiting, each
 // sender's in order. At the end every letter is read, so that the next run finds none of this one.
@@ -50015,6 +50106,7 @@ struct RankReport {
   struct Calls {  // of one group
     std::vector<int> axes, ranks;
     std::int64_t posted = 0;
+    std::string error;  // of the first exchange that failed and it has not heard of
     List<Call> open;
   };
   struct Unread {  // messages of one sender
@@ -50065,6 +50157,7 @@ inline void put_report(Bytes& to, const RankReport& report) {
     to.put_numbers(calls.axes);
     to.put_numbers(calls.ranks);
     to.put(calls.posted);
+    to.put(calls.error);
     to.put(static_cast<std::int64_t>(calls.open.size()));
     for (const RankReport::Call& call : calls.open) {
       to.put(call.number);
@@ -50096,6 +50189,7 @@ inline RankReport get_report(Bytes& from) {
     from.get_numbers(calls.axes);
     from.get_numbers(calls.ranks);
     calls.posted = from.number();
+    calls.error = from.string();
     calls.open = List<RankReport::Call>(static_cast<std::size_t>(from.number()));
     for (RankReport::Call& call : calls.open) {
       call.number = from.number();
@@ -50141,6 +50235,7 @@ inline RunState state_of(const RankReports& reports) {
     const RankReport& report = *reports[rank];
     fine = fine && report.now == Waiting::Now::returned;
     for (const RankReport::Calls& calls : report.calls) {
+      fine = fine && calls.error.empty();
       for (const RankReport::Call& open : calls.open) {
         if (under_way(reports, calls, open)) {
           return RunState::goes_on;
@@ -50174,24 +50269,6 @@ inline RunState state_of(const RankReports& reports) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
-
-// A collective of a group, as far as this process knows it.
-struct RankCall {
-  Meeting* meeting = nullptr;
-  std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
-  bool over = false;
-  const CallPlan* plan = nullptr;
-  Shared<const std::vector<int>> members;  // by index
-  Shared<RankExchange> exchange;           // once all have called the same
-  std::int64_t number = 0;
-};
-
-struct RankGroup {
-  Group* group = nullptr;
-  std::int64_t posted = 0;       // by this device
-  std::int64_t first = 0;        // number of calls[0]
-  List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
-};
 
 class MpiRanks final : public OtherProcesses {
  public:
@@ -50233,9 +50310,9 @@ class MpiRanks final : public OtherProcesses {
         mail_.tell(rank, post_tag, news.text());
       }
     }
-    RankCall& call = find_call(group, number);
+    RankCall& call = group.find(number);
     Meeting* const meeting = call.meeting;
-    enter(call, seat.place, std::move(post), key.text());
+    call.enter(seat.place, std::move(post), key.text());
     progress();
     return meeting;
   }
@@ -50339,25 +50416,6 @@ class MpiRanks final : public OtherProcesses {
     return *groups_.back();
   }
 
-  RankCall& find_call(RankGroup& group, std::int64_t number) {
-    const std::size_t at = static_cast<std::size_t>(number - group.first);
-    while (group.calls.size() <= at) {
-      const Shared<RankCall> call(new RankCall);
-      call->number = group.first + static_cast<std::int64_t>(group.calls.size());
-      call->meeting = group.group->fresh();
-      call->keys.resize(group.group->ranks.size());
-      group.calls.push_back(call);
-    }
-    return *group.calls[at];
-  }
-
-  static void enter(RankCall& call, int place, Post post, const std::string& key) {
-    post.here = true;
-    call.keys[static_cast<std::size_t>(place)] = key;
-    call.meeting->posts[static_cast<std::size_t>(place)] = std::move(post);
-    call.meeting->came.fetch_add(1);
-  }
-
   void take_post(Bytes& news) {
     std::vector<int> axes, ranks;
     news.get_numbers(axes);
@@ -50372,7 +50430,7 @@ class MpiRanks final : public OtherProcesses {
     news.get_numbers(post.call->rows);
     post.call->where = get_where(news);
     RankGroup& group = group_of(&fabric_.find_group(axes, ranks));
-    enter(find_call(group, number), place, std::move(post), text);
+    group.find(number).enter(place, std::move(post), text);
   }
 
   // Calls that all members have made go on: those that follow the first that may yet, as far as
@@ -50401,41 +50459,16 @@ class MpiRanks final : public OtherProcesses {
       }
     }
     while (!group.calls.empty() && group.calls[0]->over && group.calls[0]->meeting->left > 0) {
-      let_go(group);
+      group.let_go();
     }
     return moved;
-  }
-
-  // The first call is over and its device has seen so.
-  static void let_go(RankGroup& group) {
-    Meeting* const meeting = group.calls[0]->meeting;
-    if (meeting->error.empty()) {
-      for (Post& post : meeting->posts) {
-        post = Post();
-      }
-      group.group->give_back(meeting);
-    }
-    for (std::size_t i = 1; i < group.calls.size(); ++i) {
-      group.calls[i - 1] = group.calls[i];
-    }
-    group.calls.pop_back();
-    ++group.first;
-  }
-
-  static bool same(const std::vector<std::string>& keys) {
-    for (const std::string& key : keys) {
-      if (key != keys[0]) {
-        return false;
-      }
-    }
-    return true;
   }
 
   // All members have called: the same, or the run ends.
   void agree(RankGroup& known, RankCall& call) {
     Group& group = *known.group;
     Meeting& meeting = *call.meeting;
-    if (!same(call.keys)) {
+    if (!call.same()) {
       meeting.disagrees = true;
       return;
     }
@@ -50542,9 +50575,13 @@ class MpiRanks final : public OtherProcesses {
       calls.ranks = group->group->ranks;
       calls.posted = group->posted;
       for (const Shared<RankCall>& call : group->calls) {
+        const Meeting& meeting = *call->meeting;
+        const std::size_t place = place_in(calls.ranks, me_);
+        if (call->over && calls.error.empty() && meeting.posts[place].here) {
+          calls.error = meeting.error;
+        }
         if (!call->over && call->number < group->posted) {
-          const std::size_t place = place_in(calls.ranks, me_);
-          const DeviceCall& own = *call->meeting->posts[place].call;
+          const DeviceCall& own = *meeting.posts[place].call;
           calls.open.push_back(
               {call->number, call->meeting == wait.of, call->keys[place], own.number, own.where});
         }
@@ -50579,6 +50616,13 @@ class MpiRanks final : public OtherProcesses {
 
   // The fabric of this process takes over what all told, and says what it would say of threads.
   std::string verdict() {
+    for (const Shared<Group>& group : fabric_.groups_) {
+      for (const Shared<Meeting>& meeting : group->meetings) {
+        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->error.empty(); ++i) {
+          meeting->posts[i].here = false;  // until its device says so
+        }
+      }
+    }
     for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
       const RankReport& report = *reports_[rank];
       Waiting::State& state = fabric_.waiting_.state(static_cast<int>(rank));
@@ -50605,14 +50649,17 @@ class MpiRanks final : public OtherProcesses {
 
   void take_over(const RankReport::Calls& calls, int rank, Waiting::State& state) {
     RankGroup& group = group_of(&fabric_.find_group(calls.axes, calls.ranks));
+    if (!calls.error.empty()) {
+      group.failed(calls.error).posts[place_in(calls.ranks, rank)].here = true;
+    }
     for (const RankReport::Call& open : calls.open) {
       if (group.calls.empty() && group.posted == 0) {
         group.first = open.number;  // one that rank 0 is not in
       }
-      RankCall& call = find_call(group, std::max(open.number, group.first));
+      RankCall& call = group.find(std::max(open.number, group.first));
       const std::size_t place = place_in(calls.ranks, rank);
       if (call.keys[place].empty()) {
-        enter(call, static_cast<int>(place), Post(), open.key);
+        call.enter(static_cast<int>(place), Post(), open.key);
       }
       Bytes key(open.key);
       Shared<DeviceCall>& called = call.meeting->posts[place].call;
@@ -50620,7 +50667,7 @@ class MpiRanks final : public OtherProcesses {
       called->key = get_key(key);
       called->number = open.called;
       called->where = open.where;
-      call.meeting->disagrees = call.meeting->came == group.group->size() && !same(call.keys);
+      call.meeting->disagrees = call.meeting->came == group.group->size() && !call.same();
       state.wait.of = open.awaited ? call.meeting : state.wait.of;
     }
   }

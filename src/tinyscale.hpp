@@ -276,6 +276,7 @@
 #include "tinyscale/mesh/device_thread.hpp"
 #include "tinyscale/mesh/mpi_bytes.hpp"
 #include "tinyscale/mesh/mpi_exchange.hpp"
+#include "tinyscale/mesh/mpi_calls.hpp"
 #include "tinyscale/mesh/mpi_mail.hpp"
 #include "tinyscale/mesh/mpi_report.hpp"
 #include "tinyscale/mesh/mpi_fabric.hpp"

@@ -666,10 +666,13 @@ TEST_CASE("a step that fails leaves no gradients to the next") {
   batch.add({1, 2, 3, 4, 5, 6}, 0);
   ts::StepOptions options;
   options.loss_scale = 1e29;
-  CHECK(error_of([&] { ts::train_step(model, optimizer, batch, options, 0); }) ==
-        "train_step: the gradient norm is infinite in step 0; try a smaller learning_rate than "
-        "0.001, a longer warmup than 100 steps, a smaller loss_scale than 1e+29 or a smaller clip "
-        "than 1");
+  const std::string error = error_of([&] { ts::train_step(model, optimizer, batch, options, 0); });
+  // Infinities that meet in a sum make a NaN: by the order in which a kernel adds.
+  const bool infinite = error.find(" is infinite ") != std::string::npos;
+  CHECK(error == std::string("train_step: the gradient norm is ") +
+                     (infinite ? "infinite" : "not a number") +
+                     " in step 0; try a smaller learning_rate than 0.001, a longer warmup than 100 "
+                     "steps, a smaller loss_scale than 1e+29 or a smaller clip than 1");
   for (const ts::Tensor& tensor : model.tensors()) {
     CHECK(!tensor.grad().defined());
   }

@@ -359,6 +359,37 @@ void add_errors(Text& text, int n) {
              }
            },
            {});
+  ts::CollectiveSchedule wrong;  // each exchange by it fails
+  wrong.name = "wrong";
+  wrong.what = ts::Collective::all_gather;
+  wrong.devices = wrong.chunks = 1;
+  ts::CollectiveOptions own;
+  own.schedule = &wrong;
+  fails("an exchange fails of which nobody hears",
+        [&](ts::Device& d) { d.start_all_gather(t, "x", 0, own); });
+  text.add("one of a group that rank 0 is not in", grid,
+           [&](ts::Device& d) {
+             d.rank() == n - 1 || d.rank() == n - 2
+                 ? d.start_all_gather(t, "y", 0, own)
+                 : d.start_all_gather(ts::zeros({d.rank() / 2 + 1}), "y");
+           },
+           {});
+  fails("one of which only the last one hears", [&](ts::Device& d) {
+    ts::Pending pending = d.start_all_gather(t, "x", 0, own);
+    try {
+      d.rank() == n - 1 ? pending.wait() : t;
+    } catch (const ts::Error&) {  // and goes on
+    }
+  });
+  text.add("one of which all hear and go on", row(n),
+           [&](ts::Device& d) {
+             try {
+               d.all_gather(t, "x", 0, own);
+             } catch (const ts::Error& error) {
+               d.keep("a", ts::full({1}, static_cast<float>(std::strlen(error.what()))));
+             }
+           },
+           {"a"});
   text.add("good after failures", row(n), [&](ts::Device& d) { d.keep("a", d.all_reduce(t, "x")); },
            {"a"});
 }

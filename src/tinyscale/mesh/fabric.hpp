@@ -45,7 +45,10 @@ class Fabric {
   bool folded() const { return folded_; }
   void begin(int me) { waiting_.begin(me); }
   // From now on only one of the devices is in this process; null: all are.
-  void span(OtherProcesses* others) { others_ = others; }
+  void span(OtherProcesses* others) {
+    others_ = others;
+    judged_elsewhere_ = judged_elsewhere_ || others != nullptr;
+  }
 
   // The seat of a device in the group of these axes, which rise.
   Seat seat(int me, const std::vector<int>& axes, const std::vector<int>& ranks) {
@@ -175,7 +178,7 @@ class Fabric {
   // After all devices have ended: empty when all is well.
   std::string failure() {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
-    if (judgement().finds_fault() && waiting_.failure().empty()) {
+    if (!judged_elsewhere_ && judgement().finds_fault() && waiting_.failure().empty()) {
       judge();
     }
     return waiting_.failure();
@@ -322,6 +325,7 @@ class Fabric {
   int threads_;
   bool folded_;
   OtherProcesses* others_ = nullptr;
+  bool judged_elsewhere_ = false;
   Waiting waiting_;            // its mutex guards the boxes and the list of groups
   List<List<Mailbox>> boxes_;  // by receiver
   List<Shared<Group>> groups_;

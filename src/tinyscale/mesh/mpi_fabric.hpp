@@ -20,30 +20,13 @@
 #include "tinyscale/mesh/call_plan.hpp"
 #include "tinyscale/mesh/fabric.hpp"
 #include "tinyscale/mesh/mpi_bytes.hpp"
+#include "tinyscale/mesh/mpi_calls.hpp"
 #include "tinyscale/mesh/mpi_exchange.hpp"
 #include "tinyscale/mesh/mpi_mail.hpp"
 #include "tinyscale/mesh/mpi_report.hpp"
 
 namespace tinyscale {
 namespace detail {
-
-// A collective of a group, as far as this process knows it.
-struct RankCall {
-  Meeting* meeting = nullptr;
-  std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
-  bool over = false;
-  const CallPlan* plan = nullptr;
-  Shared<const std::vector<int>> members;  // by index
-  Shared<RankExchange> exchange;           // once all have called the same
-  std::int64_t number = 0;
-};
-
-struct RankGroup {
-  Group* group = nullptr;
-  std::int64_t posted = 0;       // by this device
-  std::int64_t first = 0;        // number of calls[0]
-  List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
-};
 
 class MpiRanks final : public OtherProcesses {
  public:
@@ -85,9 +68,9 @@ class MpiRanks final : public OtherProcesses {
         mail_.tell(rank, post_tag, news.text());
       }
     }
-    RankCall& call = find_call(group, number);
+    RankCall& call = group.find(number);
     Meeting* const meeting = call.meeting;
-    enter(call, seat.place, std::move(post), key.text());
+    call.enter(seat.place, std::move(post), key.text());
     progress();
     return meeting;
   }
@@ -191,25 +174,6 @@ class MpiRanks final : public OtherProcesses {
     return *groups_.back();
   }
 
-  RankCall& find_call(RankGroup& group, std::int64_t number) {
-    const std::size_t at = static_cast<std::size_t>(number - group.first);
-    while (group.calls.size() <= at) {
-      const Shared<RankCall> call(new RankCall);
-      call->number = group.first + static_cast<std::int64_t>(group.calls.size());
-      call->meeting = group.group->fresh();
-      call->keys.resize(group.group->ranks.size());
-      group.calls.push_back(call);
-    }
-    return *group.calls[at];
-  }
-
-  static void enter(RankCall& call, int place, Post post, const std::string& key) {
-    post.here = true;
-    call.keys[static_cast<std::size_t>(place)] = key;
-    call.meeting->posts[static_cast<std::size_t>(place)] = std::move(post);
-    call.meeting->came.fetch_add(1);
-  }
-
   void take_post(Bytes& news) {
     std::vector<int> axes, ranks;
     news.get_numbers(axes);
@@ -224,7 +188,7 @@ class MpiRanks final : public OtherProcesses {
     news.get_numbers(post.call->rows);
     post.call->where = get_where(news);
     RankGroup& group = group_of(&fabric_.find_group(axes, ranks));
-    enter(find_call(group, number), place, std::move(post), text);
+    group.find(number).enter(place, std::move(post), text);
   }
 
   // Calls that all members have made go on: those that follow the first that may yet, as far as
@@ -253,41 +217,16 @@ class MpiRanks final : public OtherProcesses {
       }
     }
     while (!group.calls.empty() && group.calls[0]->over && group.calls[0]->meeting->left > 0) {
-      let_go(group);
+      group.let_go();
     }
     return moved;
-  }
-
-  // The first call is over and its device has seen so.
-  static void let_go(RankGroup& group) {
-    Meeting* const meeting = group.calls[0]->meeting;
-    if (meeting->error.empty()) {
-      for (Post& post : meeting->posts) {
-        post = Post();
-      }
-      group.group->give_back(meeting);
-    }
-    for (std::size_t i = 1; i < group.calls.size(); ++i) {
-      group.calls[i - 1] = group.calls[i];
-    }
-    group.calls.pop_back();
-    ++group.first;
-  }
-
-  static bool same(const std::vector<std::string>& keys) {
-    for (const std::string& key : keys) {
-      if (key != keys[0]) {
-        return false;
-      }
-    }
-    return true;
   }
 
   // All members have called: the same, or the run ends.
   void agree(RankGroup& known, RankCall& call) {
     Group& group = *known.group;
     Meeting& meeting = *call.meeting;
-    if (!same(call.keys)) {
+    if (!call.same()) {
       meeting.disagrees = true;
       return;
     }
@@ -394,9 +333,13 @@ class MpiRanks final : public OtherProcesses {
       calls.ranks = group->group->ranks;
       calls.posted = group->posted;
       for (const Shared<RankCall>& call : group->calls) {
+        const Meeting& meeting = *call->meeting;
+        const std::size_t place = place_in(calls.ranks, me_);
+        if (call->over && calls.error.empty() && meeting.posts[place].here) {
+          calls.error = meeting.error;
+        }
         if (!call->over && call->number < group->posted) {
-          const std::size_t place = place_in(calls.ranks, me_);
-          const DeviceCall& own = *call->meeting->posts[place].call;
+          const DeviceCall& own = *meeting.posts[place].call;
           calls.open.push_back(
               {call->number, call->meeting == wait.of, call->keys[place], own.number, own.where});
         }
@@ -431,6 +374,13 @@ class MpiRanks final : public OtherProcesses {
 
   // The fabric of this process takes over what all told, and says what it would say of threads.
   std::string verdict() {
+    for (const Shared<Group>& group : fabric_.groups_) {
+      for (const Shared<Meeting>& meeting : group->meetings) {
+        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->error.empty(); ++i) {
+          meeting->posts[i].here = false;  // until its device says so
+        }
+      }
+    }
     for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
       const RankReport& report = *reports_[rank];
       Waiting::State& state = fabric_.waiting_.state(static_cast<int>(rank));
@@ -457,14 +407,17 @@ class MpiRanks final : public OtherProcesses {
 
   void take_over(const RankReport::Calls& calls, int rank, Waiting::State& state) {
     RankGroup& group = group_of(&fabric_.find_group(calls.axes, calls.ranks));
+    if (!calls.error.empty()) {
+      group.failed(calls.error).posts[place_in(calls.ranks, rank)].here = true;
+    }
     for (const RankReport::Call& open : calls.open) {
       if (group.calls.empty() && group.posted == 0) {
         group.first = open.number;  // one that rank 0 is not in
       }
-      RankCall& call = find_call(group, std::max(open.number, group.first));
+      RankCall& call = group.find(std::max(open.number, group.first));
       const std::size_t place = place_in(calls.ranks, rank);
       if (call.keys[place].empty()) {
-        enter(call, static_cast<int>(place), Post(), open.key);
+        call.enter(static_cast<int>(place), Post(), open.key);
       }
       Bytes key(open.key);
       Shared<DeviceCall>& called = call.meeting->posts[place].call;
@@ -472,7 +425,7 @@ class MpiRanks final : public OtherProcesses {
       called->key = get_key(key);
       called->number = open.called;
       called->where = open.where;
-      call.meeting->disagrees = call.meeting->came == group.group->size() && !same(call.keys);
+      call.meeting->disagrees = call.meeting->came == group.group->size() && !call.same();
       state.wait.of = open.awaited ? call.meeting : state.wait.of;
     }
   }

@@ -31,6 +31,7 @@ struct RankReport {
   struct Calls {  // of one group
     std::vector<int> axes, ranks;
     std::int64_t posted = 0;
+    std::string error;  // of the first exchange that failed and it has not heard of
     List<Call> open;
   };
   struct Unread {  // messages of one sender
@@ -81,6 +82,7 @@ inline void put_report(Bytes& to, const RankReport& report) {
     to.put_numbers(calls.axes);
     to.put_numbers(calls.ranks);
     to.put(calls.posted);
+    to.put(calls.error);
     to.put(static_cast<std::int64_t>(calls.open.size()));
     for (const RankReport::Call& call : calls.open) {
       to.put(call.number);
@@ -112,6 +114,7 @@ inline RankReport get_report(Bytes& from) {
     from.get_numbers(calls.axes);
     from.get_numbers(calls.ranks);
     calls.posted = from.number();
+    calls.error = from.string();
     calls.open = List<RankReport::Call>(static_cast<std::size_t>(from.number()));
     for (RankReport::Call& call : calls.open) {
       call.number = from.number();
@@ -157,6 +160,7 @@ inline RunState state_of(const RankReports& reports) {
     const RankReport& report = *reports[rank];
     fine = fine && report.now == Waiting::Now::returned;
     for (const RankReport::Calls& calls : report.calls) {
+      fine = fine && calls.error.empty();
       for (const RankReport::Call& open : calls.open) {
         if (under_way(reports, calls, open)) {
           return RunState::goes_on;
