@@ -82242,16 +82242,21 @@ inline std::string why_not(const ServingSharding& s, const ServingSharding& best
                           : cat({"experts: ", format_seconds(weights), " more to read a step"});
 }
 
-// Of serving_shardings, for a machine that was checked.
-inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& on) {
+// Of serving_shardings, for a machine that was checked; the chosen one takes the least of `time`,
+// of those that take as long the one with the least sum.
+inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& on,
+                                          double ServingSharding::*time) {
   List<ServingSharding> found;
+  const auto shorter = [time](const ServingSharding& a, const ServingSharding& b) {
+    return a.*time < b.*time || (!(b.*time < a.*time) && a.sum < b.sum);
+  };
   const unsigned last = (1U << on.dims.size()) - 1;
   for (const CacheSharding cache :
        {CacheSharding::heads, CacheSharding::batch, CacheSharding::sequence}) {
     const auto add = [&](WeightSharding weights, unsigned x_dims) {
       const ServingSharding s = sharding_of(job, on, weights, cache, x_dims);
       for (const ServingSharding& other : found) {
-        if (other.name == s.name && !(s.sum < other.sum)) {
+        if (other.name == s.name && !shorter(s, other)) {
           return;  // the same over other dimensions
         }
       }
@@ -82276,7 +82281,7 @@ inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& 
     const bool fits = found[i].chip_bytes <= on.chip.memory_bytes;
     const bool best_fits = found[best].chip_bytes <= on.chip.memory_bytes;
     const bool less =
-        fits ? found[i].sum < found[best].sum : found[i].chip_bytes < found[best].chip_bytes;
+        fits ? shorter(found[i], found[best]) : found[i].chip_bytes < found[best].chip_bytes;
     if (fits != best_fits ? fits : less) {
       best = i;
     }
@@ -82296,7 +82301,7 @@ inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& 
 // the one whose step is shortest when nothing overlaps.
 inline List<ServingSharding> serving_shardings(const ServingJob& job, const Machine& on) {
   detail::check_serving(job, on, "serving_shardings");
-  return detail::shardings_of(job, on);
+  return detail::shardings_of(job, on, &ServingSharding::sum);
 }
 
 }}  // namespace tinyscale
@@ -82937,7 +82942,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   plan.model = job.model.name;
   plan.machine = machine.chip.name;
   detail::plan_memory(machine, plan);
-  plan.shardings = detail::shardings_of(job, plan.on);
+  plan.shardings = detail::shardings_of(job, plan.on, &ServingSharding::sum);
   detail::plan_times(plan);
   detail::plan_price(plan);
   detail::plan_links(plan);
@@ -83024,7 +83029,8 @@ inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
 
 // >> tinyscale/plan/serving_frontier.hpp
 // Latency, throughput and cost against each other: plans over chips, batch and format, each under
-// its best sharding; those that no other beats in both latency and cost are the frontier.
+// the sharding whose step is shortest; those that no other beats in latency and cost are the
+// frontier.
 //   cost of a token = N T_step / B chip-seconds
 // Source: "How To Scale Your Model", chapters 7 and 8.
 
@@ -83072,13 +83078,15 @@ inline void add_points(const ServingJob& job, const Machine& on, const FrontierO
     }
     ServingJob one = job;
     one.batch = batch;
-    const List<ServingSharding> ways = shardings_of(one, on);
+    double ServingSharding::*const time =
+        options.overlap ? &ServingSharding::bound : &ServingSharding::sum;
+    const ServingSharding best = shardings_of(one, on, time)[0];
     FrontierPoint point;
     point.chips = on.chips();
     point.batch = batch;
     point.format = job.format;
-    point.sharding = ways[0].name;
-    point.step_seconds = options.overlap ? ways[0].bound : ways[0].sum;
+    point.sharding = best.name;
+    point.step_seconds = best.*time;
     const double tokens = static_cast<double>(batch) / point.step_seconds;
     point.tokens_per_second_per_chip = tokens / static_cast<double>(point.chips);
     point.dollars_per_million_tokens =
