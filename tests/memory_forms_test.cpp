@@ -366,6 +366,36 @@ TEST_CASE("goodput: of the longest and shortest times that are accepted too it i
   CHECK(ts::expected_goodput(safe, 1e-300) == 1);
 }
 
+TEST_CASE("FLOPs by convention: sizes that are none are refused") {
+  using ts::AttentionFlops;
+  const auto megatron = [](double layers, double context) {
+    return error_of([&] {
+      ts::megatron_flops_per_token(ts::MegatronFlops::megatron72, layers, 4096, context, 51200);
+    });
+  };
+  CHECK(megatron(std::nan(""), 2048) ==
+        "megatron_flops_per_token: layers nan, width 4096, context 2048, vocabulary 51200; finite "
+        "numbers of 1 or more are right");
+  CHECK(megatron(32, -1) ==
+        "megatron_flops_per_token: layers 32, width 4096, context -1, vocabulary 51200; finite "
+        "numbers of 1 or more are right");
+  CHECK(megatron(32, 2048) == "no error");
+  CHECK(error_of([] { ts::keys_seen(std::nan(""), 0, AttentionFlops::full); }) ==
+        "keys_seen: context is nan, window 0; a finite context of 1 or more, a window of 0 (none) "
+        "or more are right");
+  CHECK(error_of([] { ts::keys_seen(0, 0, AttentionFlops::causal); }) ==
+        "keys_seen: context is 0, window 0; a finite context of 1 or more, a window of 0 (none) "
+        "or more are right");
+  CHECK(error_of([] { ts::keys_seen(8, -1, AttentionFlops::causal); }) ==
+        "keys_seen: context is 8, window -1; a finite context of 1 or more, a window of 0 (none) "
+        "or more are right");
+  const ts::ModelConfig model = ts::config("llama3-8b");
+  CHECK(error_of([&] {
+          ts::more_tokens_flops_per_token(model, 8192, AttentionFlops::causal, -1);
+        }) == "more_tokens_flops_per_token: more_tokens is -1; 0 or more is right");
+  CHECK(ts::more_tokens_flops_per_token(model, 8192, AttentionFlops::causal, 0) == 0);
+}
+
 TEST_CASE("goodput: what cannot be says so") {
   ts::FaultyJob job;
   job.devices = 0;
