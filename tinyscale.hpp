@@ -78107,7 +78107,7 @@ class StepPricer {
       layer_.context += many * rounds * seconds(w.keys, inner_, outer_) * (1 - e_.hidden_context);
       limit_.context += many * rounds * seconds(w.least_keys, 1, 1);
     }
-    add_experts(w, many);
+    add_experts(w, many, passes);
   }
 
   // How often keys and values of all go around: forward, again with what is computed again, and
@@ -78117,9 +78117,9 @@ class StepPricer {
     return (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
   }
 
-  // To the experts and back, both passes. A token goes once to each other domain where it has an
+  // To the experts and back in each pass. A token goes once to each other domain where it has an
   // expert: of k choices among n domains, n (1 - (1 - 1/n)^k) are met (scaling book, chapter 12).
-  void add_experts(const LayerWork& w, double many) {
+  void add_experts(const LayerWork& w, double many, double passes) {
     const double group = static_cast<double>(layout_.expert * layout_.tensor);
     if (layout_.expert <= 1 || w.routed <= 0) {
       return;
@@ -78134,8 +78134,9 @@ class StepPricer {
     const double limit = std::max(links.exchange(inside), outside / out_rate);
     const double reached =
         std::max(links.exchange(inside, inner_), outside / (out_rate * e_.exchange_outer));
-    layer_.expert += many * 4 * (reached + 4 * e_.hop) * (1 - e_.hidden_expert);
-    limit_.expert += many * 4 * limit;
+    const double exchanges = 2 * passes * many;
+    layer_.expert += exchanges * (reached + 4 * e_.hop) * (1 - e_.hidden_expert);
+    limit_.expert += exchanges * limit;
   }
 
   void add_head() {
@@ -84338,10 +84339,11 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
                "numbers of a key and value") *
       q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
-  const Quantity routed = Quantity(4 * wide, "B/token") * q.B * q.D *
+  const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
                           (q.X * q.Y * q.Z);
-  plan.expert_time = sent("T_expert", routed, limit.expert, "to the experts and back, both passes");
+  plan.expert_time =
+      sent("T_expert", routed, limit.expert, "to the experts and back, in all passes");
   const ChipParameters held = chip_parameters(in.job.model, layout);
   const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
   const StepJob step = in.step();

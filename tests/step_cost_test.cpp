@@ -133,6 +133,31 @@ TEST_CASE("step cost: experts' gradients are summed among their own holders") {
   }
 }
 
+TEST_CASE("step cost: layers that are computed again ask their experts again") {
+  for (const ts::Recompute again :
+       {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
+    for (const std::int64_t expert : {2, 4, 8}) {
+      ts::StepJob job = small_job(small_model(8));
+      ts::Layout layout;
+      layout.data = 8;
+      layout.expert = expert;
+      layout.microbatches = 2;
+      layout.recompute = again;
+      const std::string text = layout.text();
+      CAPTURE(text);
+      const ts::Machine node = one_node(8);
+      const double bytes = limit_of(job, node, layout).expert * port(node);
+      CHECK(bytes == doctest::Approx(sent(job.model, layout, "experts")));
+      // 4 exchanges a layer and microbatch, with the pass that runs again 6: of 16 tokens k D
+      // numbers each, (e - 1) / e of them.
+      const double e = static_cast<double>(expert);
+      const double layers = 4, one = 4 * 16 * 2 * 32 * (e - 1) / e;
+      const double exchanges = again == ts::Recompute::full ? 6 : 4;
+      CHECK(bytes == doctest::Approx(2 * layers * exchanges * one));
+    }
+  }
+}
+
 // The embedding and the head send 4 units (5 or 6 where layers are computed again) beside the 8 or
 // 12 of each layer: left out of the price.
 TEST_CASE("step cost: tensor parallelism sends what the executor's layers send") {

@@ -149,10 +149,11 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
                "numbers of a key and value") *
       q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
-  const Quantity routed = Quantity(4 * wide, "B/token") * q.B * q.D *
+  const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
                           (q.X * q.Y * q.Z);
-  plan.expert_time = sent("T_expert", routed, limit.expert, "to the experts and back, both passes");
+  plan.expert_time =
+      sent("T_expert", routed, limit.expert, "to the experts and back, in all passes");
   const ChipParameters held = chip_parameters(in.job.model, layout);
   const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
   const StepJob step = in.step();
