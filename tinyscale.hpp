@@ -76535,6 +76535,20 @@ inline void check_own_schedule(const char* who, const Layout& layout) {
   }
 }
 
+// Of those, what is planned: a rank that holds copies has more parameters than a share of the
+// model.
+inline void check_planned_schedule(const char* who, const Layout& layout) {
+  check_own_schedule(who, layout);
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
+                            static_cast<int>(schedule.rank_of.size()) != schedule.stages)) {
+    fail({who, ": the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
+          schedule.ranks, " ranks, ", schedule.rank_of.size(),
+          " entries of rank_of; equally many stages on each rank, each of them once, are planned "
+          "(train() and time_pipeline() take others too)"});
+  }
+}
+
 // What no step can have.
 inline void check_step_layout(const char* who, const ModelConfig& model, const Layout& layout,
                               int chunks) {
@@ -76560,7 +76574,7 @@ inline void check_step_layout(const char* who, const ModelConfig& model, const L
   if (!why.empty()) {
     fail({who, ": layout ", layout.text(), ": ", why});
   }
-  check_own_schedule(who, layout);
+  check_planned_schedule(who, layout);
 }
 
 }  // namespace detail
@@ -78565,6 +78579,26 @@ struct StageShare {
   bool embedding = false, head = false;
 };
 
+namespace detail {
+
+// Of a pipeline rank, whose ranks have so many layers each. The ends of the model are on the ranks
+// of the first stage and the last: one and the same where a schedule turns back (a V).
+inline StageShare rank_share(const Layout& layout, const std::vector<std::int64_t>& layers,
+                             std::int64_t rank) {
+  const PipelineSchedule& schedule = layout.schedule;
+  const bool own = !schedule.empty() && !schedule.rank_of.empty();
+  StageShare share;
+  for (std::int64_t i = 0; i < rank; ++i) {
+    share.first += layers[static_cast<std::size_t>(i)];
+  }
+  share.layers = layers[static_cast<std::size_t>(rank)];
+  share.embedding = rank == (own ? schedule.rank_of.front() : 0);
+  share.head = rank == (own ? schedule.rank_of.back() : layout.pipeline - 1);
+  return share;
+}
+
+}  // namespace detail
+
 // Parameters that one device holds of a stage. The experts are shared by fewer than the rest is.
 struct DeviceParameters {
   double rest = 0, experts = 0;
@@ -78753,7 +78787,7 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
                                    const StageShare& stage, std::int64_t rank,
                                    const MemoryConvention& by = MemoryConvention()) {
   detail::check_layout_counts("device_memory", layout);
-  detail::check_own_schedule("device_memory", layout);
+  detail::check_planned_schedule("device_memory", layout);
   detail::check_tensor_devices("device_memory", tokens, layout.tensor);
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
@@ -78787,18 +78821,14 @@ inline Table memory_table(const ModelConfig& model, const Layout& layout, double
   out.columns = {"stage",    "layers",      "parameters", "weights", "gradients", "optimizer",
                  "gathered", "activations", "recomputed", "logits",  "overhead",  "total"};
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
-  StageShare stage;
   for (std::int64_t i = 0; i < layout.pipeline; ++i) {
-    stage.layers = layers[static_cast<std::size_t>(i)];
-    stage.embedding = i == 0;
-    stage.head = i == layout.pipeline - 1;
+    const StageShare stage = detail::rank_share(layout, layers, i);
     const PlannedMemory m = device_memory(model, layout, tokens, stage, i, by);
     const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();
     out.add({detail::cat({i}), detail::cat({stage.layers}), format_si(held, ""),
              format_bytes(m.weights), format_bytes(m.gradients), format_bytes(m.optimizer),
              format_bytes(m.gathered), format_bytes(m.activations), format_bytes(m.recomputed),
              format_bytes(m.logits), format_bytes(m.overhead), format_bytes(m.total())});
-    stage.first += stage.layers;
   }
   return out;
 }
@@ -78869,8 +78899,9 @@ inline double held_microbatches(const Layout& layout, std::int64_t rank, int chu
 }
 
 // Ranks of which one is the fullest: the first of each kind of stage, as a later one of the kind
-// has fewer microbatches under way, and the last, which has the logits.
-inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
+// has fewer microbatches under way, and the last, which has the logits; by a schedule of one's own
+// any.
+inline std::vector<std::int64_t> full_ranks(const ModelConfig& model, const Layout& layout,
                                             const std::vector<std::int64_t>& layers) {
   std::vector<std::int64_t> out = {0};
   std::int64_t before = layers[0], most = layers[0];
@@ -78879,7 +78910,7 @@ inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
   for (std::int64_t i = 1; i <= last; ++i) {
     const std::int64_t here = layers[static_cast<std::size_t>(i)];
     const bool mixtures = model.experts > 0 && before >= model.dense_layers && !mixed;
-    if (i == 1 || i == last || here > most || mixtures) {
+    if (!layout.schedule.empty() || i == 1 || i == last || here > most || mixtures) {
       out.push_back(i);
     }
     mixed = mixed || mixtures;
@@ -78896,14 +78927,8 @@ inline StepMemory priced_memory(const ModelConfig& model, const Layout& layout, 
   const double tokens = microbatch * context / static_cast<double>(layout.context);
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
   StepMemory fullest;
-  for (const std::int64_t rank : full_ranks(model, layers)) {
-    StageShare stage;
-    stage.layers = layers[static_cast<std::size_t>(rank)];
-    for (std::int64_t i = 0; i < rank; ++i) {
-      stage.first += layers[static_cast<std::size_t>(i)];
-    }
-    stage.embedding = rank == 0;
-    stage.head = rank == layout.pipeline - 1;
+  for (const std::int64_t rank : full_ranks(model, layout, layers)) {
+    const StageShare stage = rank_share(layout, layers, rank);
     StepMemory here;
     here.rank = rank;
     here.parts = device_memory(model, layout, tokens, stage, rank, by);
@@ -84594,14 +84619,6 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
           in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
   }
   check_step_layout("plan_training", in.job.model, layout, chunks);
-  const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
-                            static_cast<int>(schedule.rank_of.size()) > schedule.stages)) {
-    fail({"plan_training: the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
-          schedule.ranks, " ranks, ", schedule.rank_of.size(),
-          " entries of rank_of; equally many stages on each rank, each of them once, are planned "
-          "(train() and time_pipeline() take others too)"});
-  }
   const std::string why = undivided(in, layout, chunks, 2);
   if (!why.empty()) {
     fail({"plan_training: layout ", layout.text(), ": ", why});

@@ -245,6 +245,28 @@ TEST_CASE("step cost: a pipeline's bubble and messages") {
   CHECK(limit_of(job, one_node(4), h1).bubble == doctest::Approx(whole / 3));  // 3 of 9 units
 }
 
+TEST_CASE("step cost: a schedule that holds parameters twice is refused, not priced as half") {
+  ts::PipelineSchedule both = ts::one_forward_one_backward(2, 4);
+  both.name = "both ways";
+  both.rank_of = {0, 1, 1, 0};
+  ts::Layout layout;
+  layout.pipeline = 2;
+  layout.microbatches = 4;
+  layout.schedule = both;
+  const ts::StepJob job = small_job(small_model());
+  const std::string text =
+      ": the schedule both ways has 2 stages on 2 ranks, 4 entries of rank_of; equally many stages "
+      "on each rank, each of them once, are planned (train() and time_pipeline() take others too)";
+  CHECK(error_of([&] { ts::price_step(job, one_node(2), layout); }) == "price_step" + text);
+  CHECK(error_of([&] {
+          ts::step_memory(job.model, layout, ts::chip("h100"), 16, 4, 1, ts::Software());
+        }) == "step_memory" + text);
+  CHECK(error_of([&] {
+          ts::device_memory(job.model, layout, 64, {0, 2, true, false}, 0);
+        }) == "device_memory" + text);
+  CHECK(error_of([&] { ts::memory_table(job.model, layout, 64); }) == "device_memory" + text);
+}
+
 TEST_CASE("step cost: uneven stages, kept weights, stages on other slices") {
   ts::StepJob job = small_job(small_model());
   job.model.layers = 9;

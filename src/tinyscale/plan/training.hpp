@@ -404,14 +404,6 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
           in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
   }
   check_step_layout("plan_training", in.job.model, layout, chunks);
-  const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
-                            static_cast<int>(schedule.rank_of.size()) > schedule.stages)) {
-    fail({"plan_training: the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
-          schedule.ranks, " ranks, ", schedule.rank_of.size(),
-          " entries of rank_of; equally many stages on each rank, each of them once, are planned "
-          "(train() and time_pipeline() take others too)"});
-  }
   const std::string why = undivided(in, layout, chunks, 2);
   if (!why.empty()) {
     fail({"plan_training: layout ", layout.text(), ": ", why});
