@@ -78202,13 +78202,18 @@ class StepPricer {
     }
   }
 
-  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule.
+  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule, in
+  // which a forward pass, either gradient and what is computed again before them take as long.
   double idle_microbatches() const {
     const double stages = static_cast<double>(layout_.pipeline);
     if (layout_.schedule.empty()) {
       return (stages - 1) / chunks_;
     }
-    return time_pipeline(layout_.schedule).idle_to_work() * m_;
+    PipelineTimes times;
+    const double again = layout_.recompute == Recompute::full ? times.stage.forward : 0;
+    times.stage.backward += again;
+    times.stage.input_gradient += again;
+    return time_pipeline(layout_.schedule, times).idle_to_work() * m_;
   }
 
   // Weights so often to their users and gradients so often to their owners in a step, as the

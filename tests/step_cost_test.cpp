@@ -243,6 +243,16 @@ TEST_CASE("step cost: a pipeline's bubble and messages") {
   const double whole = limit_of(job, one_node(4), h1).bubble;
   h1.schedule = ts::zero_bubble_h1(4, 8);
   CHECK(limit_of(job, one_node(4), h1).bubble == doctest::Approx(whole / 3));  // 3 of 9 units
+  // What is computed again stands before the gradient of the input, for which others wait:
+  // (p - 1)(F + B - 2 W) with B = 3 F, of 4 F of work.
+  h1.recompute = ts::Recompute::full;
+  const ts::StepLimit again = limit_of(job, one_node(4), h1);
+  ts::PipelineShape shape;
+  shape.kind = ts::PipelineKind::zero_bubble_h1;
+  shape.ranks = 4;
+  shape.microbatches = 8;
+  CHECK(ts::pipeline_idle(shape, {1, 3, 2, 1}) == 6);
+  CHECK(again.bubble / again.math == doctest::Approx(6.0 / (4 * 8)));
 }
 
 TEST_CASE("step cost: a schedule that holds parameters twice is refused, not priced as half") {
