@@ -70299,6 +70299,23 @@ inline double block_activation_bytes(const ModelConfig& c, double tokens, std::i
   return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
 }
 
+namespace detail {
+
+// How often each head of keys and values is there: once, or on each of the tensor-parallel devices
+// that have one between them.
+inline double kv_copies(const ModelConfig& c, double tensor) {
+  return std::max(1.0, tensor / static_cast<double>(c.kv_heads));
+}
+
+// Parameters of a layer beyond its own that those copies make.
+inline double copied_parameters(const ModelConfig& c, double tensor) {
+  const std::int64_t rows = c.latent() ? 0 : 2 * c.key_width();
+  const std::int64_t each = c.width + (c.bias || c.qkv_bias ? 1 : 0);
+  return (kv_copies(c, tensor) - 1) * static_cast<double>(rows * each);
+}
+
+}  // namespace detail
+
 // Floats a token that context parallelism over `devices` keeps besides: ring attention nothing;
 // Ulysses attention's output for its heads as well as for its tokens; gathered the keys and values
 // of all tokens, from two sequences on those that each of its two chunks of queries sees, and the
@@ -70314,7 +70331,8 @@ inline double context_activations(const ModelConfig& c, ContextParallel kind, st
     return output;
   }
   const auto seen = static_cast<double>(2 * devices + (batch > 1 ? 1 : 0));
-  return output + (seen - 2) * static_cast<double>(c.key_width()) / parts;
+  return output +
+         (seen - 2) * static_cast<double>(c.key_width()) * detail::kv_copies(c, parts) / parts;
 }
 
 }}  // namespace tinyscale
@@ -77828,7 +77846,8 @@ inline ChipParameters chip_parameters(const ModelConfig& c, const Layout& layout
   const double whole = static_cast<double>(c.parameters());
   p.tables = (layout.pipeline > 1 || c.tied ? table : 2 * table) / parts + positions;
   p.experts = routed * share / (static_cast<double>(layout.expert) * parts);
-  p.dense = (whole - routed - positions - table * (c.tied ? 1 : 2)) * share / parts;
+  p.dense = (whole - routed - positions - table * (c.tied ? 1 : 2)) * share / parts +
+            p.layers * detail::copied_parameters(c, parts) / parts;
   return p;
 }
 
@@ -78385,7 +78404,8 @@ class LayerKeeper {
 
   // The ranks of latent attention are whole on each tensor-parallel device, as the stream is.
   void attention() {
-    const auto heads = static_cast<double>(c_.heads), kv_heads = static_cast<double>(c_.kv_heads);
+    const auto heads = static_cast<double>(c_.heads);
+    const double kv_heads = static_cast<double>(c_.kv_heads) * kv_copies(c_, tensor_);
     const auto scores = static_cast<double>(c_.score_head());
     const auto values = static_cast<double>(c_.output_head());
     if (c_.latent()) {
@@ -78470,7 +78490,7 @@ inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tens
 
 // Bytes that one layer keeps of `tokens` tokens of a microbatch:
 //   llama, everything  8 D + 8 + 2 (2 H + 2 KV) K + 4 H + 6 F   (stream part / t when it is shared,
-//   selective          4 H less: the log-sum-exps                the rest / t)
+//   selective          4 H less: the log-sum-exps                the rest / t, KV at least one)
 //   full               2 D
 // A mixture: 6 k F and 4 k D of rows instead of 6 F, and the router's 4 E + 4 k.
 inline double modern_layer_activation_bytes(const ModelConfig& model, double tokens,
@@ -78508,7 +78528,8 @@ inline double op_selective_activation_bytes(const ModelConfig& model, double tok
   }
   const auto parts = static_cast<double>(tensor);
   const auto width = static_cast<double>(model.width), heads = static_cast<double>(model.heads);
-  const auto attended = static_cast<double>(2 * model.query_width() + model.key_width());
+  const double attended = static_cast<double>(2 * model.query_width()) +
+                          static_cast<double>(model.key_width()) * detail::kv_copies(model, parts);
   const double whole = 4 * width / (sequence_parallel ? parts : 1);
   return tokens *
          (whole + (2 * (attended + static_cast<double>(model.hidden)) + 4 * heads) / parts);
@@ -78614,7 +78635,7 @@ struct DeviceParameters {
 namespace detail {
 
 // Of one layer: what tensor parallelism leaves whole are norms, the router and latent attention's
-// matrices into its ranks.
+// matrices into its ranks; and where it has more devices than heads of keys, those heads.
 inline DeviceParameters layer_share(const ModelConfig& c, bool mixture, double tensor,
                                     double expert) {
   std::int64_t whole = c.block_norms * c.norm_parameters() + (c.qk_norm ? 2 * c.head_size : 0);
@@ -78628,7 +78649,8 @@ inline DeviceParameters layer_share(const ModelConfig& c, bool mixture, double t
     whole += c.router_parameters();
   }
   const std::int64_t experts = mixture ? c.experts * c.feed_forward_parameters(c.expert_hidden) : 0;
-  return {static_cast<double>(whole) + static_cast<double>(all - whole) / tensor,
+  const double shared = static_cast<double>(all - whole) + copied_parameters(c, tensor);
+  return {static_cast<double>(whole) + shared / tensor,
           static_cast<double>(experts) / (tensor * expert)};
 }
 

@@ -85,7 +85,7 @@ struct DeviceParameters {
 namespace detail {
 
 // Of one layer: what tensor parallelism leaves whole are norms, the router and latent attention's
-// matrices into its ranks.
+// matrices into its ranks; and where it has more devices than heads of keys, those heads.
 inline DeviceParameters layer_share(const ModelConfig& c, bool mixture, double tensor,
                                     double expert) {
   std::int64_t whole = c.block_norms * c.norm_parameters() + (c.qk_norm ? 2 * c.head_size : 0);
@@ -99,7 +99,8 @@ inline DeviceParameters layer_share(const ModelConfig& c, bool mixture, double t
     whole += c.router_parameters();
   }
   const std::int64_t experts = mixture ? c.experts * c.feed_forward_parameters(c.expert_hidden) : 0;
-  return {static_cast<double>(whole) + static_cast<double>(all - whole) / tensor,
+  const double shared = static_cast<double>(all - whole) + copied_parameters(c, tensor);
+  return {static_cast<double>(whole) + shared / tensor,
           static_cast<double>(experts) / (tensor * expert)};
 }
 
