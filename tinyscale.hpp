@@ -71117,6 +71117,9 @@ struct FlatUnit {
   List<Slot> slots;         // of the weights, each with a place in gradient
 
   std::int64_t count() const { return begins.back(); }
+  // Whether gradients go to their owners after each op, not once a step: where a device keeps a
+  // part.
+  bool leaves_each_op(Zero stage) const { return stage > Zero::optimizer && !zero.empty(); }
   std::int64_t length() const { return shard * shards; }
 };
 
@@ -71436,7 +71439,7 @@ class FormulaTexts {
   }
   std::string reduced(const FlatUnit& unit, bool again) const {
     const bool sharded = !unit.zero.empty();
-    return std::string(sharded ? "" : "2 ") + (layout_.zero > Zero::optimizer ? "m " : "") +
+    return std::string(sharded ? "" : "2 ") + (unit.leaves_each_op(layout_.zero) ? "m " : "") +
            numbers(unit, again) + " " +
            (sharded ? rest(unit.shards, shards(unit)) : of_replicas(unit)) +
            (again ? ", the tied table again" : "");
@@ -71718,7 +71721,7 @@ class StepPlanner {
 
   void add_gradients(const PipelineOp& op) {
     for (const FlatUnit& unit : units_) {
-      if (uses(op, unit) > 0 && layout_.zero > Zero::optimizer) {
+      if (uses(op, unit) > 0 && unit.leaves_each_op(layout_.zero)) {
         add_reduce(unit, !first(op) && second_use(op, unit));
       }
     }
@@ -71732,7 +71735,7 @@ class StepPlanner {
 
   void add_end(bool updates) {
     for (const FlatUnit& unit : units_) {
-      if (layout_.zero <= Zero::optimizer) {
+      if (!unit.leaves_each_op(layout_.zero)) {
         add_reduce(unit, false);
       }
       if (!unit.zero.empty()) {
@@ -72287,7 +72290,7 @@ class DeviceModel {
                                         Reduce::sum, unit.gradient);
       }
     }
-    if (layout_.zero > Zero::optimizer) {
+    if (unit.leaves_each_op(layout_.zero)) {
       unit.gradient = Tensor();  // what is under way holds it
       in_flight_.push_back(u);
       if (in_flight_.size() > 2) {  // so that few wholes are there at once
@@ -72757,13 +72760,14 @@ class StepRunner {
     }
   }
 
-  // One use less is to come: after the last one, or under ZeRO 2 and 3 after the last one of an
-  // op, the gradients of a unit leave.
+  // One use less is to come: after the last one, or after the last one of an op where ZeRO 2 and 3
+  // leave a device a part of it, the gradients of a unit leave.
   void used(int segment) {
     for (std::size_t u = 0; u < mine_.units.size(); ++u) {
       if (uses(segment, mine_.units[u])) {
         --uses_[u].left;
-        const bool each = layout_.zero > Zero::optimizer && uses_[u].left % uses_[u].of_op == 0;
+        const bool each =
+            mine_.units[u].leaves_each_op(layout_.zero) && uses_[u].left % uses_[u].of_op == 0;
         if (each || uses_[u].left == 0) {
           mine_.start_reduce(device_, u, uses_[u].left == 0);
         }

@@ -96,7 +96,7 @@ TEST_CASE("step cost: data parallelism and ZeRO send what the executor sends") {
   for (const ts::Zero zero :
        {ts::Zero::none, ts::Zero::optimizer, ts::Zero::gradients, ts::Zero::parameters}) {
     for (const std::int64_t m : {1, 2}) {
-      for (const std::int64_t near : {0, 2}) {
+      for (const std::int64_t near : {0, 1, 2}) {  // 1: nothing is cut, sums are sent once a step
         ts::Layout layout;
         layout.data = 8;
         layout.microbatches = m;
@@ -116,19 +116,24 @@ TEST_CASE("step cost: data parallelism and ZeRO send what the executor sends") {
 TEST_CASE("step cost: experts' gradients are summed among their own holders") {
   const ts::StepJob job = small_job(small_model(8));
   for (const std::int64_t expert : {1, 2, 4, 8}) {
-    for (const ts::Zero zero : {ts::Zero::none, ts::Zero::optimizer, ts::Zero::parameters}) {
-      ts::Layout layout;
-      layout.data = 8;
-      layout.expert = expert;
-      layout.zero = zero;
-      const std::string text = layout.text();
-      CAPTURE(text);
-      const ts::Machine node = one_node(8);
-      const ts::StepLimit limit = limit_of(job, node, layout);
-      const double bytes =
-          sent(job.model, layout, "weights") + sent(job.model, layout, "gradients");
-      CHECK(limit.data * port(node) == doctest::Approx(bytes));
-      CHECK(limit.expert * port(node) == doctest::Approx(sent(job.model, layout, "experts")));
+    for (const ts::Zero zero :
+         {ts::Zero::none, ts::Zero::optimizer, ts::Zero::gradients, ts::Zero::parameters}) {
+      for (const std::int64_t near : {0, 4}) {  // 4: those that hold 4 experts have none to cut
+        ts::Layout layout;
+        layout.data = 8;
+        layout.microbatches = 2;
+        layout.expert = expert;
+        layout.zero = zero;
+        layout.zero_devices = zero == ts::Zero::none ? 0 : near;
+        const std::string text = layout.text();
+        CAPTURE(text);
+        const ts::Machine node = one_node(8);
+        const ts::StepLimit limit = limit_of(job, node, layout);
+        const double bytes =
+            sent(job.model, layout, "weights") + sent(job.model, layout, "gradients");
+        CHECK(limit.data * port(node) == doctest::Approx(bytes));
+        CHECK(limit.expert * port(node) == doctest::Approx(sent(job.model, layout, "experts")));
+      }
     }
   }
 }
