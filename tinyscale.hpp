@@ -77921,7 +77921,8 @@ inline ChipParameters chip_parameters(const ModelConfig& c, const Layout& layout
 // The typical time: a sum of what is not hidden, at what runs reach (efficiency.hpp), matmuls in
 // the shapes that are left on a chip. m microbatches; a bubble of (p - 1) / (v m) (parallel/).
 // Bytes are those that the executor sends (parallel/step_forms.hpp) but for tensor parallelism's
-// embedding and head, 4 of 8 L messages more, and for weights that a pipeline keeps gathered.
+// embedding and head, 4 of 8 L messages more, and its whole norms and routers; for a tied table,
+// that ZeRO-3 gathers for either end; for weights that a pipeline keeps gathered.
 // Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; bench/README.md.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
