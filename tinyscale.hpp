@@ -70346,6 +70346,23 @@ inline double block_activation_bytes(const ModelConfig& c, double tokens, std::i
   return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
 }
 
+namespace detail {
+
+// How often each head of keys and values is there: once, or on each of the tensor-parallel devices
+// that have one between them.
+inline double kv_copies(const ModelConfig& c, double tensor) {
+  return std::max(1.0, tensor / static_cast<double>(c.kv_heads));
+}
+
+// Parameters of a layer beyond its own that those copies make.
+inline double copied_parameters(const ModelConfig& c, double tensor) {
+  const std::int64_t rows = c.latent() ? 0 : 2 * c.key_width();
+  const std::int64_t each = c.width + (c.bias || c.qkv_bias ? 1 : 0);
+  return (kv_copies(c, tensor) - 1) * static_cast<double>(rows * each);
+}
+
+}  // namespace detail
+
 // Floats a token that context parallelism over `devices` keeps besides: ring attention nothing;
 // Ulysses attention's output for its heads as well as for its tokens; gathered the keys and values
 // of all tokens, from two sequences on those that each of its two chunks of queries sees, and the
@@ -70361,7 +70378,8 @@ inline double context_activations(const ModelConfig& c, ContextParallel kind, st
     return output;
   }
   const auto seen = static_cast<double>(2 * devices + (batch > 1 ? 1 : 0));
-  return output + (seen - 2) * static_cast<double>(c.key_width()) / parts;
+  return output +
+         (seen - 2) * static_cast<double>(c.key_width()) * detail::kv_copies(c, parts) / parts;
 }
 
 }}  // namespace tinyscale
@@ -70383,6 +70401,10 @@ enum class AttentionFlops { none, causal, full, causal_exact };
 // Keys that a query sees in the mean over `context` tokens. A local layer's see u = min(T, window):
 // u when the mask is ignored, u - u^2/(2 T) causal, u - u (u - 1)/(2 T) with the diagonal.
 inline double keys_seen(double context, double window, AttentionFlops counted) {
+  if (!detail::is_finite(context) || context < 1 || !(window >= 0)) {
+    detail::fail({"keys_seen: context is ", context, ", window ", window,
+                  "; a finite context of 1 or more, a window of 0 (none) or more are right"});
+  }
   const double most = window > 0 && window < context ? window : context;
   switch (counted) {
     case AttentionFlops::causal: return most - most * (most / (2 * context));
@@ -70501,6 +70523,10 @@ inline double maxtext2025_flops_per_token(const ModelConfig& model, double conte
 // DeepSeek-V3 with one.
 inline double more_tokens_flops_per_token(const ModelConfig& model, double context,
                                           AttentionFlops counted, int more_tokens = 1) {
+  if (more_tokens < 0) {
+    detail::fail(
+        {"more_tokens_flops_per_token: more_tokens is ", more_tokens, "; 0 or more is right"});
+  }
   ModelConfig one = model;
   one.layers = 1;
   one.dense_layers = 0;
@@ -70550,6 +70576,13 @@ inline const char* name_of(MegatronFlops form) {
 inline double megatron_flops_per_token(MegatronFlops form, double layers, double width,
                                        double context, double vocabulary) {
   name_of(form);  // refuses what is none
+  for (const double size : {layers, width, context, vocabulary}) {
+    if (!detail::is_finite(size) || size < 1) {
+      detail::fail({"megatron_flops_per_token: layers ", layers, ", width ", width, ", context ",
+                    context, ", vocabulary ", vocabulary,
+                    "; finite numbers of 1 or more are right"});
+    }
+  }
   const bool all_again = form == MegatronFlops::megatron96;
   const double core = form == MegatronFlops::megatron72_core_once        ? 16
                       : form == MegatronFlops::megatron72_core_published ? 24
@@ -70953,16 +70986,21 @@ struct FaultyJob {
 
 namespace detail {
 
+// Between bounds with which no quotient or product of two of them over- or underflows.
 inline void check_job(const char* who, const FaultyJob& job) {
-  const double sum = job.devices + job.device_hours_per_failure + job.step_seconds +
-                     job.save_seconds + job.restart_seconds;
-  const bool good = job.devices >= 1 && job.device_hours_per_failure > 0 && job.step_seconds > 0 &&
-                    job.save_seconds >= 0 && job.restart_seconds >= 0 && is_finite(sum);
+  const double least = 1e-100, most = 1e100;
+  bool good = job.devices >= 1 && job.devices <= most;
+  for (const double time : {job.device_hours_per_failure, job.step_seconds}) {
+    good = good && time >= least && time <= most;
+  }
+  for (const double time : {job.save_seconds, job.restart_seconds}) {
+    good = good && !(time < 0) && (!(time > 0) || time >= least) && time <= most;
+  }
   if (!good) {
     fail({who, ": ", job.devices, " devices, ", job.device_hours_per_failure,
           " device-hours a failure, steps of ", job.step_seconds, " s, saves of ", job.save_seconds,
-          " s, restarts of ", job.restart_seconds,
-          " s; at least 1 device, finite times above 0 (save and restart may be 0) are right"});
+          " s, restarts of ", job.restart_seconds, " s; 1 to ", most, " devices and times from ",
+          least, " to ", most, " (save and restart may be 0) are right"});
   }
 }
 
@@ -70999,7 +71037,10 @@ inline double expected_goodput(const FaultyJob& job, double interval) {
   detail::check_interval("expected_goodput", interval);
   const double mean = mean_time_between_failures(job);
   const double stretch = (interval + job.save_seconds) / mean;
-  return interval / (mean * std::exp(job.restart_seconds / mean) * std::expm1(stretch));
+  const double lasts = !(stretch > 0)               ? 1  // where it underflows
+                       : detail::is_finite(stretch) ? stretch / std::expm1(stretch)
+                                                    : 0;
+  return interval / (interval + job.save_seconds) * std::exp(-job.restart_seconds / mean) * lasts;
 }
 
 // Seconds of a job by what they went into.
@@ -71123,6 +71164,9 @@ struct FlatUnit {
   List<Slot> slots;         // of the weights, each with a place in gradient
 
   std::int64_t count() const { return begins.back(); }
+  // Whether gradients go to their owners after each op, not once a step: where a device keeps a
+  // part.
+  bool leaves_each_op(Zero stage) const { return stage > Zero::optimizer && !zero.empty(); }
   std::int64_t length() const { return shard * shards; }
 };
 
@@ -71442,7 +71486,7 @@ class FormulaTexts {
   }
   std::string reduced(const FlatUnit& unit, bool again) const {
     const bool sharded = !unit.zero.empty();
-    return std::string(sharded ? "" : "2 ") + (layout_.zero > Zero::optimizer ? "m " : "") +
+    return std::string(sharded ? "" : "2 ") + (unit.leaves_each_op(layout_.zero) ? "m " : "") +
            numbers(unit, again) + " " +
            (sharded ? rest(unit.shards, shards(unit)) : of_replicas(unit)) +
            (again ? ", the tied table again" : "");
@@ -71724,7 +71768,7 @@ class StepPlanner {
 
   void add_gradients(const PipelineOp& op) {
     for (const FlatUnit& unit : units_) {
-      if (uses(op, unit) > 0 && layout_.zero > Zero::optimizer) {
+      if (uses(op, unit) > 0 && unit.leaves_each_op(layout_.zero)) {
         add_reduce(unit, !first(op) && second_use(op, unit));
       }
     }
@@ -71738,7 +71782,7 @@ class StepPlanner {
 
   void add_end(bool updates) {
     for (const FlatUnit& unit : units_) {
-      if (layout_.zero <= Zero::optimizer) {
+      if (!unit.leaves_each_op(layout_.zero)) {
         add_reduce(unit, false);
       }
       if (!unit.zero.empty()) {
@@ -72293,7 +72337,7 @@ class DeviceModel {
                                         Reduce::sum, unit.gradient);
       }
     }
-    if (layout_.zero > Zero::optimizer) {
+    if (unit.leaves_each_op(layout_.zero)) {
       unit.gradient = Tensor();  // what is under way holds it
       in_flight_.push_back(u);
       if (in_flight_.size() > 2) {  // so that few wholes are there at once
@@ -72763,13 +72807,14 @@ class StepRunner {
     }
   }
 
-  // One use less is to come: after the last one, or under ZeRO 2 and 3 after the last one of an
-  // op, the gradients of a unit leave.
+  // One use less is to come: after the last one, or after the last one of an op where ZeRO 2 and 3
+  // leave a device a part of it, the gradients of a unit leave.
   void used(int segment) {
     for (std::size_t u = 0; u < mine_.units.size(); ++u) {
       if (uses(segment, mine_.units[u])) {
         --uses_[u].left;
-        const bool each = layout_.zero > Zero::optimizer && uses_[u].left % uses_[u].of_op == 0;
+        const bool each =
+            mine_.units[u].leaves_each_op(layout_.zero) && uses_[u].left % uses_[u].of_op == 0;
         if (each || uses_[u].left == 0) {
           mine_.start_reduce(device_, u, uses_[u].left == 0);
         }
@@ -72917,7 +72962,8 @@ class StepRunner {
 // Out of memory on the declared chip: what a device needs by kind beside what its chip has, and
 // which layouts would fit. Bytes are those counted here, four a number; those of another layout an
 // estimate from them:
-//   optimizer, gradients, weights   / devices that ZeRO shards over; whole while in use: 2 units
+//   optimizer, gradients, weights   / devices that ZeRO shards over; and whole while in use: of
+//                                   weights 2 units, of gradients 3
 //   activations                     min(p, m) / m of a batch; recomputed: inputs and one layer
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -72944,35 +72990,91 @@ struct DeviceMemory {
   }
 };
 
+namespace detail {
+
+// What a device keeps of its weights, gradients or moments where ZeRO shards those from a stage on.
+// Routed experts are shared by those alone that hold the same.
+inline double kept_share(const Layout& layout, const ModelConfig& c, Zero from) {
+  if (layout.zero < from) {
+    return 1;
+  }
+  const double all = static_cast<double>(c.mixture_layers() * c.experts *
+                                         c.feed_forward_parameters(c.expert_hidden));
+  const double here = all / static_cast<double>(layout.expert);
+  const double routed = here / (static_cast<double>(c.parameters()) - all + here);
+  return (1 - routed) / static_cast<double>(layout.shards()) +
+         routed / static_cast<double>(layout.expert_shards());
+}
+
+// About what comes and goes in a step, by which what was counted of one layout is scaled to
+// another. Of `now` and `then` the devices are the same, the activations are those counted under
+// `now`.
+struct StepPeak {
+  const DeviceMemory& counted;
+  const Layout& now;
+  const ModelConfig& model;
+  std::int64_t batch;
+
+  double layers() const {  // of a stage
+    return static_cast<double>(std::max<std::int64_t>(1, model.layers / now.pipeline));
+  }
+  // Of the weights, in ZeRO's units: a layer, or the tables at the ends.
+  double units(double count) const { return std::min(1.0, count / (layers() + 1)); }
+  double whole() const { return counted.parameters / kept_share(now, model, Zero::parameters); }
+  // A layer's backward pass has as much again of gradients, with rows dealt out to experts more.
+  double at_work() const { return model.experts > 0 ? 1.8 : 1.4; }
+  static double held(const Layout& l) {  // microbatches under way
+    return static_cast<double>(std::min(l.pipeline, l.microbatches));
+  }
+  double input() const {  // of a layer and the whole batch
+    return 4 * static_cast<double>(batch / now.data * model.context / now.context * model.width /
+                                   (now.sequence_parallel ? now.tensor : 1));
+  }
+  // Kept of a layer and the whole batch when nothing is computed again.
+  double layer() const {
+    const double all = counted.activations * static_cast<double>(now.microbatches);
+    return now.recompute == Recompute::full
+               ? std::max(0.0, all - input() * layers() * held(now)) / at_work()
+               : all / (held(now) * layers() + at_work() - 1);
+  }
+  // Weights gathered from ZeRO's shards: of the unit at work and the next.
+  double gathered(const Layout& l) const {
+    return kept_share(l, model, Zero::parameters) < 1 ? whole() * units(2) : 0;
+  }
+  // The larger of the two ends of a backward pass. It begins with all activations, and with the
+  // gradients of earlier microbatches if those are done; it ends with a layer's activations and all
+  // gradients. Of those that ZeRO shards three units are whole, two sums on their way.
+  double bytes(const Layout& l) const {
+    const double m = static_cast<double>(l.microbatches), one = layer() * at_work();
+    const double kept = l.recompute == Recompute::full ? input() * layers() * held(l) + one
+                                                       : layer() * (held(l) * layers() - 1) + one;
+    const double share = kept_share(l, model, Zero::gradients);
+    const bool cut = share<1, steady = m> held(l);
+    const double end = !cut ? 1 : share + units(3) + (m > 1 ? share * units(2) : 0);
+    const double begin = !steady ? units(1) : !cut ? 1 : share + units(2);
+    const double logits = counted.logits * static_cast<double>(now.microbatches);
+    return std::max((kept + logits) / m + whole() * begin, one / m + whole() * end);
+  }
+};
+
+}  // namespace detail
+
 // About what a device would need under `then`, which needs `m` under `now`. The two differ in zero,
-// recompute and microbatches alone; `batch` sequences a step of c.context tokens.
+// recompute and microbatches alone; `batch` sequences a step of c.context tokens. What runs counted
+// of small models was within a fifth of it.
 inline double estimated_bytes(const DeviceMemory& m, const Layout& now, const Layout& then,
                               const ModelConfig& c, std::int64_t batch) {
-  const auto layers = static_cast<double>(std::max<std::int64_t>(1, c.layers / now.pipeline));
-  const auto shared = [&](Zero from) {  // how much less of it a device has
-    const auto shards = [&](const Layout& layout) {
-      return layout.zero >= from ? static_cast<double>(layout.shards()) : 1.0;
-    };
-    const double less = shards(now) / shards(then);
-    const double whole = from > Zero::optimizer && less < 1 ? 2 / (layers + 1) : 0;
-    return std::min(1.0, less + whole);
+  const detail::StepPeak peak{m, now, c, batch};
+  const auto scaled = [&](double bytes, Zero from) {
+    return bytes * detail::kept_share(then, c, from) / detail::kept_share(now, c, from);
   };
-  const auto under_way = [](const Layout& layout) {  // shares of a batch
-    return static_cast<double>(std::min(layout.pipeline, layout.microbatches)) /
-           static_cast<double>(layout.microbatches);
-  };
-  double activations = m.activations * under_way(then) / under_way(now);
-  if (then.recompute == Recompute::full && now.recompute != Recompute::full) {
-    const auto tokens = static_cast<double>(batch / now.data * c.context / now.context /
-                                            (now.sequence_parallel ? now.tensor : 1));
-    const double inputs = 4 * tokens * static_cast<double>(c.width) * layers * under_way(then);
-    activations = std::min(activations, inputs + activations / layers);
-  }
-  // Weights and moments are always there; of the rest the most at one moment, at most their sum.
-  const double rest = m.gradients * shared(Zero::gradients) + activations +
-                      m.logits * under_way(then) / under_way(now) + m.buffers;
-  return m.parameters * shared(Zero::parameters) + m.optimizer * shared(Zero::optimizer) +
-         std::min(m.total - m.parameters - m.optimizer, rest);
+  const double gathered = std::min(m.buffers, peak.gathered(now));
+  const double buffers = m.buffers - gathered;
+  const double before = peak.bytes(now);
+  const double moving = std::max(0.0, m.total - m.parameters - m.optimizer - m.buffers);
+  return scaled(m.parameters, Zero::parameters) + scaled(m.optimizer, Zero::optimizer) +
+         (before > 0 ? moving * peak.bytes(then) / before : moving) + peak.gathered(then) +
+         buffers * static_cast<double>(now.microbatches) / static_cast<double>(then.microbatches);
 }
 
 namespace detail {
@@ -76559,6 +76661,20 @@ inline void check_own_schedule(const char* who, const Layout& layout) {
   }
 }
 
+// Of those, what is planned: a rank that holds copies has more parameters than a share of the
+// model.
+inline void check_planned_schedule(const char* who, const Layout& layout) {
+  check_own_schedule(who, layout);
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
+                            static_cast<int>(schedule.rank_of.size()) != schedule.stages)) {
+    fail({who, ": the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
+          schedule.ranks, " ranks, ", schedule.rank_of.size(),
+          " entries of rank_of; equally many stages on each rank, each of them once, are planned "
+          "(train() and time_pipeline() take others too)"});
+  }
+}
+
 // What no step can have.
 inline void check_step_layout(const char* who, const ModelConfig& model, const Layout& layout,
                               int chunks) {
@@ -76584,7 +76700,7 @@ inline void check_step_layout(const char* who, const ModelConfig& model, const L
   if (!why.empty()) {
     fail({who, ": layout ", layout.text(), ": ", why});
   }
-  check_own_schedule(who, layout);
+  check_planned_schedule(who, layout);
 }
 
 }  // namespace detail
@@ -77838,7 +77954,8 @@ inline ChipParameters chip_parameters(const ModelConfig& c, const Layout& layout
   const double whole = static_cast<double>(c.parameters());
   p.tables = (layout.pipeline > 1 || c.tied ? table : 2 * table) / parts + positions;
   p.experts = routed * share / (static_cast<double>(layout.expert) * parts);
-  p.dense = (whole - routed - positions - table * (c.tied ? 1 : 2)) * share / parts;
+  p.dense = (whole - routed - positions - table * (c.tied ? 1 : 2)) * share / parts +
+            p.layers * detail::copied_parameters(c, parts) / parts;
   return p;
 }
 
@@ -77851,7 +77968,8 @@ inline ChipParameters chip_parameters(const ModelConfig& c, const Layout& layout
 // The typical time: a sum of what is not hidden, at what runs reach (efficiency.hpp), matmuls in
 // the shapes that are left on a chip. m microbatches; a bubble of (p - 1) / (v m) (parallel/).
 // Bytes are those that the executor sends (parallel/step_forms.hpp) but for tensor parallelism's
-// embedding and head, 4 of 8 L messages more, and for weights that a pipeline keeps gathered.
+// embedding and head, 4 of 8 L messages more, and its whole norms and routers; for a tied table,
+// that ZeRO-3 gathers for either end; for weights that a pipeline keeps gathered.
 // Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; bench/README.md.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -78131,7 +78249,7 @@ class StepPricer {
       layer_.context += many * rounds * seconds(w.keys, inner_, outer_) * (1 - e_.hidden_context);
       limit_.context += many * rounds * seconds(w.least_keys, 1, 1);
     }
-    add_experts(w, many);
+    add_experts(w, many, passes);
   }
 
   // How often keys and values of all go around: forward, again with what is computed again, and
@@ -78141,9 +78259,9 @@ class StepPricer {
     return (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
   }
 
-  // To the experts and back, both passes. A token goes once to each other domain where it has an
+  // To the experts and back in each pass. A token goes once to each other domain where it has an
   // expert: of k choices among n domains, n (1 - (1 - 1/n)^k) are met (scaling book, chapter 12).
-  void add_experts(const LayerWork& w, double many) {
+  void add_experts(const LayerWork& w, double many, double passes) {
     const double group = static_cast<double>(layout_.expert * layout_.tensor);
     if (layout_.expert <= 1 || w.routed <= 0) {
       return;
@@ -78158,8 +78276,9 @@ class StepPricer {
     const double limit = std::max(links.exchange(inside), outside / out_rate);
     const double reached =
         std::max(links.exchange(inside, inner_), outside / (out_rate * e_.exchange_outer));
-    layer_.expert += many * 4 * (reached + 4 * e_.hop) * (1 - e_.hidden_expert);
-    limit_.expert += many * 4 * limit;
+    const double exchanges = 2 * passes * many;
+    layer_.expert += exchanges * (reached + 4 * e_.hop) * (1 - e_.hidden_expert);
+    limit_.expert += exchanges * limit;
   }
 
   void add_head() {
@@ -78211,13 +78330,18 @@ class StepPricer {
     }
   }
 
-  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule.
+  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule, in
+  // which a forward pass, either gradient and what is computed again before them take as long.
   double idle_microbatches() const {
     const double stages = static_cast<double>(layout_.pipeline);
     if (layout_.schedule.empty()) {
       return (stages - 1) / chunks_;
     }
-    return time_pipeline(layout_.schedule).idle_to_work() * m_;
+    PipelineTimes times;
+    const double again = layout_.recompute == Recompute::full ? times.stage.forward : 0;
+    times.stage.backward += again;
+    times.stage.input_gradient += again;
+    return time_pipeline(layout_.schedule, times).idle_to_work() * m_;
   }
 
   // Weights so often to their users and gradients so often to their owners in a step, as the
@@ -78389,7 +78513,8 @@ class LayerKeeper {
 
   // The ranks of latent attention are whole on each tensor-parallel device, as the stream is.
   void attention() {
-    const auto heads = static_cast<double>(c_.heads), kv_heads = static_cast<double>(c_.kv_heads);
+    const auto heads = static_cast<double>(c_.heads);
+    const double kv_heads = static_cast<double>(c_.kv_heads) * kv_copies(c_, tensor_);
     const auto scores = static_cast<double>(c_.score_head());
     const auto values = static_cast<double>(c_.output_head());
     if (c_.latent()) {
@@ -78474,7 +78599,7 @@ inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tens
 
 // Bytes that one layer keeps of `tokens` tokens of a microbatch:
 //   llama, everything  8 D + 8 + 2 (2 H + 2 KV) K + 4 H + 6 F   (stream part / t when it is shared,
-//   selective          4 H less: the log-sum-exps                the rest / t)
+//   selective          4 H less: the log-sum-exps                the rest / t, KV at least one)
 //   full               2 D
 // A mixture: 6 k F and 4 k D of rows instead of 6 F, and the router's 4 E + 4 k.
 inline double modern_layer_activation_bytes(const ModelConfig& model, double tokens,
@@ -78512,7 +78637,8 @@ inline double op_selective_activation_bytes(const ModelConfig& model, double tok
   }
   const auto parts = static_cast<double>(tensor);
   const auto width = static_cast<double>(model.width), heads = static_cast<double>(model.heads);
-  const auto attended = static_cast<double>(2 * model.query_width() + model.key_width());
+  const double attended = static_cast<double>(2 * model.query_width()) +
+                          static_cast<double>(model.key_width()) * detail::kv_copies(model, parts);
   const double whole = 4 * width / (sequence_parallel ? parts : 1);
   return tokens *
          (whole + (2 * (attended + static_cast<double>(model.hidden)) + 4 * heads) / parts);
@@ -78588,6 +78714,26 @@ struct StageShare {
   bool embedding = false, head = false;
 };
 
+namespace detail {
+
+// Of a pipeline rank, whose ranks have so many layers each. The ends of the model are on the ranks
+// of the first stage and the last: one and the same where a schedule turns back (a V).
+inline StageShare rank_share(const Layout& layout, const std::vector<std::int64_t>& layers,
+                             std::int64_t rank) {
+  const PipelineSchedule& schedule = layout.schedule;
+  const bool own = !schedule.empty() && !schedule.rank_of.empty();
+  StageShare share;
+  for (std::int64_t i = 0; i < rank; ++i) {
+    share.first += layers[static_cast<std::size_t>(i)];
+  }
+  share.layers = layers[static_cast<std::size_t>(rank)];
+  share.embedding = rank == (own ? schedule.rank_of.front() : 0);
+  share.head = rank == (own ? schedule.rank_of.back() : layout.pipeline - 1);
+  return share;
+}
+
+}  // namespace detail
+
 // Parameters that one device holds of a stage. The experts are shared by fewer than the rest is.
 struct DeviceParameters {
   double rest = 0, experts = 0;
@@ -78598,7 +78744,7 @@ struct DeviceParameters {
 namespace detail {
 
 // Of one layer: what tensor parallelism leaves whole are norms, the router and latent attention's
-// matrices into its ranks.
+// matrices into its ranks; and where it has more devices than heads of keys, those heads.
 inline DeviceParameters layer_share(const ModelConfig& c, bool mixture, double tensor,
                                     double expert) {
   std::int64_t whole = c.block_norms * c.norm_parameters() + (c.qk_norm ? 2 * c.head_size : 0);
@@ -78612,7 +78758,8 @@ inline DeviceParameters layer_share(const ModelConfig& c, bool mixture, double t
     whole += c.router_parameters();
   }
   const std::int64_t experts = mixture ? c.experts * c.feed_forward_parameters(c.expert_hidden) : 0;
-  return {static_cast<double>(whole) + static_cast<double>(all - whole) / tensor,
+  const double shared = static_cast<double>(all - whole) + copied_parameters(c, tensor);
+  return {static_cast<double>(whole) + shared / tensor,
           static_cast<double>(experts) / (tensor * expert)};
 }
 
@@ -78776,7 +78923,7 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
                                    const StageShare& stage, std::int64_t rank,
                                    const MemoryConvention& by = MemoryConvention()) {
   detail::check_layout_counts("device_memory", layout);
-  detail::check_own_schedule("device_memory", layout);
+  detail::check_planned_schedule("device_memory", layout);
   detail::check_tensor_devices("device_memory", tokens, layout.tensor);
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
@@ -78810,18 +78957,14 @@ inline Table memory_table(const ModelConfig& model, const Layout& layout, double
   out.columns = {"stage",    "layers",      "parameters", "weights", "gradients", "optimizer",
                  "gathered", "activations", "recomputed", "logits",  "overhead",  "total"};
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
-  StageShare stage;
   for (std::int64_t i = 0; i < layout.pipeline; ++i) {
-    stage.layers = layers[static_cast<std::size_t>(i)];
-    stage.embedding = i == 0;
-    stage.head = i == layout.pipeline - 1;
+    const StageShare stage = detail::rank_share(layout, layers, i);
     const PlannedMemory m = device_memory(model, layout, tokens, stage, i, by);
     const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();
     out.add({detail::cat({i}), detail::cat({stage.layers}), format_si(held, ""),
              format_bytes(m.weights), format_bytes(m.gradients), format_bytes(m.optimizer),
              format_bytes(m.gathered), format_bytes(m.activations), format_bytes(m.recomputed),
              format_bytes(m.logits), format_bytes(m.overhead), format_bytes(m.total())});
-    stage.first += stage.layers;
   }
   return out;
 }
@@ -78892,8 +79035,9 @@ inline double held_microbatches(const Layout& layout, std::int64_t rank, int chu
 }
 
 // Ranks of which one is the fullest: the first of each kind of stage, as a later one of the kind
-// has fewer microbatches under way, and the last, which has the logits.
-inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
+// has fewer microbatches under way, and the last, which has the logits; by a schedule of one's own
+// any.
+inline std::vector<std::int64_t> full_ranks(const ModelConfig& model, const Layout& layout,
                                             const std::vector<std::int64_t>& layers) {
   std::vector<std::int64_t> out = {0};
   std::int64_t before = layers[0], most = layers[0];
@@ -78902,7 +79046,7 @@ inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
   for (std::int64_t i = 1; i <= last; ++i) {
     const std::int64_t here = layers[static_cast<std::size_t>(i)];
     const bool mixtures = model.experts > 0 && before >= model.dense_layers && !mixed;
-    if (i == 1 || i == last || here > most || mixtures) {
+    if (!layout.schedule.empty() || i == 1 || i == last || here > most || mixtures) {
       out.push_back(i);
     }
     mixed = mixed || mixtures;
@@ -78919,14 +79063,8 @@ inline StepMemory priced_memory(const ModelConfig& model, const Layout& layout, 
   const double tokens = microbatch * context / static_cast<double>(layout.context);
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
   StepMemory fullest;
-  for (const std::int64_t rank : full_ranks(model, layers)) {
-    StageShare stage;
-    stage.layers = layers[static_cast<std::size_t>(rank)];
-    for (std::int64_t i = 0; i < rank; ++i) {
-      stage.first += layers[static_cast<std::size_t>(i)];
-    }
-    stage.embedding = rank == 0;
-    stage.head = rank == layout.pipeline - 1;
+  for (const std::int64_t rank : full_ranks(model, layout, layers)) {
+    const StageShare stage = rank_share(layout, layers, rank);
     StepMemory here;
     here.rank = rank;
     here.parts = device_memory(model, layout, tokens, stage, rank, by);
@@ -82289,16 +82427,21 @@ inline std::string why_not(const ServingSharding& s, const ServingSharding& best
                           : cat({"experts: ", format_seconds(weights), " more to read a step"});
 }
 
-// Of serving_shardings, for a machine that was checked.
-inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& on) {
+// Of serving_shardings, for a machine that was checked; the chosen one takes the least of `time`,
+// of those that take as long the one with the least sum.
+inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& on,
+                                          double ServingSharding::*time) {
   List<ServingSharding> found;
+  const auto shorter = [time](const ServingSharding& a, const ServingSharding& b) {
+    return a.*time < b.*time || (!(b.*time < a.*time) && a.sum < b.sum);
+  };
   const unsigned last = (1U << on.dims.size()) - 1;
   for (const CacheSharding cache :
        {CacheSharding::heads, CacheSharding::batch, CacheSharding::sequence}) {
     const auto add = [&](WeightSharding weights, unsigned x_dims) {
       const ServingSharding s = sharding_of(job, on, weights, cache, x_dims);
       for (const ServingSharding& other : found) {
-        if (other.name == s.name && !(s.sum < other.sum)) {
+        if (other.name == s.name && !shorter(s, other)) {
           return;  // the same over other dimensions
         }
       }
@@ -82323,7 +82466,7 @@ inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& 
     const bool fits = found[i].chip_bytes <= on.chip.memory_bytes;
     const bool best_fits = found[best].chip_bytes <= on.chip.memory_bytes;
     const bool less =
-        fits ? found[i].sum < found[best].sum : found[i].chip_bytes < found[best].chip_bytes;
+        fits ? shorter(found[i], found[best]) : found[i].chip_bytes < found[best].chip_bytes;
     if (fits != best_fits ? fits : less) {
       best = i;
     }
@@ -82343,7 +82486,7 @@ inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& 
 // the one whose step is shortest when nothing overlaps.
 inline List<ServingSharding> serving_shardings(const ServingJob& job, const Machine& on) {
   detail::check_serving(job, on, "serving_shardings");
-  return detail::shardings_of(job, on);
+  return detail::shardings_of(job, on, &ServingSharding::sum);
 }
 
 }}  // namespace tinyscale
@@ -82984,7 +83127,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   plan.model = job.model.name;
   plan.machine = machine.chip.name;
   detail::plan_memory(machine, plan);
-  plan.shardings = detail::shardings_of(job, plan.on);
+  plan.shardings = detail::shardings_of(job, plan.on, &ServingSharding::sum);
   detail::plan_times(plan);
   detail::plan_price(plan);
   detail::plan_links(plan);
@@ -83071,7 +83214,8 @@ inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
 
 // >> tinyscale/plan/serving_frontier.hpp
 // Latency, throughput and cost against each other: plans over chips, batch and format, each under
-// its best sharding; those that no other beats in both latency and cost are the frontier.
+// the sharding whose step is shortest; those that no other beats in latency and cost are the
+// frontier.
 //   cost of a token = N T_step / B chip-seconds
 // Source: "How To Scale Your Model", chapters 7 and 8.
 
@@ -83119,13 +83263,15 @@ inline void add_points(const ServingJob& job, const Machine& on, const FrontierO
     }
     ServingJob one = job;
     one.batch = batch;
-    const List<ServingSharding> ways = shardings_of(one, on);
+    double ServingSharding::*const time =
+        options.overlap ? &ServingSharding::bound : &ServingSharding::sum;
+    const ServingSharding best = shardings_of(one, on, time)[0];
     FrontierPoint point;
     point.chips = on.chips();
     point.batch = batch;
     point.format = job.format;
-    point.sharding = ways[0].name;
-    point.step_seconds = options.overlap ? ways[0].bound : ways[0].sum;
+    point.sharding = best.name;
+    point.step_seconds = best.*time;
     const double tokens = static_cast<double>(batch) / point.step_seconds;
     point.tokens_per_second_per_chip = tokens / static_cast<double>(point.chips);
     point.dollars_per_million_tokens =
@@ -84354,10 +84500,11 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
                "numbers of a key and value") *
       q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
-  const Quantity routed = Quantity(4 * wide, "B/token") * q.B * q.D *
+  const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
                           (q.X * q.Y * q.Z);
-  plan.expert_time = sent("T_expert", routed, limit.expert, "to the experts and back, both passes");
+  plan.expert_time =
+      sent("T_expert", routed, limit.expert, "to the experts and back, in all passes");
   const ChipParameters held = chip_parameters(in.job.model, layout);
   const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
   const StepJob step = in.step();
@@ -84608,14 +84755,6 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
           in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
   }
   check_step_layout("plan_training", in.job.model, layout, chunks);
-  const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
-                            static_cast<int>(schedule.rank_of.size()) > schedule.stages)) {
-    fail({"plan_training: the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
-          schedule.ranks, " ranks, ", schedule.rank_of.size(),
-          " entries of rank_of; equally many stages on each rank, each of them once, are planned "
-          "(train() and time_pipeline() take others too)"});
-  }
   const std::string why = undivided(in, layout, chunks, 2);
   if (!why.empty()) {
     fail({"plan_training: layout ", layout.text(), ": ", why});

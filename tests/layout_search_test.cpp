@@ -160,6 +160,26 @@ class EveryLayout {
   std::vector<ts::Machine> orders_;  // of a torus's dimensions
 };
 
+// Stages down the ranks and up again, microbatch by microbatch: rank 0 has both ends of the model.
+ts::PipelineSchedule turned_back(int ranks, int microbatches) {
+  ts::PipelineSchedule schedule = ts::empty_schedule("V", ranks, microbatches, 2);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int up = 2 * ranks - 1 - rank;
+    schedule.rank_of[static_cast<std::size_t>(up)] = rank;
+    for (int j = 0; j < microbatches; ++j) {
+      schedule.add(rank, ts::PipelineWork::forward, rank, j);
+    }
+    for (int j = 0; j < microbatches; ++j) {
+      schedule.add(rank, ts::PipelineWork::forward, up, j);
+      schedule.add(rank, ts::PipelineWork::backward, up, j);
+    }
+    for (int j = 0; j < microbatches; ++j) {
+      schedule.add(rank, ts::PipelineWork::backward, rank, j);
+    }
+  }
+  return schedule;
+}
+
 }  // namespace
 
 TEST_CASE("layout search: as good as trying every layout") {
@@ -351,6 +371,42 @@ TEST_CASE("step memory: states of f32 training are the executor's") {
       CHECK(m.parts.gradients == doctest::Approx(plan.gradients));
       CHECK(m.parts.optimizer == doctest::Approx(plan.optimizer));
     }
+  }
+}
+
+TEST_CASE("step memory: a schedule that turns back has both ends of the model on its first rank") {
+  ts::ModelConfig c = ts::config("nano");
+  c.layers = 4;
+  c.width = 32;
+  c.heads = c.kv_heads = 4;
+  c.head_size = 8;
+  c.hidden = 128;
+  c.context = 16;
+  c.vocabulary = 512;
+  c.bias = false;
+  ts::MemoryConvention by;
+  by.states = ts::StateBytes::f32;
+  ts::StepOptions options;
+  options.batch = 16;
+  for (const bool tied : {false, true}) {
+    CAPTURE(tied);
+    c.tied = tied;
+    ts::Layout layout;
+    layout.data = 2;
+    layout.pipeline = 2;
+    layout.microbatches = 4;
+    layout.zero = ts::Zero::optimizer;
+    layout.schedule = turned_back(2, 4);
+    const ts::StepMemory m =
+        ts::step_memory(c, layout, ts::chip("tpu-v5e"), 16, 2, 2, ts::Software(), by);
+    CHECK(m.rank == 0);
+    const ts::StepPlan plan = ts::plan_step(ts::Transformer(c, 1), layout, options, 0);
+    CHECK(m.parts.weights == doctest::Approx(plan.parameters));
+    CHECK(m.parts.optimizer == doctest::Approx(plan.optimizer));
+    CHECK(m.parts.logits == 4 * 2 * 16 * 512);
+    const ts::Table table = ts::memory_table(c, layout, 32, by);
+    CHECK(table.rows[0][9] != "0 B");  // logits
+    CHECK(table.rows[1][9] == "0 B");
   }
 }
 

@@ -320,14 +320,89 @@ TEST_CASE("goodput: a simulated job spends its time as the formula says") {
   CHECK(ts::expected_goodput(safe, 90) == doctest::Approx(0.9));
 }
 
+TEST_CASE("goodput: of the longest and shortest times that are accepted too it is a share") {
+  const std::vector<double> times = {1e-100, 1e-40, 1e-3, 1, 1e7, 1e60, 1e100};
+  int cases = 0, refused = 0;
+  for (const double devices : {1.0, 1e6, 1e100}) {
+    for (const double hours : times) {
+      for (double save : times) {
+        save = save < 1e-50 ? 0 : save;
+        for (const double restart : times) {
+          ts::FaultyJob job;
+          job.devices = devices;
+          job.device_hours_per_failure = hours;
+          job.save_seconds = save;
+          job.restart_seconds = restart;
+          const double mean = ts::mean_time_between_failures(job);
+          bool good = mean > 0 && std::isfinite(mean);
+          good = good && std::isfinite(ts::young_interval(job)) && ts::daly_interval(job) >= 0 &&
+                 ts::daly_interval(job) <= 2 * mean;
+          for (const double interval : {1e-300, 1e-100, 1.0, 1e100, 1e308}) {
+            const double goodput = ts::expected_goodput(job, interval);
+            good = good && goodput >= 0 && goodput <= 1;
+          }
+          CHECK_MESSAGE(good, devices << " " << hours << " " << save << " " << restart);
+          ++cases;
+        }
+      }
+    }
+  }
+  CHECK(cases == 3 * 7 * 7 * 7);
+  for (const double wrong : {1e308, 1e-300, std::nan("")}) {
+    for (double ts::FaultyJob::*const field :
+         {&ts::FaultyJob::device_hours_per_failure, &ts::FaultyJob::save_seconds,
+          &ts::FaultyJob::restart_seconds}) {
+      ts::FaultyJob job;
+      job.*field = wrong;
+      refused +=
+          error_of([&] { ts::young_interval(job); }).find("1e-100 to 1e+100") != std::string::npos;
+    }
+  }
+  CHECK(refused == 9);
+  ts::FaultyJob safe;  // the mean is so long that a stretch's share of it is no number
+  safe.device_hours_per_failure = 1e100;
+  safe.save_seconds = 0;
+  safe.restart_seconds = 0;
+  CHECK(ts::expected_goodput(safe, 1e-300) == 1);
+}
+
+TEST_CASE("FLOPs by convention: sizes that are none are refused") {
+  using ts::AttentionFlops;
+  const auto megatron = [](double layers, double context) {
+    return error_of([&] {
+      ts::megatron_flops_per_token(ts::MegatronFlops::megatron72, layers, 4096, context, 51200);
+    });
+  };
+  CHECK(megatron(std::nan(""), 2048) ==
+        "megatron_flops_per_token: layers nan, width 4096, context 2048, vocabulary 51200; finite "
+        "numbers of 1 or more are right");
+  CHECK(megatron(32, -1) ==
+        "megatron_flops_per_token: layers 32, width 4096, context -1, vocabulary 51200; finite "
+        "numbers of 1 or more are right");
+  CHECK(megatron(32, 2048) == "no error");
+  CHECK(error_of([] { ts::keys_seen(std::nan(""), 0, AttentionFlops::full); }) ==
+        "keys_seen: context is nan, window 0; a finite context of 1 or more, a window of 0 (none) "
+        "or more are right");
+  CHECK(error_of([] { ts::keys_seen(0, 0, AttentionFlops::causal); }) ==
+        "keys_seen: context is 0, window 0; a finite context of 1 or more, a window of 0 (none) "
+        "or more are right");
+  CHECK(error_of([] { ts::keys_seen(8, -1, AttentionFlops::causal); }) ==
+        "keys_seen: context is 8, window -1; a finite context of 1 or more, a window of 0 (none) "
+        "or more are right");
+  const ts::ModelConfig model = ts::config("llama3-8b");
+  CHECK(error_of([&] {
+          ts::more_tokens_flops_per_token(model, 8192, AttentionFlops::causal, -1);
+        }) == "more_tokens_flops_per_token: more_tokens is -1; 0 or more is right");
+  CHECK(ts::more_tokens_flops_per_token(model, 8192, AttentionFlops::causal, 0) == 0);
+}
+
 TEST_CASE("goodput: what cannot be says so") {
   ts::FaultyJob job;
   job.devices = 0;
   CHECK(error_of([&] { ts::young_interval(job); }) ==
         "mean_time_between_failures: 0 devices, 50000 device-hours a failure, steps of 1 s, saves "
-        "of 10 s, restarts of 300 s; at least 1 device, finite times above 0 (save and restart may "
-        "be 0) "
-        "are right");
+        "of 10 s, restarts of 300 s; 1 to 1e+100 devices and times from 1e-100 to 1e+100 (save and "
+        "restart may be 0) are right");
   job.devices = 1;
   CHECK(error_of([&] { ts::expected_goodput(job, 0); }) ==
         "expected_goodput: a checkpoint every 0 s; a time above 0 is right");

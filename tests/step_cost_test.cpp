@@ -96,7 +96,7 @@ TEST_CASE("step cost: data parallelism and ZeRO send what the executor sends") {
   for (const ts::Zero zero :
        {ts::Zero::none, ts::Zero::optimizer, ts::Zero::gradients, ts::Zero::parameters}) {
     for (const std::int64_t m : {1, 2}) {
-      for (const std::int64_t near : {0, 2}) {
+      for (const std::int64_t near : {0, 1, 2}) {  // 1: nothing is cut, sums are sent once a step
         ts::Layout layout;
         layout.data = 8;
         layout.microbatches = m;
@@ -116,19 +116,49 @@ TEST_CASE("step cost: data parallelism and ZeRO send what the executor sends") {
 TEST_CASE("step cost: experts' gradients are summed among their own holders") {
   const ts::StepJob job = small_job(small_model(8));
   for (const std::int64_t expert : {1, 2, 4, 8}) {
-    for (const ts::Zero zero : {ts::Zero::none, ts::Zero::optimizer, ts::Zero::parameters}) {
+    for (const ts::Zero zero :
+         {ts::Zero::none, ts::Zero::optimizer, ts::Zero::gradients, ts::Zero::parameters}) {
+      for (const std::int64_t near : {0, 4}) {  // 4: those that hold 4 experts have none to cut
+        ts::Layout layout;
+        layout.data = 8;
+        layout.microbatches = 2;
+        layout.expert = expert;
+        layout.zero = zero;
+        layout.zero_devices = zero == ts::Zero::none ? 0 : near;
+        const std::string text = layout.text();
+        CAPTURE(text);
+        const ts::Machine node = one_node(8);
+        const ts::StepLimit limit = limit_of(job, node, layout);
+        const double bytes =
+            sent(job.model, layout, "weights") + sent(job.model, layout, "gradients");
+        CHECK(limit.data * port(node) == doctest::Approx(bytes));
+        CHECK(limit.expert * port(node) == doctest::Approx(sent(job.model, layout, "experts")));
+      }
+    }
+  }
+}
+
+TEST_CASE("step cost: layers that are computed again ask their experts again") {
+  for (const ts::Recompute again :
+       {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
+    for (const std::int64_t expert : {2, 4, 8}) {
+      ts::StepJob job = small_job(small_model(8));
       ts::Layout layout;
       layout.data = 8;
       layout.expert = expert;
-      layout.zero = zero;
+      layout.microbatches = 2;
+      layout.recompute = again;
       const std::string text = layout.text();
       CAPTURE(text);
       const ts::Machine node = one_node(8);
-      const ts::StepLimit limit = limit_of(job, node, layout);
-      const double bytes =
-          sent(job.model, layout, "weights") + sent(job.model, layout, "gradients");
-      CHECK(limit.data * port(node) == doctest::Approx(bytes));
-      CHECK(limit.expert * port(node) == doctest::Approx(sent(job.model, layout, "experts")));
+      const double bytes = limit_of(job, node, layout).expert * port(node);
+      CHECK(bytes == doctest::Approx(sent(job.model, layout, "experts")));
+      // 4 exchanges a layer and microbatch, with the pass that runs again 6: of 16 tokens k D
+      // numbers each, (e - 1) / e of them.
+      const double e = static_cast<double>(expert);
+      const double layers = 4, one = 4 * 16 * 2 * 32 * (e - 1) / e;
+      const double exchanges = again == ts::Recompute::full ? 6 : 4;
+      CHECK(bytes == doctest::Approx(2 * layers * exchanges * one));
     }
   }
 }
@@ -218,6 +248,38 @@ TEST_CASE("step cost: a pipeline's bubble and messages") {
   const double whole = limit_of(job, one_node(4), h1).bubble;
   h1.schedule = ts::zero_bubble_h1(4, 8);
   CHECK(limit_of(job, one_node(4), h1).bubble == doctest::Approx(whole / 3));  // 3 of 9 units
+  // What is computed again stands before the gradient of the input, for which others wait:
+  // (p - 1)(F + B - 2 W) with B = 3 F, of 4 F of work.
+  h1.recompute = ts::Recompute::full;
+  const ts::StepLimit again = limit_of(job, one_node(4), h1);
+  ts::PipelineShape shape;
+  shape.kind = ts::PipelineKind::zero_bubble_h1;
+  shape.ranks = 4;
+  shape.microbatches = 8;
+  CHECK(ts::pipeline_idle(shape, {1, 3, 2, 1}) == 6);
+  CHECK(again.bubble / again.math == doctest::Approx(6.0 / (4 * 8)));
+}
+
+TEST_CASE("step cost: a schedule that holds parameters twice is refused, not priced as half") {
+  ts::PipelineSchedule both = ts::one_forward_one_backward(2, 4);
+  both.name = "both ways";
+  both.rank_of = {0, 1, 1, 0};
+  ts::Layout layout;
+  layout.pipeline = 2;
+  layout.microbatches = 4;
+  layout.schedule = both;
+  const ts::StepJob job = small_job(small_model());
+  const std::string text =
+      ": the schedule both ways has 2 stages on 2 ranks, 4 entries of rank_of; equally many stages "
+      "on each rank, each of them once, are planned (train() and time_pipeline() take others too)";
+  CHECK(error_of([&] { ts::price_step(job, one_node(2), layout); }) == "price_step" + text);
+  CHECK(error_of([&] {
+          ts::step_memory(job.model, layout, ts::chip("h100"), 16, 4, 1, ts::Software());
+        }) == "step_memory" + text);
+  CHECK(error_of([&] {
+          ts::device_memory(job.model, layout, 64, {0, 2, true, false}, 0);
+        }) == "device_memory" + text);
+  CHECK(error_of([&] { ts::memory_table(job.model, layout, 64); }) == "device_memory" + text);
 }
 
 TEST_CASE("step cost: uneven stages, kept weights, stages on other slices") {

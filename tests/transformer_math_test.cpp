@@ -297,6 +297,25 @@ TEST_CASE("memory: what tensor and expert parallelism cut") {
                             129280 * 7168));
 }
 
+TEST_CASE("memory: a head of keys that several tensor ranks have between them is on each") {
+  const ts::ModelConfig c = ts::config("llama3-8b");  // 8 heads of keys on 16 devices
+  const double d = 4096, f = 14336, head = 128;
+  const double own = (2 * d * d + 3 * d * f) / 16 + 2 * d * head;
+  CHECK(ts::device_parameters(c, {10, 1, false, false}, 16).total() == 2 * d + own);
+  CHECK(ts::device_parameters(c, {10, 1, false, false}, 8).total() ==
+        2 * d + (2 * d * d + 3 * d * f) / 8 + 2 * d * head);
+  ts::Layout layout;
+  layout.tensor = 16;
+  CHECK(ts::chip_parameters(c, layout).dense == doctest::Approx(32 * (own + 2 * d / 16) + d / 16));
+  CHECK(ts::modern_layer_activation_bytes(c, 1, 16) ==
+        8 * d + 8 + 2 * (2 * 2 * head + 2 * head) + 4 * 2 + 6 * f / 16);
+  CHECK(ts::op_selective_activation_bytes(c, 1, 16) ==
+        4 * d + 2 * (2 * 2 * head + head + f / 16) + 4 * 2);
+  CHECK(ts::context_activations(c, ts::ContextParallel::gathered, 2, 1, 16) == 2 * head + 2 * head);
+  // What a chip computes and sends of them is so too.
+  CHECK(ts::layer_work(c, layout, 1, 1, false).keys == 2 * head);
+}
+
 TEST_CASE("memory: microbatches under way are those of the schedule") {
   for (const int ranks : {1, 2, 4}) {
     for (const int microbatches : {4, 8}) {

@@ -2,7 +2,8 @@
 // Out of memory on the declared chip: what a device needs by kind beside what its chip has, and
 // which layouts would fit. Bytes are those counted here, four a number; those of another layout an
 // estimate from them:
-//   optimizer, gradients, weights   / devices that ZeRO shards over; whole while in use: 2 units
+//   optimizer, gradients, weights   / devices that ZeRO shards over; and whole while in use: of
+//                                   weights 2 units, of gradients 3
 //   activations                     min(p, m) / m of a batch; recomputed: inputs and one layer
 
 #include <algorithm>  // min, max
@@ -37,35 +38,91 @@ struct DeviceMemory {
   }
 };
 
+namespace detail {
+
+// What a device keeps of its weights, gradients or moments where ZeRO shards those from a stage on.
+// Routed experts are shared by those alone that hold the same.
+inline double kept_share(const Layout& layout, const ModelConfig& c, Zero from) {
+  if (layout.zero < from) {
+    return 1;
+  }
+  const double all = static_cast<double>(c.mixture_layers() * c.experts *
+                                         c.feed_forward_parameters(c.expert_hidden));
+  const double here = all / static_cast<double>(layout.expert);
+  const double routed = here / (static_cast<double>(c.parameters()) - all + here);
+  return (1 - routed) / static_cast<double>(layout.shards()) +
+         routed / static_cast<double>(layout.expert_shards());
+}
+
+// About what comes and goes in a step, by which what was counted of one layout is scaled to
+// another. Of `now` and `then` the devices are the same, the activations are those counted under
+// `now`.
+struct StepPeak {
+  const DeviceMemory& counted;
+  const Layout& now;
+  const ModelConfig& model;
+  std::int64_t batch;
+
+  double layers() const {  // of a stage
+    return static_cast<double>(std::max<std::int64_t>(1, model.layers / now.pipeline));
+  }
+  // Of the weights, in ZeRO's units: a layer, or the tables at the ends.
+  double units(double count) const { return std::min(1.0, count / (layers() + 1)); }
+  double whole() const { return counted.parameters / kept_share(now, model, Zero::parameters); }
+  // A layer's backward pass has as much again of gradients, with rows dealt out to experts more.
+  double at_work() const { return model.experts > 0 ? 1.8 : 1.4; }
+  static double held(const Layout& l) {  // microbatches under way
+    return static_cast<double>(std::min(l.pipeline, l.microbatches));
+  }
+  double input() const {  // of a layer and the whole batch
+    return 4 * static_cast<double>(batch / now.data * model.context / now.context * model.width /
+                                   (now.sequence_parallel ? now.tensor : 1));
+  }
+  // Kept of a layer and the whole batch when nothing is computed again.
+  double layer() const {
+    const double all = counted.activations * static_cast<double>(now.microbatches);
+    return now.recompute == Recompute::full
+               ? std::max(0.0, all - input() * layers() * held(now)) / at_work()
+               : all / (held(now) * layers() + at_work() - 1);
+  }
+  // Weights gathered from ZeRO's shards: of the unit at work and the next.
+  double gathered(const Layout& l) const {
+    return kept_share(l, model, Zero::parameters) < 1 ? whole() * units(2) : 0;
+  }
+  // The larger of the two ends of a backward pass. It begins with all activations, and with the
+  // gradients of earlier microbatches if those are done; it ends with a layer's activations and all
+  // gradients. Of those that ZeRO shards three units are whole, two sums on their way.
+  double bytes(const Layout& l) const {
+    const double m = static_cast<double>(l.microbatches), one = layer() * at_work();
+    const double kept = l.recompute == Recompute::full ? input() * layers() * held(l) + one
+                                                       : layer() * (held(l) * layers() - 1) + one;
+    const double share = kept_share(l, model, Zero::gradients);
+    const bool cut = share<1, steady = m> held(l);
+    const double end = !cut ? 1 : share + units(3) + (m > 1 ? share * units(2) : 0);
+    const double begin = !steady ? units(1) : !cut ? 1 : share + units(2);
+    const double logits = counted.logits * static_cast<double>(now.microbatches);
+    return std::max((kept + logits) / m + whole() * begin, one / m + whole() * end);
+  }
+};
+
+}  // namespace detail
+
 // About what a device would need under `then`, which needs `m` under `now`. The two differ in zero,
-// recompute and microbatches alone; `batch` sequences a step of c.context tokens.
+// recompute and microbatches alone; `batch` sequences a step of c.context tokens. What runs counted
+// of small models was within a fifth of it.
 inline double estimated_bytes(const DeviceMemory& m, const Layout& now, const Layout& then,
                               const ModelConfig& c, std::int64_t batch) {
-  const auto layers = static_cast<double>(std::max<std::int64_t>(1, c.layers / now.pipeline));
-  const auto shared = [&](Zero from) {  // how much less of it a device has
-    const auto shards = [&](const Layout& layout) {
-      return layout.zero >= from ? static_cast<double>(layout.shards()) : 1.0;
-    };
-    const double less = shards(now) / shards(then);
-    const double whole = from > Zero::optimizer && less < 1 ? 2 / (layers + 1) : 0;
-    return std::min(1.0, less + whole);
+  const detail::StepPeak peak{m, now, c, batch};
+  const auto scaled = [&](double bytes, Zero from) {
+    return bytes * detail::kept_share(then, c, from) / detail::kept_share(now, c, from);
   };
-  const auto under_way = [](const Layout& layout) {  // shares of a batch
-    return static_cast<double>(std::min(layout.pipeline, layout.microbatches)) /
-           static_cast<double>(layout.microbatches);
-  };
-  double activations = m.activations * under_way(then) / under_way(now);
-  if (then.recompute == Recompute::full && now.recompute != Recompute::full) {
-    const auto tokens = static_cast<double>(batch / now.data * c.context / now.context /
-                                            (now.sequence_parallel ? now.tensor : 1));
-    const double inputs = 4 * tokens * static_cast<double>(c.width) * layers * under_way(then);
-    activations = std::min(activations, inputs + activations / layers);
-  }
-  // Weights and moments are always there; of the rest the most at one moment, at most their sum.
-  const double rest = m.gradients * shared(Zero::gradients) + activations +
-                      m.logits * under_way(then) / under_way(now) + m.buffers;
-  return m.parameters * shared(Zero::parameters) + m.optimizer * shared(Zero::optimizer) +
-         std::min(m.total - m.parameters - m.optimizer, rest);
+  const double gathered = std::min(m.buffers, peak.gathered(now));
+  const double buffers = m.buffers - gathered;
+  const double before = peak.bytes(now);
+  const double moving = std::max(0.0, m.total - m.parameters - m.optimizer - m.buffers);
+  return scaled(m.parameters, Zero::parameters) + scaled(m.optimizer, Zero::optimizer) +
+         (before > 0 ? moving * peak.bytes(then) / before : moving) + peak.gathered(then) +
+         buffers * static_cast<double>(now.microbatches) / static_cast<double>(then.microbatches);
 }
 
 namespace detail {

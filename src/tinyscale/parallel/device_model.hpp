@@ -133,7 +133,7 @@ class DeviceModel {
                                         Reduce::sum, unit.gradient);
       }
     }
-    if (layout_.zero > Zero::optimizer) {
+    if (unit.leaves_each_op(layout_.zero)) {
       unit.gradient = Tensor();  // what is under way holds it
       in_flight_.push_back(u);
       if (in_flight_.size() > 2) {  // so that few wholes are there at once

@@ -255,13 +255,14 @@ class StepRunner {
     }
   }
 
-  // One use less is to come: after the last one, or under ZeRO 2 and 3 after the last one of an
-  // op, the gradients of a unit leave.
+  // One use less is to come: after the last one, or after the last one of an op where ZeRO 2 and 3
+  // leave a device a part of it, the gradients of a unit leave.
   void used(int segment) {
     for (std::size_t u = 0; u < mine_.units.size(); ++u) {
       if (uses(segment, mine_.units[u])) {
         --uses_[u].left;
-        const bool each = layout_.zero > Zero::optimizer && uses_[u].left % uses_[u].of_op == 0;
+        const bool each =
+            mine_.units[u].leaves_each_op(layout_.zero) && uses_[u].left % uses_[u].of_op == 0;
         if (each || uses_[u].left == 0) {
           mine_.start_reduce(device_, u, uses_[u].left == 0);
         }

@@ -48,6 +48,9 @@ struct FlatUnit {
   List<Slot> slots;         // of the weights, each with a place in gradient
 
   std::int64_t count() const { return begins.back(); }
+  // Whether gradients go to their owners after each op, not once a step: where a device keeps a
+  // part.
+  bool leaves_each_op(Zero stage) const { return stage > Zero::optimizer && !zero.empty(); }
   std::int64_t length() const { return shard * shards; }
 };
 

@@ -21,6 +21,10 @@ enum class AttentionFlops { none, causal, full, causal_exact };
 // Keys that a query sees in the mean over `context` tokens. A local layer's see u = min(T, window):
 // u when the mask is ignored, u - u^2/(2 T) causal, u - u (u - 1)/(2 T) with the diagonal.
 inline double keys_seen(double context, double window, AttentionFlops counted) {
+  if (!detail::is_finite(context) || context < 1 || !(window >= 0)) {
+    detail::fail({"keys_seen: context is ", context, ", window ", window,
+                  "; a finite context of 1 or more, a window of 0 (none) or more are right"});
+  }
   const double most = window > 0 && window < context ? window : context;
   switch (counted) {
     case AttentionFlops::causal: return most - most * (most / (2 * context));
@@ -139,6 +143,10 @@ inline double maxtext2025_flops_per_token(const ModelConfig& model, double conte
 // DeepSeek-V3 with one.
 inline double more_tokens_flops_per_token(const ModelConfig& model, double context,
                                           AttentionFlops counted, int more_tokens = 1) {
+  if (more_tokens < 0) {
+    detail::fail(
+        {"more_tokens_flops_per_token: more_tokens is ", more_tokens, "; 0 or more is right"});
+  }
   ModelConfig one = model;
   one.layers = 1;
   one.dense_layers = 0;
@@ -188,6 +196,13 @@ inline const char* name_of(MegatronFlops form) {
 inline double megatron_flops_per_token(MegatronFlops form, double layers, double width,
                                        double context, double vocabulary) {
   name_of(form);  // refuses what is none
+  for (const double size : {layers, width, context, vocabulary}) {
+    if (!detail::is_finite(size) || size < 1) {
+      detail::fail({"megatron_flops_per_token: layers ", layers, ", width ", width, ", context ",
+                    context, ", vocabulary ", vocabulary,
+                    "; finite numbers of 1 or more are right"});
+    }
+  }
   const bool all_again = form == MegatronFlops::megatron96;
   const double core = form == MegatronFlops::megatron72_core_once        ? 16
                       : form == MegatronFlops::megatron72_core_published ? 24

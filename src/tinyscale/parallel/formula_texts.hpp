@@ -31,7 +31,7 @@ class FormulaTexts {
   }
   std::string reduced(const FlatUnit& unit, bool again) const {
     const bool sharded = !unit.zero.empty();
-    return std::string(sharded ? "" : "2 ") + (layout_.zero > Zero::optimizer ? "m " : "") +
+    return std::string(sharded ? "" : "2 ") + (unit.leaves_each_op(layout_.zero) ? "m " : "") +
            numbers(unit, again) + " " +
            (sharded ? rest(unit.shards, shards(unit)) : of_replicas(unit)) +
            (again ? ", the tied table again" : "");

@@ -27,16 +27,21 @@ struct FaultyJob {
 
 namespace detail {
 
+// Between bounds with which no quotient or product of two of them over- or underflows.
 inline void check_job(const char* who, const FaultyJob& job) {
-  const double sum = job.devices + job.device_hours_per_failure + job.step_seconds +
-                     job.save_seconds + job.restart_seconds;
-  const bool good = job.devices >= 1 && job.device_hours_per_failure > 0 && job.step_seconds > 0 &&
-                    job.save_seconds >= 0 && job.restart_seconds >= 0 && is_finite(sum);
+  const double least = 1e-100, most = 1e100;
+  bool good = job.devices >= 1 && job.devices <= most;
+  for (const double time : {job.device_hours_per_failure, job.step_seconds}) {
+    good = good && time >= least && time <= most;
+  }
+  for (const double time : {job.save_seconds, job.restart_seconds}) {
+    good = good && !(time < 0) && (!(time > 0) || time >= least) && time <= most;
+  }
   if (!good) {
     fail({who, ": ", job.devices, " devices, ", job.device_hours_per_failure,
           " device-hours a failure, steps of ", job.step_seconds, " s, saves of ", job.save_seconds,
-          " s, restarts of ", job.restart_seconds,
-          " s; at least 1 device, finite times above 0 (save and restart may be 0) are right"});
+          " s, restarts of ", job.restart_seconds, " s; 1 to ", most, " devices and times from ",
+          least, " to ", most, " (save and restart may be 0) are right"});
   }
 }
 
@@ -73,7 +78,10 @@ inline double expected_goodput(const FaultyJob& job, double interval) {
   detail::check_interval("expected_goodput", interval);
   const double mean = mean_time_between_failures(job);
   const double stretch = (interval + job.save_seconds) / mean;
-  return interval / (mean * std::exp(job.restart_seconds / mean) * std::expm1(stretch));
+  const double lasts = !(stretch > 0)               ? 1  // where it underflows
+                       : detail::is_finite(stretch) ? stretch / std::expm1(stretch)
+                                                    : 0;
+  return interval / (interval + job.save_seconds) * std::exp(-job.restart_seconds / mean) * lasts;
 }
 
 // Seconds of a job by what they went into.

@@ -5,8 +5,9 @@
 //     16 P,  4 P + 12 P / d,  2 P + 14 P / d,  16 P / d
 //   activations (arXiv 2205.05198, Megatron's layer of 2022): s b h (34 + 5 a s / h) bytes a layer
 
-#include <cstdint>  // int64_t
-#include <vector>   // vector
+#include <algorithm>  // max
+#include <cstdint>    // int64_t
+#include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/text.hpp"
@@ -171,6 +172,23 @@ inline double block_activation_bytes(const ModelConfig& c, double tokens, std::i
   return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
 }
 
+namespace detail {
+
+// How often each head of keys and values is there: once, or on each of the tensor-parallel devices
+// that have one between them.
+inline double kv_copies(const ModelConfig& c, double tensor) {
+  return std::max(1.0, tensor / static_cast<double>(c.kv_heads));
+}
+
+// Parameters of a layer beyond its own that those copies make.
+inline double copied_parameters(const ModelConfig& c, double tensor) {
+  const std::int64_t rows = c.latent() ? 0 : 2 * c.key_width();
+  const std::int64_t each = c.width + (c.bias || c.qkv_bias ? 1 : 0);
+  return (kv_copies(c, tensor) - 1) * static_cast<double>(rows * each);
+}
+
+}  // namespace detail
+
 // Floats a token that context parallelism over `devices` keeps besides: ring attention nothing;
 // Ulysses attention's output for its heads as well as for its tokens; gathered the keys and values
 // of all tokens, from two sequences on those that each of its two chunks of queries sees, and the
@@ -186,7 +204,8 @@ inline double context_activations(const ModelConfig& c, ContextParallel kind, st
     return output;
   }
   const auto seen = static_cast<double>(2 * devices + (batch > 1 ? 1 : 0));
-  return output + (seen - 2) * static_cast<double>(c.key_width()) / parts;
+  return output +
+         (seen - 2) * static_cast<double>(c.key_width()) * detail::kv_copies(c, parts) / parts;
 }
 
 }  // namespace tinyscale

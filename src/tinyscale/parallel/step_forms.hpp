@@ -180,7 +180,7 @@ class StepPlanner {
 
   void add_gradients(const PipelineOp& op) {
     for (const FlatUnit& unit : units_) {
-      if (uses(op, unit) > 0 && layout_.zero > Zero::optimizer) {
+      if (uses(op, unit) > 0 && unit.leaves_each_op(layout_.zero)) {
         add_reduce(unit, !first(op) && second_use(op, unit));
       }
     }
@@ -194,7 +194,7 @@ class StepPlanner {
 
   void add_end(bool updates) {
     for (const FlatUnit& unit : units_) {
-      if (layout_.zero <= Zero::optimizer) {
+      if (!unit.leaves_each_op(layout_.zero)) {
         add_reduce(unit, false);
       }
       if (!unit.zero.empty()) {

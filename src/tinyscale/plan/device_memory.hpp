@@ -55,6 +55,26 @@ struct StageShare {
   bool embedding = false, head = false;
 };
 
+namespace detail {
+
+// Of a pipeline rank, whose ranks have so many layers each. The ends of the model are on the ranks
+// of the first stage and the last: one and the same where a schedule turns back (a V).
+inline StageShare rank_share(const Layout& layout, const std::vector<std::int64_t>& layers,
+                             std::int64_t rank) {
+  const PipelineSchedule& schedule = layout.schedule;
+  const bool own = !schedule.empty() && !schedule.rank_of.empty();
+  StageShare share;
+  for (std::int64_t i = 0; i < rank; ++i) {
+    share.first += layers[static_cast<std::size_t>(i)];
+  }
+  share.layers = layers[static_cast<std::size_t>(rank)];
+  share.embedding = rank == (own ? schedule.rank_of.front() : 0);
+  share.head = rank == (own ? schedule.rank_of.back() : layout.pipeline - 1);
+  return share;
+}
+
+}  // namespace detail
+
 // Parameters that one device holds of a stage. The experts are shared by fewer than the rest is.
 struct DeviceParameters {
   double rest = 0, experts = 0;
@@ -65,7 +85,7 @@ struct DeviceParameters {
 namespace detail {
 
 // Of one layer: what tensor parallelism leaves whole are norms, the router and latent attention's
-// matrices into its ranks.
+// matrices into its ranks; and where it has more devices than heads of keys, those heads.
 inline DeviceParameters layer_share(const ModelConfig& c, bool mixture, double tensor,
                                     double expert) {
   std::int64_t whole = c.block_norms * c.norm_parameters() + (c.qk_norm ? 2 * c.head_size : 0);
@@ -79,7 +99,8 @@ inline DeviceParameters layer_share(const ModelConfig& c, bool mixture, double t
     whole += c.router_parameters();
   }
   const std::int64_t experts = mixture ? c.experts * c.feed_forward_parameters(c.expert_hidden) : 0;
-  return {static_cast<double>(whole) + static_cast<double>(all - whole) / tensor,
+  const double shared = static_cast<double>(all - whole) + copied_parameters(c, tensor);
+  return {static_cast<double>(whole) + shared / tensor,
           static_cast<double>(experts) / (tensor * expert)};
 }
 
@@ -243,7 +264,7 @@ inline PlannedMemory device_memory(const ModelConfig& model, const Layout& layou
                                    const StageShare& stage, std::int64_t rank,
                                    const MemoryConvention& by = MemoryConvention()) {
   detail::check_layout_counts("device_memory", layout);
-  detail::check_own_schedule("device_memory", layout);
+  detail::check_planned_schedule("device_memory", layout);
   detail::check_tensor_devices("device_memory", tokens, layout.tensor);
   const StateParts parts = state_parts(by.states);
   const DeviceParameters held = device_parameters(model, stage, layout.tensor, layout.expert);
@@ -277,18 +298,14 @@ inline Table memory_table(const ModelConfig& model, const Layout& layout, double
   out.columns = {"stage",    "layers",      "parameters", "weights", "gradients", "optimizer",
                  "gathered", "activations", "recomputed", "logits",  "overhead",  "total"};
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
-  StageShare stage;
   for (std::int64_t i = 0; i < layout.pipeline; ++i) {
-    stage.layers = layers[static_cast<std::size_t>(i)];
-    stage.embedding = i == 0;
-    stage.head = i == layout.pipeline - 1;
+    const StageShare stage = detail::rank_share(layout, layers, i);
     const PlannedMemory m = device_memory(model, layout, tokens, stage, i, by);
     const double held = device_parameters(model, stage, layout.tensor, layout.expert).total();
     out.add({detail::cat({i}), detail::cat({stage.layers}), format_si(held, ""),
              format_bytes(m.weights), format_bytes(m.gradients), format_bytes(m.optimizer),
              format_bytes(m.gathered), format_bytes(m.activations), format_bytes(m.recomputed),
              format_bytes(m.logits), format_bytes(m.overhead), format_bytes(m.total())});
-    stage.first += stage.layers;
   }
   return out;
 }

@@ -12,6 +12,7 @@
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/model/model_config.hpp"
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/memory_forms.hpp"
 
 namespace tinyscale {
 
@@ -73,7 +74,8 @@ class LayerKeeper {
 
   // The ranks of latent attention are whole on each tensor-parallel device, as the stream is.
   void attention() {
-    const auto heads = static_cast<double>(c_.heads), kv_heads = static_cast<double>(c_.kv_heads);
+    const auto heads = static_cast<double>(c_.heads);
+    const double kv_heads = static_cast<double>(c_.kv_heads) * kv_copies(c_, tensor_);
     const auto scores = static_cast<double>(c_.score_head());
     const auto values = static_cast<double>(c_.output_head());
     if (c_.latent()) {
@@ -158,7 +160,7 @@ inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tens
 
 // Bytes that one layer keeps of `tokens` tokens of a microbatch:
 //   llama, everything  8 D + 8 + 2 (2 H + 2 KV) K + 4 H + 6 F   (stream part / t when it is shared,
-//   selective          4 H less: the log-sum-exps                the rest / t)
+//   selective          4 H less: the log-sum-exps                the rest / t, KV at least one)
 //   full               2 D
 // A mixture: 6 k F and 4 k D of rows instead of 6 F, and the router's 4 E + 4 k.
 inline double modern_layer_activation_bytes(const ModelConfig& model, double tokens,
@@ -196,7 +198,8 @@ inline double op_selective_activation_bytes(const ModelConfig& model, double tok
   }
   const auto parts = static_cast<double>(tensor);
   const auto width = static_cast<double>(model.width), heads = static_cast<double>(model.heads);
-  const auto attended = static_cast<double>(2 * model.query_width() + model.key_width());
+  const double attended = static_cast<double>(2 * model.query_width()) +
+                          static_cast<double>(model.key_width()) * detail::kv_copies(model, parts);
   const double whole = 4 * width / (sequence_parallel ? parts : 1);
   return tokens *
          (whole + (2 * (attended + static_cast<double>(model.hidden)) + 4 * heads) / parts);

@@ -11,6 +11,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/parallel/flops_forms.hpp"
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/memory_forms.hpp"
 #include "tinyscale/plan/matmul_rate.hpp"
 
 namespace tinyscale {
@@ -141,7 +142,8 @@ inline ChipParameters chip_parameters(const ModelConfig& c, const Layout& layout
   const double whole = static_cast<double>(c.parameters());
   p.tables = (layout.pipeline > 1 || c.tied ? table : 2 * table) / parts + positions;
   p.experts = routed * share / (static_cast<double>(layout.expert) * parts);
-  p.dense = (whole - routed - positions - table * (c.tied ? 1 : 2)) * share / parts;
+  p.dense = (whole - routed - positions - table * (c.tied ? 1 : 2)) * share / parts +
+            p.layers * detail::copied_parameters(c, parts) / parts;
   return p;
 }
 

@@ -71,6 +71,20 @@ inline void check_own_schedule(const char* who, const Layout& layout) {
   }
 }
 
+// Of those, what is planned: a rank that holds copies has more parameters than a share of the
+// model.
+inline void check_planned_schedule(const char* who, const Layout& layout) {
+  check_own_schedule(who, layout);
+  const PipelineSchedule& schedule = layout.schedule;
+  if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
+                            static_cast<int>(schedule.rank_of.size()) != schedule.stages)) {
+    fail({who, ": the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
+          schedule.ranks, " ranks, ", schedule.rank_of.size(),
+          " entries of rank_of; equally many stages on each rank, each of them once, are planned "
+          "(train() and time_pipeline() take others too)"});
+  }
+}
+
 // What no step can have.
 inline void check_step_layout(const char* who, const ModelConfig& model, const Layout& layout,
                               int chunks) {
@@ -96,7 +110,7 @@ inline void check_step_layout(const char* who, const ModelConfig& model, const L
   if (!why.empty()) {
     fail({who, ": layout ", layout.text(), ": ", why});
   }
-  check_own_schedule(who, layout);
+  check_planned_schedule(who, layout);
 }
 
 }  // namespace detail

@@ -184,7 +184,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   plan.model = job.model.name;
   plan.machine = machine.chip.name;
   detail::plan_memory(machine, plan);
-  plan.shardings = detail::shardings_of(job, plan.on);
+  plan.shardings = detail::shardings_of(job, plan.on, &ServingSharding::sum);
   detail::plan_times(plan);
   detail::plan_price(plan);
   detail::plan_links(plan);

@@ -1,6 +1,7 @@
 #pragma once
 // Latency, throughput and cost against each other: plans over chips, batch and format, each under
-// its best sharding; those that no other beats in both latency and cost are the frontier.
+// the sharding whose step is shortest; those that no other beats in latency and cost are the
+// frontier.
 //   cost of a token = N T_step / B chip-seconds
 // Source: "How To Scale Your Model", chapters 7 and 8.
 
@@ -58,13 +59,15 @@ inline void add_points(const ServingJob& job, const Machine& on, const FrontierO
     }
     ServingJob one = job;
     one.batch = batch;
-    const List<ServingSharding> ways = shardings_of(one, on);
+    double ServingSharding::*const time =
+        options.overlap ? &ServingSharding::bound : &ServingSharding::sum;
+    const ServingSharding best = shardings_of(one, on, time)[0];
     FrontierPoint point;
     point.chips = on.chips();
     point.batch = batch;
     point.format = job.format;
-    point.sharding = ways[0].name;
-    point.step_seconds = options.overlap ? ways[0].bound : ways[0].sum;
+    point.sharding = best.name;
+    point.step_seconds = best.*time;
     const double tokens = static_cast<double>(batch) / point.step_seconds;
     point.tokens_per_second_per_chip = tokens / static_cast<double>(point.chips);
     point.dollars_per_million_tokens =

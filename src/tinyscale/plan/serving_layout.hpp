@@ -255,16 +255,21 @@ inline std::string why_not(const ServingSharding& s, const ServingSharding& best
                           : cat({"experts: ", format_seconds(weights), " more to read a step"});
 }
 
-// Of serving_shardings, for a machine that was checked.
-inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& on) {
+// Of serving_shardings, for a machine that was checked; the chosen one takes the least of `time`,
+// of those that take as long the one with the least sum.
+inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& on,
+                                          double ServingSharding::*time) {
   List<ServingSharding> found;
+  const auto shorter = [time](const ServingSharding& a, const ServingSharding& b) {
+    return a.*time < b.*time || (!(b.*time < a.*time) && a.sum < b.sum);
+  };
   const unsigned last = (1U << on.dims.size()) - 1;
   for (const CacheSharding cache :
        {CacheSharding::heads, CacheSharding::batch, CacheSharding::sequence}) {
     const auto add = [&](WeightSharding weights, unsigned x_dims) {
       const ServingSharding s = sharding_of(job, on, weights, cache, x_dims);
       for (const ServingSharding& other : found) {
-        if (other.name == s.name && !(s.sum < other.sum)) {
+        if (other.name == s.name && !shorter(s, other)) {
           return;  // the same over other dimensions
         }
       }
@@ -289,7 +294,7 @@ inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& 
     const bool fits = found[i].chip_bytes <= on.chip.memory_bytes;
     const bool best_fits = found[best].chip_bytes <= on.chip.memory_bytes;
     const bool less =
-        fits ? found[i].sum < found[best].sum : found[i].chip_bytes < found[best].chip_bytes;
+        fits ? shorter(found[i], found[best]) : found[i].chip_bytes < found[best].chip_bytes;
     if (fits != best_fits ? fits : less) {
       best = i;
     }
@@ -309,7 +314,7 @@ inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& 
 // the one whose step is shortest when nothing overlaps.
 inline List<ServingSharding> serving_shardings(const ServingJob& job, const Machine& on) {
   detail::check_serving(job, on, "serving_shardings");
-  return detail::shardings_of(job, on);
+  return detail::shardings_of(job, on, &ServingSharding::sum);
 }
 
 }  // namespace tinyscale

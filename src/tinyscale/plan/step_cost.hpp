@@ -5,7 +5,8 @@
 // The typical time: a sum of what is not hidden, at what runs reach (efficiency.hpp), matmuls in
 // the shapes that are left on a chip. m microbatches; a bubble of (p - 1) / (v m) (parallel/).
 // Bytes are those that the executor sends (parallel/step_forms.hpp) but for tensor parallelism's
-// embedding and head, 4 of 8 L messages more, and for weights that a pipeline keeps gathered.
+// embedding and head, 4 of 8 L messages more, and its whole norms and routers; for a tied table,
+// that ZeRO-3 gathers for either end; for weights that a pipeline keeps gathered.
 // Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; bench/README.md.
 
 #include <algorithm>  // max, min
@@ -300,7 +301,7 @@ class StepPricer {
       layer_.context += many * rounds * seconds(w.keys, inner_, outer_) * (1 - e_.hidden_context);
       limit_.context += many * rounds * seconds(w.least_keys, 1, 1);
     }
-    add_experts(w, many);
+    add_experts(w, many, passes);
   }
 
   // How often keys and values of all go around: forward, again with what is computed again, and
@@ -310,9 +311,9 @@ class StepPricer {
     return (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
   }
 
-  // To the experts and back, both passes. A token goes once to each other domain where it has an
+  // To the experts and back in each pass. A token goes once to each other domain where it has an
   // expert: of k choices among n domains, n (1 - (1 - 1/n)^k) are met (scaling book, chapter 12).
-  void add_experts(const LayerWork& w, double many) {
+  void add_experts(const LayerWork& w, double many, double passes) {
     const double group = static_cast<double>(layout_.expert * layout_.tensor);
     if (layout_.expert <= 1 || w.routed <= 0) {
       return;
@@ -327,8 +328,9 @@ class StepPricer {
     const double limit = std::max(links.exchange(inside), outside / out_rate);
     const double reached =
         std::max(links.exchange(inside, inner_), outside / (out_rate * e_.exchange_outer));
-    layer_.expert += many * 4 * (reached + 4 * e_.hop) * (1 - e_.hidden_expert);
-    limit_.expert += many * 4 * limit;
+    const double exchanges = 2 * passes * many;
+    layer_.expert += exchanges * (reached + 4 * e_.hop) * (1 - e_.hidden_expert);
+    limit_.expert += exchanges * limit;
   }
 
   void add_head() {
@@ -380,13 +382,18 @@ class StepPricer {
     }
   }
 
-  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule.
+  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule, in
+  // which a forward pass, either gradient and what is computed again before them take as long.
   double idle_microbatches() const {
     const double stages = static_cast<double>(layout_.pipeline);
     if (layout_.schedule.empty()) {
       return (stages - 1) / chunks_;
     }
-    return time_pipeline(layout_.schedule).idle_to_work() * m_;
+    PipelineTimes times;
+    const double again = layout_.recompute == Recompute::full ? times.stage.forward : 0;
+    times.stage.backward += again;
+    times.stage.input_gradient += again;
+    return time_pipeline(layout_.schedule, times).idle_to_work() * m_;
   }
 
   // Weights so often to their users and gradients so often to their owners in a step, as the

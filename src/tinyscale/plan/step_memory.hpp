@@ -72,8 +72,9 @@ inline double held_microbatches(const Layout& layout, std::int64_t rank, int chu
 }
 
 // Ranks of which one is the fullest: the first of each kind of stage, as a later one of the kind
-// has fewer microbatches under way, and the last, which has the logits.
-inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
+// has fewer microbatches under way, and the last, which has the logits; by a schedule of one's own
+// any.
+inline std::vector<std::int64_t> full_ranks(const ModelConfig& model, const Layout& layout,
                                             const std::vector<std::int64_t>& layers) {
   std::vector<std::int64_t> out = {0};
   std::int64_t before = layers[0], most = layers[0];
@@ -82,7 +83,7 @@ inline std::vector<std::int64_t> full_ranks(const ModelConfig& model,
   for (std::int64_t i = 1; i <= last; ++i) {
     const std::int64_t here = layers[static_cast<std::size_t>(i)];
     const bool mixtures = model.experts > 0 && before >= model.dense_layers && !mixed;
-    if (i == 1 || i == last || here > most || mixtures) {
+    if (!layout.schedule.empty() || i == 1 || i == last || here > most || mixtures) {
       out.push_back(i);
     }
     mixed = mixed || mixtures;
@@ -99,14 +100,8 @@ inline StepMemory priced_memory(const ModelConfig& model, const Layout& layout, 
   const double tokens = microbatch * context / static_cast<double>(layout.context);
   const std::vector<std::int64_t> layers = stage_layers(model.layers, layout.pipeline);
   StepMemory fullest;
-  for (const std::int64_t rank : full_ranks(model, layers)) {
-    StageShare stage;
-    stage.layers = layers[static_cast<std::size_t>(rank)];
-    for (std::int64_t i = 0; i < rank; ++i) {
-      stage.first += layers[static_cast<std::size_t>(i)];
-    }
-    stage.embedding = rank == 0;
-    stage.head = rank == layout.pipeline - 1;
+  for (const std::int64_t rank : full_ranks(model, layout, layers)) {
+    const StageShare stage = rank_share(layout, layers, rank);
     StepMemory here;
     here.rank = rank;
     here.parts = device_memory(model, layout, tokens, stage, rank, by);

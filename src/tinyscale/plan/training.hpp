@@ -149,10 +149,11 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
                "numbers of a key and value") *
       q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
-  const Quantity routed = Quantity(4 * wide, "B/token") * q.B * q.D *
+  const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
                           (q.X * q.Y * q.Z);
-  plan.expert_time = sent("T_expert", routed, limit.expert, "to the experts and back, both passes");
+  plan.expert_time =
+      sent("T_expert", routed, limit.expert, "to the experts and back, in all passes");
   const ChipParameters held = chip_parameters(in.job.model, layout);
   const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
   const StepJob step = in.step();
@@ -403,14 +404,6 @@ inline void check_planned_layout(const TrainingInputs& in, const Layout& layout,
           in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
   }
   check_step_layout("plan_training", in.job.model, layout, chunks);
-  const PipelineSchedule& schedule = layout.schedule;
-  if (!schedule.empty() && (schedule.stages % schedule.ranks != 0 ||
-                            static_cast<int>(schedule.rank_of.size()) > schedule.stages)) {
-    fail({"plan_training: the schedule ", schedule.name, " has ", schedule.stages, " stages on ",
-          schedule.ranks, " ranks, ", schedule.rank_of.size(),
-          " entries of rank_of; equally many stages on each rank, each of them once, are planned "
-          "(train() and time_pipeline() take others too)"});
-  }
   const std::string why = undivided(in, layout, chunks, 2);
   if (!why.empty()) {
     fail({"plan_training: layout ", layout.text(), ": ", why});
