@@ -350,6 +350,13 @@ TEST_CASE("text: numbers as people read them") {
   CHECK(ts::format_si(9.996e3, "") == "10 k");
   CHECK(ts::format_si(-0.05, "V") == "-50 mV");
   CHECK(ts::format_si(0, "s") == "0 s");
+  CHECK(ts::format_si(9.994, "s") == "9.99 s");
+  CHECK(ts::format_si(9.996, "s") == "10 s");
+  CHECK(ts::format_si(99.96, "s") == "100 s");
+  CHECK(ts::format_si(0.999e-18, "s") == "0.999 as");  // below the smallest prefix
+  CHECK(ts::format_si(-0.01234e-18, "s") == "-0.0123 as");
+  CHECK(ts::format_si(0.003e-18, "s") == "0.003 as");
+  CHECK(ts::format_si(0.0001e-18, "s") == "0.0001 as");
   CHECK(ts::format_si(std::numeric_limits<double>::infinity(), "s") == "inf s");
   CHECK(ts::format_bytes(512) == "512 B");
   CHECK(ts::format_bytes(0.5) == "0.5 B");

@@ -168,6 +168,10 @@ TEST_CASE("quantity: comparisons are true or false, and print what they compared
 }
 
 TEST_CASE("quantity: prefixes of 1000 and of 1024 never meet unseen") {
+  CHECK(ts::format_binary_bytes(0.0123) == "0.0123 B");
+  CHECK(ts::format_binary_bytes(-0.003) == "-0.003 B");
+  CHECK(ts::format_binary_bytes(1023.4) == "1023 B");
+  CHECK(ts::format_binary_bytes(1023.6) == "1 KiB");
   const Quantity memory(95, "GiB", "M", "published"), weights(80, "GB", "P");
   CHECK(memory.text() == "95 GiB");
   CHECK(memory.explain() == "M = 95 GiB = 1.02005e+11 B   [published]\n");

@@ -38,8 +38,10 @@ namespace detail {
 
 // Three significant digits without exponent or trailing zeros, for 0.001 <= |v| < 1e6.
 inline std::string three_digits(double v) {
-  const double size = std::fabs(v);
-  const int decimals = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+  int decimals = 0;
+  for (double one_more = 99.95; decimals < 5 && std::fabs(v) < one_more; one_more /= 10) {
+    ++decimals;
+  }
   std::string out = printed('f', decimals, v);
   if (decimals > 0) {
     out.erase(out.find_last_not_of('0') + 1);
