@@ -3612,6 +3612,13 @@ struct Table {
     add(std::vector<Cell>(row.begin(), row.end()));
   }
 
+  // Throws where a row, which may have been written by hand, has not a cell for each column.
+  void check_rows() const {
+    for (const std::vector<Cell>& row : rows) {
+      check_row(row);
+    }
+  }
+
   std::string text() const {
     std::vector<std::size_t> widths(columns.size());
     std::vector<int> right(columns.size());
@@ -3621,7 +3628,7 @@ struct Table {
       bool any = false;
       bool all = true;
       for (const std::vector<Cell>& row : rows) {
-        const std::string& cell = row.at(c);
+        const std::string& cell = row[c];
         widths[c] = std::max(widths[c], detail::text_width(cell));
         const bool blank = cell.empty() || cell == "-";
         any = any || !blank;
@@ -3715,11 +3722,6 @@ struct Table {
     if (row.size() != columns.size()) {
       detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
                     " columns; a row must have a cell for each column"});
-    }
-  }
-  void check_rows() const {
-    for (const std::vector<Cell>& row : rows) {
-      check_row(row);
     }
   }
   template <class Text>
@@ -3873,8 +3875,15 @@ inline std::size_t common_start(const List<Table>& reports) {
 // without the words that all begin with.
 // A report takes part by converting to a Table.
 inline Table compare(const List<Table>& reports) {
-  if (reports.empty() || reports[0].columns.empty()) {
+  if (reports.empty()) {
     detail::fail({"compare: there is no report; give one or more, each with columns"});
+  }
+  for (std::size_t r = 0; r < reports.size(); ++r) {
+    if (reports[r].columns.empty()) {
+      detail::fail({"compare: report ", r + 1, " of ", reports.size(),
+                    " has no columns; rows are matched by the cell in the first"});
+    }
+    reports[r].check_rows();
   }
   Table out;
   out.columns.push_back(reports[0].columns[0]);
@@ -3891,9 +3900,9 @@ inline Table compare(const List<Table>& reports) {
     for (const std::vector<Cell>& row : reports[r].rows) {
       std::size_t n = 0;
       for (const std::string& key : seen) {
-        n += key == row.at(0) ? 1U : 0U;
+        n += key == row[0] ? 1U : 0U;
       }
-      seen.push_back(row.at(0));
+      seen.push_back(row[0]);
       bool known = false;
       for (std::size_t i = 0; i < keys.size(); ++i) {
         known = known || (before[i] == n && keys[i] == row[0]);
@@ -3909,7 +3918,7 @@ inline Table compare(const List<Table>& reports) {
     for (const Table& report : reports) {
       const std::vector<Cell>* row = detail::find_row(report, keys[i], before[i]);
       for (std::size_t c = 1; c < report.columns.size(); ++c) {
-        cells.push_back(row == nullptr ? "-" : row->at(c));
+        cells.push_back(row == nullptr ? "-" : (*row)[c]);
       }
     }
     out.add(cells);
@@ -84984,6 +84993,7 @@ inline std::string html_row(const std::vector<Text>& cells, const char* tag) {
 }
 
 inline std::string html_table(const Table& table) {
+  table.check_rows();
   std::string out = "<div class=\"wide\"><table>\n";
   if (!table.title.empty()) {
     out += "<caption>" + xml_escape(table.title) + "</caption>\n";

@@ -250,6 +250,18 @@ TEST_CASE("compare: reports side by side") {
   CHECK_THROWS_WITH_AS(ts::compare({}),
                        "compare: there is no report; give one or more, each with columns",
                        ts::Error);
+  CHECK_THROWS_WITH_AS(
+      ts::compare({a, ts::Table()}),
+      "compare: report 2 of 2 has no columns; rows are matched by the cell in the first",
+      ts::Error);
+  b.rows.push_back({"late"});  // rows that a program writes by hand
+  CHECK_THROWS_WITH_AS(
+      ts::compare({a, b}),
+      "Table: a row of 1 cells for 2 columns; a row must have a cell for each column", ts::Error);
+  b.rows.back().clear();
+  CHECK_THROWS_WITH_AS(
+      ts::compare({b}),
+      "Table: a row of 0 cells for 2 columns; a row must have a cell for each column", ts::Error);
 }
 
 TEST_CASE("comparison: rows that say how, heads of their own, titles without what they share") {

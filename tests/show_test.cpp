@@ -735,6 +735,7 @@ TEST_CASE("pictures of all floats, of nothing, and of texts that are no UTF-8") 
       "Table: a row of 1 cells for 2 columns; a row must have a cell for each column";
   CHECK(error_of([&] { table.json(); }) == error);
   CHECK(error_of([&] { table.text(); }) == error);
+  CHECK(error_of([&] { ts::HtmlPage("page").table(table); }) == error);
 }
 
 TEST_CASE("show: no page is made of what is only printed") {

@@ -334,6 +334,13 @@ struct Table {
     add(std::vector<Cell>(row.begin(), row.end()));
   }
 
+  // Throws where a row, which may have been written by hand, has not a cell for each column.
+  void check_rows() const {
+    for (const std::vector<Cell>& row : rows) {
+      check_row(row);
+    }
+  }
+
   std::string text() const {
     std::vector<std::size_t> widths(columns.size());
     std::vector<int> right(columns.size());
@@ -343,7 +350,7 @@ struct Table {
       bool any = false;
       bool all = true;
       for (const std::vector<Cell>& row : rows) {
-        const std::string& cell = row.at(c);
+        const std::string& cell = row[c];
         widths[c] = std::max(widths[c], detail::text_width(cell));
         const bool blank = cell.empty() || cell == "-";
         any = any || !blank;
@@ -437,11 +444,6 @@ struct Table {
     if (row.size() != columns.size()) {
       detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
                     " columns; a row must have a cell for each column"});
-    }
-  }
-  void check_rows() const {
-    for (const std::vector<Cell>& row : rows) {
-      check_row(row);
     }
   }
   template <class Text>
