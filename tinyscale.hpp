@@ -85480,16 +85480,18 @@ inline bool drawable(const Axis& axis, double value) {
   return is_finite(value) && (axis.scale == Scale::linear || value > 0);
 }
 
-// 1500 -> "1.5k", 2e12 -> "2T": short enough for a tick.
+// 1500 -> "1.5k", 2e12 -> "2T", 999,960 -> "1M": short enough for a tick.
 inline std::string tick_text(double value, int digits = 4) {
   static const char* const suffixes[] = {"", "k", "M", "G", "T", "P", "E"};
-  int thousands = 0;
   double shown = value;
-  while (std::fabs(shown) >= 1000 && thousands < 6) {
+  for (const char* const suffix : suffixes) {
+    const std::string text = printed('g', digits, shown);
+    if (std::fabs(std::strtod(text.c_str(), nullptr)) < 1000) {  // as rounded
+      return text + suffix;
+    }
     shown /= 1000;
-    ++thousands;
   }
-  return printed('g', digits, shown) + suffixes[thousands];
+  return printed('g', digits, value);
 }
 
 // Limits from the data where the user gave none.

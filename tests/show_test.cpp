@@ -98,6 +98,10 @@ TEST_CASE("show: ticks are round, never minus zero, and a few") {
   }
   CHECK(ts::detail::tick_text(1.97e14) == "197T");
   CHECK(ts::detail::tick_text(0.25) == "0.25");
+  CHECK(ts::detail::tick_text(999.94) == "999.9");
+  CHECK(ts::detail::tick_text(999.96) == "1k");  // not 1000
+  CHECK(ts::detail::tick_text(-999999) == "-1M");
+  CHECK(ts::detail::tick_text(1e24) == "1e+24");  // not 1e+06E
 }
 
 TEST_CASE("show: ticks that lie close together are told apart, and fit beside the axis") {
