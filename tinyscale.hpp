@@ -85476,8 +85476,18 @@ struct Plot {
 
 namespace detail {
 
+// Beyond it no room around the values would be a finite number.
+constexpr double most_drawable = 1e307;
+
 inline bool drawable(const Axis& axis, double value) {
-  return is_finite(value) && (axis.scale == Scale::linear || value > 0);
+  return is_finite(value) && std::fabs(value) <= most_drawable &&
+         (axis.scale == Scale::linear || value > 0);
+}
+
+// Whether limits are so near to each other that a dozen digits, which is what a tick may have, do
+// not tell its neighbours apart; their doubles may be the same.
+inline bool too_near(double low, double high) {
+  return high - low <= 1e-9 * std::max(std::fabs(low), std::fabs(high));
 }
 
 // 1500 -> "1.5k", 2e12 -> "2T", 999,960 -> "1M": short enough for a tick.
@@ -85513,17 +85523,27 @@ inline Axis fitted(Axis axis, const std::vector<double>& values) {
       axis.low /= 1.3;
       axis.high *= 1.3;
     } else {
-      const double room = axis.high > axis.low ? 0.04 * (axis.high - axis.low)
-                                               : std::max(0.5, 0.1 * std::fabs(axis.high));
+      const double room = too_near(axis.low, axis.high)  // as a constant is drawn
+                              ? std::max(0.5, 0.1 * std::fabs(axis.high))
+                              : 0.04 * (axis.high - axis.low);
       axis.low = axis.low >= 0 && axis.low < 2 * room ? 0 : axis.low - room;
       axis.high += room;
     }
   }
-  if (!is_finite(axis.low) || !is_finite(axis.high) || axis.low >= axis.high ||
-      (logarithmic && axis.low <= 0)) {
-    detail::fail({"svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
-                  tick_text(axis.high) + "; low must be below high" +
-                  (logarithmic ? ", and above 0 on a logarithmic axis" : "")});
+  const bool finite = is_finite(axis.low) && is_finite(axis.high) &&
+                      std::fabs(axis.low) <= 2 * most_drawable &&
+                      std::fabs(axis.high) <= 2 * most_drawable;
+  if (!finite || axis.low >= axis.high || (logarithmic && axis.low <= 0)) {
+    detail::fail({"svg: axis \"", axis.label, "\" runs from ", tick_text(axis.low), " to ",
+                  tick_text(axis.high), "; low must be below high",
+                  logarithmic ? ", and above 0 on a logarithmic axis" : "",
+                  finite ? "" : ", both within 1e307 of 0"});
+  }
+  if (too_near(axis.low, axis.high)) {
+    detail::fail(
+        {"svg: axis \"", axis.label, "\" runs from ", printed('g', 17, axis.low), " to ",
+         printed('g', 17, axis.high), ", a billionth of these numbers or less, which no ",
+         "tick can show; limits further apart, or values less what they share, are right"});
   }
   return axis;
 }

@@ -124,6 +124,26 @@ TEST_CASE("show: ticks that lie close together are told apart, and fit beside th
   CHECK_FALSE(contains(picture.body, "and goes on from there<"));
 }
 
+TEST_CASE("show: numbers that a dozen digits do not tell apart are drawn as a constant") {
+  const double large = 9007199254740992.0;  // 2^53: the next number is 2 away
+  ts::Plot plot;
+  plot.x.label = "byte";
+  plot.series.push_back({"", {large, large + 2}, {1e15, 1e15 + 100}});
+  const std::string markup = ts::svg(plot).markup();
+  for (const std::string text : {"8.5P", "9P", "9.5P", "900T", "950T", "1P", "1.05P", "1.1P"}) {
+    CHECK(occurrences(markup, ">" + text + "</text>") == 1);
+  }
+  plot.x = {"byte", ts::Scale::linear, large, large + 2};
+  CHECK(error_of([&] { ts::svg(plot); }) ==
+        "svg: axis \"byte\" runs from 9007199254740992 to 9007199254740994, a billionth of these "
+        "numbers or less, which no tick can show; limits further apart, or values less what they "
+        "share, are right");
+  const auto texts = ts::detail::tick_texts({"", ts::Scale::linear, 1e15, 1e15 + 2e6});
+  for (std::size_t i = 1; i < texts.size(); ++i) {
+    CHECK(texts[i] != texts[i - 1]);
+  }
+}
+
 TEST_CASE("show: a short logarithmic axis has ticks too") {
   const auto texts = [](double low, double high) {
     return ts::detail::tick_texts({"", ts::Scale::logarithmic, low, high});
@@ -603,6 +623,10 @@ TEST_CASE("show: bad pictures are refused in one sentence") {
   CHECK(error_of([&] { ts::svg(plot); }) ==
         "svg: axis \"step\" runs from 0 to 1; low must be below high, and above 0 on a "
         "logarithmic axis");
+  plot.x = {"step", ts::Scale::linear, -1.5e308, 1.5e308};
+  CHECK(error_of([&] { ts::svg(plot); }) ==
+        "svg: axis \"step\" runs from -1.5e+308 to 1.5e+308; low must be below high, both within "
+        "1e307 of 0");
   ts::RooflinePlot roofline;
   roofline.title = "mine";
   CHECK(error_of([&] { ts::svg(roofline); }) ==
@@ -727,6 +751,9 @@ TEST_CASE("pictures of all floats, of nothing, and of texts that are no UTF-8") 
   plot.y.scale = ts::Scale::logarithmic;
   plot.series.push_back({"wide", {1, 2}, {1e-300, 1e300}, ts::Mark::line});
   CHECK(ts::svg(plot).markup().find("<svg") != std::string::npos);
+  plot.y.scale = ts::Scale::linear;  // 1e308 is left out, as infinity is
+  plot.series = {{"", {0, 1, 2, 3}, {-1e307, 1e307, 1e308, -1e308}, ts::Mark::points}};
+  CHECK(occurrences(ts::svg(plot).markup(), "<circle") == 2);
   CHECK(error_of([] {
           ts::svg(ts::StrategyRegimes());
         }).find("svg: the strategy regimes have no ") == 0);
