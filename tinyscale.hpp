@@ -85609,10 +85609,14 @@ struct Frame {
   Axis x, y;
   double left = 0, right = 0, top = 0, bottom = 0;
 
+  // What is a million times the axis away is drawn as if it were there: a line from further away
+  // would be cut with an error that is seen.
   static double share(const Axis& axis, double value) {
-    return axis.scale == Scale::linear
-               ? (value - axis.low) / (axis.high - axis.low)
-               : std::log(value / axis.low) / std::log(axis.high / axis.low);
+    const double share =
+        axis.scale == Scale::linear
+            ? (value - axis.low) / (axis.high - axis.low)
+            : (std::log(value) - std::log(axis.low)) / (std::log(axis.high) - std::log(axis.low));
+    return std::max(-1e6, std::min(1e6, share));
   }
   double px(double value) const { return left + share(x, value) * (right - left); }
   double py(double value) const { return bottom - share(y, value) * (bottom - top); }

@@ -209,6 +209,16 @@ TEST_CASE("show: a line that leaves the frame is cut at it") {
   const std::string corner =
       ts::detail::coordinate(frame.left) + "," + ts::detail::coordinate(frame.bottom);
   CHECK(contains(canvas.finish("").body, "points=\"" + corner));
+  for (const double far : {1e9, 1e20, 1e305}) {  // from far above to the middle to far below
+    plot.series = {{"", {0, 0.5, 1}, {far, 0.5, -far}}};
+    ts::detail::Canvas steep(plot.width, plot.height);
+    ts::detail::draw_plot(steep, plot);
+    const std::string middle = ts::detail::coordinate((frame.left + frame.right) / 2);
+    CHECK(contains(steep.finish("").body,
+                   "points=\"" + middle + "," + ts::detail::coordinate(frame.top) + " " + middle +
+                       "," + ts::detail::coordinate((frame.top + frame.bottom) / 2) + " " + middle +
+                       "," + ts::detail::coordinate(frame.bottom) + "\""));
+  }
 }
 
 TEST_CASE("show: a loss curve draws training and validation") {
@@ -750,6 +760,9 @@ TEST_CASE("pictures of all floats, of nothing, and of texts that are no UTF-8") 
   ts::Plot plot;
   plot.y.scale = ts::Scale::logarithmic;
   plot.series.push_back({"wide", {1, 2}, {1e-300, 1e300}, ts::Mark::line});
+  ts::detail::Canvas canvas(plot.width, plot.height);
+  const ts::detail::Frame frame = ts::detail::draw_plot(canvas, plot);
+  CHECK(frame.py(1) == doctest::Approx((frame.top + frame.bottom) / 2));
   CHECK(ts::svg(plot).markup().find("<svg") != std::string::npos);
   plot.y.scale = ts::Scale::linear;  // 1e308 is left out, as infinity is
   plot.series = {{"", {0, 1, 2, 3}, {-1e307, 1e307, 1e308, -1e308}, ts::Mark::points}};
