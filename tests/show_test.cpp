@@ -637,6 +637,18 @@ TEST_CASE("show: bad pictures are refused in one sentence") {
   CHECK(error_of([&] { ts::svg(plot); }) ==
         "svg: axis \"step\" runs from -1.5e+308 to 1.5e+308; low must be below high, both within "
         "1e307 of 0");
+  plot.x = {"step", ts::Scale::linear, 0, 1};
+  plot.title = "loss";
+  for (const double width : {0.0, 100.0, -720.0, 1e7}) {
+    plot.width = width;
+    CHECK(error_of([&] { ts::svg(plot); }) ==
+          ts::detail::cat({"svg: plot \"loss\" of ", width,
+                           " x 420 pixels has no room for its lines between the words; 720 x 420 "
+                           "is the default, at most a million together are right"}));
+  }
+  plot.width = 720;
+  plot.height = std::nan("");
+  CHECK(error_of([&] { ts::svg(plot); }).find("svg: plot \"loss\" of 720 x nan pixels has") == 0);
   ts::RooflinePlot roofline;
   roofline.title = "mine";
   CHECK(error_of([&] { ts::svg(roofline); }) ==

@@ -377,6 +377,11 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   frame.y = fitted(plot.y, ys);
   frame.left = std::max(82.0, 34 + widest_of(tick_texts(frame.y)));
   frame.right = plot.width - 26;
+  if (!(frame.right - frame.left >= 20 && plot.height >= 150 && plot.width + plot.height <= 1e6)) {
+    detail::fail({"svg: plot \"", plot.title, "\" of ", plot.width, " x ", plot.height,
+                  " pixels has no room for its lines between the words; ", Plot().width, " x ",
+                  Plot().height, " is the default, at most a million together are right"});
+  }
   canvas.heading(plot.title);
   frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54, plot.height - 214);
   frame.bottom = plot.height - 54;
