@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -88,6 +89,35 @@ TEST_CASE("memory: several threads") {
 }
 
 #if !defined(TINYSCALE_NO_THREADS)  // several threads
+TEST_CASE("memory: a peak that begins anew while others allocate is never below the level") {
+  ts::MemoryMeter meter;
+  std::atomic<int> turn{0}, done{0};
+  constexpr int turns = 5000;
+  std::thread other([&] {
+    for (int i = 1; i <= turns; ++i) {
+      while (turn.load() < i) {
+        std::this_thread::yield();
+      }
+      meter.reset_peak();
+      meter.mark();
+      done.store(i);
+    }
+  });
+  int below = 0;
+  for (int i = 1; i <= turns; ++i) {
+    turn.store(i);
+    meter.add(ts::MemoryKind::buffer, 8);
+    while (done.load() < i) {
+      std::this_thread::yield();
+    }
+    const double now = meter.current_total();
+    below += meter.peak_total() < now || meter.peak(ts::MemoryKind::buffer) < now ? 1 : 0;
+    below += meter.peak_total_since_mark() < now ? 1 : 0;
+  }
+  other.join();
+  CHECK(below == 0);
+}
+
 TEST_CASE("context: one for each thread, which share a meter, others for a scope") {
   ts::Context* const program = &ts::context();
   CHECK(program->device == -1);
