@@ -158,6 +158,8 @@ TEST_CASE("numbers that a cast made a value of an enum are refused") {
   refused("DType", 77, 8, [] { ts::bytes_of(static_cast<ts::DType>(77)); });
   refused("DType", -1, 8, [] { ts::chip("h100").peak(static_cast<ts::DType>(-1)); });
   refused("MemoryKind", 77, 6, [] { const ts::MemoryScope s(static_cast<ts::MemoryKind>(77)); });
+  refused("MemoryKind", 7, 6, [] { ts::MemoryMeter().add(static_cast<ts::MemoryKind>(7), 8); });
+  refused("MemoryKind", 7, 6, [] { ts::MemoryMeter().peak(static_cast<ts::MemoryKind>(7)); });
   refused("Channel", 9, 6, [] { ts::bandwidth_of(ts::chip("h100"), static_cast<ts::Channel>(9)); });
   refused("Algorithm", 33, 9, [] { ts::name_of(static_cast<ts::Algorithm>(33)); });
   refused("MegatronFlops", 9, 3,

@@ -123,11 +123,15 @@ struct MemoryMeter {
 
  private:
   void change(MemoryKind kind, std::int64_t bytes) {
-    by_kind_[static_cast<std::size_t>(kind)].change(bytes);
+    by_kind_[place(kind)].change(bytes);
     total_.change(bytes);
   }
-  const detail::PeakCounter& of(MemoryKind kind) const {
-    return by_kind_[static_cast<std::size_t>(kind)];
+  const detail::PeakCounter& of(MemoryKind kind) const { return by_kind_[place(kind)]; }
+  static std::size_t place(MemoryKind kind) {
+    if (static_cast<int>(kind) >= kinds) {
+      name_of(kind);  // refuses what is none
+    }
+    return static_cast<std::size_t>(kind);
   }
 
   std::array<detail::PeakCounter, kinds> by_kind_;
