@@ -278,6 +278,21 @@ void check_apart(const ts::Svg& picture, double size, const std::string& anchor)
   }
 }
 
+TEST_CASE("show: a heat map of many devices has a cell for each pair that exchanged bytes alone") {
+  ts::LinkHeatMap map;
+  map.bytes = ts::List<std::vector<double>>(500);
+  for (std::size_t i = 0; i < map.bytes.size(); ++i) {
+    map.bytes[i] = std::vector<double>(500);
+    map.bytes[i][(i + 1) % 500] = 1e6;  // a ring
+  }
+  const ts::Svg picture = ts::svg(map);
+  CHECK(occurrences(picture.body, "fill=\"rgb(254,232,56)\"") == 500);
+  CHECK(occurrences(picture.body, "ts-empty") == 1);
+  CHECK(picture.body.size() < 200000);  // not 250,000 cells
+  CHECK(picture.text ==
+        "Bytes over each link: 500 devices, 500 MB in all, at most 1 MB from one to another");
+}
+
 TEST_CASE("show: names of many devices stand apart, long ones keep their ends") {
   ts::LinkHeatMap map;
   map.bytes.assign(64, std::vector<double>(64, 1.0));
