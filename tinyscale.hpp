@@ -85931,13 +85931,14 @@ inline List<Series> roof_lines(const RooflinePlot& plot, double low, double high
 }
 
 inline void check_roofline(const RooflinePlot& plot) {
-  if (!(plot.peak_flops_per_second > 0) || plot.roofs.empty()) {
-    detail::fail({"svg: roofline \"" + plot.title +
+  const auto limit = [](double rate) { return rate > 0 && is_finite(rate); };
+  if (!limit(plot.peak_flops_per_second) || plot.roofs.empty()) {
+    detail::fail({"svg: roofline \"", plot.title,
                   "\" has no peak or no memory level; give a peak above 0 and one roof or more"});
   }
   for (const Roof& roof : plot.roofs) {
-    if (!(roof.bytes_per_second > 0)) {
-      detail::fail({"svg: roofline \"" + plot.title + "\": memory level \"" + roof.name +
+    if (!limit(roof.bytes_per_second)) {
+      detail::fail({"svg: roofline \"", plot.title, "\": memory level \"", roof.name,
                     "\" has no bandwidth; give bytes per second above 0"});
     }
   }
@@ -86823,11 +86824,11 @@ inline Svg waterfall(const List<TimeShare>& shares, const std::string& title,
   using detail::Canvas;
   double seconds = 0, widest = 0;
   for (const TimeShare& share : shares) {
-    if (!(share.seconds >= 0)) {
+    seconds += share.seconds;
+    if (!(share.seconds >= 0) || !detail::is_finite(seconds)) {
       detail::fail({"waterfall: ", share.name, " has ", share.seconds,
                     " s; 0 or more is right, as time_breakdown gives"});
     }
-    seconds += share.seconds;
     widest = std::max(widest, detail::drawn_width(detail::shorten(share.name, 40), 12));
   }
   const double left = std::max(90.0, widest + 30), row = 26, top = 64;

@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <sstream>
 
 #include "error_of.hpp"
@@ -463,6 +465,9 @@ TEST_CASE("show: a waterfall goes from one share to the next, and each device ha
   CHECK(error_of([] {
           ts::waterfall({{"forward", -1, ts::TimeShare::Kind::compute}}, "");
         }) == "waterfall: forward has -1 s; 0 or more is right, as time_breakdown gives");
+  CHECK(error_of([&] {
+          ts::waterfall({{"all", std::numeric_limits<double>::infinity()}}, "a step");
+        }) == "waterfall: all has inf s; 0 or more is right, as time_breakdown gives");
 
   const ts::MeshRun run = two_stages();
   const ts::Svg bars = ts::time_bars(run, stage_names());
@@ -669,11 +674,19 @@ TEST_CASE("show: bad pictures are refused in one sentence") {
   CHECK(error_of([&] { ts::svg(roofline); }) ==
         "svg: roofline \"mine\" has no peak or no memory level; give a peak above 0 and one roof "
         "or more");
-  roofline.peak_flops_per_second = 1;
-  roofline.roofs = {{"L1", 0}};
+  const double inf = std::numeric_limits<double>::infinity();
+  roofline.peak_flops_per_second = inf;  // no limit is drawn
+  roofline.roofs = {{"L1", 1}};
   CHECK(error_of([&] { ts::svg(roofline); }) ==
-        "svg: roofline \"mine\": memory level \"L1\" has no bandwidth; give bytes per second "
-        "above 0");
+        "svg: roofline \"mine\" has no peak or no memory level; give a peak above 0 and one roof "
+        "or more");
+  roofline.peak_flops_per_second = 1;
+  for (const double none : {0.0, -1.0, inf, std::nan("")}) {
+    roofline.roofs = {{"L1", none}};
+    CHECK(error_of([&] { ts::svg(roofline); }) ==
+          "svg: roofline \"mine\": memory level \"L1\" has no bandwidth; give bytes per second "
+          "above 0");
+  }
   ts::LinkHeatMap map;
   map.bytes = {{0, 1}, {1}};
   CHECK(error_of([&] { ts::svg(map); }) ==
