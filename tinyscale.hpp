@@ -624,14 +624,19 @@ inline std::string decimal_point() {
   return std::string(half + 1, static_cast<std::size_t>(length) - 2);
 }
 
-// printf's %.<digits>f for kind 'f', else %.<digits>g; a point in every locale, nan without sign.
+// printf's %.<digits>f for kind 'f', else %.<digits>g; a point in every locale, nan and what 'f'
+// rounds to 0 without sign.
 inline std::string printed(char kind, int digits, double value) {
   char buffer[400];
   std::snprintf(buffer, sizeof buffer, kind == 'f' ? "%.*f" : "%.*g", digits, value);
   std::string out = is_nan(value) ? "nan" : buffer;
   const std::string point = decimal_point();
   const std::size_t at = out.find(point);
-  return at == std::string::npos ? out : out.replace(at, point.size(), ".");
+  if (at != std::string::npos) {
+    out.replace(at, point.size(), ".");
+  }
+  const bool minus_zero = kind == 'f' && out.find_first_not_of("-0.") == std::string::npos;
+  return minus_zero && out[0] == '-' ? out.substr(1) : out;
 }
 
 // One part of a sentence: its value or where it is, and how it is written. A list of them costs the
@@ -3400,12 +3405,12 @@ inline Cell format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
     return detail::number_cell(v);
   }
-  std::string out = detail::printed('f', 0, std::fabs(v));
-  const bool negative = v < 0 && out != "0";
-  for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
+  std::string out = detail::printed('f', 0, v);
+  const int first = out[0] == '-' ? 1 : 0;
+  for (int i = static_cast<int>(out.size()) - 3; i > first; i -= 3) {
     out.insert(static_cast<std::size_t>(i), ",");
   }
-  return {negative ? "-" + out : out, v};
+  return {out, v};
 }
 
 // "1.8985" for format_fixed(1.89851, 4).
@@ -84820,7 +84825,7 @@ inline std::string coordinate(double value) {
   if (!text.empty() && text.back() == '.') {
     text.pop_back();
   }
-  return text == "-0" ? "0" : text;
+  return text;
 }
 
 inline std::string attribute(const char* name, double value) {

@@ -374,7 +374,15 @@ TEST_CASE("text: numbers as people read them") {
   CHECK(ts::format_count(999) == "999");
   CHECK(ts::format_count(-0.2) == "0");
   CHECK(ts::format_count(15e12) == "15,000,000,000,000");
+  CHECK(ts::format_count(-0.5) == "0");
+  CHECK(ts::format_count(-999) == "-999");
+  CHECK(ts::format_count(-1000) == "-1,000");
   CHECK(ts::format_percent(0.123) == "12.3 %");
+  CHECK(ts::format_percent(-0.0001) == "0.0 %");  // no zero has a sign
+  CHECK(ts::format_fixed(-0.004, 2) == "0.00");
+  CHECK(ts::format_fixed(-0.006, 2) == "-0.01");
+  CHECK(ts::format_fixed(-std::numeric_limits<double>::infinity(), 2) == "-inf");
+  CHECK(ts::format_percent(-0.0001).value == -0.01);
   const std::string none = "\xEF\xBF\xBD";  // for each byte that is no UTF-8
   CHECK(ts::json_escape("\xC3\xA9 \xF0\x9F\x98\x80") == "\xC3\xA9 \xF0\x9F\x98\x80");
   CHECK(ts::json_escape("a\xff\"") == "a" + none + "\\\"");

@@ -37,14 +37,19 @@ inline std::string decimal_point() {
   return std::string(half + 1, static_cast<std::size_t>(length) - 2);
 }
 
-// printf's %.<digits>f for kind 'f', else %.<digits>g; a point in every locale, nan without sign.
+// printf's %.<digits>f for kind 'f', else %.<digits>g; a point in every locale, nan and what 'f'
+// rounds to 0 without sign.
 inline std::string printed(char kind, int digits, double value) {
   char buffer[400];
   std::snprintf(buffer, sizeof buffer, kind == 'f' ? "%.*f" : "%.*g", digits, value);
   std::string out = is_nan(value) ? "nan" : buffer;
   const std::string point = decimal_point();
   const std::size_t at = out.find(point);
-  return at == std::string::npos ? out : out.replace(at, point.size(), ".");
+  if (at != std::string::npos) {
+    out.replace(at, point.size(), ".");
+  }
+  const bool minus_zero = kind == 'f' && out.find_first_not_of("-0.") == std::string::npos;
+  return minus_zero && out[0] == '-' ? out.substr(1) : out;
 }
 
 // One part of a sentence: its value or where it is, and how it is written. A list of them costs the

@@ -122,12 +122,12 @@ inline Cell format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
     return detail::number_cell(v);
   }
-  std::string out = detail::printed('f', 0, std::fabs(v));
-  const bool negative = v < 0 && out != "0";
-  for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
+  std::string out = detail::printed('f', 0, v);
+  const int first = out[0] == '-' ? 1 : 0;
+  for (int i = static_cast<int>(out.size()) - 3; i > first; i -= 3) {
     out.insert(static_cast<std::size_t>(i), ",");
   }
-  return {negative ? "-" + out : out, v};
+  return {out, v};
 }
 
 // "1.8985" for format_fixed(1.89851, 4).
