@@ -3749,7 +3749,7 @@ struct Table {
     for (std::size_t c = 0; c < cells.size(); ++c) {
       out += (c > 0 ? "," : "") + detail::csv_cell(cells[c]);
     }
-    return out + "\n";
+    return (cells.size() == 1 && out.empty() ? "\"\"" : out) + "\n";  // an empty line is no row
   }
 };
 

@@ -467,6 +467,9 @@ TEST_CASE("text: cells with commas and quotes, and what JSON calls a number") {
   table.columns = {"a,b", "c"};
   table.add({"say \"hi\"", "x\ny"});
   CHECK(table.csv() == "\"a,b\",c\n\"say \"\"hi\"\"\",\"x\ny\"\n");
+  table.columns = {"count"};  // readers take a line without anything for no row
+  table.rows = {{"1"}, {""}, {"3"}};
+  CHECK(table.csv() == "count\n1\n\"\"\n3\n");
   for (const std::string number : {"0", "-1", "10.5", "1e+30", "-0.25E-3"}) {
     CHECK(ts::detail::is_json_number(number));
   }
