@@ -640,6 +640,23 @@ inline std::string printed(char kind, int digits, double value) {
   return minus_zero && out[0] == '-' ? out.substr(1) : out;
 }
 
+// The number that a text begins with, its point a point in every locale; `used`: its characters.
+[[gnu::noinline]] inline double read_decimal(std::string text, std::size_t* used = nullptr) {
+  const std::string point = decimal_point();
+  text.resize(point == "." ? text.size() : std::min(text.size(), text.find(point)));
+  const std::size_t at = text.find('.');
+  if (at != std::string::npos) {
+    text.replace(at, 1, point);  // what strtod expects
+  }
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (used != nullptr) {
+    *used = static_cast<std::size_t>(end - text.c_str());
+    *used -= at < *used ? point.size() - 1 : 0;
+  }
+  return value;
+}
+
 // One part of a sentence: its value or where it is, and how it is written. A list of them costs the
 // caller a few stores and one call, where joining strings in place costs each of the user's
 // compiles. A type of this library joins in by a function append_text(std::string&, const Type&)
@@ -3574,7 +3591,7 @@ inline bool is_json_number(const std::string& cell) {
 inline std::string json_number(double value) {
   for (int digits = 15; is_finite(value) && digits <= 17; ++digits) {
     const std::string text = printed('g', digits, value);
-    if (digits == 17 || std::strtod(text.c_str(), nullptr) == value) {
+    if (digits == 17 || read_decimal(text) == value) {
       return text;
     }
   }
@@ -50781,7 +50798,7 @@ struct NameFigures {
   }
   void operator()(const char* name, double value) const {
     std::string digits = cat({value});
-    const double read = std::strtod(digits.c_str(), nullptr);
+    const double read = read_decimal(digits);
     digits = read < value || read > value ? printed('g', 17, value) : digits;
     text += cat({"\n", name, " ", digits});
   }
@@ -55886,12 +55903,7 @@ class JsonReader {
     if (!good) {
       fail("not a JSON value");
     }
-    std::string number = text_.substr(start, at_ - start);
-    const std::size_t point = number.find('.');
-    if (point != std::string::npos) {
-      number.replace(point, 1, decimal_point());  // what strtod expects
-    }
-    return std::strtod(number.c_str(), nullptr);
+    return read_decimal(text_.substr(start, at_ - start));
   }
 
   std::string read_text() {
@@ -79210,9 +79222,9 @@ inline double printed_rounding(const std::string& number) {
 }  // namespace detail
 
 inline Printed::Printed(const std::string& text) : stated(true) {
-  char* end = nullptr;
-  value = std::strtod(text.c_str(), &end);
-  const std::string number = text.substr(0, static_cast<std::size_t>(end - text.c_str()));
+  std::size_t digits = 0;
+  value = detail::read_decimal(text, &digits);
+  const std::string number = text.substr(0, digits);
   const std::string rest = text.substr(number.size());
   const bool percent = rest == "%" || rest == " %";
   if (number.find_first_not_of(" \t+-.0123456789eE") != std::string::npos || number.empty() ||
@@ -83306,7 +83318,7 @@ inline double trace_number(const std::string& where, const char* key, const std:
   if (!is_json_number(cell)) {
     fail({where, ": ", key, " is \"", cell, "\"; a number is right"});
   }
-  const double value = std::strtod(cell.c_str(), nullptr);
+  const double value = read_decimal(cell);
   if (whole && (value > 1e15 || value < -1e15 || value != std::floor(value))) {
     fail({where, ": ", key, " is ", cell, "; a whole number is right"});
   }
@@ -85518,7 +85530,7 @@ inline std::string tick_text(double value, int digits = 4) {
   double shown = value;
   for (const char* const suffix : suffixes) {
     const std::string text = printed('g', digits, shown);
-    if (std::fabs(std::strtod(text.c_str(), nullptr)) < 1000) {  // as rounded
+    if (std::fabs(read_decimal(text)) < 1000) {  // as rounded
       return text + suffix;
     }
     shown /= 1000;

@@ -6,7 +6,6 @@
 #include <algorithm>  // count, max
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>  // strtod
 #include <iostream>
 #include <string>
 #include <type_traits>
@@ -290,7 +289,7 @@ inline bool is_json_number(const std::string& cell) {
 inline std::string json_number(double value) {
   for (int digits = 15; is_finite(value) && digits <= 17; ++digits) {
     const std::string text = printed('g', digits, value);
-    if (digits == 17 || std::strtod(text.c_str(), nullptr) == value) {
+    if (digits == 17 || read_decimal(text) == value) {
       return text;
     }
   }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>  // strtod
 #include <string>
 #include <vector>
 
@@ -60,7 +59,7 @@ inline std::string tick_text(double value, int digits = 4) {
   double shown = value;
   for (const char* const suffix : suffixes) {
     const std::string text = printed('g', digits, shown);
-    if (std::fabs(std::strtod(text.c_str(), nullptr)) < 1000) {  // as rounded
+    if (std::fabs(read_decimal(text)) < 1000) {  // as rounded
       return text + suffix;
     }
     shown /= 1000;
