@@ -2176,6 +2176,42 @@ struct SerialScope {  // loops stay on their thread
   const ThreadScope one{1};
 };
 
+// What a higher floor keeps for a thread, its scopes and counts: null until it is asked for. While
+// a loop runs, its caller's is lent to all threads of it, the caller too, and nobody writes to it:
+// a body that asks gets a copy of its own, which ends with its thread's part of the loop.
+struct ThreadState {
+  void* own;
+  const void* lent;
+  void (*end)(void* own);  // of a copy
+};
+inline ThreadState& thread_state() {
+  static thread_local ThreadState state;
+  return state;
+}
+
+class LentState {
+ public:
+  explicit LentState(const void* lender) : before_(thread_state()) {
+    thread_state() = ThreadState{nullptr, lender, nullptr};
+  }
+  ~LentState() {
+    const ThreadState now = thread_state();
+    thread_state() = before_;
+    if (now.end != nullptr) {
+      now.end(now.own);
+    }
+  }
+  LentState(const LentState&) = delete;
+  LentState& operator=(const LentState&) = delete;
+  // Of this thread, where a loop begins.
+  static const void* of_caller() {
+    return thread_state().own != nullptr ? thread_state().own : thread_state().lent;
+  }
+
+ private:
+  ThreadState before_;
+};
+
 // Threads that are joined together, also when an exception leaves.
 class ThreadGroup {
  public:
@@ -2307,6 +2343,7 @@ class LoopBody {
 // chunk is kept: it was handed out before the others, so it is always the same one.
 struct Loop {
   const LoopBody* body = nullptr;
+  const void* lender = nullptr;  // the caller's ThreadState
   std::int64_t n = 0, grain = 1;
   std::int64_t share = 1;  // a chunk is what is left / share
   alignas(64) std::atomic<std::int64_t> next{0};
@@ -2316,6 +2353,7 @@ struct Loop {
 
   void start(const LoopBody& loop_body, std::int64_t count, std::int64_t least) {
     body = &loop_body;
+    lender = LentState::of_caller();
     n = count;
     grain = least;
     share = std::int64_t{4} * thread_count();
@@ -2339,6 +2377,7 @@ struct Loop {
 
   void work() {
     const SerialScope serial;
+    const LentState state(lender);
     for (std::int64_t begin = 0, end = 0; take(begin, end);) {
       try {
         (*body)(begin, end);
@@ -4090,8 +4129,9 @@ struct MemoryMeter {
 
 // >> tinyscale/measure/context.hpp
 // Where an op's counts go and how it runs: the profile, the memory meter, the device number and the
-// scopes that are open on this thread. Threads of a program have one each and share a meter; each
-// simulated device has one with a meter of its own, set on its thread by a ContextScope.
+// scopes that are open on this thread. Threads of a program have one each and share a meter, those
+// of a parallel_for begin with the caller's; each simulated device has one with a meter of its own,
+// set on its thread by a ContextScope.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -4141,15 +4181,10 @@ struct Context {
 
 namespace detail {
 
-inline Context*& thread_context() {
-  static thread_local struct { Context* context; } own;
-  return own.context;
-}
-
 #if defined(TINYSCALE_NO_THREADS)
 inline Context& new_thread_context() {
   static Context all;
-  thread_context() = &all;
+  thread_state().own = &all;
   return all;
 }
 #else
@@ -4186,10 +4221,25 @@ class ThreadContexts {
   List<Known> known_;
 };
 
+// In the body of a loop: the caller's scopes and profile hold on each of its threads. What only one
+// thread may add to, counts of rounding and gradients that wait, stays with the caller.
+inline Context& loop_context(ThreadState& state) {
+  Context* const copy = new Context(*static_cast<const Context*>(state.lent));
+  copy->rounding = nullptr;
+  copy->deferred = nullptr;
+  state.own = copy;
+  state.end = [](void* own) { delete static_cast<Context*>(own); };
+  return *copy;
+}
+
 [[gnu::noinline]] inline Context& new_thread_context() {
   static ThreadContexts& all = *new ThreadContexts;
+  ThreadState& state = thread_state();
+  if (state.lent != nullptr) {
+    return loop_context(state);
+  }
   Context& own = all.take();
-  thread_context() = &own;
+  state.own = &own;
   return own;
 }
 #endif
@@ -4198,22 +4248,22 @@ class ThreadContexts {
 
 // The context of this thread.
 inline Context& context() {
-  Context* own = detail::thread_context();
-  return own != nullptr ? *own : detail::new_thread_context();
+  void* const own = detail::thread_state().own;
+  return own != nullptr ? *static_cast<Context*>(own) : detail::new_thread_context();
 }
 
 // Makes `context` this thread's context while it lives; the context must outlive it.
 class ContextScope {
  public:
-  explicit ContextScope(Context& context) : previous_(detail::thread_context()) {
-    detail::thread_context() = &context;
+  explicit ContextScope(Context& context) : previous_(detail::thread_state().own) {
+    detail::thread_state().own = &context;
   }
-  ~ContextScope() { detail::thread_context() = previous_; }
+  ~ContextScope() { detail::thread_state().own = previous_; }
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
 
  private:
-  Context* previous_;
+  void* previous_;
 };
 
 // What is allocated while it lives counts as `kind`.
