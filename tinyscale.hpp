@@ -585,6 +585,7 @@ namespace detail {
 // The value of an environment variable, empty when it is not set.
 //   TINYSCALE_THREADS  threads that host loops use (default: what the hardware has)
 //   TINYSCALE_CPU      portable, neon, avx2 or avx512: the kernels' path (default: the best)
+//   TINYSCALE_DISPLAY  frame: pictures as lines that a notebook's kernel draws (default: in words)
 //   CXX, TMPDIR        the compiler of load_kernel, where it builds (default: /tmp)
 inline std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -625,14 +626,36 @@ inline std::string decimal_point() {
   return std::string(half + 1, static_cast<std::size_t>(length) - 2);
 }
 
-// printf's %.<digits>f for kind 'f', else %.<digits>g; a point in every locale, nan without sign.
+// printf's %.<digits>f for kind 'f', else %.<digits>g; a point in every locale, nan and what 'f'
+// rounds to 0 without sign.
 inline std::string printed(char kind, int digits, double value) {
   char buffer[400];
   std::snprintf(buffer, sizeof buffer, kind == 'f' ? "%.*f" : "%.*g", digits, value);
   std::string out = is_nan(value) ? "nan" : buffer;
   const std::string point = decimal_point();
   const std::size_t at = out.find(point);
-  return at == std::string::npos ? out : out.replace(at, point.size(), ".");
+  if (at != std::string::npos) {
+    out.replace(at, point.size(), ".");
+  }
+  const bool minus_zero = kind == 'f' && out.find_first_not_of("-0.") == std::string::npos;
+  return minus_zero && out[0] == '-' ? out.substr(1) : out;
+}
+
+// The number that a text begins with, its point a point in every locale; `used`: its characters.
+[[gnu::noinline]] inline double read_decimal(std::string text, std::size_t* used = nullptr) {
+  const std::string point = decimal_point();
+  text.resize(point == "." ? text.size() : std::min(text.size(), text.find(point)));
+  const std::size_t at = text.find('.');
+  if (at != std::string::npos) {
+    text.replace(at, 1, point);  // what strtod expects
+  }
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (used != nullptr) {
+    *used = static_cast<std::size_t>(end - text.c_str());
+    *used -= at < *used ? point.size() - 1 : 0;
+  }
+  return value;
 }
 
 // One part of a sentence: its value or where it is, and how it is written. A list of them costs the
@@ -2154,6 +2177,42 @@ struct SerialScope {  // loops stay on their thread
   const ThreadScope one{1};
 };
 
+// What a higher floor keeps for a thread, its scopes and counts: null until it is asked for. While
+// a loop runs, its caller's is lent to all threads of it, the caller too, and nobody writes to it:
+// a body that asks gets a copy of its own, which ends with its thread's part of the loop.
+struct ThreadState {
+  void* own;
+  const void* lent;
+  void (*end)(void* own);  // of a copy
+};
+inline ThreadState& thread_state() {
+  static thread_local ThreadState state;
+  return state;
+}
+
+class LentState {
+ public:
+  explicit LentState(const void* lender) : before_(thread_state()) {
+    thread_state() = ThreadState{nullptr, lender, nullptr};
+  }
+  ~LentState() {
+    const ThreadState now = thread_state();
+    thread_state() = before_;
+    if (now.end != nullptr) {
+      now.end(now.own);
+    }
+  }
+  LentState(const LentState&) = delete;
+  LentState& operator=(const LentState&) = delete;
+  // Of this thread, where a loop begins.
+  static const void* of_caller() {
+    return thread_state().own != nullptr ? thread_state().own : thread_state().lent;
+  }
+
+ private:
+  ThreadState before_;
+};
+
 // Threads that are joined together, also when an exception leaves.
 class ThreadGroup {
  public:
@@ -2285,6 +2344,7 @@ class LoopBody {
 // chunk is kept: it was handed out before the others, so it is always the same one.
 struct Loop {
   const LoopBody* body = nullptr;
+  const void* lender = nullptr;  // the caller's ThreadState
   std::int64_t n = 0, grain = 1;
   std::int64_t share = 1;  // a chunk is what is left / share
   alignas(64) std::atomic<std::int64_t> next{0};
@@ -2294,6 +2354,7 @@ struct Loop {
 
   void start(const LoopBody& loop_body, std::int64_t count, std::int64_t least) {
     body = &loop_body;
+    lender = LentState::of_caller();
     n = count;
     grain = least;
     share = std::int64_t{4} * thread_count();
@@ -2317,6 +2378,7 @@ struct Loop {
 
   void work() {
     const SerialScope serial;
+    const LentState state(lender);
     for (std::int64_t begin = 0, end = 0; take(begin, end);) {
       try {
         (*body)(begin, end);
@@ -3317,8 +3379,10 @@ namespace detail {
 
 // Three significant digits without exponent or trailing zeros, for 0.001 <= |v| < 1e6.
 inline std::string three_digits(double v) {
-  const double size = std::fabs(v);
-  const int decimals = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+  int decimals = 0;
+  for (double one_more = 99.95; decimals < 5 && std::fabs(v) < one_more; one_more /= 10) {
+    ++decimals;
+  }
   std::string out = printed('f', decimals, v);
   if (decimals > 0) {
     out.erase(out.find_last_not_of('0') + 1);
@@ -3399,12 +3463,12 @@ inline Cell format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
     return detail::number_cell(v);
   }
-  std::string out = detail::printed('f', 0, std::fabs(v));
-  const bool negative = v < 0 && out != "0";
-  for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
+  std::string out = detail::printed('f', 0, v);
+  const int first = out[0] == '-' ? 1 : 0;
+  for (int i = static_cast<int>(out.size()) - 3; i > first; i -= 3) {
     out.insert(static_cast<std::size_t>(i), ",");
   }
-  return {negative ? "-" + out : out, v};
+  return {out, v};
 }
 
 // "1.8985" for format_fixed(1.89851, 4).
@@ -3567,7 +3631,7 @@ inline bool is_json_number(const std::string& cell) {
 inline std::string json_number(double value) {
   for (int digits = 15; is_finite(value) && digits <= 17; ++digits) {
     const std::string text = printed('g', digits, value);
-    if (digits == 17 || std::strtod(text.c_str(), nullptr) == value) {
+    if (digits == 17 || read_decimal(text) == value) {
       return text;
     }
   }
@@ -3611,6 +3675,13 @@ struct Table {
     add(std::vector<Cell>(row.begin(), row.end()));
   }
 
+  // Throws where a row, which may have been written by hand, has not a cell for each column.
+  void check_rows() const {
+    for (const std::vector<Cell>& row : rows) {
+      check_row(row);
+    }
+  }
+
   std::string text() const {
     std::vector<std::size_t> widths(columns.size());
     std::vector<int> right(columns.size());
@@ -3620,7 +3691,7 @@ struct Table {
       bool any = false;
       bool all = true;
       for (const std::vector<Cell>& row : rows) {
-        const std::string& cell = row.at(c);
+        const std::string& cell = row[c];
         widths[c] = std::max(widths[c], detail::text_width(cell));
         const bool blank = cell.empty() || cell == "-";
         any = any || !blank;
@@ -3716,11 +3787,6 @@ struct Table {
                     " columns; a row must have a cell for each column"});
     }
   }
-  void check_rows() const {
-    for (const std::vector<Cell>& row : rows) {
-      check_row(row);
-    }
-  }
   template <class Text>
   static std::string line(const std::vector<Text>& cells, const std::vector<std::size_t>& widths,
                           const std::vector<int>& right) {
@@ -3740,7 +3806,7 @@ struct Table {
     for (std::size_t c = 0; c < cells.size(); ++c) {
       out += (c > 0 ? "," : "") + detail::csv_cell(cells[c]);
     }
-    return out + "\n";
+    return (cells.size() == 1 && out.empty() ? "\"\"" : out) + "\n";  // an empty line is no row
   }
 };
 
@@ -3872,8 +3938,15 @@ inline std::size_t common_start(const List<Table>& reports) {
 // without the words that all begin with.
 // A report takes part by converting to a Table.
 inline Table compare(const List<Table>& reports) {
-  if (reports.empty() || reports[0].columns.empty()) {
+  if (reports.empty()) {
     detail::fail({"compare: there is no report; give one or more, each with columns"});
+  }
+  for (std::size_t r = 0; r < reports.size(); ++r) {
+    if (reports[r].columns.empty()) {
+      detail::fail({"compare: report ", r + 1, " of ", reports.size(),
+                    " has no columns; rows are matched by the cell in the first"});
+    }
+    reports[r].check_rows();
   }
   Table out;
   out.columns.push_back(reports[0].columns[0]);
@@ -3890,9 +3963,9 @@ inline Table compare(const List<Table>& reports) {
     for (const std::vector<Cell>& row : reports[r].rows) {
       std::size_t n = 0;
       for (const std::string& key : seen) {
-        n += key == row.at(0) ? 1U : 0U;
+        n += key == row[0] ? 1U : 0U;
       }
-      seen.push_back(row.at(0));
+      seen.push_back(row[0]);
       bool known = false;
       for (std::size_t i = 0; i < keys.size(); ++i) {
         known = known || (before[i] == n && keys[i] == row[0]);
@@ -3908,7 +3981,7 @@ inline Table compare(const List<Table>& reports) {
     for (const Table& report : reports) {
       const std::vector<Cell>* row = detail::find_row(report, keys[i], before[i]);
       for (std::size_t c = 1; c < report.columns.size(); ++c) {
-        cells.push_back(row == nullptr ? "-" : row->at(c));
+        cells.push_back(row == nullptr ? "-" : (*row)[c]);
       }
     }
     out.add(cells);
@@ -3963,6 +4036,12 @@ struct PeakCounter {
     while (now > highest && !to.compare_exchange_weak(highest, now)) {
     }
   }
+  // Begins a highest value anew. Looked at twice: the level may have risen meanwhile, and who
+  // raised it have been here before the store.
+  void restart(std::atomic<std::int64_t>& highest) const {
+    highest.store(level.load());
+    raise(highest, level.load());
+  }
 };
 
 }  // namespace detail
@@ -3981,9 +4060,9 @@ struct MemoryMeter {
   // From now on the peaks are those of what follows.
   void reset_peak() {
     for (detail::PeakCounter& counter : by_kind_) {
-      counter.peak.store(counter.level.load());
+      counter.restart(counter.peak);
     }
-    total_.peak.store(total_.level.load());
+    total_.restart(total_.peak);
   }
 
   // The highest since the last mark(), or since the beginning.
@@ -3993,9 +4072,9 @@ struct MemoryMeter {
   double peak_total_since_mark() const { return static_cast<double>(total_.since_mark.load()); }
   void mark() {
     for (detail::PeakCounter& counter : by_kind_) {
-      counter.since_mark.store(counter.level.load());
+      counter.restart(counter.since_mark);
     }
-    total_.since_mark.store(total_.level.load());
+    total_.restart(total_.since_mark);
   }
 
   // All levels and peaks, the total last: what another process may tell of its meter.
@@ -4032,11 +4111,15 @@ struct MemoryMeter {
 
  private:
   void change(MemoryKind kind, std::int64_t bytes) {
-    by_kind_[static_cast<std::size_t>(kind)].change(bytes);
+    by_kind_[place(kind)].change(bytes);
     total_.change(bytes);
   }
-  const detail::PeakCounter& of(MemoryKind kind) const {
-    return by_kind_[static_cast<std::size_t>(kind)];
+  const detail::PeakCounter& of(MemoryKind kind) const { return by_kind_[place(kind)]; }
+  static std::size_t place(MemoryKind kind) {
+    if (static_cast<int>(kind) >= kinds) {
+      name_of(kind);  // refuses what is none
+    }
+    return static_cast<std::size_t>(kind);
   }
 
   std::array<detail::PeakCounter, kinds> by_kind_;
@@ -4047,8 +4130,9 @@ struct MemoryMeter {
 
 // >> tinyscale/measure/context.hpp
 // Where an op's counts go and how it runs: the profile, the memory meter, the device number and the
-// scopes that are open on this thread. Threads of a program have one each and share a meter; each
-// simulated device has one with a meter of its own, set on its thread by a ContextScope.
+// scopes that are open on this thread. Threads of a program have one each and share a meter, those
+// of a parallel_for begin with the caller's; each simulated device has one with a meter of its own,
+// set on its thread by a ContextScope.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -4098,15 +4182,10 @@ struct Context {
 
 namespace detail {
 
-inline Context*& thread_context() {
-  static thread_local struct { Context* context; } own;
-  return own.context;
-}
-
 #if defined(TINYSCALE_NO_THREADS)
 inline Context& new_thread_context() {
   static Context all;
-  thread_context() = &all;
+  thread_state().own = &all;
   return all;
 }
 #else
@@ -4143,10 +4222,25 @@ class ThreadContexts {
   List<Known> known_;
 };
 
+// In the body of a loop: the caller's scopes and profile hold on each of its threads. What only one
+// thread may add to, counts of rounding and gradients that wait, stays with the caller.
+inline Context& loop_context(ThreadState& state) {
+  Context* const copy = new Context(*static_cast<const Context*>(state.lent));
+  copy->rounding = nullptr;
+  copy->deferred = nullptr;
+  state.own = copy;
+  state.end = [](void* own) { delete static_cast<Context*>(own); };
+  return *copy;
+}
+
 [[gnu::noinline]] inline Context& new_thread_context() {
   static ThreadContexts& all = *new ThreadContexts;
+  ThreadState& state = thread_state();
+  if (state.lent != nullptr) {
+    return loop_context(state);
+  }
   Context& own = all.take();
-  thread_context() = &own;
+  state.own = &own;
   return own;
 }
 #endif
@@ -4155,22 +4249,22 @@ class ThreadContexts {
 
 // The context of this thread.
 inline Context& context() {
-  Context* own = detail::thread_context();
-  return own != nullptr ? *own : detail::new_thread_context();
+  void* const own = detail::thread_state().own;
+  return own != nullptr ? *static_cast<Context*>(own) : detail::new_thread_context();
 }
 
 // Makes `context` this thread's context while it lives; the context must outlive it.
 class ContextScope {
  public:
-  explicit ContextScope(Context& context) : previous_(detail::thread_context()) {
-    detail::thread_context() = &context;
+  explicit ContextScope(Context& context) : previous_(detail::thread_state().own) {
+    detail::thread_state().own = &context;
   }
-  ~ContextScope() { detail::thread_context() = previous_; }
+  ~ContextScope() { detail::thread_state().own = previous_; }
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
 
  private:
-  Context* previous_;
+  void* previous_;
 };
 
 // What is allocated while it lives counts as `kind`.
@@ -5014,13 +5108,15 @@ class FormulaWriter {
 
   std::string number(const Quantity& q) const { return plain_ ? base_text(q) : q.text(); }
 
-  // An input of a formula: its name or its number, or its own formula when it has no name.
+  // An input of a formula: its name or its number, or its own formula when it has no name. A number
+  // below 0 binds as the minus before it does.
   std::string term(const Quantity& q, int least_strength) {
-    if (is_term(q) || parts_ >= 200) {
-      return !numbers_ && !q.name().empty() ? q.name() : number(q);
-    }
-    const std::string inner = expression(q);
-    return binding_strength(q) < least_strength ? "(" + inner + ")" : inner;
+    const bool whole = is_term(q) || parts_ >= 200;
+    const std::string inner = !whole                           ? expression(q)
+                              : !numbers_ && !q.name().empty() ? q.name()
+                                                               : std::string(number(q));
+    const int strength = !whole ? binding_strength(q) : inner[0] == '-' ? 1 : 4;
+    return strength < least_strength ? "(" + inner + ")" : inner;
   }
 
   std::string added(const List<Quantity>& in) {
@@ -50799,7 +50895,7 @@ struct NameFigures {
   }
   void operator()(const char* name, double value) const {
     std::string digits = cat({value});
-    const double read = std::strtod(digits.c_str(), nullptr);
+    const double read = read_decimal(digits);
     digits = read < value || read > value ? printed('g', 17, value) : digits;
     text += cat({"\n", name, " ", digits});
   }
@@ -55904,12 +56000,7 @@ class JsonReader {
     if (!good) {
       fail("not a JSON value");
     }
-    std::string number = text_.substr(start, at_ - start);
-    const std::size_t point = number.find('.');
-    if (point != std::string::npos) {
-      number.replace(point, 1, decimal_point());  // what strtod expects
-    }
-    return std::strtod(number.c_str(), nullptr);
+    return read_decimal(text_.substr(start, at_ - start));
   }
 
   std::string read_text() {
@@ -73049,7 +73140,8 @@ struct StepPeak {
     const double kept = l.recompute == Recompute::full ? input() * layers() * held(l) + one
                                                        : layer() * (held(l) * layers() - 1) + one;
     const double share = kept_share(l, model, Zero::gradients);
-    const bool cut = share<1, steady = m> held(l);
+    const bool cut = share < 1;
+    const bool steady = m > held(l);
     const double end = !cut ? 1 : share + units(3) + (m > 1 ? share * units(2) : 0);
     const double begin = !steady ? units(1) : !cut ? 1 : share + units(2);
     const double logits = counted.logits * static_cast<double>(now.microbatches);
@@ -79366,9 +79458,9 @@ inline double printed_rounding(const std::string& number) {
 }  // namespace detail
 
 inline Printed::Printed(const std::string& text) : stated(true) {
-  char* end = nullptr;
-  value = std::strtod(text.c_str(), &end);
-  const std::string number = text.substr(0, static_cast<std::size_t>(end - text.c_str()));
+  std::size_t digits = 0;
+  value = detail::read_decimal(text, &digits);
+  const std::string number = text.substr(0, digits);
   const std::string rest = text.substr(number.size());
   const bool percent = rest == "%" || rest == " %";
   if (number.find_first_not_of(" \t+-.0123456789eE") != std::string::npos || number.empty() ||
@@ -83470,7 +83562,7 @@ inline double trace_number(const std::string& where, const char* key, const std:
   if (!is_json_number(cell)) {
     fail({where, ": ", key, " is \"", cell, "\"; a number is right"});
   }
-  const double value = std::strtod(cell.c_str(), nullptr);
+  const double value = read_decimal(cell);
   if (whole && (value > 1e15 || value < -1e15 || value != std::floor(value))) {
     fail({where, ": ", key, " is ", cell, "; a whole number is right"});
   }
@@ -84983,7 +85075,7 @@ inline std::string coordinate(double value) {
   if (!text.empty() && text.back() == '.') {
     text.pop_back();
   }
-  return text == "-0" ? "0" : text;
+  return text;
 }
 
 inline std::string attribute(const char* name, double value) {
@@ -85168,6 +85260,7 @@ inline std::string html_row(const std::vector<Text>& cells, const char* tag) {
 }
 
 inline std::string html_table(const Table& table) {
+  table.check_rows();
   std::string out = "<div class=\"wide\"><table>\n";
   if (!table.title.empty()) {
     out += "<caption>" + xml_escape(table.title) + "</caption>\n";
@@ -85462,6 +85555,11 @@ inline Svg svg(const LinkHeatMap& map) {
   canvas.heading(map.title);
   canvas.label(left + side / 2, 62, "to device", 13, Anchor::middle);
   canvas.label_upward(26, top + side / 2, "from device", 13);
+  const char* const empty = "class=\"ts-empty\" fill=\"#eef0f2\"";
+  const bool many = n > 64;  // of 4,000 devices empty cells, almost all, would take a gigabyte
+  if (many) {
+    canvas.rect(left, top, side, side, empty);
+  }
   const std::size_t rows = 1 + static_cast<std::size_t>(16 / cell);
   const std::size_t columns = 1 + static_cast<std::size_t>((wide + 2) / cell);
   double total = 0;
@@ -85480,8 +85578,9 @@ inline Svg svg(const LinkHeatMap& map) {
       const double bytes = map.bytes[i][j], x = left + cell * static_cast<double>(j);
       total += bytes;
       if (bytes <= 0) {
-        canvas.rect(x + 0.5, top + at + 0.5, cell - 1, cell - 1,
-                    "class=\"ts-empty\" fill=\"#eef0f2\"");
+        if (!many) {
+          canvas.rect(x + 0.5, top + at + 0.5, cell - 1, cell - 1, empty);
+        }
         continue;
       }
       const detail::CellColor color = detail::cell_color(bytes / most);
@@ -85648,20 +85747,32 @@ struct Plot {
 
 namespace detail {
 
+// Beyond it no room around the values would be a finite number.
+constexpr double most_drawable = 1e307;
+
 inline bool drawable(const Axis& axis, double value) {
-  return is_finite(value) && (axis.scale == Scale::linear || value > 0);
+  return is_finite(value) && std::fabs(value) <= most_drawable &&
+         (axis.scale == Scale::linear || value > 0);
 }
 
-// 1500 -> "1.5k", 2e12 -> "2T": short enough for a tick.
+// Whether limits are so near to each other that a dozen digits, which is what a tick may have, do
+// not tell its neighbours apart; their doubles may be the same.
+inline bool too_near(double low, double high) {
+  return high - low <= 1e-9 * std::max(std::fabs(low), std::fabs(high));
+}
+
+// 1500 -> "1.5k", 2e12 -> "2T", 999,960 -> "1M": short enough for a tick.
 inline std::string tick_text(double value, int digits = 4) {
   static const char* const suffixes[] = {"", "k", "M", "G", "T", "P", "E"};
-  int thousands = 0;
   double shown = value;
-  while (std::fabs(shown) >= 1000 && thousands < 6) {
+  for (const char* const suffix : suffixes) {
+    const std::string text = printed('g', digits, shown);
+    if (std::fabs(read_decimal(text)) < 1000) {  // as rounded
+      return text + suffix;
+    }
     shown /= 1000;
-    ++thousands;
   }
-  return printed('g', digits, shown) + suffixes[thousands];
+  return printed('g', digits, value);
 }
 
 // Limits from the data where the user gave none.
@@ -85683,17 +85794,27 @@ inline Axis fitted(Axis axis, const std::vector<double>& values) {
       axis.low /= 1.3;
       axis.high *= 1.3;
     } else {
-      const double room = axis.high > axis.low ? 0.04 * (axis.high - axis.low)
-                                               : std::max(0.5, 0.1 * std::fabs(axis.high));
+      const double room = too_near(axis.low, axis.high)  // as a constant is drawn
+                              ? std::max(0.5, 0.1 * std::fabs(axis.high))
+                              : 0.04 * (axis.high - axis.low);
       axis.low = axis.low >= 0 && axis.low < 2 * room ? 0 : axis.low - room;
       axis.high += room;
     }
   }
-  if (!is_finite(axis.low) || !is_finite(axis.high) || axis.low >= axis.high ||
-      (logarithmic && axis.low <= 0)) {
-    detail::fail({"svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
-                  tick_text(axis.high) + "; low must be below high" +
-                  (logarithmic ? ", and above 0 on a logarithmic axis" : "")});
+  const bool finite = is_finite(axis.low) && is_finite(axis.high) &&
+                      std::fabs(axis.low) <= 2 * most_drawable &&
+                      std::fabs(axis.high) <= 2 * most_drawable;
+  if (!finite || axis.low >= axis.high || (logarithmic && axis.low <= 0)) {
+    detail::fail({"svg: axis \"", axis.label, "\" runs from ", tick_text(axis.low), " to ",
+                  tick_text(axis.high), "; low must be below high",
+                  logarithmic ? ", and above 0 on a logarithmic axis" : "",
+                  finite ? "" : ", both within 1e307 of 0"});
+  }
+  if (too_near(axis.low, axis.high)) {
+    detail::fail(
+        {"svg: axis \"", axis.label, "\" runs from ", printed('g', 17, axis.low), " to ",
+         printed('g', 17, axis.high), ", a billionth of these numbers or less, which no ",
+         "tick can show; limits further apart, or values less what they share, are right"});
   }
   return axis;
 }
@@ -85759,10 +85880,14 @@ struct Frame {
   Axis x, y;
   double left = 0, right = 0, top = 0, bottom = 0;
 
+  // What is a million times the axis away is drawn as if it were there: a line from further away
+  // would be cut with an error that is seen.
   static double share(const Axis& axis, double value) {
-    return axis.scale == Scale::linear
-               ? (value - axis.low) / (axis.high - axis.low)
-               : std::log(value / axis.low) / std::log(axis.high / axis.low);
+    const double share =
+        axis.scale == Scale::linear
+            ? (value - axis.low) / (axis.high - axis.low)
+            : (std::log(value) - std::log(axis.low)) / (std::log(axis.high) - std::log(axis.low));
+    return std::max(-1e6, std::min(1e6, share));
   }
   double px(double value) const { return left + share(x, value) * (right - left); }
   double py(double value) const { return bottom - share(y, value) * (bottom - top); }
@@ -85959,6 +86084,11 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   frame.y = fitted(plot.y, ys);
   frame.left = std::max(82.0, 34 + widest_of(tick_texts(frame.y)));
   frame.right = plot.width - 26;
+  if (!(frame.right - frame.left >= 20 && plot.height >= 150 && plot.width + plot.height <= 1e6)) {
+    detail::fail({"svg: plot \"", plot.title, "\" of ", plot.width, " x ", plot.height,
+                  " pixels has no room for its lines between the words; ", Plot().width, " x ",
+                  Plot().height, " is the default, at most a million together are right"});
+  }
   canvas.heading(plot.title);
   frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54, plot.height - 214);
   frame.bottom = plot.height - 54;
@@ -86056,13 +86186,14 @@ inline List<Series> roof_lines(const RooflinePlot& plot, double low, double high
 }
 
 inline void check_roofline(const RooflinePlot& plot) {
-  if (!(plot.peak_flops_per_second > 0) || plot.roofs.empty()) {
-    detail::fail({"svg: roofline \"" + plot.title +
+  const auto limit = [](double rate) { return rate > 0 && is_finite(rate); };
+  if (!limit(plot.peak_flops_per_second) || plot.roofs.empty()) {
+    detail::fail({"svg: roofline \"", plot.title,
                   "\" has no peak or no memory level; give a peak above 0 and one roof or more"});
   }
   for (const Roof& roof : plot.roofs) {
-    if (!(roof.bytes_per_second > 0)) {
-      detail::fail({"svg: roofline \"" + plot.title + "\": memory level \"" + roof.name +
+    if (!limit(roof.bytes_per_second)) {
+      detail::fail({"svg: roofline \"", plot.title, "\": memory level \"", roof.name,
                     "\" has no bandwidth; give bytes per second above 0"});
     }
   }
@@ -86948,11 +87079,11 @@ inline Svg waterfall(const List<TimeShare>& shares, const std::string& title,
   using detail::Canvas;
   double seconds = 0, widest = 0;
   for (const TimeShare& share : shares) {
-    if (!(share.seconds >= 0)) {
+    seconds += share.seconds;
+    if (!(share.seconds >= 0) || !detail::is_finite(seconds)) {
       detail::fail({"waterfall: ", share.name, " has ", share.seconds,
                     " s; 0 or more is right, as time_breakdown gives"});
     }
-    seconds += share.seconds;
     widest = std::max(widest, detail::drawn_width(detail::shorten(share.name, 40), 12));
   }
   const double left = std::max(90.0, widest + 30), row = 26, top = 64;

@@ -108,8 +108,8 @@ inline void chip(const Strings& args, std::ostream& out) {
     out << ts::chip_facts_table(chip) << "\n" << knees(chip);
   }
   if (options.has("--svg")) {
-    save(ts::roofline_picture(chip, format_of(options.text("--format", "bf16"))),
-         options.text("--svg") + "/roofline.svg", out);
+    save(ts::roofline_picture(chip, format_of(options.text("--format", "bf16"))), "roofline.svg",
+         options, out);
   }
 }
 
@@ -294,16 +294,67 @@ inline ts::Table algorithm_table(const ts::AlgorithmChoice& choice) {
   return table;
 }
 
+// A grid of chips as it lies; of chips behind a switch, which sent how much to which.
+inline ts::Svg links_picture(const ts::MeshRun& run) {
+  bool grid = false;
+  for (int d = 0; d < run.machine().dims.size(); ++d) {
+    const ts::AxisKind kind = run.machine().links[static_cast<std::size_t>(d)].kind;
+    grid = grid || (run.machine().dims[d] > 1 &&
+                    (kind == ts::AxisKind::line || kind == ts::AxisKind::ring));
+  }
+  return grid ? ts::link_map(run) : ts::svg(run);
+}
+
+// On simulated devices, with fewer bytes, so that every device has room on this machine.
+inline void run_here(const AskedCollective& asked, const Options& options, std::ostream& out) {
+  ts::CollectiveSpec small = asked.spec;
+  const std::int64_t n = small.devices();
+  small.elements = std::min(small.elements, (std::int64_t{1} << 18) / n * n);
+  const ts::Mesh mesh(asked.machine, asked.axes);
+  const ts::MeshRun run = run_collective(mesh, small.what, asked.axis, small.elements);
+  const ts::CollectiveRow row = run.collectives()[0];
+  const ts::AlgorithmCandidate formula = ts::choose_algorithm(small).candidates[0];
+  if (!options.has("--json")) {
+    out << wrapped(ts::detail::cat(
+               {"run on ", run.devices(), " threads with ",
+                ts::format_bytes(2.0 * double(small.elements)), ": ", row.algorithm, ", ",
+                row.steps, row.steps == 1 ? " step" : " steps", ", a device sends ",
+                ts::format_count(row.bytes_out), " bytes (counted), ",
+                ts::format_seconds(row.seconds), " (simulated), ", formula.exact ? "" : "about ",
+                ts::format_seconds(formula.seconds), " (formula)"}))
+        << "\n";
+  }
+  if (options.has("--svg")) {
+    save(ts::device_timeline(run), "timeline.svg", options, out);
+    save(links_picture(run), "links.svg", options, out);
+  }
+}
+
+// Why no device runs here; empty: they do.
+inline std::string no_run(const AskedCollective& asked) {
+#if defined(TINYSCALE_NO_THREADS)
+  static_cast<void>(asked);
+  return "not without threads: this is compiled with TINYSCALE_NO_THREADS";
+#else
+  return asked.machine.chips() <= 256
+             ? ""
+             : ts::detail::cat({"not of ", asked.machine.chips(), " devices here; up to 256 are"});
+#endif
+}
+
 inline void collective(const Strings& args, std::ostream& out) {
   const Options options(args, "--chip --chips --dims --axis --bytes --svg", "--json");
   AskedCollective asked = asked_collective(options);
   ts::CollectiveSpec& spec = asked.spec;
-  const std::int64_t n = spec.devices();
   const double bytes = 2.0 * static_cast<double>(spec.elements);
   const ts::AlgorithmChoice choice = ts::choose_algorithm(spec);
   const ts::Quantity time = links_time(spec, asked.links, bytes);
   const ts::Table table = algorithm_table(choice);
   spec.algorithm = choice.algorithm;
+  const std::string not_run = no_run(asked);
+  if (options.has("--svg") && !not_run.empty()) {
+    ts::detail::fail({"--svg draws a run, and there is none: ", not_run});
+  }
   if (options.has("--json")) {
     Json json;
     json.add("T_links", time.json(2));
@@ -311,43 +362,20 @@ inline void collective(const Strings& args, std::ostream& out) {
     json.add("seconds", ts::detail::cat({choice.seconds}));
     json.add("algorithms", table);
     out << json;
-    return;
+  } else {
+    out << ts::name_of(spec.what) << ": " << meaning_of(spec.what) << "\n"
+        << wrapped(ts::detail::cat(
+               {ts::format_bytes(bytes), " over ", asked.group, " of ", asked.machine.name}))
+        << "\n\n"
+        << time.explain(2) << "\n"
+        << table << "\n";
+    if (spec.devices() <= 8) {
+      out << ts::schedule_table(ts::make_schedule(spec)) << "\n";
+    }
+    out << (not_run.empty() ? "" : "run: " + not_run + "\n");
   }
-  out << ts::name_of(spec.what) << ": " << meaning_of(spec.what) << "\n"
-      << wrapped(ts::detail::cat(
-             {ts::format_bytes(bytes), " over ", asked.group, " of ", asked.machine.name}))
-      << "\n\n"
-      << time.explain(2) << "\n"
-      << table << "\n";
-  if (n <= 8) {
-    out << ts::schedule_table(ts::make_schedule(spec)) << "\n";
-  }
-  if (asked.machine.chips() > 256) {
-    out << "run: not of " << asked.machine.chips() << " devices here; up to 256 are\n";
-    return;
-  }
-#if defined(TINYSCALE_NO_THREADS)
-  out << "run: not without threads: this is compiled with TINYSCALE_NO_THREADS\n";
-  return;
-#endif
-  // The same with fewer bytes, so that every device has room on this machine.
-  ts::CollectiveSpec small = spec;
-  small.elements = std::min(spec.elements, (std::int64_t{1} << 18) / n * n);
-  const ts::Mesh mesh(asked.machine, asked.axes);
-  const ts::MeshRun run = run_collective(mesh, spec.what, asked.axis, small.elements);
-  const ts::CollectiveRow row = run.collectives()[0];
-  const ts::AlgorithmCandidate formula = ts::choose_algorithm(small).candidates[0];
-  out << wrapped(ts::detail::cat(
-             {"run on ", run.devices(), " threads with ",
-              ts::format_bytes(2.0 * double(small.elements)), ": ", row.algorithm, ", ", row.steps,
-              row.steps == 1 ? " step" : " steps", ", a device sends ",
-              ts::format_count(row.bytes_out), " bytes (counted), ",
-              ts::format_seconds(row.seconds), " (simulated), ", formula.exact ? "" : "about ",
-              ts::format_seconds(formula.seconds), " (formula)"}))
-      << "\n";
-  if (options.has("--svg")) {
-    save(ts::device_timeline(run), options.text("--svg") + "/timeline.svg", out);
-    save(ts::link_map(run), options.text("--svg") + "/links.svg", out);
+  if (not_run.empty() && (options.has("--svg") || !options.has("--json"))) {
+    run_here(asked, options, out);
   }
 }
 

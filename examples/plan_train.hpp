@@ -143,9 +143,14 @@ void explain(const Plan& plan, const std::string& name, const Options& options, 
   out << (options.has("--json") ? quantity.json(depth) + "\n" : quantity.explain(depth));
 }
 
-inline void save(const ts::Svg& picture, const std::string& path, std::ostream& out) {
+// To the folder of --svg; what is JSON stays JSON alone.
+inline void save(const ts::Svg& picture, const char* name, const Options& options,
+                 std::ostream& out) {
+  const std::string path = options.text("--svg") + "/" + name;
   picture.save(path);
-  out << "wrote " << path << "\n";
+  if (!options.has("--json")) {
+    out << "wrote " << path << "\n";
+  }
 }
 
 // Of train and of explain: pictures and depth are of one of them alone.
@@ -206,6 +211,9 @@ inline void train(const Strings& args, std::ostream& out) {
     json.add("layouts", plan.layout_table());
     json.add("why_not", plan.why_not_table());
     json.add("notes", plan.notes);
+    if (options.has("--twin")) {
+      json.add("twin", plan.twin().table());
+    }
     out << json;
   } else if (options.has("--why")) {
     out << plan;
@@ -214,16 +222,15 @@ inline void train(const Strings& args, std::ostream& out) {
         << shortened(plan.cause_table(), true) << "\n";
     print_notes(out, plan.notes);
   }
-  if (options.has("--twin")) {
+  if (options.has("--twin") && !options.has("--json")) {
     out << "\n" << plan.twin();
   }
   if (options.has("--svg")) {
-    const std::string folder = options.text("--svg") + "/";
-    save(ts::step_waterfall(plan), folder + "step.svg", out);
-    save(ts::memory_bars(plan), folder + "memory.svg", out);
-    save(ts::roofline_picture(plan), folder + "roofline.svg", out);
+    save(ts::step_waterfall(plan), "step.svg", options, out);
+    save(ts::memory_bars(plan), "memory.svg", options, out);
+    save(ts::roofline_picture(plan), "roofline.svg", options, out);
     if (plan.on.chips() > 1) {
-      save(ts::svg(ts::strategy_regimes(plan.job, plan.on)), folder + "regimes.svg", out);
+      save(ts::svg(ts::strategy_regimes(plan.job, plan.on)), "regimes.svg", options, out);
     }
   }
 }
@@ -302,7 +309,7 @@ inline void serve(const Strings& args, std::ostream& out) {
     }
   }
   if (options.has("--svg")) {
-    save(ts::svg(all), options.text("--svg") + "/frontier.svg", out);
+    save(ts::svg(all), "frontier.svg", options, out);
   }
 }
 

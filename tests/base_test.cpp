@@ -158,6 +158,8 @@ TEST_CASE("numbers that a cast made a value of an enum are refused") {
   refused("DType", 77, 8, [] { ts::bytes_of(static_cast<ts::DType>(77)); });
   refused("DType", -1, 8, [] { ts::chip("h100").peak(static_cast<ts::DType>(-1)); });
   refused("MemoryKind", 77, 6, [] { const ts::MemoryScope s(static_cast<ts::MemoryKind>(77)); });
+  refused("MemoryKind", 7, 6, [] { ts::MemoryMeter().add(static_cast<ts::MemoryKind>(7), 8); });
+  refused("MemoryKind", 7, 6, [] { ts::MemoryMeter().peak(static_cast<ts::MemoryKind>(7)); });
   refused("Channel", 9, 6, [] { ts::bandwidth_of(ts::chip("h100"), static_cast<ts::Channel>(9)); });
   refused("Algorithm", 33, 9, [] { ts::name_of(static_cast<ts::Algorithm>(33)); });
   refused("MegatronFlops", 9, 3,
@@ -350,6 +352,13 @@ TEST_CASE("text: numbers as people read them") {
   CHECK(ts::format_si(9.996e3, "") == "10 k");
   CHECK(ts::format_si(-0.05, "V") == "-50 mV");
   CHECK(ts::format_si(0, "s") == "0 s");
+  CHECK(ts::format_si(9.994, "s") == "9.99 s");
+  CHECK(ts::format_si(9.996, "s") == "10 s");
+  CHECK(ts::format_si(99.96, "s") == "100 s");
+  CHECK(ts::format_si(0.999e-18, "s") == "0.999 as");  // below the smallest prefix
+  CHECK(ts::format_si(-0.01234e-18, "s") == "-0.0123 as");
+  CHECK(ts::format_si(0.003e-18, "s") == "0.003 as");
+  CHECK(ts::format_si(0.0001e-18, "s") == "0.0001 as");
   CHECK(ts::format_si(std::numeric_limits<double>::infinity(), "s") == "inf s");
   CHECK(ts::format_bytes(512) == "512 B");
   CHECK(ts::format_bytes(0.5) == "0.5 B");
@@ -365,7 +374,15 @@ TEST_CASE("text: numbers as people read them") {
   CHECK(ts::format_count(999) == "999");
   CHECK(ts::format_count(-0.2) == "0");
   CHECK(ts::format_count(15e12) == "15,000,000,000,000");
+  CHECK(ts::format_count(-0.5) == "0");
+  CHECK(ts::format_count(-999) == "-999");
+  CHECK(ts::format_count(-1000) == "-1,000");
   CHECK(ts::format_percent(0.123) == "12.3 %");
+  CHECK(ts::format_percent(-0.0001) == "0.0 %");  // no zero has a sign
+  CHECK(ts::format_fixed(-0.004, 2) == "0.00");
+  CHECK(ts::format_fixed(-0.006, 2) == "-0.01");
+  CHECK(ts::format_fixed(-std::numeric_limits<double>::infinity(), 2) == "-inf");
+  CHECK(ts::format_percent(-0.0001).value == -0.01);
   const std::string none = "\xEF\xBF\xBD";  // for each byte that is no UTF-8
   CHECK(ts::json_escape("\xC3\xA9 \xF0\x9F\x98\x80") == "\xC3\xA9 \xF0\x9F\x98\x80");
   CHECK(ts::json_escape("a\xff\"") == "a" + none + "\\\"");
@@ -450,6 +467,9 @@ TEST_CASE("text: cells with commas and quotes, and what JSON calls a number") {
   table.columns = {"a,b", "c"};
   table.add({"say \"hi\"", "x\ny"});
   CHECK(table.csv() == "\"a,b\",c\n\"say \"\"hi\"\"\",\"x\ny\"\n");
+  table.columns = {"count"};  // readers take a line without anything for no row
+  table.rows = {{"1"}, {""}, {"3"}};
+  CHECK(table.csv() == "count\n1\n\"\"\n3\n");
   for (const std::string number : {"0", "-1", "10.5", "1e+30", "-0.25E-3"}) {
     CHECK(ts::detail::is_json_number(number));
   }

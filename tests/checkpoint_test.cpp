@@ -549,12 +549,29 @@ TEST_CASE("numbers are written and read with a point in every locale") {
   const std::string written = ts::detail::exact_number(-2.5);
   const double read = ts::parse_json("[2.25e1]").list[0].number;
   const double tokens = ts::config("llama3-70b").training_tokens;
+  const double claim = ts::Printed("41.5 %").value;
+  const double arrival =
+      ts::trace_traffic("t", "arrival_seconds,prompt_tokens,output_tokens\n0.25,2,3\n")
+          .requests[0]
+          .arrival;
+  const std::string shortest = ts::detail::json_number(0.1) + " " + ts::detail::tick_text(1999.96);
+  std::size_t used = 0;
+  const double whole = ts::detail::read_decimal("1,5");
+  const double begins = ts::detail::read_decimal("-1.25e2.5", &used);
   const std::string half = ts::format_fixed(0.5, 1) + " " + ts::format_si(1.5e9, "B");
   std::setlocale(LC_NUMERIC, "C");
   CHECK(tokens == 15e12);
   CHECK(half == "0.5 1.5 GB");
   CHECK(written == "-2.5");
   CHECK(read == 22.5);
+  CHECK(claim == 0.415);
+  CHECK(arrival == 0.25);
+  CHECK(shortest == "0.1 2k");
+  CHECK(whole == 1);
+  CHECK(begins == -125);
+  CHECK(used == 7);
+  CHECK(ts::detail::read_decimal("none", &used) == 0);
+  CHECK(used == 0);
 }
 
 TEST_CASE("JSON is read strictly") {

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -88,6 +90,35 @@ TEST_CASE("memory: several threads") {
 }
 
 #if !defined(TINYSCALE_NO_THREADS)  // several threads
+TEST_CASE("memory: a peak that begins anew while others allocate is never below the level") {
+  ts::MemoryMeter meter;
+  std::atomic<int> turn{0}, done{0};
+  constexpr int turns = 5000;
+  std::thread other([&] {
+    for (int i = 1; i <= turns; ++i) {
+      while (turn.load() < i) {
+        std::this_thread::yield();
+      }
+      meter.reset_peak();
+      meter.mark();
+      done.store(i);
+    }
+  });
+  int below = 0;
+  for (int i = 1; i <= turns; ++i) {
+    turn.store(i);
+    meter.add(ts::MemoryKind::buffer, 8);
+    while (done.load() < i) {
+      std::this_thread::yield();
+    }
+    const double now = meter.current_total();
+    below += meter.peak_total() < now || meter.peak(ts::MemoryKind::buffer) < now ? 1 : 0;
+    below += meter.peak_total_since_mark() < now ? 1 : 0;
+  }
+  other.join();
+  CHECK(below == 0);
+}
+
 TEST_CASE("context: one for each thread, which share a meter, others for a scope") {
   ts::Context* const program = &ts::context();
   CHECK(program->device == -1);
@@ -113,6 +144,52 @@ TEST_CASE("context: one for each thread, which share a meter, others for a scope
     CHECK(device.kind == ts::MemoryKind::activation);
   }
   CHECK(&ts::context() == program);
+}
+
+TEST_CASE("context: scopes and the profile of a loop's caller hold on each of its threads") {
+  const ts::ThreadScope threads(4);
+  const ts::Tensor a = ts::randn({16, 16}, 1), b = ts::randn({16, 16}, 2);
+  const ts::Tensor w = ts::parameter(ts::randn({16, 16}, 3));
+  const auto product = [&] { return ts::matmul(a, b).data()[7]; };
+  const float plain = product();
+  const ts::MatmulFormat bf16(ts::DType::bf16);
+  const ts::NoGrad no_grad;
+  const ts::MemoryScope memory(ts::MemoryKind::logits);
+  ts::Profile profile;
+  const float rounded = product();
+  CHECK(rounded != plain);
+  CHECK_FALSE(ts::matmul(a, w).requires_grad());
+  const std::size_t each = profile.totals().ops;
+  ts::Context* const own = &ts::context();
+  std::atomic<int> same{0}, gradients{0}, kinds{0}, others{0};
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (; begin < end; ++begin) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));  // so that all take part
+      same += product() == rounded ? 1 : 0;
+      gradients += ts::matmul(a, w).requires_grad() ? 1 : 0;
+      kinds += ts::context().kind == ts::MemoryKind::logits ? 1 : 0;
+      others += &ts::context() != own ? 1 : 0;
+      ++ts::context().no_grad;  // the thread's own, which ends with the loop
+    }
+  };
+  ts::parallel_for(64, 1, body);
+  CHECK(same == 64);
+  CHECK(gradients == 0);
+  CHECK(kinds == 64);
+  CHECK(others == 64);
+  CHECK(profile.totals().ops == 65 * each);
+  CHECK(&ts::context() == own);
+  CHECK(own->no_grad == 1);
+  CHECK(own->memory->current(ts::MemoryKind::logits) == 0);
+  std::size_t ops = 0;
+  std::thread([&] {  // a caller that asked for no context before its loop
+    ts::parallel_for(8, 1, [&](std::int64_t, std::int64_t) { product(); });
+    ts::Profile later;
+    product();
+    ops = later.totals().ops;
+  })
+      .join();
+  CHECK(ops == 1);
 }
 #endif
 
@@ -250,6 +327,18 @@ TEST_CASE("compare: reports side by side") {
   CHECK_THROWS_WITH_AS(ts::compare({}),
                        "compare: there is no report; give one or more, each with columns",
                        ts::Error);
+  CHECK_THROWS_WITH_AS(
+      ts::compare({a, ts::Table()}),
+      "compare: report 2 of 2 has no columns; rows are matched by the cell in the first",
+      ts::Error);
+  b.rows.push_back({"late"});  // rows that a program writes by hand
+  CHECK_THROWS_WITH_AS(
+      ts::compare({a, b}),
+      "Table: a row of 1 cells for 2 columns; a row must have a cell for each column", ts::Error);
+  b.rows.back().clear();
+  CHECK_THROWS_WITH_AS(
+      ts::compare({b}),
+      "Table: a row of 0 cells for 2 columns; a row must have a cell for each column", ts::Error);
 }
 
 TEST_CASE("comparison: rows that say how, heads of their own, titles without what they share") {

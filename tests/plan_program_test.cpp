@@ -218,7 +218,10 @@ TEST_CASE("plan: pictures are saved where --svg says") {
     const Answer answer = plan(line + " --svg " + folder);
     for (const std::string& name : names) {
       const std::string path = folder + "/" + name;
-      CHECK(answer.has("wrote " + path));
+      const bool json = line.find("--json") != std::string::npos;  // which stays JSON alone
+      CHECK(answer.has("wrote " + path) == !json);
+      CHECK((!json ||
+             (json_closes(answer.out) && answer.out.substr(answer.out.size() - 2) == "}\n")));
       std::string text;
       std::FILE* file = std::fopen(path.c_str(), "rb");
       REQUIRE(file != nullptr);
@@ -235,9 +238,18 @@ TEST_CASE("plan: pictures are saved where --svg says") {
   saved("serve llama3-8b --chip h100 --chips 8", {"frontier.svg"});
   saved("chip tpu-v5e --format int8", {"roofline.svg"});
 #if !defined(TINYSCALE_NO_THREADS)
-  saved("collective all_gather --bytes 64KiB --chip tpu-v5e --dims 4x2 --axis 0",
+  for (const char* chips : {"tpu-v5e --dims 4x2 --axis 0", "h100 --chips 16"}) {  // grid, switches
+    saved(std::string("collective all_gather --bytes 64KiB --chip ") + chips,
+          {"timeline.svg", "links.svg"});
+  }
+  CHECK(refused("collective all_gather --bytes 1MB --chip h100 --chips 512 --svg .") ==
+        "plan: --svg draws a run, and there is none: not of 512 devices here; up to 256 are\n");
+  saved("collective all_reduce --bytes 64KiB --chip h100 --chips 8 --json",
         {"timeline.svg", "links.svg"});
 #endif
+  saved("chip h100 --json", {"roofline.svg"});
+  saved("train llama3-8b --chip h100 --chips 64 --json --twin",
+        {"step.svg", "memory.svg", "roofline.svg", "regimes.svg"});
   CHECK(plan("chip h100 --svg " + folder + "/none").status == 2);
 }
 

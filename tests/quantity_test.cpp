@@ -109,6 +109,14 @@ TEST_CASE("quantity: every op checks units and keeps the formula") {
   CHECK(ts::square(a + b).formula() == "(a + b)^2");
   CHECK(ts::square(Quantity(3, "s")).formula() == "(3 s)^2");
   CHECK((a * ts::square(b)).formula() == "a * b^2");
+  const Quantity minus(-3, "s", "m");  // -3^2 is -9
+  CHECK(ts::square(Quantity(-3)).formula() == "(-3)^2");
+  CHECK(ts::square(minus).explain() ==
+        "result = m^2\n       = (-3 s)^2\n       = 9 s*s\n  m = -3 s\n");
+  CHECK((a - Quantity(-3, "s")).formula() == "a - (-3 s)");
+  CHECK((-Quantity(-3)).formula() == "-(-3)");
+  CHECK((a + Quantity(-3, "s")).formula() == "a + -3 s");
+  CHECK((Quantity(-3, "s") - a).formula() == "-3 s - a");
   CHECK(ts::sqrt(ts::square(a) + ts::square(b)).unit() == "s");
   CHECK(ts::sum({a, b, a}).value() == 7);
   CHECK(ts::sum({a, b, a}).formula() == "a + b + a");
@@ -168,6 +176,10 @@ TEST_CASE("quantity: comparisons are true or false, and print what they compared
 }
 
 TEST_CASE("quantity: prefixes of 1000 and of 1024 never meet unseen") {
+  CHECK(ts::format_binary_bytes(0.0123) == "0.0123 B");
+  CHECK(ts::format_binary_bytes(-0.003) == "-0.003 B");
+  CHECK(ts::format_binary_bytes(1023.4) == "1023 B");
+  CHECK(ts::format_binary_bytes(1023.6) == "1 KiB");
   const Quantity memory(95, "GiB", "M", "published"), weights(80, "GB", "P");
   CHECK(memory.text() == "95 GiB");
   CHECK(memory.explain() == "M = 95 GiB = 1.02005e+11 B   [published]\n");

@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <sstream>
 
 #include "error_of.hpp"
@@ -98,6 +100,10 @@ TEST_CASE("show: ticks are round, never minus zero, and a few") {
   }
   CHECK(ts::detail::tick_text(1.97e14) == "197T");
   CHECK(ts::detail::tick_text(0.25) == "0.25");
+  CHECK(ts::detail::tick_text(999.94) == "999.9");
+  CHECK(ts::detail::tick_text(999.96) == "1k");  // not 1000
+  CHECK(ts::detail::tick_text(-999999) == "-1M");
+  CHECK(ts::detail::tick_text(1e24) == "1e+24");  // not 1e+06E
 }
 
 TEST_CASE("show: ticks that lie close together are told apart, and fit beside the axis") {
@@ -118,6 +124,26 @@ TEST_CASE("show: ticks that lie close together are told apart, and fit beside th
   CHECK(std::stod(picture.body.substr(at + 23)) >= 13);
   CHECK(contains(picture.body, ">a label that is much longer than the picture is "));
   CHECK_FALSE(contains(picture.body, "and goes on from there<"));
+}
+
+TEST_CASE("show: numbers that a dozen digits do not tell apart are drawn as a constant") {
+  const double large = 9007199254740992.0;  // 2^53: the next number is 2 away
+  ts::Plot plot;
+  plot.x.label = "byte";
+  plot.series.push_back({"", {large, large + 2}, {1e15, 1e15 + 100}});
+  const std::string markup = ts::svg(plot).markup();
+  for (const std::string text : {"8.5P", "9P", "9.5P", "900T", "950T", "1P", "1.05P", "1.1P"}) {
+    CHECK(occurrences(markup, ">" + text + "</text>") == 1);
+  }
+  plot.x = {"byte", ts::Scale::linear, large, large + 2};
+  CHECK(error_of([&] { ts::svg(plot); }) ==
+        "svg: axis \"byte\" runs from 9007199254740992 to 9007199254740994, a billionth of these "
+        "numbers or less, which no tick can show; limits further apart, or values less what they "
+        "share, are right");
+  const auto texts = ts::detail::tick_texts({"", ts::Scale::linear, 1e15, 1e15 + 2e6});
+  for (std::size_t i = 1; i < texts.size(); ++i) {
+    CHECK(texts[i] != texts[i - 1]);
+  }
 }
 
 TEST_CASE("show: a short logarithmic axis has ticks too") {
@@ -185,6 +211,16 @@ TEST_CASE("show: a line that leaves the frame is cut at it") {
   const std::string corner =
       ts::detail::coordinate(frame.left) + "," + ts::detail::coordinate(frame.bottom);
   CHECK(contains(canvas.finish("").body, "points=\"" + corner));
+  for (const double far : {1e9, 1e20, 1e305}) {  // from far above to the middle to far below
+    plot.series = {{"", {0, 0.5, 1}, {far, 0.5, -far}}};
+    ts::detail::Canvas steep(plot.width, plot.height);
+    ts::detail::draw_plot(steep, plot);
+    const std::string middle = ts::detail::coordinate((frame.left + frame.right) / 2);
+    CHECK(contains(steep.finish("").body,
+                   "points=\"" + middle + "," + ts::detail::coordinate(frame.top) + " " + middle +
+                       "," + ts::detail::coordinate((frame.top + frame.bottom) / 2) + " " + middle +
+                       "," + ts::detail::coordinate(frame.bottom) + "\""));
+  }
 }
 
 TEST_CASE("show: a loss curve draws training and validation") {
@@ -242,6 +278,21 @@ void check_apart(const ts::Svg& picture, double size, const std::string& anchor)
     const bool beside = i > 0 && !(all[i].y > all[i - 1].y) && !(all[i].y < all[i - 1].y);
     CHECK((!beside || all[i].left >= all[i - 1].right));
   }
+}
+
+TEST_CASE("show: a heat map of many devices has a cell for each pair that exchanged bytes alone") {
+  ts::LinkHeatMap map;
+  map.bytes = ts::List<std::vector<double>>(500);
+  for (std::size_t i = 0; i < map.bytes.size(); ++i) {
+    map.bytes[i] = std::vector<double>(500);
+    map.bytes[i][(i + 1) % 500] = 1e6;  // a ring
+  }
+  const ts::Svg picture = ts::svg(map);
+  CHECK(occurrences(picture.body, "fill=\"rgb(254,232,56)\"") == 500);
+  CHECK(occurrences(picture.body, "ts-empty") == 1);
+  CHECK(picture.body.size() < 200000);  // not 250,000 cells
+  CHECK(picture.text ==
+        "Bytes over each link: 500 devices, 500 MB in all, at most 1 MB from one to another");
 }
 
 TEST_CASE("show: names of many devices stand apart, long ones keep their ends") {
@@ -414,6 +465,9 @@ TEST_CASE("show: a waterfall goes from one share to the next, and each device ha
   CHECK(error_of([] {
           ts::waterfall({{"forward", -1, ts::TimeShare::Kind::compute}}, "");
         }) == "waterfall: forward has -1 s; 0 or more is right, as time_breakdown gives");
+  CHECK(error_of([&] {
+          ts::waterfall({{"all", std::numeric_limits<double>::infinity()}}, "a step");
+        }) == "waterfall: all has inf s; 0 or more is right, as time_breakdown gives");
 
   const ts::MeshRun run = two_stages();
   const ts::Svg bars = ts::time_bars(run, stage_names());
@@ -599,16 +653,40 @@ TEST_CASE("show: bad pictures are refused in one sentence") {
   CHECK(error_of([&] { ts::svg(plot); }) ==
         "svg: axis \"step\" runs from 0 to 1; low must be below high, and above 0 on a "
         "logarithmic axis");
+  plot.x = {"step", ts::Scale::linear, -1.5e308, 1.5e308};
+  CHECK(error_of([&] { ts::svg(plot); }) ==
+        "svg: axis \"step\" runs from -1.5e+308 to 1.5e+308; low must be below high, both within "
+        "1e307 of 0");
+  plot.x = {"step", ts::Scale::linear, 0, 1};
+  plot.title = "loss";
+  for (const double width : {0.0, 100.0, -720.0, 1e7}) {
+    plot.width = width;
+    CHECK(error_of([&] { ts::svg(plot); }) ==
+          ts::detail::cat({"svg: plot \"loss\" of ", width,
+                           " x 420 pixels has no room for its lines between the words; 720 x 420 "
+                           "is the default, at most a million together are right"}));
+  }
+  plot.width = 720;
+  plot.height = std::nan("");
+  CHECK(error_of([&] { ts::svg(plot); }).find("svg: plot \"loss\" of 720 x nan pixels has") == 0);
   ts::RooflinePlot roofline;
   roofline.title = "mine";
   CHECK(error_of([&] { ts::svg(roofline); }) ==
         "svg: roofline \"mine\" has no peak or no memory level; give a peak above 0 and one roof "
         "or more");
-  roofline.peak_flops_per_second = 1;
-  roofline.roofs = {{"L1", 0}};
+  const double inf = std::numeric_limits<double>::infinity();
+  roofline.peak_flops_per_second = inf;  // no limit is drawn
+  roofline.roofs = {{"L1", 1}};
   CHECK(error_of([&] { ts::svg(roofline); }) ==
-        "svg: roofline \"mine\": memory level \"L1\" has no bandwidth; give bytes per second "
-        "above 0");
+        "svg: roofline \"mine\" has no peak or no memory level; give a peak above 0 and one roof "
+        "or more");
+  roofline.peak_flops_per_second = 1;
+  for (const double none : {0.0, -1.0, inf, std::nan("")}) {
+    roofline.roofs = {{"L1", none}};
+    CHECK(error_of([&] { ts::svg(roofline); }) ==
+          "svg: roofline \"mine\": memory level \"L1\" has no bandwidth; give bytes per second "
+          "above 0");
+  }
   ts::LinkHeatMap map;
   map.bytes = {{0, 1}, {1}};
   CHECK(error_of([&] { ts::svg(map); }) ==
@@ -722,7 +800,13 @@ TEST_CASE("pictures of all floats, of nothing, and of texts that are no UTF-8") 
   ts::Plot plot;
   plot.y.scale = ts::Scale::logarithmic;
   plot.series.push_back({"wide", {1, 2}, {1e-300, 1e300}, ts::Mark::line});
+  ts::detail::Canvas canvas(plot.width, plot.height);
+  const ts::detail::Frame frame = ts::detail::draw_plot(canvas, plot);
+  CHECK(frame.py(1) == doctest::Approx((frame.top + frame.bottom) / 2));
   CHECK(ts::svg(plot).markup().find("<svg") != std::string::npos);
+  plot.y.scale = ts::Scale::linear;  // 1e308 is left out, as infinity is
+  plot.series = {{"", {0, 1, 2, 3}, {-1e307, 1e307, 1e308, -1e308}, ts::Mark::points}};
+  CHECK(occurrences(ts::svg(plot).markup(), "<circle") == 2);
   CHECK(error_of([] {
           ts::svg(ts::StrategyRegimes());
         }).find("svg: the strategy regimes have no ") == 0);
@@ -735,6 +819,7 @@ TEST_CASE("pictures of all floats, of nothing, and of texts that are no UTF-8") 
       "Table: a row of 1 cells for 2 columns; a row must have a cell for each column";
   CHECK(error_of([&] { table.json(); }) == error);
   CHECK(error_of([&] { table.text(); }) == error);
+  CHECK(error_of([&] { ts::HtmlPage("page").table(table); }) == error);
 }
 
 TEST_CASE("show: no page is made of what is only printed") {

@@ -105,6 +105,7 @@ namespace detail {
 // The value of an environment variable, empty when it is not set.
 //   TINYSCALE_THREADS  threads that host loops use (default: what the hardware has)
 //   TINYSCALE_CPU      portable, neon, avx2 or avx512: the kernels' path (default: the best)
+//   TINYSCALE_DISPLAY  frame: pictures as lines that a notebook's kernel draws (default: in words)
 //   CXX, TMPDIR        the compiler of load_kernel, where it builds (default: /tmp)
 inline std::string environment(const char* name) {
   const char* value = std::getenv(name);

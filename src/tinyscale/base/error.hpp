@@ -3,9 +3,11 @@
 //   detail::fail({"matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()});
 // A message says the function, what was given, and what would be right.
 
-#include <cstddef>  // size_t
+#include <algorithm>  // min
+#include <cstddef>    // size_t
 #include <cstdint>
 #include <cstdio>   // snprintf
+#include <cstdlib>  // strtod
 #include <cstring>  // memcpy
 #include <initializer_list>
 #include <stdexcept>  // runtime_error
@@ -37,14 +39,36 @@ inline std::string decimal_point() {
   return std::string(half + 1, static_cast<std::size_t>(length) - 2);
 }
 
-// printf's %.<digits>f for kind 'f', else %.<digits>g; a point in every locale, nan without sign.
+// printf's %.<digits>f for kind 'f', else %.<digits>g; a point in every locale, nan and what 'f'
+// rounds to 0 without sign.
 inline std::string printed(char kind, int digits, double value) {
   char buffer[400];
   std::snprintf(buffer, sizeof buffer, kind == 'f' ? "%.*f" : "%.*g", digits, value);
   std::string out = is_nan(value) ? "nan" : buffer;
   const std::string point = decimal_point();
   const std::size_t at = out.find(point);
-  return at == std::string::npos ? out : out.replace(at, point.size(), ".");
+  if (at != std::string::npos) {
+    out.replace(at, point.size(), ".");
+  }
+  const bool minus_zero = kind == 'f' && out.find_first_not_of("-0.") == std::string::npos;
+  return minus_zero && out[0] == '-' ? out.substr(1) : out;
+}
+
+// The number that a text begins with, its point a point in every locale; `used`: its characters.
+[[gnu::noinline]] inline double read_decimal(std::string text, std::size_t* used = nullptr) {
+  const std::string point = decimal_point();
+  text.resize(point == "." ? text.size() : std::min(text.size(), text.find(point)));
+  const std::size_t at = text.find('.');
+  if (at != std::string::npos) {
+    text.replace(at, 1, point);  // what strtod expects
+  }
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (used != nullptr) {
+    *used = static_cast<std::size_t>(end - text.c_str());
+    *used -= at < *used ? point.size() - 1 : 0;
+  }
+  return value;
 }
 
 // One part of a sentence: its value or where it is, and how it is written. A list of them costs the

@@ -6,7 +6,6 @@
 #include <algorithm>  // count, max
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>  // strtod
 #include <iostream>
 #include <string>
 #include <type_traits>
@@ -38,8 +37,10 @@ namespace detail {
 
 // Three significant digits without exponent or trailing zeros, for 0.001 <= |v| < 1e6.
 inline std::string three_digits(double v) {
-  const double size = std::fabs(v);
-  const int decimals = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+  int decimals = 0;
+  for (double one_more = 99.95; decimals < 5 && std::fabs(v) < one_more; one_more /= 10) {
+    ++decimals;
+  }
   std::string out = printed('f', decimals, v);
   if (decimals > 0) {
     out.erase(out.find_last_not_of('0') + 1);
@@ -120,12 +121,12 @@ inline Cell format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
     return detail::number_cell(v);
   }
-  std::string out = detail::printed('f', 0, std::fabs(v));
-  const bool negative = v < 0 && out != "0";
-  for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
+  std::string out = detail::printed('f', 0, v);
+  const int first = out[0] == '-' ? 1 : 0;
+  for (int i = static_cast<int>(out.size()) - 3; i > first; i -= 3) {
     out.insert(static_cast<std::size_t>(i), ",");
   }
-  return {negative ? "-" + out : out, v};
+  return {out, v};
 }
 
 // "1.8985" for format_fixed(1.89851, 4).
@@ -288,7 +289,7 @@ inline bool is_json_number(const std::string& cell) {
 inline std::string json_number(double value) {
   for (int digits = 15; is_finite(value) && digits <= 17; ++digits) {
     const std::string text = printed('g', digits, value);
-    if (digits == 17 || std::strtod(text.c_str(), nullptr) == value) {
+    if (digits == 17 || read_decimal(text) == value) {
       return text;
     }
   }
@@ -332,6 +333,13 @@ struct Table {
     add(std::vector<Cell>(row.begin(), row.end()));
   }
 
+  // Throws where a row, which may have been written by hand, has not a cell for each column.
+  void check_rows() const {
+    for (const std::vector<Cell>& row : rows) {
+      check_row(row);
+    }
+  }
+
   std::string text() const {
     std::vector<std::size_t> widths(columns.size());
     std::vector<int> right(columns.size());
@@ -341,7 +349,7 @@ struct Table {
       bool any = false;
       bool all = true;
       for (const std::vector<Cell>& row : rows) {
-        const std::string& cell = row.at(c);
+        const std::string& cell = row[c];
         widths[c] = std::max(widths[c], detail::text_width(cell));
         const bool blank = cell.empty() || cell == "-";
         any = any || !blank;
@@ -437,11 +445,6 @@ struct Table {
                     " columns; a row must have a cell for each column"});
     }
   }
-  void check_rows() const {
-    for (const std::vector<Cell>& row : rows) {
-      check_row(row);
-    }
-  }
   template <class Text>
   static std::string line(const std::vector<Text>& cells, const std::vector<std::size_t>& widths,
                           const std::vector<int>& right) {
@@ -461,7 +464,7 @@ struct Table {
     for (std::size_t c = 0; c < cells.size(); ++c) {
       out += (c > 0 ? "," : "") + detail::csv_cell(cells[c]);
     }
-    return out + "\n";
+    return (cells.size() == 1 && out.empty() ? "\"\"" : out) + "\n";  // an empty line is no row
   }
 };
 

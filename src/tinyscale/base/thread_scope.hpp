@@ -82,6 +82,42 @@ struct SerialScope {  // loops stay on their thread
   const ThreadScope one{1};
 };
 
+// What a higher floor keeps for a thread, its scopes and counts: null until it is asked for. While
+// a loop runs, its caller's is lent to all threads of it, the caller too, and nobody writes to it:
+// a body that asks gets a copy of its own, which ends with its thread's part of the loop.
+struct ThreadState {
+  void* own;
+  const void* lent;
+  void (*end)(void* own);  // of a copy
+};
+inline ThreadState& thread_state() {
+  static thread_local ThreadState state;
+  return state;
+}
+
+class LentState {
+ public:
+  explicit LentState(const void* lender) : before_(thread_state()) {
+    thread_state() = ThreadState{nullptr, lender, nullptr};
+  }
+  ~LentState() {
+    const ThreadState now = thread_state();
+    thread_state() = before_;
+    if (now.end != nullptr) {
+      now.end(now.own);
+    }
+  }
+  LentState(const LentState&) = delete;
+  LentState& operator=(const LentState&) = delete;
+  // Of this thread, where a loop begins.
+  static const void* of_caller() {
+    return thread_state().own != nullptr ? thread_state().own : thread_state().lent;
+  }
+
+ private:
+  ThreadState before_;
+};
+
 // Threads that are joined together, also when an exception leaves.
 class ThreadGroup {
  public:

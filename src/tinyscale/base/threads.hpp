@@ -48,6 +48,7 @@ class LoopBody {
 // chunk is kept: it was handed out before the others, so it is always the same one.
 struct Loop {
   const LoopBody* body = nullptr;
+  const void* lender = nullptr;  // the caller's ThreadState
   std::int64_t n = 0, grain = 1;
   std::int64_t share = 1;  // a chunk is what is left / share
   alignas(64) std::atomic<std::int64_t> next{0};
@@ -57,6 +58,7 @@ struct Loop {
 
   void start(const LoopBody& loop_body, std::int64_t count, std::int64_t least) {
     body = &loop_body;
+    lender = LentState::of_caller();
     n = count;
     grain = least;
     share = std::int64_t{4} * thread_count();
@@ -80,6 +82,7 @@ struct Loop {
 
   void work() {
     const SerialScope serial;
+    const LentState state(lender);
     for (std::int64_t begin = 0, end = 0; take(begin, end);) {
       try {
         (*body)(begin, end);

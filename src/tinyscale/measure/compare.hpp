@@ -121,8 +121,15 @@ inline std::size_t common_start(const List<Table>& reports) {
 // without the words that all begin with.
 // A report takes part by converting to a Table.
 inline Table compare(const List<Table>& reports) {
-  if (reports.empty() || reports[0].columns.empty()) {
+  if (reports.empty()) {
     detail::fail({"compare: there is no report; give one or more, each with columns"});
+  }
+  for (std::size_t r = 0; r < reports.size(); ++r) {
+    if (reports[r].columns.empty()) {
+      detail::fail({"compare: report ", r + 1, " of ", reports.size(),
+                    " has no columns; rows are matched by the cell in the first"});
+    }
+    reports[r].check_rows();
   }
   Table out;
   out.columns.push_back(reports[0].columns[0]);
@@ -139,9 +146,9 @@ inline Table compare(const List<Table>& reports) {
     for (const std::vector<Cell>& row : reports[r].rows) {
       std::size_t n = 0;
       for (const std::string& key : seen) {
-        n += key == row.at(0) ? 1U : 0U;
+        n += key == row[0] ? 1U : 0U;
       }
-      seen.push_back(row.at(0));
+      seen.push_back(row[0]);
       bool known = false;
       for (std::size_t i = 0; i < keys.size(); ++i) {
         known = known || (before[i] == n && keys[i] == row[0]);
@@ -157,7 +164,7 @@ inline Table compare(const List<Table>& reports) {
     for (const Table& report : reports) {
       const std::vector<Cell>* row = detail::find_row(report, keys[i], before[i]);
       for (std::size_t c = 1; c < report.columns.size(); ++c) {
-        cells.push_back(row == nullptr ? "-" : row->at(c));
+        cells.push_back(row == nullptr ? "-" : (*row)[c]);
       }
     }
     out.add(cells);

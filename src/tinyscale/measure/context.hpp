@@ -1,7 +1,8 @@
 #pragma once
 // Where an op's counts go and how it runs: the profile, the memory meter, the device number and the
-// scopes that are open on this thread. Threads of a program have one each and share a meter; each
-// simulated device has one with a meter of its own, set on its thread by a ContextScope.
+// scopes that are open on this thread. Threads of a program have one each and share a meter, those
+// of a parallel_for begin with the caller's; each simulated device has one with a meter of its own,
+// set on its thread by a ContextScope.
 
 #include <atomic>
 #include <thread>  // this_thread
@@ -11,6 +12,7 @@
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/thread_scope.hpp"
 #include "tinyscale/measure/memory.hpp"
 
 namespace tinyscale {
@@ -61,15 +63,10 @@ struct Context {
 
 namespace detail {
 
-inline Context*& thread_context() {
-  static thread_local struct { Context* context; } own;
-  return own.context;
-}
-
 #if defined(TINYSCALE_NO_THREADS)
 inline Context& new_thread_context() {
   static Context all;
-  thread_context() = &all;
+  thread_state().own = &all;
   return all;
 }
 #else
@@ -106,10 +103,25 @@ class ThreadContexts {
   List<Known> known_;
 };
 
+// In the body of a loop: the caller's scopes and profile hold on each of its threads. What only one
+// thread may add to, counts of rounding and gradients that wait, stays with the caller.
+inline Context& loop_context(ThreadState& state) {
+  Context* const copy = new Context(*static_cast<const Context*>(state.lent));
+  copy->rounding = nullptr;
+  copy->deferred = nullptr;
+  state.own = copy;
+  state.end = [](void* own) { delete static_cast<Context*>(own); };
+  return *copy;
+}
+
 [[gnu::noinline]] inline Context& new_thread_context() {
   static ThreadContexts& all = *new ThreadContexts;
+  ThreadState& state = thread_state();
+  if (state.lent != nullptr) {
+    return loop_context(state);
+  }
   Context& own = all.take();
-  thread_context() = &own;
+  state.own = &own;
   return own;
 }
 #endif
@@ -118,22 +130,22 @@ class ThreadContexts {
 
 // The context of this thread.
 inline Context& context() {
-  Context* own = detail::thread_context();
-  return own != nullptr ? *own : detail::new_thread_context();
+  void* const own = detail::thread_state().own;
+  return own != nullptr ? *static_cast<Context*>(own) : detail::new_thread_context();
 }
 
 // Makes `context` this thread's context while it lives; the context must outlive it.
 class ContextScope {
  public:
-  explicit ContextScope(Context& context) : previous_(detail::thread_context()) {
-    detail::thread_context() = &context;
+  explicit ContextScope(Context& context) : previous_(detail::thread_state().own) {
+    detail::thread_state().own = &context;
   }
-  ~ContextScope() { detail::thread_context() = previous_; }
+  ~ContextScope() { detail::thread_state().own = previous_; }
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
 
  private:
-  Context* previous_;
+  void* previous_;
 };
 
 // What is allocated while it lives counts as `kind`.

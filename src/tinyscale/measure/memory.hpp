@@ -48,6 +48,12 @@ struct PeakCounter {
     while (now > highest && !to.compare_exchange_weak(highest, now)) {
     }
   }
+  // Begins a highest value anew. Looked at twice: the level may have risen meanwhile, and who
+  // raised it have been here before the store.
+  void restart(std::atomic<std::int64_t>& highest) const {
+    highest.store(level.load());
+    raise(highest, level.load());
+  }
 };
 
 }  // namespace detail
@@ -66,9 +72,9 @@ struct MemoryMeter {
   // From now on the peaks are those of what follows.
   void reset_peak() {
     for (detail::PeakCounter& counter : by_kind_) {
-      counter.peak.store(counter.level.load());
+      counter.restart(counter.peak);
     }
-    total_.peak.store(total_.level.load());
+    total_.restart(total_.peak);
   }
 
   // The highest since the last mark(), or since the beginning.
@@ -78,9 +84,9 @@ struct MemoryMeter {
   double peak_total_since_mark() const { return static_cast<double>(total_.since_mark.load()); }
   void mark() {
     for (detail::PeakCounter& counter : by_kind_) {
-      counter.since_mark.store(counter.level.load());
+      counter.restart(counter.since_mark);
     }
-    total_.since_mark.store(total_.level.load());
+    total_.restart(total_.since_mark);
   }
 
   // All levels and peaks, the total last: what another process may tell of its meter.
@@ -117,11 +123,15 @@ struct MemoryMeter {
 
  private:
   void change(MemoryKind kind, std::int64_t bytes) {
-    by_kind_[static_cast<std::size_t>(kind)].change(bytes);
+    by_kind_[place(kind)].change(bytes);
     total_.change(bytes);
   }
-  const detail::PeakCounter& of(MemoryKind kind) const {
-    return by_kind_[static_cast<std::size_t>(kind)];
+  const detail::PeakCounter& of(MemoryKind kind) const { return by_kind_[place(kind)]; }
+  static std::size_t place(MemoryKind kind) {
+    if (static_cast<int>(kind) >= kinds) {
+      name_of(kind);  // refuses what is none
+    }
+    return static_cast<std::size_t>(kind);
   }
 
   std::array<detail::PeakCounter, kinds> by_kind_;

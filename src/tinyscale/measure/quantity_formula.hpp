@@ -154,13 +154,15 @@ class FormulaWriter {
 
   std::string number(const Quantity& q) const { return plain_ ? base_text(q) : q.text(); }
 
-  // An input of a formula: its name or its number, or its own formula when it has no name.
+  // An input of a formula: its name or its number, or its own formula when it has no name. A number
+  // below 0 binds as the minus before it does.
   std::string term(const Quantity& q, int least_strength) {
-    if (is_term(q) || parts_ >= 200) {
-      return !numbers_ && !q.name().empty() ? q.name() : number(q);
-    }
-    const std::string inner = expression(q);
-    return binding_strength(q) < least_strength ? "(" + inner + ")" : inner;
+    const bool whole = is_term(q) || parts_ >= 200;
+    const std::string inner = !whole                           ? expression(q)
+                              : !numbers_ && !q.name().empty() ? q.name()
+                                                               : std::string(number(q));
+    const int strength = !whole ? binding_strength(q) : inner[0] == '-' ? 1 : 4;
+    return strength < least_strength ? "(" + inner + ")" : inner;
   }
 
   std::string added(const List<Quantity>& in) {

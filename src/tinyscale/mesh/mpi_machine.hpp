@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>  // strtod
 #include <string>
 
 #include "tinyscale/base/list.hpp"
@@ -120,7 +119,7 @@ struct NameFigures {
   }
   void operator()(const char* name, double value) const {
     std::string digits = cat({value});
-    const double read = std::strtod(digits.c_str(), nullptr);
+    const double read = read_decimal(digits);
     digits = read < value || read > value ? printed('g', 17, value) : digits;
     text += cat({"\n", name, " ", digits});
   }

@@ -4,7 +4,6 @@
 // Error with its position.
 
 #include <cstdint>  // int64_t
-#include <cstdlib>  // strtod
 #include <string>   // string
 #include <utility>  // pair
 #include <vector>   // vector
@@ -258,12 +257,7 @@ class JsonReader {
     if (!good) {
       fail("not a JSON value");
     }
-    std::string number = text_.substr(start, at_ - start);
-    const std::size_t point = number.find('.');
-    if (point != std::string::npos) {
-      number.replace(point, 1, decimal_point());  // what strtod expects
-    }
-    return std::strtod(number.c_str(), nullptr);
+    return read_decimal(text_.substr(start, at_ - start));
   }
 
   std::string read_text() {

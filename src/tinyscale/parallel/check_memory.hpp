@@ -97,7 +97,8 @@ struct StepPeak {
     const double kept = l.recompute == Recompute::full ? input() * layers() * held(l) + one
                                                        : layer() * (held(l) * layers() - 1) + one;
     const double share = kept_share(l, model, Zero::gradients);
-    const bool cut = share<1, steady = m> held(l);
+    const bool cut = share < 1;
+    const bool steady = m > held(l);
     const double end = !cut ? 1 : share + units(3) + (m > 1 ? share * units(2) : 0);
     const double begin = !steady ? units(1) : !cut ? 1 : share + units(2);
     const double logits = counted.logits * static_cast<double>(now.microbatches);

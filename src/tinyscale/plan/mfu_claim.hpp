@@ -51,9 +51,9 @@ inline double printed_rounding(const std::string& number) {
 }  // namespace detail
 
 inline Printed::Printed(const std::string& text) : stated(true) {
-  char* end = nullptr;
-  value = std::strtod(text.c_str(), &end);
-  const std::string number = text.substr(0, static_cast<std::size_t>(end - text.c_str()));
+  std::size_t digits = 0;
+  value = detail::read_decimal(text, &digits);
+  const std::string number = text.substr(0, digits);
   const std::string rest = text.substr(number.size());
   const bool percent = rest == "%" || rest == " %";
   if (number.find_first_not_of(" \t+-.0123456789eE") != std::string::npos || number.empty() ||

@@ -8,7 +8,6 @@
 #include <algorithm>  // min
 #include <cmath>      // log
 #include <cstdint>    // std::int64_t
-#include <cstdlib>    // strtod
 #include <string>     // text
 #include <vector>     // lists
 
@@ -101,7 +100,7 @@ inline double trace_number(const std::string& where, const char* key, const std:
   if (!is_json_number(cell)) {
     fail({where, ": ", key, " is \"", cell, "\"; a number is right"});
   }
-  const double value = std::strtod(cell.c_str(), nullptr);
+  const double value = read_decimal(cell);
   if (whole && (value > 1e15 || value < -1e15 || value != std::floor(value))) {
     fail({where, ": ", key, " is ", cell, "; a whole number is right"});
   }

@@ -102,6 +102,11 @@ inline Svg svg(const LinkHeatMap& map) {
   canvas.heading(map.title);
   canvas.label(left + side / 2, 62, "to device", 13, Anchor::middle);
   canvas.label_upward(26, top + side / 2, "from device", 13);
+  const char* const empty = "class=\"ts-empty\" fill=\"#eef0f2\"";
+  const bool many = n > 64;  // of 4,000 devices empty cells, almost all, would take a gigabyte
+  if (many) {
+    canvas.rect(left, top, side, side, empty);
+  }
   const std::size_t rows = 1 + static_cast<std::size_t>(16 / cell);
   const std::size_t columns = 1 + static_cast<std::size_t>((wide + 2) / cell);
   double total = 0;
@@ -120,8 +125,9 @@ inline Svg svg(const LinkHeatMap& map) {
       const double bytes = map.bytes[i][j], x = left + cell * static_cast<double>(j);
       total += bytes;
       if (bytes <= 0) {
-        canvas.rect(x + 0.5, top + at + 0.5, cell - 1, cell - 1,
-                    "class=\"ts-empty\" fill=\"#eef0f2\"");
+        if (!many) {
+          canvas.rect(x + 0.5, top + at + 0.5, cell - 1, cell - 1, empty);
+        }
         continue;
       }
       const detail::CellColor color = detail::cell_color(bytes / most);

@@ -24,6 +24,7 @@ inline std::string html_row(const std::vector<Text>& cells, const char* tag) {
 }
 
 inline std::string html_table(const Table& table) {
+  table.check_rows();
   std::string out = "<div class=\"wide\"><table>\n";
   if (!table.title.empty()) {
     out += "<caption>" + xml_escape(table.title) + "</caption>\n";

@@ -74,13 +74,14 @@ inline List<Series> roof_lines(const RooflinePlot& plot, double low, double high
 }
 
 inline void check_roofline(const RooflinePlot& plot) {
-  if (!(plot.peak_flops_per_second > 0) || plot.roofs.empty()) {
-    detail::fail({"svg: roofline \"" + plot.title +
+  const auto limit = [](double rate) { return rate > 0 && is_finite(rate); };
+  if (!limit(plot.peak_flops_per_second) || plot.roofs.empty()) {
+    detail::fail({"svg: roofline \"", plot.title,
                   "\" has no peak or no memory level; give a peak above 0 and one roof or more"});
   }
   for (const Roof& roof : plot.roofs) {
-    if (!(roof.bytes_per_second > 0)) {
-      detail::fail({"svg: roofline \"" + plot.title + "\": memory level \"" + roof.name +
+    if (!limit(roof.bytes_per_second)) {
+      detail::fail({"svg: roofline \"", plot.title, "\": memory level \"", roof.name,
                     "\" has no bandwidth; give bytes per second above 0"});
     }
   }

@@ -39,20 +39,32 @@ struct Plot {
 
 namespace detail {
 
+// Beyond it no room around the values would be a finite number.
+constexpr double most_drawable = 1e307;
+
 inline bool drawable(const Axis& axis, double value) {
-  return is_finite(value) && (axis.scale == Scale::linear || value > 0);
+  return is_finite(value) && std::fabs(value) <= most_drawable &&
+         (axis.scale == Scale::linear || value > 0);
 }
 
-// 1500 -> "1.5k", 2e12 -> "2T": short enough for a tick.
+// Whether limits are so near to each other that a dozen digits, which is what a tick may have, do
+// not tell its neighbours apart; their doubles may be the same.
+inline bool too_near(double low, double high) {
+  return high - low <= 1e-9 * std::max(std::fabs(low), std::fabs(high));
+}
+
+// 1500 -> "1.5k", 2e12 -> "2T", 999,960 -> "1M": short enough for a tick.
 inline std::string tick_text(double value, int digits = 4) {
   static const char* const suffixes[] = {"", "k", "M", "G", "T", "P", "E"};
-  int thousands = 0;
   double shown = value;
-  while (std::fabs(shown) >= 1000 && thousands < 6) {
+  for (const char* const suffix : suffixes) {
+    const std::string text = printed('g', digits, shown);
+    if (std::fabs(read_decimal(text)) < 1000) {  // as rounded
+      return text + suffix;
+    }
     shown /= 1000;
-    ++thousands;
   }
-  return printed('g', digits, shown) + suffixes[thousands];
+  return printed('g', digits, value);
 }
 
 // Limits from the data where the user gave none.
@@ -74,17 +86,27 @@ inline Axis fitted(Axis axis, const std::vector<double>& values) {
       axis.low /= 1.3;
       axis.high *= 1.3;
     } else {
-      const double room = axis.high > axis.low ? 0.04 * (axis.high - axis.low)
-                                               : std::max(0.5, 0.1 * std::fabs(axis.high));
+      const double room = too_near(axis.low, axis.high)  // as a constant is drawn
+                              ? std::max(0.5, 0.1 * std::fabs(axis.high))
+                              : 0.04 * (axis.high - axis.low);
       axis.low = axis.low >= 0 && axis.low < 2 * room ? 0 : axis.low - room;
       axis.high += room;
     }
   }
-  if (!is_finite(axis.low) || !is_finite(axis.high) || axis.low >= axis.high ||
-      (logarithmic && axis.low <= 0)) {
-    detail::fail({"svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
-                  tick_text(axis.high) + "; low must be below high" +
-                  (logarithmic ? ", and above 0 on a logarithmic axis" : "")});
+  const bool finite = is_finite(axis.low) && is_finite(axis.high) &&
+                      std::fabs(axis.low) <= 2 * most_drawable &&
+                      std::fabs(axis.high) <= 2 * most_drawable;
+  if (!finite || axis.low >= axis.high || (logarithmic && axis.low <= 0)) {
+    detail::fail({"svg: axis \"", axis.label, "\" runs from ", tick_text(axis.low), " to ",
+                  tick_text(axis.high), "; low must be below high",
+                  logarithmic ? ", and above 0 on a logarithmic axis" : "",
+                  finite ? "" : ", both within 1e307 of 0"});
+  }
+  if (too_near(axis.low, axis.high)) {
+    detail::fail(
+        {"svg: axis \"", axis.label, "\" runs from ", printed('g', 17, axis.low), " to ",
+         printed('g', 17, axis.high), ", a billionth of these numbers or less, which no ",
+         "tick can show; limits further apart, or values less what they share, are right"});
   }
   return axis;
 }
@@ -150,10 +172,14 @@ struct Frame {
   Axis x, y;
   double left = 0, right = 0, top = 0, bottom = 0;
 
+  // What is a million times the axis away is drawn as if it were there: a line from further away
+  // would be cut with an error that is seen.
   static double share(const Axis& axis, double value) {
-    return axis.scale == Scale::linear
-               ? (value - axis.low) / (axis.high - axis.low)
-               : std::log(value / axis.low) / std::log(axis.high / axis.low);
+    const double share =
+        axis.scale == Scale::linear
+            ? (value - axis.low) / (axis.high - axis.low)
+            : (std::log(value) - std::log(axis.low)) / (std::log(axis.high) - std::log(axis.low));
+    return std::max(-1e6, std::min(1e6, share));
   }
   double px(double value) const { return left + share(x, value) * (right - left); }
   double py(double value) const { return bottom - share(y, value) * (bottom - top); }
@@ -350,6 +376,11 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   frame.y = fitted(plot.y, ys);
   frame.left = std::max(82.0, 34 + widest_of(tick_texts(frame.y)));
   frame.right = plot.width - 26;
+  if (!(frame.right - frame.left >= 20 && plot.height >= 150 && plot.width + plot.height <= 1e6)) {
+    detail::fail({"svg: plot \"", plot.title, "\" of ", plot.width, " x ", plot.height,
+                  " pixels has no room for its lines between the words; ", Plot().width, " x ",
+                  Plot().height, " is the default, at most a million together are right"});
+  }
   canvas.heading(plot.title);
   frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54, plot.height - 214);
   frame.bottom = plot.height - 54;

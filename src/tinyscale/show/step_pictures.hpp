@@ -24,11 +24,11 @@ inline Svg waterfall(const List<TimeShare>& shares, const std::string& title,
   using detail::Canvas;
   double seconds = 0, widest = 0;
   for (const TimeShare& share : shares) {
-    if (!(share.seconds >= 0)) {
+    seconds += share.seconds;
+    if (!(share.seconds >= 0) || !detail::is_finite(seconds)) {
       detail::fail({"waterfall: ", share.name, " has ", share.seconds,
                     " s; 0 or more is right, as time_breakdown gives"});
     }
-    seconds += share.seconds;
     widest = std::max(widest, detail::drawn_width(detail::shorten(share.name, 40), 12));
   }
   const double left = std::max(90.0, widest + 30), row = 26, top = 64;

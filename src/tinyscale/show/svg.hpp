@@ -71,7 +71,7 @@ inline std::string coordinate(double value) {
   if (!text.empty() && text.back() == '.') {
     text.pop_back();
   }
-  return text == "-0" ? "0" : text;
+  return text;
 }
 
 inline std::string attribute(const char* name, double value) {
