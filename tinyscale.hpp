@@ -82758,16 +82758,16 @@ inline void plan_memory(const Machine& on, ServingPlan& plan) {
   plan.cache_tokens = named("tokens cached", floor(left / (layers * width * kept)));
 }
 
-// Weights that one step reads: of a mixture, the experts that its tokens visit.
-inline Quantity weights_read(const ServingPlan& plan) {
-  if (plan.job.model.experts == 0) {
-    return plan.weights;
+// Weights that a step of so many tokens reads: of a mixture, the experts that they visit.
+inline Quantity weights_read(const ServingJob& job, const Chip& chip, const Quantity& weights,
+                             std::int64_t tokens) {
+  if (job.model.experts == 0) {
+    return weights;
   }
-  const ServingLaw law = even_law(plan.job, plan.on.chip, 1);
-  const Quantity share(law.touched(static_cast<double>(plan.job.batch)), "", "touched",
+  const Quantity share(even_law(job, chip, 1).touched(static_cast<double>(tokens)), "", "touched",
                        "share of the experts, 1 - (1 - k / E)^B");
-  const Quantity routed(routed_bytes(plan.job), "B", "P_experts", "bytes of routed experts");
-  return named("P_read", plan.weights - routed + share * routed);
+  const Quantity routed(routed_bytes(job), "B", "P_experts", "bytes of routed experts");
+  return named("P_read", weights - routed + share * routed);
 }
 
 inline void plan_times(ServingPlan& plan) {
@@ -82785,7 +82785,8 @@ inline void plan_times(ServingPlan& plan) {
                         "parameters that a token uses");
   const Quantity two(2, "FLOP/token");
   const Quantity math = named("T_math", two * batch * active / (chips * rate));
-  const Quantity weights = named("T_weights", weights_read(plan) / (chips * bandwidth));
+  const Quantity weights =
+      named("T_weights", weights_read(job, chip, plan.weights, job.batch) / (chips * bandwidth));
   const Quantity kv = named("T_kv", batch * cache / (chips * bandwidth));
   plan.decode_step_time = named("T_decode", kv + max(math, weights), "lower bound");
   plan.bound = math.value() > weights.value() + kv.value() ? "math" : "memory";
@@ -83001,7 +83002,9 @@ inline BeamPlan plan_beam_search(const ServingJob& job, const Machine& machine,
   plan.capacity = named("capacity", chips * memory);
   plan.prefill_time =
       named("T_prefill", Quantity(2, "FLOP/token") * active * prefix / (chips * rate), "at peak");
-  plan.weights_time = named("T_weights", weights / (chips * bandwidth), "one step");
+  plan.weights_time =
+      named("T_weights", detail::weights_read(job, chip, weights, beams) / (chips * bandwidth),
+            "one step");
   const Quantity math =
       named("T_math", Quantity(2, "FLOP") * active * n / (chips * rate), "one step");
   const Quantity matmuls = named("T_matmul", max(math, plan.weights_time));
@@ -84586,11 +84589,16 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   const double rounds = (layout.context_parallel == ContextParallel::ring ? 3 : 2) +
                         (layout.recompute == Recompute::none ? 0 : 1);
   const Quantity replicas(static_cast<double>(layout.data), "", "data", "replicas");
-  const Quantity key_bytes =
+  const Quantity own_bytes =
       Quantity(rounds * wide, "B/token", "r", "bytes of a number in all rounds") * q.B *
       Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
                "numbers of a key and value") *
       q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
+  const double copies =
+      in.job.model.latent() ? 1 : kv_copies(in.job.model, static_cast<double>(layout.tensor));
+  const Quantity key_bytes =
+      copies > 1 ? own_bytes * Quantity(copies, "", "shared", "tensor ranks with one head of keys")
+                 : own_bytes;
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
   const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /

@@ -504,6 +504,13 @@ TEST_CASE("serving: beam search with a shared prefix on one v5e") {
   CHECK(!gib.fits_shared);
   const double over = gib.shared_memory.value() - gib.capacity.value();
   CHECK(over == doctest::Approx(30e6).epsilon(0.02));
+  // Of a mixture the experts that the beams visit, as in a step of as many sequences.
+  ts::ServingJob mixture = job_of("mixtral-8x7b", 2048, 256, 4, ts::DType::int8);
+  const ts::Machine eight = ts::machine("tpu-v5e", {2, 4});
+  CHECK(ts::plan_beam_search(mixture, eight, 4).weights_time.value() * eight.chip.memory_bandwidth *
+            8 ==
+        doctest::Approx(ts::ServingPlan(ts::plan_serving(mixture, eight)).weights.value() -
+                        ts::detail::routed_bytes(mixture) * std::pow(0.75, 4)));
   // Llama 2 70B's grouped queries would need an eighth of the cache a layer and width.
   const ts::ModelConfig grouped = ts::config("llama2-70b");
   CHECK(grouped.cached_numbers() * 8 == 2 * grouped.query_width());

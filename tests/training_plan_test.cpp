@@ -103,6 +103,22 @@ TEST_CASE("training plan: every quantity is the price it explains") {
   }
 }
 
+TEST_CASE("training plan: keys that several tensor ranks hold travel for each of them") {
+  const ts::TrainingJob job = llama70b();
+  ts::Layout layout;
+  layout.context = 2;
+  layout.zero = ts::Zero::parameters;
+  for (const int tensor : {8, 16, 32}) {  // of 8 heads of keys
+    layout.tensor = tensor;
+    layout.data = 64 / tensor;
+    const std::string text =
+        ts::plan_training(job, ts::machine("h100", {16, 8}), layout).context_time.explain();
+    CAPTURE(text);
+    CHECK((text.find("shared = ") != std::string::npos) == (tensor > 8));
+    CHECK(text.find("W_context = 1e+11 B/s ") != std::string::npos);
+  }
+}
+
 TEST_CASE("training plan: explanations hold the numbers") {
   const ts::TrainingPlan plan = ts::plan_training(llama70b(), pod());
   const std::string step = plan.step_time.explain();

@@ -127,7 +127,9 @@ inline BeamPlan plan_beam_search(const ServingJob& job, const Machine& machine,
   plan.capacity = named("capacity", chips * memory);
   plan.prefill_time =
       named("T_prefill", Quantity(2, "FLOP/token") * active * prefix / (chips * rate), "at peak");
-  plan.weights_time = named("T_weights", weights / (chips * bandwidth), "one step");
+  plan.weights_time =
+      named("T_weights", detail::weights_read(job, chip, weights, beams) / (chips * bandwidth),
+            "one step");
   const Quantity math =
       named("T_math", Quantity(2, "FLOP") * active * n / (chips * rate), "one step");
   const Quantity matmuls = named("T_matmul", max(math, plan.weights_time));

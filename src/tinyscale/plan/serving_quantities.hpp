@@ -184,16 +184,16 @@ inline void plan_memory(const Machine& on, ServingPlan& plan) {
   plan.cache_tokens = named("tokens cached", floor(left / (layers * width * kept)));
 }
 
-// Weights that one step reads: of a mixture, the experts that its tokens visit.
-inline Quantity weights_read(const ServingPlan& plan) {
-  if (plan.job.model.experts == 0) {
-    return plan.weights;
+// Weights that a step of so many tokens reads: of a mixture, the experts that they visit.
+inline Quantity weights_read(const ServingJob& job, const Chip& chip, const Quantity& weights,
+                             std::int64_t tokens) {
+  if (job.model.experts == 0) {
+    return weights;
   }
-  const ServingLaw law = even_law(plan.job, plan.on.chip, 1);
-  const Quantity share(law.touched(static_cast<double>(plan.job.batch)), "", "touched",
+  const Quantity share(even_law(job, chip, 1).touched(static_cast<double>(tokens)), "", "touched",
                        "share of the experts, 1 - (1 - k / E)^B");
-  const Quantity routed(routed_bytes(plan.job), "B", "P_experts", "bytes of routed experts");
-  return named("P_read", plan.weights - routed + share * routed);
+  const Quantity routed(routed_bytes(job), "B", "P_experts", "bytes of routed experts");
+  return named("P_read", weights - routed + share * routed);
 }
 
 inline void plan_times(ServingPlan& plan) {
@@ -211,7 +211,8 @@ inline void plan_times(ServingPlan& plan) {
                         "parameters that a token uses");
   const Quantity two(2, "FLOP/token");
   const Quantity math = named("T_math", two * batch * active / (chips * rate));
-  const Quantity weights = named("T_weights", weights_read(plan) / (chips * bandwidth));
+  const Quantity weights =
+      named("T_weights", weights_read(job, chip, plan.weights, job.batch) / (chips * bandwidth));
   const Quantity kv = named("T_kv", batch * cache / (chips * bandwidth));
   plan.decode_step_time = named("T_decode", kv + max(math, weights), "lower bound");
   plan.bound = math.value() > weights.value() + kv.value() ? "math" : "memory";

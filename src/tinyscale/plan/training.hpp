@@ -15,6 +15,7 @@
 #include "tinyscale/hardware/machine_of_chips.hpp"
 #include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/measure/quantity.hpp"
+#include "tinyscale/parallel/memory_forms.hpp"
 #include "tinyscale/plan/layout_search.hpp"
 #include "tinyscale/plan/make_twin.hpp"
 #include "tinyscale/plan/why_not.hpp"
@@ -143,11 +144,16 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   const double rounds = (layout.context_parallel == ContextParallel::ring ? 3 : 2) +
                         (layout.recompute == Recompute::none ? 0 : 1);
   const Quantity replicas(static_cast<double>(layout.data), "", "data", "replicas");
-  const Quantity key_bytes =
+  const Quantity own_bytes =
       Quantity(rounds * wide, "B/token", "r", "bytes of a number in all rounds") * q.B *
       Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
                "numbers of a key and value") *
       q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
+  const double copies =
+      in.job.model.latent() ? 1 : kv_copies(in.job.model, static_cast<double>(layout.tensor));
+  const Quantity key_bytes =
+      copies > 1 ? own_bytes * Quantity(copies, "", "shared", "tensor ranks with one head of keys")
+                 : own_bytes;
   plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
   const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
