@@ -7,7 +7,7 @@
 --budget: only the cost of the first two cells, memory and time, beside the standard headers alone.
 
 One bad symbol poisons a whole session, so every feature gets a fresh clang-repl-19 with a limit of
-60 seconds. Each cell ends with a line of its own; a session passes when every cell's line arrives,
+two minutes, of four where it optimises. Each cell ends with a line of its own; a session passes when every cell's line arrives,
 the expected output arrives and nothing is said about errors.
 """
 import argparse
@@ -180,9 +180,10 @@ def run_session(cells, command):
                 file.write(text + "\n")
             session += (f'#include "{scratch}/cell{number}.cpp"\n'
                         f'std::cout << std::flush; std::puts("END" " {number}"); std::fflush(stdout);\n')
-        code, out, complaint, seconds, peak = cost_of(command, session + "%quit\n", timeout=60)
+        limit = 240 if "-Xcc=-O2" in command else 120
+        code, out, complaint, seconds, peak = cost_of(command, session + "%quit\n", timeout=limit)
     if code is None:
-        return "no end after 60 s", "", seconds, peak
+        return f"no end after {limit} s", "", seconds, peak
     for number in range(len(cells)):
         if f"END {number}\n" not in out:
             return f"cell {number} did not end\n{complaint[-2000:]}", out, seconds, peak
