@@ -180,6 +180,21 @@ ts::PipelineSchedule turned_back(int ranks, int microbatches) {
   return schedule;
 }
 
+// A step of it takes milliseconds; its tables are not tied.
+ts::ModelConfig four_layers(std::int64_t vocabulary) {
+  ts::ModelConfig c = ts::config("nano");
+  c.layers = 4;
+  c.width = 32;
+  c.heads = c.kv_heads = 4;
+  c.head_size = 8;
+  c.hidden = 128;
+  c.context = 16;
+  c.vocabulary = vocabulary;
+  c.bias = false;
+  c.tied = false;
+  return c;
+}
+
 }  // namespace
 
 TEST_CASE("layout search: as good as trying every layout") {
@@ -339,16 +354,7 @@ TEST_CASE("step memory: ZeRO's example, 120, 31.4, 16.6 and 1.9 GB of 7.5 billio
 }
 
 TEST_CASE("step memory: states of f32 training are the executor's") {
-  ts::ModelConfig c = ts::config("nano");
-  c.layers = 4;
-  c.width = 32;
-  c.heads = c.kv_heads = 4;
-  c.head_size = 8;
-  c.hidden = 128;
-  c.context = 16;
-  c.vocabulary = 64;
-  c.bias = false;
-  c.tied = false;
+  const ts::ModelConfig c = four_layers(64);
   const ts::Transformer whole(c, 1);
   ts::MemoryConvention by;
   by.states = ts::StateBytes::f32;
@@ -375,15 +381,7 @@ TEST_CASE("step memory: states of f32 training are the executor's") {
 }
 
 TEST_CASE("step memory: a schedule that turns back has both ends of the model on its first rank") {
-  ts::ModelConfig c = ts::config("nano");
-  c.layers = 4;
-  c.width = 32;
-  c.heads = c.kv_heads = 4;
-  c.head_size = 8;
-  c.hidden = 128;
-  c.context = 16;
-  c.vocabulary = 512;
-  c.bias = false;
+  ts::ModelConfig c = four_layers(512);
   ts::MemoryConvention by;
   by.states = ts::StateBytes::f32;
   ts::StepOptions options;
