@@ -77804,6 +77804,56 @@ inline GroupLinks group_links(const Machine& machine, std::int64_t stride, std::
   return links;
 }
 
+namespace detail {
+
+// Chips of a slice, a node or a box.
+inline std::int64_t domain_of(const Machine& machine) {
+  std::int64_t chips = 1;
+  for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
+       d < machine.dims.size(); ++d) {
+    chips *= machine.dims[d];
+  }
+  return chips;
+}
+
+// The links that each kind of message of a layout travels on.
+struct LayoutLinks {
+  GroupLinks tensor, context, batch, shard, replica;
+  GroupLinks expert_shard, expert_replica;  // of those that hold the same experts
+  GroupLinks experts;                       // among which tokens are dealt out, in a domain
+  double expert_domain = 1;                 // chips of that
+  bool stages_leave = false;                // from stage to stage through the outer network
+
+  LayoutLinks() = default;
+  LayoutLinks(const Machine& machine, const Layout& layout) {
+    const std::int64_t inner = layout.tensor * layout.context;
+    tensor = group_links(machine, 1, layout.tensor);
+    context = group_links(machine, layout.tensor, layout.context);
+    batch = group_links(machine, layout.tensor, layout.batch_devices());
+    const std::int64_t shards = layout.shards();
+    shard = group_links(machine, layout.tensor, shards);
+    replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
+    const std::int64_t holders = layout.batch_devices() / layout.expert;
+    const std::int64_t fewer = layout.expert_shards();
+    expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
+    expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
+    const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
+    const std::int64_t close_by = machine.chip.kind == "tpu" ? group : std::min(domain, group);
+    expert_domain = static_cast<double>(close_by);
+    experts = group_links(machine, 1, close_by);
+    stages_leave = inner * layout.data >= domain && machine.chips() > domain;
+  }
+
+  // Than the same layout's on the machine's dimensions in another order.
+  bool no_slower(const LayoutLinks& other) const {
+    return tensor.no_slower(other.tensor) && context.no_slower(other.context) &&
+           shard.no_slower(other.shard) && replica.no_slower(other.replica) &&
+           expert_shard.no_slower(other.expert_shard) &&
+           expert_replica.no_slower(other.expert_replica) && experts.no_slower(other.experts);
+  }
+};
+
+}  // namespace detail
 }}  // namespace tinyscale
 
 // >> tinyscale/plan/efficiency.hpp
@@ -77825,6 +77875,7 @@ struct Software {
   double wasted = 0.05;           // of activations, by an allocator that holds blocks of all sizes
   double system_bytes = 3e9;      // runtime and communication buffers of a GPU
   double gradient_bytes = 2;      // of a gradient that a GPU sends
+  bool hides_experts = false;     // their exchanges behind the compute of another microbatch
 };
 
 // Megatron-LM of 2021 and 2022: fused kernels, scores in memory, messages that wait. It trained in
@@ -77841,6 +77892,14 @@ inline Software software_deepspeed_2022() {
 // FSDP of an eager framework: op by op.
 inline Software software_eager_fsdp() {
   return {"eager FSDP", true, false, false, true, true, false, 0.15, 3e9, 4};
+}
+
+// DeepSeek-V3's own (DualPipe and its exchanges, arXiv 2412.19437, section 3.2).
+inline Software software_deepseek_2024() {
+  Software software;
+  software.name = "DeepSeek 2024";
+  software.hides_experts = true;
+  return software;
 }
 
 // Shares of published rates, seconds that are lost, and how often memory is gone over.
@@ -77868,6 +77927,7 @@ struct Efficiency {
   double hop = 2.51e-05;               // seconds before a collective moves its first byte
   double hidden_tensor = 0.856, hidden_tensor_tpu = 0.868;  // share of the messages
   double hidden_context = 0.8, hidden_expert = 0.251;
+  double exchange_units = 20.0 / 132;  // of a GPU, that hidden exchanges take (arXiv 2412.19437)
   double exposed_gather = 0.625, exposed_gather_tpu = 0.102;  // share that no compute hides
   double gather_beside = 0.346;    // share of the compute time that gathers can hide in
   double gather_beside_tpu = 0.5;  // assumed: no run that is priced needs more than 0.2
@@ -78123,53 +78183,6 @@ inline double wire_bytes(const StepJob& job, const Layout& layout) {
                                                : job.gradient_bytes;
 }
 
-// Chips of a slice, a node or a box.
-inline std::int64_t domain_of(const Machine& machine) {
-  std::int64_t chips = 1;
-  for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
-       d < machine.dims.size(); ++d) {
-    chips *= machine.dims[d];
-  }
-  return chips;
-}
-
-// The links that each kind of message of a layout travels on.
-struct LayoutLinks {
-  GroupLinks tensor, context, batch, shard, replica;
-  GroupLinks expert_shard, expert_replica;  // of those that hold the same experts
-  GroupLinks experts;                       // among which tokens are dealt out, in a domain
-  double expert_domain = 1;                 // chips of that
-  bool stages_leave = false;                // from stage to stage through the outer network
-
-  LayoutLinks() = default;
-  LayoutLinks(const Machine& machine, const Layout& layout) {
-    const std::int64_t inner = layout.tensor * layout.context;
-    tensor = group_links(machine, 1, layout.tensor);
-    context = group_links(machine, layout.tensor, layout.context);
-    batch = group_links(machine, layout.tensor, layout.batch_devices());
-    const std::int64_t shards = layout.shards();
-    shard = group_links(machine, layout.tensor, shards);
-    replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
-    const std::int64_t holders = layout.batch_devices() / layout.expert;
-    const std::int64_t fewer = layout.expert_shards();
-    expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
-    expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
-    const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
-    const std::int64_t close_by = machine.chip.kind == "tpu" ? group : std::min(domain, group);
-    expert_domain = static_cast<double>(close_by);
-    experts = group_links(machine, 1, close_by);
-    stages_leave = inner * layout.data >= domain && machine.chips() > domain;
-  }
-
-  // Than the same layout's on the machine's dimensions in another order.
-  bool no_slower(const LayoutLinks& other) const {
-    return tensor.no_slower(other.tensor) && context.no_slower(other.context) &&
-           shard.no_slower(other.shard) && replica.no_slower(other.replica) &&
-           expert_shard.no_slower(other.expert_shard) &&
-           expert_replica.no_slower(other.expert_replica) && experts.no_slower(other.experts);
-  }
-};
-
 // Seconds of matmuls that were priced before, for one chip and format: many layouts leave a chip
 // the same shapes.
 class MatmulTimes {
@@ -78235,6 +78248,7 @@ class StepPricer {
     if (mixtures > 0) {
       add_layer(layer_work(c, layout_, b_, job_.context, true), mixtures);
     }
+    hide_experts();
     add_head();
     add_stages();
     add_data();
@@ -78369,8 +78383,16 @@ class StepPricer {
     const double reached =
         std::max(links.exchange(inside, inner_), outside / (out_rate * e_.exchange_outer));
     const double exchanges = 2 * passes * many;
-    layer_.expert += exchanges * (reached + 4 * e_.hop) * (1 - e_.hidden_expert);
+    layer_.expert += exchanges * (reached + 4 * e_.hop);
     limit_.expert += exchanges * limit;
+  }
+
+  // What exchanges add to the compute beside them: a share of their time, or all that outlasts it.
+  void hide_experts() {
+    const double share = !job_.software.hides_experts ? 1 - e_.hidden_expert
+                         : tpu_                       ? 0
+                                                      : e_.exchange_units;
+    layer_.expert = std::max(share * layer_.expert, layer_.expert - layer_.compute());
   }
 
   void add_head() {

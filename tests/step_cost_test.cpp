@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -161,6 +162,52 @@ TEST_CASE("step cost: layers that are computed again ask their experts again") {
       CHECK(bytes == doctest::Approx(2 * layers * exchanges * one));
     }
   }
+}
+
+// 14.8e12 tokens in 2.664e6 H800 hours, 15,360 sequences a step on 2,048 (arXiv 2412.19437, table 1
+// and section 4.2): 19.9 s a step.
+TEST_CASE("step cost: hidden exchanges cost the units they take, or what outlasts compute") {
+  ts::StepJob job;
+  job.model = ts::config("deepseek-v3");
+  job.context = 4096;
+  job.batch = 15360;
+  job.format = ts::DType::fp8_e4m3;
+  job.gradient_bytes = 2;
+  ts::Layout layout;
+  layout.data = 128;
+  layout.pipeline = 16;
+  layout.expert = 64;
+  layout.zero = ts::Zero::optimizer;
+  layout.microbatches = 120;
+  const ts::Efficiency at;
+  const auto cost = [&](bool hides, double port) {
+    job.software = hides ? ts::software_deepseek_2024() : ts::Software();
+    ts::Chip h800 = ts::chip("h800");
+    h800.dcn_bandwidth *= port;
+    return ts::price_step(job, ts::machine_of_chips(h800, 2048), layout).typical;
+  };
+  const double published = 15360.0 * 4096 * 2.664e6 * 3600 / (14.8e12 * 2048);
+  const double typical = cost(true, 1).total(), open = cost(false, 1).total();
+  CAPTURE(typical);
+  CAPTURE(published);
+  CHECK(std::fabs(typical / published - 1) < 0.08);
+  CHECK(open > 1.4 * published);  // what the run would have taken with exchanges as others have
+  for (const double port : {0.25, 1.0, 4.0, 64.0}) {
+    const ts::StepCost one = cost(false, port), other = cost(true, port);
+    const double compute = one.compute() - one.head;
+    const double some = one.expert / (1 - at.hidden_expert), all = one.expert + compute;
+    const double whole = std::min(some, all);  // whatever bounds it
+    CHECK(other.expert ==
+          doctest::Approx(std::max(at.exchange_units * whole, whole - compute)).epsilon(1e-12));
+    CHECK(other.expert <= one.expert);
+    CHECK(other.bubble <= one.bubble);
+    CHECK(other.compute() == doctest::Approx(one.compute()).epsilon(1e-12));
+  }
+  CHECK(cost(true, 4).expert < cost(true, 1).expert);
+  // A TPU's links move data by themselves: nothing is added until the exchanges outlast compute.
+  const ts::StepCost tpu =
+      ts::price_step(job, ts::machine_of_chips("tpu-v5p", 2048), layout).typical;
+  CHECK(tpu.expert == 0);
 }
 
 // The embedding and the head send 4 units (5 or 6 where layers are computed again) beside the 8 or

@@ -22,6 +22,7 @@ struct Software {
   double wasted = 0.05;           // of activations, by an allocator that holds blocks of all sizes
   double system_bytes = 3e9;      // runtime and communication buffers of a GPU
   double gradient_bytes = 2;      // of a gradient that a GPU sends
+  bool hides_experts = false;     // their exchanges behind the compute of another microbatch
 };
 
 // Megatron-LM of 2021 and 2022: fused kernels, scores in memory, messages that wait. It trained in
@@ -38,6 +39,14 @@ inline Software software_deepspeed_2022() {
 // FSDP of an eager framework: op by op.
 inline Software software_eager_fsdp() {
   return {"eager FSDP", true, false, false, true, true, false, 0.15, 3e9, 4};
+}
+
+// DeepSeek-V3's own (DualPipe and its exchanges, arXiv 2412.19437, section 3.2).
+inline Software software_deepseek_2024() {
+  Software software;
+  software.name = "DeepSeek 2024";
+  software.hides_experts = true;
+  return software;
 }
 
 // Shares of published rates, seconds that are lost, and how often memory is gone over.
@@ -65,6 +74,7 @@ struct Efficiency {
   double hop = 2.51e-05;               // seconds before a collective moves its first byte
   double hidden_tensor = 0.856, hidden_tensor_tpu = 0.868;  // share of the messages
   double hidden_context = 0.8, hidden_expert = 0.251;
+  double exchange_units = 20.0 / 132;  // of a GPU, that hidden exchanges take (arXiv 2412.19437)
   double exposed_gather = 0.625, exposed_gather_tpu = 0.102;  // share that no compute hides
   double gather_beside = 0.346;    // share of the compute time that gathers can hide in
   double gather_beside_tpu = 0.5;  // assumed: no run that is priced needs more than 0.2

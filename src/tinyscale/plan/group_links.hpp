@@ -13,6 +13,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
+#include "tinyscale/parallel/layout.hpp"
 
 namespace tinyscale {
 
@@ -93,4 +94,54 @@ inline GroupLinks group_links(const Machine& machine, std::int64_t stride, std::
   return links;
 }
 
+namespace detail {
+
+// Chips of a slice, a node or a box.
+inline std::int64_t domain_of(const Machine& machine) {
+  std::int64_t chips = 1;
+  for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
+       d < machine.dims.size(); ++d) {
+    chips *= machine.dims[d];
+  }
+  return chips;
+}
+
+// The links that each kind of message of a layout travels on.
+struct LayoutLinks {
+  GroupLinks tensor, context, batch, shard, replica;
+  GroupLinks expert_shard, expert_replica;  // of those that hold the same experts
+  GroupLinks experts;                       // among which tokens are dealt out, in a domain
+  double expert_domain = 1;                 // chips of that
+  bool stages_leave = false;                // from stage to stage through the outer network
+
+  LayoutLinks() = default;
+  LayoutLinks(const Machine& machine, const Layout& layout) {
+    const std::int64_t inner = layout.tensor * layout.context;
+    tensor = group_links(machine, 1, layout.tensor);
+    context = group_links(machine, layout.tensor, layout.context);
+    batch = group_links(machine, layout.tensor, layout.batch_devices());
+    const std::int64_t shards = layout.shards();
+    shard = group_links(machine, layout.tensor, shards);
+    replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
+    const std::int64_t holders = layout.batch_devices() / layout.expert;
+    const std::int64_t fewer = layout.expert_shards();
+    expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
+    expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
+    const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
+    const std::int64_t close_by = machine.chip.kind == "tpu" ? group : std::min(domain, group);
+    expert_domain = static_cast<double>(close_by);
+    experts = group_links(machine, 1, close_by);
+    stages_leave = inner * layout.data >= domain && machine.chips() > domain;
+  }
+
+  // Than the same layout's on the machine's dimensions in another order.
+  bool no_slower(const LayoutLinks& other) const {
+    return tensor.no_slower(other.tensor) && context.no_slower(other.context) &&
+           shard.no_slower(other.shard) && replica.no_slower(other.replica) &&
+           expert_shard.no_slower(other.expert_shard) &&
+           expert_replica.no_slower(other.expert_replica) && experts.no_slower(other.experts);
+  }
+};
+
+}  // namespace detail
 }  // namespace tinyscale
