@@ -4385,9 +4385,11 @@ inline std::ostream& operator<<(std::ostream& out, const Counters& c) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-// Sums over all threads since the counters were made.
+// Sums over all threads since the counters were made. Where more is counted than the processor has
+// counters for (other programs' events too) they take turns, and counts are scaled to all the time.
 struct HardwareCounts {
   bool counted = false;
+  double share = 1;  // of the time that was counted, of the event that had least
   double cycles = 0, instructions = 0, cache_misses = 0;
 
   double memory_bytes() const { return 64 * cache_misses; }
@@ -4418,6 +4420,7 @@ inline int open_perf_event(int event, int thread) {
   attr.exclude_kernel = 1;
   attr.exclude_hv = 1;
   attr.inherit = 1;  // threads that start later count too
+  attr.read_format = PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING;
   const long file = syscall(SYS_perf_event_open, &attr, thread, -1, -1, PERF_FLAG_FD_CLOEXEC);
   return file < 0 ? -errno : static_cast<int>(file);
 #else
@@ -4480,11 +4483,18 @@ class HardwareCounters {
     double* const sums[events] = {&found.cycles, &found.instructions, &found.cache_misses};
 #if defined(TINYSCALE_PERF_EVENTS)
     for (std::size_t i = 0; i < files_.size(); ++i) {
-      std::uint64_t count = 0;
-      if (::read(files_[i], &count, sizeof(count)) == sizeof(count)) {
-        *sums[i % events] += static_cast<double>(count);
-        found.counted = true;
+      std::uint64_t got[3] = {0, 0, 0};  // count, time enabled, time counted
+      if (::read(files_[i], got, sizeof(got)) != sizeof(got)) {
+        continue;
       }
+      if (got[1] > 0 && got[2] == 0) {  // it never had its turn: nothing is known
+        return {};
+      }
+      const double share =
+          got[1] > 0 ? static_cast<double>(got[2]) / static_cast<double>(got[1]) : 1;
+      *sums[i % events] += static_cast<double>(got[0]) / share;
+      found.share = share < found.share ? share : found.share;
+      found.counted = true;
     }
 #else
     static_cast<void>(sums);
@@ -7977,6 +7987,9 @@ inline Table RooflineReport::table() const {
 inline Table RooflineReport::hardware_table() const {
   Table out;
   out.title = "Hardware counters, all threads";
+  if (hardware.share < 1) {
+    out.title += detail::cat({", scaled from ", format_percent(hardware.share), " of the time"});
+  }
   out.columns = {"what", "counted", "model"};
   const auto si = [](double value) { return format_si(value, ""); };
   out.add({"cycles", si(hardware.cycles), "-"});

@@ -457,17 +457,18 @@ TEST_CASE("hardware: counters of the processor stand beside the model's, or say 
           "the system does not allow them (perf_event_paranoid)");
   refused([](int, int) { return -ENOENT; }, "this processor, perhaps a virtual one, offers none");
   refused([](int, int) { return -ENOSYS; }, "Function not implemented");
-  // Each event is a pipe that holds a count.
-  const ts::detail::PerfOpener pipes = [](int event, int) {
+  // Each event is a pipe that holds a count, the time that it was enabled and that it counted.
+  static const auto event_pipe = [](int event, std::uint64_t enabled, std::uint64_t ran) {
     int ends[2];
     if (pipe(ends) != 0) {
       return -EMFILE;
     }
-    const std::uint64_t count = event == 0 ? 100 : event == 1 ? 250 : 3;
-    const bool written = write(ends[1], &count, sizeof(count)) == sizeof(count);
+    const std::uint64_t count[] = {event == 0 ? 100U : event == 1 ? 250U : 3U, enabled, ran};
+    const bool written = write(ends[1], count, sizeof(count)) == sizeof(count);
     close(ends[1]);
     return written ? ends[0] : -EIO;
   };
+  const ts::detail::PerfOpener pipes = [](int event, int) { return event_pipe(event, 0, 0); };
   const ts::HardwareCounters counters(pipes);
   CHECK(counters.why() == "");
   const ts::HardwareCounts found = counters.read();
@@ -482,6 +483,22 @@ TEST_CASE("hardware: counters of the processor stand beside the model's, or say 
   ts::Profile counting;
   counting.count_hardware(pipes);
   CHECK(counting.roofline(chip).hardware_table().csv().find("a cycle,2.5,") != std::string::npos);
+  // Events that took turns with others: misses were counted a quarter of the time, or never.
+  static std::uint64_t turn;
+  const ts::detail::PerfOpener turns = [](int event, int) {
+    return event_pipe(event, 80, event == 2 ? turn : 80);
+  };
+  turn = 20;
+  const ts::HardwareCounts shared = ts::HardwareCounters(turns).read();
+  CHECK(shared.counted);
+  CHECK(shared.share == 0.25);
+  CHECK(shared.instructions_per_cycle() == 2.5);
+  CHECK(shared.cache_misses == 4 * 3 * shared.cycles / 100);
+  CHECK(printed(turns).find("Hardware counters, all threads, scaled from 25.0 % of the time\n") !=
+        std::string::npos);
+  turn = 0;
+  CHECK_FALSE(ts::HardwareCounters(turns).read().counted);
+  CHECK(printed(turns).find("Hardware counters") == std::string::npos);
   // A thread that goes between two of its events is left out.
   static std::atomic<int> opened;
   opened = 0;
@@ -491,16 +508,8 @@ TEST_CASE("hardware: counters of the processor stand beside the model's, or say 
       std::this_thread::yield();
     }
   });
-  const ts::HardwareCounters some([](int event, int) {
-    const std::uint64_t count = event == 0 ? 100 : event == 1 ? 250 : 3;
-    int ends[2];
-    if (opened++ == 1 || pipe(ends) != 0) {
-      return -ESRCH;
-    }
-    const bool written = write(ends[1], &count, sizeof(count)) == sizeof(count);
-    close(ends[1]);
-    return written ? ends[0] : -EIO;
-  });
+  const ts::HardwareCounters some(
+      [](int event, int) { return opened++ == 1 ? -ESRCH : event_pipe(event, 5, 5); });
   over = true;
   second.join();
   const ts::HardwareCounts rest = some.read();

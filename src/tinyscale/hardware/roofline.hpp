@@ -247,6 +247,9 @@ inline Table RooflineReport::table() const {
 inline Table RooflineReport::hardware_table() const {
   Table out;
   out.title = "Hardware counters, all threads";
+  if (hardware.share < 1) {
+    out.title += detail::cat({", scaled from ", format_percent(hardware.share), " of the time"});
+  }
   out.columns = {"what", "counted", "model"};
   const auto si = [](double value) { return format_si(value, ""); };
   out.add({"cycles", si(hardware.cycles), "-"});
