@@ -1576,11 +1576,12 @@ inline std::vector<float> from_int8(const Int8Values& x) {
 
 namespace detail {
 inline float round_between(float x, float low, float high) {
-  return std::fmin(std::fmax(std::nearbyint(x), low), high);
+  return is_nan(x) ? x : std::fmin(std::fmax(std::nearbyint(x), low), high);
 }
 }  // namespace detail
 
-// The nearest value of that format, as a float. f32 and f64 leave it; integers round and saturate.
+// The nearest value of that format, as a float. f32 and f64 leave it; integers round and saturate;
+// NaN stays, so that it is seen.
 inline float round_to(float x, DType format) {
   switch (format) {
     case DType::f64:

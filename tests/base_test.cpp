@@ -240,6 +240,9 @@ TEST_CASE("format: the ends of each range") {
     CHECK(ts::round_to(1.5F, format) == 1.5F);
   }
   CHECK(ts::round_to(3.14159F, ts::DType::bf16) == 3.140625F);
+  for (const ts::DType format : {ts::DType::int32, ts::DType::int8, ts::DType::int4}) {
+    CHECK(std::isnan(ts::round_to(nan, format)));
+  }
   CHECK(ts::round_to(2.5F, ts::DType::int8) == 2.0F);
   CHECK(ts::round_to(-200.0F, ts::DType::int8) == -128.0F);
   CHECK(ts::round_to(9.0F, ts::DType::int4) == 7.0F);
