@@ -163,6 +163,16 @@ inline ts::DType format_of(const std::string& name) {
   return formats[choice_of("the format", name, names)];
 }
 
+// What a training program hides and fuses, by the name of one that is known.
+inline ts::Software software_of(const std::string& name) {
+  const Strings names = {"current", "megatron-2021", "deepspeed-2022", "eager-fsdp",
+                         "deepseek-2024"};
+  const ts::Software known[] = {ts::Software(), ts::software_megatron_2021(),
+                                ts::software_deepspeed_2022(), ts::software_eager_fsdp(),
+                                ts::software_deepseek_2024()};
+  return known[choice_of("the software", name, names)];
+}
+
 // A preset, or a config.json.
 inline ts::ModelConfig model_of(const std::string& name) {
   if (name.find('/') != std::string::npos ||

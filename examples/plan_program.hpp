@@ -10,6 +10,7 @@ namespace plan_program {
 
 inline constexpr const char* usage = R"(plan train MODEL --chip NAME --chips N --batch TOKENS
   [--context T] [--tokens N] [--format bf16|fp8|int8] [--mfu SHARE] [--price USD_AN_HOUR]
+  [--software megatron-2021|deepspeed-2022|eager-fsdp|deepseek-2024]
   [--layout data=..,tensor=..,pipeline=..,context=..,expert=..,microbatches=..,zero=0..3,
     zero_devices=..,chunks=..,recompute=none|selective|full]
   [--why] [--twin] [--svg FOLDER]

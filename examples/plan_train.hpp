@@ -155,7 +155,8 @@ inline void save(const ts::Svg& picture, const char* name, const Options& option
 
 // Of train and of explain: pictures and depth are of one of them alone.
 inline std::string train_flags() {
-  return "--chip --chips --dims --batch --context --tokens --format --layout --mfu --price";
+  return "--chip --chips --dims --batch --context --tokens --format --software --layout --mfu "
+         "--price";
 }
 
 inline ts::TrainingJob training_job(const Options& options) {
@@ -165,6 +166,7 @@ inline ts::TrainingJob training_job(const Options& options) {
   job.context = options.whole("--context", 0, 1, 1e9);
   job.tokens = options.number("--tokens", 0, 1, 1e30);
   job.format = format_of(options.text("--format", "bf16"));
+  job.software = software_of(options.text("--software", "current"));
   job.typical_mfu = options.number("--mfu", 0, 1e-6, 1);
   return job;
 }

@@ -98,6 +98,14 @@ TEST_CASE("plan train: the plan of the library, in one screen") {
              "data=8,tensor=4,pipeline=2,microbatches=8,chunks=4")
             .has("sequence parallel, 4 chunks"));
   CHECK(plan("train llama3-8b --chip h100 --chips 64 --twin").has("twin of llama3-8b"));
+  const std::string deepseek =  // 19.9 s a step
+      "train deepseek-v3 --chip h800 --chips 2048 --batch 62914560 --context 4096 --format fp8 "
+      "--layout data=128,pipeline=16,expert=64,microbatches=120,zero=1 --software ";
+  CHECK(plan(deepseek + "deepseek-2024").has("T_step, typical             20.7 s"));
+  CHECK(plan(deepseek + "current").has("T_step, typical             30.6 s"));
+  CHECK(refused(deepseek + "deepsek-2024") ==
+        "plan: the software \"deepsek-2024\" is not known; near it are deepseek-2024, "
+        "deepspeed-2022\n");
 }
 
 TEST_CASE("plan serve: the plan, the frontier and a simulation") {
