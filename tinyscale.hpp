@@ -71099,7 +71099,7 @@ inline void check_job(const char* who, const FaultyJob& job) {
     good = good && time >= least && time <= most;
   }
   for (const double time : {job.save_seconds, job.restart_seconds}) {
-    good = good && !(time < 0) && (!(time > 0) || time >= least) && time <= most;
+    good = good && (time == 0 || (time >= least && time <= most));
   }
   if (!good) {
     fail({who, ": ", job.devices, " devices, ", job.device_hours_per_failure,
