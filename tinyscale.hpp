@@ -27106,6 +27106,10 @@ class GraphWriter : public Recorder {
     const RecorderScope eager(nullptr);
     Tensor numbers(shape);
     for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] > 16777216) {
+        fail({"compile: id ", ids[i], " at position ", i, " of ", shape,
+              "; in a graph ids are numbers of f32, up to 2^24 is right"});
+      }
       numbers.data()[i] = static_cast<float>(ids[i]);
     }
     return numbers;
@@ -33676,7 +33680,7 @@ class SymbolicGraph {
     Graph out = graph_;
     for (const Form& form : forms_) {
       const double b = static_cast<double>(batch);
-      const double value = form.inverse ? form.slope / b : form.slope * b + form.offset;
+      const double value = form.inverse ? form.slope / (form.offset * b) : form.slope * b + form.offset;
       GraphNode& node = out[form.node];
       if (form.place < 0) {
         node.shape.set(-1 - form.place, static_cast<std::int64_t>(value));
@@ -33694,7 +33698,7 @@ class SymbolicGraph {
   struct Form {
     int node, place;  // place: a number, or -1 - a dimension of the shape
     double slope, offset;
-    bool inverse;
+    bool inverse;  // slope / (offset B)
   };
 
   static void check_alike(const Graph& a, const Graph& b, std::size_t own, std::string& why) {
@@ -33746,9 +33750,11 @@ class SymbolicGraph {
     }
     if (place >= 0 && same(values[0] * b0, values[1] * b1) &&
         same(values[0] * b0, values[2] * b2)) {
-      const double whole = std::nearbyint(values[0] * b0);  // of a float, 1 / B times B is not 1
-      const double c = same(values[0] * b0, whole) ? whole : values[0] * b0;
-      forms_.push_back({node, place, c, 0, true});
+      const double c = values[0] * b0;  // of a float, 1 / B times B is not 1, nor 1 / 3 B 1 / 3
+      const double whole = std::nearbyint(c), of = std::nearbyint(1.0 / c);
+      forms_.push_back(same(c, whole)     ? Form{node, place, whole, 1, true}
+                       : same(1.0 / c, of) ? Form{node, place, 1, of, true}
+                                           : Form{node, place, c, 1, true});
       return;
     }
     why = cat({"op ", node, ", ", name_of(graph_[node].op), " of ", graph_[node].shape,
@@ -34065,12 +34071,12 @@ class KeptConstants {
 };
 
 // Whether a second run of the function did the same with the same tensors.
-inline bool same_capture(const Compilation& a, const Compilation& b) {
-  if (!same_graph(a.graph, b.graph)) {
+inline bool same_capture(const Graph& a, const Graph& b) {
+  if (!same_graph(a, b)) {
     return false;
   }
-  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
-    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
+  for (std::size_t i = 0; i < a.constants.size(); ++i) {
+    const Tensor &x = a.constants[i], &y = b.constants[i];
     if (x.storage().get() != y.storage().get() && !same_numbers(x, y)) {
       return false;
     }
@@ -34211,8 +34217,9 @@ class Compiled {
                             bool counts = true) const;
   Shared<Compilation> capture(const std::vector<Tensor>& inputs, bool sample = false) const;
   void make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const;
-  bool does_alike(Compilation& made, const std::vector<Tensor>& inputs) const;
-  Shared<Compilation> at_batch(const Compilation& made, const std::vector<Tensor>& inputs) const;
+  bool does_alike(Compilation& made, const detail::SymbolicBatch& symbolic,
+                  const std::vector<Tensor>& inputs) const;
+  void at_batch(const Shared<Compilation>& sized, const std::vector<Tensor>& inputs) const;
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
   void count_handles() const;
@@ -34408,7 +34415,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
     }
   }
-  Shared<Compilation> found, follows;
+  Shared<Compilation> found, follows, sized;
   std::vector<Tensor> asked;  // host values, by the capture of this call
   bool again = false;
   {
@@ -34439,10 +34446,14 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       all.known = alive;
       count_handles();
     }
-    all.counters.hits += (found && !again) || (!found && follows) ? 1 : 0;
+    if (!found && follows) {  // a copy: another thread may give its symbolic graph up
+      sized.reset(new Compilation(*follows));
+    }
+    all.counters.hits += (found && !again) || sized ? 1 : 0;
   }
-  if (!found && follows && does_alike(*follows, inputs)) {
-    found = at_batch(*follows, inputs);
+  if (sized && does_alike(*follows, *sized->symbolic, inputs)) {
+    at_batch(sized, inputs);
+    found = sized;
   } else if (!found || again) {
     const Shared<Compilation> now = capture(inputs);
     asked.swap(now->host_values);
@@ -34456,7 +34467,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       all.known.push_back(now);
     } else if (!found->rerun) {
       --found->confirmations;
-      if (now->rerun || !detail::same_capture(*found, *now)) {
+      if (now->rerun || !detail::same_capture(found->graph, now->graph)) {
         found->rerun = true;
         found->why = detail::difference(*found, *now);
       }
@@ -34700,7 +34711,8 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
 
 // Whether the function, run at this size without numbers, does what the graph of all sizes says; if
 // not, that graph is given up.
-inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& inputs) const {
+inline bool Compiled::does_alike(Compilation& made, const detail::SymbolicBatch& symbolic,
+                                 const std::vector<Tensor>& inputs) const {
   if (state().options.confirmations == 0) {
     return true;
   }
@@ -34713,7 +34725,7 @@ inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& i
     }
     const Shared<Compilation> seen = capture(sized, true);
     if (!seen->rerun &&
-        detail::same_graph(seen->graph, made.symbolic->graph.at(inputs[0].dim(0)))) {
+        detail::same_capture(seen->graph, symbolic.graph.at(inputs[0].dim(0)))) {
       return true;
     }
   } catch (const Error& error) {
@@ -34727,11 +34739,11 @@ inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& i
   return false;
 }
 
-// The same compilation of another batch size.
-inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
-                                                      const std::vector<Tensor>& inputs) const {
+// Makes a copy of a compilation that of another batch size.
+inline void Compiled::at_batch(const Shared<Compilation>& sized,
+                               const std::vector<Tensor>& inputs) const {
   const std::int64_t batch = inputs[0].dim(0);
-  Shared<Compilation> sized(new Compilation(made));
+  const detail::SymbolicBatch& symbolic = *sized->symbolic;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     sized->guards.inputs[i].shape = inputs[i].shape();
   }
@@ -34743,14 +34755,14 @@ inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
       }
     }
   };
-  const std::size_t own = made.graph.constants.size();
-  sized->graph = made.symbolic->graph.at(batch);
-  sized->cut.graph = made.symbolic->cut.at(batch);
+  const std::size_t own = sized->graph.constants.size();
+  sized->graph = symbolic.graph.at(batch);
+  sized->cut.graph = symbolic.cut.at(batch);
   resize_known(sized->cut.graph, own);
   sized->plan = plan_of(sized->cut.graph, sized->plan_writes, false);
   for (std::size_t r = 0; r < sized->backward.size(); ++r) {
     detail::BackwardPart& part = sized->backward[r];
-    part.cut.graph = made.symbolic->backward[r].at(batch);
+    part.cut.graph = symbolic.backward[r].at(batch);
     resize_known(part.cut.graph, own);
     part.plan = part.leaves.empty() ? part.plan : plan_of(part.cut.graph, {}, false);
   }
@@ -34760,7 +34772,6 @@ inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
   const std::lock_guard<std::mutex> lock(state().mutex);
   state().known.push_back(sized);
   ++state().counters.sizes;
-  return sized;
 }
 
 }}  // namespace tinyscale
