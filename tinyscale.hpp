@@ -4168,16 +4168,17 @@ struct ProductFormat {
 }  // namespace detail
 
 struct Context {
-  Profile* profile = nullptr;                   // null: nothing is recorded
-  Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
-  int device = -1;                              // -1: the program itself
-  MemoryKind kind = MemoryKind::activation;     // what allocations are for
-  int no_grad = 0;                              // scopes alive that switch gradients off
-  detail::ProductFormat matmul_format;          // in which matmuls read their operands
-  RoundingCount* rounding = nullptr;            // of gradients; null: nobody counts
-  int recomputing = 0;                          // recomputations (recompute()) that are under way
-  bool gradient_passed = false;                 // an op under a NoGrad had an input with a gradient
-  DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
+  Profile* profile = nullptr;                    // null: nothing is recorded
+  Shared<MemoryMeter> memory{new MemoryMeter};   // outlives its tensors
+  int device = -1;                               // -1: the program itself
+  MemoryKind kind = MemoryKind::activation;      // what allocations are for
+  int no_grad = 0;                               // scopes alive that switch gradients off
+  detail::ProductFormat matmul_format;           // in which matmuls read their operands
+  RoundingCount* rounding = nullptr;             // of gradients; null: nobody counts
+  int recomputing = 0;                           // recomputations (recompute()) that are under way
+  std::atomic<bool>* gradient_passed = nullptr;  // set by an op under a NoGrad whose input has a
+                                                 // gradient, on all threads of a loop; or null
+  DeferWeightGradients* deferred = nullptr;      // takes weight gradients that are to wait
 };
 
 namespace detail {
@@ -22603,18 +22604,34 @@ inline Recorder*& thread_recorder() {
   return recorder->read(storage, file, line);
 }
 
-// Ends a capture's hold of its thread and gives it back.
+// How many threads the loops of this thread may use where it records nothing.
+inline int& eager_thread_limit() {
+  static thread_local struct { int count; } own;
+  return own.count;
+}
+
+// Gives a capture its thread, or (null) ends its hold of it. What is recorded runs loops on this
+// thread alone: on others nothing is.
 class RecorderScope {
  public:
-  explicit RecorderScope(Recorder* recorder) : before_(thread_recorder()) {
+  explicit RecorderScope(Recorder* recorder)
+      : before_(thread_recorder()), threads_(thread_limit()) {
+    if (before_ == nullptr) {
+      eager_thread_limit() = threads_;
+    }
     thread_recorder() = recorder;
+    thread_limit() = recorder != nullptr ? 1 : eager_thread_limit();
   }
-  ~RecorderScope() { thread_recorder() = before_; }
+  ~RecorderScope() {
+    thread_recorder() = before_;
+    thread_limit() = threads_;
+  }
   RecorderScope(const RecorderScope&) = delete;
   RecorderScope& operator=(const RecorderScope&) = delete;
 
  private:
   Recorder* before_;
+  int threads_;
 };
 
 }  // namespace detail
@@ -23297,13 +23314,19 @@ inline void check_defined(const Tensor& x) {
   }
 }
 
+// Tells the recomputation around it, if any, that a gradient flows through it.
+inline void pass_gradient() {
+  if (context().gradient_passed != nullptr) {
+    context().gradient_passed->store(true, std::memory_order_relaxed);
+  }
+}
+
 // True if the graph must remember an op over these inputs.
 inline bool tracked(std::initializer_list<const Tensor*> inputs) {
   for (const Tensor* input : inputs) {
     if (input->requires_grad()) {
-      const bool off = context().no_grad > 0;
-      context().gradient_passed = context().gradient_passed || off;
-      return !off;
+      pass_gradient();
+      return context().no_grad == 0;
     }
   }
   return false;
@@ -23573,6 +23596,7 @@ class Recomputation {
   Recomputation(const List<Slot>& inputs, MemoryKind kind, ProductFormat format)
       : own_(context()), scope_(own_), inputs_(inputs) {
     own_.no_grad = 0;
+    own_.gradient_passed = nullptr;
     own_.kind = kind;
     own_.matmul_format = format;
     ++own_.recomputing;
@@ -23614,24 +23638,24 @@ inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body
     return body(inputs);
   }
   Tensor y;
-  bool needed = false;
-  const bool passed = context().gradient_passed;
-  context().gradient_passed = false;
+  std::atomic<bool> needed{false};
   List<const Tensor*> behind;
   List<detail::Slot> slots;
   List<detail::KeptWeight> kept;
   {
-    const NoGrad no_graph;
+    Context own = context();
+    ++own.no_grad;
+    own.gradient_passed = &needed;
+    const ContextScope no_graph(own);
     for (const Tensor& input : inputs) {
       behind.push_back(&input);
       slots.push_back(input.slot());
       kept.push_back(detail::KeptWeight(input));
     }
     y = body(inputs);
-    needed = y.requires_grad() || context().gradient_passed;
+    needed = needed || y.requires_grad();
     y = y.detach();
   }
-  context().gradient_passed = passed;
   y.origin();  // an empty one throws
   if (!needed) {
     return y;
@@ -28035,7 +28059,7 @@ class Recognition {
     bool causal = false;
     if (is(scores, Op::where)) {
       double hidden = 0;
-      if (!literal(operand(scores, 1), hidden) || hidden >= -std::numeric_limits<double>::max() ||
+      if (!literal(operand(scores, 1), hidden) || !(hidden < -std::numeric_limits<double>::max()) ||
           !is_future(operand(scores, 0), s)) {
         return found;
       }
@@ -28193,6 +28217,7 @@ inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
 
 // Results of a composite op, by the eager op where there is one.
 inline Parts evaluate_composite(const GraphNode& node, const Parts& in) {
+  const MatmulFormat whole{ProductFormat()};  // as where it was recorded
   switch (node.op) {
     case Op::relu: return {relu(in[0])};
     case Op::gelu: return {gelu(in[0])};
@@ -31721,6 +31746,16 @@ struct NodeKernel {
     std::memset(to, 0, static_cast<std::size_t>(out[i]->count()) * sizeof(float));
   }
 
+  // What the user called to have this op.
+  const char* called() const {
+    switch (node.op) {
+      case Op::take: return "embedding";
+      case Op::cross_entropy_backward: return "cross_entropy";
+      case Op::linear_cross_entropy_all: return "linear_cross_entropy";
+      default: return name_of(node.op);
+    }
+  }
+
   // Whole numbers of a tensor, each from `least` to below `end`.
   List<std::int32_t> numbers_of(const char* what, const Tensor& ids, std::int64_t least,
                                 std::int64_t end) const {
@@ -31730,12 +31765,12 @@ struct NodeKernel {
     for (std::size_t i = 0; i < out_ids.size(); ++i) {
       const float id = from[i];
       if (!(id >= static_cast<float>(least) && id < static_cast<float>(end))) {
-        fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is outside the ", end,
+        fail({called(), ": ", what, " ", id, " at position ", i, " is outside the ", end,
               node.op == Op::take || node.op == Op::scatter_add ? " rows" : " classes"});
       }
       out_ids[i] = static_cast<std::int32_t>(id);
       if (static_cast<float>(out_ids[i]) < id || static_cast<float>(out_ids[i]) > id) {
-        fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is no whole number"});
+        fail({called(), ": ", what, " ", id, " at position ", i, " is no whole number"});
       }
     }
     return out_ids;
@@ -31959,7 +31994,7 @@ struct ProductRun {
   void by_blocks() const {
     const Step& group = step.prologue[0];
     const std::int64_t m = group.program.rows(), k = group.program.cols(), n = node().shape[-1];
-    const Matrix b = matrix_of(as_operand(of(node().inputs[1]), false), Trans::no, n);
+    const Matrix b = matrix_of(of(node().inputs[1]), Trans::no, n);  // f32: is_plain_product()
     Tensor to = y();
     float* const c = to.data();
     if (m <= step.block_rows) {
@@ -33680,7 +33715,8 @@ class SymbolicGraph {
     Graph out = graph_;
     for (const Form& form : forms_) {
       const double b = static_cast<double>(batch);
-      const double value = form.inverse ? form.slope / (form.offset * b) : form.slope * b + form.offset;
+      const double value =
+          form.inverse ? form.slope / (form.offset * b) : form.slope * b + form.offset;
       GraphNode& node = out[form.node];
       if (form.place < 0) {
         node.shape.set(-1 - form.place, static_cast<std::int64_t>(value));
@@ -33752,7 +33788,7 @@ class SymbolicGraph {
         same(values[0] * b0, values[2] * b2)) {
       const double c = values[0] * b0;  // of a float, 1 / B times B is not 1, nor 1 / 3 B 1 / 3
       const double whole = std::nearbyint(c), of = std::nearbyint(1.0 / c);
-      forms_.push_back(same(c, whole)     ? Form{node, place, whole, 1, true}
+      forms_.push_back(same(c, whole)      ? Form{node, place, whole, 1, true}
                        : same(1.0 / c, of) ? Form{node, place, 1, of, true}
                                            : Form{node, place, c, 1, true});
       return;
@@ -34409,7 +34445,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   if (detail::recording()) {
     return all.body(inputs);  // a part of what is captured now
   }
-  context().gradient_passed = true;  // what it captures may have one
+  detail::pass_gradient();  // what it captures may have one
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) {
       detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
@@ -34724,8 +34760,7 @@ inline bool Compiled::does_alike(Compilation& made, const detail::SymbolicBatch&
       sized.back().set_slot(x.slot());
     }
     const Shared<Compilation> seen = capture(sized, true);
-    if (!seen->rerun &&
-        detail::same_capture(seen->graph, symbolic.graph.at(inputs[0].dim(0)))) {
+    if (!seen->rerun && detail::same_capture(seen->graph, symbolic.graph.at(inputs[0].dim(0)))) {
       return true;
     }
   } catch (const Error& error) {
@@ -35617,6 +35652,11 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
       trace.run(f, detail::shapes_of("jacobian", inputs));
       result = trace.graph[trace.graph.outputs[0]].shape;
     }
+    const Shape by = inputs[static_cast<std::size_t>(argument)].shape();
+    if (result.size() + std::max(by.size(), 1) > Shape::max_dims) {
+      detail::fail({"jacobian: a result ", result, " by an argument ", by, "; at most ",
+                    Shape::max_dims, " dims together are right"});
+    }
     const TensorFunction row = [f](const std::vector<Tensor>& in) -> std::vector<Tensor> {
       const std::vector<Tensor> own(in.begin(), in.end() - 1);
       return {sum(f(own)[0] * in.back())};
@@ -35627,7 +35667,7 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
     for (const std::int64_t size : result) {
       rows.push_back(size);
     }
-    for (const std::int64_t size : inputs[static_cast<std::size_t>(argument)].shape()) {
+    for (const std::int64_t size : by) {
       all.push_back(size);
     }
     std::vector<Tensor> given = inputs;

@@ -311,7 +311,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   if (detail::recording()) {
     return all.body(inputs);  // a part of what is captured now
   }
-  context().gradient_passed = true;  // what it captures may have one
+  detail::pass_gradient();  // what it captures may have one
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) {
       detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});

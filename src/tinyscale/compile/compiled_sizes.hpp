@@ -83,8 +83,7 @@ inline bool Compiled::does_alike(Compilation& made, const detail::SymbolicBatch&
       sized.back().set_slot(x.slot());
     }
     const Shared<Compilation> seen = capture(sized, true);
-    if (!seen->rerun &&
-        detail::same_capture(seen->graph, symbolic.graph.at(inputs[0].dim(0)))) {
+    if (!seen->rerun && detail::same_capture(seen->graph, symbolic.graph.at(inputs[0].dim(0)))) {
       return true;
     }
   } catch (const Error& error) {

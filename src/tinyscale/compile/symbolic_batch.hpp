@@ -49,7 +49,8 @@ class SymbolicGraph {
     Graph out = graph_;
     for (const Form& form : forms_) {
       const double b = static_cast<double>(batch);
-      const double value = form.inverse ? form.slope / (form.offset * b) : form.slope * b + form.offset;
+      const double value =
+          form.inverse ? form.slope / (form.offset * b) : form.slope * b + form.offset;
       GraphNode& node = out[form.node];
       if (form.place < 0) {
         node.shape.set(-1 - form.place, static_cast<std::int64_t>(value));
@@ -121,7 +122,7 @@ class SymbolicGraph {
         same(values[0] * b0, values[2] * b2)) {
       const double c = values[0] * b0;  // of a float, 1 / B times B is not 1, nor 1 / 3 B 1 / 3
       const double whole = std::nearbyint(c), of = std::nearbyint(1.0 / c);
-      forms_.push_back(same(c, whole)     ? Form{node, place, whole, 1, true}
+      forms_.push_back(same(c, whole)      ? Form{node, place, whole, 1, true}
                        : same(1.0 / c, of) ? Form{node, place, 1, of, true}
                                            : Form{node, place, c, 1, true});
       return;

@@ -11,6 +11,7 @@
 #include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/thread_scope.hpp"
 #include "tinyscale/tensor/op_set.hpp"
 #include "tinyscale/tensor/storage.hpp"
 
@@ -72,18 +73,34 @@ inline Recorder*& thread_recorder() {
   return recorder->read(storage, file, line);
 }
 
-// Ends a capture's hold of its thread and gives it back.
+// How many threads the loops of this thread may use where it records nothing.
+inline int& eager_thread_limit() {
+  static thread_local struct { int count; } own;
+  return own.count;
+}
+
+// Gives a capture its thread, or (null) ends its hold of it. What is recorded runs loops on this
+// thread alone: on others nothing is.
 class RecorderScope {
  public:
-  explicit RecorderScope(Recorder* recorder) : before_(thread_recorder()) {
+  explicit RecorderScope(Recorder* recorder)
+      : before_(thread_recorder()), threads_(thread_limit()) {
+    if (before_ == nullptr) {
+      eager_thread_limit() = threads_;
+    }
     thread_recorder() = recorder;
+    thread_limit() = recorder != nullptr ? 1 : eager_thread_limit();
   }
-  ~RecorderScope() { thread_recorder() = before_; }
+  ~RecorderScope() {
+    thread_recorder() = before_;
+    thread_limit() = threads_;
+  }
   RecorderScope(const RecorderScope&) = delete;
   RecorderScope& operator=(const RecorderScope&) = delete;
 
  private:
   Recorder* before_;
+  int threads_;
 };
 
 }  // namespace detail
