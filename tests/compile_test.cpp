@@ -1288,6 +1288,21 @@ TEST_CASE("attention from its parts reads f32 where its kernel does") {
   }
 }
 
+TEST_CASE("compile: captured views whose steps are below 0") {
+  ts::detail::Strides back;
+  back.of[0] = -4;
+  back.of[1] = 1;
+  const ts::Tensor r = ts::randn({3, 4}, 1).as_strided({3, 4}, back, 8);
+  back.of[1] = -1;
+  const ts::Tensor turned = ts::randn({3, 4}, 2).as_strided({3, 4}, back, 11);
+  check_same(
+      [&](const Tensors& in) -> Tensors {
+        return {ts::softmax(r * in[0] + turned), ts::matmul(turned, ts::transpose(r, 0, 1)),
+                ts::sum(ts::reshape(r, {12})), ts::layer_norm(turned, in[0], in[0])};
+      },
+      {{ts::ones({4})}, {ts::randn({4}, 3)}});
+}
+
 TEST_CASE("compile: ids that a number of f32 does not hold are refused") {
   const ts::Tensor x = ts::broadcast_to(ts::zeros({1}), {16777220});
   const ts::Compiled f = ts::compile([](const Tensors& in) -> Tensors {
