@@ -22554,6 +22554,8 @@ namespace detail {
 
 class Recorder {
  public:
+  const int threads = thread_limit();  // of loops where nothing is recorded
+
   Recorder() = default;
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
@@ -22604,23 +22606,13 @@ inline Recorder*& thread_recorder() {
   return recorder->read(storage, file, line);
 }
 
-// How many threads the loops of this thread may use where it records nothing.
-inline int& eager_thread_limit() {
-  static thread_local struct { int count; } own;
-  return own.count;
-}
-
-// Gives a capture its thread, or (null) ends its hold of it. What is recorded runs loops on this
-// thread alone: on others nothing is.
+// Gives a capture its thread, whose loops run on no other then; null: ends its hold of it.
 class RecorderScope {
  public:
   explicit RecorderScope(Recorder* recorder)
       : before_(thread_recorder()), threads_(thread_limit()) {
-    if (before_ == nullptr) {
-      eager_thread_limit() = threads_;
-    }
     thread_recorder() = recorder;
-    thread_limit() = recorder != nullptr ? 1 : eager_thread_limit();
+    thread_limit() = recorder != nullptr ? 1 : before_ != nullptr ? before_->threads : threads_;
   }
   ~RecorderScope() {
     thread_recorder() = before_;
@@ -23596,7 +23588,6 @@ class Recomputation {
   Recomputation(const List<Slot>& inputs, MemoryKind kind, ProductFormat format)
       : own_(context()), scope_(own_), inputs_(inputs) {
     own_.no_grad = 0;
-    own_.gradient_passed = nullptr;
     own_.kind = kind;
     own_.matmul_format = format;
     ++own_.recomputing;
@@ -28434,11 +28425,11 @@ inline Tensor phantom_like(const Tensor& x) {
   if (x.is_contiguous()) {
     return phantom(x.shape());
   }
-  std::int64_t last = 0;
+  std::int64_t first = 0, last = 0;  // a step may be below 0
   for (int i = 0; i < x.dims(); ++i) {
-    last += x.dim(i) > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
+    (x.stride(i) < 0 ? first : last) += (x.dim(i) - 1) * x.stride(i);  // of none it is dense
   }
-  return phantom(Shape{last + 1}).as_strided(x.shape(), x.steps(), 0);
+  return phantom(Shape{last - first + 1}).as_strided(x.shape(), x.steps(), -first);
 }
 
 struct ValueLayouts {
@@ -31748,12 +31739,9 @@ struct NodeKernel {
 
   // What the user called to have this op.
   const char* called() const {
-    switch (node.op) {
-      case Op::take: return "embedding";
-      case Op::cross_entropy_backward: return "cross_entropy";
-      case Op::linear_cross_entropy_all: return "linear_cross_entropy";
-      default: return name_of(node.op);
-    }
+    return node.op == Op::take                       ? "embedding"
+           : node.op == Op::linear_cross_entropy_all ? "linear_cross_entropy"
+                                                     : name_of(node.op);
   }
 
   // Whole numbers of a tensor, each from `least` to below `end`.
@@ -33715,8 +33703,7 @@ class SymbolicGraph {
     Graph out = graph_;
     for (const Form& form : forms_) {
       const double b = static_cast<double>(batch);
-      const double value =
-          form.inverse ? form.slope / (form.offset * b) : form.slope * b + form.offset;
+      const double value = form.inverse ? 1.0 / (form.offset * b) : form.slope * b + form.offset;
       GraphNode& node = out[form.node];
       if (form.place < 0) {
         node.shape.set(-1 - form.place, static_cast<std::int64_t>(value));
@@ -33734,7 +33721,7 @@ class SymbolicGraph {
   struct Form {
     int node, place;  // place: a number, or -1 - a dimension of the shape
     double slope, offset;
-    bool inverse;  // slope / (offset B)
+    bool inverse;  // 1 / (offset B)
   };
 
   static void check_alike(const Graph& a, const Graph& b, std::size_t own, std::string& why) {
@@ -33769,6 +33756,9 @@ class SymbolicGraph {
     const auto same = [](double a, double b) {
       return std::fabs(a - b) <= 1e-6 * (std::fabs(a) + std::fabs(b));
     };
+    const auto whole = [&same](double x) {  // of a float, 1 / B times B is not 1
+      return same(x, std::nearbyint(x)) ? std::nearbyint(x) : x;
+    };
     const double b0 = double(batches[0]), b1 = double(batches[1]), b2 = double(batches[2]);
     if (std::memcmp(&values[0], &values[1], sizeof(double)) == 0 &&
         std::memcmp(&values[0], &values[2], sizeof(double)) == 0) {
@@ -33786,11 +33776,7 @@ class SymbolicGraph {
     }
     if (place >= 0 && same(values[0] * b0, values[1] * b1) &&
         same(values[0] * b0, values[2] * b2)) {
-      const double c = values[0] * b0;  // of a float, 1 / B times B is not 1, nor 1 / 3 B 1 / 3
-      const double whole = std::nearbyint(c), of = std::nearbyint(1.0 / c);
-      forms_.push_back(same(c, whole)      ? Form{node, place, whole, 1, true}
-                       : same(1.0 / c, of) ? Form{node, place, 1, of, true}
-                                           : Form{node, place, c, 1, true});
+      forms_.push_back({node, place, 1, whole(1.0 / whole(values[0] * b0)), true});
       return;
     }
     why = cat({"op ", node, ", ", name_of(graph_[node].op), " of ", graph_[node].shape,
@@ -35653,7 +35639,7 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
       result = trace.graph[trace.graph.outputs[0]].shape;
     }
     const Shape by = inputs[static_cast<std::size_t>(argument)].shape();
-    if (result.size() + std::max(by.size(), 1) > Shape::max_dims) {
+    if (result.size() + (by.empty() ? 1 : by.size()) > Shape::max_dims) {
       detail::fail({"jacobian: a result ", result, " by an argument ", by, "; at most ",
                     Shape::max_dims, " dims together are right"});
     }

@@ -100,12 +100,9 @@ struct NodeKernel {
 
   // What the user called to have this op.
   const char* called() const {
-    switch (node.op) {
-      case Op::take: return "embedding";
-      case Op::cross_entropy_backward: return "cross_entropy";
-      case Op::linear_cross_entropy_all: return "linear_cross_entropy";
-      default: return name_of(node.op);
-    }
+    return node.op == Op::take                       ? "embedding"
+           : node.op == Op::linear_cross_entropy_all ? "linear_cross_entropy"
+                                                     : name_of(node.op);
   }
 
   // Whole numbers of a tensor, each from `least` to below `end`.

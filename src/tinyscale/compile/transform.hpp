@@ -3,11 +3,10 @@
 // high-level tracing, 2018): grad(f) is the function that computes the gradient of f, vmap(f) the
 // one that computes f of many examples at once. Both are functions again: they nest and compile.
 
-#include <algorithm>  // max
-#include <cstddef>    // size_t
-#include <cstdint>    // int64_t
-#include <string>     // messages
-#include <vector>     // vector
+#include <cstddef>  // size_t
+#include <cstdint>  // int64_t
+#include <string>   // messages
+#include <vector>   // vector
 
 #include "tinyscale/compile/batch_rules.hpp"
 #include "tinyscale/compile/trace.hpp"
@@ -295,7 +294,7 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
       result = trace.graph[trace.graph.outputs[0]].shape;
     }
     const Shape by = inputs[static_cast<std::size_t>(argument)].shape();
-    if (result.size() + std::max(by.size(), 1) > Shape::max_dims) {
+    if (result.size() + (by.empty() ? 1 : by.size()) > Shape::max_dims) {
       detail::fail({"jacobian: a result ", result, " by an argument ", by, "; at most ",
                     Shape::max_dims, " dims together are right"});
     }

@@ -57,8 +57,7 @@ inline Tensor phantom_like(const Tensor& x) {
   }
   std::int64_t first = 0, last = 0;  // a step may be below 0
   for (int i = 0; i < x.dims(); ++i) {
-    const std::int64_t reach = x.dim(i) > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
-    (reach < 0 ? first : last) += reach;
+    (x.stride(i) < 0 ? first : last) += (x.dim(i) - 1) * x.stride(i);  // of none it is dense
   }
   return phantom(Shape{last - first + 1}).as_strided(x.shape(), x.steps(), -first);
 }

@@ -19,7 +19,6 @@ class Recomputation {
   Recomputation(const List<Slot>& inputs, MemoryKind kind, ProductFormat format)
       : own_(context()), scope_(own_), inputs_(inputs) {
     own_.no_grad = 0;
-    own_.gradient_passed = nullptr;
     own_.kind = kind;
     own_.matmul_format = format;
     ++own_.recomputing;

@@ -23,6 +23,8 @@ namespace detail {
 
 class Recorder {
  public:
+  const int threads = thread_limit();  // of loops where nothing is recorded
+
   Recorder() = default;
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
@@ -73,23 +75,13 @@ inline Recorder*& thread_recorder() {
   return recorder->read(storage, file, line);
 }
 
-// How many threads the loops of this thread may use where it records nothing.
-inline int& eager_thread_limit() {
-  static thread_local struct { int count; } own;
-  return own.count;
-}
-
-// Gives a capture its thread, or (null) ends its hold of it. What is recorded runs loops on this
-// thread alone: on others nothing is.
+// Gives a capture its thread, whose loops run on no other then; null: ends its hold of it.
 class RecorderScope {
  public:
   explicit RecorderScope(Recorder* recorder)
       : before_(thread_recorder()), threads_(thread_limit()) {
-    if (before_ == nullptr) {
-      eager_thread_limit() = threads_;
-    }
     thread_recorder() = recorder;
-    thread_limit() = recorder != nullptr ? 1 : eager_thread_limit();
+    thread_limit() = recorder != nullptr ? 1 : before_ != nullptr ? before_->threads : threads_;
   }
   ~RecorderScope() {
     thread_recorder() = before_;
