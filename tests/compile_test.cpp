@@ -723,6 +723,24 @@ TEST_CASE("compile: several threads call one function") {
   CHECK(f.counters().calls == 100);
 }
 
+TEST_CASE("symbolic_batch: a call with other inputs, or none") {
+  ts::CompileOptions options;
+  options.symbolic_batch = true;
+  const ts::Compiled f = ts::compile(
+      [](const Tensors& in) {
+        return Tensors{in.empty() ? ts::zeros({1}) : in.size() > 1 ? in[0] + in[1] : in[0] * 2.0f};
+      },
+      options);
+  const ts::Tensor x = ts::ones({3});
+  for (int call = 0; call < 2; ++call) {
+    CHECK(f({x})[0].values() == std::vector<float>(3, 2.0f));
+    CHECK(f({})[0].values() == std::vector<float>(1, 0.0f));
+    CHECK(f({ts::ones({})})[0].item() == 2.0f);
+    CHECK(f({x, x})[0].values() == std::vector<float>(3, 2.0f));
+    CHECK(f({ts::ones({5})})[0].values() == std::vector<float>(5, 2.0f));
+  }
+}
+
 TEST_CASE("symbolic_batch: several threads call one function that differs at some sizes") {
   ts::CompileOptions options;
   options.symbolic_batch = true;

@@ -331,8 +331,8 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
         again = known->rerun || known->confirmations > 0;
         break;
       }
-      if (known->symbolic && inputs[0].dims() > 0 && inputs[0].dim(0) > 1 &&
-          known->guards.broken(inputs, known->symbolic->batched).empty()) {
+      if (known->symbolic && known->guards.broken(inputs, known->symbolic->batched).empty() &&
+          inputs[0].dim(0) > 1) {
         follows = known;
       }
     }
