@@ -741,6 +741,7 @@ TEST_CASE("symbolic_batch: a call with other inputs, or none") {
   }
 }
 
+#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("symbolic_batch: several threads call one function that differs at some sizes") {
   ts::CompileOptions options;
   options.symbolic_batch = true;
@@ -767,7 +768,6 @@ TEST_CASE("symbolic_batch: several threads call one function that differs at som
   }
 }
 
-#if !defined(TINYSCALE_NO_THREADS)  // several devices
 TEST_CASE("compile: loops of a function run on its thread, where they are recorded") {
   const ts::ThreadScope four(4);
   const ts::Tensor w = ts::ones({4});
