@@ -4169,16 +4169,17 @@ struct ProductFormat {
 }  // namespace detail
 
 struct Context {
-  Profile* profile = nullptr;                   // null: nothing is recorded
-  Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
-  int device = -1;                              // -1: the program itself
-  MemoryKind kind = MemoryKind::activation;     // what allocations are for
-  int no_grad = 0;                              // scopes alive that switch gradients off
-  detail::ProductFormat matmul_format;          // in which matmuls read their operands
-  RoundingCount* rounding = nullptr;            // of gradients; null: nobody counts
-  int recomputing = 0;                          // recomputations (recompute()) that are under way
-  bool gradient_passed = false;                 // an op under a NoGrad had an input with a gradient
-  DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
+  Profile* profile = nullptr;                    // null: nothing is recorded
+  Shared<MemoryMeter> memory{new MemoryMeter};   // outlives its tensors
+  int device = -1;                               // -1: the program itself
+  MemoryKind kind = MemoryKind::activation;      // what allocations are for
+  int no_grad = 0;                               // scopes alive that switch gradients off
+  detail::ProductFormat matmul_format;           // in which matmuls read their operands
+  RoundingCount* rounding = nullptr;             // of gradients; null: nobody counts
+  int recomputing = 0;                           // recomputations (recompute()) that are under way
+  std::atomic<bool>* gradient_passed = nullptr;  // set by an op under a NoGrad whose input has a
+                                                 // gradient, on all threads of a loop; or null
+  DeferWeightGradients* deferred = nullptr;      // takes weight gradients that are to wait
 };
 
 namespace detail {
@@ -22567,6 +22568,8 @@ namespace detail {
 
 class Recorder {
  public:
+  const int threads = thread_limit();  // of loops where nothing is recorded
+
   Recorder() = default;
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
@@ -22617,18 +22620,24 @@ inline Recorder*& thread_recorder() {
   return recorder->read(storage, file, line);
 }
 
-// Ends a capture's hold of its thread and gives it back.
+// Gives a capture its thread, whose loops run on no other then; null: ends its hold of it.
 class RecorderScope {
  public:
-  explicit RecorderScope(Recorder* recorder) : before_(thread_recorder()) {
+  explicit RecorderScope(Recorder* recorder)
+      : before_(thread_recorder()), threads_(thread_limit()) {
     thread_recorder() = recorder;
+    thread_limit() = recorder != nullptr ? 1 : before_ != nullptr ? before_->threads : threads_;
   }
-  ~RecorderScope() { thread_recorder() = before_; }
+  ~RecorderScope() {
+    thread_recorder() = before_;
+    thread_limit() = threads_;
+  }
   RecorderScope(const RecorderScope&) = delete;
   RecorderScope& operator=(const RecorderScope&) = delete;
 
  private:
   Recorder* before_;
+  int threads_;
 };
 
 }  // namespace detail
@@ -23311,13 +23320,19 @@ inline void check_defined(const Tensor& x) {
   }
 }
 
+// Tells the recomputation around it, if any, that a gradient flows through it.
+inline void pass_gradient() {
+  if (context().gradient_passed != nullptr) {
+    context().gradient_passed->store(true, std::memory_order_relaxed);
+  }
+}
+
 // True if the graph must remember an op over these inputs.
 inline bool tracked(std::initializer_list<const Tensor*> inputs) {
   for (const Tensor* input : inputs) {
     if (input->requires_grad()) {
-      const bool off = context().no_grad > 0;
-      context().gradient_passed = context().gradient_passed || off;
-      return !off;
+      pass_gradient();
+      return context().no_grad == 0;
     }
   }
   return false;
@@ -23628,24 +23643,24 @@ inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body
     return body(inputs);
   }
   Tensor y;
-  bool needed = false;
-  const bool passed = context().gradient_passed;
-  context().gradient_passed = false;
+  std::atomic<bool> needed{false};
   List<const Tensor*> behind;
   List<detail::Slot> slots;
   List<detail::KeptWeight> kept;
   {
-    const NoGrad no_graph;
+    Context own = context();
+    ++own.no_grad;
+    own.gradient_passed = &needed;
+    const ContextScope no_graph(own);
     for (const Tensor& input : inputs) {
       behind.push_back(&input);
       slots.push_back(input.slot());
       kept.push_back(detail::KeptWeight(input));
     }
     y = body(inputs);
-    needed = y.requires_grad() || context().gradient_passed;
+    needed = needed || y.requires_grad();
     y = y.detach();
   }
-  context().gradient_passed = passed;
   y.origin();  // an empty one throws
   if (!needed) {
     return y;
@@ -27120,6 +27135,10 @@ class GraphWriter : public Recorder {
     const RecorderScope eager(nullptr);
     Tensor numbers(shape);
     for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] > 16777216) {
+        fail({"compile: id ", ids[i], " at position ", i, " of ", shape,
+              "; in a graph ids are numbers of f32, up to 2^24 is right"});
+      }
       numbers.data()[i] = static_cast<float>(ids[i]);
     }
     return numbers;
@@ -28045,7 +28064,7 @@ class Recognition {
     bool causal = false;
     if (is(scores, Op::where)) {
       double hidden = 0;
-      if (!literal(operand(scores, 1), hidden) || hidden >= -std::numeric_limits<double>::max() ||
+      if (!literal(operand(scores, 1), hidden) || !(hidden < -std::numeric_limits<double>::max()) ||
           !is_future(operand(scores, 0), s)) {
         return found;
       }
@@ -28203,6 +28222,7 @@ inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
 
 // Results of a composite op, by the eager op where there is one.
 inline Parts evaluate_composite(const GraphNode& node, const Parts& in) {
+  const MatmulFormat whole{ProductFormat()};  // as where it was recorded
   switch (node.op) {
     case Op::relu: return {relu(in[0])};
     case Op::gelu: return {gelu(in[0])};
@@ -28419,11 +28439,11 @@ inline Tensor phantom_like(const Tensor& x) {
   if (x.is_contiguous()) {
     return phantom(x.shape());
   }
-  std::int64_t last = 0;
+  std::int64_t first = 0, last = 0;  // a step may be below 0
   for (int i = 0; i < x.dims(); ++i) {
-    last += x.dim(i) > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
+    (x.stride(i) < 0 ? first : last) += (x.dim(i) - 1) * x.stride(i);  // of none it is dense
   }
-  return phantom(Shape{last + 1}).as_strided(x.shape(), x.steps(), 0);
+  return phantom(Shape{last - first + 1}).as_strided(x.shape(), x.steps(), -first);
 }
 
 struct ValueLayouts {
@@ -31731,6 +31751,13 @@ struct NodeKernel {
     std::memset(to, 0, static_cast<std::size_t>(out[i]->count()) * sizeof(float));
   }
 
+  // What the user called to have this op.
+  const char* called() const {
+    return node.op == Op::take                       ? "embedding"
+           : node.op == Op::linear_cross_entropy_all ? "linear_cross_entropy"
+                                                     : name_of(node.op);
+  }
+
   // Whole numbers of a tensor, each from `least` to below `end`.
   List<std::int32_t> numbers_of(const char* what, const Tensor& ids, std::int64_t least,
                                 std::int64_t end) const {
@@ -31740,12 +31767,12 @@ struct NodeKernel {
     for (std::size_t i = 0; i < out_ids.size(); ++i) {
       const float id = from[i];
       if (!(id >= static_cast<float>(least) && id < static_cast<float>(end))) {
-        fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is outside the ", end,
+        fail({called(), ": ", what, " ", id, " at position ", i, " is outside the ", end,
               node.op == Op::take || node.op == Op::scatter_add ? " rows" : " classes"});
       }
       out_ids[i] = static_cast<std::int32_t>(id);
       if (static_cast<float>(out_ids[i]) < id || static_cast<float>(out_ids[i]) > id) {
-        fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is no whole number"});
+        fail({called(), ": ", what, " ", id, " at position ", i, " is no whole number"});
       }
     }
     return out_ids;
@@ -31969,7 +31996,7 @@ struct ProductRun {
   void by_blocks() const {
     const Step& group = step.prologue[0];
     const std::int64_t m = group.program.rows(), k = group.program.cols(), n = node().shape[-1];
-    const Matrix b = matrix_of(as_operand(of(node().inputs[1]), false), Trans::no, n);
+    const Matrix b = matrix_of(of(node().inputs[1]), Trans::no, n);  // f32: is_plain_product()
     Tensor to = y();
     float* const c = to.data();
     if (m <= step.block_rows) {
@@ -33690,7 +33717,7 @@ class SymbolicGraph {
     Graph out = graph_;
     for (const Form& form : forms_) {
       const double b = static_cast<double>(batch);
-      const double value = form.inverse ? form.slope / b : form.slope * b + form.offset;
+      const double value = form.inverse ? 1.0 / (form.offset * b) : form.slope * b + form.offset;
       GraphNode& node = out[form.node];
       if (form.place < 0) {
         node.shape.set(-1 - form.place, static_cast<std::int64_t>(value));
@@ -33708,7 +33735,7 @@ class SymbolicGraph {
   struct Form {
     int node, place;  // place: a number, or -1 - a dimension of the shape
     double slope, offset;
-    bool inverse;
+    bool inverse;  // 1 / (offset B)
   };
 
   static void check_alike(const Graph& a, const Graph& b, std::size_t own, std::string& why) {
@@ -33743,6 +33770,9 @@ class SymbolicGraph {
     const auto same = [](double a, double b) {
       return std::fabs(a - b) <= 1e-6 * (std::fabs(a) + std::fabs(b));
     };
+    const auto whole = [&same](double x) {  // of a float, 1 / B times B is not 1
+      return same(x, std::nearbyint(x)) ? std::nearbyint(x) : x;
+    };
     const double b0 = double(batches[0]), b1 = double(batches[1]), b2 = double(batches[2]);
     if (std::memcmp(&values[0], &values[1], sizeof(double)) == 0 &&
         std::memcmp(&values[0], &values[2], sizeof(double)) == 0) {
@@ -33760,9 +33790,7 @@ class SymbolicGraph {
     }
     if (place >= 0 && same(values[0] * b0, values[1] * b1) &&
         same(values[0] * b0, values[2] * b2)) {
-      const double whole = std::nearbyint(values[0] * b0);  // of a float, 1 / B times B is not 1
-      const double c = same(values[0] * b0, whole) ? whole : values[0] * b0;
-      forms_.push_back({node, place, c, 0, true});
+      forms_.push_back({node, place, 1, whole(1.0 / whole(values[0] * b0)), true});
       return;
     }
     why = cat({"op ", node, ", ", name_of(graph_[node].op), " of ", graph_[node].shape,
@@ -34079,12 +34107,12 @@ class KeptConstants {
 };
 
 // Whether a second run of the function did the same with the same tensors.
-inline bool same_capture(const Compilation& a, const Compilation& b) {
-  if (!same_graph(a.graph, b.graph)) {
+inline bool same_capture(const Graph& a, const Graph& b) {
+  if (!same_graph(a, b)) {
     return false;
   }
-  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
-    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
+  for (std::size_t i = 0; i < a.constants.size(); ++i) {
+    const Tensor &x = a.constants[i], &y = b.constants[i];
     if (x.storage().get() != y.storage().get() && !same_numbers(x, y)) {
       return false;
     }
@@ -34225,8 +34253,9 @@ class Compiled {
                             bool counts = true) const;
   Shared<Compilation> capture(const std::vector<Tensor>& inputs, bool sample = false) const;
   void make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const;
-  bool does_alike(Compilation& made, const std::vector<Tensor>& inputs) const;
-  Shared<Compilation> at_batch(const Compilation& made, const std::vector<Tensor>& inputs) const;
+  bool does_alike(Compilation& made, const detail::SymbolicBatch& symbolic,
+                  const std::vector<Tensor>& inputs) const;
+  void at_batch(const Shared<Compilation>& sized, const std::vector<Tensor>& inputs) const;
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
   void count_handles() const;
@@ -34416,13 +34445,13 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   if (detail::recording()) {
     return all.body(inputs);  // a part of what is captured now
   }
-  context().gradient_passed = true;  // what it captures may have one
+  detail::pass_gradient();  // what it captures may have one
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) {
       detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
     }
   }
-  Shared<Compilation> found, follows;
+  Shared<Compilation> found, follows, sized;
   std::vector<Tensor> asked;  // host values, by the capture of this call
   bool again = false;
   {
@@ -34436,8 +34465,8 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
         again = known->rerun || known->confirmations > 0;
         break;
       }
-      if (known->symbolic && inputs[0].dims() > 0 && inputs[0].dim(0) > 1 &&
-          known->guards.broken(inputs, known->symbolic->batched).empty()) {
+      if (known->symbolic && known->guards.broken(inputs, known->symbolic->batched).empty() &&
+          inputs[0].dim(0) > 1) {
         follows = known;
       }
     }
@@ -34453,10 +34482,14 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       all.known = alive;
       count_handles();
     }
-    all.counters.hits += (found && !again) || (!found && follows) ? 1 : 0;
+    if (!found && follows) {  // a copy: another thread may give its symbolic graph up
+      sized.reset(new Compilation(*follows));
+    }
+    all.counters.hits += (found && !again) || sized ? 1 : 0;
   }
-  if (!found && follows && does_alike(*follows, inputs)) {
-    found = at_batch(*follows, inputs);
+  if (sized && does_alike(*follows, *sized->symbolic, inputs)) {
+    at_batch(sized, inputs);
+    found = sized;
   } else if (!found || again) {
     const Shared<Compilation> now = capture(inputs);
     asked.swap(now->host_values);
@@ -34470,7 +34503,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       all.known.push_back(now);
     } else if (!found->rerun) {
       --found->confirmations;
-      if (now->rerun || !detail::same_capture(*found, *now)) {
+      if (now->rerun || !detail::same_capture(found->graph, now->graph)) {
         found->rerun = true;
         found->why = detail::difference(*found, *now);
       }
@@ -34714,7 +34747,8 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
 
 // Whether the function, run at this size without numbers, does what the graph of all sizes says; if
 // not, that graph is given up.
-inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& inputs) const {
+inline bool Compiled::does_alike(Compilation& made, const detail::SymbolicBatch& symbolic,
+                                 const std::vector<Tensor>& inputs) const {
   if (state().options.confirmations == 0) {
     return true;
   }
@@ -34726,8 +34760,7 @@ inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& i
       sized.back().set_slot(x.slot());
     }
     const Shared<Compilation> seen = capture(sized, true);
-    if (!seen->rerun &&
-        detail::same_graph(seen->graph, made.symbolic->graph.at(inputs[0].dim(0)))) {
+    if (!seen->rerun && detail::same_capture(seen->graph, symbolic.graph.at(inputs[0].dim(0)))) {
       return true;
     }
   } catch (const Error& error) {
@@ -34741,11 +34774,11 @@ inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& i
   return false;
 }
 
-// The same compilation of another batch size.
-inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
-                                                      const std::vector<Tensor>& inputs) const {
+// Makes a copy of a compilation that of another batch size.
+inline void Compiled::at_batch(const Shared<Compilation>& sized,
+                               const std::vector<Tensor>& inputs) const {
   const std::int64_t batch = inputs[0].dim(0);
-  Shared<Compilation> sized(new Compilation(made));
+  const detail::SymbolicBatch& symbolic = *sized->symbolic;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     sized->guards.inputs[i].shape = inputs[i].shape();
   }
@@ -34757,14 +34790,14 @@ inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
       }
     }
   };
-  const std::size_t own = made.graph.constants.size();
-  sized->graph = made.symbolic->graph.at(batch);
-  sized->cut.graph = made.symbolic->cut.at(batch);
+  const std::size_t own = sized->graph.constants.size();
+  sized->graph = symbolic.graph.at(batch);
+  sized->cut.graph = symbolic.cut.at(batch);
   resize_known(sized->cut.graph, own);
   sized->plan = plan_of(sized->cut.graph, sized->plan_writes, false);
   for (std::size_t r = 0; r < sized->backward.size(); ++r) {
     detail::BackwardPart& part = sized->backward[r];
-    part.cut.graph = made.symbolic->backward[r].at(batch);
+    part.cut.graph = symbolic.backward[r].at(batch);
     resize_known(part.cut.graph, own);
     part.plan = part.leaves.empty() ? part.plan : plan_of(part.cut.graph, {}, false);
   }
@@ -34774,7 +34807,6 @@ inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
   const std::lock_guard<std::mutex> lock(state().mutex);
   state().known.push_back(sized);
   ++state().counters.sizes;
-  return sized;
 }
 
 }}  // namespace tinyscale
@@ -35620,6 +35652,11 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
       trace.run(f, detail::shapes_of("jacobian", inputs));
       result = trace.graph[trace.graph.outputs[0]].shape;
     }
+    const Shape by = inputs[static_cast<std::size_t>(argument)].shape();
+    if (result.size() + (by.empty() ? 1 : by.size()) > Shape::max_dims) {
+      detail::fail({"jacobian: a result ", result, " by an argument ", by, "; at most ",
+                    Shape::max_dims, " dims together are right"});
+    }
     const TensorFunction row = [f](const std::vector<Tensor>& in) -> std::vector<Tensor> {
       const std::vector<Tensor> own(in.begin(), in.end() - 1);
       return {sum(f(own)[0] * in.back())};
@@ -35630,7 +35667,7 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
     for (const std::int64_t size : result) {
       rows.push_back(size);
     }
-    for (const std::int64_t size : inputs[static_cast<std::size_t>(argument)].shape()) {
+    for (const std::int64_t size : by) {
       all.push_back(size);
     }
     std::vector<Tensor> given = inputs;

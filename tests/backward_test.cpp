@@ -2,6 +2,8 @@
 // are freed in between, recomputed, and in two parts.
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -396,6 +398,41 @@ TEST_CASE("Recomputation keeps the inputs alone and gives the same gradients") {
     check_same(first.gradients(), wanted);
   }
 }
+
+#if !defined(TINYSCALE_NO_THREADS)
+TEST_CASE("recompute sees gradients that pass on any thread of a loop") {
+  const ts::ThreadScope two(2);
+  const ts::Tensor p = ts::parameter(ts::ones({4}));
+  const std::thread::id caller = std::this_thread::get_id();
+  const auto body = [&](const std::vector<ts::Tensor>& in) {
+    ts::Tensor y;
+    std::atomic<bool> done{false};
+    ts::parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
+      for (int i = 0; i < 5000 && !done && std::this_thread::get_id() == caller; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the other one's turn
+      }
+      if (!done.exchange(true)) {
+        y = in[0] * p;
+      }
+    });
+    return y;
+  };
+  const ts::Tensor y = ts::recompute(body, {ts::full({4}, 3.0f)});
+  REQUIRE(y.requires_grad());
+  ts::sum(y).backward();
+  CHECK(p.grad().values() == std::vector<float>(4, 3.0f));
+}
+
+TEST_CASE("recompute: a body that throws leaves nothing on") {
+  const ts::Tensor p = ts::parameter(ts::ones({4}));
+  const auto body = [](const std::vector<ts::Tensor>& in) -> ts::Tensor {
+    return ts::reshape(in[0] * 2.0f, {5});
+  };
+  CHECK_THROWS_AS(ts::recompute(body, {p}), ts::Error);
+  CHECK(ts::context().no_grad == 0);
+  CHECK(ts::context().gradient_passed == nullptr);
+}
+#endif
 
 TEST_CASE("Weight gradients may wait: B and W make the backward pass") {
   const Block first(1), second(30);

@@ -3,6 +3,8 @@
 
 #include "tinyscale.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -721,7 +723,78 @@ TEST_CASE("compile: several threads call one function") {
   CHECK(f.counters().calls == 100);
 }
 
+TEST_CASE("symbolic_batch: a call with other inputs, or none") {
+  ts::CompileOptions options;
+  options.symbolic_batch = true;
+  const ts::Compiled f = ts::compile(
+      [](const Tensors& in) {
+        return Tensors{in.empty() ? ts::zeros({1}) : in.size() > 1 ? in[0] + in[1] : in[0] * 2.0f};
+      },
+      options);
+  const ts::Tensor x = ts::ones({3});
+  for (int call = 0; call < 2; ++call) {
+    CHECK(f({x})[0].values() == std::vector<float>(3, 2.0f));
+    CHECK(f({})[0].values() == std::vector<float>(1, 0.0f));
+    CHECK(f({ts::ones({})})[0].item() == 2.0f);
+    CHECK(f({x, x})[0].values() == std::vector<float>(3, 2.0f));
+    CHECK(f({ts::ones({5})})[0].values() == std::vector<float>(5, 2.0f));
+  }
+}
+
 #if !defined(TINYSCALE_NO_THREADS)  // several devices
+TEST_CASE("symbolic_batch: several threads call one function that differs at some sizes") {
+  ts::CompileOptions options;
+  options.symbolic_batch = true;
+  const auto body = [](const Tensors& in) {
+    return Tensors{ts::gelu(in[0]) * (in[0].dim(0) % 3 == 0 ? 2.0f : 3.0f)};
+  };
+  for (int round = 0; round < 10; ++round) {
+    const ts::Compiled f = ts::compile(body, options);
+    std::vector<std::thread> threads;
+    std::vector<int> wrong(4);
+    for (std::size_t t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (std::int64_t b = 2; b < 14; ++b) {
+          const ts::Tensor x = ts::randn({b, 3}, t);
+          const ts::Tensor apart = f({x})[0] - body({x})[0];
+          wrong[t] += ts::sum(ts::square(apart)).item() > 1e-8f ? 1 : 0;
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    CHECK(wrong == std::vector<int>(4));
+  }
+}
+
+TEST_CASE("compile: loops of a function run on its thread, where they are recorded") {
+  const ts::ThreadScope four(4);
+  const ts::Tensor w = ts::ones({4});
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> elsewhere{0};
+  const auto body = [&](const Tensors& in) {
+    Tensors parts(8);
+    ts::parallel_for(8, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (; begin < end; ++begin) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that all would take part
+        elsewhere += std::this_thread::get_id() == caller ? 0 : 1;
+        parts[static_cast<std::size_t>(begin)] = w * 2.0f + in[0];
+      }
+    });
+    CHECK(ts::thread_count() == (ts::detail::recording() ? 1 : 4));
+    return Tensors{ts::concat(parts, 0)};
+  };
+  const ts::Compiled f = ts::compile(body);
+  for (int call = 0; call < 4; ++call) {
+    ts::fill_(w, call < 2 ? 1.0f : 5.0f);
+    CHECK(f({ts::ones({4})})[0].values() == std::vector<float>(32, call < 2 ? 3.0f : 11.0f));
+    CHECK(ts::thread_count() == 4);
+  }
+  CHECK(elsewhere == 0);
+  CHECK(f.counters().hits == 2);
+}
+
 TEST_CASE("compile: on the devices of a mesh") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {2}), {{"x", 2}});
   const ts::Tensor w = ts::randn({4, 4}, 3), x = ts::randn({2, 4}, 4);
@@ -900,7 +973,8 @@ TEST_CASE("compile_step updates nothing where the loss or the norm is no number"
       refused(std::nanf(""), "compile_step: the loss is not a number in step 1; ");
       refused(std::numeric_limits<float>::infinity(), "compile_step: the loss is not a number");
       batch.targets[0] = 400;
-      refused(before, passes.fuse_rows ? "linear_cross_entropy_all: target 400 " : "take: id 400 ");
+      refused(before,
+              passes.fuse_rows ? "linear_cross_entropy: target 400 " : "embedding: id 400 ");
       batch.targets[0] = 4;
       for (std::int64_t row = 0; row < spoilt.dim(0); ++row) {
         spoilt.data()[row * 32] = before;
@@ -949,7 +1023,7 @@ TEST_CASE("cross_entropy refuses what is no class, also taken apart") {
     const auto error = [&](float target) {
       return error_of([&] { f({x, row({0, -1, target})}); });
     };
-    const std::string start = options.fuse_rows ? "cross_entropy: target " : "take: id ";
+    const std::string start = options.fuse_rows ? "cross_entropy: target " : "embedding: id ";
     const std::string end =
         options.fuse_rows ? " is outside the 5 classes" : " is outside the 5 rows";
     CHECK(error(5) == start + "5 at position 2" + end);
@@ -1194,6 +1268,19 @@ TEST_CASE("written-out attention keeps its format, GELU its shape") {
   CHECK(ts::compile(wide, options)({ts::randn({3}, 3)})[0].shape() == ts::Shape{2, 3});
 }
 
+TEST_CASE("scores that are filled with NaN are no mask") {
+  const auto attend = [](const Tensors& in) {
+    const ts::Tensor rows = ts::reshape(ts::arange(4), {4, 1}),
+                     future = ts::less(rows, ts::arange(4));
+    const ts::Tensor s = ts::matmul(in[0], ts::transpose(in[0], 1, 2)) / 2.0f;
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    return Tensors{ts::matmul(ts::softmax(ts::masked_fill(s, future, nan)), in[0])};
+  };
+  const ts::Tensor y = ts::compile(attend)({ts::randn({1, 4, 4}, 1)})[0];
+  CHECK(std::isnan(y.at({0, 0, 0})));
+  CHECK(!std::isnan(y.at({0, 3, 0})));
+}
+
 TEST_CASE("attention from its parts reads f32 where its kernel does") {
   const auto f = [](const std::vector<ts::Tensor>& in) {
     const ts::Tensor k = ts::slice(in[0], -1, 0, 4);
@@ -1217,6 +1304,31 @@ TEST_CASE("attention from its parts reads f32 where its kernel does") {
     CHECK(std::fabs(apart.grad().values()[i] - slope) < 1e-5f);
     CHECK(std::fabs(written.values()[i] - slope) < 1e-5f);
   }
+}
+
+TEST_CASE("compile: captured views whose steps are below 0") {
+  ts::detail::Strides back;
+  back.of[0] = -4;
+  back.of[1] = 1;
+  const ts::Tensor r = ts::randn({3, 4}, 1).as_strided({3, 4}, back, 8);
+  back.of[1] = -1;
+  const ts::Tensor turned = ts::randn({3, 4}, 2).as_strided({3, 4}, back, 11);
+  check_same(
+      [&](const Tensors& in) -> Tensors {
+        return {ts::softmax(r * in[0] + turned), ts::matmul(turned, ts::transpose(r, 0, 1)),
+                ts::sum(ts::reshape(r, {12})), ts::layer_norm(turned, in[0], in[0])};
+      },
+      {{ts::ones({4})}, {ts::randn({4}, 3)}});
+}
+
+TEST_CASE("compile: ids that a number of f32 does not hold are refused") {
+  const ts::Tensor x = ts::broadcast_to(ts::zeros({1}), {16777220});
+  const ts::Compiled f = ts::compile([](const Tensors& in) -> Tensors {
+    return {ts::scatter_add(in[0], 0, {16777216, 16777219}, ts::ones({2}))};
+  });
+  CHECK(error_of([&] { f({x}); }) ==
+        "compile: id 16777219 at position 1 of [2]; in a graph ids are numbers of f32, up to 2^24 "
+        "is right");
 }
 
 TEST_CASE("symbolic_batch: a size at which the function does something else is captured anew") {
@@ -1254,7 +1366,18 @@ TEST_CASE("symbolic_batch: a size at which the function does something else is c
               [](const std::vector<ts::Tensor>& in) {
                 return std::vector<ts::Tensor>{in[0] * (1.0f / static_cast<float>(in[0].dim(0)))};
               },
-              {3, 7, 11, 13, 19, 21, 29}}};
+              {3, 7, 11, 13, 19, 21, 29}},
+             {"a mean of all",
+              [](const std::vector<ts::Tensor>& in) {
+                return std::vector<ts::Tensor>{ts::mean(ts::concat({in[0], in[0], in[0]}, 1))};
+              },
+              {3, 7, 11, 13, 19, 21, 29}},
+             {"another captured tensor",
+              [](const std::vector<ts::Tensor>& in) {
+                static const ts::Tensor few = ts::full({1}, 1.0f), many = ts::full({1}, 9.0f);
+                return std::vector<ts::Tensor>{in[0] + (in[0].dim(0) > 8 ? many : few)};
+              },
+              {4, 5, 20, 6, 30}}};
   for (const auto& each : all) {
     CAPTURE(std::string(each.name));
     const ts::Compiled f = ts::compile(each.f, options);
@@ -1263,11 +1386,27 @@ TEST_CASE("symbolic_batch: a size at which the function does something else is c
       const ts::Tensor x = ts::ones({b, 2});
       CHECK(f({x})[0].values() == each.f({x})[0].values());
     }
-    if (std::string(each.name) == "a mean") {
+    if (std::string(each.name).find("a mean") == 0) {
       CHECK(f.counters().recompiles == 0);
       CHECK(f.counters().sizes == 6);
     }
   }
+}
+
+TEST_CASE("products in f32 inside of a function stay f32 under another format") {
+  const ts::Tensor w = ts::randn({12, 8}, 1), x = ts::randn({6, 12}, 2),
+                   rows = ts::randn({900, 12}, 3);
+  const auto body = [&w](const Tensors& in) {
+    const ts::MatmulFormat whole(ts::DType::f32);
+    return Tensors{ts::matmul(ts::gelu(in[0]) * 2.0f, w)};
+  };
+  const auto loss = [&w](const Tensors& in) {
+    const ts::MatmulFormat whole(ts::DType::f32);
+    return Tensors{ts::linear_cross_entropy(in[0], ts::transpose(w, 0, 1), {0, 1, 2, 3, 4, 5})};
+  };
+  const ts::MatmulFormat format(ts::DType::fp8_e4m3);
+  check_same(body, {{x}, {x}, {rows}});  // as a block that is made for its product, and in several
+  check_near(ts::value_and_grad(loss)({x})[0], loss({x})[0]);
 }
 
 TEST_CASE("gradients of products in fp8 and f16 round as eager ones, and are counted") {

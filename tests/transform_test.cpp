@@ -723,6 +723,13 @@ TEST_CASE("errors of grad") {
         "jacobian: the gradient for argument -1; they are counted from 0");
   CHECK(error_of([&] { jacobian(f, 1)({x}); }) ==
         "jacobian: the gradient for argument 1 of a function that is given 1; 0 is right");
+  CHECK(error_of([&] {
+          jacobian([](const Tensors& in) {
+            return one(reshape(in[0], {1, 1, 1, 1, 2}));
+          })({ones({1, 1, 1, 2})});
+        }) ==
+        "jacobian: a result [1, 1, 1, 1, 2] by an argument [1, 1, 1, 2]; at most 8 dims together "
+        "are right");
 }
 
 TEST_CASE("errors of vmap") {

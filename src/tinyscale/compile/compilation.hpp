@@ -313,12 +313,12 @@ class KeptConstants {
 };
 
 // Whether a second run of the function did the same with the same tensors.
-inline bool same_capture(const Compilation& a, const Compilation& b) {
-  if (!same_graph(a.graph, b.graph)) {
+inline bool same_capture(const Graph& a, const Graph& b) {
+  if (!same_graph(a, b)) {
     return false;
   }
-  for (std::size_t i = 0; i < a.graph.constants.size(); ++i) {
-    const Tensor &x = a.graph.constants[i], &y = b.graph.constants[i];
+  for (std::size_t i = 0; i < a.constants.size(); ++i) {
+    const Tensor &x = a.constants[i], &y = b.constants[i];
     if (x.storage().get() != y.storage().get() && !same_numbers(x, y)) {
       return false;
     }

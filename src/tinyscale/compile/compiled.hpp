@@ -119,8 +119,9 @@ class Compiled {
                             bool counts = true) const;
   Shared<Compilation> capture(const std::vector<Tensor>& inputs, bool sample = false) const;
   void make_symbolic(Compilation& made, const std::vector<Tensor>& inputs) const;
-  bool does_alike(Compilation& made, const std::vector<Tensor>& inputs) const;
-  Shared<Compilation> at_batch(const Compilation& made, const std::vector<Tensor>& inputs) const;
+  bool does_alike(Compilation& made, const detail::SymbolicBatch& symbolic,
+                  const std::vector<Tensor>& inputs) const;
+  void at_batch(const Shared<Compilation>& sized, const std::vector<Tensor>& inputs) const;
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
   void count_handles() const;
@@ -310,13 +311,13 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
   if (detail::recording()) {
     return all.body(inputs);  // a part of what is captured now
   }
-  context().gradient_passed = true;  // what it captures may have one
+  detail::pass_gradient();  // what it captures may have one
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) {
       detail::fail({"Compiled: input ", i, " of ", inputs.size(), " is empty"});
     }
   }
-  Shared<Compilation> found, follows;
+  Shared<Compilation> found, follows, sized;
   std::vector<Tensor> asked;  // host values, by the capture of this call
   bool again = false;
   {
@@ -330,8 +331,8 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
         again = known->rerun || known->confirmations > 0;
         break;
       }
-      if (known->symbolic && inputs[0].dims() > 0 && inputs[0].dim(0) > 1 &&
-          known->guards.broken(inputs, known->symbolic->batched).empty()) {
+      if (known->symbolic && known->guards.broken(inputs, known->symbolic->batched).empty() &&
+          inputs[0].dim(0) > 1) {
         follows = known;
       }
     }
@@ -347,10 +348,14 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       all.known = alive;
       count_handles();
     }
-    all.counters.hits += (found && !again) || (!found && follows) ? 1 : 0;
+    if (!found && follows) {  // a copy: another thread may give its symbolic graph up
+      sized.reset(new Compilation(*follows));
+    }
+    all.counters.hits += (found && !again) || sized ? 1 : 0;
   }
-  if (!found && follows && does_alike(*follows, inputs)) {
-    found = at_batch(*follows, inputs);
+  if (sized && does_alike(*follows, *sized->symbolic, inputs)) {
+    at_batch(sized, inputs);
+    found = sized;
   } else if (!found || again) {
     const Shared<Compilation> now = capture(inputs);
     asked.swap(now->host_values);
@@ -364,7 +369,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       all.known.push_back(now);
     } else if (!found->rerun) {
       --found->confirmations;
-      if (now->rerun || !detail::same_capture(*found, *now)) {
+      if (now->rerun || !detail::same_capture(found->graph, now->graph)) {
         found->rerun = true;
         found->why = detail::difference(*found, *now);
       }

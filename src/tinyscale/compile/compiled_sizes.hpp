@@ -70,7 +70,8 @@ inline void Compiled::make_symbolic(Compilation& made, const std::vector<Tensor>
 
 // Whether the function, run at this size without numbers, does what the graph of all sizes says; if
 // not, that graph is given up.
-inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& inputs) const {
+inline bool Compiled::does_alike(Compilation& made, const detail::SymbolicBatch& symbolic,
+                                 const std::vector<Tensor>& inputs) const {
   if (state().options.confirmations == 0) {
     return true;
   }
@@ -82,8 +83,7 @@ inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& i
       sized.back().set_slot(x.slot());
     }
     const Shared<Compilation> seen = capture(sized, true);
-    if (!seen->rerun &&
-        detail::same_graph(seen->graph, made.symbolic->graph.at(inputs[0].dim(0)))) {
+    if (!seen->rerun && detail::same_capture(seen->graph, symbolic.graph.at(inputs[0].dim(0)))) {
       return true;
     }
   } catch (const Error& error) {
@@ -97,11 +97,11 @@ inline bool Compiled::does_alike(Compilation& made, const std::vector<Tensor>& i
   return false;
 }
 
-// The same compilation of another batch size.
-inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
-                                                      const std::vector<Tensor>& inputs) const {
+// Makes a copy of a compilation that of another batch size.
+inline void Compiled::at_batch(const Shared<Compilation>& sized,
+                               const std::vector<Tensor>& inputs) const {
   const std::int64_t batch = inputs[0].dim(0);
-  Shared<Compilation> sized(new Compilation(made));
+  const detail::SymbolicBatch& symbolic = *sized->symbolic;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     sized->guards.inputs[i].shape = inputs[i].shape();
   }
@@ -113,14 +113,14 @@ inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
       }
     }
   };
-  const std::size_t own = made.graph.constants.size();
-  sized->graph = made.symbolic->graph.at(batch);
-  sized->cut.graph = made.symbolic->cut.at(batch);
+  const std::size_t own = sized->graph.constants.size();
+  sized->graph = symbolic.graph.at(batch);
+  sized->cut.graph = symbolic.cut.at(batch);
   resize_known(sized->cut.graph, own);
   sized->plan = plan_of(sized->cut.graph, sized->plan_writes, false);
   for (std::size_t r = 0; r < sized->backward.size(); ++r) {
     detail::BackwardPart& part = sized->backward[r];
-    part.cut.graph = made.symbolic->backward[r].at(batch);
+    part.cut.graph = symbolic.backward[r].at(batch);
     resize_known(part.cut.graph, own);
     part.plan = part.leaves.empty() ? part.plan : plan_of(part.cut.graph, {}, false);
   }
@@ -130,7 +130,6 @@ inline Shared<detail::Compilation> Compiled::at_batch(const Compilation& made,
   const std::lock_guard<std::mutex> lock(state().mutex);
   state().known.push_back(sized);
   ++state().counters.sizes;
-  return sized;
 }
 
 }  // namespace tinyscale

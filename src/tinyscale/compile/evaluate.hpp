@@ -90,6 +90,7 @@ inline Tensor evaluate_primitive(const GraphNode& node, const Parts& in) {
 
 // Results of a composite op, by the eager op where there is one.
 inline Parts evaluate_composite(const GraphNode& node, const Parts& in) {
+  const MatmulFormat whole{ProductFormat()};  // as where it was recorded
   switch (node.op) {
     case Op::relu: return {relu(in[0])};
     case Op::gelu: return {gelu(in[0])};

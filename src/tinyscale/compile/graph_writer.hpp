@@ -172,6 +172,10 @@ class GraphWriter : public Recorder {
     const RecorderScope eager(nullptr);
     Tensor numbers(shape);
     for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] > 16777216) {
+        fail({"compile: id ", ids[i], " at position ", i, " of ", shape,
+              "; in a graph ids are numbers of f32, up to 2^24 is right"});
+      }
       numbers.data()[i] = static_cast<float>(ids[i]);
     }
     return numbers;

@@ -285,7 +285,7 @@ class Recognition {
     bool causal = false;
     if (is(scores, Op::where)) {
       double hidden = 0;
-      if (!literal(operand(scores, 1), hidden) || hidden >= -std::numeric_limits<double>::max() ||
+      if (!literal(operand(scores, 1), hidden) || !(hidden < -std::numeric_limits<double>::max()) ||
           !is_future(operand(scores, 0), s)) {
         return found;
       }

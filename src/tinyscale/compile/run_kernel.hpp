@@ -98,6 +98,13 @@ struct NodeKernel {
     std::memset(to, 0, static_cast<std::size_t>(out[i]->count()) * sizeof(float));
   }
 
+  // What the user called to have this op.
+  const char* called() const {
+    return node.op == Op::take                       ? "embedding"
+           : node.op == Op::linear_cross_entropy_all ? "linear_cross_entropy"
+                                                     : name_of(node.op);
+  }
+
   // Whole numbers of a tensor, each from `least` to below `end`.
   List<std::int32_t> numbers_of(const char* what, const Tensor& ids, std::int64_t least,
                                 std::int64_t end) const {
@@ -107,12 +114,12 @@ struct NodeKernel {
     for (std::size_t i = 0; i < out_ids.size(); ++i) {
       const float id = from[i];
       if (!(id >= static_cast<float>(least) && id < static_cast<float>(end))) {
-        fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is outside the ", end,
+        fail({called(), ": ", what, " ", id, " at position ", i, " is outside the ", end,
               node.op == Op::take || node.op == Op::scatter_add ? " rows" : " classes"});
       }
       out_ids[i] = static_cast<std::int32_t>(id);
       if (static_cast<float>(out_ids[i]) < id || static_cast<float>(out_ids[i]) > id) {
-        fail({name_of(node.op), ": ", what, " ", id, " at position ", i, " is no whole number"});
+        fail({called(), ": ", what, " ", id, " at position ", i, " is no whole number"});
       }
     }
     return out_ids;

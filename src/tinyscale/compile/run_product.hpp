@@ -83,7 +83,7 @@ struct ProductRun {
   void by_blocks() const {
     const Step& group = step.prologue[0];
     const std::int64_t m = group.program.rows(), k = group.program.cols(), n = node().shape[-1];
-    const Matrix b = matrix_of(as_operand(of(node().inputs[1]), false), Trans::no, n);
+    const Matrix b = matrix_of(of(node().inputs[1]), Trans::no, n);  // f32: is_plain_product()
     Tensor to = y();
     float* const c = to.data();
     if (m <= step.block_rows) {

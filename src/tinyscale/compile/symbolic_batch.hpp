@@ -49,7 +49,7 @@ class SymbolicGraph {
     Graph out = graph_;
     for (const Form& form : forms_) {
       const double b = static_cast<double>(batch);
-      const double value = form.inverse ? form.slope / b : form.slope * b + form.offset;
+      const double value = form.inverse ? 1.0 / (form.offset * b) : form.slope * b + form.offset;
       GraphNode& node = out[form.node];
       if (form.place < 0) {
         node.shape.set(-1 - form.place, static_cast<std::int64_t>(value));
@@ -67,7 +67,7 @@ class SymbolicGraph {
   struct Form {
     int node, place;  // place: a number, or -1 - a dimension of the shape
     double slope, offset;
-    bool inverse;
+    bool inverse;  // 1 / (offset B)
   };
 
   static void check_alike(const Graph& a, const Graph& b, std::size_t own, std::string& why) {
@@ -102,6 +102,9 @@ class SymbolicGraph {
     const auto same = [](double a, double b) {
       return std::fabs(a - b) <= 1e-6 * (std::fabs(a) + std::fabs(b));
     };
+    const auto whole = [&same](double x) {  // of a float, 1 / B times B is not 1
+      return same(x, std::nearbyint(x)) ? std::nearbyint(x) : x;
+    };
     const double b0 = double(batches[0]), b1 = double(batches[1]), b2 = double(batches[2]);
     if (std::memcmp(&values[0], &values[1], sizeof(double)) == 0 &&
         std::memcmp(&values[0], &values[2], sizeof(double)) == 0) {
@@ -119,9 +122,7 @@ class SymbolicGraph {
     }
     if (place >= 0 && same(values[0] * b0, values[1] * b1) &&
         same(values[0] * b0, values[2] * b2)) {
-      const double whole = std::nearbyint(values[0] * b0);  // of a float, 1 / B times B is not 1
-      const double c = same(values[0] * b0, whole) ? whole : values[0] * b0;
-      forms_.push_back({node, place, c, 0, true});
+      forms_.push_back({node, place, 1, whole(1.0 / whole(values[0] * b0)), true});
       return;
     }
     why = cat({"op ", node, ", ", name_of(graph_[node].op), " of ", graph_[node].shape,

@@ -293,6 +293,11 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
       trace.run(f, detail::shapes_of("jacobian", inputs));
       result = trace.graph[trace.graph.outputs[0]].shape;
     }
+    const Shape by = inputs[static_cast<std::size_t>(argument)].shape();
+    if (result.size() + (by.empty() ? 1 : by.size()) > Shape::max_dims) {
+      detail::fail({"jacobian: a result ", result, " by an argument ", by, "; at most ",
+                    Shape::max_dims, " dims together are right"});
+    }
     const TensorFunction row = [f](const std::vector<Tensor>& in) -> std::vector<Tensor> {
       const std::vector<Tensor> own(in.begin(), in.end() - 1);
       return {sum(f(own)[0] * in.back())};
@@ -303,7 +308,7 @@ inline TensorFunction jacobian(const TensorFunction& f, int argument = 0) {
     for (const std::int64_t size : result) {
       rows.push_back(size);
     }
-    for (const std::int64_t size : inputs[static_cast<std::size_t>(argument)].shape()) {
+    for (const std::int64_t size : by) {
       all.push_back(size);
     }
     std::vector<Tensor> given = inputs;

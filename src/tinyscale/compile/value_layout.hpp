@@ -55,11 +55,11 @@ inline Tensor phantom_like(const Tensor& x) {
   if (x.is_contiguous()) {
     return phantom(x.shape());
   }
-  std::int64_t last = 0;
+  std::int64_t first = 0, last = 0;  // a step may be below 0
   for (int i = 0; i < x.dims(); ++i) {
-    last += x.dim(i) > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
+    (x.stride(i) < 0 ? first : last) += (x.dim(i) - 1) * x.stride(i);  // of none it is dense
   }
-  return phantom(Shape{last + 1}).as_strided(x.shape(), x.steps(), 0);
+  return phantom(Shape{last - first + 1}).as_strided(x.shape(), x.steps(), -first);
 }
 
 struct ValueLayouts {

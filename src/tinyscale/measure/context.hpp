@@ -49,16 +49,17 @@ struct ProductFormat {
 }  // namespace detail
 
 struct Context {
-  Profile* profile = nullptr;                   // null: nothing is recorded
-  Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
-  int device = -1;                              // -1: the program itself
-  MemoryKind kind = MemoryKind::activation;     // what allocations are for
-  int no_grad = 0;                              // scopes alive that switch gradients off
-  detail::ProductFormat matmul_format;          // in which matmuls read their operands
-  RoundingCount* rounding = nullptr;            // of gradients; null: nobody counts
-  int recomputing = 0;                          // recomputations (recompute()) that are under way
-  bool gradient_passed = false;                 // an op under a NoGrad had an input with a gradient
-  DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
+  Profile* profile = nullptr;                    // null: nothing is recorded
+  Shared<MemoryMeter> memory{new MemoryMeter};   // outlives its tensors
+  int device = -1;                               // -1: the program itself
+  MemoryKind kind = MemoryKind::activation;      // what allocations are for
+  int no_grad = 0;                               // scopes alive that switch gradients off
+  detail::ProductFormat matmul_format;           // in which matmuls read their operands
+  RoundingCount* rounding = nullptr;             // of gradients; null: nobody counts
+  int recomputing = 0;                           // recomputations (recompute()) that are under way
+  std::atomic<bool>* gradient_passed = nullptr;  // set by an op under a NoGrad whose input has a
+                                                 // gradient, on all threads of a loop; or null
+  DeferWeightGradients* deferred = nullptr;      // takes weight gradients that are to wait
 };
 
 namespace detail {

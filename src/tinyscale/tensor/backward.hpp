@@ -167,13 +167,19 @@ inline void check_defined(const Tensor& x) {
   }
 }
 
+// Tells the recomputation around it, if any, that a gradient flows through it.
+inline void pass_gradient() {
+  if (context().gradient_passed != nullptr) {
+    context().gradient_passed->store(true, std::memory_order_relaxed);
+  }
+}
+
 // True if the graph must remember an op over these inputs.
 inline bool tracked(std::initializer_list<const Tensor*> inputs) {
   for (const Tensor* input : inputs) {
     if (input->requires_grad()) {
-      const bool off = context().no_grad > 0;
-      context().gradient_passed = context().gradient_passed || off;
-      return !off;
+      pass_gradient();
+      return context().no_grad == 0;
     }
   }
   return false;

@@ -2,6 +2,7 @@
 // Activation recomputation (arXiv 1604.06174): the forward pass keeps the inputs alone, the
 // backward pass runs it again. With counter-based dropout both passes give the same numbers.
 
+#include <atomic>
 #include <cstddef>  // size_t
 #include <vector>   // vector
 
@@ -59,24 +60,24 @@ inline Tensor recompute(const Function<Tensor(const std::vector<Tensor>&)>& body
     return body(inputs);
   }
   Tensor y;
-  bool needed = false;
-  const bool passed = context().gradient_passed;
-  context().gradient_passed = false;
+  std::atomic<bool> needed{false};
   List<const Tensor*> behind;
   List<detail::Slot> slots;
   List<detail::KeptWeight> kept;
   {
-    const NoGrad no_graph;
+    Context own = context();
+    ++own.no_grad;
+    own.gradient_passed = &needed;
+    const ContextScope no_graph(own);
     for (const Tensor& input : inputs) {
       behind.push_back(&input);
       slots.push_back(input.slot());
       kept.push_back(detail::KeptWeight(input));
     }
     y = body(inputs);
-    needed = y.requires_grad() || context().gradient_passed;
+    needed = needed || y.requires_grad();
     y = y.detach();
   }
-  context().gradient_passed = passed;
   y.origin();  // an empty one throws
   if (!needed) {
     return y;

@@ -11,6 +11,7 @@
 #include "tinyscale/base/function.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/thread_scope.hpp"
 #include "tinyscale/tensor/op_set.hpp"
 #include "tinyscale/tensor/storage.hpp"
 
@@ -22,6 +23,8 @@ namespace detail {
 
 class Recorder {
  public:
+  const int threads = thread_limit();  // of loops where nothing is recorded
+
   Recorder() = default;
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
@@ -72,18 +75,24 @@ inline Recorder*& thread_recorder() {
   return recorder->read(storage, file, line);
 }
 
-// Ends a capture's hold of its thread and gives it back.
+// Gives a capture its thread, whose loops run on no other then; null: ends its hold of it.
 class RecorderScope {
  public:
-  explicit RecorderScope(Recorder* recorder) : before_(thread_recorder()) {
+  explicit RecorderScope(Recorder* recorder)
+      : before_(thread_recorder()), threads_(thread_limit()) {
     thread_recorder() = recorder;
+    thread_limit() = recorder != nullptr ? 1 : before_ != nullptr ? before_->threads : threads_;
   }
-  ~RecorderScope() { thread_recorder() = before_; }
+  ~RecorderScope() {
+    thread_recorder() = before_;
+    thread_limit() = threads_;
+  }
   RecorderScope(const RecorderScope&) = delete;
   RecorderScope& operator=(const RecorderScope&) = delete;
 
  private:
   Recorder* before_;
+  int threads_;
 };
 
 }  // namespace detail
