@@ -63268,7 +63268,12 @@ inline void penalise(std::vector<float>& logits, const std::vector<std::int32_t>
     const auto id = static_cast<std::size_t>(seen[static_cast<std::size_t>(i)]);
     if (id < logits.size() && !done[id]) {
       done[id] = true;
-      logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
+      const float given = logits[id];
+      logits[id] = given > 0 ? given / penalty : given * penalty;
+      if (!is_finite(static_cast<double>(logits[id]))) {
+        fail({"generate: repetition_penalty ", o.repetition_penalty, " makes the logit ",
+              static_cast<double>(given), " of token ", id, " infinite; one nearer to 1 is right"});
+      }
     }
   }
 }
@@ -63308,7 +63313,6 @@ inline std::vector<double> token_weights(const float* logits, std::int64_t known
   std::vector<float> x(logits, logits + known);
   if (options.repetition_penalty < 1 || options.repetition_penalty > 1) {
     detail::penalise(x, seen, options);
-    detail::check_logits(x.data(), known);
   }
   std::vector<double> weights(x.size(), 0.0);
   const auto top = std::max_element(x.begin(), x.end());
@@ -63913,8 +63917,9 @@ class Speculator {
         draft_at_(draft_cache_.add()),
         ids_(ids) {}
 
-  // Up to `room` tokens more (at least 1), of which all but one are guesses; the new ones.
-  std::vector<std::int32_t> step(std::int64_t guesses, Generation& made) {
+  // One token more and up to so many guesses, each given to `take` until that says no.
+  template <class Take>
+  void step(std::int64_t guesses, Generation& made, const Take& take) {
     List<std::vector<double>> q;
     std::vector<std::int32_t> seen = ids_;
     for (std::int64_t i = 0; i < guesses; ++i) {
@@ -63928,25 +63933,24 @@ class Speculator {
     const Tensor logits =
         feed(model_, cache_, at_, seen, guesses + 1, options_.prefill_tokens, &totals);
     made.guessed += guesses;
-    std::vector<std::int32_t> fresh;
-    bool kept = true;
-    for (std::int64_t i = 0; i <= guesses && kept; ++i) {
+    totals.tokens -= guesses + 1;  // those that come count
+    bool goes_on = true;
+    for (std::int64_t i = 0; i <= guesses && goes_on; ++i) {
       std::vector<double> p =
           token_weights(logits.data() + i * logits.dim(1), known_, ids_, options_);
       normalise_weights(p);
-      kept = i < guesses && keeps(p, q[static_cast<std::size_t>(i)], seen[ids_.size()]);
-      fresh.push_back(kept ? seen[ids_.size()] : draw_token(p, draw()));
+      const bool kept = i < guesses && keeps(p, q[static_cast<std::size_t>(i)], seen[ids_.size()]);
+      ids_.push_back(kept ? seen[ids_.size()] : draw_token(p, draw()));
       made.accepted += kept ? 1 : 0;
-      ids_.push_back(fresh.back());
+      ++totals.tokens;
+      goes_on = take(ids_.back()) && kept;
     }
-    totals.tokens -= guesses + 1 - static_cast<std::int64_t>(fresh.size());
     // Both caches keep what was fed and is still true: all but the last token.
     const auto held = static_cast<std::int64_t>(ids_.size()) - 1;
     cache_.truncate(at_, held);
     if (draft_cache_.length(draft_at_) > held) {
       draft_cache_.truncate(draft_at_, held);
     }
-    return fresh;
   }
 
  private:
@@ -64033,16 +64037,16 @@ inline Generation generate_speculative(const Transformer& model, const Transform
     }
     std::int64_t k = guesses < left - 1 ? guesses : left - 1;
     k = k < room - 1 ? k : room - 1;
-    for (const std::int32_t id : speculator.step(k, made)) {
+    speculator.step(k, made, [&](std::int32_t id) {
       s.ids.push_back(id);
       --left;
       const bool stop = detail::is_one_of(options.stop_tokens, id);
       const bool asked = options.on_token && !options.on_token(0, id);
       if (stop || (asked && left > 0)) {
         s.ended = stop ? Ended::token : Ended::asked;
-        break;
       }
-    }
+      return s.ended == Ended::length;
+    });
   }
   return made;
 }
