@@ -61864,6 +61864,13 @@ class GgufConfig {
     c_.hidden = 0;
     note(file_.whole_or(key("expert_shared_count"), 0, few, 0) > 0, "shared experts");
     note(file_.whole_or(key("leading_dense_block_count"), 0, few, 0) > 0, "dense first layers");
+    note(!file_.flag_or(key("expert_weights_norm"), true),
+         "shares of experts that do not sum to 1");
+    const double scale = file_.number_or(key("expert_weights_scale"), 0, 1e30, 0);  // 0, as 1: none
+    note(scale > 0 && (scale < 1 || scale > 1), cat({"expert_weights_scale ", scale}));
+    const std::int64_t gate = file_.whole_or(key("expert_gating_func"), 0, few, 0);
+    note(gate > 1, cat({"expert_gating_func ", gate, " (1, the softmax, runs)"}));
+    note(file_.whole_or(key("expert_group_count"), 0, few, 0) > 1, "experts in groups");
   }
 
   void read_rotary() {
@@ -61875,7 +61882,10 @@ class GgufConfig {
     if (by != 1) {
       c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(by));
     }
-    note(scaling != "none" && scaling != "linear", "scaled rotary positions");
+    note(scaling != "none" && scaling != "linear",
+         cat({"rotary positions scaled by ", shown_name(scaling), " (none and linear run)"}));
+    const double attention = file_.number_or(key("rope.scaling.attn_factor"), 0, 1e30, 1);
+    note(attention < 1 || attention > 1, cat({"rope.scaling.attn_factor ", attention}));
     const GgufTensor* const factors = file_.tensor("rope_freqs.weight");  // Llama 3's
     if (factors != nullptr) {
       const std::vector<float> numbers = read_gguf_tensor(file_, *factors).values();
@@ -65117,8 +65127,8 @@ constexpr std::int64_t config_size = 2147483647, config_few = 1000000;
 
 class ConfigReader {
  public:
-  ConfigReader(const std::string& text, const std::string& file, std::int64_t context)
-      : file_(text, file), longest_(context) {}
+  ConfigReader(const std::string& text, const std::string& file, std::int64_t context, bool tied)
+      : file_(text, file), longest_(context), tied_(tied) {}
 
   ModelConfig read(const std::string& name) {
     c_.name = name;
@@ -65194,7 +65204,7 @@ class ConfigReader {
                        : file_.whole(neox || opt ? "max_position_embeddings" : "n_positions", 1,
                                      config_size - 2);
     c_.bias = is("gpt2") ? file_.flag_or("bias", true) : !gptj;  // nanoGPT has it
-    c_.tied = file_.flag_or("tie_word_embeddings", !(neox || gptj));
+    c_.tied = file_.flag_or("tie_word_embeddings", tied_ || !(neox || gptj));
     c_.position = neox || bloom || gptj ? Position::rotary : Position::learned;
     c_.norm_epsilon =
         file_.number_or(neox ? "layer_norm_eps" : "layer_norm_epsilon", 1e-30, 1, 1e-5);
@@ -65249,7 +65259,7 @@ class ConfigReader {
     divides("num_attention_heads", c_.heads, "num_key_value_heads", c_.kv_heads);
     c_.context = gemma3 ? file_.whole_or("max_position_embeddings", 1, config_size, 131072)
                         : file_.whole("max_position_embeddings", 1, config_size);
-    c_.tied = file_.flag_or("tie_word_embeddings", gemma);
+    c_.tied = file_.flag_or("tie_word_embeddings", tied_ || gemma);
     c_.qk_norm = is("qwen3") || gemma3;
     c_.norm_epsilon =
         file_.number_or("rms_norm_eps", 1e-30, 1, is("mixtral") || is("phi3") ? 1e-5 : 1e-6);
@@ -65403,7 +65413,9 @@ class ConfigReader {
       if ((kind == "linear" || kind == "llama3") && !c_.latent()) {
         read_rope_factors(key, *turns, kind == "llama3");
       } else {
-        note(kind != "default", "scaled rotary positions");
+        note(kind != "default",
+             cat({"rotary positions scaled by \"", json_escape(kind.substr(0, 40)), "\"",
+                  c_.latent() ? "" : " (linear and llama3 run)"}));
       }
     }
     note(part < 1, "positions on a part of each head");
@@ -65533,6 +65545,7 @@ class ConfigReader {
 
   ConfigFile file_;
   std::int64_t longest_;  // context that a user asks for
+  bool tied_;             // the weights have no output matrix
   ModelConfig c_;
   std::string type_, beyond_;
 };
@@ -65554,15 +65567,17 @@ inline std::string config_name(const std::string& path) {
 }  // namespace detail
 
 // The shape that the text of a config.json says; `name` stands in its errors and names the model.
-// A window that the file's context and `context` do not fill is none.
+// A window that the file's context and `context` do not fill is none. `tied`: what holds where the
+// text does not say, also of architectures whose output matrix is one of its own.
 inline ModelConfig parse_config(const std::string& text, const std::string& name,
-                                std::int64_t context = 0) {
-  return detail::ConfigReader(text, name, context).read(detail::config_name(name));
+                                std::int64_t context = 0, bool tied = false) {
+  return detail::ConfigReader(text, name, context, tied).read(detail::config_name(name));
 }
 
 // The shape that a config.json of Hugging Face says, named by its folder.
-inline ModelConfig read_config(const std::string& path, std::int64_t context = 0) {
-  return parse_config(detail::read_file(path, "read_config"), path, context);
+inline ModelConfig read_config(const std::string& path, std::int64_t context = 0,
+                               bool tied = false) {
+  return parse_config(detail::read_file(path, "read_config"), path, context, tied);
 }
 
 }}  // namespace tinyscale
@@ -65757,10 +65772,17 @@ inline std::string why_no_config(const WeightFile& file) {
               "LoadOptions::config or call load(path, config)"});
 }
 
+// A config.json for these weights: where it does not say whether the output matrix is the
+// embedding, the tensors do.
+inline ModelConfig read_config_for(const WeightFile& file, const std::string& path,
+                                   std::int64_t context) {
+  return read_config(path, context, file.find("lm_head.weight") == nullptr);
+}
+
 // The config.json of a folder, if there is one.
 inline void read_config_beside(WeightFile& file, const std::string& folder, std::int64_t context) {
   if (!file.has_config && file_there(folder + "config.json")) {
-    file.config = read_config(folder + "config.json", context);
+    file.config = read_config_for(file, folder + "config.json", context);
     file.has_config = true;
   }
 }
@@ -66038,9 +66060,11 @@ inline WeightFile gguf_weights(const Shared<MappedFile>& mapped, const std::stri
     t.shape = part.shape;
     t.type = detail::gguf_type(part.tensor->type)->name;
     t.format = part.tensor->format;
-    t.readable = part.tensor->readable;
+    t.doubles = t.type == "F64";
+    t.readable = t.doubles || part.tensor->readable;
     t.right =
-        "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or NVFP4";
+        "F32, F16, BF16, F64, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or "
+        "NVFP4";
     t.data = part.data;
     file.tensors.push_back(t);
   }
@@ -66430,25 +66454,13 @@ inline WeightFile open_weights(const std::string& path, bool with_tokenizer = tr
 
 namespace detail {
 
-// Where a config.json does not say whether the output matrix is the embedding, the tensors do.
-inline void tie_by_tensors(ModelConfig& config, const WeightFile& file, const std::string& path) {
-  if (!config.tied && file.find("lm_head.weight") == nullptr) {
-    config.tied = parse_named(read_file(path, "load"), "").find("tie_word_embeddings") == nullptr;
-  }
-}
-
 inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const std::string& who) {
   if (!options.config.empty()) {
-    ModelConfig config = read_config(options.config, options.context);
+    ModelConfig config = read_config_for(file, options.config, options.context);
     config.rope_pairs = file.has_config ? file.config.rope_pairs : config.rope_pairs;
-    tie_by_tensors(config, file, options.config);
     return config;
   }
-  const bool own = file.has_config;
   read_config_beside(file, folder_of(file.path), options.context);
-  if (!own && file.has_config) {
-    tie_by_tensors(file.config, file, folder_of(file.path) + "config.json");
-  }
   if (!file.has_config) {
     fail({who, file.no_config});
   }
