@@ -60456,40 +60456,47 @@ inline const Json& read_model(TokenizerData& data, const Json& json, const std::
   return *model;
 }
 
-}  // namespace detail
-
-inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std::string& name) {
-  const std::string who = detail::cat({"read_hugging_face_tokenizer: \"", name, "\": "});
-  const Json json = detail::parse_named(text, who);
+inline Tokenizer hugging_face_tokenizer(const Json& json, const std::string& who) {
   TokenizerData data;
-  const List<const Json*> normalizers = detail::read_normal_forms(data, json);
-  const Json& model = detail::read_model(data, json, who);
-  const List<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
-  if (!steps.empty() && detail::json_text(steps.back(), "type") == "ByteLevel") {
+  const List<const Json*> normalizers = read_normal_forms(data, json);
+  const Json& model = read_model(data, json, who);
+  const List<const Json*> steps = steps_of(json, "pre_tokenizer", "pretokenizers");
+  if (!steps.empty() && json_text(steps.back(), "type") == "ByteLevel") {
     data.kind = TokenizerKind::byte_pairs;
-    detail::read_byte_level(data, steps, who);
+    read_byte_level(data, steps, who);
     if (!normalizers.empty()) {
-      detail::fail({who, "its normalizer has the step ", detail::json_text(normalizers[0], "type"),
-                    "; NFC, NFD or none is right"});
+      fail({who, "its normalizer has the step ", json_text(normalizers[0], "type"),
+            "; NFC, NFD or none is right"});
     }
   } else {
     data.kind = TokenizerKind::merged_pieces;
-    for (std::size_t i = 0;
-         detail::json_true(model, "byte_fallback", false) && i < data.tokens.size(); ++i) {
-      if (detail::byte_of_piece(data.tokens[i]) >= 0) {
+    for (std::size_t i = 0; json_true(model, "byte_fallback", false) && i < data.tokens.size();
+         ++i) {
+      if (byte_of_piece(data.tokens[i]) >= 0) {
         data.types[i] = static_cast<std::int32_t>(TokenType::byte);
       }
     }
-    detail::read_spaces(data, normalizers, steps, who);
+    read_spaces(data, normalizers, steps, who);
   }
-  detail::read_processors(data, json, who);
-  data.unknown = detail::find_token(data, detail::json_text(&model, "unk_token"));
+  read_processors(data, json, who);
+  data.unknown = find_token(data, json_text(&model, "unk_token"));
   if (data.unknown >= 0) {
     std::int32_t& type = data.types[static_cast<std::size_t>(data.unknown)];
     const bool normal = type == static_cast<std::int32_t>(TokenType::normal);
     type = normal ? static_cast<std::int32_t>(TokenType::unknown) : type;
   }
   return make_tokenizer(std::move(data), who);
+}
+
+inline std::string hugging_face_who(const std::string& name) {
+  return cat({"read_hugging_face_tokenizer: \"", name, "\": "});
+}
+
+}  // namespace detail
+
+inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std::string& name) {
+  const std::string who = detail::hugging_face_who(name);
+  return detail::hugging_face_tokenizer(detail::parse_named(text, who), who);
 }
 
 inline Tokenizer read_hugging_face_tokenizer(const std::string& path) {
@@ -61915,6 +61922,13 @@ class GgufConfig {
     c_.hidden = 0;
     note(file_.whole_or(key("expert_shared_count"), 0, few, 0) > 0, "shared experts");
     note(file_.whole_or(key("leading_dense_block_count"), 0, few, 0) > 0, "dense first layers");
+    note(!file_.flag_or(key("expert_weights_norm"), true),
+         "shares of experts that do not sum to 1");
+    const double scale = file_.number_or(key("expert_weights_scale"), 0, 1e30, 0);  // 0, as 1: none
+    note(scale > 0 && (scale < 1 || scale > 1), cat({"expert_weights_scale ", scale}));
+    const std::int64_t gate = file_.whole_or(key("expert_gating_func"), 0, few, 0);
+    note(gate > 1, cat({"expert_gating_func ", gate, " (1, the softmax, runs)"}));
+    note(file_.whole_or(key("expert_group_count"), 0, few, 0) > 1, "experts in groups");
   }
 
   void read_rotary() {
@@ -61926,7 +61940,10 @@ class GgufConfig {
     if (by != 1) {
       c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(by));
     }
-    note(scaling != "none" && scaling != "linear", "scaled rotary positions");
+    note(scaling != "none" && scaling != "linear",
+         cat({"rotary positions scaled by ", shown_name(scaling), " (none and linear run)"}));
+    const double attention = file_.number_or(key("rope.scaling.attn_factor"), 0, 1e30, 1);
+    note(attention < 1 || attention > 1, cat({"rope.scaling.attn_factor ", attention}));
     const GgufTensor* const factors = file_.tensor("rope_freqs.weight");  // Llama 3's
     if (factors != nullptr) {
       const std::vector<float> numbers = read_gguf_tensor(file_, *factors).values();
@@ -63319,7 +63336,12 @@ inline void penalise(std::vector<float>& logits, const std::vector<std::int32_t>
     const auto id = static_cast<std::size_t>(seen[static_cast<std::size_t>(i)]);
     if (id < logits.size() && !done[id]) {
       done[id] = true;
-      logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
+      const float given = logits[id];
+      logits[id] = given > 0 ? given / penalty : given * penalty;
+      if (!is_finite(static_cast<double>(logits[id]))) {
+        fail({"generate: repetition_penalty ", o.repetition_penalty, " makes the logit ",
+              static_cast<double>(given), " of token ", id, " infinite; one nearer to 1 is right"});
+      }
     }
   }
 }
@@ -63359,7 +63381,6 @@ inline std::vector<double> token_weights(const float* logits, std::int64_t known
   std::vector<float> x(logits, logits + known);
   if (options.repetition_penalty < 1 || options.repetition_penalty > 1) {
     detail::penalise(x, seen, options);
-    detail::check_logits(x.data(), known);
   }
   std::vector<double> weights(x.size(), 0.0);
   const auto top = std::max_element(x.begin(), x.end());
@@ -63964,8 +63985,9 @@ class Speculator {
         draft_at_(draft_cache_.add()),
         ids_(ids) {}
 
-  // Up to `room` tokens more (at least 1), of which all but one are guesses; the new ones.
-  std::vector<std::int32_t> step(std::int64_t guesses, Generation& made) {
+  // One token more and up to so many guesses, each given to `take` until that says no.
+  template <class Take>
+  void step(std::int64_t guesses, Generation& made, const Take& take) {
     List<std::vector<double>> q;
     std::vector<std::int32_t> seen = ids_;
     for (std::int64_t i = 0; i < guesses; ++i) {
@@ -63979,25 +64001,24 @@ class Speculator {
     const Tensor logits =
         feed(model_, cache_, at_, seen, guesses + 1, options_.prefill_tokens, &totals);
     made.guessed += guesses;
-    std::vector<std::int32_t> fresh;
-    bool kept = true;
-    for (std::int64_t i = 0; i <= guesses && kept; ++i) {
+    totals.tokens -= guesses + 1;  // those that come count
+    bool goes_on = true;
+    for (std::int64_t i = 0; i <= guesses && goes_on; ++i) {
       std::vector<double> p =
           token_weights(logits.data() + i * logits.dim(1), known_, ids_, options_);
       normalise_weights(p);
-      kept = i < guesses && keeps(p, q[static_cast<std::size_t>(i)], seen[ids_.size()]);
-      fresh.push_back(kept ? seen[ids_.size()] : draw_token(p, draw()));
+      const bool kept = i < guesses && keeps(p, q[static_cast<std::size_t>(i)], seen[ids_.size()]);
+      ids_.push_back(kept ? seen[ids_.size()] : draw_token(p, draw()));
       made.accepted += kept ? 1 : 0;
-      ids_.push_back(fresh.back());
+      ++totals.tokens;
+      goes_on = take(ids_.back()) && kept;
     }
-    totals.tokens -= guesses + 1 - static_cast<std::int64_t>(fresh.size());
     // Both caches keep what was fed and is still true: all but the last token.
     const auto held = static_cast<std::int64_t>(ids_.size()) - 1;
     cache_.truncate(at_, held);
     if (draft_cache_.length(draft_at_) > held) {
       draft_cache_.truncate(draft_at_, held);
     }
-    return fresh;
   }
 
  private:
@@ -64084,16 +64105,16 @@ inline Generation generate_speculative(const Transformer& model, const Transform
     }
     std::int64_t k = guesses < left - 1 ? guesses : left - 1;
     k = k < room - 1 ? k : room - 1;
-    for (const std::int32_t id : speculator.step(k, made)) {
+    speculator.step(k, made, [&](std::int32_t id) {
       s.ids.push_back(id);
       --left;
       const bool stop = detail::is_one_of(options.stop_tokens, id);
       const bool asked = options.on_token && !options.on_token(0, id);
       if (stop || (asked && left > 0)) {
         s.ended = stop ? Ended::token : Ended::asked;
-        break;
       }
-    }
+      return s.ended == Ended::length;
+    });
   }
   return made;
 }
@@ -65164,8 +65185,8 @@ constexpr std::int64_t config_size = 2147483647, config_few = 1000000;
 
 class ConfigReader {
  public:
-  ConfigReader(const std::string& text, const std::string& file, std::int64_t context)
-      : file_(text, file), longest_(context) {}
+  ConfigReader(const std::string& text, const std::string& file, std::int64_t context, bool tied)
+      : file_(text, file), longest_(context), tied_(tied) {}
 
   ModelConfig read(const std::string& name) {
     c_.name = name;
@@ -65241,7 +65262,7 @@ class ConfigReader {
                        : file_.whole(neox || opt ? "max_position_embeddings" : "n_positions", 1,
                                      config_size - 2);
     c_.bias = is("gpt2") ? file_.flag_or("bias", true) : !gptj;  // nanoGPT has it
-    c_.tied = file_.flag_or("tie_word_embeddings", !(neox || gptj));
+    c_.tied = file_.flag_or("tie_word_embeddings", tied_ || !(neox || gptj));
     c_.position = neox || bloom || gptj ? Position::rotary : Position::learned;
     c_.norm_epsilon =
         file_.number_or(neox ? "layer_norm_eps" : "layer_norm_epsilon", 1e-30, 1, 1e-5);
@@ -65296,7 +65317,7 @@ class ConfigReader {
     divides("num_attention_heads", c_.heads, "num_key_value_heads", c_.kv_heads);
     c_.context = gemma3 ? file_.whole_or("max_position_embeddings", 1, config_size, 131072)
                         : file_.whole("max_position_embeddings", 1, config_size);
-    c_.tied = file_.flag_or("tie_word_embeddings", gemma);
+    c_.tied = file_.flag_or("tie_word_embeddings", tied_ || gemma);
     c_.qk_norm = is("qwen3") || gemma3;
     c_.norm_epsilon =
         file_.number_or("rms_norm_eps", 1e-30, 1, is("mixtral") || is("phi3") ? 1e-5 : 1e-6);
@@ -65450,7 +65471,9 @@ class ConfigReader {
       if ((kind == "linear" || kind == "llama3") && !c_.latent()) {
         read_rope_factors(key, *turns, kind == "llama3");
       } else {
-        note(kind != "default", "scaled rotary positions");
+        note(kind != "default",
+             cat({"rotary positions scaled by \"", json_escape(kind.substr(0, 40)), "\"",
+                  c_.latent() ? "" : " (linear and llama3 run)"}));
       }
     }
     note(part < 1, "positions on a part of each head");
@@ -65580,6 +65603,7 @@ class ConfigReader {
 
   ConfigFile file_;
   std::int64_t longest_;  // context that a user asks for
+  bool tied_;             // the weights have no output matrix
   ModelConfig c_;
   std::string type_, beyond_;
 };
@@ -65601,15 +65625,17 @@ inline std::string config_name(const std::string& path) {
 }  // namespace detail
 
 // The shape that the text of a config.json says; `name` stands in its errors and names the model.
-// A window that the file's context and `context` do not fill is none.
+// A window that the file's context and `context` do not fill is none. `tied`: what holds where the
+// text does not say, also of architectures whose output matrix is one of its own.
 inline ModelConfig parse_config(const std::string& text, const std::string& name,
-                                std::int64_t context = 0) {
-  return detail::ConfigReader(text, name, context).read(detail::config_name(name));
+                                std::int64_t context = 0, bool tied = false) {
+  return detail::ConfigReader(text, name, context, tied).read(detail::config_name(name));
 }
 
 // The shape that a config.json of Hugging Face says, named by its folder.
-inline ModelConfig read_config(const std::string& path, std::int64_t context = 0) {
-  return parse_config(detail::read_file(path, "read_config"), path, context);
+inline ModelConfig read_config(const std::string& path, std::int64_t context = 0,
+                               bool tied = false) {
+  return parse_config(detail::read_file(path, "read_config"), path, context, tied);
 }
 
 }}  // namespace tinyscale
@@ -65804,10 +65830,17 @@ inline std::string why_no_config(const WeightFile& file) {
               "LoadOptions::config or call load(path, config)"});
 }
 
+// A config.json for these weights: where it does not say whether the output matrix is the
+// embedding, the tensors do.
+inline ModelConfig read_config_for(const WeightFile& file, const std::string& path,
+                                   std::int64_t context) {
+  return read_config(path, context, file.find("lm_head.weight") == nullptr);
+}
+
 // The config.json of a folder, if there is one.
 inline void read_config_beside(WeightFile& file, const std::string& folder, std::int64_t context) {
   if (!file.has_config && file_there(folder + "config.json")) {
-    file.config = read_config(folder + "config.json", context);
+    file.config = read_config_for(file, folder + "config.json", context);
     file.has_config = true;
   }
 }
@@ -65964,13 +65997,13 @@ inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
   return true;
 }
 
-// nanoGPT's {"chars": ["\n", " ", ...]}, if it is that.
-inline bool character_tokenizer(const std::string& path, Tokenizer& tokenizer) {
+// nanoGPT's {"chars": ["\n", " ", ...]}, or Hugging Face's: read once, as large ones take a second.
+inline Tokenizer json_tokenizer(const std::string& path) {
   const std::string who = cat({"load: \"", path, "\": "});
   const Json json = parse_named(read_file(path, "load"), who);
   const Json* const list = json.find("chars");
   if (list == nullptr || list->kind != Json::Kind::list) {
-    return false;
+    return hugging_face_tokenizer(json, hugging_face_who(path));
   }
   std::vector<std::string> characters;
   for (const Json& item : list->list) {
@@ -65981,8 +66014,7 @@ inline bool character_tokenizer(const std::string& path, Tokenizer& tokenizer) {
     }
     characters.push_back(item.text);
   }
-  tokenizer = Tokenizer(std::move(characters));
-  return true;
+  return Tokenizer(std::move(characters));
 }
 
 // A file that the user names, another model's GGUF too. vocab.json has its merges.txt beside it.
@@ -65999,8 +66031,8 @@ inline Tokenizer named_tokenizer(const std::string& path, std::int64_t vocabular
   if (name_ends(path, "vocab.json") && file_there(folder_of(path) + "merges.txt")) {
     return read_gpt2_tokenizer(path, folder_of(path) + "merges.txt");
   }
-  if (name_ends(path, ".json") && character_tokenizer(path, tokenizer)) {
-    return tokenizer;
+  if (name_ends(path, ".json")) {
+    return json_tokenizer(path);
   }
   return read_tokenizer(path, vocabulary);
 }
@@ -66085,9 +66117,11 @@ inline WeightFile gguf_weights(const Shared<MappedFile>& mapped, const std::stri
     t.shape = part.shape;
     t.type = detail::gguf_type(part.tensor->type)->name;
     t.format = part.tensor->format;
-    t.readable = part.tensor->readable;
+    t.doubles = t.type == "F64";
+    t.readable = t.doubles || part.tensor->readable;
     t.right =
-        "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or NVFP4";
+        "F32, F16, BF16, F64, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or "
+        "NVFP4";
     t.data = part.data;
     file.tensors.push_back(t);
   }
@@ -66477,25 +66511,13 @@ inline WeightFile open_weights(const std::string& path, bool with_tokenizer = tr
 
 namespace detail {
 
-// Where a config.json does not say whether the output matrix is the embedding, the tensors do.
-inline void tie_by_tensors(ModelConfig& config, const WeightFile& file, const std::string& path) {
-  if (!config.tied && file.find("lm_head.weight") == nullptr) {
-    config.tied = parse_named(read_file(path, "load"), "").find("tie_word_embeddings") == nullptr;
-  }
-}
-
 inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const std::string& who) {
   if (!options.config.empty()) {
-    ModelConfig config = read_config(options.config, options.context);
+    ModelConfig config = read_config_for(file, options.config, options.context);
     config.rope_pairs = file.has_config ? file.config.rope_pairs : config.rope_pairs;
-    tie_by_tensors(config, file, options.config);
     return config;
   }
-  const bool own = file.has_config;
   read_config_beside(file, folder_of(file.path), options.context);
-  if (!own && file.has_config) {
-    tie_by_tensors(file.config, file, folder_of(file.path) + "config.json");
-  }
   if (!file.has_config) {
     fail({who, file.no_config});
   }

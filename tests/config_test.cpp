@@ -296,7 +296,7 @@ TEST_CASE("config.json: windows, biases, positions") {
 
   const ts::ModelConfig scaled =
       parsed(with(llama3, {{"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 8.0}"}}));
-  CHECK(scaled.beyond == "scaled rotary positions");
+  CHECK(scaled.beyond == "rotary positions scaled by \"yarn\" (linear and llama3 run)");
   // Llama 3.1: as before where a pair turns more than 4 times in 8,192 tokens, over 8 below once.
   const ts::ModelConfig long_context = parsed(
       with(llama3, {{"rope_scaling",
@@ -379,7 +379,7 @@ TEST_CASE("config.json: rotary positions of another kind are refused or noted") 
                      {"use_parallel_residual", "false"}};
   CHECK(parsed(neox).beyond == "");
   CHECK(parsed(with(neox, {{"rope_scaling", "{\"type\": \"dynamic\", \"factor\": 2}"}})).beyond ==
-        "scaled rotary positions");
+        "rotary positions scaled by \"dynamic\" (linear and llama3 run)");
 }
 
 TEST_CASE("config.json: key-value heads, windows and heads that a file leaves out") {

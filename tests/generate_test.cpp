@@ -172,6 +172,28 @@ TEST_CASE("sampling: what cannot be right is refused") {
         "embedding: id 29 at position 0 is outside the table's 29 rows");
 }
 
+TEST_CASE("a repetition penalty that makes a logit infinite is named, not the model") {
+  const std::vector<float> logits = {4, -8, 1};
+  ts::SampleOptions o;
+  o.repetition_penalty = 1e-38;
+  CHECK(error_of([&] { ts::token_weights(logits.data(), 3, {0}, o); }) ==
+        "generate: repetition_penalty 1e-38 makes the logit 4 of token 0 infinite; one nearer to 1 "
+        "is right");
+  o.repetition_penalty = 3e38;
+  CHECK(error_of([&] {
+          ts::token_weights(logits.data(), 3, {2, 1}, o);
+        }) ==
+        "generate: repetition_penalty 3e+38 makes the logit -8 of token 1 infinite; one nearer to "
+        "1 is right");
+  CHECK(ts::token_weights(logits.data(), 3, {0, 2}, o)[0] > 0);
+  const std::vector<float> wrong = {4, -8, NAN};
+  CHECK(error_of([&] {
+          ts::token_weights(wrong.data(), 3, {2, 1}, o);
+        }) ==
+        "generate: the model's logit of token 2 is nan; weights that give finite numbers are "
+        "right");
+}
+
 TEST_CASE("pages: shared until one writes, given back, limited") {
   ts::ModelConfig c = small_model("llama").config;
   ts::CacheOptions options;
@@ -613,6 +635,17 @@ TEST_CASE("stop tokens, on_token and stop texts end a sequence") {
     CHECK(made.sequences[0].ended == ts::Ended::token);
     CHECK(made.sequences[0].ids == told);
     CHECK(told == token.sequences[0].ids);
+  }
+  // Guesses behind the end, which all would be right here, are not counted as kept.
+  for (const std::int64_t length : {1, 2, 3, 4, 5, 6, 8}) {
+    std::int64_t left = length;
+    options = greedy();
+    options.on_token = [&](std::int64_t, std::int32_t) { return --left > 0; };
+    const ts::Generation made = ts::generate_speculative(model, model, {65}, 30, 4, options);
+    CHECK(made.sequences[0].ended == ts::Ended::asked);
+    CHECK(made.sequences[0].ids == Ids(all.begin(), all.begin() + length + 1));
+    CHECK(made.prefill.tokens + made.decode.tokens == length);
+    CHECK(made.accepted == length - length / 5);  // of 5 tokens a step the last is no guess
   }
 }
 

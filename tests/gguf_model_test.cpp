@@ -230,7 +230,11 @@ TEST_CASE("stacked experts become one parameter each, as do experts that were st
 }
 
 TEST_CASE("what our transformer lacks is named") {
-  CHECK(beyond(gguf_text("llama.rope.scaling.type", "yarn")) == "scaled rotary positions");
+  CHECK(beyond(gguf_text("llama.rope.scaling.type", "yarn")) ==
+        "rotary positions scaled by \"yarn\" (none and linear run)");
+  CHECK(beyond(gguf_real("llama.rope.scaling.attn_factor", 1)) == "");
+  CHECK(beyond(gguf_real("llama.rope.scaling.attn_factor", 1.25)) ==
+        "rope.scaling.attn_factor 1.25");
   CHECK(beyond(gguf_text("llama.rope.scaling.type", "none")) == "");
   CHECK(beyond(gguf_text("llama.rope.scaling.type", "linear")) == "");  // by 1
   CHECK(beyond(gguf_whole("llama.rope.dimension_count", 2)) == "positions on a part of each head");
@@ -249,6 +253,20 @@ TEST_CASE("what our transformer lacks is named") {
   Keys keys = with(model_keys("llama"), gguf_whole("llama.expert_count", 4));
   keys = with(keys, gguf_whole("llama.expert_used_count", 2));
   CHECK(ts::gguf_config(written(keys, {})).beyond == "");
+  const auto mixture = [&keys](const ts::GgufValue& more) {
+    return ts::gguf_config(written(with(keys, more), {})).beyond;
+  };
+  CHECK(mixture(gguf_flag("llama.expert_weights_norm", true)) == "");
+  CHECK(mixture(gguf_flag("llama.expert_weights_norm", false)) ==
+        "shares of experts that do not sum to 1");
+  CHECK(mixture(gguf_real("llama.expert_weights_scale", 0)) == "");
+  CHECK(mixture(gguf_real("llama.expert_weights_scale", 1)) == "");
+  CHECK(mixture(gguf_real("llama.expert_weights_scale", 2.5)) == "expert_weights_scale 2.5");
+  CHECK(mixture(gguf_whole("llama.expert_gating_func", 1)) == "");
+  CHECK(mixture(gguf_whole("llama.expert_gating_func", 2)) ==
+        "expert_gating_func 2 (1, the softmax, runs)");
+  CHECK(mixture(gguf_whole("llama.expert_group_count", 1)) == "");
+  CHECK(mixture(gguf_whole("llama.expert_group_count", 8)) == "experts in groups");
   keys = with(keys, gguf_whole("llama.expert_shared_count", 1));
   keys = with(keys, gguf_whole("llama.leading_dense_block_count", 1));
   CHECK(ts::gguf_config(written(keys, {})).beyond == "shared experts, dense first layers");

@@ -647,6 +647,10 @@ TEST_CASE("a folder with one file, its config beside it") {
   ts::LoadOptions named;
   named.config = config;
   CHECK(apart(ts::load(path, named), model) == 0);
+  if (model.config.tied) {  // null is as nothing
+    write_file(config, silent.substr(0, silent.size() - 1) + ", \"tie_word_embeddings\": null}");
+    CHECK(apart(ts::load(path), model) == 0);
+  }
   c = model.config;
   c.tied = !c.tied;
   const ts::Transformer other(c, 9);
@@ -724,8 +728,8 @@ TEST_CASE("types of numbers that nobody here has are refused where a model needs
   REQUIRE(type == 1);
   bytes = with_number(bytes, at, 25);  // as many bytes
   const std::string says =
-      "tensor \"blk.0.attn_q.weight\" is I16; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, "
-      "Q2_K to Q6_K, Q8_K, MXFP4 or NVFP4 is right";
+      "tensor \"blk.0.attn_q.weight\" is I16; F32, F16, BF16, F64, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, "
+      "Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or NVFP4 is right";
   CHECK(refusal(bytes) == says);
   const std::string path = temporary("integers.gguf");
   write_file(path, bytes);
@@ -737,6 +741,43 @@ TEST_CASE("types of numbers that nobody here has are refused where a model needs
   write_file(path, "short");
   CHECK(error_of([&] { ts::read_llama2c(path); }) ==
         "load: \"" + path + "\": 5 bytes are no llama2.c file; its header has 28");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("doubles in a GGUF file are read as float32") {
+  const std::string folder = models();
+  if (folder.empty()) {
+    return;
+  }
+  const std::string path = temporary("doubles.gguf");
+  std::string bytes = bytes_of(folder + "stories260K/derived/stories260K-f32.gguf");
+  const ts::Gguf file =
+      ts::parse_gguf(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size(), path);
+  const std::string name = "blk.0.attn_q.weight";
+  const ts::GgufTensor& tensor = *file.tensor(name);
+  REQUIRE(tensor.format == ts::BlockFormat::f32);
+  // The numbers once more behind the others, 8 bytes each.
+  const ts::Tensor numbers = ts::read_gguf_tensor(file, tensor);
+  const std::uint64_t start =
+      static_cast<std::uint64_t>(tensor.data - reinterpret_cast<const std::uint8_t*>(&bytes[0])) -
+      tensor.offset;
+  std::string doubled = bytes;
+  doubled.append((32 - (doubled.size() - start) % 32) % 32, '\0');
+  const std::uint64_t offset = doubled.size() - start;
+  for (std::int64_t i = 0; i < numbers.count(); ++i) {
+    const double x = double{numbers.data()[i]};
+    doubled.append(reinterpret_cast<const char*>(&x), 8);
+  }
+  const std::size_t at = doubled.find(name) + name.size() + 4 + 16;  // name, dims
+  const std::uint32_t type = 28;
+  std::memcpy(&doubled[at], &type, 4);
+  std::memcpy(&doubled[at + 4], &offset, 8);
+  write_file(path, doubled);
+  const ts::Transformer model = ts::load(folder + "stories260K/derived/stories260K-f32.gguf");
+  CHECK(apart(ts::load(path), model) == 0);
+  ts::LoadOptions options;
+  options.weights = ts::Weights::as_stored;
+  CHECK(logits_apart(ts::load(path, options), model) < 1e-4);
   std::remove(path.c_str());
 }
 
@@ -1229,8 +1270,9 @@ TEST_CASE("a config that a Transformer cannot run says so with the file's name")
   text.insert(text.size() - 1, ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}");
   write_file(folder.at("config.json"), text);
   CHECK(error_of([&] { ts::load(folder.path); })
-            .find(" has scaled rotary positions, which a Transformer here cannot run; "
-                  "read_config of its config.json gives what can be planned") != std::string::npos);
+            .find(" has rotary positions scaled by \"yarn\" (linear and llama3 run), which a "
+                  "Transformer here cannot run; read_config of its config.json gives what can be "
+                  "planned") != std::string::npos);
   CHECK(error_of([&] { ts::load(folder.path); }).find("load: \"" + folder.path) == 0);
   const std::string path = folder.at("model.gguf"), a = "llama.";
   write_gguf(path,
@@ -1241,8 +1283,8 @@ TEST_CASE("a config that a Transformer cannot run says so with the file's name")
              {});
   CHECK(error_of([&] { ts::load(path); }) ==
         "load: \"" + path +
-            "\": llama has scaled rotary positions, which a Transformer here cannot run; "
-            "gguf_config of it gives what can be planned");
+            "\": llama has rotary positions scaled by \"yarn\" (none and linear run), which a "
+            "Transformer here cannot run; gguf_config of it gives what can be planned");
 }
 
 TEST_CASE("Phi-3's joined matrices are cut into ours, and quantised ones are named") {

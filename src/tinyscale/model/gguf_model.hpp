@@ -178,6 +178,13 @@ class GgufConfig {
     c_.hidden = 0;
     note(file_.whole_or(key("expert_shared_count"), 0, few, 0) > 0, "shared experts");
     note(file_.whole_or(key("leading_dense_block_count"), 0, few, 0) > 0, "dense first layers");
+    note(!file_.flag_or(key("expert_weights_norm"), true),
+         "shares of experts that do not sum to 1");
+    const double scale = file_.number_or(key("expert_weights_scale"), 0, 1e30, 0);  // 0, as 1: none
+    note(scale > 0 && (scale < 1 || scale > 1), cat({"expert_weights_scale ", scale}));
+    const std::int64_t gate = file_.whole_or(key("expert_gating_func"), 0, few, 0);
+    note(gate > 1, cat({"expert_gating_func ", gate, " (1, the softmax, runs)"}));
+    note(file_.whole_or(key("expert_group_count"), 0, few, 0) > 1, "experts in groups");
   }
 
   void read_rotary() {
@@ -189,7 +196,10 @@ class GgufConfig {
     if (by != 1) {
       c_.rope_factors.assign(static_cast<std::size_t>(c_.head_size / 2), static_cast<float>(by));
     }
-    note(scaling != "none" && scaling != "linear", "scaled rotary positions");
+    note(scaling != "none" && scaling != "linear",
+         cat({"rotary positions scaled by ", shown_name(scaling), " (none and linear run)"}));
+    const double attention = file_.number_or(key("rope.scaling.attn_factor"), 0, 1e30, 1);
+    note(attention < 1 || attention > 1, cat({"rope.scaling.attn_factor ", attention}));
     const GgufTensor* const factors = file_.tensor("rope_freqs.weight");  // Llama 3's
     if (factors != nullptr) {
       const std::vector<float> numbers = read_gguf_tensor(file_, *factors).values();

@@ -32,9 +32,11 @@ inline WeightFile gguf_weights(const Shared<MappedFile>& mapped, const std::stri
     t.shape = part.shape;
     t.type = detail::gguf_type(part.tensor->type)->name;
     t.format = part.tensor->format;
-    t.readable = part.tensor->readable;
+    t.doubles = t.type == "F64";
+    t.readable = t.doubles || part.tensor->readable;
     t.right =
-        "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or NVFP4";
+        "F32, F16, BF16, F64, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_1, Q2_K to Q6_K, Q8_K, MXFP4 or "
+        "NVFP4";
     t.data = part.data;
     file.tensors.push_back(t);
   }

@@ -312,40 +312,47 @@ inline const Json& read_model(TokenizerData& data, const Json& json, const std::
   return *model;
 }
 
-}  // namespace detail
-
-inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std::string& name) {
-  const std::string who = detail::cat({"read_hugging_face_tokenizer: \"", name, "\": "});
-  const Json json = detail::parse_named(text, who);
+inline Tokenizer hugging_face_tokenizer(const Json& json, const std::string& who) {
   TokenizerData data;
-  const List<const Json*> normalizers = detail::read_normal_forms(data, json);
-  const Json& model = detail::read_model(data, json, who);
-  const List<const Json*> steps = detail::steps_of(json, "pre_tokenizer", "pretokenizers");
-  if (!steps.empty() && detail::json_text(steps.back(), "type") == "ByteLevel") {
+  const List<const Json*> normalizers = read_normal_forms(data, json);
+  const Json& model = read_model(data, json, who);
+  const List<const Json*> steps = steps_of(json, "pre_tokenizer", "pretokenizers");
+  if (!steps.empty() && json_text(steps.back(), "type") == "ByteLevel") {
     data.kind = TokenizerKind::byte_pairs;
-    detail::read_byte_level(data, steps, who);
+    read_byte_level(data, steps, who);
     if (!normalizers.empty()) {
-      detail::fail({who, "its normalizer has the step ", detail::json_text(normalizers[0], "type"),
-                    "; NFC, NFD or none is right"});
+      fail({who, "its normalizer has the step ", json_text(normalizers[0], "type"),
+            "; NFC, NFD or none is right"});
     }
   } else {
     data.kind = TokenizerKind::merged_pieces;
-    for (std::size_t i = 0;
-         detail::json_true(model, "byte_fallback", false) && i < data.tokens.size(); ++i) {
-      if (detail::byte_of_piece(data.tokens[i]) >= 0) {
+    for (std::size_t i = 0; json_true(model, "byte_fallback", false) && i < data.tokens.size();
+         ++i) {
+      if (byte_of_piece(data.tokens[i]) >= 0) {
         data.types[i] = static_cast<std::int32_t>(TokenType::byte);
       }
     }
-    detail::read_spaces(data, normalizers, steps, who);
+    read_spaces(data, normalizers, steps, who);
   }
-  detail::read_processors(data, json, who);
-  data.unknown = detail::find_token(data, detail::json_text(&model, "unk_token"));
+  read_processors(data, json, who);
+  data.unknown = find_token(data, json_text(&model, "unk_token"));
   if (data.unknown >= 0) {
     std::int32_t& type = data.types[static_cast<std::size_t>(data.unknown)];
     const bool normal = type == static_cast<std::int32_t>(TokenType::normal);
     type = normal ? static_cast<std::int32_t>(TokenType::unknown) : type;
   }
   return make_tokenizer(std::move(data), who);
+}
+
+inline std::string hugging_face_who(const std::string& name) {
+  return cat({"read_hugging_face_tokenizer: \"", name, "\": "});
+}
+
+}  // namespace detail
+
+inline Tokenizer parse_hugging_face_tokenizer(const std::string& text, const std::string& name) {
+  const std::string who = detail::hugging_face_who(name);
+  return detail::hugging_face_tokenizer(detail::parse_named(text, who), who);
 }
 
 inline Tokenizer read_hugging_face_tokenizer(const std::string& path) {

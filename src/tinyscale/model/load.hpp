@@ -391,25 +391,13 @@ inline WeightFile open_weights(const std::string& path, bool with_tokenizer = tr
 
 namespace detail {
 
-// Where a config.json does not say whether the output matrix is the embedding, the tensors do.
-inline void tie_by_tensors(ModelConfig& config, const WeightFile& file, const std::string& path) {
-  if (!config.tied && file.find("lm_head.weight") == nullptr) {
-    config.tied = parse_named(read_file(path, "load"), "").find("tie_word_embeddings") == nullptr;
-  }
-}
-
 inline ModelConfig config_of(WeightFile& file, const LoadOptions& options, const std::string& who) {
   if (!options.config.empty()) {
-    ModelConfig config = read_config(options.config, options.context);
+    ModelConfig config = read_config_for(file, options.config, options.context);
     config.rope_pairs = file.has_config ? file.config.rope_pairs : config.rope_pairs;
-    tie_by_tensors(config, file, options.config);
     return config;
   }
-  const bool own = file.has_config;
   read_config_beside(file, folder_of(file.path), options.context);
-  if (!own && file.has_config) {
-    tie_by_tensors(file.config, file, folder_of(file.path) + "config.json");
-  }
   if (!file.has_config) {
     fail({who, file.no_config});
   }

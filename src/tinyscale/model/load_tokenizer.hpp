@@ -47,13 +47,13 @@ inline bool gguf_tokenizer(const Gguf& file, Tokenizer& tokenizer) {
   return true;
 }
 
-// nanoGPT's {"chars": ["\n", " ", ...]}, if it is that.
-inline bool character_tokenizer(const std::string& path, Tokenizer& tokenizer) {
+// nanoGPT's {"chars": ["\n", " ", ...]}, or Hugging Face's: read once, as large ones take a second.
+inline Tokenizer json_tokenizer(const std::string& path) {
   const std::string who = cat({"load: \"", path, "\": "});
   const Json json = parse_named(read_file(path, "load"), who);
   const Json* const list = json.find("chars");
   if (list == nullptr || list->kind != Json::Kind::list) {
-    return false;
+    return hugging_face_tokenizer(json, hugging_face_who(path));
   }
   std::vector<std::string> characters;
   for (const Json& item : list->list) {
@@ -64,8 +64,7 @@ inline bool character_tokenizer(const std::string& path, Tokenizer& tokenizer) {
     }
     characters.push_back(item.text);
   }
-  tokenizer = Tokenizer(std::move(characters));
-  return true;
+  return Tokenizer(std::move(characters));
 }
 
 // A file that the user names, another model's GGUF too. vocab.json has its merges.txt beside it.
@@ -82,8 +81,8 @@ inline Tokenizer named_tokenizer(const std::string& path, std::int64_t vocabular
   if (name_ends(path, "vocab.json") && file_there(folder_of(path) + "merges.txt")) {
     return read_gpt2_tokenizer(path, folder_of(path) + "merges.txt");
   }
-  if (name_ends(path, ".json") && character_tokenizer(path, tokenizer)) {
-    return tokenizer;
+  if (name_ends(path, ".json")) {
+    return json_tokenizer(path);
   }
   return read_tokenizer(path, vocabulary);
 }

@@ -20,8 +20,8 @@ constexpr std::int64_t config_size = 2147483647, config_few = 1000000;
 
 class ConfigReader {
  public:
-  ConfigReader(const std::string& text, const std::string& file, std::int64_t context)
-      : file_(text, file), longest_(context) {}
+  ConfigReader(const std::string& text, const std::string& file, std::int64_t context, bool tied)
+      : file_(text, file), longest_(context), tied_(tied) {}
 
   ModelConfig read(const std::string& name) {
     c_.name = name;
@@ -97,7 +97,7 @@ class ConfigReader {
                        : file_.whole(neox || opt ? "max_position_embeddings" : "n_positions", 1,
                                      config_size - 2);
     c_.bias = is("gpt2") ? file_.flag_or("bias", true) : !gptj;  // nanoGPT has it
-    c_.tied = file_.flag_or("tie_word_embeddings", !(neox || gptj));
+    c_.tied = file_.flag_or("tie_word_embeddings", tied_ || !(neox || gptj));
     c_.position = neox || bloom || gptj ? Position::rotary : Position::learned;
     c_.norm_epsilon =
         file_.number_or(neox ? "layer_norm_eps" : "layer_norm_epsilon", 1e-30, 1, 1e-5);
@@ -152,7 +152,7 @@ class ConfigReader {
     divides("num_attention_heads", c_.heads, "num_key_value_heads", c_.kv_heads);
     c_.context = gemma3 ? file_.whole_or("max_position_embeddings", 1, config_size, 131072)
                         : file_.whole("max_position_embeddings", 1, config_size);
-    c_.tied = file_.flag_or("tie_word_embeddings", gemma);
+    c_.tied = file_.flag_or("tie_word_embeddings", tied_ || gemma);
     c_.qk_norm = is("qwen3") || gemma3;
     c_.norm_epsilon =
         file_.number_or("rms_norm_eps", 1e-30, 1, is("mixtral") || is("phi3") ? 1e-5 : 1e-6);
@@ -306,7 +306,9 @@ class ConfigReader {
       if ((kind == "linear" || kind == "llama3") && !c_.latent()) {
         read_rope_factors(key, *turns, kind == "llama3");
       } else {
-        note(kind != "default", "scaled rotary positions");
+        note(kind != "default",
+             cat({"rotary positions scaled by \"", json_escape(kind.substr(0, 40)), "\"",
+                  c_.latent() ? "" : " (linear and llama3 run)"}));
       }
     }
     note(part < 1, "positions on a part of each head");
@@ -436,6 +438,7 @@ class ConfigReader {
 
   ConfigFile file_;
   std::int64_t longest_;  // context that a user asks for
+  bool tied_;             // the weights have no output matrix
   ModelConfig c_;
   std::string type_, beyond_;
 };
@@ -457,15 +460,17 @@ inline std::string config_name(const std::string& path) {
 }  // namespace detail
 
 // The shape that the text of a config.json says; `name` stands in its errors and names the model.
-// A window that the file's context and `context` do not fill is none.
+// A window that the file's context and `context` do not fill is none. `tied`: what holds where the
+// text does not say, also of architectures whose output matrix is one of its own.
 inline ModelConfig parse_config(const std::string& text, const std::string& name,
-                                std::int64_t context = 0) {
-  return detail::ConfigReader(text, name, context).read(detail::config_name(name));
+                                std::int64_t context = 0, bool tied = false) {
+  return detail::ConfigReader(text, name, context, tied).read(detail::config_name(name));
 }
 
 // The shape that a config.json of Hugging Face says, named by its folder.
-inline ModelConfig read_config(const std::string& path, std::int64_t context = 0) {
-  return parse_config(detail::read_file(path, "read_config"), path, context);
+inline ModelConfig read_config(const std::string& path, std::int64_t context = 0,
+                               bool tied = false) {
+  return parse_config(detail::read_file(path, "read_config"), path, context, tied);
 }
 
 }  // namespace tinyscale

@@ -55,10 +55,17 @@ inline std::string why_no_config(const WeightFile& file) {
               "LoadOptions::config or call load(path, config)"});
 }
 
+// A config.json for these weights: where it does not say whether the output matrix is the
+// embedding, the tensors do.
+inline ModelConfig read_config_for(const WeightFile& file, const std::string& path,
+                                   std::int64_t context) {
+  return read_config(path, context, file.find("lm_head.weight") == nullptr);
+}
+
 // The config.json of a folder, if there is one.
 inline void read_config_beside(WeightFile& file, const std::string& folder, std::int64_t context) {
   if (!file.has_config && file_there(folder + "config.json")) {
-    file.config = read_config(folder + "config.json", context);
+    file.config = read_config_for(file, folder + "config.json", context);
     file.has_config = true;
   }
 }

@@ -83,7 +83,12 @@ inline void penalise(std::vector<float>& logits, const std::vector<std::int32_t>
     const auto id = static_cast<std::size_t>(seen[static_cast<std::size_t>(i)]);
     if (id < logits.size() && !done[id]) {
       done[id] = true;
-      logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
+      const float given = logits[id];
+      logits[id] = given > 0 ? given / penalty : given * penalty;
+      if (!is_finite(static_cast<double>(logits[id]))) {
+        fail({"generate: repetition_penalty ", o.repetition_penalty, " makes the logit ",
+              static_cast<double>(given), " of token ", id, " infinite; one nearer to 1 is right"});
+      }
     }
   }
 }
@@ -123,7 +128,6 @@ inline std::vector<double> token_weights(const float* logits, std::int64_t known
   std::vector<float> x(logits, logits + known);
   if (options.repetition_penalty < 1 || options.repetition_penalty > 1) {
     detail::penalise(x, seen, options);
-    detail::check_logits(x.data(), known);
   }
   std::vector<double> weights(x.size(), 0.0);
   const auto top = std::max_element(x.begin(), x.end());

@@ -48,8 +48,9 @@ class Speculator {
         draft_at_(draft_cache_.add()),
         ids_(ids) {}
 
-  // Up to `room` tokens more (at least 1), of which all but one are guesses; the new ones.
-  std::vector<std::int32_t> step(std::int64_t guesses, Generation& made) {
+  // One token more and up to so many guesses, each given to `take` until that says no.
+  template <class Take>
+  void step(std::int64_t guesses, Generation& made, const Take& take) {
     List<std::vector<double>> q;
     std::vector<std::int32_t> seen = ids_;
     for (std::int64_t i = 0; i < guesses; ++i) {
@@ -63,25 +64,24 @@ class Speculator {
     const Tensor logits =
         feed(model_, cache_, at_, seen, guesses + 1, options_.prefill_tokens, &totals);
     made.guessed += guesses;
-    std::vector<std::int32_t> fresh;
-    bool kept = true;
-    for (std::int64_t i = 0; i <= guesses && kept; ++i) {
+    totals.tokens -= guesses + 1;  // those that come count
+    bool goes_on = true;
+    for (std::int64_t i = 0; i <= guesses && goes_on; ++i) {
       std::vector<double> p =
           token_weights(logits.data() + i * logits.dim(1), known_, ids_, options_);
       normalise_weights(p);
-      kept = i < guesses && keeps(p, q[static_cast<std::size_t>(i)], seen[ids_.size()]);
-      fresh.push_back(kept ? seen[ids_.size()] : draw_token(p, draw()));
+      const bool kept = i < guesses && keeps(p, q[static_cast<std::size_t>(i)], seen[ids_.size()]);
+      ids_.push_back(kept ? seen[ids_.size()] : draw_token(p, draw()));
       made.accepted += kept ? 1 : 0;
-      ids_.push_back(fresh.back());
+      ++totals.tokens;
+      goes_on = take(ids_.back()) && kept;
     }
-    totals.tokens -= guesses + 1 - static_cast<std::int64_t>(fresh.size());
     // Both caches keep what was fed and is still true: all but the last token.
     const auto held = static_cast<std::int64_t>(ids_.size()) - 1;
     cache_.truncate(at_, held);
     if (draft_cache_.length(draft_at_) > held) {
       draft_cache_.truncate(draft_at_, held);
     }
-    return fresh;
   }
 
  private:
@@ -168,16 +168,16 @@ inline Generation generate_speculative(const Transformer& model, const Transform
     }
     std::int64_t k = guesses < left - 1 ? guesses : left - 1;
     k = k < room - 1 ? k : room - 1;
-    for (const std::int32_t id : speculator.step(k, made)) {
+    speculator.step(k, made, [&](std::int32_t id) {
       s.ids.push_back(id);
       --left;
       const bool stop = detail::is_one_of(options.stop_tokens, id);
       const bool asked = options.on_token && !options.on_token(0, id);
       if (stop || (asked && left > 0)) {
         s.ended = stop ? Ended::token : Ended::asked;
-        break;
       }
-    }
+      return s.ended == Ended::length;
+    });
   }
   return made;
 }
