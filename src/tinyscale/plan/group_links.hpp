@@ -6,7 +6,7 @@
 // Scattering sums takes as long as gathering, an all_reduce twice that. Sources: scaling book,
 // chapters 3 and 12; placement: mesh/mesh_axis.hpp, the axes of a layout in its order.
 
-#include <algorithm>  // max
+#include <algorithm>  // max, min
 #include <cstdint>    // std::int64_t
 
 #include "tinyscale/base/error.hpp"
