@@ -9,7 +9,6 @@ build=${1:-build}/emulated
 shift $(($# > 0 ? 1 : 0))
 grep -qw avx2 /proc/cpuinfo 2> /dev/null || { echo "a processor with AVX2 is needed"; exit 77; }
 case $(${CXX:-g++} --version) in *clang*) echo "g++ is needed: clang names other built-in functions"; exit 77 ;; esac
-rm -rf "$build/src"
 mkdir -p "$build"
 for each in Makefile src tests tools examples notebooks bench docs; do
   rm -rf "${build:?}/$each"
