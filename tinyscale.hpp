@@ -100,6 +100,7 @@
 //   tinyscale/compute/byte_rows.hpp          Rows of a matrix in 8 bits, one scale a row
 //   tinyscale/compute/screen_matrix.hpp      The largest number of y = W x without reading all of
 //   tinyscale/compute/attention_product.hpp  Products of attention
+//   tinyscale/compute/attention_block.hpp    Attention's blocks of queries against blocks of keys
 //   tinyscale/compute/attention.hpp          Attention
 //   tinyscale/compute/attention_backward.hpp Backward of attention
 //   tinyscale/compute/cache_attention.hpp    Attention of single tokens over paged caches
@@ -9741,7 +9742,7 @@ TINYSCALE_INLINE void to_float(const typename L::I& n, typename L::V& y) {
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/transpose.hpp
-// Turning a matrix in memory, or sixteen vectors in registers.
+// Turning a matrix in memory, or 8 or 16 vectors in registers.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -9780,10 +9781,10 @@ TINYSCALE_OPTIMIZED inline void transpose(std::int64_t rows, std::int64_t cols, 
   }
 }
 
+#if TINYSCALE_SHUFFLE
 // r[i], lane j of 16 x 16 numbers to r[j], lane i, by squares of 4 and then squares of those.
 template <class V>
 TINYSCALE_INLINE void turn_square(V (&r)[16]) {
-#if TINYSCALE_SHUFFLE
 #define TINYSCALE_PICK(a, b, x, y, z, w, four)                                                    \
   __builtin_shufflevector(a, b, x, y, z, w, x + four, y + four, z + four, w + four, x + 2 * four, \
                           y + 2 * four, z + 2 * four, w + 2 * four, x + 3 * four, y + 3 * four,   \
@@ -9816,8 +9817,39 @@ TINYSCALE_INLINE void turn_square(V (&r)[16]) {
   }
 #undef TINYSCALE_PICK
 #undef TINYSCALE_QUADS
-#endif
 }
+
+// Likewise of 8 x 8.
+template <class V>
+TINYSCALE_INLINE void turn_square(V (&r)[8]) {
+#define TINYSCALE_PICK(a, b, x, y, z, w) \
+  __builtin_shufflevector(a, b, x, y, z, w, x + 4, y + 4, z + 4, w + 4)
+  V t[8];
+  TINYSCALE_UNROLL
+  for (int i = 0; i < 8; i += 4) {
+    const V a = TINYSCALE_PICK(r[i], r[i + 1], 0, 8, 1, 9);
+    const V b = TINYSCALE_PICK(r[i], r[i + 1], 2, 10, 3, 11);
+    const V c = TINYSCALE_PICK(r[i + 2], r[i + 3], 0, 8, 1, 9);
+    const V d = TINYSCALE_PICK(r[i + 2], r[i + 3], 2, 10, 3, 11);
+    t[i] = TINYSCALE_PICK(a, c, 0, 1, 8, 9);
+    t[i + 1] = TINYSCALE_PICK(a, c, 2, 3, 10, 11);
+    t[i + 2] = TINYSCALE_PICK(b, d, 0, 1, 8, 9);
+    t[i + 3] = TINYSCALE_PICK(b, d, 2, 3, 10, 11);
+  }
+  TINYSCALE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    r[i] = __builtin_shufflevector(t[i], t[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    r[i + 4] = __builtin_shufflevector(t[i], t[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+#undef TINYSCALE_PICK
+}
+
+template <class L>
+constexpr bool turns_squares = L::width == 16 || L::width == 8;
+#else
+template <class L>
+constexpr bool turns_squares = false;  // g++ shuffles from 12 on
+#endif
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -12684,7 +12716,7 @@ struct WordPack {
   template <class L>
   static TINYSCALE_INLINE void turn(const std::uint32_t (&square)[16][16], std::uint32_t* turned,
                                     std::int64_t row) {
-    if constexpr (L::width == 16) {
+    if constexpr (L::width == 16 && turns_squares<L>) {
       typename L::V r[16];
       TINYSCALE_UNROLL
       for (int i = 0; i < 16; ++i) {
@@ -18188,15 +18220,9 @@ inline void attention_product(const AttentionProduct& w) {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compute/attention.hpp
-// Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head, in blocks of
-// queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal.
-// Lanes are queries: scores are held as [keys, queries of a block], so the maximum and the sum of a
-// softmax run down the keys, lane by lane, and K and V are read where they stand.
-//   Each block of keys: S = K Q^T; m' = max(m, S); P = exp(S - m'); O^T = O^T exp(m - m') + V^T P.
-// Forward saves lse = m + log sum P of each query.
-// Grouped queries: heads / kv_heads query heads share one key and value head.
-// Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
+// >> tinyscale/compute/attention_block.hpp
+// Attention's blocks of queries against blocks of keys: their rows turned and gathered, scores,
+// what causality hides, sums over them and back to memory.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernels {
@@ -18209,28 +18235,6 @@ struct AttentionShape {
   std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
 };
 
-// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows.
-inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
-                                 const float* k, const float* v, float* o) {
-  std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);
-  double total = 0;
-  for (std::int64_t j = 0; j < seen; ++j) {
-    double score = 0;
-    for (std::int64_t d = 0; d < s.head_size; ++d) {
-      score += static_cast<double>(q[d]) * static_cast<double>(k[j * s.k_stride + d]);
-    }
-    const double p = std::exp(score / std::sqrt(static_cast<double>(s.head_size)));
-    total += p;
-    for (std::int64_t d = 0; d < s.head_size; ++d) {
-      sums[static_cast<std::size_t>(d)] += p * static_cast<double>(v[j * s.v_stride + d]);
-    }
-  }
-  for (std::int64_t d = 0; d < s.head_size; ++d) {
-    o[d] = seen == 0 ? 0.0f : static_cast<float>(sums[static_cast<std::size_t>(d)] / total);
-  }
-  return seen == 0 ? 0.0f : static_cast<float>(std::log(total));
-}
-
 }  // namespace kernels
 
 namespace detail {
@@ -18238,7 +18242,6 @@ namespace detail {
 constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
 constexpr std::int64_t attention_group = 8;     // blocks of queries for which keys are read once
 constexpr std::int64_t attention_keys = 64;     // likewise
-constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
 
 // Keys that query i sees.
 inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t i) {
@@ -18251,50 +18254,6 @@ inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t 
 inline float attention_scale(const kernels::AttentionShape& s) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
 }
-
-// C[m, n] = A B + beta C in panels of two vectors or one; n is a whole number of vectors.
-struct Panels {
-  std::int64_t m, n, k;
-  const float* a;
-  std::int64_t a_row, a_col;
-  const float* b;
-  std::int64_t b_row;
-  float* c;
-  std::int64_t c_row;
-  float beta;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    std::int64_t j = 0;
-    for (; j + 2 * L::width <= n; j += 2 * L::width) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
-      call_on_lanes<L>(GemmPanel<L, 2>{w});
-    }
-    if (j < n) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
-      call_on_lanes<L>(GemmPanel<L, 1>{w});
-    }
-  }
-};
-
-inline void panels(const Panels& p) {
-  if (p.m > 0 && p.n > 0) {
-    run_on_lanes(p);
-  }
-}
-
-// One head's rows of q, k, v, o and their gradients (null in forward).
-struct AttentionHead {
-  const float* q;
-  const float* k;
-  const float* v;
-  float* o;
-  float* lse;
-  const float* d_o;
-  float* dq;
-  float* dk;
-  float* dv;
-};
 
 // Queries [begin, begin + rows) as lanes against keys [key, key + keys): lane i sees key x of them
 // where x + lead <= i. Scores stand as [keys, attention_queries].
@@ -18318,6 +18277,15 @@ struct AttentionBlock {
   }
 };
 
+// Rows of one head are short and far apart: no processor fetches them on its own.
+inline void fetch_rows(std::int64_t rows, std::int64_t size, const float* x, std::int64_t stride) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t d = 0; d < size; d += 16) {
+      prefetch(x + i * stride + d);
+    }
+  }
+}
+
 // Rows of x to [size, attention_queries], where lanes that stand for no row get zeros, and to rows
 // that stand one behind the other, as small caches like them; either may be null.
 struct AttentionTurn {
@@ -18334,9 +18302,10 @@ struct AttentionTurn {
     if (rows < wide && turned != nullptr) {
       std::fill(turned, turned + size * wide, 0.0f);
     }
-    if constexpr (L::width == 16) {
-      for (; i + 16 <= rows && size % 16 == 0; i += 16) {
-        for (std::int64_t j = 0; j < size; j += 16) {
+    if constexpr (turns_squares<L>) {
+      const bool whole = turned != nullptr && size % L::width == 0;
+      for (; whole && i + L::width <= rows; i += L::width) {
+        for (std::int64_t j = 0; j < size; j += L::width) {
           square<L>(i, j);
         }
       }
@@ -18351,26 +18320,23 @@ struct AttentionTurn {
 
   template <class L>
   TINYSCALE_INLINE void square(std::int64_t i, std::int64_t j) const {
-    typename L::V r[16];
+    typename L::V r[static_cast<std::size_t>(L::width)];
     TINYSCALE_UNROLL
-    for (int y = 0; y < 16; ++y) {
+    for (int y = 0; y < L::width; ++y) {
       load<L>(x + (i + y) * stride + j, r[y]);
       if (same != nullptr) {
         store<L>(same + (i + y) * size + j, r[y]);
       }
     }
-    if (turned == nullptr) {
-      return;
-    }
     turn_square(r);
     TINYSCALE_UNROLL
-    for (int y = 0; y < 16; ++y) {
+    for (int y = 0; y < L::width; ++y) {
       store<L>(turned + (j + y) * attention_queries + i, r[y]);
     }
   }
 };
 
-// scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
+// scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]; a: the block's first key
 struct AttentionScores {
   const AttentionBlock& t;
   const float* a;
@@ -18381,16 +18347,15 @@ struct AttentionScores {
   template <class L>
   TINYSCALE_INLINE void run() const {
     constexpr std::int64_t row = attention_queries;
-    const float* const from = a + t.key * a_row;
     for (std::int64_t at = 0; at < t.rows; at += 2 * L::width) {
       const std::int64_t one = t.held<L>(at), two = t.held<L>(at + L::width);
       const std::int64_t both = std::min(one, two), size = t.s.head_size;
-      const AttentionProduct w{both, row, size, from, a_row, 1, x, row, c, row};
+      const AttentionProduct w{both, row, size, a, a_row, 1, x, row, c, row};
       call_on_lanes<L>(AttentionPanel<L, 2>{w, at, L::width});
       const AttentionProduct v{std::max(one, two) - both,
                                row,
                                size,
-                               from + both * a_row,
+                               a + both * a_row,
                                a_row,
                                1,
                                x,
@@ -18422,46 +18387,6 @@ TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* 
     }
   }
 }
-
-// Raw scores to probabilities before they are divided by their sum; of each lane the largest score
-// and the sum so far, and what O keeps and what it gets of the new block.
-struct AttentionFold {
-  const AttentionBlock& t;
-  float scale;
-  float* p;
-  float* lanes;  // rows of attention_queries: top, sum, lse, keep, share
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t row = attention_queries;
-    typename L::V before, top, shift, f, more, total;
-    typename L::I lane, zero;
-    lane_numbers<L>(zero);
-    for (std::int64_t i = 0; i < t.rows; i += L::width) {
-      float* const at = lanes + i;
-      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i, nullptr);
-      load<L>(at, before);
-      top = before;
-      exp_columns<L>(t.held<L>(i), row, scale, p + i, top, shift, more);
-      store<L>(at, top);
-      broadcast<L>(scale * log2_e, f);
-      exp2_negative<L>((before - shift) * f, before);
-      load<L>(at + row, total);
-      before = before * total;
-      total = more + before;
-      store<L>(at + row, total);
-      log_vector<L>(total, more);
-      broadcast<L>(scale, f);
-      const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - i;  // see no key
-      lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
-      store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});
-      f = lane >= 0 ? 1.0f / total : typename L::V{};
-      f = total < std::numeric_limits<float>::min() ? typename L::V{} : f;  // only -inf so far
-      store<L>(at + 3 * row, before * f);
-      store<L>(at + 4 * row, f);
-    }
-  }
-};
 
 // Whether a NaN or an infinity is among numbers of rows: 0 times it would not be 0.
 struct AnyInfinite {
@@ -18507,11 +18432,165 @@ inline void attention_sum(const AttentionProduct& w, bool hidden) {
   }
 }
 
-// Queries [first, last) of one head: every block of them against a block of keys, then the next.
+// to[rows, size] = from + beta to (0: not read).
+struct AttentionAdd {
+  std::int64_t rows, size;
+  const float* from;
+  float* to;
+  std::int64_t stride;
+  float beta;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v, old;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t d = 0; d < size; d += L::width) {
+        load_some<L>(from + i * size + d, size - d, 0.0f, v);
+        if (beta != 0.0f) {
+          load_some<L>(to + i * stride + d, size - d, 0.0f, old);
+          v = v + old;
+        }
+        store_some<L>(to + i * stride + d, size - d, v);
+      }
+    }
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/attention.hpp
+// Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head, in blocks of
+// queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal.
+// Lanes are queries: scores are held as [keys, queries of a block], so the maximum and the sum of a
+// softmax run down the keys, lane by lane.
+//   Each block of keys: S = K Q^T; m' = max(m, S); P = exp(S - m'); O^T = O^T exp(m - m') + V^T P.
+// Forward saves lse = m + log sum P of each query.
+// Grouped queries: heads / kv_heads query heads share one key and value head.
+// Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows.
+inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
+                                 const float* k, const float* v, float* o) {
+  std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);
+  double total = 0;
+  for (std::int64_t j = 0; j < seen; ++j) {
+    double score = 0;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      score += static_cast<double>(q[d]) * static_cast<double>(k[j * s.k_stride + d]);
+    }
+    const double p = std::exp(score / std::sqrt(static_cast<double>(s.head_size)));
+    total += p;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      sums[static_cast<std::size_t>(d)] += p * static_cast<double>(v[j * s.v_stride + d]);
+    }
+  }
+  for (std::int64_t d = 0; d < s.head_size; ++d) {
+    o[d] = seen == 0 ? 0.0f : static_cast<float>(sums[static_cast<std::size_t>(d)] / total);
+  }
+  return seen == 0 ? 0.0f : static_cast<float>(std::log(total));
+}
+
+}  // namespace kernels
+
+namespace detail {
+
+constexpr std::int64_t attention_few = 8;  // queries: so few are handled row by row
+
+// C[m, n] = A B + beta C in panels of two vectors or one; n is a whole number of vectors.
+struct Panels {
+  std::int64_t m, n, k;
+  const float* a;
+  std::int64_t a_row, a_col;
+  const float* b;
+  std::int64_t b_row;
+  float* c;
+  std::int64_t c_row;
+  float beta;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    std::int64_t j = 0;
+    for (; j + 2 * L::width <= n; j += 2 * L::width) {
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
+      call_on_lanes<L>(GemmPanel<L, 2>{w});
+    }
+    if (j < n) {
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
+      call_on_lanes<L>(GemmPanel<L, 1>{w});
+    }
+  }
+};
+
+inline void panels(const Panels& p) {
+  if (p.m > 0 && p.n > 0) {
+    run_on_lanes(p);
+  }
+}
+
+// One head's rows of q, k, v, o and their gradients (null in forward).
+struct AttentionHead {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  const float* d_o;
+  float* dq;
+  float* dk;
+  float* dv;
+};
+
+// Raw scores to probabilities before they are divided by their sum; of each lane the largest score
+// and the sum so far, and what O keeps and what it gets of the new block.
+struct AttentionFold {
+  const AttentionBlock& t;
+  float scale;
+  float* p;
+  float* lanes;  // rows of attention_queries: top, sum, lse, keep, share
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t row = attention_queries;
+    typename L::V before, top, shift, f, more, total;
+    typename L::I lane, zero;
+    lane_numbers<L>(zero);
+    for (std::int64_t i = 0; i < t.rows; i += L::width) {
+      float* const at = lanes + i;
+      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i, nullptr);
+      load<L>(at, before);
+      top = before;
+      exp_columns<L>(t.held<L>(i), row, scale, p + i, top, shift, more);
+      store<L>(at, top);
+      broadcast<L>(scale * log2_e, f);
+      exp2_negative<L>((before - shift) * f, before);
+      load<L>(at + row, total);
+      before = before * total;
+      total = more + before;
+      store<L>(at + row, total);
+      log_vector<L>(total, more);
+      broadcast<L>(scale, f);
+      const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - i;  // see no key
+      lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
+      store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});
+      f = lane >= 0 ? 1.0f / total : typename L::V{};
+      f = total < std::numeric_limits<float>::min() ? typename L::V{} : f;  // only -inf so far
+      store<L>(at + 3 * row, before * f);
+      store<L>(at + 4 * row, f);
+    }
+  }
+};
+
+// Queries [first, last) of one head: every block of them against a block of keys, then the next. O
+// of several blocks of keys stands in scratch until it is whole: tokens that are a power of two
+// apart in memory push each other out of a small cache.
 inline void attention_forward_task(const kernels::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
   constexpr std::int64_t wide = attention_queries;
-  const std::int64_t size = s.head_size, own = wide * (size + 5);  // floats that a block keeps
+  const std::int64_t size = s.head_size, own = wide * (2 * size + 5);  // floats that a block keeps
   const std::int64_t blocks = (last - first + wide - 1) / wide;
   const Scratch lease(blocks * own + attention_keys * (wide + size));
   float* const p = lease.data() + blocks * own;  // [keys, lanes]
@@ -18523,7 +18602,7 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
     if (visible_keys(s, first) < j + keys) {
       run_on_lanes(AnyInfinite{1, keys * size, 0, v, &odd});
     }
-    float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold
+    float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold, then O
     for (std::int64_t begin = first; begin < last; begin += wide, qt += own) {
       AttentionBlock block(s, begin, j);
       float* const lanes = qt + wide * size;
@@ -18535,12 +18614,18 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
       } else if (block.keys <= 0) {
         continue;
       }
-      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
+      run_on_lanes(AttentionScores{block, t.k + j * s.k_stride, s.k_stride, qt, p});
       run_on_lanes(AttentionFold{block, attention_scale(s), p, lanes});
+      const std::int64_t seen = visible_keys(s, begin + block.rows - 1);
+      float* const to = t.o + begin * s.o_stride;
+      float* const o = seen <= attention_keys ? to : lanes + 5 * wide;
       attention_sum(
-          {block.rows, size, block.keys, p, 1, wide, v, size, t.o + begin * s.o_stride, s.o_stride,
+          {block.rows, size, block.keys, p, 1, wide, v, size, o, o == to ? s.o_stride : size,
            j == 0 ? 0.0f : 1.0f, -attention_all, -block.lead, lanes + 4 * wide, lanes + 3 * wide},
           odd);
+      if (o != to && j + attention_keys >= seen) {
+        run_on_lanes(AttentionAdd{block.rows, size, o, to, s.o_stride, 0.0f});
+      }
       std::copy(lanes + 2 * wide, lanes + 2 * wide + block.rows, t.lse + begin);
     }
   }
@@ -18751,80 +18836,119 @@ struct AttentionSlopes {
   }
 };
 
-// Floats of scratch: of a block of queries Q and dO, turned and as rows, and two rows of lanes.
-inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (4 * size + 2); }
+// Floats of scratch: of a block of queries Q and dO, turned and as rows, dQ, and two rows of lanes;
+// of a block of keys P and dS, K, V, dK and dV.
+inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (5 * size + 2); }
+inline std::int64_t attention_shared(std::int64_t size) {
+  return attention_keys * (2 * attention_queries + 4 * size);
+}
 
-// Queries [first, last) of one head; its part of dk and dv is added to them.
+// The slopes of the keys from `key` on, which no query has seen.
+inline void attention_unseen(const kernels::AttentionShape& s, const AttentionHead& t,
+                             std::int64_t key, float beta) {
+  for (std::int64_t j = key; j < s.keys && beta == 0.0f; ++j) {
+    std::fill(t.dk + j * s.k_stride, t.dk + j * s.k_stride + s.head_size, 0.0f);
+    std::fill(t.dv + j * s.v_stride, t.dv + j * s.v_stride + s.head_size, 0.0f);
+  }
+}
+
+// Queries [first, last) of one head. Sums stand in scratch until they are whole: tokens that are a
+// power of two apart in memory push each other out of a small cache.
 inline void attention_backward_group(const kernels::AttentionShape& s, const AttentionHead& t,
-                                     std::int64_t first, std::int64_t last, float beta, float* p) {
+                                     std::int64_t first, std::int64_t last, float beta_q,
+                                     float beta_kv, float* p) {
   constexpr std::int64_t wide = attention_queries;
-  const std::int64_t size = s.head_size, turned = wide * size;
+  const std::int64_t size = s.head_size, turned = wide * size, seen = visible_keys(s, last - 1);
   const float scale = attention_scale(s);
   float* const g = p + wide * attention_keys;  // dS; p: [keys, lanes]
   float* const k = g + wide * attention_keys;
-  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+  float *const v = k + attention_keys * size, *const dk = v + attention_keys * size;
+  float *const dv = dk + attention_keys * size, *const own = dv + attention_keys * size;
+  for (std::int64_t j = 0; j == 0 || j < seen; j += attention_keys) {
     const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
+    run_on_lanes(AttentionTurn{keys, size, t.v + at_v, s.v_stride, nullptr, v});
     const bool hides = visible_keys(s, first) < j + keys;
     bool odd = false;
     if (hides) {
       run_on_lanes(AnyInfinite{1, keys * size, 0, k, &odd});
     }
-    float* qt = k + attention_keys * size;
+    fetch_rows(keys, size, t.k + at_k + size, s.k_stride);
+    fetch_rows(keys, size, t.v + at_v + size, s.v_stride);
+    fetch_rows(keys, size, t.dk + at_k, s.k_stride);
+    fetch_rows(keys, size, t.dv + at_v, s.v_stride);
+    float beta = 0.0f;  // of dK and dV: the first block sees the fewest keys
+    float* qt = own;
     for (std::int64_t begin = first; begin < last; begin += wide, qt += attention_kept(size)) {
       AttentionBlock block(s, begin, j);
       const std::int64_t at_q = begin * s.q_stride, at_o = begin * s.o_stride, rows = block.rows;
-      float *gt = qt + turned, *q = gt + turned, *d_o = q + turned, *mean = d_o + turned;
+      float *gt = qt + turned, *q = gt + turned, *d_o = q + turned, *dq = d_o + turned;
+      float* const mean = dq + turned;
       if (j == 0) {
         std::fill(mean, mean + 2 * wide, 0.0f);
         std::copy(t.lse + begin, t.lse + begin + rows, mean + wide);
         run_on_lanes(AttentionMeans{rows, size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
         run_on_lanes(AttentionTurn{rows, size, t.q + at_q, s.q_stride, qt, q});
         run_on_lanes(AttentionTurn{rows, size, t.d_o + at_o, s.o_stride, gt, d_o});
+        fetch_rows(rows, size, t.q + at_q + size, s.q_stride);
+        fetch_rows(rows, size, t.o + at_o + size, s.o_stride);
+        fetch_rows(rows, size, t.d_o + at_o + size, s.o_stride);
+        fetch_rows(rows, size, t.dq + at_q, s.q_stride);
       } else if (block.keys <= 0) {
         continue;
       }
-      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
-      run_on_lanes(AttentionScores{block, t.v, s.v_stride, gt, g});
+      run_on_lanes(AttentionScores{block, k, size, qt, p});
+      run_on_lanes(AttentionScores{block, v, size, gt, g});
       run_on_lanes(AttentionSlopes{block, scale, mean + wide, mean, p, g});
       bool odd_rows = false;  // a query or dO that is no number leaves none in lse or mean
       if (hides) {
         run_on_lanes(AnyInfinite{1, 2 * wide, 0, mean, &odd_rows});
       }
-      attention_sum({rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q, s.q_stride,
-                     j == 0 ? beta : 1.0f, -attention_all, -block.lead},
+      attention_sum({rows, size, block.keys, g, 1, wide, k, size, dq, size, j == 0 ? 0.0f : 1.0f,
+                     -attention_all, -block.lead},
                     odd);
-      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, t.dv + at_v, s.v_stride, 1.0f,
-                     block.lead},
+      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, dv, size, beta, block.lead},
                     odd_rows);
-      attention_sum(
-          {block.keys, size, rows, g, wide, 1, q, size, t.dk + at_k, s.k_stride, 1.0f, block.lead},
-          odd_rows);
+      attention_sum({block.keys, size, rows, g, wide, 1, q, size, dk, size, beta, block.lead},
+                    odd_rows);
+      if (beta == 0.0f) {
+        std::fill(dv + block.keys * size, dv + keys * size, 0.0f);
+        std::fill(dk + block.keys * size, dk + keys * size, 0.0f);
+      }
+      beta = 1.0f;
+      if (j + attention_keys >= visible_keys(s, begin + rows - 1)) {
+        run_on_lanes(AttentionAdd{rows, size, dq, t.dq + at_q, s.q_stride, beta_q});
+      }
     }
+    run_on_lanes(AttentionAdd{keys, size, dk, t.dk + at_k, s.k_stride, beta_kv});
+    run_on_lanes(AttentionAdd{keys, size, dv, t.dv + at_v, s.v_stride, beta_kv});
   }
+  const std::int64_t blocks = (seen + attention_keys - 1) / attention_keys;
+  attention_unseen(s, t, std::max<std::int64_t>(1, blocks) * attention_keys, beta_kv);
 }
 
 inline void attention_backward_task(const kernels::AttentionShape& s, const AttentionHead& all,
                                     std::int64_t b, std::int64_t kv, float beta) {
   const std::int64_t group = s.heads / s.kv_heads;
   const std::int64_t step = attention_queries * attention_group;
-  const Scratch lease(attention_keys * (2 * attention_queries + s.head_size) +
-                      attention_group * attention_kept(s.head_size));
-  float* const dk = all.dk + b * s.k_batch + kv * s.head_size;
-  float* const dv = all.dv + b * s.v_batch + kv * s.head_size;
-  for (std::int64_t j = 0; j < s.keys && beta == 0.0f; ++j) {
-    std::fill(dk + j * s.k_stride, dk + j * s.k_stride + s.head_size, 0.0f);
-    std::fill(dv + j * s.v_stride, dv + j * s.v_stride + s.head_size, 0.0f);
-  }
+  const std::int64_t blocks =
+      (std::min(step, s.queries) + attention_queries - 1) / attention_queries;
+  const Scratch lease(attention_shared(s.head_size) + blocks * attention_kept(s.head_size));
+  float beta_kv = beta;
   for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
     AttentionHead t = head_of(s, all, b, h);
     t.d_o += b * s.o_batch + h * s.head_size;
     t.dq += b * s.q_batch + h * s.head_size;
-    t.dk = dk;
-    t.dv = dv;
+    t.dk = all.dk + b * s.k_batch + kv * s.head_size;
+    t.dv = all.dv + b * s.v_batch + kv * s.head_size;
     for (std::int64_t first = 0; first < s.queries; first += step) {
-      attention_backward_group(s, t, first, std::min(s.queries, first + step), beta, lease.data());
+      attention_backward_group(s, t, first, std::min(s.queries, first + step), beta, beta_kv,
+                               lease.data());
+      beta_kv = 1.0f;
+    }
+    if (s.queries == 0) {
+      attention_unseen(s, t, 0, beta);
     }
   }
 }

@@ -124,6 +124,7 @@
 #include "tinyscale/compute/byte_rows.hpp"
 #include "tinyscale/compute/screen_matrix.hpp"
 #include "tinyscale/compute/attention_product.hpp"
+#include "tinyscale/compute/attention_block.hpp"
 #include "tinyscale/compute/attention.hpp"
 #include "tinyscale/compute/attention_backward.hpp"
 #include "tinyscale/compute/cache_attention.hpp"

@@ -175,6 +175,20 @@ TEST_CASE("attention: every path against float64, for blocks, tails, groups and 
     check_attention(attention_shape(30, 97, 2, 1, 80, 1));    // diagonals between the tiles
     check_attention(attention_shape(130, 130, 2, 1, 33, 1));  // rows that end inside a vector
     check_attention(attention_shape(520, 520, 4, 2, 4, 1));   // more than a group of blocks
+    for (const std::int64_t offset : {-70, -5, 0, 64}) {  // keys that nobody sees, blind queries
+      kernel::AttentionShape s = attention_shape(140, 270, 2, 1, 24, 1);
+      s.causal_offset = offset;
+      check_attention(s);
+    }
+    kernel::AttentionShape two = attention_shape(516, 530, 2, 1, 4, 1);
+    two.causal_offset = -1;
+    check_attention(two);
+    const kernel::AttentionShape none = attention_shape(0, 9, 2, 1, 8, 1);
+    Floats k(size(2 * none.k_batch), 1.0f), dk = k, dv = k;
+    kernel::attention_backward(none, nullptr, k.data(), k.data(), nullptr, nullptr, nullptr,
+                               nullptr, dk.data(), dv.data(), 0.0f);
+    CHECK(dk == Floats(k.size(), 0.0f));
+    CHECK(dv == dk);
   });
 }
 

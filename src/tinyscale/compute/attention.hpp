@@ -2,7 +2,7 @@
 // Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head, in blocks of
 // queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal.
 // Lanes are queries: scores are held as [keys, queries of a block], so the maximum and the sum of a
-// softmax run down the keys, lane by lane, and K and V are read where they stand.
+// softmax run down the keys, lane by lane.
 //   Each block of keys: S = K Q^T; m' = max(m, S); P = exp(S - m'); O^T = O^T exp(m - m') + V^T P.
 // Forward saves lse = m + log sum P of each query.
 // Grouped queries: heads / kv_heads query heads share one key and value head.
@@ -11,29 +11,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "tinyscale/base/threads.hpp"
-#include "tinyscale/compute/attention_product.hpp"
+#include "tinyscale/compute/attention_block.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/softmax.hpp"
-#include "tinyscale/compute/transpose.hpp"
 
 namespace tinyscale {
 namespace kernels {
-
-struct AttentionShape {
-  std::int64_t batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, head_size = 1;
-  std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;  // floats, token to token
-  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;      // sequence to sequence
-  int causal = 0;                  // 1: query i sees keys <= i + causal_offset
-  std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
-};
 
 // The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows.
 inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
@@ -61,22 +51,7 @@ inline float attention_reference(const AttentionShape& s, std::int64_t seen, con
 
 namespace detail {
 
-constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
-constexpr std::int64_t attention_group = 8;     // blocks of queries for which keys are read once
-constexpr std::int64_t attention_keys = 64;     // likewise
-constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
-
-// Keys that query i sees.
-inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t i) {
-  if (s.causal == 0) {
-    return s.keys;
-  }
-  return std::max<std::int64_t>(0, std::min(s.keys, i + s.causal_offset + 1));
-}
-
-inline float attention_scale(const kernels::AttentionShape& s) {
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
-}
+constexpr std::int64_t attention_few = 8;  // queries: so few are handled row by row
 
 // C[m, n] = A B + beta C in panels of two vectors or one; n is a whole number of vectors.
 struct Panels {
@@ -122,133 +97,6 @@ struct AttentionHead {
   float* dv;
 };
 
-// Queries [begin, begin + rows) as lanes against keys [key, key + keys): lane i sees key x of them
-// where x + lead <= i. Scores stand as [keys, attention_queries].
-struct AttentionBlock {
-  const kernels::AttentionShape& s;
-  std::int64_t begin, key, rows, keys, lead;
-
-  AttentionBlock(const kernels::AttentionShape& shape, std::int64_t query, std::int64_t first)
-      : s(shape), begin(query), key(first) {
-    rows = std::min(attention_queries, s.queries - begin);
-    keys = std::min(attention_keys, visible_keys(s, begin + rows - 1) - key);
-    lead = s.causal == 0 ? -attention_all : key - begin - s.causal_offset;
-  }
-  // Keys whose scores a vector of lanes must have: all that one of the tiles it has part in sums
-  // over, be they tiles of lanes or of keys.
-  template <class L>
-  TINYSCALE_INLINE std::int64_t held(std::int64_t lane) const {
-    constexpr std::int64_t tile = attention_tile<L, 2>;
-    const std::int64_t end = std::min((lane + L::width + tile - 1) / tile * tile, rows) - lead;
-    return lane >= rows ? 0 : std::clamp<std::int64_t>((end + tile - 1) / tile * tile, 0, keys);
-  }
-};
-
-// Rows of x to [size, attention_queries], where lanes that stand for no row get zeros, and to rows
-// that stand one behind the other, as small caches like them; either may be null.
-struct AttentionTurn {
-  std::int64_t rows, size;
-  const float* x;
-  std::int64_t stride;
-  float* turned;
-  float* same;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = attention_queries;
-    std::int64_t i = 0;
-    if (rows < wide && turned != nullptr) {
-      std::fill(turned, turned + size * wide, 0.0f);
-    }
-    if constexpr (L::width == 16) {
-      for (; i + 16 <= rows && size % 16 == 0; i += 16) {
-        for (std::int64_t j = 0; j < size; j += 16) {
-          square<L>(i, j);
-        }
-      }
-    }
-    if (turned != nullptr) {
-      transpose(rows - i, size, x + i * stride, stride, turned + i, wide);
-    }
-    for (; i < rows && same != nullptr; ++i) {
-      std::copy(x + i * stride, x + i * stride + size, same + i * size);
-    }
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void square(std::int64_t i, std::int64_t j) const {
-    typename L::V r[16];
-    TINYSCALE_UNROLL
-    for (int y = 0; y < 16; ++y) {
-      load<L>(x + (i + y) * stride + j, r[y]);
-      if (same != nullptr) {
-        store<L>(same + (i + y) * size + j, r[y]);
-      }
-    }
-    if (turned == nullptr) {
-      return;
-    }
-    turn_square(r);
-    TINYSCALE_UNROLL
-    for (int y = 0; y < 16; ++y) {
-      store<L>(turned + (j + y) * attention_queries + i, r[y]);
-    }
-  }
-};
-
-// scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
-struct AttentionScores {
-  const AttentionBlock& t;
-  const float* a;
-  std::int64_t a_row;
-  const float* x;
-  float* c;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t row = attention_queries;
-    const float* const from = a + t.key * a_row;
-    for (std::int64_t at = 0; at < t.rows; at += 2 * L::width) {
-      const std::int64_t one = t.held<L>(at), two = t.held<L>(at + L::width);
-      const std::int64_t both = std::min(one, two), size = t.s.head_size;
-      const AttentionProduct w{both, row, size, from, a_row, 1, x, row, c, row};
-      call_on_lanes<L>(AttentionPanel<L, 2>{w, at, L::width});
-      const AttentionProduct v{std::max(one, two) - both,
-                               row,
-                               size,
-                               from + both * a_row,
-                               a_row,
-                               1,
-                               x,
-                               row,
-                               c + both * row,
-                               row};
-      call_on_lanes<L>(AttentionPanel<L, 1>{v, two > one ? at + L::width : at, L::width});
-    }
-  }
-};
-
-// Scores of a vector of lanes that causality hides become -inf, their slopes, if any, 0.
-template <class L>
-TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p, float* g) {
-  typename L::V v, hidden;
-  typename L::I lane, mask, bound;
-  lane_numbers<L>(lane);
-  broadcast<L>(-std::numeric_limits<float>::infinity(), hidden);
-  for (std::int64_t x = std::max<std::int64_t>(0, clear); x < keys; ++x) {
-    broadcast_word(static_cast<std::int32_t>(std::min<std::int64_t>(x - clear, L::width)), bound);
-    mask = lane <= bound;
-    load<L>(p + x * attention_queries, v);
-    blend<L>(mask, hidden, v, v);
-    store<L>(p + x * attention_queries, v);
-    if (g != nullptr) {
-      load<L>(g + x * attention_queries, v);
-      blend<L>(mask, typename L::V{}, v, v);
-      store<L>(g + x * attention_queries, v);
-    }
-  }
-}
-
 // Raw scores to probabilities before they are divided by their sum; of each lane the largest score
 // and the sum so far, and what O keeps and what it gets of the new block.
 struct AttentionFold {
@@ -289,55 +137,13 @@ struct AttentionFold {
   }
 };
 
-// Whether a NaN or an infinity is among numbers of rows: 0 times it would not be 0.
-struct AnyInfinite {
-  std::int64_t rows, n, stride;
-  const float* x;
-  bool* found;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    typename L::V v;
-    typename L::U bits, all{};
-    for (std::int64_t row = 0; row < rows; ++row) {
-      for (std::int64_t i = 0; i < n; i += L::width) {
-        load_some<L>(x + row * stride + i, n - i, 0.0f, v);
-        std::memcpy(&bits, &v, sizeof(bits));
-        all = all | ((bits & 0x7fffffffU) + 0x00800000U);  // the first bit: an exponent of ones
-      }
-    }
-    std::uint32_t lanes[static_cast<std::size_t>(L::width)];
-    std::memcpy(lanes, &all, sizeof(lanes));
-    for (const std::uint32_t lane : lanes) {
-      *found = *found || lane >> 31 != 0;
-    }
-  }
-};
-
-// A product of one block. hidden: there are no numbers among those that some row of it does not
-// see; each row sums those that it sees.
-inline void attention_sum(const AttentionProduct& w, bool hidden) {
-  for (std::int64_t i = 0; hidden && i < w.m; ++i) {
-    AttentionProduct row = w;
-    row.m = 1;
-    row.a += i * w.a_row;
-    row.c += i * w.c_row;
-    row.from += i;
-    row.to += i;
-    row.share += w.share == nullptr ? 0 : i;
-    row.keep += w.keep == nullptr ? 0 : i;
-    attention_product(row);
-  }
-  if (!hidden) {
-    attention_product(w);
-  }
-}
-
-// Queries [first, last) of one head: every block of them against a block of keys, then the next.
+// Queries [first, last) of one head: every block of them against a block of keys, then the next. O
+// of several blocks of keys stands in scratch until it is whole: tokens that are a power of two
+// apart in memory push each other out of a small cache.
 inline void attention_forward_task(const kernels::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
   constexpr std::int64_t wide = attention_queries;
-  const std::int64_t size = s.head_size, own = wide * (size + 5);  // floats that a block keeps
+  const std::int64_t size = s.head_size, own = wide * (2 * size + 5);  // floats that a block keeps
   const std::int64_t blocks = (last - first + wide - 1) / wide;
   const Scratch lease(blocks * own + attention_keys * (wide + size));
   float* const p = lease.data() + blocks * own;  // [keys, lanes]
@@ -349,7 +155,7 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
     if (visible_keys(s, first) < j + keys) {
       run_on_lanes(AnyInfinite{1, keys * size, 0, v, &odd});
     }
-    float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold
+    float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold, then O
     for (std::int64_t begin = first; begin < last; begin += wide, qt += own) {
       AttentionBlock block(s, begin, j);
       float* const lanes = qt + wide * size;
@@ -361,12 +167,18 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
       } else if (block.keys <= 0) {
         continue;
       }
-      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
+      run_on_lanes(AttentionScores{block, t.k + j * s.k_stride, s.k_stride, qt, p});
       run_on_lanes(AttentionFold{block, attention_scale(s), p, lanes});
+      const std::int64_t seen = visible_keys(s, begin + block.rows - 1);
+      float* const to = t.o + begin * s.o_stride;
+      float* const o = seen <= attention_keys ? to : lanes + 5 * wide;
       attention_sum(
-          {block.rows, size, block.keys, p, 1, wide, v, size, t.o + begin * s.o_stride, s.o_stride,
+          {block.rows, size, block.keys, p, 1, wide, v, size, o, o == to ? s.o_stride : size,
            j == 0 ? 0.0f : 1.0f, -attention_all, -block.lead, lanes + 4 * wide, lanes + 3 * wide},
           odd);
+      if (o != to && j + attention_keys >= seen) {
+        run_on_lanes(AttentionAdd{block.rows, size, o, to, s.o_stride, 0.0f});
+      }
       std::copy(lanes + 2 * wide, lanes + 2 * wide + block.rows, t.lse + begin);
     }
   }

@@ -88,80 +88,119 @@ struct AttentionSlopes {
   }
 };
 
-// Floats of scratch: of a block of queries Q and dO, turned and as rows, and two rows of lanes.
-inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (4 * size + 2); }
+// Floats of scratch: of a block of queries Q and dO, turned and as rows, dQ, and two rows of lanes;
+// of a block of keys P and dS, K, V, dK and dV.
+inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (5 * size + 2); }
+inline std::int64_t attention_shared(std::int64_t size) {
+  return attention_keys * (2 * attention_queries + 4 * size);
+}
 
-// Queries [first, last) of one head; its part of dk and dv is added to them.
+// The slopes of the keys from `key` on, which no query has seen.
+inline void attention_unseen(const kernels::AttentionShape& s, const AttentionHead& t,
+                             std::int64_t key, float beta) {
+  for (std::int64_t j = key; j < s.keys && beta == 0.0f; ++j) {
+    std::fill(t.dk + j * s.k_stride, t.dk + j * s.k_stride + s.head_size, 0.0f);
+    std::fill(t.dv + j * s.v_stride, t.dv + j * s.v_stride + s.head_size, 0.0f);
+  }
+}
+
+// Queries [first, last) of one head. Sums stand in scratch until they are whole: tokens that are a
+// power of two apart in memory push each other out of a small cache.
 inline void attention_backward_group(const kernels::AttentionShape& s, const AttentionHead& t,
-                                     std::int64_t first, std::int64_t last, float beta, float* p) {
+                                     std::int64_t first, std::int64_t last, float beta_q,
+                                     float beta_kv, float* p) {
   constexpr std::int64_t wide = attention_queries;
-  const std::int64_t size = s.head_size, turned = wide * size;
+  const std::int64_t size = s.head_size, turned = wide * size, seen = visible_keys(s, last - 1);
   const float scale = attention_scale(s);
   float* const g = p + wide * attention_keys;  // dS; p: [keys, lanes]
   float* const k = g + wide * attention_keys;
-  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+  float *const v = k + attention_keys * size, *const dk = v + attention_keys * size;
+  float *const dv = dk + attention_keys * size, *const own = dv + attention_keys * size;
+  for (std::int64_t j = 0; j == 0 || j < seen; j += attention_keys) {
     const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
+    run_on_lanes(AttentionTurn{keys, size, t.v + at_v, s.v_stride, nullptr, v});
     const bool hides = visible_keys(s, first) < j + keys;
     bool odd = false;
     if (hides) {
       run_on_lanes(AnyInfinite{1, keys * size, 0, k, &odd});
     }
-    float* qt = k + attention_keys * size;
+    fetch_rows(keys, size, t.k + at_k + size, s.k_stride);
+    fetch_rows(keys, size, t.v + at_v + size, s.v_stride);
+    fetch_rows(keys, size, t.dk + at_k, s.k_stride);
+    fetch_rows(keys, size, t.dv + at_v, s.v_stride);
+    float beta = 0.0f;  // of dK and dV: the first block sees the fewest keys
+    float* qt = own;
     for (std::int64_t begin = first; begin < last; begin += wide, qt += attention_kept(size)) {
       AttentionBlock block(s, begin, j);
       const std::int64_t at_q = begin * s.q_stride, at_o = begin * s.o_stride, rows = block.rows;
-      float *gt = qt + turned, *q = gt + turned, *d_o = q + turned, *mean = d_o + turned;
+      float *gt = qt + turned, *q = gt + turned, *d_o = q + turned, *dq = d_o + turned;
+      float* const mean = dq + turned;
       if (j == 0) {
         std::fill(mean, mean + 2 * wide, 0.0f);
         std::copy(t.lse + begin, t.lse + begin + rows, mean + wide);
         run_on_lanes(AttentionMeans{rows, size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
         run_on_lanes(AttentionTurn{rows, size, t.q + at_q, s.q_stride, qt, q});
         run_on_lanes(AttentionTurn{rows, size, t.d_o + at_o, s.o_stride, gt, d_o});
+        fetch_rows(rows, size, t.q + at_q + size, s.q_stride);
+        fetch_rows(rows, size, t.o + at_o + size, s.o_stride);
+        fetch_rows(rows, size, t.d_o + at_o + size, s.o_stride);
+        fetch_rows(rows, size, t.dq + at_q, s.q_stride);
       } else if (block.keys <= 0) {
         continue;
       }
-      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
-      run_on_lanes(AttentionScores{block, t.v, s.v_stride, gt, g});
+      run_on_lanes(AttentionScores{block, k, size, qt, p});
+      run_on_lanes(AttentionScores{block, v, size, gt, g});
       run_on_lanes(AttentionSlopes{block, scale, mean + wide, mean, p, g});
       bool odd_rows = false;  // a query or dO that is no number leaves none in lse or mean
       if (hides) {
         run_on_lanes(AnyInfinite{1, 2 * wide, 0, mean, &odd_rows});
       }
-      attention_sum({rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q, s.q_stride,
-                     j == 0 ? beta : 1.0f, -attention_all, -block.lead},
+      attention_sum({rows, size, block.keys, g, 1, wide, k, size, dq, size, j == 0 ? 0.0f : 1.0f,
+                     -attention_all, -block.lead},
                     odd);
-      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, t.dv + at_v, s.v_stride, 1.0f,
-                     block.lead},
+      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, dv, size, beta, block.lead},
                     odd_rows);
-      attention_sum(
-          {block.keys, size, rows, g, wide, 1, q, size, t.dk + at_k, s.k_stride, 1.0f, block.lead},
-          odd_rows);
+      attention_sum({block.keys, size, rows, g, wide, 1, q, size, dk, size, beta, block.lead},
+                    odd_rows);
+      if (beta == 0.0f) {
+        std::fill(dv + block.keys * size, dv + keys * size, 0.0f);
+        std::fill(dk + block.keys * size, dk + keys * size, 0.0f);
+      }
+      beta = 1.0f;
+      if (j + attention_keys >= visible_keys(s, begin + rows - 1)) {
+        run_on_lanes(AttentionAdd{rows, size, dq, t.dq + at_q, s.q_stride, beta_q});
+      }
     }
+    run_on_lanes(AttentionAdd{keys, size, dk, t.dk + at_k, s.k_stride, beta_kv});
+    run_on_lanes(AttentionAdd{keys, size, dv, t.dv + at_v, s.v_stride, beta_kv});
   }
+  const std::int64_t blocks = (seen + attention_keys - 1) / attention_keys;
+  attention_unseen(s, t, std::max<std::int64_t>(1, blocks) * attention_keys, beta_kv);
 }
 
 inline void attention_backward_task(const kernels::AttentionShape& s, const AttentionHead& all,
                                     std::int64_t b, std::int64_t kv, float beta) {
   const std::int64_t group = s.heads / s.kv_heads;
   const std::int64_t step = attention_queries * attention_group;
-  const Scratch lease(attention_keys * (2 * attention_queries + s.head_size) +
-                      attention_group * attention_kept(s.head_size));
-  float* const dk = all.dk + b * s.k_batch + kv * s.head_size;
-  float* const dv = all.dv + b * s.v_batch + kv * s.head_size;
-  for (std::int64_t j = 0; j < s.keys && beta == 0.0f; ++j) {
-    std::fill(dk + j * s.k_stride, dk + j * s.k_stride + s.head_size, 0.0f);
-    std::fill(dv + j * s.v_stride, dv + j * s.v_stride + s.head_size, 0.0f);
-  }
+  const std::int64_t blocks =
+      (std::min(step, s.queries) + attention_queries - 1) / attention_queries;
+  const Scratch lease(attention_shared(s.head_size) + blocks * attention_kept(s.head_size));
+  float beta_kv = beta;
   for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
     AttentionHead t = head_of(s, all, b, h);
     t.d_o += b * s.o_batch + h * s.head_size;
     t.dq += b * s.q_batch + h * s.head_size;
-    t.dk = dk;
-    t.dv = dv;
+    t.dk = all.dk + b * s.k_batch + kv * s.head_size;
+    t.dv = all.dv + b * s.v_batch + kv * s.head_size;
     for (std::int64_t first = 0; first < s.queries; first += step) {
-      attention_backward_group(s, t, first, std::min(s.queries, first + step), beta, lease.data());
+      attention_backward_group(s, t, first, std::min(s.queries, first + step), beta, beta_kv,
+                               lease.data());
+      beta_kv = 1.0f;
+    }
+    if (s.queries == 0) {
+      attention_unseen(s, t, 0, beta);
     }
   }
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Turning a matrix in memory, or sixteen vectors in registers.
+// Turning a matrix in memory, or 8 or 16 vectors in registers.
 
 #include <algorithm>  // min
 #include <cstdint>
@@ -43,10 +43,10 @@ TINYSCALE_OPTIMIZED inline void transpose(std::int64_t rows, std::int64_t cols, 
   }
 }
 
+#if TINYSCALE_SHUFFLE
 // r[i], lane j of 16 x 16 numbers to r[j], lane i, by squares of 4 and then squares of those.
 template <class V>
 TINYSCALE_INLINE void turn_square(V (&r)[16]) {
-#if TINYSCALE_SHUFFLE
 #define TINYSCALE_PICK(a, b, x, y, z, w, four)                                                    \
   __builtin_shufflevector(a, b, x, y, z, w, x + four, y + four, z + four, w + four, x + 2 * four, \
                           y + 2 * four, z + 2 * four, w + 2 * four, x + 3 * four, y + 3 * four,   \
@@ -79,8 +79,39 @@ TINYSCALE_INLINE void turn_square(V (&r)[16]) {
   }
 #undef TINYSCALE_PICK
 #undef TINYSCALE_QUADS
-#endif
 }
+
+// Likewise of 8 x 8.
+template <class V>
+TINYSCALE_INLINE void turn_square(V (&r)[8]) {
+#define TINYSCALE_PICK(a, b, x, y, z, w) \
+  __builtin_shufflevector(a, b, x, y, z, w, x + 4, y + 4, z + 4, w + 4)
+  V t[8];
+  TINYSCALE_UNROLL
+  for (int i = 0; i < 8; i += 4) {
+    const V a = TINYSCALE_PICK(r[i], r[i + 1], 0, 8, 1, 9);
+    const V b = TINYSCALE_PICK(r[i], r[i + 1], 2, 10, 3, 11);
+    const V c = TINYSCALE_PICK(r[i + 2], r[i + 3], 0, 8, 1, 9);
+    const V d = TINYSCALE_PICK(r[i + 2], r[i + 3], 2, 10, 3, 11);
+    t[i] = TINYSCALE_PICK(a, c, 0, 1, 8, 9);
+    t[i + 1] = TINYSCALE_PICK(a, c, 2, 3, 10, 11);
+    t[i + 2] = TINYSCALE_PICK(b, d, 0, 1, 8, 9);
+    t[i + 3] = TINYSCALE_PICK(b, d, 2, 3, 10, 11);
+  }
+  TINYSCALE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    r[i] = __builtin_shufflevector(t[i], t[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    r[i + 4] = __builtin_shufflevector(t[i], t[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+#undef TINYSCALE_PICK
+}
+
+template <class L>
+constexpr bool turns_squares = L::width == 16 || L::width == 8;
+#else
+template <class L>
+constexpr bool turns_squares = false;  // g++ shuffles from 12 on
+#endif
 
 }  // namespace detail
 }  // namespace tinyscale

@@ -179,7 +179,7 @@ struct WordPack {
   template <class L>
   static TINYSCALE_INLINE void turn(const std::uint32_t (&square)[16][16], std::uint32_t* turned,
                                     std::int64_t row) {
-    if constexpr (L::width == 16) {
+    if constexpr (L::width == 16 && turns_squares<L>) {
       typename L::V r[16];
       TINYSCALE_UNROLL
       for (int i = 0; i < 16; ++i) {
