@@ -744,8 +744,10 @@ const char* name_in(const char* of, const char* const (&names)[N], E value) {
 // Units for low precision follow the path: vdpbf16ps (on AMD, where it does twice the work of an
 // f32 multiply-add; on Intel it does half), vpdpbusd (VNNI), and AMX tiles when no path is forced.
 
-// 1 where units for low precision can be reached: by assembler, which interpreters do without.
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !TINYSCALE_INTERPRETER
+// 1 where units for low precision can be reached: by assembler, which interpreters do without, and
+// which beside g++ before 11 does not know their instructions.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !TINYSCALE_INTERPRETER && \
+    (defined(__clang__) || __GNUC__ >= 11)
 #define TINYSCALE_X86_UNITS 1
 #else
 #define TINYSCALE_X86_UNITS 0
@@ -5882,7 +5884,7 @@ TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, TINYSCALE_AVX512, __builtin_ia32_vz
 #endif
 #undef TINYSCALE_LAPTOP_LOOPS
 
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
 // Dot products of short numbers into 32-bit sums, of zeros: the rate is that of any numbers.
 #define TINYSCALE_DOT_LOOP(NAME, TARGET, BYTES, REGISTERS, INSTRUCTION)                            \
   TINYSCALE_OPTIMIZED __attribute__((target(TARGET))) inline float NAME(std::int64_t turns, float, \
@@ -5983,7 +5985,7 @@ inline LaptopLoops laptop_loops() {
     loops.read = read_avx2;
     loops.lanes = 8;
   }
-#if !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   const bool tiles = path == CpuPath::avx512 && !cpu().forced;
   if (tiles && cpu().amx_bf16) {
     loops.bf16 = tiles_bf16;
@@ -10912,7 +10914,7 @@ template <class L, int ROWS, int VECTORS, bool COPIES = false>
 TINYSCALE_INLINE void gemm_step(
     const float* a, const std::int64_t (&rows)[static_cast<std::size_t>(ROWS)], const float* b,
     typename L::V (&sum)[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)],
-    float* copy = nullptr) {
+    [[maybe_unused]] float* copy = nullptr) {
   typename L::V right[static_cast<std::size_t>(VECTORS)];
   TINYSCALE_UNROLL
   for (int j = 0; j < VECTORS; ++j) {
@@ -11643,7 +11645,8 @@ struct Ahead {
 template <class L, int ROWS, int DEPTH, bool KEEP>
 TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
                                     std::int64_t b_row, std::int64_t next, float* c,
-                                    std::int64_t ldc, const Ahead& ahead, float* keep) {
+                                    std::int64_t ldc, const Ahead& ahead,
+                                    [[maybe_unused]] float* keep) {
   typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
   const std::int64_t quiet = deep - ahead.count;
   const float* fetch = ahead.at;
@@ -12062,9 +12065,7 @@ struct GemmPack {
       load<L>(from + x, v);
       store<L>(row + x, v);
     }
-    for (; x < whole; ++x) {
-      row[x] = from[x];
-    }
+    std::copy(from + x, from + whole, row + x);
     std::fill(row + whole, row + all, 0.0f);
   }
 };
@@ -14529,7 +14530,8 @@ struct RoundActivations {
     std::int8_t* const out = to.codes + g * padded;
     const std::int64_t wide = padded;
     typename L::V v, by;
-    typename L::I code, rest, sign, short_of, none;
+    typename L::I code, rest, sign, none;
+    [[maybe_unused]] typename L::I short_of;
     broadcast<L>(scale, by);
     broadcast_word(static_cast<std::int32_t>(cols >> 62), none);  // 0, which no compiler knows
     for (std::int64_t i = 0; i < wide; i += L::width) {
@@ -21597,17 +21599,26 @@ inline VectorPlan plan_vectors(const VectorProgram& p,
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Exactly rounded, NaN below 0. clang and g++ name the instruction differently.
+// Exactly rounded, NaN below 0. g++ and clang, younger and older ones, name the instruction
+// differently.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 TINYSCALE_AVX512 inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
-#if defined(__clang__)
-  y = __builtin_ia32_sqrtps512(x, 4);
-#else
+#if !defined(__clang__)
   y = __builtin_ia32_sqrtps512_mask(x, x, -1, 4);
+#elif __has_builtin(__builtin_elementwise_sqrt)
+  y = __builtin_elementwise_sqrt(x);
+#else
+  y = __builtin_ia32_sqrtps512(x, 4);
 #endif
 }
 TINYSCALE_AVX2 inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
+#if !defined(__clang__)
   y = __builtin_ia32_sqrtps256(x);
+#elif __has_builtin(__builtin_elementwise_sqrt)
+  y = __builtin_elementwise_sqrt(x);
+#else
+  y = __builtin_ia32_sqrtps256(x);
+#endif
 }
 #endif
 template <class V>
@@ -21746,7 +21757,8 @@ TINYSCALE_INLINE void one_row(const VectorRow& row) {
   float* const y = row.y;
   const float* const ahead = row.ahead;
   const int shift = row.ahead_shift;
-  V a, b{}, c{}, v, sums[4] = {};
+  V a, b{}, c{}, v;
+  [[maybe_unused]] V sums[4] = {};
   if constexpr ((FIXED & 1U) != 0) {
     broadcast<L>(*pa, a);
   }

@@ -130,7 +130,7 @@ struct PowersOfTwo {  // of x, in place
   float* x;
 
   template <class L>
-  void run() const {
+  TINYSCALE_INLINE void run() const {
     for (std::int64_t i = 0; i < n; i += L::width) {
       typename L::V v;
       ts::detail::load<L>(x + i, v);

@@ -13,8 +13,10 @@
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/error.hpp"
 
-// 1 where units for low precision can be reached: by assembler, which interpreters do without.
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !TINYSCALE_INTERPRETER
+// 1 where units for low precision can be reached: by assembler, which interpreters do without, and
+// which beside g++ before 11 does not know their instructions.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !TINYSCALE_INTERPRETER && \
+    (defined(__clang__) || __GNUC__ >= 11)
 #define TINYSCALE_X86_UNITS 1
 #else
 #define TINYSCALE_X86_UNITS 0

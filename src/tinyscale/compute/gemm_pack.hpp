@@ -81,9 +81,7 @@ struct GemmPack {
       load<L>(from + x, v);
       store<L>(row + x, v);
     }
-    for (; x < whole; ++x) {
-      row[x] = from[x];
-    }
+    std::copy(from + x, from + whole, row + x);
     std::fill(row + whole, row + all, 0.0f);
   }
 };

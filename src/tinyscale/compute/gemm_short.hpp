@@ -30,7 +30,8 @@ struct Ahead {
 template <class L, int ROWS, int DEPTH, bool KEEP>
 TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
                                     std::int64_t b_row, std::int64_t next, float* c,
-                                    std::int64_t ldc, const Ahead& ahead, float* keep) {
+                                    std::int64_t ldc, const Ahead& ahead,
+                                    [[maybe_unused]] float* keep) {
   typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
   const std::int64_t quiet = deep - ahead.count;
   const float* fetch = ahead.at;

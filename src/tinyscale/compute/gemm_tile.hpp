@@ -62,7 +62,7 @@ template <class L, int ROWS, int VECTORS, bool COPIES = false>
 TINYSCALE_INLINE void gemm_step(
     const float* a, const std::int64_t (&rows)[static_cast<std::size_t>(ROWS)], const float* b,
     typename L::V (&sum)[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)],
-    float* copy = nullptr) {
+    [[maybe_unused]] float* copy = nullptr) {
   typename L::V right[static_cast<std::size_t>(VECTORS)];
   TINYSCALE_UNROLL
   for (int j = 0; j < VECTORS; ++j) {

@@ -69,7 +69,8 @@ struct RoundActivations {
     std::int8_t* const out = to.codes + g * padded;
     const std::int64_t wide = padded;
     typename L::V v, by;
-    typename L::I code, rest, sign, short_of, none;
+    typename L::I code, rest, sign, none;
+    [[maybe_unused]] typename L::I short_of;
     broadcast<L>(scale, by);
     broadcast_word(static_cast<std::int32_t>(cols >> 62), none);  // 0, which no compiler knows
     for (std::int64_t i = 0; i < wide; i += L::width) {

@@ -18,17 +18,26 @@
 namespace tinyscale {
 namespace detail {
 
-// Exactly rounded, NaN below 0. clang and g++ name the instruction differently.
+// Exactly rounded, NaN below 0. g++ and clang, younger and older ones, name the instruction
+// differently.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 TINYSCALE_AVX512 inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
-#if defined(__clang__)
-  y = __builtin_ia32_sqrtps512(x, 4);
-#else
+#if !defined(__clang__)
   y = __builtin_ia32_sqrtps512_mask(x, x, -1, 4);
+#elif __has_builtin(__builtin_elementwise_sqrt)
+  y = __builtin_elementwise_sqrt(x);
+#else
+  y = __builtin_ia32_sqrtps512(x, 4);
 #endif
 }
 TINYSCALE_AVX2 inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
+#if !defined(__clang__)
   y = __builtin_ia32_sqrtps256(x);
+#elif __has_builtin(__builtin_elementwise_sqrt)
+  y = __builtin_elementwise_sqrt(x);
+#else
+  y = __builtin_ia32_sqrtps256(x);
+#endif
 }
 #endif
 template <class V>
@@ -167,7 +176,8 @@ TINYSCALE_INLINE void one_row(const VectorRow& row) {
   float* const y = row.y;
   const float* const ahead = row.ahead;
   const int shift = row.ahead_shift;
-  V a, b{}, c{}, v, sums[4] = {};
+  V a, b{}, c{}, v;
+  [[maybe_unused]] V sums[4] = {};
   if constexpr ((FIXED & 1U) != 0) {
     broadcast<L>(*pa, a);
   }

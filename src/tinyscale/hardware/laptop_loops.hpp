@@ -96,7 +96,7 @@ TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, TINYSCALE_AVX512, __builtin_ia32_vz
 #endif
 #undef TINYSCALE_LAPTOP_LOOPS
 
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
 // Dot products of short numbers into 32-bit sums, of zeros: the rate is that of any numbers.
 #define TINYSCALE_DOT_LOOP(NAME, TARGET, BYTES, REGISTERS, INSTRUCTION)                            \
   TINYSCALE_OPTIMIZED __attribute__((target(TARGET))) inline float NAME(std::int64_t turns, float, \
@@ -197,7 +197,7 @@ inline LaptopLoops laptop_loops() {
     loops.read = read_avx2;
     loops.lanes = 8;
   }
-#if !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   const bool tiles = path == CpuPath::avx512 && !cpu().forced;
   if (tiles && cpu().amx_bf16) {
     loops.bf16 = tiles_bf16;
