@@ -59,7 +59,8 @@
 //   tinyscale/hardware/launch_forms.hpp      Launches in closed form
 //   tinyscale/hardware/launch_comparison.hpp What fusing kernels does on a chip
 //   tinyscale/hardware/slice_facts.hpp       Facts of a slice of chips
-//   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
+//   tinyscale/compute/lane_paths.hpp         Vector lanes without intrinsics
+//   tinyscale/compute/lanes.hpp              What lanes can do
 //   tinyscale/compute/transpose.hpp          Turning a matrix in memory
 //   tinyscale/compute/lane_math.hpp          Functions of vector lanes
 //   tinyscale/compute/past_caches.hpp        Writing past the caches
@@ -506,9 +507,9 @@
 #endif
 #endif
 
-// Types such as float __attribute__((vector_size(32))).
+// Types such as float __attribute__((vector_size(32))), which g++ converts from version 9 on.
 #ifndef TINYSCALE_VECTOR_EXTENSIONS
-#if defined(__GNUC__) || defined(__clang__)
+#if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 9)
 #define TINYSCALE_VECTOR_EXTENSIONS 1
 #else
 #define TINYSCALE_VECTOR_EXTENSIONS 0
@@ -9251,11 +9252,11 @@ inline Quantity matrix_over_vector(const Chip& chip, DType format) {
 
 #endif  // TINYSCALE_ONLY
 
-// >> tinyscale/compute/lanes.hpp
+// >> tinyscale/compute/lane_paths.hpp
 // Vector lanes without intrinsics: one struct per register width, and a run-time choice of path.
 // A kernel is a struct with a member template `run<L>()`; run_on_lanes() compiles it once for each
 // instruction set (the target attribute stands here and nowhere else) and calls the widest one the
-// machine has. Vectors are passed by reference, never by value: they stay inside one function.
+// machine has.
 
 #if TINYSCALE_VECTOR_EXTENSIONS
 #define TINYSCALE_INLINE inline __attribute__((always_inline))
@@ -9414,6 +9415,16 @@ TINYSCALE_INLINE void call_on_lanes(const Kernel& kernel) {
 #endif
 }
 
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/lanes.hpp
+// What lanes can do: load, store, multiply and add, compare, choose, turn into one number. Vectors
+// are passed by reference, never by value: they stay inside one function.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
 template <class L>
 TINYSCALE_INLINE void load(const float* from, typename L::V& v) {
   v = *reinterpret_cast<const typename L::Loose*>(from);
@@ -9433,14 +9444,41 @@ TINYSCALE_INLINE void add_product(float a, float b, float& sum) {
   sum = sum + a * b;
 #endif
 }
+// Of vectors g++ 14 fuses several sums side by side, and not one alone.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+TINYSCALE_AVX512 inline void fuse(const Lanes16::V& a, const Lanes16::V& b, Lanes16::V& sum) {
+  sum = __builtin_ia32_vfmaddps512_mask(a, b, sum, -1, 4);
+}
+TINYSCALE_AVX2 inline void fuse(const Lanes8::V& a, const Lanes8::V& b, Lanes8::V& sum) {
+  sum = __builtin_ia32_vfmaddps256(a, b, sum);
+}
+#endif
 template <class L>
 TINYSCALE_INLINE void add_product(const typename L::V& a, const typename L::V& b,
                                   typename L::V& sum) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width >= 8) {
+    fuse(a, b, sum);
+    return;
+  }
+#endif
   if constexpr (L::width == 1) {
     add_product(a, b, sum);
   } else {
     sum = sum + a * b;
   }
+}
+
+// Likewise of the numbers that are left of a row.
+template <class L>
+TINYSCALE_INLINE void add_last_product(float a, float b, float& sum) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width >= 8) {
+    sum = __builtin_fmaf(a, b, sum);
+    return;
+  }
+#endif
+  add_product(a, b, sum);
 }
 
 // Into the cache of level 2, or (LEVEL 3) of level 1.
@@ -11568,7 +11606,7 @@ struct StoredDots {
       const std::int64_t r = at / TOKENS, t = at % TOKENS;
       float total = sum_lanes<L>(sums[at]);
       for (std::int64_t q = p; q < n; ++q) {
-        total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
+        add_last_product<L>(a[t * ldx + q], F::one(from + r * next + q * F::bytes), total);
       }
       float& to = y[(token + t) * ldy + row + r * step];
       to = add ? total + to : total;
@@ -14723,12 +14761,13 @@ struct QuantizedPanels {
       }
       TINYSCALE_UNROLL
       for (int v = 0; v < vectors; ++v) {
-        typename U::Floats scale, value;
+        typename U::Floats scale, value, by;
         load_scales<U>(((p + v / each * stride) * groups + g) * 16 + v % each * U::width, scale);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
           to_float<typename U::Lanes>(dots[t * vectors + v], value);
-          sum[t * vectors + v] = sum[t * vectors + v] + (value * scale) * x_scales[t * step + g];
+          broadcast<typename U::Lanes>(x_scales[t * step + g], by);
+          add_product<typename U::Lanes>(value * scale, by, sum[t * vectors + v]);
         }
       }
     }
@@ -15849,14 +15888,14 @@ struct PackedDots {
           for (int e = 0; e < in_word; ++e) {
             PackedCodes::code<L, BITS>(word, e, v);
             broadcast<L>(some[e], left);
-            part[i] = part[i] + left * v;
+            add_product<L>(left, v, part[i]);
           }
         }
       }
       TINYSCALE_UNROLL
       for (int i = 0; i < vectors; ++i) {
         codes.scales<L>(((p + i / each * stride) * groups + g) * 16 + i % each * L::width, v);
-        sum[i] = sum[i] + part[i] * v;
+        add_product<L>(part[i], v, sum[i]);
       }
     }
     TINYSCALE_UNROLL
@@ -16425,7 +16464,7 @@ struct CompressedDots {
       const std::int64_t i = row + at / TOKENS * step, t = at % TOKENS;
       float total = sums[at];
       for (std::int64_t q = p; q < w.cols; ++q) {
-        total += a[t * ldx + q] * float_of(w.rest(i)[q - whole]);
+        add_last_product<L>(a[t * ldx + q], float_of(w.rest(i)[q - whole]), total);
       }
       y[(token + t) * ldy + i] = total;
     }
@@ -17695,7 +17734,7 @@ struct ByteRowDot {
         for (int e = 0; e < 4; ++e) {
           PackedCodes::code<L, 8>(word, e, v);
           load<L>(x + k + 16 * e + j, left);
-          sum[e] = sum[e] + left * v;
+          add_product<L>(left, v, sum[e]);
         }
       }
     }
@@ -19175,7 +19214,7 @@ struct CacheTask {
       TINYSCALE_UNROLL
       for (int x = 0; x < KEYS; ++x) {
         load_some<L>(k + x * stride + j, n - j, 0.0f, v);
-        sum[x] = sum[x] + left * v;
+        add_product<L>(left, v, sum[x]);
       }
     }
     TINYSCALE_UNROLL
@@ -19202,7 +19241,7 @@ struct CacheTask {
         TINYSCALE_UNROLL
         for (int x = 0; x < 4; ++x) {
           load<L>(rows + t * row + j + x * L::width, v);
-          sum[x] = sum[x] + left * v;
+          add_product<L>(left, v, sum[x]);
         }
       }
       TINYSCALE_UNROLL
@@ -19215,7 +19254,7 @@ struct CacheTask {
       for (std::int64_t t = 0; t < count; ++t) {
         broadcast<L>(p[t], left);
         load_some<L>(rows + t * row + j, n - j, 0.0f, v);
-        sum[0] = sum[0] + left * v;
+        add_product<L>(left, v, sum[0]);
       }
       store_some<L>(o + j, n - j, sum[0]);
     }

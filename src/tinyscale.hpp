@@ -83,6 +83,7 @@
 #include "tinyscale/hardware/slice_facts.hpp"
 
 // compute: the host kernels
+#include "tinyscale/compute/lane_paths.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/transpose.hpp"
 #include "tinyscale/compute/lane_math.hpp"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # `make check-long`: what takes too long for every push. Every CPU path under the sanitizers (but for the
 # cases marked slow, which add time and no code), all test cases, serial and OpenMP builds, both
-# optimisation levels of the interpreter, every instruction of this processor, emulation of ARM and AVX-512.
+# optimisation levels of the interpreter, every instruction of this processor, emulation of ARM and
+# AVX-512, compilers of other years.
 #   tools/check_long.sh [step name pattern]      only the steps whose name matches (an extended regular expression)
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -77,6 +78,7 @@ for cxx in g++ clang++; do                 # what is rounded where, although pro
     CXXFLAGS=-march=native TESTFLAGS='-O3 -ffp-contract=fast' \
     TESTS="$(printf 'tests/%s_test.cpp ' base gemm low_precision row_kernels stored_matrix inference_golden ggml_decoder)"
 done
+step "g++ 9, 10, 13 and 14" bash tools/other_compilers.sh build/long '-tce=*[slow]*'
 step "AVX-512 and its units, emulated" bash tools/emulate_avx512.sh build/long '-tce=*[slow]*'
 step "OpenMP" make --no-print-directory test BUILD=build/long/openmp CXX=g++ CXXFLAGS='-DTINYSCALE_USE_OPENMP -fopenmp'
 if have aarch64-linux-gnu-g++ && have qemu-aarch64; then

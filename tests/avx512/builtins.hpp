@@ -37,6 +37,12 @@ TINYSCALE_EMULATED V sqrtps512_mask(V x, const V&, int, int) {
   }
   return x;
 }
+TINYSCALE_EMULATED V vfmaddps512_mask(const V& a, const V& b, V sum, int, int) {
+  for (int i = 0; i < 16; ++i) {
+    sum[i] = __builtin_fmaf(a[i], b[i], sum[i]);
+  }
+  return sum;
+}
 TINYSCALE_EMULATED void movntps512(float* to, const V& v) { __builtin_memcpy(to, &v, sizeof(v)); }
 
 }  // namespace emulated

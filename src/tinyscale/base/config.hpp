@@ -25,9 +25,9 @@
 #endif
 #endif
 
-// Types such as float __attribute__((vector_size(32))).
+// Types such as float __attribute__((vector_size(32))), which g++ converts from version 9 on.
 #ifndef TINYSCALE_VECTOR_EXTENSIONS
-#if defined(__GNUC__) || defined(__clang__)
+#if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 9)
 #define TINYSCALE_VECTOR_EXTENSIONS 1
 #else
 #define TINYSCALE_VECTOR_EXTENSIONS 0

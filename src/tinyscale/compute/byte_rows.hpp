@@ -76,7 +76,7 @@ struct ByteRowDot {
         for (int e = 0; e < 4; ++e) {
           PackedCodes::code<L, 8>(word, e, v);
           load<L>(x + k + 16 * e + j, left);
-          sum[e] = sum[e] + left * v;
+          add_product<L>(left, v, sum[e]);
         }
       }
     }

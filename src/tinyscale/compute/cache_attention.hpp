@@ -209,7 +209,7 @@ struct CacheTask {
       TINYSCALE_UNROLL
       for (int x = 0; x < KEYS; ++x) {
         load_some<L>(k + x * stride + j, n - j, 0.0f, v);
-        sum[x] = sum[x] + left * v;
+        add_product<L>(left, v, sum[x]);
       }
     }
     TINYSCALE_UNROLL
@@ -236,7 +236,7 @@ struct CacheTask {
         TINYSCALE_UNROLL
         for (int x = 0; x < 4; ++x) {
           load<L>(rows + t * row + j + x * L::width, v);
-          sum[x] = sum[x] + left * v;
+          add_product<L>(left, v, sum[x]);
         }
       }
       TINYSCALE_UNROLL
@@ -249,7 +249,7 @@ struct CacheTask {
       for (std::int64_t t = 0; t < count; ++t) {
         broadcast<L>(p[t], left);
         load_some<L>(rows + t * row + j, n - j, 0.0f, v);
-        sum[0] = sum[0] + left * v;
+        add_product<L>(left, v, sum[0]);
       }
       store_some<L>(o + j, n - j, sum[0]);
     }

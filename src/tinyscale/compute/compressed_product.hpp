@@ -279,7 +279,7 @@ struct CompressedDots {
       const std::int64_t i = row + at / TOKENS * step, t = at % TOKENS;
       float total = sums[at];
       for (std::int64_t q = p; q < w.cols; ++q) {
-        total += a[t * ldx + q] * float_of(w.rest(i)[q - whole]);
+        add_last_product<L>(a[t * ldx + q], float_of(w.rest(i)[q - whole]), total);
       }
       y[(token + t) * ldy + i] = total;
     }

@@ -262,12 +262,13 @@ struct QuantizedPanels {
       }
       TINYSCALE_UNROLL
       for (int v = 0; v < vectors; ++v) {
-        typename U::Floats scale, value;
+        typename U::Floats scale, value, by;
         load_scales<U>(((p + v / each * stride) * groups + g) * 16 + v % each * U::width, scale);
         TINYSCALE_UNROLL
         for (int t = 0; t < TOKENS; ++t) {
           to_float<typename U::Lanes>(dots[t * vectors + v], value);
-          sum[t * vectors + v] = sum[t * vectors + v] + (value * scale) * x_scales[t * step + g];
+          broadcast<typename U::Lanes>(x_scales[t * step + g], by);
+          add_product<typename U::Lanes>(value * scale, by, sum[t * vectors + v]);
         }
       }
     }

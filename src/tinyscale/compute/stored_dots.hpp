@@ -224,7 +224,7 @@ struct StoredDots {
       const std::int64_t r = at / TOKENS, t = at % TOKENS;
       float total = sum_lanes<L>(sums[at]);
       for (std::int64_t q = p; q < n; ++q) {
-        total += a[t * ldx + q] * F::one(from + r * next + q * F::bytes);
+        add_last_product<L>(a[t * ldx + q], F::one(from + r * next + q * F::bytes), total);
       }
       float& to = y[(token + t) * ldy + row + r * step];
       to = add ? total + to : total;

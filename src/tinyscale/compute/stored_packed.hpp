@@ -102,14 +102,14 @@ struct PackedDots {
           for (int e = 0; e < in_word; ++e) {
             PackedCodes::code<L, BITS>(word, e, v);
             broadcast<L>(some[e], left);
-            part[i] = part[i] + left * v;
+            add_product<L>(left, v, part[i]);
           }
         }
       }
       TINYSCALE_UNROLL
       for (int i = 0; i < vectors; ++i) {
         codes.scales<L>(((p + i / each * stride) * groups + g) * 16 + i % each * L::width, v);
-        sum[i] = sum[i] + part[i] * v;
+        add_product<L>(part[i], v, sum[i]);
       }
     }
     TINYSCALE_UNROLL
