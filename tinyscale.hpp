@@ -15011,7 +15011,7 @@ TINYSCALE_INLINE void expand_q5(const std::uint8_t* b, bool signs, float* y) {
   std::uint32_t high = 0;
   std::memcpy(&high, nibbles - 4, 4);
   for (std::uint32_t i = 0; i < 32; ++i) {
-    const std::uint32_t low = i < 16 ? nibbles[i] & 15U : nibbles[i - 16] >> 4;
+    const std::uint32_t low = i < 16 ? nibbles[i] & 15U : nibbles[i - 16] / 16U;
     const int q = static_cast<int>(low | (high >> i & 1U) << 4);
     y[i] = signs ? d * static_cast<float>(q - 16) : d * static_cast<float>(q) + m;
   }
@@ -54177,7 +54177,8 @@ inline List<char> exact_values(const Graph& graph) {
     const bool made_of = exact[i] && (moves(kind) || kind == OpKind::elementwise);
     for (std::size_t k = 0; k < node.inputs.size(); ++k) {
       const bool ids = kind == OpKind::index && (k == 1) == (node.op == Op::take);
-      exact[static_cast<std::size_t>(node.inputs[k])] |= made_of || ids || node.op == Op::equal;
+      char& of_input = exact[static_cast<std::size_t>(node.inputs[k])];
+      of_input = of_input != 0 || made_of || ids || node.op == Op::equal;
     }
   }
   return exact;

@@ -92,7 +92,7 @@ TINYSCALE_INLINE void expand_q5(const std::uint8_t* b, bool signs, float* y) {
   std::uint32_t high = 0;
   std::memcpy(&high, nibbles - 4, 4);
   for (std::uint32_t i = 0; i < 32; ++i) {
-    const std::uint32_t low = i < 16 ? nibbles[i] & 15U : nibbles[i - 16] >> 4;
+    const std::uint32_t low = i < 16 ? nibbles[i] & 15U : nibbles[i - 16] / 16U;
     const int q = static_cast<int>(low | (high >> i & 1U) << 4);
     y[i] = signs ? d * static_cast<float>(q - 16) : d * static_cast<float>(q) + m;
   }

@@ -81,7 +81,8 @@ inline List<char> exact_values(const Graph& graph) {
     const bool made_of = exact[i] && (moves(kind) || kind == OpKind::elementwise);
     for (std::size_t k = 0; k < node.inputs.size(); ++k) {
       const bool ids = kind == OpKind::index && (k == 1) == (node.op == Op::take);
-      exact[static_cast<std::size_t>(node.inputs[k])] |= made_of || ids || node.op == Op::equal;
+      char& of_input = exact[static_cast<std::size_t>(node.inputs[k])];
+      of_input = of_input != 0 || made_of || ids || node.op == Op::equal;
     }
   }
   return exact;
