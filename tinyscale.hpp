@@ -18878,10 +18878,10 @@ struct AttentionSlopes {
 };
 
 // Floats of scratch: of a block of queries Q and dO, turned and as rows, dQ, and two rows of lanes;
-// of a block of keys P and dS, K, V, dK and dV.
+// of a block of keys P, dS, K, dK and dV.
 inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (5 * size + 2); }
 inline std::int64_t attention_shared(std::int64_t size) {
-  return attention_keys * (2 * attention_queries + 4 * size);
+  return attention_keys * (2 * attention_queries + 3 * size);
 }
 
 // The slopes of the keys from `key` on, which no query has seen.
@@ -18903,13 +18903,12 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
   const float scale = attention_scale(s);
   float* const g = p + wide * attention_keys;  // dS; p: [keys, lanes]
   float* const k = g + wide * attention_keys;
-  float *const v = k + attention_keys * size, *const dk = v + attention_keys * size;
+  float* const dk = k + attention_keys * size;
   float *const dv = dk + attention_keys * size, *const own = dv + attention_keys * size;
   for (std::int64_t j = 0; j == 0 || j < seen; j += attention_keys) {
     const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
-    run_on_lanes(AttentionTurn{keys, size, t.v + at_v, s.v_stride, nullptr, v});
     const bool hides = visible_keys(s, first) < j + keys;
     bool odd = false;
     if (hides) {
@@ -18939,8 +18938,8 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
       } else if (block.keys <= 0) {
         continue;
       }
-      run_on_lanes(AttentionScores{block, k, size, qt, p});
-      run_on_lanes(AttentionScores{block, v, size, gt, g});
+      run_on_lanes(AttentionScores{block, t.k + at_k, s.k_stride, qt, p});
+      run_on_lanes(AttentionScores{block, t.v + at_v, s.v_stride, gt, g});
       run_on_lanes(AttentionSlopes{block, scale, mean + wide, mean, p, g});
       bool odd_rows = false;  // a query or dO that is no number leaves none in lse or mean
       if (hides) {
