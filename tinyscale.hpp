@@ -18626,8 +18626,8 @@ struct AttentionFold {
 };
 
 // Queries [first, last) of one head: every block of them against a block of keys, then the next. O
-// of several blocks of keys stands in scratch until it is whole: tokens that are a power of two
-// apart in memory push each other out of a small cache.
+// of several blocks of keys stands in scratch until it is whole: rows of one head, a multiple
+// of a large power of two apart, push each other out of a small cache.
 inline void attention_forward_task(const kernels::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
   constexpr std::int64_t wide = attention_queries;
@@ -18893,8 +18893,8 @@ inline void attention_unseen(const kernels::AttentionShape& s, const AttentionHe
   }
 }
 
-// Queries [first, last) of one head. Sums stand in scratch until they are whole: tokens that are a
-// power of two apart in memory push each other out of a small cache.
+// Queries [first, last) of one head. Sums stand in scratch until they are whole: rows of one head,
+// a multiple of a large power of two apart, push each other out of a small cache.
 inline void attention_backward_group(const kernels::AttentionShape& s, const AttentionHead& t,
                                      std::int64_t first, std::int64_t last, float beta_q,
                                      float beta_kv, float* p) {

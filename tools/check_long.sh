@@ -78,7 +78,7 @@ for cxx in g++ clang++; do                 # what is rounded where, although pro
     CXXFLAGS=-march=native TESTFLAGS='-O3 -ffp-contract=fast' \
     TESTS="$(printf 'tests/%s_test.cpp ' base gemm low_precision row_kernels stored_matrix inference_golden ggml_decoder)"
 done
-step "g++ 9, 10, 13 and 14" bash tools/other_compilers.sh build/long '-tce=*[slow]*'
+step "g++ of other years" bash tools/other_compilers.sh build/long '-tce=*[slow]*'
 step "AVX-512 and its units, emulated" bash tools/emulate_avx512.sh build/long '-tce=*[slow]*'
 step "OpenMP" make --no-print-directory test BUILD=build/long/openmp CXX=g++ CXXFLAGS='-DTINYSCALE_USE_OPENMP -fopenmp'
 if have aarch64-linux-gnu-g++ && have qemu-aarch64; then

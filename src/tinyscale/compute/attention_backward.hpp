@@ -104,8 +104,8 @@ inline void attention_unseen(const kernels::AttentionShape& s, const AttentionHe
   }
 }
 
-// Queries [first, last) of one head. Sums stand in scratch until they are whole: tokens that are a
-// power of two apart in memory push each other out of a small cache.
+// Queries [first, last) of one head. Sums stand in scratch until they are whole: rows of one head,
+// a multiple of a large power of two apart, push each other out of a small cache.
 inline void attention_backward_group(const kernels::AttentionShape& s, const AttentionHead& t,
                                      std::int64_t first, std::int64_t last, float beta_q,
                                      float beta_kv, float* p) {
