@@ -18473,7 +18473,7 @@ inline void attention_sum(const AttentionProduct& w, bool hidden) {
   }
 }
 
-// to[rows, size] = from + beta to (0: not read).
+// to[rows, size] = from + beta to; beta is 0 (to is not read) or 1.
 struct AttentionAdd {
   std::int64_t rows, size;
   const float* from;

@@ -39,7 +39,7 @@ while read -r release compilers; do
   for cxx in $wanted; do
     echo "$release, $cxx"
     [ $code -ne 77 ] || code=0
-    enter "$root" "make --no-print-directory -j2 tests-built CXX=$cxx BUILD=build/$cxx &&
+    enter "$root" "make --no-print-directory tests-built CXX=$cxx BUILD=build/$cxx &&
       bash tools/run_tests.sh build/$cxx/run_tests $*" < /dev/null || code=1
   done
 done << 'RELEASES'
