@@ -18274,6 +18274,7 @@ struct AttentionShape {
   std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;      // sequence to sequence
   int causal = 0;                  // 1: query i sees keys <= i + causal_offset
   std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
+  std::int64_t window = 0;         // causal: of those keys the last so many alone; 0: all
 };
 
 }  // namespace kernels
@@ -18284,12 +18285,19 @@ constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
 constexpr std::int64_t attention_group = 8;     // blocks of queries for which keys are read once
 constexpr std::int64_t attention_keys = 64;     // likewise
 
-// Keys that query i sees.
+// Query i sees the keys [hidden_keys, visible_keys).
 inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t i) {
   if (s.causal == 0) {
     return s.keys;
   }
   return std::max<std::int64_t>(0, std::min(s.keys, i + s.causal_offset + 1));
+}
+inline std::int64_t hidden_keys(const kernels::AttentionShape& s, std::int64_t i) {
+  return s.window == 0 ? 0 : std::max<std::int64_t>(0, i + s.causal_offset + 1 - s.window);
+}
+// Where the block of keys begins in which query i sees its first.
+inline std::int64_t first_keys(const kernels::AttentionShape& s, std::int64_t i) {
+  return hidden_keys(s, i) / attention_keys * attention_keys;
 }
 
 inline float attention_scale(const kernels::AttentionShape& s) {
@@ -18297,24 +18305,33 @@ inline float attention_scale(const kernels::AttentionShape& s) {
 }
 
 // Queries [begin, begin + rows) as lanes against keys [key, key + keys): lane i sees key x of them
-// where x + lead <= i. Scores stand as [keys, attention_queries].
+// where x + lead <= i < x + trail. Scores stand as [keys, attention_queries].
 struct AttentionBlock {
   const kernels::AttentionShape& s;
-  std::int64_t begin, key, rows, keys, lead;
+  std::int64_t begin, key, rows, keys, lead, trail;
 
   AttentionBlock(const kernels::AttentionShape& shape, std::int64_t query, std::int64_t first)
       : s(shape), begin(query), key(first) {
     rows = std::min(attention_queries, s.queries - begin);
     keys = std::min(attention_keys, visible_keys(s, begin + rows - 1) - key);
     lead = s.causal == 0 ? -attention_all : key - begin - s.causal_offset;
+    trail = s.window == 0 ? attention_all : lead + s.window;
+    keys = hidden_keys(s, begin) < key + keys ? keys : 0;
   }
-  // Keys whose scores a vector of lanes must have: all that one of the tiles it has part in sums
+  bool first() const { return key == first_keys(s, begin); }  // block of keys that they meet
+  // Keys [skipped, held) are those whose scores a vector of lanes must have: all that one of the tiles it has part in sums
   // over, be they tiles of lanes or of keys.
   template <class L>
   TINYSCALE_INLINE std::int64_t held(std::int64_t lane) const {
     constexpr std::int64_t tile = attention_tile<L, 2>;
     const std::int64_t end = std::min((lane + L::width + tile - 1) / tile * tile, rows) - lead;
     return lane >= rows ? 0 : std::clamp<std::int64_t>((end + tile - 1) / tile * tile, 0, keys);
+  }
+  template <class L>
+  TINYSCALE_INLINE std::int64_t skipped(std::int64_t lane) const {
+    constexpr std::int64_t tile = attention_tile<L, 2>;
+    const std::int64_t first = lane / tile * tile + 1 - trail;
+    return std::clamp<std::int64_t>(first / tile * tile, 0, held<L>(lane));
   }
 };
 
@@ -18387,45 +18404,58 @@ struct AttentionScores {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t row = attention_queries;
     for (std::int64_t at = 0; at < t.rows; at += 2 * L::width) {
-      const std::int64_t one = t.held<L>(at), two = t.held<L>(at + L::width);
-      const std::int64_t both = std::min(one, two), size = t.s.head_size;
-      const AttentionProduct w{both, row, size, a, a_row, 1, x, row, c, row};
-      call_on_lanes<L>(AttentionPanel<L, 2>{w, at, L::width});
-      const AttentionProduct v{std::max(one, two) - both,
-                               row,
-                               size,
-                               a + both * a_row,
-                               a_row,
-                               1,
-                               x,
-                               row,
-                               c + both * row,
-                               row};
-      call_on_lanes<L>(AttentionPanel<L, 1>{v, two > one ? at + L::width : at, L::width});
+      const std::int64_t next = at + L::width, one = t.held<L>(at), two = t.held<L>(next);
+      const std::int64_t from = t.skipped<L>(at), first = t.skipped<L>(next);
+      const std::int64_t begin = std::max(from, first), end = std::min(one, two);
+      if (begin >= end) {  // no key that both have
+        call_on_lanes<L>(AttentionPanel<L, 1>{of(from, one), at, L::width});
+        call_on_lanes<L>(AttentionPanel<L, 1>{of(first, two), next, L::width});
+        continue;
+      }
+      if (from < begin) {
+        call_on_lanes<L>(AttentionPanel<L, 1>{of(from, begin), at, L::width});
+      }
+      call_on_lanes<L>(AttentionPanel<L, 2>{of(begin, end), at, L::width});
+      call_on_lanes<L>(
+          AttentionPanel<L, 1>{of(end, std::max(one, two)), two > one ? next : at, L::width});
     }
+  }
+  AttentionProduct of(std::int64_t first, std::int64_t last) const {
+    constexpr std::int64_t row = attention_queries;
+    return {last - first, row, t.s.head_size,   a + first * a_row, a_row, 1,
+            x,            row, c + first * row, row};
   }
 };
 
-// Scores of a vector of lanes that causality hides become -inf, their slopes, if any, 0.
+// Scores of the vector of lanes from i on that causality or a window hides become -inf, their
+// slopes, if any, 0.
 template <class L>
-TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p, float* g) {
+TINYSCALE_INLINE void hide_scores(const AttentionBlock& t, std::int64_t i, float* p, float* g) {
+  const std::int64_t skipped = t.skipped<L>(i), held = t.held<L>(i), clear = i + 1 - t.lead;
   typename L::V v, hidden;
   typename L::I lane, mask, bound;
   lane_numbers<L>(lane);
   broadcast<L>(-std::numeric_limits<float>::infinity(), hidden);
-  for (std::int64_t x = std::max<std::int64_t>(0, clear); x < keys; ++x) {
+  const auto hide = [&](std::int64_t x) {
+    load<L>(p + x * attention_queries + i, v);
+    blend<L>(mask, hidden, v, v);
+    store<L>(p + x * attention_queries + i, v);
+    if (g != nullptr) {
+      load<L>(g + x * attention_queries + i, v);
+      blend<L>(mask, typename L::V{}, v, v);
+      store<L>(g + x * attention_queries + i, v);
+    }
+  };
+  for (std::int64_t x = skipped; x < std::min(held, i + L::width - t.trail); ++x) {
+    broadcast_word(static_cast<std::int32_t>(std::max<std::int64_t>(x + t.trail - i, 0)), bound);
+    mask = lane >= bound;
+    hide(x);
+  }
+  for (std::int64_t x = std::max(skipped, clear); x < held; ++x) {
     broadcast_word(static_cast<std::int32_t>(std::min<std::int64_t>(x - clear, L::width)), bound);
     mask = lane <= bound;
-    load<L>(p + x * attention_queries, v);
-    blend<L>(mask, hidden, v, v);
-    store<L>(p + x * attention_queries, v);
-    if (g != nullptr) {
-      load<L>(g + x * attention_queries, v);
-      blend<L>(mask, typename L::V{}, v, v);
-      store<L>(g + x * attention_queries, v);
-    }
+    hide(x);
   }
 }
 
@@ -18502,7 +18532,8 @@ struct AttentionAdd {
 
 // >> tinyscale/compute/attention.hpp
 // Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head, in blocks of
-// queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal.
+// queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal and
+// begin where a window does.
 // Lanes are queries: scores are held as [keys, queries of a block], so the maximum and the sum of a
 // softmax run down the keys, lane by lane.
 //   Each block of keys: S = K Q^T; m' = max(m, S); P = exp(S - m'); O^T = O^T exp(m - m') + V^T P.
@@ -18513,7 +18544,7 @@ struct AttentionAdd {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernels {
 
-// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows.
+// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows that it sees.
 inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
                                  const float* k, const float* v, float* o) {
   std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);
@@ -18601,10 +18632,11 @@ struct AttentionFold {
     lane_numbers<L>(zero);
     for (std::int64_t i = 0; i < t.rows; i += L::width) {
       float* const at = lanes + i;
-      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i, nullptr);
+      const std::int64_t skipped = t.skipped<L>(i);
+      hide_scores<L>(t, i, p, nullptr);
       load<L>(at, before);
       top = before;
-      exp_columns<L>(t.held<L>(i), row, scale, p + i, top, shift, more);
+      exp_columns<L>(t.held<L>(i) - skipped, row, scale, p + skipped * row + i, top, shift, more);
       store<L>(at, top);
       broadcast<L>(scale * log2_e, f);
       exp2_negative<L>((before - shift) * f, before);
@@ -18636,18 +18668,19 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
   const Scratch lease(blocks * own + attention_keys * (wide + size));
   float* const p = lease.data() + blocks * own;  // [keys, lanes]
   float* const v = p + wide * attention_keys;
-  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+  const std::int64_t start = first_keys(s, first);
+  for (std::int64_t j = start; j == start || j < visible_keys(s, last - 1); j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.v + j * s.v_stride, s.v_stride, nullptr, v});
     bool odd = false;
-    if (visible_keys(s, first) < j + keys) {
+    if (visible_keys(s, first) < j + keys || hidden_keys(s, last - 1) > j) {
       run_on_lanes(AnyInfinite{1, keys * size, 0, v, &odd});
     }
     float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold, then O
     for (std::int64_t begin = first; begin < last; begin += wide, qt += own) {
       AttentionBlock block(s, begin, j);
       float* const lanes = qt + wide * size;
-      if (j == 0) {
+      if (block.first()) {
         const float* const q = t.q + begin * s.q_stride;
         run_on_lanes(AttentionTurn{block.rows, size, q, s.q_stride, qt, nullptr});
         std::fill(lanes, lanes + wide, -std::numeric_limits<float>::infinity());
@@ -18659,11 +18692,11 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
       run_on_lanes(AttentionFold{block, attention_scale(s), p, lanes});
       const std::int64_t seen = visible_keys(s, begin + block.rows - 1);
       float* const to = t.o + begin * s.o_stride;
-      float* const o = seen <= attention_keys ? to : lanes + 5 * wide;
-      attention_sum(
-          {block.rows, size, block.keys, p, 1, wide, v, size, o, o == to ? s.o_stride : size,
-           j == 0 ? 0.0f : 1.0f, -attention_all, -block.lead, lanes + 4 * wide, lanes + 3 * wide},
-          odd);
+      float* const o = seen <= first_keys(s, begin) + attention_keys ? to : lanes + 5 * wide;
+      attention_sum({block.rows, size, block.keys, p, 1, wide, v, size, o,
+                     o == to ? s.o_stride : size, block.first() ? 0.0f : 1.0f, 1 - block.trail,
+                     -block.lead, lanes + 4 * wide, lanes + 3 * wide},
+                    odd);
       if (o != to && j + attention_keys >= seen) {
         run_on_lanes(AttentionAdd{block.rows, size, o, to, s.o_stride, 0.0f});
       }
@@ -18688,23 +18721,25 @@ struct AttentionRows {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t j = 0; j < s.keys; j += attention_keys) {
+    for (std::int64_t j = first_keys(s, 0); j < s.keys; j += attention_keys) {
       for (std::int64_t r = 0; r < rows; ++r) {
         const float* q = t.q + r / s.queries * s.head_size + r % s.queries * s.q_stride;
         const std::int64_t end = std::min(j + attention_keys, visible_keys(s, r % s.queries));
-        for (std::int64_t x = j; x < end; ++x) {
+        for (std::int64_t x = std::max(j, hidden_keys(s, r % s.queries)); x < end; ++x) {
           p[r * s.keys + x] = dot_row<L>(s.head_size, q, t.k + x * s.k_stride);
         }
       }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t seen = visible_keys(s, r % s.queries);
+      const std::int64_t first = hidden_keys(s, r % s.queries);
+      const std::int64_t end = visible_keys(s, r % s.queries), seen = end - first;
       float* const row = p + r * s.keys;
-      std::fill(row + seen, row + s.keys, 0.0f);
+      std::fill(row, row + first, 0.0f);
+      std::fill(row + end, row + s.keys, 0.0f);
       float max = 0.0f, sum = 0.0f;
-      scale_row<L>(seen, attention_scale(s), row);
-      exp_row<L>(seen, row, row, max, sum);
-      scale_row<L>(seen, 1.0f / sum, row);
+      scale_row<L>(seen, attention_scale(s), row + first);
+      exp_row<L>(seen, row + first, row + first, max, sum);
+      scale_row<L>(seen, 1.0f / sum, row + first);
       t.lse[r] = seen == 0 ? 0.0f : max + std::log(sum);
     }
   }
@@ -18718,15 +18753,19 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
   float* const p = lease.data();
   run_on_lanes(AttentionRows{s, t, group * s.queries, p});
   bool odd = false;
-  const std::int64_t first = visible_keys(s, 0);
+  const std::int64_t start = first_keys(s, 0);
+  const std::int64_t first = s.window == 0 ? visible_keys(s, 0) : start;
   if (first < s.keys) {
     run_on_lanes(
         AnyInfinite{s.keys - first, s.head_size, s.v_stride, t.v + first * s.v_stride, &odd});
   }
   const std::int64_t together = odd ? 1 : s.queries;  // rows that sum over the same keys
-  for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
+  for (std::int64_t j = start; j == start || j < s.keys; j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
-    const float beta = j == 0 ? 0.0f : 1.0f;
+    const float beta = j == start ? 0.0f : 1.0f;
+    const auto hidden = [&](std::int64_t i) {
+      return odd ? std::clamp<std::int64_t>(hidden_keys(s, i) - j, 0, keys) : 0;
+    };
     const auto seen = [&](std::int64_t i) {
       return odd ? std::clamp<std::int64_t>(visible_keys(s, i) - j, 0, keys) : keys;
     };
@@ -18735,13 +18774,13 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
       const float* v = t.v + j * s.v_stride;
       float* const o = t.o + h * s.head_size;
       for (std::int64_t i = 0; i < s.queries; i += together) {
-        panels({together, full, seen(i), ph + i * s.keys, s.keys, 1, v, s.v_stride,
-                o + i * s.o_stride, s.o_stride, beta});
+        panels({together, full, seen(i) - hidden(i), ph + i * s.keys + hidden(i), s.keys, 1,
+                v + hidden(i) * s.v_stride, s.v_stride, o + i * s.o_stride, s.o_stride, beta});
       }
       for (std::int64_t i = 0; i < s.queries; ++i) {
         for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector
-          float sum = j == 0 ? 0.0f : o[i * s.o_stride + d];
-          for (std::int64_t x = 0; x < seen(i); ++x) {
+          float sum = j == start ? 0.0f : o[i * s.o_stride + d];
+          for (std::int64_t x = hidden(i); x < seen(i); ++x) {
             add_product(ph[i * s.keys + x], v[x * s.v_stride + d], sum);
           }
           o[i * s.o_stride + d] = sum;
@@ -18860,12 +18899,13 @@ struct AttentionSlopes {
     const typename L::V most{};  // P <= 1, also of scores so large that their last digits are more
     broadcast<L>(scale, f);
     for (std::int64_t lane = 0; lane < t.rows; lane += L::width) {
-      const std::int64_t keys = t.held<L>(lane);
-      hide_scores<L>(keys, lane + 1 - t.lead, p + lane, g + lane);
+      const std::int64_t first = t.skipped<L>(lane) * attention_queries;
+      const std::int64_t last = t.held<L>(lane) * attention_queries;
+      hide_scores<L>(t, lane, p, g);
       load<L>(lse + lane, vl);
       load<L>(mean + lane, vm);
       vm = vm * f;
-      for (std::int64_t at = lane; at < keys * attention_queries; at += attention_queries) {
+      for (std::int64_t at = first + lane; at < last; at += attention_queries) {
         load<L>(p + at, vp);
         load<L>(g + at, vg);
         min_vector<L>((vp * f - vl) * log2_e, most, vp);
@@ -18884,10 +18924,10 @@ inline std::int64_t attention_shared(std::int64_t size) {
   return attention_keys * (2 * attention_queries + 3 * size);
 }
 
-// The slopes of the keys from `key` on, which no query has seen.
+// The slopes of the keys [key, end), which no query has seen.
 inline void attention_unseen(const kernels::AttentionShape& s, const AttentionHead& t,
-                             std::int64_t key, float beta) {
-  for (std::int64_t j = key; j < s.keys && beta == 0.0f; ++j) {
+                             std::int64_t key, std::int64_t end, float beta) {
+  for (std::int64_t j = key; j < end && beta == 0.0f; ++j) {
     std::fill(t.dk + j * s.k_stride, t.dk + j * s.k_stride + s.head_size, 0.0f);
     std::fill(t.dv + j * s.v_stride, t.dv + j * s.v_stride + s.head_size, 0.0f);
   }
@@ -18905,11 +18945,12 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
   float* const k = g + wide * attention_keys;
   float* const dk = k + attention_keys * size;
   float *const dv = dk + attention_keys * size, *const own = dv + attention_keys * size;
-  for (std::int64_t j = 0; j == 0 || j < seen; j += attention_keys) {
+  const std::int64_t start = first_keys(s, first);
+  for (std::int64_t j = start; j == start || j < seen; j += attention_keys) {
     const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
-    const bool hides = visible_keys(s, first) < j + keys;
+    const bool hides = visible_keys(s, first) < j + keys || hidden_keys(s, last - 1) > j;
     bool odd = false;
     if (hides) {
       run_on_lanes(AnyInfinite{1, keys * size, 0, k, &odd});
@@ -18925,7 +18966,7 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
       const std::int64_t at_q = begin * s.q_stride, at_o = begin * s.o_stride, rows = block.rows;
       float *gt = qt + turned, *q = gt + turned, *d_o = q + turned, *dq = d_o + turned;
       float* const mean = dq + turned;
-      if (j == 0) {
+      if (block.first()) {
         std::fill(mean, mean + 2 * wide, 0.0f);
         std::copy(t.lse + begin, t.lse + begin + rows, mean + wide);
         run_on_lanes(AttentionMeans{rows, size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
@@ -18945,12 +18986,13 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
       if (hides) {
         run_on_lanes(AnyInfinite{1, 2 * wide, 0, mean, &odd_rows});
       }
-      attention_sum({rows, size, block.keys, g, 1, wide, k, size, dq, size, j == 0 ? 0.0f : 1.0f,
-                     -attention_all, -block.lead},
+      const std::int64_t lead = block.lead, to = block.trail - 1;
+      attention_sum({rows, size, block.keys, g, 1, wide, k, size, dq, size,
+                     block.first() ? 0.0f : 1.0f, -to, -lead},
                     odd);
-      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, dv, size, beta, block.lead},
+      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, dv, size, beta, lead, to},
                     odd_rows);
-      attention_sum({block.keys, size, rows, g, wide, 1, q, size, dk, size, beta, block.lead},
+      attention_sum({block.keys, size, rows, g, wide, 1, q, size, dk, size, beta, lead, to},
                     odd_rows);
       if (beta == 0.0f) {
         std::fill(dv + block.keys * size, dv + keys * size, 0.0f);
@@ -18965,7 +19007,8 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
     run_on_lanes(AttentionAdd{keys, size, dv, t.dv + at_v, s.v_stride, beta_kv});
   }
   const std::int64_t blocks = (seen + attention_keys - 1) / attention_keys;
-  attention_unseen(s, t, std::max<std::int64_t>(1, blocks) * attention_keys, beta_kv);
+  attention_unseen(s, t, 0, std::min(start, s.keys), beta_kv);
+  attention_unseen(s, t, std::max<std::int64_t>(1, blocks) * attention_keys, s.keys, beta_kv);
 }
 
 inline void attention_backward_task(const kernels::AttentionShape& s, const AttentionHead& all,
@@ -18988,7 +19031,7 @@ inline void attention_backward_task(const kernels::AttentionShape& s, const Atte
       beta_kv = 1.0f;
     }
     if (s.queries == 0) {
-      attention_unseen(s, t, 0, beta);
+      attention_unseen(s, t, 0, s.keys, beta);
     }
   }
 }
@@ -25830,7 +25873,7 @@ namespace detail {
 
 inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                std::int64_t heads, std::int64_t kv_heads,
-                                               Mask mask) {
+                                               Mask mask, std::int64_t window) {
   static const char* const masks[] = {"none", "causal"};
   name_in("attention: mask", masks, mask);
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
@@ -25840,6 +25883,10 @@ inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k,
           v.shape().text(), " with ", heads, " heads and ", kv_heads,
           " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
           "multiple of kv_heads, and S >= T when causal"});
+  }
+  if (window < 0 || (window > 0 && mask == Mask::none)) {
+    fail({"attention: a window of ", window, " keys", mask == Mask::none ? " without a mask" : "",
+          "; 0 (all) is right, or with Mask::causal 1 or more"});
   }
   kernels::AttentionShape s;
   s.batch = q.dim(0);
@@ -25858,14 +25905,30 @@ inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k,
   s.o_batch = q.dim(1) * q.dim(2);
   s.causal = mask == Mask::causal ? 1 : 0;
   s.causal_offset = k.dim(1) - q.dim(1);
+  s.window = window;
   return s;
 }
 
-// Pairs (query, key) that are really multiplied, over all heads and sequences.
+// Keys that n queries see in all, where the first sees `first`, each one more, at most `most`.
+inline double pairs_of_stretch(std::int64_t n, std::int64_t first, std::int64_t most) {
+  const std::int64_t rising = std::clamp<std::int64_t>(most - first + 1, 0, n);
+  const auto a = static_cast<double>(rising);
+  return a * static_cast<double>(first) + a * (a - 1) / 2 +
+         static_cast<double>(n - rising) * static_cast<double>(most);
+}
+
+// Pairs (query, key) that are really multiplied, over all heads and sequences. Under a window every
+// query sees its last key.
 inline double attention_pairs(const kernels::AttentionShape& s) {
-  const double t = static_cast<double>(s.queries);
-  const double keys = static_cast<double>(s.keys);
-  const double pairs = s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
+  const std::int64_t first = s.causal_offset + 1, all = first + s.queries;
+  double pairs = static_cast<double>(s.queries) * static_cast<double>(s.keys);
+  if (s.causal != 0) {
+    pairs = pairs_of_stretch(s.queries, first, s.keys);
+    if (s.window > 0) {  // less what is before it
+      pairs -= pairs_of_stretch(s.queries, first, all);
+      pairs += pairs_of_stretch(s.queries, first, s.window);
+    }
+  }
   return pairs * static_cast<double>(s.batch * s.heads);
 }
 
@@ -25914,19 +25977,21 @@ inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&input
 }  // namespace detail
 
 // q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores divided by sqrt(K).
+// A window: of the keys that a causal mask leaves a query sees the last so many (arXiv 2310.06825,
+// section 2); 0: all.
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
-                        std::int64_t kv_heads, Mask mask) {
-  const kernels::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+                        std::int64_t kv_heads, Mask mask, std::int64_t window = 0) {
+  const kernels::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask, window);
   if (detail::recording()) {
     const Tensor all =
         detail::record(Op::attention, {&q, &k, &v}, q.shape(),
-                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal}));
+                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal, window}));
     return detail::thread_recorder()->part(all, 0, q.shape());
   }
   const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
   for (const Tensor* x : {&q, &k, &v}) {
     if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
-      return attention(contiguous(q), contiguous(k), contiguous(v), heads, kv_heads, mask);
+      return attention(contiguous(q), contiguous(k), contiguous(v), heads, kv_heads, mask, window);
     }
   }
   const detail::OpScope scope;
@@ -27568,7 +27633,11 @@ struct AttentionParts {
       const std::int64_t t = q.dim(3), s = k.dim(3);
       const Tensor rows = reshape(arange(t), {t, 1}) + static_cast<float>(s - t);
       const float infinity = std::numeric_limits<float>::infinity();
-      scores = where(less(rows, arange(s)), full(Shape{}, -infinity), scores);
+      const Tensor keys = arange(s), hidden = full(Shape{}, -infinity);
+      scores = where(less(rows, keys), hidden, scores);
+      if (numbers[3] > 0) {  // a window
+        scores = where(less(keys, rows + static_cast<float>(1 - numbers[3])), hidden, scores);
+      }
     }
   }
 };
@@ -28273,7 +28342,7 @@ class Recognition {
     if (fits) {
       found.op = Op::attention;
       found.inputs = {q, k, v};
-      found.numbers = {1.0, 1.0, causal ? 1.0 : 0.0};
+      found.numbers = {1.0, 1.0, causal ? 1.0 : 0.0, 0.0};
       const double size = static_cast<double>(at(q).shape[-1]);
       found.factor = static_cast<float>(all.number / by * std::sqrt(size));
     }
@@ -32005,7 +32074,7 @@ struct NodeKernel {
 
   kernels::AttentionShape attention_of() const {
     return attention_shape(*in[0], *in[1], *in[2], node.whole(0), node.whole(1),
-                           node.numbers[2] > 0 ? Mask::causal : Mask::none);
+                           node.numbers[2] > 0 ? Mask::causal : Mask::none, node.whole(3));
   }
 
   void turn() const {
@@ -32256,6 +32325,8 @@ inline NodeFlops attention_flops(const Graph& graph, const GraphNode& node, doub
   s.keys = k[1];
   s.heads = node.whole(0);
   s.causal = node.numbers[2] > 0 ? 1 : 0;
+  s.causal_offset = s.keys - s.queries;
+  s.window = node.whole(3);
   const double pairs = attention_pairs(s);
   return {2 * products * pairs * static_cast<double>(q[2] / s.heads),
           softmaxes * vector_cost("softmax", pairs, &VectorCost::forward)};
@@ -35897,9 +35968,9 @@ inline SampleCall sample_call(Op op) {
     case Op::cross_entropy_backward: return {{x, rows, one}, {}};
     case Op::dropout: return {{x}, {0.1, 1, 0, 1, 32, 0, 32, 0, 0}};
     case Op::rope: return {{tokens}, {4, 0, 0, 0, 1, 4, 10000}};
-    case Op::attention: return {{tokens, tokens, tokens}, {2, 2, 1}};
+    case Op::attention: return {{tokens, tokens, tokens}, {2, 2, 1, 0}};
     case Op::attention_backward:
-      return {{tokens, tokens, tokens, tokens, Shape{2, 2, 4}, tokens}, {2, 2, 1}};
+      return {{tokens, tokens, tokens, tokens, Shape{2, 2, 4}, tokens}, {2, 2, 1, 0}};
     case Op::linear_cross_entropy:
     case Op::linear_cross_entropy_all: return {{x, table, rows}, {}};
     case Op::adamw: return {{x, x, x, x, Shape{6}, one}, {}};
@@ -55637,7 +55708,6 @@ struct Hooks {
   Function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids, const Shape& shape)>
       embedding;
   Function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
-  bool sees_windows = false;  // attention() gives local layers their window
   Function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
   // Mean cross-entropy of the logits x table^T: x after linear_in, table the output matrix.
   Function<Tensor(const Tensor& x, const Tensor& table, const std::vector<std::int32_t>& targets)>
@@ -55735,6 +55805,7 @@ struct ModelConfig {
   std::int64_t output_width() const { return heads * output_head(); }  // what attention hands on
   std::int64_t mixture_layers() const { return experts > 0 ? layers - dense_layers : 0; }
   bool is_local(std::int64_t layer) const;
+  std::int64_t window_of(std::int64_t layer) const;  // 0: it sees all tokens
   std::int64_t local_layers() const;
   std::int64_t cached_numbers() const;                     // of one token and layer
   std::int64_t cached_numbers(std::int64_t tokens) const;  // of one sequence that long, all layers
@@ -55753,6 +55824,10 @@ struct ModelConfig {
 
 inline bool ModelConfig::is_local(std::int64_t layer) const {
   return window > 0 && (global_every == 0 || (layer + 1) % global_every != 0);
+}
+
+inline std::int64_t ModelConfig::window_of(std::int64_t layer) const {
+  return is_local(layer) ? window : 0;
 }
 
 inline std::int64_t ModelConfig::local_layers() const {
@@ -58816,6 +58891,17 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
   return y;
 }
 
+namespace detail {
+
+// Attention of a layer, on a device perhaps only that of its heads.
+inline Tensor layer_attention(const ModelConfig& c, std::int64_t layer, const Tensor& q,
+                              const Tensor& k, const Tensor& v) {
+  return attention(q, k, v, q.dim(2) / c.head_size, k.dim(2) / c.head_size, Mask::causal,
+                   c.window_of(layer));
+}
+
+}  // namespace detail
+
 inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = block_at(layer);
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
@@ -58830,16 +58916,8 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     k = hooks.cache->append(hooks.cache->keys[at], k, hooks.places.first, config.context);
     v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
   }
-  const std::int64_t tokens = hooks.sequence_length > 0 ? hooks.sequence_length : k.dim(1);
-  if (!hooks.sees_windows && config.is_local(layer) && tokens > config.window) {
-    detail::fail(
-        {"forward: ", tokens, " tokens in layer ", layer, " of ", config.name,
-         ", which sees the last ", config.window,
-         "; up to as many are right here, decode() and generate() with a cache take more"});
-  }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
-                                   : attention(q, k, v, q.dim(2) / config.head_size,
-                                               k.dim(2) / config.head_size, Mask::causal);
+                                   : detail::layer_attention(config, layer, q, k, v);
   return write_back(b.output, o, hooks);
 }
 
@@ -63297,7 +63375,6 @@ class DecodeStep {
     }
     hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
     if (!hooks_.attention) {
-      hooks_.sees_windows = true;
       hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
         return detail::attend_step(tokens_, runs_, layer, q, k, v, cache_);
       };
@@ -69072,7 +69149,8 @@ inline double pipeline_messages(const PipelineShape& s) {
 //   l' = log(exp(l) + exp(l_block)),  O' = exp(l - l') O + exp(l_block - l') O_block.
 // Zigzag: of 2N chunks device r has r and 2N - 1 - r, so that under the causal mask all multiply as
 // many pairs; what a mask hides altogether is not computed. Backward goes around again, and with
-// each block what its gradient came to so far.
+// each block what its gradient came to so far. A window hides far keys, which travel all the same:
+// then chunks meet one by one, and queries that see none of one's keys are left out.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -69087,20 +69165,21 @@ namespace detail {
 // Queries of a device against keys of another, both counted within their device.
 struct RingBlock {
   std::int64_t query = 0, queries = 0;  // the first, and how many
-  std::int64_t keys = 0;                // the first of them
+  std::int64_t key = 0, keys = 0;       // likewise
   int causal = 0;
+  std::int64_t ahead = 0;  // causal: tokens from the first key to the first query
 };
 
-// What device `me` computes when the keys of `owner` are there, of `tokens` each.
+// What device `me` computes when the keys of `owner` are there, of `tokens` each, without a window.
 inline RingBlock ring_block(bool zigzag, Mask mask, int me, int owner, std::int64_t tokens) {
   if (mask == Mask::none || me == owner) {
-    return {0, tokens, tokens, mask == Mask::causal ? 1 : 0};
+    return {0, tokens, 0, tokens, mask == Mask::causal ? 1 : 0};
   }
   const std::int64_t half = tokens / 2;
   if (owner < me) {  // zigzag: its second chunk stands behind all of mine
-    return {0, tokens, zigzag ? half : tokens, 0};
+    return {0, tokens, 0, zigzag ? half : tokens};
   }
-  return {half, zigzag ? tokens - half : 0, tokens, 0};
+  return {half, zigzag ? tokens - half : 0, 0, tokens};
 }
 
 // What the forward and the backward pass have in common.
@@ -69113,30 +69192,62 @@ struct Ring {
   SourceLine where;
 
   int owner(int round) const { return modulo(me - round, devices); }
-  RingBlock block(int round) const {
-    return ring_block(options.zigzag, mask, me, owner(round), shape.queries);
+  List<RingBlock> blocks(int round) const {
+    if (shape.window == 0) {
+      const RingBlock one = ring_block(options.zigzag, mask, me, owner(round), shape.queries);
+      return one.queries > 0 ? List<RingBlock>{one} : List<RingBlock>();
+    }
+    const std::int64_t half = shape.queries / 2;
+    List<RingBlock> found;
+    add_windows(0, half, owner(round), found);
+    add_windows(half, shape.queries - half, owner(round), found);
+    return found;
   }
   // Of an own block the first part of the queries, or the rest: what travels meanwhile is hidden
   // behind one of them at either end.
-  RingBlock own_part(bool rest) const {
+  List<RingBlock> own_part(bool rest) const {
     const std::int64_t half = shape.queries / 2;
-    RingBlock part = block(0);
-    part.query = rest ? half : 0;
-    part.queries = rest ? shape.queries - half : half;
-    part.keys = part.causal == 1 && !rest ? half : shape.keys;
-    return part;
+    const std::int64_t first = rest ? half : 0, count = rest ? shape.queries - half : half;
+    List<RingBlock> found;
+    if (shape.window > 0) {
+      add_windows(first, count, me, found);
+    } else if (count > 0) {
+      const bool causal = mask == Mask::causal;
+      found.push_back({first, count, 0, causal && !rest ? half : shape.keys, causal ? 1 : 0, first});
+    }
+    return found;
   }
   kernels::AttentionShape of(const RingBlock& block) const {
     kernels::AttentionShape s = shape;
     s.queries = block.queries;
     s.keys = block.keys;
     s.causal = block.causal;
-    s.causal_offset = block.keys - block.queries;
+    s.causal_offset = block.ahead;
     return s;
   }
   Pending send(Endpoint& device, const Tensor& x) const {
     const MemoryScope scope(MemoryKind::buffer);
     return start_permute({device, options.transfer, where}, x, axes, 1);
+  }
+
+ private:
+  std::int64_t place(int device, std::int64_t token) const {  // in the sequence
+    const std::int64_t half = shape.queries / 2;
+    return !options.zigzag ? device * shape.queries + token
+           : token < half  ? device * half + token
+                           : (2 * devices - 1 - device) * half + token - half;
+  }
+  // Queries of one chunk against each chunk of a device's keys.
+  void add_windows(std::int64_t query, std::int64_t queries, int from,
+                   List<RingBlock>& found) const {
+    const std::int64_t chunk = options.zigzag ? shape.keys / 2 : shape.keys;
+    for (std::int64_t key = 0; key < shape.keys; key += chunk) {
+      const std::int64_t ahead = place(me, query) - place(from, key);
+      const std::int64_t see = std::min(queries, chunk + shape.window - 1 - ahead);
+      if (ahead >= 0 && see > 0) {
+        found.push_back({query, see, key, chunk, 1, ahead});
+      }
+    }
   }
 };
 
@@ -69199,25 +69310,26 @@ inline Tensor keys_of(const Tensor& kv, std::int64_t keys) {
   return slice(slice(kv, 0, 0, 1), 2, 0, keys);
 }
 
-// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device.
+// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device. The first block that
+// computes all queries is written, others are folded in.
 inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Tensor kv, Tensor& y,
                          Tensor& lse) {
   for (int round = 0; round < ring.devices; ++round) {
     const bool last = round + 1 == ring.devices;
     Pending next = last ? Pending() : ring.send(device, kv);
-    const RingBlock block = ring.block(round);
-    if (block.queries > 0) {
+    for (const RingBlock& block : ring.blocks(round)) {
       const OpScope scope;
       const kernels::AttentionShape s = ring.of(block);
-      Tensor part = round == 0 ? y : Tensor({s.batch, s.queries, s.o_stride});
-      Tensor part_lse = round == 0 ? lse : Tensor({s.batch, s.heads, s.queries});
+      const bool whole = round == 0 && s.window == 0;
+      Tensor part = whole ? y : Tensor({s.batch, s.queries, s.o_stride});
+      Tensor part_lse = whole ? lse : Tensor({s.batch, s.heads, s.queries});
       kernels::AttentionShape to = s;
       to.o_batch = s.queries * s.o_stride;
-      const float* k = kv.data();
+      const float* k = kv.data() + block.key * s.k_stride;
       kernels::attention_forward(to, q.data() + block.query * s.q_stride, k, k + kv.count() / 2,
                                  part.data(), part_lse.data());
       record_attention(scope, "ring attention", s, part, keys_of(kv, s.keys), &VectorCost::forward);
-      if (round > 0) {
+      if (!whole) {
         ring_merge(ring, block, part, part_lse, y, lse);
       }
     }
@@ -69234,22 +69346,21 @@ struct RingBackward {
   const Tensor &q, &y, &lse, &dy;
   Tensor& dq;
 
-  void add(const RingBlock& block, const Tensor& kv, Tensor& dkv) const {
-    const OpScope scope;
-    const kernels::AttentionShape s = ring.of(block);
-    if (s.queries == 0) {
-      return;
+  void add(const List<RingBlock>& blocks, const Tensor& kv, Tensor& dkv) const {
+    for (const RingBlock& block : blocks) {
+      const OpScope scope;
+      const kernels::AttentionShape s = ring.of(block);
+      const Tensor sums = contiguous(slice(lse, 2, block.query, block.query + s.queries));
+      const std::int64_t at_q = block.query * s.q_stride, at_o = block.query * s.o_stride;
+      const std::int64_t key = block.key * s.k_stride, value = key + kv.count() / 2;
+      kernels::attention_backward(s, q.data() + at_q, kv.data() + key, kv.data() + value,
+                                  y.data() + at_o, sums.data(), dy.data() + at_o, dq.data() + at_q,
+                                  dkv.data() + key, dkv.data() + value);
+      round_all(dq, ring.options.merge);
+      record_attention(scope, "ring attention backward", s,
+                       slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys),
+                       &VectorCost::backward);
     }
-    const Tensor sums = contiguous(slice(lse, 2, block.query, block.query + s.queries));
-    const std::int64_t at_q = block.query * s.q_stride, at_o = block.query * s.o_stride;
-    const std::int64_t value = kv.count() / 2;
-    kernels::attention_backward(s, q.data() + at_q, kv.data(), kv.data() + value, y.data() + at_o,
-                                sums.data(), dy.data() + at_o, dq.data() + at_q, dkv.data(),
-                                dkv.data() + value);
-    round_all(dq, ring.options.merge);
-    record_attention(scope, "ring attention backward", s,
-                     slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys),
-                     &VectorCost::backward);
   }
 };
 
@@ -69267,7 +69378,7 @@ inline Tensor ring_backward(Endpoint& device, const RingBackward& work, Tensor k
       next = ring.send(device, kv);
     }
     Tensor dkv = zeros(kv.shape());
-    work.add(ring.block(round), kv, dkv);
+    work.add(ring.blocks(round), kv, dkv);
     if (round > 1) {
       add_(dkv, coming.wait());
     }
@@ -69285,7 +69396,7 @@ inline Tensor ring_backward(Endpoint& device, const RingBackward& work, Tensor k
 // numbers forward, twice that backward.
 inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
                              std::int64_t heads, std::int64_t kv_heads, const Axes& axes, Mask mask,
-                             const RingOptions& options = RingOptions(),
+                             const RingOptions& options = RingOptions(), std::int64_t window = 0,
                              SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   detail::Endpoint& endpoint = device.endpoint();
   const std::vector<int> found = endpoint.find_axes("ring_attention", axes);
@@ -69295,13 +69406,13 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
                   "; f32 or bf16 is right"});
   }
   if (devices == 1) {
-    return attention(q, k, v, heads, kv_heads, mask);
+    return attention(q, k, v, heads, kv_heads, mask, window);
   }
   if (!q.is_contiguous() || !k.is_contiguous() || !v.is_contiguous()) {
     return ring_attention(device, contiguous(q), contiguous(k), contiguous(v), heads, kv_heads,
-                          axes, mask, options, where);
+                          axes, mask, options, window, where);
   }
-  const detail::Ring ring = {detail::attention_shape(q, k, v, heads, kv_heads, mask),
+  const detail::Ring ring = {detail::attention_shape(q, k, v, heads, kv_heads, mask, window),
                              mask,
                              options,
                              endpoint.index_on(found),
@@ -69314,8 +69425,8 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
                   devices, " devices of ", endpoint.names_of(found), "; right is as many keys",
                   halves ? ", an even number: two chunks of the sequence" : ""});
   }
-  Tensor y(q.shape());
-  Tensor lse({q.dim(0), heads, q.dim(1)});
+  Tensor y = window > 0 ? zeros(q.shape()) : Tensor(q.shape());
+  Tensor lse = full({q.dim(0), heads, q.dim(1)}, -std::numeric_limits<float>::infinity());
   Tensor kv;
   {
     const NoGrad copies;
@@ -69433,11 +69544,12 @@ inline std::vector<std::int32_t> token_groups(ContextParallel kind, std::int64_t
 inline Tensor ulysses_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
                                 std::int64_t heads, std::int64_t kv_heads, const Axes& axes,
                                 Mask mask, const CollectiveOptions& options = CollectiveOptions(),
+                                std::int64_t window = 0,
                                 SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   detail::Endpoint& endpoint = device.endpoint();
   const std::vector<int> found = endpoint.find_axes("ulysses_attention", axes);
   const std::int64_t n = endpoint.size_of(found);
-  detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  detail::attention_shape(q, k, v, heads, kv_heads, mask, window);
   if (heads % n != 0 || kv_heads % n != 0) {
     detail::fail({"ulysses_attention: ", heads, " heads and ", kv_heads, " kv heads over ", n,
                   " devices of ", endpoint.names_of(found), "; each device has whole heads, so ",
@@ -69448,7 +69560,8 @@ inline Tensor ulysses_attention(Device& device, const Tensor& q, const Tensor& k
   Pending some_v = device.start_all_to_all(v, axes, 2, 1, options, where);
   const Tensor whole_q = some_q.wait();  // (B, T, heads/N K)
   const Tensor whole_k = some_k.wait();
-  const Tensor y = attention(whole_q, whole_k, some_v.wait(), heads / n, kv_heads / n, mask);
+  const Tensor y =
+      attention(whole_q, whole_k, some_v.wait(), heads / n, kv_heads / n, mask, window);
   return device.all_to_all(y, axes, 1, 2, options, where);
 }
 
@@ -69472,11 +69585,12 @@ inline Tensor undo_zigzag(const Tensor& x, int devices) {
 inline Tensor gathered_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
                                  std::int64_t heads, std::int64_t kv_heads, const Axes& axes,
                                  Mask mask, const CollectiveOptions& options = CollectiveOptions(),
+                                 std::int64_t window = 0,
                                  SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   detail::Endpoint& endpoint = device.endpoint();
   const std::vector<int> found = endpoint.find_axes("gathered_attention", axes);
   const int n = endpoint.size_of(found);
-  detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  detail::attention_shape(q, k, v, heads, kv_heads, mask, window);
   const std::int64_t tokens = q.dim(1), chunk = tokens / 2;
   const bool halves = mask == Mask::causal && n > 1;
   if (k.dim(1) != tokens || (halves && tokens % 2 != 0)) {
@@ -69488,13 +69602,13 @@ inline Tensor gathered_attention(Device& device, const Tensor& q, const Tensor& 
   Pending all_v = device.start_all_gather(v, axes, 1, options, where);
   Tensor keys = all_k.wait(), values = all_v.wait();  // (B, T, KV K)
   if (!halves) {
-    return attention(q, keys, values, heads, kv_heads, mask);
+    return attention(q, keys, values, heads, kv_heads, mask, window);
   }
   keys = detail::undo_zigzag(keys, n);
   values = detail::undo_zigzag(values, n);
   const auto part = [&](std::int64_t begin, std::int64_t seen) {
     return attention(slice(q, 1, begin, begin + chunk), slice(keys, 1, 0, seen),
-                     slice(values, 1, 0, seen), heads, kv_heads, mask);
+                     slice(values, 1, 0, seen), heads, kv_heads, mask, window);
   };
   const int me = endpoint.index_on(found);
   return concat({part(0, (me + 1) * chunk), part(chunk, (2 * n - me) * chunk)}, 1);
@@ -69506,16 +69620,17 @@ inline Tensor context_attention(Device& device, ContextParallel kind, const Tens
                                 const Tensor& k, const Tensor& v, std::int64_t heads,
                                 std::int64_t kv_heads, const Axes& axes, Mask mask,
                                 const RingOptions& options = RingOptions(),
+                                std::int64_t window = 0,
                                 SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   switch (kind) {
     case ContextParallel::ring:
-      return ring_attention(device, q, k, v, heads, kv_heads, axes, mask, options, where);
+      return ring_attention(device, q, k, v, heads, kv_heads, axes, mask, options, window, where);
     case ContextParallel::ulysses:
       return ulysses_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
-                               where);
+                               window, where);
     default:
       return gathered_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
-                                where);
+                                window, where);
   }
 }
 
@@ -69540,12 +69655,15 @@ inline ContextBytes context_attention_bytes(ContextParallel kind, int devices, s
 
 // Pairs of query and key that a device multiplies under a causal mask, of one sequence and one
 // head, when its queries stand there: of zigzag all have s (s + 1) / 2N, of single stretches the
-// r-th of N about (2 r + 1) / N^2 of the whole, the last nearly twice the mean.
-inline double causal_pairs(const TokenPlaces& places, std::int64_t tokens) {
+// r-th of N about (2 r + 1) / N^2 of the whole, the last nearly twice the mean. Under a window
+// (0: none) no query has more than so many.
+inline double causal_pairs(const TokenPlaces& places, std::int64_t tokens,
+                           std::int64_t window = 0) {
   const std::int64_t before = places.before_jump(tokens);
-  const auto stretch = [](double first, double n) { return n * first + n * (n + 1) / 2; };
-  return stretch(static_cast<double>(places.at(0)), static_cast<double>(before)) +
-         stretch(static_cast<double>(places.at(before)), static_cast<double>(tokens - before));
+  const auto stretch = [window](std::int64_t first, std::int64_t n) {
+    return detail::pairs_of_stretch(n, first + 1, window > 0 ? window : first + n);
+  };
+  return stretch(places.at(0), before) + stretch(places.at(before), tokens - before);
 }
 
 namespace detail {
@@ -69553,7 +69671,7 @@ namespace detail {
 // Attention of a model whose tokens are cut over the axes, and where a device's tokens stand. Under
 // sequence parallelism `stream` is to be narrowed further (TokenPlaces::from).
 inline void add_context_hooks(Hooks& hooks, Device& device, const Axes& axes, ContextParallel kind,
-                              std::int64_t head_size, std::int64_t sequence_length,
+                              const ModelConfig& config, std::int64_t sequence_length,
                               const RingOptions& options = RingOptions()) {
   const std::vector<int> found = device.endpoint().find_axes("context parallelism", axes);
   const int n = device.endpoint().size_of(found), me = device.endpoint().index_on(found);
@@ -69561,10 +69679,11 @@ inline void add_context_hooks(Hooks& hooks, Device& device, const Axes& axes, Co
   const ContextParallel cut = stretch ? ContextParallel::ulysses : kind;
   hooks.places = hooks.stream = context_places(cut, me, n, sequence_length);
   hooks.sequence_length = sequence_length;
-  hooks.attention = [&device, axes, kind, head_size, options](int, const Tensor& q, const Tensor& k,
-                                                              const Tensor& v) {
-    return context_attention(device, kind, q, k, v, q.dim(2) / head_size, k.dim(2) / head_size,
-                             axes, Mask::causal, options);
+  hooks.attention = [&device, axes, kind, config, options](int layer, const Tensor& q,
+                                                           const Tensor& k, const Tensor& v) {
+    const std::int64_t heads = q.dim(2) / config.head_size, kv = k.dim(2) / config.head_size;
+    return context_attention(device, kind, q, k, v, heads, kv, axes, Mask::causal, options,
+                             config.window_of(layer));
   };
 }
 
@@ -71666,14 +71785,12 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Keeps of attention queries, keys and values alone (arXiv 2205.05198).
-inline void recompute_attention(Hooks& hooks, std::int64_t head_size) {
+inline void recompute_attention(Hooks& hooks, const ModelConfig& config) {
   const auto attend = hooks.attention;
-  hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
-                                        const Tensor& v) {
-    const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
+  hooks.attention = [attend, config](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+    const auto core = [attend, config, layer](const std::vector<Tensor>& in) {
       return attend ? attend(layer, in[0], in[1], in[2])
-                    : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
-                                in[1].dim(2) / head_size, Mask::causal);
+                    : layer_attention(config, layer, in[0], in[1], in[2]);
     };
     return tinyscale::recompute(core, {q, k, v});
   };
@@ -71703,7 +71820,7 @@ inline StepResult accumulated_step(const Transformer& model, AdamW& optimizer, B
   const GradsOfStep grads(optimizer);
   Hooks hooks = step_hooks(Hooks(), options, number);
   if (layout.recompute == Recompute::selective) {
-    recompute_attention(hooks, model.config.head_size);
+    recompute_attention(hooks, model.config);
   }
   StepResult result;
   result.loss_scale = step_loss_scale(optimizer, options);
@@ -71767,8 +71884,7 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
                           const ModelConfig& config, std::int64_t time) {
   Hooks hooks;
   if (!axes.context.empty()) {
-    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config.head_size,
-                      time);
+    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config, time);
   }
   if (!axes.tensor.empty()) {
     add_tensor_hooks(hooks, device, Axes(axes.tensor), config, layout.sequence_parallel,
@@ -71792,7 +71908,7 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
     };
   }
   if (layout.recompute == Recompute::selective) {
-    recompute_attention(hooks, config.head_size);
+    recompute_attention(hooks, config);
   }
   return hooks;
 }
@@ -72037,7 +72153,7 @@ class StepPlanner {
   void add_op(const PipelineOp& op) {
     if (op.work == PipelineWork::weight_gradient) {
       for (std::int64_t l = 0; l < layers(op); ++l) {
-        plan.flops[StepTask::weight_gradient] += block_flops() - attention_flops(2);
+        plan.flops[StepTask::weight_gradient] += weight_flops();
       }
       plan.flops[StepTask::weight_gradient] += last(op) ? head_flops() : 0;
       add_gradients(op);
@@ -72057,18 +72173,20 @@ class StepPlanner {
     if (first(op)) {
       add_embedding(forward, again);
     }
-    for (std::int64_t l = 0; l < layers(op); ++l) {
+    for (std::int64_t l = stages_.first_layer(op.stage); l < stages_.first_layer(op.stage + 1);
+         ++l) {
       if (forward || again) {
         add_block_forward();
-        (again ? recomputed : plan.flops[StepTask::forward]) += block_flops();
+        (again ? recomputed : plan.flops[StepTask::forward]) +=
+            weight_flops() + attention_flops(l, 2);
       }
       if (core_again) {
         add_attention(true);
-        recomputed += attention_flops(2);
+        recomputed += attention_flops(l, 2);
       }
       if (!forward) {
         add_block_backward();
-        backward += (whole ? 2 : 1) * (block_flops() - attention_flops(2)) + attention_flops(5);
+        backward += (whole ? 2 : 1) * weight_flops() + attention_flops(l, 5);
       }
     }
     if (last(op)) {
@@ -72255,15 +72373,20 @@ class StepPlanner {
 
   // ---- FLOPs of a block: 2 for each weight and token, the scores and the weighted values ----
 
-  double attention_flops(int products) const {
+  double attention_flops(std::int64_t layer, int products) const {
     const std::int64_t n = layout_.context;
-    const double s = static_cast<double>(c_.context), share = static_cast<double>(n);
-    const double pairs = s * (s + 1) / 2 / share;  // zigzag and Ulysses: all have as many
-    const double width =
-        static_cast<double>(c_.query_width()) / static_cast<double>(layout_.tensor);
+    const bool heads = n == 1 || layout_.context_parallel == ContextParallel::ulysses;
+    const TokenPlaces places =  // Ulysses: a part of the heads sees all tokens
+        heads ? TokenPlaces(0)
+              : context_places(layout_.context_parallel,
+                               static_cast<int>(at_.index(axes_.context)), static_cast<int>(n),
+                               c_.context);
+    const double pairs = causal_pairs(places, heads ? c_.context : tokens_, c_.window_of(layer));
+    const double width = static_cast<double>(c_.query_width()) /
+                         static_cast<double>(layout_.tensor * (heads ? n : 1));
     return 2.0 * products * static_cast<double>(sequences_) * pairs * width;
   }
-  double block_flops() {
+  double weight_flops() {
     const auto d = static_cast<double>(c_.width), t = static_cast<double>(layout_.tensor);
     const auto rows = static_cast<double>(sequences_ * tokens_);
     const double projections = d * static_cast<double>(2 * (c_.query_width() + c_.key_width())) / t;
@@ -72278,7 +72401,7 @@ class StepPlanner {
       plan.mean_flops =  // and which tokens find no place
           plan.mean_flops || layout_.expert > 1 || options_.experts.capacity_factor > 0;
     }
-    return 2 * rows * weights + attention_flops(2);
+    return 2 * rows * weights;
   }
 
   // ---- Bytes ----
@@ -75992,7 +76115,6 @@ class DeviceDecode {
   }
 
   void fill_hooks() {
-    hooks_.sees_windows = true;
     hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
       return attend(layer, q, k, v);
     };
@@ -76016,7 +76138,7 @@ class DeviceDecode {
 
   Tensor attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     const auto own = static_cast<int>(layer - at_.first_layer);
-    const std::int64_t window = model_.config.is_local(layer) ? model_.config.window : 0;
+    const std::int64_t window = model_.config.window_of(layer);
     Tensor lse;
     if (layout_.sequence == 1) {
       return cut_attention(*tokens_, *runs_, own, window, q, k, v, cache_, lse);
@@ -81435,7 +81557,6 @@ inline ModelConfig plain_model(ModelConfig c) {
   c.beyond.clear(), c.rope_factors.clear();  // those are of one head size
   c.other_parameters = c.dense_layers = 0;
   c.kv_lora_rank = c.q_lora_rank = c.rope_head = c.value_head = 0;
-  c.window = c.global_every = 0;
   c.router_bias = false;
   c.block_norms = 2;
   return c;
@@ -82280,6 +82401,12 @@ class TwinMaker {
     }
     return s;
   }
+  // Windows are as large a part of a sequence, and some layers have one if some had.
+  static void shrink_windows(ModelConfig& c, const ModelConfig& big) {
+    const bool none = big.window == 0 || big.window >= big.context || big.local_layers() == 0;
+    c.window = none ? 0 : std::max<std::int64_t>(1, big.window * c.context / big.context);
+    c.global_every = none || c.layers < 2 ? 0 : std::min(big.global_every, c.layers);
+  }
   void shrink_model() {
     const ModelConfig& big = plan_.model;
     const Layout& small = twin.layout;
@@ -82298,6 +82425,7 @@ class TwinMaker {
     c.layers = small.stages() > 1 ? small.stages() : std::min<std::int64_t>(2, big.layers);
     c.vocabulary = (size_.vocabulary + small.tensor - 1) / small.tensor * small.tensor;
     c.context = small_context();
+    shrink_windows(c, big);
     const std::int64_t parts = layout().data * layout().microbatches;
     twin.sequences = small.data * small.microbatches *
                      (plan_.sequences > parts || small.microbatches == 1 ? 2 : 1);

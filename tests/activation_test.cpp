@@ -349,7 +349,7 @@ TEST_CASE("activations: one block of ours on a context axis") {
           mesh.run([&](ts::Device& device) {
             const ts::Transformer model(config, 1);
             ts::Hooks hooks;
-            ts::detail::add_context_hooks(hooks, device, "context", kind, config.head_size, 16);
+            ts::detail::add_context_hooks(hooks, device, "context", kind, config, 16);
             const double before = activation_level();
             ts::detail::Slot graph;
             {

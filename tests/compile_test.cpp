@@ -1282,27 +1282,30 @@ TEST_CASE("scores that are filled with NaN are no mask") {
 }
 
 TEST_CASE("attention from its parts reads f32 where its kernel does") {
-  const auto f = [](const std::vector<ts::Tensor>& in) {
-    const ts::Tensor k = ts::slice(in[0], -1, 0, 4);
-    const ts::Tensor y = ts::attention(in[0], k, k, 2, 1, ts::Mask::causal);
-    return std::vector<ts::Tensor>{ts::sum(ts::square(y))};
-  };
-  const ts::Tensor x = ts::randn({2, 3, 8}, 1);
-  ts::CompileOptions parts;
-  parts.fuse_attention = false;
-  const ts::MatmulFormat format(ts::DType::fp8_e4m3);
-  const ts::Tensor eager = ts::parameter(x), whole = ts::parameter(x), apart = ts::parameter(x);
-  f({eager})[0].backward();
-  ts::compile(f)({whole})[0].backward();
-  const ts::Tensor loss = ts::compile(f, parts)({apart})[0];
-  loss.backward();
-  CHECK(loss.item() == doctest::Approx(f({x})[0].item()).epsilon(1e-5));
-  const ts::Tensor written = ts::grad(ts::TensorFunction(ts::compile(f, parts)))({x})[0];
-  for (std::size_t i = 0; i < eager.grad().values().size(); ++i) {
-    const float slope = eager.grad().values()[i];
-    CHECK(std::fabs(whole.grad().values()[i] - slope) < 1e-5f);
-    CHECK(std::fabs(apart.grad().values()[i] - slope) < 1e-5f);
-    CHECK(std::fabs(written.values()[i] - slope) < 1e-5f);
+  for (const std::int64_t window : {0, 2}) {
+    CAPTURE(window);
+    const auto f = [window](const std::vector<ts::Tensor>& in) {
+      const ts::Tensor k = ts::slice(in[0], -1, 0, 4);
+      const ts::Tensor y = ts::attention(in[0], k, k, 2, 1, ts::Mask::causal, window);
+      return std::vector<ts::Tensor>{ts::sum(ts::square(y))};
+    };
+    const ts::Tensor x = ts::randn({2, 5, 8}, 1);
+    ts::CompileOptions parts;
+    parts.fuse_attention = false;
+    const ts::MatmulFormat format(ts::DType::fp8_e4m3);
+    const ts::Tensor eager = ts::parameter(x), whole = ts::parameter(x), apart = ts::parameter(x);
+    f({eager})[0].backward();
+    ts::compile(f)({whole})[0].backward();
+    const ts::Tensor loss = ts::compile(f, parts)({apart})[0];
+    loss.backward();
+    CHECK(loss.item() == doctest::Approx(f({x})[0].item()).epsilon(1e-5));
+    const ts::Tensor written = ts::grad(ts::TensorFunction(ts::compile(f, parts)))({x})[0];
+    for (std::size_t i = 0; i < eager.grad().values().size(); ++i) {
+      const float slope = eager.grad().values()[i];
+      CHECK(std::fabs(whole.grad().values()[i] - slope) < 1e-5f);
+      CHECK(std::fabs(apart.grad().values()[i] - slope) < 1e-5f);
+      CHECK(std::fabs(written.values()[i] - slope) < 1e-5f);
+    }
   }
 }
 

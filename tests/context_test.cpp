@@ -101,6 +101,7 @@ const ts::ContextParallel kinds[] = {ts::ContextParallel::ring, ts::ContextParal
 struct Case {
   std::int64_t batch = 1, length = 8, heads = 1, kv_heads = 1, size = 4;
   ts::Mask mask = ts::Mask::causal;
+  std::int64_t window = 0;
   ts::RingOptions options = ts::RingOptions();
   ts::Tensor q, k, v, weight;
 
@@ -118,7 +119,8 @@ ts::Tensor part_of(const ts::Tensor& x, const ts::TokenPlaces& places, std::int6
 
 ts::Tensor attend(ts::Device& d, ts::ContextParallel kind, const Case& c, const ts::Tensor& q,
                   const ts::Tensor& k, const ts::Tensor& v) {
-  return ts::context_attention(d, kind, q, k, v, c.heads, c.kv_heads, "context", c.mask, c.options);
+  return ts::context_attention(d, kind, q, k, v, c.heads, c.kv_heads, "context", c.mask, c.options,
+                               c.window);
 }
 
 ts::TokenPlaces places_of(ts::ContextParallel kind, const Case& c, int rank, int n) {
@@ -161,7 +163,7 @@ struct Whole {
 
   explicit Whole(const Case& c) {
     const ts::Tensor q = ts::parameter(c.q), k = ts::parameter(c.k), v = ts::parameter(c.v);
-    y = ts::attention(q, k, v, c.heads, c.kv_heads, c.mask);
+    y = ts::attention(q, k, v, c.heads, c.kv_heads, c.mask, c.window);
     ts::sum(y * c.weight).backward();
     dq = q.grad();
     dk = k.grad();
@@ -234,6 +236,53 @@ TEST_CASE("ring and gathered attention need no whole heads; the ring may have si
   c.options.zigzag = false;
   c.fill();
   check_equal(ts::ContextParallel::ring, c, 3, 4e-6);
+}
+
+TEST_CASE("windows: ring, Ulysses and gathered attention are one device's, and multiply as many") {
+  for (const ts::ContextParallel kind : kinds) {
+    for (const bool zigzag : {true, false}) {
+      for (const int n : {1, 2, 4}) {
+        for (const std::int64_t window : {1, 2, 5, 11, 12, 13, 30, 1000}) {
+          CAPTURE(ts::name_of(kind));
+          CAPTURE(zigzag);
+          CAPTURE(n);
+          CAPTURE(window);
+          Case c;
+          c.batch = 2;
+          c.length = n * 24;
+          c.heads = 2 * n;
+          c.kv_heads = n;
+          c.window = window;
+          c.options.zigzag = zigzag || kind != ts::ContextParallel::ring;
+          c.fill();
+          check_equal(kind, c, n, 4e-6);
+          const ts::MeshRun run = run_case(kind, c, n);
+          const bool heads = kind == ts::ContextParallel::ulysses;
+          double sum = 0;
+          for (int rank = 0; rank < n; ++rank) {
+            const ts::TokenPlaces places = heads ? 0 : places_of(kind, c, rank, n);
+            double pairs = 0;
+            for (std::int64_t t = 0; t < (heads ? c.length : c.length / n); ++t) {
+              pairs += static_cast<double>(std::min(places.at(t) + 1, window));
+            }
+            CHECK(ts::causal_pairs(places, heads ? c.length : c.length / n, window) == pairs);
+            const auto wide = static_cast<double>(c.batch * c.heads * c.size / (heads ? n : 1));
+            CHECK(run.counters(rank).matmul_flops == (4 + 10) * pairs * wide);
+            sum += pairs;
+          }
+          CHECK(sum == (heads ? n : 1) * ts::causal_pairs(0, c.length, window));
+        }
+      }
+    }
+  }
+  Case c;  // more than a block of the kernel
+  c.length = 4 * 132;
+  c.heads = c.kv_heads = 4;
+  c.window = 100;
+  c.fill();
+  for (const ts::ContextParallel kind : kinds) {
+    check_equal(kind, c, 4, 1e-5);
+  }
 }
 
 TEST_CASE("bytes of context attention are the formulas', exactly") {
@@ -434,7 +483,7 @@ TEST_CASE("a transformer over context devices has one device's loss and gradient
         const ts::MeshRun run = mesh.run([&](ts::Device& d) {
           const ts::Transformer own = twin(model);
           ts::Hooks hooks = plain;
-          ts::detail::add_context_hooks(hooks, d, axes, kind, own.config.head_size, length);
+          ts::detail::add_context_hooks(hooks, d, axes, kind, own.config, length);
           const ts::Tensor part = own.loss(ts::tokens_at(ids, length, hooks.places, length / 4),
                                            ts::tokens_at(targets, length, hooks.places, length / 4),
                                            batch, length / 4, hooks);
@@ -468,7 +517,8 @@ TEST_CASE("a ring of single stretches is placed as it computes") {
     ts::RingOptions options;
     options.zigzag = false;
     ts::Hooks hooks;
-    ts::detail::add_context_hooks(hooks, d, "context", ts::ContextParallel::ring, 4, 24, options);
+    ts::detail::add_context_hooks(hooks, d, "context", ts::ContextParallel::ring, model.config, 24,
+                                  options);
     d.keep("y", model.forward(ts::tokens_at(ids, 24, hooks.places, 8), 1, 8, hooks));
   });
   for (int rank = 0; rank < 3; ++rank) {

@@ -57,9 +57,11 @@ AttentionTruth attention_truth(const kernel::AttentionShape& s, const Floats& q,
   std::vector<double> dq(q.size()), dk(k.size()), dv(v.size());
   for (std::int64_t task = 0; task < s.batch * s.heads * s.queries; ++task) {
     const std::int64_t i = task % s.queries, h = task / s.queries % s.heads;
-    const std::int64_t b = task / s.queries / s.heads, seen = ts::detail::visible_keys(s, i);
+    const std::int64_t b = task / s.queries / s.heads, first = ts::detail::hidden_keys(s, i);
+    const std::int64_t seen = ts::detail::visible_keys(s, i) - first;
     const std::int64_t at = b * s.q_batch + i * s.q_stride + h * s.head_size;
-    const std::int64_t kv = b * s.k_batch + h / (s.heads / s.kv_heads) * s.head_size;
+    const std::int64_t kv =
+        b * s.k_batch + first * s.k_stride + h / (s.heads / s.kv_heads) * s.head_size;
     const float lse = kernel::attention_reference(s, seen, q.data() + at, k.data() + kv,
                                                   v.data() + kv, o.data() + at);
     kernel::attention_backward_reference(s, seen, q.data() + at, k.data() + kv, v.data() + kv,
@@ -102,6 +104,8 @@ void check_attention(const kernel::AttentionShape& s) {
   CAPTURE(s.head_size);
   CAPTURE(s.kv_heads);
   CAPTURE(s.causal);
+  CAPTURE(s.causal_offset);
+  CAPTURE(s.window);
   // A weighted mean of numbers below 1; sums over up to `keys` and `queries * heads` of them.
   const double step = 1.2e-7 * static_cast<double>(s.head_size + 4);
   const double summed = step * std::sqrt(static_cast<double>(s.queries * s.heads / s.kv_heads));
@@ -183,6 +187,20 @@ TEST_CASE("attention: every path against float64, for blocks, tails, groups and 
     kernel::AttentionShape two = attention_shape(516, 530, 2, 1, 4, 1);
     two.causal_offset = -1;
     check_attention(two);
+    for (const std::int64_t window : {1, 2, 7, 40, 63, 64, 65, 100, 129, 1000}) {
+      for (const std::int64_t queries : {1, 5, 9, 40, 64, 150}) {
+        kernel::AttentionShape s = attention_shape(queries, 150, 2, 1, 20, 1);
+        s.window = window;  // queries at the end of the keys: the first are seen by none
+        check_attention(s);
+      }
+      kernel::AttentionShape s = attention_shape(140, 200, 2, 2, 5, 1);
+      s.window = window;
+      s.causal_offset = 3;  // the last keys are seen by none
+      check_attention(s);
+      s = attention_shape(540, 540, 1, 1, 4, 1);  // two groups of blocks
+      s.window = window;
+      check_attention(s);
+    }
     const kernel::AttentionShape none = attention_shape(0, 9, 2, 1, 8, 1);
     Floats k(size(2 * none.k_batch), 1.0f), dk = k, dv = k;
     kernel::attention_backward(none, nullptr, k.data(), k.data(), nullptr, nullptr, nullptr,
@@ -432,30 +450,32 @@ TEST_CASE("softmax and cross-entropy: -inf is a hidden entry, NaN stays in its r
   });
 }
 
-TEST_CASE("attention: what later keys and values hold does not reach a query") {
+TEST_CASE("attention: what later keys and values hold, or those before a window, reaches no query") {
   on_every_path([] {
     for (const std::int64_t tokens : {2, 5, 8, 9, 12, 70, 200}) {
       for (const std::int64_t size : {3, 16, 24, 64}) {
+        const std::int64_t window = size == 16 ? 0 : size == 3 ? 3 : size == 24 ? 66 : 20;
         const ts::Tensor q = ts::uniform({2, tokens, 2 * size}, 1, -1, 1),
                          k = ts::uniform({2, tokens, size}, 2, -1, 1),
                          v = ts::uniform({2, tokens, size}, 3, -1, 1);
-        const Floats clean = ts::attention(q, k, v, 2, 1, ts::Mask::causal).values();
+        const Floats clean = ts::attention(q, k, v, 2, 1, ts::Mask::causal, window).values();
         for (const std::int64_t at : {tokens - 1, tokens / 2, tokens / 3 + 1}) {
           for (const float odd : {std::nanf(""), inf, -inf}) {
             CAPTURE(tokens);
             CAPTURE(size);
+            CAPTURE(window);
             CAPTURE(at);
             CAPTURE(odd);
             const ts::Tensor k2 = k.clone(), v2 = v.clone();
             ts::fill_(ts::slice(ts::slice(v2, 1, at, at + 1), 2, 0, size, 2), odd);
             ts::fill_(ts::slice(ts::slice(k2, 1, at, at + 1), 2, 1, 2), std::nanf(""));
-            const Floats all = ts::attention(q, k, v2, 2, 1, ts::Mask::causal).values();
-            const Floats both = ts::attention(q, k2, v2, 2, 1, ts::Mask::causal).values();
+            const Floats all = ts::attention(q, k, v2, 2, 1, ts::Mask::causal, window).values();
+            const Floats both = ts::attention(q, k2, v2, 2, 1, ts::Mask::causal, window).values();
             bool same = true, seen = true;
             for (std::size_t i = 0; i < all.size(); ++i) {
               const std::int64_t row = static_cast<std::int64_t>(i) / (2 * size) % tokens;
               const bool hit = static_cast<std::int64_t>(i) % size % 2 == 0;
-              if (row < at) {
+              if (row < at || (window > 0 && row >= at + window)) {
                 same = same && all[i] == clean[i] && both[i] == clean[i];
               } else {
                 seen = seen && std::isfinite(all[i]) != hit && !std::isfinite(both[i]);
@@ -474,6 +494,7 @@ TEST_CASE("attention backward: what a query does not see reaches no gradient of 
   on_every_path([] {
     for (const std::int64_t tokens : {2, 7, 9, 70, 140}) {
       for (const std::int64_t size : {3, 16, 24}) {
+        const std::int64_t window = size == 16 ? 0 : size == 3 ? 4 : 65;
         const auto gradients = [&](std::int64_t at, int which, float odd, bool all) {
           std::vector<ts::Tensor> x;  // q, k, v, dO; key i stands 3 before query i
           for (int i = 0; i < 4; ++i) {
@@ -486,7 +507,7 @@ TEST_CASE("attention backward: what a query does not see reaches no gradient of 
           for (int i = 0; i < 3; ++i) {
             x[std::size_t(i)] = ts::parameter(x[std::size_t(i)]);
           }
-          const ts::Tensor y = ts::attention(x[0], x[1], x[2], 2, 2, ts::Mask::causal);
+          const ts::Tensor y = ts::attention(x[0], x[1], x[2], 2, 2, ts::Mask::causal, window);
           ts::sum(y * x[3]).backward();
           std::vector<Floats> all_of;
           for (int i = 0; i < 3; ++i) {
@@ -500,6 +521,7 @@ TEST_CASE("attention backward: what a query does not see reaches no gradient of 
             for (const float odd : {std::nanf(""), inf, -inf, 3e38f}) {
               CAPTURE(tokens);
               CAPTURE(size);
+              CAPTURE(window);
               CAPTURE(at);
               CAPTURE(which);
               CAPTURE(odd);
@@ -511,9 +533,11 @@ TEST_CASE("attention backward: what a query does not see reaches no gradient of 
                 for (std::size_t i = 0; i < clean[std::size_t(of)].size(); ++i) {
                   const std::int64_t row =
                       static_cast<std::int64_t>(i) / (2 * size) % (tokens + (by_key ? 0 : 3));
+                  const std::int64_t ahead = by_key ? row - at : at + 3 - row;
+                  const bool seen = ahead >= 0 && (window == 0 || ahead < window);
                   same =
                       same &&
-                      ((by_key ? row >= at : row <= at + 3) ||
+                      (seen ||
                        std::fabs(odd_ones[std::size_t(of)][i] - clean[std::size_t(of)][i]) < 1e-5f);
                 }
               }

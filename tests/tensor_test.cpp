@@ -105,14 +105,21 @@ TEST_CASE("gradients of every op equal central differences") {
   check_gradient("rope", [](In x) { return ts::rope(x[0], 4, 3); }, {ts::randn({2, 3, 8}, 13)});
 }
 
-TEST_CASE("gradients of attention, causal or not, grouped or not, with more keys than queries") {
+TEST_CASE("gradients of attention, causal, in a window or not, with more keys than queries") {
   using In = const std::vector<ts::Tensor>&;
-  for (const ts::Mask mask : {ts::Mask::none, ts::Mask::causal}) {
-    for (const int kv_heads : {1, 2, 4}) {
-      check_gradient("attention",
-                     [=](In x) { return ts::attention(x[0], x[1], x[2], 4, kv_heads, mask); },
-                     {ts::randn({2, 3, 8}, 1), ts::randn({2, 5, 2 * kv_heads}, 2),
-                      ts::randn({2, 5, 2 * kv_heads}, 3)});
+  for (const std::int64_t window : {-1, 0, 1, 3}) {  // -1: no mask
+    const ts::Mask mask = window < 0 ? ts::Mask::none : ts::Mask::causal;
+    const std::int64_t last = window < 0 ? 0 : window;
+    for (const int kv_heads : {1, 2, 4}) {  // 3 queries row by row, 11 in blocks
+      for (const std::int64_t queries : {3, 11}) {
+        CAPTURE(window);
+        CAPTURE(queries);
+        check_gradient(
+            "attention",
+            [=](In x) { return ts::attention(x[0], x[1], x[2], 4, kv_heads, mask, last); },
+            {ts::randn({2, queries, 8}, 1), ts::randn({2, queries + 2, 2 * kv_heads}, 2),
+             ts::randn({2, queries + 2, 2 * kv_heads}, 3)});
+      }
     }
   }
 }
@@ -220,6 +227,17 @@ TEST_CASE("errors name the function, the shapes and what would be right") {
         "attention: q is [1, 2, 8], k is [1, 2, 4], v is [1, 2, 4] with 3 heads and 1 kv heads; "
         "right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a multiple of kv_heads, and "
         "S >= T when causal");
+  for (const std::int64_t window : {-1, 2}) {
+    const ts::Tensor q = ts::zeros({1, 2, 8});
+    CHECK(error_of([&] { ts::attention(q, q, q, 2, 2, ts::Mask::none, window); }) ==
+          "attention: a window of " + std::to_string(window) +
+              " keys without a mask; 0 (all) is right, or with Mask::causal 1 or more");
+  }
+  CHECK(error_of([&] {
+          const ts::Tensor q = ts::zeros({1, 2, 8});
+          ts::attention(q, q, q, 2, 2, ts::Mask::causal, -3);
+        }) ==
+        "attention: a window of -3 keys; 0 (all) is right, or with Mask::causal 1 or more");
   CHECK(error_of([&] {
           ts::rope(ts::zeros({1, 2, 6}), 3, 0);
         }) == "rope: x is [1, 2, 6] with head size 3; right is [B, T, heads K] with an even K");

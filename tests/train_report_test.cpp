@@ -58,8 +58,9 @@ ts::TrainOptions step_options(const ts::Layout& layout, const ts::Machine& machi
   return options;
 }
 
-OneStep one_step(const ts::Layout& layout, const ts::Machine& machine) {
-  ts::Transformer m(model(), 1);
+OneStep one_step(const ts::Layout& layout, const ts::Machine& machine,
+                 const ts::ModelConfig& config = model()) {
+  ts::Transformer m(config, 1);
   ts::TrainReport report = ts::train(m, small_text(), step_options(layout, machine));
   return {report.step, report.last_step};
 }
@@ -348,6 +349,28 @@ TEST_CASE("MFU and HFU of a step are those of the named conventions") {
     CHECK(report.use.title.find("use of the chips: FLOPs of a step over what 2 x tpu-v5e at ") ==
           0);
     CHECK(ts::six_n(c) > 0);
+  }
+}
+
+TEST_CASE("windows: what is multiplied, sent and held is the plan's in every layout") {
+  ts::ModelConfig c = model();
+  c.global_every = 2;
+  for (const std::int64_t window : {1, 3, 8, 11}) {
+    c.window = window;
+    for (int way = 0; way < 18; ++way) {
+      ts::Layout layout;
+      layout.recompute = static_cast<ts::Recompute>(way % 3);
+      if (way < 9) {
+        layout.context_parallel = static_cast<ts::ContextParallel>(way / 3);
+        layout.context = 4;
+      } else {
+        (way / 3 == 3 ? layout.pipeline : way / 3 == 4 ? layout.tensor : layout.data) = 2;
+      }
+      layout.microbatches = layout.pipeline;
+      CAPTURE(window);
+      CAPTURE(way);
+      check_exact(one_step(layout, ts::machine("h100", {1, layout.devices()}), c).report);
+    }
   }
 }
 

@@ -182,17 +182,21 @@ List<Case> composite_cases() {
                        return one(rope(in[0], 4, {5}, 10000.0f, pairs));
                      }});
   }
-  for (const Mask mask : {Mask::none, Mask::causal}) {
+  for (const std::int64_t window : {-1, 0, 2}) {  // -1: no mask
     cases.push_back(
-        {"attention", {{{2, 3, 8}}, {{2, 3, 4}}, {{2, 3, 4}}}, [mask](const Tensors& in) {
-           return one(attention(in[0], in[1], in[2], 4, 2, mask));
+        {"attention", {{{2, 3, 8}}, {{2, 3, 4}}, {{2, 3, 4}}}, [window](const Tensors& in) {
+           return one(window < 0 ? attention(in[0], in[1], in[2], 4, 2, Mask::none)
+                                 : attention(in[0], in[1], in[2], 4, 2, Mask::causal, window));
          }});
   }
   const Argument q = {{1, 2, 4}};
-  cases.push_back({"attention_backward", {q, q, q, q, {{1, 2, 2}}, q}, [](const Tensors& in) {
-                     const Shape s = {1, 2, 4};
-                     return raw(Op::attention_backward, in, s, {2, 2, 1}, {s, s, s});
-                   }});
+  for (const double window : {0.0, 1.0}) {
+    cases.push_back(
+        {"attention_backward", {q, q, q, q, {{1, 2, 2}}, q}, [window](const Tensors& in) {
+           const Shape s = {1, 2, 4};
+           return raw(Op::attention_backward, in, s, {2, 2, 1, window}, {s, s, s});
+         }});
+  }
   const Argument row = {{3}};
   cases.push_back(
       {"adamw", {row, row, row, positive({3}), positive({6}), positive({})}, [](const Tensors& in) {

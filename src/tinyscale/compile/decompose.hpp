@@ -215,7 +215,11 @@ struct AttentionParts {
       const std::int64_t t = q.dim(3), s = k.dim(3);
       const Tensor rows = reshape(arange(t), {t, 1}) + static_cast<float>(s - t);
       const float infinity = std::numeric_limits<float>::infinity();
-      scores = where(less(rows, arange(s)), full(Shape{}, -infinity), scores);
+      const Tensor keys = arange(s), hidden = full(Shape{}, -infinity);
+      scores = where(less(rows, keys), hidden, scores);
+      if (numbers[3] > 0) {  // a window
+        scores = where(less(keys, rows + static_cast<float>(1 - numbers[3])), hidden, scores);
+      }
     }
   }
 };

@@ -48,6 +48,8 @@ inline NodeFlops attention_flops(const Graph& graph, const GraphNode& node, doub
   s.keys = k[1];
   s.heads = node.whole(0);
   s.causal = node.numbers[2] > 0 ? 1 : 0;
+  s.causal_offset = s.keys - s.queries;
+  s.window = node.whole(3);
   const double pairs = attention_pairs(s);
   return {2 * products * pairs * static_cast<double>(q[2] / s.heads),
           softmaxes * vector_cost("softmax", pairs, &VectorCost::forward)};

@@ -47,9 +47,9 @@ inline SampleCall sample_call(Op op) {
     case Op::cross_entropy_backward: return {{x, rows, one}, {}};
     case Op::dropout: return {{x}, {0.1, 1, 0, 1, 32, 0, 32, 0, 0}};
     case Op::rope: return {{tokens}, {4, 0, 0, 0, 1, 4, 10000}};
-    case Op::attention: return {{tokens, tokens, tokens}, {2, 2, 1}};
+    case Op::attention: return {{tokens, tokens, tokens}, {2, 2, 1, 0}};
     case Op::attention_backward:
-      return {{tokens, tokens, tokens, tokens, Shape{2, 2, 4}, tokens}, {2, 2, 1}};
+      return {{tokens, tokens, tokens, tokens, Shape{2, 2, 4}, tokens}, {2, 2, 1, 0}};
     case Op::linear_cross_entropy:
     case Op::linear_cross_entropy_all: return {{x, table, rows}, {}};
     case Op::adamw: return {{x, x, x, x, Shape{6}, one}, {}};

@@ -320,7 +320,7 @@ class Recognition {
     if (fits) {
       found.op = Op::attention;
       found.inputs = {q, k, v};
-      found.numbers = {1.0, 1.0, causal ? 1.0 : 0.0};
+      found.numbers = {1.0, 1.0, causal ? 1.0 : 0.0, 0.0};
       const double size = static_cast<double>(at(q).shape[-1]);
       found.factor = static_cast<float>(all.number / by * std::sqrt(size));
     }

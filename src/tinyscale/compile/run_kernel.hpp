@@ -178,7 +178,7 @@ struct NodeKernel {
 
   kernels::AttentionShape attention_of() const {
     return attention_shape(*in[0], *in[1], *in[2], node.whole(0), node.whole(1),
-                           node.numbers[2] > 0 ? Mask::causal : Mask::none);
+                           node.numbers[2] > 0 ? Mask::causal : Mask::none, node.whole(3));
   }
 
   void turn() const {

@@ -1,6 +1,7 @@
 #pragma once
 // Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head, in blocks of
-// queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal.
+// queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal and
+// begin where a window does.
 // Lanes are queries: scores are held as [keys, queries of a block], so the maximum and the sum of a
 // softmax run down the keys, lane by lane.
 //   Each block of keys: S = K Q^T; m' = max(m, S); P = exp(S - m'); O^T = O^T exp(m - m') + V^T P.
@@ -25,7 +26,7 @@
 namespace tinyscale {
 namespace kernels {
 
-// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows.
+// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows that it sees.
 inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
                                  const float* k, const float* v, float* o) {
   std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);
@@ -113,10 +114,11 @@ struct AttentionFold {
     lane_numbers<L>(zero);
     for (std::int64_t i = 0; i < t.rows; i += L::width) {
       float* const at = lanes + i;
-      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i, nullptr);
+      const std::int64_t skipped = t.skipped<L>(i);
+      hide_scores<L>(t, i, p, nullptr);
       load<L>(at, before);
       top = before;
-      exp_columns<L>(t.held<L>(i), row, scale, p + i, top, shift, more);
+      exp_columns<L>(t.held<L>(i) - skipped, row, scale, p + skipped * row + i, top, shift, more);
       store<L>(at, top);
       broadcast<L>(scale * log2_e, f);
       exp2_negative<L>((before - shift) * f, before);
@@ -148,18 +150,19 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
   const Scratch lease(blocks * own + attention_keys * (wide + size));
   float* const p = lease.data() + blocks * own;  // [keys, lanes]
   float* const v = p + wide * attention_keys;
-  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+  const std::int64_t start = first_keys(s, first);
+  for (std::int64_t j = start; j == start || j < visible_keys(s, last - 1); j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.v + j * s.v_stride, s.v_stride, nullptr, v});
     bool odd = false;
-    if (visible_keys(s, first) < j + keys) {
+    if (visible_keys(s, first) < j + keys || hidden_keys(s, last - 1) > j) {
       run_on_lanes(AnyInfinite{1, keys * size, 0, v, &odd});
     }
     float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold, then O
     for (std::int64_t begin = first; begin < last; begin += wide, qt += own) {
       AttentionBlock block(s, begin, j);
       float* const lanes = qt + wide * size;
-      if (j == 0) {
+      if (block.first()) {
         const float* const q = t.q + begin * s.q_stride;
         run_on_lanes(AttentionTurn{block.rows, size, q, s.q_stride, qt, nullptr});
         std::fill(lanes, lanes + wide, -std::numeric_limits<float>::infinity());
@@ -171,11 +174,11 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
       run_on_lanes(AttentionFold{block, attention_scale(s), p, lanes});
       const std::int64_t seen = visible_keys(s, begin + block.rows - 1);
       float* const to = t.o + begin * s.o_stride;
-      float* const o = seen <= attention_keys ? to : lanes + 5 * wide;
-      attention_sum(
-          {block.rows, size, block.keys, p, 1, wide, v, size, o, o == to ? s.o_stride : size,
-           j == 0 ? 0.0f : 1.0f, -attention_all, -block.lead, lanes + 4 * wide, lanes + 3 * wide},
-          odd);
+      float* const o = seen <= first_keys(s, begin) + attention_keys ? to : lanes + 5 * wide;
+      attention_sum({block.rows, size, block.keys, p, 1, wide, v, size, o,
+                     o == to ? s.o_stride : size, block.first() ? 0.0f : 1.0f, 1 - block.trail,
+                     -block.lead, lanes + 4 * wide, lanes + 3 * wide},
+                    odd);
       if (o != to && j + attention_keys >= seen) {
         run_on_lanes(AttentionAdd{block.rows, size, o, to, s.o_stride, 0.0f});
       }
@@ -200,23 +203,25 @@ struct AttentionRows {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t j = 0; j < s.keys; j += attention_keys) {
+    for (std::int64_t j = first_keys(s, 0); j < s.keys; j += attention_keys) {
       for (std::int64_t r = 0; r < rows; ++r) {
         const float* q = t.q + r / s.queries * s.head_size + r % s.queries * s.q_stride;
         const std::int64_t end = std::min(j + attention_keys, visible_keys(s, r % s.queries));
-        for (std::int64_t x = j; x < end; ++x) {
+        for (std::int64_t x = std::max(j, hidden_keys(s, r % s.queries)); x < end; ++x) {
           p[r * s.keys + x] = dot_row<L>(s.head_size, q, t.k + x * s.k_stride);
         }
       }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t seen = visible_keys(s, r % s.queries);
+      const std::int64_t first = hidden_keys(s, r % s.queries);
+      const std::int64_t end = visible_keys(s, r % s.queries), seen = end - first;
       float* const row = p + r * s.keys;
-      std::fill(row + seen, row + s.keys, 0.0f);
+      std::fill(row, row + first, 0.0f);
+      std::fill(row + end, row + s.keys, 0.0f);
       float max = 0.0f, sum = 0.0f;
-      scale_row<L>(seen, attention_scale(s), row);
-      exp_row<L>(seen, row, row, max, sum);
-      scale_row<L>(seen, 1.0f / sum, row);
+      scale_row<L>(seen, attention_scale(s), row + first);
+      exp_row<L>(seen, row + first, row + first, max, sum);
+      scale_row<L>(seen, 1.0f / sum, row + first);
       t.lse[r] = seen == 0 ? 0.0f : max + std::log(sum);
     }
   }
@@ -230,15 +235,19 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
   float* const p = lease.data();
   run_on_lanes(AttentionRows{s, t, group * s.queries, p});
   bool odd = false;
-  const std::int64_t first = visible_keys(s, 0);
+  const std::int64_t start = first_keys(s, 0);
+  const std::int64_t first = s.window == 0 ? visible_keys(s, 0) : start;
   if (first < s.keys) {
     run_on_lanes(
         AnyInfinite{s.keys - first, s.head_size, s.v_stride, t.v + first * s.v_stride, &odd});
   }
   const std::int64_t together = odd ? 1 : s.queries;  // rows that sum over the same keys
-  for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
+  for (std::int64_t j = start; j == start || j < s.keys; j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
-    const float beta = j == 0 ? 0.0f : 1.0f;
+    const float beta = j == start ? 0.0f : 1.0f;
+    const auto hidden = [&](std::int64_t i) {
+      return odd ? std::clamp<std::int64_t>(hidden_keys(s, i) - j, 0, keys) : 0;
+    };
     const auto seen = [&](std::int64_t i) {
       return odd ? std::clamp<std::int64_t>(visible_keys(s, i) - j, 0, keys) : keys;
     };
@@ -247,13 +256,13 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
       const float* v = t.v + j * s.v_stride;
       float* const o = t.o + h * s.head_size;
       for (std::int64_t i = 0; i < s.queries; i += together) {
-        panels({together, full, seen(i), ph + i * s.keys, s.keys, 1, v, s.v_stride,
-                o + i * s.o_stride, s.o_stride, beta});
+        panels({together, full, seen(i) - hidden(i), ph + i * s.keys + hidden(i), s.keys, 1,
+                v + hidden(i) * s.v_stride, s.v_stride, o + i * s.o_stride, s.o_stride, beta});
       }
       for (std::int64_t i = 0; i < s.queries; ++i) {
         for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector
-          float sum = j == 0 ? 0.0f : o[i * s.o_stride + d];
-          for (std::int64_t x = 0; x < seen(i); ++x) {
+          float sum = j == start ? 0.0f : o[i * s.o_stride + d];
+          for (std::int64_t x = hidden(i); x < seen(i); ++x) {
             add_product(ph[i * s.keys + x], v[x * s.v_stride + d], sum);
           }
           o[i * s.o_stride + d] = sum;

@@ -71,12 +71,13 @@ struct AttentionSlopes {
     const typename L::V most{};  // P <= 1, also of scores so large that their last digits are more
     broadcast<L>(scale, f);
     for (std::int64_t lane = 0; lane < t.rows; lane += L::width) {
-      const std::int64_t keys = t.held<L>(lane);
-      hide_scores<L>(keys, lane + 1 - t.lead, p + lane, g + lane);
+      const std::int64_t first = t.skipped<L>(lane) * attention_queries;
+      const std::int64_t last = t.held<L>(lane) * attention_queries;
+      hide_scores<L>(t, lane, p, g);
       load<L>(lse + lane, vl);
       load<L>(mean + lane, vm);
       vm = vm * f;
-      for (std::int64_t at = lane; at < keys * attention_queries; at += attention_queries) {
+      for (std::int64_t at = first + lane; at < last; at += attention_queries) {
         load<L>(p + at, vp);
         load<L>(g + at, vg);
         min_vector<L>((vp * f - vl) * log2_e, most, vp);
@@ -95,10 +96,10 @@ inline std::int64_t attention_shared(std::int64_t size) {
   return attention_keys * (2 * attention_queries + 3 * size);
 }
 
-// The slopes of the keys from `key` on, which no query has seen.
+// The slopes of the keys [key, end), which no query has seen.
 inline void attention_unseen(const kernels::AttentionShape& s, const AttentionHead& t,
-                             std::int64_t key, float beta) {
-  for (std::int64_t j = key; j < s.keys && beta == 0.0f; ++j) {
+                             std::int64_t key, std::int64_t end, float beta) {
+  for (std::int64_t j = key; j < end && beta == 0.0f; ++j) {
     std::fill(t.dk + j * s.k_stride, t.dk + j * s.k_stride + s.head_size, 0.0f);
     std::fill(t.dv + j * s.v_stride, t.dv + j * s.v_stride + s.head_size, 0.0f);
   }
@@ -116,11 +117,12 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
   float* const k = g + wide * attention_keys;
   float* const dk = k + attention_keys * size;
   float *const dv = dk + attention_keys * size, *const own = dv + attention_keys * size;
-  for (std::int64_t j = 0; j == 0 || j < seen; j += attention_keys) {
+  const std::int64_t start = first_keys(s, first);
+  for (std::int64_t j = start; j == start || j < seen; j += attention_keys) {
     const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
     run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
-    const bool hides = visible_keys(s, first) < j + keys;
+    const bool hides = visible_keys(s, first) < j + keys || hidden_keys(s, last - 1) > j;
     bool odd = false;
     if (hides) {
       run_on_lanes(AnyInfinite{1, keys * size, 0, k, &odd});
@@ -136,7 +138,7 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
       const std::int64_t at_q = begin * s.q_stride, at_o = begin * s.o_stride, rows = block.rows;
       float *gt = qt + turned, *q = gt + turned, *d_o = q + turned, *dq = d_o + turned;
       float* const mean = dq + turned;
-      if (j == 0) {
+      if (block.first()) {
         std::fill(mean, mean + 2 * wide, 0.0f);
         std::copy(t.lse + begin, t.lse + begin + rows, mean + wide);
         run_on_lanes(AttentionMeans{rows, size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
@@ -156,12 +158,13 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
       if (hides) {
         run_on_lanes(AnyInfinite{1, 2 * wide, 0, mean, &odd_rows});
       }
-      attention_sum({rows, size, block.keys, g, 1, wide, k, size, dq, size, j == 0 ? 0.0f : 1.0f,
-                     -attention_all, -block.lead},
+      const std::int64_t lead = block.lead, to = block.trail - 1;
+      attention_sum({rows, size, block.keys, g, 1, wide, k, size, dq, size,
+                     block.first() ? 0.0f : 1.0f, -to, -lead},
                     odd);
-      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, dv, size, beta, block.lead},
+      attention_sum({block.keys, size, rows, p, wide, 1, d_o, size, dv, size, beta, lead, to},
                     odd_rows);
-      attention_sum({block.keys, size, rows, g, wide, 1, q, size, dk, size, beta, block.lead},
+      attention_sum({block.keys, size, rows, g, wide, 1, q, size, dk, size, beta, lead, to},
                     odd_rows);
       if (beta == 0.0f) {
         std::fill(dv + block.keys * size, dv + keys * size, 0.0f);
@@ -176,7 +179,8 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
     run_on_lanes(AttentionAdd{keys, size, dv, t.dv + at_v, s.v_stride, beta_kv});
   }
   const std::int64_t blocks = (seen + attention_keys - 1) / attention_keys;
-  attention_unseen(s, t, std::max<std::int64_t>(1, blocks) * attention_keys, beta_kv);
+  attention_unseen(s, t, 0, std::min(start, s.keys), beta_kv);
+  attention_unseen(s, t, std::max<std::int64_t>(1, blocks) * attention_keys, s.keys, beta_kv);
 }
 
 inline void attention_backward_task(const kernels::AttentionShape& s, const AttentionHead& all,
@@ -199,7 +203,7 @@ inline void attention_backward_task(const kernels::AttentionShape& s, const Atte
       beta_kv = 1.0f;
     }
     if (s.queries == 0) {
-      attention_unseen(s, t, 0, beta);
+      attention_unseen(s, t, 0, s.keys, beta);
     }
   }
 }

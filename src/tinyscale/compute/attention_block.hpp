@@ -21,6 +21,7 @@ struct AttentionShape {
   std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;      // sequence to sequence
   int causal = 0;                  // 1: query i sees keys <= i + causal_offset
   std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
+  std::int64_t window = 0;         // causal: of those keys the last so many alone; 0: all
 };
 
 }  // namespace kernels
@@ -31,12 +32,19 @@ constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
 constexpr std::int64_t attention_group = 8;     // blocks of queries for which keys are read once
 constexpr std::int64_t attention_keys = 64;     // likewise
 
-// Keys that query i sees.
+// Query i sees the keys [hidden_keys, visible_keys).
 inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t i) {
   if (s.causal == 0) {
     return s.keys;
   }
   return std::max<std::int64_t>(0, std::min(s.keys, i + s.causal_offset + 1));
+}
+inline std::int64_t hidden_keys(const kernels::AttentionShape& s, std::int64_t i) {
+  return s.window == 0 ? 0 : std::max<std::int64_t>(0, i + s.causal_offset + 1 - s.window);
+}
+// Where the block of keys begins in which query i sees its first.
+inline std::int64_t first_keys(const kernels::AttentionShape& s, std::int64_t i) {
+  return hidden_keys(s, i) / attention_keys * attention_keys;
 }
 
 inline float attention_scale(const kernels::AttentionShape& s) {
@@ -44,24 +52,33 @@ inline float attention_scale(const kernels::AttentionShape& s) {
 }
 
 // Queries [begin, begin + rows) as lanes against keys [key, key + keys): lane i sees key x of them
-// where x + lead <= i. Scores stand as [keys, attention_queries].
+// where x + lead <= i < x + trail. Scores stand as [keys, attention_queries].
 struct AttentionBlock {
   const kernels::AttentionShape& s;
-  std::int64_t begin, key, rows, keys, lead;
+  std::int64_t begin, key, rows, keys, lead, trail;
 
   AttentionBlock(const kernels::AttentionShape& shape, std::int64_t query, std::int64_t first)
       : s(shape), begin(query), key(first) {
     rows = std::min(attention_queries, s.queries - begin);
     keys = std::min(attention_keys, visible_keys(s, begin + rows - 1) - key);
     lead = s.causal == 0 ? -attention_all : key - begin - s.causal_offset;
+    trail = s.window == 0 ? attention_all : lead + s.window;
+    keys = hidden_keys(s, begin) < key + keys ? keys : 0;
   }
-  // Keys whose scores a vector of lanes must have: all that one of the tiles it has part in sums
+  bool first() const { return key == first_keys(s, begin); }  // block of keys that they meet
+  // Keys [skipped, held) are those whose scores a vector of lanes must have: all that one of the tiles it has part in sums
   // over, be they tiles of lanes or of keys.
   template <class L>
   TINYSCALE_INLINE std::int64_t held(std::int64_t lane) const {
     constexpr std::int64_t tile = attention_tile<L, 2>;
     const std::int64_t end = std::min((lane + L::width + tile - 1) / tile * tile, rows) - lead;
     return lane >= rows ? 0 : std::clamp<std::int64_t>((end + tile - 1) / tile * tile, 0, keys);
+  }
+  template <class L>
+  TINYSCALE_INLINE std::int64_t skipped(std::int64_t lane) const {
+    constexpr std::int64_t tile = attention_tile<L, 2>;
+    const std::int64_t first = lane / tile * tile + 1 - trail;
+    return std::clamp<std::int64_t>(first / tile * tile, 0, held<L>(lane));
   }
 };
 
@@ -134,45 +151,58 @@ struct AttentionScores {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t row = attention_queries;
     for (std::int64_t at = 0; at < t.rows; at += 2 * L::width) {
-      const std::int64_t one = t.held<L>(at), two = t.held<L>(at + L::width);
-      const std::int64_t both = std::min(one, two), size = t.s.head_size;
-      const AttentionProduct w{both, row, size, a, a_row, 1, x, row, c, row};
-      call_on_lanes<L>(AttentionPanel<L, 2>{w, at, L::width});
-      const AttentionProduct v{std::max(one, two) - both,
-                               row,
-                               size,
-                               a + both * a_row,
-                               a_row,
-                               1,
-                               x,
-                               row,
-                               c + both * row,
-                               row};
-      call_on_lanes<L>(AttentionPanel<L, 1>{v, two > one ? at + L::width : at, L::width});
+      const std::int64_t next = at + L::width, one = t.held<L>(at), two = t.held<L>(next);
+      const std::int64_t from = t.skipped<L>(at), first = t.skipped<L>(next);
+      const std::int64_t begin = std::max(from, first), end = std::min(one, two);
+      if (begin >= end) {  // no key that both have
+        call_on_lanes<L>(AttentionPanel<L, 1>{of(from, one), at, L::width});
+        call_on_lanes<L>(AttentionPanel<L, 1>{of(first, two), next, L::width});
+        continue;
+      }
+      if (from < begin) {
+        call_on_lanes<L>(AttentionPanel<L, 1>{of(from, begin), at, L::width});
+      }
+      call_on_lanes<L>(AttentionPanel<L, 2>{of(begin, end), at, L::width});
+      call_on_lanes<L>(
+          AttentionPanel<L, 1>{of(end, std::max(one, two)), two > one ? next : at, L::width});
     }
+  }
+  AttentionProduct of(std::int64_t first, std::int64_t last) const {
+    constexpr std::int64_t row = attention_queries;
+    return {last - first, row, t.s.head_size,   a + first * a_row, a_row, 1,
+            x,            row, c + first * row, row};
   }
 };
 
-// Scores of a vector of lanes that causality hides become -inf, their slopes, if any, 0.
+// Scores of the vector of lanes from i on that causality or a window hides become -inf, their
+// slopes, if any, 0.
 template <class L>
-TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p, float* g) {
+TINYSCALE_INLINE void hide_scores(const AttentionBlock& t, std::int64_t i, float* p, float* g) {
+  const std::int64_t skipped = t.skipped<L>(i), held = t.held<L>(i), clear = i + 1 - t.lead;
   typename L::V v, hidden;
   typename L::I lane, mask, bound;
   lane_numbers<L>(lane);
   broadcast<L>(-std::numeric_limits<float>::infinity(), hidden);
-  for (std::int64_t x = std::max<std::int64_t>(0, clear); x < keys; ++x) {
+  const auto hide = [&](std::int64_t x) {
+    load<L>(p + x * attention_queries + i, v);
+    blend<L>(mask, hidden, v, v);
+    store<L>(p + x * attention_queries + i, v);
+    if (g != nullptr) {
+      load<L>(g + x * attention_queries + i, v);
+      blend<L>(mask, typename L::V{}, v, v);
+      store<L>(g + x * attention_queries + i, v);
+    }
+  };
+  for (std::int64_t x = skipped; x < std::min(held, i + L::width - t.trail); ++x) {
+    broadcast_word(static_cast<std::int32_t>(std::max<std::int64_t>(x + t.trail - i, 0)), bound);
+    mask = lane >= bound;
+    hide(x);
+  }
+  for (std::int64_t x = std::max(skipped, clear); x < held; ++x) {
     broadcast_word(static_cast<std::int32_t>(std::min<std::int64_t>(x - clear, L::width)), bound);
     mask = lane <= bound;
-    load<L>(p + x * attention_queries, v);
-    blend<L>(mask, hidden, v, v);
-    store<L>(p + x * attention_queries, v);
-    if (g != nullptr) {
-      load<L>(g + x * attention_queries, v);
-      blend<L>(mask, typename L::V{}, v, v);
-      store<L>(g + x * attention_queries, v);
-    }
+    hide(x);
   }
 }
 

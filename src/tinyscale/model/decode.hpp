@@ -265,7 +265,6 @@ class DecodeStep {
     }
     hooks_.rotate = [this](const Tensor& x) { return rotated(x); };
     if (!hooks_.attention) {
-      hooks_.sees_windows = true;
       hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
         return detail::attend_step(tokens_, runs_, layer, q, k, v, cache_);
       };

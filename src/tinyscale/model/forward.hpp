@@ -193,6 +193,17 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
   return y;
 }
 
+namespace detail {
+
+// Attention of a layer, on a device perhaps only that of its heads.
+inline Tensor layer_attention(const ModelConfig& c, std::int64_t layer, const Tensor& q,
+                              const Tensor& k, const Tensor& v) {
+  return attention(q, k, v, q.dim(2) / c.head_size, k.dim(2) / c.head_size, Mask::causal,
+                   c.window_of(layer));
+}
+
+}  // namespace detail
+
 inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = block_at(layer);
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
@@ -207,16 +218,8 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     k = hooks.cache->append(hooks.cache->keys[at], k, hooks.places.first, config.context);
     v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
   }
-  const std::int64_t tokens = hooks.sequence_length > 0 ? hooks.sequence_length : k.dim(1);
-  if (!hooks.sees_windows && config.is_local(layer) && tokens > config.window) {
-    detail::fail(
-        {"forward: ", tokens, " tokens in layer ", layer, " of ", config.name,
-         ", which sees the last ", config.window,
-         "; up to as many are right here, decode() and generate() with a cache take more"});
-  }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
-                                   : attention(q, k, v, q.dim(2) / config.head_size,
-                                               k.dim(2) / config.head_size, Mask::causal);
+                                   : detail::layer_attention(config, layer, q, k, v);
   return write_back(b.output, o, hooks);
 }
 

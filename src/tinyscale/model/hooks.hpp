@@ -65,7 +65,6 @@ struct Hooks {
   Function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids, const Shape& shape)>
       embedding;
   Function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
-  bool sees_windows = false;  // attention() gives local layers their window
   Function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
   // Mean cross-entropy of the logits x table^T: x after linear_in, table the output matrix.
   Function<Tensor(const Tensor& x, const Tensor& table, const std::vector<std::int32_t>& targets)>

@@ -71,6 +71,7 @@ struct ModelConfig {
   std::int64_t output_width() const { return heads * output_head(); }  // what attention hands on
   std::int64_t mixture_layers() const { return experts > 0 ? layers - dense_layers : 0; }
   bool is_local(std::int64_t layer) const;
+  std::int64_t window_of(std::int64_t layer) const;  // 0: it sees all tokens
   std::int64_t local_layers() const;
   std::int64_t cached_numbers() const;                     // of one token and layer
   std::int64_t cached_numbers(std::int64_t tokens) const;  // of one sequence that long, all layers
@@ -89,6 +90,10 @@ struct ModelConfig {
 
 inline bool ModelConfig::is_local(std::int64_t layer) const {
   return window > 0 && (global_every == 0 || (layer + 1) % global_every != 0);
+}
+
+inline std::int64_t ModelConfig::window_of(std::int64_t layer) const {
+  return is_local(layer) ? window : 0;
 }
 
 inline std::int64_t ModelConfig::local_layers() const {

@@ -14,14 +14,12 @@ namespace tinyscale {
 namespace detail {
 
 // Keeps of attention queries, keys and values alone (arXiv 2205.05198).
-inline void recompute_attention(Hooks& hooks, std::int64_t head_size) {
+inline void recompute_attention(Hooks& hooks, const ModelConfig& config) {
   const auto attend = hooks.attention;
-  hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
-                                        const Tensor& v) {
-    const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
+  hooks.attention = [attend, config](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+    const auto core = [attend, config, layer](const std::vector<Tensor>& in) {
       return attend ? attend(layer, in[0], in[1], in[2])
-                    : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
-                                in[1].dim(2) / head_size, Mask::causal);
+                    : layer_attention(config, layer, in[0], in[1], in[2]);
     };
     return tinyscale::recompute(core, {q, k, v});
   };
@@ -51,7 +49,7 @@ inline StepResult accumulated_step(const Transformer& model, AdamW& optimizer, B
   const GradsOfStep grads(optimizer);
   Hooks hooks = step_hooks(Hooks(), options, number);
   if (layout.recompute == Recompute::selective) {
-    recompute_attention(hooks, model.config.head_size);
+    recompute_attention(hooks, model.config);
   }
   StepResult result;
   result.loss_scale = step_loss_scale(optimizer, options);

@@ -93,11 +93,12 @@ inline std::vector<std::int32_t> token_groups(ContextParallel kind, std::int64_t
 inline Tensor ulysses_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
                                 std::int64_t heads, std::int64_t kv_heads, const Axes& axes,
                                 Mask mask, const CollectiveOptions& options = CollectiveOptions(),
+                                std::int64_t window = 0,
                                 SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   detail::Endpoint& endpoint = device.endpoint();
   const std::vector<int> found = endpoint.find_axes("ulysses_attention", axes);
   const std::int64_t n = endpoint.size_of(found);
-  detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  detail::attention_shape(q, k, v, heads, kv_heads, mask, window);
   if (heads % n != 0 || kv_heads % n != 0) {
     detail::fail({"ulysses_attention: ", heads, " heads and ", kv_heads, " kv heads over ", n,
                   " devices of ", endpoint.names_of(found), "; each device has whole heads, so ",
@@ -108,7 +109,8 @@ inline Tensor ulysses_attention(Device& device, const Tensor& q, const Tensor& k
   Pending some_v = device.start_all_to_all(v, axes, 2, 1, options, where);
   const Tensor whole_q = some_q.wait();  // (B, T, heads/N K)
   const Tensor whole_k = some_k.wait();
-  const Tensor y = attention(whole_q, whole_k, some_v.wait(), heads / n, kv_heads / n, mask);
+  const Tensor y =
+      attention(whole_q, whole_k, some_v.wait(), heads / n, kv_heads / n, mask, window);
   return device.all_to_all(y, axes, 1, 2, options, where);
 }
 
@@ -132,11 +134,12 @@ inline Tensor undo_zigzag(const Tensor& x, int devices) {
 inline Tensor gathered_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
                                  std::int64_t heads, std::int64_t kv_heads, const Axes& axes,
                                  Mask mask, const CollectiveOptions& options = CollectiveOptions(),
+                                 std::int64_t window = 0,
                                  SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   detail::Endpoint& endpoint = device.endpoint();
   const std::vector<int> found = endpoint.find_axes("gathered_attention", axes);
   const int n = endpoint.size_of(found);
-  detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  detail::attention_shape(q, k, v, heads, kv_heads, mask, window);
   const std::int64_t tokens = q.dim(1), chunk = tokens / 2;
   const bool halves = mask == Mask::causal && n > 1;
   if (k.dim(1) != tokens || (halves && tokens % 2 != 0)) {
@@ -148,13 +151,13 @@ inline Tensor gathered_attention(Device& device, const Tensor& q, const Tensor& 
   Pending all_v = device.start_all_gather(v, axes, 1, options, where);
   Tensor keys = all_k.wait(), values = all_v.wait();  // (B, T, KV K)
   if (!halves) {
-    return attention(q, keys, values, heads, kv_heads, mask);
+    return attention(q, keys, values, heads, kv_heads, mask, window);
   }
   keys = detail::undo_zigzag(keys, n);
   values = detail::undo_zigzag(values, n);
   const auto part = [&](std::int64_t begin, std::int64_t seen) {
     return attention(slice(q, 1, begin, begin + chunk), slice(keys, 1, 0, seen),
-                     slice(values, 1, 0, seen), heads, kv_heads, mask);
+                     slice(values, 1, 0, seen), heads, kv_heads, mask, window);
   };
   const int me = endpoint.index_on(found);
   return concat({part(0, (me + 1) * chunk), part(chunk, (2 * n - me) * chunk)}, 1);
@@ -166,16 +169,17 @@ inline Tensor context_attention(Device& device, ContextParallel kind, const Tens
                                 const Tensor& k, const Tensor& v, std::int64_t heads,
                                 std::int64_t kv_heads, const Axes& axes, Mask mask,
                                 const RingOptions& options = RingOptions(),
+                                std::int64_t window = 0,
                                 SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   switch (kind) {
     case ContextParallel::ring:
-      return ring_attention(device, q, k, v, heads, kv_heads, axes, mask, options, where);
+      return ring_attention(device, q, k, v, heads, kv_heads, axes, mask, options, window, where);
     case ContextParallel::ulysses:
       return ulysses_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
-                               where);
+                               window, where);
     default:
       return gathered_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
-                                where);
+                                window, where);
   }
 }
 
@@ -200,12 +204,15 @@ inline ContextBytes context_attention_bytes(ContextParallel kind, int devices, s
 
 // Pairs of query and key that a device multiplies under a causal mask, of one sequence and one
 // head, when its queries stand there: of zigzag all have s (s + 1) / 2N, of single stretches the
-// r-th of N about (2 r + 1) / N^2 of the whole, the last nearly twice the mean.
-inline double causal_pairs(const TokenPlaces& places, std::int64_t tokens) {
+// r-th of N about (2 r + 1) / N^2 of the whole, the last nearly twice the mean. Under a window
+// (0: none) no query has more than so many.
+inline double causal_pairs(const TokenPlaces& places, std::int64_t tokens,
+                           std::int64_t window = 0) {
   const std::int64_t before = places.before_jump(tokens);
-  const auto stretch = [](double first, double n) { return n * first + n * (n + 1) / 2; };
-  return stretch(static_cast<double>(places.at(0)), static_cast<double>(before)) +
-         stretch(static_cast<double>(places.at(before)), static_cast<double>(tokens - before));
+  const auto stretch = [window](std::int64_t first, std::int64_t n) {
+    return detail::pairs_of_stretch(n, first + 1, window > 0 ? window : first + n);
+  };
+  return stretch(places.at(0), before) + stretch(places.at(before), tokens - before);
 }
 
 namespace detail {
@@ -213,7 +220,7 @@ namespace detail {
 // Attention of a model whose tokens are cut over the axes, and where a device's tokens stand. Under
 // sequence parallelism `stream` is to be narrowed further (TokenPlaces::from).
 inline void add_context_hooks(Hooks& hooks, Device& device, const Axes& axes, ContextParallel kind,
-                              std::int64_t head_size, std::int64_t sequence_length,
+                              const ModelConfig& config, std::int64_t sequence_length,
                               const RingOptions& options = RingOptions()) {
   const std::vector<int> found = device.endpoint().find_axes("context parallelism", axes);
   const int n = device.endpoint().size_of(found), me = device.endpoint().index_on(found);
@@ -221,10 +228,11 @@ inline void add_context_hooks(Hooks& hooks, Device& device, const Axes& axes, Co
   const ContextParallel cut = stretch ? ContextParallel::ulysses : kind;
   hooks.places = hooks.stream = context_places(cut, me, n, sequence_length);
   hooks.sequence_length = sequence_length;
-  hooks.attention = [&device, axes, kind, head_size, options](int, const Tensor& q, const Tensor& k,
-                                                              const Tensor& v) {
-    return context_attention(device, kind, q, k, v, q.dim(2) / head_size, k.dim(2) / head_size,
-                             axes, Mask::causal, options);
+  hooks.attention = [&device, axes, kind, config, options](int layer, const Tensor& q,
+                                                           const Tensor& k, const Tensor& v) {
+    const std::int64_t heads = q.dim(2) / config.head_size, kv = k.dim(2) / config.head_size;
+    return context_attention(device, kind, q, k, v, heads, kv, axes, Mask::causal, options,
+                             config.window_of(layer));
   };
 }
 

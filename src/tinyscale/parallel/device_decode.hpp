@@ -118,7 +118,6 @@ class DeviceDecode {
   }
 
   void fill_hooks() {
-    hooks_.sees_windows = true;
     hooks_.attention = [this](int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
       return attend(layer, q, k, v);
     };
@@ -142,7 +141,7 @@ class DeviceDecode {
 
   Tensor attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     const auto own = static_cast<int>(layer - at_.first_layer);
-    const std::int64_t window = model_.config.is_local(layer) ? model_.config.window : 0;
+    const std::int64_t window = model_.config.window_of(layer);
     Tensor lse;
     if (layout_.sequence == 1) {
       return cut_attention(*tokens_, *runs_, own, window, q, k, v, cache_, lse);

@@ -43,8 +43,7 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
                           const ModelConfig& config, std::int64_t time) {
   Hooks hooks;
   if (!axes.context.empty()) {
-    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config.head_size,
-                      time);
+    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config, time);
   }
   if (!axes.tensor.empty()) {
     add_tensor_hooks(hooks, device, Axes(axes.tensor), config, layout.sequence_parallel,
@@ -68,7 +67,7 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
     };
   }
   if (layout.recompute == Recompute::selective) {
-    recompute_attention(hooks, config.head_size);
+    recompute_attention(hooks, config);
   }
   return hooks;
 }

@@ -4,11 +4,13 @@
 //   l' = log(exp(l) + exp(l_block)),  O' = exp(l - l') O + exp(l_block - l') O_block.
 // Zigzag: of 2N chunks device r has r and 2N - 1 - r, so that under the causal mask all multiply as
 // many pairs; what a mask hides altogether is not computed. Backward goes around again, and with
-// each block what its gradient came to so far.
+// each block what its gradient came to so far. A window hides far keys, which travel all the same:
+// then chunks meet one by one, and queries that see none of one's keys are left out.
 
 #include <algorithm>  // max
 #include <cmath>      // exp, fabs, log
 #include <cstdint>    // int64_t
+#include <limits>     // numeric_limits
 #include <vector>     // vector
 
 #include "tinyscale/base/format.hpp"
@@ -29,20 +31,21 @@ namespace detail {
 // Queries of a device against keys of another, both counted within their device.
 struct RingBlock {
   std::int64_t query = 0, queries = 0;  // the first, and how many
-  std::int64_t keys = 0;                // the first of them
+  std::int64_t key = 0, keys = 0;       // likewise
   int causal = 0;
+  std::int64_t ahead = 0;  // causal: tokens from the first key to the first query
 };
 
-// What device `me` computes when the keys of `owner` are there, of `tokens` each.
+// What device `me` computes when the keys of `owner` are there, of `tokens` each, without a window.
 inline RingBlock ring_block(bool zigzag, Mask mask, int me, int owner, std::int64_t tokens) {
   if (mask == Mask::none || me == owner) {
-    return {0, tokens, tokens, mask == Mask::causal ? 1 : 0};
+    return {0, tokens, 0, tokens, mask == Mask::causal ? 1 : 0};
   }
   const std::int64_t half = tokens / 2;
   if (owner < me) {  // zigzag: its second chunk stands behind all of mine
-    return {0, tokens, zigzag ? half : tokens, 0};
+    return {0, tokens, 0, zigzag ? half : tokens};
   }
-  return {half, zigzag ? tokens - half : 0, tokens, 0};
+  return {half, zigzag ? tokens - half : 0, 0, tokens};
 }
 
 // What the forward and the backward pass have in common.
@@ -55,30 +58,62 @@ struct Ring {
   SourceLine where;
 
   int owner(int round) const { return modulo(me - round, devices); }
-  RingBlock block(int round) const {
-    return ring_block(options.zigzag, mask, me, owner(round), shape.queries);
+  List<RingBlock> blocks(int round) const {
+    if (shape.window == 0) {
+      const RingBlock one = ring_block(options.zigzag, mask, me, owner(round), shape.queries);
+      return one.queries > 0 ? List<RingBlock>{one} : List<RingBlock>();
+    }
+    const std::int64_t half = shape.queries / 2;
+    List<RingBlock> found;
+    add_windows(0, half, owner(round), found);
+    add_windows(half, shape.queries - half, owner(round), found);
+    return found;
   }
   // Of an own block the first part of the queries, or the rest: what travels meanwhile is hidden
   // behind one of them at either end.
-  RingBlock own_part(bool rest) const {
+  List<RingBlock> own_part(bool rest) const {
     const std::int64_t half = shape.queries / 2;
-    RingBlock part = block(0);
-    part.query = rest ? half : 0;
-    part.queries = rest ? shape.queries - half : half;
-    part.keys = part.causal == 1 && !rest ? half : shape.keys;
-    return part;
+    const std::int64_t first = rest ? half : 0, count = rest ? shape.queries - half : half;
+    List<RingBlock> found;
+    if (shape.window > 0) {
+      add_windows(first, count, me, found);
+    } else if (count > 0) {
+      const bool causal = mask == Mask::causal;
+      found.push_back({first, count, 0, causal && !rest ? half : shape.keys, causal ? 1 : 0, first});
+    }
+    return found;
   }
   kernels::AttentionShape of(const RingBlock& block) const {
     kernels::AttentionShape s = shape;
     s.queries = block.queries;
     s.keys = block.keys;
     s.causal = block.causal;
-    s.causal_offset = block.keys - block.queries;
+    s.causal_offset = block.ahead;
     return s;
   }
   Pending send(Endpoint& device, const Tensor& x) const {
     const MemoryScope scope(MemoryKind::buffer);
     return start_permute({device, options.transfer, where}, x, axes, 1);
+  }
+
+ private:
+  std::int64_t place(int device, std::int64_t token) const {  // in the sequence
+    const std::int64_t half = shape.queries / 2;
+    return !options.zigzag ? device * shape.queries + token
+           : token < half  ? device * half + token
+                           : (2 * devices - 1 - device) * half + token - half;
+  }
+  // Queries of one chunk against each chunk of a device's keys.
+  void add_windows(std::int64_t query, std::int64_t queries, int from,
+                   List<RingBlock>& found) const {
+    const std::int64_t chunk = options.zigzag ? shape.keys / 2 : shape.keys;
+    for (std::int64_t key = 0; key < shape.keys; key += chunk) {
+      const std::int64_t ahead = place(me, query) - place(from, key);
+      const std::int64_t see = std::min(queries, chunk + shape.window - 1 - ahead);
+      if (ahead >= 0 && see > 0) {
+        found.push_back({query, see, key, chunk, 1, ahead});
+      }
+    }
   }
 };
 
@@ -141,25 +176,26 @@ inline Tensor keys_of(const Tensor& kv, std::int64_t keys) {
   return slice(slice(kv, 0, 0, 1), 2, 0, keys);
 }
 
-// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device.
+// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device. The first block that
+// computes all queries is written, others are folded in.
 inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Tensor kv, Tensor& y,
                          Tensor& lse) {
   for (int round = 0; round < ring.devices; ++round) {
     const bool last = round + 1 == ring.devices;
     Pending next = last ? Pending() : ring.send(device, kv);
-    const RingBlock block = ring.block(round);
-    if (block.queries > 0) {
+    for (const RingBlock& block : ring.blocks(round)) {
       const OpScope scope;
       const kernels::AttentionShape s = ring.of(block);
-      Tensor part = round == 0 ? y : Tensor({s.batch, s.queries, s.o_stride});
-      Tensor part_lse = round == 0 ? lse : Tensor({s.batch, s.heads, s.queries});
+      const bool whole = round == 0 && s.window == 0;
+      Tensor part = whole ? y : Tensor({s.batch, s.queries, s.o_stride});
+      Tensor part_lse = whole ? lse : Tensor({s.batch, s.heads, s.queries});
       kernels::AttentionShape to = s;
       to.o_batch = s.queries * s.o_stride;
-      const float* k = kv.data();
+      const float* k = kv.data() + block.key * s.k_stride;
       kernels::attention_forward(to, q.data() + block.query * s.q_stride, k, k + kv.count() / 2,
                                  part.data(), part_lse.data());
       record_attention(scope, "ring attention", s, part, keys_of(kv, s.keys), &VectorCost::forward);
-      if (round > 0) {
+      if (!whole) {
         ring_merge(ring, block, part, part_lse, y, lse);
       }
     }
@@ -176,22 +212,21 @@ struct RingBackward {
   const Tensor &q, &y, &lse, &dy;
   Tensor& dq;
 
-  void add(const RingBlock& block, const Tensor& kv, Tensor& dkv) const {
-    const OpScope scope;
-    const kernels::AttentionShape s = ring.of(block);
-    if (s.queries == 0) {
-      return;
+  void add(const List<RingBlock>& blocks, const Tensor& kv, Tensor& dkv) const {
+    for (const RingBlock& block : blocks) {
+      const OpScope scope;
+      const kernels::AttentionShape s = ring.of(block);
+      const Tensor sums = contiguous(slice(lse, 2, block.query, block.query + s.queries));
+      const std::int64_t at_q = block.query * s.q_stride, at_o = block.query * s.o_stride;
+      const std::int64_t key = block.key * s.k_stride, value = key + kv.count() / 2;
+      kernels::attention_backward(s, q.data() + at_q, kv.data() + key, kv.data() + value,
+                                  y.data() + at_o, sums.data(), dy.data() + at_o, dq.data() + at_q,
+                                  dkv.data() + key, dkv.data() + value);
+      round_all(dq, ring.options.merge);
+      record_attention(scope, "ring attention backward", s,
+                       slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys),
+                       &VectorCost::backward);
     }
-    const Tensor sums = contiguous(slice(lse, 2, block.query, block.query + s.queries));
-    const std::int64_t at_q = block.query * s.q_stride, at_o = block.query * s.o_stride;
-    const std::int64_t value = kv.count() / 2;
-    kernels::attention_backward(s, q.data() + at_q, kv.data(), kv.data() + value, y.data() + at_o,
-                                sums.data(), dy.data() + at_o, dq.data() + at_q, dkv.data(),
-                                dkv.data() + value);
-    round_all(dq, ring.options.merge);
-    record_attention(scope, "ring attention backward", s,
-                     slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys),
-                     &VectorCost::backward);
   }
 };
 
@@ -209,7 +244,7 @@ inline Tensor ring_backward(Endpoint& device, const RingBackward& work, Tensor k
       next = ring.send(device, kv);
     }
     Tensor dkv = zeros(kv.shape());
-    work.add(ring.block(round), kv, dkv);
+    work.add(ring.blocks(round), kv, dkv);
     if (round > 1) {
       add_(dkv, coming.wait());
     }
@@ -227,7 +262,7 @@ inline Tensor ring_backward(Endpoint& device, const RingBackward& work, Tensor k
 // numbers forward, twice that backward.
 inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
                              std::int64_t heads, std::int64_t kv_heads, const Axes& axes, Mask mask,
-                             const RingOptions& options = RingOptions(),
+                             const RingOptions& options = RingOptions(), std::int64_t window = 0,
                              SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   detail::Endpoint& endpoint = device.endpoint();
   const std::vector<int> found = endpoint.find_axes("ring_attention", axes);
@@ -237,13 +272,13 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
                   "; f32 or bf16 is right"});
   }
   if (devices == 1) {
-    return attention(q, k, v, heads, kv_heads, mask);
+    return attention(q, k, v, heads, kv_heads, mask, window);
   }
   if (!q.is_contiguous() || !k.is_contiguous() || !v.is_contiguous()) {
     return ring_attention(device, contiguous(q), contiguous(k), contiguous(v), heads, kv_heads,
-                          axes, mask, options, where);
+                          axes, mask, options, window, where);
   }
-  const detail::Ring ring = {detail::attention_shape(q, k, v, heads, kv_heads, mask),
+  const detail::Ring ring = {detail::attention_shape(q, k, v, heads, kv_heads, mask, window),
                              mask,
                              options,
                              endpoint.index_on(found),
@@ -256,8 +291,8 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
                   devices, " devices of ", endpoint.names_of(found), "; right is as many keys",
                   halves ? ", an even number: two chunks of the sequence" : ""});
   }
-  Tensor y(q.shape());
-  Tensor lse({q.dim(0), heads, q.dim(1)});
+  Tensor y = window > 0 ? zeros(q.shape()) : Tensor(q.shape());
+  Tensor lse = full({q.dim(0), heads, q.dim(1)}, -std::numeric_limits<float>::infinity());
   Tensor kv;
   {
     const NoGrad copies;

@@ -110,7 +110,7 @@ class StepPlanner {
   void add_op(const PipelineOp& op) {
     if (op.work == PipelineWork::weight_gradient) {
       for (std::int64_t l = 0; l < layers(op); ++l) {
-        plan.flops[StepTask::weight_gradient] += block_flops() - attention_flops(2);
+        plan.flops[StepTask::weight_gradient] += weight_flops();
       }
       plan.flops[StepTask::weight_gradient] += last(op) ? head_flops() : 0;
       add_gradients(op);
@@ -130,18 +130,20 @@ class StepPlanner {
     if (first(op)) {
       add_embedding(forward, again);
     }
-    for (std::int64_t l = 0; l < layers(op); ++l) {
+    for (std::int64_t l = stages_.first_layer(op.stage); l < stages_.first_layer(op.stage + 1);
+         ++l) {
       if (forward || again) {
         add_block_forward();
-        (again ? recomputed : plan.flops[StepTask::forward]) += block_flops();
+        (again ? recomputed : plan.flops[StepTask::forward]) +=
+            weight_flops() + attention_flops(l, 2);
       }
       if (core_again) {
         add_attention(true);
-        recomputed += attention_flops(2);
+        recomputed += attention_flops(l, 2);
       }
       if (!forward) {
         add_block_backward();
-        backward += (whole ? 2 : 1) * (block_flops() - attention_flops(2)) + attention_flops(5);
+        backward += (whole ? 2 : 1) * weight_flops() + attention_flops(l, 5);
       }
     }
     if (last(op)) {
@@ -328,15 +330,20 @@ class StepPlanner {
 
   // ---- FLOPs of a block: 2 for each weight and token, the scores and the weighted values ----
 
-  double attention_flops(int products) const {
+  double attention_flops(std::int64_t layer, int products) const {
     const std::int64_t n = layout_.context;
-    const double s = static_cast<double>(c_.context), share = static_cast<double>(n);
-    const double pairs = s * (s + 1) / 2 / share;  // zigzag and Ulysses: all have as many
-    const double width =
-        static_cast<double>(c_.query_width()) / static_cast<double>(layout_.tensor);
+    const bool heads = n == 1 || layout_.context_parallel == ContextParallel::ulysses;
+    const TokenPlaces places =  // Ulysses: a part of the heads sees all tokens
+        heads ? TokenPlaces(0)
+              : context_places(layout_.context_parallel,
+                               static_cast<int>(at_.index(axes_.context)), static_cast<int>(n),
+                               c_.context);
+    const double pairs = causal_pairs(places, heads ? c_.context : tokens_, c_.window_of(layer));
+    const double width = static_cast<double>(c_.query_width()) /
+                         static_cast<double>(layout_.tensor * (heads ? n : 1));
     return 2.0 * products * static_cast<double>(sequences_) * pairs * width;
   }
-  double block_flops() {
+  double weight_flops() {
     const auto d = static_cast<double>(c_.width), t = static_cast<double>(layout_.tensor);
     const auto rows = static_cast<double>(sequences_ * tokens_);
     const double projections = d * static_cast<double>(2 * (c_.query_width() + c_.key_width())) / t;
@@ -351,7 +358,7 @@ class StepPlanner {
       plan.mean_flops =  // and which tokens find no place
           plan.mean_flops || layout_.expert > 1 || options_.experts.capacity_factor > 0;
     }
-    return 2 * rows * weights + attention_flops(2);
+    return 2 * rows * weights;
   }
 
   // ---- Bytes ----

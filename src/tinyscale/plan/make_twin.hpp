@@ -281,6 +281,12 @@ class TwinMaker {
     }
     return s;
   }
+  // Windows are as large a part of a sequence, and some layers have one if some had.
+  static void shrink_windows(ModelConfig& c, const ModelConfig& big) {
+    const bool none = big.window == 0 || big.window >= big.context || big.local_layers() == 0;
+    c.window = none ? 0 : std::max<std::int64_t>(1, big.window * c.context / big.context);
+    c.global_every = none || c.layers < 2 ? 0 : std::min(big.global_every, c.layers);
+  }
   void shrink_model() {
     const ModelConfig& big = plan_.model;
     const Layout& small = twin.layout;
@@ -299,6 +305,7 @@ class TwinMaker {
     c.layers = small.stages() > 1 ? small.stages() : std::min<std::int64_t>(2, big.layers);
     c.vocabulary = (size_.vocabulary + small.tensor - 1) / small.tensor * small.tensor;
     c.context = small_context();
+    shrink_windows(c, big);
     const std::int64_t parts = layout().data * layout().microbatches;
     twin.sequences = small.data * small.microbatches *
                      (plan_.sequences > parts || small.microbatches == 1 ? 2 : 1);

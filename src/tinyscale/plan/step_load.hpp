@@ -77,7 +77,6 @@ inline ModelConfig plain_model(ModelConfig c) {
   c.beyond.clear(), c.rope_factors.clear();  // those are of one head size
   c.other_parameters = c.dense_layers = 0;
   c.kv_lora_rank = c.q_lora_rank = c.rope_head = c.value_head = 0;
-  c.window = c.global_every = 0;
   c.router_bias = false;
   c.block_norms = 2;
   return c;

@@ -3,7 +3,8 @@
 // positions (arXiv 2104.09864). No [T, S] matrix outlives a row of it: the backward pass
 // recomputes from the log-sum-exp of each row (arXiv 2205.14135).
 
-#include <cstdint>  // int64_t
+#include <algorithm>  // clamp
+#include <cstdint>    // int64_t
 
 #include "tinyscale/compute/attention.hpp"
 #include "tinyscale/compute/attention_backward.hpp"
@@ -20,7 +21,7 @@ namespace detail {
 
 inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                std::int64_t heads, std::int64_t kv_heads,
-                                               Mask mask) {
+                                               Mask mask, std::int64_t window) {
   static const char* const masks[] = {"none", "causal"};
   name_in("attention: mask", masks, mask);
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
@@ -30,6 +31,10 @@ inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k,
           v.shape().text(), " with ", heads, " heads and ", kv_heads,
           " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
           "multiple of kv_heads, and S >= T when causal"});
+  }
+  if (window < 0 || (window > 0 && mask == Mask::none)) {
+    fail({"attention: a window of ", window, " keys", mask == Mask::none ? " without a mask" : "",
+          "; 0 (all) is right, or with Mask::causal 1 or more"});
   }
   kernels::AttentionShape s;
   s.batch = q.dim(0);
@@ -48,14 +53,30 @@ inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k,
   s.o_batch = q.dim(1) * q.dim(2);
   s.causal = mask == Mask::causal ? 1 : 0;
   s.causal_offset = k.dim(1) - q.dim(1);
+  s.window = window;
   return s;
 }
 
-// Pairs (query, key) that are really multiplied, over all heads and sequences.
+// Keys that n queries see in all, where the first sees `first`, each one more, at most `most`.
+inline double pairs_of_stretch(std::int64_t n, std::int64_t first, std::int64_t most) {
+  const std::int64_t rising = std::clamp<std::int64_t>(most - first + 1, 0, n);
+  const auto a = static_cast<double>(rising);
+  return a * static_cast<double>(first) + a * (a - 1) / 2 +
+         static_cast<double>(n - rising) * static_cast<double>(most);
+}
+
+// Pairs (query, key) that are really multiplied, over all heads and sequences. Under a window every
+// query sees its last key.
 inline double attention_pairs(const kernels::AttentionShape& s) {
-  const double t = static_cast<double>(s.queries);
-  const double keys = static_cast<double>(s.keys);
-  const double pairs = s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
+  const std::int64_t first = s.causal_offset + 1, all = first + s.queries;
+  double pairs = static_cast<double>(s.queries) * static_cast<double>(s.keys);
+  if (s.causal != 0) {
+    pairs = pairs_of_stretch(s.queries, first, s.keys);
+    if (s.window > 0) {  // less what is before it
+      pairs -= pairs_of_stretch(s.queries, first, all);
+      pairs += pairs_of_stretch(s.queries, first, s.window);
+    }
+  }
   return pairs * static_cast<double>(s.batch * s.heads);
 }
 
@@ -104,19 +125,21 @@ inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&input
 }  // namespace detail
 
 // q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores divided by sqrt(K).
+// A window: of the keys that a causal mask leaves a query sees the last so many (arXiv 2310.06825,
+// section 2); 0: all.
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
-                        std::int64_t kv_heads, Mask mask) {
-  const kernels::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+                        std::int64_t kv_heads, Mask mask, std::int64_t window = 0) {
+  const kernels::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask, window);
   if (detail::recording()) {
     const Tensor all =
         detail::record(Op::attention, {&q, &k, &v}, q.shape(),
-                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal}));
+                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal, window}));
     return detail::thread_recorder()->part(all, 0, q.shape());
   }
   const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
   for (const Tensor* x : {&q, &k, &v}) {
     if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
-      return attention(contiguous(q), contiguous(k), contiguous(v), heads, kv_heads, mask);
+      return attention(contiguous(q), contiguous(k), contiguous(v), heads, kv_heads, mask, window);
     }
   }
   const detail::OpScope scope;
