@@ -18319,8 +18319,8 @@ struct AttentionBlock {
     keys = hidden_keys(s, begin) < key + keys ? keys : 0;
   }
   bool first() const { return key == first_keys(s, begin); }  // block of keys that they meet
-  // Keys [skipped, held) are those whose scores a vector of lanes must have: all that one of the tiles it has part in sums
-  // over, be they tiles of lanes or of keys.
+  // Keys [skipped, held): those whose scores a vector of lanes must have, all that one of the tiles
+  // it has part in sums over, be they tiles of lanes or of keys.
   template <class L>
   TINYSCALE_INLINE std::int64_t held(std::int64_t lane) const {
     constexpr std::int64_t tile = attention_tile<L, 2>;
@@ -18423,8 +18423,8 @@ struct AttentionScores {
   }
   AttentionProduct of(std::int64_t first, std::int64_t last) const {
     constexpr std::int64_t row = attention_queries;
-    return {last - first, row, t.s.head_size,   a + first * a_row, a_row, 1,
-            x,            row, c + first * row, row};
+    const std::int64_t size = t.s.head_size;
+    return {last - first, row, size, a + first * a_row, a_row, 1, x, row, c + first * row, row};
   }
 };
 
@@ -18544,7 +18544,7 @@ struct AttentionAdd {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernels {
 
-// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows that it sees.
+// The reference body: one query of one head. q, o: [head_size]; k, v: the rows that it sees.
 inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
                                  const float* k, const float* v, float* o) {
   std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);
@@ -25872,8 +25872,8 @@ enum class Mask { none, causal };
 namespace detail {
 
 inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
-                                               std::int64_t heads, std::int64_t kv_heads,
-                                               Mask mask, std::int64_t window) {
+                                               std::int64_t heads, std::int64_t kv_heads, Mask mask,
+                                               std::int64_t window) {
   static const char* const masks[] = {"none", "causal"};
   name_in("attention: mask", masks, mask);
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
@@ -69213,7 +69213,8 @@ struct Ring {
       add_windows(first, count, me, found);
     } else if (count > 0) {
       const bool causal = mask == Mask::causal;
-      found.push_back({first, count, 0, causal && !rest ? half : shape.keys, causal ? 1 : 0, first});
+      found.push_back(
+          {first, count, 0, causal && !rest ? half : shape.keys, causal ? 1 : 0, first});
     }
     return found;
   }
@@ -69619,8 +69620,7 @@ inline Tensor gathered_attention(Device& device, const Tensor& q, const Tensor& 
 inline Tensor context_attention(Device& device, ContextParallel kind, const Tensor& q,
                                 const Tensor& k, const Tensor& v, std::int64_t heads,
                                 std::int64_t kv_heads, const Axes& axes, Mask mask,
-                                const RingOptions& options = RingOptions(),
-                                std::int64_t window = 0,
+                                const RingOptions& options = RingOptions(), std::int64_t window = 0,
                                 SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   switch (kind) {
     case ContextParallel::ring:
@@ -72374,16 +72374,17 @@ class StepPlanner {
   // ---- FLOPs of a block: 2 for each weight and token, the scores and the weighted values ----
 
   double attention_flops(std::int64_t layer, int products) const {
-    const std::int64_t n = layout_.context;
-    const bool heads = n == 1 || layout_.context_parallel == ContextParallel::ulysses;
-    const TokenPlaces places =  // Ulysses: a part of the heads sees all tokens
-        heads ? TokenPlaces(0)
-              : context_places(layout_.context_parallel,
-                               static_cast<int>(at_.index(axes_.context)), static_cast<int>(n),
-                               c_.context);
-    const double pairs = causal_pairs(places, heads ? c_.context : tokens_, c_.window_of(layer));
-    const double width = static_cast<double>(c_.query_width()) /
-                         static_cast<double>(layout_.tensor * (heads ? n : 1));
+    const std::int64_t n = layout_.context, window = c_.window_of(layer);
+    double pairs = causal_pairs(0, c_.context, window) / static_cast<double>(n);
+    const bool zigzag = layout_.context_parallel != ContextParallel::ulysses;
+    if (window > 0 && n > 1 && zigzag && c_.context % (2 * n) == 0) {  // not all have as many
+      const auto mine = static_cast<int>(at_.index(axes_.context));
+      pairs = causal_pairs(
+          context_places(layout_.context_parallel, mine, static_cast<int>(n), c_.context), tokens_,
+          window);
+    }
+    const double width =
+        static_cast<double>(c_.query_width()) / static_cast<double>(layout_.tensor);
     return 2.0 * products * static_cast<double>(sequences_) * pairs * width;
   }
   double weight_flops() {

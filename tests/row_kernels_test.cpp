@@ -450,7 +450,8 @@ TEST_CASE("softmax and cross-entropy: -inf is a hidden entry, NaN stays in its r
   });
 }
 
-TEST_CASE("attention: what later keys and values hold, or those before a window, reaches no query") {
+TEST_CASE(
+    "attention: what later keys and values hold, or those before a window, reaches no query") {
   on_every_path([] {
     for (const std::int64_t tokens : {2, 5, 8, 9, 12, 70, 200}) {
       for (const std::int64_t size : {3, 16, 24, 64}) {
@@ -535,10 +536,8 @@ TEST_CASE("attention backward: what a query does not see reaches no gradient of 
                       static_cast<std::int64_t>(i) / (2 * size) % (tokens + (by_key ? 0 : 3));
                   const std::int64_t ahead = by_key ? row - at : at + 3 - row;
                   const bool seen = ahead >= 0 && (window == 0 || ahead < window);
-                  same =
-                      same &&
-                      (seen ||
-                       std::fabs(odd_ones[std::size_t(of)][i] - clean[std::size_t(of)][i]) < 1e-5f);
+                  same = same && (seen || std::fabs(odd_ones[std::size_t(of)][i] -
+                                                    clean[std::size_t(of)][i]) < 1e-5f);
                 }
               }
               CHECK(same);

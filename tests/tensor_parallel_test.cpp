@@ -361,8 +361,8 @@ TEST_CASE("tensor parallel: with context parallel, whose tokens jump, the jump w
       ts::Hooks hooks;
       hooks.dropout = 0.2;
       hooks.dropout_seed = 5;
-      ts::detail::add_context_hooks(hooks, d, "context", ts::ContextParallel::ring,
-                                    own.config, b.time);
+      ts::detail::add_context_hooks(hooks, d, "context", ts::ContextParallel::ring, own.config,
+                                    b.time);
       ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time / 2);
       const ts::Tensor loss = own.loss(ts::tokens_at(b.ids, b.time, hooks.places, b.time / 2),
                                        ts::tokens_at(b.targets, b.time, hooks.places, b.time / 2),

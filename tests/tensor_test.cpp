@@ -236,8 +236,7 @@ TEST_CASE("errors name the function, the shapes and what would be right") {
   CHECK(error_of([&] {
           const ts::Tensor q = ts::zeros({1, 2, 8});
           ts::attention(q, q, q, 2, 2, ts::Mask::causal, -3);
-        }) ==
-        "attention: a window of -3 keys; 0 (all) is right, or with Mask::causal 1 or more");
+        }) == "attention: a window of -3 keys; 0 (all) is right, or with Mask::causal 1 or more");
   CHECK(error_of([&] {
           ts::rope(ts::zeros({1, 2, 6}), 3, 0);
         }) == "rope: x is [1, 2, 6] with head size 3; right is [B, T, heads K] with an even K");

@@ -26,7 +26,7 @@
 namespace tinyscale {
 namespace kernels {
 
-// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows that it sees.
+// The reference body: one query of one head. q, o: [head_size]; k, v: the rows that it sees.
 inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
                                  const float* k, const float* v, float* o) {
   std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);

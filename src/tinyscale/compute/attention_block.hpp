@@ -66,8 +66,8 @@ struct AttentionBlock {
     keys = hidden_keys(s, begin) < key + keys ? keys : 0;
   }
   bool first() const { return key == first_keys(s, begin); }  // block of keys that they meet
-  // Keys [skipped, held) are those whose scores a vector of lanes must have: all that one of the tiles it has part in sums
-  // over, be they tiles of lanes or of keys.
+  // Keys [skipped, held): those whose scores a vector of lanes must have, all that one of the tiles
+  // it has part in sums over, be they tiles of lanes or of keys.
   template <class L>
   TINYSCALE_INLINE std::int64_t held(std::int64_t lane) const {
     constexpr std::int64_t tile = attention_tile<L, 2>;
@@ -170,8 +170,8 @@ struct AttentionScores {
   }
   AttentionProduct of(std::int64_t first, std::int64_t last) const {
     constexpr std::int64_t row = attention_queries;
-    return {last - first, row, t.s.head_size,   a + first * a_row, a_row, 1,
-            x,            row, c + first * row, row};
+    const std::int64_t size = t.s.head_size;
+    return {last - first, row, size, a + first * a_row, a_row, 1, x, row, c + first * row, row};
   }
 };
 

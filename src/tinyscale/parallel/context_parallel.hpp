@@ -168,8 +168,7 @@ inline Tensor gathered_attention(Device& device, const Tensor& q, const Tensor& 
 inline Tensor context_attention(Device& device, ContextParallel kind, const Tensor& q,
                                 const Tensor& k, const Tensor& v, std::int64_t heads,
                                 std::int64_t kv_heads, const Axes& axes, Mask mask,
-                                const RingOptions& options = RingOptions(),
-                                std::int64_t window = 0,
+                                const RingOptions& options = RingOptions(), std::int64_t window = 0,
                                 SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
   switch (kind) {
     case ContextParallel::ring:

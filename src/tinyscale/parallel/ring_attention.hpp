@@ -79,7 +79,8 @@ struct Ring {
       add_windows(first, count, me, found);
     } else if (count > 0) {
       const bool causal = mask == Mask::causal;
-      found.push_back({first, count, 0, causal && !rest ? half : shape.keys, causal ? 1 : 0, first});
+      found.push_back(
+          {first, count, 0, causal && !rest ? half : shape.keys, causal ? 1 : 0, first});
     }
     return found;
   }

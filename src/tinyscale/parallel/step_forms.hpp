@@ -331,16 +331,17 @@ class StepPlanner {
   // ---- FLOPs of a block: 2 for each weight and token, the scores and the weighted values ----
 
   double attention_flops(std::int64_t layer, int products) const {
-    const std::int64_t n = layout_.context;
-    const bool heads = n == 1 || layout_.context_parallel == ContextParallel::ulysses;
-    const TokenPlaces places =  // Ulysses: a part of the heads sees all tokens
-        heads ? TokenPlaces(0)
-              : context_places(layout_.context_parallel,
-                               static_cast<int>(at_.index(axes_.context)), static_cast<int>(n),
-                               c_.context);
-    const double pairs = causal_pairs(places, heads ? c_.context : tokens_, c_.window_of(layer));
-    const double width = static_cast<double>(c_.query_width()) /
-                         static_cast<double>(layout_.tensor * (heads ? n : 1));
+    const std::int64_t n = layout_.context, window = c_.window_of(layer);
+    double pairs = causal_pairs(0, c_.context, window) / static_cast<double>(n);
+    const bool zigzag = layout_.context_parallel != ContextParallel::ulysses;
+    if (window > 0 && n > 1 && zigzag && c_.context % (2 * n) == 0) {  // not all have as many
+      const auto mine = static_cast<int>(at_.index(axes_.context));
+      pairs = causal_pairs(
+          context_places(layout_.context_parallel, mine, static_cast<int>(n), c_.context), tokens_,
+          window);
+    }
+    const double width =
+        static_cast<double>(c_.query_width()) / static_cast<double>(layout_.tensor);
     return 2.0 * products * static_cast<double>(sequences_) * pairs * width;
   }
   double weight_flops() {

@@ -20,8 +20,8 @@ enum class Mask { none, causal };
 namespace detail {
 
 inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
-                                               std::int64_t heads, std::int64_t kv_heads,
-                                               Mask mask, std::int64_t window) {
+                                               std::int64_t heads, std::int64_t kv_heads, Mask mask,
+                                               std::int64_t window) {
   static const char* const masks[] = {"none", "causal"};
   name_in("attention: mask", masks, mask);
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
