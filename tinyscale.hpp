@@ -17227,9 +17227,11 @@ struct ProductTerm {
 struct SquareTerm {
   const float* x;
   float center;
+  const float* later;  // read next: fetched meanwhile
   template <class L>
   TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
     typename L::V c;
+    prefetch<3>(later + j);
     broadcast<L>(center, c);
     load_some<L>(x + j, left, center, v);
     v = (v - c) * (v - c);
@@ -19767,7 +19769,7 @@ struct NormRows {
   TINYSCALE_INLINE void norm(std::int64_t i, const float* xi, float* yi) const {
     const float count = static_cast<float>(cols);
     const float center = mean == nullptr ? 0.0f : row_sum<L>(cols, ValueTerm{xi}) / count;
-    const float square = row_sum<L>(cols, SquareTerm{xi, center});
+    const float square = row_sum<L>(cols, SquareTerm{xi, center, xi + cols});
     if (!is_finite(double{square})) {  // beyond f32, where the numbers may be within it
       kernels::norm_reference(cols, eps, xi, weight, bias, yi, mean == nullptr ? mean : mean + i,
                               rstd + i);

@@ -111,7 +111,7 @@ struct NormRows {
   TINYSCALE_INLINE void norm(std::int64_t i, const float* xi, float* yi) const {
     const float count = static_cast<float>(cols);
     const float center = mean == nullptr ? 0.0f : row_sum<L>(cols, ValueTerm{xi}) / count;
-    const float square = row_sum<L>(cols, SquareTerm{xi, center});
+    const float square = row_sum<L>(cols, SquareTerm{xi, center, xi + cols});
     if (!is_finite(double{square})) {  // beyond f32, where the numbers may be within it
       kernels::norm_reference(cols, eps, xi, weight, bias, yi, mean == nullptr ? mean : mean + i,
                               rstd + i);

@@ -118,9 +118,11 @@ struct ProductTerm {
 struct SquareTerm {
   const float* x;
   float center;
+  const float* later;  // read next: fetched meanwhile
   template <class L>
   TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
     typename L::V c;
+    prefetch<3>(later + j);
     broadcast<L>(center, c);
     load_some<L>(x + j, left, center, v);
     v = (v - c) * (v - c);
