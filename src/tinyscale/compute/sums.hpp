@@ -97,16 +97,38 @@ struct ColumnBlock {
     float part[static_cast<std::size_t>(sum_columns)] = {};
     typename L::V v, sum;
     for (std::int64_t row = 0; row < rows; row += 32) {
-      const std::int64_t end = std::min(rows, row + 32);
-      for (std::int64_t j = 0; j < n; j += L::width) {
+      const std::int64_t count = std::min<std::int64_t>(rows - row, 32);
+      const float* const from = x + row * cols;
+      std::int64_t j = 0;
+      for (; j + 4 * L::width <= n; j += 4 * L::width) {
+        four_sums<L>(count, from + j, part + j);
+      }
+      for (; j < n; j += L::width) {
         sum = typename L::V{};
-        for (std::int64_t i = row; i < end; ++i) {
-          load_some<L>(x + i * cols + j, n - j, 0.0f, v);
+        for (std::int64_t i = 0; i < count; ++i) {
+          load_some<L>(from + i * cols + j, n - j, 0.0f, v);
           sum = sum + v;
         }
         store<L>(part + j, sum);
       }
       call_on_lanes<L>(ColumnSums{n, part, totals});
+    }
+  }
+
+  // Of four vectors of columns side by side: one sum waits for its last addition.
+  template <class L>
+  TINYSCALE_INLINE void four_sums(std::int64_t count, const float* from, float* to) const {
+    typename L::V v, sums[4] = {};
+    for (std::int64_t i = 0; i < count; ++i, from += cols) {
+      TINYSCALE_UNROLL
+      for (int vector = 0; vector < 4; ++vector) {
+        load<L>(from + vector * L::width, v);
+        sums[vector] = sums[vector] + v;
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int vector = 0; vector < 4; ++vector) {
+      store<L>(to + vector * L::width, sums[vector]);
     }
   }
 };

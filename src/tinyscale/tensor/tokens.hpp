@@ -80,11 +80,8 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
       detail::fail({"embedding: id ", ids[i], " at position ", i, " is outside the table's ",
                     table.dim(0), " rows"});
     }
-    const float* row = table.data() + ids[i] * width;
-    float* to = y.data() + static_cast<std::int64_t>(i) * width;
-    for (std::int64_t k = 0; k < width; ++k) {
-      to[k] = row[k];
-    }
+    const float* const row = table.data() + ids[i] * width;
+    std::copy(row, row + width, y.data() + static_cast<std::int64_t>(i) * width);
   }
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
