@@ -17472,11 +17472,14 @@ struct SoftmaxSlope {  // of one row
   const float* dy;
   float* dx;
   float beta, mean;
-  bool past;  // the caches
+  std::int64_t later;  // so far behind is the next row, fetched meanwhile
+  bool past;           // the caches
 
   template <class L>
   TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
     typename L::V vy, vd, vm;
+    prefetch<3>(y + j + later);
+    prefetch<3>(dy + j + later);
     broadcast<L>(mean, vm);
     load_some<L>(y + j, left, 0.0f, vy);
     load_some<L>(dy + j, left, 0.0f, vd);
@@ -17497,7 +17500,7 @@ struct SoftmaxBackwardRows {
     for (std::int64_t at = begin * cols; at < end * cols; at += cols) {
       const float mean = dot_row<L>(cols, y + at, dy + at);
       for_row_past<L>(past, cols, dx + at,
-                      SoftmaxSlope{y + at, dy + at, dx + at, beta, mean, past});
+                      SoftmaxSlope{y + at, dy + at, dx + at, beta, mean, cols, past});
     }
     if (past) {
       end_past_caches();
@@ -18843,7 +18846,8 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
       detail::attention_queries * (s.batch * s.heads * whole < 64 ? 1 : detail::attention_group);
   const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
   const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
-  parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t all_tasks = s.queries == 0 ? 0 : s.batch * tasks;  // pointers may be null
+  parallel_for(all_tasks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t head = task % tasks / blocks * group, first = task % blocks * step;
       const detail::AttentionHead t = detail::head_of(s, all, task / tasks, head);
@@ -19044,18 +19048,20 @@ inline void attention_backward_task(const kernels::AttentionShape& s, const Atte
   const Scratch lease(attention_shared(s.head_size) + blocks * attention_kept(s.head_size));
   float beta_kv = beta;
   for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-    AttentionHead t = head_of(s, all, b, h);
+    AttentionHead t = all;
+    t.dk += b * s.k_batch + kv * s.head_size;
+    t.dv += b * s.v_batch + kv * s.head_size;
+    if (s.queries == 0) {  // whose pointers may be null
+      attention_unseen(s, t, 0, s.keys, beta);
+      continue;
+    }
+    t = head_of(s, t, b, h);
     t.d_o += b * s.o_batch + h * s.head_size;
     t.dq += b * s.q_batch + h * s.head_size;
-    t.dk = all.dk + b * s.k_batch + kv * s.head_size;
-    t.dv = all.dv + b * s.v_batch + kv * s.head_size;
     for (std::int64_t first = 0; first < s.queries; first += step) {
       attention_backward_group(s, t, first, std::min(s.queries, first + step), beta, beta_kv,
                                lease.data());
       beta_kv = 1.0f;
-    }
-    if (s.queries == 0) {
-      attention_unseen(s, t, 0, s.keys, beta);
     }
   }
 }

@@ -301,7 +301,8 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
       detail::attention_queries * (s.batch * s.heads * whole < 64 ? 1 : detail::attention_group);
   const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
   const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
-  parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t all_tasks = s.queries == 0 ? 0 : s.batch * tasks;  // pointers may be null
+  parallel_for(all_tasks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t head = task % tasks / blocks * group, first = task % blocks * step;
       const detail::AttentionHead t = detail::head_of(s, all, task / tasks, head);

@@ -192,18 +192,20 @@ inline void attention_backward_task(const kernels::AttentionShape& s, const Atte
   const Scratch lease(attention_shared(s.head_size) + blocks * attention_kept(s.head_size));
   float beta_kv = beta;
   for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-    AttentionHead t = head_of(s, all, b, h);
+    AttentionHead t = all;
+    t.dk += b * s.k_batch + kv * s.head_size;
+    t.dv += b * s.v_batch + kv * s.head_size;
+    if (s.queries == 0) {  // whose pointers may be null
+      attention_unseen(s, t, 0, s.keys, beta);
+      continue;
+    }
+    t = head_of(s, t, b, h);
     t.d_o += b * s.o_batch + h * s.head_size;
     t.dq += b * s.q_batch + h * s.head_size;
-    t.dk = all.dk + b * s.k_batch + kv * s.head_size;
-    t.dv = all.dv + b * s.v_batch + kv * s.head_size;
     for (std::int64_t first = 0; first < s.queries; first += step) {
       attention_backward_group(s, t, first, std::min(s.queries, first + step), beta, beta_kv,
                                lease.data());
       beta_kv = 1.0f;
-    }
-    if (s.queries == 0) {
-      attention_unseen(s, t, 0, s.keys, beta);
     }
   }
 }

@@ -341,11 +341,14 @@ struct SoftmaxSlope {  // of one row
   const float* dy;
   float* dx;
   float beta, mean;
-  bool past;  // the caches
+  std::int64_t later;  // so far behind is the next row, fetched meanwhile
+  bool past;           // the caches
 
   template <class L>
   TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
     typename L::V vy, vd, vm;
+    prefetch<3>(y + j + later);
+    prefetch<3>(dy + j + later);
     broadcast<L>(mean, vm);
     load_some<L>(y + j, left, 0.0f, vy);
     load_some<L>(dy + j, left, 0.0f, vd);
@@ -366,7 +369,7 @@ struct SoftmaxBackwardRows {
     for (std::int64_t at = begin * cols; at < end * cols; at += cols) {
       const float mean = dot_row<L>(cols, y + at, dy + at);
       for_row_past<L>(past, cols, dx + at,
-                      SoftmaxSlope{y + at, dy + at, dx + at, beta, mean, past});
+                      SoftmaxSlope{y + at, dy + at, dx + at, beta, mean, cols, past});
     }
     if (past) {
       end_past_caches();
