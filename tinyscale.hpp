@@ -18845,7 +18845,7 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
   const std::int64_t step =
       detail::attention_queries * (s.batch * s.heads * whole < 64 ? 1 : detail::attention_group);
   const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
-  const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
+  const std::int64_t tasks = s.heads / group * blocks;                  // of a sequence
   const std::int64_t all_tasks = s.queries == 0 ? 0 : s.batch * tasks;  // pointers may be null
   parallel_for(all_tasks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
