@@ -159,9 +159,9 @@ TEST_CASE("plan collective: formula, algorithms, and the same bytes counted in a
     CHECK(other.status == 0);
     CHECK(other.has("(simulated)"));
   }
-#endif
   CHECK(plan("collective all_gather --bytes 1GB --chip tpu-v5p --chips 8960")
             .has("run: not of 8960 devices here; up to 256 are"));
+#endif
   CHECK(refused("collective all_gathr --bytes 1GB --chip h100 --chips 8") ==
         "plan: the collective \"all_gathr\" is not known; near it is all_gather\n");
   CHECK(refused("collective all_gather --bytes 1XB --chip h100 --chips 8") ==
