@@ -18317,11 +18317,13 @@ inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t 
   return std::max<std::int64_t>(0, std::min(s.keys, i + s.causal_offset + 1));
 }
 inline std::int64_t hidden_keys(const kernels::AttentionShape& s, std::int64_t i) {
-  return s.window == 0 ? 0 : std::max<std::int64_t>(0, i + s.causal_offset + 1 - s.window);
+  const std::int64_t hidden = s.window == 0 ? 0 : i + s.causal_offset + 1 - s.window;
+  return std::max<std::int64_t>(0, std::min(s.keys, hidden));
 }
-// Where the block of keys begins in which query i sees its first.
+// Where the block of keys begins in which query i sees its first; behind all keys, the last block.
 inline std::int64_t first_keys(const kernels::AttentionShape& s, std::int64_t i) {
-  return hidden_keys(s, i) / attention_keys * attention_keys;
+  const std::int64_t key = std::max<std::int64_t>(0, std::min(s.keys - 1, hidden_keys(s, i)));
+  return key / attention_keys * attention_keys;
 }
 
 inline float attention_scale(const kernels::AttentionShape& s) {
@@ -18729,10 +18731,12 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
   }
   for (std::int64_t i = 0; i < last - first; ++i) {  // scores of -inf alone have no softmax
     const float total = lease.data()[i / wide * own + wide * (size + 1) + i % wide];
-    if (!(total > 0.0f) && visible_keys(s, first + i) > 0) {
+    const bool sees = visible_keys(s, first + i) > hidden_keys(s, first + i);
+    if (!(total > 0.0f) && sees) {
       float* const o = t.o + (first + i) * s.o_stride;
       std::fill(o, o + size, std::numeric_limits<float>::quiet_NaN());
     }
+    t.lse[first + i] = sees ? t.lse[first + i] : 0.0f;
   }
 }
 
@@ -19031,7 +19035,7 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
     run_on_lanes(AttentionAdd{keys, size, dv, t.dv + at_v, s.v_stride, beta_kv});
   }
   const std::int64_t blocks = (seen + attention_keys - 1) / attention_keys;
-  attention_unseen(s, t, 0, std::min(start, s.keys), beta_kv);
+  attention_unseen(s, t, 0, start, beta_kv);
   attention_unseen(s, t, std::max<std::int64_t>(1, blocks) * attention_keys, s.keys, beta_kv);
 }
 
