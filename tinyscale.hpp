@@ -69356,8 +69356,8 @@ inline Tensor keys_of(const Tensor& kv, std::int64_t keys) {
   return slice(slice(kv, 0, 0, 1), 2, 0, keys);
 }
 
-// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device. The first block that
-// computes all queries is written, others are folded in.
+// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device. Without a window the
+// first block, which has all queries, is written; others are folded in.
 inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Tensor kv, Tensor& y,
                          Tensor& lse) {
   for (int round = 0; round < ring.devices; ++round) {
@@ -72422,7 +72422,8 @@ class StepPlanner {
     const std::int64_t n = layout_.context, window = c_.window_of(layer);
     double pairs = causal_pairs(0, c_.context, window) / static_cast<double>(n);
     const bool zigzag = layout_.context_parallel != ContextParallel::ulysses;
-    if (window > 0 && n > 1 && zigzag && c_.context % (2 * n) == 0) {  // not all have as many
+    // Under a window not all have as many; of a plan whose chunks are not whole, the mean.
+    if (window > 0 && n > 1 && zigzag && c_.context % (2 * n) == 0) {
       const auto mine = static_cast<int>(at_.index(axes_.context));
       pairs = causal_pairs(
           context_places(layout_.context_parallel, mine, static_cast<int>(n), c_.context), tokens_,
