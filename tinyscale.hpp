@@ -18320,11 +18320,13 @@ inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t 
   return std::max<std::int64_t>(0, std::min(s.keys, i + s.causal_offset + 1));
 }
 inline std::int64_t hidden_keys(const kernels::AttentionShape& s, std::int64_t i) {
-  return s.window == 0 ? 0 : std::max<std::int64_t>(0, i + s.causal_offset + 1 - s.window);
+  const std::int64_t hidden = s.window == 0 ? 0 : i + s.causal_offset + 1 - s.window;
+  return std::max<std::int64_t>(0, std::min(s.keys, hidden));
 }
-// Where the block of keys begins in which query i sees its first.
+// Where the block of keys begins in which query i sees its first; behind all keys, the last block.
 inline std::int64_t first_keys(const kernels::AttentionShape& s, std::int64_t i) {
-  return hidden_keys(s, i) / attention_keys * attention_keys;
+  const std::int64_t key = std::max<std::int64_t>(0, std::min(s.keys - 1, hidden_keys(s, i)));
+  return key / attention_keys * attention_keys;
 }
 
 inline float attention_scale(const kernels::AttentionShape& s) {
@@ -18732,10 +18734,12 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
   }
   for (std::int64_t i = 0; i < last - first; ++i) {  // scores of -inf alone have no softmax
     const float total = lease.data()[i / wide * own + wide * (size + 1) + i % wide];
-    if (!(total > 0.0f) && visible_keys(s, first + i) > 0) {
+    const bool sees = visible_keys(s, first + i) > hidden_keys(s, first + i);
+    if (!(total > 0.0f) && sees) {
       float* const o = t.o + (first + i) * s.o_stride;
       std::fill(o, o + size, std::numeric_limits<float>::quiet_NaN());
     }
+    t.lse[first + i] = sees ? t.lse[first + i] : 0.0f;
   }
 }
 
@@ -19035,7 +19039,7 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
     run_on_lanes(AttentionAdd{keys, size, dv, t.dv + at_v, s.v_stride, beta_kv});
   }
   const std::int64_t blocks = (seen + attention_keys - 1) / attention_keys;
-  attention_unseen(s, t, 0, std::min(start, s.keys), beta_kv);
+  attention_unseen(s, t, 0, start, beta_kv);
   attention_unseen(s, t, std::max<std::int64_t>(1, blocks) * attention_keys, s.keys, beta_kv);
 }
 
@@ -25956,7 +25960,7 @@ inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k,
   s.o_batch = q.dim(1) * q.dim(2);
   s.causal = mask == Mask::causal ? 1 : 0;
   s.causal_offset = k.dim(1) - q.dim(1);
-  s.window = window;
+  s.window = std::min(window, attention_all);
   return s;
 }
 
@@ -26036,7 +26040,7 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   if (detail::recording()) {
     const Tensor all =
         detail::record(Op::attention, {&q, &k, &v}, q.shape(),
-                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal, window}));
+                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal, s.window}));
     return detail::thread_recorder()->part(all, 0, q.shape());
   }
   const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
@@ -69359,8 +69363,8 @@ inline Tensor keys_of(const Tensor& kv, std::int64_t keys) {
   return slice(slice(kv, 0, 0, 1), 2, 0, keys);
 }
 
-// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device. The first block that
-// computes all queries is written, others are folded in.
+// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device. Without a window the
+// first block, which has all queries, is written; others are folded in.
 inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Tensor kv, Tensor& y,
                          Tensor& lse) {
   for (int round = 0; round < ring.devices; ++round) {
@@ -72425,7 +72429,8 @@ class StepPlanner {
     const std::int64_t n = layout_.context, window = c_.window_of(layer);
     double pairs = causal_pairs(0, c_.context, window) / static_cast<double>(n);
     const bool zigzag = layout_.context_parallel != ContextParallel::ulysses;
-    if (window > 0 && n > 1 && zigzag && c_.context % (2 * n) == 0) {  // not all have as many
+    // Under a window not all have as many; of a plan whose chunks are not whole, the mean.
+    if (window > 0 && n > 1 && zigzag && c_.context % (2 * n) == 0) {
       const auto mine = static_cast<int>(at_.index(axes_.context));
       pairs = causal_pairs(
           context_places(layout_.context_parallel, mine, static_cast<int>(n), c_.context), tokens_,
@@ -81678,11 +81683,14 @@ class StepLoader {
     StepOptions options;
     options.batch = job.sequences;
     const std::int64_t p = layout_.pipeline;
-    const MeshPoint at(axes_.mesh, 0);
+    const MeshPoint first(axes_.mesh, 0), last(axes_.mesh, last_of_context());
     for (std::int64_t rank = 0; rank < p; ++rank) {
-      if (rank < 2 || rank == p - 1) {  // those between are like rank 1
-        const std::int64_t device = p > 1 ? at.rank_at(axes_.pipeline, rank) : 0;
-        add_device(StepPlanner(sizes, layout_, axes_, options, device).plan, rank);
+      const auto plan_at = [&](const MeshPoint& at) {
+        return StepPlanner(sizes, layout_, axes_, options, at.rank_at(axes_.pipeline, rank)).plan;
+      };
+      if (rank < 2 || rank == p - 1 || c_.global_every > 0) {  // else those between are like rank 1
+        add_device(plan_at(first), rank);
+        load.flops = std::max(load.flops, c_.window > 0 ? plan_at(last).matmul_flops() : 0);
       }
     }
     if (!beyond_of(c_).empty()) {  // the forms are of the plain one
@@ -81711,6 +81719,17 @@ class StepLoader {
       axis.kind = part.kind == axis.kind ? axis.kind : AxisKind::line;
     }
     return axis;
+  }
+
+  // The last of those that share the first's sequences: under a window none has more pairs.
+  std::int64_t last_of_context() const {
+    const MeshPoint at(axes_.mesh, 0);
+    std::int64_t rank = 0;
+    for (std::size_t i = 0; i < at.axes.size(); ++i) {
+      rank +=
+          in_group(axes_.context, at.axes[i].name) ? (at.axes[i].size.value - 1) * at.stride[i] : 0;
+    }
+    return rank;
   }
 
   // Most of each, over the devices that are looked at.

@@ -197,6 +197,14 @@ TEST_CASE("attention: every path against float64, for blocks, tails, groups and 
       s.window = window;
       s.causal_offset = 3;  // the last keys are seen by none
       check_attention(s);
+      for (const std::int64_t queries : {6, 140}) {
+        for (const std::int64_t offset : {90, 1500}) {  // some queries, or all, see none
+          s = attention_shape(queries, 64, 2, 2, 5, 1);
+          s.window = window;
+          s.causal_offset = offset;
+          check_attention(s);
+        }
+      }
       s = attention_shape(540, 540, 1, 1, 4, 1);  // two groups of blocks
       s.window = window;
       check_attention(s);

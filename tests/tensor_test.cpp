@@ -124,6 +124,25 @@ TEST_CASE("gradients of attention, causal, in a window or not, with more keys th
   }
 }
 
+TEST_CASE("a window of any length beyond the keys is none") {
+  for (const std::int64_t window : {std::int64_t{14}, std::numeric_limits<std::int64_t>::max()}) {
+    std::vector<ts::Tensor> outputs, grads;
+    for (const std::int64_t last : {std::int64_t{0}, window}) {
+      const ts::Tensor q = ts::parameter(ts::randn({1, 11, 8}, 1));
+      const ts::Tensor k = ts::parameter(ts::randn({1, 14, 8}, 2));
+      const auto attend = [last](const std::vector<ts::Tensor>& in) {
+        return std::vector<ts::Tensor>{
+            ts::attention(in[0], in[1], in[1], 2, 2, ts::Mask::causal, last)};
+      };
+      ts::sum(ts::square(attend({q, k})[0])).backward();
+      outputs.push_back(ts::compile(attend)({q.detach(), k.detach()})[0]);
+      grads.push_back(k.grad());
+    }
+    CHECK(outputs[0].values() == outputs[1].values());
+    CHECK(grads[0].values() == grads[1].values());
+  }
+}
+
 TEST_CASE("a shared tensor gathers the gradients of all its uses, and the graph frees itself") {
   const ts::Tensor w = ts::parameter(ts::full({2}, 3.0f));
   ts::Tensor y = ts::square(w);

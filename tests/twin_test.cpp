@@ -204,6 +204,16 @@ TEST_CASE("twins of tensor and context parallelism run, and count what the formu
                  .again(ts::Recompute::full));
 }
 
+TEST_CASE("twins of models with windows run, and count what the formulas say") {
+  const auto plan = [](std::int64_t sequences) {
+    return Plan("mistral-7b", "h100", {2, 8}, static_cast<double>(sequences) * 32768, 32768)
+        .zero(ts::Zero::parameters)
+        .again(ts::Recompute::full);
+  };
+  check_twin(plan(2).sizes(2, 2, 1, 4));
+  check_twin(plan(4).sizes(1, 2, 2, 4).micro(4).by(ts::ContextParallel::gathered));
+}
+
 TEST_CASE("twins of pipelines run, and count what the formulas say") {
   check_twin(Plan("gpt3-175b", "a100", {128, 8}, 1536 * 2048, 2048)
                  .sizes(16, 8, 8)
@@ -364,6 +374,40 @@ TEST_CASE("the load of a step at full size is what the textbook forms say") {
               " sequences over data x microbatches = 256; a multiple of that, at least once, is "
               "right");
   }
+}
+
+TEST_CASE("the load of a step is of the device that multiplies most, whatever layers see") {
+  ts::LoadJob job;
+  job.model = ts::config("llama3-8b");
+  job.model.layers = 16;
+  job.model.vocabulary = 1000;  // the last stage has little else
+  for (int way = 0; way < 12; ++way) {
+    CAPTURE(way);
+    job.model.window = way % 4 == 0 ? 0 : 2000;  // each layer, or a stage's layers, see otherwise
+    job.model.global_every = way % 4 == 2 ? 5 : way % 4 == 3 ? 10 : 0;
+    job.layout.context = way < 8 ? 4 : 1;
+    job.layout.pipeline = way < 4 ? 1 : 4;
+    job.layout.microbatches = job.sequences = job.layout.pipeline;
+    job.machine = ts::machine("h100", {job.layout.devices(), 1});
+    const ts::Transformer sizes = ts::detail::sizes_of(job.model, 1);
+    ts::StepOptions options;
+    options.batch = job.sequences;
+    double most = 0;
+    for (std::int64_t rank = 0; rank < job.layout.devices(); ++rank) {
+      most = std::max(most, ts::plan_step(sizes, job.layout, options, rank).matmul_flops());
+    }
+    CHECK(ts::step_load(job).flops == most);
+  }
+  job.model = ts::config("mixtral-8x7b");  // nothing else is of another device
+  job.layout.pipeline = job.layout.microbatches = job.sequences = 1;
+  job.layout.context = job.layout.expert = 4;
+  job.machine = ts::machine("h100", {4, 1});
+  const ts::StepLoad all = ts::step_load(job);
+  job.model.window = 2000;
+  const ts::StepLoad local = ts::step_load(job);
+  CHECK(local.flops < all.flops);
+  CHECK(local.held_bytes == all.held_bytes);
+  CHECK(local.memory_bytes == all.memory_bytes);
 }
 
 TEST_CASE("the load of a step is about what the planner's limit says, priced another way") {

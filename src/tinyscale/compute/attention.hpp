@@ -187,10 +187,12 @@ inline void attention_forward_task(const kernels::AttentionShape& s, const Atten
   }
   for (std::int64_t i = 0; i < last - first; ++i) {  // scores of -inf alone have no softmax
     const float total = lease.data()[i / wide * own + wide * (size + 1) + i % wide];
-    if (!(total > 0.0f) && visible_keys(s, first + i) > 0) {
+    const bool sees = visible_keys(s, first + i) > hidden_keys(s, first + i);
+    if (!(total > 0.0f) && sees) {
       float* const o = t.o + (first + i) * s.o_stride;
       std::fill(o, o + size, std::numeric_limits<float>::quiet_NaN());
     }
+    t.lse[first + i] = sees ? t.lse[first + i] : 0.0f;
   }
 }
 

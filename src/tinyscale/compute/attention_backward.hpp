@@ -179,7 +179,7 @@ inline void attention_backward_group(const kernels::AttentionShape& s, const Att
     run_on_lanes(AttentionAdd{keys, size, dv, t.dv + at_v, s.v_stride, beta_kv});
   }
   const std::int64_t blocks = (seen + attention_keys - 1) / attention_keys;
-  attention_unseen(s, t, 0, std::min(start, s.keys), beta_kv);
+  attention_unseen(s, t, 0, start, beta_kv);
   attention_unseen(s, t, std::max<std::int64_t>(1, blocks) * attention_keys, s.keys, beta_kv);
 }
 

@@ -40,11 +40,13 @@ inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t 
   return std::max<std::int64_t>(0, std::min(s.keys, i + s.causal_offset + 1));
 }
 inline std::int64_t hidden_keys(const kernels::AttentionShape& s, std::int64_t i) {
-  return s.window == 0 ? 0 : std::max<std::int64_t>(0, i + s.causal_offset + 1 - s.window);
+  const std::int64_t hidden = s.window == 0 ? 0 : i + s.causal_offset + 1 - s.window;
+  return std::max<std::int64_t>(0, std::min(s.keys, hidden));
 }
-// Where the block of keys begins in which query i sees its first.
+// Where the block of keys begins in which query i sees its first; behind all keys, the last block.
 inline std::int64_t first_keys(const kernels::AttentionShape& s, std::int64_t i) {
-  return hidden_keys(s, i) / attention_keys * attention_keys;
+  const std::int64_t key = std::max<std::int64_t>(0, std::min(s.keys - 1, hidden_keys(s, i)));
+  return key / attention_keys * attention_keys;
 }
 
 inline float attention_scale(const kernels::AttentionShape& s) {

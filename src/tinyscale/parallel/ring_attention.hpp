@@ -177,8 +177,8 @@ inline Tensor keys_of(const Tensor& kv, std::int64_t keys) {
   return slice(slice(kv, 0, 0, 1), 2, 0, keys);
 }
 
-// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device. The first block that
-// computes all queries is written, others are folded in.
+// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device. Without a window the
+// first block, which has all queries, is written; others are folded in.
 inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Tensor kv, Tensor& y,
                          Tensor& lse) {
   for (int round = 0; round < ring.devices; ++round) {

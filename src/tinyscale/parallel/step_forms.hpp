@@ -334,7 +334,8 @@ class StepPlanner {
     const std::int64_t n = layout_.context, window = c_.window_of(layer);
     double pairs = causal_pairs(0, c_.context, window) / static_cast<double>(n);
     const bool zigzag = layout_.context_parallel != ContextParallel::ulysses;
-    if (window > 0 && n > 1 && zigzag && c_.context % (2 * n) == 0) {  // not all have as many
+    // Under a window not all have as many; of a plan whose chunks are not whole, the mean.
+    if (window > 0 && n > 1 && zigzag && c_.context % (2 * n) == 0) {
       const auto mine = static_cast<int>(at_.index(axes_.context));
       pairs = causal_pairs(
           context_places(layout_.context_parallel, mine, static_cast<int>(n), c_.context), tokens_,

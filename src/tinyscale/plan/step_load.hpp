@@ -149,11 +149,14 @@ class StepLoader {
     StepOptions options;
     options.batch = job.sequences;
     const std::int64_t p = layout_.pipeline;
-    const MeshPoint at(axes_.mesh, 0);
+    const MeshPoint first(axes_.mesh, 0), last(axes_.mesh, last_of_context());
     for (std::int64_t rank = 0; rank < p; ++rank) {
-      if (rank < 2 || rank == p - 1) {  // those between are like rank 1
-        const std::int64_t device = p > 1 ? at.rank_at(axes_.pipeline, rank) : 0;
-        add_device(StepPlanner(sizes, layout_, axes_, options, device).plan, rank);
+      const auto plan_at = [&](const MeshPoint& at) {
+        return StepPlanner(sizes, layout_, axes_, options, at.rank_at(axes_.pipeline, rank)).plan;
+      };
+      if (rank < 2 || rank == p - 1 || c_.global_every > 0) {  // else those between are like rank 1
+        add_device(plan_at(first), rank);
+        load.flops = std::max(load.flops, c_.window > 0 ? plan_at(last).matmul_flops() : 0);
       }
     }
     if (!beyond_of(c_).empty()) {  // the forms are of the plain one
@@ -182,6 +185,17 @@ class StepLoader {
       axis.kind = part.kind == axis.kind ? axis.kind : AxisKind::line;
     }
     return axis;
+  }
+
+  // The last of those that share the first's sequences: under a window none has more pairs.
+  std::int64_t last_of_context() const {
+    const MeshPoint at(axes_.mesh, 0);
+    std::int64_t rank = 0;
+    for (std::size_t i = 0; i < at.axes.size(); ++i) {
+      rank +=
+          in_group(axes_.context, at.axes[i].name) ? (at.axes[i].size.value - 1) * at.stride[i] : 0;
+    }
+    return rank;
   }
 
   // Most of each, over the devices that are looked at.

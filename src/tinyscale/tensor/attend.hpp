@@ -3,7 +3,7 @@
 // positions (arXiv 2104.09864). No [T, S] matrix outlives a row of it: the backward pass
 // recomputes from the log-sum-exp of each row (arXiv 2205.14135).
 
-#include <algorithm>  // clamp
+#include <algorithm>  // clamp, min
 #include <cstdint>    // int64_t
 
 #include "tinyscale/compute/attention.hpp"
@@ -53,7 +53,7 @@ inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k,
   s.o_batch = q.dim(1) * q.dim(2);
   s.causal = mask == Mask::causal ? 1 : 0;
   s.causal_offset = k.dim(1) - q.dim(1);
-  s.window = window;
+  s.window = std::min(window, attention_all);
   return s;
 }
 
@@ -133,7 +133,7 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   if (detail::recording()) {
     const Tensor all =
         detail::record(Op::attention, {&q, &k, &v}, q.shape(),
-                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal, window}));
+                       detail::as_numbers(List<std::int64_t>{heads, kv_heads, s.causal, s.window}));
     return detail::thread_recorder()->part(all, 0, q.shape());
   }
   const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
