@@ -24194,7 +24194,9 @@ inline Tensor sum_to(const Tensor& x, const Shape& shape) {
   if (row >= 16 && x.is_contiguous()) {
     Tensor dx(shape);
     kernels::column_sums(x.count() / row, row, x.data(), dx.data(), 0.0f);
-    return dx;
+    if (is_finite(kernels::sum(row, dx.data()))) {  // else 32 numbers may be beyond f32, all not
+      return dx;
+    }
   }
   Tensor once = x.detach();
   double times = 1;
@@ -25050,8 +25052,8 @@ inline Tensor stack(const std::vector<Tensor>& parts, int dim) {
 }}  // namespace tinyscale
 
 // >> tinyscale/tensor/reduce.hpp
-// Sums, means, maxima and softmax. Sums are gathered in double, whole rows 32 at a time in float, in
-// an order that is always the same.
+// Sums, means, maxima and softmax. Sums are gathered in double, whole rows 32 at a time in float,
+// in an order that is always the same.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 

@@ -284,6 +284,8 @@ TEST_CASE("sizes that no machine holds are an error, not a wrapped allocation") 
 }
 
 TEST_CASE("sums over a dimension and gradients of what is repeated do not lose elements") {
+  const ts::Tensor large = ts::concat({ts::full({2, 20}, 3e38f), ts::full({1, 20}, -3e38f)}, 0);
+  CHECK(ts::sum(large, 0).values() == std::vector<float>(20, 3e38f));  // 6e38 on the way
   const std::int64_t n = std::int64_t{1} << 22;
   CHECK(ts::sum(ts::full({n, 1}, 0.1f), 0).item() == doctest::Approx(419430.4).epsilon(1e-6));
   CHECK(ts::sum(ts::full({1, n}, 0.1f), 1).item() == doctest::Approx(419430.4).epsilon(1e-6));

@@ -1,6 +1,6 @@
 #pragma once
-// Sums, means, maxima and softmax. Sums are gathered in double, whole rows 32 at a time in float, in
-// an order that is always the same.
+// Sums, means, maxima and softmax. Sums are gathered in double, whole rows 32 at a time in float,
+// in an order that is always the same.
 
 #include <algorithm>  // max_element
 #include <cmath>      // exp, log
