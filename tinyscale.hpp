@@ -96,6 +96,7 @@
 //   tinyscale/compute/store_matrix.hpp       Makes stored matrices
 //   tinyscale/compute/ggml_sums.hpp          Sums in the order in which ggml's x86 kernels add
 //   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
+//   tinyscale/compute/row_sums.hpp           Sums and maxima of one row
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
 //   tinyscale/compute/argmax.hpp             The first largest of a row of numbers
 //   tinyscale/compute/byte_rows.hpp          Rows of a matrix in 8 bits, one scale a row
@@ -17140,71 +17141,10 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
 
 #endif  // TINYSCALE_ONLY
 
-// >> tinyscale/compute/softmax.hpp
-// Softmax and cross-entropy by rows, from differences to the row's maximum (nothing overflows):
-//   y_j = exp(x_j - max) / sum,  lse = max + log(sum),  loss = lse - x_target.
-// dx = y (dy - sum(y dy));  d logits = scale (exp(x - lse) - onehot(target)).
+// >> tinyscale/compute/row_sums.hpp
+// Sums and maxima of one row: of its numbers, of products, of squares.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernels {
-
-// The reference bodies: lse of one row, then y, dx, losses, d logits.
-inline double lse_reference(std::int64_t n, const float* x) {
-  const double max = double{*std::max_element(x, x + n)};
-  double sum = 0;
-  for (std::int64_t j = 0; j < n; ++j) {
-    sum += std::exp(double{x[j]} - max);
-  }
-  return max + std::log(sum);
-}
-
-inline void softmax_reference(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
-  for (std::int64_t i = 0; i < rows * cols; i += cols) {
-    const double lse = lse_reference(cols, x + i);
-    for (std::int64_t j = i; j < i + cols; ++j) {
-      y[j] = static_cast<float>(std::exp(double{x[j]} - lse));
-    }
-  }
-}
-
-inline void softmax_backward_reference(std::int64_t rows, std::int64_t cols, const float* y,
-                                       const float* dy, float* dx, float beta = 1.0f) {
-  for (std::int64_t i = 0; i < rows * cols; i += cols) {
-    double mean = 0;
-    for (std::int64_t j = i; j < i + cols; ++j) {
-      mean += double{y[j]} * double{dy[j]};
-    }
-    for (std::int64_t j = i; j < i + cols; ++j) {
-      const float old = beta == 0.0f ? 0.0f : dx[j];
-      dx[j] = old + static_cast<float>(double{y[j]} * (double{dy[j]} - mean));
-    }
-  }
-}
-
-inline void cross_entropy_reference(std::int64_t rows, std::int64_t vocab, const float* logits,
-                                    const std::int32_t* targets, float* losses, float* lse) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const float* const x = logits + i * vocab;
-    const double all = lse_reference(vocab, x);
-    lse[i] = static_cast<float>(all);
-    losses[i] = targets[i] < 0 ? 0.0f : static_cast<float>(all - double{x[targets[i]]});
-  }
-}
-
-inline void cross_entropy_backward_reference(std::int64_t rows, std::int64_t vocab,
-                                             const float* logits, const float* lse,
-                                             const std::int32_t* targets, float scale,
-                                             float* dlogits, float beta = 1.0f) {
-  for (std::int64_t at = 0; at < rows * vocab; ++at) {
-    const std::int64_t i = at / vocab, j = at % vocab;
-    const double y = std::exp(double{logits[at]} - double{lse[i]});
-    const double slope = targets[i] < 0 ? 0.0 : y - (j == targets[i] ? 1.0 : 0.0);
-    dlogits[at] = static_cast<float>(scale * slope) + (beta == 0.0f ? 0.0f : dlogits[at]);
-  }
-}
-
-}  // namespace kernels
-
 namespace detail {
 
 // The sum of a row of terms, four vectors at a time; a lane past the row counts as 0.
@@ -17293,6 +17233,76 @@ TINYSCALE_INLINE void max_row(std::int64_t n, const float* x, typename L::V& bes
   }
   max_vector<L>(best, second, best);
 }
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/softmax.hpp
+// Softmax and cross-entropy by rows, from differences to the row's maximum (nothing overflows):
+//   y_j = exp(x_j - max) / sum,  lse = max + log(sum),  loss = lse - x_target.
+// dx = y (dy - sum(y dy));  d logits = scale (exp(x - lse) - onehot(target)).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference bodies: lse of one row, then y, dx, losses, d logits.
+inline double lse_reference(std::int64_t n, const float* x) {
+  const double max = double{*std::max_element(x, x + n)};
+  double sum = 0;
+  for (std::int64_t j = 0; j < n; ++j) {
+    sum += std::exp(double{x[j]} - max);
+  }
+  return max + std::log(sum);
+}
+
+inline void softmax_reference(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  for (std::int64_t i = 0; i < rows * cols; i += cols) {
+    const double lse = lse_reference(cols, x + i);
+    for (std::int64_t j = i; j < i + cols; ++j) {
+      y[j] = static_cast<float>(std::exp(double{x[j]} - lse));
+    }
+  }
+}
+
+inline void softmax_backward_reference(std::int64_t rows, std::int64_t cols, const float* y,
+                                       const float* dy, float* dx, float beta = 1.0f) {
+  for (std::int64_t i = 0; i < rows * cols; i += cols) {
+    double mean = 0;
+    for (std::int64_t j = i; j < i + cols; ++j) {
+      mean += double{y[j]} * double{dy[j]};
+    }
+    for (std::int64_t j = i; j < i + cols; ++j) {
+      const float old = beta == 0.0f ? 0.0f : dx[j];
+      dx[j] = old + static_cast<float>(double{y[j]} * (double{dy[j]} - mean));
+    }
+  }
+}
+
+inline void cross_entropy_reference(std::int64_t rows, std::int64_t vocab, const float* logits,
+                                    const std::int32_t* targets, float* losses, float* lse) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const float* const x = logits + i * vocab;
+    const double all = lse_reference(vocab, x);
+    lse[i] = static_cast<float>(all);
+    losses[i] = targets[i] < 0 ? 0.0f : static_cast<float>(all - double{x[targets[i]]});
+  }
+}
+
+inline void cross_entropy_backward_reference(std::int64_t rows, std::int64_t vocab,
+                                             const float* logits, const float* lse,
+                                             const std::int32_t* targets, float scale,
+                                             float* dlogits, float beta = 1.0f) {
+  for (std::int64_t at = 0; at < rows * vocab; ++at) {
+    const std::int64_t i = at / vocab, j = at % vocab;
+    const double y = std::exp(double{logits[at]} - double{lse[i]});
+    const double slope = targets[i] < 0 ? 0.0 : y - (j == targets[i] ? 1.0 : 0.0);
+    dlogits[at] = static_cast<float>(scale * slope) + (beta == 0.0f ? 0.0f : dlogits[at]);
+  }
+}
+
+}  // namespace kernels
+
+namespace detail {
 
 // max and sum of exp(x - max) of a row that is read once: block by block, from a maximum of each
 // lane that grows on the way. Nothing is compared with -inf: in place of exp(-inf) stands 2^-126.

@@ -120,6 +120,7 @@
 #include "tinyscale/compute/store_matrix.hpp"
 #include "tinyscale/compute/ggml_sums.hpp"
 #include "tinyscale/compute/gemm_fused.hpp"
+#include "tinyscale/compute/row_sums.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/argmax.hpp"
 #include "tinyscale/compute/byte_rows.hpp"
