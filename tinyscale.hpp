@@ -10537,6 +10537,40 @@ struct ColumnSums {  // sums[i] += x[i]
   }
 };
 
+// part[j] += the sum of rows that are `step` apart, four vectors of columns side by side: one sum
+// waits for its last addition.
+template <class L>
+TINYSCALE_INLINE void add_rows(std::int64_t rows, std::int64_t n, const float* x, std::int64_t step,
+                               float* part) {
+  typename L::V sum, v, sums[4];
+  std::int64_t j = 0;
+  for (; j + 4 * L::width <= n; j += 4 * L::width) {
+    TINYSCALE_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      load<L>(part + j + k * L::width, sums[k]);
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      TINYSCALE_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        load<L>(x + r * step + j + k * L::width, v);
+        sums[k] = sums[k] + v;
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      store<L>(part + j + k * L::width, sums[k]);
+    }
+  }
+  for (; j < n; j += L::width) {
+    load_some<L>(part + j, n - j, 0.0f, sum);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      load_some<L>(x + r * step + j, n - j, 0.0f, v);
+      sum = sum + v;
+    }
+    store_some<L>(part + j, n - j, sum);
+  }
+}
+
 constexpr std::int64_t sum_columns = 128;  // of a task
 
 // Up to 128 columns of x: 32 rows in float, which then join the totals in double.
@@ -10547,41 +10581,11 @@ struct ColumnBlock {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    float part[static_cast<std::size_t>(sum_columns)] = {};
-    typename L::V v, sum;
+    float part[static_cast<std::size_t>(sum_columns)];
     for (std::int64_t row = 0; row < rows; row += 32) {
-      const std::int64_t count = std::min<std::int64_t>(rows - row, 32);
-      const float* const from = x + row * cols;
-      std::int64_t j = 0;
-      for (; j + 4 * L::width <= n; j += 4 * L::width) {
-        four_sums<L>(count, from + j, part + j);
-      }
-      for (; j < n; j += L::width) {
-        sum = typename L::V{};
-        for (std::int64_t i = 0; i < count; ++i) {
-          load_some<L>(from + i * cols + j, n - j, 0.0f, v);
-          sum = sum + v;
-        }
-        store<L>(part + j, sum);
-      }
+      std::fill(part, part + n, 0.0f);
+      add_rows<L>(std::min<std::int64_t>(rows - row, 32), n, x + row * cols, cols, part);
       call_on_lanes<L>(ColumnSums{n, part, totals});
-    }
-  }
-
-  // Of four vectors of columns side by side: one sum waits for its last addition.
-  template <class L>
-  TINYSCALE_INLINE void four_sums(std::int64_t count, const float* from, float* to) const {
-    typename L::V v, sums[4] = {};
-    for (std::int64_t i = 0; i < count; ++i, from += cols) {
-      TINYSCALE_UNROLL
-      for (int vector = 0; vector < 4; ++vector) {
-        load<L>(from + vector * L::width, v);
-        sums[vector] = sums[vector] + v;
-      }
-    }
-    TINYSCALE_UNROLL
-    for (int vector = 0; vector < 4; ++vector) {
-      store<L>(to + vector * L::width, sums[vector]);
     }
   }
 };
@@ -22116,38 +22120,6 @@ inline void power_rows(const VectorRows& all) {
   }
 }
 
-// part[j] += the sum of `rows` rows.
-template <class L>
-TINYSCALE_INLINE void add_rows(std::int64_t rows, std::int64_t n, const float* x, float* part) {
-  typename L::V sum, v, sums[4];
-  std::int64_t j = 0;
-  for (; j + 4 * L::width <= n; j += 4 * L::width) {  // one sum waits for its last addition
-    TINYSCALE_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      load<L>(part + j + k * L::width, sums[k]);
-    }
-    for (std::int64_t r = 0; r < rows; ++r) {
-      TINYSCALE_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        load<L>(x + r * n + j + k * L::width, v);
-        sums[k] = sums[k] + v;
-      }
-    }
-    TINYSCALE_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      store<L>(part + j + k * L::width, sums[k]);
-    }
-  }
-  for (; j < n; j += L::width) {
-    load_some<L>(part + j, n - j, 0.0f, sum);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      load_some<L>(x + r * n + j, n - j, 0.0f, v);
-      sum = sum + v;
-    }
-    store_some<L>(part + j, n - j, sum);
-  }
-}
-
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -22443,7 +22415,7 @@ struct VectorTasks {
     std::int64_t filled = block.filled;
     for (std::int64_t r = 0; r < block.rows;) {
       const std::int64_t rows = std::min(32 - filled, block.rows - r);
-      add_rows<L>(rows, block.n, at[step.places[0]] + r * block.n, at[step.target]);
+      add_rows<L>(rows, block.n, at[step.places[0]] + r * block.n, block.n, at[step.target]);
       r += rows;
       filled += rows;
       if (filled == 32) {

@@ -409,37 +409,5 @@ inline void power_rows(const VectorRows& all) {
   }
 }
 
-// part[j] += the sum of `rows` rows.
-template <class L>
-TINYSCALE_INLINE void add_rows(std::int64_t rows, std::int64_t n, const float* x, float* part) {
-  typename L::V sum, v, sums[4];
-  std::int64_t j = 0;
-  for (; j + 4 * L::width <= n; j += 4 * L::width) {  // one sum waits for its last addition
-    TINYSCALE_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      load<L>(part + j + k * L::width, sums[k]);
-    }
-    for (std::int64_t r = 0; r < rows; ++r) {
-      TINYSCALE_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        load<L>(x + r * n + j + k * L::width, v);
-        sums[k] = sums[k] + v;
-      }
-    }
-    TINYSCALE_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      store<L>(part + j + k * L::width, sums[k]);
-    }
-  }
-  for (; j < n; j += L::width) {
-    load_some<L>(part + j, n - j, 0.0f, sum);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      load_some<L>(x + r * n + j, n - j, 0.0f, v);
-      sum = sum + v;
-    }
-    store_some<L>(part + j, n - j, sum);
-  }
-}
-
 }  // namespace detail
 }  // namespace tinyscale

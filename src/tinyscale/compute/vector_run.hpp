@@ -302,7 +302,7 @@ struct VectorTasks {
     std::int64_t filled = block.filled;
     for (std::int64_t r = 0; r < block.rows;) {
       const std::int64_t rows = std::min(32 - filled, block.rows - r);
-      add_rows<L>(rows, block.n, at[step.places[0]] + r * block.n, at[step.target]);
+      add_rows<L>(rows, block.n, at[step.places[0]] + r * block.n, block.n, at[step.target]);
       r += rows;
       filled += rows;
       if (filled == 32) {
