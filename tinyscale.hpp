@@ -328,6 +328,7 @@
 //   tinyscale/parallel/check_pipeline.hpp    Proof that a pipeline schedule never waits for
 //   tinyscale/parallel/pipeline_timing.hpp   When each op of a pipeline schedule runs
 //   tinyscale/parallel/pipeline_forms.hpp    Idle time and activations of the four built-in
+//   tinyscale/parallel/context_places.hpp    Where the tokens of a device stand whose sequences
 //   tinyscale/parallel/ring_attention.hpp    Ring attention (Liu et al., arXiv 2310.01889)
 //   tinyscale/parallel/context_parallel.hpp  Context parallelism
 //   tinyscale/parallel/tensor_parallel.hpp   Tensor parallelism (Megatron
@@ -69197,6 +69198,41 @@ inline double pipeline_messages(const PipelineShape& s) {
 
 #if (TINYSCALE_ONLY) & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
+// >> tinyscale/parallel/context_places.hpp
+// Where the tokens of a device stand whose sequences are cut over several.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class ContextParallel { ring, ulysses, gathered };
+
+inline const char* name_of(ContextParallel kind) {
+  static const char* const names[] = {"ring", "ulysses", "gathered"};
+  return detail::name_in("ContextParallel", names, kind);
+}
+
+// The tokens of device `index`, sequence_length / devices of them. Ring and gathered: zigzag, of 2N
+// chunks those numbered index and 2N - 1 - index, so that causal work is even; Ulysses, whose
+// devices see whole sequences: one stretch.
+inline TokenPlaces context_places(ContextParallel kind, int index, int devices,
+                                  std::int64_t sequence_length) {
+  const bool zigzag = kind != ContextParallel::ulysses;
+  const std::int64_t chunks = std::int64_t{devices} * (zigzag ? 2 : 1);
+  if (index < 0 || index >= devices || sequence_length < 1 ||
+      (devices > 1 && sequence_length % chunks != 0)) {
+    detail::fail({"context_places: device ", index, " of ", devices, ", sequences of ",
+                  sequence_length, " tokens by ", name_of(kind), "; right is a device of 0 to ",
+                  devices - 1, " and a multiple of ", devices > 1 ? chunks : 1, " tokens",
+                  zigzag ? " (two chunks a device)" : ""});
+  }
+  const std::int64_t chunk = sequence_length / chunks, first = index * chunk;
+  if (!zigzag || devices == 1) {
+    return first;
+  }
+  return {first, chunk, (2 * (devices - 1 - index)) * chunk};
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/parallel/ring_attention.hpp
 // Ring attention (Liu et al., arXiv 2310.01889): the tokens of every sequence are cut over devices;
 // queries stay, keys and values go once around, and each device folds every block that comes:
@@ -69287,10 +69323,8 @@ struct Ring {
 
  private:
   std::int64_t place(int device, std::int64_t token) const {  // in the sequence
-    const std::int64_t half = shape.queries / 2;
-    return !options.zigzag ? device * shape.queries + token
-           : token < half  ? device * half + token
-                           : (2 * devices - 1 - device) * half + token - half;
+    const ContextParallel cut = options.zigzag ? ContextParallel::ring : ContextParallel::ulysses;
+    return context_places(cut, device, devices, devices * shape.queries).at(token);
   }
   // Queries of one chunk against each chunk of a device's keys.
   void add_windows(std::int64_t query, std::int64_t queries, int from,
@@ -69523,34 +69557,6 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
 // Ulysses: Jacobs et al., arXiv 2309.14509; gathered: Llama 3, arXiv 2407.21783, section 3.3.2.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-enum class ContextParallel { ring, ulysses, gathered };
-
-inline const char* name_of(ContextParallel kind) {
-  static const char* const names[] = {"ring", "ulysses", "gathered"};
-  return detail::name_in("ContextParallel", names, kind);
-}
-
-// The tokens of device `index`, sequence_length / devices of them. Ring and gathered: zigzag, of 2N
-// chunks those numbered index and 2N - 1 - index, so that causal work is even; Ulysses, whose
-// devices see whole sequences: one stretch.
-inline TokenPlaces context_places(ContextParallel kind, int index, int devices,
-                                  std::int64_t sequence_length) {
-  const bool zigzag = kind != ContextParallel::ulysses;
-  const std::int64_t chunks = std::int64_t{devices} * (zigzag ? 2 : 1);
-  if (index < 0 || index >= devices || sequence_length < 1 ||
-      (devices > 1 && sequence_length % chunks != 0)) {
-    detail::fail({"context_places: device ", index, " of ", devices, ", sequences of ",
-                  sequence_length, " tokens by ", name_of(kind), "; right is a device of 0 to ",
-                  devices - 1, " and a multiple of ", devices > 1 ? chunks : 1, " tokens",
-                  zigzag ? " (two chunks a device)" : ""});
-  }
-  const std::int64_t chunk = sequence_length / chunks, first = index * chunk;
-  if (!zigzag || devices == 1) {
-    return first;
-  }
-  return {first, chunk, (2 * (devices - 1 - index)) * chunk};
-}
 
 // What stands at `places` of sequences that lie one behind the other: `count` of each.
 inline std::vector<std::int32_t> tokens_at(const std::vector<std::int32_t>& ids,

@@ -364,6 +364,7 @@
 #include "tinyscale/parallel/check_pipeline.hpp"
 #include "tinyscale/parallel/pipeline_timing.hpp"
 #include "tinyscale/parallel/pipeline_forms.hpp"
+#include "tinyscale/parallel/context_places.hpp"
 #include "tinyscale/parallel/ring_attention.hpp"
 #include "tinyscale/parallel/context_parallel.hpp"
 #include "tinyscale/parallel/tensor_parallel.hpp"

@@ -16,6 +16,7 @@
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/mesh/device.hpp"
+#include "tinyscale/parallel/context_places.hpp"
 #include "tinyscale/tensor/attend.hpp"
 
 namespace tinyscale {
@@ -99,10 +100,8 @@ struct Ring {
 
  private:
   std::int64_t place(int device, std::int64_t token) const {  // in the sequence
-    const std::int64_t half = shape.queries / 2;
-    return !options.zigzag ? device * shape.queries + token
-           : token < half  ? device * half + token
-                           : (2 * devices - 1 - device) * half + token - half;
+    const ContextParallel cut = options.zigzag ? ContextParallel::ring : ContextParallel::ulysses;
+    return context_places(cut, device, devices, devices * shape.queries).at(token);
   }
   // Queries of one chunk against each chunk of a device's keys.
   void add_windows(std::int64_t query, std::int64_t queries, int from,
