@@ -343,6 +343,7 @@
 //   tinyscale/parallel/accumulate.hpp        A step of one device in parts
 //   tinyscale/parallel/layout_hooks.hpp      What a layout puts between the parts of the
 //   tinyscale/parallel/formula_texts.hpp     The formulas of what a training step sends, as texts
+//   tinyscale/parallel/step_plan.hpp         What one device does in a step, as planned
 //   tinyscale/parallel/step_forms.hpp        What a step of training by a layout sends
 //   tinyscale/parallel/step_traffic.hpp      What the calls of a step's plan send and how long
 //   tinyscale/parallel/device_model.hpp      One device's part of the model in training
@@ -69199,7 +69200,7 @@ inline double pipeline_messages(const PipelineShape& s) {
 #if (TINYSCALE_ONLY) & (TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
 // >> tinyscale/parallel/context_places.hpp
-// Where the tokens of a device stand whose sequences are cut over several.
+// Where the tokens of a device stand whose sequences are cut over several, and whose keys they see.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -69231,6 +69232,32 @@ inline TokenPlaces context_places(ContextParallel kind, int index, int devices,
   return {first, chunk, (2 * (devices - 1 - index)) * chunk};
 }
 
+// The rounds of a ring in which keys come that somebody's queries see: in round r each device has
+// those of the r-th before it. Causal; a window (0: none) of w tokens reaches the
+//   K = floor((w - 2) / chunk) + 1    chunks before a query's own, none for w = 1,
+// which of single stretches are on the K devices before, of a zigzag on K before and K behind.
+inline std::vector<int> ring_rounds(bool zigzag, int devices, std::int64_t sequence_length,
+                                    std::int64_t window = 0) {
+  if (devices < 1 || sequence_length < devices || window < 0) {
+    detail::fail({"ring_rounds: ", devices, " devices, sequences of ", sequence_length,
+                  " tokens, a window of ", window,
+                  "; a token or more for each device and a window of 0 (none) or more are right"});
+  }
+  const std::int64_t others = devices - 1;
+  const std::int64_t chunk =
+      std::max<std::int64_t>(1, sequence_length / devices / (zigzag ? 2 : 1));
+  const std::int64_t reach = window == 0   ? others
+                             : window == 1 ? 0
+                                           : std::min(others, (window - 2) / chunk + 1);
+  std::vector<int> rounds;
+  for (int r = 0; r < devices; ++r) {
+    if (r <= reach || (zigzag && devices - r <= reach)) {
+      rounds.push_back(r);
+    }
+  }
+  return rounds;
+}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/parallel/ring_attention.hpp
@@ -69239,8 +69266,8 @@ inline TokenPlaces context_places(ContextParallel kind, int index, int devices,
 //   l' = log(exp(l) + exp(l_block)),  O' = exp(l - l') O + exp(l_block - l') O_block.
 // Zigzag: of 2N chunks device r has r and 2N - 1 - r, so that under the causal mask all multiply as
 // many pairs; what a mask hides altogether is not computed. Backward goes around again, and with
-// each block what its gradient came to so far. A window hides far keys, which travel all the same:
-// then chunks meet one by one, and queries that see none of one's keys are left out.
+// each block what its gradient came to so far. Under a window chunks meet one by one, queries that
+// see none of one's keys are left out, and so are rounds in which nobody sees any (ring_rounds).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -69280,7 +69307,13 @@ struct Ring {
   int me = 0, devices = 1;
   Axes axes;
   SourceLine where;
+  std::vector<int> rounds;  // those with something to do; the first is 0
 
+  std::size_t turns() const { return rounds.size(); }
+  // From a turn to the next; after the last one home.
+  int shift(std::size_t turn) const {
+    return (turn + 1 < turns() ? rounds[turn + 1] : devices) - rounds[turn];
+  }
   int owner(int round) const { return modulo(me - round, devices); }
   List<RingBlock> blocks(int round) const {
     if (shape.window == 0) {
@@ -69316,9 +69349,9 @@ struct Ring {
     s.causal_offset = block.ahead;
     return s;
   }
-  Pending send(Endpoint& device, const Tensor& x) const {
+  Pending send(Endpoint& device, const Tensor& x, std::size_t turn) const {
     const MemoryScope scope(MemoryKind::buffer);
-    return start_permute({device, options.transfer, where}, x, axes, 1);
+    return start_permute({device, options.transfer, where}, x, axes, shift(turn));
   }
 
  private:
@@ -69403,13 +69436,13 @@ inline Tensor keys_of(const Tensor& kv, std::int64_t keys) {
 // first block, which has all queries, is written; others are folded in.
 inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Tensor kv, Tensor& y,
                          Tensor& lse) {
-  for (int round = 0; round < ring.devices; ++round) {
-    const bool last = round + 1 == ring.devices;
-    Pending next = last ? Pending() : ring.send(device, kv);
-    for (const RingBlock& block : ring.blocks(round)) {
+  for (std::size_t turn = 0; turn < ring.turns(); ++turn) {
+    const bool last = turn + 1 == ring.turns();
+    Pending next = last ? Pending() : ring.send(device, kv, turn);
+    for (const RingBlock& block : ring.blocks(ring.rounds[turn])) {
       const OpScope scope;
       const kernels::AttentionShape s = ring.of(block);
-      const bool whole = round == 0 && s.window == 0;
+      const bool whole = turn == 0 && s.window == 0;
       Tensor part = whole ? y : Tensor({s.batch, s.queries, s.o_stride});
       Tensor part_lse = whole ? lse : Tensor({s.batch, s.heads, s.queries});
       kernels::AttentionShape to = s;
@@ -69458,31 +69491,32 @@ struct RingBackward {
 inline Tensor ring_backward(Endpoint& device, const RingBackward& work, Tensor kv) {
   const Ring& ring = work.ring;
   const Tensor home = kv;
+  const bool travels = ring.turns() > 1;
   Tensor d_home = zeros(kv.shape());
-  Pending next = ring.send(device, kv), coming;
+  Pending next = travels ? ring.send(device, kv, 0) : Pending(), coming;
   work.add(ring.own_part(false), home, d_home);
-  for (int round = 1; round < ring.devices; ++round) {
+  for (std::size_t turn = 1; turn < ring.turns(); ++turn) {
     kv = next.wait();
-    if (round + 1 < ring.devices) {
-      next = ring.send(device, kv);
+    if (turn + 1 < ring.turns()) {
+      next = ring.send(device, kv, turn);
     }
     Tensor dkv = zeros(kv.shape());
-    work.add(ring.blocks(round), kv, dkv);
-    if (round > 1) {
+    work.add(ring.blocks(ring.rounds[turn]), kv, dkv);
+    if (turn > 1) {
       add_(dkv, coming.wait());
     }
     round_all(dkv, ring.options.merge);
-    coming = ring.send(device, dkv);
+    coming = ring.send(device, dkv, turn);
   }
   work.add(ring.own_part(true), home, d_home);
-  return add_(d_home, coming.wait());
+  return travels ? add_(d_home, coming.wait()) : d_home;
 }
 
 }  // namespace detail
 
 // q [B, T/N, heads K], k and v [B, T/N, kv_heads K] of this device's tokens, N devices of the axes;
-// all of them call it. The output is [B, T/N, heads K]. Each sends 2 (N - 1) B T/N kv_heads K
-// numbers forward, twice that backward.
+// all of them call it. The output is [B, T/N, heads K]. Each sends 2 R B T/N kv_heads K numbers
+// forward, twice that backward, in R = N - 1 rounds, under a window those of ring_rounds().
 inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
                              std::int64_t heads, std::int64_t kv_heads, const Axes& axes, Mask mask,
                              const RingOptions& options = RingOptions(), std::int64_t window = 0,
@@ -69507,7 +69541,8 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
                              endpoint.index_on(found),
                              devices,
                              axes,
-                             where};
+                             where,
+                             ring_rounds(options.zigzag, devices, devices * q.dim(1), window)};
   const bool halves = mask == Mask::causal && options.zigzag;
   if (q.dim(1) != k.dim(1) || q.dim(1) % (halves ? 2 : 1) != 0) {
     detail::fail({"ring_attention: ", q.dim(1), " queries and ", k.dim(1), " keys on each of ",
@@ -69552,6 +69587,7 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
 // sees more than one. Per layer and device, of b sequences of s tokens, queries q wide, keys kv
 // wide:
 //   ring      K and V go around          forward 2 b s kv (N-1)/N         backward 4 b s kv (N-1)/N
+//             under a window in R rounds (ring_rounds), not N-1
 //   Ulysses   tokens against heads       2 b s (q + kv) (N-1)/N^2         the same
 //   gathered  K and V of all on each     2 b s kv (N-1)/N                 the same
 // Ulysses: Jacobs et al., arXiv 2309.14509; gathered: Llama 3, arXiv 2407.21783, section 3.3.2.
@@ -69695,22 +69731,40 @@ inline Tensor context_attention(Device& device, ContextParallel kind, const Tens
 }
 
 // Sent by each device in one attention, in bytes of `element_bytes` a number; over links that take
-// an all_to_all straight to its target.
+// an all_to_all straight to its target. Under a window a ring of `zigzag` devices has fewer rounds.
 struct ContextBytes {
   double forward = 0, backward = 0;
 };
 
 inline ContextBytes context_attention_bytes(ContextParallel kind, int devices, std::int64_t batch,
                                             std::int64_t sequence_length, std::int64_t q_width,
-                                            std::int64_t kv_width, double element_bytes = 4) {
+                                            std::int64_t kv_width, double element_bytes = 4,
+                                            std::int64_t window = 0, bool zigzag = true) {
   const double n = devices, local = static_cast<double>(batch * sequence_length) / n;  // tokens
   const double keys = 2 * local * static_cast<double>(kv_width) * element_bytes;
   const double queries = 2 * local * static_cast<double>(q_width) * element_bytes;
   switch (kind) {
-    case ContextParallel::ring: return {(n - 1) * keys, 2 * (n - 1) * keys};
+    case ContextParallel::ring: {
+      const auto rounds =
+          static_cast<double>(ring_rounds(zigzag, devices, sequence_length, window).size() - 1);
+      return {rounds * keys, 2 * rounds * keys};
+    }
     case ContextParallel::gathered: return {(n - 1) * keys, (n - 1) * keys};
     default: return {(n - 1) * (queries + keys) / n, (n - 1) * (queries + keys) / n};
   }
+}
+
+// Of N - 1 rounds of keys in every layer of a model those that there are: under a window a ring has
+// fewer.
+inline double context_rounds_share(const ModelConfig& model, ContextParallel kind, int devices,
+                                   std::int64_t sequence_length) {
+  if (kind != ContextParallel::ring || model.window == 0 || devices < 2) {
+    return 1;
+  }
+  const std::size_t rounds = ring_rounds(true, devices, sequence_length, model.window).size() - 1;
+  const auto local = static_cast<double>(model.local_layers());
+  return 1 - local / static_cast<double>(model.layers) *
+                 (1 - static_cast<double>(rounds) / (devices - 1));
 }
 
 // Pairs of query and key that a device multiplies under a causal mask, of one sequence and one
@@ -72036,8 +72090,11 @@ class FormulaTexts {
   std::string block() const {
     return wide("L m", (layout_.sequence_parallel ? 2 : 4) * (1 + forwards(false)));
   }
-  std::string ring() const {
-    return times_text("L m", 2 * forwards(true) + 4) + "(c-1) b s h_kv" + over_tensor();
+  // Of a model with windows: of its layers that have one, or of the others.
+  std::string ring(bool windows, bool local) const {
+    const char* const layers = !windows ? "L m" : local ? "L_w m" : "L_g m";
+    return times_text(layers, 2 * forwards(true) + 4) + (local ? "R" : "(c-1)") + " b s h_kv" +
+           over_tensor();
   }
   std::string gathered_keys(bool forward) const {
     return times_text("L m", 2 * (forward ? forwards(true) : 1)) + "(c-1) b s h_kv" + over_tensor();
@@ -72113,10 +72170,9 @@ class FormulaTexts {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/parallel/step_forms.hpp
-// What a step of training by a layout sends, computes and holds, in closed form: each op of the
-// pipeline schedule has its collectives, each with the formula of its size. A pure function of
-// model, layout and place; step_report.hpp puts it beside what was counted.
+// >> tinyscale/parallel/step_plan.hpp
+// What one device does in a step, as planned: its collectives with their formulas, its matmuls, the
+// bytes it holds.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -72131,6 +72187,7 @@ struct PlannedCall {
   std::string why;      // "weights", "gradients", "tensor parallel", ..
   std::string formula;  // of all of them together, in elements that a device sends
   bool mean = false;    // of what depends on the routing
+  int shift = 1;        // of a permute
 };
 
 // One device's part of a step.
@@ -72147,6 +72204,15 @@ struct StepPlan {
   double activations = 0;  // the most that forward passes leave for backward passes; -1: not known
   double logits = 0;       // and of logits
 };
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/step_forms.hpp
+// What a step of training by a layout sends, computes and holds, in closed form: each op of the
+// pipeline schedule has its collectives, each with the formula of its size. A pure function of
+// model, layout and place; step_report.hpp puts it beside what was counted.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -72177,18 +72243,20 @@ class StepPlanner {
 
  private:
   void add(Collective what, const AxisGroup& axes, std::int64_t elements, const std::string& why,
-           const std::string& formula, DType format = DType::f32, bool mean = false) {
+           const std::string& formula, DType format = DType::f32, bool mean = false,
+           int shift = 1) {
     if (axes.empty()) {
       return;
     }
     for (PlannedCall& known : plan.calls) {
       if (!known.send && known.what == what && known.axes == axes && known.elements == elements &&
-          known.format == format && known.why == why && known.formula == formula) {
+          known.format == format && known.why == why && known.formula == formula &&
+          known.shift == shift) {
         ++known.times;
         return;
       }
     }
-    plan.calls.push_back({what, false, axes, elements, format, 1, why, formula, mean});
+    plan.calls.push_back({what, false, axes, elements, format, 1, why, formula, mean, shift});
   }
   void add_send(std::int64_t elements, const std::string& why, const std::string& formula) {
     for (PlannedCall& known : plan.calls) {
@@ -72199,7 +72267,7 @@ class StepPlanner {
       }
     }
     plan.calls.push_back(
-        {Collective::permute, true, axes_.pipeline, elements, DType::f32, 1, why, formula, false});
+        {Collective::permute, true, axes_.pipeline, elements, DType::f32, 1, why, formula});
   }
 
   // ---- The ops of the schedule ----
@@ -72236,16 +72304,16 @@ class StepPlanner {
     for (std::int64_t l = stages_.first_layer(op.stage); l < stages_.first_layer(op.stage + 1);
          ++l) {
       if (forward || again) {
-        add_block_forward();
+        add_block_forward(l);
         (again ? recomputed : plan.flops[StepTask::forward]) +=
             weight_flops() + attention_flops(l, 2);
       }
       if (core_again) {
-        add_attention(true);
+        add_attention(l, true);
         recomputed += attention_flops(l, 2);
       }
       if (!forward) {
-        add_block_backward();
+        add_block_backward(l);
         backward += (whole ? 2 : 1) * weight_flops() + attention_flops(l, 5);
       }
     }
@@ -72332,24 +72400,24 @@ class StepPlanner {
       add_tensor(true, say_.embedding(true));
     }
   }
-  void add_block_forward() {
+  void add_block_forward(std::int64_t layer) {
     for (int part = 0; part < 2; ++part) {
       if (layout_.sequence_parallel) {
         add_tensor(true, say_.block());
       }
       add_tensor(false, say_.block());
     }
-    add_attention(true);
+    add_attention(layer, true);
     add_experts(true);
   }
-  void add_block_backward() {
+  void add_block_backward(std::int64_t layer) {
     for (int part = 0; part < 2; ++part) {
       if (layout_.sequence_parallel) {
         add_tensor(true, say_.block());
       }
       add_tensor(false, say_.block());
     }
-    add_attention(false);
+    add_attention(layer, false);
     add_experts(false);
   }
   double head_flops() const {
@@ -72372,7 +72440,7 @@ class StepPlanner {
     return shard_begin(c_.vocabulary, i + 1, t) - shard_begin(c_.vocabulary, i, t);
   }
 
-  void add_attention(bool forward) {
+  void add_attention(std::int64_t layer, bool forward) {
     const std::int64_t n = layout_.context;
     const std::int64_t queries = sequences_ * tokens_ * c_.query_width() / layout_.tensor;
     const std::int64_t keys = sequences_ * tokens_ * c_.key_width() / layout_.tensor;
@@ -72380,11 +72448,7 @@ class StepPlanner {
       return;
     }
     switch (layout_.context_parallel) {
-      case ContextParallel::ring:
-        for (std::int64_t i = 0; i < (forward ? n - 1 : 2 * n - 2); ++i) {
-          add(Collective::permute, axes_.context, 2 * keys, "ring attention", say_.ring());
-        }
-        break;
+      case ContextParallel::ring: add_ring(2 * keys, c_.window_of(layer), forward); break;
       case ContextParallel::gathered:
         for (int i = 0; i < 2; ++i) {
           add(forward ? Collective::all_gather : Collective::reduce_scatter, axes_.context,
@@ -72395,6 +72459,21 @@ class StepPlanner {
         for (const std::int64_t elements : {queries, keys, keys, queries}) {
           add(Collective::all_to_all, axes_.context, elements, "Ulysses", say_.ulysses());
         }
+    }
+  }
+
+  // Keys go from round to round; backward each gradient goes the same ways one round later.
+  void add_ring(std::int64_t numbers, std::int64_t window, bool forward) {
+    const int n = static_cast<int>(layout_.context);
+    std::vector<int> rounds = ring_rounds(true, n, c_.context, window);
+    const std::string formula = say_.ring(c_.window > 0, window > 0);
+    rounds.push_back(n);
+    for (std::size_t i = 1; i + 1 < rounds.size(); ++i) {
+      const int shift = rounds[i] - rounds[i - 1], next = rounds[i + 1] - rounds[i];
+      for (int go = 0; go < (forward ? 1 : 2); ++go) {
+        add(Collective::permute, axes_.context, numbers, "ring attention", formula, DType::f32,
+            false, go == 0 ? shift : next);
+      }
     }
   }
 
@@ -72628,7 +72707,7 @@ inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
   spec.parts = parts_of_group(machine, placed, numbers);
   spec.elements = call.elements;
   spec.element_bytes = bytes_of(call.format);
-  spec.root = call.what == Collective::permute ? 1 : 0;
+  spec.root = call.what == Collective::permute ? call.shift : 0;
   const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
   spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
   const AxisGroup group = call.axes;
@@ -72718,6 +72797,12 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
   add(layout.tensor, "t", "tensor");
   add(layout.context, "c", "context");
   add(layout.context > 1 ? c.key_width() : 0, "h_kv", "width of the keys");
+  if (layout.context > 1 && layout.context_parallel == ContextParallel::ring && c.window > 0) {
+    const std::vector<int> rounds =
+        ring_rounds(true, static_cast<int>(layout.context), c.context, c.window);
+    out += cat({", L_w layers with a window and L_g without, R ", rounds.size() - 1,
+                " rounds of keys that a window reaches"});
+  }
   add(layout.expert, "e", "expert devices");
   add(c.experts, "E", "experts");
   const bool places = layout.expert > 1 && options.experts.capacity_factor > 0;
@@ -78791,10 +78876,14 @@ class StepPricer {
   }
 
   // How often keys and values of all go around: forward, again with what is computed again, and
-  // backward with their gradients, for which a ring sends the keys once more.
+  // backward with their gradients, for which a ring sends the keys once more; under a window not
+  // all the way around.
   double context_rounds() const {
     const bool ring = layout_.context_parallel == ContextParallel::ring;
-    return (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
+    const double all = (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
+    return all * context_rounds_share(job_.model, layout_.context_parallel,
+                                      static_cast<int>(layout_.context),
+                                      static_cast<std::int64_t>(job_.context));
   }
 
   // To the experts and back in each pass. A token goes once to each other domain where it has an
@@ -81833,7 +81922,7 @@ class StepLoader {
     spec.parts = parts_of_group(job_.machine, placed_, numbers);
     spec.elements = call.elements;
     spec.element_bytes = wire_bytes(call);
-    spec.root = call.what == Collective::permute ? 1 : 0;
+    spec.root = call.what == Collective::permute ? call.shift : 0;
     if (!call.send) {
       const bool named =
           layout_.algorithm != Algorithm::automatic && has_algorithm(spec.what, layout_.algorithm);
@@ -85068,12 +85157,17 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
       Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
                "numbers of a key and value") *
       q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
+  const Quantity around(
+      context_rounds_share(in.job.model, layout.context_parallel, static_cast<int>(layout.context),
+                           static_cast<std::int64_t>(in.job.context)),
+      "", "around", "of the rounds, those in which a layer's window sees keys");
   const double copies =
       in.job.model.latent() ? 1 : kv_copies(in.job.model, static_cast<double>(layout.tensor));
   const Quantity key_bytes =
       copies > 1 ? own_bytes * Quantity(copies, "", "shared", "tensor ranks with one head of keys")
                  : own_bytes;
-  plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
+  const Quantity sent_bytes = around.value() < 1 ? key_bytes * around : key_bytes;
+  plan.context_time = sent("T_context", sent_bytes, limit.context, "keys and values to all ranks");
   const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
                           (q.X * q.Y * q.Z);

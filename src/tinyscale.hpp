@@ -379,6 +379,7 @@
 #include "tinyscale/parallel/accumulate.hpp"
 #include "tinyscale/parallel/layout_hooks.hpp"
 #include "tinyscale/parallel/formula_texts.hpp"
+#include "tinyscale/parallel/step_plan.hpp"
 #include "tinyscale/parallel/step_forms.hpp"
 #include "tinyscale/parallel/step_traffic.hpp"
 #include "tinyscale/parallel/device_model.hpp"

@@ -268,6 +268,10 @@ TEST_CASE("windows: ring, Ulysses and gathered attention are one device's, and m
             CHECK(ts::causal_pairs(places, heads ? c.length : c.length / n, window) == pairs);
             const auto wide = static_cast<double>(c.batch * c.heads * c.size / (heads ? n : 1));
             CHECK(run.counters(rank).matmul_flops == (4 + 10) * pairs * wide);
+            const ts::ContextBytes sent =
+                ts::context_attention_bytes(kind, n, c.batch, c.length, c.heads * c.size,
+                                            c.kv_heads * c.size, 4, window, c.options.zigzag);
+            CHECK(run.bytes_sent(rank) == sent.forward + sent.backward);
             sum += pairs;
           }
           CHECK(sum == (heads ? n : 1) * ts::causal_pairs(0, c.length, window));
@@ -317,6 +321,66 @@ TEST_CASE("bytes of context attention are the formulas', exactly") {
       ts::context_attention_bytes(ts::ContextParallel::gathered, 4, 3, 64, 32, 8, 2);
   CHECK(gathered.forward == 2 * 3 * 64 * 8 * 3 / 4 * 2);
   CHECK(gathered.backward == gathered.forward);
+}
+
+TEST_CASE("a ring under a window goes the rounds in which somebody sees a key, and no others") {
+  for (const bool zigzag : {true, false}) {
+    const ts::ContextParallel cut =
+        zigzag ? ts::ContextParallel::ring : ts::ContextParallel::ulysses;
+    for (const int n : {1, 2, 3, 4, 7, 8}) {
+      const std::int64_t each = 6, length = n * each;
+      for (std::int64_t window = 0; window <= length + 1; ++window) {
+        std::vector<int> rounds;
+        for (int r = 0; r < n; ++r) {
+          bool sees = false;
+          for (int me = 0; me < n; ++me) {
+            const ts::TokenPlaces mine = ts::context_places(cut, me, n, length);
+            const ts::TokenPlaces theirs = ts::context_places(cut, (me + n - r) % n, n, length);
+            for (std::int64_t i = 0; i < each * each; ++i) {
+              const std::int64_t back = mine.at(i / each) - theirs.at(i % each);
+              sees = sees || (back >= 0 && (window == 0 || back < window));
+            }
+          }
+          if (sees) {
+            rounds.push_back(r);
+          }
+        }
+        CAPTURE(zigzag);
+        CAPTURE(n);
+        CAPTURE(window);
+        CHECK(ts::ring_rounds(zigzag, n, length, window) == rounds);
+      }
+    }
+  }
+  CHECK(ts::ring_rounds(true, 8, 1 << 20, 4096) == std::vector<int>{0, 1, 7});
+  CHECK(ts::ring_rounds(false, 8, 1 << 20, INT64_MAX).size() == 8);
+  CHECK_THROWS_WITH_AS(ts::ring_rounds(true, 8, 4, 1),
+                       "ring_rounds: 8 devices, sequences of 4 tokens, a window of 1; a token or "
+                       "more for each device and a window of 0 (none) or more are right",
+                       ts::Error);
+}
+
+TEST_CASE("a ring of eight devices under windows is one device's attention") {
+  for (const bool zigzag : {true, false}) {
+    for (const std::int64_t window : {1, 2, 5, 6, 11, 20, 40}) {
+      CAPTURE(zigzag);
+      CAPTURE(window);
+      Case c;
+      c.batch = 2;
+      c.length = 8 * 10;
+      c.heads = 2;
+      c.kv_heads = 1;
+      c.window = window;
+      c.options.zigzag = zigzag;
+      c.fill();
+      check_equal(ts::ContextParallel::ring, c, 8, 4e-6);
+      const ts::ContextBytes sent =
+          ts::context_attention_bytes(ts::ContextParallel::ring, 8, c.batch, c.length,
+                                      c.heads * c.size, c.kv_heads * c.size, 4, window, zigzag);
+      CHECK(run_case(ts::ContextParallel::ring, c, 8).bytes_sent(3) ==
+            sent.forward + sent.backward);
+    }
+  }
 }
 
 TEST_CASE("context attention is predicted from one device, bytes by formula") {

@@ -236,26 +236,30 @@ TEST_CASE("step cost: tensor parallelism sends what the executor's layers send")
 }
 
 TEST_CASE("step cost: each kind of context parallelism sends what the executor sends") {
-  const ts::StepJob job = small_job(small_model());
-  const struct {
-    ts::ContextParallel kind;
-    const char* why;
-  } kinds[] = {{ts::ContextParallel::ring, "ring attention"},
-               {ts::ContextParallel::gathered, "gathered keys"},
-               {ts::ContextParallel::ulysses, "Ulysses"}};
-  for (const auto& kind : kinds) {
-    for (const ts::Recompute again :
-         {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
-      ts::Layout layout;
-      layout.context = 4;
-      layout.data = 2;
-      layout.context_parallel = kind.kind;
-      layout.recompute = again;
-      const std::string text = layout.text();
-      CAPTURE(text);
-      const ts::Machine node = one_node(8);
-      CHECK(limit_of(job, node, layout).context * port(node) ==
-            doctest::Approx(sent(job.model, layout, kind.why)));
+  for (const std::int64_t window : {0, 1, 2, 9}) {
+    ts::StepJob job = small_job(small_model());
+    job.model.window = window;
+    job.model.global_every = window > 0 ? 2 : 0;
+    const struct {
+      ts::ContextParallel kind;
+      const char* why;
+    } kinds[] = {{ts::ContextParallel::ring, "ring attention"},
+                 {ts::ContextParallel::gathered, "gathered keys"},
+                 {ts::ContextParallel::ulysses, "Ulysses"}};
+    for (const auto& kind : kinds) {
+      for (const ts::Recompute again :
+           {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
+        ts::Layout layout;
+        layout.context = 4;
+        layout.data = 2;
+        layout.context_parallel = kind.kind;
+        layout.recompute = again;
+        const std::string text = layout.text();
+        CAPTURE(text);
+        const ts::Machine node = one_node(8);
+        CHECK(limit_of(job, node, layout).context * port(node) ==
+              doctest::Approx(sent(job.model, layout, kind.why)));
+      }
     }
   }
 }

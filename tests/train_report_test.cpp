@@ -522,6 +522,22 @@ TEST_CASE("the formulas of a row add up to its number") {
   CHECK(said(report, "reduce_scatter over data") == "gradients: m P (d-1)/d");
 }
 
+TEST_CASE("windows: a ring's formula has the rounds that one reaches, in layers that have it") {
+  ts::ModelConfig c = model();
+  c.context = 32;
+  c.window = 3;
+  ts::Layout layout;
+  layout.context = 8;
+  for (const int global : {0, 2}) {
+    c.global_every = global;
+    const ts::StepReport report = one_step(layout, ts::machine("tpu-v5e", {8}), c).report;
+    check_exact(report);
+    CHECK(said(report, "permute over context") ==
+          (global > 0 ? "ring attention: L_w m 6 R b s h_kv + L_g m 6 (c-1) b s h_kv"
+                      : "ring attention: L_w m 6 R b s h_kv"));
+  }
+}
+
 TEST_CASE("FLOPs of experts with few places are right on average, on one expert device too") {
   ts::ModelConfig c = model();
   c.experts = 4;

@@ -103,6 +103,24 @@ TEST_CASE("training plan: every quantity is the price it explains") {
   }
 }
 
+TEST_CASE("training plan: a ring goes the rounds that windows reach") {
+  ts::TrainingJob job = llama70b();
+  ts::Layout layout;
+  layout.data = 2;
+  layout.context = layout.tensor = 8;
+  const ts::Machine machine = ts::machine("h100", {16, 8});
+  const double all = ts::plan_training(job, machine, layout).context_time.value();
+  job.model.window = 512;
+  for (const int global : {0, 4}) {  // two rounds of seven, in all layers or in three of four
+    job.model.global_every = global;
+    const ts::TrainingPlan plan = ts::plan_training(job, machine, layout);
+    CHECK(plan.context_time.value() == doctest::Approx(plan.best.price.limit.context));
+    CHECK(plan.context_time.value() ==
+          doctest::Approx(all * (global == 0 ? 2.0 / 7 : (1 + 3 * 2.0 / 7) / 4)));
+    CHECK(plan.context_time.explain().find("around") != std::string::npos);
+  }
+}
+
 TEST_CASE("training plan: keys that several tensor ranks hold travel for each of them") {
   const ts::TrainingJob job = llama70b();
   ts::Layout layout;

@@ -186,7 +186,7 @@ def run_session(cells, command):
         return f"no end after {limit} s", "", seconds, peak
     for number in range(len(cells)):
         if f"END {number}\n" not in out:
-            return f"cell {number} did not end\n{complaint[-2000:]}", out, seconds, peak
+            return f"cell {number} did not end (exit code {code})\n{complaint[-2000:]}", out, seconds, peak
     if BROKEN.search(complaint):
         return complaint[-2000:], out, seconds, peak
     if code != 0:

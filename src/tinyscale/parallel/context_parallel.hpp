@@ -3,6 +3,7 @@
 // sees more than one. Per layer and device, of b sequences of s tokens, queries q wide, keys kv
 // wide:
 //   ring      K and V go around          forward 2 b s kv (N-1)/N         backward 4 b s kv (N-1)/N
+//             under a window in R rounds (ring_rounds), not N-1
 //   Ulysses   tokens against heads       2 b s (q + kv) (N-1)/N^2         the same
 //   gathered  K and V of all on each     2 b s kv (N-1)/N                 the same
 // Ulysses: Jacobs et al., arXiv 2309.14509; gathered: Llama 3, arXiv 2407.21783, section 3.3.2.
@@ -12,6 +13,7 @@
 
 #include "tinyscale/mesh/device.hpp"
 #include "tinyscale/model/hooks.hpp"
+#include "tinyscale/model/model_config.hpp"
 #include "tinyscale/parallel/context_places.hpp"
 #include "tinyscale/parallel/ring_attention.hpp"
 #include "tinyscale/tensor/attend.hpp"
@@ -156,22 +158,40 @@ inline Tensor context_attention(Device& device, ContextParallel kind, const Tens
 }
 
 // Sent by each device in one attention, in bytes of `element_bytes` a number; over links that take
-// an all_to_all straight to its target.
+// an all_to_all straight to its target. Under a window a ring of `zigzag` devices has fewer rounds.
 struct ContextBytes {
   double forward = 0, backward = 0;
 };
 
 inline ContextBytes context_attention_bytes(ContextParallel kind, int devices, std::int64_t batch,
                                             std::int64_t sequence_length, std::int64_t q_width,
-                                            std::int64_t kv_width, double element_bytes = 4) {
+                                            std::int64_t kv_width, double element_bytes = 4,
+                                            std::int64_t window = 0, bool zigzag = true) {
   const double n = devices, local = static_cast<double>(batch * sequence_length) / n;  // tokens
   const double keys = 2 * local * static_cast<double>(kv_width) * element_bytes;
   const double queries = 2 * local * static_cast<double>(q_width) * element_bytes;
   switch (kind) {
-    case ContextParallel::ring: return {(n - 1) * keys, 2 * (n - 1) * keys};
+    case ContextParallel::ring: {
+      const auto rounds =
+          static_cast<double>(ring_rounds(zigzag, devices, sequence_length, window).size() - 1);
+      return {rounds * keys, 2 * rounds * keys};
+    }
     case ContextParallel::gathered: return {(n - 1) * keys, (n - 1) * keys};
     default: return {(n - 1) * (queries + keys) / n, (n - 1) * (queries + keys) / n};
   }
+}
+
+// Of N - 1 rounds of keys in every layer of a model those that there are: under a window a ring has
+// fewer.
+inline double context_rounds_share(const ModelConfig& model, ContextParallel kind, int devices,
+                                   std::int64_t sequence_length) {
+  if (kind != ContextParallel::ring || model.window == 0 || devices < 2) {
+    return 1;
+  }
+  const std::size_t rounds = ring_rounds(true, devices, sequence_length, model.window).size() - 1;
+  const auto local = static_cast<double>(model.local_layers());
+  return 1 - local / static_cast<double>(model.layers) *
+                 (1 - static_cast<double>(rounds) / (devices - 1));
 }
 
 // Pairs of query and key that a device multiplies under a causal mask, of one sequence and one

@@ -1,7 +1,9 @@
 #pragma once
-// Where the tokens of a device stand whose sequences are cut over several.
+// Where the tokens of a device stand whose sequences are cut over several, and whose keys they see.
 
-#include <cstdint>  // int64_t
+#include <algorithm>  // max, min
+#include <cstdint>    // int64_t
+#include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/tensor/attend.hpp"
@@ -34,6 +36,32 @@ inline TokenPlaces context_places(ContextParallel kind, int index, int devices,
     return first;
   }
   return {first, chunk, (2 * (devices - 1 - index)) * chunk};
+}
+
+// The rounds of a ring in which keys come that somebody's queries see: in round r each device has
+// those of the r-th before it. Causal; a window (0: none) of w tokens reaches the
+//   K = floor((w - 2) / chunk) + 1    chunks before a query's own, none for w = 1,
+// which of single stretches are on the K devices before, of a zigzag on K before and K behind.
+inline std::vector<int> ring_rounds(bool zigzag, int devices, std::int64_t sequence_length,
+                                    std::int64_t window = 0) {
+  if (devices < 1 || sequence_length < devices || window < 0) {
+    detail::fail({"ring_rounds: ", devices, " devices, sequences of ", sequence_length,
+                  " tokens, a window of ", window,
+                  "; a token or more for each device and a window of 0 (none) or more are right"});
+  }
+  const std::int64_t others = devices - 1;
+  const std::int64_t chunk =
+      std::max<std::int64_t>(1, sequence_length / devices / (zigzag ? 2 : 1));
+  const std::int64_t reach = window == 0   ? others
+                             : window == 1 ? 0
+                                           : std::min(others, (window - 2) / chunk + 1);
+  std::vector<int> rounds;
+  for (int r = 0; r < devices; ++r) {
+    if (r <= reach || (zigzag && devices - r <= reach)) {
+      rounds.push_back(r);
+    }
+  }
+  return rounds;
 }
 
 }  // namespace tinyscale

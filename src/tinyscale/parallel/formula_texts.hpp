@@ -66,8 +66,11 @@ class FormulaTexts {
   std::string block() const {
     return wide("L m", (layout_.sequence_parallel ? 2 : 4) * (1 + forwards(false)));
   }
-  std::string ring() const {
-    return times_text("L m", 2 * forwards(true) + 4) + "(c-1) b s h_kv" + over_tensor();
+  // Of a model with windows: of its layers that have one, or of the others.
+  std::string ring(bool windows, bool local) const {
+    const char* const layers = !windows ? "L m" : local ? "L_w m" : "L_g m";
+    return times_text(layers, 2 * forwards(true) + 4) + (local ? "R" : "(c-1)") + " b s h_kv" +
+           over_tensor();
   }
   std::string gathered_keys(bool forward) const {
     return times_text("L m", 2 * (forward ? forwards(true) : 1)) + "(c-1) b s h_kv" + over_tensor();

@@ -4,8 +4,8 @@
 //   l' = log(exp(l) + exp(l_block)),  O' = exp(l - l') O + exp(l_block - l') O_block.
 // Zigzag: of 2N chunks device r has r and 2N - 1 - r, so that under the causal mask all multiply as
 // many pairs; what a mask hides altogether is not computed. Backward goes around again, and with
-// each block what its gradient came to so far. A window hides far keys, which travel all the same:
-// then chunks meet one by one, and queries that see none of one's keys are left out.
+// each block what its gradient came to so far. Under a window chunks meet one by one, queries that
+// see none of one's keys are left out, and so are rounds in which nobody sees any (ring_rounds).
 
 #include <algorithm>  // max
 #include <cmath>      // exp, fabs, log
@@ -57,7 +57,13 @@ struct Ring {
   int me = 0, devices = 1;
   Axes axes;
   SourceLine where;
+  std::vector<int> rounds;  // those with something to do; the first is 0
 
+  std::size_t turns() const { return rounds.size(); }
+  // From a turn to the next; after the last one home.
+  int shift(std::size_t turn) const {
+    return (turn + 1 < turns() ? rounds[turn + 1] : devices) - rounds[turn];
+  }
   int owner(int round) const { return modulo(me - round, devices); }
   List<RingBlock> blocks(int round) const {
     if (shape.window == 0) {
@@ -93,9 +99,9 @@ struct Ring {
     s.causal_offset = block.ahead;
     return s;
   }
-  Pending send(Endpoint& device, const Tensor& x) const {
+  Pending send(Endpoint& device, const Tensor& x, std::size_t turn) const {
     const MemoryScope scope(MemoryKind::buffer);
-    return start_permute({device, options.transfer, where}, x, axes, 1);
+    return start_permute({device, options.transfer, where}, x, axes, shift(turn));
   }
 
  private:
@@ -180,13 +186,13 @@ inline Tensor keys_of(const Tensor& kv, std::int64_t keys) {
 // first block, which has all queries, is written; others are folded in.
 inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Tensor kv, Tensor& y,
                          Tensor& lse) {
-  for (int round = 0; round < ring.devices; ++round) {
-    const bool last = round + 1 == ring.devices;
-    Pending next = last ? Pending() : ring.send(device, kv);
-    for (const RingBlock& block : ring.blocks(round)) {
+  for (std::size_t turn = 0; turn < ring.turns(); ++turn) {
+    const bool last = turn + 1 == ring.turns();
+    Pending next = last ? Pending() : ring.send(device, kv, turn);
+    for (const RingBlock& block : ring.blocks(ring.rounds[turn])) {
       const OpScope scope;
       const kernels::AttentionShape s = ring.of(block);
-      const bool whole = round == 0 && s.window == 0;
+      const bool whole = turn == 0 && s.window == 0;
       Tensor part = whole ? y : Tensor({s.batch, s.queries, s.o_stride});
       Tensor part_lse = whole ? lse : Tensor({s.batch, s.heads, s.queries});
       kernels::AttentionShape to = s;
@@ -235,31 +241,32 @@ struct RingBackward {
 inline Tensor ring_backward(Endpoint& device, const RingBackward& work, Tensor kv) {
   const Ring& ring = work.ring;
   const Tensor home = kv;
+  const bool travels = ring.turns() > 1;
   Tensor d_home = zeros(kv.shape());
-  Pending next = ring.send(device, kv), coming;
+  Pending next = travels ? ring.send(device, kv, 0) : Pending(), coming;
   work.add(ring.own_part(false), home, d_home);
-  for (int round = 1; round < ring.devices; ++round) {
+  for (std::size_t turn = 1; turn < ring.turns(); ++turn) {
     kv = next.wait();
-    if (round + 1 < ring.devices) {
-      next = ring.send(device, kv);
+    if (turn + 1 < ring.turns()) {
+      next = ring.send(device, kv, turn);
     }
     Tensor dkv = zeros(kv.shape());
-    work.add(ring.blocks(round), kv, dkv);
-    if (round > 1) {
+    work.add(ring.blocks(ring.rounds[turn]), kv, dkv);
+    if (turn > 1) {
       add_(dkv, coming.wait());
     }
     round_all(dkv, ring.options.merge);
-    coming = ring.send(device, dkv);
+    coming = ring.send(device, dkv, turn);
   }
   work.add(ring.own_part(true), home, d_home);
-  return add_(d_home, coming.wait());
+  return travels ? add_(d_home, coming.wait()) : d_home;
 }
 
 }  // namespace detail
 
 // q [B, T/N, heads K], k and v [B, T/N, kv_heads K] of this device's tokens, N devices of the axes;
-// all of them call it. The output is [B, T/N, heads K]. Each sends 2 (N - 1) B T/N kv_heads K
-// numbers forward, twice that backward.
+// all of them call it. The output is [B, T/N, heads K]. Each sends 2 R B T/N kv_heads K numbers
+// forward, twice that backward, in R = N - 1 rounds, under a window those of ring_rounds().
 inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
                              std::int64_t heads, std::int64_t kv_heads, const Axes& axes, Mask mask,
                              const RingOptions& options = RingOptions(), std::int64_t window = 0,
@@ -284,7 +291,8 @@ inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, c
                              endpoint.index_on(found),
                              devices,
                              axes,
-                             where};
+                             where,
+                             ring_rounds(options.zigzag, devices, devices * q.dim(1), window)};
   const bool halves = mask == Mask::causal && options.zigzag;
   if (q.dim(1) != k.dim(1) || q.dim(1) % (halves ? 2 : 1) != 0) {
     detail::fail({"ring_attention: ", q.dim(1), " queries and ", k.dim(1), " keys on each of ",

@@ -14,36 +14,9 @@
 #include "tinyscale/parallel/formula_texts.hpp"
 #include "tinyscale/parallel/layout_hooks.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"
+#include "tinyscale/parallel/step_plan.hpp"
 
 namespace tinyscale {
-
-// Equal calls of one device in a step.
-struct PlannedCall {
-  Collective what = Collective::all_reduce;
-  bool send = false;  // to another stage, instead
-  std::vector<std::string> axes;
-  std::int64_t elements = 0;  // as CollectiveSpec counts them
-  DType format = DType::f32;  // on the wire
-  std::int64_t times = 1;
-  std::string why;      // "weights", "gradients", "tensor parallel", ..
-  std::string formula;  // of all of them together, in elements that a device sends
-  bool mean = false;    // of what depends on the routing
-};
-
-// One device's part of a step.
-struct StepPlan {
-  List<PlannedCall> calls;
-  double flops[6] = {0, 0, 0, 0, 0, 0};  // of matmuls, by StepTask::Work
-  bool mean_flops = false;               // an expert's tokens depend on the routing
-  double matmul_flops() const {
-    return flops[0] + flops[1] + flops[2] + flops[3] + flops[4] + flops[5];
-  }
-  // Bytes, float32 as they lie in the laptop's memory.
-  double parameters = 0, gradients = 0, optimizer = 0;  // between two steps; gradients before it
-  double gathered = 0;     // the most weights that are gathered at once; -1: not the only buffers
-  double activations = 0;  // the most that forward passes leave for backward passes; -1: not known
-  double logits = 0;       // and of logits
-};
 
 namespace detail {
 
@@ -74,18 +47,20 @@ class StepPlanner {
 
  private:
   void add(Collective what, const AxisGroup& axes, std::int64_t elements, const std::string& why,
-           const std::string& formula, DType format = DType::f32, bool mean = false) {
+           const std::string& formula, DType format = DType::f32, bool mean = false,
+           int shift = 1) {
     if (axes.empty()) {
       return;
     }
     for (PlannedCall& known : plan.calls) {
       if (!known.send && known.what == what && known.axes == axes && known.elements == elements &&
-          known.format == format && known.why == why && known.formula == formula) {
+          known.format == format && known.why == why && known.formula == formula &&
+          known.shift == shift) {
         ++known.times;
         return;
       }
     }
-    plan.calls.push_back({what, false, axes, elements, format, 1, why, formula, mean});
+    plan.calls.push_back({what, false, axes, elements, format, 1, why, formula, mean, shift});
   }
   void add_send(std::int64_t elements, const std::string& why, const std::string& formula) {
     for (PlannedCall& known : plan.calls) {
@@ -96,7 +71,7 @@ class StepPlanner {
       }
     }
     plan.calls.push_back(
-        {Collective::permute, true, axes_.pipeline, elements, DType::f32, 1, why, formula, false});
+        {Collective::permute, true, axes_.pipeline, elements, DType::f32, 1, why, formula});
   }
 
   // ---- The ops of the schedule ----
@@ -133,16 +108,16 @@ class StepPlanner {
     for (std::int64_t l = stages_.first_layer(op.stage); l < stages_.first_layer(op.stage + 1);
          ++l) {
       if (forward || again) {
-        add_block_forward();
+        add_block_forward(l);
         (again ? recomputed : plan.flops[StepTask::forward]) +=
             weight_flops() + attention_flops(l, 2);
       }
       if (core_again) {
-        add_attention(true);
+        add_attention(l, true);
         recomputed += attention_flops(l, 2);
       }
       if (!forward) {
-        add_block_backward();
+        add_block_backward(l);
         backward += (whole ? 2 : 1) * weight_flops() + attention_flops(l, 5);
       }
     }
@@ -229,24 +204,24 @@ class StepPlanner {
       add_tensor(true, say_.embedding(true));
     }
   }
-  void add_block_forward() {
+  void add_block_forward(std::int64_t layer) {
     for (int part = 0; part < 2; ++part) {
       if (layout_.sequence_parallel) {
         add_tensor(true, say_.block());
       }
       add_tensor(false, say_.block());
     }
-    add_attention(true);
+    add_attention(layer, true);
     add_experts(true);
   }
-  void add_block_backward() {
+  void add_block_backward(std::int64_t layer) {
     for (int part = 0; part < 2; ++part) {
       if (layout_.sequence_parallel) {
         add_tensor(true, say_.block());
       }
       add_tensor(false, say_.block());
     }
-    add_attention(false);
+    add_attention(layer, false);
     add_experts(false);
   }
   double head_flops() const {
@@ -269,7 +244,7 @@ class StepPlanner {
     return shard_begin(c_.vocabulary, i + 1, t) - shard_begin(c_.vocabulary, i, t);
   }
 
-  void add_attention(bool forward) {
+  void add_attention(std::int64_t layer, bool forward) {
     const std::int64_t n = layout_.context;
     const std::int64_t queries = sequences_ * tokens_ * c_.query_width() / layout_.tensor;
     const std::int64_t keys = sequences_ * tokens_ * c_.key_width() / layout_.tensor;
@@ -277,11 +252,7 @@ class StepPlanner {
       return;
     }
     switch (layout_.context_parallel) {
-      case ContextParallel::ring:
-        for (std::int64_t i = 0; i < (forward ? n - 1 : 2 * n - 2); ++i) {
-          add(Collective::permute, axes_.context, 2 * keys, "ring attention", say_.ring());
-        }
-        break;
+      case ContextParallel::ring: add_ring(2 * keys, c_.window_of(layer), forward); break;
       case ContextParallel::gathered:
         for (int i = 0; i < 2; ++i) {
           add(forward ? Collective::all_gather : Collective::reduce_scatter, axes_.context,
@@ -292,6 +263,21 @@ class StepPlanner {
         for (const std::int64_t elements : {queries, keys, keys, queries}) {
           add(Collective::all_to_all, axes_.context, elements, "Ulysses", say_.ulysses());
         }
+    }
+  }
+
+  // Keys go from round to round; backward each gradient goes the same ways one round later.
+  void add_ring(std::int64_t numbers, std::int64_t window, bool forward) {
+    const int n = static_cast<int>(layout_.context);
+    std::vector<int> rounds = ring_rounds(true, n, c_.context, window);
+    const std::string formula = say_.ring(c_.window > 0, window > 0);
+    rounds.push_back(n);
+    for (std::size_t i = 1; i + 1 < rounds.size(); ++i) {
+      const int shift = rounds[i] - rounds[i - 1], next = rounds[i + 1] - rounds[i];
+      for (int go = 0; go < (forward ? 1 : 2); ++go) {
+        add(Collective::permute, axes_.context, numbers, "ring attention", formula, DType::f32,
+            false, go == 0 ? shift : next);
+      }
     }
   }
 

@@ -42,7 +42,7 @@ inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
   spec.parts = parts_of_group(machine, placed, numbers);
   spec.elements = call.elements;
   spec.element_bytes = bytes_of(call.format);
-  spec.root = call.what == Collective::permute ? 1 : 0;
+  spec.root = call.what == Collective::permute ? call.shift : 0;
   const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
   spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
   const AxisGroup group = call.axes;
@@ -132,6 +132,12 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
   add(layout.tensor, "t", "tensor");
   add(layout.context, "c", "context");
   add(layout.context > 1 ? c.key_width() : 0, "h_kv", "width of the keys");
+  if (layout.context > 1 && layout.context_parallel == ContextParallel::ring && c.window > 0) {
+    const std::vector<int> rounds =
+        ring_rounds(true, static_cast<int>(layout.context), c.context, c.window);
+    out += cat({", L_w layers with a window and L_g without, R ", rounds.size() - 1,
+                " rounds of keys that a window reaches"});
+  }
   add(layout.expert, "e", "expert devices");
   add(c.experts, "E", "experts");
   const bool places = layout.expert > 1 && options.experts.capacity_factor > 0;

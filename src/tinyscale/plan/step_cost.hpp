@@ -259,10 +259,14 @@ class StepPricer {
   }
 
   // How often keys and values of all go around: forward, again with what is computed again, and
-  // backward with their gradients, for which a ring sends the keys once more.
+  // backward with their gradients, for which a ring sends the keys once more; under a window not
+  // all the way around.
   double context_rounds() const {
     const bool ring = layout_.context_parallel == ContextParallel::ring;
-    return (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
+    const double all = (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
+    return all * context_rounds_share(job_.model, layout_.context_parallel,
+                                      static_cast<int>(layout_.context),
+                                      static_cast<std::int64_t>(job_.context));
   }
 
   // To the experts and back in each pass. A token goes once to each other domain where it has an

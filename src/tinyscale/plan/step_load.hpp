@@ -291,7 +291,7 @@ class StepLoader {
     spec.parts = parts_of_group(job_.machine, placed_, numbers);
     spec.elements = call.elements;
     spec.element_bytes = wire_bytes(call);
-    spec.root = call.what == Collective::permute ? 1 : 0;
+    spec.root = call.what == Collective::permute ? call.shift : 0;
     if (!call.send) {
       const bool named =
           layout_.algorithm != Algorithm::automatic && has_algorithm(spec.what, layout_.algorithm);

@@ -149,12 +149,17 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
       Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
                "numbers of a key and value") *
       q.L / (in.job.model.latent() ? replicas * q.Z : replicas * q.Y * q.Z);
+  const Quantity around(
+      context_rounds_share(in.job.model, layout.context_parallel, static_cast<int>(layout.context),
+                           static_cast<std::int64_t>(in.job.context)),
+      "", "around", "of the rounds, those in which a layer's window sees keys");
   const double copies =
       in.job.model.latent() ? 1 : kv_copies(in.job.model, static_cast<double>(layout.tensor));
   const Quantity key_bytes =
       copies > 1 ? own_bytes * Quantity(copies, "", "shared", "tensor ranks with one head of keys")
                  : own_bytes;
-  plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
+  const Quantity sent_bytes = around.value() < 1 ? key_bytes * around : key_bytes;
+  plan.context_time = sent("T_context", sent_bytes, limit.context, "keys and values to all ranks");
   const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
                           (q.X * q.Y * q.Z);
