@@ -8,7 +8,8 @@
 
 One bad symbol poisons a whole session, so every feature gets a fresh clang-repl-19 with a limit of
 two minutes, of four where it optimises. Each cell ends with a line of its own; a session passes when every cell's line arrives,
-the expected output arrives and nothing is said about errors.
+the expected output arrives and nothing is said about errors. An interpreter that a signal ends without a word gets one
+more try in a run, and a line that says so.
 """
 import argparse
 import os
@@ -233,7 +234,7 @@ def main():
         return 77
     if options.budget:
         return budget(options.include, options.library)
-    passed = failed = 0
+    passed = failed = died = 0
     for optimise in options.levels or ["-O0", "-O2"]:
         for name, (cells, expected) in SESSIONS.items():
             if options.only not in name:
@@ -241,6 +242,10 @@ def main():
             loaded = [loading(options.library)] if options.library else []
             command = command_for(optimise, options.include, options.library)
             complaint, out, seconds, _ = run_session(loaded + cells, command)
+            if complaint and "(exit code -" in complaint and died == 0:  # once in thousands of sessions
+                died = 1
+                print(f"died {optimise} {name}, once more: {complaint}", flush=True)
+                complaint, out, seconds, _ = run_session(loaded + cells, command)
             missing = [line for line in expected if line not in out]
             if complaint is None and missing:
                 complaint = f"expected {missing[0]!r} in the output:\n{out[-800:]}"
