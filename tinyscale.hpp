@@ -55783,7 +55783,9 @@ struct Hooks {
   double dropout = 0.0;
   std::uint64_t dropout_seed = 0;
   // Mixtures of experts. Inside one all is a partial sum from linear_in until linear_out, which
-  // comes once, after routed and shared experts are added.
+  // comes once, after routed and shared experts are added. whole_experts: routed ones are whole
+  // and read tokens as they lie between the layers; the two are around shared ones alone.
+  bool whole_experts = false;
   ExpertOptions experts;
   ExpertCounts* expert_counts = nullptr;  // added to when set
   ExpertDispatch dispatch;                // empty: all experts are here
@@ -58545,6 +58547,7 @@ class Transformer {
   Tensor place_heads(int norm, const Tensor& x, const Hooks& hooks) const;
   Tensor attend(int layer, const Tensor& x, const Hooks& hooks) const;
   Tensor hidden(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
+  Tensor dense(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
   Tensor mixture(int layer, const Tensor& x, const Hooks& hooks) const;
   Tensor expert(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
   Tensor drop(const Tensor& x, int place, const Hooks& hooks) const;
@@ -58727,6 +58730,25 @@ inline std::int64_t Transformer::count() const {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
+namespace detail {
+
+// x itself, behind `first` in the graph: of two ways from x that both send, all devices go back the
+// same one first, however deep each is on one that got no rows.
+inline Tensor after(const Tensor& x, const Tensor& first) {
+  if (!tracked({&x, &first})) {
+    return x;
+  }
+  Tensor y = x.detach();
+  attach(y, "after", {&x, &first}, [sx = x.slot()](const Tensor& dy) {
+    if (sx) {
+      add_grad(sx, dy);
+    }
+  });
+  return y;
+}
+
+}  // namespace detail
+
 // One expert. Where its inputs are cut over devices this is a partial sum, and of the bias a share.
 inline Tensor Transformer::expert(const FeedForward& part, const Tensor& x,
                                   const Hooks& hooks) const {
@@ -58750,7 +58772,8 @@ inline Tensor Transformer::mixture(int layer, const Tensor& x, const Hooks& hook
   const Tensor out = hooks.dispatch ? hooks.dispatch(in, run) : detail::run_experts(in, run);
   Tensor y = reshape(combine(out, p, routing), x.shape());
   if (block.dense.up.weight >= 0) {
-    y = y + expert(block.dense, x, hooks);
+    y = y + (hooks.whole_experts ? dense(block.dense, detail::after(x, y), hooks)
+                                 : expert(block.dense, x, hooks));
   }
   if (hooks.expert_counts != nullptr) {
     hooks.expert_counts->add(layer, config.layers, routing);
@@ -58866,12 +58889,20 @@ inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const
 
 inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = block_at(layer);
-  const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
   if (b.experts.empty()) {
-    return write_back(b.dense.down, hidden(b.dense, in, hooks), hooks);
+    return dense(b.dense, x, hooks);
   }
-  const Tensor y = mixture(layer, in, hooks);
+  if (hooks.whole_experts) {
+    return mixture(layer, x, hooks);
+  }
+  const Tensor y = mixture(layer, hooks.linear_in ? hooks.linear_in(x) : x, hooks);
   return hooks.linear_out ? hooks.linear_out(y) : y;
+}
+
+inline Tensor Transformer::dense(const FeedForward& part, const Tensor& x,
+                                 const Hooks& hooks) const {
+  const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
+  return write_back(part.down, hidden(part, in, hooks), hooks);
 }
 
 inline Tensor Transformer::use(int index, const Hooks& hooks) const {
@@ -69614,21 +69645,24 @@ inline std::vector<std::int32_t> tokens_at(const std::vector<std::int32_t>& ids,
   return out;
 }
 
-// Of each token of `batch` sequences its group, where each of data x context devices has so many
-// equal ones of those it sees: what one device needs to know to route alike (ExpertOptions).
+// Of each token of `batch` sequences its group, where each of data x context x tensor devices has
+// so many equal ones of those it routes: what one device needs to know to route alike
+// (ExpertOptions). tensor: ranks with a part of the tokens each, under sequence parallelism.
 inline std::vector<std::int32_t> token_groups(ContextParallel kind, std::int64_t data,
                                               std::int64_t context, std::int64_t batch,
                                               std::int64_t sequence_length,
-                                              std::int64_t groups_each = 1) {
+                                              std::int64_t groups_each = 1,
+                                              std::int64_t tensor = 1) {
   const std::int64_t share = batch / data, count = sequence_length / context;
+  const std::int64_t part = count / tensor;
   std::vector<std::int32_t> groups(static_cast<std::size_t>(batch * sequence_length));
   for (std::int64_t c = 0; c < context; ++c) {
     const TokenPlaces places =
         context_places(kind, static_cast<int>(c), static_cast<int>(context), sequence_length);
     for (std::int64_t b = 0; b < batch; ++b) {
-      const std::int64_t device = b / share * context + c;
       for (std::int64_t t = 0; t < count; ++t) {
-        const std::int64_t within = (b % share * count + t) * groups_each / (share * count);
+        const std::int64_t device = (b / share * context + c) * tensor + t / part;
+        const std::int64_t within = (b % share * part + t % part) * groups_each / (share * part);
         groups[static_cast<std::size_t>(b * sequence_length + places.at(t))] =
             static_cast<std::int32_t>(device * groups_each + within);
       }
@@ -70323,8 +70357,9 @@ inline Tensor dispatch_even(const ExpertGroup& to, const ExpertRows& in, const E
 // Cuts the experts over the devices of `experts`; `batch` are the axes along which devices hold
 // other tokens of the batch. The model needs only its own experts' parameters (expert_part).
 // The gradients of the devices are to be added up: over `batch` of what all have, over those of
-// its axes that are not in `experts` for an expert's. Every device of a tensor axis sends all of
-// its rows. A balance loss adds an all_reduce of 2 E numbers over `batch` to the forward pass.
+// its axes that are not in `experts` for an expert's. Devices of a tensor axis that is in neither
+// send all of their rows each. A balance loss adds an all_reduce of 2 E numbers over `batch` to the
+// forward pass.
 inline void add_expert_hooks(Hooks& hooks, Device& device, const Axes& experts, const Axes& batch,
                              const CollectiveOptions& options = CollectiveOptions()) {
   if (!batch.names.empty()) {
@@ -70370,6 +70405,9 @@ struct Layout {
   std::int64_t zero_devices = 0;       // of data x context that share; 0: all; fewer: hybrid FSDP
   DType gradient_format = DType::f32;  // on the wire: f32 or bf16; sums are f32
   bool sequence_parallel = false;  // between the tensor-parallel parts: a part of the tokens each
+  // An expert is on one tensor rank, not a part of it on each, and each sends its own tokens alone
+  // (as Megatron Core does by default): under sequence parallelism.
+  bool whole_experts = false;
   Recompute recompute = Recompute::none;
   ContextParallel context_parallel = ContextParallel::ring;
   PipelineSchedule schedule;                   // empty: 1F1B
@@ -70380,6 +70418,9 @@ struct Layout {
   std::int64_t devices() const { return data * tensor * pipeline * context; }
   // Devices that see other tokens of a microbatch, and those of them that ZeRO shards over.
   std::int64_t batch_devices() const { return data * context; }
+  // Devices with other experts, and those that route other tokens of a microbatch.
+  std::int64_t expert_devices() const { return expert * (whole_experts ? tensor : 1); }
+  std::int64_t routing_devices() const { return batch_devices() * (whole_experts ? tensor : 1); }
   std::int64_t shards() const {
     return zero == Zero::none ? 1 : zero_devices > 0 ? zero_devices : batch_devices();
   }
@@ -70414,6 +70455,7 @@ inline std::string Layout::text() const {
   out += gradient_format != DType::f32 ? detail::cat({", gradients in ", name_of(gradient_format)})
                                        : "";
   out += sequence_parallel ? ", sequence parallel" : "";
+  out += whole_experts ? ", whole experts" : "";
   out += detail::name_in("Layout: recompute", again, recompute);
   out += schedule.empty() ? "" : ", " + schedule.name;
   out += algorithm != Algorithm::automatic ? detail::cat({", algorithm ", name_of(algorithm)}) : "";
@@ -70491,8 +70533,15 @@ inline void check_layout_experts(const Layout& layout, const ModelConfig& c) {
   if (layout.expert > 1 && c.experts == 0) {
     fail({"train: expert ", layout.expert, " for ", c.name, ", which has no experts; 1 is right"});
   }
-  if (layout.expert > 1) {
-    check_parts("experts", c.experts, "expert", layout.expert);
+  if (layout.whole_experts &&
+      (c.experts == 0 || (layout.tensor > 1 && !layout.sequence_parallel))) {
+    fail({"train: whole_experts for ", c.name, c.experts == 0 ? ", which has no experts" : "",
+          " by ", layout.text(), "; right is a mixture, under sequence_parallel where tensor is ",
+          "more than 1: each tensor rank routes its own tokens"});
+  }
+  if (layout.expert_devices() > 1) {
+    check_parts("experts", c.experts, layout.whole_experts ? "expert x tensor" : "expert",
+                layout.expert_devices());
   }
   if (layout.batch_devices() % layout.expert != 0) {
     fail({"train: expert ", layout.expert, " does not divide data ", layout.data, " x context ",
@@ -70603,6 +70652,8 @@ struct LayoutAxes {
   AxisGroup zero, replica;                // of batch: those that shard, and those that repeat it
   AxisGroup expert;                       // of batch: those with other experts
   AxisGroup expert_zero, expert_replica;  // of batch without expert
+  AxisGroup dealt;                        // all with other experts: tensor too where they are whole
+  AxisGroup routes;                       // those that route other tokens, likewise
 
   AxisGroup all() const {
     AxisGroup names;
@@ -70747,6 +70798,8 @@ inline LayoutAxes layout_axes(const Layout& layout) {
   const AxisGroup others = without(axes.batch, axes.expert);
   axes.expert_zero = without(axes.zero, axes.expert);
   axes.expert_replica = without(others, axes.expert_zero);
+  axes.dealt = layout.whole_experts ? joined(axes.expert, axes.tensor) : axes.expert;
+  axes.routes = layout.whole_experts ? joined(axes.batch, axes.tensor) : axes.batch;
   return axes;
 }
 
@@ -71718,6 +71771,7 @@ constexpr int table_unit = -1, positions_unit = -2, head_unit = -3;
 struct FlatUnit {
   int layer = 0;
   List<int> places;                               // in Transformer::parameters
+  List<Split> splits;                             // over tensor ranks
   List<Shape> shapes;                             // of this device's part of each
   std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
   std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
@@ -71815,6 +71869,11 @@ inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std
   return part;
 }
 
+// How a layout cuts a parameter over tensor ranks.
+inline Split split_of(const Parameter& p, const Layout& layout) {
+  return layout.whole_experts && p.expert >= 0 ? Split::expert : p.split;
+}
+
 // The units of one device, without their numbers: a pure function of model, layout and place.
 inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
                                  const LayoutAxes& axes, const MeshPoint& at) {
@@ -71822,7 +71881,7 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
   const StageMap stages(layout, c);
   const std::int64_t mine = at.index(axes.pipeline);
   const std::int64_t tensor = at.index(axes.tensor), tensors = at.size(axes.tensor);
-  const std::int64_t experts = c.experts / std::max<std::int64_t>(1, at.size(axes.expert));
+  const std::int64_t experts = c.experts / at.size(axes.dealt);
   List<FlatUnit> units;
   for (std::size_t place = 0; place < whole.parameters.size(); ++place) {
     const Parameter& p = whole.parameters[place];
@@ -71832,13 +71891,14 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     const std::int64_t expert = p.expert;
     const bool here =
         std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
-    if (!here || (expert >= 0 && expert / experts != at.index(axes.expert))) {
+    if (!here || (expert >= 0 && expert / experts != at.index(axes.dealt))) {
       continue;
     }
     unit.layer = layer;
     unit.zero = expert >= 0 ? axes.expert_zero : axes.zero;
     unit.replica = expert >= 0 ? axes.expert_replica : axes.replica;
-    if (p.split == Split::whole && tensors > 1) {
+    const Split split = split_of(p, layout);
+    if (split == Split::whole && tensors > 1) {
       if (partial_over_tensor(p, c, layout.sequence_parallel)) {
         unit.replica = joined(unit.replica, axes.tensor);
       } else {
@@ -71860,7 +71920,8 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     }
     FlatUnit& into = units[u];
     into.places.push_back(static_cast<int>(place));
-    into.shapes.push_back(part_shape(p.value.shape(), p.split, tensor, tensors));
+    into.splits.push_back(split);
+    into.shapes.push_back(part_shape(p.value.shape(), split, tensor, tensors));
     into.begins.push_back(into.begins.back() + into.shapes.back().count());
     into.shard = (into.count() + into.shards - 1) / into.shards;
   }
@@ -71873,16 +71934,14 @@ inline Tensor stretch_of(const Tensor& flat, std::int64_t first, const Shape& sh
 }
 
 // Puts this device's parts of whole tensors in a flat buffer; those not there are zero.
-inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole,
-                      const List<Parameter>& parameters, std::int64_t tensor, std::int64_t tensors,
-                      float* to) {
+inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole, std::int64_t tensor,
+                      std::int64_t tensors, float* to) {
   std::fill(to, to + unit.length(), 0.0f);
   for (std::size_t i = 0; i < unit.places.size(); ++i) {
     const std::size_t place = static_cast<std::size_t>(unit.places[i]);
     if (place < whole.size() && whole[place].defined()) {
-      const Tensor part =
-          contiguous(tensor_shard(whole[place], parameters[place].split, static_cast<int>(tensor),
-                                  static_cast<int>(tensors)));
+      const Tensor part = contiguous(tensor_shard(
+          whole[place], unit.splits[i], static_cast<int>(tensor), static_cast<int>(tensors)));
       std::copy(part.data(), part.data() + part.count(), to + unit.begins[i]);
     }
   }
@@ -72005,7 +72064,9 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
                      time / layout.context);
   }
   if (config.experts > 0) {
-    add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
+    add_expert_hooks(hooks, device, Axes(axes.dealt), Axes(axes.routes));
+    hooks.whole_experts = layout.whole_experts;
+    hooks.partial_share = layout.whole_experts ? 1 : hooks.partial_share;
   }
   if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
     hooks.loss = [](const Tensor& x, const Tensor& table,
@@ -72087,8 +72148,8 @@ class FormulaTexts {
     return wide("m", (layout_.sequence_parallel ? 1 : 2) * passes) + ", embedding";
   }
   std::string head() const { return wide("m", layout_.sequence_parallel ? 1 : 2) + ", head"; }
-  std::string block() const {
-    return wide("L m", (layout_.sequence_parallel ? 2 : 4) * (1 + forwards(false)));
+  std::string block(int parts) const {  // attention, feed-forward
+    return wide("L m", (layout_.sequence_parallel ? 1 : 2) * parts * (1 + forwards(false)));
   }
   // Of a model with windows: of its layers that have one, or of the others.
   std::string ring(bool windows, bool local) const {
@@ -72103,19 +72164,33 @@ class FormulaTexts {
     return times_text("L m", 2 * (1 + forwards(true))) + "b s (h+h_kv)(c-1) / " +
            (layout_.tensor > 1 ? "(c t)" : "c");
   }
-  std::string balance() const { return times_text("L m", 4 * forwards(false)) + "E (d-1)/d"; }
-  std::string with_capacity() const {
-    return times_text("L m", 2 * (1 + forwards(false))) + "E C h (e-1)/e";
+  std::string balance() const {
+    return times_text("L m", 4 * forwards(false)) + "E " +
+           (!tensor_routes()              ? "(d-1)/d"
+            : layout_.batch_devices() > 1 ? "(d t-1)/(d t)"
+                                          : "(t-1)/t");
   }
-  std::string rows_of_experts() const { return times_text("L m", forwards(false)) + "E (e-1)/e"; }
+  std::string with_capacity() const {
+    return times_text("L m", 2 * (1 + forwards(false))) + "E C h " + dealt();
+  }
+  std::string rows_of_experts() const {
+    return times_text("L m", forwards(false)) + "E " + dealt();
+  }
   std::string rows_of_devices() const {
-    return times_text("L m", 2 * (1 + forwards(false))) + "(e-1)";
+    return times_text("L m", 2 * (1 + forwards(false))) + (!tensor_routes()     ? "(e-1)"
+                                                           : layout_.expert > 1 ? "(e t-1)"
+                                                                                : "(t-1)");
   }
   std::string balanced() const {
-    return times_text("L m", 2 * (1 + forwards(false))) + "b s k h (e-1)/e, if balanced";
+    return times_text("L m", 2 * (1 + forwards(false))) + "b s k h " +
+           (tensor_routes() ? "/ t " : "") + dealt() + ", if balanced";
   }
 
  private:
+  bool tensor_routes() const { return layout_.whole_experts && layout_.tensor > 1; }
+  std::string dealt() const {  // of the devices that deal out tokens
+    return !tensor_routes() ? "(e-1)/e" : layout_.expert > 1 ? "(e t-1)/(e t)" : "(t-1)/t";
+  }
   bool copies() const {
     return static_cast<int>(layout_.schedule.rank_of.size()) > layout_.schedule.stages;
   }
@@ -72304,7 +72379,7 @@ class StepPlanner {
     for (std::int64_t l = stages_.first_layer(op.stage); l < stages_.first_layer(op.stage + 1);
          ++l) {
       if (forward || again) {
-        add_block_forward(l);
+        add_block(l, true);
         (again ? recomputed : plan.flops[StepTask::forward]) +=
             weight_flops() + attention_flops(l, 2);
       }
@@ -72313,7 +72388,7 @@ class StepPlanner {
         recomputed += attention_flops(l, 2);
       }
       if (!forward) {
-        add_block_backward(l);
+        add_block(l, false);
         backward += (whole ? 2 : 1) * weight_flops() + attention_flops(l, 5);
       }
     }
@@ -72400,25 +72475,19 @@ class StepPlanner {
       add_tensor(true, say_.embedding(true));
     }
   }
-  void add_block_forward(std::int64_t layer) {
-    for (int part = 0; part < 2; ++part) {
-      if (layout_.sequence_parallel) {
-        add_tensor(true, say_.block());
-      }
-      add_tensor(false, say_.block());
-    }
-    add_attention(layer, true);
-    add_experts(true);
+  // Whole experts alone have no tensor ranks to sum over.
+  int tensor_parts() const {
+    return layout_.whole_experts && c_.experts > 0 && c_.shared_experts == 0 ? 1 : 2;
   }
-  void add_block_backward(std::int64_t layer) {
-    for (int part = 0; part < 2; ++part) {
+  void add_block(std::int64_t layer, bool forward) {
+    for (int part = 0; part < tensor_parts(); ++part) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, say_.block());
+        add_tensor(true, say_.block(tensor_parts()));
       }
-      add_tensor(false, say_.block());
+      add_tensor(false, say_.block(tensor_parts()));
     }
-    add_attention(layer, false);
-    add_experts(false);
+    add_attention(layer, forward);
+    add_experts(forward);
   }
   double head_flops() const {
     return 2 * static_cast<double>(sequences_ * tokens_ * c_.width * table_rows());
@@ -72481,31 +72550,33 @@ class StepPlanner {
     if (c_.experts == 0) {
       return;
     }
-    const std::int64_t e = layout_.expert, rows = sequences_ * tokens_;
+    const std::int64_t e = layout_.expert_devices();
+    const std::int64_t rows =
+        sequences_ * tokens_ * layout_.batch_devices() / layout_.routing_devices();
     if (forward && options_.experts.balance_loss > 0) {
-      add(Collective::all_reduce, axes_.batch, 2 * c_.experts, "balance loss", say_.balance());
+      add(Collective::all_reduce, axes_.routes, 2 * c_.experts, "balance loss", say_.balance());
     }
     if (e == 1) {
       return;
     }
     if (options_.experts.capacity_factor > 0) {
       const std::int64_t groups =
-          std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
+          std::max<std::int64_t>(1, options_.experts.groups / layout_.routing_devices());
       const std::int64_t each =
           expert_capacity(rows / groups, c_.top_k, c_.experts, options_.experts.capacity_factor);
       const std::int64_t numbers = c_.experts * each * groups * c_.width;
       for (int i = 0; i < 2; ++i) {
-        add(Collective::all_to_all, axes_.expert, numbers, "experts", say_.with_capacity());
+        add(Collective::all_to_all, axes_.dealt, numbers, "experts", say_.with_capacity());
       }
       return;
     }
     if (forward) {
-      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert",
+      add(Collective::all_to_all, axes_.dealt, c_.experts, "rows of each expert",
           say_.rows_of_experts());
     }
     for (int i = 0; i < 2; ++i) {
-      add(Collective::all_to_all, axes_.expert, e, "rows of each device", say_.rows_of_devices());
-      add(Collective::all_to_all, axes_.expert, rows * c_.top_k * c_.width, "experts",
+      add(Collective::all_to_all, axes_.dealt, e, "rows of each device", say_.rows_of_devices());
+      add(Collective::all_to_all, axes_.dealt, rows * c_.top_k * c_.width, "experts",
           say_.balanced(), DType::f32, true);
     }
   }
@@ -72537,10 +72608,10 @@ class StepPlanner {
       weights += matrices * d * static_cast<double>(c_.hidden) / t;
     } else {
       const double visited = static_cast<double>(c_.top_k + c_.shared_experts);
-      weights += d * static_cast<double>(c_.experts) +
+      weights += d * static_cast<double>(c_.experts) / (layout_.whole_experts ? t : 1) +
                  visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
       plan.mean_flops =  // and which tokens find no place
-          plan.mean_flops || layout_.expert > 1 || options_.experts.capacity_factor > 0;
+          plan.mean_flops || layout_.expert_devices() > 1 || options_.experts.capacity_factor > 0;
     }
     return 2 * rows * weights;
   }
@@ -72805,8 +72876,8 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
   }
   add(layout.expert, "e", "expert devices");
   add(c.experts, "E", "experts");
-  const bool places = layout.expert > 1 && options.experts.capacity_factor > 0;
-  add(layout.expert > 1 ? c.top_k : 0, "k", "of them a token");
+  const bool places = layout.expert_devices() > 1 && options.experts.capacity_factor > 0;
+  add(layout.expert_devices() > 1 ? c.top_k : 0, "k", "of them a token");
   out += places ? ", C rows that an expert has room for from a device" : "";
   if (layout.expert > 1) {
     out += ", P_e parameters of its experts, not in P, over z_e and r_e devices as others over d";
@@ -73083,7 +73154,7 @@ class DeviceModel {
     const std::int64_t tensor = at_.index(axes_.tensor), tensors = at_.size(axes_.tensor);
     const auto flat = [&](const List<Tensor>& from, MemoryKind kind) {
       Tensor all(Shape{unit.length()}, kind);
-      fill_flat(unit, from, model.parameters, tensor, tensors, all.data());
+      fill_flat(unit, from, tensor, tensors, all.data());
       return all;
     };
     const auto part = [&](const Tensor& all, MemoryKind kind) {
@@ -73207,9 +73278,10 @@ class StepRunner {
     loss_scale_ = loss_scale;
     hooks_.experts = options_.experts;
     hooks_.experts.groups =
-        std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
+        std::max<std::int64_t>(1, options_.experts.groups / layout_.routing_devices());
     hooks_.expert_counts = &counts_;
-    hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * layout_.tensor);
+    const std::int64_t alike = layout_.whole_experts ? 1 : layout_.tensor;  // route the same tokens
+    hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * alike);
     rounding_ = RoundingCount();
     {
       const MatmulFormat format(options_.format, &rounding_);
@@ -74485,12 +74557,13 @@ class MeshTrainer {
           Parameter& p = model.parameters[place];
           const std::int64_t first = std::max(begin, unit.begins[i]);
           const std::int64_t count = std::min(end, unit.begins[i + 1]) - first;
+          const Split split = unit.splits[i];
           if (count > 0) {
             const std::int64_t from = first - begin, to = first - unit.begins[i];
-            put_part(weights.data() + from, to, count, p.split, tensor, tensors, p.value);
-            put_part(moments.data() + from, to, count, p.split, tensor, tensors,
+            put_part(weights.data() + from, to, count, split, tensor, tensors, p.value);
+            put_part(moments.data() + from, to, count, split, tensor, tensors,
                      state.moments[place]);
-            put_part(squares.data() + from, to, count, p.split, tensor, tensors,
+            put_part(squares.data() + from, to, count, split, tensor, tensors,
                      state.squares[place]);
           }
         }
@@ -75234,9 +75307,10 @@ inline void check_weights(const Transformer& model, const TrainOptions& options)
 
 // Of several devices each is a group of its own at least.
 inline void check_groups(const TrainOptions& options, const ModelConfig& c) {
-  const std::int64_t devices = options.layout.batch_devices(), groups = options.experts.groups;
+  const std::int64_t devices = options.layout.routing_devices(), groups = options.experts.groups;
   if (groups < 1 || (groups != 1 && groups % devices != 0)) {
-    fail({"train: ", groups, " groups of tokens (experts.groups) over data x context = ", devices,
+    fail({"train: ", groups, " groups of tokens (experts.groups) over data x context ",
+          options.layout.whole_experts ? "x tensor " : "", "= ", devices,
           "; right is a multiple of ", devices, ", or 1 for as many as there are devices"});
   }
   const std::int64_t sequences = options.batch / options.layout.microbatches;
@@ -75375,11 +75449,12 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
   one.machine = TrainMachine();
   one.layout = Layout();
   one.layout.microbatches = layout.microbatches;
-  one.experts.groups = std::max(options.experts.groups, layout.batch_devices());
-  if (layout.context > 1) {
+  one.experts.groups = std::max(options.experts.groups, layout.routing_devices());
+  if (layout.routing_devices() > layout.data) {
     one.experts.group_of = token_groups(layout.context_parallel, layout.data, layout.context,
                                         options.batch / layout.microbatches, model.config.context,
-                                        one.experts.groups / layout.batch_devices());
+                                        one.experts.groups / layout.routing_devices(),
+                                        layout.routing_devices() / layout.batch_devices());
   }
   Transformer copy = copy_of(model);
   Trainer trainer(copy, text.train(), one, start);

@@ -149,8 +149,18 @@ struct Row {
     Row row = *this;
     row.options.layout.expert = devices;
     row.options.experts.capacity_factor = capacity_factor;
-    row.options.experts.groups = capacity_factor > 0 ? options.layout.batch_devices() : 1;
+    row.set_groups();
     return row;
+  }
+  Row whole() const {
+    Row row = sequence();
+    row.options.layout.whole_experts = true;
+    row.set_groups();
+    return row;
+  }
+  void set_groups() {
+    options.experts.groups =
+        options.experts.capacity_factor > 0 ? options.layout.routing_devices() : 1;
   }
   Row dropout(double share) const {
     Row row = *this;
@@ -206,6 +216,12 @@ struct Row {
     one.machine = ts::Machine();
     one.layout = Layout();
     one.layout.microbatches = model.experts > 0 ? options.layout.microbatches : 1;
+    const Layout& l = options.layout;
+    if (l.whole_experts && options.experts.groups > 1) {
+      one.experts.group_of =
+          ts::token_groups(l.context_parallel, l.data, l.context, options.batch / l.microbatches,
+                           model.context, 1, l.tensor);
+    }
     return one;
   }
 };
@@ -417,6 +433,7 @@ ts::List<Row> quick_rows() {
       Row(mixture, 4, 1, 1, 1, 1).experts(2).zero(Zero::parameters),
       Row(mixture, 2, 2, 1, 1, 2).experts(2, 1.25).sequence(),
       Row(mixture, 1, 1, 2, 2, 2).experts(2).again(selective).dropout(0.1),
+      Row(mixture, 2, 2, 1, 1, 2).experts(2, 1.25).whole().zero(Zero::gradients),
   };
 }
 
@@ -475,6 +492,10 @@ ts::List<Row> more_rows() {
       Row(llama, 1, 2, 2, 2, 2).sequence().dropout(0.1).on("tpu-v4", {2, 2, 2}),
       Row(llama, 2, 2, 1, 2, 1).by(gathered).zero(Zero::gradients).again(full).sequence(),
       Row(mixture, 2, 2, 2, 1, 2).experts(2).again(full).sequence(),
+      Row(mixture, 1, 2, 1, 1, 2).whole(),
+      Row(mixture, 2, 2, 1, 1, 1).whole().zero(Zero::parameters),
+      Row(mixture, 4, 2, 1, 1, 1).experts(2).whole().zero(Zero::optimizer, 2).dropout(0.1),
+      Row(mixture, 1, 2, 2, 2, 2).experts(2).whole().again(full),
       // Four, 16 devices.
       Row(gpt2, 2, 2, 2, 2, 2).zero(Zero::parameters).sequence().by(ulysses).again(selective),
       Row(llama, 2, 2, 2, 2, 2).zero(Zero::optimizer).on("h100", {2, 8}).dropout(0.1),
@@ -560,7 +581,8 @@ Row random_row(std::uint32_t seed) {
   if (c.experts > 0) {
     l.expert = dice.of({1, 2, 3, 4});
     l.expert = l.batch_devices() % l.expert == 0 ? l.expert : l.data;
-    c.experts = static_cast<int>(l.expert * dice.of({1, 2}));
+    l.whole_experts = l.sequence_parallel && dice.one_in(2);
+    c.experts = static_cast<int>(l.expert_devices() * dice.of({1, 2}));
     c.top_k = static_cast<int>(std::min<std::int64_t>(c.experts, dice.of({1, 2})));
     c.shared_experts = static_cast<int>(dice.below(3));
     c.expert_hidden = l.tensor * dice.of({1, 3});
@@ -584,7 +606,7 @@ Row random_row(std::uint32_t seed) {
   row.options.dropout = dice.one_in(3) ? 0.1 : 0;
   row.options.experts.balance_loss = c.experts > 0 && dice.one_in(2) ? 0.01 : 0;
   row.options.experts.capacity_factor = capacity_factor;
-  row.options.experts.groups = capacity_factor > 0 ? l.batch_devices() : 1;
+  row.set_groups();
   return row;
 }
 

@@ -112,12 +112,20 @@ inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const
 
 inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = block_at(layer);
-  const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
   if (b.experts.empty()) {
-    return write_back(b.dense.down, hidden(b.dense, in, hooks), hooks);
+    return dense(b.dense, x, hooks);
   }
-  const Tensor y = mixture(layer, in, hooks);
+  if (hooks.whole_experts) {
+    return mixture(layer, x, hooks);
+  }
+  const Tensor y = mixture(layer, hooks.linear_in ? hooks.linear_in(x) : x, hooks);
   return hooks.linear_out ? hooks.linear_out(y) : y;
+}
+
+inline Tensor Transformer::dense(const FeedForward& part, const Tensor& x,
+                                 const Hooks& hooks) const {
+  const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
+  return write_back(part.down, hidden(part, in, hooks), hooks);
 }
 
 inline Tensor Transformer::use(int index, const Hooks& hooks) const {

@@ -84,7 +84,9 @@ struct Hooks {
   double dropout = 0.0;
   std::uint64_t dropout_seed = 0;
   // Mixtures of experts. Inside one all is a partial sum from linear_in until linear_out, which
-  // comes once, after routed and shared experts are added.
+  // comes once, after routed and shared experts are added. whole_experts: routed ones are whole
+  // and read tokens as they lie between the layers; the two are around shared ones alone.
+  bool whole_experts = false;
   ExpertOptions experts;
   ExpertCounts* expert_counts = nullptr;  // added to when set
   ExpertDispatch dispatch;                // empty: all experts are here

@@ -14,6 +14,25 @@
 
 namespace tinyscale {
 
+namespace detail {
+
+// x itself, behind `first` in the graph: of two ways from x that both send, all devices go back the
+// same one first, however deep each is on one that got no rows.
+inline Tensor after(const Tensor& x, const Tensor& first) {
+  if (!tracked({&x, &first})) {
+    return x;
+  }
+  Tensor y = x.detach();
+  attach(y, "after", {&x, &first}, [sx = x.slot()](const Tensor& dy) {
+    if (sx) {
+      add_grad(sx, dy);
+    }
+  });
+  return y;
+}
+
+}  // namespace detail
+
 // One expert. Where its inputs are cut over devices this is a partial sum, and of the bias a share.
 inline Tensor Transformer::expert(const FeedForward& part, const Tensor& x,
                                   const Hooks& hooks) const {
@@ -37,7 +56,8 @@ inline Tensor Transformer::mixture(int layer, const Tensor& x, const Hooks& hook
   const Tensor out = hooks.dispatch ? hooks.dispatch(in, run) : detail::run_experts(in, run);
   Tensor y = reshape(combine(out, p, routing), x.shape());
   if (block.dense.up.weight >= 0) {
-    y = y + expert(block.dense, x, hooks);
+    y = y + (hooks.whole_experts ? dense(block.dense, detail::after(x, y), hooks)
+                                 : expert(block.dense, x, hooks));
   }
   if (hooks.expert_counts != nullptr) {
     hooks.expert_counts->add(layer, config.layers, routing);

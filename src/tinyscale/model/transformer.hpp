@@ -128,6 +128,7 @@ class Transformer {
   Tensor place_heads(int norm, const Tensor& x, const Hooks& hooks) const;
   Tensor attend(int layer, const Tensor& x, const Hooks& hooks) const;
   Tensor hidden(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
+  Tensor dense(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
   Tensor mixture(int layer, const Tensor& x, const Hooks& hooks) const;
   Tensor expert(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
   Tensor drop(const Tensor& x, int place, const Hooks& hooks) const;

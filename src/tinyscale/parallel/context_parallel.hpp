@@ -41,21 +41,24 @@ inline std::vector<std::int32_t> tokens_at(const std::vector<std::int32_t>& ids,
   return out;
 }
 
-// Of each token of `batch` sequences its group, where each of data x context devices has so many
-// equal ones of those it sees: what one device needs to know to route alike (ExpertOptions).
+// Of each token of `batch` sequences its group, where each of data x context x tensor devices has
+// so many equal ones of those it routes: what one device needs to know to route alike
+// (ExpertOptions). tensor: ranks with a part of the tokens each, under sequence parallelism.
 inline std::vector<std::int32_t> token_groups(ContextParallel kind, std::int64_t data,
                                               std::int64_t context, std::int64_t batch,
                                               std::int64_t sequence_length,
-                                              std::int64_t groups_each = 1) {
+                                              std::int64_t groups_each = 1,
+                                              std::int64_t tensor = 1) {
   const std::int64_t share = batch / data, count = sequence_length / context;
+  const std::int64_t part = count / tensor;
   std::vector<std::int32_t> groups(static_cast<std::size_t>(batch * sequence_length));
   for (std::int64_t c = 0; c < context; ++c) {
     const TokenPlaces places =
         context_places(kind, static_cast<int>(c), static_cast<int>(context), sequence_length);
     for (std::int64_t b = 0; b < batch; ++b) {
-      const std::int64_t device = b / share * context + c;
       for (std::int64_t t = 0; t < count; ++t) {
-        const std::int64_t within = (b % share * count + t) * groups_each / (share * count);
+        const std::int64_t device = (b / share * context + c) * tensor + t / part;
+        const std::int64_t within = (b % share * part + t % part) * groups_each / (share * part);
         groups[static_cast<std::size_t>(b * sequence_length + places.at(t))] =
             static_cast<std::int32_t>(device * groups_each + within);
       }

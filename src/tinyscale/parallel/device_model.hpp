@@ -270,7 +270,7 @@ class DeviceModel {
     const std::int64_t tensor = at_.index(axes_.tensor), tensors = at_.size(axes_.tensor);
     const auto flat = [&](const List<Tensor>& from, MemoryKind kind) {
       Tensor all(Shape{unit.length()}, kind);
-      fill_flat(unit, from, model.parameters, tensor, tensors, all.data());
+      fill_flat(unit, from, tensor, tensors, all.data());
       return all;
     };
     const auto part = [&](const Tensor& all, MemoryKind kind) {

@@ -46,9 +46,10 @@ class StepRunner {
     loss_scale_ = loss_scale;
     hooks_.experts = options_.experts;
     hooks_.experts.groups =
-        std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
+        std::max<std::int64_t>(1, options_.experts.groups / layout_.routing_devices());
     hooks_.expert_counts = &counts_;
-    hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * layout_.tensor);
+    const std::int64_t alike = layout_.whole_experts ? 1 : layout_.tensor;  // route the same tokens
+    hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * alike);
     rounding_ = RoundingCount();
     {
       const MatmulFormat format(options_.format, &rounding_);

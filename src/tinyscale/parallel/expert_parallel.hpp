@@ -163,8 +163,9 @@ inline Tensor dispatch_even(const ExpertGroup& to, const ExpertRows& in, const E
 // Cuts the experts over the devices of `experts`; `batch` are the axes along which devices hold
 // other tokens of the batch. The model needs only its own experts' parameters (expert_part).
 // The gradients of the devices are to be added up: over `batch` of what all have, over those of
-// its axes that are not in `experts` for an expert's. Every device of a tensor axis sends all of
-// its rows. A balance loss adds an all_reduce of 2 E numbers over `batch` to the forward pass.
+// its axes that are not in `experts` for an expert's. Devices of a tensor axis that is in neither
+// send all of their rows each. A balance loss adds an all_reduce of 2 E numbers over `batch` to the
+// forward pass.
 inline void add_expert_hooks(Hooks& hooks, Device& device, const Axes& experts, const Axes& batch,
                              const CollectiveOptions& options = CollectiveOptions()) {
   if (!batch.names.empty()) {

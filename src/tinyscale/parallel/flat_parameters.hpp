@@ -30,6 +30,7 @@ constexpr int table_unit = -1, positions_unit = -2, head_unit = -3;
 struct FlatUnit {
   int layer = 0;
   List<int> places;                               // in Transformer::parameters
+  List<Split> splits;                             // over tensor ranks
   List<Shape> shapes;                             // of this device's part of each
   std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
   std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
@@ -127,6 +128,11 @@ inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std
   return part;
 }
 
+// How a layout cuts a parameter over tensor ranks.
+inline Split split_of(const Parameter& p, const Layout& layout) {
+  return layout.whole_experts && p.expert >= 0 ? Split::expert : p.split;
+}
+
 // The units of one device, without their numbers: a pure function of model, layout and place.
 inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
                                  const LayoutAxes& axes, const MeshPoint& at) {
@@ -134,7 +140,7 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
   const StageMap stages(layout, c);
   const std::int64_t mine = at.index(axes.pipeline);
   const std::int64_t tensor = at.index(axes.tensor), tensors = at.size(axes.tensor);
-  const std::int64_t experts = c.experts / std::max<std::int64_t>(1, at.size(axes.expert));
+  const std::int64_t experts = c.experts / at.size(axes.dealt);
   List<FlatUnit> units;
   for (std::size_t place = 0; place < whole.parameters.size(); ++place) {
     const Parameter& p = whole.parameters[place];
@@ -144,13 +150,14 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     const std::int64_t expert = p.expert;
     const bool here =
         std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
-    if (!here || (expert >= 0 && expert / experts != at.index(axes.expert))) {
+    if (!here || (expert >= 0 && expert / experts != at.index(axes.dealt))) {
       continue;
     }
     unit.layer = layer;
     unit.zero = expert >= 0 ? axes.expert_zero : axes.zero;
     unit.replica = expert >= 0 ? axes.expert_replica : axes.replica;
-    if (p.split == Split::whole && tensors > 1) {
+    const Split split = split_of(p, layout);
+    if (split == Split::whole && tensors > 1) {
       if (partial_over_tensor(p, c, layout.sequence_parallel)) {
         unit.replica = joined(unit.replica, axes.tensor);
       } else {
@@ -172,7 +179,8 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     }
     FlatUnit& into = units[u];
     into.places.push_back(static_cast<int>(place));
-    into.shapes.push_back(part_shape(p.value.shape(), p.split, tensor, tensors));
+    into.splits.push_back(split);
+    into.shapes.push_back(part_shape(p.value.shape(), split, tensor, tensors));
     into.begins.push_back(into.begins.back() + into.shapes.back().count());
     into.shard = (into.count() + into.shards - 1) / into.shards;
   }
@@ -185,16 +193,14 @@ inline Tensor stretch_of(const Tensor& flat, std::int64_t first, const Shape& sh
 }
 
 // Puts this device's parts of whole tensors in a flat buffer; those not there are zero.
-inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole,
-                      const List<Parameter>& parameters, std::int64_t tensor, std::int64_t tensors,
-                      float* to) {
+inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole, std::int64_t tensor,
+                      std::int64_t tensors, float* to) {
   std::fill(to, to + unit.length(), 0.0f);
   for (std::size_t i = 0; i < unit.places.size(); ++i) {
     const std::size_t place = static_cast<std::size_t>(unit.places[i]);
     if (place < whole.size() && whole[place].defined()) {
-      const Tensor part =
-          contiguous(tensor_shard(whole[place], parameters[place].split, static_cast<int>(tensor),
-                                  static_cast<int>(tensors)));
+      const Tensor part = contiguous(tensor_shard(
+          whole[place], unit.splits[i], static_cast<int>(tensor), static_cast<int>(tensors)));
       std::copy(part.data(), part.data() + part.count(), to + unit.begins[i]);
     }
   }

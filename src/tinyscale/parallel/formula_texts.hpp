@@ -63,8 +63,8 @@ class FormulaTexts {
     return wide("m", (layout_.sequence_parallel ? 1 : 2) * passes) + ", embedding";
   }
   std::string head() const { return wide("m", layout_.sequence_parallel ? 1 : 2) + ", head"; }
-  std::string block() const {
-    return wide("L m", (layout_.sequence_parallel ? 2 : 4) * (1 + forwards(false)));
+  std::string block(int parts) const {  // attention, feed-forward
+    return wide("L m", (layout_.sequence_parallel ? 1 : 2) * parts * (1 + forwards(false)));
   }
   // Of a model with windows: of its layers that have one, or of the others.
   std::string ring(bool windows, bool local) const {
@@ -79,19 +79,33 @@ class FormulaTexts {
     return times_text("L m", 2 * (1 + forwards(true))) + "b s (h+h_kv)(c-1) / " +
            (layout_.tensor > 1 ? "(c t)" : "c");
   }
-  std::string balance() const { return times_text("L m", 4 * forwards(false)) + "E (d-1)/d"; }
-  std::string with_capacity() const {
-    return times_text("L m", 2 * (1 + forwards(false))) + "E C h (e-1)/e";
+  std::string balance() const {
+    return times_text("L m", 4 * forwards(false)) + "E " +
+           (!tensor_routes()              ? "(d-1)/d"
+            : layout_.batch_devices() > 1 ? "(d t-1)/(d t)"
+                                          : "(t-1)/t");
   }
-  std::string rows_of_experts() const { return times_text("L m", forwards(false)) + "E (e-1)/e"; }
+  std::string with_capacity() const {
+    return times_text("L m", 2 * (1 + forwards(false))) + "E C h " + dealt();
+  }
+  std::string rows_of_experts() const {
+    return times_text("L m", forwards(false)) + "E " + dealt();
+  }
   std::string rows_of_devices() const {
-    return times_text("L m", 2 * (1 + forwards(false))) + "(e-1)";
+    return times_text("L m", 2 * (1 + forwards(false))) + (!tensor_routes()     ? "(e-1)"
+                                                           : layout_.expert > 1 ? "(e t-1)"
+                                                                                : "(t-1)");
   }
   std::string balanced() const {
-    return times_text("L m", 2 * (1 + forwards(false))) + "b s k h (e-1)/e, if balanced";
+    return times_text("L m", 2 * (1 + forwards(false))) + "b s k h " +
+           (tensor_routes() ? "/ t " : "") + dealt() + ", if balanced";
   }
 
  private:
+  bool tensor_routes() const { return layout_.whole_experts && layout_.tensor > 1; }
+  std::string dealt() const {  // of the devices that deal out tokens
+    return !tensor_routes() ? "(e-1)/e" : layout_.expert > 1 ? "(e t-1)/(e t)" : "(t-1)/t";
+  }
   bool copies() const {
     return static_cast<int>(layout_.schedule.rank_of.size()) > layout_.schedule.stages;
   }

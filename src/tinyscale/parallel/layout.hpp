@@ -34,6 +34,9 @@ struct Layout {
   std::int64_t zero_devices = 0;       // of data x context that share; 0: all; fewer: hybrid FSDP
   DType gradient_format = DType::f32;  // on the wire: f32 or bf16; sums are f32
   bool sequence_parallel = false;  // between the tensor-parallel parts: a part of the tokens each
+  // An expert is on one tensor rank, not a part of it on each, and each sends its own tokens alone
+  // (as Megatron Core does by default): under sequence parallelism.
+  bool whole_experts = false;
   Recompute recompute = Recompute::none;
   ContextParallel context_parallel = ContextParallel::ring;
   PipelineSchedule schedule;                   // empty: 1F1B
@@ -44,6 +47,9 @@ struct Layout {
   std::int64_t devices() const { return data * tensor * pipeline * context; }
   // Devices that see other tokens of a microbatch, and those of them that ZeRO shards over.
   std::int64_t batch_devices() const { return data * context; }
+  // Devices with other experts, and those that route other tokens of a microbatch.
+  std::int64_t expert_devices() const { return expert * (whole_experts ? tensor : 1); }
+  std::int64_t routing_devices() const { return batch_devices() * (whole_experts ? tensor : 1); }
   std::int64_t shards() const {
     return zero == Zero::none ? 1 : zero_devices > 0 ? zero_devices : batch_devices();
   }
@@ -78,6 +84,7 @@ inline std::string Layout::text() const {
   out += gradient_format != DType::f32 ? detail::cat({", gradients in ", name_of(gradient_format)})
                                        : "";
   out += sequence_parallel ? ", sequence parallel" : "";
+  out += whole_experts ? ", whole experts" : "";
   out += detail::name_in("Layout: recompute", again, recompute);
   out += schedule.empty() ? "" : ", " + schedule.name;
   out += algorithm != Algorithm::automatic ? detail::cat({", algorithm ", name_of(algorithm)}) : "";
@@ -155,8 +162,15 @@ inline void check_layout_experts(const Layout& layout, const ModelConfig& c) {
   if (layout.expert > 1 && c.experts == 0) {
     fail({"train: expert ", layout.expert, " for ", c.name, ", which has no experts; 1 is right"});
   }
-  if (layout.expert > 1) {
-    check_parts("experts", c.experts, "expert", layout.expert);
+  if (layout.whole_experts &&
+      (c.experts == 0 || (layout.tensor > 1 && !layout.sequence_parallel))) {
+    fail({"train: whole_experts for ", c.name, c.experts == 0 ? ", which has no experts" : "",
+          " by ", layout.text(), "; right is a mixture, under sequence_parallel where tensor is ",
+          "more than 1: each tensor rank routes its own tokens"});
+  }
+  if (layout.expert_devices() > 1) {
+    check_parts("experts", c.experts, layout.whole_experts ? "expert x tensor" : "expert",
+                layout.expert_devices());
   }
   if (layout.batch_devices() % layout.expert != 0) {
     fail({"train: expert ", layout.expert, " does not divide data ", layout.data, " x context ",

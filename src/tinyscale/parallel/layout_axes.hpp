@@ -25,6 +25,8 @@ struct LayoutAxes {
   AxisGroup zero, replica;                // of batch: those that shard, and those that repeat it
   AxisGroup expert;                       // of batch: those with other experts
   AxisGroup expert_zero, expert_replica;  // of batch without expert
+  AxisGroup dealt;                        // all with other experts: tensor too where they are whole
+  AxisGroup routes;                       // those that route other tokens, likewise
 
   AxisGroup all() const {
     AxisGroup names;
@@ -169,6 +171,8 @@ inline LayoutAxes layout_axes(const Layout& layout) {
   const AxisGroup others = without(axes.batch, axes.expert);
   axes.expert_zero = without(axes.zero, axes.expert);
   axes.expert_replica = without(others, axes.expert_zero);
+  axes.dealt = layout.whole_experts ? joined(axes.expert, axes.tensor) : axes.expert;
+  axes.routes = layout.whole_experts ? joined(axes.batch, axes.tensor) : axes.batch;
   return axes;
 }
 

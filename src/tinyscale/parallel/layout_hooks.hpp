@@ -50,7 +50,9 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
                      time / layout.context);
   }
   if (config.experts > 0) {
-    add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
+    add_expert_hooks(hooks, device, Axes(axes.dealt), Axes(axes.routes));
+    hooks.whole_experts = layout.whole_experts;
+    hooks.partial_share = layout.whole_experts ? 1 : hooks.partial_share;
   }
   if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
     hooks.loss = [](const Tensor& x, const Tensor& table,

@@ -150,12 +150,13 @@ class MeshTrainer {
           Parameter& p = model.parameters[place];
           const std::int64_t first = std::max(begin, unit.begins[i]);
           const std::int64_t count = std::min(end, unit.begins[i + 1]) - first;
+          const Split split = unit.splits[i];
           if (count > 0) {
             const std::int64_t from = first - begin, to = first - unit.begins[i];
-            put_part(weights.data() + from, to, count, p.split, tensor, tensors, p.value);
-            put_part(moments.data() + from, to, count, p.split, tensor, tensors,
+            put_part(weights.data() + from, to, count, split, tensor, tensors, p.value);
+            put_part(moments.data() + from, to, count, split, tensor, tensors,
                      state.moments[place]);
-            put_part(squares.data() + from, to, count, p.split, tensor, tensors,
+            put_part(squares.data() + from, to, count, split, tensor, tensors,
                      state.squares[place]);
           }
         }

@@ -108,7 +108,7 @@ class StepPlanner {
     for (std::int64_t l = stages_.first_layer(op.stage); l < stages_.first_layer(op.stage + 1);
          ++l) {
       if (forward || again) {
-        add_block_forward(l);
+        add_block(l, true);
         (again ? recomputed : plan.flops[StepTask::forward]) +=
             weight_flops() + attention_flops(l, 2);
       }
@@ -117,7 +117,7 @@ class StepPlanner {
         recomputed += attention_flops(l, 2);
       }
       if (!forward) {
-        add_block_backward(l);
+        add_block(l, false);
         backward += (whole ? 2 : 1) * weight_flops() + attention_flops(l, 5);
       }
     }
@@ -204,25 +204,19 @@ class StepPlanner {
       add_tensor(true, say_.embedding(true));
     }
   }
-  void add_block_forward(std::int64_t layer) {
-    for (int part = 0; part < 2; ++part) {
-      if (layout_.sequence_parallel) {
-        add_tensor(true, say_.block());
-      }
-      add_tensor(false, say_.block());
-    }
-    add_attention(layer, true);
-    add_experts(true);
+  // Whole experts alone have no tensor ranks to sum over.
+  int tensor_parts() const {
+    return layout_.whole_experts && c_.experts > 0 && c_.shared_experts == 0 ? 1 : 2;
   }
-  void add_block_backward(std::int64_t layer) {
-    for (int part = 0; part < 2; ++part) {
+  void add_block(std::int64_t layer, bool forward) {
+    for (int part = 0; part < tensor_parts(); ++part) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, say_.block());
+        add_tensor(true, say_.block(tensor_parts()));
       }
-      add_tensor(false, say_.block());
+      add_tensor(false, say_.block(tensor_parts()));
     }
-    add_attention(layer, false);
-    add_experts(false);
+    add_attention(layer, forward);
+    add_experts(forward);
   }
   double head_flops() const {
     return 2 * static_cast<double>(sequences_ * tokens_ * c_.width * table_rows());
@@ -285,31 +279,33 @@ class StepPlanner {
     if (c_.experts == 0) {
       return;
     }
-    const std::int64_t e = layout_.expert, rows = sequences_ * tokens_;
+    const std::int64_t e = layout_.expert_devices();
+    const std::int64_t rows =
+        sequences_ * tokens_ * layout_.batch_devices() / layout_.routing_devices();
     if (forward && options_.experts.balance_loss > 0) {
-      add(Collective::all_reduce, axes_.batch, 2 * c_.experts, "balance loss", say_.balance());
+      add(Collective::all_reduce, axes_.routes, 2 * c_.experts, "balance loss", say_.balance());
     }
     if (e == 1) {
       return;
     }
     if (options_.experts.capacity_factor > 0) {
       const std::int64_t groups =
-          std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
+          std::max<std::int64_t>(1, options_.experts.groups / layout_.routing_devices());
       const std::int64_t each =
           expert_capacity(rows / groups, c_.top_k, c_.experts, options_.experts.capacity_factor);
       const std::int64_t numbers = c_.experts * each * groups * c_.width;
       for (int i = 0; i < 2; ++i) {
-        add(Collective::all_to_all, axes_.expert, numbers, "experts", say_.with_capacity());
+        add(Collective::all_to_all, axes_.dealt, numbers, "experts", say_.with_capacity());
       }
       return;
     }
     if (forward) {
-      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert",
+      add(Collective::all_to_all, axes_.dealt, c_.experts, "rows of each expert",
           say_.rows_of_experts());
     }
     for (int i = 0; i < 2; ++i) {
-      add(Collective::all_to_all, axes_.expert, e, "rows of each device", say_.rows_of_devices());
-      add(Collective::all_to_all, axes_.expert, rows * c_.top_k * c_.width, "experts",
+      add(Collective::all_to_all, axes_.dealt, e, "rows of each device", say_.rows_of_devices());
+      add(Collective::all_to_all, axes_.dealt, rows * c_.top_k * c_.width, "experts",
           say_.balanced(), DType::f32, true);
     }
   }
@@ -341,10 +337,10 @@ class StepPlanner {
       weights += matrices * d * static_cast<double>(c_.hidden) / t;
     } else {
       const double visited = static_cast<double>(c_.top_k + c_.shared_experts);
-      weights += d * static_cast<double>(c_.experts) +
+      weights += d * static_cast<double>(c_.experts) / (layout_.whole_experts ? t : 1) +
                  visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
       plan.mean_flops =  // and which tokens find no place
-          plan.mean_flops || layout_.expert > 1 || options_.experts.capacity_factor > 0;
+          plan.mean_flops || layout_.expert_devices() > 1 || options_.experts.capacity_factor > 0;
     }
     return 2 * rows * weights;
   }

@@ -140,8 +140,8 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
   }
   add(layout.expert, "e", "expert devices");
   add(c.experts, "E", "experts");
-  const bool places = layout.expert > 1 && options.experts.capacity_factor > 0;
-  add(layout.expert > 1 ? c.top_k : 0, "k", "of them a token");
+  const bool places = layout.expert_devices() > 1 && options.experts.capacity_factor > 0;
+  add(layout.expert_devices() > 1 ? c.top_k : 0, "k", "of them a token");
   out += places ? ", C rows that an expert has room for from a device" : "";
   if (layout.expert > 1) {
     out += ", P_e parameters of its experts, not in P, over z_e and r_e devices as others over d";

@@ -82,9 +82,10 @@ inline void check_weights(const Transformer& model, const TrainOptions& options)
 
 // Of several devices each is a group of its own at least.
 inline void check_groups(const TrainOptions& options, const ModelConfig& c) {
-  const std::int64_t devices = options.layout.batch_devices(), groups = options.experts.groups;
+  const std::int64_t devices = options.layout.routing_devices(), groups = options.experts.groups;
   if (groups < 1 || (groups != 1 && groups % devices != 0)) {
-    fail({"train: ", groups, " groups of tokens (experts.groups) over data x context = ", devices,
+    fail({"train: ", groups, " groups of tokens (experts.groups) over data x context ",
+          options.layout.whole_experts ? "x tensor " : "", "= ", devices,
           "; right is a multiple of ", devices, ", or 1 for as many as there are devices"});
   }
   const std::int64_t sequences = options.batch / options.layout.microbatches;
@@ -223,11 +224,12 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
   one.machine = TrainMachine();
   one.layout = Layout();
   one.layout.microbatches = layout.microbatches;
-  one.experts.groups = std::max(options.experts.groups, layout.batch_devices());
-  if (layout.context > 1) {
+  one.experts.groups = std::max(options.experts.groups, layout.routing_devices());
+  if (layout.routing_devices() > layout.data) {
     one.experts.group_of = token_groups(layout.context_parallel, layout.data, layout.context,
                                         options.batch / layout.microbatches, model.config.context,
-                                        one.experts.groups / layout.batch_devices());
+                                        one.experts.groups / layout.routing_devices(),
+                                        layout.routing_devices() / layout.batch_devices());
   }
   Transformer copy = copy_of(model);
   Trainer trainer(copy, text.train(), one, start);
