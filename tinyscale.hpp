@@ -70406,7 +70406,7 @@ struct Layout {
   DType gradient_format = DType::f32;  // on the wire: f32 or bf16; sums are f32
   bool sequence_parallel = false;  // between the tensor-parallel parts: a part of the tokens each
   // An expert is on one tensor rank, not a part of it on each, and each sends its own tokens alone
-  // (as Megatron Core does by default): under sequence parallelism.
+  // (Megatron Core's expert tensor parallelism of 1): under sequence parallelism.
   bool whole_experts = false;
   Recompute recompute = Recompute::none;
   ContextParallel context_parallel = ContextParallel::ring;
@@ -77301,6 +77301,12 @@ inline bool ulysses_divides(const ModelConfig& model, const Layout& layout) {
          std::max<std::int64_t>(1, model.kv_heads / layout.tensor) % layout.context == 0;
 }
 
+// Whether each expert can be on one tensor rank, with tokens of its own.
+inline bool whole_experts_divide(const ModelConfig& model, const Layout& layout) {
+  return model.experts > 0 && (layout.tensor == 1 || layout.sequence_parallel) &&
+         model.experts % (layout.expert * layout.tensor) == 0;
+}
+
 // Empty, or the first thing of the model that the layout does not divide; `besides`: stages that
 // may hold the embedding or the head alone.
 inline std::string undivided_model(const ModelConfig& c, const Layout& layout, int chunks,
@@ -77326,6 +77332,11 @@ inline std::string undivided_model(const ModelConfig& c, const Layout& layout, i
       (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {
     return cat({c.experts, " experts over expert ", layout.expert, " among ",
                 layout.batch_devices(), " devices with other tokens do not divide"});
+  }
+  if (layout.whole_experts && !whole_experts_divide(c, layout)) {
+    return cat({c.experts, " experts over expert ", layout.expert, " x tensor ", layout.tensor,
+                " are not whole ones of ranks with tokens of their own",
+                layout.sequence_parallel ? "" : ": there is no sequence parallelism"});
   }
   if (layout.shards() > 1 && layout.batch_devices() % layout.shards() != 0) {
     return cat({layout.shards(), " shards do not divide the ", layout.batch_devices(),
@@ -78429,11 +78440,14 @@ struct LayoutLinks {
     const std::int64_t fewer = layout.expert_shards();
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
-    const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
+    const std::int64_t apart = layout.whole_experts ? 1 : layout.tensor;
+    const std::int64_t domain = std::max<std::int64_t>(1, domain_of(machine) / apart);
+    const std::int64_t group = layout.expert_devices();
     const std::int64_t close_by = machine.chip.kind == "tpu" ? group : std::min(domain, group);
     expert_domain = static_cast<double>(close_by);
-    experts = group_links(machine, 1, close_by);
-    stages_leave = inner * layout.data >= domain && machine.chips() > domain;
+    experts = group_links(machine, apart, close_by);
+    stages_leave =
+        inner * layout.data >= domain_of(machine) && machine.chips() > domain_of(machine);
   }
 
   // Than the same layout's on the machine's dimensions in another order.
@@ -78568,7 +78582,8 @@ inline double sustained_matmul(const Efficiency& e, const Chip& chip, DType form
 // attention's scores and values, elementwise traffic, and the bytes that it sends.
 // M tokens on the chip, D width, t tensor-parallel devices:
 //   qkv [M, D, (H + 2 KV) K / t], out [M, H K / t, D], up [M, D, 2 F / t], down [M, F / t, D]
-// A mixture's experts are dealt out to expert x tensor chips, to which tokens go k times.
+// A mixture's experts are dealt out to the chips of an expert group, to which tokens go k times,
+// and cut over tensor ranks, each of which has all of the tokens; or whole, on more chips.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -78626,7 +78641,7 @@ inline void add_attention_work(const ModelConfig& c, double tokens, double parts
 }
 
 inline void add_feed_forward_work(const ModelConfig& c, bool mixture, double tokens, double parts,
-                                  double experts_here, LayerWork& w) {
+                                  double experts_here, double cut, LayerWork& w) {
   const double width = static_cast<double>(c.width), up = c.gated() ? 2 : 1;
   if (!mixture) {
     const double hidden = static_cast<double>(c.hidden) / parts;
@@ -78635,12 +78650,10 @@ inline void add_feed_forward_work(const ModelConfig& c, bool mixture, double tok
     w.elements += tokens * hidden * (up + 1);
     return;
   }
-  const double cut = std::max(1.0, 1 / experts_here);  // fewer experts than chips: parts of one
-  const double here = experts_here * cut;
   const double hidden = static_cast<double>(c.expert_hidden) / cut;
   w.routed = tokens * c.top_k / parts * cut;
-  w.add(w.routed / here, width, up * hidden, here);
-  w.add(w.routed / here, hidden, width, here);
+  w.add(w.routed / experts_here, width, up * hidden, experts_here);
+  w.add(w.routed / experts_here, hidden, width, experts_here);
   w.elements += w.routed * (hidden * (up + 1) + 6 * width);
   if (c.shared_experts > 0) {
     const double shared = static_cast<double>(c.expert_hidden) * c.shared_experts / parts;
@@ -78660,8 +78673,9 @@ inline LayerWork layer_work(const ModelConfig& c, const Layout& layout, double b
   const double tokens = batch * here;
   LayerWork w;
   detail::add_attention_work(c, tokens, parts, w);
-  const double dealt = static_cast<double>(layout.expert) * parts;  // chips that share experts
-  detail::add_feed_forward_work(c, mixture, tokens, parts, c.experts / dealt, w);
+  const auto dealt = static_cast<double>(layout.expert_devices());
+  detail::add_feed_forward_work(c, mixture, tokens, parts, c.experts / dealt,
+                                layout.whole_experts ? 1 : parts, w);
   w.elements += 10 * tokens * static_cast<double>(c.width) / (layout.sequence_parallel ? parts : 1);
   const double layers = static_cast<double>(c.layers);
   const double share = tokens / layers / parts;
@@ -78673,6 +78687,12 @@ inline LayerWork layer_work(const ModelConfig& c, const Layout& layout, double b
     w.recast += w.matmuls[i].m * w.matmuls[i].n * w.matmuls[i].count / 2;
   }
   return w;
+}
+
+// What tensor ranks add up in each pass of a layer: after attention and after the feed-forward, but
+// not after whole experts alone.
+inline double tensor_sums(const ModelConfig& c, const Layout& layout, bool mixture) {
+  return mixture && layout.whole_experts && c.shared_experts == 0 ? 1 : 2;
 }
 
 // Parameters that a chip of the busiest stage holds: its layers and a share of the embedding.
@@ -78924,7 +78944,7 @@ class StepPricer {
 
   void add_messages(const LayerWork& w, double many) {
     const double passes = layout_.recompute == Recompute::full ? 3 : 2;  // forward, again, backward
-    if (layout_.tensor > 1) {  // two all_reduces a pass, or as many gathers and scatters
+    if (layout_.tensor > 1) {  // all_reduces in each pass, or as many gathers and scatters
       const double bytes = wide_ * tokens_ * width_;
       const bool hides = job_.software.hides_tensor;
       const bool inside = !links_.tensor.leaves_domain();  // beyond, no run has hidden them
@@ -78933,8 +78953,9 @@ class StepPricer {
                             : hides ? e_.hidden_tensor
                                     : 0;
       const double one = 2 * links_.tensor.gather(bytes, inner_, outer_) + 2 * e_.hop;
-      layer_.tensor += many * passes * 2 * one * (1 - hidden);
-      limit_.tensor += many * passes * 4 * links_.tensor.gather(bytes);
+      const double sums = tensor_sums(job_.model, layout_, w.routed > 0);
+      layer_.tensor += many * passes * sums * one * (1 - hidden);
+      limit_.tensor += many * passes * 2 * sums * links_.tensor.gather(bytes);
     }
     if (layout_.context > 1) {
       const double n = static_cast<double>(layout_.context);
@@ -78964,8 +78985,8 @@ class StepPricer {
   // To the experts and back in each pass. A token goes once to each other domain where it has an
   // expert: of k choices among n domains, n (1 - (1 - 1/n)^k) are met (scaling book, chapter 12).
   void add_experts(const LayerWork& w, double many, double passes) {
-    const double group = static_cast<double>(layout_.expert * layout_.tensor);
-    if (layout_.expert <= 1 || w.routed <= 0) {
+    const auto group = static_cast<double>(layout_.expert_devices());
+    if (group <= 1 || w.routed <= 0) {
       return;
     }
     const double top = job_.model.top_k, copies = w.routed;
@@ -79177,11 +79198,11 @@ struct KeptBytes {
 namespace detail {
 
 // Collects what one layer keeps, or only adds it up for a search over many layouts; `stream`
-// devices share what tensor parallelism leaves whole.
+// devices share what tensor parallelism leaves whole, `routed` of them what experts read and write.
 class LayerKeeper {
  public:
-  LayerKeeper(const ModelConfig& c, double tensor, double stream, bool lists)
-      : c_(c), tensor_(tensor), stream_(stream), lists_(lists) {}
+  LayerKeeper(const ModelConfig& c, double tensor, double stream, double routed, bool lists)
+      : c_(c), tensor_(tensor), stream_(stream), routed_(routed), lists_(lists) {}
 
   // Bytes a token that this policy keeps; after layer().
   double sum(Recompute recompute) const { return sums_[static_cast<int>(recompute)]; }
@@ -79267,12 +79288,12 @@ class LayerKeeper {
   void experts() {
     const auto choices = static_cast<double>(c_.top_k);
     const auto wide = static_cast<double>(c_.expert_hidden);
-    add("router's probabilities", 4 * static_cast<double>(c_.experts) / stream_);
-    add("weights of the choices", 4 * choices / stream_);
-    add("rows into experts", 2 * choices * width() / stream_);
+    add("router's probabilities", 4 * static_cast<double>(c_.experts) / routed_);
+    add("weights of the choices", 4 * choices / routed_);
+    add("rows into experts", 2 * choices * width() / routed_);
     hidden(choices * wide, {"gate of experts", "up of experts", "their product in experts",
                             "hidden layer of experts", "hidden layer of experts activated"});
-    add("rows out of experts", 2 * choices * width() / stream_);
+    add("rows out of experts", 2 * choices * width() / routed_);
     if (c_.shared_experts > 0) {
       hidden(c_.shared_experts * wide,
              {"gate of shared experts", "up of shared experts", "their product in shared experts",
@@ -79281,7 +79302,7 @@ class LayerKeeper {
   }
 
   const ModelConfig& c_;
-  double tensor_, stream_;
+  double tensor_, stream_, routed_;
   bool lists_;
   double sums_[3] = {0, 0, 0};  // by policy
   List<KeptBytes> kept_;
@@ -79299,12 +79320,16 @@ inline bool is_mixture(const ModelConfig& model) { return model.mixture_layers()
 }  // namespace detail
 
 // What one layer keeps, a mixture when the model is one, on one of `tensor` devices, which also
-// share the tokens of the stream between their parts under sequence parallelism.
+// share the tokens of the stream between their parts under sequence parallelism, and those of
+// experts where they are whole (Layout::whole_experts).
 inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tensor,
-                                     bool sequence_parallel, bool mixture) {
+                                     bool sequence_parallel, bool mixture,
+                                     bool whole_experts = false) {
   detail::check_tensor_devices("kept_by_layer", 0, tensor);
   const auto parts = static_cast<double>(tensor);
-  return detail::LayerKeeper(model, parts, sequence_parallel ? parts : 1, true).layer(mixture);
+  return detail::LayerKeeper(model, parts, sequence_parallel ? parts : 1, whole_experts ? parts : 1,
+                             true)
+      .layer(mixture);
 }
 
 // Bytes that one layer keeps of `tokens` tokens of a microbatch:
@@ -79314,7 +79339,8 @@ inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tens
 // A mixture: 6 k F and 4 k D of rows instead of 6 F, and the router's 4 E + 4 k.
 inline double modern_layer_activation_bytes(const ModelConfig& model, double tokens,
                                             std::int64_t tensor, bool sequence_parallel,
-                                            Recompute recompute, bool mixture) {
+                                            Recompute recompute, bool mixture,
+                                            bool whole_experts = false) {
   detail::check_tensor_devices("modern_layer_activation_bytes", tokens, tensor);
   const int policy = static_cast<int>(recompute);
   if (policy < 0 || policy > static_cast<int>(Recompute::full)) {
@@ -79322,7 +79348,8 @@ inline double modern_layer_activation_bytes(const ModelConfig& model, double tok
         {"modern_layer_activation_bytes: recompute is ", policy, "; a name of its enum is right"});
   }
   const auto parts = static_cast<double>(tensor);
-  detail::LayerKeeper keeper(model, parts, sequence_parallel ? parts : 1, false);
+  detail::LayerKeeper keeper(model, parts, sequence_parallel ? parts : 1, whole_experts ? parts : 1,
+                             false);
   keeper.layer(mixture);
   return tokens * keeper.sum(recompute);
 }
@@ -79622,7 +79649,7 @@ inline double kept_of_layer(const ModelConfig& c, const Layout& layout, double t
                 context_activations(c, layout.context_parallel, layout.context, 2, layout.tensor)
           : 0;
   return besides + modern_layer_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel,
-                                                 recompute, mixture);
+                                                 recompute, mixture, layout.whole_experts);
 }
 
 }  // namespace detail
@@ -81279,7 +81306,12 @@ class LayoutSearch {
     for (const std::int64_t expert : divisors_of(layout.batch_devices(), in_.job.model.experts)) {
       if (in_.job.model.experts % expert == 0) {
         layout.expert = expert;
+        layout.whole_experts = false;
         add_zero(layout);
+        if (layout.tensor > 1 && whole_experts_divide(in_.job.model, layout)) {
+          layout.whole_experts = true;
+          add_zero(layout);
+        }
       }
     }
   }
@@ -81667,6 +81699,7 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
       const auto context = static_cast<std::int64_t>(in.context);
       layout.sequence_parallel =
           layout.tensor > 1 && context % (layout.context * layout.tensor) == 0;
+      layout.whole_experts = layout.tensor > 1 && whole_experts_divide(in.job.model, layout);
       layout.zero_devices = 0;
       layout.zero = layout.zero == Zero::none && layout.batch_devices() > 1 ? Zero::optimizer
                     : layout.batch_devices() > 1                            ? layout.zero
@@ -81686,6 +81719,7 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
     Layout layout = best.layout;
     if (layout.expert > 1 || (more && in.job.model.experts > 1)) {
       layout.expert = more ? 2 * layout.expert : layout.expert / 2;
+      layout.whole_experts = layout.whole_experts && whole_experts_divide(in.job.model, layout);
       add(cat({"expert ", layout.expert, " instead of ", best.layout.expert}), layout, best.chunks);
     }
     layout = best.layout;
@@ -81706,6 +81740,12 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
     }
   }
   Layout layout = best.layout;
+  layout.whole_experts = !layout.whole_experts;
+  if (layout.tensor > 1 && (!layout.whole_experts || whole_experts_divide(in.job.model, layout))) {
+    add(layout.whole_experts ? "whole experts" : "experts cut over tensor ranks", layout,
+        best.chunks);
+  }
+  layout = best.layout;
   const char* const changes[] = {"keeping all activations", "computing attention again",
                                  "computing activations again"};
   for (const Recompute again : {Recompute::none, Recompute::selective, Recompute::full}) {
@@ -81851,7 +81891,7 @@ class StepLoader {
         load.axes.push_back(axis_of(placed_[i]));
       }
     }
-    const Transformer sizes = sizes_of(c_, layout_.expert);
+    const Transformer sizes = sizes_of(c_, layout_.expert_devices());
     StepOptions options;
     options.batch = job.sequences;
     const std::int64_t p = layout_.pipeline;
@@ -82034,8 +82074,12 @@ class StepLoader {
     const auto t = static_cast<double>(layout_.sequence_parallel ? layout_.tensor : 1);
     return rows() * static_cast<double>(c_.width) / t;
   }
+  double routed_tokens() const {
+    return rows() / static_cast<double>(layout_.whole_experts ? layout_.tensor : 1);
+  }
   double expert_rows() const {
-    return layout_.expert > 1 ? rows() * static_cast<double>(c_.top_k * c_.width) : 0;
+    return layout_.expert_devices() > 1 ? routed_tokens() * static_cast<double>(c_.top_k * c_.width)
+                                        : 0;
   }
 
   // States, the most activations that wait, what a layer and the loss work with; two units of
@@ -82082,14 +82126,22 @@ class StepLoader {
     if (c_.experts == 0) {
       return sum + matrices * operands(r, d, static_cast<double>(c_.hidden) / t);
     }
-    const double f = static_cast<double>(c_.expert_hidden) / t;
-    const double each = static_cast<double>(c_.experts / layout_.expert);
-    sum += operands(r, d, c_.experts) + each * matrices * operands(r * c_.top_k / each, d, f);
-    return sum + c_.shared_experts * matrices * operands(r, d, f);
+    const double hidden = static_cast<double>(c_.expert_hidden), routed = routed_tokens();
+    const double each = static_cast<double>(c_.experts / layout_.expert_devices());
+    sum += operands(routed, d, c_.experts) +
+           each * matrices *
+               operands(routed * c_.top_k / each, d, layout_.whole_experts ? hidden : hidden / t);
+    return sum + c_.shared_experts * matrices * operands(r, d, hidden / t);
+  }
+  // Rows of experts: gathered, put in order on the experts' devices and back where they are others,
+  // and weighted; going back each is read and written once more.
+  double row_moves(double passes) const {
+    const bool dealt = layout_.expert_devices() > 1;
+    const double moves = (passes - 2) * (dealt ? 7 : 3) + (dealt ? 8 : 4);
+    return moves * routed_tokens() * static_cast<double>(c_.top_k * c_.width);
   }
   // Forward once, backward twice, once more what is computed again; what waits for the backward
-  // pass is written and read; rows of experts are copied there and back, in both passes; the update
-  // reads and writes its states.
+  // pass is written and read; the update reads and writes its states.
   double moved(const StepPlan& plan, std::int64_t rank) const {
     const double passes = layout_.recompute == Recompute::full ? 4 : 3;
     double sum = 2 * (plan.gradients / 4 * job_.state.gradients +
@@ -82097,7 +82149,7 @@ class StepLoader {
     for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(rank)]) {
       if (op.work == PipelineWork::forward) {
         sum += layers(op.stage) * (passes * layer_operands() + 2 * block(Recompute::none) +
-                                   8 * c_.top_k * stream() * bytes_);
+                                   row_moves(passes) * bytes_);
         sum += stages_.is_last(op.stage) ? 3 * head_operands() : 0;
       }
     }
@@ -82627,7 +82679,7 @@ class TwinMaker {
     if (big.experts == 0) {
       return;
     }
-    const auto e = static_cast<int>(twin.layout.expert);
+    const auto e = static_cast<int>(twin.layout.expert_devices());
     c.top_k = std::min(2, big.top_k);
     c.experts = static_cast<int>(multiple(std::min(big.experts, 4 * c.top_k), e));
     c.shared_experts = std::min(1, big.shared_experts);
@@ -85220,9 +85272,13 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   plan.memory_time = memory.value() > 0 ? named("T_memory", moved / memory)
                                         : named("T_memory", Quantity(0, "s"), "not known");
   const double passes = again ? 3 : 2;
+  const ModelConfig& model = in.job.model;
+  const double mixed =
+      static_cast<double>(model.mixture_layers()) / static_cast<double>(model.layers);
+  const double sums = mixed * tensor_sums(model, layout, true) + 2 * (1 - mixed);
   const Quantity tensor_bytes =
-      two * Quantity(2 * passes, "", "all_reduces", "of a layer, in all passes") * q.B * q.D * q.L /
-      (q.X * q.Z);
+      two * Quantity(sums * passes, "", "all_reduces", "of a layer, in all passes") * q.B * q.D *
+      q.L / (q.X * q.Z);
   plan.tensor_time = sent("T_tensor", tensor_bytes, limit.tensor, "all_reduces of tensor ranks");
   const double rounds = (layout.context_parallel == ContextParallel::ring ? 3 : 2) +
                         (layout.recompute == Recompute::none ? 0 : 1);
@@ -85245,7 +85301,7 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   plan.context_time = sent("T_context", sent_bytes, limit.context, "keys and values to all ranks");
   const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
-                          (q.X * q.Y * q.Z);
+                          (layout.whole_experts ? q.X * q.Y * q.Z : q.X * q.Z);
   plan.expert_time =
       sent("T_expert", routed, limit.expert, "to the experts and back, in all passes");
   const ChipParameters held = chip_parameters(in.job.model, layout);

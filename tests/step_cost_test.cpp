@@ -235,6 +235,48 @@ TEST_CASE("step cost: tensor parallelism sends what the executor's layers send")
   }
 }
 
+TEST_CASE("step cost: experts over tensor ranks, cut or whole, are sent what the executor sends") {
+  for (const int shared : {0, 1}) {
+    ts::StepJob job = small_job(small_model(8));
+    job.model.shared_experts = shared;
+    ts::Efficiency e;
+    e.hop = 0;
+    for (const bool whole : {true, false}) {
+      for (const ts::Recompute again : {ts::Recompute::none, ts::Recompute::full}) {
+        ts::Layout layout;
+        layout.data = 4;
+        layout.tensor = 2;
+        layout.expert = 4;
+        layout.sequence_parallel = true;
+        layout.whole_experts = whole;
+        layout.recompute = again;
+        const std::string text = layout.text();
+        CAPTURE(text);
+        const ts::Machine node = one_node(8);
+        const ts::StepLimit limit = limit_of(job, node, layout);
+        // Of t ranks that each send all tokens' rows to e, or their own to e t.
+        const double rows = 2 * (again == ts::Recompute::full ? 3 : 2) * 4.0 * 4 * 64 * 2 * 32;
+        CHECK(limit.expert * port(node) ==
+              doctest::Approx(whole ? rows / 2 * 7 / 8 : rows * 3 / 4));
+        double planned = 0;
+        ts::StepOptions options;
+        options.batch = 16;
+        const ts::Transformer model(job.model, 1);
+        const ts::StepPlan plan = ts::plan_step(model, layout, options, 0);
+        for (const ts::PlannedCall& call : plan.calls) {
+          planned +=
+              call.why == "experts" ? 4.0 * static_cast<double>(call.times * call.elements) : 0;
+        }
+        CHECK(limit.expert * port(node) == doctest::Approx(planned * (whole ? 7.0 / 8 : 3.0 / 4)));
+        const double sums = whole && shared == 0 ? 1 : 2;
+        const double full = again == ts::Recompute::full ? 3 : 2;
+        CHECK(limit.tensor * port(node) ==
+              doctest::Approx(4 * full * sums * 2 * 4 * 64 * 32 * 1 / 2.0));
+      }
+    }
+  }
+}
+
 TEST_CASE("step cost: each kind of context parallelism sends what the executor sends") {
   for (const std::int64_t window : {0, 1, 2, 9}) {
     ts::StepJob job = small_job(small_model());

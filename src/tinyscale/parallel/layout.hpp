@@ -35,7 +35,7 @@ struct Layout {
   DType gradient_format = DType::f32;  // on the wire: f32 or bf16; sums are f32
   bool sequence_parallel = false;  // between the tensor-parallel parts: a part of the tokens each
   // An expert is on one tensor rank, not a part of it on each, and each sends its own tokens alone
-  // (as Megatron Core does by default): under sequence parallelism.
+  // (Megatron Core's expert tensor parallelism of 1): under sequence parallelism.
   bool whole_experts = false;
   Recompute recompute = Recompute::none;
   ContextParallel context_parallel = ContextParallel::ring;

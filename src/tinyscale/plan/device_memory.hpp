@@ -253,7 +253,7 @@ inline double kept_of_layer(const ModelConfig& c, const Layout& layout, double t
                 context_activations(c, layout.context_parallel, layout.context, 2, layout.tensor)
           : 0;
   return besides + modern_layer_activation_bytes(c, tokens, layout.tensor, layout.sequence_parallel,
-                                                 recompute, mixture);
+                                                 recompute, mixture, layout.whole_experts);
 }
 
 }  // namespace detail

@@ -127,11 +127,14 @@ struct LayoutLinks {
     const std::int64_t fewer = layout.expert_shards();
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
-    const std::int64_t domain = domain_of(machine), group = layout.expert * layout.tensor;
+    const std::int64_t apart = layout.whole_experts ? 1 : layout.tensor;
+    const std::int64_t domain = std::max<std::int64_t>(1, domain_of(machine) / apart);
+    const std::int64_t group = layout.expert_devices();
     const std::int64_t close_by = machine.chip.kind == "tpu" ? group : std::min(domain, group);
     expert_domain = static_cast<double>(close_by);
-    experts = group_links(machine, 1, close_by);
-    stages_leave = inner * layout.data >= domain && machine.chips() > domain;
+    experts = group_links(machine, apart, close_by);
+    stages_leave =
+        inner * layout.data >= domain_of(machine) && machine.chips() > domain_of(machine);
   }
 
   // Than the same layout's on the machine's dimensions in another order.

@@ -28,11 +28,11 @@ struct KeptBytes {
 namespace detail {
 
 // Collects what one layer keeps, or only adds it up for a search over many layouts; `stream`
-// devices share what tensor parallelism leaves whole.
+// devices share what tensor parallelism leaves whole, `routed` of them what experts read and write.
 class LayerKeeper {
  public:
-  LayerKeeper(const ModelConfig& c, double tensor, double stream, bool lists)
-      : c_(c), tensor_(tensor), stream_(stream), lists_(lists) {}
+  LayerKeeper(const ModelConfig& c, double tensor, double stream, double routed, bool lists)
+      : c_(c), tensor_(tensor), stream_(stream), routed_(routed), lists_(lists) {}
 
   // Bytes a token that this policy keeps; after layer().
   double sum(Recompute recompute) const { return sums_[static_cast<int>(recompute)]; }
@@ -118,12 +118,12 @@ class LayerKeeper {
   void experts() {
     const auto choices = static_cast<double>(c_.top_k);
     const auto wide = static_cast<double>(c_.expert_hidden);
-    add("router's probabilities", 4 * static_cast<double>(c_.experts) / stream_);
-    add("weights of the choices", 4 * choices / stream_);
-    add("rows into experts", 2 * choices * width() / stream_);
+    add("router's probabilities", 4 * static_cast<double>(c_.experts) / routed_);
+    add("weights of the choices", 4 * choices / routed_);
+    add("rows into experts", 2 * choices * width() / routed_);
     hidden(choices * wide, {"gate of experts", "up of experts", "their product in experts",
                             "hidden layer of experts", "hidden layer of experts activated"});
-    add("rows out of experts", 2 * choices * width() / stream_);
+    add("rows out of experts", 2 * choices * width() / routed_);
     if (c_.shared_experts > 0) {
       hidden(c_.shared_experts * wide,
              {"gate of shared experts", "up of shared experts", "their product in shared experts",
@@ -132,7 +132,7 @@ class LayerKeeper {
   }
 
   const ModelConfig& c_;
-  double tensor_, stream_;
+  double tensor_, stream_, routed_;
   bool lists_;
   double sums_[3] = {0, 0, 0};  // by policy
   List<KeptBytes> kept_;
@@ -150,12 +150,16 @@ inline bool is_mixture(const ModelConfig& model) { return model.mixture_layers()
 }  // namespace detail
 
 // What one layer keeps, a mixture when the model is one, on one of `tensor` devices, which also
-// share the tokens of the stream between their parts under sequence parallelism.
+// share the tokens of the stream between their parts under sequence parallelism, and those of
+// experts where they are whole (Layout::whole_experts).
 inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tensor,
-                                     bool sequence_parallel, bool mixture) {
+                                     bool sequence_parallel, bool mixture,
+                                     bool whole_experts = false) {
   detail::check_tensor_devices("kept_by_layer", 0, tensor);
   const auto parts = static_cast<double>(tensor);
-  return detail::LayerKeeper(model, parts, sequence_parallel ? parts : 1, true).layer(mixture);
+  return detail::LayerKeeper(model, parts, sequence_parallel ? parts : 1, whole_experts ? parts : 1,
+                             true)
+      .layer(mixture);
 }
 
 // Bytes that one layer keeps of `tokens` tokens of a microbatch:
@@ -165,7 +169,8 @@ inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tens
 // A mixture: 6 k F and 4 k D of rows instead of 6 F, and the router's 4 E + 4 k.
 inline double modern_layer_activation_bytes(const ModelConfig& model, double tokens,
                                             std::int64_t tensor, bool sequence_parallel,
-                                            Recompute recompute, bool mixture) {
+                                            Recompute recompute, bool mixture,
+                                            bool whole_experts = false) {
   detail::check_tensor_devices("modern_layer_activation_bytes", tokens, tensor);
   const int policy = static_cast<int>(recompute);
   if (policy < 0 || policy > static_cast<int>(Recompute::full)) {
@@ -173,7 +178,8 @@ inline double modern_layer_activation_bytes(const ModelConfig& model, double tok
         {"modern_layer_activation_bytes: recompute is ", policy, "; a name of its enum is right"});
   }
   const auto parts = static_cast<double>(tensor);
-  detail::LayerKeeper keeper(model, parts, sequence_parallel ? parts : 1, false);
+  detail::LayerKeeper keeper(model, parts, sequence_parallel ? parts : 1, whole_experts ? parts : 1,
+                             false);
   keeper.layer(mixture);
   return tokens * keeper.sum(recompute);
 }

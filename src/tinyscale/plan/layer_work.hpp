@@ -3,7 +3,8 @@
 // attention's scores and values, elementwise traffic, and the bytes that it sends.
 // M tokens on the chip, D width, t tensor-parallel devices:
 //   qkv [M, D, (H + 2 KV) K / t], out [M, H K / t, D], up [M, D, 2 F / t], down [M, F / t, D]
-// A mixture's experts are dealt out to expert x tensor chips, to which tokens go k times.
+// A mixture's experts are dealt out to the chips of an expert group, to which tokens go k times,
+// and cut over tensor ranks, each of which has all of the tokens; or whole, on more chips.
 
 #include <algorithm>  // max, min
 #include <cmath>      // ceil
@@ -70,7 +71,7 @@ inline void add_attention_work(const ModelConfig& c, double tokens, double parts
 }
 
 inline void add_feed_forward_work(const ModelConfig& c, bool mixture, double tokens, double parts,
-                                  double experts_here, LayerWork& w) {
+                                  double experts_here, double cut, LayerWork& w) {
   const double width = static_cast<double>(c.width), up = c.gated() ? 2 : 1;
   if (!mixture) {
     const double hidden = static_cast<double>(c.hidden) / parts;
@@ -79,12 +80,10 @@ inline void add_feed_forward_work(const ModelConfig& c, bool mixture, double tok
     w.elements += tokens * hidden * (up + 1);
     return;
   }
-  const double cut = std::max(1.0, 1 / experts_here);  // fewer experts than chips: parts of one
-  const double here = experts_here * cut;
   const double hidden = static_cast<double>(c.expert_hidden) / cut;
   w.routed = tokens * c.top_k / parts * cut;
-  w.add(w.routed / here, width, up * hidden, here);
-  w.add(w.routed / here, hidden, width, here);
+  w.add(w.routed / experts_here, width, up * hidden, experts_here);
+  w.add(w.routed / experts_here, hidden, width, experts_here);
   w.elements += w.routed * (hidden * (up + 1) + 6 * width);
   if (c.shared_experts > 0) {
     const double shared = static_cast<double>(c.expert_hidden) * c.shared_experts / parts;
@@ -104,8 +103,9 @@ inline LayerWork layer_work(const ModelConfig& c, const Layout& layout, double b
   const double tokens = batch * here;
   LayerWork w;
   detail::add_attention_work(c, tokens, parts, w);
-  const double dealt = static_cast<double>(layout.expert) * parts;  // chips that share experts
-  detail::add_feed_forward_work(c, mixture, tokens, parts, c.experts / dealt, w);
+  const auto dealt = static_cast<double>(layout.expert_devices());
+  detail::add_feed_forward_work(c, mixture, tokens, parts, c.experts / dealt,
+                                layout.whole_experts ? 1 : parts, w);
   w.elements += 10 * tokens * static_cast<double>(c.width) / (layout.sequence_parallel ? parts : 1);
   const double layers = static_cast<double>(c.layers);
   const double share = tokens / layers / parts;
@@ -117,6 +117,12 @@ inline LayerWork layer_work(const ModelConfig& c, const Layout& layout, double b
     w.recast += w.matmuls[i].m * w.matmuls[i].n * w.matmuls[i].count / 2;
   }
   return w;
+}
+
+// What tensor ranks add up in each pass of a layer: after attention and after the feed-forward, but
+// not after whole experts alone.
+inline double tensor_sums(const ModelConfig& c, const Layout& layout, bool mixture) {
+  return mixture && layout.whole_experts && c.shared_experts == 0 ? 1 : 2;
 }
 
 // Parameters that a chip of the busiest stage holds: its layers and a share of the embedding.

@@ -27,6 +27,12 @@ inline bool ulysses_divides(const ModelConfig& model, const Layout& layout) {
          std::max<std::int64_t>(1, model.kv_heads / layout.tensor) % layout.context == 0;
 }
 
+// Whether each expert can be on one tensor rank, with tokens of its own.
+inline bool whole_experts_divide(const ModelConfig& model, const Layout& layout) {
+  return model.experts > 0 && (layout.tensor == 1 || layout.sequence_parallel) &&
+         model.experts % (layout.expert * layout.tensor) == 0;
+}
+
 // Empty, or the first thing of the model that the layout does not divide; `besides`: stages that
 // may hold the embedding or the head alone.
 inline std::string undivided_model(const ModelConfig& c, const Layout& layout, int chunks,
@@ -52,6 +58,11 @@ inline std::string undivided_model(const ModelConfig& c, const Layout& layout, i
       (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {
     return cat({c.experts, " experts over expert ", layout.expert, " among ",
                 layout.batch_devices(), " devices with other tokens do not divide"});
+  }
+  if (layout.whole_experts && !whole_experts_divide(c, layout)) {
+    return cat({c.experts, " experts over expert ", layout.expert, " x tensor ", layout.tensor,
+                " are not whole ones of ranks with tokens of their own",
+                layout.sequence_parallel ? "" : ": there is no sequence parallelism"});
   }
   if (layout.shards() > 1 && layout.batch_devices() % layout.shards() != 0) {
     return cat({layout.shards(), " shards do not divide the ", layout.batch_devices(),

@@ -225,7 +225,12 @@ class LayoutSearch {
     for (const std::int64_t expert : divisors_of(layout.batch_devices(), in_.job.model.experts)) {
       if (in_.job.model.experts % expert == 0) {
         layout.expert = expert;
+        layout.whole_experts = false;
         add_zero(layout);
+        if (layout.tensor > 1 && whole_experts_divide(in_.job.model, layout)) {
+          layout.whole_experts = true;
+          add_zero(layout);
+        }
       }
     }
   }

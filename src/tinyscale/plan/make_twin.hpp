@@ -267,7 +267,7 @@ class TwinMaker {
     if (big.experts == 0) {
       return;
     }
-    const auto e = static_cast<int>(twin.layout.expert);
+    const auto e = static_cast<int>(twin.layout.expert_devices());
     c.top_k = std::min(2, big.top_k);
     c.experts = static_cast<int>(multiple(std::min(big.experts, 4 * c.top_k), e));
     c.shared_experts = std::min(1, big.shared_experts);

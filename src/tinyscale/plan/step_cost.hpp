@@ -232,7 +232,7 @@ class StepPricer {
 
   void add_messages(const LayerWork& w, double many) {
     const double passes = layout_.recompute == Recompute::full ? 3 : 2;  // forward, again, backward
-    if (layout_.tensor > 1) {  // two all_reduces a pass, or as many gathers and scatters
+    if (layout_.tensor > 1) {  // all_reduces in each pass, or as many gathers and scatters
       const double bytes = wide_ * tokens_ * width_;
       const bool hides = job_.software.hides_tensor;
       const bool inside = !links_.tensor.leaves_domain();  // beyond, no run has hidden them
@@ -241,8 +241,9 @@ class StepPricer {
                             : hides ? e_.hidden_tensor
                                     : 0;
       const double one = 2 * links_.tensor.gather(bytes, inner_, outer_) + 2 * e_.hop;
-      layer_.tensor += many * passes * 2 * one * (1 - hidden);
-      limit_.tensor += many * passes * 4 * links_.tensor.gather(bytes);
+      const double sums = tensor_sums(job_.model, layout_, w.routed > 0);
+      layer_.tensor += many * passes * sums * one * (1 - hidden);
+      limit_.tensor += many * passes * 2 * sums * links_.tensor.gather(bytes);
     }
     if (layout_.context > 1) {
       const double n = static_cast<double>(layout_.context);
@@ -272,8 +273,8 @@ class StepPricer {
   // To the experts and back in each pass. A token goes once to each other domain where it has an
   // expert: of k choices among n domains, n (1 - (1 - 1/n)^k) are met (scaling book, chapter 12).
   void add_experts(const LayerWork& w, double many, double passes) {
-    const double group = static_cast<double>(layout_.expert * layout_.tensor);
-    if (layout_.expert <= 1 || w.routed <= 0) {
+    const auto group = static_cast<double>(layout_.expert_devices());
+    if (group <= 1 || w.routed <= 0) {
       return;
     }
     const double top = job_.model.top_k, copies = w.routed;

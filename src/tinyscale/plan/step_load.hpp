@@ -145,7 +145,7 @@ class StepLoader {
         load.axes.push_back(axis_of(placed_[i]));
       }
     }
-    const Transformer sizes = sizes_of(c_, layout_.expert);
+    const Transformer sizes = sizes_of(c_, layout_.expert_devices());
     StepOptions options;
     options.batch = job.sequences;
     const std::int64_t p = layout_.pipeline;
@@ -328,8 +328,12 @@ class StepLoader {
     const auto t = static_cast<double>(layout_.sequence_parallel ? layout_.tensor : 1);
     return rows() * static_cast<double>(c_.width) / t;
   }
+  double routed_tokens() const {
+    return rows() / static_cast<double>(layout_.whole_experts ? layout_.tensor : 1);
+  }
   double expert_rows() const {
-    return layout_.expert > 1 ? rows() * static_cast<double>(c_.top_k * c_.width) : 0;
+    return layout_.expert_devices() > 1 ? routed_tokens() * static_cast<double>(c_.top_k * c_.width)
+                                        : 0;
   }
 
   // States, the most activations that wait, what a layer and the loss work with; two units of
@@ -376,14 +380,22 @@ class StepLoader {
     if (c_.experts == 0) {
       return sum + matrices * operands(r, d, static_cast<double>(c_.hidden) / t);
     }
-    const double f = static_cast<double>(c_.expert_hidden) / t;
-    const double each = static_cast<double>(c_.experts / layout_.expert);
-    sum += operands(r, d, c_.experts) + each * matrices * operands(r * c_.top_k / each, d, f);
-    return sum + c_.shared_experts * matrices * operands(r, d, f);
+    const double hidden = static_cast<double>(c_.expert_hidden), routed = routed_tokens();
+    const double each = static_cast<double>(c_.experts / layout_.expert_devices());
+    sum += operands(routed, d, c_.experts) +
+           each * matrices *
+               operands(routed * c_.top_k / each, d, layout_.whole_experts ? hidden : hidden / t);
+    return sum + c_.shared_experts * matrices * operands(r, d, hidden / t);
+  }
+  // Rows of experts: gathered, put in order on the experts' devices and back where they are others,
+  // and weighted; going back each is read and written once more.
+  double row_moves(double passes) const {
+    const bool dealt = layout_.expert_devices() > 1;
+    const double moves = (passes - 2) * (dealt ? 7 : 3) + (dealt ? 8 : 4);
+    return moves * routed_tokens() * static_cast<double>(c_.top_k * c_.width);
   }
   // Forward once, backward twice, once more what is computed again; what waits for the backward
-  // pass is written and read; rows of experts are copied there and back, in both passes; the update
-  // reads and writes its states.
+  // pass is written and read; the update reads and writes its states.
   double moved(const StepPlan& plan, std::int64_t rank) const {
     const double passes = layout_.recompute == Recompute::full ? 4 : 3;
     double sum = 2 * (plan.gradients / 4 * job_.state.gradients +
@@ -391,7 +403,7 @@ class StepLoader {
     for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(rank)]) {
       if (op.work == PipelineWork::forward) {
         sum += layers(op.stage) * (passes * layer_operands() + 2 * block(Recompute::none) +
-                                   8 * c_.top_k * stream() * bytes_);
+                                   row_moves(passes) * bytes_);
         sum += stages_.is_last(op.stage) ? 3 * head_operands() : 0;
       }
     }

@@ -137,9 +137,13 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   plan.memory_time = memory.value() > 0 ? named("T_memory", moved / memory)
                                         : named("T_memory", Quantity(0, "s"), "not known");
   const double passes = again ? 3 : 2;
+  const ModelConfig& model = in.job.model;
+  const double mixed =
+      static_cast<double>(model.mixture_layers()) / static_cast<double>(model.layers);
+  const double sums = mixed * tensor_sums(model, layout, true) + 2 * (1 - mixed);
   const Quantity tensor_bytes =
-      two * Quantity(2 * passes, "", "all_reduces", "of a layer, in all passes") * q.B * q.D * q.L /
-      (q.X * q.Z);
+      two * Quantity(sums * passes, "", "all_reduces", "of a layer, in all passes") * q.B * q.D *
+      q.L / (q.X * q.Z);
   plan.tensor_time = sent("T_tensor", tensor_bytes, limit.tensor, "all_reduces of tensor ranks");
   const double rounds = (layout.context_parallel == ContextParallel::ring ? 3 : 2) +
                         (layout.recompute == Recompute::none ? 0 : 1);
@@ -162,7 +166,7 @@ inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, Train
   plan.context_time = sent("T_context", sent_bytes, limit.context, "keys and values to all ranks");
   const Quantity routed = Quantity(2 * passes * wide, "B/token") * q.B * q.D *
                           Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
-                          (q.X * q.Y * q.Z);
+                          (layout.whole_experts ? q.X * q.Y * q.Z : q.X * q.Z);
   plan.expert_time =
       sent("T_expert", routed, limit.expert, "to the experts and back, in all passes");
   const ChipParameters held = chip_parameters(in.job.model, layout);

@@ -145,6 +145,7 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
       const auto context = static_cast<std::int64_t>(in.context);
       layout.sequence_parallel =
           layout.tensor > 1 && context % (layout.context * layout.tensor) == 0;
+      layout.whole_experts = layout.tensor > 1 && whole_experts_divide(in.job.model, layout);
       layout.zero_devices = 0;
       layout.zero = layout.zero == Zero::none && layout.batch_devices() > 1 ? Zero::optimizer
                     : layout.batch_devices() > 1                            ? layout.zero
@@ -164,6 +165,7 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
     Layout layout = best.layout;
     if (layout.expert > 1 || (more && in.job.model.experts > 1)) {
       layout.expert = more ? 2 * layout.expert : layout.expert / 2;
+      layout.whole_experts = layout.whole_experts && whole_experts_divide(in.job.model, layout);
       add(cat({"expert ", layout.expert, " instead of ", best.layout.expert}), layout, best.chunks);
     }
     layout = best.layout;
@@ -184,6 +186,12 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
     }
   }
   Layout layout = best.layout;
+  layout.whole_experts = !layout.whole_experts;
+  if (layout.tensor > 1 && (!layout.whole_experts || whole_experts_divide(in.job.model, layout))) {
+    add(layout.whole_experts ? "whole experts" : "experts cut over tensor ranks", layout,
+        best.chunks);
+  }
+  layout = best.layout;
   const char* const changes[] = {"keeping all activations", "computing attention again",
                                  "computing activations again"};
   for (const Recompute again : {Recompute::none, Recompute::selective, Recompute::full}) {
