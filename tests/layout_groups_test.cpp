@@ -103,6 +103,12 @@ TEST_CASE("groups of tokens: as many as devices, or an error; under context as o
   CHECK(refusal(options, four_layers(true)) ==
         "train: 0 groups of tokens (experts.groups) over data x context = 2; right is a multiple "
         "of 2, or 1 for as many as there are devices");
+  ts::TrainOptions whole = silent(sizes(2, 2));
+  whole.layout.sequence_parallel = whole.layout.whole_experts = true;
+  whole.experts.groups = 6;
+  CHECK(refusal(whole, four_layers(true)) ==
+        "train: 6 groups of tokens (experts.groups) over data x context x tensor = 4; right is a "
+        "multiple of 4, or 1 for as many as there are devices");
   options.batch = 4;
   options.experts.groups = 6;
   CHECK(refusal(options, four_layers(true)) ==

@@ -233,6 +233,14 @@ TEST_CASE("layouts that cannot run say why") {
         "tensor parallel: " + config.name + " has heads 2, over 4 devices" + rule + "1, 2");
   CHECK(error([](L& l) { l.expert = 2, l.data = 2; }) ==
         "train: expert 2 for " + config.name + ", which has no experts; 1 is right");
+  const std::string whole =
+      "; right is a mixture, under sequence_parallel where tensor is more than 1: each tensor rank "
+      "routes its own tokens";
+  CHECK(error([](L& l) { l.tensor = 2, l.whole_experts = l.sequence_parallel = true; }) ==
+        "train: whole_experts for " + config.name +
+            ", which has no experts by data 1, tensor 2, "
+            "pipeline 1, context 1, sequence parallel, whole experts" +
+            whole);
   CHECK(error([](L& l) { l.zero_devices = 2, l.data = 2; }) ==
         "train: zero_devices is 2 and zero is Zero::none; set layout.zero to what is sharded");
   CHECK(error([](L& l) { l.zero_devices = -1, l.zero = ts::Zero::optimizer; }) ==
@@ -280,6 +288,18 @@ TEST_CASE("layouts that cannot run say why") {
         "tensor parallel: " + config.name + " has expert_hidden 9, over 2 devices" + rule + "1");
   CHECK(error([](L& l) { l.data = l.expert = 3; }) ==
         "train: 4 experts over expert 3; right is a multiple of 3");
+  config.expert_hidden = 8;
+  CHECK(error([](L& l) { l.tensor = 2, l.whole_experts = true; }) ==
+        "train: whole_experts for " + config.name +
+            " by data 1, tensor 2, pipeline 1, context 1, "
+            "whole experts" +
+            whole);
+  config.experts = 6;
+  CHECK(error([](L& l) {
+          l.tensor = l.data = l.expert = 2;
+          l.whole_experts = l.sequence_parallel = true;
+        }) == "train: 6 experts over expert x tensor 4; right is a multiple of 4");
+  config.experts = 4;
   CHECK(error([](L& l) { l.data = 3, l.expert = 2; }) ==
         "train: expert 2 does not divide data 3 x context 1 = 3; the devices of an expert group "
         "are among those that see other tokens");

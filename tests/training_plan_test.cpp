@@ -457,6 +457,22 @@ TEST_CASE("training plan: errors of layouts") {
   refused(
       "layout data 8, tensor 1, pipeline 1, context 1, expert 3: 8 experts over expert 3 among 8 "
       "devices with other tokens do not divide");
+  layout.data = 2;
+  layout.tensor = 4;
+  layout.expert = 1;
+  layout.whole_experts = true;
+  refused(
+      "layout data 2, tensor 4, pipeline 1, context 1, whole experts: 8 experts over expert 1 x "
+      "tensor 4 are not whole ones of ranks with tokens of their own: there is no sequence "
+      "parallelism");
+  layout.sequence_parallel = true;
+  layout.data = layout.expert = 4;
+  layout.tensor = 2;
+  layout.whole_experts = true;
+  job.model.experts = 12;
+  refused(
+      "layout data 4, tensor 2, pipeline 1, context 1, expert 4, sequence parallel, whole experts: "
+      "12 experts over expert 4 x tensor 2 are not whole ones of ranks with tokens of their own");
 }
 
 TEST_CASE("a plan of one's own schedule: its bubble, and schedules that are not planned") {
