@@ -78663,6 +78663,15 @@ inline void add_feed_forward_work(const ModelConfig& c, bool mixture, double tok
   }
 }
 
+// Keys that a query sees in the mean on the busiest of n zigzag devices, whose two chunks lie in
+// the middle of the sequence: without a window on each of them, T/2.
+inline double busiest_keys(double context, double window, double n) {
+  const double u = window > 0 ? std::min(window, context) : context;
+  const auto below = [u](double x) { return x < u ? x * x / 2 : u * u / 2 + u * (x - u); };
+  const double chunk = context / (2 * n);
+  return (below((n + 1) * chunk) - below((n - 1) * chunk)) / (2 * chunk);
+}
+
 }  // namespace detail
 
 // Of `batch` sequences of T tokens, cut over layout.context and layout.tensor.
@@ -78681,6 +78690,13 @@ inline LayerWork layer_work(const ModelConfig& c, const Layout& layout, double b
   const double share = tokens / layers / parts;
   w.score_flops = share * attention_flops_per_token(c, context, AttentionFlops::full);
   w.causal_flops = share * attention_flops_per_token(c, context, AttentionFlops::causal);
+  if (layout.context > 1 && layout.context_parallel != ContextParallel::ulysses && c.window > 0) {
+    const auto window = static_cast<double>(c.window), n = static_cast<double>(layout.context);
+    const double more = detail::busiest_keys(context, window, n) -
+                        keys_seen(context, window, AttentionFlops::causal);
+    w.causal_flops += share * 2 * static_cast<double>(c.local_layers() * c.heads) *
+                      static_cast<double>(c.score_head() + c.output_head()) * more;
+  }
   w.scores = tokens * context * static_cast<double>(c.heads) / parts;
   w.recast = 3 * tokens * static_cast<double>(c.width);
   for (int i = 0; i < w.count; ++i) {

@@ -202,6 +202,7 @@ TEST_CASE("layer work: FLOPs are the model's, and divide") {
       ts::Layout cut;
       cut.tensor = c.kv_heads % t == 0 ? t : 1;
       cut.context = 2;
+      cut.context_parallel = ts::ContextParallel::ulysses;  // all have as much, windows or not
       cut.expert = c.experts > 0 ? 4 : 1;
       CHECK(forward_flops(c, cut, 3) * static_cast<double>(cut.tensor * 2) ==
             doctest::Approx(flops).epsilon(1e-12));
@@ -218,6 +219,43 @@ TEST_CASE("layer work: FLOPs are the model's, and divide") {
   const ts::ModelConfig llama = ts::config("llama3-70b");
   const ts::LayerWork w = ts::layer_work(llama, wide, 1, 8192, false);
   CHECK(w.keys == 8192 * 2 * 128);
+}
+
+TEST_CASE("layer work: under a window the busiest device of a zigzag counts") {
+  ts::ModelConfig c = ts::config("nano");
+  c.layers = 6;
+  c.context = 4096;
+  ts::Layout cut;
+  for (const std::int64_t n : {1, 2, 8}) {
+    for (const std::int64_t window : {0, 1, 256, 300, 1500, 4096}) {
+      for (const ts::ContextParallel kind :
+           {ts::ContextParallel::ring, ts::ContextParallel::gathered,
+            ts::ContextParallel::ulysses}) {
+        c.window = window;
+        c.global_every = window > 0 ? 3 : 0;
+        cut.context = n;
+        cut.context_parallel = kind;
+        double most = 0;
+        for (int d = 0; d < n; ++d) {
+          const bool heads = kind == ts::ContextParallel::ulysses;
+          const ts::TokenPlaces places =
+              heads ? 0 : ts::context_places(kind, d, static_cast<int>(n), c.context);
+          const std::int64_t here = heads ? c.context : c.context / n;
+          const double share = heads ? 1.0 / static_cast<double>(n) : 1;
+          const auto local = static_cast<double>(c.local_layers());
+          most = std::max(most, share * (local * ts::causal_pairs(places, here, window) +
+                                         (6 - local) * ts::causal_pairs(places, here)));
+        }
+        CAPTURE(n);
+        CAPTURE(window);
+        // The planner's masks keep half of the diagonal.
+        const double pairs = ts::layer_work(c, cut, 1, 4096, false).causal_flops * 6 /
+                             (4 * static_cast<double>(c.query_width()));
+        CHECK(pairs <= most * (1 + 1e-12));
+        CHECK(pairs >= most - 0.5 * 6 * 4096 / static_cast<double>(n) - 1);
+      }
+    }
+  }
 }
 
 TEST_CASE("layer work: parameters of all chips are the model's") {
