@@ -68256,9 +68256,11 @@ inline double hidden_activations(const ModelConfig& c, std::int64_t wide) {
 // that goes in and the one that comes out, k weights and their sum, the hidden layers. Nothing for
 // dropout, which draws its mask again. Heads and hidden layers are cut; under sequence parallelism
 // also tokens, but for the norms' outputs, which are gathered for the matmuls and
-// kept so unless gathered again.
+// kept so unless gathered again. Whole experts and their router read the second norm's output as it
+// lies, and keep of a device's tokens alone; shared ones beside them gather it.
 inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
-                                bool sequence_parallel = false, bool gather_again = false) {
+                                bool sequence_parallel = false, bool gather_again = false,
+                                bool whole_experts = false) {
   const auto parts = static_cast<double>(tensor);
   const auto width = static_cast<double>(c.width);
   const auto heads = static_cast<double>(c.heads);
@@ -68272,8 +68274,11 @@ inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
                      : hidden_activations(c, (c.top_k + c.shared_experts) * c.expert_hidden);
   const double routed = c.experts == 0 ? 0 : c.experts + choices * (2 * width + 1) + 1;
   const double stream = sequence_parallel ? parts : 1;
-  return 2 * (width + norm_statistics(c)) / stream + 2 * width / (gather_again ? stream : 1) +
-         routed + (projected + normed + attended + feed_forward) / parts;
+  const bool whole = whole_experts && c.experts > 0;
+  const double gathered = whole && c.shared_experts == 0 ? 1 : 2;
+  return 2 * (width + norm_statistics(c)) / stream + (whole ? width / stream : 0) +
+         gathered * width / (gather_again ? stream : 1) + routed / (whole ? stream : 1) +
+         (projected + normed + attended + feed_forward) / parts;
 }
 
 }  // namespace detail
@@ -69269,10 +69274,10 @@ inline TokenPlaces context_places(ContextParallel kind, int index, int devices,
 // which of single stretches are on the K devices before, of a zigzag on K before and K behind.
 inline std::vector<int> ring_rounds(bool zigzag, int devices, std::int64_t sequence_length,
                                     std::int64_t window = 0) {
-  if (devices < 1 || sequence_length < devices || window < 0) {
+  if (devices < 1 || sequence_length < 0 || window < 0) {
     detail::fail({"ring_rounds: ", devices, " devices, sequences of ", sequence_length,
                   " tokens, a window of ", window,
-                  "; a token or more for each device and a window of 0 (none) or more are right"});
+                  "; a device or more and a window of 0 (none) or more are right"});
   }
   const std::int64_t others = devices - 1;
   const std::int64_t chunk =
@@ -69654,6 +69659,10 @@ inline std::vector<std::int32_t> token_groups(ContextParallel kind, std::int64_t
                                               std::int64_t groups_each = 1,
                                               std::int64_t tensor = 1) {
   const std::int64_t share = batch / data, count = sequence_length / context;
+  if (tensor < 1 || count < tensor || count % tensor != 0) {
+    detail::fail({"token_groups: ", count, " tokens of a device over tensor ", tensor,
+                  "; a number of ranks that divides them is right"});
+  }
   const std::int64_t part = count / tensor;
   std::vector<std::int32_t> groups(static_cast<std::size_t>(batch * sequence_length));
   for (std::int64_t c = 0; c < context; ++c) {
@@ -70957,18 +70966,21 @@ inline OuterActivations outer_activation_bytes(const ActivationShape& x, double 
           4 * tokens * (x.width + vocabulary) / x.tensor};
 }
 
-// Bytes that this library's own dense block keeps of `tokens` tokens in f32, on one of `tensor`
+// Bytes that this library's own block keeps of `tokens` tokens in f32, on one of `tensor`
 // devices. Its attention keeps no [s, s] matrix: recomputing it saves the log-sum-exps alone.
 inline double block_activation_bytes(const ModelConfig& c, double tokens, std::int64_t tensor = 1,
                                      bool sequence_parallel = false,
-                                     Recompute recompute = Recompute::none) {
+                                     Recompute recompute = Recompute::none,
+                                     bool whole_experts = false) {
   const auto parts = static_cast<double>(tensor);
   if (recompute == Recompute::full) {
     return 4 * tokens * static_cast<double>(c.width) / (sequence_parallel ? parts : 1);
   }
   const double statistics =
       recompute == Recompute::selective ? static_cast<double>(c.heads) / parts : 0;
-  return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
+  return 4 * tokens *
+         (detail::layer_activations(c, tensor, sequence_parallel, false, whole_experts) -
+          statistics);
 }
 
 namespace detail {
@@ -72161,7 +72173,7 @@ class FormulaTexts {
     return times_text("L m", 2 * (forward ? forwards(true) : 1)) + "(c-1) b s h_kv" + over_tensor();
   }
   std::string ulysses() const {
-    return times_text("L m", 2 * (1 + forwards(true))) + "b s (h+h_kv)(c-1) / " +
+    return times_text("L m", 2 * (1 + forwards(true))) + "b s (h_q+h_kv)(c-1) / " +
            (layout_.tensor > 1 ? "(c t)" : "c");
   }
   std::string balance() const {
@@ -72868,6 +72880,9 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
   add(layout.tensor, "t", "tensor");
   add(layout.context, "c", "context");
   add(layout.context > 1 ? c.key_width() : 0, "h_kv", "width of the keys");
+  add(layout.context > 1 && layout.context_parallel == ContextParallel::ulysses ? c.query_width()
+                                                                                : 0,
+      "h_q", "width of the queries");
   if (layout.context > 1 && layout.context_parallel == ContextParallel::ring && c.window > 0) {
     const std::vector<int> rounds =
         ring_rounds(true, static_cast<int>(layout.context), c.context, c.window);
@@ -72883,8 +72898,9 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
     out += ", P_e parameters of its experts, not in P, over z_e and r_e devices as others over d";
   }
   if (layout.tensor > 1 && (layout.sequence_parallel || c.qk_norm || c.experts > 0)) {
-    out += layout.expert > 1 ? ", P_t and P_et those whose gradients tensor ranks sum, in neither"
-                             : ", P_t those whose gradients tensor ranks sum, not in P";
+    out += layout.expert > 1 && !layout.whole_experts
+               ? ", P_t and P_et those whose gradients tensor ranks sum, in neither"
+               : ", P_t those whose gradients tensor ranks sum, not in P";
   }
   add(layout.zero_devices, "z", "devices of a shard, r = d/z replicas");
   return out;
@@ -77325,8 +77341,9 @@ inline std::string undivided_model(const ModelConfig& c, const Layout& layout, i
     return cat({c.heads, " heads, ", c.kv_heads, " of keys, do not divide over tensor ",
                 layout.tensor, " x context ", layout.context, ", as Ulysses needs"});
   }
-  if (layout.expert > 1 && c.experts == 0) {
-    return cat({"expert ", layout.expert, " for ", c.name, ", which has no experts"});
+  if ((layout.expert > 1 || layout.whole_experts) && c.experts == 0) {
+    return cat({layout.whole_experts ? "whole_experts" : cat({"expert ", layout.expert}), " for ",
+                c.name, ", which has no experts"});
   }
   if (layout.expert > 1 &&
       (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {
@@ -81715,7 +81732,8 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
       const auto context = static_cast<std::int64_t>(in.context);
       layout.sequence_parallel =
           layout.tensor > 1 && context % (layout.context * layout.tensor) == 0;
-      layout.whole_experts = layout.tensor > 1 && whole_experts_divide(in.job.model, layout);
+      layout.whole_experts = layout.tensor > 1 && whole_experts_divide(in.job.model, layout) &&
+                             (layout.tensor != best.layout.tensor || best.layout.whole_experts);
       layout.zero_devices = 0;
       layout.zero = layout.zero == Zero::none && layout.batch_devices() > 1 ? Zero::optimizer
                     : layout.batch_devices() > 1                            ? layout.zero
@@ -82073,7 +82091,8 @@ class StepLoader {
   }
   double block(Recompute recompute) const {  // bytes that a layer keeps
     const double each =
-        block_activation_bytes(c_, rows(), layout_.tensor, layout_.sequence_parallel, recompute) +
+        block_activation_bytes(c_, rows(), layout_.tensor, layout_.sequence_parallel, recompute,
+                               layout_.whole_experts) +
         (recompute == Recompute::none
              ? 4 * rows() *
                    context_activations(c_, layout_.context_parallel, layout_.context,

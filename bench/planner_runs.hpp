@@ -144,6 +144,7 @@ inline Run run_of(const published::PublishedRun& from) {
   }
   if (l.expert > 1) {  // dealt out over tensor and data devices; here those of one tensor rank
     run.layout.expert = l.expert > l.tensor ? l.expert / l.tensor : 1;
+    run.layout.whole_experts = l.tensor > 1 && run.layout.sequence_parallel;
   }
   const double each = from.micro_batch * static_cast<double>(l.data);
   const bool one_go = run.machine.chip.kind == "tpu" || !(from.micro_batch > 0);

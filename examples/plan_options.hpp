@@ -213,16 +213,16 @@ inline ts::Machine machine_of(const Options& options, const std::string& such_as
   return machine;
 }
 
-// "data=8,tensor=4,zero=3"; data is what is left of the chips, chunks of a pipeline rank are no
-// field of a layout.
+// "data=8,tensor=4,zero=3"; experts=whole: one on one tensor rank; data is what is left of the
+// chips, chunks of a pipeline rank are no field of a layout.
 inline ts::Layout layout_of(const std::string& text, std::int64_t chips, int& chunks) {
   ts::Layout layout;
   std::int64_t ts::Layout::*const counts[] = {&ts::Layout::data,        &ts::Layout::tensor,
                                               &ts::Layout::pipeline,    &ts::Layout::context,
                                               &ts::Layout::expert,      &ts::Layout::microbatches,
                                               &ts::Layout::zero_devices};
-  const Strings keys = {"data",         "tensor",       "pipeline", "context",   "expert",
-                        "microbatches", "zero_devices", "zero",     "recompute", "chunks"};
+  const Strings keys = {"data",         "tensor", "pipeline",  "context", "expert", "microbatches",
+                        "zero_devices", "zero",   "recompute", "chunks",  "experts"};
   Strings said;
   layout.data = 0;
   for (const std::string& item : split(text, ',')) {
@@ -242,6 +242,8 @@ inline ts::Layout layout_of(const std::string& text, std::int64_t chips, int& ch
       layout.zero = static_cast<ts::Zero>(whole_of(what, value, 0, 3));
     } else if (key == 9) {
       chunks = static_cast<int>(whole_of(what, value, 1, 1e6));
+    } else if (key == 10) {
+      layout.whole_experts = choice_of(what, value, {"cut", "whole"}) == 1;
     } else {
       layout.recompute =
           static_cast<ts::Recompute>(choice_of(what, value, {"none", "selective", "full"}));

@@ -12,7 +12,7 @@ inline constexpr const char* usage = R"(plan train MODEL --chip NAME --chips N -
   [--context T] [--tokens N] [--format bf16|fp8|int8] [--mfu SHARE] [--price USD_AN_HOUR]
   [--software megatron-2021|deepspeed-2022|eager-fsdp|deepseek-2024]
   [--layout data=..,tensor=..,pipeline=..,context=..,expert=..,microbatches=..,zero=0..3,
-    zero_devices=..,chunks=..,recompute=none|selective|full]
+    zero_devices=..,chunks=..,recompute=none|selective|full,experts=cut|whole]
   [--why] [--twin] [--svg FOLDER]
 plan serve MODEL --chip NAME --chips N [--batch B] [--prompt T] [--output T] [--format int8]
   [--cache int8] [--compute int8] [--target SECONDS] [--why] [--frontier] [--svg FOLDER]

@@ -330,6 +330,41 @@ TEST_CASE("activations: one block of ours on a tensor axis, with sequences cut o
   }
 }
 
+TEST_CASE("activations: one block of ours with whole experts on a tensor axis") {
+  const int devices = 2;
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {devices}), {{"tensor", devices}});
+  for (const int shared : {0, 1}) {
+    ts::ModelConfig config = mixture(llama_style());
+    config.shared_experts = shared;
+    CAPTURE(shared);
+    std::vector<double> kept(devices);
+    mesh.run([&](ts::Device& device) {
+      ts::Transformer model(config, 1);
+      for (ts::Parameter& p : model.parameters) {
+        if (p.expert < 0 && (p.split == ts::Split::rows || p.split == ts::Split::columns)) {
+          p.value = ts::parameter(
+              device.shard(p.value.detach(), "tensor", p.split == ts::Split::rows ? 0 : 1));
+        }
+      }
+      ts::Hooks hooks;
+      hooks.whole_experts = true;
+      hooks.linear_in = [&](const Tensor& x) { return device.all_gather(x, "tensor", 1); };
+      hooks.linear_out = [&](const Tensor& y) { return device.reduce_scatter(y, "tensor", 1); };
+      const double before = activation_level();
+      ts::detail::Slot graph;
+      {
+        const Tensor x = ts::randn({2, 8 / devices, config.width}, 2);
+        graph = model.block(0, ts::detail::leaf(x, ts::MemoryKind::activation), hooks).slot();
+      }
+      kept[static_cast<std::size_t>(device.rank())] = activation_level() - before;
+    });
+    for (const double bytes : kept) {
+      CHECK(bytes ==
+            ts::block_activation_bytes(config, 16, devices, true, ts::Recompute::none, true));
+    }
+  }
+}
+
 TEST_CASE("activations: one block of ours on a context axis") {
   for (const ts::ModelConfig& config : {gpt2_style(), llama_style()}) {
     for (const int devices : {2, 4}) {

@@ -354,10 +354,18 @@ TEST_CASE("a ring under a window goes the rounds in which somebody sees a key, a
   }
   CHECK(ts::ring_rounds(true, 8, 1 << 20, 4096) == std::vector<int>{0, 1, 7});
   CHECK(ts::ring_rounds(false, 8, 1 << 20, INT64_MAX).size() == 8);
-  CHECK_THROWS_WITH_AS(ts::ring_rounds(true, 8, 4, 1),
-                       "ring_rounds: 8 devices, sequences of 4 tokens, a window of 1; a token or "
-                       "more for each device and a window of 0 (none) or more are right",
+  CHECK(ts::ring_rounds(true, 8, 4, 1).size() == 1);
+  CHECK(ts::context_attention_bytes(ts::ContextParallel::ring, 8, 1, 4, 8, 8).forward ==
+        7 * 2 * 16);
+  CHECK_THROWS_WITH_AS(ts::ring_rounds(true, 0, 4, -1),
+                       "ring_rounds: 0 devices, sequences of 4 tokens, a window of -1; a device or "
+                       "more and a window of 0 (none) or more are right",
                        ts::Error);
+  CHECK_THROWS_WITH_AS(ts::token_groups(ts::ContextParallel::ring, 1, 1, 1, 5, 1, 2),
+                       "token_groups: 5 tokens of a device over tensor 2; a number of ranks that "
+                       "divides them is right",
+                       ts::Error);
+  CHECK_THROWS_AS(ts::token_groups(ts::ContextParallel::ring, 1, 1, 1, 4, 1, 8), ts::Error);
 }
 
 TEST_CASE("a ring of eight devices under windows is one device's attention") {

@@ -97,6 +97,13 @@ TEST_CASE("plan train: the plan of the library, in one screen") {
   CHECK(plan("train llama3-8b --chip h100 --chips 64 --batch 4M --layout "
              "data=8,tensor=4,pipeline=2,microbatches=8,chunks=4")
             .has("sequence parallel, 4 chunks"));
+  const std::string mixture =
+      "train qwen3-30b-a3b --chip h100 --chips 64 --batch 4M --layout "
+      "tensor=4,expert=8,microbatches=4,zero=1,recompute=full,experts=";
+  CHECK(plan(mixture + "whole").has("sequence parallel, whole experts"));
+  CHECK(!plan(mixture + "cut").has("whole experts"));
+  CHECK(refused(mixture + "half") ==
+        "plan: --layout experts \"half\" is not known; the names are cut, whole\n");
   CHECK(plan("train llama3-8b --chip h100 --chips 64 --twin").has("twin of llama3-8b"));
   const std::string deepseek =  // 19.9 s a step
       "train deepseek-v3 --chip h800 --chips 2048 --batch 62914560 --context 4096 --format fp8 "

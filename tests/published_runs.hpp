@@ -51,7 +51,6 @@ struct RunLayout {
     out.zero = static_cast<ts::Zero>(zero);
     out.zero_devices = zero_devices == data ? 0 : zero_devices;
     out.sequence_parallel = sequence_parallel;
-    out.whole_experts = sequence_parallel && expert > 1 && tensor > 1;
     return out;
   }
 };

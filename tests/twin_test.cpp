@@ -119,12 +119,12 @@ void check_counters(const ts::Twin& twin, const ts::TrainReport& report) {
     bytes = std::max(bytes, report.last_step->counters(rank).bytes());
     peak = std::max(peak, report.last_step->memory(rank).peak_total());
   }
-  const bool routed = twin.layout.expert > 1;
+  const bool routed = twin.layout.expert_devices() > 1;
   CHECK(flops == doctest::Approx(twin.load.flops).epsilon(routed ? 0.3 : 1e-12));
   // The form is of matmuls, of what waits and of the states: other ops move some more. Clones, row
   // sums of biases and the backward pass of embeddings are 3 % of GPT-2's.
   CHECK(bytes > twin.load.memory_bytes);
-  CHECK(bytes < (twin.model.experts > 0 ? 1.6 : 1.55) * twin.load.memory_bytes);
+  CHECK(bytes < (twin.model.experts > 0 ? 1.65 : 1.55) * twin.load.memory_bytes);
   CHECK(peak < (routed ? 1.1 : 1) * twin.load.held_bytes);
   CHECK(peak > 0.6 * twin.load.held_bytes);
 }

@@ -36,9 +36,11 @@ inline double hidden_activations(const ModelConfig& c, std::int64_t wide) {
 // that goes in and the one that comes out, k weights and their sum, the hidden layers. Nothing for
 // dropout, which draws its mask again. Heads and hidden layers are cut; under sequence parallelism
 // also tokens, but for the norms' outputs, which are gathered for the matmuls and
-// kept so unless gathered again.
+// kept so unless gathered again. Whole experts and their router read the second norm's output as it
+// lies, and keep of a device's tokens alone; shared ones beside them gather it.
 inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
-                                bool sequence_parallel = false, bool gather_again = false) {
+                                bool sequence_parallel = false, bool gather_again = false,
+                                bool whole_experts = false) {
   const auto parts = static_cast<double>(tensor);
   const auto width = static_cast<double>(c.width);
   const auto heads = static_cast<double>(c.heads);
@@ -52,8 +54,11 @@ inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
                      : hidden_activations(c, (c.top_k + c.shared_experts) * c.expert_hidden);
   const double routed = c.experts == 0 ? 0 : c.experts + choices * (2 * width + 1) + 1;
   const double stream = sequence_parallel ? parts : 1;
-  return 2 * (width + norm_statistics(c)) / stream + 2 * width / (gather_again ? stream : 1) +
-         routed + (projected + normed + attended + feed_forward) / parts;
+  const bool whole = whole_experts && c.experts > 0;
+  const double gathered = whole && c.shared_experts == 0 ? 1 : 2;
+  return 2 * (width + norm_statistics(c)) / stream + (whole ? width / stream : 0) +
+         gathered * width / (gather_again ? stream : 1) + routed / (whole ? stream : 1) +
+         (projected + normed + attended + feed_forward) / parts;
 }
 
 }  // namespace detail

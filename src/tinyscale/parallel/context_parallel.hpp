@@ -50,6 +50,10 @@ inline std::vector<std::int32_t> token_groups(ContextParallel kind, std::int64_t
                                               std::int64_t groups_each = 1,
                                               std::int64_t tensor = 1) {
   const std::int64_t share = batch / data, count = sequence_length / context;
+  if (tensor < 1 || count < tensor || count % tensor != 0) {
+    detail::fail({"token_groups: ", count, " tokens of a device over tensor ", tensor,
+                  "; a number of ranks that divides them is right"});
+  }
   const std::int64_t part = count / tensor;
   std::vector<std::int32_t> groups(static_cast<std::size_t>(batch * sequence_length));
   for (std::int64_t c = 0; c < context; ++c) {

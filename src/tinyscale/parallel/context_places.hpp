@@ -44,10 +44,10 @@ inline TokenPlaces context_places(ContextParallel kind, int index, int devices,
 // which of single stretches are on the K devices before, of a zigzag on K before and K behind.
 inline std::vector<int> ring_rounds(bool zigzag, int devices, std::int64_t sequence_length,
                                     std::int64_t window = 0) {
-  if (devices < 1 || sequence_length < devices || window < 0) {
+  if (devices < 1 || sequence_length < 0 || window < 0) {
     detail::fail({"ring_rounds: ", devices, " devices, sequences of ", sequence_length,
                   " tokens, a window of ", window,
-                  "; a token or more for each device and a window of 0 (none) or more are right"});
+                  "; a device or more and a window of 0 (none) or more are right"});
   }
   const std::int64_t others = devices - 1;
   const std::int64_t chunk =

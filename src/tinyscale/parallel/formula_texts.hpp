@@ -76,7 +76,7 @@ class FormulaTexts {
     return times_text("L m", 2 * (forward ? forwards(true) : 1)) + "(c-1) b s h_kv" + over_tensor();
   }
   std::string ulysses() const {
-    return times_text("L m", 2 * (1 + forwards(true))) + "b s (h+h_kv)(c-1) / " +
+    return times_text("L m", 2 * (1 + forwards(true))) + "b s (h_q+h_kv)(c-1) / " +
            (layout_.tensor > 1 ? "(c t)" : "c");
   }
   std::string balance() const {

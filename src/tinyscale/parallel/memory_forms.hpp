@@ -158,18 +158,21 @@ inline OuterActivations outer_activation_bytes(const ActivationShape& x, double 
           4 * tokens * (x.width + vocabulary) / x.tensor};
 }
 
-// Bytes that this library's own dense block keeps of `tokens` tokens in f32, on one of `tensor`
+// Bytes that this library's own block keeps of `tokens` tokens in f32, on one of `tensor`
 // devices. Its attention keeps no [s, s] matrix: recomputing it saves the log-sum-exps alone.
 inline double block_activation_bytes(const ModelConfig& c, double tokens, std::int64_t tensor = 1,
                                      bool sequence_parallel = false,
-                                     Recompute recompute = Recompute::none) {
+                                     Recompute recompute = Recompute::none,
+                                     bool whole_experts = false) {
   const auto parts = static_cast<double>(tensor);
   if (recompute == Recompute::full) {
     return 4 * tokens * static_cast<double>(c.width) / (sequence_parallel ? parts : 1);
   }
   const double statistics =
       recompute == Recompute::selective ? static_cast<double>(c.heads) / parts : 0;
-  return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
+  return 4 * tokens *
+         (detail::layer_activations(c, tensor, sequence_parallel, false, whole_experts) -
+          statistics);
 }
 
 namespace detail {

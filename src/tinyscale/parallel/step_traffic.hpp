@@ -132,6 +132,9 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
   add(layout.tensor, "t", "tensor");
   add(layout.context, "c", "context");
   add(layout.context > 1 ? c.key_width() : 0, "h_kv", "width of the keys");
+  add(layout.context > 1 && layout.context_parallel == ContextParallel::ulysses ? c.query_width()
+                                                                                : 0,
+      "h_q", "width of the queries");
   if (layout.context > 1 && layout.context_parallel == ContextParallel::ring && c.window > 0) {
     const std::vector<int> rounds =
         ring_rounds(true, static_cast<int>(layout.context), c.context, c.window);
@@ -147,8 +150,9 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
     out += ", P_e parameters of its experts, not in P, over z_e and r_e devices as others over d";
   }
   if (layout.tensor > 1 && (layout.sequence_parallel || c.qk_norm || c.experts > 0)) {
-    out += layout.expert > 1 ? ", P_t and P_et those whose gradients tensor ranks sum, in neither"
-                             : ", P_t those whose gradients tensor ranks sum, not in P";
+    out += layout.expert > 1 && !layout.whole_experts
+               ? ", P_t and P_et those whose gradients tensor ranks sum, in neither"
+               : ", P_t those whose gradients tensor ranks sum, not in P";
   }
   add(layout.zero_devices, "z", "devices of a shard, r = d/z replicas");
   return out;

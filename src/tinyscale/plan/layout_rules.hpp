@@ -51,8 +51,9 @@ inline std::string undivided_model(const ModelConfig& c, const Layout& layout, i
     return cat({c.heads, " heads, ", c.kv_heads, " of keys, do not divide over tensor ",
                 layout.tensor, " x context ", layout.context, ", as Ulysses needs"});
   }
-  if (layout.expert > 1 && c.experts == 0) {
-    return cat({"expert ", layout.expert, " for ", c.name, ", which has no experts"});
+  if ((layout.expert > 1 || layout.whole_experts) && c.experts == 0) {
+    return cat({layout.whole_experts ? "whole_experts" : cat({"expert ", layout.expert}), " for ",
+                c.name, ", which has no experts"});
   }
   if (layout.expert > 1 &&
       (c.experts % layout.expert != 0 || layout.batch_devices() % layout.expert != 0)) {

@@ -311,7 +311,8 @@ class StepLoader {
   }
   double block(Recompute recompute) const {  // bytes that a layer keeps
     const double each =
-        block_activation_bytes(c_, rows(), layout_.tensor, layout_.sequence_parallel, recompute) +
+        block_activation_bytes(c_, rows(), layout_.tensor, layout_.sequence_parallel, recompute,
+                               layout_.whole_experts) +
         (recompute == Recompute::none
              ? 4 * rows() *
                    context_activations(c_, layout_.context_parallel, layout_.context,

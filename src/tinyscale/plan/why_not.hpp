@@ -145,7 +145,8 @@ inline List<WhyNot> why_nots(const TrainingInputs& in, const TrainingLayout& bes
       const auto context = static_cast<std::int64_t>(in.context);
       layout.sequence_parallel =
           layout.tensor > 1 && context % (layout.context * layout.tensor) == 0;
-      layout.whole_experts = layout.tensor > 1 && whole_experts_divide(in.job.model, layout);
+      layout.whole_experts = layout.tensor > 1 && whole_experts_divide(in.job.model, layout) &&
+                             (layout.tensor != best.layout.tensor || best.layout.whole_experts);
       layout.zero_devices = 0;
       layout.zero = layout.zero == Zero::none && layout.batch_devices() > 1 ? Zero::optimizer
                     : layout.batch_devices() > 1                            ? layout.zero

@@ -3,7 +3,7 @@
 // their rows alone and needs no sum over tensor ranks after the experts, while larger groups deal
 // out tokens. You see both train as one device does, what each sends beside its formula, and what
 // that is in the plan of a model of 30 billion parameters.
-//   g++ -std=c++17 -O2 -pthread -I. examples/31_whole_experts.cpp -o 31_whole && ./31_whole
+//   g++ -std=c++17 -O2 -pthread -I. examples/40_whole_experts.cpp -o 40_whole && ./40_whole
 #include <cmath>
 
 #include "tinyscale.hpp"
