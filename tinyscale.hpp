@@ -70480,6 +70480,12 @@ inline std::ostream& operator<<(std::ostream& out, const Layout& layout) {
   return out << layout.text();
 }
 
+// What tensor ranks add up in each pass of a layer: after attention and after the feed-forward, but
+// not after whole experts alone.
+inline int tensor_sums(const ModelConfig& c, const Layout& layout, bool mixture) {
+  return mixture && layout.whole_experts && c.shared_experts == 0 ? 1 : 2;
+}
+
 namespace detail {
 
 inline void check_layout_counts(const char* who, const Layout& layout) {
@@ -72487,16 +72493,13 @@ class StepPlanner {
       add_tensor(true, say_.embedding(true));
     }
   }
-  // Whole experts alone have no tensor ranks to sum over.
-  int tensor_parts() const {
-    return layout_.whole_experts && c_.experts > 0 && c_.shared_experts == 0 ? 1 : 2;
-  }
   void add_block(std::int64_t layer, bool forward) {
-    for (int part = 0; part < tensor_parts(); ++part) {
+    const int sums = tensor_sums(c_, layout_, c_.experts > 0);
+    for (int part = 0; part < sums; ++part) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, say_.block(tensor_parts()));
+        add_tensor(true, say_.block(sums));
       }
-      add_tensor(false, say_.block(tensor_parts()));
+      add_tensor(false, say_.block(sums));
     }
     add_attention(layer, forward);
     add_experts(forward);
@@ -72886,8 +72889,8 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
   if (layout.context > 1 && layout.context_parallel == ContextParallel::ring && c.window > 0) {
     const std::vector<int> rounds =
         ring_rounds(true, static_cast<int>(layout.context), c.context, c.window);
-    out += cat({", L_w layers with a window and L_g without, R ", rounds.size() - 1,
-                " rounds of keys that a window reaches"});
+    out += cat({", L_w layers with a window", c.local_layers() < c.layers ? ", L_g without" : "",
+                ", R ", rounds.size() - 1, " rounds of keys that a window reaches"});
   }
   add(layout.expert, "e", "expert devices");
   add(c.experts, "E", "experts");
@@ -78720,12 +78723,6 @@ inline LayerWork layer_work(const ModelConfig& c, const Layout& layout, double b
     w.recast += w.matmuls[i].m * w.matmuls[i].n * w.matmuls[i].count / 2;
   }
   return w;
-}
-
-// What tensor ranks add up in each pass of a layer: after attention and after the feed-forward, but
-// not after whole experts alone.
-inline double tensor_sums(const ModelConfig& c, const Layout& layout, bool mixture) {
-  return mixture && layout.whole_experts && c.shared_experts == 0 ? 1 : 2;
 }
 
 // Parameters that a chip of the busiest stage holds: its layers and a share of the embedding.

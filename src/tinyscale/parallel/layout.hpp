@@ -100,6 +100,12 @@ inline std::ostream& operator<<(std::ostream& out, const Layout& layout) {
   return out << layout.text();
 }
 
+// What tensor ranks add up in each pass of a layer: after attention and after the feed-forward, but
+// not after whole experts alone.
+inline int tensor_sums(const ModelConfig& c, const Layout& layout, bool mixture) {
+  return mixture && layout.whole_experts && c.shared_experts == 0 ? 1 : 2;
+}
+
 namespace detail {
 
 inline void check_layout_counts(const char* who, const Layout& layout) {

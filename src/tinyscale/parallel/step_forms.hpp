@@ -204,16 +204,13 @@ class StepPlanner {
       add_tensor(true, say_.embedding(true));
     }
   }
-  // Whole experts alone have no tensor ranks to sum over.
-  int tensor_parts() const {
-    return layout_.whole_experts && c_.experts > 0 && c_.shared_experts == 0 ? 1 : 2;
-  }
   void add_block(std::int64_t layer, bool forward) {
-    for (int part = 0; part < tensor_parts(); ++part) {
+    const int sums = tensor_sums(c_, layout_, c_.experts > 0);
+    for (int part = 0; part < sums; ++part) {
       if (layout_.sequence_parallel) {
-        add_tensor(true, say_.block(tensor_parts()));
+        add_tensor(true, say_.block(sums));
       }
-      add_tensor(false, say_.block(tensor_parts()));
+      add_tensor(false, say_.block(sums));
     }
     add_attention(layer, forward);
     add_experts(forward);

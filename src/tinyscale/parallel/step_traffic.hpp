@@ -138,8 +138,8 @@ inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout,
   if (layout.context > 1 && layout.context_parallel == ContextParallel::ring && c.window > 0) {
     const std::vector<int> rounds =
         ring_rounds(true, static_cast<int>(layout.context), c.context, c.window);
-    out += cat({", L_w layers with a window and L_g without, R ", rounds.size() - 1,
-                " rounds of keys that a window reaches"});
+    out += cat({", L_w layers with a window", c.local_layers() < c.layers ? ", L_g without" : "",
+                ", R ", rounds.size() - 1, " rounds of keys that a window reaches"});
   }
   add(layout.expert, "e", "expert devices");
   add(c.experts, "E", "experts");

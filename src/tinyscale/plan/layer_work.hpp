@@ -135,12 +135,6 @@ inline LayerWork layer_work(const ModelConfig& c, const Layout& layout, double b
   return w;
 }
 
-// What tensor ranks add up in each pass of a layer: after attention and after the feed-forward, but
-// not after whole experts alone.
-inline double tensor_sums(const ModelConfig& c, const Layout& layout, bool mixture) {
-  return mixture && layout.whole_experts && c.shared_experts == 0 ? 1 : 2;
-}
-
 // Parameters that a chip of the busiest stage holds: its layers and a share of the embedding.
 struct ChipParameters {
   double layers = 0;   // layers of a stage
