@@ -70427,9 +70427,10 @@ struct Layout {
   std::int64_t devices() const { return data * tensor * pipeline * context; }
   // Devices that see other tokens of a microbatch, and those of them that ZeRO shards over.
   std::int64_t batch_devices() const { return data * context; }
-  // Devices with other experts, and those that route other tokens of a microbatch.
-  std::int64_t expert_devices() const { return expert * (whole_experts ? tensor : 1); }
-  std::int64_t routing_devices() const { return batch_devices() * (whole_experts ? tensor : 1); }
+  // Tensor ranks that route other tokens, devices that do, and those with other experts.
+  std::int64_t routing_ranks() const { return whole_experts ? tensor : 1; }
+  std::int64_t routing_devices() const { return batch_devices() * routing_ranks(); }
+  std::int64_t expert_devices() const { return expert * routing_ranks(); }
   std::int64_t shards() const {
     return zero == Zero::none ? 1 : zero_devices > 0 ? zero_devices : batch_devices();
   }
@@ -72566,8 +72567,7 @@ class StepPlanner {
       return;
     }
     const std::int64_t e = layout_.expert_devices();
-    const std::int64_t rows =
-        sequences_ * tokens_ * layout_.batch_devices() / layout_.routing_devices();
+    const std::int64_t rows = sequences_ * tokens_ / layout_.routing_ranks();
     if (forward && options_.experts.balance_loss > 0) {
       add(Collective::all_reduce, axes_.routes, 2 * c_.experts, "balance loss", say_.balance());
     }
@@ -72623,8 +72623,9 @@ class StepPlanner {
       weights += matrices * d * static_cast<double>(c_.hidden) / t;
     } else {
       const double visited = static_cast<double>(c_.top_k + c_.shared_experts);
-      weights += d * static_cast<double>(c_.experts) / (layout_.whole_experts ? t : 1) +
-                 visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
+      weights +=
+          d * static_cast<double>(c_.experts) / static_cast<double>(layout_.routing_ranks()) +
+          visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
       plan.mean_flops =  // and which tokens find no place
           plan.mean_flops || layout_.expert_devices() > 1 || options_.experts.capacity_factor > 0;
     }
@@ -73299,7 +73300,7 @@ class StepRunner {
     hooks_.experts.groups =
         std::max<std::int64_t>(1, options_.experts.groups / layout_.routing_devices());
     hooks_.expert_counts = &counts_;
-    const std::int64_t alike = layout_.whole_experts ? 1 : layout_.tensor;  // route the same tokens
+    const std::int64_t alike = layout_.tensor / layout_.routing_ranks();  // route the same tokens
     hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * alike);
     rounding_ = RoundingCount();
     {
@@ -75470,10 +75471,10 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
   one.layout.microbatches = layout.microbatches;
   one.experts.groups = std::max(options.experts.groups, layout.routing_devices());
   if (layout.routing_devices() > layout.data) {
-    one.experts.group_of = token_groups(layout.context_parallel, layout.data, layout.context,
-                                        options.batch / layout.microbatches, model.config.context,
-                                        one.experts.groups / layout.routing_devices(),
-                                        layout.routing_devices() / layout.batch_devices());
+    one.experts.group_of =
+        token_groups(layout.context_parallel, layout.data, layout.context,
+                     options.batch / layout.microbatches, model.config.context,
+                     one.experts.groups / layout.routing_devices(), layout.routing_ranks());
   }
   Transformer copy = copy_of(model);
   Trainer trainer(copy, text.train(), one, start);
@@ -78460,7 +78461,7 @@ struct LayoutLinks {
     const std::int64_t fewer = layout.expert_shards();
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
-    const std::int64_t apart = layout.whole_experts ? 1 : layout.tensor;
+    const std::int64_t apart = layout.tensor / layout.routing_ranks();
     const std::int64_t domain = std::max<std::int64_t>(1, domain_of(machine) / apart);
     const std::int64_t group = layout.expert_devices();
     const std::int64_t close_by = machine.chip.kind == "tpu" ? group : std::min(domain, group);
@@ -82106,9 +82107,7 @@ class StepLoader {
     const auto t = static_cast<double>(layout_.sequence_parallel ? layout_.tensor : 1);
     return rows() * static_cast<double>(c_.width) / t;
   }
-  double routed_tokens() const {
-    return rows() / static_cast<double>(layout_.whole_experts ? layout_.tensor : 1);
-  }
+  double routed_tokens() const { return rows() / static_cast<double>(layout_.routing_ranks()); }
   double expert_rows() const {
     return layout_.expert_devices() > 1 ? routed_tokens() * static_cast<double>(c_.top_k * c_.width)
                                         : 0;

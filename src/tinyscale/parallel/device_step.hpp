@@ -48,7 +48,7 @@ class StepRunner {
     hooks_.experts.groups =
         std::max<std::int64_t>(1, options_.experts.groups / layout_.routing_devices());
     hooks_.expert_counts = &counts_;
-    const std::int64_t alike = layout_.whole_experts ? 1 : layout_.tensor;  // route the same tokens
+    const std::int64_t alike = layout_.tensor / layout_.routing_ranks();  // route the same tokens
     hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * alike);
     rounding_ = RoundingCount();
     {

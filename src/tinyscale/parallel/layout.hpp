@@ -47,9 +47,10 @@ struct Layout {
   std::int64_t devices() const { return data * tensor * pipeline * context; }
   // Devices that see other tokens of a microbatch, and those of them that ZeRO shards over.
   std::int64_t batch_devices() const { return data * context; }
-  // Devices with other experts, and those that route other tokens of a microbatch.
-  std::int64_t expert_devices() const { return expert * (whole_experts ? tensor : 1); }
-  std::int64_t routing_devices() const { return batch_devices() * (whole_experts ? tensor : 1); }
+  // Tensor ranks that route other tokens, devices that do, and those with other experts.
+  std::int64_t routing_ranks() const { return whole_experts ? tensor : 1; }
+  std::int64_t routing_devices() const { return batch_devices() * routing_ranks(); }
+  std::int64_t expert_devices() const { return expert * routing_ranks(); }
   std::int64_t shards() const {
     return zero == Zero::none ? 1 : zero_devices > 0 ? zero_devices : batch_devices();
   }

@@ -277,8 +277,7 @@ class StepPlanner {
       return;
     }
     const std::int64_t e = layout_.expert_devices();
-    const std::int64_t rows =
-        sequences_ * tokens_ * layout_.batch_devices() / layout_.routing_devices();
+    const std::int64_t rows = sequences_ * tokens_ / layout_.routing_ranks();
     if (forward && options_.experts.balance_loss > 0) {
       add(Collective::all_reduce, axes_.routes, 2 * c_.experts, "balance loss", say_.balance());
     }
@@ -334,8 +333,9 @@ class StepPlanner {
       weights += matrices * d * static_cast<double>(c_.hidden) / t;
     } else {
       const double visited = static_cast<double>(c_.top_k + c_.shared_experts);
-      weights += d * static_cast<double>(c_.experts) / (layout_.whole_experts ? t : 1) +
-                 visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
+      weights +=
+          d * static_cast<double>(c_.experts) / static_cast<double>(layout_.routing_ranks()) +
+          visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
       plan.mean_flops =  // and which tokens find no place
           plan.mean_flops || layout_.expert_devices() > 1 || options_.experts.capacity_factor > 0;
     }

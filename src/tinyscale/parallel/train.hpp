@@ -226,10 +226,10 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
   one.layout.microbatches = layout.microbatches;
   one.experts.groups = std::max(options.experts.groups, layout.routing_devices());
   if (layout.routing_devices() > layout.data) {
-    one.experts.group_of = token_groups(layout.context_parallel, layout.data, layout.context,
-                                        options.batch / layout.microbatches, model.config.context,
-                                        one.experts.groups / layout.routing_devices(),
-                                        layout.routing_devices() / layout.batch_devices());
+    one.experts.group_of =
+        token_groups(layout.context_parallel, layout.data, layout.context,
+                     options.batch / layout.microbatches, model.config.context,
+                     one.experts.groups / layout.routing_devices(), layout.routing_ranks());
   }
   Transformer copy = copy_of(model);
   Trainer trainer(copy, text.train(), one, start);

@@ -127,7 +127,7 @@ struct LayoutLinks {
     const std::int64_t fewer = layout.expert_shards();
     expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
     expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
-    const std::int64_t apart = layout.whole_experts ? 1 : layout.tensor;
+    const std::int64_t apart = layout.tensor / layout.routing_ranks();
     const std::int64_t domain = std::max<std::int64_t>(1, domain_of(machine) / apart);
     const std::int64_t group = layout.expert_devices();
     const std::int64_t close_by = machine.chip.kind == "tpu" ? group : std::min(domain, group);

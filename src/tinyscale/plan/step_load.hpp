@@ -329,9 +329,7 @@ class StepLoader {
     const auto t = static_cast<double>(layout_.sequence_parallel ? layout_.tensor : 1);
     return rows() * static_cast<double>(c_.width) / t;
   }
-  double routed_tokens() const {
-    return rows() / static_cast<double>(layout_.whole_experts ? layout_.tensor : 1);
-  }
+  double routed_tokens() const { return rows() / static_cast<double>(layout_.routing_ranks()); }
   double expert_rows() const {
     return layout_.expert_devices() > 1 ? routed_tokens() * static_cast<double>(c_.top_k * c_.width)
                                         : 0;
