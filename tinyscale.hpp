@@ -9898,42 +9898,34 @@ constexpr bool turns_squares = false;  // g++ shuffles from 12 on
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/lane_math.hpp
-// Functions of vector lanes: exp, log, erf, tanh, sigmoid, the slope of gelu, sqrt.
-// Sources: Cephes expf and logf; the rational erf and tanh of Eigen and XLA; the slope is our fit.
+// Functions of vector lanes: exp, log, erf, tanh, 1 + e^-x, the slope of gelu, sqrt.
+// Sources: Cephes expf and logf; the rational erf and tanh of Eigen and XLA; 2^x and the slope are
+// our fits.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2. Polynomials here are summed in pairs
-// (Estrin), since what limits a loop of them is how long each waits for its own last result.
+// e^x within 2 ulp, 0 and inf at the ends: 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2.
+// Polynomials here are summed in pairs (Estrin), since what limits a loop of them is how long each
+// waits for its own last result.
 template <class L>
-TINYSCALE_INLINE void exp_parts(const typename L::V& x, typename L::I& n,
-                                typename L::V& power_of_r) {
+TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::V V;
+  typedef typename L::I I;
+  V t, a, b;
+  I n;
+  clamp_vector<L>(x, -104.0f, 89.0f, t);
   // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
   // compiler under -ffast-math may cancel a subtraction of that number against its addition.
-  const V shifted = x * 1.44269504088896341f + 12582912.0f;
-  typename L::U bits;  // which may wrap, where x is too far away to be asked for
-  std::memcpy(&bits, &shifted, sizeof(bits));
-  bits = bits - 0x4B400000U;  // the bits of 1.5 * 2^23
-  std::memcpy(&n, &bits, sizeof(n));
-  V whole;
-  to_float<L>(n, whole);
-  const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
+  const V shifted = t * 1.44269504088896341f + 12582912.0f;
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;  // the bits of 1.5 * 2^23
+  to_float<L>(n, a);
+  const V r = (t - a * 0.693359375f) + a * 2.12194440e-4f;  // ln 2 in two parts
   const V s = r * r;
   const V high = (r * 1.9875691500e-4f + 1.3981999507e-3f) * s;
   const V middle = r * 8.3334519073e-3f + 4.1665795894e-2f + high;
-  power_of_r = (middle * s + (r * 1.6666665459e-1f + 5.0000001201e-1f)) * s + (r + 1.0f);
-}
-
-// Within 2 ulp; 0 and inf at the ends.
-template <class L>
-TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::I I;
-  typename L::V t, a, b;
-  I n;
-  clamp_vector<L>(x, -104.0f, 89.0f, t);
-  exp_parts<L>(t, n, y);
+  y = (middle * s + (r * 1.6666665459e-1f + 5.0000001201e-1f)) * s + (r + 1.0f);
   const I half = n >> 1;  // 2^n in two factors, so that 2^128 and 2^-149 can be reached
   const I bits_a = (half + 127) << 23;
   const I bits_b = (n - half + 127) << 23;
@@ -9942,50 +9934,41 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   y = y * a * b;
 }
 
-// e^x for x <= 0 or little above, as a softmax needs it: one factor of 2^n, and 0 below 2^-126.
-// It is x that is compared: far below, and for a NaN, n is any number.
-template <class L>
-TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
-  typename L::V power;
-  typename L::I n;
-  exp_parts<L>(x, n, y);
-  typename L::U bits;
-  std::memcpy(&bits, &n, sizeof(bits));
-  bits = (bits + 127U) << 23;
-  std::memcpy(&power, &bits, sizeof(power));
-  y = x < -87.68f ? typename L::V{} : y * power;
-}
-
 constexpr float log2_e = 1.44269504088896341f;
+constexpr float exp_lowest = -88.029692f;  // -127 ln 2
+constexpr float exp_highest = 88.722839f;  // 128 ln 2
 
-// 2^x for x <= 0 or little above, within 1.6e-7 of it: n = round(x), 2^(x - n) by our own fit; 0
-// below 2^-126.5. A NaN passes through.
+// 2^(a b) for a b from -127, where it is 0, to 128, where it is inf, within 1.8e-7 of it:
+// n = round(a b), 2^(a b - n) by our own fit. The product is not rounded where it is fused.
 template <class L>
-TINYSCALE_INLINE void exp2_negative(const typename L::V& x, typename L::V& y) {
+TINYSCALE_INLINE void exp2_product(const typename L::V& a, const typename L::V& b,
+                                   typename L::V& y) {
   typedef typename L::V V;
-  V t, power;
+  V power;
+  typename L::U bits;                     // which may wrap, for a NaN
+  const V shifted = a * b + 12583039.0f;  // as above, but 127 more: n + 127 is left in the low bits
+  std::memcpy(&bits, &shifted, sizeof(bits));
+  const typename L::U above = bits - 0x4B40007FU;
   typename L::I n;
-  broadcast<L>(-127.0f, t);
-  max_vector<L>(x, t, t);
-  const V shifted = t + 12582912.0f;  // as above
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;
+  std::memcpy(&n, &above, sizeof(n));
   to_float<L>(n, power);
-  const V r = t - power;
-  const typename L::I bits = (n + 127) << 23;
+  const V r = a * b - power;
+  bits = bits << 23;
   std::memcpy(&power, &bits, sizeof(power));
   const V s = r * r;
-  const V high = (r * 1.3264728769e-3f + 9.6715131831e-3f) * s;
-  y = ((r * 5.5507337445e-2f + 2.4022242077e-1f + high) * s + (r * 6.9314697760e-1f + 1.0f)) *
+  const V high = (r * 1.3264728769e-3f + 9.6715131831e-3f);
+  y = ((high * s + (r * 5.5507337445e-2f + 2.4022242077e-1f)) * s + (r * 6.9314697760e-1f + 1.0f)) *
       power;
 }
 
-// sum += e^x for x <= 0, within 1.2e-7 (1 + |x| / 6) of it.
+// e^x for x <= 0 or little above, as a softmax needs it: 0 below 2^-127. A NaN passes through.
 template <class L>
-TINYSCALE_INLINE void add_exp(const typename L::V& x, typename L::V& sum) {
-  typename L::V y;
-  exp2_negative<L>(x * log2_e, y);
-  sum = sum + y;
+TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
+  typename L::V low, factor;
+  broadcast<L>(exp_lowest, low);
+  broadcast<L>(log2_e, factor);
+  max_vector<L>(x, low, low);
+  exp2_product<L>(low, factor, y);
 }
 
 // ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
@@ -10057,13 +10040,24 @@ TINYSCALE_INLINE void gelu_slope_vector(const typename L::V& x, typename L::V& y
   y = t * p / q + 0.5f;
 }
 
-// 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
+// y = 1 + e^-x, inf far below 0: silu(x) is x over it.
 template <class L>
-TINYSCALE_INLINE void sigmoid_vector(const typename L::V& x, typename L::V& y) {
-  typename L::V e, one;
-  broadcast<L>(1.0f, one);
-  exp_negative<L>(x < 0.0f ? x : -x, e);
-  y = (x < 0.0f ? e : one) / (1.0f + e);
+TINYSCALE_INLINE void one_and_exp(const typename L::V& x, typename L::V& y) {
+  typename L::V t, factor;
+  clamp_vector<L>(x, -exp_highest, -exp_lowest, t);
+  broadcast<L>(-log2_e, factor);
+  exp2_product<L>(t, factor, y);
+  y = y + 1.0f;
+}
+
+// The same of e^-2u, u = sqrt(2 / pi) (x + 0.044715 x^3): gelu_tanh(x) = x (1 + tanh(u)) / 2 is x
+// over it. Beyond the bounds of x it is 1 and inf.
+template <class L>
+TINYSCALE_INLINE void one_and_exp_gelu(const typename L::V& x, typename L::V& y) {
+  typename L::V t;
+  clamp_vector<L>(x, -10.06f, 10.031f, t);
+  exp2_product<L>(t, t * t * -0.10294324f + -2.3022082f, y);
+  y = y + 1.0f;
 }
 
 // tanh(x) = x P(x^2) / Q(x^2) on |x| < 9.
@@ -10335,7 +10329,7 @@ TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfOp, false, erf_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfBackwardOp, true, V s; exp_vector<L>(-(a * a), s);
                  y = y + b * (1.12837916709551257f * s););
-TINYSCALE_MAP_OP(SigmoidOp, false, sigmoid_vector<L>(a, y););
+TINYSCALE_MAP_OP(SigmoidOp, false, V e; exp_vector<L>(-a, e); y = 1.0f / (1.0f + e););
 TINYSCALE_MAP_OP(SigmoidBackwardOp, true, y = y + b * (a * (1.0f - a)););
 TINYSCALE_MAP_OP(TanhBackwardOp, true, V t; tanh_vector<L>(a, t); y = y + b * (1.0f - t * t););
 TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
@@ -10343,9 +10337,9 @@ TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
 TINYSCALE_MAP_OP(ReluBackwardOp, true, V g; typename L::I positive; less<L>(V{}, a, positive);
                  blend<L>(positive, b, V{}, g); y = y + g;);
 
-TINYSCALE_MAP_OP(SiluOp, false, V s; sigmoid_vector<L>(a, s); y = a * s;);
+TINYSCALE_MAP_OP(SiluOp, false, V d; one_and_exp<L>(a, d); y = a / d;);
 
-TINYSCALE_MAP_OP(SiluBackwardOp, true, V s; sigmoid_vector<L>(a, s);
+TINYSCALE_MAP_OP(SiluBackwardOp, true, V s; one_and_exp<L>(a, s); s = 1.0f / s;
                  y = y + b * s * (1.0f + a * (1.0f - s)););
 
 TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
@@ -10353,16 +10347,13 @@ TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
 
 TINYSCALE_MAP_OP(GeluBackwardOp, true, V slope; gelu_slope_vector<L>(a, slope); y = y + b * slope;);
 
-// gelu_tanh(x) = x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)
-TINYSCALE_MAP_OP(GeluTanhOp, false, V t;
-                 tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * a * a), t);
-                 y = 0.5f * a * (1.0f + t););
+TINYSCALE_MAP_OP(GeluTanhOp, false, V d; one_and_exp_gelu<L>(a, d); y = a / d;);
 
-TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; V x; clamp_vector<L>(a, -12.0f, 12.0f, x);
-                 const V s = x * x;
-                 tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * s), t);
-                 const V du = 0.79788456080286536f * (1.0f + 0.134145f * s);
-                 y = y + b * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du););
+// s + x s (1 - s) 2u', where s = 1 / (1 + e^-2u) = (1 + tanh(u)) / 2
+TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V s; V x; clamp_vector<L>(a, -12.0f, 12.0f, x);
+                 one_and_exp_gelu<L>(x, s); s = 1.0f / s;
+                 const V du = x * x * 0.21406445f + 1.59576912f;
+                 y = y + b * s * (1.0f + x * (1.0f - s) * du););
 
 #undef TINYSCALE_MAP_OP
 
@@ -16965,11 +16956,11 @@ struct GemmFinish {
       erf_vector<L>(x * 0.70710678118654752f, y);
       x = 0.5f * x * (1.0f + y);
     } else if (e.activation == kernels::Activation::gelu_tanh) {
-      tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * x * x), y);
-      x = 0.5f * x * (1.0f + y);
+      one_and_exp_gelu<L>(x, y);
+      x = x / y;
     } else if (e.activation == kernels::Activation::silu) {
-      exp_vector<L>(-x, y);
-      x = x / (1.0f + y);
+      one_and_exp<L>(x, y);
+      x = x / y;
     }
     if (e.residual != nullptr) {
       take<L>(e.residual + i * e.ld_residual + j, left, y);
@@ -17311,11 +17302,10 @@ inline void cross_entropy_backward_reference(std::int64_t rows, std::int64_t voc
 namespace detail {
 
 // max and sum of exp(x - max) of a row that is read once: block by block, from a maximum of each
-// lane that grows on the way. Nothing is compared with -inf: in place of exp(-inf) stands 2^-126.
+// lane that grows on the way. Nothing is compared with -inf: exp_negative sees to -inf.
 template <class L>
 struct SumExp {
   typedef typename L::V V;
-  static constexpr std::int64_t block = 512;
   V best, top, total, more;
 
   TINYSCALE_INLINE void start() {
@@ -17339,13 +17329,16 @@ struct SumExp {
       prefetch<3>(x + j + ahead);
       prefetch<3>(x + j + ahead + L::width);
       load<L>(x + j, v);
-      add_exp<L>(v - bound, sum);
+      exp_negative<L>(v - bound, v);
+      sum = sum + v;
       load<L>(x + j + L::width, v);
-      add_exp<L>(v - bound, second);
+      exp_negative<L>(v - bound, v);
+      second = second + v;
     }
     for (; j < n; j += L::width) {
       load_some<L>(x + j, n - j, -std::numeric_limits<float>::infinity(), v);
-      add_exp<L>(v - bound, sum);
+      exp_negative<L>(v - bound, v);
+      sum = sum + v;
     }
     total = sum;
     more = second;
@@ -17361,15 +17354,15 @@ struct SumExp {
 };
 
 // The same of rows that begin `step` apart: eight at a time, so that memory is read in as many
-// streams.
+// streams. AMD's is read in one in 0.65 of the time.
 template <class L>
 TINYSCALE_INLINE void sum_exp_rows(std::int64_t rows, std::int64_t n, const float* x,
                                    std::int64_t step, float* max, float* sum) {
-  constexpr std::int64_t together = 8, block = SumExp<L>::block;
-  SumExp<L> each[static_cast<std::size_t>(together)];
+  const std::int64_t together = cpu().amd ? 1 : 8, block = cpu().amd ? 2048 : 512;
+  SumExp<L> each[8];
   for (std::int64_t i = 0; i < rows; i += together) {
     const std::int64_t count = std::min(rows - i, together);
-    const std::int64_t ahead = count < together ? 8 * block : block;
+    const std::int64_t ahead = count < 8 ? 4096 : block;
     for (std::int64_t r = 0; r < count; ++r) {
       each[r].start();
     }
@@ -17415,28 +17408,16 @@ TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
   }
 }
 
-struct ScaledRow {  // y = factor e, past the caches
-  const float* e;
-  float* y;
-  float factor;
-
-  template <class L>
-  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
-    typename L::V v, f;
-    broadcast<L>(factor, f);
-    load_some<L>(e + j, left, 0.0f, v);
-    put_some<L>(true, v * f, left, y + j);
-  }
-};
-
 // The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
 // p becomes exp(factor (p - top)), sum their sum. Lanes that see -inf alone get zeros.
 template <class L>
 TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
                                   typename L::V& top, typename L::V& shift, typename L::V& sum) {
   typedef typename L::V V;
-  V v, w, scale, second = top;
+  V v, w, scale, low, one, second = top;
   broadcast<L>(factor * log2_e, scale);
+  broadcast<L>(-127.0f, low);
+  broadcast<L>(1.0f, one);
   std::int64_t x = 0;
   for (; x + 2 <= rows; x += 2) {
     load<L>(p + x * stride, v);
@@ -17453,7 +17434,8 @@ TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float 
   sum = V{};
   for (x = 0; x < rows; ++x) {
     load<L>(p + x * stride, v);
-    exp2_negative<L>((v - shift) * scale, v);
+    max_vector<L>((v - shift) * scale, low, v);
+    exp2_product<L>(v, one, v);
     sum = sum + v;
     store<L>(p + x * stride, v);
   }
@@ -17463,23 +17445,55 @@ struct SoftmaxRows {
   std::int64_t begin, end, cols;
   const float* x;
   float* y;
-  float* row;  // where a row is worked on whose result is written past the caches; else null
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
       float max = 0.0f, sum = 0.0f;
-      if (row != nullptr) {
-        exp_row<L>(cols, x + i * cols, row, max, sum);
-        for_row_past<L>(true, cols, y + i * cols, ScaledRow{row, y + i * cols, 1.0f / sum});
-      } else {
-        exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
-        scale_row<L>(cols, 1.0f / sum, y + i * cols);
+      exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
+      scale_row<L>(cols, 1.0f / sum, y + i * cols);
+    }
+  }
+};
+
+// The same past the caches, of whole vectors: while exps of a row are taken the row before, which
+// waits in scratch, is divided and written, so that memory works all the time.
+struct SoftmaxRowsPast {
+  std::int64_t begin, end, cols;
+  const float* x;
+  float* y;
+  float* two_rows;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const std::int64_t ahead = std::max<std::int64_t>(cols, 4096);
+    typename L::V best{}, v, e{}, factor{}, total;
+    for (std::int64_t i = begin; i <= end; ++i) {
+      const float* const from = x + i * cols;
+      float* const now = two_rows + (i % 2) * cols;
+      const float* const before = two_rows + (1 - i % 2) * cols;
+      total = typename L::V{};
+      if (i < end) {
+        broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+        max_row<L>(cols, from, best);
+        broadcast<L>(max_lanes<L>(best), best);
       }
+      for (std::int64_t j = 0; j < cols; j += L::width) {
+        if (i < end) {
+          load<L>(from + j, v);
+          prefetch<3>(from + j + ahead);
+          exp_negative<L>(v - best, e);
+          total = total + e;
+        }
+        if (i > begin) {
+          load<L>(before + j, v);
+          store_past_caches(y + (i - 1) * cols + j, v * factor);
+        }
+        store<L>(now + j, e);
+      }
+      broadcast<L>(1.0f / sum_lanes<L>(total), factor);
     }
-    if (row != nullptr) {
-      end_past_caches();
-    }
+    end_past_caches();
   }
 };
 
@@ -17607,11 +17621,15 @@ inline std::int64_t row_grain(std::int64_t cols) {
 namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
-  const bool past = x != y && cols <= 16384 &&  // of which a row stays at hand
-                    detail::past_caches(rows * cols);
+  const bool past = x != y && cols % 16 == 0 && cols <= 16384 &&  // of which two rows stay at hand
+                    detail::before_line(y) == 0 && detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
-    const detail::Scratch row(past ? cols : 0);
-    detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y, past ? row.data() : nullptr});
+    if (past) {
+      const detail::Scratch two_rows(2 * cols);
+      detail::run_on_lanes(detail::SoftmaxRowsPast{begin, end, cols, x, y, two_rows.data()});
+    } else {
+      detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y});
+    }
   });
 }
 
@@ -18683,14 +18701,13 @@ struct AttentionFold {
       top = before;
       exp_columns<L>(t.held<L>(i) - skipped, row, scale, p + skipped * row + i, top, shift, more);
       store<L>(at, top);
-      broadcast<L>(scale * log2_e, f);
-      exp2_negative<L>((before - shift) * f, before);
+      broadcast<L>(scale, f);
+      exp_negative<L>((before - shift) * f, before);
       load<L>(at + row, total);
       before = before * total;
       total = more + before;
       store<L>(at + row, total);
       log_vector<L>(total, more);
-      broadcast<L>(scale, f);
       const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - i;  // see no key
       lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
       store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});
@@ -18956,8 +18973,8 @@ struct AttentionSlopes {
       for (std::int64_t at = first + lane; at < last; at += attention_queries) {
         load<L>(p + at, vp);
         load<L>(g + at, vg);
-        min_vector<L>((vp * f - vl) * log2_e, most, vp);
-        exp2_negative<L>(vp, vp);
+        min_vector<L>(vp * f - vl, most, vp);
+        exp_negative<L>(vp, vp);
         store<L>(p + at, vp);
         store<L>(g + at, vp * (vg * f - vm));
       }
@@ -21813,7 +21830,7 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
   if constexpr (OP == O::tanh) tanh_vector<L>(a, y);
   if constexpr (OP == O::erf) erf_vector<L>(a, y);
   if constexpr (OP == O::relu) max_vector<L>(a, zero, y);
-  if constexpr (OP == O::sigmoid) sigmoid_vector<L>(a, y);
+  if constexpr (OP == O::sigmoid) SigmoidOp().template apply<L>(a, a, y);
   if constexpr (OP == O::silu) SiluOp().template apply<L>(a, a, y);
   if constexpr (OP == O::gelu) GeluOp().template apply<L>(a, a, y);
   if constexpr (OP == O::gelu_tanh) GeluTanhOp().template apply<L>(a, a, y);

@@ -396,6 +396,41 @@ TEST_CASE("elementwise: what is larger than the caches is written as its parts a
   }
 }
 
+TEST_CASE("elementwise: silu and gelu_tanh keep their digits far below 0, and end at 0 and x") {
+  // The exponent's rounding: 2^-24 of it and of what it is made of, and of log2 e; 3e-7 the rest.
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    Floats x, y(2001);
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      x.push_back(-1e-3f * static_cast<float>(i));
+    }
+    for (const float far : {9.0f, 80.0f}) {
+      Floats at = x;
+      for (float& each : at) {
+        each *= far / 2.0f;
+      }
+      (far > 9.0f ? kernel::silu_forward : kernel::gelu_tanh_forward)(2001, at.data(), y.data());
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        const double v = static_cast<double>(at[i]);
+        const double u = far > 9.0f ? v : 1.5957691216057308 * (v + 0.044715 * v * v * v);
+        const double truth = v / (1 + std::exp(-u)), near = 3e-7 + 2.4e-7 * std::fabs(u);
+        CHECK(std::fabs(static_cast<double>(y[i]) - truth) <= near * std::fabs(truth));
+      }
+    }
+    const Floats ends{-3e38f, -1e20f, -200.0f, 0.0f, 200.0f, 1e20f, 3e38f};
+    const Floats want{0.0f, 0.0f, 0.0f, 0.0f, 200.0f, 1e20f, 3e38f}, ones(7, 1.0f);
+    Floats out(7), slope(7);
+    kernel::silu_forward(7, ends.data(), out.data());
+    CHECK(out == want);
+    kernel::silu_backward(7, ends.data(), ones.data(), slope.data(), 0.0f);
+    CHECK(slope == Floats{0.0f, 0.0f, 0.0f, 0.5f, 1.0f, 1.0f, 1.0f});
+    kernel::gelu_tanh_forward(7, ends.data(), out.data());
+    CHECK(out == want);
+    kernel::gelu_tanh_backward(7, ends.data(), ones.data(), slope.data(), 0.0f);
+    CHECK(slope == Floats{0.0f, 0.0f, 0.0f, 0.5f, 1.0f, 1.0f, 1.0f});
+  }
+}
+
 TEST_CASE("elementwise: backward agrees with the slopes in double and with central differences") {
   using Forward = void (*)(std::int64_t, const float*, float*);
   using Backward = void (*)(std::int64_t, const float*, const float*, float*, float);

@@ -120,14 +120,13 @@ struct AttentionFold {
       top = before;
       exp_columns<L>(t.held<L>(i) - skipped, row, scale, p + skipped * row + i, top, shift, more);
       store<L>(at, top);
-      broadcast<L>(scale * log2_e, f);
-      exp2_negative<L>((before - shift) * f, before);
+      broadcast<L>(scale, f);
+      exp_negative<L>((before - shift) * f, before);
       load<L>(at + row, total);
       before = before * total;
       total = more + before;
       store<L>(at + row, total);
       log_vector<L>(total, more);
-      broadcast<L>(scale, f);
       const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - i;  // see no key
       lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
       store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});

@@ -80,8 +80,8 @@ struct AttentionSlopes {
       for (std::int64_t at = first + lane; at < last; at += attention_queries) {
         load<L>(p + at, vp);
         load<L>(g + at, vg);
-        min_vector<L>((vp * f - vl) * log2_e, most, vp);
-        exp2_negative<L>(vp, vp);
+        min_vector<L>(vp * f - vl, most, vp);
+        exp_negative<L>(vp, vp);
         store<L>(p + at, vp);
         store<L>(g + at, vp * (vg * f - vm));
       }

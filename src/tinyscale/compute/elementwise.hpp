@@ -139,7 +139,7 @@ TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfOp, false, erf_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfBackwardOp, true, V s; exp_vector<L>(-(a * a), s);
                  y = y + b * (1.12837916709551257f * s););
-TINYSCALE_MAP_OP(SigmoidOp, false, sigmoid_vector<L>(a, y););
+TINYSCALE_MAP_OP(SigmoidOp, false, V e; exp_vector<L>(-a, e); y = 1.0f / (1.0f + e););
 TINYSCALE_MAP_OP(SigmoidBackwardOp, true, y = y + b * (a * (1.0f - a)););
 TINYSCALE_MAP_OP(TanhBackwardOp, true, V t; tanh_vector<L>(a, t); y = y + b * (1.0f - t * t););
 TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
@@ -147,9 +147,9 @@ TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
 TINYSCALE_MAP_OP(ReluBackwardOp, true, V g; typename L::I positive; less<L>(V{}, a, positive);
                  blend<L>(positive, b, V{}, g); y = y + g;);
 
-TINYSCALE_MAP_OP(SiluOp, false, V s; sigmoid_vector<L>(a, s); y = a * s;);
+TINYSCALE_MAP_OP(SiluOp, false, V d; one_and_exp<L>(a, d); y = a / d;);
 
-TINYSCALE_MAP_OP(SiluBackwardOp, true, V s; sigmoid_vector<L>(a, s);
+TINYSCALE_MAP_OP(SiluBackwardOp, true, V s; one_and_exp<L>(a, s); s = 1.0f / s;
                  y = y + b * s * (1.0f + a * (1.0f - s)););
 
 TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
@@ -157,16 +157,13 @@ TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
 
 TINYSCALE_MAP_OP(GeluBackwardOp, true, V slope; gelu_slope_vector<L>(a, slope); y = y + b * slope;);
 
-// gelu_tanh(x) = x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)
-TINYSCALE_MAP_OP(GeluTanhOp, false, V t;
-                 tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * a * a), t);
-                 y = 0.5f * a * (1.0f + t););
+TINYSCALE_MAP_OP(GeluTanhOp, false, V d; one_and_exp_gelu<L>(a, d); y = a / d;);
 
-TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; V x; clamp_vector<L>(a, -12.0f, 12.0f, x);
-                 const V s = x * x;
-                 tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * s), t);
-                 const V du = 0.79788456080286536f * (1.0f + 0.134145f * s);
-                 y = y + b * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du););
+// s + x s (1 - s) 2u', where s = 1 / (1 + e^-2u) = (1 + tanh(u)) / 2
+TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V s; V x; clamp_vector<L>(a, -12.0f, 12.0f, x);
+                 one_and_exp_gelu<L>(x, s); s = 1.0f / s;
+                 const V du = x * x * 0.21406445f + 1.59576912f;
+                 y = y + b * s * (1.0f + x * (1.0f - s) * du););
 
 #undef TINYSCALE_MAP_OP
 

@@ -86,11 +86,11 @@ struct GemmFinish {
       erf_vector<L>(x * 0.70710678118654752f, y);
       x = 0.5f * x * (1.0f + y);
     } else if (e.activation == kernels::Activation::gelu_tanh) {
-      tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * x * x), y);
-      x = 0.5f * x * (1.0f + y);
+      one_and_exp_gelu<L>(x, y);
+      x = x / y;
     } else if (e.activation == kernels::Activation::silu) {
-      exp_vector<L>(-x, y);
-      x = x / (1.0f + y);
+      one_and_exp<L>(x, y);
+      x = x / y;
     }
     if (e.residual != nullptr) {
       take<L>(e.residual + i * e.ld_residual + j, left, y);

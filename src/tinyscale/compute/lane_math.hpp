@@ -1,6 +1,7 @@
 #pragma once
-// Functions of vector lanes: exp, log, erf, tanh, sigmoid, the slope of gelu, sqrt.
-// Sources: Cephes expf and logf; the rational erf and tanh of Eigen and XLA; the slope is our fit.
+// Functions of vector lanes: exp, log, erf, tanh, 1 + e^-x, the slope of gelu, sqrt.
+// Sources: Cephes expf and logf; the rational erf and tanh of Eigen and XLA; 2^x and the slope are
+// our fits.
 
 #include <cmath>
 #include <cstdint>
@@ -11,36 +12,27 @@
 namespace tinyscale {
 namespace detail {
 
-// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2. Polynomials here are summed in pairs
-// (Estrin), since what limits a loop of them is how long each waits for its own last result.
+// e^x within 2 ulp, 0 and inf at the ends: 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2.
+// Polynomials here are summed in pairs (Estrin), since what limits a loop of them is how long each
+// waits for its own last result.
 template <class L>
-TINYSCALE_INLINE void exp_parts(const typename L::V& x, typename L::I& n,
-                                typename L::V& power_of_r) {
+TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::V V;
+  typedef typename L::I I;
+  V t, a, b;
+  I n;
+  clamp_vector<L>(x, -104.0f, 89.0f, t);
   // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
   // compiler under -ffast-math may cancel a subtraction of that number against its addition.
-  const V shifted = x * 1.44269504088896341f + 12582912.0f;
-  typename L::U bits;  // which may wrap, where x is too far away to be asked for
-  std::memcpy(&bits, &shifted, sizeof(bits));
-  bits = bits - 0x4B400000U;  // the bits of 1.5 * 2^23
-  std::memcpy(&n, &bits, sizeof(n));
-  V whole;
-  to_float<L>(n, whole);
-  const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
+  const V shifted = t * 1.44269504088896341f + 12582912.0f;
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;  // the bits of 1.5 * 2^23
+  to_float<L>(n, a);
+  const V r = (t - a * 0.693359375f) + a * 2.12194440e-4f;  // ln 2 in two parts
   const V s = r * r;
   const V high = (r * 1.9875691500e-4f + 1.3981999507e-3f) * s;
   const V middle = r * 8.3334519073e-3f + 4.1665795894e-2f + high;
-  power_of_r = (middle * s + (r * 1.6666665459e-1f + 5.0000001201e-1f)) * s + (r + 1.0f);
-}
-
-// Within 2 ulp; 0 and inf at the ends.
-template <class L>
-TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::I I;
-  typename L::V t, a, b;
-  I n;
-  clamp_vector<L>(x, -104.0f, 89.0f, t);
-  exp_parts<L>(t, n, y);
+  y = (middle * s + (r * 1.6666665459e-1f + 5.0000001201e-1f)) * s + (r + 1.0f);
   const I half = n >> 1;  // 2^n in two factors, so that 2^128 and 2^-149 can be reached
   const I bits_a = (half + 127) << 23;
   const I bits_b = (n - half + 127) << 23;
@@ -49,50 +41,41 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   y = y * a * b;
 }
 
-// e^x for x <= 0 or little above, as a softmax needs it: one factor of 2^n, and 0 below 2^-126.
-// It is x that is compared: far below, and for a NaN, n is any number.
-template <class L>
-TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
-  typename L::V power;
-  typename L::I n;
-  exp_parts<L>(x, n, y);
-  typename L::U bits;
-  std::memcpy(&bits, &n, sizeof(bits));
-  bits = (bits + 127U) << 23;
-  std::memcpy(&power, &bits, sizeof(power));
-  y = x < -87.68f ? typename L::V{} : y * power;
-}
-
 constexpr float log2_e = 1.44269504088896341f;
+constexpr float exp_lowest = -88.029692f;  // -127 ln 2
+constexpr float exp_highest = 88.722839f;  // 128 ln 2
 
-// 2^x for x <= 0 or little above, within 1.6e-7 of it: n = round(x), 2^(x - n) by our own fit; 0
-// below 2^-126.5. A NaN passes through.
+// 2^(a b) for a b from -127, where it is 0, to 128, where it is inf, within 1.8e-7 of it:
+// n = round(a b), 2^(a b - n) by our own fit. The product is not rounded where it is fused.
 template <class L>
-TINYSCALE_INLINE void exp2_negative(const typename L::V& x, typename L::V& y) {
+TINYSCALE_INLINE void exp2_product(const typename L::V& a, const typename L::V& b,
+                                   typename L::V& y) {
   typedef typename L::V V;
-  V t, power;
+  V power;
+  typename L::U bits;                     // which may wrap, for a NaN
+  const V shifted = a * b + 12583039.0f;  // as above, but 127 more: n + 127 is left in the low bits
+  std::memcpy(&bits, &shifted, sizeof(bits));
+  const typename L::U above = bits - 0x4B40007FU;
   typename L::I n;
-  broadcast<L>(-127.0f, t);
-  max_vector<L>(x, t, t);
-  const V shifted = t + 12582912.0f;  // as above
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;
+  std::memcpy(&n, &above, sizeof(n));
   to_float<L>(n, power);
-  const V r = t - power;
-  const typename L::I bits = (n + 127) << 23;
+  const V r = a * b - power;
+  bits = bits << 23;
   std::memcpy(&power, &bits, sizeof(power));
   const V s = r * r;
-  const V high = (r * 1.3264728769e-3f + 9.6715131831e-3f) * s;
-  y = ((r * 5.5507337445e-2f + 2.4022242077e-1f + high) * s + (r * 6.9314697760e-1f + 1.0f)) *
+  const V high = (r * 1.3264728769e-3f + 9.6715131831e-3f);
+  y = ((high * s + (r * 5.5507337445e-2f + 2.4022242077e-1f)) * s + (r * 6.9314697760e-1f + 1.0f)) *
       power;
 }
 
-// sum += e^x for x <= 0, within 1.2e-7 (1 + |x| / 6) of it.
+// e^x for x <= 0 or little above, as a softmax needs it: 0 below 2^-127. A NaN passes through.
 template <class L>
-TINYSCALE_INLINE void add_exp(const typename L::V& x, typename L::V& sum) {
-  typename L::V y;
-  exp2_negative<L>(x * log2_e, y);
-  sum = sum + y;
+TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
+  typename L::V low, factor;
+  broadcast<L>(exp_lowest, low);
+  broadcast<L>(log2_e, factor);
+  max_vector<L>(x, low, low);
+  exp2_product<L>(low, factor, y);
 }
 
 // ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
@@ -164,13 +147,24 @@ TINYSCALE_INLINE void gelu_slope_vector(const typename L::V& x, typename L::V& y
   y = t * p / q + 0.5f;
 }
 
-// 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
+// y = 1 + e^-x, inf far below 0: silu(x) is x over it.
 template <class L>
-TINYSCALE_INLINE void sigmoid_vector(const typename L::V& x, typename L::V& y) {
-  typename L::V e, one;
-  broadcast<L>(1.0f, one);
-  exp_negative<L>(x < 0.0f ? x : -x, e);
-  y = (x < 0.0f ? e : one) / (1.0f + e);
+TINYSCALE_INLINE void one_and_exp(const typename L::V& x, typename L::V& y) {
+  typename L::V t, factor;
+  clamp_vector<L>(x, -exp_highest, -exp_lowest, t);
+  broadcast<L>(-log2_e, factor);
+  exp2_product<L>(t, factor, y);
+  y = y + 1.0f;
+}
+
+// The same of e^-2u, u = sqrt(2 / pi) (x + 0.044715 x^3): gelu_tanh(x) = x (1 + tanh(u)) / 2 is x
+// over it. Beyond the bounds of x it is 1 and inf.
+template <class L>
+TINYSCALE_INLINE void one_and_exp_gelu(const typename L::V& x, typename L::V& y) {
+  typename L::V t;
+  clamp_vector<L>(x, -10.06f, 10.031f, t);
+  exp2_product<L>(t, t * t * -0.10294324f + -2.3022082f, y);
+  y = y + 1.0f;
 }
 
 // tanh(x) = x P(x^2) / Q(x^2) on |x| < 9.

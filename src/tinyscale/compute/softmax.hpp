@@ -78,11 +78,10 @@ inline void cross_entropy_backward_reference(std::int64_t rows, std::int64_t voc
 namespace detail {
 
 // max and sum of exp(x - max) of a row that is read once: block by block, from a maximum of each
-// lane that grows on the way. Nothing is compared with -inf: in place of exp(-inf) stands 2^-126.
+// lane that grows on the way. Nothing is compared with -inf: exp_negative sees to -inf.
 template <class L>
 struct SumExp {
   typedef typename L::V V;
-  static constexpr std::int64_t block = 512;
   V best, top, total, more;
 
   TINYSCALE_INLINE void start() {
@@ -106,13 +105,16 @@ struct SumExp {
       prefetch<3>(x + j + ahead);
       prefetch<3>(x + j + ahead + L::width);
       load<L>(x + j, v);
-      add_exp<L>(v - bound, sum);
+      exp_negative<L>(v - bound, v);
+      sum = sum + v;
       load<L>(x + j + L::width, v);
-      add_exp<L>(v - bound, second);
+      exp_negative<L>(v - bound, v);
+      second = second + v;
     }
     for (; j < n; j += L::width) {
       load_some<L>(x + j, n - j, -std::numeric_limits<float>::infinity(), v);
-      add_exp<L>(v - bound, sum);
+      exp_negative<L>(v - bound, v);
+      sum = sum + v;
     }
     total = sum;
     more = second;
@@ -128,15 +130,15 @@ struct SumExp {
 };
 
 // The same of rows that begin `step` apart: eight at a time, so that memory is read in as many
-// streams.
+// streams. AMD's is read in one in 0.65 of the time.
 template <class L>
 TINYSCALE_INLINE void sum_exp_rows(std::int64_t rows, std::int64_t n, const float* x,
                                    std::int64_t step, float* max, float* sum) {
-  constexpr std::int64_t together = 8, block = SumExp<L>::block;
-  SumExp<L> each[static_cast<std::size_t>(together)];
+  const std::int64_t together = cpu().amd ? 1 : 8, block = cpu().amd ? 2048 : 512;
+  SumExp<L> each[8];
   for (std::int64_t i = 0; i < rows; i += together) {
     const std::int64_t count = std::min(rows - i, together);
-    const std::int64_t ahead = count < together ? 8 * block : block;
+    const std::int64_t ahead = count < 8 ? 4096 : block;
     for (std::int64_t r = 0; r < count; ++r) {
       each[r].start();
     }
@@ -182,28 +184,16 @@ TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
   }
 }
 
-struct ScaledRow {  // y = factor e, past the caches
-  const float* e;
-  float* y;
-  float factor;
-
-  template <class L>
-  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
-    typename L::V v, f;
-    broadcast<L>(factor, f);
-    load_some<L>(e + j, left, 0.0f, v);
-    put_some<L>(true, v * f, left, y + j);
-  }
-};
-
 // The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
 // p becomes exp(factor (p - top)), sum their sum. Lanes that see -inf alone get zeros.
 template <class L>
 TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
                                   typename L::V& top, typename L::V& shift, typename L::V& sum) {
   typedef typename L::V V;
-  V v, w, scale, second = top;
+  V v, w, scale, low, one, second = top;
   broadcast<L>(factor * log2_e, scale);
+  broadcast<L>(-127.0f, low);
+  broadcast<L>(1.0f, one);
   std::int64_t x = 0;
   for (; x + 2 <= rows; x += 2) {
     load<L>(p + x * stride, v);
@@ -220,7 +210,8 @@ TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float 
   sum = V{};
   for (x = 0; x < rows; ++x) {
     load<L>(p + x * stride, v);
-    exp2_negative<L>((v - shift) * scale, v);
+    max_vector<L>((v - shift) * scale, low, v);
+    exp2_product<L>(v, one, v);
     sum = sum + v;
     store<L>(p + x * stride, v);
   }
@@ -230,23 +221,55 @@ struct SoftmaxRows {
   std::int64_t begin, end, cols;
   const float* x;
   float* y;
-  float* row;  // where a row is worked on whose result is written past the caches; else null
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
       float max = 0.0f, sum = 0.0f;
-      if (row != nullptr) {
-        exp_row<L>(cols, x + i * cols, row, max, sum);
-        for_row_past<L>(true, cols, y + i * cols, ScaledRow{row, y + i * cols, 1.0f / sum});
-      } else {
-        exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
-        scale_row<L>(cols, 1.0f / sum, y + i * cols);
+      exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
+      scale_row<L>(cols, 1.0f / sum, y + i * cols);
+    }
+  }
+};
+
+// The same past the caches, of whole vectors: while exps of a row are taken the row before, which
+// waits in scratch, is divided and written, so that memory works all the time.
+struct SoftmaxRowsPast {
+  std::int64_t begin, end, cols;
+  const float* x;
+  float* y;
+  float* two_rows;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const std::int64_t ahead = std::max<std::int64_t>(cols, 4096);
+    typename L::V best{}, v, e{}, factor{}, total;
+    for (std::int64_t i = begin; i <= end; ++i) {
+      const float* const from = x + i * cols;
+      float* const now = two_rows + (i % 2) * cols;
+      const float* const before = two_rows + (1 - i % 2) * cols;
+      total = typename L::V{};
+      if (i < end) {
+        broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+        max_row<L>(cols, from, best);
+        broadcast<L>(max_lanes<L>(best), best);
       }
+      for (std::int64_t j = 0; j < cols; j += L::width) {
+        if (i < end) {
+          load<L>(from + j, v);
+          prefetch<3>(from + j + ahead);
+          exp_negative<L>(v - best, e);
+          total = total + e;
+        }
+        if (i > begin) {
+          load<L>(before + j, v);
+          store_past_caches(y + (i - 1) * cols + j, v * factor);
+        }
+        store<L>(now + j, e);
+      }
+      broadcast<L>(1.0f / sum_lanes<L>(total), factor);
     }
-    if (row != nullptr) {
-      end_past_caches();
-    }
+    end_past_caches();
   }
 };
 
@@ -374,11 +397,15 @@ inline std::int64_t row_grain(std::int64_t cols) {
 namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
-  const bool past = x != y && cols <= 16384 &&  // of which a row stays at hand
-                    detail::past_caches(rows * cols);
+  const bool past = x != y && cols % 16 == 0 && cols <= 16384 &&  // of which two rows stay at hand
+                    detail::before_line(y) == 0 && detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
-    const detail::Scratch row(past ? cols : 0);
-    detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y, past ? row.data() : nullptr});
+    if (past) {
+      const detail::Scratch two_rows(2 * cols);
+      detail::run_on_lanes(detail::SoftmaxRowsPast{begin, end, cols, x, y, two_rows.data()});
+    } else {
+      detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y});
+    }
   });
 }
 

@@ -100,7 +100,7 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
   if constexpr (OP == O::tanh) tanh_vector<L>(a, y);
   if constexpr (OP == O::erf) erf_vector<L>(a, y);
   if constexpr (OP == O::relu) max_vector<L>(a, zero, y);
-  if constexpr (OP == O::sigmoid) sigmoid_vector<L>(a, y);
+  if constexpr (OP == O::sigmoid) SigmoidOp().template apply<L>(a, a, y);
   if constexpr (OP == O::silu) SiluOp().template apply<L>(a, a, y);
   if constexpr (OP == O::gelu) GeluOp().template apply<L>(a, a, y);
   if constexpr (OP == O::gelu_tanh) GeluTanhOp().template apply<L>(a, a, y);
