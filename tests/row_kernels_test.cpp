@@ -327,6 +327,23 @@ TEST_CASE("linear cross-entropy: as the kernels it is made of, in blocks of rows
   });
 }
 
+TEST_CASE("softmax of whole vectors past the caches: the bits of its rows in small parts") {
+  for (const std::int64_t cols : {16, 2048, 16384}) {
+    const std::int64_t rows = 8400000 / cols + 3, part = rows / 7 + 1;  // 33.6 MB
+    const ts::Tensor x = ts::randn({rows, cols}, 1);
+    on_every_path([&] {
+      ts::Tensor whole = ts::zeros({rows, cols}), parts = ts::zeros({rows, cols});
+      REQUIRE(ts::detail::before_line(whole.data()) == 0);
+      ts::kernels::softmax_forward(rows, cols, x.data(), whole.data());
+      for (std::int64_t row = 0; row < rows; row += part) {
+        ts::kernels::softmax_forward(std::min(part, rows - row), cols, x.data() + row * cols,
+                                     parts.data() + row * cols);
+      }
+      CHECK(std::equal(whole.data(), whole.data() + rows * cols, parts.data()));
+    });
+  }
+}
+
 TEST_CASE("a large result, written past the caches, has the bits of its rows in small parts") {
   const std::int64_t rows = 601, cols = 13999, part = 100, n = rows * cols;     // 33.7 MB
   const std::size_t begin = 3, size = static_cast<std::size_t>(n) + 2 * begin;  // of no cache line
