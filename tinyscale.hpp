@@ -28102,8 +28102,8 @@ class Differentiation {
 
 // >> tinyscale/compile/recognize.hpp
 // Composite ops that were written out in primitives, found as their last op is recorded: softmax,
-// log_softmax, gelu, gelu_tanh, silu, attention. They then have one gradient rule and one kernel,
-// as if they had been called by name.
+// log_softmax, gelu, gelu_tanh, silu, layer_norm, rms_norm, attention. They then have one gradient
+// rule and one kernel, as if they had been called by name.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -28128,6 +28128,7 @@ class Recognition {
       case Op::div: return quotient(in, shape);
       case Op::mul: return product(in, shape);
       case Op::sub: return difference(in);
+      case Op::add: return shifted_norm(in, shape);
       case Op::matmul: return weighted_values(in, shape);
       default: return Recognized();
     }
@@ -28308,7 +28309,7 @@ class Recognition {
     collect(in[0], all);
     collect(in[1], all);
     if (all.nodes.size() != 2) {
-      return found;
+      return norm(in, shape);
     }
     for (std::size_t i = 0; i < 2; ++i) {
       const int x = all.nodes[i], other = all.nodes[1 - i];
@@ -28329,7 +28330,7 @@ class Recognition {
         return found;
       }
     }
-    return found;
+    return norm(in, shape);
   }
   bool is_root_half(int node, int x) const {
     const Factors all = factors(node);
@@ -28367,6 +28368,85 @@ class Recognition {
       same = all.nodes[i] == x;
     }
     return same;
+  }
+
+  // The x of mean(x) along the last dimension, kept; or -1.
+  int mean_of(int node) const {
+    const Factors all = factors(node);
+    if (all.nodes.size() != 1 || !is(all.nodes[0], Op::sum) || !along_last(all.nodes[0])) {
+      return -1;
+    }
+    const int x = operand(all.nodes[0], 0);
+    const double one = all.number * static_cast<double>(at(x).shape[-1]);
+    return std::fabs(one - 1) < 1.2e-7 ? x : -1;  // a float's digits, to tell n from n - 1
+  }
+  // The c of mean(c^2) + epsilon, or -1.
+  int mean_square(int node, double& epsilon) const {
+    int term = -1;
+    if (!plus_literal(node, term, epsilon) || !(epsilon >= 0) ||
+        !(epsilon <= static_cast<double>(std::numeric_limits<float>::max()))) {
+      return -1;
+    }
+    const int square = mean_of(term);
+    const bool found =
+        square >= 0 && ((is(square, Op::mul) && operand(square, 0) == operand(square, 1)) ||
+                        (is(square, Op::pow) && at(square).numbers[0] == 2.0));
+    return found ? operand(square, 0) : -1;
+  }
+  // The c of c / sqrt(mean(c^2) + epsilon), or -1.
+  int normalized(int node, double& epsilon) const {
+    double one = 0;
+    for (std::size_t i = 0; i < at(node).inputs.size() && i < 2; ++i) {
+      const int c = operand(node, i);
+      int root = is(node, Op::div) && i == 0 ? operand(node, 1) : -1;
+      if (is(node, Op::mul)) {
+        const int other = operand(node, 1 - i);
+        if (is(other, Op::div) && literal(operand(other, 0), one) && is_near(one, 1)) {
+          root = operand(other, 1);
+        } else if (is(other, Op::pow) && at(other).numbers[0] == -0.5 &&
+                   mean_square(operand(other, 0), epsilon) == c) {
+          return c;
+        }
+      }
+      if (root >= 0 && is(root, Op::sqrt) && mean_square(operand(root, 0), epsilon) == c) {
+        return c;
+      }
+    }
+    return -1;
+  }
+  // weight c / sqrt(mean(c^2) + epsilon): where c is x - mean(x), a layer norm without bias.
+  Recognized norm(const List<int>& in, const Shape& shape) const {
+    Recognized found;
+    for (std::size_t i = 0; i < 2 && !found; ++i) {
+      double epsilon = 0;
+      const int c = normalized(in[i], epsilon);
+      if (c < 0 || at(c).shape != shape || !is_of_columns(in[1 - i], shape)) {
+        continue;
+      }
+      const int x = is(c, Op::sub) && mean_of(operand(c, 1)) == operand(c, 0) ? operand(c, 0) : -1;
+      found.op = x >= 0 ? Op::layer_norm : Op::rms_norm;
+      found.inputs = {x >= 0 ? x : c, in[1 - i]};
+      found.numbers = {epsilon};
+    }
+    return found;
+  }
+  Recognized shifted_norm(const List<int>& in, const Shape& shape) const {
+    Recognized found;
+    for (std::size_t i = 0; i < 2 && !found; ++i) {
+      if (!is(in[i], Op::part) || at(in[i]).whole(0) != 0 || at(in[i]).shape != shape) {
+        continue;
+      }
+      const GraphNode& norm = at(operand(in[i], 0));
+      if (norm.op == Op::layer_norm && norm.inputs.size() == 2 && is_of_columns(in[1 - i], shape)) {
+        found.op = Op::layer_norm;
+        found.inputs = {norm.inputs[0], norm.inputs[1], in[1 - i]};
+        found.numbers = norm.numbers;
+      }
+    }
+    return found;
+  }
+  bool is_of_columns(int node, const Shape& shape) const {
+    return shape.size() > 0 && at(node).shape == Shape{shape[-1]};
   }
 
   // softmax(mask(q k^T / s)) v of [.., T, K]: each of the leading indices a sequence of one head.
@@ -28862,7 +28942,8 @@ class Capture final : public GraphWriter {
 
   Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
                 const List<double>& numbers) override {
-    if (recognize_ && (op == Op::div || op == Op::mul || op == Op::sub || op == Op::matmul)) {
+    if (recognize_ &&
+        (op == Op::add || op == Op::sub || op == Op::mul || op == Op::div || op == Op::matmul)) {
       const List<int> nodes = {edge(*inputs[0]), edge(*inputs[1])};
       const Recognition recognition(graph);
       const Recognized found = recognition.find(op, nodes, shape);
@@ -29075,6 +29156,10 @@ class Capture final : public GraphWriter {
     List<Tensor> in;
     for (std::size_t i = 0; i < found.inputs.size(); ++i) {
       in.push_back(tensor_of(found.inputs[i], (grads >> i & 1U) != 0));
+    }
+    if (found.op == Op::layer_norm || found.op == Op::rms_norm) {
+      return record_norm(found.op, in[0], in[1], in.size() > 2 ? in[2] : Tensor(),
+                         static_cast<float>(found.numbers[0]));
     }
     if (found.op != Op::attention) {
       return tinyscale::detail::record(found.op, {&in[0]}, shape);

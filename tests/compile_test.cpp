@@ -1527,6 +1527,121 @@ TEST_CASE("written-out softmax, log-softmax and GELU of a kept maximum keep its 
   }
 }
 
+namespace {
+
+struct WrittenNorm {
+  ts::Compiled::Body body;  // of x [2, 5, 5], weight [5], bias [5]
+  ts::Op op;                // add: it is none
+  std::size_t operands;
+};
+
+ts::Tensor centred(const ts::Tensor& x) { return x - ts::mean(x, -1, ts::KeepDim::yes); }
+ts::Tensor mean_square(const ts::Tensor& x) {
+  return ts::mean(ts::square(x), -1, ts::KeepDim::yes);
+}
+
+std::vector<WrittenNorm> written_norms() {
+  const auto keep = ts::KeepDim::yes;
+  return {{[](const Tensors& in) {
+             const ts::Tensor c = centred(in[0]);
+             return Tensors{c / ts::sqrt(mean_square(c) + 1e-5f) * in[1] + in[2]};
+           },
+           ts::Op::layer_norm, 3},
+          {[](const Tensors& in) {
+             const ts::Tensor c = centred(in[0]);
+             return Tensors{in[2] + in[1] * (c * ts::pow(1e-5f + mean_square(c), -0.5f))};
+           },
+           ts::Op::layer_norm, 3},
+          {[keep](const Tensors& in) {
+             const ts::Tensor c = centred(in[0]);
+             const ts::Tensor variance = ts::sum(c * c, -1, keep) / 5.0f;
+             return Tensors{(1.0f / ts::sqrt(variance + 0.0f)) * c * in[1] + in[0]};
+           },
+           ts::Op::layer_norm, 2},
+          {[](const Tensors& in) {
+             const ts::Tensor e = ts::exp(in[0]);
+             return Tensors{e / ts::sqrt(mean_square(e) + 1e-6f) * in[1],
+                            in[0] / ts::sqrt(mean_square(in[0]) + 1e-6f) * in[1]};
+           },
+           ts::Op::rms_norm, 2},
+          {[](const Tensors& in) { return Tensors{ts::layer_norm(in[0], in[1], {}) + in[2]}; },
+           ts::Op::layer_norm, 3},
+          {[keep](const Tensors& in) {  // a variance of n - 1
+             const ts::Tensor c = centred(in[0]);
+             const ts::Tensor variance = ts::sum(c * c, -1, keep) / 4.0f;
+             return Tensors{c / ts::sqrt(variance + 1e-5f) * in[1] + in[2]};
+           },
+           ts::Op::rms_norm, 0},
+          {[keep](const Tensors& in) {  // over columns
+             const ts::Tensor c = in[0] - ts::mean(in[0], 1, keep);
+             const ts::Tensor variance = ts::mean(ts::square(c), 1, keep);
+             return Tensors{c / ts::sqrt(variance + 1e-5f) * in[1] + in[2]};
+           },
+           ts::Op::layer_norm, 0},
+          {[](const Tensors& in) {  // the mean of each row, for each column
+             const ts::Tensor x = ts::reshape(ts::slice(in[0], 0, 0, 1), {5, 5}),
+                              c = x - ts::mean(x, -1);
+             const ts::Tensor variance = ts::mean(ts::square(c), -1);
+             return Tensors{c / ts::sqrt(variance + 1e-5f) * in[1] + in[2]};
+           },
+           ts::Op::layer_norm, 0},
+          {[keep](const Tensors& in) {  // no gradient by the variance
+             const ts::Tensor c = centred(in[0]);
+             return Tensors{c / ts::sqrt(mean_square(c.detach()) + 1e-5f) * in[1] + in[2]};
+           },
+           ts::Op::layer_norm, 0},
+          {[](const Tensors& in) {  // an epsilon below 0; a weight for each number
+             const ts::Tensor c = centred(in[0]), wide = in[1] + in[0];
+             return Tensors{c / ts::sqrt(mean_square(c) + -1e-5f) * in[1],
+                            c / ts::sqrt(mean_square(c) + 1e-5f) * wide};
+           },
+           ts::Op::rms_norm, 0}};
+}
+
+}  // namespace
+
+TEST_CASE("norms that are written out are found, with the values and gradients of their ops") {
+  const std::vector<WrittenNorm> all = written_norms();
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    CAPTURE(n);
+    std::vector<float> eager;
+    for (const bool whole : {false, true}) {
+      const Tensors in = {ts::parameter(ts::randn({2, 5, 5}, 1)), ts::parameter(ts::randn({5}, 2)),
+                          ts::parameter(ts::randn({5}, 3))};
+      const ts::Compiled f = ts::compile(all[n].body);
+      const Tensors out = whole ? f(in) : all[n].body(in);
+      std::vector<float> numbers;
+      ts::Tensor loss = ts::full({}, 0.0f);
+      for (const ts::Tensor& y : out) {
+        loss = loss + ts::sum(y * ts::randn(y.shape(), 4));
+        const std::vector<float> values = y.values();
+        numbers.insert(numbers.end(), values.begin(), values.end());
+      }
+      loss.backward();
+      for (const ts::Tensor& x : in) {
+        const std::vector<float> values = (x.grad().defined() ? x.grad() : x * 0.0f).values();
+        numbers.insert(numbers.end(), values.begin(), values.end());
+      }
+      if (!whole) {
+        eager = numbers;
+        continue;
+      }
+      for (std::size_t i = 0; i < eager.size(); ++i) {
+        CHECK(numbers[i] == doctest::Approx(eager[i]).epsilon(2e-5).scale(1));
+      }
+      std::size_t found = 0;
+      for (const ts::GraphNode& node : f.graph().nodes) {
+        if (node.op == ts::Op::layer_norm || node.op == ts::Op::rms_norm) {
+          ++found;
+          CHECK(node.op == all[n].op);
+          CHECK(node.inputs.size() == all[n].operands);
+        }
+      }
+      CHECK(found == (all[n].operands == 0 ? 0U : n == 3 ? 2U : 1U));
+    }
+  }
+}
+
 TEST_CASE("a parameter that reaches a function with backward() inside twice is refused") {
   using Tensors = std::vector<ts::Tensor>;
   const ts::Tensor w = ts::parameter(ts::tensor({2}, {1, 2}));

@@ -78,7 +78,8 @@ class Capture final : public GraphWriter {
 
   Tensor record(Op op, const Tensor* const* inputs, std::size_t n, const Shape& shape,
                 const List<double>& numbers) override {
-    if (recognize_ && (op == Op::div || op == Op::mul || op == Op::sub || op == Op::matmul)) {
+    if (recognize_ &&
+        (op == Op::add || op == Op::sub || op == Op::mul || op == Op::div || op == Op::matmul)) {
       const List<int> nodes = {edge(*inputs[0]), edge(*inputs[1])};
       const Recognition recognition(graph);
       const Recognized found = recognition.find(op, nodes, shape);
@@ -291,6 +292,10 @@ class Capture final : public GraphWriter {
     List<Tensor> in;
     for (std::size_t i = 0; i < found.inputs.size(); ++i) {
       in.push_back(tensor_of(found.inputs[i], (grads >> i & 1U) != 0));
+    }
+    if (found.op == Op::layer_norm || found.op == Op::rms_norm) {
+      return record_norm(found.op, in[0], in[1], in.size() > 2 ? in[2] : Tensor(),
+                         static_cast<float>(found.numbers[0]));
     }
     if (found.op != Op::attention) {
       return tinyscale::detail::record(found.op, {&in[0]}, shape);
