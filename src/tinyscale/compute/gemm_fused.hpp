@@ -59,42 +59,57 @@ struct GemmFinish {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = row; i < row + m; ++i) {
-      float* to = c + i * ldc + column;
-      for (std::int64_t j = 0; j < n; j += L::width) {
-        typename L::V x;
-        take<L>(to + j, n - j, x);
-        apply<L>(i, column + j, n - j, x);
-        put<L>(to + j, n - j, x);
+    typedef kernels::Activation A;
+    switch (e.activation) {
+      case A::none: rows<L, A::none>(); break;
+      case A::gelu: rows<L, A::gelu>(); break;
+      case A::gelu_tanh: rows<L, A::gelu_tanh>(); break;
+      case A::silu: rows<L, A::silu>(); break;
+    }
+  }
+
+  template <class L, kernels::Activation ACTIVATION>
+  TINYSCALE_INLINE void rows() const {
+    const float* const bias = e.bias != nullptr ? e.bias + column : nullptr;
+    typename L::V x, y, scale;
+    broadcast<L>(e.scale, scale);
+    const std::int64_t end = row + m, columns = n;  // its own: a store might change them
+    for (std::int64_t i = row; i < end; ++i) {
+      float* const to = c + i * ldc + column;
+      float* const before = e.before != nullptr ? e.before + i * e.ld_before + column : nullptr;
+      const float* const residual =
+          e.residual != nullptr ? e.residual + i * e.ld_residual + column : nullptr;
+      for (std::int64_t j = 0; j < columns; j += L::width) {
+        const std::int64_t left = columns - j;
+        take<L>(to + j, left, x);
+        x = x * scale;
+        if (bias != nullptr) {
+          take<L>(bias + j, left, y);
+          x = x + y;
+        }
+        if (before != nullptr) {
+          put<L>(before + j, left, x);
+        }
+        act<L, ACTIVATION>(x);
+        if (residual != nullptr) {
+          take<L>(residual + j, left, y);
+          x = x + y;
+        }
+        put<L>(to + j, left, x);
       }
     }
   }
 
-  template <class L>
-  TINYSCALE_INLINE void apply(std::int64_t i, std::int64_t j, std::int64_t left,
-                              typename L::V& x) const {
-    typename L::V y;
-    x = x * e.scale;
-    if (e.bias != nullptr) {
-      take<L>(e.bias + j, left, y);
-      x = x + y;
-    }
-    if (e.before != nullptr) {
-      put<L>(e.before + i * e.ld_before + j, left, x);
-    }
-    if (e.activation == kernels::Activation::gelu) {
-      erf_vector<L>(x * 0.70710678118654752f, y);
-      x = 0.5f * x * (1.0f + y);
-    } else if (e.activation == kernels::Activation::gelu_tanh) {
-      one_and_exp_gelu<L>(x, y);
-      x = x / y;
-    } else if (e.activation == kernels::Activation::silu) {
-      one_and_exp<L>(x, y);
-      x = x / y;
-    }
-    if (e.residual != nullptr) {
-      take<L>(e.residual + i * e.ld_residual + j, left, y);
-      x = x + y;
+  template <class L, kernels::Activation ACTIVATION>
+  TINYSCALE_INLINE void act(typename L::V& x) const {
+    typedef kernels::Activation A;
+    [[maybe_unused]] const typename L::V a = x;
+    if constexpr (ACTIVATION == A::gelu) {
+      GeluOp().template apply<L>(a, a, x);
+    } else if constexpr (ACTIVATION == A::gelu_tanh) {
+      GeluTanhOp().template apply<L>(a, a, x);
+    } else if constexpr (ACTIVATION == A::silu) {
+      SiluOp().template apply<L>(a, a, x);
     }
   }
 
