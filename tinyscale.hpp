@@ -28546,6 +28546,27 @@ class Recognition {
   const Graph& graph_;
 };
 
+// Records the op instead of what was written, whose result has that shape. Of attention, written
+// for [.., T, K], the leading dimensions are one.
+inline Tensor record_found(const Recognized& found, const List<Tensor>& in, const Shape& shape) {
+  if (found.op == Op::layer_norm || found.op == Op::rms_norm) {
+    return record_norm(found.op, in[0], in[1], in.size() > 2 ? in[2] : Tensor(),
+                       static_cast<float>(found.numbers[0]));
+  }
+  if (found.op != Op::attention) {
+    return record(found.op, {&in[0]}, shape);
+  }
+  List<Tensor> flat;
+  for (const Tensor& x : in) {
+    const std::int64_t rows = x.dim(-2), size = x.dim(-1);
+    const std::int64_t all = rows * size > 0 ? x.count() / (rows * size) : 0;
+    flat.push_back(reshape(x, {all, rows, size}));
+  }
+  const Tensor q = std::fabs(found.factor - 1.0f) > 1e-6f ? flat[0] * found.factor : flat[0];
+  const Tensor all = record(Op::attention, {&q, &flat[1], &flat[2]}, q.shape(), found.numbers);
+  return reshape(thread_recorder()->part(all, 0, q.shape()), shape);
+}
+
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -28966,7 +28987,11 @@ class Capture final : public GraphWriter {
       if (found &&
           recognition.flows(found, nodes, {inputs[0]->requires_grad(), inputs[1]->requires_grad()},
                             grads)) {
-        return record_found(found, shape, grads);
+        List<Tensor> operands;
+        for (std::size_t i = 0; i < found.inputs.size(); ++i) {
+          operands.push_back(tensor_of(found.inputs[i], (grads >> i & 1U) != 0));
+        }
+        return record_found(found, operands, shape);
       }
     }
     return GraphWriter::record(op, inputs, n, shape, numbers);
@@ -29166,31 +29191,6 @@ class Capture final : public GraphWriter {
     Shared<Storage> before;  // its gradient when the function first used it
     bool had = false;
   };
-  // Of attention, written for [.., T, K]: the leading dimensions are one.
-  Tensor record_found(const Recognized& found, const Shape& shape, unsigned grads) {
-    List<Tensor> in;
-    for (std::size_t i = 0; i < found.inputs.size(); ++i) {
-      in.push_back(tensor_of(found.inputs[i], (grads >> i & 1U) != 0));
-    }
-    if (found.op == Op::layer_norm || found.op == Op::rms_norm) {
-      return record_norm(found.op, in[0], in[1], in.size() > 2 ? in[2] : Tensor(),
-                         static_cast<float>(found.numbers[0]));
-    }
-    if (found.op != Op::attention) {
-      return tinyscale::detail::record(found.op, {&in[0]}, shape);
-    }
-    List<Tensor> flat;
-    for (const Tensor& x : in) {
-      const std::int64_t rows = x.dim(-2), size = x.dim(-1);
-      const std::int64_t all = rows * size > 0 ? x.count() / (rows * size) : 0;
-      flat.push_back(reshape(x, {all, rows, size}));
-    }
-    const Tensor q = std::fabs(found.factor - 1.0f) > 1e-6f ? flat[0] * found.factor : flat[0];
-    const Tensor all = tinyscale::detail::record(Op::attention, {&q, &flat[1], &flat[2]}, q.shape(),
-                                                 found.numbers);
-    return reshape(part(all, 0, q.shape()), shape);
-  }
-
   static void add_once(List<int>& nodes, int node) {
     for (const int known : nodes) {
       if (known == node) {

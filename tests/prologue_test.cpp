@@ -95,7 +95,7 @@ TEST_CASE("prologue: a norm written out, with what else it returns") {
   const ts::Compiled::Body f = [w, scale](const Tensors& in) {
     const ts::Tensor stream = in[0] + in[1];
     const ts::Tensor squares = ts::mean(ts::square(stream), {-1}, ts::KeepDim::yes);
-    const ts::Tensor norm = stream / ts::sqrt(squares + 1e-5f) * scale;
+    const ts::Tensor norm = stream * scale / ts::sqrt(squares + 1e-5f);  // in no known order
     return Tensors{ts::matmul(norm, w) + 0.5f * ts::matmul(norm, w), stream, squares};
   };
   const Tensors in = {ts::randn({5, 200, 24}, 1), ts::randn({5, 200, 24}, 2)};

@@ -9,6 +9,9 @@
 #include <limits>   // infinity
 
 #include "tinyscale/compile/op_graph.hpp"
+#include "tinyscale/tensor/arithmetic.hpp"
+#include "tinyscale/tensor/normalize.hpp"
+#include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -435,6 +438,27 @@ class Recognition {
 
   const Graph& graph_;
 };
+
+// Records the op instead of what was written, whose result has that shape. Of attention, written
+// for [.., T, K], the leading dimensions are one.
+inline Tensor record_found(const Recognized& found, const List<Tensor>& in, const Shape& shape) {
+  if (found.op == Op::layer_norm || found.op == Op::rms_norm) {
+    return record_norm(found.op, in[0], in[1], in.size() > 2 ? in[2] : Tensor(),
+                       static_cast<float>(found.numbers[0]));
+  }
+  if (found.op != Op::attention) {
+    return record(found.op, {&in[0]}, shape);
+  }
+  List<Tensor> flat;
+  for (const Tensor& x : in) {
+    const std::int64_t rows = x.dim(-2), size = x.dim(-1);
+    const std::int64_t all = rows * size > 0 ? x.count() / (rows * size) : 0;
+    flat.push_back(reshape(x, {all, rows, size}));
+  }
+  const Tensor q = std::fabs(found.factor - 1.0f) > 1e-6f ? flat[0] * found.factor : flat[0];
+  const Tensor all = record(Op::attention, {&q, &flat[1], &flat[2]}, q.shape(), found.numbers);
+  return reshape(thread_recorder()->part(all, 0, q.shape()), shape);
+}
 
 }  // namespace detail
 }  // namespace tinyscale
