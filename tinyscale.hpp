@@ -9936,9 +9936,8 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
 
 constexpr float log2_e = 1.44269504088896341f;
 constexpr float exp_lowest = -88.029692f;  // -127 ln 2
-constexpr float exp_highest = 88.722839f;  // 128 ln 2
 
-// 2^(a b) for a b from -127, where it is 0, to 128, where it is inf, within 1.8e-7 of it:
+// 2^(a b) for a b from -127, where it is 0, to 127, within 1.8e-7 of it:
 // n = round(a b), 2^(a b - n) by our own fit. The product is not rounded where it is fused.
 template <class L>
 TINYSCALE_INLINE void exp2_product(const typename L::V& a, const typename L::V& b,
@@ -10040,22 +10039,24 @@ TINYSCALE_INLINE void gelu_slope_vector(const typename L::V& x, typename L::V& y
   y = t * p / q + 0.5f;
 }
 
-// y = 1 + e^-x, inf far below 0: silu(x) is x over it.
+// t = x within bounds, y = 1 + e^-t: silu(x) = max(x, silu_lowest) / y. From the lowest on y stays
+// at 2^126, a quotient of which is 0 in effect, also where -ffast-math takes it by a reciprocal.
+constexpr float silu_lowest = -87.336544f;  // -126 ln 2
 template <class L>
-TINYSCALE_INLINE void one_and_exp(const typename L::V& x, typename L::V& y) {
-  typename L::V t, factor;
-  clamp_vector<L>(x, -exp_highest, -exp_lowest, t);
+TINYSCALE_INLINE void one_and_exp(const typename L::V& x, typename L::V& t, typename L::V& y) {
+  typename L::V factor;
+  clamp_vector<L>(x, silu_lowest, -exp_lowest, t);
   broadcast<L>(-log2_e, factor);
   exp2_product<L>(t, factor, y);
   y = y + 1.0f;
 }
 
-// The same of e^-2u, u = sqrt(2 / pi) (x + 0.044715 x^3): gelu_tanh(x) = x (1 + tanh(u)) / 2 is x
-// over it. Beyond the bounds of x it is 1 and inf.
+// The same of e^-2u, u = sqrt(2 / pi) (t + 0.044715 t^3): gelu_tanh(x) = x (1 + tanh(u)) / 2 is
+// max(x, gelu_lowest) / y.
+constexpr float gelu_lowest = -10.001f;
 template <class L>
-TINYSCALE_INLINE void one_and_exp_gelu(const typename L::V& x, typename L::V& y) {
-  typename L::V t;
-  clamp_vector<L>(x, -10.06f, 10.031f, t);
+TINYSCALE_INLINE void one_and_exp_gelu(const typename L::V& x, typename L::V& t, typename L::V& y) {
+  clamp_vector<L>(x, gelu_lowest, 10.031f, t);
   exp2_product<L>(t, t * t * -0.10294324f + -2.3022082f, y);
   y = y + 1.0f;
 }
@@ -10329,7 +10330,9 @@ TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfOp, false, erf_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfBackwardOp, true, V s; exp_vector<L>(-(a * a), s);
                  y = y + b * (1.12837916709551257f * s););
-TINYSCALE_MAP_OP(SigmoidOp, false, V e; exp_vector<L>(-a, e); y = 1.0f / (1.0f + e););
+// From e^-|x|, which cannot overflow.
+TINYSCALE_MAP_OP(SigmoidOp, false, V e; V one; broadcast<L>(1.0f, one);
+                 exp_vector<L>(a < 0.0f ? a : -a, e); y = (a < 0.0f ? e : one) / (1.0f + e););
 TINYSCALE_MAP_OP(SigmoidBackwardOp, true, y = y + b * (a * (1.0f - a)););
 TINYSCALE_MAP_OP(TanhBackwardOp, true, V t; tanh_vector<L>(a, t); y = y + b * (1.0f - t * t););
 TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
@@ -10337,23 +10340,24 @@ TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
 TINYSCALE_MAP_OP(ReluBackwardOp, true, V g; typename L::I positive; less<L>(V{}, a, positive);
                  blend<L>(positive, b, V{}, g); y = y + g;);
 
-TINYSCALE_MAP_OP(SiluOp, false, V d; one_and_exp<L>(a, d); y = a / d;);
+TINYSCALE_MAP_OP(SiluOp, false, V t; V d; one_and_exp<L>(a, t, d); broadcast<L>(silu_lowest, t);
+                 max_vector<L>(a, t, t); y = t / d;);
 
-TINYSCALE_MAP_OP(SiluBackwardOp, true, V s; one_and_exp<L>(a, s); s = 1.0f / s;
-                 y = y + b * s * (1.0f + a * (1.0f - s)););
+TINYSCALE_MAP_OP(SiluBackwardOp, true, V t; V s; one_and_exp<L>(a, t, s); s = 1.0f / s;
+                 y = y + b * s * (1.0f + t * (1.0f - s)););
 
 TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
                  y = 0.5f * a * (1.0f + t););
 
 TINYSCALE_MAP_OP(GeluBackwardOp, true, V slope; gelu_slope_vector<L>(a, slope); y = y + b * slope;);
 
-TINYSCALE_MAP_OP(GeluTanhOp, false, V d; one_and_exp_gelu<L>(a, d); y = a / d;);
+TINYSCALE_MAP_OP(GeluTanhOp, false, V t; V d; one_and_exp_gelu<L>(a, t, d);
+                 broadcast<L>(gelu_lowest, t); max_vector<L>(a, t, t); y = t / d;);
 
 // s + x s (1 - s) 2u', where s = 1 / (1 + e^-2u) = (1 + tanh(u)) / 2
-TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V s; V x; clamp_vector<L>(a, -12.0f, 12.0f, x);
-                 one_and_exp_gelu<L>(x, s); s = 1.0f / s;
-                 const V du = x * x * 0.21406445f + 1.59576912f;
-                 y = y + b * s * (1.0f + x * (1.0f - s) * du););
+TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; V s; one_and_exp_gelu<L>(a, t, s); s = 1.0f / s;
+                 const V du = t * t * 0.21406445f + 1.59576912f;
+                 y = y + b * s * (1.0f + t * (1.0f - s) * du););
 
 #undef TINYSCALE_MAP_OP
 

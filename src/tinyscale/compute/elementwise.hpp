@@ -139,7 +139,9 @@ TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfOp, false, erf_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfBackwardOp, true, V s; exp_vector<L>(-(a * a), s);
                  y = y + b * (1.12837916709551257f * s););
-TINYSCALE_MAP_OP(SigmoidOp, false, V e; exp_vector<L>(-a, e); y = 1.0f / (1.0f + e););
+// From e^-|x|, which cannot overflow.
+TINYSCALE_MAP_OP(SigmoidOp, false, V e; V one; broadcast<L>(1.0f, one);
+                 exp_vector<L>(a < 0.0f ? a : -a, e); y = (a < 0.0f ? e : one) / (1.0f + e););
 TINYSCALE_MAP_OP(SigmoidBackwardOp, true, y = y + b * (a * (1.0f - a)););
 TINYSCALE_MAP_OP(TanhBackwardOp, true, V t; tanh_vector<L>(a, t); y = y + b * (1.0f - t * t););
 TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
@@ -147,23 +149,24 @@ TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
 TINYSCALE_MAP_OP(ReluBackwardOp, true, V g; typename L::I positive; less<L>(V{}, a, positive);
                  blend<L>(positive, b, V{}, g); y = y + g;);
 
-TINYSCALE_MAP_OP(SiluOp, false, V d; one_and_exp<L>(a, d); y = a / d;);
+TINYSCALE_MAP_OP(SiluOp, false, V t; V d; one_and_exp<L>(a, t, d); broadcast<L>(silu_lowest, t);
+                 max_vector<L>(a, t, t); y = t / d;);
 
-TINYSCALE_MAP_OP(SiluBackwardOp, true, V s; one_and_exp<L>(a, s); s = 1.0f / s;
-                 y = y + b * s * (1.0f + a * (1.0f - s)););
+TINYSCALE_MAP_OP(SiluBackwardOp, true, V t; V s; one_and_exp<L>(a, t, s); s = 1.0f / s;
+                 y = y + b * s * (1.0f + t * (1.0f - s)););
 
 TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
                  y = 0.5f * a * (1.0f + t););
 
 TINYSCALE_MAP_OP(GeluBackwardOp, true, V slope; gelu_slope_vector<L>(a, slope); y = y + b * slope;);
 
-TINYSCALE_MAP_OP(GeluTanhOp, false, V d; one_and_exp_gelu<L>(a, d); y = a / d;);
+TINYSCALE_MAP_OP(GeluTanhOp, false, V t; V d; one_and_exp_gelu<L>(a, t, d);
+                 broadcast<L>(gelu_lowest, t); max_vector<L>(a, t, t); y = t / d;);
 
 // s + x s (1 - s) 2u', where s = 1 / (1 + e^-2u) = (1 + tanh(u)) / 2
-TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V s; V x; clamp_vector<L>(a, -12.0f, 12.0f, x);
-                 one_and_exp_gelu<L>(x, s); s = 1.0f / s;
-                 const V du = x * x * 0.21406445f + 1.59576912f;
-                 y = y + b * s * (1.0f + x * (1.0f - s) * du););
+TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; V s; one_and_exp_gelu<L>(a, t, s); s = 1.0f / s;
+                 const V du = t * t * 0.21406445f + 1.59576912f;
+                 y = y + b * s * (1.0f + t * (1.0f - s) * du););
 
 #undef TINYSCALE_MAP_OP
 

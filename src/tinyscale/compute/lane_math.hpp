@@ -43,9 +43,8 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
 
 constexpr float log2_e = 1.44269504088896341f;
 constexpr float exp_lowest = -88.029692f;  // -127 ln 2
-constexpr float exp_highest = 88.722839f;  // 128 ln 2
 
-// 2^(a b) for a b from -127, where it is 0, to 128, where it is inf, within 1.8e-7 of it:
+// 2^(a b) for a b from -127, where it is 0, to 127, within 1.8e-7 of it:
 // n = round(a b), 2^(a b - n) by our own fit. The product is not rounded where it is fused.
 template <class L>
 TINYSCALE_INLINE void exp2_product(const typename L::V& a, const typename L::V& b,
@@ -147,22 +146,24 @@ TINYSCALE_INLINE void gelu_slope_vector(const typename L::V& x, typename L::V& y
   y = t * p / q + 0.5f;
 }
 
-// y = 1 + e^-x, inf far below 0: silu(x) is x over it.
+// t = x within bounds, y = 1 + e^-t: silu(x) = max(x, silu_lowest) / y. From the lowest on y stays
+// at 2^126, a quotient of which is 0 in effect, also where -ffast-math takes it by a reciprocal.
+constexpr float silu_lowest = -87.336544f;  // -126 ln 2
 template <class L>
-TINYSCALE_INLINE void one_and_exp(const typename L::V& x, typename L::V& y) {
-  typename L::V t, factor;
-  clamp_vector<L>(x, -exp_highest, -exp_lowest, t);
+TINYSCALE_INLINE void one_and_exp(const typename L::V& x, typename L::V& t, typename L::V& y) {
+  typename L::V factor;
+  clamp_vector<L>(x, silu_lowest, -exp_lowest, t);
   broadcast<L>(-log2_e, factor);
   exp2_product<L>(t, factor, y);
   y = y + 1.0f;
 }
 
-// The same of e^-2u, u = sqrt(2 / pi) (x + 0.044715 x^3): gelu_tanh(x) = x (1 + tanh(u)) / 2 is x
-// over it. Beyond the bounds of x it is 1 and inf.
+// The same of e^-2u, u = sqrt(2 / pi) (t + 0.044715 t^3): gelu_tanh(x) = x (1 + tanh(u)) / 2 is
+// max(x, gelu_lowest) / y.
+constexpr float gelu_lowest = -10.001f;
 template <class L>
-TINYSCALE_INLINE void one_and_exp_gelu(const typename L::V& x, typename L::V& y) {
-  typename L::V t;
-  clamp_vector<L>(x, -10.06f, 10.031f, t);
+TINYSCALE_INLINE void one_and_exp_gelu(const typename L::V& x, typename L::V& t, typename L::V& y) {
+  clamp_vector<L>(x, gelu_lowest, 10.031f, t);
   exp2_product<L>(t, t * t * -0.10294324f + -2.3022082f, y);
   y = y + 1.0f;
 }
