@@ -28164,7 +28164,8 @@ class Recognition {
       for (std::size_t i = 0; i < nodes.size(); ++i) {
         walk(nodes[i], found.inputs[k], through[i], found, paths);
       }
-      if (paths.open > 0 ? paths.cut > 0 : paths.over_maximum > 0) {
+      const bool none = paths.open + paths.cut + paths.over_maximum == 0;  // hidden by another
+      if (none || (paths.open > 0 ? paths.cut > 0 : paths.over_maximum > 0)) {
         return false;
       }
       grads |= paths.open > 0 ? 1U << k : 0U;
@@ -28443,6 +28444,9 @@ class Recognition {
         continue;
       }
       const int x = is(c, Op::sub) && mean_of(operand(c, 1)) == operand(c, 0) ? operand(c, 0) : -1;
+      if (x >= 0 && at(x).shape != shape) {
+        continue;
+      }
       found.op = x >= 0 ? Op::layer_norm : Op::rms_norm;
       found.inputs = {x >= 0 ? x : c, in[1 - i]};
       found.numbers = {epsilon};
@@ -28465,7 +28469,7 @@ class Recognition {
     return found;
   }
   bool is_of_columns(int node, const Shape& shape) const {
-    return shape.size() > 0 && at(node).shape == Shape{shape[-1]};
+    return shape.size() > 1 && at(node).shape == Shape{shape[-1]};
   }
 
   // softmax(mask(q k^T / s)) v of [.., T, K]: each of the leading indices a sequence of one head.
@@ -28988,7 +28992,7 @@ class Capture final : public GraphWriter {
       const Recognition recognition(graph);
       const Recognized found = recognition.find(op, nodes, shape);
       unsigned grads = 0;  // the operands of what was found that a gradient reaches
-      if (found &&
+      if (found && !is_used(nodes[0]) && !is_used(nodes[1]) &&
           recognition.flows(found, nodes, {inputs[0]->requires_grad(), inputs[1]->requires_grad()},
                             grads)) {
         List<Tensor> operands;
@@ -29003,8 +29007,8 @@ class Capture final : public GraphWriter {
 
   // Whether a backward pass inside of the function has used part of what stands behind a node.
   bool is_used(int root) {
-    freed_.resize(graph.nodes.size());
-    return !walk_back(root);
+    List<int> behind;
+    return !walk_back(root, behind);
   }
   // Whether the numbers of a source are other ones after the call.
   bool is_written(int source) const {
@@ -29206,8 +29210,7 @@ class Capture final : public GraphWriter {
 
   // A graph of gradients is used once, as outside.
   void use_graph(int root) {
-    freed_.resize(graph.nodes.size());
-    if (!walk_back(root)) {
+    if (!walk_back(root, used_)) {
       fail({"backward: this graph was used before and is freed; run the forward pass again"});
     }
     for (const int node : used_) {
@@ -29215,11 +29218,12 @@ class Capture final : public GraphWriter {
     }
   }
   // The nodes behind a root that gradients flow through; false: some were used.
-  bool walk_back(int root) {
+  bool walk_back(int root, List<int>& used) {
     List<char> seen(graph.nodes.size());
     List<int> open;
     open.push_back(root);
-    used_.clear();
+    freed_.resize(graph.nodes.size());
+    used.clear();
     while (!open.empty()) {
       const auto at = static_cast<std::size_t>(open.back());
       open.pop_back();
@@ -29236,7 +29240,7 @@ class Capture final : public GraphWriter {
         }
       }
       seen[at] = 1;
-      used_.push_back(static_cast<int>(at));
+      used.push_back(static_cast<int>(at));
     }
     return true;
   }

@@ -1642,6 +1642,76 @@ TEST_CASE("norms that are written out are found, with the values and gradients o
   }
 }
 
+TEST_CASE("what is an operand of a written-out op and part of it hides no gradient") {
+  const auto keep = ts::KeepDim::yes;
+  const auto root = [](const ts::Tensor& squares) {
+    return ts::sqrt(ts::mean(squares, -1, ts::KeepDim::yes) + 1e-5f);
+  };
+  const ts::Tensor k = ts::randn({1, 4, 4}, 3), w = ts::randn({4}, 5);
+  const std::vector<ts::Compiled::Body> bodies = {
+      [&](const Tensors& in) {  // the norm is its own weight
+        const ts::Tensor x = ts::reshape(in[0], {4}), n = x / root(ts::square(x));
+        return Tensors{n * n};
+      },
+      [&](const Tensors& in) {
+        const ts::Tensor c = centred(ts::reshape(in[0], {4}));
+        return Tensors{c / root(ts::square(c)) * c};
+      },
+      [&](const Tensors& in) {
+        const ts::Tensor y = ts::layer_norm(ts::reshape(in[0], {4}), w, {});
+        return Tensors{y + y};
+      },
+      [&](const Tensors& in) {
+        const ts::Tensor x = ts::reshape(in[0], {4}), s = ts::square(x.detach());
+        return Tensors{x / root(s) * s};
+      },
+      [&](const Tensors& in) {  // the norm is larger than x
+        const ts::Tensor c = in[0] - ts::full({3, 1, 1}, 0.25f) * ts::sum(in[0], -1, keep);
+        return Tensors{c / root(ts::square(c)) * w};
+      },
+      [&](const Tensors& in) {  // attention to itself
+        const ts::Tensor x = in[0] * ts::reshape(w, {4, 1});
+        const ts::Tensor scores = ts::matmul(ts::reshape(x, {1, 4, 4}), ts::transpose(k, 1, 2));
+        const ts::Tensor p = ts::softmax(scores * 0.5f);
+        return Tensors{ts::matmul(p, p) + ts::matmul(p, scores)};
+      }};
+  for (std::size_t n = 0; n < bodies.size(); ++n) {
+    CAPTURE(n);
+    const ts::Shape shape = n < 4 ? ts::Shape{1, 4} : n == 4 ? ts::Shape{2, 4} : ts::Shape{4, 4};
+    std::vector<float> grads[2];
+    ts::Shape shapes[2];
+    for (const bool whole : {false, true}) {
+      const ts::Tensor x = ts::parameter(ts::randn(shape, 1));
+      const ts::Tensor y = (whole ? ts::compile(bodies[n])({x}) : bodies[n]({x}))[0];
+      ts::sum(y * ts::randn(y.shape(), 2)).backward();
+      grads[whole ? 1 : 0] = x.grad().values();
+      shapes[whole ? 1 : 0] = y.shape();
+    }
+    CHECK(shapes[1] == shapes[0]);
+    for (std::size_t i = 0; i < grads[0].size(); ++i) {
+      CHECK(grads[1][i] == doctest::Approx(grads[0][i]).epsilon(2e-5).scale(1));
+    }
+  }
+}
+
+TEST_CASE("a graph that a backward pass has used is refused, also as part of a written-out op") {
+  for (const bool softmax : {false, true}) {
+    const auto body = [softmax](const Tensors& in) {
+      const ts::Tensor x = in[0], e = ts::exp(x - ts::max(x, -1, ts::KeepDim::yes));
+      const ts::Tensor part = softmax ? e : x / ts::sqrt(mean_square(x) + 1e-5f);
+      ts::sum(part).backward();
+      return Tensors{softmax ? part / ts::sum(part, -1, ts::KeepDim::yes) : part * in[1]};
+    };
+    for (const bool whole : {false, true}) {
+      const Tensors in = {ts::parameter(ts::randn({2, 4}, 1)), ts::parameter(ts::randn({4}, 2))};
+      CHECK_THROWS_WITH_AS(
+          ts::sum((whole ? ts::compile(body)(in) : body(in))[0]).backward(),
+          "backward: this graph was used before and is freed; run the forward pass again",
+          ts::Error);
+    }
+  }
+}
+
 TEST_CASE("a parameter that reaches a function with backward() inside twice is refused") {
   using Tensors = std::vector<ts::Tensor>;
   const ts::Tensor w = ts::parameter(ts::tensor({2}, {1, 2}));

@@ -84,7 +84,7 @@ class Capture final : public GraphWriter {
       const Recognition recognition(graph);
       const Recognized found = recognition.find(op, nodes, shape);
       unsigned grads = 0;  // the operands of what was found that a gradient reaches
-      if (found &&
+      if (found && !is_used(nodes[0]) && !is_used(nodes[1]) &&
           recognition.flows(found, nodes, {inputs[0]->requires_grad(), inputs[1]->requires_grad()},
                             grads)) {
         List<Tensor> operands;
@@ -99,8 +99,8 @@ class Capture final : public GraphWriter {
 
   // Whether a backward pass inside of the function has used part of what stands behind a node.
   bool is_used(int root) {
-    freed_.resize(graph.nodes.size());
-    return !walk_back(root);
+    List<int> behind;
+    return !walk_back(root, behind);
   }
   // Whether the numbers of a source are other ones after the call.
   bool is_written(int source) const {
@@ -302,8 +302,7 @@ class Capture final : public GraphWriter {
 
   // A graph of gradients is used once, as outside.
   void use_graph(int root) {
-    freed_.resize(graph.nodes.size());
-    if (!walk_back(root)) {
+    if (!walk_back(root, used_)) {
       fail({"backward: this graph was used before and is freed; run the forward pass again"});
     }
     for (const int node : used_) {
@@ -311,11 +310,12 @@ class Capture final : public GraphWriter {
     }
   }
   // The nodes behind a root that gradients flow through; false: some were used.
-  bool walk_back(int root) {
+  bool walk_back(int root, List<int>& used) {
     List<char> seen(graph.nodes.size());
     List<int> open;
     open.push_back(root);
-    used_.clear();
+    freed_.resize(graph.nodes.size());
+    used.clear();
     while (!open.empty()) {
       const auto at = static_cast<std::size_t>(open.back());
       open.pop_back();
@@ -332,7 +332,7 @@ class Capture final : public GraphWriter {
         }
       }
       seen[at] = 1;
-      used_.push_back(static_cast<int>(at));
+      used.push_back(static_cast<int>(at));
     }
     return true;
   }

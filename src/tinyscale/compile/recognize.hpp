@@ -53,7 +53,8 @@ class Recognition {
       for (std::size_t i = 0; i < nodes.size(); ++i) {
         walk(nodes[i], found.inputs[k], through[i], found, paths);
       }
-      if (paths.open > 0 ? paths.cut > 0 : paths.over_maximum > 0) {
+      const bool none = paths.open + paths.cut + paths.over_maximum == 0;  // hidden by another
+      if (none || (paths.open > 0 ? paths.cut > 0 : paths.over_maximum > 0)) {
         return false;
       }
       grads |= paths.open > 0 ? 1U << k : 0U;
@@ -332,6 +333,9 @@ class Recognition {
         continue;
       }
       const int x = is(c, Op::sub) && mean_of(operand(c, 1)) == operand(c, 0) ? operand(c, 0) : -1;
+      if (x >= 0 && at(x).shape != shape) {
+        continue;
+      }
       found.op = x >= 0 ? Op::layer_norm : Op::rms_norm;
       found.inputs = {x >= 0 ? x : c, in[1 - i]};
       found.numbers = {epsilon};
@@ -354,7 +358,7 @@ class Recognition {
     return found;
   }
   bool is_of_columns(int node, const Shape& shape) const {
-    return shape.size() > 0 && at(node).shape == Shape{shape[-1]};
+    return shape.size() > 1 && at(node).shape == Shape{shape[-1]};
   }
 
   // softmax(mask(q k^T / s)) v of [.., T, K]: each of the leading indices a sequence of one head.
