@@ -9937,8 +9937,9 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
 constexpr float log2_e = 1.44269504088896341f;
 constexpr float exp_lowest = -88.029692f;  // -127 ln 2
 
-// 2^(a b) for a b from -127, where it is 0, to 127, within 1.8e-7 of it:
-// n = round(a b), 2^(a b - n) by our own fit. The product is not rounded where it is fused.
+// 2^(a b) for a b from -127 to 127, 0 below -126.5: n = round(a b), 2^(a b - n) by our own fit,
+// within 1.8e-7 where the product is fused; where it is rounded, by as much more as that is 2^-24
+// of a b.
 template <class L>
 TINYSCALE_INLINE void exp2_product(const typename L::V& a, const typename L::V& b,
                                    typename L::V& y) {
@@ -9960,7 +9961,7 @@ TINYSCALE_INLINE void exp2_product(const typename L::V& a, const typename L::V& 
       power;
 }
 
-// e^x for x <= 0 or little above, as a softmax needs it: 0 below 2^-127. A NaN passes through.
+// e^x for x <= 0 or little above, as a softmax needs it: 0 below 2^-126.5. A NaN passes through.
 template <class L>
 TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   typename L::V low, factor;
