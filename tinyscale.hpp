@@ -9938,8 +9938,7 @@ constexpr float log2_e = 1.44269504088896341f;
 constexpr float exp_lowest = -88.029692f;  // -127 ln 2
 
 // 2^(a b) for a b from -127 to 127, 0 below -126.5: n = round(a b), 2^(a b - n) by our own fit,
-// within 1.8e-7 where the product is fused; where it is rounded, by as much more as that is 2^-24
-// of a b.
+// within 1.8e-7 of it, and 2^-24 |a b| more where the product is rounded, as it is unless fused.
 template <class L>
 TINYSCALE_INLINE void exp2_product(const typename L::V& a, const typename L::V& b,
                                    typename L::V& y) {
