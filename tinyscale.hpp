@@ -10941,15 +10941,17 @@ struct GemmOperands {
   void (*finish)(const GemmOperands& g, std::int64_t row, std::int64_t m, std::int64_t column,
                  std::int64_t n) = nullptr;
   std::int64_t a_tile = 0;
+  const float* added = nullptr;  // (m, n): what finish would only add, tiles do; beta 0, one pass
+  std::int64_t ld_added = 0;
 
   const float* a_at(std::int64_t i, std::int64_t p) const {
     return a + i * (a_tile == 0 ? a_row : a_tile) + p * a_col;
   }
 };
 
-// Rows [0, m) of one panel of B. ahead: what will be read next; in each step of k one cache line of
-// it is fetched, then it moves by ahead_row. ahead_tile: what a tile fetches is so much after its
-// own.
+// Rows [0, m) of one panel of B: C = A B + old, which may be C. ahead: what will be read next; in
+// each step of k one cache line of it is fetched, then it moves by ahead_row. ahead_tile: what a
+// tile fetches is so much after its own.
 struct PanelWork {
   std::int64_t m, k;
   const float* a;
@@ -10958,7 +10960,8 @@ struct PanelWork {
   std::int64_t b_row;
   float* c;
   std::int64_t ldc;
-  float beta;  // 0 or 1
+  const float* old;  // or null
+  std::int64_t ld_old;
   const float* ahead;
   std::int64_t ahead_row;
   std::int64_t a_tile = 0, ahead_tile = 0;
@@ -11016,8 +11019,8 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
     rows[i] = i < valid ? i * w.a_row : 0;
   }
   const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row;
-  const std::int64_t ldc = w.ldc;
-  const bool adds = w.beta != 0.0f;
+  const std::int64_t ldc = w.ldc, ld_old = w.ld_old;
+  const bool adds = w.old != nullptr;
   const float* a = w.a + row * (w.a_tile == 0 ? w.a_row : w.a_tile);
   const float* b = w.b;
   float* c = w.c + row * ldc;
@@ -11060,6 +11063,7 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
     prefetch(ahead);
     gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
   }
+  const float* const from = adds ? w.old + row * ld_old : nullptr;
   TINYSCALE_UNROLL
   for (int i = 0; i < ROWS; ++i) {
     TINYSCALE_UNROLL
@@ -11067,13 +11071,12 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       if (i >= valid) {
         return;
       }
-      float* to = c + i * ldc + j * L::width;
       if (adds) {
         V old;
-        load<L>(to, old);
+        load<L>(from + i * ld_old + j * L::width, old);
         sum[i][j] = sum[i][j] + old;
       }
-      store<L>(to, sum[i][j]);
+      store<L>(c + i * ldc + j * L::width, sum[i][j]);
     }
   }
 }
@@ -11142,6 +11145,7 @@ struct GemmWalk {
         }
         one.b += apart;
         one.c += wide;
+        one.old = one.old == nullptr ? nullptr : one.old + wide;
       }
     }
   }
@@ -12334,7 +12338,8 @@ struct GemmBlock {
                       wide,
                       g.c + begin * g.ldc + panels.first + j,
                       g.ldc,
-                      p == 0 ? g.beta : 1.0f,
+                      old(p, begin, j),
+                      ld_old(),
                       nullptr,
                       0,
                       g.a_tile};
@@ -12378,9 +12383,8 @@ struct GemmBlock {
       done = std::min<std::int64_t>(L::rows, end - begin);
       const float* b = g.b + p * g.b_row + panels.first + j;
       float* c = g.c + begin * g.ldc + panels.first + j;
-      const float beta = p == 0 ? g.beta : 1.0f;
-      PanelWork w{done, depth, g.a_at(begin, p), g.a_row, g.a_col, b, g.b_row, c, g.ldc, beta,
-                  b,    0};
+      PanelWork w{done, depth, g.a_at(begin, p), g.a_row,  g.a_col, b, g.b_row,
+                  c,    g.ldc, old(p, begin, j), ld_old(), b,       0};
       w.copy = copy;
       call_on_lanes<L>(GemmFirst<L>{w});
       finish(p, depth, begin, done, j, wide);
@@ -12394,9 +12398,18 @@ struct GemmBlock {
                               along ? tile / g.k : 0, along ? tile : 0);
   }
 
+  // What a tile at C(row, panels.first + j) adds to, in the pass from p on.
+  const float* old(std::int64_t p, std::int64_t row, std::int64_t j) const {
+    const float* const from = g.added != nullptr        ? g.added
+                              : p > 0 || g.beta != 0.0f ? g.c
+                                                        : nullptr;
+    return from == nullptr ? nullptr : from + row * ld_old() + panels.first + j;
+  }
+  std::int64_t ld_old() const { return g.added == nullptr ? g.ldc : g.ld_added; }
+
   void finish(std::int64_t p, std::int64_t depth, std::int64_t row, std::int64_t m, std::int64_t j,
               std::int64_t n) const {
-    if (g.finish != nullptr && p + depth == g.k) {
+    if (g.finish != nullptr && g.added == nullptr && p + depth == g.k) {
       g.finish(g, row, m, panels.first + j, n);
     }
   }
@@ -12410,16 +12423,16 @@ struct GemmBlock {
     constexpr std::int64_t wide = L::width * VECTORS;
     const std::int64_t m = end - begin;
     float* c = g.c + begin * g.ldc + panels.first + j;
-    const float beta = p == 0 ? g.beta : 1.0f;
-    PanelWork w{m,    depth, g.a_at(begin, p), g.a_row,  g.a_col,   b, b_row, c, g.ldc,
-                beta, ahead, ahead_row,        g.a_tile, ahead_tile};
+    const float* const from = old(p, begin, j);
+    PanelWork w{m,     depth, g.a_at(begin, p), g.a_row, g.a_col,   b,        b_row,     c,
+                g.ldc, from,  ld_old(),         ahead,   ahead_row, g.a_tile, ahead_tile};
     if (valid == wide) {
       call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
     } else {
       float copy[static_cast<std::size_t>(gemm_rows * wide)];
       w.c = copy;
       w.ldc = wide;
-      w.beta = 0.0f;
+      w.old = nullptr;
       for (std::int64_t i = 0; i < m; ++i) {
         const std::int64_t row = i % gemm_rows;
         if (row == 0) {
@@ -12428,8 +12441,8 @@ struct GemmBlock {
           w.a = g.a_at(begin + i + gemm_rows, p);
         }
         for (std::int64_t x = 0; x < valid; ++x) {
-          const float old = beta == 0.0f ? 0.0f : c[i * g.ldc + x];
-          c[i * g.ldc + x] = copy[row * wide + x] + old;
+          c[i * g.ldc + x] =
+              copy[row * wide + x] + (from == nullptr ? 0.0f : from[i * ld_old() + x]);
         }
       }
     }
@@ -16944,33 +16957,76 @@ struct GemmFinish {
 
   template <class L, kernels::Activation ACTIVATION>
   TINYSCALE_INLINE void rows() const {
-    const float* const bias = e.bias != nullptr ? e.bias + column : nullptr;
-    typename L::V x, y, scale;
+    constexpr int many = ACTIVATION == kernels::Activation::none ? 4 : 2;
+    Row at{c + row * ldc + column, e.bias != nullptr ? e.bias + column : nullptr,
+           e.before != nullptr ? e.before + row * e.ld_before + column : nullptr,
+           e.residual != nullptr ? e.residual + row * e.ld_residual + column : nullptr};
+    typename L::V scale;
     broadcast<L>(e.scale, scale);
-    const std::int64_t end = row + m, columns = n;  // its own: a store might change them
-    for (std::int64_t i = row; i < end; ++i) {
-      float* const to = c + i * ldc + column;
-      float* const before = e.before != nullptr ? e.before + i * e.ld_before + column : nullptr;
-      const float* const residual =
-          e.residual != nullptr ? e.residual + i * e.ld_residual + column : nullptr;
-      for (std::int64_t j = 0; j < columns; j += L::width) {
-        const std::int64_t left = columns - j;
-        take<L>(to + j, left, x);
-        x = x * scale;
-        if (bias != nullptr) {
-          take<L>(bias + j, left, y);
-          x = x + y;
-        }
-        if (before != nullptr) {
-          put<L>(before + j, left, x);
-        }
-        act<L, ACTIVATION>(x);
-        if (residual != nullptr) {
-          take<L>(residual + j, left, y);
-          x = x + y;
-        }
-        put<L>(to + j, left, x);
+    const std::int64_t columns = n, last = m;  // its own: a store might change them
+    const std::int64_t next = ldc, next_before = e.ld_before, next_residual = e.ld_residual;
+    for (std::int64_t i = 0; i < last; ++i) {
+      std::int64_t j = 0;
+      for (; columns - j >= many * L::width; j += many * L::width) {
+        vectors<L, ACTIVATION, many>(at, j, L::width, scale);
       }
+      for (; j < columns; j += L::width) {
+        vectors<L, ACTIVATION, 1>(at, j, columns - j, scale);
+      }
+      if (i + 1 < last) {
+        at.c += next;
+        at.before = at.before == nullptr ? nullptr : at.before + next_before;
+        at.residual = at.residual == nullptr ? nullptr : at.residual + next_residual;
+      }
+    }
+  }
+
+  struct Row {
+    float* c;
+    const float* bias;
+    float* before;
+    const float* residual;
+  };
+
+  // COUNT vectors from column j on, whole ones but where it is one.
+  template <class L, kernels::Activation ACTIVATION, int COUNT>
+  TINYSCALE_INLINE void vectors(const Row& at, std::int64_t j, std::int64_t left,
+                                const typename L::V& scale) const {
+    constexpr bool whole = COUNT > 1;
+    typedef typename L::V V;
+    V x[static_cast<std::size_t>(COUNT)], y;
+    TINYSCALE_UNROLL
+    for (int v = 0; v < COUNT; ++v) {
+      take<L, whole>(at.c + j + v * L::width, left, x[v]);
+      x[v] = x[v] * scale;
+    }
+    if (at.bias != nullptr) {
+      TINYSCALE_UNROLL
+      for (int v = 0; v < COUNT; ++v) {
+        take<L, whole>(at.bias + j + v * L::width, left, y);
+        x[v] = x[v] + y;
+      }
+    }
+    if (at.before != nullptr) {
+      TINYSCALE_UNROLL
+      for (int v = 0; v < COUNT; ++v) {
+        put<L, whole>(at.before + j + v * L::width, left, x[v]);
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int v = 0; v < COUNT; ++v) {
+      act<L, ACTIVATION>(x[v]);
+    }
+    if (at.residual != nullptr) {
+      TINYSCALE_UNROLL
+      for (int v = 0; v < COUNT; ++v) {
+        take<L, whole>(at.residual + j + v * L::width, left, y);
+        x[v] = x[v] + y;
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int v = 0; v < COUNT; ++v) {
+      put<L, whole>(at.c + j + v * L::width, left, x[v]);
     }
   }
 
@@ -16987,17 +17043,17 @@ struct GemmFinish {
     }
   }
 
-  template <class L>
+  template <class L, bool WHOLE>
   TINYSCALE_INLINE void take(const float* from, std::int64_t left, typename L::V& x) const {
-    if (left >= L::width) {
+    if (WHOLE || left >= L::width) {
       load<L>(from, x);
     } else {
       load_part<L>(from, left, 0.0f, x);
     }
   }
-  template <class L>
+  template <class L, bool WHOLE>
   TINYSCALE_INLINE void put(float* to, std::int64_t left, const typename L::V& x) const {
-    if (left >= L::width) {
+    if (WHOLE || left >= L::width) {
       store<L>(to, x);
     } else {
       store_part<L>(to, left, x);
@@ -17038,6 +17094,12 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpi
   }
   g.epilogue = &e;
   g.finish = &gemm_finish;
+  if (e.scale == 1.0f && e.bias == nullptr && e.activation == kernels::Activation::none &&
+      e.before == nullptr && g.beta == 0.0f && g.k > 0 &&
+      g.k <= gemm_pass_depth(g.m, g.k, tile_size().wide)) {
+    g.added = e.residual;
+    g.ld_added = e.ld_residual;
+  }
 }
 
 }  // namespace detail
@@ -18654,7 +18716,8 @@ namespace detail {
 
 constexpr std::int64_t attention_few = 8;  // queries: so few are handled row by row
 
-// C[m, n] = A B + beta C in panels of two vectors or one; n is a whole number of vectors.
+// C[m, n] = A B, to which C is added where adds, in panels of two vectors or one; n is a whole
+// number of vectors.
 struct Panels {
   std::int64_t m, n, k;
   const float* a;
@@ -18663,19 +18726,25 @@ struct Panels {
   std::int64_t b_row;
   float* c;
   std::int64_t c_row;
-  float beta;
+  bool adds;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     std::int64_t j = 0;
     for (; j + 2 * L::width <= n; j += 2 * L::width) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
+      const PanelWork w = work(j);
       call_on_lanes<L>(GemmPanel<L, 2>{w});
     }
     if (j < n) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
+      const PanelWork w = work(j);
       call_on_lanes<L>(GemmPanel<L, 1>{w});
     }
+  }
+
+  // From column j on.
+  PanelWork work(std::int64_t j) const {
+    return {m,     k,     a, a_row, a_col, b + j, b_row, c + j, c_row, adds ? c + j : nullptr,
+            c_row, b + j, 0};
   }
 };
 
@@ -18845,7 +18914,6 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
   const std::int64_t together = odd ? 1 : s.queries;  // rows that sum over the same keys
   for (std::int64_t j = start; j == start || j < s.keys; j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
-    const float beta = j == start ? 0.0f : 1.0f;
     const auto hidden = [&](std::int64_t i) {
       return odd ? std::clamp<std::int64_t>(hidden_keys(s, i) - j, 0, keys) : 0;
     };
@@ -18858,7 +18926,7 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
       float* const o = t.o + h * s.head_size;
       for (std::int64_t i = 0; i < s.queries; i += together) {
         panels({together, full, seen(i) - hidden(i), ph + i * s.keys + hidden(i), s.keys, 1,
-                v + hidden(i) * s.v_stride, s.v_stride, o + i * s.o_stride, s.o_stride, beta});
+                v + hidden(i) * s.v_stride, s.v_stride, o + i * s.o_stride, s.o_stride, j > start});
       }
       for (std::int64_t i = 0; i < s.queries; ++i) {
         for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector

@@ -235,6 +235,53 @@ TEST_CASE("gemm_fused: scale, bias, activation, what was before it, residual") {
   }
 }
 
+TEST_CASE("gemm_fused, gemm_packed: a residual alone is as added afterwards, bit for bit") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const int64_t m : {1, 5, 20, 97, 240}) {
+      for (const int64_t n : {9, 70, 128, 333}) {
+        for (const int64_t k : {0, 40, 600, 1030}) {
+          Case x(n == 70 ? Trans::yes : Trans::no, m == 97 ? Trans::yes : Trans::no, m, n, k);
+          const int64_t apart = n + 5;
+          const Floats residual = noise(m * apart, 5);
+          kernel::GemmEpilogue e;
+          e.residual = residual.data();
+          e.ld_residual = apart;
+          const auto add = [&] {
+            for (int64_t i = 0; i < m * n; ++i) {
+              x.expected[static_cast<std::size_t>(i / n * x.ldc + i % n)] +=
+                  residual[static_cast<std::size_t>(i / n * apart + i % n)];
+            }
+          };
+          const auto forget = [&] {  // what was there is not read
+            for (int64_t i = 0; i < m * n; ++i) {
+              x.c[static_cast<std::size_t>(i / n * x.ldc + i % n)] = NAN;
+            }
+          };
+          CAPTURE(m);
+          CAPTURE(n);
+          CAPTURE(k);
+          kernel::gemm(x.ta, x.tb, m, n, k, x.a.data(), x.lda, x.b.data(), x.ldb, 0.0f,
+                       x.expected.data(), x.ldc);
+          add();
+          forget();
+          kernel::gemm_fused(x.ta, x.tb, m, n, k, x.a.data(), x.lda, x.b.data(), x.ldb, 0.0f,
+                             x.c.data(), x.ldc, e);
+          CHECK(x.c == x.expected);
+          if (x.ta == Trans::no) {
+            const kernel::PackedWeights w = kernel::pack_weights(x.tb, k, n, x.b.data(), x.ldb);
+            kernel::gemm_packed(m, x.a.data(), x.lda, w, 0.0f, x.expected.data(), x.ldc);
+            add();
+            forget();
+            kernel::gemm_packed(m, x.a.data(), x.lda, w, 0.0f, x.c.data(), x.ldc, e);
+            CHECK(x.c == x.expected);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("gemm_packed: as gemm, for any number of rows") {
   for (const Trans tb : {Trans::no, Trans::yes}) {
     for (const int64_t n : {5, 64, 333}) {

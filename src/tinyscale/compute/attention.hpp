@@ -54,7 +54,8 @@ namespace detail {
 
 constexpr std::int64_t attention_few = 8;  // queries: so few are handled row by row
 
-// C[m, n] = A B + beta C in panels of two vectors or one; n is a whole number of vectors.
+// C[m, n] = A B, to which C is added where adds, in panels of two vectors or one; n is a whole
+// number of vectors.
 struct Panels {
   std::int64_t m, n, k;
   const float* a;
@@ -63,19 +64,25 @@ struct Panels {
   std::int64_t b_row;
   float* c;
   std::int64_t c_row;
-  float beta;
+  bool adds;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     std::int64_t j = 0;
     for (; j + 2 * L::width <= n; j += 2 * L::width) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
+      const PanelWork w = work(j);
       call_on_lanes<L>(GemmPanel<L, 2>{w});
     }
     if (j < n) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
+      const PanelWork w = work(j);
       call_on_lanes<L>(GemmPanel<L, 1>{w});
     }
+  }
+
+  // From column j on.
+  PanelWork work(std::int64_t j) const {
+    return {m,     k,     a, a_row, a_col, b + j, b_row, c + j, c_row, adds ? c + j : nullptr,
+            c_row, b + j, 0};
   }
 };
 
@@ -245,7 +252,6 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
   const std::int64_t together = odd ? 1 : s.queries;  // rows that sum over the same keys
   for (std::int64_t j = start; j == start || j < s.keys; j += attention_keys) {
     const std::int64_t keys = std::min(attention_keys, s.keys - j);
-    const float beta = j == start ? 0.0f : 1.0f;
     const auto hidden = [&](std::int64_t i) {
       return odd ? std::clamp<std::int64_t>(hidden_keys(s, i) - j, 0, keys) : 0;
     };
@@ -258,7 +264,7 @@ inline void attention_few_task(const kernels::AttentionShape& s, const Attention
       float* const o = t.o + h * s.head_size;
       for (std::int64_t i = 0; i < s.queries; i += together) {
         panels({together, full, seen(i) - hidden(i), ph + i * s.keys + hidden(i), s.keys, 1,
-                v + hidden(i) * s.v_stride, s.v_stride, o + i * s.o_stride, s.o_stride, beta});
+                v + hidden(i) * s.v_stride, s.v_stride, o + i * s.o_stride, s.o_stride, j > start});
       }
       for (std::int64_t i = 0; i < s.queries; ++i) {
         for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector

@@ -100,7 +100,8 @@ struct GemmBlock {
                       wide,
                       g.c + begin * g.ldc + panels.first + j,
                       g.ldc,
-                      p == 0 ? g.beta : 1.0f,
+                      old(p, begin, j),
+                      ld_old(),
                       nullptr,
                       0,
                       g.a_tile};
@@ -144,9 +145,8 @@ struct GemmBlock {
       done = std::min<std::int64_t>(L::rows, end - begin);
       const float* b = g.b + p * g.b_row + panels.first + j;
       float* c = g.c + begin * g.ldc + panels.first + j;
-      const float beta = p == 0 ? g.beta : 1.0f;
-      PanelWork w{done, depth, g.a_at(begin, p), g.a_row, g.a_col, b, g.b_row, c, g.ldc, beta,
-                  b,    0};
+      PanelWork w{done, depth, g.a_at(begin, p), g.a_row,  g.a_col, b, g.b_row,
+                  c,    g.ldc, old(p, begin, j), ld_old(), b,       0};
       w.copy = copy;
       call_on_lanes<L>(GemmFirst<L>{w});
       finish(p, depth, begin, done, j, wide);
@@ -160,9 +160,18 @@ struct GemmBlock {
                               along ? tile / g.k : 0, along ? tile : 0);
   }
 
+  // What a tile at C(row, panels.first + j) adds to, in the pass from p on.
+  const float* old(std::int64_t p, std::int64_t row, std::int64_t j) const {
+    const float* const from = g.added != nullptr        ? g.added
+                              : p > 0 || g.beta != 0.0f ? g.c
+                                                        : nullptr;
+    return from == nullptr ? nullptr : from + row * ld_old() + panels.first + j;
+  }
+  std::int64_t ld_old() const { return g.added == nullptr ? g.ldc : g.ld_added; }
+
   void finish(std::int64_t p, std::int64_t depth, std::int64_t row, std::int64_t m, std::int64_t j,
               std::int64_t n) const {
-    if (g.finish != nullptr && p + depth == g.k) {
+    if (g.finish != nullptr && g.added == nullptr && p + depth == g.k) {
       g.finish(g, row, m, panels.first + j, n);
     }
   }
@@ -176,16 +185,16 @@ struct GemmBlock {
     constexpr std::int64_t wide = L::width * VECTORS;
     const std::int64_t m = end - begin;
     float* c = g.c + begin * g.ldc + panels.first + j;
-    const float beta = p == 0 ? g.beta : 1.0f;
-    PanelWork w{m,    depth, g.a_at(begin, p), g.a_row,  g.a_col,   b, b_row, c, g.ldc,
-                beta, ahead, ahead_row,        g.a_tile, ahead_tile};
+    const float* const from = old(p, begin, j);
+    PanelWork w{m,     depth, g.a_at(begin, p), g.a_row, g.a_col,   b,        b_row,     c,
+                g.ldc, from,  ld_old(),         ahead,   ahead_row, g.a_tile, ahead_tile};
     if (valid == wide) {
       call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
     } else {
       float copy[static_cast<std::size_t>(gemm_rows * wide)];
       w.c = copy;
       w.ldc = wide;
-      w.beta = 0.0f;
+      w.old = nullptr;
       for (std::int64_t i = 0; i < m; ++i) {
         const std::int64_t row = i % gemm_rows;
         if (row == 0) {
@@ -194,8 +203,8 @@ struct GemmBlock {
           w.a = g.a_at(begin + i + gemm_rows, p);
         }
         for (std::int64_t x = 0; x < valid; ++x) {
-          const float old = beta == 0.0f ? 0.0f : c[i * g.ldc + x];
-          c[i * g.ldc + x] = copy[row * wide + x] + old;
+          c[i * g.ldc + x] =
+              copy[row * wide + x] + (from == nullptr ? 0.0f : from[i * ld_old() + x]);
         }
       }
     }

@@ -70,33 +70,76 @@ struct GemmFinish {
 
   template <class L, kernels::Activation ACTIVATION>
   TINYSCALE_INLINE void rows() const {
-    const float* const bias = e.bias != nullptr ? e.bias + column : nullptr;
-    typename L::V x, y, scale;
+    constexpr int many = ACTIVATION == kernels::Activation::none ? 4 : 2;
+    Row at{c + row * ldc + column, e.bias != nullptr ? e.bias + column : nullptr,
+           e.before != nullptr ? e.before + row * e.ld_before + column : nullptr,
+           e.residual != nullptr ? e.residual + row * e.ld_residual + column : nullptr};
+    typename L::V scale;
     broadcast<L>(e.scale, scale);
-    const std::int64_t end = row + m, columns = n;  // its own: a store might change them
-    for (std::int64_t i = row; i < end; ++i) {
-      float* const to = c + i * ldc + column;
-      float* const before = e.before != nullptr ? e.before + i * e.ld_before + column : nullptr;
-      const float* const residual =
-          e.residual != nullptr ? e.residual + i * e.ld_residual + column : nullptr;
-      for (std::int64_t j = 0; j < columns; j += L::width) {
-        const std::int64_t left = columns - j;
-        take<L>(to + j, left, x);
-        x = x * scale;
-        if (bias != nullptr) {
-          take<L>(bias + j, left, y);
-          x = x + y;
-        }
-        if (before != nullptr) {
-          put<L>(before + j, left, x);
-        }
-        act<L, ACTIVATION>(x);
-        if (residual != nullptr) {
-          take<L>(residual + j, left, y);
-          x = x + y;
-        }
-        put<L>(to + j, left, x);
+    const std::int64_t columns = n, last = m;  // its own: a store might change them
+    const std::int64_t next = ldc, next_before = e.ld_before, next_residual = e.ld_residual;
+    for (std::int64_t i = 0; i < last; ++i) {
+      std::int64_t j = 0;
+      for (; columns - j >= many * L::width; j += many * L::width) {
+        vectors<L, ACTIVATION, many>(at, j, L::width, scale);
       }
+      for (; j < columns; j += L::width) {
+        vectors<L, ACTIVATION, 1>(at, j, columns - j, scale);
+      }
+      if (i + 1 < last) {
+        at.c += next;
+        at.before = at.before == nullptr ? nullptr : at.before + next_before;
+        at.residual = at.residual == nullptr ? nullptr : at.residual + next_residual;
+      }
+    }
+  }
+
+  struct Row {
+    float* c;
+    const float* bias;
+    float* before;
+    const float* residual;
+  };
+
+  // COUNT vectors from column j on, whole ones but where it is one.
+  template <class L, kernels::Activation ACTIVATION, int COUNT>
+  TINYSCALE_INLINE void vectors(const Row& at, std::int64_t j, std::int64_t left,
+                                const typename L::V& scale) const {
+    constexpr bool whole = COUNT > 1;
+    typedef typename L::V V;
+    V x[static_cast<std::size_t>(COUNT)], y;
+    TINYSCALE_UNROLL
+    for (int v = 0; v < COUNT; ++v) {
+      take<L, whole>(at.c + j + v * L::width, left, x[v]);
+      x[v] = x[v] * scale;
+    }
+    if (at.bias != nullptr) {
+      TINYSCALE_UNROLL
+      for (int v = 0; v < COUNT; ++v) {
+        take<L, whole>(at.bias + j + v * L::width, left, y);
+        x[v] = x[v] + y;
+      }
+    }
+    if (at.before != nullptr) {
+      TINYSCALE_UNROLL
+      for (int v = 0; v < COUNT; ++v) {
+        put<L, whole>(at.before + j + v * L::width, left, x[v]);
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int v = 0; v < COUNT; ++v) {
+      act<L, ACTIVATION>(x[v]);
+    }
+    if (at.residual != nullptr) {
+      TINYSCALE_UNROLL
+      for (int v = 0; v < COUNT; ++v) {
+        take<L, whole>(at.residual + j + v * L::width, left, y);
+        x[v] = x[v] + y;
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int v = 0; v < COUNT; ++v) {
+      put<L, whole>(at.c + j + v * L::width, left, x[v]);
     }
   }
 
@@ -113,17 +156,17 @@ struct GemmFinish {
     }
   }
 
-  template <class L>
+  template <class L, bool WHOLE>
   TINYSCALE_INLINE void take(const float* from, std::int64_t left, typename L::V& x) const {
-    if (left >= L::width) {
+    if (WHOLE || left >= L::width) {
       load<L>(from, x);
     } else {
       load_part<L>(from, left, 0.0f, x);
     }
   }
-  template <class L>
+  template <class L, bool WHOLE>
   TINYSCALE_INLINE void put(float* to, std::int64_t left, const typename L::V& x) const {
-    if (left >= L::width) {
+    if (WHOLE || left >= L::width) {
       store<L>(to, x);
     } else {
       store_part<L>(to, left, x);
@@ -164,6 +207,12 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpi
   }
   g.epilogue = &e;
   g.finish = &gemm_finish;
+  if (e.scale == 1.0f && e.bias == nullptr && e.activation == kernels::Activation::none &&
+      e.before == nullptr && g.beta == 0.0f && g.k > 0 &&
+      g.k <= gemm_pass_depth(g.m, g.k, tile_size().wide)) {
+    g.added = e.residual;
+    g.ld_added = e.ld_residual;
+  }
 }
 
 }  // namespace detail

@@ -27,15 +27,17 @@ struct GemmOperands {
   void (*finish)(const GemmOperands& g, std::int64_t row, std::int64_t m, std::int64_t column,
                  std::int64_t n) = nullptr;
   std::int64_t a_tile = 0;
+  const float* added = nullptr;  // (m, n): what finish would only add, tiles do; beta 0, one pass
+  std::int64_t ld_added = 0;
 
   const float* a_at(std::int64_t i, std::int64_t p) const {
     return a + i * (a_tile == 0 ? a_row : a_tile) + p * a_col;
   }
 };
 
-// Rows [0, m) of one panel of B. ahead: what will be read next; in each step of k one cache line of
-// it is fetched, then it moves by ahead_row. ahead_tile: what a tile fetches is so much after its
-// own.
+// Rows [0, m) of one panel of B: C = A B + old, which may be C. ahead: what will be read next; in
+// each step of k one cache line of it is fetched, then it moves by ahead_row. ahead_tile: what a
+// tile fetches is so much after its own.
 struct PanelWork {
   std::int64_t m, k;
   const float* a;
@@ -44,7 +46,8 @@ struct PanelWork {
   std::int64_t b_row;
   float* c;
   std::int64_t ldc;
-  float beta;  // 0 or 1
+  const float* old;  // or null
+  std::int64_t ld_old;
   const float* ahead;
   std::int64_t ahead_row;
   std::int64_t a_tile = 0, ahead_tile = 0;
@@ -102,8 +105,8 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
     rows[i] = i < valid ? i * w.a_row : 0;
   }
   const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row;
-  const std::int64_t ldc = w.ldc;
-  const bool adds = w.beta != 0.0f;
+  const std::int64_t ldc = w.ldc, ld_old = w.ld_old;
+  const bool adds = w.old != nullptr;
   const float* a = w.a + row * (w.a_tile == 0 ? w.a_row : w.a_tile);
   const float* b = w.b;
   float* c = w.c + row * ldc;
@@ -146,6 +149,7 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
     prefetch(ahead);
     gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
   }
+  const float* const from = adds ? w.old + row * ld_old : nullptr;
   TINYSCALE_UNROLL
   for (int i = 0; i < ROWS; ++i) {
     TINYSCALE_UNROLL
@@ -153,13 +157,12 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       if (i >= valid) {
         return;
       }
-      float* to = c + i * ldc + j * L::width;
       if (adds) {
         V old;
-        load<L>(to, old);
+        load<L>(from + i * ld_old + j * L::width, old);
         sum[i][j] = sum[i][j] + old;
       }
-      store<L>(to, sum[i][j]);
+      store<L>(c + i * ldc + j * L::width, sum[i][j]);
     }
   }
 }
@@ -228,6 +231,7 @@ struct GemmWalk {
         }
         one.b += apart;
         one.c += wide;
+        one.old = one.old == nullptr ? nullptr : one.old + wide;
       }
     }
   }
