@@ -20472,6 +20472,7 @@ enum class VectorOp : unsigned char {
   gather,         // an input that lies otherwise than it is computed with
   column_sums,    // an output adds up
   total,
+  total_squares,
   stream,  // copy past the caches
 };
 
@@ -20505,7 +20506,7 @@ inline constexpr VectorOpFacts vector_op_facts[] = {
     {"row_max", 1},       {"row_pick", 2},      {"cube", 1},
     {"exp_below_max", 2}, {"sub_squares", 2},   {"sum_exp", 1},
     {"gather", 1},        {"column_sums", 1},   {"total", 1},
-    {"stream", 1}};
+    {"total_squares", 1}, {"stream", 1}};
 
 constexpr const VectorOpFacts& facts_of(kernels::VectorOp op) {
   return vector_op_facts[static_cast<std::size_t>(op)];
@@ -20553,6 +20554,7 @@ struct VectorValue {
 struct VectorResult {
   int value = 0;
   kernels::VectorOutput kind = kernels::VectorOutput::full;
+  bool squared = false;  // a total of squares, set by a plan
 };
 
 }  // namespace detail
@@ -20895,6 +20897,13 @@ class VectorRewrite {
     for (int i = 0; i < static_cast<int>(p.values().size()); ++i) {
       if (users[index(i)] > 0 && at(i).kind == VectorValue::result) {
         rewrite(i);
+        count_users();
+      }
+    }
+    for (VectorResult& out : outputs) {
+      if (out.kind == kernels::VectorOutput::total && is(out.value, Op::square)) {
+        out.value = at(out.value).operands[0];
+        out.squared = true;
         count_users();
       }
     }
@@ -21250,8 +21259,8 @@ class VectorLayout {
   // A target may stand where an operand ended, since each number is read before it is written.
   void give_buffers(const VectorStep& step, int s) {
     List<int> released;
-    const bool in_place =
-        step.op != Op::column_sums && step.op != Op::total && step.op != Op::row_pick;
+    const bool in_place = step.op != Op::column_sums && step.op != Op::total &&
+                          step.op != Op::total_squares && step.op != Op::row_pick;
     for (int k = 0; k < 3 && in_place; ++k) {
       release(step.places[k], s, released);
     }
@@ -21727,7 +21736,10 @@ class VectorPlanner {
       }
       const bool total = out.kind == Output::total;
       List<int>& all = total ? plan_.total_outputs : plan_.column_outputs;
-      VectorStep s = make_step(total ? Op::total : Op::column_sums, Extent::full, &full, 1,
+      VectorStep s = make_step(!total        ? Op::column_sums
+                               : out.squared ? Op::total_squares
+                                             : Op::total,
+                               Extent::full, &full, 1,
                                total ? full : add_place(VectorPlace::block, Extent::full));
       s.number = static_cast<int>(all.size());
       all.push_back(number);
@@ -22463,9 +22475,15 @@ struct VectorTasks {
     typedef kernels::VectorOp O;
     if (step.op == O::column_sums) {
       add_columns<L>(step, block, task);
-    } else if (step.op == O::total) {
+    } else if (step.op == O::total || step.op == O::total_squares) {
+      const std::int64_t n = block.rows * block.n;
+      const float* const x = at[step.places[0]];
       double sum = 0;
-      SumBlock<1>{block.rows * block.n, at[step.places[0]], &sum}.template run<L>();
+      if (step.op == O::total) {
+        SumBlock<1>{n, x, &sum}.template run<L>();
+      } else {
+        SumBlock<2>{n, x, &sum}.template run<L>();
+      }
       run_.totals[step.number * run_.row_tasks * run_.col_tasks + task] += sum;
     } else {
       VectorSteps{run_, at, scratch}.compute<L>(step, block);

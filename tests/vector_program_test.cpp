@@ -293,6 +293,7 @@ TEST_CASE("vector programs: outputs that are an input whose memory another outpu
         p.output(x, VectorOutput::full);
         p.output(x, VectorOutput::column_sums);
         p.output(x, VectorOutput::total);
+        p.output(p.apply(VectorOp::mul, x, x), VectorOutput::total);
         Floats before(size(rows * cols));
         for (std::size_t i = 0; i < before.size(); ++i) {
           before[i] = static_cast<float>(i % 7) - 2.0f;
@@ -325,6 +326,28 @@ TEST_CASE("vector programs: large outputs, past the caches, and long sums") {
   p.output(x, VectorOutput::column_sums);
   CHECK(kernel::plan_vectors(p, 1e5).streams);
   check(p, {noise(rows * cols, 1), noise(cols, 2)}, 2.0f, 1e-5f, 1e5);
+}
+
+TEST_CASE("vector programs: a sum of squares is taken in double, as sum_of_squares takes it") {
+  const std::int64_t n = 5000;
+  const Floats x_of = noise(n, 3);
+  const auto total = [&](const VectorProgram& p) {
+    const float* const in[] = {x_of.data()};
+    Outputs out(p);
+    kernel::run(kernel::plan_vectors(p), in, out.pointers.data());
+    return out.memory.back()[0];
+  };
+  VectorProgram p({}, n), q({}, n);
+  const int x = p.dense_input();
+  p.output(p.apply(VectorOp::square, x), VectorOutput::total);
+  CHECK(total(p) == static_cast<float>(kernel::sum_of_squares(n, x_of.data())));
+  // of what is also wanted itself, and whose squares are wanted too
+  const int y = q.apply(VectorOp::mul, q.dense_input(), q.literal(2.0f));
+  const int squares = q.apply(VectorOp::mul, y, y);
+  q.output(y, VectorOutput::full);
+  q.output(squares, VectorOutput::full);
+  q.output(squares, VectorOutput::total);
+  CHECK(total(q) == 4.0f * total(p));
 }
 
 TEST_CASE("vector programs: powers") {

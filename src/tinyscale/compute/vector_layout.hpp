@@ -173,8 +173,8 @@ class VectorLayout {
   // A target may stand where an operand ended, since each number is read before it is written.
   void give_buffers(const VectorStep& step, int s) {
     List<int> released;
-    const bool in_place =
-        step.op != Op::column_sums && step.op != Op::total && step.op != Op::row_pick;
+    const bool in_place = step.op != Op::column_sums && step.op != Op::total &&
+                          step.op != Op::total_squares && step.op != Op::row_pick;
     for (int k = 0; k < 3 && in_place; ++k) {
       release(step.places[k], s, released);
     }

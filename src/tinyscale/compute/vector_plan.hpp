@@ -389,7 +389,10 @@ class VectorPlanner {
       }
       const bool total = out.kind == Output::total;
       List<int>& all = total ? plan_.total_outputs : plan_.column_outputs;
-      VectorStep s = make_step(total ? Op::total : Op::column_sums, Extent::full, &full, 1,
+      VectorStep s = make_step(!total        ? Op::column_sums
+                               : out.squared ? Op::total_squares
+                                             : Op::total,
+                               Extent::full, &full, 1,
                                total ? full : add_place(VectorPlace::block, Extent::full));
       s.number = static_cast<int>(all.size());
       all.push_back(number);

@@ -59,6 +59,7 @@ enum class VectorOp : unsigned char {
   gather,         // an input that lies otherwise than it is computed with
   column_sums,    // an output adds up
   total,
+  total_squares,
   stream,  // copy past the caches
 };
 
@@ -92,7 +93,7 @@ inline constexpr VectorOpFacts vector_op_facts[] = {
     {"row_max", 1},       {"row_pick", 2},      {"cube", 1},
     {"exp_below_max", 2}, {"sub_squares", 2},   {"sum_exp", 1},
     {"gather", 1},        {"column_sums", 1},   {"total", 1},
-    {"stream", 1}};
+    {"total_squares", 1}, {"stream", 1}};
 
 constexpr const VectorOpFacts& facts_of(kernels::VectorOp op) {
   return vector_op_facts[static_cast<std::size_t>(op)];
@@ -140,6 +141,7 @@ struct VectorValue {
 struct VectorResult {
   int value = 0;
   kernels::VectorOutput kind = kernels::VectorOutput::full;
+  bool squared = false;  // a total of squares, set by a plan
 };
 
 }  // namespace detail

@@ -23,6 +23,13 @@ class VectorRewrite {
         count_users();
       }
     }
+    for (VectorResult& out : outputs) {
+      if (out.kind == kernels::VectorOutput::total && is(out.value, Op::square)) {
+        out.value = at(out.value).operands[0];
+        out.squared = true;
+        count_users();
+      }
+    }
   }
 
   List<VectorValue> values;

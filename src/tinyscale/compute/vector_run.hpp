@@ -244,9 +244,15 @@ struct VectorTasks {
     typedef kernels::VectorOp O;
     if (step.op == O::column_sums) {
       add_columns<L>(step, block, task);
-    } else if (step.op == O::total) {
+    } else if (step.op == O::total || step.op == O::total_squares) {
+      const std::int64_t n = block.rows * block.n;
+      const float* const x = at[step.places[0]];
       double sum = 0;
-      SumBlock<1>{block.rows * block.n, at[step.places[0]], &sum}.template run<L>();
+      if (step.op == O::total) {
+        SumBlock<1>{n, x, &sum}.template run<L>();
+      } else {
+        SumBlock<2>{n, x, &sum}.template run<L>();
+      }
       run_.totals[step.number * run_.row_tasks * run_.col_tasks + task] += sum;
     } else {
       VectorSteps{run_, at, scratch}.compute<L>(step, block);
