@@ -10079,25 +10079,45 @@ TINYSCALE_INLINE void tanh_vector(const typename L::V& x, typename L::V& y) {
   clamp_vector<L>(x * p / q, -1.0f, 1.0f, y);
 }
 
-// sqrt(x) from an estimate of 1 / sqrt(x) by bits and Newton steps: within 1 ulp from 1e-37, else
-// off by at most 1e-19. The estimate's square stays finite, in whatever order it is multiplied.
-template <class L>
-TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  typedef typename L::I I;
-  V g;
-  broadcast<L>(1e-37f, g);
-  max_vector<L>(x, g, g);
-  I bits;
-  std::memcpy(&bits, &g, sizeof(bits));
-  bits = 0x5F3759DF - (bits >> 1);
-  std::memcpy(&g, &bits, sizeof(g));
-  const V h = x * 0.5f;
-  g = g * (1.5f - h * g * g);
-  g = g * (1.5f - h * g * g);
-  g = g * (1.5f - h * g * g);
-  const V s = x * g;
-  y = s + 0.5f * g * (x - s * s);
+// The square root, exactly rounded, NaN below 0. g++ and clang, younger and older ones, name the
+// instruction differently.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+TINYSCALE_AVX512 inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
+#if !defined(__clang__)
+  y = __builtin_ia32_sqrtps512_mask(x, x, -1, 4);
+#elif __has_builtin(__builtin_elementwise_sqrt)
+  y = __builtin_elementwise_sqrt(x);
+#else
+  y = __builtin_ia32_sqrtps512(x, 4);
+#endif
+}
+TINYSCALE_AVX2 inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
+#if !defined(__clang__)
+  y = __builtin_ia32_sqrtps256(x);
+#elif __has_builtin(__builtin_elementwise_sqrt)
+  y = __builtin_elementwise_sqrt(x);
+#else
+  y = __builtin_ia32_sqrtps256(x);
+#endif
+}
+inline void exact_sqrt(const Lanes4::V& x, Lanes4::V& y) {
+#if !defined(__clang__)
+  y = __builtin_ia32_sqrtps(x);
+#elif __has_builtin(__builtin_elementwise_sqrt)
+  y = __builtin_elementwise_sqrt(x);
+#else
+  y = __builtin_ia32_sqrtps(x);
+#endif
+}
+#endif
+template <class V>
+TINYSCALE_INLINE void exact_sqrt(const V& x, V& y) {
+  float lanes[sizeof(V) / sizeof(float)];
+  std::memcpy(lanes, &x, sizeof(V));
+  for (float& lane : lanes) {
+    lane = std::sqrt(lane);
+  }
+  std::memcpy(&y, lanes, sizeof(V));
 }
 
 }  // namespace detail
@@ -10809,7 +10829,7 @@ struct AdamWBlock {
     broadcast<L>(f.beta2, c);
     broadcast<L>(1.0f - f.beta2, d);
     second = second * c + g * (g * d);
-    sqrt_vector<L>(second, deviation);
+    exact_sqrt(second, deviation);
     broadcast<L>(f.root, c);
     broadcast<L>(f.epsilon, d);
     const typename L::V below = deviation * c + d;
@@ -21846,38 +21866,6 @@ inline VectorPlan plan_vectors(const VectorProgram& p,
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
-
-// Exactly rounded, NaN below 0. g++ and clang, younger and older ones, name the instruction
-// differently.
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-TINYSCALE_AVX512 inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
-#if !defined(__clang__)
-  y = __builtin_ia32_sqrtps512_mask(x, x, -1, 4);
-#elif __has_builtin(__builtin_elementwise_sqrt)
-  y = __builtin_elementwise_sqrt(x);
-#else
-  y = __builtin_ia32_sqrtps512(x, 4);
-#endif
-}
-TINYSCALE_AVX2 inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
-#if !defined(__clang__)
-  y = __builtin_ia32_sqrtps256(x);
-#elif __has_builtin(__builtin_elementwise_sqrt)
-  y = __builtin_elementwise_sqrt(x);
-#else
-  y = __builtin_ia32_sqrtps256(x);
-#endif
-}
-#endif
-template <class V>
-TINYSCALE_INLINE void exact_sqrt(const V& x, V& y) {
-  float lanes[sizeof(V) / sizeof(float)];
-  std::memcpy(lanes, &x, sizeof(V));
-  for (float& lane : lanes) {
-    lane = std::sqrt(lane);
-  }
-  std::memcpy(&y, lanes, sizeof(V));
-}
 
 // ln(x) of any x: -inf of 0, NaN below, and denormal numbers scaled by 2^24 first.
 template <class L>

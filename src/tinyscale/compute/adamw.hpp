@@ -67,7 +67,7 @@ struct AdamWBlock {
     broadcast<L>(f.beta2, c);
     broadcast<L>(1.0f - f.beta2, d);
     second = second * c + g * (g * d);
-    sqrt_vector<L>(second, deviation);
+    exact_sqrt(second, deviation);
     broadcast<L>(f.root, c);
     broadcast<L>(f.epsilon, d);
     const typename L::V below = deviation * c + d;

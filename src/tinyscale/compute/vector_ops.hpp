@@ -18,38 +18,6 @@
 namespace tinyscale {
 namespace detail {
 
-// Exactly rounded, NaN below 0. g++ and clang, younger and older ones, name the instruction
-// differently.
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
-TINYSCALE_AVX512 inline void exact_sqrt(const Lanes16::V& x, Lanes16::V& y) {
-#if !defined(__clang__)
-  y = __builtin_ia32_sqrtps512_mask(x, x, -1, 4);
-#elif __has_builtin(__builtin_elementwise_sqrt)
-  y = __builtin_elementwise_sqrt(x);
-#else
-  y = __builtin_ia32_sqrtps512(x, 4);
-#endif
-}
-TINYSCALE_AVX2 inline void exact_sqrt(const Lanes8::V& x, Lanes8::V& y) {
-#if !defined(__clang__)
-  y = __builtin_ia32_sqrtps256(x);
-#elif __has_builtin(__builtin_elementwise_sqrt)
-  y = __builtin_elementwise_sqrt(x);
-#else
-  y = __builtin_ia32_sqrtps256(x);
-#endif
-}
-#endif
-template <class V>
-TINYSCALE_INLINE void exact_sqrt(const V& x, V& y) {
-  float lanes[sizeof(V) / sizeof(float)];
-  std::memcpy(lanes, &x, sizeof(V));
-  for (float& lane : lanes) {
-    lane = std::sqrt(lane);
-  }
-  std::memcpy(&y, lanes, sizeof(V));
-}
-
 // ln(x) of any x: -inf of 0, NaN below, and denormal numbers scaled by 2^24 first.
 template <class L>
 TINYSCALE_INLINE void any_log(const typename L::V& x, typename L::V& y) {
