@@ -119,7 +119,8 @@ TEST_CASE("gemm: sizes that take each way through the kernels") {
     check_product(Trans::yes, tb, 131, 259, 1031, 1.0f, false);  // A is packed
     check_product(Trans::no, tb, 1027, 75, 17, 1.0f, true);      // B is packed at once
     check_product(Trans::no, tb, 110, 460, 1030, 1.0f, true);    // C is walked in two parts
-    check_product(Trans::no, tb, 3, 4111, 1027, 1.0f, true);     // B comes from memory
+    check_product(Trans::no, tb, 3, 4111, 2050, 1.0f, true);     // B comes from memory
+    check_product(Trans::no, tb, 19, 4099, 2050, 0.0f, true);
   }
 }
 

@@ -260,6 +260,7 @@ struct GemmStream {
 };
 
 constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B that streams gain nothing for
+constexpr std::int64_t gemm_in_l3 = 1 << 23;       // of a B that comes from memory on AMD
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
 // Floats from the start of a page of memory to x.
@@ -306,11 +307,12 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g) {
 inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >= 16; }
 
 // Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
-// panels that are copied, unless rows of B fall into the same places of the first cache; of shorter
-// vectors panels that are packed, the more if they do.
+// panels that are copied, unless B comes from memory or its rows fall into the same places of the
+// first cache; of shorter vectors panels that are packed, the more if they do.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
-  const bool same_places = g.b_row % 1024 == 0;
-  if (width >= 16 ? gemm_copies_panels(width) && g.m > 16 && !same_places
+  const bool same_places = g.b_row % 1024 == 0, copies = gemm_copies_panels(width);
+  const bool from_memory = g.n * g.k > gemm_in_l3;
+  if (width >= 16 ? copies && g.m > 16 && !same_places && !from_memory
                   : g.m > 16 || (g.m > 1 && same_places)) {
     return false;
   }
@@ -318,8 +320,7 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   if (g.m > gemm_few || g.b_col != 1 || g.n < width || (g.m > 1 && g.n * g.k <= in_cache)) {
     return false;
   }
-  // From memory there 2 to 4 rows take 1.2 to 1.5 times as long as 8 (measured).
-  const std::int64_t least = gemm_copies_panels(width) && g.n * g.k > 1 << 22 ? 8 : 4;
+  const std::int64_t least = copies && from_memory ? 8 : 4;  // there 4 take longer: measured
   const std::int64_t rows = g.m == 1 ? 1 : std::max(least, (g.m + 3) / 4 * 4);
   const std::int64_t depth = GemmFew::depth(rows);
   const Scratch left(g.m == 1 ? 0 : rows * (g.k + depth));
