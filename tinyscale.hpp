@@ -3483,7 +3483,9 @@ inline Cell format_count(double v) {
 inline Cell format_fixed(double v, int digits) { return detail::number_cell('f', digits, v); }
 
 inline Cell format_percent(double fraction) {
-  return detail::number_cell('f', 1, 100 * fraction, "%");
+  const double percent = 100 * fraction;
+  return std::fabs(percent) < 1e15 ? detail::number_cell('f', 1, percent, "%")
+                                   : detail::number_cell(percent, "%");
 }
 
 namespace detail {

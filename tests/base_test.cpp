@@ -382,6 +382,8 @@ TEST_CASE("text: numbers as people read them") {
   CHECK(ts::format_count(-1000) == "-1,000");
   CHECK(ts::format_percent(0.123) == "12.3 %");
   CHECK(ts::format_percent(-0.0001) == "0.0 %");  // no zero has a sign
+  CHECK(ts::format_percent(1e300) == "1e+302 %");
+  CHECK(ts::format_percent(std::numeric_limits<double>::infinity()) == "inf %");
   CHECK(ts::format_fixed(-0.004, 2) == "0.00");
   CHECK(ts::format_fixed(-0.006, 2) == "-0.01");
   CHECK(ts::format_fixed(-std::numeric_limits<double>::infinity(), 2) == "-inf");
