@@ -10112,7 +10112,7 @@ inline void exact_sqrt(const Lanes4::V& x, Lanes4::V& y) {
 #endif
 }
 #endif
-template <class V>
+template <class V>  // of lanes without such an instruction
 TINYSCALE_INLINE void exact_sqrt(const V& x, V& y) {
   float lanes[sizeof(V) / sizeof(float)];
   std::memcpy(lanes, &x, sizeof(V));
@@ -10963,7 +10963,9 @@ struct GemmOperands {
   void (*finish)(const GemmOperands& g, std::int64_t row, std::int64_t m, std::int64_t column,
                  std::int64_t n) = nullptr;
   std::int64_t a_tile = 0;
-  const float* added = nullptr;  // (m, n): what finish would only add, tiles do; beta 0, one pass
+  // (m, n): all that finish does is to add it, and where tiles compute C they do so instead; ways
+  // without tiles call finish. Only of one pass over k, with beta 0.
+  const float* added = nullptr;
   std::int64_t ld_added = 0;
 
   const float* a_at(std::int64_t i, std::int64_t p) const {
@@ -10971,9 +10973,9 @@ struct GemmOperands {
   }
 };
 
-// Rows [0, m) of one panel of B: C = A B + old, which may be C. ahead: what will be read next; in
-// each step of k one cache line of it is fetched, then it moves by ahead_row. ahead_tile: what a
-// tile fetches is so much after its own.
+// Rows [0, m) of one panel of B: C = A B + old. ahead: what will be read next; in each step of k
+// one cache line of it is fetched, then it moves by ahead_row. ahead_tile: what a tile fetches is
+// so much after its own.
 struct PanelWork {
   std::int64_t m, k;
   const float* a;
@@ -10982,7 +10984,7 @@ struct PanelWork {
   std::int64_t b_row;
   float* c;
   std::int64_t ldc;
-  const float* old;  // or null
+  const float* old;  // C itself, another matrix, or null: nothing
   std::int64_t ld_old;
   const float* ahead;
   std::int64_t ahead_row;
@@ -11021,7 +11023,7 @@ TINYSCALE_INLINE void gemm_step(
   }
 }
 
-// C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
+// C[ROWS, VECTORS * width] = A[ROWS, k] B[k, ...] + old: the whole tile in registers. Rows from
 // `valid` on repeat the first one and are not stored.
 template <class L, int ROWS, int VECTORS, TileWay WAY = TileWay::ahead>
 TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64_t valid,
@@ -11963,7 +11965,7 @@ struct GemmStream {
 };
 
 constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B that streams gain nothing for
-constexpr std::int64_t gemm_in_l3 = 1 << 23;       // of a B that comes from memory on AMD
+constexpr std::int64_t gemm_in_l3 = 1 << 23;       // on AMD a larger B comes from memory
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
 // Floats from the start of a page of memory to x.
@@ -12006,7 +12008,7 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g) {
   return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
 }
 
-// Where panels of B are copied one by one for any number of rows: measured.
+// Where panels of B are copied one by one, but of few rows and a B from memory: measured.
 inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >= 16; }
 
 // Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
@@ -12280,7 +12282,8 @@ inline GemmOperands gemm_pack_rows(const GemmOperands& g, const TileSize& tile, 
 // B is copied into panels one tile wide only when that pays: it is large, or transposed. As many
 // panels as half of L2 holds are copied at once, and C is walked along its rows over them. With
 // AVX-512 up to 96 rows, and on AMD any number, copy each panel with the first tile of C, while
-// that multiplies. Short A (decode) reads B where it stands: in streams, then in tiles.
+// that multiplies. Short A (decode; up to 64 rows where B comes from memory) reads B where it
+// stands: in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 
@@ -16982,13 +16985,17 @@ struct GemmFinish {
 
   template <class L, kernels::Activation ACTIVATION>
   TINYSCALE_INLINE void rows() const {
+    if (m == 0) {
+      return;
+    }
     constexpr int many = ACTIVATION == kernels::Activation::none ? 4 : 2;
     Row at{c + row * ldc + column, e.bias != nullptr ? e.bias + column : nullptr,
            e.before != nullptr ? e.before + row * e.ld_before + column : nullptr,
            e.residual != nullptr ? e.residual + row * e.ld_residual + column : nullptr};
     typename L::V scale;
     broadcast<L>(e.scale, scale);
-    const std::int64_t columns = n, last = m;  // its own: a store might change them
+    // Of its own: a store might change members.
+    const std::int64_t columns = n, last = m;
     const std::int64_t next = ldc, next_before = e.ld_before, next_residual = e.ld_residual;
     for (std::int64_t i = 0; i < last; ++i) {
       std::int64_t j = 0;
@@ -17013,7 +17020,7 @@ struct GemmFinish {
     const float* residual;
   };
 
-  // COUNT vectors from column j on, whole ones but where it is one.
+  // COUNT vectors from column j on: whole ones; of a single one perhaps only `left` numbers.
   template <class L, kernels::Activation ACTIVATION, int COUNT>
   TINYSCALE_INLINE void vectors(const Row& at, std::int64_t j, std::int64_t left,
                                 const typename L::V& scale) const {
@@ -17119,6 +17126,7 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpi
   }
   g.epilogue = &e;
   g.finish = &gemm_finish;
+  // A residual alone: finish stays, for the ways without tiles.
   if (e.scale == 1.0f && e.bias == nullptr && e.activation == kernels::Activation::none &&
       e.before == nullptr && g.beta == 0.0f && g.k > 0 &&
       g.k <= gemm_pass_depth(g.m, g.k, tile_size().wide)) {
@@ -20579,7 +20587,7 @@ struct VectorValue {
 struct VectorResult {
   int value = 0;
   kernels::VectorOutput kind = kernels::VectorOutput::full;
-  bool squared = false;  // a total of squares, set by a plan
+  bool squared = false;  // the total of the value's squares; only VectorRewrite makes these
 };
 
 }  // namespace detail

@@ -70,13 +70,17 @@ struct GemmFinish {
 
   template <class L, kernels::Activation ACTIVATION>
   TINYSCALE_INLINE void rows() const {
+    if (m == 0) {
+      return;
+    }
     constexpr int many = ACTIVATION == kernels::Activation::none ? 4 : 2;
     Row at{c + row * ldc + column, e.bias != nullptr ? e.bias + column : nullptr,
            e.before != nullptr ? e.before + row * e.ld_before + column : nullptr,
            e.residual != nullptr ? e.residual + row * e.ld_residual + column : nullptr};
     typename L::V scale;
     broadcast<L>(e.scale, scale);
-    const std::int64_t columns = n, last = m;  // its own: a store might change them
+    // Of its own: a store might change members.
+    const std::int64_t columns = n, last = m;
     const std::int64_t next = ldc, next_before = e.ld_before, next_residual = e.ld_residual;
     for (std::int64_t i = 0; i < last; ++i) {
       std::int64_t j = 0;
@@ -101,7 +105,7 @@ struct GemmFinish {
     const float* residual;
   };
 
-  // COUNT vectors from column j on, whole ones but where it is one.
+  // COUNT vectors from column j on: whole ones; of a single one perhaps only `left` numbers.
   template <class L, kernels::Activation ACTIVATION, int COUNT>
   TINYSCALE_INLINE void vectors(const Row& at, std::int64_t j, std::int64_t left,
                                 const typename L::V& scale) const {
@@ -207,6 +211,7 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpi
   }
   g.epilogue = &e;
   g.finish = &gemm_finish;
+  // A residual alone: finish stays, for the ways without tiles.
   if (e.scale == 1.0f && e.bias == nullptr && e.activation == kernels::Activation::none &&
       e.before == nullptr && g.beta == 0.0f && g.k > 0 &&
       g.k <= gemm_pass_depth(g.m, g.k, tile_size().wide)) {

@@ -260,7 +260,7 @@ struct GemmStream {
 };
 
 constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B that streams gain nothing for
-constexpr std::int64_t gemm_in_l3 = 1 << 23;       // of a B that comes from memory on AMD
+constexpr std::int64_t gemm_in_l3 = 1 << 23;       // on AMD a larger B comes from memory
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
 // Floats from the start of a page of memory to x.
@@ -303,7 +303,7 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g) {
   return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
 }
 
-// Where panels of B are copied one by one for any number of rows: measured.
+// Where panels of B are copied one by one, but of few rows and a B from memory: measured.
 inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >= 16; }
 
 // Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD

@@ -27,7 +27,9 @@ struct GemmOperands {
   void (*finish)(const GemmOperands& g, std::int64_t row, std::int64_t m, std::int64_t column,
                  std::int64_t n) = nullptr;
   std::int64_t a_tile = 0;
-  const float* added = nullptr;  // (m, n): what finish would only add, tiles do; beta 0, one pass
+  // (m, n): all that finish does is to add it, and where tiles compute C they do so instead; ways
+  // without tiles call finish. Only of one pass over k, with beta 0.
+  const float* added = nullptr;
   std::int64_t ld_added = 0;
 
   const float* a_at(std::int64_t i, std::int64_t p) const {
@@ -35,9 +37,9 @@ struct GemmOperands {
   }
 };
 
-// Rows [0, m) of one panel of B: C = A B + old, which may be C. ahead: what will be read next; in
-// each step of k one cache line of it is fetched, then it moves by ahead_row. ahead_tile: what a
-// tile fetches is so much after its own.
+// Rows [0, m) of one panel of B: C = A B + old. ahead: what will be read next; in each step of k
+// one cache line of it is fetched, then it moves by ahead_row. ahead_tile: what a tile fetches is
+// so much after its own.
 struct PanelWork {
   std::int64_t m, k;
   const float* a;
@@ -46,7 +48,7 @@ struct PanelWork {
   std::int64_t b_row;
   float* c;
   std::int64_t ldc;
-  const float* old;  // or null
+  const float* old;  // C itself, another matrix, or null: nothing
   std::int64_t ld_old;
   const float* ahead;
   std::int64_t ahead_row;
@@ -85,7 +87,7 @@ TINYSCALE_INLINE void gemm_step(
   }
 }
 
-// C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
+// C[ROWS, VECTORS * width] = A[ROWS, k] B[k, ...] + old: the whole tile in registers. Rows from
 // `valid` on repeat the first one and are not stored.
 template <class L, int ROWS, int VECTORS, TileWay WAY = TileWay::ahead>
 TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64_t valid,

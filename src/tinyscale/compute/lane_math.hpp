@@ -217,7 +217,7 @@ inline void exact_sqrt(const Lanes4::V& x, Lanes4::V& y) {
 #endif
 }
 #endif
-template <class V>
+template <class V>  // of lanes without such an instruction
 TINYSCALE_INLINE void exact_sqrt(const V& x, V& y) {
   float lanes[sizeof(V) / sizeof(float)];
   std::memcpy(lanes, &x, sizeof(V));

@@ -141,7 +141,7 @@ struct VectorValue {
 struct VectorResult {
   int value = 0;
   kernels::VectorOutput kind = kernels::VectorOutput::full;
-  bool squared = false;  // a total of squares, set by a plan
+  bool squared = false;  // the total of the value's squares; only VectorRewrite makes these
 };
 
 }  // namespace detail
