@@ -45743,8 +45743,20 @@ namespace detail {
 // A call in the log; `number` is its place there, once all devices' logs are joined.
 struct CallRecord {
   LoggedCall logged;
+  // Of a meeting, until then: who holds what is counted, and the counts would go from processor to
+  // processor with every call.
+  const Shared<const CallShape>* shape = nullptr;
+  const Shared<const std::vector<int>>* members = nullptr;
   int number = -1;
   std::uint64_t id = 0;  // the same in all processes
+
+  void hold() {
+    if (shape != nullptr) {
+      logged.shape = *shape;
+      logged.members = *members;
+      shape = nullptr;
+    }
+  }
 };
 
 // Records of calls one after another in memory, where they stay.
@@ -45791,10 +45803,11 @@ struct DeviceCall {
   }
 };
 
-// A plan that a device met with, and the line from which it called.
+// A plan that a device met with, the line from which it called, and whom it met.
 struct PlanSlot {
   SourceLine where;
   const CallPlan* plan = nullptr;
+  const Shared<const std::vector<int>>* members = nullptr;
 
   // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
   const CallPlan* plan_of(const DeviceCall& call) const {
@@ -45812,13 +45825,22 @@ struct alignas(64) Post {
   const float* in = nullptr;
   float* out = nullptr;
   Shared<DeviceCall> call;
+  const Shared<const std::vector<int>>* ahead_of = nullptr;  // the root's, which may go on
 };
+
+// The root of a small broadcast leaves a copy of its numbers and goes on, as MPI's eager protocol
+// has it; who comes later takes them. Not often in a row without waiting for the others once.
+constexpr int most_ahead = 16;
+constexpr std::int64_t most_ahead_elements = 4096;
+inline bool may_go_ahead(const CallPlan& plan) {
+  return plan.key.what == Collective::broadcast && plan.key.shape.count() <= most_ahead_elements;
+}
 
 struct Group;
 
 // One collective of a group. What its members tell each other in every call is one line of memory,
 // which goes from one processor to the other a few times; the rest stays as it was.
-struct Meeting {
+struct alignas(64) Meeting {
   explicit Meeting(Group* owner, std::size_t members) : group(owner), posts(members) {}
 
   std::atomic<int> came{0}, left{0}, sleepers{0};
@@ -45829,8 +45851,10 @@ struct Meeting {
   OpenLoop exchange;                    // who waits takes part
   Group* group;
   bool disagrees = false;
-  std::string error;  // what the exchange threw
-  List<Post> posts;   // by place among the members
+  int ahead = -1;            // the place of a root that went on
+  std::vector<float> given;  // by it
+  std::string error;         // what the exchange threw
+  List<Post> posts;          // by place among the members
 
   void reset() {
     came.store(0, std::memory_order_relaxed);
@@ -45840,8 +45864,53 @@ struct Meeting {
     plan = nullptr;
     call = nullptr;
     next.store(nullptr, std::memory_order_relaxed);
+    if (ahead >= 0) {  // then posts stay until the last has left
+      ahead = -1;
+      for (Post& post : posts) {
+        post = Post();
+      }
+    }
+  }
+  // Whether the call of a device differs from that of the root that went on.
+  bool differs(int place) const {
+    const Post& post = posts[static_cast<std::size_t>(place)];
+    return ahead >= 0 && post.here && post.plan != plan && !(post.call->key == plan->key);
+  }
+  // Something in it can still fail.
+  bool open() const {
+    const bool all_came = came.load() == static_cast<int>(posts.size());
+    return !done.load() || (ahead >= 0 && (disagrees || !all_came));
   }
 };
+
+// The devices of a group, by index when a call's axes are counted in its order.
+struct GroupOrder {
+  std::vector<int> axes;
+  Shared<const std::vector<int>> members;  // their ranks
+  std::vector<int> places;                 // among the group's rising ranks
+};
+
+inline Shared<const GroupOrder> group_order(const List<AxisPlacement>& of_mesh,
+                                            const std::vector<int>& axes,
+                                            const std::vector<int>& rising_ranks) {
+  const std::size_t size = rising_ranks.size();
+  std::vector<int>* const members = new std::vector<int>(size);
+  GroupOrder* const order = new GroupOrder;
+  const Shared<const GroupOrder> made(order);
+  order->axes = axes;
+  order->members = Shared<const std::vector<int>>(members);
+  order->places.resize(size);
+  for (std::size_t place = 0; place < size; ++place) {
+    int index = 0;
+    for (const int axis : axes) {
+      const AxisPlacement& a = of_mesh[static_cast<std::size_t>(axis)];
+      index = index * a.size + rising_ranks[place] / a.stride % a.size;
+    }
+    (*members)[static_cast<std::size_t>(index)] = rising_ranks[place];
+    order->places[static_cast<std::size_t>(index)] = static_cast<int>(place);
+  }
+  return made;
+}
 
 // The devices that differ in some axes only. Their meetings are a chain: where one has been, all
 // go on to the next, and the last to leave appends it again.
@@ -45851,28 +45920,23 @@ struct Group {
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;  // not in the chain
-  // The last plan, and the places of its devices in the order of the call's axes. Whoever finishes
-  // a meeting uses these; meetings end one after the other.
+  // The last plan, and its devices. Whoever finishes a meeting uses these; meetings end one after
+  // the other.
   const CallPlan* plan = nullptr;
-  Shared<const std::vector<int>> members;
-  std::vector<int> places;
+  const GroupOrder* order = nullptr;
+  List<Shared<const GroupOrder>> orders;  // as long as the group
   CallRecords records;  // where processes meet; else whoever finishes a call keeps it
 
   int size() const { return static_cast<int>(ranks.size()); }
-  // Which of the ranks has which index when the call's axes are counted in this order.
-  void set_places(const List<AxisPlacement>& of_mesh, const std::vector<int>& order) {
-    std::vector<int>* const by_index = new std::vector<int>(ranks.size());
-    members = Shared<const std::vector<int>>(by_index);
-    places.assign(ranks.size(), 0);
-    for (std::size_t place = 0; place < ranks.size(); ++place) {
-      int index = 0;
-      for (const int axis : order) {
-        const AxisPlacement& a = of_mesh[static_cast<std::size_t>(axis)];
-        index = index * a.size + ranks[place] / a.stride % a.size;
+  void set_order(const List<AxisPlacement>& of_mesh, const std::vector<int>& call_axes) {
+    for (const Shared<const GroupOrder>& known : orders) {
+      if (known->axes == call_axes) {
+        order = known.get();
+        return;
       }
-      (*by_index)[static_cast<std::size_t>(index)] = ranks[place];
-      places[static_cast<std::size_t>(index)] = static_cast<int>(place);
     }
+    orders.push_back(group_order(of_mesh, call_axes, ranks));
+    order = orders.back().get();
   }
   Meeting* after(Meeting& meeting) {
     Meeting* next = meeting.next.load(std::memory_order_acquire);
@@ -45916,8 +45980,10 @@ struct Group {
 struct Seat {
   Group* group = nullptr;
   int place = 0;
-  Meeting* next = nullptr;  // at which it will post
-  CallRecords records;      // of the meetings that it finishes
+  Meeting* next = nullptr;    // at which it will post
+  Meeting* leaves = nullptr;  // which has nothing more for it; it has yet to say so
+  int ahead = 0;              // meetings in a row that it did not wait for as a root
+  CallRecords records;        // of the meetings that it finishes
 
   // Its own, so that no two processors share their memory. Several plans' where a group is small:
   // programs call one collective and another by turns.
@@ -46060,10 +46126,13 @@ class Judgement {
     List<List<OpenCall>> all(boxes_.size());
     for (const Shared<Group>& group : groups_) {
       for (const Shared<Meeting>& meeting : group->meetings) {
-        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->done; ++i) {
+        for (std::size_t i = 0; i < meeting->posts.size() && meeting->open(); ++i) {
           const std::size_t rank = static_cast<std::size_t>(group->ranks[i]);
           const Waiting::State& device = waiting_.states()[rank];
-          if (meeting->posts[i].here &&
+          const int place = static_cast<int>(i);
+          const bool through =
+              meeting->ahead >= 0 && meeting->ahead != place && !meeting->differs(place);
+          if (meeting->posts[i].here && !through &&
               (device.now != Waiting::Now::waits || device.wait.of != meeting.get())) {
             List<OpenCall>& calls = all[rank];
             calls.push_back({meeting.get(), &meeting->posts[i]});
@@ -46197,7 +46266,8 @@ class Judgement {
 // >> tinyscale/mesh/fabric.hpp
 // Where the devices of a run meet: groups that call collectives together, and mailboxes for sends.
 // A device posts its tensors at the next meeting of its group and may go on; the last one to come
-// checks that all called the same and runs the exchange for everybody. Sends never block.
+// checks that all called the same and runs the exchange for everybody. The root of a small
+// broadcast goes on, and each of the others takes its numbers when it comes. Sends never block.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -46247,24 +46317,40 @@ class Fabric {
     }
     Meeting* const meeting = seat.next;
     post.here = true;
+    const bool ahead = post.ahead_of != nullptr;
+    if (ahead) {
+      give_ahead(seat, *meeting, post);
+      met = {meeting->call, meeting->plan};
+    }
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
+    const bool last = meeting->came.fetch_add(1) + 1 == seat.group->size();
     seat.next = seat.group->after(*meeting);
-    if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
+    if (last) {
       finish(seat, *meeting, met);
     }
+    if (ahead) {
+      tell(*meeting);
+    }
+    leave(seat);
+    seat.leaves = ahead ? meeting : nullptr;
     return meeting;
   }
 
   // Returns when the exchange has run.
   template <class Standing>
-  Met await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
-    for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
+  Met await(int me, Seat& seat, Meeting* meeting, const Standing& standing) {
+    const auto met_here = [&] {
+      return meeting->done.load(std::memory_order_acquire) && !meeting->differs(seat.place);
+    };
+    for (int looks = 0; !met_here();) {
       if (others_ != nullptr) {
         others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
       } else if (!meeting->exchange.help() && !waiting_.look_again(me, looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
-        if (!meeting->done.load()) {
+        const bool done = meeting->done.load();
+        if (!done || meeting->differs(seat.place)) {
+          meeting->disagrees = meeting->disagrees || done;
           waiting_.throw_failure();
           Wait wait;
           wait.what = Wait::For::collective;
@@ -46275,9 +46361,19 @@ class Fabric {
     }
     const Met met = {meeting->call, meeting->plan};
     const bool failed = !meeting->error.empty();
-    meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
-    if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
-      Group::append(meeting);
+    if (meeting->ahead < 0) {
+      seat.ahead = 0;
+    } else {
+      const Post& own = meeting->posts[static_cast<std::size_t>(seat.place)];
+      take(*meeting, own.out);
+      if (seat.place == 0) {
+        meeting->call->logged.where = own.call->where;  // as where all meet
+      }
+    }
+    leave(seat);
+    seat.leaves = meeting;
+    if (others_ != nullptr || failed) {
+      leave(seat);
     }
     if (failed) {
       fail({meeting->error});  // such a meeting is not used again
@@ -46413,8 +46509,41 @@ class Fabric {
     }
   }
 
+  // By a root, before the others know that it has come.
+  static void give_ahead(Seat& seat, Meeting& meeting, const Post& post) {
+    const std::int64_t count = post.plan->key.shape.count();
+    meeting.given.assign(post.in, post.in + count);
+    meeting.ahead = seat.place;
+    meeting.plan = post.plan;
+    meeting.call = seat.records.add();
+    meeting.call->shape = &post.plan->shape;
+    meeting.call->members = post.ahead_of;
+    meeting.call->logged.where = post.plan->shape->where;
+    take(meeting, post.out);
+    ++seat.ahead;
+  }
+  // What its root gave, as the exchange would have brought it.
+  static void take(const Meeting& meeting, float* out) {
+    const Exchange& e = meeting.plan->exchange;
+    const std::size_t count = meeting.given.size();
+    if (settles(e)) {
+      settle(e, static_cast<std::int64_t>(count), meeting.given.data(), out);
+    } else if (count > 0) {
+      std::memcpy(out, meeting.given.data(), count * sizeof(float));
+    }
+  }
+
   // By the last device that came.
   void finish(Seat& seat, Meeting& meeting, Met& met) {
+    if (meeting.ahead >= 0) {
+      for (int place = 0; place < meeting.group->size(); ++place) {
+        if (meeting.differs(place)) {
+          const std::lock_guard<std::mutex> lock(waiting_.mutex());
+          meeting.disagrees = true;
+        }
+      }
+      return;
+    }
     const Post& first = meeting.posts[0];
     bool known = first.plan != nullptr;
     for (const Post& post : meeting.posts) {
@@ -46435,6 +46564,12 @@ class Fabric {
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
+    seat.ahead = 0;
+    tell(meeting);
+  }
+
+  // All who wait there.
+  void tell(Meeting& meeting) {
     meeting.done.exchange(true);  // as in LoopSlot, no store
     // Others may have left by now, and begun the next call here: then who sleeps looks once more.
     if (meeting.sleepers.load() > 0) {
@@ -46456,16 +46591,16 @@ class Fabric {
       use_plan(group, known->key.axes, known);
     }
     ExchangeRun& run = seat.run(*group.plan);
-    for (std::size_t i = 0; i < group.places.size(); ++i) {
-      const Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
+    for (std::size_t i = 0; i < group.order->places.size(); ++i) {
+      const Post& post = meeting.posts[static_cast<std::size_t>(group.order->places[i])];
       run.buffers()[i] = {post.in, post.out};
     }
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
     run.run(awake ? &meeting.exchange : nullptr);
     CallRecord* const record = seat.records.add();
-    record->logged.shape = group.plan->shape;
-    record->logged.members = group.members;
+    record->shape = &group.plan->shape;
+    record->members = &group.order->members;
     record->logged.where = known != nullptr ? known->shape->where : meeting.posts[0].call->where;
     meeting.plan = group.plan;
     meeting.call = record;
@@ -46480,7 +46615,7 @@ class Fabric {
     }
     CallKey key = meeting.posts[0].call->key;
     use_plan(group, key.axes, nullptr);
-    for (const int place : group.places) {  // ragged: who sends how many rows to whom
+    for (const int place : group.order->places) {  // ragged: who sends how many rows to whom
       const Post& post = meeting.posts[static_cast<std::size_t>(place)];
       key.rows.insert(key.rows.end(), post.call->rows.begin(), post.call->rows.end());
     }
@@ -46488,9 +46623,25 @@ class Fabric {
   }
   void use_plan(Group& group, const std::vector<int>& axes, const CallPlan* plan) {
     if (group.plan == nullptr || group.plan->key.axes != axes) {
-      group.set_places(axes_, axes);
+      group.set_order(axes_, axes);
     }
     group.plan = plan;
+  }
+
+  // Who has been at a meeting says so when it has posted at the next: whoever waits for that does
+  // not wait for this too.
+  void leave(Seat& seat) {
+    if (seat.leaves != nullptr) {
+      Meeting* const meeting = seat.leaves;
+      seat.leaves = nullptr;
+      if (meeting->ahead < 0) {
+        meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
+      }
+      const bool again = meeting->error.empty();
+      if (meeting->left.fetch_add(1) + 1 == seat.group->size() && again) {
+        Group::append(meeting);
+      }
+    }
   }
 
   Judgement judgement() const { return {waiting_, groups_, boxes_, axes_}; }
@@ -46552,6 +46703,7 @@ class CallNumbers {
     for (const DeviceLog::Event& event : device.events) {
       CallRecord* const call = record_of(event);
       if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
+        call->hold();
         const std::size_t text = text_of(*call->logged.shape);
         times.resize(lines_.size(), 0);
         const std::size_t time = times[text]++;
@@ -46816,7 +46968,12 @@ class Endpoint {
       return call;
     }
     Post post;
-    post.plan = plan_slot(*call.of).plan_of(*call.of);
+    const PlanSlot& known = plan_slot(*call.of);
+    post.plan = known.plan_of(*call.of);
+    if (post.plan != nullptr && may_go_ahead(*post.plan) && call.seat->ahead < most_ahead &&
+        index_on(key.axes) == key.root) {
+      post.ahead_of = known.members;
+    }
     const DeviceBuffers buffers = call.of->buffers();
     post.in = buffers.in;
     post.out = buffers.out;
@@ -46982,7 +47139,7 @@ class Endpoint {
         call.met = fabric_.await(rank_, *call.seat, meeting, *this);
         log_.events[call.event].call = call.met.call;
       }
-      plan_slot(*call.of) = {call.of->where, call.met.plan};
+      plan_slot(*call.of) = {call.of->where, call.met.plan, call.met.call->members};
       in_ = nullptr;
     } catch (...) {
       leave();
@@ -51135,7 +51292,7 @@ class MpiRanks final : public OtherProcesses {
     try {
       fabric_.find_plan(group, meeting);
       call.plan = group.plan;
-      call.members = group.members;
+      call.members = group.order->members;
       const PreparedSchedule& schedule = *call.plan->shape->schedule;
       check_messages(schedule, call.plan->exchange.cut);
       const int index = static_cast<int>(place_in(*call.members, me_));

@@ -182,7 +182,12 @@ class Endpoint {
       return call;
     }
     Post post;
-    post.plan = plan_slot(*call.of).plan_of(*call.of);
+    const PlanSlot& known = plan_slot(*call.of);
+    post.plan = known.plan_of(*call.of);
+    if (post.plan != nullptr && may_go_ahead(*post.plan) && call.seat->ahead < most_ahead &&
+        index_on(key.axes) == key.root) {
+      post.ahead_of = known.members;
+    }
     const DeviceBuffers buffers = call.of->buffers();
     post.in = buffers.in;
     post.out = buffers.out;
@@ -348,7 +353,7 @@ class Endpoint {
         call.met = fabric_.await(rank_, *call.seat, meeting, *this);
         log_.events[call.event].call = call.met.call;
       }
-      plan_slot(*call.of) = {call.of->where, call.met.plan};
+      plan_slot(*call.of) = {call.of->where, call.met.plan, call.met.call->members};
       in_ = nullptr;
     } catch (...) {
       leave();

@@ -1,11 +1,13 @@
 #pragma once
 // Where the devices of a run meet: groups that call collectives together, and mailboxes for sends.
 // A device posts its tensors at the next meeting of its group and may go on; the last one to come
-// checks that all called the same and runs the exchange for everybody. Sends never block.
+// checks that all called the same and runs the exchange for everybody. The root of a small
+// broadcast goes on, and each of the others takes its numbers when it comes. Sends never block.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>  // memcpy
 #include <exception>
 #include <mutex>
 #include <string>
@@ -71,24 +73,40 @@ class Fabric {
     }
     Meeting* const meeting = seat.next;
     post.here = true;
+    const bool ahead = post.ahead_of != nullptr;
+    if (ahead) {
+      give_ahead(seat, *meeting, post);
+      met = {meeting->call, meeting->plan};
+    }
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
+    const bool last = meeting->came.fetch_add(1) + 1 == seat.group->size();
     seat.next = seat.group->after(*meeting);
-    if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
+    if (last) {
       finish(seat, *meeting, met);
     }
+    if (ahead) {
+      tell(*meeting);
+    }
+    leave(seat);
+    seat.leaves = ahead ? meeting : nullptr;
     return meeting;
   }
 
   // Returns when the exchange has run.
   template <class Standing>
-  Met await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
-    for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
+  Met await(int me, Seat& seat, Meeting* meeting, const Standing& standing) {
+    const auto met_here = [&] {
+      return meeting->done.load(std::memory_order_acquire) && !meeting->differs(seat.place);
+    };
+    for (int looks = 0; !met_here();) {
       if (others_ != nullptr) {
         others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
       } else if (!meeting->exchange.help() && !waiting_.look_again(me, looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
-        if (!meeting->done.load()) {
+        const bool done = meeting->done.load();
+        if (!done || meeting->differs(seat.place)) {
+          meeting->disagrees = meeting->disagrees || done;
           waiting_.throw_failure();
           Wait wait;
           wait.what = Wait::For::collective;
@@ -99,9 +117,19 @@ class Fabric {
     }
     const Met met = {meeting->call, meeting->plan};
     const bool failed = !meeting->error.empty();
-    meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
-    if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
-      Group::append(meeting);
+    if (meeting->ahead < 0) {
+      seat.ahead = 0;
+    } else {
+      const Post& own = meeting->posts[static_cast<std::size_t>(seat.place)];
+      take(*meeting, own.out);
+      if (seat.place == 0) {
+        meeting->call->logged.where = own.call->where;  // as where all meet
+      }
+    }
+    leave(seat);
+    seat.leaves = meeting;
+    if (others_ != nullptr || failed) {
+      leave(seat);
     }
     if (failed) {
       fail({meeting->error});  // such a meeting is not used again
@@ -237,8 +265,41 @@ class Fabric {
     }
   }
 
+  // By a root, before the others know that it has come.
+  static void give_ahead(Seat& seat, Meeting& meeting, const Post& post) {
+    const std::int64_t count = post.plan->key.shape.count();
+    meeting.given.assign(post.in, post.in + count);
+    meeting.ahead = seat.place;
+    meeting.plan = post.plan;
+    meeting.call = seat.records.add();
+    meeting.call->shape = &post.plan->shape;
+    meeting.call->members = post.ahead_of;
+    meeting.call->logged.where = post.plan->shape->where;
+    take(meeting, post.out);
+    ++seat.ahead;
+  }
+  // What its root gave, as the exchange would have brought it.
+  static void take(const Meeting& meeting, float* out) {
+    const Exchange& e = meeting.plan->exchange;
+    const std::size_t count = meeting.given.size();
+    if (settles(e)) {
+      settle(e, static_cast<std::int64_t>(count), meeting.given.data(), out);
+    } else if (count > 0) {
+      std::memcpy(out, meeting.given.data(), count * sizeof(float));
+    }
+  }
+
   // By the last device that came.
   void finish(Seat& seat, Meeting& meeting, Met& met) {
+    if (meeting.ahead >= 0) {
+      for (int place = 0; place < meeting.group->size(); ++place) {
+        if (meeting.differs(place)) {
+          const std::lock_guard<std::mutex> lock(waiting_.mutex());
+          meeting.disagrees = true;
+        }
+      }
+      return;
+    }
     const Post& first = meeting.posts[0];
     bool known = first.plan != nullptr;
     for (const Post& post : meeting.posts) {
@@ -259,6 +320,12 @@ class Fabric {
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
+    seat.ahead = 0;
+    tell(meeting);
+  }
+
+  // All who wait there.
+  void tell(Meeting& meeting) {
     meeting.done.exchange(true);  // as in LoopSlot, no store
     // Others may have left by now, and begun the next call here: then who sleeps looks once more.
     if (meeting.sleepers.load() > 0) {
@@ -280,16 +347,16 @@ class Fabric {
       use_plan(group, known->key.axes, known);
     }
     ExchangeRun& run = seat.run(*group.plan);
-    for (std::size_t i = 0; i < group.places.size(); ++i) {
-      const Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
+    for (std::size_t i = 0; i < group.order->places.size(); ++i) {
+      const Post& post = meeting.posts[static_cast<std::size_t>(group.order->places[i])];
       run.buffers()[i] = {post.in, post.out};
     }
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
     run.run(awake ? &meeting.exchange : nullptr);
     CallRecord* const record = seat.records.add();
-    record->logged.shape = group.plan->shape;
-    record->logged.members = group.members;
+    record->shape = &group.plan->shape;
+    record->members = &group.order->members;
     record->logged.where = known != nullptr ? known->shape->where : meeting.posts[0].call->where;
     meeting.plan = group.plan;
     meeting.call = record;
@@ -304,7 +371,7 @@ class Fabric {
     }
     CallKey key = meeting.posts[0].call->key;
     use_plan(group, key.axes, nullptr);
-    for (const int place : group.places) {  // ragged: who sends how many rows to whom
+    for (const int place : group.order->places) {  // ragged: who sends how many rows to whom
       const Post& post = meeting.posts[static_cast<std::size_t>(place)];
       key.rows.insert(key.rows.end(), post.call->rows.begin(), post.call->rows.end());
     }
@@ -312,9 +379,25 @@ class Fabric {
   }
   void use_plan(Group& group, const std::vector<int>& axes, const CallPlan* plan) {
     if (group.plan == nullptr || group.plan->key.axes != axes) {
-      group.set_places(axes_, axes);
+      group.set_order(axes_, axes);
     }
     group.plan = plan;
+  }
+
+  // Who has been at a meeting says so when it has posted at the next: whoever waits for that does
+  // not wait for this too.
+  void leave(Seat& seat) {
+    if (seat.leaves != nullptr) {
+      Meeting* const meeting = seat.leaves;
+      seat.leaves = nullptr;
+      if (meeting->ahead < 0) {
+        meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
+      }
+      const bool again = meeting->error.empty();
+      if (meeting->left.fetch_add(1) + 1 == seat.group->size() && again) {
+        Group::append(meeting);
+      }
+    }
   }
 
   Judgement judgement() const { return {waiting_, groups_, boxes_, axes_}; }

@@ -24,8 +24,20 @@ namespace detail {
 // A call in the log; `number` is its place there, once all devices' logs are joined.
 struct CallRecord {
   LoggedCall logged;
+  // Of a meeting, until then: who holds what is counted, and the counts would go from processor to
+  // processor with every call.
+  const Shared<const CallShape>* shape = nullptr;
+  const Shared<const std::vector<int>>* members = nullptr;
   int number = -1;
   std::uint64_t id = 0;  // the same in all processes
+
+  void hold() {
+    if (shape != nullptr) {
+      logged.shape = *shape;
+      logged.members = *members;
+      shape = nullptr;
+    }
+  }
 };
 
 // Records of calls one after another in memory, where they stay.
@@ -72,10 +84,11 @@ struct DeviceCall {
   }
 };
 
-// A plan that a device met with, and the line from which it called.
+// A plan that a device met with, the line from which it called, and whom it met.
 struct PlanSlot {
   SourceLine where;
   const CallPlan* plan = nullptr;
+  const Shared<const std::vector<int>>* members = nullptr;
 
   // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
   const CallPlan* plan_of(const DeviceCall& call) const {
@@ -93,13 +106,22 @@ struct alignas(64) Post {
   const float* in = nullptr;
   float* out = nullptr;
   Shared<DeviceCall> call;
+  const Shared<const std::vector<int>>* ahead_of = nullptr;  // the root's, which may go on
 };
+
+// The root of a small broadcast leaves a copy of its numbers and goes on, as MPI's eager protocol
+// has it; who comes later takes them. Not often in a row without waiting for the others once.
+constexpr int most_ahead = 16;
+constexpr std::int64_t most_ahead_elements = 4096;
+inline bool may_go_ahead(const CallPlan& plan) {
+  return plan.key.what == Collective::broadcast && plan.key.shape.count() <= most_ahead_elements;
+}
 
 struct Group;
 
 // One collective of a group. What its members tell each other in every call is one line of memory,
 // which goes from one processor to the other a few times; the rest stays as it was.
-struct Meeting {
+struct alignas(64) Meeting {
   explicit Meeting(Group* owner, std::size_t members) : group(owner), posts(members) {}
 
   std::atomic<int> came{0}, left{0}, sleepers{0};
@@ -110,8 +132,10 @@ struct Meeting {
   OpenLoop exchange;                    // who waits takes part
   Group* group;
   bool disagrees = false;
-  std::string error;  // what the exchange threw
-  List<Post> posts;   // by place among the members
+  int ahead = -1;            // the place of a root that went on
+  std::vector<float> given;  // by it
+  std::string error;         // what the exchange threw
+  List<Post> posts;          // by place among the members
 
   void reset() {
     came.store(0, std::memory_order_relaxed);
@@ -121,8 +145,53 @@ struct Meeting {
     plan = nullptr;
     call = nullptr;
     next.store(nullptr, std::memory_order_relaxed);
+    if (ahead >= 0) {  // then posts stay until the last has left
+      ahead = -1;
+      for (Post& post : posts) {
+        post = Post();
+      }
+    }
+  }
+  // Whether the call of a device differs from that of the root that went on.
+  bool differs(int place) const {
+    const Post& post = posts[static_cast<std::size_t>(place)];
+    return ahead >= 0 && post.here && post.plan != plan && !(post.call->key == plan->key);
+  }
+  // Something in it can still fail.
+  bool open() const {
+    const bool all_came = came.load() == static_cast<int>(posts.size());
+    return !done.load() || (ahead >= 0 && (disagrees || !all_came));
   }
 };
+
+// The devices of a group, by index when a call's axes are counted in its order.
+struct GroupOrder {
+  std::vector<int> axes;
+  Shared<const std::vector<int>> members;  // their ranks
+  std::vector<int> places;                 // among the group's rising ranks
+};
+
+inline Shared<const GroupOrder> group_order(const List<AxisPlacement>& of_mesh,
+                                            const std::vector<int>& axes,
+                                            const std::vector<int>& rising_ranks) {
+  const std::size_t size = rising_ranks.size();
+  std::vector<int>* const members = new std::vector<int>(size);
+  GroupOrder* const order = new GroupOrder;
+  const Shared<const GroupOrder> made(order);
+  order->axes = axes;
+  order->members = Shared<const std::vector<int>>(members);
+  order->places.resize(size);
+  for (std::size_t place = 0; place < size; ++place) {
+    int index = 0;
+    for (const int axis : axes) {
+      const AxisPlacement& a = of_mesh[static_cast<std::size_t>(axis)];
+      index = index * a.size + rising_ranks[place] / a.stride % a.size;
+    }
+    (*members)[static_cast<std::size_t>(index)] = rising_ranks[place];
+    order->places[static_cast<std::size_t>(index)] = static_cast<int>(place);
+  }
+  return made;
+}
 
 // The devices that differ in some axes only. Their meetings are a chain: where one has been, all
 // go on to the next, and the last to leave appends it again.
@@ -132,28 +201,23 @@ struct Group {
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;  // not in the chain
-  // The last plan, and the places of its devices in the order of the call's axes. Whoever finishes
-  // a meeting uses these; meetings end one after the other.
+  // The last plan, and its devices. Whoever finishes a meeting uses these; meetings end one after
+  // the other.
   const CallPlan* plan = nullptr;
-  Shared<const std::vector<int>> members;
-  std::vector<int> places;
+  const GroupOrder* order = nullptr;
+  List<Shared<const GroupOrder>> orders;  // as long as the group
   CallRecords records;  // where processes meet; else whoever finishes a call keeps it
 
   int size() const { return static_cast<int>(ranks.size()); }
-  // Which of the ranks has which index when the call's axes are counted in this order.
-  void set_places(const List<AxisPlacement>& of_mesh, const std::vector<int>& order) {
-    std::vector<int>* const by_index = new std::vector<int>(ranks.size());
-    members = Shared<const std::vector<int>>(by_index);
-    places.assign(ranks.size(), 0);
-    for (std::size_t place = 0; place < ranks.size(); ++place) {
-      int index = 0;
-      for (const int axis : order) {
-        const AxisPlacement& a = of_mesh[static_cast<std::size_t>(axis)];
-        index = index * a.size + ranks[place] / a.stride % a.size;
+  void set_order(const List<AxisPlacement>& of_mesh, const std::vector<int>& call_axes) {
+    for (const Shared<const GroupOrder>& known : orders) {
+      if (known->axes == call_axes) {
+        order = known.get();
+        return;
       }
-      (*by_index)[static_cast<std::size_t>(index)] = ranks[place];
-      places[static_cast<std::size_t>(index)] = static_cast<int>(place);
     }
+    orders.push_back(group_order(of_mesh, call_axes, ranks));
+    order = orders.back().get();
   }
   Meeting* after(Meeting& meeting) {
     Meeting* next = meeting.next.load(std::memory_order_acquire);
@@ -197,8 +261,10 @@ struct Group {
 struct Seat {
   Group* group = nullptr;
   int place = 0;
-  Meeting* next = nullptr;  // at which it will post
-  CallRecords records;      // of the meetings that it finishes
+  Meeting* next = nullptr;    // at which it will post
+  Meeting* leaves = nullptr;  // which has nothing more for it; it has yet to say so
+  int ahead = 0;              // meetings in a row that it did not wait for as a root
+  CallRecords records;        // of the meetings that it finishes
 
   // Its own, so that no two processors share their memory. Several plans' where a group is small:
   // programs call one collective and another by turns.

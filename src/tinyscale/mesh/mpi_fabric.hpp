@@ -233,7 +233,7 @@ class MpiRanks final : public OtherProcesses {
     try {
       fabric_.find_plan(group, meeting);
       call.plan = group.plan;
-      call.members = group.members;
+      call.members = group.order->members;
       const PreparedSchedule& schedule = *call.plan->shape->schedule;
       check_messages(schedule, call.plan->exchange.cut);
       const int index = static_cast<int>(place_in(*call.members, me_));
