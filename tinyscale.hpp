@@ -28,6 +28,7 @@
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
 //   tinyscale/base/save_file.hpp             A file that appears whole or not at all
+//   tinyscale/base/block_list.hpp            A List that is not copied as it grows
 //   tinyscale/base/physical_memory.hpp       How much memory this machine has
 //   tinyscale/base/weight_memory.hpp         Memory for what is long
 //   tinyscale/base/mapped_file.hpp           The bytes of a file
@@ -2280,6 +2281,29 @@ inline void leave_processor(int processor) {
 #endif
 }
 
+// Moves this thread to one of the processors that it may use, by number and around; it may go from
+// there. Of many threads that yield to each other Linux leaves more on one than on another.
+inline void go_to_processor(int number) {
+#if defined(CPU_SETSIZE) && !TINYSCALE_INTERPRETER
+  cpu_set_t all, one;
+  if (sched_getaffinity(0, sizeof(all), &all) != 0) {
+    return;
+  }
+  int before = number % CPU_COUNT(&all);
+  CPU_ZERO(&one);
+  for (std::size_t processor = 0; processor < CPU_SETSIZE; ++processor) {
+    if (CPU_ISSET(processor, &all) && before-- == 0) {
+      CPU_SET(processor, &one);
+    }
+  }
+  if (sched_setaffinity(0, sizeof(one), &one) == 0) {
+    sched_setaffinity(0, sizeof(all), &all);
+  }
+#else
+  static_cast<void>(number);
+#endif
+}
+
 // Where a sleeping thread wakes: not on the processor of who wakes it. Linux often puts it there,
 // and moves it only after some milliseconds; meanwhile two threads are as slow as one.
 class WakePlace {
@@ -3018,6 +3042,71 @@ class SaveFile {
 
 }  // namespace detail
 }}  // namespace tinyscale
+
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
+// >> tinyscale/base/block_list.hpp
+// A List that is not copied as it grows: every block is twice as large as the one before, and what
+// is in it stays where it is.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+template <class T>
+class BlockList {
+ public:
+  BlockList() = default;
+  BlockList(BlockList&& other) noexcept
+      : blocks_(std::move(other.blocks_)), size_(std::exchange(other.size_, 0)) {}
+
+  std::size_t size() const { return size_; }
+  const T& operator[](std::size_t i) const {
+    const std::size_t block = block_of(i);
+    return blocks_[block][i - items_before(block)];
+  }
+  T& operator[](std::size_t i) {
+    const std::size_t block = block_of(i);
+    return blocks_[block][i - items_before(block)];
+  }
+
+  // A default T at its end.
+  T& add() {
+    if (size_ == items_before(blocks_.size())) {
+      blocks_.push_back(List<T>(first_size << blocks_.size()));
+    }
+    return (*this)[size_++];
+  }
+  void push_back(const T& item) { add() = item; }
+
+  class Iterator {
+   public:
+    Iterator(const BlockList* list, std::size_t at) : list_(list), at_(at) {}
+    const T& operator*() const { return (*list_)[at_]; }
+    void operator++() { ++at_; }
+    bool operator!=(const Iterator& other) const { return at_ != other.at_; }
+
+   private:
+    const BlockList* list_;
+    std::size_t at_;
+  };
+  Iterator begin() const { return {this, 0}; }
+  Iterator end() const { return {this, size_}; }
+
+ private:
+  static constexpr std::size_t first_size = 32;
+  static std::size_t items_before(std::size_t block) { return (first_size << block) - first_size; }
+  static std::size_t block_of(std::size_t i) {
+    return 63U - static_cast<unsigned>(__builtin_clzll(i / first_size + 1));
+  }
+
+  List<List<T>> blocks_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 #if (TINYSCALE_ONLY) & (TINYSCALE_GRAPHS | TINYSCALE_GENERATION | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
 
@@ -45555,6 +45644,8 @@ class Waiting {
     if (most_ > 0) {
       std::unique_lock<std::mutex> lock(mutex_);
       get_baton(lock, state(me));
+    } else if (spins_ == 0) {
+      go_to_processor(me);
     }
   }
 
@@ -45759,27 +45850,6 @@ struct CallRecord {
   }
 };
 
-// Records of calls one after another in memory, where they stay.
-class CallRecords {
- public:
-  CallRecord* add() {
-    const std::size_t at = count_++ % some;
-    if (at == 0) {
-      blocks_.push_back(Shared<Block>(new Block));
-    }
-    return &blocks_.back()->records[at];
-  }
-
- private:
-  static constexpr std::size_t some = 32;
-  struct Block {
-    CallRecord records[some];
-  };
-
-  List<Shared<Block>> blocks_;
-  std::size_t count_ = 0;
-};
-
 // A user's send, in the log.
 inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int from, int to) {
   const Shared<CallRecord> record(new CallRecord);
@@ -45803,11 +45873,10 @@ struct DeviceCall {
   }
 };
 
-// A plan that a device met with, the line from which it called, and whom it met.
+// A plan that a device met with, and the line from which it called.
 struct PlanSlot {
   SourceLine where;
   const CallPlan* plan = nullptr;
-  const Shared<const std::vector<int>>* members = nullptr;
 
   // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
   const CallPlan* plan_of(const DeviceCall& call) const {
@@ -45825,16 +45894,7 @@ struct alignas(64) Post {
   const float* in = nullptr;
   float* out = nullptr;
   Shared<DeviceCall> call;
-  const Shared<const std::vector<int>>* ahead_of = nullptr;  // the root's, which may go on
 };
-
-// The root of a small broadcast leaves a copy of its numbers and goes on, as MPI's eager protocol
-// has it; who comes later takes them. Not often in a row without waiting for the others once.
-constexpr int most_ahead = 16;
-constexpr std::int64_t most_ahead_elements = 4096;
-inline bool may_go_ahead(const CallPlan& plan) {
-  return plan.key.what == Collective::broadcast && plan.key.shape.count() <= most_ahead_elements;
-}
 
 struct Group;
 
@@ -45851,10 +45911,8 @@ struct alignas(64) Meeting {
   OpenLoop exchange;                    // who waits takes part
   Group* group;
   bool disagrees = false;
-  int ahead = -1;            // the place of a root that went on
-  std::vector<float> given;  // by it
-  std::string error;         // what the exchange threw
-  List<Post> posts;          // by place among the members
+  std::string error;  // what the exchange threw
+  List<Post> posts;   // by place among the members
 
   void reset() {
     came.store(0, std::memory_order_relaxed);
@@ -45864,22 +45922,6 @@ struct alignas(64) Meeting {
     plan = nullptr;
     call = nullptr;
     next.store(nullptr, std::memory_order_relaxed);
-    if (ahead >= 0) {  // then posts stay until the last has left
-      ahead = -1;
-      for (Post& post : posts) {
-        post = Post();
-      }
-    }
-  }
-  // Whether the call of a device differs from that of the root that went on.
-  bool differs(int place) const {
-    const Post& post = posts[static_cast<std::size_t>(place)];
-    return ahead >= 0 && post.here && post.plan != plan && !(post.call->key == plan->key);
-  }
-  // Something in it can still fail.
-  bool open() const {
-    const bool all_came = came.load() == static_cast<int>(posts.size());
-    return !done.load() || (ahead >= 0 && (disagrees || !all_came));
   }
 };
 
@@ -45925,7 +45967,7 @@ struct Group {
   const CallPlan* plan = nullptr;
   const GroupOrder* order = nullptr;
   List<Shared<const GroupOrder>> orders;  // as long as the group
-  CallRecords records;  // where processes meet; else whoever finishes a call keeps it
+  BlockList<CallRecord> records;  // where processes meet; else whoever finishes a call keeps it
 
   int size() const { return static_cast<int>(ranks.size()); }
   void set_order(const List<AxisPlacement>& of_mesh, const std::vector<int>& call_axes) {
@@ -45982,8 +46024,7 @@ struct Seat {
   int place = 0;
   Meeting* next = nullptr;    // at which it will post
   Meeting* leaves = nullptr;  // which has nothing more for it; it has yet to say so
-  int ahead = 0;              // meetings in a row that it did not wait for as a root
-  CallRecords records;        // of the meetings that it finishes
+  BlockList<CallRecord> records;        // of the meetings that it finishes
 
   // Its own, so that no two processors share their memory. Several plans' where a group is small:
   // programs call one collective and another by turns.
@@ -46126,13 +46167,10 @@ class Judgement {
     List<List<OpenCall>> all(boxes_.size());
     for (const Shared<Group>& group : groups_) {
       for (const Shared<Meeting>& meeting : group->meetings) {
-        for (std::size_t i = 0; i < meeting->posts.size() && meeting->open(); ++i) {
+        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->done; ++i) {
           const std::size_t rank = static_cast<std::size_t>(group->ranks[i]);
           const Waiting::State& device = waiting_.states()[rank];
-          const int place = static_cast<int>(i);
-          const bool through =
-              meeting->ahead >= 0 && meeting->ahead != place && !meeting->differs(place);
-          if (meeting->posts[i].here && !through &&
+          if (meeting->posts[i].here &&
               (device.now != Waiting::Now::waits || device.wait.of != meeting.get())) {
             List<OpenCall>& calls = all[rank];
             calls.push_back({meeting.get(), &meeting->posts[i]});
@@ -46266,8 +46304,7 @@ class Judgement {
 // >> tinyscale/mesh/fabric.hpp
 // Where the devices of a run meet: groups that call collectives together, and mailboxes for sends.
 // A device posts its tensors at the next meeting of its group and may go on; the last one to come
-// checks that all called the same and runs the exchange for everybody. The root of a small
-// broadcast goes on, and each of the others takes its numbers when it comes. Sends never block.
+// checks that all called the same and runs the exchange for everybody. Sends never block.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -46317,40 +46354,26 @@ class Fabric {
     }
     Meeting* const meeting = seat.next;
     post.here = true;
-    const bool ahead = post.ahead_of != nullptr;
-    if (ahead) {
-      give_ahead(seat, *meeting, post);
-      met = {meeting->call, meeting->plan};
-    }
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
     const bool last = meeting->came.fetch_add(1) + 1 == seat.group->size();
     seat.next = seat.group->after(*meeting);
     if (last) {
       finish(seat, *meeting, met);
     }
-    if (ahead) {
-      tell(*meeting);
-    }
     leave(seat);
-    seat.leaves = ahead ? meeting : nullptr;
     return meeting;
   }
 
   // Returns when the exchange has run.
   template <class Standing>
   Met await(int me, Seat& seat, Meeting* meeting, const Standing& standing) {
-    const auto met_here = [&] {
-      return meeting->done.load(std::memory_order_acquire) && !meeting->differs(seat.place);
-    };
-    for (int looks = 0; !met_here();) {
+    for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
       if (others_ != nullptr) {
         others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
       } else if (!meeting->exchange.help() && !waiting_.look_again(me, looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
-        const bool done = meeting->done.load();
-        if (!done || meeting->differs(seat.place)) {
-          meeting->disagrees = meeting->disagrees || done;
+        if (!meeting->done.load()) {
           waiting_.throw_failure();
           Wait wait;
           wait.what = Wait::For::collective;
@@ -46361,15 +46384,6 @@ class Fabric {
     }
     const Met met = {meeting->call, meeting->plan};
     const bool failed = !meeting->error.empty();
-    if (meeting->ahead < 0) {
-      seat.ahead = 0;
-    } else {
-      const Post& own = meeting->posts[static_cast<std::size_t>(seat.place)];
-      take(*meeting, own.out);
-      if (seat.place == 0) {
-        meeting->call->logged.where = own.call->where;  // as where all meet
-      }
-    }
     leave(seat);
     seat.leaves = meeting;
     if (others_ != nullptr || failed) {
@@ -46509,41 +46523,8 @@ class Fabric {
     }
   }
 
-  // By a root, before the others know that it has come.
-  static void give_ahead(Seat& seat, Meeting& meeting, const Post& post) {
-    const std::int64_t count = post.plan->key.shape.count();
-    meeting.given.assign(post.in, post.in + count);
-    meeting.ahead = seat.place;
-    meeting.plan = post.plan;
-    meeting.call = seat.records.add();
-    meeting.call->shape = &post.plan->shape;
-    meeting.call->members = post.ahead_of;
-    meeting.call->logged.where = post.plan->shape->where;
-    take(meeting, post.out);
-    ++seat.ahead;
-  }
-  // What its root gave, as the exchange would have brought it.
-  static void take(const Meeting& meeting, float* out) {
-    const Exchange& e = meeting.plan->exchange;
-    const std::size_t count = meeting.given.size();
-    if (settles(e)) {
-      settle(e, static_cast<std::int64_t>(count), meeting.given.data(), out);
-    } else if (count > 0) {
-      std::memcpy(out, meeting.given.data(), count * sizeof(float));
-    }
-  }
-
   // By the last device that came.
   void finish(Seat& seat, Meeting& meeting, Met& met) {
-    if (meeting.ahead >= 0) {
-      for (int place = 0; place < meeting.group->size(); ++place) {
-        if (meeting.differs(place)) {
-          const std::lock_guard<std::mutex> lock(waiting_.mutex());
-          meeting.disagrees = true;
-        }
-      }
-      return;
-    }
     const Post& first = meeting.posts[0];
     bool known = first.plan != nullptr;
     for (const Post& post : meeting.posts) {
@@ -46564,12 +46545,6 @@ class Fabric {
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
-    seat.ahead = 0;
-    tell(meeting);
-  }
-
-  // All who wait there.
-  void tell(Meeting& meeting) {
     meeting.done.exchange(true);  // as in LoopSlot, no store
     // Others may have left by now, and begun the next call here: then who sleeps looks once more.
     if (meeting.sleepers.load() > 0) {
@@ -46598,7 +46573,7 @@ class Fabric {
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
     run.run(awake ? &meeting.exchange : nullptr);
-    CallRecord* const record = seat.records.add();
+    CallRecord* const record = &seat.records.add();
     record->shape = &group.plan->shape;
     record->members = &group.order->members;
     record->logged.where = known != nullptr ? known->shape->where : meeting.posts[0].call->where;
@@ -46634,9 +46609,7 @@ class Fabric {
     if (seat.leaves != nullptr) {
       Meeting* const meeting = seat.leaves;
       seat.leaves = nullptr;
-      if (meeting->ahead < 0) {
-        meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
-      }
+      meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
       const bool again = meeting->error.empty();
       if (meeting->left.fetch_add(1) + 1 == seat.group->size() && again) {
         Group::append(meeting);
@@ -46679,10 +46652,10 @@ struct DeviceLog {
     int task = -1;
   };
 
-  List<Event> events;
+  BlockList<Event> events;
   List<OpCost> ops;
   List<MemorySample> samples;
-  CallRecords records;              // of calls of the device alone
+  BlockList<CallRecord> records;    // of calls of the device alone
   List<Shared<CallRecord>> shared;  // of sends
 };
 
@@ -46968,12 +46941,7 @@ class Endpoint {
       return call;
     }
     Post post;
-    const PlanSlot& known = plan_slot(*call.of);
-    post.plan = known.plan_of(*call.of);
-    if (post.plan != nullptr && may_go_ahead(*post.plan) && call.seat->ahead < most_ahead &&
-        index_on(key.axes) == key.root) {
-      post.ahead_of = known.members;
-    }
+    post.plan = plan_slot(*call.of).plan_of(*call.of);
     const DeviceBuffers buffers = call.of->buffers();
     post.in = buffers.in;
     post.out = buffers.out;
@@ -47139,7 +47107,7 @@ class Endpoint {
         call.met = fabric_.await(rank_, *call.seat, meeting, *this);
         log_.events[call.event].call = call.met.call;
       }
-      plan_slot(*call.of) = {call.of->where, call.met.plan, call.met.call->members};
+      plan_slot(*call.of) = {call.of->where, call.met.plan};
       in_ = nullptr;
     } catch (...) {
       leave();
@@ -47213,7 +47181,7 @@ class Endpoint {
     if (!alone_) {
       alone_ = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
     }
-    CallRecord* const record = log_.records.add();
+    CallRecord* const record = &log_.records.add();
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
     record->logged.where = call.of->where;
@@ -47224,7 +47192,7 @@ class Endpoint {
   void fold(const StartedCall& call) {
     const SourceLine& where = call.of->where;
     CallShape* const shape = new CallShape;
-    CallRecord* const record = log_.records.add();
+    CallRecord* const record = &log_.records.add();
     record->logged.shape = Shared<const CallShape>(shape);
     record->logged.where = where;
     Exchange exchange;
@@ -51337,7 +51305,7 @@ class MpiRanks final : public OtherProcesses {
     Meeting& meeting = *call.meeting;
     call.exchange->store();
     call.exchange.reset();
-    meeting.call = known.group->records.add();
+    meeting.call = &known.group->records.add();
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
     meeting.call->logged.where = meeting.posts[0].call->where;
@@ -51909,8 +51877,8 @@ class CallRegistry {
         log.shared.push_back(record);
       }
     }
-    log.events = List<DeviceLog::Event>(static_cast<std::size_t>(from.number()));
-    for (DeviceLog::Event& event : log.events) {
+    for (std::int64_t left = from.number(); left > 0; --left) {
+      DeviceLog::Event& event = log.events.add();
       from.get_enum(event.kind);
       event.first = static_cast<std::size_t>(from.number());
       event.last = static_cast<std::size_t>(from.number());

@@ -46,6 +46,7 @@
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/base/save_file.hpp"
 #include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/block_list.hpp"
 #include "tinyscale/base/physical_memory.hpp"
 #include "tinyscale/base/weight_memory.hpp"
 #include "tinyscale/base/mapped_file.hpp"

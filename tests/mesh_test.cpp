@@ -1279,16 +1279,7 @@ static std::string expected_cause(std::uint64_t seed, int culprit, std::uint64_t
       return over(when) == 'y' ? unlike('y') : deadlock;
     case 3: return deadlock;
     case 4:
-    case 7: {
-      bool root_goes_on = false;  // past a broadcast whose like it has made before
-      for (std::uint64_t i = 0; i < when; ++i) {
-        root_goes_on = root_goes_on || (call(i) == 2 && culprit < 3);
-      }
-      while (call(when) == 2 && root_goes_on) {
-        ++when;
-      }
-      return over(when) == 'a' ? unlike('a') : deadlock;
-    }
+    case 7: return over(when) == 'a' ? unlike('a') : deadlock;
     case 6:
       while (call(when) == 6) {  // does not use what became of another shape
         ++when;

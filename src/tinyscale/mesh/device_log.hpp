@@ -8,6 +8,7 @@
 #include <utility>  // move
 #include <vector>
 
+#include "tinyscale/base/block_list.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/shared.hpp"
@@ -27,10 +28,10 @@ struct DeviceLog {
     int task = -1;
   };
 
-  List<Event> events;
+  BlockList<Event> events;
   List<OpCost> ops;
   List<MemorySample> samples;
-  CallRecords records;              // of calls of the device alone
+  BlockList<CallRecord> records;    // of calls of the device alone
   List<Shared<CallRecord>> shared;  // of sends
 };
 

@@ -182,12 +182,7 @@ class Endpoint {
       return call;
     }
     Post post;
-    const PlanSlot& known = plan_slot(*call.of);
-    post.plan = known.plan_of(*call.of);
-    if (post.plan != nullptr && may_go_ahead(*post.plan) && call.seat->ahead < most_ahead &&
-        index_on(key.axes) == key.root) {
-      post.ahead_of = known.members;
-    }
+    post.plan = plan_slot(*call.of).plan_of(*call.of);
     const DeviceBuffers buffers = call.of->buffers();
     post.in = buffers.in;
     post.out = buffers.out;
@@ -353,7 +348,7 @@ class Endpoint {
         call.met = fabric_.await(rank_, *call.seat, meeting, *this);
         log_.events[call.event].call = call.met.call;
       }
-      plan_slot(*call.of) = {call.of->where, call.met.plan, call.met.call->members};
+      plan_slot(*call.of) = {call.of->where, call.met.plan};
       in_ = nullptr;
     } catch (...) {
       leave();
@@ -427,7 +422,7 @@ class Endpoint {
     if (!alone_) {
       alone_ = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
     }
-    CallRecord* const record = log_.records.add();
+    CallRecord* const record = &log_.records.add();
     record->logged.shape = plan->shape;
     record->logged.members = alone_;
     record->logged.where = call.of->where;
@@ -438,7 +433,7 @@ class Endpoint {
   void fold(const StartedCall& call) {
     const SourceLine& where = call.of->where;
     CallShape* const shape = new CallShape;
-    CallRecord* const record = log_.records.add();
+    CallRecord* const record = &log_.records.add();
     record->logged.shape = Shared<const CallShape>(shape);
     record->logged.where = where;
     Exchange exchange;

@@ -1,13 +1,11 @@
 #pragma once
 // Where the devices of a run meet: groups that call collectives together, and mailboxes for sends.
 // A device posts its tensors at the next meeting of its group and may go on; the last one to come
-// checks that all called the same and runs the exchange for everybody. The root of a small
-// broadcast goes on, and each of the others takes its numbers when it comes. Sends never block.
+// checks that all called the same and runs the exchange for everybody. Sends never block.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>  // memcpy
 #include <exception>
 #include <mutex>
 #include <string>
@@ -73,40 +71,26 @@ class Fabric {
     }
     Meeting* const meeting = seat.next;
     post.here = true;
-    const bool ahead = post.ahead_of != nullptr;
-    if (ahead) {
-      give_ahead(seat, *meeting, post);
-      met = {meeting->call, meeting->plan};
-    }
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
     const bool last = meeting->came.fetch_add(1) + 1 == seat.group->size();
     seat.next = seat.group->after(*meeting);
     if (last) {
       finish(seat, *meeting, met);
     }
-    if (ahead) {
-      tell(*meeting);
-    }
     leave(seat);
-    seat.leaves = ahead ? meeting : nullptr;
     return meeting;
   }
 
   // Returns when the exchange has run.
   template <class Standing>
   Met await(int me, Seat& seat, Meeting* meeting, const Standing& standing) {
-    const auto met_here = [&] {
-      return meeting->done.load(std::memory_order_acquire) && !meeting->differs(seat.place);
-    };
-    for (int looks = 0; !met_here();) {
+    for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
       if (others_ != nullptr) {
         others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
       } else if (!meeting->exchange.help() && !waiting_.look_again(me, looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
-        const bool done = meeting->done.load();
-        if (!done || meeting->differs(seat.place)) {
-          meeting->disagrees = meeting->disagrees || done;
+        if (!meeting->done.load()) {
           waiting_.throw_failure();
           Wait wait;
           wait.what = Wait::For::collective;
@@ -117,15 +101,6 @@ class Fabric {
     }
     const Met met = {meeting->call, meeting->plan};
     const bool failed = !meeting->error.empty();
-    if (meeting->ahead < 0) {
-      seat.ahead = 0;
-    } else {
-      const Post& own = meeting->posts[static_cast<std::size_t>(seat.place)];
-      take(*meeting, own.out);
-      if (seat.place == 0) {
-        meeting->call->logged.where = own.call->where;  // as where all meet
-      }
-    }
     leave(seat);
     seat.leaves = meeting;
     if (others_ != nullptr || failed) {
@@ -265,41 +240,8 @@ class Fabric {
     }
   }
 
-  // By a root, before the others know that it has come.
-  static void give_ahead(Seat& seat, Meeting& meeting, const Post& post) {
-    const std::int64_t count = post.plan->key.shape.count();
-    meeting.given.assign(post.in, post.in + count);
-    meeting.ahead = seat.place;
-    meeting.plan = post.plan;
-    meeting.call = seat.records.add();
-    meeting.call->shape = &post.plan->shape;
-    meeting.call->members = post.ahead_of;
-    meeting.call->logged.where = post.plan->shape->where;
-    take(meeting, post.out);
-    ++seat.ahead;
-  }
-  // What its root gave, as the exchange would have brought it.
-  static void take(const Meeting& meeting, float* out) {
-    const Exchange& e = meeting.plan->exchange;
-    const std::size_t count = meeting.given.size();
-    if (settles(e)) {
-      settle(e, static_cast<std::int64_t>(count), meeting.given.data(), out);
-    } else if (count > 0) {
-      std::memcpy(out, meeting.given.data(), count * sizeof(float));
-    }
-  }
-
   // By the last device that came.
   void finish(Seat& seat, Meeting& meeting, Met& met) {
-    if (meeting.ahead >= 0) {
-      for (int place = 0; place < meeting.group->size(); ++place) {
-        if (meeting.differs(place)) {
-          const std::lock_guard<std::mutex> lock(waiting_.mutex());
-          meeting.disagrees = true;
-        }
-      }
-      return;
-    }
     const Post& first = meeting.posts[0];
     bool known = first.plan != nullptr;
     for (const Post& post : meeting.posts) {
@@ -320,12 +262,6 @@ class Fabric {
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
-    seat.ahead = 0;
-    tell(meeting);
-  }
-
-  // All who wait there.
-  void tell(Meeting& meeting) {
     meeting.done.exchange(true);  // as in LoopSlot, no store
     // Others may have left by now, and begun the next call here: then who sleeps looks once more.
     if (meeting.sleepers.load() > 0) {
@@ -354,7 +290,7 @@ class Fabric {
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
     run.run(awake ? &meeting.exchange : nullptr);
-    CallRecord* const record = seat.records.add();
+    CallRecord* const record = &seat.records.add();
     record->shape = &group.plan->shape;
     record->members = &group.order->members;
     record->logged.where = known != nullptr ? known->shape->where : meeting.posts[0].call->where;
@@ -390,9 +326,7 @@ class Fabric {
     if (seat.leaves != nullptr) {
       Meeting* const meeting = seat.leaves;
       seat.leaves = nullptr;
-      if (meeting->ahead < 0) {
-        meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
-      }
+      meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
       const bool again = meeting->error.empty();
       if (meeting->left.fetch_add(1) + 1 == seat.group->size() && again) {
         Group::append(meeting);

@@ -68,13 +68,10 @@ class Judgement {
     List<List<OpenCall>> all(boxes_.size());
     for (const Shared<Group>& group : groups_) {
       for (const Shared<Meeting>& meeting : group->meetings) {
-        for (std::size_t i = 0; i < meeting->posts.size() && meeting->open(); ++i) {
+        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->done; ++i) {
           const std::size_t rank = static_cast<std::size_t>(group->ranks[i]);
           const Waiting::State& device = waiting_.states()[rank];
-          const int place = static_cast<int>(i);
-          const bool through =
-              meeting->ahead >= 0 && meeting->ahead != place && !meeting->differs(place);
-          if (meeting->posts[i].here && !through &&
+          if (meeting->posts[i].here &&
               (device.now != Waiting::Now::waits || device.wait.of != meeting.get())) {
             List<OpenCall>& calls = all[rank];
             calls.push_back({meeting.get(), &meeting->posts[i]});

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tinyscale/base/block_list.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
@@ -40,27 +41,6 @@ struct CallRecord {
   }
 };
 
-// Records of calls one after another in memory, where they stay.
-class CallRecords {
- public:
-  CallRecord* add() {
-    const std::size_t at = count_++ % some;
-    if (at == 0) {
-      blocks_.push_back(Shared<Block>(new Block));
-    }
-    return &blocks_.back()->records[at];
-  }
-
- private:
-  static constexpr std::size_t some = 32;
-  struct Block {
-    CallRecord records[some];
-  };
-
-  List<Shared<Block>> blocks_;
-  std::size_t count_ = 0;
-};
-
 // A user's send, in the log.
 inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int from, int to) {
   const Shared<CallRecord> record(new CallRecord);
@@ -84,11 +64,10 @@ struct DeviceCall {
   }
 };
 
-// A plan that a device met with, the line from which it called, and whom it met.
+// A plan that a device met with, and the line from which it called.
 struct PlanSlot {
   SourceLine where;
   const CallPlan* plan = nullptr;
-  const Shared<const std::vector<int>>* members = nullptr;
 
   // Null: it is not this call's. An own schedule may have changed, and so may counts of rows.
   const CallPlan* plan_of(const DeviceCall& call) const {
@@ -106,16 +85,7 @@ struct alignas(64) Post {
   const float* in = nullptr;
   float* out = nullptr;
   Shared<DeviceCall> call;
-  const Shared<const std::vector<int>>* ahead_of = nullptr;  // the root's, which may go on
 };
-
-// The root of a small broadcast leaves a copy of its numbers and goes on, as MPI's eager protocol
-// has it; who comes later takes them. Not often in a row without waiting for the others once.
-constexpr int most_ahead = 16;
-constexpr std::int64_t most_ahead_elements = 4096;
-inline bool may_go_ahead(const CallPlan& plan) {
-  return plan.key.what == Collective::broadcast && plan.key.shape.count() <= most_ahead_elements;
-}
 
 struct Group;
 
@@ -132,10 +102,8 @@ struct alignas(64) Meeting {
   OpenLoop exchange;                    // who waits takes part
   Group* group;
   bool disagrees = false;
-  int ahead = -1;            // the place of a root that went on
-  std::vector<float> given;  // by it
-  std::string error;         // what the exchange threw
-  List<Post> posts;          // by place among the members
+  std::string error;  // what the exchange threw
+  List<Post> posts;   // by place among the members
 
   void reset() {
     came.store(0, std::memory_order_relaxed);
@@ -145,22 +113,6 @@ struct alignas(64) Meeting {
     plan = nullptr;
     call = nullptr;
     next.store(nullptr, std::memory_order_relaxed);
-    if (ahead >= 0) {  // then posts stay until the last has left
-      ahead = -1;
-      for (Post& post : posts) {
-        post = Post();
-      }
-    }
-  }
-  // Whether the call of a device differs from that of the root that went on.
-  bool differs(int place) const {
-    const Post& post = posts[static_cast<std::size_t>(place)];
-    return ahead >= 0 && post.here && post.plan != plan && !(post.call->key == plan->key);
-  }
-  // Something in it can still fail.
-  bool open() const {
-    const bool all_came = came.load() == static_cast<int>(posts.size());
-    return !done.load() || (ahead >= 0 && (disagrees || !all_came));
   }
 };
 
@@ -206,7 +158,7 @@ struct Group {
   const CallPlan* plan = nullptr;
   const GroupOrder* order = nullptr;
   List<Shared<const GroupOrder>> orders;  // as long as the group
-  CallRecords records;  // where processes meet; else whoever finishes a call keeps it
+  BlockList<CallRecord> records;  // where processes meet; else whoever finishes a call keeps it
 
   int size() const { return static_cast<int>(ranks.size()); }
   void set_order(const List<AxisPlacement>& of_mesh, const std::vector<int>& call_axes) {
@@ -263,8 +215,7 @@ struct Seat {
   int place = 0;
   Meeting* next = nullptr;    // at which it will post
   Meeting* leaves = nullptr;  // which has nothing more for it; it has yet to say so
-  int ahead = 0;              // meetings in a row that it did not wait for as a root
-  CallRecords records;        // of the meetings that it finishes
+  BlockList<CallRecord> records;        // of the meetings that it finishes
 
   // Its own, so that no two processors share their memory. Several plans' where a group is small:
   // programs call one collective and another by turns.

@@ -278,7 +278,7 @@ class MpiRanks final : public OtherProcesses {
     Meeting& meeting = *call.meeting;
     call.exchange->store();
     call.exchange.reset();
-    meeting.call = known.group->records.add();
+    meeting.call = &known.group->records.add();
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
     meeting.call->logged.where = meeting.posts[0].call->where;

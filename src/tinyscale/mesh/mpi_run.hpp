@@ -261,8 +261,8 @@ class CallRegistry {
         log.shared.push_back(record);
       }
     }
-    log.events = List<DeviceLog::Event>(static_cast<std::size_t>(from.number()));
-    for (DeviceLog::Event& event : log.events) {
+    for (std::int64_t left = from.number(); left > 0; --left) {
+      DeviceLog::Event& event = log.events.add();
       from.get_enum(event.kind);
       event.first = static_cast<std::size_t>(from.number());
       event.last = static_cast<std::size_t>(from.number());

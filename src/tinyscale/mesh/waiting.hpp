@@ -86,6 +86,8 @@ class Waiting {
     if (most_ > 0) {
       std::unique_lock<std::mutex> lock(mutex_);
       get_baton(lock, state(me));
+    } else if (spins_ == 0) {
+      go_to_processor(me);
     }
   }
 
