@@ -581,6 +581,43 @@ TEST_CASE("List: what cannot be copied, and a copy that fails") {
   CHECK(list[1].held.use_count() == 1);
 }
 
+TEST_CASE("BlockList: what is in it stays where it is while it grows") {
+  struct Row {
+    std::string name = "none";
+    int number = 7;
+  };
+  ts::detail::BlockList<Row> rows;
+  CHECK(rows.size() == 0);
+  CHECK(!(rows.begin() != rows.end()));
+  std::vector<Row*> where;
+  for (int i = 0; i < 1000; ++i) {
+    Row& row = rows.add();
+    CHECK(row.name == "none");
+    CHECK(row.number == 7);
+    row.number = i;
+    where.push_back(&row);
+    CHECK(rows.size() == static_cast<std::size_t>(i) + 1);
+  }
+  rows.push_back({"last", 1000});
+  const ts::detail::BlockList<Row>& same = rows;
+  for (std::size_t i = 0; i < 1000; ++i) {
+    CHECK(&rows[i] == where[i]);
+    CHECK(same[i].number == static_cast<int>(i));
+  }
+  int next = 0;
+  for (const Row& row : same) {
+    CHECK(row.number == next++);
+  }
+  CHECK(next == 1001);
+  ts::detail::BlockList<Row> moved = std::move(rows);
+  CHECK(moved.size() == 1001);
+  CHECK(moved[1000].name == "last");
+  CHECK(&moved[31] == where[31]);
+  CHECK(rows.size() == 0);
+  CHECK(rows.add().name == "none");
+  CHECK(rows.size() == 1);
+}
+
 TEST_CASE("List: to and from std::vector") {
   const std::vector<std::string> words = {"x", "y"};
   const ts::List<std::string> list = words;

@@ -372,6 +372,19 @@ TEST_CASE("threads: a pool of its own starts, works and ends") {
 }
 #endif
 
+#if defined(CPU_SETSIZE) && !defined(TINYSCALE_NO_THREADS)
+TEST_CASE("threads: one that goes to a processor may use all as before") {
+  cpu_set_t before, after;
+  REQUIRE(sched_getaffinity(0, sizeof(before), &before) == 0);
+  for (int number = 0; number < 2 * CPU_COUNT(&before) + 1; ++number) {
+    ts::detail::go_to_processor(number);
+    REQUIRE(sched_getaffinity(0, sizeof(after), &after) == 0);
+    CHECK(CPU_EQUAL(&before, &after));
+    CHECK(ts::detail::current_processor() >= 0);
+  }
+}
+#endif
+
 TEST_CASE("threads: the number of threads") {
   CHECK(ts::thread_count() >= 1);
 #if !defined(TINYSCALE_NO_THREADS)
