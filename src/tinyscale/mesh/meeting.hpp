@@ -213,9 +213,9 @@ struct Group {
 struct Seat {
   Group* group = nullptr;
   int place = 0;
-  Meeting* next = nullptr;    // at which it will post
-  Meeting* leaves = nullptr;  // which has nothing more for it; it has yet to say so
-  BlockList<CallRecord> records;        // of the meetings that it finishes
+  Meeting* next = nullptr;        // at which it will post
+  Meeting* leaves = nullptr;      // which has nothing more for it; it has yet to say so
+  BlockList<CallRecord> records;  // of the meetings that it finishes
 
   // Its own, so that no two processors share their memory. Several plans' where a group is small:
   // programs call one collective and another by turns.
