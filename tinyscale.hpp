@@ -22226,9 +22226,9 @@ TINYSCALE_INLINE void all_rows(const VectorRows& all) {
     row.sum = SUM ? all.sums + r : nullptr;
     row.ahead = all.ahead + ((r * all.n) >> all.ahead_shift);
     if constexpr (OP == kernels::VectorOp::div) {
-      // By one number: times its reciprocal, where that has all its digits.
+      // By a number of the row: times its reciprocal, where that has all its digits.
       const float by = std::fabs(*row.a[1]);
-      if (!all.moves[1] && all.moves[0] && by > 1e-30f && by < 1e30f) {
+      if (all.scalar[1] && !all.moves[1] && all.moves[0] && by > 1e-30f && by < 1e30f) {
         equal[1][0] = 1.0f / *row.a[1];
         row.a[1] = equal[1];
         one_row<L, kernels::VectorOp::mul, false, 2U, false>(row);
@@ -24828,10 +24828,14 @@ inline Tensor full(const Shape& shape, float value) {
   return t;
 }
 
+// Every quotient is rounded once: where a reciprocal is exact, which is cheaper, by that.
 inline Tensor operator/(const Tensor& x, float divisor) {
+  int exponent = 0;
+  const bool power_of_two = std::fabs(std::frexp(divisor, &exponent)) == 0.5f;
   const float reciprocal = 1.0f / divisor;  // of the smallest numbers it is infinite
-  return detail::is_finite(static_cast<double>(reciprocal)) ? scale(x, reciprocal)
-                                                            : div(x, full(Shape{}, divisor));
+  return power_of_two && detail::is_finite(static_cast<double>(reciprocal))
+             ? scale(x, reciprocal)
+             : div(x, full(Shape{}, divisor));
 }
 inline Tensor operator/(float value, const Tensor& x) { return div(full(Shape{}, value), x); }
 
@@ -28416,6 +28420,9 @@ class Recognition {
     } else if (is(node, Op::mul) && depth < 4) {
       collect(operand(node, 0), out, depth + 1);
       collect(operand(node, 1), out, depth + 1);
+    } else if (is(node, Op::div) && depth < 4 && literal(operand(node, 1), value)) {
+      out.number /= value;
+      collect(operand(node, 0), out, depth + 1);
     } else {
       out.nodes.push_back(node);
     }
@@ -28530,11 +28537,7 @@ class Recognition {
   }
   bool is_root_half(int node, int x) const {
     const Factors all = factors(node);
-    double by = 0;
-    const bool divided = is(node, Op::div) && operand(node, 0) == x &&
-                         literal(operand(node, 1), by) && is_near(by, 1.4142135623730951);
-    return divided ||
-           (is_near(all.number, 0.70710678118654752) && all.nodes.size() == 1 && all.nodes[0] == x);
+    return is_near(all.number, 0.70710678118654752) && all.nodes.size() == 1 && all.nodes[0] == x;
   }
   // sqrt(2 / pi) (x + 0.044715 x^3).
   bool is_gelu_inner(int node, int x) const {
@@ -28667,11 +28670,7 @@ class Recognition {
       scores = operand(scores, 2);
     }
     const Factors all = factors(scores);
-    double by = 1;
-    int product = all.nodes.size() == 1 ? all.nodes[0] : -1;
-    if (product >= 0 && is(product, Op::div) && literal(operand(product, 1), by)) {
-      product = operand(product, 0);
-    }
+    const int product = all.nodes.size() == 1 ? all.nodes[0] : -1;
     if (product < 0 || !is(product, Op::matmul) || at(product).shape != s) {
       return found;
     }
@@ -28696,7 +28695,7 @@ class Recognition {
       found.inputs = {q, k, v};
       found.numbers = {1.0, 1.0, causal ? 1.0 : 0.0, 0.0};
       const double size = static_cast<double>(at(q).shape[-1]);
-      found.factor = static_cast<float>(all.number / by * std::sqrt(size));
+      found.factor = static_cast<float>(all.number * std::sqrt(size));
     }
     return found;
   }

@@ -52,6 +52,34 @@ void check_gradient(const std::string& name, const Function& f, const std::vecto
 
 }  // namespace
 
+#if !defined(__FAST_MATH__)  // which multiplies by reciprocals
+TEST_CASE("a tensor over a number: every quotient is rounded once, eagerly and in a graph") {
+  std::vector<float> numbers;
+  for (int i = -300; i <= 300; ++i) {
+    numbers.push_back(static_cast<float>(i));
+    numbers.push_back(static_cast<float>(i) * 1.1e-3f);
+  }
+  const ts::Tensor x = ts::tensor({static_cast<std::int64_t>(numbers.size())}, numbers);
+  const std::vector<float> divisors = {1,   3,  7,     41,    -49,     0.1f,
+                                       768, -2, 0.25f, 1e30f, 1.5e38f, 0x1p127f};
+  for (const float divisor : divisors) {
+    CAPTURE(divisor);
+    const ts::Compiled f = ts::compile([&](const std::vector<ts::Tensor>& in) {
+      return std::vector<ts::Tensor>{in[0] / divisor};
+    });
+    const std::vector<float> eager = (x / divisor).values(), graph = f({x})[0].values();
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const float right = numbers[i] / divisor;
+      CHECK(eager[i] == right);
+      CHECK(graph[i] == right);
+    }
+  }
+  const ts::Tensor p = ts::parameter(ts::full({4}, 5.0f));
+  ts::sum(p / 3.0f + p / 4.0f).backward();
+  CHECK(p.grad().values() == std::vector<float>(4, 1.0f / 3.0f + 0.25f));
+}
+#endif
+
 TEST_CASE("gradients of every op equal central differences") {
   const ts::Tensor a = ts::randn({3, 4}, 1);
   const ts::Tensor b = ts::randn({3, 4}, 2);

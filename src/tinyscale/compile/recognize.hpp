@@ -129,6 +129,9 @@ class Recognition {
     } else if (is(node, Op::mul) && depth < 4) {
       collect(operand(node, 0), out, depth + 1);
       collect(operand(node, 1), out, depth + 1);
+    } else if (is(node, Op::div) && depth < 4 && literal(operand(node, 1), value)) {
+      out.number /= value;
+      collect(operand(node, 0), out, depth + 1);
     } else {
       out.nodes.push_back(node);
     }
@@ -243,11 +246,7 @@ class Recognition {
   }
   bool is_root_half(int node, int x) const {
     const Factors all = factors(node);
-    double by = 0;
-    const bool divided = is(node, Op::div) && operand(node, 0) == x &&
-                         literal(operand(node, 1), by) && is_near(by, 1.4142135623730951);
-    return divided ||
-           (is_near(all.number, 0.70710678118654752) && all.nodes.size() == 1 && all.nodes[0] == x);
+    return is_near(all.number, 0.70710678118654752) && all.nodes.size() == 1 && all.nodes[0] == x;
   }
   // sqrt(2 / pi) (x + 0.044715 x^3).
   bool is_gelu_inner(int node, int x) const {
@@ -380,11 +379,7 @@ class Recognition {
       scores = operand(scores, 2);
     }
     const Factors all = factors(scores);
-    double by = 1;
-    int product = all.nodes.size() == 1 ? all.nodes[0] : -1;
-    if (product >= 0 && is(product, Op::div) && literal(operand(product, 1), by)) {
-      product = operand(product, 0);
-    }
+    const int product = all.nodes.size() == 1 ? all.nodes[0] : -1;
     if (product < 0 || !is(product, Op::matmul) || at(product).shape != s) {
       return found;
     }
@@ -409,7 +404,7 @@ class Recognition {
       found.inputs = {q, k, v};
       found.numbers = {1.0, 1.0, causal ? 1.0 : 0.0, 0.0};
       const double size = static_cast<double>(at(q).shape[-1]);
-      found.factor = static_cast<float>(all.number / by * std::sqrt(size));
+      found.factor = static_cast<float>(all.number * std::sqrt(size));
     }
     return found;
   }
