@@ -45521,8 +45521,6 @@ inline CollectiveSchedule own_schedule(const CallKey& key, const CollectiveSpec&
 // What all groups share that make this call; throws when its algorithm does not fit.
 inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machine,
                                         const List<AxisPlacement>& axes, const SourceLine& where) {
-  name_of(key.how);  // refuses what is none
-  name_of(key.format);
   CallPlan* const plan = new CallPlan;
   const Shared<const CallPlan> made(plan);
   CallShape* const shape = new CallShape;
@@ -45643,11 +45641,11 @@ class Waiting {
     if (most_ > 0) {
       std::unique_lock<std::mutex> lock(mutex_);
       get_baton(lock, state(me));
-    } else if (spins_ == 0) {
-      go_to_processor(me);
     }
   }
 
+  // All may run, but not at once: there are fewer processors.
+  bool crowded() const { return most_ == 0 && spins_ == 0; }
   // Who waits may look again and again: no baton keeps it off.
   bool all_awake() const { return most_ == 0; }
   // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
@@ -45833,18 +45831,18 @@ namespace detail {
 // A call in the log; `number` is its place there, once all devices' logs are joined.
 struct CallRecord {
   LoggedCall logged;
-  // Of a meeting, until then: who holds what is counted, and the counts would go from processor to
-  // processor with every call.
-  const Shared<const CallShape>* shape = nullptr;
-  const Shared<const std::vector<int>>* members = nullptr;
+  // Of a meeting of threads, until `fill`: what the log will hold, as long as the fabric lives.
+  // Holders are counted, and a count that all devices write would slow down every call.
+  const Shared<const CallShape>* met_shape = nullptr;
+  const Shared<const std::vector<int>>* met_members = nullptr;
   int number = -1;
   std::uint64_t id = 0;  // the same in all processes
 
-  void hold() {
-    if (shape != nullptr) {
-      logged.shape = *shape;
-      logged.members = *members;
-      shape = nullptr;
+  void fill() {
+    if (met_shape != nullptr) {
+      logged.shape = *met_shape;
+      logged.members = *met_members;
+      met_shape = nullptr;
     }
   }
 };
@@ -46022,7 +46020,7 @@ struct Seat {
   Group* group = nullptr;
   int place = 0;
   Meeting* next = nullptr;        // at which it will post
-  Meeting* leaves = nullptr;      // which has nothing more for it; it has yet to say so
+  Meeting* to_leave = nullptr;    // which has nothing more for it; it has yet to say so
   BlockList<CallRecord> records;  // of the meetings that it finishes
 
   // Its own, so that no two processors share their memory. Several plans' where a group is small:
@@ -46325,7 +46323,12 @@ class Fabric {
   const Machine& machine() const { return machine_; }
   int devices() const { return static_cast<int>(machine_.chips()); }
   bool folded() const { return folded_; }
-  void begin(int me) { waiting_.begin(me); }
+  void begin(int me) {
+    waiting_.begin(me);
+    if (others_ == nullptr && waiting_.crowded()) {
+      go_to_processor(me);
+    }
+  }
   // From now on only one of the devices is in this process; null: all are.
   void span(OtherProcesses* others) {
     others_ = others;
@@ -46384,7 +46387,7 @@ class Fabric {
     const Met met = {meeting->call, meeting->plan};
     const bool failed = !meeting->error.empty();
     leave(seat);
-    seat.leaves = meeting;
+    seat.to_leave = meeting;
     if (others_ != nullptr || failed) {
       leave(seat);
     }
@@ -46573,8 +46576,8 @@ class Fabric {
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
     run.run(awake ? &meeting.exchange : nullptr);
     CallRecord* const record = &seat.records.add();
-    record->shape = &group.plan->shape;
-    record->members = &group.order->members;
+    record->met_shape = &group.plan->shape;
+    record->met_members = &group.order->members;
     record->logged.where = known != nullptr ? known->shape->where : meeting.posts[0].call->where;
     meeting.plan = group.plan;
     meeting.call = record;
@@ -46605,9 +46608,9 @@ class Fabric {
   // Who has been at a meeting says so when it has posted at the next: whoever waits for that does
   // not wait for this too.
   void leave(Seat& seat) {
-    if (seat.leaves != nullptr) {
-      Meeting* const meeting = seat.leaves;
-      seat.leaves = nullptr;
+    if (seat.to_leave != nullptr) {
+      Meeting* const meeting = seat.to_leave;
+      seat.to_leave = nullptr;
       meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
       const bool again = meeting->error.empty();
       if (meeting->left.fetch_add(1) + 1 == seat.group->size() && again) {
@@ -46675,7 +46678,7 @@ class CallNumbers {
     for (const DeviceLog::Event& event : device.events) {
       CallRecord* const call = record_of(event);
       if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
-        call->hold();
+        call->fill();
         const std::size_t text = text_of(*call->logged.shape);
         times.resize(lines_.size(), 0);
         const std::size_t time = times[text]++;
@@ -46912,6 +46915,9 @@ class Endpoint {
     if (options.algorithm == Algorithm::custom && options.schedule == nullptr) {
       fail({name_of(key.what), ": algorithm is custom; options.schedule is to name the schedule"});
     }
+    name_of(key.how);  // what is none is refused before others wait
+    name_of(options.format);
+    name_of(options.algorithm);
     enter();
     ++calls_;
     key.algorithm = options.algorithm;
@@ -47123,6 +47129,7 @@ class Endpoint {
         dropped_[i] = dropped_.back();
         dropped_.pop_back();
         await(call);
+        call.of->in = call.of->out = Tensor();  // its meeting may hold the call until the next
       } else {
         ++i;
       }

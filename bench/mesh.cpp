@@ -110,6 +110,7 @@ double our_seconds(const Row& row, int times) {
 double seconds_of_meetings(int devices, int times, const std::function<void()>& meet) {
   double seconds = 0;
   const auto program = [&](int rank) {
+    ts::detail::go_to_processor(rank);
     for (int i = 0; i < uncounted(times); ++i) {
       meet();
     }

@@ -179,6 +179,17 @@ TEST_CASE("numbers that a cast made a value of an enum are refused") {
     });
   });
   CHECK(sum.find("threw: Reduce: 9 is no value of it; 0 to 3 are right") != std::string::npos);
+  for (int times = 0; times < 20; ++times) {
+    const std::string caught = error_of([&machine] {
+      ts::Mesh(machine, {{"x", 2}}).run([](ts::Device& device) {
+        ts::CollectiveOptions options;
+        options.format = static_cast<ts::DType>(77);
+        error_of([&] { device.all_gather(ts::ones({4}), "x", 0, options); });
+        device.barrier();
+      });
+    });
+    CHECK(caught == "no error");  // of the run: each device caught its own
+  }
 #endif
   machine.links[0].kind = static_cast<ts::AxisKind>(9);
   refused("AxisKind", 9, 3, [&machine] { const ts::Mesh mesh(machine, {{"x", 2}}); });

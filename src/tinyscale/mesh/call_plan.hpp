@@ -253,8 +253,6 @@ inline CollectiveSchedule own_schedule(const CallKey& key, const CollectiveSpec&
 // What all groups share that make this call; throws when its algorithm does not fit.
 inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machine,
                                         const List<AxisPlacement>& axes, const SourceLine& where) {
-  name_of(key.how);  // refuses what is none
-  name_of(key.format);
   CallPlan* const plan = new CallPlan;
   const Shared<const CallPlan> made(plan);
   CallShape* const shape = new CallShape;

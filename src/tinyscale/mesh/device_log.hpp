@@ -52,7 +52,7 @@ class CallNumbers {
     for (const DeviceLog::Event& event : device.events) {
       CallRecord* const call = record_of(event);
       if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
-        call->hold();
+        call->fill();
         const std::size_t text = text_of(*call->logged.shape);
         times.resize(lines_.size(), 0);
         const std::size_t time = times[text]++;

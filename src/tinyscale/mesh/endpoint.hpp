@@ -154,6 +154,9 @@ class Endpoint {
     if (options.algorithm == Algorithm::custom && options.schedule == nullptr) {
       fail({name_of(key.what), ": algorithm is custom; options.schedule is to name the schedule"});
     }
+    name_of(key.how);  // what is none is refused before others wait
+    name_of(options.format);
+    name_of(options.algorithm);
     enter();
     ++calls_;
     key.algorithm = options.algorithm;
@@ -365,6 +368,7 @@ class Endpoint {
         dropped_[i] = dropped_.back();
         dropped_.pop_back();
         await(call);
+        call.of->in = call.of->out = Tensor();  // its meeting may hold the call until the next
       } else {
         ++i;
       }

@@ -43,7 +43,12 @@ class Fabric {
   const Machine& machine() const { return machine_; }
   int devices() const { return static_cast<int>(machine_.chips()); }
   bool folded() const { return folded_; }
-  void begin(int me) { waiting_.begin(me); }
+  void begin(int me) {
+    waiting_.begin(me);
+    if (others_ == nullptr && waiting_.crowded()) {
+      go_to_processor(me);
+    }
+  }
   // From now on only one of the devices is in this process; null: all are.
   void span(OtherProcesses* others) {
     others_ = others;
@@ -102,7 +107,7 @@ class Fabric {
     const Met met = {meeting->call, meeting->plan};
     const bool failed = !meeting->error.empty();
     leave(seat);
-    seat.leaves = meeting;
+    seat.to_leave = meeting;
     if (others_ != nullptr || failed) {
       leave(seat);
     }
@@ -291,8 +296,8 @@ class Fabric {
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
     run.run(awake ? &meeting.exchange : nullptr);
     CallRecord* const record = &seat.records.add();
-    record->shape = &group.plan->shape;
-    record->members = &group.order->members;
+    record->met_shape = &group.plan->shape;
+    record->met_members = &group.order->members;
     record->logged.where = known != nullptr ? known->shape->where : meeting.posts[0].call->where;
     meeting.plan = group.plan;
     meeting.call = record;
@@ -323,9 +328,9 @@ class Fabric {
   // Who has been at a meeting says so when it has posted at the next: whoever waits for that does
   // not wait for this too.
   void leave(Seat& seat) {
-    if (seat.leaves != nullptr) {
-      Meeting* const meeting = seat.leaves;
-      seat.leaves = nullptr;
+    if (seat.to_leave != nullptr) {
+      Meeting* const meeting = seat.to_leave;
+      seat.to_leave = nullptr;
       meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
       const bool again = meeting->error.empty();
       if (meeting->left.fetch_add(1) + 1 == seat.group->size() && again) {

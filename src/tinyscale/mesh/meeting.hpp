@@ -25,18 +25,18 @@ namespace detail {
 // A call in the log; `number` is its place there, once all devices' logs are joined.
 struct CallRecord {
   LoggedCall logged;
-  // Of a meeting, until then: who holds what is counted, and the counts would go from processor to
-  // processor with every call.
-  const Shared<const CallShape>* shape = nullptr;
-  const Shared<const std::vector<int>>* members = nullptr;
+  // Of a meeting of threads, until `fill`: what the log will hold, as long as the fabric lives.
+  // Holders are counted, and a count that all devices write would slow down every call.
+  const Shared<const CallShape>* met_shape = nullptr;
+  const Shared<const std::vector<int>>* met_members = nullptr;
   int number = -1;
   std::uint64_t id = 0;  // the same in all processes
 
-  void hold() {
-    if (shape != nullptr) {
-      logged.shape = *shape;
-      logged.members = *members;
-      shape = nullptr;
+  void fill() {
+    if (met_shape != nullptr) {
+      logged.shape = *met_shape;
+      logged.members = *met_members;
+      met_shape = nullptr;
     }
   }
 };
@@ -214,7 +214,7 @@ struct Seat {
   Group* group = nullptr;
   int place = 0;
   Meeting* next = nullptr;        // at which it will post
-  Meeting* leaves = nullptr;      // which has nothing more for it; it has yet to say so
+  Meeting* to_leave = nullptr;    // which has nothing more for it; it has yet to say so
   BlockList<CallRecord> records;  // of the meetings that it finishes
 
   // Its own, so that no two processors share their memory. Several plans' where a group is small:

@@ -86,11 +86,11 @@ class Waiting {
     if (most_ > 0) {
       std::unique_lock<std::mutex> lock(mutex_);
       get_baton(lock, state(me));
-    } else if (spins_ == 0) {
-      go_to_processor(me);
     }
   }
 
+  // All may run, but not at once: there are fewer processors.
+  bool crowded() const { return most_ == 0 && spins_ == 0; }
   // Who waits may look again and again: no baton keeps it off.
   bool all_awake() const { return most_ == 0; }
   // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
