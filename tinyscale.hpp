@@ -47583,11 +47583,11 @@ inline Pending start_ragged(const Calling& by, const Tensor& t, const Axes& axes
 }
 
 // Every device of the axes calls it; their order says nothing.
-inline void barrier(const Calling& by, const std::vector<int>& axes) {
+inline void barrier(const Calling& by, std::vector<int> axes) {
   const Shared<DeviceCall> call = Shared<DeviceCall>::make();
-  call->key.axes = axes;
+  insertion_sort(axes.data(), axes.data() + axes.size());
+  call->key.axes = std::move(axes);
   call->where = by.where;
-  insertion_sort(call->key.axes.data(), call->key.axes.data() + axes.size());
   StartedCall started = by.device.start(call, by.options);
   by.device.wait(started);
 }
