@@ -1556,7 +1556,7 @@ TEST_CASE("a collective that is started and dropped keeps no memory, and its err
       d.task(1);
     });
     for (int rank = 0; rank < 4; ++rank) {
-      const ts::MemorySample& then = run.memory_samples(rank)[1];
+      const ts::MemorySample then = run.memory_samples(rank)[1];
       CHECK(std::accumulate(then.levels.begin(), then.levels.end(), 0.0) == 0);
       CHECK(then.peak_total == run.memory_samples(0)[1].peak_total);
     }
