@@ -45,7 +45,7 @@ class Fabric {
   bool folded() const { return folded_; }
   void begin(int me) {
     waiting_.begin(me);
-    if (others_ == nullptr && waiting_.crowded()) {
+    if (others_ == nullptr && waiting_.should_spread()) {
       go_to_processor(me);
     }
   }
