@@ -24335,23 +24335,48 @@ inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const floa
   }
 }
 
-// The same for operands in steps, which are gathered in blocks for the kernel.
+// A row of an operand in steps, for the kernel in blocks: read where it is dense, a number that
+// repeats from a block of it, others gathered.
+class RowBlocks {
+ public:
+  static constexpr std::int64_t most = 256;
+
+  RowBlocks(std::int64_t n, const float* x, std::int64_t step) : x_(x), step_(step) {
+    if (step == 0 && n > 0) {
+      std::fill_n(block_, std::min(n, most), *x);
+    }
+  }
+  const float* at(std::int64_t begin, std::int64_t count) {
+    if (step_ == 1) {
+      return x_ + begin;
+    }
+    for (std::int64_t i = 0; i < count && step_ != 0; ++i) {
+      block_[i] = x_[(begin + i) * step_];
+    }
+    return block_;
+  }
+
+ private:
+  const float* x_;
+  std::int64_t step_;
+  float block_[static_cast<std::size_t>(most)];
+};
+
+// The same for operands in steps.
 inline void apply_row(Arithmetic op, std::int64_t n, const float* a, std::int64_t step_a,
                       const float* b, std::int64_t step_b, float* y, std::int64_t step_y) {
   if (step_a == 1 && step_b == 1 && step_y == 1) {
     apply_same(op, n, a, b, y);
     return;
   }
-  float blocks[3][256];
-  for (std::int64_t begin = 0; begin < n; begin += 256) {
-    const std::int64_t m = std::min<std::int64_t>(256, n - begin);
-    for (std::int64_t i = 0; i < m; ++i) {
-      blocks[0][i] = a[(begin + i) * step_a];
-      blocks[1][i] = b[(begin + i) * step_b];
-    }
-    apply_same(op, m, blocks[0], blocks[1], blocks[2]);
-    for (std::int64_t i = 0; i < m; ++i) {
-      y[(begin + i) * step_y] = blocks[2][i];
+  RowBlocks from_a(n, a, step_a), from_b(n, b, step_b);
+  float block[static_cast<std::size_t>(RowBlocks::most)];
+  for (std::int64_t begin = 0; begin < n; begin += RowBlocks::most) {
+    const std::int64_t m = std::min(RowBlocks::most, n - begin);
+    float* const to = step_y == 1 ? y + begin : block;
+    apply_same(op, m, from_a.at(begin, m), from_b.at(begin, m), to);
+    for (std::int64_t i = 0; i < m && step_y != 1; ++i) {
+      y[(begin + i) * step_y] = block[i];
     }
   }
 }
