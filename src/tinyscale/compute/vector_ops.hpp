@@ -277,7 +277,7 @@ TINYSCALE_INLINE void all_rows(const VectorRows& all) {
     if constexpr (OP == kernels::VectorOp::div) {
       // By a number of the row: times its reciprocal, where that has all its digits.
       const float by = std::fabs(*row.a[1]);
-      if (all.scalar[1] && !all.moves[1] && all.moves[0] && by > 1e-30f && by < 1e30f) {
+      if (all.scalar[1] && all.moves[0] && by > 1e-30f && by < 1e30f) {
         equal[1][0] = 1.0f / *row.a[1];
         row.a[1] = equal[1];
         one_row<L, kernels::VectorOp::mul, false, 2U, false>(row);

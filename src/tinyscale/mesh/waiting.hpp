@@ -90,7 +90,7 @@ class Waiting {
   }
 
   // A few devices that may all run, but not at once: there are fewer processors. Where each begins
-  // costs 10 us a device, and of 16 or more nothing is gained: measured.
+  // costs about 10 us a device, and of 16 and 32 nothing was gained.
   bool should_spread() const { return most_ == 0 && spins_ == 0 && devices_.size() <= 8; }
   // Who waits may look again and again: no baton keeps it off.
   bool all_awake() const { return most_ == 0; }
