@@ -25434,6 +25434,9 @@ inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std
   });
 }
 
+// As many places of a dimension f32 can name.
+constexpr std::int64_t most_places = std::int64_t{1} << 24;
+
 }  // namespace detail
 
 // The largest number along one dimension (NaN if there is one); the first of equal ones gets the
@@ -25442,6 +25445,14 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
   const int d = detail::check_filled("max", x, dim);
   const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
+  if (detail::recording() && x.dim(d) > detail::most_places) {  // whose gradient needs the place
+    std::vector<Tensor> parts;
+    for (std::int64_t first = 0; first < x.dim(d); first += detail::most_places) {
+      const std::int64_t end = std::min(x.dim(d), first + detail::most_places);
+      parts.push_back(max(slice(x, d, first, end), d, KeepDim::yes));
+    }
+    return max(concat(parts, d), d, keep);
+  }
   if (detail::recording()) {
     const Tensor y = detail::record(Op::max, {&x}, kept, {static_cast<double>(d)});
     return keep == KeepDim::yes ? y : reshape(y, rest);
@@ -25506,7 +25517,7 @@ inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
   const int d = detail::check_filled("argmax", x, dim);
   const Shape kept = detail::reduced_shape("argmax", x, {dim}, rest);
-  if (x.dim(d) > (std::int64_t{1} << 24)) {
+  if (x.dim(d) > detail::most_places) {
     detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(),
                   " is longer than 16777216, beyond which f32 does not hold every place"});
   }
@@ -56101,7 +56112,7 @@ struct Parameter {
 };
 
 // Keys and values of the tokens seen so far: room for the whole context, one pair of
-// [B, context, KV K] a layer.
+// [B, context, KV K] a layer. A copy shares that room; two that go on apart need clone() of each.
 struct KvCache {
   std::vector<Tensor> keys;
   std::vector<Tensor> values;
@@ -58818,6 +58829,8 @@ inline std::uint64_t parameter_seed(std::uint64_t seed, std::uint64_t place) {
 
 }  // namespace detail
 
+// A copy shares the parameters' numbers with it, as copies of a Tensor do: what trains one trains
+// both. save and load make one of its own.
 class Transformer {
  public:
   explicit Transformer(ModelConfig shape, std::uint64_t seed = 1)
@@ -68057,6 +68070,7 @@ inline void check_adamw(const AdamWOptions& options, double grad_scale) {
 }  // namespace detail
 
 // Holds two moments a number: 8 bytes beside the 4 of the parameter and the 4 of its gradient.
+// A copy shares them and the parameters.
 class AdamW {
  public:
   explicit AdamW(std::vector<Tensor> tensors, AdamWOptions start = AdamWOptions())
@@ -75734,7 +75748,7 @@ inline bool save_is_due(const TrainOptions& options, std::int64_t steps) {
 }
 
 // Of a layout where no machine is given.
-inline void check_one_device(const TrainOptions& options) {
+inline void check_one_device(const TrainOptions& options, const ModelConfig& c) {
   const Layout& layout = options.layout;
   if (options.machine.dims.size() > 0) {
     fail({"train: options.machine \"", options.machine.name,
@@ -75743,6 +75757,7 @@ inline void check_one_device(const TrainOptions& options) {
   check_layout_devices("train", layout, 1);
   check_layout_order(layout);
   check_layout_batch(layout, options.batch);
+  check_layout_experts(layout, c);
   check_layout_zero(layout);
   if (!layout.schedule.empty()) {
     fail({"train: the schedule ", layout.schedule.name,
@@ -75803,7 +75818,7 @@ inline void check_training(const Transformer& model, const Text& text,
     options.machine.calls->check_layout(options.layout, model.config, options.machine.chips(),
                                         options.batch, model.config.context);
   } else {
-    check_one_device(options);
+    check_one_device(options, model.config);
   }
   if (!options.faults.all.empty() && !options.on_mesh()) {
     fail({"train: ", options.faults.all.size(),

@@ -3,6 +3,7 @@
 
 #include "tinyscale.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -1735,4 +1736,20 @@ TEST_CASE("a parameter that reaches a function with backward() inside twice is r
         "Compiled: the function calls backward() inside, and input 1, [2], reaches it as input 0 "
         "too; give it once, or call backward() on the result");
   CHECK(!v.grad().defined());
+}
+
+TEST_CASE("a compiled max of more numbers than f32 has places has the gradient of the eager one") {
+  const std::int64_t n = (1 << 24) + 3;
+  const ts::Tensor x = ts::parameter(ts::zeros({n, 1}));
+  x.origin()[n - 1] = x.origin()[n - 2] = 2;  // the first of equal ones gets it
+  const auto f = ts::compile([](const Tensors& in) { return Tensors{ts::max(in[0], 0)}; });
+  for (int call = 0; call < 3; ++call) {
+    x.zero_grad();
+    const ts::Tensor top = f({x})[0];
+    CHECK(top.item() == 2);
+    ts::sum(top * 3).backward();
+    const ts::Tensor slope = x.grad();
+    CHECK(slope.origin()[n - 2] == 3);
+    CHECK(std::count(slope.origin(), slope.origin() + n, 0.0f) == n - 1);
+  }
 }

@@ -33,7 +33,7 @@ struct Parameter {
 };
 
 // Keys and values of the tokens seen so far: room for the whole context, one pair of
-// [B, context, KV K] a layer.
+// [B, context, KV K] a layer. A copy shares that room; two that go on apart need clone() of each.
 struct KvCache {
   std::vector<Tensor> keys;
   std::vector<Tensor> values;

@@ -56,6 +56,7 @@ inline void check_adamw(const AdamWOptions& options, double grad_scale) {
 }  // namespace detail
 
 // Holds two moments a number: 8 bytes beside the 4 of the parameter and the 4 of its gradient.
+// A copy shares them and the parameters.
 class AdamW {
  public:
   explicit AdamW(std::vector<Tensor> tensors, AdamWOptions start = AdamWOptions())

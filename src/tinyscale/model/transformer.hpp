@@ -30,6 +30,8 @@ inline std::uint64_t parameter_seed(std::uint64_t seed, std::uint64_t place) {
 
 }  // namespace detail
 
+// A copy shares the parameters' numbers with it, as copies of a Tensor do: what trains one trains
+// both. save and load make one of its own.
 class Transformer {
  public:
   explicit Transformer(ModelConfig shape, std::uint64_t seed = 1)

@@ -120,7 +120,7 @@ inline bool save_is_due(const TrainOptions& options, std::int64_t steps) {
 }
 
 // Of a layout where no machine is given.
-inline void check_one_device(const TrainOptions& options) {
+inline void check_one_device(const TrainOptions& options, const ModelConfig& c) {
   const Layout& layout = options.layout;
   if (options.machine.dims.size() > 0) {
     fail({"train: options.machine \"", options.machine.name,
@@ -129,6 +129,7 @@ inline void check_one_device(const TrainOptions& options) {
   check_layout_devices("train", layout, 1);
   check_layout_order(layout);
   check_layout_batch(layout, options.batch);
+  check_layout_experts(layout, c);
   check_layout_zero(layout);
   if (!layout.schedule.empty()) {
     fail({"train: the schedule ", layout.schedule.name,
@@ -189,7 +190,7 @@ inline void check_training(const Transformer& model, const Text& text,
     options.machine.calls->check_layout(options.layout, model.config, options.machine.chips(),
                                         options.batch, model.config.context);
   } else {
-    check_one_device(options);
+    check_one_device(options, model.config);
   }
   if (!options.faults.all.empty() && !options.on_mesh()) {
     fail({"train: ", options.faults.all.size(),

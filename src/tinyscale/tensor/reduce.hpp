@@ -2,9 +2,10 @@
 // Sums, means, maxima and softmax. Sums are gathered in double, whole rows 32 at a time in float,
 // in an order that is always the same.
 
-#include <algorithm>  // max_element
+#include <algorithm>  // max_element, min
 #include <cmath>      // exp, log
 #include <cstdint>    // int64_t
+#include <vector>     // vector
 
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
@@ -147,6 +148,9 @@ inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std
   });
 }
 
+// As many places of a dimension f32 can name.
+constexpr std::int64_t most_places = std::int64_t{1} << 24;
+
 }  // namespace detail
 
 // The largest number along one dimension (NaN if there is one); the first of equal ones gets the
@@ -155,6 +159,14 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
   const int d = detail::check_filled("max", x, dim);
   const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
+  if (detail::recording() && x.dim(d) > detail::most_places) {  // whose gradient needs the place
+    std::vector<Tensor> parts;
+    for (std::int64_t first = 0; first < x.dim(d); first += detail::most_places) {
+      const std::int64_t end = std::min(x.dim(d), first + detail::most_places);
+      parts.push_back(max(slice(x, d, first, end), d, KeepDim::yes));
+    }
+    return max(concat(parts, d), d, keep);
+  }
   if (detail::recording()) {
     const Tensor y = detail::record(Op::max, {&x}, kept, {static_cast<double>(d)});
     return keep == KeepDim::yes ? y : reshape(y, rest);
@@ -219,7 +231,7 @@ inline Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   Shape rest;
   const int d = detail::check_filled("argmax", x, dim);
   const Shape kept = detail::reduced_shape("argmax", x, {dim}, rest);
-  if (x.dim(d) > (std::int64_t{1} << 24)) {
+  if (x.dim(d) > detail::most_places) {
     detail::fail({"argmax: dimension ", dim, " of shape ", x.shape().text(),
                   " is longer than 16777216, beyond which f32 does not hold every place"});
   }
