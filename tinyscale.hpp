@@ -63,6 +63,7 @@
 //   tinyscale/compute/lane_paths.hpp         Vector lanes without intrinsics
 //   tinyscale/compute/lanes.hpp              What lanes can do
 //   tinyscale/compute/transpose.hpp          Turning a matrix in memory
+//   tinyscale/compute/row_moves.hpp          Numbers that only move
 //   tinyscale/compute/lane_math.hpp          Functions of vector lanes
 //   tinyscale/compute/past_caches.hpp        Writing past the caches
 //   tinyscale/compute/elementwise.hpp        Element-wise kernels
@@ -99,6 +100,8 @@
 //   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
 //   tinyscale/compute/row_sums.hpp           Sums and maxima of one row
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
+//   tinyscale/compute/log_softmax.hpp        The logarithm of softmax by rows
+//   tinyscale/compute/largest.hpp            The largest number of rows or columns and its place
 //   tinyscale/compute/argmax.hpp             The first largest of a row of numbers
 //   tinyscale/compute/byte_rows.hpp          Rows of a matrix in 8 bits, one scale a row
 //   tinyscale/compute/screen_matrix.hpp      The largest number of y = W x without reading all of
@@ -9777,6 +9780,15 @@ TINYSCALE_INLINE void less(const typename L::V& a, const typename L::V& b, typen
   }
 }
 
+// All ones where x is NaN, else zero: by its bits, which -ffast-math believes, and without a
+// comparison, which g++ would take apart.
+template <class L>
+TINYSCALE_INLINE void is_nan(const typename L::V& x, typename L::I& mask) {
+  typename L::I bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  mask = (0x7f800000 - (bits & 0x7fffffff)) >> 31;
+}
+
 template <class L>
 TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
                             const typename L::V& no, typename L::V& y) {
@@ -9988,6 +10000,129 @@ constexpr bool turns_squares = false;  // g++ shuffles from 12 on
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/row_moves.hpp
+// Numbers that only move: a row in steps, a matrix turned over, rows chosen by number.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// to[i step_to] = from[i step_from], i < n.
+TINYSCALE_OPTIMIZED inline void copy_steps(std::int64_t n, const float* from,
+                                           std::int64_t step_from, float* to,
+                                           std::int64_t step_to) {
+  if (step_from == 1 && step_to == 1) {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+  } else if (step_from == 0 && step_to == 1) {
+    std::fill_n(to, n, n > 0 ? *from : 0.0f);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) {
+      to[i * step_to] = from[i * step_from];
+    }
+  }
+}
+
+// The first i whose id is not from 0 to below `end`, or n.
+TINYSCALE_OPTIMIZED inline std::int64_t first_outside(std::int64_t n, const std::int32_t* ids,
+                                                      std::int64_t end) {
+  std::int64_t i = 0;
+  while (i < n && ids[i] >= 0 && ids[i] < end) {
+    ++i;
+  }
+  return i;
+}
+
+// places[i] = ids[i] id_step + first + i step.
+TINYSCALE_OPTIMIZED inline void places_of(std::int64_t n, const std::int32_t* ids,
+                                          std::int32_t id_step, std::int32_t first,
+                                          std::int32_t step, std::int32_t* places) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    places[i] = ids[i] * id_step + first + static_cast<std::int32_t>(i) * step;
+  }
+}
+
+// Rows by number, n of them: y[i] = table[ids[i]], and table[ids[i]] += y[i] in their order.
+TINYSCALE_OPTIMIZED inline void take_rows(std::int64_t n, std::int64_t width, const float* table,
+                                          const std::int32_t* ids, float* y) {
+  for (std::int64_t i = 0; i < n && width == 1; ++i) {
+    y[i] = table[ids[i]];
+  }
+  for (std::int64_t i = 0; i < n && width != 1; ++i) {
+    std::copy_n(table + ids[i] * width, width, y + i * width);
+  }
+}
+TINYSCALE_OPTIMIZED inline void add_rows(std::int64_t n, std::int64_t width, const float* y,
+                                         const std::int32_t* ids, float* table) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    float* const to = table + ids[i] * width;
+    for (std::int64_t j = 0; j < width; ++j) {
+      to[j] += y[i * width + j];
+    }
+  }
+}
+
+}  // namespace kernels
+
+namespace detail {
+
+// Columns begin to end of a matrix as rows of another: in squares, each of which writes whole
+// vectors and whose rows are fetched before.
+struct TurnColumns {
+  std::int64_t rows, begin, end;
+  const float* from;
+  std::int64_t from_row;
+  float* to;
+  std::int64_t to_row;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    std::int64_t c = begin;
+    if constexpr (turns_squares<L>) {
+      constexpr std::int64_t width = L::width;
+      typename L::V square[static_cast<std::size_t>(width)];
+      for (; c + width <= end && rows >= width; c += width) {
+        for (std::int64_t r = 0; r < rows; r += width) {
+          r = std::min(r, rows - width);  // the last square may overlap
+          const float* const in = from + r * from_row + c;
+          TINYSCALE_UNROLL
+          for (std::int64_t i = 0; i < width; ++i) {
+            load<L>(in + i * from_row, square[i]);
+            prefetch<3>(in + (i + 2 * width) * from_row);
+          }
+          turn_square(square);
+          TINYSCALE_UNROLL
+          for (std::int64_t i = 0; i < width; ++i) {
+            store<L>(to + (c + i) * to_row + r, square[i]);
+          }
+        }
+      }
+    }
+    transpose(rows, end - c, from + c, from_row, to + c * to_row, to_row);
+  }
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+// to[j][i] = from[i][j] of a matrix [rows, cols] whose rows begin so far apart.
+inline void turn_matrix(std::int64_t rows, std::int64_t cols, const float* from,
+                        std::int64_t from_row, float* to, std::int64_t to_row) {
+  constexpr std::int64_t band = 64;
+  const std::int64_t bands = (cols + band - 1) / band;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    detail::run_on_lanes(detail::TurnColumns{rows, begin * band, std::min(cols, end * band), from,
+                                             from_row, to, to_row});
+  };
+  if (rows * cols < 16384) {
+    body(0, bands);
+  } else {
+    parallel_for(bands, 1, body);
+  }
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/lane_math.hpp
 // Functions of vector lanes: exp, log, erf, tanh, 1 + e^-x, the slope of gelu, sqrt.
 // Sources: Cephes expf and logf; the rational erf and tanh of Eigen and XLA; 2^x and the slope are
@@ -10168,6 +10303,25 @@ TINYSCALE_INLINE void tanh_vector(const typename L::V& x, typename L::V& y) {
   q = q * s + 2.26843463243900e-03f;
   q = q * s + 4.89352518554385e-03f;
   clamp_vector<L>(x * p / q, -1.0f, 1.0f, y);
+}
+
+// ln(x) of any x: -inf of 0, NaN below, and denormal numbers scaled by 2^24 first.
+template <class L>
+TINYSCALE_INLINE void any_log(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  V zero{}, t, low, none;
+  t = x < std::numeric_limits<float>::min() ? x * 16777216.0f : x;
+  broadcast<L>(1.0f, low);
+  t = x > zero ? t : low;
+  log_vector<L>(t, y);
+  y = x < std::numeric_limits<float>::min() ? y - 16.6355323334f : y;
+  broadcast<L>(-inf, low);
+  broadcast<L>(std::numeric_limits<float>::quiet_NaN(), none);
+  low = x == zero ? low : none;
+  y = x > zero ? y : low;
+  broadcast<L>(inf, low);
+  y = x == low ? x : y;
 }
 
 // The square root, exactly rounded, NaN below 0. g++ and clang, younger and older ones, name the
@@ -10436,6 +10590,23 @@ TINYSCALE_MAP_OP(SubOp, false, y = a - b;);
 TINYSCALE_MAP_OP(MulOp, false, y = a * b;);
 TINYSCALE_MAP_OP(DivOp, false, y = a / b;);
 TINYSCALE_MAP_OP(MultiplyAddOp, true, y = y + a * b;);
+TINYSCALE_MAP_OP(ChooseOp, true, y = a != V{} ? b : y;);
+TINYSCALE_MAP_OP(LessOp, false, V one; broadcast<L>(1.0f, one); y = a < b ? one : V{};);
+TINYSCALE_MAP_OP(EqualOp, false, V one; broadcast<L>(1.0f, one); y = a == b ? one : V{};);
+// Of two the first where it is larger or NaN; and whether it is.
+TINYSCALE_MAP_OP(MaximumOp, false, typename L::I nan; is_nan<L>(a, nan); max_vector<L>(b, a, y);
+                 blend<L>(nan, a, y, y););
+TINYSCALE_MAP_OP(LargerOp, false, V one; broadcast<L>(1.0f, one); typename L::I nan;
+                 is_nan<L>(a, nan); y = b < a ? one : V{}; blend<L>(nan, one, y, y););
+TINYSCALE_MAP_OP(SquareOp, false, y = a * a;);
+TINYSCALE_MAP_OP(SquareBackwardOp, true, y = y + 2.0f * b * a;);
+TINYSCALE_MAP_OP(AbsOp, false, y = a > V{} ? a : 0.0f - a;);
+TINYSCALE_MAP_OP(AbsBackwardOp, true, const V down = a < V{} ? -b : V{};
+                 y = y + (a > V{} ? b : down););
+TINYSCALE_MAP_OP(LogOp, false, any_log<L>(a, y););
+TINYSCALE_MAP_OP(LogBackwardOp, true, y = y + b / a;);
+TINYSCALE_MAP_OP(SqrtOp, false, exact_sqrt(a, y););
+TINYSCALE_MAP_OP(SqrtBackwardOp, true, y = y + 0.5f * b / a;);  // a is the root
 TINYSCALE_MAP_OP(ExpOp, false, exp_vector<L>(a, y););
 TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfOp, false, erf_vector<L>(a, y););
@@ -10484,6 +10655,18 @@ struct ScaleOp {  // y = factor a
   }
 };
 
+struct AddNumberOp {  // y = a + number
+  static constexpr bool adds = false;
+  float number;
+  template <class L>
+  TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V&,
+                              typename L::V& y) const {
+    typename L::V n;
+    broadcast<L>(number, n);
+    y = a + n;
+  }
+};
+
 }  // namespace detail
 
 namespace kernels {
@@ -10501,6 +10684,26 @@ inline void mul(std::int64_t n, const float* a, const float* b, float* y) {
 inline void div(std::int64_t n, const float* a, const float* b, float* y) {
   detail::map(detail::DivOp{}, n, a, b, y);
 }
+// Comparisons: 1 or 0; a NaN compares to nothing. The larger: a where a is larger or NaN.
+inline void less(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::LessOp{}, n, a, b, y);
+}
+inline void equal(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::EqualOp{}, n, a, b, y);
+}
+inline void larger(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::LargerOp{}, n, a, b, y);
+}
+inline void maximum(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::MaximumOp{}, n, a, b, y);
+}
+// y = a where the condition is not 0.
+inline void choose(std::int64_t n, const float* condition, const float* a, float* y) {
+  detail::map(detail::ChooseOp{}, n, condition, a, y);
+}
+inline void add_number(std::int64_t n, float number, const float* x, float* y) {  // y = x + number
+  detail::map(detail::AddNumberOp{number}, n, x, x, y);
+}
 inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y,
                          float beta = 1.0f) {  // y = beta y + a b
   detail::map(detail::MultiplyAddOp{}, n, a, b, y, beta);
@@ -10512,6 +10715,18 @@ inline void scale(std::int64_t n, float factor, const float* x, float* y) {  // 
 // Activations: y[i] = f(x[i]).
 inline void exp_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::ExpOp{}, n, x, x, y);
+}
+inline void log_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::LogOp{}, n, x, x, y);
+}
+inline void sqrt_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::SqrtOp{}, n, x, x, y);
+}
+inline void square_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::SquareOp{}, n, x, x, y);
+}
+inline void abs_forward(std::int64_t n, const float* x, float* y) {  // 0 of -0
+  detail::map(detail::AbsOp{}, n, x, x, y);
 }
 inline void tanh_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::TanhOp{}, n, x, x, y);
@@ -10536,6 +10751,22 @@ inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
 }
 
 // Their derivatives: dx[i] = beta dx[i] + f'(x[i]) dy[i].
+inline void log_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                         float beta = 1.0f) {
+  detail::map(detail::LogBackwardOp{}, n, x, dy, dx, beta);
+}
+inline void sqrt_backward(std::int64_t n, const float* y, const float* dy, float* dx,
+                          float beta = 1.0f) {  // from y = sqrt(x)
+  detail::map(detail::SqrtBackwardOp{}, n, y, dy, dx, beta);
+}
+inline void square_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                            float beta = 1.0f) {
+  detail::map(detail::SquareBackwardOp{}, n, x, dy, dx, beta);
+}
+inline void abs_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                         float beta = 1.0f) {  // 0 at 0
+  detail::map(detail::AbsBackwardOp{}, n, x, dy, dx, beta);
+}
 inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
   detail::map(detail::TanhBackwardOp{}, n, x, dy, dx, beta);
@@ -12247,8 +12478,10 @@ struct GemmPack {
       load<L>(from + x, v);
       store<L>(row + x, v);
     }
-    std::copy(from + x, from + whole, row + x);
-    std::fill(row + whole, row + all, 0.0f);
+    for (; x < all; x += L::width) {
+      load_some<L>(from + x, whole - x, 0.0f, v);
+      store<L>(row + x, v);
+    }
   }
 };
 
@@ -12699,6 +12932,12 @@ inline void gemm_run(const GemmOperands& g) {
     if (g.finish != nullptr) {
       g.finish(g, 0, g.m, 0, g.n);
     }
+    return;
+  }
+  if (g.n == 1 && g.b_row == 1 && g.b_col == 1 && g.k > 1 && g.m <= gemm_dots) {
+    GemmOperands column = g;  // which is also a row of a transposed B
+    column.b_col = g.k;
+    gemm_run(column);
     return;
   }
   const TileSize tile = tile_size();
@@ -17871,6 +18110,245 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
 }  // namespace kernels
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/log_softmax.hpp
+// The logarithm of softmax by rows: y_j = (x_j - max) - log(sum exp(x - max)).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference bodies.
+inline void log_softmax_reference(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  for (std::int64_t at = 0; at < rows * cols; ++at) {
+    y[at] = static_cast<float>(double{x[at]} - lse_reference(cols, x + at / cols * cols));
+  }
+}
+inline void log_softmax_backward_reference(std::int64_t rows, std::int64_t cols, const float* y,
+                                           const float* dy, float* dx, float beta = 1.0f) {
+  for (std::int64_t i = 0; i < rows * cols; i += cols) {
+    double sum = 0;
+    for (std::int64_t j = i; j < i + cols; ++j) {
+      sum += double{dy[j]};
+    }
+    for (std::int64_t j = i; j < i + cols; ++j) {
+      const float old = beta == 0.0f ? 0.0f : dx[j];
+      dx[j] = old + static_cast<float>(double{dy[j]} - sum * std::exp(double{y[j]}));
+    }
+  }
+}
+
+}  // namespace kernels
+
+namespace detail {
+
+struct LogSoftmaxShift {  // of one row
+  const float* x;
+  float* y;
+  float max, log_sum;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V v, most, shift;
+    broadcast<L>(max, most);
+    broadcast<L>(log_sum, shift);
+    load_some<L>(x + j, left, 0.0f, v);
+    store_some<L>(y + j, left, (v - most) - shift);  // max + log_sum would be rounded to max's bits
+  }
+};
+
+struct LogSoftmaxRows {
+  std::int64_t begin, end, cols;
+  const float* x;
+  float* y;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t at = begin * cols; at < end * cols; at += cols) {
+      float max = 0.0f, sum = 0.0f;
+      sum_exp_rows<L>(1, cols, x + at, cols, &max, &sum);
+      for_row<L>(cols, LogSoftmaxShift{x + at, y + at, max, std::log(sum)});
+    }
+  }
+};
+
+struct LogSoftmaxSlope {  // of one row
+  const float* y;
+  const float* dy;
+  float* dx;
+  float beta, sum;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V vy, vd, total;
+    broadcast<L>(sum, total);
+    load_some<L>(y + j, left, 0.0f, vy);
+    load_some<L>(dy + j, left, 0.0f, vd);
+    exp_negative<L>(vy, vy);
+    add_some<L>(beta, vd - total * vy, left, dx + j);
+  }
+};
+
+struct LogSoftmaxBackwardRows {
+  std::int64_t begin, end, cols;
+  const float* y;
+  const float* dy;
+  float* dx;
+  float beta;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t at = begin * cols; at < end * cols; at += cols) {
+      const float sum = row_sum<L>(cols, ValueTerm{dy + at});
+      for_row<L>(cols, LogSoftmaxSlope{y + at, dy + at, dx + at, beta, sum});
+    }
+  }
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+// y = x - lse, from differences to the maximum; dx = beta dx + dy - sum(dy) exp(y).
+inline void log_softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
+    detail::run_on_lanes(detail::LogSoftmaxRows{begin, end, cols, x, y});
+  });
+}
+inline void log_softmax_backward(std::int64_t rows, std::int64_t cols, const float* y,
+                                 const float* dy, float* dx, float beta = 1.0f) {
+  parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
+    detail::run_on_lanes(detail::LogSoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta});
+  });
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/largest.hpp
+// The largest number of rows or columns and its place: of equal ones the first, and the first NaN
+// before all.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference body, of n numbers `step` apart.
+inline std::int64_t largest_reference(std::int64_t n, const float* x, std::int64_t step) {
+  std::int64_t best = 0;
+  for (std::int64_t i = 1; i < n; ++i) {
+    const bool nan = detail::is_nan(static_cast<double>(x[best * step]));
+    best = !nan && !(x[i * step] <= x[best * step]) ? i : best;
+  }
+  return best;
+}
+
+}  // namespace kernels
+
+namespace detail {
+
+// Block by block: that of the first largest is the only one to be walked again.
+struct LargestInRow {
+  std::int64_t n;
+  const float* x;
+  std::int64_t* place;  // -1: there is a NaN
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t block = 512;
+    const float lowest = -std::numeric_limits<float>::infinity();
+    float largest = lowest;
+    std::int64_t at = 0;
+    typename L::V v, best;
+    typename L::I nan, nans{};
+    for (std::int64_t begin = 0; begin < n; begin += block) {
+      const std::int64_t end = std::min(n, begin + block);
+      broadcast<L>(lowest, best);
+      for (std::int64_t j = begin; j < end; j += L::width) {
+        load_some<L>(x + j, end - j, lowest, v);
+        is_nan<L>(v, nan);
+        nans = nans | nan;
+        max_vector<L>(v, best, best);
+      }
+      const float here = max_lanes<L>(best);
+      at = here > largest ? begin : at;
+      largest = here > largest ? here : largest;
+    }
+    std::int32_t lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &nans, sizeof nans);
+    for (const std::int32_t lane : lanes) {
+      if (lane != 0) {
+        *place = -1;
+        return;
+      }
+    }
+    while (x[at] < largest) {
+      ++at;
+    }
+    *place = at;
+  }
+};
+
+// Of columns begin to end of n rows `step` apart.
+struct LargestDown {
+  std::int64_t n, begin, end, step;
+  const float* x;
+  float* most;
+  std::int64_t* place;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v, best;
+    typename L::I nan, number, at, known, takes;
+    for (std::int64_t j = begin; j < end; j += L::width) {
+      const std::int64_t left = end - j;
+      load_some<L>(x + j, left, 0.0f, best);
+      is_nan<L>(best, known);
+      at = typename L::I{};
+      for (std::int64_t i = 1; i < n; ++i) {
+        load_some<L>(x + i * step + j, left, 0.0f, v);
+        is_nan<L>(v, nan);
+        less<L>(best, v, takes);
+        takes = (takes | nan) & ~known;
+        known = known | nan;
+        broadcast_word(static_cast<std::int32_t>(i), number);
+        at = (number & takes) | (at & ~takes);
+        blend<L>(takes, v, best, best);
+      }
+      store_some<L>(most + j, left, best);
+      std::int32_t lanes[static_cast<std::size_t>(L::width)];
+      std::memcpy(lanes, &at, sizeof at);
+      for (std::int64_t lane = 0; lane < std::min<std::int64_t>(left, L::width); ++lane) {
+        place[j + lane] = lanes[lane];
+      }
+    }
+  }
+};
+
+}  // namespace detail
+
+namespace kernels {
+
+// Of n >= 1 numbers `step` apart.
+inline std::int64_t largest(std::int64_t n, const float* x, std::int64_t step) {
+  std::int64_t place = -1;
+  if (step == 1 && n >= 32) {
+    detail::run_on_lanes(detail::LargestInRow{n, x, &place});
+  }
+  return place >= 0 ? place : largest_reference(n, x, step);
+}
+
+// Down each of `columns` columns of n >= 1 rows, fewer than 2^31, that begin `step` apart.
+inline void largest_down(std::int64_t n, std::int64_t columns, std::int64_t step, const float* x,
+                         float* most, std::int64_t* place) {
+  constexpr std::int64_t band = 64;
+  const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (n * band));
+  parallel_for((columns + band - 1) / band, grain, [&](std::int64_t begin, std::int64_t end) {
+    detail::run_on_lanes(
+        detail::LargestDown{n, begin * band, std::min(columns, end * band), step, x, most, place});
+  });
+}
+
+}  // namespace kernels
+}}  // namespace tinyscale
+
 #if (TINYSCALE_ONLY) & (TINYSCALE_GENERATION | TINYSCALE_TRAINING)
 
 // >> tinyscale/compute/argmax.hpp
@@ -21969,25 +22447,6 @@ inline VectorPlan plan_vectors(const VectorProgram& p,
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// ln(x) of any x: -inf of 0, NaN below, and denormal numbers scaled by 2^24 first.
-template <class L>
-TINYSCALE_INLINE void any_log(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  constexpr float inf = std::numeric_limits<float>::infinity();
-  V zero{}, t, low, none;
-  t = x < std::numeric_limits<float>::min() ? x * 16777216.0f : x;
-  broadcast<L>(1.0f, low);
-  t = x > zero ? t : low;
-  log_vector<L>(t, y);
-  y = x < std::numeric_limits<float>::min() ? y - 16.6355323334f : y;
-  broadcast<L>(-inf, low);
-  broadcast<L>(std::numeric_limits<float>::quiet_NaN(), none);
-  low = x == zero ? low : none;
-  y = x > zero ? y : low;
-  broadcast<L>(inf, low);
-  y = x == low ? x : y;
-}
-
 template <class L, class Op>
 TINYSCALE_INLINE void slope_of(const Op& op, const typename L::V& a, typename L::V& y) {
   typename L::V one;
@@ -23336,6 +23795,18 @@ struct Walk {
   }
 };
 
+// The dimension along which the first operand lies without gaps, where its rows do not and both are
+// long enough to turn the matrix of the two over; else -1.
+inline int turned_dim(const Walk& walk) {
+  const int last = walk.shape.size() - 1;
+  for (int i = 0; i < last && walk.step_a() != 1 && walk.columns() >= 4; ++i) {
+    if (walk.a.of[i] == 1 && walk.shape[i] >= 4) {
+      return i;
+    }
+  }
+  return -1;
+}
+
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -23545,16 +24016,24 @@ inline Tensor Tensor::copied() const {
   const float* const from = origin();
   const detail::Strides own = steps();
   const detail::Walk walk(shape_, own, own);
-  const std::int64_t columns = walk.columns();
-  const std::int64_t step = walk.step_a();
+  const int turned = detail::turned_dim(walk);
+  if (turned >= 0) {  // matrices that lie turned over
+    const detail::Strides to = detail::row_major(walk.shape);
+    Shape each = walk.shape;
+    each.set(turned, 1);
+    each.set(-1, 1);
+    const detail::Walk matrices(each, walk.a, to);
+    matrices.rows([&](std::int64_t, std::int64_t at_from, std::int64_t at_to) {
+      for (std::int64_t j = 0; j < matrices.columns(); ++j) {
+        kernels::turn_matrix(walk.columns(), walk.shape[turned],
+                             from + at_from + j * matrices.step_a(), walk.step_a(),
+                             copy.data_ + at_to + j * matrices.step_b(), to.of[turned]);
+      }
+    });
+    return copy;
+  }
   walk.rows([&](std::int64_t first, std::int64_t offset, std::int64_t) {
-    float* const to = copy.data_ + first;
-    if (step == 1) {
-      std::memcpy(to, from + offset, static_cast<std::size_t>(columns) * sizeof(float));
-    }
-    for (std::int64_t j = 0; j < columns && step != 1; ++j) {
-      to[j] = from[offset + j * step];
-    }
+    kernels::copy_steps(walk.columns(), from + offset, walk.step_a(), copy.data_ + first, 1);
   });
   return copy;
 }
@@ -24321,17 +24800,22 @@ inline float apply(Arithmetic op, float a, float b) {
 }
 
 inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
-  if (n >= 8 && op <= Arithmetic::div) {
-    switch (op) {
-      case Arithmetic::add: kernels::add(n, a, b, y); break;
-      case Arithmetic::sub: kernels::sub(n, a, b, y); break;
-      case Arithmetic::mul: kernels::mul(n, a, b, y); break;
-      default: kernels::div(n, a, b, y); break;
+  if (n < 8) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      y[i] = apply(op, a[i], b[i]);
     }
     return;
   }
-  for (std::int64_t i = 0; i < n; ++i) {
-    y[i] = apply(op, a[i], b[i]);
+  switch (op) {
+    case Arithmetic::add: return kernels::add(n, a, b, y);
+    case Arithmetic::sub: return kernels::sub(n, a, b, y);
+    case Arithmetic::mul: return kernels::mul(n, a, b, y);
+    case Arithmetic::div: return kernels::div(n, a, b, y);
+    case Arithmetic::less: return kernels::less(n, a, b, y);
+    case Arithmetic::equal: return kernels::equal(n, a, b, y);
+    case Arithmetic::larger: return kernels::larger(n, a, b, y);
+    case Arithmetic::maximum: return kernels::maximum(n, a, b, y);
+    case Arithmetic::second: return kernels::copy_steps(n, b, 1, y, 1);
   }
 }
 
@@ -24350,8 +24834,8 @@ class RowBlocks {
     if (step_ == 1) {
       return x_ + begin;
     }
-    for (std::int64_t i = 0; i < count && step_ != 0; ++i) {
-      block_[i] = x_[(begin + i) * step_];
+    if (step_ != 0) {
+      kernels::copy_steps(count, x_ + begin * step_, step_, block_, 1);
     }
     return block_;
   }
@@ -24369,16 +24853,26 @@ inline void apply_row(Arithmetic op, std::int64_t n, const float* a, std::int64_
     apply_same(op, n, a, b, y);
     return;
   }
+  if (op == Arithmetic::second) {
+    kernels::copy_steps(n, b, step_b, y, step_y);
+    return;
+  }
   RowBlocks from_a(n, a, step_a), from_b(n, b, step_b);
   float block[static_cast<std::size_t>(RowBlocks::most)];
   for (std::int64_t begin = 0; begin < n; begin += RowBlocks::most) {
     const std::int64_t m = std::min(RowBlocks::most, n - begin);
     float* const to = step_y == 1 ? y + begin : block;
     apply_same(op, m, from_a.at(begin, m), from_b.at(begin, m), to);
-    for (std::int64_t i = 0; i < m && step_y != 1; ++i) {
-      y[(begin + i) * step_y] = block[i];
+    if (step_y != 1) {
+      kernels::copy_steps(m, block, 1, y + begin * step_y, step_y);
     }
   }
+}
+
+// Matrices of some size whose columns lie without gaps, and not their rows.
+inline bool lies_turned(const Tensor& x) {
+  return !x.is_contiguous() && x.count() >= 1024 &&
+         turned_dim(Walk(x.shape(), x.steps(), x.steps())) >= 0;
 }
 
 inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const Tensor& b) {
@@ -24387,6 +24881,9 @@ inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const
     Tensor y(a.shape());
     apply_same(op, y.count(), pa, b.data(), y.data());
     return y;
+  }
+  if (lies_turned(a) || lies_turned(b)) {  // copies of those are read in half a walk's time
+    return arithmetic(op, name, lies_turned(a) ? a.copied() : a, lies_turned(b) ? b.copied() : b);
   }
   const float* const pa = a.origin();
   const float* const pb = b.origin();
@@ -24644,11 +25141,7 @@ inline Tensor add(const Tensor& x, float value) {
   }
   const detail::OpScope scope;
   Tensor y(x.shape());
-  const float* in = x.data();
-  float* out = y.data();
-  for (std::int64_t i = 0; i < x.count(); ++i) {
-    out[i] = in[i] + value;
-  }
+  kernels::add_number(x.count(), value, x.data(), y.data());
   scope.done_unary("add", "add", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "add", {&x}, [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
@@ -24715,16 +25208,6 @@ inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward 
   return recording() ? record(op, {&x}, x.shape()) : unary(name_of(op), x, forward, backward, keep);
 }
 
-// dx = beta dx + slope, where beta 0 does not read dx.
-inline void gather(float slope, float beta, float& dx) { dx = beta == 0.0f ? slope : dx + slope; }
-
-template <class F>
-inline void each(std::int64_t n, const F& body) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    body(i);
-  }
-}
-
 }  // namespace detail
 
 // x Phi(x), with the exact normal distribution function (erf).
@@ -24773,42 +25256,21 @@ inline Tensor exp(const Tensor& x) {
 }
 
 inline Tensor log(const Tensor& x) {
-  return detail::unary(
-      Op::log, x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
-      },
-      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
-        detail::each(n, [&](std::int64_t i) { detail::gather(dy[i] / in[i], beta, dx[i]); });
-      },
-      detail::Needs::input);
+  return detail::unary(Op::log, x, &kernels::log_forward, &kernels::log_backward,
+                       detail::Needs::input);
 }
 
 inline Tensor sqrt(const Tensor& x) {
-  return detail::unary(
-      Op::sqrt, x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
-      },
-      [](std::int64_t n, const float* y, const float* dy, float* dx, float beta) {
-        detail::each(n, [&](std::int64_t i) { detail::gather(0.5f * dy[i] / y[i], beta, dx[i]); });
-      },
-      detail::Needs::output);
+  return detail::unary(Op::sqrt, x, &kernels::sqrt_forward, &kernels::sqrt_backward,
+                       detail::Needs::output);
 }
 
 inline Tensor square(const Tensor& x) {
   if (detail::recording()) {
     return detail::record(Op::mul, {&x, &x}, x.shape());
   }
-  return detail::unary(
-      Op::square, x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
-      },
-      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
-        detail::each(n, [&](std::int64_t i) { detail::gather(2.0f * dy[i] * in[i], beta, dx[i]); });
-      },
-      detail::Needs::input);
+  return detail::unary(Op::square, x, &kernels::square_forward, &kernels::square_backward,
+                       detail::Needs::input);
 }
 
 // |x|; its gradient at 0 is 0.
@@ -24819,18 +25281,8 @@ inline Tensor abs(const Tensor& x) {
                         detail::record(Op::less, {&x, &zero}, x.shape());
     return x * sign + 0.0f;  // no -0
   }
-  return detail::unary(
-      "abs", x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = std::fabs(in[i]); });
-      },
-      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
-        detail::each(n, [&](std::int64_t i) {
-          const float sign = in[i] > 0.0f ? 1.0f : in[i] < 0.0f ? -1.0f : 0.0f;
-          detail::gather(dy[i] * sign, beta, dx[i]);
-        });
-      },
-      detail::Needs::input);
+  return detail::unary("abs", x, &kernels::abs_forward, &kernels::abs_backward,
+                       detail::Needs::input);
 }
 
 }}  // namespace tinyscale
@@ -25420,16 +25872,16 @@ inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std
   const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
   const Walk plan(kept, row_major(kept), x.steps());
   const float* const numbers = x.origin();
+  const bool down = plan.step_b() == 1 && plan.columns() >= 8 && n < std::int64_t{1} << 31;
   plan.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
-    for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      const float* const in = numbers + at + j * plan.step_b();
-      std::int64_t best = 0;
-      for (std::int64_t i = 1; i < n; ++i) {
-        const bool nan = is_nan(static_cast<double>(in[best * step]));
-        best = !nan && !(in[i * step] <= in[best * step]) ? i : best;
-      }
-      most[first + j] = in[best * step];
-      place[first + j] = best;
+    if (down) {
+      kernels::largest_down(n, plan.columns(), step, numbers + at, most + first, place + first);
+      return;
+    }
+    for (std::int64_t j = first; j < first + plan.columns(); ++j) {
+      const float* const in = numbers + at + (j - first) * plan.step_b();
+      place[j] = kernels::largest(n, in, step);
+      most[j] = in[place[j] * step];
     }
   });
 }
@@ -25592,33 +26044,16 @@ inline Tensor log_softmax(const Tensor& x) {
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   Tensor y(x.shape());
-  for (std::int64_t first = 0; first < x.count(); first += columns) {
-    const float* in = x.data() + first;
-    const float top = *std::max_element(in, in + columns);
-    double total = 0;
-    for (std::int64_t j = 0; j < columns; ++j) {
-      total += std::exp(static_cast<double>(in[j] - top));
-    }
-    const auto shift = static_cast<float>(std::log(total));
-    for (std::int64_t j = 0; j < columns; ++j) {
-      y.data()[first + j] = in[j] - top - shift;  // top + shift would be rounded to top's bits
-    }
-  }
+  const std::int64_t rows = x.count() / columns;
+  kernels::log_softmax_forward(rows, columns, x.data(), y.data());
   scope.done_unary("log_softmax", "log_softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "log_softmax", {&x},
-                   [columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
+                   [rows, columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
-                     float* dx = detail::grad_buffer(sx);
-                     for (std::int64_t first = 0; first < dy.count(); first += columns) {
-                       double total = 0;
-                       for (std::int64_t j = 0; j < columns; ++j) {
-                         total += static_cast<double>(dy.data()[first + j]);
-                       }
-                       for (std::int64_t j = first; j < first + columns; ++j) {
-                         dx[j] += dy.data()[j] - static_cast<float>(total) * std::exp(ky.data()[j]);
-                       }
-                     }
+                     float beta = 0;
+                     float* const dx = detail::grad_buffer(sx, beta);
+                     kernels::log_softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
                      backward.done_unary("log_softmax backward", "log_softmax", dy.shape(),
                                          &VectorCost::backward);
                    });
@@ -26695,9 +27130,12 @@ struct TableGradient {
     }
     const OpScope backward;
     float* const out = grad_buffer(table);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
+    for (std::size_t i = 0; i < ids.size() && width >= 64; ++i) {
       float* const to = out + ids[i] * width;
       kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
+    }
+    if (width < 64) {
+      kernels::add_rows(static_cast<std::int64_t>(ids.size()), width, dy.data(), ids.data(), out);
     }
     const std::int64_t n = dy.count();  // rows of the gradient are read and written
     backward.done_priced("embedding backward", "add", dy.shape(), &VectorCost::forward,
@@ -26741,14 +27179,13 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   Shape shape = ids_shape;
   shape.push_back(width);
   Tensor y(shape);
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= table.dim(0)) {
-      detail::fail({"embedding: id ", ids[i], " at position ", i, " is outside the table's ",
-                    table.dim(0), " rows"});
-    }
-    const float* const row = table.data() + ids[i] * width;
-    std::copy(row, row + width, y.data() + static_cast<std::int64_t>(i) * width);
+  const std::int64_t rows = ids_shape.count();
+  const std::int64_t bad = kernels::first_outside(rows, ids.data(), table.dim(0));
+  if (bad < rows) {
+    detail::fail({"embedding: id ", ids[static_cast<std::size_t>(bad)], " at position ", bad,
+                  " is outside the table's ", table.dim(0), " rows"});
   }
+  kernels::take_rows(rows, width, table.data(), ids.data(), y.data());
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
   if (detail::tracked({&table})) {
@@ -26988,6 +27425,19 @@ inline Tensor equal(const Tensor& a, const Tensor& b) {
 
 namespace detail {
 
+// y = a where the condition is not 0, both in steps.
+inline void choose_row(std::int64_t n, const float* condition, std::int64_t step_c, const float* a,
+                       std::int64_t step_a, float* y) {
+  if (step_c == 1 && step_a == 1) {
+    return kernels::choose(n, condition, a, y);
+  }
+  RowBlocks from_c(n, condition, step_c), from_a(n, a, step_a);
+  for (std::int64_t begin = 0; begin < n; begin += RowBlocks::most) {
+    const std::int64_t m = std::min(RowBlocks::most, n - begin);
+    kernels::choose(m, from_c.at(begin, m), from_a.at(begin, m), y + begin);
+  }
+}
+
 // dy to a where `first` is not 0, else to b.
 struct WhereGradient {
   Tensor first;
@@ -27011,10 +27461,8 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
                           detail::broadcast_steps(condition.shape(), condition.steps(), shape),
                           detail::broadcast_steps(a.shape(), a.steps(), shape));
   plan.rows([&](std::int64_t first, std::int64_t at_c, std::int64_t at_a) {
-    float* const to = y.data() + first;
-    for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      to[j] = c[at_c + j * plan.step_a()] != 0.0f ? from[at_a + j * plan.step_b()] : to[j];
-    }
+    detail::choose_row(plan.columns(), c + at_c, plan.step_a(), from + at_a, plan.step_b(),
+                       y.data() + first);
   });
   scope.done_priced("where", "where", shape, &VectorCost::forward,
                     {condition.count(), a.count(), b.count()}, {shape.count()});
@@ -27055,7 +27503,29 @@ inline Tensor minimum(const Tensor& a, const Tensor& b) {
   return neg(maximum(neg(a), neg(b)));
 }
 
-// x^exponent, element by element, in double.
+namespace detail {
+
+// y = y^exponent: squares and cubes as products, others in double.
+inline void raise(float exponent, const Tensor& y) {
+  float* const numbers = y.origin();
+  const bool cube = exponent == 3.0f;
+  if (cube || exponent == 2.0f) {
+    const Tensor x = cube ? y.copied() : y;
+    kernels::mul(y.count(), numbers, numbers, numbers);
+    if (cube) {
+      kernels::mul(y.count(), x.origin(), numbers, numbers);
+    }
+    return;
+  }
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    numbers[i] = static_cast<float>(
+        std::pow(static_cast<double>(numbers[i]), static_cast<double>(exponent)));
+  }
+}
+
+}  // namespace detail
+
+// x^exponent, element by element.
 inline Tensor pow(const Tensor& x, float exponent) {
   if (detail::recording()) {
     return detail::record(Op::pow, {&x}, x.shape(), {static_cast<double>(exponent)});
@@ -27063,10 +27533,7 @@ inline Tensor pow(const Tensor& x, float exponent) {
   const detail::OpScope scope;
   Tensor y = x.copied();
   x.origin();  // an empty one throws
-  for (std::int64_t i = 0; i < y.count(); ++i) {
-    y.data()[i] = static_cast<float>(
-        std::pow(static_cast<double>(y.data()[i]), static_cast<double>(exponent)));
-  }
+  detail::raise(exponent, y);
   scope.done_unary("pow", "pow", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(
@@ -27079,15 +27546,25 @@ inline Tensor pow(const Tensor& x, float exponent) {
   return y;
 }
 
+namespace detail {
+
+// Throws the first id that is none of dimension d, which the caller calls `dim`.
+inline void check_ids(const char* op, const Tensor& x, int d, int dim,
+                      const std::vector<std::int32_t>& ids) {
+  const auto n = static_cast<std::int64_t>(ids.size());
+  const std::int64_t bad = kernels::first_outside(n, ids.data(), x.dim(d));
+  if (bad < n) {
+    fail({op, ": id ", ids[static_cast<std::size_t>(bad)], " at position ", bad,
+          " is outside dimension ", dim, " of shape ", x.shape().text()});
+  }
+}
+
+}  // namespace detail
+
 // Row ids[i] of dimension `dim` as row i of the result.
 inline Tensor index_select(const Tensor& x, int dim, const std::vector<std::int32_t>& ids) {
   const int d = detail::check_dim("index_select", x, dim);
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= x.dim(d)) {
-      detail::fail({"index_select: id ", ids[i], " at position ", i, " is outside dimension ", dim,
-                    " of shape ", x.shape().text()});
-    }
-  }
+  detail::check_ids("index_select", x, d, dim, ids);
   const Tensor front = transpose(x, 0, d);
   const std::int64_t rows = front.dim(0);
   const std::int64_t inner = x.count() > 0 ? detail::inner_count(front.shape(), 0) : 0;
@@ -27114,21 +27591,18 @@ inline std::vector<std::int32_t> gather_places(const char* op, const Tensor& x, 
           "; as many dimensions, none larger but dimension ", dim,
           ", and one id an element are right"});
   }
+  check_ids(op, x, d, dim, ids);
   std::vector<std::int32_t> places(ids.size());
-  const Strides steps = row_major(x.shape());
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= x.dim(d)) {
-      fail({op, ": id ", ids[i], " at position ", i, " is outside dimension ", dim, " of shape ",
-            x.shape().text()});
-    }
-    std::int64_t place = ids[i] * steps.of[d];
-    auto left = static_cast<std::int64_t>(i);
-    for (int j = x.dims() - 1; j >= 0; --j) {
-      place += j == d ? 0 : left % shape[j] * steps.of[j];
-      left /= shape[j];
-    }
-    places[i] = static_cast<std::int32_t>(place);
-  }
+  Strides steps = row_major(x.shape());
+  const auto step = static_cast<std::int32_t>(steps.of[d]);
+  steps.of[d] = 0;
+  const Walk plan(shape, steps, steps);
+  plan.rows([&](std::int64_t first, std::int64_t at, std::int64_t) {
+    const std::int32_t* const id = ids.data() + first;
+    std::int32_t* const place = places.data() + first;
+    kernels::places_of(plan.columns(), id, step, static_cast<std::int32_t>(at),
+                       static_cast<std::int32_t>(plan.step_a()), place);
+  });
   return places;
 }
 
@@ -27155,9 +27629,7 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
   const detail::OpScope scope;
   Tensor out = x.copied();
   const Tensor from = contiguous(y.detach());
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    out.data()[places[i]] += from.data()[i];
-  }
+  kernels::add_rows(from.count(), 1, from.data(), places.data(), out.data());
   scope.done_priced("scatter_add", "add", y.shape(), &VectorCost::forward,
                     {x.count(), y.count(), y.count()}, {x.count()});  // ids take four bytes too
   if (detail::tracked({&x, &y})) {

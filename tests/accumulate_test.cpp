@@ -185,8 +185,9 @@ TEST_CASE("machines and paths that are no whole ones, and what one device cannot
         }) ==
         "train: the schedule gpipe is of a machine, and none is given; options.machine = "
         "ts::machine(\"tpu-v5e\", {1}) is right for one device");
-  CHECK(error([](ts::TrainOptions& o) { o.layout.whole_experts = true; })
-            .find(", which has no experts by data 1, tensor 1") != std::string::npos);
+  CHECK(error([](ts::TrainOptions& o) {
+          o.layout.whole_experts = true;
+        }).find(", which has no experts by data 1, tensor 1") != std::string::npos);
   CHECK(error([](ts::TrainOptions& o) { o.checkpoint.append("file"); }) ==
         "train: checkpoint is \"file\", put together in its place; assign the whole path");
   const std::string alone =

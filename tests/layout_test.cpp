@@ -266,7 +266,8 @@ double relative_difference(const ts::Tensor& a, const ts::Tensor& b) {
 bool are_close(const Trained& a, const Trained& b) {
   bool close = true;
   for (std::size_t i = 0; i < a.losses.size(); ++i) {
-    close = close && std::fabs(a.losses[i] / b.losses[i] - 1) <= 1e-5;
+    close = close && std::fabs(a.losses[i] / b.losses[i] - 1) <= 1e-5 &&
+            std::fabs(a.grad_norms[i] / b.grad_norms[i] - 1) <= 1e-4;
   }
   for (std::size_t i = 0; i < a.parameters.size(); ++i) {
     close = close && relative_difference(a.parameters[i].value, b.parameters[i].value) <= 1e-4;

@@ -134,6 +134,23 @@ TINYSCALE_MAP_OP(SubOp, false, y = a - b;);
 TINYSCALE_MAP_OP(MulOp, false, y = a * b;);
 TINYSCALE_MAP_OP(DivOp, false, y = a / b;);
 TINYSCALE_MAP_OP(MultiplyAddOp, true, y = y + a * b;);
+TINYSCALE_MAP_OP(ChooseOp, true, y = a != V{} ? b : y;);
+TINYSCALE_MAP_OP(LessOp, false, V one; broadcast<L>(1.0f, one); y = a < b ? one : V{};);
+TINYSCALE_MAP_OP(EqualOp, false, V one; broadcast<L>(1.0f, one); y = a == b ? one : V{};);
+// Of two the first where it is larger or NaN; and whether it is.
+TINYSCALE_MAP_OP(MaximumOp, false, typename L::I nan; is_nan<L>(a, nan); max_vector<L>(b, a, y);
+                 blend<L>(nan, a, y, y););
+TINYSCALE_MAP_OP(LargerOp, false, V one; broadcast<L>(1.0f, one); typename L::I nan;
+                 is_nan<L>(a, nan); y = b < a ? one : V{}; blend<L>(nan, one, y, y););
+TINYSCALE_MAP_OP(SquareOp, false, y = a * a;);
+TINYSCALE_MAP_OP(SquareBackwardOp, true, y = y + 2.0f * b * a;);
+TINYSCALE_MAP_OP(AbsOp, false, y = a > V{} ? a : 0.0f - a;);
+TINYSCALE_MAP_OP(AbsBackwardOp, true, const V down = a < V{} ? -b : V{};
+                 y = y + (a > V{} ? b : down););
+TINYSCALE_MAP_OP(LogOp, false, any_log<L>(a, y););
+TINYSCALE_MAP_OP(LogBackwardOp, true, y = y + b / a;);
+TINYSCALE_MAP_OP(SqrtOp, false, exact_sqrt(a, y););
+TINYSCALE_MAP_OP(SqrtBackwardOp, true, y = y + 0.5f * b / a;);  // a is the root
 TINYSCALE_MAP_OP(ExpOp, false, exp_vector<L>(a, y););
 TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
 TINYSCALE_MAP_OP(ErfOp, false, erf_vector<L>(a, y););
@@ -182,6 +199,18 @@ struct ScaleOp {  // y = factor a
   }
 };
 
+struct AddNumberOp {  // y = a + number
+  static constexpr bool adds = false;
+  float number;
+  template <class L>
+  TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V&,
+                              typename L::V& y) const {
+    typename L::V n;
+    broadcast<L>(number, n);
+    y = a + n;
+  }
+};
+
 }  // namespace detail
 
 namespace kernels {
@@ -199,6 +228,26 @@ inline void mul(std::int64_t n, const float* a, const float* b, float* y) {
 inline void div(std::int64_t n, const float* a, const float* b, float* y) {
   detail::map(detail::DivOp{}, n, a, b, y);
 }
+// Comparisons: 1 or 0; a NaN compares to nothing. The larger: a where a is larger or NaN.
+inline void less(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::LessOp{}, n, a, b, y);
+}
+inline void equal(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::EqualOp{}, n, a, b, y);
+}
+inline void larger(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::LargerOp{}, n, a, b, y);
+}
+inline void maximum(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::MaximumOp{}, n, a, b, y);
+}
+// y = a where the condition is not 0.
+inline void choose(std::int64_t n, const float* condition, const float* a, float* y) {
+  detail::map(detail::ChooseOp{}, n, condition, a, y);
+}
+inline void add_number(std::int64_t n, float number, const float* x, float* y) {  // y = x + number
+  detail::map(detail::AddNumberOp{number}, n, x, x, y);
+}
 inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y,
                          float beta = 1.0f) {  // y = beta y + a b
   detail::map(detail::MultiplyAddOp{}, n, a, b, y, beta);
@@ -210,6 +259,18 @@ inline void scale(std::int64_t n, float factor, const float* x, float* y) {  // 
 // Activations: y[i] = f(x[i]).
 inline void exp_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::ExpOp{}, n, x, x, y);
+}
+inline void log_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::LogOp{}, n, x, x, y);
+}
+inline void sqrt_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::SqrtOp{}, n, x, x, y);
+}
+inline void square_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::SquareOp{}, n, x, x, y);
+}
+inline void abs_forward(std::int64_t n, const float* x, float* y) {  // 0 of -0
+  detail::map(detail::AbsOp{}, n, x, x, y);
 }
 inline void tanh_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::TanhOp{}, n, x, x, y);
@@ -234,6 +295,22 @@ inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
 }
 
 // Their derivatives: dx[i] = beta dx[i] + f'(x[i]) dy[i].
+inline void log_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                         float beta = 1.0f) {
+  detail::map(detail::LogBackwardOp{}, n, x, dy, dx, beta);
+}
+inline void sqrt_backward(std::int64_t n, const float* y, const float* dy, float* dx,
+                          float beta = 1.0f) {  // from y = sqrt(x)
+  detail::map(detail::SqrtBackwardOp{}, n, y, dy, dx, beta);
+}
+inline void square_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                            float beta = 1.0f) {
+  detail::map(detail::SquareBackwardOp{}, n, x, dy, dx, beta);
+}
+inline void abs_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                         float beta = 1.0f) {  // 0 at 0
+  detail::map(detail::AbsBackwardOp{}, n, x, dy, dx, beta);
+}
 inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
   detail::map(detail::TanhBackwardOp{}, n, x, dy, dx, beta);

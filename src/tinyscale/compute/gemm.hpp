@@ -347,6 +347,12 @@ inline void gemm_run(const GemmOperands& g) {
     }
     return;
   }
+  if (g.n == 1 && g.b_row == 1 && g.b_col == 1 && g.k > 1 && g.m <= gemm_dots) {
+    GemmOperands column = g;  // which is also a row of a transposed B
+    column.b_col = g.k;
+    gemm_run(column);
+    return;
+  }
   const TileSize tile = tile_size();
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;

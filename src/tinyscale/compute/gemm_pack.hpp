@@ -81,8 +81,10 @@ struct GemmPack {
       load<L>(from + x, v);
       store<L>(row + x, v);
     }
-    std::copy(from + x, from + whole, row + x);
-    std::fill(row + whole, row + all, 0.0f);
+    for (; x < all; x += L::width) {
+      load_some<L>(from + x, whole - x, 0.0f, v);
+      store<L>(row + x, v);
+    }
   }
 };
 

@@ -272,6 +272,15 @@ TINYSCALE_INLINE void less(const typename L::V& a, const typename L::V& b, typen
   }
 }
 
+// All ones where x is NaN, else zero: by its bits, which -ffast-math believes, and without a
+// comparison, which g++ would take apart.
+template <class L>
+TINYSCALE_INLINE void is_nan(const typename L::V& x, typename L::I& mask) {
+  typename L::I bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  mask = (0x7f800000 - (bits & 0x7fffffff)) >> 31;
+}
+
 template <class L>
 TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
                             const typename L::V& no, typename L::V& y) {

@@ -18,25 +18,6 @@
 namespace tinyscale {
 namespace detail {
 
-// ln(x) of any x: -inf of 0, NaN below, and denormal numbers scaled by 2^24 first.
-template <class L>
-TINYSCALE_INLINE void any_log(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  constexpr float inf = std::numeric_limits<float>::infinity();
-  V zero{}, t, low, none;
-  t = x < std::numeric_limits<float>::min() ? x * 16777216.0f : x;
-  broadcast<L>(1.0f, low);
-  t = x > zero ? t : low;
-  log_vector<L>(t, y);
-  y = x < std::numeric_limits<float>::min() ? y - 16.6355323334f : y;
-  broadcast<L>(-inf, low);
-  broadcast<L>(std::numeric_limits<float>::quiet_NaN(), none);
-  low = x == zero ? low : none;
-  y = x > zero ? y : low;
-  broadcast<L>(inf, low);
-  y = x == low ? x : y;
-}
-
 template <class L, class Op>
 TINYSCALE_INLINE void slope_of(const Op& op, const typename L::V& a, typename L::V& y) {
   typename L::V one;

@@ -1,7 +1,6 @@
 #pragma once
 // Functions of one element: gelu (erf and tanh forms, arXiv 1606.08415), silu, relu, exp, log, ...
 
-#include <cmath>    // log, sqrt
 #include <cstdint>  // int64_t
 
 #include "tinyscale/compute/elementwise.hpp"
@@ -49,16 +48,6 @@ inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, Una
 inline Tensor unary(Op op, const Tensor& x, UnaryForward forward, UnaryBackward backward,
                     Needs keep) {
   return recording() ? record(op, {&x}, x.shape()) : unary(name_of(op), x, forward, backward, keep);
-}
-
-// dx = beta dx + slope, where beta 0 does not read dx.
-inline void gather(float slope, float beta, float& dx) { dx = beta == 0.0f ? slope : dx + slope; }
-
-template <class F>
-inline void each(std::int64_t n, const F& body) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    body(i);
-  }
 }
 
 }  // namespace detail
@@ -109,42 +98,21 @@ inline Tensor exp(const Tensor& x) {
 }
 
 inline Tensor log(const Tensor& x) {
-  return detail::unary(
-      Op::log, x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
-      },
-      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
-        detail::each(n, [&](std::int64_t i) { detail::gather(dy[i] / in[i], beta, dx[i]); });
-      },
-      detail::Needs::input);
+  return detail::unary(Op::log, x, &kernels::log_forward, &kernels::log_backward,
+                       detail::Needs::input);
 }
 
 inline Tensor sqrt(const Tensor& x) {
-  return detail::unary(
-      Op::sqrt, x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
-      },
-      [](std::int64_t n, const float* y, const float* dy, float* dx, float beta) {
-        detail::each(n, [&](std::int64_t i) { detail::gather(0.5f * dy[i] / y[i], beta, dx[i]); });
-      },
-      detail::Needs::output);
+  return detail::unary(Op::sqrt, x, &kernels::sqrt_forward, &kernels::sqrt_backward,
+                       detail::Needs::output);
 }
 
 inline Tensor square(const Tensor& x) {
   if (detail::recording()) {
     return detail::record(Op::mul, {&x, &x}, x.shape());
   }
-  return detail::unary(
-      Op::square, x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
-      },
-      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
-        detail::each(n, [&](std::int64_t i) { detail::gather(2.0f * dy[i] * in[i], beta, dx[i]); });
-      },
-      detail::Needs::input);
+  return detail::unary(Op::square, x, &kernels::square_forward, &kernels::square_backward,
+                       detail::Needs::input);
 }
 
 // |x|; its gradient at 0 is 0.
@@ -155,18 +123,8 @@ inline Tensor abs(const Tensor& x) {
                         detail::record(Op::less, {&x, &zero}, x.shape());
     return x * sign + 0.0f;  // no -0
   }
-  return detail::unary(
-      "abs", x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = std::fabs(in[i]); });
-      },
-      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
-        detail::each(n, [&](std::int64_t i) {
-          const float sign = in[i] > 0.0f ? 1.0f : in[i] < 0.0f ? -1.0f : 0.0f;
-          detail::gather(dy[i] * sign, beta, dx[i]);
-        });
-      },
-      detail::Needs::input);
+  return detail::unary("abs", x, &kernels::abs_forward, &kernels::abs_backward,
+                       detail::Needs::input);
 }
 
 }  // namespace tinyscale

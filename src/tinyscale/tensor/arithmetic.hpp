@@ -8,6 +8,7 @@
 
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/compute/row_moves.hpp"
 #include "tinyscale/compute/sums.hpp"
 #include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
@@ -45,17 +46,22 @@ inline float apply(Arithmetic op, float a, float b) {
 }
 
 inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
-  if (n >= 8 && op <= Arithmetic::div) {
-    switch (op) {
-      case Arithmetic::add: kernels::add(n, a, b, y); break;
-      case Arithmetic::sub: kernels::sub(n, a, b, y); break;
-      case Arithmetic::mul: kernels::mul(n, a, b, y); break;
-      default: kernels::div(n, a, b, y); break;
+  if (n < 8) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      y[i] = apply(op, a[i], b[i]);
     }
     return;
   }
-  for (std::int64_t i = 0; i < n; ++i) {
-    y[i] = apply(op, a[i], b[i]);
+  switch (op) {
+    case Arithmetic::add: return kernels::add(n, a, b, y);
+    case Arithmetic::sub: return kernels::sub(n, a, b, y);
+    case Arithmetic::mul: return kernels::mul(n, a, b, y);
+    case Arithmetic::div: return kernels::div(n, a, b, y);
+    case Arithmetic::less: return kernels::less(n, a, b, y);
+    case Arithmetic::equal: return kernels::equal(n, a, b, y);
+    case Arithmetic::larger: return kernels::larger(n, a, b, y);
+    case Arithmetic::maximum: return kernels::maximum(n, a, b, y);
+    case Arithmetic::second: return kernels::copy_steps(n, b, 1, y, 1);
   }
 }
 
@@ -74,8 +80,8 @@ class RowBlocks {
     if (step_ == 1) {
       return x_ + begin;
     }
-    for (std::int64_t i = 0; i < count && step_ != 0; ++i) {
-      block_[i] = x_[(begin + i) * step_];
+    if (step_ != 0) {
+      kernels::copy_steps(count, x_ + begin * step_, step_, block_, 1);
     }
     return block_;
   }
@@ -93,16 +99,26 @@ inline void apply_row(Arithmetic op, std::int64_t n, const float* a, std::int64_
     apply_same(op, n, a, b, y);
     return;
   }
+  if (op == Arithmetic::second) {
+    kernels::copy_steps(n, b, step_b, y, step_y);
+    return;
+  }
   RowBlocks from_a(n, a, step_a), from_b(n, b, step_b);
   float block[static_cast<std::size_t>(RowBlocks::most)];
   for (std::int64_t begin = 0; begin < n; begin += RowBlocks::most) {
     const std::int64_t m = std::min(RowBlocks::most, n - begin);
     float* const to = step_y == 1 ? y + begin : block;
     apply_same(op, m, from_a.at(begin, m), from_b.at(begin, m), to);
-    for (std::int64_t i = 0; i < m && step_y != 1; ++i) {
-      y[(begin + i) * step_y] = block[i];
+    if (step_y != 1) {
+      kernels::copy_steps(m, block, 1, y + begin * step_y, step_y);
     }
   }
+}
+
+// Matrices of some size whose columns lie without gaps, and not their rows.
+inline bool lies_turned(const Tensor& x) {
+  return !x.is_contiguous() && x.count() >= 1024 &&
+         turned_dim(Walk(x.shape(), x.steps(), x.steps())) >= 0;
 }
 
 inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const Tensor& b) {
@@ -111,6 +127,9 @@ inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const
     Tensor y(a.shape());
     apply_same(op, y.count(), pa, b.data(), y.data());
     return y;
+  }
+  if (lies_turned(a) || lies_turned(b)) {  // copies of those are read in half a walk's time
+    return arithmetic(op, name, lies_turned(a) ? a.copied() : a, lies_turned(b) ? b.copied() : b);
   }
   const float* const pa = a.origin();
   const float* const pb = b.origin();
@@ -368,11 +387,7 @@ inline Tensor add(const Tensor& x, float value) {
   }
   const detail::OpScope scope;
   Tensor y(x.shape());
-  const float* in = x.data();
-  float* out = y.data();
-  for (std::int64_t i = 0; i < x.count(); ++i) {
-    out[i] = in[i] + value;
-  }
+  kernels::add_number(x.count(), value, x.data(), y.data());
   scope.done_unary("add", "add", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "add", {&x}, [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });

@@ -27,6 +27,19 @@ inline Tensor equal(const Tensor& a, const Tensor& b) {
 
 namespace detail {
 
+// y = a where the condition is not 0, both in steps.
+inline void choose_row(std::int64_t n, const float* condition, std::int64_t step_c, const float* a,
+                       std::int64_t step_a, float* y) {
+  if (step_c == 1 && step_a == 1) {
+    return kernels::choose(n, condition, a, y);
+  }
+  RowBlocks from_c(n, condition, step_c), from_a(n, a, step_a);
+  for (std::int64_t begin = 0; begin < n; begin += RowBlocks::most) {
+    const std::int64_t m = std::min(RowBlocks::most, n - begin);
+    kernels::choose(m, from_c.at(begin, m), from_a.at(begin, m), y + begin);
+  }
+}
+
 // dy to a where `first` is not 0, else to b.
 struct WhereGradient {
   Tensor first;
@@ -50,10 +63,8 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
                           detail::broadcast_steps(condition.shape(), condition.steps(), shape),
                           detail::broadcast_steps(a.shape(), a.steps(), shape));
   plan.rows([&](std::int64_t first, std::int64_t at_c, std::int64_t at_a) {
-    float* const to = y.data() + first;
-    for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      to[j] = c[at_c + j * plan.step_a()] != 0.0f ? from[at_a + j * plan.step_b()] : to[j];
-    }
+    detail::choose_row(plan.columns(), c + at_c, plan.step_a(), from + at_a, plan.step_b(),
+                       y.data() + first);
   });
   scope.done_priced("where", "where", shape, &VectorCost::forward,
                     {condition.count(), a.count(), b.count()}, {shape.count()});
@@ -94,7 +105,29 @@ inline Tensor minimum(const Tensor& a, const Tensor& b) {
   return neg(maximum(neg(a), neg(b)));
 }
 
-// x^exponent, element by element, in double.
+namespace detail {
+
+// y = y^exponent: squares and cubes as products, others in double.
+inline void raise(float exponent, const Tensor& y) {
+  float* const numbers = y.origin();
+  const bool cube = exponent == 3.0f;
+  if (cube || exponent == 2.0f) {
+    const Tensor x = cube ? y.copied() : y;
+    kernels::mul(y.count(), numbers, numbers, numbers);
+    if (cube) {
+      kernels::mul(y.count(), x.origin(), numbers, numbers);
+    }
+    return;
+  }
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    numbers[i] = static_cast<float>(
+        std::pow(static_cast<double>(numbers[i]), static_cast<double>(exponent)));
+  }
+}
+
+}  // namespace detail
+
+// x^exponent, element by element.
 inline Tensor pow(const Tensor& x, float exponent) {
   if (detail::recording()) {
     return detail::record(Op::pow, {&x}, x.shape(), {static_cast<double>(exponent)});
@@ -102,10 +135,7 @@ inline Tensor pow(const Tensor& x, float exponent) {
   const detail::OpScope scope;
   Tensor y = x.copied();
   x.origin();  // an empty one throws
-  for (std::int64_t i = 0; i < y.count(); ++i) {
-    y.data()[i] = static_cast<float>(
-        std::pow(static_cast<double>(y.data()[i]), static_cast<double>(exponent)));
-  }
+  detail::raise(exponent, y);
   scope.done_unary("pow", "pow", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(
@@ -118,15 +148,25 @@ inline Tensor pow(const Tensor& x, float exponent) {
   return y;
 }
 
+namespace detail {
+
+// Throws the first id that is none of dimension d, which the caller calls `dim`.
+inline void check_ids(const char* op, const Tensor& x, int d, int dim,
+                      const std::vector<std::int32_t>& ids) {
+  const auto n = static_cast<std::int64_t>(ids.size());
+  const std::int64_t bad = kernels::first_outside(n, ids.data(), x.dim(d));
+  if (bad < n) {
+    fail({op, ": id ", ids[static_cast<std::size_t>(bad)], " at position ", bad,
+          " is outside dimension ", dim, " of shape ", x.shape().text()});
+  }
+}
+
+}  // namespace detail
+
 // Row ids[i] of dimension `dim` as row i of the result.
 inline Tensor index_select(const Tensor& x, int dim, const std::vector<std::int32_t>& ids) {
   const int d = detail::check_dim("index_select", x, dim);
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= x.dim(d)) {
-      detail::fail({"index_select: id ", ids[i], " at position ", i, " is outside dimension ", dim,
-                    " of shape ", x.shape().text()});
-    }
-  }
+  detail::check_ids("index_select", x, d, dim, ids);
   const Tensor front = transpose(x, 0, d);
   const std::int64_t rows = front.dim(0);
   const std::int64_t inner = x.count() > 0 ? detail::inner_count(front.shape(), 0) : 0;
@@ -153,21 +193,18 @@ inline std::vector<std::int32_t> gather_places(const char* op, const Tensor& x, 
           "; as many dimensions, none larger but dimension ", dim,
           ", and one id an element are right"});
   }
+  check_ids(op, x, d, dim, ids);
   std::vector<std::int32_t> places(ids.size());
-  const Strides steps = row_major(x.shape());
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= x.dim(d)) {
-      fail({op, ": id ", ids[i], " at position ", i, " is outside dimension ", dim, " of shape ",
-            x.shape().text()});
-    }
-    std::int64_t place = ids[i] * steps.of[d];
-    auto left = static_cast<std::int64_t>(i);
-    for (int j = x.dims() - 1; j >= 0; --j) {
-      place += j == d ? 0 : left % shape[j] * steps.of[j];
-      left /= shape[j];
-    }
-    places[i] = static_cast<std::int32_t>(place);
-  }
+  Strides steps = row_major(x.shape());
+  const auto step = static_cast<std::int32_t>(steps.of[d]);
+  steps.of[d] = 0;
+  const Walk plan(shape, steps, steps);
+  plan.rows([&](std::int64_t first, std::int64_t at, std::int64_t) {
+    const std::int32_t* const id = ids.data() + first;
+    std::int32_t* const place = places.data() + first;
+    kernels::places_of(plan.columns(), id, step, static_cast<std::int32_t>(at),
+                       static_cast<std::int32_t>(plan.step_a()), place);
+  });
   return places;
 }
 
@@ -194,9 +231,7 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
   const detail::OpScope scope;
   Tensor out = x.copied();
   const Tensor from = contiguous(y.detach());
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    out.data()[places[i]] += from.data()[i];
-  }
+  kernels::add_rows(from.count(), 1, from.data(), places.data(), out.data());
   scope.done_priced("scatter_add", "add", y.shape(), &VectorCost::forward,
                     {x.count(), y.count(), y.count()}, {x.count()});  // ids take four bytes too
   if (detail::tracked({&x, &y})) {

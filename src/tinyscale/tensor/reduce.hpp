@@ -2,11 +2,12 @@
 // Sums, means, maxima and softmax. Sums are gathered in double, whole rows 32 at a time in float,
 // in an order that is always the same.
 
-#include <algorithm>  // max_element, min
-#include <cmath>      // exp, log
+#include <algorithm>  // min
 #include <cstdint>    // int64_t
 #include <vector>     // vector
 
+#include "tinyscale/compute/largest.hpp"
+#include "tinyscale/compute/log_softmax.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
 #include "tinyscale/tensor/create.hpp"
@@ -134,16 +135,16 @@ inline void find_max(const Tensor& x, int d, const Shape& kept, float* most, std
   const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
   const Walk plan(kept, row_major(kept), x.steps());
   const float* const numbers = x.origin();
+  const bool down = plan.step_b() == 1 && plan.columns() >= 8 && n < std::int64_t{1} << 31;
   plan.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
-    for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      const float* const in = numbers + at + j * plan.step_b();
-      std::int64_t best = 0;
-      for (std::int64_t i = 1; i < n; ++i) {
-        const bool nan = is_nan(static_cast<double>(in[best * step]));
-        best = !nan && !(in[i * step] <= in[best * step]) ? i : best;
-      }
-      most[first + j] = in[best * step];
-      place[first + j] = best;
+    if (down) {
+      kernels::largest_down(n, plan.columns(), step, numbers + at, most + first, place + first);
+      return;
+    }
+    for (std::int64_t j = first; j < first + plan.columns(); ++j) {
+      const float* const in = numbers + at + (j - first) * plan.step_b();
+      place[j] = kernels::largest(n, in, step);
+      most[j] = in[place[j] * step];
     }
   });
 }
@@ -306,33 +307,16 @@ inline Tensor log_softmax(const Tensor& x) {
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   Tensor y(x.shape());
-  for (std::int64_t first = 0; first < x.count(); first += columns) {
-    const float* in = x.data() + first;
-    const float top = *std::max_element(in, in + columns);
-    double total = 0;
-    for (std::int64_t j = 0; j < columns; ++j) {
-      total += std::exp(static_cast<double>(in[j] - top));
-    }
-    const auto shift = static_cast<float>(std::log(total));
-    for (std::int64_t j = 0; j < columns; ++j) {
-      y.data()[first + j] = in[j] - top - shift;  // top + shift would be rounded to top's bits
-    }
-  }
+  const std::int64_t rows = x.count() / columns;
+  kernels::log_softmax_forward(rows, columns, x.data(), y.data());
   scope.done_unary("log_softmax", "log_softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "log_softmax", {&x},
-                   [columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
+                   [rows, columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
-                     float* dx = detail::grad_buffer(sx);
-                     for (std::int64_t first = 0; first < dy.count(); first += columns) {
-                       double total = 0;
-                       for (std::int64_t j = 0; j < columns; ++j) {
-                         total += static_cast<double>(dy.data()[first + j]);
-                       }
-                       for (std::int64_t j = first; j < first + columns; ++j) {
-                         dx[j] += dy.data()[j] - static_cast<float>(total) * std::exp(ky.data()[j]);
-                       }
-                     }
+                     float beta = 0;
+                     float* const dx = detail::grad_buffer(sx, beta);
+                     kernels::log_softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
                      backward.done_unary("log_softmax backward", "log_softmax", dy.shape(),
                                          &VectorCost::backward);
                    });

@@ -106,5 +106,17 @@ struct Walk {
   }
 };
 
+// The dimension along which the first operand lies without gaps, where its rows do not and both are
+// long enough to turn the matrix of the two over; else -1.
+inline int turned_dim(const Walk& walk) {
+  const int last = walk.shape.size() - 1;
+  for (int i = 0; i < last && walk.step_a() != 1 && walk.columns() >= 4; ++i) {
+    if (walk.a.of[i] == 1 && walk.shape[i] >= 4) {
+      return i;
+    }
+  }
+  return -1;
+}
+
 }  // namespace detail
 }  // namespace tinyscale

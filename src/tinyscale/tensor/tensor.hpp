@@ -3,7 +3,6 @@
 // Row-major unless it is a view, float32. Copying a Tensor copies the handle, never the numbers.
 
 #include <cstdint>           // int64_t
-#include <cstring>           // memcpy
 #include <initializer_list>  // inputs of an op
 #include <iostream>          // ostream
 #include <string>            // string
@@ -13,6 +12,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/shared.hpp"
+#include "tinyscale/compute/row_moves.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/memory.hpp"
 #include "tinyscale/tensor/graph.hpp"
@@ -222,16 +222,24 @@ inline Tensor Tensor::copied() const {
   const float* const from = origin();
   const detail::Strides own = steps();
   const detail::Walk walk(shape_, own, own);
-  const std::int64_t columns = walk.columns();
-  const std::int64_t step = walk.step_a();
+  const int turned = detail::turned_dim(walk);
+  if (turned >= 0) {  // matrices that lie turned over
+    const detail::Strides to = detail::row_major(walk.shape);
+    Shape each = walk.shape;
+    each.set(turned, 1);
+    each.set(-1, 1);
+    const detail::Walk matrices(each, walk.a, to);
+    matrices.rows([&](std::int64_t, std::int64_t at_from, std::int64_t at_to) {
+      for (std::int64_t j = 0; j < matrices.columns(); ++j) {
+        kernels::turn_matrix(walk.columns(), walk.shape[turned],
+                             from + at_from + j * matrices.step_a(), walk.step_a(),
+                             copy.data_ + at_to + j * matrices.step_b(), to.of[turned]);
+      }
+    });
+    return copy;
+  }
   walk.rows([&](std::int64_t first, std::int64_t offset, std::int64_t) {
-    float* const to = copy.data_ + first;
-    if (step == 1) {
-      std::memcpy(to, from + offset, static_cast<std::size_t>(columns) * sizeof(float));
-    }
-    for (std::int64_t j = 0; j < columns && step != 1; ++j) {
-      to[j] = from[offset + j * step];
-    }
+    kernels::copy_steps(walk.columns(), from + offset, walk.step_a(), copy.data_ + first, 1);
   });
   return copy;
 }

@@ -29,9 +29,12 @@ struct TableGradient {
     }
     const OpScope backward;
     float* const out = grad_buffer(table);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
+    for (std::size_t i = 0; i < ids.size() && width >= 64; ++i) {
       float* const to = out + ids[i] * width;
       kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
+    }
+    if (width < 64) {
+      kernels::add_rows(static_cast<std::int64_t>(ids.size()), width, dy.data(), ids.data(), out);
     }
     const std::int64_t n = dy.count();  // rows of the gradient are read and written
     backward.done_priced("embedding backward", "add", dy.shape(), &VectorCost::forward,
@@ -75,14 +78,13 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   Shape shape = ids_shape;
   shape.push_back(width);
   Tensor y(shape);
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= table.dim(0)) {
-      detail::fail({"embedding: id ", ids[i], " at position ", i, " is outside the table's ",
-                    table.dim(0), " rows"});
-    }
-    const float* const row = table.data() + ids[i] * width;
-    std::copy(row, row + width, y.data() + static_cast<std::int64_t>(i) * width);
+  const std::int64_t rows = ids_shape.count();
+  const std::int64_t bad = kernels::first_outside(rows, ids.data(), table.dim(0));
+  if (bad < rows) {
+    detail::fail({"embedding: id ", ids[static_cast<std::size_t>(bad)], " at position ", bad,
+                  " is outside the table's ", table.dim(0), " rows"});
   }
+  kernels::take_rows(rows, width, table.data(), ids.data(), y.data());
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
   if (detail::tracked({&table})) {
