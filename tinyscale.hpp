@@ -221,6 +221,7 @@
 //   tinyscale/mesh/collective_cost.hpp       What a collective takes
 //   tinyscale/mesh/nccl_model.hpp            NCCL's own model of all_reduce
 //   tinyscale/mesh/choose_algorithm.hpp      algorithm = automatic
+//   tinyscale/mesh/route.hpp                 The directed links of a machine
 //   tinyscale/mesh/mesh_axis.hpp             Named mesh axes and where they lie on the machine
 //   tinyscale/mesh/collective_limits.hpp     What a collective takes on a torus by the scaling
 //   tinyscale/mesh/switch_limits.hpp         Collectives of GPUs behind switches
@@ -237,7 +238,6 @@
 //   tinyscale/mesh/endpoint.hpp              One device's side of the fabric
 //   tinyscale/mesh/collectives.hpp           The collectives of a device, on tensors
 //   tinyscale/mesh/device.hpp                A device of a mesh
-//   tinyscale/mesh/route.hpp                 The directed links of a machine
 //   tinyscale/mesh/fair_links.hpp            Messages that share links
 //   tinyscale/mesh/timeline.hpp              What a replay gives
 //   tinyscale/mesh/step_order.hpp            Which messages of a collective may leave
@@ -10597,7 +10597,8 @@ TINYSCALE_MAP_OP(EqualOp, false, V one; broadcast<L>(1.0f, one); y = a == b ? on
 TINYSCALE_MAP_OP(MaximumOp, false, typename L::I nan; is_nan<L>(a, nan); max_vector<L>(b, a, y);
                  blend<L>(nan, a, y, y););
 TINYSCALE_MAP_OP(LargerOp, false, V one; broadcast<L>(1.0f, one); typename L::I nan;
-                 is_nan<L>(a, nan); y = b < a ? one : V{}; blend<L>(nan, one, y, y););
+                 typename L::I takes; is_nan<L>(a, nan); less<L>(b, a, takes);
+                 blend<L>(takes | nan, one, V{}, y););
 TINYSCALE_MAP_OP(SquareOp, false, y = a * a;);
 TINYSCALE_MAP_OP(SquareBackwardOp, true, y = y + 2.0f * b * a;);
 TINYSCALE_MAP_OP(AbsOp, false, y = a > V{} ? a : 0.0f - a;);
@@ -41892,6 +41893,12 @@ struct AxisPart {
   double bandwidth = 0;  // bytes/s: a link one way, or what a port sends
   int port = -1;         // of a switch: the dimension of its ports; -1: the part's own
   bool shared = false;   // the bandwidth is a share of an uplink, of which alone there is more
+  // Across dimensions, where links have no closed form, latency and bandwidth are those of messages
+  // to both neighbours at once, and these of all to all at once. 0: along dimensions.
+  double far_latency = 0;    // seconds to the farthest device
+  double all_bandwidth = 0;  // bytes/s of each of n (n - 1) messages
+
+  bool across() const { return far_latency > 0; }
 };
 
 struct CollectiveSpec {
@@ -43897,7 +43904,7 @@ inline AxisPart flattened(const List<AxisPart>& parts) {
   one.kind = AxisKind::switched;
   for (const AxisPart& part : parts) {
     one.size *= part.size;
-    one.latency += farthest(part) * part.spacing * part.latency;
+    one.latency += part.across() ? part.far_latency : farthest(part) * part.spacing * part.latency;
     const double rate = part.bandwidth / part.spacing;
     one.bandwidth = one.bandwidth > 0 ? std::min(one.bandwidth, rate) : rate;
   }
@@ -43926,6 +43933,11 @@ inline CollectiveCost direct_estimate(const CollectiveSpec& spec, const List<Axi
                                                         : m / 2 * ((m + 1) / 2);
     const double messages = static_cast<double>(to_root ? before : rooted ? after : n / m) * pairs;
     before *= m;
+    if (part.across()) {
+      cost.seconds += part.far_latency;
+      busiest = std::max(busiest, n / m * each * spec.element_bytes / part.all_bandwidth);
+      continue;
+    }
     CollectiveCost load;
     load.add(spec, part, 0, messages * each);
     busiest = std::max(busiest, load.seconds);
@@ -43965,7 +43977,9 @@ inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisP
       slower = slower || (together && (other.latency > part.latency ||
                                        (!(other.latency < part.latency) && other.dim < part.dim)));
     }
-    if (!slower) {
+    if (part.across()) {
+      cost.seconds += part.far_latency;
+    } else if (!slower) {
       cost.add(spec, part, farthest(part), 0, 0);
     }
   }
@@ -43986,12 +44000,15 @@ inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
 }
 
-// Whether devices that share links all send as much at once. Behind an oversubscribed uplink: along
-// one part they are those of other groups; along several they must all have the same to do, as they
-// must along several parts of one dimension.
+// Whether devices that share links all send as much at once; across dimensions nobody knows. Behind
+// an oversubscribed uplink: along one part they are those of other groups; along several they must
+// all have the same to do, as they must along several parts of one dimension.
 inline bool shares_evenly(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   bool shared = false;
   for (const AxisPart& part : parts) {
+    if (part.across()) {
+      return false;
+    }
     shared = shared || (part.shared && parts.size() > 1);
     for (const AxisPart& other : parts) {
       shared = shared || (&other != &part && part.dim >= 0 && other.dim == part.dim);
@@ -44031,8 +44048,9 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     cost.known = known;
     return cost;
   }
-  const bool shares = parts.size() > 1 || (parts[0].kind == AxisKind::line && parts[0].size > 2 &&
-                                           !is_rooted(spec.what));
+  const bool shares =
+      parts.size() > 1 || parts[0].across() ||
+      (parts[0].kind == AxisKind::line && parts[0].size > 2 && !is_rooted(spec.what));
   if (how == Algorithm::direct && shares) {
     CollectiveCost cost = direct_estimate(spec, parts);
     cost.known = false;
@@ -44296,10 +44314,11 @@ inline std::string taken(const AlgorithmCandidate& candidate) {
 }
 
 // Along one part torus and hierarchical are its ring or line, and what has no closed form is left
-// out but for all_to_all, to which all at once is a good way on a line as well. Along several
-// estimates are compared as well of what goes part by part, in a tree or to all at once, but not of
-// more messages than a port could have under way: a permute has one a device. A barrier of all with
-// all would be one latency here, as messages without bytes are free.
+// out but for all_to_all, to which all at once is a good way on a line as well. Across dimensions
+// all are estimates. Along several parts estimates are compared as well of what goes part by part,
+// in a tree or to all at once, but not of more messages than a port could have under way: a permute
+// has one a device. A barrier of all with all would be one latency here, as messages without bytes
+// are free.
 inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
@@ -44310,6 +44329,9 @@ inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts
   }
   const bool at_once =
       direct && (spec.devices() <= most_at_once || spec.what == Collective::permute);
+  if (parts.size() == 1 && parts[0].across()) {
+    return direct ? at_once : !by_axis;
+  }
   if (parts.size() < 2) {
     return parts.empty() || (cost.known && !by_axis) ||
            (at_once && spec.what == Collective::all_to_all && parts[0].kind == AxisKind::line &&
@@ -44362,6 +44384,206 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   return choice;
 }
 
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/route.hpp
+// The directed links of a machine, and those that a message between two chips crosses.
+// Dimension order: along the first dimension to the right coordinate, then the second, ...; around
+// a ring the shorter way, upwards when both are equal. Through a switch it is one hop: the sender's
+// port, the uplinks of what it leaves, those of what it enters, the receiver's port.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A link has a number of its dimension, its chip and its place there: on a line or ring 0 leaves
+// the chip upwards, 1 downwards; at a switch 0 leaves the chip, 1 enters it, 2 and 3 are the uplink
+// of the chips of which it is the first; fully connected: the coordinate that it leads to.
+class MachineLinks {
+ public:
+  explicit MachineLinks(const Machine& described) : machine_(described) {
+    const std::size_t dims = static_cast<std::size_t>(machine_.dims.size());
+    along_.resize(dims);
+    std::int64_t stride = 1;
+    for (std::size_t d = dims; d-- > 0;) {
+      along_[d].stride = stride;
+      along_[d].size = machine_.dims[static_cast<int>(d)];
+      stride *= along_[d].size;
+    }
+    const std::size_t chips = static_cast<std::size_t>(stride);
+    for (std::size_t d = 0; d < dims; ++d) {
+      Along& along = along_[d];
+      along.kind = machine_.links[d].kind;
+      along.latency = machine_.links[d].latency;
+      along.port = static_cast<std::size_t>(port_dim(machine_, static_cast<int>(d)));
+      along.uplink = machine_.links[d].uplink.one_way() > 0;
+      along.width = along.kind == AxisKind::full       ? static_cast<std::size_t>(along.size)
+                    : along.kind == AxisKind::switched ? 4
+                                                       : 2;
+      along.begin = bandwidth_.size();
+      bandwidth_.resize(along.begin + chips * along.width, machine_.links[d].bandwidth.one_way());
+      for (std::size_t c = 0; along.uplink && c < chips; ++c) {
+        bandwidth_[along.begin + c * 4 + 2] = machine_.links[d].uplink.one_way();
+        bandwidth_[along.begin + c * 4 + 3] = machine_.links[d].uplink.one_way();
+      }
+    }
+  }
+
+  std::size_t count() const { return bandwidth_.size(); }
+  double bandwidth(std::size_t link) const { return bandwidth_[link]; }
+  void slow_down(std::size_t link, double factor) { bandwidth_[link] /= factor; }
+  void cut(std::size_t link) { bandwidth_[link] = 0; }
+  int dim_of(std::size_t link) const {
+    std::size_t d = along_.size() - 1;
+    while (along_[d].begin > link) {
+      --d;
+    }
+    return static_cast<int>(d);
+  }
+  // Whether there is such a link: none beyond the end of a line, to itself, out of a spine's leaf.
+  bool exists(std::size_t link) const {
+    const std::size_t d = static_cast<std::size_t>(dim_of(link));
+    const Along& along = along_[d];
+    const std::int64_t chip = static_cast<std::int64_t>((link - along.begin) / along.width);
+    const std::int64_t place = static_cast<std::int64_t>((link - along.begin) % along.width);
+    const std::int64_t here = coordinate(chip, d);
+    switch (along.kind) {
+      case AxisKind::ring: return goes_around(along.size) || (place == 0 && along.size > 1);
+      case AxisKind::full: return place != here;
+      case AxisKind::line: return place == 0 ? here + 1 < along.size : here > 0;
+      default: break;
+    }
+    return place < 2 ? along.port == d : along.uplink && chip % along.stride == 0;
+  }
+  // The chips at its ends, of an uplink the first of those that share it; -1 is a switch.
+  std::int64_t from(std::size_t link) const { return end(link, 0); }
+  std::int64_t to(std::size_t link) const { return end(link, 1); }
+  bool is_uplink(std::size_t link) const {
+    const Along& along = along_[static_cast<std::size_t>(dim_of(link))];
+    return along.kind == AxisKind::switched && (link - along.begin) % 4 >= 2;
+  }
+  // "3 -> 4", "3 -> switch", "switch -> 8..15"
+  std::string name(std::size_t link) const {
+    const std::size_t d = static_cast<std::size_t>(dim_of(link));
+    std::string names[2];
+    for (int i = 0; i < 2; ++i) {
+      const std::int64_t chip = end(link, i);
+      names[i] = chip < 0 ? "switch" : std::to_string(chip);
+      if (chip >= 0 && is_uplink(link) && along_[d].stride > 1) {
+        names[i] += ".." + std::to_string(chip + along_[d].stride - 1);
+      }
+    }
+    return names[0] + " -> " + names[1];
+  }
+
+  // The links that a message crosses, in order.
+  void route(std::int64_t chip, std::int64_t target, std::vector<std::size_t>& links) const {
+    double latency = 0;
+    links.clear();
+    hops(chip, target, latency, &links);
+  }
+
+  // How often a message pays a latency, and how much in all; adds its links.
+  int hops(std::int64_t chip, std::int64_t target, double& latency,
+           std::vector<std::size_t>* links = nullptr) const {
+    std::int64_t hops = 0;
+    latency = 0;
+    for (std::size_t d = 0; chip != target && d < along_.size(); ++d) {
+      const Along& along = along_[d];
+      const std::int64_t away = distance(chip, target, d);
+      if (away == 0) {
+        continue;
+      }
+      std::int64_t crossed = 1;
+      if (along.kind == AxisKind::switched) {
+        const std::int64_t from = chip;
+        for (std::size_t level = d; level <= along.port; ++level) {
+          chip = moved(chip, target, level);
+        }
+        if (links != nullptr) {
+          links->push_back(id(from, along.port, 0));
+          push_uplinks(from, d, 2, *links);
+          push_uplinks(chip, d, 3, *links);
+          links->push_back(id(chip, along.port, 1));
+        }
+      } else if (along.kind == AxisKind::full && links != nullptr) {
+        links->push_back(id(chip, d, static_cast<std::size_t>(coordinate(target, d))));
+      } else if (along.kind != AxisKind::full) {
+        crossed = away > 0 ? away : -away;
+        const std::int64_t step = away > 0 ? 1 : along.size - 1;
+        for (std::int64_t left = crossed; left > 0 && links != nullptr; --left) {
+          links->push_back(id(chip, d, away > 0 ? 0 : 1));
+          const std::int64_t here = coordinate(chip, d);
+          chip += ((here + step) % along.size - here) * along.stride;
+        }
+      }
+      chip = moved(chip, target, d);
+      hops += crossed;
+      latency += static_cast<double>(crossed) * along.latency;
+    }
+    return static_cast<int>(hops);
+  }
+
+ private:
+  struct Along {  // one dimension
+    AxisKind kind = AxisKind::line;
+    double latency = 0;
+    std::int64_t size = 1, stride = 1;  // chips from one to the next
+    std::size_t begin = 0, width = 2;   // its first link, links of a chip
+    std::size_t port = 0;               // the dimension of the ports that lead to its switch
+    bool uplink = false;
+  };
+
+  std::size_t id(std::int64_t chip, std::size_t d, std::size_t place) const {
+    return along_[d].begin + static_cast<std::size_t>(chip) * along_[d].width + place;
+  }
+  std::int64_t coordinate(std::int64_t chip, std::size_t d) const {
+    return chip / along_[d].stride % along_[d].size;
+  }
+  std::int64_t moved(std::int64_t chip, std::int64_t target, std::size_t d) const {
+    return chip + (coordinate(target, d) - coordinate(chip, d)) * along_[d].stride;
+  }
+  // Steps along a dimension from chip to target, below 0 downwards.
+  std::int64_t distance(std::int64_t chip, std::int64_t target, std::size_t d) const {
+    const std::int64_t n = along_[d].size;
+    const std::int64_t there = coordinate(target, d) - coordinate(chip, d);
+    const std::int64_t up = there < 0 ? there + n : there;
+    return along_[d].kind != AxisKind::ring ? there : up <= n - up ? up : up - n;
+  }
+  // Out of the chips from dimension `top` down to the ports, or into them.
+  void push_uplinks(std::int64_t chip, std::size_t top, std::size_t place,
+                    std::vector<std::size_t>& links) const {
+    const std::size_t levels = along_[top].port - top + 1;
+    for (std::size_t i = 0; i < levels; ++i) {
+      const std::size_t level = place == 2 ? along_[top].port - i : top + i;
+      if (along_[level].uplink) {
+        links.push_back(id(chip / along_[level].stride * along_[level].stride, level, place));
+      }
+    }
+  }
+  std::int64_t end(std::size_t link, int which) const {
+    const std::size_t d = static_cast<std::size_t>(dim_of(link));
+    const Along& along = along_[d];
+    const std::int64_t chip = static_cast<std::int64_t>((link - along.begin) / along.width);
+    const std::int64_t place = static_cast<std::int64_t>((link - along.begin) % along.width);
+    if (along.kind == AxisKind::switched) {
+      return place % 2 == which ? chip : -1;
+    }
+    if (which == 0) {
+      return chip;
+    }
+    const std::int64_t here = coordinate(chip, d);
+    const std::int64_t there = along.kind == AxisKind::full ? place
+                               : place == 0                 ? (here + 1) % along.size
+                                                            : (here + along.size - 1) % along.size;
+    return chip + (there - here) * along.stride;
+  }
+
+  Machine machine_;
+  List<Along> along_;
+  std::vector<double> bandwidth_;  // bytes/s one way, by link
+};
+
+}  // namespace detail
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/mesh_axis.hpp
@@ -44489,6 +44711,40 @@ inline AxisPart part_across(const Machine& machine, std::int64_t stride, int siz
   return part;
 }
 
+// What messages of an axis across dimensions share, in place of the slowest links: of all its
+// groups at once, each device to both neighbours, and each to all. Of very many devices it is not
+// counted.
+inline void count_across(const Machine& machine, std::int64_t stride, AxisPart& part) {
+  if (part.size < 2 || machine.chips() * part.size > std::int64_t{1} << 20) {
+    return;
+  }
+  const MachineLinks links(machine);
+  List<double> near(links.count()), all(links.count());  // seconds a byte
+  std::vector<std::size_t> crossed;
+  double near_latency = 0;
+  for (std::int64_t chip = 0; chip < machine.chips(); ++chip) {
+    const std::int64_t place = chip / stride % part.size;
+    for (std::int64_t other = 0; other < part.size; ++other) {
+      if (other == place) {
+        continue;
+      }
+      const bool neighbours = other == place + 1 || other == place - 1;
+      double latency = 0;
+      crossed.clear();
+      links.hops(chip, chip + (other - place) * stride, latency, &crossed);
+      part.far_latency = std::max(part.far_latency, latency);
+      near_latency = neighbours ? std::max(near_latency, latency) : near_latency;
+      for (const std::size_t link : crossed) {
+        all[link] += 1 / links.bandwidth(link);
+        near[link] += neighbours ? 1 / links.bandwidth(link) : 0;
+      }
+    }
+  }
+  part.latency = near_latency;
+  part.bandwidth = 1 / *std::max_element(near.begin(), near.end());
+  part.all_bandwidth = 1 / *std::max_element(all.begin(), all.end());
+}
+
 // Puts a part behind others: to one that goes on where the last ends, or that has the same ports,
 // such as leaf and spine, unless the upper switch is slower or takes another time, the last grows.
 inline void push_part(const Machine& machine, const AxisPart& part, List<AxisPart>& parts) {
@@ -44549,6 +44805,9 @@ inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxi
     stride /= axis.size.value;
     place.stride = static_cast<int>(stride);
     place.parts = parts_of_stretch(machine, stride, place.size);
+    if (place.size > 1 && place.parts[0].dim < 0) {
+      count_across(machine, stride, place.parts[0]);
+    }
     placed.push_back(place);
   }
   return placed;
@@ -48436,206 +48695,6 @@ class Device {
 
 #undef TINYSCALE_HERE
 
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/route.hpp
-// The directed links of a machine, and those that a message between two chips crosses.
-// Dimension order: along the first dimension to the right coordinate, then the second, ...; around
-// a ring the shorter way, upwards when both are equal. Through a switch it is one hop: the sender's
-// port, the uplinks of what it leaves, those of what it enters, the receiver's port.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// A link has a number of its dimension, its chip and its place there: on a line or ring 0 leaves
-// the chip upwards, 1 downwards; at a switch 0 leaves the chip, 1 enters it, 2 and 3 are the uplink
-// of the chips of which it is the first; fully connected: the coordinate that it leads to.
-class MachineLinks {
- public:
-  explicit MachineLinks(const Machine& described) : machine_(described) {
-    const std::size_t dims = static_cast<std::size_t>(machine_.dims.size());
-    along_.resize(dims);
-    std::int64_t stride = 1;
-    for (std::size_t d = dims; d-- > 0;) {
-      along_[d].stride = stride;
-      along_[d].size = machine_.dims[static_cast<int>(d)];
-      stride *= along_[d].size;
-    }
-    const std::size_t chips = static_cast<std::size_t>(stride);
-    for (std::size_t d = 0; d < dims; ++d) {
-      Along& along = along_[d];
-      along.kind = machine_.links[d].kind;
-      along.latency = machine_.links[d].latency;
-      along.port = static_cast<std::size_t>(port_dim(machine_, static_cast<int>(d)));
-      along.uplink = machine_.links[d].uplink.one_way() > 0;
-      along.width = along.kind == AxisKind::full       ? static_cast<std::size_t>(along.size)
-                    : along.kind == AxisKind::switched ? 4
-                                                       : 2;
-      along.begin = bandwidth_.size();
-      bandwidth_.resize(along.begin + chips * along.width, machine_.links[d].bandwidth.one_way());
-      for (std::size_t c = 0; along.uplink && c < chips; ++c) {
-        bandwidth_[along.begin + c * 4 + 2] = machine_.links[d].uplink.one_way();
-        bandwidth_[along.begin + c * 4 + 3] = machine_.links[d].uplink.one_way();
-      }
-    }
-  }
-
-  std::size_t count() const { return bandwidth_.size(); }
-  double bandwidth(std::size_t link) const { return bandwidth_[link]; }
-  void slow_down(std::size_t link, double factor) { bandwidth_[link] /= factor; }
-  void cut(std::size_t link) { bandwidth_[link] = 0; }
-  int dim_of(std::size_t link) const {
-    std::size_t d = along_.size() - 1;
-    while (along_[d].begin > link) {
-      --d;
-    }
-    return static_cast<int>(d);
-  }
-  // Whether there is such a link: none beyond the end of a line, to itself, out of a spine's leaf.
-  bool exists(std::size_t link) const {
-    const std::size_t d = static_cast<std::size_t>(dim_of(link));
-    const Along& along = along_[d];
-    const std::int64_t chip = static_cast<std::int64_t>((link - along.begin) / along.width);
-    const std::int64_t place = static_cast<std::int64_t>((link - along.begin) % along.width);
-    const std::int64_t here = coordinate(chip, d);
-    switch (along.kind) {
-      case AxisKind::ring: return goes_around(along.size) || (place == 0 && along.size > 1);
-      case AxisKind::full: return place != here;
-      case AxisKind::line: return place == 0 ? here + 1 < along.size : here > 0;
-      default: break;
-    }
-    return place < 2 ? along.port == d : along.uplink && chip % along.stride == 0;
-  }
-  // The chips at its ends, of an uplink the first of those that share it; -1 is a switch.
-  std::int64_t from(std::size_t link) const { return end(link, 0); }
-  std::int64_t to(std::size_t link) const { return end(link, 1); }
-  bool is_uplink(std::size_t link) const {
-    const Along& along = along_[static_cast<std::size_t>(dim_of(link))];
-    return along.kind == AxisKind::switched && (link - along.begin) % 4 >= 2;
-  }
-  // "3 -> 4", "3 -> switch", "switch -> 8..15"
-  std::string name(std::size_t link) const {
-    const std::size_t d = static_cast<std::size_t>(dim_of(link));
-    std::string names[2];
-    for (int i = 0; i < 2; ++i) {
-      const std::int64_t chip = end(link, i);
-      names[i] = chip < 0 ? "switch" : std::to_string(chip);
-      if (chip >= 0 && is_uplink(link) && along_[d].stride > 1) {
-        names[i] += ".." + std::to_string(chip + along_[d].stride - 1);
-      }
-    }
-    return names[0] + " -> " + names[1];
-  }
-
-  // The links that a message crosses, in order.
-  void route(std::int64_t chip, std::int64_t target, std::vector<std::size_t>& links) const {
-    double latency = 0;
-    links.clear();
-    hops(chip, target, latency, &links);
-  }
-
-  // How often a message pays a latency, and how much in all; adds its links.
-  int hops(std::int64_t chip, std::int64_t target, double& latency,
-           std::vector<std::size_t>* links = nullptr) const {
-    std::int64_t hops = 0;
-    latency = 0;
-    for (std::size_t d = 0; chip != target && d < along_.size(); ++d) {
-      const Along& along = along_[d];
-      const std::int64_t away = distance(chip, target, d);
-      if (away == 0) {
-        continue;
-      }
-      std::int64_t crossed = 1;
-      if (along.kind == AxisKind::switched) {
-        const std::int64_t from = chip;
-        for (std::size_t level = d; level <= along.port; ++level) {
-          chip = moved(chip, target, level);
-        }
-        if (links != nullptr) {
-          links->push_back(id(from, along.port, 0));
-          push_uplinks(from, d, 2, *links);
-          push_uplinks(chip, d, 3, *links);
-          links->push_back(id(chip, along.port, 1));
-        }
-      } else if (along.kind == AxisKind::full && links != nullptr) {
-        links->push_back(id(chip, d, static_cast<std::size_t>(coordinate(target, d))));
-      } else if (along.kind != AxisKind::full) {
-        crossed = away > 0 ? away : -away;
-        const std::int64_t step = away > 0 ? 1 : along.size - 1;
-        for (std::int64_t left = crossed; left > 0 && links != nullptr; --left) {
-          links->push_back(id(chip, d, away > 0 ? 0 : 1));
-          const std::int64_t here = coordinate(chip, d);
-          chip += ((here + step) % along.size - here) * along.stride;
-        }
-      }
-      chip = moved(chip, target, d);
-      hops += crossed;
-      latency += static_cast<double>(crossed) * along.latency;
-    }
-    return static_cast<int>(hops);
-  }
-
- private:
-  struct Along {  // one dimension
-    AxisKind kind = AxisKind::line;
-    double latency = 0;
-    std::int64_t size = 1, stride = 1;  // chips from one to the next
-    std::size_t begin = 0, width = 2;   // its first link, links of a chip
-    std::size_t port = 0;               // the dimension of the ports that lead to its switch
-    bool uplink = false;
-  };
-
-  std::size_t id(std::int64_t chip, std::size_t d, std::size_t place) const {
-    return along_[d].begin + static_cast<std::size_t>(chip) * along_[d].width + place;
-  }
-  std::int64_t coordinate(std::int64_t chip, std::size_t d) const {
-    return chip / along_[d].stride % along_[d].size;
-  }
-  std::int64_t moved(std::int64_t chip, std::int64_t target, std::size_t d) const {
-    return chip + (coordinate(target, d) - coordinate(chip, d)) * along_[d].stride;
-  }
-  // Steps along a dimension from chip to target, below 0 downwards.
-  std::int64_t distance(std::int64_t chip, std::int64_t target, std::size_t d) const {
-    const std::int64_t n = along_[d].size;
-    const std::int64_t there = coordinate(target, d) - coordinate(chip, d);
-    const std::int64_t up = there < 0 ? there + n : there;
-    return along_[d].kind != AxisKind::ring ? there : up <= n - up ? up : up - n;
-  }
-  // Out of the chips from dimension `top` down to the ports, or into them.
-  void push_uplinks(std::int64_t chip, std::size_t top, std::size_t place,
-                    std::vector<std::size_t>& links) const {
-    const std::size_t levels = along_[top].port - top + 1;
-    for (std::size_t i = 0; i < levels; ++i) {
-      const std::size_t level = place == 2 ? along_[top].port - i : top + i;
-      if (along_[level].uplink) {
-        links.push_back(id(chip / along_[level].stride * along_[level].stride, level, place));
-      }
-    }
-  }
-  std::int64_t end(std::size_t link, int which) const {
-    const std::size_t d = static_cast<std::size_t>(dim_of(link));
-    const Along& along = along_[d];
-    const std::int64_t chip = static_cast<std::int64_t>((link - along.begin) / along.width);
-    const std::int64_t place = static_cast<std::int64_t>((link - along.begin) % along.width);
-    if (along.kind == AxisKind::switched) {
-      return place % 2 == which ? chip : -1;
-    }
-    if (which == 0) {
-      return chip;
-    }
-    const std::int64_t here = coordinate(chip, d);
-    const std::int64_t there = along.kind == AxisKind::full ? place
-                               : place == 0                 ? (here + 1) % along.size
-                                                            : (here + along.size - 1) % along.size;
-    return chip + (there - here) * along.stride;
-  }
-
-  Machine machine_;
-  List<Along> along_;
-  std::vector<double> bandwidth_;  // bytes/s one way, by link
-};
-
-}  // namespace detail
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/fair_links.hpp

@@ -1656,4 +1656,46 @@ TEST_CASE(
         "beside its compute; guess bytes and steps alone");
 }
 
+TEST_CASE("across dimensions automatic takes about the shortest, and says that it estimates") {
+  const struct {
+    const char* machine;
+    ts::Shape dims;
+    int x, y;
+    const char* axis;
+  } meshes[] = {{"tpu-v5e", {2, 9}, 3, 6, "y"},
+                {"tpu-v5e", {2, 9}, 3, 6, "x"},
+                {"tpu-v5p", {3, 5}, 5, 3, "x"},
+                {"mi300x", {2, 6}, 3, 4, "y"}};
+  for (const auto& m : meshes) {
+    ts::Mesh mesh(ts::machine(m.machine, m.dims), {{"x", m.x}, {"y", m.y}});
+    for (const std::int64_t elements : {120, 24000, 240000}) {
+      for (const bool sums : {true, false}) {
+        double shortest = 1e9, taken = 0;
+        for (const ts::Algorithm how :
+             {ts::Algorithm::automatic, ts::Algorithm::ring, ts::Algorithm::ring_both_ways,
+              ts::Algorithm::line, ts::Algorithm::halving_doubling, ts::Algorithm::direct}) {
+          const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+            ts::CollectiveOptions options;
+            options.algorithm = how;
+            const ts::Tensor x = ts::ones({elements});
+            sums ? d.all_reduce(x, m.axis, ts::Reduce::sum, options)
+                 : d.all_gather(x, m.axis, 0, options);
+          });
+          shortest = std::fmin(shortest, run.seconds);
+          if (how == ts::Algorithm::automatic) {
+            taken = run.seconds;
+            const std::string reason = run.collectives()[0].reason;
+            CAPTURE(reason);
+            CHECK(reason.find(" about ") < reason.find(';'));
+          }
+        }
+        CAPTURE(m.machine);
+        CAPTURE(m.axis);
+        CAPTURE(elements);
+        CHECK(taken <= 1.3 * shortest);
+      }
+    }
+  }
+}
+
 #endif

@@ -1477,7 +1477,7 @@ TEST_CASE("replay: all dead links that messages were to take are named") {
 }
 #endif
 
-TEST_CASE("placement: an axis across dimensions has the links of those that its groups cross") {
+TEST_CASE("placement: an axis across dimensions has what its messages share and cross") {
   ts::Machine machine;
   machine.name = "own";
   machine.chip = ts::chip("tpu-v5e");
@@ -1495,13 +1495,15 @@ TEST_CASE("placement: an axis across dimensions has the links of those that its 
        {std::size_t{1}, std::size_t{2}}) {  // within the last two dimensions, 6 x 2
     REQUIRE(there[axis].parts.size() == 1);
     CHECK(there[axis].parts[0].dim == -1);
-    CHECK(there[axis].parts[0].bandwidth == 2e9);
-    CHECK(there[axis].parts[0].latency == 2e-6);
+    CHECK(there[axis].parts[0].bandwidth == doctest::Approx(1e9));  // two on a link of 2e9
   }
+  CHECK(there[1].parts[0].latency == doctest::Approx(4e-6));      // 3 -> 6: (1, 1) -> (3, 0)
+  CHECK(there[1].parts[0].far_latency == doctest::Approx(6e-6));  // 0 -> 9: (0, 0) -> (4, 1)
+  CHECK(there[2].parts[0].latency == doctest::Approx(3e-6));      // 1 -> 2: (0, 1) -> (1, 0)
   const ts::Mesh over(machine, {{"x", 8}, {"y", 3}});
   const ts::AxisPlacement all = over.placement().axes[0];  // 3 apart
   REQUIRE(all.parts.size() == 1);
   CHECK(all.parts[0].dim == -1);
-  CHECK(all.parts[0].bandwidth == 1e9);
-  CHECK(all.parts[0].latency == 9e-6);
+  CHECK(all.parts[0].bandwidth == doctest::Approx(1e9));
+  CHECK(all.parts[0].latency == doctest::Approx(16e-6));  // 10 -> 13: (0, 5, 0) -> (1, 0, 1)
 }

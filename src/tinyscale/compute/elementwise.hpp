@@ -141,7 +141,8 @@ TINYSCALE_MAP_OP(EqualOp, false, V one; broadcast<L>(1.0f, one); y = a == b ? on
 TINYSCALE_MAP_OP(MaximumOp, false, typename L::I nan; is_nan<L>(a, nan); max_vector<L>(b, a, y);
                  blend<L>(nan, a, y, y););
 TINYSCALE_MAP_OP(LargerOp, false, V one; broadcast<L>(1.0f, one); typename L::I nan;
-                 is_nan<L>(a, nan); y = b < a ? one : V{}; blend<L>(nan, one, y, y););
+                 typename L::I takes; is_nan<L>(a, nan); less<L>(b, a, takes);
+                 blend<L>(takes | nan, one, V{}, y););
 TINYSCALE_MAP_OP(SquareOp, false, y = a * a;);
 TINYSCALE_MAP_OP(SquareBackwardOp, true, y = y + 2.0f * b * a;);
 TINYSCALE_MAP_OP(AbsOp, false, y = a > V{} ? a : 0.0f - a;);

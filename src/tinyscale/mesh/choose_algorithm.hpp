@@ -47,10 +47,11 @@ inline std::string taken(const AlgorithmCandidate& candidate) {
 }
 
 // Along one part torus and hierarchical are its ring or line, and what has no closed form is left
-// out but for all_to_all, to which all at once is a good way on a line as well. Along several
-// estimates are compared as well of what goes part by part, in a tree or to all at once, but not of
-// more messages than a port could have under way: a permute has one a device. A barrier of all with
-// all would be one latency here, as messages without bytes are free.
+// out but for all_to_all, to which all at once is a good way on a line as well. Across dimensions
+// all are estimates. Along several parts estimates are compared as well of what goes part by part,
+// in a tree or to all at once, but not of more messages than a port could have under way: a permute
+// has one a device. A barrier of all with all would be one latency here, as messages without bytes
+// are free.
 inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
@@ -61,6 +62,9 @@ inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts
   }
   const bool at_once =
       direct && (spec.devices() <= most_at_once || spec.what == Collective::permute);
+  if (parts.size() == 1 && parts[0].across()) {
+    return direct ? at_once : !by_axis;
+  }
   if (parts.size() < 2) {
     return parts.empty() || (cost.known && !by_axis) ||
            (at_once && spec.what == Collective::all_to_all && parts[0].kind == AxisKind::line &&

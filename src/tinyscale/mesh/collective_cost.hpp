@@ -26,7 +26,7 @@ inline AxisPart flattened(const List<AxisPart>& parts) {
   one.kind = AxisKind::switched;
   for (const AxisPart& part : parts) {
     one.size *= part.size;
-    one.latency += farthest(part) * part.spacing * part.latency;
+    one.latency += part.across() ? part.far_latency : farthest(part) * part.spacing * part.latency;
     const double rate = part.bandwidth / part.spacing;
     one.bandwidth = one.bandwidth > 0 ? std::min(one.bandwidth, rate) : rate;
   }
@@ -55,6 +55,11 @@ inline CollectiveCost direct_estimate(const CollectiveSpec& spec, const List<Axi
                                                         : m / 2 * ((m + 1) / 2);
     const double messages = static_cast<double>(to_root ? before : rooted ? after : n / m) * pairs;
     before *= m;
+    if (part.across()) {
+      cost.seconds += part.far_latency;
+      busiest = std::max(busiest, n / m * each * spec.element_bytes / part.all_bandwidth);
+      continue;
+    }
     CollectiveCost load;
     load.add(spec, part, 0, messages * each);
     busiest = std::max(busiest, load.seconds);
@@ -94,7 +99,9 @@ inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisP
       slower = slower || (together && (other.latency > part.latency ||
                                        (!(other.latency < part.latency) && other.dim < part.dim)));
     }
-    if (!slower) {
+    if (part.across()) {
+      cost.seconds += part.far_latency;
+    } else if (!slower) {
       cost.add(spec, part, farthest(part), 0, 0);
     }
   }
@@ -115,12 +122,15 @@ inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
 }
 
-// Whether devices that share links all send as much at once. Behind an oversubscribed uplink: along
-// one part they are those of other groups; along several they must all have the same to do, as they
-// must along several parts of one dimension.
+// Whether devices that share links all send as much at once; across dimensions nobody knows. Behind
+// an oversubscribed uplink: along one part they are those of other groups; along several they must
+// all have the same to do, as they must along several parts of one dimension.
 inline bool shares_evenly(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   bool shared = false;
   for (const AxisPart& part : parts) {
+    if (part.across()) {
+      return false;
+    }
     shared = shared || (part.shared && parts.size() > 1);
     for (const AxisPart& other : parts) {
       shared = shared || (&other != &part && part.dim >= 0 && other.dim == part.dim);
@@ -160,8 +170,9 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     cost.known = known;
     return cost;
   }
-  const bool shares = parts.size() > 1 || (parts[0].kind == AxisKind::line && parts[0].size > 2 &&
-                                           !is_rooted(spec.what));
+  const bool shares =
+      parts.size() > 1 || parts[0].across() ||
+      (parts[0].kind == AxisKind::line && parts[0].size > 2 && !is_rooted(spec.what));
   if (how == Algorithm::direct && shares) {
     CollectiveCost cost = direct_estimate(spec, parts);
     cost.known = false;

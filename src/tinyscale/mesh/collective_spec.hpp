@@ -57,6 +57,12 @@ struct AxisPart {
   double bandwidth = 0;  // bytes/s: a link one way, or what a port sends
   int port = -1;         // of a switch: the dimension of its ports; -1: the part's own
   bool shared = false;   // the bandwidth is a share of an uplink, of which alone there is more
+  // Across dimensions, where links have no closed form, latency and bandwidth are those of messages
+  // to both neighbours at once, and these of all to all at once. 0: along dimensions.
+  double far_latency = 0;    // seconds to the farthest device
+  double all_bandwidth = 0;  // bytes/s of each of n (n - 1) messages
+
+  bool across() const { return far_latency > 0; }
 };
 
 struct CollectiveSpec {

@@ -5,7 +5,7 @@
 // an axis that goes all around, even with the chips of other axes between; else it is a line.
 // To lay axes otherwise, give the mesh the machine's dimensions in another order: reordered().
 
-#include <algorithm>  // max, min
+#include <algorithm>  // max, max_element, min
 #include <cctype>     // isalnum
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +21,7 @@
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/mesh/collective_spec.hpp"
+#include "tinyscale/mesh/route.hpp"
 
 namespace tinyscale {
 
@@ -140,6 +141,40 @@ inline AxisPart part_across(const Machine& machine, std::int64_t stride, int siz
   return part;
 }
 
+// What messages of an axis across dimensions share, in place of the slowest links: of all its
+// groups at once, each device to both neighbours, and each to all. Of very many devices it is not
+// counted.
+inline void count_across(const Machine& machine, std::int64_t stride, AxisPart& part) {
+  if (part.size < 2 || machine.chips() * part.size > std::int64_t{1} << 20) {
+    return;
+  }
+  const MachineLinks links(machine);
+  List<double> near(links.count()), all(links.count());  // seconds a byte
+  std::vector<std::size_t> crossed;
+  double near_latency = 0;
+  for (std::int64_t chip = 0; chip < machine.chips(); ++chip) {
+    const std::int64_t place = chip / stride % part.size;
+    for (std::int64_t other = 0; other < part.size; ++other) {
+      if (other == place) {
+        continue;
+      }
+      const bool neighbours = other == place + 1 || other == place - 1;
+      double latency = 0;
+      crossed.clear();
+      links.hops(chip, chip + (other - place) * stride, latency, &crossed);
+      part.far_latency = std::max(part.far_latency, latency);
+      near_latency = neighbours ? std::max(near_latency, latency) : near_latency;
+      for (const std::size_t link : crossed) {
+        all[link] += 1 / links.bandwidth(link);
+        near[link] += neighbours ? 1 / links.bandwidth(link) : 0;
+      }
+    }
+  }
+  part.latency = near_latency;
+  part.bandwidth = 1 / *std::max_element(near.begin(), near.end());
+  part.all_bandwidth = 1 / *std::max_element(all.begin(), all.end());
+}
+
 // Puts a part behind others: to one that goes on where the last ends, or that has the same ports,
 // such as leaf and spine, unless the upper switch is slower or takes another time, the last grows.
 inline void push_part(const Machine& machine, const AxisPart& part, List<AxisPart>& parts) {
@@ -200,6 +235,9 @@ inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxi
     stride /= axis.size.value;
     place.stride = static_cast<int>(stride);
     place.parts = parts_of_stretch(machine, stride, place.size);
+    if (place.size > 1 && place.parts[0].dim < 0) {
+      count_across(machine, stride, place.parts[0]);
+    }
     placed.push_back(place);
   }
   return placed;
