@@ -14711,7 +14711,11 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
 inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
                                 const float* w) {
   detail::check_weights("quantize", rows, cols);
-  if (rows == 0 || cols == 0 || group < 1 || group > std::int64_t{1} << 40) {  // throws
+  if (group < 1 || (bits != 4 && bits != 8)) {
+    detail::fail({"quantize: groups of ", group, ", ", bits,
+                  " bits; groups have 1 column or more, codes 4 or 8 bits"});
+  }
+  if (rows == 0 || cols == 0 || group > std::int64_t{1} << 40) {  // throws
     return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
   }
   const std::int64_t groups = (cols + group - 1) / group;
@@ -15232,6 +15236,10 @@ namespace kernels {
 inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
                            std::int64_t ldx, float* y, std::int64_t ldy,
                            Activations how = Activations::int8_groups) {
+  if (how == Activations::f32) {
+    detail::fail({"gemm_quantized: x is to stay f32, and whole numbers are multiplied here; ",
+                  "int8_groups or int8_blocks are right"});
+  }
   if (m <= 0 || w.rows <= 0) {
     return;
   }
@@ -25697,8 +25705,6 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
 inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
   const int d = detail::check_dim("pad", x, dim);
   const std::int64_t n = x.dim(d);
-  Shape shape = x.shape();
-  shape.set(d, size);
   if (begin.value < 0 || step.value < 1 || begin.value > size.value ||
       (n > 0 &&
        (n - 1 > (size.value - 1 - begin.value) / step.value || begin.value >= size.value))) {
@@ -25706,6 +25712,8 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
                   size.value, " in dimension ", dim, " of shape ", x.shape().text(),
                   "; they must end within it"});
   }
+  Shape shape = x.shape();
+  shape.set(d, size);
   if (detail::recording()) {
     return detail::record(
         Op::pad, {&x}, shape,
@@ -26309,6 +26317,18 @@ inline void multiply_batched(const Tensor& x, const Tensor& w, const Tensor& y,
 
 // x [.., M, K] times w [.., K, N]: one product for each of the leading dimensions, which are
 // repeated to one another.
+// The leading dimensions of both, matched from the right.
+inline Shape batch_shape(const Tensor& x, const Tensor& w) {
+  const Shape a = leading(x.shape()), b = leading(w.shape());
+  for (int i = 1; i <= std::min(a.size(), b.size()); ++i) {
+    if (a[-i] != b[-i] && a[-i] != 1 && b[-i] != 1) {
+      fail({"matmul: x is ", x.shape(), ", w is ", w.shape(),
+            "; dimensions before the last two must be equal or 1, from the right"});
+    }
+  }
+  return broadcast_shape("matmul", a, b);
+}
+
 inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::none) {
   if (x.dims() < 2 || w.dims() < 2 || x.dim(-1) != w.dim(-2)) {
     fail({"matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
@@ -26317,7 +26337,7 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
   const std::int64_t m = x.dim(-2);
   const std::int64_t k = x.dim(-1);
   const std::int64_t n = w.dim(-1);
-  const Shape batch = broadcast_shape("matmul", leading(x.shape()), leading(w.shape()));
+  const Shape batch = batch_shape(x, w);
   Shape shape = batch;
   shape.push_back(m);
   shape.push_back(n);
@@ -27146,13 +27166,14 @@ struct TableGradient {
 
 }  // namespace detail
 
-// Whole numbers of a tensor, as ids.
-inline std::vector<std::int32_t> ids_of(const char* op, const Tensor& ids) {
+// Whole numbers of a tensor, as ids; of -1 the caller says what is wrong with it.
+inline std::vector<std::int32_t> ids_of(const char* op, const Tensor& ids,
+                                        std::int32_t least = -1) {
   std::vector<std::int32_t> out;
   for (const float id : contiguous(ids.detach()).values()) {
     if (!(id >= -1.0f && id <= 16777216.0f) || id != std::floor(id)) {
-      detail::fail({op, ": id ", id, " at position ", out.size(),
-                    "; a whole number from -1 to 2^24 is right"});
+      detail::fail({op, ": id ", id, " at position ", out.size(), "; a whole number from ", least,
+                    " to 2^24 is right"});
     }
     out.push_back(static_cast<std::int32_t>(id));
   }
@@ -27205,7 +27226,7 @@ inline Tensor embedding(const Tensor& table, const Tensor& ids) {
     shape.push_back(table.dim(1));
     return detail::record(Op::take, {&table, &ids}, shape);
   }
-  return embedding(table, ids_of("embedding", ids), ids.shape());
+  return embedding(table, ids_of("embedding", ids, 0), ids.shape());
 }
 
 namespace detail {
@@ -27327,13 +27348,25 @@ inline Tensor cross_entropy(const Tensor& logits, const Tensor& targets) {
   return cross_entropy(logits, ids_of("cross_entropy", targets));
 }
 
+namespace detail {
+
+inline Matmul linear_loss_sizes(const Tensor& x, const Tensor& w) {
+  const Matmul s = matmul_sizes("linear_cross_entropy", x, w, Trans::yes);
+  if (s.n < 1) {
+    fail({"linear_cross_entropy: w is ", w.shape(), "; a row a class, at least one, is right"});
+  }
+  return s;
+}
+
+}  // namespace detail
+
 // cross_entropy of the logits x w^T, x [.., D], w [V, D], which never exist for all rows at once.
 // Where gradients will be asked for they are made here, beside the loss, while the logits are.
 inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                                    const std::vector<std::int32_t>& targets) {
-  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernels::Trans::yes);
+  const detail::Matmul s = detail::linear_loss_sizes(x, w);
   const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
-  if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
+  if (context().matmul_format != DType::f32 || s.k < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);
   }
   if (detail::recording()) {
@@ -27392,12 +27425,12 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w, const Tenso
   if (!detail::recording()) {
     return linear_cross_entropy(x, w, ids_of("linear_cross_entropy", targets));
   }
-  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernels::Trans::yes);
+  const detail::Matmul s = detail::linear_loss_sizes(x, w);
   if (targets.count() != s.m) {
     detail::fail({"linear_cross_entropy: x is ", x.shape(), ", targets ", targets.shape(),
                   "; one target a row is right"});
   }
-  if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
+  if (context().matmul_format != DType::f32 || s.k < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);
   }
   const Tensor ids = reshape(targets, {s.m});
@@ -28425,6 +28458,10 @@ struct AttentionParts {
 
 inline Parts decompose_attention(const Parts& in, const List<double>& numbers) {
   const AttentionParts a(in, numbers);
+  if (a.k.dim(3) == 0) {  // no keys: zeros, and no largest score
+    return {join_heads(matmul(a.scores, a.v)),
+            full({in[0].dim(0), static_cast<std::int64_t>(numbers[0]), in[0].dim(1)}, 0.0f)};
+  }
   const Tensor lse = log_sum_exp(a.scores);
   const Tensor y = join_heads(matmul(softmax_parts(a.scores), a.v));
   return {y, reshape(lse, {in[0].dim(0), static_cast<std::int64_t>(numbers[0]), in[0].dim(1)})};
@@ -35299,9 +35336,9 @@ class Compiled {
   std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const;
 
   // The graph that the last call ran, after all passes; as it was captured.
-  const Graph& graph() const { return plan().graph(); }
+  const Graph& graph() const { return last("graph").plan->graph(); }
   const Graph& captured() const { return last("captured").graph; }
-  const GraphPlan& plan() const { return *last("graph").plan; }
+  const GraphPlan& plan() const { return *last("plan").plan; }
   // The backward pass of a result, where gradients of it are asked for outside.
   const GraphPlan& backward_plan(std::size_t result = 0) const {
     return *backward("backward_plan", result).plan;
@@ -48531,7 +48568,9 @@ class Device {
                         const Options& options = Options(), TINYSCALE_HERE) {
     return start_reduce_scatter(t, axes, dim, how, options, where).wait();
   }
-  // A[I] {U_x} -> A[I]: the same sum on every device, bit for bit; any shape.
+  // A[I] {U_x} -> A[I]: the same sum on every device, bit for bit; any shape. Its gradient takes it
+  // to be used alike on all, as by one loss: dy is carried back as it is. Who uses the sum otherwise
+  // on each device gathers a reduce_scatter, which sums what each carries back.
   Pending start_all_reduce(const Tensor& t, const Axes& axes, Reduce how = Reduce::sum,
                            const Options& options = Options(), TINYSCALE_HERE) {
     return detail::start_all_reduce({endpoint_, options, where}, t, axes, how);
@@ -59753,7 +59792,7 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
                   " tokens; one id a token is right"});
   }
   const std::int64_t last = hooks.places.at(time - 1);
-  if (last >= config.context && hooks.each_place == nullptr) {
+  if ((hooks.places.at(0) < 0 || last >= config.context) && hooks.each_place == nullptr) {
     detail::fail({"forward: ", time, " tokens from position ", hooks.places.first, " to ", last,
                   "; the context of ", config.name, " is ", config.context});
   }
@@ -59775,6 +59814,10 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
 
 inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = block_at(layer);
+  if (x.dims() != 3 || x.dim(2) != config.width) {
+    detail::fail(
+        {"block: x is ", x.shape(), "; [B, T, ", config.width, "] is right for ", config.name});
+  }
   const Tensor o = drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
   const Tensor y = wanted(x, hooks) + o;
   const Tensor z = normalise(b.norm2, y, hooks);
@@ -59934,7 +59977,7 @@ inline Tensor Transformer::hidden(const FeedForward& part, const Tensor& x,
 }
 
 inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) const {
-  if (hooks.dropout <= 0.0) {
+  if (hooks.dropout == 0.0) {
     return x;
   }
   const std::uint64_t seed =
@@ -63795,6 +63838,16 @@ inline void fill_batch(Batch& batch, const std::vector<std::int32_t>& tokens,
     detail::fail({"fill_batch: ", sequences, " sequences from number ", first,
                   " on; 0 or more of both are right"});
   }
+  if (sequences > 0) {
+    detail::check_length("make_batch", tokens, time);
+  }
+  const double bytes = 8.0 * static_cast<double>(sequences) * static_cast<double>(time);
+  const double memory = detail::physical_memory();
+  if (memory > 0 && bytes > memory) {
+    detail::fail({"make_batch: ", sequences, " sequences of ", time, " tokens are ",
+                  format_si(bytes, "B"), " of ids and targets, this machine has ",
+                  format_si(memory, "B")});
+  }
   batch.ids.clear();
   batch.targets.clear();
   batch.sequences = 0;
@@ -64771,6 +64824,10 @@ class Generator {
         known_(known > 0 && known < model.config.vocabulary ? known : model.config.vocabulary),
         screened_(options.greedy() && model.head_matrix().stored &&
                   model.head_matrix().stored->screen) {
+    if (known < 0) {
+      fail({"generate: known is ", known, "; 0 is right for the whole vocabulary, or how many ",
+            "tokens there are"});
+    }
     for (const std::vector<std::int32_t>& prompt : prompts) {
       check_generate(model, prompt, n, options);
       Sequence s;

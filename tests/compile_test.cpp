@@ -1753,3 +1753,18 @@ TEST_CASE("a compiled max of more numbers than f32 has places has the gradient o
     CHECK(std::count(slope.origin(), slope.origin() + n, 0.0f) == n - 1);
   }
 }
+
+TEST_CASE("attention without keys is zeros, eagerly, compiled, taken apart and by its gradient") {
+  const ts::Compiled::Body body = [](const Tensors& in) {
+    return Tensors{ts::attention(in[0], in[1], in[1], 2, 2, ts::Mask::none)};
+  };
+  const Tensors in = {ts::ones({2, 3, 8}), ts::ones({2, 0, 8})};
+  const std::vector<float> zeros(48, 0.0f);
+  CHECK(body(in)[0].values() == zeros);
+  for (const ts::CompileOptions& options : both_ends()) {
+    CHECK(ts::compile(body, options)(in)[0].values() == zeros);
+  }
+  const Tensors slopes =
+      ts::grad([&](const Tensors& of) { return Tensors{ts::sum(body(of)[0])}; })(in);
+  CHECK(slopes[0].values() == zeros);
+}

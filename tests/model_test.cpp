@@ -959,3 +959,35 @@ TEST_CASE("models larger than this machine's memory, batches left open, texts in
         "read the text in the model's: read_text(path, model.tokenizer), or make_text(name, text, "
         "model.tokenizer)");
 }
+
+TEST_CASE("what a model's parts refuse") {
+  ts::ModelConfig c = ts::config("nano");
+  c.context = 8;
+  const ts::Transformer model(c, 1);
+  ts::Hooks hooks;
+  CHECK(error_of([&] {
+          model.block(0, ts::ones({2, c.width}), hooks);
+        }) == ts::detail::cat({"block: x is [2, ", c.width, "]; [B, T, ", c.width,
+                               "] is right for ", c.name}));
+  hooks.dropout = -0.5;
+  CHECK(error_of([&] { model.forward({1, 2}, 1, 2, hooks); }).find("dropout") == 0);
+  hooks.dropout = 0;
+  hooks.places = hooks.stream = ts::TokenPlaces(-3);
+  CHECK(error_of([&] {
+          model.forward({1, 2}, 1, 2, hooks);
+        }) == ts::detail::cat({"forward: 2 tokens from position -3 to -2; the context of ", c.name,
+                               " is 8"}));
+  CHECK(error_of([&] { ts::generate_tokens(model, {1}, 2, {}, -1); }) ==
+        "generate: known is -1; 0 is right for the whole vocabulary, or how many tokens there are");
+  CHECK(
+      error_of([&] {
+        ts::make_batch({1, 2}, 1, 5, 1, 0);
+      }) ==
+      "make_batch: the text has 2 tokens here, a sequence 5; more than 5 are right: take a longer "
+      "text or a shorter context");
+  if (ts::detail::physical_memory() > 0) {
+    CHECK(error_of([&] {
+            ts::make_batch({1, 2, 3}, std::int64_t{1} << 60, 2, 1, 0);
+          }).find("make_batch: 1152921504606846976 sequences of 2 tokens are ") == 0);
+  }
+}

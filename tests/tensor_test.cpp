@@ -644,3 +644,32 @@ TEST_CASE("max and min: of all numbers, of a dimension, and their gradients") {
   CHECK(std::isnan(ts::min(ts::tensor({2}, {1, NAN})).item()));
   CHECK_THROWS_AS(ts::max(ts::zeros({0})), ts::Error);
 }
+
+TEST_CASE("errors name the op that was called and the whole shapes") {
+  const ts::Tensor a = ts::ones({2, 3});
+  CHECK(error_of([&] {
+          ts::linear_cross_entropy(a, ts::ones({0, 3}), {-1, -1});
+        }) == "linear_cross_entropy: w is [0, 3]; a row a class, at least one, is right");
+  CHECK(error_of([&] { ts::pad(a, 0, 0, -5); }) ==
+        "pad: 2 elements from 0 on by 1 of -5 in dimension 0 of shape [2, 3]; they must end within "
+        "it");
+  CHECK(error_of([&] { ts::embedding(a, ts::full({2}, 0.5f)); }) ==
+        "embedding: id 0.5 at position 0; a whole number from 0 to 2^24 is right");
+  CHECK(error_of([&] { ts::embedding(a, ts::full({1}, -1.0f)); }) ==
+        "embedding: id -1 at position 0; a whole number from 0 to 2^24 is right");
+  CHECK(error_of([&] {
+          ts::matmul(ts::ones({2, 3, 8}), ts::ones({3, 8, 2}));
+        }) ==
+        "matmul: x is [2, 3, 8], w is [3, 8, 2]; dimensions before the last two must be equal or "
+        "1, from the right");
+  const float w[4] = {};
+  CHECK(error_of([&] { ts::kernels::quantize(2, 2, 0, 8, w); }) ==
+        "quantize: groups of 0, 8 bits; groups have 1 column or more, codes 4 or 8 bits");
+  CHECK(error_of([&] { ts::kernels::quantize(2, 2, 2, 5, w); }) ==
+        "quantize: groups of 2, 5 bits; groups have 1 column or more, codes 4 or 8 bits");
+  const ts::kernels::QuantizedMatrix q = ts::kernels::quantize(2, 2, 2, 8, w);
+  float y[2];
+  CHECK(error_of([&] { ts::kernels::gemm_quantized(q, 1, w, 2, y, 2, ts::Activations::f32); }) ==
+        "gemm_quantized: x is to stay f32, and whole numbers are multiplied here; "
+        "int8_groups or int8_blocks are right");
+}

@@ -55,9 +55,9 @@ class Compiled {
   std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const;
 
   // The graph that the last call ran, after all passes; as it was captured.
-  const Graph& graph() const { return plan().graph(); }
+  const Graph& graph() const { return last("graph").plan->graph(); }
   const Graph& captured() const { return last("captured").graph; }
-  const GraphPlan& plan() const { return *last("graph").plan; }
+  const GraphPlan& plan() const { return *last("plan").plan; }
   // The backward pass of a result, where gradients of it are asked for outside.
   const GraphPlan& backward_plan(std::size_t result = 0) const {
     return *backward("backward_plan", result).plan;

@@ -226,6 +226,10 @@ struct AttentionParts {
 
 inline Parts decompose_attention(const Parts& in, const List<double>& numbers) {
   const AttentionParts a(in, numbers);
+  if (a.k.dim(3) == 0) {  // no keys: zeros, and no largest score
+    return {join_heads(matmul(a.scores, a.v)),
+            full({in[0].dim(0), static_cast<std::int64_t>(numbers[0]), in[0].dim(1)}, 0.0f)};
+  }
   const Tensor lse = log_sum_exp(a.scores);
   const Tensor y = join_heads(matmul(softmax_parts(a.scores), a.v));
   return {y, reshape(lse, {in[0].dim(0), static_cast<std::int64_t>(numbers[0]), in[0].dim(1)})};

@@ -339,6 +339,10 @@ namespace kernels {
 inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
                            std::int64_t ldx, float* y, std::int64_t ldy,
                            Activations how = Activations::int8_groups) {
+  if (how == Activations::f32) {
+    detail::fail({"gemm_quantized: x is to stay f32, and whole numbers are multiplied here; ",
+                  "int8_groups or int8_blocks are right"});
+  }
   if (m <= 0 || w.rows <= 0) {
     return;
   }

@@ -139,7 +139,11 @@ inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std:
 inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
                                 const float* w) {
   detail::check_weights("quantize", rows, cols);
-  if (rows == 0 || cols == 0 || group < 1 || group > std::int64_t{1} << 40) {  // throws
+  if (group < 1 || (bits != 4 && bits != 8)) {
+    detail::fail({"quantize: groups of ", group, ", ", bits,
+                  " bits; groups have 1 column or more, codes 4 or 8 bits"});
+  }
+  if (rows == 0 || cols == 0 || group > std::int64_t{1} << 40) {  // throws
     return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
   }
   const std::int64_t groups = (cols + group - 1) / group;

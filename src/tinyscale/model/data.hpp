@@ -7,7 +7,9 @@
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/physical_memory.hpp"
 #include "tinyscale/base/random.hpp"
+#include "tinyscale/base/text.hpp"
 #include "tinyscale/model/forward.hpp"
 
 namespace tinyscale {
@@ -66,6 +68,16 @@ inline void fill_batch(Batch& batch, const std::vector<std::int32_t>& tokens,
   if (sequences < 0 || first < 0) {
     detail::fail({"fill_batch: ", sequences, " sequences from number ", first,
                   " on; 0 or more of both are right"});
+  }
+  if (sequences > 0) {
+    detail::check_length("make_batch", tokens, time);
+  }
+  const double bytes = 8.0 * static_cast<double>(sequences) * static_cast<double>(time);
+  const double memory = detail::physical_memory();
+  if (memory > 0 && bytes > memory) {
+    detail::fail({"make_batch: ", sequences, " sequences of ", time, " tokens are ",
+                  format_si(bytes, "B"), " of ids and targets, this machine has ",
+                  format_si(memory, "B")});
   }
   batch.ids.clear();
   batch.targets.clear();

@@ -63,7 +63,7 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
                   " tokens; one id a token is right"});
   }
   const std::int64_t last = hooks.places.at(time - 1);
-  if (last >= config.context && hooks.each_place == nullptr) {
+  if ((hooks.places.at(0) < 0 || last >= config.context) && hooks.each_place == nullptr) {
     detail::fail({"forward: ", time, " tokens from position ", hooks.places.first, " to ", last,
                   "; the context of ", config.name, " is ", config.context});
   }
@@ -85,6 +85,10 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
 
 inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = block_at(layer);
+  if (x.dims() != 3 || x.dim(2) != config.width) {
+    detail::fail(
+        {"block: x is ", x.shape(), "; [B, T, ", config.width, "] is right for ", config.name});
+  }
   const Tensor o = drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
   const Tensor y = wanted(x, hooks) + o;
   const Tensor z = normalise(b.norm2, y, hooks);
@@ -244,7 +248,7 @@ inline Tensor Transformer::hidden(const FeedForward& part, const Tensor& x,
 }
 
 inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) const {
-  if (hooks.dropout <= 0.0) {
+  if (hooks.dropout == 0.0) {
     return x;
   }
   const std::uint64_t seed =

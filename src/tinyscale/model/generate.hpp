@@ -81,6 +81,10 @@ class Generator {
         known_(known > 0 && known < model.config.vocabulary ? known : model.config.vocabulary),
         screened_(options.greedy() && model.head_matrix().stored &&
                   model.head_matrix().stored->screen) {
+    if (known < 0) {
+      fail({"generate: known is ", known, "; 0 is right for the whole vocabulary, or how many ",
+            "tokens there are"});
+    }
     for (const std::vector<std::int32_t>& prompt : prompts) {
       check_generate(model, prompt, n, options);
       Sequence s;

@@ -2,7 +2,8 @@
 // Matrix products: 2 M K N flops. x may have any leading dimensions; they are flattened into M.
 // A thread-local hook lets a floor above run the forward products on an emulated chip.
 
-#include <cstdint>  // int64_t
+#include <algorithm>  // min
+#include <cstdint>    // int64_t
 
 #include "tinyscale/base/function.hpp"
 #include "tinyscale/compute/gemm.hpp"
@@ -249,6 +250,18 @@ inline void multiply_batched(const Tensor& x, const Tensor& w, const Tensor& y,
 
 // x [.., M, K] times w [.., K, N]: one product for each of the leading dimensions, which are
 // repeated to one another.
+// The leading dimensions of both, matched from the right.
+inline Shape batch_shape(const Tensor& x, const Tensor& w) {
+  const Shape a = leading(x.shape()), b = leading(w.shape());
+  for (int i = 1; i <= std::min(a.size(), b.size()); ++i) {
+    if (a[-i] != b[-i] && a[-i] != 1 && b[-i] != 1) {
+      fail({"matmul: x is ", x.shape(), ", w is ", w.shape(),
+            "; dimensions before the last two must be equal or 1, from the right"});
+    }
+  }
+  return broadcast_shape("matmul", a, b);
+}
+
 inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::none) {
   if (x.dims() < 2 || w.dims() < 2 || x.dim(-1) != w.dim(-2)) {
     fail({"matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
@@ -257,7 +270,7 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::no
   const std::int64_t m = x.dim(-2);
   const std::int64_t k = x.dim(-1);
   const std::int64_t n = w.dim(-1);
-  const Shape batch = broadcast_shape("matmul", leading(x.shape()), leading(w.shape()));
+  const Shape batch = batch_shape(x, w);
   Shape shape = batch;
   shape.push_back(m);
   shape.push_back(n);

@@ -44,13 +44,14 @@ struct TableGradient {
 
 }  // namespace detail
 
-// Whole numbers of a tensor, as ids.
-inline std::vector<std::int32_t> ids_of(const char* op, const Tensor& ids) {
+// Whole numbers of a tensor, as ids; of -1 the caller says what is wrong with it.
+inline std::vector<std::int32_t> ids_of(const char* op, const Tensor& ids,
+                                        std::int32_t least = -1) {
   std::vector<std::int32_t> out;
   for (const float id : contiguous(ids.detach()).values()) {
     if (!(id >= -1.0f && id <= 16777216.0f) || id != std::floor(id)) {
-      detail::fail({op, ": id ", id, " at position ", out.size(),
-                    "; a whole number from -1 to 2^24 is right"});
+      detail::fail({op, ": id ", id, " at position ", out.size(), "; a whole number from ", least,
+                    " to 2^24 is right"});
     }
     out.push_back(static_cast<std::int32_t>(id));
   }
@@ -103,7 +104,7 @@ inline Tensor embedding(const Tensor& table, const Tensor& ids) {
     shape.push_back(table.dim(1));
     return detail::record(Op::take, {&table, &ids}, shape);
   }
-  return embedding(table, ids_of("embedding", ids), ids.shape());
+  return embedding(table, ids_of("embedding", ids, 0), ids.shape());
 }
 
 namespace detail {
@@ -225,13 +226,25 @@ inline Tensor cross_entropy(const Tensor& logits, const Tensor& targets) {
   return cross_entropy(logits, ids_of("cross_entropy", targets));
 }
 
+namespace detail {
+
+inline Matmul linear_loss_sizes(const Tensor& x, const Tensor& w) {
+  const Matmul s = matmul_sizes("linear_cross_entropy", x, w, Trans::yes);
+  if (s.n < 1) {
+    fail({"linear_cross_entropy: w is ", w.shape(), "; a row a class, at least one, is right"});
+  }
+  return s;
+}
+
+}  // namespace detail
+
 // cross_entropy of the logits x w^T, x [.., D], w [V, D], which never exist for all rows at once.
 // Where gradients will be asked for they are made here, beside the loss, while the logits are.
 inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                                    const std::vector<std::int32_t>& targets) {
-  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernels::Trans::yes);
+  const detail::Matmul s = detail::linear_loss_sizes(x, w);
   const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
-  if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
+  if (context().matmul_format != DType::f32 || s.k < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);
   }
   if (detail::recording()) {
@@ -290,12 +303,12 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w, const Tenso
   if (!detail::recording()) {
     return linear_cross_entropy(x, w, ids_of("linear_cross_entropy", targets));
   }
-  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernels::Trans::yes);
+  const detail::Matmul s = detail::linear_loss_sizes(x, w);
   if (targets.count() != s.m) {
     detail::fail({"linear_cross_entropy: x is ", x.shape(), ", targets ", targets.shape(),
                   "; one target a row is right"});
   }
-  if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
+  if (context().matmul_format != DType::f32 || s.k < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);
   }
   const Tensor ids = reshape(targets, {s.m});

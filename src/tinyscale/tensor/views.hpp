@@ -326,8 +326,6 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
 inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
   const int d = detail::check_dim("pad", x, dim);
   const std::int64_t n = x.dim(d);
-  Shape shape = x.shape();
-  shape.set(d, size);
   if (begin.value < 0 || step.value < 1 || begin.value > size.value ||
       (n > 0 &&
        (n - 1 > (size.value - 1 - begin.value) / step.value || begin.value >= size.value))) {
@@ -335,6 +333,8 @@ inline Tensor pad(const Tensor& x, int dim, Dim begin, Dim size, Dim step = 1) {
                   size.value, " in dimension ", dim, " of shape ", x.shape().text(),
                   "; they must end within it"});
   }
+  Shape shape = x.shape();
+  shape.set(d, size);
   if (detail::recording()) {
     return detail::record(
         Op::pad, {&x}, shape,
