@@ -65152,6 +65152,7 @@ struct GenerationRow {
 
 struct GenerationReport {
   std::string chip;
+  bool on_host = false;        // this machine: the measured columns belong beside the formula
   List<GenerationRow> phases;  // prefill, decode, draft: those that had steps
   List<GenerationRow> layers;  // of decode
   std::int64_t guessed = 0, accepted = 0;
@@ -65182,19 +65183,47 @@ inline GenerationRow generation_row(const std::string& name, const StepTotals& t
   return row;
 }
 
-inline Table generation_table(const std::string& title, const List<GenerationRow>& rows) {
+// What this machine took says nothing of another chip: without `on_host` those columns are left
+// out.
+inline Table generation_table(const std::string& title, const List<GenerationRow>& rows,
+                              bool on_host) {
+  typedef const GenerationRow& Row;
+  static const struct {
+    const char* name;
+    bool measured;
+    std::string (*cell)(Row row);
+  } columns[] = {
+      {"part", false, [](Row r) -> std::string { return r.name; }},
+      {"steps", false, [](Row r) -> std::string { return std::to_string(r.steps); }},
+      {"tokens", false, [](Row r) -> std::string { return std::to_string(r.tokens); }},
+      {"FLOPs a step", false, [](Row r) -> std::string { return format_si(r.flops, ""); }},
+      {"bytes a step", false, [](Row r) -> std::string { return format_bytes(r.bytes); }},
+      {"formula", false, [](Row r) -> std::string { return format_seconds(r.formula); }},
+      {"measured", true, [](Row r) -> std::string { return format_seconds(r.measured); }},
+      {"tokens/s formula", false,
+       [](Row r) -> std::string { return format_fixed(r.predicted_tokens_per_second(), 1); }},
+      {"tokens/s measured", true,
+       [](Row r) -> std::string { return format_fixed(r.tokens_per_second(), 1); }},
+      {"bytes/s measured", true,
+       [](Row r) -> std::string { return format_si(r.bytes_per_second(), "B/s"); }},
+      {"memory", false, [](Row r) -> std::string { return format_si(r.bandwidth, "B/s"); }},
+      {"of roof", true, [](Row r) -> std::string { return format_percent(r.of_roof()); }},
+      {"bound by", false, [](Row r) -> std::string { return r.bound; }}};
   Table table;
   table.title = title;
-  table.columns = {
-      "part",    "steps",    "tokens",           "FLOPs a step",      "bytes a step",
-      "formula", "measured", "tokens/s formula", "tokens/s measured", "bytes/s measured",
-      "memory",  "of roof",  "bound by"};
+  for (const auto& column : columns) {
+    if (on_host || !column.measured) {
+      table.columns.push_back(column.name);
+    }
+  }
   for (const GenerationRow& row : rows) {
-    table.add({row.name, std::to_string(row.steps), std::to_string(row.tokens),
-               format_si(row.flops, ""), format_bytes(row.bytes), format_seconds(row.formula),
-               format_seconds(row.measured), format_fixed(row.predicted_tokens_per_second(), 1),
-               format_fixed(row.tokens_per_second(), 1), format_si(row.bytes_per_second(), "B/s"),
-               format_si(row.bandwidth, "B/s"), format_percent(row.of_roof()), row.bound});
+    std::vector<std::string> cells;
+    for (const auto& column : columns) {
+      if (on_host || !column.measured) {
+        cells.push_back(column.cell(row));
+      }
+    }
+    table.add(cells);
   }
   return table;
 }
@@ -65206,6 +65235,7 @@ inline GenerationReport generation_report(const Generation& made, const Chip& ch
                                           DType math = DType::f32) {
   GenerationReport report;
   report.chip = chip.name;
+  report.on_host = chip.measured;
   report.guessed = made.guessed;
   report.accepted = made.accepted;
   const auto phase = [&](const char* name, const StepTotals& totals) {
@@ -65226,10 +65256,10 @@ inline GenerationReport generation_report(const Generation& made, const Chip& ch
 }
 
 inline Table GenerationReport::table() const {
-  return detail::generation_table("generation on " + chip, phases);
+  return detail::generation_table("generation on " + chip, phases, on_host);
 }
 inline Table GenerationReport::layer_table() const {
-  return detail::generation_table("decode on " + chip + ", by layer", layers);
+  return detail::generation_table("decode on " + chip + ", by layer", layers, on_host);
 }
 
 inline std::ostream& operator<<(std::ostream& out, const GenerationReport& report) {
@@ -65242,8 +65272,12 @@ inline std::ostream& operator<<(std::ostream& out, const GenerationReport& repor
       seconds += row.name == "prefill" ? 0 : row.measured * static_cast<double>(row.steps);
     }
     out << detail::cat({"draft: ", report.accepted, " of ", report.guessed, " guesses kept, ",
-                        format_percent(share), "; with its time ",
-                        format_fixed(seconds > 0 ? tokens / seconds : 0, 1), " tokens/s\n"});
+                        format_percent(share)});
+    if (report.on_host) {
+      out << "; with its time " << format_fixed(seconds > 0 ? tokens / seconds : 0, 1)
+          << " tokens/s";
+    }
+    out << "\n";
   }
   return out;
 }
@@ -83999,6 +84033,7 @@ struct ServingSharding {
   CacheSharding cache = CacheSharding::heads;
   std::int64_t ways = 1, width_ways = 1;  // of the weights; of them over D
   double cache_ways = 1;  // parts of the cache, the rest are copies; 8 heads on 3 chips: 8 / 3
+  double room_ways = 1;   // of the memory beside weights, which any number of sequences may fill
   double chip_bytes = 0;  // weights and cache on one chip
   List<LayerTraffic> traffic;
   ServingLaw law;
@@ -84164,7 +84199,11 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.ways = weights == WeightSharding::expert ? std::min<std::int64_t>(chips, m.experts) : chips;
   const std::int64_t heads = m.latent() ? 1 : m.kv_heads;  // that keep a cache of their own
   const double by_heads = head_parts(cache, heads, chips);
-  s.cache_ways = by_heads * static_cast<double>(cache_groups(cache, chips, by_heads, job.batch));
+  const auto groups = static_cast<double>(cache_groups(cache, chips, by_heads, job.batch));
+  const auto batch = static_cast<double>(job.batch);  // of which the fullest group has a whole part
+  s.room_ways = by_heads * groups;
+  s.cache_ways =
+      by_heads * (cache == CacheSharding::batch ? batch / std::ceil(batch / groups) : groups);
   const double all = static_cast<double>(chips);
   s.law = even_law(job, on.chip, all);
   s.law.cached *= all / s.cache_ways;
@@ -84535,10 +84574,13 @@ inline void plan_links(ServingPlan& plan) {
   const Quantity b(static_cast<double>(plan.job.batch), "", "B", "sequences");
   const Quantity ratio(chip.memory_bandwidth / link, "", "W/W_link", "memory over link");
   plan.tensor_limit = named("tensor limit", f / (b * ratio), "one ring, both ways");
-  if (static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
-    plan.notes.push_back(cat({"links: ", plan.chips, " chips are more than the ",
-                              short_number(plan.tensor_limit.value()),
-                              " ways of tensor parallelism that one ring feeds"}));
+  if (plan.chips > 1 && static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
+    plan.notes.push_back(
+        plan.tensor_limit.value() < 2
+            ? cat({"links: one ring feeds no tensor parallelism at ", plan.job.batch, " sequences"})
+            : cat({"links: ", plan.chips, " chips are more than the ",
+                   short_number(plan.tensor_limit.value()),
+                   " ways of tensor parallelism that one ring feeds"}));
   }
   const ChipGroup all = group_of(plan.on, (1U << plan.on.dims.size()) - 1);
   if (all.ways > 1 && all.bandwidth > 0) {
@@ -84547,9 +84589,11 @@ inline void plan_links(ServingPlan& plan) {
     const Quantity byte(1, "FLOP/B", "4 B D F / 4 B D", "FLOPs over bytes of bf16, but F");
     plan.prefill_tensor_limit = named("prefill tensor limit", f * byte * sent / rate);
     if (static_cast<double>(plan.chips) > plan.prefill_tensor_limit.value()) {
+      const double most = plan.prefill_tensor_limit.value();
       plan.notes.push_back(
-          cat({"prefill: above ", short_number(plan.prefill_tensor_limit.value()),
-               " ways of tensor parallelism its links limit; shard the sequence"}));
+          most < 2 ? "prefill: its links limit any tensor parallelism; shard the sequence"
+                   : cat({"prefill: above ", short_number(most),
+                          " ways of tensor parallelism its links limit; shard the sequence"}));
     }
   }
 }
@@ -85931,8 +85975,9 @@ inline EngineLimits engine_limits(const ServingPlan& plan, const ServingOptions&
   limits.budget = options.token_budget;
   limits.block = options.block;
   const ServingSharding& s = plan.sharding();  // whose chips may hold copies of experts
-  const double free = (plan.on.chip.memory_bytes - s.chip_bytes) * s.cache_ways;
-  const double held = free / serving_kv(plan.job) + double(plan.job.batch) * last_context(plan.job);
+  const double kv = serving_kv(plan.job), cached = double(plan.job.batch) * last_context(plan.job);
+  const double room = plan.on.chip.memory_bytes - s.chip_bytes + cached * kv / s.cache_ways;
+  const double held = room * s.room_ways / kv;
   const std::int64_t tokens =
       options.cache_tokens > 0 ? options.cache_tokens : static_cast<std::int64_t>(held);
   limits.blocks = tokens / options.block;
@@ -86514,20 +86559,33 @@ inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> l
   return plan;
 }
 
-// The next machine of twice the chips, and so on, on which the job has a layout; "": none is found.
-inline std::string fitting_machine(TrainingInputs in) {
-  const Chip chip = in.machine.chip;
-  for (std::int64_t chips = 2 * in.machine.chips(); chips <= 1 << 17; chips *= 2) {
-    try {
-      in.machine = machine_of_chips(chip, chips);
-    } catch (const Error&) {  // not offered
-      continue;
-    }
-    if (!LayoutSearch(in).run(1).empty()) {
-      return cat({in.machine.name, " (", format_count(static_cast<double>(chips)), " chips)"});
-    }
+// Such a machine and its chips, where it is offered and the job has a layout there; else "".
+inline std::string fits_on(TrainingInputs in, std::int64_t chips) {
+  try {
+    in.machine = machine_of_chips(in.machine.chip, chips);
+  } catch (const Error&) {
+    return "";
   }
-  return "";
+  return LayoutSearch(in).run(1).empty()
+             ? ""
+             : cat({in.machine.name, " (", format_count(static_cast<double>(chips)), " chips)"});
+}
+
+// The next machine on which the job fits: of the next power of two chips, of twice as many as here,
+// and so on; "": none is found.
+inline std::string fitting_machine(const TrainingInputs& in) {
+  const std::int64_t most = 1 << 17;
+  std::int64_t power = 1;
+  while (power <= in.machine.chips()) {
+    power *= 2;
+  }
+  std::string found;
+  for (std::int64_t twice = 2 * in.machine.chips(); power <= most && found.empty(); twice *= 2) {
+    found = fits_on(in, power);
+    found = found.empty() && power < twice && twice <= most ? fits_on(in, twice) : found;
+    power *= 2;
+  }
+  return found;
 }
 
 // What does not fit, by how much, and what would.

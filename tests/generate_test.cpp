@@ -485,7 +485,12 @@ TEST_CASE("speculative: what cannot be right is refused; tokens a step by the fo
   std::ostringstream text;
   text << report;
   CHECK(text.str().find(" guesses kept, ") != std::string::npos);
-  CHECK(text.str().find("; with its time ") != std::string::npos);
+  CHECK(text.str().find("; with its time ") == std::string::npos);  // this machine's, not the TPU's
+  ts::Chip here = ts::chip("tpu-v5e");
+  here.measured = true;
+  std::ostringstream measured;
+  measured << ts::generation_report(made, here);
+  CHECK(measured.str().find("; with its time ") != std::string::npos);
 }
 
 TEST_CASE("beam search finds the best of all continuations") {
@@ -732,6 +737,11 @@ TEST_CASE("the report: prefill and decode beside a chip's roofline") {
   }
   CHECK(bytes == doctest::Approx(decode.bytes).epsilon(1e-12));
   CHECK(report.table().text().find("decode") != std::string::npos);
+  CHECK(report.table().columns.size() == 9);  // none that was measured on another machine
+  CHECK(report.table().text().find("measured") == std::string::npos);
+  ts::Chip here = chip;
+  here.measured = true;
+  CHECK(ts::generation_report(made, here).layer_table().columns.size() == 13);
 }
 
 TEST_CASE("formats of weights: bytes shrink, errors grow, perplexity is the loss's") {

@@ -517,8 +517,7 @@ TEST_CASE("quantised weights: one thread and many, bad input") {
                        ts::Error);
   CHECK_THROWS_WITH_AS(
       kernel::quantize(1, 1, 0, 8, big.data()),
-      "pack_quantized: 1 x 1, groups of 0, 8 bits; groups have 1 column or more, codes 4 or 8 bits",
-      ts::Error);
+      "quantize: groups of 0, 8 bits; groups have 1 column or more, codes 4 or 8 bits", ts::Error);
 }
 
 TEST_CASE("tiles in RAM give what the other units give") {

@@ -571,10 +571,10 @@ TEST_CASE("text becomes characters or bytes") {
   CHECK(error_of([] { ts::make_text("e", ""); }) ==
         "read_text: \"e\" is empty; a text to learn is right");
   CHECK(error_of([&] { ts::make_batch(text.tokens, 1, 11, 1, 0); }) ==
-        "batch_offset: the text has 11 tokens here, a sequence 11; more than 11 are right: take a "
+        "make_batch: the text has 11 tokens here, a sequence 11; more than 11 are right: take a "
         "longer text or a shorter context");
   CHECK(error_of([&] { ts::make_batch(text.tokens, 1, -5, 1, 0); }) ==
-        "batch_offset: a sequence of -5 tokens; at least 1 is right");
+        "make_batch: a sequence of -5 tokens; at least 1 is right");
 }
 
 TEST_CASE("a batch is the same whoever holds which part of it") {

@@ -587,3 +587,34 @@ TEST_CASE("planning: fp16 runs of 2021 send gradients in 16 bits, those of DeepS
   CHECK(error_of([&] { sent(whole); }) ==
         "plan_training: software.gradient_bytes is -1; a number from 0 to 8 is right");
 }
+
+TEST_CASE("what would fit is the next machine of a power of two chips or of twice as many") {
+  ts::TrainingJob job;
+  job.model = ts::config("llama3-8b");
+  job.batch_tokens = 6e7;
+  job.context = 131072;
+  CHECK(error_of([&] {
+          ts::plan_training(job, ts::machine("tpu-v4", {3, 5, 7}));
+        }).find("would fit: tpu-v4 4x4x8 (128 chips)") != std::string::npos);
+}
+
+TEST_CASE("serving: links of one chip, or of no second, are not given as so many ways") {
+  ts::ServingJob job;
+  job.model = ts::config("smollm2-135m");
+  job.prompt = 0;
+  job.output = 1;
+  job.batch = 100000;
+  for (const int chips : {1, 8}) {
+    std::string notes;
+    const ts::ServingPlan plan = ts::plan_serving(job, ts::machine("h100", {chips}));
+    REQUIRE(plan.chips == chips);
+    for (const std::string& note : plan.notes) {
+      notes += note + "\n";
+    }
+    const bool says = notes.find(
+                          "links: one ring feeds no tensor parallelism at 100000 "
+                          "sequences") != std::string::npos;
+    CHECK(says == (chips > 1));
+    CHECK(notes.find(" are more than the 0.") == std::string::npos);
+  }
+}

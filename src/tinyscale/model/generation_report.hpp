@@ -6,6 +6,7 @@
 
 #include <ostream>  // operator<<
 #include <string>   // string
+#include <vector>   // cells
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
@@ -36,6 +37,7 @@ struct GenerationRow {
 
 struct GenerationReport {
   std::string chip;
+  bool on_host = false;        // this machine: the measured columns belong beside the formula
   List<GenerationRow> phases;  // prefill, decode, draft: those that had steps
   List<GenerationRow> layers;  // of decode
   std::int64_t guessed = 0, accepted = 0;
@@ -66,19 +68,47 @@ inline GenerationRow generation_row(const std::string& name, const StepTotals& t
   return row;
 }
 
-inline Table generation_table(const std::string& title, const List<GenerationRow>& rows) {
+// What this machine took says nothing of another chip: without `on_host` those columns are left
+// out.
+inline Table generation_table(const std::string& title, const List<GenerationRow>& rows,
+                              bool on_host) {
+  typedef const GenerationRow& Row;
+  static const struct {
+    const char* name;
+    bool measured;
+    std::string (*cell)(Row row);
+  } columns[] = {
+      {"part", false, [](Row r) -> std::string { return r.name; }},
+      {"steps", false, [](Row r) -> std::string { return std::to_string(r.steps); }},
+      {"tokens", false, [](Row r) -> std::string { return std::to_string(r.tokens); }},
+      {"FLOPs a step", false, [](Row r) -> std::string { return format_si(r.flops, ""); }},
+      {"bytes a step", false, [](Row r) -> std::string { return format_bytes(r.bytes); }},
+      {"formula", false, [](Row r) -> std::string { return format_seconds(r.formula); }},
+      {"measured", true, [](Row r) -> std::string { return format_seconds(r.measured); }},
+      {"tokens/s formula", false,
+       [](Row r) -> std::string { return format_fixed(r.predicted_tokens_per_second(), 1); }},
+      {"tokens/s measured", true,
+       [](Row r) -> std::string { return format_fixed(r.tokens_per_second(), 1); }},
+      {"bytes/s measured", true,
+       [](Row r) -> std::string { return format_si(r.bytes_per_second(), "B/s"); }},
+      {"memory", false, [](Row r) -> std::string { return format_si(r.bandwidth, "B/s"); }},
+      {"of roof", true, [](Row r) -> std::string { return format_percent(r.of_roof()); }},
+      {"bound by", false, [](Row r) -> std::string { return r.bound; }}};
   Table table;
   table.title = title;
-  table.columns = {
-      "part",    "steps",    "tokens",           "FLOPs a step",      "bytes a step",
-      "formula", "measured", "tokens/s formula", "tokens/s measured", "bytes/s measured",
-      "memory",  "of roof",  "bound by"};
+  for (const auto& column : columns) {
+    if (on_host || !column.measured) {
+      table.columns.push_back(column.name);
+    }
+  }
   for (const GenerationRow& row : rows) {
-    table.add({row.name, std::to_string(row.steps), std::to_string(row.tokens),
-               format_si(row.flops, ""), format_bytes(row.bytes), format_seconds(row.formula),
-               format_seconds(row.measured), format_fixed(row.predicted_tokens_per_second(), 1),
-               format_fixed(row.tokens_per_second(), 1), format_si(row.bytes_per_second(), "B/s"),
-               format_si(row.bandwidth, "B/s"), format_percent(row.of_roof()), row.bound});
+    std::vector<std::string> cells;
+    for (const auto& column : columns) {
+      if (on_host || !column.measured) {
+        cells.push_back(column.cell(row));
+      }
+    }
+    table.add(cells);
   }
   return table;
 }
@@ -90,6 +120,7 @@ inline GenerationReport generation_report(const Generation& made, const Chip& ch
                                           DType math = DType::f32) {
   GenerationReport report;
   report.chip = chip.name;
+  report.on_host = chip.measured;
   report.guessed = made.guessed;
   report.accepted = made.accepted;
   const auto phase = [&](const char* name, const StepTotals& totals) {
@@ -110,10 +141,10 @@ inline GenerationReport generation_report(const Generation& made, const Chip& ch
 }
 
 inline Table GenerationReport::table() const {
-  return detail::generation_table("generation on " + chip, phases);
+  return detail::generation_table("generation on " + chip, phases, on_host);
 }
 inline Table GenerationReport::layer_table() const {
-  return detail::generation_table("decode on " + chip + ", by layer", layers);
+  return detail::generation_table("decode on " + chip + ", by layer", layers, on_host);
 }
 
 inline std::ostream& operator<<(std::ostream& out, const GenerationReport& report) {
@@ -126,8 +157,12 @@ inline std::ostream& operator<<(std::ostream& out, const GenerationReport& repor
       seconds += row.name == "prefill" ? 0 : row.measured * static_cast<double>(row.steps);
     }
     out << detail::cat({"draft: ", report.accepted, " of ", report.guessed, " guesses kept, ",
-                        format_percent(share), "; with its time ",
-                        format_fixed(seconds > 0 ? tokens / seconds : 0, 1), " tokens/s\n"});
+                        format_percent(share)});
+    if (report.on_host) {
+      out << "; with its time " << format_fixed(seconds > 0 ? tokens / seconds : 0, 1)
+          << " tokens/s";
+    }
+    out << "\n";
   }
   return out;
 }

@@ -7,6 +7,7 @@
 // sequence an AllGather of the queries and a merge. Source: "How To Scale Your Model", chapter 7.
 
 #include <algorithm>  // max, min
+#include <cmath>      // ceil
 #include <cstdint>    // std::int64_t
 #include <string>     // names
 
@@ -42,6 +43,7 @@ struct ServingSharding {
   CacheSharding cache = CacheSharding::heads;
   std::int64_t ways = 1, width_ways = 1;  // of the weights; of them over D
   double cache_ways = 1;  // parts of the cache, the rest are copies; 8 heads on 3 chips: 8 / 3
+  double room_ways = 1;   // of the memory beside weights, which any number of sequences may fill
   double chip_bytes = 0;  // weights and cache on one chip
   List<LayerTraffic> traffic;
   ServingLaw law;
@@ -207,7 +209,11 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.ways = weights == WeightSharding::expert ? std::min<std::int64_t>(chips, m.experts) : chips;
   const std::int64_t heads = m.latent() ? 1 : m.kv_heads;  // that keep a cache of their own
   const double by_heads = head_parts(cache, heads, chips);
-  s.cache_ways = by_heads * static_cast<double>(cache_groups(cache, chips, by_heads, job.batch));
+  const auto groups = static_cast<double>(cache_groups(cache, chips, by_heads, job.batch));
+  const auto batch = static_cast<double>(job.batch);  // of which the fullest group has a whole part
+  s.room_ways = by_heads * groups;
+  s.cache_ways =
+      by_heads * (cache == CacheSharding::batch ? batch / std::ceil(batch / groups) : groups);
   const double all = static_cast<double>(chips);
   s.law = even_law(job, on.chip, all);
   s.law.cached *= all / s.cache_ways;

@@ -268,10 +268,13 @@ inline void plan_links(ServingPlan& plan) {
   const Quantity b(static_cast<double>(plan.job.batch), "", "B", "sequences");
   const Quantity ratio(chip.memory_bandwidth / link, "", "W/W_link", "memory over link");
   plan.tensor_limit = named("tensor limit", f / (b * ratio), "one ring, both ways");
-  if (static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
-    plan.notes.push_back(cat({"links: ", plan.chips, " chips are more than the ",
-                              short_number(plan.tensor_limit.value()),
-                              " ways of tensor parallelism that one ring feeds"}));
+  if (plan.chips > 1 && static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
+    plan.notes.push_back(
+        plan.tensor_limit.value() < 2
+            ? cat({"links: one ring feeds no tensor parallelism at ", plan.job.batch, " sequences"})
+            : cat({"links: ", plan.chips, " chips are more than the ",
+                   short_number(plan.tensor_limit.value()),
+                   " ways of tensor parallelism that one ring feeds"}));
   }
   const ChipGroup all = group_of(plan.on, (1U << plan.on.dims.size()) - 1);
   if (all.ways > 1 && all.bandwidth > 0) {
@@ -280,9 +283,11 @@ inline void plan_links(ServingPlan& plan) {
     const Quantity byte(1, "FLOP/B", "4 B D F / 4 B D", "FLOPs over bytes of bf16, but F");
     plan.prefill_tensor_limit = named("prefill tensor limit", f * byte * sent / rate);
     if (static_cast<double>(plan.chips) > plan.prefill_tensor_limit.value()) {
+      const double most = plan.prefill_tensor_limit.value();
       plan.notes.push_back(
-          cat({"prefill: above ", short_number(plan.prefill_tensor_limit.value()),
-               " ways of tensor parallelism its links limit; shard the sequence"}));
+          most < 2 ? "prefill: its links limit any tensor parallelism; shard the sequence"
+                   : cat({"prefill: above ", short_number(most),
+                          " ways of tensor parallelism its links limit; shard the sequence"}));
     }
   }
 }

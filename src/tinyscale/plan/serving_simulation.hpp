@@ -91,8 +91,9 @@ inline EngineLimits engine_limits(const ServingPlan& plan, const ServingOptions&
   limits.budget = options.token_budget;
   limits.block = options.block;
   const ServingSharding& s = plan.sharding();  // whose chips may hold copies of experts
-  const double free = (plan.on.chip.memory_bytes - s.chip_bytes) * s.cache_ways;
-  const double held = free / serving_kv(plan.job) + double(plan.job.batch) * last_context(plan.job);
+  const double kv = serving_kv(plan.job), cached = double(plan.job.batch) * last_context(plan.job);
+  const double room = plan.on.chip.memory_bytes - s.chip_bytes + cached * kv / s.cache_ways;
+  const double held = room * s.room_ways / kv;
   const std::int64_t tokens =
       options.cache_tokens > 0 ? options.cache_tokens : static_cast<std::int64_t>(held);
   limits.blocks = tokens / options.block;

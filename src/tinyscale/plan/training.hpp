@@ -376,20 +376,33 @@ inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> l
   return plan;
 }
 
-// The next machine of twice the chips, and so on, on which the job has a layout; "": none is found.
-inline std::string fitting_machine(TrainingInputs in) {
-  const Chip chip = in.machine.chip;
-  for (std::int64_t chips = 2 * in.machine.chips(); chips <= 1 << 17; chips *= 2) {
-    try {
-      in.machine = machine_of_chips(chip, chips);
-    } catch (const Error&) {  // not offered
-      continue;
-    }
-    if (!LayoutSearch(in).run(1).empty()) {
-      return cat({in.machine.name, " (", format_count(static_cast<double>(chips)), " chips)"});
-    }
+// Such a machine and its chips, where it is offered and the job has a layout there; else "".
+inline std::string fits_on(TrainingInputs in, std::int64_t chips) {
+  try {
+    in.machine = machine_of_chips(in.machine.chip, chips);
+  } catch (const Error&) {
+    return "";
   }
-  return "";
+  return LayoutSearch(in).run(1).empty()
+             ? ""
+             : cat({in.machine.name, " (", format_count(static_cast<double>(chips)), " chips)"});
+}
+
+// The next machine on which the job fits: of the next power of two chips, of twice as many as here,
+// and so on; "": none is found.
+inline std::string fitting_machine(const TrainingInputs& in) {
+  const std::int64_t most = 1 << 17;
+  std::int64_t power = 1;
+  while (power <= in.machine.chips()) {
+    power *= 2;
+  }
+  std::string found;
+  for (std::int64_t twice = 2 * in.machine.chips(); power <= most && found.empty(); twice *= 2) {
+    found = fits_on(in, power);
+    found = found.empty() && power < twice && twice <= most ? fits_on(in, twice) : found;
+    power *= 2;
+  }
+  return found;
 }
 
 // What does not fit, by how much, and what would.
