@@ -10021,25 +10021,6 @@ TINYSCALE_OPTIMIZED inline void copy_steps(std::int64_t n, const float* from,
   }
 }
 
-// The first i whose id is not from 0 to below `end`, or n.
-TINYSCALE_OPTIMIZED inline std::int64_t first_outside(std::int64_t n, const std::int32_t* ids,
-                                                      std::int64_t end) {
-  std::int64_t i = 0;
-  while (i < n && ids[i] >= 0 && ids[i] < end) {
-    ++i;
-  }
-  return i;
-}
-
-// places[i] = ids[i] id_step + first + i step.
-TINYSCALE_OPTIMIZED inline void places_of(std::int64_t n, const std::int32_t* ids,
-                                          std::int32_t id_step, std::int32_t first,
-                                          std::int32_t step, std::int32_t* places) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    places[i] = ids[i] * id_step + first + static_cast<std::int32_t>(i) * step;
-  }
-}
-
 // Rows by number, n of them: y[i] = table[ids[i]], and table[ids[i]] += y[i] in their order.
 TINYSCALE_OPTIMIZED inline void take_rows(std::int64_t n, std::int64_t width, const float* table,
                                           const std::int32_t* ids, float* y) {
@@ -10100,9 +10081,83 @@ struct TurnColumns {
   }
 };
 
+// Whether some id is not from 0 to `most`: then it, or what is left to that, has a sign (of an id
+// below 0 it may have none).
+struct SomeOutside {
+  std::int64_t n;
+  const std::int32_t* ids;
+  std::int32_t most;
+  bool* found;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::I last, v, signs{};
+    broadcast_word(most, last);
+    std::int64_t i = 0;
+    for (; i + L::width <= n; i += L::width) {
+      std::memcpy(&v, ids + i, sizeof v);
+      signs = signs | v | (last - v);
+    }
+    std::int32_t lanes[static_cast<std::size_t>(L::width)], any = 0;
+    std::memcpy(lanes, &signs, sizeof signs);
+    for (const std::int32_t lane : lanes) {
+      any |= lane;
+    }
+    for (; i < n; ++i) {
+      any |= ids[i] < 0 || ids[i] > most ? -1 : 0;
+    }
+    *found = any < 0;
+  }
+};
+
+struct PlacesOf {
+  std::int64_t n;
+  const std::int32_t* ids;
+  std::int32_t id_step, first, step;
+  std::int32_t* places;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::I at, v, more;
+    lane_numbers<L>(at);
+    at = at * step + first;
+    broadcast_word(step * static_cast<std::int32_t>(L::width), more);
+    std::int64_t i = 0;
+    for (; i + L::width <= n; i += L::width) {
+      std::memcpy(&v, ids + i, sizeof v);
+      v = v * id_step + at;
+      at = at + more;
+      std::memcpy(places + i, &v, sizeof v);
+    }
+    for (; i < n; ++i) {
+      places[i] = ids[i] * id_step + first + static_cast<std::int32_t>(i) * step;
+    }
+  }
+};
+
 }  // namespace detail
 
 namespace kernels {
+
+// The first i whose id is not from 0 to below `end`, or n.
+inline std::int64_t first_outside(std::int64_t n, const std::int32_t* ids, std::int64_t end) {
+  bool found = end < 1;
+  if (!found) {
+    const std::int64_t last = std::min<std::int64_t>(end - 1, 2147483647);
+    detail::run_on_lanes(detail::SomeOutside{n, ids, static_cast<std::int32_t>(last), &found});
+  }
+  std::int64_t i = found ? 0 : n;
+  while (i < n && ids[i] >= 0 && ids[i] < end) {
+    ++i;
+  }
+  return i;
+}
+
+// places[i] = ids[i] id_step + first + i step; all below 2^31.
+inline void places_of(std::int64_t n, const std::int32_t* ids, std::int32_t id_step,
+                      std::int32_t first, std::int32_t step, std::int32_t* places) {
+  detail::run_on_lanes(detail::PlacesOf{n, ids, id_step, first, step, places});
+}
 
 // to[j][i] = from[i][j] of a matrix [rows, cols] whose rows begin so far apart.
 inline void turn_matrix(std::int64_t rows, std::int64_t cols, const float* from,
@@ -10600,6 +10655,7 @@ TINYSCALE_MAP_OP(LargerOp, false, V one; broadcast<L>(1.0f, one); typename L::I 
                  typename L::I takes; is_nan<L>(a, nan); less<L>(b, a, takes);
                  blend<L>(takes | nan, one, V{}, y););
 TINYSCALE_MAP_OP(SquareOp, false, y = a * a;);
+TINYSCALE_MAP_OP(CubeOp, false, y = a * a * a;);
 TINYSCALE_MAP_OP(SquareBackwardOp, true, y = y + 2.0f * b * a;);
 TINYSCALE_MAP_OP(AbsOp, false, y = a > V{} ? a : 0.0f - a;);
 TINYSCALE_MAP_OP(AbsBackwardOp, true, const V down = a < V{} ? -b : V{};
@@ -10725,6 +10781,9 @@ inline void sqrt_forward(std::int64_t n, const float* x, float* y) {
 }
 inline void square_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::SquareOp{}, n, x, x, y);
+}
+inline void cube_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::CubeOp{}, n, x, x, y);
 }
 inline void abs_forward(std::int64_t n, const float* x, float* y) {  // 0 of -0
   detail::map(detail::AbsOp{}, n, x, x, y);
@@ -27539,21 +27598,19 @@ inline Tensor minimum(const Tensor& a, const Tensor& b) {
 
 namespace detail {
 
-// y = y^exponent: squares and cubes as products, others in double.
-inline void raise(float exponent, const Tensor& y) {
-  float* const numbers = y.origin();
-  const bool cube = exponent == 3.0f;
-  if (cube || exponent == 2.0f) {
-    const Tensor x = cube ? y.copied() : y;
-    kernels::mul(y.count(), numbers, numbers, numbers);
-    if (cube) {
-      kernels::mul(y.count(), x.origin(), numbers, numbers);
-    }
-    return;
+// y = x^exponent: squares and cubes as products, others in double.
+inline void raise(float exponent, const Tensor& x, Tensor& y) {
+  if (exponent == 2.0f) {
+    return kernels::square_forward(x.count(), x.data(), y.data());
   }
+  if (exponent == 3.0f) {
+    return kernels::cube_forward(x.count(), x.data(), y.data());
+  }
+  const float* const from = x.data();
+  float* const numbers = y.data();
   for (std::int64_t i = 0; i < y.count(); ++i) {
-    numbers[i] = static_cast<float>(
-        std::pow(static_cast<double>(numbers[i]), static_cast<double>(exponent)));
+    numbers[i] =
+        static_cast<float>(std::pow(static_cast<double>(from[i]), static_cast<double>(exponent)));
   }
 }
 
@@ -27564,10 +27621,12 @@ inline Tensor pow(const Tensor& x, float exponent) {
   if (detail::recording()) {
     return detail::record(Op::pow, {&x}, x.shape(), {static_cast<double>(exponent)});
   }
+  if (!x.is_contiguous()) {
+    return pow(contiguous(x), exponent);
+  }
   const detail::OpScope scope;
-  Tensor y = x.copied();
-  x.origin();  // an empty one throws
-  detail::raise(exponent, y);
+  Tensor y(x.shape());
+  detail::raise(exponent, x, y);
   scope.done_unary("pow", "pow", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(

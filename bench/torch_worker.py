@@ -79,6 +79,24 @@ def train(shape, number_format):
 
 
 # One op on numbers made once; a pair ends in _backward.
+eager = {
+    "log": lambda x, y: x.log(),
+    "sqrt": lambda x, y: x.sqrt(),
+    "abs": lambda x, y: x.abs(),
+    "cube": lambda x, y: x**3,
+    "maximum": torch.maximum,
+    "where": lambda x, y: torch.where(x < 0.5, x, y),
+    "largest": lambda x, y: x.max(1)[0],
+    "largest_down": lambda x, y: x.max(0)[0],
+    "log_softmax": lambda x, y: x.log_softmax(1),
+    "softmax_down": lambda x, y: x.softmax(0),
+    "turned": lambda x, y: x.t().contiguous(),
+    "add_turned": lambda x, y: x + y.t(),
+    "concat": lambda x, y: torch.cat([x, y], 1),
+    "dots": lambda x, y: torch.einsum("ij,ij->i", x, y),
+}
+
+
 def op(name, *sizes):
     sizes = [int(s) for s in sizes]
     x = torch.rand(*sizes[:2]) * 2 - 1
@@ -100,6 +118,12 @@ def op(name, *sizes):
         x.requires_grad_(), w.requires_grad_()
         targets = torch.randint(vocab, (rows,))
         return lambda: torch.autograd.grad(F.cross_entropy(F.linear(x, w), targets), (x, w))
+    if name in eager:
+        x, y = torch.rand(*sizes), torch.rand(*sizes)
+        return lambda: eager[name](x, y)
+    if name == "gather":
+        ids = (7 * torch.arange(x.numel()) % sizes[1]).reshape(x.shape)
+        return lambda: x.gather(1, ids)
     if name == "adamw":
         p = nn.Parameter(x)
         p.grad = torch.rand(*sizes)

@@ -124,10 +124,34 @@ TEST_CASE("rows by number: taken, added in order, and the first that is outside"
     }
     CHECK(added == right);
   }
-  CHECK(kernel::first_outside(5, ids.data(), 4) == 5);
-  CHECK(kernel::first_outside(5, ids.data(), 3) == 0);
-  const std::int32_t below = -1;
-  CHECK(kernel::first_outside(1, &below, 3) == 0);
+  on_every_path([] {
+    std::vector<std::int32_t> many(100);
+    for (std::size_t i = 0; i < many.size(); ++i) {
+      many[i] = static_cast<std::int32_t>(i * 37 % 50);
+    }
+    for (const std::int64_t n : {0, 1, 7, 8, 16, 17, 100}) {
+      CHECK(kernel::first_outside(n, many.data(), 50) == n);
+      std::vector<std::int32_t> places(size(n) + 1, -5);
+      kernel::places_of(n, many.data(), 3, 1000, 7, places.data());
+      bool right = places[size(n)] == -5;
+      for (std::int64_t i = 0; i < n; ++i) {
+        right = right && places[size(i)] == many[size(i)] * 3 + 1000 + 7 * i;
+      }
+      CHECK(right);
+    }
+    for (const std::int32_t bad : {-1, 50, std::numeric_limits<std::int32_t>::min(),
+                                   std::numeric_limits<std::int32_t>::max()}) {
+      for (const std::size_t at :
+           {std::size_t{0}, std::size_t{15}, std::size_t{63}, std::size_t{99}}) {
+        std::vector<std::int32_t> wrong = many;
+        wrong[at] = bad;
+        CHECK(kernel::first_outside(100, wrong.data(), 50) == static_cast<std::int64_t>(at));
+      }
+    }
+    const std::int32_t largest = std::numeric_limits<std::int32_t>::max();
+    CHECK(kernel::first_outside(1, &largest, std::int64_t{1} << 31) == 1);
+    CHECK(kernel::first_outside(1, many.data(), 0) == 0);
+  });
 }
 
 TEST_CASE("comparisons, maxima and choices of all kinds of numbers") {

@@ -141,6 +141,7 @@ void gemm_rows(Bench& bench);
 void skinny_rows(Bench& bench);
 void low_precision_rows(Bench& bench);
 void kernel_rows(Bench& bench);
+void eager_rows(Bench& bench);
 void training_rows(Bench& bench);
 void compiled_rows(Bench& bench);
 void host_rows(Bench& bench);

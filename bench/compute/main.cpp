@@ -23,6 +23,7 @@ void every_group(bench::Bench& bench) {
   bench::skinny_rows(bench);
   bench::low_precision_rows(bench);
   bench::kernel_rows(bench);
+  bench::eager_rows(bench);
   bench::training_rows(bench);
   bench::compiled_rows(bench);
   bench::host_rows(bench);

@@ -144,6 +144,7 @@ TINYSCALE_MAP_OP(LargerOp, false, V one; broadcast<L>(1.0f, one); typename L::I 
                  typename L::I takes; is_nan<L>(a, nan); less<L>(b, a, takes);
                  blend<L>(takes | nan, one, V{}, y););
 TINYSCALE_MAP_OP(SquareOp, false, y = a * a;);
+TINYSCALE_MAP_OP(CubeOp, false, y = a * a * a;);
 TINYSCALE_MAP_OP(SquareBackwardOp, true, y = y + 2.0f * b * a;);
 TINYSCALE_MAP_OP(AbsOp, false, y = a > V{} ? a : 0.0f - a;);
 TINYSCALE_MAP_OP(AbsBackwardOp, true, const V down = a < V{} ? -b : V{};
@@ -269,6 +270,9 @@ inline void sqrt_forward(std::int64_t n, const float* x, float* y) {
 }
 inline void square_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::SquareOp{}, n, x, x, y);
+}
+inline void cube_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::CubeOp{}, n, x, x, y);
 }
 inline void abs_forward(std::int64_t n, const float* x, float* y) {  // 0 of -0
   detail::map(detail::AbsOp{}, n, x, x, y);

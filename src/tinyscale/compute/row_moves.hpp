@@ -27,25 +27,6 @@ TINYSCALE_OPTIMIZED inline void copy_steps(std::int64_t n, const float* from,
   }
 }
 
-// The first i whose id is not from 0 to below `end`, or n.
-TINYSCALE_OPTIMIZED inline std::int64_t first_outside(std::int64_t n, const std::int32_t* ids,
-                                                      std::int64_t end) {
-  std::int64_t i = 0;
-  while (i < n && ids[i] >= 0 && ids[i] < end) {
-    ++i;
-  }
-  return i;
-}
-
-// places[i] = ids[i] id_step + first + i step.
-TINYSCALE_OPTIMIZED inline void places_of(std::int64_t n, const std::int32_t* ids,
-                                          std::int32_t id_step, std::int32_t first,
-                                          std::int32_t step, std::int32_t* places) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    places[i] = ids[i] * id_step + first + static_cast<std::int32_t>(i) * step;
-  }
-}
-
 // Rows by number, n of them: y[i] = table[ids[i]], and table[ids[i]] += y[i] in their order.
 TINYSCALE_OPTIMIZED inline void take_rows(std::int64_t n, std::int64_t width, const float* table,
                                           const std::int32_t* ids, float* y) {
@@ -106,9 +87,83 @@ struct TurnColumns {
   }
 };
 
+// Whether some id is not from 0 to `most`: then it, or what is left to that, has a sign (of an id
+// below 0 it may have none).
+struct SomeOutside {
+  std::int64_t n;
+  const std::int32_t* ids;
+  std::int32_t most;
+  bool* found;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::I last, v, signs{};
+    broadcast_word(most, last);
+    std::int64_t i = 0;
+    for (; i + L::width <= n; i += L::width) {
+      std::memcpy(&v, ids + i, sizeof v);
+      signs = signs | v | (last - v);
+    }
+    std::int32_t lanes[static_cast<std::size_t>(L::width)], any = 0;
+    std::memcpy(lanes, &signs, sizeof signs);
+    for (const std::int32_t lane : lanes) {
+      any |= lane;
+    }
+    for (; i < n; ++i) {
+      any |= ids[i] < 0 || ids[i] > most ? -1 : 0;
+    }
+    *found = any < 0;
+  }
+};
+
+struct PlacesOf {
+  std::int64_t n;
+  const std::int32_t* ids;
+  std::int32_t id_step, first, step;
+  std::int32_t* places;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::I at, v, more;
+    lane_numbers<L>(at);
+    at = at * step + first;
+    broadcast_word(step * static_cast<std::int32_t>(L::width), more);
+    std::int64_t i = 0;
+    for (; i + L::width <= n; i += L::width) {
+      std::memcpy(&v, ids + i, sizeof v);
+      v = v * id_step + at;
+      at = at + more;
+      std::memcpy(places + i, &v, sizeof v);
+    }
+    for (; i < n; ++i) {
+      places[i] = ids[i] * id_step + first + static_cast<std::int32_t>(i) * step;
+    }
+  }
+};
+
 }  // namespace detail
 
 namespace kernels {
+
+// The first i whose id is not from 0 to below `end`, or n.
+inline std::int64_t first_outside(std::int64_t n, const std::int32_t* ids, std::int64_t end) {
+  bool found = end < 1;
+  if (!found) {
+    const std::int64_t last = std::min<std::int64_t>(end - 1, 2147483647);
+    detail::run_on_lanes(detail::SomeOutside{n, ids, static_cast<std::int32_t>(last), &found});
+  }
+  std::int64_t i = found ? 0 : n;
+  while (i < n && ids[i] >= 0 && ids[i] < end) {
+    ++i;
+  }
+  return i;
+}
+
+// places[i] = ids[i] id_step + first + i step; all below 2^31.
+inline void places_of(std::int64_t n, const std::int32_t* ids, std::int32_t id_step,
+                      std::int32_t first, std::int32_t step, std::int32_t* places) {
+  detail::run_on_lanes(detail::PlacesOf{n, ids, id_step, first, step, places});
+}
 
 // to[j][i] = from[i][j] of a matrix [rows, cols] whose rows begin so far apart.
 inline void turn_matrix(std::int64_t rows, std::int64_t cols, const float* from,

@@ -107,21 +107,19 @@ inline Tensor minimum(const Tensor& a, const Tensor& b) {
 
 namespace detail {
 
-// y = y^exponent: squares and cubes as products, others in double.
-inline void raise(float exponent, const Tensor& y) {
-  float* const numbers = y.origin();
-  const bool cube = exponent == 3.0f;
-  if (cube || exponent == 2.0f) {
-    const Tensor x = cube ? y.copied() : y;
-    kernels::mul(y.count(), numbers, numbers, numbers);
-    if (cube) {
-      kernels::mul(y.count(), x.origin(), numbers, numbers);
-    }
-    return;
+// y = x^exponent: squares and cubes as products, others in double.
+inline void raise(float exponent, const Tensor& x, Tensor& y) {
+  if (exponent == 2.0f) {
+    return kernels::square_forward(x.count(), x.data(), y.data());
   }
+  if (exponent == 3.0f) {
+    return kernels::cube_forward(x.count(), x.data(), y.data());
+  }
+  const float* const from = x.data();
+  float* const numbers = y.data();
   for (std::int64_t i = 0; i < y.count(); ++i) {
-    numbers[i] = static_cast<float>(
-        std::pow(static_cast<double>(numbers[i]), static_cast<double>(exponent)));
+    numbers[i] =
+        static_cast<float>(std::pow(static_cast<double>(from[i]), static_cast<double>(exponent)));
   }
 }
 
@@ -132,10 +130,12 @@ inline Tensor pow(const Tensor& x, float exponent) {
   if (detail::recording()) {
     return detail::record(Op::pow, {&x}, x.shape(), {static_cast<double>(exponent)});
   }
+  if (!x.is_contiguous()) {
+    return pow(contiguous(x), exponent);
+  }
   const detail::OpScope scope;
-  Tensor y = x.copied();
-  x.origin();  // an empty one throws
-  detail::raise(exponent, y);
+  Tensor y(x.shape());
+  detail::raise(exponent, x, y);
   scope.done_unary("pow", "pow", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(
