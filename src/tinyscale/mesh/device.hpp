@@ -71,8 +71,8 @@ class Device {
     return start_reduce_scatter(t, axes, dim, how, options, where).wait();
   }
   // A[I] {U_x} -> A[I]: the same sum on every device, bit for bit; any shape. Its gradient takes it
-  // to be used alike on all, as by one loss: dy is carried back as it is. Who uses the sum otherwise
-  // on each device gathers a reduce_scatter, which sums what each carries back.
+  // to be used alike on all, as by one loss: dy is carried back as it is. Who uses it in another
+  // way on each device gathers a reduce_scatter, which sums what each carries back.
   Pending start_all_reduce(const Tensor& t, const Axes& axes, Reduce how = Reduce::sum,
                            const Options& options = Options(), TINYSCALE_HERE) {
     return detail::start_all_reduce({endpoint_, options, where}, t, axes, how);
