@@ -41994,7 +41994,7 @@ struct AxisPart {
   double far_latency = 0;    // seconds to the farthest device
   double all_bandwidth = 0;  // bytes/s of each of n (n - 1) messages
 
-  bool across() const { return far_latency > 0; }
+  bool across() const { return all_bandwidth > 0; }
 };
 
 struct CollectiveSpec {
@@ -44808,10 +44808,11 @@ inline AxisPart part_across(const Machine& machine, std::int64_t stride, int siz
 }
 
 // What messages of an axis across dimensions share, in place of the slowest links: of all its
-// groups at once, each device to both neighbours, and each to all. Of very many devices it is not
-// counted.
+// groups at once, each device to both neighbours, and each to all. Very many are not counted.
 inline void count_across(const Machine& machine, std::int64_t stride, AxisPart& part) {
-  if (part.size < 2 || machine.chips() * part.size > std::int64_t{1} << 20) {
+  if (machine.chips() * part.size > std::int64_t{1} << 20) {  // as along a line
+    part.far_latency = (part.size - 1) * part.latency;
+    part.all_bandwidth = part.bandwidth * 4 / part.size / part.size;
     return;
   }
   const MachineLinks links(machine);
@@ -65250,24 +65251,23 @@ inline Table generation_table(const std::string& title, const List<GenerationRow
   static const struct {
     const char* name;
     bool measured;
-    std::string (*cell)(Row row);
-  } columns[] = {
-      {"part", false, [](Row r) -> std::string { return r.name; }},
-      {"steps", false, [](Row r) -> std::string { return std::to_string(r.steps); }},
-      {"tokens", false, [](Row r) -> std::string { return std::to_string(r.tokens); }},
-      {"FLOPs a step", false, [](Row r) -> std::string { return format_si(r.flops, ""); }},
-      {"bytes a step", false, [](Row r) -> std::string { return format_bytes(r.bytes); }},
-      {"formula", false, [](Row r) -> std::string { return format_seconds(r.formula); }},
-      {"measured", true, [](Row r) -> std::string { return format_seconds(r.measured); }},
-      {"tokens/s formula", false,
-       [](Row r) -> std::string { return format_fixed(r.predicted_tokens_per_second(), 1); }},
-      {"tokens/s measured", true,
-       [](Row r) -> std::string { return format_fixed(r.tokens_per_second(), 1); }},
-      {"bytes/s measured", true,
-       [](Row r) -> std::string { return format_si(r.bytes_per_second(), "B/s"); }},
-      {"memory", false, [](Row r) -> std::string { return format_si(r.bandwidth, "B/s"); }},
-      {"of roof", true, [](Row r) -> std::string { return format_percent(r.of_roof()); }},
-      {"bound by", false, [](Row r) -> std::string { return r.bound; }}};
+    Cell (*cell)(Row row);
+  } columns[] = {{"part", false, [](Row r) -> Cell { return r.name; }},
+                 {"steps", false, [](Row r) -> Cell { return std::to_string(r.steps); }},
+                 {"tokens", false, [](Row r) -> Cell { return std::to_string(r.tokens); }},
+                 {"FLOPs a step", false, [](Row r) -> Cell { return format_si(r.flops, ""); }},
+                 {"bytes a step", false, [](Row r) -> Cell { return format_bytes(r.bytes); }},
+                 {"formula", false, [](Row r) -> Cell { return format_seconds(r.formula); }},
+                 {"measured", true, [](Row r) -> Cell { return format_seconds(r.measured); }},
+                 {"tokens/s formula", false,
+                  [](Row r) -> Cell { return format_fixed(r.predicted_tokens_per_second(), 1); }},
+                 {"tokens/s measured", true,
+                  [](Row r) -> Cell { return format_fixed(r.tokens_per_second(), 1); }},
+                 {"bytes/s measured", true,
+                  [](Row r) -> Cell { return format_si(r.bytes_per_second(), "B/s"); }},
+                 {"memory", false, [](Row r) -> Cell { return format_si(r.bandwidth, "B/s"); }},
+                 {"of roof", true, [](Row r) -> Cell { return format_percent(r.of_roof()); }},
+                 {"bound by", false, [](Row r) -> Cell { return r.bound; }}};
   Table table;
   table.title = title;
   for (const auto& column : columns) {
@@ -65276,7 +65276,7 @@ inline Table generation_table(const std::string& title, const List<GenerationRow
     }
   }
   for (const GenerationRow& row : rows) {
-    std::vector<std::string> cells;
+    std::vector<Cell> cells;
     for (const auto& column : columns) {
       if (on_host || !column.measured) {
         cells.push_back(column.cell(row));

@@ -62,7 +62,7 @@ struct AxisPart {
   double far_latency = 0;    // seconds to the farthest device
   double all_bandwidth = 0;  // bytes/s of each of n (n - 1) messages
 
-  bool across() const { return far_latency > 0; }
+  bool across() const { return all_bandwidth > 0; }
 };
 
 struct CollectiveSpec {

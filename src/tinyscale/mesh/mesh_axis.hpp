@@ -142,10 +142,11 @@ inline AxisPart part_across(const Machine& machine, std::int64_t stride, int siz
 }
 
 // What messages of an axis across dimensions share, in place of the slowest links: of all its
-// groups at once, each device to both neighbours, and each to all. Of very many devices it is not
-// counted.
+// groups at once, each device to both neighbours, and each to all. Very many are not counted.
 inline void count_across(const Machine& machine, std::int64_t stride, AxisPart& part) {
-  if (part.size < 2 || machine.chips() * part.size > std::int64_t{1} << 20) {
+  if (machine.chips() * part.size > std::int64_t{1} << 20) {  // as along a line
+    part.far_latency = (part.size - 1) * part.latency;
+    part.all_bandwidth = part.bandwidth * 4 / part.size / part.size;
     return;
   }
   const MachineLinks links(machine);

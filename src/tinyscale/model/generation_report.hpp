@@ -76,24 +76,23 @@ inline Table generation_table(const std::string& title, const List<GenerationRow
   static const struct {
     const char* name;
     bool measured;
-    std::string (*cell)(Row row);
-  } columns[] = {
-      {"part", false, [](Row r) -> std::string { return r.name; }},
-      {"steps", false, [](Row r) -> std::string { return std::to_string(r.steps); }},
-      {"tokens", false, [](Row r) -> std::string { return std::to_string(r.tokens); }},
-      {"FLOPs a step", false, [](Row r) -> std::string { return format_si(r.flops, ""); }},
-      {"bytes a step", false, [](Row r) -> std::string { return format_bytes(r.bytes); }},
-      {"formula", false, [](Row r) -> std::string { return format_seconds(r.formula); }},
-      {"measured", true, [](Row r) -> std::string { return format_seconds(r.measured); }},
-      {"tokens/s formula", false,
-       [](Row r) -> std::string { return format_fixed(r.predicted_tokens_per_second(), 1); }},
-      {"tokens/s measured", true,
-       [](Row r) -> std::string { return format_fixed(r.tokens_per_second(), 1); }},
-      {"bytes/s measured", true,
-       [](Row r) -> std::string { return format_si(r.bytes_per_second(), "B/s"); }},
-      {"memory", false, [](Row r) -> std::string { return format_si(r.bandwidth, "B/s"); }},
-      {"of roof", true, [](Row r) -> std::string { return format_percent(r.of_roof()); }},
-      {"bound by", false, [](Row r) -> std::string { return r.bound; }}};
+    Cell (*cell)(Row row);
+  } columns[] = {{"part", false, [](Row r) -> Cell { return r.name; }},
+                 {"steps", false, [](Row r) -> Cell { return std::to_string(r.steps); }},
+                 {"tokens", false, [](Row r) -> Cell { return std::to_string(r.tokens); }},
+                 {"FLOPs a step", false, [](Row r) -> Cell { return format_si(r.flops, ""); }},
+                 {"bytes a step", false, [](Row r) -> Cell { return format_bytes(r.bytes); }},
+                 {"formula", false, [](Row r) -> Cell { return format_seconds(r.formula); }},
+                 {"measured", true, [](Row r) -> Cell { return format_seconds(r.measured); }},
+                 {"tokens/s formula", false,
+                  [](Row r) -> Cell { return format_fixed(r.predicted_tokens_per_second(), 1); }},
+                 {"tokens/s measured", true,
+                  [](Row r) -> Cell { return format_fixed(r.tokens_per_second(), 1); }},
+                 {"bytes/s measured", true,
+                  [](Row r) -> Cell { return format_si(r.bytes_per_second(), "B/s"); }},
+                 {"memory", false, [](Row r) -> Cell { return format_si(r.bandwidth, "B/s"); }},
+                 {"of roof", true, [](Row r) -> Cell { return format_percent(r.of_roof()); }},
+                 {"bound by", false, [](Row r) -> Cell { return r.bound; }}};
   Table table;
   table.title = title;
   for (const auto& column : columns) {
@@ -102,7 +101,7 @@ inline Table generation_table(const std::string& title, const List<GenerationRow
     }
   }
   for (const GenerationRow& row : rows) {
-    std::vector<std::string> cells;
+    std::vector<Cell> cells;
     for (const auto& column : columns) {
       if (on_host || !column.measured) {
         cells.push_back(column.cell(row));
