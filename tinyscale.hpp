@@ -24950,7 +24950,7 @@ inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const
     apply_same(op, y.count(), pa, b.data(), y.data());
     return y;
   }
-  if (lies_turned(a) || lies_turned(b)) {  // copies of those are read in half a walk's time
+  if (lies_turned(a) || lies_turned(b)) {  // copied by squares: a tenth of the walk
     return arithmetic(op, name, lies_turned(a) ? a.copied() : a, lies_turned(b) ? b.copied() : b);
   }
   const float* const pa = a.origin();
@@ -65247,27 +65247,31 @@ inline GenerationRow generation_row(const std::string& name, const StepTotals& t
 // out.
 inline Table generation_table(const std::string& title, const List<GenerationRow>& rows,
                               bool on_host) {
-  typedef const GenerationRow& Row;
   static const struct {
     const char* name;
     bool measured;
-    Cell (*cell)(Row row);
-  } columns[] = {{"part", false, [](Row r) -> Cell { return r.name; }},
-                 {"steps", false, [](Row r) -> Cell { return std::to_string(r.steps); }},
-                 {"tokens", false, [](Row r) -> Cell { return std::to_string(r.tokens); }},
-                 {"FLOPs a step", false, [](Row r) -> Cell { return format_si(r.flops, ""); }},
-                 {"bytes a step", false, [](Row r) -> Cell { return format_bytes(r.bytes); }},
-                 {"formula", false, [](Row r) -> Cell { return format_seconds(r.formula); }},
-                 {"measured", true, [](Row r) -> Cell { return format_seconds(r.measured); }},
-                 {"tokens/s formula", false,
-                  [](Row r) -> Cell { return format_fixed(r.predicted_tokens_per_second(), 1); }},
-                 {"tokens/s measured", true,
-                  [](Row r) -> Cell { return format_fixed(r.tokens_per_second(), 1); }},
-                 {"bytes/s measured", true,
-                  [](Row r) -> Cell { return format_si(r.bytes_per_second(), "B/s"); }},
-                 {"memory", false, [](Row r) -> Cell { return format_si(r.bandwidth, "B/s"); }},
-                 {"of roof", true, [](Row r) -> Cell { return format_percent(r.of_roof()); }},
-                 {"bound by", false, [](Row r) -> Cell { return r.bound; }}};
+    Cell (*cell)(const GenerationRow& row);
+  } columns[] = {
+      {"part", false, [](const GenerationRow& r) -> Cell { return r.name; }},
+      {"steps", false, [](const GenerationRow& r) -> Cell { return std::to_string(r.steps); }},
+      {"tokens", false, [](const GenerationRow& r) -> Cell { return std::to_string(r.tokens); }},
+      {"FLOPs a step", false,
+       [](const GenerationRow& r) -> Cell { return format_si(r.flops, ""); }},
+      {"bytes a step", false, [](const GenerationRow& r) -> Cell { return format_bytes(r.bytes); }},
+      {"formula", false, [](const GenerationRow& r) -> Cell { return format_seconds(r.formula); }},
+      {"measured", true, [](const GenerationRow& r) -> Cell { return format_seconds(r.measured); }},
+      {"tokens/s formula", false,
+       [](const GenerationRow& r) -> Cell {
+         return format_fixed(r.predicted_tokens_per_second(), 1);
+       }},
+      {"tokens/s measured", true,
+       [](const GenerationRow& r) -> Cell { return format_fixed(r.tokens_per_second(), 1); }},
+      {"bytes/s measured", true,
+       [](const GenerationRow& r) -> Cell { return format_si(r.bytes_per_second(), "B/s"); }},
+      {"memory", false,
+       [](const GenerationRow& r) -> Cell { return format_si(r.bandwidth, "B/s"); }},
+      {"of roof", true, [](const GenerationRow& r) -> Cell { return format_percent(r.of_roof()); }},
+      {"bound by", false, [](const GenerationRow& r) -> Cell { return r.bound; }}};
   Table table;
   table.title = title;
   for (const auto& column : columns) {
@@ -68960,7 +68964,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct StepOptions {
   std::int64_t steps = 500;
   std::int64_t batch = 12;  // sequences a step, over all devices; train() makes of 12 the next
-                            // multiple of what the layout divides it by, and says so
+                            // multiple of what the layout divides it by, says so and reports it
   double learning_rate = 1e-3;
   double min_learning_rate = 1e-4;
   std::int64_t warmup = 100;
@@ -75906,6 +75910,7 @@ struct Validation {
 struct TrainReport {
   std::string model, text, machine, layout;
   std::int64_t devices = 1;
+  std::int64_t batch = 0;          // sequences a step; of the default what the layout divides
   DType format = DType::f32;       // of matmul operands
   std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
@@ -76571,6 +76576,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   report.machine = options.machine.name;
   report.layout = options.layout.devices() > 1 ? options.layout.text() : "";
   report.devices = options.layout.devices();
+  report.batch = options.batch;
   report.format = options.format;
   report.flops_per_token = model_flops_per_token(model.config, time);
   const double peak = laptop().peak(options.format);

@@ -555,4 +555,16 @@ TEST_CASE("FLOPs of experts with few places are right on average, on one expert 
   }
 }
 
+TEST_CASE("the report names the batch that was trained, also one that was left open") {
+  ts::Layout layout;
+  layout.data = 4;
+  layout.microbatches = 2;
+  ts::TrainOptions options = step_options(layout, ts::machine("h100", {1, 4}));
+  options.batch = ts::TrainOptions().batch;  // 12, which 8 parts do not divide
+  ts::Transformer m(model(), 1);
+  CHECK(ts::train(m, small_text(), options).batch == 16);
+  options.batch = 24;
+  CHECK(ts::train(m, small_text(), options).batch == 24);
+}
+
 #endif

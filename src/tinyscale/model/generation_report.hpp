@@ -72,27 +72,31 @@ inline GenerationRow generation_row(const std::string& name, const StepTotals& t
 // out.
 inline Table generation_table(const std::string& title, const List<GenerationRow>& rows,
                               bool on_host) {
-  typedef const GenerationRow& Row;
   static const struct {
     const char* name;
     bool measured;
-    Cell (*cell)(Row row);
-  } columns[] = {{"part", false, [](Row r) -> Cell { return r.name; }},
-                 {"steps", false, [](Row r) -> Cell { return std::to_string(r.steps); }},
-                 {"tokens", false, [](Row r) -> Cell { return std::to_string(r.tokens); }},
-                 {"FLOPs a step", false, [](Row r) -> Cell { return format_si(r.flops, ""); }},
-                 {"bytes a step", false, [](Row r) -> Cell { return format_bytes(r.bytes); }},
-                 {"formula", false, [](Row r) -> Cell { return format_seconds(r.formula); }},
-                 {"measured", true, [](Row r) -> Cell { return format_seconds(r.measured); }},
-                 {"tokens/s formula", false,
-                  [](Row r) -> Cell { return format_fixed(r.predicted_tokens_per_second(), 1); }},
-                 {"tokens/s measured", true,
-                  [](Row r) -> Cell { return format_fixed(r.tokens_per_second(), 1); }},
-                 {"bytes/s measured", true,
-                  [](Row r) -> Cell { return format_si(r.bytes_per_second(), "B/s"); }},
-                 {"memory", false, [](Row r) -> Cell { return format_si(r.bandwidth, "B/s"); }},
-                 {"of roof", true, [](Row r) -> Cell { return format_percent(r.of_roof()); }},
-                 {"bound by", false, [](Row r) -> Cell { return r.bound; }}};
+    Cell (*cell)(const GenerationRow& row);
+  } columns[] = {
+      {"part", false, [](const GenerationRow& r) -> Cell { return r.name; }},
+      {"steps", false, [](const GenerationRow& r) -> Cell { return std::to_string(r.steps); }},
+      {"tokens", false, [](const GenerationRow& r) -> Cell { return std::to_string(r.tokens); }},
+      {"FLOPs a step", false,
+       [](const GenerationRow& r) -> Cell { return format_si(r.flops, ""); }},
+      {"bytes a step", false, [](const GenerationRow& r) -> Cell { return format_bytes(r.bytes); }},
+      {"formula", false, [](const GenerationRow& r) -> Cell { return format_seconds(r.formula); }},
+      {"measured", true, [](const GenerationRow& r) -> Cell { return format_seconds(r.measured); }},
+      {"tokens/s formula", false,
+       [](const GenerationRow& r) -> Cell {
+         return format_fixed(r.predicted_tokens_per_second(), 1);
+       }},
+      {"tokens/s measured", true,
+       [](const GenerationRow& r) -> Cell { return format_fixed(r.tokens_per_second(), 1); }},
+      {"bytes/s measured", true,
+       [](const GenerationRow& r) -> Cell { return format_si(r.bytes_per_second(), "B/s"); }},
+      {"memory", false,
+       [](const GenerationRow& r) -> Cell { return format_si(r.bandwidth, "B/s"); }},
+      {"of roof", true, [](const GenerationRow& r) -> Cell { return format_percent(r.of_roof()); }},
+      {"bound by", false, [](const GenerationRow& r) -> Cell { return r.bound; }}};
   Table table;
   table.title = title;
   for (const auto& column : columns) {

@@ -16,7 +16,7 @@ namespace tinyscale {
 struct StepOptions {
   std::int64_t steps = 500;
   std::int64_t batch = 12;  // sequences a step, over all devices; train() makes of 12 the next
-                            // multiple of what the layout divides it by, and says so
+                            // multiple of what the layout divides it by, says so and reports it
   double learning_rate = 1e-3;
   double min_learning_rate = 1e-4;
   std::int64_t warmup = 100;

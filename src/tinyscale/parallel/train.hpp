@@ -262,6 +262,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   report.machine = options.machine.name;
   report.layout = options.layout.devices() > 1 ? options.layout.text() : "";
   report.devices = options.layout.devices();
+  report.batch = options.batch;
   report.format = options.format;
   report.flops_per_token = model_flops_per_token(model.config, time);
   const double peak = laptop().peak(options.format);

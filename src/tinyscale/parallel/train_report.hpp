@@ -27,6 +27,7 @@ struct Validation {
 struct TrainReport {
   std::string model, text, machine, layout;
   std::int64_t devices = 1;
+  std::int64_t batch = 0;          // sequences a step; of the default what the layout divides
   DType format = DType::f32;       // of matmul operands
   std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping

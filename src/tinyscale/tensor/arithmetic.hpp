@@ -128,7 +128,7 @@ inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const
     apply_same(op, y.count(), pa, b.data(), y.data());
     return y;
   }
-  if (lies_turned(a) || lies_turned(b)) {  // copies of those are read in half a walk's time
+  if (lies_turned(a) || lies_turned(b)) {  // copied by squares: a tenth of the walk
     return arithmetic(op, name, lies_turned(a) ? a.copied() : a, lies_turned(b) ? b.copied() : b);
   }
   const float* const pa = a.origin();
