@@ -76,7 +76,7 @@ done
 for cxx in g++ clang++; do                 # what is rounded where, although products and sums are fused
   have "$cxx" && step "-O3 -march=native, $cxx" make --no-print-directory test BUILD="build/long/native_$cxx" CXX="$cxx" \
     CXXFLAGS=-march=native TESTFLAGS='-O3 -ffp-contract=fast' \
-    TESTS="$(printf 'tests/%s_test.cpp ' base gemm low_precision row_kernels stored_matrix inference_golden ggml_decoder)"
+    TESTS="$(printf 'tests/%s_test.cpp ' base gemm low_precision row_kernels row_moves stored_matrix inference_golden ggml_decoder)"
 done
 step "g++ of other years" bash tools/other_compilers.sh build/long '-tce=*[slow]*'
 step "AVX-512 and its units, emulated" bash tools/emulate_avx512.sh build/long '-tce=*[slow]*'
