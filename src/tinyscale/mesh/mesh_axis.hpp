@@ -150,7 +150,7 @@ inline void count_across(const Machine& machine, std::int64_t stride, AxisPart& 
     return;
   }
   const MachineLinks links(machine);
-  List<double> near(links.count()), all(links.count());  // seconds a byte
+  List<double> beside(links.count()), all(links.count());  // seconds a byte
   std::vector<std::size_t> crossed;
   double near_latency = 0;
   for (std::int64_t chip = 0; chip < machine.chips(); ++chip) {
@@ -167,12 +167,12 @@ inline void count_across(const Machine& machine, std::int64_t stride, AxisPart& 
       near_latency = neighbours ? std::max(near_latency, latency) : near_latency;
       for (const std::size_t link : crossed) {
         all[link] += 1 / links.bandwidth(link);
-        near[link] += neighbours ? 1 / links.bandwidth(link) : 0;
+        beside[link] += neighbours ? 1 / links.bandwidth(link) : 0;
       }
     }
   }
   part.latency = near_latency;
-  part.bandwidth = 1 / *std::max_element(near.begin(), near.end());
+  part.bandwidth = 1 / *std::max_element(beside.begin(), beside.end());
   part.all_bandwidth = 1 / *std::max_element(all.begin(), all.end());
 }
 
