@@ -1,5 +1,7 @@
 #pragma once
 // What tests of kernels share: numbers, and each way that this machine's processor can compute.
+#include <doctest/doctest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -27,6 +29,15 @@ inline std::vector<tinyscale::CpuPath> paths() {  // narrowest first, up to what
     }
   }
   return all;
+}
+
+template <class Body>
+void on_every_path(const Body& body) {
+  for (const tinyscale::CpuPath path : paths()) {
+    const tinyscale::detail::PathScope scope(path);
+    CAPTURE(tinyscale::name_of(path));
+    body();
+  }
 }
 
 }  // namespace kernel_tests

@@ -15,6 +15,7 @@ namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
 using kernel_tests::Floats;
 using kernel_tests::noise;
+using kernel_tests::on_every_path;
 using kernel_tests::paths;
 
 namespace {
@@ -22,15 +23,6 @@ namespace {
 const float inf = std::numeric_limits<float>::infinity();
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
-
-template <class Body>
-void on_every_path(const Body& body) {
-  for (const ts::CpuPath path : paths()) {
-    const ts::detail::PathScope scope(path);
-    CAPTURE(ts::name_of(path));
-    body();
-  }
-}
 
 double worst(const Floats& a, const Floats& b) {
   REQUIRE(a.size() == b.size());

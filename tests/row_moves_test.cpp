@@ -15,21 +15,12 @@
 namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
 using kernel_tests::Floats;
-using kernel_tests::paths;
+using kernel_tests::on_every_path;
 
 namespace {
 
 const float inf = std::numeric_limits<float>::infinity();
 const float nan_f = std::numeric_limits<float>::quiet_NaN();
-
-template <class Body>
-void on_every_path(const Body& body) {
-  for (const ts::CpuPath path : paths()) {
-    const ts::detail::PathScope scope(path);
-    CAPTURE(ts::name_of(path));
-    body();
-  }
-}
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
