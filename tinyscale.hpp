@@ -22561,15 +22561,8 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
     max_vector<L>(b, a, y);
     y = a == a ? y : a;
   }
-  if constexpr (OP == O::less || OP == O::equal) {
-    typename L::V one;
-    broadcast<L>(1.0f, one);
-    if constexpr (OP == O::less) {
-      y = a < b ? one : zero;
-    } else {
-      y = a == b ? one : zero;
-    }
-  }
+  if constexpr (OP == O::less) LessOp().template apply<L>(a, b, y);
+  if constexpr (OP == O::equal) EqualOp().template apply<L>(a, b, y);
 }
 
 // Operations so short and so usual that each kind of operands has its own loop of four vectors.
@@ -27210,12 +27203,14 @@ struct TableGradient {
     }
     const OpScope backward;
     float* const out = grad_buffer(table);
-    for (std::size_t i = 0; i < ids.size() && width >= 64; ++i) {
-      float* const to = out + ids[i] * width;
-      kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
-    }
-    if (width < 64) {
-      kernels::add_rows(static_cast<std::int64_t>(ids.size()), width, dy.data(), ids.data(), out);
+    const auto rows = static_cast<std::int64_t>(ids.size());
+    if (width < 64) {  // a kernel a row would cost more than the row
+      kernels::add_rows(rows, width, dy.data(), ids.data(), out);
+    } else {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        float* const to = out + ids.data()[i] * width;
+        kernels::add(width, to, dy.data() + i * width, to);
+      }
     }
     const std::int64_t n = dy.count();  // rows of the gradient are read and written
     backward.done_priced("embedding backward", "add", dy.shape(), &VectorCost::forward,
@@ -44808,9 +44803,10 @@ inline AxisPart part_across(const Machine& machine, std::int64_t stride, int siz
 }
 
 // What messages of an axis across dimensions share, in place of the slowest links: of all its
-// groups at once, each device to both neighbours, and each to all. Very many are not counted.
+// groups at once, each device to both neighbours, and each to all. Many are not counted, as every
+// run asks for them: 31,744 take 45 ms without -O.
 inline void count_across(const Machine& machine, std::int64_t stride, AxisPart& part) {
-  if (machine.chips() * part.size > std::int64_t{1} << 20) {  // as along a line
+  if (machine.chips() * part.size > std::int64_t{1} << 14) {  // as along a line
     part.far_latency = (part.size - 1) * part.latency;
     part.all_bandwidth = part.bandwidth * 4 / part.size / part.size;
     return;
@@ -63901,8 +63897,9 @@ inline void fill_batch(Batch& batch, const std::vector<std::int32_t>& tokens,
   if (sequences > 0) {
     detail::check_length("make_batch", tokens, time);
   }
-  const double bytes = 8.0 * static_cast<double>(sequences) * static_cast<double>(time);
-  const double memory = detail::physical_memory();
+  const double tokens_here = static_cast<double>(sequences) * static_cast<double>(time);
+  const bool grows = tokens_here > static_cast<double>(batch.ids.capacity());
+  const double bytes = 8.0 * tokens_here, memory = grows ? detail::physical_memory() : 0;
   if (memory > 0 && bytes > memory) {
     detail::fail({"make_batch: ", sequences, " sequences of ", time, " tokens are ",
                   format_si(bytes, "B"), " of ids and targets, this machine has ",

@@ -64,15 +64,8 @@ TINYSCALE_INLINE void vector_op(const typename L::V& a, const typename L::V& b,
     max_vector<L>(b, a, y);
     y = a == a ? y : a;
   }
-  if constexpr (OP == O::less || OP == O::equal) {
-    typename L::V one;
-    broadcast<L>(1.0f, one);
-    if constexpr (OP == O::less) {
-      y = a < b ? one : zero;
-    } else {
-      y = a == b ? one : zero;
-    }
-  }
+  if constexpr (OP == O::less) LessOp().template apply<L>(a, b, y);
+  if constexpr (OP == O::equal) EqualOp().template apply<L>(a, b, y);
 }
 
 // Operations so short and so usual that each kind of operands has its own loop of four vectors.

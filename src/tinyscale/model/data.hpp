@@ -72,8 +72,9 @@ inline void fill_batch(Batch& batch, const std::vector<std::int32_t>& tokens,
   if (sequences > 0) {
     detail::check_length("make_batch", tokens, time);
   }
-  const double bytes = 8.0 * static_cast<double>(sequences) * static_cast<double>(time);
-  const double memory = detail::physical_memory();
+  const double tokens_here = static_cast<double>(sequences) * static_cast<double>(time);
+  const bool grows = tokens_here > static_cast<double>(batch.ids.capacity());
+  const double bytes = 8.0 * tokens_here, memory = grows ? detail::physical_memory() : 0;
   if (memory > 0 && bytes > memory) {
     detail::fail({"make_batch: ", sequences, " sequences of ", time, " tokens are ",
                   format_si(bytes, "B"), " of ids and targets, this machine has ",

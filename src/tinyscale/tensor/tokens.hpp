@@ -29,12 +29,14 @@ struct TableGradient {
     }
     const OpScope backward;
     float* const out = grad_buffer(table);
-    for (std::size_t i = 0; i < ids.size() && width >= 64; ++i) {
-      float* const to = out + ids[i] * width;
-      kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
-    }
-    if (width < 64) {
-      kernels::add_rows(static_cast<std::int64_t>(ids.size()), width, dy.data(), ids.data(), out);
+    const auto rows = static_cast<std::int64_t>(ids.size());
+    if (width < 64) {  // a kernel a row would cost more than the row
+      kernels::add_rows(rows, width, dy.data(), ids.data(), out);
+    } else {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        float* const to = out + ids.data()[i] * width;
+        kernels::add(width, to, dy.data() + i * width, to);
+      }
     }
     const std::int64_t n = dy.count();  // rows of the gradient are read and written
     backward.done_priced("embedding backward", "add", dy.shape(), &VectorCost::forward,
