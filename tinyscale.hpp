@@ -25,6 +25,7 @@
 //   tinyscale/base/sorted_names.hpp          Names to find again
 //   tinyscale/base/near_names.hpp            Names near one that nobody knows
 //   tinyscale/base/thread_scope.hpp          How many threads loops may use
+//   tinyscale/base/fiber.hpp                 Functions that run by turns on one thread
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
 //   tinyscale/base/save_file.hpp             A file that appears whole or not at all
@@ -230,6 +231,7 @@
 //   tinyscale/mesh/exchange.hpp              What one collective does to numbers
 //   tinyscale/mesh/executor.hpp              Runs the schedule of a collective over the buffers
 //   tinyscale/mesh/call_plan.hpp             A collective as a program calls it
+//   tinyscale/mesh/carrier.hpp               A thread that runs many devices
 //   tinyscale/mesh/waiting.hpp               Who waits
 //   tinyscale/mesh/meeting.hpp               Where a group of devices meets
 //   tinyscale/mesh/judgement.hpp             What is said when no device can go on
@@ -247,8 +249,9 @@
 //   tinyscale/mesh/mesh_run.hpp              What a mesh program cost
 //   tinyscale/mesh/predict.hpp               What a program would take on a mesh of any size
 //   tinyscale/mesh/time_breakdown.hpp        Where the simulated time of each device went
-//   tinyscale/mesh/thread_limit.hpp          How many threads the system would give
+//   tinyscale/mesh/thread_limit.hpp          How many threads or stacks the system would give
 //   tinyscale/mesh/device_thread.hpp         One device while it runs
+//   tinyscale/mesh/run_devices.hpp           How the devices of a run get a processor
 //   tinyscale/mesh/mpi_bytes.hpp             What processes tell each other
 //   tinyscale/mesh/mpi_exchange.hpp          The part of one MPI rank in a collective
 //   tinyscale/mesh/mpi_calls.hpp             The collectives of the groups of this process's
@@ -2339,6 +2342,174 @@ class WakePlace {
 
 }  // namespace detail
 }}  // namespace tinyscale
+
+#if (TINYSCALE_ONLY) & (TINYSCALE_MESH | TINYSCALE_TRAINING | TINYSCALE_PLANNING)
+
+// >> tinyscale/base/fiber.hpp
+// Functions that run by turns on one thread, each on a stack of its own: a switch from one to
+// another takes some 20 ns, where the system takes a microsecond from thread to thread.
+// TINYSCALE_FIBERS is 1 where there are such: on Linux, compiled for x86-64 or ARM64. The
+// sanitizers that follow stacks or threads do not know of them, interpreters take no assembler.
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
+#define TINYSCALE_FIBERS 0
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__linux__) || \
+    defined(TINYSCALE_NO_THREADS) || defined(__ILP32__) || TINYSCALE_INTERPRETER ||         \
+    !(TINYSCALE_X86 || TINYSCALE_ARM64)
+#undef TINYSCALE_FIBERS
+#define TINYSCALE_FIBERS 0
+#endif
+#ifndef TINYSCALE_FIBERS
+#define TINYSCALE_FIBERS 1
+#endif
+
+// clang-format off
+#if TINYSCALE_FIBERS
+#  include <cxxabi.h>    // __cxa_get_globals
+#  include <sys/mman.h>  // mmap
+#endif
+// clang-format on
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+#if TINYSCALE_FIBERS
+// Memory that is touched page by page, as a thread's stack is; below it a page that none may touch.
+class FiberStack {
+ public:
+  static constexpr std::size_t bytes = std::size_t{8} << 20, guard = 65536;  // any page's multiple
+
+  FiberStack()
+      : memory_(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0)) {
+    if (memory_ == MAP_FAILED) {
+      return;
+    }
+#if defined(MADV_NOHUGEPAGE)
+    ::madvise(memory_, bytes, MADV_NOHUGEPAGE);  // else each takes 2 MiB at its first touch
+#endif
+    if (::mprotect(memory_, guard, PROT_NONE) != 0) {
+      ::munmap(memory_, bytes);
+      memory_ = MAP_FAILED;
+    }
+  }
+  ~FiberStack() {
+    if (there()) {
+      ::munmap(memory_, bytes);
+    }
+  }
+  FiberStack(const FiberStack&) = delete;
+  FiberStack& operator=(const FiberStack&) = delete;
+
+  bool there() const { return memory_ != MAP_FAILED; }  // false: the system gave none
+  char* top() const { return static_cast<char*>(memory_) + bytes; }
+
+ private:
+  void* memory_;
+};
+
+// Where a fiber, or the thread itself, goes on: its stack, the frame there, and the instruction.
+struct FiberPlace {
+  void* stack = nullptr;
+  void* frame = nullptr;
+  void* code = nullptr;
+  // Exceptions that are being handled there, of which the library keeps a list for each thread.
+  struct Caught {
+    void* list = nullptr;
+    unsigned int uncaught = 0;
+  } caught;
+};
+
+#if defined(__clang__)
+#define TINYSCALE_OPAQUE __attribute__((noinline))
+#else
+#define TINYSCALE_OPAQUE __attribute__((noipa))
+#endif
+
+// Goes on at `to`; returns when something goes back to `from`. To its caller this is a call like
+// any other: what a call may change is lost, and what it must keep the compiler saves, told that
+// all of it is changed here.
+TINYSCALE_OPAQUE inline void switch_stack(FiberPlace* from, FiberPlace* to) {
+#if TINYSCALE_X86
+  asm volatile(
+      "leaq 1f(%%rip), %%rax\n\t"
+      "movq %%rsp, (%0)\n\t"
+      "movq %%rbp, 8(%0)\n\t"
+      "movq %%rax, 16(%0)\n\t"
+      "movq (%1), %%rsp\n\t"
+      "movq 8(%1), %%rbp\n\t"
+      "jmp *16(%1)\n"
+      "1:\n\t"
+      : "+D"(from), "+S"(to)
+      :
+      : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory",
+        "cc");
+#else
+  register FiberPlace* own asm("x0") = from;
+  register FiberPlace* other asm("x1") = to;
+  asm volatile(
+      "adr x9, 1f\n\t"
+      "mov x10, sp\n\t"
+      "stp x10, x29, [%0]\n\t"
+      "str x9, [%0, #16]\n\t"
+      "ldp x10, x29, [%1]\n\t"
+      "ldr x16, [%1, #16]\n\t"
+      "mov sp, x10\n\t"
+      "br x16\n"
+      "1:\n\t"
+      "hint #36\n\t"  // a branch may come here
+      : "+r"(own), "+r"(other)
+      :
+      : "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15",
+        "x16", "x17", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30",
+        "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "memory", "cc");
+#endif
+}
+
+inline void switch_fiber(FiberPlace* from, FiberPlace* to) {
+  auto& caught = *reinterpret_cast<FiberPlace::Caught*>(abi::__cxa_get_globals());
+  from->caught = caught;
+  caught = to->caught;
+  switch_stack(from, to);
+}
+
+// `begin` is called on that stack at the first switch to `place`, and never returns.
+inline void place_fiber(FiberPlace& place, const FiberStack& stack,
+                        void (*begin)(FiberPlace* from, FiberPlace* self)) {
+  void** const top = reinterpret_cast<void**>(stack.top()) - 8;
+  for (int i = 0; i < 8; ++i) {
+    top[i] = nullptr;  // no function has called it
+  }
+#if TINYSCALE_X86
+  place.stack = top + 1;  // as after a call, which leaves it 8 bytes off a multiple of 16
+#else
+  place.stack = top;
+#endif
+  place.code = reinterpret_cast<void*>(begin);
+}
+
+// Whether this process may: with a shadow stack, which knows of one order of returns, it may not.
+inline bool fibers_work() {
+#if TINYSCALE_X86
+  std::uint64_t shadow = 0;
+  asm volatile("rdsspq %0" : "+r"(shadow));  // does nothing where there is none
+  return shadow == 0;
+#else
+  return true;
+#endif
+}
+#else
+inline bool fibers_work() { return false; }
+#endif
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_ONLY
 
 // >> tinyscale/base/threads.hpp
 // Host loops on several threads: parallel_for(n, grain, body) hands out chunks of [0, n).
@@ -46426,11 +46597,213 @@ inline Shared<const CallShape> send_shape(std::int64_t elements, const SourceLin
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/mesh/carrier.hpp
+// A thread that runs many devices, each on a fiber of its own: who waits gives the processor to the
+// next device of its thread (fiber.hpp), where threads would ask the system for it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+class Carrier;
+
+#if TINYSCALE_FIBERS
+// All that this library keeps for a thread: a fiber finds its own whenever it goes on.
+struct FiberLocals {
+  int threads = 0;
+  ThreadState state = {nullptr, nullptr, nullptr};
+  ThreadBlocks* blocks = nullptr;
+  Recorder* recorder = nullptr;
+  const MatmulHook* hook = nullptr;
+
+  void save() {
+    *this = {thread_limit(), thread_state(), ThreadBlocks::current(), thread_recorder(),
+             matmul_hook()};
+  }
+  void load() const {
+    thread_limit() = threads;
+    thread_state() = state;
+    ThreadBlocks::current() = blocks;
+    thread_recorder() = recorder;
+    matmul_hook() = hook;
+  }
+};
+
+// A device's. Only its carrier's thread runs it.
+struct Fiber : FiberPlace {
+  Fiber(Carrier& on, void (*of)(void*), void* with) : carrier(&on), body(of), argument(with) {}
+
+  bool runs() const;  // asked on its carrier's thread
+  bool yield();       // these are the carrier's
+  void park(std::unique_lock<std::mutex>& lock);
+  void wake();
+
+  Carrier* carrier;
+  void (*body)(void* argument);
+  void* argument;
+  FiberStack stack;
+  FiberLocals locals;
+  Fiber* next = nullptr;  // of those that may go on, or are woken
+  bool parked = false;    // guarded by the mutex of the carrier
+};
+
+class Carrier {
+ public:
+  // `mutex` guards who is parked, and is held by whoever wakes one.
+  Carrier(std::mutex& mutex, int processor) : processor_(processor), mutex_(mutex) {}
+  Carrier(const Carrier&) = delete;
+  Carrier& operator=(const Carrier&) = delete;
+
+  // Before run(). Null: the system gives no memory for another stack.
+  Fiber* add(void (*body)(void* argument), void* argument) {
+    const Shared<Fiber> made(new Fiber(*this, body, argument));
+    if (!made->stack.there()) {
+      return nullptr;
+    }
+    place_fiber(*made, made->stack, &Carrier::begin);
+    fibers_.push_back(made);
+    append(ready_, *made);
+    return made.get();
+  }
+
+  // On the carrier's thread; returns when all its fibers have.
+  void run() {
+    FiberLocals own;
+    own.save();
+    go_to_processor(processor_);
+    while (ended_ < fibers_.size()) {
+      if (ready_.first == nullptr) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        asleep_ = true;
+        while (woken_.first == nullptr) {
+          changed_.wait(lock);
+        }
+        asleep_ = false;
+        take_woken();
+      }
+      go_to(&home_);
+    }
+    own.load();
+  }
+
+  const Fiber* now() const { return now_; }  // asked on its thread
+
+  // By the fiber that runs: lets the others go on first. False: there are none.
+  bool yield() {
+    if (any_woken_.load(std::memory_order_relaxed)) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      take_woken();
+    }
+    if (ready_.first == nullptr) {
+      return false;
+    }
+    Fiber* const self = now_;
+    append(ready_, *self);
+    go_to(self);
+    return true;
+  }
+
+  // By the fiber that runs, under the lock, which it has again when it goes on: when it is woken.
+  void park(std::unique_lock<std::mutex>& lock) {
+    Fiber* const self = now_;
+    self->parked = true;
+    take_woken();
+    lock.unlock();
+    go_to(self);
+    lock.lock();
+  }
+  // Under the lock, by anyone.
+  void wake(Fiber& fiber) {
+    if (fiber.parked) {
+      fiber.parked = false;
+      append(woken_, fiber);
+      any_woken_.store(true, std::memory_order_relaxed);
+      if (asleep_) {
+        changed_.notify_one();
+      }
+    }
+  }
+
+ private:
+  struct Queue {
+    Fiber* first = nullptr;
+    Fiber* last = nullptr;
+  };
+  static void append(Queue& queue, Fiber& fiber) {
+    fiber.next = nullptr;
+    (queue.first == nullptr ? queue.first : queue.last->next) = &fiber;
+    queue.last = &fiber;
+  }
+  void take_woken() {  // under the lock
+    if (woken_.first != nullptr) {
+      (ready_.first == nullptr ? ready_.first : ready_.last->next) = woken_.first;
+      ready_.last = woken_.last;
+      woken_ = Queue();
+      any_woken_.store(false, std::memory_order_relaxed);
+    }
+  }
+
+  // Leaves `from`, a fiber or the thread itself, for the next that may go on, or for the thread.
+  void go_to(FiberPlace* from) {
+    Fiber* const left = now_;
+    Fiber* const next = ready_.first;
+    if (next != nullptr) {
+      ready_.first = next->next;
+    }
+    if (left != nullptr) {
+      left->locals.save();
+    }
+    now_ = next;
+    if (next != nullptr) {
+      next->locals.load();
+    }
+    FiberPlace* const to = next != nullptr ? static_cast<FiberPlace*>(next) : &home_;
+    switch_fiber(from, to);
+  }
+
+  static void begin(FiberPlace*, FiberPlace* place) {
+    Fiber& self = *static_cast<Fiber*>(place);
+    self.body(self.argument);
+    ++self.carrier->ended_;
+    self.carrier->go_to(&self);
+  }
+
+  int processor_;      // by number, where it begins
+  std::mutex& mutex_;  // guards the three below, and who is parked
+  Queue woken_;
+  bool asleep_ = false;
+  std::condition_variable changed_;
+  std::atomic<bool> any_woken_{false};
+  Queue ready_;           // these are the carrier's thread's
+  Fiber* now_ = nullptr;  // null: the thread itself
+  std::size_t ended_ = 0;
+  FiberPlace home_;
+  List<Shared<Fiber>> fibers_;
+};
+
+inline bool Fiber::runs() const { return carrier->now() == this; }
+inline bool Fiber::yield() { return carrier->yield(); }
+inline void Fiber::park(std::unique_lock<std::mutex>& lock) { carrier->park(lock); }
+inline void Fiber::wake() { carrier->wake(*this); }
+#else
+struct Fiber {  // there are none
+  Carrier* carrier = nullptr;
+  bool runs() const { return true; }
+  bool yield() { return false; }
+  void park(std::unique_lock<std::mutex>&) {}
+  void wake() {}
+};
+#endif
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/mesh/waiting.hpp
 // Who waits, and what happens when none can go on (judgement.hpp). A device that waits looks a few
 // times, lets others run, then sleeps. When every device sleeps or has ended and some sleep,
 // nothing can ever come: all throw one Error that says where each stands. However the threads were
-// scheduled, that state is the same (Kahn 1974). With a baton at most so many devices run at once.
+// scheduled, that state is the same (Kahn 1974). Where a few threads carry all devices
+// (carrier.hpp) who waits lets its thread run another; with a baton at most so many devices run at
+// once.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -46468,6 +46841,7 @@ class Waiting {
 
   struct State {
     std::condition_variable changed;
+    Fiber* fiber = nullptr;  // set before the device begins; null: it has a thread of its own
     Now now = Now::runs;
     bool holds_baton = false;
     bool queued = false;  // may run as soon as it gets the baton
@@ -46493,6 +46867,10 @@ class Waiting {
   std::mutex& mutex() { return mutex_; }
   State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
   const List<State>& states() const { return devices_; }
+  // Null: the device has a thread of its own.
+  const Carrier* carrier(int rank) {
+    return state(rank).fiber != nullptr ? state(rank).fiber->carrier : nullptr;
+  }
   bool over() const { return over_.load(std::memory_order_acquire); }
   const std::string& failure() const { return failure_; }  // not empty: the run is over
 
@@ -46504,16 +46882,16 @@ class Waiting {
     }
   }
 
-  // A few devices that may all run, but not at once: there are fewer processors. Where each begins
-  // costs about 10 us a device, and of 16 and 32 nothing was gained.
-  bool should_spread() const { return most_ == 0 && spins_ == 0 && devices_.size() <= 8; }
   // Who waits may look again and again: no baton keeps it off.
   bool all_awake() const { return most_ == 0; }
   // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
   bool look_again(int me, int& looks) {
-    constexpr int most_looks = 100;
+    constexpr int most_looks = 200;
     if (most_ > 0 || looks >= most_looks || over()) {
       return false;
+    }
+    if (state(me).fiber != nullptr) {
+      return others_of_thread(*state(me).fiber, looks);
     }
     if (looks == 0 && spins_ > 0) {
       whereabouts(me).processor.store(current_processor(), std::memory_order_relaxed);
@@ -46542,7 +46920,7 @@ class Waiting {
     if (failure_.empty()) {
       give_baton(self);
       while (self.now != Now::runs && failure_.empty()) {
-        self.changed.wait(lock);
+        pause(lock, self);
       }
       if (failure_.empty()) {
         get_baton(lock, self);
@@ -46558,7 +46936,7 @@ class Waiting {
       device.now = Now::runs;
       ++running_;
       if (most_ == 0) {
-        device.changed.notify_one();
+        go_on(device);
       } else if (!device.queued) {
         enqueue(rank);
       }
@@ -46594,7 +46972,7 @@ class Waiting {
     failure_ = text;
     over_.store(true, std::memory_order_release);
     for (State& device : devices_) {
-      device.changed.notify_one();
+      go_on(device);
     }
   }
   void throw_failure() const {
@@ -46604,6 +46982,26 @@ class Waiting {
   }
 
  private:
+  static void pause(std::unique_lock<std::mutex>& lock, State& self) {
+    self.fiber != nullptr ? self.fiber->park(lock) : self.changed.wait(lock);
+  }
+  static void go_on(State& device) {
+    device.fiber != nullptr ? device.fiber->wake() : device.changed.notify_one();
+  }
+
+  // The other devices of its thread go on first. None: as a thread waits for another.
+  static bool others_of_thread(Fiber& fiber, int& looks) {
+    constexpr int spins = 100;
+    ++looks;
+    if (looks > spins) {
+      std::this_thread::yield();
+    }
+    if (!fiber.yield() && looks <= spins) {
+      cpu_relax();
+    }
+    return true;
+  }
+
   Whereabouts& whereabouts(int rank) { return whereabouts_[static_cast<std::size_t>(rank)]; }
 
   // Two devices on one processor, where there is one for each: the later one moves, as a worker of
@@ -46756,10 +47154,17 @@ struct alignas(64) Post {
 
 struct Group;
 
+// The members of a group on one carrier, at a meeting: its thread counts them alone, and what other
+// processors read is counted once for all of them.
+struct alignas(64) CarriedPart {
+  int came = 0, left = 0;
+};
+
 // One collective of a group. What its members tell each other in every call is one line of memory,
 // which goes from one processor to the other a few times; the rest stays as it was.
 struct alignas(64) Meeting {
-  explicit Meeting(Group* owner, std::size_t members) : group(owner), posts(members) {}
+  Meeting(Group* owner, std::size_t members, std::size_t parts)
+      : group(owner), posts(members), carried(parts) {}
 
   std::atomic<int> came{0}, left{0}, sleepers{0};
   std::atomic<bool> done{false};
@@ -46771,6 +47176,7 @@ struct alignas(64) Meeting {
   bool disagrees = false;
   std::string error;  // what the exchange threw
   List<Post> posts;   // by place among the members
+  List<CarriedPart> carried;
 
   void reset() {
     came.store(0, std::memory_order_relaxed);
@@ -46817,6 +47223,7 @@ inline Shared<const GroupOrder> group_order(const List<AxisPlacement>& of_mesh,
 struct Group {
   std::vector<int> axes;   // of the mesh, rising
   std::vector<int> ranks;  // rising
+  std::size_t parts = 0;   // carriers of members; 0: each has a thread of its own
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;  // not in the chain
@@ -46862,7 +47269,7 @@ struct Group {
   Meeting* fresh() {
     const std::lock_guard<std::mutex> lock(mutex);
     if (free.empty()) {
-      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
+      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size(), parts)));
       return meetings.back().get();
     }
     Meeting* const again = free.back();
@@ -46880,9 +47287,15 @@ struct Group {
 struct Seat {
   Group* group = nullptr;
   int place = 0;
+  std::size_t part = 0;           // of the members on its carrier
+  int part_size = 0;              // how many there are; 0: it has a thread of its own
   Meeting* next = nullptr;        // at which it will post
   Meeting* to_leave = nullptr;    // which has nothing more for it; it has yet to say so
   BlockList<CallRecord> records;  // of the meetings that it finishes
+
+  // The device has come to a meeting, or left it; gives whether all have.
+  bool comes(Meeting& meeting) const { return counts(meeting, meeting.came, &CarriedPart::came); }
+  bool leaves(Meeting& meeting) const { return counts(meeting, meeting.left, &CarriedPart::left); }
 
   // Its own, so that no two processors share their memory. Several plans' where a group is small:
   // programs call one collective and another by turns.
@@ -46900,6 +47313,19 @@ struct Seat {
   }
 
  private:
+  bool counts(Meeting& meeting, std::atomic<int>& all, int CarriedPart::*of_part) const {
+    int more = 1;
+    if (part_size > 0) {
+      int& some = meeting.carried[part].*of_part;
+      if (++some < part_size) {
+        return false;
+      }
+      some = 0;  // for the next meeting here
+      more = part_size;
+    }
+    return all.fetch_add(more) + more == group->size();
+  }
+
   struct Run {
     const CallPlan* plan = nullptr;
     Shared<ExchangeRun> run;
@@ -47184,12 +47610,10 @@ class Fabric {
   const Machine& machine() const { return machine_; }
   int devices() const { return static_cast<int>(machine_.chips()); }
   bool folded() const { return folded_; }
-  void begin(int me) {
-    waiting_.begin(me);
-    if (others_ == nullptr && waiting_.should_spread()) {
-      go_to_processor(me);
-    }
-  }
+  void begin(int me) { waiting_.begin(me); }
+  std::mutex& mutex() { return waiting_.mutex(); }
+  // Before the devices begin: that one runs on this fiber.
+  void carry(int rank, Fiber* fiber) { waiting_.state(rank).fiber = fiber; }
   // From now on only one of the devices is in this process; null: all are.
   void span(OtherProcesses* others) {
     others_ = others;
@@ -47204,6 +47628,7 @@ class Fabric {
     while (ranks[static_cast<std::size_t>(seat.place)] != me) {
       ++seat.place;
     }
+    find_part(me, seat);
     const std::lock_guard<std::mutex> others(seat.group->mutex);  // who came earlier adds meetings
     seat.next = seat.group->meetings[0].get();
     return seat;
@@ -47218,7 +47643,7 @@ class Fabric {
     Meeting* const meeting = seat.next;
     post.here = true;
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
-    const bool last = meeting->came.fetch_add(1) + 1 == seat.group->size();
+    const bool last = seat.comes(*meeting);
     seat.next = seat.group->after(*meeting);
     if (last) {
       finish(seat, *meeting, met);
@@ -47346,8 +47771,37 @@ class Fabric {
     Group& group = *groups_.back();
     group.axes = axes;
     group.ranks = ranks;
+    List<const Carrier*> carriers;
+    for (const int rank : ranks) {
+      part_of(rank, carriers);
+    }
+    group.parts = carriers.size();
     group.fresh();
     return group;
+  }
+  // The number of a device's carrier among those that are known, which it joins.
+  std::size_t part_of(int rank, List<const Carrier*>& carriers) {
+    const Carrier* const carrier = waiting_.carrier(rank);
+    std::size_t part = 0;
+    while (part < carriers.size() && carriers[part] != carrier) {
+      ++part;
+    }
+    if (part == carriers.size() && carrier != nullptr) {
+      carriers.push_back(carrier);
+    }
+    return part;
+  }
+  void find_part(int me, Seat& seat) {
+    const Carrier* const mine = waiting_.carrier(me);
+    List<const Carrier*> carriers;
+    for (std::size_t i = 0; mine != nullptr && i < seat.group->ranks.size(); ++i) {
+      const int rank = seat.group->ranks[i];
+      const std::size_t part = part_of(rank, carriers);
+      if (waiting_.carrier(rank) == mine) {
+        seat.part = part;
+        ++seat.part_size;
+      }
+    }
   }
 
   // The messages to a device from a sender; kept in the order of senders.
@@ -47404,7 +47858,7 @@ class Fabric {
       exchange(seat, meeting, known ? first.plan : nullptr);
       met = {meeting.call, meeting.plan};
       meeting.posts[static_cast<std::size_t>(seat.place)] = Post();
-      meeting.left.store(1, std::memory_order_relaxed);
+      seat.leaves(meeting);
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
@@ -47474,7 +47928,7 @@ class Fabric {
       seat.to_leave = nullptr;
       meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
       const bool again = meeting->error.empty();
-      if (meeting->left.fetch_add(1) + 1 == seat.group->size() && again) {
+      if (seat.leaves(*meeting) && again) {
         Group::append(meeting);
       }
     }
@@ -47656,10 +48110,12 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // The program begins, on this thread; its ops are those of that profile.
-  void begin(Profile& profile) {
+  // The program begins, on this thread, and there on that fiber if it is given one; its ops are
+  // those of that profile.
+  void begin(Profile& profile, const Fiber* fiber = nullptr) {
     profile_ = &profile;
     thread_ = std::this_thread::get_id();
+    fiber_ = fiber;
   }
   // For what may outlive the run; null when it is over.
   const Shared<Endpoint*>& self() const { return self_; }
@@ -47841,7 +48297,7 @@ class Endpoint {
   // Nobody will wait for it any more: its tensors go, and its error is thrown, when the device
   // waits for a later call of the same group.
   void drop(StartedCall call) {
-    if (thread_ == std::this_thread::get_id()) {
+    if (runs_here()) {
       dropped_.push_back(std::move(call));
     }
   }
@@ -47954,9 +48410,12 @@ class Endpoint {
     }
   }
 
+  bool runs_here() const {
+    return thread_ == std::this_thread::get_id() && (fiber_ == nullptr || fiber_->runs());
+  }
   // Every call's first act.
   void enter() {
-    if (thread_ != std::this_thread::get_id()) {
+    if (!runs_here()) {
       fail({"device ", rank_,
             " was called on a thread that is not its own; the program of each "
             "device calls the Device that it was given, on the thread that runs it"});
@@ -48091,6 +48550,7 @@ class Endpoint {
   Shared<Endpoint*> self_;
   Profile* profile_ = nullptr;
   std::thread::id thread_;
+  const Fiber* fiber_ = nullptr;
   DeviceLog log_;
   Keep keep_ = Keep::records;
   Counters let_go_;
@@ -50791,8 +51251,8 @@ inline List<TimeShare> against_ideal(const List<TimeShare>& shares,
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/thread_limit.hpp
-// How many threads the system would give, asked before a mesh of thousands of devices starts them:
-// half of them running and the rest refused is worse than an error at once.
+// How many threads or stacks the system would give, asked before a mesh of thousands of devices
+// takes them: half of them running and the rest refused is worse than an error at once.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -50816,29 +51276,51 @@ inline double system_number(const char* path, const char* label = "") {
   return end == begin ? -1 : number;
 }
 
+#if defined(__linux__)
+struct SystemLimit {
+  const char* what;
+  double most, used;
+
+  // Throws when it does not allow so many devices their own `what_each`.
+  void check(int devices, const char* what_each) const {
+    if (most > 0 && most - used < devices + 8.0) {
+      fail({"mesh.run: ", devices, " devices need a ", what_each, " each; ", what, " allows ", most,
+            used > 0 ? cat({", of which ", used, " are in use"}) : "",
+            ": take fewer devices, or raise that limit"});
+    }
+  }
+};
+inline SystemLimit map_limit() {  // a stack, and the page below it that none may touch
+  return {"memory maps, two a stack", system_number("/proc/sys/vm/max_map_count") / 2, 0};
+}
+#endif
+
+// Throws when so many stacks more are too many for this process.
+inline void check_stack_limit(int devices) {
+#if defined(__linux__)
+  if (devices > 256) {
+    map_limit().check(devices, "stack");
+  }
+#else
+  static_cast<void>(devices);
+#endif
+}
+
 // Throws when so many threads more are too many for this process, its container or the system.
 inline void check_thread_limit(int threads) {
 #if defined(__linux__)
   if (threads <= 256) {
     return;
   }
-  struct Limit {
-    const char* what;
-    double most, used;
-  };
   const double in_system = system_number("/proc/loadavg", "/");  // "0.1 0.2 0.3 2/345 ..."
-  const Limit limits[] = {
+  const SystemLimit limits[] = {
       {"ulimit -u", system_number("/proc/self/limits", "Max processes"), 0},
       {"the system", system_number("/proc/sys/kernel/threads-max"), in_system},
-      {"memory maps, two a thread", system_number("/proc/sys/vm/max_map_count") / 2, 0},
+      map_limit(),
       {"the container", system_number("/sys/fs/cgroup/pids.max"),
        system_number("/sys/fs/cgroup/pids.current")}};
-  for (const Limit& limit : limits) {
-    if (limit.most > 0 && limit.most - limit.used < threads + 8.0) {
-      fail({"mesh.run: ", threads, " devices need a thread each; ", limit.what, " allows ",
-            limit.most, limit.used > 0 ? cat({", of which ", limit.used, " are in use"}) : "",
-            ": take fewer devices, or raise that limit"});
-    }
+  for (const SystemLimit& limit : limits) {
+    limit.check(threads, "thread");
   }
 #else
   static_cast<void>(threads);
@@ -50865,9 +51347,10 @@ struct DeviceThread {
   Device device;
   const DeviceProgram* program = nullptr;
   Fabric* fabric = nullptr;
-  int neighbours = 1;      // devices that share this computer, this one among them
-  Context context;         // its profile is null until the device runs
-  List<OpRecord> records;  // for the caller's profile
+  const Fiber* fiber = nullptr;  // null: it has a thread of its own
+  int neighbours = 1;            // devices that share this computer, this one among them
+  Context context;               // its profile is null until the device runs
+  List<OpRecord> records;        // for the caller's profile
   Counters counters;
   double seconds = 0;  // measured
 };
@@ -50889,7 +51372,7 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   const ThreadScope share(std::max(1, thread_count() / self.neighbours));
   Profile profile;
   Endpoint& endpoint = self.device.endpoint();
-  endpoint.begin(profile);
+  endpoint.begin(profile, self.fiber);
   fabric.begin(endpoint.rank());
   const auto start = std::chrono::steady_clock::now();
   try {
@@ -50903,6 +51386,115 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   self.seconds = took.count();
   self.counters = endpoint.counters();
   self.records = profile.records();
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/run_devices.hpp
+// How the devices of a run get a processor: a few threads that carry them all by turns, or a thread
+// for each.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline void run_device_thread(void* device) {
+  DeviceThread& self = *static_cast<DeviceThread*>(device);
+  run_device(*self.program, *self.fabric, self);
+}
+
+#if defined(TINYSCALE_NO_THREADS)
+inline void run_on_threads(Fabric& fabric, List<Shared<DeviceThread>>& devices) {
+  if (devices.size() > 1) {
+    fail({"mesh.run: ", devices.size(), " devices need threads, and this program is ",
+          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device, or Sharded tensors"});
+  }
+  run_device(*devices[0]->program, fabric, *devices[0]);
+}
+#else
+inline void run_on_threads(Fabric& fabric, List<Shared<DeviceThread>>& devices) {
+  check_thread_limit(static_cast<int>(devices.size()));
+  ThreadGroup group;
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    try {
+      group.start(&run_device_thread, devices[i].get());
+    } catch (const std::system_error&) {
+      for (std::size_t rank = i; rank < devices.size(); ++rank) {
+        fabric.threw(static_cast<int>(rank), "at its start",
+                     cat({"the system gives ", i, " threads; a mesh can have so many devices"}));
+      }
+      break;
+    }
+  }
+  group.join();
+}
+#endif
+
+#if TINYSCALE_FIBERS
+// Devices that differ on one axis go to one carrier after the other: those of a stage that work
+// while all others wait are on all carriers.
+inline std::size_t carrier_of(const List<AxisPlacement>& axes, int rank, std::size_t carriers) {
+  std::size_t sum = 0;
+  for (const AxisPlacement& axis : axes) {
+    sum += static_cast<std::size_t>(rank / axis.stride % axis.size);
+  }
+  return sum % carriers;
+}
+
+inline void run_carrier(void* carrier) { static_cast<Carrier*>(carrier)->run(); }
+
+inline void run_on_carriers(std::size_t threads, Fabric& fabric,
+                            List<Shared<DeviceThread>>& devices) {
+  check_stack_limit(static_cast<int>(devices.size()));
+  List<Shared<Carrier>> carriers;
+  for (std::size_t i = 0; i < threads; ++i) {
+    carriers.push_back(Shared<Carrier>(new Carrier(fabric.mutex(), static_cast<int>(i))));
+  }
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+    Carrier& carrier = *carriers[carrier_of(fabric.axes(), static_cast<int>(rank), threads)];
+    Fiber* const fiber = carrier.add(&run_device_thread, devices[rank].get());
+    if (fiber == nullptr) {
+      fail({"mesh.run: the system gives memory for the stacks of ", rank, " devices; a mesh can ",
+            "have so many, two memory maps each (vm.max_map_count)"});
+    }
+    devices[rank]->fiber = fiber;
+    fabric.carry(static_cast<int>(rank), fiber);
+  }
+  ThreadGroup group;
+  for (std::size_t i = 0; i < threads; ++i) {
+    try {
+      group.start(&run_carrier, carriers[i].get());
+    } catch (const std::system_error&) {
+      for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+        if (devices[rank]->fiber->carrier == carriers[i].get()) {
+          fabric.threw(static_cast<int>(rank), "at its start", "the system gives no more threads");
+        }
+      }
+    }
+  }
+  group.join();
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {  // the run is judged once more
+    devices[rank]->fiber = nullptr;
+    fabric.carry(static_cast<int>(rank), nullptr);
+  }
+}
+#endif
+
+// `carriers`: threads that carry all devices; 0: each has its own.
+inline void run_devices(const DeviceProgram& program, Fabric& fabric,
+                        List<Shared<DeviceThread>>& devices, int carriers) {
+  for (const Shared<DeviceThread>& device : devices) {
+    device->program = &program;
+  }
+#if TINYSCALE_FIBERS
+  if (carriers > 0) {
+    run_on_carriers(static_cast<std::size_t>(carriers), fabric, devices);
+    return;
+  }
+#else
+  static_cast<void>(carriers);
+#endif
+  run_on_threads(fabric, devices);
 }
 
 }  // namespace detail
@@ -54883,49 +55475,10 @@ inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w
 
 // >> tinyscale/mesh/mesh.hpp
 // A mesh: the devices of a machine under named axes, and a program run on all of them.
-// Each device is a thread with a context of its own (ops, memory, device number); host loops inside
-// are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
+// Each device has a context of its own (ops, memory, device number); host loops inside are serial.
+// When a device fails, or all wait, the run ends with an Error that says where each is.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-namespace detail {
-
-inline void run_device_thread(void* device) {
-  DeviceThread& self = *static_cast<DeviceThread*>(device);
-  run_device(*self.program, *self.fabric, self);
-}
-
-#if defined(TINYSCALE_NO_THREADS)
-inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        List<Shared<DeviceThread>>& devices) {
-  if (devices.size() > 1) {
-    fail({"mesh.run: ", devices.size(), " devices need threads, and this program is ",
-          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device, or Sharded tensors"});
-  }
-  run_device(program, fabric, *devices[0]);
-}
-#else
-inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        List<Shared<DeviceThread>>& devices) {
-  check_thread_limit(static_cast<int>(devices.size()));
-  ThreadGroup group;
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    devices[i]->program = &program;
-    try {
-      group.start(&run_device_thread, devices[i].get());
-    } catch (const std::system_error&) {
-      for (std::size_t rank = i; rank < devices.size(); ++rank) {
-        fabric.threw(static_cast<int>(rank), "at its start",
-                     cat({"the system gives ", i, " threads; a mesh can have so many devices"}));
-      }
-      break;
-    }
-  }
-  group.join();
-}
-#endif
-
-}  // namespace detail
 
 class Mesh {
  public:
@@ -54936,7 +55489,11 @@ class Mesh {
 
   // Of the collectives that have it and do not say otherwise; the others take the cheapest.
   Algorithm algorithm = Algorithm::automatic;
-  // Devices that may run at once; 0: all of up to 256, of more as many as there are threads.
+  // 0: thread_count() threads carry all devices; a device that waits for another, in a call of its
+  // Device, lets its thread run the next. n: each device has a thread of its own, as programs need
+  // whose devices wait for each other in other ways (a condition variable, a flag), and n of them
+  // run at once. So it is too where there are no carriers (Linux on x86-64 and ARM64 has them, not
+  // in an interpreter, not under a sanitizer); then 0 is all of up to 256, of more thread_count().
   int runnable = 0;
 
   const Machine& machine() const { return machine_; }
@@ -54975,7 +55532,10 @@ class Mesh {
     const Machine& machine = detail::machine_of_all(machine_, axes_, algorithm);
     const List<AxisPlacement> placed = detail::place_axes(machine, axes_);
     Context& caller = context();
-    const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
+    // Where no more devices than processors run, who waits spins.
+    const bool carried = runnable == 0 && size() > thread_count() && detail::fibers_work();
+    const bool all = carried || runnable >= size() || (runnable == 0 && size() <= 256);
+    const int at_once = all ? 0 : runnable > 0 ? runnable : thread_count();
     const int threads = std::min(thread_count(), at_once > 0 ? at_once : thread_count());
     detail::Fabric fabric(machine, placed, at_once, threads);
     List<Shared<detail::DeviceThread>> devices;
@@ -54991,7 +55551,7 @@ class Mesh {
 #if defined(TINYSCALE_USE_MPI)
     if (!detail::run_on_ranks(program, fabric, devices))
 #endif
-      detail::run_devices(program, fabric, devices);
+      detail::run_devices(program, fabric, devices, carried ? thread_count() : 0);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
       for (const Shared<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {

@@ -70,17 +70,25 @@ TEST_CASE("4096 devices exchange over one axis after another [slow]") {
 }
 
 #if defined(__linux__)
-TEST_CASE("more devices than the system has threads: an error before any is started") {
+TEST_CASE("more devices than the system has threads or stacks: an error before any is started") {
   const std::string most = error_of([] { ts::detail::check_thread_limit(2147483000); });
   CHECK(most.find("mesh.run: 2147483000 devices need a thread each; ") == 0);
   CHECK(most.find("of which 0 are") == std::string::npos);  // it was not looked up
   CHECK(most.find(": take fewer devices, or raise that limit") != std::string::npos);
   const std::string here = error_of([] { ts::detail::check_thread_limit(107520); });
+  ts::Mesh pods(ts::machine("tpu-v5p", {12, 16, 20, 28}),
+                {{"data", 12}, {"x", 16}, {"y", 20}, {"z", 28}});
+  const auto of_run = [&] { return error_of([&] { pods.run([](ts::Device&) {}); }); };
   if (here.find("107520 devices need a thread each") != std::string::npos) {
-    const ts::Mesh pods(ts::machine("tpu-v5p", {12, 16, 20, 28}),
-                        {{"data", 12}, {"x", 16}, {"y", 20}, {"z", 28}});
-    CHECK(error_of([&] { pods.run([](ts::Device&) {}); }).find(here.substr(0, here.find("of"))) ==
-          0);
+    pods.runnable = 2;
+    CHECK(of_run().find(here.substr(0, here.find("of"))) == 0);
+    pods.runnable = 0;
+  }
+  const std::string stacks = error_of([] { ts::detail::check_stack_limit(107520); });
+  if (TINYSCALE_FIBERS && !stacks.empty()) {
+    CHECK(stacks.find("mesh.run: 107520 devices need a stack each; memory maps, two a stack "
+                      "allows ") == 0);
+    CHECK(of_run() == stacks);
   }
 }
 

@@ -36,7 +36,7 @@ search "an expensive standard header" \
 search "a constructor attribute (never runs in interpreters)" '__attribute__ *\( *\( *constructor'
 search "a detached thread (own every thread and join it)" \
   '(^|[;{}]) *[a-z_0-9.]+(\[[^]]*\])?(\.|->)detach\(\) *;'
-search "inline assembler outside the parts that interpreters leave out" '(^|[^a-z_])(__)?asm(__)?([ \t]+(__)?volatile(__)?)?[ \t]*\(' base/cpu.hpp \
+search "inline assembler outside the parts that interpreters leave out" '(^|[^a-z_])(__)?asm(__)?([ \t]+(__)?volatile(__)?)?[ \t]*\(' base/cpu.hpp base/fiber.hpp \
   hardware/laptop_loops.hpp compute/x86_units.hpp
 search "__builtin_cpu_* outside base/cpu.hpp" '__builtin_cpu_(init|supports|is)' base/cpu.hpp
 search "function multiversioning" 'target_clones|__attribute__ *\( *\( *ifunc'

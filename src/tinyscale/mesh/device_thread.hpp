@@ -27,9 +27,10 @@ struct DeviceThread {
   Device device;
   const DeviceProgram* program = nullptr;
   Fabric* fabric = nullptr;
-  int neighbours = 1;      // devices that share this computer, this one among them
-  Context context;         // its profile is null until the device runs
-  List<OpRecord> records;  // for the caller's profile
+  const Fiber* fiber = nullptr;  // null: it has a thread of its own
+  int neighbours = 1;            // devices that share this computer, this one among them
+  Context context;               // its profile is null until the device runs
+  List<OpRecord> records;        // for the caller's profile
   Counters counters;
   double seconds = 0;  // measured
 };
@@ -51,7 +52,7 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   const ThreadScope share(std::max(1, thread_count() / self.neighbours));
   Profile profile;
   Endpoint& endpoint = self.device.endpoint();
-  endpoint.begin(profile);
+  endpoint.begin(profile, self.fiber);
   fabric.begin(endpoint.rank());
   const auto start = std::chrono::steady_clock::now();
   try {

@@ -34,10 +34,12 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // The program begins, on this thread; its ops are those of that profile.
-  void begin(Profile& profile) {
+  // The program begins, on this thread, and there on that fiber if it is given one; its ops are
+  // those of that profile.
+  void begin(Profile& profile, const Fiber* fiber = nullptr) {
     profile_ = &profile;
     thread_ = std::this_thread::get_id();
+    fiber_ = fiber;
   }
   // For what may outlive the run; null when it is over.
   const Shared<Endpoint*>& self() const { return self_; }
@@ -219,7 +221,7 @@ class Endpoint {
   // Nobody will wait for it any more: its tensors go, and its error is thrown, when the device
   // waits for a later call of the same group.
   void drop(StartedCall call) {
-    if (thread_ == std::this_thread::get_id()) {
+    if (runs_here()) {
       dropped_.push_back(std::move(call));
     }
   }
@@ -332,9 +334,12 @@ class Endpoint {
     }
   }
 
+  bool runs_here() const {
+    return thread_ == std::this_thread::get_id() && (fiber_ == nullptr || fiber_->runs());
+  }
   // Every call's first act.
   void enter() {
-    if (thread_ != std::this_thread::get_id()) {
+    if (!runs_here()) {
       fail({"device ", rank_,
             " was called on a thread that is not its own; the program of each "
             "device calls the Device that it was given, on the thread that runs it"});
@@ -469,6 +474,7 @@ class Endpoint {
   Shared<Endpoint*> self_;
   Profile* profile_ = nullptr;
   std::thread::id thread_;
+  const Fiber* fiber_ = nullptr;
   DeviceLog log_;
   Keep keep_ = Keep::records;
   Counters let_go_;

@@ -43,12 +43,10 @@ class Fabric {
   const Machine& machine() const { return machine_; }
   int devices() const { return static_cast<int>(machine_.chips()); }
   bool folded() const { return folded_; }
-  void begin(int me) {
-    waiting_.begin(me);
-    if (others_ == nullptr && waiting_.should_spread()) {
-      go_to_processor(me);
-    }
-  }
+  void begin(int me) { waiting_.begin(me); }
+  std::mutex& mutex() { return waiting_.mutex(); }
+  // Before the devices begin: that one runs on this fiber.
+  void carry(int rank, Fiber* fiber) { waiting_.state(rank).fiber = fiber; }
   // From now on only one of the devices is in this process; null: all are.
   void span(OtherProcesses* others) {
     others_ = others;
@@ -63,6 +61,7 @@ class Fabric {
     while (ranks[static_cast<std::size_t>(seat.place)] != me) {
       ++seat.place;
     }
+    find_part(me, seat);
     const std::lock_guard<std::mutex> others(seat.group->mutex);  // who came earlier adds meetings
     seat.next = seat.group->meetings[0].get();
     return seat;
@@ -77,7 +76,7 @@ class Fabric {
     Meeting* const meeting = seat.next;
     post.here = true;
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
-    const bool last = meeting->came.fetch_add(1) + 1 == seat.group->size();
+    const bool last = seat.comes(*meeting);
     seat.next = seat.group->after(*meeting);
     if (last) {
       finish(seat, *meeting, met);
@@ -205,8 +204,37 @@ class Fabric {
     Group& group = *groups_.back();
     group.axes = axes;
     group.ranks = ranks;
+    List<const Carrier*> carriers;
+    for (const int rank : ranks) {
+      part_of(rank, carriers);
+    }
+    group.parts = carriers.size();
     group.fresh();
     return group;
+  }
+  // The number of a device's carrier among those that are known, which it joins.
+  std::size_t part_of(int rank, List<const Carrier*>& carriers) {
+    const Carrier* const carrier = waiting_.carrier(rank);
+    std::size_t part = 0;
+    while (part < carriers.size() && carriers[part] != carrier) {
+      ++part;
+    }
+    if (part == carriers.size() && carrier != nullptr) {
+      carriers.push_back(carrier);
+    }
+    return part;
+  }
+  void find_part(int me, Seat& seat) {
+    const Carrier* const mine = waiting_.carrier(me);
+    List<const Carrier*> carriers;
+    for (std::size_t i = 0; mine != nullptr && i < seat.group->ranks.size(); ++i) {
+      const int rank = seat.group->ranks[i];
+      const std::size_t part = part_of(rank, carriers);
+      if (waiting_.carrier(rank) == mine) {
+        seat.part = part;
+        ++seat.part_size;
+      }
+    }
   }
 
   // The messages to a device from a sender; kept in the order of senders.
@@ -263,7 +291,7 @@ class Fabric {
       exchange(seat, meeting, known ? first.plan : nullptr);
       met = {meeting.call, meeting.plan};
       meeting.posts[static_cast<std::size_t>(seat.place)] = Post();
-      meeting.left.store(1, std::memory_order_relaxed);
+      seat.leaves(meeting);
     } catch (const std::exception& error) {
       meeting.error = error.what();
     }
@@ -333,7 +361,7 @@ class Fabric {
       seat.to_leave = nullptr;
       meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
       const bool again = meeting->error.empty();
-      if (meeting->left.fetch_add(1) + 1 == seat.group->size() && again) {
+      if (seat.leaves(*meeting) && again) {
         Group::append(meeting);
       }
     }

@@ -89,10 +89,17 @@ struct alignas(64) Post {
 
 struct Group;
 
+// The members of a group on one carrier, at a meeting: its thread counts them alone, and what other
+// processors read is counted once for all of them.
+struct alignas(64) CarriedPart {
+  int came = 0, left = 0;
+};
+
 // One collective of a group. What its members tell each other in every call is one line of memory,
 // which goes from one processor to the other a few times; the rest stays as it was.
 struct alignas(64) Meeting {
-  explicit Meeting(Group* owner, std::size_t members) : group(owner), posts(members) {}
+  Meeting(Group* owner, std::size_t members, std::size_t parts)
+      : group(owner), posts(members), carried(parts) {}
 
   std::atomic<int> came{0}, left{0}, sleepers{0};
   std::atomic<bool> done{false};
@@ -104,6 +111,7 @@ struct alignas(64) Meeting {
   bool disagrees = false;
   std::string error;  // what the exchange threw
   List<Post> posts;   // by place among the members
+  List<CarriedPart> carried;
 
   void reset() {
     came.store(0, std::memory_order_relaxed);
@@ -150,6 +158,7 @@ inline Shared<const GroupOrder> group_order(const List<AxisPlacement>& of_mesh,
 struct Group {
   std::vector<int> axes;   // of the mesh, rising
   std::vector<int> ranks;  // rising
+  std::size_t parts = 0;   // carriers of members; 0: each has a thread of its own
   std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;  // not in the chain
@@ -195,7 +204,7 @@ struct Group {
   Meeting* fresh() {
     const std::lock_guard<std::mutex> lock(mutex);
     if (free.empty()) {
-      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
+      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size(), parts)));
       return meetings.back().get();
     }
     Meeting* const again = free.back();
@@ -213,9 +222,15 @@ struct Group {
 struct Seat {
   Group* group = nullptr;
   int place = 0;
+  std::size_t part = 0;           // of the members on its carrier
+  int part_size = 0;              // how many there are; 0: it has a thread of its own
   Meeting* next = nullptr;        // at which it will post
   Meeting* to_leave = nullptr;    // which has nothing more for it; it has yet to say so
   BlockList<CallRecord> records;  // of the meetings that it finishes
+
+  // The device has come to a meeting, or left it; gives whether all have.
+  bool comes(Meeting& meeting) const { return counts(meeting, meeting.came, &CarriedPart::came); }
+  bool leaves(Meeting& meeting) const { return counts(meeting, meeting.left, &CarriedPart::left); }
 
   // Its own, so that no two processors share their memory. Several plans' where a group is small:
   // programs call one collective and another by turns.
@@ -233,6 +248,19 @@ struct Seat {
   }
 
  private:
+  bool counts(Meeting& meeting, std::atomic<int>& all, int CarriedPart::*of_part) const {
+    int more = 1;
+    if (part_size > 0) {
+      int& some = meeting.carried[part].*of_part;
+      if (++some < part_size) {
+        return false;
+      }
+      some = 0;  // for the next meeting here
+      more = part_size;
+    }
+    return all.fetch_add(more) + more == group->size();
+  }
+
   struct Run {
     const CallPlan* plan = nullptr;
     Shared<ExchangeRun> run;

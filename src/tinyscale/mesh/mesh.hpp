@@ -1,14 +1,13 @@
 #pragma once
 // A mesh: the devices of a machine under named axes, and a program run on all of them.
-// Each device is a thread with a context of its own (ops, memory, device number); host loops inside
-// are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
+// Each device has a context of its own (ops, memory, device number); host loops inside are serial.
+// When a device fails, or all wait, the run ends with an Error that says where each is.
 
 #include <algorithm>  // max, min
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string>
-#include <system_error>
 #include <utility>  // move
 
 #include "tinyscale/base/config.hpp"
@@ -23,49 +22,10 @@
 #include "tinyscale/mesh/mesh_run.hpp"
 #include "tinyscale/mesh/mpi_run.hpp"
 #include "tinyscale/mesh/predict.hpp"
+#include "tinyscale/mesh/run_devices.hpp"
 #include "tinyscale/mesh/sharded.hpp"
-#include "tinyscale/mesh/thread_limit.hpp"
 
 namespace tinyscale {
-
-namespace detail {
-
-inline void run_device_thread(void* device) {
-  DeviceThread& self = *static_cast<DeviceThread*>(device);
-  run_device(*self.program, *self.fabric, self);
-}
-
-#if defined(TINYSCALE_NO_THREADS)
-inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        List<Shared<DeviceThread>>& devices) {
-  if (devices.size() > 1) {
-    fail({"mesh.run: ", devices.size(), " devices need threads, and this program is ",
-          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device, or Sharded tensors"});
-  }
-  run_device(program, fabric, *devices[0]);
-}
-#else
-inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        List<Shared<DeviceThread>>& devices) {
-  check_thread_limit(static_cast<int>(devices.size()));
-  ThreadGroup group;
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    devices[i]->program = &program;
-    try {
-      group.start(&run_device_thread, devices[i].get());
-    } catch (const std::system_error&) {
-      for (std::size_t rank = i; rank < devices.size(); ++rank) {
-        fabric.threw(static_cast<int>(rank), "at its start",
-                     cat({"the system gives ", i, " threads; a mesh can have so many devices"}));
-      }
-      break;
-    }
-  }
-  group.join();
-}
-#endif
-
-}  // namespace detail
 
 class Mesh {
  public:
@@ -76,7 +36,11 @@ class Mesh {
 
   // Of the collectives that have it and do not say otherwise; the others take the cheapest.
   Algorithm algorithm = Algorithm::automatic;
-  // Devices that may run at once; 0: all of up to 256, of more as many as there are threads.
+  // 0: thread_count() threads carry all devices; a device that waits for another, in a call of its
+  // Device, lets its thread run the next. n: each device has a thread of its own, as programs need
+  // whose devices wait for each other in other ways (a condition variable, a flag), and n of them
+  // run at once. So it is too where there are no carriers (Linux on x86-64 and ARM64 has them, not
+  // in an interpreter, not under a sanitizer); then 0 is all of up to 256, of more thread_count().
   int runnable = 0;
 
   const Machine& machine() const { return machine_; }
@@ -115,7 +79,10 @@ class Mesh {
     const Machine& machine = detail::machine_of_all(machine_, axes_, algorithm);
     const List<AxisPlacement> placed = detail::place_axes(machine, axes_);
     Context& caller = context();
-    const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
+    // Where no more devices than processors run, who waits spins.
+    const bool carried = runnable == 0 && size() > thread_count() && detail::fibers_work();
+    const bool all = carried || runnable >= size() || (runnable == 0 && size() <= 256);
+    const int at_once = all ? 0 : runnable > 0 ? runnable : thread_count();
     const int threads = std::min(thread_count(), at_once > 0 ? at_once : thread_count());
     detail::Fabric fabric(machine, placed, at_once, threads);
     List<Shared<detail::DeviceThread>> devices;
@@ -131,7 +98,7 @@ class Mesh {
 #if defined(TINYSCALE_USE_MPI)
     if (!detail::run_on_ranks(program, fabric, devices))
 #endif
-      detail::run_devices(program, fabric, devices);
+      detail::run_devices(program, fabric, devices, carried ? thread_count() : 0);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
       for (const Shared<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {

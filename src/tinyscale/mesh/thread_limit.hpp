@@ -1,6 +1,6 @@
 #pragma once
-// How many threads the system would give, asked before a mesh of thousands of devices starts them:
-// half of them running and the rest refused is worse than an error at once.
+// How many threads or stacks the system would give, asked before a mesh of thousands of devices
+// takes them: half of them running and the rest refused is worse than an error at once.
 
 #include <cstdio>
 #include <cstdlib>  // strtod
@@ -30,29 +30,51 @@ inline double system_number(const char* path, const char* label = "") {
   return end == begin ? -1 : number;
 }
 
+#if defined(__linux__)
+struct SystemLimit {
+  const char* what;
+  double most, used;
+
+  // Throws when it does not allow so many devices their own `what_each`.
+  void check(int devices, const char* what_each) const {
+    if (most > 0 && most - used < devices + 8.0) {
+      fail({"mesh.run: ", devices, " devices need a ", what_each, " each; ", what, " allows ", most,
+            used > 0 ? cat({", of which ", used, " are in use"}) : "",
+            ": take fewer devices, or raise that limit"});
+    }
+  }
+};
+inline SystemLimit map_limit() {  // a stack, and the page below it that none may touch
+  return {"memory maps, two a stack", system_number("/proc/sys/vm/max_map_count") / 2, 0};
+}
+#endif
+
+// Throws when so many stacks more are too many for this process.
+inline void check_stack_limit(int devices) {
+#if defined(__linux__)
+  if (devices > 256) {
+    map_limit().check(devices, "stack");
+  }
+#else
+  static_cast<void>(devices);
+#endif
+}
+
 // Throws when so many threads more are too many for this process, its container or the system.
 inline void check_thread_limit(int threads) {
 #if defined(__linux__)
   if (threads <= 256) {
     return;
   }
-  struct Limit {
-    const char* what;
-    double most, used;
-  };
   const double in_system = system_number("/proc/loadavg", "/");  // "0.1 0.2 0.3 2/345 ..."
-  const Limit limits[] = {
+  const SystemLimit limits[] = {
       {"ulimit -u", system_number("/proc/self/limits", "Max processes"), 0},
       {"the system", system_number("/proc/sys/kernel/threads-max"), in_system},
-      {"memory maps, two a thread", system_number("/proc/sys/vm/max_map_count") / 2, 0},
+      map_limit(),
       {"the container", system_number("/sys/fs/cgroup/pids.max"),
        system_number("/sys/fs/cgroup/pids.current")}};
-  for (const Limit& limit : limits) {
-    if (limit.most > 0 && limit.most - limit.used < threads + 8.0) {
-      fail({"mesh.run: ", threads, " devices need a thread each; ", limit.what, " allows ",
-            limit.most, limit.used > 0 ? cat({", of which ", limit.used, " are in use"}) : "",
-            ": take fewer devices, or raise that limit"});
-    }
+  for (const SystemLimit& limit : limits) {
+    limit.check(threads, "thread");
   }
 #else
   static_cast<void>(threads);

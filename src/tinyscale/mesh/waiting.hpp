@@ -2,7 +2,9 @@
 // Who waits, and what happens when none can go on (judgement.hpp). A device that waits looks a few
 // times, lets others run, then sleeps. When every device sleeps or has ended and some sleep,
 // nothing can ever come: all throw one Error that says where each stands. However the threads were
-// scheduled, that state is the same (Kahn 1974). With a baton at most so many devices run at once.
+// scheduled, that state is the same (Kahn 1974). Where a few threads carry all devices
+// (carrier.hpp) who waits lets its thread run another; with a baton at most so many devices run at
+// once.
 
 #include <atomic>
 #include <condition_variable>
@@ -16,6 +18,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/thread_scope.hpp"
+#include "tinyscale/mesh/carrier.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -53,6 +56,7 @@ class Waiting {
 
   struct State {
     std::condition_variable changed;
+    Fiber* fiber = nullptr;  // set before the device begins; null: it has a thread of its own
     Now now = Now::runs;
     bool holds_baton = false;
     bool queued = false;  // may run as soon as it gets the baton
@@ -78,6 +82,10 @@ class Waiting {
   std::mutex& mutex() { return mutex_; }
   State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
   const List<State>& states() const { return devices_; }
+  // Null: the device has a thread of its own.
+  const Carrier* carrier(int rank) {
+    return state(rank).fiber != nullptr ? state(rank).fiber->carrier : nullptr;
+  }
   bool over() const { return over_.load(std::memory_order_acquire); }
   const std::string& failure() const { return failure_; }  // not empty: the run is over
 
@@ -89,16 +97,16 @@ class Waiting {
     }
   }
 
-  // A few devices that may all run, but not at once: there are fewer processors. Where each begins
-  // costs about 10 us a device, and of 16 and 32 nothing was gained.
-  bool should_spread() const { return most_ == 0 && spins_ == 0 && devices_.size() <= 8; }
   // Who waits may look again and again: no baton keeps it off.
   bool all_awake() const { return most_ == 0; }
   // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
   bool look_again(int me, int& looks) {
-    constexpr int most_looks = 100;
+    constexpr int most_looks = 200;
     if (most_ > 0 || looks >= most_looks || over()) {
       return false;
+    }
+    if (state(me).fiber != nullptr) {
+      return others_of_thread(*state(me).fiber, looks);
     }
     if (looks == 0 && spins_ > 0) {
       whereabouts(me).processor.store(current_processor(), std::memory_order_relaxed);
@@ -127,7 +135,7 @@ class Waiting {
     if (failure_.empty()) {
       give_baton(self);
       while (self.now != Now::runs && failure_.empty()) {
-        self.changed.wait(lock);
+        pause(lock, self);
       }
       if (failure_.empty()) {
         get_baton(lock, self);
@@ -143,7 +151,7 @@ class Waiting {
       device.now = Now::runs;
       ++running_;
       if (most_ == 0) {
-        device.changed.notify_one();
+        go_on(device);
       } else if (!device.queued) {
         enqueue(rank);
       }
@@ -179,7 +187,7 @@ class Waiting {
     failure_ = text;
     over_.store(true, std::memory_order_release);
     for (State& device : devices_) {
-      device.changed.notify_one();
+      go_on(device);
     }
   }
   void throw_failure() const {
@@ -189,6 +197,26 @@ class Waiting {
   }
 
  private:
+  static void pause(std::unique_lock<std::mutex>& lock, State& self) {
+    self.fiber != nullptr ? self.fiber->park(lock) : self.changed.wait(lock);
+  }
+  static void go_on(State& device) {
+    device.fiber != nullptr ? device.fiber->wake() : device.changed.notify_one();
+  }
+
+  // The other devices of its thread go on first. None: as a thread waits for another.
+  static bool others_of_thread(Fiber& fiber, int& looks) {
+    constexpr int spins = 100;
+    ++looks;
+    if (looks > spins) {
+      std::this_thread::yield();
+    }
+    if (!fiber.yield() && looks <= spins) {
+      cpu_relax();
+    }
+    return true;
+  }
+
   Whereabouts& whereabouts(int rank) { return whereabouts_[static_cast<std::size_t>(rank)]; }
 
   // Two devices on one processor, where there is one for each: the later one moves, as a worker of
