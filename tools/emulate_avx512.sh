@@ -25,7 +25,7 @@ put base/config.hpp 'target\("avx512f"\)' 'target("avx2,fma")'
 put base/cpu.hpp '^  detect_low_precision\(info\);' '  detect_low_precision(info);\
   info.avx512f = info.avx512bw = info.avx512dq = info.avx512vl = true;\
   info.avx_vnni = info.avx512_vnni = info.avx512_bf16 = info.amx_bf16 = info.amx_int8 = true;'
-for part in compute/lanes compute/vector_ops compute/past_caches; do
+for part in compute/lanes compute/lane_math compute/past_caches; do
   put $part.hpp '__builtin_ia32_([a-z]*512)' 'emulated::\1'
 done
 put compute/lanes.hpp '^(#include "tinyscale\/base\/cpu.hpp")' '\1\
