@@ -46672,6 +46672,7 @@ class Carrier {
     go_to_processor(processor_);
     while (ended_ < fibers_.size()) {
       if (ready_.first == nullptr) {
+        look_for_woken();
         std::unique_lock<std::mutex> lock(mutex_);
         asleep_ = true;
         while (woken_.first == nullptr) {
@@ -46739,6 +46740,18 @@ class Carrier {
       ready_.last = woken_.last;
       woken_ = Queue();
       any_woken_.store(false, std::memory_order_relaxed);
+    }
+  }
+
+  // All its fibers are parked: another carrier wakes one within microseconds, or it is worth sleep.
+  void look_for_woken() const {
+    constexpr int spins = 100, yields = 100;
+    for (int i = 0; i < spins + yields && !any_woken_.load(std::memory_order_relaxed); ++i) {
+      if (i < spins) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
     }
   }
 

@@ -3,8 +3,8 @@
 // counted between two barriers, after a fourth as many that are not counted. Bytes are of the whole
 // vector: what all_gather makes, what the others take from a device. The limit reads what must be
 // read once and writes what must be written once, on all threads; where every device needs all
-// others, it is at least a bare meeting of as many threads. A target that the limit would not meet
-// itself is past it.
+// others, it is at least a bare meeting of the threads that run at once. A target that it would not
+// meet itself is past it.
 //   make bench ONLY=mesh ARGS="--rounds=5 --only=all_reduce --devices=8"
 #if defined(__linux__)
 #include <pthread.h>
@@ -132,20 +132,19 @@ double seconds_of_meetings(int devices, int times, const std::function<void()>& 
   return seconds;
 }
 
-// The least that threads do to meet: who comes counts, and looks whether all have come. Where there
-// is no processor for each it lets the others run, which costs a switch a thread.
+// The least that threads do to meet, one a processor: who comes counts, and looks whether all have.
 double least_meeting_seconds(int devices, int times) {
   std::atomic<int> came{0}, meetings{0};
-  const bool crowded = devices > ts::thread_count();
-  return seconds_of_meetings(devices, times, [&] {
+  const int threads = std::min(devices, ts::thread_count());
+  return seconds_of_meetings(threads, times, [&] {
     const int before = meetings.load();
-    if (came.fetch_add(1) + 1 == devices) {
+    if (came.fetch_add(1) + 1 == threads) {
       came.store(0);
       meetings.store(before + 1);
       return;
     }
     for (int looks = 0; meetings.load(std::memory_order_acquire) == before; ++looks) {
-      if (crowded || looks > 1000) {
+      if (looks > 1000) {
         std::this_thread::yield();
       }
     }
