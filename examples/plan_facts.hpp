@@ -208,7 +208,7 @@ inline ts::Quantity links_time(const ts::CollectiveSpec& spec, const ts::GroupLi
                                                   : ts::named("T_links", part);
 }
 
-// The collective run on threads with real numbers: at most 1 MB a device, 256 devices.
+// The collective run on devices with real numbers: at most 1 MB a device, 256 devices.
 inline ts::MeshRun run_collective(const ts::Mesh& mesh, ts::Collective what,
                                   const std::string& axis, std::int64_t elements) {
   const std::int64_t n = mesh.size(axis);
@@ -316,7 +316,7 @@ inline void run_here(const AskedCollective& asked, const Options& options, std::
   const ts::AlgorithmCandidate formula = ts::choose_algorithm(small).candidates[0];
   if (!options.has("--json")) {
     out << wrapped(ts::detail::cat(
-               {"run on ", run.devices(), " threads with ",
+               {"run on ", run.devices(), " devices with ",
                 ts::format_bytes(2.0 * double(small.elements)), ": ", row.algorithm, ", ",
                 row.steps, row.steps == 1 ? " step" : " steps", ", a device sends ",
                 ts::format_count(row.bytes_out), " bytes (counted), ",
