@@ -46227,6 +46227,40 @@ inline std::int64_t stretch_length(const Exchange& e) {
   return run % parts == 0 && run / parts >= 16 ? run / parts : fits;
 }
 
+// What two sides take from both ends until nothing is left. A thread that begins on the same side
+// in every call finds what it read and wrote there before in its own cache.
+class TwoEnds {
+ public:
+  explicit TwoEnds(std::int64_t n, int threads)
+      : share_(std::int64_t{4} * threads), left_(pack(0, n)) {}
+
+  // The next [begin, end); false when all is taken.
+  bool take(bool from_back, std::int64_t& begin, std::int64_t& end) {
+    std::uint64_t now = left_.load();
+    std::uint64_t then = 0;
+    do {
+      const std::int64_t first = static_cast<std::int64_t>(now >> 32);
+      const std::int64_t last = static_cast<std::int64_t>(now & 0xffffffffU);
+      if (first == last) {
+        return false;
+      }
+      const std::int64_t some = std::max<std::int64_t>(1, (last - first) / share_);
+      begin = from_back ? last - some : first;
+      end = begin + some;
+      then = from_back ? pack(first, begin) : pack(end, last);
+    } while (!left_.compare_exchange_weak(now, then));
+    return true;
+  }
+
+ private:
+  static std::uint64_t pack(std::int64_t first, std::int64_t last) {
+    return static_cast<std::uint64_t>(first) << 32 | static_cast<std::uint64_t>(last);
+  }
+
+  std::int64_t share_;
+  std::atomic<std::uint64_t> left_;
+};
+
 // An exchange that runs again and again: how its chunks are cut is found once.
 class ExchangeRun {
  public:
@@ -46237,7 +46271,7 @@ class ExchangeRun {
         stretches_(static_cast<std::size_t>(e_.cut.chunks()) + 1, 0) {
     std::int64_t largest = 1;
     for (std::size_t c = 0; c + 1 < stretches_.size(); ++c) {
-      const std::int64_t size = e_.cut.elements(static_cast<int>(c));
+      const std::int64_t size = e_.cut.elements(chunk_at(c));
       largest = std::max(largest, size);
       stretches_[c + 1] = stretches_[c] + (size + length_ - 1) / length_;
     }
@@ -46249,8 +46283,9 @@ class ExchangeRun {
   // Not worth a second thread.
   bool small() const { return e_.cut.begin(e_.cut.chunks()) * e_.devices < 65536; }
 
-  // On this thread, or on as many as loops may use here, or with others who wait at `with`.
-  void run(OpenLoop* with = nullptr) {
+  // On this thread, or on as many as loops may use here, or with others who wait at `with`; this
+  // thread takes the chunks from the front then, or from the back.
+  void run(OpenLoop* with = nullptr, bool from_back = false) {
     const auto body = [&](std::int64_t first, std::int64_t last) {
       StretchRun part(e_, buffers_.begin(), length_);
       each_stretch(first, last, [&](int chunk, std::int64_t at, std::int64_t count) {
@@ -46263,13 +46298,32 @@ class ExchangeRun {
       }
       run_small();
     } else if (with != nullptr) {
-      with->run(body, stretches_.back(), thread_count() - 1);
+      const int threads = thread_count();
+      const std::thread::id self = std::this_thread::get_id();
+      TwoEnds ends(stretches_.back(), threads);
+      const auto side = [&](std::int64_t, std::int64_t) {
+        const bool back = (std::this_thread::get_id() == self) == from_back;
+        for (std::int64_t first = 0, last = 0; ends.take(back, first, last);) {
+          body(first, last);
+        }
+      };
+      with->run(side, threads, threads - 1);
     } else {
       parallel_for(stretches_.back(), 1, body);
     }
   }
 
  private:
+  // The chunk at a place in the order in which they are taken: in all_to_all those to one device
+  // are side by side, so that who begins at one end writes to the tensors of some devices.
+  int chunk_at(std::size_t place) const {
+    const int at = static_cast<int>(place), parts = e_.cut.parts;
+    if (e_.what != Collective::all_to_all) {
+      return at;
+    }
+    const int block = at / parts, to = block / e_.devices, from = block % e_.devices;
+    return (from * e_.devices + to) * parts + at % parts;
+  }
   // Calls use(chunk, first element, elements).
   template <class Use>
   void each_stretch(std::int64_t first, std::int64_t last, const Use& use) const {
@@ -46279,9 +46333,10 @@ class ExchangeRun {
       while (stretches_[c + 1] <= i) {
         ++c;
       }
+      const int chunk = chunk_at(c);
       const std::int64_t at = (i - stretches_[c]) * length_;
-      const std::int64_t left = e_.cut.elements(static_cast<int>(c)) - at;
-      use(static_cast<int>(c), at, std::min(length_, left));
+      const std::int64_t left = e_.cut.elements(chunk) - at;
+      use(chunk, at, std::min(length_, left));
     }
   }
 
@@ -47231,13 +47286,18 @@ inline Shared<const GroupOrder> group_order(const List<AxisPlacement>& of_mesh,
   return made;
 }
 
+struct CarrierMembers {
+  const Carrier* carrier = nullptr;
+  int count = 0;
+};
+
 // The devices that differ in some axes only. Their meetings are a chain: where one has been, all
 // go on to the next, and the last to leave appends it again.
 struct Group {
-  std::vector<int> axes;   // of the mesh, rising
-  std::vector<int> ranks;  // rising
-  std::size_t parts = 0;   // carriers of members; 0: each has a thread of its own
-  std::mutex mutex;        // guards the two lists
+  std::vector<int> axes;          // of the mesh, rising
+  std::vector<int> ranks;         // rising
+  List<CarrierMembers> carriers;  // of the members; none: each has a thread of its own
+  std::mutex mutex;               // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;  // not in the chain
   // The last plan, and its devices. Whoever finishes a meeting uses these; meetings end one after
@@ -47282,7 +47342,7 @@ struct Group {
   Meeting* fresh() {
     const std::lock_guard<std::mutex> lock(mutex);
     if (free.empty()) {
-      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size(), parts)));
+      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size(), carriers.size())));
       return meetings.back().get();
     }
     Meeting* const again = free.back();
@@ -47305,6 +47365,9 @@ struct Seat {
   Meeting* next = nullptr;        // at which it will post
   Meeting* to_leave = nullptr;    // which has nothing more for it; it has yet to say so
   BlockList<CallRecord> records;  // of the meetings that it finishes
+
+  // From which end of an exchange its thread takes chunks: the same in every call.
+  bool at_back() const { return part_size > 0 ? part % 2 != 0 : 2 * place >= group->size(); }
 
   // The device has come to a meeting, or left it; gives whether all have.
   bool comes(Meeting& meeting) const { return counts(meeting, meeting.came, &CarriedPart::came); }
@@ -47638,10 +47701,13 @@ class Fabric {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
     Seat seat;
     seat.group = &find_group(axes, ranks);
-    while (ranks[static_cast<std::size_t>(seat.place)] != me) {
-      ++seat.place;
+    seat.place = static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), me) - ranks.begin());
+    for (std::size_t part = 0; part < seat.group->carriers.size(); ++part) {
+      if (seat.group->carriers[part].carrier == waiting_.carrier(me)) {
+        seat.part = part;
+        seat.part_size = seat.group->carriers[part].count;
+      }
     }
-    find_part(me, seat);
     const std::lock_guard<std::mutex> others(seat.group->mutex);  // who came earlier adds meetings
     seat.next = seat.group->meetings[0].get();
     return seat;
@@ -47784,36 +47850,21 @@ class Fabric {
     Group& group = *groups_.back();
     group.axes = axes;
     group.ranks = ranks;
-    List<const Carrier*> carriers;
     for (const int rank : ranks) {
-      part_of(rank, carriers);
+      count_carried(group, waiting_.carrier(rank));
     }
-    group.parts = carriers.size();
     group.fresh();
     return group;
   }
-  // The number of a device's carrier among those that are known, which it joins.
-  std::size_t part_of(int rank, List<const Carrier*>& carriers) {
-    const Carrier* const carrier = waiting_.carrier(rank);
-    std::size_t part = 0;
-    while (part < carriers.size() && carriers[part] != carrier) {
-      ++part;
-    }
-    if (part == carriers.size() && carrier != nullptr) {
-      carriers.push_back(carrier);
-    }
-    return part;
-  }
-  void find_part(int me, Seat& seat) {
-    const Carrier* const mine = waiting_.carrier(me);
-    List<const Carrier*> carriers;
-    for (std::size_t i = 0; mine != nullptr && i < seat.group->ranks.size(); ++i) {
-      const int rank = seat.group->ranks[i];
-      const std::size_t part = part_of(rank, carriers);
-      if (waiting_.carrier(rank) == mine) {
-        seat.part = part;
-        ++seat.part_size;
+  static void count_carried(Group& group, const Carrier* carrier) {
+    for (CarrierMembers& known : group.carriers) {
+      if (known.carrier == carrier) {
+        ++known.count;
+        return;
       }
+    }
+    if (carrier != nullptr) {
+      group.carriers.push_back({carrier, 1});
     }
   }
 
@@ -47902,7 +47953,7 @@ class Fabric {
     }
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
-    run.run(awake ? &meeting.exchange : nullptr);
+    run.run(awake ? &meeting.exchange : nullptr, seat.at_back());
     CallRecord* const record = &seat.records.add();
     record->met_shape = &group.plan->shape;
     record->met_members = &group.order->members;

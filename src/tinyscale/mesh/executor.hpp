@@ -5,9 +5,11 @@
 // for another between steps. Numbers are rounded to the wire's format whenever they are sent.
 
 #include <algorithm>  // max, min, upper_bound
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>  // memcpy
+#include <thread>   // this_thread::get_id
 #include <vector>
 
 #include "tinyscale/base/list.hpp"
@@ -312,6 +314,40 @@ inline std::int64_t stretch_length(const Exchange& e) {
   return run % parts == 0 && run / parts >= 16 ? run / parts : fits;
 }
 
+// What two sides take from both ends until nothing is left. A thread that begins on the same side
+// in every call finds what it read and wrote there before in its own cache.
+class TwoEnds {
+ public:
+  explicit TwoEnds(std::int64_t n, int threads)
+      : share_(std::int64_t{4} * threads), left_(pack(0, n)) {}
+
+  // The next [begin, end); false when all is taken.
+  bool take(bool from_back, std::int64_t& begin, std::int64_t& end) {
+    std::uint64_t now = left_.load();
+    std::uint64_t then = 0;
+    do {
+      const std::int64_t first = static_cast<std::int64_t>(now >> 32);
+      const std::int64_t last = static_cast<std::int64_t>(now & 0xffffffffU);
+      if (first == last) {
+        return false;
+      }
+      const std::int64_t some = std::max<std::int64_t>(1, (last - first) / share_);
+      begin = from_back ? last - some : first;
+      end = begin + some;
+      then = from_back ? pack(first, begin) : pack(end, last);
+    } while (!left_.compare_exchange_weak(now, then));
+    return true;
+  }
+
+ private:
+  static std::uint64_t pack(std::int64_t first, std::int64_t last) {
+    return static_cast<std::uint64_t>(first) << 32 | static_cast<std::uint64_t>(last);
+  }
+
+  std::int64_t share_;
+  std::atomic<std::uint64_t> left_;
+};
+
 // An exchange that runs again and again: how its chunks are cut is found once.
 class ExchangeRun {
  public:
@@ -322,7 +358,7 @@ class ExchangeRun {
         stretches_(static_cast<std::size_t>(e_.cut.chunks()) + 1, 0) {
     std::int64_t largest = 1;
     for (std::size_t c = 0; c + 1 < stretches_.size(); ++c) {
-      const std::int64_t size = e_.cut.elements(static_cast<int>(c));
+      const std::int64_t size = e_.cut.elements(chunk_at(c));
       largest = std::max(largest, size);
       stretches_[c + 1] = stretches_[c] + (size + length_ - 1) / length_;
     }
@@ -334,8 +370,9 @@ class ExchangeRun {
   // Not worth a second thread.
   bool small() const { return e_.cut.begin(e_.cut.chunks()) * e_.devices < 65536; }
 
-  // On this thread, or on as many as loops may use here, or with others who wait at `with`.
-  void run(OpenLoop* with = nullptr) {
+  // On this thread, or on as many as loops may use here, or with others who wait at `with`; this
+  // thread takes the chunks from the front then, or from the back.
+  void run(OpenLoop* with = nullptr, bool from_back = false) {
     const auto body = [&](std::int64_t first, std::int64_t last) {
       StretchRun part(e_, buffers_.begin(), length_);
       each_stretch(first, last, [&](int chunk, std::int64_t at, std::int64_t count) {
@@ -348,13 +385,32 @@ class ExchangeRun {
       }
       run_small();
     } else if (with != nullptr) {
-      with->run(body, stretches_.back(), thread_count() - 1);
+      const int threads = thread_count();
+      const std::thread::id self = std::this_thread::get_id();
+      TwoEnds ends(stretches_.back(), threads);
+      const auto side = [&](std::int64_t, std::int64_t) {
+        const bool back = (std::this_thread::get_id() == self) == from_back;
+        for (std::int64_t first = 0, last = 0; ends.take(back, first, last);) {
+          body(first, last);
+        }
+      };
+      with->run(side, threads, threads - 1);
     } else {
       parallel_for(stretches_.back(), 1, body);
     }
   }
 
  private:
+  // The chunk at a place in the order in which they are taken: in all_to_all those to one device
+  // are side by side, so that who begins at one end writes to the tensors of some devices.
+  int chunk_at(std::size_t place) const {
+    const int at = static_cast<int>(place), parts = e_.cut.parts;
+    if (e_.what != Collective::all_to_all) {
+      return at;
+    }
+    const int block = at / parts, to = block / e_.devices, from = block % e_.devices;
+    return (from * e_.devices + to) * parts + at % parts;
+  }
   // Calls use(chunk, first element, elements).
   template <class Use>
   void each_stretch(std::int64_t first, std::int64_t last, const Use& use) const {
@@ -364,9 +420,10 @@ class ExchangeRun {
       while (stretches_[c + 1] <= i) {
         ++c;
       }
+      const int chunk = chunk_at(c);
       const std::int64_t at = (i - stretches_[c]) * length_;
-      const std::int64_t left = e_.cut.elements(static_cast<int>(c)) - at;
-      use(static_cast<int>(c), at, std::min(length_, left));
+      const std::int64_t left = e_.cut.elements(chunk) - at;
+      use(chunk, at, std::min(length_, left));
     }
   }
 

@@ -3,6 +3,7 @@
 // A device posts its tensors at the next meeting of its group and may go on; the last one to come
 // checks that all called the same and runs the exchange for everybody. Sends never block.
 
+#include <algorithm>  // lower_bound
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -58,10 +59,13 @@ class Fabric {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
     Seat seat;
     seat.group = &find_group(axes, ranks);
-    while (ranks[static_cast<std::size_t>(seat.place)] != me) {
-      ++seat.place;
+    seat.place = static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), me) - ranks.begin());
+    for (std::size_t part = 0; part < seat.group->carriers.size(); ++part) {
+      if (seat.group->carriers[part].carrier == waiting_.carrier(me)) {
+        seat.part = part;
+        seat.part_size = seat.group->carriers[part].count;
+      }
     }
-    find_part(me, seat);
     const std::lock_guard<std::mutex> others(seat.group->mutex);  // who came earlier adds meetings
     seat.next = seat.group->meetings[0].get();
     return seat;
@@ -204,36 +208,21 @@ class Fabric {
     Group& group = *groups_.back();
     group.axes = axes;
     group.ranks = ranks;
-    List<const Carrier*> carriers;
     for (const int rank : ranks) {
-      part_of(rank, carriers);
+      count_carried(group, waiting_.carrier(rank));
     }
-    group.parts = carriers.size();
     group.fresh();
     return group;
   }
-  // The number of a device's carrier among those that are known, which it joins.
-  std::size_t part_of(int rank, List<const Carrier*>& carriers) {
-    const Carrier* const carrier = waiting_.carrier(rank);
-    std::size_t part = 0;
-    while (part < carriers.size() && carriers[part] != carrier) {
-      ++part;
-    }
-    if (part == carriers.size() && carrier != nullptr) {
-      carriers.push_back(carrier);
-    }
-    return part;
-  }
-  void find_part(int me, Seat& seat) {
-    const Carrier* const mine = waiting_.carrier(me);
-    List<const Carrier*> carriers;
-    for (std::size_t i = 0; mine != nullptr && i < seat.group->ranks.size(); ++i) {
-      const int rank = seat.group->ranks[i];
-      const std::size_t part = part_of(rank, carriers);
-      if (waiting_.carrier(rank) == mine) {
-        seat.part = part;
-        ++seat.part_size;
+  static void count_carried(Group& group, const Carrier* carrier) {
+    for (CarrierMembers& known : group.carriers) {
+      if (known.carrier == carrier) {
+        ++known.count;
+        return;
       }
+    }
+    if (carrier != nullptr) {
+      group.carriers.push_back({carrier, 1});
     }
   }
 
@@ -322,7 +311,7 @@ class Fabric {
     }
     const ThreadShare share(threads_ * group.size() / devices());
     const bool awake = waiting_.all_awake() && meeting.sleepers.load() == 0;
-    run.run(awake ? &meeting.exchange : nullptr);
+    run.run(awake ? &meeting.exchange : nullptr, seat.at_back());
     CallRecord* const record = &seat.records.add();
     record->met_shape = &group.plan->shape;
     record->met_members = &group.order->members;

@@ -153,13 +153,18 @@ inline Shared<const GroupOrder> group_order(const List<AxisPlacement>& of_mesh,
   return made;
 }
 
+struct CarrierMembers {
+  const Carrier* carrier = nullptr;
+  int count = 0;
+};
+
 // The devices that differ in some axes only. Their meetings are a chain: where one has been, all
 // go on to the next, and the last to leave appends it again.
 struct Group {
-  std::vector<int> axes;   // of the mesh, rising
-  std::vector<int> ranks;  // rising
-  std::size_t parts = 0;   // carriers of members; 0: each has a thread of its own
-  std::mutex mutex;        // guards the two lists
+  std::vector<int> axes;          // of the mesh, rising
+  std::vector<int> ranks;         // rising
+  List<CarrierMembers> carriers;  // of the members; none: each has a thread of its own
+  std::mutex mutex;               // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;  // not in the chain
   // The last plan, and its devices. Whoever finishes a meeting uses these; meetings end one after
@@ -204,7 +209,7 @@ struct Group {
   Meeting* fresh() {
     const std::lock_guard<std::mutex> lock(mutex);
     if (free.empty()) {
-      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size(), parts)));
+      meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size(), carriers.size())));
       return meetings.back().get();
     }
     Meeting* const again = free.back();
@@ -227,6 +232,9 @@ struct Seat {
   Meeting* next = nullptr;        // at which it will post
   Meeting* to_leave = nullptr;    // which has nothing more for it; it has yet to say so
   BlockList<CallRecord> records;  // of the meetings that it finishes
+
+  // From which end of an exchange its thread takes chunks: the same in every call.
+  bool at_back() const { return part_size > 0 ? part % 2 != 0 : 2 * place >= group->size(); }
 
   // The device has come to a meeting, or left it; gives whether all have.
   bool comes(Meeting& meeting) const { return counts(meeting, meeting.came, &CarriedPart::came); }
