@@ -45,6 +45,8 @@ search "a bare thread_local pointer or float (clang-repl ends at its second use;
   'thread_local ([a-zA-Z_:]+ )*([a-zA-Z_:]+ *\*|float|double) *[a-z_]+ *(;|=|\{)'
 search "a thread_local with a destructor (runs after clang-repl's code is gone; lend from a static pool)" \
   'thread_local (const )?std::'
+search "a thread_local that FiberLocals does not keep for each fiber (mesh/carrier.hpp)" 'thread_local' base/pool.hpp \
+  base/thread_scope.hpp tensor/recorder.hpp tensor/matmul.hpp
 search "leaving the program (throw Error instead)" 'std::(abort|exit|_Exit|quick_exit|terminate)|(^|[^a-z_.])assert *\('
 search "direct output (print to a std::ostream&)" '(^|[^a-z_])(std::)?(printf|puts|putchar|perror) *\(|[^a-z_](stdout|stderr)[^a-z_]'
 
