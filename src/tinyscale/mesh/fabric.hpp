@@ -159,6 +159,15 @@ class Fabric {
       others_->wait({Wait::For::message, nullptr, from}, standing.standing());
     }
     std::unique_lock<std::mutex> lock(waiting_.mutex());
+    const bool carried = waiting_.carrier(me) != nullptr;  // its carrier looks, when all wait
+    for (int looks = 0; !carried && box(me, from).empty();) {
+      lock.unlock();
+      const bool again = waiting_.look_again(me, looks);
+      lock.lock();
+      if (!again) {
+        break;
+      }
+    }
     waiting_.throw_failure();
     if (box(me, from).empty()) {
       Wait wait;
