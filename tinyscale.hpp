@@ -486,7 +486,6 @@
 #include <string>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <unistd.h>
@@ -2352,8 +2351,9 @@ class WakePlace {
 // sanitizers that follow stacks or threads do not know of them, interpreters take no assembler.
 
 #if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
-    __has_feature(memory_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||   \
+    __has_feature(memory_sanitizer) || __has_feature(hwaddress_sanitizer) || \
+    __has_feature(safe_stack) || __has_feature(shadow_call_stack)
 #define TINYSCALE_FIBERS 0
 #endif
 #endif
@@ -2369,7 +2369,6 @@ class WakePlace {
 
 // clang-format off
 #if TINYSCALE_FIBERS
-#  include <cxxabi.h>    // __cxa_get_globals
 #  include <sys/mman.h>  // mmap
 #endif
 // clang-format on
@@ -2444,6 +2443,7 @@ TINYSCALE_OPAQUE inline void switch_stack(FiberPlace* from, FiberPlace* to) {
       "movq 8(%1), %%rbp\n\t"
       "jmp *16(%1)\n"
       "1:\n\t"
+      ".byte 0xf3, 0x0f, 0x1e, 0xfa\n\t"  // endbr64: a jump may come here
       : "+D"(from), "+S"(to)
       :
       : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory",
@@ -2459,6 +2459,7 @@ TINYSCALE_OPAQUE inline void switch_stack(FiberPlace* from, FiberPlace* to) {
       "ldp x10, x29, [%1]\n\t"
       "ldr x16, [%1, #16]\n\t"
       "mov sp, x10\n\t"
+      "mov x30, xzr\n\t"  // a function that begins here was called by none
       "br x16\n"
       "1:\n\t"
       "hint #36\n\t"  // a branch may come here
@@ -2470,8 +2471,11 @@ TINYSCALE_OPAQUE inline void switch_stack(FiberPlace* from, FiberPlace* to) {
 #endif
 }
 
+// Of this thread: what every C++ library on these systems has, and not every <cxxabi.h> declares.
+extern "C" void* caught_exceptions() noexcept __asm__("__cxa_get_globals");
+
 inline void switch_fiber(FiberPlace* from, FiberPlace* to) {
-  auto& caught = *reinterpret_cast<FiberPlace::Caught*>(abi::__cxa_get_globals());
+  FiberPlace::Caught& caught = *static_cast<FiberPlace::Caught*>(caught_exceptions());
   from->caught = caught;
   caught = to->caught;
   switch_stack(from, to);
@@ -2492,11 +2496,45 @@ inline void place_fiber(FiberPlace& place, const FiberStack& stack,
   place.code = reinterpret_cast<void*>(begin);
 }
 
+// How this thread rounds, and what it does with numbers that are too small: a call leaves that as
+// it was, and a switch is a call.
+struct FloatControl {
+#if TINYSCALE_X86
+  unsigned int vector = 0;
+  unsigned short x87 = 0;
+
+  void save() {
+    asm volatile("stmxcsr %0" : "=m"(vector));
+    asm volatile("fnstcw %0" : "=m"(x87));
+  }
+  // From `now`, which save() gave.
+  void load(const FloatControl& now) const {
+    constexpr unsigned int flags = 0x3f;  // of what has happened: no control
+    if (((vector ^ now.vector) & ~flags) != 0) {
+      asm volatile("ldmxcsr %0" : : "m"(vector));
+    }
+    if (x87 != now.x87) {
+      asm volatile("fldcw %0" : : "m"(x87));
+    }
+  }
+#else
+  std::uint64_t control = 0;
+
+  void save() { asm volatile("mrs %0, fpcr" : "=r"(control)); }
+  void load(const FloatControl& now) const {
+    if (control != now.control) {
+      asm volatile("msr fpcr, %0" : : "r"(control));
+    }
+  }
+#endif
+};
+
 // Whether this process may: with a shadow stack, which knows of one order of returns, it may not.
 inline bool fibers_work() {
 #if TINYSCALE_X86
   std::uint64_t shadow = 0;
-  asm volatile("rdsspq %0" : "+r"(shadow));  // does nothing where there is none
+  // rdsspq %rax, which old assemblers do not know: does nothing where there is none.
+  asm volatile(".byte 0xf3, 0x48, 0x0f, 0x1e, 0xc8" : "+a"(shadow));
   return shadow == 0;
 #else
   return true;
@@ -46662,19 +46700,27 @@ namespace detail {
 class Carrier;
 
 #if TINYSCALE_FIBERS
-// All that this library keeps for a thread: a fiber finds its own whenever it goes on.
+// All that a thread keeps of this library's, and how it rounds: a fiber finds its own whenever it
+// goes on.
 struct FiberLocals {
   int threads = 0;
   ThreadState state = {nullptr, nullptr, nullptr};
   ThreadBlocks* blocks = nullptr;
   Recorder* recorder = nullptr;
   const MatmulHook* hook = nullptr;
+  FloatControl control;
 
   void save() {
-    *this = {thread_limit(), thread_state(), ThreadBlocks::current(), thread_recorder(),
-             matmul_hook()};
+    threads = thread_limit();
+    state = thread_state();
+    blocks = ThreadBlocks::current();
+    recorder = thread_recorder();
+    hook = matmul_hook();
+    control.save();
   }
-  void load() const {
+  // `now`: what the thread has, as save() gave it.
+  void load(const FiberLocals& now) const {
+    control.load(now.control);
     thread_limit() = threads;
     thread_state() = state;
     ThreadBlocks::current() = blocks;
@@ -46703,7 +46749,8 @@ struct Fiber : FiberPlace {
 
 class Carrier {
  public:
-  // `mutex` guards who is parked, and is held by whoever wakes one.
+  // `mutex` guards who is parked, and is held by whoever wakes one. Its thread begins on that
+  // processor, by number and around; -1: on any.
   Carrier(std::mutex& mutex, int processor) : processor_(processor), mutex_(mutex) {}
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
@@ -46722,9 +46769,13 @@ class Carrier {
 
   // On the carrier's thread; returns when all its fibers have.
   void run() {
-    FiberLocals own;
-    own.save();
-    go_to_processor(processor_);
+    home_locals_.save();
+    for (const Shared<Fiber>& fiber : fibers_) {
+      fiber->locals.control = home_locals_.control;
+    }
+    if (processor_ >= 0) {
+      go_to_processor(processor_);
+    }
     while (ended_ < fibers_.size()) {
       if (ready_.first == nullptr) {
         look_for_woken();
@@ -46738,7 +46789,6 @@ class Carrier {
       }
       go_to(&home_);
     }
-    own.load();
   }
 
   const Fiber* now() const { return now_; }  // asked on its thread
@@ -46812,20 +46862,14 @@ class Carrier {
 
   // Leaves `from`, a fiber or the thread itself, for the next that may go on, or for the thread.
   void go_to(FiberPlace* from) {
-    Fiber* const left = now_;
-    Fiber* const next = ready_.first;
-    if (next != nullptr) {
-      ready_.first = next->next;
+    FiberLocals& left = now_ != nullptr ? now_->locals : home_locals_;
+    now_ = ready_.first;
+    if (now_ != nullptr) {
+      ready_.first = now_->next;
     }
-    if (left != nullptr) {
-      left->locals.save();
-    }
-    now_ = next;
-    if (next != nullptr) {
-      next->locals.load();
-    }
-    FiberPlace* const to = next != nullptr ? static_cast<FiberPlace*>(next) : &home_;
-    switch_fiber(from, to);
+    left.save();
+    (now_ != nullptr ? now_->locals : home_locals_).load(left);
+    switch_fiber(from, now_ != nullptr ? static_cast<FiberPlace*>(now_) : &home_);
   }
 
   static void begin(FiberPlace*, FiberPlace* place) {
@@ -46844,7 +46888,8 @@ class Carrier {
   Queue ready_;           // these are the carrier's thread's
   Fiber* now_ = nullptr;  // null: the thread itself
   std::size_t ended_ = 0;
-  FiberPlace home_;
+  FiberPlace home_;  // of the thread itself
+  FiberLocals home_locals_;
   List<Shared<Fiber>> fibers_;
 };
 
@@ -48490,8 +48535,8 @@ class Endpoint {
   void enter() {
     if (!runs_here()) {
       fail({"device ", rank_,
-            " was called on a thread that is not its own; the program of each "
-            "device calls the Device that it was given, on the thread that runs it"});
+            " was called by the program of another device, or on another thread; the program of "
+            "each device calls the Device that it was given, on the thread that runs it"});
     }
     threw_in_.clear();  // the program caught it
     log_ops();
@@ -51404,7 +51449,8 @@ inline void check_thread_limit(int threads) {
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/device_thread.hpp
-// One device while it runs, on a thread of this process or as one MPI rank, and what it leaves.
+// One device while it runs, on a thread or fiber of this process or as one MPI rank, and what it
+// leaves.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -51491,7 +51537,7 @@ inline void run_on_threads(Fabric& fabric, List<Shared<DeviceThread>>& devices) 
   for (std::size_t i = 0; i < devices.size(); ++i) {
     try {
       group.start(&run_device_thread, devices[i].get());
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
       for (std::size_t rank = i; rank < devices.size(); ++rank) {
         fabric.threw(static_cast<int>(rank), "at its start",
                      cat({"the system gives ", i, " threads; a mesh can have so many devices"}));
@@ -51504,14 +51550,36 @@ inline void run_on_threads(Fabric& fabric, List<Shared<DeviceThread>>& devices) 
 #endif
 
 #if TINYSCALE_FIBERS
-// Devices that differ on one axis go to one carrier after the other: those of a stage that work
-// while all others wait are on all carriers.
-inline std::size_t carrier_of(const List<AxisPlacement>& axes, int rank, std::size_t carriers) {
+inline std::size_t index_sum(const List<AxisPlacement>& axes, std::size_t rank) {
   std::size_t sum = 0;
   for (const AxisPlacement& axis : axes) {
-    sum += static_cast<std::size_t>(rank / axis.stride % axis.size);
+    sum += rank / static_cast<std::size_t>(axis.stride) % static_cast<std::size_t>(axis.size);
   }
-  return sum % carriers;
+  return sum;
+}
+inline std::size_t digit_sum(std::size_t number, std::size_t base) {  // of at least 2
+  std::size_t sum = 0;
+  for (; number > 0; number /= base) {
+    sum += number % base;
+  }
+  return sum;
+}
+
+// On which of at least 2 carriers each device is. Those of a stage, which work while all others
+// wait, are on all: by the sum of their indices on the axes, where that gives each carrier an even
+// share; else by the digits of their ranks.
+inline std::vector<std::size_t> carriers_of(const List<AxisPlacement>& axes, std::size_t devices,
+                                            std::size_t carriers) {
+  std::vector<std::size_t> on(devices), counts(carriers, 0);
+  bool even = true;
+  for (std::size_t rank = 0; rank < devices; ++rank) {
+    on[rank] = index_sum(axes, rank) % carriers;
+    even = even && ++counts[on[rank]] <= (devices + carriers - 1) / carriers;
+  }
+  for (std::size_t rank = 0; rank < devices && !even; ++rank) {
+    on[rank] = digit_sum(rank, carriers) % carriers;
+  }
+  return on;
 }
 
 inline void run_carrier(void* carrier) { static_cast<Carrier*>(carrier)->run(); }
@@ -51519,12 +51587,17 @@ inline void run_carrier(void* carrier) { static_cast<Carrier*>(carrier)->run(); 
 inline void run_on_carriers(std::size_t threads, Fabric& fabric,
                             List<Shared<DeviceThread>>& devices) {
   check_stack_limit(static_cast<int>(devices.size()));
+  const int here = std::max(0, current_processor());  // of who waits for the run
+  const std::vector<std::size_t> on = threads > 1
+                                          ? carriers_of(fabric.axes(), devices.size(), threads)
+                                          : std::vector<std::size_t>(devices.size(), 0);
   List<Shared<Carrier>> carriers;
   for (std::size_t i = 0; i < threads; ++i) {
-    carriers.push_back(Shared<Carrier>(new Carrier(fabric.mutex(), static_cast<int>(i))));
+    const int processor = threads > 1 ? here + static_cast<int>(i) : -1;
+    carriers.push_back(Shared<Carrier>(new Carrier(fabric.mutex(), processor)));
   }
   for (std::size_t rank = 0; rank < devices.size(); ++rank) {
-    Carrier& carrier = *carriers[carrier_of(fabric.axes(), static_cast<int>(rank), threads)];
+    Carrier& carrier = *carriers[on[rank]];
     Fiber* const fiber = carrier.add(&run_device_thread, devices[rank].get());
     if (fiber == nullptr) {
       fail({"mesh.run: the system gives memory for the stacks of ", rank, " devices; a mesh can ",
@@ -51537,7 +51610,7 @@ inline void run_on_carriers(std::size_t threads, Fabric& fabric,
   for (std::size_t i = 0; i < threads; ++i) {
     try {
       group.start(&run_carrier, carriers[i].get());
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
       for (std::size_t rank = 0; rank < devices.size(); ++rank) {
         if (devices[rank]->fiber->carrier == carriers[i].get()) {
           fabric.threw(static_cast<int>(rank), "at its start", "the system gives no more threads");
@@ -52965,7 +53038,7 @@ inline void tell_apart(std::string& ours, std::string& theirs) {
 // >> tinyscale/mesh/mpi_run.hpp
 // A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every
 // rank has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
-// devices on threads, as without MPI; so does a run that a device makes inside another.
+// devices on this computer's threads; so does a run that a device makes inside another.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -53351,7 +53424,7 @@ inline void run_own_device(const DeviceProgram& program, Fabric& fabric,
   }
 }
 
-// All ranks have come: see machine_of_all. False where the devices are to be threads, and nothing
+// All ranks have come: see machine_of_all. False where the devices are to run here, and nothing
 // was done: one rank only, or a run inside a device's program, to which the others need not come.
 inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
                          List<Shared<DeviceThread>>& devices) {
@@ -53362,7 +53435,7 @@ inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
   }
   if (devices.size() > ranks) {
     fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
-          devices.size(), ", or one rank, whose devices are threads"});
+          devices.size(), ", or one rank, which runs all devices"});
   }
   session.running = true;
   run_own_device(program, fabric, devices);
@@ -55562,11 +55635,12 @@ class Mesh {
 
   // Of the collectives that have it and do not say otherwise; the others take the cheapest.
   Algorithm algorithm = Algorithm::automatic;
-  // 0: thread_count() threads carry all devices; a device that waits for another, in a call of its
-  // Device, lets its thread run the next. n: each device has a thread of its own, as programs need
-  // whose devices wait for each other in other ways (a condition variable, a flag), and n of them
-  // run at once. So it is too where there are no carriers (Linux on x86-64 and ARM64 has them, not
-  // in an interpreter, not under a sanitizer); then 0 is all of up to 256, of more thread_count().
+  // 0: thread_count() threads carry all devices, where there are more of these; who waits for
+  // another, in a call of its Device, lets its thread run the next. n: each device has a thread of
+  // its own, as programs need whose devices wait for each other in other ways (a condition
+  // variable, a flag, a lock held during a call), and n of them run at once. So it is too where
+  // there are no carriers (Linux on x86-64 and ARM64 has them, not in an interpreter, not under a
+  // sanitizer); then 0 is all of up to 256, of more thread_count().
   int runnable = 0;
 
   const Machine& machine() const { return machine_; }

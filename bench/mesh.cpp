@@ -382,7 +382,7 @@ void print_replay(int devices) {
 
 int main(int count, char** words) {
   const Options options = read_options(count, words);
-  bench::print_machine("mesh: collectives between device threads, host time of a call");
+  bench::print_machine("mesh: collectives between devices, host time of a call");
   for (const int devices : {2, 4, 8}) {
     if (options.devices > 0 && devices != options.devices) {
       continue;

@@ -4,6 +4,7 @@
 #include "tinyscale.hpp"
 
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <cstdlib>  // malloc
 #include <exception>
@@ -219,6 +220,23 @@ TEST_CASE("carried devices: what fails, and what nobody can meet any more") {
   });
 }
 
+TEST_CASE("carried devices: one that rounds otherwise does so alone") {
+  volatile float one = 1, tiny = 1e-10f;
+  const auto sum = [&] { return one + tiny; };
+  on_all(5, [&](const ts::Mesh& mesh) {
+    mesh.run([&](ts::Device& d) {
+      if (d.rank() == 1) {
+        std::fesetround(FE_UPWARD);
+      }
+      d.barrier();
+      CHECK((sum() > 1.0f) == (d.rank() == 1));
+      d.barrier();
+      CHECK(std::fegetround() == (d.rank() == 1 ? FE_UPWARD : FE_TONEAREST));
+    });
+    CHECK(std::fegetround() == FE_TONEAREST);
+  });
+}
+
 TEST_CASE("carried devices: one calls only its own Device") {
   on_all(3, [](const ts::Mesh& mesh) {
     ts::Device* first = nullptr;
@@ -231,7 +249,8 @@ TEST_CASE("carried devices: one calls only its own Device") {
         }
       });
     });
-    CHECK(text.find("device 0 was called on a thread that is not its own") != std::string::npos);
+    CHECK(text.find("device 0 was called by the program of another device, or on another thread") !=
+          std::string::npos);
   });
 }
 
@@ -260,19 +279,31 @@ TEST_CASE("a mesh inside a carried device") {
 }
 
 #if TINYSCALE_FIBERS
-TEST_CASE("devices of a stage are on all carriers") {
+TEST_CASE("devices of a stage are on all carriers, and each carrier has its share") {
+  const ts::Machine machine = ts::machine("tpu-v5e", {4, 4});
   for (const ts::List<ts::MeshAxis>& axes :
-       {ts::List<ts::MeshAxis>{{"x", 4}, {"y", 4}}, ts::List<ts::MeshAxis>{{"x", 2}, {"y", 8}}}) {
-    const ts::Machine machine = ts::machine("tpu-v5e", {4, 4});
+       {ts::List<ts::MeshAxis>{{"x", 4}, {"y", 4}}, ts::List<ts::MeshAxis>{{"x", 2}, {"y", 8}},
+        ts::List<ts::MeshAxis>{{"a", 2}, {"b", 2}, {"c", 2}, {"d", 2}}}) {
     const ts::List<ts::AxisPlacement> placed = ts::detail::place_axes(machine, axes);
+    const std::vector<std::size_t> on_two = ts::detail::carriers_of(placed, 16, 2);
     for (const ts::AxisPlacement& axis : placed) {
       for (int stage = 0; stage < axis.size; ++stage) {
         int on[2] = {0, 0};
         for (int rank = 0; rank < 16; ++rank) {
-          on[ts::detail::carrier_of(placed, rank, 2)] +=
+          on[on_two[static_cast<std::size_t>(rank)]] +=
               rank / axis.stride % axis.size == stage ? 1 : 0;
         }
         CHECK(on[0] == on[1]);
+      }
+    }
+    for (const std::size_t carriers : {2, 3, 4, 5, 8, 16}) {
+      std::vector<std::size_t> counts(carriers, 0);
+      for (const std::size_t carrier : ts::detail::carriers_of(placed, 16, carriers)) {
+        ++counts[carrier];
+      }
+      for (const std::size_t count : counts) {
+        CHECK(count <= 16 / carriers + 2);
+        CHECK(count >= 16 / carriers - 1);
       }
     }
   }

@@ -717,9 +717,9 @@ TEST_CASE("what outlives the run, or is on the wrong thread, says so") {
                   first->barrier();
                 }
               })
-            .find("device 0 was called on a thread that is not its own; the program of each device "
-                  "calls the Device that it was given, on the thread that runs it") !=
-        std::string::npos);
+            .find("device 0 was called by the program of another device, or on another thread; the "
+                  "program of each device calls the Device that it was given, on the thread that "
+                  "runs it") != std::string::npos);
 }
 
 TEST_CASE("a profile or an error of the program's own does not disturb the log") {

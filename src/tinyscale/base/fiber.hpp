@@ -11,8 +11,9 @@
 #include "tinyscale/base/error.hpp"
 
 #if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
-    __has_feature(memory_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||   \
+    __has_feature(memory_sanitizer) || __has_feature(hwaddress_sanitizer) || \
+    __has_feature(safe_stack) || __has_feature(shadow_call_stack)
 #define TINYSCALE_FIBERS 0
 #endif
 #endif
@@ -28,7 +29,6 @@
 
 // clang-format off
 #if TINYSCALE_FIBERS
-#  include <cxxabi.h>    // __cxa_get_globals
 #  include <sys/mman.h>  // mmap
 #endif
 // clang-format on
@@ -103,6 +103,7 @@ TINYSCALE_OPAQUE inline void switch_stack(FiberPlace* from, FiberPlace* to) {
       "movq 8(%1), %%rbp\n\t"
       "jmp *16(%1)\n"
       "1:\n\t"
+      ".byte 0xf3, 0x0f, 0x1e, 0xfa\n\t"  // endbr64: a jump may come here
       : "+D"(from), "+S"(to)
       :
       : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory",
@@ -118,6 +119,7 @@ TINYSCALE_OPAQUE inline void switch_stack(FiberPlace* from, FiberPlace* to) {
       "ldp x10, x29, [%1]\n\t"
       "ldr x16, [%1, #16]\n\t"
       "mov sp, x10\n\t"
+      "mov x30, xzr\n\t"  // a function that begins here was called by none
       "br x16\n"
       "1:\n\t"
       "hint #36\n\t"  // a branch may come here
@@ -129,8 +131,11 @@ TINYSCALE_OPAQUE inline void switch_stack(FiberPlace* from, FiberPlace* to) {
 #endif
 }
 
+// Of this thread: what every C++ library on these systems has, and not every <cxxabi.h> declares.
+extern "C" void* caught_exceptions() noexcept __asm__("__cxa_get_globals");
+
 inline void switch_fiber(FiberPlace* from, FiberPlace* to) {
-  auto& caught = *reinterpret_cast<FiberPlace::Caught*>(abi::__cxa_get_globals());
+  FiberPlace::Caught& caught = *static_cast<FiberPlace::Caught*>(caught_exceptions());
   from->caught = caught;
   caught = to->caught;
   switch_stack(from, to);
@@ -151,11 +156,45 @@ inline void place_fiber(FiberPlace& place, const FiberStack& stack,
   place.code = reinterpret_cast<void*>(begin);
 }
 
+// How this thread rounds, and what it does with numbers that are too small: a call leaves that as
+// it was, and a switch is a call.
+struct FloatControl {
+#if TINYSCALE_X86
+  unsigned int vector = 0;
+  unsigned short x87 = 0;
+
+  void save() {
+    asm volatile("stmxcsr %0" : "=m"(vector));
+    asm volatile("fnstcw %0" : "=m"(x87));
+  }
+  // From `now`, which save() gave.
+  void load(const FloatControl& now) const {
+    constexpr unsigned int flags = 0x3f;  // of what has happened: no control
+    if (((vector ^ now.vector) & ~flags) != 0) {
+      asm volatile("ldmxcsr %0" : : "m"(vector));
+    }
+    if (x87 != now.x87) {
+      asm volatile("fldcw %0" : : "m"(x87));
+    }
+  }
+#else
+  std::uint64_t control = 0;
+
+  void save() { asm volatile("mrs %0, fpcr" : "=r"(control)); }
+  void load(const FloatControl& now) const {
+    if (control != now.control) {
+      asm volatile("msr fpcr, %0" : : "r"(control));
+    }
+  }
+#endif
+};
+
 // Whether this process may: with a shadow stack, which knows of one order of returns, it may not.
 inline bool fibers_work() {
 #if TINYSCALE_X86
   std::uint64_t shadow = 0;
-  asm volatile("rdsspq %0" : "+r"(shadow));  // does nothing where there is none
+  // rdsspq %rax, which old assemblers do not know: does nothing where there is none.
+  asm volatile(".byte 0xf3, 0x48, 0x0f, 0x1e, 0xc8" : "+a"(shadow));
   return shadow == 0;
 #else
   return true;

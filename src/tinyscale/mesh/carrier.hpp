@@ -22,19 +22,27 @@ namespace detail {
 class Carrier;
 
 #if TINYSCALE_FIBERS
-// All that this library keeps for a thread: a fiber finds its own whenever it goes on.
+// All that a thread keeps of this library's, and how it rounds: a fiber finds its own whenever it
+// goes on.
 struct FiberLocals {
   int threads = 0;
   ThreadState state = {nullptr, nullptr, nullptr};
   ThreadBlocks* blocks = nullptr;
   Recorder* recorder = nullptr;
   const MatmulHook* hook = nullptr;
+  FloatControl control;
 
   void save() {
-    *this = {thread_limit(), thread_state(), ThreadBlocks::current(), thread_recorder(),
-             matmul_hook()};
+    threads = thread_limit();
+    state = thread_state();
+    blocks = ThreadBlocks::current();
+    recorder = thread_recorder();
+    hook = matmul_hook();
+    control.save();
   }
-  void load() const {
+  // `now`: what the thread has, as save() gave it.
+  void load(const FiberLocals& now) const {
+    control.load(now.control);
     thread_limit() = threads;
     thread_state() = state;
     ThreadBlocks::current() = blocks;
@@ -63,7 +71,8 @@ struct Fiber : FiberPlace {
 
 class Carrier {
  public:
-  // `mutex` guards who is parked, and is held by whoever wakes one.
+  // `mutex` guards who is parked, and is held by whoever wakes one. Its thread begins on that
+  // processor, by number and around; -1: on any.
   Carrier(std::mutex& mutex, int processor) : processor_(processor), mutex_(mutex) {}
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
@@ -82,9 +91,13 @@ class Carrier {
 
   // On the carrier's thread; returns when all its fibers have.
   void run() {
-    FiberLocals own;
-    own.save();
-    go_to_processor(processor_);
+    home_locals_.save();
+    for (const Shared<Fiber>& fiber : fibers_) {
+      fiber->locals.control = home_locals_.control;
+    }
+    if (processor_ >= 0) {
+      go_to_processor(processor_);
+    }
     while (ended_ < fibers_.size()) {
       if (ready_.first == nullptr) {
         look_for_woken();
@@ -98,7 +111,6 @@ class Carrier {
       }
       go_to(&home_);
     }
-    own.load();
   }
 
   const Fiber* now() const { return now_; }  // asked on its thread
@@ -172,20 +184,14 @@ class Carrier {
 
   // Leaves `from`, a fiber or the thread itself, for the next that may go on, or for the thread.
   void go_to(FiberPlace* from) {
-    Fiber* const left = now_;
-    Fiber* const next = ready_.first;
-    if (next != nullptr) {
-      ready_.first = next->next;
+    FiberLocals& left = now_ != nullptr ? now_->locals : home_locals_;
+    now_ = ready_.first;
+    if (now_ != nullptr) {
+      ready_.first = now_->next;
     }
-    if (left != nullptr) {
-      left->locals.save();
-    }
-    now_ = next;
-    if (next != nullptr) {
-      next->locals.load();
-    }
-    FiberPlace* const to = next != nullptr ? static_cast<FiberPlace*>(next) : &home_;
-    switch_fiber(from, to);
+    left.save();
+    (now_ != nullptr ? now_->locals : home_locals_).load(left);
+    switch_fiber(from, now_ != nullptr ? static_cast<FiberPlace*>(now_) : &home_);
   }
 
   static void begin(FiberPlace*, FiberPlace* place) {
@@ -204,7 +210,8 @@ class Carrier {
   Queue ready_;           // these are the carrier's thread's
   Fiber* now_ = nullptr;  // null: the thread itself
   std::size_t ended_ = 0;
-  FiberPlace home_;
+  FiberPlace home_;  // of the thread itself
+  FiberLocals home_locals_;
   List<Shared<Fiber>> fibers_;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
-// One device while it runs, on a thread of this process or as one MPI rank, and what it leaves.
+// One device while it runs, on a thread or fiber of this process or as one MPI rank, and what it
+// leaves.
 
 #include <algorithm>  // max
 #include <chrono>

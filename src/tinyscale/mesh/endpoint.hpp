@@ -341,8 +341,8 @@ class Endpoint {
   void enter() {
     if (!runs_here()) {
       fail({"device ", rank_,
-            " was called on a thread that is not its own; the program of each "
-            "device calls the Device that it was given, on the thread that runs it"});
+            " was called by the program of another device, or on another thread; the program of "
+            "each device calls the Device that it was given, on the thread that runs it"});
     }
     threw_in_.clear();  // the program caught it
     log_ops();

@@ -36,11 +36,12 @@ class Mesh {
 
   // Of the collectives that have it and do not say otherwise; the others take the cheapest.
   Algorithm algorithm = Algorithm::automatic;
-  // 0: thread_count() threads carry all devices; a device that waits for another, in a call of its
-  // Device, lets its thread run the next. n: each device has a thread of its own, as programs need
-  // whose devices wait for each other in other ways (a condition variable, a flag), and n of them
-  // run at once. So it is too where there are no carriers (Linux on x86-64 and ARM64 has them, not
-  // in an interpreter, not under a sanitizer); then 0 is all of up to 256, of more thread_count().
+  // 0: thread_count() threads carry all devices, where there are more of these; who waits for
+  // another, in a call of its Device, lets its thread run the next. n: each device has a thread of
+  // its own, as programs need whose devices wait for each other in other ways (a condition
+  // variable, a flag, a lock held during a call), and n of them run at once. So it is too where
+  // there are no carriers (Linux on x86-64 and ARM64 has them, not in an interpreter, not under a
+  // sanitizer); then 0 is all of up to 256, of more thread_count().
   int runnable = 0;
 
   const Machine& machine() const { return machine_; }

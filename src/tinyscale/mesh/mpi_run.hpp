@@ -1,7 +1,7 @@
 #pragma once
 // A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every
 // rank has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
-// devices on threads, as without MPI; so does a run that a device makes inside another.
+// devices on this computer's threads; so does a run that a device makes inside another.
 
 #include "tinyscale/mesh/device_thread.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
@@ -401,7 +401,7 @@ inline void run_own_device(const DeviceProgram& program, Fabric& fabric,
   }
 }
 
-// All ranks have come: see machine_of_all. False where the devices are to be threads, and nothing
+// All ranks have come: see machine_of_all. False where the devices are to run here, and nothing
 // was done: one rank only, or a run inside a device's program, to which the others need not come.
 inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
                          List<Shared<DeviceThread>>& devices) {
@@ -412,7 +412,7 @@ inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
   }
   if (devices.size() > ranks) {
     fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
-          devices.size(), ", or one rank, whose devices are threads"});
+          devices.size(), ", or one rank, which runs all devices"});
   }
   session.running = true;
   run_own_device(program, fabric, devices);

@@ -2,9 +2,11 @@
 // How the devices of a run get a processor: a few threads that carry them all by turns, or a thread
 // for each.
 
+#include <algorithm>  // max
 #include <cstddef>
+#include <exception>
 #include <string>
-#include <system_error>
+#include <vector>
 
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/error.hpp"
@@ -38,7 +40,7 @@ inline void run_on_threads(Fabric& fabric, List<Shared<DeviceThread>>& devices) 
   for (std::size_t i = 0; i < devices.size(); ++i) {
     try {
       group.start(&run_device_thread, devices[i].get());
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
       for (std::size_t rank = i; rank < devices.size(); ++rank) {
         fabric.threw(static_cast<int>(rank), "at its start",
                      cat({"the system gives ", i, " threads; a mesh can have so many devices"}));
@@ -51,14 +53,36 @@ inline void run_on_threads(Fabric& fabric, List<Shared<DeviceThread>>& devices) 
 #endif
 
 #if TINYSCALE_FIBERS
-// Devices that differ on one axis go to one carrier after the other: those of a stage that work
-// while all others wait are on all carriers.
-inline std::size_t carrier_of(const List<AxisPlacement>& axes, int rank, std::size_t carriers) {
+inline std::size_t index_sum(const List<AxisPlacement>& axes, std::size_t rank) {
   std::size_t sum = 0;
   for (const AxisPlacement& axis : axes) {
-    sum += static_cast<std::size_t>(rank / axis.stride % axis.size);
+    sum += rank / static_cast<std::size_t>(axis.stride) % static_cast<std::size_t>(axis.size);
   }
-  return sum % carriers;
+  return sum;
+}
+inline std::size_t digit_sum(std::size_t number, std::size_t base) {  // of at least 2
+  std::size_t sum = 0;
+  for (; number > 0; number /= base) {
+    sum += number % base;
+  }
+  return sum;
+}
+
+// On which of at least 2 carriers each device is. Those of a stage, which work while all others
+// wait, are on all: by the sum of their indices on the axes, where that gives each carrier an even
+// share; else by the digits of their ranks.
+inline std::vector<std::size_t> carriers_of(const List<AxisPlacement>& axes, std::size_t devices,
+                                            std::size_t carriers) {
+  std::vector<std::size_t> on(devices), counts(carriers, 0);
+  bool even = true;
+  for (std::size_t rank = 0; rank < devices; ++rank) {
+    on[rank] = index_sum(axes, rank) % carriers;
+    even = even && ++counts[on[rank]] <= (devices + carriers - 1) / carriers;
+  }
+  for (std::size_t rank = 0; rank < devices && !even; ++rank) {
+    on[rank] = digit_sum(rank, carriers) % carriers;
+  }
+  return on;
 }
 
 inline void run_carrier(void* carrier) { static_cast<Carrier*>(carrier)->run(); }
@@ -66,12 +90,17 @@ inline void run_carrier(void* carrier) { static_cast<Carrier*>(carrier)->run(); 
 inline void run_on_carriers(std::size_t threads, Fabric& fabric,
                             List<Shared<DeviceThread>>& devices) {
   check_stack_limit(static_cast<int>(devices.size()));
+  const int here = std::max(0, current_processor());  // of who waits for the run
+  const std::vector<std::size_t> on = threads > 1
+                                          ? carriers_of(fabric.axes(), devices.size(), threads)
+                                          : std::vector<std::size_t>(devices.size(), 0);
   List<Shared<Carrier>> carriers;
   for (std::size_t i = 0; i < threads; ++i) {
-    carriers.push_back(Shared<Carrier>(new Carrier(fabric.mutex(), static_cast<int>(i))));
+    const int processor = threads > 1 ? here + static_cast<int>(i) : -1;
+    carriers.push_back(Shared<Carrier>(new Carrier(fabric.mutex(), processor)));
   }
   for (std::size_t rank = 0; rank < devices.size(); ++rank) {
-    Carrier& carrier = *carriers[carrier_of(fabric.axes(), static_cast<int>(rank), threads)];
+    Carrier& carrier = *carriers[on[rank]];
     Fiber* const fiber = carrier.add(&run_device_thread, devices[rank].get());
     if (fiber == nullptr) {
       fail({"mesh.run: the system gives memory for the stacks of ", rank, " devices; a mesh can ",
@@ -84,7 +113,7 @@ inline void run_on_carriers(std::size_t threads, Fabric& fabric,
   for (std::size_t i = 0; i < threads; ++i) {
     try {
       group.start(&run_carrier, carriers[i].get());
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
       for (std::size_t rank = 0; rank < devices.size(); ++rank) {
         if (devices[rank]->fiber->carrier == carriers[i].get()) {
           fabric.threw(static_cast<int>(rank), "at its start", "the system gives no more threads");
