@@ -46999,12 +46999,13 @@ class Waiting {
   bool all_awake() const { return most_ == 0; }
   // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
   bool look_again(int me, int& looks) {
-    constexpr int most_looks = 200;
+    Fiber* const fiber = state(me).fiber;
+    const int most_looks = fiber != nullptr ? 200 : 100;
     if (most_ > 0 || looks >= most_looks || over()) {
       return false;
     }
-    if (state(me).fiber != nullptr) {
-      return others_of_thread(*state(me).fiber, looks);
+    if (fiber != nullptr) {
+      return others_of_thread(*fiber, looks);
     }
     if (looks == 0 && spins_ > 0) {
       whereabouts(me).processor.store(current_processor(), std::memory_order_relaxed);
