@@ -1062,10 +1062,12 @@ class Pool {
       return kept;
     }
     Bin& bin = bins_[size.bin];
+    const std::size_t side = thread_side();
     lock(bin);
-    FreeBlock* const block = bin.first;
+    FreeBlock*& first = bin.first[bin.first[side] != nullptr ? side : 1 - side];
+    FreeBlock* const block = first;
     if (block != nullptr) {
-      bin.first = block->next;
+      first = block->next;
     }
     bin.busy.store(false, std::memory_order_release);
     if (size.bytes >= counted) {
@@ -1090,20 +1092,22 @@ class Pool {
   // A free block of a bin comes to all threads.
   void put(std::size_t number, FreeBlock* block) {
     Bin& bin = bins_[number];
+    FreeBlock*& first = bin.first[thread_side()];
     lock(bin);
-    block->next = bin.first;
-    bin.first = block;
+    block->next = first;
+    first = block;
     bin.busy.store(false, std::memory_order_release);
   }
 
   // Every free block goes back to the system.
   void release() {
-    for (std::size_t i = 0; i < bins; ++i) {
-      lock(bins_[i]);
-      FreeBlock* block = bins_[i].first;
-      bins_[i].first = nullptr;
-      bins_[i].busy.store(false, std::memory_order_release);
-      const std::size_t bytes = bin_bytes(i);
+    for (std::size_t i = 0; i < 2 * bins; ++i) {
+      Bin& bin = bins_[i / 2];
+      lock(bin);
+      FreeBlock* block = bin.first[i % 2];
+      bin.first[i % 2] = nullptr;
+      bin.busy.store(false, std::memory_order_release);
+      const std::size_t bytes = bin_bytes(i / 2);
       while (block != nullptr) {
         FreeBlock* const next = block->next;
         ::operator delete(block, std::align_val_t(64));
@@ -1119,11 +1123,23 @@ class Pool {
   static_assert(ThreadBlocks::bins <= 24, "what a thread keeps is not counted");
   struct Bin {
     std::atomic<bool> busy{false};
-    FreeBlock* first = nullptr;  // guarded by busy
+    FreeBlock* first[2] = {};  // by the side that gave them; guarded by busy
   };
   struct SizeClass {
     std::size_t bin, bytes;
   };
+
+  // Threads are on one side or the other, and take first what was given on theirs: two that work at
+  // once find in their own cache what they take. A thread that starts after another is on the
+  // other.
+  static std::size_t thread_side() {
+    static thread_local struct { unsigned int number; } own;
+    if (own.number == 0) {
+      static std::atomic<unsigned int> threads{0};
+      own.number = threads.fetch_add(1, std::memory_order_relaxed) % 2 + 1;
+    }
+    return own.number - 1;
+  }
 
   static void lock(Bin& bin) {
     while (bin.busy.exchange(true, std::memory_order_acquire)) {
