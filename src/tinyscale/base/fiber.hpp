@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "tinyscale/base/config.hpp"
-#include "tinyscale/base/error.hpp"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||   \

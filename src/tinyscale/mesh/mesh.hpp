@@ -6,7 +6,6 @@
 #include <algorithm>  // max, min
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <string>
 #include <utility>  // move
 
