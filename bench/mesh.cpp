@@ -9,13 +9,9 @@
 #if defined(__linux__)
 #include <pthread.h>
 #endif
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -162,19 +158,6 @@ double pthread_barrier_seconds(int devices, int times) {
 }
 #endif
 
-// Past the caches where there is more to write than they hold.
-void write(const float* from, float* to, std::size_t count, bool past_caches) {
-#if defined(__SSE2__)
-  if (past_caches && count % 4 == 0) {
-    for (std::size_t i = 0; i < count; i += 4) {
-      _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
-    }
-    return;
-  }
-#endif
-  std::memcpy(to, from, count * sizeof(float));
-}
-
 // Reads what must be read, block by block, and writes the sum, or the one vector, to all that must
 // be written.
 class Limit {
@@ -191,9 +174,9 @@ class Limit {
   double seconds(int times) {
     const double start = now();
     for (int i = 0; i < times; ++i) {
-      ts::parallel_for(floats_, 1024, [&](std::int64_t begin, std::int64_t end) {
-        for (; begin < end; begin += 1024) {
-          const std::int64_t rest = std::min<std::int64_t>(1024, end - begin);
+      ts::parallel_for(floats_, most, [&](std::int64_t begin, std::int64_t end) {
+        for (; begin < end; begin += most) {
+          const std::int64_t rest = std::min<std::int64_t>(most, end - begin);
           block(static_cast<std::size_t>(begin), static_cast<std::size_t>(rest));
         }
       });
@@ -211,22 +194,21 @@ class Limit {
     }
   }
   void block(std::size_t begin, std::size_t count) {
-    const float* from = in_[0] + begin;
-    float sum[1024];
-    if (in_.size() > 1) {
-      std::vector<const float*> parts;
-      for (const float* const in : in_) {
-        parts.push_back(in + begin);
-      }
-      ts::kernels::add_all(static_cast<std::int64_t>(count), parts.data(), parts.size(), sum);
-      from = sum;
+    std::vector<const float*> parts;
+    for (const float* const in : in_) {
+      parts.push_back(in + begin);
     }
-    const bool past_caches = static_cast<std::int64_t>(out_.size()) * floats_ > 1 << 22;
+    std::vector<float*> copies;
     for (float* const out : out_) {
-      write(from, out + begin, count, past_caches);
+      copies.push_back(out + begin);
     }
+    const bool past_caches =
+        ts::detail::past_caches(static_cast<std::int64_t>(out_.size()) * floats_);
+    ts::kernels::add_to_all(static_cast<std::int64_t>(count), parts.data(), parts.size(),
+                            copies.data(), copies.size(), 1.0f, past_caches);
   }
 
+  static constexpr std::int64_t most = 4096;  // floats of a block
   std::int64_t floats_ = 0;
   std::vector<std::vector<float>> memory_;
   std::vector<float*> in_, out_;

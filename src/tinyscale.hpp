@@ -261,6 +261,7 @@
 #include "tinyscale/mesh/run_log.hpp"
 #include "tinyscale/mesh/chunk_paths.hpp"
 #include "tinyscale/mesh/exchange.hpp"
+#include "tinyscale/mesh/two_ends.hpp"
 #include "tinyscale/mesh/executor.hpp"
 #include "tinyscale/mesh/call_plan.hpp"
 #include "tinyscale/mesh/carrier.hpp"

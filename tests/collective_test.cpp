@@ -1108,4 +1108,70 @@ TEST_CASE("a barrier behind leaves and a spine: the way to the spine is no secon
   }
 }
 
+TEST_CASE("results that the caches do not hold, and means, are those of small ones") {
+  constexpr int n = 8;
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {n}), {{"x", n}});
+  // More than 64 MB are read and written; no place of a cache line is that of the next chunk.
+  for (const std::int64_t floats : {std::int64_t{1003}, std::int64_t{1048579}}) {
+    const auto number = [](std::int64_t i) { return static_cast<float>(i % 1021); };
+    const auto wrong = [&](const ts::Tensor& t, std::int64_t period, float factor, float add) {
+      std::int64_t count = 0;
+      for (std::int64_t i = 0; i < t.count(); ++i) {
+        const float block = static_cast<float>(i / period);
+        count += t.data()[i] != factor * number(i % period) + add * block ? 1 : 0;
+      }
+      return count;
+    };
+    for (const Algorithm algorithm :
+         {Algorithm::direct, Algorithm::ring, Algorithm::halving_doubling, Algorithm::automatic}) {
+      ts::CollectiveOptions options;
+      options.algorithm = algorithm;
+      std::vector<std::int64_t> faults(n, 0);
+      mesh.run([&](ts::Device& d) {
+        const float rank = static_cast<float>(d.rank());
+        const auto filled = [&](std::int64_t size, float factor, float add) {
+          std::vector<float> numbers(static_cast<std::size_t>(size));
+          for (std::int64_t i = 0; i < size; ++i) {
+            numbers[static_cast<std::size_t>(i)] = factor * number(i) + add;
+          }
+          return ts::tensor({size}, numbers);
+        };
+        std::int64_t& count = faults[static_cast<std::size_t>(d.rank())];
+        const ts::Tensor x = filled(floats, rank + 1, 0);
+        const ts::Tensor sum = d.all_reduce(x, "x", ts::Reduce::sum, options);
+        count += wrong(sum, floats, 36, 0);
+        const ts::Tensor mean = d.all_reduce(x, "x", ts::Reduce::mean, options);
+        count += wrong(mean, floats, 4.5f, 0);
+        const ts::Tensor largest = d.all_reduce(x, "x", ts::Reduce::max, options);
+        count += wrong(largest, floats, 8, 0);
+        const std::int64_t part = floats / 4;
+        const ts::Tensor all = d.all_gather(filled(part, 1, 2000 * rank), "x", 0, options);
+        count += wrong(all, part, 1, 2000);
+      });
+      CAPTURE(floats);
+      CAPTURE(ts::name_of(algorithm));
+      CHECK(faults == std::vector<std::int64_t>(n, 0));
+    }
+    std::vector<std::int64_t> faults(n, 0);
+    mesh.run([&](ts::Device& d) {
+      const std::int64_t block = floats / n;
+      std::vector<float> numbers(static_cast<std::size_t>(block * n));
+      for (std::int64_t i = 0; i < block * n; ++i) {
+        numbers[static_cast<std::size_t>(i)] =
+            number(i % block) + static_cast<float>(2000 * d.rank());
+      }
+      const ts::Tensor x = ts::tensor({block * n}, numbers);
+      std::int64_t& count = faults[static_cast<std::size_t>(d.rank())];
+      count += wrong(d.all_to_all(x, "x", 0, 0), block, 1, 2000);
+      const ts::Tensor mean = d.reduce_scatter(x, "x", 0, ts::Reduce::mean);
+      count += wrong(mean - 7000.0f, block, 1, 0);
+      const std::int64_t wide = 2 * block * n;
+      const ts::Tensor root = ts::full({wide}, static_cast<float>(d.rank()));
+      count += wrong(d.broadcast(root, "x", 3) - 3.0f, wide, 0, 0);
+    });
+    CAPTURE(floats);
+    CHECK(faults == std::vector<std::int64_t>(n, 0));
+  }
+}
+
 #endif  // TINYSCALE_NO_THREADS

@@ -279,36 +279,62 @@ TEST_CASE("sums: a row and columns in double, on every path; squares whatever th
   }
 }
 
-TEST_CASE("many vectors into one and one into many: every path, any length, in place too") {
+TEST_CASE(
+    "sums of many vectors to many: every path, any length, in place and past the caches too") {
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
-    for (const std::int64_t n : {0, 1, 15, 63, 64, 65, 200}) {
+    for (const std::int64_t n : {0, 1, 15, 63, 64, 65, 200, 777}) {
       for (std::size_t count = 1; count <= 9; ++count) {
-        CAPTURE(n);
-        CAPTURE(count);
-        std::vector<Floats> many;
-        std::vector<const float*> parts;
-        std::vector<float*> copies;
-        Floats sum = noise(n, 100);
-        many.push_back(sum);
-        for (std::size_t p = 1; p < count; ++p) {
-          many.push_back(noise(n, p));
-          for (std::size_t i = 0; i < sum.size(); ++i) {
-            sum[i] += many[p][i];
+        // How the places of a cache line, at which vectors begin, differ.
+        for (const std::size_t apart : {0, 1}) {
+          CAPTURE(n);
+          CAPTURE(count);
+          CAPTURE(apart);
+          const std::size_t length = static_cast<std::size_t>(n);
+          std::vector<Floats> memory(count, Floats(length + 48, 7));
+          std::vector<const float*> parts;
+          std::vector<float*> copies;
+          Floats sum(length), mean(length);
+          for (std::size_t p = 0; p < count; ++p) {
+            const std::size_t lines = reinterpret_cast<std::uintptr_t>(memory[p].data()) / 4 % 16;
+            float* const at = memory[p].data() + 16 - lines + 5 + apart * p;
+            const Floats numbers = noise(n, p);
+            std::copy(numbers.begin(), numbers.end(), at);
+            parts.push_back(at);
+            copies.push_back(at);
+            for (std::size_t i = 0; i < length; ++i) {
+              sum[i] = p == 0 ? at[i] : sum[i] + at[i];
+            }
           }
-        }
-        for (Floats& one : many) {
-          one.push_back(7);  // what lies behind
-          parts.push_back(one.data());
-          copies.push_back(one.data());
-        }
-        kernel::add_all(n, parts.data(), count, many[count - 1].data());
-        CHECK(Floats(many[count - 1].begin(), many[count - 1].end() - 1) == sum);
-        const Floats x = noise(n, 200);
-        kernel::copy_to_all(n, x.data(), copies.data(), count);
-        for (const Floats& one : many) {
-          CHECK(Floats(one.begin(), one.end() - 1) == x);
-          CHECK(one.back() == 7);
+          for (std::size_t i = 0; i < length; ++i) {
+            mean[i] = (sum[i] + (count > 1 ? sum[i] : 0.0f)) / 3.0f;
+          }
+          Floats y(length + 1, 7);
+          kernel::add_all(n, parts.data(), count, y.data());
+          CHECK(std::equal(sum.begin(), sum.end(), y.begin()));
+          CHECK(y.back() == 7);
+          // To all that were added, and to the last alone; twice the sum, by a part of it.
+          std::vector<const float*> both{y.data()};
+          if (count > 1) {
+            both.push_back(y.data());
+          }
+          kernel::add_to_all(n, both.data(), both.size(), copies.data(), count, 3.0f,
+                             (count + length) % 2 == 0);
+          for (std::size_t c = 0; c < count; ++c) {
+            for (std::size_t i = 0; i < length; ++i) {  // -ffast-math may multiply by 1 / 3
+              REQUIRE(copies[c][i] == doctest::Approx(mean[i]).epsilon(3e-7));
+            }
+            CHECK(std::count(memory[c].begin(), memory[c].end(), 7.0f) == 48);
+          }
+          for (std::size_t p = 0; p < count; ++p) {
+            const Floats numbers = noise(n, p);
+            std::copy(numbers.begin(), numbers.end(), copies[p]);
+          }
+          kernel::add_to_all(n, parts.data(), count, copies.data() + count / 2, count - count / 2,
+                             1.0f, length % 2 == 0);
+          for (std::size_t c = count / 2; c < count; ++c) {
+            CHECK(std::equal(sum.begin(), sum.end(), copies[c]));
+          }
         }
       }
     }

@@ -8,6 +8,7 @@
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/past_caches.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -25,89 +26,124 @@ inline void stream_rows(std::int64_t units, double bytes, const LoopBody& body) 
   parallel_for(units, (units + parts - 1) / parts, body);
 }
 
-struct SumOfVectors {
+struct SumToVectors {
   std::int64_t n;
   const float* const* parts;
   std::size_t count;
-  float* y;
+  float* const* copies;
+  std::size_t targets;
+  float divisor;
+  bool past;  // copies are written past the caches: all begin at one place of a cache line
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    typename L::V sums[4], v;
-    constexpr std::int64_t wide = 4 * L::width;
+    const SumToVectors now = *this;  // what is written does not change it
     std::int64_t i = 0;
-    for (; i + wide <= n; i += wide) {
+    for (const std::int64_t first = past ? std::min(n, before_line(copies[0])) : 0; i < first;) {
+      const std::int64_t left = std::min<std::int64_t>(first - i, L::width);
+      now.template some<L>(i, left);
+      i += left;
+    }
+    if (past) {
+      i = now.template fours<L, true>(i);
+      end_past_caches();
+    } else {
+      i = now.template fours<L, false>(i);
+    }
+    for (; i < n; i += L::width) {
+      now.template some<L>(i, n - i);
+    }
+  }
+
+ private:
+  template <class L, bool to_memory>
+  TINYSCALE_INLINE std::int64_t fours(std::int64_t i) const {
+    constexpr std::int64_t wide = 4 * L::width;
+    for (const std::int64_t last = n - wide; i <= last; i += wide) {
+      typename L::V sums[4], v;
+      const float* from = parts[0] + i;
       TINYSCALE_UNROLL
       for (int part = 0; part < 4; ++part) {
-        load<L>(parts[0] + i + part * L::width, sums[part]);
+        load<L>(from + part * L::width, sums[part]);
       }
       for (std::size_t p = 1; p < count; ++p) {
+        from = parts[p] + i;
         TINYSCALE_UNROLL
         for (int part = 0; part < 4; ++part) {
-          load<L>(parts[p] + i + part * L::width, v);
+          load<L>(from + part * L::width, v);
           sums[part] = sums[part] + v;
         }
       }
-      TINYSCALE_UNROLL
-      for (int part = 0; part < 4; ++part) {
-        store<L>(y + i + part * L::width, sums[part]);
-      }
-    }
-    for (; i < n; i += L::width) {
-      load_some<L>(parts[0] + i, n - i, 0.0f, sums[0]);
-      for (std::size_t p = 1; p < count; ++p) {
-        load_some<L>(parts[p] + i, n - i, 0.0f, v);
-        sums[0] = sums[0] + v;
-      }
-      store_some<L>(y + i, n - i, sums[0]);
-    }
-  }
-};
-
-struct CopiesOfVector {
-  std::int64_t n;
-  const float* x;
-  float* const* copies;
-  std::size_t count;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    typename L::V v[4];
-    constexpr std::int64_t wide = 4 * L::width;
-    std::int64_t i = 0;
-    for (; i + wide <= n; i += wide) {
-      TINYSCALE_UNROLL
-      for (int part = 0; part < 4; ++part) {
-        load<L>(x + i + part * L::width, v[part]);
-      }
-      for (std::size_t c = 0; c < count; ++c) {
+      if (divisor != 1.0f) {
         TINYSCALE_UNROLL
         for (int part = 0; part < 4; ++part) {
-          store<L>(copies[c] + i + part * L::width, v[part]);
+          sums[part] = sums[part] / divisor;
         }
       }
+      put<L, to_memory>(sums, copies[0] + i);
+      for (std::size_t c = 1; c < targets; ++c) {
+        put<L, to_memory>(sums, copies[c] + i);
+      }
     }
-    for (; i < n; i += L::width) {
-      load_some<L>(x + i, n - i, 0.0f, v[0]);
-      for (std::size_t c = 0; c < count; ++c) {
-        store_some<L>(copies[c] + i, n - i, v[0]);
+    return i;
+  }
+  template <class L, bool to_memory>
+  TINYSCALE_INLINE static void put(const typename L::V (&sums)[4], float* to) {
+    TINYSCALE_UNROLL
+    for (int part = 0; part < 4; ++part) {
+      if (to_memory) {
+        store_past_caches(to + part * L::width, sums[part]);
+      } else {
+        store<L>(to + part * L::width, sums[part]);
       }
     }
   }
+  template <class L>
+  TINYSCALE_INLINE void some(std::int64_t i, std::int64_t left) const {
+    typename L::V sum, v;
+    load_some<L>(parts[0] + i, left, 0.0f, sum);
+    for (std::size_t p = 1; p < count; ++p) {
+      load_some<L>(parts[p] + i, left, 0.0f, v);
+      sum = sum + v;
+    }
+    if (divisor != 1.0f) {
+      sum = sum / divisor;
+    }
+    for (std::size_t c = 0; c < targets; ++c) {
+      store_some<L>(copies[c] + i, left, sum);
+    }
+  }
 };
+
+// More targets than a core keeps under way at once while they come through its caches.
+constexpr std::size_t many_targets = 4;
 
 }  // namespace detail
 
 namespace kernels {
 
-// y[i] = parts[0][i] + parts[1][i] + .. + parts[count - 1][i], from left to right; y may be one.
-inline void add_all(std::int64_t n, const float* const* parts, std::size_t count, float* y) {
-  detail::run_on_lanes(detail::SumOfVectors{n, parts, count, y});
+// Each of `targets` copies y: y[i] = (parts[0][i] + parts[1][i] + .. + parts[count - 1][i]) /
+// divisor, added from left to right. A copy may be one of the parts. `past_caches`: what comes next
+// does not read them soon.
+inline void add_to_all(std::int64_t n, const float* const* parts, std::size_t count,
+                       float* const* copies, std::size_t targets, float divisor = 1.0f,
+                       bool past_caches = false) {
+  bool past = past_caches;
+  for (std::size_t c = 0; past && c < targets; ++c) {
+    past = detail::before_line(copies[c]) == detail::before_line(copies[0]);
+  }
+  const bool twice = !past && count > 1 && targets > detail::many_targets;
+  detail::run_on_lanes(
+      detail::SumToVectors{n, parts, count, copies, twice ? 1 : targets, divisor, past});
+  if (twice) {
+    const float* const sum[] = {copies[0]};
+    detail::run_on_lanes(detail::SumToVectors{n, sum, 1, copies + 1, targets - 1, 1.0f, false});
+  }
 }
 
-// copies[c][i] = x[i] of each of `count`; x is none of them.
-inline void copy_to_all(std::int64_t n, const float* x, float* const* copies, std::size_t count) {
-  detail::run_on_lanes(detail::CopiesOfVector{n, x, copies, count});
+// y[i] = parts[0][i] + parts[1][i] + .. + parts[count - 1][i], from left to right; y may be one.
+inline void add_all(std::int64_t n, const float* const* parts, std::size_t count, float* y) {
+  add_to_all(n, parts, count, &y, 1);
 }
 
 }  // namespace kernels

@@ -64,12 +64,24 @@ inline bool rounds_result(const Exchange& e) {
 }
 inline bool settles(const Exchange& e) { return e.how == Reduce::mean || rounds_result(e); }
 
+// Read and written by all devices together.
+inline std::int64_t moved_elements(const Exchange& e) {
+  const bool gathers = e.what == Collective::all_gather || e.what == Collective::broadcast;
+  const bool sums = e.what == Collective::reduce_scatter || e.what == Collective::reduce;
+  const bool both = e.what == Collective::all_reduce;
+  return e.cut.begin(e.cut.chunks()) *
+         ((sums || both ? e.devices : 1) + (gathers || both ? e.devices : 1));
+}
+
 // What n numbers of a device come to in the end.
 inline void settle(const Exchange& e, std::int64_t n, const float* from, float* into) {
-  const bool rounds = rounds_result(e);
   const float parts = e.how == Reduce::mean ? static_cast<float>(e.devices) : 1.0f;
+  if (!rounds_result(e)) {
+    kernels::add_to_all(n, &from, 1, &into, 1, parts);
+    return;
+  }
   for (std::int64_t i = 0; i < n; ++i) {
-    into[i] = (rounds ? round_to(from[i], e.format) : from[i]) / parts;
+    into[i] = round_to(from[i], e.format) / parts;
   }
 }
 

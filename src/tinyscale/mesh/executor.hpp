@@ -5,7 +5,6 @@
 // for another between steps. Numbers are rounded to the wire's format whenever they are sent.
 
 #include <algorithm>  // max, min, upper_bound
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>  // memcpy
@@ -18,6 +17,7 @@
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/streams.hpp"
 #include "tinyscale/mesh/exchange.hpp"
+#include "tinyscale/mesh/two_ends.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -36,8 +36,10 @@ class StretchRun {
         exact_(exchange.format == DType::f32),
         adds_(exact_ && (exchange.how == Reduce::sum || exchange.how == Reduce::mean)),
         size_(static_cast<std::size_t>(exchange.devices)),
+        past_(past_caches(moved_elements(exchange) / 2)),
         now_(size_),
         home_(size_),
+        by_(size_),
         own_(exchange.devices * length),
         payload_(exchange.paths.widest * length),
         from_(3 * size_ + 1),
@@ -73,6 +75,7 @@ class StretchRun {
   }
   void add(int chunk, std::int64_t first, std::int64_t count) {
     const int b = chunk / e_.cut.parts;
+    began_ = steps_.size();
     place_.first = e_.cut.begin(chunk) - e_.cut.begin(b * e_.cut.parts) + first;
     place_.count = count;
     // All devices have to do with a chunk, except in all_to_all: then there are too many chunks.
@@ -87,7 +90,9 @@ class StretchRun {
     const std::size_t c = static_cast<std::size_t>(chunk);
     for (std::size_t h = e_.paths.first[c]; h < e_.paths.first[c + 1];) {
       const ChunkPaths::Hop& one = e_.paths.hops[h];
-      const bool merged = one.merged > 1 && (one.reduce != 0 ? adds_ : exact_);
+      const std::size_t from = static_cast<std::size_t>(one.from);
+      const bool alone = one.together <= 1 && (one.reduce != 0 || was_summed(from));
+      const bool merged = (one.merged > 1 || alone) && (one.reduce != 0 ? adds_ : exact_);
       const std::size_t hops = static_cast<std::size_t>(merged ? one.merged : one.together);
       if (!merged) {
         hop(h, hops);
@@ -98,8 +103,13 @@ class StretchRun {
       }
       h += hops;
     }
+    const bool settled = !settles(e_) || divides_in_sum(b);
+    const std::size_t now = steps_.size();
     for (int d = pairs ? receiver : 0; d < (pairs ? receiver + 1 : e_.devices); ++d) {
-      end(d, b);
+      end(d, b, settled);
+    }
+    if (past_ && now > began_ && steps_.size() == now) {
+      steps_.back().past = true;
     }
   }
   bool has_steps() const { return !steps_.empty(); }
@@ -119,10 +129,12 @@ class StretchRun {
     bool operator==(const Place& other) const { return base == other.base && at == other.at; }
   };
   struct Step {
-    enum class Act { load, store, sum, copy, copies, combine, round, settle };
+    enum class Act { load, store, sum, copy, combine, round, settle };
     Act act = Act::copy;
-    Place from, part, to;               // combine alone has a part
-    std::size_t first = 0, places = 0;  // sum: those added; copies: the targets
+    Place from, part, to;                           // combine alone has a part
+    std::size_t first = 0, parts = 0, targets = 0;  // sum: places added, then those that get it
+    float divisor = 1.0f;                           // of a sum
+    bool past = false;  // sum, copy: written past the caches, since nothing here reads it again
     Stretch stretch;
   };
 
@@ -156,6 +168,7 @@ class StretchRun {
       const Stretch s = stretch(device, b, to, false);
       home_[d] = s.whole() ? out(d, s) : home_[d];
     }
+    by_[d] = 0;
     const int from = devices_[d].in == nullptr ? -1 : input_block(e_, device, b);
     if (from >= 0) {
       const Stretch s = stretch(device, b, from, true);
@@ -178,30 +191,59 @@ class StretchRun {
       places_.push_back(now_[from == holder ? to : from]);
       holder = to;
     }
-    Step& made = step(Step::Act::sum, now_[holder], home_[holder]);
-    made.first = first;
-    made.places = places_.size() - first;
-    now_[holder] = home_[holder];
+    sum_from(first, places_.size() - first);
+    get(holder);
   }
 
-  // To all that get the same, and to where the sender itself wants it.
+  // The places from `first` on are added; the first of those that get the sum comes next.
+  void sum_from(std::size_t first, std::size_t parts) {
+    Step& made = step(Step::Act::sum, places_[first], places_[first]);
+    made.first = first;
+    made.parts = parts;
+  }
+  // A device gets the sum of the last step where it wants it.
+  void get(std::size_t d) {
+    places_.push_back(home_[d]);
+    ++steps_.back().targets;
+    now_[d] = home_[d];
+    by_[d] = steps_.size();
+  }
+
+  // Whether what a device has is the sum of the last step.
+  bool was_summed(std::size_t d) const {
+    return steps_.size() > began_ && steps_.back().act == Step::Act::sum && by_[d] == steps_.size();
+  }
+
+  // To all that get the same, and to where the sender itself wants it; what was just added goes
+  // there in one pass.
   void copy(std::size_t h, std::size_t hops) {
     const std::size_t sender = static_cast<std::size_t>(e_.paths.hops[h].from);
-    const Place from = now_[sender];
-    const std::size_t first = places_.size();
-    const auto add = [&](std::size_t to) {
-      places_.push_back(home_[to]);
-      now_[to] = home_[to];
-    };
-    if (!(home_[sender] == own(sender)) && !(from == home_[sender])) {
-      add(sender);
+    if (!was_summed(sender)) {
+      const std::size_t first = places_.size();
+      places_.push_back(now_[sender]);
+      sum_from(first, 1);
+      if (!(home_[sender] == own(sender)) && !(now_[sender] == home_[sender])) {
+        get(sender);
+      }
     }
     for (std::size_t i = 0; i < hops; ++i) {
-      add(static_cast<std::size_t>(e_.paths.hops[h + i].to));
+      get(static_cast<std::size_t>(e_.paths.hops[h + i].to));
     }
-    Step& made = step(Step::Act::copies, from, from);
-    made.first = first;
-    made.places = places_.size() - first;
+  }
+
+  // Whether all results of block b are the last step's sum, which then makes their mean.
+  bool divides_in_sum(int b) {
+    if (!adds_ || steps_.size() == began_ || steps_.back().act != Step::Act::sum) {
+      return false;
+    }
+    for (int d = 0; d < e_.devices; ++d) {
+      const std::size_t i = static_cast<std::size_t>(d);
+      if (devices_[i].out != nullptr && output_block(e_, d, b) >= 0 && by_[i] != steps_.size()) {
+        return false;
+      }
+    }
+    steps_.back().divisor = static_cast<float>(e_.devices);
+    return true;
   }
 
   void hop(std::size_t h, std::size_t together) {
@@ -225,12 +267,12 @@ class StretchRun {
     }
   }
 
-  void end(int device, int b) {
+  void end(int device, int b, bool settled) {
     const std::size_t d = static_cast<std::size_t>(device);
     const int to = devices_[d].out == nullptr ? -1 : output_block(e_, device, b);
     if (to >= 0) {
       const Stretch s = stretch(device, b, to, false);
-      if (settles(e_)) {
+      if (!settled) {
         step(Step::Act::settle, now_[d], home_[d]);
         now_[d] = home_[d];
       }
@@ -251,20 +293,25 @@ class StretchRun {
       case Step::Act::store: step.stretch.store(from(step.from), to(step.to)); break;
       case Step::Act::sum:
         parts_.clear();
-        for (std::size_t i = step.first; i < step.first + step.places; ++i) {
-          parts_.push_back(from(places_[i]));
-        }
-        kernels::add_all(count, parts_.data(), parts_.size(), to(step.to));
-        break;
-      case Step::Act::copies:
         copies_.clear();
-        for (std::size_t i = step.first; i < step.first + step.places; ++i) {
-          copies_.push_back(to(places_[i]));
+        for (std::size_t i = 0; i < step.parts; ++i) {
+          parts_.push_back(from(places_[step.first + i]));
         }
-        kernels::copy_to_all(count, from(step.from), copies_.data(), copies_.size());
+        for (std::size_t i = 0; i < step.targets; ++i) {
+          copies_.push_back(to(places_[step.first + step.parts + i]));
+        }
+        kernels::add_to_all(count, parts_.data(), step.parts, copies_.data(), step.targets,
+                            step.divisor, step.past);
         break;
       case Step::Act::copy:
-        std::memcpy(to(step.to), from(step.from), static_cast<std::size_t>(count) * sizeof(float));
+        if (step.past) {
+          const float* const one[] = {from(step.from)};
+          float* const copy[] = {to(step.to)};
+          kernels::add_to_all(count, one, 1, copy, 1, 1.0f, true);
+        } else {
+          std::memcpy(to(step.to), from(step.from),
+                      static_cast<std::size_t>(count) * sizeof(float));
+        }
         break;
       case Step::Act::combine:
         combine(e_.how, count, from(step.from), from(step.part), to(step.to));
@@ -288,8 +335,11 @@ class StretchRun {
   std::int64_t length_;
   bool exact_, adds_;  // numbers are not rounded, and their sums are wanted
   std::size_t size_;
-  List<Place> now_;   // by device: its numbers of the stretch
-  List<Place> home_;  // where it changes them: in its result where that is contiguous
+  bool past_;              // the caches do not hold the results
+  std::size_t began_ = 0;  // the first step of a stretch
+  List<Place> now_;        // by device: its numbers of the stretch
+  List<Place> home_;       // where it changes them: in its result where that is contiguous
+  List<std::size_t> by_;   // by device: the step, from 1, whose sum it has; 0: it has none
   Stretch place_;
   List<Step> steps_;
   List<Place> places_;
@@ -313,40 +363,6 @@ inline std::int64_t stretch_length(const Exchange& e) {
   const std::int64_t parts = (run + fits - 1) / fits;
   return run % parts == 0 && run / parts >= 16 ? run / parts : fits;
 }
-
-// What two sides take from both ends until nothing is left. A thread that begins on the same side
-// in every call finds what it read and wrote there before in its own cache.
-class TwoEnds {
- public:
-  explicit TwoEnds(std::int64_t n, int threads)
-      : share_(std::int64_t{4} * threads), left_(pack(0, n)) {}
-
-  // The next [begin, end); false when all is taken.
-  bool take(bool from_back, std::int64_t& begin, std::int64_t& end) {
-    std::uint64_t now = left_.load();
-    std::uint64_t then = 0;
-    do {
-      const std::int64_t first = static_cast<std::int64_t>(now >> 32);
-      const std::int64_t last = static_cast<std::int64_t>(now & 0xffffffffU);
-      if (first == last) {
-        return false;
-      }
-      const std::int64_t some = std::max<std::int64_t>(1, (last - first) / share_);
-      begin = from_back ? last - some : first;
-      end = begin + some;
-      then = from_back ? pack(first, begin) : pack(end, last);
-    } while (!left_.compare_exchange_weak(now, then));
-    return true;
-  }
-
- private:
-  static std::uint64_t pack(std::int64_t first, std::int64_t last) {
-    return static_cast<std::uint64_t>(first) << 32 | static_cast<std::uint64_t>(last);
-  }
-
-  std::int64_t share_;
-  std::atomic<std::uint64_t> left_;
-};
 
 // An exchange that runs again and again: how its chunks are cut is found once.
 class ExchangeRun {
@@ -373,8 +389,7 @@ class ExchangeRun {
   // On this thread, or on as many as loops may use here, or with others who wait at `with`; this
   // thread takes the chunks from the front then, or from the back.
   void run(OpenLoop* with = nullptr, bool from_back = false) {
-    const auto body = [&](std::int64_t first, std::int64_t last) {
-      StretchRun part(e_, buffers_.begin(), length_);
+    const auto body = [&](StretchRun& part, std::int64_t first, std::int64_t last) {
       each_stretch(first, last, [&](int chunk, std::int64_t at, std::int64_t count) {
         part.run(chunk, at, count);
       });
@@ -390,13 +405,21 @@ class ExchangeRun {
       TwoEnds ends(stretches_.back(), threads);
       const auto side = [&](std::int64_t, std::int64_t) {
         const bool back = (std::this_thread::get_id() == self) == from_back;
-        for (std::int64_t first = 0, last = 0; ends.take(back, first, last);) {
-          body(first, last);
+        std::int64_t first = 0, last = 0;
+        if (!ends.take(back, first, last)) {
+          return;
         }
+        StretchRun part(e_, buffers_.begin(), length_);
+        do {
+          body(part, first, last);
+        } while (ends.take(back, first, last));
       };
       with->run(side, threads, threads - 1);
     } else {
-      parallel_for(stretches_.back(), 1, body);
+      parallel_for(stretches_.back(), 1, [&](std::int64_t first, std::int64_t last) {
+        StretchRun part(e_, buffers_.begin(), length_);
+        body(part, first, last);
+      });
     }
   }
 
