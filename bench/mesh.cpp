@@ -172,8 +172,11 @@ class Limit {
     floats_ = static_cast<std::int64_t>(floats);
   }
   double seconds(int times) {
-    const double start = now();
-    for (int i = 0; i < times; ++i) {
+    double start = now();
+    for (int i = -uncounted(times); i < times; ++i) {
+      if (i == 0) {
+        start = now();
+      }
       ts::parallel_for(floats_, most, [&](std::int64_t begin, std::int64_t end) {
         for (; begin < end; begin += most) {
           const std::int64_t rest = std::min<std::int64_t>(most, end - begin);
