@@ -264,6 +264,7 @@ class StretchRun {
         step(Step::Act::copy, part, home_[to]);
       }
       now_[to] = home_[to];
+      by_[to] = 0;
     }
   }
 
