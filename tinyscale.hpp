@@ -69,7 +69,7 @@
 //   tinyscale/compute/past_caches.hpp        Writing past the caches
 //   tinyscale/compute/elementwise.hpp        Element-wise kernels
 //   tinyscale/compute/sums.hpp               Sums of floats gathered in double
-//   tinyscale/compute/streams.hpp            One vector from many and many from one, in one pass
+//   tinyscale/compute/streams.hpp            Sums of many vectors to many, in one pass
 //   tinyscale/compute/adamw.hpp              AdamW
 //   tinyscale/compute/scratch.hpp            Scratch memory that kernels borrow from the free
 //   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
@@ -11268,8 +11268,8 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/streams.hpp
-// One vector from many and many from one, in one pass: several streams of memory under way at once
-// are faster than one after another.
+// Sums of many vectors to many, in one pass: several streams of memory under way at once are faster
+// than one after another.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -11376,16 +11376,16 @@ struct SumToVectors {
   }
 };
 
-// More targets than a core keeps under way at once while they come through its caches.
-constexpr std::size_t many_targets = 4;
+// More are slower in the pass that adds, through the caches, than in one of their own.
+constexpr std::size_t most_targets = 4;
 
 }  // namespace detail
 
 namespace kernels {
 
 // Each of `targets` copies y: y[i] = (parts[0][i] + parts[1][i] + .. + parts[count - 1][i]) /
-// divisor, added from left to right. A copy may be one of the parts. `past_caches`: what comes next
-// does not read them soon.
+// divisor, added from left to right. A copy may be one of the parts. `past_caches`: written
+// past them, since nothing reads the copies soon.
 inline void add_to_all(std::int64_t n, const float* const* parts, std::size_t count,
                        float* const* copies, std::size_t targets, float divisor = 1.0f,
                        bool past_caches = false) {
@@ -11393,7 +11393,7 @@ inline void add_to_all(std::int64_t n, const float* const* parts, std::size_t co
   for (std::size_t c = 0; past && c < targets; ++c) {
     past = detail::before_line(copies[c]) == detail::before_line(copies[0]);
   }
-  const bool twice = !past && count > 1 && targets > detail::many_targets;
+  const bool twice = !past && count > 1 && targets > detail::most_targets;
   detail::run_on_lanes(
       detail::SumToVectors{n, parts, count, copies, twice ? 1 : targets, divisor, past});
   if (twice) {
@@ -46394,7 +46394,7 @@ class StretchRun {
   std::int64_t length_;
   bool exact_, adds_;  // numbers are not rounded, and their sums are wanted
   std::size_t size_;
-  bool past_;              // the caches do not hold the results
+  bool past_;              // the caches do not hold what is read and written
   std::size_t began_ = 0;  // the first step of a stretch
   List<Place> now_;        // by device: its numbers of the stretch
   List<Place> home_;       // where it changes them: in its result where that is contiguous

@@ -172,17 +172,20 @@ class Limit {
     floats_ = static_cast<std::int64_t>(floats);
   }
   double seconds(int times) {
-    double start = now();
-    for (int i = -uncounted(times); i < times; ++i) {
-      if (i == 0) {
-        start = now();
-      }
+    const auto once = [&] {
       ts::parallel_for(floats_, most, [&](std::int64_t begin, std::int64_t end) {
         for (; begin < end; begin += most) {
           const std::int64_t rest = std::min<std::int64_t>(most, end - begin);
           block(static_cast<std::size_t>(begin), static_cast<std::size_t>(rest));
         }
       });
+    };
+    for (int i = 0; i < uncounted(times); ++i) {
+      once();
+    }
+    const double start = now();
+    for (int i = 0; i < times; ++i) {
+      once();
     }
     return (now() - start) / times;
   }

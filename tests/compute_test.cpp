@@ -279,13 +279,12 @@ TEST_CASE("sums: a row and columns in double, on every path; squares whatever th
   }
 }
 
-TEST_CASE(
-    "sums of many vectors to many: every path, any length, in place and past the caches too") {
+TEST_CASE("sums of many vectors to many: every path, any length, in place, past the caches") {
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
     for (const std::int64_t n : {0, 1, 15, 63, 64, 65, 200, 777}) {
       for (std::size_t count = 1; count <= 9; ++count) {
-        // How the places of a cache line, at which vectors begin, differ.
+        // By how many numbers the places of a cache line at which vectors begin differ.
         for (const std::size_t apart : {0, 1}) {
           CAPTURE(n);
           CAPTURE(count);
@@ -313,7 +312,7 @@ TEST_CASE(
           kernel::add_all(n, parts.data(), count, y.data());
           CHECK(std::equal(sum.begin(), sum.end(), y.begin()));
           CHECK(y.back() == 7);
-          // To all that were added, and to the last alone; twice the sum, by a part of it.
+          // Twice the sum over 3, to all that were added; then the sum, to the last half of them.
           std::vector<const float*> both{y.data()};
           if (count > 1) {
             both.push_back(y.data());

@@ -1,6 +1,6 @@
 #pragma once
-// One vector from many and many from one, in one pass: several streams of memory under way at once
-// are faster than one after another.
+// Sums of many vectors to many, in one pass: several streams of memory under way at once are faster
+// than one after another.
 
 #include <algorithm>
 #include <cstddef>
@@ -115,16 +115,16 @@ struct SumToVectors {
   }
 };
 
-// More targets than a core keeps under way at once while they come through its caches.
-constexpr std::size_t many_targets = 4;
+// More are slower in the pass that adds, through the caches, than in one of their own.
+constexpr std::size_t most_targets = 4;
 
 }  // namespace detail
 
 namespace kernels {
 
 // Each of `targets` copies y: y[i] = (parts[0][i] + parts[1][i] + .. + parts[count - 1][i]) /
-// divisor, added from left to right. A copy may be one of the parts. `past_caches`: what comes next
-// does not read them soon.
+// divisor, added from left to right. A copy may be one of the parts. `past_caches`: written
+// past them, since nothing reads the copies soon.
 inline void add_to_all(std::int64_t n, const float* const* parts, std::size_t count,
                        float* const* copies, std::size_t targets, float divisor = 1.0f,
                        bool past_caches = false) {
@@ -132,7 +132,7 @@ inline void add_to_all(std::int64_t n, const float* const* parts, std::size_t co
   for (std::size_t c = 0; past && c < targets; ++c) {
     past = detail::before_line(copies[c]) == detail::before_line(copies[0]);
   }
-  const bool twice = !past && count > 1 && targets > detail::many_targets;
+  const bool twice = !past && count > 1 && targets > detail::most_targets;
   detail::run_on_lanes(
       detail::SumToVectors{n, parts, count, copies, twice ? 1 : targets, divisor, past});
   if (twice) {

@@ -336,7 +336,7 @@ class StretchRun {
   std::int64_t length_;
   bool exact_, adds_;  // numbers are not rounded, and their sums are wanted
   std::size_t size_;
-  bool past_;              // the caches do not hold the results
+  bool past_;              // the caches do not hold what is read and written
   std::size_t began_ = 0;  // the first step of a stretch
   List<Place> now_;        // by device: its numbers of the stretch
   List<Place> home_;       // where it changes them: in its result where that is contiguous
