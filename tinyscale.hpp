@@ -79164,14 +79164,15 @@ inline void check_threshold(const char* who, const List<double>& all) {
 
 // Figures that a user may have set; 0: not known.
 inline void check_chip_figures(const char* who, const Machine& machine) {
-  check_job(who, "the chip's memory_bytes", machine.chip.memory_bytes, 0, 1e18);
-  check_job(who, "the chip's memory_bandwidth", machine.chip.memory_bandwidth, 0, 1e18);
   const Chip& chip = machine.chip;
-  for (const double rate :
-       {chip.flops_bf16, chip.flops_int8, chip.flops_fp8, chip.flops_fp4, chip.flops_f32}) {
+  check_job(who, "the chip's memory_bytes", chip.memory_bytes, 0, 1e18);
+  check_job(who, "the chip's memory_bandwidth", chip.memory_bandwidth, 0, 1e18);
+  for (const double rate : {chip.flops_bf16, chip.flops_int8, chip.flops_fp8, chip.flops_fp4,
+                            chip.flops_f32, chip.vector_flops}) {
     check_job(who, "a FLOP/s rate of the chip", rate, 0, 1e19);
   }
-  check_job(who, "the chip's watts", machine.chip.watts, 0, 1e9);
+  check_job(who, "the chip's watts", chip.watts, 0, 1e9);
+  check_job(who, "the chip's dollars_per_hour", chip.dollars_per_hour, 0, 1e9);
   check_job(who, "the machine's dollars_per_hour", machine.dollars_per_hour, 0, 1e9);
 }
 
@@ -82977,6 +82978,7 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
   const char* const who = "plan_training";
   check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
   check_job(who, "tokens", job.tokens, 0, 1e30);  // 0: the plan chooses
+  check_job(who, "model.training_tokens", job.model.training_tokens, 0, 1e30);
   check_job(who, "context", static_cast<double>(job.context), 0, 1e9);
   check_job(who, "typical_mfu", job.typical_mfu, 0, 1);
   check_job(who, "device_hours_per_failure", job.device_hours_per_failure, 0, 1e12);
@@ -83019,6 +83021,14 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
     in.notes.push_back(
         cat({"tokens: ", format_count(in.tokens), " are fewer than a batch; one step"}));
     in.tokens = in.batch;
+  }
+  if (machine.chip.memory_bytes == 0) {
+    in.notes.push_back(
+        cat({"memory: ", machine.chip.name, " states no memory_bytes, so no layout is too large"}));
+  }
+  if (machine.chip.memory_bandwidth == 0) {
+    in.notes.push_back(cat({"memory: ", machine.chip.name,
+                            " states no memory_bandwidth, so what memory bounds takes no time"}));
   }
   if (in.batch != job.batch_tokens) {
     in.notes.push_back(cat({"batch: ", format_count(job.batch_tokens), " tokens rounded to ",
@@ -87638,7 +87648,7 @@ inline Table TrainingPlan::memory_table() const {
   row("wasted by the allocator", best.memory_parts.wasted);
   row("runtime", best.memory_parts.system);
   row("all", best.memory);
-  row("a chip holds", on.chip.memory_bytes);
+  if (on.chip.memory_bytes > 0) row("a chip holds", on.chip.memory_bytes);
   return out;
 }
 

@@ -526,6 +526,39 @@ TEST_CASE("planning: f32 attention at the peak of f32, updates of experts, figur
   CHECK(error_of([&] {
           ts::plan_training(job, odd);
         }).find("plan_training: the chip's watts is ") == 0);
+  const auto refused = [&](double bad, double& field, const std::string& why) {
+    const double was = field;
+    field = bad;
+    CHECK(error_of([&] { ts::plan_training(job, odd); }) == "plan_training: " + why);
+    field = was;
+  };
+  odd = ts::machine("h100", {1, 8});
+  refused(-1, odd.chip.vector_flops,
+          "a FLOP/s rate of the chip is -1; a number from 0 to 1e+19 is right");
+  refused(-2, odd.chip.dollars_per_hour,
+          "the chip's dollars_per_hour is -2; a number from 0 to 1e+09 is right");
+  refused(-3, job.model.training_tokens,
+          "model.training_tokens is -3; a number from 0 to 1e+30 is right");
+}
+
+TEST_CASE("planning: a chip whose memory is not known, which the plan says") {
+  ts::TrainingJob job;
+  job.model = ts::config("llama3-8b");
+  ts::Machine machine = ts::machine("h100", {1, 8});
+  const auto printed = [&] {
+    std::ostringstream out;
+    out << ts::plan_training(job, machine);
+    return out.str();
+  };
+  const std::string known = printed();
+  CHECK(known.find("a chip holds") != std::string::npos);
+  CHECK(known.find("- memory: ") == std::string::npos);
+  machine.chip.memory_bytes = machine.chip.memory_bandwidth = 0;
+  const std::string open = printed();
+  CHECK(open.find("a chip holds") == std::string::npos);
+  CHECK(open.find("states no memory_bytes, so no layout is too large") != std::string::npos);
+  CHECK(open.find("states no memory_bandwidth, so what memory bounds takes no time") !=
+        std::string::npos);
 }
 
 TEST_CASE("planning: chunks of a given layout, embedding and head in chunks of their own") {

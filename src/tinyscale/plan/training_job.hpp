@@ -67,6 +67,7 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
   const char* const who = "plan_training";
   check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
   check_job(who, "tokens", job.tokens, 0, 1e30);  // 0: the plan chooses
+  check_job(who, "model.training_tokens", job.model.training_tokens, 0, 1e30);
   check_job(who, "context", static_cast<double>(job.context), 0, 1e9);
   check_job(who, "typical_mfu", job.typical_mfu, 0, 1);
   check_job(who, "device_hours_per_failure", job.device_hours_per_failure, 0, 1e12);
@@ -109,6 +110,14 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
     in.notes.push_back(
         cat({"tokens: ", format_count(in.tokens), " are fewer than a batch; one step"}));
     in.tokens = in.batch;
+  }
+  if (machine.chip.memory_bytes == 0) {
+    in.notes.push_back(
+        cat({"memory: ", machine.chip.name, " states no memory_bytes, so no layout is too large"}));
+  }
+  if (machine.chip.memory_bandwidth == 0) {
+    in.notes.push_back(cat({"memory: ", machine.chip.name,
+                            " states no memory_bandwidth, so what memory bounds takes no time"}));
   }
   if (in.batch != job.batch_tokens) {
     in.notes.push_back(cat({"batch: ", format_count(job.batch_tokens), " tokens rounded to ",

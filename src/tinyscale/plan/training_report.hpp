@@ -84,7 +84,7 @@ inline Table TrainingPlan::memory_table() const {
   row("wasted by the allocator", best.memory_parts.wasted);
   row("runtime", best.memory_parts.system);
   row("all", best.memory);
-  row("a chip holds", on.chip.memory_bytes);
+  if (on.chip.memory_bytes > 0) row("a chip holds", on.chip.memory_bytes);
   return out;
 }
 

@@ -111,14 +111,15 @@ inline void check_threshold(const char* who, const List<double>& all) {
 
 // Figures that a user may have set; 0: not known.
 inline void check_chip_figures(const char* who, const Machine& machine) {
-  check_job(who, "the chip's memory_bytes", machine.chip.memory_bytes, 0, 1e18);
-  check_job(who, "the chip's memory_bandwidth", machine.chip.memory_bandwidth, 0, 1e18);
   const Chip& chip = machine.chip;
-  for (const double rate :
-       {chip.flops_bf16, chip.flops_int8, chip.flops_fp8, chip.flops_fp4, chip.flops_f32}) {
+  check_job(who, "the chip's memory_bytes", chip.memory_bytes, 0, 1e18);
+  check_job(who, "the chip's memory_bandwidth", chip.memory_bandwidth, 0, 1e18);
+  for (const double rate : {chip.flops_bf16, chip.flops_int8, chip.flops_fp8, chip.flops_fp4,
+                            chip.flops_f32, chip.vector_flops}) {
     check_job(who, "a FLOP/s rate of the chip", rate, 0, 1e19);
   }
-  check_job(who, "the chip's watts", machine.chip.watts, 0, 1e9);
+  check_job(who, "the chip's watts", chip.watts, 0, 1e9);
+  check_job(who, "the chip's dollars_per_hour", chip.dollars_per_hour, 0, 1e9);
   check_job(who, "the machine's dollars_per_hour", machine.dollars_per_hour, 0, 1e9);
 }
 
