@@ -520,6 +520,54 @@ TEST_CASE("a constant power has no slope; a subnormal divisor divides") {
   CHECK((ts::ones({1}) / 0.0f).item() == std::numeric_limits<float>::infinity());
 }
 
+TEST_CASE("clamp, allclose, eye, and tensors like others") {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const ts::Tensor x = ts::parameter(ts::tensor({6}, {-inf, -1, -0.5f, 2, 2.5f, nan}));
+  const ts::Tensor y = ts::clamp(x, -1, 2);
+  CHECK(ts::allclose(ts::slice(y, 0, 0, 5), ts::tensor({5}, {-1, -1, -0.5f, 2, 2}), 0, 0));
+  CHECK(std::isnan(y.data()[5]));
+  ts::sum(ts::slice(y, 0, 0, 5)).backward();  // an end itself has its gradient
+  CHECK(ts::allclose(x.grad(), ts::tensor({6}, {0, 1, 1, 1, 0, 0}), 0, 0));
+  CHECK(ts::clamp(ts::ones({1}) * 7.0f, -inf, inf).item() == 7);
+  CHECK(error_of([&] { ts::clamp(x, 2, 1); }) ==
+        "clamp: numbers from 2 to 1; the lower end first is right");
+  CHECK(error_of([&] { ts::clamp(x, nan, 1); }).find("clamp: numbers from nan") == 0);
+
+  const ts::Tensor two = ts::ones({2, 3}) * 2.0f, row = ts::ones({3});
+  CHECK(ts::allclose(two, two * 1.000009f));
+  CHECK(!ts::allclose(two, two * 1.00002f));
+  CHECK(ts::allclose(two, two * 1.00002f, 1e-4));
+  CHECK(ts::allclose(two, row, 0, 1));  // 1 away, and shapes broadcast
+  CHECK(!ts::allclose(two, row, 0, 0.99));
+  const ts::Tensor turned = ts::transpose(ts::reshape(ts::arange(6), {2, 3}), 0, 1);
+  CHECK(ts::allclose(turned, ts::tensor({3, 2}, {0, 3, 1, 4, 2, 5}), 0, 0));
+  const auto one = [](float value) { return ts::full({1}, value); };
+  CHECK(ts::allclose(one(inf), one(inf)));
+  CHECK(!ts::allclose(one(inf), one(-inf)));
+  CHECK(!ts::allclose(one(1), one(inf)));
+  CHECK(!ts::allclose(one(inf), one(1)));
+  CHECK(!ts::allclose(one(nan), one(nan)));
+  CHECK(ts::allclose(ts::zeros({0, 3}), row));
+  CHECK(error_of([&] { ts::allclose(two, ts::ones({2})); }).find("allclose: ") == 0);
+  CHECK(error_of([&] { ts::allclose(two, two, -1); }) ==
+        "allclose: tolerances -1 and 1e-08; finite numbers from 0 are right");
+
+  CHECK(ts::allclose(ts::eye(2), ts::tensor({2, 2}, {1, 0, 0, 1}), 0, 0));
+  CHECK(ts::eye(0).shape() == ts::Shape{0, 0});
+  CHECK(ts::allclose(ts::matmul(two, ts::eye(3)), two, 0, 0));
+  CHECK(ts::allclose(ts::zeros_like(two), ts::zeros({2, 3}), 0, 0));
+  CHECK(ts::ones_like(turned).shape() == ts::Shape{3, 2});
+  CHECK(ts::full_like(row, 5).data()[2] == 5);
+  CHECK(!error_of([&] { ts::zeros_like(ts::Tensor()); }).empty());
+  const ts::Compiled captured = ts::compile([](const std::vector<ts::Tensor>& in) {
+    return std::vector<ts::Tensor>{ts::clamp(in[0], 0, 1) + ts::eye(3) + ts::ones_like(in[0])};
+  });
+  const ts::Tensor square = ts::randn({3, 3}, 5);
+  CHECK(ts::allclose(captured({square})[0], ts::clamp(square, 0, 1) + ts::eye(3) + ts::ones({3, 3}),
+                     0, 0));
+}
+
 TEST_CASE("errors name the op that was called") {
   const ts::Tensor x = ts::ones({2, 3}), y = ts::ones({4});
   CHECK(error_of([&] {

@@ -52,6 +52,7 @@ const std::vector<Op>& ops() {
       {"pow", [](I x) { return ts::pow(x[0], 1.5f); }, {{3, 4}}},
       {"maximum", [](I x) { return ts::maximum(x[0], x[1]); }, {{3, 4}, {3, 4}}},
       {"minimum", [](I x) { return ts::minimum(x[0], x[1]); }, {{3, 4}, {4}}},
+      {"clamp", [](I x) { return ts::clamp(x[0], 0.7f, 1.1f); }, {{3, 4}}},
       {"where", [](I x) { return ts::where(ts::less(x[0], x[1]), x[0], x[1]); }, {{3, 4}, {3, 1}}},
       {"masked_fill",
        [](I x) { return ts::masked_fill(x[0], ts::greater(x[0], ts::full({}, 1.0f)), 5.0f); },

@@ -2,7 +2,7 @@
 // Choosing numbers: comparisons (1 where true, else 0), where, maxima of two, rows and elements by
 // number, and writing in place where no gradient needs what was there.
 
-#include <cmath>    // pow
+#include <cmath>    // fabs, pow
 #include <cstdint>  // int32_t
 #include <cstdlib>  // abs
 #include <limits>   // numeric_limits
@@ -23,6 +23,36 @@ inline Tensor greater(const Tensor& a, const Tensor& b) {
 }
 inline Tensor equal(const Tensor& a, const Tensor& b) {
   return detail::binary(detail::Arithmetic::equal, "equal", a, b);
+}
+
+// Ones on the diagonal, [n, n].
+inline Tensor eye(Dim n) {
+  const Tensor places = arange(n);
+  return equal(reshape(places, {n, 1}), places);
+}
+
+// Whether every |a - b| <= absolute + relative |b|; shapes are matched from the right. Infinite
+// numbers are close to their equals, a NaN to nothing.
+inline bool allclose(const Tensor& a, const Tensor& b, double relative = 1e-5,
+                     double absolute = 1e-8) {
+  const detail::Walk plan = detail::walk("allclose", a, b);
+  if (!detail::is_finite(relative) || !detail::is_finite(absolute) || relative < 0 ||
+      absolute < 0) {
+    detail::fail({"allclose: tolerances ", relative, " and ", absolute,
+                  "; finite numbers from 0 are right"});
+  }
+  const float *const from_a = a.origin(), *const from_b = b.origin();
+  bool close = true;
+  plan.rows([&](std::int64_t, std::int64_t at_a, std::int64_t at_b) {
+    for (std::int64_t i = 0; close && i < plan.columns(); ++i) {
+      const double x = static_cast<double>(from_a[at_a + i * plan.step_a()]);
+      const double y = static_cast<double>(from_b[at_b + i * plan.step_b()]);
+      const bool finite = detail::is_finite(x) && detail::is_finite(y);
+      close = finite ? std::fabs(x - y) <= absolute + relative * std::fabs(y)
+                     : !detail::is_nan(x) && !detail::is_nan(y) && x == y;
+    }
+  });
+  return close;
 }
 
 namespace detail {
@@ -103,6 +133,15 @@ inline Tensor maximum(const Tensor& a, const Tensor& b) {
 inline Tensor minimum(const Tensor& a, const Tensor& b) {
   detail::broadcast_shape("minimum", a.shape(), b.shape());
   return neg(maximum(neg(a), neg(b)));
+}
+
+// x between two ends, with the gradient of what lies between them or on one; a NaN stays.
+inline Tensor clamp(const Tensor& x, float low, float high) {
+  if (!(low <= high)) {
+    detail::fail({"clamp: numbers from ", static_cast<double>(low), " to ",
+                  static_cast<double>(high), "; the lower end first is right"});
+  }
+  return minimum(full(Shape{}, high), maximum(full(Shape{}, low), x));
 }
 
 namespace detail {

@@ -43,6 +43,15 @@ inline Tensor zeros(const Shape& shape) { return full(shape, 0.0f); }
 
 inline Tensor ones(const Shape& shape) { return full(shape, 1.0f); }
 
+// As many of one number as x has.
+inline Tensor full_like(const Tensor& x, float value) {
+  detail::check_defined(x);
+  return full(x.shape(), value);
+}
+inline Tensor zeros_like(const Tensor& x) { return full_like(x, 0.0f); }
+
+inline Tensor ones_like(const Tensor& x) { return full_like(x, 1.0f); }
+
 // Normal numbers of mean 0 and standard deviation `scale`.
 inline Tensor randn(const Shape& shape, std::uint64_t seed, float scale = 1.0f) {
   Tensor t(shape);
