@@ -27183,7 +27183,9 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
       const detail::OpScope backward;
       kernels::RopeShape back = shape;
       back.factors = factors.empty() ? nullptr : factors.data();
-      kernels::rope_backward(back, dy.data(), detail::grad_buffer(sx));
+      float beta = 0;
+      float* const dx = detail::grad_buffer(sx, beta);
+      kernels::rope_backward(back, dy.data(), dx, beta);
       backward.done_priced("rope backward", "rope", dy.shape(), &VectorCost::backward, {dy.count()},
                            {dy.count()});
     });
@@ -27271,12 +27273,14 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
                     sw = weight.slot(), sb = bias.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      const Tensor w = kw.get();
-                     Tensor unused_x = detail::scratch_like(sx, kx.shape());
+                     Tensor unused_x = sx ? Tensor() : Tensor(kx.shape());
                      Tensor unused_w = detail::scratch_like(sw, w.shape());
-                     kernels::layer_norm_backward(
-                         rows, columns, kx.data(), w.data(), mean.data(), rstd.data(), dy.data(),
-                         sx ? detail::grad_buffer(sx) : unused_x.data(),
-                         sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
+                     float beta = 0;
+                     float* const dx = sx ? detail::grad_buffer(sx, beta) : unused_x.data();
+                     kernels::layer_norm_backward(rows, columns, kx.data(), w.data(), mean.data(),
+                                                  rstd.data(), dy.data(), dx,
+                                                  sw ? detail::grad_buffer(sw) : unused_w.data(),
+                                                  detail::grad_or_null(sb), beta);
                      backward.done_priced(
                          "layer_norm backward", "layer_norm", dy.shape(), &VectorCost::backward,
                          {2 * dy.count(), columns, rows, rows}, {dy.count(), columns, biases});
@@ -27310,11 +27314,12 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
          sw = weight.slot()](const Tensor& dy) {
           const detail::OpScope backward;
           const Tensor w = kw.get();
-          Tensor unused_x = detail::scratch_like(sx, kx.shape());
+          Tensor unused_x = sx ? Tensor() : Tensor(kx.shape());
           Tensor unused_w = detail::scratch_like(sw, w.shape());
-          kernels::rms_norm_backward(rows, columns, kx.data(), w.data(), rstd.data(), dy.data(),
-                                     sx ? detail::grad_buffer(sx) : unused_x.data(),
-                                     sw ? detail::grad_buffer(sw) : unused_w.data());
+          float beta = 0;
+          float* const dx = sx ? detail::grad_buffer(sx, beta) : unused_x.data();
+          kernels::rms_norm_backward(rows, columns, kx.data(), w.data(), rstd.data(), dy.data(), dx,
+                                     sw ? detail::grad_buffer(sw) : unused_w.data(), beta);
           backward.done_priced("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward,
                                {2 * dy.count(), columns, rows}, {dy.count(), columns});
         });
@@ -28615,7 +28620,7 @@ class GraphWriter : public Recorder {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-using Parts = std::vector<Tensor>;  // results of an op, or its operands
+using Parts = List<Tensor>;  // results of an op, or its operands
 
 inline Tensor one_over(const Tensor& x) { return div(full(Shape{}, 1.0f), x); }
 inline Tensor normal_below(const Tensor& x) {  // the normal distribution function
@@ -34518,13 +34523,13 @@ class GraphPlan {
   double copied_bytes() const;
 
   // The outputs for these inputs (contiguous) and constants; empty where one went to its target.
-  std::vector<Tensor> run(const std::vector<Tensor>& inputs, const List<Tensor>& constants) const {
+  List<Tensor> run(const List<Tensor>& inputs, const List<Tensor>& constants) const {
     const NoGrad no_graph;
     const detail::RecorderScope eager(nullptr);
     Memory own;
     const bool shared = !busy_.exchange(true);
     Memory& memory = shared ? memory_ : own;
-    std::vector<Tensor> outputs;
+    List<Tensor> outputs;
     try {
       outputs = run_in(memory, inputs, constants);
     } catch (...) {
@@ -34595,8 +34600,8 @@ class GraphPlan {
     }
   }
 
-  std::vector<Tensor> run_in(Memory& memory, const std::vector<Tensor>& inputs,
-                             const List<Tensor>& constants) const {
+  List<Tensor> run_in(Memory& memory, const List<Tensor>& inputs,
+                      const List<Tensor>& constants) const {
     begin(memory, inputs, constants);
     for (std::size_t s = 0; s < steps_.size(); ++s) {
       const detail::OpScope scope;
@@ -34606,7 +34611,8 @@ class GraphPlan {
         scope.done(record);
       }
     }
-    std::vector<Tensor> outputs;
+    List<Tensor> outputs;
+    outputs.reserve(graph_.outputs.size());
     for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
       const int output = graph_.outputs[o];
       const bool there = output >= 0 && placed_.places[at(output)] != Place::target;
@@ -34640,8 +34646,7 @@ class GraphPlan {
   }
 
   // Tensors of all nodes: those of the last run where nothing changed.
-  void begin(Memory& memory, const std::vector<Tensor>& inputs,
-             const List<Tensor>& constants) const {
+  void begin(Memory& memory, const List<Tensor>& inputs, const List<Tensor>& constants) const {
     const std::size_t n = graph_.nodes.size();
     const bool first = memory.values.empty();
     if (first) {
@@ -35696,7 +35701,14 @@ class Compiled {
     state_->options = options;
   }
 
-  std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const;
+  std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const {
+    std::vector<Tensor> results;
+    (*this)(inputs, results);
+    return results;
+  }
+  // The same with the results in a vector that is used again: a call that was captured before asks
+  // the system for no memory.
+  void operator()(const std::vector<Tensor>& inputs, std::vector<Tensor>& results) const;
 
   // The graph that the last call ran, after all passes; as it was captured.
   const Graph& graph() const { return last("graph").plan->graph(); }
@@ -35769,10 +35781,10 @@ class Compiled {
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
   void count_handles() const;
-  std::vector<Tensor> run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs,
-                          const std::vector<Tensor>& asked) const;
-  void attach_backward(const Shared<Compilation>& made, const std::vector<Tensor>& given,
-                       const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
+  void run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs,
+           const std::vector<Tensor>& asked, std::vector<Tensor>& results) const;
+  void attach_backward(const Shared<Compilation>& made, const List<Tensor>& given,
+                       const std::vector<Tensor>& inputs, const List<Tensor>& outputs,
                        std::vector<Tensor>& results) const;
 
   Shared<State> state_;
@@ -35950,10 +35962,16 @@ inline void Compiled::guard_owners(Compilation& made) const {
   }
 }
 
-inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& inputs) const {
+inline void Compiled::operator()(const std::vector<Tensor>& inputs,
+                                 std::vector<Tensor>& results) const {
   State& all = state();
+  if (&inputs == &results) {
+    results = (*this)(inputs);
+    return;
+  }
   if (detail::recording()) {
-    return all.body(inputs);  // a part of what is captured now
+    results = all.body(inputs);  // a part of what is captured now
+    return;
   }
   detail::pass_gradient();  // what it captures may have one
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -36031,7 +36049,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       count_handles();
     }
   }
-  return run(found, inputs, asked);
+  run(found, inputs, asked, results);
 }
 
 // How many handles the compilations have to each captured tensor; under the lock.
@@ -36060,10 +36078,10 @@ inline void Compiled::count_handles() const {
   }
 }
 
-inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
-                                         const std::vector<Tensor>& inputs,
-                                         const std::vector<Tensor>& asked) const {
-  std::vector<Tensor> given;
+inline void Compiled::run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs,
+                          const std::vector<Tensor>& asked, std::vector<Tensor>& results) const {
+  List<Tensor> given;
+  given.reserve(inputs.size() + made->hosts.size());
   for (const Tensor& x : inputs) {
     given.push_back(x.is_contiguous() ? x.detach() : x.copied());
   }
@@ -36079,7 +36097,7 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
         old.slot ? old.slot : inputs[static_cast<std::size_t>(old.input)].slot();
     constants[static_cast<std::size_t>(old.constant)] = Tensor(slot->shape, slot->grad);
   }
-  std::vector<Tensor> outputs = made->plan->run(given, constants);
+  const List<Tensor> outputs = made->plan->run(given, constants);
   std::size_t at = made->results;
   for (const detail::CapturedWrite& write : made->writes) {
     ++at;
@@ -36104,13 +36122,13 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
     ++at;
   }
   detail::hand_on(inner);
-  std::vector<Tensor> results;
+  results.clear();
+  results.reserve(made->results);
   for (std::size_t r = 0; r < made->results; ++r) {
     const Tensor y = made->result(r, inputs, outputs[r], results);
     results.push_back(made->returned_as[r].detached ? y.detach() : y);
   }
   attach_backward(made, given, inputs, outputs, results);
-  return results;
 }
 
 }}  // namespace tinyscale
@@ -36121,10 +36139,9 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Joins the results to the graph of gradients outside.
-inline void Compiled::attach_backward(const Shared<Compilation>& made,
-                                      const std::vector<Tensor>& given,
+inline void Compiled::attach_backward(const Shared<Compilation>& made, const List<Tensor>& given,
                                       const std::vector<Tensor>& inputs,
-                                      const std::vector<Tensor>& outputs,
+                                      const List<Tensor>& outputs,
                                       std::vector<Tensor>& results) const {
   std::size_t at = made->results + made->writes.size() + made->gradients.size();
   for (std::size_t r = 0; r < made->results; ++r) {
@@ -36176,13 +36193,13 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
                              ? own.plan
                              : self.plan_of(detail::in_format(own.cut.graph, format_now), {},
                                             false);
-                     std::vector<Tensor> all = given;
+                     List<Tensor> all = given;
                      all.push_back(contiguous(dy));
                      List<Tensor> now = own.cut.graph.constants;
                      for (std::size_t i = 0; i < saved.size(); ++i) {
                        now[constants.size() + i] = saved[i];
                      }
-                     const std::vector<Tensor> gradients = plan->run(all, now);
+                     const List<Tensor> gradients = plan->run(all, now);
                      for (std::size_t i = 0; i < slots.size(); ++i) {
                        detail::add_grad(slots[i], gradients[i]);
                      }
@@ -37357,21 +37374,21 @@ inline bool counts_itself(Op op) {
 // The results of a composite op by its kernel.
 inline Parts run_composite(const Graph& graph, const GraphNode& node, const Parts& operands) {
   const Uncounted scope;
-  Tensor dense[8], results[4];
+  Tensor dense[8];
   const Tensor* in[8] = {};
   Tensor* out[4] = {};
   for (std::size_t i = 0; i < operands.size(); ++i) {
     dense[i] = operands[i].is_contiguous() ? operands[i] : operands[i].copied();
     in[i] = &dense[i];
   }
-  Parts parts;
   const auto n = static_cast<std::size_t>(facts_of(node.op).parts);
+  Parts results(n);
   for (std::size_t i = 0; i < n; ++i) {
     results[i] = Tensor(n == 1 ? node.shape : part_shape(graph, node, static_cast<int>(i)));
     out[i] = &results[i];
   }
   NodeKernel{graph, node, in, out}();
-  return Parts(results, results + n);
+  return results;
 }
 
 // Where each node's value is let go: behind the last node that reads it or a view of it; the end
@@ -37887,8 +37904,17 @@ class PassRun {
 
   // All outputs, also those that are written.
   std::vector<Tensor> operator()() {
-    std::vector<Tensor> out =
-        eager_ ? run_eagerly(graph_, inputs_, constants_) : plan_->run(inputs_, constants_);
+    std::vector<Tensor> out;
+    if (eager_) {
+      out = run_eagerly(graph_, inputs_, constants_);
+    } else {
+      List<Tensor> given;
+      for (const Tensor& input : inputs_) {
+        given.push_back(input);
+      }
+      const List<Tensor> results = plan_->run(given, constants_);
+      out.assign(results.begin(), results.end());
+    }
     for (const GraphPlan::Write& write : report_.writes) {
       out[write.output] = eager_ ? out[write.output] : target_of(write);
     }
@@ -70079,10 +70105,12 @@ class CompiledStep {
     try {
       optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
       const MatmulFormat format(options_.format);
-      const std::vector<Tensor> results =
-          compiled_({tokens(batch, batch.ids), tokens(batch, batch.targets)});
-      out.loss = static_cast<double>(results[0].item());
-      out.grad_norm = static_cast<double>(results[1].item());
+      inputs_.resize(2);
+      inputs_[0] = tokens(batch, batch.ids);
+      inputs_[1] = tokens(batch, batch.targets);
+      compiled_(inputs_, results_);
+      out.loss = static_cast<double>(results_[0].item());
+      out.grad_norm = static_cast<double>(results_[1].item());
       detail::check_finite("compile_step", "loss", out.loss, step, options_);
       detail::check_finite("compile_step", "gradient norm", out.grad_norm, step, options_);
     } catch (...) {
@@ -70158,6 +70186,7 @@ class CompiledStep {
   CompileOptions passes_;
   Compiled compiled_;
   std::vector<Tensor> moments_, squares_;  // that the graph updates
+  std::vector<Tensor> inputs_, results_;   // of the last call: room for the next
 };
 
 // What train_step does, as one graph: call it with a Batch and the number of the step. Model and

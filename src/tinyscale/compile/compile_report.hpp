@@ -248,8 +248,17 @@ class PassRun {
 
   // All outputs, also those that are written.
   std::vector<Tensor> operator()() {
-    std::vector<Tensor> out =
-        eager_ ? run_eagerly(graph_, inputs_, constants_) : plan_->run(inputs_, constants_);
+    std::vector<Tensor> out;
+    if (eager_) {
+      out = run_eagerly(graph_, inputs_, constants_);
+    } else {
+      List<Tensor> given;
+      for (const Tensor& input : inputs_) {
+        given.push_back(input);
+      }
+      const List<Tensor> results = plan_->run(given, constants_);
+      out.assign(results.begin(), results.end());
+    }
     for (const GraphPlan::Write& write : report_.writes) {
       out[write.output] = eager_ ? out[write.output] : target_of(write);
     }

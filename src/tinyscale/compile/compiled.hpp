@@ -52,7 +52,14 @@ class Compiled {
     state_->options = options;
   }
 
-  std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const;
+  std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const {
+    std::vector<Tensor> results;
+    (*this)(inputs, results);
+    return results;
+  }
+  // The same with the results in a vector that is used again: a call that was captured before asks
+  // the system for no memory.
+  void operator()(const std::vector<Tensor>& inputs, std::vector<Tensor>& results) const;
 
   // The graph that the last call ran, after all passes; as it was captured.
   const Graph& graph() const { return last("graph").plan->graph(); }
@@ -125,10 +132,10 @@ class Compiled {
   void make_results(detail::Capture& capture, Compilation& made, bool sample) const;
   void guard_owners(Compilation& made) const;
   void count_handles() const;
-  std::vector<Tensor> run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs,
-                          const std::vector<Tensor>& asked) const;
-  void attach_backward(const Shared<Compilation>& made, const std::vector<Tensor>& given,
-                       const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
+  void run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs,
+           const std::vector<Tensor>& asked, std::vector<Tensor>& results) const;
+  void attach_backward(const Shared<Compilation>& made, const List<Tensor>& given,
+                       const std::vector<Tensor>& inputs, const List<Tensor>& outputs,
                        std::vector<Tensor>& results) const;
 
   Shared<State> state_;
@@ -306,10 +313,16 @@ inline void Compiled::guard_owners(Compilation& made) const {
   }
 }
 
-inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& inputs) const {
+inline void Compiled::operator()(const std::vector<Tensor>& inputs,
+                                 std::vector<Tensor>& results) const {
   State& all = state();
+  if (&inputs == &results) {
+    results = (*this)(inputs);
+    return;
+  }
   if (detail::recording()) {
-    return all.body(inputs);  // a part of what is captured now
+    results = all.body(inputs);  // a part of what is captured now
+    return;
   }
   detail::pass_gradient();  // what it captures may have one
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -387,7 +400,7 @@ inline std::vector<Tensor> Compiled::operator()(const std::vector<Tensor>& input
       count_handles();
     }
   }
-  return run(found, inputs, asked);
+  run(found, inputs, asked, results);
 }
 
 // How many handles the compilations have to each captured tensor; under the lock.
@@ -416,10 +429,10 @@ inline void Compiled::count_handles() const {
   }
 }
 
-inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
-                                         const std::vector<Tensor>& inputs,
-                                         const std::vector<Tensor>& asked) const {
-  std::vector<Tensor> given;
+inline void Compiled::run(const Shared<Compilation>& made, const std::vector<Tensor>& inputs,
+                          const std::vector<Tensor>& asked, std::vector<Tensor>& results) const {
+  List<Tensor> given;
+  given.reserve(inputs.size() + made->hosts.size());
   for (const Tensor& x : inputs) {
     given.push_back(x.is_contiguous() ? x.detach() : x.copied());
   }
@@ -435,7 +448,7 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
         old.slot ? old.slot : inputs[static_cast<std::size_t>(old.input)].slot();
     constants[static_cast<std::size_t>(old.constant)] = Tensor(slot->shape, slot->grad);
   }
-  std::vector<Tensor> outputs = made->plan->run(given, constants);
+  const List<Tensor> outputs = made->plan->run(given, constants);
   std::size_t at = made->results;
   for (const detail::CapturedWrite& write : made->writes) {
     ++at;
@@ -460,13 +473,13 @@ inline std::vector<Tensor> Compiled::run(const Shared<Compilation>& made,
     ++at;
   }
   detail::hand_on(inner);
-  std::vector<Tensor> results;
+  results.clear();
+  results.reserve(made->results);
   for (std::size_t r = 0; r < made->results; ++r) {
     const Tensor y = made->result(r, inputs, outputs[r], results);
     results.push_back(made->returned_as[r].detached ? y.detach() : y);
   }
   attach_backward(made, given, inputs, outputs, results);
-  return results;
 }
 
 }  // namespace tinyscale

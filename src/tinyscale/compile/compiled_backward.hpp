@@ -9,10 +9,9 @@
 namespace tinyscale {
 
 // Joins the results to the graph of gradients outside.
-inline void Compiled::attach_backward(const Shared<Compilation>& made,
-                                      const std::vector<Tensor>& given,
+inline void Compiled::attach_backward(const Shared<Compilation>& made, const List<Tensor>& given,
                                       const std::vector<Tensor>& inputs,
-                                      const std::vector<Tensor>& outputs,
+                                      const List<Tensor>& outputs,
                                       std::vector<Tensor>& results) const {
   std::size_t at = made->results + made->writes.size() + made->gradients.size();
   for (std::size_t r = 0; r < made->results; ++r) {
@@ -64,13 +63,13 @@ inline void Compiled::attach_backward(const Shared<Compilation>& made,
                              ? own.plan
                              : self.plan_of(detail::in_format(own.cut.graph, format_now), {},
                                             false);
-                     std::vector<Tensor> all = given;
+                     List<Tensor> all = given;
                      all.push_back(contiguous(dy));
                      List<Tensor> now = own.cut.graph.constants;
                      for (std::size_t i = 0; i < saved.size(); ++i) {
                        now[constants.size() + i] = saved[i];
                      }
-                     const std::vector<Tensor> gradients = plan->run(all, now);
+                     const List<Tensor> gradients = plan->run(all, now);
                      for (std::size_t i = 0; i < slots.size(); ++i) {
                        detail::add_grad(slots[i], gradients[i]);
                      }

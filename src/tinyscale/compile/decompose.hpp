@@ -20,7 +20,7 @@
 namespace tinyscale {
 namespace detail {
 
-using Parts = std::vector<Tensor>;  // results of an op, or its operands
+using Parts = List<Tensor>;  // results of an op, or its operands
 
 inline Tensor one_over(const Tensor& x) { return div(full(Shape{}, 1.0f), x); }
 inline Tensor normal_below(const Tensor& x) {  // the normal distribution function

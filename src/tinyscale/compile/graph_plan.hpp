@@ -61,13 +61,13 @@ class GraphPlan {
   double copied_bytes() const;
 
   // The outputs for these inputs (contiguous) and constants; empty where one went to its target.
-  std::vector<Tensor> run(const std::vector<Tensor>& inputs, const List<Tensor>& constants) const {
+  List<Tensor> run(const List<Tensor>& inputs, const List<Tensor>& constants) const {
     const NoGrad no_graph;
     const detail::RecorderScope eager(nullptr);
     Memory own;
     const bool shared = !busy_.exchange(true);
     Memory& memory = shared ? memory_ : own;
-    std::vector<Tensor> outputs;
+    List<Tensor> outputs;
     try {
       outputs = run_in(memory, inputs, constants);
     } catch (...) {
@@ -138,8 +138,8 @@ class GraphPlan {
     }
   }
 
-  std::vector<Tensor> run_in(Memory& memory, const std::vector<Tensor>& inputs,
-                             const List<Tensor>& constants) const {
+  List<Tensor> run_in(Memory& memory, const List<Tensor>& inputs,
+                      const List<Tensor>& constants) const {
     begin(memory, inputs, constants);
     for (std::size_t s = 0; s < steps_.size(); ++s) {
       const detail::OpScope scope;
@@ -149,7 +149,8 @@ class GraphPlan {
         scope.done(record);
       }
     }
-    std::vector<Tensor> outputs;
+    List<Tensor> outputs;
+    outputs.reserve(graph_.outputs.size());
     for (std::size_t o = 0; o < graph_.outputs.size(); ++o) {
       const int output = graph_.outputs[o];
       const bool there = output >= 0 && placed_.places[at(output)] != Place::target;
@@ -183,8 +184,7 @@ class GraphPlan {
   }
 
   // Tensors of all nodes: those of the last run where nothing changed.
-  void begin(Memory& memory, const std::vector<Tensor>& inputs,
-             const List<Tensor>& constants) const {
+  void begin(Memory& memory, const List<Tensor>& inputs, const List<Tensor>& constants) const {
     const std::size_t n = graph_.nodes.size();
     const bool first = memory.values.empty();
     if (first) {

@@ -35,21 +35,21 @@ inline bool counts_itself(Op op) {
 // The results of a composite op by its kernel.
 inline Parts run_composite(const Graph& graph, const GraphNode& node, const Parts& operands) {
   const Uncounted scope;
-  Tensor dense[8], results[4];
+  Tensor dense[8];
   const Tensor* in[8] = {};
   Tensor* out[4] = {};
   for (std::size_t i = 0; i < operands.size(); ++i) {
     dense[i] = operands[i].is_contiguous() ? operands[i] : operands[i].copied();
     in[i] = &dense[i];
   }
-  Parts parts;
   const auto n = static_cast<std::size_t>(facts_of(node.op).parts);
+  Parts results(n);
   for (std::size_t i = 0; i < n; ++i) {
     results[i] = Tensor(n == 1 ? node.shape : part_shape(graph, node, static_cast<int>(i)));
     out[i] = &results[i];
   }
   NodeKernel{graph, node, in, out}();
-  return Parts(results, results + n);
+  return results;
 }
 
 // Where each node's value is let go: behind the last node that reads it or a view of it; the end

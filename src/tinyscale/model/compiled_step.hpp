@@ -40,10 +40,12 @@ class CompiledStep {
     try {
       optimizer_->options.learning_rate = detail::learning_rate_at(step, options_);
       const MatmulFormat format(options_.format);
-      const std::vector<Tensor> results =
-          compiled_({tokens(batch, batch.ids), tokens(batch, batch.targets)});
-      out.loss = static_cast<double>(results[0].item());
-      out.grad_norm = static_cast<double>(results[1].item());
+      inputs_.resize(2);
+      inputs_[0] = tokens(batch, batch.ids);
+      inputs_[1] = tokens(batch, batch.targets);
+      compiled_(inputs_, results_);
+      out.loss = static_cast<double>(results_[0].item());
+      out.grad_norm = static_cast<double>(results_[1].item());
       detail::check_finite("compile_step", "loss", out.loss, step, options_);
       detail::check_finite("compile_step", "gradient norm", out.grad_norm, step, options_);
     } catch (...) {
@@ -119,6 +121,7 @@ class CompiledStep {
   CompileOptions passes_;
   Compiled compiled_;
   std::vector<Tensor> moments_, squares_;  // that the graph updates
+  std::vector<Tensor> inputs_, results_;   // of the last call: room for the next
 };
 
 // What train_step does, as one graph: call it with a Batch and the number of the step. Model and

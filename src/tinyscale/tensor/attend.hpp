@@ -242,7 +242,9 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
       const detail::OpScope backward;
       kernels::RopeShape back = shape;
       back.factors = factors.empty() ? nullptr : factors.data();
-      kernels::rope_backward(back, dy.data(), detail::grad_buffer(sx));
+      float beta = 0;
+      float* const dx = detail::grad_buffer(sx, beta);
+      kernels::rope_backward(back, dy.data(), dx, beta);
       backward.done_priced("rope backward", "rope", dy.shape(), &VectorCost::backward, {dy.count()},
                            {dy.count()});
     });

@@ -83,12 +83,14 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
                     sw = weight.slot(), sb = bias.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      const Tensor w = kw.get();
-                     Tensor unused_x = detail::scratch_like(sx, kx.shape());
+                     Tensor unused_x = sx ? Tensor() : Tensor(kx.shape());
                      Tensor unused_w = detail::scratch_like(sw, w.shape());
-                     kernels::layer_norm_backward(
-                         rows, columns, kx.data(), w.data(), mean.data(), rstd.data(), dy.data(),
-                         sx ? detail::grad_buffer(sx) : unused_x.data(),
-                         sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
+                     float beta = 0;
+                     float* const dx = sx ? detail::grad_buffer(sx, beta) : unused_x.data();
+                     kernels::layer_norm_backward(rows, columns, kx.data(), w.data(), mean.data(),
+                                                  rstd.data(), dy.data(), dx,
+                                                  sw ? detail::grad_buffer(sw) : unused_w.data(),
+                                                  detail::grad_or_null(sb), beta);
                      backward.done_priced(
                          "layer_norm backward", "layer_norm", dy.shape(), &VectorCost::backward,
                          {2 * dy.count(), columns, rows, rows}, {dy.count(), columns, biases});
@@ -122,11 +124,12 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
          sw = weight.slot()](const Tensor& dy) {
           const detail::OpScope backward;
           const Tensor w = kw.get();
-          Tensor unused_x = detail::scratch_like(sx, kx.shape());
+          Tensor unused_x = sx ? Tensor() : Tensor(kx.shape());
           Tensor unused_w = detail::scratch_like(sw, w.shape());
-          kernels::rms_norm_backward(rows, columns, kx.data(), w.data(), rstd.data(), dy.data(),
-                                     sx ? detail::grad_buffer(sx) : unused_x.data(),
-                                     sw ? detail::grad_buffer(sw) : unused_w.data());
+          float beta = 0;
+          float* const dx = sx ? detail::grad_buffer(sx, beta) : unused_x.data();
+          kernels::rms_norm_backward(rows, columns, kx.data(), w.data(), rstd.data(), dy.data(), dx,
+                                     sw ? detail::grad_buffer(sw) : unused_w.data(), beta);
           backward.done_priced("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward,
                                {2 * dy.count(), columns, rows}, {dy.count(), columns});
         });
