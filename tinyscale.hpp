@@ -27595,6 +27595,7 @@ inline void record_linear_loss(const OpScope& scope, const Matmul& s, std::int64
   if (context().profile == nullptr) {
     return;
   }
+  const DType format = context().matmul_format;
   const double m = static_cast<double>(s.m);
   const double n = static_cast<double>(s.n);
   const double k = static_cast<double>(s.k);
@@ -27603,9 +27604,10 @@ inline void record_linear_loss(const OpScope& scope, const Matmul& s, std::int64
   if (products > 1) {
     flops += vector_cost("cross_entropy", m * n, &VectorCost::backward);
   }
-  scope.done("linear_cross_entropy", Shape{s.m, s.k, s.n}, {m * k, n * k, m},
-             {m, static_cast<double>(dx), static_cast<double>(dw)}, 2 * products * m * n * k,
-             flops);
+  const double ids = m * bytes_of(DType::f32) / bytes_of(format);  // in numbers of the format
+  scope.done("linear_cross_entropy", Shape{s.m, s.k, s.n}, {m * k, n * k, ids},
+             {m, static_cast<double>(dx), static_cast<double>(dw)}, 2 * products * m * n * k, flops,
+             format);
 }
 
 inline Tensor mean_loss(const Tensor& losses, double n) {
@@ -27689,13 +27691,75 @@ inline Matmul linear_loss_sizes(const Tensor& x, const Tensor& w) {
 
 }  // namespace detail
 
-// cross_entropy of the logits x w^T, x [.., D], w [V, D], which never exist for all rows at once.
-// Where gradients will be asked for they are made here, beside the loss, while the logits are.
+namespace detail {
+
+// The loss, dx and dw (null: not wanted) of products that round their operands to bf16. The logits
+// of a block of rows become their own gradient. A block is larger than f32's: w is rounded for
+// each.
+struct RoundedLinearLoss {
+  static constexpr std::int64_t held = std::int64_t{1} << 24;  // logits at once, 64 MB, or a row's
+
+  const Matmul& s;
+  const float *x, *w;
+  const std::int32_t* targets;
+  float scale;
+  float *losses, *dx, *dw;
+
+  void operator()() const {
+    const std::int64_t most = std::max<std::int64_t>(1, held / s.n);
+    const std::int64_t blocks = std::max<std::int64_t>(1, (s.m + most - 1) / most);
+    const std::int64_t step = (s.m + blocks - 1) / blocks;
+    const MemoryScope scope(MemoryKind::buffer);
+    Tensor logits(Shape{step, s.n}), lse(Shape{2, step});
+    for (std::int64_t begin = 0; begin < s.m; begin += step) {
+      const std::int64_t rows = std::min(step, s.m - begin);
+      block(begin, rows, logits.data(), lse.data(), lse.data() + step);
+    }
+    if (s.m == 0 && dw != nullptr) {
+      std::fill_n(dw, s.n * s.k, 0.0f);
+    }
+  }
+
+ private:
+  void block(std::int64_t begin, std::int64_t rows, float* logits, float* lse, float* top) const {
+    const Matrix of_x{Tensor(), Trans::no, s.k}, of_w{Tensor(), Trans::no, s.k};
+    const Matrix turned{Tensor(), Trans::yes, s.k};
+    const float* const own = x + begin * s.k;
+    const std::int32_t* const ids = targets + begin;
+    multiply(rows, s.n, s.k, of_x, own, turned, w, 0.0f, logits);
+    kernels::cross_entropy_forward(rows, s.n, logits, ids, losses + begin, lse, top);
+    if (dx == nullptr && dw == nullptr) {
+      return;
+    }
+    kernels::cross_entropy_backward(rows, s.n, logits, lse, ids, scale, logits, 0.0f, top);
+    if (dx != nullptr) {
+      multiply(rows, s.k, s.n, {Tensor(), Trans::no, s.n}, logits, of_w, w, 0.0f, dx + begin * s.k);
+    }
+    if (dw != nullptr) {
+      multiply(s.n, s.k, rows, {Tensor(), Trans::yes, s.n}, logits, of_x, own,
+               begin == 0 ? 0.0f : 1.0f, dw);
+    }
+  }
+};
+
+// Whether logits stand for a block of rows alone. Gradients in f16 and fp8 wait for the loss scale,
+// and a graph rounds in products of its own.
+inline bool fuses_linear_loss(const Matmul& s) {
+  const DType format = context().matmul_format;
+  const bool rounded = format == DType::bf16 && !recording() && matmul_hook() == nullptr;
+  return s.k > 0 && (format == DType::f32 || rounded);
+}
+
+}  // namespace detail
+
+// cross_entropy of the logits x w^T, x [.., D], w [V, D], which in f32 and bf16 never exist for all
+// rows at once (but in a captured graph in bf16). Where gradients will be asked for they are made
+// here, beside the loss, while the logits are.
 inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                                    const std::vector<std::int32_t>& targets) {
   const detail::Matmul s = detail::linear_loss_sizes(x, w);
   const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
-  if (context().matmul_format != DType::f32 || s.k < 1) {
+  if (!detail::fuses_linear_loss(s)) {
     return cross_entropy(matmul_transposed(x, w), targets);
   }
   if (detail::recording()) {
@@ -27726,7 +27790,10 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                                   dw.defined() ? dw.data() : nullptr,
                                   0.0f,
                                   0.0f};
-  if (graph) {
+  if (context().matmul_format != DType::f32) {
+    detail::RoundedLinearLoss{s,         all.x,         all.w,  all.targets,
+                              all.scale, losses.data(), all.dx, all.dw}();
+  } else if (graph) {
     kernels::linear_cross_entropy(all, losses.data(), lse.data());
   } else {
     kernels::linear_cross_entropy_forward(s.m, s.k, s.n, all.x, all.w, all.targets, losses.data(),
@@ -27759,7 +27826,7 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w, const Tenso
     detail::fail({"linear_cross_entropy: x is ", x.shape(), ", targets ", targets.shape(),
                   "; one target a row is right"});
   }
-  if (context().matmul_format != DType::f32 || s.k < 1) {
+  if (!detail::fuses_linear_loss(s)) {
     return cross_entropy(matmul_transposed(x, w), targets);
   }
   const Tensor ids = reshape(targets, {s.m});

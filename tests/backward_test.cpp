@@ -563,6 +563,58 @@ TEST_CASE("Products read f16 and fp8: operands are rounded, gradients underflow"
   }
 }
 
+TEST_CASE(
+    "the loss with its product in bf16: what the two ops apart give, a block of logits at a time") {
+  const std::int64_t held = ts::detail::RoundedLinearLoss::held;
+  for (const std::int64_t classes : {std::int64_t{5}, held / 17}) {  // 6 and 17 rows at once
+    CAPTURE(classes);
+    const std::int64_t rows = classes == 5 ? 6 : 40, width = 3;
+    std::vector<std::int32_t> targets;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      targets.push_back(i % 7 == 5 ? -1 : static_cast<std::int32_t>(i * 7919 % classes));
+    }
+    const ts::Tensor x = ts::randn({rows, width}, 1), w = ts::randn({classes, width}, 2);
+    OwnContext own;
+    const ts::MatmulFormat format(ts::DType::bf16);
+    const ts::Tensor ax = ts::parameter(x), aw = ts::parameter(w);
+    const ts::Tensor apart = ts::cross_entropy(ts::matmul_transposed(ax, aw), targets);
+    apart.backward(ts::full({}, 4));
+    const ts::Tensor fx = ts::parameter(x), fw = ts::parameter(w);
+    const double before = own.memory->current_total();
+    own.memory->mark();
+    const ts::Profile profile;
+    const ts::Tensor fused = ts::linear_cross_entropy(fx, fw, targets);
+    // The logits held, two numbers a row of them, dx and dw, losses.
+    const double most = 4.0 * static_cast<double>(held + 64 * rows + (rows + classes) * width);
+    CHECK(own.memory->peak_total_since_mark() - before <= most);
+    fused.backward(ts::full({}, 4));
+    CHECK(same_bits(fused.detach(), apart.detach()));
+    // Each number is a sum of f32 products in another order: of as many as there are classes or
+    // rows.
+    const auto near = [](const ts::Tensor& a, const ts::Tensor& b, double terms) {
+      const double top = static_cast<double>(ts::max(ts::abs(b)).item());
+      return ts::allclose(a, b, 0, top * std::sqrt(terms) * 0x1p-23);
+    };
+    CHECK(near(fx.grad(), ax.grad(), static_cast<double>(classes)));
+    CHECK(near(fw.grad(), aw.grad(), static_cast<double>(rows)));
+    REQUIRE(profile.records().size() >= 1);
+    const ts::OpRecord record = profile.records()[0];
+    CHECK(record.name == "linear_cross_entropy");
+    CHECK(record.reads[0].format == ts::DType::bf16);
+    const double numbers = static_cast<double>(rows * width + classes * width);
+    CHECK(record.bytes_read == 2 * numbers + 4 * static_cast<double>(rows));
+    const ts::NoGrad none;
+    CHECK(same_bits(ts::linear_cross_entropy(x, w, targets), fused.detach()));
+  }
+  const ts::MatmulFormat format(ts::DType::bf16);
+  const ts::Tensor w = ts::parameter(ts::ones({4, 2}));
+  const ts::Tensor nothing =
+      ts::linear_cross_entropy(ts::zeros({0, 2}), w, std::vector<std::int32_t>());
+  CHECK(nothing.item() == 0);
+  nothing.backward();
+  CHECK(ts::allclose(w.grad(), ts::zeros({4, 2}), 0, 0));
+}
+
 TEST_CASE("Logits are a kind of memory") {
   OwnContext own;
   const ts::MemoryScope scope(ts::MemoryKind::logits);
