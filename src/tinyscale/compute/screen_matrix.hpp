@@ -50,8 +50,8 @@ struct StoredScreen {
 
 namespace kernels {
 
-// The reference body: the whole product, in the kernel's own bits, then the first largest of what is
-// known.
+// The reference body: the whole product, in the bits that it has, then the first largest of what
+// is known.
 inline LargestProduct largest_stored_reference(const StoredMatrix& w, Activations how,
                                                std::int64_t known, const float* x) {
   std::vector<float> y(static_cast<std::size_t>(w.rows));
