@@ -10117,6 +10117,20 @@ TINYSCALE_INLINE void to_float(const typename L::I& n, typename L::V& y) {
 // Turning a matrix in memory, or 8 or 16 vectors in registers.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference body, also of turn_matrix.
+inline void transpose_reference(std::int64_t rows, std::int64_t cols, const float* from,
+                                std::int64_t from_row, float* to, std::int64_t to_row) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      to[j * to_row + i] = from[i * from_row + j];
+    }
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 // to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
@@ -10231,6 +10245,41 @@ constexpr bool turns_squares = false;  // g++ shuffles from 12 on
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernels {
+
+// The reference bodies. Of turn_matrix: transpose_reference.
+inline void copy_steps_reference(std::int64_t n, const float* from, std::int64_t step_from,
+                                 float* to, std::int64_t step_to) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    to[i * step_to] = from[i * step_from];
+  }
+}
+inline void take_rows_reference(std::int64_t n, std::int64_t width, const float* table,
+                                const std::int32_t* ids, float* y) {
+  for (std::int64_t i = 0; i < n * width; ++i) {
+    y[i] = table[ids[i / width] * width + i % width];
+  }
+}
+inline void add_rows_reference(std::int64_t n, std::int64_t width, const float* y,
+                               const std::int32_t* ids, float* table) {
+  for (std::int64_t i = 0; i < n * width; ++i) {
+    table[ids[i / width] * width + i % width] += y[i];
+  }
+}
+inline std::int64_t first_outside_reference(std::int64_t n, const std::int32_t* ids,
+                                            std::int64_t end) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (ids[i] < 0 || ids[i] >= end) {
+      return i;
+    }
+  }
+  return n;
+}
+inline void places_of_reference(std::int64_t n, const std::int32_t* ids, std::int32_t id_step,
+                                std::int32_t first, std::int32_t step, std::int32_t* places) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    places[i] = ids[i] * id_step + first + static_cast<std::int32_t>(i) * step;
+  }
+}
 
 // to[i step_to] = from[i step_from], i < n.
 TINYSCALE_OPTIMIZED inline void copy_steps(std::int64_t n, const float* from,
@@ -10746,20 +10795,82 @@ TINYSCALE_INLINE void stream_copy(std::int64_t n, const float* x, float* y) {
 
 // >> tinyscale/compute/elementwise.hpp
 // Element-wise kernels: y[i] = f(a[i], b[i]); backward ones dx[i] = beta dx[i] + f'(x[i]) dy[i],
-// where beta is 0 (dx is not read) or 1. Each has a reference body for one number,
-// or is what its comment says.
+// where beta is 0 (dx is not read) or 1. Each has a reference body for one number.
 // Work is split into fixed blocks, so the result does not depend on the number of threads.
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernels {
 
-// The reference bodies: f(x), and f'(x) as the slope.
+// The reference bodies, of all numbers: y[i] = f(a[i], b[i]), y[i] = f(x[i]), and dx[i] = beta
+// dx[i] + slope(x[i]) dy[i].
+inline void arithmetic_reference(std::int64_t n, float (*f)(float, float), const float* a,
+                                 const float* b, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = f(a[i], b[i]);
+  }
+}
+inline void forward_reference(std::int64_t n, double (*f)(double), const float* x, double* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = f(double{x[i]});
+  }
+}
+inline void backward_reference(std::int64_t n, double (*slope)(double), const float* x,
+                               const float* dy, double* dx, double beta = 1) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    dx[i] = (beta == 0 ? 0 : dx[i]) + slope(double{x[i]}) * double{dy[i]};
+  }
+}
+
+inline void choose_reference(std::int64_t n, const float* condition, const float* a, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = condition[i] != 0.0f ? a[i] : y[i];
+  }
+}
+inline void multiply_add_reference(std::int64_t n, const float* a, const float* b, double* y,
+                                   double beta = 1) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = (beta == 0 ? 0 : y[i]) + double{a[i]} * double{b[i]};
+  }
+}
+
+// f(a, b) of one number; add_number and scale are those of one a for all b.
+inline float add_reference(float a, float b) { return a + b; }
+inline float sub_reference(float a, float b) { return a - b; }
+inline float mul_reference(float a, float b) { return a * b; }
+inline float div_reference(float a, float b) { return a / b; }
+inline float less_reference(float a, float b) { return a < b ? 1.0f : 0.0f; }
+inline float equal_reference(float a, float b) { return a == b ? 1.0f : 0.0f; }
+inline float larger_reference(float a, float b) {
+  return detail::is_nan(double{a}) || a > b ? 1.0f : 0.0f;
+}
+inline float maximum_reference(float a, float b) { return larger_reference(a, b) != 0.0f ? a : b; }
+
+// f(x), and f'(x) as the slope.
+inline double exp_reference(double x) { return std::exp(x); }
+inline double log_reference(double x) { return std::log(x); }
+inline double sqrt_reference(double x) { return std::sqrt(x); }
+inline double square_reference(double x) { return x * x; }
+inline double cube_reference(double x) { return x * x * x; }
+inline double abs_reference(double x) { return x > 0 ? x : 0 - x; }
+inline double tanh_reference(double x) { return std::tanh(x); }
+inline double erf_reference(double x) { return std::erf(x); }
+inline double sigmoid_reference(double x) { return 1 / (1 + std::exp(-x)); }
+inline double relu_reference(double x) { return x < 0 ? 0 : x; }
 inline double silu_reference(double x) { return x / (1 + std::exp(-x)); }
 inline double gelu_reference(double x) { return x * (1 + std::erf(x * std::sqrt(0.5))) / 2; }
 inline double gelu_tanh_reference(double x) {
   return x * (1 + std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))) / 2;
 }
+inline double log_slope_reference(double x) { return 1 / x; }
+inline double sqrt_slope_reference(double y) { return 0.5 / y; }  // from y = sqrt(x)
+inline double square_slope_reference(double x) { return 2 * x; }
+inline double abs_slope_reference(double x) { return x > 0 ? 1 : x < 0 ? -1 : 0; }
+inline double erf_slope_reference(double x) {  // 2 / sqrt(pi)
+  return 1.1283791670955126 * std::exp(-x * x);
+}
+inline double sigmoid_slope_reference(double y) { return y * (1 - y); }  // from y = sigmoid(x)
+inline double relu_slope_reference(double x) { return x > 0 ? 1 : 0; }
 inline double tanh_slope_reference(double x) { return 1 - std::tanh(x) * std::tanh(x); }
 inline double silu_slope_reference(double x) {
   const double s = 1 / (1 + std::exp(-x));
@@ -11272,6 +11383,24 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 // than one after another.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference body of sums of many vectors to many.
+inline void add_to_all_reference(std::int64_t n, const float* const* parts, std::size_t count,
+                                 float* const* copies, std::size_t targets, float divisor = 1.0f) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    float sum = parts[0][i];
+    for (std::size_t p = 1; p < count; ++p) {
+      sum += parts[p][i];
+    }
+    for (std::size_t c = 0; c < targets; ++c) {
+      copies[c][i] = sum / divisor;
+    }
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 // Reads `bytes` of weights on several threads, `units` of rows that are streams: of what is small
@@ -12193,6 +12322,22 @@ struct WideF16 {
     return from_f16(code);
   }
 };
+
+// The reference body.
+template <class F>
+void stored_dots_reference(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
+                           std::int64_t row_bytes, std::int64_t m, const float* x, std::int64_t ldx,
+                           float* y, std::int64_t ldy) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t n = 0; n < rows; ++n) {
+      double sum = 0;
+      for (std::int64_t p = 0; p < cols; ++p) {
+        sum += double{x[i * ldx + p]} * double{F::one(w + n * row_bytes + p * F::bytes)};
+      }
+      y[i * ldy + n] = static_cast<float>(sum);
+    }
+  }
+}
 
 constexpr int stored_streams = 4;
 
@@ -14077,6 +14222,22 @@ WordUnit tile_unit() {
 // f32 numbers rounded to what f16 or bf16 holds, and bf16 codes as f32, a vector at a time.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference bodies.
+inline void round_halves_reference(bool bf16, std::int64_t n, const float* x, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = bf16 ? from_bf16(to_bf16(x[i])) : from_f16(to_f16(x[i]));
+  }
+}
+inline void widen_bf16_reference(std::int64_t n, const std::uint16_t* x, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = from_bf16(x[i]);
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 // x rounded to what f16 or bf16 holds, to nearest, halves to even.
@@ -15064,17 +15225,6 @@ inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64
   return pack_quantized(rows, cols, group, bits, codes.data(), scales.data());
 }
 
-// The reference body, without rounding x: y[n] = sum of w x.
-inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, float* y) {
-  for (std::int64_t n = 0; n < w.rows; ++n) {
-    double sum = 0.0;
-    for (std::int64_t p = 0; p < w.cols; ++p) {
-      sum += double{w.scale(n, p)} * w.code(n, p) * double{x[p]};
-    }
-    y[n] = static_cast<float>(sum);
-  }
-}
-
 }  // namespace kernels
 
 }}  // namespace tinyscale
@@ -15133,6 +15283,26 @@ struct CompressedF32 {
     return static_cast<double>(rows) * each + sizeof(Exception) * static_cast<double>(listed);
   }
 };
+
+// The reference body of what is stored: one number, of the list, of what is left, or of its block.
+inline float compressed_number_reference(const CompressedF32& w, std::int64_t row,
+                                         std::int64_t col) {
+  for (const auto* e = w.exceptions(row); e != w.exceptions(row + 1); ++e) {
+    if (e->col == col) {
+      return e->value;
+    }
+  }
+  const std::int64_t b = col / CompressedF32::block, at = col % CompressedF32::block;
+  if (b == w.blocks()) {
+    return detail::float_of(w.rest(row)[at]);
+  }
+  const std::uint32_t* const words = w.words(row) + b * CompressedF32::block_words;
+  std::uint32_t code = at < CompressedF32::block_words ? words[at] & 0x0fffffffU : 0;
+  for (int line = 0; line < 7 && at >= CompressedF32::block_words; ++line) {
+    code |= words[16 * line + at - CompressedF32::block_words] >> 28 << (4 * line);
+  }
+  return detail::float_of((code >> 27 << 31) | ((code & 0x07ffffffU) + w.row(row).base));
+}
 
 }  // namespace kernels
 
@@ -15235,6 +15405,41 @@ inline CompressedF32 compress_f32(std::int64_t rows, std::int64_t cols, const fl
 // x is rounded to int8 by group, as llama2.c and ggml do.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference bodies: x, which is finite, as its codes say; and y = W x of that.
+inline void round_activations_reference(Activations how, std::int64_t n, std::int64_t group,
+                                        const float* x, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    float largest = 0;
+    for (std::int64_t j = i / group * group; j < std::min(n, i / group * group + group); ++j) {
+      largest = std::max(largest, std::fabs(x[j]));
+    }
+    const float scale = largest / 127.0f;
+    if (scale < 1e-38f) {
+      y[i] = 0;
+    } else if (how == Activations::int8_blocks) {  // halves to even, the scale an f16
+      y[i] = std::nearbyint(x[i] * (127.0f / largest)) * from_f16(to_f16(scale));
+    } else {
+      y[i] = std::round(x[i] / scale) * scale;
+    }
+  }
+}
+inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, float* y,
+                                     Activations how = Activations::int8_groups) {
+  std::vector<float> rounded(static_cast<std::size_t>(w.cols));
+  round_activations_reference(how, w.cols, w.group, x, rounded.data());
+  for (std::int64_t n = 0; n < w.rows; ++n) {
+    double sum = 0.0;
+    for (std::int64_t p = 0; p < w.cols; ++p) {
+      sum += double{w.scale(n, p)} * w.code(n, p) * double{rounded[static_cast<std::size_t>(p)]};
+    }
+    y[n] = static_cast<float>(sum);
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 // One x, rounded to int8 by group: scale = max|x| / 127. A NaN or an infinity makes its group's
@@ -15699,6 +15904,97 @@ TINYSCALE_INLINE int q3_scale(const std::uint8_t* b, int i) {
   return (low | ((b[8 + i % 4] >> (2 * (i / 4))) & 3) << 4) - 32;
 }
 
+// The reference bodies: a number of a block is scale * code - minimum, i is its place there.
+struct BlockStep {
+  float scale = 0, minimum = 0;
+};
+
+inline float half_reference(const std::uint8_t* from) {
+  std::uint16_t code = 0;
+  std::memcpy(&code, from, 2);
+  return from_f16(code);
+}
+inline float half_times_reference(const std::uint8_t* from, int times) {
+  return half_reference(from) * static_cast<float>(times);
+}
+
+inline BlockStep block_step_reference(BlockFormat format, const std::uint8_t* b, int i) {
+  int scale = 0, least = 0;
+  float d = 0;
+  switch (format) {
+    case BlockFormat::q4_1:
+    case BlockFormat::q5_1: return {half_reference(b), -half_reference(b + 2)};
+    case BlockFormat::q2_k: scale = b[i / 16] & 15, least = b[i / 16] >> 4, b += 80; break;
+    case BlockFormat::q3_k: return {half_times_reference(b + 108, q3_scale(b + 96, i / 16)), 0};
+    case BlockFormat::q4_k:
+    case BlockFormat::q5_k: six_bit_pair(b + 4, i / 32, scale, least); break;
+    case BlockFormat::q6_k:
+      return {half_times_reference(b + 208, static_cast<std::int8_t>(b[192 + i / 16])), 0};
+    case BlockFormat::q8_k: std::memcpy(&d, b, 4); return {d, 0};
+    case BlockFormat::mxfp4: return {e8m0_to_float(b[0]), 0};
+    case BlockFormat::nvfp4: return {from_fp8_e4m3(b[i / 16] & 127), 0};
+    default: return {half_reference(b), 0};
+  }
+  return {half_times_reference(b, scale), half_times_reference(b + 2, least)};
+}
+
+// Of blocks of 32 and 64.
+inline float small_code_reference(BlockFormat format, const std::uint8_t* b, int i) {
+  const auto nibble = [&](int at) { return b[at + i % 16] >> (i % 32 / 16 * 4) & 15; };
+  const auto fifth = [&](int at) { return (b[at + i / 8] >> i % 8 & 1) << 4; };
+  const auto f32 = [](int x) { return static_cast<float>(x); };
+  switch (format) {
+    case BlockFormat::q8_0: return f32(static_cast<std::int8_t>(b[2 + i]));
+    case BlockFormat::q8_1: return f32(static_cast<std::int8_t>(b[4 + i]));
+    case BlockFormat::q4_0: return f32(nibble(2) - 8);
+    case BlockFormat::q4_1: return f32(nibble(4));
+    case BlockFormat::q5_0: return f32((nibble(6) | fifth(2)) - 16);
+    case BlockFormat::q5_1: return f32(nibble(8) | fifth(4));
+    case BlockFormat::mxfp4: return e2m1_values[nibble(1)];
+    default: return e2m1_values[b[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15];  // nvfp4
+  }
+}
+
+// Of blocks of 256: row and column of 128 elements as [4][32].
+inline float super_code_reference(BlockFormat format, const std::uint8_t* b, int i) {
+  const int row = i % 128 / 32, column = i / 128 * 32 + i % 32;
+  const auto nibble = [&](int at) {
+    return b[at + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
+  };
+  const auto bit = [&](int at) { return b[at + i % 32] >> (i / 32) & 1; };
+  const auto f32 = [](int x) { return static_cast<float>(x); };
+  switch (format) {
+    case BlockFormat::q2_k: return f32(b[16 + column] >> (2 * row) & 3);
+    case BlockFormat::q3_k: return f32(((b[32 + column] >> (2 * row) & 3) | bit(0) << 2) - 4);
+    case BlockFormat::q4_k: return f32(nibble(16));
+    case BlockFormat::q5_k: return f32(nibble(48) | bit(16) << 4);
+    case BlockFormat::q8_k: return f32(static_cast<std::int8_t>(b[4 + i]));
+    default: break;  // q6_k
+  }
+  const int low = b[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
+  return f32((low | (b[128 + column] >> (2 * row) & 3) << 4) - 32);
+}
+
+inline void dequantize_blocks_reference(BlockFormat format, std::int64_t count,
+                                        const std::uint8_t* from, float* to) {
+  const BlockLayout layout = block_layout(format);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint8_t* const b = from + i / layout.elements * layout.bytes;
+    const int place = static_cast<int>(i % layout.elements);
+    if (format == BlockFormat::f32) {
+      std::memcpy(to + i, b, 4);
+    } else if (layout.elements == 1) {
+      to[i] = format == BlockFormat::f16 ? half_reference(b)
+                                         : from_bf16(static_cast<std::uint16_t>(b[0] | b[1] << 8));
+    } else {
+      const BlockStep step = block_step_reference(format, b, place);
+      to[i] = step.scale * (layout.elements < 256 ? small_code_reference : super_code_reference)(
+                               format, b, place) -
+              step.minimum;
+    }
+  }
+}
+
 // In all that follow `b` is a copy of one block, so that no store to `y` can change it: the loops
 // then become vectors.
 
@@ -15966,6 +16262,45 @@ struct BlockFit {
   double scale = 0, minimum = 0;  // x = scale q - minimum
 };
 
+// The reference bodies: the code of a number, every one tried; the squared error of numbers under a
+// scale and minimum; and the least that a fine grid of both finds (affine false: no minimum).
+inline int nearest_code_reference(double x, const BlockFit& fit, int least, int most) {
+  int best = least;
+  double best_off = std::fabs(fit.scale * best - fit.minimum - x);
+  for (int q = least + 1; q <= most; ++q) {
+    const double off = std::fabs(fit.scale * q - fit.minimum - x);
+    best = off < best_off ? q : best;
+    best_off = off < best_off ? off : best_off;
+  }
+  return best;
+}
+inline double fit_error_reference(int n, const float* x, const BlockFit& fit, int least, int most) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) {
+    const int q = nearest_code_reference(double{x[i]}, fit, least, most);
+    const double off = fit.scale * q - fit.minimum - double{x[i]};
+    sum += off * off;
+  }
+  return sum;
+}
+inline double fit_grid_reference(int n, const float* x, bool affine, int least, int most) {
+  double low = 0, high = 0, best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < n; ++i) {
+    low = std::min(low, double{x[i]});
+    high = std::max(high, double{x[i]});
+  }
+  const double range = affine ? high - low : 2 * std::max(high, -low);
+  for (int s = -150; s <= 150; ++s) {  // of either sign, of what the range asks up to 1.5
+    for (int m = 0; m <= (affine && s > 0 ? 30 : 0); ++m) {
+      const BlockFit fit{s * 0.01 * range / (most - least), -low * m / 25};
+      if (s > 0 || !affine) {
+        best = std::min(best, fit_error_reference(n, x, fit, least, most));
+      }
+    }
+  }
+  return best;
+}
+
 // Codes 0 .. most, minimum >= 0: what q2_k, q4_k and q5_k can store.
 inline BlockFit fit_affine(int n, const float* x, int most) {
   double least = 0, largest = static_cast<double>(x[0]);  // 0: a minimum below 0 cannot be stored
@@ -16193,6 +16528,64 @@ inline BlockRange block_range(int n, const float* x) {
 
 // 0 also where the reciprocal would be infinite; such a scale is 0 as f16.
 inline float reciprocal_or_zero(float d) { return std::fabs(d) > 3e-39f ? 1.0f / d : 0.0f; }
+
+// The reference bodies: what number i of a block x becomes. q8_0 and q8_1; q8_k; q4_0 .. q5_1.
+inline float as_half_reference(float x) { return from_f16(to_f16(x)); }
+inline float extreme_reference(int n, const float* x) {  // the first of the largest magnitude
+  return *std::max_element(x, x + n, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
+}
+inline float round_q8_reference(const float* x, int i) {
+  const float d = std::fabs(extreme_reference(32, x)) / 127.0f;
+  return as_half_reference(d) * std::round(x[i] * reciprocal_or_zero(d));
+}
+inline float round_q8_k_reference(const float* x, int i) {
+  const float inverse = -127.0f / extreme_reference(256, x);
+  return 1.0f / inverse * std::nearbyint(x[i] * inverse);
+}
+inline float round_nibble_reference(const float* x, int bits, bool affine, int i) {
+  const auto last = static_cast<float>((1 << bits) - 1), middle = affine ? 0.0f : (last + 1) / 2;
+  const float least = affine ? *std::min_element(x, x + 32) : 0.0f;
+  const float d =
+      affine ? (*std::max_element(x, x + 32) - least) / last : extreme_reference(32, x) / -middle;
+  const float at = (x[i] - least) * reciprocal_or_zero(d) + (middle + 0.5f);
+  const float code = std::min(last, std::trunc(at)) - middle;
+  return as_half_reference(d) * code + as_half_reference(least);
+}
+
+// Of mxfp4 and nvfp4: the squared error of n numbers under a scale, every code tried; and the least
+// of all scales that are tried, of mxfp4 the two powers of 2 that make the largest number 2 .. 8.
+inline double e2m1_error_reference(int n, const float* x, float scale) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) {
+    double least = std::numeric_limits<double>::infinity();
+    for (const float value : e2m1_values) {
+      const double off = double{x[i]} - double{scale} * double{value};
+      least = std::min(least, off * off);
+    }
+    sum += least;
+  }
+  return sum;
+}
+inline double mxfp4_error_reference(const float* x) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int code = 1; code < 255; ++code) {
+    const float scale = e8m0_to_float(static_cast<std::uint8_t>(code));
+    const float largest = std::fabs(extreme_reference(32, x)) / scale;
+    if (largest >= 2 && largest < 8) {
+      least = std::min(least, e2m1_error_reference(32, x, scale));
+    }
+  }
+  return least;
+}
+inline double nvfp4_error_reference(const float* x) {  // of 16 numbers
+  const int near = to_fp8_e4m3_saturated(std::fabs(extreme_reference(16, x)) / 6.0f);
+  double least = std::numeric_limits<double>::infinity();
+  for (int code = std::max(1, near - 2); code <= std::min(126, near + 2); ++code) {
+    const float scale = from_fp8_e4m3(static_cast<std::uint8_t>(code));
+    least = std::min(least, e2m1_error_reference(16, x, scale));
+  }
+  return least;
+}
 
 // Truncated (for x from 0 on: down), at most `most`.
 inline int trunc_to(float x, int most) {
@@ -16489,6 +16882,18 @@ inline void check_stored_row(const StoredMatrix& w, std::int64_t row) {
 
 namespace kernels {
 
+// The reference body of rows, number by number.
+inline void stored_row_reference(const StoredMatrix& w, std::int64_t row, float* to) {
+  if (!w.is_packed && !w.is_compressed()) {
+    detail::dequantize_blocks_reference(w.format, w.cols, w.data + row * w.row_bytes, to);
+    return;
+  }
+  for (std::int64_t i = 0; i < w.cols; ++i) {
+    to[i] = w.is_packed ? w.packed.scale(row, i) * static_cast<float>(w.packed.code(row, i))
+                        : compressed_number_reference(w.compressed, row, i);
+  }
+}
+
 // One row as f32: what an embedding looks up.
 inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
   detail::check_stored_row(w, row);
@@ -16685,6 +17090,44 @@ struct UnpackPanels {
 // where W is packed; else x is rounded and both are multiplied as f32, the same numbers.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference bodies, of any stored matrix: one row of x as the product sees it, and y = x W'.
+inline void round_row_reference(const StoredMatrix& w, Activations how, const float* x, float* y) {
+  const int elements = w.is_packed ? 0 : block_layout(w.format).elements;
+  if (how == Activations::f32 || (elements == 1 && how == Activations::int8_groups) ||
+      (elements == 1 && w.format == BlockFormat::f32)) {
+    std::copy_n(x, w.cols, y);
+  } else if (elements == 1) {
+    round_halves_reference(w.format == BlockFormat::bf16, w.cols, x, y);
+  } else if (elements == 256 && how == Activations::int8_blocks) {
+    for (std::int64_t i = 0; i < w.cols; ++i) {
+      y[i] = detail::round_q8_k_reference(x + i / 256 * 256, static_cast<int>(i % 256));
+    }
+  } else {
+    const std::int64_t group = how == Activations::int8_blocks ? 32 : elements;
+    round_activations_reference(how, w.cols, w.is_packed ? w.packed.group : group, x, y);
+  }
+}
+inline void multiply_stored_reference(const StoredMatrix& w, Activations how, std::int64_t m,
+                                      const float* x, std::int64_t ldx, float* y,
+                                      std::int64_t ldy) {
+  std::vector<float> seen(static_cast<std::size_t>(w.cols)), row = seen;
+  for (std::int64_t i = 0; i < m; ++i) {
+    round_row_reference(w, how, x + i * ldx, seen.data());
+    for (std::int64_t n = 0; n < w.rows; ++n) {
+      stored_row_reference(w, n, row.data());
+      double sum = 0.0;
+      for (std::size_t p = 0; p < row.size(); ++p) {
+        sum += double{seen[p]} * double{row[p]};
+      }
+      y[i * ldy + n] = static_cast<float>(sum);
+    }
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 constexpr std::int64_t stored_few_halves = 64;    // the same where a load widens W
@@ -16921,7 +17364,8 @@ inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t
 // >> tinyscale/compute/compressed_product.hpp
 // y = x W' with W as f32 in 28 bits. A few rows of x: W becomes f32 in registers, an eighth fewer
 // bytes come from memory, and y has the bits that f32 rows give (stored_dots.hpp). Many rows of x:
-// rows of W become f32 some at a time and are multiplied as any matrix.
+// rows of W become f32 some at a time and are multiplied as any matrix. The reference bodies:
+// multiply_stored_reference, and of rows compressed_number_reference.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -18685,6 +19129,22 @@ inline void largest_down(std::int64_t n, std::int64_t columns, std::int64_t step
 // the logits, in one pass over a row, block by block.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernels {
+
+// The reference body.
+inline std::int64_t argmax_reference(std::int64_t n, const float* x) {
+  std::int64_t best = n > 0 ? 0 : -1;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (!detail::is_finite(double{x[i]})) {
+      return -1;
+    }
+    best = x[i] > x[best] ? i : best;
+  }
+  return best;
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 struct LargestOfRow {
@@ -18845,6 +19305,23 @@ struct StoredScreen {
     return again.rows > 0 ? static_cast<double>(again.row_words() * 4 + 8) : 0;
   }
 };
+
+namespace kernels {
+
+// The reference body: the whole product, in the bits that it has, then the first largest of what
+// is known.
+inline LargestProduct largest_stored_reference(const StoredMatrix& w, Activations how,
+                                               std::int64_t known, const float* x) {
+  std::vector<float> y(static_cast<std::size_t>(w.rows));
+  w.multiply(w, how, 1, x, w.cols, y.data(), w.rows);
+  LargestProduct largest;
+  largest.place = argmax_reference(known, y.data());
+  largest.value = largest.place < 0 ? 0.0f : y[static_cast<std::size_t>(largest.place)];
+  largest.rows = w.rows;
+  return largest;
+}
+
+}  // namespace kernels
 
 namespace detail {
 
@@ -19617,17 +20094,22 @@ struct AttentionAdd {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernels {
 
+// A key's score.
+inline double score_reference(std::int64_t head_size, const float* q, const float* k) {
+  double sum = 0;
+  for (std::int64_t d = 0; d < head_size; ++d) {
+    sum += double{q[d]} * double{k[d]};
+  }
+  return sum / std::sqrt(static_cast<double>(head_size));
+}
+
 // The reference body: one query of one head. q, o: [head_size]; k, v: the rows that it sees.
 inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
                                  const float* k, const float* v, float* o) {
   std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);
   double total = 0;
   for (std::int64_t j = 0; j < seen; ++j) {
-    double score = 0;
-    for (std::int64_t d = 0; d < s.head_size; ++d) {
-      score += static_cast<double>(q[d]) * static_cast<double>(k[j * s.k_stride + d]);
-    }
-    const double p = std::exp(score / std::sqrt(static_cast<double>(s.head_size)));
+    const double p = std::exp(score_reference(s.head_size, q, k + j * s.k_stride));
     total += p;
     for (std::int64_t d = 0; d < s.head_size; ++d) {
       sums[static_cast<std::size_t>(d)] += p * static_cast<double>(v[j * s.v_stride + d]);
@@ -20179,6 +20661,42 @@ struct CacheQuery {
   const std::uint8_t* const* pages = nullptr;
   std::int64_t first = 0, end = 0;
 };
+
+// The reference bodies: number i of a row of a page as f32 (values: page_tokens rows on), and
+// attention of one token, o [heads, head_size].
+inline float cache_number_reference(const CacheShape& s, const std::uint8_t* page, std::int64_t row,
+                                    std::int64_t i) {
+  const std::uint8_t* const at = page + row * s.row_bytes() + i * s.row_bytes() / s.row();
+  float number = 0;
+  if (s.format == DType::f32) {
+    std::memcpy(&number, at, 4);
+  } else if (s.format == DType::int8) {
+    std::memcpy(&number, page + s.scale_at() + 4 * (row * s.kv_heads + i / s.head_size), 4);
+    number *= static_cast<float>(static_cast<std::int8_t>(*at));
+  } else {
+    const auto code = static_cast<std::uint16_t>(at[0] | at[1] << 8);
+    number = s.format == DType::bf16 ? from_bf16(code) : from_f16(code);
+  }
+  return number;
+}
+inline void cache_attention_reference(const CacheShape& s, const CacheQuery& query, float* o) {
+  const std::int64_t keys = std::max<std::int64_t>(0, query.end - query.first);
+  std::vector<float> k(static_cast<std::size_t>(keys * s.row())), v = k;
+  for (std::int64_t at = 0; at < keys * s.row(); ++at) {
+    const std::int64_t place = query.first + at / s.row(), slot = place % s.page_tokens;
+    const std::uint8_t* const page = query.pages[place / s.page_tokens];
+    k[static_cast<std::size_t>(at)] = cache_number_reference(s, page, slot, at % s.row());
+    v[static_cast<std::size_t>(at)] =
+        cache_number_reference(s, page, s.page_tokens + slot, at % s.row());
+  }
+  AttentionShape shape;
+  shape.head_size = s.head_size;
+  shape.k_stride = shape.v_stride = s.row();
+  for (std::int64_t h = 0; h < s.heads; ++h) {
+    const std::int64_t from = h / (s.heads / s.kv_heads) * s.head_size, to = h * s.head_size;
+    attention_reference(shape, keys, query.q + to, k.data() + from, v.data() + from, o + to);
+  }
+}
 
 }  // namespace kernels
 
@@ -20790,8 +21308,7 @@ inline void norm_backward_reference(std::int64_t cols, const float* x, const flo
   }
   for (std::int64_t j = 0; j < cols; ++j) {
     const double n = (double{x[j]} - center) * r, g = double{dy[j]} * double{weight[j]};
-    const float old = beta == 0.0f ? 0.0f : dx[j];
-    dx[j] = old + static_cast<float>(r * (g - mean_g - n * mean_gn));
+    dx[j] = (beta == 0.0f ? 0.0f : dx[j]) + static_cast<float>(r * (g - mean_g - n * mean_gn));
     dweight[j] += double{dy[j]} * n;
     if (dbias != nullptr) {
       dbias[j] += double{dy[j]};
@@ -21685,6 +22202,37 @@ struct VectorNumbers {
   }
 };
 
+// Ops of one number, slopes first.
+inline double slope_op_reference(kernels::VectorOp op, double a) {
+  using kernels::VectorOp;
+  switch (op) {
+    case VectorOp::relu_slope: return kernels::relu_slope_reference(a);
+    case VectorOp::tanh_slope: return kernels::tanh_slope_reference(a);
+    case VectorOp::silu_slope: return kernels::silu_slope_reference(a);
+    case VectorOp::gelu_slope: return kernels::gelu_slope_reference(a);
+    case VectorOp::gelu_tanh_slope: return kernels::gelu_tanh_slope_reference(a);
+    default: return a;
+  }
+}
+
+inline double unary_op_reference(kernels::VectorOp op, double a) {
+  using kernels::VectorOp;
+  switch (op) {
+    case VectorOp::exp: return kernels::exp_reference(a);
+    case VectorOp::log: return kernels::log_reference(a);
+    case VectorOp::sqrt: return kernels::sqrt_reference(a);
+    case VectorOp::tanh: return kernels::tanh_reference(a);
+    case VectorOp::erf: return kernels::erf_reference(a);
+    case VectorOp::square: return kernels::square_reference(a);
+    case VectorOp::relu: return kernels::relu_reference(a);
+    case VectorOp::sigmoid: return kernels::sigmoid_reference(a);
+    case VectorOp::silu: return kernels::silu_reference(a);
+    case VectorOp::gelu: return kernels::gelu_reference(a);
+    case VectorOp::gelu_tanh: return kernels::gelu_tanh_reference(a);
+    default: return slope_op_reference(op, a);
+  }
+}
+
 inline double vector_op_reference(kernels::VectorOp op, double a, double b, double c) {
   using kernels::VectorOp;
   switch (op) {
@@ -21697,25 +22245,9 @@ inline double vector_op_reference(kernels::VectorOp op, double a, double b, doub
     case VectorOp::less: return a < b ? 1.0 : 0.0;
     case VectorOp::equal: return a == b ? 1.0 : 0.0;
     case VectorOp::where: return a != 0.0 ? b : c;
-    case VectorOp::exp: return std::exp(a);
-    case VectorOp::log: return std::log(a);
-    case VectorOp::sqrt: return std::sqrt(a);
-    case VectorOp::tanh: return std::tanh(a);
-    case VectorOp::erf: return std::erf(a);
     case VectorOp::pow: return std::pow(a, b);
-    case VectorOp::square: return a * a;
-    case VectorOp::relu: return a < 0.0 ? 0.0 : a;
-    case VectorOp::sigmoid: return 1.0 / (1.0 + std::exp(-a));
-    case VectorOp::silu: return kernels::silu_reference(a);
-    case VectorOp::gelu: return kernels::gelu_reference(a);
-    case VectorOp::gelu_tanh: return kernels::gelu_tanh_reference(a);
-    case VectorOp::relu_slope: return a > 0.0 ? 1.0 : 0.0;
-    case VectorOp::tanh_slope: return kernels::tanh_slope_reference(a);
-    case VectorOp::silu_slope: return kernels::silu_slope_reference(a);
-    case VectorOp::gelu_slope: return kernels::gelu_slope_reference(a);
-    case VectorOp::gelu_tanh_slope: return kernels::gelu_tanh_slope_reference(a);
     case VectorOp::exp_sub: return std::exp(a - b);
-    default: return a;
+    default: return unary_op_reference(op, a);
   }
 }
 
@@ -21736,36 +22268,65 @@ inline double row_reduction_reference(kernels::VectorOp op, std::int64_t row, st
   return result;
 }
 
-inline VectorNumbers reference_value(const kernels::VectorProgram& p, const VectorValue& v,
+// As many numbers as a value of this extent has, each 0.
+inline VectorNumbers zeros_of(const kernels::VectorProgram& p, kernels::VectorExtent extent) {
+  const std::int64_t rows = varies_with_rows(extent) ? p.rows() : 1;
+  const std::int64_t cols = varies_with_columns(extent) ? p.cols() : 1;
+  return {extent, p.cols(), std::vector<double>(static_cast<std::size_t>(rows * cols))};
+}
+
+// Operand i of number (r, j) of a value; 0 where there is none.
+inline double operand_reference(const VectorValue& v, List<VectorNumbers>& all, int i,
+                                std::int64_t r, std::int64_t j) {
+  return i < facts_of(v.op).operands ? all[static_cast<std::size_t>(v.operands[i])].at(r, j) : 0.0;
+}
+
+// Number (r, j) of a value, those before it known.
+inline double element_reference(const kernels::VectorProgram& p, const VectorValue& v,
+                                List<VectorNumbers>& all, const float* const* inputs,
+                                std::int64_t r, std::int64_t j) {
+  if (v.kind == VectorValue::literal) {
+    return double{v.number};
+  }
+  if (v.kind == VectorValue::input) {
+    const VectorInput& in = p.inputs()[static_cast<std::size_t>(v.index)];
+    return double{inputs[v.index][row_offset(p.outer(), in, r) + j * in.column_step]};
+  }
+  if (is_row_reduction(v.op)) {
+    VectorNumbers& row = all[static_cast<std::size_t>(v.operands[0])];
+    return row_reduction_reference(v.op, r, p.cols(), row, operand_reference(v, all, 1, r, 0));
+  }
+  const auto operand = [&](int i) { return operand_reference(v, all, i, r, j); };
+  return v.op == kernels::VectorOp::column_number
+             ? static_cast<double>(j)
+             : vector_op_reference(v.op, operand(0), operand(1), operand(2));
+}
+
+inline VectorNumbers value_reference(const kernels::VectorProgram& p, const VectorValue& v,
                                      List<VectorNumbers>& all, const float* const* inputs) {
-  VectorNumbers out;
-  out.extent = v.extent;
-  out.cols = p.cols();
-  const std::int64_t rows = varies_with_rows(v.extent) ? p.rows() : 1;
-  const std::int64_t cols = varies_with_columns(v.extent) ? p.cols() : 1;
-  out.numbers.resize(static_cast<std::size_t>(rows * cols));
-  const auto operand = [&](int i) -> VectorNumbers& {
-    return all[static_cast<std::size_t>(v.operands[i])];
-  };
-  const int operands = facts_of(v.op).operands;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t j = 0; j < cols; ++j) {
-      double& y = out.at(r, j);
-      if (v.kind == VectorValue::literal) {
-        y = double{v.number};
-      } else if (v.kind == VectorValue::input) {
-        const VectorInput& in = p.inputs()[static_cast<std::size_t>(v.index)];
-        y = double{inputs[v.index][row_offset(p.outer(), in, r) + j * in.column_step]};
-      } else if (is_row_reduction(v.op)) {
-        y = row_reduction_reference(v.op, r, p.cols(), operand(0),
-                                    operands > 1 ? operand(1).at(r, 0) : 0.0);
-      } else if (v.op == kernels::VectorOp::column_number) {
-        y = static_cast<double>(j);
-      } else {
-        y = vector_op_reference(v.op, operand(0).at(r, j), operands > 1 ? operand(1).at(r, j) : 0.0,
-                                operands > 2 ? operand(2).at(r, j) : 0.0);
-      }
-    }
+  VectorNumbers out = zeros_of(p, v.extent);
+  const std::int64_t width = varies_with_columns(v.extent) ? p.cols() : 1;
+  for (std::size_t i = 0; i < out.numbers.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    out.numbers[i] = element_reference(p, v, all, inputs, at / width, at % width);
+  }
+  return out;
+}
+
+// What is asked for of a value: its numbers, or their sums.
+inline VectorNumbers output_reference(const kernels::VectorProgram& p, kernels::VectorOutput kind,
+                                      VectorNumbers& value) {
+  using kernels::VectorOutput;
+  const bool sums = kind == VectorOutput::column_sums || kind == VectorOutput::total;
+  VectorNumbers out =
+      zeros_of(p, kind == VectorOutput::column_sums ? kernels::VectorExtent::per_column
+                  : kind == VectorOutput::total     ? kernels::VectorExtent::single
+                                                    : static_cast<kernels::VectorExtent>(kind));
+  const std::int64_t rows = sums || varies_with_rows(out.extent) ? p.rows() : 1;
+  const std::int64_t cols = sums || varies_with_columns(out.extent) ? p.cols() : 1;
+  for (std::int64_t i = 0; i < rows * cols; ++i) {
+    double& y = out.at(i / cols, i % cols);
+    y = value.at(i / cols, i % cols) + (sums ? y : 0.0);
   }
   return out;
 }
@@ -21779,25 +22340,11 @@ inline void run_reference(const VectorProgram& p, const float* const* inputs,
                           float* const* outputs) {
   List<detail::VectorNumbers> all;
   for (const detail::VectorValue& v : p.values()) {
-    all.push_back(detail::reference_value(p, v, all, inputs));
+    all.push_back(detail::value_reference(p, v, all, inputs));
   }
   for (std::size_t o = 0; o < p.outputs().size(); ++o) {
-    const VectorOutput kind = p.outputs()[o].kind;
-    detail::VectorNumbers& value = all[static_cast<std::size_t>(p.outputs()[o].value)];
-    const bool sums = kind == VectorOutput::column_sums || kind == VectorOutput::total;
-    detail::VectorNumbers out;
-    out.cols = p.cols();
-    out.extent = kind == VectorOutput::column_sums ? VectorExtent::per_column
-                 : kind == VectorOutput::total     ? VectorExtent::single
-                                                   : static_cast<VectorExtent>(kind);
-    const std::int64_t rows = detail::varies_with_rows(out.extent) ? p.rows() : 1;
-    const std::int64_t cols = detail::varies_with_columns(out.extent) ? p.cols() : 1;
-    out.numbers.resize(static_cast<std::size_t>(rows * cols));
-    for (std::int64_t r = 0; r < (sums ? p.rows() : rows); ++r) {
-      for (std::int64_t j = 0; j < (sums ? p.cols() : cols); ++j) {
-        out.at(r, j) = value.at(r, j) + (sums ? out.at(r, j) : 0.0);
-      }
-    }
+    const auto value = static_cast<std::size_t>(p.outputs()[o].value);
+    const detail::VectorNumbers out = detail::output_reference(p, p.outputs()[o].kind, all[value]);
     for (std::size_t i = 0; i < out.numbers.size(); ++i) {
       outputs[o][i] = static_cast<float>(out.numbers[i]);
     }

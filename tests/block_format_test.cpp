@@ -87,6 +87,140 @@ TEST_CASE("every code of f16 becomes the float32 of the same value, on every pat
   }
 }
 
+TEST_CASE("blocks of any bytes have the values of the reference body, bit for bit, on every path") {
+  const std::int64_t count = 16384;
+  for (int i = 0; i <= static_cast<int>(BlockFormat::nvfp4); ++i) {
+    const BlockFormat format = static_cast<BlockFormat>(i);
+    CAPTURE(ts::name_of(format));
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(ts::block_row_bytes(format, count)));
+    for (std::size_t at = 0; at < bytes.size(); ++at) {
+      bytes[at] = static_cast<std::uint8_t>(256.0f * ts::uniform01(17, at));
+    }
+    std::vector<float> wanted(static_cast<std::size_t>(count)), found = wanted;
+    ts::detail::dequantize_blocks_reference(format, count, bytes.data(), wanted.data());
+    for (const ts::CpuPath path : paths()) {
+      const ts::detail::PathScope scope(path);
+      ts::kernels::dequantize_blocks(format, count, bytes.data(), found.data());
+      std::size_t same = 0;
+      for (std::size_t at = 0; at < found.size(); ++at) {
+        same += std::isnan(wanted[at])
+                    ? std::isnan(found[at])
+                    : ts::detail::bits_of(wanted[at]) == ts::detail::bits_of(found[at]);
+      }
+      CHECK(same == found.size());
+    }
+  }
+}
+
+TEST_CASE("numbers stored in the simple formats become those of the reference bodies, exactly") {
+  const std::vector<float> x = normals(2048);
+  const auto check = [&](BlockFormat format, std::size_t block,
+                         float (*right)(BlockFormat, const float*, int)) {
+    CAPTURE(ts::name_of(format));
+    const std::vector<float> found = values(format, stored(format, x), x.size());
+    std::size_t same = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      same += found[i] == right(format, x.data() + i / block * block, static_cast<int>(i % block));
+    }
+    CHECK(same == x.size());
+  };
+  const auto eight = [](BlockFormat, const float* b, int i) {
+    return ts::detail::round_q8_reference(b, i);
+  };
+  check(BlockFormat::q8_0, 32, eight);
+  check(BlockFormat::q8_1, 32, eight);
+  check(BlockFormat::q8_k, 256,
+        [](BlockFormat, const float* b, int i) { return ts::detail::round_q8_k_reference(b, i); });
+  for (const BlockFormat format :
+       {BlockFormat::q4_0, BlockFormat::q4_1, BlockFormat::q5_0, BlockFormat::q5_1}) {
+    check(format, 32, [](BlockFormat f, const float* b, int i) {
+      const bool affine = f == BlockFormat::q4_1 || f == BlockFormat::q5_1;
+      const int bits = f == BlockFormat::q4_0 || f == BlockFormat::q4_1 ? 4 : 5;
+      return ts::detail::round_nibble_reference(b, bits, affine, i);
+    });
+  }
+}
+
+TEST_CASE("mxfp4 and nvfp4 lose no more than the best of the scales and codes that are tried") {
+  const std::vector<float> x = normals(2048);
+  for (const BlockFormat format : {BlockFormat::mxfp4, BlockFormat::nvfp4}) {
+    CAPTURE(ts::name_of(format));
+    const std::vector<float> found = values(format, stored(format, x), x.size());
+    const std::size_t block = format == BlockFormat::mxfp4 ? 32 : 16;
+    for (std::size_t first = 0; first < x.size(); first += block) {
+      double error = 0;
+      for (std::size_t i = first; i < first + block; ++i) {
+        error += std::pow(double{found[i]} - double{x[i]}, 2);
+      }
+      const double right = format == BlockFormat::mxfp4
+                               ? ts::detail::mxfp4_error_reference(x.data() + first)
+                               : ts::detail::nvfp4_error_reference(x.data() + first);
+      CHECK(error == doctest::Approx(right).epsilon(1e-6));  // x / scale rounds, by 2^-24
+    }
+  }
+}
+
+TEST_CASE("super-blocks: every code is the nearest of all under the scales that are stored") {
+  const std::vector<float> x = normals(2048);
+  const struct {
+    BlockFormat format;
+    int least, most;
+  } all[] = {{BlockFormat::q2_k, 0, 3},
+             {BlockFormat::q3_k, -4, 3},
+             {BlockFormat::q4_k, 0, 15},
+             {BlockFormat::q5_k, 0, 31},
+             {BlockFormat::q6_k, -32, 31}};
+  for (const auto& f : all) {
+    CAPTURE(ts::name_of(f.format));
+    const std::string blocks = stored(f.format, x);
+    const std::vector<float> found = values(f.format, blocks, x.size());
+    double worst = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const auto bytes = static_cast<std::size_t>(ts::block_layout(f.format).bytes);
+      const ts::detail::BlockStep step = ts::detail::block_step_reference(
+          f.format, bytes_of(blocks) + i / 256 * bytes, static_cast<int>(i % 256));
+      const ts::detail::BlockFit fit{double{step.scale}, double{step.minimum}};
+      const int q = ts::detail::nearest_code_reference(double{x[i]}, fit, f.least, f.most);
+      const double right = std::fabs(fit.scale * q - fit.minimum - double{x[i]});
+      // x + minimum and its quotient round: by 2^-23 of up to 4 + 4.
+      worst = std::max(worst, std::fabs(double{found[i]} - double{x[i]}) - right);
+    }
+    CHECK(worst <= std::ldexp(8.0, -23));
+  }
+}
+
+TEST_CASE("super-blocks: the scales that are searched lose at most a tenth more than a fine grid") {
+  const std::vector<float> x = normals(1024);
+  const auto error = [](int n, const float* from, const ts::detail::BlockFit& fit, int least,
+                        int most) {
+    return ts::detail::fit_error_reference(n, from, fit, least, most);
+  };
+  for (const int most : {3, 15, 31}) {  // q2_k, q4_k, q5_k
+    const int n = most == 3 ? 16 : 32;
+    double ours = 0, grid = 0;
+    for (std::size_t first = 0; first < x.size(); first += static_cast<std::size_t>(n)) {
+      const float* const from = x.data() + first;
+      ours += error(n, from, ts::detail::fit_affine(n, from, most), 0, most);
+      grid += ts::detail::fit_grid_reference(n, from, true, 0, most);
+    }
+    CAPTURE(most);
+    CAPTURE(ours / grid);
+    CHECK(ours < 1.1 * grid);
+  }
+  for (const int half : {4, 32}) {  // q3_k, q6_k
+    double ours = 0, grid = 0;
+    for (std::size_t first = 0; first < x.size(); first += 16) {
+      const float* const from = x.data() + first;
+      const ts::detail::BlockFit fit{ts::detail::fit_symmetric(16, from, half), 0};
+      ours += error(16, from, fit, -half, half - 1);
+      grid += ts::detail::fit_grid_reference(16, from, false, -half, half - 1);
+    }
+    CAPTURE(half);
+    CAPTURE(ours / grid);
+    CHECK(ours < 1.1 * grid);
+  }
+}
+
 TEST_CASE("ggml's blocks have ggml's values, bit for bit, in every format and on every path") {
   const std::string input = golden("input.f32");
   if (input.empty()) {

@@ -45,6 +45,10 @@ void check_rows(std::int64_t rows, std::int64_t cols, const Floats& numbers) {
     same += same_bits(row.data(), numbers.data() + i * cols, cols) ? 1 : 0;
   }
   CHECK(same == rows);
+  for (std::int64_t i = 0; i < rows * cols; ++i) {
+    all[static_cast<std::size_t>(i)] = kernel::compressed_number_reference(w, i / cols, i % cols);
+  }
+  CHECK(same_bits(all.data(), numbers.data(), rows * cols));
   ts::detail::read_compressed(w, 0, rows, all.data());
   CHECK(same_bits(all.data(), numbers.data(), rows * cols));
 }
@@ -56,6 +60,19 @@ void check_product(const ts::StoredMatrix& w, const ts::StoredMatrix& f32, std::
   w.multiply(w, Activations::f32, m, x.data(), w.cols, y.data(), w.rows);
   f32.multiply(f32, Activations::f32, m, x.data(), w.cols, want.data(), w.rows);
   CHECK(same_bits(y.data(), want.data(), m * w.rows));
+}
+
+// And is as near to sums in double as f32 sums of so many products of numbers below 0.2 and 1 are.
+void check_sums(const ts::StoredMatrix& w, std::int64_t m, const Floats& x) {
+  Floats y(static_cast<std::size_t>(m * w.rows)), want = y;
+  w.multiply(w, Activations::f32, m, x.data(), w.cols, y.data(), w.rows);
+  kernel::multiply_stored_reference(w, Activations::f32, m, x.data(), w.cols, want.data(), w.rows);
+  double worst = 0;
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    worst = std::fmax(worst, std::fabs(double{y[i]} - double{want[i]}));
+  }
+  const auto cols = static_cast<double>(w.cols);
+  CHECK(worst <= 0.2 * cols * std::ldexp(cols + 5, -24));
 }
 
 }  // namespace
@@ -89,6 +106,8 @@ TEST_CASE("f32 in 28 bits: products have the bits of f32 rows, on every path") {
         CAPTURE(m);
         check_product(w, f32, m, noise(m * cols, 6));
       }
+      check_sums(w, 3, noise(3 * cols, 6));
+      check_sums(w, 9, noise(9 * cols, 6));
     }
   }
 }

@@ -397,19 +397,17 @@ TEST_CASE("products of codes: memory that cannot be right is refused") {
 
 namespace {
 
-// |y - reference|: x is off by half a step of max|x| / 127 in each product, and sums round.
+// |y - reference|: each group's integer sum, its product with the scales and its addition round.
 double quantized_bound(const kernel::QuantizedMatrix& w, const Floats& x, std::int64_t row) {
-  double bound = 1e-30;
-  for (std::int64_t first = 0; first < w.cols; first += w.group) {
-    const std::int64_t last = std::min(w.cols, first + w.group);
-    double largest = 0.0, weights = 0.0;
-    for (std::int64_t p = first; p < last; ++p) {
-      largest = std::max(largest, std::fabs(double{x[static_cast<std::size_t>(p)]}));
-      weights += std::fabs(double{w.scale(row, p)} * w.code(row, p));
-    }
-    bound += weights * largest * (0.501 / 127 + 1e-6 * static_cast<double>(w.groups()));
+  Floats rounded(x.size());
+  kernel::round_activations_reference(ts::Activations::int8_groups, w.cols, w.group, x.data(),
+                                      rounded.data());
+  double magnitudes = 1e-30;
+  for (std::int64_t p = 0; p < w.cols; ++p) {
+    magnitudes += std::fabs(double{w.scale(row, p)} * w.code(row, p) *
+                            double{rounded[static_cast<std::size_t>(p)]});
   }
-  return bound;
+  return magnitudes * std::ldexp(static_cast<double>(w.groups() + 4), -24);
 }
 
 void check_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,

@@ -664,16 +664,13 @@ TEST_CASE("argmax: the first largest, -1 where a number is not finite") {
           const double number = 4 * ts::normal01(seed, i);
           x[i] = static_cast<float>(seed % 2 == 0 ? std::round(number) : number);  // ties or none
         }
-        std::size_t right = 0;
-        for (std::size_t i = 1; i < x.size(); ++i) {
-          right = x[i] > x[right] ? i : right;
-        }
-        CHECK(ts::kernels::argmax(n, x.data()) == static_cast<std::int64_t>(right));
+        CHECK(kernel::argmax(n, x.data()) == kernel::argmax_reference(n, x.data()));
         const std::size_t at = 997 * seed % x.size();
         const float old = x[at];
         for (const float bad : {NAN, INFINITY, -INFINITY}) {
           x[at] = bad;
-          CHECK(ts::kernels::argmax(n, x.data()) == -1);
+          CHECK(kernel::argmax(n, x.data()) == -1);
+          CHECK(kernel::argmax_reference(n, x.data()) == -1);
         }
         x[at] = old;
       }
@@ -681,6 +678,7 @@ TEST_CASE("argmax: the first largest, -1 where a number is not finite") {
     const float least = -std::numeric_limits<float>::max();
     std::vector<float> x(1200, least);
     CHECK(ts::kernels::argmax(1200, x.data()) == 0);
+    CHECK(kernel::argmax_reference(1200, x.data()) == 0);
     x[1100] = -1;
     CHECK(ts::kernels::argmax(1200, x.data()) == 1100);
     x.assign(1200, -0.0f);
@@ -688,6 +686,7 @@ TEST_CASE("argmax: the first largest, -1 where a number is not finite") {
     CHECK(ts::kernels::argmax(1200, x.data()) == 0);
   });
   CHECK(ts::kernels::argmax(0, nullptr) == -1);
+  CHECK(kernel::argmax_reference(0, nullptr) == -1);
 }
 
 TEST_CASE("linear_cross_entropy: no number of a row that is left out reaches a gradient") {

@@ -54,18 +54,14 @@ TEST_CASE("turn_matrix: every element of every size, and nothing beside it") {
       for (const std::int64_t cols : {1, 3, 4, 5, 8, 16, 19, 31, 64, 67, 200}) {
         const std::int64_t from_row = cols + 3, to_row = rows + 2;
         const Floats from = normal(rows * from_row, 1);
-        Floats to(size(cols * to_row), -7.0f);
+        Floats to(size(cols * to_row), -7.0f), squares = to, right = to;
         kernel::turn_matrix(rows, cols, from.data(), from_row, to.data(), to_row);
-        bool right = true;
-        for (std::int64_t c = 0; c < cols; ++c) {
-          for (std::int64_t r = 0; r < to_row; ++r) {
-            right = right &&
-                    to[size(c * to_row + r)] == (r < rows ? from[size(r * from_row + c)] : -7.0f);
-          }
-        }
+        ts::detail::transpose(rows, cols, from.data(), from_row, squares.data(), to_row);
+        kernel::transpose_reference(rows, cols, from.data(), from_row, right.data(), to_row);
         CAPTURE(rows);
         CAPTURE(cols);
-        CHECK(right);
+        CHECK(to == right);
+        CHECK(squares == right);
       }
     }
   });
@@ -103,17 +99,24 @@ TEST_CASE("rows by number: taken, added in order, and the first that is outside"
   const std::vector<std::int32_t> ids = {3, 0, 3, 2, 3};
   for (const std::int64_t width : {1, 2, 5}) {
     const Floats table = normal(4 * width, 1), y = normal(5 * width, 2);
-    Floats taken(size(5 * width)), added = table;
+    Floats taken(size(5 * width)), right_taken = taken, added = table, right_added = table;
     kernel::take_rows(5, width, table.data(), ids.data(), taken.data());
+    kernel::take_rows_reference(5, width, table.data(), ids.data(), right_taken.data());
+    CHECK(taken == right_taken);
     kernel::add_rows(5, width, y.data(), ids.data(), added.data());
-    Floats right = table;
-    for (std::int64_t i = 0; i < 5; ++i) {
-      for (std::int64_t j = 0; j < width; ++j) {
-        CHECK(taken[size(i * width + j)] == table[size(ids[size(i)] * width + j)]);
-        right[size(ids[size(i)] * width + j)] += y[size(i * width + j)];
+    kernel::add_rows_reference(5, width, y.data(), ids.data(), right_added.data());
+    CHECK(added == right_added);
+  }
+  for (const std::int64_t n : {0, 1, 9}) {
+    for (const std::int64_t step_from : {0, 1, 3}) {
+      for (const std::int64_t step_to : {1, 2}) {
+        const Floats from = normal(30, 3);
+        Floats to(30, -7.0f), right = to;
+        kernel::copy_steps(n, from.data(), step_from, to.data(), step_to);
+        kernel::copy_steps_reference(n, from.data(), step_from, right.data(), step_to);
+        CHECK(to == right);
       }
     }
-    CHECK(added == right);
   }
   on_every_path([] {
     std::vector<std::int32_t> many(100);
@@ -122,13 +125,10 @@ TEST_CASE("rows by number: taken, added in order, and the first that is outside"
     }
     for (const std::int64_t n : {0, 1, 7, 8, 16, 17, 100}) {
       CHECK(kernel::first_outside(n, many.data(), 50) == n);
-      std::vector<std::int32_t> places(size(n) + 1, -5);
+      std::vector<std::int32_t> places(size(n) + 1, -5), right = places;
       kernel::places_of(n, many.data(), 3, 1000, 7, places.data());
-      bool right = places[size(n)] == -5;
-      for (std::int64_t i = 0; i < n; ++i) {
-        right = right && places[size(i)] == many[size(i)] * 3 + 1000 + 7 * i;
-      }
-      CHECK(right);
+      kernel::places_of_reference(n, many.data(), 3, 1000, 7, right.data());
+      CHECK(places == right);
     }
     for (const std::int32_t bad : {-1, 50, std::numeric_limits<std::int32_t>::min(),
                                    std::numeric_limits<std::int32_t>::max()}) {
@@ -137,6 +137,8 @@ TEST_CASE("rows by number: taken, added in order, and the first that is outside"
         std::vector<std::int32_t> wrong = many;
         wrong[at] = bad;
         CHECK(kernel::first_outside(100, wrong.data(), 50) == static_cast<std::int64_t>(at));
+        CHECK(kernel::first_outside_reference(100, wrong.data(), 50) ==
+              static_cast<std::int64_t>(at));
       }
     }
     const std::int32_t largest = std::numeric_limits<std::int32_t>::max();
@@ -145,7 +147,7 @@ TEST_CASE("rows by number: taken, added in order, and the first that is outside"
   });
 }
 
-TEST_CASE("comparisons, maxima and choices of all kinds of numbers") {
+TEST_CASE("arithmetic, comparisons, maxima and choices of all kinds of numbers") {
   const Floats kinds = {0.0f, -0.0f, 1, -1, 2.5f, inf, -inf, nan_f, 1e-40f, -1e-40f, 3e38f};
   Floats a, b;
   for (const float x : kinds) {
@@ -156,21 +158,134 @@ TEST_CASE("comparisons, maxima and choices of all kinds of numbers") {
   }
   const auto n = static_cast<std::int64_t>(a.size());
   on_every_path([&] {
-    Floats less(a.size()), equal(a.size()), larger(a.size()), maximum(a.size()), chosen = b;
-    kernel::less(n, a.data(), b.data(), less.data());
-    kernel::equal(n, a.data(), b.data(), equal.data());
-    kernel::larger(n, a.data(), b.data(), larger.data());
-    kernel::maximum(n, a.data(), b.data(), maximum.data());
-    kernel::choose(n, a.data(), a.data(), chosen.data());
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      CAPTURE(a[i]);
-      CAPTURE(b[i]);
-      const bool takes = is_nan(a[i]) || a[i] > b[i];
-      CHECK(less[i] == (a[i] < b[i] ? 1.0f : 0.0f));
-      CHECK(equal[i] == (a[i] == b[i] ? 1.0f : 0.0f));
-      CHECK(larger[i] == (takes ? 1.0f : 0.0f));
-      CHECK(same(maximum[i], takes ? a[i] : b[i]));
-      CHECK(same(chosen[i], a[i] != 0.0f ? a[i] : b[i]));
+    const struct {
+      void (*fast)(std::int64_t, const float*, const float*, float*);
+      float (*slow)(float, float);
+    } all[] = {
+        {kernel::add, kernel::add_reference},       {kernel::sub, kernel::sub_reference},
+        {kernel::mul, kernel::mul_reference},       {kernel::div, kernel::div_reference},
+        {kernel::less, kernel::less_reference},     {kernel::equal, kernel::equal_reference},
+        {kernel::larger, kernel::larger_reference}, {kernel::maximum, kernel::maximum_reference}};
+    Floats y(a.size()), right = y;
+    const auto check = [&] {
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        CAPTURE(a[i]);
+        CAPTURE(b[i]);
+        CHECK(same(y[i], right[i]));
+      }
+    };
+    for (const auto& op : all) {
+      CAPTURE(&op - all);
+      op.fast(n, a.data(), b.data(), y.data());
+      kernel::arithmetic_reference(n, op.slow, a.data(), b.data(), right.data());
+      check();
+    }
+    y = right = b;
+    kernel::choose(n, a.data(), a.data(), y.data());
+    kernel::choose_reference(n, a.data(), a.data(), right.data());
+    check();
+    const Floats three(a.size(), 3.0f);
+    kernel::add_number(n, 3.0f, b.data(), y.data());
+    kernel::arithmetic_reference(n, kernel::add_reference, three.data(), b.data(), right.data());
+    check();
+    kernel::scale(n, 3.0f, b.data(), y.data());
+    kernel::arithmetic_reference(n, kernel::mul_reference, three.data(), b.data(), right.data());
+    check();
+  });
+}
+
+TEST_CASE("products added: within the rounding of the product and of the sum") {
+  on_every_path([] {
+    for (const float beta : {0.0f, 1.0f}) {
+      const Floats a = normal(1000, 1), b = normal(1000, 2);
+      Floats y = normal(1000, 3);
+      std::vector<double> right(y.begin(), y.end());
+      kernel::multiply_add(1000, a.data(), b.data(), y.data(), beta);
+      kernel::multiply_add_reference(1000, a.data(), b.data(), right.data(), double{beta});
+      bool close = true;
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        const double product = std::fabs(double{a[i]} * double{b[i]});
+        close = close && std::fabs(double{y[i]} - right[i]) <=
+                             std::ldexp(product + std::fabs(right[i]), -24);
+      }
+      CHECK(close);
+    }
+  });
+}
+
+TEST_CASE("functions of one number and their gradients: as the reference bodies, near 0") {
+  // Rooms: in units of 2^-24 of 1 and of the result; what rounds once takes 1 of the result.
+  const struct {
+    void (*fast)(std::int64_t, const float*, float*);
+    double (*slow)(double);
+    double room;
+  } functions[] = {{kernel::exp_forward, kernel::exp_reference, 4},
+                   {kernel::log_forward, kernel::log_reference, 4},
+                   {kernel::sqrt_forward, kernel::sqrt_reference, 2},
+                   {kernel::square_forward, kernel::square_reference, 1},
+                   {kernel::cube_forward, kernel::cube_reference, 2},
+                   {kernel::abs_forward, kernel::abs_reference, 0},
+                   {kernel::tanh_forward, kernel::tanh_reference, 7},
+                   {kernel::erf_forward, kernel::erf_reference, 7},
+                   {kernel::sigmoid_forward, kernel::sigmoid_reference, 4},
+                   {kernel::relu_forward, kernel::relu_reference, 0},
+                   {kernel::silu_forward, kernel::silu_reference, 8},
+                   {kernel::gelu_forward, kernel::gelu_reference, 16},
+                   {kernel::gelu_tanh_forward, kernel::gelu_tanh_reference, 16}};
+  const struct {
+    void (*fast)(std::int64_t, const float*, const float*, float*, float);
+    double (*slope)(double);
+    double room;
+  } gradients[] = {{kernel::log_backward, kernel::log_slope_reference, 4},
+                   {kernel::sqrt_backward, kernel::sqrt_slope_reference, 4},
+                   {kernel::square_backward, kernel::square_slope_reference, 4},
+                   {kernel::abs_backward, kernel::abs_slope_reference, 1},
+                   {kernel::tanh_backward, kernel::tanh_slope_reference, 16},
+                   {kernel::erf_backward, kernel::erf_slope_reference, 16},
+                   {kernel::sigmoid_backward, kernel::sigmoid_slope_reference, 4},
+                   {kernel::relu_backward, kernel::relu_slope_reference, 1},
+                   {kernel::silu_backward, kernel::silu_slope_reference, 16},
+                   {kernel::gelu_backward, kernel::gelu_slope_reference, 16},
+                   {kernel::gelu_tanh_backward, kernel::gelu_tanh_slope_reference, 32}};
+  const std::int64_t n = 2003;
+  Floats x = normal(n, 5, 3);
+  const Floats dy = normal(n, 6), start = normal(n, 7);
+  on_every_path([&] {
+    for (const bool positive : {false, true}) {  // log and sqrt of what they are made for
+      for (float& number : x) {
+        number = positive ? std::fabs(number) + 1e-3f : number;
+      }
+      for (const auto& f : functions) {
+        Floats y(x.size());
+        std::vector<double> right(x.size());
+        f.fast(n, x.data(), y.data());
+        kernel::forward_reference(n, f.slow, x.data(), right.data());
+        double worst = 0;
+        for (std::size_t i = 0; i < y.size() && (positive || &f - functions > 2); ++i) {
+          const double unit =
+              std::ldexp(std::fmax(f.room > 2 ? 1.0 : 0.0, std::fabs(right[i])), -24);
+          worst = std::fmax(worst, std::fabs(double{y[i]} - right[i]) / std::fmax(unit, 1e-45));
+        }
+        CAPTURE(&f - functions);
+        CHECK(worst <= f.room);
+      }
+      for (const auto& f : gradients) {
+        for (const float beta : {0.0f, 1.0f}) {
+          Floats dx = start;
+          std::vector<double> right(start.begin(), start.end());
+          f.fast(n, x.data(), dy.data(), dx.data(), beta);
+          kernel::backward_reference(n, f.slope, x.data(), dy.data(), right.data(), double{beta});
+          double worst = 0;
+          for (std::size_t i = 0; i < dx.size() && (positive || &f - gradients > 1); ++i) {
+            const double slope = std::fabs(f.slope(double{x[i]}) * double{dy[i]});
+            const double unit = std::ldexp(
+                std::fabs(double{dy[i]}) + slope + std::fabs(double{beta * start[i]}), -24);
+            worst = std::fmax(worst, std::fabs(double{dx[i]} - right[i]) / unit);
+          }
+          CAPTURE(&f - gradients);
+          CHECK(worst <= f.room);
+        }
+      }
     }
   });
 }
@@ -199,9 +314,9 @@ TEST_CASE("log, sqrt, square, abs and their gradients") {
     for (std::size_t i = 0; i < x.size(); ++i) {
       CAPTURE(x[i]);
       const double v = static_cast<double>(x[i]), g = static_cast<double>(dy[i]);
-      CHECK(near(log[i], std::log(v), 2));
-      CHECK(same(root[i], std::sqrt(x[i])));
-      CHECK(same(square[i], x[i] * x[i]));
+      CHECK(near(log[i], kernel::log_reference(v), 2));
+      CHECK(same(root[i], static_cast<float>(kernel::sqrt_reference(v))));
+      CHECK(same(square[i], static_cast<float>(kernel::square_reference(v))));
       CHECK(same(size_of[i], std::fabs(x[i])));
       CHECK(!std::signbit(is_nan(size_of[i]) ? 0.0f : size_of[i]));
       CHECK(same(dlog[i], dy[i] / x[i]));

@@ -55,19 +55,18 @@ bool fits(const ts::StoreAs& how, std::int64_t cols) {
   return how.packed_bits != 0 || cols % ts::block_layout(how.format).elements == 0;
 }
 
-// The largest of each row by the whole product, as argmax finds it, beside the screened one.
+// The largest of each row by the reference body beside the screened one.
 std::int64_t check_largest(const ts::StoredMatrix& w, Activations how, std::int64_t known,
                            std::int64_t m, const Floats& x) {
-  Floats y(static_cast<std::size_t>(m * w.rows));
-  w.multiply(w, how, m, x.data(), w.cols, y.data(), w.rows);
   std::vector<ts::LargestProduct> found(static_cast<std::size_t>(m));
   const double bytes = w.largest(w, how, known, m, x.data(), w.cols, found.data());
   std::int64_t same = 0, rows = 0, again = 0;
   for (std::int64_t i = 0; i < m; ++i) {
-    const float* const row = y.data() + i * w.rows;
-    const std::int64_t best = kernel::argmax(known, row);
+    const ts::LargestProduct right =
+        kernel::largest_stored_reference(w, how, known, x.data() + i * w.cols);
     const ts::LargestProduct& largest = found[static_cast<std::size_t>(i)];
-    same += largest.place == best && (best < 0 || largest.value == row[best]) ? 1 : 0;
+    const bool finite = right.place >= 0;
+    same += largest.place == right.place && (!finite || largest.value == right.value) ? 1 : 0;
     rows += largest.rows;
     again += largest.again;
   }

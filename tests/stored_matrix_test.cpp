@@ -35,43 +35,46 @@ std::string name_of(const ts::StoredMatrix& w) {
   return w.is_packed ? "packed " + std::to_string(w.packed.bits) : ts::name_of(w.format);
 }
 
-// The rows as f32, one by one.
+// The rows as f32, one by one; as the reference body says.
 Floats rows_of(const ts::StoredMatrix& w) {
-  Floats all(static_cast<std::size_t>(w.rows * w.cols));
+  Floats all(static_cast<std::size_t>(w.rows * w.cols)), right = all;
   for (std::int64_t row = 0; row < w.rows; ++row) {
     kernel::stored_row(w, row, all.data() + row * w.cols);
+    kernel::stored_row_reference(w, row, right.data() + row * w.cols);
   }
+  CHECK(all == right);
   return all;
 }
 
-// y = seen W' in double against multiply_stored(x), where seen is x after rounding: f32 sums of
-// `cols` products in any order, each product's error and each addition's at most 2^-24 of the sum
-// of magnitudes. Nothing is written behind a row of y.
+// multiply_stored(x) against the reference body, whose x is rounded alike: f32 sums of `cols`
+// products in any order, each product's error and each addition's at most 2^-24 of the sum of
+// magnitudes, as the reference's own rounding is. Nothing is written behind a row of y.
 void check_product(const ts::StoredMatrix& w, Activations how, std::int64_t m, const Floats& x,
-                   std::int64_t ldx, const Floats& seen) {
+                   std::int64_t ldx) {
   const std::string name = name_of(w);
   CAPTURE(name);
   CAPTURE(w.rows);
   CAPTURE(w.cols);
   CAPTURE(m);
   const std::int64_t ldy = w.rows + 3;
-  Floats y(static_cast<std::size_t>(m * ldy + 16), 7.0f);
+  Floats y(static_cast<std::size_t>(m * ldy + 16), 7.0f), right = y;
   kernel::multiply_stored(w, how, m, x.data(), ldx, y.data(), ldy);
+  kernel::multiply_stored_reference(w, how, m, x.data(), ldx, right.data(), ldy);
   const Floats weights = rows_of(w);
+  Floats seen(static_cast<std::size_t>(w.cols));
   double worst = 0.0;
   bool kept = true;
   for (std::int64_t i = 0; i < m; ++i) {
+    kernel::round_row_reference(w, how, x.data() + i * ldx, seen.data());
     for (std::int64_t n = 0; n < w.rows; ++n) {
-      double sum = 0.0, magnitudes = 1e-30;
+      double magnitudes = 1e-30;
       for (std::int64_t p = 0; p < w.cols; ++p) {
-        const double product = double{weights[static_cast<std::size_t>(n * w.cols + p)]} *
-                               double{seen[static_cast<std::size_t>(i * w.cols + p)]};
-        sum += product;
-        magnitudes += std::fabs(product);
+        magnitudes += std::fabs(double{weights[static_cast<std::size_t>(n * w.cols + p)]} *
+                                double{seen[static_cast<std::size_t>(p)]});
       }
-      const double bound = magnitudes * std::ldexp(static_cast<double>(w.cols + 4), -24);
-      const double error = std::fabs(double{y[static_cast<std::size_t>(i * ldy + n)]} - sum);
-      worst = std::max(worst, error / bound);
+      const auto at = static_cast<std::size_t>(i * ldy + n);
+      const double bound = magnitudes * std::ldexp(static_cast<double>(w.cols + 5), -24);
+      worst = std::max(worst, std::fabs(double{y[at]} - double{right[at]}) / bound);
     }
     for (std::int64_t n = w.rows; n < ldy; ++n) {
       kept = kept && y[static_cast<std::size_t>(i * ldy + n)] == 7.0f;
@@ -81,37 +84,9 @@ void check_product(const ts::StoredMatrix& w, Activations how, std::int64_t m, c
   CHECK(kept);
 }
 
-Floats without_gaps(const Floats& x, std::int64_t m, std::int64_t cols, std::int64_t ldx) {
-  Floats out;
-  for (std::int64_t i = 0; i < m; ++i) {
-    out.insert(out.end(), x.begin() + i * ldx, x.begin() + i * ldx + cols);
-  }
-  return out;
-}
-
 void check_f32(const ts::StoredMatrix& w, std::int64_t m) {
   const std::int64_t ldx = w.cols + 5;
-  const Floats x = noise(m * ldx, 4);
-  check_product(w, Activations::f32, m, x, ldx, without_gaps(x, m, w.cols, ldx));
-}
-
-// What llama2.c does to x: scale = max / 127, round(x / scale), halves away from 0.
-Floats runq_rounded(const Floats& x, std::int64_t cols, std::int64_t group) {
-  Floats out = x;
-  for (std::size_t first = 0; first < x.size();) {
-    const auto column = static_cast<std::int64_t>(first) % cols;
-    const auto last = first + static_cast<std::size_t>(std::min(group, cols - column));
-    float largest = 0.0f;
-    for (std::size_t i = first; i < last; ++i) {
-      largest = std::max(largest, std::fabs(x[i]));
-    }
-    const float scale = largest / 127.0f;
-    for (std::size_t i = first; i < last; ++i) {
-      out[i] = scale == 0.0f ? 0.0f : std::round(x[i] / scale) * scale;
-    }
-    first = last;
-  }
-  return out;
+  check_product(w, Activations::f32, m, noise(m * ldx, 4), ldx);
 }
 
 }  // namespace
@@ -269,7 +244,7 @@ TEST_CASE("integer activations, groups: the numbers of llama2.c's rounding") {
         for (std::size_t i = 0; i < 172; ++i) {  // a scale of 1 and halves
           x[i] = i % 4 == 0 ? 127.0f : static_cast<float>(i % 11) - 5.5f;
         }
-        check_product(w, Activations::int8_groups, m, x, cols, runq_rounded(x, cols, group));
+        check_product(w, Activations::int8_groups, m, x, cols);
       }
     }
   }
@@ -281,32 +256,83 @@ TEST_CASE("integer activations, blocks: ggml's for each format of weights") {
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
     CAPTURE(ts::name_of(path));
-    Floats eight = x, super = x, half = x, brain = x;
-    std::vector<std::uint8_t> bytes(x.size() * 2);
-    kernel::quantize_blocks(BlockFormat::q8_0, m * cols, x.data(), bytes.data());
-    kernel::dequantize_blocks(BlockFormat::q8_0, m * cols, bytes.data(), eight.data());
-    kernel::quantize_blocks(BlockFormat::q8_k, m * cols, x.data(), bytes.data());
-    kernel::dequantize_blocks(BlockFormat::q8_k, m * cols, bytes.data(), super.data());
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      half[i] = ts::from_f16(ts::to_f16(x[i]));
-      brain[i] = ts::from_bf16(ts::to_bf16(x[i]));
-    }
     for (const BlockFormat format : formats()) {
-      const int elements = ts::block_layout(format).elements;
-      const Floats& seen = format == BlockFormat::f16    ? half
-                           : format == BlockFormat::bf16 ? brain
-                           : elements == 256             ? super
-                           : elements == 1               ? x
-                                                         : eight;
       const ts::StoredMatrix w = kernel::store_matrix(24, cols, numbers.data(), {format});
       for (const std::int64_t rows : {std::int64_t{1}, m}) {
-        check_product(w, Activations::int8_blocks, rows, x, cols, seen);
+        check_product(w, Activations::int8_blocks, rows, x, cols);
       }
     }
     for (const int bits : {8, 4}) {
       const ts::StoredMatrix w =
           kernel::store_matrix(24, cols, numbers.data(), {BlockFormat::f32, bits, 32});
-      check_product(w, Activations::int8_blocks, m, x, cols, eight);
+      check_product(w, Activations::int8_blocks, m, x, cols);
+    }
+  }
+}
+
+TEST_CASE("activations as products see them are the reference body's, exactly, on every path") {
+  const std::int64_t cols = 512;
+  const Floats numbers = noise(cols, 26);
+  Floats x = noise(cols, 27), y(x.size()), right = y;
+  for (std::size_t i = 0; i < 256; ++i) {  // a scale of 1 and halves
+    x[i] = i % 4 == 0 ? 127.0f : static_cast<float>(i % 11) - 5.5f;
+  }
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const Activations how : {Activations::int8_groups, Activations::int8_blocks}) {
+      for (const BlockFormat format : formats()) {
+        CAPTURE(ts::name_of(format));
+        if (ts::detail::rounds_activations(format, how)) {
+          const ts::StoredMatrix w = kernel::store_matrix(1, cols, numbers.data(), {format});
+          ts::detail::round_row(format, how, cols, x.data(), y.data());
+          kernel::round_row_reference(w, how, x.data(), right.data());
+          CHECK(y == right);
+        }
+      }
+      for (const std::int64_t group : {1, 6, 32, 512}) {
+        const ts::StoredMatrix w =
+            kernel::store_matrix(1, cols, numbers.data(), {BlockFormat::f32, 8, group});
+        ts::detail::RoundedRows(w.packed, 1, x.data(), cols, how).numbers(0, y.data());
+        kernel::round_row_reference(w, how, x.data(), right.data());
+        CHECK(y == right);
+      }
+    }
+  }
+}
+
+// Rows of 16 and 32 bits at any place against the reference body; bound as above.
+template <class F>
+void check_dots(std::int64_t rows, std::int64_t cols, std::int64_t m, const ts::StoredMatrix& w) {
+  const Floats x = noise(m * cols, 28);
+  Floats y(static_cast<std::size_t>(m * rows)), right = y;
+  ts::detail::stored_dots<F>(rows, cols, w.data, w.row_bytes, m, x.data(), cols, y.data(), rows);
+  ts::detail::stored_dots_reference<F>(rows, cols, w.data, w.row_bytes, m, x.data(), cols,
+                                       right.data(), rows);
+  const auto products = static_cast<double>(cols);  // of numbers below 1
+  double worst = 0.0;
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    worst = std::max(worst, std::fabs(double{y[i]} - double{right[i]}));
+  }
+  CHECK(worst <= products * std::ldexp(products + 5, -24));
+}
+
+TEST_CASE("dot products with stored rows of each width, on every path") {
+  const Floats numbers = noise(40 * 131, 29);
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const std::int64_t rows : {1, 4, 33}) {
+      for (const std::int64_t cols : {1, 16, 131}) {
+        for (const std::int64_t m : {1, 2, 5, 8}) {
+          const auto as = [&](BlockFormat format) {
+            return kernel::store_matrix(rows, cols, numbers.data(), {format});
+          };
+          check_dots<ts::detail::WideF32>(rows, cols, m, as(BlockFormat::f32));
+          check_dots<ts::detail::WideBf16>(rows, cols, m, as(BlockFormat::bf16));
+          check_dots<ts::detail::WideF16>(rows, cols, m, as(BlockFormat::f16));
+        }
+      }
     }
   }
 }
@@ -344,18 +370,22 @@ TEST_CASE("activations rounded to f16 and bf16 are what the formats' own roundin
     const ts::detail::PathScope scope(path);
     CAPTURE(ts::name_of(path));
     for (const bool bf16 : {false, true}) {
-      Floats y(x.size());
-      ts::detail::run_on_lanes(
-          ts::detail::RoundHalves{bf16, static_cast<std::int64_t>(x.size()), x.data(), y.data()});
-      std::size_t same = 0;
-      for (std::size_t i = 0; i + 1 < x.size(); ++i) {
-        const float expected =
-            bf16 ? ts::from_bf16(ts::to_bf16(x[i])) : ts::from_f16(ts::to_f16(x[i]));
-        same += std::memcmp(&expected, &y[i], 4) == 0 ? 1U : 0U;
-      }
-      CHECK(same + 1 == x.size());
+      Floats y(x.size()), expected(x.size());
+      const auto n = static_cast<std::int64_t>(x.size());
+      ts::detail::run_on_lanes(ts::detail::RoundHalves{bf16, n, x.data(), y.data()});
+      kernel::round_halves_reference(bf16, n, x.data(), expected.data());
+      CHECK(std::memcmp(expected.data(), y.data(), 4 * (y.size() - 1)) == 0);
       CHECK(std::isnan(y.back()));
     }
+    std::vector<std::uint16_t> codes(0x7f81);  // of bf16, up to infinity
+    for (std::size_t i = 0; i < codes.size(); ++i) {
+      codes[i] = static_cast<std::uint16_t>(i);
+    }
+    Floats y(codes.size()), expected = y;
+    const auto n = static_cast<std::int64_t>(codes.size());
+    ts::detail::run_on_lanes(ts::detail::WidenBf16Codes{n, codes.data(), y.data()});
+    kernel::widen_bf16_reference(n, codes.data(), expected.data());
+    CHECK(y == expected);
   }
 }
 

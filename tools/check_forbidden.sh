@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the header must not contain: constructs that kill a C++ notebook kernel, headers that cost too
-# much, direct output, characters outside ASCII, lines above 100 columns.
+# much, direct output, characters outside ASCII, lines above 100 columns, long reference bodies.
 #   tools/check_forbidden.sh [root]
 set -u
 cd "${1:-$(dirname "$0")/..}" || exit 1
@@ -56,6 +56,13 @@ found=$(find src -type f -name '*.hpp' -exec grep -nHE '^.{101,}' {} + 2>/dev/nu
 [ -z "$found" ] || { echo "forbidden: lines above 100 columns"; echo "$found" | cut -c1-160 | head -20; failures=$((failures + 1)); }
 found=$(find src -type f -name '*.hpp' -exec grep -nHE 'TODO|FIXME|XXX' {} + 2>/dev/null)
 [ -z "$found" ] || { echo "forbidden: unfinished business"; echo "$found" | head -20; failures=$((failures + 1)); }
+found=$(find src/tinyscale/compute -type f -name '*.hpp' | sort | xargs awk '
+  /^[a-z].*_reference\(/ { begin = FNR; name = $0; sub(/\(.*/, "", name); sub(/.* /, "", name) }
+  begin && /^[^ ].*}$|^}/ {
+    if (FNR - begin >= 19) print FILENAME ":" begin ": " name ", " FNR - begin + 1 " lines"
+    begin = 0
+  }')
+[ -z "$found" ] || { echo "forbidden: a reference body above 19 lines"; echo "$found"; failures=$((failures + 1)); }
 
 [ "$failures" -eq 0 ] && echo "forbidden constructs: none"
 exit $((failures > 0))

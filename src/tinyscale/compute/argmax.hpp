@@ -6,11 +6,28 @@
 #include <cstdint>    // int64_t
 #include <limits>     // max
 
+#include "tinyscale/base/error.hpp"
 #include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/softmax.hpp"
 
 namespace tinyscale {
+namespace kernels {
+
+// The reference body.
+inline std::int64_t argmax_reference(std::int64_t n, const float* x) {
+  std::int64_t best = n > 0 ? 0 : -1;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (!detail::is_finite(double{x[i]})) {
+      return -1;
+    }
+    best = x[i] > x[best] ? i : best;
+  }
+  return best;
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 struct LargestOfRow {

@@ -26,17 +26,22 @@
 namespace tinyscale {
 namespace kernels {
 
+// A key's score.
+inline double score_reference(std::int64_t head_size, const float* q, const float* k) {
+  double sum = 0;
+  for (std::int64_t d = 0; d < head_size; ++d) {
+    sum += double{q[d]} * double{k[d]};
+  }
+  return sum / std::sqrt(static_cast<double>(head_size));
+}
+
 // The reference body: one query of one head. q, o: [head_size]; k, v: the rows that it sees.
 inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
                                  const float* k, const float* v, float* o) {
   std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);
   double total = 0;
   for (std::int64_t j = 0; j < seen; ++j) {
-    double score = 0;
-    for (std::int64_t d = 0; d < s.head_size; ++d) {
-      score += static_cast<double>(q[d]) * static_cast<double>(k[j * s.k_stride + d]);
-    }
-    const double p = std::exp(score / std::sqrt(static_cast<double>(s.head_size)));
+    const double p = std::exp(score_reference(s.head_size, q, k + j * s.k_stride));
     total += p;
     for (std::int64_t d = 0; d < s.head_size; ++d) {
       sums[static_cast<std::size_t>(d)] += p * static_cast<double>(v[j * s.v_stride + d]);

@@ -58,6 +58,97 @@ TINYSCALE_INLINE int q3_scale(const std::uint8_t* b, int i) {
   return (low | ((b[8 + i % 4] >> (2 * (i / 4))) & 3) << 4) - 32;
 }
 
+// The reference bodies: a number of a block is scale * code - minimum, i is its place there.
+struct BlockStep {
+  float scale = 0, minimum = 0;
+};
+
+inline float half_reference(const std::uint8_t* from) {
+  std::uint16_t code = 0;
+  std::memcpy(&code, from, 2);
+  return from_f16(code);
+}
+inline float half_times_reference(const std::uint8_t* from, int times) {
+  return half_reference(from) * static_cast<float>(times);
+}
+
+inline BlockStep block_step_reference(BlockFormat format, const std::uint8_t* b, int i) {
+  int scale = 0, least = 0;
+  float d = 0;
+  switch (format) {
+    case BlockFormat::q4_1:
+    case BlockFormat::q5_1: return {half_reference(b), -half_reference(b + 2)};
+    case BlockFormat::q2_k: scale = b[i / 16] & 15, least = b[i / 16] >> 4, b += 80; break;
+    case BlockFormat::q3_k: return {half_times_reference(b + 108, q3_scale(b + 96, i / 16)), 0};
+    case BlockFormat::q4_k:
+    case BlockFormat::q5_k: six_bit_pair(b + 4, i / 32, scale, least); break;
+    case BlockFormat::q6_k:
+      return {half_times_reference(b + 208, static_cast<std::int8_t>(b[192 + i / 16])), 0};
+    case BlockFormat::q8_k: std::memcpy(&d, b, 4); return {d, 0};
+    case BlockFormat::mxfp4: return {e8m0_to_float(b[0]), 0};
+    case BlockFormat::nvfp4: return {from_fp8_e4m3(b[i / 16] & 127), 0};
+    default: return {half_reference(b), 0};
+  }
+  return {half_times_reference(b, scale), half_times_reference(b + 2, least)};
+}
+
+// Of blocks of 32 and 64.
+inline float small_code_reference(BlockFormat format, const std::uint8_t* b, int i) {
+  const auto nibble = [&](int at) { return b[at + i % 16] >> (i % 32 / 16 * 4) & 15; };
+  const auto fifth = [&](int at) { return (b[at + i / 8] >> i % 8 & 1) << 4; };
+  const auto f32 = [](int x) { return static_cast<float>(x); };
+  switch (format) {
+    case BlockFormat::q8_0: return f32(static_cast<std::int8_t>(b[2 + i]));
+    case BlockFormat::q8_1: return f32(static_cast<std::int8_t>(b[4 + i]));
+    case BlockFormat::q4_0: return f32(nibble(2) - 8);
+    case BlockFormat::q4_1: return f32(nibble(4));
+    case BlockFormat::q5_0: return f32((nibble(6) | fifth(2)) - 16);
+    case BlockFormat::q5_1: return f32(nibble(8) | fifth(4));
+    case BlockFormat::mxfp4: return e2m1_values[nibble(1)];
+    default: return e2m1_values[b[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15];  // nvfp4
+  }
+}
+
+// Of blocks of 256: row and column of 128 elements as [4][32].
+inline float super_code_reference(BlockFormat format, const std::uint8_t* b, int i) {
+  const int row = i % 128 / 32, column = i / 128 * 32 + i % 32;
+  const auto nibble = [&](int at) {
+    return b[at + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
+  };
+  const auto bit = [&](int at) { return b[at + i % 32] >> (i / 32) & 1; };
+  const auto f32 = [](int x) { return static_cast<float>(x); };
+  switch (format) {
+    case BlockFormat::q2_k: return f32(b[16 + column] >> (2 * row) & 3);
+    case BlockFormat::q3_k: return f32(((b[32 + column] >> (2 * row) & 3) | bit(0) << 2) - 4);
+    case BlockFormat::q4_k: return f32(nibble(16));
+    case BlockFormat::q5_k: return f32(nibble(48) | bit(16) << 4);
+    case BlockFormat::q8_k: return f32(static_cast<std::int8_t>(b[4 + i]));
+    default: break;  // q6_k
+  }
+  const int low = b[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
+  return f32((low | (b[128 + column] >> (2 * row) & 3) << 4) - 32);
+}
+
+inline void dequantize_blocks_reference(BlockFormat format, std::int64_t count,
+                                        const std::uint8_t* from, float* to) {
+  const BlockLayout layout = block_layout(format);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint8_t* const b = from + i / layout.elements * layout.bytes;
+    const int place = static_cast<int>(i % layout.elements);
+    if (format == BlockFormat::f32) {
+      std::memcpy(to + i, b, 4);
+    } else if (layout.elements == 1) {
+      to[i] = format == BlockFormat::f16 ? half_reference(b)
+                                         : from_bf16(static_cast<std::uint16_t>(b[0] | b[1] << 8));
+    } else {
+      const BlockStep step = block_step_reference(format, b, place);
+      to[i] = step.scale * (layout.elements < 256 ? small_code_reference : super_code_reference)(
+                               format, b, place) -
+              step.minimum;
+    }
+  }
+}
+
 // In all that follow `b` is a copy of one block, so that no store to `y` can change it: the loops
 // then become vectors.
 

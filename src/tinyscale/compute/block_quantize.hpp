@@ -4,10 +4,12 @@
 // byte. mxfp4 and nvfp4: the scale among those near largest / 6 with the least squared error.
 // q2_k .. q6_k: block_quantize_k.hpp.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"
@@ -35,6 +37,64 @@ inline BlockRange block_range(int n, const float* x) {
 
 // 0 also where the reciprocal would be infinite; such a scale is 0 as f16.
 inline float reciprocal_or_zero(float d) { return std::fabs(d) > 3e-39f ? 1.0f / d : 0.0f; }
+
+// The reference bodies: what number i of a block x becomes. q8_0 and q8_1; q8_k; q4_0 .. q5_1.
+inline float as_half_reference(float x) { return from_f16(to_f16(x)); }
+inline float extreme_reference(int n, const float* x) {  // the first of the largest magnitude
+  return *std::max_element(x, x + n, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
+}
+inline float round_q8_reference(const float* x, int i) {
+  const float d = std::fabs(extreme_reference(32, x)) / 127.0f;
+  return as_half_reference(d) * std::round(x[i] * reciprocal_or_zero(d));
+}
+inline float round_q8_k_reference(const float* x, int i) {
+  const float inverse = -127.0f / extreme_reference(256, x);
+  return 1.0f / inverse * std::nearbyint(x[i] * inverse);
+}
+inline float round_nibble_reference(const float* x, int bits, bool affine, int i) {
+  const auto last = static_cast<float>((1 << bits) - 1), middle = affine ? 0.0f : (last + 1) / 2;
+  const float least = affine ? *std::min_element(x, x + 32) : 0.0f;
+  const float d =
+      affine ? (*std::max_element(x, x + 32) - least) / last : extreme_reference(32, x) / -middle;
+  const float at = (x[i] - least) * reciprocal_or_zero(d) + (middle + 0.5f);
+  const float code = std::min(last, std::trunc(at)) - middle;
+  return as_half_reference(d) * code + as_half_reference(least);
+}
+
+// Of mxfp4 and nvfp4: the squared error of n numbers under a scale, every code tried; and the least
+// of all scales that are tried, of mxfp4 the two powers of 2 that make the largest number 2 .. 8.
+inline double e2m1_error_reference(int n, const float* x, float scale) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) {
+    double least = std::numeric_limits<double>::infinity();
+    for (const float value : e2m1_values) {
+      const double off = double{x[i]} - double{scale} * double{value};
+      least = std::min(least, off * off);
+    }
+    sum += least;
+  }
+  return sum;
+}
+inline double mxfp4_error_reference(const float* x) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int code = 1; code < 255; ++code) {
+    const float scale = e8m0_to_float(static_cast<std::uint8_t>(code));
+    const float largest = std::fabs(extreme_reference(32, x)) / scale;
+    if (largest >= 2 && largest < 8) {
+      least = std::min(least, e2m1_error_reference(32, x, scale));
+    }
+  }
+  return least;
+}
+inline double nvfp4_error_reference(const float* x) {  // of 16 numbers
+  const int near = to_fp8_e4m3_saturated(std::fabs(extreme_reference(16, x)) / 6.0f);
+  double least = std::numeric_limits<double>::infinity();
+  for (int code = std::max(1, near - 2); code <= std::min(126, near + 2); ++code) {
+    const float scale = from_fp8_e4m3(static_cast<std::uint8_t>(code));
+    least = std::min(least, e2m1_error_reference(16, x, scale));
+  }
+  return least;
+}
 
 // Truncated (for x from 0 on: down), at most `most`.
 inline int trunc_to(float x, int most) {

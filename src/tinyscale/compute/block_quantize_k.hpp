@@ -4,10 +4,12 @@
 // scale and minimum that suit those codes, keep the best. Then the scales are rounded to their few
 // bits under the block's f16 ones, and the codes chosen again for what is really stored.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/compute/block_dequantize.hpp"
@@ -46,6 +48,45 @@ inline void put_half(std::uint8_t* to, float x) {
 struct BlockFit {
   double scale = 0, minimum = 0;  // x = scale q - minimum
 };
+
+// The reference bodies: the code of a number, every one tried; the squared error of numbers under a
+// scale and minimum; and the least that a fine grid of both finds (affine false: no minimum).
+inline int nearest_code_reference(double x, const BlockFit& fit, int least, int most) {
+  int best = least;
+  double best_off = std::fabs(fit.scale * best - fit.minimum - x);
+  for (int q = least + 1; q <= most; ++q) {
+    const double off = std::fabs(fit.scale * q - fit.minimum - x);
+    best = off < best_off ? q : best;
+    best_off = off < best_off ? off : best_off;
+  }
+  return best;
+}
+inline double fit_error_reference(int n, const float* x, const BlockFit& fit, int least, int most) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) {
+    const int q = nearest_code_reference(double{x[i]}, fit, least, most);
+    const double off = fit.scale * q - fit.minimum - double{x[i]};
+    sum += off * off;
+  }
+  return sum;
+}
+inline double fit_grid_reference(int n, const float* x, bool affine, int least, int most) {
+  double low = 0, high = 0, best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < n; ++i) {
+    low = std::min(low, double{x[i]});
+    high = std::max(high, double{x[i]});
+  }
+  const double range = affine ? high - low : 2 * std::max(high, -low);
+  for (int s = -150; s <= 150; ++s) {  // of either sign, of what the range asks up to 1.5
+    for (int m = 0; m <= (affine && s > 0 ? 30 : 0); ++m) {
+      const BlockFit fit{s * 0.01 * range / (most - least), -low * m / 25};
+      if (s > 0 || !affine) {
+        best = std::min(best, fit_error_reference(n, x, fit, least, most));
+      }
+    }
+  }
+  return best;
+}
 
 // Codes 0 .. most, minimum >= 0: what q2_k, q4_k and q5_k can store.
 inline BlockFit fit_affine(int n, const float* x, int most) {

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"
@@ -49,6 +50,42 @@ struct CacheQuery {
   const std::uint8_t* const* pages = nullptr;
   std::int64_t first = 0, end = 0;
 };
+
+// The reference bodies: number i of a row of a page as f32 (values: page_tokens rows on), and
+// attention of one token, o [heads, head_size].
+inline float cache_number_reference(const CacheShape& s, const std::uint8_t* page, std::int64_t row,
+                                    std::int64_t i) {
+  const std::uint8_t* const at = page + row * s.row_bytes() + i * s.row_bytes() / s.row();
+  float number = 0;
+  if (s.format == DType::f32) {
+    std::memcpy(&number, at, 4);
+  } else if (s.format == DType::int8) {
+    std::memcpy(&number, page + s.scale_at() + 4 * (row * s.kv_heads + i / s.head_size), 4);
+    number *= static_cast<float>(static_cast<std::int8_t>(*at));
+  } else {
+    const auto code = static_cast<std::uint16_t>(at[0] | at[1] << 8);
+    number = s.format == DType::bf16 ? from_bf16(code) : from_f16(code);
+  }
+  return number;
+}
+inline void cache_attention_reference(const CacheShape& s, const CacheQuery& query, float* o) {
+  const std::int64_t keys = std::max<std::int64_t>(0, query.end - query.first);
+  std::vector<float> k(static_cast<std::size_t>(keys * s.row())), v = k;
+  for (std::int64_t at = 0; at < keys * s.row(); ++at) {
+    const std::int64_t place = query.first + at / s.row(), slot = place % s.page_tokens;
+    const std::uint8_t* const page = query.pages[place / s.page_tokens];
+    k[static_cast<std::size_t>(at)] = cache_number_reference(s, page, slot, at % s.row());
+    v[static_cast<std::size_t>(at)] =
+        cache_number_reference(s, page, s.page_tokens + slot, at % s.row());
+  }
+  AttentionShape shape;
+  shape.head_size = s.head_size;
+  shape.k_stride = shape.v_stride = s.row();
+  for (std::int64_t h = 0; h < s.heads; ++h) {
+    const std::int64_t from = h / (s.heads / s.kv_heads) * s.head_size, to = h * s.head_size;
+    attention_reference(shape, keys, query.q + to, k.data() + from, v.data() + from, o + to);
+  }
+}
 
 }  // namespace kernels
 

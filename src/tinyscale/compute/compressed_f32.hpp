@@ -64,6 +64,26 @@ struct CompressedF32 {
   }
 };
 
+// The reference body of what is stored: one number, of the list, of what is left, or of its block.
+inline float compressed_number_reference(const CompressedF32& w, std::int64_t row,
+                                         std::int64_t col) {
+  for (const auto* e = w.exceptions(row); e != w.exceptions(row + 1); ++e) {
+    if (e->col == col) {
+      return e->value;
+    }
+  }
+  const std::int64_t b = col / CompressedF32::block, at = col % CompressedF32::block;
+  if (b == w.blocks()) {
+    return detail::float_of(w.rest(row)[at]);
+  }
+  const std::uint32_t* const words = w.words(row) + b * CompressedF32::block_words;
+  std::uint32_t code = at < CompressedF32::block_words ? words[at] & 0x0fffffffU : 0;
+  for (int line = 0; line < 7 && at >= CompressedF32::block_words; ++line) {
+    code |= words[16 * line + at - CompressedF32::block_words] >> 28 << (4 * line);
+  }
+  return detail::float_of((code >> 27 << 31) | ((code & 0x07ffffffU) + w.row(row).base));
+}
+
 }  // namespace kernels
 
 namespace detail {

@@ -1,7 +1,8 @@
 #pragma once
 // y = x W' with W as f32 in 28 bits. A few rows of x: W becomes f32 in registers, an eighth fewer
 // bytes come from memory, and y has the bits that f32 rows give (stored_dots.hpp). Many rows of x:
-// rows of W become f32 some at a time and are multiplied as any matrix.
+// rows of W become f32 some at a time and are multiplied as any matrix. The reference bodies:
+// multiply_stored_reference, and of rows compressed_number_reference.
 
 #include <algorithm>
 #include <cstddef>

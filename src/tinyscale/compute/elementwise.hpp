@@ -1,7 +1,6 @@
 #pragma once
 // Element-wise kernels: y[i] = f(a[i], b[i]); backward ones dx[i] = beta dx[i] + f'(x[i]) dy[i],
-// where beta is 0 (dx is not read) or 1. Each has a reference body for one number,
-// or is what its comment says.
+// where beta is 0 (dx is not read) or 1. Each has a reference body for one number.
 // Work is split into fixed blocks, so the result does not depend on the number of threads.
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
@@ -9,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "tinyscale/base/error.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -17,12 +17,75 @@
 namespace tinyscale {
 namespace kernels {
 
-// The reference bodies: f(x), and f'(x) as the slope.
+// The reference bodies, of all numbers: y[i] = f(a[i], b[i]), y[i] = f(x[i]), and dx[i] = beta
+// dx[i] + slope(x[i]) dy[i].
+inline void arithmetic_reference(std::int64_t n, float (*f)(float, float), const float* a,
+                                 const float* b, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = f(a[i], b[i]);
+  }
+}
+inline void forward_reference(std::int64_t n, double (*f)(double), const float* x, double* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = f(double{x[i]});
+  }
+}
+inline void backward_reference(std::int64_t n, double (*slope)(double), const float* x,
+                               const float* dy, double* dx, double beta = 1) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    dx[i] = (beta == 0 ? 0 : dx[i]) + slope(double{x[i]}) * double{dy[i]};
+  }
+}
+
+inline void choose_reference(std::int64_t n, const float* condition, const float* a, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = condition[i] != 0.0f ? a[i] : y[i];
+  }
+}
+inline void multiply_add_reference(std::int64_t n, const float* a, const float* b, double* y,
+                                   double beta = 1) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = (beta == 0 ? 0 : y[i]) + double{a[i]} * double{b[i]};
+  }
+}
+
+// f(a, b) of one number; add_number and scale are those of one a for all b.
+inline float add_reference(float a, float b) { return a + b; }
+inline float sub_reference(float a, float b) { return a - b; }
+inline float mul_reference(float a, float b) { return a * b; }
+inline float div_reference(float a, float b) { return a / b; }
+inline float less_reference(float a, float b) { return a < b ? 1.0f : 0.0f; }
+inline float equal_reference(float a, float b) { return a == b ? 1.0f : 0.0f; }
+inline float larger_reference(float a, float b) {
+  return detail::is_nan(double{a}) || a > b ? 1.0f : 0.0f;
+}
+inline float maximum_reference(float a, float b) { return larger_reference(a, b) != 0.0f ? a : b; }
+
+// f(x), and f'(x) as the slope.
+inline double exp_reference(double x) { return std::exp(x); }
+inline double log_reference(double x) { return std::log(x); }
+inline double sqrt_reference(double x) { return std::sqrt(x); }
+inline double square_reference(double x) { return x * x; }
+inline double cube_reference(double x) { return x * x * x; }
+inline double abs_reference(double x) { return x > 0 ? x : 0 - x; }
+inline double tanh_reference(double x) { return std::tanh(x); }
+inline double erf_reference(double x) { return std::erf(x); }
+inline double sigmoid_reference(double x) { return 1 / (1 + std::exp(-x)); }
+inline double relu_reference(double x) { return x < 0 ? 0 : x; }
 inline double silu_reference(double x) { return x / (1 + std::exp(-x)); }
 inline double gelu_reference(double x) { return x * (1 + std::erf(x * std::sqrt(0.5))) / 2; }
 inline double gelu_tanh_reference(double x) {
   return x * (1 + std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))) / 2;
 }
+inline double log_slope_reference(double x) { return 1 / x; }
+inline double sqrt_slope_reference(double y) { return 0.5 / y; }  // from y = sqrt(x)
+inline double square_slope_reference(double x) { return 2 * x; }
+inline double abs_slope_reference(double x) { return x > 0 ? 1 : x < 0 ? -1 : 0; }
+inline double erf_slope_reference(double x) {  // 2 / sqrt(pi)
+  return 1.1283791670955126 * std::exp(-x * x);
+}
+inline double sigmoid_slope_reference(double y) { return y * (1 - y); }  // from y = sigmoid(x)
+inline double relu_slope_reference(double x) { return x > 0 ? 1 : 0; }
 inline double tanh_slope_reference(double x) { return 1 - std::tanh(x) * std::tanh(x); }
 inline double silu_slope_reference(double x) {
   const double s = 1 / (1 + std::exp(-x));

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/compute/gemm_int8.hpp"
@@ -18,6 +19,41 @@
 #include "tinyscale/compute/streams.hpp"
 
 namespace tinyscale {
+namespace kernels {
+
+// The reference bodies: x, which is finite, as its codes say; and y = W x of that.
+inline void round_activations_reference(Activations how, std::int64_t n, std::int64_t group,
+                                        const float* x, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    float largest = 0;
+    for (std::int64_t j = i / group * group; j < std::min(n, i / group * group + group); ++j) {
+      largest = std::max(largest, std::fabs(x[j]));
+    }
+    const float scale = largest / 127.0f;
+    if (scale < 1e-38f) {
+      y[i] = 0;
+    } else if (how == Activations::int8_blocks) {  // halves to even, the scale an f16
+      y[i] = std::nearbyint(x[i] * (127.0f / largest)) * from_f16(to_f16(scale));
+    } else {
+      y[i] = std::round(x[i] / scale) * scale;
+    }
+  }
+}
+inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, float* y,
+                                     Activations how = Activations::int8_groups) {
+  std::vector<float> rounded(static_cast<std::size_t>(w.cols));
+  round_activations_reference(how, w.cols, w.group, x, rounded.data());
+  for (std::int64_t n = 0; n < w.rows; ++n) {
+    double sum = 0.0;
+    for (std::int64_t p = 0; p < w.cols; ++p) {
+      sum += double{w.scale(n, p)} * w.code(n, p) * double{rounded[static_cast<std::size_t>(p)]};
+    }
+    y[n] = static_cast<float>(sum);
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 // One x, rounded to int8 by group: scale = max|x| / 127. A NaN or an infinity makes its group's

@@ -51,8 +51,7 @@ inline void norm_backward_reference(std::int64_t cols, const float* x, const flo
   }
   for (std::int64_t j = 0; j < cols; ++j) {
     const double n = (double{x[j]} - center) * r, g = double{dy[j]} * double{weight[j]};
-    const float old = beta == 0.0f ? 0.0f : dx[j];
-    dx[j] = old + static_cast<float>(r * (g - mean_g - n * mean_gn));
+    dx[j] = (beta == 0.0f ? 0.0f : dx[j]) + static_cast<float>(r * (g - mean_g - n * mean_gn));
     dweight[j] += double{dy[j]} * n;
     if (dbias != nullptr) {
       dbias[j] += double{dy[j]};

@@ -172,17 +172,6 @@ inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64
   return pack_quantized(rows, cols, group, bits, codes.data(), scales.data());
 }
 
-// The reference body, without rounding x: y[n] = sum of w x.
-inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, float* y) {
-  for (std::int64_t n = 0; n < w.rows; ++n) {
-    double sum = 0.0;
-    for (std::int64_t p = 0; p < w.cols; ++p) {
-      sum += double{w.scale(n, p)} * w.code(n, p) * double{x[p]};
-    }
-    y[n] = static_cast<float>(sum);
-  }
-}
-
 }  // namespace kernels
 
 }  // namespace tinyscale

@@ -9,6 +9,22 @@
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
+namespace kernels {
+
+// The reference bodies.
+inline void round_halves_reference(bool bf16, std::int64_t n, const float* x, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = bf16 ? from_bf16(to_bf16(x[i])) : from_f16(to_f16(x[i]));
+  }
+}
+inline void widen_bf16_reference(std::int64_t n, const std::uint16_t* x, float* y) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = from_bf16(x[i]);
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 // x rounded to what f16 or bf16 holds, to nearest, halves to even.

@@ -12,6 +12,41 @@
 namespace tinyscale {
 namespace kernels {
 
+// The reference bodies. Of turn_matrix: transpose_reference.
+inline void copy_steps_reference(std::int64_t n, const float* from, std::int64_t step_from,
+                                 float* to, std::int64_t step_to) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    to[i * step_to] = from[i * step_from];
+  }
+}
+inline void take_rows_reference(std::int64_t n, std::int64_t width, const float* table,
+                                const std::int32_t* ids, float* y) {
+  for (std::int64_t i = 0; i < n * width; ++i) {
+    y[i] = table[ids[i / width] * width + i % width];
+  }
+}
+inline void add_rows_reference(std::int64_t n, std::int64_t width, const float* y,
+                               const std::int32_t* ids, float* table) {
+  for (std::int64_t i = 0; i < n * width; ++i) {
+    table[ids[i / width] * width + i % width] += y[i];
+  }
+}
+inline std::int64_t first_outside_reference(std::int64_t n, const std::int32_t* ids,
+                                            std::int64_t end) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (ids[i] < 0 || ids[i] >= end) {
+      return i;
+    }
+  }
+  return n;
+}
+inline void places_of_reference(std::int64_t n, const std::int32_t* ids, std::int32_t id_step,
+                                std::int32_t first, std::int32_t step, std::int32_t* places) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    places[i] = ids[i] * id_step + first + static_cast<std::int32_t>(i) * step;
+  }
+}
+
 // to[i step_to] = from[i step_from], i < n.
 TINYSCALE_OPTIMIZED inline void copy_steps(std::int64_t n, const float* from,
                                            std::int64_t step_from, float* to,

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -46,6 +47,23 @@ struct StoredScreen {
     return again.rows > 0 ? static_cast<double>(again.row_words() * 4 + 8) : 0;
   }
 };
+
+namespace kernels {
+
+// The reference body: the whole product, in the bits that it has, then the first largest of what
+// is known.
+inline LargestProduct largest_stored_reference(const StoredMatrix& w, Activations how,
+                                               std::int64_t known, const float* x) {
+  std::vector<float> y(static_cast<std::size_t>(w.rows));
+  w.multiply(w, how, 1, x, w.cols, y.data(), w.rows);
+  LargestProduct largest;
+  largest.place = argmax_reference(known, y.data());
+  largest.value = largest.place < 0 ? 0.0f : y[static_cast<std::size_t>(largest.place)];
+  largest.rows = w.rows;
+  return largest;
+}
+
+}  // namespace kernels
 
 namespace detail {
 

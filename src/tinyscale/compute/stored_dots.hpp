@@ -119,6 +119,22 @@ struct WideF16 {
   }
 };
 
+// The reference body.
+template <class F>
+void stored_dots_reference(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
+                           std::int64_t row_bytes, std::int64_t m, const float* x, std::int64_t ldx,
+                           float* y, std::int64_t ldy) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t n = 0; n < rows; ++n) {
+      double sum = 0;
+      for (std::int64_t p = 0; p < cols; ++p) {
+        sum += double{x[i * ldx + p]} * double{F::one(w + n * row_bytes + p * F::bytes)};
+      }
+      y[i * ldy + n] = static_cast<float>(sum);
+    }
+  }
+}
+
 constexpr int stored_streams = 4;
 
 // What is fetched while a row is read: the same row further on, that into the first cache (AMD:

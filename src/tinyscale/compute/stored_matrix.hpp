@@ -81,6 +81,18 @@ inline void check_stored_row(const StoredMatrix& w, std::int64_t row) {
 
 namespace kernels {
 
+// The reference body of rows, number by number.
+inline void stored_row_reference(const StoredMatrix& w, std::int64_t row, float* to) {
+  if (!w.is_packed && !w.is_compressed()) {
+    detail::dequantize_blocks_reference(w.format, w.cols, w.data + row * w.row_bytes, to);
+    return;
+  }
+  for (std::int64_t i = 0; i < w.cols; ++i) {
+    to[i] = w.is_packed ? w.packed.scale(row, i) * static_cast<float>(w.packed.code(row, i))
+                        : compressed_number_reference(w.compressed, row, i);
+  }
+}
+
 // One row as f32: what an embedding looks up.
 inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
   detail::check_stored_row(w, row);

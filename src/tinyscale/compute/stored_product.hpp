@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -25,6 +26,44 @@
 #include "tinyscale/compute/stored_packed.hpp"
 
 namespace tinyscale {
+namespace kernels {
+
+// The reference bodies, of any stored matrix: one row of x as the product sees it, and y = x W'.
+inline void round_row_reference(const StoredMatrix& w, Activations how, const float* x, float* y) {
+  const int elements = w.is_packed ? 0 : block_layout(w.format).elements;
+  if (how == Activations::f32 || (elements == 1 && how == Activations::int8_groups) ||
+      (elements == 1 && w.format == BlockFormat::f32)) {
+    std::copy_n(x, w.cols, y);
+  } else if (elements == 1) {
+    round_halves_reference(w.format == BlockFormat::bf16, w.cols, x, y);
+  } else if (elements == 256 && how == Activations::int8_blocks) {
+    for (std::int64_t i = 0; i < w.cols; ++i) {
+      y[i] = detail::round_q8_k_reference(x + i / 256 * 256, static_cast<int>(i % 256));
+    }
+  } else {
+    const std::int64_t group = how == Activations::int8_blocks ? 32 : elements;
+    round_activations_reference(how, w.cols, w.is_packed ? w.packed.group : group, x, y);
+  }
+}
+inline void multiply_stored_reference(const StoredMatrix& w, Activations how, std::int64_t m,
+                                      const float* x, std::int64_t ldx, float* y,
+                                      std::int64_t ldy) {
+  std::vector<float> seen(static_cast<std::size_t>(w.cols)), row = seen;
+  for (std::int64_t i = 0; i < m; ++i) {
+    round_row_reference(w, how, x + i * ldx, seen.data());
+    for (std::int64_t n = 0; n < w.rows; ++n) {
+      stored_row_reference(w, n, row.data());
+      double sum = 0.0;
+      for (std::size_t p = 0; p < row.size(); ++p) {
+        sum += double{seen[p]} * double{row[p]};
+      }
+      y[i * ldy + n] = static_cast<float>(sum);
+    }
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 constexpr std::int64_t stored_few_halves = 64;    // the same where a load widens W

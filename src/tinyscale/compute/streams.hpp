@@ -11,6 +11,24 @@
 #include "tinyscale/compute/past_caches.hpp"
 
 namespace tinyscale {
+namespace kernels {
+
+// The reference body of sums of many vectors to many.
+inline void add_to_all_reference(std::int64_t n, const float* const* parts, std::size_t count,
+                                 float* const* copies, std::size_t targets, float divisor = 1.0f) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    float sum = parts[0][i];
+    for (std::size_t p = 1; p < count; ++p) {
+      sum += parts[p][i];
+    }
+    for (std::size_t c = 0; c < targets; ++c) {
+      copies[c][i] = sum / divisor;
+    }
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 // Reads `bytes` of weights on several threads, `units` of rows that are streams: of what is small

@@ -7,6 +7,20 @@
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
+namespace kernels {
+
+// The reference body, also of turn_matrix.
+inline void transpose_reference(std::int64_t rows, std::int64_t cols, const float* from,
+                                std::int64_t from_row, float* to, std::int64_t to_row) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      to[j * to_row + i] = from[i * from_row + j];
+    }
+  }
+}
+
+}  // namespace kernels
+
 namespace detail {
 
 // to[j][i] = from[i][j], in squares of four where the compiler can shuffle.

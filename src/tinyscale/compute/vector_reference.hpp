@@ -28,6 +28,37 @@ struct VectorNumbers {
   }
 };
 
+// Ops of one number, slopes first.
+inline double slope_op_reference(kernels::VectorOp op, double a) {
+  using kernels::VectorOp;
+  switch (op) {
+    case VectorOp::relu_slope: return kernels::relu_slope_reference(a);
+    case VectorOp::tanh_slope: return kernels::tanh_slope_reference(a);
+    case VectorOp::silu_slope: return kernels::silu_slope_reference(a);
+    case VectorOp::gelu_slope: return kernels::gelu_slope_reference(a);
+    case VectorOp::gelu_tanh_slope: return kernels::gelu_tanh_slope_reference(a);
+    default: return a;
+  }
+}
+
+inline double unary_op_reference(kernels::VectorOp op, double a) {
+  using kernels::VectorOp;
+  switch (op) {
+    case VectorOp::exp: return kernels::exp_reference(a);
+    case VectorOp::log: return kernels::log_reference(a);
+    case VectorOp::sqrt: return kernels::sqrt_reference(a);
+    case VectorOp::tanh: return kernels::tanh_reference(a);
+    case VectorOp::erf: return kernels::erf_reference(a);
+    case VectorOp::square: return kernels::square_reference(a);
+    case VectorOp::relu: return kernels::relu_reference(a);
+    case VectorOp::sigmoid: return kernels::sigmoid_reference(a);
+    case VectorOp::silu: return kernels::silu_reference(a);
+    case VectorOp::gelu: return kernels::gelu_reference(a);
+    case VectorOp::gelu_tanh: return kernels::gelu_tanh_reference(a);
+    default: return slope_op_reference(op, a);
+  }
+}
+
 inline double vector_op_reference(kernels::VectorOp op, double a, double b, double c) {
   using kernels::VectorOp;
   switch (op) {
@@ -40,25 +71,9 @@ inline double vector_op_reference(kernels::VectorOp op, double a, double b, doub
     case VectorOp::less: return a < b ? 1.0 : 0.0;
     case VectorOp::equal: return a == b ? 1.0 : 0.0;
     case VectorOp::where: return a != 0.0 ? b : c;
-    case VectorOp::exp: return std::exp(a);
-    case VectorOp::log: return std::log(a);
-    case VectorOp::sqrt: return std::sqrt(a);
-    case VectorOp::tanh: return std::tanh(a);
-    case VectorOp::erf: return std::erf(a);
     case VectorOp::pow: return std::pow(a, b);
-    case VectorOp::square: return a * a;
-    case VectorOp::relu: return a < 0.0 ? 0.0 : a;
-    case VectorOp::sigmoid: return 1.0 / (1.0 + std::exp(-a));
-    case VectorOp::silu: return kernels::silu_reference(a);
-    case VectorOp::gelu: return kernels::gelu_reference(a);
-    case VectorOp::gelu_tanh: return kernels::gelu_tanh_reference(a);
-    case VectorOp::relu_slope: return a > 0.0 ? 1.0 : 0.0;
-    case VectorOp::tanh_slope: return kernels::tanh_slope_reference(a);
-    case VectorOp::silu_slope: return kernels::silu_slope_reference(a);
-    case VectorOp::gelu_slope: return kernels::gelu_slope_reference(a);
-    case VectorOp::gelu_tanh_slope: return kernels::gelu_tanh_slope_reference(a);
     case VectorOp::exp_sub: return std::exp(a - b);
-    default: return a;
+    default: return unary_op_reference(op, a);
   }
 }
 
@@ -79,36 +94,65 @@ inline double row_reduction_reference(kernels::VectorOp op, std::int64_t row, st
   return result;
 }
 
-inline VectorNumbers reference_value(const kernels::VectorProgram& p, const VectorValue& v,
+// As many numbers as a value of this extent has, each 0.
+inline VectorNumbers zeros_of(const kernels::VectorProgram& p, kernels::VectorExtent extent) {
+  const std::int64_t rows = varies_with_rows(extent) ? p.rows() : 1;
+  const std::int64_t cols = varies_with_columns(extent) ? p.cols() : 1;
+  return {extent, p.cols(), std::vector<double>(static_cast<std::size_t>(rows * cols))};
+}
+
+// Operand i of number (r, j) of a value; 0 where there is none.
+inline double operand_reference(const VectorValue& v, List<VectorNumbers>& all, int i,
+                                std::int64_t r, std::int64_t j) {
+  return i < facts_of(v.op).operands ? all[static_cast<std::size_t>(v.operands[i])].at(r, j) : 0.0;
+}
+
+// Number (r, j) of a value, those before it known.
+inline double element_reference(const kernels::VectorProgram& p, const VectorValue& v,
+                                List<VectorNumbers>& all, const float* const* inputs,
+                                std::int64_t r, std::int64_t j) {
+  if (v.kind == VectorValue::literal) {
+    return double{v.number};
+  }
+  if (v.kind == VectorValue::input) {
+    const VectorInput& in = p.inputs()[static_cast<std::size_t>(v.index)];
+    return double{inputs[v.index][row_offset(p.outer(), in, r) + j * in.column_step]};
+  }
+  if (is_row_reduction(v.op)) {
+    VectorNumbers& row = all[static_cast<std::size_t>(v.operands[0])];
+    return row_reduction_reference(v.op, r, p.cols(), row, operand_reference(v, all, 1, r, 0));
+  }
+  const auto operand = [&](int i) { return operand_reference(v, all, i, r, j); };
+  return v.op == kernels::VectorOp::column_number
+             ? static_cast<double>(j)
+             : vector_op_reference(v.op, operand(0), operand(1), operand(2));
+}
+
+inline VectorNumbers value_reference(const kernels::VectorProgram& p, const VectorValue& v,
                                      List<VectorNumbers>& all, const float* const* inputs) {
-  VectorNumbers out;
-  out.extent = v.extent;
-  out.cols = p.cols();
-  const std::int64_t rows = varies_with_rows(v.extent) ? p.rows() : 1;
-  const std::int64_t cols = varies_with_columns(v.extent) ? p.cols() : 1;
-  out.numbers.resize(static_cast<std::size_t>(rows * cols));
-  const auto operand = [&](int i) -> VectorNumbers& {
-    return all[static_cast<std::size_t>(v.operands[i])];
-  };
-  const int operands = facts_of(v.op).operands;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t j = 0; j < cols; ++j) {
-      double& y = out.at(r, j);
-      if (v.kind == VectorValue::literal) {
-        y = double{v.number};
-      } else if (v.kind == VectorValue::input) {
-        const VectorInput& in = p.inputs()[static_cast<std::size_t>(v.index)];
-        y = double{inputs[v.index][row_offset(p.outer(), in, r) + j * in.column_step]};
-      } else if (is_row_reduction(v.op)) {
-        y = row_reduction_reference(v.op, r, p.cols(), operand(0),
-                                    operands > 1 ? operand(1).at(r, 0) : 0.0);
-      } else if (v.op == kernels::VectorOp::column_number) {
-        y = static_cast<double>(j);
-      } else {
-        y = vector_op_reference(v.op, operand(0).at(r, j), operands > 1 ? operand(1).at(r, j) : 0.0,
-                                operands > 2 ? operand(2).at(r, j) : 0.0);
-      }
-    }
+  VectorNumbers out = zeros_of(p, v.extent);
+  const std::int64_t width = varies_with_columns(v.extent) ? p.cols() : 1;
+  for (std::size_t i = 0; i < out.numbers.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    out.numbers[i] = element_reference(p, v, all, inputs, at / width, at % width);
+  }
+  return out;
+}
+
+// What is asked for of a value: its numbers, or their sums.
+inline VectorNumbers output_reference(const kernels::VectorProgram& p, kernels::VectorOutput kind,
+                                      VectorNumbers& value) {
+  using kernels::VectorOutput;
+  const bool sums = kind == VectorOutput::column_sums || kind == VectorOutput::total;
+  VectorNumbers out =
+      zeros_of(p, kind == VectorOutput::column_sums ? kernels::VectorExtent::per_column
+                  : kind == VectorOutput::total     ? kernels::VectorExtent::single
+                                                    : static_cast<kernels::VectorExtent>(kind));
+  const std::int64_t rows = sums || varies_with_rows(out.extent) ? p.rows() : 1;
+  const std::int64_t cols = sums || varies_with_columns(out.extent) ? p.cols() : 1;
+  for (std::int64_t i = 0; i < rows * cols; ++i) {
+    double& y = out.at(i / cols, i % cols);
+    y = value.at(i / cols, i % cols) + (sums ? y : 0.0);
   }
   return out;
 }
@@ -122,25 +166,11 @@ inline void run_reference(const VectorProgram& p, const float* const* inputs,
                           float* const* outputs) {
   List<detail::VectorNumbers> all;
   for (const detail::VectorValue& v : p.values()) {
-    all.push_back(detail::reference_value(p, v, all, inputs));
+    all.push_back(detail::value_reference(p, v, all, inputs));
   }
   for (std::size_t o = 0; o < p.outputs().size(); ++o) {
-    const VectorOutput kind = p.outputs()[o].kind;
-    detail::VectorNumbers& value = all[static_cast<std::size_t>(p.outputs()[o].value)];
-    const bool sums = kind == VectorOutput::column_sums || kind == VectorOutput::total;
-    detail::VectorNumbers out;
-    out.cols = p.cols();
-    out.extent = kind == VectorOutput::column_sums ? VectorExtent::per_column
-                 : kind == VectorOutput::total     ? VectorExtent::single
-                                                   : static_cast<VectorExtent>(kind);
-    const std::int64_t rows = detail::varies_with_rows(out.extent) ? p.rows() : 1;
-    const std::int64_t cols = detail::varies_with_columns(out.extent) ? p.cols() : 1;
-    out.numbers.resize(static_cast<std::size_t>(rows * cols));
-    for (std::int64_t r = 0; r < (sums ? p.rows() : rows); ++r) {
-      for (std::int64_t j = 0; j < (sums ? p.cols() : cols); ++j) {
-        out.at(r, j) = value.at(r, j) + (sums ? out.at(r, j) : 0.0);
-      }
-    }
+    const auto value = static_cast<std::size_t>(p.outputs()[o].value);
+    const detail::VectorNumbers out = detail::output_reference(p, p.outputs()[o].kind, all[value]);
     for (std::size_t i = 0; i < out.numbers.size(); ++i) {
       outputs[o][i] = static_cast<float>(out.numbers[i]);
     }
