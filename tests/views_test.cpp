@@ -124,6 +124,8 @@ const std::vector<Op>& ops() {
        },
        {{3, 4}, {3, 4}}},
       {"copy", [](I x) { return ts::copy(x[0]); }, {{3, 4}}},
+      {"pad", [](I x) { return ts::pad(x[0], 0, 1, 5); }, {{3, 4}}},
+      {"pad in steps", [](I x) { return ts::pad(x[0], -1, 1, 9, 2); }, {{3, 4}}},
       {"embedding",
        [](I x) {
          return ts::embedding(x[0], some_ids, {2, 2});
@@ -317,7 +319,11 @@ TEST_CASE("no op hides a NaN") {
 
 TEST_CASE("the primitives are at most 50") {
   std::set<std::string> names = {"less", "equal", "argmax"};  // they carry no gradient
-  for (const Op& op : ops()) {
+  std::vector<Op> all_ops = ops();
+  // No difference quotient gives its gradient: tests/expert_test.cpp.
+  all_ops.push_back(
+      {"carry_loss", [](const Inputs& x) { return ts::carry_loss(x[0], x[1]); }, {{3, 4}, {1}}});
+  for (const Op& op : all_ops) {
     Inputs inputs;
     for (const ts::Tensor& x : inputs_of(op)) {
       inputs.push_back(ts::parameter(x));
@@ -338,14 +344,14 @@ TEST_CASE("the primitives are at most 50") {
   for (const std::string& name : names) {
     all += name + " ";
   }
-  CHECK(
-      all ==
-      "abs add argmax attention broadcast_to concat copy cross_entropy div dropout embedding equal "
-      "erf exp gelu gelu_tanh layer_norm less linear linear_cross_entropy log log_softmax matmul "
-      "matmul_transposed max maximum mul permute "
-      "pow relu reshape rms_norm rope scale scatter_add sigmoid silu slice softmax sqrt square "
-      "sub sum tanh where ");
-  CHECK(names.size() == 45);
+  CHECK(all ==
+        "abs add argmax attention broadcast_to carry_loss concat copy cross_entropy div dropout "
+        "embedding equal "
+        "erf exp gelu gelu_tanh layer_norm less linear linear_cross_entropy log log_softmax matmul "
+        "matmul_transposed max maximum mul pad permute "
+        "pow relu reshape rms_norm rope scale scatter_add sigmoid silu slice softmax sqrt square "
+        "sub sum tanh where ");
+  CHECK(names.size() == 47);
 }
 
 TEST_CASE("a size that reshape is not told, and |x| where it has no slope") {

@@ -299,7 +299,7 @@ void Bench::keep(const Row& row) {
 
 void Bench::run(const Case& c) {
   const int usual = options_.slow ? std::max(c.rounds, 9) : c.rounds;
-  const int rounds = options_.rounds > 0 ? options_.rounds : usual;
+  const int rounds = c.always ? c.rounds : options_.rounds > 0 ? options_.rounds : usual;
   const Samples samples = take_turns(c, rounds, options_.slow ? 1e9 : c.most_seconds);
   const std::vector<double>* physics = nullptr;
   for (std::size_t w = 1; w < c.ways.size(); ++w) {

@@ -44,6 +44,7 @@ struct Case {
   std::vector<Target> targets;
   int threads = 1;
   int rounds = 9;
+  bool always = false;       // so many rounds whatever the options say
   double most_seconds = 30;  // then three rounds are enough, unless --long
   double same = 1e-5;        // results differ by so much of the largest of ours at most
   std::string note;          // printed under the row

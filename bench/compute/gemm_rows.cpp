@@ -54,7 +54,7 @@ void one(Bench& bench, const Size& s) {
   c.unit = "GFLOP/s";
   c.work = x.flops();
   Way eigen = eigen_multiply(bench, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data());
-  eigen.every = large ? 3 : 1;
+  eigen.every = large && !bench.options().slow ? 3 : 1;
   c.ways = {x.into_c(timed("ours", Clock::thread, one_thread(x.own()))),
             openblas(bench).multiply(1, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             onednn_sgemm(bench, 1, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
@@ -148,7 +148,7 @@ void gemm_rows(Bench& bench) {
     }
   }
   if (bench.wants_several("f32-2t-busy", "the same while another program uses one processor")) {
-    for (const Size& s : {sizes[2], sizes[3], sizes[4]}) {
+    for (const Size& s : {sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7]}) {
       disturbed(bench, s);
     }
   }

@@ -53,6 +53,10 @@ void softmax(Bench& bench, std::int64_t rows, std::int64_t cols) {
               two(rows, cols),
               [=] { ts::kernels::softmax_forward(rows, cols, x->data(), y->data()); },
               {bytes, 1, 0, 1}});
+  run(bench, {"softmax_backward",
+              two(rows, cols),
+              [=] { ts::kernels::softmax_backward(rows, cols, y->data(), d->data(), x->data()); },
+              {bytes, 2, 1, 0}});
 }
 
 void layer_norm(Bench& bench, std::int64_t rows, std::int64_t cols) {
@@ -109,6 +113,10 @@ void activations(Bench& bench, std::int64_t n) {
               std::to_string(n),
               [=] { ts::kernels::silu_forward(n, x->data(), y->data()); },
               {bytes, 1, 0, 1}});
+  run(bench, {"silu_backward",
+              std::to_string(n),
+              [=] { ts::kernels::silu_backward(n, x->data(), dy->data(), y->data()); },
+              {bytes, 2, 1, 0}});
 }
 
 void cross_entropy(Bench& bench, std::int64_t rows, std::int64_t vocab) {

@@ -159,6 +159,42 @@ std::string legend(double y) {
          text_at(x + 70, y, "start", "name", "what the limit would give");
 }
 
+// "Rounds: 5; train-gpt2 1 to 5.": those of most rows, then the groups where a row has others.
+std::string rounds_of(const ts::Json& rows) {
+  struct Rounds {
+    std::string group;
+    int least, most;
+  };
+  std::vector<Rounds> groups;
+  std::vector<int> rows_with;  // by number of rounds
+  for (const ts::Json& row : rows.list) {
+    const ts::Json* const ratio = row.find("ours") != nullptr ? row.find("ratio") : nullptr;
+    const ts::Json* const found = ratio != nullptr ? ratio->find("rounds") : nullptr;
+    const ts::Json* const group = row.find("group");
+    if (found == nullptr || group == nullptr) {
+      continue;  // a mean of others
+    }
+    const int rounds = static_cast<int>(found->number);
+    if (groups.empty() || groups.back().group != group->text) {
+      groups.push_back({group->text, rounds, rounds});
+    }
+    groups.back().least = std::min(groups.back().least, rounds);
+    groups.back().most = std::max(groups.back().most, rounds);
+    rows_with.resize(std::max(rows_with.size(), static_cast<std::size_t>(rounds) + 1));
+    ++rows_with[static_cast<std::size_t>(rounds)];
+  }
+  const int usual =
+      static_cast<int>(std::max_element(rows_with.begin(), rows_with.end()) - rows_with.begin());
+  std::string text = ts::detail::cat({"Rounds: ", usual});
+  for (const Rounds& g : groups) {
+    if (g.least != usual || g.most != usual) {
+      text += ts::detail::cat({"; ", g.group, " ", g.least});
+      text += g.most > g.least ? ts::detail::cat({" to ", g.most}) : "";
+    }
+  }
+  return text + ".";
+}
+
 }  // namespace
 
 void print_summary(const Bench& bench) {
@@ -269,8 +305,8 @@ void save_markdown(const std::string& results, const std::string& readme) {
                             : digits(median != nullptr ? median->number : found->number);
   };
   std::string table = ts::detail::cat(
-      {"Machine: ", text(all, "machine"), ", load ", number(all, "load"), ".\n\n",
-       "| group | what | ours | peer | peer's | ratio | of limit | at limit | target |\n",
+      {"Machine: ", text(all, "machine"), ", load ", number(all, "load"), ". ", rounds_of(*rows),
+       "\n\n", "| group | what | ours | peer | peer's | ratio | of limit | at limit | target |\n",
        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"});
   std::string group;
   for (const ts::Json& row : rows->list) {

@@ -147,6 +147,22 @@ void train(Bench& bench, const Shape& s, ts::DType format, int threads, bool as_
   }
 }
 
+// "of limit" of these rows is an MFU: model FLOPs of a step over what the loop of multiply-adds
+// does in the same time, on as many threads and, in bf16, on the faster units for it.
+void print_mfu(const Bench& bench, const std::string& group) {
+  std::string line, before;
+  for (const Row& row : bench.rows()) {
+    if (row.group == group && row.what != before && row.of_limit > 0) {
+      line += ts::detail::cat(
+          {line.empty() ? "" : "; ", row.what, " ", ts::format_fixed(100 * row.of_limit, 0), " %"});
+      before = row.what;
+    }
+  }
+  if (!line.empty()) {
+    std::printf("  MFU of this laptop (of limit): %s\n", line.c_str());
+  }
+}
+
 // A step as one graph beside the same step op by op, with ops that are fused by hand.
 void train_compiled(Bench& bench, const Shape& s, ts::DType format, int threads) {
   const auto eager = std::make_shared<Training>(s, format);
@@ -184,6 +200,7 @@ void training_rows(Bench& bench) {
         train(bench, s, format, threads, true);
       }
     }
+    print_mfu(bench, ts::detail::cat({"train-", s.name}));
   }
   for (const Shape& s : shapes) {
     if (bench.wants(ts::detail::cat({"compiled-", s.name}),
