@@ -91,6 +91,7 @@
 #include "tinyscale/compute/row_moves.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/past_caches.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/sums.hpp"
 #include "tinyscale/compute/streams.hpp"

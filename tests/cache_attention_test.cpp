@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "error_of.hpp"
@@ -272,4 +273,45 @@ TEST_CASE("a table of angles turns as the reference does") {
   const double thin = -1.0;
   CHECK(error_of([&] { kernel::RopeTable(places.data(), 6, 7, thin); }) ==
         "RopeTable: 6 tokens, heads of 7, theta -1; heads must be even, theta above 0");
+}
+
+TEST_CASE("attention over pages: in place of the queries, and nowhere else among them") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const DType format : {DType::f32, DType::int8}) {
+      const CacheShape s{format, 16, 4, 2, 24};
+      Sequence sequence(s, 40, 13);
+      for (const std::int64_t m : {1, 3, 40}) {
+        Floats q = noise(m * 96, 14), o(q.size());
+        kernel::cache_attention_prefill(s, sequence.pages.data(), 40 - m, m, q.data(), 96, o.data(),
+                                        96);
+        kernel::cache_attention_prefill(s, sequence.pages.data(), 40 - m, m, q.data(), 96, q.data(),
+                                        96);
+        CHECK(q == o);
+      }
+    }
+  }
+  const CacheShape s{DType::f32, 16, 4, 2, 24};
+  Sequence sequence(s, 40, 13);
+  Floats q = noise(41 * 96, 15), o(3 * 96);
+  const std::string bad =
+      " overlaps what is read; it must be q of that query, or have memory of its own";
+  const auto run = [&](float* first, float* second, float* third) {
+    const kernel::CacheQuery queries[] = {{q.data(), first, sequence.pages.data(), 0, 3},
+                                          {q.data() + 96, second, sequence.pages.data(), 0, 3},
+                                          {q.data() + 192, third, sequence.pages.data(), 0, 3}};
+    return error_of([&] { kernel::cache_attention(s, 3, queries); });
+  };
+  CHECK(run(o.data(), q.data() + 97, o.data() + 192) == "cache_attention: o of query 1" + bad);
+  CHECK(run(o.data(), o.data() + 96, q.data()) == "cache_attention: o of query 2" + bad);
+  CHECK(run(q.data() + 95 + 192, o.data() + 96, o.data() + 192) ==
+        "cache_attention: o of query 0" + bad);
+  CHECK(run(q.data(), q.data() + 96 * 3, q.data() + 192) == "no error");
+  CHECK(run(o.data(), q.data() + 96, o.data() + 192) == "no error");
+  CHECK(error_of([&] {
+          kernel::cache_attention_prefill(s, sequence.pages.data(), 0, 40, q.data(), 96,
+                                          q.data() + 96, 96);
+        }) ==
+        "cache_attention_prefill: o overlaps q in part; it must be q itself, number for number, or "
+        "have memory of its own");
 }

@@ -8,9 +8,11 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "error_of.hpp"
 #include "kernel_tests.hpp"
 
 namespace ts = tinyscale;
@@ -801,4 +803,142 @@ TEST_CASE("adamw: a gradient whose square is no float") {
     CHECK(p == doctest::Approx(double{right}).epsilon(1e-6));
     CHECK(v == doctest::Approx(double{v2}).epsilon(1e-6));
   }
+}
+
+TEST_CASE("kernels by rows and by elements: sizes that count nothing are refused") {
+  float x[64] = {}, y[64] = {}, a[8], b[8];
+  const std::string minus = "sizes -1, 4; each must be 0 or more, their product at most 2^60";
+  CHECK(error_of([&] { kernel::softmax_forward(-1, 4, x, y); }) == "softmax_forward: " + minus);
+  CHECK(error_of([&] { kernel::softmax_backward(-1, 4, x, x, y); }) ==
+        "softmax_backward: " + minus);
+  CHECK(error_of([&] { kernel::log_softmax_forward(-1, 4, x, y); }) ==
+        "log_softmax_forward: " + minus);
+  CHECK(error_of([&] { kernel::log_softmax_backward(-1, 4, x, x, y); }) ==
+        "log_softmax_backward: " + minus);
+  CHECK(error_of([&] { kernel::cross_entropy_forward(-1, 4, x, nullptr, a, b); }) ==
+        "cross_entropy_forward: " + minus);
+  CHECK(error_of([&] { kernel::cross_entropy_backward(-1, 4, x, a, nullptr, 1, y); }) ==
+        "cross_entropy_backward: " + minus);
+  CHECK(error_of([&] { kernel::layer_norm_forward(-1, 4, 1e-5f, x, x, nullptr, y, a, b); }) ==
+        "layer_norm_forward: " + minus);
+  CHECK(error_of([&] { kernel::layer_norm_backward(-1, 4, x, x, a, b, x, y, y, nullptr); }) ==
+        "layer_norm_backward: " + minus);
+  CHECK(error_of([&] { kernel::rms_norm_forward(-1, 4, 1e-5f, x, x, y, a); }) ==
+        "rms_norm_forward: " + minus);
+  CHECK(error_of([&] { kernel::rms_norm_backward(-1, 4, x, x, a, x, y, y); }) ==
+        "rms_norm_backward: " + minus);
+  CHECK(error_of([&] { kernel::column_sums(-1, 4, x, y); }) == "column_sums: " + minus);
+  const std::string five = "sizes -5; each must be 0 or more, their product at most 2^60";
+  CHECK(error_of([&] { kernel::sum(-5, x); }) == "sum: " + five);
+  CHECK(error_of([&] { kernel::sum_of_squares(-5, x); }) == "sum_of_squares: " + five);
+  CHECK(error_of([&] { kernel::add(-5, x, x, y); }) == "add: " + five);
+  CHECK(error_of([&] { kernel::gelu_backward(-5, x, x, y); }) == "gelu_backward: " + five);
+  CHECK(error_of([&] { kernel::adamw(-5, kernel::AdamWStep(), x, y, x, x); }) == "adamw: " + five);
+  const std::int64_t large = std::int64_t{1} << 31;
+  CHECK(error_of([&] { kernel::softmax_forward(large, large, x, y); }) ==
+        "softmax_forward: sizes 2147483648, 2147483648; each must be 0 or more, their product at "
+        "most 2^60");
+  kernel::softmax_forward(0, std::numeric_limits<std::int64_t>::max(), nullptr, nullptr);
+  CHECK(kernel::sum(0, nullptr) == 0);
+}
+
+TEST_CASE("kernels by rows and by elements: in place or apart, not in between") {
+  Floats x = noise(4 * 9 + 1, 1), out(36);
+  const Floats w = noise(9, 2);
+  float a[8], b[8];
+  const auto in_part = [](const std::string& y, const std::string& of) {
+    return y + " overlaps " + of + " in part; it must be " + of +
+           " itself, number for number, or have memory of its own";
+  };
+  float *const from = x.data(), *const shifted = x.data() + 1;
+  CHECK(error_of([&] { kernel::softmax_forward(4, 9, from, shifted); }) ==
+        "softmax_forward: " + in_part("y", "x"));
+  CHECK(error_of([&] { kernel::softmax_forward(4, 9, shifted, from); }) ==
+        "softmax_forward: " + in_part("y", "x"));
+  CHECK(error_of([&] { kernel::softmax_backward(4, 9, from, w.data(), shifted); }) ==
+        "softmax_backward: " + in_part("dx", "y"));
+  CHECK(error_of([&] { kernel::log_softmax_forward(4, 9, from, shifted); }) ==
+        "log_softmax_forward: " + in_part("y", "x"));
+  CHECK(error_of([&] { kernel::log_softmax_backward(4, 9, out.data(), from, shifted); }) ==
+        "log_softmax_backward: " + in_part("dx", "dy"));
+  CHECK(error_of([&] { kernel::gelu_forward(36, from, shifted); }) ==
+        "gelu_forward: " + in_part("y", "an operand"));
+  CHECK(error_of([&] { kernel::mul(36, out.data(), from, shifted); }) ==
+        "mul: " + in_part("y", "an operand"));
+  CHECK(error_of([&] {
+          kernel::layer_norm_forward(4, 9, 1e-5f, from, w.data(), nullptr, shifted, a, b);
+        }) == "layer_norm_forward: " + in_part("y", "x"));
+  CHECK(error_of([&] { kernel::rms_norm_forward(4, 9, 1e-5f, out.data(), from + 9, from, a); }) ==
+        "rms_norm_forward: y overlaps weight; it must have memory of its own");
+  CHECK(error_of([&] { kernel::rms_norm_forward(4, 9, 1e-5f, from, w.data(), from, from + 5); }) ==
+        "rms_norm_forward: rstd overlaps x; it must have memory of its own");
+  CHECK(error_of([&] {
+          kernel::rms_norm_backward(4, 9, out.data(), w.data(), a, from, shifted, out.data());
+        }) == "rms_norm_backward: " + in_part("dx", "dy"));
+  CHECK(error_of([&] {
+          kernel::rms_norm_backward(4, 9, out.data(), w.data(), from, a, from, out.data());
+        }) == "rms_norm_backward: dx overlaps rstd; it must have memory of its own");
+  CHECK(error_of([&] { kernel::column_sums(4, 9, from, from + 20); }) ==
+        "column_sums: y overlaps x; it must have memory of its own");
+  const kernel::RopeShape turn{1, 3, 3, 4, 7, 10000.0, ts::RopePairs::halves, nullptr};
+  CHECK(error_of([&] { kernel::rope(turn, kernel::RopeTurn::forward, from, shifted); }) ==
+        "rope: " + in_part("y", "x"));
+  const std::vector<std::int32_t> targets{1, 8, -1, 0};
+  CHECK(error_of([&] {
+          kernel::cross_entropy_backward(4, 9, from, a, targets.data(), 1, shifted);
+        }) == "cross_entropy_backward: " + in_part("dlogits", "logits"));
+  CHECK(error_of([&] {
+          kernel::cross_entropy_backward(4, 9, out.data(), from, targets.data(), 1, from);
+        }) == "cross_entropy_backward: dlogits overlaps lse; it must have memory of its own");
+  CHECK(error_of([&] {
+          kernel::cross_entropy_forward(4, 9, from, targets.data(), a, from + 30);
+        }) == "cross_entropy_forward: lse overlaps logits; it must have memory of its own");
+  CHECK(error_of([&] { kernel::cross_entropy_forward(4, 9, from, targets.data(), from, a); }) ==
+        "cross_entropy_forward: losses overlaps logits; it must have memory of its own");
+  // In place is right on every path.
+  x.pop_back();
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    const auto same = [&](const std::function<void(const float*, float*)>& kernel) {
+      Floats y = x;
+      kernel(x.data(), out.data());
+      kernel(y.data(), y.data());
+      CHECK(y == out);
+    };
+    same([&](const float* p, float* q) { kernel::softmax_forward(4, 9, p, q); });
+    same([&](const float* p, float* q) { kernel::softmax_backward(4, 9, x.data(), p, q, 0.0f); });
+    same([&](const float* p, float* q) { kernel::log_softmax_forward(4, 9, p, q); });
+    same([&](const float* p, float* q) { kernel::gelu_forward(36, p, q); });
+    same([&](const float* p, float* q) {
+      kernel::rms_norm_forward(4, 9, 1e-5f, p, w.data(), q, a);
+    });
+    same([&](const float* p, float* q) { kernel::rope(turn, kernel::RopeTurn::forward, p, q); });
+  }
+}
+
+TEST_CASE("rope and losses: heads of pairs, places that are counted, targets of the vocabulary") {
+  kernel::RopeShape s;
+  s.tokens = 2;
+  s.head_size = 3;
+  float x[8] = {}, y[8] = {}, lse[2], losses[2];
+  CHECK(error_of([&] { kernel::rope(s, kernel::RopeTurn::forward, x, y); }) ==
+        "rope: heads of 3 numbers; pairs are turned, so an even size is right");
+  CHECK(error_of([&] { kernel::rope_backward(s, x, y); }) ==
+        "rope_backward: heads of 3 numbers; pairs are turned, so an even size is right");
+  s.head_size = -2;
+  CHECK(error_of([&] { kernel::rope(s, kernel::RopeTurn::forward, x, y); }) ==
+        "rope: sizes 1, 2, 1, -2; each must be 0 or more, their product at most 2^60");
+  s.head_size = 4;
+  s.places = std::numeric_limits<std::int64_t>::max();
+  CHECK(error_of([&] { kernel::rope(s, kernel::RopeTurn::forward, x, y); }) ==
+        "rope: 2 tokens from place 9223372036854775807 on, with a jump of 0; at most 2^52 of each "
+        "are right");
+  const std::int32_t targets[] = {3, 4};
+  CHECK(error_of([&] { kernel::cross_entropy_forward(2, 4, x, targets, losses, lse); }) ==
+        "cross_entropy_forward: target 1 is 4; the vocabulary is 4, a target below that, or below "
+        "0 for a row that is left out");
+  CHECK(error_of([&] { kernel::cross_entropy_forward(2, 0, x, targets, losses, lse); }) ==
+        "cross_entropy_forward: target 0 is 3; the vocabulary is 0, a target below that, or below "
+        "0 for a row that is left out");
 }

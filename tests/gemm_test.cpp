@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 
+#include "error_of.hpp"
 #include "kernel_tests.hpp"
 #include "tinyscale.hpp"
 
@@ -444,4 +445,113 @@ TEST_CASE("gemm: wrong arguments are named") {
             .c_str(),
         ts::Error);
   }
+}
+
+TEST_CASE("gemm: rows shorter than they are apart, or one over and over") {
+  const Floats a = whole(16, 1), b = whole(16, 2);
+  Floats c(16), expected(16);
+  CHECK(error_of([&] {
+          kernel::gemm(Trans::no, Trans::no, 4, 4, 4, a.data(), 2, b.data(), 4, 0.0f, c.data(), 4);
+        }) ==
+        "gemm: rows of A are 2 apart; they must be at least their length, 4, or 0 for one row over "
+        "and over");
+  CHECK(error_of([&] {
+          kernel::gemm(Trans::no, Trans::yes, 4, 4, 4, a.data(), 4, b.data(), 3, 0.0f, c.data(), 4);
+        }) ==
+        "gemm: rows of B are 3 apart; they must be at least their length, 4, or 0 for one row over "
+        "and over");
+  kernel::gemm(Trans::no, Trans::no, 1, 4, 4, a.data(), 1, b.data(), 4, 0.0f, c.data(), 1);
+  kernel::gemm_reference(Trans::no, Trans::no, 1, 4, 4, a.data(), 4, b.data(), 4, 0.0f,
+                         expected.data(), 4);
+  CHECK(c == expected);
+  kernel::gemm(Trans::no, Trans::no, 4, 4, 4, a.data(), 0, b.data(), 4, 0.0f, c.data(), 4);
+  kernel::gemm_reference(Trans::no, Trans::no, 4, 4, 4, a.data(), 0, b.data(), 4, 0.0f,
+                         expected.data(), 4);
+  CHECK(c == expected);
+}
+
+TEST_CASE("gemm_fused: a bias in C or before, and activations that are none") {
+  Floats a = whole(16, 1), b = whole(16, 2), c(16), before(16);
+  kernel::GemmEpilogue e;
+  const auto run = [&] {
+    return error_of([&] {
+      kernel::gemm_fused(Trans::no, Trans::no, 4, 4, 4, a.data(), 4, b.data(), 4, 0.0f, c.data(), 4,
+                         e);
+    });
+  };
+  e.bias = c.data() + 15;
+  CHECK(run() == "gemm_fused: C overlaps bias; it must have memory of its own");
+  e.bias = before.data();
+  e.before = before.data();
+  e.ld_before = 4;
+  CHECK(run() == "gemm_fused: before overlaps bias; it must have memory of its own");
+  e.before = nullptr;
+  e.activation = static_cast<kernel::Activation>(9);
+  CHECK(run() == "gemm_fused: activation 9; 0 to 3 are right: none, gelu, gelu_tanh, silu");
+  CHECK(c == Floats(16));
+  const kernel::PackedWeights w = kernel::pack_weights(Trans::no, 4, 4, b.data(), 4);
+  CHECK(error_of([&] { kernel::gemm_packed(4, a.data(), 4, w, 0.0f, c.data(), 4, e); }) ==
+        "gemm_packed: activation 9; 0 to 3 are right: none, gelu, gelu_tanh, silu");
+}
+
+TEST_CASE("gemm_batched: what overlaps is found without a look at every pair") {
+  // Many matrices side by side in the rows of one block: A, then C, or each beside its own.
+  const int64_t batch = 20000, m = 2;
+  const float two = 2;
+  for (const int64_t step : {1, 2}) {
+    Floats x(static_cast<std::size_t>(2 * m * batch), 3.0f);
+    float* const c = x.data() + (step == 1 ? batch : 1);
+    kernel::gemm_batched(batch, Trans::no, Trans::no, m, 1, 1, x.data(), 2 * batch, step, &two, 1,
+                         0, 0.0f, c, 2 * batch, step);
+    CHECK(std::count(x.begin(), x.end(), 6.0f) == m * batch);
+  }
+  // Any layout: as looking at every pair finds.
+  std::uint64_t seed = 0;
+  const auto random = [&](int64_t n) {
+    return static_cast<int64_t>(static_cast<double>(ts::uniform01(7, seed++)) *
+                                static_cast<double>(n));
+  };
+  static float memory[8192];
+  int refused = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const int64_t count = 2 + random(4), rows = 1 + random(3), columns = 1 + random(3);
+    const int64_t ld = columns + random(12);
+    ts::detail::StoredRows c{memory + 4096, rows, columns, ld, 4}, a = c;
+    a.at = memory + 4096 + random(200) - 100;
+    a.rows = 1 + random(3);
+    a.columns = 1 + random(3);
+    a.stride = random(2) == 0 ? ld : a.columns + random(12);
+    const int64_t by_c = random(40), by_a = random(40) - 10;
+    const auto shares = [](const ts::detail::StoredRows& one, const ts::detail::StoredRows& other) {
+      for (int64_t x = 0; x < one.rows * one.columns * other.rows * other.columns; ++x) {
+        const int64_t r = x % one.rows, j = x / one.rows % one.columns;
+        const int64_t y = x / (one.rows * one.columns), r2 = y % other.rows, j2 = y / other.rows;
+        if (static_cast<const float*>(one.at) + r * one.stride + j ==
+            static_cast<const float*>(other.at) + r2 * other.stride + j2) {
+          return true;
+        }
+      }
+      return false;
+    };
+    std::string near;  // the first pair that may share memory, which is refused where one does
+    bool some = false;
+    for (int64_t p = 0; p < count; ++p) {
+      for (int64_t q = 0; q < (by_a == 0 ? 1 : count); ++q) {
+        ts::detail::StoredRows one = c, other = a;
+        one.at = static_cast<const float*>(c.at) + p * by_c;
+        other.at = static_cast<const float*>(a.at) + q * by_a;
+        if (near.empty() && ts::detail::gemm_overlap("gemm", one, other)) {
+          near = ts::detail::cat({"gemm_batched: matrix ", p, " of C overlaps matrix "});
+        }
+        some = some || shares(one, other);
+      }
+    }
+    const std::string found =
+        error_of([&] { ts::detail::check_batches(count, c, by_c, a, by_a, "A"); });
+    refused += found == "no error" ? 0 : 1;
+    REQUIRE((found != "no error" || !some));
+    REQUIRE((found == "no error" || (!near.empty() && found.find(near) == 0)));
+  }
+  CHECK(refused > 1000);
+  CHECK(refused < 3500);
 }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "error_of.hpp"
 #include "kernel_tests.hpp"
 
 namespace ts = tinyscale;
@@ -712,4 +713,32 @@ TEST_CASE("cpu: units of low precision follow the path") {
   CHECK(d::choose_path(info, "").text == "processor (avx512; bf16 amx; int8 amx)");
   CHECK(d::choose_path(info, "avx512").text == "processor (avx512; int8 vnni)");
 #endif
+}
+
+TEST_CASE("products of codes: scales in the result, rows closer than they are long") {
+  const std::int64_t m = 20, n = 33, k = 9;
+  const std::vector<std::int8_t> a(180, 3), b(297, 5);
+  Floats of_a(20, 1.0f), of_b(66, 1.0f), c(660);
+  const auto run = [&](const float* scale_a, const float* scale_b, std::int64_t block) {
+    return error_of([&] {
+      kernel::gemm_int8(Trans::no, Trans::no, m, n, k, a.data(), k, b.data(), n,
+                        {scale_a, scale_b, block}, c.data(), n);
+    });
+  };
+  CHECK(run(c.data() + 659, of_b.data(), k) ==
+        "gemm_int8: C overlaps the scales of A; it must have memory of its own");
+  CHECK(run(of_a.data(), c.data(), k) ==
+        "gemm_int8: C overlaps the scales of B; it must have memory of its own");
+  CHECK(run(of_a.data(), of_b.data(), 5) == "no error");
+  CHECK(c == Floats(660, 135.0f));
+  const Floats w = noise(32, 1), x = noise(16, 2);
+  const kernel::QuantizedMatrix q = kernel::quantize(4, 8, 4, 8, w.data());
+  Floats y(8);
+  CHECK(error_of([&] { kernel::gemm_quantized(q, 2, x.data(), 7, y.data(), 4); }) ==
+        "gemm_quantized: 2 rows, 7 and 4 apart, by 4 x 8 weights; rows of x must be 8 apart or "
+        "more, of y 4");
+  CHECK(error_of([&] { kernel::gemm_quantized(q, -1, x.data(), 8, y.data(), 4); }) ==
+        "gemm_quantized: -1 rows, 8 and 4 apart, by 4 x 8 weights; rows of x must be 8 apart or "
+        "more, of y 4");
+  kernel::gemm_quantized(q, 1, x.data(), 0, y.data(), 0);
 }

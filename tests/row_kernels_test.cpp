@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "error_of.hpp"
 #include "kernel_tests.hpp"
 
 namespace ts = tinyscale;
@@ -761,4 +763,165 @@ TEST_CASE("attention backward: probabilities of scores that round apart are at m
       REQUIRE(dv <= 64.0f);
     }
   });
+}
+
+namespace {
+
+kernel::AttentionShape square_attention(std::int64_t tokens, std::int64_t batch) {
+  kernel::AttentionShape s;
+  s.batch = batch;
+  s.queries = s.keys = tokens;
+  s.heads = 4;
+  s.kv_heads = 2;
+  s.head_size = 8;
+  s.q_stride = s.o_stride = 32;
+  s.k_stride = s.v_stride = 16;
+  s.q_batch = s.o_batch = tokens * 32;
+  s.k_batch = s.v_batch = tokens * 16;
+  s.causal = 1;
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("attention: in place of the queries, and side by side in one block of memory") {
+  on_every_path([] {
+    for (const std::int64_t tokens : {1, 4, 9, 200, 600}) {
+      CAPTURE(tokens);
+      kernel::AttentionShape s = square_attention(tokens, 2);
+      const Floats q = noise(2 * tokens * 32, 1), k = noise(2 * tokens * 16, 2);
+      const Floats v = noise(2 * tokens * 16, 3), d_o = noise(2 * tokens * 32, 4);
+      Floats o(q.size()), lse(size(2 * 4 * tokens)), dq(q.size()), dk(k.size()), dv(k.size());
+      Floats in_place = q, dk2(k.size()), dv2(k.size());
+      kernel::attention_forward(s, q.data(), k.data(), v.data(), o.data(), lse.data());
+      kernel::attention_forward(s, in_place.data(), k.data(), v.data(), in_place.data(),
+                                lse.data());
+      CHECK(in_place == o);
+      kernel::attention_backward(s, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(),
+                                 dq.data(), dk.data(), dv.data(), 0.0f);
+      const Floats* const inputs[] = {&q, &o, &d_o};
+      for (const Floats* const over : inputs) {
+        in_place = *over;
+        kernel::attention_backward(s, over == &q ? in_place.data() : q.data(), k.data(), v.data(),
+                                   over == &o ? in_place.data() : o.data(), lse.data(),
+                                   over == &d_o ? in_place.data() : d_o.data(), in_place.data(),
+                                   dk2.data(), dv2.data(), 0.0f);
+        CHECK(in_place == dq);
+        CHECK(dk2 == dk);
+        CHECK(dv2 == dv);
+      }
+      // Rows of q, k, v and o of a token, after each other: by sequences, and sequences in turns.
+      for (const bool turns : {false, true}) {
+        s.q_stride = s.k_stride = s.v_stride = s.o_stride = turns ? 2 * 96 : 96;
+        s.q_batch = s.k_batch = s.v_batch = s.o_batch = turns ? 96 : tokens * 96;
+        Floats all(size(2 * tokens * 96));
+        const auto at = [&](std::int64_t b, std::int64_t t) {
+          return all.data() + b * s.q_batch + t * s.q_stride;
+        };
+        for (std::int64_t i = 0; i < 2 * tokens; ++i) {
+          float* const to = at(i / tokens, i % tokens);
+          std::copy_n(q.data() + i * 32, 32, to);
+          std::copy_n(k.data() + i * 16, 16, to + 32);
+          std::copy_n(v.data() + i * 16, 16, to + 48);
+        }
+        float* const x = all.data();
+        kernel::attention_forward(s, x, x + 32, x + 48, x + 64, lse.data());
+        for (std::int64_t i = 0; i < 2 * tokens; ++i) {
+          CHECK(std::equal(o.data() + i * 32, o.data() + (i + 1) * 32,
+                           at(i / tokens, i % tokens) + 64));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("attention: results over what is read, and heads that share no keys, are refused") {
+  kernel::AttentionShape s = square_attention(9, 1);
+  Floats q = noise(9 * 32 + 8, 1), k = noise(9 * 32, 2), v = noise(9 * 32, 3), o(9 * 32), lse(36);
+  Floats dq(9 * 32), dk(9 * 16), dv(9 * 16);
+  const auto forward = [&](float* to, float* to_lse) {
+    return error_of(
+        [&] { kernel::attention_forward(s, q.data(), k.data(), v.data(), to, to_lse); });
+  };
+  CHECK(forward(q.data() + 8, lse.data()) ==
+        "attention_forward: o overlaps q in part; it must be q itself, number for number, or have "
+        "memory of its own");
+  s.o_stride = 40;
+  CHECK(forward(q.data(), lse.data()) ==
+        "attention_forward: o overlaps q in part; it must be q itself, number for number, or have "
+        "memory of its own");
+  s.o_stride = 32;
+  CHECK(forward(k.data(), lse.data()) ==
+        "attention_forward: o overlaps k; it must have memory of its own");
+  CHECK(forward(v.data(), lse.data()) ==
+        "attention_forward: o overlaps v; it must have memory of its own");
+  CHECK(forward(o.data(), v.data() + 143) ==
+        "attention_forward: lse overlaps v; it must have memory of its own");
+  CHECK(forward(o.data(), o.data() + 31) ==
+        "attention_forward: lse overlaps o; it must have memory of its own");
+  const auto backward = [&](float* to_q, float* to_k, float* to_v) {
+    return error_of([&] {
+      kernel::attention_backward(s, q.data(), k.data(), v.data(), o.data(), lse.data(), o.data(),
+                                 to_q, to_k, to_v);
+    });
+  };
+  CHECK(backward(q.data() + 1, dk.data(), dv.data()) ==
+        "attention_backward: dq overlaps q in part; it must be q itself, number for number, or "
+        "have memory of its own");
+  CHECK(backward(k.data(), dk.data(), dv.data()) ==
+        "attention_backward: dq overlaps k; it must have memory of its own");
+  CHECK(backward(dq.data(), k.data(), dv.data()) ==
+        "attention_backward: dk overlaps k; it must have memory of its own");
+  CHECK(backward(dq.data(), dk.data(), o.data() + 5) ==
+        "attention_backward: dv overlaps o; it must have memory of its own");
+  CHECK(backward(dq.data(), dk.data(), dk.data()) ==
+        "attention_backward: dk overlaps dv; it must have memory of its own");
+  s.kv_heads = 3;
+  CHECK(forward(o.data(), lse.data()) ==
+        "attention_forward: 4 heads on 3 of keys and values; each at least 1, and heads a "
+        "multiple");
+  CHECK(backward(dq.data(), dk.data(), dv.data()) ==
+        "attention_backward: 4 heads on 3 of keys and values; each at least 1, and heads a "
+        "multiple");
+  s.kv_heads = 2;
+  s.keys = -9;
+  CHECK(forward(o.data(), lse.data()) ==
+        "attention_forward: sizes 1, -9, 4, 8; each must be 0 or more, their product at most 2^60");
+}
+
+TEST_CASE("linear cross-entropy: no vocabulary, targets outside it, results over what is read") {
+  const std::int64_t rows = 40, width = 16, vocab = 1100;
+  Floats x = noise(rows * width, 1), w = noise(vocab * width, 2), dx(x.size()), dw(w.size());
+  Floats losses(size(rows)), lse(size(rows));
+  std::vector<std::int32_t> targets(size(rows), 3);
+  const auto run = [&](std::int64_t classes, float* to_x, float* to_w) {
+    return error_of([&] {
+      kernel::linear_cross_entropy(
+          {rows, width, classes, x.data(), w.data(), targets.data(), 1.0f, to_x, to_w, 0.0f, 0.0f},
+          losses.data(), lse.data());
+    });
+  };
+  CHECK(run(0, dx.data(), nullptr) ==
+        "linear_cross_entropy: a vocabulary of 0; 1 or more is right");
+  CHECK(run(-1, dx.data(), nullptr) ==
+        "linear_cross_entropy: sizes -1, 16; each must be 0 or more, their product at most 2^60");
+  CHECK(run(3, dx.data(), nullptr) ==
+        "linear_cross_entropy: target 0 is 3; the vocabulary is 3, a target below that, or below "
+        "0 for a row that is left out");
+  CHECK(run(vocab, x.data(), dw.data()) ==
+        "linear_cross_entropy: dx overlaps x; it must have memory of its own");
+  CHECK(run(vocab, x.data() + 1, nullptr) ==
+        "linear_cross_entropy: dx overlaps x in part; it must be x itself, number for number, or "
+        "have memory of its own");
+  CHECK(run(vocab, w.data() + 7, nullptr) ==
+        "linear_cross_entropy: dx overlaps w; it must have memory of its own");
+  CHECK(run(vocab, dx.data(), w.data()) ==
+        "linear_cross_entropy: dw overlaps w; it must have memory of its own");
+  CHECK(error_of([&] {
+          kernel::linear_cross_entropy_forward(rows, width, vocab, x.data(), w.data(),
+                                               targets.data(), x.data() + 9, lse.data());
+        }) == "linear_cross_entropy_forward: losses overlaps x; it must have memory of its own");
+  CHECK(run(vocab, dx.data(), nullptr) == "no error");
+  CHECK(run(vocab, x.data(), nullptr) == "no error");  // in place, without dw
+  CHECK(x == dx);
 }

@@ -523,3 +523,36 @@ TEST_CASE("stored weights without columns give zeros; sums that would not fit ar
     CHECK(y == doctest::Approx(-128.0 * 127.0 * static_cast<double>(n)).epsilon(1e-6));
   }
 }
+
+TEST_CASE("stored weights: a product over what it reads, and matrices without numbers") {
+  Floats weights = noise(32 * 32, 1), x = noise(40 * 32 + 32, 2);
+  const std::string over = ": y overlaps x; it must have memory of its own";
+  for (const BlockFormat format : {BlockFormat::f32, BlockFormat::bf16, BlockFormat::q8_0}) {
+    const ts::StoredMatrix w = kernel::store_matrix(32, 32, weights.data(), {format});
+    for (const Activations how : {Activations::f32, Activations::int8_blocks}) {
+      for (const std::int64_t m : {1, 4, 40}) {
+        CHECK(error_of([&] {
+                kernel::multiply_stored(w, how, m, x.data(), 32, x.data() + 31, 32);
+              }) == "multiply_stored" + over);
+      }
+    }
+    kernel::multiply_stored(w, Activations::f32, 20, x.data(), 64, x.data() + 32, 64);  // beside
+  }
+  const ts::StoredMatrix view = kernel::stored_view(
+      32, 32, BlockFormat::f32, reinterpret_cast<const std::uint8_t*>(weights.data()));
+  CHECK(error_of([&] {
+          kernel::multiply_stored(view, Activations::f32, 1, x.data(), 32, weights.data() + 990,
+                                  32);
+        }) == "multiply_stored: y overlaps w; it must have memory of its own");
+  ts::StoredMatrix unmade;
+  unmade.rows = unmade.cols = 2;
+  const std::string way =
+      ": the stored matrix [2, 2] cannot be read; store_matrix, stored_view and stored_packed make "
+      "those that can";
+  CHECK(error_of([&] {
+          kernel::multiply_stored(unmade, Activations::f32, 1, x.data(), 2, x.data() + 8, 2);
+        }) == "multiply_stored" + way);
+  CHECK(error_of([&] { kernel::stored_row(unmade, 1, x.data()); }) == "stored_row" + way);
+  unmade.is_packed = true;
+  CHECK(error_of([&] { kernel::stored_row(unmade, 1, x.data()); }) == "stored_row" + way);
+}

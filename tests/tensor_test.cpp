@@ -721,3 +721,23 @@ TEST_CASE("errors name the op that was called and the whole shapes") {
         "gemm_quantized: x is to stay f32, and whole numbers are multiplied here; "
         "int8_groups or int8_blocks are right");
 }
+
+TEST_CASE("attention without numbers, and rope at places that cannot be counted") {
+  const std::int64_t heads = std::int64_t{1} << 40, most = std::numeric_limits<std::int64_t>::max();
+  const ts::Tensor x = ts::parameter(ts::ones({1, 2, 0}));
+  for (const std::int64_t n : {heads, most}) {
+    CHECK(ts::attention(x, x, x, n, n, ts::Mask::none).shape() == ts::Shape{1, 2, 0});
+  }
+  // No query: the keys get gradients of 0.
+  const ts::Tensor q = ts::parameter(ts::ones({1, 0, 4})), k = ts::parameter(ts::ones({1, 2, 4}));
+  ts::sum(ts::attention(q, k, k, 1, 1, ts::Mask::none)).backward();
+  CHECK(k.grad().values() == std::vector<float>(8));
+  const ts::Tensor y = ts::ones({1, 2, 4});
+  CHECK(error_of([&] { ts::rope(y, 4, most); }) ==
+        "rope: 2 tokens from place 9223372036854775807 on, with a jump of 0; at most 2^52 of each "
+        "are right");
+  CHECK(error_of([&] { ts::rope(y, 4, ts::TokenPlaces(0, 1, -most)); }) ==
+        "rope: 2 tokens from place 0 on, with a jump of -9223372036854775807; at most 2^52 of each "
+        "are right");
+  CHECK(ts::rope(y, 4, std::int64_t{1} << 40).shape() == y.shape());
+}

@@ -591,3 +591,39 @@ TEST_CASE("gather and scatter_add of as many dimensions as a tensor may have") {
   CHECK(x.grad().values() == std::vector<float>{1, 0, 2});
   CHECK(y.grad().values() == std::vector<float>{2, 2});
 }
+
+TEST_CASE("split, gather and einsum of sizes that no memory holds") {
+  const std::int64_t large = std::int64_t{1} << 31, root = 3037000500;
+  const ts::Tensor one = ts::broadcast_to(ts::ones({1}), {large});
+  CHECK(error_of([&] { ts::split(one, 2, 0); }) ==
+        "split: parts of 2 along dimension 0 of [2147483648] are 1073741824; at most 2^20 are "
+        "right");
+  CHECK(error_of([&] {
+          ts::split(ts::zeros({0, std::int64_t{1} << 62}), 1, 1);
+        }) ==
+        "split: parts of 1 along dimension 1 of [0, 4611686018427387904] are 4611686018427387904; "
+        "at most 2^20 are right");
+  CHECK(ts::split(one, large / 2, 0).size() == 2);
+  CHECK(ts::split(ts::zeros({0, 3}), 2, 0).empty());
+  CHECK(error_of([&] {
+          ts::gather(ts::broadcast_to(ts::ones({1, 1}), {large, 2}), 0, {5}, {1, 1});
+        }) ==
+        "gather: x is [2147483648, 2], 4294967296 elements; places among at most 2^31 are counted "
+        "in 32 bits");
+  const auto product = [&](const char* letters, const ts::Shape& a, const ts::Shape& b) {
+    return ts::einsum(letters, ts::zeros(a), ts::zeros(b)).shape();
+  };
+  CHECK(product("ijk,kl->ijl", {root, root, 0}, {0, 0}) == ts::Shape{root, root, 0});
+  CHECK(product("ijk,kl->ijl", {2 * large, 2 * large, 0}, {0, 0}) ==
+        ts::Shape{2 * large, 2 * large, 0});
+  CHECK(product("kij,ijl->kl", {0, root, root}, {root, root, 0}) == ts::Shape{0, 0});
+  CHECK(product("ijk,ijl->ijkl", {root, root, 0}, {root, root, 0}) == ts::Shape{root, root, 0, 0});
+  CHECK(error_of([&] {
+          product("ijk,kl->ijl", {root, root, 0}, {0, 3});
+        }) == "Shape: [3037000500, 3037000500, 3] has too many elements; at most 2^63 - 1");
+  const ts::Tensor a = ts::parameter(ts::ones({2, 0})), b = ts::parameter(ts::ones({0, 3}));
+  const ts::Tensor y = ts::einsum("ik,kj->ij", a, b);
+  CHECK(y.values() == std::vector<float>(6));
+  ts::sum(y).backward();
+  CHECK(b.grad().shape() == b.shape());
+}

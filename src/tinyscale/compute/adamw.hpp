@@ -109,6 +109,7 @@ namespace kernels {
 // Where grad_scale is NaN nothing is updated.
 inline void adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param, float* m,
                   float* v) {
+  detail::count_of("adamw", {n});
   if (detail::is_nan(double{f.grad_scale})) {
     return;
   }

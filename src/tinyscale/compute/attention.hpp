@@ -301,9 +301,14 @@ inline AttentionHead head_of(const kernels::AttentionShape& s, AttentionHead t, 
 namespace kernels {
 
 // q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
-// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
+// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros. o may be q.
 inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
                               const float* v, float* o, float* lse) {
+  const char* const who = "attention_forward";
+  const detail::AttentionMemory memory(who, s, q, k, v, o, lse);
+  detail::check_in_place(who, memory.o, {memory.q});
+  detail::check_own(who, memory.o, {memory.k, memory.v});
+  detail::check_own(who, memory.lse, {memory.q, memory.k, memory.v, memory.o});
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;
   const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task

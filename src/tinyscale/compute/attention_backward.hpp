@@ -215,10 +215,22 @@ inline void attention_backward_task(const kernels::AttentionShape& s, const Atte
 namespace kernels {
 
 // dq, dk, dv = beta times themselves (0: not read, or 1) + ..., laid out as q, k, v; d_o as o.
-// A task owns one key and value head.
+// A task owns one key and value head. dq may be q, o or d_o; all else is apart.
 inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
                                const float* v, const float* o, const float* lse, const float* d_o,
                                float* dq, float* dk, float* dv, float beta = 1.0f) {
+  const char* const who = "attention_backward";
+  const detail::AttentionMemory read(who, s, q, k, v, o, lse), made(who, s, dq, dk, dv, d_o, lse);
+  const auto named = [](detail::Memory memory, const char* name) {
+    memory.name = name;
+    return memory;
+  };
+  const detail::Memory to_q = named(made.q, "dq"), of_o = named(made.o, "d_o");
+  const detail::Memory to_k = named(made.k, "dk"), to_v = named(made.v, "dv");
+  detail::check_in_place(who, to_q, {read.q, read.o, of_o});
+  detail::check_own(who, to_q, {read.k, read.v, read.lse, to_k, to_v});
+  detail::check_own(who, to_k, {read.q, read.k, read.v, read.o, read.lse, of_o, to_v});
+  detail::check_own(who, to_v, {read.q, read.k, read.v, read.o, read.lse, of_o});
   const detail::AttentionHead all{q,  k,  v, const_cast<float*>(o), const_cast<float*>(lse), d_o,
                                   dq, dk, dv};
   parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -32,6 +32,27 @@ constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
 constexpr std::int64_t attention_group = 8;     // blocks of queries for which keys are read once
 constexpr std::int64_t attention_keys = 64;     // likewise
 
+// What attention reads and writes, and whether its sizes are some.
+struct AttentionMemory {
+  Memory q, k, v, o, lse;
+
+  AttentionMemory(const char* who, const kernels::AttentionShape& s, const float* to_q,
+                  const float* to_k, const float* to_v, const float* to_o, const float* to_lse)
+      : q{"q", to_q, s.heads * s.head_size, s.queries, s.q_stride, s.batch, s.q_batch},
+        k{"k", to_k, s.kv_heads * s.head_size, s.keys, s.k_stride, s.batch, s.k_batch},
+        v{"v", to_v, s.kv_heads * s.head_size, s.keys, s.v_stride, s.batch, s.v_batch},
+        o{"o", to_o, s.heads * s.head_size, s.queries, s.o_stride, s.batch, s.o_batch},
+        lse{"lse", to_lse, 0} {
+    if (s.heads < 1 || s.kv_heads < 1 || s.heads % s.kv_heads != 0) {
+      fail({who, ": ", s.heads, " heads on ", s.kv_heads,
+            " of keys and values; each at least 1, and heads a multiple"});
+    }
+    count_of(who, {s.batch, s.queries, s.heads, s.head_size});
+    count_of(who, {s.batch, s.keys, s.heads, s.head_size});
+    lse.columns = count_of(who, {s.batch, s.heads, s.queries});
+  }
+};
+
 // Query i sees the keys [hidden_keys, visible_keys).
 inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t i) {
   if (s.causal == 0) {

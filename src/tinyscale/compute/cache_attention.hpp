@@ -46,7 +46,7 @@ struct CacheShape {
 // in row p % page_tokens of pages[p / page_tokens]. Pages without a visible place may be null.
 struct CacheQuery {
   const float* q = nullptr;  // [heads, head_size]
-  float* o = nullptr;        // the same; zeros where nothing is visible
+  float* o = nullptr;        // the same, or q itself; zeros where nothing is visible
   const std::uint8_t* const* pages = nullptr;
   std::int64_t first = 0, end = 0;
 };
@@ -102,6 +102,41 @@ inline void check_cache(const char* who, const kernels::CacheShape& s) {
       s.heads % s.kv_heads != 0) {
     fail({who, ": pages of ", s.page_tokens, " tokens, ", s.heads, " heads on ", s.kv_heads, " of ",
           s.head_size, " numbers; each at least 1, and heads a multiple"});
+  }
+}
+
+// No query may write what another reads; its own o may be its q.
+inline void check_queries(const kernels::CacheShape& s, std::int64_t n,
+                          const kernels::CacheQuery* queries) {
+  const auto place = [](const float* at) { return reinterpret_cast<std::uintptr_t>(at); };
+  const auto length =
+      static_cast<std::uintptr_t>(count_of("cache_attention", {s.heads, s.head_size})) *
+      sizeof(float);
+  std::uintptr_t first_q = ~std::uintptr_t{0}, last_q = 0, first_o = first_q, last_o = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    first_q = std::min(first_q, place(queries[i].q));
+    last_q = std::max(last_q, place(queries[i].q));
+    first_o = std::min(first_o, place(queries[i].o));
+    last_o = std::max(last_o, place(queries[i].o));
+  }
+  if (n < 1 || (first_o > last_q && first_o - last_q >= length) ||
+      (first_q > last_o && first_q - last_o >= length)) {
+    return;
+  }
+  List<std::uintptr_t> reads(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) {
+    reads[static_cast<std::size_t>(i)] = place(queries[i].q);
+  }
+  std::sort(reads.data(), reads.data() + n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uintptr_t to = place(queries[i].o);
+    const std::uintptr_t* const end = std::lower_bound(reads.data(), reads.data() + n, to + length);
+    const std::uintptr_t* const begin =
+        std::lower_bound(reads.data(), reads.data() + n, to < length ? 0 : to - length + 1);
+    if (end - begin > (to == place(queries[i].q) ? 1 : 0)) {
+      fail({"cache_attention: o of query ", i,
+            " overlaps what is read; it must be q of that query, or have memory of its own"});
+    }
   }
 }
 
@@ -178,7 +213,6 @@ struct CacheTask {
     const float* const q = query.q + head * group * size;
     float* const o = query.o + head * group * size;
     float* const rows = work + group * keys;
-    std::fill(o, o + group * size, 0.0f);
     for (std::int64_t at = query.first; at < query.end;) {
       const CacheRows k = page_rows<L>(0, at, rows);
       const std::int64_t count = k.count;
@@ -195,6 +229,7 @@ struct CacheTask {
       exp_row<L>(keys, p, p, max, sum);
       scale_row<L>(keys, 1.0f / sum, p);
     }
+    std::fill(o, o + group * size, 0.0f);  // which may be q
     for (std::int64_t at = query.first; at < query.end;) {
       const CacheRows v = page_rows<L>(1, at, rows);
       const std::int64_t count = v.count;
@@ -380,6 +415,7 @@ inline void cache_attention(const CacheShape& s, std::int64_t n, const CacheQuer
     }
     keys += std::max<std::int64_t>(0, queries[i].end - queries[i].first);
   }
+  detail::check_queries(s, n, queries);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       CacheQuery query = queries[task / s.kv_heads];
@@ -396,7 +432,8 @@ inline void cache_attention(const CacheShape& s, std::int64_t n, const CacheQuer
 }
 
 // m tokens of one sequence at places first, first + 1, ..., each of which sees all before it and
-// itself; their keys and values are in the pages. q, o: rows [heads, head_size], ldq and ldo apart.
+// itself; their keys and values are in the pages. q, o: rows [heads, head_size], ldq and ldo apart;
+// o may be q.
 inline void cache_attention_prefill(const CacheShape& s, const std::uint8_t* const* pages,
                                     std::int64_t first, std::int64_t m, const float* q,
                                     std::int64_t ldq, float* o, std::int64_t ldo) {
@@ -405,6 +442,8 @@ inline void cache_attention_prefill(const CacheShape& s, const std::uint8_t* con
     detail::fail({"cache_attention_prefill: ", m, " queries from token ", first,
                   " on; 0 or more are right"});
   }
+  const std::int64_t row = detail::count_of("cache_attention_prefill", {s.heads, s.head_size});
+  detail::check_in_place("cache_attention_prefill", {"o", o, row, m, ldo}, {{"q", q, row, m, ldq}});
   if (m <= detail::cache_few) {
     List<CacheQuery> queries(static_cast<std::size_t>(m));
     for (std::int64_t i = 0; i < m; ++i) {

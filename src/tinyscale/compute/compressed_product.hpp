@@ -346,6 +346,7 @@ inline void multiply_compressed(const StoredMatrix& w, Activations /*how*/, std:
                   " x ", w.cols, " weights; rows of x must be ", w.cols, " apart or more, of y ",
                   w.rows});
   }
+  detail::check_stored_memory("multiply_compressed", w, m, x, ldx, y, ldy);
   if (m > detail::stored_few) {
     detail::stored_gemm(detail::StoredProduct{w, m, x, ldx, y, ldy},
                         [&](std::int64_t first, std::int64_t count, float* to) {

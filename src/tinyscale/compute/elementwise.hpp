@@ -12,6 +12,7 @@
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/past_caches.hpp"
 
 namespace tinyscale {
@@ -150,8 +151,10 @@ void map_block(const void* op, const MapOperands& m) {
 }
 
 // The blocks of all ops: what differs is a function pointer, so it is compiled once.
-inline void map_blocks(void (*block)(const void* op, const MapOperands& m), const void* op,
-                       const MapOperands& all, bool reads_y) {
+inline void map_blocks(const char* who, void (*block)(const void* op, const MapOperands& m),
+                       const void* op, const MapOperands& all, bool reads_y) {
+  const Memory y{"y", all.y, count_of(who, {all.n})};
+  check_in_place(who, y, {{"an operand", all.a, all.n}, {"an operand", all.b, all.n}});
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
   const bool past = !reads_y && all.y != all.a && all.y != all.b &&
                     reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 && past_caches(all.n);
@@ -173,9 +176,9 @@ inline void map_blocks(void (*block)(const void* op, const MapOperands& m), cons
 }
 
 template <class Op>
-void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y,
+void map(const char* who, const Op& op, std::int64_t n, const float* a, const float* b, float* y,
          float beta = 1.0f) {
-  map_blocks(&map_block<Op>, &op, MapOperands{n, a, b, beta, y}, Op::adds && beta != 0.0f);
+  map_blocks(who, &map_block<Op>, &op, MapOperands{n, a, b, beta, y}, Op::adds && beta != 0.0f);
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
@@ -282,131 +285,131 @@ namespace kernels {
 
 // Arithmetic: y[i] = a[i] op b[i]. y may be a or b.
 inline void add(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::AddOp{}, n, a, b, y);
+  detail::map("add", detail::AddOp{}, n, a, b, y);
 }
 inline void sub(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::SubOp{}, n, a, b, y);
+  detail::map("sub", detail::SubOp{}, n, a, b, y);
 }
 inline void mul(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::MulOp{}, n, a, b, y);
+  detail::map("mul", detail::MulOp{}, n, a, b, y);
 }
 inline void div(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::DivOp{}, n, a, b, y);
+  detail::map("div", detail::DivOp{}, n, a, b, y);
 }
 // Comparisons: 1 or 0; a NaN compares to nothing. The larger: a where a is larger or NaN.
 inline void less(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::LessOp{}, n, a, b, y);
+  detail::map("less", detail::LessOp{}, n, a, b, y);
 }
 inline void equal(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::EqualOp{}, n, a, b, y);
+  detail::map("equal", detail::EqualOp{}, n, a, b, y);
 }
 inline void larger(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::LargerOp{}, n, a, b, y);
+  detail::map("larger", detail::LargerOp{}, n, a, b, y);
 }
 inline void maximum(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::MaximumOp{}, n, a, b, y);
+  detail::map("maximum", detail::MaximumOp{}, n, a, b, y);
 }
 // y = a where the condition is not 0.
 inline void choose(std::int64_t n, const float* condition, const float* a, float* y) {
-  detail::map(detail::ChooseOp{}, n, condition, a, y);
+  detail::map("choose", detail::ChooseOp{}, n, condition, a, y);
 }
 inline void add_number(std::int64_t n, float number, const float* x, float* y) {  // y = x + number
-  detail::map(detail::AddNumberOp{number}, n, x, x, y);
+  detail::map("add_number", detail::AddNumberOp{number}, n, x, x, y);
 }
 inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y,
                          float beta = 1.0f) {  // y = beta y + a b
-  detail::map(detail::MultiplyAddOp{}, n, a, b, y, beta);
+  detail::map("multiply_add", detail::MultiplyAddOp{}, n, a, b, y, beta);
 }
 inline void scale(std::int64_t n, float factor, const float* x, float* y) {  // y = factor x
-  detail::map(detail::ScaleOp{factor}, n, x, x, y);
+  detail::map("scale", detail::ScaleOp{factor}, n, x, x, y);
 }
 
 // Activations: y[i] = f(x[i]).
 inline void exp_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::ExpOp{}, n, x, x, y);
+  detail::map("exp_forward", detail::ExpOp{}, n, x, x, y);
 }
 inline void log_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::LogOp{}, n, x, x, y);
+  detail::map("log_forward", detail::LogOp{}, n, x, x, y);
 }
 inline void sqrt_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::SqrtOp{}, n, x, x, y);
+  detail::map("sqrt_forward", detail::SqrtOp{}, n, x, x, y);
 }
 inline void square_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::SquareOp{}, n, x, x, y);
+  detail::map("square_forward", detail::SquareOp{}, n, x, x, y);
 }
 inline void cube_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::CubeOp{}, n, x, x, y);
+  detail::map("cube_forward", detail::CubeOp{}, n, x, x, y);
 }
 inline void abs_forward(std::int64_t n, const float* x, float* y) {  // 0 of -0
-  detail::map(detail::AbsOp{}, n, x, x, y);
+  detail::map("abs_forward", detail::AbsOp{}, n, x, x, y);
 }
 inline void tanh_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::TanhOp{}, n, x, x, y);
+  detail::map("tanh_forward", detail::TanhOp{}, n, x, x, y);
 }
 inline void erf_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::ErfOp{}, n, x, x, y);
+  detail::map("erf_forward", detail::ErfOp{}, n, x, x, y);
 }
 inline void sigmoid_forward(std::int64_t n, const float* x, float* y) {  // 1 / (1 + exp(-x))
-  detail::map(detail::SigmoidOp{}, n, x, x, y);
+  detail::map("sigmoid_forward", detail::SigmoidOp{}, n, x, x, y);
 }
 inline void relu_forward(std::int64_t n, const float* x, float* y) {  // max(x, 0)
-  detail::map(detail::ReluOp{}, n, x, x, y);
+  detail::map("relu_forward", detail::ReluOp{}, n, x, x, y);
 }
 inline void silu_forward(std::int64_t n, const float* x, float* y) {  // x / (1 + exp(-x))
-  detail::map(detail::SiluOp{}, n, x, x, y);
+  detail::map("silu_forward", detail::SiluOp{}, n, x, x, y);
 }
 inline void gelu_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::GeluOp{}, n, x, x, y);
+  detail::map("gelu_forward", detail::GeluOp{}, n, x, x, y);
 }
 inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::GeluTanhOp{}, n, x, x, y);
+  detail::map("gelu_tanh_forward", detail::GeluTanhOp{}, n, x, x, y);
 }
 
 // Their derivatives: dx[i] = beta dx[i] + f'(x[i]) dy[i].
 inline void log_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                          float beta = 1.0f) {
-  detail::map(detail::LogBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("log_backward", detail::LogBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void sqrt_backward(std::int64_t n, const float* y, const float* dy, float* dx,
                           float beta = 1.0f) {  // from y = sqrt(x)
-  detail::map(detail::SqrtBackwardOp{}, n, y, dy, dx, beta);
+  detail::map("sqrt_backward", detail::SqrtBackwardOp{}, n, y, dy, dx, beta);
 }
 inline void square_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                             float beta = 1.0f) {
-  detail::map(detail::SquareBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("square_backward", detail::SquareBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void abs_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                          float beta = 1.0f) {  // 0 at 0
-  detail::map(detail::AbsBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("abs_backward", detail::AbsBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
-  detail::map(detail::TanhBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("tanh_backward", detail::TanhBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void erf_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                          float beta = 1.0f) {
-  detail::map(detail::ErfBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("erf_backward", detail::ErfBackwardOp{}, n, x, dy, dx, beta);
 }
 // From y = sigmoid(x), as x.
 inline void sigmoid_backward(std::int64_t n, const float* y, const float* dy, float* dx,
                              float beta = 1.0f) {
-  detail::map(detail::SigmoidBackwardOp{}, n, y, dy, dx, beta);
+  detail::map("sigmoid_backward", detail::SigmoidBackwardOp{}, n, y, dy, dx, beta);
 }
 inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
-  detail::map(detail::ReluBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("relu_backward", detail::ReluBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void silu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
-  detail::map(detail::SiluBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("silu_backward", detail::SiluBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void gelu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
-  detail::map(detail::GeluBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("gelu_backward", detail::GeluBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                                float beta = 1.0f) {
-  detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("gelu_tanh_backward", detail::GeluTanhBackwardOp{}, n, x, dy, dx, beta);
 }
 
 }  // namespace kernels

@@ -7,6 +7,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/compute/gemm_tile.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 
 namespace tinyscale {
 namespace kernels {
@@ -86,6 +87,12 @@ inline bool gemm_check(const char* who, std::int64_t k, const StoredRows& a, con
                             : "B",
           " is null; m, n, k are ", c.rows, ", ", c.columns, ", ", k});
   }
+  for (const StoredRows* x : {&a, &b}) {
+    if (x->rows > 1 && x->stride > 0 && x->stride < x->columns) {
+      fail({who, ": rows of ", x == &a ? "A" : "B", " are ", x->stride, " apart; they must be at ",
+            "least their length, ", x->columns, ", or 0 for one row over and over"});
+    }
+  }
   const bool with_a = gemm_overlap(who, c, a);
   if (with_a || gemm_overlap(who, c, b)) {
     fail({who, ": C overlaps ", with_a ? "A" : "B", "; it must have memory of its own"});
@@ -93,29 +100,57 @@ inline bool gemm_check(const char* who, std::int64_t k, const StoredRows& a, con
   return true;
 }
 
+// Of matrices x that begin `step` bytes apart, `first` bytes behind one of C and so on, the first
+// that shares memory with it, or -1. Rows of one length cross where what is between their
+// beginnings is near a multiple of it: so many stretches of j, not all of them, are looked at.
+inline std::int64_t overlapping_batch(const char* who, std::int64_t batch, const StoredRows& c,
+                                      const StoredRows& x, std::int64_t first, std::int64_t step) {
+  const auto size = [](std::int64_t numbers, const StoredRows& of) {
+    return numbers * static_cast<std::int64_t>(of.bytes);
+  };
+  const auto floor = [](std::int64_t a, std::int64_t by) {  // by > 0
+    return a / by - (a % by < 0 ? 1 : 0);
+  };
+  const std::int64_t low = 1 - size(x.extent(who), x), high = size(c.extent(who), c) - 1;
+  const std::int64_t least = std::max(low, first);
+  const std::int64_t most = std::min(high, first + (batch - 1) * step);
+  const bool rows = c.stride == x.stride && c.bytes == x.bytes && c.stride != 0;
+  const std::int64_t apart = rows ? size(c.stride, c) : 1;
+  const std::int64_t before = rows ? size(x.columns, x) - 1 : 0;
+  const std::int64_t behind = rows ? size(c.columns, c) - 1 : 0;
+  const std::int64_t turns = rows ? floor(most + before, apart) : 0;
+  for (std::int64_t q = rows ? -floor(behind - least, apart) : 0; q <= turns; ++q) {
+    const std::int64_t from = rows ? std::max(least, q * apart - before) : least;
+    const std::int64_t to = rows ? std::min(most, q * apart + behind) : most;
+    const std::int64_t j = step == 0 ? 0 : -floor(first - from, step);
+    if (from <= to && j < batch && first + j * step <= to) {
+      return j;
+    }
+  }
+  return -1;
+}
+
 // No matrix of C may share memory with one of A, or of B, that another product reads.
 inline void check_batches(std::int64_t batch, const StoredRows& c, std::int64_t stride_c,
                           const StoredRows& x, std::int64_t stride_x, const char* name) {
   const char* const who = "gemm_batched";
-  const auto moved = [](StoredRows of, std::int64_t by) {
-    if (of.at != nullptr) {
-      of.at = static_cast<const char*>(of.at) + by * static_cast<std::int64_t>(of.bytes);
-    }
-    return of;
-  };
-  const auto end = [&](const StoredRows& of, std::int64_t stride) {
-    return moved(of, (batch - 1) * stride + of.extent(who)).begin();
-  };
-  if (batch < 2 || c.extent(who) == 0 || x.extent(who) == 0 || end(c, stride_c) <= x.begin() ||
-      end(x, stride_x) <= c.begin()) {
+  const bool down = stride_x < 0;  // then from the last on
+  const std::int64_t step = (down ? -stride_x : stride_x) * static_cast<std::int64_t>(x.bytes);
+  const auto* const at = static_cast<const char*>(x.at) - (down ? (batch - 1) * step : 0);
+  const auto bytes = [](const StoredRows& of) { return static_cast<std::int64_t>(of.bytes); };
+  if (batch < 2 || c.extent(who) == 0 || x.extent(who) == 0 || c.at == nullptr || x.at == nullptr ||
+      !memory_overlaps({"C", c.at, c.columns, c.rows, c.stride, batch, stride_c, bytes(c)},
+                       {name, at, x.columns, x.rows, x.stride, step == 0 ? 1 : batch,
+                        step / bytes(x), bytes(x)})) {
     return;
   }
+  const auto first = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(at) - c.begin());
   for (std::int64_t i = 0; i < batch; ++i) {
-    for (std::int64_t j = 0; j < (stride_x == 0 ? 1 : batch); ++j) {
-      if (gemm_overlap(who, moved(c, i * stride_c), moved(x, j * stride_x))) {
-        fail({who, ": matrix ", i, " of C overlaps matrix ", j, " of ", name,
-              "; it must have memory of its own"});
-      }
+    const std::int64_t j =
+        overlapping_batch(who, step == 0 ? 1 : batch, c, x, first - i * stride_c * bytes(c), step);
+    if (j >= 0) {
+      fail({who, ": matrix ", i, " of C overlaps matrix ", down ? batch - 1 - j : j, " of ", name,
+            "; it must have memory of its own"});
     }
   }
 }

@@ -184,7 +184,8 @@ inline void gemm_finish(const GemmOperands& g, std::int64_t row, std::int64_t m,
   run_on_lanes(GemmFinish{e, g.c, g.ldc, row, m, column, n});
 }
 
-// Sets what follows; throws where it writes or reads what is still needed.
+// Sets what follows; throws where no activation is named, or where it writes or reads what is still
+// needed.
 inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpilogue& e) {
   const auto rows = [&](const float* at, std::int64_t stride) {
     return stored_rows(at, kernels::Trans::no, g.m, g.n, stride);
@@ -204,6 +205,13 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpi
   if (gemm_overlap(who, c, before) || gemm_overlap(who, c, residual)) {
     fail({who, ": C overlaps before or residual; each must have memory of its own"});
   }
+  if (e.activation < kernels::Activation::none || e.activation > kernels::Activation::silu) {
+    fail({who, ": activation ", static_cast<int>(e.activation),
+          "; 0 to 3 are right: none, gelu, gelu_tanh, silu"});
+  }
+  const Memory bias{"bias", e.bias, g.n};
+  check_own(who, {"C", g.c, g.n, g.m, g.ldc}, {bias});
+  check_own(who, {"before", e.before, g.n, g.m, e.ld_before}, {bias});
   if (gemm_overlap(who, before, residual) ||
       gemm_overlap(who, before, operand(g.a, g.m, g.k, g.a_row, g.a_col)) ||
       gemm_overlap(who, before, operand(g.b, g.k, g.n, g.b_row, g.b_col))) {

@@ -394,6 +394,10 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
   if (k > 0 && (scales.a == nullptr || scales.b == nullptr)) {
     detail::fail({"gemm_int8: the scales of ", scales.a == nullptr ? "A" : "B", " are null"});
   }
+  const std::int64_t blocks = k > 0 ? (k - 1) / scales.block + 1 : 0;
+  detail::check_own(
+      "gemm_int8", {"C", c, n, m, ldc},
+      {{"the scales of A", scales.a, k > 0 ? m : 0}, {"the scales of B", scales.b, n, blocks, n}});
   const std::int64_t fit = std::max<std::int64_t>(1, detail::word_fit / m / 64) * 64;
   const std::int64_t wide = std::min(n, fit);
   const detail::Scratch lease(m * wide);

@@ -379,7 +379,11 @@ inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float
     detail::fail({"gemm_quantized: x is to stay f32, and whole numbers are multiplied here; ",
                   "int8_groups or int8_blocks are right"});
   }
-  if (m <= 0 || w.rows <= 0) {
+  if (m < 0 || (m > 1 && (ldx < w.cols || ldy < w.rows))) {
+    detail::fail({"gemm_quantized: ", m, " rows, ", ldx, " and ", ldy, " apart, by ", w.rows, " x ",
+                  w.cols, " weights; rows of x must be ", w.cols, " apart or more, of y ", w.rows});
+  }
+  if (m == 0 || w.rows <= 0) {
     return;
   }
   const detail::RoundedRows rounded(w, m, x, ldx, how);

@@ -41,7 +41,7 @@ struct LinearCrossEntropy {
   const float* w;               // [vocab, width]
   const std::int32_t* targets;  // below 0: the row is left out
   float scale;                  // of the gradients: 1 / rows for a mean
-  float* dx;                    // null: not wanted
+  float* dx;                    // null: not wanted; may be x where dw is not wanted
   float* dw;
   float beta_x, beta_w;  // of dx and dw: 0 (not read) or 1
 };
@@ -176,11 +176,32 @@ struct LogitsBlock {
   }
 };
 
+inline void check_linear_losses(const char* who, const kernels::LinearCrossEntropy& c,
+                                const float* losses, const float* lse) {
+  const Memory x{"x", c.x, count_of(who, {c.rows, c.width})};
+  const Memory w{"w", c.w, count_of(who, {c.vocab, c.width})};
+  const Memory dx{"dx", c.dx, x.columns}, dw{"dw", c.dw, w.columns};
+  if (c.vocab < 1) {
+    fail({who, ": a vocabulary of ", c.vocab, "; 1 or more is right"});
+  }
+  check_losses(who, c.rows, c.vocab, c.targets, losses, lse, {x, w, dx, dw});
+  check_own(who, dw, {x, w, dx});
+  check_own(who, dx, {w});
+  if (c.dw == nullptr) {  // then x of some rows is read before their dx is written
+    check_in_place(who, dx, {x});
+  } else {
+    check_own(who, dx, {x});
+  }
+}
+
 // Blocks of rows, as equal as they can be.
 enum class LossPass { forward, both };
 
 inline void linear_cross_entropy_blocks(const kernels::LinearCrossEntropy& c, LossPass pass,
                                         float* losses, float* lse) {
+  check_linear_losses(
+      pass == LossPass::both ? "linear_cross_entropy" : "linear_cross_entropy_forward", c, losses,
+      lse);
   if (c.rows == 0 && c.dw != nullptr && c.beta_w == 0.0f && pass == LossPass::both) {
     std::fill(c.dw, c.dw + c.vocab * c.width, 0.0f);  // no row writes it
   }

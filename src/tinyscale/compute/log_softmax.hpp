@@ -106,12 +106,16 @@ namespace kernels {
 
 // y = x - lse, from differences to the maximum; dx = beta dx + dy - sum(dy) exp(y).
 inline void log_softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  const std::int64_t n = detail::count_of("log_softmax_forward", {rows, cols});
+  detail::check_in_place("log_softmax_forward", {"y", y, n}, {{"x", x, n}});
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::LogSoftmaxRows{begin, end, cols, x, y});
   });
 }
 inline void log_softmax_backward(std::int64_t rows, std::int64_t cols, const float* y,
                                  const float* dy, float* dx, float beta = 1.0f) {
+  const std::int64_t n = detail::count_of("log_softmax_backward", {rows, cols});
+  detail::check_in_place("log_softmax_backward", {"dx", dx, n}, {{"y", y, n}, {"dy", dy, n}});
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::LogSoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta});
   });

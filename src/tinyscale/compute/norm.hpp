@@ -288,7 +288,11 @@ struct NormBackwardRows {
 };
 
 // Chunks of 32 to 512 rows, each with its own sums, which are then added in order and in double.
-inline void norm_backward(std::int64_t rows, const NormBackward& all) {
+inline void norm_backward(const char* who, std::int64_t rows, const NormBackward& all) {
+  const Memory dx{"dx", all.dx, count_of(who, {rows, all.cols})};
+  check_in_place(who, dx, {{"x", all.x, dx.columns}, {"dy", all.dy, dx.columns}});
+  check_own(who, dx,
+            {{"weight", all.weight, all.cols}, {"mean", all.mean, rows}, {"rstd", all.rstd, rows}});
   const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 32, 512);
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
   const std::int64_t cached = rows * all.cols <= (1 << 17) ? 1024 / (all.cols + 1) : 1;
@@ -318,7 +322,12 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
   }
 }
 
-inline void norm_forward(std::int64_t rows, const NormRows& all) {
+inline void norm_forward(const char* who, std::int64_t rows, const NormRows& all) {
+  const std::int64_t n = count_of(who, {rows, all.cols});
+  check_in_place(who, {"y", all.y, n}, {{"x", all.x, n}});
+  check_own(who, {"y", all.y, n}, {{"weight", all.weight, all.cols}, {"bias", all.bias, all.cols}});
+  check_own(who, {"mean", all.mean, rows}, {{"x", all.x, n}});
+  check_own(who, {"rstd", all.rstd, rows}, {{"x", all.x, n}});
   parallel_for(rows, row_grain(all.cols), [&](std::int64_t begin, std::int64_t end) {
     NormRows part = all;
     part.past = all.y != all.x && past_caches(rows * all.cols);
@@ -336,7 +345,8 @@ namespace kernels {
 inline void layer_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                                const float* weight, const float* bias, float* y, float* mean,
                                float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, bias, y, mean, rstd});
+  detail::norm_forward("layer_norm_forward", rows,
+                       {0, 0, cols, eps, x, weight, bias, y, mean, rstd});
 }
 
 // dx = beta dx + ... (beta 0 or 1); dweight and dbias (or null) are added to.
@@ -344,18 +354,21 @@ inline void layer_norm_backward(std::int64_t rows, std::int64_t cols, const floa
                                 const float* weight, const float* mean, const float* rstd,
                                 const float* dy, float* dx, float* dweight, float* dbias,
                                 float beta = 1.0f) {
-  detail::norm_backward(rows, {cols, x, weight, mean, rstd, dy, beta, dx, dweight, dbias});
+  detail::norm_backward("layer_norm_backward", rows,
+                        {cols, x, weight, mean, rstd, dy, beta, dx, dweight, dbias});
 }
 
 inline void rms_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                              const float* weight, float* y, float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, nullptr, y, nullptr, rstd});
+  detail::norm_forward("rms_norm_forward", rows,
+                       {0, 0, cols, eps, x, weight, nullptr, y, nullptr, rstd});
 }
 
 inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,
                               const float* weight, const float* rstd, const float* dy, float* dx,
                               float* dweight, float beta = 1.0f) {
-  detail::norm_backward(rows, {cols, x, weight, nullptr, rstd, dy, beta, dx, dweight, nullptr});
+  detail::norm_backward("rms_norm_backward", rows,
+                        {cols, x, weight, nullptr, rstd, dy, beta, dx, dweight, nullptr});
 }
 
 }  // namespace kernels

@@ -10,6 +10,7 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 
 namespace tinyscale {
 
@@ -73,6 +74,16 @@ inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, fl
 
 namespace detail {
 
+// Places, also those behind n tokens and a jump, are counted exactly (2^53 is).
+inline void check_places(const char* who, const TokenPlaces& places, std::int64_t n) {
+  const std::int64_t most = std::int64_t{1} << 52;
+  if (places.first < -most || places.first > most || places.jump < -most || places.jump > most ||
+      n > most) {
+    fail({who, ": ", n, " tokens from place ", places.first, " on, with a jump of ", places.jump,
+          "; at most 2^52 of each are right"});
+  }
+}
+
 // y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
 template <bool add>
 TINYSCALE_OPTIMIZED void rope_token(const kernels::RopeShape& s, const float* cos, const float* sin,
@@ -93,9 +104,15 @@ TINYSCALE_OPTIMIZED void rope_token(const kernels::RopeShape& s, const float* co
   }
 }
 
-inline void rope_all(const kernels::RopeShape& s, kernels::RopeTurn turn, const float* x, float* y,
-                     bool add) {
+inline void rope_all(const char* who, const kernels::RopeShape& s, kernels::RopeTurn turn,
+                     const float* x, float* y, bool add) {
   const std::int64_t half = s.head_size / 2;
+  const std::int64_t n = count_of(who, {s.batch, s.tokens, s.heads, s.head_size});
+  if (s.head_size % 2 != 0) {
+    fail({who, ": heads of ", s.head_size, " numbers; pairs are turned, so an even size is right"});
+  }
+  check_places(who, s.places, s.tokens);
+  check_in_place(who, {"y", y, n}, {{"x", x, n}});
   const std::int64_t width = s.heads * s.head_size;
   List<double> frequency(static_cast<std::size_t>(half));
   for (std::int64_t i = 0; i < half; ++i) {
@@ -129,12 +146,12 @@ namespace kernels {
 
 // y = x turned (y may be x). head_size must be even.
 inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
-  detail::rope_all(s, turn, x, y, false);
+  detail::rope_all("rope", s, turn, x, y, false);
 }
 
 // dx = beta dx + dy turned back; beta is 0 (dx is not read) or 1.
 inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float beta = 1.0f) {
-  detail::rope_all(s, RopeTurn::inverse, dy, dx, beta != 0.0f);
+  detail::rope_all("rope_backward", s, RopeTurn::inverse, dy, dx, beta != 0.0f);
 }
 
 }  // namespace kernels

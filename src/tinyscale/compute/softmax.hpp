@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/past_caches.hpp"
 #include "tinyscale/compute/row_sums.hpp"
 #include "tinyscale/compute/scratch.hpp"
@@ -387,6 +389,20 @@ struct CrossEntropyBackwardRows {
   }
 };
 
+// Targets are numbers of the vocabulary, or below 0; what is read stays.
+inline void check_losses(const char* who, std::int64_t rows, std::int64_t vocab,
+                         const std::int32_t* targets, const float* losses, const float* lse,
+                         std::initializer_list<Memory> read) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    if (targets[i] >= vocab) {
+      fail({who, ": target ", i, " is ", targets[i], "; the vocabulary is ", vocab,
+            ", a target below that, or below 0 for a row that is left out"});
+    }
+  }
+  check_own(who, {"losses", losses, rows}, read);
+  check_own(who, {"lse", lse, rows}, read);
+}
+
 // Rows per task so that a task is worth a thread's while; a function of the sizes only.
 inline std::int64_t row_grain(std::int64_t cols) {
   return std::max<std::int64_t>(1, 8192 / std::max<std::int64_t>(cols, 1));
@@ -397,6 +413,8 @@ inline std::int64_t row_grain(std::int64_t cols) {
 namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  const std::int64_t n = detail::count_of("softmax_forward", {rows, cols});
+  detail::check_in_place("softmax_forward", {"y", y, n}, {{"x", x, n}});
   const bool past = x != y && cols % 16 == 0 && cols <= 16384 &&  // of which two rows stay at hand
                     detail::before_line(y) == 0 && detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
@@ -411,6 +429,8 @@ inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x
 
 inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* y, const float* dy,
                              float* dx, float beta = 1.0f) {
+  const std::int64_t n = detail::count_of("softmax_backward", {rows, cols});
+  detail::check_in_place("softmax_backward", {"dx", dx, n}, {{"y", y, n}, {"dy", dy, n}});
   const bool past = beta == 0.0f && dx != y && dx != dy && detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta, past});
@@ -422,6 +442,9 @@ inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* 
 inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                   const std::int32_t* targets, float* losses, float* lse,
                                   float* top = nullptr) {
+  const char* const who = "cross_entropy_forward";
+  detail::check_losses(who, rows, vocab, targets, losses, lse,
+                       {{"logits", logits, detail::count_of(who, {rows, vocab})}});
   const std::int64_t grain = rows < 32 ? 1 : 8;  // rows that are read together
   parallel_for(
       rows, std::max(grain, detail::row_grain(vocab)), [&](std::int64_t begin, std::int64_t end) {
@@ -434,6 +457,10 @@ inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const f
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
                                    float* dlogits, float beta = 1.0f, const float* top = nullptr) {
+  const char* const who = "cross_entropy_backward";
+  const detail::Memory dx{"dlogits", dlogits, detail::count_of(who, {rows, vocab})};
+  detail::check_in_place(who, dx, {{"logits", logits, dx.columns}});
+  detail::check_own(who, dx, {{"lse", lse, rows}, {"targets", targets, rows}, {"top", top, rows}});
   const bool past = beta == 0.0f && dlogits != logits && detail::past_caches(rows * vocab);
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,

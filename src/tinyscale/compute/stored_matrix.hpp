@@ -13,6 +13,7 @@
 #include "tinyscale/compute/block_dequantize.hpp"
 #include "tinyscale/compute/block_format.hpp"
 #include "tinyscale/compute/compressed_f32.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/quantized_matrix.hpp"
 
 namespace tinyscale {
@@ -71,6 +72,25 @@ struct StoredMatrix {
 
 namespace detail {
 
+// Of a matrix that nothing made there is no way to read it.
+inline void check_stored(const char* who, const StoredMatrix& w) {
+  const bool some = w.rows > 0 && w.cols > 0;
+  if (some && (w.is_compressed() ? w.multiply == nullptr || w.row == nullptr
+               : w.is_packed     ? w.packed.rows != w.rows || w.packed.cols != w.cols
+                                 : w.data == nullptr)) {
+    fail({who, ": the stored matrix [", w.rows, ", ", w.cols,
+          "] cannot be read; store_matrix, stored_view and stored_packed make those that can"});
+  }
+}
+
+// A product must not be written over what it reads.
+inline void check_stored_memory(const char* who, const StoredMatrix& w, std::int64_t m,
+                                const float* x, std::int64_t ldx, const float* y,
+                                std::int64_t ldy) {
+  check_own(who, {"y", y, w.rows, m, ldy},
+            {{"x", x, w.cols, m, ldx}, {"w", w.data, w.row_bytes, w.rows, w.row_bytes, 1, 0, 1}});
+}
+
 inline void check_stored_row(const StoredMatrix& w, std::int64_t row) {
   if (row < 0 || row >= w.rows) {
     fail({"stored_row: row ", row, " of a matrix of ", w.rows, " rows"});
@@ -96,6 +116,7 @@ inline void stored_row_reference(const StoredMatrix& w, std::int64_t row, float*
 // One row as f32: what an embedding looks up.
 inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
   detail::check_stored_row(w, row);
+  detail::check_stored("stored_row", w);
   if (w.is_compressed()) {
     w.row(w, row, to);
     return;

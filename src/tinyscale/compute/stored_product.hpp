@@ -257,7 +257,7 @@ inline void packed_f32(const StoredProduct& p) {
 namespace kernels {
 
 // y[m][rows] = x[m][cols] W'. ldx, ldy: numbers from row to row. int8_groups rounds x in groups of
-// a packed W, or in the blocks of its format; f32 weights leave x as it is.
+// a packed W, or in the blocks of its format; f32 weights leave x as it is. y must not overlap x.
 inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t m, const float* x,
                             std::int64_t ldx, float* y, std::int64_t ldy) {
   if (m < 0 || (m > 1 && (ldx < w.cols || ldy < w.rows))) {
@@ -268,6 +268,8 @@ inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t
   if (m == 0 || w.rows == 0) {
     return;
   }
+  detail::check_stored("multiply_stored", w);
+  detail::check_stored_memory("multiply_stored", w, m, x, ldx, y, ldy);
   if (w.is_compressed()) {
     w.multiply(w, how, m, x, ldx, y, ldy);
     return;

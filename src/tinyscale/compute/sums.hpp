@@ -142,6 +142,7 @@ struct ColumnBlock {
 namespace kernels {
 
 inline double sum(std::int64_t n, const float* x) {
+  detail::count_of("sum", {n});
   double total = 0;
   detail::run_on_lanes(detail::SumBlock<1>{n, x, &total});
   return total;
@@ -154,6 +155,8 @@ inline void add_to_sums(std::int64_t n, const float* x, double* sums) {
 // y[j] = beta y[j] + the sum of column j of x [rows, cols]; beta is 0 (y is not read) or 1.
 inline void column_sums(std::int64_t rows, std::int64_t cols, const float* x, float* y,
                         float beta = 1.0f) {
+  const std::int64_t all = detail::count_of("column_sums", {rows, cols});
+  detail::check_own("column_sums", {"y", y, cols}, {{"x", x, all}});
   const std::int64_t wide = detail::sum_columns;
   parallel_for((cols + wide - 1) / wide, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t j = begin * wide; j < std::min(cols, end * wide); j += wide) {
@@ -169,6 +172,7 @@ inline void column_sums(std::int64_t rows, std::int64_t cols, const float* x, fl
 
 // The sum of x[i]^2: blocks of fixed size, added in order.
 inline double sum_of_squares(std::int64_t n, const float* x) {
+  detail::count_of("sum_of_squares", {n});
   const std::int64_t block = detail::elementwise_block;
   const std::int64_t blocks = (n + block - 1) / block;
   List<double> sums(static_cast<std::size_t>(blocks));

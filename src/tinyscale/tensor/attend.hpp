@@ -77,7 +77,7 @@ inline double attention_pairs(const kernels::AttentionShape& s) {
       pairs += pairs_of_stretch(s.queries, first, s.window);
     }
   }
-  return pairs * static_cast<double>(s.batch * s.heads);
+  return pairs * static_cast<double>(s.batch) * static_cast<double>(s.heads);
 }
 
 inline void record_attention(const OpScope& scope, const char* name,
@@ -144,8 +144,9 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   }
   const detail::OpScope scope;
   Tensor y(q.shape());
-  Tensor lse(Shape{s.batch, heads, s.queries});
+  Tensor lse;  // of no numbers there is none
   if (y.count() > 0) {
+    lse = Tensor(Shape{s.batch, heads, s.queries});
     kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
   }
   detail::record_attention(scope, "attention", s, q, k, &VectorCost::forward);
@@ -161,8 +162,9 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
           float* to[3];
           const float beta = detail::gradient_places(slots, inputs, apart, to);
           if (kq.count() + kk.count() > 0) {
-            kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
-                                        dy.data(), to[0], to[1], to[2], beta);
+            kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(),
+                                        lse.defined() ? lse.data() : nullptr, dy.data(), to[0],
+                                        to[1], to[2], beta);
           }
           for (int i = 0; i < 3; ++i) {
             if (slots[i] && apart[i].defined()) {
@@ -209,6 +211,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
                     "; finite numbers other than 0 are right"});
     }
   }
+  detail::check_places("rope", places, x.dim(1));
   static const char* const ways[] = {"interleaved", "halves"};
   detail::name_in("rope: pairs", ways, pairs);
   if (detail::recording()) {

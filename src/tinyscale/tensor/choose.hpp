@@ -222,8 +222,11 @@ inline std::vector<std::int32_t> gather_places(const char* op, const Tensor& x, 
                                                const std::vector<std::int32_t>& ids,
                                                const Shape& shape) {
   const int d = check_dim(op, x, dim);
-  bool fits = shape.size() == x.dims() && x.count() <= std::int64_t{1} << 31 &&
-              static_cast<std::int64_t>(ids.size()) == shape.count();
+  if (x.count() > std::int64_t{1} << 31) {
+    fail({op, ": x is ", x.shape().text(), ", ", x.count(),
+          " elements; places among at most 2^31 are counted in 32 bits"});
+  }
+  bool fits = shape.size() == x.dims() && static_cast<std::int64_t>(ids.size()) == shape.count();
   for (int i = 0; fits && i < x.dims(); ++i) {
     fits = i == d || shape[i] <= x.dim(i);
   }

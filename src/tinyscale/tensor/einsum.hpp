@@ -3,7 +3,9 @@
 // Letters of both operands and of the result are leading dimensions of a matmul, letters of one
 // operand its rows or columns, letters that are summed its inner size.
 
-#include <string>  // string
+#include <cstdint>  // int64_t
+#include <limits>   // max
+#include <string>   // string
 
 #include "tinyscale/tensor/matmul.hpp"
 #include "tinyscale/tensor/reduce.hpp"
@@ -59,7 +61,9 @@ inline Tensor einsum_operand(const Tensor& x, std::string letters, const std::st
     std::int64_t size = 1;
     for (const char c : group) {
       order.push_back(static_cast<int>(left.find(c)));
-      size *= y.dim(order.back());
+      const std::int64_t n = y.dim(order.back());
+      // More than 2^63 - 1: then y has no elements, and of no size there are as many.
+      size = n > 0 && size > std::numeric_limits<std::int64_t>::max() / n ? 0 : size * n;
     }
     shape.push_back(size);
   }

@@ -249,6 +249,12 @@ inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
   if (size.value < 1) {
     detail::fail({"split: parts of ", size.value, "; 1 or more is right"});
   }
+  constexpr std::int64_t most = std::int64_t{1} << 20;  // tensors of 200 MB without a number
+  if ((x.dim(d) - 1) / size.value >= most) {
+    detail::fail({"split: parts of ", size.value, " along dimension ", dim, " of ",
+                  x.shape().text(), " are ", (x.dim(d) - 1) / size.value + 1,
+                  "; at most 2^20 are right"});
+  }
   std::vector<Tensor> parts;
   for (std::int64_t i = 0, n = 0; i < x.dim(d); i += n) {
     n = std::min(x.dim(d) - i, size.value);
