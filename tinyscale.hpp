@@ -67,6 +67,7 @@
 //   tinyscale/compute/row_moves.hpp          Numbers that only move
 //   tinyscale/compute/lane_math.hpp          Functions of vector lanes
 //   tinyscale/compute/past_caches.hpp        Writing past the caches
+//   tinyscale/compute/memory_check.hpp       What a kernel is asked to read and to write
 //   tinyscale/compute/elementwise.hpp        Element-wise kernels
 //   tinyscale/compute/sums.hpp               Sums of floats gathered in double
 //   tinyscale/compute/streams.hpp            Sums of many vectors to many, in one pass
@@ -10793,6 +10794,119 @@ TINYSCALE_INLINE void stream_copy(std::int64_t n, const float* x, float* y) {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/memory_check.hpp
+// What a kernel is asked to read and to write: sizes that count something in memory, and results
+// that do not lie in what is still to be read. In place means: the same numbers at the same places.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+[[noreturn, gnu::noinline]] inline void refuse_sizes(const char* who,
+                                                     std::initializer_list<std::int64_t> sizes) {
+  std::string text;
+  for (const std::int64_t size : sizes) {
+    text += (text.empty() ? "" : ", ") + std::to_string(size);
+  }
+  fail({who, ": sizes ", text, "; each must be 0 or more, their product at most 2^60"});
+}
+
+// The product of sizes, or an Error.
+inline std::int64_t count_of(const char* who, std::initializer_list<std::int64_t> sizes) {
+  double product = 1;
+  std::uint64_t count = 1;  // wraps round where a size of 0 follows
+  bool good = true;
+  for (const std::int64_t size : sizes) {
+    good = good && size >= 0;
+    product *= static_cast<double>(size);
+    count *= static_cast<std::uint64_t>(size);
+  }
+  if (!good || product > 0x1p60) {
+    refuse_sizes(who, sizes);
+  }
+  return static_cast<std::int64_t>(count);
+}
+
+// Numbers in rows, rows in batches; strides in numbers.
+struct Memory {
+  const char* name;
+  const void* at;  // null: none
+  std::int64_t columns, rows = 1, stride = 0, batches = 1, batch = 0;
+  std::int64_t bytes = 4;  // of a number
+
+  bool empty() const { return at == nullptr || columns < 1 || rows < 1 || batches < 1; }
+  std::uintptr_t begin() const { return reinterpret_cast<std::uintptr_t>(at); }
+  std::uintptr_t in_bytes(std::int64_t numbers) const {
+    return static_cast<std::uintptr_t>(numbers) * static_cast<std::uintptr_t>(bytes);
+  }
+  std::uintptr_t row() const { return in_bytes(columns); }
+  std::uintptr_t step() const { return rows > 1 ? in_bytes(stride) : 0; }
+  std::uintptr_t leap() const { return batches > 1 ? in_bytes(batch) : 0; }
+  std::uintptr_t over_rows() const { return static_cast<std::uintptr_t>(rows - 1) * step(); }
+  std::uintptr_t over_batches() const { return static_cast<std::uintptr_t>(batches - 1) * leap(); }
+  std::uintptr_t end() const { return begin() + row() + over_rows() + over_batches(); }
+
+  bool same(const Memory& x) const {
+    return at == x.at && row() == x.row() && rows == x.rows && step() == x.step() &&
+           batches == x.batches && leap() == x.leap() && bytes == x.bytes;
+  }
+};
+
+inline std::uintptr_t common_step(std::uintptr_t a, std::uintptr_t b) {
+  while (b != 0) {
+    const std::uintptr_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+// Whatever lies side by side in steps of one length is apart although the whole crosses: columns of
+// one matrix, keys and values of a sequence in turns.
+[[gnu::noinline]] inline bool memory_crosses(const Memory& a, const Memory& b) {
+  const auto beside = [&](std::uintptr_t step, std::uintptr_t in_a, std::uintptr_t in_b) {
+    if (step == 0) {
+      return false;
+    }
+    const bool after = b.begin() >= a.begin();
+    const std::uintptr_t rest = (after ? b.begin() - a.begin() : a.begin() - b.begin()) % step;
+    const std::uintptr_t shift = after || rest == 0 ? rest : step - rest;
+    return shift >= in_a && shift + in_b <= step;
+  };
+  const std::uintptr_t step = common_step(a.step(), b.step()),
+                       leap = common_step(a.leap(), b.leap());
+  return !beside(leap, a.over_rows() + a.row(), b.over_rows() + b.row()) &&
+         !beside(step, a.over_batches() + a.row(), b.over_batches() + b.row()) &&
+         !beside(common_step(step, leap), a.row(), b.row());
+}
+
+// Whether both share memory.
+inline bool memory_overlaps(const Memory& a, const Memory& b) {
+  const bool apart = a.begin() >= b.end() || b.begin() >= a.end();
+  return !apart && !a.empty() && !b.empty() && memory_crosses(a, b);
+}
+
+// A result that needs memory of its own.
+inline void check_own(const char* who, const Memory& y, std::initializer_list<Memory> others) {
+  for (const Memory& x : others) {
+    if (memory_overlaps(y, x)) {
+      fail({who, ": ", y.name, " overlaps ", x.name, "; it must have memory of its own"});
+    }
+  }
+}
+
+// A result that may also be any of the others.
+inline void check_in_place(const char* who, const Memory& y, std::initializer_list<Memory> others) {
+  for (const Memory& x : others) {
+    if (!y.same(x) && memory_overlaps(y, x)) {
+      fail({who, ": ", y.name, " overlaps ", x.name, " in part; it must be ", x.name,
+            " itself, number for number, or have memory of its own"});
+    }
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/elementwise.hpp
 // Element-wise kernels: y[i] = f(a[i], b[i]); backward ones dx[i] = beta dx[i] + f'(x[i]) dy[i],
 // where beta is 0 (dx is not read) or 1. Each has a reference body for one number.
@@ -10935,8 +11049,10 @@ void map_block(const void* op, const MapOperands& m) {
 }
 
 // The blocks of all ops: what differs is a function pointer, so it is compiled once.
-inline void map_blocks(void (*block)(const void* op, const MapOperands& m), const void* op,
-                       const MapOperands& all, bool reads_y) {
+inline void map_blocks(const char* who, void (*block)(const void* op, const MapOperands& m),
+                       const void* op, const MapOperands& all, bool reads_y) {
+  const Memory y{"y", all.y, count_of(who, {all.n})};
+  check_in_place(who, y, {{"an operand", all.a, all.n}, {"an operand", all.b, all.n}});
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
   const bool past = !reads_y && all.y != all.a && all.y != all.b &&
                     reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 && past_caches(all.n);
@@ -10958,9 +11074,9 @@ inline void map_blocks(void (*block)(const void* op, const MapOperands& m), cons
 }
 
 template <class Op>
-void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y,
+void map(const char* who, const Op& op, std::int64_t n, const float* a, const float* b, float* y,
          float beta = 1.0f) {
-  map_blocks(&map_block<Op>, &op, MapOperands{n, a, b, beta, y}, Op::adds && beta != 0.0f);
+  map_blocks(who, &map_block<Op>, &op, MapOperands{n, a, b, beta, y}, Op::adds && beta != 0.0f);
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
@@ -11067,131 +11183,131 @@ namespace kernels {
 
 // Arithmetic: y[i] = a[i] op b[i]. y may be a or b.
 inline void add(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::AddOp{}, n, a, b, y);
+  detail::map("add", detail::AddOp{}, n, a, b, y);
 }
 inline void sub(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::SubOp{}, n, a, b, y);
+  detail::map("sub", detail::SubOp{}, n, a, b, y);
 }
 inline void mul(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::MulOp{}, n, a, b, y);
+  detail::map("mul", detail::MulOp{}, n, a, b, y);
 }
 inline void div(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::DivOp{}, n, a, b, y);
+  detail::map("div", detail::DivOp{}, n, a, b, y);
 }
 // Comparisons: 1 or 0; a NaN compares to nothing. The larger: a where a is larger or NaN.
 inline void less(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::LessOp{}, n, a, b, y);
+  detail::map("less", detail::LessOp{}, n, a, b, y);
 }
 inline void equal(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::EqualOp{}, n, a, b, y);
+  detail::map("equal", detail::EqualOp{}, n, a, b, y);
 }
 inline void larger(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::LargerOp{}, n, a, b, y);
+  detail::map("larger", detail::LargerOp{}, n, a, b, y);
 }
 inline void maximum(std::int64_t n, const float* a, const float* b, float* y) {
-  detail::map(detail::MaximumOp{}, n, a, b, y);
+  detail::map("maximum", detail::MaximumOp{}, n, a, b, y);
 }
 // y = a where the condition is not 0.
 inline void choose(std::int64_t n, const float* condition, const float* a, float* y) {
-  detail::map(detail::ChooseOp{}, n, condition, a, y);
+  detail::map("choose", detail::ChooseOp{}, n, condition, a, y);
 }
 inline void add_number(std::int64_t n, float number, const float* x, float* y) {  // y = x + number
-  detail::map(detail::AddNumberOp{number}, n, x, x, y);
+  detail::map("add_number", detail::AddNumberOp{number}, n, x, x, y);
 }
 inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y,
                          float beta = 1.0f) {  // y = beta y + a b
-  detail::map(detail::MultiplyAddOp{}, n, a, b, y, beta);
+  detail::map("multiply_add", detail::MultiplyAddOp{}, n, a, b, y, beta);
 }
 inline void scale(std::int64_t n, float factor, const float* x, float* y) {  // y = factor x
-  detail::map(detail::ScaleOp{factor}, n, x, x, y);
+  detail::map("scale", detail::ScaleOp{factor}, n, x, x, y);
 }
 
 // Activations: y[i] = f(x[i]).
 inline void exp_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::ExpOp{}, n, x, x, y);
+  detail::map("exp_forward", detail::ExpOp{}, n, x, x, y);
 }
 inline void log_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::LogOp{}, n, x, x, y);
+  detail::map("log_forward", detail::LogOp{}, n, x, x, y);
 }
 inline void sqrt_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::SqrtOp{}, n, x, x, y);
+  detail::map("sqrt_forward", detail::SqrtOp{}, n, x, x, y);
 }
 inline void square_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::SquareOp{}, n, x, x, y);
+  detail::map("square_forward", detail::SquareOp{}, n, x, x, y);
 }
 inline void cube_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::CubeOp{}, n, x, x, y);
+  detail::map("cube_forward", detail::CubeOp{}, n, x, x, y);
 }
 inline void abs_forward(std::int64_t n, const float* x, float* y) {  // 0 of -0
-  detail::map(detail::AbsOp{}, n, x, x, y);
+  detail::map("abs_forward", detail::AbsOp{}, n, x, x, y);
 }
 inline void tanh_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::TanhOp{}, n, x, x, y);
+  detail::map("tanh_forward", detail::TanhOp{}, n, x, x, y);
 }
 inline void erf_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::ErfOp{}, n, x, x, y);
+  detail::map("erf_forward", detail::ErfOp{}, n, x, x, y);
 }
 inline void sigmoid_forward(std::int64_t n, const float* x, float* y) {  // 1 / (1 + exp(-x))
-  detail::map(detail::SigmoidOp{}, n, x, x, y);
+  detail::map("sigmoid_forward", detail::SigmoidOp{}, n, x, x, y);
 }
 inline void relu_forward(std::int64_t n, const float* x, float* y) {  // max(x, 0)
-  detail::map(detail::ReluOp{}, n, x, x, y);
+  detail::map("relu_forward", detail::ReluOp{}, n, x, x, y);
 }
 inline void silu_forward(std::int64_t n, const float* x, float* y) {  // x / (1 + exp(-x))
-  detail::map(detail::SiluOp{}, n, x, x, y);
+  detail::map("silu_forward", detail::SiluOp{}, n, x, x, y);
 }
 inline void gelu_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::GeluOp{}, n, x, x, y);
+  detail::map("gelu_forward", detail::GeluOp{}, n, x, x, y);
 }
 inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
-  detail::map(detail::GeluTanhOp{}, n, x, x, y);
+  detail::map("gelu_tanh_forward", detail::GeluTanhOp{}, n, x, x, y);
 }
 
 // Their derivatives: dx[i] = beta dx[i] + f'(x[i]) dy[i].
 inline void log_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                          float beta = 1.0f) {
-  detail::map(detail::LogBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("log_backward", detail::LogBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void sqrt_backward(std::int64_t n, const float* y, const float* dy, float* dx,
                           float beta = 1.0f) {  // from y = sqrt(x)
-  detail::map(detail::SqrtBackwardOp{}, n, y, dy, dx, beta);
+  detail::map("sqrt_backward", detail::SqrtBackwardOp{}, n, y, dy, dx, beta);
 }
 inline void square_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                             float beta = 1.0f) {
-  detail::map(detail::SquareBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("square_backward", detail::SquareBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void abs_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                          float beta = 1.0f) {  // 0 at 0
-  detail::map(detail::AbsBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("abs_backward", detail::AbsBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
-  detail::map(detail::TanhBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("tanh_backward", detail::TanhBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void erf_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                          float beta = 1.0f) {
-  detail::map(detail::ErfBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("erf_backward", detail::ErfBackwardOp{}, n, x, dy, dx, beta);
 }
 // From y = sigmoid(x), as x.
 inline void sigmoid_backward(std::int64_t n, const float* y, const float* dy, float* dx,
                              float beta = 1.0f) {
-  detail::map(detail::SigmoidBackwardOp{}, n, y, dy, dx, beta);
+  detail::map("sigmoid_backward", detail::SigmoidBackwardOp{}, n, y, dy, dx, beta);
 }
 inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
-  detail::map(detail::ReluBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("relu_backward", detail::ReluBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void silu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
-  detail::map(detail::SiluBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("silu_backward", detail::SiluBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void gelu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                           float beta = 1.0f) {
-  detail::map(detail::GeluBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("gelu_backward", detail::GeluBackwardOp{}, n, x, dy, dx, beta);
 }
 inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
                                float beta = 1.0f) {
-  detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx, beta);
+  detail::map("gelu_tanh_backward", detail::GeluTanhBackwardOp{}, n, x, dy, dx, beta);
 }
 
 }  // namespace kernels
@@ -11331,6 +11447,7 @@ struct ColumnBlock {
 namespace kernels {
 
 inline double sum(std::int64_t n, const float* x) {
+  detail::count_of("sum", {n});
   double total = 0;
   detail::run_on_lanes(detail::SumBlock<1>{n, x, &total});
   return total;
@@ -11343,6 +11460,8 @@ inline void add_to_sums(std::int64_t n, const float* x, double* sums) {
 // y[j] = beta y[j] + the sum of column j of x [rows, cols]; beta is 0 (y is not read) or 1.
 inline void column_sums(std::int64_t rows, std::int64_t cols, const float* x, float* y,
                         float beta = 1.0f) {
+  const std::int64_t all = detail::count_of("column_sums", {rows, cols});
+  detail::check_own("column_sums", {"y", y, cols}, {{"x", x, all}});
   const std::int64_t wide = detail::sum_columns;
   parallel_for((cols + wide - 1) / wide, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t j = begin * wide; j < std::min(cols, end * wide); j += wide) {
@@ -11358,6 +11477,7 @@ inline void column_sums(std::int64_t rows, std::int64_t cols, const float* x, fl
 
 // The sum of x[i]^2: blocks of fixed size, added in order.
 inline double sum_of_squares(std::int64_t n, const float* x) {
+  detail::count_of("sum_of_squares", {n});
   const std::int64_t block = detail::elementwise_block;
   const std::int64_t blocks = (n + block - 1) / block;
   List<double> sums(static_cast<std::size_t>(blocks));
@@ -11643,6 +11763,7 @@ namespace kernels {
 // Where grad_scale is NaN nothing is updated.
 inline void adamw(std::int64_t n, const AdamWFactors& f, const float* grad, float* param, float* m,
                   float* v) {
+  detail::count_of("adamw", {n});
   if (detail::is_nan(double{f.grad_scale})) {
     return;
   }
@@ -12030,6 +12151,12 @@ inline bool gemm_check(const char* who, std::int64_t k, const StoredRows& a, con
                             : "B",
           " is null; m, n, k are ", c.rows, ", ", c.columns, ", ", k});
   }
+  for (const StoredRows* x : {&a, &b}) {
+    if (x->rows > 1 && x->stride > 0 && x->stride < x->columns) {
+      fail({who, ": rows of ", x == &a ? "A" : "B", " are ", x->stride, " apart; they must be at ",
+            "least their length, ", x->columns, ", or 0 for one row over and over"});
+    }
+  }
   const bool with_a = gemm_overlap(who, c, a);
   if (with_a || gemm_overlap(who, c, b)) {
     fail({who, ": C overlaps ", with_a ? "A" : "B", "; it must have memory of its own"});
@@ -12037,29 +12164,57 @@ inline bool gemm_check(const char* who, std::int64_t k, const StoredRows& a, con
   return true;
 }
 
+// Of matrices x that begin `step` bytes apart, `first` bytes behind one of C and so on, the first
+// that shares memory with it, or -1. Rows of one length cross where what is between their
+// beginnings is near a multiple of it: so many stretches of j, not all of them, are looked at.
+inline std::int64_t overlapping_batch(const char* who, std::int64_t batch, const StoredRows& c,
+                                      const StoredRows& x, std::int64_t first, std::int64_t step) {
+  const auto size = [](std::int64_t numbers, const StoredRows& of) {
+    return numbers * static_cast<std::int64_t>(of.bytes);
+  };
+  const auto floor = [](std::int64_t a, std::int64_t by) {  // by > 0
+    return a / by - (a % by < 0 ? 1 : 0);
+  };
+  const std::int64_t low = 1 - size(x.extent(who), x), high = size(c.extent(who), c) - 1;
+  const std::int64_t least = std::max(low, first);
+  const std::int64_t most = std::min(high, first + (batch - 1) * step);
+  const bool rows = c.stride == x.stride && c.bytes == x.bytes && c.stride != 0;
+  const std::int64_t apart = rows ? size(c.stride, c) : 1;
+  const std::int64_t before = rows ? size(x.columns, x) - 1 : 0;
+  const std::int64_t behind = rows ? size(c.columns, c) - 1 : 0;
+  const std::int64_t turns = rows ? floor(most + before, apart) : 0;
+  for (std::int64_t q = rows ? -floor(behind - least, apart) : 0; q <= turns; ++q) {
+    const std::int64_t from = rows ? std::max(least, q * apart - before) : least;
+    const std::int64_t to = rows ? std::min(most, q * apart + behind) : most;
+    const std::int64_t j = step == 0 ? 0 : -floor(first - from, step);
+    if (from <= to && j < batch && first + j * step <= to) {
+      return j;
+    }
+  }
+  return -1;
+}
+
 // No matrix of C may share memory with one of A, or of B, that another product reads.
 inline void check_batches(std::int64_t batch, const StoredRows& c, std::int64_t stride_c,
                           const StoredRows& x, std::int64_t stride_x, const char* name) {
   const char* const who = "gemm_batched";
-  const auto moved = [](StoredRows of, std::int64_t by) {
-    if (of.at != nullptr) {
-      of.at = static_cast<const char*>(of.at) + by * static_cast<std::int64_t>(of.bytes);
-    }
-    return of;
-  };
-  const auto end = [&](const StoredRows& of, std::int64_t stride) {
-    return moved(of, (batch - 1) * stride + of.extent(who)).begin();
-  };
-  if (batch < 2 || c.extent(who) == 0 || x.extent(who) == 0 || end(c, stride_c) <= x.begin() ||
-      end(x, stride_x) <= c.begin()) {
+  const bool down = stride_x < 0;  // then from the last on
+  const std::int64_t step = (down ? -stride_x : stride_x) * static_cast<std::int64_t>(x.bytes);
+  const auto* const at = static_cast<const char*>(x.at) - (down ? (batch - 1) * step : 0);
+  const auto bytes = [](const StoredRows& of) { return static_cast<std::int64_t>(of.bytes); };
+  if (batch < 2 || c.extent(who) == 0 || x.extent(who) == 0 || c.at == nullptr || x.at == nullptr ||
+      !memory_overlaps({"C", c.at, c.columns, c.rows, c.stride, batch, stride_c, bytes(c)},
+                       {name, at, x.columns, x.rows, x.stride, step == 0 ? 1 : batch,
+                        step / bytes(x), bytes(x)})) {
     return;
   }
+  const auto first = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(at) - c.begin());
   for (std::int64_t i = 0; i < batch; ++i) {
-    for (std::int64_t j = 0; j < (stride_x == 0 ? 1 : batch); ++j) {
-      if (gemm_overlap(who, moved(c, i * stride_c), moved(x, j * stride_x))) {
-        fail({who, ": matrix ", i, " of C overlaps matrix ", j, " of ", name,
-              "; it must have memory of its own"});
-      }
+    const std::int64_t j =
+        overlapping_batch(who, step == 0 ? 1 : batch, c, x, first - i * stride_c * bytes(c), step);
+    if (j >= 0) {
+      fail({who, ": matrix ", i, " of C overlaps matrix ", down ? batch - 1 - j : j, " of ", name,
+            "; it must have memory of its own"});
     }
   }
 }
@@ -15030,6 +15185,10 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
   if (k > 0 && (scales.a == nullptr || scales.b == nullptr)) {
     detail::fail({"gemm_int8: the scales of ", scales.a == nullptr ? "A" : "B", " are null"});
   }
+  const std::int64_t blocks = k > 0 ? (k - 1) / scales.block + 1 : 0;
+  detail::check_own(
+      "gemm_int8", {"C", c, n, m, ldc},
+      {{"the scales of A", scales.a, k > 0 ? m : 0}, {"the scales of B", scales.b, n, blocks, n}});
   const std::int64_t fit = std::max<std::int64_t>(1, detail::word_fit / m / 64) * 64;
   const std::int64_t wide = std::min(n, fit);
   const detail::Scratch lease(m * wide);
@@ -15765,7 +15924,11 @@ inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float
     detail::fail({"gemm_quantized: x is to stay f32, and whole numbers are multiplied here; ",
                   "int8_groups or int8_blocks are right"});
   }
-  if (m <= 0 || w.rows <= 0) {
+  if (m < 0 || (m > 1 && (ldx < w.cols || ldy < w.rows))) {
+    detail::fail({"gemm_quantized: ", m, " rows, ", ldx, " and ", ldy, " apart, by ", w.rows, " x ",
+                  w.cols, " weights; rows of x must be ", w.cols, " apart or more, of y ", w.rows});
+  }
+  if (m == 0 || w.rows <= 0) {
     return;
   }
   const detail::RoundedRows rounded(w, m, x, ldx, how);
@@ -16872,6 +17035,25 @@ struct StoredMatrix {
 
 namespace detail {
 
+// Of a matrix that nothing made there is no way to read it.
+inline void check_stored(const char* who, const StoredMatrix& w) {
+  const bool some = w.rows > 0 && w.cols > 0;
+  if (some && (w.is_compressed() ? w.multiply == nullptr || w.row == nullptr
+               : w.is_packed     ? w.packed.rows != w.rows || w.packed.cols != w.cols
+                                 : w.data == nullptr)) {
+    fail({who, ": the stored matrix [", w.rows, ", ", w.cols,
+          "] cannot be read; store_matrix, stored_view and stored_packed make those that can"});
+  }
+}
+
+// A product must not be written over what it reads.
+inline void check_stored_memory(const char* who, const StoredMatrix& w, std::int64_t m,
+                                const float* x, std::int64_t ldx, const float* y,
+                                std::int64_t ldy) {
+  check_own(who, {"y", y, w.rows, m, ldy},
+            {{"x", x, w.cols, m, ldx}, {"w", w.data, w.row_bytes, w.rows, w.row_bytes, 1, 0, 1}});
+}
+
 inline void check_stored_row(const StoredMatrix& w, std::int64_t row) {
   if (row < 0 || row >= w.rows) {
     fail({"stored_row: row ", row, " of a matrix of ", w.rows, " rows"});
@@ -16897,6 +17079,7 @@ inline void stored_row_reference(const StoredMatrix& w, std::int64_t row, float*
 // One row as f32: what an embedding looks up.
 inline void stored_row(const StoredMatrix& w, std::int64_t row, float* to) {
   detail::check_stored_row(w, row);
+  detail::check_stored("stored_row", w);
   if (w.is_compressed()) {
     w.row(w, row, to);
     return;
@@ -17321,7 +17504,7 @@ inline void packed_f32(const StoredProduct& p) {
 namespace kernels {
 
 // y[m][rows] = x[m][cols] W'. ldx, ldy: numbers from row to row. int8_groups rounds x in groups of
-// a packed W, or in the blocks of its format; f32 weights leave x as it is.
+// a packed W, or in the blocks of its format; f32 weights leave x as it is. y must not overlap x.
 inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t m, const float* x,
                             std::int64_t ldx, float* y, std::int64_t ldy) {
   if (m < 0 || (m > 1 && (ldx < w.cols || ldy < w.rows))) {
@@ -17332,6 +17515,8 @@ inline void multiply_stored(const StoredMatrix& w, Activations how, std::int64_t
   if (m == 0 || w.rows == 0) {
     return;
   }
+  detail::check_stored("multiply_stored", w);
+  detail::check_stored_memory("multiply_stored", w, m, x, ldx, y, ldy);
   if (w.is_compressed()) {
     w.multiply(w, how, m, x, ldx, y, ldy);
     return;
@@ -17696,6 +17881,7 @@ inline void multiply_compressed(const StoredMatrix& w, Activations /*how*/, std:
                   " x ", w.cols, " weights; rows of x must be ", w.cols, " apart or more, of y ",
                   w.rows});
   }
+  detail::check_stored_memory("multiply_compressed", w, m, x, ldx, y, ldy);
   if (m > detail::stored_few) {
     detail::stored_gemm(detail::StoredProduct{w, m, x, ldx, y, ldy},
                         [&](std::int64_t first, std::int64_t count, float* to) {
@@ -18200,7 +18386,8 @@ inline void gemm_finish(const GemmOperands& g, std::int64_t row, std::int64_t m,
   run_on_lanes(GemmFinish{e, g.c, g.ldc, row, m, column, n});
 }
 
-// Sets what follows; throws where it writes or reads what is still needed.
+// Sets what follows; throws where no activation is named, or where it writes or reads what is still
+// needed.
 inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpilogue& e) {
   const auto rows = [&](const float* at, std::int64_t stride) {
     return stored_rows(at, kernels::Trans::no, g.m, g.n, stride);
@@ -18220,6 +18407,13 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpi
   if (gemm_overlap(who, c, before) || gemm_overlap(who, c, residual)) {
     fail({who, ": C overlaps before or residual; each must have memory of its own"});
   }
+  if (e.activation < kernels::Activation::none || e.activation > kernels::Activation::silu) {
+    fail({who, ": activation ", static_cast<int>(e.activation),
+          "; 0 to 3 are right: none, gelu, gelu_tanh, silu"});
+  }
+  const Memory bias{"bias", e.bias, g.n};
+  check_own(who, {"C", g.c, g.n, g.m, g.ldc}, {bias});
+  check_own(who, {"before", e.before, g.n, g.m, e.ld_before}, {bias});
   if (gemm_overlap(who, before, residual) ||
       gemm_overlap(who, before, operand(g.a, g.m, g.k, g.a_row, g.a_col)) ||
       gemm_overlap(who, before, operand(g.b, g.k, g.n, g.b_row, g.b_col))) {
@@ -18359,23 +18553,32 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
+// Terms that are added up before they are added to the others: a sum of f32 in one go would no
+// longer grow at 2^24 equal terms a lane.
+constexpr std::int64_t summed_at_once = 1 << 14;
+
 // The sum of a row of terms, four vectors at a time; a lane past the row counts as 0.
 template <class L, class Term>
 TINYSCALE_INLINE float row_sum(std::int64_t n, const Term& term) {
-  typename L::V sums[4] = {}, v;
+  typename L::V total{}, v;
   std::int64_t j = 0;
-  for (; j + 4 * L::width <= n; j += 4 * L::width) {
-    TINYSCALE_UNROLL
-    for (int part = 0; part < 4; ++part) {
-      term.template get<L>(j + part * L::width, L::width, v);
-      sums[part] = sums[part] + v;
+  while (j < n) {
+    const std::int64_t end = std::min(n, j + summed_at_once);
+    typename L::V sums[4] = {};
+    for (; j + 4 * L::width <= end; j += 4 * L::width) {
+      TINYSCALE_UNROLL
+      for (int part = 0; part < 4; ++part) {
+        term.template get<L>(j + part * L::width, L::width, v);
+        sums[part] = sums[part] + v;
+      }
     }
+    for (; j < end; j += L::width) {
+      term.template get<L>(j, end - j, v);
+      sums[0] = sums[0] + v;
+    }
+    total = total + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
-  for (; j < n; j += L::width) {
-    term.template get<L>(j, n - j, v);
-    sums[0] = sums[0] + v;
-  }
-  return sum_lanes<L>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  return sum_lanes<L>(total);
 }
 
 struct ValueTerm {
@@ -18531,14 +18734,14 @@ struct SumExp {
 
   // The next numbers of the row; those `ahead` of them are fetched.
   TINYSCALE_INLINE void add(std::int64_t n, const float* x, std::int64_t ahead) {
-    V v, sum = total, second = more;
+    V v, sum{}, second{};
     max_row<L>(n, x, best);
     const V before = top;
     max_vector<L>(top, best, top);
     const V bound = top;
     exp_negative<L>(before - bound, v);
-    sum = sum * v;
-    second = second * v;
+    total = total * v;
+    more = more * v;
     std::int64_t j = 0;
     for (; j + 2 * L::width <= n; j += 2 * L::width) {
       prefetch<3>(x + j + ahead);
@@ -18555,8 +18758,8 @@ struct SumExp {
       exp_negative<L>(v - bound, v);
       sum = sum + v;
     }
-    total = sum;
-    more = second;
+    total = total + sum;
+    more = more + second;
   }
 
   TINYSCALE_INLINE void finish(float& max, float& sum) const {
@@ -18602,12 +18805,16 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
   max_row<L>(n, x, best);
   max = max_lanes<L>(best);
   broadcast<L>(max, best);
-  for (std::int64_t j = 0; j < n; j += L::width) {
-    load_some<L>(x + j, n - j, lowest, v);
-    prefetch<3>(x + j + n);  // of the next row
-    exp_negative<L>(v - best, v);
-    total = total + v;
-    store_some<L>(y + j, n - j, v);
+  for (std::int64_t j = 0; j < n;) {
+    V part{};
+    for (const std::int64_t end = std::min(n, j + summed_at_once); j < end; j += L::width) {
+      load_some<L>(x + j, n - j, lowest, v);
+      prefetch<3>(x + j + n);  // of the next row
+      exp_negative<L>(v - best, v);
+      part = part + v;
+      store_some<L>(y + j, n - j, v);
+    }
+    total = total + part;
   }
   sum = sum_lanes<L>(total);
 }
@@ -18826,6 +19033,20 @@ struct CrossEntropyBackwardRows {
   }
 };
 
+// Targets are numbers of the vocabulary, or below 0; what is read stays.
+inline void check_losses(const char* who, std::int64_t rows, std::int64_t vocab,
+                         const std::int32_t* targets, const float* losses, const float* lse,
+                         std::initializer_list<Memory> read) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    if (targets[i] >= vocab) {
+      fail({who, ": target ", i, " is ", targets[i], "; the vocabulary is ", vocab,
+            ", a target below that, or below 0 for a row that is left out"});
+    }
+  }
+  check_own(who, {"losses", losses, rows}, read);
+  check_own(who, {"lse", lse, rows}, read);
+}
+
 // Rows per task so that a task is worth a thread's while; a function of the sizes only.
 inline std::int64_t row_grain(std::int64_t cols) {
   return std::max<std::int64_t>(1, 8192 / std::max<std::int64_t>(cols, 1));
@@ -18836,6 +19057,8 @@ inline std::int64_t row_grain(std::int64_t cols) {
 namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  const std::int64_t n = detail::count_of("softmax_forward", {rows, cols});
+  detail::check_in_place("softmax_forward", {"y", y, n}, {{"x", x, n}});
   const bool past = x != y && cols % 16 == 0 && cols <= 16384 &&  // of which two rows stay at hand
                     detail::before_line(y) == 0 && detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
@@ -18850,6 +19073,8 @@ inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x
 
 inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* y, const float* dy,
                              float* dx, float beta = 1.0f) {
+  const std::int64_t n = detail::count_of("softmax_backward", {rows, cols});
+  detail::check_in_place("softmax_backward", {"dx", dx, n}, {{"y", y, n}, {"dy", dy, n}});
   const bool past = beta == 0.0f && dx != y && dx != dy && detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta, past});
@@ -18861,6 +19086,9 @@ inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* 
 inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                   const std::int32_t* targets, float* losses, float* lse,
                                   float* top = nullptr) {
+  const char* const who = "cross_entropy_forward";
+  detail::check_losses(who, rows, vocab, targets, losses, lse,
+                       {{"logits", logits, detail::count_of(who, {rows, vocab})}});
   const std::int64_t grain = rows < 32 ? 1 : 8;  // rows that are read together
   parallel_for(
       rows, std::max(grain, detail::row_grain(vocab)), [&](std::int64_t begin, std::int64_t end) {
@@ -18873,6 +19101,10 @@ inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const f
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
                                    float* dlogits, float beta = 1.0f, const float* top = nullptr) {
+  const char* const who = "cross_entropy_backward";
+  const detail::Memory dx{"dlogits", dlogits, detail::count_of(who, {rows, vocab})};
+  detail::check_in_place(who, dx, {{"logits", logits, dx.columns}});
+  detail::check_own(who, dx, {{"lse", lse, rows}, {"targets", targets, rows}, {"top", top, rows}});
   const bool past = beta == 0.0f && dlogits != logits && detail::past_caches(rows * vocab);
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
@@ -18982,12 +19214,16 @@ namespace kernels {
 
 // y = x - lse, from differences to the maximum; dx = beta dx + dy - sum(dy) exp(y).
 inline void log_softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  const std::int64_t n = detail::count_of("log_softmax_forward", {rows, cols});
+  detail::check_in_place("log_softmax_forward", {"y", y, n}, {{"x", x, n}});
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::LogSoftmaxRows{begin, end, cols, x, y});
   });
 }
 inline void log_softmax_backward(std::int64_t rows, std::int64_t cols, const float* y,
                                  const float* dy, float* dx, float beta = 1.0f) {
+  const std::int64_t n = detail::count_of("log_softmax_backward", {rows, cols});
+  detail::check_in_place("log_softmax_backward", {"dx", dx, n}, {{"y", y, n}, {"dy", dy, n}});
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
     detail::run_on_lanes(detail::LogSoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta});
   });
@@ -19833,6 +20069,27 @@ constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
 constexpr std::int64_t attention_group = 8;     // blocks of queries for which keys are read once
 constexpr std::int64_t attention_keys = 64;     // likewise
 
+// What attention reads and writes, and whether its sizes are some.
+struct AttentionMemory {
+  Memory q, k, v, o, lse;
+
+  AttentionMemory(const char* who, const kernels::AttentionShape& s, const float* to_q,
+                  const float* to_k, const float* to_v, const float* to_o, const float* to_lse)
+      : q{"q", to_q, s.heads * s.head_size, s.queries, s.q_stride, s.batch, s.q_batch},
+        k{"k", to_k, s.kv_heads * s.head_size, s.keys, s.k_stride, s.batch, s.k_batch},
+        v{"v", to_v, s.kv_heads * s.head_size, s.keys, s.v_stride, s.batch, s.v_batch},
+        o{"o", to_o, s.heads * s.head_size, s.queries, s.o_stride, s.batch, s.o_batch},
+        lse{"lse", to_lse, 0} {
+    if (s.heads < 1 || s.kv_heads < 1 || s.heads % s.kv_heads != 0) {
+      fail({who, ": ", s.heads, " heads on ", s.kv_heads,
+            " of keys and values; each at least 1, and heads a multiple"});
+    }
+    count_of(who, {s.batch, s.queries, s.heads, s.head_size});
+    count_of(who, {s.batch, s.keys, s.heads, s.head_size});
+    lse.columns = count_of(who, {s.batch, s.heads, s.queries});
+  }
+};
+
 // Query i sees the keys [hidden_keys, visible_keys).
 inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t i) {
   if (s.causal == 0) {
@@ -20369,9 +20626,14 @@ inline AttentionHead head_of(const kernels::AttentionShape& s, AttentionHead t, 
 namespace kernels {
 
 // q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
-// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
+// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros. o may be q.
 inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
                               const float* v, float* o, float* lse) {
+  const char* const who = "attention_forward";
+  const detail::AttentionMemory memory(who, s, q, k, v, o, lse);
+  detail::check_in_place(who, memory.o, {memory.q});
+  detail::check_own(who, memory.o, {memory.k, memory.v});
+  detail::check_own(who, memory.lse, {memory.q, memory.k, memory.v, memory.o});
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;
   const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
@@ -20606,10 +20868,22 @@ inline void attention_backward_task(const kernels::AttentionShape& s, const Atte
 namespace kernels {
 
 // dq, dk, dv = beta times themselves (0: not read, or 1) + ..., laid out as q, k, v; d_o as o.
-// A task owns one key and value head.
+// A task owns one key and value head. dq may be q, o or d_o; all else is apart.
 inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
                                const float* v, const float* o, const float* lse, const float* d_o,
                                float* dq, float* dk, float* dv, float beta = 1.0f) {
+  const char* const who = "attention_backward";
+  const detail::AttentionMemory read(who, s, q, k, v, o, lse), made(who, s, dq, dk, dv, d_o, lse);
+  const auto named = [](detail::Memory memory, const char* name) {
+    memory.name = name;
+    return memory;
+  };
+  const detail::Memory to_q = named(made.q, "dq"), of_o = named(made.o, "d_o");
+  const detail::Memory to_k = named(made.k, "dk"), to_v = named(made.v, "dv");
+  detail::check_in_place(who, to_q, {read.q, read.o, of_o});
+  detail::check_own(who, to_q, {read.k, read.v, read.lse, to_k, to_v});
+  detail::check_own(who, to_k, {read.q, read.k, read.v, read.o, read.lse, of_o, to_v});
+  detail::check_own(who, to_v, {read.q, read.k, read.v, read.o, read.lse, of_o});
   const detail::AttentionHead all{q,  k,  v, const_cast<float*>(o), const_cast<float*>(lse), d_o,
                                   dq, dk, dv};
   parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -20657,7 +20931,7 @@ struct CacheShape {
 // in row p % page_tokens of pages[p / page_tokens]. Pages without a visible place may be null.
 struct CacheQuery {
   const float* q = nullptr;  // [heads, head_size]
-  float* o = nullptr;        // the same; zeros where nothing is visible
+  float* o = nullptr;        // the same, or q itself; zeros where nothing is visible
   const std::uint8_t* const* pages = nullptr;
   std::int64_t first = 0, end = 0;
 };
@@ -20713,6 +20987,41 @@ inline void check_cache(const char* who, const kernels::CacheShape& s) {
       s.heads % s.kv_heads != 0) {
     fail({who, ": pages of ", s.page_tokens, " tokens, ", s.heads, " heads on ", s.kv_heads, " of ",
           s.head_size, " numbers; each at least 1, and heads a multiple"});
+  }
+}
+
+// No query may write what another reads; its own o may be its q.
+inline void check_queries(const kernels::CacheShape& s, std::int64_t n,
+                          const kernels::CacheQuery* queries) {
+  const auto place = [](const float* at) { return reinterpret_cast<std::uintptr_t>(at); };
+  const auto length =
+      static_cast<std::uintptr_t>(count_of("cache_attention", {s.heads, s.head_size})) *
+      sizeof(float);
+  std::uintptr_t first_q = ~std::uintptr_t{0}, last_q = 0, first_o = first_q, last_o = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    first_q = std::min(first_q, place(queries[i].q));
+    last_q = std::max(last_q, place(queries[i].q));
+    first_o = std::min(first_o, place(queries[i].o));
+    last_o = std::max(last_o, place(queries[i].o));
+  }
+  if (n < 1 || (first_o > last_q && first_o - last_q >= length) ||
+      (first_q > last_o && first_q - last_o >= length)) {
+    return;
+  }
+  List<std::uintptr_t> reads(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) {
+    reads[static_cast<std::size_t>(i)] = place(queries[i].q);
+  }
+  std::sort(reads.data(), reads.data() + n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uintptr_t to = place(queries[i].o);
+    const std::uintptr_t* const end = std::lower_bound(reads.data(), reads.data() + n, to + length);
+    const std::uintptr_t* const begin =
+        std::lower_bound(reads.data(), reads.data() + n, to < length ? 0 : to - length + 1);
+    if (end - begin > (to == place(queries[i].q) ? 1 : 0)) {
+      fail({"cache_attention: o of query ", i,
+            " overlaps what is read; it must be q of that query, or have memory of its own"});
+    }
   }
 }
 
@@ -20789,7 +21098,6 @@ struct CacheTask {
     const float* const q = query.q + head * group * size;
     float* const o = query.o + head * group * size;
     float* const rows = work + group * keys;
-    std::fill(o, o + group * size, 0.0f);
     for (std::int64_t at = query.first; at < query.end;) {
       const CacheRows k = page_rows<L>(0, at, rows);
       const std::int64_t count = k.count;
@@ -20806,6 +21114,7 @@ struct CacheTask {
       exp_row<L>(keys, p, p, max, sum);
       scale_row<L>(keys, 1.0f / sum, p);
     }
+    std::fill(o, o + group * size, 0.0f);  // which may be q
     for (std::int64_t at = query.first; at < query.end;) {
       const CacheRows v = page_rows<L>(1, at, rows);
       const std::int64_t count = v.count;
@@ -20991,6 +21300,7 @@ inline void cache_attention(const CacheShape& s, std::int64_t n, const CacheQuer
     }
     keys += std::max<std::int64_t>(0, queries[i].end - queries[i].first);
   }
+  detail::check_queries(s, n, queries);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       CacheQuery query = queries[task / s.kv_heads];
@@ -21007,7 +21317,8 @@ inline void cache_attention(const CacheShape& s, std::int64_t n, const CacheQuer
 }
 
 // m tokens of one sequence at places first, first + 1, ..., each of which sees all before it and
-// itself; their keys and values are in the pages. q, o: rows [heads, head_size], ldq and ldo apart.
+// itself; their keys and values are in the pages. q, o: rows [heads, head_size], ldq and ldo apart;
+// o may be q.
 inline void cache_attention_prefill(const CacheShape& s, const std::uint8_t* const* pages,
                                     std::int64_t first, std::int64_t m, const float* q,
                                     std::int64_t ldq, float* o, std::int64_t ldo) {
@@ -21016,6 +21327,8 @@ inline void cache_attention_prefill(const CacheShape& s, const std::uint8_t* con
     detail::fail({"cache_attention_prefill: ", m, " queries from token ", first,
                   " on; 0 or more are right"});
   }
+  const std::int64_t row = detail::count_of("cache_attention_prefill", {s.heads, s.head_size});
+  detail::check_in_place("cache_attention_prefill", {"o", o, row, m, ldo}, {{"q", q, row, m, ldq}});
   if (m <= detail::cache_few) {
     List<CacheQuery> queries(static_cast<std::size_t>(m));
     for (std::int64_t i = 0; i < m; ++i) {
@@ -21076,7 +21389,7 @@ struct LinearCrossEntropy {
   const float* w;               // [vocab, width]
   const std::int32_t* targets;  // below 0: the row is left out
   float scale;                  // of the gradients: 1 / rows for a mean
-  float* dx;                    // null: not wanted
+  float* dx;                    // null: not wanted; may be x where dw is not wanted
   float* dw;
   float beta_x, beta_w;  // of dx and dw: 0 (not read) or 1
 };
@@ -21211,11 +21524,32 @@ struct LogitsBlock {
   }
 };
 
+inline void check_linear_losses(const char* who, const kernels::LinearCrossEntropy& c,
+                                const float* losses, const float* lse) {
+  const Memory x{"x", c.x, count_of(who, {c.rows, c.width})};
+  const Memory w{"w", c.w, count_of(who, {c.vocab, c.width})};
+  const Memory dx{"dx", c.dx, x.columns}, dw{"dw", c.dw, w.columns};
+  if (c.vocab < 1) {
+    fail({who, ": a vocabulary of ", c.vocab, "; 1 or more is right"});
+  }
+  check_losses(who, c.rows, c.vocab, c.targets, losses, lse, {x, w, dx, dw});
+  check_own(who, dw, {x, w, dx});
+  check_own(who, dx, {w});
+  if (c.dw == nullptr) {  // then x of some rows is read before their dx is written
+    check_in_place(who, dx, {x});
+  } else {
+    check_own(who, dx, {x});
+  }
+}
+
 // Blocks of rows, as equal as they can be.
 enum class LossPass { forward, both };
 
 inline void linear_cross_entropy_blocks(const kernels::LinearCrossEntropy& c, LossPass pass,
                                         float* losses, float* lse) {
+  check_linear_losses(
+      pass == LossPass::both ? "linear_cross_entropy" : "linear_cross_entropy_forward", c, losses,
+      lse);
   if (c.rows == 0 && c.dw != nullptr && c.beta_w == 0.0f && pass == LossPass::both) {
     std::fill(c.dw, c.dw + c.vocab * c.width, 0.0f);  // no row writes it
   }
@@ -21545,7 +21879,11 @@ struct NormBackwardRows {
 };
 
 // Chunks of 32 to 512 rows, each with its own sums, which are then added in order and in double.
-inline void norm_backward(std::int64_t rows, const NormBackward& all) {
+inline void norm_backward(const char* who, std::int64_t rows, const NormBackward& all) {
+  const Memory dx{"dx", all.dx, count_of(who, {rows, all.cols})};
+  check_in_place(who, dx, {{"x", all.x, dx.columns}, {"dy", all.dy, dx.columns}});
+  check_own(who, dx,
+            {{"weight", all.weight, all.cols}, {"mean", all.mean, rows}, {"rstd", all.rstd, rows}});
   const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 32, 512);
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
   const std::int64_t cached = rows * all.cols <= (1 << 17) ? 1024 / (all.cols + 1) : 1;
@@ -21575,7 +21913,12 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
   }
 }
 
-inline void norm_forward(std::int64_t rows, const NormRows& all) {
+inline void norm_forward(const char* who, std::int64_t rows, const NormRows& all) {
+  const std::int64_t n = count_of(who, {rows, all.cols});
+  check_in_place(who, {"y", all.y, n}, {{"x", all.x, n}});
+  check_own(who, {"y", all.y, n}, {{"weight", all.weight, all.cols}, {"bias", all.bias, all.cols}});
+  check_own(who, {"mean", all.mean, rows}, {{"x", all.x, n}});
+  check_own(who, {"rstd", all.rstd, rows}, {{"x", all.x, n}});
   parallel_for(rows, row_grain(all.cols), [&](std::int64_t begin, std::int64_t end) {
     NormRows part = all;
     part.past = all.y != all.x && past_caches(rows * all.cols);
@@ -21593,7 +21936,8 @@ namespace kernels {
 inline void layer_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                                const float* weight, const float* bias, float* y, float* mean,
                                float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, bias, y, mean, rstd});
+  detail::norm_forward("layer_norm_forward", rows,
+                       {0, 0, cols, eps, x, weight, bias, y, mean, rstd});
 }
 
 // dx = beta dx + ... (beta 0 or 1); dweight and dbias (or null) are added to.
@@ -21601,18 +21945,21 @@ inline void layer_norm_backward(std::int64_t rows, std::int64_t cols, const floa
                                 const float* weight, const float* mean, const float* rstd,
                                 const float* dy, float* dx, float* dweight, float* dbias,
                                 float beta = 1.0f) {
-  detail::norm_backward(rows, {cols, x, weight, mean, rstd, dy, beta, dx, dweight, dbias});
+  detail::norm_backward("layer_norm_backward", rows,
+                        {cols, x, weight, mean, rstd, dy, beta, dx, dweight, dbias});
 }
 
 inline void rms_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                              const float* weight, float* y, float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, nullptr, y, nullptr, rstd});
+  detail::norm_forward("rms_norm_forward", rows,
+                       {0, 0, cols, eps, x, weight, nullptr, y, nullptr, rstd});
 }
 
 inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,
                               const float* weight, const float* rstd, const float* dy, float* dx,
                               float* dweight, float beta = 1.0f) {
-  detail::norm_backward(rows, {cols, x, weight, nullptr, rstd, dy, beta, dx, dweight, nullptr});
+  detail::norm_backward("rms_norm_backward", rows,
+                        {cols, x, weight, nullptr, rstd, dy, beta, dx, dweight, nullptr});
 }
 
 }  // namespace kernels
@@ -21687,6 +22034,16 @@ inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, fl
 
 namespace detail {
 
+// Places, also those behind n tokens and a jump, are counted exactly (2^53 is).
+inline void check_places(const char* who, const TokenPlaces& places, std::int64_t n) {
+  const std::int64_t most = std::int64_t{1} << 52;
+  if (places.first < -most || places.first > most || places.jump < -most || places.jump > most ||
+      n > most) {
+    fail({who, ": ", n, " tokens from place ", places.first, " on, with a jump of ", places.jump,
+          "; at most 2^52 of each are right"});
+  }
+}
+
 // y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
 template <bool add>
 TINYSCALE_OPTIMIZED void rope_token(const kernels::RopeShape& s, const float* cos, const float* sin,
@@ -21707,9 +22064,15 @@ TINYSCALE_OPTIMIZED void rope_token(const kernels::RopeShape& s, const float* co
   }
 }
 
-inline void rope_all(const kernels::RopeShape& s, kernels::RopeTurn turn, const float* x, float* y,
-                     bool add) {
+inline void rope_all(const char* who, const kernels::RopeShape& s, kernels::RopeTurn turn,
+                     const float* x, float* y, bool add) {
   const std::int64_t half = s.head_size / 2;
+  const std::int64_t n = count_of(who, {s.batch, s.tokens, s.heads, s.head_size});
+  if (s.head_size % 2 != 0) {
+    fail({who, ": heads of ", s.head_size, " numbers; pairs are turned, so an even size is right"});
+  }
+  check_places(who, s.places, s.tokens);
+  check_in_place(who, {"y", y, n}, {{"x", x, n}});
   const std::int64_t width = s.heads * s.head_size;
   List<double> frequency(static_cast<std::size_t>(half));
   for (std::int64_t i = 0; i < half; ++i) {
@@ -21743,12 +22106,12 @@ namespace kernels {
 
 // y = x turned (y may be x). head_size must be even.
 inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
-  detail::rope_all(s, turn, x, y, false);
+  detail::rope_all("rope", s, turn, x, y, false);
 }
 
 // dx = beta dx + dy turned back; beta is 0 (dx is not read) or 1.
 inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float beta = 1.0f) {
-  detail::rope_all(s, RopeTurn::inverse, dy, dx, beta != 0.0f);
+  detail::rope_all("rope_backward", s, RopeTurn::inverse, dy, dx, beta != 0.0f);
 }
 
 }  // namespace kernels
@@ -26497,6 +26860,12 @@ inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
   if (size.value < 1) {
     detail::fail({"split: parts of ", size.value, "; 1 or more is right"});
   }
+  constexpr std::int64_t most = std::int64_t{1} << 20;  // tensors of 200 MB without a number
+  if ((x.dim(d) - 1) / size.value >= most) {
+    detail::fail({"split: parts of ", size.value, " along dimension ", dim, " of ",
+                  x.shape().text(), " are ", (x.dim(d) - 1) / size.value + 1,
+                  "; at most 2^20 are right"});
+  }
   std::vector<Tensor> parts;
   for (std::int64_t i = 0, n = 0; i < x.dim(d); i += n) {
     n = std::min(x.dim(d) - i, size.value);
@@ -27524,6 +27893,11 @@ inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k,
     fail({"attention: a window of ", window, " keys", mask == Mask::none ? " without a mask" : "",
           "; 0 (all) is right, or with Mask::causal 1 or more"});
   }
+  const std::int64_t seen = window > 0 ? std::min(window, k.dim(1)) : k.dim(1);
+  if (seen > most_places) {
+    fail({"attention: a query sees ", seen,
+          " keys; up to 16777216 are right, more weights of which f32 does not hold the sum"});
+  }
   kernels::AttentionShape s;
   s.batch = q.dim(0);
   s.queries = q.dim(1);
@@ -27565,7 +27939,7 @@ inline double attention_pairs(const kernels::AttentionShape& s) {
       pairs += pairs_of_stretch(s.queries, first, s.window);
     }
   }
-  return pairs * static_cast<double>(s.batch * s.heads);
+  return pairs * static_cast<double>(s.batch) * static_cast<double>(s.heads);
 }
 
 inline void record_attention(const OpScope& scope, const char* name,
@@ -27632,8 +28006,9 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   }
   const detail::OpScope scope;
   Tensor y(q.shape());
-  Tensor lse(Shape{s.batch, heads, s.queries});
+  Tensor lse;  // of no numbers there is none
   if (y.count() > 0) {
+    lse = Tensor(Shape{s.batch, heads, s.queries});
     kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
   }
   detail::record_attention(scope, "attention", s, q, k, &VectorCost::forward);
@@ -27649,8 +28024,9 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
           float* to[3];
           const float beta = detail::gradient_places(slots, inputs, apart, to);
           if (kq.count() + kk.count() > 0) {
-            kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
-                                        dy.data(), to[0], to[1], to[2], beta);
+            kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(),
+                                        lse.defined() ? lse.data() : nullptr, dy.data(), to[0],
+                                        to[1], to[2], beta);
           }
           for (int i = 0; i < 3; ++i) {
             if (slots[i] && apart[i].defined()) {
@@ -27697,6 +28073,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& p
                     "; finite numbers other than 0 are right"});
     }
   }
+  detail::check_places("rope", places, x.dim(1));
   static const char* const ways[] = {"interleaved", "halves"};
   detail::name_in("rope: pairs", ways, pairs);
   if (detail::recording()) {
@@ -27974,6 +28351,10 @@ inline Tensor dropout_at(const Tensor& given, float p, std::uint64_t seed, const
 // gives the index of its first element. No mask is stored: the backward pass draws it again.
 inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
   detail::check_dropout(x, p);
+  if (first < 0 || first > std::numeric_limits<std::int64_t>::max() - x.count()) {
+    detail::fail({"dropout: the first of ", x.count(), " elements is element ", first,
+                  "; 0 or more, and places that can be counted, are right"});
+  }
   return detail::dropout_at(x, p, seed, {1, 0, {x.count(), 0}, {first, 0}});
 }
 
@@ -28597,8 +28978,11 @@ inline std::vector<std::int32_t> gather_places(const char* op, const Tensor& x, 
                                                const std::vector<std::int32_t>& ids,
                                                const Shape& shape) {
   const int d = check_dim(op, x, dim);
-  bool fits = shape.size() == x.dims() && x.count() <= std::int64_t{1} << 31 &&
-              static_cast<std::int64_t>(ids.size()) == shape.count();
+  if (x.count() > std::int64_t{1} << 31) {
+    fail({op, ": x is ", x.shape().text(), ", ", x.count(),
+          " elements; places among at most 2^31 are counted in 32 bits"});
+  }
+  bool fits = shape.size() == x.dims() && static_cast<std::int64_t>(ids.size()) == shape.count();
   for (int i = 0; fits && i < x.dims(); ++i) {
     fits = i == d || shape[i] <= x.dim(i);
   }
@@ -28844,7 +29228,9 @@ inline Tensor einsum_operand(const Tensor& x, std::string letters, const std::st
     std::int64_t size = 1;
     for (const char c : group) {
       order.push_back(static_cast<int>(left.find(c)));
-      size *= y.dim(order.back());
+      const std::int64_t n = y.dim(order.back());
+      // More than 2^63 - 1: then y has no elements, and of no size there are as many.
+      size = n > 0 && size > std::numeric_limits<std::int64_t>::max() / n ? 0 : size * n;
     }
     shape.push_back(size);
   }

@@ -12,6 +12,7 @@
 
 #include "error_of.hpp"
 #include "kernel_tests.hpp"
+#include "long_tests.hpp"
 
 namespace ts = tinyscale;
 namespace kernel = tinyscale::kernels;
@@ -924,4 +925,27 @@ TEST_CASE("linear cross-entropy: no vocabulary, targets outside it, results over
   CHECK(run(vocab, dx.data(), nullptr) == "no error");
   CHECK(run(vocab, x.data(), nullptr) == "no error");  // in place, without dw
   CHECK(x == dx);
+}
+
+// A sum in f32 stops at 2^24 equal terms; a row is summed in parts.
+TEST_CASE("rows longer than f32 counts: sums of softmax, norms and losses [slow]") {
+  if (!long_tests()) {
+    return;  // 800 MB
+  }
+  const std::int64_t n = (std::int64_t{3} << 25) + 24;
+  const std::int32_t target = 5;
+  std::vector<float> x(static_cast<std::size_t>(n), 3.0f);
+  float loss = 0, lse = 0, mean = 0, rstd = 0;
+  const double log_n = std::log(static_cast<double>(n));
+  kernel::cross_entropy_forward(1, n, x.data(), &target, &loss, &lse);
+  CHECK(static_cast<double>(loss) == doctest::Approx(log_n).epsilon(1e-6));
+  {
+    const std::vector<float> one(static_cast<std::size_t>(n), 1.0f);
+    kernel::layer_norm_forward(1, n, 1e-5f, x.data(), one.data(), nullptr, x.data(), &mean, &rstd);
+    CHECK(static_cast<double>(mean) == doctest::Approx(3).epsilon(1e-6));
+    CHECK(x[7] == doctest::Approx(0).scale(1).epsilon(1e-3));
+  }
+  std::fill(x.begin(), x.end(), 3.0f);
+  kernel::softmax_forward(1, n, x.data(), x.data());
+  CHECK(static_cast<double>(x[9]) * static_cast<double>(n) == doctest::Approx(1).epsilon(1e-6));
 }

@@ -252,6 +252,9 @@ TEST_CASE("errors name the function, the shapes and what would be right") {
   CHECK(error_of([&] { ts::softmax(ts::zeros({})); }) ==
         "softmax: shape [] has no last dimension to work along");
   CHECK(error_of([&] { ts::dropout(x, 1.0f, 1); }) == "dropout: p is 1; right is 0 <= p < 1");
+  CHECK(error_of([&] { ts::dropout(x, 0.5f, 1, -5); }) ==
+        "dropout: the first of " + std::to_string(x.count()) +
+            " elements is element -5; 0 or more, and places that can be counted, are right");
   CHECK(error_of([&] { ts::tensor({2}, {1.0f}); }) ==
         "tensor: 1 values given for shape [2], which holds 2");
   CHECK(error_of([&] { x.item(); }) ==

@@ -475,7 +475,13 @@ TEST_CASE("a view of 2^32 elements costs nothing") {
   const ts::Tensor keys = ts::broadcast_to(ts::ones({2}), {1, std::int64_t{1} << 50, 2});
   CHECK(error_of([&] {
           ts::attention(ts::ones({1, 1, 2}), keys, keys, 1, 1, ts::Mask::none);
-        }) == "kernel: 1125899906842624 floats of scratch memory; this machine has none left");
+        }) ==
+        "attention: a query sees 1125899906842624 keys; up to 16777216 are right, more weights of "
+        "which f32 does not hold the sum");
+  CHECK(error_of([&] { ts::detail::Scratch(std::int64_t{1} << 50); }) ==
+        "kernel: 1125899906842624 floats of scratch memory; this machine has none left");
+  const ts::Tensor as_many = ts::broadcast_to(ts::ones({1}), {1, 1 << 24, 1});
+  CHECK(ts::attention(ts::ones({1, 1, 1}), as_many, as_many, 1, 1, ts::Mask::none).item() == 1.0f);
   CHECK(error_of([&] { ts::contiguous(vast); }) ==
         "Tensor: shape [1048576, 1048576] takes 4.4 TB; a tensor holds at most 2^38 numbers, "
         "1.1 TB");

@@ -1,6 +1,7 @@
 #pragma once
 // Sums and maxima of one row: of its numbers, of products, of squares.
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -10,23 +11,32 @@
 namespace tinyscale {
 namespace detail {
 
+// Terms that are added up before they are added to the others: a sum of f32 in one go would no
+// longer grow at 2^24 equal terms a lane.
+constexpr std::int64_t summed_at_once = 1 << 14;
+
 // The sum of a row of terms, four vectors at a time; a lane past the row counts as 0.
 template <class L, class Term>
 TINYSCALE_INLINE float row_sum(std::int64_t n, const Term& term) {
-  typename L::V sums[4] = {}, v;
+  typename L::V total{}, v;
   std::int64_t j = 0;
-  for (; j + 4 * L::width <= n; j += 4 * L::width) {
-    TINYSCALE_UNROLL
-    for (int part = 0; part < 4; ++part) {
-      term.template get<L>(j + part * L::width, L::width, v);
-      sums[part] = sums[part] + v;
+  while (j < n) {
+    const std::int64_t end = std::min(n, j + summed_at_once);
+    typename L::V sums[4] = {};
+    for (; j + 4 * L::width <= end; j += 4 * L::width) {
+      TINYSCALE_UNROLL
+      for (int part = 0; part < 4; ++part) {
+        term.template get<L>(j + part * L::width, L::width, v);
+        sums[part] = sums[part] + v;
+      }
     }
+    for (; j < end; j += L::width) {
+      term.template get<L>(j, end - j, v);
+      sums[0] = sums[0] + v;
+    }
+    total = total + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
-  for (; j < n; j += L::width) {
-    term.template get<L>(j, n - j, v);
-    sums[0] = sums[0] + v;
-  }
-  return sum_lanes<L>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  return sum_lanes<L>(total);
 }
 
 struct ValueTerm {

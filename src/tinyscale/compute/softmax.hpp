@@ -94,14 +94,14 @@ struct SumExp {
 
   // The next numbers of the row; those `ahead` of them are fetched.
   TINYSCALE_INLINE void add(std::int64_t n, const float* x, std::int64_t ahead) {
-    V v, sum = total, second = more;
+    V v, sum{}, second{};
     max_row<L>(n, x, best);
     const V before = top;
     max_vector<L>(top, best, top);
     const V bound = top;
     exp_negative<L>(before - bound, v);
-    sum = sum * v;
-    second = second * v;
+    total = total * v;
+    more = more * v;
     std::int64_t j = 0;
     for (; j + 2 * L::width <= n; j += 2 * L::width) {
       prefetch<3>(x + j + ahead);
@@ -118,8 +118,8 @@ struct SumExp {
       exp_negative<L>(v - bound, v);
       sum = sum + v;
     }
-    total = sum;
-    more = second;
+    total = total + sum;
+    more = more + second;
   }
 
   TINYSCALE_INLINE void finish(float& max, float& sum) const {
@@ -165,12 +165,16 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
   max_row<L>(n, x, best);
   max = max_lanes<L>(best);
   broadcast<L>(max, best);
-  for (std::int64_t j = 0; j < n; j += L::width) {
-    load_some<L>(x + j, n - j, lowest, v);
-    prefetch<3>(x + j + n);  // of the next row
-    exp_negative<L>(v - best, v);
-    total = total + v;
-    store_some<L>(y + j, n - j, v);
+  for (std::int64_t j = 0; j < n;) {
+    V part{};
+    for (const std::int64_t end = std::min(n, j + summed_at_once); j < end; j += L::width) {
+      load_some<L>(x + j, n - j, lowest, v);
+      prefetch<3>(x + j + n);  // of the next row
+      exp_negative<L>(v - best, v);
+      part = part + v;
+      store_some<L>(y + j, n - j, v);
+    }
+    total = total + part;
   }
   sum = sum_lanes<L>(total);
 }

@@ -36,6 +36,11 @@ inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k,
     fail({"attention: a window of ", window, " keys", mask == Mask::none ? " without a mask" : "",
           "; 0 (all) is right, or with Mask::causal 1 or more"});
   }
+  const std::int64_t seen = window > 0 ? std::min(window, k.dim(1)) : k.dim(1);
+  if (seen > most_places) {
+    fail({"attention: a query sees ", seen,
+          " keys; up to 16777216 are right, more weights of which f32 does not hold the sum"});
+  }
   kernels::AttentionShape s;
   s.batch = q.dim(0);
   s.queries = q.dim(1);

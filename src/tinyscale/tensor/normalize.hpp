@@ -2,6 +2,7 @@
 // Layer norm (arXiv 1607.06450), RMS norm (arXiv 1910.07467) along the last dimension, and dropout.
 
 #include <cstdint>  // int64_t
+#include <limits>   // numeric_limits
 
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/compute/norm.hpp"
@@ -237,6 +238,10 @@ inline Tensor dropout_at(const Tensor& given, float p, std::uint64_t seed, const
 // gives the index of its first element. No mask is stored: the backward pass draws it again.
 inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
   detail::check_dropout(x, p);
+  if (first < 0 || first > std::numeric_limits<std::int64_t>::max() - x.count()) {
+    detail::fail({"dropout: the first of ", x.count(), " elements is element ", first,
+                  "; 0 or more, and places that can be counted, are right"});
+  }
   return detail::dropout_at(x, p, seed, {1, 0, {x.count(), 0}, {first, 0}});
 }
 
