@@ -10810,6 +10810,11 @@ namespace detail {
   fail({who, ": sizes ", text, "; each must be 0 or more, their product at most 2^60"});
 }
 
+// Whether one size is 0 or more, and at most 2^60.
+inline bool is_count(std::int64_t n) {
+  return static_cast<std::uint64_t>(n) <= std::uint64_t{1} << 60;
+}
+
 // The product of sizes, or an Error.
 inline std::int64_t count_of(const char* who, std::initializer_list<std::int64_t> sizes) {
   double product = 1;
@@ -10885,22 +10890,45 @@ inline bool memory_overlaps(const Memory& a, const Memory& b) {
   return !apart && !a.empty() && !b.empty() && memory_crosses(a, b);
 }
 
+// Of n and m numbers of four bytes: y is x, number for number, or apart from it, as in nearly every
+// call. Counted by count_of.
+inline bool is_plain(const void* y, std::int64_t n, const void* x, std::int64_t m) {
+  const std::uintptr_t at_y = reinterpret_cast<std::uintptr_t>(y);
+  const std::uintptr_t at_x = reinterpret_cast<std::uintptr_t>(x);
+  return x == nullptr || (y == x && n == m) || at_y + 4 * static_cast<std::uintptr_t>(n) <= at_x ||
+         at_x + 4 * static_cast<std::uintptr_t>(m) <= at_y;
+}
+
 // A result that needs memory of its own.
-inline void check_own(const char* who, const Memory& y, std::initializer_list<Memory> others) {
-  for (const Memory& x : others) {
-    if (memory_overlaps(y, x)) {
-      fail({who, ": ", y.name, " overlaps ", x.name, "; it must have memory of its own"});
+inline void check_own(const char* who, const Memory& y,
+                      std::initializer_list<const Memory*> others) {
+  for (const Memory* const x : others) {
+    if (memory_overlaps(y, *x)) {
+      fail({who, ": ", y.name, " overlaps ", x->name, "; it must have memory of its own"});
     }
+  }
+}
+[[gnu::noinline]] inline void check_own(const char* who, const Memory& y,
+                                        std::initializer_list<Memory> others) {
+  for (const Memory& x : others) {
+    check_own(who, y, {&x});
   }
 }
 
 // A result that may also be any of the others.
-inline void check_in_place(const char* who, const Memory& y, std::initializer_list<Memory> others) {
-  for (const Memory& x : others) {
-    if (!y.same(x) && memory_overlaps(y, x)) {
-      fail({who, ": ", y.name, " overlaps ", x.name, " in part; it must be ", x.name,
+inline void check_in_place(const char* who, const Memory& y,
+                           std::initializer_list<const Memory*> others) {
+  for (const Memory* const x : others) {
+    if (!y.same(*x) && memory_overlaps(y, *x)) {
+      fail({who, ": ", y.name, " overlaps ", x->name, " in part; it must be ", x->name,
             " itself, number for number, or have memory of its own"});
     }
+  }
+}
+[[gnu::noinline]] inline void check_in_place(const char* who, const Memory& y,
+                                             std::initializer_list<Memory> others) {
+  for (const Memory& x : others) {
+    check_in_place(who, y, {&x});
   }
 }
 
@@ -11048,11 +11076,18 @@ void map_block(const void* op, const MapOperands& m) {
   run_on_lanes(MapBlock<Op>{*static_cast<const Op*>(op), m});
 }
 
+[[gnu::noinline]] inline void check_operands(const char* who, const MapOperands& all) {
+  const Memory y{"y", all.y, count_of(who, {all.n})};
+  check_in_place(who, y, {{"an operand", all.a, all.n}, {"an operand", all.b, all.n}});
+}
+
 // The blocks of all ops: what differs is a function pointer, so it is compiled once.
 inline void map_blocks(const char* who, void (*block)(const void* op, const MapOperands& m),
                        const void* op, const MapOperands& all, bool reads_y) {
-  const Memory y{"y", all.y, count_of(who, {all.n})};
-  check_in_place(who, y, {{"an operand", all.a, all.n}, {"an operand", all.b, all.n}});
+  const std::int64_t n = all.n;
+  if (!is_count(n) || !is_plain(all.y, n, all.a, n) || !is_plain(all.y, n, all.b, n)) {
+    check_operands(who, all);
+  }
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
   const bool past = !reads_y && all.y != all.a && all.y != all.b &&
                     reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 && past_caches(all.n);
@@ -19058,7 +19093,9 @@ namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
   const std::int64_t n = detail::count_of("softmax_forward", {rows, cols});
-  detail::check_in_place("softmax_forward", {"y", y, n}, {{"x", x, n}});
+  if (!detail::is_plain(y, n, x, n)) {
+    detail::check_in_place("softmax_forward", {"y", y, n}, {{"x", x, n}});
+  }
   const bool past = x != y && cols % 16 == 0 && cols <= 16384 &&  // of which two rows stay at hand
                     detail::before_line(y) == 0 && detail::past_caches(rows * cols);
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
@@ -20088,6 +20125,24 @@ struct AttentionMemory {
     count_of(who, {s.batch, s.keys, s.heads, s.head_size});
     lse.columns = count_of(who, {s.batch, s.heads, s.queries});
   }
+
+  // Whether the results lie before or behind all else, as they nearly always do.
+  bool is_plain() const {
+    const Memory* const all[] = {&o, &lse, &q, &k, &v};
+    std::uintptr_t begin[5], end[5];
+    bool apart = true;
+    for (int i = 0; i < 5; ++i) {
+      begin[i] = all[i]->begin();
+      end[i] = all[i]->end();
+      apart = apart && end[i] >= begin[i];
+    }
+    for (int y = 0; y < 2; ++y) {
+      for (int x = y + 1; x < 5; ++x) {
+        apart = apart && (end[y] <= begin[x] || end[x] <= begin[y]);
+      }
+    }
+    return apart;
+  }
 };
 
 // Query i sees the keys [hidden_keys, visible_keys).
@@ -20631,9 +20686,11 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
                               const float* v, float* o, float* lse) {
   const char* const who = "attention_forward";
   const detail::AttentionMemory memory(who, s, q, k, v, o, lse);
-  detail::check_in_place(who, memory.o, {memory.q});
-  detail::check_own(who, memory.o, {memory.k, memory.v});
-  detail::check_own(who, memory.lse, {memory.q, memory.k, memory.v, memory.o});
+  if (!memory.is_plain()) {
+    detail::check_in_place(who, memory.o, {&memory.q});
+    detail::check_own(who, memory.o, {&memory.k, &memory.v});
+    detail::check_own(who, memory.lse, {&memory.q, &memory.k, &memory.v, &memory.o});
+  }
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;
   const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
@@ -20880,10 +20937,10 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
   };
   const detail::Memory to_q = named(made.q, "dq"), of_o = named(made.o, "d_o");
   const detail::Memory to_k = named(made.k, "dk"), to_v = named(made.v, "dv");
-  detail::check_in_place(who, to_q, {read.q, read.o, of_o});
-  detail::check_own(who, to_q, {read.k, read.v, read.lse, to_k, to_v});
-  detail::check_own(who, to_k, {read.q, read.k, read.v, read.o, read.lse, of_o, to_v});
-  detail::check_own(who, to_v, {read.q, read.k, read.v, read.o, read.lse, of_o});
+  detail::check_in_place(who, to_q, {&read.q, &read.o, &of_o});
+  detail::check_own(who, to_q, {&read.k, &read.v, &read.lse, &to_k, &to_v});
+  detail::check_own(who, to_k, {&read.q, &read.k, &read.v, &read.o, &read.lse, &of_o, &to_v});
+  detail::check_own(who, to_v, {&read.q, &read.k, &read.v, &read.o, &read.lse, &of_o});
   const detail::AttentionHead all{q,  k,  v, const_cast<float*>(o), const_cast<float*>(lse), d_o,
                                   dq, dk, dv};
   parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -21915,10 +21972,17 @@ inline void norm_backward(const char* who, std::int64_t rows, const NormBackward
 
 inline void norm_forward(const char* who, std::int64_t rows, const NormRows& all) {
   const std::int64_t n = count_of(who, {rows, all.cols});
-  check_in_place(who, {"y", all.y, n}, {{"x", all.x, n}});
-  check_own(who, {"y", all.y, n}, {{"weight", all.weight, all.cols}, {"bias", all.bias, all.cols}});
-  check_own(who, {"mean", all.mean, rows}, {{"x", all.x, n}});
-  check_own(who, {"rstd", all.rstd, rows}, {{"x", all.x, n}});
+  const bool plain = is_plain(all.y, n, all.x, n) && is_plain(all.y, n, all.weight, all.cols) &&
+                     is_plain(all.y, n, all.bias, all.cols) && all.y != all.weight &&
+                     all.y != all.bias && is_plain(all.mean, rows, all.x, n) &&
+                     is_plain(all.rstd, rows, all.x, n) && all.mean != all.x && all.rstd != all.x;
+  if (!plain) {
+    check_in_place(who, {"y", all.y, n}, {{"x", all.x, n}});
+    check_own(who, {"y", all.y, n},
+              {{"weight", all.weight, all.cols}, {"bias", all.bias, all.cols}});
+    check_own(who, {"mean", all.mean, rows}, {{"x", all.x, n}});
+    check_own(who, {"rstd", all.rstd, rows}, {{"x", all.x, n}});
+  }
   parallel_for(rows, row_grain(all.cols), [&](std::int64_t begin, std::int64_t end) {
     NormRows part = all;
     part.past = all.y != all.x && past_caches(rows * all.cols);

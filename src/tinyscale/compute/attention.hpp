@@ -306,9 +306,11 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
                               const float* v, float* o, float* lse) {
   const char* const who = "attention_forward";
   const detail::AttentionMemory memory(who, s, q, k, v, o, lse);
-  detail::check_in_place(who, memory.o, {memory.q});
-  detail::check_own(who, memory.o, {memory.k, memory.v});
-  detail::check_own(who, memory.lse, {memory.q, memory.k, memory.v, memory.o});
+  if (!memory.is_plain()) {
+    detail::check_in_place(who, memory.o, {&memory.q});
+    detail::check_own(who, memory.o, {&memory.k, &memory.v});
+    detail::check_own(who, memory.lse, {&memory.q, &memory.k, &memory.v, &memory.o});
+  }
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;
   const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task

@@ -51,6 +51,24 @@ struct AttentionMemory {
     count_of(who, {s.batch, s.keys, s.heads, s.head_size});
     lse.columns = count_of(who, {s.batch, s.heads, s.queries});
   }
+
+  // Whether the results lie before or behind all else, as they nearly always do.
+  bool is_plain() const {
+    const Memory* const all[] = {&o, &lse, &q, &k, &v};
+    std::uintptr_t begin[5], end[5];
+    bool apart = true;
+    for (int i = 0; i < 5; ++i) {
+      begin[i] = all[i]->begin();
+      end[i] = all[i]->end();
+      apart = apart && end[i] >= begin[i];
+    }
+    for (int y = 0; y < 2; ++y) {
+      for (int x = y + 1; x < 5; ++x) {
+        apart = apart && (end[y] <= begin[x] || end[x] <= begin[y]);
+      }
+    }
+    return apart;
+  }
 };
 
 // Query i sees the keys [hidden_keys, visible_keys).

@@ -150,11 +150,18 @@ void map_block(const void* op, const MapOperands& m) {
   run_on_lanes(MapBlock<Op>{*static_cast<const Op*>(op), m});
 }
 
+[[gnu::noinline]] inline void check_operands(const char* who, const MapOperands& all) {
+  const Memory y{"y", all.y, count_of(who, {all.n})};
+  check_in_place(who, y, {{"an operand", all.a, all.n}, {"an operand", all.b, all.n}});
+}
+
 // The blocks of all ops: what differs is a function pointer, so it is compiled once.
 inline void map_blocks(const char* who, void (*block)(const void* op, const MapOperands& m),
                        const void* op, const MapOperands& all, bool reads_y) {
-  const Memory y{"y", all.y, count_of(who, {all.n})};
-  check_in_place(who, y, {{"an operand", all.a, all.n}, {"an operand", all.b, all.n}});
+  const std::int64_t n = all.n;
+  if (!is_count(n) || !is_plain(all.y, n, all.a, n) || !is_plain(all.y, n, all.b, n)) {
+    check_operands(who, all);
+  }
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
   const bool past = !reads_y && all.y != all.a && all.y != all.b &&
                     reinterpret_cast<std::uintptr_t>(all.y) % 64 == 0 && past_caches(all.n);

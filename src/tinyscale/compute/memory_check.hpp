@@ -20,6 +20,11 @@ namespace detail {
   fail({who, ": sizes ", text, "; each must be 0 or more, their product at most 2^60"});
 }
 
+// Whether one size is 0 or more, and at most 2^60.
+inline bool is_count(std::int64_t n) {
+  return static_cast<std::uint64_t>(n) <= std::uint64_t{1} << 60;
+}
+
 // The product of sizes, or an Error.
 inline std::int64_t count_of(const char* who, std::initializer_list<std::int64_t> sizes) {
   double product = 1;
@@ -95,22 +100,45 @@ inline bool memory_overlaps(const Memory& a, const Memory& b) {
   return !apart && !a.empty() && !b.empty() && memory_crosses(a, b);
 }
 
+// Of n and m numbers of four bytes: y is x, number for number, or apart from it, as in nearly every
+// call. Counted by count_of.
+inline bool is_plain(const void* y, std::int64_t n, const void* x, std::int64_t m) {
+  const std::uintptr_t at_y = reinterpret_cast<std::uintptr_t>(y);
+  const std::uintptr_t at_x = reinterpret_cast<std::uintptr_t>(x);
+  return x == nullptr || (y == x && n == m) || at_y + 4 * static_cast<std::uintptr_t>(n) <= at_x ||
+         at_x + 4 * static_cast<std::uintptr_t>(m) <= at_y;
+}
+
 // A result that needs memory of its own.
-inline void check_own(const char* who, const Memory& y, std::initializer_list<Memory> others) {
-  for (const Memory& x : others) {
-    if (memory_overlaps(y, x)) {
-      fail({who, ": ", y.name, " overlaps ", x.name, "; it must have memory of its own"});
+inline void check_own(const char* who, const Memory& y,
+                      std::initializer_list<const Memory*> others) {
+  for (const Memory* const x : others) {
+    if (memory_overlaps(y, *x)) {
+      fail({who, ": ", y.name, " overlaps ", x->name, "; it must have memory of its own"});
     }
+  }
+}
+[[gnu::noinline]] inline void check_own(const char* who, const Memory& y,
+                                        std::initializer_list<Memory> others) {
+  for (const Memory& x : others) {
+    check_own(who, y, {&x});
   }
 }
 
 // A result that may also be any of the others.
-inline void check_in_place(const char* who, const Memory& y, std::initializer_list<Memory> others) {
-  for (const Memory& x : others) {
-    if (!y.same(x) && memory_overlaps(y, x)) {
-      fail({who, ": ", y.name, " overlaps ", x.name, " in part; it must be ", x.name,
+inline void check_in_place(const char* who, const Memory& y,
+                           std::initializer_list<const Memory*> others) {
+  for (const Memory* const x : others) {
+    if (!y.same(*x) && memory_overlaps(y, *x)) {
+      fail({who, ": ", y.name, " overlaps ", x->name, " in part; it must be ", x->name,
             " itself, number for number, or have memory of its own"});
     }
+  }
+}
+[[gnu::noinline]] inline void check_in_place(const char* who, const Memory& y,
+                                             std::initializer_list<Memory> others) {
+  for (const Memory& x : others) {
+    check_in_place(who, y, {&x});
   }
 }
 

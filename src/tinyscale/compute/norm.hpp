@@ -324,10 +324,17 @@ inline void norm_backward(const char* who, std::int64_t rows, const NormBackward
 
 inline void norm_forward(const char* who, std::int64_t rows, const NormRows& all) {
   const std::int64_t n = count_of(who, {rows, all.cols});
-  check_in_place(who, {"y", all.y, n}, {{"x", all.x, n}});
-  check_own(who, {"y", all.y, n}, {{"weight", all.weight, all.cols}, {"bias", all.bias, all.cols}});
-  check_own(who, {"mean", all.mean, rows}, {{"x", all.x, n}});
-  check_own(who, {"rstd", all.rstd, rows}, {{"x", all.x, n}});
+  const bool plain = is_plain(all.y, n, all.x, n) && is_plain(all.y, n, all.weight, all.cols) &&
+                     is_plain(all.y, n, all.bias, all.cols) && all.y != all.weight &&
+                     all.y != all.bias && is_plain(all.mean, rows, all.x, n) &&
+                     is_plain(all.rstd, rows, all.x, n) && all.mean != all.x && all.rstd != all.x;
+  if (!plain) {
+    check_in_place(who, {"y", all.y, n}, {{"x", all.x, n}});
+    check_own(who, {"y", all.y, n},
+              {{"weight", all.weight, all.cols}, {"bias", all.bias, all.cols}});
+    check_own(who, {"mean", all.mean, rows}, {{"x", all.x, n}});
+    check_own(who, {"rstd", all.rstd, rows}, {{"x", all.x, n}});
+  }
   parallel_for(rows, row_grain(all.cols), [&](std::int64_t begin, std::int64_t end) {
     NormRows part = all;
     part.past = all.y != all.x && past_caches(rows * all.cols);
