@@ -27,6 +27,9 @@ mixed() {                                  # mixed NAME FLAGS...: a unit with th
 }
 mixed no_threads -DTINYSCALE_NO_THREADS
 mixed load_kernels -DTINYSCALE_LOAD_KERNELS
+mixed no_pool -DTINYSCALE_POOL=0
+mixed scalar -DTINYSCALE_VECTOR_EXTENSIONS=0
+[[ $(uname -m) == x86_64 ]] && mixed no_x86 -DTINYSCALE_X86=0
 [[ $cxx == g++ ]] && mixed openmp -DTINYSCALE_USE_OPENMP -fopenmp
 [ "$links" -eq 0 ] && echo "two units, $cxx: link with the same features, not with different ones"
 exit "$links"

@@ -50,6 +50,20 @@
 #endif
 #endif
 
+// Whether freed memory is kept for the next who asks. Under a sanitizer that watches memory it is
+// not.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(memory_sanitizer)
+#define TINYSCALE_POOL 0
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define TINYSCALE_POOL 0
+#endif
+#ifndef TINYSCALE_POOL
+#define TINYSCALE_POOL 1
+#endif
+
 // On what runs kernels: g++ makes them fast whatever the flags of the program are. Without this its
 // default, -O0, runs them 20 times slower, -Og 6, -O1 2. clang++ has no such attribute.
 // Under a sanitizer they follow the flags: else they compile three to five times as long.
@@ -91,13 +105,28 @@
 #else
 #define TINYSCALE_ABI_KERNELS
 #endif
-#define TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi, kernels) \
-  v##major##_##minor##_##patch##features##mpi##kernels
-#define TINYSCALE_ABI_NAME(major, minor, patch, features, mpi, kernels) \
-  TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi, kernels)
+#if TINYSCALE_POOL
+#define TINYSCALE_ABI_MEMORY
+#else
+#define TINYSCALE_ABI_MEMORY _no_pool
+#endif
+#if !TINYSCALE_VECTOR_EXTENSIONS
+#define TINYSCALE_ABI_LANES _scalar
+#elif defined(__x86_64__) && !TINYSCALE_X86
+#define TINYSCALE_ABI_LANES _no_x86
+#elif defined(__aarch64__) && !TINYSCALE_ARM64
+#define TINYSCALE_ABI_LANES _no_arm64
+#else
+#define TINYSCALE_ABI_LANES
+#endif
+#define TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi, kernels, memory, lanes) \
+  v##major##_##minor##_##patch##features##mpi##kernels##memory##lanes
+#define TINYSCALE_ABI_NAME(major, minor, patch, features, mpi, kernels, memory, lanes) \
+  TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi, kernels, memory, lanes)
 #define TINYSCALE_ABI                                                                           \
   TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
-                     TINYSCALE_ABI_FEATURES, TINYSCALE_ABI_MPI, TINYSCALE_ABI_KERNELS)
+                     TINYSCALE_ABI_FEATURES, TINYSCALE_ABI_MPI, TINYSCALE_ABI_KERNELS,          \
+                     TINYSCALE_ABI_MEMORY, TINYSCALE_ABI_LANES)
 
 namespace tinyscale {
 namespace detail {

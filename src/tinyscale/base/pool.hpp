@@ -9,17 +9,7 @@
 #include <new>     // align_val_t, bad_alloc, nothrow
 #include <thread>  // this_thread::yield
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(memory_sanitizer)
-#define TINYSCALE_POOL 0
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-#define TINYSCALE_POOL 0
-#endif
-#ifndef TINYSCALE_POOL
-#define TINYSCALE_POOL 1
-#endif
+#include "tinyscale/base/config.hpp"
 
 namespace tinyscale {
 namespace detail {
