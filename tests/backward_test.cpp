@@ -591,12 +591,12 @@ TEST_CASE(
     CHECK(same_bits(fused.detach(), apart.detach()));
     // Each number is a sum of f32 products in another order: of as many as there are classes or
     // rows.
-    const auto near = [](const ts::Tensor& a, const ts::Tensor& b, double terms) {
+    const auto alike = [](const ts::Tensor& a, const ts::Tensor& b, double terms) {
       const double top = static_cast<double>(ts::max(ts::abs(b)).item());
       return ts::allclose(a, b, 0, top * std::sqrt(terms) * 0x1p-23);
     };
-    CHECK(near(fx.grad(), ax.grad(), static_cast<double>(classes)));
-    CHECK(near(fw.grad(), aw.grad(), static_cast<double>(rows)));
+    CHECK(alike(fx.grad(), ax.grad(), static_cast<double>(classes)));
+    CHECK(alike(fw.grad(), aw.grad(), static_cast<double>(rows)));
     REQUIRE(profile.records().size() >= 1);
     const ts::OpRecord record = profile.records()[0];
     CHECK(record.name == "linear_cross_entropy");

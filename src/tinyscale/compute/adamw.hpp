@@ -12,6 +12,7 @@
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 
 namespace tinyscale {
 namespace kernels {

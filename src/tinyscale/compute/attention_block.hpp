@@ -10,6 +10,7 @@
 
 #include "tinyscale/compute/attention_product.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/transpose.hpp"
 
 namespace tinyscale {

@@ -87,9 +87,9 @@ inline double mxfp4_error_reference(const float* x) {
   return least;
 }
 inline double nvfp4_error_reference(const float* x) {  // of 16 numbers
-  const int near = to_fp8_e4m3_saturated(std::fabs(extreme_reference(16, x)) / 6.0f);
+  const int middle = to_fp8_e4m3_saturated(std::fabs(extreme_reference(16, x)) / 6.0f);
   double least = std::numeric_limits<double>::infinity();
-  for (int code = std::max(1, near - 2); code <= std::min(126, near + 2); ++code) {
+  for (int code = std::max(1, middle - 2); code <= std::min(126, middle + 2); ++code) {
     const float scale = from_fp8_e4m3(static_cast<std::uint8_t>(code));
     least = std::min(least, e2m1_error_reference(16, x, scale));
   }

@@ -14,6 +14,7 @@
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/scratch.hpp"
 
 namespace tinyscale {

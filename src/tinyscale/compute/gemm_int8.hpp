@@ -15,6 +15,7 @@
 #include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/compute/gemm_check.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 
 namespace tinyscale {
 namespace kernels {

@@ -7,6 +7,7 @@
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/row_sums.hpp"
 #include "tinyscale/compute/softmax.hpp"
 

@@ -12,6 +12,7 @@
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/past_caches.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/softmax.hpp"

@@ -12,6 +12,7 @@
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/memory_check.hpp"
 
 namespace tinyscale {
 namespace kernels {
