@@ -10907,45 +10907,37 @@ inline bool memory_overlaps(const Memory& a, const Memory& b) {
   return !apart && !a.empty() && !b.empty() && memory_crosses(a, b);
 }
 
-// Of n and m numbers of four bytes: y is x, number for number, or apart from it, as in nearly every
-// call. Counted by count_of.
-inline bool is_plain(const void* y, std::int64_t n, const void* x, std::int64_t m) {
+// Of n and m numbers of four bytes, counted by count_of, as in nearly every call: y is apart from
+// x.
+inline bool is_apart(const void* y, std::int64_t n, const void* x, std::int64_t m) {
   const std::uintptr_t at_y = reinterpret_cast<std::uintptr_t>(y);
   const std::uintptr_t at_x = reinterpret_cast<std::uintptr_t>(x);
-  return x == nullptr || (y == x && n == m) || at_y + 4 * static_cast<std::uintptr_t>(n) <= at_x ||
+  return x == nullptr || at_y + 4 * static_cast<std::uintptr_t>(n) <= at_x ||
          at_x + 4 * static_cast<std::uintptr_t>(m) <= at_y;
+}
+// The same, or y is x.
+inline bool is_plain(const void* y, const void* x, std::int64_t n) {
+  return y == x || is_apart(y, n, x, n);
 }
 
 // A result that needs memory of its own.
-inline void check_own(const char* who, const Memory& y,
-                      std::initializer_list<const Memory*> others) {
-  for (const Memory* const x : others) {
-    if (memory_overlaps(y, *x)) {
-      fail({who, ": ", y.name, " overlaps ", x->name, "; it must have memory of its own"});
-    }
-  }
-}
 [[gnu::noinline]] inline void check_own(const char* who, const Memory& y,
                                         std::initializer_list<Memory> others) {
   for (const Memory& x : others) {
-    check_own(who, y, {&x});
+    if (memory_overlaps(y, x)) {
+      fail({who, ": ", y.name, " overlaps ", x.name, "; it must have memory of its own"});
+    }
   }
 }
 
 // A result that may also be any of the others.
-inline void check_in_place(const char* who, const Memory& y,
-                           std::initializer_list<const Memory*> others) {
-  for (const Memory* const x : others) {
-    if (!y.same(*x) && memory_overlaps(y, *x)) {
-      fail({who, ": ", y.name, " overlaps ", x->name, " in part; it must be ", x->name,
-            " itself, number for number, or have memory of its own"});
-    }
-  }
-}
 [[gnu::noinline]] inline void check_in_place(const char* who, const Memory& y,
                                              std::initializer_list<Memory> others) {
   for (const Memory& x : others) {
-    check_in_place(who, y, {&x});
+    if (!y.same(x) && memory_overlaps(y, x)) {
+      fail({who, ": ", y.name, " overlaps ", x.name, " in part; it must be ", x.name,
+            " itself, number for number, or have memory of its own"});
+    }
   }
 }
 
@@ -11102,7 +11094,7 @@ void map_block(const void* op, const MapOperands& m) {
 inline void map_blocks(const char* who, void (*block)(const void* op, const MapOperands& m),
                        const void* op, const MapOperands& all, bool reads_y) {
   const std::int64_t n = all.n;
-  if (!is_count(n) || !is_plain(all.y, n, all.a, n) || !is_plain(all.y, n, all.b, n)) {
+  if (!is_count(n) || !is_plain(all.y, all.a, n) || !is_plain(all.y, all.b, n)) {
     check_operands(who, all);
   }
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
@@ -18852,23 +18844,23 @@ template <class L>
 TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
   typedef typename L::V V;
   const float lowest = -std::numeric_limits<float>::infinity();
-  V best, v, total{};
+  V best, v, total{}, part{};
   broadcast<L>(lowest, best);
   max_row<L>(n, x, best);
   max = max_lanes<L>(best);
   broadcast<L>(max, best);
-  for (std::int64_t j = 0; j < n;) {
-    V part{};
-    for (const std::int64_t end = std::min(n, j + summed_at_once); j < end; j += L::width) {
-      load_some<L>(x + j, n - j, lowest, v);
-      prefetch<3>(x + j + n);  // of the next row
-      exp_negative<L>(v - best, v);
-      part = part + v;
-      store_some<L>(y + j, n - j, v);
+  for (std::int64_t j = 0; j < n; j += L::width) {
+    if (j % summed_at_once == 0) {
+      total = total + part;
+      part = V{};
     }
-    total = total + part;
+    load_some<L>(x + j, n - j, lowest, v);
+    prefetch<3>(x + j + n);  // of the next row
+    exp_negative<L>(v - best, v);
+    part = part + v;
+    store_some<L>(y + j, n - j, v);
   }
-  sum = sum_lanes<L>(total);
+  sum = sum_lanes<L>(total + part);
 }
 
 template <class L>
@@ -19110,7 +19102,7 @@ namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
   const std::int64_t n = detail::count_of("softmax_forward", {rows, cols});
-  if (!detail::is_plain(y, n, x, n)) {
+  if (!detail::is_plain(y, x, n)) {
     detail::check_in_place("softmax_forward", {"y", y, n}, {{"x", x, n}});
   }
   const bool past = x != y && cols % 16 == 0 && cols <= 16384 &&  // of which two rows stay at hand
@@ -20704,9 +20696,9 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
   const char* const who = "attention_forward";
   const detail::AttentionMemory memory(who, s, q, k, v, o, lse);
   if (!memory.is_plain()) {
-    detail::check_in_place(who, memory.o, {&memory.q});
-    detail::check_own(who, memory.o, {&memory.k, &memory.v});
-    detail::check_own(who, memory.lse, {&memory.q, &memory.k, &memory.v, &memory.o});
+    detail::check_in_place(who, memory.o, {memory.q});
+    detail::check_own(who, memory.o, {memory.k, memory.v});
+    detail::check_own(who, memory.lse, {memory.q, memory.k, memory.v, memory.o});
   }
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;
@@ -20954,10 +20946,10 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
   };
   const detail::Memory to_q = named(made.q, "dq"), of_o = named(made.o, "d_o");
   const detail::Memory to_k = named(made.k, "dk"), to_v = named(made.v, "dv");
-  detail::check_in_place(who, to_q, {&read.q, &read.o, &of_o});
-  detail::check_own(who, to_q, {&read.k, &read.v, &read.lse, &to_k, &to_v});
-  detail::check_own(who, to_k, {&read.q, &read.k, &read.v, &read.o, &read.lse, &of_o, &to_v});
-  detail::check_own(who, to_v, {&read.q, &read.k, &read.v, &read.o, &read.lse, &of_o});
+  detail::check_in_place(who, to_q, {read.q, read.o, of_o});
+  detail::check_own(who, to_q, {read.k, read.v, read.lse, to_k, to_v});
+  detail::check_own(who, to_k, {read.q, read.k, read.v, read.o, read.lse, of_o, to_v});
+  detail::check_own(who, to_v, {read.q, read.k, read.v, read.o, read.lse, of_o});
   const detail::AttentionHead all{q,  k,  v, const_cast<float*>(o), const_cast<float*>(lse), d_o,
                                   dq, dk, dv};
   parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -21989,10 +21981,9 @@ inline void norm_backward(const char* who, std::int64_t rows, const NormBackward
 
 inline void norm_forward(const char* who, std::int64_t rows, const NormRows& all) {
   const std::int64_t n = count_of(who, {rows, all.cols});
-  const bool plain = is_plain(all.y, n, all.x, n) && is_plain(all.y, n, all.weight, all.cols) &&
-                     is_plain(all.y, n, all.bias, all.cols) && all.y != all.weight &&
-                     all.y != all.bias && is_plain(all.mean, rows, all.x, n) &&
-                     is_plain(all.rstd, rows, all.x, n) && all.mean != all.x && all.rstd != all.x;
+  const bool plain = is_plain(all.y, all.x, n) && is_apart(all.y, n, all.weight, all.cols) &&
+                     is_apart(all.y, n, all.bias, all.cols) && is_apart(all.mean, rows, all.x, n) &&
+                     is_apart(all.rstd, rows, all.x, n);
   if (!plain) {
     check_in_place(who, {"y", all.y, n}, {{"x", all.x, n}});
     check_own(who, {"y", all.y, n},

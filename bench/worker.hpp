@@ -16,6 +16,17 @@
 
 namespace bench {
 
+// A forked process goes on as a program.
+[[noreturn]] inline void become(const std::vector<std::string>& command) {
+  std::vector<char*> words;
+  for (const std::string& word : command) {
+    words.push_back(strdup(word.c_str()));
+  }
+  words.push_back(nullptr);
+  execvp(words[0], words.data());
+  _exit(127);
+}
+
 class Worker {
  public:
   explicit Worker(const std::vector<std::string>& command,
@@ -38,13 +49,7 @@ class Worker {
       for (const std::string& variable : environment) {
         putenv(strdup(variable.c_str()));
       }
-      std::vector<char*> words;
-      for (const std::string& word : command) {
-        words.push_back(strdup(word.c_str()));
-      }
-      words.push_back(nullptr);
-      execvp(words[0], words.data());
-      _exit(127);
+      become(command);
     }
     close(to[0]);
     close(from[1]);

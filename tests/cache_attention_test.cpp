@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -74,11 +75,15 @@ double bound(const CacheShape& s, std::int64_t keys) {
          std::ldexp(static_cast<double>(keys), -24);
 }
 
-std::vector<CacheShape> shapes() {
-  return {{DType::f32, 16, 6, 6, 48},
-          {DType::f32, 5, 8, 4, 8},
-          {DType::f32, 1, 2, 1, 70},
-          {DType::f32, 16, 4, 2, 128}};
+std::vector<CacheShape> shapes(std::initializer_list<DType> formats) {
+  std::vector<CacheShape> all;
+  for (const DType format : formats) {
+    all.push_back({format, 16, 6, 6, 48});
+    all.push_back({format, 5, 8, 4, 8});
+    all.push_back({format, 1, 2, 1, 70});
+    all.push_back({format, 16, 4, 2, 128});
+  }
+  return all;
 }
 
 }  // namespace
@@ -87,30 +92,27 @@ TEST_CASE("attention over pages: every format and path against the reference") {
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
     CAPTURE(ts::name_of(path));
-    for (const DType format : {DType::f32, DType::bf16, DType::f16, DType::int8}) {
-      for (CacheShape s : shapes()) {
-        s.format = format;
-        CAPTURE(ts::name_of(format));
-        CAPTURE(s.head_size);
-        const Sequence one(s, 45, 1), two(s, 17, 3);
-        const std::int64_t width = s.heads * s.head_size;
-        const Floats q = noise(6 * width, 5);
-        Floats o(q.size(), 9.0f);
-        std::vector<kernel::CacheQuery> queries;
-        const std::int64_t ends[] = {45, 17, 1, 17, 12, 3}, firsts[] = {0, 0, 0, 8, 11, 3};
-        for (std::size_t i = 0; i < 6; ++i) {
-          const std::size_t at = i * static_cast<std::size_t>(width);
-          const Sequence& sequence = i % 2 == 0 ? one : two;
-          queries.push_back(
-              {q.data() + at, o.data() + at, sequence.pages.data(), firsts[i], ends[i]});
-        }
-        kernel::cache_attention(s, 6, queries.data());
-        for (std::size_t i = 0; i < 5; ++i) {
-          CAPTURE(i);
-          CHECK(worst_error(s, queries[i]) <= bound(s, queries[i].end - queries[i].first));
-        }
-        CHECK(std::all_of(queries[5].o, queries[5].o + width, [](float x) { return x == 0.0f; }));
+    for (const CacheShape& s : shapes({DType::f32, DType::bf16, DType::f16, DType::int8})) {
+      CAPTURE(ts::name_of(s.format));
+      CAPTURE(s.head_size);
+      const Sequence one(s, 45, 1), two(s, 17, 3);
+      const std::int64_t width = s.heads * s.head_size;
+      const Floats q = noise(6 * width, 5);
+      Floats o(q.size(), 9.0f);
+      std::vector<kernel::CacheQuery> queries;
+      const std::int64_t ends[] = {45, 17, 1, 17, 12, 3}, firsts[] = {0, 0, 0, 8, 11, 3};
+      for (std::size_t i = 0; i < 6; ++i) {
+        const std::size_t at = i * static_cast<std::size_t>(width);
+        const Sequence& sequence = i % 2 == 0 ? one : two;
+        queries.push_back(
+            {q.data() + at, o.data() + at, sequence.pages.data(), firsts[i], ends[i]});
       }
+      kernel::cache_attention(s, 6, queries.data());
+      for (std::size_t i = 0; i < 5; ++i) {
+        CAPTURE(i);
+        CHECK(worst_error(s, queries[i]) <= bound(s, queries[i].end - queries[i].first));
+      }
+      CHECK(std::all_of(queries[5].o, queries[5].o + width, [](float x) { return x == 0.0f; }));
     }
   }
 }
@@ -119,23 +121,20 @@ TEST_CASE("attention over pages: a prompt at once gives what its tokens give one
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
     CAPTURE(ts::name_of(path));
-    for (const DType format : {DType::f32, DType::int8}) {
-      for (CacheShape s : shapes()) {
-        s.format = format;
-        const Sequence sequence(s, 61, 7);
-        const std::int64_t width = s.heads * s.head_size, m = 20;
-        for (const std::int64_t count : {std::int64_t{3}, m}) {
-          const std::int64_t first = 61 - count;
-          const Floats q = noise(count * (width + 2), 8);
-          Floats o(q.size(), 9.0f);
-          kernel::cache_attention_prefill(s, sequence.pages.data(), first, count, q.data(),
-                                          width + 2, o.data(), width + 2);
-          for (std::int64_t i = 0; i < count; ++i) {
-            const kernel::CacheQuery query{q.data() + i * (width + 2), o.data() + i * (width + 2),
-                                           sequence.pages.data(), 0, first + i + 1};
-            CHECK(worst_error(s, query) <= bound(s, query.end));
-            CHECK(query.o[width] == 9.0f);
-          }
+    for (const CacheShape& s : shapes({DType::f32, DType::int8})) {
+      const Sequence sequence(s, 61, 7);
+      const std::int64_t width = s.heads * s.head_size, m = 20;
+      for (const std::int64_t count : {std::int64_t{3}, m}) {
+        const std::int64_t first = 61 - count;
+        const Floats q = noise(count * (width + 2), 8);
+        Floats o(q.size(), 9.0f);
+        kernel::cache_attention_prefill(s, sequence.pages.data(), first, count, q.data(), width + 2,
+                                        o.data(), width + 2);
+        for (std::int64_t i = 0; i < count; ++i) {
+          const kernel::CacheQuery query{q.data() + i * (width + 2), o.data() + i * (width + 2),
+                                         sequence.pages.data(), 0, first + i + 1};
+          CHECK(worst_error(s, query) <= bound(s, query.end));
+          CHECK(query.o[width] == 9.0f);
         }
       }
     }
@@ -169,34 +168,31 @@ TEST_CASE("pages: every number is the reference's, rounded as its format rounds,
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
     CAPTURE(ts::name_of(path));
-    for (const DType format : {DType::f32, DType::bf16, DType::f16, DType::int8}) {
-      for (CacheShape s : shapes()) {
-        s.format = format;
-        CAPTURE(ts::name_of(format));
-        CAPTURE(s.head_size);
-        Sequence sequence(s, 23, 17);
-        Floats k = sequence.k, v = sequence.v, row(static_cast<std::size_t>(s.row()));
-        sequence.round();
-        std::int64_t same = 0;
-        for (std::int64_t at = 0; at < 23 * 2 * s.row(); ++at) {
-          const std::int64_t token = at / s.row() / 2, side = at / s.row() % 2, i = at % s.row();
-          const auto place = static_cast<std::size_t>(token * s.row() + i);
-          const float* const from = (side == 0 ? k : v).data() + token * s.row();
-          if (format == DType::int8 && i == 0) {
-            kernel::round_activations_reference(ts::Activations::int8_groups, s.row(), s.head_size,
-                                                from, row.data());
-          } else if (i == 0) {
-            std::copy_n(from, s.row(), row.data());
-          }
-          if (format == DType::bf16 || format == DType::f16) {
-            kernel::round_halves_reference(format == DType::bf16, 1, from + i, row.data() + i);
-          }
-          const float stored = sequence.number(token, side, i);
-          const float loaded = (side == 0 ? sequence.k : sequence.v)[place];
-          same += stored == row[static_cast<std::size_t>(i)] && loaded == stored ? 1 : 0;
+    for (const CacheShape& s : shapes({DType::f32, DType::bf16, DType::f16, DType::int8})) {
+      CAPTURE(ts::name_of(s.format));
+      CAPTURE(s.head_size);
+      Sequence sequence(s, 23, 17);
+      Floats k = sequence.k, v = sequence.v, row(static_cast<std::size_t>(s.row()));
+      sequence.round();
+      std::int64_t same = 0;
+      for (std::int64_t at = 0; at < 23 * 2 * s.row(); ++at) {
+        const std::int64_t token = at / s.row() / 2, side = at / s.row() % 2, i = at % s.row();
+        const auto place = static_cast<std::size_t>(token * s.row() + i);
+        const float* const from = (side == 0 ? k : v).data() + token * s.row();
+        if (s.format == DType::int8 && i == 0) {
+          kernel::round_activations_reference(ts::Activations::int8_groups, s.row(), s.head_size,
+                                              from, row.data());
+        } else if (i == 0) {
+          std::copy_n(from, s.row(), row.data());
         }
-        CHECK(same == 23 * 2 * s.row());
+        if (s.format == DType::bf16 || s.format == DType::f16) {
+          kernel::round_halves_reference(s.format == DType::bf16, 1, from + i, row.data() + i);
+        }
+        const float stored = sequence.number(token, side, i);
+        const float loaded = (side == 0 ? sequence.k : sequence.v)[place];
+        same += stored == row[static_cast<std::size_t>(i)] && loaded == stored ? 1 : 0;
       }
+      CHECK(same == 23 * 2 * s.row());
     }
   }
 }

@@ -13,6 +13,7 @@
 
 #include "peers.hpp"
 #include "tinyscale.hpp"
+#include "worker.hpp"
 
 namespace ts = tinyscale;
 
@@ -133,13 +134,7 @@ double cpu_seconds(const std::vector<std::string>& command, const std::string& i
     dup2(in, 0);
     dup2(out, 1);
     dup2(quiet, 2);
-    std::vector<char*> words;
-    for (const std::string& word : command) {
-      words.push_back(strdup(word.c_str()));
-    }
-    words.push_back(nullptr);
-    execvp(words[0], words.data());
-    _exit(127);
+    become(command);
   }
   int status = -1;
   rusage used{};
@@ -171,6 +166,7 @@ void seconds_beside(Bench& bench, const char* what, double most, int rounds,
 }
 
 const char* const one_product = R"(#include "tinyscale.hpp"
+#include "worker.hpp"
 namespace ts = tinyscale;
 int main() {
   const ts::Tensor x = ts::ones({4, 8}), w = ts::ones({8, 2});
@@ -180,6 +176,7 @@ int main() {
 
 // Program 6 of tests/programs_test.cpp as a program of its own.
 const char* const many_devices = R"(#include "tinyscale.hpp"
+#include "worker.hpp"
 namespace ts = tinyscale;
 int main() {
   ts::Text text = ts::read_text("input.txt");
@@ -200,6 +197,7 @@ int main() {
 // Include and first call, as tools/torture.py --budget times them.
 const char* const first_call = R"(#include <iostream>
 #include "tinyscale.hpp"
+#include "worker.hpp"
 namespace ts = tinyscale;
 std::cout << "sum " << ts::sum(ts::ones({10})).item() << "\n";
 %quit

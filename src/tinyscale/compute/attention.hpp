@@ -307,9 +307,9 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
   const char* const who = "attention_forward";
   const detail::AttentionMemory memory(who, s, q, k, v, o, lse);
   if (!memory.is_plain()) {
-    detail::check_in_place(who, memory.o, {&memory.q});
-    detail::check_own(who, memory.o, {&memory.k, &memory.v});
-    detail::check_own(who, memory.lse, {&memory.q, &memory.k, &memory.v, &memory.o});
+    detail::check_in_place(who, memory.o, {memory.q});
+    detail::check_own(who, memory.o, {memory.k, memory.v});
+    detail::check_own(who, memory.lse, {memory.q, memory.k, memory.v, memory.o});
   }
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;

@@ -228,10 +228,10 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
   };
   const detail::Memory to_q = named(made.q, "dq"), of_o = named(made.o, "d_o");
   const detail::Memory to_k = named(made.k, "dk"), to_v = named(made.v, "dv");
-  detail::check_in_place(who, to_q, {&read.q, &read.o, &of_o});
-  detail::check_own(who, to_q, {&read.k, &read.v, &read.lse, &to_k, &to_v});
-  detail::check_own(who, to_k, {&read.q, &read.k, &read.v, &read.o, &read.lse, &of_o, &to_v});
-  detail::check_own(who, to_v, {&read.q, &read.k, &read.v, &read.o, &read.lse, &of_o});
+  detail::check_in_place(who, to_q, {read.q, read.o, of_o});
+  detail::check_own(who, to_q, {read.k, read.v, read.lse, to_k, to_v});
+  detail::check_own(who, to_k, {read.q, read.k, read.v, read.o, read.lse, of_o, to_v});
+  detail::check_own(who, to_v, {read.q, read.k, read.v, read.o, read.lse, of_o});
   const detail::AttentionHead all{q,  k,  v, const_cast<float*>(o), const_cast<float*>(lse), d_o,
                                   dq, dk, dv};
   parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {

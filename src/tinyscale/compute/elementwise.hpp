@@ -159,7 +159,7 @@ void map_block(const void* op, const MapOperands& m) {
 inline void map_blocks(const char* who, void (*block)(const void* op, const MapOperands& m),
                        const void* op, const MapOperands& all, bool reads_y) {
   const std::int64_t n = all.n;
-  if (!is_count(n) || !is_plain(all.y, n, all.a, n) || !is_plain(all.y, n, all.b, n)) {
+  if (!is_count(n) || !is_plain(all.y, all.a, n) || !is_plain(all.y, all.b, n)) {
     check_operands(who, all);
   }
   const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;

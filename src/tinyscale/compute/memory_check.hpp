@@ -100,45 +100,37 @@ inline bool memory_overlaps(const Memory& a, const Memory& b) {
   return !apart && !a.empty() && !b.empty() && memory_crosses(a, b);
 }
 
-// Of n and m numbers of four bytes: y is x, number for number, or apart from it, as in nearly every
-// call. Counted by count_of.
-inline bool is_plain(const void* y, std::int64_t n, const void* x, std::int64_t m) {
+// Of n and m numbers of four bytes, counted by count_of, as in nearly every call: y is apart from
+// x.
+inline bool is_apart(const void* y, std::int64_t n, const void* x, std::int64_t m) {
   const std::uintptr_t at_y = reinterpret_cast<std::uintptr_t>(y);
   const std::uintptr_t at_x = reinterpret_cast<std::uintptr_t>(x);
-  return x == nullptr || (y == x && n == m) || at_y + 4 * static_cast<std::uintptr_t>(n) <= at_x ||
+  return x == nullptr || at_y + 4 * static_cast<std::uintptr_t>(n) <= at_x ||
          at_x + 4 * static_cast<std::uintptr_t>(m) <= at_y;
+}
+// The same, or y is x.
+inline bool is_plain(const void* y, const void* x, std::int64_t n) {
+  return y == x || is_apart(y, n, x, n);
 }
 
 // A result that needs memory of its own.
-inline void check_own(const char* who, const Memory& y,
-                      std::initializer_list<const Memory*> others) {
-  for (const Memory* const x : others) {
-    if (memory_overlaps(y, *x)) {
-      fail({who, ": ", y.name, " overlaps ", x->name, "; it must have memory of its own"});
-    }
-  }
-}
 [[gnu::noinline]] inline void check_own(const char* who, const Memory& y,
                                         std::initializer_list<Memory> others) {
   for (const Memory& x : others) {
-    check_own(who, y, {&x});
+    if (memory_overlaps(y, x)) {
+      fail({who, ": ", y.name, " overlaps ", x.name, "; it must have memory of its own"});
+    }
   }
 }
 
 // A result that may also be any of the others.
-inline void check_in_place(const char* who, const Memory& y,
-                           std::initializer_list<const Memory*> others) {
-  for (const Memory* const x : others) {
-    if (!y.same(*x) && memory_overlaps(y, *x)) {
-      fail({who, ": ", y.name, " overlaps ", x->name, " in part; it must be ", x->name,
-            " itself, number for number, or have memory of its own"});
-    }
-  }
-}
 [[gnu::noinline]] inline void check_in_place(const char* who, const Memory& y,
                                              std::initializer_list<Memory> others) {
   for (const Memory& x : others) {
-    check_in_place(who, y, {&x});
+    if (!y.same(x) && memory_overlaps(y, x)) {
+      fail({who, ": ", y.name, " overlaps ", x.name, " in part; it must be ", x.name,
+            " itself, number for number, or have memory of its own"});
+    }
   }
 }
 

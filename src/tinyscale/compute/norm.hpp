@@ -325,10 +325,9 @@ inline void norm_backward(const char* who, std::int64_t rows, const NormBackward
 
 inline void norm_forward(const char* who, std::int64_t rows, const NormRows& all) {
   const std::int64_t n = count_of(who, {rows, all.cols});
-  const bool plain = is_plain(all.y, n, all.x, n) && is_plain(all.y, n, all.weight, all.cols) &&
-                     is_plain(all.y, n, all.bias, all.cols) && all.y != all.weight &&
-                     all.y != all.bias && is_plain(all.mean, rows, all.x, n) &&
-                     is_plain(all.rstd, rows, all.x, n) && all.mean != all.x && all.rstd != all.x;
+  const bool plain = is_plain(all.y, all.x, n) && is_apart(all.y, n, all.weight, all.cols) &&
+                     is_apart(all.y, n, all.bias, all.cols) && is_apart(all.mean, rows, all.x, n) &&
+                     is_apart(all.rstd, rows, all.x, n);
   if (!plain) {
     check_in_place(who, {"y", all.y, n}, {{"x", all.x, n}});
     check_own(who, {"y", all.y, n},

@@ -160,23 +160,23 @@ template <class L>
 TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
   typedef typename L::V V;
   const float lowest = -std::numeric_limits<float>::infinity();
-  V best, v, total{};
+  V best, v, total{}, part{};
   broadcast<L>(lowest, best);
   max_row<L>(n, x, best);
   max = max_lanes<L>(best);
   broadcast<L>(max, best);
-  for (std::int64_t j = 0; j < n;) {
-    V part{};
-    for (const std::int64_t end = std::min(n, j + summed_at_once); j < end; j += L::width) {
-      load_some<L>(x + j, n - j, lowest, v);
-      prefetch<3>(x + j + n);  // of the next row
-      exp_negative<L>(v - best, v);
-      part = part + v;
-      store_some<L>(y + j, n - j, v);
+  for (std::int64_t j = 0; j < n; j += L::width) {
+    if (j % summed_at_once == 0) {
+      total = total + part;
+      part = V{};
     }
-    total = total + part;
+    load_some<L>(x + j, n - j, lowest, v);
+    prefetch<3>(x + j + n);  // of the next row
+    exp_negative<L>(v - best, v);
+    part = part + v;
+    store_some<L>(y + j, n - j, v);
   }
-  sum = sum_lanes<L>(total);
+  sum = sum_lanes<L>(total + part);
 }
 
 template <class L>
@@ -418,7 +418,7 @@ namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
   const std::int64_t n = detail::count_of("softmax_forward", {rows, cols});
-  if (!detail::is_plain(y, n, x, n)) {
+  if (!detail::is_plain(y, x, n)) {
     detail::check_in_place("softmax_forward", {"y", y, n}, {{"x", x, n}});
   }
   const bool past = x != y && cols % 16 == 0 && cols <= 16384 &&  // of which two rows stay at hand
