@@ -166,7 +166,6 @@ void seconds_beside(Bench& bench, const char* what, double most, int rounds,
 }
 
 const char* const one_product = R"(#include "tinyscale.hpp"
-#include "../worker.hpp"
 namespace ts = tinyscale;
 int main() {
   const ts::Tensor x = ts::ones({4, 8}), w = ts::ones({8, 2});
@@ -176,7 +175,6 @@ int main() {
 
 // Program 6 of tests/programs_test.cpp as a program of its own.
 const char* const many_devices = R"(#include "tinyscale.hpp"
-#include "../worker.hpp"
 namespace ts = tinyscale;
 int main() {
   ts::Text text = ts::read_text("input.txt");
@@ -197,7 +195,6 @@ int main() {
 // Include and first call, as tools/torture.py --budget times them.
 const char* const first_call = R"(#include <iostream>
 #include "tinyscale.hpp"
-#include "../worker.hpp"
 namespace ts = tinyscale;
 std::cout << "sum " << ts::sum(ts::ones({10})).item() << "\n";
 %quit
