@@ -75,6 +75,7 @@
 //   tinyscale/compute/scratch.hpp            Scratch memory that kernels borrow from the free
 //   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
 //   tinyscale/compute/gemm_check.hpp         What a matrix product is asked for
+//   tinyscale/compute/gemm_few.hpp           Matrix product with a few rows of A and B as it is
 //   tinyscale/compute/x86_units.hpp          The processor's units for low precision
 //   tinyscale/compute/stored_dots.hpp        y = x W' with a few rows of x and W as rows of f32
 //   tinyscale/compute/gemm_short.hpp         Matrix product with a short A (decode
@@ -101,6 +102,7 @@
 //   tinyscale/compute/ggml_sums.hpp          Sums in the order in which ggml's x86 kernels add
 //   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
 //   tinyscale/compute/row_sums.hpp           Sums and maxima of one row
+//   tinyscale/compute/exp_rows.hpp           Exponentials of a row's differences to its maximum
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
 //   tinyscale/compute/log_softmax.hpp        The logarithm of softmax by rows
 //   tinyscale/compute/largest.hpp            The largest number of rows or columns and its place
@@ -12297,6 +12299,245 @@ inline GemmOperands gemm_operands(kernels::Trans ta, kernels::Trans tb, std::int
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/gemm_few.hpp
+// Matrix product with a few rows of A and B as it is stored, which is read once: memory brings the
+// next rows while those that are here are multiplied.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a tile fetches while it multiplies: `count` times what is here and, of long vectors, `next`
+// behind it.
+struct Ahead {
+  const float* at;
+  std::int64_t next, row, count;
+};
+
+// The next rows of B, line after line as they lie in memory.
+struct LinesAhead {
+  const float* row;
+  std::int64_t b_row, lines, left;  // lines: of a row
+  std::int64_t line = 0;
+
+  Ahead take(std::int64_t most) {
+    const Ahead some{row + 16 * line, 0, 16, std::min({most, lines - line, left})};
+    left -= some.count;
+    line += some.count;
+    if (line == lines) {
+      line = 0;
+      row += b_row;
+    }
+    return some;
+  }
+};
+
+// C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first.
+// KEEP: copies what it reads of B to `keep`, row after row.
+template <class L, int ROWS, int DEPTH, bool KEEP>
+TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
+                                    std::int64_t b_row, std::int64_t next, float* c,
+                                    std::int64_t ldc, const Ahead& ahead,
+                                    [[maybe_unused]] float* keep) {
+  typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
+  const std::int64_t quiet = deep - ahead.count;
+  const float* fetch = ahead.at;
+  TINYSCALE_UNROLL
+  for (int x = 0; x < ROWS; ++x) {
+    load<L>(c + x * ldc, sum[x][0]);
+    load<L>(c + x * ldc + L::width, sum[x][1]);
+  }
+  for (std::int64_t q = deep; q > 0; --q) {
+    load<L>(b, right[0]);
+    load<L>(b + next, right[1]);
+    if (q > quiet) {
+      prefetch(fetch);
+      if constexpr (L::width == 16) {
+        prefetch(fetch + ahead.next);
+      }
+      fetch += ahead.row;
+    }
+    if constexpr (KEEP) {
+      store<L>(keep, right[0]);
+      store<L>(keep + L::width, right[1]);
+      keep += 2 * L::width;
+    }
+    TINYSCALE_UNROLL
+    for (int x = 0; x < ROWS; ++x) {
+      broadcast<L>(a[x * DEPTH], v);
+      sum[x][0] = sum[x][0] + v * right[0];
+      sum[x][1] = sum[x][1] + v * right[1];
+    }
+    b += b_row;
+    ++a;
+  }
+  TINYSCALE_UNROLL
+  for (int x = 0; x < ROWS; ++x) {
+    store<L>(c + x * ldc, sum[x][0]);
+    store<L>(c + x * ldc + L::width, sum[x][1]);
+  }
+}
+
+// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (16 or 32 of them
+// for more than one row of A), in tiles of two vectors, while the next rows are fetched. C adds up
+// in a copy that stays in cache. Vectors of B start where cache lines do; the first and the last of
+// a chunk overlap their neighbours.
+struct GemmFew {
+  const GemmOperands& g;
+  const float* a;  // [k / depth][rows][depth]; rows is 1 (not used) or comes from rows_of
+  std::int64_t rows, depth;
+  std::int64_t begin, end;  // columns, at least L::width
+  std::int64_t origin;      // of the first vector, begin or before it
+  float* copy;              // [rows][row], or [tile][rows][two vectors] of short ones
+
+  static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
+
+  std::int64_t column(std::int64_t j, std::int64_t width) const {
+    return std::max(begin, std::min(origin + j, end - width));
+  }
+
+  template <class L>
+  TINYSCALE_INLINE std::int64_t place(std::int64_t i, std::int64_t j, std::int64_t ld) const {
+    constexpr std::int64_t wide = 2 * L::width;
+    const bool in_tiles = L::width < 16 && rows > 1;
+    return in_tiles ? j / wide * wide * rows + i * wide + j % wide : i * ld + j;
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const std::int64_t columns = end - origin, ld = row(columns);
+    typename L::V v;
+    std::memset(copy, 0, static_cast<std::size_t>(rows * ld) * sizeof(float));
+    for (std::int64_t i = 0; i < g.m && g.beta != 0.0f; ++i) {
+      for (std::int64_t j = 0; j < columns; j += L::width) {
+        load<L>(g.c + i * g.ldc + column(j, L::width), v);
+        store<L>(copy + place<L>(i, j, ld), v);
+      }
+    }
+    std::int64_t p = 0;
+    for (; p + 8 <= g.k && rows == 1; p += 8) {
+      add_rows<L, 8>(p, columns);
+    }
+    for (; p < g.k && rows == 1; ++p) {
+      add_rows<L, 1>(p, columns);
+    }
+    if (rows > 1 && depth == 32) {
+      blocks<L, 32>(columns, ld);
+    } else if (rows > 1) {
+      blocks<L, 16>(columns, ld);
+    }
+    for (std::int64_t i = 0; i < g.m; ++i) {
+      for (std::int64_t j = 0; j < columns; j += L::width) {
+        load<L>(copy + place<L>(i, j, ld), v);
+        store<L>(g.c + i * g.ldc + column(j, L::width), v);
+      }
+    }
+  }
+
+  // A of one row. The processor sees the streams by itself.
+  template <class L, int DEPTH>
+  TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t columns) const {
+    typename L::V left[static_cast<std::size_t>(DEPTH)], sum, v;
+    TINYSCALE_UNROLL
+    for (int r = 0; r < DEPTH; ++r) {
+      broadcast<L>(g.a[(p + r) * g.a_col], left[r]);
+    }
+    const float* const b = g.b + p * g.b_row;
+    const std::int64_t b_row = g.b_row;
+    float* const to = copy;
+    const std::int64_t low = begin, high = end - L::width, shift = origin;
+    for (std::int64_t j = 0; j < columns; j += L::width) {
+      const float* from = b + std::max(low, std::min(shift + j, high));
+      load<L>(to + j, sum);
+      TINYSCALE_UNROLL
+      for (int r = 0; r < DEPTH; ++r) {
+        load<L>(from + r * b_row, v);
+        sum = sum + left[r] * v;
+      }
+      store<L>(to + j, sum);
+    }
+  }
+
+  template <class L, int DEPTH>
+  TINYSCALE_INLINE void blocks(std::int64_t columns, std::int64_t ld) const {
+    alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
+    const std::int64_t lines = (end - begin + 15) / 16;
+    for (std::int64_t p = 0; p < g.k; p += DEPTH) {
+      LinesAhead ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, lines,
+                       p + 2 * DEPTH <= g.k ? DEPTH * lines : 0};
+      for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
+        std::int64_t i = 0;
+        if constexpr (L::width == 16) {
+          for (; i + 8 <= rows; i += 8) {
+            tile<L, 8, DEPTH>(i, p, j, ld, kept);
+          }
+          for (; i < rows; i += 4) {
+            tile<L, 4, DEPTH>(i, p, j, ld, kept);
+          }
+          continue;
+        }
+        for (; (rows - i) % 6 != 0; i += 4) {
+          short_tile<L, 4, DEPTH>(i, p, j, ahead, kept);
+        }
+        for (; i < rows; i += 6) {
+          short_tile<L, 6, DEPTH>(i, p, j, ahead, kept);
+        }
+      }
+    }
+  }
+
+  // Of short vectors: the first keeps what it reads of B where the others find it, and each fetches
+  // its share of the next rows.
+  template <class L, int ROWS, int DEPTH>
+  TINYSCALE_INLINE void short_tile(std::int64_t i, std::int64_t p, std::int64_t j,
+                                   LinesAhead& next_rows, float* kept) const {
+    constexpr std::int64_t wide = 2 * L::width;
+    const std::int64_t first = column(j, L::width), b_row = g.b_row;
+    const std::int64_t next = column(j + L::width, L::width) - first;
+    const float* const b = g.b + p * b_row + first;
+    const float* const left = a + p * rows + i * DEPTH;
+    const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
+    const std::int64_t share = (DEPTH * wide / 16 * ROWS + rows - 1) / rows + 1;
+    const Ahead ahead = next_rows.take(std::min(share, deep));
+    float* const c = copy + j * rows + i * wide;
+    if (i == 0) {
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, kept);
+    } else {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, wide, ahead,
+                                           nullptr);
+    }
+  }
+
+  // Up to 16 rows the first tile fetches: the others find the rows in cache. Of more rows the first
+  // keeps what it reads of B where the others find it, and each fetches its share.
+  template <class L, int ROWS, int DEPTH>
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
+                             float* kept) const {
+    const std::int64_t first = column(j, L::width), b_row = g.b_row;
+    const std::int64_t next = column(j + L::width, L::width) - first;
+    const float* const b = g.b + p * b_row + first;
+    const float* const left = a + p * rows + i * DEPTH;
+    const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
+    float* const c = copy + i * ld + j;
+    Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
+    if constexpr (DEPTH == 16) {
+      ahead.count = i == 0 ? ahead.count : 0;
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, ld, ahead, nullptr);
+      return;
+    }
+    ahead.at += i * ahead.count / rows * b_row;
+    ahead.count = (ahead.count * ROWS + rows - 1) / rows;
+    if (i == 0) {
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, ld, ahead, kept);
+    } else {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, 2 * L::width, L::width, c, ld, ahead,
+                                           nullptr);
+    }
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/x86_units.hpp
 // The processor's units for low precision, by assembler: the only place in the kernels that has
 // any. Which of them a processor has says cpu(); interpreters do without. Sums pass through a
@@ -12709,176 +12950,6 @@ namespace detail {
 constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is read in streams
 constexpr std::int64_t gemm_few_packed_rows = 32;  // the same of a packed B
 
-// What a tile fetches while it multiplies: `count` times what is here and `next` behind it.
-struct Ahead {
-  const float* at;
-  std::int64_t next, row, count;
-};
-
-// C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first.
-// KEEP: copies what it reads of B to `keep`, row after row.
-template <class L, int ROWS, int DEPTH, bool KEEP>
-TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
-                                    std::int64_t b_row, std::int64_t next, float* c,
-                                    std::int64_t ldc, const Ahead& ahead,
-                                    [[maybe_unused]] float* keep) {
-  typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
-  const std::int64_t quiet = deep - ahead.count;
-  const float* fetch = ahead.at;
-  TINYSCALE_UNROLL
-  for (int x = 0; x < ROWS; ++x) {
-    load<L>(c + x * ldc, sum[x][0]);
-    load<L>(c + x * ldc + L::width, sum[x][1]);
-  }
-  for (std::int64_t q = deep; q > 0; --q) {
-    load<L>(b, right[0]);
-    load<L>(b + next, right[1]);
-    if (q > quiet) {
-      prefetch(fetch);
-      prefetch(fetch + ahead.next);
-      fetch += ahead.row;
-    }
-    if constexpr (KEEP) {
-      store<L>(keep, right[0]);
-      store<L>(keep + L::width, right[1]);
-      keep += 2 * L::width;
-    }
-    TINYSCALE_UNROLL
-    for (int x = 0; x < ROWS; ++x) {
-      broadcast<L>(a[x * DEPTH], v);
-      sum[x][0] = sum[x][0] + v * right[0];
-      sum[x][1] = sum[x][1] + v * right[1];
-    }
-    b += b_row;
-    ++a;
-  }
-  TINYSCALE_UNROLL
-  for (int x = 0; x < ROWS; ++x) {
-    store<L>(c + x * ldc, sum[x][0]);
-    store<L>(c + x * ldc + L::width, sum[x][1]);
-  }
-}
-
-// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (16 of them for
-// more than one row of A, 32 for more than 16), in tiles of two vectors, while the next rows are
-// fetched. C adds up in a copy that stays in cache. Vectors of B start where cache lines do; the
-// first and the last of a chunk overlap their neighbours.
-struct GemmFew {
-  const GemmOperands& g;
-  const float* a;  // [k / depth][rows][depth], rows 1 (not used) or a multiple of 4
-  std::int64_t rows;
-  std::int64_t begin, end;  // columns, at least L::width
-  std::int64_t origin;      // of the first vector, begin or before it
-  float* copy;              // [rows][row]
-
-  static constexpr std::int64_t depth(std::int64_t rows) { return rows > 16 ? 32 : 16; }
-  static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
-
-  std::int64_t column(std::int64_t j, std::int64_t width) const {
-    return std::max(begin, std::min(origin + j, end - width));
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const std::int64_t columns = end - origin, ld = row(columns);
-    typename L::V v;
-    std::memset(copy, 0, static_cast<std::size_t>(rows * ld) * sizeof(float));
-    for (std::int64_t i = 0; i < g.m && g.beta != 0.0f; ++i) {
-      for (std::int64_t j = 0; j < columns; j += L::width) {
-        load<L>(g.c + i * g.ldc + column(j, L::width), v);
-        store<L>(copy + i * ld + j, v);
-      }
-    }
-    std::int64_t p = 0;
-    for (; p + 8 <= g.k && rows == 1; p += 8) {
-      add_rows<L, 8>(p, columns);
-    }
-    for (; p < g.k && rows == 1; ++p) {
-      add_rows<L, 1>(p, columns);
-    }
-    if (depth(rows) == 32) {
-      blocks<L, 32>(columns, ld);
-    } else if (rows > 1) {
-      blocks<L, 16>(columns, ld);
-    }
-    for (std::int64_t i = 0; i < g.m; ++i) {
-      for (std::int64_t j = 0; j < columns; j += L::width) {
-        load<L>(copy + i * ld + j, v);
-        store<L>(g.c + i * g.ldc + column(j, L::width), v);
-      }
-    }
-  }
-
-  // A of one row. The processor sees the streams by itself.
-  template <class L, int DEPTH>
-  TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t columns) const {
-    typename L::V left[static_cast<std::size_t>(DEPTH)], sum, v;
-    TINYSCALE_UNROLL
-    for (int r = 0; r < DEPTH; ++r) {
-      broadcast<L>(g.a[(p + r) * g.a_col], left[r]);
-    }
-    const float* const b = g.b + p * g.b_row;
-    const std::int64_t b_row = g.b_row;
-    float* const to = copy;
-    const std::int64_t low = begin, high = end - L::width, shift = origin;
-    for (std::int64_t j = 0; j < columns; j += L::width) {
-      const float* from = b + std::max(low, std::min(shift + j, high));
-      load<L>(to + j, sum);
-      TINYSCALE_UNROLL
-      for (int r = 0; r < DEPTH; ++r) {
-        load<L>(from + r * b_row, v);
-        sum = sum + left[r] * v;
-      }
-      store<L>(to + j, sum);
-    }
-  }
-
-  template <class L, int DEPTH>
-  TINYSCALE_INLINE void blocks(std::int64_t columns, std::int64_t ld) const {
-    alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
-    for (std::int64_t p = 0; p < g.k; p += DEPTH) {
-      for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
-        std::int64_t i = 0;
-        if constexpr (L::width == 16) {
-          for (; i + 8 <= rows; i += 8) {
-            tile<L, 8, DEPTH>(i, p, j, ld, kept);
-          }
-        }
-        for (; i < rows; i += 4) {
-          tile<L, 4, DEPTH>(i, p, j, ld, kept);
-        }
-      }
-    }
-  }
-
-  // Up to 16 rows the first tile fetches: the others find the rows in cache. Of more rows the first
-  // keeps what it reads of B where the others find it, and each fetches its share.
-  template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
-                             float* kept) const {
-    const std::int64_t first = column(j, L::width), b_row = g.b_row;
-    const std::int64_t next = column(j + L::width, L::width) - first;
-    const float* const b = g.b + p * b_row + first;
-    const float* const left = a + p * rows + i * DEPTH;
-    const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
-    float* const c = copy + i * ld + j;
-    Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
-    if constexpr (DEPTH == 16) {
-      ahead.count = i == 0 ? ahead.count : 0;
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, ld, ahead, nullptr);
-      return;
-    }
-    ahead.at += i * ahead.count / rows * b_row;
-    ahead.count = (ahead.count * ROWS + rows - 1) / rows;
-    if (i == 0) {
-      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, ld, ahead, kept);
-    } else {
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, 2 * L::width, L::width, c, ld, ahead,
-                                           nullptr);
-    }
-  }
-};
-
 // A few rows of A, B packed in panels [k][width of the tile]: panel after panel as they lie in
 // memory, in pieces that stay in L1 while the next piece is fetched.
 struct GemmStream {
@@ -12985,10 +13056,19 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
 
-// Columns of a chunk: long rows of B are long streams, as far as C's copy fits the second cache and
-// every thread has two.
-inline std::int64_t gemm_few_columns(const GemmOperands& g) {
-  const std::int64_t most = g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
+// Floats of B up to which m rows of A do not read it in streams.
+inline std::int64_t gemm_not_in_streams(std::int64_t m, std::int64_t width) {
+  const std::int64_t few = width < 16 && m > 4 ? gemm_in_cache / 4 : gemm_in_cache;
+  return m == 1 ? 0 : m > gemm_few / 2 ? 4 * gemm_in_cache : few;
+}
+
+// Columns of a chunk: long rows of B are long streams, as far as C's copy fits the second cache, of
+// short vectors with the rows of B that are fetched, and every thread has two.
+inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t width,
+                                     std::int64_t depth) {
+  const std::int64_t wide = g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
+  const std::int64_t fit = 3 * cpu().l2_bytes / 16 / (depth + g.m) / 256 * 256;
+  const std::int64_t most = width < 16 && g.m > 1 ? std::clamp<std::int64_t>(fit, 256, 4096) : wide;
   const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();
   return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
 }
@@ -12998,26 +13078,27 @@ inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >
 
 // Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
 // panels that are copied, unless B comes from memory or its rows fall into the same places of the
-// first cache; of shorter vectors panels that are packed, the more if they do.
+// first cache.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   const bool same_places = g.b_row % 1024 == 0, copies = gemm_copies_panels(width);
   const bool from_memory = g.n * g.k > gemm_in_l3;
-  if (width >= 16 ? copies && g.m > 16 && !same_places && !from_memory
-                  : g.m > 16 || (g.m > 1 && same_places)) {
+  if (copies && g.m > 16 && !same_places && !from_memory) {
     return false;
   }
-  const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
-  if (g.m > gemm_few || g.b_col != 1 || g.n < width || (g.m > 1 && g.n * g.k <= in_cache)) {
+  if (g.m > gemm_few || g.b_col != 1 || g.n < width ||
+      g.n * g.k <= gemm_not_in_streams(g.m, width)) {
     return false;
   }
+  const bool is_long = width >= 16;
   const std::int64_t least = copies && from_memory ? 8 : 4;  // there 4 take longer: measured
-  const std::int64_t rows = g.m == 1 ? 1 : std::max(least, (g.m + 3) / 4 * 4);
-  const std::int64_t depth = GemmFew::depth(rows);
+  const std::int64_t even = is_long ? 4 : 2;
+  const std::int64_t rows = g.m == 1 ? 1 : std::max(least, (g.m + even - 1) / even * even);
+  const std::int64_t depth = rows > (is_long ? 16 : 8) ? 32 : 16;
   const Scratch left(g.m == 1 ? 0 : rows * (g.k + depth));
   if (g.m > 1) {
     gemm_pack_few(g, rows, depth, left.data());
   }
-  const std::int64_t chunk = gemm_few_columns(g), shift = page_place(g.b) % 16;
+  const std::int64_t chunk = gemm_few_columns(g, width, depth), shift = page_place(g.b) % 16;
   const std::int64_t chunks = std::max<std::int64_t>(1, (g.n + shift - 17 + chunk) / chunk);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch copy(rows * GemmFew::row(chunk + 16) + 1024);
@@ -13026,7 +13107,7 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
       const std::int64_t last = x + 1 == chunks ? g.n : origin + chunk;
       // C's copy at B's place in a page: a store never seems to be what the next loads read.
       const std::int64_t place = (page_place(g.b + first) - page_place(copy.data()) + 1024) % 1024;
-      run_on_lanes(GemmFew{g, left.data(), rows, first, last, origin, copy.data() + place});
+      run_on_lanes(GemmFew{g, left.data(), rows, depth, first, last, origin, copy.data() + place});
       if (g.finish != nullptr) {
         g.finish(g, 0, g.m, first, last - first);
       }
@@ -17528,7 +17609,8 @@ inline void packed_f32(const StoredProduct& p) {
   }
   // So few rows that the product of none reads them in streams, whose sums round otherwise: how
   // many come together hangs on the threads.
-  const std::int64_t most = std::max<std::int64_t>(1, gemm_in_cache / w.cols / 16);
+  const std::int64_t floats = std::min(gemm_in_cache, gemm_not_in_streams(p.m, tile_size().width));
+  const std::int64_t most = std::max<std::int64_t>(1, floats / w.cols / 16);
   const std::int64_t fit = std::min(most, stored_rows(w.rows, w.cols) / 16);
   parallel_for((panels + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch block(fit * 16 * w.cols);
@@ -18696,6 +18778,201 @@ TINYSCALE_INLINE void max_row(std::int64_t n, const float* x, typename L::V& bes
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/exp_rows.hpp
+// Exponentials of a row's differences to its maximum, and their sums: what softmax, cross-entropy
+// and attention have in common.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// max and sum of exp(x - max) of a row that is read once: block by block, from a maximum of each
+// lane that grows on the way. Nothing is compared with -inf: exp_negative sees to -inf.
+template <class L>
+struct SumExp {
+  typedef typename L::V V;
+  V best, top, total, more;
+
+  TINYSCALE_INLINE void start() {
+    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+    broadcast<L>(-std::numeric_limits<float>::max(), top);
+    total = more = V{};
+  }
+
+  // The next numbers of the row, whose maximum is `most`; meanwhile it becomes that of the m
+  // numbers of y, which come after them, and those `ahead` of y are fetched.
+  TINYSCALE_INLINE void add(std::int64_t n, const float* x, V& most, std::int64_t m, const float* y,
+                            std::int64_t ahead) {
+    const float infinity = std::numeric_limits<float>::infinity();
+    V v, w, sum{}, second{}, next;
+    max_vector<L>(best, most, best);
+    const V before = top;
+    max_vector<L>(top, best, top);
+    const V bound = top;
+    exp_negative<L>(before - bound, v);
+    total = total * v;
+    more = more * v;
+    broadcast<L>(-infinity, most);
+    next = most;
+    std::int64_t j = 0;
+    const std::int64_t both = std::min(n, m) / (2 * L::width) * 2 * L::width;
+    for (; j < both; j += 2 * L::width) {
+      prefetch<3>(y + j + ahead);
+      prefetch<3>(y + j + ahead + L::width);
+      load<L>(x + j, v);
+      load<L>(y + j, w);
+      max_vector<L>(most, w, most);
+      exp_negative<L>(v - bound, v);
+      sum = sum + v;
+      load<L>(x + j + L::width, v);
+      load<L>(y + j + L::width, w);
+      max_vector<L>(next, w, next);
+      exp_negative<L>(v - bound, v);
+      second = second + v;
+    }
+    max_vector<L>(most, next, most);
+    max_row<L>(m - j, y + j, most);
+    for (; j + 2 * L::width <= n; j += 2 * L::width) {  // the same sums, whatever comes after them
+      load<L>(x + j, v);
+      exp_negative<L>(v - bound, v);
+      sum = sum + v;
+      load<L>(x + j + L::width, v);
+      exp_negative<L>(v - bound, v);
+      second = second + v;
+    }
+    for (; j < n; j += L::width) {
+      load_some<L>(x + j, n - j, -infinity, v);
+      exp_negative<L>(v - bound, v);
+      sum = sum + v;
+    }
+    total = total + sum;
+    more = more + second;
+  }
+
+  TINYSCALE_INLINE void finish(float& max, float& sum) const {
+    V all, v;
+    max = max_lanes<L>(best);
+    broadcast<L>(max, all);
+    exp_negative<L>(top - all, v);
+    sum = sum_lanes<L>((total + more) * v);
+  }
+};
+
+// The same of rows that begin `step` apart: eight at a time, so that memory is read in as many
+// streams. AMD's is read in one in 0.65 of the time, but short rows eight at a time there too: what
+// begins and ends one waits for long chains, of eight at once.
+template <class L>
+TINYSCALE_INLINE void sum_exp_rows(std::int64_t rows, std::int64_t n, const float* x,
+                                   std::int64_t step, float* max, float* sum) {
+  const std::int64_t block = cpu().amd ? 2048 : 512, together = cpu().amd && n > block ? 1 : 8;
+  SumExp<L> each[8];
+  typename L::V most;
+  broadcast<L>(-std::numeric_limits<float>::infinity(), most);
+  max_row<L>(rows > 0 ? std::min(block, n) : 0, x, most);
+  for (std::int64_t i = 0; i < rows; i += together) {
+    const std::int64_t count = std::min(rows - i, together);
+    const std::int64_t ahead = count < 8 ? 4096 : block;
+    for (std::int64_t r = 0; r < count; ++r) {
+      each[r].start();
+    }
+    for (std::int64_t j = 0; j < n; j += block) {
+      for (std::int64_t r = 0; r < count; ++r) {
+        const bool last = r + 1 == count, ends = last && j + block >= n;
+        const std::int64_t row = ends ? i + count : last ? i : i + r + 1;
+        const std::int64_t at = ends ? 0 : last ? j + block : j;
+        const std::int64_t m = row < rows ? std::min(block, n - at) : 0;
+        each[r].add(std::min(block, n - j), x + (i + r) * step + j, most, m, x + row * step + at,
+                    ahead);
+      }
+    }
+    for (std::int64_t r = 0; r < count; ++r) {
+      each[r].finish(max[i + r], sum[i + r]);
+    }
+  }
+}
+
+// max and sum of exp(x - max) of one row; writes exp(x - max) to y, which may be x.
+template <class L>
+TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
+  typedef typename L::V V;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  const std::int64_t whole = n / L::width * L::width;
+  V best, v, total{}, part{};
+  broadcast<L>(lowest, best);
+  max_row<L>(n, x, best);
+  max = max_lanes<L>(best);
+  broadcast<L>(max, best);
+  for (std::int64_t j = 0, stop = 0; j < whole;) {
+    total = total + part;
+    part = V{};
+    for (stop = std::min(whole, j + summed_at_once); j < stop; j += L::width) {
+      load<L>(x + j, v);
+      prefetch<3>(x + j + n);  // of the next row
+      exp_negative<L>(v - best, v);
+      part = part + v;
+      store<L>(y + j, v);
+    }
+  }
+  if (whole < n) {
+    load_part<L>(x + whole, n - whole, lowest, v);
+    exp_negative<L>(v - best, v);
+    part = part + v;
+    store_part<L>(y + whole, n - whole, v);
+  }
+  sum = sum_lanes<L>(total + part);
+}
+
+template <class L>
+TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
+  typename L::V v, f;
+  broadcast<L>(factor, f);
+  std::int64_t j = 0;
+  for (; j + L::width <= n; j += L::width) {
+    load<L>(y + j, v);
+    prefetch<3>(y + j + n);
+    store<L>(y + j, v * f);
+  }
+  if (j < n) {
+    load_part<L>(y + j, n - j, 0.0f, v);
+    store_part<L>(y + j, n - j, v * f);
+  }
+}
+
+// The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
+// p becomes exp(factor (p - top)), sum their sum. Lanes that see -inf alone get zeros.
+template <class L>
+TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
+                                  typename L::V& top, typename L::V& shift, typename L::V& sum) {
+  typedef typename L::V V;
+  V v, w, scale, low, one, second = top;
+  broadcast<L>(factor * log2_e, scale);
+  broadcast<L>(-127.0f, low);
+  broadcast<L>(1.0f, one);
+  std::int64_t x = 0;
+  for (; x + 2 <= rows; x += 2) {
+    load<L>(p + x * stride, v);
+    load<L>(p + (x + 1) * stride, w);
+    max_vector<L>(top, v, top);
+    max_vector<L>(second, w, second);
+  }
+  if (x < rows) {
+    load<L>(p + x * stride, v);
+    max_vector<L>(top, v, top);
+  }
+  max_vector<L>(top, second, top);
+  shift = top > -std::numeric_limits<float>::max() ? top : V{};
+  sum = V{};
+  for (x = 0; x < rows; ++x) {
+    load<L>(p + x * stride, v);
+    max_vector<L>((v - shift) * scale, low, v);
+    exp2_product<L>(v, one, v);
+    sum = sum + v;
+    store<L>(p + x * stride, v);
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/softmax.hpp
 // Softmax and cross-entropy by rows, from differences to the row's maximum (nothing overflows):
 //   y_j = exp(x_j - max) / sum,  lse = max + log(sum),  loss = lse - x_target.
@@ -18763,203 +19040,102 @@ inline void cross_entropy_backward_reference(std::int64_t rows, std::int64_t voc
 
 namespace detail {
 
-// max and sum of exp(x - max) of a row that is read once: block by block, from a maximum of each
-// lane that grows on the way. Nothing is compared with -inf: exp_negative sees to -inf.
-template <class L>
-struct SumExp {
-  typedef typename L::V V;
-  V best, top, total, more;
-
-  TINYSCALE_INLINE void start() {
-    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
-    broadcast<L>(-std::numeric_limits<float>::max(), top);
-    total = more = V{};
-  }
-
-  // The next numbers of the row; those `ahead` of them are fetched.
-  TINYSCALE_INLINE void add(std::int64_t n, const float* x, std::int64_t ahead) {
-    V v, sum{}, second{};
-    max_row<L>(n, x, best);
-    const V before = top;
-    max_vector<L>(top, best, top);
-    const V bound = top;
-    exp_negative<L>(before - bound, v);
-    total = total * v;
-    more = more * v;
-    std::int64_t j = 0;
-    for (; j + 2 * L::width <= n; j += 2 * L::width) {
-      prefetch<3>(x + j + ahead);
-      prefetch<3>(x + j + ahead + L::width);
-      load<L>(x + j, v);
-      exp_negative<L>(v - bound, v);
-      sum = sum + v;
-      load<L>(x + j + L::width, v);
-      exp_negative<L>(v - bound, v);
-      second = second + v;
-    }
-    for (; j < n; j += L::width) {
-      load_some<L>(x + j, n - j, -std::numeric_limits<float>::infinity(), v);
-      exp_negative<L>(v - bound, v);
-      sum = sum + v;
-    }
-    total = total + sum;
-    more = more + second;
-  }
-
-  TINYSCALE_INLINE void finish(float& max, float& sum) const {
-    V all, v;
-    max = max_lanes<L>(best);
-    broadcast<L>(max, all);
-    exp_negative<L>(top - all, v);
-    sum = sum_lanes<L>((total + more) * v);
-  }
-};
-
-// The same of rows that begin `step` apart: eight at a time, so that memory is read in as many
-// streams. AMD's is read in one in 0.65 of the time.
-template <class L>
-TINYSCALE_INLINE void sum_exp_rows(std::int64_t rows, std::int64_t n, const float* x,
-                                   std::int64_t step, float* max, float* sum) {
-  const std::int64_t together = cpu().amd ? 1 : 8, block = cpu().amd ? 2048 : 512;
-  SumExp<L> each[8];
-  for (std::int64_t i = 0; i < rows; i += together) {
-    const std::int64_t count = std::min(rows - i, together);
-    const std::int64_t ahead = count < 8 ? 4096 : block;
-    for (std::int64_t r = 0; r < count; ++r) {
-      each[r].start();
-    }
-    for (std::int64_t j = 0; j < n; j += block) {
-      for (std::int64_t r = 0; r < count; ++r) {
-        each[r].add(std::min(block, n - j), x + (i + r) * step + j, ahead);
-      }
-    }
-    for (std::int64_t r = 0; r < count; ++r) {
-      each[r].finish(max[i + r], sum[i + r]);
-    }
-  }
-}
-
-// max and sum of exp(x - max) of one row; writes exp(x - max) to y, which may be x.
-template <class L>
-TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
-  typedef typename L::V V;
-  const float lowest = -std::numeric_limits<float>::infinity();
-  V best, v, total{}, part{};
-  broadcast<L>(lowest, best);
-  max_row<L>(n, x, best);
-  max = max_lanes<L>(best);
-  broadcast<L>(max, best);
-  for (std::int64_t j = 0; j < n; j += L::width) {
-    if (j % summed_at_once == 0) {
-      total = total + part;
-      part = V{};
-    }
-    load_some<L>(x + j, n - j, lowest, v);
-    prefetch<3>(x + j + n);  // of the next row
-    exp_negative<L>(v - best, v);
-    part = part + v;
-    store_some<L>(y + j, n - j, v);
-  }
-  sum = sum_lanes<L>(total + part);
-}
-
-template <class L>
-TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
-  typename L::V v, f;
-  broadcast<L>(factor, f);
-  for (std::int64_t j = 0; j < n; j += L::width) {
-    load_some<L>(y + j, n - j, 0.0f, v);
-    prefetch<3>(y + j + n);
-    store_some<L>(y + j, n - j, v * f);
-  }
-}
-
-// The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
-// p becomes exp(factor (p - top)), sum their sum. Lanes that see -inf alone get zeros.
-template <class L>
-TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
-                                  typename L::V& top, typename L::V& shift, typename L::V& sum) {
-  typedef typename L::V V;
-  V v, w, scale, low, one, second = top;
-  broadcast<L>(factor * log2_e, scale);
-  broadcast<L>(-127.0f, low);
-  broadcast<L>(1.0f, one);
-  std::int64_t x = 0;
-  for (; x + 2 <= rows; x += 2) {
-    load<L>(p + x * stride, v);
-    load<L>(p + (x + 1) * stride, w);
-    max_vector<L>(top, v, top);
-    max_vector<L>(second, w, second);
-  }
-  if (x < rows) {
-    load<L>(p + x * stride, v);
-    max_vector<L>(top, v, top);
-  }
-  max_vector<L>(top, second, top);
-  shift = top > -std::numeric_limits<float>::max() ? top : V{};
-  sum = V{};
-  for (x = 0; x < rows; ++x) {
-    load<L>(p + x * stride, v);
-    max_vector<L>((v - shift) * scale, low, v);
-    exp2_product<L>(v, one, v);
-    sum = sum + v;
-    store<L>(p + x * stride, v);
-  }
-}
-
+// While exps of a row are taken the row before is divided and the maximum of the next one found:
+// what waits for a sum, a maximum or memory does not wait alone. Rows wait in y, or, where y is
+// written past the caches (whole vectors), in scratch.
 struct SoftmaxRows {
   std::int64_t begin, end, cols;
   const float* x;
   float* y;
+  float* two_rows;  // or null: not past the caches
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = begin; i < end; ++i) {
-      float max = 0.0f, sum = 0.0f;
-      exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
-      scale_row<L>(cols, 1.0f / sum, y + i * cols);
+    if (two_rows == nullptr) {
+      rows<L, false>();
+    } else {
+      rows<L, true>();
+      end_past_caches();
     }
   }
-};
 
-// The same past the caches, of whole vectors: while exps of a row are taken the row before, which
-// waits in scratch, is divided and written, so that memory works all the time.
-struct SoftmaxRowsPast {
-  std::int64_t begin, end, cols;
-  const float* x;
-  float* y;
-  float* two_rows;
+ private:
+  template <bool PAST>
+  float* waiting(std::int64_t i) const {
+    return PAST ? two_rows + i % 2 * cols : y + i * cols;
+  }
 
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const std::int64_t ahead = std::max<std::int64_t>(cols, 4096);
-    typename L::V best{}, v, e{}, factor{}, total;
-    for (std::int64_t i = begin; i <= end; ++i) {
-      const float* const from = x + i * cols;
-      float* const now = two_rows + (i % 2) * cols;
-      const float* const before = two_rows + (1 - i % 2) * cols;
-      total = typename L::V{};
-      if (i < end) {
-        broadcast<L>(-std::numeric_limits<float>::infinity(), best);
-        max_row<L>(cols, from, best);
-        broadcast<L>(max_lanes<L>(best), best);
-      }
-      for (std::int64_t j = 0; j < cols; j += L::width) {
-        if (i < end) {
-          load<L>(from + j, v);
-          prefetch<3>(from + j + ahead);
-          exp_negative<L>(v - best, e);
-          total = total + e;
-        }
-        if (i > begin) {
-          load<L>(before + j, v);
-          store_past_caches(y + (i - 1) * cols + j, v * factor);
-        }
-        store<L>(now + j, e);
-      }
-      broadcast<L>(1.0f / sum_lanes<L>(total), factor);
+  template <class L, bool PAST>
+  TINYSCALE_INLINE void rows() const {
+    typename L::V best, factor, v;
+    float max = 0.0f, sum = 1.0f;
+    if (begin < end) {
+      exp_row<L>(cols, x + begin * cols, waiting<PAST>(begin), max, sum);
     }
-    end_past_caches();
+    if (begin + 1 < end) {
+      broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+      max_row<L>(cols, x + (begin + 1) * cols, best);
+    }
+    for (std::int64_t i = begin + 1; i < end; ++i) {
+      broadcast<L>(1.0f / sum, factor);
+      broadcast<L>(max_lanes<L>(best), best);
+      sum = row<L, PAST>(x + i * cols, x + std::min(i + 1, end - 1) * cols, waiting<PAST>(i),
+                         waiting<PAST>(i - 1), y + (i - 1) * cols, factor, best);
+    }
+    const float* const last = waiting<PAST>(end - 1);
+    if (!PAST) {
+      scale_row<L>(cols, 1.0f / sum, y + (end - 1) * cols);
+      return;
+    }
+    broadcast<L>(1.0f / sum, factor);
+    for (std::int64_t j = 0; j < cols; j += L::width) {
+      load<L>(last + j, v);
+      store_past_caches(y + (end - 1) * cols + j, v * factor);
+    }
+  }
+
+  // The sum of now = exp(from - best); to = factor before; best becomes what the maximum of next is
+  // of.
+  template <class L, bool PAST>
+  TINYSCALE_INLINE float row(const float* from, const float* next, float* now, const float* before,
+                             float* to, const typename L::V& factor, typename L::V& best) const {
+    typedef typename L::V V;
+    const float infinity = std::numeric_limits<float>::infinity();
+    const std::int64_t ahead = std::max<std::int64_t>(cols, 4096);
+    const std::int64_t whole = cols / L::width * L::width, left = cols - whole;
+    V most, v, total{}, part{};
+    broadcast<L>(-infinity, most);
+    for (std::int64_t j = 0, stop = 0; j < whole;) {
+      total = total + part;  // as exp_row does
+      part = V{};
+      for (stop = std::min(whole, j + summed_at_once); j < stop; j += L::width) {
+        load<L>(from + j, v);
+        exp_negative<L>(v - best, v);
+        part = part + v;
+        store<L>(now + j, v);
+        prefetch<3>(next + j + ahead);
+        load<L>(next + j, v);
+        max_vector<L>(most, v, most);
+        load<L>(before + j, v);
+        if (PAST) {
+          store_past_caches(to + j, v * factor);
+        } else {
+          store<L>(to + j, v * factor);
+        }
+      }
+    }
+    if (left > 0) {
+      load_part<L>(from + whole, left, -infinity, v);
+      exp_negative<L>(v - best, v);
+      part = part + v;
+      store_part<L>(now + whole, left, v);
+      load_part<L>(next + whole, left, -infinity, v);
+      max_vector<L>(most, v, most);
+      load_part<L>(before + whole, left, 0.0f, v);
+      store_part<L>(to + whole, left, v * factor);
+    }
+    best = most;
+    return sum_lanes<L>(total + part);
   }
 };
 
@@ -19110,9 +19286,9 @@ inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
     if (past) {
       const detail::Scratch two_rows(2 * cols);
-      detail::run_on_lanes(detail::SoftmaxRowsPast{begin, end, cols, x, y, two_rows.data()});
+      detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y, two_rows.data()});
     } else {
-      detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y});
+      detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y, nullptr});
     }
   });
 }

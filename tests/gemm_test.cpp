@@ -148,7 +148,7 @@ TEST_CASE("gemm: the same bits on any number of threads") {
 }
 
 TEST_CASE("gemm: few rows and a B larger than the caches") {
-  for (const int64_t m : {2, 5, 19, 37}) {
+  for (const int64_t m : {2, 5, 8, 14, 19, 37}) {
     for (const float beta : {0.0f, 1.0f}) {
       if (m == 37 && beta == 0.0f) {
         continue;

@@ -339,6 +339,36 @@ TEST_CASE("softmax of whole vectors past the caches: the bits of its rows in sma
   }
 }
 
+TEST_CASE("softmax, cross-entropy: a row has the same bits alone, first, last or between others") {
+  for (const std::int64_t cols : {1, 7, 8, 16, 37, 256, 2051, 2 * 16384 + 21}) {
+    const std::int64_t rows = cols > 3000 ? 3 : 11;
+    const Floats x = noise(rows * cols, 31);
+    const std::vector<std::int32_t> targets(size(rows), 0);
+    Floats y(x.size()), alone(x.size()), losses(size(rows)), lse(losses), in_place = x;
+    CAPTURE(cols);
+    on_every_path([&] {
+      kernel::softmax_forward(rows, cols, x.data(), y.data());
+      in_place = x;
+      kernel::softmax_forward(rows, cols, in_place.data(), in_place.data());
+      kernel::cross_entropy_forward(rows, cols, x.data(), targets.data(), losses.data(),
+                                    lse.data());
+      for (std::int64_t i = 0; i < rows; ++i) {
+        float loss = 0.0f, one = 0.0f;
+        const float* const row = x.data() + i * cols;
+        kernel::softmax_forward(1, cols, row, alone.data() + i * cols);
+        kernel::cross_entropy_forward(1, cols, row, targets.data(), &loss, &one);
+        CHECK(loss == losses[size(i)]);
+        CHECK(one == lse[size(i)]);
+      }
+      CHECK(y == alone);
+      CHECK(in_place == alone);
+      Floats truth(x.size());
+      kernel::softmax_reference(rows, cols, x.data(), truth.data());
+      CHECK(worst(y, truth) <= 4e-7);  // of numbers up to 1: e^x within 2e-7, sums in parts
+    });
+  }
+}
+
 TEST_CASE("a large result, written past the caches, has the bits of its rows in small parts") {
   const std::int64_t rows = 601, cols = 13999, part = 100, n = rows * cols;     // 33.7 MB
   const std::size_t begin = 3, size = static_cast<std::size_t>(n) + 2 * begin;  // of no cache line

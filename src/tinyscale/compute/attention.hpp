@@ -17,11 +17,11 @@
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/attention_block.hpp"
+#include "tinyscale/compute/exp_rows.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/scratch.hpp"
-#include "tinyscale/compute/softmax.hpp"
 
 namespace tinyscale {
 namespace kernels {

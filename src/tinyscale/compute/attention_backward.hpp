@@ -12,7 +12,6 @@
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/scratch.hpp"
-#include "tinyscale/compute/softmax.hpp"
 
 namespace tinyscale {
 namespace kernels {

@@ -18,10 +18,10 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/attention.hpp"
+#include "tinyscale/compute/exp_rows.hpp"
 #include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/memory_check.hpp"
 #include "tinyscale/compute/scratch.hpp"
-#include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/stored_dots.hpp"
 
 namespace tinyscale {

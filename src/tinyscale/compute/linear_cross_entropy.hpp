@@ -14,6 +14,7 @@
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/attention.hpp"
+#include "tinyscale/compute/exp_rows.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"

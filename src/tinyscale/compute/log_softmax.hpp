@@ -5,6 +5,7 @@
 #include <cstdint>  // int64_t
 
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/exp_rows.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/memory_check.hpp"

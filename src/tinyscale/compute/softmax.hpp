@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/exp_rows.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/memory_check.hpp"
@@ -79,203 +80,102 @@ inline void cross_entropy_backward_reference(std::int64_t rows, std::int64_t voc
 
 namespace detail {
 
-// max and sum of exp(x - max) of a row that is read once: block by block, from a maximum of each
-// lane that grows on the way. Nothing is compared with -inf: exp_negative sees to -inf.
-template <class L>
-struct SumExp {
-  typedef typename L::V V;
-  V best, top, total, more;
-
-  TINYSCALE_INLINE void start() {
-    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
-    broadcast<L>(-std::numeric_limits<float>::max(), top);
-    total = more = V{};
-  }
-
-  // The next numbers of the row; those `ahead` of them are fetched.
-  TINYSCALE_INLINE void add(std::int64_t n, const float* x, std::int64_t ahead) {
-    V v, sum{}, second{};
-    max_row<L>(n, x, best);
-    const V before = top;
-    max_vector<L>(top, best, top);
-    const V bound = top;
-    exp_negative<L>(before - bound, v);
-    total = total * v;
-    more = more * v;
-    std::int64_t j = 0;
-    for (; j + 2 * L::width <= n; j += 2 * L::width) {
-      prefetch<3>(x + j + ahead);
-      prefetch<3>(x + j + ahead + L::width);
-      load<L>(x + j, v);
-      exp_negative<L>(v - bound, v);
-      sum = sum + v;
-      load<L>(x + j + L::width, v);
-      exp_negative<L>(v - bound, v);
-      second = second + v;
-    }
-    for (; j < n; j += L::width) {
-      load_some<L>(x + j, n - j, -std::numeric_limits<float>::infinity(), v);
-      exp_negative<L>(v - bound, v);
-      sum = sum + v;
-    }
-    total = total + sum;
-    more = more + second;
-  }
-
-  TINYSCALE_INLINE void finish(float& max, float& sum) const {
-    V all, v;
-    max = max_lanes<L>(best);
-    broadcast<L>(max, all);
-    exp_negative<L>(top - all, v);
-    sum = sum_lanes<L>((total + more) * v);
-  }
-};
-
-// The same of rows that begin `step` apart: eight at a time, so that memory is read in as many
-// streams. AMD's is read in one in 0.65 of the time.
-template <class L>
-TINYSCALE_INLINE void sum_exp_rows(std::int64_t rows, std::int64_t n, const float* x,
-                                   std::int64_t step, float* max, float* sum) {
-  const std::int64_t together = cpu().amd ? 1 : 8, block = cpu().amd ? 2048 : 512;
-  SumExp<L> each[8];
-  for (std::int64_t i = 0; i < rows; i += together) {
-    const std::int64_t count = std::min(rows - i, together);
-    const std::int64_t ahead = count < 8 ? 4096 : block;
-    for (std::int64_t r = 0; r < count; ++r) {
-      each[r].start();
-    }
-    for (std::int64_t j = 0; j < n; j += block) {
-      for (std::int64_t r = 0; r < count; ++r) {
-        each[r].add(std::min(block, n - j), x + (i + r) * step + j, ahead);
-      }
-    }
-    for (std::int64_t r = 0; r < count; ++r) {
-      each[r].finish(max[i + r], sum[i + r]);
-    }
-  }
-}
-
-// max and sum of exp(x - max) of one row; writes exp(x - max) to y, which may be x.
-template <class L>
-TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
-  typedef typename L::V V;
-  const float lowest = -std::numeric_limits<float>::infinity();
-  V best, v, total{}, part{};
-  broadcast<L>(lowest, best);
-  max_row<L>(n, x, best);
-  max = max_lanes<L>(best);
-  broadcast<L>(max, best);
-  for (std::int64_t j = 0; j < n; j += L::width) {
-    if (j % summed_at_once == 0) {
-      total = total + part;
-      part = V{};
-    }
-    load_some<L>(x + j, n - j, lowest, v);
-    prefetch<3>(x + j + n);  // of the next row
-    exp_negative<L>(v - best, v);
-    part = part + v;
-    store_some<L>(y + j, n - j, v);
-  }
-  sum = sum_lanes<L>(total + part);
-}
-
-template <class L>
-TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
-  typename L::V v, f;
-  broadcast<L>(factor, f);
-  for (std::int64_t j = 0; j < n; j += L::width) {
-    load_some<L>(y + j, n - j, 0.0f, v);
-    prefetch<3>(y + j + n);
-    store_some<L>(y + j, n - j, v * f);
-  }
-}
-
-// The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
-// p becomes exp(factor (p - top)), sum their sum. Lanes that see -inf alone get zeros.
-template <class L>
-TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
-                                  typename L::V& top, typename L::V& shift, typename L::V& sum) {
-  typedef typename L::V V;
-  V v, w, scale, low, one, second = top;
-  broadcast<L>(factor * log2_e, scale);
-  broadcast<L>(-127.0f, low);
-  broadcast<L>(1.0f, one);
-  std::int64_t x = 0;
-  for (; x + 2 <= rows; x += 2) {
-    load<L>(p + x * stride, v);
-    load<L>(p + (x + 1) * stride, w);
-    max_vector<L>(top, v, top);
-    max_vector<L>(second, w, second);
-  }
-  if (x < rows) {
-    load<L>(p + x * stride, v);
-    max_vector<L>(top, v, top);
-  }
-  max_vector<L>(top, second, top);
-  shift = top > -std::numeric_limits<float>::max() ? top : V{};
-  sum = V{};
-  for (x = 0; x < rows; ++x) {
-    load<L>(p + x * stride, v);
-    max_vector<L>((v - shift) * scale, low, v);
-    exp2_product<L>(v, one, v);
-    sum = sum + v;
-    store<L>(p + x * stride, v);
-  }
-}
-
+// While exps of a row are taken the row before is divided and the maximum of the next one found:
+// what waits for a sum, a maximum or memory does not wait alone. Rows wait in y, or, where y is
+// written past the caches (whole vectors), in scratch.
 struct SoftmaxRows {
   std::int64_t begin, end, cols;
   const float* x;
   float* y;
+  float* two_rows;  // or null: not past the caches
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = begin; i < end; ++i) {
-      float max = 0.0f, sum = 0.0f;
-      exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
-      scale_row<L>(cols, 1.0f / sum, y + i * cols);
+    if (two_rows == nullptr) {
+      rows<L, false>();
+    } else {
+      rows<L, true>();
+      end_past_caches();
     }
   }
-};
 
-// The same past the caches, of whole vectors: while exps of a row are taken the row before, which
-// waits in scratch, is divided and written, so that memory works all the time.
-struct SoftmaxRowsPast {
-  std::int64_t begin, end, cols;
-  const float* x;
-  float* y;
-  float* two_rows;
+ private:
+  template <bool PAST>
+  float* waiting(std::int64_t i) const {
+    return PAST ? two_rows + i % 2 * cols : y + i * cols;
+  }
 
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const std::int64_t ahead = std::max<std::int64_t>(cols, 4096);
-    typename L::V best{}, v, e{}, factor{}, total;
-    for (std::int64_t i = begin; i <= end; ++i) {
-      const float* const from = x + i * cols;
-      float* const now = two_rows + (i % 2) * cols;
-      const float* const before = two_rows + (1 - i % 2) * cols;
-      total = typename L::V{};
-      if (i < end) {
-        broadcast<L>(-std::numeric_limits<float>::infinity(), best);
-        max_row<L>(cols, from, best);
-        broadcast<L>(max_lanes<L>(best), best);
-      }
-      for (std::int64_t j = 0; j < cols; j += L::width) {
-        if (i < end) {
-          load<L>(from + j, v);
-          prefetch<3>(from + j + ahead);
-          exp_negative<L>(v - best, e);
-          total = total + e;
-        }
-        if (i > begin) {
-          load<L>(before + j, v);
-          store_past_caches(y + (i - 1) * cols + j, v * factor);
-        }
-        store<L>(now + j, e);
-      }
-      broadcast<L>(1.0f / sum_lanes<L>(total), factor);
+  template <class L, bool PAST>
+  TINYSCALE_INLINE void rows() const {
+    typename L::V best, factor, v;
+    float max = 0.0f, sum = 1.0f;
+    if (begin < end) {
+      exp_row<L>(cols, x + begin * cols, waiting<PAST>(begin), max, sum);
     }
-    end_past_caches();
+    if (begin + 1 < end) {
+      broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+      max_row<L>(cols, x + (begin + 1) * cols, best);
+    }
+    for (std::int64_t i = begin + 1; i < end; ++i) {
+      broadcast<L>(1.0f / sum, factor);
+      broadcast<L>(max_lanes<L>(best), best);
+      sum = row<L, PAST>(x + i * cols, x + std::min(i + 1, end - 1) * cols, waiting<PAST>(i),
+                         waiting<PAST>(i - 1), y + (i - 1) * cols, factor, best);
+    }
+    const float* const last = waiting<PAST>(end - 1);
+    if (!PAST) {
+      scale_row<L>(cols, 1.0f / sum, y + (end - 1) * cols);
+      return;
+    }
+    broadcast<L>(1.0f / sum, factor);
+    for (std::int64_t j = 0; j < cols; j += L::width) {
+      load<L>(last + j, v);
+      store_past_caches(y + (end - 1) * cols + j, v * factor);
+    }
+  }
+
+  // The sum of now = exp(from - best); to = factor before; best becomes what the maximum of next is
+  // of.
+  template <class L, bool PAST>
+  TINYSCALE_INLINE float row(const float* from, const float* next, float* now, const float* before,
+                             float* to, const typename L::V& factor, typename L::V& best) const {
+    typedef typename L::V V;
+    const float infinity = std::numeric_limits<float>::infinity();
+    const std::int64_t ahead = std::max<std::int64_t>(cols, 4096);
+    const std::int64_t whole = cols / L::width * L::width, left = cols - whole;
+    V most, v, total{}, part{};
+    broadcast<L>(-infinity, most);
+    for (std::int64_t j = 0, stop = 0; j < whole;) {
+      total = total + part;  // as exp_row does
+      part = V{};
+      for (stop = std::min(whole, j + summed_at_once); j < stop; j += L::width) {
+        load<L>(from + j, v);
+        exp_negative<L>(v - best, v);
+        part = part + v;
+        store<L>(now + j, v);
+        prefetch<3>(next + j + ahead);
+        load<L>(next + j, v);
+        max_vector<L>(most, v, most);
+        load<L>(before + j, v);
+        if (PAST) {
+          store_past_caches(to + j, v * factor);
+        } else {
+          store<L>(to + j, v * factor);
+        }
+      }
+    }
+    if (left > 0) {
+      load_part<L>(from + whole, left, -infinity, v);
+      exp_negative<L>(v - best, v);
+      part = part + v;
+      store_part<L>(now + whole, left, v);
+      load_part<L>(next + whole, left, -infinity, v);
+      max_vector<L>(most, v, most);
+      load_part<L>(before + whole, left, 0.0f, v);
+      store_part<L>(to + whole, left, v * factor);
+    }
+    best = most;
+    return sum_lanes<L>(total + part);
   }
 };
 
@@ -426,9 +326,9 @@ inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
     if (past) {
       const detail::Scratch two_rows(2 * cols);
-      detail::run_on_lanes(detail::SoftmaxRowsPast{begin, end, cols, x, y, two_rows.data()});
+      detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y, two_rows.data()});
     } else {
-      detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y});
+      detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y, nullptr});
     }
   });
 }

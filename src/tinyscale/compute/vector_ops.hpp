@@ -9,9 +9,9 @@
 #include <limits>
 
 #include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/compute/exp_rows.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
-#include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/sums.hpp"
 #include "tinyscale/compute/vector_program.hpp"
 

@@ -1,0 +1,246 @@
+#pragma once
+// Matrix product with a few rows of A and B as it is stored, which is read once: memory brings the
+// next rows while those that are here are multiplied.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>  // memset
+
+#include "tinyscale/compute/gemm_tile.hpp"
+#include "tinyscale/compute/lanes.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// What a tile fetches while it multiplies: `count` times what is here and, of long vectors, `next`
+// behind it.
+struct Ahead {
+  const float* at;
+  std::int64_t next, row, count;
+};
+
+// The next rows of B, line after line as they lie in memory.
+struct LinesAhead {
+  const float* row;
+  std::int64_t b_row, lines, left;  // lines: of a row
+  std::int64_t line = 0;
+
+  Ahead take(std::int64_t most) {
+    const Ahead some{row + 16 * line, 0, 16, std::min({most, lines - line, left})};
+    left -= some.count;
+    line += some.count;
+    if (line == lines) {
+      line = 0;
+      row += b_row;
+    }
+    return some;
+  }
+};
+
+// C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first.
+// KEEP: copies what it reads of B to `keep`, row after row.
+template <class L, int ROWS, int DEPTH, bool KEEP>
+TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
+                                    std::int64_t b_row, std::int64_t next, float* c,
+                                    std::int64_t ldc, const Ahead& ahead,
+                                    [[maybe_unused]] float* keep) {
+  typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
+  const std::int64_t quiet = deep - ahead.count;
+  const float* fetch = ahead.at;
+  TINYSCALE_UNROLL
+  for (int x = 0; x < ROWS; ++x) {
+    load<L>(c + x * ldc, sum[x][0]);
+    load<L>(c + x * ldc + L::width, sum[x][1]);
+  }
+  for (std::int64_t q = deep; q > 0; --q) {
+    load<L>(b, right[0]);
+    load<L>(b + next, right[1]);
+    if (q > quiet) {
+      prefetch(fetch);
+      if constexpr (L::width == 16) {
+        prefetch(fetch + ahead.next);
+      }
+      fetch += ahead.row;
+    }
+    if constexpr (KEEP) {
+      store<L>(keep, right[0]);
+      store<L>(keep + L::width, right[1]);
+      keep += 2 * L::width;
+    }
+    TINYSCALE_UNROLL
+    for (int x = 0; x < ROWS; ++x) {
+      broadcast<L>(a[x * DEPTH], v);
+      sum[x][0] = sum[x][0] + v * right[0];
+      sum[x][1] = sum[x][1] + v * right[1];
+    }
+    b += b_row;
+    ++a;
+  }
+  TINYSCALE_UNROLL
+  for (int x = 0; x < ROWS; ++x) {
+    store<L>(c + x * ldc, sum[x][0]);
+    store<L>(c + x * ldc + L::width, sum[x][1]);
+  }
+}
+
+// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (16 or 32 of them
+// for more than one row of A), in tiles of two vectors, while the next rows are fetched. C adds up
+// in a copy that stays in cache. Vectors of B start where cache lines do; the first and the last of
+// a chunk overlap their neighbours.
+struct GemmFew {
+  const GemmOperands& g;
+  const float* a;  // [k / depth][rows][depth]; rows is 1 (not used) or comes from rows_of
+  std::int64_t rows, depth;
+  std::int64_t begin, end;  // columns, at least L::width
+  std::int64_t origin;      // of the first vector, begin or before it
+  float* copy;              // [rows][row], or [tile][rows][two vectors] of short ones
+
+  static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
+
+  std::int64_t column(std::int64_t j, std::int64_t width) const {
+    return std::max(begin, std::min(origin + j, end - width));
+  }
+
+  template <class L>
+  TINYSCALE_INLINE std::int64_t place(std::int64_t i, std::int64_t j, std::int64_t ld) const {
+    constexpr std::int64_t wide = 2 * L::width;
+    const bool in_tiles = L::width < 16 && rows > 1;
+    return in_tiles ? j / wide * wide * rows + i * wide + j % wide : i * ld + j;
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const std::int64_t columns = end - origin, ld = row(columns);
+    typename L::V v;
+    std::memset(copy, 0, static_cast<std::size_t>(rows * ld) * sizeof(float));
+    for (std::int64_t i = 0; i < g.m && g.beta != 0.0f; ++i) {
+      for (std::int64_t j = 0; j < columns; j += L::width) {
+        load<L>(g.c + i * g.ldc + column(j, L::width), v);
+        store<L>(copy + place<L>(i, j, ld), v);
+      }
+    }
+    std::int64_t p = 0;
+    for (; p + 8 <= g.k && rows == 1; p += 8) {
+      add_rows<L, 8>(p, columns);
+    }
+    for (; p < g.k && rows == 1; ++p) {
+      add_rows<L, 1>(p, columns);
+    }
+    if (rows > 1 && depth == 32) {
+      blocks<L, 32>(columns, ld);
+    } else if (rows > 1) {
+      blocks<L, 16>(columns, ld);
+    }
+    for (std::int64_t i = 0; i < g.m; ++i) {
+      for (std::int64_t j = 0; j < columns; j += L::width) {
+        load<L>(copy + place<L>(i, j, ld), v);
+        store<L>(g.c + i * g.ldc + column(j, L::width), v);
+      }
+    }
+  }
+
+  // A of one row. The processor sees the streams by itself.
+  template <class L, int DEPTH>
+  TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t columns) const {
+    typename L::V left[static_cast<std::size_t>(DEPTH)], sum, v;
+    TINYSCALE_UNROLL
+    for (int r = 0; r < DEPTH; ++r) {
+      broadcast<L>(g.a[(p + r) * g.a_col], left[r]);
+    }
+    const float* const b = g.b + p * g.b_row;
+    const std::int64_t b_row = g.b_row;
+    float* const to = copy;
+    const std::int64_t low = begin, high = end - L::width, shift = origin;
+    for (std::int64_t j = 0; j < columns; j += L::width) {
+      const float* from = b + std::max(low, std::min(shift + j, high));
+      load<L>(to + j, sum);
+      TINYSCALE_UNROLL
+      for (int r = 0; r < DEPTH; ++r) {
+        load<L>(from + r * b_row, v);
+        sum = sum + left[r] * v;
+      }
+      store<L>(to + j, sum);
+    }
+  }
+
+  template <class L, int DEPTH>
+  TINYSCALE_INLINE void blocks(std::int64_t columns, std::int64_t ld) const {
+    alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
+    const std::int64_t lines = (end - begin + 15) / 16;
+    for (std::int64_t p = 0; p < g.k; p += DEPTH) {
+      LinesAhead ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, lines,
+                       p + 2 * DEPTH <= g.k ? DEPTH * lines : 0};
+      for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
+        std::int64_t i = 0;
+        if constexpr (L::width == 16) {
+          for (; i + 8 <= rows; i += 8) {
+            tile<L, 8, DEPTH>(i, p, j, ld, kept);
+          }
+          for (; i < rows; i += 4) {
+            tile<L, 4, DEPTH>(i, p, j, ld, kept);
+          }
+          continue;
+        }
+        for (; (rows - i) % 6 != 0; i += 4) {
+          short_tile<L, 4, DEPTH>(i, p, j, ahead, kept);
+        }
+        for (; i < rows; i += 6) {
+          short_tile<L, 6, DEPTH>(i, p, j, ahead, kept);
+        }
+      }
+    }
+  }
+
+  // Of short vectors: the first keeps what it reads of B where the others find it, and each fetches
+  // its share of the next rows.
+  template <class L, int ROWS, int DEPTH>
+  TINYSCALE_INLINE void short_tile(std::int64_t i, std::int64_t p, std::int64_t j,
+                                   LinesAhead& next_rows, float* kept) const {
+    constexpr std::int64_t wide = 2 * L::width;
+    const std::int64_t first = column(j, L::width), b_row = g.b_row;
+    const std::int64_t next = column(j + L::width, L::width) - first;
+    const float* const b = g.b + p * b_row + first;
+    const float* const left = a + p * rows + i * DEPTH;
+    const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
+    const std::int64_t share = (DEPTH * wide / 16 * ROWS + rows - 1) / rows + 1;
+    const Ahead ahead = next_rows.take(std::min(share, deep));
+    float* const c = copy + j * rows + i * wide;
+    if (i == 0) {
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, kept);
+    } else {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, wide, ahead,
+                                           nullptr);
+    }
+  }
+
+  // Up to 16 rows the first tile fetches: the others find the rows in cache. Of more rows the first
+  // keeps what it reads of B where the others find it, and each fetches its share.
+  template <class L, int ROWS, int DEPTH>
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
+                             float* kept) const {
+    const std::int64_t first = column(j, L::width), b_row = g.b_row;
+    const std::int64_t next = column(j + L::width, L::width) - first;
+    const float* const b = g.b + p * b_row + first;
+    const float* const left = a + p * rows + i * DEPTH;
+    const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
+    float* const c = copy + i * ld + j;
+    Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
+    if constexpr (DEPTH == 16) {
+      ahead.count = i == 0 ? ahead.count : 0;
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, ld, ahead, nullptr);
+      return;
+    }
+    ahead.at += i * ahead.count / rows * b_row;
+    ahead.count = (ahead.count * ROWS + rows - 1) / rows;
+    if (i == 0) {
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, ld, ahead, kept);
+    } else {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, 2 * L::width, L::width, c, ld, ahead,
+                                           nullptr);
+    }
+  }
+};
+
+}  // namespace detail
+}  // namespace tinyscale
