@@ -90,11 +90,11 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
 // a chunk overlap their neighbours.
 struct GemmFew {
   const GemmOperands& g;
-  const float* a;  // [k / depth][rows][depth]; rows is 1 (not used) or comes from rows_of
-  std::int64_t rows, depth;
-  std::int64_t begin, end;  // columns, at least L::width
-  std::int64_t origin;      // of the first vector, begin or before it
-  float* copy;              // [rows][row], or [tile][rows][two vectors] of short ones
+  const float* a;            // [k / depth][rows][depth]; not used of one row
+  std::int64_t rows, depth;  // 1, or a multiple of 4, of short vectors an even number from 4 on
+  std::int64_t begin, end;   // columns, at least L::width
+  std::int64_t origin;       // of the first vector, begin or before it
+  float* copy;               // [rows][row], or [tile][rows][two vectors] of short ones
 
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
@@ -180,13 +180,13 @@ struct GemmFew {
           for (; i < rows; i += 4) {
             tile<L, 4, DEPTH>(i, p, j, ld, kept);
           }
-          continue;
-        }
-        for (; (rows - i) % 6 != 0; i += 4) {
-          short_tile<L, 4, DEPTH>(i, p, j, ahead, kept);
-        }
-        for (; i < rows; i += 6) {
-          short_tile<L, 6, DEPTH>(i, p, j, ahead, kept);
+        } else {
+          for (; (rows - i) % 6 != 0; i += 4) {
+            short_tile<L, 4, DEPTH>(i, p, j, ahead, kept);
+          }
+          for (; i < rows; i += 6) {
+            short_tile<L, 6, DEPTH>(i, p, j, ahead, kept);
+          }
         }
       }
     }

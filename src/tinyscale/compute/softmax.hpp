@@ -84,7 +84,7 @@ namespace detail {
 // what waits for a sum, a maximum or memory does not wait alone. Rows wait in y, or, where y is
 // written past the caches (whole vectors), in scratch.
 struct SoftmaxRows {
-  std::int64_t begin, end, cols;
+  std::int64_t begin, end, cols;  // a row at least
   const float* x;
   float* y;
   float* two_rows;  // or null: not past the caches
@@ -108,34 +108,30 @@ struct SoftmaxRows {
   template <class L, bool PAST>
   TINYSCALE_INLINE void rows() const {
     typename L::V best, factor, v;
-    float max = 0.0f, sum = 1.0f;
-    if (begin < end) {
-      exp_row<L>(cols, x + begin * cols, waiting<PAST>(begin), max, sum);
-    }
-    if (begin + 1 < end) {
-      broadcast<L>(-std::numeric_limits<float>::infinity(), best);
-      max_row<L>(cols, x + (begin + 1) * cols, best);
-    }
+    float max = 0.0f, sum = 0.0f;
+    exp_row<L>(cols, x + begin * cols, waiting<PAST>(begin), max, sum);
+    broadcast<L>(-std::numeric_limits<float>::infinity(), best);
+    max_row<L>(begin + 1 < end ? cols : 0, x + (begin + 1) * cols, best);
     for (std::int64_t i = begin + 1; i < end; ++i) {
       broadcast<L>(1.0f / sum, factor);
       broadcast<L>(max_lanes<L>(best), best);
       sum = row<L, PAST>(x + i * cols, x + std::min(i + 1, end - 1) * cols, waiting<PAST>(i),
                          waiting<PAST>(i - 1), y + (i - 1) * cols, factor, best);
     }
-    const float* const last = waiting<PAST>(end - 1);
-    if (!PAST) {
-      scale_row<L>(cols, 1.0f / sum, y + (end - 1) * cols);
-      return;
-    }
-    broadcast<L>(1.0f / sum, factor);
-    for (std::int64_t j = 0; j < cols; j += L::width) {
-      load<L>(last + j, v);
-      store_past_caches(y + (end - 1) * cols + j, v * factor);
+    float* const last = waiting<PAST>(end - 1);
+    if constexpr (PAST) {
+      broadcast<L>(1.0f / sum, factor);
+      for (std::int64_t j = 0; j < cols; j += L::width) {
+        load<L>(last + j, v);
+        store_past_caches(y + (end - 1) * cols + j, v * factor);
+      }
+    } else {
+      scale_row<L>(cols, 1.0f / sum, last);
     }
   }
 
-  // The sum of now = exp(from - best); to = factor before; best becomes what the maximum of next is
-  // of.
+  // now = exp(from - best), whose sum it returns; to = factor before; best becomes the maxima of
+  // next, each lane for itself.
   template <class L, bool PAST>
   TINYSCALE_INLINE float row(const float* from, const float* next, float* now, const float* before,
                              float* to, const typename L::V& factor, typename L::V& best) const {
