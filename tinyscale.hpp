@@ -12436,24 +12436,45 @@ struct GemmFew {
   // A of one row. The processor sees the streams by itself.
   template <class L, int DEPTH>
   TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t columns) const {
-    typename L::V left[static_cast<std::size_t>(DEPTH)], sum, v;
+    typename L::V left[static_cast<std::size_t>(DEPTH)];
     TINYSCALE_UNROLL
     for (int r = 0; r < DEPTH; ++r) {
       broadcast<L>(g.a[(p + r) * g.a_col], left[r]);
     }
     const float* const b = g.b + p * g.b_row;
     const std::int64_t b_row = g.b_row;
-    float* const to = copy;
-    const std::int64_t low = begin, high = end - L::width, shift = origin;
-    for (std::int64_t j = 0; j < columns; j += L::width) {
-      const float* from = b + std::max(low, std::min(shift + j, high));
-      load<L>(to + j, sum);
+    std::int64_t j = 0;
+    for (; origin + j < begin; j += L::width) {
+      add_vectors<L, DEPTH, 1>(left, b + column(j, L::width), b_row, copy + j);
+    }
+    for (; j + 2 * L::width <= columns; j += 2 * L::width) {
+      add_vectors<L, DEPTH, 2>(left, b + origin + j, b_row, copy + j);
+    }
+    for (; j < columns; j += L::width) {
+      add_vectors<L, DEPTH, 1>(left, b + column(j, L::width), b_row, copy + j);
+    }
+  }
+
+  template <class L, int DEPTH, int VECTORS>
+  TINYSCALE_INLINE static void add_vectors(
+      const typename L::V (&left)[static_cast<std::size_t>(DEPTH)], const float* b,
+      std::int64_t b_row, float* to) {
+    typename L::V sum[static_cast<std::size_t>(VECTORS)], v;
+    TINYSCALE_UNROLL
+    for (int part = 0; part < VECTORS; ++part) {
+      load<L>(to + part * L::width, sum[part]);
+    }
+    TINYSCALE_UNROLL
+    for (int r = 0; r < DEPTH; ++r) {
       TINYSCALE_UNROLL
-      for (int r = 0; r < DEPTH; ++r) {
-        load<L>(from + r * b_row, v);
-        sum = sum + left[r] * v;
+      for (int part = 0; part < VECTORS; ++part) {
+        load<L>(b + r * b_row + part * L::width, v);
+        sum[part] = sum[part] + left[r] * v;
       }
-      store<L>(to + j, sum);
+    }
+    TINYSCALE_UNROLL
+    for (int part = 0; part < VECTORS; ++part) {
+      store<L>(to + part * L::width, sum[part]);
     }
   }
 
@@ -13066,7 +13087,7 @@ inline std::int64_t gemm_not_in_streams(std::int64_t m, std::int64_t width) {
 // short vectors with the rows of B that are fetched, and every thread has two.
 inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t width,
                                      std::int64_t depth) {
-  const std::int64_t wide = g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
+  const std::int64_t wide = g.m == 1 ? 16384 : g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
   const std::int64_t fit = 3 * cpu().l2_bytes / 16 / (depth + g.m) / 256 * 256;
   const std::int64_t most = width < 16 && g.m > 1 ? std::clamp<std::int64_t>(fit, 256, 4096) : wide;
   const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();

@@ -136,7 +136,7 @@ inline std::int64_t gemm_not_in_streams(std::int64_t m, std::int64_t width) {
 // short vectors with the rows of B that are fetched, and every thread has two.
 inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t width,
                                      std::int64_t depth) {
-  const std::int64_t wide = g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
+  const std::int64_t wide = g.m == 1 ? 16384 : g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
   const std::int64_t fit = 3 * cpu().l2_bytes / 16 / (depth + g.m) / 256 * 256;
   const std::int64_t most = width < 16 && g.m > 1 ? std::clamp<std::int64_t>(fit, 256, 4096) : wide;
   const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();
