@@ -26,7 +26,7 @@ HEADER = '#include "tinyscale.hpp"\nnamespace ts = tinyscale;'
 # Memory of include + first call above that of the standard headers, in MB: what an interpreter builds of the
 # header, the same on every run. Ratchets with 5 % of room: lower them with every gain, raise one only with a
 # floor that grows.
-HEADER_MEMORY = 140
+HEADER_MEMORY = 142
 LIBRARY_MEMORY = 52  # of it 49.1 with a library compiled without -O
 # CPU time over that of the standard headers is shown; the law is 2.0 s where those take 0.65 s, 3.1. Measured are
 # 6.3 to 8.3 for one header on one kind of machine, 2.1 to 3.1 with the library: alone no judge. It fails where
