@@ -10386,8 +10386,10 @@ struct SomeOutside {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    typename L::I last, v, signs{};
-    broadcast_word(most, last);
+    typename L::I bound;
+    typename L::U last, v, signs{};  // which may wrap
+    broadcast_word(most, bound);
+    std::memcpy(&last, &bound, sizeof last);
     std::int64_t i = 0;
     for (; i + L::width <= n; i += L::width) {
       std::memcpy(&v, ids + i, sizeof v);
@@ -13041,7 +13043,7 @@ struct GemmStream {
   }
 };
 
-constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B that streams gain nothing for
+constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B, see gemm_not_in_streams
 constexpr std::int64_t gemm_in_l3 = 1 << 23;       // on AMD a larger B comes from memory
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
@@ -13077,7 +13079,7 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
 
-// Floats of B up to which m rows of A do not read it in streams.
+// Floats of B up to which streams gain nothing for m rows of A: measured.
 inline std::int64_t gemm_not_in_streams(std::int64_t m, std::int64_t width) {
   const std::int64_t few = width < 16 && m > 4 ? gemm_in_cache / 4 : gemm_in_cache;
   return m == 1 ? 0 : m > gemm_few / 2 ? 4 * gemm_in_cache : few;

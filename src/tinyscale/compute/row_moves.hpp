@@ -132,8 +132,10 @@ struct SomeOutside {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    typename L::I last, v, signs{};
-    broadcast_word(most, last);
+    typename L::I bound;
+    typename L::U last, v, signs{};  // which may wrap
+    broadcast_word(most, bound);
+    std::memcpy(&last, &bound, sizeof last);
     std::int64_t i = 0;
     for (; i + L::width <= n; i += L::width) {
       std::memcpy(&v, ids + i, sizeof v);
