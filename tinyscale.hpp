@@ -12445,38 +12445,21 @@ struct GemmFew {
     }
     const float* const b = g.b + p * g.b_row;
     const std::int64_t b_row = g.b_row;
-    std::int64_t j = 0;
-    for (; origin + j < begin; j += L::width) {
-      add_vectors<L, DEPTH, 1>(left, b + column(j, L::width), b_row, copy + j);
-    }
-    for (; j + 2 * L::width <= columns; j += 2 * L::width) {
-      add_vectors<L, DEPTH, 2>(left, b + origin + j, b_row, copy + j);
-    }
-    for (; j < columns; j += L::width) {
-      add_vectors<L, DEPTH, 1>(left, b + column(j, L::width), b_row, copy + j);
-    }
-  }
-
-  template <class L, int DEPTH, int VECTORS>
-  TINYSCALE_INLINE static void add_vectors(
-      const typename L::V (&left)[static_cast<std::size_t>(DEPTH)], const float* b,
-      std::int64_t b_row, float* to) {
-    typename L::V sum[static_cast<std::size_t>(VECTORS)], v;
-    TINYSCALE_UNROLL
-    for (int part = 0; part < VECTORS; ++part) {
-      load<L>(to + part * L::width, sum[part]);
-    }
-    TINYSCALE_UNROLL
-    for (int r = 0; r < DEPTH; ++r) {
+    for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
+      typename L::V sum[2], v;
+      const float* const from = b + column(j, L::width);
+      const std::int64_t next = column(j + L::width, L::width) - column(j, L::width);
+      load<L>(copy + j, sum[0]);
+      load<L>(copy + j + L::width, sum[1]);
       TINYSCALE_UNROLL
-      for (int part = 0; part < VECTORS; ++part) {
-        load<L>(b + r * b_row + part * L::width, v);
-        sum[part] = sum[part] + left[r] * v;
+      for (int r = 0; r < DEPTH; ++r) {
+        load<L>(from + r * b_row, v);
+        sum[0] = sum[0] + left[r] * v;
+        load<L>(from + r * b_row + next, v);
+        sum[1] = sum[1] + left[r] * v;
       }
-    }
-    TINYSCALE_UNROLL
-    for (int part = 0; part < VECTORS; ++part) {
-      store<L>(to + part * L::width, sum[part]);
+      store<L>(copy + j, sum[0]);
+      store<L>(copy + j + L::width, sum[1]);
     }
   }
 

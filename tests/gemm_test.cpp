@@ -127,7 +127,7 @@ TEST_CASE("gemm: sizes that take each way through the kernels") {
 
 TEST_CASE("gemm: the same bits on any number of threads") {
   for (const Trans ta : {Trans::no, Trans::yes}) {
-    for (const int64_t m : {5, 40, 203}) {
+    for (const int64_t m : {1, 5, 40, 203}) {
       Case x(ta, Trans::no, m, 460, 1030);
       const Floats before = x.c;
       for (const ts::CpuPath path : paths()) {
