@@ -10911,8 +10911,7 @@ inline bool memory_overlaps(const Memory& a, const Memory& b) {
   return !apart && !a.empty() && !b.empty() && memory_crosses(a, b);
 }
 
-// Of n and m numbers of four bytes, counted by count_of, as in nearly every call: y is apart from
-// x.
+// Whether y and x, n and m numbers of four bytes, are apart, as in nearly every call.
 inline bool is_apart(const void* y, std::int64_t n, const void* x, std::int64_t m) {
   const std::uintptr_t at_y = reinterpret_cast<std::uintptr_t>(y);
   const std::uintptr_t at_x = reinterpret_cast<std::uintptr_t>(x);
@@ -12474,69 +12473,53 @@ struct GemmFew {
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
           for (; i + 8 <= rows; i += 8) {
-            tile<L, 8, DEPTH>(i, p, j, ld, kept);
+            tile<L, 8, DEPTH>(i, p, j, ld, ahead, kept);
           }
           for (; i < rows; i += 4) {
-            tile<L, 4, DEPTH>(i, p, j, ld, kept);
+            tile<L, 4, DEPTH>(i, p, j, ld, ahead, kept);
           }
         } else {
           for (; (rows - i) % 6 != 0; i += 4) {
-            short_tile<L, 4, DEPTH>(i, p, j, ahead, kept);
+            tile<L, 4, DEPTH>(i, p, j, ld, ahead, kept);
           }
           for (; i < rows; i += 6) {
-            short_tile<L, 6, DEPTH>(i, p, j, ahead, kept);
+            tile<L, 6, DEPTH>(i, p, j, ld, ahead, kept);
           }
         }
       }
     }
   }
 
-  // Of short vectors: the first keeps what it reads of B where the others find it, and each fetches
-  // its share of the next rows.
+  // The first tile keeps what it reads of B where the others find it, and each fetches its share of
+  // the next rows: of short vectors as they lie in memory, else below its own. Of long vectors and
+  // up to 16 rows the first fetches all, and the others find the rows in cache.
   template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void short_tile(std::int64_t i, std::int64_t p, std::int64_t j,
-                                   LinesAhead& next_rows, float* kept) const {
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
+                             LinesAhead& lines, float* kept) const {
+    constexpr bool is_short = L::width < 16, keeps = is_short || DEPTH == 32;
     constexpr std::int64_t wide = 2 * L::width;
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
     const std::int64_t next = column(j + L::width, L::width) - first;
     const float* const b = g.b + p * b_row + first;
     const float* const left = a + p * rows + i * DEPTH;
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
-    const std::int64_t share = (DEPTH * wide / 16 * ROWS + rows - 1) / rows + 1;
-    const Ahead ahead = next_rows.take(std::min(share, deep));
-    float* const c = copy + j * rows + i * wide;
-    if (i == 0) {
-      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, kept);
-    } else {
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, wide, ahead,
-                                           nullptr);
-    }
-  }
-
-  // Up to 16 rows the first tile fetches: the others find the rows in cache. Of more rows the first
-  // keeps what it reads of B where the others find it, and each fetches its share.
-  template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
-                             float* kept) const {
-    const std::int64_t first = column(j, L::width), b_row = g.b_row;
-    const std::int64_t next = column(j + L::width, L::width) - first;
-    const float* const b = g.b + p * b_row + first;
-    const float* const left = a + p * rows + i * DEPTH;
-    const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
-    float* const c = copy + i * ld + j;
+    float* const c = copy + (is_short ? j * rows + i * wide : i * ld + j);
+    const std::int64_t c_row = is_short ? wide : ld;
     Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
-    if constexpr (DEPTH == 16) {
-      ahead.count = i == 0 ? ahead.count : 0;
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, ld, ahead, nullptr);
-      return;
-    }
-    ahead.at += i * ahead.count / rows * b_row;
-    ahead.count = (ahead.count * ROWS + rows - 1) / rows;
-    if (i == 0) {
-      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, ld, ahead, kept);
+    if constexpr (is_short) {
+      const std::int64_t share = (DEPTH * wide / 16 * ROWS + rows - 1) / rows + 1;
+      ahead = lines.take(std::min(share, deep));
+    } else if constexpr (keeps) {
+      ahead.at += i * ahead.count / rows * b_row;
+      ahead.count = (ahead.count * ROWS + rows - 1) / rows;
     } else {
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, 2 * L::width, L::width, c, ld, ahead,
+      ahead.count = i == 0 ? ahead.count : 0;
+    }
+    if (keeps && i > 0) {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, c_row, ahead,
                                            nullptr);
+    } else {
+      gemm_few_tile<L, ROWS, DEPTH, keeps>(left, deep, b, b_row, next, c, c_row, ahead, kept);
     }
   }
 };
@@ -12948,7 +12931,8 @@ void stored_dots(std::int64_t rows, std::int64_t cols, const std::uint8_t* w,
 
 // >> tinyscale/compute/gemm_short.hpp
 // Matrix product with a short A (decode: one row a sequence): reading B is the whole cost, so B is
-// read once, 8 rows at a time: 8 streams fetch from memory about twice as fast as one does.
+// read once, where it stands or packed. Of one row 8 rows of B at a time: 8 streams fetch from
+// memory about twice as fast as one does.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -13097,8 +13081,8 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   }
   const bool is_long = width >= 16;
   const std::int64_t least = copies && from_memory ? 8 : 4;  // there 4 take longer: measured
-  const std::int64_t even = is_long ? 4 : 2;
-  const std::int64_t rows = g.m == 1 ? 1 : std::max(least, (g.m + even - 1) / even * even);
+  const std::int64_t unit = is_long ? 4 : 2;
+  const std::int64_t rows = g.m == 1 ? 1 : std::max(least, (g.m + unit - 1) / unit * unit);
   const std::int64_t depth = rows > (is_long ? 16 : 8) ? 32 : 16;
   const Scratch left(g.m == 1 ? 0 : rows * (g.k + depth));
   if (g.m > 1) {
@@ -13356,7 +13340,7 @@ inline GemmOperands gemm_pack_rows(const GemmOperands& g, const TileSize& tile, 
 // B is copied into panels one tile wide only when that pays: it is large, or transposed. As many
 // panels as half of L2 holds are copied at once, and C is walked along its rows over them. With
 // AVX-512 up to 96 rows, and on AMD any number, copy each panel with the first tile of C, while
-// that multiplies. Short A (decode; up to 64 rows where B comes from memory) reads B where it
+// that multiplies. Short A (decode; up to 64 rows of a large B) reads B where it
 // stands: in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
@@ -17613,8 +17597,8 @@ inline void packed_f32(const StoredProduct& p) {
         });
     return;
   }
-  // So few rows that the product of none reads them in streams, whose sums round otherwise: how
-  // many come together hangs on the threads.
+  // So few rows, if more than one panel, that their product does not read them in streams, whose
+  // sums round otherwise: how many come together hangs on the threads.
   const std::int64_t floats = std::min(gemm_in_cache, gemm_not_in_streams(p.m, tile_size().width));
   const std::int64_t most = std::max<std::int64_t>(1, floats / w.cols / 16);
   const std::int64_t fit = std::min(most, stored_rows(w.rows, w.cols) / 16);
@@ -18821,23 +18805,15 @@ struct SumExp {
     next = most;
     std::int64_t j = 0;
     const std::int64_t both = std::min(n, m) / (2 * L::width) * 2 * L::width;
-    for (; j < both; j += 2 * L::width) {
-      prefetch<3>(y + j + ahead);
-      prefetch<3>(y + j + ahead + L::width);
-      load<L>(x + j, v);
-      load<L>(y + j, w);
-      max_vector<L>(most, w, most);
-      exp_negative<L>(v - bound, v);
-      sum = sum + v;
-      load<L>(x + j + L::width, v);
-      load<L>(y + j + L::width, w);
-      max_vector<L>(next, w, next);
-      exp_negative<L>(v - bound, v);
-      second = second + v;
-    }
-    max_vector<L>(most, next, most);
-    max_row<L>(m - j, y + j, most);
-    for (; j + 2 * L::width <= n; j += 2 * L::width) {  // the same sums, whatever comes after them
+    for (; j + 2 * L::width <= n; j += 2 * L::width) {
+      if (j < both) {
+        prefetch<3>(y + j + ahead);
+        prefetch<3>(y + j + ahead + L::width);
+        load<L>(y + j, w);
+        max_vector<L>(most, w, most);
+        load<L>(y + j + L::width, w);
+        max_vector<L>(next, w, next);
+      }
       load<L>(x + j, v);
       exp_negative<L>(v - bound, v);
       sum = sum + v;
@@ -18850,6 +18826,8 @@ struct SumExp {
       exp_negative<L>(v - bound, v);
       sum = sum + v;
     }
+    max_vector<L>(most, next, most);
+    max_row<L>(m - both, y + both, most);
     total = total + sum;
     more = more + second;
   }

@@ -43,23 +43,15 @@ struct SumExp {
     next = most;
     std::int64_t j = 0;
     const std::int64_t both = std::min(n, m) / (2 * L::width) * 2 * L::width;
-    for (; j < both; j += 2 * L::width) {
-      prefetch<3>(y + j + ahead);
-      prefetch<3>(y + j + ahead + L::width);
-      load<L>(x + j, v);
-      load<L>(y + j, w);
-      max_vector<L>(most, w, most);
-      exp_negative<L>(v - bound, v);
-      sum = sum + v;
-      load<L>(x + j + L::width, v);
-      load<L>(y + j + L::width, w);
-      max_vector<L>(next, w, next);
-      exp_negative<L>(v - bound, v);
-      second = second + v;
-    }
-    max_vector<L>(most, next, most);
-    max_row<L>(m - j, y + j, most);
-    for (; j + 2 * L::width <= n; j += 2 * L::width) {  // the same sums, whatever comes after them
+    for (; j + 2 * L::width <= n; j += 2 * L::width) {
+      if (j < both) {
+        prefetch<3>(y + j + ahead);
+        prefetch<3>(y + j + ahead + L::width);
+        load<L>(y + j, w);
+        max_vector<L>(most, w, most);
+        load<L>(y + j + L::width, w);
+        max_vector<L>(next, w, next);
+      }
       load<L>(x + j, v);
       exp_negative<L>(v - bound, v);
       sum = sum + v;
@@ -72,6 +64,8 @@ struct SumExp {
       exp_negative<L>(v - bound, v);
       sum = sum + v;
     }
+    max_vector<L>(most, next, most);
+    max_row<L>(m - both, y + both, most);
     total = total + sum;
     more = more + second;
   }

@@ -4,7 +4,7 @@
 // B is copied into panels one tile wide only when that pays: it is large, or transposed. As many
 // panels as half of L2 holds are copied at once, and C is walked along its rows over them. With
 // AVX-512 up to 96 rows, and on AMD any number, copy each panel with the first tile of C, while
-// that multiplies. Short A (decode; up to 64 rows where B comes from memory) reads B where it
+// that multiplies. Short A (decode; up to 64 rows of a large B) reads B where it
 // stands: in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).

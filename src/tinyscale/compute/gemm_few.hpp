@@ -179,69 +179,53 @@ struct GemmFew {
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
           for (; i + 8 <= rows; i += 8) {
-            tile<L, 8, DEPTH>(i, p, j, ld, kept);
+            tile<L, 8, DEPTH>(i, p, j, ld, ahead, kept);
           }
           for (; i < rows; i += 4) {
-            tile<L, 4, DEPTH>(i, p, j, ld, kept);
+            tile<L, 4, DEPTH>(i, p, j, ld, ahead, kept);
           }
         } else {
           for (; (rows - i) % 6 != 0; i += 4) {
-            short_tile<L, 4, DEPTH>(i, p, j, ahead, kept);
+            tile<L, 4, DEPTH>(i, p, j, ld, ahead, kept);
           }
           for (; i < rows; i += 6) {
-            short_tile<L, 6, DEPTH>(i, p, j, ahead, kept);
+            tile<L, 6, DEPTH>(i, p, j, ld, ahead, kept);
           }
         }
       }
     }
   }
 
-  // Of short vectors: the first keeps what it reads of B where the others find it, and each fetches
-  // its share of the next rows.
+  // The first tile keeps what it reads of B where the others find it, and each fetches its share of
+  // the next rows: of short vectors as they lie in memory, else below its own. Of long vectors and
+  // up to 16 rows the first fetches all, and the others find the rows in cache.
   template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void short_tile(std::int64_t i, std::int64_t p, std::int64_t j,
-                                   LinesAhead& next_rows, float* kept) const {
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
+                             LinesAhead& lines, float* kept) const {
+    constexpr bool is_short = L::width < 16, keeps = is_short || DEPTH == 32;
     constexpr std::int64_t wide = 2 * L::width;
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
     const std::int64_t next = column(j + L::width, L::width) - first;
     const float* const b = g.b + p * b_row + first;
     const float* const left = a + p * rows + i * DEPTH;
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
-    const std::int64_t share = (DEPTH * wide / 16 * ROWS + rows - 1) / rows + 1;
-    const Ahead ahead = next_rows.take(std::min(share, deep));
-    float* const c = copy + j * rows + i * wide;
-    if (i == 0) {
-      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, kept);
-    } else {
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, wide, ahead,
-                                           nullptr);
-    }
-  }
-
-  // Up to 16 rows the first tile fetches: the others find the rows in cache. Of more rows the first
-  // keeps what it reads of B where the others find it, and each fetches its share.
-  template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
-                             float* kept) const {
-    const std::int64_t first = column(j, L::width), b_row = g.b_row;
-    const std::int64_t next = column(j + L::width, L::width) - first;
-    const float* const b = g.b + p * b_row + first;
-    const float* const left = a + p * rows + i * DEPTH;
-    const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
-    float* const c = copy + i * ld + j;
+    float* const c = copy + (is_short ? j * rows + i * wide : i * ld + j);
+    const std::int64_t c_row = is_short ? wide : ld;
     Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
-    if constexpr (DEPTH == 16) {
-      ahead.count = i == 0 ? ahead.count : 0;
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, ld, ahead, nullptr);
-      return;
-    }
-    ahead.at += i * ahead.count / rows * b_row;
-    ahead.count = (ahead.count * ROWS + rows - 1) / rows;
-    if (i == 0) {
-      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, ld, ahead, kept);
+    if constexpr (is_short) {
+      const std::int64_t share = (DEPTH * wide / 16 * ROWS + rows - 1) / rows + 1;
+      ahead = lines.take(std::min(share, deep));
+    } else if constexpr (keeps) {
+      ahead.at += i * ahead.count / rows * b_row;
+      ahead.count = (ahead.count * ROWS + rows - 1) / rows;
     } else {
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, 2 * L::width, L::width, c, ld, ahead,
+      ahead.count = i == 0 ? ahead.count : 0;
+    }
+    if (keeps && i > 0) {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, c_row, ahead,
                                            nullptr);
+    } else {
+      gemm_few_tile<L, ROWS, DEPTH, keeps>(left, deep, b, b_row, next, c, c_row, ahead, kept);
     }
   }
 };

@@ -1,6 +1,7 @@
 #pragma once
 // Matrix product with a short A (decode: one row a sequence): reading B is the whole cost, so B is
-// read once, 8 rows at a time: 8 streams fetch from memory about twice as fast as one does.
+// read once, where it stands or packed. Of one row 8 rows of B at a time: 8 streams fetch from
+// memory about twice as fast as one does.
 
 #include <algorithm>
 #include <cstddef>
@@ -161,8 +162,8 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   }
   const bool is_long = width >= 16;
   const std::int64_t least = copies && from_memory ? 8 : 4;  // there 4 take longer: measured
-  const std::int64_t even = is_long ? 4 : 2;
-  const std::int64_t rows = g.m == 1 ? 1 : std::max(least, (g.m + even - 1) / even * even);
+  const std::int64_t unit = is_long ? 4 : 2;
+  const std::int64_t rows = g.m == 1 ? 1 : std::max(least, (g.m + unit - 1) / unit * unit);
   const std::int64_t depth = rows > (is_long ? 16 : 8) ? 32 : 16;
   const Scratch left(g.m == 1 ? 0 : rows * (g.k + depth));
   if (g.m > 1) {

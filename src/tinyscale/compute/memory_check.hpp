@@ -100,8 +100,7 @@ inline bool memory_overlaps(const Memory& a, const Memory& b) {
   return !apart && !a.empty() && !b.empty() && memory_crosses(a, b);
 }
 
-// Of n and m numbers of four bytes, counted by count_of, as in nearly every call: y is apart from
-// x.
+// Whether y and x, n and m numbers of four bytes, are apart, as in nearly every call.
 inline bool is_apart(const void* y, std::int64_t n, const void* x, std::int64_t m) {
   const std::uintptr_t at_y = reinterpret_cast<std::uintptr_t>(y);
   const std::uintptr_t at_x = reinterpret_cast<std::uintptr_t>(x);

@@ -235,8 +235,8 @@ inline void packed_f32(const StoredProduct& p) {
         });
     return;
   }
-  // So few rows that the product of none reads them in streams, whose sums round otherwise: how
-  // many come together hangs on the threads.
+  // So few rows, if more than one panel, that their product does not read them in streams, whose
+  // sums round otherwise: how many come together hangs on the threads.
   const std::int64_t floats = std::min(gemm_in_cache, gemm_not_in_streams(p.m, tile_size().width));
   const std::int64_t most = std::max<std::int64_t>(1, floats / w.cols / 16);
   const std::int64_t fit = std::min(most, stored_rows(w.rows, w.cols) / 16);
